@@ -244,6 +244,45 @@ pub enum RunError {
         /// The value now.
         now: String,
     },
+    /// A preference run that is resumed would be measured against another model than before.
+    #[error(
+        "the reference of the checkpoint's preference loss has {key} = {saved}, now it is {now}: the reference is the \
+         model before the first step, and a resumed run keeps it. Put back what the run started from, or start a new \
+         run under another name"
+    )]
+    OtherReference {
+        /// The part of the reference that differs.
+        key: String,
+        /// The checkpoint's value.
+        saved: String,
+        /// The value now.
+        now: String,
+    },
+    /// The adapter that a preference run is measured against is not there.
+    #[error(
+        "the reference of this preference loss is the adapter that lora.init_from names, and `{}` cannot be read: \
+         {source}. Put the adapter back: a resumed run needs it too",
+        path.display()
+    )]
+    NoReference {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// The first loss of preference training is not that of a model which is its own reference.
+    #[error(
+        "the first loss of pairs is {loss:.6}, and it must be ln 2 = 0.693147 within {tolerance:.0e}, because before \
+         its first step the model is its own reference: what it was compared with is another model. {advice}"
+    )]
+    NotItsReference {
+        /// The loss, without the cross entropy of the chosen.
+        loss: f64,
+        /// How far off rounding may be.
+        tolerance: f64,
+        /// Where the log-probabilities of the reference came from, and what to do.
+        advice: String,
+    },
     /// The tokenizer has ids that the model has no embedding for.
     #[error(
         "the tokenizer has {tokenizer} tokens, the model's embedding only {model} rows: they do not belong together. Use both \

@@ -12,6 +12,7 @@ pub(crate) mod end_of_turn;
 pub mod eval_prompts;
 pub mod evaluate;
 mod finish;
+mod first_loss;
 pub mod generate;
 pub mod interrupt;
 mod launch;

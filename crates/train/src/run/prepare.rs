@@ -115,7 +115,8 @@ pub(crate) fn prepare_as(
     };
     let tokenizer = data_sets::tokenizer(&recipe, &folder, date)?;
     let mut planned = new_tokens::planned(&recipe, &tokenizer, &mut model_config)?;
-    // A new run was refused before this if its adapter is not there; a resumed one does not need it any more.
+    // A new run was refused before this if its adapter is not there. A resumed one needs it only as the reference of a
+    // preference loss, and looks for it then.
     let from = recipe.fetch_adapter(need, Console::QUIET).ok().flatten();
     let start_note = from.as_deref().and_then(|from| start_note(from, &planned, &folder));
     if let Some((lora, from)) = planned.lora.as_mut().zip(from) {

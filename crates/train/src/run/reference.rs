@@ -1,8 +1,9 @@
 //! Log-probabilities of a preference loss's reference, computed before training where the model cannot be its own reference later: every
 //! weight trains, or the adapter did not start at zero.
 //!
-//! They lie next to the tokens in the cache, under a key of everything that they depend on: the documents, the content of the weights and
-//! of the adapter, and the formats of storage and arithmetic. All ranks take turns at the batches.
+//! They lie next to the tokens in the cache, under a key of everything that they depend on: the documents, the content
+//! of the weights, the description of the model, and what `state/reference_identity.rs` lists. All ranks take turns at
+//! the batches.
 //! Trade-off: of a model with random weights, and of data too small to be cached, they are computed by every run.
 
 use std::fs;
@@ -14,57 +15,59 @@ use burn_tensor::{Tensor, TensorData};
 use firebrick_data::{Batch, Loader, LoaderConfig, PackedDataset};
 use firebrick_kernels::Kernels;
 use firebrick_model::Decoder;
-use firebrick_model::peft::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE};
 use firebrick_parallel::Ranks;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::console::Console;
 use crate::error::RunError;
-use crate::plan::{Plan, PlannedReference};
+use crate::plan::Plan;
 use crate::run::preference::Reference;
 use crate::run::prepare::Prepared;
 use crate::run::step::Trainer;
+use crate::state::reference_identity::ReferenceIdentity;
 use crate::state::storage::{StorageError, write_atomically};
 
 /// Raised when the same inputs give other log-probabilities.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const MAGIC: &[u8; 8] = b"FBREFLP1";
 
-/// Computes what the plan wants computed before training, for the rows to train on and those to evaluate on.
+/// Computes those of this reference, for the rows to train on and those to evaluate on; nothing where there is none to
+/// compute. Returns the file in which those of the rows to train on were found, if they were.
 ///
 /// # Errors
 /// The adapter to start from cannot be read, the cache cannot be written, or a rank is gone.
 pub(super) fn prepare<B: Kernels>(
     prepared: &mut Prepared,
     trainer: &mut Trainer<B>,
+    identity: Option<&ReferenceIdentity>,
     console: Console,
-) -> Result<(), RunError> {
-    let planned = prepared.plan.reference.as_ref().map(|reference| reference.value);
-    if planned != Some(PlannedReference::Precomputed) {
-        return Ok(());
-    }
+) -> Result<Option<PathBuf>, RunError> {
+    let Some(identity) = identity else { return Ok(None) };
     let plan = &prepared.plan;
     let cache = match (&prepared.cache, trainer.model.base_hash()) {
-        (Some(folder), Some(weights)) => Some((folder.as_path(), key_of_model(plan, weights)?)),
+        (Some(folder), Some(weights)) => Some((folder.as_path(), key_of_model(prepared, identity, weights))),
         _ => None,
     };
     let mut pass = ReferencePass { trainer, plan, cache, is_adapter_loaded: false, console };
-    let train = pass.of(&prepared.train, plan.micro_batch_size.value)?;
+    let (train, found_in) = pass.of(&prepared.train, plan.micro_batch_size.value)?;
     if let Some(rows) = prepared.evaluation.rows() {
-        let held_out = pass.of(rows, plan.eval_micro_batch_size.value)?;
+        let (held_out, _) = pass.of(rows, plan.eval_micro_batch_size.value)?;
         prepared.evaluation.set_reference(Reference::Cached(held_out));
     }
     if let Some(pairs) = &mut trainer.pairs {
         pairs.reference = Reference::Cached(train);
     }
-    Ok(())
+    Ok(found_in)
 }
+
+/// Log-probabilities of a set, and the file in which they were found.
+type FoundSums = (Arc<Vec<f32>>, Option<PathBuf>);
 
 /// How a set's log-probabilities are computed.
 struct ReferencePass<'a, B: Kernels> {
     /// The model before its first step.
     trainer: &'a mut Trainer<B>,
-    /// Decides about formats.
+    /// Names the adapter that the run starts from.
     plan: &'a Plan,
     /// Where they are kept, and the hash of the model that they come from; `None`: nowhere.
     cache: Option<(&'a Path, Xxh3)>,
@@ -75,17 +78,17 @@ struct ReferencePass<'a, B: Kernels> {
 }
 
 impl<B: Kernels> ReferencePass<'_, B> {
-    /// One sum per document, over the targets of its answer.
-    fn of(&mut self, rows: &Arc<PackedDataset>, rows_per_batch: usize) -> Result<Arc<Vec<f32>>, RunError> {
+    /// One sum per document, over the targets of its answer, and the file in which they were found, if they were.
+    fn of(&mut self, rows: &Arc<PackedDataset>, rows_per_batch: usize) -> Result<FoundSums, RunError> {
         let file = self.file(rows);
         let documents = rows.documents().len();
         let found = file.as_deref().and_then(|file| read(file, documents));
         // Every rank computes, or none: they may see different folders.
         let missing = self.trainer.ranks.all_reduce_count(u64::from(found.is_none()))?;
         if let (Some(sums), 0) = (found, missing) {
-            let file = file.as_deref().unwrap_or(Path::new("")).display();
-            self.console.print(&format!("reference: log-probabilities of {documents} answers, found in {file}"));
-            return Ok(Arc::new(sums));
+            let shown = file.as_deref().unwrap_or(Path::new("")).display();
+            self.console.print(&format!("reference: log-probabilities of {documents} answers, found in {shown}"));
+            return Ok((Arc::new(sums), file));
         }
         if let (Some(adapter), false) = (&self.plan.lora_init_from.value, self.is_adapter_loaded) {
             self.trainer.model.load_adapter(adapter)?;
@@ -100,17 +103,14 @@ impl<B: Kernels> ReferencePass<'_, B> {
             _ => "computed now".to_owned(),
         };
         self.console.print(&format!("reference: log-probabilities of {documents} answers, {how}"));
-        Ok(Arc::new(sums))
+        Ok((Arc::new(sums), None))
     }
 
     /// The file of these rows; `None` where nothing is cached.
     fn file(&self, rows: &PackedDataset) -> Option<PathBuf> {
         let (folder, mut key) = self.cache.clone()?;
-        let (documents, plan) = (rows.documents(), self.plan);
+        let documents = rows.documents();
         (0..documents.len()).for_each(|document| key.update(&documents.entry(document).hash.to_le_bytes()));
-        let formats =
-            format!("{:?} {:?} {:?} {}", plan.base.value, plan.compute.value, plan.gemms.value, plan.backend.value);
-        key.update(formats.as_bytes());
         Some(folder.join(format!("{:032x}.reference", key.digest128())))
     }
 
@@ -132,19 +132,15 @@ impl<B: Kernels> ReferencePass<'_, B> {
     }
 }
 
-/// A hash of the weights and of the adapter that the run starts from, to which that of the documents is added.
-fn key_of_model(plan: &Plan, weights: u64) -> Result<Xxh3, RunError> {
-    let hash = |file: PathBuf| match fs::read(&file) {
-        Ok(bytes) => Ok(xxh3_64(&bytes)),
-        Err(source) => Err(StorageError::io("read", &file, source)),
-    };
-    let adapter = match &plan.lora_init_from.value {
-        Some(folder) => [hash(folder.join(ADAPTER_WEIGHTS_FILE))?, hash(folder.join(ADAPTER_CONFIG_FILE))?],
-        None => [0; 2],
-    };
+/// A hash of the model before its first step and of the backend, to which that of the documents is added.
+fn key_of_model(prepared: &Prepared, identity: &ReferenceIdentity, weights: u64) -> Xxh3 {
+    let identity = serde_json::to_vec(identity).expect("an identity of plain fields is expressible as JSON");
+    let model = format!("{:?} {}", prepared.model_config.spec, prepared.plan.backend.value);
     let mut key = Xxh3::new();
-    [VERSION, weights].into_iter().chain(adapter).for_each(|part| key.update(&part.to_le_bytes()));
-    Ok(key)
+    [VERSION, weights].into_iter().for_each(|part| key.update(&part.to_le_bytes()));
+    key.update(&identity);
+    key.update(model.as_bytes());
+    key
 }
 
 /// This rank's share of the rows, once.

@@ -22,6 +22,7 @@ use crate::run::together;
 use crate::state::checkpoint::{RunState, SavedWeights, restore};
 use crate::state::checkpoint_folder::set_aside_after;
 use crate::state::identity::{RunIdentity, RunSettings, check_model};
+use crate::state::reference_identity::ReferenceIdentity;
 use crate::state::resume_point::ResumePoint;
 use crate::state::run_folder::RunFolder;
 
@@ -49,6 +50,18 @@ impl Place {
             Self::Resumed(point) => &point.folder,
         }
     }
+
+    /// Compares the reference of a preference loss with that of the checkpoint. Returns a note where the checkpoint
+    /// does not say it.
+    ///
+    /// # Errors
+    /// As [`ReferenceIdentity::check`].
+    pub(super) fn check_reference(&self, now: Option<&ReferenceIdentity>) -> Result<Option<&'static str>, RunError> {
+        match self {
+            Self::New(_) => Ok(None),
+            Self::Resumed(point) => ReferenceIdentity::check(point.state.reference.as_ref(), now),
+        }
+    }
 }
 
 /// Where a run starts.
@@ -62,7 +75,8 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Evaluates a new run, or gives the trainer the tensors of a checkpoint.
+    /// Evaluates a new run, or gives the trainer the tensors of a checkpoint. `reference` is that of the run's
+    /// preference loss.
     ///
     /// # Errors
     /// A checkpoint that does not belong to this run, or a folder that cannot be written.
@@ -71,6 +85,7 @@ impl Start {
         prepared: &Prepared,
         trainer: &mut Trainer<B>,
         weights: &SavedWeights,
+        reference: Option<ReferenceIdentity>,
         console: Console,
     ) -> Result<Self, RunError> {
         match place {
@@ -80,11 +95,12 @@ impl Start {
                     trainer.model.load_adapter(adapter)?;
                 }
                 together::agree_on_weights(&trainer.ranks, &prepared.plan, &mut trainer.model)?;
-                let state = first_state(prepared, trainer, console)?;
+                let state = RunState { reference, ..first_state(prepared, trainer, console)? };
                 Ok(Self { folder, state, resumed: None })
             }
             Place::Resumed(point) => {
                 let (folder, state) = continue_from(*point, prepared, trainer, weights, console)?;
+                let state = RunState { reference, ..state };
                 together::agree_on_weights(&trainer.ranks, &prepared.plan, &mut trainer.model)?;
                 save_texts(&folder, prepared, &trainer.ranks)?;
                 Ok(Self { resumed: Some(state.step), folder, state })
@@ -128,6 +144,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         samples_before,
         base_hash: trainer.model.base_hash(),
         hashed_piece: Some(HASHED_PIECE),
+        reference: None,
         identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint()),
         settings: RunSettings::new(&prepared.plan),
     })

@@ -10,7 +10,7 @@ mod numbers;
 mod saving;
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -35,6 +35,7 @@ use crate::run::start::{Place, Start};
 use crate::run::step::Trainer;
 use crate::run::trace::{AGREE, DATA, HostSpans, QUEUE, RunTrace, TraceSteps, of_all_ranks};
 use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights};
+use crate::state::reference_identity::ReferenceIdentity;
 use crate::state::run_folder::RunFolder;
 
 /// A run on a backend.
@@ -46,6 +47,8 @@ pub(super) struct Run<B: Kernels> {
     weights: SavedWeights,
     sinks: MetricSinks,
     state: RunState,
+    /// Where the log-probabilities of the reference were found, if they were.
+    reference_file: Option<PathBuf>,
     interrupt: Interrupt,
     loader: Loader,
     meter: MemoryMeter,
@@ -82,6 +85,10 @@ impl<B: Kernels> Run<B> {
     ) -> Result<Self, RunError> {
         prepared.recipe.name = place.folder().name().to_owned();
         let plan = &prepared.plan;
+        let reference = ReferenceIdentity::of(plan)?;
+        if let Some(note) = place.check_reference(reference.as_ref())? {
+            console.print(note);
+        }
         let device = B::device_of(ranks.local_rank());
         if let Some(where_threads_are) = B::stay_near(&device) {
             console.print(&where_threads_are);
@@ -97,8 +104,9 @@ impl<B: Kernels> Run<B> {
         }
         let mut trainer = load::<B>(&prepared, place.checkpoint(), ranks, console, &device)?;
         let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
-        reference::prepare(&mut prepared, &mut trainer, console)?;
-        let Start { folder, state, resumed } = Start::new(place, &prepared, &mut trainer, &weights, console)?;
+        let reference_file = reference::prepare(&mut prepared, &mut trainer, reference.as_ref(), console)?;
+        let Start { folder, state, resumed } =
+            Start::new(place, &prepared, &mut trainer, &weights, reference, console)?;
         let mut sinks = if trainer.ranks.is_main() {
             open_sinks(&folder, resumed, &state, &prepared.plan)?
         } else {
@@ -122,6 +130,7 @@ impl<B: Kernels> Run<B> {
             weights,
             sinks,
             state,
+            reference_file,
             started,
             step_s: 0.0,
             step_tokens: 0,

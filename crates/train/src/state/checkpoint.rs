@@ -23,6 +23,7 @@ use crate::error::RunError;
 use crate::metrics::Evaluation;
 use crate::state::checkpoint_folder::CheckpointWriter;
 use crate::state::identity::{RunIdentity, RunSettings};
+use crate::state::reference_identity::ReferenceIdentity;
 use crate::state::storage::StorageError;
 
 pub(crate) const ADAPTER: &str = "adapter";
@@ -62,6 +63,10 @@ pub struct RunState {
     /// Bytes of the pieces in which weights were hashed; `None` in checkpoints of versions that hashed them whole.
     #[serde(default)]
     pub hashed_piece: Option<usize>,
+    /// What the reference of a preference loss is, where it was computed before training; `None` also in checkpoints of
+    /// earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<ReferenceIdentity>,
     /// What a run that continues must share.
     pub identity: RunIdentity,
     /// What may have changed when a run continues.

@@ -68,7 +68,7 @@ fn one() -> usize {
 }
 
 /// Of an adapter's settings those that a run which continues must share.
-fn adapter_identity(lora: &LoraConfig) -> LoraConfig {
+pub(super) fn adapter_identity(lora: &LoraConfig) -> LoraConfig {
     let lora = lora.clone();
     LoraConfig { lora_dropout: 0.0, loraplus_lr_ratio: None, init_from: None, base_model_name_or_path: None, ..lora }
 }
@@ -254,7 +254,7 @@ pub fn check_model(
 }
 
 /// The fields whose values differ, in the order of the struct.
-fn differences<T: Serialize>(saved: &T, now: &T) -> Vec<Difference> {
+pub(super) fn differences<T: Serialize>(saved: &T, now: &T) -> Vec<Difference> {
     let fields = |value: &T| match serde_json::to_value(value) {
         Ok(Value::Object(fields)) => fields,
         other => unreachable!("a struct of plain fields is a JSON object: {other:?}"),

@@ -127,6 +127,7 @@ mod tests {
             samples_before: vec!["a".to_owned()],
             base_hash: Some(u64::MAX),
             hashed_piece: Some(HASHED_PIECE),
+            reference: None,
             identity: RunIdentity {
                 init: Init::Pretrained,
                 seed: 0,

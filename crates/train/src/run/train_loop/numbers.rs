@@ -15,6 +15,7 @@ use crate::metrics::{
     usage_target,
 };
 use crate::plan::Plan;
+use crate::run::first_loss;
 use crate::run::preference::StepCounts;
 use crate::run::prepare::Prepared;
 use crate::run::step::{StepNumbers, StepOutcome};
@@ -116,6 +117,11 @@ impl<B: Kernels> Run<B> {
         }
         self.note(NUMBERS, step, started);
         self.check_finite(step, &numbers)?;
+        if step == 1
+            && let Some(note) = first_loss::check(&self.prepared.plan, &numbers, self.reference_file.as_deref())?
+        {
+            self.console.print(&note);
+        }
         self.remember_loss(f64::from(numbers.loss));
         let plan = &self.prepared.plan;
         let is_alone = self.trainer.ranks.world_size() == 1;

@@ -1,0 +1,154 @@
+//! What the reference of a preference loss is where it is computed before training: the model before its first step.
+//!
+//! Its log-probabilities are stored under this identity, and a resumed run must have the same: after the first step the
+//! weights do not show any more what they started as. The weights of the base are not in it: wherever it is used, their
+//! hash is next to it.
+//! Trade-off: settings of the adapter are in it only where the start depends on them, so that runs that differ in
+//! others share what one of them computed.
+
+use std::fs;
+use std::path::Path;
+
+use firebrick_arch::LoraConfig;
+use firebrick_kernels::{BaseStorage, GemmFormat};
+use firebrick_model::peft::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE};
+use firebrick_precision::Format;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::RunError;
+use crate::plan::{Plan, PlannedReference};
+use crate::state::identity::{Difference, adapter_identity, differences};
+
+/// All but the base's weights that the model before the first step depends on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReferenceIdentity {
+    /// Content of the adapter that the run starts from; `None`: it starts from none.
+    #[serde(rename = "lora.init_from")]
+    pub init_from: Option<String>,
+    /// The adapter's settings, where it starts as a part of its base or modules train whole.
+    pub lora: Option<LoraConfig>,
+    /// The seed, where the start depends on it.
+    pub seed: Option<u64>,
+    /// Tokens that the tokenizer got: their rows are in the head.
+    #[serde(rename = "data.new_tokens")]
+    pub new_tokens: Vec<String>,
+    /// The factors of longrope that max_seq_len chooses.
+    #[serde(rename = "the longrope factors")]
+    pub long_rope: Option<String>,
+    /// How the base weights are stored.
+    pub base: BaseStorage,
+    /// Format of activations and GEMMs.
+    pub compute: Format,
+    /// What the GEMMs of the layers multiply.
+    pub gemms: GemmFormat,
+}
+
+impl ReferenceIdentity {
+    /// The reference of a planned run; `None` where it is not computed before training.
+    ///
+    /// # Errors
+    /// [`RunError::NoReference`] if the adapter that the run starts from cannot be read.
+    pub fn of(plan: &Plan) -> Result<Option<Self>, RunError> {
+        if plan.reference.as_ref().map(|reference| reference.value) != Some(PlannedReference::Precomputed) {
+            return Ok(None);
+        }
+        let lora = plan.lora.value.as_ref();
+        let divides_base = lora.is_some_and(|lora| !lora.init_lora_weights.is_uniform());
+        let trains_modules =
+            lora.is_some_and(|lora| lora.modules_to_save.as_ref().is_some_and(|names| !names.is_empty()));
+        let new_tokens = plan.new_tokens.as_ref().map(|tokens| tokens.value.clone()).unwrap_or_default();
+        Ok(Some(Self {
+            init_from: plan.lora_init_from.value.as_deref().map(content).transpose()?,
+            lora: lora.filter(|_| divides_base || trains_modules).map(adapter_identity),
+            seed: (divides_base || !new_tokens.is_empty()).then_some(plan.seed.value),
+            new_tokens,
+            long_rope: plan.long_rope.as_ref().map(|factors| factors.value.to_owned()),
+            base: plan.base.value,
+            compute: plan.compute.value,
+            gemms: plan.gemms.value,
+        }))
+    }
+
+    /// Compares the reference of a checkpoint with that of the run that continues from it. Returns a note where the
+    /// checkpoint does not say which it had.
+    ///
+    /// # Errors
+    /// [`RunError::OtherReference`] with the first part that differs.
+    pub fn check(saved: Option<&Self>, now: Option<&Self>) -> Result<Option<&'static str>, RunError> {
+        let Some(now) = now else { return Ok(None) };
+        let Some(saved) = saved else {
+            return Ok(Some(
+                "the checkpoint is of a version that did not save what the reference of its preference loss is: it is \
+                 taken to be what the recipe starts from",
+            ));
+        };
+        match differences(saved, now).into_iter().next() {
+            Some(Difference { key, saved, now }) => Err(RunError::OtherReference { key, saved, now }),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Hashes of the matrices and the settings of an adapter.
+fn content(folder: &Path) -> Result<String, RunError> {
+    let hash = |name: &str| -> Result<String, RunError> {
+        let path = folder.join(name);
+        match fs::read(&path) {
+            Ok(bytes) => Ok(format!("{:016x}", xxh3_64(&bytes))),
+            Err(source) => Err(RunError::NoReference { path, source }),
+        }
+    };
+    Ok(format!("matrices {}, settings {}", hash(ADAPTER_WEIGHTS_FILE)?, hash(ADAPTER_CONFIG_FILE)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity() -> ReferenceIdentity {
+        ReferenceIdentity {
+            init_from: Some("matrices 1, settings 2".to_owned()),
+            lora: None,
+            seed: None,
+            new_tokens: Vec::new(),
+            long_rope: None,
+            base: BaseStorage::Frozen(Format::Bf16),
+            compute: Format::F32,
+            gemms: GemmFormat::Compute,
+        }
+    }
+
+    #[test]
+    fn a_reference_survives_json_and_only_itself_continues_it() {
+        let text = serde_json::to_string(&identity()).unwrap();
+        let saved: ReferenceIdentity = serde_json::from_str(&text).unwrap();
+        assert_eq!(ReferenceIdentity::check(Some(&saved), Some(&identity())).unwrap(), None);
+        let long = ReferenceIdentity { long_rope: Some("long_factor".to_owned()), ..identity() };
+        let message = ReferenceIdentity::check(Some(&saved), Some(&long)).unwrap_err().to_string();
+        assert!(message.contains("the longrope factors = nothing, now it is long_factor"), "{message}");
+        let other = ReferenceIdentity { init_from: None, ..identity() };
+        let message = ReferenceIdentity::check(Some(&saved), Some(&other)).unwrap_err().to_string();
+        assert!(message.contains("lora.init_from = matrices 1, settings 2, now it is nothing"), "{message}");
+    }
+
+    #[test]
+    fn a_checkpoint_that_does_not_say_its_reference_is_continued_with_a_note() {
+        assert!(ReferenceIdentity::check(None, Some(&identity())).unwrap().unwrap().contains("taken to be"));
+        assert_eq!(ReferenceIdentity::check(None, None).unwrap(), None);
+    }
+
+    #[test]
+    fn an_adapter_that_is_gone_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let message = content(folder.path()).unwrap_err().to_string();
+        assert!(message.contains(ADAPTER_WEIGHTS_FILE) && message.contains("lora.init_from"), "{message}");
+        for name in [ADAPTER_WEIGHTS_FILE, ADAPTER_CONFIG_FILE] {
+            fs::write(folder.path().join(name), name).unwrap();
+        }
+        let before = content(folder.path()).unwrap();
+        assert_eq!(content(folder.path()).unwrap(), before);
+        fs::write(folder.path().join(ADAPTER_WEIGHTS_FILE), "other").unwrap();
+        assert_ne!(content(folder.path()).unwrap(), before);
+    }
+}
