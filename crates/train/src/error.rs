@@ -231,6 +231,18 @@ pub enum RunError {
         /// Global norm.
         grad_norm: f32,
     },
+    /// The trained weights are not numbers, or so large that their norm is none.
+    #[error(
+        "step {step}: its update left weights whose norm is {norm}: training has diverged and was stopped. Nothing of \
+         this step is saved, and earlier checkpoints are untouched. Lower train.learning_rate, or raise \
+         train.warmup_steps"
+    )]
+    WeightsNotFinite {
+        /// The step, from 1.
+        step: u64,
+        /// Global norm of the trained weights.
+        norm: f32,
+    },
     /// The recipe describes a different run than the one that is resumed.
     #[error(
         "the checkpoint was made with {key} = {saved}, now it is {now}: a resumed run must be the same run. Undo the change, or \

@@ -168,14 +168,40 @@ fn exact_match_without_anything_to_answer_is_refused_with_the_reasons() {
     assert_says(&message, &["none of the", "eval.extract finds nothing"]);
 }
 
+/// A rate that makes weights of 1e30 in one update.
+const TOO_FAST: [&str; 2] = ["train.learning_rate=1e30", "train.warmup_steps=0"];
+
 #[test]
 fn loss_that_is_not_finite_stops_the_run_and_leaves_the_last_checkpoint() {
     let output = tempdir().unwrap();
     let run = output.path().join("run");
-    let changes = ["train.learning_rate=1e30", "train.warmup_steps=0", "checkpoint.every_steps=1"];
-    assert_says(&refusal(recipe(output.path(), &changes), NEW), &["step 2", "diverged", "train.learning_rate"]);
-    assert_eq!(step_losses(&run).len(), 1);
-    assert!(checkpoint_folder(&run, 1).join("manifest.json").is_file() && !checkpoint_folder(&run, 2).exists());
+    one_step(recipe(output.path(), &[]), NEW);
+    let checkpoint = snapshot(&checkpoint_folder(&run, 1));
+    let message = refusal(recipe(output.path(), &TOO_FAST), NEWEST);
+    assert_says(&message, &["step 3", "loss is", "diverged", "train.learning_rate"]);
+    assert_eq!(step_losses(&run).len(), 2);
+    assert!(snapshot(&checkpoint_folder(&run, 1)) == checkpoint);
+}
+
+/// The step's loss and gradient are finite: they are those before the update.
+#[test]
+fn weights_that_an_update_has_ruined_are_saved_nowhere_and_the_run_fails() {
+    let output = tempdir().unwrap();
+    let run = output.path().join("run");
+    one_step(recipe(output.path(), &[]), NEW);
+    let checkpoint = snapshot(&checkpoint_folder(&run, 1));
+    let changes = [TOO_FAST[0], TOO_FAST[1], "checkpoint.every_steps=1"];
+    let message = refusal(recipe(output.path(), &changes), NEWEST);
+    assert_says(&message, &["step 2", "weights", "diverged", "train.learning_rate"]);
+    assert_eq!(fs::read_dir(run.join("checkpoints")).unwrap().count(), 1);
+    assert!(snapshot(&checkpoint_folder(&run, 1)) == checkpoint);
+    assert_eq!(finish(recipe(output.path(), &[]), NEWEST).steps, 6, "the earlier checkpoint continues");
+
+    let changes = [TOO_FAST[0], TOO_FAST[1], "train.steps=1"];
+    assert_says(&refusal(recipe(output.path(), &changes), NEW), &["step 1", "weights", "diverged"]);
+    for result in ["adapter", "summary.json"] {
+        assert!(!output.path().join("run-2").join(result).exists(), "{result}");
+    }
 }
 
 #[test]

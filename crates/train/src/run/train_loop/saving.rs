@@ -14,7 +14,7 @@ use crate::error::RunError;
 use crate::metrics::RunEnd;
 use crate::report;
 use crate::run::finish;
-use crate::run::step::Trainer;
+use crate::run::step::{Trainer, scalar};
 use crate::state::checkpoint::{Snapshot, save_part};
 
 impl<B: Kernels> Run<B> {
@@ -46,6 +46,7 @@ impl<B: Kernels> Run<B> {
     pub(super) fn save(&mut self) -> Result<(), RunError> {
         // A step that is not finite must be found before it replaces a good checkpoint.
         self.flush()?;
+        self.check_weights()?;
         let collected = self.trainer.model.collect_weights();
         let ranks = &self.trainer.ranks;
         if !ranks.is_main() {
@@ -76,6 +77,19 @@ impl<B: Kernels> Run<B> {
         self.is_saving.store(false, Ordering::Relaxed);
         saved?;
         Ok(())
+    }
+
+    /// Refuses weights that the last update has ruined: loss and gradient norm of its step are those before it. All
+    /// ranks come to the same result.
+    fn check_weights(&self) -> Result<(), RunError> {
+        let Trainer { model, ranks, .. } = &self.trainer;
+        let values: Vec<_> = model.parameters().iter().map(|parameter| parameter.value.clone()).collect();
+        let mut squares = B::squared_norm(&values);
+        if model.is_divided() {
+            squares = ranks.all_reduce_scalar(squares)?;
+        }
+        let norm = scalar(squares).sqrt();
+        if norm.is_finite() { Ok(()) } else { Err(RunError::WeightsNotFinite { step: self.state.step, norm }) }
     }
 
     /// On a rank other than 0: adds its share of the optimizer's state to the checkpoint, where ranks divide it.
