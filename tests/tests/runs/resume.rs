@@ -117,10 +117,27 @@ fn resuming_a_finished_run_changes_nothing() {
     let output = tempdir().unwrap();
     let run = output.path().join("run");
     let first = finish(recipe(output.path(), &[]), NEW);
-    let before = tensors(&run);
-    let second = finish(recipe(output.path(), &[]), NEWEST);
-    assert!(tensors(&run) == before);
-    assert_eq!((second.steps, second.eval_loss_after), (first.steps, first.eval_loss_after));
+    let all = || (snapshot(&run), fs::read(run.join("plan.toml")).unwrap());
+    let before = all();
+    assert_eq!(finish(recipe(output.path(), &[]), NEWEST), first);
+    assert!(all() == before);
+}
+
+#[test]
+fn a_finished_run_trains_on_with_more_steps_and_ends_again_where_its_summary_is_gone() {
+    let output = tempdir().unwrap();
+    let run = output.path().join("run");
+    let first = finish(recipe(output.path(), &["train.steps=2"]), NEW);
+    fs::remove_file(run.join("summary.json")).unwrap();
+    let second = finish(recipe(output.path(), &["train.steps=2"]), NEWEST);
+    assert_eq!((second.steps, second.tokens_per_s), (first.steps, first.tokens_per_s));
+    assert!(first.tokens_per_s > 0.0);
+
+    let longer = recipe(output.path(), &["train.steps=4"]);
+    assert_eq!(one_step(longer.clone(), NEWEST), 3);
+    assert!(!run.join("summary.json").exists(), "the run has no end yet");
+    assert_eq!(finish(longer, NEWEST).steps, 4);
+    assert!(run.join("summary.json").exists() && !run.join("summary.json.set-aside").exists());
 }
 
 #[test]

@@ -5,12 +5,12 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::metrics::{PairMetrics, RankMetrics};
 
 /// The results of a finished run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Steps taken over all parts of the run.
     pub steps: u64,
@@ -36,7 +36,7 @@ pub struct Summary {
     pub pairs_after: Option<Box<PairMetrics>>,
     /// Loss tokens over the whole run.
     pub loss_tokens: u64,
-    /// Input tokens per second of training in this process, without padding and evaluation.
+    /// Input tokens per second of training over all resumed parts, without padding and evaluation.
     pub tokens_per_s: f64,
     /// Seconds from start to end, over all resumed parts.
     pub wall_s: f64,

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What one rank measured of a step, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -35,7 +35,7 @@ impl RankTimes {
 }
 
 /// A step, or the mean over steps, of every rank. Milliseconds, in rank order.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankMetrics {
     /// The rank with the longest own time.
     pub slowest: usize,

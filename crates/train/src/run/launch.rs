@@ -18,6 +18,7 @@ use crate::error::RunError;
 use crate::hub::Need;
 use crate::plan::PlanRequest;
 use crate::run::device::catch_failure;
+use crate::run::finish;
 use crate::run::interrupt::Interrupt;
 use crate::run::prepare::{Prepared, check_start, prepare_as};
 use crate::run::start::Place;
@@ -88,6 +89,15 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     }
     for note in &notes {
         console.print(note);
+    }
+    if let Some(point) = &resumed {
+        let found = finish::already_finished(point, &prepared.plan);
+        // One rank that sees it otherwise goes on as rank 0 does.
+        let missing = ranks.all_reduce_count(u64::from(found.is_none()))?;
+        if let (Some((summary, note)), 0) = (found, missing) {
+            console.print(&note);
+            return Ok(Outcome::Finished(summary));
+        }
     }
     console.plan(&prepared.plan);
     let place = match resumed {

@@ -137,6 +137,8 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         loss_tokens: 0,
         date: prepared.date,
         wall_s: 0.0,
+        step_s: 0.0,
+        step_tokens: 0,
         loss_scale: None,
         last_losses: Vec::new(),
         before,
@@ -183,6 +185,9 @@ fn continue_from<B: Kernels>(
     restore(&checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, &state)?;
     (state.base_hash, state.hashed_piece) = (trainer.model.base_hash(), Some(HASHED_PIECE));
     state.settings = RunSettings::new(&prepared.plan);
+    if trainer.ranks.is_main() && state.step < prepared.plan.steps.value {
+        folder.set_summary_aside()?;
+    }
     let set_aside = if trainer.ranks.is_main() { set_aside_after(folder.path(), state.step)? } else { Vec::new() };
     for path in set_aside {
         console

@@ -56,9 +56,6 @@ pub(super) struct Run<B: Kernels> {
     usage: Option<UsageMonitor>,
     started: Instant,
     wall_before: f64,
-    /// Seconds spent in steps by this process, and the tokens they processed.
-    step_s: f64,
-    step_tokens: u64,
     pending: Option<Pending>,
     /// A step whose numbers have come, until those of the other ranks have.
     unreported: Option<Unreported>,
@@ -132,8 +129,6 @@ impl<B: Kernels> Run<B> {
             state,
             reference_file,
             started,
-            step_s: 0.0,
-            step_tokens: 0,
             pending: None,
             unreported: None,
             rank_meter: RankMeter::default(),
@@ -311,8 +306,8 @@ impl<B: Kernels> Run<B> {
             self.log(previous)?;
         }
         let seconds = started.elapsed().as_secs_f64();
-        self.step_s += seconds;
-        self.step_tokens += tokens;
+        self.state.step_s += seconds;
+        self.state.step_tokens += tokens;
         self.pending = Some(Pending { outcome, loss_tokens: self.state.loss_tokens, tokens, seconds, exchanged });
         Ok(())
     }

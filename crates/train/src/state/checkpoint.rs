@@ -46,6 +46,12 @@ pub struct RunState {
     pub date: i64,
     /// Seconds of training so far, over all resumed parts.
     pub wall_s: f64,
+    /// Of these the seconds in steps. Checkpoints of earlier versions do not have it.
+    #[serde(default)]
+    pub step_s: f64,
+    /// Input tokens of those steps over all ranks, without padding.
+    #[serde(default)]
+    pub step_tokens: u64,
     /// Where dynamic loss scaling stands; `None` without it.
     #[serde(default)]
     pub loss_scale: Option<LossScaleState>,

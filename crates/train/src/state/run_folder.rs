@@ -11,10 +11,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::state::checkpoint_folder::{CHECKPOINTS, latest};
-use crate::state::storage::{StorageError, write_atomically};
+use crate::state::storage::{StorageError, rename_durably, write_atomically};
 
 /// Held while a process writes to the folder.
 const LOCK: &str = "lock";
+/// The results of the run.
+const SUMMARY: &str = "summary.json";
+/// Those of an earlier end, while a run trains on from a step before it.
+const EARLIER_SUMMARY: &str = "summary.json.set-aside";
 
 /// An open run folder. The lock on it ends with this value.
 #[derive(Debug)]
@@ -130,7 +134,7 @@ impl RunFolder {
     /// The results of the run.
     #[must_use]
     pub fn summary_json(&self) -> PathBuf {
-        self.path.join("summary.json")
+        self.path.join(SUMMARY)
     }
 
     /// The trace of some steps, if one was requested.
@@ -139,7 +143,27 @@ impl RunFolder {
         self.path.join("trace.json")
     }
 
-    /// Writes a file of the folder completely or not at all, for `config.toml`, `plan.toml`, `summary.json` and `trace.json`.
+    /// Writes the summary, in place of that of an earlier end.
+    ///
+    /// # Errors
+    /// As [`write_atomically`].
+    pub fn write_summary(&self, text: &str) -> Result<(), StorageError> {
+        self.write(&self.summary_json(), text)?;
+        // Best effort: this one is the run's now.
+        let _ = fs::remove_file(self.path.join(EARLIER_SUMMARY));
+        Ok(())
+    }
+
+    /// Renames the summary of a run that trains on, so that a folder with a summary is that of a run that has ended.
+    ///
+    /// # Errors
+    /// [`StorageError::Io`] if it cannot be renamed.
+    pub fn set_summary_aside(&self) -> Result<(), StorageError> {
+        let summary = self.summary_json();
+        if summary.exists() { rename_durably(&summary, &self.path.join(EARLIER_SUMMARY)) } else { Ok(()) }
+    }
+
+    /// Writes a file of the folder completely or not at all, for `config.toml`, `plan.toml` and `trace.json`.
     ///
     /// # Errors
     /// As [`write_atomically`].

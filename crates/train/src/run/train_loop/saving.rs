@@ -125,7 +125,7 @@ impl<B: Kernels> Run<B> {
             pairs_before: self.state.before.pairs.map(Box::new),
             pairs_after: after.pairs.map(Box::new),
             loss_tokens: self.state.loss_tokens,
-            tokens_per_s: if self.step_s > 0.0 { self.step_tokens as f64 / self.step_s } else { 0.0 },
+            tokens_per_s: if self.state.step_s > 0.0 { self.state.step_tokens as f64 / self.state.step_s } else { 0.0 },
             wall_s: self.wall_s(),
             backend: plan.backend.value.to_string(),
             arithmetic: plan.arithmetic.value.clone(),
@@ -134,7 +134,7 @@ impl<B: Kernels> Run<B> {
         };
         let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields is expressible as JSON");
         if is_main {
-            self.folder.write(&self.folder.summary_json(), &(text + "\n"))?;
+            self.folder.write_summary(&(text + "\n"))?;
         }
         self.console.summary(&summary, plan);
         self.write_report_page();
