@@ -3,10 +3,14 @@
 //! Errors of the crates below pass through unchanged; `main` prints the chain once. Trade-off: amounts of memory are stored as
 //! text, because only messages use them.
 
+use std::error::Error;
+use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
 use firebrick_kernels::BackendKind;
 use firebrick_precision::QuantFormat;
+
+use crate::state::storage::StorageError;
 
 /// Why a command could not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +107,7 @@ pub enum RunError {
     },
     /// The run folder or a checkpoint folder.
     #[error(transparent)]
-    Storage(#[from] crate::state::storage::StorageError),
+    Storage(#[from] StorageError),
     /// The backend is known, but this binary was built without it.
     #[error(
         "backend `{wanted}` is not in this binary, which contains {compiled}. Use one of these, or build another binary from the \
@@ -280,7 +284,7 @@ pub enum RunError {
         /// The file.
         path: PathBuf,
         /// The system's error.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// The first loss of preference training is not that of a model which is its own reference.
     #[error(
@@ -335,7 +339,7 @@ pub enum RunError {
     },
     /// Messages of a chat cannot be read, or answers not be written.
     #[error("the terminal is gone: {0}")]
-    Terminal(std::io::Error),
+    Terminal(io::Error),
     /// A file of prompts that cannot be read as such.
     #[error("`{}`: {problem}", path.display())]
     Prompts {
@@ -369,4 +373,43 @@ pub enum RunError {
         /// What was allowed.
         tolerance: f32,
     },
+}
+
+impl RunError {
+    /// Whether there was no room on a disk for what was to be written.
+    pub fn is_disk_full(&self) -> bool {
+        if let Self::Storage(StorageError::DiskFull { .. } | StorageError::DiskOfOtherRankFull { .. }) = self {
+            return true;
+        }
+        let mut causes = std::iter::successors(Some(self as &(dyn Error + 'static)), |&error| error.source());
+        let is_full = |error: &io::Error| matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
+        causes.any(|error| error.downcast_ref::<io::Error>().is_some_and(is_full))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use firebrick_model::ModelError;
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_recognized_in_every_error_and_nothing_else_is_taken_for_one() {
+        let path = PathBuf::from("file");
+        let errors = |kind: ErrorKind| -> [RunError; 3] {
+            let source = || io::Error::from(kind);
+            [
+                StorageError::writing(Path::new("file"), 9, source()).into(),
+                StorageError::io("rename to", Path::new("file"), source()).into(),
+                ModelError::Io { action: "write", path: path.clone(), source: source() }.into(),
+            ]
+        };
+        for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded] {
+            assert!(errors(kind).iter().all(RunError::is_disk_full), "{kind}");
+        }
+        assert!(!errors(ErrorKind::PermissionDenied).iter().any(RunError::is_disk_full));
+        assert!(RunError::from(StorageError::DiskOfOtherRankFull { path }).is_disk_full());
+    }
 }

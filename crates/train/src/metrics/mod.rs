@@ -232,7 +232,7 @@ impl MetricSinks {
     pub fn flush(&mut self) {
         let failures: Vec<StorageError> = self.sinks.iter_mut().filter_map(|entry| entry.sink.flush().err()).collect();
         for failure in failures {
-            self.notice(&format!("warning: {}. The run goes on; metrics may be missing", problem(&failure)));
+            self.notice(&format!("warning: {}. The run goes on; metrics may be missing", failure.problem()));
         }
     }
 
@@ -262,7 +262,7 @@ impl MetricSinks {
                     entry.missing += 1;
                     if missing == 0 {
                         let consequence = "The run goes on; numbers are missing in that file until it can be written";
-                        notices.push(format!("warning: {}. {consequence}", problem(&error)));
+                        notices.push(format!("warning: {}. {consequence}", error.problem()));
                     }
                 }
             }
@@ -274,14 +274,6 @@ impl MetricSinks {
 
     fn notice(&mut self, text: &str) {
         self.sinks.iter_mut().for_each(|entry| entry.sink.notice(text));
-    }
-}
-
-/// What went wrong, without the advice for a run that ends.
-fn problem(error: &StorageError) -> String {
-    match error {
-        StorageError::DiskFull { path, .. } => format!("the disk is full, {} cannot be written", path.display()),
-        other => other.to_string(),
     }
 }
 

@@ -189,9 +189,13 @@ fn continue_from<B: Kernels>(
         folder.set_summary_aside()?;
     }
     let set_aside = if trainer.ranks.is_main() { set_aside_after(folder.path(), state.step)? } else { Vec::new() };
+    let keep = prepared.plan.checkpoints_kept.value;
     for path in set_aside {
-        console
-            .print(&format!("a later checkpoint was renamed to {}; delete it if you do not need it", path.display()));
+        console.print(&format!(
+            "a later checkpoint was renamed to {}; of the {keep} that checkpoint.keep keeps it is removed first, so \
+             copy it if you need it",
+            path.display()
+        ));
     }
     console.print(&format!("resumed after step {} from {}", state.step, checkpoint.display()));
     Ok((folder, state))

@@ -209,7 +209,7 @@ impl<B: Kernels> Run<B> {
             return Ok(true);
         }
         if is_due(self.prepared.plan.checkpoint_every_steps.value) {
-            self.save()?;
+            self.save_on_the_way()?;
         }
         Ok(false)
     }

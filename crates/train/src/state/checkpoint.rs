@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
 use crate::metrics::Evaluation;
-use crate::state::checkpoint_folder::CheckpointWriter;
+use crate::state::checkpoint_folder::{CheckpointWriter, make_room};
 use crate::state::identity::{RunIdentity, RunSettings};
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::state::storage::StorageError;
@@ -133,22 +133,18 @@ pub struct Snapshot<'a, B: Kernels> {
 }
 
 impl<B: Kernels> Snapshot<'_, B> {
-    /// Writes a checkpoint and removes the oldest beyond `keep`. Returns its folder. `parts_of_others` is called once the folder of the
-    /// unfinished checkpoint is there, and returns when the other ranks have added their parts, if they have any.
+    /// Writes a checkpoint that others may add their parts to before it is committed, with `keep` again.
     ///
     /// # Errors
-    /// A disk that is full or refuses; all earlier checkpoints are then as they were. Errors of `parts_of_others`.
-    pub fn save(
-        self,
-        run_folder: &Path,
-        keep: usize,
-        parts_of_others: impl FnOnce() -> Result<(), RunError>,
-    ) -> Result<PathBuf, RunError> {
+    /// A disk that is full or refuses; nothing of the checkpoint is left then.
+    pub fn write(self, run_folder: &Path, keep: usize) -> Result<CheckpointWriter, RunError> {
         let parameters = self.model.parameters();
         let optimizer = self.optimizer.save();
         let state_bytes: usize = optimizer.values().map(|tensor| StoredTensor::new(tensor).data_len()).sum();
         let parameter_bytes: usize = parameters.iter().map(|parameter| 4 * parameter.elements()).sum();
-        let writer = CheckpointWriter::begin(run_folder, self.state.step, (state_bytes + parameter_bytes) as u64)?;
+        let bytes = (state_bytes + parameter_bytes) as u64;
+        make_room(run_folder, bytes, keep)?;
+        let writer = CheckpointWriter::begin(run_folder, self.state.step, bytes)?;
         self.weights.write(self.model, self.collected, &writer.file(""), SavedDtype::F32)?;
         write_optimizer(&writer.file(OPTIMIZER), &optimizer, state_bytes as u64)?;
         let state = serde_json::to_string_pretty(self.state).expect("a state of plain fields is expressible as JSON");
@@ -156,8 +152,7 @@ impl<B: Kernels> Snapshot<'_, B> {
         for (name, text) in self.texts {
             writer.write(name, text.as_bytes())?;
         }
-        parts_of_others()?;
-        Ok(writer.commit(keep)?)
+        Ok(writer)
     }
 }
 

@@ -2,19 +2,22 @@
 //!
 //! A checkpoint is written into `step-N.tmp`; every file, then the manifest, is flushed to the disk; then the folder is
 //! renamed; only then are older checkpoints removed. A failure before the rename leaves all earlier checkpoints as they were.
+//! Where there is no room for both, the older ones that a new checkpoint replaces are removed before it is written, but
+//! never the newest.
 //! Trade-off: writing waits for the disk; the run stands still meanwhile.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use crate::state::manifest::{Manifest, list};
-use crate::state::storage::{StorageError, ensure_free_space, rename_durably, write_atomically};
+use crate::state::manifest::{Manifest, files_below, list};
+use crate::state::storage::{StorageError, ensure_free_space, free_space, rename_durably, write_atomically};
 
 /// The folder in a run folder that holds the checkpoints.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 const PREFIX: &str = "step-";
 const UNFINISHED: &str = ".tmp";
-/// Ending of checkpoints after the one that a run was resumed from.
+/// Ending of checkpoints after the one that a run was resumed from. They count as kept, and are the first to be
+/// removed.
 const SET_ASIDE: &str = ".set-aside";
 
 /// A checkpoint that is being written. Dropped without [`CheckpointWriter::commit`], it leaves nothing behind.
@@ -62,7 +65,8 @@ impl CheckpointWriter {
         write_atomically(&self.file(name), bytes)
     }
 
-    /// Completes the checkpoint, then removes all but the `keep` newest. Returns its folder.
+    /// Completes the checkpoint, then removes all but the `keep` newest, and those that were set aside before others.
+    /// Returns its folder.
     ///
     /// A complete checkpoint of the same step is left as it is: a run that is resumed at its end saves the same state again.
     ///
@@ -95,6 +99,25 @@ impl Drop for CheckpointWriter {
     }
 }
 
+/// Removes checkpoints that the next one, of about `bytes`, would replace, if it does not fit next to them and fits
+/// without them.
+///
+/// # Errors
+/// [`StorageError::Io`] if the folder cannot be listed, or a checkpoint not be removed.
+pub fn make_room(run_folder: &Path, bytes: u64, keep: usize) -> Result<(), StorageError> {
+    let folder = run_folder.join(CHECKPOINTS);
+    remove_unfinished(&folder)?;
+    let Some(free) = free_space(&folder) else { return Ok(()) };
+    for path in in_the_way(&folder, free, bytes, keep)? {
+        tracing::warn!(
+            "{} is removed before the next checkpoint is written: the disk has no room for both",
+            path.display()
+        );
+        remove_checkpoint(&path)?;
+    }
+    Ok(())
+}
+
 /// The complete checkpoints of a run folder, oldest first: their steps and folders. Their files are not looked at.
 ///
 /// # Errors
@@ -109,7 +132,7 @@ pub fn checkpoints(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageErro
 /// # Errors
 /// [`StorageError::Io`] if the folder cannot be listed.
 pub fn without_manifest(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let mut found = named(&run_folder.join(CHECKPOINTS))?;
+    let mut found = named(&run_folder.join(CHECKPOINTS), "")?;
     found.retain(|(_, path)| path.is_dir() && !Manifest::is_in(path));
     Ok(found)
 }
@@ -143,14 +166,14 @@ pub fn set_aside_after(run_folder: &Path, step: u64) -> Result<Vec<PathBuf>, Sto
 
 /// The complete checkpoints in a folder, oldest step first.
 fn complete(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let mut found = named(folder)?;
+    let mut found = named(folder, "")?;
     found.retain(|(_, path)| Manifest::is_in(path));
     Ok(found)
 }
 
-/// Everything in a folder that is named like a checkpoint, oldest step first.
-fn named(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix(PREFIX)?.parse().ok();
+/// Everything in a folder that is named like a checkpoint with this ending, oldest step first.
+fn named(folder: &Path, ending: &str) -> Result<Vec<(u64, PathBuf)>, StorageError> {
+    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix(PREFIX)?.strip_suffix(ending)?.parse().ok();
     let mut found: Vec<(u64, PathBuf)> =
         list(folder)?.into_iter().filter_map(|path| Some((step(&path)?, path))).collect();
     found.sort();
@@ -168,17 +191,42 @@ fn remove_unfinished(folder: &Path) -> Result<(), StorageError> {
     Ok(())
 }
 
-/// Removes all but the `keep` newest complete checkpoints, and never that of `just_saved`.
+/// Removes all but `keep` checkpoints: those that were set aside, then the oldest, and never that of `just_saved`.
 fn prune(folder: &Path, keep: usize, just_saved: u64) -> Result<(), StorageError> {
-    let found = complete(folder)?;
-    let surplus = found.len().saturating_sub(keep.max(1));
-    for (step, path) in found.into_iter().take(surplus).filter(|(step, _)| *step != just_saved) {
-        // Renamed first, so that a half-removed folder never looks complete.
-        let doomed = folder.join(format!("{PREFIX}{step}{UNFINISHED}"));
-        rename_durably(&path, &doomed)?;
-        remove_folder(&doomed)?;
+    let (aside, complete) = (named(folder, SET_ASIDE)?, complete(folder)?);
+    let surplus = (aside.len() + complete.len()).saturating_sub(keep.max(1));
+    let older = complete.into_iter().filter(|(step, _)| *step != just_saved);
+    aside.into_iter().chain(older).take(surplus).try_for_each(|(_, path)| remove_checkpoint(&path))
+}
+
+/// What of that is removed before a checkpoint of about `bytes` is written where `free` bytes are: as little as makes
+/// it fit, and nothing if all of it is not enough. The newest checkpoint stays.
+fn in_the_way(folder: &Path, free: u64, bytes: u64, keep: usize) -> Result<Vec<PathBuf>, StorageError> {
+    let complete = complete(folder)?;
+    let Some((_, newest)) = complete.last() else { return Ok(Vec::new()) };
+    let needed = bytes.max(size(newest)?);
+    let surplus = complete.len() - keep.saturating_sub(1).clamp(1, complete.len());
+    let mut older = named(folder, SET_ASIDE)?.into_iter().chain(complete.into_iter().take(surplus));
+    let (mut room, mut removed) = (free, Vec::new());
+    while room < needed {
+        let Some((_, path)) = older.next() else { return Ok(Vec::new()) };
+        room = room.saturating_add(size(&path)?);
+        removed.push(path);
     }
-    Ok(())
+    Ok(removed)
+}
+
+/// Bytes of the files of a checkpoint.
+fn size(checkpoint: &Path) -> Result<u64, StorageError> {
+    let bytes = |path: &PathBuf| fs::metadata(path).map_or(0, |metadata| metadata.len());
+    Ok(files_below(checkpoint)?.iter().map(bytes).sum())
+}
+
+/// Removes a checkpoint. It is renamed first, so that a half-removed folder never looks complete.
+fn remove_checkpoint(path: &Path) -> Result<(), StorageError> {
+    let doomed = path.with_file_name(format!("{}{UNFINISHED}", path.file_name().unwrap_or_default().to_string_lossy()));
+    rename_durably(path, &doomed)?;
+    remove_folder(&doomed)
 }
 
 /// Flushes every file below a folder, and every folder, to the disk.
@@ -238,6 +286,48 @@ mod tests {
         // A limit of 0 is read as 1: the newest is never removed.
         save(run.path(), 101, 0);
         assert_eq!(steps(run.path()), [101]);
+    }
+
+    #[test]
+    fn checkpoints_that_were_set_aside_count_and_are_the_first_to_go() {
+        let run = tempfile::tempdir().unwrap();
+        let names = || {
+            let paths = list(&run.path().join(CHECKPOINTS)).unwrap().into_iter();
+            let mut names: Vec<_> = paths.map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect();
+            names.sort();
+            names
+        };
+        for step in [1, 2, 3] {
+            save(run.path(), step, 3);
+        }
+        set_aside_after(run.path(), 1).unwrap();
+        save(run.path(), 2, 3);
+        assert_eq!(names(), ["step-1", "step-2", "step-3.set-aside"]);
+        save(run.path(), 3, 3);
+        assert_eq!(names(), ["step-1", "step-2", "step-3"]);
+    }
+
+    #[test]
+    fn without_room_for_one_more_what_it_replaces_goes_first_if_that_is_enough_and_the_newest_stays() {
+        let run = tempfile::tempdir().unwrap();
+        for step in [1, 2, 3, 4] {
+            save(run.path(), step, 9);
+        }
+        set_aside_after(run.path(), 3).unwrap();
+        let folder = run.path().join(CHECKPOINTS);
+        let one = size(&folder.join("step-3")).unwrap();
+        let bytes = 10 * one;
+        let removed = |missing: u64, keep: usize| -> Vec<String> {
+            let paths = in_the_way(&folder, bytes - missing, bytes, keep).unwrap().into_iter();
+            paths.map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(removed(0, 2), [""; 0]);
+        assert_eq!(removed(1, 2), ["step-4.set-aside"]);
+        assert_eq!(removed(one + 1, 2), ["step-4.set-aside", "step-1"]);
+        assert_eq!(removed(2 * one + 1, 1), ["step-4.set-aside", "step-1", "step-2"]);
+        assert_eq!(removed(one + 1, 9), [""; 0], "nine are kept");
+        assert_eq!(removed(4 * one, 1), [""; 0], "all that may go is not enough");
+        assert_eq!(in_the_way(&folder, one - 1, 0, 1).unwrap().len(), 1, "it is as large as the newest at least");
     }
 
     #[test]

@@ -153,7 +153,7 @@ fn checksum(path: &Path) -> io::Result<(u64, String)> {
 }
 
 /// Every file in a folder and in the folders below it.
-fn files_below(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
+pub(crate) fn files_below(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
     let mut files = Vec::new();
     for path in list(folder)? {
         if path.is_dir() {

@@ -32,6 +32,16 @@ pub enum StorageError {
         /// Bytes that are free, if the system reports it.
         free: Option<u64>,
     },
+    /// No room left where another rank writes its part of a checkpoint.
+    #[error(
+        "another rank could not write its part of a checkpoint in {}, because the disk is full; free some space, lower \
+         checkpoint.keep, or set output_dir to a folder on another disk, then continue with --resume; the checkpoints \
+         that were already saved are untouched", path.display()
+    )]
+    DiskOfOtherRankFull {
+        /// The run folder.
+        path: PathBuf,
+    },
     /// The run folder cannot be made or written to.
     #[error(
         "cannot write the run folder {}: {source}; give yourself permission to write there, or set output_dir to another \
@@ -101,6 +111,20 @@ impl StorageError {
                 StorageError::DiskFull { path: path.to_path_buf(), needed, free: free_space(path) }
             }
             _ => StorageError::io("write", path, source),
+        }
+    }
+
+    /// What is wrong, without the advice for a run that ends.
+    #[must_use]
+    pub fn problem(&self) -> String {
+        match self {
+            StorageError::DiskFull { path, needed, free } => {
+                format!("the disk that holds {} is full: {}", path.display(), amounts(*needed, *free))
+            }
+            StorageError::DiskOfOtherRankFull { path } => {
+                format!("the disk on which another rank writes {} is full", path.display())
+            }
+            other => other.to_string(),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use firebrick_kernels::Kernels;
+use firebrick_model::CollectedWeights;
 
 use super::Run;
 use super::numbers::report_evaluation;
@@ -16,6 +17,7 @@ use crate::report;
 use crate::run::finish;
 use crate::run::step::{Trainer, scalar};
 use crate::state::checkpoint::{Snapshot, save_part};
+use crate::state::storage::StorageError;
 
 impl<B: Kernels> Run<B> {
     /// Saves the last step if another rank was lost since, where that step cannot have been touched by the loss.
@@ -48,13 +50,41 @@ impl<B: Kernels> Run<B> {
         self.flush()?;
         self.check_weights()?;
         let collected = self.trainer.model.collect_weights();
-        let ranks = &self.trainer.ranks;
-        if !ranks.is_main() {
+        if !self.trainer.ranks.is_main() {
             return self.save_part();
         }
         self.sinks.flush();
         self.state.wall_s = self.wall_s();
         self.state.loss_scale = self.trainer.optimizer.loss_scale_state();
+        self.is_saving.store(true, Ordering::Relaxed);
+        let saved = self.write_checkpoint(collected);
+        self.is_saving.store(false, Ordering::Relaxed);
+        saved
+    }
+
+    /// Saves before the end of the run. A full disk does not end it: what was saved before stays, and the next save is
+    /// another chance.
+    pub(super) fn save_on_the_way(&mut self) -> Result<(), RunError> {
+        let error = match self.save() {
+            Err(error) if error.is_disk_full() => error,
+            saved => return saved,
+        };
+        let problem = match &error {
+            RunError::Storage(error) => error.problem(),
+            other => other.to_string(),
+        };
+        let (step, plan) = (self.state.step, &self.prepared.plan);
+        let next = (step + plan.checkpoint_every_steps.value).min(plan.steps.value);
+        self.console.print(&format!(
+            "warning: step {step} was not saved: {problem}. The run goes on, and saves after step {next} if there is \
+             room by then"
+        ));
+        Ok(())
+    }
+
+    /// On rank 0: writes a checkpoint, to which the other ranks add their shares of the optimizer's state where they
+    /// divide it.
+    fn write_checkpoint(&self, collected: CollectedWeights) -> Result<(), RunError> {
         let texts = [("config.toml", self.prepared.recipe.to_toml()), ("plan.toml", self.prepared.plan.to_toml())];
         let snapshot = Snapshot {
             model: &self.trainer.model,
@@ -64,19 +94,26 @@ impl<B: Kernels> Run<B> {
             state: &self.state,
             texts: &texts,
         };
-        self.is_saving.store(true, Ordering::Relaxed);
-        let parts_of_others = || {
-            if self.trainer.optimizer.is_partial() {
-                // The folder is there; then all parts are in it.
-                self.trainer.ranks.barrier()?;
-                self.trainer.ranks.barrier()?;
-            }
-            Ok(())
-        };
-        let saved = snapshot.save(self.folder.path(), self.prepared.plan.checkpoints_kept.value, parts_of_others);
-        self.is_saving.store(false, Ordering::Relaxed);
-        saved?;
+        let keep = self.prepared.plan.checkpoints_kept.value;
+        // The folder is there for the others, and then their parts are in it.
+        let begun = self.where_all_have_room(snapshot.write(self.folder.path(), keep))?;
+        self.where_all_have_room(Ok(begun))?.commit(keep)?;
         Ok(())
+    }
+
+    /// What this rank has written of a checkpoint, once all ranks have written as much. Where the disk of one is full,
+    /// all know it and none waits for a part that does not come.
+    fn where_all_have_room<T>(&self, written: Result<T, RunError>) -> Result<T, RunError> {
+        if !self.trainer.optimizer.is_partial() {
+            return written;
+        }
+        let is_full = written.as_ref().is_err_and(RunError::is_disk_full);
+        if written.is_err() && !is_full {
+            return written;
+        }
+        let full = self.trainer.ranks.all_reduce_count(u64::from(is_full))?;
+        let path = self.folder.path().to_owned();
+        if full > 0 && !is_full { Err(StorageError::DiskOfOtherRankFull { path }.into()) } else { written }
     }
 
     /// Refuses weights that the last update has ruined: loss and gradient norm of its step are those before it. All
@@ -96,9 +133,8 @@ impl<B: Kernels> Run<B> {
     fn save_part(&self) -> Result<(), RunError> {
         let Trainer { ranks, optimizer, .. } = &self.trainer;
         if optimizer.is_partial() {
-            ranks.barrier()?;
-            save_part(self.folder.path(), self.state.step, ranks.rank(), optimizer)?;
-            ranks.barrier()?;
+            self.where_all_have_room(Ok(()))?;
+            self.where_all_have_room(save_part(self.folder.path(), self.state.step, ranks.rank(), optimizer))?;
         }
         Ok(())
     }

@@ -1,0 +1,70 @@
+//! A run on a disk that becomes full: a small file system in memory, in a namespace of the process's own.
+//!
+//! Trade-off: where a user may not mount anything, as in some containers, nothing of this is tested.
+#![cfg(all(target_os = "linux", feature = "flex"))]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Mounts 1.2 MB: room for one checkpoint of about 0.8 MB and the rest of a run, not for two. Then it grows.
+const SCRIPT: &str = "\
+mount -t tmpfs -o size=1200k tmpfs small || exit 1
+\"$@\" > out 2> err && exit 2
+cp small/run/metrics.jsonl small/run/checkpoints/step-2/state.json .
+mount -o remount,size=8m small || exit 3
+\"$@\" --resume > out-resumed 2> err-resumed || exit 4
+ls small/run small/run/checkpoints > left
+";
+
+fn may_mount() -> bool {
+    let script = "mount -t tmpfs -o size=64k tmpfs \"$0\"";
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--map-root-user", "sh", "-c", script]).arg(folder.path());
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn a_full_disk_before_the_end_is_a_warning_and_at_the_end_an_error_and_the_run_resumes_once_there_is_room() {
+    if !may_mount() {
+        eprintln!("skipped: no file system can be mounted here");
+        return;
+    }
+    let divided = ["--ranks", "2", "--set", "train.zero_stage=1"];
+    for options in [&[][..], &divided] {
+        let folder = tempfile::tempdir().unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").canonicalize().unwrap();
+        let fixtures = fixtures.display();
+        let recipe = format!(
+            "name='run'\noutput_dir='small'\nbackend='flex'\nmodel='{fixtures}/tiny-llama'\nmax_seq_len=64\n[lora]\n\
+             r=32\n[data]\npath='{fixtures}/data/chat-tiny.jsonl'\n[train]\nsteps=6\n[checkpoint]\nevery_steps=2\n\
+             keep=1\n"
+        );
+        fs::write(folder.path().join("recipe.toml"), recipe).unwrap();
+        fs::create_dir(folder.path().join("small")).unwrap();
+        let mut command = Command::new("unshare");
+        command.current_dir(folder.path()).env("RAYON_NUM_THREADS", "1");
+        command.args(["--mount", "--map-root-user", "sh", "-c", SCRIPT, "sh", env!("CARGO_BIN_EXE_train")]);
+        let status = command.args(["train", "--config", "recipe.toml"]).args(options).status().unwrap();
+        let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap_or_default();
+        let printed = ["out", "err", "out-resumed", "err-resumed"].map(read).join("\n");
+        assert!(status.success(), "{status}: {printed}");
+
+        let warning = "warning: step 4 was not saved: the disk that holds";
+        assert_eq!(read("out").matches("was not saved").count(), 1, "{printed}");
+        assert!(
+            read("out").contains(warning) && read("out").contains("saves after step 6 if there is room"),
+            "{printed}"
+        );
+        assert!(read("err").contains("is full"), "{printed}");
+        assert!(
+            read("metrics.jsonl").contains("\"step\":6,") && read("state.json").contains("\"step\": 2,"),
+            "{printed}"
+        );
+        assert!(read("out-resumed").contains("resumed after step 2"), "{printed}");
+        let left = read("left");
+        let left: Vec<&str> = left.lines().collect();
+        assert!(left.contains(&"summary.json") && left.contains(&"step-6") && !left.contains(&"step-2"), "{left:?}");
+    }
+}
