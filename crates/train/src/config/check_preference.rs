@@ -86,7 +86,7 @@ fn reference(config: &RunConfig, preference: &PreferenceSection) -> Vec<Rule> {
             "preference.precompute_ref_log_probs",
             "is false, and after the first step the reference could not be computed any more: only an adapter that starts at zero leaves it \
              in the base",
-            "remove it, or train a new adapter without modules_to_save",
+            "remove it, or train a new adapter without modules_to_save and without tokens of its own",
         ),
     ]
 }
@@ -151,6 +151,7 @@ mod tests {
             (&["preference.prompt_loss=false"], "is a key of ORPO"),
             (&["preference.loss=orpo", "preference.precompute_ref_log_probs=true"], "ORPO has no reference"),
             (&["preference.precompute_ref_log_probs=false", "mode=full", "lora="], "could not be computed any more"),
+            (&["preference.precompute_ref_log_probs=false", "data.new_tokens=['<x>']"], "tokens of its own"),
             (&["data.format=chat"], "trains on pairs of answers"),
             (&["data.train_on=all"], "compares answers"),
             (&["data.overflow=split"], "never divided"),
@@ -168,6 +169,7 @@ mod tests {
         assert!(!precomputed(&[]) && !precomputed(&["bnb_4bit={}"]) && !precomputed(&["base=nvfp4", "lora="]));
         assert!(precomputed(&["mode=full", "lora="]));
         assert!(precomputed(&["lora.init_from=a"]) && precomputed(&["lora.modules_to_save=['lm_head']"]));
+        assert!(precomputed(&["data.new_tokens=['<x>']"]) && precomputed(&["data.new_special_tokens=['<x>']"]));
     }
 
     #[test]

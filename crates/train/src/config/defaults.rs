@@ -172,9 +172,12 @@ impl RunConfig {
     }
 
     /// Whether the reference of a preference loss is not the base without its adapter: the adapter starts from a folder, trains modules or
-    /// rows of tokens whole, or there is none.
+    /// rows of tokens whole, those of new tokens too, or there is none.
     #[must_use]
     pub fn reference_is_precomputed_always(&self) -> bool {
+        if self.data.adds_tokens() {
+            return true;
+        }
         let keeps_the_base = self.lora.as_ref().is_some_and(|lora| {
             let trains_base = lora.modules_to_save.as_ref().is_some_and(|names| !names.is_empty());
             lora.init_from.is_none()

@@ -30,7 +30,7 @@ pub struct PreferenceSection {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_loss: Option<bool>,
     /// DPO: whether the log-probabilities of the reference are computed once before training instead of in every step. They are where the
-    /// adapter does not start at zero or every weight trains, and this must not be false there. Default: absent, only there.
+    /// adapter does not start at zero, tokens are added, or every weight trains, and this must not be false there. Default: absent, only there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precompute_ref_log_probs: Option<bool>,
 }
