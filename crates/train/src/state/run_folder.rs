@@ -4,13 +4,16 @@
 //! runs/<name>/config.toml  plan.toml  metrics.jsonl  tensorboard/  checkpoints/step-N/  adapter/  summary.json
 //! ```
 //!
-//! No run overwrites another: a name that is taken becomes `<name>-2`. Trade-off: one process at a time writes to a folder.
+//! No run overwrites another: a name that is taken becomes `<name>-2`, `<name>-3`, …, one more than the highest that is
+//! there.
+//! Trade-off: one process at a time writes to a folder.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::state::checkpoint_folder::{CHECKPOINTS, latest};
+use crate::state::manifest::list;
 use crate::state::storage::{StorageError, rename_durably, write_atomically};
 
 /// Held while a process writes to the folder.
@@ -33,8 +36,8 @@ pub struct RunFolder {
 impl RunFolder {
     /// Creates the folder of a new run.
     ///
-    /// A run whose name is taken by a folder that is not empty takes the next free `<name>-2`, `-3`, …, and
-    /// [`RunFolder::notice`] reports it.
+    /// A run whose name is taken by a folder that is not empty takes one more than the highest of `<name>-2`, `-3`, …,
+    /// and [`RunFolder::notice`] reports it.
     ///
     /// # Errors
     /// [`StorageError::NotWritable`] or [`StorageError::InUse`].
@@ -42,8 +45,9 @@ impl RunFolder {
         let (path, taken_name) = free_folder(output_dir, name)?;
         let notice = (taken_name != name).then(|| {
             format!(
-                "{} contains an earlier run, so this one is written to {}; to continue the earlier one instead, add --resume",
-                output_dir.join(name).display(),
+                "{} contains an earlier run of this name, so this one is written to {}; to continue the earlier one \
+                 instead, add --resume",
+                output_dir.display(),
                 path.display()
             )
         });
@@ -175,28 +179,39 @@ impl RunFolder {
 /// The newest run of a name that has a checkpoint: of `name`, `name-2`, `name-3`, … the one with the highest number.
 ///
 /// # Errors
-/// [`StorageError::NothingToResume`] if there is none.
+/// [`StorageError::NothingToResume`] if there is none; [`StorageError::Io`] if the folder cannot be listed.
 pub fn newest_run(output_dir: &Path, name: &str) -> Result<PathBuf, StorageError> {
-    let path = output_dir.join(name);
-    let mut newest = None;
-    for number in 1.. {
-        let candidate = if number == 1 { path.clone() } else { output_dir.join(format!("{name}-{number}")) };
-        if !candidate.is_dir() {
-            break;
-        }
-        if latest(&candidate)?.is_some() {
-            newest = Some(candidate);
+    let runs = runs(output_dir, name)?;
+    for (_, run) in runs.iter().rev() {
+        if latest(run)?.is_some() {
+            return Ok(run.clone());
         }
     }
-    let found = if path.is_dir() { "it has no complete checkpoint" } else { "there is no such folder" };
-    newest.ok_or(StorageError::NothingToResume { path, found })
+    let found = if runs.is_empty() { "there is no such folder" } else { "it has no complete checkpoint" };
+    Err(StorageError::NothingToResume { path: output_dir.join(name), found })
 }
 
-/// Creates the first of `name`, `name-2`, `name-3`, … that does not exist, or takes one that is empty.
+/// The folders of a name with their numbers, in ascending order: `name` is 1, `name-2` is 2. Some may be missing.
+fn runs(output_dir: &Path, name: &str) -> Result<Vec<(u64, PathBuf)>, StorageError> {
+    let number = |path: &Path| {
+        let rest = path.file_name()?.to_str()?.strip_prefix(name)?;
+        match rest.strip_prefix('-') {
+            Some(digits) => digits.parse::<u64>().ok().filter(|number| *number > 1 && digits == number.to_string()),
+            None => rest.is_empty().then_some(1),
+        }
+    };
+    let folders = list(output_dir)?.into_iter().filter(|path| path.is_dir());
+    let mut runs: Vec<(u64, PathBuf)> = folders.filter_map(|path| Some((number(&path)?, path))).collect();
+    runs.sort();
+    Ok(runs)
+}
+
+/// Creates `name` where no run has it, otherwise the one after the highest of `name-2`, `name-3`, …, or takes that if
+/// it is empty.
 fn free_folder(output_dir: &Path, name: &str) -> Result<(PathBuf, String), StorageError> {
     fs::create_dir_all(output_dir)
         .map_err(|source| StorageError::NotWritable { path: output_dir.to_path_buf(), source })?;
-    let mut number = 1;
+    let mut number = runs(output_dir, name)?.last().map_or(1, |(number, _)| *number);
     loop {
         let candidate = if number == 1 { name.to_string() } else { format!("{name}-{number}") };
         let path = output_dir.join(&candidate);
@@ -265,6 +280,24 @@ mod tests {
         assert_eq!(newest().unwrap(), output.path().join("run"));
         save(&runs[1], 1);
         assert_eq!(newest().unwrap(), output.path().join("run-2"));
+    }
+
+    #[test]
+    fn a_hole_in_the_numbers_hides_no_run_and_is_not_filled() {
+        let output = tempfile::tempdir().unwrap();
+        for _ in 0..3 {
+            save(&RunFolder::create(output.path(), "run").unwrap(), 1);
+        }
+        for other in ["run-x", "run-03", "run-9-9", "running", "run-1"] {
+            fs::create_dir_all(output.path().join(other).join("checkpoints")).unwrap();
+        }
+        for removed in ["run-2", "run"] {
+            fs::remove_dir_all(output.path().join(removed)).unwrap();
+            assert_eq!(newest_run(output.path(), "run").unwrap(), output.path().join("run-3"));
+        }
+        let next = RunFolder::create(output.path(), "run").unwrap();
+        assert_eq!(next.name(), "run-4");
+        assert!(next.notice().unwrap().contains("--resume"));
     }
 
     #[test]
