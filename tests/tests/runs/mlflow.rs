@@ -4,6 +4,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use firebrick_tests::{NEW, NEWEST, finish, metrics, one_step, recipe, refusal};
@@ -13,17 +14,17 @@ use tempfile::tempdir;
 /// The requests so far, as their last two words and bodies.
 type Requests = Arc<Mutex<Vec<(String, Value)>>>;
 
-/// A server of one experiment and one run. Returns its address and what it is sent.
-fn server() -> (String, Requests) {
+/// A server of one experiment and of the run in this output folder. Returns its address and what it is sent.
+fn server(output: &Path) -> (String, Requests) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let requests = Requests::default();
-    let seen = Arc::clone(&requests);
-    std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| answer(stream, &seen)));
+    let (seen, run) = (Arc::clone(&requests), output.join("run"));
+    std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| answer(stream, &seen, &run)));
     (address, requests)
 }
 
-fn answer(mut stream: TcpStream, seen: &Requests) {
+fn answer(mut stream: TcpStream, seen: &Requests, run: &Path) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let (mut first, mut length) = (String::new(), 0);
     reader.read_line(&mut first).unwrap();
@@ -42,7 +43,12 @@ fn answer(mut stream: TcpStream, seen: &Requests) {
     let path = first.split_whitespace().nth(1).unwrap().trim_start_matches("/api/2.0/mlflow/").to_owned();
     let mut seen = seen.lock().unwrap();
     let has_experiment = seen.iter().any(|(path, _)| path == "experiments/create");
-    seen.push((path.clone(), serde_json::from_slice(&body).unwrap_or(Value::Null)));
+    let mut body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
+    if path == "runs/update" {
+        body["has_results"] =
+            ["adapter/adapter_model.safetensors", "summary.json"].iter().all(|file| run.join(file).exists()).into();
+    }
+    seen.push((path.clone(), body));
     let (status, text) = match path.as_str() {
         "experiments/get-by-name?experiment_name=my%20runs" if has_experiment => {
             (200, json!({"experiment": {"experiment_id": "5"}}))
@@ -82,8 +88,8 @@ fn tracked(address: &str) -> Vec<String> {
 
 #[test]
 fn a_server_gets_the_plan_as_parameters_every_step_and_the_end() {
-    let (address, requests) = server();
     let output = tempdir().unwrap();
+    let (address, requests) = server(output.path());
     let changes = tracked(&address);
     finish(recipe(output.path(), &changes.iter().map(String::as_str).collect::<Vec<_>>()), NEW);
     let losses: Vec<(u64, f64)> = metrics(&output.path().join("run"))
@@ -94,6 +100,8 @@ fn a_server_gets_the_plan_as_parameters_every_step_and_the_end() {
     assert_eq!(sent(&requests, "eval/loss").first().map(|(step, _)| *step), Some(0));
     assert_eq!(updates(&requests), ["abc FINISHED"]);
     let requests = requests.lock().unwrap();
+    let (_, end) = requests.iter().find(|(path, _)| path == "runs/update").unwrap();
+    assert_eq!(end["has_results"], true, "a run is finished when its results are written");
     let run = requests.iter().find(|(path, _)| path == "runs/create").unwrap();
     assert_eq!((run.1["experiment_id"].as_str(), run.1["run_name"].as_str()), (Some("5"), Some("run")));
     let parameters: Vec<&Value> = requests.iter().filter_map(|(_, body)| body["params"].as_array()).flatten().collect();
@@ -103,8 +111,8 @@ fn a_server_gets_the_plan_as_parameters_every_step_and_the_end() {
 
 #[test]
 fn a_resumed_run_goes_on_in_the_same_run_of_the_server() {
-    let (address, requests) = server();
     let output = tempdir().unwrap();
+    let (address, requests) = server(output.path());
     let changes = tracked(&address);
     let recipe = || recipe(output.path(), &changes.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(one_step(recipe(), NEW), 1);
@@ -116,13 +124,22 @@ fn a_resumed_run_goes_on_in_the_same_run_of_the_server() {
 
 #[test]
 fn a_server_that_refuses_is_an_error_before_the_first_step() {
-    let (address, _) = server();
     let output = tempdir().unwrap();
+    let (address, _) = server(output.path());
     let mlflow = format!("mlflow={{tracking_uri='{address}/wrong'}}");
     let message = refusal(recipe(output.path(), &[&mlflow]), NEW);
     assert!(message.contains("mlflow.tracking_uri") && message.contains("the server answers 404"), "{message}");
+    assert!(!output.path().join("run").exists(), "the server is asked before the run begins");
     let message = recipe_error(&["mlflow={tracking_uri='mlruns'}"]);
     assert!(message.contains("is no address of a server"), "{message}");
+}
+
+#[test]
+fn a_password_in_the_address_is_refused_and_not_repeated() {
+    for change in ["mlflow={tracking_uri='http://me:secret@host'}", "mlflow.tracking_uri=http://me:secret@host"] {
+        let message = recipe_error(&[change]);
+        assert!(message.contains("MLFLOW_TRACKING_PASSWORD") && !message.contains("secret"), "{change}: {message}");
+    }
 }
 
 fn recipe_error(changes: &[&str]) -> String {

@@ -11,7 +11,7 @@ use firebrick_optim::ScheduleKind;
 use crate::config::check_data;
 use crate::config::check_preference;
 use crate::config::compute::Compute;
-use crate::config::error::ConfigError;
+use crate::config::error::{ConfigError, Place};
 use crate::config::extraction::Extraction;
 use crate::config::recipe::{Init, Mode, RunConfig};
 use crate::config::rule::{Rule, above_zero, at_least, below_one, rule, zero_or_more};
@@ -20,6 +20,7 @@ use crate::config::source::{RIVALS, Source};
 /// Refuses the first thing that cannot work, with the place where it was typed.
 pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
     refuse_rivals(source)?;
+    refuse_credentials(config, source)?;
     check_data::refuse_missing(config, source)?;
     refuse_missing_mode(config, source)?;
     let rules = [
@@ -54,6 +55,26 @@ fn refuse_rivals(source: &Source<'_>) -> Result<(), ConfigError> {
         }
     }
     Ok(())
+}
+
+/// A password in an address would be saved with the run, in several files. The message does not repeat it.
+fn refuse_credentials(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
+    const KEY: &str = "mlflow.tracking_uri";
+    if config.mlflow.as_ref().is_none_or(|mlflow| !mlflow.has_credentials()) {
+        return Ok(());
+    }
+    let place = match source.place(KEY) {
+        Place::Set(_) => Place::Set(format!("{KEY}=...")),
+        place => place,
+    };
+    Err(ConfigError::Impossible {
+        place,
+        key: KEY.to_owned(),
+        problem: "holds a user name or a password, which would be saved with the run".to_owned(),
+        help: "write the address alone, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or \
+               MLFLOW_TRACKING_TOKEN, in the environment"
+            .to_owned(),
+    })
 }
 
 /// Names and paths.

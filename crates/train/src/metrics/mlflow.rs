@@ -24,7 +24,7 @@ use crate::state::storage::{StorageError, write_atomically};
 #[serde(deny_unknown_fields)]
 pub struct MlflowSection {
     /// Address of the server, such as "http://127.0.0.1:5000". Credentials are read from MLFLOW_TRACKING_TOKEN, or from
-    /// MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+    /// MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; an address that holds them is refused.
     pub tracking_uri: String,
     /// Name of the experiment, which is created if it is not there. Default "firebrick".
     #[serde(default = "default_experiment")]
@@ -33,6 +33,16 @@ pub struct MlflowSection {
 
 fn default_experiment() -> String {
     "firebrick".to_owned()
+}
+
+impl MlflowSection {
+    /// Whether the address holds a user name or a password: what stands before an `@` in its authority (RFC 3986).
+    #[must_use]
+    pub fn has_credentials(&self) -> bool {
+        let uri = self.tracking_uri.as_str();
+        let after_scheme = uri.split_once("://").map_or(uri, |(_, rest)| rest);
+        after_scheme.split(['/', '?', '#']).next().is_some_and(|authority| authority.contains('@'))
+    }
 }
 
 /// Why a run is not tracked.
@@ -91,6 +101,14 @@ struct State {
 }
 
 impl Mlflow {
+    /// Looks for the experiment, so that a server which is not there or refuses is found before anything else is done.
+    ///
+    /// # Errors
+    /// The server cannot be reached or refuses.
+    pub fn reach(section: &MlflowSection) -> Result<(), MlflowError> {
+        Client::new(&section.tracking_uri).find_experiment(&section.experiment_name).map(|_| ())
+    }
+
     /// Begins an MLflow run, or goes on with the one that `note`, a file of the run folder, names; sends the parameters.
     ///
     /// # Errors
@@ -281,6 +299,16 @@ impl Client {
 
     /// The identifier of an experiment, which is created if there is none of that name.
     fn experiment(&self, name: &str) -> Result<String, MlflowError> {
+        if let Some(found) = self.find_experiment(name)? {
+            return Ok(found);
+        }
+        let created = self.post("experiments/create", &json!({"name": name}))?;
+        text(&created["experiment_id"])
+            .ok_or_else(|| self.error("experiments/create", "the answer has no experiment_id".to_owned()))
+    }
+
+    /// The identifier of an experiment; `None` if there is none of that name.
+    fn find_experiment(&self, name: &str) -> Result<Option<String>, MlflowError> {
         const GET: &str = "experiments/get-by-name";
         let url = format!("{}/api/2.0/mlflow/{GET}?experiment_name={}", self.uri, percent_encoded(name));
         let mut request = firebrick_hub::http_agent().get(&url);
@@ -290,14 +318,13 @@ impl Client {
         let (status, answer) = self.read(GET, request.call())?;
         if status == 200 {
             let found = text(&answer["experiment"]["experiment_id"]);
-            return found.ok_or_else(|| self.error(GET, "the answer has no experiment.experiment_id".to_owned()));
+            let found = found.ok_or_else(|| self.error(GET, "the answer has no experiment.experiment_id".to_owned()));
+            return found.map(Some);
         }
-        if answer["error_code"] != "RESOURCE_DOES_NOT_EXIST" {
-            return Err(self.refused(GET, status, &answer));
+        match answer["error_code"] == "RESOURCE_DOES_NOT_EXIST" {
+            true => Ok(None),
+            false => Err(self.refused(GET, status, &answer)),
         }
-        let created = self.post("experiments/create", &json!({"name": name}))?;
-        text(&created["experiment_id"])
-            .ok_or_else(|| self.error("experiments/create", "the answer has no experiment_id".to_owned()))
     }
 
     fn log_batch(&self, run_id: &str, metrics: &[Value]) -> Result<(), MlflowError> {
@@ -380,6 +407,20 @@ mod tests {
             ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]
         );
         assert_eq!(percent_encoded("a b/ü~"), "a%20b%2F%C3%BC~");
+    }
+
+    #[test]
+    fn credentials_are_found_in_an_address_and_an_at_sign_elsewhere_is_none() {
+        let has = |uri: &str| {
+            let section = MlflowSection { tracking_uri: uri.to_owned(), experiment_name: "e".to_owned() };
+            section.has_credentials()
+        };
+        for uri in ["http://user:secret@host:5000", "https://token@host/path", "http:user@host"] {
+            assert!(has(uri), "{uri}");
+        }
+        for uri in ["http://127.0.0.1:5000", "https://host/team@work", "https://host?user=a@b", "https://host#a@b"] {
+            assert!(!has(uri), "{uri}");
+        }
     }
 
     #[test]

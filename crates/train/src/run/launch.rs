@@ -16,6 +16,7 @@ use crate::config::RunConfig;
 use crate::console::{Console, FailureReport, Outcome, error_message};
 use crate::error::RunError;
 use crate::hub::Need;
+use crate::metrics::Mlflow;
 use crate::plan::PlanRequest;
 use crate::run::device::catch_failure;
 use crate::run::finish;
@@ -71,6 +72,9 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     let RunOptions { config, resume, console, interrupt, trace, force, ranks } = options;
     together::agree_on_recipe(&ranks, &config)?;
     let (date, resumed) = together::start_of(&ranks, &config, resume.as_ref())?;
+    if let Some(server) = config.mlflow.as_ref().filter(|_| ranks.is_main()) {
+        Mlflow::reach(server)?;
+    }
     let sources = [config.data.training_sources(), config.data.held_out_sources()].concat();
     config.fetch_model_on(&ranks, &sources, Need::Weights, console)?;
     if resumed.is_none() {

@@ -144,11 +144,12 @@ impl<B: Kernels> Run<B> {
         let Some(after) = self.evaluation()? else { return Ok(self.interrupted()) };
         report_evaluation(&mut self.sinks, self.state.step, &after);
         self.sinks.flush();
-        self.sinks.close(RunEnd::Finished);
+        self.sinks.activity("writing the results");
         let plan = &self.prepared.plan;
         let is_main = self.trainer.ranks.is_main();
         // A pass over weights that ranks divide is one of all ranks.
-        let weights = if is_main || self.trainer.model.is_divided() { self.results()? } else { PathBuf::new() };
+        let takes_part = is_main || self.trainer.model.is_divided();
+        let (weights, samples) = if takes_part { self.results()? } else { Default::default() };
         let summary = Summary {
             steps: self.state.step,
             train_loss: mean(&self.state.last_losses),
@@ -172,6 +173,11 @@ impl<B: Kernels> Run<B> {
         if is_main {
             self.folder.write_summary(&(text + "\n"))?;
         }
+        // Not before: a run whose results cannot be written has failed.
+        self.sinks.close(RunEnd::Finished);
+        let prompts = &plan.sample_prompts.value;
+        self.console.samples("before", prompts, &self.state.samples_before);
+        self.console.samples("after ", prompts, &samples);
         self.console.summary(&summary, plan);
         self.write_report_page();
         Ok(Outcome::Finished(summary))
@@ -188,17 +194,15 @@ impl<B: Kernels> Run<B> {
         }
     }
 
-    /// Prints sample answers and writes the trained weights. Returns their folder.
-    fn results(&self) -> Result<PathBuf, RunError> {
-        let prompts = &self.prepared.plan.sample_prompts.value;
+    /// Answers the sample prompts and writes the trained weights. Returns their folder, and the answers.
+    fn results(&self) -> Result<(PathBuf, Vec<String>), RunError> {
         let samples = finish::sample(&self.prepared, &self.trainer.model)?;
-        self.console.samples("before", prompts, &self.state.samples_before);
-        self.console.samples("after ", prompts, &samples);
         let collected = self.trainer.model.collect_weights();
         if !self.trainer.ranks.is_main() {
-            return Ok(PathBuf::new());
+            return Ok((PathBuf::new(), samples));
         }
-        finish::write_weights(self.folder.path(), &self.weights, &self.trainer.model, collected)
+        let folder = finish::write_weights(self.folder.path(), &self.weights, &self.trainer.model, collected)?;
+        Ok((folder, samples))
     }
 
     /// Seconds from start, over all resumed parts.
