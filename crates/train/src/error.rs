@@ -376,6 +376,11 @@ pub enum RunError {
 }
 
 impl RunError {
+    /// Whether the numbers of a step are wrong, so that nothing of it may be saved.
+    pub fn is_of_numbers(&self) -> bool {
+        matches!(self, Self::NotFinite { .. } | Self::WeightsNotFinite { .. } | Self::NotItsReference { .. })
+    }
+
     /// Whether there was no room on a disk for what was to be written.
     pub fn is_disk_full(&self) -> bool {
         if let Self::Storage(StorageError::DiskFull { .. } | StorageError::DiskOfOtherRankFull { .. }) = self {

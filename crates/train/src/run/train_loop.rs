@@ -157,7 +157,10 @@ impl<B: Kernels> Run<B> {
             Ok(true) => self.finish(),
             Ok(false) => Ok(self.interrupted()),
             Err(error) => {
-                self.save_after_loss();
+                // All ranks end for such numbers, and the first to end is no loss to the others.
+                if !error.is_of_numbers() {
+                    self.save_after_loss();
+                }
                 self.report_alone();
                 Err(error)
             }
