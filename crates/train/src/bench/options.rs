@@ -103,10 +103,10 @@ impl BenchOptions {
     /// # Errors
     /// Options that exclude each other.
     pub fn recipe(&self) -> Result<RunConfig, RunError> {
-        if 2 * self.documents > self.seq {
+        if self.documents > self.seq / 2 {
             return Err(RunError::BenchDocuments { documents: self.documents, row_len: self.seq });
         }
-        let steps = self.warmup + self.steps + usize::from(self.trace);
+        let steps = self.warmup.saturating_add(self.steps).saturating_add(usize::from(self.trace));
         let mut overrides = vec![
             format!("model={}", Value::String(self.model.display().to_string())),
             format!("backend={}", self.backend),

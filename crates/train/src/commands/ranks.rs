@@ -25,7 +25,7 @@ pub(crate) struct LocalRankCount {
     #[arg(long, value_name = "N|all", conflicts_with = "ranks")]
     gpus: Option<GpuCount>,
     /// The same with this many processes, for backends that compute on the CPU.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: Option<u32>,
 }
 

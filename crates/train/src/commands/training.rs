@@ -74,7 +74,7 @@ pub(crate) struct PlanArguments {
     #[arg(long)]
     force: bool,
     /// Plan for a run of this many ranks, on one machine or many.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     ranks: u32,
 }
 

@@ -8,6 +8,7 @@ use firebrick_arch::{LoraConfig, TargetModules};
 use firebrick_data::RecordFormat;
 use firebrick_optim::ScheduleKind;
 
+use crate::config::bounds;
 use crate::config::check_data;
 use crate::config::check_preference;
 use crate::config::compute::Compute;
@@ -26,6 +27,7 @@ pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Resu
     let rules = [
         names(config),
         ranges(config),
+        bounds::rules(config),
         weights(config, source),
         schedule(config),
         agreements(config, source),

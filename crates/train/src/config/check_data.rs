@@ -4,6 +4,7 @@
 
 use firebrick_data::{Mix, MixUntil, RecordFormat, TextDocument, TrainOn};
 
+use crate::config::bounds::COUNT;
 use crate::config::data_section::SourceConfig;
 use crate::config::error::ConfigError;
 use crate::config::names::to_name;
@@ -166,6 +167,12 @@ fn of_source(key: &'static str, index: usize, source: &SourceConfig, mix: Mix) -
             key,
             format!("source {number}: limit is 0"),
             "leave the source out, or the limit",
+        ),
+        rule(
+            source.limit.is_none_or(|limit| limit <= COUNT),
+            key,
+            format!("source {number}: limit must be at most {COUNT}"),
+            "leave the limit out",
         ),
         rule(
             weight.is_finite() && weight > 0.0,

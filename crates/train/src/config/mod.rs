@@ -7,6 +7,7 @@
 mod agreement;
 mod backend_choice;
 mod base_name;
+mod bounds;
 mod check;
 mod check_data;
 mod check_preference;

@@ -23,6 +23,10 @@ pub(super) fn at_least(key: &'static str, value: u64, minimum: u64) -> Rule {
     rule(value >= minimum, key, format!("must be at least {minimum}, got {value}"), "write a larger number")
 }
 
+pub(super) fn at_most(key: &'static str, value: u64, maximum: u64) -> Rule {
+    rule(value <= maximum, key, format!("must be at most {maximum}, got {value}"), "write a smaller number")
+}
+
 pub(super) fn above_zero(key: &'static str, value: f64) -> Rule {
     let holds = value.is_finite() && value > 0.0;
     rule(holds, key, format!("must be above 0 and finite, got {value}"), "write a positive number")

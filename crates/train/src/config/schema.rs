@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use schemars::schema_for;
 use serde_json::Value;
 
+use crate::config::bounds::BOUNDS;
 use crate::config::error::{ConfigError, UnknownKey, nearest};
 use crate::config::other_names;
 use crate::config::recipe::RunConfig;
@@ -15,9 +16,15 @@ use crate::config::source::Source;
 /// The JSON schema (draft 2020-12) of a recipe, indented, with a newline at the end.
 #[must_use]
 pub fn json_schema() -> String {
-    let mut text = format!("{:#}", schema_for!(RunConfig).to_value());
-    text.push('\n');
-    text
+    let mut schema = schema_for!(RunConfig).to_value();
+    for bound in &BOUNDS {
+        let (section, key) = bound.key.split_once('.').unwrap_or(("", bound.key));
+        let section = reference(&schema["properties"][section]).unwrap_or_default();
+        let pointer = format!("{section}/properties/{key}");
+        // Invariant: a test finds each of these keys in the schema.
+        schema.pointer_mut(&pointer).expect("a bounded key is in the schema")["maximum"] = bound.largest.into();
+    }
+    format!("{schema:#}\n")
 }
 
 /// Keys by section; the keys outside of sections are under "".

@@ -12,6 +12,8 @@ mod chosen;
 mod decide;
 mod display;
 mod divided;
+#[cfg(all(test, feature = "flex"))]
+mod extremes;
 mod fit;
 #[cfg(test)]
 mod fixtures;

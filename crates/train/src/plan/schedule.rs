@@ -11,7 +11,7 @@ pub(super) fn steps(config: &RunConfig, data: &DataShape, world_size: usize) -> 
     let (rows, per_step) = (data.rows, config.rows_per_step() * world_size);
     match config.length() {
         RunLength::Steps(steps) => {
-            let epochs = (steps * per_step as u64) as f64 / rows as f64;
+            let epochs = steps as f64 * per_step as f64 / rows as f64;
             Chosen::new(steps, format!("the recipe: {epochs:.2} epochs of {rows} rows"))
         }
         RunLength::Epochs(epochs) => {
