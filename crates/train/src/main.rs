@@ -16,7 +16,7 @@ use firebrick_train::export::{ExportOptions, export};
 use firebrick_train::push::{PushOptions, push};
 use firebrick_train::report;
 
-use commands::{machine, text, timing, training, warn};
+use commands::{machine, takes_colors, text, timing, training, warn};
 
 /// glibc returns an operation's megabytes to the system and faults them in again for the next one; that took a quarter of a
 /// CPU step (docs/decisions.md).
@@ -82,6 +82,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
         .with_writer(std::io::stderr)
+        .with_ansi(takes_colors(&std::io::stderr()))
         .init();
     match execute(Cli::parse().command, clock) {
         Ok(status) => status,

@@ -548,6 +548,7 @@ fn garbage_at_the_rendezvous_is_refused_and_the_job_goes_on() {
     for rank in [first, second] {
         let (status, log) = rank.end();
         assert_eq!(status, Some(0), "{log}");
+        assert!(!log.contains('\u{1b}'), "warnings in a file have no colors: {log}");
     }
     assert!(here.run("run").join("summary.json").is_file());
 }

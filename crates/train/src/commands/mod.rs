@@ -8,7 +8,12 @@ pub(crate) mod text;
 pub(crate) mod timing;
 pub(crate) mod training;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
+
+/// Whether what is written there may have colors: it is a terminal, and `NO_COLOR` is not set.
+pub(crate) fn takes_colors(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
 
 /// A line on standard error, which may be closed: then there is nothing to do about it.
 pub(crate) fn warn(text: &str) {

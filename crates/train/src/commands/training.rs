@@ -2,7 +2,6 @@
 //!
 //! Trade-off: a recipe is read again by each command.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -23,6 +22,7 @@ use firebrick_train::state::resume_point::ResumeFrom;
 
 use super::machine::machine;
 use super::ranks::{LocalRankCount, Place, status};
+use super::takes_colors;
 
 #[derive(Args)]
 pub(crate) struct Train {
@@ -156,8 +156,7 @@ pub(crate) fn show_data(arguments: &Inspect) -> anyhow::Result<()> {
         let _shown = Console::VERBOSE.activity(reading_data);
         inspect(&arguments.recipe.load()?, arguments.rows)?
     };
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let style = if std::io::stdout().is_terminal() && !no_color { Style::Colors } else { Style::Markers };
+    let style = if takes_colors(&std::io::stdout()) { Style::Colors } else { Style::Markers };
     Console::VERBOSE.print(inspection.text(style).trim_end_matches('\n'));
     if let Some(path) = &arguments.html {
         std::fs::write(path, inspection.page()).with_context(|| format!("cannot write {}", path.display()))?;
