@@ -3,7 +3,8 @@
 //! The engine launches them by this, and the memory estimate counts by it, whether or not the cargo feature `cuda` is on.
 //! Trade-off: memory is estimated for an H100's multiprocessors; other cards have other parts of the tokens.
 
-use firebrick_arch::{GroupKind, GroupSpec, ModelSpec};
+use firebrick_arch::{GroupKind, GroupSpec, LoraConfig, ModelSpec};
+use firebrick_precision::Format;
 
 use super::rows::{appended_to, ranks_in};
 use crate::GemmFormat;
@@ -113,26 +114,40 @@ pub(in crate::backends) fn low_rank_tile(ranks: &[usize]) -> Option<usize> {
 /// Bytes of what passes over what adapters read leave to be added, for the group of a run that has most of it, and of low-rank gradients that a
 /// norm scales.
 pub(super) fn low_rank_sums_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    let scaled = |group: &GroupSpec| ranks_in(group, training).iter().sum::<usize>() as u64;
+    let scaled = |group: &GroupSpec| match tile_of(group, training) {
+        Some(_) if !drops_inputs(training) => ranks_in(group, training).iter().sum::<usize>() as u64,
+        _ => 0,
+    };
     let scaled = model.all_groups().map(|group| scaled(&group)).max().unwrap_or(0);
     let of_group = |group: GroupSpec| output_sums(&group, training).max(gated_sums(&group, training));
     let sums = model.all_groups().map(of_group).max().unwrap_or(0).max(input_sums_of_any(model, training));
     4 * sums as u64 + training.tokens() * scaled * training.activation_bytes()
 }
 
-/// The same of a forward pass alone.
+/// The same of a forward pass alone, which drops nothing.
 pub(super) fn forward_sums_bytes(model: &ModelSpec, pass: &TrainingShape) -> u64 {
-    4 * input_sums_of_any(model, pass) as u64
+    let lora = pass.lora.clone().map(|lora| LoraConfig { lora_dropout: 0.0, ..lora });
+    4 * input_sums_of_any(model, &TrainingShape { lora, ..pass.clone() }) as u64
 }
 
 fn input_sums_of_any(model: &ModelSpec, training: &TrainingShape) -> usize {
     model.all_groups().map(|group| input_sums(&group, training)).max().unwrap_or(0)
 }
 
-/// The rank that passes over a group are compiled for, of its adapters.
+/// The rank that passes over a group are compiled for, of its adapters; `None` where GEMMs take the place of all passes: of f32 values, and
+/// under DoRA, whose forward leaves no `x Aᵀ`.
 fn tile_of(group: &GroupSpec, training: &TrainingShape) -> Option<usize> {
+    let has_magnitudes = training.lora.as_ref().is_some_and(|lora| lora.use_dora);
+    if has_magnitudes || training.compute == Format::F32 {
+        return None;
+    }
     let ranks: Vec<usize> = ranks_in(group, training).into_iter().filter(|rank| *rank > 0).collect();
     low_rank_tile(&ranks)
+}
+
+/// Whether adapters read a part of their input. Then only the pass over the gradient of the outputs takes place.
+fn drops_inputs(training: &TrainingShape) -> bool {
+    training.lora.as_ref().is_some_and(|lora| lora.lora_dropout > 0.0)
 }
 
 /// Sums of the pass over the gradient of a group's outputs.
@@ -150,7 +165,8 @@ fn output_sums(group: &GroupSpec, training: &TrainingShape) -> usize {
 /// Sums of the pass over gate, up and their gradients. With one piece of columns, as on cards with little shared memory: with two it is less.
 fn gated_sums(group: &GroupSpec, training: &TrainingShape) -> usize {
     let is_gated = matches!(group.kind, GroupKind::GateUp | GroupKind::ExpertGateUp);
-    if !is_gated || training.gemms != GemmFormat::Compute || tile_of(group, training) != Some(GATED_TILE) {
+    let has_pass = training.gemms == GemmFormat::Compute && !drops_inputs(training);
+    if !is_gated || !has_pass || tile_of(group, training) != Some(GATED_TILE) {
         return 0;
     }
     let (pass, width) = (LowRankPass::gated_backward(1), group.out_features() / 2);
@@ -163,7 +179,8 @@ fn gated_sums(group: &GroupSpec, training: &TrainingShape) -> usize {
 
 /// Sums of the pass over a group's input: a copy of it, or a gated activation.
 fn input_sums(group: &GroupSpec, training: &TrainingShape) -> usize {
-    let Some(tile) = tile_of(group, training).filter(|_| appended_to(group, training) > 0) else { return 0 };
+    let has_pass = appended_to(group, training) > 0 && !drops_inputs(training);
+    let Some(tile) = tile_of(group, training).filter(|_| has_pass) else { return 0 };
     let (width, tokens) = (group.in_features, training.tokens() as usize);
     let (pass, tokens) = match group.kind {
         GroupKind::AttentionOutput => (LowRankPass::INPUT, tokens),
@@ -178,7 +195,42 @@ fn input_sums(group: &GroupSpec, training: &TrainingShape) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use firebrick_arch::shapes::llama_3_1_8b;
+
     use super::*;
+    use crate::memory::training_shape::Recompute;
+    use crate::memory::training_shape::tests::qlora;
+
+    #[test]
+    fn sums_are_counted_of_the_passes_that_the_engine_launches_alone() {
+        let with = |change: &dyn Fn(&mut LoraConfig)| {
+            let mut training = qlora(1, Recompute::Full);
+            change(training.lora.as_mut().unwrap());
+            training
+        };
+        let model = llama_3_1_8b();
+        let bytes = |training: &TrainingShape| {
+            let most = |sums: fn(&GroupSpec, &TrainingShape) -> usize| {
+                model.all_groups().map(|group| sums(&group, training)).max().unwrap_or(0)
+            };
+            [most(output_sums), most(gated_sums), most(input_sums)]
+        };
+        let plain = with(&|_| {});
+        let [output, gated, input] = bytes(&plain);
+        assert!(output > 0 && gated > 0 && input > 0, "{output} {gated} {input}");
+        let dropout = with(&|lora| lora.lora_dropout = 0.1);
+        assert_eq!(bytes(&dropout), [output, 0, 0], "its inputs are dropped before adapters read them");
+        assert_eq!(low_rank_sums_bytes(&model, &dropout), 4 * output as u64);
+        assert_eq!(
+            forward_sums_bytes(&model, &dropout),
+            forward_sums_bytes(&model, &plain),
+            "evaluation drops nothing"
+        );
+        let dora = with(&|lora| lora.use_dora = true);
+        assert_eq!((bytes(&dora), low_rank_sums_bytes(&model, &dora)), ([0; 3], 0));
+        let in_f32 = TrainingShape { compute: Format::F32, ..plain };
+        assert_eq!((bytes(&in_f32), low_rank_sums_bytes(&model, &in_f32)), ([0; 3], 0));
+    }
 
     #[test]
     fn blocks_fill_the_device_once_where_they_can() {
