@@ -60,6 +60,14 @@ impl BackendKind {
         matches!(self, Self::Flex | Self::Candle)
     }
 
+    /// Bytes that an 8-bit code of an optimizer's state takes. WebGPU has no bytes in storage buffers: each code takes a word there.
+    pub const fn code_bytes(self) -> u64 {
+        match self {
+            Self::Wgpu => 4,
+            Self::Flex | Self::Candle | Self::Cuda => 1,
+        }
+    }
+
     /// Whether attention holds the scores of a whole document at a time; the other backends hold those of one block of queries.
     pub(super) fn materializes_scores(self) -> bool {
         matches!(self, Self::Candle | Self::Wgpu)

@@ -167,8 +167,8 @@ pub struct TrainConfig {
     /// width of the queries x 2 bytes for attention's output. Default true on CUDA; the other backends leave it where it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload: Option<bool>,
-    /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state) or "paged_adamw_8bit" (the same, but on CUDA state beyond
-    /// `optimizer_device_gib` waits in host memory). Default "adamw".
+    /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state, which takes no less memory on wgpu) or "paged_adamw_8bit" (the same,
+    /// but on CUDA state beyond `optimizer_device_gib` waits in host memory). Default "adamw".
     pub optimizer: OptimizerKind,
     /// With "paged_adamw_8bit" on CUDA: GiB of optimizer state that stay on the device; the rest waits in pinned host memory and
     /// is copied there and back in each step. "auto": as much as fits. Other backends page nothing. Default "auto".

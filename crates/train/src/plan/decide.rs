@@ -158,7 +158,7 @@ fn assemble(
         reference: preference::reference(config),
         recompute: recompute(config.recompute()),
         offload: offload(config, backend.value),
-        optimizer: Chosen::new(train.optimizer, train.optimizer.state()),
+        optimizer: paging::optimizer(train.optimizer, backend.value),
         resident_state_bytes: paging.resident,
         paged_state_bytes: paging.paged,
         weight_decay: Chosen::key(train.weight_decay, &default.train.weight_decay),

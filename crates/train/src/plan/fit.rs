@@ -173,7 +173,7 @@ fn beyond_micro_batches(case: &Case<'_>, training: &TrainingShape, accumulation:
 /// What takes less memory whatever the rows are, nearest first.
 fn other_runs(case: &Case<'_>, training: &TrainingShape) -> String {
     let mut advice = Vec::new();
-    if training.optimizer_bytes > 4 * training.trained_parameters(case.spec) {
+    if case.backend.code_bytes() == 1 && training.optimizer_bytes > 4 * training.trained_parameters(case.spec) {
         advice.push("train.optimizer = \"adamw_8bit\" keeps a quarter of the optimizer's state");
     }
     if case.ranks == 1 && case.backend == BackendKind::Cuda {
@@ -273,6 +273,7 @@ fn smaller(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> Ve
 mod tests {
     use super::*;
     use crate::plan::fixtures::Example;
+    use crate::plan::shapes;
 
     impl Example {
         fn check(&self, force: bool) -> Result<(MemoryEstimate, Option<Chosen<bool>>), RunError> {
@@ -359,6 +360,19 @@ mod tests {
         let advice = message.split("would still need ").nth(1).unwrap();
         assert!(advice.contains("adamw_8bit") && advice.contains("zero_stage = 3"), "{advice}");
         assert!(advice.contains("[bnb_4bit]") && !advice.contains("max_seq_len"), "{advice}");
+    }
+
+    #[test]
+    fn a_state_in_8_bits_is_proposed_only_where_it_is_smaller() {
+        let full = ["mode=full", "lora=", "bnb_4bit=", "train.optimizer=adamw", "train.micro_batch_size=1"];
+        let example = Example::new(&full, 80, 512);
+        let advice = |backend| {
+            let trained = example.trained();
+            let training = shapes::training(&example.config, Format::Bf16, backend, &example.data, &trained);
+            other_runs(&Case { backend, ..example.case() }, &training)
+        };
+        assert!(advice(BackendKind::Cuda).contains("adamw_8bit") && advice(BackendKind::Flex).contains("adamw_8bit"));
+        assert!(!advice(BackendKind::Wgpu).contains("adamw_8bit"), "{}", advice(BackendKind::Wgpu));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use firebrick_arch::TensorSpec;
 use firebrick_hwprofile::memory::human_bytes;
 use firebrick_kernels::{BackendKind, TrainingShape};
-use firebrick_optim::PagedBytes;
+use firebrick_optim::{OptimizerKind, PagedBytes};
 
 use crate::config::{DeviceBudget, RunConfig};
 use crate::plan::chosen::Chosen;
@@ -18,6 +18,20 @@ pub(super) struct Paging {
     pub(super) resident: Chosen<u64>,
     /// Bytes of state in host memory.
     pub(super) paged: Chosen<u64>,
+}
+
+/// Rule and state format, with what that state is on a backend.
+pub(super) fn optimizer(kind: OptimizerKind, backend: BackendKind) -> Chosen<OptimizerKind> {
+    let state = kind.state();
+    match (kind, backend.code_bytes()) {
+        (OptimizerKind::AdamW, _) | (_, 1) => Chosen::new(kind, state),
+        (_, bytes) => {
+            let why = format!(
+                "{state}. A code of 8 bits takes {bytes} bytes on {backend}: \"adamw\" needs no more memory there"
+            );
+            Chosen::new(kind, why)
+        }
+    }
 }
 
 /// Decides, and enters it into the shape.
@@ -106,6 +120,21 @@ mod tests {
         // Weights and gradients of the 8B in f32 take 60 GiB, its state 19 GiB.
         let (resident, paged, why, _) = paging(&[], BackendKind::Cuda, 88);
         assert!(paged > 0 && resident > 0 && why.contains("auto: at most"), "{why}");
+    }
+
+    #[test]
+    fn a_code_that_takes_a_word_saves_nothing_and_the_plan_says_so() {
+        let state = |optimizer: &str| {
+            let (resident, _, _, training) = paging(&[&format!("train.optimizer={optimizer}")], BackendKind::Wgpu, 141);
+            assert_eq!(resident, training.optimizer_bytes);
+            resident
+        };
+        assert!(state("adamw_8bit") >= state("adamw"));
+        for kind in [OptimizerKind::AdamW8bit, OptimizerKind::PagedAdamW8bit] {
+            assert!(optimizer(kind, BackendKind::Wgpu).reason.contains("takes 4 bytes on wgpu"));
+            assert_eq!(optimizer(kind, BackendKind::Cuda).reason, kind.state());
+        }
+        assert_eq!(optimizer(OptimizerKind::AdamW, BackendKind::Wgpu).reason, "moments in f32");
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub(super) fn training(
         compute,
         gemms: GemmFormat::Compute,
         kept_bytes: [0; 2],
-        optimizer_bytes: optimizer_bytes(config, backend, trained),
+        optimizer_bytes: optimizer(config).state_bytes(trained, backend.code_bytes()),
         paged_bytes: 0,
         paging_bytes: 0,
         micro_batch_size: config.train.micro_batch_size,
@@ -87,10 +87,4 @@ pub(super) fn optimizer(config: &RunConfig) -> OptimizerConfig {
         weight_decay: train.weight_decay,
         max_grad_norm: None,
     }
-}
-
-fn optimizer_bytes(config: &RunConfig, backend: BackendKind, trained: &[TensorSpec]) -> u64 {
-    // WebGPU has no bytes in storage buffers, so each 8-bit code takes a word there.
-    let code_bytes = if backend == BackendKind::Wgpu { 4 } else { 1 };
-    optimizer(config).state_bytes(trained, code_bytes)
 }
