@@ -242,6 +242,7 @@ mod tests {
             documents: 4 * SEQUENCES,
             recompute: step.recompute,
             offload: false,
+            loss_tokens_per_row: 4 * DOCUMENT,
             loss_chunk_tokens: step.loss_chunk_tokens,
             evaluation: Default::default(),
             divided: Default::default(),

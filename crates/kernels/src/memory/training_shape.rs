@@ -106,6 +106,8 @@ pub struct TrainingShape {
     pub recompute: Recompute,
     /// Whether what layers save waits in host memory, where [`Recompute::may_offload`].
     pub offload: bool,
+    /// Tokens of a packed sequence that count in the loss, at most.
+    pub loss_tokens_per_row: usize,
     /// Rows of logits that exist at a time.
     pub loss_chunk_tokens: usize,
     /// What is computed between steps.
@@ -143,6 +145,12 @@ impl TrainingShape {
     /// Tokens of a micro-batch.
     pub fn tokens(&self) -> u64 {
         self.micro_batch_size as u64 * self.row_len as u64
+    }
+
+    /// Tokens of a micro-batch whose logits exist at a time, at most.
+    pub(crate) fn loss_chunk(&self) -> u64 {
+        let counted = self.micro_batch_size as u64 * self.loss_tokens_per_row.min(self.row_len) as u64;
+        counted.min(self.loss_chunk_tokens as u64)
     }
 
     /// Parameters that get a gradient and optimizer state.
@@ -259,6 +267,7 @@ pub(crate) mod tests {
             documents: micro_batch_size,
             recompute,
             offload: false,
+            loss_tokens_per_row: 4096,
             loss_chunk_tokens: 1024,
             evaluation: EvaluationShape::default(),
             divided: DividedBytes::default(),

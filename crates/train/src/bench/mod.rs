@@ -85,6 +85,7 @@ fn measured(
         row_len: options.seq,
         longest_document: options.seq.div_ceil(options.documents),
         documents_per_row: options.documents,
+        loss_tokens_per_row: options.seq,
         has_chats: false,
         report: format!("random tokens, {} per row, all in the loss", documents(options.documents)),
     };

@@ -53,6 +53,7 @@ pub(super) fn full_rows(row_len: usize) -> DataShape {
         row_len,
         longest_document: row_len,
         documents_per_row: 1,
+        loss_tokens_per_row: row_len,
         has_chats: false,
         report: "full".to_owned(),
     }

@@ -69,6 +69,7 @@ pub(super) fn training(
         documents: config.train.micro_batch_size * data.documents_per_row,
         recompute: config.recompute(),
         offload: offload(config, backend).value,
+        loss_tokens_per_row: data.loss_tokens_per_row,
         loss_chunk_tokens: config.train.loss_chunk_tokens,
         evaluation: answers::evaluation(config),
         divided: DividedBytes::default(),

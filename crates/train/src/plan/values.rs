@@ -196,6 +196,8 @@ pub struct DataShape {
     pub longest_document: usize,
     /// Maximum number of documents in a row, the padding at its end included.
     pub documents_per_row: usize,
+    /// Maximum number of tokens in a row that count in the loss.
+    pub loss_tokens_per_row: usize,
     /// Whether any of the data is rendered with the chat template.
     pub has_chats: bool,
     /// How well documents fill the rows, in a sentence.
@@ -211,6 +213,7 @@ impl DataShape {
             row_len: data.row_len(),
             longest_document: report.lengths.longest,
             documents_per_row: max_documents_per_row(data),
+            loss_tokens_per_row: max_loss_tokens_per_row(data),
             has_chats,
             report: report.to_string(),
         }
@@ -318,4 +321,14 @@ fn max_documents_per_row(data: &PackedDataset) -> usize {
         data.row_documents(row).count() + padding
     };
     (0..data.rows()).map(documents).max().unwrap_or(1)
+}
+
+/// The maximum number of tokens in a row that count in the loss. Of pairs those of their prompts may count too.
+fn max_loss_tokens_per_row(data: &PackedDataset) -> usize {
+    if data.pairs() > 0 {
+        return data.row_len();
+    }
+    let counted = |document: usize| data.documents().entry(document).loss_tokens as usize;
+    let of_row = |row: usize| data.row_documents(row).map(counted).sum::<usize>();
+    (0..data.rows()).map(of_row).max().unwrap_or(0)
 }

@@ -9,7 +9,7 @@ use firebrick_hwprofile::memory::MemoryLine;
 
 use super::layer::buffers_per_token;
 use super::reference::{logit_copies, score_bytes, score_copies};
-use super::{cuda, reference};
+use super::{cpu, cuda, reference};
 use crate::backends::BackendKind;
 use crate::memory::estimate::{line, sum};
 use crate::memory::evaluation::{Answers, EvaluatedRows};
@@ -36,11 +36,12 @@ pub(super) fn peak(
 /// The loss of held-out rows, and how many targets are predicted.
 fn scored(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, rows: usize) -> Vec<MemoryLine> {
     let pass = TrainingShape { micro_batch_size: rows, ..training.clone() };
-    let chunk = (training.loss_chunk_tokens as u64).min(pass.tokens());
+    let chunk = pass.loss_chunk();
     let logits = match backend {
         // They count as scratch of the loss.
         BackendKind::Cuda => 0,
-        BackendKind::Flex | BackendKind::Candle | BackendKind::Wgpu => chunk * 4 * logit_copies(model),
+        BackendKind::Flex | BackendKind::Candle => chunk * 4 * cpu::logit_copies(model),
+        BackendKind::Wgpu => chunk * 4 * logit_copies(model),
     };
     let mut lines = forward(backend, model, &pass);
     lines.extend([
@@ -77,9 +78,10 @@ fn answered(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, a
 /// A layer's forward that saves nothing, and what the backend keeps allocated.
 fn forward(backend: BackendKind, model: &ModelSpec, pass: &TrainingShape) -> Vec<MemoryLine> {
     let (values, mut lines) = match backend {
-        BackendKind::Flex | BackendKind::Candle | BackendKind::Wgpu => {
-            (widest_layer(model), vec![reference::converted_line(model, pass)])
+        BackendKind::Flex | BackendKind::Candle => {
+            (widest_layer(model), vec![reference::converted_line(model, pass), cpu::process_line()])
         }
+        BackendKind::Wgpu => (widest_layer(model), vec![reference::converted_line(model, pass)]),
         // A layer that is computed again holds what this one does.
         BackendKind::Cuda => {
             let recomputed = TrainingShape { recompute: Recompute::Full, ..pass.clone() };

@@ -1,11 +1,13 @@
-//! The reference bodies' memory at the peak of a step, without parameters and saved activations.
+//! The reference bodies' memory at the peak of a step, without parameters and saved activations; what a process on the CPU takes in addition
+//! is in `cpu.rs`.
 //!
-//! Trade-off: an allocator's rounding, the optimizer's temporaries, and the context and libraries of a device come on top: leave a
+//! Trade-off: on wgpu an allocator's rounding, the optimizer's temporaries, and the context and libraries of a device come on top: leave a
 //! tenth of the memory free.
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryLine;
 
+use super::cpu;
 use crate::backends::BackendKind;
 use crate::memory::estimate::{layer_values, line, sum};
 use crate::memory::training_shape::{TrainingShape, scaled_widths, widest_dropped};
@@ -29,13 +31,22 @@ pub(super) fn score_bytes(backend: BackendKind, model: &ModelSpec, tokens: usize
     heads * (tokens as u64).pow(2) * 4 * score_copies(model)
 }
 
-/// The more demanding of the two moments that never coincide: the loss, and the backward of one layer.
+/// The more demanding of the two moments that never coincide: the loss, and the backward of one layer. On the CPU the allocator still holds what
+/// the other one freed, so both count there.
 pub(super) fn lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
-    let (layer, loss) = (layer_lines(backend, model, training), loss_lines(model, training));
+    let [recomputed, gradients] = layer_values_lines(model, training);
+    let copies = if backend.is_cpu() { cpu::logit_copies(model) } else { logit_copies(model) };
+    let loss = loss_lines(model, training, copies);
+    if backend.is_cpu() {
+        let process = cpu::lines(model, training, recomputed.bytes + gradients.bytes);
+        return [vec![recomputed, gradients], other_lines(backend, model, training), loss, process].concat();
+    }
+    let layer = [vec![recomputed, gradients], other_lines(backend, model, training)].concat();
     if sum(&layer) >= sum(&loss) { layer } else { loss }
 }
 
-fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
+/// The activations of the widest layer and their gradients.
+fn layer_values_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 2] {
     let value = training.activation_bytes();
     let widest = |of: &dyn Fn(usize) -> u64| (0..model.layers.len()).map(of).max().unwrap_or(0);
     let recomputed = widest(&|layer| {
@@ -48,7 +59,7 @@ fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
         let routed = if mlp.is_mixture() { 2 * mlp.rows_per_token() * model.hidden_size } else { 0 };
         (3 * mlp.rows_per_token() * mlp.intermediate_size() + routed + 2 * model.hidden_size) as u64 * value
     });
-    vec![
+    [
         line(
             "recomputed layer",
             training.tokens() * recomputed,
@@ -59,6 +70,13 @@ fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
             training.tokens() * gradients,
             "those of the MLP and of both residual sums of one layer".to_owned(),
         ),
+    ]
+}
+
+/// What else is alive in the backward of a layer.
+fn other_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
+    let widest = |of: &dyn Fn(usize) -> u64| (0..model.layers.len()).map(of).max().unwrap_or(0);
+    vec![
         converted_line(model, training),
         line(
             "dropped inputs",
@@ -92,13 +110,13 @@ pub(super) fn converted_line(model: &ModelSpec, training: &TrainingShape) -> Mem
     line("converted weights", bytes, "two of the largest linear module in the compute format".to_owned())
 }
 
-fn loss_lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
-    let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
+fn loss_lines(model: &ModelSpec, training: &TrainingShape, copies: u64) -> Vec<MemoryLine> {
+    let chunk = training.loss_chunk();
     vec![
         line(
             "loss",
-            chunk * model.vocab_size as u64 * 4 * logit_copies(model),
-            format!("{} f32 copies of the logits of {chunk} tokens", logit_copies(model)),
+            chunk * model.vocab_size as u64 * 4 * copies,
+            format!("{copies} f32 copies of the logits of {chunk} tokens"),
         ),
         line(
             "hidden states",

@@ -190,6 +190,7 @@ fn plan(
         row_len: seq,
         longest_document: seq,
         documents_per_row: 1,
+        loss_tokens_per_row: seq,
         has_chats: false,
         report: "random tokens".to_owned(),
     };
