@@ -14,9 +14,10 @@ use firebrick_precision::Format;
 use firebrick_tests::{NEW, NEWEST, NF4, checkpoint_folder, finish, fixture, one_step, recipe, refusal, snapshot};
 use firebrick_train::config::RunConfig;
 use firebrick_train::export::{ExportOptions, MergeBase, export};
+use firebrick_train::plan::PlanRequest;
 use firebrick_train::run::chat::{ChatRequest, ChatTerminal, chat};
 use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
-use firebrick_train::run::prepare::prepare;
+use firebrick_train::run::prepare::{prepare, prepare_for};
 use firebrick_train::run::sampling::{ChosenSampling, TypedSampling};
 use firebrick_train::state::checkpoint::read_state;
 use serde_json::Value;
@@ -307,6 +308,14 @@ fn a_run_continues_from_the_adapter_of_peft_or_of_another_run() {
     }
 }
 
+/// What `plan` says of a recipe that it refuses.
+fn refused_plan(config: RunConfig) -> String {
+    match prepare_for(config, 1, &PlanRequest::default()) {
+        Ok(_) => panic!("the plan was to be refused"),
+        Err(error) => error.to_string(),
+    }
+}
+
 #[test]
 fn a_resumed_run_needs_the_adapter_that_it_started_from_no_more() {
     let output = tempdir().unwrap();
@@ -319,7 +328,9 @@ fn a_resumed_run_needs_the_adapter_that_it_started_from_no_more() {
     one_step(config.clone(), NEW);
     fs::remove_dir_all(&adapter).unwrap();
     assert_eq!(finish(config.clone(), NEWEST).steps, 6);
+    let planned = refused_plan(config.clone());
     let message = refusal(config, NEW);
+    assert_eq!(planned, message);
     assert!(message.starts_with("lora.init_from") && message.contains("adapter_config.json"), "{message}");
 }
 
@@ -329,7 +340,11 @@ fn an_adapter_of_other_settings_or_of_another_model_is_no_start() {
     let refused = |adapter: &str, changes: &[&str]| {
         let init = format!("lora.init_from='{}'", fixture(adapter).display());
         let changes: Vec<&str> = [init.as_str()].into_iter().chain(changes.iter().copied()).collect();
-        refusal(recipe(output.path(), &changes), NEW)
+        let config = recipe(output.path(), &changes);
+        let planned = refused_plan(config.clone());
+        let message = refusal(config, NEW);
+        assert_eq!(planned, message);
+        message
     };
     let cases: [(&str, &[&str], &[&str]); 4] = [
         ("tiny-llama-lora", &["lora.r=8"], &["r = 4, not 8", "Write its own settings under [lora]: r = 4, alpha = 8"]),

@@ -58,11 +58,12 @@ pub fn prepare(recipe: RunConfig) -> Result<Prepared, RunError> {
 }
 
 /// As [`prepare`], for a run of `world_size` processes, the machine, and with the liberties of `request`. Of a model on the Hub the weights
-/// are left there.
+/// are left there; an adapter to start from is fetched, because its shapes are checked.
 ///
 /// # Errors
-/// As [`prepare_at`].
+/// As [`prepare`].
 pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) -> Result<Prepared, RunError> {
+    check_start(&recipe)?;
     prepare_as(recipe, now(), world_size, request, Need::Description)
 }
 
