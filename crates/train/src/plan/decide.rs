@@ -19,7 +19,7 @@ use crate::plan::paging::Paging;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
 use crate::plan::{
     adapter, answers, base, divided, fit, forecast, fp8, gemm_algorithms, kept_weights, paging, preference, schedule,
-    shapes, workers,
+    shapes, warnings, workers,
 };
 
 impl Plan {
@@ -205,6 +205,7 @@ fn assemble(
         forced,
         mlflow: config.mlflow.clone().map(Chosen::recipe),
         forecast,
+        warnings: warnings::of(config, &model.spec, data, world_size),
         training,
         smaller,
         backend,

@@ -53,6 +53,9 @@ impl fmt::Display for Plan {
             table.add(name, value, reason);
         }
         writeln!(formatter, "{}", table.0.join("\n"))?;
+        for warning in &self.warnings {
+            writeln!(formatter, "  WARNING: {warning}")?;
+        }
         match &self.forced {
             Some(forced) => writeln!(formatter, "\n  !!!!!!!! DOES NOT FIT {}\n", forced.reason),
             None => Ok(()),

@@ -28,6 +28,7 @@ mod preference;
 mod schedule;
 mod shapes;
 mod values;
+mod warnings;
 mod workers;
 
 pub use answers::MAX_PROMPTS_AT_ONCE;

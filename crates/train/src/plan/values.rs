@@ -177,6 +177,9 @@ pub struct Plan {
     /// What the run will cost on a known accelerator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
+    /// What the recipe says and hardly anybody means, in sentences.
+    #[serde(skip)]
+    pub warnings: Vec<String>,
     /// How the model is trained, as far as memory and work depend on it.
     #[serde(skip)]
     pub training: TrainingShape,

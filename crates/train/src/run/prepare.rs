@@ -147,7 +147,6 @@ pub(crate) fn prepare_as(
     let cache = data.train.cache;
     let train = Arc::new(PackedDataset::new(data.train.documents, packing.clone()));
     let shape = DataShape::new(&train, has_chats);
-    data_notes.extend(positions_note(&shape, &model_config));
     let inputs =
         PlanInputs { config: &planned, profile: &profile, model: &model_config, data: &shape, world_size, request };
     let mut plan = Plan::resolve(inputs)?;
@@ -184,17 +183,6 @@ pub(crate) fn prepare_as(
         evaluation,
         sampling,
         data_notes,
-    })
-}
-
-/// A note on documents that are longer than any that the model was made for.
-fn positions_note(data: &DataShape, model: &ModelConfig) -> Option<String> {
-    let (longest, positions) = (data.longest_document, model.spec.max_position_embeddings);
-    (longest > positions).then(|| {
-        format!(
-            "the longest document has {longest} tokens, but the model is made for {positions} (max_position_embeddings in its \
-             config.json): beyond them it has learned nothing; lower max_seq_len, or give the config a rope_scaling"
-        )
     })
 }
 
