@@ -160,6 +160,19 @@ pub enum RunError {
         /// The nearest change that fits.
         advice: String,
     },
+    /// A disk on which the run could save nothing.
+    #[error(
+        "the disk of output_dir = \"{}\" has {free} free, and one checkpoint of this run takes {needed}: it would train and could save \
+         nothing. Free some space, or set output_dir to a folder on another disk", folder.display()
+    )]
+    NoRoom {
+        /// The folder.
+        folder: PathBuf,
+        /// Bytes of a checkpoint, formatted.
+        needed: String,
+        /// Free bytes, formatted.
+        free: String,
+    },
     /// A benchmark of documents that have nothing to predict.
     #[error(
         "{documents} documents do not fit into a row of {row_len} tokens: each needs at least two tokens, so that one can be \

@@ -9,9 +9,10 @@ use firebrick_kernels::backends::Flex;
 use firebrick_model::ModelConfig;
 use firebrick_model::peft::read_adapter;
 use firebrick_tests::{
-    NEW, NF4, checkpoint_folder, finish, finish_traced, fixture, load, metrics, recipe, step_losses,
+    NEW, NF4, checkpoint_folder, finish, finish_traced, fixture, load, metrics, recipe, snapshot, step_losses,
 };
-use firebrick_train::run::prepare::prepare;
+use firebrick_train::plan::PlanRequest;
+use firebrick_train::run::prepare::{prepare, prepare_for};
 use firebrick_train::run::trace::TraceSteps;
 use serde_json::Value;
 use tempfile::tempdir;
@@ -184,4 +185,24 @@ fn a_traced_run_has_the_spans_of_its_steps_and_the_numbers_of_one_that_is_not_tr
     };
     assert_eq!((steps_of("queue step"), steps_of("wait for data")), (vec![2, 3, 4], vec![2, 3, 4]));
     assert_eq!(steps_of("wait for numbers"), [1, 2, 3], "a step's numbers are read once the next one is queued");
+}
+
+#[test]
+fn a_run_whose_checkpoint_has_no_room_on_the_disk_is_refused_before_weights_are_read() {
+    let output = tempdir().unwrap();
+    let model = output.path().join("model");
+    fs::create_dir(&model).unwrap();
+    for (name, bytes) in snapshot(&fixture("tiny-llama")) {
+        fs::write(model.join(name), bytes).unwrap();
+    }
+    let mut config = json(&model.join("config.json"));
+    config["intermediate_size"] = (1u64 << 28).into();
+    config["hidden_size"] = (1u64 << 20).into();
+    fs::write(model.join("config.json"), config.to_string()).unwrap();
+    let model = format!("model='{}'", model.display());
+    let changes = [model.as_str(), "init=random", "mode=full", "lora=", "bnb_4bit="];
+    let request = PlanRequest { force: true, ..PlanRequest::default() };
+    let refused = prepare_for(recipe(output.path(), &changes), 1, &request).map(|prepared| prepared.plan.disk_bytes);
+    let message = refused.unwrap_err().to_string();
+    assert!(message.contains("one checkpoint of this run takes") && message.contains("TiB"), "{message}");
 }

@@ -18,8 +18,8 @@ use crate::plan::forecast::Forecast;
 use crate::plan::paging::Paging;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
 use crate::plan::{
-    adapter, answers, base, divided, fit, forecast, fp8, gemm_algorithms, kept_weights, paging, preference, schedule,
-    shapes, warnings, workers,
+    adapter, answers, base, disk, divided, fit, forecast, fp8, gemm_algorithms, kept_weights, paging, preference,
+    schedule, shapes, warnings, workers,
 };
 
 impl Plan {
@@ -131,6 +131,9 @@ fn assemble(
     let lora = training.lora.clone();
     let arithmetic = arithmetic(&case, &training, data);
     let (train, eval, default) = (&config.train, &config.eval, config.with_default_keys());
+    let checkpoint_every_steps = schedule::every([config, &default].map(RunConfig::checkpoint_interval), inputs);
+    let saves = disk::Saves { steps: steps.value, every: checkpoint_every_steps.value, keep: config.checkpoint.keep };
+    let [checkpoint_bytes, disk_bytes] = disk::decide(config, model, &trained, &saves);
     Plan {
         name: Chosen::recipe(config.name.clone()),
         output_dir: Chosen::key(PathBuf::from(&config.output_dir), &PathBuf::from(&default.output_dir)),
@@ -195,8 +198,10 @@ fn assemble(
         max_new_tokens: Chosen::key(eval.max_new_tokens, &default.eval.max_new_tokens),
         sample_prompts: Chosen::key(eval.prompts.clone(), &default.eval.prompts),
         prompts_are_chats: prompts_are_chats(data),
-        checkpoint_every_steps: schedule::every([config, &default].map(RunConfig::checkpoint_interval), inputs),
+        checkpoint_every_steps,
         checkpoints_kept: Chosen::key(config.checkpoint.keep, &default.checkpoint.keep),
+        checkpoint_bytes,
+        disk_bytes,
         tokenize_workers: workers::to_tokenize(config, profile),
         loader_workers: workers::to_load(config, profile, backend.value),
         memory_bytes: memory_budget(&case, &estimate),

@@ -134,6 +134,7 @@ impl Plan {
         let kept =
             format!("and at the end; the newest {} are kept, and Ctrl-C saves one too", self.checkpoints_kept.value);
         table.add("checkpoints", when(self.checkpoint_every_steps.value), &kept);
+        table.decision("disk", &self.disk_bytes, |&bytes| human_bytes(bytes));
         let folder = self.output_dir.value.join(&self.name.value);
         table.add("saved to", folder.display(), "or, where that is taken, the name with a number after it");
     }

@@ -10,6 +10,7 @@ mod backend;
 mod base;
 mod chosen;
 mod decide;
+mod disk;
 mod display;
 mod divided;
 #[cfg(all(test, feature = "flex"))]

@@ -158,6 +158,10 @@ pub struct Plan {
     pub checkpoint_every_steps: Chosen<u64>,
     /// Newest checkpoints to keep.
     pub checkpoints_kept: Chosen<usize>,
+    /// Bytes of one checkpoint.
+    pub checkpoint_bytes: Chosen<u64>,
+    /// Bytes of the run folder at its largest.
+    pub disk_bytes: Chosen<u64>,
     /// Threads that tokenize, before anything is on the device.
     pub tokenize_workers: Chosen<usize>,
     /// Threads that build batches while the device trains.

@@ -152,6 +152,9 @@ pub(crate) fn prepare_as(
     let mut plan = Plan::resolve(inputs)?;
     // The recipe may name it by its id.
     plan.model_folder.value.clone_from(&folder);
+    // The disk of another machine is not known.
+    let of_disk = if profile.named.is_none() { plan.check_disk()? } else { None };
+    plan.warnings.extend(of_disk);
     data_notes.extend(weights.and_then(|weights| base_note(&weights, &model_config, &plan)));
     let evaluation = match data.held_out {
         Some(documents) => EvaluationSet::new(&plan, documents, packing, &tokenizer)?,

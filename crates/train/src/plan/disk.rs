@@ -1,0 +1,142 @@
+//! What a run writes to the disk, and whether there is room for it.
+//!
+//! Trade-off: only what grows with the model counts. Metrics, texts and cached tokens come on top.
+
+use firebrick_arch::{EMBEDDING, HEAD, ModelConfig, TensorSpec};
+use firebrick_hwprofile::memory::human_bytes;
+use firebrick_model::SavedDtype;
+
+use crate::config::RunConfig;
+use crate::error::RunError;
+use crate::plan::chosen::Chosen;
+use crate::plan::shapes;
+use crate::plan::values::Plan;
+use crate::state::storage::free_space;
+
+/// Bytes of a trained parameter in a checkpoint, and in an adapter: both are f32.
+const TRAINED_BYTES: u64 = 4;
+/// The largest whole number of TOML, in which a plan is saved.
+const MOST: u64 = i64::MAX as u64;
+
+/// When a run saves, and how much of it stays.
+pub(super) struct Saves {
+    pub(super) steps: u64,
+    /// Steps between two checkpoints; 0: only at the end.
+    pub(super) every: u64,
+    pub(super) keep: usize,
+}
+
+impl Saves {
+    /// Checkpoints that are on the disk at the same time, at most: an old one goes when the new one is complete.
+    fn at_once(&self) -> u64 {
+        let saved = if self.every == 0 { 1 } else { self.steps.div_ceil(self.every).max(1) };
+        saved.min((self.keep.max(1) as u64).saturating_add(1))
+    }
+}
+
+/// Bytes of a checkpoint, and of the whole run folder at the end.
+pub(super) fn decide(
+    config: &RunConfig,
+    model: &ModelConfig,
+    trained: &[TensorSpec],
+    saves: &Saves,
+) -> [Chosen<u64>; 2] {
+    let weights = TRAINED_BYTES * trained.iter().map(|tensor| tensor.elements() as u64).sum::<u64>();
+    // A code is a byte there, whatever the backend has.
+    let state = shapes::optimizer(config).state_bytes(trained, 1);
+    let checkpoint = weights + state;
+    let why = format!("{} of trained weights, {} of optimizer state", human_bytes(weights), human_bytes(state));
+    let count = saves.at_once();
+    let (result, later) =
+        if config.lora.is_some() { (weights, exports(model)) } else { (model_bytes(model), ggufs(model)) };
+    let run = count.saturating_mul(checkpoint).saturating_add(result).min(MOST);
+    let checkpoints = if count == 1 { "a checkpoint".to_owned() } else { format!("{count} checkpoints") };
+    let what = if config.lora.is_some() { "adapter" } else { "model" };
+    let whole = format!("{checkpoints} of {}, and the {what}; {later}", human_bytes(checkpoint));
+    [Chosen::new(checkpoint, why), Chosen::new(run, whole)]
+}
+
+/// Bytes of the model as a folder of Hugging Face, in the format that its config names.
+fn model_bytes(model: &ModelConfig) -> u64 {
+    let value = match SavedDtype::of_config(model.dtype.as_deref()) {
+        SavedDtype::F32 => 4,
+        SavedDtype::Bf16 | SavedDtype::F16 => 2,
+    };
+    value * model.spec.parameters()
+}
+
+/// What files made of an adapter will take.
+fn exports(model: &ModelConfig) -> String {
+    format!("merged it is a model of {}, {}", human_bytes(model_bytes(model)), ggufs(model))
+}
+
+/// What GGUF files of the model will take: f16 has 2 bytes per weight; q4_0 18 per 32, and 34 where it keeps tables in q8_0.
+fn ggufs(model: &ModelConfig) -> String {
+    let (all, tensors) = (model.spec.parameters(), model.spec.tensors());
+    let tables = tensors.iter().filter(|tensor| [EMBEDDING, HEAD].contains(&tensor.name.as_str()));
+    let tables: u64 = tables.map(|tensor| tensor.elements() as u64).sum();
+    let small = tables * 34 / 32 + (all - tables) * 18 / 32;
+    format!("as GGUF {} (f16) to {} (q4_0)", human_bytes(2 * all), human_bytes(small))
+}
+
+impl Plan {
+    /// Looks at the disk of the run folder. Returns a warning if it has no room for all that the run keeps.
+    ///
+    /// # Errors
+    /// [`RunError::NoRoom`] if it has none for one checkpoint: the run would train and could save nothing.
+    pub(crate) fn check_disk(&self) -> Result<Option<String>, RunError> {
+        free_space(&self.output_dir.value).map_or(Ok(None), |free| self.check_free(free))
+    }
+
+    fn check_free(&self, free: u64) -> Result<Option<String>, RunError> {
+        let (one, all, folder) = (self.checkpoint_bytes.value, self.disk_bytes.value, &self.output_dir.value);
+        if free < one {
+            let (needed, free) = (human_bytes(one), human_bytes(free));
+            return Err(RunError::NoRoom { folder: folder.clone(), needed, free });
+        }
+        Ok((free < all).then(|| {
+            let (needed, free) = (human_bytes(all), human_bytes(free));
+            format!(
+                "the run folder grows to {needed}, and {free} are free on the disk of {}: lower checkpoint.keep, or set output_dir to a \
+                 folder on another disk",
+                folder.display()
+            )
+        }))
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::plan::fixtures::resolve;
+
+    #[test]
+    fn checkpoints_and_results_are_counted_with_the_one_that_is_being_written() {
+        let at_once = |steps, every, keep| Saves { steps, every, keep }.at_once();
+        assert_eq!([at_once(10, 0, 2), at_once(10, 10, 2), at_once(10, 5, 2), at_once(10, 1, 2)], [1, 1, 2, 3]);
+        assert_eq!([at_once(10, 1, 0), at_once(u64::MAX, 1, usize::MAX)], [2, u64::MAX]);
+        let settings = ["train.optimizer=adamw", "train.steps=10", "checkpoint.every_steps=2", "checkpoint.keep=3"];
+        let plan = resolve(&settings).unwrap();
+        let trained = plan.trained_parameters.value;
+        assert_eq!((plan.checkpoint_bytes.value, plan.disk_bytes.value), (12 * trained, (4 * 12 + 4) * trained));
+        let full = resolve(&[&settings[..], &["lora=", "mode=full"]].concat()).unwrap();
+        let parameters = full.trained_parameters.value;
+        // The config of the tiny model names no format: the result is f32.
+        assert_eq!(full.disk_bytes.value, (4 * 12 + 4) * parameters);
+        let line = |plan: &Plan| plan.to_string().lines().find(|line| line.contains("GGUF")).unwrap().to_owned();
+        assert!(line(&plan).contains("merged it is a model of") && line(&plan).contains("4 checkpoints of"));
+        assert!(!line(&full).contains("merged"), "{}", line(&full));
+    }
+
+    #[test]
+    fn a_disk_without_room_for_one_checkpoint_is_refused_and_one_for_too_few_is_warned_of() {
+        let plan = resolve(&["checkpoint.every_steps=1", "output_dir=out"]).unwrap();
+        let (one, all) = (plan.checkpoint_bytes.value, plan.disk_bytes.value);
+        let message = plan.check_free(one - 1).unwrap_err().to_string();
+        assert!(message.contains(&human_bytes(one)) && message.contains("output_dir"), "{message}");
+        let warning = plan.check_free(all - 1).unwrap().expect("there is room for some of them");
+        assert!(warning.contains(&human_bytes(all)) && warning.contains("checkpoint.keep"), "{warning}");
+        assert!(plan.check_free(one).unwrap().is_some());
+        assert_eq!(plan.check_free(all).unwrap(), None);
+    }
+}
