@@ -149,11 +149,11 @@ pub enum RunError {
         source: firebrick_precision::Error,
     },
     /// The plan needs more memory than there is.
-    #[error("this run needs {needed} of memory, and {available} are free{breakdown}\n{advice}")]
+    #[error("this run needs {needed} of memory, and {available}{breakdown}\n{advice}")]
     DoesNotFit {
         /// Needed bytes, formatted.
         needed: String,
-        /// Free bytes and where, formatted.
+        /// What is free where, and how much of it may be planned.
         available: String,
         /// The memory table, one line each.
         breakdown: String,

@@ -4,8 +4,6 @@
 //! Trade-off: a tenth of the free memory is left unplanned for what the estimate cannot see, so a run that would just fit is
 //! refused.
 
-use std::iter::successors;
-
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine, human_bytes};
 use firebrick_hwprofile::spec::HardwareKind;
@@ -23,7 +21,7 @@ const USABLE: f64 = 0.9;
 /// The part of a failed run's memory that a smaller one may need at most: the plan itself is not exact to more.
 const NOTABLY_LESS: f64 = 0.95;
 
-/// Tokens of the shortest row that is proposed.
+/// Tokens of the shortest row that is proposed; longer ones are multiples of it.
 const SHORTEST_ROW: usize = 256;
 
 /// Where a model is trained.
@@ -109,6 +107,14 @@ struct Shortage<'e> {
     lines: &'e [MemoryLine],
 }
 
+impl Shortage<'_> {
+    /// What there is of it.
+    fn room(&self) -> String {
+        let (free, usable) = (human_bytes(self.free), human_bytes((self.free as f64 * USABLE) as u64));
+        format!("{free} are free {}, of which {usable} may be planned", self.place)
+    }
+}
+
 /// The estimate of a run that fits, or that is forced although it does not; then with what is short.
 ///
 /// # Errors
@@ -122,8 +128,8 @@ pub(super) fn check(
     let estimate = case.estimate(training);
     let Some(short) = case.shortage(&estimate) else { return Ok((estimate, None)) };
     if force {
-        let (needed, free) = (human_bytes(short.needed), human_bytes(short.free));
-        let why = format!("--force: this run needs {needed}, and {free} are free {}: expect it to fail", short.place);
+        let why =
+            format!("--force: this run needs {}, and {}: expect it to fail", human_bytes(short.needed), short.room());
         return Ok((estimate, Some(Chosen::new(true, why))));
     }
     let mut candidates = smaller(case, training, accumulation).into_iter();
@@ -137,7 +143,7 @@ pub(super) fn check(
     };
     Err(RunError::DoesNotFit {
         needed: human_bytes(short.needed),
-        available: format!("{} {}", human_bytes(short.free), short.place),
+        available: short.room(),
         breakdown: table(short.lines),
         advice,
     })
@@ -145,29 +151,43 @@ pub(super) fn check(
 
 /// What to change where no micro-batch fits: shorter rows if they do, else what takes less whatever the rows are.
 fn beyond_micro_batches(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> String {
-    let of_length = |row_len: usize| {
-        let mut next = training.clone();
-        (next.micro_batch_size, next.documents, next.row_len) = (1, 1, row_len);
-        next.longest_document = next.longest_document.min(row_len);
-        next.evaluation.rows = EvaluatedRows::Fixed(1);
-        next.recompute = Recompute::Full;
-        next.offload = case.backend == BackendKind::Cuda && case.may_offload;
-        next
-    };
-    let halves = successors(Some(training.row_len / 2), |length| Some(length / 2));
-    let mut lengths = halves.take_while(|&length| length >= SHORTEST_ROW);
-    if let Some(length) = lengths.find(|&length| case.shortage(&case.estimate(&of_length(length))).is_none()) {
+    if let Some(length) = longest_row(case, training) {
         let accumulation = accumulation * training.micro_batch_size;
         return format!(
             "No smaller micro-batch fits, but shorter rows do, which cut more documents: --set max_seq_len={length} --set \
              train.micro_batch_size=1 --set train.gradient_accumulation={accumulation} --set train.recompute=full"
         );
     }
-    let left = human_bytes(case.bytes(&of_length(SHORTEST_ROW.min(training.row_len))));
+    let left = human_bytes(case.bytes(&of_one_row(case, training, SHORTEST_ROW.min(training.row_len))));
     format!(
         "One short row would still need {left}, so the rows are not what is too large: {}",
         other_runs(case, training)
     )
+}
+
+/// The longest row below the run's that fits alone; memory grows with it.
+fn longest_row(case: &Case<'_>, training: &TrainingShape) -> Option<usize> {
+    let (mut fits, mut is_too_long) = (0_usize, training.row_len.div_ceil(SHORTEST_ROW));
+    while is_too_long - fits > 1 {
+        let middle = fits.midpoint(is_too_long);
+        if case.fits(&of_one_row(case, training, middle * SHORTEST_ROW)) {
+            fits = middle;
+        } else {
+            is_too_long = middle;
+        }
+    }
+    (fits > 0).then_some(fits * SHORTEST_ROW)
+}
+
+/// The run with one row of this length at a time, and with whatever else takes less of the device.
+fn of_one_row(case: &Case<'_>, training: &TrainingShape, row_len: usize) -> TrainingShape {
+    let mut next = training.clone();
+    (next.micro_batch_size, next.documents, next.row_len) = (1, 1, row_len);
+    next.longest_document = next.longest_document.min(row_len);
+    next.evaluation.rows = EvaluatedRows::Fixed(1);
+    next.recompute = Recompute::Full;
+    next.offload = case.backend == BackendKind::Cuda && case.may_offload;
+    next
 }
 
 /// What takes less memory whatever the rows are, nearest first.
@@ -311,7 +331,8 @@ mod tests {
         let (estimate, forced) = Example::new(&["train.recompute=none"], 40, 64).check(true).unwrap();
         let forced = forced.expect("it does not fit");
         assert!(forced.value && forced.reason.contains(&human_bytes(estimate.total_bytes())), "{}", forced.reason);
-        assert!(forced.reason.contains("40.0 GiB are free on the card"), "{}", forced.reason);
+        let room = "40.0 GiB are free on the card, of which 36.0 GiB may be planned";
+        assert!(forced.reason.contains(room), "{}", forced.reason);
         assert_eq!(Example::new(&[], 24, 64).check(true).unwrap().1, None, "a run that fits is not forced");
     }
 
@@ -342,7 +363,8 @@ mod tests {
     #[test]
     fn host_memory_that_is_short_is_refused_and_not_the_card() {
         let message = Example::new(&[], 80, 8).refusal();
-        assert!(message.contains("8.00 GiB in host memory") && message.contains("offloaded activations"), "{message}");
+        let room = "8.00 GiB are free in host memory, of which 7.20 GiB may be planned";
+        assert!(message.contains(room) && message.contains("offloaded activations"), "{message}");
         assert!(message.ends_with("--set train.offload=false"), "{message}");
     }
 
@@ -354,7 +376,9 @@ mod tests {
         let message = long.refusal();
         let fits = message.split("max_seq_len=").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
         let fits: usize = fits.parse().unwrap();
-        assert!((256..131_072).contains(&fits), "{message}");
+        let (case, training) = (long.case(), long.training());
+        let room = |length| case.fits(&of_one_row(&case, &training, length));
+        assert!(room(fits) && !room(fits + 256), "{message}");
         let all = ["bnb_4bit=", "lora=", "mode=full", "train.optimizer=adamw", "train.micro_batch_size=1"];
         let message = Example::new(&all, 80, 512).refusal();
         let advice = message.split("would still need ").nth(1).unwrap();
