@@ -92,6 +92,17 @@ pub struct HardwareConfig {
     pub notes: &'static str,
 }
 
+impl HardwareConfig {
+    /// Attention that this framework runs there on documents of several lengths: cuDNN takes those on data center GPUs since Hopper alone.
+    pub fn packed_attention_here(&self) -> &'static str {
+        match self.kind {
+            HardwareKind::Blackwell | HardwareKind::Hopper => PACKED_CUDA,
+            HardwareKind::BlackwellRtx | HardwareKind::Ada | HardwareKind::Ampere => OWN_CUDA,
+            _ => self.attention_here,
+        }
+    }
+}
+
 /// The configuration of a kind of hardware. Every kind has one; that of an NVIDIA card follows from its compute capability
 /// ([`HardwareKind::of_compute_capability`]).
 pub fn get_optimal_config(kind: HardwareKind) -> &'static HardwareConfig {
@@ -102,6 +113,11 @@ pub fn get_optimal_config(kind: HardwareKind) -> &'static HardwareConfig {
 const TENSOR_CORES: PaddingRule = PaddingRule { rows: 1, width: 16 };
 const NO_PADDING: PaddingRule = PaddingRule { rows: 1, width: 1 };
 const FUSED_CUDA: &str = "cuDNN's fused attention, or this framework's own where cuDNN is missing";
+const FUSED_CUDA_ONE_LENGTH: &str =
+    "cuDNN's fused attention for documents of one length, this framework's own for others and where cuDNN is missing";
+const PACKED_CUDA: &str =
+    "cuDNN's fused attention for long packed documents, this framework's own for short ones and where cuDNN is missing";
+const OWN_CUDA: &str = "this framework's own fused attention";
 const REFERENCE: &str = "reference bodies: scores are materialized per document";
 
 /// One row per kind.
@@ -132,7 +148,7 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         batch_size: 32,
         enable_compression: false,
         engine: Engine::Cuda,
-        attention_here: FUSED_CUDA,
+        attention_here: FUSED_CUDA_ONE_LENGTH,
         compute_here: TrainingPrecision::Bf16,
         micro_batch_start: 2,
         padding: TENSOR_CORES,
@@ -164,7 +180,7 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         batch_size: 32,
         enable_compression: false,
         engine: Engine::Cuda,
-        attention_here: FUSED_CUDA,
+        attention_here: FUSED_CUDA_ONE_LENGTH,
         compute_here: TrainingPrecision::Bf16,
         micro_batch_start: 2,
         padding: TENSOR_CORES,
@@ -180,7 +196,7 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         batch_size: 32,
         enable_compression: false,
         engine: Engine::Cuda,
-        attention_here: FUSED_CUDA,
+        attention_here: FUSED_CUDA_ONE_LENGTH,
         compute_here: TrainingPrecision::Bf16,
         micro_batch_start: 4,
         padding: TENSOR_CORES,
@@ -352,6 +368,15 @@ mod tests {
         assert_eq!(named(HardwareKind::Cdna3), (TrainingPrecision::Bf16, 48, FlashAttention::V2));
         assert_eq!(named(HardwareKind::AppleSilicon), (TrainingPrecision::Fp16, 16, FlashAttention::None));
         assert_eq!(get_optimal_config(HardwareKind::Tpu).padding, PaddingRule { rows: 8, width: 128 });
+    }
+
+    #[test]
+    fn cudnn_takes_packed_documents_on_data_center_gpus_since_hopper_alone() {
+        for config in &HARDWARE_CONFIGS {
+            let takes = matches!(config.kind, HardwareKind::Hopper | HardwareKind::Blackwell);
+            assert_eq!(config.packed_attention_here().contains("cuDNN"), takes, "{:?}", config.kind);
+            assert_eq!(config.attention_here.contains("cuDNN"), config.engine == Engine::Cuda, "{:?}", config.kind);
+        }
     }
 
     #[test]

@@ -120,7 +120,7 @@ pub(super) fn forecast(
         run_seconds: Chosen::new(run.seconds, format!("{steps} steps, without evaluation, checkpoints and loading")),
         energy_kwh: Chosen::new(run.energy_kwh, energy_reason(card, power)),
         cost: Chosen::new(run.cost, cost_reason(price_per_hour)),
-        attention: Chosen::new(config.attention_here.to_owned(), attention_reason(config)),
+        attention: attention(config, extent.documents_per_row),
         precision: Chosen::new(format!("{:?}", config.precision).to_lowercase(), config.notes),
         micro_batch_start: Chosen::new(
             config.micro_batch_start,
@@ -299,11 +299,14 @@ fn cost_reason(price: Option<f64>) -> String {
     }
 }
 
-fn attention_reason(config: &HardwareConfig) -> String {
-    match config.use_flash_attention {
+/// Rows that are one document each, without padding, have one length.
+fn attention(config: &HardwareConfig, documents_per_row: usize) -> Chosen<String> {
+    let why = match config.use_flash_attention {
         FlashAttention::None => format!("docs/hardware.md names no FlashAttention for {:?}", config.kind),
         version => format!("docs/hardware.md names FlashAttention {version:?} for {:?}", config.kind),
-    }
+    };
+    let here = if documents_per_row > 1 { config.packed_attention_here() } else { config.attention_here };
+    Chosen::new(here.to_owned(), why)
 }
 
 #[cfg(test)]

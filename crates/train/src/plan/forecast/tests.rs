@@ -8,7 +8,7 @@ use firebrick_hwprofile::spec::{CardClocks, Maker};
 
 use super::*;
 use crate::plan::fixtures::{Example, LLAMA_8B, full_rows, inputs, read_model, read_recipe};
-use crate::plan::{Plan, PlanInputs, PlanRequest};
+use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
 
 /// The recipe for one H100.
 const RECIPE: &str = include_str!("../../../../../configs/h100.toml");
@@ -42,6 +42,21 @@ fn several_ranks_add_the_communication_that_they_do_not_hide() {
     let text = plan_of_ranks(RECIPE, "h100", &[], PlanRequest::default(), 1024).to_string();
     assert!(text.contains("exposed communication") && text.contains("which is an assumption"), "{text}");
     assert!(text.contains("NCCL"), "{text}");
+}
+
+#[test]
+fn packed_documents_are_planned_for_the_attention_that_takes_them() {
+    let (config, model) = (read_recipe(RECIPE, &["train.micro_batch_size=1"]), read_model(LLAMA_8B));
+    let attention = |machine: &str, documents_per_row| {
+        let profile = HardwareProfile::of_machine(AcceleratorSpec::named(machine).unwrap());
+        let data = DataShape { documents_per_row, ..full_rows(4096) };
+        let plan = Plan::resolve(inputs(&config, &profile, &model, &data)).unwrap();
+        plan.forecast.unwrap().attention.value
+    };
+    for (machine, takes_packed) in [("h100", true), ("b200", true), ("a100", false), ("5090", false), ("l4", false)] {
+        assert!(attention(machine, 1).starts_with("cuDNN"), "{machine}");
+        assert_eq!(attention(machine, 8).starts_with("cuDNN"), takes_packed, "{machine}");
+    }
 }
 
 fn forecast_of(machine: &str, changes: &[&str]) -> Forecast {
