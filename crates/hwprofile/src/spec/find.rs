@@ -23,6 +23,9 @@ const ANOTHER_CARD: [&str; 5] = ["mig", "laptop", "mobile", "q", "d"];
 /// Words before a name that users type and that the table leaves out, in the order in which they are written.
 const BRANDS: [&str; 7] = ["nvidia", "geforce", "amd", "instinct", "intel", "apple", "google"];
 
+/// The most that makers print in GB of what drivers report in GiB: 192 of a B200's 178.35.
+const SOLD_AS: f64 = 1.08;
+
 /// The whole table; rows with more words come before rows with fewer of the same.
 fn entries() -> impl Iterator<Item = &'static Entry> {
     [nvidia::CARDS, rtx::CARDS, amd::CARDS, other_makers::ENTRIES].into_iter().flatten()
@@ -99,11 +102,17 @@ fn squeezed(name: &str) -> String {
 /// Whether squeezed text is a name of an accelerator: its id, also without `rtx` or with its GB of memory, or its printed name.
 fn is_name_of(spec: &AcceleratorSpec, typed: &str) -> bool {
     let id = squeezed(spec.id);
-    let with_memory = format!("{id}{}", spec.memory_gib.value);
     typed == id
         || id.strip_prefix("rtx") == Some(typed)
         || typed == squeezed(spec.name)
-        || typed.strip_suffix("gb").unwrap_or(typed) == with_memory
+        || typed.strip_prefix(id.as_str()).is_some_and(|rest| is_memory_of(spec, rest))
+}
+
+/// Whether squeezed text is an accelerator's memory as it is sold.
+fn is_memory_of(spec: &AcceleratorSpec, typed: &str) -> bool {
+    let (number, reported) = (typed.strip_suffix("gb").unwrap_or(typed), spec.memory_gib.value);
+    let sold = number.parse::<u32>().ok().filter(|_| !number.starts_with('0'));
+    sold.is_some_and(|gigabytes| (reported..=SOLD_AS * reported).contains(&f64::from(gigabytes)))
 }
 
 /// The accelerator that squeezed text names, with or without its brand.
@@ -209,19 +218,24 @@ mod tests {
             ("H100-80GB", "h100"),
             ("nvidia-h100", "h100"),
             ("a100-80", "a100"),
+            ("l4-24gb", "l4"),
+            ("L40S 48GB", "l40s"),
+            ("b200-180gb", "b200"),
+            ("B200 192GB", "b200"),
+            ("b300-288gb", "b300"),
             ("A100 40GB", "a100-40"),
             ("apple m4 max", "m4-max"),
         ] {
             assert_eq!(AcceleratorSpec::named(typed).map(|spec| spec.id), Ok(id), "{typed}");
         }
         for spec in AcceleratorSpec::all() {
-            let with_memory = format!("{}-{}gb", spec.id, spec.memory_gib.value);
+            let with_memory = format!("{}-{}gb", spec.id, spec.memory_gib.value.ceil());
             for name in [spec.id, spec.name, with_memory.as_str()] {
                 let named = AcceleratorSpec::all().filter(|other| is_name_of(other, &squeezed(name)));
                 assert_eq!(named.map(|other| other.id).collect::<Vec<_>>(), [spec.id], "{name}");
             }
         }
-        for typed in ["", "80gb", "rtx", "h100-40gb", "h200-80gb", "RTX 4090 Laptop"] {
+        for typed in ["", "80gb", "rtx", "h100-40gb", "h200-80gb", "a100-24gb", "RTX 4090 Laptop"] {
             assert!(AcceleratorSpec::named(typed).is_err(), "{typed}");
         }
     }

@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use super::figure::Source;
-use super::sources::{APPLE_M4, B200_NOTES, GB200_NOTES, L40S_TABLE, OVERVIEW, TPU_V6E};
+use super::sources::{APPLE_M4, B200_NOTES, B200_QUERIED, GB200_NOTES, L40S_TABLE, TPU_V6E};
 
 /// A claim, and what a document says instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -25,8 +25,8 @@ pub static CORRECTIONS: [Correction; 11] = [
     Correction {
         about: "B200 memory",
         claim: "192 GB",
-        instead: "192 GB are on the package; servers sell and report 180 GB, which the table and plans use",
-        source: Some(&OVERVIEW),
+        instead: "192 GB are on the package and 180 GB are sold; the driver reports 178.35 GiB, which the table and plans use",
+        source: Some(&B200_QUERIED),
     },
     Correction {
         about: "FP4",
@@ -99,7 +99,7 @@ mod tests {
     fn corrections_agree_with_the_table() {
         let spec = |id| AcceleratorSpec::named(id).unwrap();
         let stated = |about: &str| CORRECTIONS.iter().find(|correction| correction.about == about).unwrap().instead;
-        assert!(stated("B200 memory").contains(&format!("{} GB", spec("b200").memory_gib.value)));
+        assert!(stated("B200 memory").contains(&format!("{} GiB", spec("b200").memory_gib.value)));
         assert!(stated("B100 rates").starts_with("1,750") && spec("b100").rates.bf16.value == 1750.0);
         let against_v5p = spec("tpu-v6e").rates.bf16.value / spec("tpu-v5p").rates.bf16.value;
         assert!(stated("TPU v6").contains(&format!("{against_v5p:.1} times v5p")));

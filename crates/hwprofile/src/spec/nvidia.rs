@@ -4,8 +4,9 @@
 
 use super::figure::{Figure, Source};
 use super::sources::{
-    A100_FORMS, A100_NOTES, B200_NOTES, B200_SERVER, B300_NOTES, BEST_GEMM, BLACKWELL_HGX, GB200_NOTES, H100_PAGE,
-    H100_PCIE_BRIEF, H200_NOTES, L4_PAGE, L4_SHOP, L40S_TABLE, NVLINK_PAGE, OVERVIEW,
+    A30_CATALOG, A100_FORMS, A100_NOTES, B200_NOTES, B200_QUERIED, B200_SERVER, B300_NOTES, B300_SYSTEM, BEST_GEMM,
+    BLACKWELL_HGX, GB200_NOTES, GH200_SHEET, H100_PAGE, H100_PCIE_BRIEF, H200_NOTES, L4_PAGE, L4_SHOP, L40S_TABLE,
+    NVLINK_PAGE, OVERVIEW, REPORTED_MEMORY,
 };
 use super::types::{AcceleratorSpec, DenseRates, Entry, Feature, HardwareKind, Link, Maker};
 
@@ -17,6 +18,8 @@ const C2C: Option<Link> = Some(Link { name: "NVLink-C2C", gb_s: Figure::of(900.0
 const fn nvlink(name: &'static str, gb_s: f64, source: &'static Source) -> Option<Link> {
     Some(Link { name, gb_s: Figure::of(gb_s, source) })
 }
+
+const NOT_READ: &str = "the maker's paper, from memory";
 
 const AMPERE: &[Feature] = &[Feature::Mig];
 const ADA: &[Feature] = &[Feature::Fp8];
@@ -159,13 +162,14 @@ pub(super) const CARDS: &[Entry] = &[
     }),
     card(&[&["b300"]], Card {
         id: "b300", name: "B300", kind: HardwareKind::Blackwell,
-        memory_gib: Figure::of(288.0, &B300_NOTES), bandwidth_tb_s: Figure::of(8.0, &B300_NOTES),
+        memory_gib: Figure::derived(268.6, &B300_SYSTEM, "275,040 MiB"), bandwidth_tb_s: Figure::of(8.0, &B300_NOTES),
         rates: B300_RATES, sustained: best(1769.0), host: Some(Link { name: "PCIe 6.0 x16", gb_s: Figure::derived(256.0, &B300_NOTES, "printed as 2 x 256, twice what 16 lanes of PCIe 6.0 carry") }),
         peers: nvlink("NVLink 5", 1800.0, &B300_NOTES), power_w: Figure::of(1400.0, &B300_NOTES), features: BLACKWELL,
     }),
     card(&[&["b200"]], Card {
         id: "b200", name: "B200", kind: HardwareKind::Blackwell,
-        memory_gib: Figure::of(180.0, &OVERVIEW), bandwidth_tb_s: Figure::of(8.0, &B200_SERVER),
+        memory_gib: Figure::of(178.35, &B200_QUERIED),
+        bandwidth_tb_s: Figure::derived(7.672, &B200_QUERIED, "7,680 bits at 3,996 MHz, twice per clock"),
         rates: B200_RATES, sustained: best(1745.0), host: PCIE_5, peers: nvlink("NVLink 5", 1800.0, &B200_SERVER),
         power_w: Figure::of(1000.0, &B200_SERVER), features: BLACKWELL,
     }),
@@ -178,7 +182,7 @@ pub(super) const CARDS: &[Entry] = &[
     }),
     card(&[&["gh200", "144g"], &["gh200", "141gb"]], Card {
         id: "gh200-144", name: "GH200 144GB", kind: HardwareKind::Hopper,
-        memory_gib: Figure::of(141.0, &OVERVIEW), bandwidth_tb_s: Figure::of(4.8, &OVERVIEW),
+        memory_gib: Figure::of(141.0, &OVERVIEW), bandwidth_tb_s: Figure::of(4.9, &GH200_SHEET),
         rates: H100_SXM_RATES, sustained: best(828.6), host: C2C, peers: nvlink("NVLink 4", 900.0, &H100_PAGE),
         power_w: Figure::of(900.0, &BEST_GEMM), features: GRACE_HOPPER,
     }),
@@ -216,7 +220,7 @@ pub(super) const CARDS: &[Entry] = &[
     }),
     card(&[&["h100"]], Card {
         id: "h100", name: "H100 SXM", kind: HardwareKind::Hopper,
-        memory_gib: Figure::of(80.0, &H100_PAGE), bandwidth_tb_s: Figure::of(3.35, &H100_PAGE),
+        memory_gib: Figure::derived(79.6, &REPORTED_MEMORY, "81,559 MiB"), bandwidth_tb_s: Figure::of(3.35, &H100_PAGE),
         rates: H100_SXM_RATES, sustained: best(794.5), host: PCIE_5, peers: nvlink("NVLink 4", 900.0, &H100_PAGE),
         power_w: Figure::of(700.0, &H100_PAGE), features: HOPPER,
     }),
@@ -241,7 +245,7 @@ pub(super) const CARDS: &[Entry] = &[
     }),
     card(&[&["l40s"]], Card {
         id: "l40s", name: "L40S", kind: HardwareKind::Ada,
-        memory_gib: Figure::of(48.0, &L40S_TABLE), bandwidth_tb_s: Figure::of(0.864, &L40S_TABLE),
+        memory_gib: Figure::derived(45.0, &REPORTED_MEMORY, "46,068 MiB, with ECC"), bandwidth_tb_s: Figure::of(0.864, &L40S_TABLE),
         rates: DenseRates {
             f32: Some(Figure::of(91.6, &L40S_TABLE)), tf32: Some(Figure::of(183.0, &L40S_TABLE)),
             bf16: Figure::of(362.05, &L40S_TABLE), fp8: Some(Figure::of(733.0, &L40S_TABLE)), fp4: None,
@@ -251,12 +255,22 @@ pub(super) const CARDS: &[Entry] = &[
     }),
     card(&[&["l4"]], Card {
         id: "l4", name: "L4", kind: HardwareKind::Ada,
-        memory_gib: Figure::of(24.0, &L4_PAGE), bandwidth_tb_s: Figure::of(0.3, &L4_PAGE),
+        memory_gib: Figure::derived(22.5, &REPORTED_MEMORY, "23,034 MiB, with ECC"), bandwidth_tb_s: Figure::of(0.3, &L4_PAGE),
         rates: DenseRates {
             f32: Some(Figure::of(30.3, &L4_PAGE)), tf32: Some(Figure::halved(60.0, &L4_SHOP)),
             bf16: Figure::halved(121.0, &L4_PAGE), fp8: Some(Figure::halved(242.5, &L4_PAGE)), fp4: None,
             int8: Some(Figure::halved(242.5, &L4_PAGE)),
         },
         sustained: None, host: PCIE_4, peers: None, power_w: Figure::of(72.0, &L4_PAGE), features: ADA,
+    }),
+    card(&[&["a30"]], Card {
+        id: "a30", name: "A30", kind: HardwareKind::Ampere,
+        memory_gib: Figure::of(24.0, &A30_CATALOG), bandwidth_tb_s: Figure::unverified(0.933, NOT_READ),
+        rates: DenseRates {
+            f32: Some(Figure::of(10.32, &A30_CATALOG)), tf32: None, bf16: Figure::unverified(165.0, NOT_READ), fp8: None,
+            fp4: None, int8: None,
+        },
+        sustained: None, host: PCIE_4, peers: Some(Link { name: "NVLink 3 bridge", gb_s: Figure::unverified(200.0, NOT_READ) }),
+        power_w: Figure::of(165.0, &A30_CATALOG), features: AMPERE,
     }),
 ];

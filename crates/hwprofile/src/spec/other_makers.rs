@@ -50,6 +50,7 @@ const fn tpu(
     id: &'static str,
     name: &'static str,
     [memory_gib, bandwidth_tb_s, bf16, int8, between_chips]: [Figure; 5],
+    fp8: Option<Figure>,
     features: &'static [Feature],
 ) -> Entry {
     Entry {
@@ -61,7 +62,7 @@ const fn tpu(
             kind: HardwareKind::Tpu,
             memory_gib,
             bandwidth_tb_s,
-            rates: matrix_rates(bf16, None, Some(int8)),
+            rates: matrix_rates(bf16, fp8, Some(int8)),
             sustained_bf16: None,
             host_link: None,
             peer_link: Some(Link { name: "ICI", gb_s: between_chips }),
@@ -160,13 +161,13 @@ pub(super) const ENTRIES: &[Entry] = &[
     tpu(&[&["tpu", "v6e"]], "tpu-v6e", "TPU v6e (Trillium)", [
         Figure::of(32.0, &TPU_V6E), Figure::of(1.638, &TPU_V6E), Figure::of(918.0, &TPU_V6E), Figure::of(1836.0, &TPU_V6E),
         Figure::of(800.0, &TPU_V6E),
-    ], &[Feature::SystolicArray(256), Feature::Xla]),
+    ], None, &[Feature::SystolicArray(256), Feature::Xla]),
     tpu(&[&["tpu", "v5p"]], "tpu-v5p", "TPU v5p", [
         Figure::of(95.0, &TPU_V5P), Figure::of(2.765, &TPU_V5P), Figure::of(459.0, &TPU_V5P), Figure::of(918.0, &OVERVIEW),
-        Figure::derived(600.0, &TPU_V5P, "4,800 Gbit/s in bytes"),
-    ], &[Feature::SystolicArray(128), Feature::Xla]),
+        Figure::of(1200.0, &TPU_V5P),
+    ], Some(Figure::of(459.0, &TPU_V5P)), &[Feature::Fp8, Feature::SystolicArray(128), Feature::Xla]),
     tpu(&[&["tpu", "v5e"]], "tpu-v5e", "TPU v5e", [
         Figure::of(16.0, &TPU_V5E), Figure::of(0.819, &TPU_V5E), Figure::of(197.0, &TPU_V5E), Figure::of(393.0, &TPU_V5E),
         Figure::of(400.0, &TPU_V5E),
-    ], &[Feature::SystolicArray(128), Feature::Xla]),
+    ], None, &[Feature::SystolicArray(128), Feature::Xla]),
 ];

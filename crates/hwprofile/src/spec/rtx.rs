@@ -5,8 +5,8 @@
 
 use super::figure::Figure;
 use super::sources::{
-    A10_CATALOG, A10_COMPARED, A40_TABLE, A6000_CATALOG, ADA_PAPER, GA102_PAPER, L40S_TABLE, RTX_3090_TABLE,
-    RTX_3090_TI_NEWS, RTX_BLACKWELL_PAPER, RTX_CATALOG, RTX_COMPARED,
+    A10_CATALOG, A10_COMPARED, A40_REPORTED, A40_TABLE, A6000_CATALOG, ADA_PAPER, GA102_PAPER, L40S_TABLE,
+    REPORTED_MEMORY, RTX_3090_TABLE, RTX_3090_TI_NEWS, RTX_BLACKWELL_PAPER, RTX_CATALOG, RTX_COMPARED,
 };
 use super::types::{AcceleratorSpec, DenseRates, Entry, Feature, HardwareKind, Link, Maker};
 
@@ -66,18 +66,13 @@ const fn card(aliases: &'static [&'static [&'static str]], card: Card) -> Entry 
 pub(super) const CARDS: &[Entry] = &[
     card(&[&["a40"]], Card {
         id: "a40", name: "A40", kind: HardwareKind::Ampere,
-        memory_gib: Figure::of(48.0, &A40_TABLE), bandwidth_tb_s: Figure::of(0.696, &A40_TABLE),
+        memory_gib: Figure::derived(45.0, &A40_REPORTED, "46,068 MiB, with ECC"), bandwidth_tb_s: Figure::of(0.696, &A40_TABLE),
         rates: rates(Some(Figure::of(37.4, &A40_TABLE)), Figure::of(149.7, &A40_TABLE), None, None),
         peers: BRIDGE, power_w: Figure::of(300.0, &A40_TABLE),
     }),
-    card(&[&["a30"]], Card {
-        id: "a30", name: "A30", kind: HardwareKind::Ampere,
-        memory_gib: not_read(24.0), bandwidth_tb_s: not_read(0.933),
-        rates: rates(None, not_read(165.0), None, None), peers: None, power_w: not_read(165.0),
-    }),
     card(&[&["a10"]], Card {
         id: "a10", name: "A10", kind: HardwareKind::Ampere,
-        memory_gib: Figure::of(24.0, &A10_COMPARED), bandwidth_tb_s: Figure::of(0.6, &A10_COMPARED),
+        memory_gib: Figure::derived(22.5, &REPORTED_MEMORY, "23,028 MiB, with ECC"), bandwidth_tb_s: Figure::of(0.6, &A10_COMPARED),
         rates: rates(
             Some(Figure::of(31.24, &A10_CATALOG)), Figure::derived(125.0, &A10_CATALOG, "four times the f32 rate, as the A40 of the same chip"),
             None, None,

@@ -57,6 +57,31 @@ pub(super) static GB200_NOTES: Source = account(
     "Grokipedia on the GB200 superchip (NVIDIA GB200 NVL72 page)",
     "https://grokipedia.com/page/NVIDIA_GB200_Superchip",
 );
+pub(super) static B200_QUERIED: Source = Source {
+    title: "torchao, pull request 4002: a B200's memory, bus and clock, as its driver reports them",
+    url: "https://github.com/pytorch/ao/pull/4002",
+    voice: Voice::Measurement,
+};
+/// Total memory of several cards, in MiB.
+pub(super) static REPORTED_MEMORY: Source = Source {
+    title: "Modal, pull request 2797: total memory by nvidia-smi",
+    url: "https://github.com/modal-labs/modal-client/pull/2797",
+    voice: Voice::Measurement,
+};
+pub(super) static A40_REPORTED: Source = Source {
+    title: "GPU Solutions for Tioga Pass: nvidia-smi of an A40",
+    url: "https://github.com/SesameEngineering/Projects",
+    voice: Voice::Measurement,
+};
+pub(super) static B300_SYSTEM: Source = account(
+    "NVIDIA aiconfigurator, system file of 8 B300: total memory by nvidia-smi",
+    "https://github.com/ai-dynamo/aiconfigurator",
+);
+pub(super) static GH200_SHEET: Source = account(
+    "NVIDIA GH200 data sheet, quoted",
+    "https://nvdam.widen.net/s/rrgqqnpbz8/grace-datasheet-gh200-grace-hopper-superchip-3773000",
+);
+pub(super) static A30_CATALOG: Source = account("Hugging Face, hardware: A30", "https://huggingface.co/hardware/a30");
 pub(super) static L4_PAGE: Source =
     account("NVIDIA L4 data sheet, quoted", "https://www.nvidia.com/en-us/data-center/l4/");
 pub(super) static L40S_TABLE: Source =

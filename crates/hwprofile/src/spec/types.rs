@@ -167,7 +167,8 @@ pub struct AcceleratorSpec {
     pub maker: Maker,
     /// What its tuning depends on.
     pub kind: HardwareKind,
-    /// Memory as sold, in GiB (makers write GB); a driver reports a little less. The largest configuration where memory is unified.
+    /// Memory in GiB, as a driver reports it where such a report was read, else as sold (makers write GB), which is a little more. With ECC
+    /// where a card comes with it; the largest configuration where memory is unified.
     pub memory_gib: Figure,
     /// Peak memory bandwidth, 1e12 bytes per second.
     pub bandwidth_tb_s: Figure,
@@ -198,7 +199,7 @@ impl AcceleratorSpec {
         }
     }
 
-    /// Bytes of memory as sold.
+    /// Bytes of its memory.
     pub fn memory_bytes(&self) -> u64 {
         (self.memory_gib.value * (1u64 << 30) as f64) as u64
     }
