@@ -228,11 +228,11 @@ fn a_gguf_file_and_its_modelfile_name_the_end_of_turn_that_was_trained() {
     assert_eq!(modelfile, expected);
 }
 
-/// The first line that `chat` answers.
-fn answer(load: LoadOptions, max_new_tokens: usize, context: usize) -> String {
+/// What `chat` answers to a line.
+fn answer(load: LoadOptions, line: &str, max_new_tokens: usize, context: usize) -> String {
     let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), TypedSampling::default()).unwrap();
     let request = ChatRequest { load, system_prompt: None, max_new_tokens, context, sampling };
-    let line = format!("{PROMPT}\n");
+    let line = format!("{line}\n");
     let (mut input, mut output) = (line.as_bytes(), Vec::new());
     let (stop, is_idle) = (AtomicBool::new(false), AtomicBool::new(true));
     let mut terminal =
@@ -266,7 +266,7 @@ fn neither_the_room_for_a_text_nor_its_neighbors_change_it_where_rotation_depend
         assert!(longer.starts_with(text.trim_end_matches('\u{FFFD}')), "{text:?} {longer:?}");
         assert_eq!(written(adapter, 12, &[PROMPT, neighbor.as_str()]), text);
         for context in [100, 200] {
-            assert_eq!(answer(request(&model, adapter, NF4).load, 12, context), text);
+            assert_eq!(answer(request(&model, adapter, NF4).load, PROMPT, 12, context), text);
         }
         longer
     });
@@ -277,6 +277,27 @@ fn neither_the_room_for_a_text_nor_its_neighbors_change_it_where_rotation_depend
     export(&merge_options(&model, &adapter, &merged)).unwrap();
     let settings: Value = serde_json::from_slice(&fs::read(merged.join("chat_settings.json")).unwrap()).unwrap();
     assert_eq!(settings, serde_json::json!({"longrope_sequence_tokens": 256}));
+}
+
+/// As of a model that was trained at half of its old context.
+#[test]
+fn a_prompt_that_is_longer_than_what_was_trained_chooses_its_own_factors_of_rotation() {
+    let original = fixture("tiny-phi3");
+    let folder = tempdir().unwrap();
+    for (name, bytes) in snapshot(&original) {
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    fs::write(folder.path().join("chat_settings.json"), r#"{"longrope_sequence_tokens": 64}"#).unwrap();
+    let long = "a long prompt,".repeat(11);
+    let written = |model: &Path, prompt: &str| {
+        let request = GenerateRequest { prompts: vec![prompt.to_owned()], ..request(model, None, NF4) };
+        generate::<Flex>(&request, &Default::default()).unwrap().remove(0)
+    };
+    for prompt in [PROMPT, long.as_str()] {
+        let expected = written(&original, prompt);
+        assert_eq!(written(folder.path(), prompt), expected);
+        assert_eq!(answer(request(folder.path(), None, NF4).load, prompt, 8, 200), expected);
+    }
 }
 
 #[test]

@@ -65,20 +65,19 @@ pub fn chat<B: Kernels>(
     tokenizer.set_template_defaults(request.load.template_defaults(request.system_prompt.as_deref())?);
     tokenizer.chat_template()?;
     let trained = request.load.trained_sequence_tokens()?;
-    let model = request.load.load::<B>(request.context, trained.unwrap_or(request.context), device)?;
+    let model = request.load.load::<B>(request.context, trained, device)?;
     let stops = stop_tokens(&model, &tokenizer, true)?;
     let cache = model.conversation(request.context);
-    let is_chosen = trained.is_some();
     let mut talk =
-        Talk { request, model, is_chosen, tokenizer: &tokenizer, stops, cache, messages: Vec::new(), turns: 0 };
+        Talk { request, model, trained, tokenizer: &tokenizer, stops, cache, messages: Vec::new(), turns: 0 };
     talk.run(terminal)
 }
 
 struct Talk<'a, B: Kernels> {
     request: &'a ChatRequest,
     model: Decoder<B>,
-    /// Whether training chose longrope's factors.
-    is_chosen: bool,
+    /// The tokens by which training chose longrope's factors.
+    trained: usize,
     tokenizer: &'a Tokenizer,
     stops: Vec<u32>,
     cache: Conversation<B>,
@@ -131,7 +130,7 @@ impl<B: Kernels> Talk<'_, B> {
             )
             .map_err(RunError::Terminal);
         }
-        if !self.is_chosen && self.model.choose_rope_factors(prompt.len()) {
+        if self.model.choose_rope_factors(self.trained.max(prompt.len())) {
             self.cache.forget();
         }
         let options = GenerateOptions {

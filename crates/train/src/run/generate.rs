@@ -72,14 +72,15 @@ impl LoadOptions {
         Ok(config)
     }
 
-    /// The tokens by which the training of the adapter, or of the model if there is none, chose longrope's factors. `None`: every prompt
-    /// chooses by its own length, as transformers does when it reads a prompt. So neither its neighbors nor the room for its answer change a
-    /// text; transformers changes the factors again where an answer crosses the old context.
+    /// The tokens by which the training of the adapter, or of the model if there is none, chose longrope's factors; 0
+    /// where nothing says it. A prompt that is longer chooses by its own length, as transformers does when it reads a
+    /// prompt. So neither its neighbors nor the room for its answer change a text; transformers changes the factors
+    /// again where an answer crosses the old context.
     ///
     /// # Errors
     /// A file that cannot be read.
-    pub fn trained_sequence_tokens(&self) -> Result<Option<usize>, RunError> {
-        chat_settings::read_sequence_tokens(self.adapter.as_deref().unwrap_or(&self.model))
+    pub fn trained_sequence_tokens(&self) -> Result<usize, RunError> {
+        Ok(chat_settings::read_sequence_tokens(self.adapter.as_deref().unwrap_or(&self.model))?.unwrap_or(0))
     }
 
     /// What the chat template got in the training of the adapter, or of the model if there is none.
@@ -188,7 +189,7 @@ pub fn generate_streaming<B: Kernels>(
     request.load.check_positions(&prompts)?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + request.max_new_tokens;
     let trained = request.load.trained_sequence_tokens()?;
-    let mut model = request.load.load::<B>(longest, trained.unwrap_or(longest), device)?;
+    let mut model = request.load.load::<B>(longest, trained, device)?;
     let sequences = request.sequences.max(1);
     let options = GenerateOptions {
         max_new_tokens: request.max_new_tokens,
@@ -198,7 +199,7 @@ pub fn generate_streaming<B: Kernels>(
     };
     let mut streams: Vec<TextStream<'_>> = prompts.iter().map(|_| TextStream::new(&tokenizer)).collect();
     for group in groups(&model.config.spec, &prompts, trained) {
-        model.choose_rope_factors(trained.unwrap_or(prompts[group[0]].len()));
+        model.choose_rope_factors(trained.max(prompts[group[0]].len()));
         let of_group: Vec<Vec<u32>> = group.iter().map(|&prompt| prompts[prompt].clone()).collect();
         let mut failed = None;
         model.generate_each(&of_group, &options, &mut |index, token| match streams[group[index]].push(token) {
@@ -223,12 +224,13 @@ pub fn generate_streaming<B: Kernels>(
     streams.into_iter().enumerate().map(finish).collect()
 }
 
-/// The indices of the prompts, in groups that have the same factors of longrope: all of them where training chose the factors.
-fn groups(spec: &ModelSpec, prompts: &[Vec<u32>], trained: Option<usize>) -> Vec<Vec<usize>> {
+/// The indices of the prompts, in groups that have the same factors of longrope: each chooses by its length, or by that
+/// of the training where that is longer.
+fn groups(spec: &ModelSpec, prompts: &[Vec<u32>], trained: usize) -> Vec<Vec<usize>> {
     let long = Some(LongRopeFactors::Long);
     let is_long = |&index: &usize| {
-        let tokens = prompts[index].len();
-        trained.is_none() && spec.ropes.iter().any(|rope| rope.scaling.long_rope_factors(tokens) == long)
+        let tokens = trained.max(prompts[index].len());
+        spec.ropes.iter().any(|rope| rope.scaling.long_rope_factors(tokens) == long)
     };
     let (long, short): (Vec<usize>, Vec<usize>) = (0..prompts.len()).partition(is_long);
     [short, long].into_iter().filter(|group| !group.is_empty()).collect()
@@ -321,6 +323,19 @@ mod tests {
         assert!(load.check_positions(&[vec![1; 256], vec![1]]).is_ok());
         let message = load.check_positions(&[vec![1], vec![1; 257]]).unwrap_err().to_string();
         assert!(message.contains("257 tokens") && message.contains("only 256 positions"), "{message}");
+    }
+
+    #[test]
+    fn a_prompt_chooses_longrope_factors_by_the_longer_of_itself_and_what_was_trained() {
+        // Its old context has 128 tokens.
+        let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-phi3"));
+        let spec = ModelConfig::read(model).unwrap().spec;
+        let prompts = [vec![1; 129], vec![1; 128], vec![1; 200]];
+        for (trained, expected) in
+            [(0, vec![vec![1], vec![0, 2]]), (64, vec![vec![1], vec![0, 2]]), (256, vec![vec![0, 1, 2]])]
+        {
+            assert_eq!(groups(&spec, &prompts, trained), expected, "{trained}");
+        }
     }
 
     #[test]
