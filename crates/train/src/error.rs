@@ -323,15 +323,17 @@ pub enum RunError {
         /// Rows.
         model: usize,
     },
-    /// A prompt is longer than what the model can read.
+    /// A prompt is far longer than what the model can read.
     #[error(
-        "a prompt has {tokens} tokens (with what the chat template writes, if it is rendered), but the model has \
-         only {positions} positions (max_position_embeddings): shorten the prompt, or use another template if the \
-         prompt itself is short"
+        "a prompt has {tokens} tokens (with what the chat template writes, if it is rendered), more than {times} times \
+         the {positions} positions of the model (max_position_embeddings): shorten the prompt, or use another template \
+         if the prompt itself is short"
     )]
     PromptTooLong {
         /// Tokens.
         tokens: usize,
+        /// How many times the positions are read.
+        times: usize,
         /// Positions.
         positions: usize,
     },

@@ -14,7 +14,7 @@ use firebrick_model::{BatchLimits, Conversation, Decoder, GenerateOptions, Sampl
 use serde_json::{Map, Value};
 
 use crate::error::RunError;
-use crate::run::generate::{LoadOptions, stop_tokens};
+use crate::run::generate::{LoadOptions, check_positions, stop_tokens};
 use crate::run::sampling::ChosenSampling;
 use crate::run::text_stream::TextStream;
 
@@ -68,8 +68,8 @@ pub fn chat<B: Kernels>(
     let model = request.load.load::<B>(request.context, trained, device)?;
     let stops = stop_tokens(&model, &tokenizer, true)?;
     let cache = model.conversation(request.context);
-    let mut talk =
-        Talk { request, model, trained, tokenizer: &tokenizer, stops, cache, messages: Vec::new(), turns: 0 };
+    let (messages, is_noted) = (Vec::new(), false);
+    let mut talk = Talk { request, model, trained, is_noted, tokenizer: &tokenizer, stops, cache, messages, turns: 0 };
     talk.run(terminal)
 }
 
@@ -78,6 +78,8 @@ struct Talk<'a, B: Kernels> {
     model: Decoder<B>,
     /// The tokens by which training chose longrope's factors.
     trained: usize,
+    /// Whether the user knows that the conversation has more tokens than the model has positions.
+    is_noted: bool,
     tokenizer: &'a Tokenizer,
     stops: Vec<u32>,
     cache: Conversation<B>,
@@ -130,6 +132,10 @@ impl<B: Kernels> Talk<'_, B> {
             )
             .map_err(RunError::Terminal);
         }
+        if self.is_too_long(prompt.len(), terminal)? {
+            self.messages.pop();
+            return Ok(());
+        }
         if self.model.choose_rope_factors(self.trained.max(prompt.len())) {
             self.cache.forget();
         }
@@ -158,6 +164,21 @@ impl<B: Kernels> Talk<'_, B> {
         writeln!(terminal.output, "{rest}\n").map_err(RunError::Terminal)?;
         self.messages.push(message("assistant", &answer));
         Ok(())
+    }
+
+    /// Whether a conversation of this many tokens is not read, which is said. One that is longer than what the model is
+    /// made for is read, and that is said once.
+    fn is_too_long(&mut self, tokens: usize, terminal: &mut ChatTerminal<'_>) -> Result<bool, RunError> {
+        let checked = check_positions(tokens, self.model.config.spec.max_position_embeddings);
+        let is_refused = checked.is_err();
+        let said = match checked {
+            Err(error) => error.to_string(),
+            Ok(Some(note)) if !self.is_noted => note,
+            Ok(_) => return Ok(false),
+        };
+        self.is_noted |= !is_refused;
+        writeln!(terminal.output, "({said})").map_err(RunError::Terminal)?;
+        Ok(is_refused)
     }
 
     /// Each turn has a random stream of its own.
@@ -248,6 +269,15 @@ mod tests {
         };
         let expected = tokenizer.decode(&model.generate(&[prompt], &options).unwrap()[0], true).unwrap();
         assert_eq!(second, format!("{expected}\n\n"));
+    }
+
+    #[test]
+    fn a_conversation_beyond_the_positions_is_noted_once_and_one_far_beyond_is_refused() {
+        let request = ChatRequest { max_new_tokens: 1, ..request(4096) };
+        let [beyond, far_beyond] = [200, 800].map(|words| "ab ".repeat(words));
+        let said = say(&request, &format!("{beyond}\nShort.\n{far_beyond}\n"), false);
+        assert_eq!(said.matches("made for 512").count(), 1, "{said}");
+        assert_eq!(said.matches("4 times the 512 positions").count(), 1, "{said}");
     }
 
     #[test]

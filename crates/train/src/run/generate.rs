@@ -19,6 +19,9 @@ use crate::run::device::dtype_of;
 use crate::run::text_stream::TextStream;
 use crate::run::{chat_settings, end_of_turn};
 
+/// Prompts of this many times the model's positions are read, with a warning.
+const MAX_OF_POSITIONS: usize = 4;
+
 /// A model folder and how it is loaded.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -123,16 +126,6 @@ impl LoadOptions {
         }
         Ok(tokenizer)
     }
-
-    /// Refuses prompts of more tokens than the model has positions, before its weights are read: attention over them
-    /// takes minutes and gigabytes, for a text that the model cannot continue.
-    fn check_positions(&self, prompts: &[Vec<u32>]) -> Result<(), RunError> {
-        let positions = self.config()?.spec.max_position_embeddings;
-        match prompts.iter().map(Vec::len).find(|&tokens| tokens > positions) {
-            Some(tokens) => Err(RunError::PromptTooLong { tokens, positions }),
-            None => Ok(()),
-        }
-    }
 }
 
 /// What to generate, and how.
@@ -164,11 +157,25 @@ impl GenerateRequest {
     }
 }
 
+/// Refuses a prompt of far more tokens than the model has positions, before it is read: attention over it takes minutes
+/// and gigabytes. A note where it has more than the positions, beyond which a run may have trained.
+pub(crate) fn check_positions(tokens: usize, positions: usize) -> Result<Option<String>, RunError> {
+    if tokens > MAX_OF_POSITIONS.saturating_mul(positions) {
+        return Err(RunError::PromptTooLong { tokens, times: MAX_OF_POSITIONS, positions });
+    }
+    Ok((tokens > positions).then(|| {
+        format!(
+            "a prompt has {tokens} tokens, but the model is made for {positions} (max_position_embeddings in its \
+             config.json): beyond them it has learned nothing, unless it was trained on such lengths"
+        )
+    }))
+}
+
 /// Loads the model and continues every prompt.
 ///
 /// # Errors
-/// A folder that cannot be read, a tokenizer without a chat template where one is needed, a prompt of more tokens than
-/// the model has positions.
+/// A folder that cannot be read, a tokenizer without a chat template where one is needed, a prompt of far more tokens
+/// than the model has positions.
 pub fn generate<B: Kernels>(request: &GenerateRequest, device: &B::Device) -> Result<Vec<String>, RunError> {
     generate_streaming::<B>(request, device, &mut |_, _| ())
 }
@@ -186,8 +193,11 @@ pub fn generate_streaming<B: Kernels>(
     tokenizer.set_template_defaults(request.template_defaults()?);
     let prompts: Vec<Vec<u32>> =
         request.prompts.iter().map(|text| encode_prompt(&tokenizer, text, request.chat)).collect::<Result<_, _>>()?;
-    request.load.check_positions(&prompts)?;
-    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + request.max_new_tokens;
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+    if let Some(note) = check_positions(longest, request.load.config()?.spec.max_position_embeddings)? {
+        tracing::warn!("{note}");
+    }
+    let longest = longest + request.max_new_tokens;
     let trained = request.load.trained_sequence_tokens()?;
     let mut model = request.load.load::<B>(longest, trained, device)?;
     let sequences = request.sequences.max(1);
@@ -316,13 +326,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prompts_of_more_tokens_than_the_model_has_positions_are_refused() {
-        let model = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama"));
-        let compute = Format::F32;
-        let load = LoadOptions { model, adapter: None, storage: BaseStorage::Frozen(compute), compute };
-        assert!(load.check_positions(&[vec![1; 256], vec![1]]).is_ok());
-        let message = load.check_positions(&[vec![1], vec![1; 257]]).unwrap_err().to_string();
-        assert!(message.contains("257 tokens") && message.contains("only 256 positions"), "{message}");
+    fn a_prompt_beyond_the_positions_is_noted_and_one_far_beyond_is_refused() {
+        assert_eq!(check_positions(256, 256).unwrap(), None);
+        for tokens in [257, 1024] {
+            let note = check_positions(tokens, 256).unwrap().unwrap();
+            assert!(note.contains(&format!("{tokens} tokens")) && note.contains("made for 256"), "{note}");
+        }
+        let message = check_positions(1025, 256).unwrap_err().to_string();
+        assert!(message.contains("1025 tokens") && message.contains("4 times the 256 positions"), "{message}");
     }
 
     #[test]
