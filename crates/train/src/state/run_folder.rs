@@ -5,18 +5,19 @@
 //! ```
 //!
 //! No run overwrites another: a name that is taken becomes `<name>-2`, `<name>-3`, …, one more than the highest that is
-//! there.
+//! there. The lock holds the name in the recipe, so that a recipe named `<name>-2` is not taken for a second run.
 //! Trade-off: one process at a time writes to a folder.
 
 use std::fs::{self, File, TryLockError};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::state::checkpoint_folder::{CHECKPOINTS, latest};
 use crate::state::manifest::list;
 use crate::state::storage::{StorageError, rename_durably, write_atomically};
 
-/// Held while a process writes to the folder.
+/// Held while a process writes to the folder. Its text is the name in the recipe that the run was started with; earlier
+/// versions left it empty.
 const LOCK: &str = "lock";
 /// The results of the run.
 const SUMMARY: &str = "summary.json";
@@ -42,16 +43,24 @@ impl RunFolder {
     /// # Errors
     /// [`StorageError::NotWritable`] or [`StorageError::InUse`].
     pub fn create(output_dir: &Path, name: &str) -> Result<RunFolder, StorageError> {
-        let (path, taken_name) = free_folder(output_dir, name)?;
-        let notice = (taken_name != name).then(|| {
-            format!(
+        fs::create_dir_all(output_dir)
+            .map_err(|source| StorageError::NotWritable { path: output_dir.to_path_buf(), source })?;
+        let highest = runs(output_dir, name)?.last().map(|(number, _)| *number);
+        let (path, taken_name) = free_folder(output_dir, name, highest.unwrap_or(1))?;
+        let notice = (taken_name != name).then(|| match highest {
+            Some(_) => format!(
                 "{} contains an earlier run of this name, so this one is written to {}; to continue the earlier one \
                  instead, add --resume",
                 output_dir.display(),
                 path.display()
-            )
+            ),
+            None => format!(
+                "{} contains a run of a recipe with another name, so this one is written to {}",
+                output_dir.join(name).display(),
+                path.display()
+            ),
         });
-        RunFolder::open(path, taken_name, notice)
+        RunFolder::open(path, taken_name, notice, Some(name))
     }
 
     /// Opens the folder of a run that has a checkpoint.
@@ -69,17 +78,26 @@ impl RunFolder {
             });
         }
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        RunFolder::open(path.to_owned(), name, None)
+        RunFolder::open(path.to_owned(), name, None, None)
     }
 
-    /// Locks the folder and creates the folders in it.
-    fn open(path: PathBuf, name: String, notice: Option<String>) -> Result<RunFolder, StorageError> {
+    /// Locks the folder and creates the folders in it. `recipe` is the name to record in a new one.
+    fn open(
+        path: PathBuf,
+        name: String,
+        notice: Option<String>,
+        recipe: Option<&str>,
+    ) -> Result<RunFolder, StorageError> {
         let not_writable = |source| StorageError::NotWritable { path: path.clone(), source };
-        let lock = File::create(path.join(LOCK)).map_err(not_writable)?;
+        let mut lock =
+            File::options().write(true).create(true).truncate(false).open(path.join(LOCK)).map_err(not_writable)?;
         match lock.try_lock() {
             Err(TryLockError::WouldBlock) => return Err(StorageError::InUse { path }),
             // A file system without locks: nothing protects from a second process, but training works.
             Err(TryLockError::Error(_)) | Ok(()) => {}
+        }
+        if let Some(recipe) = recipe {
+            lock.write_all(recipe.as_bytes()).map_err(not_writable)?;
         }
         for inner in [CHECKPOINTS, "tensorboard"] {
             fs::create_dir_all(path.join(inner)).map_err(not_writable)?;
@@ -176,7 +194,8 @@ impl RunFolder {
     }
 }
 
-/// The newest run of a name that has a checkpoint: of `name`, `name-2`, `name-3`, … the one with the highest number.
+/// The newest run of a recipe's name that has a checkpoint: of `name`, `name-2`, `name-3`, … the one with the highest
+/// number.
 ///
 /// # Errors
 /// [`StorageError::NothingToResume`] if there is none; [`StorageError::Io`] if the folder cannot be listed.
@@ -187,11 +206,20 @@ pub fn newest_run(output_dir: &Path, name: &str) -> Result<PathBuf, StorageError
             return Ok(run.clone());
         }
     }
-    let found = if runs.is_empty() { "there is no such folder" } else { "it has no complete checkpoint" };
-    Err(StorageError::NothingToResume { path: output_dir.join(name), found })
+    let path = output_dir.join(name);
+    let found = if !runs.is_empty() {
+        "it has no complete checkpoint"
+    } else if path.is_dir() {
+        "it is a run of a recipe with another name"
+    } else {
+        "there is no such folder"
+    };
+    Err(StorageError::NothingToResume { path, found })
 }
 
-/// The folders of a name with their numbers, in ascending order: `name` is 1, `name-2` is 2. Some may be missing.
+/// The runs of a recipe's name with their numbers, in ascending order: `name` is 1, `name-2` is 2. Some may be missing,
+/// and some be runs of another recipe. A folder of an earlier version does not say whose it is: it counts if no number
+/// before it is missing.
 fn runs(output_dir: &Path, name: &str) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     let number = |path: &Path| {
         let rest = path.file_name()?.to_str()?.strip_prefix(name)?;
@@ -203,15 +231,23 @@ fn runs(output_dir: &Path, name: &str) -> Result<Vec<(u64, PathBuf)>, StorageErr
     let folders = list(output_dir)?.into_iter().filter(|path| path.is_dir());
     let mut runs: Vec<(u64, PathBuf)> = folders.filter_map(|path| Some((number(&path)?, path))).collect();
     runs.sort();
+    let mut next = 1;
+    runs.retain(|(number, path)| {
+        let is_next = *number == next;
+        next += u64::from(is_next);
+        recipe_name(path).map_or(is_next, |recipe| recipe == name)
+    });
     Ok(runs)
 }
 
-/// Creates `name` where no run has it, otherwise the one after the highest of `name-2`, `name-3`, …, or takes that if
-/// it is empty.
-fn free_folder(output_dir: &Path, name: &str) -> Result<(PathBuf, String), StorageError> {
-    fs::create_dir_all(output_dir)
-        .map_err(|source| StorageError::NotWritable { path: output_dir.to_path_buf(), source })?;
-    let mut number = runs(output_dir, name)?.last().map_or(1, |(number, _)| *number);
+/// The name in the recipe that a run was started with, if its folder says it.
+fn recipe_name(run: &Path) -> Option<String> {
+    fs::read_to_string(run.join(LOCK)).ok().filter(|name| !name.is_empty())
+}
+
+/// Creates the first folder from this number on that is not there, or takes one that is empty: `name` is 1, `name-2`
+/// is 2.
+fn free_folder(output_dir: &Path, name: &str, mut number: u64) -> Result<(PathBuf, String), StorageError> {
     loop {
         let candidate = if number == 1 { name.to_string() } else { format!("{name}-{number}") };
         let path = output_dir.join(&candidate);
@@ -298,6 +334,40 @@ mod tests {
         let next = RunFolder::create(output.path(), "run").unwrap();
         assert_eq!(next.name(), "run-4");
         assert!(next.notice().unwrap().contains("--resume"));
+    }
+
+    #[test]
+    fn a_recipe_whose_name_ends_in_a_number_shares_no_run_with_the_one_without_it() {
+        let output = tempfile::tempdir().unwrap();
+        let newest = |name: &str| newest_run(output.path(), name).map_err(|error| error.to_string());
+        let started = |name: &str| {
+            let run = RunFolder::create(output.path(), name).unwrap();
+            save(&run, 1);
+            (run.name().to_owned(), run.notice().map(str::to_owned))
+        };
+        assert_eq!(started("sft-16"), ("sft-16".to_owned(), None));
+        assert!(newest("sft").unwrap_err().contains("there is no such folder"));
+        assert_eq!(started("sft"), ("sft".to_owned(), None));
+        assert_eq!(started("sft").0, "sft-2");
+        assert_eq!(newest("sft").unwrap(), output.path().join("sft-2"));
+        assert_eq!(newest("sft-16").unwrap(), output.path().join("sft-16"));
+        assert!(newest("sft-2").unwrap_err().contains("a recipe with another name"));
+        let (name, notice) = started("sft-2");
+        assert!(name == "sft-2-2" && notice.unwrap().contains("another name"), "{name}");
+        RunFolder::reopen(&output.path().join("sft-2")).unwrap();
+        assert_eq!(started("sft").0, "sft-3", "a resumed run stays that of its recipe");
+    }
+
+    #[test]
+    fn folders_that_do_not_say_their_recipe_count_up_to_the_first_number_that_is_missing() {
+        let output = tempfile::tempdir().unwrap();
+        for name in ["run", "run-2", "run-16"] {
+            let run = RunFolder::create(output.path(), name).unwrap();
+            save(&run, 1);
+            fs::write(run.path().join(LOCK), "").unwrap();
+        }
+        assert_eq!(newest_run(output.path(), "run").unwrap(), output.path().join("run-2"));
+        assert_eq!(RunFolder::create(output.path(), "run").unwrap().name(), "run-3");
     }
 
     #[test]
