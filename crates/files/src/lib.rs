@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, NamedTempFile, TempDir};
 
+/// Held in a folder that is being written.
+const FOLDER_LOCK: &str = ".lock";
+
 /// A file that is written under a temporary name next to `path`, and appears at `path` with [`AtomicFile::commit`]. Dropped
 /// without it, it leaves nothing behind, and what stood at `path` stays.
 #[derive(Debug)]
@@ -106,21 +109,89 @@ pub fn temporary_in(folder: &Path, prefix: &str, suffix: &str) -> Result<NamedTe
     builder.tempfile_in(folder)
 }
 
-/// A temporary folder next to `path`, with a name of its own that begins with that of `path`; removed with what is in it when it is dropped
-/// before `TempDir::keep`. As for any other new folder, the user's umask determines who may read it.
-///
-/// # Errors
-/// The folder cannot be created.
-pub fn temporary_folder_for(path: &Path) -> Result<TempDir> {
-    let prefix = format!("{}.partial-", path.file_name().unwrap_or_default().to_string_lossy());
-    let mut builder = Builder::new();
-    builder.prefix(&prefix);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o777));
+/// A folder that is written under a temporary name of its own, which begins with that of `path`, and appears at `path`
+/// with [`AtomicFolder::commit`]. Dropped without it, it leaves nothing behind; what a killed process leaves is removed
+/// by the next folder for the same path, which sees that nothing locks it. As for any other new folder, the user's
+/// umask determines who may read it.
+#[derive(Debug)]
+pub struct AtomicFolder {
+    /// `None` on a file system without locks. It ends before the folder, which Windows does not remove while a file in
+    /// it is open.
+    lock: Option<File>,
+    folder: TempDir,
+    path: PathBuf,
+}
+
+impl AtomicFolder {
+    /// Begins a folder next to `path`, in a folder that exists.
+    ///
+    /// # Errors
+    /// The temporary folder, or the lock in it, cannot be created.
+    pub fn create(path: &Path) -> Result<Self> {
+        let prefix = format!("{}.partial-", path.file_name().unwrap_or_default().to_string_lossy());
+        remove_abandoned(parent(path), &prefix);
+        let mut builder = Builder::new();
+        builder.prefix(&prefix);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            builder.permissions(fs::Permissions::from_mode(0o777));
+        }
+        let folder = builder.tempdir_in(parent(path))?;
+        // It gets its name once it is held: a lock that can be taken is one whose process has ended.
+        let unnamed = folder.path().join(".lock-new");
+        let lock = File::create(&unnamed)?;
+        let lock = if lock.try_lock().is_ok() {
+            fs::rename(&unnamed, folder.path().join(FOLDER_LOCK))?;
+            Some(lock)
+        } else {
+            fs::remove_file(&unnamed)?;
+            None
+        };
+        Ok(Self { lock, folder, path: path.to_owned() })
     }
-    builder.tempdir_in(parent(path))
+
+    /// Where to write.
+    #[must_use]
+    pub fn temporary(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Gives the folder its name, and waits until the name is on the disk.
+    ///
+    /// # Errors
+    /// There is a folder of that name with something in it, or the rename fails: then the folder is removed.
+    pub fn commit(self) -> Result<()> {
+        let Self { lock, folder, path } = self;
+        if lock.is_some() {
+            // Before it is free, so that no other writer takes it.
+            fs::remove_file(folder.path().join(FOLDER_LOCK))?;
+        }
+        drop(lock);
+        // An empty folder in the way would stop the rename on some systems.
+        fs::remove_dir(&path).ok();
+        rename(folder.path(), &path)?;
+        // It has another name now.
+        let _ = folder.keep();
+        Ok(())
+    }
+}
+
+/// Removes the folders whose names begin with this and whose locks no process holds, as far as that is possible.
+fn remove_abandoned(parent: &Path, prefix: &str) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        if !entry.file_name().to_string_lossy().starts_with(prefix) {
+            continue;
+        }
+        let name = entry.path().join(FOLDER_LOCK);
+        // Locking needs a writable handle on some systems; nothing is written.
+        let Ok(lock) = File::options().append(true).open(&name) else { continue };
+        // The lock of a folder that was completed meanwhile is free as well, and has lost its name before.
+        if lock.try_lock().is_ok() && name.exists() {
+            drop(lock);
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// The folder for files of one kind that later runs use again: `<kind>` in `$FIREBRICK_CACHE`, or else `firebrick/<kind>` in the user's cache
@@ -168,6 +239,39 @@ mod tests {
         drop(unfinished);
         assert_eq!(fs::read_to_string(&path).unwrap(), "second");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_folder_removes_what_killed_writers_of_it_left_and_nothing_else() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("out");
+        let killed = AtomicFolder::create(&path).unwrap();
+        let left = killed.temporary().to_owned();
+        write(&left.join("half"), "half").unwrap();
+        // As the end of its process does.
+        let AtomicFolder { lock, folder, .. } = killed;
+        let _ = folder.keep();
+        drop(lock);
+        let of_other = parent.path().join("other.partial-1");
+        let without_lock = parent.path().join("out.partial-1");
+        for folder in [&of_other, &without_lock] {
+            fs::create_dir(folder).unwrap();
+        }
+        write(&of_other.join(FOLDER_LOCK), "").unwrap();
+        let running = AtomicFolder::create(&path).unwrap();
+        assert!(!left.exists() && of_other.exists() && without_lock.exists());
+        let second = AtomicFolder::create(&path).unwrap();
+        write(&running.temporary().join("file"), "whole").unwrap();
+        running.commit().unwrap();
+        assert!(second.commit().is_err(), "the first has the name");
+        let names = |folder: &Path| {
+            let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<String> = entries.collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(&path), ["file"]);
+        assert_eq!(names(parent.path()), ["other.partial-1", "out", "out.partial-1"]);
     }
 
     #[test]

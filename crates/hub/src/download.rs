@@ -162,7 +162,8 @@ impl Hub {
     }
 }
 
-/// The path of a new partial file that no other process knows; it is removed with the returned value.
+/// The path of a new partial file that no other process knows; it is removed with the returned value. Where files cannot
+/// be locked, nothing says whose it is, so a process that is killed leaves it in the cache for good.
 fn unshared(folder: &Path, etag: &str) -> IoResult<TempPath> {
     Ok(firebrick_files::temporary_in(folder, &format!("{etag}."), ".incomplete")?.into_temp_path())
 }

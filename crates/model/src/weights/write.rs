@@ -6,12 +6,12 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::{create_dir_all, read_dir, remove_dir};
+use std::fs::{create_dir_all, read_dir};
 use std::io::Write;
 use std::path::Path;
 
 use firebrick_arch::{CONFIG_FILE, ModelConfig, TensorSpec};
-use firebrick_files::AtomicFile;
+use firebrick_files::{AtomicFile, AtomicFolder};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json, to_string_pretty, to_vec};
@@ -173,8 +173,9 @@ pub(super) fn write_companions(
     write_file(&dir.join(CONFIG_FILE), text)
 }
 
-/// Lets `fill` write into a new folder next to `dir`, which gets its name only when that has succeeded. Several writers of one `dir` have
-/// folders of their own, and the first to be complete gets the name; one that is killed leaves its folder behind.
+/// Lets `fill` write into a new folder next to `dir`, which gets its name only when that has succeeded. Several writers of
+/// one `dir` have folders of their own, and the first to be complete gets the name; what one leaves that is killed is
+/// removed by the next.
 pub(crate) fn write_folder(
     dir: &Path,
     mut fill: impl FnMut(&Path) -> Result<(), ModelError>,
@@ -185,14 +186,9 @@ pub(crate) fn write_folder(
     if let Some(parent) = dir.parent() {
         create_dir_all(parent).map_err(ModelError::io("create", dir))?;
     }
-    let partial = firebrick_files::temporary_folder_for(dir).map_err(ModelError::io("create", dir))?;
-    fill(partial.path())?;
-    // An empty folder in the way would stop the rename on some systems.
-    remove_dir(dir).ok();
-    firebrick_files::rename(partial.path(), dir).map_err(ModelError::io("create", dir))?;
-    // It has another name now.
-    let _ = partial.keep();
-    Ok(())
+    let partial = AtomicFolder::create(dir).map_err(ModelError::io("create", dir))?;
+    fill(partial.temporary())?;
+    partial.commit().map_err(ModelError::io("create", dir))
 }
 
 /// The JSON header, padded with spaces so that the data begins at a multiple of 8 bytes.
