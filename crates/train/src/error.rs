@@ -87,6 +87,20 @@ pub enum RunError {
         /// What ranks divide.
         stage: crate::config::ZeroStage,
     },
+    /// A rank that sees the folder of rank 0, and cannot write its part of a checkpoint there.
+    #[error(
+        "rank {rank} sees the folder {} of rank 0 and cannot write to it, although with train.zero_stage = {stage} every \
+         rank writes its part of a checkpoint there: give the user of that rank permission to write, or set \
+         train.zero_stage = 0. Nothing was trained", folder.display()
+    )]
+    RankCannotWrite {
+        /// The first such rank.
+        rank: usize,
+        /// The folder.
+        folder: PathBuf,
+        /// What ranks divide.
+        stage: crate::config::ZeroStage,
+    },
     /// A rank whose adapter has taken another part out of the base.
     #[error(
         "rank {rank} has taken another part out of the base than rank 0: with lora.init_lora_weights = \"pissa\" every \

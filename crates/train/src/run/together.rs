@@ -19,7 +19,7 @@ use firebrick_parallel::{Facts, ParallelError, Ranks};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::config::RunConfig;
+use crate::config::{RunConfig, ZeroStage};
 use crate::error::RunError;
 use crate::plan::Plan;
 use crate::run::interrupt::end_process;
@@ -79,10 +79,12 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Refuses ranks that do not see the folder of rank 0, where each of them writes its part of the checkpoints.
+/// Refuses ranks that do not see the folder of rank 0 or cannot write to it, where each of them writes its part of the
+/// checkpoints.
 ///
 /// # Errors
-/// [`RunError::NotShared`], the same on all ranks; the folder cannot be written; a rank is gone.
+/// [`RunError::NotShared`] or [`RunError::RankCannotWrite`], the same on all ranks; rank 0 cannot write to the folder; a
+/// rank is gone.
 pub(super) fn agree_on_folder(ranks: &Ranks, plan: &Plan, resumed: Option<&ResumePoint>) -> Result<(), RunError> {
     let stage = plan.zero_stage.value;
     if ranks.world_size() == 1 || !stage.divides_state() {
@@ -99,9 +101,16 @@ pub(super) fn agree_on_folder(ranks: &Ranks, plan: &Plan, resumed: Option<&Resum
     let own = mark.as_ref().map(|mark| (folder, mark.path().file_name().map(PathBuf::from).unwrap_or_default()));
     let (folder, file): (PathBuf, PathBuf) = share(ranks, "output_dir", own.as_ref())?;
     let is_seen = appears(&folder.join(file), SEEN_WITHIN);
-    let all = ranks.all_gather_numbers("output_dir", [u64::from(is_seen)])?;
-    match all.iter().position(|[is_seen]| *is_seen == 0) {
-        Some(rank) => Err(RunError::NotShared { rank, folder, stage }),
+    let is_writable = firebrick_files::temporary_in(&folder, ".written-by-each-rank-", "").is_ok();
+    compare_access(ranks, [is_seen, is_writable], folder, stage)
+}
+
+/// Refuses a folder that one of the ranks does not see, or cannot write to.
+fn compare_access(ranks: &Ranks, access: [bool; 2], folder: PathBuf, stage: ZeroStage) -> Result<(), RunError> {
+    let all = ranks.all_gather_numbers("output_dir", access.map(u64::from))?;
+    match all.iter().enumerate().find(|(_, access)| access.contains(&0)) {
+        Some((rank, [0, _])) => Err(RunError::NotShared { rank, folder, stage }),
+        Some((rank, _)) => Err(RunError::RankCannotWrite { rank, folder, stage }),
         None => Ok(()),
     }
 }
@@ -305,6 +314,31 @@ mod tests {
             let threads: Vec<_> = local_group(3).into_iter().map(start).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
+    }
+
+    #[test]
+    fn the_first_rank_that_does_not_see_the_folder_or_cannot_write_to_it_is_named_on_all_ranks() {
+        let refused = |access: [[bool; 2]; 3]| -> Vec<Option<String>> {
+            thread::scope(|scope| {
+                let start = |communicator| {
+                    let ranks = Ranks::new(communicator);
+                    let own = access[ranks.rank()];
+                    let compare = move || compare_access(&ranks, own, PathBuf::from("runs"), ZeroStage::STATE);
+                    scope.spawn(move || compare().err().map(|error| error.to_string()))
+                };
+                let threads: Vec<_> = local_group(3).into_iter().map(start).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            })
+        };
+        assert_eq!(refused([[true; 2]; 3]), [None, None, None]);
+        for (access, expected) in [
+            ([[true; 2], [true, false], [false; 2]], "rank 1 sees the folder runs of rank 0 and cannot write"),
+            ([[true; 2], [true; 2], [false; 2]], "rank 2 does not see the folder runs of rank 0"),
+        ] {
+            for message in refused(access) {
+                assert!(message.as_ref().is_some_and(|message| message.starts_with(expected)), "{message:?}");
+            }
+        }
     }
 
     #[test]
