@@ -153,7 +153,10 @@ fn a_preference_run_is_resumed_against_its_own_reference_alone() {
     let message = refusal(config(copy.path()), NEWEST);
     assert!(message.contains("adapter_model.safetensors` cannot be read"), "{message}");
     assert!(snapshot(&run) == before, "a refusal touched the run folder");
-    // What counts is the content, not the path.
+    // What counts is the content, not the path or what the adapter calls its base.
     fs::write(&matrices, whole).unwrap();
+    let settings = copy.path().join("adapter_config.json");
+    let text = fs::read_to_string(&settings).unwrap().replace("\"tiny-llama\"", "\"org/llama\"");
+    fs::write(&settings, text).unwrap();
     finish(config(copy.path()), NEWEST);
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use firebrick_arch::LoraConfig;
 use firebrick_kernels::{BaseStorage, GemmFormat};
-use firebrick_model::peft::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE};
+use firebrick_model::peft::{ADAPTER_WEIGHTS_FILE, read_adapter_config};
 use firebrick_precision::Format;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -90,20 +90,19 @@ impl ReferenceIdentity {
     }
 }
 
-/// Hashes of the matrices and the settings of an adapter.
+/// Hashes of the matrices of an adapter and of those of its settings that its outputs depend on.
 fn content(folder: &Path) -> Result<String, RunError> {
-    let hash = |name: &str| -> Result<String, RunError> {
-        let path = folder.join(name);
-        match fs::read(&path) {
-            Ok(bytes) => Ok(format!("{:016x}", xxh3_64(&bytes))),
-            Err(source) => Err(RunError::NoReference { path, source }),
-        }
-    };
-    Ok(format!("matrices {}, settings {}", hash(ADAPTER_WEIGHTS_FILE)?, hash(ADAPTER_CONFIG_FILE)?))
+    let path = folder.join(ADAPTER_WEIGHTS_FILE);
+    let matrices = fs::read(&path).map_err(|source| RunError::NoReference { path, source })?;
+    let settings = serde_json::to_vec(&adapter_identity(&read_adapter_config(folder)?));
+    let settings = settings.expect("settings of plain fields are expressible as JSON");
+    Ok(format!("matrices {:016x}, settings {:016x}", xxh3_64(&matrices), xxh3_64(&settings)))
 }
 
 #[cfg(test)]
 mod tests {
+    use firebrick_model::peft::ADAPTER_CONFIG_FILE;
+
     use super::*;
 
     fn identity() -> ReferenceIdentity {
@@ -143,12 +142,31 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let message = content(folder.path()).unwrap_err().to_string();
         assert!(message.contains(ADAPTER_WEIGHTS_FILE) && message.contains("lora.init_from"), "{message}");
+    }
+
+    #[test]
+    fn an_adapter_is_its_matrices_and_the_settings_that_it_computes_with() {
+        let folder = tempfile::tempdir().unwrap();
+        let fixture = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama-lora"));
         for name in [ADAPTER_WEIGHTS_FILE, ADAPTER_CONFIG_FILE] {
-            fs::write(folder.path().join(name), name).unwrap();
+            fs::copy(fixture.join(name), folder.path().join(name)).unwrap();
         }
         let before = content(folder.path()).unwrap();
-        assert_eq!(content(folder.path()).unwrap(), before);
-        fs::write(folder.path().join(ADAPTER_WEIGHTS_FILE), "other").unwrap();
+        let settings = folder.path().join(ADAPTER_CONFIG_FILE);
+        let text = fs::read_to_string(&settings).unwrap();
+        let edited = |from: &str, to: &str| {
+            let edited = text.replace(from, to);
+            assert_ne!(edited, text);
+            fs::write(&settings, edited).unwrap();
+            content(folder.path()).unwrap()
+        };
+        assert_eq!(edited("\"tiny-llama\"", "\"org/llama\""), before, "what it calls its base");
+        assert_ne!(edited("\"lora_alpha\": 8", "\"lora_alpha\": 16"), before);
+        fs::write(&settings, &text).unwrap();
+        let matrices = folder.path().join(ADAPTER_WEIGHTS_FILE);
+        let mut bytes = fs::read(&matrices).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&matrices, bytes).unwrap();
         assert_ne!(content(folder.path()).unwrap(), before);
     }
 }
