@@ -287,6 +287,14 @@ pub enum RunError {
         /// The value now.
         now: String,
     },
+    /// A checkpoint of a version that counted other tokens of pairs in the cross entropy.
+    #[error(
+        "the checkpoint was made by a version that counted in the cross entropy of ORPO what the chat template writes \
+         after the chosen answer, which this version leaves out: a resumed run must be the same run. Resume it with the \
+         version of Firebrick that saved it, or start a new run under another name, which goes on from this one's \
+         adapter with lora.init_from = \"runs/NAME/adapter\""
+    )]
+    OtherTargets,
     /// A preference run that is resumed would be measured against another model than before.
     #[error(
         "the reference of the checkpoint's preference loss has {key} = {saved}, now it is {now}: the reference is the \

@@ -70,6 +70,13 @@ impl<'a> Document<'a> {
         self.mask
     }
 
+    /// Whether tokens count in the loss, and nothing follows or interrupts them.
+    pub(crate) fn ends_in_targets(&self) -> bool {
+        let targets = self.mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        let counts = |index: usize| self.mask[index / 32] >> (index % 32) & 1 == 1;
+        targets > 0 && (self.len - targets..self.len).all(counts)
+    }
+
     /// A copy.
     pub fn to_example(&self) -> Example {
         let mut tokens = Vec::with_capacity(self.len);

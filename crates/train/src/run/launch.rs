@@ -139,8 +139,12 @@ pub fn reading_data() -> String {
 
 /// Refuses another run than the saved one. Returns sentences about what changed.
 fn compare(point: &ResumePoint, prepared: &Prepared) -> Result<Vec<String>, RunError> {
-    let identity = RunIdentity::new(&prepared.plan, prepared.train.fingerprint());
-    point.state.identity.check(&identity)?;
+    let identity = |data| RunIdentity::new(&prepared.plan, data);
+    let earlier = prepared.train.earlier_fingerprint().map(identity);
+    if earlier.as_ref() == Some(&point.state.identity) {
+        return Err(RunError::OtherTargets);
+    }
+    point.state.identity.check(&identity(prepared.train.fingerprint()))?;
     let changes = point.state.settings.changes(&RunSettings::new(&prepared.plan));
     Ok(point.notes.iter().cloned().chain(changes).collect())
 }
