@@ -192,8 +192,8 @@ fn continue_from<B: Kernels>(
     let keep = prepared.plan.checkpoints_kept.value;
     for path in set_aside {
         console.print(&format!(
-            "a later checkpoint was renamed to {}; of the {keep} that checkpoint.keep keeps it is removed first, so \
-             copy it if you need it",
+            "{} is a checkpoint that is set aside, because the run was continued from an earlier one: it counts among \
+             the {keep} of checkpoint.keep and is the first to be deleted: copy it now if you need it",
             path.display()
         ));
     }

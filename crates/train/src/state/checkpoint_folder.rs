@@ -132,7 +132,7 @@ pub fn checkpoints(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageErro
 /// # Errors
 /// [`StorageError::Io`] if the folder cannot be listed.
 pub fn without_manifest(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let mut found = named(&run_folder.join(CHECKPOINTS), "")?;
+    let mut found = named(&run_folder.join(CHECKPOINTS))?;
     found.retain(|(_, path)| path.is_dir() && !Manifest::is_in(path));
     Ok(found)
 }
@@ -145,35 +145,48 @@ pub fn latest(run_folder: &Path) -> Result<Option<(u64, PathBuf)>, StorageError>
     Ok(checkpoints(run_folder)?.pop())
 }
 
-/// Renames the checkpoints after `step` to `step-N.set-aside`, so that a run that continues from `step` does not mix with them.
-/// Returns their new folders.
+/// Renames the checkpoints after `step` to `step-N.set-aside`, or `step-N.set-aside-2` where that is taken and so on, so
+/// that a run that continues from `step` does not mix with them. Returns all folders that are set aside, those of
+/// earlier times too.
 ///
 /// # Errors
 /// [`StorageError::Io`] if a folder cannot be renamed.
 pub fn set_aside_after(run_folder: &Path, step: u64) -> Result<Vec<PathBuf>, StorageError> {
-    let mut renamed = Vec::new();
-    for (_, path) in checkpoints(run_folder)?.into_iter().filter(|(later, _)| *later > step) {
-        let name = format!("{}{SET_ASIDE}", path.file_name().unwrap_or_default().to_string_lossy());
-        let target = path.with_file_name(name);
-        if target.exists() {
-            remove_folder(&target)?;
-        }
+    for (later, path) in checkpoints(run_folder)?.into_iter().filter(|(later, _)| *later > step) {
+        let name = |time: u64| match time {
+            1 => format!("{PREFIX}{later}{SET_ASIDE}"),
+            _ => format!("{PREFIX}{later}{SET_ASIDE}-{time}"),
+        };
+        let mut targets = (1..).map(|time| path.with_file_name(name(time)));
+        let target = targets.find(|target| !target.exists()).expect("some number is free");
         rename_durably(&path, &target)?;
-        renamed.push(target);
     }
-    Ok(renamed)
+    Ok(set_aside(&run_folder.join(CHECKPOINTS))?.into_iter().map(|(_, path)| path).collect())
 }
 
 /// The complete checkpoints in a folder, oldest step first.
 fn complete(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let mut found = named(folder, "")?;
+    let mut found = named(folder)?;
     found.retain(|(_, path)| Manifest::is_in(path));
     Ok(found)
 }
 
-/// Everything in a folder that is named like a checkpoint with this ending, oldest step first.
-fn named(folder: &Path, ending: &str) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix(PREFIX)?.strip_suffix(ending)?.parse().ok();
+/// Everything in a folder that is named like a checkpoint, oldest step first.
+fn named(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
+    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix(PREFIX)?.parse().ok();
+    let mut found: Vec<(u64, PathBuf)> =
+        list(folder)?.into_iter().filter_map(|path| Some((step(&path)?, path))).collect();
+    found.sort();
+    Ok(found)
+}
+
+/// The checkpoints in a folder that were set aside, oldest step first.
+fn set_aside(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
+    let step = |path: &Path| {
+        let (step, time) = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split_once(SET_ASIDE)?;
+        let is_time = time.is_empty() || time.strip_prefix('-')?.parse::<u64>().is_ok();
+        if is_time { step.parse::<u64>().ok() } else { None }
+    };
     let mut found: Vec<(u64, PathBuf)> =
         list(folder)?.into_iter().filter_map(|path| Some((step(&path)?, path))).collect();
     found.sort();
@@ -193,7 +206,7 @@ fn remove_unfinished(folder: &Path) -> Result<(), StorageError> {
 
 /// Removes all but `keep` checkpoints: those that were set aside, then the oldest, and never that of `just_saved`.
 fn prune(folder: &Path, keep: usize, just_saved: u64) -> Result<(), StorageError> {
-    let (aside, complete) = (named(folder, SET_ASIDE)?, complete(folder)?);
+    let (aside, complete) = (set_aside(folder)?, complete(folder)?);
     let surplus = (aside.len() + complete.len()).saturating_sub(keep.max(1));
     let older = complete.into_iter().filter(|(step, _)| *step != just_saved);
     aside.into_iter().chain(older).take(surplus).try_for_each(|(_, path)| remove_checkpoint(&path))
@@ -206,7 +219,7 @@ fn in_the_way(folder: &Path, free: u64, bytes: u64, keep: usize) -> Result<Vec<P
     let Some((_, newest)) = complete.last() else { return Ok(Vec::new()) };
     let needed = bytes.max(size(newest)?);
     let surplus = complete.len() - keep.saturating_sub(1).clamp(1, complete.len());
-    let mut older = named(folder, SET_ASIDE)?.into_iter().chain(complete.into_iter().take(surplus));
+    let mut older = set_aside(folder)?.into_iter().chain(complete.into_iter().take(surplus));
     let (mut room, mut removed) = (free, Vec::new());
     while room < needed {
         let Some((_, path)) = older.next() else { return Ok(Vec::new()) };
@@ -305,6 +318,25 @@ mod tests {
         assert_eq!(names(), ["step-1", "step-2", "step-3.set-aside"]);
         save(run.path(), 3, 3);
         assert_eq!(names(), ["step-1", "step-2", "step-3"]);
+    }
+
+    #[test]
+    fn a_run_that_continues_removes_no_checkpoint_that_was_set_aside_before_and_names_all() {
+        let run = tempfile::tempdir().unwrap();
+        let names = |paths: Vec<PathBuf>| -> Vec<String> {
+            paths.iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
+        };
+        let mut expected = Vec::new();
+        for name in ["step-2.set-aside", "step-2.set-aside-2", "step-2.set-aside-3"] {
+            for step in [1, 2] {
+                save(run.path(), step, 9);
+            }
+            expected.push(name.to_owned());
+            assert_eq!(names(set_aside_after(run.path(), 1).unwrap()), expected);
+        }
+        save(run.path(), 2, 4);
+        assert_eq!(steps(run.path()), [1, 2]);
+        assert_eq!(names(set_aside_after(run.path(), 2).unwrap()), expected[1..], "none is new");
     }
 
     #[test]
