@@ -21,7 +21,7 @@ pub enum StorageError {
     /// No room left.
     #[error(
         "the disk that holds {} is full: {}; free some space, lower checkpoint.keep, or set output_dir to a folder on \
-         another disk, then continue with --resume; the checkpoints that were already saved are untouched",
+         another disk, then continue with --resume; the newest saved checkpoint is untouched",
         path.display(), amounts(*needed, *free)
     )]
     DiskFull {
@@ -35,8 +35,8 @@ pub enum StorageError {
     /// No room left where another rank writes its part of a checkpoint.
     #[error(
         "another rank could not write its part of a checkpoint in {}, because the disk is full; free some space, lower \
-         checkpoint.keep, or set output_dir to a folder on another disk, then continue with --resume; the checkpoints \
-         that were already saved are untouched", path.display()
+         checkpoint.keep, or set output_dir to a folder on another disk, then continue with --resume; the newest \
+         saved checkpoint is untouched", path.display()
     )]
     DiskOfOtherRankFull {
         /// The run folder.
@@ -200,6 +200,11 @@ mod tests {
         let error = StorageError::writing(Path::new("summary.json"), 2000, full);
         assert!(matches!(error, StorageError::DiskFull { needed: 2000, .. }), "{error}");
         assert!(error.to_string().contains("2.0 kB are needed"), "{error}");
+        // Older ones may have made room.
+        let message = StorageError::DiskOfOtherRankFull { path: "runs/a".into() }.to_string();
+        for message in [message, error.to_string()] {
+            assert!(message.ends_with("the newest saved checkpoint is untouched"), "{message}");
+        }
     }
 
     #[cfg(unix)]
