@@ -42,6 +42,8 @@ fn run_folder_holds_all_its_files() {
     {
         assert!(run.join(file).is_file(), "{file}");
     }
+    // The summary is written after it.
+    assert_eq!(fs::read_to_string(run.join("report.html")).unwrap(), firebrick_train::report::page(&run).unwrap());
     let checkpoints = fs::read_dir(run.join("checkpoints")).unwrap().count();
     assert_eq!(checkpoints, 2, "the newest two, and no unfinished ones");
     let parts = [

@@ -45,8 +45,8 @@ fn answer(mut stream: TcpStream, seen: &Requests, run: &Path) {
     let has_experiment = seen.iter().any(|(path, _)| path == "experiments/create");
     let mut body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
     if path == "runs/update" {
-        body["has_results"] =
-            ["adapter/adapter_model.safetensors", "summary.json"].iter().all(|file| run.join(file).exists()).into();
+        let files = ["adapter/adapter_model.safetensors", "summary.json"];
+        body["files"] = files.into_iter().filter(|file| run.join(file).exists()).collect();
     }
     seen.push((path.clone(), body));
     let (status, text) = match path.as_str() {
@@ -101,7 +101,11 @@ fn a_server_gets_the_plan_as_parameters_every_step_and_the_end() {
     assert_eq!(updates(&requests), ["abc FINISHED"]);
     let requests = requests.lock().unwrap();
     let (_, end) = requests.iter().find(|(path, _)| path == "runs/update").unwrap();
-    assert_eq!(end["has_results"], true, "a run is finished when its results are written");
+    assert_eq!(
+        end["files"],
+        json!(["adapter/adapter_model.safetensors"]),
+        "a run is finished when its weights are written, and the summary comes last, so that a kill here is repaired"
+    );
     let run = requests.iter().find(|(path, _)| path == "runs/create").unwrap();
     assert_eq!((run.1["experiment_id"].as_str(), run.1["run_name"].as_str()), (Some("5"), Some("run")));
     let parameters: Vec<&Value> = requests.iter().filter_map(|(_, body)| body["params"].as_array()).flatten().collect();

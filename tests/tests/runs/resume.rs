@@ -128,8 +128,12 @@ fn a_finished_run_trains_on_with_more_steps_and_ends_again_where_its_summary_is_
     let output = tempdir().unwrap();
     let run = output.path().join("run");
     let first = finish(recipe(output.path(), &["train.steps=2"]), NEW);
-    fs::remove_file(run.join("summary.json")).unwrap();
+    // As a kill before the last file leaves it.
+    for last in ["report.html", "summary.json"] {
+        fs::remove_file(run.join(last)).unwrap();
+    }
     let second = finish(recipe(output.path(), &["train.steps=2"]), NEWEST);
+    assert!(run.join("report.html").is_file());
     assert_eq!((second.steps, second.tokens_per_s), (first.steps, first.tokens_per_s));
     assert!(first.tokens_per_s > 0.0);
 

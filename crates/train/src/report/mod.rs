@@ -31,7 +31,19 @@ pub fn page(run: &Path) -> Result<String, ReportError> {
 /// [`ReportError`].
 pub fn write(run: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
     let path = out.map_or_else(|| run.join(REPORT), Path::to_owned);
-    let page = page(run)?;
+    save(path, &page(run)?)
+}
+
+/// Writes the page of a run that ends with this text as its summary, which will be the last file in its folder.
+///
+/// # Errors
+/// [`ReportError`].
+pub(crate) fn write_last(run: &Path, summary: &str) -> Result<PathBuf, ReportError> {
+    let summary = serde_json::from_str(summary).ok();
+    save(run.join(REPORT), &page::render(&RunRecord { summary, ..RunRecord::read(run)? }))
+}
+
+fn save(path: PathBuf, page: &str) -> Result<PathBuf, ReportError> {
     write_atomically(&path, page.as_bytes()).map_err(|source: StorageError| ReportError::Write { source })?;
     Ok(path)
 }

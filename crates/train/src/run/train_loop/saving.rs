@@ -36,7 +36,7 @@ impl<B: Kernels> Run<B> {
     /// Ends a run that was stopped and saved.
     pub(super) fn interrupted(mut self) -> Outcome {
         self.sinks.close(RunEnd::Interrupted);
-        self.write_report_page();
+        self.write_report_page(None).iter().for_each(|line| self.console.print(line));
         Outcome::Interrupted {
             step: self.state.step,
             signal: self.interrupt.signal(),
@@ -170,28 +170,34 @@ impl<B: Kernels> Run<B> {
             ranks: self.rank_meter.mean().map(Box::new),
         };
         let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields is expressible as JSON");
+        // Not before: a run whose weights cannot be written has failed.
+        self.sinks.close(RunEnd::Finished);
+        let report = self.write_report_page(Some(&text));
+        // Last: a run that is killed before is not taken for one with all of its results, and the one that resumes it
+        // ends again.
         if is_main {
             self.folder.write_summary(&(text + "\n"))?;
         }
-        // Not before: a run whose results cannot be written has failed.
-        self.sinks.close(RunEnd::Finished);
         let prompts = &plan.sample_prompts.value;
         self.console.samples("before", prompts, &self.state.samples_before);
         self.console.samples("after ", prompts, &samples);
         self.console.summary(&summary, plan);
-        self.write_report_page();
+        report.iter().for_each(|line| self.console.print(line));
         Ok(Outcome::Finished(summary))
     }
 
-    /// Writes the report of the run. A run does not fail for its report.
-    pub(super) fn write_report_page(&self) {
+    /// On rank 0: writes the report of the run, with its summary if it has one. Returns a line to print. A run does not
+    /// fail for its report.
+    fn write_report_page(&self, summary: Option<&str>) -> Option<String> {
         if !self.trainer.ranks.is_main() {
-            return;
+            return None;
         }
-        match report::write(self.folder.path(), None) {
-            Ok(path) => self.console.print(&format!("  report: {}", path.display())),
-            Err(error) => self.console.print(&format!("warning: the report was not written: {error}")),
-        }
+        let run = self.folder.path();
+        let written = summary.map_or_else(|| report::write(run, None), |summary| report::write_last(run, summary));
+        Some(match written {
+            Ok(path) => format!("  report: {}", path.display()),
+            Err(error) => format!("warning: the report was not written: {error}"),
+        })
     }
 
     /// Answers the sample prompts and writes the trained weights. Returns their folder, and the answers.
