@@ -87,6 +87,8 @@ struct Children {
 
 struct Running {
     child: Child,
+    /// Whether it did not end after another rank had failed, so that it got a signal from here.
+    is_ended_here: bool,
     /// `None` while it runs.
     status: Option<i32>,
 }
@@ -99,7 +101,7 @@ impl Children {
             let mut child =
                 ranks.command(rank, &token, port).spawn().map_err(|error| ranks.start_error(rank, &error))?;
             let (output, error) = (child.stdout.take(), child.stderr.take());
-            children.children.push(Running { child, status: None });
+            children.children.push(Running { child, is_ended_here: false, status: None });
             let lines = output.map(|stream| printer(rank, Printed::Output, stream, print));
             let errors = error.map(|stream| printer(rank, Printed::Error, stream, print));
             children.printers.extend(lines.into_iter().chain(errors));
@@ -112,7 +114,11 @@ impl Children {
         for (rank, running) in self.children.iter_mut().enumerate().filter(|(_, running)| running.status.is_none()) {
             let ended = running.child.try_wait();
             if let Some(signal) = ended.as_ref().ok().copied().flatten().and_then(signal_of) {
-                print(rank, Printed::Error, &format!("this rank was killed by signal {signal}"));
+                let line = match running.is_ended_here {
+                    true => format!("this rank did not end and was killed (signal {signal})"),
+                    false => format!("this rank was killed by signal {signal}"),
+                };
+                print(rank, Printed::Error, &line);
             }
             // A child that cannot be waited for is gone.
             running.status = ended.map_or(Some(1), |ended| ended.map(status_of));
@@ -120,8 +126,8 @@ impl Children {
         self.running().next().is_some()
     }
 
-    fn running(&mut self) -> impl Iterator<Item = &mut Child> {
-        self.children.iter_mut().filter(|running| running.status.is_none()).map(|running| &mut running.child)
+    fn running(&mut self) -> impl Iterator<Item = &mut Running> {
+        self.children.iter_mut().filter(|running| running.status.is_none())
     }
 
     fn worst_status(&self) -> Option<i32> {
@@ -129,21 +135,28 @@ impl Children {
     }
 
     fn send(&mut self, signal: i32) {
-        self.running().for_each(|child| send(child, signal));
+        self.running().for_each(|running| send(&running.child, signal));
     }
 
     /// Ends the ranks that still run after another one has failed for this long.
     fn end_after(&mut self, time: Duration) {
-        if time >= END || (time >= STOPPED_END && self.running().all(|child| is_stopped(child))) {
+        if time >= END || (time >= STOPPED_END && self.running().all(|running| is_stopped(&running.child))) {
             self.kill();
         } else if time >= GRACE && !self.was_requested_to_end {
             self.was_requested_to_end = true;
-            self.running().for_each(request_end);
+            self.end_with(request_end);
         }
     }
 
     fn kill(&mut self) {
-        self.running().for_each(kill);
+        self.end_with(kill);
+    }
+
+    fn end_with(&mut self, end: fn(&mut Child)) {
+        for running in self.running() {
+            running.is_ended_here = true;
+            end(&mut running.child);
+        }
     }
 
     fn finish_printing(&mut self) {
@@ -305,20 +318,22 @@ mod tests {
         let started = Instant::now();
         let script = "if [ $RANK = 1 ]; then exit 7; fi; sleep 60";
         assert_eq!(supervise(&shell(3, script), &channel().1, log().1).unwrap(), 7);
+        let (lines, print) = log();
         let killed = "if [ $RANK = 0 ]; then kill -9 $$; fi";
-        assert_eq!(supervise(&shell(2, killed), &channel().1, log().1).unwrap(), 137);
+        assert_eq!(supervise(&shell(2, killed), &channel().1, print).unwrap(), 137);
+        assert_eq!(*lines.lock().unwrap(), ["0 Error this rank was killed by signal 9"]);
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
     }
 
     /// The others have all the time that they have without it.
     #[test]
-    fn a_stopped_rank_is_killed_soon_after_the_others_have_left_and_the_signal_is_named() {
+    fn a_stopped_rank_is_killed_soon_after_the_others_have_left_which_is_said() {
         let (started, (lines, print)) = (Instant::now(), log());
         let script = "case $RANK in 0) kill -STOP $$;; 1) sleep 0.5; exit 7;; *) sleep 2.5; echo saved; exit 1;; esac";
         assert_eq!(supervise(&shell(3, script), &channel().1, print).unwrap(), 7);
         let mut lines = lines.lock().unwrap().clone();
         lines.sort();
-        assert_eq!(lines, ["0 Error this rank was killed by signal 9", "2 Output saved"]);
+        assert_eq!(lines, ["0 Error this rank did not end and was killed (signal 9)", "2 Output saved"]);
         assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
     }
 
