@@ -139,7 +139,8 @@ impl Diagnosis {
         let shown = keys.iter().take(NAMED_KEYS).map(|(key, rows)| {
             let cut = key.chars().nth(KEY_CHARACTERS).map_or("", |_| "…");
             let key: String = key.chars().take(KEY_CHARACTERS).collect();
-            format!("{}{cut} ({rows} rows)", key.escape_debug())
+            let plural = if **rows == 1 { "" } else { "s" };
+            format!("{}{cut} ({rows} row{plural})", key.escape_debug())
         });
         let more = if keys.len() > NAMED_KEYS { ", and more" } else { "" };
         (!keys.is_empty()).then(|| format!("keys not read: {}{more}", shown.collect::<Vec<_>>().join(", ")))

@@ -23,11 +23,13 @@ pub(super) fn unread_keys<'a>(
 ) -> Result<Vec<&'a str>, RecordFormatError> {
     let is_unread = |value: &Json| !is_empty(value) && !read.iter().any(|&known| ptr::eq(known, value));
     let unread: Vec<&str> = fields.iter().filter(|(_, value)| is_unread(value)).map(|(key, _)| key.as_str()).collect();
-    match unread.iter().find(|key| MEDIA.contains(key)) {
+    // A number or a yes or no is about the media, not the media.
+    let is_media = |key: &str| MEDIA.contains(&key) && !matches!(fields[key], Json::Bool(_) | Json::Number(_));
+    match unread.iter().find(|key| is_media(key)) {
         Some(key) => {
             let problem = "is not empty, but images, audio and video cannot be trained on";
-            let hint = "Remove the rows that have it; or, if their texts make sense without it, name the other keys \
-                        with columns = [...]";
+            let hint = "If the texts make sense without it, name the other keys with columns = [...]; if it is a text, \
+                        name it with fields = { ... }; otherwise remove the rows that have it";
             Err(bad_value(place, key, problem, hint))
         }
         None => Ok(unread),

@@ -139,14 +139,14 @@ fn keys_that_no_format_reads_are_named_once_with_the_number_of_records_that_have
             CHAT.replacen('{', r#"{"conversations":[{"from":"gpt","value":"a"}],"#, 1),
             Some("not read: conversations (1"),
         ),
-        (r#"{"prompt":"q","completion":"a","system":"s"}"#.to_owned(), Some("keys not read: system (1 rows)")),
-        (r#"{"instruction":"q","output":"a","text":"q a"}"#.to_owned(), Some("keys not read: text (1 rows)")),
+        (r#"{"prompt":"q","completion":"a","system":"s"}"#.to_owned(), Some("keys not read: system (1 row)")),
+        (r#"{"instruction":"q","output":"a","text":"q a"}"#.to_owned(), Some("keys not read: text (1 row)")),
         (alpaca.to_owned(), None),
-        (alpaca.replacen('{', r#"{"id":7,"topic":"t","#, 1), Some("keys not read: id (1 rows), topic (1 rows)")),
-        (r#"{"text":"a","source":"b"}"#.to_owned(), Some("keys not read: source (1 rows)")),
+        (alpaca.replacen('{', r#"{"id":7,"topic":"t","#, 1), Some("keys not read: id (1 row), topic (1 row)")),
+        (r#"{"text":"a","source":"b"}"#.to_owned(), Some("keys not read: source (1 row)")),
         (
             r#"{"input_ids":[5,6],"labels":[5,6],"attention_mask":[1,1],"loss_mask":[0,1]}"#.to_owned(),
-            Some("keys not read: loss_mask (1 rows)"),
+            Some("keys not read: loss_mask (1 row)"),
         ),
     ];
     for (rows, expected) in cases {
@@ -158,7 +158,7 @@ fn keys_that_no_format_reads_are_named_once_with_the_number_of_records_that_have
     let many: Vec<String> = (0..60).map(|index| format!(r#"{{"text":"a","key{index:02}":1,"all":1}}"#)).collect();
     let report = read(many.join("\n")).unwrap().diagnoses[0].to_string();
     assert!(
-        report.contains("keys not read: all (60 rows), key00 (1 rows), ") && report.contains(", and more"),
+        report.contains("keys not read: all (60 rows), key00 (1 row), ") && report.contains(", and more"),
         "{report}"
     );
     assert!(!report.contains("key50"), "{report}");
@@ -173,7 +173,7 @@ fn keys_of_pairs_and_named_keys_are_read() {
     assert_eq!(unread, ["instruction", "margin"]);
     let body = |options: &mut EncodeOptions| options.fields.text = "body".to_owned();
     let found = read_with(r#"{"body":"a","text":"b"}"#, &tokenizer(), body).unwrap();
-    assert_eq!(found.diagnoses[0].unread_line().unwrap(), "keys not read: text (1 rows)");
+    assert_eq!(found.diagnoses[0].unread_line().unwrap(), "keys not read: text (1 row)");
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn cached_documents_equal_those_in_memory_and_their_report_uses_current_file_nam
     let moved = corpus(&tokenizer, &[&new], &options).unwrap();
     let found = moved.cached(&cache).unwrap();
     assert!(!found.is_new && found.diagnoses[0].to_string().contains("new.jsonl:21: "), "{}", found.diagnoses[0]);
-    assert_eq!(found.diagnoses[0].unread_line().unwrap(), "keys not read: functions (1 rows)");
+    assert_eq!(found.diagnoses[0].unread_line().unwrap(), "keys not read: functions (1 row)");
     let memory = moved.in_memory().unwrap();
     assert_eq!(found.diagnoses, memory.diagnoses);
     assert_eq!(examples(found), examples(memory));
