@@ -39,7 +39,9 @@ const MAX_REASON: usize = 512;
 pub(crate) enum Failure {
     /// The connection failed; it may work the next time.
     Connection(io::Error),
-    /// The other side is not what was expected, or does not accept this one.
+    /// The other side does not speak as ranks do.
+    Stranger(String),
+    /// The other side speaks as ranks do, and is not what was expected or does not accept this one.
     Refused(String),
 }
 
@@ -54,7 +56,7 @@ impl Failure {
     pub(crate) fn reason(self) -> String {
         match self {
             Self::Connection(error) => error.to_string(),
-            Self::Refused(reason) => reason,
+            Self::Stranger(reason) | Self::Refused(reason) => reason,
         }
     }
 }
@@ -103,7 +105,7 @@ fn greeting() -> [u8; GREETING] {
 fn check_greeting(bytes: &[u8], other: &str) -> Result<(), Failure> {
     let magic = bytes.len().min(MAGIC.len());
     if bytes[..magic] != MAGIC[..magic] {
-        return Err(Failure::Refused(format!("{other} is another program")));
+        return Err(Failure::Stranger(format!("{other} is another program")));
     }
     let version = bytes.get(8..10).map_or(VERSION, |version| u16::from_le_bytes([version[0], version[1]]));
     if version != VERSION {

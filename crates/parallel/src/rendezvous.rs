@@ -30,8 +30,10 @@ const MAX_GUESTS: usize = 128;
 /// Connections that are accepted between two looks at all of them: a rank that answers at once is through before it is
 /// the oldest.
 const ACCEPTED_AT_ONCE: usize = 16;
-/// Refusals that are logged, and remembered for a message. The others are counted.
-const MAX_REFUSALS: usize = 5;
+/// Different refusals of strangers that are logged, and remembered for a message. The others are counted.
+const MAX_STRANGERS: usize = 5;
+/// The same of connections that spoke as ranks do: more than a job with a mistake has, so that none is missing.
+const MAX_RANKS: usize = 1000;
 /// The operation of the message with which the job begins.
 const BEGIN: &str = "begin";
 
@@ -98,12 +100,12 @@ impl<'a> Hall<'a> {
             if self.guests.len() >= MAX_GUESTS.max(self.placement.world_size)
                 && let Some((oldest, _)) = self.guests.pop_front()
             {
-                self.refusals.add(&oldest, "it had not said who it is when many others came");
+                self.refusals.of_strangers.add(&oldest, "it had not said who it is when many others came");
             }
             let address = address.ip().to_string();
             match Guest::greet(stream, Instant::now()) {
                 Ok(guest) => self.guests.push_back((address, guest)),
-                Err(error) => self.refusals.add(&address, &error.to_string()),
+                Err(error) => self.refusals.of_strangers.add(&address, &error.to_string()),
             }
         }
         true
@@ -116,7 +118,7 @@ impl<'a> Hall<'a> {
             match guest.look(now, &self.placement.token) {
                 Ok(Progress::Waits(guest)) => self.guests.push_back((address, guest)),
                 Ok(Progress::Proved(candidate)) => self.settle(candidate, &address),
-                Err(failure) => self.refusals.add(&address, &failure.reason()),
+                Err(failure) => self.refusals.of(&failure).add(&address, &failure.reason()),
             }
         }
     }
@@ -125,7 +127,7 @@ impl<'a> Hall<'a> {
         let Claim { rank, world_size } = candidate.claim;
         let verdict = self.verdict(candidate.claim);
         if let Err(reason) = &verdict {
-            self.refusals.add(address, &format!("rank {rank} of {world_size}: {reason}"));
+            self.refusals.of_ranks.add(address, &format!("rank {rank} of {world_size}: {reason}"));
         }
         let answered = candidate.answer(&self.placement.token, verdict.as_ref().copied().map_err(String::as_str));
         if let (Ok(()), Ok(stream)) = (verdict, answered) {
@@ -150,8 +152,8 @@ impl<'a> Hall<'a> {
 
     /// All ranks are there.
     fn begin(self) -> Vec<(usize, TcpStream)> {
-        if self.refusals.count > self.refusals.reasons.len() {
-            tracing::warn!("rendezvous: {} connections were refused in all", self.refusals.count);
+        if self.refusals.count() > self.refusals.reasons().count() {
+            tracing::warn!("rendezvous: {} connections were refused in all", self.refusals.count());
         }
         let joined = self.joined.into_iter().map(|(rank, mut stream)| {
             // A rank that is gone by now is noticed by its first exchange.
@@ -165,10 +167,10 @@ impl<'a> Hall<'a> {
     fn dismiss(self) -> ParallelError {
         let Placement { world_size, timeout, .. } = *self.placement;
         let missing: Vec<usize> = (1..world_size).filter(|rank| !self.joined.contains_key(rank)).collect();
-        let Refusals { count, reasons } = &self.refusals;
-        let refused = match count {
+        let reasons: Vec<&str> = self.refusals.reasons().collect();
+        let refused = match self.refusals.count() {
             0 => String::new(),
-            _ => format!("connections were refused, {count} in all ({}); ", reasons.join("; ")),
+            count => format!("connections were refused, {count} in all ({}); ", reasons.join("; ")),
         };
         let address = self.placement.master();
         let error =
@@ -181,19 +183,51 @@ impl<'a> Hall<'a> {
     }
 }
 
-/// Connections that were refused, for the user to read if a rank is missing in the end.
-#[derive(Default)]
+/// Connections that were refused, for the user to read if a rank is missing in the end. However many strangers come,
+/// they hide no rank that was refused.
 struct Refusals {
+    of_ranks: Refused,
+    of_strangers: Refused,
+}
+
+/// Refusals of one kind.
+struct Refused {
     count: usize,
-    /// The first different ones.
+    /// The first different ones, at most so many.
     reasons: Vec<String>,
+    most: usize,
+}
+
+impl Default for Refusals {
+    fn default() -> Self {
+        let none = |most| Refused { count: 0, reasons: Vec::new(), most };
+        Self { of_ranks: none(MAX_RANKS), of_strangers: none(MAX_STRANGERS) }
+    }
 }
 
 impl Refusals {
+    /// The kind that a failure is of.
+    fn of(&mut self, failure: &Failure) -> &mut Refused {
+        match failure {
+            Failure::Refused(_) => &mut self.of_ranks,
+            Failure::Stranger(_) | Failure::Connection(_) => &mut self.of_strangers,
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.of_ranks.count + self.of_strangers.count
+    }
+
+    fn reasons(&self) -> impl Iterator<Item = &str> {
+        self.of_ranks.reasons.iter().chain(&self.of_strangers.reasons).map(String::as_str)
+    }
+}
+
+impl Refused {
     fn add(&mut self, address: &str, reason: &str) {
         self.count += 1;
         let text = format!("{address}: {reason}");
-        if self.reasons.len() < MAX_REFUSALS && !self.reasons.contains(&text) {
+        if self.reasons.len() < self.most && !self.reasons.contains(&text) {
             tracing::warn!("rendezvous: a connection from {address} was refused: {reason}; others like it are counted");
             self.reasons.push(text);
         }
@@ -224,7 +258,7 @@ fn reach(placement: &Placement) -> Result<TcpStream, ParallelError> {
     while started.elapsed() < placement.timeout {
         match connect(placement, started) {
             Ok(stream) => return wait_for_begin(placement, stream),
-            Err(Failure::Refused(reason)) => return Err(placement.refused(reason)),
+            Err(Failure::Stranger(reason) | Failure::Refused(reason)) => return Err(placement.refused(reason)),
             Err(Failure::Connection(error)) => problem = error.to_string(),
         }
         thread::sleep(PAUSE * 5);
@@ -262,5 +296,28 @@ fn wait_for_begin(placement: &Placement, mut stream: TcpStream) -> Result<TcpStr
             Err(placement.refused(format!("rank 0 sent nothing for {} s", patience.as_secs())))
         }
         Err(error) => Err(placement.refused(format!("rank 0 left while the other ranks were waited for ({error})"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_hide_no_rank_that_was_refused() {
+        let mut refusals = Refusals::default();
+        let stranger = |host: usize| (format!("10.0.0.{host}"), Failure::Stranger("it is another program".to_owned()));
+        let other_version = || Failure::Refused("it speaks version 2".to_owned());
+        for (address, failure) in (0..9).map(stranger).chain([("10.0.1.1".to_owned(), other_version())]) {
+            refusals.of(&failure).add(&address, &failure.reason());
+        }
+        for _ in 0..2 {
+            refusals.of_ranks.add("10.0.1.2", "rank 3 of 4: there is another process that is rank 3");
+        }
+        let reasons: Vec<&str> = refusals.reasons().collect();
+        assert_eq!(reasons.len(), 2 + MAX_STRANGERS);
+        assert!(reasons[0].contains("version 2") && reasons[1].starts_with("10.0.1.2: rank 3 of 4"), "{reasons:?}");
+        assert!(reasons[2..].iter().all(|reason| reason.contains("another program")), "{reasons:?}");
+        assert_eq!(refusals.count(), 12);
     }
 }
