@@ -4,6 +4,7 @@
 //! CACHE/models--OWNER--NAME/refs/REVISION          the commit of a branch or tag at the last request
 //!                          /blobs/ETAG             the content of a file
 //!                          /snapshots/COMMIT/PATH  a link to its blob (a copy where links are not available)
+//!                          /.no_exist/COMMIT/PATH  empty: the commit has no such file (written by huggingface_hub)
 //!                          /.firebrick/COMMIT.json the files of the repository and a part of its card (written by Firebrick)
 //! CACHE/.locks/models--OWNER--NAME/ETAG.lock       held while a blob is downloaded
 //! ```
@@ -67,6 +68,11 @@ impl RepoCache {
         let mut files = Vec::new();
         list_files(&self.snapshot(commit), "", 0, &mut files);
         files
+    }
+
+    /// Whether `huggingface_hub` noted that a commit has no such file: it requested it in vain.
+    pub(crate) fn is_known_absent(&self, commit: &str, path: &str) -> bool {
+        self.root.join(".no_exist").join(commit).join(path).is_file()
     }
 
     /// The stored listing of a commit.

@@ -1,9 +1,10 @@
 //! Which files of a repository are a model, or an adapter: what reads them, and nothing else.
 //!
 //! Weights in safetensors only; copies of them in other formats, which many repositories also hold, are left where they are.
-//! A commit that another program downloaded needs no request if it is a whole model: config, tokenizer, all weights.
+//! A commit that another program downloaded needs no request if it is a whole model: config, tokenizer, all weights, and
+//! chat template and settings of generation, or that program's note that the commit has none.
 //! Trade-off: a repository of several models in folders is not searched; the files of its top folder count. Of a commit
-//! that another program downloaded, a file that a model can do without and that program left out is not missed.
+//! that another program downloaded, other files that a model can do without and that program left out are not missed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -79,7 +80,10 @@ impl Hub {
         let listing = Listing::of_files(id.revision.clone(), cache.files(&id.revision));
         let has_config = listing.has(CONFIG_FILE) || listing.has(ADAPTER_CONFIG_FILE);
         let has_tokenizer = listing.has(TOKENIZER_FILE) && listing.has(TOKENIZER_CONFIG_FILE);
-        (has_config && has_tokenizer && self.weights(id, &listing).is_ok()).then_some(listing)
+        // Without one of these a model renders chats or ends its texts otherwise, and nothing would say so.
+        let is_settled = |file| listing.has(file) || cache.is_known_absent(&id.revision, file);
+        let has_settings = [CHAT_TEMPLATE_FILE, GENERATION_CONFIG_FILE].into_iter().all(is_settled);
+        (has_config && has_tokenizer && has_settings && self.weights(id, &listing).is_ok()).then_some(listing)
     }
 
     /// Downloads files that are not in the cache.

@@ -3,7 +3,7 @@
 //! A local folder wins over an id. An id whose owner is a folder here is taken for a misspelled path, and nothing is requested.
 //! Of the ranks of a job, rank 0 alone asks what ids stand for.
 //! Trade-off: the commit of a branch is requested at every start. `@COMMIT` at the end of the id saves that once the
-//! model is in the cache, whichever program put it there; `HF_HUB_OFFLINE=1` saves it for everything.
+//! model is in the cache as a whole, whichever program put it there; `HF_HUB_OFFLINE=1` saves it for everything.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

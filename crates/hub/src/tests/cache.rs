@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use super::models::hub_with_model;
 use super::{Client, NOWHERE, TOKEN, id};
-use crate::Need;
 use crate::imitation::{Answer, Server};
+use crate::{Hub, HubSettings, Need};
 
 /// Puts an empty file in the place of a folder.
 fn close(folder: &Path) {
@@ -144,9 +144,19 @@ fn a_pinned_commit_that_another_program_downloaded_needs_no_request_if_it_is_a_w
     assert!(model().is_err());
     assert_eq!(server.requests().len(), 1);
     fs::write(snapshot.join("model-2.safetensors"), "w").unwrap();
+    // A template and settings of generation that the other program did not want may be there.
+    fs::write(snapshot.join("chat_template.jinja"), "").unwrap();
+    assert!(model().is_err());
+    assert_eq!(server.requests().len(), 2);
+    let unreachable = Hub::new(HubSettings { endpoint: NOWHERE.to_owned(), ..client.settings.clone() });
+    let found = unreachable.model(&id(&format!("org/tiny@{commit}")), Need::Weights).unwrap();
+    assert_eq!((found.folder, found.missing_bytes), (snapshot.clone(), 0));
+    let absent = client.cache.path().join("models--org--tiny/.no_exist").join(commit);
+    fs::create_dir_all(&absent).unwrap();
+    fs::write(absent.join("generation_config.json"), "").unwrap();
     let found = model().unwrap();
     assert_eq!((found.folder, found.missing_bytes), (snapshot.clone(), 0));
-    assert_eq!(server.requests().len(), 1);
+    assert_eq!(server.requests().len(), 2);
     fs::remove_file(snapshot.join("tokenizer.json")).unwrap();
     assert!(model().is_err());
 }
