@@ -13,11 +13,20 @@ use std::sync::LazyLock;
 /// Decades of the map: 1e-6 up to 1.
 const DECADES: usize = 7;
 
+/// Exponents of the magnitudes that have cells of their own: smaller ones are nearest to 0 or to the value next to it.
+const CELL_EXPONENTS: u32 = 23;
+/// Bits of a magnitude's mantissa that its cell has: between two neighbors of the map are several cells.
+const CELL_BITS: u32 = 8;
+/// Cells of one sign.
+const CELLS: usize = (CELL_EXPONENTS << CELL_BITS) as usize + 1;
+
 /// A sorted table of 256 values, with the decision points between them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DynamicMap {
     values: [f32; 256],
     midpoints: [f32; 255],
+    /// For each cell, positive ones first, how many decision points lie below all of it.
+    below: Vec<u8>,
 }
 
 static SIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(true));
@@ -50,7 +59,13 @@ impl DynamicMap {
         }
         values.sort_by(f32::total_cmp);
         let values: [f32; 256] = values.try_into().expect("the parts of all decades, 0 and 1 make 256");
-        Self { midpoints: midpoints(&values), values }
+        let midpoints: [f32; 255] = midpoints(&values);
+        let count = |x: f32| midpoints.iter().filter(|&&midpoint| midpoint < x).count() as u8;
+        let positive = (0..CELLS).map(|cell| count(cell_start(cell)));
+        // The lowest value of a negative cell is the start of the next one, which is not part of it.
+        let negative = (0..CELLS).map(|cell| if cell + 1 < CELLS { count(-cell_start(cell + 1)) } else { 0 });
+        let below = positive.chain(negative).collect();
+        Self { midpoints, values, below }
     }
 
     /// The 256 values, ascending.
@@ -67,14 +82,33 @@ impl DynamicMap {
     /// ends on an even code and leaves it only for a strictly nearer neighbor). Values outside the map get its first or
     /// last code, NaN gets code 0.
     pub fn nearest(&self, x: f32) -> u8 {
-        // Branch-free binary search for the number of decision points below x.
-        let mut below = 0;
-        for step in [128, 64, 32, 16, 8, 4, 2, 1] {
-            below += if self.midpoints[below + step - 1] < x { step } else { 0 };
+        if x.is_nan() {
+            return 0;
         }
-        let odd_tie = below % 2 == 1 && below < 255 && self.midpoints[below] == x;
+        // A cell has one decision point at most, as `every_cell_has_one_decision_point_at_most` shows.
+        let lowest = usize::from(self.below[cell_of(x)]);
+        // Without branches, which would be as good as random.
+        let below = lowest + usize::from((lowest < 255) & (self.midpoints[lowest.min(254)] < x));
+        let odd_tie = (below % 2 == 1) & (below < 255) & (self.midpoints[below.min(254)] == x);
         (below + usize::from(odd_tie)) as u8
     }
+}
+
+/// The cell of a number: its sign, exponent and first bits. Numbers from 1 on share one, and so do very small ones.
+fn cell_of(x: f32) -> usize {
+    let magnitude = x.abs().to_bits() >> (f32::MANTISSA_DIGITS - 1 - CELL_BITS);
+    let cell = magnitude.saturating_sub(first_cell()).min(CELLS as u32 - 1) as usize;
+    cell + CELLS * usize::from(x.is_sign_negative())
+}
+
+/// The smallest magnitude of a cell.
+fn cell_start(cell: usize) -> f32 {
+    if cell == 0 { 0.0 } else { f32::from_bits((first_cell() + cell as u32) << (f32::MANTISSA_DIGITS - 1 - CELL_BITS)) }
+}
+
+/// Sign-free leading bits of the magnitude at which the second cell begins, less one.
+const fn first_cell() -> u32 {
+    (127 - CELL_EXPONENTS) << CELL_BITS
 }
 
 /// Boundary `index` of the range from 0.1 to 1 divided into `parts`, computed from the nearer end with one rounding.
@@ -139,7 +173,21 @@ mod tests {
     }
 
     #[test]
-    fn binary_search_equals_counting_all_midpoints() {
+    fn every_cell_has_one_decision_point_at_most() {
+        for map in [DynamicMap::signed(), DynamicMap::unsigned()] {
+            for sign in [1.0, -1.0_f32] {
+                for cell in 0..CELLS - 1 {
+                    let [low, high] = [sign * cell_start(cell), sign * cell_start(cell + 1)];
+                    let inside = |&&x: &&f32| low.min(high) <= x && x <= low.max(high);
+                    assert!(map.midpoints().iter().filter(inside).count() <= 1, "{low} to {high}");
+                }
+                assert!(map.midpoints().iter().all(|x| x.abs() < 1.0), "none in the last cell");
+            }
+        }
+    }
+
+    #[test]
+    fn codes_equal_counting_all_midpoints() {
         let mut draws = Draws(3);
         for map in [DynamicMap::signed(), DynamicMap::unsigned()] {
             for _ in 0..20_000 {
