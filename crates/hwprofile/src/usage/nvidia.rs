@@ -6,6 +6,7 @@
 //! direction.
 
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nvml_wrapper::enum_wrappers::device::PcieUtilCounter;
 use nvml_wrapper::enums::gpm::GpmMetricId;
@@ -99,13 +100,22 @@ impl<'nvml> Card<'nvml> {
     }
 }
 
+/// NVML 580 crashes where two threads take or compare samples at the same time, as two runs in one process do.
+fn alone() -> MutexGuard<'static, ()> {
+    static GPM: Mutex<()> = Mutex::new(());
+    GPM.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The first sample of GPM; else why there is none. On a partitioned card it would be of one partition and disturb what others read.
 fn first_sample<'nvml>(device: &Device<'nvml>) -> Result<GpmSample<'nvml>, String> {
     if device.mig_mode().is_ok_and(|mode| mode.current == 1) {
         return Err("the card is partitioned (MIG)".to_owned());
     }
     match device.gpm_support() {
-        Ok(true) => device.gpm_sample().map_err(|error| format!("GPM reports \"{error}\"")),
+        Ok(true) => {
+            let _alone = alone();
+            device.gpm_sample().map_err(|error| format!("GPM reports \"{error}\""))
+        }
         Ok(false) => Err("NVML's GPM counters need a Hopper card or a later one".to_owned()),
         Err(error) => Err(format!("this driver has no GPM counters ({error})")),
     }
@@ -113,6 +123,7 @@ fn first_sample<'nvml>(device: &Device<'nvml>) -> Result<GpmSample<'nvml>, Strin
 
 /// The counters between the last look and this one.
 fn gpm<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>, before: &mut GpmSample<'nvml>, sample: &mut Sample) {
+    let _alone = alone();
     let Ok(now) = device.gpm_sample() else { return };
     if let Ok(metrics) = gpm_metrics_get(nvml, before, &now, &COUNTERS.map(|(counter, ..)| counter)) {
         for ((_, gauge, unit), metric) in COUNTERS.iter().zip(metrics) {
