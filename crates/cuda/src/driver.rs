@@ -218,23 +218,19 @@ impl Driver {
         self.status("cuEventElapsedTime", status).map(|()| milliseconds)
     }
 
-    /// Bytes of each parameter of a kernel, or `None` if the driver cannot tell.
+    /// Bytes of each of the `count` parameters of a kernel, or `None` if the driver cannot tell.
     ///
     /// # Safety
     /// The function belongs to a loaded module whose context is current.
-    pub(crate) unsafe fn parameters(&self, function: CUfunction) -> Option<Vec<usize>> {
+    pub(crate) unsafe fn parameters(&self, function: CUfunction, count: usize) -> Option<Vec<usize>> {
         let parameter_info = self.symbols.func_get_param_info?;
-        let mut sizes = Vec::new();
-        loop {
+        let size = |index| {
             let (mut offset, mut bytes) = (0, 0);
             // SAFETY: the function is the caller's promise; both pointers are valid for a write.
-            match unsafe { parameter_info(function, sizes.len(), &mut offset, &mut bytes) } {
-                0 => sizes.push(bytes),
-                // One past the last parameter.
-                status if status == CUresult::CUDA_ERROR_INVALID_VALUE as Status => return Some(sizes),
-                _ => return None,
-            }
-        }
+            let status = unsafe { parameter_info(function, index, &mut offset, &mut bytes) };
+            (status == 0).then_some(bytes)
+        };
+        (0..count).map(size).collect()
     }
 
     /// Converts cudarc's result to ours, with the name of the call.

@@ -248,7 +248,7 @@ pub enum CudaError {
     WrongArguments {
         /// The kernel.
         kernel: String,
-        /// Bytes of each declared parameter.
+        /// Bytes of each declared parameter; 0 where the driver cannot tell.
         declared: Vec<usize>,
         /// Bytes of each argument.
         given: Vec<usize>,

@@ -5,6 +5,9 @@
 
 mod pinned;
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 
@@ -13,6 +16,9 @@ pub use pinned::PinnedBuffer;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::pointer::DevicePointer;
+
+/// In debug builds, the buffers of all devices: bytes by device and address.
+static LIVE: Mutex<BTreeMap<(usize, u64), u64>> = Mutex::new(BTreeMap::new());
 
 /// Bytes of device memory, freed on drop and not initialized.
 pub struct DeviceBuffer {
@@ -31,7 +37,13 @@ impl DeviceBuffer {
         // SAFETY: a context is current, and the allocation is freed once, in `drop`.
         let allocate = || Ok(unsafe { result::malloc_sync(bytes.max(1)) });
         match context.with_current(allocate)? {
-            Ok(address) => Ok(Self { context: context.clone(), address, bytes }),
+            Ok(address) => {
+                if cfg!(debug_assertions) {
+                    let key = (context.ordinal(), address);
+                    LIVE.lock().unwrap_or_else(PoisonError::into_inner).insert(key, bytes as u64);
+                }
+                Ok(Self { context: context.clone(), address, bytes })
+            }
             Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
                 let memory = context.memory()?;
                 Err(CudaError::OutOfMemory {
@@ -42,6 +54,13 @@ impl DeviceBuffer {
             }
             Err(error) => context.driver().checked("cuMemAlloc", Err(error)),
         }
+    }
+
+    /// Whether a buffer of this device has these bytes. Only debug builds know; others answer that none has.
+    pub fn is_live(context: &Context, address: u64, bytes: u64) -> bool {
+        let live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = live.range((context.ordinal(), 0)..=(context.ordinal(), address)).next_back();
+        before.is_some_and(|((_, start), size)| address + bytes <= start + size)
     }
 
     /// The requested number of bytes.
@@ -57,6 +76,9 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
+        if cfg!(debug_assertions) {
+            LIVE.lock().unwrap_or_else(PoisonError::into_inner).remove(&(self.context.ordinal(), self.address));
+        }
         let _ = self.context.with_current(|| {
             // SAFETY: allocated by cuMemAlloc in this context and freed once. cuMemFree waits for work submitted before it. The
             // status is ignored: it is an error only if the driver is already shutting down with the process, or if the

@@ -2,7 +2,7 @@
 //! about memory, order and failures.
 //!
 //! Part of the GPU suite (`cargo xtask dist --tests`). Without a device each test says so and passes: CI has none.
-//! Trade-off: tests run one at a time, since a Burn operation of one thread may not run while another is inside a section.
+//! Trade-off: tests run at the same time but for those that measure the memory or the time of the whole device.
 #![cfg(feature = "cuda")]
 
 mod adamw_8bit;
@@ -10,7 +10,7 @@ mod card;
 mod fp8;
 
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Distribution, Int, Tensor};
@@ -23,18 +23,23 @@ use firebrick_kernels::conformance::{Case, every_operation, tolerance};
 use firebrick_kernels::{
     AttentionOps, CrossEntropyOptions, Documents, EmbeddingOps, Epilogue, GemmAlgorithms, GemmFormat, Group, Keep,
     Kernels, LinearOps, LossOps, LossTargets, MemoryOps, Module, NormOps, NormWeight, OptimizerOps, Prologue, Qkv,
-    Weight, WeightGradient,
+    RangeGradient, Weight, WeightGradient,
 };
 
 use card::Device;
 use fp8::has_fp8;
 
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Held by every test, by those that measure the whole device alone.
+static USERS: RwLock<()> = RwLock::new(());
 
-/// The device for one test, which has it to itself.
-fn device() -> Option<(Device, MutexGuard<'static, ()>)> {
-    let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    Some((card::device()?, turn))
+/// The device, which other tests use at the same time.
+fn device() -> Option<(Device, RwLockReadGuard<'static, ()>)> {
+    Some((card::device()?, USERS.read().unwrap_or_else(PoisonError::into_inner)))
+}
+
+/// The device for a test that measures all of its memory or its time.
+fn device_alone() -> Option<(Device, RwLockWriteGuard<'static, ()>)> {
+    Some((card::device()?, USERS.write().unwrap_or_else(PoisonError::into_inner)))
 }
 
 fn assert_case(case: &Case, device: &Device) {
@@ -92,14 +97,14 @@ fn cases(dtype: DType) -> Vec<Case> {
 
 #[test]
 fn every_operation_equals_the_cpu_in_bf16() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     cases(DType::BF16).iter().for_each(|case| assert_case(case, &device));
 }
 
 /// Of an A100, and of cards with 100 KiB on a multiprocessor: L4, L40S, RTX 30, 40 and 50.
 #[test]
 fn blocks_fit_the_shared_memory_of_smaller_cards() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     refuse_cudnn(&device, true, true);
     for bytes in [166_912, 101_376] {
         assert!(limit_shared_memory(&device, Some(bytes)) <= bytes);
@@ -116,19 +121,19 @@ fn blocks_fit_the_shared_memory_of_smaller_cards() {
 
 #[test]
 fn every_operation_equals_the_cpu_in_f16() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     cases(DType::F16).iter().for_each(|case| assert_case(case, &device));
 }
 
 #[test]
 fn every_operation_equals_the_cpu_in_f32() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     cases(DType::F32).iter().for_each(|case| assert_case(case, &device));
 }
 
 #[test]
 fn the_flash_kernels_equal_the_cpu_where_cudnn_refuses_both_passes() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     refuse_cudnn(&device, true, true);
     for dtype in [DType::BF16, DType::F16] {
         cases(dtype).iter().for_each(|case| assert_case(case, &device));
@@ -139,7 +144,7 @@ fn the_flash_kernels_equal_the_cpu_where_cudnn_refuses_both_passes() {
 /// cuDNN is given short documents here, where its version takes packed ones, all at once and a few at a time.
 #[test]
 fn packed_documents_equal_the_cpu_through_cudnn_in_one_call_and_in_parts() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     for max_backward_tokens in [16_384, 64] {
         let default_limits = limit_cudnn(&device, CudnnLimits { min_mean_tokens: 0, max_backward_tokens });
         for documents in [vec![3, 1, 257, 1, 90], (1..=64).collect(), vec![64, 64], vec![40, 24, 64, 130, 10, 54]] {
@@ -187,7 +192,7 @@ fn two_layers<B: Kernels>(boundaries: &[u32], dtype: DType, device: &B::Device) 
 /// cuDNN or the flash kernel may write the softmax statistics; the backward reads them in the layout of the writer.
 #[test]
 fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     // Short documents of several lengths go to it, too.
     let limits = limit_cudnn(&device, CudnnLimits { min_mean_tokens: 0, ..CudnnLimits::default() });
     for boundaries in [vec![0, 64, 128, 192], vec![0, 40, 41, 200, 230]] {
@@ -210,7 +215,7 @@ fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
 
 #[test]
 fn the_self_test_passes() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     for dtype in [DType::BF16, DType::F32] {
         for gemms in [GemmFormat::Compute, GemmFormat::Fp8] {
             let multiplies = gemms == GemmFormat::Compute || (dtype == DType::BF16 && has_fp8(&device).is_ok());
@@ -225,7 +230,7 @@ fn the_self_test_passes() {
 /// early sees another round's values.
 #[test]
 fn operations_of_the_engine_and_of_burn_follow_each_other_in_order() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     let (rows, width) = (257, 1024);
     let norm =
         NormWeight { weight: Tensor::<Cuda, 1>::ones([width], &device), offset: 0.0, epsilon: 0.0, trains: false };
@@ -265,7 +270,7 @@ fn free_bytes(device: &Device) -> u64 {
 
 #[test]
 fn memory_comes_back_after_use() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _alone)) = device_alone() else { return };
     let work = || {
         let case = Case {
             documents: vec![256; 4],
@@ -287,7 +292,7 @@ fn memory_comes_back_after_use() {
 /// Pools keep a buffer for each exact size. Where a pass would not fit next to what passes of other sizes left, that is returned.
 #[test]
 fn passes_over_many_lengths_take_the_memory_of_the_longest_where_the_device_is_full() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _alone)) = device_alone() else { return };
     let passes = |bytes_per_token: u64| {
         Cuda::release_memory(&device);
         Cuda::expect_passes(&device, [bytes_per_token, 0], 1);
@@ -332,7 +337,7 @@ fn host(tensor: Tensor<Cuda, 2>) -> Vec<f32> {
 /// The backward of a gated activation writes over gate and up where nothing else has them; sections use memory again and again.
 #[test]
 fn gradients_never_overwrite_a_gate_that_something_still_reads() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     let (x, dy) = (random_bf16([64, 128], &device), random_bf16([64, 256], &device));
     let weights = [random_bf16([256, 128], &device), random_bf16([256, 128], &device)];
     let [gate, up] = <[_; 2]>::try_from(projected(&x, &weights)).expect("two parts");
@@ -358,7 +363,7 @@ fn gradients_never_overwrite_a_gate_that_something_still_reads() {
 /// The algorithm that is measured computes what the library's first does, up to the order of sums, and another engine takes the same.
 #[test]
 fn measured_algorithms_compute_the_same_and_are_kept() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _alone)) = device_alone() else { return };
     let (x, weight) = (random_bf16([8192, 4096], &device), random_bf16([4096, 4096], &device));
     let (library, measured) = {
         let project = || host(projected(&x, std::slice::from_ref(&weight)).remove(0));
@@ -386,7 +391,7 @@ fn measured_algorithms_compute_the_same_and_are_kept() {
 /// Packed documents, many layers in one section: the backward of a layer leaves nothing behind.
 #[test]
 fn attention_over_packed_documents_keeps_nothing_until_the_section_ends() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _alone)) = device_alone() else { return };
     let documents = Documents::<Cuda>::new(&[0, 5000, 6001, 16_384], &device);
     let (qkv, d_o) = layer::<Cuda>(documents.tokens(), 0, DType::BF16, &device);
     let passes = |count: usize| {
@@ -408,7 +413,7 @@ fn attention_over_packed_documents_keeps_nothing_until_the_section_ends() {
 /// Micro-batches with different numbers of loss tokens: scratch memory is that of the largest chunk.
 #[test]
 fn scratch_memory_is_bounded_over_different_counts_of_loss_tokens() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     let (tokens, width, vocab_size, chunk_tokens) = (2048, 256, 4096, 128);
     let matrix = |rows: usize, seed: usize| {
         let flat = Tensor::<Cuda, 1>::from_floats(values(rows * width, seed).as_slice(), &device);
@@ -444,7 +449,7 @@ fn scratch_memory_is_bounded_over_different_counts_of_loss_tokens() {
 
 #[test]
 fn running_out_of_memory_is_a_failure_that_says_so_and_leaves_a_working_device() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _alone)) = device_alone() else { return };
     let failure = DeviceFailure::catch(|| {
         let x = Tensor::<Cuda, 2>::random([16, 16], Distribution::Default, &device);
         // Rows of a table that no device holds.
@@ -462,7 +467,7 @@ const BREAKS_THE_DEVICE: &str = "FIREBRICK_BREAKS_THE_DEVICE";
 /// are what fails then, and they are not short of memory.
 #[test]
 fn a_kernel_that_broke_the_device_is_the_reported_cause_and_not_a_lack_of_memory() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     if std::env::var_os(BREAKS_THE_DEVICE).is_none() {
         let name = "a_kernel_that_broke_the_device_is_the_reported_cause_and_not_a_lack_of_memory";
         let mut again = Command::new(std::env::current_exe().expect("this program has a file"));
@@ -492,7 +497,7 @@ fn a_kernel_that_broke_the_device_is_the_reported_cause_and_not_a_lack_of_memory
 /// Two threads on one device take turns: sections of one never run while the other is inside one.
 #[test]
 fn two_threads_with_sections_on_one_device_do_not_disturb_each_other() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     let count = 1 << 20;
     let inputs: Vec<_> = (1..=2).map(|value| Tensor::<Cuda, 1>::full([count], value as f32, &device)).collect();
     let sums: Vec<_> = std::thread::scope(|scope| {
@@ -515,10 +520,175 @@ fn two_threads_with_sections_on_one_device_do_not_disturb_each_other() {
     }
 }
 
+/// Values of a thread that uses Burn alone: allocated, changed several times and read, while others are inside sections.
+fn burn_alone(device: &Device, count: usize, rounds: usize, value: f32) {
+    for round in 0..rounds {
+        let start = value + round as f32;
+        let x = Tensor::<Cuda, 1>::full([count], start, device);
+        // Each operation frees what it read, while its kernel still waits.
+        let x = (0..6).fold(x, |x, _| x.add_scalar(1.0));
+        let found: Vec<f32> = x.into_data().to_vec().expect("f32");
+        let wrong = found.iter().find(|&&found| found != start + 6.0);
+        assert_eq!(wrong, None, "round {round}: expected {}", start + 6.0);
+        if round % 16 == 7 {
+            Cuda::release_memory(device);
+        }
+    }
+}
+
+/// What a section reads, frees and allocates is its own, whatever Burn operations other threads request on the same device meanwhile: memory
+/// of tensors from outside that are dropped inside, memory that the other threads free, memory of earlier sections that they still read.
+#[test]
+fn sections_and_burn_operations_of_other_threads_keep_their_values() {
+    let Some((device, _shared)) = device() else { return };
+    let count = 1 << 20;
+    let (sender, receiver) = std::sync::mpsc::channel::<(Tensor<Cuda, 1>, f32)>();
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let device = device.clone();
+            scope.spawn(move || burn_alone(&device, count, 200, 1000.0 * (thread + 1) as f32));
+        }
+        // Reads what sections have made, after the thread that made it has let go of it.
+        let reader = scope.spawn(move || {
+            for (x, expected) in receiver {
+                let found = x.mul_scalar(2.0).max().into_scalar();
+                assert_eq!(found, 2.0 * expected);
+            }
+        });
+        for round in 0..200 {
+            let value = round as f32;
+            let [x, y] = [value, 2.0].map(|value| Tensor::<Cuda, 1>::full([count], value, &device));
+            let sum = Cuda::section(&device, || {
+                // Work that the launches below wait behind, so that what they read was dropped long before they run.
+                let slow = (0..8).fold(y.clone(), |sum, _| Cuda::accumulate(sum, y.clone()));
+                drop(slow);
+                Cuda::accumulate(x, y)
+            });
+            sender.send((sum.clone(), value + 2.0)).expect("the reader runs");
+            // The next section may have the memory of this one's sum.
+            let found: Vec<f32> = Cuda::accumulate(sum.clone(), sum).into_data().to_vec().expect("f32");
+            assert!(found.iter().all(|&found| found == 2.0 * (value + 2.0)), "round {round}");
+        }
+        drop(sender);
+        reader.join().expect("the reader's values are right");
+    });
+}
+
+/// Sections keep memory of every size that they had. Where the device has no more, that is given back instead of a failure.
+#[test]
+fn a_section_that_needs_the_memory_of_others_gets_it() {
+    let Some((device, _alone)) = device_alone() else { return };
+    Cuda::release_memory(&device);
+    let eighth = (free_bytes(&device) / 8) as usize;
+    let one = Tensor::<Cuda, 1>::ones([1], &device);
+    for round in 0..3 {
+        Cuda::section(&device, || {
+            for part in 0..10 {
+                // Another size each time: an eighth of the device, less a little.
+                let count = (eighth - (part << 20)) / 4;
+                let gradient = RangeGradient { start: 0, gradient: one.clone(), is_first: true };
+                let sum = Cuda::accumulate_ranges(None, count, vec![gradient]);
+                assert_eq!(sum.dims(), [count], "round {round}, part {part}");
+            }
+        });
+    }
+    Cuda::release_memory(&device);
+}
+
+/// cuDNN's backward overflows from 2^31 elements of queries on, without an error; other kernels compute it then.
+#[test]
+fn the_last_queries_of_a_very_long_document_have_their_gradients() {
+    let Some((device, _alone)) = device_alone() else { return };
+    let (tokens, groups, per_group, head_dim) = (131_072 + 256, 8, 16, 128);
+    let random = |width: usize| {
+        Tensor::<Cuda, 2>::random([tokens, width], Distribution::Normal(0.0, 1.0), (&device, DType::F32))
+            .cast(DType::BF16)
+    };
+    let [q, d_o] = [0; 2].map(|_| random(groups * per_group * head_dim));
+    let [k, v] = [0; 2].map(|_| random(groups * head_dim));
+    let documents = Documents::<Cuda>::new(&[0, tokens as u32], &device);
+    let backward = |qkv: Qkv<Cuda>, spec: &AttentionSpec, d_o: Tensor<Cuda, 2>| {
+        let output = Cuda::packed_attention(&qkv, spec, &documents);
+        Cuda::packed_attention_backward(qkv, spec, output, d_o, &documents).q
+    };
+    let end = |x: Tensor<Cuda, 2>, last: std::ops::Range<usize>| {
+        host(x.narrow(0, tokens - 512, 512).narrow(1, last.start, last.len()))
+    };
+    let (of_queries, of_keys) = (per_group * head_dim, head_dim);
+    let last = (groups - 1) * of_queries..groups * of_queries;
+    let whole = backward(
+        Qkv { q: q.clone(), k: k.clone(), v: v.clone() },
+        &AttentionSpec::new(groups * per_group, groups, head_dim),
+        d_o.clone(),
+    );
+    let found = end(whole, last.clone());
+    // The last key head with its queries alone: an eighth of the elements.
+    let keys = (groups - 1) * of_keys;
+    let alone = backward(
+        Qkv { q: q.narrow(1, last.start, of_queries), k: k.narrow(1, keys, of_keys), v: v.narrow(1, keys, of_keys) },
+        &AttentionSpec::new(per_group, 1, head_dim),
+        d_o.narrow(1, last.start, of_queries),
+    );
+    let expected = end(alone, 0..of_queries);
+    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    let apart = square(&mut found.iter().zip(&expected).map(|(found, expected)| found - expected));
+    let error = (apart / square(&mut expected.iter().copied())).sqrt();
+    assert!(error < 2e-2, "relative error {error:.2e}");
+}
+
+/// Scores far below zero, so that a row's log-sum-exp underflows where it is taken for a sum, at lengths that leave half a tile.
+#[test]
+fn gradients_are_finite_and_right_where_all_scores_are_very_low() {
+    let Some((device, _shared)) = device() else { return };
+    let (score, head_dim) = (-100.0_f32, 128);
+    let spec = AttentionSpec::new(4, 2, head_dim);
+    // The first value of a query and that of a key make up the score, the others a little noise.
+    let side = (-score * (head_dim as f32).sqrt()).sqrt();
+    for boundaries in [vec![0, 64], vec![0, 192], vec![0, 64, 256], vec![0, 192, 256, 448, 900]] {
+        let tokens = *boundaries.last().expect("boundaries") as usize;
+        let towards = |heads: usize, side: f32, seed: usize| -> Vec<f32> {
+            let noise = values(tokens * heads * head_dim, seed).into_iter().map(|noise| noise / 4.0);
+            noise.enumerate().map(|(index, noise)| if index % head_dim == 0 { side } else { noise }).collect()
+        };
+        let inputs = [towards(4, side, 1), towards(2, -side, 2), values(tokens * 256, 3), values(tokens * 512, 4)];
+        let expected = attention_gradients::<Flex>(&inputs, &boundaries, &spec, DType::F32, &Default::default());
+        let found = attention_gradients::<Cuda>(&inputs, &boundaries, &spec, DType::BF16, &device);
+        for (part, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!(found.iter().all(|value| value.is_finite()), "{boundaries:?}, gradient {part} is not finite");
+            // Of the first values, large terms cancel.
+            let pairs = || found.iter().zip(expected).enumerate().filter(|(index, _)| index % head_dim != 0);
+            let apart: f64 = pairs().map(|(_, (found, expected))| f64::from(found - expected).powi(2)).sum();
+            let error = (apart / pairs().map(|(_, (_, expected))| f64::from(*expected).powi(2)).sum::<f64>()).sqrt();
+            assert!(error < 5e-2, "{boundaries:?}, gradient {part}: relative error {error:.2e}");
+        }
+    }
+}
+
+/// Gradients of queries, keys and values in this format, from values that it may round.
+fn attention_gradients<B: Kernels>(
+    [q, k, v, d_o]: &[Vec<f32>; 4],
+    boundaries: &[u32],
+    spec: &AttentionSpec,
+    dtype: DType,
+    device: &B::Device,
+) -> Vec<Vec<f32>> {
+    let documents = Documents::<B>::new(boundaries, device);
+    let matrix = |values: &Vec<f32>| {
+        // What both formats hold: the upper half of the bits.
+        let rounded: Vec<f32> = values.iter().map(|value| f32::from_bits(value.to_bits() & 0xffff_0000)).collect();
+        let flat = Tensor::<B, 1>::from_floats(rounded.as_slice(), device);
+        flat.reshape([documents.tokens(), values.len() / documents.tokens()]).cast(dtype)
+    };
+    let qkv = Qkv { q: matrix(q), k: matrix(k), v: matrix(v) };
+    let output = B::packed_attention(&qkv, spec, &documents);
+    let Qkv { q, k, v } = B::packed_attention_backward(qkv, spec, output, matrix(d_o), &documents);
+    [q, k, v].map(|gradient| gradient.cast(DType::F32).into_data().to_vec().expect("f32")).into()
+}
+
 /// The same bits every time: what exact resuming relies on.
 #[test]
 fn operations_of_the_engine_repeat_bit_for_bit() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     refuse_cudnn(&device, true, true);
     let case = Case::small(DType::BF16, 64);
     let errors =
@@ -529,7 +699,7 @@ fn operations_of_the_engine_repeat_bit_for_bit() {
 
 #[test]
 fn steps_of_8_bit_adamw_equal_bitsandbytes_and_the_reference_up_to_rounding() {
-    let Some((_device, _turn)) = device() else { return };
+    let Some((_device, _shared)) = device() else { return };
     adamw_8bit::assert_golden_steps::<Cuda>();
     adamw_8bit::assert_many_steps::<Cuda>();
 }
@@ -538,7 +708,7 @@ fn steps_of_8_bit_adamw_equal_bitsandbytes_and_the_reference_up_to_rounding() {
 /// again, many times in one section. A copy that runs too early or too late, or a buffer that is reused too early, shows in a sum.
 #[test]
 fn tensors_that_leave_and_come_back_all_the_time_keep_every_change() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     let (sizes, rounds) = ([1 << 20, 300_001, 1 << 22, 1 << 20, 77, 1 << 21, 1 << 22, 300_001], 20);
     let full = |size: usize, value: f32| Tensor::<Cuda, 1>::full([size], value, &device);
     let ones: Vec<_> = sizes.iter().map(|&size| full(size, 1.0)).collect();
@@ -568,7 +738,7 @@ fn tensors_that_leave_and_come_back_all_the_time_keep_every_change() {
 /// Numbers are those of the moment of the request, although the tensor is changed in place while they are on their way.
 #[test]
 fn numbers_that_are_read_later_are_those_of_their_request() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _shared)) = device() else { return };
     let one = || Tensor::<Cuda, 1>::ones([1], &device);
     let mut sum = one();
     let mut requested = Vec::new();
@@ -586,7 +756,7 @@ fn numbers_that_are_read_later_are_those_of_their_request() {
 /// The host gets a number while work that was queued after it still runs.
 #[test]
 fn reading_a_number_does_not_wait_for_later_work() {
-    let Some((device, _turn)) = device() else { return };
+    let Some((device, _alone)) = device_alone() else { return };
     let big = Tensor::<Cuda, 1>::ones([1 << 28], &device);
     let number = Tensor::<Cuda, 1>::ones([1], &device);
     Cuda::sync(&device).expect("the device works");

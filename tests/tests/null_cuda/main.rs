@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use burn_tensor::DType;
-use firebrick_kernels::backends::cuda::{RowScaling, scale_rows, use_graphs};
+use firebrick_kernels::backends::cuda::{RowScaling, scale_rows, use_graphs, watch_burn_operations};
 use firebrick_kernels::backends::{BackendKind, Cuda};
 use firebrick_kernels::{GemmFormat, Recompute};
 use firebrick_model::{BatchLimits, GenerateOptions, PassOptions, Sampler};
@@ -100,6 +100,7 @@ fn steps_in_8_bit_floats_are_alike_on_every_generation_that_has_them() {
 /// Does `work` in a process that finds the libraries of `null_cuda.c`, as a card of this compute capability; `test` calls this again there.
 fn over_null_cuda(test: &str, capability: &str, work: fn()) {
     if env::var_os(COUNTS).is_some() {
+        watch_burn_operations();
         return work();
     }
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

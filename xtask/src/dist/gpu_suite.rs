@@ -31,7 +31,10 @@ const SCRIPT: &str = "\
 cd \"$(dirname \"$0\")\" || exit 1
 export FIREBRICK_TESTS=\"$PWD/tests\"
 run() {
-  if \"./bin/$1\" --test-threads=1 > \"$1.log\" 2>&1; then verdict=passed; else verdict=FAILED; fi
+  threads=4
+  # It counts the card's memory.
+  [ \"$1\" = firebrick-cuda-gpu ] && threads=1
+  if \"./bin/$1\" --test-threads=$threads > \"$1.log\" 2>&1; then verdict=passed; else verdict=FAILED; fi
   echo \"$verdict $1: $(grep '^test result' \"$1.log\")\"
   [ \"$verdict\" = passed ]
 }

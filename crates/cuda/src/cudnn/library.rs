@@ -12,6 +12,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
+use super::limits::takes_packed;
 use super::plan::Plan;
 use super::shape::{AttentionShape, Pass};
 use super::sys::{Raw, Symbols};
@@ -78,6 +79,11 @@ impl Cudnn {
     pub fn version(&self) -> (u32, u32, u32) {
         let version = self.maker.version;
         (version.0, version.1, version.2)
+    }
+
+    /// Whether packed documents may be given to this version on this device.
+    pub fn takes_packed(&self) -> bool {
+        takes_packed(self.maker.version, self.maker.major)
     }
 
     /// Starts a thread for the forward plan of `forward` and one for the backward plan of `backward`; a plan that exists or is being made needs

@@ -2,6 +2,8 @@
 //!
 //! Trade-off: only known cases are listed. cuDNN itself reports the rest when a plan is built.
 
+use std::sync::Once;
+
 use super::shape::{AttentionShape, Pass};
 use super::version::Version;
 use crate::error::CudaError;
@@ -10,6 +12,17 @@ use crate::error::CudaError;
 /// the backward pass and return NaN (<https://github.com/NVIDIA/TransformerEngine/issues/2186>), and 9.14 was wrong for wide
 /// heads and deterministic sums.
 const PACKED_SINCE: Version = Version(9, 18, 0);
+
+/// That a backward pass is refused because it would be wrong is said once: it will be slower than its forward pass suggests.
+static WRONG: Once = Once::new();
+
+/// Elements of the output's gradient from which on the backward pass is refused.
+const MAX_GRADIENT_ELEMENTS: usize = 1 << 31;
+
+/// Whether packed documents are given to a version on a device of major compute capability `major`.
+pub(super) fn takes_packed(version: Version, major: u32) -> bool {
+    version >= PACKED_SINCE && (9..=10).contains(&major)
+}
 
 impl AttentionShape {
     /// Refuses what `version` is known not to support, or to compute wrongly, on a device of major compute capability `major`.
@@ -24,7 +37,7 @@ impl AttentionShape {
             return no("it needs an Ampere GPU or newer".to_string());
         }
         if self.is_packed() {
-            if version < PACKED_SINCE || !(9..=10).contains(&major) {
+            if !takes_packed(version, major) {
                 let needed = format!("cuDNN {PACKED_SINCE} or newer and a Hopper or Blackwell data center GPU");
                 return no(format!("packed documents need {needed}, got cuDNN {version}"));
             }
@@ -45,6 +58,18 @@ impl AttentionShape {
         }
         if pass == Pass::Backward && self.longest() == 1 {
             return no("documents of a single token have no backward pass: round the longest up".to_string());
+        }
+        // Not in NVIDIA's rules, but seen on Hopper with 9.19: the gradient of the last queries is wrong from there on, without an error.
+        // Offsets into the output's gradient are kept in 32 bits.
+        if pass == Pass::Backward && self.tokens() * self.strides.output_gradient >= MAX_GRADIENT_ELEMENTS {
+            WRONG.call_once(|| {
+                let found = self.tokens();
+                tracing::warn!("cuDNN's backward is wrong for {found} tokens: slower attention kernels run; shorter rows avoid that");
+            });
+            let found = format!("{} tokens in rows of {}", self.tokens(), self.strides.output_gradient);
+            return no(format!(
+                "the backward pass of 2^31 elements or more is wrong in cuDNN, got {found}: use shorter rows"
+            ));
         }
         if pass == Pass::Backward && self.deterministic && major >= 10 {
             return no("cuDNN's heuristics do not choose the deterministic backward pass on this GPU".to_string());
@@ -79,6 +104,13 @@ mod tests {
         assert!(unsupported(&shape, new, 8) && unsupported(&shape, new, 12));
         let uniform = AttentionShape { layout: Layout::Uniform { documents: 2, length: 8 }, ..shape };
         assert!(!unsupported(&uniform, Version(9, 14, 0), 9) && unsupported(&uniform, Version(9, 10, 0), 9));
+        let long = |length| {
+            let shape = AttentionShape { query_heads: 32, key_value_heads: 8, head_dim: 128, ..uniform };
+            let strides = RowStrides::contiguous(32, 8, 128);
+            AttentionShape { layout: Layout::Uniform { documents: 1, length }, strides, ..shape }
+        };
+        assert!(!unsupported(&long((1 << 19) - 1), new, 9) && unsupported(&long(1 << 19), new, 9));
+        assert!(long(1 << 19).check_known_limits(Pass::Forward, new, 9).is_ok(), "the forward pass is right");
         let mut joined = shape;
         joined.strides.query *= 2;
         assert!(unsupported(&joined, new, 9));

@@ -34,6 +34,9 @@ pub struct Arguments {
     /// First word and size in bytes of each argument.
     places: [(u32, u32); MAX_ARGUMENTS],
     count: usize,
+    /// In debug builds, the address and the bytes of each argument that is an address.
+    #[cfg(debug_assertions)]
+    blocks: Vec<[u64; 2]>,
 }
 
 impl Default for Arguments {
@@ -52,14 +55,32 @@ impl Arguments {
             words: 0,
             places: [(0, 0); MAX_ARGUMENTS],
             count: 0,
+            #[cfg(debug_assertions)]
+            blocks: Vec::new(),
         }
     }
 
-    /// Adds an address.
+    /// Adds an address, at which the kernel uses a byte at least if it is not null.
     #[inline(always)]
     #[must_use]
     pub fn pointer<T>(self, pointer: DevicePointer<T>) -> Self {
+        self.block(pointer, 1)
+    }
+
+    /// Adds an address at which the kernel uses so many bytes.
+    #[inline(always)]
+    #[must_use]
+    #[cfg_attr(not(debug_assertions), allow(unused_mut, unused_variables, reason = "only debug builds remember them"))]
+    pub fn block<T>(mut self, pointer: DevicePointer<T>, bytes: usize) -> Self {
+        #[cfg(debug_assertions)]
+        self.blocks.push([pointer.address(), bytes as u64]);
         self.value(&pointer.address())
+    }
+
+    /// In debug builds, the address and the bytes of each argument that is an address.
+    #[cfg(debug_assertions)]
+    pub fn blocks(&self) -> &[[u64; 2]] {
+        &self.blocks
     }
 
     /// Adds an `int`.
@@ -117,6 +138,11 @@ impl Arguments {
         self.places[self.count] = (first as u32, size_of::<T>() as u32);
         self.count += 1;
         self
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.count
     }
 
     /// The size of each in bytes.

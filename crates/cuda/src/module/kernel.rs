@@ -13,6 +13,7 @@ use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
 use super::arguments::Arguments;
 use super::loaded::Loaded;
 use crate::error::CudaError;
+use crate::nvrtc::parameter_count;
 use crate::stream::{Stream, same_device};
 
 /// A kernel of a [`crate::Module`]. Clones are the same kernel, and keep the module loaded.
@@ -25,6 +26,8 @@ struct Entry {
     module: Arc<Loaded>,
     name: String,
     function: CUfunction,
+    /// How many parameters the source declares; `None` if it does not define the kernel by its name.
+    count: Option<usize>,
     /// Bytes of each parameter; `None` if the driver cannot tell.
     parameters: Option<Vec<usize>>,
     /// Bytes of dynamic shared memory that launches are known to be allowed.
@@ -57,9 +60,12 @@ impl Hash for Kernel {
 impl Kernel {
     /// Expects the context of the module to be current.
     pub(super) fn new(module: Arc<Loaded>, name: &str, function: CUfunction) -> Result<Self, CudaError> {
+        // No parameter after the last one is requested, to see where they end: tools that check calls report that.
+        let count = parameter_count(&module.source, name);
         // SAFETY: the function belongs to a loaded module.
-        let parameters = unsafe { module.context.driver().parameters(function) };
-        let entry = Entry { module, name: name.to_string(), function, parameters, shared_limit: AtomicU32::new(0) };
+        let parameters = count.and_then(|count| unsafe { module.context.driver().parameters(function, count) });
+        let shared_limit = AtomicU32::new(0);
+        let entry = Entry { module, name: name.to_string(), function, count, parameters, shared_limit };
         Ok(Self { entry: Arc::new(entry) })
     }
 
@@ -101,10 +107,15 @@ impl Kernel {
     pub unsafe fn launch(&self, stream: &Stream, shape: LaunchShape, arguments: &Arguments) -> Result<(), CudaError> {
         let context = &self.entry.module.context;
         same_device("cuLaunchKernel", stream.context(), context)?;
-        if let Some(declared) = self.entry.parameters.as_ref().filter(|sizes| !arguments.have_sizes(sizes)) {
+        let is_wrong = match (&self.entry.parameters, self.entry.count) {
+            (Some(sizes), _) => !arguments.have_sizes(sizes),
+            (None, count) => count.is_some_and(|count| arguments.count() != count),
+        };
+        if is_wrong {
+            let unknown = || vec![0; self.entry.count.unwrap_or(0)];
             return Err(CudaError::WrongArguments {
                 kernel: self.entry.name.clone(),
-                declared: declared.clone(),
+                declared: self.entry.parameters.clone().unwrap_or_else(unknown),
                 given: arguments.sizes(),
             });
         }

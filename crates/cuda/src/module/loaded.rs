@@ -3,7 +3,7 @@
 //! Trade-off: the code stays on the device as long as any of them lives.
 
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::{self, CUmodule};
 
@@ -15,6 +15,8 @@ use crate::nvrtc::Image;
 pub(super) struct Loaded {
     pub(super) context: Context,
     pub(super) program: String,
+    /// What it was compiled from.
+    pub(super) source: Arc<str>,
     pub(super) handle: CUmodule,
     /// Locked while the shared memory limit of a kernel is raised, which reads the limit first.
     pub(super) raising: Mutex<()>,
@@ -35,8 +37,8 @@ impl Loaded {
             context.driver().checked("cuModuleLoadData", status.result()).map(|()| handle)
         };
         let handle = context.with_current(load)?;
-        let program = image.name().to_owned();
-        Ok(Self { context: context.clone(), program, handle, raising: Mutex::new(()) })
+        let (program, source) = (image.name().to_owned(), image.source().clone());
+        Ok(Self { context: context.clone(), program, source, handle, raising: Mutex::new(()) })
     }
 }
 

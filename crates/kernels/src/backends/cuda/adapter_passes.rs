@@ -7,7 +7,7 @@ use firebrick_cuda::Arguments;
 use super::adapters::Adapters;
 use super::appended::appended_columns;
 use super::engine::Engine;
-use super::launch::{MAX_MODULES, at};
+use super::launch::{BlockArguments, MAX_MODULES, at};
 use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel, are_vectors, stages};
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
@@ -40,7 +40,7 @@ impl Engine {
             .pointer(at(sums.over_columns))
             .pointer(at(sums.over_tokens))
             .value(&of_adapters)
-            .pointer(at(dy.address))
+            .rows(&dy)
             .i64(dy.stride as i64)
             .i32(dy.rows as i32);
         // SAFETY: dy and low are rows at their strides, on 16 bytes, that have the columns and ranks of all modules; each B is [width, rank]
@@ -63,9 +63,9 @@ impl Engine {
         let sums = self.sums(&kernel, &mut of_adapters, chunks, x.rows);
         let launch = kernel.launch("copy_low_rank", x.dtype, &sums, 2 * x.bytes());
         let arguments = Arguments::new()
-            .pointer(at(copy.address))
+            .rows(&copy)
             .i64(copy.stride as i64)
-            .pointer(at(x.address))
+            .rows(&x)
             .i64(x.stride as i64)
             .pointer(at(sums.over_columns))
             .value(&of_adapters)

@@ -10,7 +10,7 @@ use firebrick_arch::AttentionSpec;
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::Engine;
-use super::launch::{Launch, at, grid};
+use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{Cuda, MatrixView, int_tensor, tensor};
 use super::program::{FlashVariant, SoftCap, Source};
 use super::scratch::ScratchSlot;
@@ -60,13 +60,13 @@ impl Engine {
                 bytes: 4 * k.bytes(),
             };
             let arguments = Arguments::new()
-                .pointer(at(keys.address))
-                .pointer(at(values.address))
-                .pointer(at(k.address))
-                .pointer(at(v.address))
+                .rows(&keys)
+                .rows(&values)
+                .rows(&k)
+                .rows(&v)
                 .i64(k.stride as i64)
                 .i64(v.stride as i64)
-                .pointer(at(rows.address))
+                .rows(&rows)
                 .i32(k.width as i32);
             // SAFETY: k and v are [n, width] at their strides, rows has an index of each below the rows of the caches, which have the
             // same width, no gaps, and no other handle.
@@ -112,15 +112,15 @@ impl Engine {
             LaunchShape { grid: [blocks as u32, q.rows as u32, splits as u32], block: [256, 1, 1], shared_bytes: 0 };
         let read: usize = tokens.sequences().iter().map(|new| new.count * new.all_rows().len()).sum();
         let arguments = Arguments::new()
-            .pointer(at(o.address))
+            .rows(&o)
             .pointer(at(parts))
-            .pointer(at(q.address))
-            .pointer(at(keys.address))
-            .pointer(at(values.address))
+            .rows(&q)
+            .rows(&keys)
+            .rows(&values)
             .i64(o.stride as i64)
             .i64(q.stride as i64)
             .i64(keys.stride as i64)
-            .pointer(at(rows.address))
+            .rows(&rows)
             .pointer(at(rows.address + (q.rows * 4) as u64))
             .i32(spec.heads as i32)
             .i32(spec.kv_heads as i32)
@@ -145,12 +145,8 @@ impl Engine {
 
     fn combine_parts(&self, o: &MatrixView, parts: u64, spec: &AttentionSpec, splits: usize, launch: Launch) {
         let shape = LaunchShape { grid: [spec.heads as u32, o.rows as u32, 1], ..launch.shape };
-        let arguments = Arguments::new()
-            .pointer(at(o.address))
-            .pointer(at(parts))
-            .i64(o.stride as i64)
-            .i32(spec.heads as i32)
-            .i32(splits as i32);
+        let arguments =
+            Arguments::new().rows(o).pointer(at(parts)).i64(o.stride as i64).i32(spec.heads as i32).i32(splits as i32);
         // SAFETY: the parts were written by the launch before; o is [n, heads * head_dim].
         unsafe { self.launch(Launch { shape, ..launch }, &arguments) };
     }
@@ -172,7 +168,7 @@ impl Engine {
         };
         let arguments = Arguments::new()
             .pointer(at(self.address(&ids)))
-            .pointer(at(logits.address))
+            .rows(logits)
             .i64(logits.stride as i64)
             .i32(logits.width as i32);
         // SAFETY: logits are rows of this dtype at their stride, and ids have an i32 for each.

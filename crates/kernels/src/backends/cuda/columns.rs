@@ -5,7 +5,7 @@ use burn_tensor::DType;
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::Engine;
-use super::launch::{Launch, at, grid};
+use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{DeviceBlock, Primitive};
 use super::program::Source;
 use super::scratch::ScratchSlot;
@@ -28,12 +28,8 @@ impl Engine {
             shape: LaunchShape { grid: [across as u32, parts as u32, 1], block: [256, 1, 1], shared_bytes: 0 },
             bytes: x.bytes(),
         };
-        let arguments = Arguments::new()
-            .pointer(at(partial))
-            .pointer(at(x.address))
-            .i64(x.stride as i64)
-            .i64(x.rows as i64)
-            .i32(x.width as i32);
+        let arguments =
+            Arguments::new().pointer(at(partial)).rows(&x).i64(x.stride as i64).i64(x.rows as i64).i32(x.width as i32);
         // SAFETY: x has the rows, width and stride given; the partial sums are [parts, width] f32.
         unsafe { self.launch(launch, &arguments) };
         self.sum_partial_rows(partial, parts, x.width)

@@ -5,7 +5,7 @@ use burn_tensor::{DType, TensorMetadata};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::Engine;
-use super::launch::{Launch, at, grid};
+use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{DeviceBlock, Primitive};
 use super::program::Source;
 
@@ -40,7 +40,7 @@ impl Engine {
             (from, to) => unreachable!("no operation converts {from:?} to {to:?}"),
         };
         assert!(scale == 1.0 || name == "cast_f32_to_t", "only f32 values are scaled while they are converted");
-        let pointers = Arguments::new().pointer(at(to.address)).pointer(at(from.address));
+        let pointers = Arguments::new().rows(&to).rows(&from);
         let pointers = if name == "cast_f32_to_t" { pointers.f32(scale) } else { pointers };
         let launch = elementwise(name, dtype, flat_grid(from.count()), from.bytes() + to.bytes());
         // SAFETY: both blocks are dense and hold the same number of values of their formats.
@@ -57,7 +57,7 @@ impl Engine {
     /// Sets f32 values.
     pub(super) fn fill(&self, to: DeviceBlock, value: f32) {
         assert!(to.is_dense() && to.dtype == DType::F32, "fills are of dense f32");
-        let arguments = Arguments::new().pointer(at(to.address)).f32(value).i64(to.count() as i64);
+        let arguments = Arguments::new().rows(&to).f32(value).i64(to.count() as i64);
         // SAFETY: the block is dense and of f32.
         unsafe { self.launch(elementwise("fill_f32", DType::F32, flat_grid(to.count()), to.bytes()), &arguments) };
     }
@@ -65,7 +65,7 @@ impl Engine {
     /// Sets all bytes to zero.
     pub(super) fn fill_zero(&self, to: DeviceBlock) {
         assert!(to.is_dense(), "fills are of dense values");
-        let arguments = Arguments::new().pointer(at(to.address)).i64(to.bytes() as i64);
+        let arguments = Arguments::new().rows(&to).i64(to.bytes() as i64);
         let shape = grid(to.bytes().div_ceil(16_384), 256);
         // SAFETY: the block is dense and has that many bytes.
         unsafe { self.launch(elementwise("fill_zero", DType::F32, shape, to.bytes()), &arguments) };
@@ -83,12 +83,7 @@ impl Engine {
 
     fn move_rows(&self, name: &'static str, from: DeviceBlock, rows: u64, to: DeviceBlock, count: usize) {
         assert!(from.is_dense() && to.is_dense() && from.dtype == to.dtype && from.width == to.width, "{name}: layout");
-        let arguments = Arguments::new()
-            .pointer(at(to.address))
-            .pointer(at(from.address))
-            .pointer(at(rows))
-            .i32(count as i32)
-            .i32(to.width as i32);
+        let arguments = Arguments::new().rows(&to).rows(&from).pointer(at(rows)).i32(count as i32).i32(to.width as i32);
         let bytes = 2 * count * to.width * to.dtype.size();
         // SAFETY: both are dense; the row numbers, `count` of them, lie in the side that has more rows.
         unsafe { self.launch(elementwise(name, to.dtype, row_grid(count, to.width), bytes), &arguments) };
@@ -102,9 +97,9 @@ impl Engine {
         );
         let element = from.dtype.size();
         let arguments = Arguments::new()
-            .pointer(at(to.address))
+            .rows(&to)
             .i64((to.stride * element) as i64)
-            .pointer(at(from.address))
+            .rows(&from)
             .i64((from.stride * element) as i64)
             .i64(from.rows as i64)
             .i64((from.width * element) as i64);
@@ -143,7 +138,7 @@ impl Engine {
 
     /// A tensor that may be written in place: itself where nothing else holds it, a copy otherwise.
     pub(super) fn owned(&self, primitive: Primitive) -> Primitive {
-        let is_owned = primitive.is_contiguous() && self.recycled.is_unshared(&primitive);
+        let is_owned = primitive.is_contiguous() && self.is_unshared(&primitive);
         if is_owned { primitive } else { self.contiguous(&primitive) }
     }
 }

@@ -27,8 +27,6 @@ use super::scratch::{Contents, ScratchSlot};
 use super::trace::Cost;
 use crate::{Documents, StatisticsLayout};
 
-/// First version of cuDNN that packed documents are given to.
-const PACKED_SINCE: (u32, u32, u32) = (9, 18, 0);
 /// Widest head of packed documents.
 const PACKED_HEAD_DIM: usize = 128;
 /// Fewest documents that a ragged plan is made for.
@@ -37,6 +35,9 @@ const MIN_DOCUMENTS: usize = 8;
 const MIN_LONGEST: usize = 256;
 /// Tokens of a part that is one long document are rounded up to a multiple of this, so that few lengths have plans of their own.
 const LONG_MULTIPLE: usize = 2048;
+/// A single document of a multiple of this, or of many tokens, is uniform; others go to the ragged plan of their class.
+const SINGLE_MULTIPLE: usize = 128;
+const MAX_SINGLE: usize = 16_384;
 /// Row strides that `packed_index` has room for, as `source/packed_index.cu` has it.
 const MAX_STRIDES: usize = 12;
 
@@ -87,11 +88,13 @@ impl Engine {
         if sizes.window.is_some() || sizes.soft_cap.is_some() || documents.longest() == 1 {
             return None;
         }
-        let layout = layout(documents);
+        let takes_packed = cudnn.takes_packed() && sizes.head_dim <= PACKED_HEAD_DIM;
+        let layout = layout([documents.count(), documents.tokens(), documents.longest()], takes_packed);
         let is_packed = matches!(layout, Layout::Packed { .. });
-        let is_short = documents.tokens() < self.cudnn_limits.get().min_mean_tokens * documents.count()
+        let is_short = documents.count() > 1
+            && documents.tokens() < self.cudnn_limits.get().min_mean_tokens * documents.count()
             && super::flash::takes(dtype, sizes.head_dim);
-        if is_packed && (cudnn.version() < PACKED_SINCE || sizes.head_dim > PACKED_HEAD_DIM || is_short) {
+        if is_packed && (!takes_packed || is_short) {
             return None;
         }
         Some(AttentionShape {
@@ -288,13 +291,15 @@ fn backward_parts(whole: AttentionShape, documents: &Documents<Cuda>, most: usiz
         .collect()
 }
 
-/// How documents lie, in classes that plans are made for.
-fn layout(documents: &Documents<Cuda>) -> Layout {
-    let (count, tokens, longest) = (documents.count(), documents.tokens(), documents.longest());
-    if count * longest == tokens {
+/// How documents lie, in classes that plans are made for: rows of many lengths share a few plans. Where cuDNN takes no packed documents,
+/// each length of uniform ones has plans of its own.
+fn layout([count, tokens, longest]: [usize; 3], takes_packed: bool) -> Layout {
+    let is_of_any_length = !longest.is_multiple_of(SINGLE_MULTIPLE) && longest < MAX_SINGLE;
+    if count * longest == tokens && !(count == 1 && takes_packed && is_of_any_length) {
         return Layout::Uniform { documents: count, length: longest };
     }
-    packed_layout(count, longest, tokens)
+    // Rows after the last document are neither read nor written.
+    packed_layout(count, longest, tokens.next_multiple_of(LONG_MULTIPLE))
 }
 
 /// The class of packed documents.
@@ -303,5 +308,26 @@ fn packed_layout(count: usize, longest: usize, tokens: usize) -> Layout {
         documents: count.next_power_of_two().max(MIN_DOCUMENTS),
         longest: longest.next_power_of_two().max(MIN_LONGEST).min(tokens),
         tokens,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_many_lengths_share_a_few_plans() {
+        let plans = |takes_packed| {
+            let lengths = (1..=256).map(|row| row * 16);
+            let layouts: std::collections::HashSet<Layout> =
+                lengths.map(|tokens| layout([1, tokens, tokens], takes_packed)).collect();
+            layouts.len()
+        };
+        // Multiples of 128, and ragged ones of 256, 512, 1024, 2048 and 4096 tokens at most in 2048 or 4096.
+        assert_eq!((plans(true), plans(false)), (32 + 5, 256));
+        let ragged = [3000, 3001].map(|tokens| layout([7, tokens, 900], true));
+        assert_eq!(ragged[0], ragged[1]);
+        let rows_of_one_length = layout([3, 3 * 4090, 4090], true);
+        assert_eq!(rows_of_one_length, Layout::Uniform { documents: 3, length: 4090 });
     }
 }

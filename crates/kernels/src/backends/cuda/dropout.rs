@@ -8,7 +8,7 @@ use burn_tensor::Tensor;
 use firebrick_cuda::Arguments;
 
 use super::engine::Engine;
-use super::launch::{Launch, at, rows_and_columns};
+use super::launch::{BlockArguments, Launch, rows_and_columns};
 use super::matrix::{Cuda, DeviceBlock, tensor};
 use super::program::Source;
 use super::scratch::ScratchSlot;
@@ -48,9 +48,9 @@ impl Engine {
             bytes: (2 + usize::from(adds)) * x.bytes(),
         };
         let arguments = Arguments::new()
-            .pointer(at(to.address))
+            .rows(&to)
             .i64(to.stride as i64)
-            .pointer(at(x.address))
+            .rows(&x)
             .i64(x.stride as i64)
             .i64(dropout.key() as i64)
             .f32(dropout.scale())

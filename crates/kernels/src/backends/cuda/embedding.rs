@@ -5,7 +5,7 @@ use burn_tensor::{DType, Int, Tensor};
 use firebrick_cuda::Arguments;
 
 use super::engine::{Engine, engine};
-use super::launch::{Launch, at, grid, threads_for};
+use super::launch::{BlockArguments, Launch, grid, threads_for};
 use super::matrix::{Cuda, MatrixView, tensor};
 use super::program::Source;
 use crate::EmbeddingOps;
@@ -52,13 +52,8 @@ impl Engine {
             shape: grid(ids.width, threads_for(table.width, 256)),
             bytes: ids.width * table.width * (table.dtype.size() + dtype.size()),
         };
-        let arguments = Arguments::new()
-            .pointer(at(y.address))
-            .pointer(at(table.address))
-            .pointer(at(ids.address))
-            .i64(ids.width as i64)
-            .i32(table.width as i32)
-            .f32(scale);
+        let arguments =
+            Arguments::new().rows(&y).rows(table).rows(ids).i64(ids.width as i64).i32(table.width as i32).f32(scale);
         // SAFETY: ids are [n] i32 below the table's rows (the vocabularies of tokenizer and model are compared when a run
         // starts); y is [n, width].
         unsafe { self.launch(launch, &arguments) };
@@ -76,13 +71,8 @@ impl Engine {
             shape: grid(ids.width, 256),
             bytes: dy.count() * (dy.dtype.size() + 4),
         };
-        let arguments = Arguments::new()
-            .pointer(at(table.address))
-            .pointer(at(ids.address))
-            .pointer(at(dy.address))
-            .i64(ids.width as i64)
-            .i32(dy.width as i32)
-            .f32(scale);
+        let arguments =
+            Arguments::new().rows(&table).rows(ids).rows(dy).i64(ids.width as i64).i32(dy.width as i32).f32(scale);
         // SAFETY: as for `embed`; one block per token, and only the first of equal ids writes their row.
         unsafe { self.launch(launch, &arguments) };
         table

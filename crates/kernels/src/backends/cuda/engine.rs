@@ -5,11 +5,12 @@
 //! - All device work of the engine is on one stream, in the order of the calls; launches may wait on the host until something else is
 //!   submitted (`Repeats` of firebrick-cuda). Memory that is freed after a call is reused only by
 //!   later work of the same stream, so dropping a tensor whose kernels are still queued is safe inside a section.
-//! - CubeCL's pool has one stream for all threads and buffers of exactly the requested size ([`configure`]), and nothing is returned
-//!   to the driver inside a section: memory that CubeCL allocates there is therefore new, or was free before the section began. Nor may
-//!   the driver reuse freed memory in any other order than that of the stream.
-//! - Only one thread at a time is inside a section of a device (`section.rs`), since CubeCL would hand memory that one thread frees
-//!   to the other while the first one's kernels still read it.
+//! - CubeCL's pool has one stream for all threads and buffers of exactly the requested size ([`configure`]). Nor may the driver reuse
+//!   freed memory in any other order than that of the stream.
+//! - Other threads may request Burn operations at any time. So a section holds all memory that it uses until CubeCL's stream is ordered
+//!   after it (`address.rs`), orders its stream after CubeCL's wherever it gets memory from there (`tensor.rs`), and reuses only memory
+//!   that no other thread has used in the meantime (`recycled.rs`).
+//! - Only one thread at a time is inside a section of a device (`section.rs`).
 //! - Values derived from parameters (converted weights) are valid for one section: nothing may update a parameter in a section
 //!   that has already used it.
 //!
@@ -27,6 +28,7 @@ use cubecl::config::memory::PersistentMemory;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::Runtime;
+use cubecl::server::Handle;
 use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Repeats, Stream, StreamHandoff};
 
 use super::address::Addresses;
@@ -35,7 +37,7 @@ use super::cudnn_limits::CudnnLimits;
 use super::failure::{check, check_launch};
 use super::fp8_codes::PreparedRows;
 use super::fp8_scales::Fp8Scales;
-use super::handle_number::{self, handle_number};
+use super::handle_number::{self, Owner, handle_number};
 use super::host_copies::HostCopies;
 use super::kept::KeptWeights;
 use super::library::Library;
@@ -64,8 +66,8 @@ pub(super) struct Engine {
     pub(super) sections: Cell<u64>,
     /// The right to be inside a section of this device.
     pub(super) turn: RefCell<Option<MutexGuard<'static, ()>>>,
-    /// A tensor that nothing uses: requesting its address waits until CubeCL has submitted what it was given.
-    pub(super) marker: RefCell<Option<Primitive>>,
+    /// Memory that nothing uses: requesting its address waits until CubeCL has submitted what it was given.
+    pub(super) marker: RefCell<Option<Handle>>,
     pub(super) watch: BurnWatch,
     multiprocessors: usize,
     card_shared_bytes: usize,
@@ -169,7 +171,7 @@ pub fn scratch_bytes(device: &CudaDevice) -> usize {
 pub(super) fn engine(device: &CudaDevice) -> Rc<Engine> {
     let known = ENGINES.with_borrow(|engines| engines.get(&device.index).cloned());
     known.unwrap_or_else(|| {
-        // Burn uploads the tables, which must not happen while another thread is inside a section.
+        // While another thread is inside a section it may record a graph, and then the driver refuses some calls.
         let _turn = lock_of(device.index).lock().unwrap_or_else(PoisonError::into_inner);
         let engine = Rc::new(check("starting CUDA", Engine::new(device)));
         engine.tables.prepare(device);
@@ -219,7 +221,7 @@ impl Engine {
             copies: HostCopies::new(&context)?,
             collectives: Collectives::new(&context),
             tables: Tables::default(),
-            addresses: Addresses::new(&context),
+            addresses: Addresses::new(&context, &client),
             recycled: Recycled::default(),
             multiprocessors: info.multiprocessors as usize,
             card_shared_bytes: info.shared_memory_per_block_bytes as usize,
@@ -242,9 +244,17 @@ impl Engine {
         self.depth.get() > 0
     }
 
-    /// Device address of a tensor's first value.
+    /// Device address of a tensor's first value. A section holds the memory until it ends.
     pub(super) fn address(&self, primitive: &Primitive) -> u64 {
-        self.addresses.of(primitive, self.is_in_section())
+        if !self.is_in_section() {
+            return self.addresses.of(primitive);
+        }
+        let (address, is_new) = self.addresses.in_section(primitive, self.section_number());
+        if is_new {
+            // What computes it may have been requested on another thread since the section began.
+            check("ordering streams", self.handoff.begin());
+        }
+        address
     }
 
     /// What identifies a tensor among all that a process ever has, so that a buffer derived from it is not taken for one derived
@@ -254,6 +264,26 @@ impl Engine {
         let number = handle_number(&primitive.handle);
         let identity = number.map(|number| number as u64 | uses(number) << NUMBER_BITS);
         [identity.unwrap_or_else(|| self.address(primitive)), offset]
+    }
+
+    /// Whether nothing but this tensor has its memory, so that an operation that takes it may write there.
+    pub(super) fn is_unshared(&self, primitive: &Primitive) -> bool {
+        let section = self.is_in_section().then(|| self.section_number());
+        self.recycled.is_unshared(primitive).unwrap_or_else(|| self.addresses.is_unshared(primitive, section))
+    }
+
+    /// The tensor that has a tensor's memory now; `None` where that could not be distinguished from a later one.
+    pub(super) fn owner(&self, primitive: &Primitive) -> Option<Owner> {
+        handle_number(&primitive.handle).map(|number| Owner {
+            section: self.section_number(),
+            number,
+            uses: uses(number),
+        })
+    }
+
+    /// Whether no other tensor has had the memory of a tensor of this section since.
+    pub(super) fn is_current(&self, owner: Owner) -> bool {
+        owner.section == self.section_number() && owner.uses == uses(owner.number)
     }
 
     /// The device.
@@ -290,9 +320,15 @@ impl Engine {
     /// Waits for all work of the device, where no section is open. Not while another thread is inside one: while that records a graph, the
     /// driver refuses to wait.
     pub(super) fn synchronize(&self) {
+        self.while_idle(|| ());
+    }
+
+    /// Waits for all work of the device, and runs `work` before another thread may begin a section.
+    pub(super) fn while_idle<R>(&self, work: impl FnOnce() -> R) -> R {
         assert!(!self.is_in_section(), "a section does not wait for the device");
         let _turn = lock_of(self.device.index).lock().unwrap_or_else(PoisonError::into_inner);
         check("waiting for the device", self.context.synchronize());
+        work()
     }
 
     /// A new timed event, recorded on the stream.

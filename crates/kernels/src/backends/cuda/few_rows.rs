@@ -10,7 +10,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 use firebrick_precision::QuantFormat;
 
 use super::engine::Engine;
-use super::launch::{Launch, MAX_MODULES, at, grid};
+use super::launch::{BlockArguments, Launch, MAX_MODULES, at, grid};
 use super::magnitude::has_magnitudes;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
 use super::program::{Source, WeightValues};
@@ -171,9 +171,9 @@ impl Engine {
             bytes: modules.bytes + x.bytes() + out.bytes(),
         };
         let arguments = Arguments::new()
-            .pointer(at(out.address))
+            .rows(&out)
             .i64(out.stride as i64)
-            .pointer(at(x.address))
+            .rows(x)
             .i64(x.stride as i64)
             .value(&modules.argument)
             .pointer(at(low))
@@ -206,7 +206,7 @@ impl Engine {
         };
         let arguments = Arguments::new()
             .pointer(at(low))
-            .pointer(at(x.address))
+            .rows(x)
             .i64(x.stride as i64)
             .value(&modules.argument)
             .i32(x.rows as i32)

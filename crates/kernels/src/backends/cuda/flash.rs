@@ -8,7 +8,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::attention_case::{BackwardInputs, Gradients, Inputs, Sizes};
 use super::engine::Engine;
-use super::launch::{Launch, at};
+use super::launch::{BlockArguments, Launch, at};
 use super::matrix::{Cuda, MatrixView};
 use super::program::{FlashVariant, Source};
 use super::scratch::ScratchSlot;
@@ -92,11 +92,11 @@ impl Engine {
             tiles(blocks, sizes.tokens, rows, 4, of.forward_shared(sizes.head_dim))
         };
         let arguments = Arguments::new()
-            .pointer(at(o.address))
-            .pointer(at(log_sum_exp.address))
-            .pointer(at(q.address))
-            .pointer(at(k.address))
-            .pointer(at(v.address))
+            .rows(o)
+            .rows(log_sum_exp)
+            .rows(q)
+            .rows(k)
+            .rows(v)
             .i64(q.stride as i64)
             .i64(k.stride as i64)
             .i64(v.stride as i64)
@@ -121,15 +121,14 @@ impl Engine {
         let [queries_shape, keys_shape] = backward_shapes(sizes, q.dtype);
         let flops = sizes.forward_flops(documents);
 
-        let addresses = |arguments: Arguments, of: &[&MatrixView]| {
-            of.iter().fold(arguments, |arguments, x| arguments.pointer(at(x.address)))
-        };
+        let addresses =
+            |arguments: Arguments, of: &[&MatrixView]| of.iter().fold(arguments, |arguments, x| arguments.rows(x));
         let strides = |arguments: Arguments, of: &[&MatrixView]| {
             let arguments = of.iter().fold(arguments, |arguments, x| arguments.i64(x.stride as i64));
             size_arguments(arguments, sizes, boundaries.address, documents)
         };
         let Gradients { dq, dk, dv } = gradients;
-        let queries = Arguments::new().pointer(at(dq.address)).pointer(at(delta));
+        let queries = Arguments::new().rows(dq).pointer(at(delta));
         let queries = strides(addresses(queries, &[q, k, v, o, d_o, log_sum_exp]), &[dq, q, k, v, o, d_o]);
         let keys = addresses(Arguments::new(), &[dk, dv, q, k, v, d_o, log_sum_exp]).pointer(at(delta));
         let keys = strides(keys, &[dk, dv, q, k, v, d_o]);

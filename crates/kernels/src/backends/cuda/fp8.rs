@@ -29,7 +29,7 @@ use super::engine::Engine;
 use super::fp8_codes::{Codes, RowLayout};
 use super::gemm::Gemm;
 use super::kept::{Held, Pass};
-use super::launch::{Launch, at, grid};
+use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::modules::{ModulesArgument, PART_ALIGNMENT};
 use super::program::Source;
@@ -245,7 +245,7 @@ impl Engine {
     fn write_columns_b(&self, modules: &ModulesArgument, weight: &Fp8Weight, inputs: usize) {
         let block = weight.codes.block;
         let arguments = Arguments::new()
-            .pointer(at(block.address))
+            .rows(&block)
             .pointer(at(weight.factor))
             .pointer(at(weight.maxima))
             .value(modules)
@@ -262,7 +262,7 @@ impl Engine {
     fn write_columns_a(&self, modules: &ModulesArgument, weight: &Fp8Weight, [outputs, inputs]: [usize; 2]) {
         let block = weight.codes.block;
         let arguments = Arguments::new()
-            .pointer(at(block.address))
+            .rows(&block)
             .pointer(at(weight.codes.scales))
             .pointer(at(weight.factor))
             .pointer(at(weight.maxima))
@@ -281,7 +281,7 @@ impl Engine {
         let [_, inputs] = weight.shape();
         let block = to.codes.block.rows(rows.start, rows.len()).columns(to.lead, inputs);
         let arguments = Arguments::new()
-            .pointer(at(block.address))
+            .rows(&block)
             .pointer(at(to.row_scales + (rows.start * 4) as u64))
             .i32(inputs as i32)
             .i32(block.stride as i32)
@@ -298,7 +298,7 @@ impl Engine {
         let [outputs, inputs] = weight.shape();
         let block = to.codes.block.columns(to.lead + columns.start, columns.len());
         let arguments = Arguments::new()
-            .pointer(at(block.address))
+            .rows(&block)
             .pointer(at(to.row_scales + (columns.start * 4) as u64))
             .i32(outputs as i32)
             .i32(inputs as i32)

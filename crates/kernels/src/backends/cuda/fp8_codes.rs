@@ -1,6 +1,7 @@
 //! Rows in 8-bit floats: where they are, how they are laid out, and those that wait for the GEMM that reads them.
 //! Trade-off: addresses without owners; the engine holds the memory.
 
+use super::handle_number::Owner;
 use super::matrix::DeviceBlock;
 use crate::backends::planning::rows::{fp8_lead, fp8_stride};
 
@@ -25,7 +26,8 @@ pub(super) struct RowLayout {
 /// Codes that the launch that made `x` has written.
 #[derive(Debug)]
 pub(super) struct PreparedRows {
-    pub section: u64,
+    /// Of the rows.
+    pub owner: Owner,
     pub x: DeviceBlock,
     pub layout: RowLayout,
     pub codes: Codes,

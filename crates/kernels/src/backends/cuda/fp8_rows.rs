@@ -14,7 +14,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 use super::engine::Engine;
 use super::fp8_codes::{Codes, PreparedRows, RowLayout};
 use super::gated::gate_and_up;
-use super::launch::{Launch, at, grid, threads_for};
+use super::launch::{BlockArguments, Launch, at, grid, threads_for};
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
 use super::scratch::ScratchSlot;
@@ -55,9 +55,8 @@ impl Engine {
 
     /// The codes of `x`, times the scales of its columns where there are any: those that were prepared, or new ones.
     pub(super) fn rows_in_codes(&self, x: DeviceBlock, layout: RowLayout) -> Codes {
-        let section = self.section_number();
         let prepared = self.prepared_rows.take();
-        let fits = |rows: &PreparedRows| rows.section == section && rows.x == x && rows.layout == layout;
+        let fits = |rows: &PreparedRows| self.is_current(rows.owner) && rows.x == x && rows.layout == layout;
         prepared.filter(fits).map_or_else(|| self.quantize_rows(x, layout), |rows| rows.codes)
     }
 
@@ -72,11 +71,8 @@ impl Engine {
             shape: one_row_each(x.rows, threads(x.width, 1024)),
             bytes,
         };
-        let arguments = Arguments::new()
-            .value(&self.argument(&layout, &codes))
-            .pointer(at(x.address))
-            .i64(x.stride as i64)
-            .i32(x.width as i32);
+        let arguments =
+            Arguments::new().value(&self.argument(&layout, &codes)).rows(&x).i64(x.stride as i64).i32(x.width as i32);
         // SAFETY: the buffer has room for the codes of all rows and a scale for each; x has these rows at its stride; there is a scale for
         // each column of x, or none.
         unsafe { self.launch(launch, &arguments) };
@@ -130,16 +126,16 @@ impl Engine {
         };
         let arguments = Arguments::new()
             .value(&self.argument(&layout, &codes))
-            .pointer(at(y.address))
+            .rows(&y)
             .i64(y.stride as i64)
-            .pointer(at(x.address))
-            .pointer(at(weight.address))
+            .rows(x)
+            .rows(&weight)
             .f32(norm.offset as f32)
             .i32(x.width as i32)
             .f32(norm.epsilon as f32);
         // SAFETY: x and y are dense [rows, width] of this dtype, the weight is [width] f32, and there is room for the codes of all rows.
         unsafe { self.launch(launch, &arguments) };
-        self.prepare_rows(y.block(), layout, codes);
+        self.prepare_rows(&y, layout, codes);
         y
     }
 
@@ -164,11 +160,11 @@ impl Engine {
             bytes: 3 * gate.bytes() + gate.count(),
         };
         let arguments = Arguments::new().value(&self.argument(&layout, &codes));
-        let arguments = arguments.pointer(at(y.address)).i64(y.stride as i64);
+        let arguments = arguments.rows(&y).i64(y.stride as i64);
         let arguments = gate_and_up(arguments, [gate.block(), up.block()]).i32(gate.width as i32);
         // SAFETY: y, gate and up have the strides given and are [rows, width] of this dtype; there is room for the codes of all rows.
         unsafe { self.launch(launch, &arguments) };
-        self.prepare_rows(y.block(), layout, codes);
+        self.prepare_rows(&y, layout, codes);
         y
     }
 
@@ -199,7 +195,7 @@ impl Engine {
         let arguments = operands.arguments(arguments, dy, recompute).i32(gate.width as i32);
         // SAFETY: as for `gated_backward`, and there is room for the codes of both gradients side by side.
         unsafe { self.launch(launch, &arguments) };
-        self.prepare_rows(operands.target.block(), layout, codes);
+        self.prepare_rows(&operands.target, layout, codes);
         operands.target
     }
 
@@ -212,9 +208,9 @@ impl Engine {
         Codes { block, scales: address + block.count() as u64 }
     }
 
-    fn prepare_rows(&self, x: DeviceBlock, layout: RowLayout, codes: Codes) {
-        let section = self.section_number();
-        self.prepared_rows.replace(Some(PreparedRows { section, x, layout, codes }));
+    fn prepare_rows(&self, x: &MatrixView, layout: RowLayout, codes: Codes) {
+        let owner = self.owner(&x.tensor);
+        self.prepared_rows.replace(owner.map(|owner| PreparedRows { owner, x: x.block(), layout, codes }));
     }
 }
 

@@ -21,7 +21,7 @@ use firebrick_cuda::{Arguments, Scaling};
 use super::engine::{Engine, engine};
 use super::fp8_codes::Codes;
 use super::gemm::{Gemm, GemmScales};
-use super::launch::{Launch, at, grid};
+use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{Cuda, DeviceBlock, tensor};
 use super::program::Source;
 use super::row_scaling::RowScaling;
@@ -105,7 +105,7 @@ impl Engine {
         assert!(gemm.c.is_none_or(|c| c.address != d.address), "{}: what is added is overwritten before", gemm.name);
         assert!(d.dtype != DType::F16, "{}: products of codes are beyond f16", gemm.name);
         let arguments = Arguments::new()
-            .pointer(at(d.address))
+            .rows(&d)
             .i64(d.stride as i64)
             .pointer(at(of_rows))
             .pointer(at(of_columns))

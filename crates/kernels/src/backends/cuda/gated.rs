@@ -6,7 +6,7 @@ use firebrick_arch::Activation;
 use firebrick_cuda::Arguments;
 
 use super::engine::Engine;
-use super::launch::{Launch, at, rows_and_columns};
+use super::launch::{BlockArguments, Launch, at, rows_and_columns};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, float};
 use super::program::Source;
 
@@ -16,15 +16,17 @@ pub(super) struct GatedOperands {
     pub blocks: [DeviceBlock; 4],
     /// The owner of the gradients.
     pub target: MatrixView,
+    /// The owners of gate and up where that is another, until the launch.
+    _inputs: Vec<MatrixView>,
 }
 
 impl GatedOperands {
     /// All of them as arguments after others, up to the sizes.
     pub(super) fn arguments(&self, arguments: Arguments, dy: &MatrixView, recompute: bool) -> Arguments {
         let [gate, up, d_gate, d_up] = self.blocks;
-        let arguments = arguments.pointer(at(d_gate.address)).pointer(at(d_up.address)).i64(self.target.stride as i64);
+        let arguments = arguments.rows(&d_gate).rows(&d_up).i64(self.target.stride as i64);
         gate_and_up(arguments, [gate, up])
-            .pointer(at(dy.address))
+            .rows(dy)
             .pointer(at(if recompute { dy.address } else { 0 }))
             .i64(dy.stride as i64)
     }
@@ -32,7 +34,7 @@ impl GatedOperands {
 
 /// What every gated kernel reads, as arguments after others: both addresses, then both strides.
 pub(super) fn gate_and_up(arguments: Arguments, [gate, up]: [DeviceBlock; 2]) -> Arguments {
-    let arguments = arguments.pointer(at(gate.address)).pointer(at(up.address));
+    let arguments = arguments.rows(&gate).rows(&up);
     arguments.i64(gate.stride as i64).i64(up.stride as i64)
 }
 
@@ -48,7 +50,7 @@ impl Engine {
             shape: rows_and_columns(gate.rows, gate.width),
             bytes: 3 * gate.bytes(),
         };
-        let arguments = Arguments::new().pointer(at(y.address)).i64(y.stride as i64);
+        let arguments = Arguments::new().rows(&y).i64(y.stride as i64);
         let arguments = gate_and_up(arguments, [gate.block(), up.block()]);
         let arguments = arguments.i64(gate.rows as i64).i32(gate.width as i32);
         // SAFETY: y, gate and up have the strides given and are [rows, width] of this dtype.
@@ -87,32 +89,34 @@ impl Engine {
         };
         let arguments = operands.arguments(Arguments::new(), dy, recompute);
         let arguments = arguments.i64(gate.rows as i64).i32(gate.width as i32);
-        // SAFETY: the target has room for both gradients side by side; inputs have the strides given, and nothing was written
-        // since they were released; dy has its stride.
+        // SAFETY: the target has room for both gradients side by side; inputs have the strides given; dy has its stride.
         unsafe { self.launch(launch, &arguments) };
         operands.target
     }
 
-    /// What a backward of the gated activation reads and writes. Releases gate and up, unless they lie in the target: nothing may be written before the
-    /// launch.
+    /// What a backward of the gated activation reads and writes.
     pub(super) fn gated_operands(&self, gate: Tensor<Cuda, 2>, up: Tensor<Cuda, 2>, dy: &MatrixView) -> GatedOperands {
         let inputs = [self.view_of(float(gate)), self.view_of(float(up))];
         let [gate, up] = [inputs[0].block(), inputs[1].block()];
         assert!(gate.count() == up.count() && dy.count() == gate.count(), "gate, up and dy: one shape");
-        let target = self.gradient_target(inputs);
+        let (target, inputs) = self.gradient_target(inputs);
         let [d_gate, d_up] = [0, gate.width].map(|start| target.block().columns(start, gate.width));
-        GatedOperands { blocks: [gate, up, d_gate, d_up], target }
+        GatedOperands { blocks: [gate, up, d_gate, d_up], target, _inputs: inputs }
     }
 
-    /// Where both gradients go. Writing over the inputs halves the widest point of a layer's backward; that is only right where
+    /// Where both gradients go, and what to hold until they are there. Writing over the inputs halves the widest point of a layer's backward; that is only right where
     /// these two views are all that is left of their buffer.
-    fn gradient_target(&self, inputs: [MatrixView; 2]) -> MatrixView {
+    fn gradient_target(&self, inputs: [MatrixView; 2]) -> (MatrixView, Vec<MatrixView>) {
         let (rows, width, dtype) = (inputs[0].rows, inputs[0].width, inputs[0].dtype);
         if !self.are_adjacent(&inputs) {
-            return self.empty_matrix(rows, 2 * width, dtype);
+            return (self.empty_matrix(rows, 2 * width, dtype), inputs.into());
         }
         // Joining drops the second view, so that one handle is left if nothing else holds the buffer.
         let whole = self.adjacent_columns(inputs.into());
-        if self.recycled.is_unshared(&whole.tensor) { whole } else { self.empty_matrix(rows, 2 * width, dtype) }
+        if self.is_unshared(&whole.tensor) {
+            (whole, Vec::new())
+        } else {
+            (self.empty_matrix(rows, 2 * width, dtype), vec![whole])
+        }
     }
 }

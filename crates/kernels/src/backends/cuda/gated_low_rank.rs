@@ -16,7 +16,7 @@ use super::adapters::{Adapters, LowRankGradient};
 use super::appended::appended_columns;
 use super::engine::Engine;
 use super::gated::{GatedOperands, gate_and_up};
-use super::launch::at;
+use super::launch::{BlockArguments, at};
 use super::low_rank::{
     AdapterArgument, AdaptersArgument, GATED_STAGES, LowRankKernel, are_vectors, gated_pieces, only_adapters_train,
     reads_whole_input,
@@ -74,7 +74,7 @@ impl Engine {
             let [gate, up, y] =
                 [gate.block(), up.block(), y.block()].map(|block| block.rows(tokens.start, tokens.len()));
             let sums = self.sums(&kernel, &mut of_adapters, kernel.pass.chunks(gate.width), gate.rows);
-            let arguments = Arguments::new().pointer(at(y.address)).i64(y.stride as i64);
+            let arguments = Arguments::new().rows(&y).i64(y.stride as i64);
             let arguments = gate_and_up(arguments, [gate, up])
                 .pointer(at(sums.over_columns))
                 .value(&of_adapters)
@@ -124,8 +124,8 @@ impl Engine {
             self.launch_gated_backward(&kernel, &operands, dy, of_adapters, tokens);
         }
         let both = operands.target;
-        let (section, dy) = (self.section_number(), both.block());
-        self.prepared_factors.replace(Some(PreparedFactors { section, dy, d_b }));
+        let (owner, dy) = (self.owner(&both.tensor), both.block());
+        self.prepared_factors.replace(owner.map(|owner| PreparedFactors { owner, dy, d_b }));
         GatedFactors { both, d_a }
     }
 
@@ -143,10 +143,9 @@ impl Engine {
         let dy = here(dy.block());
         of_adapters.move_to(tokens.start);
         let sums = self.sums(kernel, &mut of_adapters, kernel.pass.chunks(gate.width), gate.rows);
-        let arguments =
-            Arguments::new().pointer(at(d_gate.address)).pointer(at(d_up.address)).i64(d_gate.stride as i64);
+        let arguments = Arguments::new().rows(&d_gate).rows(&d_up).i64(d_gate.stride as i64);
         let arguments = gate_and_up(arguments, [gate, up])
-            .pointer(at(dy.address))
+            .rows(&dy)
             .i64(dy.stride as i64)
             .pointer(at(sums.over_columns))
             .pointer(at(sums.over_tokens))
@@ -165,9 +164,8 @@ impl Engine {
 
     /// `dB` of the adapters of a group, whose low-rank gradients lie after `dy`, if [`Self::gated_backward_low_rank`] has found them.
     pub(super) fn prepared_factors(&self, dy: DeviceBlock) -> Option<Vec<MatrixView>> {
-        let section = self.section_number();
         let prepared = self.prepared_factors.take();
-        prepared.filter(|factors| factors.section == section && factors.dy == dy).map(|factors| factors.d_b)
+        prepared.filter(|factors| self.is_current(factors.owner) && factors.dy == dy).map(|factors| factors.d_b)
     }
 
     /// The adapters of gate and up, where they are two modules and the gradients have room for theirs.

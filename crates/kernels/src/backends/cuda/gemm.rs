@@ -99,6 +99,7 @@ impl Engine {
         };
         let c = gemm.c.unwrap_or(d);
         assert!(c.stride == d.stride && c.dtype == d.dtype, "{name}: what is added is laid out as the result");
+        [a, b, c, d].into_iter().for_each(|block| self.assert_block_is_live(name, block));
         let bytes = (a.bytes() + b.bytes() + d.bytes() + gemm.c.map_or(0, |c| c.bytes())) as f64;
         let cost = Cost { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes, gemm: Some([m, n, k]) };
         let beta = if gemm.c.is_some() { 1.0 } else { 0.0 };

@@ -7,10 +7,12 @@
 //! Where handles or counted pointers look otherwise (a later CubeCL or Rust), the text is formatted each time. It also shows the handle's place,
 //! which CubeCL's queue thread writes when it reserves the memory: inside a section that has happened, since a section waits for that thread
 //! before it begins, and the engine requests the address of what it allocates before it reads the number.
+//! The count of users is read from memory as well: bindings of operations that wait in CubeCL's queue are users and not handles.
 //! Trade-off: the comparison knows how CubeCL 0.10 prints a handle.
 
 use std::fmt::{self, Write};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use cubecl::server::Handle;
@@ -31,6 +33,15 @@ pub(super) fn prepare() {
     LazyLock::force(&WORD);
 }
 
+/// Which tensor has some memory, in a section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub section: u64,
+    pub number: usize,
+    /// How many tensors had it before.
+    pub uses: u64,
+}
+
 /// The number of a handle; `None` if CubeCL does not show it where it used to.
 pub(super) fn handle_number(handle: &Handle) -> Option<usize> {
     match *WORD {
@@ -38,6 +49,22 @@ pub(super) fn handle_number(handle: &Handle) -> Option<usize> {
         Some(word) => Some(unsafe { words(handle)[word].add(COUNTS).read() }),
         None => number_in_text(handle),
     }
+}
+
+/// How many have the memory of a handle: handles, the pool, and operations that CubeCL has not submitted yet. `None` where the number is not
+/// read from memory.
+pub(super) fn users(handle: &Handle) -> Option<usize> {
+    WORD.map(|word| {
+        // SAFETY: `find_word` saw that this word points to the count of what has the memory, which all threads change as an atomic, and which
+        // the handle keeps alive.
+        let users = unsafe { AtomicUsize::from_ptr(words(handle)[word].cast_mut()) };
+        users.load(Ordering::Acquire)
+    })
+}
+
+/// Whether only this handle and the pool have its memory: no other handle, and no operation that waits in CubeCL's queue.
+pub(super) fn is_only_handle(handle: &Handle) -> bool {
+    handle.can_mut() && users(handle).is_none_or(|users| users <= 2)
 }
 
 /// The pointers of a handle's memory.
@@ -74,9 +101,9 @@ fn find_word() -> Option<usize> {
     // A binding counts as one more user of what clones share, and not as a handle.
     let _bindings = handles.each_ref().map(|handle| handle.memory.clone().binding());
     // SAFETY: both are pointers to counts, of which the first is that of users. No other thread changes it: these handles are new.
-    let users = |handle: &Handle| pointers(handle).map(|pointer| unsafe { pointer.read() });
+    let counts = |handle: &Handle| pointers(handle).map(|pointer| unsafe { pointer.read() });
     let is_shared =
-        |word: &usize| handles.iter().all(|handle| users(handle)[*word] == 2 && users(handle)[1 - word] == 1);
+        |word: &usize| handles.iter().all(|handle| counts(handle)[*word] == 2 && counts(handle)[1 - word] == 1);
     let word = (0..WORDS).find(is_shared)?;
     // SAFETY: what handles share has a number in it, as their texts show, and as it is aligned like its counts, it takes at least a word.
     let number = |handle: &Handle| unsafe { pointers(handle)[word].add(COUNTS).read() };
@@ -129,6 +156,19 @@ mod tests {
         let number = handle_number(&first).expect("CubeCL shows the number of a handle");
         assert_eq!(handle_number(&first.clone()), Some(number));
         assert!(handle_number(&second).is_some_and(|other| other > number));
+    }
+
+    #[test]
+    fn clones_and_bindings_are_users() {
+        let handle = Handle::new(StreamId::current(), 1);
+        assert_eq!(users(&handle), Some(1), "no pool has it");
+        let clone = handle.clone();
+        let binding = handle.clone().binding();
+        assert_eq!(users(&handle), Some(3));
+        assert!(handle.can_mut() && !is_only_handle(&handle), "an operation waits");
+        drop(binding);
+        assert!(is_only_handle(&handle));
+        drop(clone);
     }
 
     #[test]

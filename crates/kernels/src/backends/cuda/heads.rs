@@ -11,7 +11,7 @@ use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::Engine;
-use super::launch::{Launch, at, grid};
+use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, tensor};
 use super::program::Source;
 use super::scratch::ScratchSlot;
@@ -176,8 +176,7 @@ impl Engine {
         heads: HeadCounts,
         inverse: bool,
     ) {
-        let arguments =
-            Arguments::new().pointer(at(q)).pointer(at(k)).pointer(at(v)).pointer(at(x.address)).i64(x.stride as i64);
+        let arguments = Arguments::new().pointer(at(q)).pointer(at(k)).pointer(at(v)).rows(&x).i64(x.stride as i64);
         let arguments = constants.table_arguments(constants.norm_arguments(arguments)).i32(i32::from(inverse));
         let launch = Launch {
             source: Source::Heads,
@@ -208,10 +207,10 @@ impl Engine {
         let constants = Constants::new(self, head_norms(epilogue), epilogue.rotary.as_ref(), sizes);
         let raw_of_heads = raw.filter(|_| head_norms(epilogue).is_some());
         let joined = self.scratch_rows([dq.rows, parts.iter().sum()], room, dq.dtype);
-        let mut arguments = Arguments::new().pointer(at(joined.address)).i64(joined.stride as i64);
+        let mut arguments = Arguments::new().rows(&joined).i64(joined.stride as i64);
         for gradient in gradients {
             assert!(gradient.is_dense() && gradient.dtype == dq.dtype, "gradients of heads are dense");
-            arguments = arguments.pointer(at(gradient.address));
+            arguments = arguments.rows(gradient);
         }
         for part in 0..2 {
             let (address, stride) = raw_of_heads.map_or((0, 0), |raw| (raw[part].address, raw[part].stride));
@@ -255,8 +254,8 @@ impl Engine {
         let partial = self.scratch.take(ScratchSlot::Partial, blocks * width * 4);
         let arguments = Arguments::new()
             .pointer(at(partial))
-            .pointer(at(gradient.address))
-            .pointer(at(raw.address))
+            .rows(gradient)
+            .rows(raw)
             .i64(raw.stride as i64)
             .f32(norm.epsilon as f32);
         let arguments =

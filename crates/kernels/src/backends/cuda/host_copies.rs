@@ -13,6 +13,8 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 use burn_tensor::{DType, TensorData};
 use cubecl::cuda::CudaDevice;
@@ -122,6 +124,21 @@ pub(super) struct HostCopies {
     /// Tensors being copied out, oldest first, with the end of their copy.
     leaving: RefCell<VecDeque<(MatrixView, Arc<Event>)>>,
     waits: RefCell<Vec<(Event, Event)>>,
+    reserving: RefCell<Option<Reserving>>,
+}
+
+/// A thread that allocates buffers ahead. It is stopped and waited for: the driver may not be called while the process ends.
+struct Reserving {
+    is_stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Reserving {
+    fn drop(&mut self) {
+        self.is_stopped.store(true, Ordering::Relaxed);
+        // A panic there has been printed; the first pass asks for what is missing.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 impl HostCopies {
@@ -134,6 +151,7 @@ impl HostCopies {
             uploading: RefCell::default(),
             leaving: RefCell::default(),
             waits: RefCell::default(),
+            reserving: RefCell::default(),
         })
     }
 
@@ -213,14 +231,17 @@ impl HostCopies {
     /// refusal shows when the first pass asks for what is missing.
     pub(super) fn reserve(&self, count: usize, bytes: usize) {
         let (context, free) = (self.context.clone(), self.free.clone());
-        std::thread::spawn(move || {
-            for _ in 0..count {
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let stop = is_stopped.clone();
+        let thread = std::thread::spawn(move || {
+            for _ in (0..count).take_while(|_| !stop.load(Ordering::Relaxed)) {
                 match PinnedBuffer::new(&context, bytes) {
                     Ok(buffer) => free.put(buffer),
                     Err(_) => break,
                 }
             }
         });
+        self.reserving.replace(Some(Reserving { is_stopped, thread: Some(thread) }));
     }
 
     /// Keeps an upload's buffer until its copy is done, and lets go of those that are.

@@ -9,10 +9,11 @@
 use std::hash::Hash;
 
 use burn_tensor::DType;
-use firebrick_cuda::{Arguments, CudaError, DevicePointer, LaunchShape, Stream};
+use firebrick_cuda::{Arguments, CudaError, DeviceBuffer, DevicePointer, LaunchShape, Stream};
 
 use super::engine::Engine;
 use super::failure::{check, check_launch};
+use super::matrix::DeviceBlock;
 use super::program::Source;
 use super::trace::Cost;
 
@@ -30,6 +31,19 @@ pub(super) struct Launch {
     pub shape: LaunchShape,
     /// Bytes that cannot be avoided, for the trace.
     pub bytes: usize,
+}
+
+/// Adds the address of rows to the arguments of a launch.
+pub(super) trait BlockArguments {
+    /// All of the rows are the kernel's to use.
+    fn rows(self, block: &DeviceBlock) -> Self;
+}
+
+impl BlockArguments for Arguments {
+    #[inline(always)]
+    fn rows(self, block: &DeviceBlock) -> Self {
+        self.block(at(block.address), block.extent() as usize)
+    }
 }
 
 /// An argument that is an address.
@@ -71,6 +85,8 @@ impl Engine {
     /// As for [`Engine::launch`].
     pub(super) unsafe fn launch_with_cost(&self, launch: Launch, cost: Cost, arguments: &Arguments) {
         let kernel = self.programs.kernel(launch.source, launch.dtype, launch.name);
+        #[cfg(debug_assertions)]
+        arguments.blocks().iter().for_each(|&[address, bytes]| self.assert_live(launch.name, address, bytes));
         let (needed, there_is) = (launch.shape.shared_bytes as usize, self.shared_bytes());
         assert!(
             needed <= there_is,
@@ -86,6 +102,21 @@ impl Engine {
             self.submit(launch.name, cost, (kernel, shape, arguments), |(kernel, shape, arguments), stream| {
                 kernel.launch(stream, *shape, arguments)
             });
+        }
+    }
+
+    /// In debug builds, refuses rows outside of memory that is alive.
+    pub(super) fn assert_block_is_live(&self, name: &str, block: DeviceBlock) {
+        self.assert_live(name, block.address, block.extent());
+    }
+
+    /// In debug builds, refuses bytes outside of memory that is alive. Null is no address.
+    fn assert_live(&self, name: &str, address: u64, bytes: u64) {
+        if cfg!(debug_assertions) && address != 0 && self.is_in_section() {
+            let is_in_use = |number| self.recycled.is_in_use(number);
+            let is_live = self.addresses.live.holds(address, bytes, self.section_number(), is_in_use)
+                || DeviceBuffer::is_live(self.context(), address, bytes);
+            assert!(is_live, "{name}: {bytes} bytes at {address:#x} are in no live allocation");
         }
     }
 

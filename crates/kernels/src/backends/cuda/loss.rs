@@ -12,7 +12,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::{Engine, engine};
 use super::gemm::Gemm;
-use super::launch::{Launch, at, grid};
+use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, float, tensor};
 use super::pairs;
 use super::program::{SoftCap, Source};
@@ -305,7 +305,7 @@ impl Engine {
             bytes: logits.bytes() + gradient.map_or(0, |gradient| gradient.bytes()),
         };
         let arguments = Arguments::new()
-            .pointer(at(logits.address))
+            .rows(&logits)
             .pointer(at(gradient.map_or(0, |gradient| gradient.address)))
             .i64(gradient.map_or(0, |gradient| gradient.stride) as i64)
             .pointer(at(rows.targets))

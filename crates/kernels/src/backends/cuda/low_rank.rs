@@ -12,7 +12,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 use super::adapters::{Adapters, Place};
 use super::appended::appended_columns;
 use super::engine::Engine;
-use super::launch::{Launch, MAX_MODULES, at};
+use super::launch::{BlockArguments, Launch, MAX_MODULES, at};
 use super::magnitude::has_magnitudes;
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
@@ -236,7 +236,7 @@ impl Engine {
             bytes: adapters.chunks as usize * low.rows * kernel.tile * 4,
         };
         let arguments = Arguments::new()
-            .pointer(at(low.address))
+            .rows(&low)
             .i64(low.stride as i64)
             .pointer(at(sums.over_columns))
             .value(adapters)

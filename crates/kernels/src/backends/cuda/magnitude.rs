@@ -12,7 +12,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 use super::appended::appended_columns;
 use super::engine::Engine;
 use super::gemm::Gemm;
-use super::launch::{Launch, at, grid, rows_and_columns};
+use super::launch::{BlockArguments, Launch, at, grid, rows_and_columns};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, tensor};
 use super::program::Source;
 use super::scratch::ScratchSlot;
@@ -155,9 +155,9 @@ impl Engine {
         let vectors = magnitude.map(|m| [&m.value, &m.norm].map(|values| self.flat(values.clone())));
         let [m, norm] = vectors.as_ref().map_or([0; 2], |[m, norm]| [m.address, norm.address]);
         let arguments = Arguments::new()
-            .pointer(at(out.address))
+            .rows(&out)
             .i64(out.stride as i64)
-            .pointer(at(z.address))
+            .rows(&z)
             .i64(z.stride as i64)
             .pointer(at(m))
             .pointer(at(norm))
@@ -186,14 +186,14 @@ impl Engine {
         let partial = self.scratch.take(ScratchSlot::Partial, parts * dy.width * 4);
         let arguments = Arguments::new()
             .pointer(at(partial))
-            .pointer(at(scaled.address))
+            .rows(&scaled)
             .i64(scaled.stride as i64)
-            .pointer(at(dy.address))
+            .rows(&dy)
             .i64(dy.stride as i64)
-            .pointer(at(unscaled.address))
+            .rows(&unscaled)
             .i64(unscaled.stride as i64)
-            .pointer(at(m.address))
-            .pointer(at(norm.address))
+            .rows(&m)
+            .rows(&norm)
             .i64(dy.rows as i64)
             .i32(dy.width as i32);
         let shape = LaunchShape { grid: [across as u32, parts as u32, 1], block: [256, 1, 1], shared_bytes: 0 };
@@ -208,11 +208,11 @@ impl Engine {
         assert!((a.rows, a.width, a.dtype) == (b.rows, b.width, b.dtype), "differences are of equal shapes");
         assert!((a.rows, a.width, a.dtype) == (to.rows, to.width, to.dtype), "differences lie in equal shapes");
         let arguments = Arguments::new()
-            .pointer(at(to.address))
+            .rows(&to)
             .i64(to.stride as i64)
-            .pointer(at(a.address))
+            .rows(&a)
             .i64(a.stride as i64)
-            .pointer(at(b.address))
+            .rows(&b)
             .i64(b.stride as i64)
             .i64(a.rows as i64)
             .i32(a.width as i32);
@@ -228,7 +228,7 @@ impl Engine {
         let out = self.empty([block.rows], DType::F32);
         let arguments = Arguments::new()
             .pointer(at(self.address(&out)))
-            .pointer(at(block.address))
+            .rows(&block)
             .i64(block.stride as i64)
             .i64(block.rows as i64)
             .i32(block.width as i32);
@@ -266,10 +266,10 @@ impl Engine {
         let norm = self.empty([outputs], DType::F32);
         let arguments = Arguments::new()
             .pointer(at(self.address(&norm)))
-            .pointer(at(squares.address))
-            .pointer(at(of_weight.address))
-            .pointer(at(of_pair.address))
-            .pointer(at(b.address))
+            .rows(&squares)
+            .rows(&of_weight)
+            .rows(&of_pair)
+            .rows(&b)
             .f32(adapter.scale as f32)
             .i64(outputs as i64)
             .i32(rank as i32);

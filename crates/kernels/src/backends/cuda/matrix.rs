@@ -13,6 +13,8 @@ use burn_tensor::{DType, Int, Tensor, TensorPrimitive};
 use cubecl::cuda::CudaRuntime;
 use cubecl::zspace::metadata::Metadata;
 
+use super::handle_number::Owner;
+
 /// f32 by default; half formats are chosen tensor by tensor.
 pub type Cuda = CubeBackend<CudaRuntime, f32, i32, u8>;
 
@@ -94,6 +96,12 @@ impl DeviceBlock {
         self.count() * self.dtype.size()
     }
 
+    /// Bytes from the first value to the last, gaps included.
+    pub(super) fn extent(&self) -> u64 {
+        let values = if self.rows == 0 { 0 } else { (self.rows - 1) * self.stride + self.width };
+        (values * self.dtype.size()) as u64
+    }
+
     /// Whether rows follow each other without a gap.
     pub(super) fn is_dense(&self) -> bool {
         self.stride == self.width || self.rows <= 1
@@ -125,7 +133,8 @@ impl MatrixView {
 
 /// The gradient of a group's outputs for which a pass has found the low-rank gradients, which lie after it, and `dB` of each adapter.
 pub(super) struct PreparedFactors {
-    pub section: u64,
+    /// Of the gradient.
+    pub owner: Owner,
     pub dy: DeviceBlock,
     pub d_b: Vec<MatrixView>,
 }

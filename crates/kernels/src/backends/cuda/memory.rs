@@ -9,7 +9,7 @@ use cubecl::cuda::CudaDevice;
 use firebrick_cuda::Driver;
 
 use super::engine::{Engine, engine};
-use super::failure::check;
+use super::failure::{check, check_launch};
 use super::matrix::{Cuda, float, int_tensor, tensor};
 use super::offload;
 use super::pinned::{Lent, shared};
@@ -130,13 +130,36 @@ impl MemoryOps for Cuda {
     }
 }
 
+impl Engine {
+    /// Returns memory that waits to be used again where the device has less than a section needs now: CubeCL's queue thread panics if it
+    /// cannot allocate.
+    pub(super) fn make_room_for(&self, bytes: usize) {
+        let free = || check("asking for free memory", self.context().memory()).free_bytes;
+        if free() >= bytes as u64 {
+            return;
+        }
+        check_launch(self.repeats.flush());
+        check("waiting for the device", self.context().synchronize());
+        self.repeats.release();
+        self.scratch.release_unused();
+        self.recycled.release_free();
+        Cuda::memory_cleanup(self.device());
+        self.wait_until_submitted();
+        // What CubeCL has freed is the driver's once the device is done.
+        check("waiting for the device", self.context().synchronize());
+    }
+}
+
 /// Waits for the device, and returns buffers that wait for operations of the same sizes.
 fn release_pools(engine: &Engine, device: &CudaDevice) {
-    assert!(!engine.is_in_section(), "memory is not released inside a section: kernels may still use it");
-    engine.synchronize();
-    engine.repeats.release();
-    engine.scratch.release();
-    engine.copies.release();
-    engine.recycled.release();
-    Cuda::memory_cleanup(device);
+    engine.while_idle(|| {
+        engine.repeats.release();
+        engine.scratch.release();
+        engine.copies.release();
+        engine.recycled.release();
+        engine.addresses.forget();
+        Cuda::memory_cleanup(device);
+        // The next section, of whichever thread, begins after the memory is gone.
+        engine.wait_until_submitted();
+    });
 }

@@ -42,6 +42,7 @@ mod launch;
 mod library;
 mod linear;
 mod linear_backward;
+mod live;
 mod loss;
 mod low_rank;
 mod magnitude;
@@ -80,6 +81,7 @@ pub use failure::DeviceFailure;
 pub use fp8_scaling::{block_scales, scale_rows};
 pub use matrix::Cuda;
 pub use row_scaling::RowScaling;
+pub use watch::watch_burn_operations;
 
 use failure::check;
 

@@ -6,7 +6,7 @@ use bytemuck::NoUninit;
 use firebrick_cuda::Arguments;
 
 use super::engine::{Engine, engine};
-use super::launch::{Launch, at, grid, threads_for};
+use super::launch::{BlockArguments, Launch, at, grid, threads_for};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, tensor};
 use super::program::Source;
 use super::scratch::ScratchSlot;
@@ -107,10 +107,10 @@ impl Engine {
             bytes: (2 + usize::from(residual.is_some())) * x.bytes(),
         };
         let arguments = Arguments::new()
-            .pointer(at(y.address))
+            .rows(&y)
             .i64(y.stride as i64)
-            .pointer(at(x.address))
-            .pointer(at(weight.address))
+            .rows(x)
+            .rows(&weight)
             .f32(norm.offset as f32)
             .pointer(at(residual.map_or(0, |residual| residual.address)))
             .i64(residual.map_or(0, |residual| residual.stride) as i64)
@@ -144,12 +144,12 @@ impl Engine {
             bytes: (3 + usize::from(residual.is_some())) * x.bytes(),
         };
         let arguments = Arguments::new()
-            .pointer(at(dx.address))
+            .rows(&dx)
             .i64(dx.stride as i64)
-            .pointer(at(x.address))
-            .pointer(at(weight.address))
+            .rows(x)
+            .rows(&weight)
             .f32(norm.offset as f32)
-            .pointer(at(dy.address))
+            .rows(&dy)
             .i64(dy.stride as i64)
             .pointer(at(residual.map_or(0, |residual| residual.address)))
             .i64(residual.map_or(0, |residual| residual.stride) as i64)
@@ -181,8 +181,8 @@ impl Engine {
             bytes: 2 * sum.bytes(),
         };
         let arguments = Arguments::new()
-            .pointer(at(sum.address))
-            .pointer(at(weight.address))
+            .rows(&sum)
+            .rows(&weight)
             .f32(norm.offset as f32)
             .i64(sum.count() as i64)
             .i32(sum.width as i32);

@@ -9,7 +9,7 @@ use bytemuck::NoUninit;
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::{Engine, engine};
-use super::launch::{Launch, at, grid};
+use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{Cuda, MatrixView, Primitive, float, int_tensor, tensor, view};
 use super::program::Source;
 use super::scratch::ScratchSlot;
@@ -152,7 +152,7 @@ impl OptimizerOps for Cuda {
             let arguments = Arguments::new()
                 .pointer(at(engine.address(&norm)))
                 .pointer(at(engine.address(&factor)))
-                .pointer(at(squared_norm.address))
+                .rows(&squared_norm)
                 .f32(max_norm as f32);
             // SAFETY: all three are one f32.
             unsafe { engine.launch(plain("clip", grid(1, 1), 12), &arguments) };
@@ -303,7 +303,7 @@ impl Engine {
         }
         table.tensors = updated.len() as i32;
         let rates = Rates::new(hyper, hyper.learning_rate / corrections(hyper).0, hyper.epsilon);
-        let arguments = Arguments::new().value(&table).pointer(at(scale.address)).value(&rates);
+        let arguments = Arguments::new().value(&table).rows(scale).value(&rates);
         // SAFETY: the table lists f32 tensors of `n` values that are held until the launch is queued; what is written is owned.
         unsafe { self.launch(plain("adamw_foreach", grid(pieces, 256), values * 28), &arguments) };
         updated
@@ -353,7 +353,7 @@ impl Engine {
             .value(&table)
             .pointer(at(maps[0].address))
             .pointer(at(maps[1].address))
-            .pointer(at(scale.address))
+            .rows(scale)
             .value(&eight_bit_rates(hyper));
         let blocks = (table.blocks as usize).div_ceil(16).min(2 * self.multiprocessors());
         // SAFETY: the table lists tensors that are held until the launch is queued: f32 values with their gradients, and whole

@@ -7,7 +7,7 @@ use burn_tensor::{DType, Tensor};
 use firebrick_cuda::Arguments;
 
 use super::engine::{Engine, engine};
-use super::launch::{Launch, at, grid};
+use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{Cuda, MatrixView, tensor};
 use super::program::Source;
 use crate::loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
@@ -32,11 +32,7 @@ pub(super) fn document_sums(
             shape: grid(documents, 256),
             bytes: 4 * targets.count,
         };
-        let arguments = Arguments::new()
-            .pointer(at(sums.address))
-            .pointer(at(values.address))
-            .pointer(at(address(marks.as_ref())))
-            .pointer(at(begins.address));
+        let arguments = Arguments::new().rows(&sums).rows(&values).pointer(at(address(marks.as_ref()))).rows(&begins);
         // SAFETY: there is one value and, unless null, one mark per target, one block and one sum per document, and documents + 1 begins,
         // which end at the number of targets.
         unsafe { engine.launch(launch, &arguments) };
@@ -82,15 +78,15 @@ fn launch_pair_loss(
         bytes: 4 * targets.count,
     };
     let arguments = Arguments::new()
-        .pointer(at(weights_m.address))
-        .pointer(at(numbers.address))
-        .pointer(at(answers.address))
+        .rows(&weights_m)
+        .rows(&numbers)
+        .rows(&answers)
         .pointer(at(all.as_ref().map_or(answers.address, |all| all.address)))
         .pointer(at(reference.as_ref().map_or(answers.address, |reference| reference.address)))
-        .pointer(at(counts.address))
+        .rows(&counts)
         .pointer(at(address(marks.as_ref())))
         .pointer(at(address(factor.as_ref())))
-        .pointer(at(begins.address))
+        .rows(&begins)
         .i32(targets.pairs as i32)
         .i32(number(loss.kind))
         .f32(loss.beta as f32)

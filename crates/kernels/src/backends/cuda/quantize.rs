@@ -6,7 +6,7 @@ use firebrick_cuda::Arguments;
 use firebrick_precision::{QuantFormat, blockwise, nf4};
 
 use super::engine::Engine;
-use super::launch::{Launch, at, grid};
+use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{Cuda, MatrixView, Primitive, int_tensor, tensor};
 use super::program::Source;
 use super::scratch::ScratchSlot;
@@ -98,7 +98,7 @@ impl Engine {
         let arguments = Arguments::new()
             .pointer(at(self.address(codes)))
             .pointer(at(self.address(&absmax)))
-            .pointer(at(values.address))
+            .rows(values)
             .i64(count as i64);
         let name = of_source(values, ["nf4_quantize_bf16", "nf4_quantize_f16", "nf4_quantize_f32"]);
         let launch = plain(name, count.div_ceil(4096), values.bytes() + count / 2);
@@ -112,14 +112,14 @@ impl Engine {
         let (scales, map) = (self.empty([blocks], DType::U8), self.empty([256], DType::F32));
         let parts = count.div_ceil(4096).min(1024);
         let largest = at(self.scratch.take(ScratchSlot::Partial, 1024 * 8));
-        let search = Arguments::new().pointer(largest).pointer(at(values.address)).i64(count as i64);
+        let search = Arguments::new().pointer(largest).rows(values).i64(count as i64);
         let arguments = Arguments::new()
             .pointer(at(self.address(codes)))
             .pointer(at(self.address(&scales)))
             .pointer(at(self.address(&map)))
             .pointer(largest)
             .i32(parts as i32)
-            .pointer(at(values.address))
+            .rows(values)
             .i64(count as i64);
         let names = ["weight_largest_bf16", "weight_largest_f16", "weight_largest_f32"];
         let search_launch = plain(of_source(values, names), parts, values.bytes());
@@ -140,7 +140,7 @@ impl Engine {
         let arguments = Arguments::new()
             .pointer(at(self.address(codes)))
             .pointer(at(self.address(&scales)))
-            .pointer(at(values.address))
+            .rows(values)
             .i64(count as i64);
         let name = of_source(values, ["mxfp4_quantize_bf16", "mxfp4_quantize_f16", "mxfp4_quantize_f32"]);
         let launch = plain(name, count.div_ceil(8192), values.bytes() + count / 2 + blocks);
@@ -155,7 +155,7 @@ impl Engine {
         let arguments = Arguments::new()
             .pointer(at(self.address(codes)))
             .pointer(at(self.address(&scales)))
-            .pointer(at(values.address))
+            .rows(values)
             .i32(inputs as i32);
         let name = of_source(values, ["fp8_quantize_bf16", "fp8_quantize_f16", "fp8_quantize_f32"]);
         // SAFETY: codes hold a byte for each of the values, which are dense, and scales an f32 for each row.
@@ -181,7 +181,7 @@ impl Engine {
             .pointer(at(self.address(&nested_absmax)))
             .pointer(from)
             .pointer(mean)
-            .pointer(at(map_view.address))
+            .rows(&map_view)
             .i64(blocks as i64);
         // SAFETY: the partial sums have room for 1024 f64; one code per block and one f32 per 256; the map has 256 values.
         unsafe {

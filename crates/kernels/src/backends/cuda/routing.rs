@@ -10,7 +10,7 @@ use firebrick_cuda::Arguments;
 
 use super::engine::{Engine, engine};
 use super::failure::check;
-use super::launch::{Launch, at, grid};
+use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{Cuda, MatrixView, int_tensor, tensor};
 use super::program::Source;
 use crate::{MoeOps, Routing};
@@ -140,10 +140,10 @@ impl Engine {
         let bytes = logits.bytes() + probabilities.bytes() + chosen.bytes() + weights.bytes();
         let launch = self.routing_launch("route_top_k", logits.dtype, tokens.div_ceil(TOKENS_PER_BLOCK), bytes);
         let arguments = Arguments::new()
-            .pointer(at(probabilities.address))
-            .pointer(at(chosen.address))
-            .pointer(at(weights.address))
-            .pointer(at(logits.address))
+            .rows(&probabilities)
+            .rows(&chosen)
+            .rows(&weights)
+            .rows(logits)
             .i64(tokens as i64)
             .i32(experts as i32)
             .i32(top_k as i32)
@@ -168,18 +168,18 @@ impl Engine {
         let (choices, top_k) = (chosen.count(), chosen.width);
         let counts = self.integers(experts);
         let launch = self.routing_launch("count_rows", DType::F32, experts, chosen.bytes());
-        let arguments = Arguments::new().pointer(at(counts.address)).pointer(at(chosen.address)).i64(choices as i64);
+        let arguments = Arguments::new().rows(&counts).rows(chosen).i64(choices as i64);
         // SAFETY: `chosen` holds that many i32, `counts` one per expert.
         unsafe { self.launch(launch, &arguments) };
         let rows_nk = self.empty_matrix(chosen.rows, top_k, DType::I32);
         let (choices_s, tokens_s) = (self.integers(choices), self.integers(choices));
         let launch = self.routing_launch("place_rows", DType::F32, experts, 4 * chosen.bytes());
         let arguments = Arguments::new()
-            .pointer(at(rows_nk.address))
-            .pointer(at(choices_s.address))
-            .pointer(at(tokens_s.address))
-            .pointer(at(chosen.address))
-            .pointer(at(counts.address))
+            .rows(&rows_nk)
+            .rows(&choices_s)
+            .rows(&tokens_s)
+            .rows(chosen)
+            .rows(&counts)
             .i64(choices as i64)
             .i32(top_k as i32);
         // SAFETY: the three outputs have one i32 per choice, and each choice has an expert below the number of blocks.
@@ -196,11 +196,11 @@ impl Engine {
         let bytes = probabilities.bytes() + d_logits.bytes() + 3 * weights.bytes();
         let blocks = probabilities.rows.div_ceil(TOKENS_PER_BLOCK);
         let arguments = Arguments::new()
-            .pointer(at(d_logits.address))
-            .pointer(at(probabilities.address))
-            .pointer(at(chosen.address))
-            .pointer(at(weights.address))
-            .pointer(at(d_weights.address))
+            .rows(&d_logits)
+            .rows(&probabilities)
+            .rows(&chosen)
+            .rows(&weights)
+            .rows(d_weights)
             .i64(probabilities.rows as i64)
             .i32(probabilities.width as i32)
             .i32(weights.width as i32)
@@ -223,9 +223,9 @@ impl Engine {
         let address = |matrix: Option<&MatrixView>| at(matrix.map_or(0, |matrix| matrix.address));
         let bytes = x.bytes() + y.bytes() * (1 + usize::from(residual.is_some()));
         let arguments = Arguments::new()
-            .pointer(at(y.address))
-            .pointer(at(x.address))
-            .pointer(at(rows.address))
+            .rows(&y)
+            .rows(x)
+            .rows(&rows)
             .pointer(address(weights))
             .pointer(address(residual))
             .i32(rows.width as i32)
@@ -246,12 +246,12 @@ impl Engine {
         let dx = self.empty_matrix(y.rows, y.width, y.dtype);
         let d_weights = self.empty_matrix(weights.rows, weights.width, DType::F32);
         let arguments = Arguments::new()
-            .pointer(at(dx.address))
-            .pointer(at(d_weights.address))
-            .pointer(at(y.address))
-            .pointer(at(dy.address))
-            .pointer(at(weights.address))
-            .pointer(at(choices.address))
+            .rows(&dx)
+            .rows(&d_weights)
+            .rows(y)
+            .rows(dy)
+            .rows(&weights)
+            .rows(&choices)
             .i32(weights.width as i32)
             .i32(y.width as i32);
         let launch = self.routing_launch("combine_rows_backward", y.dtype, y.rows, 3 * y.bytes());

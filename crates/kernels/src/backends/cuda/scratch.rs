@@ -6,7 +6,7 @@
 //! contents; after the first step of a run nothing grows.
 //! Trade-off: a slot keeps its largest size until memory is released.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use burn_tensor::DType;
@@ -95,6 +95,8 @@ pub(super) struct Contents {
 struct Buffer {
     memory: DeviceBuffer,
     contents: Option<Contents>,
+    /// The last section that used it.
+    section: u64,
 }
 
 /// See the head of this file.
@@ -102,11 +104,17 @@ pub(super) struct Scratch {
     context: Context,
     repeats: Rc<Repeats>,
     buffers: RefCell<FxHashMap<ScratchSlot, Buffer>>,
+    section: Cell<u64>,
 }
 
 impl Scratch {
     pub(super) fn new(context: &Context, repeats: Rc<Repeats>) -> Self {
-        Self { context: context.clone(), repeats, buffers: RefCell::default() }
+        Self { context: context.clone(), repeats, buffers: RefCell::default(), section: Cell::new(0) }
+    }
+
+    /// Buffers are used by this section from now on.
+    pub(super) fn enter(&self, section: u64) {
+        self.section.set(section);
     }
 
     /// Address of a buffer of at least `bytes` whose contents are about to be overwritten.
@@ -129,11 +137,12 @@ impl Scratch {
                 drop(smaller);
             }
             let memory = check("allocating scratch memory", DeviceBuffer::new(&self.context, bytes.max(1)));
-            buffers.insert(slot, Buffer { memory, contents: None });
+            buffers.insert(slot, Buffer { memory, contents: None, section: self.section.get() });
         }
         let buffer = buffers.get_mut(&slot).expect("the slot was filled above");
         let is_held = contents.is_some() && buffer.contents == contents;
         buffer.contents = contents;
+        buffer.section = self.section.get();
         (buffer.memory.pointer::<u8>().address(), is_held)
     }
 
@@ -145,6 +154,12 @@ impl Scratch {
     /// Bytes of all buffers.
     pub(super) fn bytes(&self) -> usize {
         self.buffers.borrow().values().map(|buffer| buffer.memory.len_bytes()).sum()
+    }
+
+    /// Returns what the open section has not used to the driver. The caller has waited for the device.
+    pub(super) fn release_unused(&self) {
+        let section = self.section.get();
+        self.buffers.borrow_mut().retain(|_, buffer| buffer.section == section);
     }
 
     /// Returns all of it to the driver. The caller has waited for the device.

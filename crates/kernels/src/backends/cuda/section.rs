@@ -1,16 +1,13 @@
 //! Sections: stretches of work on the engine's stream, ordered against CubeCL's stream only where they begin and end.
 //!
-//! At most one thread per device is inside a section: each device has a mutex that an outermost section holds. CubeCL's pool gives
-//! memory that is freed to the next request at once, whichever thread asks, while kernels that read it may still be queued. Inside
-//! one section the order of our stream makes that right; between two sections the events do. A pause releases the mutex, so a
-//! thread that waits for another rank in a pause does not block it.
-//!
-//! For the same reason no Burn operation may run in a section, on any thread; `watch.rs` checks that in debug builds.
+//! At most one thread per device is inside a section: each device has a mutex that an outermost section holds. A pause releases it, so a
+//! thread that waits for another rank in a pause does not block it. Burn operations of other threads may run at any time (`engine.rs` says
+//! what makes that right). The thread that is inside a section must not request any: its stream would not wait for them, nor they for it;
+//! `watch.rs` checks that in debug builds.
 //! Trade-off: a thread that only wants to upload waits for the section of another one.
 
 use std::sync::PoisonError;
 
-use burn_tensor::DType;
 use firebrick_cuda::CudaError;
 
 use super::engine::Engine;
@@ -23,13 +20,18 @@ impl Engine {
         self.sections.get()
     }
 
+    fn count_section(&self) {
+        self.sections.set(self.sections.get() + 1);
+        self.scratch.enter(self.section_number());
+    }
+
     /// Runs `work` with the stream ordered after all earlier work of CubeCL, and later work of CubeCL after it. Inside another
     /// section this is a plain call.
     pub(super) fn section<R>(&self, work: impl FnOnce() -> R) -> R {
         if self.is_in_section() {
             return work();
         }
-        self.sections.set(self.sections.get() + 1);
+        self.count_section();
         let open = Open::new(self);
         let result = work();
         self.copies.settle(self.stream());
@@ -40,13 +42,17 @@ impl Engine {
 
     /// Runs ordinary Burn operations in the middle of a section: after the work so far, and before the work that follows.
     pub(super) fn pause<R>(&self, work: impl FnOnce() -> R) -> R {
-        let depth = self.depth.replace(0);
+        let (depth, number) = (self.depth.replace(0), self.section_number());
         if depth > 0 {
             self.watch.verify();
             check("pausing a section", self.end());
         }
         let result = work();
         if depth > 0 {
+            if self.section_number() != number {
+                // Sections inside the pause have let go of what this one held.
+                self.count_section();
+            }
             self.begin();
         }
         self.depth.set(depth);
@@ -56,6 +62,7 @@ impl Engine {
     /// Waits for the device's turn, and orders the stream after CubeCL's work so far.
     fn begin(&self) {
         let turn = lock_of(self.device().index).lock().unwrap_or_else(PoisonError::into_inner);
+        self.recycled.begin();
         self.wait_until_submitted();
         check("starting a section", self.handoff.begin());
         self.watch.restart();
@@ -71,9 +78,9 @@ impl Engine {
     }
 
     /// Blocks until CubeCL's queue thread has given the driver everything that was requested so far.
-    fn wait_until_submitted(&self) {
+    pub(super) fn wait_until_submitted(&self) {
         let mut marker = self.marker.borrow_mut();
-        let marker = marker.get_or_insert_with(|| self.empty([1], DType::F32));
+        let marker = marker.get_or_insert_with(|| self.client().empty(4));
         self.addresses.request(marker);
     }
 }
@@ -97,7 +104,9 @@ impl<'a> Open<'a> {
         *self.engine.saved_low_rank.borrow_mut() = None;
         *self.engine.prepared_factors.borrow_mut() = None;
         self.engine.depth.set(0);
-        check("ending a section", self.engine.end());
+        let ended = self.engine.end();
+        self.engine.addresses.let_go();
+        check("ending a section", ended);
     }
 }
 
@@ -111,13 +120,15 @@ impl Drop for Open<'_> {
             *self.engine.prepared_factors.borrow_mut() = None;
             self.engine.fp8_scales.clear();
             self.engine.kept.clear();
-            self.engine.recycled.release();
             *self.engine.saved_low_rank.borrow_mut() = None;
             // Copies between host and device may still use memory that unwinding frees. A failure here means that the context
             // is lost: the failure that is already on its way reports that better.
             let _ = self.engine.copies.synchronize();
             let _ = self.engine.collectives.synchronize();
             let _ = self.engine.end();
+            self.engine.recycled.release();
+            self.engine.addresses.forget();
+            self.engine.addresses.let_go();
         }
     }
 }

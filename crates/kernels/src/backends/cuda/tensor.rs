@@ -6,9 +6,12 @@
 
 use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::{DType, Int, Shape, Tensor, TensorMetadata};
+use cubecl::server::Handle;
 
 use super::engine::Engine;
+use super::failure::check;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor, view};
+use super::recycled::Taken;
 use super::scratch::ScratchSlot;
 use crate::backends::planning::rows::row_stride;
 
@@ -24,17 +27,39 @@ impl Engine {
             let handle = client.empty(bytes);
             return CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype);
         }
-        if let Some(handle) = self.recycled.take(bytes) {
-            self.addresses.forget_width(&handle);
-            return CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype);
+        let handle = self.recycled_memory(bytes).unwrap_or_else(|| self.new_memory(bytes));
+        CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype)
+    }
+
+    /// Memory that a tensor had before.
+    fn recycled_memory(&self, bytes: usize) -> Option<Handle> {
+        let mut taken = self.recycled.take(bytes);
+        if matches!(taken, Taken::AfterOthers) {
+            self.recycled.renew();
+            check("ordering streams", self.handoff.begin());
+            taken = self.recycled.take(bytes);
         }
+        match taken {
+            Taken::Memory(handle) => {
+                self.addresses.forget_width(&handle);
+                Some(handle)
+            }
+            Taken::AfterOthers | Taken::Nothing => None,
+        }
+    }
+
+    /// Memory that CubeCL allocates, or has back from Burn's own operations, which may still be at work there.
+    fn new_memory(&self, bytes: usize) -> Handle {
+        self.make_room_for(bytes);
         self.watch.verify();
-        let handle = client.empty(bytes);
-        let new = CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype);
-        self.addresses.resolve_new(&new);
-        self.recycled.keep(bytes, &new.handle);
+        let handle = self.client().empty(bytes);
+        let start = self.addresses.request(&handle);
+        check("ordering streams", self.handoff.begin());
+        if self.recycled.keep(bytes, &handle) {
+            self.addresses.know_recycled(&handle, start);
+        }
         self.watch.restart();
-        new
+        handle
     }
 
     /// A new matrix.
@@ -129,7 +154,11 @@ impl Engine {
 
     /// A tensor as a matrix in a format: converted where it has another.
     pub(super) fn matrix_as<const D: usize>(&self, tensor: Tensor<Cuda, D>, dtype: DType) -> MatrixView {
-        let values = self.matrix(tensor);
+        self.in_format(self.matrix(tensor), dtype)
+    }
+
+    /// A matrix in a format: itself, or a dense copy.
+    pub(super) fn in_format(&self, values: MatrixView, dtype: DType) -> MatrixView {
         if values.dtype == dtype {
             return values;
         }

@@ -16,12 +16,15 @@ use crate::{HostBuffer, QuantizedWeight};
 impl Engine {
     /// Copies a pinned buffer to an address with room for it. The buffer returns to its pool once that is done.
     pub(super) fn upload(&self, lent: Lent, address: u64) {
+        let (stream, done) = (self.stream(), check("creating an event", Event::new(self.context())));
         // SAFETY: the memory at the address belongs to a tensor with the bytes of the buffer; the buffer is held below until the copy is
         // done.
-        let copied = unsafe { self.stream().copy_to_device(at(address), lent.pinned(), lent.len()) };
-        check("copying to the device", copied);
-        let done = check("recording an event", Event::new(self.context()));
-        check("recording an event", self.stream().record(&done));
+        let copied = unsafe { stream.copy_to_device(at(address), lent.pinned(), lent.len()) };
+        if let Err(error) = copied.and_then(|()| stream.record(&done)) {
+            // Nothing marks the end of the copy, so the whole stream is waited for. If that fails, the context is lost with it.
+            let _ = stream.synchronize();
+            check("copying to the device", Err(error))
+        }
         self.copies.keep_until(lent, done);
     }
 

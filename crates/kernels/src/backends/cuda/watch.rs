@@ -1,18 +1,27 @@
 //! Notices Burn operations that run inside a section, and keeps two threads from being inside sections of one device.
 //!
 //! CubeCL numbers memory handles from one counter, and a Burn operation that allocates (for its output or its arguments) moves it.
-//! Not supported: the check is off while more than one thread has an engine, since their allocations cannot be distinguished, and
-//! a Burn operation that allocates nothing is not noticed. Release builds do not check.
+//! Not supported: allocations of several threads cannot be distinguished, so only a program that asks for it is checked
+//! ([`watch_burn_operations`]), while one thread has an engine. A Burn operation that allocates nothing is not noticed. Release builds do not
+//! check.
 //! Trade-off: a leaked mutex per device and process.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use cubecl::server::Handle;
 use cubecl::stream_id::StreamId;
 
 use super::handle_number::handle_number;
+
+/// Whether this process uses Burn on one thread only.
+static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// From now on, a Burn operation that runs inside a section panics in debug builds. For tests: no other thread may use Burn on a card.
+pub fn watch_burn_operations() {
+    IS_WATCHED.store(true, Ordering::Relaxed);
+}
 
 /// Engines in this process now.
 static ENGINES: AtomicUsize = AtomicUsize::new(0);
@@ -34,7 +43,7 @@ impl BurnWatch {
 
     /// Takes what CubeCL has numbered so far as known.
     pub(super) fn restart(&self) {
-        let is_on = cfg!(debug_assertions) && ENGINES.load(Ordering::SeqCst) == 1;
+        let is_on = cfg!(debug_assertions) && IS_WATCHED.load(Ordering::Relaxed) && ENGINES.load(Ordering::SeqCst) == 1;
         let ever = ENGINES_EVER.load(Ordering::SeqCst);
         self.last.set(is_on.then(next_number).flatten().map(|number| (number, ever)));
     }

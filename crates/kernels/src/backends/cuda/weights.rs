@@ -13,7 +13,7 @@ use firebrick_precision::{HostScales, QuantFormat};
 use super::appended::{appended_columns, ranks};
 use super::engine::{Engine, engine};
 use super::kept::{Held, Pass};
-use super::launch::{Launch, at, grid};
+use super::launch::{BlockArguments, Launch, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, float, tensor};
 use super::program::Source;
 use super::scratch::{Contents, ScratchSlot};
@@ -178,7 +178,7 @@ impl Engine {
         let (whole, shape) = (to.whole, grid(bytes.div_ceil(4 * 1024).min(1024), 256));
         let launch = Launch { source: Source::WriteOut, dtype: whole.dtype, name: "write_adapters", shape, bytes };
         let arguments = Arguments::new()
-            .pointer(at(whole.address))
+            .rows(&whole)
             .value(&modules)
             .i32(to.out_features as i32)
             .i32(to.in_features as i32)

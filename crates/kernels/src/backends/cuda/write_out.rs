@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::Engine;
-use super::launch::{Launch, at};
+use super::launch::{BlockArguments, Launch, at};
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
 use super::quantize::kernels_of;
@@ -93,7 +93,7 @@ impl Engine {
         let [rows, inputs] = weight.shape();
         assert_eq!((out.rows, out.width), (rows, inputs + around.ranks), "room for a weight and its adapter");
         let mut held = Vec::new();
-        let (from, bytes) = self.weight_argument(weight, Arguments::new().pointer(at(out.address)), &mut held);
+        let (from, bytes) = self.weight_argument(weight, Arguments::new().rows(&out), &mut held);
         let pair = around.adapter.map(|adapter| [self.flat(adapter.a.clone()), self.flat(adapter.b.clone())]);
         let [a, b] = pair.as_ref().map_or([0; 2], |pair| [pair[0].address, pair[1].address]);
         let rank = pair.as_ref().map_or(0, |pair| pair[0].rows);
