@@ -9,7 +9,7 @@ use firebrick_kernels::{GemmFormat, Recompute};
 use firebrick_model::{BaseStorage, PassOptions};
 use firebrick_tests::{NF4, TRAINED, packed, trainer};
 
-use super::{card, has_fp8, ids};
+use super::{has_card, has_fp8, ids};
 
 const STEPS: usize = 8;
 
@@ -37,7 +37,9 @@ fn losses(
 
 #[test]
 fn steps_repeated_as_graphs_have_the_losses_of_launches_one_by_one() {
-    let Some(_turn) = card() else { return };
+    if !has_card() {
+        return;
+    }
     let [f32, bf16] = [DType::F32, DType::BF16].map(|dtype| (dtype, GemmFormat::Compute));
     let fp8 = (DType::BF16, GemmFormat::Fp8);
     let mut cases = vec![(NF4, f32, 1e-5), (NF4, bf16, 1e-2), (TRAINED, f32, 1e-5), (TRAINED, bf16, 1e-2)];

@@ -17,12 +17,25 @@ use crate::dtype::{to_dtype, to_f32};
 /// Added to the score of a key that the query must not see; finite, so that a masked row never becomes NaN.
 const MASKED: f32 = -1e30;
 
+/// A batched matrix multiplication. Burn's own is right where it multiplies f32 in f32; on CUDA it rounds operands to 19 bits (TF32).
+pub(crate) type Multiply<B> = fn(Tensor<B, 3>, Tensor<B, 3>) -> Tensor<B, 3>;
+
 /// See [`crate::AttentionOps::packed_attention`].
 pub fn forward<B: Backend>(qkv: &Qkv<B>, spec: &AttentionSpec, documents: &Documents<B>) -> AttentionOutput<B> {
+    forward_by(Tensor::matmul, qkv, spec, documents)
+}
+
+/// [`forward`] with another multiplication.
+pub(crate) fn forward_by<B: Backend>(
+    multiply: Multiply<B>,
+    qkv: &Qkv<B>,
+    spec: &AttentionSpec,
+    documents: &Documents<B>,
+) -> AttentionOutput<B> {
     let (mut outputs, mut log_sums) = (Vec::new(), Vec::new());
     for range in documents.ranges() {
         let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|x| rows(x, &range));
-        let (o, log_sum_ht) = one_sequence(q, k, v, spec);
+        let (o, log_sum_ht) = one_sequence(multiply, q, k, v, spec);
         outputs.push(o);
         log_sums.push(log_sum_ht);
     }
@@ -41,6 +54,18 @@ pub fn backward<B: Backend>(
     d_o: Tensor<B, 2>,
     documents: &Documents<B>,
 ) -> Qkv<B> {
+    backward_by(Tensor::matmul, qkv, spec, output, d_o, documents)
+}
+
+/// [`backward`] with another multiplication.
+pub(crate) fn backward_by<B: Backend>(
+    multiply: Multiply<B>,
+    qkv: Qkv<B>,
+    spec: &AttentionSpec,
+    output: AttentionOutput<B>,
+    d_o: Tensor<B, 2>,
+    documents: &Documents<B>,
+) -> Qkv<B> {
     let layout = output.statistics.layout;
     assert_eq!(layout, StatisticsLayout::HeadsTokens, "the reference backward reads what the reference forward wrote");
     let (mut dqs, mut dks, mut dvs) = (Vec::new(), Vec::new(), Vec::new());
@@ -48,7 +73,7 @@ pub fn backward<B: Backend>(
         let of_document = |x: &Tensor<B, 2>| rows(x, &range);
         let qkv = Qkv { q: of_document(&qkv.q), k: of_document(&qkv.k), v: of_document(&qkv.v) };
         let log_sum_ht = output.statistics.log_sum_exp.clone().narrow(1, range.start, range.len());
-        let gradients = one_backward(qkv, spec, of_document(&output.o), log_sum_ht, of_document(&d_o));
+        let gradients = one_backward(multiply, qkv, spec, of_document(&output.o), log_sum_ht, of_document(&d_o));
         dqs.push(gradients.q);
         dks.push(gradients.k);
         dvs.push(gradients.v);
@@ -76,13 +101,24 @@ pub fn cached<B: Backend>(
     tokens: &CachedTokens<B>,
     spec: &AttentionSpec,
 ) -> Tensor<B, 2> {
+    cached_by(Tensor::matmul, q, cache, tokens, spec)
+}
+
+/// [`cached`] with another multiplication.
+pub(crate) fn cached_by<B: Backend>(
+    multiply: Multiply<B>,
+    q: Tensor<B, 2>,
+    cache: &KvCache<B>,
+    tokens: &CachedTokens<B>,
+    spec: &AttentionSpec,
+) -> Tensor<B, 2> {
     let [keys, values] = cache.tensors();
     let outputs = tokens.in_pass().map(|(new, in_pass)| {
         let mut seen = new.all_rows();
         // Keys before the window of the first query are seen by none.
         let hidden = spec.window.map_or(0, |window| (seen.len() + 1).saturating_sub(new.count + window));
         seen.start += hidden;
-        one_sequence(rows(&q, &in_pass), rows(&keys, &seen), rows(&values, &seen), spec).0
+        one_sequence(multiply, rows(&q, &in_pass), rows(&keys, &seen), rows(&values, &seen), spec).0
     });
     join(outputs.collect(), 0)
 }
@@ -93,6 +129,7 @@ fn rows<B: Backend>(x: &Tensor<B, 2>, range: &Range<usize>) -> Tensor<B, 2> {
 
 /// Attention of the last `n` tokens of a sequence of `t >= n` tokens: `(o [n, h * k], log-sum-exp [h, n])`.
 fn one_sequence<B: Backend>(
+    multiply: Multiply<B>,
     q: Tensor<B, 2>,
     k: Tensor<B, 2>,
     v: Tensor<B, 2>,
@@ -100,17 +137,18 @@ fn one_sequence<B: Backend>(
 ) -> (Tensor<B, 2>, Tensor<B, 2>) {
     let (dtype, [tokens, _], [past, _]) = (q.dtype(), q.dims(), k.dims());
     let (heads, groups, head_dim) = (spec.heads, spec.kv_heads, spec.head_dim);
-    let scores_hnt = scores(&q, &k, spec);
+    let scores_hnt = masked(capped_scores(multiply, &q, &k, spec), spec);
     let max_hn1 = scores_hnt.clone().max_dim(2);
     let exponentials = scores_hnt.sub(max_hn1.clone()).exp();
     let sum_hn1 = exponentials.clone().sum_dim(2);
     let stacked = exponentials.reshape([groups, heads / groups * tokens, past]);
-    let o = stacked.matmul(heads_first(v, groups)).reshape([heads, tokens, head_dim]).div(sum_hn1.clone());
+    let o = multiply(stacked, heads_first(v, groups)).reshape([heads, tokens, head_dim]).div(sum_hn1.clone());
     let log_sum_hn = max_hn1.add(sum_hn1.log()).reshape([heads, tokens]);
     (side_by_side(o, dtype), log_sum_hn)
 }
 
 fn one_backward<B: Backend>(
+    multiply: Multiply<B>,
     Qkv { q, k, v }: Qkv<B>,
     spec: &AttentionSpec,
     o: Tensor<B, 2>,
@@ -122,7 +160,7 @@ fn one_backward<B: Backend>(
     let stack = |x: Tensor<B, 3>, last: usize| x.reshape([groups, heads / groups * tokens, last]);
 
     let log_sum: Tensor<B, 3> = log_sum_ht.unsqueeze_dim(2);
-    let capped_htt = capped_scores(&q, &k, spec);
+    let capped_htt = capped_scores(multiply, &q, &k, spec);
     let slope_htt = spec.soft_cap.map(|cap| capped_htt.clone().div_scalar(cap).square().neg().add_scalar(1.0));
     let p_htt = masked(capped_htt, spec).sub(log_sum).exp();
     let (q_htk, do_htk) = (heads_first(q, heads).mul_scalar(spec.scale), heads_first(d_o, heads));
@@ -130,31 +168,31 @@ fn one_backward<B: Backend>(
     let (q, d_o, p) = (stack(q_htk, head_dim), stack(do_htk, head_dim), stack(p_htt.clone(), tokens));
     let (k_gtk, v_gtk) = (heads_first(k, groups), heads_first(v, groups));
 
-    let dv_gtk = p.transpose().matmul(d_o.clone());
-    let dp_htt = d_o.matmul(v_gtk.transpose()).reshape([heads, tokens, tokens]);
+    let dv_gtk = multiply(p.transpose(), d_o.clone());
+    let dp_htt = multiply(d_o, v_gtk.transpose()).reshape([heads, tokens, tokens]);
     let ds_htt = p_htt.mul(dp_htt.sub(delta_ht1));
     let ds_htt = match slope_htt {
         Some(slope_htt) => ds_htt.mul(slope_htt),
         None => ds_htt,
     };
     let ds = stack(ds_htt, tokens);
-    let dq_htk = ds.clone().matmul(k_gtk).mul_scalar(spec.scale).reshape([heads, tokens, head_dim]);
-    let dk_gtk = ds.transpose().matmul(q);
+    let dq_htk = multiply(ds.clone(), k_gtk).mul_scalar(spec.scale).reshape([heads, tokens, head_dim]);
+    let dk_gtk = multiply(ds.transpose(), q);
     Qkv { q: side_by_side(dq_htk, dtype), k: side_by_side(dk_gtk, dtype), v: side_by_side(dv_gtk, dtype) }
 }
 
-/// Scaled, capped and masked scores `[h, n, t]` f32 of the last `n` of `t` tokens.
-fn scores<B: Backend>(q: &Tensor<B, 2>, k: &Tensor<B, 2>, spec: &AttentionSpec) -> Tensor<B, 3> {
-    masked(capped_scores(q, k, spec), spec)
-}
-
 /// Scaled scores, capped where there is a cap.
-fn capped_scores<B: Backend>(q: &Tensor<B, 2>, k: &Tensor<B, 2>, spec: &AttentionSpec) -> Tensor<B, 3> {
+fn capped_scores<B: Backend>(
+    multiply: Multiply<B>,
+    q: &Tensor<B, 2>,
+    k: &Tensor<B, 2>,
+    spec: &AttentionSpec,
+) -> Tensor<B, 3> {
     let ([tokens, _], [past, _]) = (q.dims(), k.dims());
     let (heads, groups) = (spec.heads, spec.kv_heads);
     let q_hnk = heads_first(q.clone(), heads).mul_scalar(spec.scale);
     let stacked = q_hnk.reshape([groups, heads / groups * tokens, spec.head_dim]);
-    let scores = stacked.matmul(heads_first(k.clone(), groups).transpose()).reshape([heads, tokens, past]);
+    let scores = multiply(stacked, heads_first(k.clone(), groups).transpose()).reshape([heads, tokens, past]);
     match spec.soft_cap {
         Some(cap) => scores.div_scalar(cap).tanh().mul_scalar(cap),
         None => scores,
@@ -290,7 +328,7 @@ mod tests {
         for query in 0..8 {
             let seen = (query + 1usize).saturating_sub(window)..query + 1;
             let alone = Qkv { q: qkv.q.clone().narrow(0, query, 1), k: rows(&qkv.k, &seen), v: rows(&qkv.v, &seen) };
-            let (expected, _) = one_sequence(alone.q, alone.k, alone.v, &spec);
+            let (expected, _) = one_sequence(Tensor::matmul, alone.q, alone.k, alone.v, &spec);
             assert_close(output.clone().narrow(0, query, 1), expected, 1e-5);
         }
     }

@@ -3,7 +3,8 @@
 //! The output says which order its softmax statistics have, and the backward reads that: cuDNN's backward runs only on statistics in
 //! the order that it reads, the flash kernels only on `[heads, tokens]`. Where the pass that made the statistics cannot be followed
 //! by its own backward, the flash forward recomputes them. A sliding window that hides anything, a soft cap of the scores and short packed
-//! documents (`cudnn_limits`) go to the flash kernels, and head widths that neither takes go to the reference body.
+//! documents (`cudnn_limits`) go to the flash kernels. 16-bit heads of a width that only the f32 kernels have, such as 32, are converted, and
+//! widths that nothing takes go to the reference body.
 //! Trade-off: a backward that cuDNN refuses after its own forward costs a second forward, in every call.
 
 use burn_tensor::{DType, Tensor};
@@ -11,7 +12,8 @@ use firebrick_arch::AttentionSpec;
 
 use super::attention_case::{BackwardInputs, Gradients, Inputs, Sizes};
 use super::engine::{Engine, engine};
-use super::matrix::{Cuda, tensor};
+use super::gemm::matmul;
+use super::matrix::{Cuda, MatrixView, tensor};
 use crate::attention::reference;
 use crate::{
     AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, Qkv, SoftmaxStatistics, StatisticsLayout,
@@ -61,20 +63,30 @@ impl Engine {
         let [q, k, v] = dense.each_ref();
         let inputs = Inputs { q, k, v };
         if !self.takes(&sizes, q.dtype, documents) {
-            return self.pause(|| reference::forward(qkv, spec, documents));
+            return self.pause(|| reference::forward_by(matmul, qkv, spec, documents));
         }
-        let o = self.empty_matrix(sizes.tokens, q.width, q.dtype);
+        let mut o = self.empty_matrix(sizes.tokens, q.width, q.dtype);
         let log_sum_exp = self.empty_matrix(sizes.query_heads, sizes.tokens, DType::F32);
         let layout = match self.cudnn_forward(&sizes, inputs, &o, &log_sum_exp, documents) {
             Some(layout) => layout,
-            None if super::flash::takes(q.dtype, sizes.head_dim) => {
-                self.flash_forward(&sizes, inputs, &o, &log_sum_exp, documents);
+            None => {
+                let Some(format) = super::flash::format(q.dtype, sizes.head_dim) else {
+                    return self.pause(|| reference::forward_by(matmul, qkv, spec, documents));
+                };
+                let [q, k, v] = [q, k, v].map(|x| self.in_format(x.clone(), format));
+                let wide = self.empty_in(&o, format);
+                self.flash_forward(&sizes, Inputs { q: &q, k: &k, v: &v }, &wide, &log_sum_exp, documents);
+                o = self.in_format(wide, o.dtype);
                 StatisticsLayout::HeadsTokens
             }
-            None => return self.pause(|| reference::forward(qkv, spec, documents)),
         };
         let statistics = SoftmaxStatistics { log_sum_exp: tensor(log_sum_exp.tensor), layout };
         AttentionOutput { o: tensor(o.tensor), statistics }
+    }
+
+    /// A new matrix of the size of another, or that one where it has the format.
+    fn empty_in(&self, like: &MatrixView, dtype: DType) -> MatrixView {
+        if like.dtype == dtype { like.clone() } else { self.empty_matrix(like.rows, like.width, dtype) }
     }
 
     /// Whether the flash kernels or cuDNN may take a case; the rest need not allocate for them.
@@ -102,7 +114,11 @@ impl Engine {
             self.cudnn_backward(&plans, &sizes, inputs, &gradients, documents);
             return gradients.into_qkv();
         }
-        if super::flash::takes(q.dtype, sizes.head_dim) {
+        if let Some(format) = super::flash::format(q.dtype, sizes.head_dim) {
+            let dtype = q.dtype;
+            let [q, k, v, o, d_o] = [q, k, v, o, &d_o_dense].map(|x| self.in_format(x.clone(), format));
+            let forward = Inputs { q: &q, k: &k, v: &v };
+            let inputs = BackwardInputs { forward, o: &o, d_o: &d_o, log_sum_exp };
             let recomputed = (!is_heads_tokens(layout, documents)).then(|| {
                 let log_sum_exp = self.empty_matrix(sizes.query_heads, sizes.tokens, DType::F32);
                 let recomputed_o = self.empty_matrix(o.rows, o.width, o.dtype);
@@ -112,12 +128,14 @@ impl Engine {
             let gradients = Gradients::new(self, &forward);
             let log_sum_exp = recomputed.as_ref().unwrap_or(log_sum_exp);
             self.flash_backward(&sizes, BackwardInputs { log_sum_exp, ..inputs }, &gradients, documents);
-            return gradients.into_qkv();
+            let Gradients { dq, dk, dv } = gradients;
+            let [dq, dk, dv] = [dq, dk, dv].map(|gradient| self.in_format(gradient, dtype));
+            return Gradients { dq, dk, dv }.into_qkv();
         }
         self.pause(|| {
             let is_readable = layout == StatisticsLayout::HeadsTokens;
-            let output = if is_readable { output } else { reference::forward(&qkv, spec, documents) };
-            reference::backward(qkv, spec, output, d_o, documents)
+            let output = if is_readable { output } else { reference::forward_by(matmul, &qkv, spec, documents) };
+            reference::backward_by(matmul, qkv, spec, output, d_o, documents)
         })
     }
 }

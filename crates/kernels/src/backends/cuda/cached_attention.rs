@@ -10,6 +10,7 @@ use firebrick_arch::AttentionSpec;
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::Engine;
+use super::gemm::matmul;
 use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{Cuda, MatrixView, int_tensor, tensor};
 use super::program::{FlashVariant, SoftCap, Source};
@@ -83,7 +84,7 @@ impl Engine {
         spec: &AttentionSpec,
     ) -> Tensor<Cuda, 2> {
         if !cached_takes(spec.head_dim) {
-            return self.pause(|| reference::cached(q, cache, tokens, spec));
+            return self.pause(|| reference::cached_by(matmul, q, cache, tokens, spec));
         }
         let [keys, values] = cache.tensors().map(|stored| self.flat(stored));
         let (q, rows) = (self.flat(q), self.int_matrix(tokens.rows_2n.clone()));

@@ -18,7 +18,13 @@ use crate::backends::planning::attention::flash_takes;
 
 /// Whether the kernels take heads of this width.
 pub(super) fn takes(dtype: DType, head_dim: usize) -> bool {
-    flash_takes(dtype == DType::F32, head_dim)
+    format(dtype, head_dim).is_some()
+}
+
+/// The format in which the kernels take heads of this width: that of the values, or f32 where only those kernels know the width, after a
+/// conversion. `None` for the reference body.
+pub(super) fn format(dtype: DType, head_dim: usize) -> Option<DType> {
+    [dtype, DType::F32].into_iter().find(|&format| flash_takes(format == DType::F32, head_dim))
 }
 
 /// Tile sizes of the kernels for 16-bit values, as `flash_forward.cu` and `flash_backward.cu` have them by default.

@@ -1,12 +1,12 @@
 //! GEMMs, all by cuBLASLt: rows as Rust sees them, any row stride.
 //! Trade-off: operands of 8 bits are E4M3; no other form is used.
 
-use burn_tensor::DType;
+use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
 
-use super::engine::Engine;
+use super::engine::{Engine, engine};
 use super::failure::check;
-use super::matrix::DeviceBlock;
+use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
 use super::trace::Cost;
 
 /// `D = alpha op(A) op(B) + C + bias`, with `op(A)` `[m, k]` and `op(B)` `[k, n]`.
@@ -74,7 +74,30 @@ impl Gemm {
     }
 }
 
+/// `a b` for each matrix of the last two axes, `[g, m, n]` from `[g, m, k]` and `[g, k, n]`, for reference bodies: Burn's own multiplication
+/// rounds f32 to TF32 first.
+pub(super) fn matmul(a: Tensor<Cuda, 3>, b: Tensor<Cuda, 3>) -> Tensor<Cuda, 3> {
+    let engine = engine(&a.device());
+    engine.section(|| engine.batched_gemm(a, b))
+}
+
 impl Engine {
+    /// One GEMM per matrix, after a copy of what is not contiguous.
+    fn batched_gemm(&self, a: Tensor<Cuda, 3>, b: Tensor<Cuda, 3>) -> Tensor<Cuda, 3> {
+        let ([groups, m, k], [b_groups, b_k, n]) = (a.dims(), b.dims());
+        assert_eq!((groups, k), (b_groups, b_k), "shapes of a GEMM's operands");
+        let [a, b] = [self.flat(a), self.flat(b)];
+        let result = self.view_of(self.empty([groups, m, n], a.dtype));
+        let of = |matrix: &MatrixView, rows, width, group| {
+            DeviceBlock::dense(matrix.address, [groups * rows, width], matrix.dtype).rows(group * rows, rows)
+        };
+        for group in 0..groups {
+            let gemm = Gemm::input_gradient("matmul", of(&a, m, k, group), of(&b, k, n, group));
+            self.gemm(gemm, of(&result, m, n, group));
+        }
+        tensor(result.tensor)
+    }
+
     /// Computes a GEMM into `d`.
     pub(super) fn gemm(&self, gemm: Gemm, d: DeviceBlock) {
         let Gemm { name, a, b, .. } = gemm;

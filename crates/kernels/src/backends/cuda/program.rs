@@ -229,7 +229,7 @@ impl Programs {
     /// Begins to compile, on all cores, what a run in this format and with this head width launches. A launch waits for its own source
     /// alone, so that other work, such as cuDNN's own compiling, goes on meanwhile. A source that fails is left to the launch that needs
     /// it, which reports it. `low_rank`: the passes over what adapters read.
-    pub(super) fn prepare(&self, dtype: DType, head_dim: usize, with_flash: bool, low_rank: Vec<Source>) {
+    pub(super) fn prepare(&self, dtype: DType, head_dim: usize, flash_format: Option<DType>, low_rank: Vec<Source>) {
         let mut programs = vec![
             (Source::Columns, dtype),
             (Source::CrossEntropy(None), dtype),
@@ -256,10 +256,10 @@ impl Programs {
         }
         let flash = FlashVariant { head_dim, soft_cap: None };
         programs.push((Source::CachedAttention(flash), dtype));
-        if with_flash && dtype == DType::F32 {
-            programs.push((Source::FlashF32(flash), dtype));
-        } else if with_flash {
-            programs.extend([(Source::FlashForward(flash), dtype), (Source::FlashBackward(flash), dtype)]);
+        match flash_format {
+            Some(DType::F32) => programs.push((Source::FlashF32(flash), DType::F32)),
+            Some(half) => programs.extend([(Source::FlashForward(flash), half), (Source::FlashBackward(flash), half)]),
+            None => {}
         }
         // A program that is twice in the list is started once.
         for program in programs {

@@ -23,7 +23,7 @@ pub(super) fn run(device: &CudaDevice, dtype: DType, gemms: GemmFormat, head_dim
     let case = Case::small(dtype, head_dim);
     let engine = DeviceFailure::catch(|| engine(device)).map_err(|failure| failure.to_string())?;
     // Packed documents may go to the flash kernels even where cuDNN is installed: short ones do, and those of the case are.
-    engine.programs.prepare(dtype, head_dim, super::flash::takes(dtype, head_dim), engine.usual_low_rank());
+    engine.programs.prepare(dtype, head_dim, super::flash::format(dtype, head_dim), engine.usual_low_rank());
     let uniform = Case { documents: vec![64, 64], ..case.clone() };
     let findings = DeviceFailure::catch(|| {
         let limits = limit_cudnn(device, CudnnLimits { min_mean_tokens: 0, ..CudnnLimits::default() });
