@@ -44,9 +44,9 @@ pub trait MemoryOps: Backend {
     /// A backend with a stream of its own meets the rest of the device's work only at the edges of the stretch, instead of around
     /// each operation. Sections may nest; the outermost counts. Ordinary Burn operations belong into [`MemoryOps::pause`].
     ///
-    /// Other threads may use Burn on the device at any time, with two limits: a tensor that an unfinished section has made is not handed to
-    /// them, and while a section may update a tensor in place (parameters, optimizer state, sums), a thread that reads it keeps its clone
-    /// until the values have arrived.
+    /// Other threads may use Burn on the device at any time, with three limits. A tensor that an unfinished section has made is not handed to
+    /// them. A tensor that they have changed in place since the section began is not handed to it. While a section may update a tensor in
+    /// place (parameters, optimizer state, sums, what a backward takes), a thread that reads it keeps its clone until the values have arrived.
     fn section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
         let _ = device;
         work()

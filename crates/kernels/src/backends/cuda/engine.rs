@@ -251,7 +251,7 @@ impl Engine {
         }
         let (address, is_new) = self.addresses.in_section(primitive, self.section_number());
         if is_new {
-            // What computes it may have been requested on another thread since the section began.
+            // What made it may have been requested on another thread since the section began.
             check("ordering streams", self.handoff.begin());
         }
         address

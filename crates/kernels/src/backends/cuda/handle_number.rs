@@ -51,7 +51,8 @@ pub(super) fn handle_number(handle: &Handle) -> Option<usize> {
     }
 }
 
-/// How many have the memory of a handle: handles, the pool, and operations that CubeCL has not submitted yet. `None` where the number is not
+/// How many have the memory of a handle: handles, the pool, and operations whose operands CubeCL has not resolved yet; they are submitted
+/// only once its queue has been waited for. `None` where the number is not
 /// read from memory.
 pub(super) fn users(handle: &Handle) -> Option<usize> {
     WORD.map(|word| {

@@ -80,7 +80,7 @@ impl Recycled {
         self.renew();
     }
 
-    /// All that is free now may be given out. The caller then orders the stream after CubeCL's.
+    /// All that is free now may be given out. The caller then waits for CubeCL's queue and orders the stream after it.
     pub(super) fn renew(&self) {
         let mut by_bytes = self.by_bytes.borrow_mut();
         let free = by_bytes.values_mut().flatten().filter(|kept| kept.is_free());

@@ -36,6 +36,8 @@ impl Engine {
         let mut taken = self.recycled.take(bytes);
         if matches!(taken, Taken::AfterOthers) {
             self.recycled.renew();
+            // CubeCL lets go of an operand before it launches the kernel, which it may have to compile first.
+            self.wait_until_submitted();
             check("ordering streams", self.handoff.begin());
             taken = self.recycled.take(bytes);
         }
