@@ -39,6 +39,8 @@ impl Machine {
         let copy = || {
             // SAFETY: the memory was allocated with this length.
             unsafe { result::memcpy_htod_sync(memory.address, bytes) }.expect("copy to the device");
+            // A copy from pageable memory returns once it is staged, and the stream of the GEMMs does not wait for it.
+            result::ctx::synchronize().expect("the copy");
             Ok(())
         };
         self.context.with_current(copy).expect("context");

@@ -59,6 +59,8 @@ impl Gpu {
         self.context.with_current(|| {
             // SAFETY: the callers pass addresses of buffers that are at least as long.
             unsafe { result::memcpy_htod_sync(address, values) }.expect("upload");
+            // A copy from pageable memory returns once it is staged, and a stream of a test does not wait for it.
+            result::ctx::synchronize().expect("upload");
             Ok(())
         })
     }
