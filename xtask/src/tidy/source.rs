@@ -87,7 +87,7 @@ fn crate_of(path: &str) -> Option<&str> {
 fn world_size(path: &str, line: &str) -> Option<String> {
     let of_backend = path.strip_prefix("crates/kernels/src/backends/").and_then(|rest| rest.split_once('/'));
     let is_communicator =
-        path.starts_with("crates/kernels/src/comm") || of_backend.is_some_and(|(_, file)| file == "comm.rs");
+        path.starts_with("crates/kernels/src/comm") || of_backend.is_some_and(|(_, file)| file.starts_with("comm/"));
     let may_know = is_communicator || crate_of(path).is_none_or(|name| matches!(name, "parallel" | "train" | "data"));
     let message = "`world_size` outside parallel, train, data and the communicators of kernels: take the number that is \
                    needed (a denominator, a shard's length) as an argument";
@@ -174,12 +174,12 @@ mod tests {
             "crates/train/src/step.rs",
             "crates/data/src/a.rs",
             "crates/kernels/src/comm/local.rs",
-            "crates/kernels/src/backends/cuda/comm.rs",
+            "crates/kernels/src/backends/cuda/comm/mod.rs",
             "tests/a.rs",
         ] {
             assert!(clean(path, "fn f(world_size: usize) {}"), "{path}");
         }
-        assert!(!clean("crates/kernels/src/backends/cuda/gemm.rs", "fn f(world_size: usize) {}"));
+        assert!(!clean("crates/kernels/src/backends/cuda/engine/gemm.rs", "fn f(world_size: usize) {}"));
         assert!(!clean("crates/kernels/src/backends/comm.rs", "fn f(world_size: usize) {}"));
         assert!(clean("crates/model/src/block.rs", "fn f(new_world_sizes: usize) {}"));
     }

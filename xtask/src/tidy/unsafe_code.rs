@@ -98,7 +98,7 @@ mod tests {
         }
         for path in [
             "crates/cuda/src/driver.rs",
-            "crates/kernels/src/backends/cuda/attention.rs",
+            "crates/kernels/src/backends/cuda/attention/mod.rs",
             "crates/kernels/src/backends/flex/gemm.rs",
             "crates/data/src/cache/map.rs",
         ] {

@@ -1,7 +1,7 @@
 //! What GEMMs in 8-bit floats compute, in ordinary Burn operations: the values that codes stand for, multiplied exactly.
 //!
 //! E4M3 has 4 bits of exponent and 3 of mantissa (`firebrick_precision::float`); the recipe is explained where it runs fast
-//! (`backends/cuda/fp8.rs`). Adapters are left out here: their own products are computed in the compute format.
+//! (`backends/cuda/linear/operands/fp8/mod.rs`). Adapters are left out here: their own products are computed in the compute format.
 //! Trade-off: rounding is done by sums of floats that push the lower bits out, which holds only where those sums are rounded to f32.
 
 use burn_tensor::backend::Backend;
@@ -12,7 +12,7 @@ use crate::dtype::{to_dtype, to_f32};
 use crate::weights::reference::dense;
 use crate::weights::{Weight, WeightOps};
 
-/// What the largest value of a row of activations or gradients becomes; see `backends/cuda/source/fp8.cu`.
+/// What the largest value of a row of activations or gradients becomes; see `fp8.cu` beside it.
 const TOP_OF_ROWS: f64 = 224.0;
 /// Rows of zeros divide by something.
 const SMALLEST_AMAX: f64 = 7.888609e-31;

@@ -5,10 +5,8 @@ use burn_flex::Flex;
 use burn_tensor::{DType, Tensor, TensorData};
 use cubecl::cuda::CudaDevice;
 
-use super::cudnn_limits::CudnnLimits;
-use super::engine::{engine, limit_cudnn};
-use super::failure::DeviceFailure;
-use super::matrix::Cuda;
+use super::attention::cudnn_limits::CudnnLimits;
+use super::engine::{Cuda, DeviceFailure, engine, limit_cudnn};
 use crate::conformance::{Case, attention, begin_attention, usual_operations, verdict};
 use crate::linear::reference;
 use crate::{Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, Prologue, Weight, WeightGradient};
@@ -23,7 +21,7 @@ pub(super) fn run(device: &CudaDevice, dtype: DType, gemms: GemmFormat, head_dim
     let case = Case::small(dtype, head_dim);
     let engine = DeviceFailure::catch(|| engine(device)).map_err(|failure| failure.to_string())?;
     // Packed documents may go to the flash kernels even where cuDNN is installed: short ones do, and those of the case are.
-    engine.programs.prepare(dtype, head_dim, super::flash::format(dtype, head_dim), engine.usual_low_rank());
+    engine.programs.prepare(dtype, head_dim, super::attention::flash::format(dtype, head_dim), engine.usual_low_rank());
     let uniform = Case { documents: vec![64, 64], ..case.clone() };
     let findings = DeviceFailure::catch(|| {
         let limits = limit_cudnn(device, CudnnLimits { min_mean_tokens: 0, ..CudnnLimits::default() });

@@ -10,7 +10,7 @@ use super::rows::{appended_to, ranks_in};
 use crate::GemmFormat;
 use crate::memory::training_shape::TrainingShape;
 
-/// Warps of a block of a pass over what adapters read, as `source/low_rank.cu` has them.
+/// Warps of a block of a pass over what adapters read, as `cuda/linear/adapters/low_rank.cu` has them.
 pub(in crate::backends) const LOW_RANK_WARPS: usize = 8;
 /// Columns of a warp's piece there.
 const PIECE_COLUMNS: usize = 32;
@@ -27,7 +27,7 @@ pub(in crate::backends) const GATED_TILE: usize = 16;
 /// Bytes of sums over columns that those passes leave at a time: more tokens go in several rounds. An 8B has 42 MiB with 12,288 tokens.
 const GATED_PARTS_BYTES: usize = 48 << 20;
 
-/// What a pass over the values that adapters read loads and sums; `Walk` in `source/low_rank.cu`.
+/// What a pass over the values that adapters read loads and sums; `Walk` in `cuda/linear/adapters/low_rank.cu`.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backends) struct LowRankPass {
     /// Matrices that are loaded.

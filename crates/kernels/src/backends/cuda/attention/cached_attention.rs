@@ -1,0 +1,177 @@
+//! Generation on CUDA: keys and values stored in place, attention of new tokens over them, and the most probable token. Kernels:
+//! `store_rows.cu`, `cached_attention.cu`.
+//!
+//! One block per token and key/value head; where that leaves multiprocessors idle, the keys of each query are cut into parts that a
+//! second launch adds up.
+//! Trade-off: head widths that are no multiple of 16, or above 256, take the reference body.
+
+use burn_tensor::{DType, Int, Tensor};
+use firebrick_arch::AttentionSpec;
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use crate::attention::reference;
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, SoftCap, Source, at, grid, int_tensor,
+    matmul, tensor,
+};
+use crate::{CachedTokens, KvCache};
+
+/// Keys that are worth a block of their own.
+const MIN_PART_KEYS: usize = 128;
+/// The keys that a query may see are counted in steps of this many, or of half as many while that is all there are.
+const SEEN_STEP: usize = 256;
+/// Blocks per multiprocessor that keep it busy.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
+
+/// Whether a kernel takes heads of this width over a cache of keys and values.
+fn cached_takes(head_dim: usize) -> bool {
+    head_dim.is_multiple_of(16) && head_dim <= 256
+}
+
+/// A number of keys rounded up, since launches whose arguments are those of the token before are cheaper.
+fn counted(keys: usize) -> usize {
+    keys.next_multiple_of(if keys <= SEEN_STEP / 2 { SEEN_STEP / 2 } else { SEEN_STEP })
+}
+
+/// As `cached_attention.cu` has them: heads of one key/value head that a block computes.
+fn queries_of_block(head_dim: usize) -> usize {
+    if head_dim >= 256 { 2 } else { 4 }
+}
+
+impl Engine {
+    pub(super) fn store_in_cache(
+        &self,
+        cache: &mut KvCache<Cuda>,
+        k: Tensor<Cuda, 2>,
+        v: Tensor<Cuda, 2>,
+        tokens: &CachedTokens<Cuda>,
+    ) {
+        let (k, v, rows) = (self.matrix(k), self.matrix(v), self.int_matrix(tokens.rows_2n.clone()));
+        cache.replace(|stored| {
+            let [keys, values] = [0, 1].map(|part: usize| self.matrix(stored[part].clone()));
+            assert!(keys.stride == keys.width && values.stride == values.width, "the rows of a cache lie without gaps");
+            assert!(k.width == keys.width && k.dtype == keys.dtype && k.count() == v.count(), "keys of one width");
+            let launch = Launch {
+                source: Source::StoreRows,
+                dtype: k.dtype,
+                name: "store_rows",
+                shape: grid(k.rows, 256),
+                bytes: 4 * k.bytes(),
+            };
+            let arguments = Arguments::new()
+                .rows(&keys)
+                .rows(&values)
+                .rows(&k)
+                .rows(&v)
+                .i64(k.stride as i64)
+                .i64(v.stride as i64)
+                .rows(&rows)
+                .i32(k.width as i32);
+            // SAFETY: k and v are [n, width] at their strides, rows has an index of each below the rows of the caches, which have the
+            // same width, no gaps, and no other handle.
+            unsafe { self.launch(launch, &arguments) };
+            stored
+        });
+    }
+
+    pub(crate) fn cached_attention(
+        &self,
+        q: Tensor<Cuda, 2>,
+        cache: &KvCache<Cuda>,
+        tokens: &CachedTokens<Cuda>,
+        spec: &AttentionSpec,
+    ) -> Tensor<Cuda, 2> {
+        if !cached_takes(spec.head_dim) {
+            return self.pause(|| reference::cached_by(matmul, q, cache, tokens, spec));
+        }
+        let [keys, values] = cache.tensors().map(|stored| self.flat(stored));
+        let (q, rows) = (self.flat(q), self.int_matrix(tokens.rows_2n.clone()));
+        let o = self.empty_matrix(q.rows, q.width, q.dtype);
+        let queries = queries_of_block(spec.head_dim);
+        let blocks = spec.kv_heads * (spec.heads / spec.kv_heads).div_ceil(queries);
+        let seen = spec.window.unwrap_or(usize::MAX).min(counted(tokens.longest()));
+        let part_keys = self.keys_per_block(blocks * q.rows, seen);
+        let splits = seen.div_ceil(part_keys);
+        let parts = match splits {
+            1 => 0,
+            _ => {
+                let values = q.rows * spec.heads * splits * (spec.head_dim + 2);
+                self.scratch.take(ScratchSlot::AttentionParts, values * 4)
+            }
+        };
+        let variant = FlashVariant { head_dim: spec.head_dim, soft_cap: spec.soft_cap.map(SoftCap::new) };
+        let launch = |name, shape, bytes| Launch {
+            source: Source::CachedAttention(variant),
+            dtype: q.dtype,
+            name,
+            shape,
+            bytes,
+        };
+        let shape =
+            LaunchShape { grid: [blocks as u32, q.rows as u32, splits as u32], block: [256, 1, 1], shared_bytes: 0 };
+        let read: usize = tokens.sequences().iter().map(|new| new.count * new.all_rows().len()).sum();
+        let arguments = Arguments::new()
+            .rows(&o)
+            .pointer(at(parts))
+            .rows(&q)
+            .rows(&keys)
+            .rows(&values)
+            .i64(o.stride as i64)
+            .i64(q.stride as i64)
+            .i64(keys.stride as i64)
+            .rows(&rows)
+            .pointer(at(rows.address + (q.rows * 4) as u64))
+            .i32(spec.heads as i32)
+            .i32(spec.kv_heads as i32)
+            .f32(spec.scale as f32)
+            .i32(seen as i32)
+            .i32(splits as i32)
+            .i32(part_keys as i32);
+        // SAFETY: q and o are [n, heads * head_dim] and the caches [.., kv_heads * head_dim] of one format; rows are [2 * n] i32, of keys
+        // and of first keys, all in the caches; the parts have room for all of them.
+        unsafe { self.launch(launch("cached_attention", shape, 2 * read * keys.width * q.dtype.size()), &arguments) };
+        if splits > 1 {
+            self.combine_parts(
+                &o,
+                parts,
+                spec,
+                splits,
+                launch("cached_attention_combine", grid(1, 128), 2 * o.bytes()),
+            );
+        }
+        tensor(o.tensor)
+    }
+
+    fn combine_parts(&self, o: &MatrixView, parts: u64, spec: &AttentionSpec, splits: usize, launch: Launch) {
+        let shape = LaunchShape { grid: [spec.heads as u32, o.rows as u32, 1], ..launch.shape };
+        let arguments =
+            Arguments::new().rows(o).pointer(at(parts)).i64(o.stride as i64).i32(spec.heads as i32).i32(splits as i32);
+        // SAFETY: the parts were written by the launch before; o is [n, heads * head_dim].
+        unsafe { self.launch(Launch { shape, ..launch }, &arguments) };
+    }
+
+    /// Keys of a query that a block reads, so that `blocks` for all keys become enough to keep the device busy.
+    fn keys_per_block(&self, blocks: usize, keys: usize) -> usize {
+        let parts = (BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors()).div_ceil(blocks.max(1));
+        keys.div_ceil(parts).max(MIN_PART_KEYS).min(keys.max(1))
+    }
+
+    pub(crate) fn most_probable(&self, logits: &MatrixView) -> Tensor<Cuda, 1, Int> {
+        let ids = self.empty([logits.rows], DType::I32);
+        let launch = Launch {
+            source: Source::StoreRows,
+            dtype: logits.dtype,
+            name: "most_probable",
+            shape: grid(logits.rows, 1024),
+            bytes: logits.bytes(),
+        };
+        let arguments = Arguments::new()
+            .pointer(at(self.address(&ids)))
+            .rows(logits)
+            .i64(logits.stride as i64)
+            .i32(logits.width as i32);
+        // SAFETY: logits are rows of this dtype at their stride, and ids have an i32 for each.
+        unsafe { self.launch(launch, &arguments) };
+        int_tensor(ids)
+    }
+}

@@ -1,0 +1,82 @@
+//! What a call of attention is given, for whichever kernel takes it: sizes, dense inputs, and gradients to write.
+//! Trade-off: rows are always dense, so a kernel that could read strided rows gets a copy.
+
+use firebrick_arch::AttentionSpec;
+
+use crate::backends::cuda::engine::{Cuda, Engine, MatrixView, SoftCap, tensor};
+use crate::{Documents, Qkv};
+
+/// Sizes of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub tokens: usize,
+    pub query_heads: usize,
+    pub key_value_heads: usize,
+    pub head_dim: usize,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Keys that a query sees, where that hides any.
+    pub window: Option<usize>,
+    /// Soft cap of the scaled scores.
+    pub soft_cap: Option<SoftCap>,
+}
+
+impl Sizes {
+    pub(crate) fn new(spec: &AttentionSpec, documents: &Documents<Cuda>) -> Self {
+        Self {
+            tokens: documents.tokens(),
+            query_heads: spec.heads,
+            key_value_heads: spec.kv_heads,
+            head_dim: spec.head_dim,
+            scale: spec.scale as f32,
+            window: spec.window_within(documents.longest()),
+            soft_cap: spec.soft_cap.map(SoftCap::new),
+        }
+    }
+
+    /// Operations of the forward's two GEMMs over the pairs that are not hidden.
+    pub(super) fn forward_flops(&self, documents: &Documents<Cuda>) -> f64 {
+        let pairs = |length: usize| {
+            let seen = self.window.unwrap_or(length).min(length) as f64;
+            seen * (length as f64 - seen / 2.0)
+        };
+        let pairs: f64 = documents.ranges().map(|range| pairs(range.len())).sum();
+        4.0 * pairs * (self.query_heads * self.head_dim) as f64
+    }
+}
+
+/// Queries, keys and values, dense.
+#[derive(Clone, Copy)]
+pub(crate) struct Inputs<'a> {
+    pub q: &'a MatrixView,
+    pub k: &'a MatrixView,
+    pub v: &'a MatrixView,
+}
+
+/// What the backward reads in addition, dense.
+#[derive(Clone, Copy)]
+pub(crate) struct BackwardInputs<'a> {
+    pub forward: Inputs<'a>,
+    pub o: &'a MatrixView,
+    pub d_o: &'a MatrixView,
+    /// In the order that the called backward reads.
+    pub log_sum_exp: &'a MatrixView,
+}
+
+/// Gradients of queries, keys and values, dense.
+pub(crate) struct Gradients {
+    pub dq: MatrixView,
+    pub dk: MatrixView,
+    pub dv: MatrixView,
+}
+
+impl Gradients {
+    pub(crate) fn new(engine: &Engine, inputs: &Inputs<'_>) -> Self {
+        let like = |input: &MatrixView| engine.empty_matrix(input.rows, input.width, input.dtype);
+        Self { dq: like(inputs.q), dk: like(inputs.k), dv: like(inputs.v) }
+    }
+
+    pub(super) fn into_qkv(self) -> Qkv<Cuda> {
+        Qkv { q: tensor(self.dq.tensor), k: tensor(self.dk.tensor), v: tensor(self.dv.tensor) }
+    }
+}

@@ -1,0 +1,329 @@
+//! cuDNN's attention: which calls it is given, its plans, and their launches.
+//!
+//! Documents of one length are one plain batch to cuDNN; packed ones are ragged. A plan is made once per shape, and making one takes
+//! longer than a layer runs, so the number of documents and the longest are rounded up to powers of two: a whole run uses a handful
+//! of plans. Rows are always dense, forward and backward. A backward goes a part of the documents at a time, since its workspace grows with
+//! the tokens of a call.
+//! Not supported: f32, sliding windows, soft caps, and packed documents before cuDNN 9.18 (their backward was seen to be wrong in 9.14).
+//! Short packed documents are left to the flash kernels, which are as fast and need no workspace.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use burn_tensor::DType;
+use firebrick_cuda::cudnn::{
+    self, AttentionShape, BackwardPointers, Element, ForwardPointers, Layout, Plan, RowStrides,
+};
+use firebrick_cuda::{Arguments, CudaError, Cudnn};
+
+use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
+use super::cudnn_limits::parts_of;
+use crate::backends::cuda::engine::{
+    Contents, Cost, Cuda, Engine, Launch, MatrixView, ScratchSlot, Source, at, check, grid,
+};
+use crate::{Documents, StatisticsLayout};
+
+/// Widest head of packed documents.
+const PACKED_HEAD_DIM: usize = 128;
+/// Fewest documents that a ragged plan is made for.
+const MIN_DOCUMENTS: usize = 8;
+/// Shortest longest document that a ragged plan is made for.
+const MIN_LONGEST: usize = 256;
+/// Tokens of a part that is one long document are rounded up to a multiple of this, so that few lengths have plans of their own.
+const LONG_MULTIPLE: usize = 2048;
+/// A single document of a multiple of this, or of many tokens, is uniform; others go to the ragged plan of their class.
+const SINGLE_MULTIPLE: usize = 128;
+const MAX_SINGLE: usize = 16_384;
+/// Row strides that `packed_index` has room for, as `packed_index.cu` has it.
+const MAX_STRIDES: usize = 12;
+
+/// The backward calls of documents.
+pub(super) struct BackwardPlans {
+    calls: Vec<(Arc<Plan>, Part)>,
+}
+
+/// Documents that go back together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    shape: AttentionShape,
+    first_document: usize,
+    documents: usize,
+    /// First token.
+    start: usize,
+    tokens: usize,
+}
+
+/// A call with its addresses.
+struct Call<P> {
+    cudnn: Arc<Cudnn>,
+    plan: Arc<Plan>,
+    pointers: P,
+}
+
+impl<P: Hash> Hash for Call<P> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (Arc::as_ptr(&self.plan), &self.pointers).hash(state);
+    }
+}
+
+impl Engine {
+    /// The call as cuDNN plans it; `None` where it is not asked.
+    pub(super) fn cudnn_shape(
+        &self,
+        sizes: &Sizes,
+        dtype: DType,
+        documents: &Documents<Cuda>,
+    ) -> Option<AttentionShape> {
+        let element = match dtype {
+            DType::BF16 => Element::Bf16,
+            DType::F16 => Element::F16,
+            _ => return None,
+        };
+        let cudnn = self.library.cudnn.as_ref()?;
+        // A plan for documents of one token has no backward; their attention is their value.
+        if sizes.window.is_some() || sizes.soft_cap.is_some() || documents.longest() == 1 {
+            return None;
+        }
+        let takes_packed = cudnn.takes_packed() && sizes.head_dim <= PACKED_HEAD_DIM;
+        let layout = layout([documents.count(), documents.tokens(), documents.longest()], takes_packed);
+        let is_packed = matches!(layout, Layout::Packed { .. });
+        let is_short = documents.count() > 1
+            && documents.tokens() < self.cudnn_limits.get().min_mean_tokens * documents.count()
+            && super::flash::format(dtype, sizes.head_dim) == Some(dtype);
+        if is_packed && (!takes_packed || is_short) {
+            return None;
+        }
+        Some(AttentionShape {
+            element,
+            layout,
+            query_heads: sizes.query_heads,
+            key_value_heads: sizes.key_value_heads,
+            head_dim: sizes.head_dim,
+            strides: RowStrides::contiguous(sizes.query_heads, sizes.key_value_heads, sizes.head_dim),
+            deterministic: false,
+        })
+    }
+
+    /// Begins to make the plans of both passes on other threads, if cuDNN takes the case.
+    pub(super) fn begin_cudnn(&self, sizes: &Sizes, dtype: DType, documents: &Documents<Cuda>) {
+        if let (Some(cudnn), Some(whole)) = (&self.library.cudnn, self.cudnn_shape(sizes, dtype, documents)) {
+            self.backward_parts(whole, documents).iter().for_each(|part| cudnn.begin(&whole, &part.shape));
+        }
+    }
+
+    /// cuDNN's forward pass and the order of the statistics it leaves; `None` where it does not take the case.
+    pub(super) fn cudnn_forward(
+        &self,
+        sizes: &Sizes,
+        inputs: Inputs<'_>,
+        o: &MatrixView,
+        log_sum_exp: &MatrixView,
+        documents: &Documents<Cuda>,
+    ) -> Option<StatisticsLayout> {
+        let shape = self.cudnn_shape(sizes, inputs.q.dtype, documents)?;
+        let cudnn = self.library.cudnn.as_ref().filter(|_| !self.library.refuses_forward.get())?;
+        let plan = supported(cudnn.forward_plan(&shape))?;
+        let pointers = ForwardPointers {
+            query: inputs.q.address,
+            key: inputs.k.address,
+            value: inputs.v.address,
+            output: o.address,
+            statistics: log_sum_exp.address,
+            index: self.packed_index(&shape, documents, None),
+            workspace: self.scratch.take(ScratchSlot::AttentionWorkspace, plan.workspace_bytes()),
+            scale: sizes.scale,
+        };
+        let cost = Cost { flops: sizes.forward_flops(documents), ..Cost::default() };
+        let call = Call { cudnn: cudnn.clone(), plan, pointers };
+        // SAFETY: the buffers are tensors that the caller holds and scratch memory of the sizes that the plan says; all rows
+        // are dense, as the plan was made for.
+        unsafe {
+            self.submit("attention", cost, call, |call, stream| call.cudnn.forward(stream, &call.plan, &call.pointers));
+        }
+        Some(statistics_layout(&shape))
+    }
+
+    /// The plans of a backward pass over statistics in this order; `None` where cuDNN does not take the case or reads another
+    /// order.
+    pub(super) fn cudnn_backward_plans(
+        &self,
+        sizes: &Sizes,
+        dtype: DType,
+        documents: &Documents<Cuda>,
+        statistics: StatisticsLayout,
+    ) -> Option<BackwardPlans> {
+        let whole = self.cudnn_shape(sizes, dtype, documents)?;
+        let cudnn = self.library.cudnn.as_ref().filter(|_| !self.library.refuses_backward.get())?;
+        if statistics_layout(&whole) != statistics {
+            return None;
+        }
+        let parts = self.backward_parts(whole, documents).into_iter();
+        let calls = parts.map(|part| Some((supported(cudnn.backward_plan(&part.shape))?, part)));
+        Some(BackwardPlans { calls: calls.collect::<Option<_>>()? })
+    }
+
+    fn backward_parts(&self, whole: AttentionShape, documents: &Documents<Cuda>) -> Vec<Part> {
+        backward_parts(whole, documents, self.cudnn_limits.get().max_backward_tokens)
+    }
+
+    /// cuDNN's backward pass.
+    pub(super) fn cudnn_backward(
+        &self,
+        plans: &BackwardPlans,
+        sizes: &Sizes,
+        inputs: BackwardInputs<'_>,
+        gradients: &Gradients,
+        documents: &Documents<Cuda>,
+    ) {
+        let cudnn = self.library.cudnn.as_ref().expect("plans come from the library");
+        for (number, (plan, part)) in plans.calls.iter().enumerate() {
+            let from = |matrix: &MatrixView| matrix.block().rows(part.start, part.tokens).address;
+            let pointers = BackwardPointers {
+                forward: ForwardPointers {
+                    query: from(inputs.forward.q),
+                    key: from(inputs.forward.k),
+                    value: from(inputs.forward.v),
+                    output: from(inputs.o),
+                    // Statistics lie document by document, or token by token.
+                    statistics: inputs.log_sum_exp.address + (4 * part.start * sizes.query_heads) as u64,
+                    index: self.packed_index(&part.shape, documents, Some((number, part))),
+                    workspace: self.scratch.take(ScratchSlot::AttentionWorkspace, plan.workspace_bytes()),
+                    scale: sizes.scale,
+                },
+                output_gradient: from(inputs.d_o),
+                query_gradient: from(&gradients.dq),
+                key_gradient: from(&gradients.dk),
+                value_gradient: from(&gradients.dv),
+            };
+            let share = part.tokens as f64 / sizes.tokens as f64;
+            let cost = Cost { flops: 2.5 * share * sizes.forward_flops(documents), ..Cost::default() };
+            let call = Call { cudnn: cudnn.clone(), plan: plan.clone(), pointers };
+            // SAFETY: as for the forward pass; the documents of this part begin at its first token in every buffer, and the statistics are in
+            // the order that the plan reads.
+            unsafe {
+                self.submit("attention_backward", cost, call, |call, stream| {
+                    call.cudnn.backward(stream, &call.plan, &call.pointers)
+                });
+            }
+        }
+    }
+
+    /// Address of the index of all packed documents, or of a numbered part of them, computed once per section; null for uniform ones.
+    fn packed_index(&self, shape: &AttentionShape, documents: &Documents<Cuda>, part: Option<(usize, &Part)>) -> u64 {
+        if !shape.is_packed() {
+            return 0;
+        }
+        let [first, count] = part.map_or([0, documents.count()], |(_, part)| [part.first_document, part.documents]);
+        let boundaries = self.int_matrix(documents.cu_seqlens.clone());
+        let strides = shape.index_strides();
+        let most = shape.documents();
+        let sizes = [most, first, count].into_iter().chain(strides.iter().copied()).map(|size| size as u64);
+        let sources = self.source(&boundaries.tensor).into_iter().chain(sizes).collect();
+        let contents = Contents { section: self.section_number(), dtype: DType::I32, sources };
+        let slot = ScratchSlot::AttentionIndex { part: part.map(|(number, _)| number) };
+        let (index, is_held) = self.scratch.holding(slot, shape.packed_index_len() * 4, contents);
+        if is_held {
+            return index;
+        }
+        let mut table = [0_i32; MAX_STRIDES];
+        assert!(strides.len() <= table.len(), "attention has at most {} row strides", table.len());
+        for (slot, &stride) in table.iter_mut().zip(&strides) {
+            *slot = stride as i32;
+        }
+        let arguments = Arguments::new()
+            .pointer(at(index))
+            .pointer(at(boundaries.address + 4 * first as u64))
+            .i32(count as i32)
+            .i32(most as i32)
+            .i32(strides.len() as i32)
+            .value(&table);
+        let launch = Launch {
+            source: Source::PackedIndex,
+            dtype: DType::F32,
+            name: "packed_index",
+            shape: grid(1, 256),
+            bytes: 4 * (most + 1) * (strides.len() + 1),
+        };
+        // SAFETY: the index has room for the lengths and one list of offsets per stride; boundaries has count + 1 values from `first` on.
+        unsafe { self.launch(launch, &arguments) };
+        index
+    }
+}
+
+/// The plan; `None` for a case that cuDNN does not take.
+fn supported(plan: Result<Arc<Plan>, CudaError>) -> Option<Arc<Plan>> {
+    match plan {
+        Ok(plan) => Some(plan),
+        Err(CudaError::CudnnUnsupported { .. } | CudaError::AttentionShape { .. }) => None,
+        Err(error) => check("planning attention", Err(error)),
+    }
+}
+
+/// The order in which cuDNN writes and reads the statistics of a shape.
+fn statistics_layout(shape: &AttentionShape) -> StatisticsLayout {
+    match shape.statistics_layout() {
+        cudnn::StatisticsLayout::DocumentsHeadsTokens => StatisticsLayout::DocumentsHeadsTokens,
+        cudnn::StatisticsLayout::TokensHeads => StatisticsLayout::TokensHeads,
+    }
+}
+
+/// The calls of a backward: as many documents each as make `most` tokens, or one that is longer.
+fn backward_parts(whole: AttentionShape, documents: &Documents<Cuda>, most: usize) -> Vec<Part> {
+    let lengths: Vec<usize> = documents.ranges().map(|range| range.len()).collect();
+    parts_of(&lengths, most)
+        .into_iter()
+        .map(|(first_document, start, lengths)| {
+            let (count, tokens) = (lengths.len(), lengths.iter().sum());
+            let layout = match whole.layout {
+                Layout::Uniform { length, .. } => Layout::Uniform { documents: count, length },
+                // One part keeps the plan of its size, several share those of whole parts.
+                Layout::Packed { .. } if count == documents.count() => whole.layout,
+                Layout::Packed { longest, .. } => {
+                    packed_layout(count, longest, most.max(documents.longest()).next_multiple_of(LONG_MULTIPLE))
+                }
+            };
+            Part { shape: AttentionShape { layout, ..whole }, first_document, documents: count, start, tokens }
+        })
+        .collect()
+}
+
+/// How documents lie, in classes that plans are made for: rows of many lengths share a few plans. Where cuDNN takes no packed documents,
+/// each length of uniform ones has plans of its own.
+fn layout([count, tokens, longest]: [usize; 3], takes_packed: bool) -> Layout {
+    let is_of_any_length = !longest.is_multiple_of(SINGLE_MULTIPLE) && longest < MAX_SINGLE;
+    if count * longest == tokens && !(count == 1 && takes_packed && is_of_any_length) {
+        return Layout::Uniform { documents: count, length: longest };
+    }
+    // Rows after the last document are neither read nor written.
+    packed_layout(count, longest, tokens.next_multiple_of(LONG_MULTIPLE))
+}
+
+/// The class of packed documents.
+fn packed_layout(count: usize, longest: usize, tokens: usize) -> Layout {
+    Layout::Packed {
+        documents: count.next_power_of_two().max(MIN_DOCUMENTS),
+        longest: longest.next_power_of_two().max(MIN_LONGEST).min(tokens),
+        tokens,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_many_lengths_share_a_few_plans() {
+        let plans = |takes_packed| {
+            let lengths = (1..=256).map(|row| row * 16);
+            let layouts: std::collections::HashSet<Layout> =
+                lengths.map(|tokens| layout([1, tokens, tokens], takes_packed)).collect();
+            layouts.len()
+        };
+        // Multiples of 128, and ragged ones of 256, 512, 1024, 2048 and 4096 tokens at most in 2048 or 4096.
+        assert_eq!((plans(true), plans(false)), (32 + 5, 256));
+        let ragged = [3000, 3001].map(|tokens| layout([7, tokens, 900], true));
+        assert_eq!(ragged[0], ragged[1]);
+        let rows_of_one_length = layout([3, 3 * 4090, 4090], true);
+        assert_eq!(rows_of_one_length, Layout::Uniform { documents: 3, length: 4090 });
+    }
+}

@@ -1,0 +1,208 @@
+//! The flash attention kernels: which heads they take, their tiles, and their launches. Kernels: `flash*.cu`.
+//!
+//! O(tokens) memory, any documents, sliding windows, soft caps, the same bits every time.
+//! Trade-off: about half of cuDNN's speed on an H100 over long documents; over short ones they are as fast.
+
+use burn_tensor::DType;
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
+use crate::Documents;
+use crate::backends::cuda::engine::{
+    BlockArguments, Cost, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, Source, at,
+};
+use crate::backends::planning::attention::flash_takes;
+
+/// Whether the kernels take heads of this width.
+pub(super) fn takes(dtype: DType, head_dim: usize) -> bool {
+    format(dtype, head_dim).is_some()
+}
+
+/// The format in which the kernels take heads of this width: that of the values, or f32 where only those kernels know the width, after a
+/// conversion. `None` for the reference body.
+pub(crate) fn format(dtype: DType, head_dim: usize) -> Option<DType> {
+    [dtype, DType::F32].into_iter().find(|&format| flash_takes(format == DType::F32, head_dim))
+}
+
+/// Tile sizes of the kernels for 16-bit values, as `flash_forward.cu` and `flash_backward.cu` have them by default.
+struct Tiles {
+    /// Queries per block of the forward pass, and keys per step.
+    forward: [usize; 2],
+    /// Keys per block, queries per step, steps in flight, warps.
+    keys: [usize; 4],
+    /// Queries per block, keys per step, steps in flight, warps.
+    queries: [usize; 4],
+}
+
+impl Tiles {
+    fn of(head_dim: usize) -> Self {
+        if head_dim == 64 {
+            Self { forward: [128, 64], keys: [64, 64, 2, 4], queries: [128, 64, 2, 4] }
+        } else if head_dim == 256 {
+            Self { forward: [64, 64], keys: [64, 32, 1, 4], queries: [64, 32, 1, 4] }
+        } else {
+            Self { forward: [128, 64], keys: [64, 64, 2, 4], queries: [64, 64, 2, 4] }
+        }
+    }
+
+    fn forward_shared(&self, head_dim: usize) -> usize {
+        let [queries, keys] = self.forward;
+        2 * head_dim * (queries + 2 * keys) + 4 * queries
+    }
+
+    fn keys_shared(&self, head_dim: usize) -> usize {
+        let [own, step, stages, _] = self.keys;
+        4 * head_dim * (own + stages * step) + 8 * stages * step + 4 * own
+    }
+
+    fn queries_shared(&self, head_dim: usize) -> usize {
+        let [own, step, stages, _] = self.queries;
+        4 * head_dim * (own + stages * step) + 4 * own
+    }
+}
+
+/// A grid of heads by tiles.
+fn tiles(heads: usize, rows: usize, tile: usize, warps: usize, shared: usize) -> LaunchShape {
+    LaunchShape {
+        grid: [heads as u32, rows.div_ceil(tile) as u32, 1],
+        block: [32 * warps as u32, 1, 1],
+        shared_bytes: shared as u32,
+    }
+}
+
+/// A grid of rows by heads: f32 kernels have rows along the axis that has no limit.
+fn f32_rows(heads: usize, rows: usize) -> LaunchShape {
+    LaunchShape { grid: [rows.div_ceil(4) as u32, heads as u32, 1], block: [128, 1, 1], shared_bytes: 0 }
+}
+
+impl Engine {
+    /// Forward pass; statistics are `[heads, tokens]`.
+    pub(crate) fn flash_forward(
+        &self,
+        sizes: &Sizes,
+        inputs: Inputs<'_>,
+        o: &MatrixView,
+        log_sum_exp: &MatrixView,
+        documents: &Documents<Cuda>,
+    ) {
+        let Inputs { q, k, v } = inputs;
+        let boundaries = self.int_matrix(documents.cu_seqlens.clone());
+        let shape = if q.dtype == DType::F32 {
+            f32_rows(sizes.query_heads, sizes.tokens)
+        } else {
+            let (of, heads) = (Tiles::of(sizes.head_dim), heads_of_a_tile(sizes));
+            let [blocks, rows] = [sizes.query_heads / heads, of.forward[0] / heads];
+            tiles(blocks, sizes.tokens, rows, 4, of.forward_shared(sizes.head_dim))
+        };
+        let arguments = Arguments::new()
+            .rows(o)
+            .rows(log_sum_exp)
+            .rows(q)
+            .rows(k)
+            .rows(v)
+            .i64(q.stride as i64)
+            .i64(k.stride as i64)
+            .i64(v.stride as i64)
+            .i64(o.stride as i64);
+        let arguments = size_arguments(arguments, sizes, boundaries.address, documents);
+        let cost = Cost { flops: sizes.forward_flops(documents), ..Cost::default() };
+        // SAFETY: rows of all matrices have the strides given and the heads of `sizes`; boundaries lie in the tokens.
+        unsafe { self.launch_with_cost(flash(sizes, q.dtype, "flash_forward", shape, false), cost, &arguments) };
+    }
+
+    /// Backward pass, from statistics `[heads, tokens]`.
+    pub(crate) fn flash_backward(
+        &self,
+        sizes: &Sizes,
+        inputs: BackwardInputs<'_>,
+        gradients: &Gradients,
+        documents: &Documents<Cuda>,
+    ) {
+        let BackwardInputs { forward: Inputs { q, k, v }, o, d_o, log_sum_exp } = inputs;
+        let boundaries = self.int_matrix(documents.cu_seqlens.clone());
+        let delta = self.scratch.take(ScratchSlot::Partial, sizes.query_heads * sizes.tokens * 4);
+        let [queries_shape, keys_shape] = backward_shapes(sizes, q.dtype);
+        let flops = sizes.forward_flops(documents);
+
+        let addresses =
+            |arguments: Arguments, of: &[&MatrixView]| of.iter().fold(arguments, |arguments, x| arguments.rows(x));
+        let strides = |arguments: Arguments, of: &[&MatrixView]| {
+            let arguments = of.iter().fold(arguments, |arguments, x| arguments.i64(x.stride as i64));
+            size_arguments(arguments, sizes, boundaries.address, documents)
+        };
+        let Gradients { dq, dk, dv } = gradients;
+        let queries = Arguments::new().rows(dq).pointer(at(delta));
+        let queries = strides(addresses(queries, &[q, k, v, o, d_o, log_sum_exp]), &[dq, q, k, v, o, d_o]);
+        let keys = addresses(Arguments::new(), &[dk, dv, q, k, v, d_o, log_sum_exp]).pointer(at(delta));
+        let keys = strides(keys, &[dk, dv, q, k, v, d_o]);
+        let cost = |share: f64| Cost { flops: share * flops, ..Cost::default() };
+        let launch = |name, shape| flash(sizes, q.dtype, name, shape, true);
+        // SAFETY: as for the forward pass; each gradient has the rows and heads of its tensor; the pass over queries writes delta, which
+        // that over keys reads.
+        unsafe {
+            self.launch_with_cost(launch("flash_backward_queries", queries_shape), cost(1.0), &queries);
+            self.launch_with_cost(launch("flash_backward_keys", keys_shape), cost(1.5), &keys);
+        }
+    }
+}
+
+/// Query heads of one key head whose queries share a tile: so many that each of its four warps has one head.
+fn heads_of_a_tile(sizes: &Sizes) -> usize {
+    let group = sizes.query_heads / sizes.key_value_heads;
+    [4, 2].into_iter().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1)
+}
+
+/// Grids of the two kernels of the backward pass.
+fn backward_shapes(sizes: &Sizes, dtype: DType) -> [LaunchShape; 2] {
+    let Sizes { tokens, query_heads, key_value_heads, head_dim, .. } = *sizes;
+    if dtype == DType::F32 {
+        return [query_heads, key_value_heads].map(|heads| f32_rows(heads, tokens));
+    }
+    let of = Tiles::of(head_dim);
+    let mut keys = tiles(key_value_heads, tokens, of.keys[0], of.keys[3], of.keys_shared(head_dim));
+    // At 256 the sums of both gradients do not fit the registers together.
+    keys.grid[2] = if head_dim == 256 { 2 } else { 1 };
+    let heads = heads_of_a_tile(sizes);
+    let [blocks, rows] = [query_heads / heads, of.queries[0] / heads];
+    [tiles(blocks, tokens, rows, of.queries[3], of.queries_shared(head_dim)), keys]
+}
+
+/// Documents, sizes, scale, window, and heads of a tile. Without a window a query may see all tokens.
+fn size_arguments(arguments: Arguments, sizes: &Sizes, boundaries: u64, documents: &Documents<Cuda>) -> Arguments {
+    arguments
+        .pointer(at(boundaries))
+        .i32(documents.count() as i32)
+        .i32(sizes.tokens as i32)
+        .i32(sizes.query_heads as i32)
+        .i32(sizes.key_value_heads as i32)
+        .f32(sizes.scale)
+        .i32(sizes.window.unwrap_or(sizes.tokens) as i32)
+        .i32(heads_of_a_tile(sizes) as i32)
+}
+
+fn flash(sizes: &Sizes, dtype: DType, name: &'static str, shape: LaunchShape, backward: bool) -> Launch {
+    let variant = FlashVariant { head_dim: sizes.head_dim, soft_cap: sizes.soft_cap };
+    let source = match (dtype, backward) {
+        (DType::F32, _) => Source::FlashF32(variant),
+        (_, false) => Source::FlashForward(variant),
+        (_, true) => Source::FlashBackward(variant),
+    };
+    Launch { source, dtype, name, shape, bytes: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_is_what_the_sources_say() {
+        let bytes = |head_dim| {
+            let of = Tiles::of(head_dim);
+            [of.forward_shared(head_dim), of.keys_shared(head_dim), of.queries_shared(head_dim)]
+        };
+        assert_eq!(bytes(64), [33_280, 50_432, 66_048]);
+        assert_eq!(bytes(96), [49_664, 75_008, 73_984]);
+        assert_eq!(bytes(128), [66_048, 99_584, 98_560]);
+        assert_eq!(bytes(256), [98_560, 98_816, 98_560]);
+    }
+}

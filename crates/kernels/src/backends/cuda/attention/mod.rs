@@ -1,0 +1,155 @@
+//! Attention on CUDA: cuDNN where it is installed and takes the case, the engine's flash kernels where not.
+//!
+//! The output says which order its softmax statistics have, and the backward reads that: cuDNN's backward runs only on statistics in
+//! the order that it reads, the flash kernels only on `[heads, tokens]`. Where the pass that made the statistics cannot be followed
+//! by its own backward, the flash forward recomputes them. A sliding window that hides anything, a soft cap of the scores and short packed
+//! documents (`cudnn_limits`) go to the flash kernels. 16-bit heads of a width that only the f32 kernels have, such as 32, are converted, and
+//! widths that nothing takes go to the reference body.
+//! Trade-off: a backward that cuDNN refuses after its own forward costs a second forward, in every call.
+
+mod cached_attention;
+mod case;
+mod cudnn;
+pub(super) mod cudnn_limits;
+pub(super) mod flash;
+pub(super) mod library;
+
+use burn_tensor::{DType, Tensor};
+use firebrick_arch::AttentionSpec;
+
+use crate::attention::reference;
+use crate::backends::cuda::engine::{Cuda, Engine, MatrixView, engine, matmul, tensor};
+use crate::{
+    AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, Qkv, SoftmaxStatistics, StatisticsLayout,
+};
+use case::{BackwardInputs, Gradients, Inputs, Sizes};
+
+impl AttentionOps for Cuda {
+    fn begin_attention(spec: &AttentionSpec, dtype: DType, documents: &Documents<Self>) {
+        engine(&documents.cu_seqlens.device()).begin_cudnn(&Sizes::new(spec, documents), dtype, documents);
+    }
+
+    fn packed_attention(qkv: &Qkv<Self>, spec: &AttentionSpec, documents: &Documents<Self>) -> AttentionOutput<Self> {
+        let engine = engine(&qkv.q.device());
+        engine.section(|| engine.attention(qkv, spec, documents))
+    }
+
+    fn packed_attention_backward(
+        qkv: Qkv<Self>,
+        spec: &AttentionSpec,
+        output: AttentionOutput<Self>,
+        d_o: Tensor<Self, 2>,
+        documents: &Documents<Self>,
+    ) -> Qkv<Self> {
+        let engine = engine(&qkv.q.device());
+        engine.section(|| engine.attention_backward(qkv, spec, output, d_o, documents))
+    }
+
+    fn store_in_cache(cache: &mut KvCache<Self>, k: Tensor<Self, 2>, v: Tensor<Self, 2>, tokens: &CachedTokens<Self>) {
+        let engine = engine(&k.device());
+        engine.section(|| engine.store_in_cache(cache, k, v, tokens));
+    }
+
+    fn cached_attention(
+        q: Tensor<Self, 2>,
+        cache: &KvCache<Self>,
+        tokens: &CachedTokens<Self>,
+        spec: &AttentionSpec,
+    ) -> Tensor<Self, 2> {
+        let engine = engine(&q.device());
+        engine.section(|| engine.cached_attention(q, cache, tokens, spec))
+    }
+}
+
+impl Engine {
+    fn attention(&self, qkv: &Qkv<Cuda>, spec: &AttentionSpec, documents: &Documents<Cuda>) -> AttentionOutput<Cuda> {
+        let sizes = Sizes::new(spec, documents);
+        let dense = [&qkv.q, &qkv.k, &qkv.v].map(|x| self.flat(x.clone()));
+        let [q, k, v] = dense.each_ref();
+        let inputs = Inputs { q, k, v };
+        if !self.takes(&sizes, q.dtype, documents) {
+            return self.pause(|| reference::forward_by(matmul, qkv, spec, documents));
+        }
+        let mut o = self.empty_matrix(sizes.tokens, q.width, q.dtype);
+        let log_sum_exp = self.empty_matrix(sizes.query_heads, sizes.tokens, DType::F32);
+        let layout = match self.cudnn_forward(&sizes, inputs, &o, &log_sum_exp, documents) {
+            Some(layout) => layout,
+            None => {
+                let Some(format) = flash::format(q.dtype, sizes.head_dim) else {
+                    return self.pause(|| reference::forward_by(matmul, qkv, spec, documents));
+                };
+                let [q, k, v] = [q, k, v].map(|x| self.in_format(x.clone(), format));
+                let wide = self.empty_in(&o, format);
+                self.flash_forward(&sizes, Inputs { q: &q, k: &k, v: &v }, &wide, &log_sum_exp, documents);
+                o = self.in_format(wide, o.dtype);
+                StatisticsLayout::HeadsTokens
+            }
+        };
+        let statistics = SoftmaxStatistics { log_sum_exp: tensor(log_sum_exp.tensor), layout };
+        AttentionOutput { o: tensor(o.tensor), statistics }
+    }
+
+    /// A new matrix of the size of another, or that one where it has the format.
+    fn empty_in(&self, like: &MatrixView, dtype: DType) -> MatrixView {
+        if like.dtype == dtype { like.clone() } else { self.empty_matrix(like.rows, like.width, dtype) }
+    }
+
+    /// Whether the flash kernels or cuDNN may take a case; the rest need not allocate for them.
+    fn takes(&self, sizes: &Sizes, dtype: DType, documents: &Documents<Cuda>) -> bool {
+        flash::takes(dtype, sizes.head_dim) || self.cudnn_shape(sizes, dtype, documents).is_some()
+    }
+
+    fn attention_backward(
+        &self,
+        qkv: Qkv<Cuda>,
+        spec: &AttentionSpec,
+        output: AttentionOutput<Cuda>,
+        d_o: Tensor<Cuda, 2>,
+        documents: &Documents<Cuda>,
+    ) -> Qkv<Cuda> {
+        let sizes = Sizes::new(spec, documents);
+        let layout = output.statistics.layout;
+        let dense = [&qkv.q, &qkv.k, &qkv.v, &output.o, &output.statistics.log_sum_exp].map(|x| self.flat(x.clone()));
+        let [q, k, v, o, log_sum_exp] = dense.each_ref();
+        let forward = Inputs { q, k, v };
+        let d_o_dense = self.flat_as(d_o.clone(), q.dtype);
+        let inputs = BackwardInputs { forward, o, d_o: &d_o_dense, log_sum_exp };
+        if let Some(plans) = self.cudnn_backward_plans(&sizes, q.dtype, documents, layout) {
+            let gradients = Gradients::new(self, &forward);
+            self.cudnn_backward(&plans, &sizes, inputs, &gradients, documents);
+            return gradients.into_qkv();
+        }
+        if let Some(format) = flash::format(q.dtype, sizes.head_dim) {
+            let dtype = q.dtype;
+            let [q, k, v, o, d_o] = [q, k, v, o, &d_o_dense].map(|x| self.in_format(x.clone(), format));
+            let forward = Inputs { q: &q, k: &k, v: &v };
+            let inputs = BackwardInputs { forward, o: &o, d_o: &d_o, log_sum_exp };
+            let recomputed = (!is_heads_tokens(layout, documents)).then(|| {
+                let log_sum_exp = self.empty_matrix(sizes.query_heads, sizes.tokens, DType::F32);
+                let recomputed_o = self.empty_matrix(o.rows, o.width, o.dtype);
+                self.flash_forward(&sizes, forward, &recomputed_o, &log_sum_exp, documents);
+                log_sum_exp
+            });
+            let gradients = Gradients::new(self, &forward);
+            let log_sum_exp = recomputed.as_ref().unwrap_or(log_sum_exp);
+            self.flash_backward(&sizes, BackwardInputs { log_sum_exp, ..inputs }, &gradients, documents);
+            let Gradients { dq, dk, dv } = gradients;
+            let [dq, dk, dv] = [dq, dk, dv].map(|gradient| self.in_format(gradient, dtype));
+            return Gradients { dq, dk, dv }.into_qkv();
+        }
+        self.pause(|| {
+            let is_readable = layout == StatisticsLayout::HeadsTokens;
+            let output = if is_readable { output } else { reference::forward_by(matmul, &qkv, spec, documents) };
+            reference::backward_by(matmul, qkv, spec, output, d_o, documents)
+        })
+    }
+}
+
+/// Whether statistics are `[heads, tokens]`, as the flash kernels read them.
+fn is_heads_tokens(layout: StatisticsLayout, documents: &Documents<Cuda>) -> bool {
+    match layout {
+        StatisticsLayout::HeadsTokens => true,
+        StatisticsLayout::DocumentsHeadsTokens => documents.count() == 1,
+        StatisticsLayout::TokensHeads => false,
+    }
+}

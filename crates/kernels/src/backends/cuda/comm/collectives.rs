@@ -1,0 +1,150 @@
+//! Operations between devices, on a side stream, while the engine's stream goes on computing.
+//!
+//! Order: the side stream waits for the engine's work so far, which wrote the tensors; the operation runs; the engine's stream waits for
+//! its end when its ticket is redeemed, at the latest when the section ends. Until then the tensors are held here, and nothing of the
+//! section may read them. So a bucket of gradients is summed over ranks while the backward computes the next one, and the weights of the
+//! next layer arrive while one is computed.
+//! Trade-off: one side stream, so operations run one after the other, in the order of the calls, as all ranks must have it.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::sync::Arc;
+
+use firebrick_cuda::{Context, CudaError, Event, Stream};
+
+use crate::backends::cuda::engine::{Primitive, check};
+use crate::backends::cuda::memory::host_copies::Waits;
+use crate::memory::Numbers;
+
+/// See the head of this file.
+pub(crate) struct Collectives {
+    context: Context,
+    /// Created by the first operation: a job of one rank has none.
+    stream: OnceCell<Stream>,
+    /// Operations that may still run.
+    in_flight: RefCell<Vec<InFlight>>,
+    /// Of the next operation.
+    ticket: Cell<u64>,
+    /// Marks around the engine's waits for other ranks.
+    waits: RefCell<Vec<(Event, Event)>>,
+    /// Marks around the operations themselves.
+    runs: RefCell<Vec<Span>>,
+}
+
+/// Start and end of an operation on the side stream.
+pub(super) type Span = (Arc<Event>, Arc<Event>);
+
+/// An operation that may still run: its tensors, and its end.
+struct InFlight {
+    ticket: u64,
+    tensors: Vec<Primitive>,
+    done: Arc<Event>,
+}
+
+impl Collectives {
+    pub(crate) fn new(context: &Context) -> Self {
+        Self {
+            context: context.clone(),
+            stream: OnceCell::new(),
+            in_flight: RefCell::default(),
+            ticket: Cell::default(),
+            waits: RefCell::default(),
+            runs: RefCell::default(),
+        }
+    }
+
+    fn stream(&self) -> Result<&Stream, CudaError> {
+        if self.stream.get().is_none() {
+            let created = self.stream.set(Stream::new(&self.context)?);
+            assert!(created.is_ok(), "one thread uses an engine");
+        }
+        Ok(self.stream.get().expect("it was just created"))
+    }
+
+    /// Submits an operation on `tensors` to the side stream, inside a section: after the work of `main`, the engine's stream, so far.
+    /// `tensors` are held until it is done. Returns its ticket.
+    pub(crate) fn submit(
+        &self,
+        main: &Stream,
+        tensors: Vec<Primitive>,
+        operation: impl FnOnce(&Stream) -> Result<(), CudaError>,
+    ) -> Result<u64, CudaError> {
+        let side = self.stream()?;
+        let ready = Event::new(&self.context)?;
+        main.record(&ready)?;
+        side.wait_for(&ready)?;
+        let start = Arc::new(self.mark(side)?);
+        let submitted = operation(side);
+        let done = Arc::new(self.mark(side)?);
+        let ticket = self.ticket.replace(self.ticket.get() + 1);
+        self.in_flight.borrow_mut().push(InFlight { ticket, tensors, done: done.clone() });
+        self.runs.borrow_mut().push((start, done));
+        submitted.map(|()| ticket)
+    }
+
+    /// Makes the engine's stream wait for one operation, unless it has done so already.
+    pub(super) fn redeem(&self, ticket: u64, main: &Stream) {
+        let mut in_flight = self.in_flight.borrow_mut();
+        if let Some(index) = in_flight.iter().position(|operation| operation.ticket == ticket) {
+            let operation = in_flight.remove(index);
+            self.wait_for(main, std::iter::once(operation));
+        }
+    }
+
+    /// Makes the engine's stream wait for every operation, so that the end of a section is after them.
+    pub(crate) fn settle(&self, main: &Stream) {
+        if !self.in_flight.borrow().is_empty() {
+            self.wait_for(main, self.in_flight.borrow_mut().drain(..));
+        }
+    }
+
+    fn wait_for(&self, main: &Stream, operations: impl Iterator<Item = InFlight>) {
+        let start = check("recording an event", self.mark(main));
+        for InFlight { tensors, done, .. } in operations {
+            check("waiting for other ranks", main.wait_for(&done));
+            drop(tensors);
+        }
+        let end = check("recording an event", self.mark(main));
+        self.waits.borrow_mut().push((start, end));
+    }
+
+    fn mark(&self, stream: &Stream) -> Result<Event, CudaError> {
+        let event = Event::timed(&self.context)?;
+        stream.record(&event)?;
+        Ok(event)
+    }
+
+    /// The waits for other ranks since the last call.
+    pub(crate) fn take_waits(&self) -> Waits {
+        Waits(self.waits.take())
+    }
+
+    /// Start and end of the operation that was submitted last, since [`Collectives::take_runs`].
+    pub(super) fn last_run(&self) -> Option<Span> {
+        self.runs.borrow().last().cloned()
+    }
+
+    /// The operations since the last call.
+    pub(super) fn take_runs(&self) -> Runs {
+        Runs(self.runs.take())
+    }
+
+    /// Waits until all operations are done, and lets go of their tensors.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        let waited = self.stream.get().map_or(Ok(()), Stream::synchronize);
+        self.in_flight.borrow_mut().clear();
+        waited
+    }
+}
+
+/// Milliseconds of operations, once they are done.
+pub(super) struct Runs(Vec<Span>);
+
+impl Numbers for Runs {
+    fn wait(self: Box<Self>) -> Vec<f32> {
+        let of = |(start, end): &Span| {
+            end.synchronize()?;
+            end.milliseconds_since(start)
+        };
+        vec![self.0.iter().map(|span| check("reading an event", of(span))).sum()]
+    }
+}

@@ -1,0 +1,79 @@
+//! Token embeddings on CUDA. Kernels: `embedding.cu`.
+//! Trade-off: the gradient scans all ids for each token, which is fast for a micro-batch and quadratic beyond.
+
+use burn_tensor::{DType, Int, Tensor};
+use firebrick_cuda::Arguments;
+
+use crate::EmbeddingOps;
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, Engine, Launch, MatrixView, Source, engine, grid, tensor, threads_for,
+};
+
+impl EmbeddingOps for Cuda {
+    fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, scale: f32, dtype: DType) -> Tensor<Self, 2> {
+        let engine = engine(&table_vd.device());
+        engine.section(|| tensor(engine.embed(&engine.flat(table_vd), &engine.int_matrix(ids_n), scale, dtype).tensor))
+    }
+
+    fn embed_backward(
+        ids_n: Tensor<Self, 1, Int>,
+        dy_nd: Tensor<Self, 2>,
+        scale: f32,
+        vocab_size: usize,
+    ) -> Tensor<Self, 2> {
+        let engine = engine(&dy_nd.device());
+        engine.section(|| {
+            let (ids, dy) = (engine.int_matrix(ids_n), engine.flat(dy_nd));
+            tensor(engine.embed_backward(&ids, &dy, scale, vocab_size).tensor)
+        })
+    }
+
+    fn embed_rows_backward(
+        slots_n: Tensor<Self, 1, Int>,
+        dy_nd: Tensor<Self, 2>,
+        scale: f32,
+        rows: usize,
+    ) -> Tensor<Self, 2> {
+        Self::embed_backward(slots_n, dy_nd, scale, rows)
+    }
+}
+
+impl Engine {
+    /// Rows of a table times `scale`, in `dtype`.
+    fn embed(&self, table: &MatrixView, ids: &MatrixView, scale: f32, dtype: DType) -> MatrixView {
+        let y = self.empty_matrix(ids.width, table.width, dtype);
+        let name = if table.dtype == dtype { "embed_from_t" } else { "embed_from_f32" };
+        assert!(table.dtype == dtype || table.dtype == DType::F32, "a table of {:?} into {dtype:?}", table.dtype);
+        let launch = Launch {
+            source: Source::Embedding,
+            dtype,
+            name,
+            shape: grid(ids.width, threads_for(table.width, 256)),
+            bytes: ids.width * table.width * (table.dtype.size() + dtype.size()),
+        };
+        let arguments =
+            Arguments::new().rows(&y).rows(table).rows(ids).i64(ids.width as i64).i32(table.width as i32).f32(scale);
+        // SAFETY: ids are [n] i32 below the table's rows (the vocabularies of tokenizer and model are compared when a run
+        // starts); y is [n, width].
+        unsafe { self.launch(launch, &arguments) };
+        y
+    }
+
+    /// Rows of `dy` times `scale` summed by id into `[vocab_size, width]` f32; those with an id below 0 are left out.
+    fn embed_backward(&self, ids: &MatrixView, dy: &MatrixView, scale: f32, vocab_size: usize) -> MatrixView {
+        let table = self.empty_matrix(vocab_size, dy.width, DType::F32);
+        self.fill(table.block(), 0.0);
+        let launch = Launch {
+            source: Source::Embedding,
+            dtype: dy.dtype,
+            name: "embed_backward",
+            shape: grid(ids.width, 256),
+            bytes: dy.count() * (dy.dtype.size() + 4),
+        };
+        let arguments =
+            Arguments::new().rows(&table).rows(ids).rows(dy).i64(ids.width as i64).i32(dy.width as i32).f32(scale);
+        // SAFETY: as for `embed`; one block per token, and only the first of equal ids writes their row.
+        unsafe { self.launch(launch, &arguments) };
+        table
+    }
+}

@@ -1,0 +1,144 @@
+//! Kernels over flat values and rows: sums, casts, fills, gathers, and copies into another layout.
+//! Trade-off: copies of strided tensors are not tuned; nothing on the path of a training step needs one.
+
+use burn_tensor::{DType, TensorMetadata};
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use super::Engine;
+use super::launch::{BlockArguments, Launch, at, grid};
+use super::matrix::{DeviceBlock, Primitive};
+use super::program::Source;
+
+/// A grid that walks `count` values fast.
+fn flat_grid(count: usize) -> LaunchShape {
+    grid(count.div_ceil(4096), 256)
+}
+
+/// A block for rows of `width` values, eight per thread.
+fn row_grid(rows: usize, width: usize) -> LaunchShape {
+    grid(rows, width.div_ceil(8).next_multiple_of(32).clamp(32, 256) as u32)
+}
+
+fn elementwise(name: &'static str, dtype: DType, shape: LaunchShape, bytes: usize) -> Launch {
+    Launch { source: Source::Elementwise, dtype, name, shape, bytes }
+}
+
+/// Rows of fewer bytes do not fill a block, as `elementwise.cu` has it.
+const NARROW_BYTES: usize = 256 * 16;
+
+impl Engine {
+    /// Converts dense values between f32 and a half format (or copies values of one format). Only f32 can be scaled.
+    pub(crate) fn cast(&self, from: DeviceBlock, to: DeviceBlock, scale: f32) {
+        assert!(from.is_dense() && to.is_dense() && from.count() == to.count(), "values are cast as they lie");
+        if from.dtype == to.dtype && from.dtype != DType::F32 {
+            self.copy_rows(from, to);
+            return;
+        }
+        let (name, dtype) = match (from.dtype, to.dtype) {
+            (DType::F32, _) => ("cast_f32_to_t", to.dtype),
+            (_, DType::F32) => ("cast_t_to_f32", from.dtype),
+            (from, to) => unreachable!("no operation converts {from:?} to {to:?}"),
+        };
+        assert!(scale == 1.0 || name == "cast_f32_to_t", "only f32 values are scaled while they are converted");
+        let pointers = Arguments::new().rows(&to).rows(&from);
+        let pointers = if name == "cast_f32_to_t" { pointers.f32(scale) } else { pointers };
+        let launch = elementwise(name, dtype, flat_grid(from.count()), from.bytes() + to.bytes());
+        // SAFETY: both blocks are dense and hold the same number of values of their formats.
+        unsafe { self.launch(launch, &pointers.i64(from.count() as i64)) };
+    }
+
+    /// `sum += values`, f32.
+    pub(crate) fn add_to(&self, sum: u64, values: u64, count: usize) {
+        let arguments = Arguments::new().pointer(at(sum)).pointer(at(values)).i64(count as i64);
+        // SAFETY: both hold `count` f32.
+        unsafe { self.launch(elementwise("accumulate_f32", DType::F32, flat_grid(count), 12 * count), &arguments) };
+    }
+
+    /// Sets f32 values.
+    pub(crate) fn fill(&self, to: DeviceBlock, value: f32) {
+        assert!(to.is_dense() && to.dtype == DType::F32, "fills are of dense f32");
+        let arguments = Arguments::new().rows(&to).f32(value).i64(to.count() as i64);
+        // SAFETY: the block is dense and of f32.
+        unsafe { self.launch(elementwise("fill_f32", DType::F32, flat_grid(to.count()), to.bytes()), &arguments) };
+    }
+
+    /// Sets all bytes to zero.
+    pub(crate) fn fill_zero(&self, to: DeviceBlock) {
+        assert!(to.is_dense(), "fills are of dense values");
+        let arguments = Arguments::new().rows(&to).i64(to.bytes() as i64);
+        let shape = grid(to.bytes().div_ceil(16_384), 256);
+        // SAFETY: the block is dense and has that many bytes.
+        unsafe { self.launch(elementwise("fill_zero", DType::F32, shape, to.bytes()), &arguments) };
+    }
+
+    /// Rows of `x` in the order of `rows` (i32, one per row of `to`), to `to`.
+    pub(crate) fn gather_rows(&self, x: DeviceBlock, rows: u64, to: DeviceBlock) {
+        self.move_rows("gather_rows", x, rows, to, to.rows);
+    }
+
+    /// The inverse: each row of `from` to the row of `y` that `rows` names. Other rows of `y` stay as they are.
+    pub(crate) fn scatter_rows(&self, from: DeviceBlock, rows: u64, y: DeviceBlock) {
+        self.move_rows("scatter_rows", from, rows, y, from.rows);
+    }
+
+    fn move_rows(&self, name: &'static str, from: DeviceBlock, rows: u64, to: DeviceBlock, count: usize) {
+        assert!(from.is_dense() && to.is_dense() && from.dtype == to.dtype && from.width == to.width, "{name}: layout");
+        let arguments = Arguments::new().rows(&to).rows(&from).pointer(at(rows)).i32(count as i32).i32(to.width as i32);
+        let bytes = 2 * count * to.width * to.dtype.size();
+        // SAFETY: both are dense; the row numbers, `count` of them, lie in the side that has more rows.
+        unsafe { self.launch(elementwise(name, to.dtype, row_grid(count, to.width), bytes), &arguments) };
+    }
+
+    /// Copies rows to rows of another stride.
+    pub(crate) fn copy_rows(&self, from: DeviceBlock, to: DeviceBlock) {
+        assert!(
+            from.dtype == to.dtype && from.rows == to.rows && from.width == to.width,
+            "rows are copied as they are"
+        );
+        let element = from.dtype.size();
+        let arguments = Arguments::new()
+            .rows(&to)
+            .i64((to.stride * element) as i64)
+            .rows(&from)
+            .i64((from.stride * element) as i64)
+            .i64(from.rows as i64)
+            .i64((from.width * element) as i64);
+        // A block copies several narrow rows.
+        let bytes = [from.width, from.stride, to.stride].map(|values| values * element);
+        let is_in_vectors =
+            bytes.iter().all(|bytes| bytes.is_multiple_of(16)) && (from.address | to.address).is_multiple_of(16);
+        let blocks = if is_in_vectors && bytes[0] < NARROW_BYTES { from.bytes().div_ceil(16_384) } else { from.rows };
+        let launch = elementwise("copy_rows", DType::F32, grid(blocks, 256), 2 * from.bytes());
+        // SAFETY: both blocks have the same rows and width, at the strides given.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// A contiguous copy of any tensor of up to four axes.
+    pub(crate) fn contiguous(&self, primitive: &Primitive) -> Primitive {
+        let copy = self.empty(primitive.shape(), primitive.dtype);
+        let shape: Vec<usize> = primitive.shape().to_vec();
+        assert!(shape.len() <= 4, "tensors of ours have at most four axes, got {shape:?}");
+        let count: usize = shape.iter().product();
+        let padded = |values: &[usize], fill: usize| {
+            let mut four = [fill; 4];
+            four[4 - values.len()..].copy_from_slice(values);
+            four.map(|value| value as i64)
+        };
+        let element = primitive.dtype.size();
+        let (to, from) = (self.address(&copy), self.address(primitive));
+        let mut arguments = Arguments::new().pointer(at(to)).pointer(at(from)).i32(element as i32);
+        for value in padded(&shape, 1).into_iter().chain(padded(primitive.meta.strides(), 0)) {
+            arguments = arguments.i64(value);
+        }
+        let launch = elementwise("copy_strided", DType::F32, grid(count.div_ceil(1024), 256), 2 * count * element);
+        // SAFETY: source strides are the tensor's own; the copy is contiguous and of the same shape and element size.
+        unsafe { self.launch(launch, &arguments) };
+        copy
+    }
+
+    /// A tensor that may be written in place: itself where nothing else holds it, a copy otherwise.
+    pub(crate) fn owned(&self, primitive: Primitive) -> Primitive {
+        let is_owned = primitive.is_contiguous() && self.is_unshared(&primitive);
+        if is_owned { primitive } else { self.contiguous(&primitive) }
+    }
+}

@@ -1,0 +1,155 @@
+//! GEMMs, all by cuBLASLt: rows as Rust sees them, any row stride.
+//! Trade-off: operands of 8 bits are E4M3; no other form is used.
+
+use burn_tensor::{DType, Tensor};
+use firebrick_cuda::{ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
+
+use super::failure::check;
+use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
+use super::trace::Cost;
+use super::{Engine, engine};
+
+/// `D = alpha op(A) op(B) + C + bias`, with `op(A)` `[m, k]` and `op(B)` `[k, n]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gemm {
+    /// For the trace.
+    pub name: &'static str,
+    pub a: DeviceBlock,
+    pub a_transposed: bool,
+    pub b: DeviceBlock,
+    pub b_transposed: bool,
+    /// Added; same format and row stride as the result, and may be the result.
+    pub c: Option<DeviceBlock>,
+    /// Address of `n` values in the format of the result, added to every row.
+    pub bias: Option<u64>,
+    pub alpha: f64,
+    /// With operands of 8 bits; without, codes are multiplied as they are.
+    pub scales: Option<GemmScales>,
+    /// Whether sums of 8-bit products may be kept in fewer bits on the way.
+    pub is_fast: bool,
+}
+
+/// Scales of 8-bit operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GemmScales {
+    /// Address of those of the rows of `op(A)`, or of their blocks.
+    pub a: u64,
+    /// Address of those of the columns of `op(B)`, or of their blocks.
+    pub b: u64,
+    pub scaling: Scaling,
+}
+
+impl Gemm {
+    /// `x weightᵀ`, `[n, o]`.
+    pub(crate) fn forward(name: &'static str, x: DeviceBlock, weight: DeviceBlock) -> Self {
+        Self {
+            name,
+            a: x,
+            a_transposed: false,
+            b: weight,
+            b_transposed: true,
+            c: None,
+            bias: None,
+            alpha: 1.0,
+            scales: None,
+            is_fast: false,
+        }
+    }
+
+    /// `dy weight`, `[n, i]`.
+    pub(crate) fn input_gradient(name: &'static str, dy: DeviceBlock, weight: DeviceBlock) -> Self {
+        Self { b_transposed: false, ..Self::forward(name, dy, weight) }
+    }
+
+    /// `leftᵀ right` summed over tokens, `[left width, right width]`.
+    pub(crate) fn token_sum(name: &'static str, left: DeviceBlock, right: DeviceBlock) -> Self {
+        Self { a_transposed: true, b_transposed: false, ..Self::forward(name, left, right) }
+    }
+
+    /// `m`, `n` and `k`.
+    fn sizes(&self) -> [usize; 3] {
+        let (m, k) = if self.a_transposed { (self.a.width, self.a.rows) } else { (self.a.rows, self.a.width) };
+        let n = if self.b_transposed { self.b.rows } else { self.b.width };
+        [m, n, k]
+    }
+}
+
+/// `a b` for each matrix of the last two axes, `[g, m, n]` from `[g, m, k]` and `[g, k, n]`, for reference bodies: Burn's own multiplication
+/// rounds f32 to TF32 first.
+pub(crate) fn matmul(a: Tensor<Cuda, 3>, b: Tensor<Cuda, 3>) -> Tensor<Cuda, 3> {
+    let engine = engine(&a.device());
+    engine.section(|| engine.batched_gemm(a, b))
+}
+
+impl Engine {
+    /// One GEMM per matrix, after a copy of what is not contiguous.
+    fn batched_gemm(&self, a: Tensor<Cuda, 3>, b: Tensor<Cuda, 3>) -> Tensor<Cuda, 3> {
+        let ([groups, m, k], [b_groups, b_k, n]) = (a.dims(), b.dims());
+        assert_eq!((groups, k), (b_groups, b_k), "shapes of a GEMM's operands");
+        let [a, b] = [self.flat(a), self.flat(b)];
+        let result = self.view_of(self.empty([groups, m, n], a.dtype));
+        let of = |matrix: &MatrixView, rows, width, group| {
+            DeviceBlock::dense(matrix.address, [groups * rows, width], matrix.dtype).rows(group * rows, rows)
+        };
+        for group in 0..groups {
+            let gemm = Gemm::input_gradient("matmul", of(&a, m, k, group), of(&b, k, n, group));
+            self.gemm(gemm, of(&result, m, n, group));
+        }
+        tensor(result.tensor)
+    }
+
+    /// Computes a GEMM into `d`.
+    pub(crate) fn gemm(&self, gemm: Gemm, d: DeviceBlock) {
+        let Gemm { name, a, b, .. } = gemm;
+        let [m, n, k] = gemm.sizes();
+        if m == 0 || n == 0 {
+            return;
+        }
+        let inner = if gemm.b_transposed { b.width } else { b.rows };
+        assert_eq!((inner, d.rows, d.width), (k, m, n), "{name}: shapes of the operands");
+        let matmul = Matmul {
+            m,
+            n,
+            k,
+            a: Operand { element: element(a.dtype), transposed: gemm.a_transposed, leading: a.stride },
+            b: Operand { element: element(b.dtype), transposed: gemm.b_transposed, leading: b.stride },
+            c_leading: d.stride,
+            output: element(d.dtype),
+            epilogue: if gemm.bias.is_some() { Epilogue::Bias } else { Epilogue::None },
+            scaling: gemm.scales.map_or(Scaling::None, |scales| scales.scaling),
+            allow_tf32: false,
+            fast_accumulation: gemm.is_fast,
+        };
+        let c = gemm.c.unwrap_or(d);
+        assert!(c.stride == d.stride && c.dtype == d.dtype, "{name}: what is added is laid out as the result");
+        [a, b, c, d].into_iter().for_each(|block| self.assert_block_is_live(name, block));
+        let bytes = (a.bytes() + b.bytes() + d.bytes() + gemm.c.map_or(0, |c| c.bytes())) as f64;
+        let cost = Cost { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes, gemm: Some([m, n, k]) };
+        let beta = if gemm.c.is_some() { 1.0 } else { 0.0 };
+        let [a_scale, b_scale] = gemm.scales.map_or([0; 2], |scales| [scales.a, scales.b]);
+        let pointers = Pointers {
+            bias: gemm.bias.unwrap_or(0),
+            a_scale,
+            b_scale,
+            ..Pointers::new(a.address, b.address, c.address, d.address)
+        };
+        // SAFETY: the blocks lie in tensors or scratch memory that the caller holds, with the strides that the descriptor
+        // repeats; the bias has `n` values, and scales are those of all rows; the library reads and writes nothing else but its workspace.
+        let prepared =
+            unsafe { self.blas.borrow().prepare(|| self.stream(), &matmul, gemm.alpha as f32, beta, pointers) };
+        let prepared = check(name, prepared).expect("m and n are not 0");
+        // SAFETY: as above; the library lives as long as the engine, and a prepared GEMM is hashed with all that it depends on.
+        unsafe { self.submit(name, cost, prepared, |prepared, stream| prepared.submit(stream)) };
+    }
+}
+
+/// cuBLASLt's name of a format.
+fn element(dtype: DType) -> ElementType {
+    match dtype {
+        DType::BF16 => ElementType::Bf16,
+        DType::F16 => ElementType::F16,
+        DType::F32 => ElementType::F32,
+        DType::U8 => ElementType::E4m3,
+        other => unreachable!("GEMMs are of f32, f16, bf16 or 8-bit floats, not {other:?}"),
+    }
+}

@@ -1,0 +1,165 @@
+//! Launches of hand-written kernels.
+//!
+//! What makes them sound, for all of them: addresses come from tensors that the caller holds (or from scratch memory, which lives as
+//! long as the engine), sizes and strides are those of the same tensors, and everything runs on one stream in the order of the
+//! calls, so memory that is freed after a call is reused only by later work of the same stream. Launches of a section may wait on the host
+//! for those that follow, to be submitted as one graph.
+//! Trade-off: arguments are matched with a kernel's parameters by number and size only, when it is launched.
+
+use std::hash::Hash;
+
+use burn_tensor::DType;
+use firebrick_cuda::{Arguments, CudaError, DeviceBuffer, DevicePointer, LaunchShape, Stream};
+
+use super::Engine;
+use super::failure::{check, check_launch};
+use super::matrix::DeviceBlock;
+use super::program::Source;
+use super::trace::Cost;
+
+/// Modules of a group that launches over its adapters take.
+pub(crate) const MAX_MODULES: usize = 4;
+/// Largest number of blocks along the first axis of a grid.
+pub(super) const MAX_BLOCKS: usize = (1 << 31) - 1;
+
+/// Which kernel, and how much it moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launch {
+    pub source: Source,
+    pub dtype: DType,
+    pub name: &'static str,
+    pub shape: LaunchShape,
+    /// Bytes that cannot be avoided, for the trace.
+    pub bytes: usize,
+}
+
+/// Adds the address of rows to the arguments of a launch.
+pub(crate) trait BlockArguments {
+    /// All of the rows are the kernel's to use.
+    fn rows(self, block: &DeviceBlock) -> Self;
+}
+
+impl BlockArguments for Arguments {
+    #[inline(always)]
+    fn rows(self, block: &DeviceBlock) -> Self {
+        self.block(at(block.address), block.extent() as usize)
+    }
+}
+
+/// An argument that is an address.
+pub(crate) fn at(address: u64) -> DevicePointer<u8> {
+    DevicePointer::from_address(address)
+}
+
+/// A grid of `blocks` blocks of `threads` threads.
+pub(crate) fn grid(blocks: usize, threads: u32) -> LaunchShape {
+    LaunchShape { grid: [blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
+}
+
+/// Threads for a row of `width` values, sixteen per thread: whole warps, 32 to `max`.
+pub(crate) fn threads_for(width: usize, max: usize) -> u32 {
+    width.div_ceil(16).next_multiple_of(32).clamp(32, max) as u32
+}
+
+/// Blocks of 256 threads for rows of `width` values; few rows are cut into columns as well.
+pub(crate) fn rows_and_columns(rows: usize, width: usize) -> LaunchShape {
+    let columns = if rows < 1024 { width.div_ceil(4096).max(1) as u32 } else { 1 };
+    LaunchShape { grid: [rows.clamp(1, MAX_BLOCKS) as u32, columns, 1], block: [256, 1, 1], shared_bytes: 0 }
+}
+
+impl Engine {
+    /// Launches a kernel on the stream.
+    ///
+    /// # Safety
+    /// The arguments are those that the kernel of this name declares, in its order; every address is valid for what the kernel
+    /// reads and writes there, until the stream has run it.
+    pub(crate) unsafe fn launch(&self, launch: Launch, arguments: &Arguments) {
+        let cost = Cost { bytes: launch.bytes as f64, ..Cost::default() };
+        // SAFETY: the caller promises the same.
+        unsafe { self.launch_with_cost(launch, cost, arguments) };
+    }
+
+    /// The same, for a kernel whose work is counted in operations of matrix units.
+    ///
+    /// # Safety
+    /// As for [`Engine::launch`].
+    pub(crate) unsafe fn launch_with_cost(&self, launch: Launch, cost: Cost, arguments: &Arguments) {
+        let kernel = self.programs.kernel(launch.source, launch.dtype, launch.name);
+        #[cfg(debug_assertions)]
+        arguments.blocks().iter().for_each(|&[address, bytes]| self.assert_live(launch.name, address, bytes));
+        let (needed, there_is) = (launch.shape.shared_bytes as usize, self.shared_bytes());
+        assert!(
+            needed <= there_is,
+            "{}: a block needs {needed} bytes of shared memory and may have {there_is}",
+            launch.name
+        );
+        if needed > 48 << 10 {
+            check(launch.name, kernel.set_dynamic_shared_memory(launch.shape.shared_bytes));
+        }
+        let (shape, arguments) = (launch.shape, arguments.clone());
+        // SAFETY: the caller's promise; kernel, shape and arguments are all that a launch depends on.
+        unsafe {
+            self.submit(launch.name, cost, (kernel, shape, arguments), |(kernel, shape, arguments), stream| {
+                kernel.launch(stream, *shape, arguments)
+            });
+        }
+    }
+
+    /// In debug builds, refuses rows outside of memory that is alive.
+    pub(super) fn assert_block_is_live(&self, name: &str, block: DeviceBlock) {
+        self.assert_live(name, block.address, block.extent());
+    }
+
+    /// In debug builds, refuses bytes outside of memory that is alive. Null is no address.
+    fn assert_live(&self, name: &str, address: u64, bytes: u64) {
+        if cfg!(debug_assertions) && address != 0 && self.is_in_section() {
+            let is_in_use = |number| self.recycled.is_in_use(number);
+            let is_live = self.addresses.live.holds(address, bytes, self.section_number(), is_in_use)
+                || DeviceBuffer::is_live(self.context(), address, bytes);
+            assert!(is_live, "{name}: {bytes} bytes at {address:#x} are in no live allocation");
+        }
+    }
+
+    /// Has `submit` called for the stream, in the order of the calls: now, or later in this section, or never if the graph of an earlier
+    /// step does the same. While a trace is being recorded it is called now, between two events.
+    ///
+    /// # Safety
+    /// `submit` only submits to the stream; what it submits is the same for all `what` that write the same when they are hashed, and it may
+    /// be done at any time before the section ends, in the order of the calls.
+    pub(crate) unsafe fn submit<W: Hash + 'static>(
+        &self,
+        name: &'static str,
+        cost: Cost,
+        what: W,
+        submit: impl Fn(&W, &Stream) -> Result<(), CudaError> + 'static,
+    ) {
+        if self.trace.is_recording() || !self.is_in_section() {
+            return self.traced(name, cost, || check(name, submit(&what, self.stream())));
+        }
+        // SAFETY: the caller's promise.
+        check_launch(unsafe { self.repeats.submit(name, what, submit) });
+    }
+
+    /// Runs `work`, which submits to the stream, between two events if a trace is being recorded.
+    pub(crate) fn traced<R>(&self, name: &'static str, cost: Cost, work: impl FnOnce() -> R) -> R {
+        if !self.trace.is_recording() {
+            return work();
+        }
+        let start = check("recording an event", self.mark());
+        let result = work();
+        let end = check("recording an event", self.mark());
+        self.trace.record(name, cost, [start, end]);
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_come_in_whole_warps() {
+        assert_eq!([1, 64, 4096, 100_000].map(|width| threads_for(width, 512)), [32, 32, 256, 512]);
+        assert!((1..5000).all(|width| threads_for(width, 256).is_multiple_of(32)));
+    }
+}

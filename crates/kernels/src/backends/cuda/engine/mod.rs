@@ -1,0 +1,373 @@
+//! What the operations of one thread on one device share: the stream, the libraries, compiled programs, scratch memory, addresses
+//! and the trace.
+//!
+//! Invariants that every operation relies on:
+//! - All device work of the engine is on one stream, in the order of the calls; launches may wait on the host until something else is
+//!   submitted (`Repeats` of firebrick-cuda). Memory that is freed after a call is reused only by
+//!   later work of the same stream, so dropping a tensor whose kernels are still queued is safe inside a section.
+//! - CubeCL's pool has one stream for all threads and buffers of exactly the requested size ([`configure`]). Nor may the driver reuse
+//!   freed memory in any other order than that of the stream.
+//! - Other threads may request Burn operations at any time. So a section holds all memory that it uses until CubeCL's stream is ordered
+//!   after it (`address.rs`), orders its stream after CubeCL's wherever it gets memory from there (`tensor.rs`), and reuses only memory
+//!   that no other thread has used in the meantime (`recycled.rs`).
+//! - Only one thread at a time is inside a section of a device (`section.rs`).
+//! - Values derived from parameters (converted weights) are valid for one section: nothing may update a parameter in a section
+//!   that has already used it.
+//!
+//! Trade-off: the engine is thread-local. A second thread gets a stream and scratch memory of its own.
+
+mod address;
+mod columns;
+mod copy;
+mod failure;
+mod gemm;
+mod handle_number;
+mod launch;
+mod live;
+mod matrix;
+mod pinned;
+mod program;
+mod recycled;
+mod scratch;
+mod section;
+mod tables;
+mod tensor;
+mod trace;
+mod upload;
+mod watch;
+
+pub use failure::DeviceFailure;
+pub(super) use failure::{check, check_launch};
+pub(super) use gemm::{Gemm, GemmScales, matmul};
+pub(super) use handle_number::Owner;
+pub(super) use launch::{BlockArguments, Launch, MAX_MODULES, at, grid, rows_and_columns, threads_for};
+pub use matrix::Cuda;
+pub(super) use matrix::{
+    DeviceBlock, LowRankChunk, MatrixView, PreparedFactors, Primitive, float, int_tensor, tensor, view,
+};
+pub(super) use pinned::{Lent, Pool, shared};
+pub(super) use program::{FlashVariant, SoftCap, Source, WeightValues};
+pub(super) use scratch::{Contents, ScratchSlot};
+pub(super) use trace::Cost;
+pub use watch::watch_burn_operations;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::panic::resume_unwind;
+use std::rc::Rc;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::thread::ScopedJoinHandle;
+
+use cubecl::client::ComputeClient;
+use cubecl::config::memory::PersistentMemory;
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+use cubecl::cuda::{CudaDevice, CudaRuntime};
+use cubecl::prelude::Runtime;
+use cubecl::server::Handle;
+use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Repeats, Stream, StreamHandoff};
+
+use crate::backends::cuda::attention::cudnn_limits::CudnnLimits;
+use crate::backends::cuda::attention::library::Library;
+use crate::backends::cuda::comm::collectives::Collectives;
+use crate::backends::cuda::linear::operands::fp8::codes::PreparedRows;
+use crate::backends::cuda::linear::operands::fp8::row_scaling::RowScaling;
+use crate::backends::cuda::linear::operands::fp8::scales::Fp8Scales;
+use crate::backends::cuda::memory::host_copies::HostCopies;
+use crate::backends::cuda::memory::kept::KeptWeights;
+use crate::backends::cuda::memory::room::Room;
+use address::Addresses;
+use handle_number::handle_number;
+use program::Programs;
+use recycled::{Recycled, uses};
+use scratch::Scratch;
+use tables::Tables;
+use trace::Trace;
+use watch::{BurnWatch, lock_of};
+
+/// See the head of this file.
+pub(super) struct Engine {
+    device: CudaDevice,
+    client: ComputeClient<CudaRuntime>,
+    context: Context,
+    // These two are dropped before the libraries that waiting and recorded launches refer to.
+    pub(super) repeats: Rc<Repeats>,
+    pub(super) scratch: Scratch,
+    pub(super) handoff: StreamHandoff,
+    /// How many sections are open, one inside the other.
+    pub(super) depth: Cell<usize>,
+    /// Number of the outermost section.
+    pub(super) sections: Cell<u64>,
+    /// The right to be inside a section of this device.
+    pub(super) turn: RefCell<Option<MutexGuard<'static, ()>>>,
+    /// Memory that nothing uses: requesting its address waits until CubeCL has submitted what it was given.
+    pub(super) marker: RefCell<Option<Handle>>,
+    pub(super) watch: BurnWatch,
+    multiprocessors: usize,
+    card_shared_bytes: usize,
+    shared_bytes: Cell<usize>,
+    pub(super) addresses: Addresses,
+    pub(super) recycled: Recycled,
+    pub(super) blas: RefCell<BlasLt>,
+    pub(super) library: Library,
+    pub(super) cudnn_limits: Cell<CudnnLimits>,
+    pub(super) programs: Programs,
+    pub(super) fp8_scales: Fp8Scales,
+    pub(super) row_scaling: Cell<RowScaling>,
+    /// Rows in 8-bit floats for the GEMM that comes next.
+    pub(super) prepared_rows: RefCell<Option<PreparedRows>>,
+    /// What a pass over gated activations found for the next group.
+    pub(super) prepared_factors: RefCell<Option<PreparedFactors>>,
+    pub(super) kept: KeptWeights,
+    pub(super) room: Room,
+    /// Where the section saves low-rank intermediates.
+    pub(super) saved_low_rank: RefCell<Option<LowRankChunk>>,
+    pub(super) copies: HostCopies,
+    pub(super) collectives: Collectives,
+    pub(super) tables: Tables,
+    /// Whether new tensors have memory of a power of two of bytes, so that few sizes occur.
+    pub(super) rounds_sizes: Cell<bool>,
+    pub(super) trace: Trace,
+}
+
+/// Bits of a number of CubeCL's: more than a process ever allocates.
+const NUMBER_BITS: u32 = 40;
+
+thread_local! {
+    static ENGINES: RefCell<HashMap<usize, Rc<Engine>>> = RefCell::new(HashMap::new());
+}
+
+/// Settings of CubeCL that training needs, made before anything else uses it: one stream for all threads, and buffers of exactly
+/// the requested size, kept for the next tensor of that size. CubeCL's default pools round up to pages of a quarter of the card.
+pub(super) fn configure() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let mut config = CubeClRuntimeConfig::default();
+        config.streaming.max_streams = 1;
+        config.memory.persistent_memory = PersistentMemory::Enforced;
+        CubeClRuntimeConfig::set(config);
+    });
+}
+
+/// Loads the driver, counts its devices and looks for the libraries. CubeCL would panic if one of them is missing.
+///
+/// # Errors
+/// What is missing, in words.
+pub fn probe() -> Result<(), String> {
+    let devices = Driver::load().and_then(|driver| driver.devices()).map_err(|error| error.to_string())?;
+    if devices.is_empty() {
+        return Err("the NVIDIA driver is installed, but it lists no device".to_owned());
+    }
+    configure();
+    Ok(())
+}
+
+/// How many devices the driver lists; 0 without a driver.
+pub fn device_count() -> usize {
+    Driver::load().and_then(|driver| driver.devices()).map_or(0, |devices| devices.len())
+}
+
+/// Makes this thread's attention on a device treat cuDNN's forward or backward as refused: for tests of what happens then.
+pub fn refuse_cudnn(device: &CudaDevice, forward: bool, backward: bool) {
+    engine(device).library.refuse(forward, backward);
+}
+
+/// Whether this thread's launches on a device that repeat are submitted as graphs, which they are unless this says otherwise: for tests
+/// that it makes no difference.
+pub fn use_graphs(device: &CudaDevice, on: bool) {
+    engine(device).repeats.turn(on);
+}
+
+/// Launches of this thread on a device that are in graphs: for tests that there are some.
+pub fn launches_in_graphs(device: &CudaDevice) -> usize {
+    engine(device).repeats.in_graphs()
+}
+
+/// Makes this thread's attention on a device go by other limits, and returns those of before: for tests of both kernels on small documents.
+pub fn limit_cudnn(device: &CudaDevice, limits: CudnnLimits) -> CudnnLimits {
+    engine(device).cudnn_limits.replace(limits)
+}
+
+/// Makes this thread's launches on a device take a block to have at most this much shared memory, or again what it has: for tests that smaller
+/// cards are served. Returns what that is.
+pub fn limit_shared_memory(device: &CudaDevice, bytes: Option<usize>) -> usize {
+    let engine = engine(device);
+    engine.shared_bytes.set(bytes.unwrap_or(usize::MAX).min(engine.card_shared_bytes));
+    engine.shared_bytes()
+}
+
+/// Bytes of scratch memory that this thread's engine holds on a device: for tests that it stays bounded.
+pub fn scratch_bytes(device: &CudaDevice) -> usize {
+    engine(device).scratch.bytes()
+}
+
+/// The engine of this thread for a device; built by the first call.
+pub(super) fn engine(device: &CudaDevice) -> Rc<Engine> {
+    let known = ENGINES.with_borrow(|engines| engines.get(&device.index).cloned());
+    known.unwrap_or_else(|| {
+        // While another thread is inside a section it may record a graph, and then the driver refuses some calls.
+        let _turn = lock_of(device.index).lock().unwrap_or_else(PoisonError::into_inner);
+        let engine = Rc::new(check("starting CUDA", Engine::new(device)));
+        engine.tables.prepare(device);
+        ENGINES.with_borrow_mut(|engines| engines.insert(device.index, engine.clone()));
+        engine
+    })
+}
+
+/// What a thread returned; its panic goes on here.
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+impl Engine {
+    fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+        handle_number::prepare();
+        let driver = Driver::load()?;
+        let info = driver.device(device.index)?;
+        let client = CudaRuntime::client(device);
+        let context = Context::retain(&driver, device.index)?;
+        // CubeCL allocates in the order of its stream; what it allocates inside a section is used on ours.
+        context.reuse_in_stream_order_only()?;
+        let stream = Arc::new(Stream::new(&context)?);
+        let repeats = Rc::new(Repeats::new(stream.clone()));
+        // Large libraries, which may have to be read from the disk.
+        let (blas, library, programs) = std::thread::scope(|scope| {
+            let blas = scope.spawn(|| BlasLt::new(&context));
+            let library = scope.spawn(|| Library::new(&context));
+            let programs = Programs::new(&context);
+            (joined(blas), joined(library), programs)
+        });
+        Ok(Self {
+            handoff: StreamHandoff::new(stream)?,
+            blas: RefCell::new(blas?),
+            library: library?,
+            cudnn_limits: Cell::default(),
+            programs: programs?,
+            scratch: Scratch::new(&context, repeats.clone()),
+            repeats,
+            fp8_scales: Fp8Scales::new(&context),
+            row_scaling: Cell::new(RowScaling::of(info.compute_capability)),
+            prepared_rows: RefCell::default(),
+            prepared_factors: RefCell::default(),
+            kept: KeptWeights::new(&context),
+            room: Room::default(),
+            saved_low_rank: RefCell::default(),
+            copies: HostCopies::new(&context)?,
+            collectives: Collectives::new(&context),
+            tables: Tables::default(),
+            addresses: Addresses::new(&context, &client),
+            recycled: Recycled::default(),
+            multiprocessors: info.multiprocessors as usize,
+            card_shared_bytes: info.shared_memory_per_block_bytes as usize,
+            shared_bytes: Cell::new(info.shared_memory_per_block_bytes as usize),
+            rounds_sizes: Cell::new(false),
+            trace: Trace::default(),
+            depth: Cell::new(0),
+            sections: Cell::new(0),
+            turn: RefCell::new(None),
+            marker: RefCell::new(None),
+            watch: BurnWatch::new(),
+            device: device.clone(),
+            client,
+            context,
+        })
+    }
+
+    /// Whether a section is open, and not paused.
+    pub(super) fn is_in_section(&self) -> bool {
+        self.depth.get() > 0
+    }
+
+    /// Device address of a tensor's first value. A section holds the memory until it ends.
+    pub(super) fn address(&self, primitive: &Primitive) -> u64 {
+        if !self.is_in_section() {
+            return self.addresses.of(primitive);
+        }
+        let (address, is_new) = self.addresses.in_section(primitive, self.section_number());
+        if is_new {
+            // What made it may have been requested on another thread since the section began.
+            check("ordering streams", self.handoff.begin());
+        }
+        address
+    }
+
+    /// What identifies a tensor among all that a process ever has, so that a buffer derived from it is not taken for one derived
+    /// from another tensor that got the same memory later.
+    pub(super) fn source(&self, primitive: &Primitive) -> [u64; 2] {
+        let offset = primitive.handle.offset_start.unwrap_or(0);
+        let number = handle_number(&primitive.handle);
+        let identity = number.map(|number| number as u64 | uses(number) << NUMBER_BITS);
+        [identity.unwrap_or_else(|| self.address(primitive)), offset]
+    }
+
+    /// Whether nothing but this tensor has its memory, so that an operation that takes it may write there.
+    pub(super) fn is_unshared(&self, primitive: &Primitive) -> bool {
+        let section = self.is_in_section().then(|| self.section_number());
+        self.recycled.is_unshared(primitive).unwrap_or_else(|| self.addresses.is_unshared(primitive, section))
+    }
+
+    /// The tensor that has a tensor's memory now; `None` where that could not be distinguished from a later one.
+    pub(super) fn owner(&self, primitive: &Primitive) -> Option<Owner> {
+        handle_number(&primitive.handle).map(|number| Owner {
+            section: self.section_number(),
+            number,
+            uses: uses(number),
+        })
+    }
+
+    /// Whether no other tensor has had the memory of a tensor of this section since.
+    pub(super) fn is_current(&self, owner: Owner) -> bool {
+        owner.section == self.section_number() && owner.uses == uses(owner.number)
+    }
+
+    /// The device.
+    pub(super) fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// Multiprocessors of the device.
+    pub(super) fn multiprocessors(&self) -> usize {
+        self.multiprocessors
+    }
+
+    /// Shared memory that a block may have.
+    pub(super) fn shared_bytes(&self) -> usize {
+        self.shared_bytes.get()
+    }
+
+    /// CubeCL's client for the device, whose memory tensors live in.
+    pub(super) fn client(&self) -> &ComputeClient<CudaRuntime> {
+        &self.client
+    }
+
+    /// The device's context.
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The stream that all work of the engine goes to, with what waited for it submitted.
+    pub(super) fn stream(&self) -> &Stream {
+        check_launch(self.repeats.flush());
+        self.repeats.stream()
+    }
+
+    /// Waits for all work of the device, where no section is open. Not while another thread is inside one: while that records a graph, the
+    /// driver refuses to wait.
+    pub(super) fn synchronize(&self) {
+        self.while_idle(|| ());
+    }
+
+    /// Waits for all work of the device, and runs `work` before another thread may begin a section.
+    pub(super) fn while_idle<R>(&self, work: impl FnOnce() -> R) -> R {
+        assert!(!self.is_in_section(), "a section does not wait for the device");
+        let _turn = lock_of(self.device.index).lock().unwrap_or_else(PoisonError::into_inner);
+        check("waiting for the device", self.context.synchronize());
+        work()
+    }
+
+    /// A new timed event, recorded on the stream.
+    pub(super) fn mark(&self) -> Result<Event, CudaError> {
+        let event = Event::timed(&self.context)?;
+        self.stream().record(&event)?;
+        Ok(event)
+    }
+}

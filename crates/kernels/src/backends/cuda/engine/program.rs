@@ -1,0 +1,354 @@
+//! The CUDA C++ sources of this backend, compiled when the first launch asks for them.
+//!
+//! Each source is compiled once per format of activations (and head width for attention, activation function, and soft cap). NVRTC takes
+//! about a second for all that a run needs; the images are kept on disk by `firebrick_cuda::Compiler`.
+//! Trade-off: a kernel that does not compile is found when it is launched, not when the crate is built.
+
+use std::cell::RefCell;
+use std::thread::JoinHandle;
+
+use burn_tensor::DType;
+use firebrick_arch::Activation;
+use firebrick_cuda::{Compiler, Context, CudaError, Image, Kernel, Module, Program};
+use rustc_hash::FxHashMap;
+
+use super::failure::check;
+use crate::backends::planning::passes::GATED_TILE;
+
+const PRELUDE: &str = include_str!("prelude.cu");
+
+/// Name and text of files, each in a folder of the backend.
+macro_rules! sources {
+    ($($folder:literal / $file:literal),+ $(,)?) => {
+        &[$(($file, include_str!(concat!("../", $folder, "/", $file)))),+]
+    };
+}
+
+/// A soft cap that a source is compiled with: the bits of an f32, so that it can be a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SoftCap(u32);
+
+impl SoftCap {
+    pub(crate) fn new(cap: f64) -> Self {
+        Self((cap as f32).to_bits())
+    }
+
+    /// Defines the macro of this name that sources look for.
+    fn define(self) -> String {
+        format!("#define SOFT_CAP {:?}f\n", f32::from_bits(self.0))
+    }
+}
+
+/// The attention kernels of a model: width of a head, and soft cap of the scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FlashVariant {
+    pub head_dim: usize,
+    pub soft_cap: Option<SoftCap>,
+}
+
+impl FlashVariant {
+    fn define(self) -> String {
+        format!("#define HEAD_DIM {}\n{}", self.head_dim, self.soft_cap.map_or_else(String::new, SoftCap::define))
+    }
+}
+
+/// The weights that the products with few rows read: a struct of `weight_values.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum WeightValues {
+    Nf4,
+    Nvfp4,
+    Mxfp4,
+    Fp8,
+    /// In the format of activations.
+    Dense,
+}
+
+impl WeightValues {
+    fn define(self) -> String {
+        let name = match self {
+            Self::Nf4 => "Nf4Values",
+            Self::Nvfp4 => "Nvfp4Values",
+            Self::Mxfp4 => "Mxfp4Values",
+            Self::Fp8 => "Fp8Values",
+            Self::Dense => "DenseValues<T>",
+        };
+        format!("#define WEIGHT_VALUES {name}\n")
+    }
+}
+
+/// What is compiled as one program: files, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Source {
+    CachedAttention(FlashVariant),
+    Columns,
+    /// Soft cap of the logits.
+    CrossEntropy(Option<SoftCap>),
+    Elementwise,
+    Embedding,
+    FewRows(WeightValues),
+    FlashForward(FlashVariant),
+    FlashBackward(FlashVariant),
+    FlashF32(FlashVariant),
+    Fp8,
+    Gated(Activation),
+    GatedFp8(Activation),
+    GatedLowRank {
+        activation: Activation,
+        /// Pieces of columns of a warp.
+        pieces: usize,
+        /// Tiles under way.
+        stages: usize,
+    },
+    Heads,
+    LowRank {
+        /// The most of an adapter.
+        ranks: usize,
+        /// Tiles under way.
+        stages: usize,
+    },
+    Magnitude,
+    Norm,
+    NormFp8,
+    Optimizer,
+    PackedIndex,
+    Pairs,
+    Quantize,
+    Routing,
+    StoreRows,
+    WriteOut,
+}
+
+impl Source {
+    /// Name and text of its files, in their order; the last one names the program.
+    fn files(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::CachedAttention(_) => sources!("attention" / "cached_attention.cu"),
+            Self::Columns => sources!("engine" / "columns.cu"),
+            Self::CrossEntropy(_) => sources!("loss" / "cross_entropy.cu"),
+            Self::Elementwise => sources!("engine" / "elementwise.cu"),
+            Self::Embedding => sources!("embedding" / "embedding.cu"),
+            Self::FewRows(_) => {
+                sources!("engine" / "matrix_units.cu", "linear/operands" / "weight_values.cu", "linear" / "few_rows.cu")
+            }
+            Self::FlashForward(_) => {
+                sources!("engine" / "matrix_units.cu", "attention" / "flash.cu", "attention" / "flash_forward.cu")
+            }
+            Self::FlashBackward(_) => {
+                sources!("engine" / "matrix_units.cu", "attention" / "flash.cu", "attention" / "flash_backward.cu")
+            }
+            Self::FlashF32(_) => sources!("attention" / "flash_f32.cu"),
+            Self::Fp8 => sources!(
+                "linear/operands" / "weight_values.cu",
+                "linear/operands/fp8" / "fp8_codes.cu",
+                "linear" / "modules.cu",
+                "linear/operands/fp8" / "fp8.cu"
+            ),
+            Self::Gated(_) => sources!("linear" / "gated.cu"),
+            Self::GatedFp8(_) => sources!(
+                "linear/operands/fp8" / "fp8_codes.cu",
+                "linear" / "gated.cu",
+                "linear/operands/fp8" / "gated_fp8.cu"
+            ),
+            Self::GatedLowRank { .. } => sources!(
+                "engine" / "matrix_units.cu",
+                "linear" / "gated.cu",
+                "linear/adapters" / "low_rank.cu",
+                "linear/adapters" / "gated_low_rank.cu"
+            ),
+            Self::Heads => sources!("linear" / "heads.cu"),
+            Self::LowRank { .. } => sources!(
+                "engine" / "matrix_units.cu",
+                "linear/adapters" / "low_rank.cu",
+                "linear/adapters" / "adapter_passes.cu"
+            ),
+            Self::Magnitude => sources!("linear/adapters" / "magnitude.cu"),
+            Self::Norm => sources!("norm" / "norm.cu"),
+            Self::NormFp8 => sources!(
+                "linear/operands/fp8" / "fp8_codes.cu",
+                "norm" / "norm.cu",
+                "linear/operands/fp8" / "norm_fp8.cu"
+            ),
+            Self::Optimizer => sources!("optimizer" / "optimizer.cu"),
+            Self::PackedIndex => sources!("attention" / "packed_index.cu"),
+            Self::Pairs => sources!("loss" / "pairs.cu"),
+            Self::Quantize => sources!(
+                "linear/operands" / "weight_values.cu",
+                "linear/operands" / "nf4.cu",
+                "linear/operands" / "scaled_formats.cu"
+            ),
+            Self::Routing => sources!("moe" / "routing.cu"),
+            Self::StoreRows => sources!("attention" / "store_rows.cu"),
+            Self::WriteOut => sources!(
+                "linear/operands" / "weight_values.cu",
+                "linear" / "modules.cu",
+                "linear/operands" / "write_out.cu"
+            ),
+        }
+    }
+
+    fn program(self, dtype: DType) -> Program {
+        let format = match dtype {
+            DType::BF16 => "T_IS_BF16",
+            DType::F16 => "T_IS_F16",
+            DType::F32 => "T_IS_F32",
+            other => unreachable!("activations are f32, f16 or bf16, not {other:?}"),
+        };
+        let variant = match self {
+            Self::CachedAttention(variant)
+            | Self::FlashForward(variant)
+            | Self::FlashBackward(variant)
+            | Self::FlashF32(variant) => variant.define(),
+            Self::FewRows(values) => values.define(),
+            Self::CrossEntropy(Some(soft_cap)) => soft_cap.define(),
+            Self::LowRank { ranks, stages } => format!("#define RANKS {ranks}\n#define STAGES {stages}\n"),
+            Self::GatedLowRank { activation, pieces, stages } => {
+                let (name, ranks) = (activation.name(), GATED_TILE);
+                format!(
+                    "#define ACTIVATION {name}\n#define RANKS {ranks}\n#define STAGES {stages}\n#define GATED_PIECES {pieces}\n"
+                )
+            }
+            Self::Gated(activation) | Self::GatedFp8(activation) => {
+                format!("#define ACTIVATION {}\n", activation.name())
+            }
+            Self::CrossEntropy(None)
+            | Self::Columns
+            | Self::Elementwise
+            | Self::Embedding
+            | Self::Fp8
+            | Self::Heads
+            | Self::Magnitude
+            | Self::Norm
+            | Self::NormFp8
+            | Self::Optimizer
+            | Self::PackedIndex
+            | Self::Pairs
+            | Self::Quantize
+            | Self::Routing
+            | Self::StoreRows
+            | Self::WriteOut => String::new(),
+        };
+        let files = self.files();
+        let text: String = files.iter().map(|&(_, text)| text).collect();
+        let &(name, _) = files.last().expect("every source has a file");
+        let source = format!("#define {format} 1\n{variant}{PRELUDE}\n{text}");
+        Program { name: name.to_owned(), source, options: Vec::new() }
+    }
+}
+
+/// A thread that compiles; `None` if it failed.
+type Compiling = JoinHandle<Option<Image>>;
+
+/// See the head of this file.
+pub(crate) struct Programs {
+    context: Context,
+    compiler: Compiler,
+    compute_capability: (u32, u32),
+    modules: RefCell<FxHashMap<(Source, DType), Module>>,
+    /// What other threads compile.
+    compiling: RefCell<FxHashMap<(Source, DType), Compiling>>,
+    kernels: RefCell<FxHashMap<(Source, DType, &'static str), Kernel>>,
+}
+
+impl Programs {
+    pub(crate) fn new(context: &Context) -> Result<Self, CudaError> {
+        let device = context.driver().device(context.ordinal())?;
+        Ok(Self {
+            context: context.clone(),
+            compiler: Compiler::load()?,
+            compute_capability: device.compute_capability,
+            modules: RefCell::default(),
+            compiling: RefCell::default(),
+            kernels: RefCell::default(),
+        })
+    }
+
+    /// Begins to compile, on all cores, what a run in this format and with this head width launches. A launch waits for its own source
+    /// alone, so that other work, such as cuDNN's own compiling, goes on meanwhile. A source that fails is left to the launch that needs
+    /// it, which reports it. `low_rank`: the passes over what adapters read.
+    pub(crate) fn prepare(&self, dtype: DType, head_dim: usize, flash_format: Option<DType>, low_rank: Vec<Source>) {
+        let mut programs = vec![
+            (Source::Columns, dtype),
+            (Source::CrossEntropy(None), dtype),
+            (Source::Elementwise, dtype),
+            (Source::Embedding, dtype),
+            (Source::Heads, dtype),
+            (Source::Magnitude, dtype),
+            (Source::Magnitude, DType::F32),
+            (Source::Norm, dtype),
+            (Source::PackedIndex, DType::F32),
+            (Source::Pairs, DType::F32),
+            (Source::Quantize, DType::F32),
+            (Source::Routing, dtype),
+            (Source::Routing, DType::F32),
+            (Source::StoreRows, dtype),
+            (Source::WriteOut, dtype),
+        ];
+        let plain =
+            [Source::Columns, Source::CrossEntropy(None), Source::Elementwise, Source::WriteOut, Source::Optimizer];
+        programs.extend(plain.map(|source| (source, DType::F32)));
+        programs.extend(Activation::ALL.map(|activation| (Source::Gated(activation), dtype)));
+        if dtype != DType::F32 {
+            programs.extend(low_rank.into_iter().map(|source| (source, dtype)));
+        }
+        let flash = FlashVariant { head_dim, soft_cap: None };
+        programs.push((Source::CachedAttention(flash), dtype));
+        match flash_format {
+            Some(DType::F32) => programs.push((Source::FlashF32(flash), DType::F32)),
+            Some(half) => programs.extend([(Source::FlashForward(flash), half), (Source::FlashBackward(flash), half)]),
+            None => {}
+        }
+        // A program that is twice in the list is started once.
+        for program in programs {
+            if !self.modules.borrow().contains_key(&program) {
+                self.compiling.borrow_mut().entry(program).or_insert_with(|| self.start(program));
+            }
+        }
+    }
+
+    /// Compiles on a new thread, which returns the image; the thread of the engine loads it as a module.
+    fn start(&self, (source, dtype): (Source, DType)) -> Compiling {
+        let (compiler, capability) = (self.compiler.clone(), self.compute_capability);
+        std::thread::spawn(move || compiler.compile(&source.program(dtype), capability).ok())
+    }
+
+    /// Waits for what [`Programs::prepare`] started and no launch has needed yet.
+    pub(crate) fn finish(&self) {
+        let compiling: Vec<_> = self.compiling.borrow_mut().drain().collect();
+        for (program, image) in compiling {
+            if let Some(module) = compiled(image).and_then(|image| Module::load(&self.context, &image).ok()) {
+                self.modules.borrow_mut().insert(program, module);
+            }
+        }
+    }
+
+    /// The kernel of this name.
+    pub(crate) fn kernel(&self, source: Source, dtype: DType, name: &'static str) -> Kernel {
+        if let Some(kernel) = self.kernels.borrow().get(&(source, dtype, name)) {
+            return kernel.clone();
+        }
+        let kernel = check("compiling a kernel", self.load(source, dtype, name));
+        self.kernels.borrow_mut().insert((source, dtype, name), kernel.clone());
+        kernel
+    }
+
+    fn load(&self, source: Source, dtype: DType, name: &'static str) -> Result<Kernel, CudaError> {
+        let mut modules = self.modules.borrow_mut();
+        let module = match modules.entry((source, dtype)) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                let prepared = self.compiling.borrow_mut().remove(&(source, dtype)).and_then(compiled);
+                let image = match prepared {
+                    Some(image) => image,
+                    None => self.compiler.compile(&source.program(dtype), self.compute_capability)?,
+                };
+                entry.insert(Module::load(&self.context, &image)?)
+            }
+        };
+        module.kernel(name)
+    }
+}
+
+/// What a thread has compiled; `None` if it failed.
+fn compiled(thread: Compiling) -> Option<Image> {
+    thread.join().ok().flatten()
+}

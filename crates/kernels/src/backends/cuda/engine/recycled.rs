@@ -1,0 +1,153 @@
+//! Memory that tensors of sections freed and later ones get again, without asking CubeCL: about ten microseconds for each tensor, which
+//! is most of what a decoding step would cost the host, and nearly half of a training step over few tokens.
+//!
+//! All work of a section is on one stream, so what only this section has used may be given to its next tensor at once. Another thread may
+//! have requested Burn operations on a tensor that was alive when the section began, or while it was paused. So a section takes what was free
+//! then, and what it has given out itself since; for anything else it first orders its stream after CubeCL's. Memory is free once
+//! no tensor and no operation in CubeCL's queue has it.
+//! CubeCL's pool keeps a buffer for every exact size as well, so no memory is added. CubeCL's number of a handle then stands for one tensor
+//! after the other; [`uses`] counts them.
+//! Trade-off: Burn's own operations cannot have this memory until it is released, and do not write in the place of such a tensor.
+
+use std::cell::{Cell, RefCell};
+use std::sync::{Mutex, PoisonError};
+
+use cubecl::server::Handle;
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
+use super::handle_number::{handle_number, is_only_handle, users};
+use super::matrix::Primitive;
+
+/// See the head of this file.
+#[derive(Default)]
+pub(crate) struct Recycled {
+    by_bytes: RefCell<FxHashMap<usize, Vec<Kept>>>,
+    /// By number: the bytes of a handle, and its index among those of that size.
+    places: RefCell<FxHashMap<usize, (usize, usize)>>,
+    /// How often sections began or went on after a pause.
+    now: Cell<u64>,
+}
+
+struct Kept {
+    /// Missing only while [`Recycled::is_unshared`] looks at the others.
+    handle: Option<Handle>,
+    /// When it was free or given out last: from then on only this section has used it.
+    since: u64,
+}
+
+impl Kept {
+    fn is_free(&self) -> bool {
+        self.handle.as_ref().is_some_and(is_only_handle)
+    }
+}
+
+/// What there is of a size.
+pub(crate) enum Taken {
+    /// This, for a new tensor.
+    Memory(Handle),
+    /// Some, which other threads may have used in the meantime.
+    AfterOthers,
+    /// None.
+    Nothing,
+}
+
+/// How often handles were used again, by number, of all threads. A tensor may outlive the handle that is kept here, so nothing is
+/// removed.
+static USES: Mutex<FxHashMap<usize, u64>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
+
+/// How many tensors had the memory of this number before the one that has it.
+pub(super) fn uses(number: usize) -> u64 {
+    USES.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied().unwrap_or_default()
+}
+
+impl Recycled {
+    /// Memory of this size that no tensor has any more.
+    pub(crate) fn take(&self, bytes: usize) -> Taken {
+        let by_bytes = self.by_bytes.borrow();
+        let Some(of_size) = by_bytes.get(&bytes) else { return Taken::Nothing };
+        let found = of_size.iter().find(|kept| kept.since == self.now.get() && kept.is_free());
+        let Some(handle) = found.and_then(|kept| kept.handle.clone()) else {
+            return if of_size.iter().any(Kept::is_free) { Taken::AfterOthers } else { Taken::Nothing };
+        };
+        let Some(number) = handle_number(&handle) else { return Taken::Nothing };
+        *USES.lock().unwrap_or_else(PoisonError::into_inner).entry(number).or_default() += 1;
+        Taken::Memory(handle)
+    }
+
+    /// A section begins or goes on. The caller then waits for CubeCL's queue and orders the stream after it.
+    pub(crate) fn begin(&self) {
+        self.now.set(self.now.get() + 1);
+        self.renew();
+    }
+
+    /// All that is free now may be given out. The caller then waits for CubeCL's queue and orders the stream after it.
+    pub(super) fn renew(&self) {
+        let mut by_bytes = self.by_bytes.borrow_mut();
+        let free = by_bytes.values_mut().flatten().filter(|kept| kept.is_free());
+        free.for_each(|kept| kept.since = self.now.get());
+    }
+
+    /// Keeps the memory of a tensor that a section has allocated just now. Returns whether it does.
+    pub(crate) fn keep(&self, bytes: usize, handle: &Handle) -> bool {
+        let (Some(number), Some(_)) = (handle_number(handle), users(handle)) else { return false };
+        let kept = Kept { handle: Some(handle.clone()), since: self.now.get() };
+        // Two handles at least: if CubeCL calls that unshared, it cannot say later that the tensor is gone.
+        if kept.is_free() {
+            return false;
+        }
+        let mut by_bytes = self.by_bytes.borrow_mut();
+        let of_size = by_bytes.entry(bytes).or_default();
+        self.places.borrow_mut().insert(number, (bytes, of_size.len()));
+        of_size.push(kept);
+        true
+    }
+
+    /// Whether nothing but this tensor has its memory, so that an operation that takes it may write there; `None` for memory of others.
+    pub(crate) fn is_unshared(&self, tensor: &Primitive) -> Option<bool> {
+        let number = handle_number(&tensor.handle)?;
+        let (bytes, index) = self.places.borrow().get(&number).copied()?;
+        let mut by_bytes = self.by_bytes.borrow_mut();
+        let kept = by_bytes.get_mut(&bytes).and_then(|of_size| of_size.get_mut(index));
+        let kept = kept.expect("a place is one of these");
+        // The handle of this pool does not count.
+        kept.handle = None;
+        let is_unshared = is_only_handle(&tensor.handle);
+        // A view has offsets, which the whole memory has not.
+        let mut whole = tensor.handle.clone();
+        (whole.offset_start, whole.offset_end) = (None, None);
+        kept.handle = Some(whole);
+        Some(is_unshared)
+    }
+
+    /// Whether some tensor has the memory of this number.
+    pub(super) fn is_in_use(&self, number: usize) -> bool {
+        let place = self.places.borrow().get(&number).copied();
+        place.is_some_and(|(bytes, index)| {
+            self.by_bytes
+                .borrow()
+                .get(&bytes)
+                .is_some_and(|of_size| of_size.get(index).is_some_and(|kept| !kept.is_free()))
+        })
+    }
+
+    /// Returns what no tensor has to CubeCL, where the device has been waited for.
+    pub(crate) fn release_free(&self) {
+        let mut by_bytes = self.by_bytes.borrow_mut();
+        let mut places = self.places.borrow_mut();
+        places.clear();
+        for (&bytes, of_size) in by_bytes.iter_mut() {
+            of_size.retain(|kept| !kept.is_free());
+            for (index, kept) in of_size.iter().enumerate() {
+                if let Some(number) = kept.handle.as_ref().and_then(handle_number) {
+                    places.insert(number, (bytes, index));
+                }
+            }
+        }
+    }
+
+    /// Returns what no tensor has to CubeCL, and forgets the rest. No section is open, or the device has been waited for.
+    pub(crate) fn release(&self) {
+        self.by_bytes.borrow_mut().clear();
+        self.places.borrow_mut().clear();
+    }
+}

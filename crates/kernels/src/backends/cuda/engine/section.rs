@@ -1,0 +1,134 @@
+//! Sections: stretches of work on the engine's stream, ordered against CubeCL's stream only where they begin and end.
+//!
+//! At most one thread per device is inside a section: each device has a mutex that an outermost section holds. A pause releases it, so a
+//! thread that waits for another rank in a pause does not block it. Burn operations of other threads may run at any time (`mod.rs` says
+//! what makes that right). The thread that is inside a section must not request any: its stream would not wait for them, nor they for it;
+//! `watch.rs` checks that in debug builds.
+//! Trade-off: a thread that only wants to upload waits for the section of another one.
+
+use std::sync::PoisonError;
+
+use firebrick_cuda::CudaError;
+
+use super::Engine;
+use super::failure::{check, check_launch};
+use super::watch::lock_of;
+
+impl Engine {
+    /// Number of the running outermost section: what is derived from parameters is valid within one.
+    pub(crate) fn section_number(&self) -> u64 {
+        self.sections.get()
+    }
+
+    fn count_section(&self) {
+        self.sections.set(self.sections.get() + 1);
+        self.scratch.enter(self.section_number());
+    }
+
+    /// Runs `work` with the stream ordered after all earlier work of CubeCL, and later work of CubeCL after it. Inside another
+    /// section this is a plain call.
+    pub(crate) fn section<R>(&self, work: impl FnOnce() -> R) -> R {
+        if self.is_in_section() {
+            return work();
+        }
+        self.count_section();
+        let open = Open::new(self);
+        let result = work();
+        self.copies.settle(self.stream());
+        self.collectives.settle(self.stream());
+        open.close();
+        result
+    }
+
+    /// Runs ordinary Burn operations in the middle of a section: after the work so far, and before the work that follows.
+    pub(crate) fn pause<R>(&self, work: impl FnOnce() -> R) -> R {
+        let (depth, number) = (self.depth.replace(0), self.section_number());
+        if depth > 0 {
+            self.watch.verify();
+            check("pausing a section", self.end());
+        }
+        let result = work();
+        if depth > 0 {
+            if self.section_number() != number {
+                // Sections inside the pause have let go of what this one held.
+                self.count_section();
+            }
+            self.begin();
+        }
+        self.depth.set(depth);
+        result
+    }
+
+    /// Waits for the device's turn, and orders the stream after CubeCL's work so far.
+    fn begin(&self) {
+        let turn = lock_of(self.device().index).lock().unwrap_or_else(PoisonError::into_inner);
+        self.recycled.begin();
+        self.wait_until_submitted();
+        check("starting a section", self.handoff.begin());
+        self.watch.restart();
+        *self.turn.borrow_mut() = Some(turn);
+    }
+
+    fn end(&self) -> Result<(), CudaError> {
+        let submitted = self.repeats.flush();
+        let ended = self.handoff.end();
+        *self.turn.borrow_mut() = None;
+        check_launch(submitted);
+        ended
+    }
+
+    /// Blocks until CubeCL's queue thread has given the driver everything that was requested so far.
+    pub(crate) fn wait_until_submitted(&self) {
+        let mut marker = self.marker.borrow_mut();
+        let marker = marker.get_or_insert_with(|| self.client().empty(4));
+        self.addresses.request(marker);
+    }
+}
+
+/// An outermost section. It ends on the error paths too, so that a failure never lets CubeCL run ahead of work already submitted.
+struct Open<'a> {
+    engine: &'a Engine,
+    is_closed: bool,
+}
+
+impl<'a> Open<'a> {
+    fn new(engine: &'a Engine) -> Self {
+        engine.begin();
+        engine.depth.set(1);
+        Self { engine, is_closed: false }
+    }
+
+    fn close(mut self) {
+        self.engine.watch.verify();
+        self.is_closed = true;
+        *self.engine.saved_low_rank.borrow_mut() = None;
+        *self.engine.prepared_factors.borrow_mut() = None;
+        self.engine.depth.set(0);
+        let ended = self.engine.end();
+        self.engine.addresses.let_go();
+        check("ending a section", ended);
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        if !self.is_closed {
+            self.engine.depth.set(0);
+            self.engine.repeats.drop_waiting();
+            self.engine.scratch.forget_contents();
+            *self.engine.prepared_rows.borrow_mut() = None;
+            *self.engine.prepared_factors.borrow_mut() = None;
+            self.engine.fp8_scales.clear();
+            self.engine.kept.clear();
+            *self.engine.saved_low_rank.borrow_mut() = None;
+            // Copies between host and device may still use memory that unwinding frees. A failure here means that the context
+            // is lost: the failure that is already on its way reports that better.
+            let _ = self.engine.copies.synchronize();
+            let _ = self.engine.collectives.synchronize();
+            let _ = self.engine.end();
+            self.engine.recycled.release();
+            self.engine.addresses.forget();
+            self.engine.addresses.let_go();
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Constant tables in device memory, uploaded once per engine, before the first section needs them.
+//! Trade-off: a few KiB per engine, whether they are used or not.
+
+use std::cell::OnceCell;
+
+use super::matrix::Cuda;
+
+use burn_tensor::Tensor;
+use cubecl::cuda::CudaDevice;
+use firebrick_precision::{DynamicMap, FloatFormat, QuantFormat, narrow_map};
+
+use crate::weights::reference::byte_table;
+
+/// See the head of this file.
+#[derive(Default)]
+pub(crate) struct Tables {
+    signed: OnceCell<Tensor<Cuda, 1>>,
+    unsigned: OnceCell<Tensor<Cuda, 1>>,
+    e8m0: OnceCell<Tensor<Cuda, 1>>,
+    byte_tables: OnceCell<Vec<(QuantFormat, Tensor<Cuda, 2>)>>,
+}
+
+impl Tables {
+    /// Uploads all of them. Not inside a section: Burn does it.
+    pub(crate) fn prepare(&self, device: &CudaDevice) {
+        self.signed.get_or_init(|| Tensor::from_floats(DynamicMap::signed().values().as_slice(), device));
+        self.unsigned.get_or_init(|| Tensor::from_floats(DynamicMap::unsigned().values().as_slice(), device));
+        self.e8m0.get_or_init(|| Tensor::from_floats(narrow_map(FloatFormat::E8m0, None), device));
+        self.byte_tables.get_or_init(|| QuantFormat::ALL.map(|format| (format, byte_table(format, device))).into());
+    }
+
+    /// The signed dynamic map, `[256]` f32.
+    pub(crate) fn signed(&self) -> Tensor<Cuda, 1> {
+        self.signed.get().expect("tables are prepared with the engine").clone()
+    }
+
+    /// The unsigned dynamic map, `[256]` f32.
+    pub(crate) fn unsigned(&self) -> Tensor<Cuda, 1> {
+        self.unsigned.get().expect("tables are prepared with the engine").clone()
+    }
+
+    /// The scale of each E8M0 code, `[256]` f32.
+    pub(crate) fn e8m0(&self) -> Tensor<Cuda, 1> {
+        self.e8m0.get().expect("tables are prepared with the engine").clone()
+    }
+
+    /// The values of each byte of codes, `[256, codes per byte]` f32.
+    pub(crate) fn byte_table(&self, format: QuantFormat) -> Tensor<Cuda, 2> {
+        let tables = self.byte_tables.get().expect("tables are prepared with the engine");
+        let (_, table) = tables.iter().find(|(key, _)| *key == format).expect("every format has a table");
+        table.clone()
+    }
+}

@@ -1,0 +1,73 @@
+//! Bytes of the host on their way to the device: through pinned memory, on the engine's stream, while the host goes on.
+//! Trade-off: what lies elsewhere on the host is copied once more, into pinned memory.
+
+use burn_tensor::DType;
+use firebrick_cuda::Event;
+use firebrick_precision::{HostScales, QuantFormat};
+
+use super::Engine;
+use super::failure::check;
+use super::launch::at;
+use super::matrix::{Cuda, Primitive, int_tensor, tensor};
+use super::pinned::{Lent, shared};
+use crate::weights::reference::scales_by;
+use crate::{HostBuffer, QuantizedWeight};
+
+impl Engine {
+    /// Copies a pinned buffer to an address with room for it. The buffer returns to its pool once that is done.
+    pub(crate) fn upload(&self, lent: Lent, address: u64) {
+        let (stream, done) = (self.stream(), check("creating an event", Event::new(self.context())));
+        // SAFETY: the memory at the address belongs to a tensor with the bytes of the buffer; the buffer is held below until the copy is
+        // done.
+        let copied = unsafe { stream.copy_to_device(at(address), lent.pinned(), lent.len()) };
+        if let Err(error) = copied.and_then(|()| stream.record(&done)) {
+            // Nothing marks the end of the copy, so the whole stream is waited for. If that fails, the context is lost with it.
+            let _ = stream.synchronize();
+            check("copying to the device", Err(error))
+        }
+        self.copies.keep_until(lent, done);
+    }
+
+    /// Codes and scales that the host has, as [`Engine::quantize`] would have written them.
+    pub(crate) fn upload_codes(
+        &self,
+        codes: HostBuffer,
+        scales: &HostScales,
+        format: QuantFormat,
+        shape: [usize; 2],
+    ) -> QuantizedWeight<Cuda> {
+        let codes = int_tensor(self.uploaded(codes.into_memory().expect("a buffer of this backend"), DType::U8));
+        let padded = |codes: &[u8], count| {
+            let write = |bytes: &mut [u8]| {
+                let (given, padding) = bytes.split_at_mut(codes.len());
+                given.copy_from_slice(codes);
+                padding.fill(0);
+            };
+            int_tensor(self.written(count, DType::U8, write))
+        };
+        let scales = scales_by(scales, padded, |values| tensor(self.uploaded_values(values)), || self.tables.signed());
+        QuantizedWeight { format, codes, scales, table: self.tables.byte_table(format), shape }
+    }
+
+    fn uploaded_values(&self, values: &[f32]) -> Primitive {
+        self.written(values.len(), DType::F32, |bytes| {
+            let words = bytes.as_chunks_mut().0;
+            words.iter_mut().zip(values).for_each(|(word, value)| *word = value.to_ne_bytes());
+        })
+    }
+
+    /// A tensor `[count]` of bytes that `write` puts into pinned memory.
+    fn written(&self, count: usize, dtype: DType, write: impl FnOnce(&mut [u8])) -> Primitive {
+        let (context, pool) = shared(self.device());
+        let mut lent = check("allocating pinned memory", pool.lend(&context, count * dtype.size()));
+        write(&mut lent);
+        self.uploaded(lent, dtype)
+    }
+
+    /// A tensor of one dimension from its bytes.
+    fn uploaded(&self, lent: Lent, dtype: DType) -> Primitive {
+        let new = self.empty([lent.len() / dtype.size()], dtype);
+        self.upload(lent, self.address(&new));
+        new
+    }
+}

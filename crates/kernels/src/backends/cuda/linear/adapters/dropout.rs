@@ -1,0 +1,62 @@
+//! Dropout of what the adapters of a group read, on CUDA. Kernel: `dropout` in `elementwise.cu`.
+//!
+//! The mask is never stored: each pass over the input computes it again from its key. With it the gradient of a group's input is not one
+//! GEMM: the part that flows through the adapters goes through the mask and is added afterwards.
+//! Trade-off: two more passes over the input of a group forward, and seven backward.
+
+use burn_tensor::Tensor;
+use firebrick_cuda::Arguments;
+
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, ScratchSlot, Source, rows_and_columns, tensor,
+};
+use crate::{Dropout, Group};
+
+impl Engine {
+    /// What the adapters of a group read: `x` itself, or under dropout what is left of it, in scratch memory.
+    pub(crate) fn adapter_input(&self, x: DeviceBlock, group: &Group<Cuda>) -> DeviceBlock {
+        let Some(dropout) = group.dropout else { return x };
+        let dropped = self.masked_block(x);
+        self.drop_values(x, dropout, dropped, false);
+        dropped
+    }
+
+    /// `x` with dropped values at zero and the others scaled, as a tensor.
+    pub(crate) fn dropped(&self, x: Tensor<Cuda, 2>, dropout: Dropout) -> Tensor<Cuda, 2> {
+        let x = self.matrix(x);
+        let y = self.empty_matrix(x.rows, x.width, x.dtype);
+        self.drop_values(x.block(), dropout, y.block(), false);
+        tensor(y.tensor)
+    }
+
+    /// Scratch memory for values of this shape on one side of a mask.
+    pub(crate) fn masked_block(&self, like: DeviceBlock) -> DeviceBlock {
+        let address = self.scratch.take(ScratchSlot::Masked, like.rows * like.width * like.dtype.size());
+        DeviceBlock::dense(address, [like.rows, like.width], like.dtype)
+    }
+
+    /// `x` with dropped values at zero and the others scaled, to `to` or added to it.
+    pub(crate) fn drop_values(&self, x: DeviceBlock, dropout: Dropout, to: DeviceBlock, adds: bool) {
+        assert!((x.rows, x.width, x.dtype) == (to.rows, to.width, to.dtype), "values are dropped where they lie");
+        let launch = Launch {
+            source: Source::Elementwise,
+            dtype: x.dtype,
+            name: "dropout",
+            shape: rows_and_columns(x.rows, x.width),
+            bytes: (2 + usize::from(adds)) * x.bytes(),
+        };
+        let arguments = Arguments::new()
+            .rows(&to)
+            .i64(to.stride as i64)
+            .rows(&x)
+            .i64(x.stride as i64)
+            .i64(dropout.key() as i64)
+            .f32(dropout.scale())
+            .i32(dropout.threshold() as i32)
+            .i32(i32::from(adds))
+            .i64(x.rows as i64)
+            .i32(x.width as i32);
+        // SAFETY: both blocks are [rows, width] of this dtype at the strides given.
+        unsafe { self.launch(launch, &arguments) };
+    }
+}

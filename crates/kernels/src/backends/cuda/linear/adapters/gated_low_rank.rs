@@ -1,0 +1,245 @@
+//! Gated activations on CUDA together with the small products of adapters that read the same values: forward, `x Aᵀ` of the adapter that
+//! reads them; backward, the low-rank gradients and `dB` of gate and up, and `dA` of that adapter. Kernels: `gated_low_rank.cu`.
+//!
+//! Gate, up and their gradients are the widest values of a layer; on their own these products read each of them once more, and the
+//! activated values were written a second time for them alone.
+//! Trade-off: GEMMs in the compute format, ranks up to 16, no mask between activation and adapter and no magnitudes; backward, all three modules
+//! adapted and gradients in the place of gate and up. Other groups take the passes one by one.
+
+use std::ops::Range;
+
+use burn_tensor::DType;
+use firebrick_arch::Activation;
+use firebrick_cuda::Arguments;
+
+use super::low_rank::{
+    AdapterArgument, AdaptersArgument, GATED_STAGES, LowRankKernel, are_vectors, gated_pieces, only_adapters_train,
+    reads_whole_input,
+};
+use super::magnitude::has_magnitudes;
+use super::{Adapters, LowRankGradient};
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, DeviceBlock, Engine, MatrixView, PreparedFactors, Source, at,
+};
+use crate::backends::cuda::linear::appended::appended_columns;
+use crate::backends::cuda::linear::gated::{GatedOperands, gate_and_up};
+use crate::backends::planning::passes::{GATED_TILE, LowRankPass, gated_tokens, low_rank_tile};
+use crate::{Group, NextBackward};
+
+/// What [`Engine::gated_backward_low_rank`] found on its way.
+pub(crate) struct GatedFactors {
+    /// Gradients of gate and up, side by side, with their low-rank gradients after them.
+    pub both: MatrixView,
+    /// Of the adapter that read the activated values, `[rank, width]`.
+    pub d_a: MatrixView,
+}
+
+/// The adapters around a gated activation, all of which fit one pass.
+pub(crate) struct GatedAdapters {
+    pieces: usize,
+    down: AdapterArgument,
+    d_a: MatrixView,
+    /// `x Aᵀ` of gate and up.
+    low: MatrixView,
+    /// Of gate and up.
+    adapters: Adapters,
+}
+
+/// What the backward needs of the group that made gate and up.
+struct OfGateUp {
+    low: MatrixView,
+    adapters: Adapters,
+}
+
+impl Engine {
+    /// `activation(gate) * up`, with `x Aᵀ` of the one adapter that reads it in the columns after it; `None`, with nothing written, where that
+    /// takes two passes.
+    pub(crate) fn gated_low_rank(
+        &self,
+        [gate, up]: [&MatrixView; 2],
+        activation: Activation,
+        group: &Group<Cuda>,
+    ) -> Option<MatrixView> {
+        let pieces = gated_pieces(self.shared_bytes())?;
+        let (adapters, tile) = self.input_adapter(gate.block(), group)?;
+        if tile != GATED_TILE || !are_vectors(&[up.block()]) {
+            return None;
+        }
+        let room = appended_columns(group);
+        let y = self.empty_with_room([gate.rows, gate.width], room, gate.dtype);
+        let kernel = kernel(LowRankPass::gated(pieces), activation, pieces);
+        let mut of_adapters = AdaptersArgument::new(&[AdapterArgument::of_input(&adapters, kernel.pass)]);
+        for tokens in rounds(kernel.pass, &gate.block()) {
+            let [gate, up, y] =
+                [gate.block(), up.block(), y.block()].map(|block| block.rows(tokens.start, tokens.len()));
+            let sums = self.sums(&kernel, &mut of_adapters, kernel.pass.chunks(gate.width), gate.rows);
+            let arguments = Arguments::new().rows(&y).i64(y.stride as i64);
+            let arguments = gate_and_up(arguments, [gate, up])
+                .pointer(at(sums.over_columns))
+                .value(&of_adapters)
+                .i32(gate.rows as i32);
+            let launch = kernel.launch("gated_low_rank", gate.dtype, &sums, 3 * gate.bytes());
+            // SAFETY: y, gate and up are rows of this width at the strides given, on 16 bytes; A has a row of that width for each rank; the
+            // scratch memory has room for the sums.
+            unsafe { self.launch(launch, &arguments) };
+            self.add_over_columns(&kernel, y.columns_after(room), &of_adapters, &sums);
+        }
+        Some(y)
+    }
+
+    /// What [`Self::gated_backward_low_rank`] needs besides `operands` and the gradient of the activated values, `dy`; `None` where that takes
+    /// several passes. `group` read the activated values, and `gradient` is that of its outputs.
+    pub(crate) fn gated_adapters(
+        &self,
+        operands: &GatedOperands,
+        dy: &MatrixView,
+        group: &Group<Cuda>,
+        gradient: Option<&LowRankGradient>,
+        next: Option<NextBackward<'_, Cuda>>,
+    ) -> Option<GatedAdapters> {
+        let pieces = gated_pieces(self.shared_bytes())?;
+        let gradient = gradient.filter(|gradient| has_down_adapter(group, gradient, dy))?;
+        let OfGateUp { low, adapters } = self.gate_up_adapters(next?, operands)?;
+        let d_a = self.empty_matrix(gradient.d_low.width, dy.width, DType::F32);
+        Some(GatedAdapters { pieces, down: down_adapter(gradient, &d_a), d_a, low, adapters })
+    }
+
+    /// The gradients of gate and up from that of the activated values, and of all adapters around them; what belongs to gate and up is kept for
+    /// the backward of their group.
+    pub(crate) fn gated_backward_low_rank(
+        &self,
+        operands: GatedOperands,
+        activation: Activation,
+        dy: &MatrixView,
+        found: GatedAdapters,
+    ) -> GatedFactors {
+        let GatedAdapters { pieces, down, d_a, low, adapters } = found;
+        let kernel = kernel(LowRankPass::gated_backward(pieces), activation, pieces);
+        let (mut of_adapters, d_b) = self.output_adapters(&adapters, low.block(), kernel.pass);
+        // It reads the same columns, and the sums over tokens of gate and up come before its own.
+        of_adapters.push((AdapterArgument { first_column: operands.target.width as i32, ..down }, 0));
+        let of_adapters = AdaptersArgument::new(&of_adapters);
+        for tokens in rounds(kernel.pass, &operands.blocks[0]) {
+            self.launch_gated_backward(&kernel, &operands, dy, of_adapters, tokens);
+        }
+        let both = operands.target;
+        let (owner, dy) = (self.owner(&both.tensor), both.block());
+        self.prepared_factors.replace(owner.map(|owner| PreparedFactors { owner, dy, d_b }));
+        GatedFactors { both, d_a }
+    }
+
+    /// [`Self::gated_backward_low_rank`] of some tokens.
+    fn launch_gated_backward(
+        &self,
+        kernel: &LowRankKernel,
+        operands: &GatedOperands,
+        dy: &MatrixView,
+        mut of_adapters: AdaptersArgument,
+        tokens: Range<usize>,
+    ) {
+        let here = |block: DeviceBlock| block.rows(tokens.start, tokens.len());
+        let [gate, up, d_gate, d_up] = operands.blocks.map(here);
+        let dy = here(dy.block());
+        of_adapters.move_to(tokens.start);
+        let sums = self.sums(kernel, &mut of_adapters, kernel.pass.chunks(gate.width), gate.rows);
+        let arguments = Arguments::new().rows(&d_gate).rows(&d_up).i64(d_gate.stride as i64);
+        let arguments = gate_and_up(arguments, [gate, up])
+            .rows(&dy)
+            .i64(dy.stride as i64)
+            .pointer(at(sums.over_columns))
+            .pointer(at(sums.over_tokens))
+            .value(&of_adapters)
+            .i32(gate.rows as i32);
+        let launch = kernel.launch("gated_backward_low_rank", gate.dtype, &sums, 5 * gate.bytes());
+        // SAFETY: all matrices are rows of this width at the strides given, on 16 bytes; gate and up lie in the target, which is held, since only
+        // a buffer of theirs has room for low-rank gradients; low-rank values have these rows and the ranks of their adapters; B is
+        // [width, rank] at its strides; the scratch memory has room for the sums.
+        unsafe { self.launch(launch, &arguments) };
+        let of_gate_up = of_adapters.first(2);
+        let d_low = here(operands.target.block().columns_after(of_gate_up.ranks()));
+        self.add_over_columns(kernel, d_low, &of_gate_up, &sums);
+        self.add_over_tokens(kernel, gate.dtype, &of_adapters, &sums, tokens.start > 0);
+    }
+
+    /// `dB` of the adapters of a group, whose low-rank gradients lie after `dy`, if [`Self::gated_backward_low_rank`] has found them.
+    pub(crate) fn prepared_factors(&self, dy: DeviceBlock) -> Option<Vec<MatrixView>> {
+        let prepared = self.prepared_factors.take();
+        prepared.filter(|factors| self.is_current(factors.owner) && factors.dy == dy).map(|factors| factors.d_b)
+    }
+
+    /// The adapters of gate and up, where they are two modules and the gradients have room for theirs.
+    fn gate_up_adapters(&self, next: NextBackward<'_, Cuda>, operands: &GatedOperands) -> Option<OfGateUp> {
+        let NextBackward { group, low_rank } = next;
+        let [gate, up, d_gate, d_up] = operands.blocks;
+        let (room, both) = (appended_columns(group), &operands.target);
+        let has_room = room > 0 && self.has_room_in_place(both, room);
+        if !has_room || has_magnitudes(group) || !are_vectors(&[gate, up, d_gate, d_up]) {
+            return None;
+        }
+        let low = self.matrix(low_rank?.clone());
+        let weight = self.group_weight(group, gate.dtype);
+        let adapters = self.adapters(group, gate.dtype, weight.as_ref())?;
+        let ranks: Vec<usize> = adapters.places.iter().map(|place| place.ranks[1]).collect();
+        let columns: Vec<[usize; 2]> = adapters.places.iter().map(|place| place.columns).collect();
+        let width = gate.width;
+        let fits = columns == [[0, width], [width, width]]
+            && low_rank_tile(&ranks) == Some(GATED_TILE)
+            && low.block().begins_on_vectors();
+        fits.then_some(OfGateUp { low, adapters })
+    }
+}
+
+/// Whether `dA` of the one adapter that read the activated values can be summed with their gradient `dy`, and is all that its group needs them for.
+fn has_down_adapter(group: &Group<Cuda>, gradient: &LowRankGradient, dy: &MatrixView) -> bool {
+    let [place] = gradient.adapters.places.as_slice() else { return false };
+    gradient.has_b_gradients()
+        && reads_whole_input(group)
+        && only_adapters_train(group)
+        && low_rank_tile(&[place.ranks[1]]) == Some(GATED_TILE)
+        && are_vectors(&[dy.block()])
+        && gradient.d_low.begins_on_vectors()
+}
+
+/// The adapter that read the activated values.
+fn down_adapter(gradient: &LowRankGradient, d_a: &MatrixView) -> AdapterArgument {
+    AdapterArgument {
+        low: gradient.d_low.address,
+        low_stride: gradient.d_low.stride as i64,
+        gradient: d_a.address,
+        gradient_column: 1,
+        gradient_rank: d_a.width as i64,
+        width: d_a.width as i32,
+        rank: d_a.rows as i32,
+        scale: 1.0,
+        ..AdapterArgument::default()
+    }
+}
+
+fn kernel(pass: LowRankPass, activation: Activation, pieces: usize) -> LowRankKernel {
+    let source = Source::GatedLowRank { activation, pieces, stages: GATED_STAGES };
+    LowRankKernel { pass, source, tile: GATED_TILE, stages: GATED_STAGES }
+}
+
+/// The rows of gate that a pass takes at a time.
+fn rounds(pass: LowRankPass, gate: &DeviceBlock) -> impl Iterator<Item = Range<usize>> + use<> {
+    let tokens = gate.rows;
+    let at_once = gated_tokens(pass, tokens, gate.width);
+    (0..tokens).step_by(at_once).map(move |start| start..tokens.min(start + at_once))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_are_as_long_as_each_other_and_cover_all_tokens() {
+        let rows = |tokens| DeviceBlock::dense(0, [tokens, 14_336], DType::BF16);
+        let ends = |tokens| {
+            let rounds = rounds(LowRankPass::gated_backward(2), &rows(tokens));
+            rounds.map(|round| (round.start, round.end)).collect::<Vec<_>>()
+        };
+        assert_eq!(ends(12_288), [(0, 12_288)]);
+        assert_eq!(ends(32_760), [(0, 10_928), (10_928, 21_856), (21_856, 32_760)]);
+        assert_eq!(ends(3), [(0, 3)]);
+    }
+}

@@ -1,0 +1,339 @@
+//! What passes over the values that adapters read share: how adapters are given to kernels, how blocks divide columns and tokens, and how their
+//! sums are added. Sums over tokens are gradients of adapters, sums over columns their low-rank values. Kernels: `low_rank.cu`.
+//!
+//! As GEMMs these products would read all values to multiply them with a handful of columns, and their time would be that of reading.
+//! Trade-off: small ranks only ([`low_rank_tile`]); others are GEMMs (`adapters`).
+
+use burn_tensor::DType;
+use bytemuck::{NoUninit, Pod, Zeroable};
+use firebrick_arch::Activation;
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use super::magnitude::has_magnitudes;
+use super::{Adapters, Place};
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MAX_MODULES, MatrixView, ScratchSlot, Source, at,
+};
+use crate::backends::cuda::linear::appended::appended_columns;
+use crate::backends::planning::passes::{GATED_TILE, LOW_RANK_WARPS, LowRankPass, low_rank_tile, parts_of_tokens};
+use crate::{GemmFormat, Group, WeightGradient};
+
+/// Tokens of a tile, as `low_rank.cu` has them.
+const TOKENS: usize = 16;
+/// Tiles that passes over gated activations have under way.
+pub(super) const GATED_STAGES: usize = 2;
+/// Pieces of columns of their warps, where the shared memory of a block is enough.
+const GATED_PIECES: usize = 2;
+/// Ranks of adapters that most runs have, and the self-test.
+const USUAL_RANKS: usize = 16;
+/// Tiles under way: more of them hold no more of a step's bytes than the device can have under way.
+const MAX_STAGES: usize = 3;
+
+/// An adapter as the kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+pub(crate) struct AdapterArgument {
+    /// `[n, rank]`, for sums over tokens.
+    pub low: u64,
+    /// `[width, rank]`, for sums over columns.
+    pub b: u64,
+    pub gradient: u64,
+    pub low_stride: i64,
+    pub b_column: i64,
+    pub b_rank: i64,
+    pub gradient_column: i64,
+    pub gradient_rank: i64,
+    pub first_column: i32,
+    pub width: i32,
+    pub first_rank: i32,
+    pub rank: i32,
+    pub first_chunk: i32,
+    /// Of the gradient.
+    pub scale: f32,
+}
+
+/// The adapters of a pass as the kernels take them.
+#[repr(C)]
+#[derive(Clone, Copy, Default, NoUninit)]
+pub(crate) struct AdaptersArgument {
+    of: [AdapterArgument; MAX_MODULES],
+    count: i32,
+    /// Blocks along the columns of all.
+    chunks: i32,
+    /// Of one part of the sums over tokens.
+    columns: i32,
+    tokens_per_block: i32,
+}
+
+/// A pass, and how its kernel is compiled.
+pub(crate) struct LowRankKernel {
+    pub pass: LowRankPass,
+    pub source: Source,
+    /// The most ranks of an adapter.
+    pub tile: usize,
+    /// Tiles under way.
+    pub stages: usize,
+}
+
+/// What the blocks of a pass sum.
+pub(crate) struct Sums {
+    /// Blocks along the columns.
+    chunks: usize,
+    /// Parts of the tokens, with blocks of their own.
+    parts: usize,
+    /// Over columns, `[chunks of all adapters, n, tile]`.
+    pub over_columns: u64,
+    /// Over tokens, `[parts, tile, columns]`.
+    pub over_tokens: u64,
+}
+
+impl AdapterArgument {
+    /// The one adapter of a group whose low-rank values come from its input, and its blocks along that.
+    pub(super) fn of_input(adapters: &Adapters, pass: LowRankPass) -> (Self, usize) {
+        let width = adapters.a.width;
+        let adapter = Self {
+            b: adapters.a.address,
+            b_column: 1,
+            b_rank: adapters.a.stride as i64,
+            width: width as i32,
+            rank: adapters.places[0].ranks[1] as i32,
+            ..Self::default()
+        };
+        (adapter, pass.chunks(width))
+    }
+
+    /// An adapter whose `dB` and low-rank gradient come from the gradient of its outputs, `low` being `x Aᵀ` of all adapters.
+    pub(super) fn of_outputs(place: &Place, low: DeviceBlock, gradient: &MatrixView) -> Self {
+        let [first_column, width] = place.columns;
+        let rank = place.ranks[1];
+        let low = place.ranks_of(low);
+        Self {
+            low: low.address,
+            b: place.b.address,
+            gradient: gradient.address,
+            low_stride: low.stride as i64,
+            b_column: place.b.stride as i64,
+            b_rank: 1,
+            gradient_column: rank as i64,
+            gradient_rank: 1,
+            first_column: first_column as i32,
+            width: width as i32,
+            first_rank: place.ranks[0] as i32,
+            rank: rank as i32,
+            first_chunk: 0,
+            scale: place.scale as f32,
+        }
+    }
+}
+
+impl AdaptersArgument {
+    /// Adapters whose sums over columns take `chunks` blocks each.
+    pub(crate) fn new(adapters: &[(AdapterArgument, usize)]) -> Self {
+        let mut argument = Self::default();
+        for (to, (adapter, chunks)) in argument.of.iter_mut().zip(adapters) {
+            *to = AdapterArgument { first_chunk: argument.chunks, ..*adapter };
+            argument.chunks += *chunks as i32;
+            argument.columns = argument.columns.max(adapter.first_column + adapter.width);
+        }
+        argument.count = adapters.len() as i32;
+        argument
+    }
+
+    /// Ranks of all.
+    pub(crate) fn ranks(&self) -> usize {
+        self.of[..self.count as usize].iter().map(|adapter| adapter.rank as usize).sum()
+    }
+
+    /// Blocks along the columns of all.
+    pub(crate) fn chunks(&self) -> usize {
+        self.chunks as usize
+    }
+
+    /// Low-rank values from token `start` on.
+    pub(super) fn move_to(&mut self, start: usize) {
+        for adapter in &mut self.of[..self.count as usize] {
+            adapter.low += start as u64 * adapter.low_stride as u64 * 2;
+        }
+    }
+
+    /// The same with the first `count` adapters alone.
+    pub(crate) fn first(&self, count: usize) -> Self {
+        let chunks = if count < self.count as usize { self.of[count].first_chunk } else { self.chunks };
+        Self { count: count as i32, chunks, ..*self }
+    }
+}
+
+impl Engine {
+    /// The sources of the passes that most runs launch; none where blocks have too little shared memory.
+    pub(crate) fn usual_low_rank(&self) -> Vec<Source> {
+        let (ranks, shared) = (USUAL_RANKS, self.shared_bytes());
+        let output = stages(ranks, shared);
+        let (activation, stages) = (Activation::Silu, GATED_STAGES);
+        let gated = gated_pieces(shared).map(|pieces| Source::GatedLowRank { activation, pieces, stages });
+        output.map(|stages| Source::LowRank { ranks, stages }).into_iter().chain(gated).collect()
+    }
+
+    /// The adapter of a group that has one, where a pass over its input can find `x Aᵀ`, and the rank that the pass is compiled for.
+    pub(super) fn input_adapter(&self, x: DeviceBlock, group: &Group<Cuda>) -> Option<(Adapters, usize)> {
+        if appended_columns(group) == 0 || !reads_whole_input(group) || !are_vectors(&[x]) {
+            return None;
+        }
+        let weight = self.group_weight(group, x.dtype);
+        let adapters = self.adapters(group, x.dtype, weight.as_ref())?;
+        let [place] = adapters.places.as_slice() else { return None };
+        let tile = low_rank_tile(&[place.ranks[1]])?;
+        Some((adapters, tile))
+    }
+
+    /// The adapters of a group as a pass over the gradient of its outputs takes them, with their blocks, and room for each dB.
+    pub(super) fn output_adapters(
+        &self,
+        adapters: &Adapters,
+        low: DeviceBlock,
+        pass: LowRankPass,
+    ) -> (Vec<(AdapterArgument, usize)>, Vec<MatrixView>) {
+        let argument = |place: &Place| {
+            let [width, rank] = [place.columns[1], place.ranks[1]];
+            let gradient = self.empty_matrix(width, rank, DType::F32);
+            ((AdapterArgument::of_outputs(place, low, &gradient), pass.chunks(width)), gradient)
+        };
+        adapters.places.iter().map(argument).unzip()
+    }
+
+    /// Divides the tokens of a pass, whose blocks are `chunks` along the columns, and takes room for what they sum.
+    pub(crate) fn sums(
+        &self,
+        kernel: &LowRankKernel,
+        adapters: &mut AdaptersArgument,
+        chunks: usize,
+        tokens: usize,
+    ) -> Sums {
+        let parts = parts_of_tokens(tokens, chunks, self.multiprocessors());
+        adapters.tokens_per_block = tokens.div_ceil(parts).next_multiple_of(TOKENS) as i32;
+        let [low, over_tokens] =
+            kernel.pass.sums([adapters.chunks as usize, tokens], [parts, adapters.columns as usize]);
+        let [low, over_tokens] = [low, over_tokens].map(|values| values * kernel.tile * 4);
+        let over_columns = self.scratch.take(ScratchSlot::LowRankParts, low + over_tokens);
+        Sums { chunks, parts, over_columns, over_tokens: over_columns + low as u64 }
+    }
+
+    /// The sums over columns of the blocks to `low`, `[n, ranks of the adapters]`.
+    pub(super) fn add_over_columns(
+        &self,
+        kernel: &LowRankKernel,
+        low: DeviceBlock,
+        adapters: &AdaptersArgument,
+        sums: &Sums,
+    ) {
+        let blocks = (low.rows * kernel.tile).div_ceil(256) as u32;
+        let launch = Launch {
+            source: kernel.source,
+            dtype: low.dtype,
+            name: "add_over_columns",
+            shape: LaunchShape { grid: [blocks, adapters.count as u32, 1], block: [256, 1, 1], shared_bytes: 0 },
+            bytes: adapters.chunks as usize * low.rows * kernel.tile * 4,
+        };
+        let arguments = Arguments::new()
+            .rows(&low)
+            .i64(low.stride as i64)
+            .pointer(at(sums.over_columns))
+            .value(adapters)
+            .i32(low.rows as i32);
+        // SAFETY: low has these rows at its stride and a column for each rank; all parts were written before.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// The gradients of the adapters from the sums over tokens of the blocks; with `is_continued`, added to what they are.
+    pub(super) fn add_over_tokens(
+        &self,
+        kernel: &LowRankKernel,
+        dtype: DType,
+        adapters: &AdaptersArgument,
+        sums: &Sums,
+        is_continued: bool,
+    ) {
+        let widest = adapters.of.iter().map(|adapter| adapter.width).max().unwrap_or(0) as usize;
+        let grid = [widest.div_ceil(256) as u32, kernel.tile as u32, adapters.count as u32];
+        let launch = Launch {
+            source: kernel.source,
+            dtype,
+            name: "add_over_tokens",
+            shape: LaunchShape { grid, block: [256, 1, 1], shared_bytes: 0 },
+            bytes: sums.parts * kernel.tile * adapters.columns as usize * 4,
+        };
+        let arguments = Arguments::new()
+            .pointer(at(sums.over_tokens))
+            .value(adapters)
+            .i32(sums.parts as i32)
+            .i32(i32::from(is_continued));
+        // SAFETY: each gradient has the width and rank of its adapter, f32 at its strides; all parts were written before.
+        unsafe { self.launch(launch, &arguments) };
+    }
+}
+
+impl LowRankKernel {
+    /// The launch of a pass over values of this format.
+    pub(crate) fn launch(&self, name: &'static str, dtype: DType, sums: &Sums, bytes: usize) -> Launch {
+        let shape = LaunchShape {
+            grid: [sums.chunks as u32, sums.parts as u32, 1],
+            block: [32 * LOW_RANK_WARPS as u32, 1, 1],
+            shared_bytes: bytes_of_block(self.pass, self.tile, self.stages) as u32,
+        };
+        Launch { source: self.source, dtype, name, shape, bytes }
+    }
+}
+
+/// Whether no weight of a group has a gradient.
+pub(crate) fn only_adapters_train(group: &Group<Cuda>) -> bool {
+    group.modules.iter().all(|module| matches!(module.weight_gradient, WeightGradient::Frozen))
+}
+
+/// Whether the adapters of a group read its whole input as it is, next to GEMMs in the compute format.
+pub(super) fn reads_whole_input(group: &Group<Cuda>) -> bool {
+    group.gemms == GemmFormat::Compute && group.dropout.is_none() && !has_magnitudes(group)
+}
+
+/// Whether rows are whole vectors of eight 16-bit values.
+pub(super) fn are_vectors(blocks: &[DeviceBlock]) -> bool {
+    blocks.iter().all(|block| block.dtype != DType::F32 && block.is_in_vectors())
+}
+
+/// Tiles under way of the passes over inputs and gradients of outputs, where a block may have this much shared memory; `None` if there is too
+/// little for any.
+pub(super) fn stages(tile: usize, shared_bytes: usize) -> Option<usize> {
+    let passes = [LowRankPass::INPUT, LowRankPass::output_gradient(tile)];
+    let fits = |stages: &usize| passes.iter().all(|pass| bytes_of_block(*pass, tile, *stages) <= shared_bytes);
+    (2..=MAX_STAGES).rev().find(fits)
+}
+
+/// The same of pieces of columns of the warps of passes over gated activations.
+pub(super) fn gated_pieces(shared_bytes: usize) -> Option<usize> {
+    let passes = |pieces: &usize| [LowRankPass::gated(*pieces), LowRankPass::gated_backward(*pieces)];
+    let fits = |pass: &LowRankPass| bytes_of_block(*pass, GATED_TILE, GATED_STAGES) <= shared_bytes;
+    (1..=GATED_PIECES).rev().find(|pieces| passes(pieces).iter().all(fits))
+}
+
+/// Shared memory of a block: tiles under way, and what its warps have of the sums over columns.
+fn bytes_of_block(pass: LowRankPass, tile: usize, stages: usize) -> usize {
+    let inputs = TOKENS * pass.inputs * pass.block_columns();
+    let low = TOKENS * (pass.over_tokens * tile + 8);
+    stages * (inputs + low) * 2 + 2 * LOW_RANK_WARPS * TOKENS * pass.over_columns * tile * 4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_card_has_passes_that_fit_its_blocks() {
+        // H100 and B200, A100, and cards of 8.6, 8.9 and 12.0; older ones.
+        for (shared, expected) in [
+            (232_448, [Some(3), Some(3), Some(2)]),
+            (166_912, [Some(3), Some(3), Some(2)]),
+            (101_376, [Some(2), Some(3), Some(1)]),
+            (49_152, [None, None, None]),
+        ] {
+            assert_eq!([stages(16, shared), stages(32, shared), gated_pieces(shared)], expected, "{shared} bytes");
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! DoRA on CUDA: outputs of a group times `m / norm`, their backward, and the norms. Kernels: `magnitude.cu`.
+//!
+//! A group's GEMMs run as without magnitudes, into memory of their own; one pass per module then scales the columns and adds bias and
+//! residual, which the GEMMs would have added. In the backward one pass per module leaves the gradient of the unscaled outputs and that of the
+//! magnitudes, and everything else goes on from there.
+//! Under dropout `y = c (W + s B A) x̃ + W (x - x̃) + bias` with `c = m / norm`: PEFT's formula in two GEMMs.
+//! Trade-off: two more passes over the outputs, which are saved once more; under dropout the weight is multiplied twice.
+
+use burn_tensor::{DType, Tensor};
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, Primitive, ScratchSlot, Source, at, grid,
+    rows_and_columns, tensor,
+};
+use crate::backends::cuda::linear::appended::appended_columns;
+use crate::{Adapter, GemmFormat, Group, Magnitude, Module, Prologue, Weight};
+
+/// Columns of one block of `scale_columns_backward`.
+const BLOCK_COLUMNS: usize = 256;
+/// Rows that one block of it sums at least.
+const BLOCK_ROWS: usize = 64;
+
+fn magnitude_of(module: &Module<Cuda>) -> Option<&Magnitude<Cuda>> {
+    module.adapter.as_ref()?.magnitude.as_ref()
+}
+
+/// Whether any module of a group has magnitudes.
+pub(crate) fn has_magnitudes(group: &Group<Cuda>) -> bool {
+    group.modules.iter().any(|module| magnitude_of(module).is_some())
+}
+
+/// The group as its GEMMs see it: without magnitudes, biases and dropout, and perhaps without adapters.
+fn bare(group: &Group<Cuda>, with_adapters: bool) -> Group<Cuda> {
+    let adapter = |adapter: Adapter<Cuda>| Adapter { magnitude: None, ..adapter };
+    let module = |module: &Module<Cuda>| Module {
+        bias: None,
+        adapter: module.adapter.clone().filter(|_| with_adapters).map(adapter),
+        ..module.clone()
+    };
+    Group { modules: group.modules.iter().map(module).collect(), dropout: None, ..group.clone() }
+}
+
+/// The gradient of the unscaled outputs of a group, and of its magnitudes.
+pub(crate) struct Unscaled {
+    /// `c dy`, in rows with room for the adapters.
+    pub dy: MatrixView,
+    /// One per module.
+    pub d_magnitudes: Vec<Option<Primitive>>,
+}
+
+impl Engine {
+    /// All outputs of a group with magnitudes, plus a residual, to `out`. Returns them as they were before they were scaled.
+    pub(crate) fn magnitude_forward(
+        &self,
+        x: DeviceBlock,
+        group: &Group<Cuda>,
+        residual: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) -> MatrixView {
+        assert_eq!(group.gemms, GemmFormat::Compute, "the plan refuses fp8 with DoRA");
+        let unscaled = self.unscaled(x, group);
+        let mut plus = residual;
+        if group.dropout.is_some() {
+            let rest = self.empty_matrix(x.rows, x.width, x.dtype);
+            self.subtract(x, self.adapter_input(x, group), rest.block());
+            self.group_forward(rest.block().into(), &bare(group, false), residual, out);
+            plus = Some(out);
+        }
+        let biases = self.biases(group, x.dtype);
+        for module in &group.modules {
+            let part = |whole: DeviceBlock| whole.column_range(&module.columns);
+            self.scale_columns(
+                part(unscaled.block()),
+                magnitude_of(module),
+                biases.filter(|_| module.bias.is_some()).map(part),
+                plus.map(part),
+                part(out),
+            );
+        }
+        unscaled
+    }
+
+    /// `(W + s B A) x̃` of all modules. Without dropout `x` has room for what is appended to it.
+    pub(crate) fn unscaled(&self, x: DeviceBlock, group: &Group<Cuda>) -> MatrixView {
+        let unscaled = self.empty_matrix(x.rows, group.out_features(), x.dtype);
+        match group.dropout {
+            None => self.group_forward(x.into(), &bare(group, true), None, unscaled.block()),
+            Some(dropout) => {
+                let dropped = self.empty_with_room([x.rows, x.width], appended_columns(group), x.dtype);
+                self.drop_values(x, dropout, dropped.block(), false);
+                self.group_forward(dropped.block().into(), &bare(group, true), None, unscaled.block())
+            }
+        };
+        unscaled
+    }
+
+    /// The unscaled outputs of a group and what its GEMMs read, where the forward did not save the former.
+    pub(crate) fn recompute_unscaled(
+        &self,
+        prologue: &Prologue<Cuda>,
+        prologue_output: Option<MatrixView>,
+        group: &Group<Cuda>,
+    ) -> (MatrixView, Option<MatrixView>) {
+        let room = appended_columns(group);
+        let copied = |x: MatrixView| {
+            let copy = self.empty_with_room([x.rows, x.width], room, x.dtype);
+            self.copy_rows(x.block(), copy.block());
+            copy
+        };
+        let input = match (prologue, prologue_output) {
+            (_, Some(output)) => copied(output),
+            (Prologue::None { x }, None) => {
+                let x = copied(self.matrix(x.clone()));
+                return (self.unscaled(x.block(), group), None);
+            }
+            (Prologue::Norm { x, norm }, None) => self.rms_norm(&self.flat(x.clone()), norm, room),
+            (Prologue::Gated { gate, up, activation }, None) => {
+                self.gated(&self.matrix(gate.clone()), &self.matrix(up.clone()), *activation, room)
+            }
+        };
+        (self.unscaled(input.block(), group), Some(input))
+    }
+
+    /// From the gradient of the outputs of a group to that of the unscaled outputs and of the magnitudes.
+    pub(crate) fn magnitude_backward(&self, dy: DeviceBlock, unscaled: DeviceBlock, group: &Group<Cuda>) -> Unscaled {
+        let scaled = self.empty_with_room([dy.rows, dy.width], appended_columns(group), dy.dtype);
+        let of_module = |module: &Module<Cuda>| {
+            let part = |whole: DeviceBlock| whole.column_range(&module.columns);
+            match magnitude_of(module) {
+                Some(magnitude) => {
+                    Some(self.scale_columns_backward(part(dy), part(unscaled), magnitude, part(scaled.block())))
+                }
+                None => {
+                    self.copy_rows(part(dy), part(scaled.block()));
+                    None
+                }
+            }
+        };
+        let d_magnitudes = group.modules.iter().map(of_module).collect();
+        Unscaled { dy: scaled, d_magnitudes }
+    }
+
+    /// `m / norm z + bias + plus`, to `out`; without magnitudes `z + bias + plus`.
+    fn scale_columns(
+        &self,
+        z: DeviceBlock,
+        magnitude: Option<&Magnitude<Cuda>>,
+        bias: Option<DeviceBlock>,
+        plus: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) {
+        let vectors = magnitude.map(|m| [&m.value, &m.norm].map(|values| self.flat(values.clone())));
+        let [m, norm] = vectors.as_ref().map_or([0; 2], |[m, norm]| [m.address, norm.address]);
+        let arguments = Arguments::new()
+            .rows(&out)
+            .i64(out.stride as i64)
+            .rows(&z)
+            .i64(z.stride as i64)
+            .pointer(at(m))
+            .pointer(at(norm))
+            .pointer(at(bias.map_or(0, |bias| bias.address)))
+            .pointer(at(plus.map_or(0, |plus| plus.address)))
+            .i64(plus.map_or(0, |plus| plus.stride) as i64)
+            .i64(z.rows as i64)
+            .i32(z.width as i32);
+        let bytes = (2 + usize::from(plus.is_some())) * z.bytes();
+        let launch = launch("scale_columns", z.dtype, rows_and_columns(z.rows, z.width), bytes);
+        // SAFETY: all blocks are [rows, width] of one dtype at the strides given, bias, magnitudes and norms [width]; absent ones are null.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// `c dy` to `scaled`, and the gradient of the magnitudes.
+    fn scale_columns_backward(
+        &self,
+        dy: DeviceBlock,
+        unscaled: DeviceBlock,
+        magnitude: &Magnitude<Cuda>,
+        scaled: DeviceBlock,
+    ) -> Primitive {
+        let [m, norm] = [&magnitude.value, &magnitude.norm].map(|values| self.flat(values.clone()));
+        let across = dy.width.div_ceil(BLOCK_COLUMNS);
+        let parts = dy.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors()).div_ceil(across));
+        let partial = self.scratch.take(ScratchSlot::Partial, parts * dy.width * 4);
+        let arguments = Arguments::new()
+            .pointer(at(partial))
+            .rows(&scaled)
+            .i64(scaled.stride as i64)
+            .rows(&dy)
+            .i64(dy.stride as i64)
+            .rows(&unscaled)
+            .i64(unscaled.stride as i64)
+            .rows(&m)
+            .rows(&norm)
+            .i64(dy.rows as i64)
+            .i32(dy.width as i32);
+        let shape = LaunchShape { grid: [across as u32, parts as u32, 1], block: [256, 1, 1], shared_bytes: 0 };
+        let launch = launch("scale_columns_backward", dy.dtype, shape, 3 * dy.bytes());
+        // SAFETY: the blocks are [rows, width] of one dtype at the strides given; the partial sums are [parts, width] f32.
+        unsafe { self.launch(launch, &arguments) };
+        self.sum_partial_rows(partial, parts, dy.width)
+    }
+
+    /// `a - b`, to `to`.
+    pub(crate) fn subtract(&self, a: DeviceBlock, b: DeviceBlock, to: DeviceBlock) {
+        assert!((a.rows, a.width, a.dtype) == (b.rows, b.width, b.dtype), "differences are of equal shapes");
+        assert!((a.rows, a.width, a.dtype) == (to.rows, to.width, to.dtype), "differences lie in equal shapes");
+        let arguments = Arguments::new()
+            .rows(&to)
+            .i64(to.stride as i64)
+            .rows(&a)
+            .i64(a.stride as i64)
+            .rows(&b)
+            .i64(b.stride as i64)
+            .i64(a.rows as i64)
+            .i32(a.width as i32);
+        let launch = launch("subtract_rows", a.dtype, rows_and_columns(a.rows, a.width), 3 * a.bytes());
+        // SAFETY: all blocks are [rows, width] of one dtype at the strides given.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// Sums of the squares of the rows of a weight, `[o]` f32.
+    pub(crate) fn row_squares(&self, weight: &Weight<Cuda>, dtype: DType) -> Primitive {
+        let weight = self.base_weight(weight, dtype);
+        let block = weight.block;
+        let out = self.empty([block.rows], DType::F32);
+        let arguments = Arguments::new()
+            .pointer(at(self.address(&out)))
+            .rows(&block)
+            .i64(block.stride as i64)
+            .i64(block.rows as i64)
+            .i32(block.width as i32);
+        // SAFETY: the weight has these rows at its stride; `out` has a value for each.
+        unsafe { self.launch(launch("row_squares", dtype, grid(block.rows, 256), block.bytes()), &arguments) };
+        out
+    }
+
+    /// Norms of the rows of `W + s B A`, `[o]` f32: the weight is read by one GEMM with A, whatever its format.
+    pub(crate) fn adapted_norms(
+        &self,
+        weight: &Weight<Cuda>,
+        row_squares: &Tensor<Cuda, 1>,
+        adapter: &Adapter<Cuda>,
+        dtype: DType,
+    ) -> Primitive {
+        let [a, b] = [&adapter.a, &adapter.b].map(|values| self.flat(values.clone()));
+        let squares = self.flat(row_squares.clone());
+        let (rank, outputs) = (a.rows, b.rows);
+        let rounded = if dtype == DType::F32 {
+            a.block()
+        } else {
+            let address = self.scratch.take(ScratchSlot::LoraA, a.count() * dtype.size());
+            let rounded = DeviceBlock::dense(address, [rank, a.width], dtype);
+            self.cast(a.block(), rounded, 1.0);
+            rounded
+        };
+        let of_weight = self.empty_matrix(outputs, rank, DType::F32);
+        let weight = self.base_weight(weight, dtype);
+        self.gemm(Gemm::forward("dora", weight.block, rounded), of_weight.block());
+        let squares_of_a = self.empty_matrix(rank, rank, DType::F32);
+        self.gemm(Gemm::forward("dora", a.block(), a.block()), squares_of_a.block());
+        let of_pair = self.empty_matrix(outputs, rank, DType::F32);
+        self.gemm(Gemm::forward("dora", b.block(), squares_of_a.block()), of_pair.block());
+        let norm = self.empty([outputs], DType::F32);
+        let arguments = Arguments::new()
+            .pointer(at(self.address(&norm)))
+            .rows(&squares)
+            .rows(&of_weight)
+            .rows(&of_pair)
+            .rows(&b)
+            .f32(adapter.scale as f32)
+            .i64(outputs as i64)
+            .i32(rank as i32);
+        let launch = launch("adapted_norms", DType::F32, grid(outputs.div_ceil(8), 256), 3 * b.bytes());
+        // SAFETY: the three matrices are [outputs, rank] and dense, squares and norms [outputs], all f32.
+        unsafe { self.launch(launch, &arguments) };
+        norm
+    }
+}
+
+fn launch(name: &'static str, dtype: DType, shape: LaunchShape, bytes: usize) -> Launch {
+    Launch { source: Source::Magnitude, dtype, name, shape, bytes }
+}
+
+/// The gradients of the magnitudes as tensors.
+pub(crate) fn as_gradients(d_magnitudes: &[Option<Primitive>]) -> impl Iterator<Item = Option<Tensor<Cuda, 1>>> {
+    d_magnitudes.iter().cloned().map(|gradient| gradient.map(tensor))
+}

@@ -1,0 +1,283 @@
+//! LoRA on CUDA: the adapters of a group as operands of GEMMs, and their gradients.
+//!
+//! The ranks are appended to the GEMM's inner dimension, `y = [x | x Aᵀ] [W | s B]ᵀ` and `dx = [dy | dy s B] [W ; A]`: one GEMM each
+//! way, and the adapter's contribution is as exact as the compute format, however small it is against the base. All A lie in rows
+//! below the weight, all `s B` in columns next to it. Where that would make the inner dimension much longer (`appended`), the low-rank
+//! GEMMs are separate.
+//! Trade-off: appended, B is stored with zeros for the group's other modules, and inputs need rows with room. Separate, the adapter's
+//! output is added to one that is already rounded to the compute format, as in other trainers: the part of it below half a rounding
+//! step is lost (docs/decisions.md, 21).
+
+mod adapter_passes;
+mod dropout;
+pub(super) mod gated_low_rank;
+pub(super) mod low_rank;
+pub(super) mod magnitude;
+
+use burn_tensor::{DType, Tensor};
+
+use crate::Group;
+use crate::backends::cuda::engine::{
+    Contents, Cuda, DeviceBlock, Engine, Gemm, LowRankChunk, MatrixView, Primitive, ScratchSlot, tensor, view,
+};
+use crate::backends::cuda::linear::appended::ranks;
+use crate::backends::cuda::linear::operands::GroupWeight;
+use crate::backends::planning::rows::SAVED_RANKS;
+
+/// The adapters of a group in the compute format.
+pub(crate) struct Adapters {
+    /// One per adapted module, in column order.
+    pub places: Vec<Place>,
+    /// All A, one below the other, `[ranks, i]`.
+    pub a: DeviceBlock,
+    /// All `s B` as one matrix `[all o, ranks]` with zeros elsewhere, where the ranks are appended.
+    pub appended_b: Option<DeviceBlock>,
+}
+
+/// One adapter of a group.
+pub(crate) struct Place {
+    /// Index of its module.
+    pub module: usize,
+    /// First column of the group's output, and how many.
+    pub columns: [usize; 2],
+    /// First of the group's ranks, and how many.
+    pub ranks: [usize; 2],
+    pub scale: f64,
+    /// `s B`, `[o, r]`.
+    pub b: DeviceBlock,
+}
+
+/// What the adapters of a group make of the gradient of its outputs.
+pub(crate) struct LowRankGradient {
+    pub adapters: Adapters,
+    /// `dy s B`, `[n, ranks]`.
+    pub d_low: DeviceBlock,
+    /// `dB` of each place, where it came with it.
+    d_b: Option<Vec<MatrixView>>,
+    /// `dA` of all places, one below the other, where a pass over their input has found it.
+    pub d_a: Option<MatrixView>,
+}
+
+/// `dA` and `dB` of one adapter, in f32.
+pub(super) type FactorGradients = (Tensor<Cuda, 2>, Tensor<Cuda, 2>);
+
+impl Adapters {
+    /// Ranks of all places, with the zeros that fill them up.
+    pub(crate) fn ranks(&self) -> usize {
+        self.a.rows
+    }
+}
+
+impl Engine {
+    /// The adapters of a group; `None` where it has none. `weight` is the group's, if it is one.
+    pub(crate) fn adapters(&self, group: &Group<Cuda>, dtype: DType, weight: Option<&GroupWeight>) -> Option<Adapters> {
+        let ranks = ranks(group);
+        if ranks.iter().all(|&rank| rank == 0) {
+            return None;
+        }
+        match weight.filter(|weight| weight.ranks() > 0) {
+            Some(weight) => Some(appended(group, &ranks, weight)),
+            None => Some(self.separate(group, dtype)),
+        }
+    }
+
+    /// A and `s B` of all modules in scratch memory.
+    fn separate(&self, group: &Group<Cuda>, dtype: DType) -> Adapters {
+        let pairs: Vec<_> = group
+            .modules
+            .iter()
+            .filter_map(|module| module.adapter.as_ref())
+            .map(|adapter| (self.flat(adapter.a.clone()), self.flat(adapter.b.clone()), adapter.scale))
+            .collect();
+        let all_a = self.side_by_side(ScratchSlot::LoraA, dtype, pairs.iter().map(|(a, _, _)| (a, 1.0)).collect());
+        let all_b = self.side_by_side(ScratchSlot::LoraB, dtype, pairs.iter().map(|(_, b, s)| (b, *s)).collect());
+        self.adapters_at(group, [all_a, all_b], dtype)
+    }
+
+    /// The adapters of a group from all A and all `s B` in the compute format, one module after the other.
+    pub(super) fn adapters_at(&self, group: &Group<Cuda>, [all_a, all_b]: [u64; 2], dtype: DType) -> Adapters {
+        let ranks = &ranks(group);
+        let a = DeviceBlock::dense(all_a, [ranks.iter().sum(), group.in_features()], dtype);
+        let mut before = 0;
+        let places = places(group, ranks, |module, [_, rank]| {
+            let rows = group.modules[module].columns.len();
+            let b = DeviceBlock::dense(all_b + (before * dtype.size()) as u64, [rows, rank], dtype);
+            before += b.count();
+            b
+        });
+        Adapters { places, a, appended_b: None }
+    }
+
+    /// Matrices one after the other in the compute format, each times its factor.
+    fn side_by_side(&self, slot: ScratchSlot, dtype: DType, matrices: Vec<(&MatrixView, f64)>) -> u64 {
+        let count: usize = matrices.iter().map(|(matrix, _)| matrix.count()).sum();
+        let sources = matrices.iter().flat_map(|(matrix, _)| self.source(&matrix.tensor)).collect();
+        let contents = Contents { section: self.section_number(), dtype, sources };
+        let (address, is_held) = self.scratch.holding(slot, count * dtype.size(), contents);
+        let mut to = address;
+        for (matrix, factor) in matrices.into_iter().filter(|_| !is_held) {
+            self.cast(matrix.block(), DeviceBlock::dense(to, [matrix.rows, matrix.width], dtype), factor as f32);
+            to += (matrix.count() * dtype.size()) as u64;
+        }
+        address
+    }
+
+    /// `x Aᵀ` of all adapters, `[n, ranks]`, in scratch memory.
+    pub(crate) fn low_rank(&self, x: DeviceBlock, adapters: &Adapters) -> DeviceBlock {
+        let low = self.low_rank_block(ScratchSlot::LowRank, [x.rows, adapters.ranks()], x.dtype);
+        self.gemm(Gemm::forward("lora", x, adapters.a), low);
+        low
+    }
+
+    /// `out += low (s B)ᵀ` for each adapter.
+    pub(super) fn add_low_rank(&self, low: DeviceBlock, adapters: &Adapters, out: DeviceBlock) {
+        for place in &adapters.places {
+            let out = place.columns_of(out);
+            self.gemm(Gemm { c: Some(out), ..Gemm::forward("lora", place.ranks_of(low), place.b) }, out);
+        }
+    }
+
+    /// `dy s B` of all adapters, `[n, ranks]`: to the columns after `dy` where the ranks are appended, else to scratch memory. Where `low`,
+    /// which is `x Aᵀ`, is there already, `dB` comes from the same pass over `dy` if it can.
+    pub(super) fn low_rank_gradient(
+        &self,
+        dy: DeviceBlock,
+        low: Option<DeviceBlock>,
+        adapters: Adapters,
+    ) -> LowRankGradient {
+        let d_low = if adapters.appended_b.is_some() {
+            dy.columns_after(adapters.ranks())
+        } else {
+            self.low_rank_block(ScratchSlot::LowRankGradient, [dy.rows, adapters.ranks()], dy.dtype)
+        };
+        let prepared = if adapters.appended_b.is_some() { self.prepared_factors(dy) } else { None };
+        let d_b = prepared.or_else(|| low.and_then(|low| self.output_gradient_pass(dy, low, d_low, &adapters)));
+        match adapters.appended_b {
+            _ if d_b.is_some() => {}
+            Some(b) => self.gemm(Gemm::input_gradient("lora gradient", dy, b), d_low),
+            None => {
+                for place in &adapters.places {
+                    let gemm = Gemm::input_gradient("lora gradient", place.columns_of(dy), place.b);
+                    self.gemm(gemm, place.ranks_of(d_low));
+                }
+            }
+        }
+        LowRankGradient { adapters, d_low, d_b, d_a: None }
+    }
+
+    /// `dA` and `dB` of each adapter, with the index of its module. All of them share the GEMM of `dA`. `x` is what the adapters read; it may be
+    /// missing where both are there.
+    pub(super) fn factor_gradients(
+        &self,
+        x: Option<DeviceBlock>,
+        low: Option<DeviceBlock>,
+        dy: DeviceBlock,
+        gradient: &LowRankGradient,
+    ) -> Vec<(usize, FactorGradients)> {
+        let LowRankGradient { adapters, d_low, d_b, d_a } = gradient;
+        let x = || x.expect("what adapters read is there unless their gradients are");
+        let da = d_a.clone().unwrap_or_else(|| self.sum_over_tokens(*d_low, x()));
+        let d_b = d_b.clone().unwrap_or_else(|| {
+            let low = low.unwrap_or_else(|| self.low_rank(x(), adapters));
+            adapters.places.iter().map(|place| self.b_gradient(place, dy, low)).collect()
+        });
+        let factors = |(place, d_b): (&Place, MatrixView)| {
+            let [first, rank] = place.ranks;
+            (place.module, (tensor(self.row_range(&da, first, rank)), tensor(d_b.tensor)))
+        };
+        adapters.places.iter().zip(d_b).map(factors).collect()
+    }
+
+    /// `d_lowᵀ x`, f32.
+    pub(crate) fn sum_over_tokens(&self, d_low: DeviceBlock, x: DeviceBlock) -> MatrixView {
+        let sum = self.empty_matrix(d_low.width, x.width, DType::F32);
+        self.gemm(Gemm::token_sum("lora gradient", d_low, x), sum.block());
+        sum
+    }
+
+    /// `dB` of an adapter from `x Aᵀ`.
+    fn b_gradient(&self, place: &Place, dy: DeviceBlock, low: DeviceBlock) -> MatrixView {
+        let d_b = self.empty_matrix(place.columns[1], place.ranks[1], DType::F32);
+        let sum = Gemm::token_sum("lora gradient", place.columns_of(dy), place.ranks_of(low));
+        self.gemm(Gemm { alpha: place.scale, ..sum }, d_b.block());
+        d_b
+    }
+
+    /// A copy of `x Aᵀ` for the backward. Several share an allocation.
+    pub(crate) fn saved_low_rank(&self, low: DeviceBlock) -> Primitive {
+        let mut saved = self.saved_low_rank.borrow_mut();
+        let fits = |chunk: &LowRankChunk| {
+            chunk.memory.dtype == low.dtype && chunk.memory.rows == low.rows && chunk.used + low.width <= SAVED_RANKS
+        };
+        let mut chunk = match saved.take().filter(fits) {
+            Some(chunk) => chunk,
+            None => {
+                let ranks = SAVED_RANKS.max(low.width);
+                LowRankChunk { memory: self.empty_matrix(low.rows, ranks, low.dtype), used: 0 }
+            }
+        };
+        let start = chunk.used * low.rows;
+        let copy = view(&chunk.memory, start, &[low.rows, low.width], vec![low.width, 1]);
+        let to = chunk.memory.address + (start * low.dtype.size()) as u64;
+        self.copy_rows(low, DeviceBlock::dense(to, [low.rows, low.width], low.dtype));
+        chunk.used += low.width;
+        *saved = Some(chunk);
+        copy
+    }
+
+    /// Room for low-rank intermediates.
+    fn low_rank_block(&self, slot: ScratchSlot, [rows, ranks]: [usize; 2], dtype: DType) -> DeviceBlock {
+        let address = self.scratch.take(slot, rows * ranks * dtype.size());
+        DeviceBlock::dense(address, [rows, ranks], dtype)
+    }
+}
+
+impl LowRankGradient {
+    /// Whether `dB` of each adapter is there.
+    pub(super) fn has_b_gradients(&self) -> bool {
+        self.d_b.is_some()
+    }
+}
+
+impl Place {
+    /// This module's columns of the group's output.
+    fn columns_of(&self, all: DeviceBlock) -> DeviceBlock {
+        all.columns(self.columns[0], self.columns[1])
+    }
+
+    /// This adapter's columns of the low-rank intermediates.
+    pub(super) fn ranks_of(&self, all: DeviceBlock) -> DeviceBlock {
+        all.columns(self.ranks[0], self.ranks[1])
+    }
+}
+
+/// The adapters as they lie around the weight.
+fn appended(group: &Group<Cuda>, ranks: &[usize], weight: &GroupWeight) -> Adapters {
+    let all_b = weight.b();
+    let b = |module: usize, [first, rank]: [usize; 2]| {
+        let columns = &group.modules[module].columns;
+        all_b.rows(columns.start, columns.len()).columns(first, rank)
+    };
+    Adapters { places: places(group, ranks, b), a: weight.a(), appended_b: Some(all_b) }
+}
+
+/// One place per adapted module; `b` gives its matrix from the module's index, its first rank and its rank.
+fn places(group: &Group<Cuda>, ranks: &[usize], mut b: impl FnMut(usize, [usize; 2]) -> DeviceBlock) -> Vec<Place> {
+    let mut first = 0;
+    let mut places = Vec::with_capacity(ranks.len());
+    for (module, &rank) in ranks.iter().enumerate() {
+        if let Some(adapter) = &group.modules[module].adapter {
+            let columns = &group.modules[module].columns;
+            let b = b(module, [first, rank]);
+            places.push(Place {
+                module,
+                columns: [columns.start, columns.len()],
+                ranks: [first, rank],
+                scale: adapter.scale,
+                b,
+            });
+            first += rank;
+        }
+    }
+    places
+}

@@ -1,0 +1,294 @@
+//! Groups of linear modules on CUDA, backward.
+//!
+//! One GEMM for the gradient of the input where the group is one weight, and GEMMs over all tokens for the gradients of what trains:
+//! weights (added to the running sum in place where nothing else holds it), adapters, biases. Where adapters are appended, `dy s B` goes to
+//! the columns after `dy`, in its own memory where that has room. Under dropout of what adapters read, their part of the input's gradient is a
+//! GEMM of its own, because it goes through the mask. What comes before the GEMM goes back in `prologue_backward`.
+//! Trade-off: ways of a group differ by base, adapters and format, so that each reads as little as it can; all meet in one gradient of outputs.
+
+use burn_tensor::{DType, Tensor};
+
+use super::adapters::LowRankGradient;
+use super::adapters::magnitude::{Unscaled, as_gradients, has_magnitudes};
+use super::appended::appended_columns;
+use super::forward::halves;
+use super::operands::GroupWeight;
+use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, Primitive, float, tensor};
+use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, into_single};
+use crate::{
+    Dropout, GemmFormat, Group, InputGradient, Module, ModuleGradients, NextBackward, ProjectGradients, ProjectSaved,
+    Prologue, WeightGradient,
+};
+
+/// The gradient of a group's outputs, with what the GEMMs that read it share.
+pub(crate) struct OutputGradient {
+    /// All parts side by side, in rows with room for `d_low` where adapters are appended.
+    pub dy: DeviceBlock,
+    /// The owner of its memory where it is not scratch.
+    _owner: Option<MatrixView>,
+    qk_norm: [Option<Primitive>; 2],
+    output_norm: Option<Primitive>,
+    weight: Option<GroupWeight>,
+    /// Where the group has magnitudes: `dy` is then the gradient of what they scale.
+    magnitudes: Option<BehindMagnitudes>,
+    /// The adapters with `dy s B`.
+    pub adapters: Option<LowRankGradient>,
+}
+
+/// What the backward of a group with magnitudes has in addition.
+struct BehindMagnitudes {
+    /// The gradient of the scaled outputs.
+    dy: DeviceBlock,
+    _owner: Option<MatrixView>,
+    /// One per module.
+    gradients: Vec<Option<Primitive>>,
+}
+
+impl Engine {
+    pub(crate) fn project_backward(
+        &self,
+        saved: ProjectSaved<Cuda>,
+        mut group: Group<Cuda>,
+        d_outputs: Vec<Tensor<Cuda, 2>>,
+        d_residual: Option<Tensor<Cuda, 2>>,
+        next: Option<NextBackward<'_, Cuda>>,
+    ) -> ProjectGradients<Cuda> {
+        let ProjectSaved { prologue, prologue_output, low_rank, unscaled, heads, output_norm } = saved;
+        let mut prologue_output = prologue_output.map(|output| self.matrix(output));
+        let mut unscaled = unscaled.map(|unscaled| self.matrix(unscaled));
+        if unscaled.is_none() && has_magnitudes(&group) {
+            let (outputs, input) = self.recompute_unscaled(&prologue, prologue_output, &group);
+            (unscaled, prologue_output) = (Some(outputs), input);
+        }
+        let low = low_rank.map(|low| self.flat(low));
+        let mut gradient = self.output_gradient(&group, heads, output_norm, d_outputs, low.as_ref(), unscaled);
+        let dy = gradient.dy;
+        let (input, norm, modules) = match prologue {
+            Prologue::None { x } => {
+                let x = self.matrix(x);
+                let modules = self.parameter_gradients(Some(x.block()), low, &mut group, &gradient);
+                let residual = d_residual.map(|residual| self.flat_as(residual, dy.dtype));
+                let dx = self.input_gradient(&group, &gradient, 0, residual.as_ref());
+                (InputGradient::Plain(tensor(dx.tensor)), None, modules)
+            }
+            Prologue::Norm { x, norm } => {
+                let x = self.flat(x);
+                let (dx, d_norm, modules) =
+                    self.norm_backward((&x, &norm), prologue_output, low, &mut group, &mut gradient, d_residual);
+                (InputGradient::Plain(tensor(dx.tensor)), d_norm, modules)
+            }
+            Prologue::Gated { gate, up, activation } => {
+                assert!(d_residual.is_none(), "a gated prologue is not on the residual path");
+                let width = gate.dims()[1];
+                let (both, activated) =
+                    self.gated_input_backward(gate, up, activation, prologue_output, &group, &mut gradient, next);
+                let activated = activated.as_ref().map(|activated| activated.block());
+                let modules = self.parameter_gradients(activated, low, &mut group, &gradient);
+                let (d_gate, d_up) = halves(self, &both, width);
+                (InputGradient::Gated { d_gate, d_up }, None, modules)
+            }
+        };
+        let qk_norm = gradient.qk_norm.map(|gradient| gradient.map(tensor));
+        let output_norm = gradient.output_norm.map(tensor);
+        ProjectGradients { input, norm: norm.map(tensor), output_norm, qk_norm, modules }
+    }
+
+    /// The gradient of the GEMM's output from the gradients of what the epilogue made of it.
+    fn output_gradient(
+        &self,
+        group: &Group<Cuda>,
+        heads: Option<SavedHeads<Cuda>>,
+        output_norm: Option<SavedOutputNorm<Cuda>>,
+        d_outputs: Vec<Tensor<Cuda, 2>>,
+        low: Option<&MatrixView>,
+        unscaled: Option<MatrixView>,
+    ) -> OutputGradient {
+        let room = appended_columns(group);
+        let mut d_output_norm = None;
+        let (dy, owner, qk_norm) = if let Some(SavedHeads { epilogue, raw }) = heads {
+            let gradients = into_parts::<3, _>(d_outputs).map(|d_output| self.flat(d_output));
+            let raw = raw.map(|(q, k)| [self.matrix(q), self.matrix(k)]);
+            let (joined, qk_norm) = self.heads_backward(&gradients, &epilogue, raw.as_ref(), room);
+            (joined, None, qk_norm)
+        } else if let Some(SavedOutputNorm { norm, raw }) = output_norm {
+            let (dy, raw) = (self.matrix(into_single(d_outputs)), self.flat(raw));
+            let d_raw = self.empty_with_room([raw.rows, raw.width], room, raw.dtype);
+            d_output_norm = self.rms_norm_backward(d_raw.block(), &raw, &norm, dy.block(), None, None);
+            (d_raw.block(), Some(d_raw), [None, None])
+        } else {
+            let whole = self.adjacent_columns(d_outputs.into_iter().map(|d_output| self.matrix(d_output)).collect());
+            let (dy, owner) = self.with_room(whole, room);
+            (dy, owner, [None, None])
+        };
+        let (dy, owner, magnitudes) = match unscaled {
+            None => (dy, owner, None),
+            Some(unscaled) => {
+                let Unscaled { dy: before, d_magnitudes } = self.magnitude_backward(dy, unscaled.block(), group);
+                let magnitudes = BehindMagnitudes { dy, _owner: owner, gradients: d_magnitudes };
+                (before.block(), Some(before), Some(magnitudes))
+            }
+        };
+        let (weight, adapters) = match group.gemms {
+            GemmFormat::Compute => {
+                let weight = self.group_weight(group, dy.dtype);
+                let adapters = self.adapters(group, dy.dtype, weight.as_ref());
+                (weight, adapters)
+            }
+            GemmFormat::Fp8 => (None, self.fp8_backward_adapters(group, dy.dtype)),
+        };
+        let low = low.map(|low| low.block());
+        let adapters = adapters.map(|adapters| self.low_rank_gradient(dy, low, adapters));
+        OutputGradient { dy, _owner: owner, qk_norm, output_norm: d_output_norm, weight, magnitudes, adapters }
+    }
+
+    /// `dy W + dy s B A`, summed over the group, plus what is given; in rows with `room` columns more.
+    pub(crate) fn input_gradient(
+        &self,
+        group: &Group<Cuda>,
+        gradient: &OutputGradient,
+        room: usize,
+        plus: Option<&MatrixView>,
+    ) -> MatrixView {
+        let dy = gradient.dy;
+        let dx = self.empty_with_room([dy.rows, group.in_features()], room, dy.dtype);
+        let out = dx.block();
+        let so_far = plus.map(|plus| plus.block());
+        if let (Some(behind), Some(dropout)) = (&gradient.magnitudes, group.dropout) {
+            self.masked_input_gradient(group, gradient, behind, dropout, so_far, out);
+            return dx;
+        }
+        let is_masked = group.dropout.is_some() && gradient.adapters.is_some();
+        if group.gemms == GemmFormat::Fp8 {
+            let d_low = gradient.adapters.as_ref().filter(|_| !is_masked).map(|adapters| adapters.d_low);
+            self.fp8_input_gradient(group, dy, d_low, so_far, out);
+            if !is_masked {
+                return dx;
+            }
+        } else if let Some(weight) = gradient.weight.as_ref().filter(|_| is_masked) {
+            self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy, weight.base()) }, out);
+        } else if let Some(weight) = &gradient.weight {
+            let dy = dy.widened(weight.ranks());
+            self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy, weight.backward()) }, out);
+            if weight.ranks() > 0 {
+                return dx;
+            }
+        } else {
+            self.base_gradient(group, None, dy, so_far, out);
+        }
+        if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
+            let gemm = Gemm::input_gradient("lora", *d_low, adapters.a);
+            match group.dropout {
+                None => self.gemm(Gemm { c: Some(out), ..gemm }, out),
+                Some(dropout) => {
+                    let through = self.masked_block(out);
+                    self.gemm(gemm, through);
+                    self.drop_values(through, dropout, out, true);
+                }
+            }
+        }
+        dx
+    }
+
+    /// `dy W` of all modules, plus what is given, to `out`.
+    fn base_gradient(
+        &self,
+        group: &Group<Cuda>,
+        weight: Option<&GroupWeight>,
+        dy: DeviceBlock,
+        plus: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) {
+        if let Some(weight) = weight {
+            self.gemm(Gemm { c: plus, ..Gemm::input_gradient("linear", dy, weight.base()) }, out);
+            return;
+        }
+        let mut so_far = plus;
+        for module in &group.modules {
+            let dy_part = dy.column_range(&module.columns);
+            let weight = self.base_weight(&module.weight, dy.dtype);
+            self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy_part, weight.block) }, out);
+            so_far = Some(out);
+        }
+    }
+
+    /// The gradient of the input of a group with magnitudes whose adapters read through a mask: `dy W`, and through the mask
+    /// `(c - 1) dy W + c dy s B A`, plus what is given.
+    fn masked_input_gradient(
+        &self,
+        group: &Group<Cuda>,
+        gradient: &OutputGradient,
+        behind: &BehindMagnitudes,
+        dropout: Dropout,
+        plus: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) {
+        let weight = gradient.weight.as_ref();
+        self.base_gradient(group, weight, behind.dy, plus, out);
+        let difference = self.empty_matrix(gradient.dy.rows, gradient.dy.width, gradient.dy.dtype);
+        self.subtract(gradient.dy, behind.dy, difference.block());
+        let through = self.masked_block(out);
+        self.base_gradient(group, weight, difference.block(), None, through);
+        if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
+            self.gemm(Gemm { c: Some(through), ..Gemm::input_gradient("lora", *d_low, adapters.a) }, through);
+        }
+        self.drop_values(through, dropout, out, true);
+    }
+
+    /// Gradients of what trains in a group, in the order of its modules. Takes the running sums out of the group. `low` is `x Aᵀ`, if it
+    /// was saved; `x` may be missing where only adapters train and their gradients are there.
+    pub(super) fn parameter_gradients(
+        &self,
+        x: Option<DeviceBlock>,
+        low: Option<MatrixView>,
+        group: &mut Group<Cuda>,
+        gradient: &OutputGradient,
+    ) -> Vec<ModuleGradients<Cuda>> {
+        let dy = gradient.dy;
+        let mut gradients = Vec::with_capacity(group.modules.len());
+        for module in &mut group.modules {
+            let dy_part = dy.column_range(&module.columns);
+            let bias = module.bias.as_ref().filter(|bias| bias.trains);
+            let outputs = gradient.magnitudes.as_ref().map_or(dy, |behind| behind.dy);
+            let outputs = outputs.column_range(&module.columns);
+            let bias = bias.map(|_| tensor(self.column_sums(outputs)));
+            let weight = self.weight_gradient(module, x, dy_part);
+            gradients.push(ModuleGradients { weight, bias, adapter: None, magnitude: None });
+        }
+        if let Some(behind) = &gradient.magnitudes {
+            for (gradients, magnitude) in gradients.iter_mut().zip(as_gradients(&behind.gradients)) {
+                gradients.magnitude = magnitude;
+            }
+        }
+        if let Some(adapters) = &gradient.adapters {
+            let x = x.map(|x| self.adapter_input(x, group));
+            for (module, factors) in self.factor_gradients(x, low.as_ref().map(|low| low.block()), dy, adapters) {
+                gradients[module].adapter = Some(factors);
+            }
+        }
+        gradients
+    }
+
+    /// `dyᵀ x`, f32: new, or added to the running sum.
+    fn weight_gradient(
+        &self,
+        module: &mut Module<Cuda>,
+        x: Option<DeviceBlock>,
+        dy: DeviceBlock,
+    ) -> Option<Tensor<Cuda, 2>> {
+        let x = || x.expect("what a trained weight reads is there");
+        let gemm = || Gemm::token_sum("weight gradient", dy, x());
+        match std::mem::replace(&mut module.weight_gradient, WeightGradient::Frozen) {
+            WeightGradient::Frozen => None,
+            WeightGradient::New => {
+                let gradient = self.empty_matrix(dy.width, x().width, DType::F32);
+                self.gemm(gemm(), gradient.block());
+                Some(tensor(gradient.tensor))
+            }
+            WeightGradient::AddTo(sum) => {
+                let sum = self.view_of(self.owned(float(sum)));
+                self.gemm(Gemm { c: Some(sum.block()), ..gemm() }, sum.block());
+                Some(tensor(sum.tensor))
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Groups of linear modules on CUDA, forward: prologue, GEMM, epilogue.
+//!
+//! Where all modules of a group are quantized, their weights are dequantized side by side and the whole group is one GEMM; so are its
+//! adapters (see `adapters`), if their ranks are appended to the inner dimension. The input then needs rows with room for `x Aᵀ`: norms
+//! and gated activations write such rows, attention's output is copied. Other groups go module by module. Biases and a residual are
+//! added by the GEMM itself.
+//! Trade-off: outputs of a group are column ranges of one buffer, which lives until the last of them is dropped.
+
+use burn_tensor::{DType, Tensor};
+use firebrick_arch::Activation;
+
+use super::adapters::magnitude::has_magnitudes;
+use super::appended::appended_columns;
+use super::heads::projection_norms;
+use super::operands::fp8::codes::RowLayout;
+use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, engine, tensor};
+use crate::linear::{SavedHeads, SavedOutputNorm, into_parts};
+use crate::{
+    Adapter, Dropout, Epilogue, GemmAlgorithms, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, NextBackward,
+    NormWeight, ProjectGradients, ProjectSaved, Prologue, RotaryTables, Weight,
+};
+
+/// A group's output after its epilogue.
+struct Projected {
+    parts: Vec<Tensor<Cuda, 2>>,
+    /// What the backward of the epilogue needs.
+    heads: Option<SavedHeads<Cuda>>,
+    output_norm: Option<SavedOutputNorm<Cuda>>,
+    kept: GroupKept,
+}
+
+/// What the GEMM of a group reads.
+#[derive(Clone, Copy)]
+pub(super) struct Input {
+    pub rows: DeviceBlock,
+    /// Whether `x Aᵀ` of the adapters is in the columns after it already.
+    has_low_rank: bool,
+}
+
+impl From<DeviceBlock> for Input {
+    fn from(rows: DeviceBlock) -> Self {
+        Self { rows, has_low_rank: false }
+    }
+}
+
+/// What the GEMMs of a group leave for the backward.
+#[derive(Default)]
+pub(super) struct GroupKept {
+    /// `x Aᵀ` of the adapters.
+    low: Option<DeviceBlock>,
+    /// The outputs before magnitudes.
+    unscaled: Option<MatrixView>,
+}
+
+impl LinearOps for Cuda {
+    fn project(
+        prologue: Prologue<Self>,
+        group: &Group<Self>,
+        epilogue: Epilogue<Self>,
+        keep: Keep,
+    ) -> (Vec<Tensor<Self, 2>>, Option<Box<ProjectSaved<Self>>>) {
+        let engine = engine(&device_of(&prologue));
+        engine.section(|| engine.project(prologue, group, epilogue, keep))
+    }
+
+    fn project_backward(
+        saved: ProjectSaved<Self>,
+        group: Group<Self>,
+        d_outputs: Vec<Tensor<Self, 2>>,
+        d_residual_ni: Option<Tensor<Self, 2>>,
+        next: Option<NextBackward<'_, Self>>,
+    ) -> ProjectGradients<Self> {
+        let engine = engine(&device_of(&saved.prologue));
+        engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni, next))
+    }
+
+    fn choose_gemms(device: &Self::Device, algorithms: GemmAlgorithms) {
+        let engine = engine(device);
+        let blas = engine.blas.borrow();
+        match algorithms {
+            GemmAlgorithms::Library => blas.use_proposed(),
+            GemmAlgorithms::Kept => blas.use_measured(),
+            GemmAlgorithms::Measured => blas.measure(),
+        }
+    }
+
+    fn row_squares(weight: &Weight<Self>, dtype: DType) -> Tensor<Self, 1> {
+        let engine = engine(&weight_device(weight));
+        engine.section(|| tensor(engine.row_squares(weight, dtype)))
+    }
+
+    fn adapted_norms(
+        weight: &Weight<Self>,
+        row_squares_o: &Tensor<Self, 1>,
+        adapter: &Adapter<Self>,
+        dtype: DType,
+    ) -> Tensor<Self, 1> {
+        let engine = engine(&row_squares_o.device());
+        engine.section(|| tensor(engine.adapted_norms(weight, row_squares_o, adapter, dtype)))
+    }
+
+    fn dropped(x: Tensor<Self, 2>, dropout: Dropout) -> Tensor<Self, 2> {
+        let engine = engine(&x.device());
+        engine.section(|| engine.dropped(x, dropout))
+    }
+
+    fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
+        let engine = engine(&gate_nf.device());
+        engine.section(|| tensor(engine.gated(&engine.matrix(gate_nf), &engine.matrix(up_nf), activation, 0).tensor))
+    }
+
+    fn gated_backward(
+        gate_nf: Tensor<Self, 2>,
+        up_nf: Tensor<Self, 2>,
+        activation: Activation,
+        dy_nf: Tensor<Self, 2>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let engine = engine(&gate_nf.device());
+        engine.section(|| {
+            let width = gate_nf.dims()[1];
+            let dy = engine.matrix(dy_nf);
+            let both = engine.gated_backward(gate_nf, up_nf, activation, &dy, false);
+            halves(&engine, &both, width)
+        })
+    }
+
+    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
+        let engine = engine(&x.device());
+        engine.section(|| tensor(engine.rotate(&engine.matrix(x), tables, head_dim, false).tensor))
+    }
+
+    fn rotary_backward(dy: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
+        let engine = engine(&dy.device());
+        engine.section(|| tensor(engine.rotate(&engine.matrix(dy), tables, head_dim, true).tensor))
+    }
+}
+
+/// The two halves of a buffer as tensors.
+pub(super) fn halves(engine: &Engine, both: &MatrixView, width: usize) -> (Tensor<Cuda, 2>, Tensor<Cuda, 2>) {
+    let [first, second] = into_parts(engine.split(both, &[width, width]));
+    (first, second)
+}
+
+fn device_of(prologue: &Prologue<Cuda>) -> cubecl::cuda::CudaDevice {
+    match prologue {
+        Prologue::None { x } | Prologue::Norm { x, .. } => x.device(),
+        Prologue::Gated { gate, .. } => gate.device(),
+    }
+}
+
+fn weight_device(weight: &Weight<Cuda>) -> cubecl::cuda::CudaDevice {
+    match weight {
+        Weight::Dense(values) => values.device(),
+        Weight::Quantized(weight) => weight.codes.device(),
+    }
+}
+
+impl Engine {
+    fn project(
+        &self,
+        prologue: Prologue<Cuda>,
+        group: &Group<Cuda>,
+        epilogue: Epilogue<Cuda>,
+        keep: Keep,
+    ) -> (Vec<Tensor<Cuda, 2>>, Option<Box<ProjectSaved<Cuda>>>) {
+        if keep == Keep::Nothing
+            && let Some(product) = self.few_rows(&prologue, group)
+        {
+            return (self.project_few_rows(&product, prologue, group, epilogue), None);
+        }
+        let codes = self.fp8_input_layout(group);
+        let (x, owner) = self.input_rows(&prologue, group, codes, matches!(epilogue, Epilogue::Heads(_)));
+        let Projected { parts, heads, output_norm, kept } = match epilogue {
+            Epilogue::None => self.split_group(x, group, None),
+            Epilogue::Residual(residual) => {
+                let residual = self.flat_as(residual, x.rows.dtype);
+                self.split_group(x, group, Some(residual.block()))
+            }
+            Epilogue::NormResidual { norm, residual } => self.project_norm(x, group, norm, residual),
+            Epilogue::Heads(epilogue) => self.project_heads(x, group, epilogue, keep != Keep::Nothing),
+        };
+        let saved = (keep != Keep::Nothing).then(|| {
+            let low_rank = kept.low.map(|low| tensor(self.saved_low_rank(low)));
+            let unscaled = kept.unscaled.map(|unscaled| tensor(unscaled.tensor));
+            let is_computed = !matches!(prologue, Prologue::None { .. });
+            let prologue_output = owner.filter(|_| keep == Keep::Everything && is_computed).map(|x| tensor(x.tensor));
+            Box::new(ProjectSaved { prologue, prologue_output, low_rank, unscaled, heads, output_norm })
+        });
+        (parts, saved)
+    }
+
+    /// What the GEMM of a group reads, in rows with room for its adapters or prepared as codes; and the owner of its memory where it is not
+    /// scratch.
+    fn input_rows(
+        &self,
+        prologue: &Prologue<Cuda>,
+        group: &Group<Cuda>,
+        codes: Option<RowLayout>,
+        is_scratch_taken: bool,
+    ) -> (Input, Option<MatrixView>) {
+        let room = appended_columns(group);
+        let matrix = match prologue {
+            Prologue::None { x } if room > 0 && is_scratch_taken => {
+                let x = self.matrix(x.clone());
+                let copy = self.empty_with_room([x.rows, x.width], room, x.dtype);
+                self.copy_rows(x.block(), copy.block());
+                copy
+            }
+            Prologue::None { x } => {
+                let x = self.matrix(x.clone());
+                if !self.has_room_in_place(&x, room)
+                    && let Some(rows) = self.copy_low_rank(x.block(), group)
+                {
+                    return (Input { rows, has_low_rank: true }, None);
+                }
+                let (rows, owner) = self.with_room(x, room);
+                return (rows.into(), owner);
+            }
+            Prologue::Norm { x, norm } => {
+                let x = self.flat(x.clone());
+                codes.map_or_else(|| self.rms_norm(&x, norm, room), |codes| self.rms_norm_in_codes(&x, norm, codes))
+            }
+            Prologue::Gated { gate, up, activation } => {
+                let (gate, up) = (self.matrix(gate.clone()), self.matrix(up.clone()));
+                match codes {
+                    None => {
+                        let with_low_rank = self.gated_low_rank([&gate, &up], *activation, group);
+                        let has_low_rank = with_low_rank.is_some();
+                        let y = with_low_rank.unwrap_or_else(|| self.gated(&gate, &up, *activation, room));
+                        return (Input { rows: y.block(), has_low_rank }, Some(y));
+                    }
+                    Some(codes) => self.gated_in_codes(&gate, &up, *activation, codes),
+                }
+            }
+        };
+        (matrix.block().into(), Some(matrix))
+    }
+
+    /// All outputs of a group side by side, plus a residual, as one tensor per part. Where there are several parts, their gradients may
+    /// take their place, and then need room for the adapters' too.
+    fn split_group(&self, x: Input, group: &Group<Cuda>, residual: Option<DeviceBlock>) -> Projected {
+        let room = if group.parts.len() == 1 { 0 } else { appended_columns(group) };
+        let y = self.empty_with_room([x.rows.rows, group.out_features()], room, x.rows.dtype);
+        let kept = self.group_forward(x, group, residual, y.block());
+        let parts = if group.parts.len() == 1 { vec![tensor(y.tensor)] } else { self.split(&y, &group.parts) };
+        Projected { parts, heads: None, output_norm: None, kept }
+    }
+
+    /// The one output of a group, normalized and added to a residual.
+    fn project_norm(
+        &self,
+        x: Input,
+        group: &Group<Cuda>,
+        norm: NormWeight<Cuda>,
+        residual: Tensor<Cuda, 2>,
+    ) -> Projected {
+        assert_eq!(group.parts.len(), 1, "a residual is added to a group of one part");
+        let raw = self.empty_matrix(x.rows.rows, group.out_features(), x.rows.dtype);
+        let kept = self.group_forward(x, group, None, raw.block());
+        let y = self.rms_norm_add(&raw, &norm, residual);
+        let output_norm = Some(SavedOutputNorm { norm, raw: tensor(raw.tensor) });
+        Projected { parts: vec![tensor(y.tensor)], heads: None, output_norm, kept }
+    }
+
+    fn project_heads(&self, x: Input, group: &Group<Cuda>, epilogue: HeadsEpilogue<Cuda>, is_saved: bool) -> Projected {
+        let saves_raw = is_saved && epilogue.qk_norm.is_some() && projection_norms(&epilogue).is_none();
+        let (joined, owner) = self.joined_rows([x.rows.rows, group.out_features()], x.rows.dtype, saves_raw);
+        let kept = self.group_forward(x, group, None, joined);
+        let copies = self.normalize_projections(joined, &group.parts, &epilogue);
+        let parts = self.heads_forward(joined, &group.parts, &epilogue);
+        let raw = owner.map(|joined| {
+            let [q, k] = into_parts(self.split(&joined, &group.parts[..2]));
+            (q, k)
+        });
+        let copies = copies.filter(|_| is_saved).map(|[q, k]| (tensor(q.tensor), tensor(k.tensor)));
+        let heads = Some(SavedHeads { epilogue, raw: raw.or(copies) });
+        Projected { parts, heads, output_norm: None, kept }
+    }
+
+    /// All outputs of a group side by side to `out`, plus a residual. `x Aᵀ` of its adapters is scratch memory or lies in the columns
+    /// after `x`.
+    pub(super) fn group_forward(
+        &self,
+        Input { rows: x, has_low_rank }: Input,
+        group: &Group<Cuda>,
+        residual: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) -> GroupKept {
+        if has_magnitudes(group) {
+            return GroupKept { low: None, unscaled: Some(self.magnitude_forward(x, group, residual, out)) };
+        }
+        if group.gemms == GemmFormat::Fp8 {
+            return GroupKept { low: self.fp8_forward(x, group, residual, out), unscaled: None };
+        }
+        let weight = self.group_weight(group, x.dtype);
+        let adapters = self.adapters(group, x.dtype, weight.as_ref());
+        let biases = self.biases(group, x.dtype);
+        if let Some(weight) = &weight {
+            let (mut input, mut low) = (x, None);
+            if let Some(adapters) = adapters.as_ref().filter(|adapters| adapters.appended_b.is_some()) {
+                let columns = x.columns_after(adapters.ranks());
+                if !has_low_rank {
+                    self.gemm(Gemm::forward("lora", self.adapter_input(x, group), adapters.a), columns);
+                }
+                (input, low) = (x.widened(adapters.ranks()), Some(columns));
+            }
+            let bias = biases.map(|biases| biases.address);
+            self.gemm(Gemm { c: residual, bias, ..Gemm::forward("linear", input, weight.forward()) }, out);
+            if low.is_some() {
+                return GroupKept { low, unscaled: None };
+            }
+        } else {
+            for module in &group.modules {
+                let part = |whole: DeviceBlock| whole.column_range(&module.columns);
+                let weight = self.base_weight(&module.weight, x.dtype);
+                let bias = biases.filter(|_| module.bias.is_some()).map(|biases| part(biases).address);
+                let gemm = Gemm { c: residual.map(part), bias, ..Gemm::forward("linear", x, weight.block) };
+                self.gemm(gemm, part(out));
+            }
+        }
+        let Some(adapters) = adapters else { return GroupKept::default() };
+        let low = self.low_rank(self.adapter_input(x, group), &adapters);
+        self.add_low_rank(low, &adapters, out);
+        GroupKept { low: Some(low), unscaled: None }
+    }
+}

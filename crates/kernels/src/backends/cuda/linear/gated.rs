@@ -1,0 +1,121 @@
+//! The gated activation `activation(gate) * up` on CUDA. Kernels: `gated.cu`.
+//! Trade-off: the source is compiled per activation, by its name; a name that it does not have is found by the conformance tests.
+
+use burn_tensor::Tensor;
+use firebrick_arch::Activation;
+use firebrick_cuda::Arguments;
+
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Source, at, float, rows_and_columns,
+};
+
+/// What a backward of the gated activation reads and writes.
+pub(crate) struct GatedOperands {
+    /// Gate, up, and their gradients.
+    pub blocks: [DeviceBlock; 4],
+    /// The owner of the gradients.
+    pub target: MatrixView,
+    /// The owners of gate and up where that is another, until the launch.
+    _inputs: Vec<MatrixView>,
+}
+
+impl GatedOperands {
+    /// All of them as arguments after others, up to the sizes.
+    pub(crate) fn arguments(&self, arguments: Arguments, dy: &MatrixView, recompute: bool) -> Arguments {
+        let [gate, up, d_gate, d_up] = self.blocks;
+        let arguments = arguments.rows(&d_gate).rows(&d_up).i64(self.target.stride as i64);
+        gate_and_up(arguments, [gate, up])
+            .rows(dy)
+            .pointer(at(if recompute { dy.address } else { 0 }))
+            .i64(dy.stride as i64)
+    }
+}
+
+/// What every gated kernel reads, as arguments after others: both addresses, then both strides.
+pub(super) fn gate_and_up(arguments: Arguments, [gate, up]: [DeviceBlock; 2]) -> Arguments {
+    let arguments = arguments.rows(&gate).rows(&up);
+    arguments.i64(gate.stride as i64).i64(up.stride as i64)
+}
+
+impl Engine {
+    /// `activation(gate) * up`, in rows with `room` columns after them.
+    pub(crate) fn gated(&self, gate: &MatrixView, up: &MatrixView, activation: Activation, room: usize) -> MatrixView {
+        assert!(gate.rows == up.rows && gate.width == up.width && gate.dtype == up.dtype, "gate and up have one shape");
+        let y = self.empty_with_room([gate.rows, gate.width], room, gate.dtype);
+        let launch = Launch {
+            source: Source::Gated(activation),
+            dtype: gate.dtype,
+            name: "gated",
+            shape: rows_and_columns(gate.rows, gate.width),
+            bytes: 3 * gate.bytes(),
+        };
+        let arguments = Arguments::new().rows(&y).i64(y.stride as i64);
+        let arguments = gate_and_up(arguments, [gate.block(), up.block()]);
+        let arguments = arguments.i64(gate.rows as i64).i32(gate.width as i32);
+        // SAFETY: y, gate and up have the strides given and are [rows, width] of this dtype.
+        unsafe { self.launch(launch, &arguments) };
+        y
+    }
+
+    /// Gradients of gate and up side by side, in their own memory where nothing else holds it; with `recompute`, `dy` is
+    /// overwritten by `activation(gate) * up`.
+    pub(super) fn gated_backward(
+        &self,
+        gate: Tensor<Cuda, 2>,
+        up: Tensor<Cuda, 2>,
+        activation: Activation,
+        dy: &MatrixView,
+        recompute: bool,
+    ) -> MatrixView {
+        self.gated_backward_of(self.gated_operands(gate, up, dy), activation, dy, recompute)
+    }
+
+    /// [`Self::gated_backward`] of what [`Self::gated_operands`] laid out.
+    pub(super) fn gated_backward_of(
+        &self,
+        operands: GatedOperands,
+        activation: Activation,
+        dy: &MatrixView,
+        recompute: bool,
+    ) -> MatrixView {
+        let [gate, ..] = operands.blocks;
+        let launch = Launch {
+            source: Source::Gated(activation),
+            dtype: gate.dtype,
+            name: "gated_backward",
+            shape: rows_and_columns(gate.rows, gate.width),
+            bytes: (5 + usize::from(recompute)) * gate.bytes(),
+        };
+        let arguments = operands.arguments(Arguments::new(), dy, recompute);
+        let arguments = arguments.i64(gate.rows as i64).i32(gate.width as i32);
+        // SAFETY: the target has room for both gradients side by side; inputs have the strides given; dy has its stride.
+        unsafe { self.launch(launch, &arguments) };
+        operands.target
+    }
+
+    /// What a backward of the gated activation reads and writes.
+    pub(super) fn gated_operands(&self, gate: Tensor<Cuda, 2>, up: Tensor<Cuda, 2>, dy: &MatrixView) -> GatedOperands {
+        let inputs = [self.view_of(float(gate)), self.view_of(float(up))];
+        let [gate, up] = [inputs[0].block(), inputs[1].block()];
+        assert!(gate.count() == up.count() && dy.count() == gate.count(), "gate, up and dy: one shape");
+        let (target, inputs) = self.gradient_target(inputs);
+        let [d_gate, d_up] = [0, gate.width].map(|start| target.block().columns(start, gate.width));
+        GatedOperands { blocks: [gate, up, d_gate, d_up], target, _inputs: inputs }
+    }
+
+    /// Where both gradients go, and what to hold until they are there. Writing over the inputs halves the widest point of a layer's backward; that is only right where
+    /// these two views are all that is left of their buffer.
+    fn gradient_target(&self, inputs: [MatrixView; 2]) -> (MatrixView, Vec<MatrixView>) {
+        let (rows, width, dtype) = (inputs[0].rows, inputs[0].width, inputs[0].dtype);
+        if !self.are_adjacent(&inputs) {
+            return (self.empty_matrix(rows, 2 * width, dtype), inputs.into());
+        }
+        // Joining drops the second view, so that one handle is left if nothing else holds the buffer.
+        let whole = self.adjacent_columns(inputs.into());
+        if self.is_unshared(&whole.tensor) {
+            (whole, Vec::new())
+        } else {
+            (self.empty_matrix(rows, 2 * width, dtype), vec![whole])
+        }
+    }
+}

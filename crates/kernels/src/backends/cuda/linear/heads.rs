@@ -1,0 +1,299 @@
+//! The heads epilogue on CUDA: from the GEMM's joined `[q | k | v]` to dense queries, keys and values, and back.
+//!
+//! One launch each way: RMSNorm per head where the model has it, rotation where it has it, values copied. The joined rows are scratch
+//! memory, unless the backward needs queries and keys before their norm. Kernels: `heads.cu`. Norms over all heads of a token
+//! together run before it, from dense copies of queries and keys, by the kernels of `norm`.
+//! Trade-off: values are copied so that attention always reads dense rows; 2 bytes read and written per value of `v`. Norms over all
+//! heads cost four launches more each way.
+//! Not supported: heads wider than 512 with norm weights that train.
+
+use burn_tensor::{DType, Tensor};
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, at, grid, tensor,
+};
+use crate::{HeadsEpilogue, NormWeight, QkNorms, RotaryTables};
+
+/// Query, key and value heads of a launch.
+#[derive(Clone, Copy, Debug)]
+struct HeadCounts {
+    query: usize,
+    key_value: usize,
+    width: usize,
+}
+
+impl HeadCounts {
+    fn of(parts: &[usize], width: usize) -> Self {
+        let [q, k, v] = parts else { panic!("a heads epilogue needs a group of three parts, got {parts:?}") };
+        assert!(k == v && q % width == 0 && k % width == 0, "parts {parts:?} of heads of width {width}");
+        Self { query: q / width, key_value: k / width, width }
+    }
+
+    fn arguments(&self, arguments: Arguments, tokens: usize) -> Arguments {
+        arguments.i64(tokens as i64).i32(self.query as i32).i32(self.key_value as i32).i32(self.width as i32)
+    }
+}
+
+/// What the kernels read in addition to heads; holds its memory.
+struct Constants {
+    /// Weights, and what is added to them, and epsilons.
+    norms: Option<([MatrixView; 2], [f32; 4])>,
+    tables: Option<[MatrixView; 2]>,
+    /// Column pairs of a head that are rotated; all of them without tables.
+    rotated: usize,
+}
+
+impl Constants {
+    fn new(
+        engine: &Engine,
+        norms: Option<&QkNorms<Cuda>>,
+        rotary: Option<&RotaryTables<Cuda>>,
+        [tokens, width]: [usize; 2],
+    ) -> Self {
+        assert!(width.is_multiple_of(2), "heads have an even width, got {width}");
+        let norms = norms.map(|QkNorms { q, k }| {
+            let scalars = [q.offset, k.offset, q.epsilon, k.epsilon].map(|value| value as f32);
+            ([q, k].map(|norm| engine.norm_weight(norm, width)), scalars)
+        });
+        let tables = rotary.map(|tables| [&tables.cos, &tables.sin].map(|table| engine.flat(table.clone())));
+        let rotated = tables.as_ref().map_or(width / 2, |[cos, _]| cos.width);
+        assert!(rotated <= width / 2, "rotary tables of {rotated} angles for heads of {width} columns");
+        for table in tables.iter().flatten() {
+            let found = (table.rows, table.width, table.dtype);
+            assert_eq!(found, (tokens, rotated, DType::F32), "rotary tables: tokens, angles, f32");
+        }
+        Self { norms, tables, rotated }
+    }
+
+    fn norm_arguments(&self, arguments: Arguments) -> Arguments {
+        let (weights, scalars) = match &self.norms {
+            Some((weights, scalars)) => ([weights[0].address, weights[1].address], *scalars),
+            None => ([0; 2], [0.0; 4]),
+        };
+        let arguments = arguments.pointer(at(weights[0])).pointer(at(weights[1]));
+        scalars.into_iter().fold(arguments, Arguments::f32)
+    }
+
+    fn table_arguments(&self, arguments: Arguments) -> Arguments {
+        let [cos, sin] = self.tables.as_ref().map_or([0; 2], |tables| [tables[0].address, tables[1].address]);
+        arguments.pointer(at(cos)).pointer(at(sin)).i32(self.rotated as i32)
+    }
+}
+
+/// The norms of an epilogue, where each head is normalized by itself.
+fn head_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<&QkNorms<Cuda>> {
+    epilogue.qk_norm.as_ref().filter(|norms| norm_widths(norms) == [epilogue.head_dim; 2])
+}
+
+/// The norms of an epilogue, where all heads of a token are normalized together.
+pub(super) fn projection_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<&QkNorms<Cuda>> {
+    epilogue.qk_norm.as_ref().filter(|norms| norm_widths(norms) != [epilogue.head_dim; 2])
+}
+
+fn norm_widths(norms: &QkNorms<Cuda>) -> [usize; 2] {
+    [&norms.q, &norms.k].map(|norm| norm.weight.dims()[0])
+}
+
+/// Four tokens per block of 256 threads.
+fn token_grid(tokens: usize) -> LaunchShape {
+    LaunchShape { block: [64, 4, 1], ..grid(tokens.div_ceil(4), 1) }
+}
+
+impl Engine {
+    /// The joined output of the GEMM: a tensor where the backward reads it again, scratch memory otherwise.
+    pub(super) fn joined_rows(
+        &self,
+        [rows, width]: [usize; 2],
+        dtype: DType,
+        saved: bool,
+    ) -> (DeviceBlock, Option<MatrixView>) {
+        if saved {
+            let joined = self.empty_matrix(rows, width, dtype);
+            return (joined.block(), Some(joined));
+        }
+        (self.scratch_rows([rows, width], 0, dtype), None)
+    }
+
+    /// Normalizes queries and keys in joined rows, where the norms are over all heads of a token; returns dense copies of both as they
+    /// were before.
+    pub(super) fn normalize_projections(
+        &self,
+        joined: DeviceBlock,
+        parts: &[usize],
+        epilogue: &HeadsEpilogue<Cuda>,
+    ) -> Option<[MatrixView; 2]> {
+        let norms = projection_norms(epilogue)?;
+        let columns = [joined.columns(0, parts[0]), joined.columns(parts[0], parts[1])];
+        let normalize = |(columns, norm): (DeviceBlock, &NormWeight<Cuda>)| {
+            let raw = self.empty_matrix(columns.rows, columns.width, columns.dtype);
+            self.copy_rows(columns, raw.block());
+            self.rms_norm_to(columns, &raw, norm, None);
+            raw
+        };
+        let [q, k] = columns;
+        Some([normalize((q, &norms.q)), normalize((k, &norms.k))])
+    }
+
+    /// Backward of [`Engine::normalize_projections`], in the joined rows of the gradients: the gradients of the weights that train.
+    fn normalize_projections_backward(
+        &self,
+        joined: DeviceBlock,
+        raw: &[MatrixView; 2],
+        norms: &QkNorms<Cuda>,
+    ) -> [Option<Primitive>; 2] {
+        let [q, k] = raw;
+        let columns = [joined.columns(0, q.width), joined.columns(q.width, k.width)];
+        [
+            self.rms_norm_backward(columns[0], q, &norms.q, columns[0], None, None),
+            self.rms_norm_backward(columns[1], k, &norms.k, columns[1], None, None),
+        ]
+    }
+
+    /// Dense queries, keys and values of joined rows.
+    pub(super) fn heads_forward(
+        &self,
+        joined: DeviceBlock,
+        parts: &[usize],
+        epilogue: &HeadsEpilogue<Cuda>,
+    ) -> Vec<Tensor<Cuda, 2>> {
+        let heads = HeadCounts::of(parts, epilogue.head_dim);
+        let sizes = [joined.rows, epilogue.head_dim];
+        let constants = Constants::new(self, head_norms(epilogue), epilogue.rotary.as_ref(), sizes);
+        let outputs: Vec<_> = parts.iter().map(|&width| self.empty_matrix(joined.rows, width, joined.dtype)).collect();
+        let addresses = [0, 1, 2].map(|part: usize| outputs[part].address);
+        self.launch_heads(addresses, joined, &constants, heads, false);
+        outputs.into_iter().map(|output| tensor(output.tensor)).collect()
+    }
+
+    fn launch_heads(
+        &self,
+        [q, k, v]: [u64; 3],
+        x: DeviceBlock,
+        constants: &Constants,
+        heads: HeadCounts,
+        inverse: bool,
+    ) {
+        let arguments = Arguments::new().pointer(at(q)).pointer(at(k)).pointer(at(v)).rows(&x).i64(x.stride as i64);
+        let arguments = constants.table_arguments(constants.norm_arguments(arguments)).i32(i32::from(inverse));
+        let launch = Launch {
+            source: Source::Heads,
+            dtype: x.dtype,
+            name: "heads_forward",
+            shape: token_grid(x.rows),
+            bytes: 2 * x.bytes(),
+        };
+        // SAFETY: x has rows of all heads at its stride; each output is dense and has the rows of x and the heads of its part;
+        // the tables are [rows, rotated] f32 with at most half a head's columns, and the weights [width] f32.
+        unsafe { self.launch(launch, &heads.arguments(arguments, x.rows)) };
+    }
+
+    /// Joined gradients of dense ones, in rows of scratch memory with room for `room` columns more; and the gradients of the norm
+    /// weights that train. `raw` are queries and keys before their norm.
+    pub(super) fn heads_backward(
+        &self,
+        gradients: &[MatrixView; 3],
+        epilogue: &HeadsEpilogue<Cuda>,
+        raw: Option<&[MatrixView; 2]>,
+        room: usize,
+    ) -> (DeviceBlock, [Option<Primitive>; 2]) {
+        let [dq, dk, dv] = gradients;
+        let parts = [dq.width, dk.width, dv.width];
+        assert_eq!(epilogue.qk_norm.is_some(), raw.is_some(), "normalized heads are saved before their norm");
+        let heads = HeadCounts::of(&parts, epilogue.head_dim);
+        let sizes = [dq.rows, epilogue.head_dim];
+        let constants = Constants::new(self, head_norms(epilogue), epilogue.rotary.as_ref(), sizes);
+        let raw_of_heads = raw.filter(|_| head_norms(epilogue).is_some());
+        let joined = self.scratch_rows([dq.rows, parts.iter().sum()], room, dq.dtype);
+        let mut arguments = Arguments::new().rows(&joined).i64(joined.stride as i64);
+        for gradient in gradients {
+            assert!(gradient.is_dense() && gradient.dtype == dq.dtype, "gradients of heads are dense");
+            arguments = arguments.rows(gradient);
+        }
+        for part in 0..2 {
+            let (address, stride) = raw_of_heads.map_or((0, 0), |raw| (raw[part].address, raw[part].stride));
+            arguments = arguments.pointer(at(address)).i64(stride as i64);
+        }
+        let arguments = constants.table_arguments(constants.norm_arguments(arguments));
+        let launch = Launch {
+            source: Source::Heads,
+            dtype: joined.dtype,
+            name: "heads_backward",
+            shape: token_grid(joined.rows),
+            bytes: 2 * joined.bytes() + raw_of_heads.map_or(0, |raw| raw[0].bytes() + raw[1].bytes()),
+        };
+        // SAFETY: the gradients are dense with the heads of their part; the joined rows have room for all of them; raw rows have
+        // their strides; constants are as for the forward pass.
+        unsafe { self.launch(launch, &heads.arguments(arguments, joined.rows)) };
+        if let (Some(norms), Some(raw)) = (projection_norms(epilogue), raw) {
+            return (joined, self.normalize_projections_backward(joined, raw, norms));
+        }
+        let d_norms = match (raw_of_heads, head_norms(epilogue)) {
+            (Some([q, k]), Some(norms)) => [(dq, q, &norms.q), (dk, k, &norms.k)].map(|(gradient, raw, norm)| {
+                norm.trains.then(|| self.heads_norm_gradient(gradient, raw, norm, &constants, epilogue.head_dim))
+            }),
+            _ => [None, None],
+        };
+        (joined, d_norms)
+    }
+
+    /// Gradient of a norm's weight, `[width]` f32.
+    fn heads_norm_gradient(
+        &self,
+        gradient: &MatrixView,
+        raw: &MatrixView,
+        norm: &NormWeight<Cuda>,
+        constants: &Constants,
+        width: usize,
+    ) -> Primitive {
+        assert!(width <= 512, "the gradient of a head's norm is summed for widths of at most 512, got {width}");
+        let heads = gradient.width / width;
+        let blocks = (gradient.rows * heads).div_ceil(8).clamp(1, 4 * self.multiprocessors());
+        let partial = self.scratch.take(ScratchSlot::Partial, blocks * width * 4);
+        let arguments = Arguments::new()
+            .pointer(at(partial))
+            .rows(gradient)
+            .rows(raw)
+            .i64(raw.stride as i64)
+            .f32(norm.epsilon as f32);
+        let arguments =
+            constants.table_arguments(arguments).i64(gradient.rows as i64).i32(heads as i32).i32(width as i32);
+        let launch = Launch {
+            source: Source::Heads,
+            dtype: gradient.dtype,
+            name: "heads_norm_gradient",
+            shape: grid(blocks, 256),
+            bytes: 2 * gradient.bytes(),
+        };
+        // SAFETY: the gradient is dense, raw heads have their stride, and the partial sums are [blocks, width] f32.
+        unsafe { self.launch(launch, &arguments) };
+        self.sum_partial_rows(partial, blocks, width)
+    }
+
+    /// Heads of `x` rotated into a new matrix.
+    pub(super) fn rotate(
+        &self,
+        x: &MatrixView,
+        tables: &RotaryTables<Cuda>,
+        head_dim: usize,
+        inverse: bool,
+    ) -> MatrixView {
+        assert!(x.width.is_multiple_of(head_dim), "{} columns are no whole heads of {head_dim}", x.width);
+        let constants = Constants::new(self, None, Some(tables), [x.rows, head_dim]);
+        let y = self.empty_matrix(x.rows, x.width, x.dtype);
+        let heads = HeadCounts { query: x.width / head_dim, key_value: 0, width: head_dim };
+        self.launch_heads([y.address, 0, 0], x.block(), &constants, heads, inverse);
+        y
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_whole_heads() {
+        let heads = HeadCounts::of(&[4096, 1024, 1024], 128);
+        assert_eq!((heads.query, heads.key_value), (32, 8));
+    }
+}

@@ -1,0 +1,16 @@
+//! Groups of linear modules on CUDA: `forward.rs` and `backward.rs` are the operation, `few_rows.rs` its forward over few rows.
+//!
+//! `operands/` makes weights what a GEMM reads, `adapters/` has what LoRA adds. `gated.rs`, `heads.rs` and `prologue_backward.rs` are
+//! what runs before and after the GEMM.
+//! Trade-off: which way a group takes follows from what trains, its adapters and the format; the ways are in several files.
+
+mod adapters;
+mod appended;
+mod backward;
+mod few_rows;
+mod forward;
+mod gated;
+mod heads;
+mod modules;
+pub(super) mod operands;
+mod prologue_backward;

@@ -1,0 +1,333 @@
+//! Groups of linear modules whose GEMMs multiply 8-bit floats: the recipe, and its launches. Kernels: `fp8.cu`.
+//!
+//! A GEMM in FP8 takes a little more than half the time of one in bf16. What is multiplied is E4M3 (3 bits of mantissa, so a rounding
+//! step is 6 to 12 % of a value), in both passes; sums are f32. What keeps that harmless:
+//!
+//! - **A scale per row, from the row as it is now** (`scaling.rs` has how each generation of cards takes it). Each token of an activation or a gradient, and each output feature of a weight, is
+//!   divided by its own largest value first. Nothing is remembered between steps, so a resumed run computes the same.
+//! - **Weights come straight from how they are stored** (in any quantized format, or dense), rounded once; the backward multiplies with the same codes,
+//!   transposed. The scales of a weight's rows cannot stand outside of that sum, so they go into the gradient before it is quantized.
+//! - **Adapters are never merged into codes**: a change of a thousandth of a weight is far below a rounding step. Their ranks are
+//!   part of the inner dimension as in bf16 (`adapters`), in front of it (`fp8.cu` says why), and a power of two per group and
+//!   pass balances the two factors, which have to share scales with activations and weights. `x Aᵀ`, `dy B`, and the gradients of A and B are computed in bf16.
+//! - **Everything else stays as it was**: norms, attention, activations, residuals, the head, the loss, and gradients of weights that
+//!   train.
+//!
+//! Widths have to be multiples of 16 ([`crate::fp8_refusal`] says so before a run starts), and inner widths are filled up with zeros to
+//! multiples of 128, as matrix units like them, or of 32 without adapters.
+//! Rows of activations and gradients are quantized by the operation that writes them (`rows.rs`).
+//! Trade-off: weights that are not kept in codes are converted again in every pass.
+
+pub(crate) mod codes;
+pub(crate) mod row_scaling;
+mod rows;
+pub(crate) mod scales;
+pub(crate) mod scaling;
+
+use std::ops::Range;
+
+use burn_tensor::DType;
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use crate::backends::cuda::engine::{
+    BlockArguments, Contents, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, ScratchSlot, Source, at, grid,
+};
+use crate::backends::cuda::linear::adapters::Adapters;
+use crate::backends::cuda::linear::appended::ranks;
+use crate::backends::cuda::linear::modules::{ModulesArgument, PART_ALIGNMENT};
+use crate::backends::cuda::linear::operands::GroupSources;
+use crate::backends::cuda::linear::operands::quantize::kernels_of;
+use crate::backends::cuda::memory::kept::{Held, Pass};
+use crate::backends::planning::rows::{fp8_lead, fp8_stride};
+use crate::{GemmFormat, Group, Weight};
+use codes::{Codes, RowLayout};
+
+/// Parts of the maxima of a group's adapters, as `fp8.cu` has it.
+const MAXIMA_PARTS: usize = 256;
+
+/// The weight of a group in codes, as one pass reads it.
+struct Fp8Weight {
+    codes: Codes,
+    /// Addresses of the scales of the rows of W, of the factor that low-rank values are multiplied by, and of the maxima of the
+    /// adapters.
+    row_scales: u64,
+    factor: u64,
+    maxima: u64,
+    /// Addresses of all A and of all `s B` in the compute format.
+    a: u64,
+    b: u64,
+    /// Columns of the adapter, in front of the others.
+    lead: usize,
+}
+
+impl Engine {
+    /// All outputs of a group to `out`, plus bias and residual. Returns `x Aᵀ` of its adapters, in scratch memory.
+    pub(crate) fn fp8_forward(
+        &self,
+        x: DeviceBlock,
+        group: &Group<Cuda>,
+        residual: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) -> Option<DeviceBlock> {
+        let weight = self.fp8_weight(group, x.dtype);
+        let adapters = self.fp8_adapters(group, &weight, x.dtype);
+        let low = adapters.map(|adapters| self.low_rank(self.adapter_input(x, group), &adapters));
+        let input = self.fp8_operand(x, None, low, &weight);
+        let bias = self.biases(group, x.dtype).map(|biases| biases.address);
+        let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);
+        self.fp8_gemm(Gemm { c: residual, bias, ..gemm }, [&input, &weight.codes], out);
+        low
+    }
+
+    /// `dy W + dy s B A`, plus what is given, to `out`.
+    pub(crate) fn fp8_input_gradient(
+        &self,
+        group: &Group<Cuda>,
+        dy: DeviceBlock,
+        d_low: Option<DeviceBlock>,
+        plus: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) {
+        let weight = self.fp8_transposed(group, dy.dtype);
+        let input = self.fp8_operand(dy, Some(weight.row_scales), d_low, &weight);
+        let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);
+        self.fp8_gemm(Gemm { c: plus, ..gemm }, [&input, &weight.codes], out);
+    }
+
+    /// The adapters of a group in the compute format, as their GEMMs with `dy` read them.
+    pub(crate) fn fp8_backward_adapters(&self, group: &Group<Cuda>, dtype: DType) -> Option<Adapters> {
+        self.fp8_adapters(group, &self.fp8_transposed(group, dtype), dtype)
+    }
+
+    fn fp8_adapters(&self, group: &Group<Cuda>, weight: &Fp8Weight, dtype: DType) -> Option<Adapters> {
+        (weight.lead > 0).then(|| self.adapters_at(group, [weight.a, weight.b], dtype))
+    }
+
+    /// The operand of a GEMM with such a weight: rows, each column times its scale where there are any, with low-rank values before them.
+    fn fp8_operand(
+        &self,
+        x: DeviceBlock,
+        column_scales: Option<u64>,
+        low: Option<DeviceBlock>,
+        weight: &Fp8Weight,
+    ) -> Codes {
+        let layout = RowLayout { lead: weight.lead, stride: weight.codes.block.stride, column_scales };
+        let codes = self.rows_in_codes(x, layout);
+        self.low_columns(&codes, layout, x.width, low.map(|low| (low, weight.factor)), x.dtype);
+        codes
+    }
+
+    /// How the input of a group is quantized; `None` where its GEMMs are in the compute format.
+    pub(crate) fn fp8_input_layout(&self, group: &Group<Cuda>) -> Option<RowLayout> {
+        (group.gemms == GemmFormat::Fp8).then(|| RowLayout::new(group.in_features(), &ranks(group), None))
+    }
+
+    /// How the gradient of a group's outputs is quantized; `None` where its GEMMs are in the compute format.
+    pub(crate) fn fp8_gradient_layout(&self, group: &Group<Cuda>, dtype: DType) -> Option<RowLayout> {
+        let is_fp8 = group.gemms == GemmFormat::Fp8;
+        is_fp8.then(|| {
+            let scales = self.fp8_row_scales(group, self.group_sources(group, false).weights, dtype);
+            RowLayout::new(group.out_features(), &ranks(group), Some(scales))
+        })
+    }
+
+    /// Address of the scales of the rows of a group's weight.
+    fn fp8_row_scales(&self, group: &Group<Cuda>, weights: Vec<u64>, dtype: DType) -> u64 {
+        match self.known_row_scales(group, weights) {
+            Some((address, true)) => address,
+            // Dense weights may train, and then have new scales in every step.
+            _ => self.fp8_weight(group, dtype).row_scales,
+        }
+    }
+
+    /// `[W | s B]` of a group in codes, `[o, stride]`.
+    fn fp8_weight(&self, group: &Group<Cuda>, dtype: DType) -> Fp8Weight {
+        let (outputs, inputs) = (group.out_features(), group.in_features());
+        assert!(outputs.is_multiple_of(16) && inputs.is_multiple_of(16), "FP8 weights [{outputs}, {inputs}]");
+        let (modules, _held) = self.modules_argument(group);
+        let stride = fp8_stride(inputs, modules.ranks());
+        let sources = self.group_sources(group, true);
+        let (mut weight, held) = self.fp8_buffer(group, &sources, Pass::Forward, [outputs, stride], &modules);
+        let known = self.known_row_scales(group, sources.weights);
+        if let Some((address, _)) = known {
+            (weight.codes.scales, weight.row_scales) = (address, address);
+        }
+        if !held.weight {
+            let is_known = known.is_some_and(|(_, is_known)| is_known);
+            for module in &group.modules {
+                self.weight_rows(&module.weight, &module.columns, &weight, is_known);
+            }
+        }
+        if !held.adapter && stride > inputs {
+            if modules.ranks() > 0 {
+                self.adapter_values(&modules, &weight, inputs, dtype);
+            }
+            self.write_columns_b(&modules, &weight, inputs);
+        }
+        weight
+    }
+
+    /// `[Wᵀ | Aᵀ]` of a group in codes, `[i, stride]`, with scales of 1.
+    fn fp8_transposed(&self, group: &Group<Cuda>, dtype: DType) -> Fp8Weight {
+        let (outputs, inputs) = (group.out_features(), group.in_features());
+        let (modules, _held) = self.modules_argument(group);
+        let stride = fp8_stride(outputs, modules.ranks());
+        let sources = self.group_sources(group, true);
+        let row_scales = self.fp8_row_scales(group, sources.weights.clone(), dtype);
+        let (weight, held) = self.fp8_buffer(group, &sources, Pass::Backward, [inputs, stride], &modules);
+        let weight = Fp8Weight { row_scales, ..weight };
+        if !held.weight {
+            for module in &group.modules {
+                self.weight_columns(&module.weight, &module.columns, &weight);
+            }
+        }
+        if !held.adapter {
+            if modules.ranks() > 0 {
+                self.adapter_values(&modules, &weight, inputs, dtype);
+            }
+            self.write_columns_a(&modules, &weight, [outputs, inputs]);
+        }
+        weight
+    }
+
+    /// A buffer for codes of a group's weight and what belongs to them, and what it holds already: one that is kept, or scratch memory.
+    fn fp8_buffer(
+        &self,
+        group: &Group<Cuda>,
+        sources: &GroupSources,
+        pass: Pass,
+        [rows, stride]: [usize; 2],
+        modules: &ModulesArgument,
+    ) -> (Fp8Weight, Held) {
+        let contents = Contents { section: self.section_number(), dtype: DType::U8, sources: sources.all() };
+        let parts = [rows * stride, rows * 4, 16, MAXIMA_PARTS * 8, modules.bytes(group.in_features()), 0];
+        let starts = parts.iter().scan(0, |start, bytes| {
+            let this = *start;
+            *start += bytes.next_multiple_of(PART_ALIGNMENT);
+            Some(this)
+        });
+        let starts: Vec<usize> = starts.collect();
+        let kept =
+            self.is_quantized(group).then(|| self.kept.of(pass, sources.laid_out(stride), starts[5], contents.clone()));
+        let (address, held) = kept.flatten().unwrap_or_else(|| {
+            let slot = match pass {
+                Pass::Forward => ScratchSlot::Fp8Weights { rows, columns: stride },
+                Pass::Backward => ScratchSlot::Fp8Transposed { rows, columns: stride },
+            };
+            let (address, is_held) = self.scratch.holding(slot, starts[5], contents);
+            (address, Held { weight: is_held, adapter: is_held })
+        });
+        let at = |part: usize| address + starts[part] as u64;
+        let codes = Codes { block: DeviceBlock::dense(address, [rows, stride], DType::U8), scales: at(1) };
+        let b = at(4) + (modules.a_values(group.in_features()) * 4).next_multiple_of(PART_ALIGNMENT) as u64;
+        let lead = fp8_lead(modules.ranks());
+        (Fp8Weight { codes, row_scales: at(1), factor: at(2), maxima: at(3), a: at(4), b, lead }, held)
+    }
+
+    /// Address of the scales of the rows of quantized weights, and whether they are computed.
+    fn known_row_scales(&self, group: &Group<Cuda>, sources: Vec<u64>) -> Option<(u64, bool)> {
+        self.is_quantized(group).then(|| self.fp8_scales.of(sources, group.out_features()))
+    }
+
+    /// The adapters in the compute format, and how large their values are.
+    fn adapter_values(&self, modules: &ModulesArgument, weight: &Fp8Weight, inputs: usize, dtype: DType) {
+        let arguments = Arguments::new()
+            .pointer(at(weight.maxima))
+            .pointer(at(weight.a))
+            .pointer(at(weight.b))
+            .value(modules)
+            .pointer(at(weight.row_scales))
+            .i32(inputs as i32);
+        let (name, shape, bytes) = ("adapter_values", grid(MAXIMA_PARTS, 256), modules.bytes(inputs));
+        let launch = Launch { source: Source::Fp8, dtype, name, shape, bytes };
+        // SAFETY: the modules name f32 pairs [rank, inputs] and [rows, rank] that the caller holds; there is room for 256 pairs of maxima
+        // and for all values of A and of B, and a scale for each row that the modules name.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    fn write_columns_b(&self, modules: &ModulesArgument, weight: &Fp8Weight, inputs: usize) {
+        let block = weight.codes.block;
+        let arguments = Arguments::new()
+            .rows(&block)
+            .pointer(at(weight.factor))
+            .pointer(at(weight.maxima))
+            .value(modules)
+            .pointer(at(weight.row_scales))
+            .i32(block.rows as i32)
+            .i32(inputs as i32)
+            .i32(weight.lead as i32)
+            .i32(block.stride as i32);
+        let values = block.rows * (block.stride - inputs);
+        // SAFETY: rows and ranks of the modules are within the weight, which has codes of `stride` bytes and a scale for each row.
+        unsafe { self.launch(plain("columns_b", grid(values.div_ceil(4096), 256), values), &arguments) };
+    }
+
+    fn write_columns_a(&self, modules: &ModulesArgument, weight: &Fp8Weight, [outputs, inputs]: [usize; 2]) {
+        let block = weight.codes.block;
+        let arguments = Arguments::new()
+            .rows(&block)
+            .pointer(at(weight.codes.scales))
+            .pointer(at(weight.factor))
+            .pointer(at(weight.maxima))
+            .value(modules)
+            .i32(outputs as i32)
+            .i32(inputs as i32)
+            .i32(weight.lead as i32)
+            .i32(block.stride as i32);
+        let values = inputs * (block.stride - outputs).max(16);
+        // SAFETY: as for the columns of B; without adapters only the scales are written.
+        unsafe { self.launch(plain("columns_a", grid(values.div_ceil(4096), 256), values), &arguments) };
+    }
+
+    /// One weight in codes, to its rows of the group's.
+    fn weight_rows(&self, weight: &Weight<Cuda>, rows: &Range<usize>, to: &Fp8Weight, is_known: bool) {
+        let [_, inputs] = weight.shape();
+        let block = to.codes.block.rows(rows.start, rows.len()).columns(to.lead, inputs);
+        let arguments = Arguments::new()
+            .rows(&block)
+            .pointer(at(to.row_scales + (rows.start * 4) as u64))
+            .i32(inputs as i32)
+            .i32(block.stride as i32)
+            .i32(i32::from(is_known))
+            .i32(i32::from(self.row_scaling.get().has_powers_of_two()));
+        let (arguments, _held, bytes) = self.stored(weight, arguments);
+        let launch = plain(kernels_of(weight).fp8_rows, grid(rows.len(), 256), rows.len() * inputs + bytes);
+        // SAFETY: `block` has these rows at its stride and a scale for each; what is read is a weight of this shape.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// One weight in codes, transposed, to its columns of the group's.
+    fn weight_columns(&self, weight: &Weight<Cuda>, columns: &Range<usize>, to: &Fp8Weight) {
+        let [outputs, inputs] = weight.shape();
+        let block = to.codes.block.columns(to.lead + columns.start, columns.len());
+        let arguments = Arguments::new()
+            .rows(&block)
+            .pointer(at(to.row_scales + (columns.start * 4) as u64))
+            .i32(outputs as i32)
+            .i32(inputs as i32)
+            .i64(block.stride as i64);
+        let (arguments, _held, bytes) = self.stored(weight, arguments);
+        let tiles = LaunchShape {
+            grid: [inputs.div_ceil(128) as u32, outputs.div_ceil(128) as u32, 1],
+            block: [256, 1, 1],
+            shared_bytes: 0,
+        };
+        let launch = plain(kernels_of(weight).fp8_columns, tiles, outputs * inputs + bytes);
+        // SAFETY: `block` has a row for each input feature and a column for each output feature, which has a scale.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// The argument that says where a weight is stored, after others; what to hold until the launch, and its bytes.
+    fn stored(&self, weight: &Weight<Cuda>, arguments: Arguments) -> (Arguments, Vec<MatrixView>, usize) {
+        let mut held = Vec::new();
+        let (arguments, bytes) = self.weight_argument(weight, arguments, &mut held);
+        let is_aligned = held.first().is_some_and(|values| values.address.is_multiple_of(16));
+        assert!(is_aligned, "a weight that does not begin on 16 bytes");
+        (arguments, held, bytes)
+    }
+}
+
+/// A launch that does not depend on the format of activations.
+fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
+    Launch { source: Source::Fp8, dtype: DType::F32, name, shape, bytes }
+}

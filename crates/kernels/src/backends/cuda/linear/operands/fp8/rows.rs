@@ -1,0 +1,222 @@
+//! Rows of activations and gradients in 8-bit floats, for the GEMMs of `fp8`. Kernels: `fp8.cu`, `gated_fp8.cu`, `norm_fp8.cu`.
+//!
+//! What a norm or a gated activation makes, and its gradients of gate and up, are quantized by the launch that makes them, while a block
+//! has the row in registers; other rows in a pass of their own. The codes are the same. Low-rank values of adapters are known later, and
+//! written between the row's other columns under the scale that it has by then.
+//! Trade-off: codes that a launch has prepared are handed to the next GEMM through the engine, and there is one buffer for them: another
+//! quantization in between drops them.
+
+use burn_tensor::{DType, Tensor};
+use bytemuck::NoUninit;
+use firebrick_arch::Activation;
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use super::codes::{Codes, PreparedRows, RowLayout};
+use crate::NormWeight;
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, at, grid, threads_for,
+};
+use crate::backends::cuda::linear::gated::gate_and_up;
+
+/// Values of a row that each thread keeps.
+const KEPT_VALUES: usize = 32;
+/// Widest row that a norm keeps.
+const WIDEST_NORM: usize = 8192;
+/// Widest row that a gated activation keeps: 512 threads.
+const WIDEST_GATED: usize = 512 * KEPT_VALUES;
+
+/// Where a kernel writes codes, as it takes it.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct RowsOfCodes {
+    codes: u64,
+    scales: u64,
+    column_scales: u64,
+    lead: i32,
+    stride: i32,
+    powers_of_two: i32,
+    unused: i32,
+}
+
+impl Engine {
+    fn argument(&self, layout: &RowLayout, codes: &Codes) -> RowsOfCodes {
+        RowsOfCodes {
+            codes: codes.block.address,
+            scales: codes.scales,
+            column_scales: layout.column_scales.unwrap_or(0),
+            lead: layout.lead as i32,
+            stride: layout.stride as i32,
+            powers_of_two: i32::from(self.row_scaling.get().has_powers_of_two()),
+            unused: 0,
+        }
+    }
+
+    /// The codes of `x`, times the scales of its columns where there are any: those that were prepared, or new ones.
+    pub(super) fn rows_in_codes(&self, x: DeviceBlock, layout: RowLayout) -> Codes {
+        let prepared = self.prepared_rows.take();
+        let fits = |rows: &PreparedRows| self.is_current(rows.owner) && rows.x == x && rows.layout == layout;
+        prepared.filter(fits).map_or_else(|| self.quantize_rows(x, layout), |rows| rows.codes)
+    }
+
+    fn quantize_rows(&self, x: DeviceBlock, layout: RowLayout) -> Codes {
+        assert!(x.is_in_vectors() && x.width.is_multiple_of(16), "rows of {x:?}");
+        let codes = self.room_for_codes(x, layout);
+        let bytes = x.bytes() + x.count();
+        let launch = Launch {
+            source: Source::Fp8,
+            dtype: x.dtype,
+            name: "quantize_rows",
+            shape: one_row_each(x.rows, threads(x.width, 1024)),
+            bytes,
+        };
+        let arguments =
+            Arguments::new().value(&self.argument(&layout, &codes)).rows(&x).i64(x.stride as i64).i32(x.width as i32);
+        // SAFETY: the buffer has room for the codes of all rows and a scale for each; x has these rows at its stride; there is a scale for
+        // each column of x, or none.
+        unsafe { self.launch(launch, &arguments) };
+        codes
+    }
+
+    /// Low-rank values times a factor in front of the codes of rows of `width` values, and zeros in all columns that are left.
+    pub(super) fn low_columns(
+        &self,
+        codes: &Codes,
+        layout: RowLayout,
+        width: usize,
+        low: Option<(DeviceBlock, u64)>,
+        dtype: DType,
+    ) {
+        let (rows, columns) = (codes.block.rows, layout.stride - width);
+        if columns == 0 {
+            return;
+        }
+        let ranks = low.map_or(0, |(low, _)| low.width);
+        assert!(ranks <= layout.lead, "{ranks} low-rank values in {} columns", layout.lead);
+        let (bytes, shape) = (rows * (columns + ranks * 2), grid((rows * columns).div_ceil(4096), 256));
+        let launch = Launch { source: Source::Fp8, dtype, name: "low_columns", shape, bytes };
+        let arguments = Arguments::new()
+            .value(&self.argument(&layout, codes))
+            .pointer(at(low.map_or(0, |(low, _)| low.address)))
+            .i64(low.map_or(0, |(low, _)| low.stride) as i64)
+            .pointer(at(low.map_or(0, |(_, factor)| factor)))
+            .i64(rows as i64)
+            .i32(ranks as i32)
+            .i32(width as i32);
+        // SAFETY: the codes are rows of `stride` bytes with a scale for each; `low` has these rows at its stride; the factor is an f32 that
+        // is read only with low-rank values.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// [`Engine::rms_norm`], with its result in codes too where a block can keep a row.
+    pub(crate) fn rms_norm_in_codes(&self, x: &MatrixView, norm: &NormWeight<Cuda>, layout: RowLayout) -> MatrixView {
+        let weight = self.norm_weight(norm, x.width);
+        if x.width > WIDEST_NORM || x.dtype.size() != 2 || !x.is_in_vectors() {
+            return self.rms_norm(x, norm, 0);
+        }
+        let y = self.empty_matrix(x.rows, x.width, x.dtype);
+        let codes = self.room_for_codes(y.block(), layout);
+        let launch = Launch {
+            source: Source::NormFp8,
+            dtype: x.dtype,
+            name: "rms_norm_codes",
+            shape: one_row_each(x.rows, threads_for(x.width, 512)),
+            bytes: 2 * x.bytes() + x.count(),
+        };
+        let arguments = Arguments::new()
+            .value(&self.argument(&layout, &codes))
+            .rows(&y)
+            .i64(y.stride as i64)
+            .rows(x)
+            .rows(&weight)
+            .f32(norm.offset as f32)
+            .i32(x.width as i32)
+            .f32(norm.epsilon as f32);
+        // SAFETY: x and y are dense [rows, width] of this dtype, the weight is [width] f32, and there is room for the codes of all rows.
+        unsafe { self.launch(launch, &arguments) };
+        self.prepare_rows(&y, layout, codes);
+        y
+    }
+
+    /// [`Engine::gated`], with its result in codes too where a block can keep a row.
+    pub(crate) fn gated_in_codes(
+        &self,
+        gate: &MatrixView,
+        up: &MatrixView,
+        activation: Activation,
+        layout: RowLayout,
+    ) -> MatrixView {
+        if gate.width > WIDEST_GATED || !(gate.is_in_vectors() && up.is_in_vectors()) {
+            return self.gated(gate, up, activation, 0);
+        }
+        let y = self.empty_matrix(gate.rows, gate.width, gate.dtype);
+        let codes = self.room_for_codes(y.block(), layout);
+        let launch = Launch {
+            source: Source::GatedFp8(activation),
+            dtype: gate.dtype,
+            name: "gated_codes",
+            shape: one_row_each(gate.rows, threads(gate.width, 512)),
+            bytes: 3 * gate.bytes() + gate.count(),
+        };
+        let arguments = Arguments::new().value(&self.argument(&layout, &codes));
+        let arguments = arguments.rows(&y).i64(y.stride as i64);
+        let arguments = gate_and_up(arguments, [gate.block(), up.block()]).i32(gate.width as i32);
+        // SAFETY: y, gate and up have the strides given and are [rows, width] of this dtype; there is room for the codes of all rows.
+        unsafe { self.launch(launch, &arguments) };
+        self.prepare_rows(&y, layout, codes);
+        y
+    }
+
+    /// [`Engine::gated_backward`], with both gradients, side by side, in codes too where a block can keep their rows.
+    pub(crate) fn gated_backward_in_codes(
+        &self,
+        gate: Tensor<Cuda, 2>,
+        up: Tensor<Cuda, 2>,
+        activation: Activation,
+        dy: &MatrixView,
+        recompute: bool,
+        layout: RowLayout,
+    ) -> MatrixView {
+        let operands = self.gated_operands(gate, up, dy);
+        let [gate, up, d_gate, d_up] = operands.blocks;
+        if gate.width > WIDEST_GATED || ![gate, up, d_gate, d_up, dy.block()].iter().all(DeviceBlock::is_in_vectors) {
+            return self.gated_backward_of(operands, activation, dy, recompute);
+        }
+        let codes = self.room_for_codes(operands.target.block(), layout);
+        let launch = Launch {
+            source: Source::GatedFp8(activation),
+            dtype: gate.dtype,
+            name: "gated_backward_codes",
+            shape: one_row_each(gate.rows, threads(gate.width, 512)),
+            bytes: (6 + usize::from(recompute)) * gate.bytes(),
+        };
+        let arguments = Arguments::new().value(&self.argument(&layout, &codes));
+        let arguments = operands.arguments(arguments, dy, recompute).i32(gate.width as i32);
+        // SAFETY: as for `gated_backward`, and there is room for the codes of both gradients side by side.
+        unsafe { self.launch(launch, &arguments) };
+        self.prepare_rows(&operands.target, layout, codes);
+        operands.target
+    }
+
+    fn room_for_codes(&self, x: DeviceBlock, layout: RowLayout) -> Codes {
+        assert!(layout.lead + x.width <= layout.stride, "{} columns in {layout:?}", x.width);
+        // The buffer is about to be overwritten.
+        *self.prepared_rows.borrow_mut() = None;
+        let address = self.scratch.take(ScratchSlot::Fp8Rows, x.rows * (layout.stride + 4));
+        let block = DeviceBlock::dense(address, [x.rows, layout.stride], DType::U8);
+        Codes { block, scales: address + block.count() as u64 }
+    }
+
+    fn prepare_rows(&self, x: &MatrixView, layout: RowLayout, codes: Codes) {
+        let owner = self.owner(&x.tensor);
+        self.prepared_rows.replace(owner.map(|owner| PreparedRows { owner, x: x.block(), layout, codes }));
+    }
+}
+
+/// Threads that keep a row.
+fn threads(width: usize, most: usize) -> u32 {
+    width.div_ceil(KEPT_VALUES).next_multiple_of(32).clamp(64, most) as u32
+}
+
+fn one_row_each(rows: usize, threads: u32) -> LaunchShape {
+    LaunchShape { grid: [rows as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
+}

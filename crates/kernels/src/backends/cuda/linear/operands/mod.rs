@@ -1,0 +1,298 @@
+//! Weights in the form that a GEMM reads: dense, in the compute format, `[o, i]`.
+//!
+//! The quantized weights of a group are dequantized side by side, so that the modules that share an input are one GEMM each way; their
+//! adapters are written around them in the same launches (see `adapters`). Dense weights with adapters are copied for the same reason.
+//! Where they go is scratch memory, once per pass, or memory of their own that keeps them from step to step (`kept`): then only the
+//! adapters are written again, once per step.
+//! Trade-off: the scratch memory of the largest group, and the copy.
+
+pub(crate) mod fp8;
+mod quantize;
+pub(super) mod write_out;
+
+use burn_tensor::{DType, Tensor};
+use firebrick_cuda::Arguments;
+use firebrick_precision::{HostScales, QuantFormat};
+
+use crate::backends::cuda::engine::{
+    BlockArguments, Contents, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, engine, float, grid,
+    tensor,
+};
+use crate::backends::cuda::linear::appended::{appended_columns, ranks};
+use crate::backends::cuda::memory::kept::{Held, Pass};
+use crate::backends::planning::rows::row_stride;
+use crate::{Bias, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps};
+use write_out::Around;
+
+impl WeightOps for Cuda {
+    fn quantizes_on_device() -> bool {
+        true
+    }
+
+    fn upload_codes(
+        codes: HostBuffer,
+        scales: &HostScales,
+        format: QuantFormat,
+        shape: [usize; 2],
+        device: &Self::Device,
+    ) -> QuantizedWeight<Self> {
+        let engine = engine(device);
+        engine.section(|| engine.upload_codes(codes, scales, format, shape))
+    }
+
+    fn quantize_weight(values_oi: Tensor<Self, 2>, format: QuantFormat) -> QuantizedWeight<Self> {
+        let engine = engine(&values_oi.device());
+        let table = engine.tables.byte_table(format);
+        engine.section(|| engine.quantize(values_oi, format, table))
+    }
+
+    fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {
+        let engine = engine(&weight.codes.device());
+        engine.section(|| tensor(engine.dequantize(weight).tensor))
+    }
+}
+
+/// A weight that a GEMM can read, and the owner of its memory where it is not scratch.
+pub(crate) struct ReadyWeight {
+    pub block: DeviceBlock,
+    _owner: Option<MatrixView>,
+}
+
+impl From<MatrixView> for ReadyWeight {
+    fn from(matrix: MatrixView) -> Self {
+        Self { block: matrix.block(), _owner: Some(matrix) }
+    }
+}
+
+impl From<DeviceBlock> for ReadyWeight {
+    fn from(block: DeviceBlock) -> Self {
+        Self { block, _owner: None }
+    }
+}
+
+/// The weights of a whole group, and its adapters where they are appended:
+///
+/// ```text
+///              in_features   ranks
+/// out_features  W            scale B
+///        ranks  A
+/// ```
+pub(crate) struct GroupWeight {
+    /// All of it.
+    whole: DeviceBlock,
+    out_features: usize,
+    in_features: usize,
+    _owner: Option<MatrixView>,
+}
+
+impl GroupWeight {
+    /// Ranks that are appended, filled up with zeros; 0 where there are none.
+    pub(crate) fn ranks(&self) -> usize {
+        self.whole.width - self.in_features
+    }
+
+    /// What the forward multiplies with: `[W | s B]`.
+    pub(crate) fn forward(&self) -> DeviceBlock {
+        self.whole.rows(0, self.out_features)
+    }
+
+    /// What the backward multiplies with: `[W ; A]`.
+    pub(crate) fn backward(&self) -> DeviceBlock {
+        self.whole.columns(0, self.in_features)
+    }
+
+    /// `W` alone.
+    pub(super) fn base(&self) -> DeviceBlock {
+        self.backward().rows(0, self.out_features)
+    }
+
+    /// All A, `[ranks, i]`.
+    pub(crate) fn a(&self) -> DeviceBlock {
+        self.backward().rows(self.out_features, self.ranks())
+    }
+
+    /// All `s B`, `[all o, ranks]`.
+    pub(crate) fn b(&self) -> DeviceBlock {
+        self.forward().columns(self.in_features, self.ranks())
+    }
+}
+
+/// The numbers of the tensors that the weights of a group are computed from.
+pub(super) struct GroupSources {
+    pub weights: Vec<u64>,
+    adapters: Vec<u64>,
+}
+
+impl GroupSources {
+    /// Of weights and adapters.
+    pub(super) fn all(&self) -> Vec<u64> {
+        [self.weights.as_slice(), &self.adapters].concat()
+    }
+
+    /// Of the weights, and how far apart rows are: where adapters are left out, the same weights lie in another way.
+    pub(super) fn laid_out(&self, stride: usize) -> Vec<u64> {
+        [self.weights.as_slice(), &[stride as u64]].concat()
+    }
+}
+
+impl Engine {
+    /// The weights of a whole group; `None` where modules have to be taken one by one.
+    pub(super) fn group_weight(&self, group: &Group<Cuda>, dtype: DType) -> Option<GroupWeight> {
+        let modules = group.modules.as_slice();
+        let (out_features, in_features) = (group.out_features(), group.in_features());
+        if let [Module { weight: Weight::Dense(values), .. }] = modules
+            && values.dtype() == dtype
+            && appended_columns(group) == 0
+        {
+            let values = self.matrix(values.clone());
+            return Some(GroupWeight { whole: values.block(), out_features, in_features, _owner: Some(values) });
+        }
+        let ranks = appended_columns(group);
+        if ranks == 0 && modules.iter().any(|module| matches!(module.weight, Weight::Dense(_))) {
+            return None;
+        }
+        let sources = self.group_sources(group, ranks > 0);
+        let contents = Contents { section: self.section_number(), dtype, sources: sources.all() };
+        let (rows, width) = (out_features + ranks, in_features + ranks);
+        let stride = row_stride(in_features, ranks);
+        let bytes = rows * stride * dtype.size();
+        let kept = self
+            .is_quantized(group)
+            .then(|| self.kept.of(Pass::Forward, sources.laid_out(stride), bytes, contents.clone()));
+        let (address, held) = kept.flatten().unwrap_or_else(|| {
+            let slot = ScratchSlot::Weights { rows, columns: width };
+            let (address, is_held) = self.scratch.holding(slot, bytes, contents);
+            (address, Held { weight: is_held, adapter: is_held })
+        });
+        let whole = DeviceBlock { address, rows, width, stride, dtype };
+        let weight = GroupWeight { whole, out_features, in_features, _owner: None };
+        if !held.weight {
+            self.write_group(group, &weight);
+        } else if !held.adapter && ranks > 0 {
+            self.write_adapters(group, &weight);
+        }
+        Some(weight)
+    }
+
+    /// Writes the adapters of a group next to its weights, which are there.
+    fn write_adapters(&self, group: &Group<Cuda>, to: &GroupWeight) {
+        let (modules, _held) = self.modules_argument(group);
+        let bytes = modules.bytes(to.in_features);
+        let (whole, shape) = (to.whole, grid(bytes.div_ceil(4 * 1024).min(1024), 256));
+        let launch = Launch { source: Source::WriteOut, dtype: whole.dtype, name: "write_adapters", shape, bytes };
+        let arguments = Arguments::new()
+            .rows(&whole)
+            .value(&modules)
+            .i32(to.out_features as i32)
+            .i32(to.in_features as i32)
+            .i64(whole.stride as i64);
+        // SAFETY: the modules name f32 pairs [rank, inputs] and [rows, rank] that are held here; `whole` has a row for each rank below
+        // those of the weight, and a column for each rank after its inputs.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    fn write_group(&self, group: &Group<Cuda>, to: &GroupWeight) {
+        let mut first = 0;
+        let last = group.modules.len() - 1;
+        for (index, (module, rank)) in group.modules.iter().zip(ranks(group)).enumerate() {
+            // The last module writes the zeros after its A.
+            let a_rows = if to.ranks() == 0 {
+                0
+            } else if index == last {
+                to.ranks() - first
+            } else {
+                rank
+            };
+            let around = Around {
+                adapter: module.adapter.as_ref().filter(|_| to.ranks() > 0),
+                first,
+                ranks: to.ranks(),
+                a: (a_rows > 0).then(|| to.a().rows(first, a_rows)),
+            };
+            self.write_out(&module.weight, to.forward().rows(module.columns.start, module.columns.len()), &around);
+            first += rank;
+        }
+    }
+
+    pub(super) fn source_of(&self, weight: &Weight<Cuda>) -> [u64; 2] {
+        match weight {
+            Weight::Dense(values) => self.source(&float(values.clone())),
+            Weight::Quantized(weight) => self.source(&weight.codes.clone().into_primitive()),
+        }
+    }
+
+    /// Whether all weights of a group are quantized, and so never change.
+    pub(super) fn is_quantized(&self, group: &Group<Cuda>) -> bool {
+        group.modules.iter().all(|module| matches!(module.weight, Weight::Quantized(_)))
+    }
+
+    /// What a group's weights are computed from, and its adapters.
+    pub(super) fn group_sources(&self, group: &Group<Cuda>, with_adapters: bool) -> GroupSources {
+        let weights = group.modules.iter().flat_map(|module| self.source_of(&module.weight)).collect();
+        let adapters = group.modules.iter().filter_map(|module| module.adapter.as_ref()).filter(|_| with_adapters);
+        let factors = adapters.flat_map(|adapter| [&adapter.a, &adapter.b]);
+        GroupSources { weights, adapters: factors.flat_map(|values| self.source(&float(values.clone()))).collect() }
+    }
+
+    /// One base weight without its adapter.
+    pub(crate) fn base_weight(&self, weight: &Weight<Cuda>, dtype: DType) -> ReadyWeight {
+        let [rows, columns] = weight.shape();
+        let slot = ScratchSlot::Weights { rows, columns };
+        match weight {
+            Weight::Dense(values) => self.converted(slot, values.clone(), dtype),
+            Weight::Quantized(_) => {
+                let contents =
+                    Contents { section: self.section_number(), dtype, sources: self.source_of(weight).into() };
+                let (address, is_held) = self.scratch.holding(slot, rows * columns * dtype.size(), contents);
+                let block = DeviceBlock::dense(address, [rows, columns], dtype);
+                if !is_held {
+                    self.write_out(weight, block, &Around::default());
+                }
+                block.into()
+            }
+        }
+    }
+
+    /// The biases of a group side by side in the compute format, `[1, all o]`, zero where a module has none; `None` where none
+    /// has one.
+    pub(crate) fn biases(&self, group: &Group<Cuda>, dtype: DType) -> Option<DeviceBlock> {
+        let with_bias = |module: &Module<Cuda>| Some((module.columns.clone(), self.bias_values(module.bias.as_ref()?)));
+        let values: Vec<_> = group.modules.iter().filter_map(with_bias).collect();
+        if values.is_empty() {
+            return None;
+        }
+        let width = group.out_features();
+        let sources = values.iter().flat_map(|(_, values)| self.source(&values.tensor)).collect();
+        let contents = Contents { section: self.section_number(), dtype, sources };
+        let (address, is_held) = self.scratch.holding(ScratchSlot::Bias { width }, width * dtype.size(), contents);
+        let whole = DeviceBlock::dense(address, [1, width], dtype);
+        if !is_held {
+            if values.len() < group.modules.len() {
+                self.fill_zero(whole);
+            }
+            for (columns, values) in &values {
+                self.cast(values.block(), whole.column_range(columns), 1.0);
+            }
+        }
+        Some(whole)
+    }
+
+    fn bias_values(&self, bias: &Bias<Cuda>) -> MatrixView {
+        self.flat(bias.value.clone())
+    }
+
+    /// A matrix as it is, or its copy in another format.
+    fn converted(&self, slot: ScratchSlot, values: Tensor<Cuda, 2>, dtype: DType) -> ReadyWeight {
+        let values = self.flat(values);
+        if values.dtype == dtype {
+            return values.into();
+        }
+        let contents = Contents { section: self.section_number(), dtype, sources: self.source(&values.tensor).into() };
+        let (address, is_held) = self.scratch.holding(slot, values.count() * dtype.size(), contents);
+        let block = DeviceBlock::dense(address, [values.rows, values.width], dtype);
+        if !is_held {
+            self.cast(values.block(), block, 1.0);
+        }
+        block.into()
+    }
+}

@@ -1,0 +1,211 @@
+//! Launches that quantize weights, and the names of the kernels of each format. Kernels: `nf4.cu`, `scaled_formats.cu`.
+//! Trade-off: a weight lies on the device twice while it is quantized, as it was stored and in codes.
+
+use burn_tensor::{DType, Tensor};
+use firebrick_cuda::Arguments;
+use firebrick_precision::{QuantFormat, blockwise, nf4};
+
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, at, grid, int_tensor, tensor,
+};
+use crate::{BlockScales, QuantizedWeight, Scales, Weight};
+
+/// The kernels that read weights of one kind.
+pub(super) struct WeightKernels {
+    /// Of `write_out.cu`.
+    pub write_out: &'static str,
+    /// Of `fp8.cu`.
+    pub fp8_rows: &'static str,
+    /// Of `fp8.cu`.
+    pub fp8_columns: &'static str,
+}
+
+/// The kernels for a weight as it is stored.
+pub(super) fn kernels_of(weight: &Weight<Cuda>) -> WeightKernels {
+    let [write_out, fp8_rows, fp8_columns] = match weight {
+        Weight::Quantized(weight) => names_of(weight.format),
+        Weight::Dense(values) => match values.dtype() {
+            DType::BF16 => ["dense_write_out_bf16", "bf16_weight_rows", "bf16_weight_columns"],
+            DType::F16 => ["dense_write_out_f16", "f16_weight_rows", "f16_weight_columns"],
+            _ => ["dense_write_out_f32", "f32_weight_rows", "f32_weight_columns"],
+        },
+    };
+    WeightKernels { write_out, fp8_rows, fp8_columns }
+}
+
+/// The line of `QUANTIZED_FORMATS` in `weight_values.cu`.
+fn names_of(format: QuantFormat) -> [&'static str; 3] {
+    match format {
+        QuantFormat::Nf4 { .. } => ["nf4_write_out", "nf4_weight_rows", "nf4_weight_columns"],
+        QuantFormat::Nvfp4 => ["nvfp4_write_out", "nvfp4_weight_rows", "nvfp4_weight_columns"],
+        QuantFormat::Mxfp4 => ["mxfp4_write_out", "mxfp4_weight_rows", "mxfp4_weight_columns"],
+        QuantFormat::Fp8 => ["fp8_write_out", "fp8_weight_rows", "fp8_weight_columns"],
+    }
+}
+
+/// A launch that does not depend on the format of activations.
+fn plain(name: &'static str, blocks: usize, bytes: usize) -> Launch {
+    Launch { source: Source::Quantize, dtype: DType::F32, name, shape: grid(blocks, 256), bytes }
+}
+
+/// The kernel that reads values of this format, of those for bf16, f16 and f32.
+fn of_source(values: &MatrixView, [bf16, f16, f32]: [&'static str; 3]) -> &'static str {
+    match values.dtype {
+        DType::BF16 => bf16,
+        DType::F16 => f16,
+        _ => f32,
+    }
+}
+
+impl Engine {
+    /// Quantizes a matrix; `table` is what dequantization looks codes up in.
+    ///
+    /// # Panics
+    /// If the format does not take rows of this length: the plan of a run and the code that reads weights check it.
+    pub(crate) fn quantize(
+        &self,
+        values: Tensor<Cuda, 2>,
+        format: QuantFormat,
+        table: Tensor<Cuda, 2>,
+    ) -> QuantizedWeight<Cuda> {
+        let shape = values.dims();
+        format.check_columns(shape[1]).unwrap_or_else(|error| panic!("{error}"));
+        let values = self.flat(values);
+        let blocks = format.blocks(values.count(), shape[1]);
+        let padded = blocks * format.block_size(shape[1]);
+        let codes = self.empty([padded / format.packing().codes_per_byte()], DType::U8);
+        let block = match format {
+            QuantFormat::Nf4 { double_quant } => self.nf4_codes(&values, &codes, blocks, double_quant),
+            QuantFormat::Nvfp4 => self.nvfp4_codes(&values, &codes, blocks),
+            QuantFormat::Mxfp4 => self.mxfp4_codes(&values, &codes, blocks),
+            QuantFormat::Fp8 => self.fp8_codes(&values, &codes, shape),
+        };
+        QuantizedWeight { format, codes: int_tensor(codes), scales: Scales { block }, table, shape }
+    }
+
+    fn nf4_codes(
+        &self,
+        values: &MatrixView,
+        codes: &Primitive,
+        blocks: usize,
+        double_quant: bool,
+    ) -> BlockScales<Cuda> {
+        let count = values.count();
+        assert_eq!(blocks, count.div_ceil(nf4::BLOCK_SIZE), "blocks of NF4 run across rows");
+        let absmax = self.empty([blocks], DType::F32);
+        let arguments = Arguments::new()
+            .pointer(at(self.address(codes)))
+            .pointer(at(self.address(&absmax)))
+            .rows(values)
+            .i64(count as i64);
+        let name = of_source(values, ["nf4_quantize_bf16", "nf4_quantize_f16", "nf4_quantize_f32"]);
+        let launch = plain(name, count.div_ceil(4096), values.bytes() + count / 2);
+        // SAFETY: codes hold half a byte and absmax an f32 for every block of 64 of the values, which are dense.
+        unsafe { self.launch(launch, &arguments) };
+        if double_quant { self.nested_scales(&absmax, blocks) } else { BlockScales::Float(tensor(absmax)) }
+    }
+
+    fn nvfp4_codes(&self, values: &MatrixView, codes: &Primitive, blocks: usize) -> BlockScales<Cuda> {
+        let count = values.count();
+        let (scales, map) = (self.empty([blocks], DType::U8), self.empty([256], DType::F32));
+        let parts = count.div_ceil(4096).min(1024);
+        let largest = at(self.scratch.take(ScratchSlot::Partial, 1024 * 8));
+        let search = Arguments::new().pointer(largest).rows(values).i64(count as i64);
+        let arguments = Arguments::new()
+            .pointer(at(self.address(codes)))
+            .pointer(at(self.address(&scales)))
+            .pointer(at(self.address(&map)))
+            .pointer(largest)
+            .i32(parts as i32)
+            .rows(values)
+            .i64(count as i64);
+        let names = ["weight_largest_bf16", "weight_largest_f16", "weight_largest_f32"];
+        let search_launch = plain(of_source(values, names), parts, values.bytes());
+        let names = ["nvfp4_quantize_bf16", "nvfp4_quantize_f16", "nvfp4_quantize_f32"];
+        let launch = plain(of_source(values, names), count.div_ceil(4096), values.bytes() + count / 2 + blocks);
+        // SAFETY: there is room for 1024 partial maxima; codes hold half a byte for each of the values, which are dense and whole
+        // blocks of 16, scales a byte for each block, and the map 256 f32.
+        unsafe {
+            self.launch(search_launch, &search);
+            self.launch(launch, &arguments);
+        }
+        BlockScales::Narrow { codes: int_tensor(scales), map: tensor(map) }
+    }
+
+    fn mxfp4_codes(&self, values: &MatrixView, codes: &Primitive, blocks: usize) -> BlockScales<Cuda> {
+        let count = values.count();
+        let scales = self.empty([blocks], DType::U8);
+        let arguments = Arguments::new()
+            .pointer(at(self.address(codes)))
+            .pointer(at(self.address(&scales)))
+            .rows(values)
+            .i64(count as i64);
+        let name = of_source(values, ["mxfp4_quantize_bf16", "mxfp4_quantize_f16", "mxfp4_quantize_f32"]);
+        let launch = plain(name, count.div_ceil(8192), values.bytes() + count / 2 + blocks);
+        // SAFETY: codes hold half a byte for each of the values, which are dense and whole blocks of 32, and scales a byte for each
+        // block.
+        unsafe { self.launch(launch, &arguments) };
+        BlockScales::Narrow { codes: int_tensor(scales), map: self.tables.e8m0() }
+    }
+
+    fn fp8_codes(&self, values: &MatrixView, codes: &Primitive, [rows, inputs]: [usize; 2]) -> BlockScales<Cuda> {
+        let scales = self.empty([rows], DType::F32);
+        let arguments = Arguments::new()
+            .pointer(at(self.address(codes)))
+            .pointer(at(self.address(&scales)))
+            .rows(values)
+            .i32(inputs as i32);
+        let name = of_source(values, ["fp8_quantize_bf16", "fp8_quantize_f16", "fp8_quantize_f32"]);
+        // SAFETY: codes hold a byte for each of the values, which are dense, and scales an f32 for each row.
+        unsafe { self.launch(plain(name, rows, 2 * values.bytes() + values.count()), &arguments) };
+        BlockScales::Float(tensor(scales))
+    }
+
+    /// Block scales in 8 bits around their mean.
+    fn nested_scales(&self, absmax: &Primitive, blocks: usize) -> BlockScales<Cuda> {
+        let map = self.tables.signed();
+        let nested = blocks.div_ceil(blockwise::BLOCK_SIZE);
+        let codes = self.empty([nested * blockwise::BLOCK_SIZE], DType::U8);
+        let nested_absmax = self.empty([nested], DType::F32);
+        let offset = self.empty([1], DType::F32);
+        let parts = blocks.div_ceil(4096).min(1024);
+        let partial = at(self.scratch.take(ScratchSlot::Partial, 1024 * 8));
+        let (from, mean) = (at(self.address(absmax)), at(self.address(&offset)));
+        let sum = Arguments::new().pointer(partial).pointer(from).i64(blocks as i64);
+        let divide = Arguments::new().pointer(mean).pointer(partial).i32(parts as i32).i64(blocks as i64);
+        let map_view = self.flat(map.clone());
+        let quantize = Arguments::new()
+            .pointer(at(self.address(&codes)))
+            .pointer(at(self.address(&nested_absmax)))
+            .pointer(from)
+            .pointer(mean)
+            .rows(&map_view)
+            .i64(blocks as i64);
+        // SAFETY: the partial sums have room for 1024 f64; one code per block and one f32 per 256; the map has 256 values.
+        unsafe {
+            self.launch(plain("absmax_sum", parts, blocks * 4), &sum);
+            self.launch(plain("absmax_mean", 1, parts * 8), &divide);
+            self.launch(plain("absmax_quantize", nested, blocks * 5), &quantize);
+        }
+        BlockScales::Nested {
+            codes: int_tensor(codes),
+            absmax: tensor(nested_absmax),
+            map,
+            offset: tensor(offset),
+            blocks,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_has_its_line_in_the_source_of_values() {
+        let source = include_str!("weight_values.cu");
+        for format in QuantFormat::ALL {
+            assert!(source.contains(&format!("KERNEL_OF({}, ", names_of(format).join(", "))), "{format}");
+        }
+    }
+}

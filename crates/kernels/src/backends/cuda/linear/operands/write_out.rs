@@ -1,0 +1,155 @@
+//! Launches that read frozen weights: written out for a GEMM with the adapter around, or dequantized. Kernels:
+//! `write_out.cu`.
+//! Trade-off: dequantizing is writing out in f32, so an odd width goes value by value.
+
+use burn_tensor::DType;
+use bytemuck::{Pod, Zeroable};
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use super::quantize::kernels_of;
+use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Source, at};
+use crate::{Adapter, BlockScales, QuantizedWeight, Weight};
+
+/// What lies around the values of one weight of a group; nothing by default.
+#[derive(Default)]
+pub(crate) struct Around<'a> {
+    /// The adapter.
+    pub adapter: Option<&'a Adapter<Cuda>>,
+    /// Its first column among those of the group.
+    pub first: usize,
+    /// Columns of the group.
+    pub ranks: usize,
+    /// Rows that its A goes to, and zeros to those that are left.
+    pub a: Option<DeviceBlock>,
+}
+
+/// Where a quantized weight lies, as the kernels take it. What a format does not have is null.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+pub(crate) struct StoredArgument {
+    codes: u64,
+    scales: u64,
+    scale_codes: u64,
+    map: u64,
+    nested: u64,
+    offset: u64,
+}
+
+impl StoredArgument {
+    /// Values as they are, without scales.
+    pub(crate) fn dense(address: u64) -> Self {
+        Self { codes: address, ..Self::default() }
+    }
+}
+
+impl Engine {
+    /// Adds the argument that says where a weight is stored. Returns its bytes; what must be held until the launch goes to `held`.
+    pub(super) fn weight_argument(
+        &self,
+        weight: &Weight<Cuda>,
+        arguments: Arguments,
+        held: &mut Vec<MatrixView>,
+    ) -> (Arguments, usize) {
+        match weight {
+            Weight::Quantized(weight) => (arguments.value(&self.stored_argument(weight, held)), weight.bytes()),
+            Weight::Dense(values) => {
+                let values = self.flat(values.clone());
+                let (address, bytes) = (values.address, values.bytes());
+                held.push(values);
+                (arguments.pointer(at(address)), bytes)
+            }
+        }
+    }
+
+    pub(crate) fn stored_argument(&self, weight: &QuantizedWeight<Cuda>, held: &mut Vec<MatrixView>) -> StoredArgument {
+        let mut address = |view: MatrixView| {
+            held.push(view);
+            held.last().map_or(0, |view| view.address)
+        };
+        let codes = address(self.int_matrix(weight.codes.clone()));
+        let without = StoredArgument { codes, ..StoredArgument::default() };
+        match &weight.scales.block {
+            BlockScales::Float(scales) => StoredArgument { scales: address(self.flat(scales.clone())), ..without },
+            BlockScales::Narrow { codes, map } => StoredArgument {
+                scale_codes: address(self.int_matrix(codes.clone())),
+                map: address(self.flat(map.clone())),
+                ..without
+            },
+            BlockScales::Nested { codes, absmax, map, offset, .. } => StoredArgument {
+                scale_codes: address(self.int_matrix(codes.clone())),
+                map: address(self.flat(map.clone())),
+                nested: address(self.flat(absmax.clone())),
+                offset: address(self.flat(offset.clone())),
+                ..without
+            },
+        }
+    }
+
+    /// Writes the values of a weight to the first columns of `out`, and what lies next to and below them.
+    pub(crate) fn write_out(&self, weight: &Weight<Cuda>, out: DeviceBlock, around: &Around<'_>) {
+        let [rows, inputs] = weight.shape();
+        assert_eq!((out.rows, out.width), (rows, inputs + around.ranks), "room for a weight and its adapter");
+        let mut held = Vec::new();
+        let (from, bytes) = self.weight_argument(weight, Arguments::new().rows(&out), &mut held);
+        let pair = around.adapter.map(|adapter| [self.flat(adapter.a.clone()), self.flat(adapter.b.clone())]);
+        let [a, b] = pair.as_ref().map_or([0; 2], |pair| [pair[0].address, pair[1].address]);
+        let rank = pair.as_ref().map_or(0, |pair| pair[0].rows);
+        let (a_out, a_rows) = around.a.map_or((0, 0), |block| (block.address, block.rows));
+        let wide = inputs.is_multiple_of(8)
+            && out.stride.is_multiple_of(8)
+            && [out.address, a_out, a].iter().all(|address| address.is_multiple_of(16));
+        let launch = Launch {
+            source: Source::WriteOut,
+            dtype: out.dtype,
+            name: kernels_of(weight).write_out,
+            shape: write_out_shape(rows + a_rows, if wide { inputs.div_ceil(8) } else { inputs }),
+            bytes: out.bytes() + bytes,
+        };
+        let arguments = from
+            .pointer(at(a_out))
+            .pointer(at(a))
+            .pointer(at(b))
+            .f32(around.adapter.map_or(0.0, |adapter| adapter.scale as f32))
+            .i32(rows as i32)
+            .i32(inputs as i32)
+            .i32(rank as i32)
+            .i32(around.first as i32)
+            .i32(around.ranks as i32)
+            .i32(a_rows as i32)
+            .i64(out.stride as i64);
+        // SAFETY: out holds [rows, inputs + ranks] and a_out [a_rows, inputs] at the stride given; what it is written from is a weight
+        // of this shape; A is [rank, inputs] and B [rows, rank], f32 and dense, or null with rank 0.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// The values of a weight, f32.
+    pub(super) fn dequantize(&self, weight: &QuantizedWeight<Cuda>) -> MatrixView {
+        let [rows, inputs] = weight.shape;
+        let out = self.empty_matrix(rows, inputs, DType::F32);
+        self.write_out(&Weight::Quantized(weight.clone()), out.block(), &Around::default());
+        out
+    }
+}
+
+/// Blocks of whole warps over `pieces` of a row, four rows per block.
+fn write_out_shape(rows: usize, pieces: usize) -> LaunchShape {
+    let threads = pieces.next_multiple_of(32).min(256);
+    LaunchShape {
+        grid: [pieces.div_ceil(threads) as u32, rows.div_ceil(4).clamp(1, 65_535) as u32, 1],
+        block: [threads as u32, 1, 1],
+        shared_bytes: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_whole_warps_that_cover_a_row() {
+        let shape = |rows, pieces| (write_out_shape(rows, pieces).grid, write_out_shape(rows, pieces).block[0]);
+        assert_eq!(shape(4096, 512), ([2, 1024, 1], 256));
+        assert_eq!(shape(1, 72), ([1, 1, 1], 96));
+        assert_eq!(shape(1 << 20, 33), ([1, 65_535, 1], 64));
+    }
+}

@@ -1,0 +1,93 @@
+//! Groups of linear modules on CUDA, backward of what comes before their GEMM: norms and gated activations.
+//!
+//! The gradient of a norm's input takes the place of the gradient of its output. A gated activation that was not saved is computed again by the
+//! pass that needs gate and up anyway, after the GEMM for the gradient of the input. Where only adapters train, what the group read is not computed
+//! again: `dA` is a sum over the norm's input, or comes with the pass over gate and up.
+//! Trade-off: which of these ways a group takes depends on what trains, on its adapters' ranks and on the format; all end in the same gradients.
+
+use burn_tensor::{DType, Tensor};
+use firebrick_arch::Activation;
+
+use super::adapters::gated_low_rank::GatedFactors;
+use super::adapters::low_rank::only_adapters_train;
+use super::appended::appended_columns;
+use super::backward::OutputGradient;
+use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, MatrixView, Primitive, ScratchSlot};
+use crate::backends::cuda::norm::ScaledRows;
+use crate::backends::planning::rows::ROW_MULTIPLE;
+use crate::{Group, ModuleGradients, NextBackward, NormWeight};
+
+impl Engine {
+    /// Of a group after a norm: the gradients of the norm's input, of its weight, and of the parameters of the group.
+    pub(super) fn norm_backward(
+        &self,
+        (x, norm): (&MatrixView, &NormWeight<Cuda>),
+        normed: Option<MatrixView>,
+        low: Option<MatrixView>,
+        group: &mut Group<Cuda>,
+        gradient: &mut OutputGradient,
+        d_residual: Option<Tensor<Cuda, 2>>,
+    ) -> (MatrixView, Option<Primitive>, Vec<ModuleGradients<Cuda>>) {
+        let scaled = self.scaled_rows(group, gradient, normed.is_some());
+        let of_normed = scaled.is_none().then(|| {
+            let normed = normed.unwrap_or_else(|| self.rms_norm(x, norm, 0));
+            self.parameter_gradients(Some(normed.block()), low.clone(), group, gradient)
+        });
+        // It is the next gradient that comes in, with adapters of its own to make room for.
+        let room = if appended_columns(group) > 0 { ROW_MULTIPLE } else { 0 };
+        let dx = self.input_gradient(group, gradient, room, None);
+        let residual = d_residual.map(|residual| self.matrix_as(residual, dx.dtype));
+        let d_norm = self.rms_norm_backward(dx.block(), x, norm, dx.block(), residual.as_ref(), scaled);
+        if let (Some(scaled), Some(adapters)) = (scaled, &mut gradient.adapters) {
+            adapters.d_a = Some(self.sum_over_normed_tokens(scaled.to, x, norm));
+        }
+        let modules = of_normed.unwrap_or_else(|| self.parameter_gradients(None, low, group, gradient));
+        (dx, d_norm, modules)
+    }
+
+    /// Of a group after a gated activation: the gradients of gate and up side by side, and the activated values, unless the adapter that read them
+    /// has its gradient already.
+    pub(super) fn gated_input_backward(
+        &self,
+        gate: Tensor<Cuda, 2>,
+        up: Tensor<Cuda, 2>,
+        activation: Activation,
+        activated: Option<MatrixView>,
+        group: &Group<Cuda>,
+        gradient: &mut OutputGradient,
+        next: Option<NextBackward<'_, Cuda>>,
+    ) -> (MatrixView, Option<MatrixView>) {
+        let codes = next.and_then(|next| self.fp8_gradient_layout(next.group, gradient.dy.dtype));
+        // In rows like those of the forward's activated values, whose memory it may then get.
+        let d_activated = self.input_gradient(group, gradient, appended_columns(group), None);
+        // Overwrites the gradient that it reads with the activated values, where those were not saved.
+        let recompute = activated.is_none();
+        let both = if let Some(codes) = codes {
+            self.gated_backward_in_codes(gate, up, activation, &d_activated, recompute, codes)
+        } else {
+            let operands = self.gated_operands(gate, up, &d_activated);
+            let adapters = gradient.adapters.as_mut();
+            let found = self.gated_adapters(&operands, &d_activated, group, adapters.as_deref(), next);
+            if let (Some(found), Some(adapters)) = (found, adapters) {
+                let GatedFactors { both, d_a } =
+                    self.gated_backward_low_rank(operands, activation, &d_activated, found);
+                adapters.d_a = Some(d_a);
+                return (both, None);
+            }
+            self.gated_backward_of(operands, activation, &d_activated, recompute)
+        };
+        (both, Some(activated.unwrap_or(d_activated)))
+    }
+
+    /// The low-rank gradients of a group after a norm, and room for them times `1 / rms(x)`, where `dA` comes from the norm's input by these: only
+    /// adapters train, what else they need is there, and the norm's result was not saved. In bf16 alone, whose range the factor does not leave.
+    fn scaled_rows(&self, group: &Group<Cuda>, gradient: &OutputGradient, is_saved: bool) -> Option<ScaledRows> {
+        let adapters = gradient.adapters.as_ref().filter(|adapters| adapters.has_b_gradients())?;
+        let low = adapters.d_low;
+        if is_saved || low.dtype != DType::BF16 || group.dropout.is_some() || !only_adapters_train(group) {
+            return None;
+        }
+        let address = self.scratch.take(ScratchSlot::ScaledLowRank, low.bytes());
+        Some(ScaledRows { low, to: DeviceBlock::dense(address, [low.rows, low.width], low.dtype) })
+    }
+}

@@ -1,0 +1,336 @@
+//! The head and the loss over chunks of targets, loss and gradient in one pass. Kernels: `cross_entropy.cu`.
+//!
+//! Logits are f32, as the GEMM leaves them before any rounding; the gradient of a chunk's logits takes the place of the logits, in
+//! the compute format. Where every token has a target, hidden states are read where they are; otherwise the rows of a chunk are
+//! gathered, and their gradients scattered into the gradient of the hidden states, which is zeroed once.
+//! Trade-off: one block per row, so chunks of fewer rows than multiprocessors leave some idle.
+
+mod pairs;
+
+use std::ops::Range;
+
+use burn_tensor::{DType, Int, Tensor};
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, ScratchSlot, SoftCap, Source, at, engine,
+    float, grid, tensor,
+};
+use crate::backends::cuda::linear::operands::ReadyWeight;
+use crate::loss::pairs::{PairLogProbs, PairLoss, PairResult, PairTargets, PairWeights};
+use crate::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets, Weight, WeightGradient};
+
+/// Shared memory in which a block keeps parts of its row comes in tiles of this many bytes.
+const TILE_BYTES: usize = 16_384;
+
+impl LossOps for Cuda {
+    fn cross_entropy(
+        logits_cv: Tensor<Self, 2>,
+        targets_c: Tensor<Self, 1, Int>,
+        weights_c: Option<Tensor<Self, 1>>,
+        gradient_scale: Option<f64>,
+        soft_cap: Option<f64>,
+    ) -> (Tensor<Self, 1>, Option<Tensor<Self, 2>>) {
+        let engine = engine(&logits_cv.device());
+        let of_loss = OfLoss { scale: gradient_scale, soft_cap: soft_cap.map(SoftCap::new) };
+        engine.section(|| engine.cross_entropy(logits_cv, targets_c, weights_c, of_loss))
+    }
+
+    fn linear_cross_entropy(
+        hidden_nd: Tensor<Self, 2>,
+        head: &Weight<Self>,
+        targets: &LossTargets<Self>,
+        options: CrossEntropyOptions<Self>,
+    ) -> CrossEntropy<Self> {
+        assert!(options.chunk_tokens > 0, "a chunk of logits needs at least one token");
+        let engine = engine(&hidden_nd.device());
+        engine.section(|| {
+            let pass = Pass::new(&engine, hidden_nd, head, targets, options);
+            pass.run()
+        })
+    }
+
+    fn document_sums(values_m: Tensor<Self, 1>, targets: &PairTargets<Self>, of_answers: bool) -> Tensor<Self, 1> {
+        pairs::document_sums(values_m, targets, of_answers)
+    }
+
+    fn pair_loss(
+        log_probs: PairLogProbs<Self>,
+        targets: &PairTargets<Self>,
+        loss: PairLoss,
+        weights: PairWeights<Self>,
+    ) -> PairResult<Self> {
+        pairs::pair_loss(log_probs, targets, loss, weights)
+    }
+
+    fn most_probable(logits_nv: Tensor<Self, 2>) -> Tensor<Self, 1, Int> {
+        let engine = engine(&logits_nv.device());
+        engine.section(|| engine.most_probable(&engine.matrix(logits_nv)))
+    }
+}
+
+/// The gradient of the head while chunks add to it.
+struct HeadGradient {
+    sum: MatrixView,
+    /// The rows of the head that it is of; `None`: all.
+    rows: Option<Vec<Range<usize>>>,
+    /// Whether `sum` holds anything yet.
+    is_filled: bool,
+}
+
+impl HeadGradient {
+    fn new(
+        engine: &Engine,
+        gradient: WeightGradient<Cuda>,
+        rows: Option<Vec<Range<usize>>>,
+        [vocabulary, width]: [usize; 2],
+    ) -> Option<Self> {
+        let count = rows.as_ref().map_or(vocabulary, |rows| rows.iter().map(Range::len).sum());
+        match gradient {
+            WeightGradient::Frozen => None,
+            WeightGradient::New => {
+                Some(Self { sum: engine.empty_matrix(count, width, DType::F32), rows, is_filled: false })
+            }
+            WeightGradient::AddTo(sum) => {
+                Some(Self { sum: engine.view_of(engine.owned(float(sum))), rows, is_filled: true })
+            }
+        }
+    }
+
+    fn add(&mut self, engine: &Engine, d_logits: DeviceBlock, hidden: DeviceBlock) {
+        let was_filled = std::mem::replace(&mut self.is_filled, true);
+        let add = |d_logits: DeviceBlock, sum: DeviceBlock| {
+            let c = was_filled.then_some(sum);
+            engine.gemm(Gemm { c, ..Gemm::token_sum("head gradient", d_logits, hidden) }, sum);
+        };
+        let Some(rows) = &self.rows else { return add(d_logits, self.sum.block()) };
+        // Neighbors are columns of the gradient of the logits as they lie.
+        let mut first = 0;
+        for run in rows {
+            add(d_logits.columns(run.start, run.len()), self.sum.block().rows(first, run.len()));
+            first += run.len();
+        }
+    }
+
+    fn into_tensor(self, engine: &Engine) -> Tensor<Cuda, 2> {
+        if !self.is_filled {
+            engine.fill(self.sum.block(), 0.0);
+        }
+        tensor(self.sum.tensor)
+    }
+}
+
+/// What all chunks share.
+struct Pass<'a> {
+    engine: &'a Engine,
+    hidden: MatrixView,
+    head: ReadyWeight,
+    count: usize,
+    chunk_tokens: usize,
+    of_loss: OfLoss,
+    /// `None` where there is none.
+    targets: Option<MatrixView>,
+    /// `None` where every token has a target, or none.
+    positions: Option<MatrixView>,
+    weights: Option<MatrixView>,
+    d_head: Option<HeadGradient>,
+    d_hidden: Option<MatrixView>,
+    log_probs: Option<MatrixView>,
+    loss_sum: MatrixView,
+    /// `None` unless requested.
+    correct: Option<MatrixView>,
+}
+
+impl<'a> Pass<'a> {
+    fn new(
+        engine: &'a Engine,
+        hidden_nd: Tensor<Cuda, 2>,
+        head: &Weight<Cuda>,
+        targets: &LossTargets<Cuda>,
+        options: CrossEntropyOptions<Cuda>,
+    ) -> Self {
+        let hidden = engine.flat(hidden_nd);
+        let ints = |values: &Tensor<Cuda, 1, Int>| engine.int_matrix(values.clone());
+        let (is_partial, is_empty) = (targets.count < hidden.rows, targets.count == 0);
+        let zero = || {
+            let sum = engine.view_of(engine.empty([1], DType::F32));
+            engine.fill(sum.block(), 0.0);
+            sum
+        };
+        let (gradient, rows) = (options.gradient_scale.map(|_| options.weight_gradient), options.weight_rows);
+        let d_hidden = options.gradient_scale.map(|_| engine.empty_matrix(hidden.rows, hidden.width, hidden.dtype));
+        if let Some(d_hidden) = d_hidden.as_ref().filter(|_| is_partial) {
+            engine.fill_zero(d_hidden.block());
+        }
+        Self {
+            engine,
+            head: engine.base_weight(head, hidden.dtype),
+            count: targets.count,
+            chunk_tokens: options.chunk_tokens,
+            of_loss: OfLoss { scale: options.gradient_scale, soft_cap: options.soft_cap.map(SoftCap::new) },
+            targets: (!is_empty).then(|| ints(&targets.targets_m)),
+            positions: (is_partial && !is_empty).then(|| ints(&targets.positions_m)),
+            weights: targets.weights_m.clone().filter(|_| !is_empty).map(|weights| engine.flat_as(weights, DType::F32)),
+            d_head: gradient.and_then(|gradient| HeadGradient::new(engine, gradient, rows, head.shape())),
+            d_hidden,
+            log_probs: options.log_probs.then(|| engine.view_of(engine.empty([targets.count], DType::F32))),
+            loss_sum: zero(),
+            correct: options.correct.then(zero),
+            hidden,
+        }
+    }
+
+    fn run(mut self) -> CrossEntropy<Cuda> {
+        for start in (0..self.count).step_by(self.chunk_tokens) {
+            self.chunk(start, self.chunk_tokens.min(self.count - start));
+        }
+        let engine = self.engine;
+        CrossEntropy {
+            loss_sum: tensor(self.loss_sum.tensor),
+            log_probs_m: self.log_probs.map(|values| tensor(values.tensor)),
+            correct: self.correct.map(|count| tensor(count.tensor)),
+            d_hidden_nd: self.d_hidden.map(|matrix| tensor(matrix.tensor)),
+            d_weight_vd: self.d_head.map(|d_head| d_head.into_tensor(engine)),
+        }
+    }
+
+    /// Loss and gradients of the targets `start .. start + length`.
+    fn chunk(&mut self, start: usize, length: usize) {
+        let engine = self.engine;
+        let [vocabulary, width] = [self.head.block.rows, self.hidden.width];
+        let dtype = self.hidden.dtype;
+        let after = |values: &MatrixView| values.address + 4 * start as u64;
+        let hidden = match &self.positions {
+            None => self.hidden.block().rows(start, length),
+            Some(positions) => {
+                let bytes = self.chunk_tokens * width * dtype.size();
+                let address = engine.scratch.take(ScratchSlot::GatheredRows, bytes);
+                let rows = DeviceBlock::dense(address, [length, width], dtype);
+                engine.gather_rows(self.hidden.block(), after(positions), rows);
+                rows
+            }
+        };
+        let address = engine.scratch.take(ScratchSlot::WideRows, self.chunk_tokens * vocabulary * 4);
+        let logits = DeviceBlock::dense(address, [length, vocabulary], DType::F32);
+        engine.gemm(Gemm::forward("head", hidden, self.head.block), logits);
+        // A row of gradients begins where its row of logits does.
+        let d_logits = DeviceBlock { stride: vocabulary * 4 / dtype.size(), dtype, ..logits };
+        // Log probabilities that no caller requested, then marks of the rows whose target is highest.
+        let scratch = engine.scratch.take(ScratchSlot::LogProbs, 2 * self.chunk_tokens * 4);
+        let is_highest = scratch + 4 * self.chunk_tokens as u64;
+        let rows = Rows {
+            targets: self.targets.as_ref().map_or(0, after),
+            weights: self.weights.as_ref().map_or(0, after),
+            log_probs: self.log_probs.as_ref().map_or(scratch, after),
+            is_highest: if self.correct.is_some() { is_highest } else { 0 },
+        };
+        engine.cross_entropy_rows(logits, self.d_hidden.as_ref().map(|_| d_logits), &rows, self.of_loss);
+        engine.add_sum(self.loss_sum.address, -1.0, rows.log_probs, rows.weights, length);
+        if let Some(correct) = &self.correct {
+            engine.add_sum(correct.address, 1.0, is_highest, 0, length);
+        }
+        let Some(d_hidden) = &self.d_hidden else { return };
+        if let Some(d_head) = &mut self.d_head {
+            d_head.add(engine, d_logits, hidden);
+        }
+        // Gathered rows were read for the last time above: their gradients take their place.
+        let out = if self.positions.is_some() { hidden } else { d_hidden.block().rows(start, length) };
+        engine.gemm(Gemm::input_gradient("head", d_logits, self.head.block), out);
+        if let Some(positions) = &self.positions {
+            engine.scatter_rows(out, after(positions), d_hidden.block());
+        }
+    }
+}
+
+/// Constants of a loss.
+#[derive(Clone, Copy)]
+struct OfLoss {
+    /// Factor of the gradients; `None`: no gradients.
+    scale: Option<f64>,
+    soft_cap: Option<SoftCap>,
+}
+
+/// Addresses of what belongs to each row of logits.
+struct Rows {
+    /// i32.
+    targets: u64,
+    /// f32; 0: all are 1.
+    weights: u64,
+    /// f32, written.
+    log_probs: u64,
+    /// f32, written: 1 where no logit is higher than the target's, else 0; 0: not needed.
+    is_highest: u64,
+}
+
+impl Engine {
+    fn cross_entropy(
+        &self,
+        logits_cv: Tensor<Cuda, 2>,
+        targets_c: Tensor<Cuda, 1, Int>,
+        weights_c: Option<Tensor<Cuda, 1>>,
+        of_loss: OfLoss,
+    ) -> (Tensor<Cuda, 1>, Option<Tensor<Cuda, 2>>) {
+        let logits = self.flat(logits_cv);
+        let targets = self.int_matrix(targets_c);
+        let weights = weights_c.map(|weights| self.flat_as(weights, DType::F32));
+        let gradient = of_loss.scale.map(|_| self.empty_matrix(logits.rows, logits.width, DType::F32));
+        let losses = self.view_of(self.empty([logits.rows], DType::F32));
+        let rows = Rows {
+            targets: targets.address,
+            weights: weights.as_ref().map_or(0, |weights| weights.address),
+            log_probs: losses.address,
+            is_highest: 0,
+        };
+        self.cross_entropy_rows(logits.block(), gradient.as_ref().map(MatrixView::block), &rows, of_loss);
+        self.cast(losses.block(), losses.block(), -1.0);
+        (tensor(losses.tensor), gradient.map(|gradient| tensor(gradient.tensor)))
+    }
+
+    /// Log probability of each row's target, and the gradient of the weighted loss times `scale` where a place is given: in other
+    /// memory than the logits, or on them.
+    fn cross_entropy_rows(&self, logits: DeviceBlock, gradient: Option<DeviceBlock>, rows: &Rows, of_loss: OfLoss) {
+        if logits.rows == 0 {
+            return;
+        }
+        assert!(logits.dtype == DType::F32 && logits.is_dense(), "logits are dense f32");
+        let dtype = gradient.map_or(DType::F32, |gradient| gradient.dtype);
+        // What of a row stays in shared memory is not read a second time.
+        let shared = gradient.map_or(0, |_| self.shared_bytes() / TILE_BYTES * TILE_BYTES);
+        let launch = Launch {
+            source: Source::CrossEntropy(of_loss.soft_cap),
+            dtype,
+            name: "cross_entropy",
+            shape: LaunchShape { shared_bytes: shared as u32, ..grid(logits.rows, 1024) },
+            bytes: logits.bytes() + gradient.map_or(0, |gradient| gradient.bytes()),
+        };
+        let arguments = Arguments::new()
+            .rows(&logits)
+            .pointer(at(gradient.map_or(0, |gradient| gradient.address)))
+            .i64(gradient.map_or(0, |gradient| gradient.stride) as i64)
+            .pointer(at(rows.targets))
+            .pointer(at(rows.weights))
+            .pointer(at(rows.log_probs))
+            .pointer(at(rows.is_highest))
+            .f32(of_loss.scale.unwrap_or(0.0) as f32)
+            .i32(logits.rows as i32)
+            .i64(logits.width as i64);
+        // SAFETY: logits are dense; a row of gradients begins where its row of logits does, or overlaps none; targets, and what of
+        // weights, log probabilities and marks is not null, have one value per row.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// Adds `factor` times the sum of `count` values, each times its weight unless `weights` is null, to the f32 at `sum`.
+    fn add_sum(&self, sum: u64, factor: f32, values: u64, weights: u64, count: usize) {
+        let launch = Launch {
+            source: Source::CrossEntropy(None),
+            dtype: DType::F32,
+            name: "add_sum",
+            shape: grid(1, 1024),
+            bytes: 4 * count,
+        };
+        let arguments =
+            Arguments::new().pointer(at(sum)).f32(factor).pointer(at(values)).pointer(at(weights)).i32(count as i32);
+        // SAFETY: the sum is one f32, and there is one value and, unless null, one weight per row.
+        unsafe { self.launch(launch, &arguments) };
+    }
+}

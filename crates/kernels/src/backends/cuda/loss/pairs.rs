@@ -1,0 +1,113 @@
+//! Pairs of answers: sums over documents, and the loss of the pairs with the weights of their targets. Kernels: `pairs.cu`.
+//!
+//! Both stay on the device, so that nothing is waited for between the two passes over the head.
+//! Trade-off: a kernel of one block, where launching more would cost as much as it saves.
+
+use burn_tensor::{DType, Tensor};
+use firebrick_cuda::Arguments;
+
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, Engine, Launch, MatrixView, Source, at, engine, grid, tensor,
+};
+use crate::loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
+
+/// See [`crate::LossOps::document_sums`].
+pub(super) fn document_sums(
+    values_m: Tensor<Cuda, 1>,
+    targets: &PairTargets<Cuda>,
+    of_answers: bool,
+) -> Tensor<Cuda, 1> {
+    let engine = engine(&values_m.device());
+    engine.section(|| {
+        let documents = 2 * targets.pairs;
+        let values = engine.flat_as(values_m, DType::F32);
+        let marks = targets.answers_m.clone().filter(|_| of_answers).map(|marks| engine.flat_as(marks, DType::F32));
+        let begins = engine.int_matrix(targets.begins.clone());
+        let sums = engine.view_of(engine.empty([documents], DType::F32));
+        let launch = Launch {
+            source: Source::Pairs,
+            dtype: DType::F32,
+            name: "document_sums",
+            shape: grid(documents, 256),
+            bytes: 4 * targets.count,
+        };
+        let arguments = Arguments::new().rows(&sums).rows(&values).pointer(at(address(marks.as_ref()))).rows(&begins);
+        // SAFETY: there is one value and, unless null, one mark per target, one block and one sum per document, and documents + 1 begins,
+        // which end at the number of targets.
+        unsafe { engine.launch(launch, &arguments) };
+        tensor(sums.tensor)
+    })
+}
+
+/// See [`crate::LossOps::pair_loss`].
+pub(super) fn pair_loss(
+    log_probs: PairLogProbs<Cuda>,
+    targets: &PairTargets<Cuda>,
+    loss: PairLoss,
+    weights: PairWeights<Cuda>,
+) -> PairResult<Cuda> {
+    let engine = engine(&log_probs.answers.device());
+    engine.section(|| launch_pair_loss(&engine, log_probs, targets, loss, weights))
+}
+
+fn launch_pair_loss(
+    engine: &Engine,
+    log_probs: PairLogProbs<Cuda>,
+    targets: &PairTargets<Cuda>,
+    loss: PairLoss,
+    weights: PairWeights<Cuda>,
+) -> PairResult<Cuda> {
+    let is_known = log_probs.reference.is_some() || loss.kind == PairLossKind::OddsRatio;
+    assert!(is_known, "a loss of log ratios has a reference");
+    let flat = |values: Tensor<Cuda, 1>| engine.flat_as(values, DType::F32);
+    let answers = flat(log_probs.answers);
+    let all = log_probs.all.map(flat);
+    let reference = log_probs.reference.map(flat);
+    let counts = flat(targets.answer_counts.clone());
+    let marks = targets.answers_m.clone().map(flat);
+    let factor = weights.factor.map(flat);
+    let begins = engine.int_matrix(targets.begins.clone());
+    let weights_m = engine.view_of(engine.empty([targets.count], DType::F32));
+    let numbers = engine.view_of(engine.empty([PAIR_NUMBERS], DType::F32));
+    let launch = Launch {
+        source: Source::Pairs,
+        dtype: DType::F32,
+        name: "pair_loss",
+        shape: grid(1, 1024),
+        bytes: 4 * targets.count,
+    };
+    let arguments = Arguments::new()
+        .rows(&weights_m)
+        .rows(&numbers)
+        .rows(&answers)
+        .pointer(at(all.as_ref().map_or(answers.address, |all| all.address)))
+        .pointer(at(reference.as_ref().map_or(answers.address, |reference| reference.address)))
+        .rows(&counts)
+        .pointer(at(address(marks.as_ref())))
+        .pointer(at(address(factor.as_ref())))
+        .rows(&begins)
+        .i32(targets.pairs as i32)
+        .i32(number(loss.kind))
+        .f32(loss.beta as f32)
+        .f32(loss.label_smoothing as f32)
+        .f32(weights.nll_factor as f32);
+    // SAFETY: log-probabilities and counts have one value per document, marks and weights one per target, documents + 1 begins end at the
+    // number of targets, and there are seven numbers.
+    unsafe { engine.launch(launch, &arguments) };
+    PairResult { weights_m: tensor(weights_m.tensor), numbers: tensor(numbers.tensor) }
+}
+
+/// The number of a loss in `pairs.cu`.
+fn number(kind: PairLossKind) -> i32 {
+    match kind {
+        PairLossKind::Sigmoid => 0,
+        PairLossKind::Robust => 1,
+        PairLossKind::Hinge => 2,
+        PairLossKind::Ipo => 3,
+        PairLossKind::OddsRatio => 4,
+    }
+}
+
+fn address(values: Option<&MatrixView>) -> u64 {
+    values.map_or(0, |values| values.address)
+}

@@ -1,0 +1,321 @@
+//! Copies between tensors and pinned host memory, on side streams, one for each direction, while other work runs.
+//!
+//! Order, for one tensor. Out: the outgoing stream waits for the engine's stream (which wrote the tensor), copies, and records `done`;
+//! the tensor is held until the engine's stream waits for `done`, which is when two younger copies are under way, or when everything
+//! is settled: between forward and backward, and when the section ends. Back: the incoming stream waits for `done` and for the engine's
+//! stream (whose earlier work may still read the memory that the new tensor got), copies, and records a new `done`; the engine's stream
+//! waits for that before the tensor is used. Only then does the pinned buffer return to the pool, so a later copy out, which waits for
+//! the engine's stream, never overtakes the copy back that reads the buffer. Pinned buffers are kept for the next pass, since allocating
+//! them costs time.
+//! Trade-off: up to two tensors more on the device than are in use.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use burn_tensor::{DType, TensorData};
+use cubecl::cuda::CudaDevice;
+use firebrick_cuda::{Context, CudaError, DevicePointer, Event, PinnedBuffer, Stream};
+
+use crate::backends::cuda::engine::{Lent, MatrixView, Pool, Primitive, check, shared};
+use crate::memory::{Elsewhere, Numbers};
+
+/// Tensors held for copies that may still run.
+const MAX_IN_FLIGHT: usize = 2;
+/// Uploads whose buffers may still be read.
+const MAX_UPLOADS: usize = 8;
+
+/// Waits for restored tensors that are remembered until they are requested: more than those of one step.
+const MAX_WAITS: usize = 1 << 14;
+
+/// A tensor's copy in host memory, and the tensor that it is being copied back to.
+pub(crate) struct HostCopy {
+    /// `None` once the tensor is back.
+    buffer: Option<PinnedBuffer>,
+    pub(crate) shape: [usize; 2],
+    pub(crate) dtype: DType,
+    /// The end of the last copy that uses the buffer.
+    pub(crate) done: Arc<Event>,
+    /// The tensor that it is being copied back to.
+    coming: Option<MatrixView>,
+}
+
+impl HostCopy {
+    /// Whether the copy back was started.
+    pub(super) fn is_coming(&self) -> bool {
+        self.coming.is_some()
+    }
+}
+
+impl Drop for HostCopy {
+    /// A copy that is dropped unread (when a failure unwinds) may still be under way.
+    fn drop(&mut self) {
+        if self.buffer.is_some() {
+            // A failure here means that the context is lost, and with it the copy.
+            let _ = self.done.synchronize();
+        }
+    }
+}
+
+impl Elsewhere for HostCopy {
+    fn to_data(&self) -> TensorData {
+        let buffer = self.buffer.as_ref().expect("a copy that was restored is gone");
+        check("waiting for a copy", self.done.synchronize());
+        TensorData::from_bytes_vec(buffer.to_vec(), self.shape, self.dtype)
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// Numbers on their way to the host. They return their buffers to the pool when they are dropped.
+pub(crate) struct CopiedNumbers {
+    buffers: Vec<Lent>,
+    done: Event,
+}
+
+impl Numbers for CopiedNumbers {
+    fn wait(self: Box<Self>) -> Vec<f32> {
+        check("waiting for numbers of the device", self.done.synchronize());
+        let values = |buffer: &Lent| buffer.as_chunks().0.iter().map(|&bytes| f32::from_ne_bytes(bytes)).next();
+        self.buffers.iter().map(|buffer| values(buffer).expect("a number has four bytes")).collect()
+    }
+}
+
+impl Drop for CopiedNumbers {
+    /// No buffer returns to the pool while a copy may still write it.
+    fn drop(&mut self) {
+        // A failure here means that the context is lost, and with it the copies.
+        let _ = self.done.synchronize();
+    }
+}
+
+/// Marks on the engine's stream around its waits for restored tensors, or for other ranks.
+pub(crate) struct Waits(pub(crate) Vec<(Event, Event)>);
+
+impl Numbers for Waits {
+    fn wait(self: Box<Self>) -> Vec<f32> {
+        let of = |(start, end): &(Event, Event)| {
+            end.synchronize()?;
+            end.milliseconds_since(start)
+        };
+        vec![self.0.iter().map(|pair| check("reading an event", of(pair))).sum()]
+    }
+}
+
+/// See the head of this file.
+pub(crate) struct HostCopies {
+    context: Context,
+    incoming: Stream,
+    outgoing: Stream,
+    free: Pool,
+    /// Buffers of uploads that may still run, oldest first.
+    uploading: RefCell<VecDeque<(Lent, Event)>>,
+    /// Tensors being copied out, oldest first, with the end of their copy.
+    leaving: RefCell<VecDeque<(MatrixView, Arc<Event>)>>,
+    waits: RefCell<Vec<(Event, Event)>>,
+    reserving: RefCell<Option<Reserving>>,
+}
+
+/// A thread that allocates buffers ahead. It is stopped and waited for: the driver may not be called while the process ends.
+struct Reserving {
+    is_stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Reserving {
+    fn drop(&mut self) {
+        self.is_stopped.store(true, Ordering::Relaxed);
+        // A panic there has been printed; the first pass asks for what is missing.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl HostCopies {
+    pub(crate) fn new(context: &Context) -> Result<Self, CudaError> {
+        Ok(Self {
+            context: context.clone(),
+            incoming: Stream::new(context)?,
+            outgoing: Stream::new(context)?,
+            free: Pool::default(),
+            uploading: RefCell::default(),
+            leaving: RefCell::default(),
+            waits: RefCell::default(),
+            reserving: RefCell::default(),
+        })
+    }
+
+    /// Makes the engine's stream wait for every copy that is under way, and lets go of what they read: at the end of a section, so that it
+    /// is after them.
+    pub(crate) fn settle(&self, main: &Stream) {
+        for (matrix, done) in self.leaving.borrow_mut().drain(..) {
+            check("waiting for a copy", main.wait_for(&done));
+            drop(matrix);
+        }
+    }
+
+    /// Waits until all copies of the side streams are done, and lets go of what they read.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        let waited = self.outgoing.synchronize().and(self.incoming.synchronize());
+        self.leaving.borrow_mut().clear();
+        waited
+    }
+
+    /// Copies one f32 of each matrix to the host, on the engine's stream: few bytes, which take no longer than a launch.
+    pub(crate) fn numbers(&self, main: &Stream, values: Vec<MatrixView>) -> Result<CopiedNumbers, CudaError> {
+        let mut copied = CopiedNumbers { buffers: Vec::with_capacity(values.len()), done: Event::new(&self.context)? };
+        let result = values.iter().try_for_each(|value| {
+            assert_eq!((value.dtype, value.count()), (DType::F32, 1), "a number is one f32");
+            let buffer = self.free.lend(&self.context, value.bytes())?;
+            // SAFETY: the value has four bytes, in memory that only later work of this stream can reuse; the buffer is neither read
+            // nor returned to its pool before `done`, or before the stream was waited for.
+            let result = unsafe {
+                main.copy_to_host(buffer.pinned(), DevicePointer::<u8>::from_address(value.address), value.bytes())
+            };
+            copied.buffers.push(buffer);
+            result
+        });
+        if let Err(error) = result.and_then(|()| main.record(&copied.done)) {
+            // Nothing marks the end of the copies, so the whole stream is waited for. If that fails, the context is lost with them.
+            let _ = main.synchronize();
+            return Err(error);
+        }
+        Ok(copied)
+    }
+
+    /// The values of a dense i32 matrix, once the stream has computed them: waits for all of its work so far.
+    pub(crate) fn integers(&self, main: &Stream, values: &MatrixView) -> Result<Vec<i32>, CudaError> {
+        assert!(values.dtype == DType::I32 && values.is_dense(), "integers are read as they lie");
+        let buffer = self.free.lend(&self.context, values.bytes())?;
+        // SAFETY: the values have that many bytes, in memory that the caller holds; the buffer is read and returned to its pool after the
+        // stream was waited for.
+        let copied = unsafe {
+            main.copy_to_host(buffer.pinned(), DevicePointer::<u8>::from_address(values.address), values.bytes())
+        };
+        // Waited for also where the copy was refused: nothing may still write the buffer.
+        main.synchronize().and(copied)?;
+        Ok(buffer.as_chunks().0.iter().map(|&bytes| i32::from_ne_bytes(bytes)).collect())
+    }
+
+    /// The waits for restored tensors since the last call.
+    pub(crate) fn take_waits(&self) -> Waits {
+        Waits(self.waits.take())
+    }
+
+    /// Bytes of pinned buffers that wait for a copy of their size.
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        self.free.bytes()
+    }
+
+    /// Returns the pinned buffers to the system. The caller has waited for the device.
+    pub(crate) fn release(&self) {
+        for (buffer, done) in self.uploading.borrow_mut().drain(..) {
+            check("waiting for an upload", done.synchronize());
+            drop(buffer);
+        }
+        self.free.clear();
+        shared(&CudaDevice { index: self.context.ordinal() }).1.clear();
+    }
+
+    /// Allocates the buffers before the first pass, on a separate thread: pinning 8 GiB of host memory takes about half a second. A
+    /// refusal shows when the first pass asks for what is missing.
+    pub(super) fn reserve(&self, count: usize, bytes: usize) {
+        let (context, free) = (self.context.clone(), self.free.clone());
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let stop = is_stopped.clone();
+        let thread = std::thread::spawn(move || {
+            for _ in (0..count).take_while(|_| !stop.load(Ordering::Relaxed)) {
+                match PinnedBuffer::new(&context, bytes) {
+                    Ok(buffer) => free.put(buffer),
+                    Err(_) => break,
+                }
+            }
+        });
+        self.reserving.replace(Some(Reserving { is_stopped, thread: Some(thread) }));
+    }
+
+    /// Keeps an upload's buffer until its copy is done, and lets go of those that are.
+    pub(crate) fn keep_until(&self, buffer: Lent, done: Event) {
+        let mut uploading = self.uploading.borrow_mut();
+        uploading.push_back((buffer, done));
+        while uploading.len() > MAX_UPLOADS {
+            if let Some((buffer, done)) = uploading.pop_front() {
+                check("waiting for an upload", done.synchronize());
+                drop(buffer);
+            }
+        }
+    }
+
+    /// Starts to copy a dense matrix out.
+    pub(crate) fn out(&self, main: &Stream, matrix: MatrixView) -> Result<HostCopy, CudaError> {
+        let bytes = matrix.bytes();
+        let buffer = self.free.take(&self.context, bytes)?;
+        let (ready, done) = (Event::new(&self.context)?, Arc::new(Event::new(&self.context)?));
+        main.record(&ready)?;
+        self.outgoing.wait_for(&ready)?;
+        // SAFETY: the matrix is dense and held until the engine's stream has waited for the copy. Earlier copies that read the buffer
+        // are done once the engine's stream reaches `ready` (see the head of this file); it is not read before `done`.
+        unsafe { self.outgoing.copy_to_host(&buffer, DevicePointer::<u8>::from_address(matrix.address), bytes)? };
+        self.outgoing.record(&done)?;
+        let copy = HostCopy {
+            buffer: Some(buffer),
+            shape: [matrix.rows, matrix.width],
+            dtype: matrix.dtype,
+            done: done.clone(),
+            coming: None,
+        };
+        let mut leaving = self.leaving.borrow_mut();
+        leaving.push_back((matrix, done));
+        if leaving.len() > MAX_IN_FLIGHT
+            && let Some((oldest, done)) = leaving.pop_front()
+        {
+            main.wait_for(&done)?;
+            drop(oldest);
+        }
+        Ok(copy)
+    }
+
+    /// Notes the marks around a wait for a restored tensor.
+    pub(crate) fn waited(&self, marks: (Event, Event)) {
+        let mut waits = self.waits.borrow_mut();
+        waits.push(marks);
+        // Where nothing reads them, they must not pile up.
+        let surplus = waits.len().saturating_sub(MAX_WAITS);
+        waits.drain(..surplus);
+    }
+
+    /// Starts to copy back into a new tensor of the copy's shape and format.
+    pub(crate) fn back(&self, main: &Stream, copy: &mut HostCopy, new: MatrixView) -> Result<(), CudaError> {
+        let buffer = copy.buffer.as_ref().expect("a copy that was restored is gone");
+        let (ready, done) = (Event::new(&self.context)?, Arc::new(Event::new(&self.context)?));
+        // The new tensor's memory may be that of one which the engine's stream still reads.
+        main.record(&ready)?;
+        self.incoming.wait_for(&ready)?;
+        // The buffer may still be on its way here.
+        self.incoming.wait_for(&copy.done)?;
+        // SAFETY: the tensor has the bytes of the buffer and is held by the copy. The buffer returns to the pool only once the engine's
+        // stream waits for `done`, and every later copy into it waits for the engine's stream.
+        unsafe { self.incoming.copy_to_device(DevicePointer::<u8>::from_address(new.address), buffer, buffer.len())? };
+        self.incoming.record(&done)?;
+        copy.coming = Some(new);
+        copy.done = done;
+        Ok(())
+    }
+
+    /// The tensor that came back, whose copy the engine's stream waits for; the buffer goes back to the pool.
+    pub(super) fn arrived(&self, mut copy: HostCopy) -> Primitive {
+        let matrix = copy.coming.take().expect("the copy was started");
+        if let Some(buffer) = copy.buffer.take() {
+            self.free.put(buffer);
+        }
+        matrix.tensor
+    }
+}

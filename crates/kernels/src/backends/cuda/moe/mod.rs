@@ -1,0 +1,271 @@
+//! Routing of tokens to experts on CUDA. Kernels: `routing.cu`.
+//!
+//! Choice, order and sums stay on the device. The host reads one number per expert, how many rows it has, because the sizes of the experts'
+//! GEMMs follow from it.
+//! Trade-off: that read waits for the stream once per routing; a grouped GEMM that takes its sizes from the device would not.
+
+use burn_tensor::{DType, Int, Tensor};
+use cubecl::cuda::CudaDevice;
+use firebrick_cuda::Arguments;
+
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, Engine, Launch, MatrixView, Source, at, check, engine, grid, int_tensor, tensor,
+};
+use crate::{MoeOps, Routing};
+
+/// Experts that the kernel for the choice takes.
+const MAX_EXPERTS: usize = 1024;
+/// Tokens of a block where a warp has one.
+const TOKENS_PER_BLOCK: usize = 8;
+
+impl MoeOps for Cuda {
+    fn route(logits_ne: Tensor<Self, 2>, top_k: usize, normalizes: bool) -> Routing<Self> {
+        let engine = engine(&logits_ne.device());
+        engine.section(|| engine.route(&engine.flat(logits_ne), top_k, normalizes))
+    }
+
+    fn route_backward(
+        routing: &Routing<Self>,
+        d_weights_nk: Tensor<Self, 2>,
+        like_nd: &Tensor<Self, 2>,
+    ) -> Tensor<Self, 2> {
+        let engine = engine(&d_weights_nk.device());
+        engine.section(|| tensor(engine.route_backward(routing, &engine.flat(d_weights_nk), like_nd.dtype()).tensor))
+    }
+
+    fn dispatch(x_nd: Tensor<Self, 2>, routing: &Routing<Self>) -> Tensor<Self, 2> {
+        let engine = engine(&x_nd.device());
+        engine.section(|| {
+            let (x, tokens) = (engine.flat(x_nd), engine.int_matrix(routing.tokens_s.clone()));
+            let rows = engine.empty_matrix(tokens.count(), x.width, x.dtype);
+            engine.gather_rows(x.block(), tokens.address, rows.block());
+            tensor(rows.tensor)
+        })
+    }
+
+    fn dispatch_backward(dy_sd: Tensor<Self, 2>, routing: &Routing<Self>) -> Tensor<Self, 2> {
+        let engine = engine(&dy_sd.device());
+        engine.section(|| tensor(engine.combine_rows(&engine.flat(dy_sd), routing, None, None).tensor))
+    }
+
+    fn combine(y_sd: Tensor<Self, 2>, routing: &Routing<Self>, residual_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let engine = engine(&y_sd.device());
+        engine.section(|| {
+            let y = engine.flat(y_sd);
+            let residual = engine.flat_as(residual_nd, y.dtype);
+            let weights = engine.flat(routing.weights_nk.clone());
+            tensor(engine.combine_rows(&y, routing, Some(&weights), Some(&residual)).tensor)
+        })
+    }
+
+    fn combine_backward(
+        y_sd: Tensor<Self, 2>,
+        routing: &Routing<Self>,
+        dy_nd: Tensor<Self, 2>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let engine = engine(&y_sd.device());
+        engine.section(|| {
+            let y = engine.flat(y_sd);
+            let dy = engine.flat_as(dy_nd, y.dtype);
+            let (dx, d_weights) = engine.combine_rows_backward(&y, routing, &dy);
+            (tensor(dx.tensor), tensor(d_weights.tensor))
+        })
+    }
+
+    fn split_rows(x_sd: Tensor<Self, 2>, rows: &[usize]) -> Vec<Tensor<Self, 2>> {
+        let engine = engine(&x_sd.device());
+        engine.section(|| {
+            let x = engine.flat(x_sd);
+            let mut start = 0;
+            let mut parts = Vec::with_capacity(rows.len());
+            for &count in rows.iter().filter(|&&count| count > 0) {
+                parts.push(tensor(engine.row_range(&x, start, count)));
+                start += count;
+            }
+            parts
+        })
+    }
+
+    fn join_rows(parts: Vec<Tensor<Self, 2>>) -> Tensor<Self, 2> {
+        let engine = engine(&parts.first().expect("some expert has rows").device());
+        engine.section(|| tensor(engine.join_rows(parts).tensor))
+    }
+
+    fn zero_gradient(elements: usize, device: &CudaDevice) -> Tensor<Self, 1> {
+        let engine = engine(device);
+        engine.section(|| {
+            let zeros = engine.view_of(engine.empty([elements], DType::F32));
+            engine.fill(zeros.block(), 0.0);
+            tensor(zeros.tensor)
+        })
+    }
+
+    fn with_varying_sizes<R>(device: &CudaDevice, work: impl FnOnce() -> R) -> R {
+        /// Ends the rounding also where the work fails.
+        struct Restore(std::rc::Rc<Engine>, bool);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                self.0.rounds_sizes.set(self.1);
+            }
+        }
+        let engine = engine(device);
+        let before = engine.rounds_sizes.replace(true);
+        let _restore = Restore(engine, before);
+        work()
+    }
+}
+
+fn int_data(matrix: MatrixView) -> Tensor<Cuda, 1, Int> {
+    int_tensor(matrix.tensor)
+}
+
+impl Engine {
+    fn routing_launch(&self, name: &'static str, dtype: DType, blocks: usize, bytes: usize) -> Launch {
+        Launch { source: Source::Routing, dtype, name, shape: grid(blocks, 256), bytes }
+    }
+
+    fn integers(&self, count: usize) -> MatrixView {
+        self.view_of(self.empty([count], DType::I32))
+    }
+
+    fn route(&self, logits: &MatrixView, top_k: usize, normalizes: bool) -> Routing<Cuda> {
+        let (tokens, experts) = (logits.rows, logits.width);
+        assert!((1..=experts).contains(&top_k), "{top_k} of {experts} experts per token");
+        assert!(experts <= MAX_EXPERTS, "{experts} experts, at most {MAX_EXPERTS}");
+        let probabilities = self.empty_matrix(tokens, experts, DType::F32);
+        let chosen = self.empty_matrix(tokens, top_k, DType::I32);
+        let weights = self.empty_matrix(tokens, top_k, DType::F32);
+        let bytes = logits.bytes() + probabilities.bytes() + chosen.bytes() + weights.bytes();
+        let launch = self.routing_launch("route_top_k", logits.dtype, tokens.div_ceil(TOKENS_PER_BLOCK), bytes);
+        let arguments = Arguments::new()
+            .rows(&probabilities)
+            .rows(&chosen)
+            .rows(&weights)
+            .rows(logits)
+            .i64(tokens as i64)
+            .i32(experts as i32)
+            .i32(top_k as i32)
+            .i32(i32::from(normalizes));
+        // SAFETY: logits and probabilities are [n, e], the others [n, k], all dense; e is at most what a warp's masks hold.
+        unsafe { self.launch(launch, &arguments) };
+        let (rows_nk, choices_s, tokens_s, rows) = self.place(&chosen, experts);
+        Routing {
+            probabilities_ne: tensor(probabilities.tensor),
+            experts_nk: int_tensor(chosen.tensor),
+            weights_nk: tensor(weights.tensor),
+            normalizes,
+            rows_nk: int_tensor(rows_nk.tensor),
+            choices_s: int_data(choices_s),
+            tokens_s: int_data(tokens_s),
+            rows,
+        }
+    }
+
+    /// The row of each choice, the choice and the token of each row, and the number of rows of each expert.
+    fn place(&self, chosen: &MatrixView, experts: usize) -> (MatrixView, MatrixView, MatrixView, Vec<usize>) {
+        let (choices, top_k) = (chosen.count(), chosen.width);
+        let counts = self.integers(experts);
+        let launch = self.routing_launch("count_rows", DType::F32, experts, chosen.bytes());
+        let arguments = Arguments::new().rows(&counts).rows(chosen).i64(choices as i64);
+        // SAFETY: `chosen` holds that many i32, `counts` one per expert.
+        unsafe { self.launch(launch, &arguments) };
+        let rows_nk = self.empty_matrix(chosen.rows, top_k, DType::I32);
+        let (choices_s, tokens_s) = (self.integers(choices), self.integers(choices));
+        let launch = self.routing_launch("place_rows", DType::F32, experts, 4 * chosen.bytes());
+        let arguments = Arguments::new()
+            .rows(&rows_nk)
+            .rows(&choices_s)
+            .rows(&tokens_s)
+            .rows(chosen)
+            .rows(&counts)
+            .i64(choices as i64)
+            .i32(top_k as i32);
+        // SAFETY: the three outputs have one i32 per choice, and each choice has an expert below the number of blocks.
+        unsafe { self.launch(launch, &arguments) };
+        let rows = check("reading the rows of experts", self.copies.integers(self.stream(), &counts));
+        (rows_nk, choices_s, tokens_s, rows.into_iter().map(|count| count as usize).collect())
+    }
+
+    fn route_backward(&self, routing: &Routing<Cuda>, d_weights: &MatrixView, dtype: DType) -> MatrixView {
+        let probabilities = self.flat(routing.probabilities_ne.clone());
+        let chosen = self.int_matrix(routing.experts_nk.clone());
+        let weights = self.flat(routing.weights_nk.clone());
+        let d_logits = self.empty_matrix(probabilities.rows, probabilities.width, dtype);
+        let bytes = probabilities.bytes() + d_logits.bytes() + 3 * weights.bytes();
+        let blocks = probabilities.rows.div_ceil(TOKENS_PER_BLOCK);
+        let arguments = Arguments::new()
+            .rows(&d_logits)
+            .rows(&probabilities)
+            .rows(&chosen)
+            .rows(&weights)
+            .rows(d_weights)
+            .i64(probabilities.rows as i64)
+            .i32(probabilities.width as i32)
+            .i32(weights.width as i32)
+            .i32(i32::from(routing.normalizes));
+        // SAFETY: shapes as in `route`, and the gradient of the weights has theirs.
+        unsafe { self.launch(self.routing_launch("route_backward", dtype, blocks, bytes), &arguments) };
+        d_logits
+    }
+
+    /// The sum of each token's rows, weighted if there are weights, plus a residual if there is one.
+    fn combine_rows(
+        &self,
+        x: &MatrixView,
+        routing: &Routing<Cuda>,
+        weights: Option<&MatrixView>,
+        residual: Option<&MatrixView>,
+    ) -> MatrixView {
+        let rows = self.int_matrix(routing.rows_nk.clone());
+        let y = self.empty_matrix(rows.rows, x.width, x.dtype);
+        let address = |matrix: Option<&MatrixView>| at(matrix.map_or(0, |matrix| matrix.address));
+        let bytes = x.bytes() + y.bytes() * (1 + usize::from(residual.is_some()));
+        let arguments = Arguments::new()
+            .rows(&y)
+            .rows(x)
+            .rows(&rows)
+            .pointer(address(weights))
+            .pointer(address(residual))
+            .i32(rows.width as i32)
+            .i32(x.width as i32);
+        // SAFETY: x is [n k, d], rows and weights are [n, k], residual and y [n, d], all dense; the kernel reads no null pointer.
+        unsafe { self.launch(self.routing_launch("combine_rows", x.dtype, y.rows, bytes), &arguments) };
+        y
+    }
+
+    fn combine_rows_backward(
+        &self,
+        y: &MatrixView,
+        routing: &Routing<Cuda>,
+        dy: &MatrixView,
+    ) -> (MatrixView, MatrixView) {
+        let weights = self.flat(routing.weights_nk.clone());
+        let choices = self.int_matrix(routing.choices_s.clone());
+        let dx = self.empty_matrix(y.rows, y.width, y.dtype);
+        let d_weights = self.empty_matrix(weights.rows, weights.width, DType::F32);
+        let arguments = Arguments::new()
+            .rows(&dx)
+            .rows(&d_weights)
+            .rows(y)
+            .rows(dy)
+            .rows(&weights)
+            .rows(&choices)
+            .i32(weights.width as i32)
+            .i32(y.width as i32);
+        let launch = self.routing_launch("combine_rows_backward", y.dtype, y.rows, 3 * y.bytes());
+        // SAFETY: y and dx are [n k, d], dy is [n, d], the weights [n, k], and every choice has one row.
+        unsafe { self.launch(launch, &arguments) };
+        (dx, d_weights)
+    }
+
+    fn join_rows(&self, parts: Vec<Tensor<Cuda, 2>>) -> MatrixView {
+        let parts: Vec<MatrixView> = parts.into_iter().map(|part| self.matrix(part)).collect();
+        let joined = self.empty_matrix(parts.iter().map(|part| part.rows).sum(), parts[0].width, parts[0].dtype);
+        let mut start = 0;
+        for part in &parts {
+            self.copy_rows(part.block(), joined.block().rows(start, part.rows));
+            start += part.rows;
+        }
+        joined
+    }
+}

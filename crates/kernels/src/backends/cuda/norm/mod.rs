@@ -1,0 +1,200 @@
+//! RMSNorm on CUDA. Kernels: `norm.cu`.
+//! Trade-off: one block per row, so a few very wide rows do not fill the device.
+
+use burn_tensor::Tensor;
+use bytemuck::NoUninit;
+use firebrick_cuda::Arguments;
+
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, at, engine, grid,
+    tensor, threads_for,
+};
+use crate::{NormOps, NormWeight};
+
+impl NormOps for Cuda {
+    fn rms_norm(x_nd: Tensor<Self, 2>, norm: &NormWeight<Self>) -> Tensor<Self, 2> {
+        let engine = engine(&x_nd.device());
+        engine.section(|| tensor(engine.rms_norm(&engine.flat(x_nd), norm, 0).tensor))
+    }
+
+    fn rms_norm_add(x_nd: Tensor<Self, 2>, norm: &NormWeight<Self>, residual_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let engine = engine(&x_nd.device());
+        engine.section(|| tensor(engine.rms_norm_add(&engine.flat(x_nd), norm, residual_nd).tensor))
+    }
+
+    fn rms_norm_backward(
+        x_nd: Tensor<Self, 2>,
+        norm: &NormWeight<Self>,
+        dy_nd: Tensor<Self, 2>,
+        d_residual_nd: Option<Tensor<Self, 2>>,
+    ) -> (Tensor<Self, 2>, Option<Tensor<Self, 1>>) {
+        let engine = engine(&x_nd.device());
+        engine.section(|| {
+            let (x, dy) = (engine.flat(x_nd), engine.flat(dy_nd));
+            let residual = d_residual_nd.map(|residual| engine.flat_as(residual, x.dtype));
+            let dx = engine.empty_matrix(x.rows, x.width, x.dtype);
+            let d_weight = engine.rms_norm_backward(dx.block(), &x, norm, dy.block(), residual.as_ref(), None);
+            (tensor(dx.tensor), d_weight.map(tensor))
+        })
+    }
+}
+
+/// Low-rank gradients, and where they go times `1 / rms` of their rows.
+#[derive(Clone, Copy)]
+pub(super) struct ScaledRows {
+    pub low: DeviceBlock,
+    /// Dense, of the same shape.
+    pub to: DeviceBlock,
+}
+
+/// The same as the kernel takes it.
+#[repr(C)]
+#[derive(Clone, Copy, Default, NoUninit)]
+struct LowRankRows {
+    low: u64,
+    scaled: u64,
+    stride: i64,
+    ranks: i32,
+    unused: i32,
+}
+
+impl From<ScaledRows> for LowRankRows {
+    fn from(ScaledRows { low, to }: ScaledRows) -> Self {
+        Self { low: low.address, scaled: to.address, stride: low.stride as i64, ranks: low.width as i32, unused: 0 }
+    }
+}
+
+impl Engine {
+    /// `x / rms(x) * (offset + weight)`, in rows with `room` columns after them.
+    pub(super) fn rms_norm(&self, x: &MatrixView, norm: &NormWeight<Cuda>, room: usize) -> MatrixView {
+        let y = self.empty_with_room([x.rows, x.width], room, x.dtype);
+        self.rms_norm_to(y.block(), x, norm, None);
+        y
+    }
+
+    /// `x / rms(x) * (offset + weight)` plus a residual, dense.
+    pub(super) fn rms_norm_add(
+        &self,
+        x: &MatrixView,
+        norm: &NormWeight<Cuda>,
+        residual_nd: Tensor<Cuda, 2>,
+    ) -> MatrixView {
+        let residual = self.flat_as(residual_nd, x.dtype);
+        let y = self.empty_matrix(x.rows, x.width, x.dtype);
+        self.rms_norm_to(y.block(), x, norm, Some(&residual));
+        y
+    }
+
+    /// `x / rms(x) * (offset + weight)`, plus a residual where there is one, to rows of any stride.
+    pub(super) fn rms_norm_to(
+        &self,
+        y: DeviceBlock,
+        x: &MatrixView,
+        norm: &NormWeight<Cuda>,
+        residual: Option<&MatrixView>,
+    ) {
+        assert!(x.is_dense() && y.count() == x.count() && y.dtype == x.dtype, "norm: rows of one format");
+        if let Some(residual) = residual {
+            assert!(residual.count() == x.count() && residual.dtype == x.dtype, "norm: a residual of the same shape");
+        }
+        let weight = self.norm_weight(norm, x.width);
+        let launch = Launch {
+            source: Source::Norm,
+            dtype: x.dtype,
+            name: "rms_norm",
+            shape: grid(x.rows, threads_for(x.width, 512)),
+            bytes: (2 + usize::from(residual.is_some())) * x.bytes(),
+        };
+        let arguments = Arguments::new()
+            .rows(&y)
+            .i64(y.stride as i64)
+            .rows(x)
+            .rows(&weight)
+            .f32(norm.offset as f32)
+            .pointer(at(residual.map_or(0, |residual| residual.address)))
+            .i64(residual.map_or(0, |residual| residual.stride) as i64)
+            .i32(x.width as i32)
+            .f32(norm.epsilon as f32);
+        // SAFETY: y and the residual (at their strides) and x (dense) are [rows, width] of this dtype, the weight is [width] f32; one
+        // block per row.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// Gradient of the input plus the residual's, to `dx`, which may be `dy`; and the gradient of the weight where it trains. With low-rank
+    /// gradients of the adapters that read the norm's result, also those times `1 / rms(x)` of their rows, to dense rows.
+    pub(super) fn rms_norm_backward(
+        &self,
+        dx: DeviceBlock,
+        x: &MatrixView,
+        norm: &NormWeight<Cuda>,
+        dy: DeviceBlock,
+        residual: Option<&MatrixView>,
+        scaled: Option<ScaledRows>,
+    ) -> Option<Primitive> {
+        assert!(x.is_dense() && dy.dtype == x.dtype && dx.dtype == x.dtype, "norm: rows of one format");
+        let weight = self.norm_weight(norm, x.width);
+        let blocks = if norm.trains { x.rows.min(3 * self.multiprocessors()) } else { x.rows };
+        let partial = if norm.trains { self.scratch.take(ScratchSlot::Partial, blocks * x.width * 4) } else { 0 };
+        let launch = Launch {
+            source: Source::Norm,
+            dtype: x.dtype,
+            name: "rms_norm_backward",
+            shape: grid(blocks, threads_for(x.width, 256)),
+            bytes: (3 + usize::from(residual.is_some())) * x.bytes(),
+        };
+        let arguments = Arguments::new()
+            .rows(&dx)
+            .i64(dx.stride as i64)
+            .rows(x)
+            .rows(&weight)
+            .f32(norm.offset as f32)
+            .rows(&dy)
+            .i64(dy.stride as i64)
+            .pointer(at(residual.map_or(0, |residual| residual.address)))
+            .i64(residual.map_or(0, |residual| residual.stride) as i64)
+            .pointer(at(partial))
+            .value(&scaled.map_or_else(LowRankRows::default, LowRankRows::from))
+            .i64(x.rows as i64)
+            .i32(x.width as i32)
+            .f32(norm.epsilon as f32);
+        // SAFETY: all matrices are [rows, width] of this dtype at the strides given, x without gaps; the partial sums are [blocks, width]
+        // f32 or null; low-rank gradients are rows of this dtype, and there is room for them a second time.
+        unsafe { self.launch(launch, &arguments) };
+        norm.trains.then(|| self.sum_partial_rows(partial, blocks, x.width))
+    }
+
+    /// `dA` of the adapters that read a norm's result, from its input and [`ScaledRows::to`]: the result itself is not computed again.
+    pub(super) fn sum_over_normed_tokens(
+        &self,
+        scaled: DeviceBlock,
+        x: &MatrixView,
+        norm: &NormWeight<Cuda>,
+    ) -> MatrixView {
+        let sum = self.sum_over_tokens(scaled, x.block());
+        let weight = self.norm_weight(norm, x.width);
+        let launch = Launch {
+            source: Source::Norm,
+            dtype: x.dtype,
+            name: "times_weight",
+            shape: grid(sum.count().div_ceil(256), 256),
+            bytes: 2 * sum.bytes(),
+        };
+        let arguments = Arguments::new()
+            .rows(&sum)
+            .rows(&weight)
+            .f32(norm.offset as f32)
+            .i64(sum.count() as i64)
+            .i32(sum.width as i32);
+        // SAFETY: the sum is dense f32 rows of as many columns as the weight has f32 values.
+        unsafe { self.launch(launch, &arguments) };
+        sum
+    }
+
+    /// The weight of a norm, as the kernels read it.
+    pub(super) fn norm_weight(&self, norm: &NormWeight<Cuda>, width: usize) -> MatrixView {
+        let weight = self.flat(norm.weight.clone());
+        let expected = (width, burn_tensor::DType::F32);
+        assert_eq!((weight.width, weight.dtype), expected, "a norm has one f32 per column");
+        weight
+    }
+}

@@ -1,0 +1,427 @@
+//! The optimizer on CUDA: the global norm, AdamW, and AdamW with moments in 8 bits. Kernels: `optimizer.cu`.
+//!
+//! Adapters are hundreds of small tensors, so a launch takes up to 64 of them. Parameters and moments are updated in place where
+//! nothing else holds them.
+//! Not supported: parameters of 2^31 elements or more.
+
+use burn_tensor::{DType, Tensor};
+use bytemuck::NoUninit;
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use crate::backends::cuda::engine::{
+    BlockArguments, Cuda, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, at, engine, float, grid,
+    int_tensor, tensor, view,
+};
+use crate::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps, RangeGradient};
+
+/// Tensors per launch, as `optimizer.cu` has it.
+const MAX_TENSORS: usize = 64;
+/// Values that one block of the norm sums.
+const NORM_PIECE: usize = 16_384;
+/// Values that one block of AdamW updates.
+const ADAMW_PIECE: usize = 2_048;
+/// Values that share a scale of an 8-bit moment.
+const MOMENT_BLOCK: usize = firebrick_precision::blockwise::BLOCK_SIZE;
+
+/// `NormTable` of `optimizer.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct NormTable {
+    x: [u64; MAX_TENSORS],
+    n: [i64; MAX_TENSORS],
+    first_piece: [i32; MAX_TENSORS],
+    tensors: i32,
+    unused: i32,
+}
+
+/// Values that one block adds to its range.
+const RANGE_PIECE: usize = 2_048;
+
+/// `RangesTable` of `optimizer.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct RangesTable {
+    to: [u64; MAX_TENSORS],
+    from: [u64; MAX_TENSORS],
+    n: [i64; MAX_TENSORS],
+    first_piece: [i32; MAX_TENSORS],
+    tensors: i32,
+    adds: [u8; MAX_TENSORS],
+    unused: i32,
+}
+
+/// `Rates` of `optimizer.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct Rates {
+    beta1: f32,
+    rest1: f32,
+    beta2: f32,
+    rest2: f32,
+    step_size: f32,
+    kept: f32,
+    epsilon: f32,
+    root_correction: f32,
+}
+
+/// Bias corrections `1 - beta1^t` and `sqrt(1 - beta2^t)`.
+fn corrections(hyper: &AdamW) -> (f64, f64) {
+    let after = |beta: f64| 1.0 - beta.powf(hyper.step as f64);
+    (after(hyper.beta1), after(hyper.beta2).sqrt())
+}
+
+impl Rates {
+    fn new(hyper: &AdamW, step_size: f64, epsilon: f64) -> Self {
+        Self {
+            beta1: hyper.beta1 as f32,
+            rest1: (1.0 - hyper.beta1) as f32,
+            beta2: hyper.beta2 as f32,
+            rest2: (1.0 - hyper.beta2) as f32,
+            step_size: step_size as f32,
+            kept: (1.0 - hyper.learning_rate * hyper.weight_decay) as f32,
+            epsilon: epsilon as f32,
+            root_correction: corrections(hyper).1 as f32,
+        }
+    }
+}
+
+impl OptimizerOps for Cuda {
+    fn accumulate(sum: Tensor<Self, 1>, gradient: Tensor<Self, 1>) -> Tensor<Self, 1> {
+        let engine = engine(&sum.device());
+        engine.section(|| {
+            let gradient = engine.flat(gradient);
+            let sum = engine.view_of(engine.owned(float(sum)));
+            assert_eq!((sum.dtype, gradient.dtype), (DType::F32, DType::F32), "gradients are f32");
+            engine.add_to(sum.address, gradient.address, gradient.width);
+            tensor(sum.tensor)
+        })
+    }
+
+    fn accumulate_ranges(
+        sum: Option<Tensor<Self, 1>>,
+        length: usize,
+        gradients: Vec<RangeGradient<Self>>,
+    ) -> Tensor<Self, 1> {
+        let engine = engine(&gradients[0].gradient.device());
+        engine.section(|| {
+            let sum = match sum {
+                Some(sum) => engine.view_of(engine.owned(float(sum))),
+                None => engine.view_of(engine.empty([length], DType::F32)),
+            };
+            assert_eq!((sum.dtype, sum.count()), (DType::F32, length), "a sum is f32, of the length of its ranges");
+            gradients.chunks(MAX_TENSORS).for_each(|group| engine.add_to_ranges(&sum, group));
+            tensor(sum.tensor)
+        })
+    }
+
+    fn ranges(flat: Tensor<Self, 1>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, 1>> {
+        let engine = engine(&flat.device());
+        engine.section(|| {
+            let flat = engine.flat(flat);
+            let range = |&(start, length): &(usize, usize)| {
+                assert!(start + length <= flat.count(), "values {start}+{length} of {}", flat.count());
+                tensor(view(&flat, start, &[length], vec![1]))
+            };
+            ranges.iter().map(range).collect()
+        })
+    }
+
+    fn squared_norm(tensors: &[Tensor<Self, 1>]) -> Tensor<Self, 1> {
+        let engine = engine(&tensors[0].device());
+        engine.section(|| {
+            let pieces: usize = tensors.iter().map(|values| values.dims()[0].div_ceil(NORM_PIECE)).sum();
+            let partial = engine.scratch.take(ScratchSlot::Partial, pieces * 4);
+            let mut first = 0;
+            for group in tensors.chunks(MAX_TENSORS) {
+                first += engine.partial_norms(group, partial, first);
+            }
+            let out = engine.empty([1], DType::F32);
+            let sum = Arguments::new().pointer(at(engine.address(&out))).pointer(at(partial)).i32(pieces as i32);
+            // SAFETY: the partial sums were all written above; out is one f32.
+            unsafe { engine.launch(plain("sum_partials", grid(1, 1024), pieces * 4), &sum) };
+            tensor(out)
+        })
+    }
+
+    fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
+        let engine = engine(&squared_norm.device());
+        engine.section(|| {
+            let squared_norm = engine.f32_values(squared_norm);
+            let [norm, factor] = [0, 1].map(|_: usize| engine.empty([1], DType::F32));
+            let arguments = Arguments::new()
+                .pointer(at(engine.address(&norm)))
+                .pointer(at(engine.address(&factor)))
+                .rows(&squared_norm)
+                .f32(max_norm as f32);
+            // SAFETY: all three are one f32.
+            unsafe { engine.launch(plain("clip", grid(1, 1), 12), &arguments) };
+            (tensor(norm), tensor(factor))
+        })
+    }
+
+    fn adamw_foreach(
+        states: Vec<AdamWState<Self>>,
+        gradients: Vec<Tensor<Self, 1>>,
+        gradient_scale: Tensor<Self, 1>,
+        hyper: &AdamW,
+    ) -> Vec<AdamWState<Self>> {
+        let engine = engine(&gradient_scale.device());
+        engine.section(|| {
+            let scale = engine.flat(gradient_scale);
+            in_groups(states, gradients, |group| engine.adamw_group(group, &scale, hyper))
+        })
+    }
+
+    fn adamw_8bit_foreach(
+        states: Vec<AdamW8bitState<Self>>,
+        gradients: Vec<Tensor<Self, 1>>,
+        gradient_scale: Tensor<Self, 1>,
+        hyper: &AdamW,
+    ) -> Vec<AdamW8bitState<Self>> {
+        let engine = engine(&gradient_scale.device());
+        engine.section(|| {
+            let scale = engine.flat(gradient_scale);
+            in_groups(states, gradients, |group| engine.adamw_8bit_group(group, &scale, hyper))
+        })
+    }
+}
+
+/// Updates states with their gradients, [`MAX_TENSORS`] at a time.
+fn in_groups<S>(
+    states: Vec<S>,
+    gradients: Vec<Tensor<Cuda, 1>>,
+    update: impl Fn(&mut dyn Iterator<Item = (S, Tensor<Cuda, 1>)>) -> Vec<S>,
+) -> Vec<S> {
+    assert_eq!(states.len(), gradients.len(), "every parameter has a gradient");
+    let mut updated = Vec::with_capacity(states.len());
+    let mut remaining = states.into_iter().zip(gradients).peekable();
+    while remaining.peek().is_some() {
+        updated.extend(update(&mut remaining.by_ref().take(MAX_TENSORS)));
+    }
+    updated
+}
+
+/// A launch that does not depend on the format of activations.
+fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
+    Launch { source: Source::Optimizer, dtype: DType::F32, name, shape, bytes }
+}
+
+impl Engine {
+    /// Partial sums of squares of up to [`MAX_TENSORS`] tensors; returns how many there were.
+    fn partial_norms(&self, group: &[Tensor<Cuda, 1>], partial: u64, first: usize) -> usize {
+        let mut table = NormTable {
+            x: [0; MAX_TENSORS],
+            n: [0; MAX_TENSORS],
+            first_piece: [0; MAX_TENSORS],
+            tensors: group.len() as i32,
+            unused: 0,
+        };
+        let (mut pieces, mut values) = (0, 0);
+        let held: Vec<_> = group.iter().map(|values| self.f32_values(values.clone())).collect();
+        for (index, matrix) in held.iter().enumerate() {
+            table.x[index] = matrix.address;
+            table.n[index] = matrix.width as i64;
+            table.first_piece[index] = pieces as i32;
+            pieces += matrix.width.div_ceil(NORM_PIECE);
+            values += matrix.width;
+        }
+        let arguments = Arguments::new().pointer(at(partial)).i32(first as i32).value(&table);
+        // SAFETY: the table lists f32 tensors that are held here; the partial sums have room from `first` on.
+        unsafe { self.launch(plain("squared_norm_partial", grid(pieces, 256), values * 4), &arguments) };
+        pieces
+    }
+
+    /// Writes or adds up to [`MAX_TENSORS`] gradients to their ranges, in one launch.
+    fn add_to_ranges(&self, sum: &MatrixView, group: &[RangeGradient<Cuda>]) {
+        let mut table = RangesTable {
+            to: [0; MAX_TENSORS],
+            from: [0; MAX_TENSORS],
+            n: [0; MAX_TENSORS],
+            first_piece: [0; MAX_TENSORS],
+            tensors: group.len() as i32,
+            adds: [0; MAX_TENSORS],
+            unused: 0,
+        };
+        let held: Vec<_> = group.iter().map(|range| self.f32_values(range.gradient.clone())).collect();
+        let (mut pieces, mut values) = (0, 0);
+        for (index, (range, gradient)) in group.iter().zip(&held).enumerate() {
+            assert!(range.start + gradient.width <= sum.count(), "a range lies in its sum");
+            table.to[index] = sum.address + 4 * range.start as u64;
+            table.from[index] = gradient.address;
+            table.n[index] = gradient.width as i64;
+            table.first_piece[index] = pieces as i32;
+            table.adds[index] = u8::from(!range.is_first);
+            pieces += gradient.width.div_ceil(RANGE_PIECE);
+            values += gradient.width;
+        }
+        let launch = plain("accumulate_ranges", grid(pieces, 256), values * 12);
+        // SAFETY: the table lists f32 gradients that are held until the launch is queued, and as many values of the sum, which is owned,
+        // in ranges that are disjoint.
+        unsafe { self.launch(launch, &Arguments::new().value(&table)) };
+    }
+
+    fn f32_values(&self, values: Tensor<Cuda, 1>) -> MatrixView {
+        let matrix = self.flat(values);
+        assert_eq!(matrix.dtype, DType::F32, "gradients and optimizer state are f32");
+        matrix
+    }
+
+    /// One AdamW step of up to [`MAX_TENSORS`] parameters, in one launch.
+    fn adamw_group(
+        &self,
+        group: &mut dyn Iterator<Item = (AdamWState<Cuda>, Tensor<Cuda, 1>)>,
+        scale: &MatrixView,
+        hyper: &AdamW,
+    ) -> Vec<AdamWState<Cuda>> {
+        let none = [0; MAX_TENSORS];
+        let mut table = AdamWTable {
+            p: none,
+            g: none,
+            m: none,
+            v: none,
+            n: [0; MAX_TENSORS],
+            first_piece: [0; MAX_TENSORS],
+            tensors: 0,
+            unused: 0,
+        };
+        let (mut pieces, mut values) = (0, 0);
+        // Gradients are held until the launch is queued.
+        let (mut updated, mut held) = (Vec::new(), Vec::new());
+        for (index, (state, gradient)) in group.enumerate() {
+            let gradient = self.f32_values(gradient);
+            let owned = [state.parameter, state.first, state.second].map(|values| self.owned(float(values)));
+            [table.p[index], table.m[index], table.v[index]] = owned.each_ref().map(|values| self.address(values));
+            table.g[index] = gradient.address;
+            table.n[index] = gradient.width as i64;
+            table.first_piece[index] = pieces as i32;
+            pieces += gradient.width.div_ceil(ADAMW_PIECE);
+            values += gradient.width;
+            let [parameter, first, second] = owned.map(tensor);
+            updated.push(AdamWState { parameter, first, second });
+            held.push(gradient);
+        }
+        table.tensors = updated.len() as i32;
+        let rates = Rates::new(hyper, hyper.learning_rate / corrections(hyper).0, hyper.epsilon);
+        let arguments = Arguments::new().value(&table).rows(scale).value(&rates);
+        // SAFETY: the table lists f32 tensors of `n` values that are held until the launch is queued; what is written is owned.
+        unsafe { self.launch(plain("adamw_foreach", grid(pieces, 256), values * 28), &arguments) };
+        updated
+    }
+
+    /// One step in 8 bits of up to [`MAX_TENSORS`] parameters, in one launch.
+    fn adamw_8bit_group(
+        &self,
+        group: &mut dyn Iterator<Item = (AdamW8bitState<Cuda>, Tensor<Cuda, 1>)>,
+        scale: &MatrixView,
+        hyper: &AdamW,
+    ) -> Vec<AdamW8bitState<Cuda>> {
+        let none = [0; MAX_TENSORS];
+        let mut table = EightBitTable {
+            p: none,
+            g: none,
+            m_codes: none,
+            m_absmax: none,
+            v_codes: none,
+            v_absmax: none,
+            n: [0; MAX_TENSORS],
+            first_block: [0; MAX_TENSORS],
+            tensors: 0,
+            blocks: 0,
+        };
+        let mut values = 0;
+        // Gradients are held until the launch is queued.
+        let (mut updated, mut held) = (Vec::new(), Vec::new());
+        for (index, (state, gradient)) in group.enumerate() {
+            let gradient = self.f32_values(gradient);
+            let count = gradient.width;
+            let owned = Owned::new(self, state);
+            table.p[index] = self.address(&owned.parameter);
+            table.g[index] = gradient.address;
+            [table.m_codes[index], table.v_codes[index]] = owned.codes.each_ref().map(|codes| self.address(codes));
+            [table.m_absmax[index], table.v_absmax[index]] = owned.absmax.each_ref().map(|absmax| self.address(absmax));
+            table.n[index] = i32::try_from(count).expect("a parameter has fewer than 2^31 values");
+            table.first_block[index] = table.blocks;
+            table.blocks += count.div_ceil(MOMENT_BLOCK) as i32;
+            values += count;
+            updated.push(owned.into_state());
+            held.push(gradient);
+        }
+        table.tensors = updated.len() as i32;
+        let maps = [self.tables.signed(), self.tables.unsigned()].map(|map| self.flat(map));
+        let arguments = Arguments::new()
+            .value(&table)
+            .pointer(at(maps[0].address))
+            .pointer(at(maps[1].address))
+            .rows(scale)
+            .value(&eight_bit_rates(hyper));
+        let blocks = (table.blocks as usize).div_ceil(16).min(2 * self.multiprocessors());
+        // SAFETY: the table lists tensors that are held until the launch is queued: f32 values with their gradients, and whole
+        // blocks of codes with one f32 each; what is written is owned.
+        unsafe { self.launch(plain("adamw_8bit_foreach", grid(blocks, 512), values * 16), &arguments) };
+        updated
+    }
+}
+
+/// `AdamWTable` of `optimizer.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct AdamWTable {
+    p: [u64; MAX_TENSORS],
+    g: [u64; MAX_TENSORS],
+    m: [u64; MAX_TENSORS],
+    v: [u64; MAX_TENSORS],
+    n: [i64; MAX_TENSORS],
+    first_piece: [i32; MAX_TENSORS],
+    tensors: i32,
+    unused: i32,
+}
+
+/// `EightBitTable` of `optimizer.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct EightBitTable {
+    p: [u64; MAX_TENSORS],
+    g: [u64; MAX_TENSORS],
+    m_codes: [u64; MAX_TENSORS],
+    m_absmax: [u64; MAX_TENSORS],
+    v_codes: [u64; MAX_TENSORS],
+    v_absmax: [u64; MAX_TENSORS],
+    n: [i32; MAX_TENSORS],
+    first_block: [i32; MAX_TENSORS],
+    tensors: i32,
+    blocks: i32,
+}
+
+/// Parameter and moments that a launch may write in place.
+struct Owned {
+    parameter: Primitive,
+    codes: [Primitive; 2],
+    absmax: [Primitive; 2],
+}
+
+impl Owned {
+    fn new(engine: &Engine, state: AdamW8bitState<Cuda>) -> Self {
+        let AdamW8bitState { parameter, moments } = state;
+        let moments = *moments;
+        Self {
+            parameter: engine.owned(float(parameter)),
+            codes: [moments.first_codes, moments.second_codes].map(|codes| engine.owned(codes.into_primitive())),
+            absmax: [moments.first_absmax, moments.second_absmax].map(|absmax| engine.owned(float(absmax))),
+        }
+    }
+
+    fn into_state(self) -> AdamW8bitState<Cuda> {
+        let [first_codes, second_codes] = self.codes.map(int_tensor);
+        let [first_absmax, second_absmax] = self.absmax.map(tensor);
+        AdamW8bitState {
+            parameter: tensor(self.parameter),
+            moments: Box::new(EightBitMoments { first_codes, first_absmax, second_codes, second_absmax }),
+        }
+    }
+}
+
+/// Rates of an 8-bit step: the bias corrections are folded into the learning rate and epsilon.
+fn eight_bit_rates(hyper: &AdamW) -> Rates {
+    let (first, root) = corrections(hyper);
+    Rates::new(hyper, hyper.learning_rate * root / first, root * hyper.epsilon)
+}
