@@ -12,7 +12,7 @@ use crate::dtype::{to_dtype, to_f32};
 use crate::weights::reference::dense;
 use crate::weights::{Weight, WeightOps};
 
-/// What the largest value of a row of activations or gradients becomes; see `fp8.cu` beside it.
+/// What the largest value of a row of activations or gradients becomes; see `fp8.cu` next to it.
 const TOP_OF_ROWS: f64 = 224.0;
 /// Rows of zeros divide by something.
 const SMALLEST_AMAX: f64 = 7.888609e-31;

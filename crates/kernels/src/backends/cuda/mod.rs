@@ -1,7 +1,7 @@
 //! NVIDIA GPUs: tensors in CubeCL's memory, GEMMs by cuBLASLt, attention by cuDNN, everything else by hand-written CUDA C++.
 //!
 //! All work goes to one stream of the engine, which meets CubeCL's stream only at the edges of a section (`engine/section.rs`). Each
-//! other folder is one subject: it implements the trait of that subject for [`Cuda`], and has the sources of its kernels beside it.
+//! other folder is one subject: it implements the trait of that subject for [`Cuda`], and has the sources of its kernels next to it.
 //! Trade-off: two threads may use one device, but only one of them can be inside a section at a time.
 
 #![allow(unsafe_code, reason = "launching device work is unsafe; this folder is where it is justified")]
@@ -19,13 +19,13 @@ mod norm;
 mod optimizer;
 mod self_test;
 
-pub use attention::cudnn_limits::CudnnLimits;
+pub use attention::library::CudnnLimits;
 pub use engine::{
     Cuda, DeviceFailure, device_count, launches_in_graphs, limit_cudnn, limit_shared_memory, probe, refuse_cudnn,
     scratch_bytes, use_graphs, watch_burn_operations,
 };
-pub use linear::operands::fp8::row_scaling::RowScaling;
-pub use linear::operands::fp8::scaling::{block_scales, scale_rows};
+pub use linear::operands::fp8::codes::RowScaling;
+pub use linear::operands::fp8::rows::{block_scales, scale_rows};
 
 use engine::check;
 

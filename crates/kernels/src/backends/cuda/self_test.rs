@@ -5,7 +5,7 @@ use burn_flex::Flex;
 use burn_tensor::{DType, Tensor, TensorData};
 use cubecl::cuda::CudaDevice;
 
-use super::attention::cudnn_limits::CudnnLimits;
+use super::attention::library::CudnnLimits;
 use super::engine::{Cuda, DeviceFailure, engine, limit_cudnn};
 use crate::conformance::{Case, attention, begin_attention, usual_operations, verdict};
 use crate::linear::reference;

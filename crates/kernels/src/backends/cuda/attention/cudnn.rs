@@ -17,7 +17,7 @@ use firebrick_cuda::cudnn::{
 use firebrick_cuda::{Arguments, CudaError, Cudnn};
 
 use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
-use super::cudnn_limits::parts_of;
+use super::library::parts_of;
 use crate::backends::cuda::engine::{
     Contents, Cost, Cuda, Engine, Launch, MatrixView, ScratchSlot, Source, at, check, grid,
 };

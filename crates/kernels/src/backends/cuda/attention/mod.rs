@@ -3,14 +3,13 @@
 //! The output says which order its softmax statistics have, and the backward reads that: cuDNN's backward runs only on statistics in
 //! the order that it reads, the flash kernels only on `[heads, tokens]`. Where the pass that made the statistics cannot be followed
 //! by its own backward, the flash forward recomputes them. A sliding window that hides anything, a soft cap of the scores and short packed
-//! documents (`cudnn_limits`) go to the flash kernels. 16-bit heads of a width that only the f32 kernels have, such as 32, are converted, and
+//! documents (`library.rs`) go to the flash kernels. 16-bit heads of a width that only the f32 kernels have, such as 32, are converted, and
 //! widths that nothing takes go to the reference body.
 //! Trade-off: a backward that cuDNN refuses after its own forward costs a second forward, in every call.
 
 mod cached_attention;
 mod case;
 mod cudnn;
-pub(super) mod cudnn_limits;
 pub(super) mod flash;
 pub(super) mod library;
 

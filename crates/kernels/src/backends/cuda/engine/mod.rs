@@ -17,13 +17,11 @@
 //! Trade-off: the engine is thread-local. A second thread gets a stream and scratch memory of its own.
 
 mod address;
-mod columns;
-mod copy;
+mod elementwise;
 mod failure;
 mod gemm;
 mod handle_number;
 mod launch;
-mod live;
 mod matrix;
 mod pinned;
 mod program;
@@ -66,15 +64,11 @@ use cubecl::prelude::Runtime;
 use cubecl::server::Handle;
 use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Repeats, Stream, StreamHandoff};
 
-use crate::backends::cuda::attention::cudnn_limits::CudnnLimits;
-use crate::backends::cuda::attention::library::Library;
+use crate::backends::cuda::attention::library::{CudnnLimits, Library};
 use crate::backends::cuda::comm::collectives::Collectives;
-use crate::backends::cuda::linear::operands::fp8::codes::PreparedRows;
-use crate::backends::cuda::linear::operands::fp8::row_scaling::RowScaling;
-use crate::backends::cuda::linear::operands::fp8::scales::Fp8Scales;
+use crate::backends::cuda::linear::operands::fp8::codes::{Fp8Scales, PreparedRows, RowScaling};
 use crate::backends::cuda::memory::host_copies::HostCopies;
-use crate::backends::cuda::memory::kept::KeptWeights;
-use crate::backends::cuda::memory::room::Room;
+use crate::backends::cuda::memory::planned::{KeptWeights, Room};
 use address::Addresses;
 use handle_number::handle_number;
 use program::Programs;

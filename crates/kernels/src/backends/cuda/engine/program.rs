@@ -17,10 +17,10 @@ use crate::backends::planning::passes::GATED_TILE;
 
 const PRELUDE: &str = include_str!("prelude.cu");
 
-/// Name and text of files, each in a folder of the backend.
+/// Paths below the backend's folder, and texts, of files.
 macro_rules! sources {
-    ($($folder:literal / $file:literal),+ $(,)?) => {
-        &[$(($file, include_str!(concat!("../", $folder, "/", $file)))),+]
+    ($($file:literal),+ $(,)?) => {
+        &[$(($file, include_str!(concat!("../", $file)))),+]
     };
 }
 
@@ -119,70 +119,62 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Name and text of its files, in their order; the last one names the program.
+    /// Path and text of its files, in their order; the last one names the program.
     fn files(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::CachedAttention(_) => sources!("attention" / "cached_attention.cu"),
-            Self::Columns => sources!("engine" / "columns.cu"),
-            Self::CrossEntropy(_) => sources!("loss" / "cross_entropy.cu"),
-            Self::Elementwise => sources!("engine" / "elementwise.cu"),
-            Self::Embedding => sources!("embedding" / "embedding.cu"),
+            Self::CachedAttention(_) => sources!("attention/cached_attention.cu"),
+            Self::Columns => sources!("engine/columns.cu"),
+            Self::CrossEntropy(_) => sources!("loss/cross_entropy.cu"),
+            Self::Elementwise => sources!("engine/elementwise.cu"),
+            Self::Embedding => sources!("embedding/embedding.cu"),
             Self::FewRows(_) => {
-                sources!("engine" / "matrix_units.cu", "linear/operands" / "weight_values.cu", "linear" / "few_rows.cu")
+                sources!("engine/matrix_units.cu", "linear/operands/weight_values.cu", "linear/few_rows.cu")
             }
             Self::FlashForward(_) => {
-                sources!("engine" / "matrix_units.cu", "attention" / "flash.cu", "attention" / "flash_forward.cu")
+                sources!("engine/matrix_units.cu", "attention/flash.cu", "attention/flash_forward.cu")
             }
             Self::FlashBackward(_) => {
-                sources!("engine" / "matrix_units.cu", "attention" / "flash.cu", "attention" / "flash_backward.cu")
+                sources!("engine/matrix_units.cu", "attention/flash.cu", "attention/flash_backward.cu")
             }
-            Self::FlashF32(_) => sources!("attention" / "flash_f32.cu"),
+            Self::FlashF32(_) => sources!("attention/flash_f32.cu"),
             Self::Fp8 => sources!(
-                "linear/operands" / "weight_values.cu",
-                "linear/operands/fp8" / "fp8_codes.cu",
-                "linear" / "modules.cu",
-                "linear/operands/fp8" / "fp8.cu"
+                "linear/operands/weight_values.cu",
+                "linear/operands/fp8/fp8_codes.cu",
+                "linear/modules.cu",
+                "linear/operands/fp8/fp8.cu"
             ),
-            Self::Gated(_) => sources!("linear" / "gated.cu"),
-            Self::GatedFp8(_) => sources!(
-                "linear/operands/fp8" / "fp8_codes.cu",
-                "linear" / "gated.cu",
-                "linear/operands/fp8" / "gated_fp8.cu"
-            ),
+            Self::Gated(_) => sources!("linear/gated.cu"),
+            Self::GatedFp8(_) => {
+                sources!("linear/operands/fp8/fp8_codes.cu", "linear/gated.cu", "linear/operands/fp8/gated_fp8.cu")
+            }
             Self::GatedLowRank { .. } => sources!(
-                "engine" / "matrix_units.cu",
-                "linear" / "gated.cu",
-                "linear/adapters" / "low_rank.cu",
-                "linear/adapters" / "gated_low_rank.cu"
+                "engine/matrix_units.cu",
+                "linear/gated.cu",
+                "linear/adapters/low_rank.cu",
+                "linear/adapters/gated_low_rank.cu"
             ),
-            Self::Heads => sources!("linear" / "heads.cu"),
-            Self::LowRank { .. } => sources!(
-                "engine" / "matrix_units.cu",
-                "linear/adapters" / "low_rank.cu",
-                "linear/adapters" / "adapter_passes.cu"
-            ),
-            Self::Magnitude => sources!("linear/adapters" / "magnitude.cu"),
-            Self::Norm => sources!("norm" / "norm.cu"),
-            Self::NormFp8 => sources!(
-                "linear/operands/fp8" / "fp8_codes.cu",
-                "norm" / "norm.cu",
-                "linear/operands/fp8" / "norm_fp8.cu"
-            ),
-            Self::Optimizer => sources!("optimizer" / "optimizer.cu"),
-            Self::PackedIndex => sources!("attention" / "packed_index.cu"),
-            Self::Pairs => sources!("loss" / "pairs.cu"),
+            Self::Heads => sources!("linear/heads.cu"),
+            Self::LowRank { .. } => {
+                sources!("engine/matrix_units.cu", "linear/adapters/low_rank.cu", "linear/adapters/adapter_passes.cu")
+            }
+            Self::Magnitude => sources!("linear/adapters/magnitude.cu"),
+            Self::Norm => sources!("norm/norm.cu"),
+            Self::NormFp8 => {
+                sources!("linear/operands/fp8/fp8_codes.cu", "norm/norm.cu", "linear/operands/fp8/norm_fp8.cu")
+            }
+            Self::Optimizer => sources!("optimizer/optimizer.cu"),
+            Self::PackedIndex => sources!("attention/packed_index.cu"),
+            Self::Pairs => sources!("loss/pairs.cu"),
             Self::Quantize => sources!(
-                "linear/operands" / "weight_values.cu",
-                "linear/operands" / "nf4.cu",
-                "linear/operands" / "scaled_formats.cu"
+                "linear/operands/weight_values.cu",
+                "linear/operands/nf4.cu",
+                "linear/operands/scaled_formats.cu"
             ),
-            Self::Routing => sources!("moe" / "routing.cu"),
-            Self::StoreRows => sources!("attention" / "store_rows.cu"),
-            Self::WriteOut => sources!(
-                "linear/operands" / "weight_values.cu",
-                "linear" / "modules.cu",
-                "linear/operands" / "write_out.cu"
-            ),
+            Self::Routing => sources!("moe/routing.cu"),
+            Self::StoreRows => sources!("attention/store_rows.cu"),
+            Self::WriteOut => {
+                sources!("linear/operands/weight_values.cu", "linear/modules.cu", "linear/operands/write_out.cu")
+            }
         }
     }
 
@@ -229,7 +221,8 @@ impl Source {
         };
         let files = self.files();
         let text: String = files.iter().map(|&(_, text)| text).collect();
-        let &(name, _) = files.last().expect("every source has a file");
+        let &(path, _) = files.last().expect("every source has a file");
+        let name = path.rsplit('/').next().unwrap_or(path);
         let source = format!("#define {format} 1\n{variant}{PRELUDE}\n{text}");
         Program { name: name.to_owned(), source, options: Vec::new() }
     }

@@ -10,8 +10,8 @@ use burn_tensor::{DType, Tensor};
 
 use super::adapters::LowRankGradient;
 use super::adapters::magnitude::{Unscaled, as_gradients, has_magnitudes};
-use super::appended::appended_columns;
 use super::forward::halves;
+use super::modules::appended_columns;
 use super::operands::GroupWeight;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, Primitive, float, tensor};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, into_single};

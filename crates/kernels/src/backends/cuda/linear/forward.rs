@@ -10,8 +10,8 @@ use burn_tensor::{DType, Tensor};
 use firebrick_arch::Activation;
 
 use super::adapters::magnitude::has_magnitudes;
-use super::appended::appended_columns;
 use super::heads::projection_norms;
+use super::modules::appended_columns;
 use super::operands::fp8::codes::RowLayout;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, engine, tensor};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts};

@@ -5,7 +5,6 @@
 //! Trade-off: which way a group takes follows from what trains, its adapters and the format; the ways are in several files.
 
 mod adapters;
-mod appended;
 mod backward;
 mod few_rows;
 mod forward;

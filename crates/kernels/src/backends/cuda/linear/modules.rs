@@ -1,12 +1,30 @@
-//! The adapters of a group as kernels take them: one argument for all of its modules. The CUDA side is `modules.cu`.
-//! Trade-off: room for four modules, which is more than any group has, travels with every launch.
+//! The adapters of a group: their ranks, whether those are appended to the inner dimension of its GEMM, and all of them as kernels take
+//! them, in one argument. The CUDA side is `modules.cu`.
+//! Trade-off: room for four modules, which is more than any group has, travels with every launch. Appended, a dense weight is copied next
+//! to its adapter, in every pass.
 
-use crate::Group;
 use crate::backends::cuda::engine::{Cuda, Engine, MAX_MODULES, MatrixView};
+use crate::backends::planning::rows::appended_ranks;
+use crate::{Adapter, GemmFormat, Group};
 use bytemuck::{NoUninit, Pod, Zeroable};
 
 /// Parts of a buffer begin on multiples of this many bytes, as GEMMs like them.
 pub(super) const PART_ALIGNMENT: usize = 256;
+
+/// Ranks of each module of a group, 0 where it has no adapter.
+pub(super) fn ranks(group: &Group<Cuda>) -> Vec<usize> {
+    let rank = |adapter: &Adapter<Cuda>| adapter.a.dims()[0];
+    group.modules.iter().map(|module| module.adapter.as_ref().map_or(0, rank)).collect()
+}
+
+/// Columns that are appended to the input of a group's GEMM; 0 where its adapters, if any, are separate.
+pub(super) fn appended_columns(group: &Group<Cuda>) -> usize {
+    match group.gemms {
+        GemmFormat::Compute => appended_ranks(group.in_features(), &ranks(group)),
+        // Next to codes, not next to the input.
+        GemmFormat::Fp8 => 0,
+    }
+}
 
 /// The adapter of a module as the kernels take it.
 #[repr(C)]

@@ -10,8 +10,8 @@ use firebrick_arch::Activation;
 
 use super::adapters::gated_low_rank::GatedFactors;
 use super::adapters::low_rank::only_adapters_train;
-use super::appended::appended_columns;
 use super::backward::OutputGradient;
+use super::modules::appended_columns;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, MatrixView, Primitive, ScratchSlot};
 use crate::backends::cuda::norm::ScaledRows;
 use crate::backends::planning::rows::ROW_MULTIPLE;

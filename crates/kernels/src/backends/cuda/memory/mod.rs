@@ -1,13 +1,13 @@
 //! Memory and ordering on CUDA: sections and pauses, pinned host buffers, uploads from them, and numbers that are read later.
 //!
 //! An upload's buffer returns to the pool when its copy is done.
-//! Trade-off: releasing memory waits for the device.
+//! Tensors that wait in pinned host memory are operations of a section: out, on their way back, and back; `host_copies.rs` has the
+//! streams and their order.
+//! Trade-off: releasing memory waits for the device, and a tensor that was not prefetched is waited for in full.
 
 pub(super) mod host_copies;
-pub(super) mod kept;
-mod offload;
+pub(super) mod planned;
 mod processors;
-pub(super) mod room;
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Int, Tensor};
@@ -15,9 +15,10 @@ use cubecl::cuda::CudaDevice;
 use firebrick_cuda::Driver;
 
 use crate::backends::cuda::engine::{
-    Cuda, Engine, Lent, check, check_launch, engine, float, int_tensor, shared, tensor,
+    Cost, Cuda, Engine, Lent, Primitive, check, check_launch, engine, float, int_tensor, shared, tensor,
 };
 use crate::{HostBuffer, MemoryOps, Offloaded, Readback};
+use host_copies::HostCopy;
 
 impl MemoryOps for Cuda {
     fn stay_near(device: &CudaDevice) -> Option<String> {
@@ -69,32 +70,33 @@ impl MemoryOps for Cuda {
 
     fn offload(x_nd: Tensor<Self, 2>) -> Offloaded<Self> {
         let engine = engine(&x_nd.device());
-        Offloaded::elsewhere(offload::offload(&engine, float(x_nd)))
+        Offloaded::elsewhere(offload(&engine, float(x_nd)))
     }
 
     fn settle_offloads(device: &Self::Device) {
-        offload::settle(&engine(device));
+        let engine = engine(device);
+        engine.section(|| engine.copies.settle(engine.stream()));
     }
 
     fn prefetch(offloaded: &mut Offloaded<Self>, device: &Self::Device) {
-        offload::prefetch(&engine(device), offloaded.elsewhere_mut());
+        prefetch(&engine(device), offloaded.elsewhere_mut());
     }
 
     fn restore(offloaded: Offloaded<Self>, device: &Self::Device) -> Tensor<Self, 2> {
-        offloaded.into_parts().unwrap_or_else(|copy| tensor(offload::restore(&engine(device), copy)))
+        offloaded.into_parts().unwrap_or_else(|copy| tensor(restore(&engine(device), copy)))
     }
 
     fn offload_codes(codes: Tensor<Self, 2, Int>) -> Offloaded<Self, Int> {
         let engine = engine(&codes.device());
-        Offloaded::elsewhere(offload::offload(&engine, codes.into_primitive()))
+        Offloaded::elsewhere(offload(&engine, codes.into_primitive()))
     }
 
     fn prefetch_codes(offloaded: &mut Offloaded<Self, Int>, device: &Self::Device) {
-        offload::prefetch(&engine(device), offloaded.elsewhere_mut());
+        prefetch(&engine(device), offloaded.elsewhere_mut());
     }
 
     fn restore_codes(offloaded: Offloaded<Self, Int>, device: &Self::Device) -> Tensor<Self, 2, Int> {
-        offloaded.into_parts().unwrap_or_else(|copy| int_tensor(offload::restore(&engine(device), copy)))
+        offloaded.into_parts().unwrap_or_else(|copy| int_tensor(restore(&engine(device), copy)))
     }
 
     fn read_later(values: Vec<Tensor<Self, 1>>) -> Readback {
@@ -165,4 +167,40 @@ fn release_pools(engine: &Engine, device: &CudaDevice) {
         // The next section, of whichever thread, begins after the memory is gone.
         engine.wait_until_submitted();
     });
+}
+
+/// Starts the copy of a tensor to pinned host memory.
+fn offload(engine: &Engine, x: Primitive) -> HostCopy {
+    engine.section(|| {
+        let matrix = engine.dense(engine.view_of(x));
+        check("copying to the host", engine.copies.out(engine.stream(), matrix))
+    })
+}
+
+/// Starts the copy back of what is there.
+fn prefetch(engine: &Engine, copy: Option<&mut HostCopy>) {
+    if let Some(copy) = copy {
+        engine.section(|| start_back(engine, copy));
+    }
+}
+
+/// The tensor again, once its copy has come back.
+fn restore(engine: &Engine, mut copy: HostCopy) -> Primitive {
+    engine.section(|| {
+        start_back(engine, &mut copy);
+        let start = check("recording an event", engine.mark());
+        let wait = || engine.stream().wait_for(&copy.done);
+        check("waiting for a copy", engine.traced("wait for a copy from the host", Cost::default(), wait));
+        engine.copies.waited((start, check("recording an event", engine.mark())));
+        engine.copies.arrived(copy)
+    })
+}
+
+/// Starts the copy back, unless it is under way.
+fn start_back(engine: &Engine, copy: &mut HostCopy) {
+    if !copy.is_coming() {
+        let [rows, width] = copy.shape;
+        let new = engine.empty_matrix(rows, width, copy.dtype);
+        check("copying from the host", engine.copies.back(engine.stream(), copy, new));
+    }
 }

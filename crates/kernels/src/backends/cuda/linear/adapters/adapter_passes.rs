@@ -8,7 +8,7 @@ use super::Adapters;
 use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel, are_vectors, stages};
 use crate::Group;
 use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Engine, MAX_MODULES, MatrixView, Source, at};
-use crate::backends::cuda::linear::appended::appended_columns;
+use crate::backends::cuda::linear::modules::appended_columns;
 use crate::backends::planning::passes::{LowRankPass, low_rank_tile};
 
 impl Engine {

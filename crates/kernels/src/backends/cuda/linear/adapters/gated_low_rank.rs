@@ -21,8 +21,8 @@ use super::{Adapters, LowRankGradient};
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, Engine, MatrixView, PreparedFactors, Source, at,
 };
-use crate::backends::cuda::linear::appended::appended_columns;
 use crate::backends::cuda::linear::gated::{GatedOperands, gate_and_up};
+use crate::backends::cuda::linear::modules::appended_columns;
 use crate::backends::planning::passes::{GATED_TILE, LowRankPass, gated_tokens, low_rank_tile};
 use crate::{Group, NextBackward};
 

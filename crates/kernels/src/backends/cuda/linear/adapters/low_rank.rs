@@ -14,7 +14,7 @@ use super::{Adapters, Place};
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, Engine, Launch, MAX_MODULES, MatrixView, ScratchSlot, Source, at,
 };
-use crate::backends::cuda::linear::appended::appended_columns;
+use crate::backends::cuda::linear::modules::appended_columns;
 use crate::backends::planning::passes::{GATED_TILE, LOW_RANK_WARPS, LowRankPass, low_rank_tile, parts_of_tokens};
 use crate::{GemmFormat, Group, WeightGradient};
 

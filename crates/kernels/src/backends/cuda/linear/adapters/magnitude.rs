@@ -13,7 +13,7 @@ use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, Primitive, ScratchSlot, Source, at, grid,
     rows_and_columns, tensor,
 };
-use crate::backends::cuda::linear::appended::appended_columns;
+use crate::backends::cuda::linear::modules::appended_columns;
 use crate::{Adapter, GemmFormat, Group, Magnitude, Module, Prologue, Weight};
 
 /// Columns of one block of `scale_columns_backward`.

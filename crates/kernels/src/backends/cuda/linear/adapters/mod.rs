@@ -2,7 +2,7 @@
 //!
 //! The ranks are appended to the GEMM's inner dimension, `y = [x | x Aᵀ] [W | s B]ᵀ` and `dx = [dy | dy s B] [W ; A]`: one GEMM each
 //! way, and the adapter's contribution is as exact as the compute format, however small it is against the base. All A lie in rows
-//! below the weight, all `s B` in columns next to it. Where that would make the inner dimension much longer (`appended`), the low-rank
+//! below the weight, all `s B` in columns next to it. Where that would make the inner dimension much longer (`appended_columns`), the low-rank
 //! GEMMs are separate.
 //! Trade-off: appended, B is stored with zeros for the group's other modules, and inputs need rows with room. Separate, the adapter's
 //! output is added to one that is already rounded to the compute format, as in other trainers: the part of it below half a rounding
@@ -20,7 +20,7 @@ use crate::Group;
 use crate::backends::cuda::engine::{
     Contents, Cuda, DeviceBlock, Engine, Gemm, LowRankChunk, MatrixView, Primitive, ScratchSlot, tensor, view,
 };
-use crate::backends::cuda::linear::appended::ranks;
+use crate::backends::cuda::linear::modules::ranks;
 use crate::backends::cuda::linear::operands::GroupWeight;
 use crate::backends::planning::rows::SAVED_RANKS;
 

@@ -2,7 +2,7 @@
 //!
 //! The quantized weights of a group are dequantized side by side, so that the modules that share an input are one GEMM each way; their
 //! adapters are written around them in the same launches (see `adapters`). Dense weights with adapters are copied for the same reason.
-//! Where they go is scratch memory, once per pass, or memory of their own that keeps them from step to step (`kept`): then only the
+//! Where they go is scratch memory, once per pass, or memory of their own that keeps them from step to step (`memory/planned.rs`): then only the
 //! adapters are written again, once per step.
 //! Trade-off: the scratch memory of the largest group, and the copy.
 
@@ -18,8 +18,8 @@ use crate::backends::cuda::engine::{
     BlockArguments, Contents, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, engine, float, grid,
     tensor,
 };
-use crate::backends::cuda::linear::appended::{appended_columns, ranks};
-use crate::backends::cuda::memory::kept::{Held, Pass};
+use crate::backends::cuda::linear::modules::{appended_columns, ranks};
+use crate::backends::cuda::memory::planned::{Held, Pass};
 use crate::backends::planning::rows::row_stride;
 use crate::{Bias, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps};
 use write_out::Around;

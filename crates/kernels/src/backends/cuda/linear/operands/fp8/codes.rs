@@ -1,7 +1,26 @@
-//! Rows in 8-bit floats: where they are, how they are laid out, and those that wait for the GEMM that reads them.
-//! Trade-off: addresses without owners; the engine holds the memory.
+//! Rows in 8-bit floats: where they are, how they are laid out, those that wait for the GEMM that reads them, the scales of frozen
+//! weights, and how the scales get into a product on every card that has such floats.
+//!
+//! | compute capability | |
+//! |---|---|
+//! | 8.9 (L4, L40S, RTX 40) | the GEMM multiplies bare codes, and a pass over its result multiplies by the scales |
+//! | 9.0 (H100, H200) | cuBLASLt reads one f32 per row |
+//! | 10.0 and later (B200, RTX 50) | MXFP8: cuBLASLt reads a power of two for each 32 codes of a row, and has them in hardware |
+//!
+//! Codes are made by the same kernels everywhere. Under MXFP8 the scale of a row is a power of two, which all blocks of the row share: a
+//! block of its own scale would be no more exact where its values are in the normal range of E4M3, which has 15 powers of two, and the
+//! backward could not multiply with the transposed codes of the forward.
+//!
+//! Trade-off: addresses without owners; the engine holds the memory. The way of the scales follows from the compute capability alone;
+//! whether a library does it right is what the self-test of a run in 8-bit floats finds out. Scales of weights take 4 bytes per output
+//! feature of every group, computed by the first pass that needs a weight, and kept until memory is released.
 
-use crate::backends::cuda::engine::{DeviceBlock, Owner};
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use firebrick_cuda::{Context, DeviceBuffer};
+
+use crate::backends::cuda::engine::{DeviceBlock, Owner, check};
 use crate::backends::planning::rows::{fp8_lead, fp8_stride};
 
 /// Rows of E4M3 codes with one f32 scale each.
@@ -37,5 +56,75 @@ impl RowLayout {
     pub(crate) fn new(width: usize, ranks: &[usize], column_scales: Option<u64>) -> Self {
         let ranks = ranks.iter().sum();
         Self { lead: fp8_lead(ranks), stride: fp8_stride(width, ranks), column_scales }
+    }
+}
+
+/// Scales of the rows of frozen weights: computed by the first pass that needs a weight, known to all later ones.
+pub(crate) struct Fp8Scales {
+    context: Context,
+    by_weights: RefCell<HashMap<Vec<u64>, DeviceBuffer>>,
+}
+
+impl Fp8Scales {
+    pub(crate) fn new(context: &Context) -> Self {
+        Self { context: context.clone(), by_weights: RefCell::default() }
+    }
+
+    /// Address of the scales of all rows of the weights that `sources` identify, and whether they are computed.
+    pub(crate) fn of(&self, sources: Vec<u64>, rows: usize) -> (u64, bool) {
+        let mut by_weights = self.by_weights.borrow_mut();
+        let is_known = by_weights.contains_key(&sources);
+        let buffer = by_weights
+            .entry(sources)
+            .or_insert_with(|| check("allocating scales", DeviceBuffer::new(&self.context, rows * 4)));
+        (buffer.pointer::<u8>().address(), is_known)
+    }
+
+    /// Forgets all of them: before memory is released, and after a failure, which may have come before they were computed.
+    pub(crate) fn clear(&self) {
+        self.by_weights.borrow_mut().clear();
+    }
+}
+
+/// How a device multiplies rows of codes that have a scale each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowScaling {
+    /// The GEMM reads an f32 per row.
+    InGemm {
+        /// Whether they are powers of two nevertheless, as [`RowScaling::InBlocks`] needs them: for tests on cards without blocks.
+        powers_of_two: bool,
+    },
+    /// The GEMM reads a power of two for each 32 codes.
+    InBlocks,
+    /// A pass over the result multiplies by the scales.
+    Afterwards,
+}
+
+impl RowScaling {
+    /// What a device of this compute capability does, if it has 8-bit floats.
+    pub(crate) fn of((major, _): (u32, u32)) -> Self {
+        match major {
+            9 => Self::InGemm { powers_of_two: false },
+            0..9 => Self::Afterwards,
+            _ => Self::InBlocks,
+        }
+    }
+
+    /// Whether the scales of rows are powers of two.
+    pub(super) fn has_powers_of_two(self) -> bool {
+        matches!(self, Self::InGemm { powers_of_two: true } | Self::InBlocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_go_where_each_generation_of_cards_takes_them() {
+        let of = RowScaling::of;
+        assert_eq!([of((8, 9)), of((9, 0))], [RowScaling::Afterwards, RowScaling::InGemm { powers_of_two: false }]);
+        assert_eq!([of((10, 0)), of((10, 3)), of((12, 0))], [RowScaling::InBlocks; 3]);
+        assert!(of((12, 0)).has_powers_of_two() && !of((9, 0)).has_powers_of_two());
     }
 }

@@ -3,8 +3,9 @@
 //! A GEMM in FP8 takes a little more than half the time of one in bf16. What is multiplied is E4M3 (3 bits of mantissa, so a rounding
 //! step is 6 to 12 % of a value), in both passes; sums are f32. What keeps that harmless:
 //!
-//! - **A scale per row, from the row as it is now** (`scaling.rs` has how each generation of cards takes it). Each token of an activation or a gradient, and each output feature of a weight, is
-//!   divided by its own largest value first. Nothing is remembered between steps, so a resumed run computes the same.
+//! - **A scale per row, from the row as it is now** (`codes.rs` has how each generation of cards takes it). Each token of an activation or a
+//!   gradient, and each output feature of a weight, is divided by its own largest value first. Nothing is remembered between steps, so a
+//!   resumed run computes the same.
 //! - **Weights come straight from how they are stored** (in any quantized format, or dense), rounded once; the backward multiplies with the same codes,
 //!   transposed. The scales of a weight's rows cannot stand outside of that sum, so they go into the gradient before it is quantized.
 //! - **Adapters are never merged into codes**: a change of a thousandth of a weight is far below a rounding step. Their ranks are
@@ -19,10 +20,7 @@
 //! Trade-off: weights that are not kept in codes are converted again in every pass.
 
 pub(crate) mod codes;
-pub(crate) mod row_scaling;
-mod rows;
-pub(crate) mod scales;
-pub(crate) mod scaling;
+pub(crate) mod rows;
 
 use std::ops::Range;
 
@@ -33,11 +31,10 @@ use crate::backends::cuda::engine::{
     BlockArguments, Contents, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, ScratchSlot, Source, at, grid,
 };
 use crate::backends::cuda::linear::adapters::Adapters;
-use crate::backends::cuda::linear::appended::ranks;
-use crate::backends::cuda::linear::modules::{ModulesArgument, PART_ALIGNMENT};
+use crate::backends::cuda::linear::modules::{ModulesArgument, PART_ALIGNMENT, ranks};
 use crate::backends::cuda::linear::operands::GroupSources;
 use crate::backends::cuda::linear::operands::quantize::kernels_of;
-use crate::backends::cuda::memory::kept::{Held, Pass};
+use crate::backends::cuda::memory::planned::{Held, Pass};
 use crate::backends::planning::rows::{fp8_lead, fp8_stride};
 use crate::{GemmFormat, Group, Weight};
 use codes::{Codes, RowLayout};

@@ -1,5 +1,7 @@
-//! Kernels over flat values and rows: sums, casts, fills, gathers, and copies into another layout.
-//! Trade-off: copies of strided tensors are not tuned; nothing on the path of a training step needs one.
+//! Kernels over flat values and rows: sums, casts, fills, gathers, copies into another layout, and sums over rows in a fixed order, which
+//! gradients of biases and of norm weights are. Kernels: `elementwise.cu`, `columns.cu`.
+//! Trade-off: copies of strided tensors are not tuned; nothing on the path of a training step needs one. A sum over rows is two launches
+//! instead of atomic additions, whose order would change from run to run.
 
 use burn_tensor::{DType, TensorMetadata};
 use firebrick_cuda::{Arguments, LaunchShape};
@@ -8,6 +10,7 @@ use super::Engine;
 use super::launch::{BlockArguments, Launch, at, grid};
 use super::matrix::{DeviceBlock, Primitive};
 use super::program::Source;
+use super::scratch::ScratchSlot;
 
 /// A grid that walks `count` values fast.
 fn flat_grid(count: usize) -> LaunchShape {
@@ -25,6 +28,11 @@ fn elementwise(name: &'static str, dtype: DType, shape: LaunchShape, bytes: usiz
 
 /// Rows of fewer bytes do not fill a block, as `elementwise.cu` has it.
 const NARROW_BYTES: usize = 256 * 16;
+
+/// Columns of one block of `column_sums`.
+const BLOCK_COLUMNS: usize = 256;
+/// Rows that one block sums at least.
+const BLOCK_ROWS: usize = 64;
 
 impl Engine {
     /// Converts dense values between f32 and a half format (or copies values of one format). Only f32 can be scaled.
@@ -140,5 +148,41 @@ impl Engine {
     pub(crate) fn owned(&self, primitive: Primitive) -> Primitive {
         let is_owned = primitive.is_contiguous() && self.is_unshared(&primitive);
         if is_owned { primitive } else { self.contiguous(&primitive) }
+    }
+
+    /// Sums of the columns of `x`, `[width]` f32.
+    pub(crate) fn column_sums(&self, x: DeviceBlock) -> Primitive {
+        let across = x.width.div_ceil(BLOCK_COLUMNS);
+        let parts = x.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors()).div_ceil(across));
+        let partial = self.scratch.take(ScratchSlot::Partial, parts * x.width * 4);
+        let launch = Launch {
+            source: Source::Columns,
+            dtype: x.dtype,
+            name: "column_sums",
+            shape: LaunchShape { grid: [across as u32, parts as u32, 1], block: [256, 1, 1], shared_bytes: 0 },
+            bytes: x.bytes(),
+        };
+        let arguments =
+            Arguments::new().pointer(at(partial)).rows(&x).i64(x.stride as i64).i64(x.rows as i64).i32(x.width as i32);
+        // SAFETY: x has the rows, width and stride given; the partial sums are [parts, width] f32.
+        unsafe { self.launch(launch, &arguments) };
+        self.sum_partial_rows(partial, parts, x.width)
+    }
+
+    /// Sums of the columns of `[rows, width]` f32 partial sums.
+    pub(crate) fn sum_partial_rows(&self, partial: u64, rows: usize, width: usize) -> Primitive {
+        let out = self.empty([width], DType::F32);
+        let launch = Launch {
+            source: Source::Columns,
+            dtype: DType::F32,
+            name: "sum_partial_rows",
+            shape: grid(width.div_ceil(32), 256),
+            bytes: rows * width * 4,
+        };
+        let arguments =
+            Arguments::new().pointer(at(self.address(&out))).pointer(at(partial)).i32(rows as i32).i32(width as i32);
+        // SAFETY: out is [width] and the partial sums are [rows, width], both f32.
+        unsafe { self.launch(launch, &arguments) };
+        out
     }
 }
