@@ -2,11 +2,10 @@
 //!
 //! All of it is host arithmetic, compiled whether or not the backend is. `estimate.rs` asks for the lines of the backend: `cuda.rs` has those
 //! of the CUDA engine, `reference.rs` those of the reference bodies, `cpu.rs` what a process on the CPU adds to them, `evaluation.rs` those of
-//! what is computed between steps. `layer.rs`, `passes.rs`, `rows.rs` and `attention.rs` are about CUDA alone; its engine in `backends/cuda/`
-//! lays memory out and launches by the same functions.
+//! what is computed between steps. `layer.rs`, `passes.rs` and `rows.rs` are about CUDA alone; its engine in `backends/cuda/` lays
+//! memory out and launches by the same functions.
 //! Trade-off: what CUDA allocates is stated here and allocated there; measurements compare the two.
 
-pub(super) mod attention;
 mod cpu;
 pub(super) mod cuda;
 mod estimate;
