@@ -92,20 +92,6 @@ pub enum Error {
         /// Values of a block.
         block_size: usize,
     },
-    /// A weight with rows and columns was expected.
-    #[error("a tensor of shape {shape:?} is no weight matrix [outputs, inputs], which scales per row need")]
-    NotAMatrix {
-        /// The shape as given.
-        shape: Vec<usize>,
-    },
-    /// A scale that a value cannot be divided by.
-    #[error("{what} is {got}, but a scale is a positive normal number: compute it from the largest magnitude")]
-    UnusableScale {
-        /// Which scale.
-        what: &'static str,
-        /// The scale as given.
-        got: f32,
-    },
     /// Optimizer steps are counted from 1.
     #[error("optimizer step 0: steps are counted from 1, since the bias correction of step 0 divides by zero")]
     StepZero,

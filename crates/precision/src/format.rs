@@ -2,12 +2,11 @@
 //!
 //! Trade-off: no layout. How a tensor is padded or aligned on a device is decided by that device's backend.
 
-use crate::encoder::Rounding;
 use crate::error::{Error, Result};
 use crate::packing::{Decoder, Packing};
 use crate::scales::BlockScales;
 use crate::scaling::Scaling;
-use crate::{ElementFormat, FloatFormat, blockwise, nf4};
+use crate::{FloatFormat, blockwise, nf4};
 
 /// How the values of a tensor are stored. Its name ([`Format::name`]) is also its serde representation, a plain string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -66,12 +65,12 @@ impl QuantFormat {
     }
 
     /// What a format of floating-point codes is made of; `None` for NF4, whose blocks run across rows.
-    pub const fn scaling(self) -> Option<(ElementFormat, Scaling)> {
+    pub(crate) const fn scaling(self) -> Option<(FloatFormat, Scaling)> {
         match self {
             Self::Nf4 { .. } => None,
-            Self::Nvfp4 => Some((ElementFormat::E2m1, Scaling::NVFP4)),
-            Self::Mxfp4 => Some((ElementFormat::E2m1, Scaling::MX)),
-            Self::Fp8 => Some((ElementFormat::E4m3, Scaling::PER_ROW)),
+            Self::Nvfp4 => Some((FloatFormat::E2m1, Scaling::NVFP4)),
+            Self::Mxfp4 => Some((FloatFormat::E2m1, Scaling::MX)),
+            Self::Fp8 => Some((FloatFormat::E4m3, Scaling::PER_ROW)),
         }
     }
 
@@ -137,14 +136,14 @@ impl QuantFormat {
             return Ok((codes, block));
         };
         let shape = [values.len() / columns, columns];
-        let tensor = scaling.quantize_with(element, values, widen, shape, Rounding::Nearest)?;
-        if !tensor.is_finite() {
+        let (codes, scales) = scaling.quantize_with(element, values, widen, shape)?;
+        if scales.values().iter().any(|scale| !scale.is_finite()) {
             let mut values = values.iter().map(|&value| widen(value)).enumerate();
             let (index, value) =
                 values.find(|(_, value)| !value.is_finite()).expect("a scale that is not finite has a cause");
             return Err(Error::NonFinite { index, value });
         }
-        Ok((tensor.codes, tensor.scales.into()))
+        Ok((codes, scales))
     }
 
     /// The values of whole blocks, one after the other, of a matrix with `columns` columns; the last block may be partial.

@@ -1,6 +1,6 @@
 //! How codes lie in bytes, and the loops that turn codes and block scales back into values: one path for every weight format.
 //!
-//! Trade-off: a block is decoded at a time, so a value in the middle of one costs a look at its start.
+//! Trade-off: whole blocks are decoded; nothing reads a single value.
 
 use crate::workers;
 
@@ -98,46 +98,11 @@ impl Decoder {
             }
         }
     }
-
-    /// The values from flat index `start` on.
-    pub(crate) fn range(self, codes: &[u8], scales: &[f32], start: usize, values: &mut [f32]) {
-        let per_byte = self.packing.codes_per_byte();
-        let mut index = start;
-        let mut rest = values;
-        while !rest.is_empty() {
-            let in_block = (self.block_size - index % self.block_size).min(rest.len());
-            let (block, after) = rest.split_at_mut(in_block);
-            let (odd, scale) = (index % per_byte, scales[index / self.block_size]);
-            if odd == 1 {
-                block[0] = self.levels[self.packing.codes(codes[index / per_byte])[1]] * scale;
-            }
-            self.block(&mut block[odd..], &codes[index.div_ceil(per_byte)..], scale);
-            (index, rest) = (index + in_block, after);
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::QuantFormat;
-    use crate::test_values::Draws;
-
-    #[test]
-    fn a_range_is_that_part_of_all_values() {
-        let (rows, columns) = (6, 96);
-        let values = Draws(71).vector(rows * columns, 1.0);
-        for format in QuantFormat::ALL {
-            let quantized = format.quantize(&values, &[rows, columns]).unwrap();
-            let (decoder, scales) = (format.decoder(columns), quantized.scales.block.values());
-            let all = decoder.all(&quantized.codes, &scales, values.len());
-            for (start, end) in [(0, 1), (1, 2), (5, 70), (63, 200), (96, 192), (101, 576), (0, 576)] {
-                let mut part = vec![0.0; end - start];
-                decoder.range(&quantized.codes, &scales, start, &mut part);
-                assert_eq!(part, all[start..end], "{format} {start}..{end}");
-            }
-        }
-    }
 
     #[test]
     fn codes_of_a_byte_come_in_the_order_of_the_packing() {

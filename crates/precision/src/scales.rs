@@ -10,7 +10,6 @@ use crate::blockwise::{self, BlockwiseQuantized};
 use crate::dynamic_map::DynamicMap;
 use crate::error::{Error, Result};
 use crate::float::FloatFormat;
-use crate::scaling::Scales;
 
 /// All scales of one tensor.
 #[derive(Debug, Clone, PartialEq)]
@@ -97,16 +96,6 @@ impl BlockScales {
 /// The scale that each code of a narrow float stands for, that of the whole tensor included: one f32 operation that rounds.
 pub fn narrow_map(format: FloatFormat, tensor: Option<f32>) -> [f32; 256] {
     format.table().map(|value| tensor.map_or(value, |tensor| value * tensor))
-}
-
-impl From<Scales> for BlockScales {
-    fn from(scales: Scales) -> Self {
-        match scales {
-            Scales::F32(values) => Self::Float(values),
-            Scales::E8m0(codes) => Self::Narrow { codes, format: FloatFormat::E8m0, tensor: None },
-            Scales::Ue4m3 { codes, tensor } => Self::Narrow { codes, format: FloatFormat::Ue4m3, tensor: Some(tensor) },
-        }
-    }
 }
 
 /// Lanes of one vector in the sum of PyTorch, and the vectors that it keeps separate sums for.

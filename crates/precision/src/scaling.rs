@@ -30,12 +30,10 @@
 //! Trade-off: a partial group at an edge has a scale like any other; cuBLASLt wants multiples of 16 and more, which is
 //! checked where it is called.
 
-use crate::amax::larger;
 use crate::e8m0::{self, power_of_two};
-use crate::error::{Error, Result};
+use crate::float::FloatFormat;
 use crate::rounding::Overflow;
-use crate::scale_layout::{Order, ScaleLayout};
-use crate::{ElementFormat, FloatFormat};
+use crate::scales::BlockScales;
 
 /// f32 scales are computed as if amax were at least this: 2^-100.
 pub const AMAX_FLOOR: f32 = power_of_two(-100);
@@ -101,43 +99,17 @@ impl Scaling {
         ]
     }
 
-    /// Rows and columns of groups in a matrix of this shape. A partial group counts.
-    pub fn grid(self, rows: usize, columns: usize) -> [usize; 2] {
-        let [group_rows, group_columns] = self.group(rows, columns);
-        [rows.div_ceil(group_rows.max(1)), columns.div_ceil(group_columns.max(1))]
-    }
-
-    /// Where the scales lie in the buffer that a GEMM reads. Squares of 16 are repeated for each of their rows there,
-    /// since the hardware knows rows of 16 only.
-    pub fn layout(self, rows: usize, columns: usize) -> ScaleLayout {
-        let [grid_rows, grid_columns] = self.grid(rows, columns);
-        match (self.stored, self.group_rows, self.group_columns) {
-            (Stored::Ue4m3 | Stored::E8m0Up | Stored::E8m0Down, ..) => {
-                ScaleLayout::new(rows, grid_columns, Order::Tiled)
-            }
-            (_, _, ALL) => ScaleLayout::new(grid_rows, grid_columns, Order::Vector),
-            (_, 1, _) => ScaleLayout::new(grid_rows, grid_columns, Order::ColumnMajor),
-            _ => ScaleLayout::new(grid_rows, grid_columns, Order::RowMajor),
-        }
-    }
-
-    /// Exact bytes of codes and scales of a matrix on a device, the padding of the scales included.
-    pub fn bytes(self, element: ElementFormat, rows: usize, columns: usize) -> usize {
-        let tensor_scale = if self.stored == Stored::Ue4m3 { ScaleLayout::ALIGNMENT } else { 0 };
-        rows * columns * element.bits() / 8 + self.layout(rows, columns).bytes() + tensor_scale
-    }
-
     /// The scale of each group, and what its values are multiplied with, from the amax of each.
-    pub(crate) fn scales(self, element: ElementFormat, amax: &[f32]) -> (Scales, Vec<f32>) {
-        let max = element.format().max();
+    pub(crate) fn scales(self, element: FloatFormat, amax: &[f32]) -> (BlockScales, Vec<f32>) {
+        let max = element.max();
         match self.stored {
             Stored::F32 => {
                 let (scales, factors) = amax.iter().map(|&amax| f32_scale(amax, max)).unzip();
-                (Scales::F32(scales), factors)
+                (BlockScales::Float(scales), factors)
             }
             Stored::PowerOfTwo => {
                 let (scales, factors) = amax.iter().map(|&amax| power_of_two_scale(amax, max)).unzip();
-                (Scales::F32(scales), factors)
+                (BlockScales::Float(scales), factors)
             }
             Stored::E8m0Up => e8m0_scales(amax, |amax| e8m0_up(amax, max)),
             Stored::E8m0Down => e8m0_scales(amax, |amax| e8m0_down(amax, max)),
@@ -146,49 +118,16 @@ impl Scaling {
     }
 }
 
-/// The scales of a matrix, one per group, row-major over the grid of groups.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Scales {
-    /// f32.
-    F32(Vec<f32>),
-    /// Codes of E8M0.
-    E8m0(Vec<u8>),
-    /// Codes of UE4M3, times one f32 for the matrix.
-    Ue4m3 {
-        /// One code per group.
-        codes: Vec<u8>,
-        /// The scale of the whole matrix.
-        tensor: f32,
-    },
+/// The largest of an amax and the magnitudes of `values`, where infinity and NaN are the largest.
+#[inline(always)]
+pub(crate) fn larger(amax: f32, values: &[f32]) -> f32 {
+    larger_of(amax, values.iter().copied())
 }
 
-impl Scales {
-    /// What the codes of each group are multiplied with.
-    pub fn values(&self) -> Vec<f32> {
-        match self {
-            Self::F32(scales) => scales.clone(),
-            Self::E8m0(codes) => codes.iter().map(|&code| e8m0::decode(code)).collect(),
-            Self::Ue4m3 { codes, tensor } => {
-                codes.iter().map(|&code| FloatFormat::Ue4m3.decode(u16::from(code)) * tensor).collect()
-            }
-        }
-    }
-
-    /// The buffer that a GEMM reads, without the f32 of NVFP4. The grid has `grid_columns` columns, and each of its rows
-    /// stands for `repeat` rows of the layout. Padding is zero.
-    pub(crate) fn buffer(&self, layout: ScaleLayout, grid_columns: usize, repeat: usize) -> Vec<u8> {
-        let mut buffer = vec![0; layout.bytes()];
-        for row in 0..layout.rows() {
-            for column in 0..layout.columns() {
-                let (group, offset) = (row / repeat * grid_columns + column, layout.offset(row, column));
-                match self {
-                    Self::F32(scales) => buffer[offset..offset + 4].copy_from_slice(&scales[group].to_le_bytes()),
-                    Self::E8m0(codes) | Self::Ue4m3 { codes, .. } => buffer[offset] = codes[group],
-                }
-            }
-        }
-        buffer
-    }
+#[inline(always)]
+pub(crate) fn larger_of(amax: f32, values: impl Iterator<Item = f32>) -> f32 {
+    // Without their sign, the bits of floats are ordered as the floats are, with infinity and NaN on top.
+    f32::from_bits(values.fold(amax.to_bits(), |largest, value| value.abs().to_bits().max(largest)))
 }
 
 /// An f32 scale and the factor of the values. Both NaN if amax is not finite.
@@ -214,10 +153,10 @@ fn floored(amax: f32) -> Option<f32> {
     amax.is_finite().then(|| amax.max(AMAX_FLOOR))
 }
 
-fn e8m0_scales(amax: &[f32], code: impl Fn(f32) -> u8) -> (Scales, Vec<f32>) {
+fn e8m0_scales(amax: &[f32], code: impl Fn(f32) -> u8) -> (BlockScales, Vec<f32>) {
     let codes: Vec<u8> = amax.iter().map(|&amax| if amax.is_finite() { code(amax) } else { e8m0::NAN }).collect();
     let factors = codes.iter().map(|&code| e8m0::reciprocal(code)).collect();
-    (Scales::E8m0(codes), factors)
+    (BlockScales::Narrow { codes, format: FloatFormat::E8m0, tensor: None }, factors)
 }
 
 fn e8m0_up(amax: f32, max: f32) -> u8 {
@@ -230,7 +169,7 @@ fn e8m0_down(amax: f32, max: f32) -> u8 {
     e8m0::down(amax.to_bits()).saturating_sub(largest_exponent)
 }
 
-fn nvfp4_scales(amax: &[f32], max: f32) -> (Scales, Vec<f32>) {
+fn nvfp4_scales(amax: &[f32], max: f32) -> (BlockScales, Vec<f32>) {
     let (tensor, tensor_factor) = f32_scale(larger(0.0, amax), FloatFormat::Ue4m3.max() * max);
     let group = |&amax: &f32| {
         let code = FloatFormat::Ue4m3.encode(amax * tensor_factor / max, Overflow::Saturate);
@@ -238,31 +177,17 @@ fn nvfp4_scales(amax: &[f32], max: f32) -> (Scales, Vec<f32>) {
         (code as u8, if scale == 0.0 { 0.0 } else { tensor_factor / scale })
     };
     let (codes, factors) = amax.iter().map(group).unzip();
-    (Scales::Ue4m3 { codes, tensor }, factors)
-}
-
-/// Checks the shape of a matrix.
-///
-/// # Errors
-/// [`Error::Empty`], [`Error::ShapeMismatch`].
-pub(crate) fn check_matrix(values: usize, rows: usize, columns: usize) -> Result<()> {
-    let expected = rows.saturating_mul(columns);
-    if expected == 0 {
-        return Err(Error::Empty { shape: vec![rows, columns] });
-    }
-    if values != expected {
-        return Err(Error::ShapeMismatch { shape: vec![rows, columns], expected, got: values, unit: "values" });
-    }
-    Ok(())
+    (BlockScales::Narrow { codes, format: FloatFormat::Ue4m3, tensor: Some(tensor) }, factors)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const ELEMENTS: [FloatFormat; 3] = [FloatFormat::E4m3, FloatFormat::E5m2, FloatFormat::E2m1];
     const F32: [Scaling; 4] = [Scaling::PER_TENSOR, Scaling::PER_ROW, Scaling::BLOCK_1X128, Scaling::BLOCK_128X128];
 
-    fn scales(scaling: Scaling, element: ElementFormat, amax: f32) -> (f32, f32) {
+    fn scales(scaling: Scaling, element: FloatFormat, amax: f32) -> (f32, f32) {
         let (scales, factors) = scaling.scales(element, &[amax]);
         (scales.values()[0], factors[0])
     }
@@ -270,12 +195,12 @@ mod tests {
     #[test]
     fn no_finite_amax_gives_a_scale_or_factor_that_is_not_a_normal_number() {
         let amaxes = [0.0, f32::from_bits(1), f32::MIN_POSITIVE, AMAX_FLOOR, 1.0, 6.0, 448.0, 1e30, f32::MAX];
-        for element in ElementFormat::ALL {
+        for element in ELEMENTS {
             for scaling in F32.iter().flat_map(|scaling| [*scaling, scaling.with_power_of_two_scales()]) {
                 for amax in amaxes {
                     let (scale, factor) = scales(scaling, element, amax);
                     assert!(scale.is_normal() && factor.is_normal() && scale > 0.0, "{element:?} {amax:e}: {scale:e}");
-                    assert!(amax * factor <= element.format().max() * 1.000_001, "{element:?} {amax:e}");
+                    assert!(amax * factor <= element.max() * 1.000_001, "{element:?} {amax:e}");
                 }
             }
         }
@@ -286,7 +211,7 @@ mod tests {
         let all = F32.into_iter().chain([Scaling::MX, Scaling::MX_OCP, Scaling::NVFP4, Scaling::NVFP4_16X16]);
         for scaling in all {
             for amax in [f32::INFINITY, f32::NAN] {
-                for element in ElementFormat::ALL {
+                for element in ELEMENTS {
                     let (scale, _) = scales(scaling, element, amax);
                     assert!(scale.is_nan(), "{scaling:?} {element:?} {amax}: {scale}");
                 }
@@ -300,32 +225,28 @@ mod tests {
         let cases =
             [(448.0, 1.0, 1.0), (448.1, 2.0, 1.0), (256.0, 1.0, 1.0), (512.0, 2.0, 2.0), (3.5, 0.0078125, 0.0078125)];
         for (amax, up, down) in cases {
-            assert_eq!(scales(Scaling::MX, ElementFormat::E4m3, amax), (up, 1.0 / up), "{amax}");
-            assert_eq!(scales(Scaling::MX_OCP, ElementFormat::E4m3, amax), (down, 1.0 / down), "{amax}");
+            assert_eq!(scales(Scaling::MX, FloatFormat::E4m3, amax), (up, 1.0 / up), "{amax}");
+            assert_eq!(scales(Scaling::MX_OCP, FloatFormat::E4m3, amax), (down, 1.0 / down), "{amax}");
         }
         for scaling in [Scaling::MX, Scaling::MX_OCP] {
-            assert_eq!(scales(scaling, ElementFormat::E2m1, 0.0), (power_of_two(-127), power_of_two(127)));
+            assert_eq!(scales(scaling, FloatFormat::E2m1, 0.0), (power_of_two(-127), power_of_two(127)));
         }
-        assert_eq!(scales(Scaling::MX_OCP, ElementFormat::E2m1, 7.9).0, 1.0);
-        assert_eq!(scales(Scaling::MX, ElementFormat::E2m1, 7.9).0, 2.0);
+        assert_eq!(scales(Scaling::MX_OCP, FloatFormat::E2m1, 7.9).0, 1.0);
+        assert_eq!(scales(Scaling::MX, FloatFormat::E2m1, 7.9).0, 2.0);
     }
 
     #[test]
     fn nvfp4_uses_the_whole_range_of_its_scales_and_flushes_tiny_groups() {
-        let (scales, factors) =
-            Scaling::NVFP4.scales(ElementFormat::E2m1, &[2688.0, 6.0, 0.0, 6.0 * power_of_two(-11)]);
-        assert_eq!(scales, Scales::Ue4m3 { codes: vec![0x7E, 0x38, 0, 0], tensor: 1.0 });
+        let (scales, factors) = Scaling::NVFP4.scales(FloatFormat::E2m1, &[2688.0, 6.0, 0.0, 6.0 * power_of_two(-11)]);
+        let (codes, format) = (vec![0x7E, 0x38, 0, 0], FloatFormat::Ue4m3);
+        assert_eq!(scales, BlockScales::Narrow { codes, format, tensor: Some(1.0) });
         assert_eq!(factors, [1.0 / 448.0, 1.0, 0.0, 0.0]);
     }
 
     #[test]
-    fn layouts_repeat_squares_of_16_and_keep_other_grids() {
-        let layout = |scaling: Scaling| (scaling.layout(200, 300).rows(), scaling.layout(200, 300).columns());
-        assert_eq!([Scaling::PER_TENSOR, Scaling::PER_ROW].map(layout), [(1, 1), (200, 1)]);
-        assert_eq!([Scaling::BLOCK_1X128, Scaling::BLOCK_128X128].map(layout), [(200, 3), (2, 3)]);
-        assert_eq!([Scaling::MX, Scaling::NVFP4, Scaling::NVFP4_16X16].map(layout), [(200, 10), (200, 19), (200, 19)]);
-        assert_eq!(Scaling::NVFP4_16X16.grid(200, 300), [13, 19]);
-        assert_eq!(Scaling::PER_ROW.bytes(ElementFormat::E4m3, 4096, 4096), 4096 * 4096 + 4096 * 4);
-        assert_eq!(Scaling::NVFP4.bytes(ElementFormat::E2m1, 4096, 4096), 4096 * 4096 / 2 + 4096 * 256 + 16);
+    fn infinity_is_larger_than_any_number_and_nan_larger_than_infinity() {
+        assert_eq!(larger(0.0, &[1.0, -3.0, 2.0]), 3.0);
+        assert_eq!(larger(5.0, &[f32::NEG_INFINITY, f32::MAX]), f32::INFINITY);
+        assert!(larger(f32::INFINITY, &[-f32::NAN, 1.0]).is_nan() && larger(f32::NAN, &[f32::INFINITY]).is_nan());
     }
 }

@@ -131,8 +131,8 @@ pub enum Scaling {
     /// An f32 for each of the `m` rows of `op(A)` and each of the `n` columns of `op(B)`. Needs cuBLASLt of CUDA 12.9 and
     /// compute capability 9.0.
     OuterVector,
-    /// MXFP8: an E8M0 for each 32 values along `k` of 8-bit inputs, in tiles of 128 rows by 4 scales (`ScaleLayout` of firebrick-precision
-    /// has the order). Needs compute capability 10.0.
+    /// MXFP8: an E8M0 for each 32 values along `k` of 8-bit inputs, in tiles of 128 rows by 4 scales: each row
+    /// of a tile 16 bytes from the next, and rows 32 apart side by side. Needs compute capability 10.0.
     Blocks32,
     /// NVFP4: an unsigned E4M3 for each 16 values along `k` of 4-bit inputs, in the same tiles; the f32 of a tensor goes into alpha. Needs
     /// compute capability 10.0.

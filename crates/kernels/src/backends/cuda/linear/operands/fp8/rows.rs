@@ -6,7 +6,7 @@
 //! written between the row's other columns under the scale that it has by then.
 //!
 //! No card other than Hopper's was at hand. The pass over the result, and codes under powers of two, are tested on one; the order of block
-//! scales is compared with that of firebrick-precision; the descriptors are tested against the library.
+//! scales is compared with NVIDIA's description of it; the descriptors are tested against the library.
 //! Trade-off: codes that a launch has prepared are handed to the next GEMM through the engine, and there is one buffer for them: another
 //! quantization in between drops them. On compute capability 8.9 results are rounded to the compute format twice, and read and written once
 //! more.
