@@ -51,17 +51,6 @@ pub(crate) const fn up(magnitude: u32) -> Option<u8> {
     at_most_largest(if magnitude <= MIN_BITS { 0 } else { (magnitude + MANTISSA) >> 23 })
 }
 
-/// One of the two neighbors, the upper one with the probability that keeps the value on average.
-pub(crate) const fn stochastic(magnitude: u32, random: u32) -> Option<u8> {
-    at_most_largest(if magnitude < MIN_BITS {
-        0
-    } else if magnitude < 2 * MIN_BITS {
-        ((magnitude - MIN_BITS) + (random >> 10)) >> 22
-    } else {
-        (magnitude + (random >> 9)) >> 23
-    })
-}
-
 const fn at_most_largest(code: u32) -> Option<u8> {
     if code <= LARGEST_CODE { Some(code as u8) } else { None }
 }
@@ -79,8 +68,7 @@ mod tests {
     fn all_ways_to_round_keep_every_code() {
         for code in 0..NAN {
             let bits = decode(code).to_bits();
-            let rounded = [nearest(bits), Some(down(bits)), up(bits), stochastic(bits, u32::MAX)];
-            assert_eq!(rounded, [Some(code); 4], "{code}");
+            assert_eq!([nearest(bits), Some(down(bits)), up(bits)], [Some(code); 3], "{code}");
             assert_eq!(f64::from(decode(code)) * f64::from(reciprocal(code)), 1.0, "{code}");
         }
     }
@@ -107,7 +95,7 @@ mod tests {
     fn values_outside_the_range_have_a_defined_code() {
         for tiny in [0.0, f32::from_bits(1), MIN.next_down()] {
             let bits = tiny.to_bits();
-            assert_eq!([nearest(bits), Some(down(bits)), up(bits), stochastic(bits, u32::MAX)], [Some(0); 4]);
+            assert_eq!([nearest(bits), Some(down(bits)), up(bits)], [Some(0); 3]);
         }
         let [just_above, largest] = [MAX.next_up().to_bits(), f32::MAX.to_bits()];
         assert_eq!((up(just_above), down(just_above), nearest(just_above)), (None, 254, Some(254)));

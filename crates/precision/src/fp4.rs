@@ -5,18 +5,16 @@
 //! lower three are not in the order of the magnitudes. A block's scale is its largest magnitude.
 //!
 //! Levels and decision points are those of the CUDA path of bitsandbytes (`fp4_dequantization_lut` and `dQuantizeFP4` of
-//! csrc/kernels.cu), to the digits that it prints. A value on a decision point gets the smaller magnitude. Its CPU path rounds the levels to four digits (0.0052
-//! for 1/192), so its values differ; it gives values that round to zero the code of the other zero, and its decision
-//! points differ in their last digits: 193 codes of the 36,864 projection weights of a tiny model are others.
+//! csrc/kernels.cu), to the digits that it prints. A value on a decision point gets the smaller magnitude. Its CPU path
+//! rounds the levels to four digits (0.0052 for 1/192), so its values differ; it gives values that round to zero the code
+//! of the other zero, and its decision points differ in their last digits: 193 codes of the 36,864 projection weights of a
+//! tiny model are others.
 //!
 //! Not supported: other block sizes than 64.
 
 use crate::error::Result;
 use crate::nf4;
 use crate::packing::Decoder;
-
-/// Values that share one scale.
-pub const BLOCK_SIZE: usize = nf4::BLOCK_SIZE;
 
 /// The values of the sixteen codes. Code 8 is -0.
 pub const LEVELS: [f32; 16] = {
@@ -39,19 +37,10 @@ const DECISIONS: [f32; 7] =
     [0.002_604_17, 0.085_937_5, 0.208_333_33, 0.291_666_67, 0.416_666_7, 0.583_333, 0.833_333_3];
 
 /// The code of the nearest level, of a value in [-1, 1]. Zero and negative zero get code 0; NaN too.
-pub fn nearest(scaled: f32) -> u8 {
+fn nearest(scaled: f32) -> u8 {
     let magnitude = scaled.abs();
     let rank = DECISIONS.iter().filter(|&&decision| magnitude > decision).count();
-    with_sign(scaled, CODES[rank])
-}
-
-/// The code of one of the two neighboring levels, drawn by 32 uniform random bits so that the mean is the value.
-pub fn stochastic(scaled: f32, random: u32) -> u8 {
-    with_sign(scaled, CODES[nf4::stochastic_rank(&MAGNITUDES, scaled.abs(), random)])
-}
-
-fn with_sign(scaled: f32, code: u8) -> u8 {
-    code + if scaled < 0.0 { SIGN } else { 0 }
+    CODES[rank] + if scaled < 0.0 { SIGN } else { 0 }
 }
 
 /// Packed codes, and the scale of each block.
@@ -89,9 +78,6 @@ mod tests {
         for (code, &level) in LEVELS.iter().enumerate() {
             let expected = if level == 0.0 { 0 } else { code as u8 };
             assert_eq!(nearest(level), expected);
-            for random in [0, 1 << 31, u32::MAX] {
-                assert_eq!(stochastic(level, random), expected, "{level}");
-            }
         }
     }
 
@@ -112,20 +98,9 @@ mod tests {
         let values = Draws(41).vector(64 * 20 + 7, 0.3);
         let (codes, scales) = quantize(&values).unwrap();
         for (index, back) in dequantize(&codes, &scales, values.len()).into_iter().enumerate() {
-            let scale = scales[index / BLOCK_SIZE];
+            let scale = scales[index / nf4::BLOCK_SIZE];
             // The widest gap is a third of the scale, between 2/3 and 1.
             assert!((back - values[index]).abs() <= scale / 6.0 * 1.00001, "{} became {back}", values[index]);
-        }
-    }
-
-    #[test]
-    fn the_mean_of_stochastic_codes_is_the_value() {
-        let mut draws = Draws(42);
-        for _ in 0..200 {
-            let value = draws.uniform();
-            const COUNT: u32 = 4096;
-            let sum: f64 = (0..COUNT).map(|step| f64::from(LEVELS[usize::from(stochastic(value, step << 20))])).sum();
-            assert!((sum / f64::from(COUNT) - f64::from(value)).abs() < 2.0 / f64::from(COUNT), "{value}");
         }
     }
 }

@@ -182,30 +182,6 @@ fn code(scaled: f32) -> u8 {
     below + u8::from(scaled > decision)
 }
 
-/// The code of the nearest level, of a value in [-1, 1]; on a decision point, the lower code.
-pub fn nearest(scaled: f32) -> u8 {
-    code(scaled)
-}
-
-/// The code of one of the two neighboring levels, of a value in [-1, 1], drawn by 32 uniform random bits so that the mean
-/// is the value.
-pub fn stochastic(scaled: f32, random: u32) -> u8 {
-    stochastic_rank(&LEVELS, scaled, random) as u8
-}
-
-/// Which of the ascending `levels` a value between the first and the last one gets: its lower neighbor, or the upper one
-/// with probability `(value - lower) / (upper - lower)`, to one in 2^24. NaN gets the first.
-pub(crate) fn stochastic_rank(levels: &[f32], value: f32, random: u32) -> usize {
-    let above = levels[1..].iter().filter(|&&level| level <= value).count();
-    match levels.get(above + 1) {
-        Some(upper) => {
-            let threshold = (random >> 8) as f32 * (1.0 / (1 << 24) as f32);
-            above + usize::from(value - levels[above] > threshold * (upper - levels[above]))
-        }
-        None => above,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -251,21 +227,6 @@ mod tests {
         let near = points.iter().flat_map(|point| [point.next_down(), *point, point.next_up()]);
         for value in drawn.chain(near) {
             assert_eq!(code(value), counted(value), "{value:e}");
-        }
-    }
-
-    #[test]
-    fn stochastic_codes_are_neighbors_whose_mean_is_the_value() {
-        for (index, &level) in LEVELS.iter().enumerate() {
-            assert!([0, 1 << 31, u32::MAX].iter().all(|&random| stochastic(level, random) == index as u8), "{level}");
-        }
-        let mut draws = Draws(25);
-        for _ in 0..200 {
-            let value = draws.uniform();
-            const COUNT: u32 = 4096;
-            let drawn = (0..COUNT).map(|step| f64::from(LEVELS[usize::from(stochastic(value, step << 20))]));
-            let mean = drawn.sum::<f64>() / f64::from(COUNT);
-            assert!((mean - f64::from(value)).abs() < 1.0 / f64::from(COUNT), "{value}: {mean}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Which code a value gets: to nearest with ties to even, or stochastically.
+//! Which code a value gets: to nearest with ties to even.
 //!
 //! - **Nearest**: the nearest number of the format; halfway between two, the one with the even code. E8M0 has no even
 //!   codes to speak of (every significand is 1): halfway, it goes up.
@@ -9,10 +9,8 @@
 //!   NVIDIA's instructions do; a group scale that is NaN carries the NaN instead.
 //! - **Zero** keeps its sign, where the format has one. E8M0 has no zero: it gives the smallest number.
 //! - **Negative numbers** in a format without a sign are NaN. -0 is zero.
-//! - **Stochastic**: one of the two neighbors, the upper one with probability `(value - lower) / (upper - lower)`, so that
-//!   the mean over random bits is the value. Exact numbers do not move. Always saturates.
 //!
-//! Trade-off: no rounding towards zero or infinity, except for E8M0 scales.
+//! Not supported: stochastic rounding; rounding towards zero or infinity, except for E8M0 scales.
 
 use crate::e8m0::{self, power_of_two};
 use crate::float::{Fields, FloatFormat, Top};
@@ -38,21 +36,6 @@ impl FloatFormat {
             None => encode_e8m0(value, overflow),
         }
     }
-
-    /// The code of one of the two neighbors, drawn by 32 uniform random bits. Saturates.
-    ///
-    /// The probability is exact down to a distance of 32 binary digits below the smallest number, then rounded down.
-    pub const fn encode_stochastic(self, value: f32, random: u32) -> u16 {
-        match self.fields() {
-            Some(fields) => encode_stochastic(fields, value, random),
-            None if value.is_nan() || value < 0.0 => e8m0::NAN as u16,
-            None if value.is_infinite() => e8m0::NAN as u16 - 1,
-            None => match e8m0::stochastic(value.to_bits() & !SIGN, random) {
-                Some(code) => code as u16,
-                None => e8m0::NAN as u16 - 1,
-            },
-        }
-    }
 }
 
 #[inline(always)] // with constant fields in the loops over tensors
@@ -63,15 +46,6 @@ pub(crate) const fn encode(fields: Fields, value: f32, overflow: Overflow) -> u1
     }
     // Infinity's bits are those of the next number after the largest f32, and round like it.
     finish(fields, value, nearest(fields, magnitude), overflow)
-}
-
-#[inline(always)] // with constant fields in the loops over tensors
-pub(crate) const fn encode_stochastic(fields: Fields, value: f32, random: u32) -> u16 {
-    let magnitude = value.to_bits() & !SIGN;
-    if magnitude > INFINITY {
-        return nan(fields);
-    }
-    finish(fields, value, stochastic(fields, magnitude, random), Overflow::Saturate)
 }
 
 /// Handles what is beyond the largest number, and the sign.
@@ -119,31 +93,6 @@ const fn nearest(fields: Fields, magnitude: u32) -> u32 {
     }
 }
 
-/// One of the two neighbors, counted likewise. Adds random bits below the last one that is kept.
-#[inline(always)]
-const fn stochastic(fields: Fields, magnitude: u32, random: u32) -> u32 {
-    let shift = F32_MANTISSA_BITS - fields.mantissa_bits;
-    if magnitude >= min_normal_bits(fields) {
-        let noise = random >> (32 - shift);
-        return ((magnitude + noise) >> shift) - ((127 - fields.bias) << fields.mantissa_bits);
-    }
-    // Significand times 2^(exponent - 150), in units of the smallest number: shifted right by `below` bits.
-    let exponent = magnitude >> F32_MANTISSA_BITS;
-    let (significand, exponent) = if exponent == 0 {
-        (magnitude, 1)
-    } else {
-        (magnitude & ((1 << F32_MANTISSA_BITS) - 1) | 1 << F32_MANTISSA_BITS, exponent)
-    };
-    let below = shift + (128 - fields.bias) - exponent;
-    // As a fraction of 2^32. Below 2^-32 of the smallest number nothing is left.
-    let fraction = match below {
-        0..=32 => (significand as u64) << (32 - below),
-        33..=63 => significand as u64 >> (below - 32),
-        _ => 0,
-    };
-    ((fraction + random as u64) >> 32) as u32
-}
-
 const fn encode_e8m0(value: f32, overflow: Overflow) -> u16 {
     let magnitude = value.to_bits() & !SIGN;
     if magnitude > INFINITY || (value.to_bits() & SIGN != 0 && magnitude != 0) {
@@ -182,9 +131,6 @@ mod tests {
                 assert_eq!(format.encode(value, Overflow::Special), code, "{format} {code:#x}");
                 if value.is_finite() {
                     assert_eq!(format.encode(value, Overflow::Saturate), code, "{format} {code:#x}");
-                    for random in [0, 1, 1 << 31, u32::MAX] {
-                        assert_eq!(format.encode_stochastic(value, random), code, "{format} {code:#x}");
-                    }
                 }
             }
         }
@@ -234,7 +180,6 @@ mod tests {
             for value in [f32::INFINITY, f32::MAX] {
                 assert_eq!(format.encode(value, Overflow::Saturate), largest, "{format} {value:e}");
                 assert_eq!(format.encode(value, Overflow::Special), infinite, "{format} {value:e}");
-                assert_eq!(format.encode_stochastic(value, u32::MAX), largest, "{format} {value:e}");
                 if let Some(negative) = signed(format, largest) {
                     assert_eq!(format.encode(-value, Overflow::Saturate), negative, "{format} -{value:e}");
                 }
@@ -252,42 +197,13 @@ mod tests {
             let nan = format.nan().unwrap_or(7);
             for value in [f32::NAN, -f32::NAN] {
                 assert_eq!(format.encode(value, Overflow::Saturate), nan, "{format}");
-                assert_eq!(format.encode_stochastic(value, 7), nan, "{format}");
             }
             assert_eq!(format.encode(0.0, Overflow::Special), 0, "{format}");
             assert_eq!(format.encode(-0.0, Overflow::Special), signed(format, 0).unwrap_or(0), "{format}");
             if signed(format, 0).is_none() {
                 for value in [-1.0, -f32::MIN_POSITIVE, f32::NEG_INFINITY] {
                     assert_eq!(format.encode(value, Overflow::Saturate), nan, "{format} {value}");
-                    assert_eq!(format.encode_stochastic(value, u32::MAX), nan, "{format} {value}");
                 }
-            }
-        }
-    }
-
-    #[test]
-    fn stochastic_rounding_gives_a_neighbor_and_the_value_on_average() {
-        let mut draws = Draws(32);
-        for format in FloatFormat::ALL {
-            let codes = ascending(format);
-            for _ in 0..200 {
-                let place = draws.below(codes.len() - 1);
-                let (low, high) = (format.decode(codes[place]), format.decode(codes[place + 1]));
-                let share = f64::from(draws.uniform().abs());
-                let value = (f64::from(low) + share * (f64::from(high) - f64::from(low))) as f32;
-                let share = (f64::from(value) - f64::from(low)) / (f64::from(high) - f64::from(low));
-                const COUNT: u32 = 4096;
-                // Evenly spaced random bits: the count of the upper neighbor is its probability, to one in COUNT.
-                let ups = (0..COUNT).filter(|step| {
-                    let code = format.encode_stochastic(value, step << 20);
-                    assert!(code == codes[place] || code == codes[place + 1], "{format} {value:e} gave {code:#x}");
-                    code == codes[place + 1]
-                });
-                let measured = ups.count() as f64 / f64::from(COUNT);
-                assert!(
-                    (measured - share).abs() <= 2.0 / f64::from(COUNT),
-                    "{format} {value:e}: {measured} for {share}"
-                );
             }
         }
     }
@@ -300,10 +216,8 @@ mod tests {
                 let scale = 2_f32.powi(draws.below(40) as i32 - 20);
                 let mut pair = [draws.bell().abs() * scale, draws.bell().abs() * scale];
                 pair.sort_by(f32::total_cmp);
-                let random = draws.bits() as u32;
                 let nearest = pair.map(|value| format.decode(format.encode(value, Overflow::Saturate)));
-                let drawn = pair.map(|value| format.decode(format.encode_stochastic(value, random)));
-                assert!(nearest[0] <= nearest[1] && drawn[0] <= drawn[1], "{format} {pair:?}");
+                assert!(nearest[0] <= nearest[1], "{format} {pair:?}");
             }
         }
     }
