@@ -1,50 +1,48 @@
 //! What GEMMs in 8-bit floats compute, in ordinary Burn operations: the values that codes stand for, multiplied exactly.
 //!
-//! E4M3 has 4 bits of exponent and 3 of mantissa (`firebrick_precision::float`); the recipe is explained where it runs fast
-//! (`backends/cuda/linear/operands/fp8/mod.rs`). Adapters are left out here: their own products are computed in the compute format.
+//! The recipe is that of `firebrick_precision::linear`; `backends/cuda/linear/operands/fp8/mod.rs` explains how it
+//! runs fast. Adapters are left
+//! out here: their own products are computed in the compute format.
 //! Trade-off: rounding is done by sums of floats that push the lower bits out, which holds only where those sums are rounded to f32.
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Tensor};
-use firebrick_precision::QuantFormat;
+use firebrick_precision::AMAX_FLOOR;
+use firebrick_precision::linear::{TOP_OF_ROWS, top_of_weight};
 
 use crate::dtype::{to_dtype, to_f32};
 use crate::weights::reference::dense;
 use crate::weights::{Weight, WeightOps};
 
-/// What the largest value of a row of activations or gradients becomes; see `fp8.cu` next to it.
-const TOP_OF_ROWS: f64 = 224.0;
-/// Rows of zeros divide by something.
-const SMALLEST_AMAX: f64 = 7.888609e-31;
-
-/// What the largest value of a row of a weight becomes. Values of MXFP4 are 1 and 1.5 times powers of two: with 12 all of them are codes.
-fn top_of_weight<B: Backend>(weight: &Weight<B>) -> f64 {
-    match weight {
-        Weight::Quantized(weight) if weight.format == QuantFormat::Mxfp4 => 12.0,
-        Weight::Quantized(_) | Weight::Dense(_) => 14.0,
-    }
-}
-
 /// `x Wᵀ`, `[n, o]`, with the rows of both in E4M3.
 pub(super) fn product<B: WeightOps>(x_ni: Tensor<B, 2>, weight_oi: &Weight<B>) -> Tensor<B, 2> {
     let dtype = x_ni.dtype();
     let (x, x_scale) = codes(x_ni, TOP_OF_ROWS);
-    let (weight, scale) = codes(dense(weight_oi, DType::F32), top_of_weight(weight_oi));
+    let (weight, scale) = weight_codes(weight_oi);
     to_dtype(x.mul(x_scale).matmul(weight.mul(scale).transpose()), dtype)
 }
 
 /// `dy W`, `[n, i]`: the scales of W's rows go into `dy`, and what is left of W are codes.
 pub(super) fn input_gradient<B: WeightOps>(dy_no: Tensor<B, 2>, weight_oi: &Weight<B>) -> Tensor<B, 2> {
     let dtype = dy_no.dtype();
-    let (weight, scale_o1) = codes(dense(weight_oi, DType::F32), top_of_weight(weight_oi));
+    let (weight, scale_o1) = weight_codes(weight_oi);
     let (dy, dy_scale) = codes(to_f32(dy_no).mul(scale_o1.transpose()), TOP_OF_ROWS);
     to_dtype(dy.mul(dy_scale).matmul(weight), dtype)
 }
 
+fn weight_codes<B: WeightOps>(weight: &Weight<B>) -> (Tensor<B, 2>, Tensor<B, 2>) {
+    let stored = match weight {
+        Weight::Quantized(weight) => Some(weight.format),
+        Weight::Dense(_) => None,
+    };
+    codes(dense(weight, DType::F32), top_of_weight(stored))
+}
+
 /// The values of the codes of each row, f32, and the scale of each row, `[rows, 1]`.
-fn codes<B: Backend>(values: Tensor<B, 2>, top: f64) -> (Tensor<B, 2>, Tensor<B, 2>) {
+fn codes<B: Backend>(values: Tensor<B, 2>, top: f32) -> (Tensor<B, 2>, Tensor<B, 2>) {
     let values = to_f32(values);
-    let largest = values.clone().abs().max_dim(1).clamp_min(SMALLEST_AMAX);
+    // Rows of zeros divide by something.
+    let largest = values.clone().abs().max_dim(1).clamp_min(AMAX_FLOOR);
     let scale = largest.div_scalar(top);
     (to_e4m3(values.div(scale.clone())), scale)
 }
@@ -63,9 +61,10 @@ fn to_e4m3<B: Backend>(values: Tensor<B, 2>) -> Tensor<B, 2> {
 #[cfg(test)]
 mod tests {
     use burn_flex::Flex;
-    use firebrick_precision::{FloatFormat, Overflow};
+    use firebrick_precision::{FloatFormat, Overflow, fp8_linear};
 
     use super::*;
+    use crate::testing::random;
 
     #[test]
     fn rounding_is_that_of_the_format() {
@@ -77,5 +76,17 @@ mod tests {
             .collect();
         let tensor = Tensor::<Flex, 1>::from_floats(values.as_slice(), &Default::default()).unsqueeze::<2>();
         assert_eq!(to_e4m3(tensor).into_data().to_vec::<f32>().unwrap(), expected);
+    }
+
+    #[test]
+    fn products_are_those_of_the_host() {
+        let (x, weight) = (random::<Flex, 2>(1, [9, 160]), random::<Flex, 2>(2, [7, 160]));
+        let [host_x, host_weight] = [&x, &weight].map(|values| values.to_data().to_vec::<f32>().unwrap());
+        let expected = fp8_linear(&host_x, &host_weight, 160);
+        let got = product(x, &Weight::Dense(weight)).into_data().to_vec::<f32>().unwrap();
+        for (got, expected) in got.iter().zip(&expected) {
+            // The codes are the same; the sum is in f32 here and in f64 there.
+            assert!((got - expected).abs() < 1e-4, "{got} for {expected}");
+        }
     }
 }

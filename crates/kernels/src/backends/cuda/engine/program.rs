@@ -10,6 +10,8 @@ use std::thread::JoinHandle;
 use burn_tensor::DType;
 use firebrick_arch::Activation;
 use firebrick_cuda::{Compiler, Context, CudaError, Image, Kernel, Module, Program};
+use firebrick_precision::linear::{TOP_OF_ROWS, top_of_weight};
+use firebrick_precision::{AMAX_FLOOR, QuantFormat};
 use rustc_hash::FxHashMap;
 
 use super::failure::check;
@@ -74,6 +76,15 @@ impl WeightValues {
         };
         format!("#define WEIGHT_VALUES {name}\n")
     }
+}
+
+/// The numbers of the FP8 recipe, under the names that `fp8_codes.cu` and `fp8.cu` look for.
+fn fp8_recipe() -> String {
+    let [dense, mxfp4] = [None, Some(QuantFormat::Mxfp4)].map(top_of_weight);
+    format!(
+        "#define FP8_TOP_OF_ROWS {TOP_OF_ROWS:?}f\n#define FP8_AMAX_FLOOR {AMAX_FLOOR:?}f\n\
+         #define FP8_TOP_OF_WEIGHTS {dense:?}f\n#define FP8_TOP_OF_MXFP4 {mxfp4:?}f\n"
+    )
 }
 
 /// What is compiled as one program: files, one after the other.
@@ -199,18 +210,16 @@ impl Source {
                     "#define ACTIVATION {name}\n#define RANKS {ranks}\n#define STAGES {stages}\n#define GATED_PIECES {pieces}\n"
                 )
             }
-            Self::Gated(activation) | Self::GatedFp8(activation) => {
-                format!("#define ACTIVATION {}\n", activation.name())
-            }
+            Self::Gated(activation) => format!("#define ACTIVATION {}\n", activation.name()),
+            Self::GatedFp8(activation) => format!("#define ACTIVATION {}\n{}", activation.name(), fp8_recipe()),
+            Self::Fp8 | Self::NormFp8 => fp8_recipe(),
             Self::CrossEntropy(None)
             | Self::Columns
             | Self::Elementwise
             | Self::Embedding
-            | Self::Fp8
             | Self::Heads
             | Self::Magnitude
             | Self::Norm
-            | Self::NormFp8
             | Self::Optimizer
             | Self::PackedIndex
             | Self::Pairs

@@ -27,9 +27,8 @@
 
 constexpr float LARGEST_CODE = 448.0f;
 // What the largest value of a weight's row becomes.
-template <class VALUES> constexpr float TOP_OF_WEIGHTS = 14.0f;
-// Values of 1 and 1.5 times powers of two: all of them are codes if the largest is 12. At 14 most would be rounded down.
-template <> constexpr float TOP_OF_WEIGHTS<Mxfp4Values> = 12.0f;
+template <class VALUES> constexpr float TOP_OF_WEIGHTS = FP8_TOP_OF_WEIGHTS;
+template <> constexpr float TOP_OF_WEIGHTS<Mxfp4Values> = FP8_TOP_OF_MXFP4;
 // Parts of the maxima of a group's adapters.
 constexpr int MAXIMA_PARTS = 256;
 
@@ -317,7 +316,7 @@ DENSE_WEIGHT_COLUMNS(f32_weight_columns, float)
 // -------------------------------------------------------------------------------- scales that a GEMM does not take by rows
 
 // E8M0 scales of blocks of 32 codes: the power of two of each row in all its blocks. They lie in tiles of 128 rows by four
-// blocks, in which rows 32 apart are side by side (ScaleLayout of firebrick-precision); rows after the last get 1. A thread
+// blocks, in which rows 32 apart are side by side, as cuBLASLt reads them; rows after the last get 1. A thread
 // writes four rows of a tile. Launch: block 256, grid ceil(rows / 128) * tiles / 8, rounded up.
 KERNEL __launch_bounds__(256) block_scales(uint4 *blocks, const float *scales, int rows, int tiles) {
     const int at = blockIdx.x * 256 + threadIdx.x, tile = at / 32, first = tile / tiles * 128 + at % 32;

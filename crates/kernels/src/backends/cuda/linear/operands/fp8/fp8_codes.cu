@@ -1,10 +1,6 @@
 // Rows of E4M3 codes (4 exponent bits, 3 of mantissa, up to 448, no infinity) with one f32 scale per row; a value is
-// code * scale. For every source that writes such rows. Needs sm_89 (the conversion instruction).
-
-// What the largest value of a row of activations or gradients becomes.
-constexpr float TOP_OF_ROWS = 224.0f;
-// Rows of zeros divide by something.
-constexpr float SMALLEST_AMAX = 7.888609e-31f; // 2^-100
+// code * scale. For every source that writes such rows. Needs sm_89 (the conversion instruction). The numbers of the recipe
+// (FP8_...) are those of firebrick-precision, `linear`.
 
 // Codes of two values, the first in the low byte; beyond 448 is 448, NaN is 0x7f.
 DEVICE unsigned e4m3x2(float first, float second) {
@@ -52,7 +48,7 @@ struct RowScale {
     float scale, factor;
 
     DEVICE RowScale(unsigned bits, float top, bool powers_of_two) {
-        const float largest = fmaxf(__uint_as_float(bits), SMALLEST_AMAX);
+        const float largest = fmaxf(__uint_as_float(bits), FP8_AMAX_FLOOR);
         scale = __fdiv_rn(largest, top), factor = __fdiv_rn(top, largest);
         if (powers_of_two) scale = power_above(scale), factor = __fdiv_rn(1.0f, scale);
         if (bits >= 0x7f800000u) scale = factor = __uint_as_float(0x7fffffffu);
@@ -96,7 +92,7 @@ struct RowsOfCodes {
 
     // The scale of a row from the largest magnitude that each thread has seen, also in memory.
     DEVICE RowScale scale_of(long long row, unsigned seen) const {
-        const RowScale of_row(block_max_bits(seen), TOP_OF_ROWS, powers_of_two != 0);
+        const RowScale of_row(block_max_bits(seen), FP8_TOP_OF_ROWS, powers_of_two != 0);
         if (threadIdx.x == 0) scales[row] = of_row.scale;
         return of_row;
     }
