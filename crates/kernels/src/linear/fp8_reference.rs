@@ -1,8 +1,7 @@
 //! What GEMMs in 8-bit floats compute, in ordinary Burn operations: the values that codes stand for, multiplied exactly.
 //!
-//! The recipe is that of `firebrick_precision::linear`; `backends/cuda/linear/operands/fp8/mod.rs` explains how it
-//! runs fast. Adapters are left
-//! out here: their own products are computed in the compute format.
+//! The recipe is that of `firebrick_precision::linear`; `backends/cuda/linear/operands/fp8/mod.rs` explains how it runs fast.
+//! Adapters are left out here: their own products are computed in the compute format.
 //! Trade-off: rounding is done by sums of floats that push the lower bits out, which holds only where those sums are rounded to f32.
 
 use burn_tensor::backend::Backend;
