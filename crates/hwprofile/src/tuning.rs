@@ -4,12 +4,14 @@
 //! there; the other fields say what this framework does there. Where the two differ, `notes` says why.
 //! Trade-off: a start is where a search begins, not its result: the plan checks memory, and `train bench` measures.
 
-use serde::Serialize;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
 
 use crate::spec::HardwareKind;
 
 /// Generation of fused attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FlashAttention {
     /// Scores are materialized.
@@ -23,7 +25,7 @@ pub enum FlashAttention {
 }
 
 /// Format that a kind of hardware trains in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainingPrecision {
     /// 8-bit float products, bf16 between them.
@@ -36,22 +38,9 @@ pub enum TrainingPrecision {
     Fp32,
 }
 
-/// What runs there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Engine {
-    /// Backend `cuda`.
-    Cuda,
-    /// Backend `wgpu`.
-    Wgpu,
-    /// Backend `flex`.
-    Cpu,
-    /// Burn has no backend for it: a plan answers, a run cannot.
-    NoBackend,
-}
-
 /// The multiples that rows and widths are padded to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PaddingRule {
     /// Rows of a micro-batch.
     pub rows: usize,
@@ -60,7 +49,8 @@ pub struct PaddingRule {
 }
 
 /// How one kind of hardware is programmed and started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct HardwareConfig {
     /// The kind.
     pub kind: HardwareKind,
@@ -78,10 +68,10 @@ pub struct HardwareConfig {
     pub batch_size: usize,
     /// Whether data are decompressed by the accelerator.
     pub enable_compression: bool,
-    /// What runs there.
-    pub engine: Engine,
     /// Attention that this framework runs there.
-    pub attention_here: &'static str,
+    pub attention_here: String,
+    /// Attention that it runs there on documents of several lengths: cuDNN takes those on data center GPUs since Hopper alone.
+    pub packed_attention_here: String,
     /// Format that this framework computes in there.
     pub compute_here: TrainingPrecision,
     /// Rows of 4,096 tokens to start with.
@@ -89,18 +79,7 @@ pub struct HardwareConfig {
     /// Padding.
     pub padding: PaddingRule,
     /// Why what runs here differs from what suits the hardware, and what else to know.
-    pub notes: &'static str,
-}
-
-impl HardwareConfig {
-    /// Attention that this framework runs there on documents of several lengths: cuDNN takes those on data center GPUs since Hopper alone.
-    pub fn packed_attention_here(&self) -> &'static str {
-        match self.kind {
-            HardwareKind::Blackwell | HardwareKind::Hopper => PACKED_CUDA,
-            HardwareKind::BlackwellRtx | HardwareKind::Ada | HardwareKind::Ampere => OWN_CUDA,
-            _ => self.attention_here,
-        }
-    }
+    pub notes: String,
 }
 
 /// The configuration of a kind of hardware. Every kind has one; that of an NVIDIA card follows from its compute capability
@@ -110,232 +89,16 @@ pub fn get_optimal_config(kind: HardwareKind) -> &'static HardwareConfig {
     HARDWARE_CONFIGS.iter().find(|config| config.kind == kind).expect("every kind of hardware has a row")
 }
 
-const TENSOR_CORES: PaddingRule = PaddingRule { rows: 1, width: 16 };
-const NO_PADDING: PaddingRule = PaddingRule { rows: 1, width: 1 };
-const FUSED_CUDA: &str = "cuDNN's fused attention, or this framework's own where cuDNN is missing";
-const FUSED_CUDA_ONE_LENGTH: &str =
-    "cuDNN's fused attention for documents of one length, this framework's own for others and where cuDNN is missing";
-const PACKED_CUDA: &str =
-    "cuDNN's fused attention for long packed documents, this framework's own for short ones and where cuDNN is missing";
-const OWN_CUDA: &str = "this framework's own fused attention";
-const REFERENCE: &str = "reference bodies: scores are materialized per document";
-
-/// One row per kind.
-pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
-    HardwareConfig {
-        kind: HardwareKind::Blackwell,
-        use_flash_attention: FlashAttention::V3,
-        use_fp8: true,
-        use_fp4: true,
-        tile_size: 512,
-        precision: TrainingPrecision::Fp8,
-        batch_size: 64,
-        enable_compression: true,
-        engine: Engine::Cuda,
-        attention_here: FUSED_CUDA,
-        compute_here: TrainingPrecision::Bf16,
-        micro_batch_start: 16,
-        padding: TENSOR_CORES,
-        notes: "FlashAttention 3 itself runs on Hopper alone; compute = \"fp8\" multiplies in MXFP8, untried on a card; bf16 is the default",
-    },
-    HardwareConfig {
-        kind: HardwareKind::BlackwellRtx,
-        use_flash_attention: FlashAttention::V2,
-        use_fp8: true,
-        use_fp4: true,
-        tile_size: 128,
-        precision: TrainingPrecision::Bf16,
-        batch_size: 32,
-        enable_compression: false,
-        engine: Engine::Cuda,
-        attention_here: FUSED_CUDA_ONE_LENGTH,
-        compute_here: TrainingPrecision::Bf16,
-        micro_batch_start: 2,
-        padding: TENSOR_CORES,
-        notes: "unlike a B200 it has an RTX 40's shared memory and no tensor memory, so an RTX 40's tiles; compute = \"fp8\" as on a B200",
-    },
-    HardwareConfig {
-        kind: HardwareKind::Hopper,
-        use_flash_attention: FlashAttention::V3,
-        use_fp8: true,
-        use_fp4: false,
-        tile_size: 256,
-        precision: TrainingPrecision::Fp8,
-        batch_size: 64,
-        enable_compression: false,
-        engine: Engine::Cuda,
-        attention_here: FUSED_CUDA,
-        compute_here: TrainingPrecision::Bf16,
-        micro_batch_start: 8,
-        padding: TENSOR_CORES,
-        notes: "8 rows are those of configs/h100.toml; compute = \"fp8\" multiplies in 8 bits, bf16 is the default",
-    },
-    HardwareConfig {
-        kind: HardwareKind::Ada,
-        use_flash_attention: FlashAttention::V2,
-        use_fp8: true,
-        use_fp4: false,
-        tile_size: 128,
-        precision: TrainingPrecision::Bf16,
-        batch_size: 32,
-        enable_compression: false,
-        engine: Engine::Cuda,
-        attention_here: FUSED_CUDA_ONE_LENGTH,
-        compute_here: TrainingPrecision::Bf16,
-        micro_batch_start: 2,
-        padding: TENSOR_CORES,
-        notes: "unlike an A100 it has FP8 units; 24 or 48 GB leave room for fewer rows; compute = \"fp8\" is untried on a card",
-    },
-    HardwareConfig {
-        kind: HardwareKind::Ampere,
-        use_flash_attention: FlashAttention::V2,
-        use_fp8: false,
-        use_fp4: false,
-        tile_size: 128,
-        precision: TrainingPrecision::Bf16,
-        batch_size: 32,
-        enable_compression: false,
-        engine: Engine::Cuda,
-        attention_here: FUSED_CUDA_ONE_LENGTH,
-        compute_here: TrainingPrecision::Bf16,
-        micro_batch_start: 4,
-        padding: TENSOR_CORES,
-        notes: "4 rows are those of configs/a100.toml",
-    },
-    HardwareConfig {
-        kind: HardwareKind::OlderNvidia,
-        use_flash_attention: FlashAttention::V1,
-        use_fp8: false,
-        use_fp4: false,
-        tile_size: 64,
-        precision: TrainingPrecision::Fp16,
-        batch_size: 16,
-        enable_compression: false,
-        engine: Engine::Wgpu,
-        attention_here: REFERENCE,
-        compute_here: TrainingPrecision::Fp32,
-        micro_batch_start: 1,
-        padding: PaddingRule { rows: 1, width: 8 },
-        notes: "no bf16 units, which backend cuda needs",
-    },
-    HardwareConfig {
-        kind: HardwareKind::Cdna3,
-        use_flash_attention: FlashAttention::V2,
-        use_fp8: false,
-        use_fp4: false,
-        tile_size: 256,
-        precision: TrainingPrecision::Bf16,
-        batch_size: 48,
-        enable_compression: false,
-        engine: Engine::Wgpu,
-        attention_here: REFERENCE,
-        compute_here: TrainingPrecision::Fp32,
-        micro_batch_start: 12,
-        padding: TENSOR_CORES,
-        notes: "192 GB and more leave room for larger batches; through Vulkan there is no bf16 and no matrix core",
-    },
-    HardwareConfig {
-        kind: HardwareKind::Cdna4,
-        use_flash_attention: FlashAttention::V2,
-        use_fp8: false,
-        use_fp4: false,
-        tile_size: 256,
-        precision: TrainingPrecision::Bf16,
-        batch_size: 48,
-        enable_compression: false,
-        engine: Engine::Wgpu,
-        attention_here: REFERENCE,
-        compute_here: TrainingPrecision::Fp32,
-        micro_batch_start: 16,
-        padding: TENSOR_CORES,
-        notes: "288 GB leave room for larger batches; through Vulkan there is no bf16 and no matrix core",
-    },
-    HardwareConfig {
-        kind: HardwareKind::Gaudi,
-        use_flash_attention: FlashAttention::V2,
-        use_fp8: true,
-        use_fp4: false,
-        tile_size: 256,
-        precision: TrainingPrecision::Bf16,
-        batch_size: 32,
-        enable_compression: false,
-        engine: Engine::NoBackend,
-        attention_here: "none: Burn has no backend for it",
-        compute_here: TrainingPrecision::Bf16,
-        micro_batch_start: 8,
-        padding: PaddingRule { rows: 1, width: 128 },
-        notes: "its matrix engines are 256 x 256 arrays; sizes stay fixed, because each new shape is compiled again",
-    },
-    HardwareConfig {
-        kind: HardwareKind::PonteVecchio,
-        use_flash_attention: FlashAttention::V2,
-        use_fp8: false,
-        use_fp4: false,
-        tile_size: 128,
-        precision: TrainingPrecision::Bf16,
-        batch_size: 32,
-        enable_compression: false,
-        engine: Engine::Wgpu,
-        attention_here: REFERENCE,
-        compute_here: TrainingPrecision::Fp32,
-        micro_batch_start: 8,
-        padding: TENSOR_CORES,
-        notes: "two stacks, which a driver may show as two devices; through Vulkan there is no matrix engine",
-    },
-    HardwareConfig {
-        kind: HardwareKind::AppleSilicon,
-        use_flash_attention: FlashAttention::None,
-        use_fp8: false,
-        use_fp4: false,
-        tile_size: 32,
-        precision: TrainingPrecision::Fp16,
-        batch_size: 16,
-        enable_compression: false,
-        engine: Engine::Wgpu,
-        attention_here: REFERENCE,
-        compute_here: TrainingPrecision::Fp32,
-        micro_batch_start: 1,
-        padding: NO_PADDING,
-        notes: "little bandwidth makes small batches right; compute = \"float16\" runs through Metal, f32 is the default",
-    },
-    HardwareConfig {
-        kind: HardwareKind::Tpu,
-        use_flash_attention: FlashAttention::V2,
-        use_fp8: false,
-        use_fp4: false,
-        tile_size: 128,
-        precision: TrainingPrecision::Bf16,
-        batch_size: 128,
-        enable_compression: false,
-        engine: Engine::NoBackend,
-        attention_here: "none: programs are compiled by XLA, and Burn has no backend for it",
-        compute_here: TrainingPrecision::Bf16,
-        micro_batch_start: 8,
-        padding: PaddingRule { rows: 8, width: 128 },
-        notes: "rows in multiples of 8 and widths in multiples of 128 fill its vector lanes and systolic arrays",
-    },
-    HardwareConfig {
-        kind: HardwareKind::Cpu,
-        use_flash_attention: FlashAttention::V2,
-        use_fp8: false,
-        use_fp4: false,
-        tile_size: 32,
-        precision: TrainingPrecision::Fp32,
-        batch_size: 8,
-        enable_compression: false,
-        engine: Engine::Cpu,
-        attention_here: "fused in blocks over keys (flex)",
-        compute_here: TrainingPrecision::Fp32,
-        micro_batch_start: 1,
-        padding: NO_PADDING,
-        notes: "training takes every core, so one thread loads",
-    },
-];
+/// One row per kind, from `tuning.json`.
+pub static HARDWARE_CONFIGS: LazyLock<Vec<HardwareConfig>> = LazyLock::new(|| {
+    // Invariant: the file is part of the program, and a test reads it.
+    serde_json::from_str(include_str!("tuning.json")).expect("tuning.json has configurations")
+});
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{AcceleratorSpec, Feature};
+    use crate::spec::{AcceleratorSpec, Engine, Feature};
 
     #[test]
     fn every_accelerator_and_the_cpu_have_a_row() {
@@ -372,10 +135,15 @@ mod tests {
 
     #[test]
     fn cudnn_takes_packed_documents_on_data_center_gpus_since_hopper_alone() {
-        for config in &HARDWARE_CONFIGS {
+        for config in HARDWARE_CONFIGS.iter() {
             let takes = matches!(config.kind, HardwareKind::Hopper | HardwareKind::Blackwell);
-            assert_eq!(config.packed_attention_here().contains("cuDNN"), takes, "{:?}", config.kind);
-            assert_eq!(config.attention_here.contains("cuDNN"), config.engine == Engine::Cuda, "{:?}", config.kind);
+            assert_eq!(config.packed_attention_here.contains("cuDNN"), takes, "{:?}", config.kind);
+            assert_eq!(
+                config.attention_here.contains("cuDNN"),
+                config.kind.engine() == Engine::Cuda,
+                "{:?}",
+                config.kind
+            );
         }
     }
 
@@ -389,10 +157,6 @@ mod tests {
             assert!(is_tpu || spec.kind.has_fp8() == spec.has(Feature::Fp8), "{}", spec.name);
             assert!(!config.enable_compression || spec.has(Feature::DecompressionEngine), "{}", spec.name);
             assert!(!config.use_fp4 || spec.has(Feature::Fp4), "{}", spec.name);
-            assert_eq!(
-                config.engine == Engine::NoBackend,
-                matches!(spec.kind, HardwareKind::Tpu | HardwareKind::Gaudi)
-            );
         }
     }
 }

@@ -6,12 +6,12 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use firebrick_hwprofile::AcceleratorSpec;
-use firebrick_hwprofile::spec::{CORRECTIONS, Figure, MathFormat, Origin, Source, Voice};
+use firebrick_hwprofile::spec::{Figure, MathFormat, Origin, Source, Voice};
 use firebrick_hwprofile::tuning::HARDWARE_CONFIGS;
 
 const HEAD: &str = "# Hardware: what accelerators can do, and how they are tuned
 
-Written from the tables of `firebrick-hwprofile` (`src/spec/`, `src/tuning.rs`); change those, not this page. A plan for any of these
+Written from the tables of `firebrick-hwprofile` (`src/spec/accelerators.json`, `src/tuning.json`); change those, not this page. A plan for any of these
 machines: `cargo xtask plan --config my-recipe.toml --for NAME`. Memory is what a driver reports where such a report was read, which is what
 a plan may count on; else it is what is sold.
 
@@ -49,7 +49,6 @@ fn page() -> String {
     peaks(&mut page, &mut sources);
     links(&mut page, &mut sources);
     tuning(&mut page);
-    corrections(&mut page);
     page.push_str("\n## Sources\n\n");
     for (index, source) in sources.0.iter().enumerate() {
         let voice = match source.voice {
@@ -108,7 +107,7 @@ fn tuning(page: &mut String) {
     page.push_str("are what suits the hardware in general; the last columns are what runs here.\n\n");
     page.push_str("| kind | attention | precision | FP8, FP4 | tile | batch | runs here | computes in | rows to start with | padding | notes |\n");
     page.push_str("|---|---|---|---|---:|---:|---|---|---:|---|---|\n");
-    for config in &HARDWARE_CONFIGS {
+    for config in HARDWARE_CONFIGS.iter() {
         writeln!(
             page,
             "| {:?} | {:?} | {:?} | {}, {} | {} | {} | {:?}: {} | {:?} | {} | {} x {} | {} |",
@@ -119,7 +118,7 @@ fn tuning(page: &mut String) {
             config.use_fp4,
             config.tile_size,
             config.batch_size,
-            config.engine,
+            config.kind.engine(),
             config.attention_here,
             config.compute_here,
             config.micro_batch_start,
@@ -128,13 +127,6 @@ fn tuning(page: &mut String) {
             config.notes
         )
         .unwrap();
-    }
-}
-
-fn corrections(page: &mut String) {
-    page.push_str("\n## Claims that the documents do not bear out\n\n| about | the claim | instead |\n|---|---|---|\n");
-    for correction in &CORRECTIONS {
-        writeln!(page, "| {} | {} | {} |", correction.about, correction.claim, correction.instead).unwrap();
     }
 }
 

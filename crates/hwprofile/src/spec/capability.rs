@@ -6,9 +6,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::figure::Figure;
-use super::sources::DRIVER;
+use super::figure::{Figure, Source, Voice};
 use super::types::{AcceleratorSpec, DenseRates, Feature, HardwareKind, Maker};
+
+/// What the card itself reports.
+static DRIVER: Source =
+    Source { title: "this card's clocks, cores and bus, as its driver reports them", url: "NVML", voice: Voice::Maker };
 
 /// What a driver reports that speed follows from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +73,7 @@ impl AcceleratorSpec {
         Some(Self {
             id: "unknown",
             name: "NVIDIA card outside of the table",
+            aliases: &[],
             maker: Maker::Nvidia,
             kind: HardwareKind::of_compute_capability(capability),
             memory_gib: derived(memory_bytes as f64 / (1u64 << 30) as f64, "reported"),

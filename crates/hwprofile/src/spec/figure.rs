@@ -1,12 +1,19 @@
-//! A figure of the specification table, together with where it is from.
+//! A figure of the table of accelerators, together with where it is from.
 //!
-//! A figure that was not found in a document has another origin than one that was, so a plan can say on what it rests.
-//! Trade-off: a document is named once for several figures; pages and lines are not.
+//! A figure that was not found in a document has another origin than one that was, so a plan can say on what it rests. In
+//! `accelerators.json` it has a `value` and one of: `source`, the document that states it, or with `how` the document that it follows from
+//! and the arithmetic; `halved`, the document that prints it with sparsity; `unverified`, what it is taken from without a document.
+//! `sources.json` has the documents, looked up in 2026.
+//! Trade-off: data sheets are PDF files behind forms, so many were read in somebody's account; `Voice` says so. Pages and lines are not named.
 
-use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Serialize};
 
 /// A document with figures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Source {
     /// Its title and year.
     pub title: &'static str,
@@ -16,8 +23,14 @@ pub struct Source {
     pub voice: Voice,
 }
 
+/// The documents by the keys that the table names them with.
+static SOURCES: LazyLock<BTreeMap<String, Source>> = LazyLock::new(|| {
+    // Invariant: the file is part of the program, and a test reads it.
+    serde_json::from_str(include_str!("sources.json")).expect("sources.json has documents")
+});
+
 /// Whose words a document has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Voice {
     /// The maker's own document.
@@ -51,7 +64,8 @@ pub enum Origin {
 }
 
 /// A number and where it is from. Its unit is that of the field that holds it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "WrittenFigure")]
 pub struct Figure {
     /// The number.
     pub value: f64,
@@ -59,25 +73,38 @@ pub struct Figure {
     pub origin: Origin,
 }
 
+/// A figure as `accelerators.json` has it: documents by their keys in `sources.json`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenFigure {
+    value: f64,
+    source: Option<String>,
+    halved: Option<String>,
+    how: Option<String>,
+    unverified: Option<String>,
+}
+
+impl TryFrom<WrittenFigure> for Figure {
+    type Error = String;
+
+    fn try_from(written: WrittenFigure) -> Result<Self, String> {
+        let WrittenFigure { value, source, halved, how, unverified } = written;
+        let document = |key: &str| SOURCES.get(key).ok_or_else(|| format!("`{key}` is not in sources.json"));
+        let origin = match (source, halved, how, unverified) {
+            (Some(key), None, None, None) => Origin::Document(document(&key)?),
+            (None, Some(key), None, None) => Origin::Halved(document(&key)?),
+            (Some(key), None, Some(how), None) => Origin::Derived { from: document(&key)?, how: how.leak() },
+            (None, None, None, Some(why)) => Origin::Unverified { why: why.leak() },
+            _ => return Err(format!("{value} needs `source`, `source` and `how`, `halved` or `unverified`")),
+        };
+        Ok(Self { value, origin })
+    }
+}
+
 impl Figure {
-    /// A figure that a document states.
-    pub(super) const fn of(value: f64, source: &'static Source) -> Self {
-        Self { value, origin: Origin::Document(source) }
-    }
-
-    /// A dense rate, half of the one with sparsity that a document states.
-    pub(super) const fn halved(value: f64, source: &'static Source) -> Self {
-        Self { value, origin: Origin::Halved(source) }
-    }
-
     /// A figure that follows from a document.
     pub(crate) const fn derived(value: f64, from: &'static Source, how: &'static str) -> Self {
         Self { value, origin: Origin::Derived { from, how } }
-    }
-
-    /// A figure that no document was found for.
-    pub(super) const fn unverified(value: f64, why: &'static str) -> Self {
-        Self { value, origin: Origin::Unverified { why } }
     }
 
     /// Whether a document states it, or what it follows from.
@@ -92,6 +119,33 @@ impl Figure {
             Origin::Halved(source) => format!("{}; halved: printed with sparsity", source.title),
             Origin::Derived { from, how } => format!("{how}; {}", from.title),
             Origin::Unverified { why } => format!("not verified: {why}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_source_is_read_and_named_by_the_table() {
+        assert_eq!(SOURCES.len(), 48);
+        let table = include_str!("accelerators.json");
+        for key in SOURCES.keys() {
+            assert!(table.contains(&format!("\"{key}\"")), "{key} is named by no figure");
+        }
+    }
+
+    #[test]
+    fn a_figure_has_one_origin_and_a_known_document() {
+        let read = |json: &str| serde_json::from_str::<Figure>(json).map_err(|error| error.to_string());
+        assert!(read(r#"{ "value": 1.0, "source": "overview" }"#).is_ok());
+        for (wrong, why) in [
+            (r#"{ "value": 1.0 }"#, "needs `source`"),
+            (r#"{ "value": 1.0, "source": "overview", "halved": "overview" }"#, "needs `source`"),
+            (r#"{ "value": 1.0, "source": "nowhere" }"#, "`nowhere` is not in sources.json"),
+        ] {
+            assert!(read(wrong).unwrap_err().contains(why), "{wrong}");
         }
     }
 }

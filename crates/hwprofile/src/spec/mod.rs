@@ -4,19 +4,12 @@
 //! accumulator, the one with f32 accumulation stands here.
 //! Trade-off: a peak is a bound for planning before anything was measured; `sustained_bf16` says how much of it a library was seen to reach.
 
-mod amd;
 mod capability;
 mod figure;
 mod find;
-mod notes;
-mod nvidia;
-mod other_makers;
-mod rtx;
-mod sources;
 mod types;
 
 pub use capability::CardClocks;
 pub use figure::{Figure, Origin, Source, Voice};
 pub use find::UnknownMachine;
-pub use notes::{CORRECTIONS, Correction};
-pub use types::{AcceleratorSpec, DenseRates, Feature, HardwareKind, Link, Maker, MathFormat};
+pub use types::{AcceleratorSpec, DenseRates, Engine, Feature, HardwareKind, Link, Maker, MathFormat};

@@ -2,12 +2,12 @@
 //!
 //! Trade-off: rates are those of matrix units where there are any, and vector units only in f32.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::figure::Figure;
 
 /// Who makes an accelerator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Maker {
     /// NVIDIA.
@@ -25,7 +25,7 @@ pub enum Maker {
 }
 
 /// What tuning depends on: accelerators of one kind are programmed alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HardwareKind {
     /// Compute capability 10: B100, B200, B300, GB200.
@@ -64,6 +64,30 @@ impl HardwareKind {
             Self::Blackwell | Self::BlackwellRtx | Self::Hopper | Self::Ada | Self::Cdna3 | Self::Cdna4 | Self::Gaudi
         )
     }
+
+    /// What runs there.
+    pub fn engine(self) -> Engine {
+        match self {
+            Self::Blackwell | Self::BlackwellRtx | Self::Hopper | Self::Ada | Self::Ampere => Engine::Cuda,
+            // Cards before Ampere have no bf16 units, which backend `cuda` needs.
+            Self::OlderNvidia | Self::Cdna3 | Self::Cdna4 | Self::PonteVecchio | Self::AppleSilicon => Engine::Wgpu,
+            Self::Gaudi | Self::Tpu => Engine::NoBackend,
+            Self::Cpu => Engine::Cpu,
+        }
+    }
+}
+
+/// What runs on a kind of hardware.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// Backend `cuda`.
+    Cuda,
+    /// Backend `wgpu`.
+    Wgpu,
+    /// Backend `flex`.
+    Cpu,
+    /// Burn has no backend for it: a plan answers, a run cannot.
+    NoBackend,
 }
 
 /// A format that matrix units multiply.
@@ -103,7 +127,8 @@ impl MathFormat {
 
 /// Dense rates, 1e12 operations per second, products accumulated in f32 (i32 for integers). `None`: the accelerator has no such unit, or
 /// its maker states no rate.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DenseRates {
     /// binary32 on vector units.
     pub f32: Option<Figure>,
@@ -120,7 +145,8 @@ pub struct DenseRates {
 }
 
 /// A connection of an accelerator.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Link {
     /// Its name, such as `PCIe 5.0 x16`.
     pub name: &'static str,
@@ -129,7 +155,7 @@ pub struct Link {
 }
 
 /// Something that an accelerator has and others do not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Feature {
     /// 8-bit float matrix products.
@@ -157,12 +183,16 @@ pub enum Feature {
 }
 
 /// What is known about an accelerator.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AcceleratorSpec {
     /// Name on the command line, such as `h100`.
     pub id: &'static str,
     /// Name to print.
     pub name: &'static str,
+    /// Words by which its reported name is known: all words of any one alias.
+    #[serde(skip_serializing, deserialize_with = "leaked")]
+    pub(super) aliases: &'static [Vec<&'static str>],
     /// Its maker.
     pub maker: Maker,
     /// What its tuning depends on.
@@ -183,6 +213,7 @@ pub struct AcceleratorSpec {
     /// Board power, W; `None`: the maker states none.
     pub power_w: Option<Figure>,
     /// What it has.
+    #[serde(deserialize_with = "leaked")]
     pub features: &'static [Feature],
 }
 
@@ -229,8 +260,7 @@ impl AcceleratorSpec {
     }
 }
 
-/// One accelerator and the words by which its reported name is known: all words of any one alias.
-pub(super) struct Entry {
-    pub(super) aliases: &'static [&'static [&'static str]],
-    pub(super) spec: AcceleratorSpec,
+/// A list of the table, which is read once and kept.
+fn leaked<'de, D: Deserializer<'de>, T: Deserialize<'de> + 'static>(list: D) -> Result<&'static [T], D::Error> {
+    Ok(Vec::<T>::deserialize(list)?.leak())
 }

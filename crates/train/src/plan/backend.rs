@@ -4,8 +4,7 @@
 //! Trade-off: a backend is probed by opening its device, which takes some milliseconds.
 
 use firebrick_hwprofile::HardwareProfile;
-use firebrick_hwprofile::spec::HardwareKind;
-use firebrick_hwprofile::tuning::{Engine, get_optimal_config};
+use firebrick_hwprofile::spec::{Engine, HardwareKind};
 use firebrick_kernels::BackendKind;
 use firebrick_precision::Format;
 
@@ -35,7 +34,7 @@ pub fn choose_backend(choice: BackendChoice, profile: &HardwareProfile) -> Resul
 fn for_named_machine(choice: BackendChoice, profile: &HardwareProfile) -> Option<Chosen<BackendKind>> {
     profile.named?;
     let spec = profile.gpus.first()?.spec?;
-    let (backend, why) = match get_optimal_config(spec.kind).engine {
+    let (backend, why) = match spec.kind.engine() {
         Engine::Cuda => (BackendKind::Cuda, format!("what runs on {}", spec.name)),
         Engine::Wgpu => {
             (BackendKind::Wgpu, format!("what runs on {}: Burn drives it through Vulkan or Metal", spec.name))

@@ -8,8 +8,8 @@ use firebrick_hwprofile::human::{human_energy, human_range, human_seconds};
 use firebrick_hwprofile::memory::MemoryEstimate;
 use firebrick_hwprofile::peaks::MeasuredPeaks;
 use firebrick_hwprofile::scaling::{EIGHT_BY_400_GBIT, Links, Network, RankStep, Sharding};
-use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
-use firebrick_hwprofile::tuning::{Engine, FlashAttention, HardwareConfig, get_optimal_config};
+use firebrick_hwprofile::spec::{Engine, HardwareKind, MathFormat};
+use firebrick_hwprofile::tuning::{FlashAttention, HardwareConfig, get_optimal_config};
 use firebrick_hwprofile::{AcceleratorSpec, Gpu};
 use firebrick_kernels::{BackendKind, TrainingShape, cuda_launches, step_work};
 use firebrick_parallel::BUCKET_BYTES;
@@ -121,7 +121,7 @@ pub(super) fn forecast(
         energy_kwh: Chosen::new(run.energy_kwh, energy_reason(card, power)),
         cost: Chosen::new(run.cost, cost_reason(price_per_hour)),
         attention: attention(config, extent.documents_per_row),
-        precision: Chosen::new(format!("{:?}", config.precision).to_lowercase(), config.notes),
+        precision: Chosen::new(format!("{:?}", config.precision).to_lowercase(), config.notes.as_str()),
         micro_batch_start: Chosen::new(
             config.micro_batch_start,
             format!(
@@ -260,7 +260,7 @@ fn step_reason(
         (None, Some(spec)) => spec.sustained_share().1,
         (None, None) => unreachable!("a forecast rests on one of them"),
     };
-    let other_kernels = match config.engine {
+    let other_kernels = match config.kind.engine() {
         _ if measured.is_some() => "",
         Engine::Cuda => "",
         Engine::NoBackend => "; no backend exists for it here",
@@ -305,8 +305,8 @@ fn attention(config: &HardwareConfig, documents_per_row: usize) -> Chosen<String
         FlashAttention::None => format!("docs/hardware.md names no FlashAttention for {:?}", config.kind),
         version => format!("docs/hardware.md names FlashAttention {version:?} for {:?}", config.kind),
     };
-    let here = if documents_per_row > 1 { config.packed_attention_here() } else { config.attention_here };
-    Chosen::new(here.to_owned(), why)
+    let here = if documents_per_row > 1 { &config.packed_attention_here } else { &config.attention_here };
+    Chosen::new(here.clone(), why)
 }
 
 #[cfg(test)]
