@@ -8,21 +8,18 @@
 //! Trade-off: drivers before CUDA 12.5 are refused, since they cannot order a stream against a whole context.
 
 use std::env;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent, CUfunction, CUresult, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent, CUfunction, CUresult};
 use libloading::Library;
 
 use crate::error::CudaError;
 use crate::library::open_first;
 
 /// `CUresult` as an integer: a newer driver may return a code that cudarc's enum does not list.
-pub(crate) type Status = u32;
-
-/// `CUresult cuMemBatchDecompressAsync(CUmemDecompressParams *params, size_t count, unsigned flags, size_t *errorIndex, CUstream)`.
-pub(crate) type BatchDecompress = unsafe extern "C" fn(*mut c_void, usize, c_uint, *mut usize, CUstream) -> Status;
+type Status = u32;
 
 /// Functions looked up by name.
 #[derive(Clone, Copy)]
@@ -32,10 +29,6 @@ struct Symbols {
     event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> Status,
     /// Since CUDA 12.4; only a check uses it.
     func_get_param_info: Option<unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> Status>,
-    /// With the attribute as the integer that it is in C: cudarc's enum lacks those of newer versions.
-    device_attribute: unsafe extern "C" fn(*mut c_int, c_int, CUdevice) -> Status,
-    /// Since CUDA 12.8.
-    batch_decompress: Option<BatchDecompress>,
     error_name: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
     error_string: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
 }
@@ -176,19 +169,6 @@ impl Driver {
         self.checked("cuDeviceGet", result::device::get(number))
     }
 
-    /// An attribute of a device by its number; `None` where this driver does not know it.
-    pub(crate) fn attribute_if_known(&self, attribute: c_int, device: CUdevice) -> Option<c_int> {
-        let mut value = 0;
-        // SAFETY: the handle came from cuDeviceGet, and the pointer is valid for a write.
-        let status = unsafe { (self.symbols.device_attribute)(&mut value, attribute, device) };
-        (status == 0).then_some(value)
-    }
-
-    /// `cuMemBatchDecompressAsync`, if this driver has it.
-    pub(crate) fn batch_decompress(&self) -> Option<BatchDecompress> {
-        self.symbols.batch_decompress
-    }
-
     /// Records `event` after all work submitted to `context` so far, on any stream.
     ///
     /// # Safety
@@ -242,7 +222,7 @@ impl Driver {
         self.error_of(call, error.0 as Status)
     }
 
-    pub(crate) fn status(&self, call: &'static str, status: Status) -> Result<(), CudaError> {
+    fn status(&self, call: &'static str, status: Status) -> Result<(), CudaError> {
         if status == 0 { Ok(()) } else { Err(self.error_of(call, status)) }
     }
 
@@ -271,8 +251,6 @@ impl Symbols {
                 ctx_wait_event: symbol(library, file, "cuCtxWaitEvent")?,
                 event_elapsed_time: symbol(library, file, "cuEventElapsedTime")?,
                 func_get_param_info: symbol(library, file, "cuFuncGetParamInfo").ok(),
-                device_attribute: symbol(library, file, "cuDeviceGetAttribute")?,
-                batch_decompress: symbol(library, file, "cuMemBatchDecompressAsync").ok(),
                 error_name: symbol(library, file, "cuGetErrorName")?,
                 error_string: symbol(library, file, "cuGetErrorString")?,
             })

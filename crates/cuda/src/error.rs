@@ -254,13 +254,6 @@ pub enum CudaError {
         given: Vec<usize>,
     },
 
-    /// Blocks that the decompression engine does not take.
-    #[error("the card's decompression engine cannot take these blocks: {reason}. Decompress them on the processor")]
-    Decompression {
-        /// Why not.
-        reason: String,
-    },
-
     /// The device has too little free memory for an allocation.
     #[error("the GPU is out of memory: {requested_bytes} bytes were requested, {free_bytes} of {total_bytes} are free")]
     OutOfMemory {

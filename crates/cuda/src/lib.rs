@@ -6,7 +6,6 @@ mod blaslt;
 mod context;
 mod copy;
 pub mod cudnn;
-pub mod decompression;
 mod disk_cache;
 mod driver;
 mod error;

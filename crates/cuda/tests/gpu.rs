@@ -8,7 +8,6 @@
 
 use std::sync::Arc;
 
-use firebrick_cuda::decompression::{DecompressionEngine, places};
 use firebrick_cuda::{
     Arguments, Compiler, Context, CudaError, DeviceBuffer, DevicePointer, Driver, Kernel, LaunchShape, Module,
     PinnedBuffer, Program, Repeats, Stream,
@@ -251,33 +250,4 @@ fn an_allocation_larger_than_the_device_is_an_error_with_the_numbers() {
     assert_eq!((requested_bytes, total_bytes), (requested as u64, memory.total_bytes));
     assert!(free_bytes <= total_bytes);
     assert!(DeviceBuffer::new(&gpu.context, 1 << 20).is_ok(), "the context still works");
-}
-
-/// 640 times the same byte as an LZ4 block: one literal, a match over 627 bytes at a distance of 1, and 12 literals.
-const LZ4_OF_SEVENS: [u8; 20] = [0x1F, 7, 1, 0, 0xFF, 0xFF, 98, 0xC0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7];
-
-#[test]
-fn the_decompression_engine_gives_blocks_back_and_cards_before_blackwell_have_none() {
-    let Some(gpu) = gpu() else { return };
-    let driver = gpu.context.driver();
-    let device = driver.device(0).expect("a device");
-    let Some(engine) = DecompressionEngine::of(driver, 0).expect("attributes") else { return };
-    assert!(device.compute_capability >= (10, 0), "{device:?}");
-    let mut stored = PinnedBuffer::new(&gpu.context, 40).expect("pinned memory");
-    stored.copy_from_slice(&[LZ4_OF_SEVENS, LZ4_OF_SEVENS].concat());
-    let [source, target, actual] =
-        [40, 1280, 8].map(|bytes| DeviceBuffer::new(&gpu.context, bytes).expect("device memory"));
-    let results = [&target, &actual].map(|buffer| PinnedBuffer::new(&gpu.context, buffer.len_bytes()).expect("pinned"));
-    let mut descriptors =
-        engine.descriptors(&places(&[[20, 640]; 2]), &source, &target, &actual).expect("short blocks");
-    // SAFETY: all buffers have the bytes and live until the stream is synchronized; the host reads only then.
-    unsafe {
-        gpu.stream.copy_to_device(source.pointer(), &stored, 40).expect("copied");
-        gpu.stream.decompress(&mut descriptors).expect("submitted");
-        gpu.stream.copy_to_host(&results[0], target.pointer(), 1280).expect("copied");
-        gpu.stream.copy_to_host(&results[1], actual.pointer(), 8).expect("copied");
-    }
-    gpu.stream.synchronize().expect("synchronized");
-    assert_eq!(results[0][..], [7; 1280]);
-    assert_eq!(results[1][..], [640_u32.to_ne_bytes(), 640_u32.to_ne_bytes()].concat());
 }
