@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares our Hub client and our imitation of the Hub with huggingface_hub.
 
-    cargo build -p firebrick-hub --features imitation --example imitated_hub
+    cargo build -p firebrick-hub-imitation --example imitated_hub
     cargo build -p firebrick-train
     python tests/golden/check_hub.py target/debug/examples/imitated_hub MODEL_FOLDER [target/debug/train]
 

@@ -171,7 +171,8 @@ fn unshared(folder: &Path, etag: &str) -> IoResult<TempPath> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::imitation::{ImitatedHub, sha256};
+    use firebrick_hub_imitation::{ImitatedHub, sha256};
+
     use crate::{HubId, HubSettings, RepoKind};
 
     #[test]

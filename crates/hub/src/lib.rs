@@ -11,8 +11,6 @@ mod error;
 mod http;
 mod hub;
 mod id;
-#[cfg(any(test, feature = "imitation"))]
-pub mod imitation;
 mod listing;
 mod model;
 mod progress;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use firebrick_hub::imitation::ImitatedHub;
+use firebrick_hub_imitation::ImitatedHub;
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -15,7 +15,7 @@ use super::finding::Finding;
 use crate::workspace::Workspace;
 
 /// The crates and their layers. docs/architecture.md draws the same.
-const LAYERS: [(&str, u8); 12] = [
+const LAYERS: [(&str, u8); 13] = [
     ("train", 4),
     ("model", 3),
     ("optim", 3),
@@ -28,6 +28,8 @@ const LAYERS: [(&str, u8); 12] = [
     ("arch", 0),
     ("precision", 0),
     ("files", 0),
+    // `tests/hub-imitation`, which tests use.
+    ("hub-imitation", 0),
 ];
 
 /// Our packages are named `firebrick-<folder>`.

@@ -7,9 +7,10 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use firebrick_hub_imitation::{Answer, Server};
+
 use super::models::hub_with_model;
 use super::{Client, NOWHERE, TOKEN, id};
-use crate::imitation::{Answer, Server};
 use crate::{Hub, HubSettings, Need};
 
 /// Puts an empty file in the place of a folder.

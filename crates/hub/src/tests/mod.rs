@@ -6,9 +6,9 @@ mod cache;
 mod models;
 mod pushes;
 
+use firebrick_hub_imitation::ImitatedHub;
 use tempfile::TempDir;
 
-use crate::imitation::ImitatedHub;
 use crate::{Hub, HubId, HubSettings, RepoKind};
 
 const TOKEN: &str = "hf_secret";

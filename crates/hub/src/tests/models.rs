@@ -5,8 +5,9 @@
 use std::fs;
 use std::path::Path;
 
+use firebrick_hub_imitation::{Answer, ImitatedHub, Server, git_blob, sha256};
+
 use super::{Client, NOWHERE, TOKEN, id};
-use crate::imitation::{Answer, ImitatedHub, Server, git_blob, sha256};
 use crate::{HubId, Need, snapshot_of};
 
 pub(super) const CONFIG: &[u8] = b"{\"model_type\": \"llama\"}";

@@ -5,10 +5,10 @@
 use std::fs;
 use std::path::Path;
 
+use firebrick_hub_imitation::ImitatedHub;
 use tempfile::TempDir;
 
 use super::{Client, NOWHERE, TOKEN, id};
-use crate::imitation::ImitatedHub;
 use crate::{HubError, Need, Push, Pushed};
 
 /// An adapter folder: small files, a large one, a hidden one, an empty one.
@@ -98,7 +98,7 @@ fn the_second_push_sends_only_what_changed() {
 #[test]
 fn what_the_storage_has_is_not_sent_again() {
     let (hub, folder) = (ImitatedHub::new(TOKEN), adapter());
-    hub.store().objects.insert(crate::imitation::sha256(&weights()), weights());
+    hub.store().objects.insert(firebrick_hub_imitation::sha256(&weights()), weights());
     let pushed = push(&Client::new(&hub).with_token(), folder.path()).unwrap();
     assert_eq!(pushed.stored_bytes, 0);
     assert!(!hub.server.requests().iter().any(|request| request.starts_with("PUT")));

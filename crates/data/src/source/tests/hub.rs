@@ -6,11 +6,10 @@ use std::fs;
 use std::path::Path;
 use std::sync::Mutex;
 
+use firebrick_hub::{Hub, HubId, HubSettings, RepoKind};
+use firebrick_hub_imitation::{Answer, Request, Server, sha256};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
-
-use firebrick_hub::imitation::{Answer, Request, Server, sha256};
-use firebrick_hub::{Hub, HubId, HubSettings, RepoKind};
 
 use super::super::{ContentKeys, Record, SourceError, SourceSpec};
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::digest::sha256;
+use crate::sha256;
 
 /// Files by path.
 pub(super) type Files = BTreeMap<String, Vec<u8>>;

@@ -1,6 +1,6 @@
 //! How an imitated Hub answers, request by request, in the form of huggingface.co.
 //!
-//! Trade-off: only what `huggingface_hub` and this crate ask for.
+//! Trade-off: only what `huggingface_hub` and `firebrick-hub` ask for.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 
 use super::server::{Answer, Request};
 use super::store::{Files, Repo, Store};
-use crate::digest::{git_blob, sha256};
+use crate::{git_blob, sha256};
 
 /// The answer to a request.
 pub(super) fn answer(store: &mut Store, request: &Request) -> Answer {

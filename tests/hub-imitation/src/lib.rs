@@ -1,6 +1,6 @@
 //! A Hub on this machine, for tests: repositories, commits, large-file storage, gates, and connections that break.
 //!
-//! It answers `huggingface_hub` as well as this crate (tests/golden/check_hub.py), so that neither is tested against itself alone.
+//! It answers `huggingface_hub` as well as `firebrick-hub` (tests/golden/check_hub.py), so that neither is tested against itself alone.
 //! Trade-off: no TLS, no Xet, and no pages; lists have one page.
 
 mod answers;
@@ -10,7 +10,8 @@ mod store;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::digest;
+use ring::digest::{Algorithm, SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
+
 pub use server::{Answer, Request, Server};
 pub use store::{Repo, Store};
 
@@ -53,10 +54,14 @@ impl ImitatedHub {
 
 /// The hash that git gives a file of these bytes.
 pub fn git_blob(bytes: &[u8]) -> String {
-    digest::git_blob(bytes)
+    hashed(&SHA1_FOR_LEGACY_USE_ONLY, &[format!("blob {}\0", bytes.len()).as_bytes(), bytes].concat())
 }
 
 /// The SHA-256 of bytes.
 pub fn sha256(bytes: &[u8]) -> String {
-    digest::sha256(bytes)
+    hashed(&SHA256, bytes)
+}
+
+fn hashed(algorithm: &'static Algorithm, bytes: &[u8]) -> String {
+    digest(algorithm, bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fs;
 use std::io::Write;
 
-use firebrick_hub::imitation::ImitatedHub;
+use firebrick_hub_imitation::ImitatedHub;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
