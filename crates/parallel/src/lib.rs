@@ -5,7 +5,6 @@ mod error;
 mod flat;
 mod handshake;
 mod links;
-mod non_finite;
 mod owners;
 mod patient;
 mod placement;
@@ -21,7 +20,6 @@ mod wire;
 
 pub use agreement::Facts;
 pub use error::ParallelError;
-pub use non_finite::NonFiniteSink;
 pub use owners::owners;
 pub use placement::Placement;
 pub use ranks::Ranks;

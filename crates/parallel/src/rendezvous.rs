@@ -30,10 +30,8 @@ const MAX_GUESTS: usize = 128;
 /// Connections that are accepted between two looks at all of them: a rank that answers at once is through before it is
 /// the oldest.
 const ACCEPTED_AT_ONCE: usize = 16;
-/// Different refusals of strangers that are logged, and remembered for a message. The others are counted.
-const MAX_STRANGERS: usize = 5;
-/// The same of connections that spoke as ranks do: more than a job with a mistake has, so that none is missing.
-const MAX_RANKS: usize = 1000;
+/// Different refusals of connections that spoke as ranks do, which are remembered for a message: more than a job with a mistake has.
+const MAX_REASONS: usize = 1000;
 /// The operation of the message with which the job begins.
 const BEGIN: &str = "begin";
 
@@ -100,12 +98,12 @@ impl<'a> Hall<'a> {
             if self.guests.len() >= MAX_GUESTS.max(self.placement.world_size)
                 && let Some((oldest, _)) = self.guests.pop_front()
             {
-                self.refusals.of_strangers.add(&oldest, "it had not said who it is when many others came");
+                self.refusals.add(&oldest, "it had not said who it is when many others came", false);
             }
             let address = address.ip().to_string();
             match Guest::greet(stream, Instant::now()) {
                 Ok(guest) => self.guests.push_back((address, guest)),
-                Err(error) => self.refusals.of_strangers.add(&address, &error.to_string()),
+                Err(error) => self.refusals.add(&address, &error.to_string(), false),
             }
         }
         true
@@ -118,7 +116,10 @@ impl<'a> Hall<'a> {
             match guest.look(now, &self.placement.token) {
                 Ok(Progress::Waits(guest)) => self.guests.push_back((address, guest)),
                 Ok(Progress::Proved(candidate)) => self.settle(candidate, &address),
-                Err(failure) => self.refusals.of(&failure).add(&address, &failure.reason()),
+                Err(failure) => {
+                    let is_rank = matches!(failure, Failure::Refused(_));
+                    self.refusals.add(&address, &failure.reason(), is_rank);
+                }
             }
         }
     }
@@ -127,7 +128,7 @@ impl<'a> Hall<'a> {
         let Claim { rank, world_size } = candidate.claim;
         let verdict = self.verdict(candidate.claim);
         if let Err(reason) = &verdict {
-            self.refusals.of_ranks.add(address, &format!("rank {rank} of {world_size}: {reason}"));
+            self.refusals.add(address, &format!("rank {rank} of {world_size}: {reason}"), true);
         }
         let answered = candidate.answer(&self.placement.token, verdict.as_ref().copied().map_err(String::as_str));
         if let (Ok(()), Ok(stream)) = (verdict, answered) {
@@ -152,8 +153,8 @@ impl<'a> Hall<'a> {
 
     /// All ranks are there.
     fn begin(self) -> Vec<(usize, TcpStream)> {
-        if self.refusals.count() > self.refusals.reasons().count() {
-            tracing::warn!("rendezvous: {} connections were refused in all", self.refusals.count());
+        if self.refusals.count > 1 {
+            tracing::warn!("rendezvous: {} connections were refused in all", self.refusals.count);
         }
         let joined = self.joined.into_iter().map(|(rank, mut stream)| {
             // A rank that is gone by now is noticed by its first exchange.
@@ -168,7 +169,7 @@ impl<'a> Hall<'a> {
         let Placement { world_size, timeout, .. } = *self.placement;
         let missing: Vec<usize> = (1..world_size).filter(|rank| !self.joined.contains_key(rank)).collect();
         let reasons: Vec<&str> = self.refusals.reasons().collect();
-        let refused = match self.refusals.count() {
+        let refused = match self.refusals.count {
             0 => String::new(),
             count => format!("connections were refused, {count} in all ({}); ", reasons.join("; ")),
         };
@@ -183,54 +184,32 @@ impl<'a> Hall<'a> {
     }
 }
 
-/// Connections that were refused, for the user to read if a rank is missing in the end. However many strangers come,
-/// they hide no rank that was refused.
+/// Connections that were refused, for the user to read if a rank is missing in the end. The first is logged.
+#[derive(Default)]
 struct Refusals {
-    of_ranks: Refused,
-    of_strangers: Refused,
-}
-
-/// Refusals of one kind.
-struct Refused {
     count: usize,
-    /// The first different ones, at most so many.
-    reasons: Vec<String>,
-    most: usize,
-}
-
-impl Default for Refusals {
-    fn default() -> Self {
-        let none = |most| Refused { count: 0, reasons: Vec::new(), most };
-        Self { of_ranks: none(MAX_RANKS), of_strangers: none(MAX_STRANGERS) }
-    }
+    /// The different ones of connections that spoke as ranks do: however many strangers come, they hide none.
+    of_ranks: Vec<String>,
+    /// The first of the others.
+    of_strangers: Option<String>,
 }
 
 impl Refusals {
-    /// The kind that a failure is of.
-    fn of(&mut self, failure: &Failure) -> &mut Refused {
-        match failure {
-            Failure::Refused(_) => &mut self.of_ranks,
-            Failure::Stranger(_) | Failure::Connection(_) => &mut self.of_strangers,
+    fn add(&mut self, address: &str, reason: &str, is_rank: bool) {
+        self.count += 1;
+        if self.count == 1 {
+            tracing::warn!("rendezvous: a connection from {address} was refused: {reason}; others are counted");
         }
-    }
-
-    fn count(&self) -> usize {
-        self.of_ranks.count + self.of_strangers.count
+        let text = format!("{address}: {reason}");
+        if !is_rank {
+            self.of_strangers.get_or_insert(text);
+        } else if self.of_ranks.len() < MAX_REASONS && !self.of_ranks.contains(&text) {
+            self.of_ranks.push(text);
+        }
     }
 
     fn reasons(&self) -> impl Iterator<Item = &str> {
-        self.of_ranks.reasons.iter().chain(&self.of_strangers.reasons).map(String::as_str)
-    }
-}
-
-impl Refused {
-    fn add(&mut self, address: &str, reason: &str) {
-        self.count += 1;
-        let text = format!("{address}: {reason}");
-        if self.reasons.len() < self.most && !self.reasons.contains(&text) {
-            tracing::warn!("rendezvous: a connection from {address} was refused: {reason}; others like it are counted");
-            self.reasons.push(text);
-        }
+        self.of_ranks.iter().chain(&self.of_strangers).map(String::as_str)
     }
 }
 
@@ -306,18 +285,15 @@ mod tests {
     #[test]
     fn strangers_hide_no_rank_that_was_refused() {
         let mut refusals = Refusals::default();
-        let stranger = |host: usize| (format!("10.0.0.{host}"), Failure::Stranger("it is another program".to_owned()));
-        let other_version = || Failure::Refused("it speaks version 2".to_owned());
-        for (address, failure) in (0..9).map(stranger).chain([("10.0.1.1".to_owned(), other_version())]) {
-            refusals.of(&failure).add(&address, &failure.reason());
+        for host in 0..9 {
+            refusals.add(&format!("10.0.0.{host}"), "it is another program", false);
         }
+        refusals.add("10.0.1.1", "it speaks version 2", true);
         for _ in 0..2 {
-            refusals.of_ranks.add("10.0.1.2", "rank 3 of 4: there is another process that is rank 3");
+            refusals.add("10.0.1.2", "rank 3 of 4: there is another process that is rank 3", true);
         }
         let reasons: Vec<&str> = refusals.reasons().collect();
-        assert_eq!(reasons.len(), 2 + MAX_STRANGERS);
         assert!(reasons[0].contains("version 2") && reasons[1].starts_with("10.0.1.2: rank 3 of 4"), "{reasons:?}");
-        assert!(reasons[2..].iter().all(|reason| reason.contains("another program")), "{reasons:?}");
-        assert_eq!(refusals.count(), 12);
+        assert_eq!((&reasons[2..], refusals.count), (&["10.0.0.0: it is another program"][..], 12));
     }
 }

@@ -13,7 +13,7 @@ use burn_tensor::Tensor;
 use firebrick_arch::{EMBEDDING, FINAL_NORM, Role};
 use firebrick_kernels::comm::{Transport, local_group};
 use firebrick_kernels::{CommError, Communicator, Contributions, GradientMap, GradientSink, Parameter};
-use firebrick_parallel::{NonFiniteSink, ParallelError, Ranks, ReducingSink, ShardingSink};
+use firebrick_parallel::{ParallelError, Ranks, ReducingSink, ShardingSink};
 
 /// Micro-batches of a step over all ranks: divisible by every number of ranks in these tests.
 const MICRO_BATCHES: usize = 18;
@@ -331,70 +331,4 @@ fn finish_refuses_a_step_with_a_contribution_missing() {
     sink.begin_micro_batch(true);
     sink.add(embedding, Tensor::ones([embedding.elements()], &Default::default()));
     let _ = sink.finish();
-}
-
-/// The parameter that the sink names, after a step in which one value of the given contributions is bad.
-fn named(bad: &[(usize, usize, f32)]) -> (Option<Arc<str>>, GradientMap<Flex>) {
-    let mut sink = NonFiniteSink::new(GradientMap::default());
-    backward(&mut sink, &[0, 1, 2], |micro_batch, contribution, elements| {
-        let mut values = integers(micro_batch, contribution, elements);
-        for &(_, _, value) in bad.iter().filter(|(m, c, _)| (*m, *c) == (micro_batch, contribution)) {
-            values[elements - 1] = value;
-        }
-        values
-    });
-    (sink.first_non_finite(), sink.into_inner())
-}
-
-#[test]
-fn finite_gradients_pass_the_non_finite_sink_unchanged() {
-    let (name, gradients) = named(&[]);
-    assert_eq!(name, None);
-    let mut map = GradientMap::default();
-    backward(&mut map, &[0, 1, 2], integers);
-    assert_eq!(bits(&gradients), bits(&map));
-    assert_eq!(NonFiniteSink::<Flex, _>::new(GradientMap::default()).first_non_finite(), None);
-}
-
-#[test]
-fn the_non_finite_sink_names_the_first_bad_parameter_in_the_order_of_the_backward() {
-    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        for micro_batch in 0..3 {
-            for (contribution, parameter) in parameters().iter().enumerate() {
-                // What the backward computes after a bad value is bad, too.
-                let all: Vec<_> = (contribution..5).map(|later| (micro_batch, later, bad)).collect();
-                assert_eq!(
-                    named(&all).0.as_ref(),
-                    Some(&parameter.name),
-                    "contribution {contribution} of {micro_batch}"
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn a_bad_embedding_gradient_does_not_hide_where_a_later_micro_batch_goes_wrong() {
-    // Micro-batch 0 is bad from up_proj on, and so is the embedding's second contribution; micro-batch 1 from down_proj on.
-    let bad: Vec<_> = [(0, 3), (0, 4), (1, 2), (1, 3), (1, 4)].map(|(m, c)| (m, c, f32::NAN)).into();
-    assert_eq!(named(&bad).0.unwrap().as_ref(), DOWN);
-}
-
-#[test]
-fn the_non_finite_sink_wraps_a_reducing_sink() {
-    let results = on_ranks(2, |ranks| {
-        let mut sink = NonFiniteSink::new(ReducingSink::with_bucket_bytes(&ranks, contributions(), 1));
-        backward(&mut sink, &[ranks.rank()], |micro_batch, contribution, elements| {
-            let mut values = integers(micro_batch, contribution, elements);
-            values[0] = if (micro_batch, contribution) == (1, 3) { f32::NAN } else { values[0] };
-            values
-        });
-        let name = sink.first_non_finite();
-        (name, sink.into_inner().finish().unwrap())
-    });
-    // The sink looks at the gradients of its own rank; the sum has the NaN on every rank.
-    assert_eq!((results[0].0.as_deref(), results[1].0.as_deref()), (None, Some(UP)));
-    for (_, gradients) in &results {
-        assert!(gradients.get(UP).unwrap().clone().is_nan().any().into_scalar());
-    }
 }
