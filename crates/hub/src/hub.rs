@@ -2,6 +2,7 @@
 //!
 //! What a branch stands for is requested once, so a process sees one commit of it from its beginning to its end. Where
 //! nothing answers, it is the last commit that the cache knows, with a warning.
+//! Of several processes of a job one asks the Hub, and the others learn from it ([`Hub::learn`]).
 //! Trade-off: every process requests it again, so that it sees new commits; what a pinned commit contains is requested
 //! once for all.
 
@@ -9,18 +10,35 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
+use serde_json::{Value as Json, json};
+
 use crate::cache::RepoCache;
 use crate::error::HubError;
 use crate::http;
-use crate::id::HubId;
+use crate::id::{HubId, RepoKind};
 use crate::listing::{HubFile, Listing, Origin};
-use crate::progress::{Progress, Silent};
 use crate::settings::HubSettings;
+
+/// Watches transfers. Every method has a body, so that a watcher writes only what it shows.
+pub trait Progress: Send + Sync {
+    /// A transfer begins: what, and its bytes, of which some may be here already.
+    fn begin(&self, _what: &str, _bytes: u64) {}
+    /// So many more bytes are through.
+    fn advance(&self, _bytes: u64) {}
+    /// The transfer has ended, well or not.
+    fn end(&self) {}
+}
+
+/// Shows nothing.
+#[derive(Debug)]
+struct Silent;
+
+impl Progress for Silent {}
 
 /// What was found out so far.
 #[derive(Default)]
-pub(crate) struct Known {
-    pub(crate) listings: BTreeMap<HubId, Listing>,
+struct Known {
+    listings: BTreeMap<HubId, Listing>,
     /// Why the Hub could not be reached.
     unreachable: Option<String>,
 }
@@ -66,7 +84,7 @@ impl Hub {
         RepoCache::new(&self.settings.cache, id.kind, &id.name)
     }
 
-    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -130,13 +148,38 @@ impl Hub {
 
     /// Writes down what the Hub said. A cache that cannot be written still gives what it holds; for a file that it
     /// lacks, the download says so.
-    pub(crate) fn remember(&self, id: &HubId, listing: &Listing) {
+    fn remember(&self, id: &HubId, listing: &Listing) {
         let cache = self.cache(id);
         if let Err(error) = cache.set_commit(&id.revision, &listing.commit) {
             tracing::warn!("{error}. Offline, {id} stays at the commit that this cache knows, not {}", listing.commit);
         }
         // Without it, the files in the cache are what is known of this commit offline.
         let _ = cache.set_listing(&listing.commit, &listing.to_json());
+    }
+
+    /// What is known of repositories so far, for [`Hub::learn`] in another process.
+    pub fn to_share(&self) -> Vec<u8> {
+        let entry = |(id, listing): (&HubId, &Listing)| {
+            json!({
+                "kind": id.kind.noun(), "name": id.name, "revision": id.revision,
+                "is_new": listing.origin == Origin::Hub, "listing": listing.to_json(),
+            })
+        };
+        let entries: Vec<Json> = self.known().listings.iter().map(entry).collect();
+        Json::from(entries).to_string().into_bytes()
+    }
+
+    /// Takes over what another process knows; none of it is requested any more. What that process has from the Hub is
+    /// written into this one's cache, as if it had been requested here.
+    pub fn learn(&self, shared: &[u8]) {
+        let entries: Vec<Json> = serde_json::from_slice(shared).unwrap_or_default();
+        for entry in &entries {
+            let Some((id, listing)) = shared_listing(entry) else { continue };
+            if entry["is_new"] == true {
+                self.remember(&id, &listing);
+            }
+            self.known().listings.insert(id, listing);
+        }
     }
 
     pub(crate) fn not_cached(&self, what: String) -> HubError {
@@ -183,4 +226,11 @@ impl Hub {
         let missing = listing.files(id, needed).find(|file| !self.place(file).1);
         missing.map_or(Ok(()), |file| Err(self.absent(listing, file.to_string())))
     }
+}
+
+/// An entry of [`Hub::to_share`].
+fn shared_listing(entry: &Json) -> Option<(HubId, Listing)> {
+    let text = |key: &str| entry[key].as_str();
+    let kind = [RepoKind::Model, RepoKind::Dataset].into_iter().find(|kind| Some(kind.noun()) == text("kind"))?;
+    Some((HubId::parse(kind, text("name")?, text("revision"))?, Listing::parse(&entry["listing"])?))
 }

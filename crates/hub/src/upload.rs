@@ -9,9 +9,8 @@ use serde_json::{Value as Json, json};
 
 use crate::commit::{ReadSeek, Upload};
 use crate::error::HubError;
-use crate::hub::Hub;
+use crate::hub::{Hub, Progress};
 use crate::id::HubId;
-use crate::progress::Progress;
 use crate::send;
 
 const LFS_JSON: &str = "application/vnd.git-lfs+json";
