@@ -13,8 +13,9 @@ use firebrick_parallel::Ranks;
 use firebrick_train::RunError;
 use firebrick_train::bench::{Spread, timed};
 use firebrick_train::config::{BackendChoice, RunConfig};
+use firebrick_train::plan::PlanRequest;
 use firebrick_train::run::assemble::{self, WeightSource};
-use firebrick_train::run::prepare::{Prepared, prepare};
+use firebrick_train::run::prepare::{Prepared, prepare_for};
 use firebrick_train::run::step::StepNumbers;
 
 use crate::rate::wait;
@@ -59,7 +60,7 @@ impl Workload {
         config.data.eval_path = None;
         config.model = text(below_root(&config.model));
         config.backend = BackendChoice::Auto;
-        let prepared = prepare(config)?;
+        let prepared = prepare_for(config, 1, &PlanRequest::default())?;
         let micro_batches = first_micro_batches(&prepared);
         Ok(Some(Self { name: name.to_owned(), prepared, micro_batches }))
     }

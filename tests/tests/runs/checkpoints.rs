@@ -7,7 +7,8 @@ use firebrick_tests::{
     NEW, NEWEST, checkpoint_folder, finish, fixture, metrics, one_step, recipe, refusal, snapshot, step_losses,
 };
 use firebrick_train::config::RunConfig;
-use firebrick_train::run::prepare::prepare;
+use firebrick_train::plan::PlanRequest;
+use firebrick_train::run::prepare::prepare_for;
 use firebrick_train::state::checkpoint::read_state;
 use firebrick_train::state::identity::RunSettings;
 use firebrick_train::state::resume_point::{ResumeFrom, ResumePoint};
@@ -167,7 +168,7 @@ fn a_run_resumes_from_any_of_its_checkpoints_by_folder_and_from_the_run_by_name_
 /// What changed between the checkpoint after step 1 and a recipe, as the run reports it.
 fn reported_changes(run: &Path, config: &RunConfig) -> Option<String> {
     let saved = read_state(&checkpoint_folder(run, 1)).unwrap().settings;
-    saved.changes(&RunSettings::new(&prepare(config.clone()).unwrap().plan))
+    saved.changes(&RunSettings::new(&prepare_for(config.clone(), 1, &PlanRequest::default()).unwrap().plan))
 }
 
 #[test]

@@ -6,9 +6,11 @@ use std::path::Path;
 use firebrick_data::Pipeline;
 use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, fixture, one_step, recipe, refusal, step_losses};
 use firebrick_train::config::RunConfig;
+use firebrick_train::hub::Need;
 use firebrick_train::inspect::{Style, inspect};
+use firebrick_train::plan::PlanRequest;
 use firebrick_train::run::data_sets::{DataSets, read, tokenizer};
-use firebrick_train::run::prepare::prepare_at;
+use firebrick_train::run::prepare::prepare;
 use firebrick_train::state::manifest::Manifest;
 use serde_json::{Value, json};
 use tempfile::tempdir;
@@ -260,8 +262,8 @@ fn resumed_run_sees_the_date_of_its_start() {
     let mut state: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     let today = state["date"].as_i64().unwrap();
     let rows = |date| {
-        let fingerprint = prepare_at(config.clone(), date, 1).unwrap().train.fingerprint();
-        Value::from(format!("rows {fingerprint:016x}"))
+        let prepared = prepare(config.clone(), date, 1, &PlanRequest::default(), Need::Weights).unwrap();
+        Value::from(format!("rows {:016x}", prepared.train.fingerprint()))
     };
     let yesterday = today - 86_400;
     assert_eq!(state["identity"]["data"], rows(today));

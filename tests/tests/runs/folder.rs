@@ -12,7 +12,7 @@ use firebrick_tests::{
     NEW, NF4, checkpoint_folder, finish, finish_traced, fixture, load, metrics, recipe, snapshot, step_losses,
 };
 use firebrick_train::plan::PlanRequest;
-use firebrick_train::run::prepare::{prepare, prepare_for};
+use firebrick_train::run::prepare::prepare_for;
 use firebrick_train::run::trace::TraceSteps;
 use serde_json::Value;
 use tempfile::tempdir;
@@ -153,7 +153,7 @@ fn saved_adapter_loads_back_to_the_model_that_was_trained() {
     let output = tempdir().unwrap();
     let config = recipe(output.path(), &[]);
     let summary = finish(config.clone(), NEW);
-    let prepared = prepare(config).unwrap();
+    let prepared = prepare_for(config, 1, &PlanRequest::default()).unwrap();
     let adapter = output.path().join("run/adapter");
     let model = load::<Flex>("tiny-llama", Some(adapter.to_str().unwrap()), NF4);
     let again = prepared.evaluation.evaluate(&model, &prepared.tokenizer).unwrap();

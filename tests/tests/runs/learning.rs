@@ -10,7 +10,8 @@ use firebrick_model::{HfFolder, ModelConfig};
 use firebrick_tests::{
     FAMILIES, FROZEN, MIXTURES, NEW, finish, fixture, load, recipe, relative_difference, step_losses,
 };
-use firebrick_train::run::prepare::prepare;
+use firebrick_train::plan::PlanRequest;
+use firebrick_train::run::prepare::prepare_for;
 use safetensors::SafeTensors;
 use tempfile::tempdir;
 
@@ -95,7 +96,7 @@ fn trained_model_folder_loads_back_to_the_model_that_was_trained() {
         // The folder is a model like any other: it has its tokenizer, and can be the next run's `model`.
         let mut next = config;
         next.model = folder.display().to_string();
-        let prepared = prepare(next).unwrap();
+        let prepared = prepare_for(next, 1, &PlanRequest::default()).unwrap();
         let model = load::<Flex>(folder.to_str().unwrap(), None, FROZEN);
         let again = prepared.evaluation.evaluate(&model, &prepared.tokenizer).unwrap();
         assert_eq!(again.loss, summary.eval_loss_after, "{start}");

@@ -9,7 +9,8 @@ use firebrick_tests::{
     NEW, NEWEST, checkpoint_folder, finish, fixture, metrics, one_step, recipe, refusal, snapshot, step_losses,
 };
 use firebrick_train::config::RunConfig;
-use firebrick_train::run::prepare::prepare;
+use firebrick_train::plan::PlanRequest;
+use firebrick_train::run::prepare::prepare_for;
 use firebrick_train::state::manifest::Manifest;
 use serde_json::Value;
 use tempfile::tempdir;
@@ -106,7 +107,8 @@ fn a_run_that_counted_what_follows_an_answer_is_not_continued_and_says_why() {
     fs::write(&template, text).unwrap();
     let named = format!("data.chat_template='{}'", template.display());
     let orpo = "preference={loss='orpo'}";
-    let earlier = |config: RunConfig| prepare(config).unwrap().train.earlier_fingerprint();
+    let earlier =
+        |config: RunConfig| prepare_for(config, 1, &PlanRequest::default()).unwrap().train.earlier_fingerprint();
     assert_eq!(earlier(pairs(output.path(), &[orpo])), None, "the model's own template writes nothing there");
     let config = pairs(output.path(), &[orpo, &named]);
     one_step(config.clone(), NEW);

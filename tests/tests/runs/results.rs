@@ -17,7 +17,7 @@ use firebrick_train::export::{ExportOptions, MergeBase, export};
 use firebrick_train::plan::PlanRequest;
 use firebrick_train::run::chat::{ChatRequest, ChatTerminal, chat};
 use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
-use firebrick_train::run::prepare::{prepare, prepare_for};
+use firebrick_train::run::prepare::prepare_for;
 use firebrick_train::run::sampling::{ChosenSampling, TypedSampling};
 use firebrick_train::state::checkpoint::read_state;
 use serde_json::Value;
@@ -160,7 +160,7 @@ fn a_run_stops_its_answers_at_the_end_of_turn_that_it_trains() {
     let output = tempdir().unwrap();
     let ends = |changes: &[&str]| {
         let (_folder, _, config) = recipe_of(output.path(), changes);
-        prepare(config).unwrap().model_config.eos_token_ids
+        prepare_for(config, 1, &PlanRequest::default()).unwrap().model_config.eos_token_ids
     };
     assert_eq!(ends(&[]), [EOS, PAD]);
     assert_eq!(ends(&["data.train_on=all"]), [EOS, PAD], "where every token counts, the template shows it");

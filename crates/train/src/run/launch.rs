@@ -21,7 +21,7 @@ use crate::plan::PlanRequest;
 use crate::run::device::catch_failure;
 use crate::run::finish;
 use crate::run::interrupt::Interrupt;
-use crate::run::prepare::{Prepared, check_start, prepare_as};
+use crate::run::prepare::{Prepared, check_start, prepare};
 use crate::run::start::Place;
 use crate::run::together;
 use crate::run::trace::TraceSteps;
@@ -83,7 +83,7 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     let request = PlanRequest { force, local_ranks: ranks.local_world_size(), ..PlanRequest::default() };
     let prepared = {
         let _shown = console.activity(reading_data);
-        together::prepare_in_turn(&ranks, || prepare_as(config, date, ranks.world_size(), &request, Need::Weights))?
+        together::prepare_in_turn(&ranks, || prepare(config, date, ranks.world_size(), &request, Need::Weights))?
     };
     together::agree_on_data(&ranks, &prepared)?;
     together::agree_on_folder(&ranks, &prepared.plan, resumed.as_ref())?;

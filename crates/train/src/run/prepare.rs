@@ -48,23 +48,14 @@ pub struct Prepared {
     pub data_notes: Vec<String>,
 }
 
-/// Reads the data and makes the plan of a run in one process that begins now.
+/// As [`prepare`], for a plan of a new run that would begin now. Of a model on the Hub the weights are left there; an adapter to start from
+/// is fetched, because its shapes are checked.
 ///
 /// # Errors
-/// As [`check_start`] and [`prepare_at`].
-pub fn prepare(recipe: RunConfig) -> Result<Prepared, RunError> {
-    check_start(&recipe)?;
-    prepare_at(recipe, now(), 1)
-}
-
-/// As [`prepare`], for a run of `world_size` processes, the machine, and with the liberties of `request`. Of a model on the Hub the weights
-/// are left there; an adapter to start from is fetched, because its shapes are checked.
-///
-/// # Errors
-/// As [`prepare`].
+/// As [`check_start`] and [`prepare`].
 pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) -> Result<Prepared, RunError> {
     check_start(&recipe)?;
-    prepare_as(recipe, now(), world_size, request, Need::Description)
+    prepare(recipe, now(), world_size, request, Need::Description)
 }
 
 /// Checks that a new run can start from the adapter that its recipe names. A resumed run starts from its checkpoint.
@@ -87,19 +78,12 @@ pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
     }
 }
 
-/// As [`prepare`], for a run of `world_size` processes that began at `date` (seconds since 1970), which chat templates see.
+/// Reads the data and makes the plan of a run of `world_size` processes that began at `date` (seconds since 1970), which chat templates see,
+/// on the machine and with the liberties of `request`.
 ///
 /// # Errors
 /// Anything wrong with the recipe, the tokenizer, the data, the model's config or the machine.
-pub fn prepare_at(recipe: RunConfig, date: i64, world_size: usize) -> Result<Prepared, RunError> {
-    prepare_as(recipe, date, world_size, &PlanRequest::default(), Need::Weights)
-}
-
-/// As [`prepare_at`] and [`prepare_for`].
-///
-/// # Errors
-/// As [`prepare_at`].
-pub(crate) fn prepare_as(
+pub fn prepare(
     recipe: RunConfig,
     date: i64,
     world_size: usize,
