@@ -53,23 +53,6 @@ pub struct Pcie {
     pub lanes: u32,
 }
 
-impl Pcie {
-    /// 1e9 bytes per second, both directions together, without the overhead of packets. `None`: a generation that is not known.
-    pub fn gb_s(self) -> Option<f64> {
-        // 2.5 and 5 GT/s with 8 of 10 bits, then 8, 16 and 32 with 128 of 130, then 64 with 242 of 256: rounded as makers do.
-        let per_lane = match self.generation {
-            1 => 0.25,
-            2 => 0.5,
-            3 => 1.0,
-            4 => 2.0,
-            5 => 4.0,
-            6 => 8.0,
-            _ => return None,
-        };
-        Some(2.0 * per_lane * f64::from(self.lanes))
-    }
-}
-
 /// A card's NVLinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct NvLinks {
@@ -141,14 +124,6 @@ pub(crate) fn unified_share(total_bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn slots_are_as_fast_as_makers_print() {
-        for (generation, gb_s) in [(3, 32.0), (4, 64.0), (5, 128.0), (6, 256.0)] {
-            assert_eq!(Pcie { generation, lanes: 16 }.gb_s(), Some(gb_s));
-        }
-        assert_eq!(Pcie { generation: 9, lanes: 16 }.gb_s(), None);
-    }
 
     #[test]
     fn unified_memory_is_not_all_for_the_gpu() {
