@@ -14,9 +14,9 @@ use firebrick_benches::report::{BlockReport, RecipeReport, Report, machine};
 use firebrick_benches::step::{StepTimes, Workload};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::backends::BackendKind;
-use firebrick_train::config::BackendChoice;
-use firebrick_train::plan::choose_backend;
-use firebrick_train::{RunError, with_backend};
+use firebrick_trainer::config::BackendChoice;
+use firebrick_trainer::plan::choose_backend;
+use firebrick_trainer::{RunError, with_backend};
 
 /// The allocator of the `train` binary: what is timed is what runs.
 #[global_allocator]

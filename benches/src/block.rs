@@ -18,8 +18,8 @@ use firebrick_model::linear::Linear;
 use firebrick_model::norm::Norm;
 use firebrick_model::{BaseStorage, BuildOptions, Decoder, MicroBatch, ModelConfig, PassOptions, Recompute};
 use firebrick_precision::Format;
-use firebrick_train::RunError;
 use firebrick_train::bench::{Spread, timed};
+use firebrick_trainer::RunError;
 
 use crate::step::{WARM_UP, Workload};
 

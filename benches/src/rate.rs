@@ -12,7 +12,7 @@ use burn_tensor::backend::Backend;
 use burn_tensor::{Distribution, Shape, Tensor};
 use firebrick_kernels::backends::BackendKind;
 use firebrick_train::bench::timed;
-use firebrick_train::with_backend;
+use firebrick_trainer::with_backend;
 
 use crate::shapes::{Gemm, Part, Products};
 

@@ -10,13 +10,12 @@ use firebrick_data::{Batch, Cursor};
 use firebrick_kernels::Kernels;
 use firebrick_optim::{Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
-use firebrick_train::RunError;
 use firebrick_train::bench::{Spread, timed};
-use firebrick_train::config::{BackendChoice, RunConfig};
-use firebrick_train::plan::PlanRequest;
-use firebrick_train::run::assemble::{self, WeightSource};
-use firebrick_train::run::prepare::{Prepared, prepare_for};
-use firebrick_train::run::step::StepNumbers;
+use firebrick_trainer::config::{BackendChoice, RunConfig};
+use firebrick_trainer::plan::PlanRequest;
+use firebrick_trainer::run::assemble::{self, WeightSource};
+use firebrick_trainer::run::prepare::{Prepared, prepare_for};
+use firebrick_trainer::run::step::StepNumbers;
 
 use crate::rate::wait;
 use crate::shapes::{MicroBatchShape, Products, StepShape};

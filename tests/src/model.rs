@@ -14,8 +14,8 @@ use firebrick_model::{
 use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
 use firebrick_precision::{Format, QuantFormat};
-use firebrick_train::config::ZeroStage;
-use firebrick_train::run::step::Trainer;
+use firebrick_trainer::config::ZeroStage;
+use firebrick_trainer::run::step::Trainer;
 
 use crate::fixture;
 

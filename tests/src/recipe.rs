@@ -7,13 +7,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use firebrick_parallel::Ranks;
-use firebrick_train::RunError;
-use firebrick_train::config::RunConfig;
-use firebrick_train::console::{Console, Outcome, Summary};
-use firebrick_train::run::interrupt::Interrupt;
-use firebrick_train::run::trace::TraceSteps;
-use firebrick_train::run::{RunOptions, run};
-use firebrick_train::state::resume_point::ResumeFrom;
+use firebrick_train::report::write_at_end;
+use firebrick_trainer::RunError;
+use firebrick_trainer::config::RunConfig;
+use firebrick_trainer::console::{Console, Outcome, Summary};
+use firebrick_trainer::run::interrupt::Interrupt;
+use firebrick_trainer::run::trace::TraceSteps;
+use firebrick_trainer::run::{RunOptions, run};
+use firebrick_trainer::state::resume_point::ResumeFrom;
 use serde_json::Value;
 
 use crate::fixture;
@@ -73,6 +74,7 @@ pub fn train(config: RunConfig, resume: Option<ResumeFrom>, interrupt: &Interrup
         trace: None,
         force: false,
         ranks: Ranks::single(),
+        report: Some(write_at_end),
     })
 }
 
@@ -106,6 +108,7 @@ pub fn finish_traced(config: RunConfig, steps: TraceSteps) -> Summary {
         trace: Some(steps),
         force: false,
         ranks: Ranks::single(),
+        report: Some(write_at_end),
     };
     match run(options) {
         Ok(Outcome::Finished(summary)) => summary,

@@ -18,9 +18,9 @@ use firebrick_kernels::{CommOps, Contributions, GradientSink, Loan, MemoryOps, P
 use firebrick_parallel::supervisor::free_port;
 use firebrick_parallel::{JobToken, Placement, Ranks, ReducingSink, ShardingSink};
 use firebrick_tests::{NEW, finish, metrics, recipe, step_losses};
-use firebrick_train::console::Console;
-use firebrick_train::run::interrupt::Interrupt;
-use firebrick_train::run::{RunOptions, run};
+use firebrick_trainer::console::Console;
+use firebrick_trainer::run::interrupt::Interrupt;
+use firebrick_trainer::run::{RunOptions, run};
 use tempfile::tempdir;
 
 type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
@@ -368,7 +368,8 @@ fn two_cards_train_as_one() {
         let ranks = Ranks::join(&placement).unwrap();
         let config = recipe(&folder.join(kind), &[&steps, *changes, &["train.gradient_accumulation=2"]].concat());
         let (console, interrupt) = (Console::QUIET, Interrupt::detached());
-        run(RunOptions { config, resume: NEW, console, interrupt, trace: None, force: false, ranks }).unwrap();
+        run(RunOptions { config, resume: NEW, console, interrupt, trace: None, force: false, ranks, report: None })
+            .unwrap();
     }
 }
 
@@ -413,7 +414,8 @@ fn a_rank_of_a_run_that_is_killed_or_stopped_ends_the_other_within_30_seconds() 
             ["backend=cuda", "train.steps=100000", "eval.every_steps=0", "checkpoint.every_steps=10", "bnb_4bit="];
         let (console, interrupt) = (Console::QUIET, Interrupt::detached());
         let config = recipe(&folder, &changes);
-        let error = run(RunOptions { config, resume: NEW, console, interrupt, trace: None, force: false, ranks });
+        let error =
+            run(RunOptions { config, resume: NEW, console, interrupt, trace: None, force: false, ranks, report: None });
         std::fs::write(folder.join(NAME), error.expect_err("the other rank is lost").to_string()).unwrap();
         return;
     }

@@ -15,7 +15,7 @@ use crate::workspace::{Workspace, shown};
 
 /// Package and binary that contain all of `train`, `plan`, `generate`, ...
 const PACKAGE: &str = "firebrick-train";
-const BINARY: &str = "train";
+const BINARY: &str = "firebrick";
 
 /// Arguments of the cargo call that builds `train` for `choice` under a cargo `profile`.
 pub(crate) fn build_args(profile: &str, choice: &Choice) -> Vec<String> {
@@ -79,7 +79,7 @@ mod tests {
         let typed = build_args("fast", &choice).join(" ");
         assert_eq!(
             typed,
-            "build --profile fast --package firebrick-train --bin train --no-default-features --features flex,wgpu \
+            "build --profile fast --package firebrick-train --bin firebrick --no-default-features --features flex,wgpu \
              --message-format=json-render-diagnostics"
         );
     }

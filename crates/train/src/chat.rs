@@ -11,12 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use firebrick_data::{Chat, Tokenizer};
 use firebrick_kernels::Kernels;
 use firebrick_model::{BatchLimits, Conversation, Decoder, GenerateOptions, Sampler};
+use firebrick_trainer::RunError;
+use firebrick_trainer::run::generate::{LoadOptions, check_positions, stop_tokens};
+use firebrick_trainer::run::sampling::ChosenSampling;
+use firebrick_trainer::run::text_stream::TextStream;
 use serde_json::{Map, Value};
-
-use crate::error::RunError;
-use crate::run::generate::{LoadOptions, check_positions, stop_tokens};
-use crate::run::sampling::ChosenSampling;
-use crate::run::text_stream::TextStream;
 
 /// What a user may type besides messages.
 pub const HELP: &str =
@@ -199,10 +198,10 @@ mod tests {
     use firebrick_kernels::BaseStorage;
     use firebrick_kernels::backends::Flex;
     use firebrick_precision::Format;
+    use firebrick_trainer::run::generate::{GenerateRequest, generate};
+    use firebrick_trainer::run::sampling::TypedSampling;
 
     use super::*;
-    use crate::run::generate::{GenerateRequest, generate};
-    use crate::run::sampling::TypedSampling;
 
     fn request(context: usize) -> ChatRequest {
         let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/quickstart/base")).to_path_buf();

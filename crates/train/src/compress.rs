@@ -6,8 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use firebrick_model::{Codec, CompressReport, compress_folder, decompress_folder};
-
-use crate::error::RunError;
+use firebrick_trainer::RunError;
 
 /// The options of `compress`.
 #[derive(Args, Clone, Debug)]

@@ -15,14 +15,13 @@ use firebrick_model::{
     merge_adapter, quantize_folder, write_gguf,
 };
 use firebrick_precision::{Format, QuantFormat};
+use firebrick_trainer::RunError;
+use firebrick_trainer::config::compute::parse_format;
+use firebrick_trainer::console::{Console, shell_quoted};
+use firebrick_trainer::hub::{Need, model_folder};
+use firebrick_trainer::run::{chat_settings, end_of_turn};
+use firebrick_trainer::storage::StorageError;
 use serde_json::{Map, Value};
-
-use crate::config::compute::parse_format;
-use crate::console::{Console, shell_quoted};
-use crate::error::RunError;
-use crate::hub::{Need, model_folder};
-use crate::run::{chat_settings, end_of_turn};
-use crate::state::storage::StorageError;
 
 /// Share of the adapter lost to rounding that is worth a warning.
 const NOTEWORTHY_LOSS: f64 = 0.05;

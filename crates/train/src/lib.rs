@@ -1,19 +1,130 @@
 #![doc = include_str!("../README.md")]
 
 pub mod bench;
+pub mod chat;
+mod commands;
 pub mod compress;
-pub mod config;
-pub mod console;
-pub mod error;
 pub mod export;
 mod html;
-pub mod hub;
 pub mod inspect;
-pub mod metrics;
-pub mod plan;
 pub mod push;
 pub mod report;
-pub mod run;
-pub mod state;
+pub mod verify;
 
-pub use error::RunError;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use firebrick_hwprofile::measure::ProcessClock;
+use firebrick_trainer::config::json_schema;
+use firebrick_trainer::console::{Console, error_message};
+
+use crate::commands::{machine, takes_colors, text, timing, training, warn};
+use crate::compress::{CompressOptions, DecompressOptions, compress, decompress};
+use crate::export::{ExportOptions, export};
+use crate::push::{PushOptions, push};
+
+/// Train, try and check language models from one TOML or YAML recipe.
+#[derive(Parser)]
+#[command(name = "firebrick", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a recipe: plan, evaluate, train, save.
+    Train(training::Train),
+    /// Read a recipe and its data, and print what a run would do and why, here or on a machine that is named; no weights are read.
+    Plan(training::PlanArguments),
+    /// Print what machine this is: processor, memory, accelerators with their peaks and links, and how they are tuned.
+    Profile(machine::Profile),
+    /// Show what a recipe trains on: counts, lengths, packing, dropped records, and sample rows with loss tokens marked.
+    Inspect(training::Inspect),
+    /// Time training steps of a model on synthetic tokens: speed, memory, and where the time goes.
+    Bench(timing::Bench),
+    /// Time the operations of training and whole steps on every backend that is there, each checked against its reference.
+    #[cfg(feature = "flex")]
+    BenchMatrix(timing::BenchMatrix),
+    /// Time the writing of text with a model, on random prompts: tokens per second for one sequence and for many.
+    BenchGenerate(timing::BenchGenerate),
+    /// Continue prompts with a model.
+    Generate(text::Generate),
+    /// Talk to a model in the terminal, through its chat template.
+    Chat(text::Talk),
+    /// Write what a run made in the form that other programs take: an adapter merged into its base.
+    Export(ExportOptions),
+    /// Send an adapter folder or a model folder to the Hugging Face Hub.
+    Push(PushOptions),
+    /// Write a model folder with compressed weights, which every command reads as it is.
+    Compress(CompressOptions),
+    /// Write a compressed model folder as it was, byte for byte.
+    Decompress(DecompressOptions),
+    /// Compare a model's logits with a golden file.
+    Verify(text::Verify),
+    /// Write the report of a run folder: one HTML page with plots, as a run writes it at its end.
+    Report(Report),
+    /// Print the JSON schema of recipes.
+    Schema,
+}
+
+#[derive(Args)]
+struct Report {
+    /// The folder of the run, finished or not, such as runs/my-run.
+    run: PathBuf,
+    /// Write the page here instead of to report.html in that folder.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// The command line: parse, call, report one clear error.
+pub fn main() -> ExitCode {
+    let clock = ProcessClock::start();
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
+        .with_writer(std::io::stderr)
+        .with_ansi(takes_colors(&std::io::stderr()))
+        .init();
+    match execute(Cli::parse().command, clock) {
+        Ok(status) => status,
+        Err(error) => {
+            warn(&format!("error: {}", error_message(&*error)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Train(arguments) => return training::train(arguments),
+        Command::Plan(arguments) => training::plan(&arguments),
+        Command::Profile(arguments) => machine::profile(&arguments),
+        Command::Inspect(arguments) => training::show_data(&arguments),
+        Command::Bench(arguments) => return timing::time_steps(&arguments, clock),
+        #[cfg(feature = "flex")]
+        Command::BenchMatrix(arguments) => return timing::time_matrix(&arguments),
+        Command::BenchGenerate(arguments) => timing::time_generation(&arguments),
+        Command::Generate(arguments) => text::write_text(arguments),
+        Command::Chat(arguments) => text::talk(arguments),
+        Command::Export(options) => export(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
+        Command::Push(options) => {
+            push(&options, Console::VERBOSE).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into)
+        }
+        Command::Compress(options) => compress(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
+        Command::Decompress(options) => {
+            decompress(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into)
+        }
+        Command::Verify(arguments) => text::compare(arguments),
+        Command::Report(Report { run, out }) => {
+            let path = report::write(&run, out.as_deref())?;
+            Console::VERBOSE.print(&format!("written to {}", path.display()));
+            Ok(())
+        }
+        Command::Schema => {
+            Console::VERBOSE.print(json_schema().trim_end());
+            Ok(())
+        }
+    }?;
+    Ok(ExitCode::SUCCESS)
+}

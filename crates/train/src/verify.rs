@@ -6,10 +6,9 @@
 use std::path::{Path, PathBuf};
 
 use firebrick_kernels::Kernels;
+use firebrick_trainer::RunError;
+use firebrick_trainer::run::generate::LoadOptions;
 use safetensors::{Dtype, SafeTensors};
-
-use crate::error::RunError;
-use crate::run::generate::LoadOptions;
 
 /// What to compare with what.
 #[derive(Clone, Debug)]

@@ -45,7 +45,7 @@ fn a_full_disk_before_the_end_is_a_warning_and_at_the_end_an_error_and_the_run_r
         fs::create_dir(folder.path().join("small")).unwrap();
         let mut command = Command::new("unshare");
         command.current_dir(folder.path()).env("RAYON_NUM_THREADS", "1");
-        command.args(["--mount", "--map-root-user", "sh", "-c", SCRIPT, "sh", env!("CARGO_BIN_EXE_train")]);
+        command.args(["--mount", "--map-root-user", "sh", "-c", SCRIPT, "sh", env!("CARGO_BIN_EXE_firebrick")]);
         let status = command.args(["train", "--config", "recipe.toml"]).args(options).status().unwrap();
         let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap_or_default();
         let printed = ["out", "err", "out-resumed", "err-resumed"].map(read).join("\n");

@@ -48,7 +48,7 @@ impl Place {
     }
 
     fn program(&self, changes: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
         command.current_dir(self.folder.path()).env_remove("FIREBRICK_CALLED_AS").env("RAYON_NUM_THREADS", "1");
         command.args(["train", "--config", "recipe.toml"]);
         for change in changes {
@@ -677,7 +677,7 @@ fn ranks_whose_supervisor_is_killed_save_and_end() {
 #[test]
 fn a_benchmark_of_two_ranks_counts_the_tokens_of_both() {
     let here = Place::new();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
     command.args(["bench", "--seq", "32", "--micro-batch", "1", "--steps", "2", "--warmup", "1", "--backend", "flex"]);
     command.args(["--compute", "fp32", "--json", "--ranks", "2", "--model", &format!("{}/tiny-llama", here.fixtures)]);
     let output = command.env("RAYON_NUM_THREADS", "1").output().unwrap();
@@ -696,7 +696,7 @@ fn a_benchmark_of_a_divided_random_base_needs_no_weights_and_plans_what_is_borro
     fs::create_dir(&model).unwrap();
     fs::copy(format!("{}/tiny-llama/config.json", here.fixtures), model.join("config.json")).unwrap();
     let report = |options: &[&str]| -> Value {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
         command.args(["bench", "--seq", "32", "--micro-batch", "1", "--steps", "1", "--warmup", "1", "--random-base"]);
         command.args(["--backend", "flex", "--compute", "fp32", "--json", "--model"]).arg(&model).args(options);
         let output = command.env("RAYON_NUM_THREADS", "1").output().unwrap();

@@ -39,7 +39,7 @@ impl Workplace {
     }
 
     fn program(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
         command.current_dir(&self.folder).env_remove("FIREBRICK_CALLED_AS").env("HF_HUB_OFFLINE", "1");
         command
     }
@@ -131,7 +131,7 @@ fn a_closed_terminal_saves_the_run() {
     let mut command = Command::new("sh");
     // A shell of its own, where hangups are not ignored even if the tests were started with nohup.
     let line = "trap - HUP; exec \"$0\" train --config 'my recipe.yaml'";
-    command.args(["-c", line, env!("CARGO_BIN_EXE_train")]);
+    command.args(["-c", line, env!("CARGO_BIN_EXE_firebrick")]);
     let ignored = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = ignored.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0").trim().to_owned();
     if u64::from_str_radix(&ignored, 16).unwrap_or(0) & 1 != 0 {
@@ -167,7 +167,7 @@ fn a_mistake_is_one_line_and_ends_with_status_1_before_anything_is_written() {
 #[test]
 fn a_pipe_that_is_closed_early_is_no_panic() {
     let here = Workplace::new();
-    let line = format!("{} plan --config 'my recipe.yaml' | head -n 1", env!("CARGO_BIN_EXE_train"));
+    let line = format!("{} plan --config 'my recipe.yaml' | head -n 1", env!("CARGO_BIN_EXE_firebrick"));
     let output = here.shell(&line);
     assert!(!text(&output.stderr).contains("panicked"), "{}", text(&output.stderr));
     assert!(text(&output.stdout).starts_with("training data: "), "{}", text(&output.stdout));

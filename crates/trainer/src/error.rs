@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use firebrick_kernels::BackendKind;
 use firebrick_precision::QuantFormat;
 
-use crate::state::storage::StorageError;
+use crate::storage::StorageError;
 
 /// Why a command could not do its work.
 #[derive(Debug, thiserror::Error)]

@@ -43,7 +43,7 @@ impl RunConfig {
     ///
     /// # Errors
     /// As [`model_folder`]; a rank is gone.
-    pub(crate) fn fetch_model_on(
+    pub fn fetch_model_on(
         &self,
         ranks: &Ranks,
         sources: &[SourceConfig],
@@ -108,7 +108,7 @@ pub fn model_folder(model: &Path, need: Need, console: Console) -> Result<ModelF
 }
 
 /// What a run or one of its checkpoints saved, where `folder` is one: its adapter or its model.
-pub(crate) fn result_of(folder: &Path) -> PathBuf {
+pub fn result_of(folder: &Path) -> PathBuf {
     let results = [(ADAPTER, ADAPTER_CONFIG_FILE), (MODEL, CONFIG_FILE)];
     if results.iter().any(|(_, file)| folder.join(file).is_file()) {
         return folder.to_owned();
@@ -118,7 +118,7 @@ pub(crate) fn result_of(folder: &Path) -> PathBuf {
 }
 
 /// The Hub with the settings of the environment, whose transfers the console shows.
-pub(crate) fn client(console: Console) -> Hub {
+pub fn client(console: Console) -> Hub {
     Hub::from_environment().watched_by(Arc::new(Download::new(console)))
 }
 

@@ -23,7 +23,7 @@ use firebrick_tests::{
     loss_and_gradients, metrics, packed, preference_loss, recipe, relative_difference, snapshot, step_losses, upload,
 };
 use firebrick_train::bench::measure_peaks;
-use firebrick_train::run::trace::TraceSteps;
+use firebrick_trainer::run::trace::TraceSteps;
 use tempfile::tempdir;
 
 #[expect(clippy::print_stderr, reason = "a test that does not run must be seen")]

@@ -18,7 +18,7 @@ use firebrick_kernels::backends::{BackendKind, Cuda};
 use firebrick_kernels::{GemmFormat, Recompute};
 use firebrick_model::{BatchLimits, GenerateOptions, PassOptions, Sampler};
 use firebrick_tests::{FAMILIES, FROZEN, MIXTURES, NF4, TRAINED, load_in, packed, trainer};
-use firebrick_train::run::step::Trainer;
+use firebrick_trainer::run::step::Trainer;
 
 /// The file that the libraries count in.
 const COUNTS: &str = "NULL_CUDA_COUNTS";

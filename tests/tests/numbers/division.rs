@@ -18,7 +18,7 @@ use firebrick_tests::{
     FAMILIES, FROZEN, NF4, TRAINED, every_next_token, host, host_gradients, load, load_divided, loss_options,
     on_every_backend, upload,
 };
-use firebrick_train::plan::weight_owners;
+use firebrick_trainer::plan::weight_owners;
 
 use crate::forward::ADAPTERS;
 

@@ -16,8 +16,8 @@ use firebrick_tests::{
     FROZEN, Golden, every_next_token, host, host_gradients, load_in, loss_options, on_every_backend,
     relative_difference, upload,
 };
-use firebrick_train::config::ZeroStage;
-use firebrick_train::run::step::{StepNumbers, Trainer};
+use firebrick_trainer::config::ZeroStage;
+use firebrick_trainer::run::step::{StepNumbers, Trainer};
 
 /// The base in the format that it is multiplied in.
 const FROZEN_F16: BaseStorage = BaseStorage::Frozen(Format::F16);

@@ -8,9 +8,9 @@ use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{GradientMap, GradientSink, Kernels, PAIR_NUMBERS, PairLoss, PairLossKind};
 use firebrick_model::{Decoder, PassOptions};
 use firebrick_tests::{FROZEN, Golden, host, host_gradients, load, on_every_backend, relative_difference, upload};
-use firebrick_train::metrics::PairMetrics;
-use firebrick_train::run::preference::{PairObjective, Reference, StepCounts};
-use firebrick_train::run::step::Trainer;
+use firebrick_trainer::metrics::PairMetrics;
+use firebrick_trainer::run::preference::{PairObjective, Reference, StepCounts};
+use firebrick_trainer::run::step::Trainer;
 
 use crate::training::trainer;
 

@@ -17,7 +17,7 @@ use firebrick_model::{
 };
 use firebrick_precision::Format;
 use firebrick_tests::{FAMILIES, FROZEN, TRAINED, fixture, golden_file, load, snapshot};
-use firebrick_train::run::generate::LoadOptions;
+use firebrick_trainer::run::generate::LoadOptions;
 use serde_json::{Map, Value};
 use tempfile::tempdir;
 

@@ -8,8 +8,8 @@ use firebrick_model::{BaseStorage, PassOptions};
 use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
 use firebrick_tests::{FROZEN, Golden, NF4, batch, every_next_token, host, load, relative_difference};
-use firebrick_train::config::ZeroStage;
-use firebrick_train::run::step::Trainer;
+use firebrick_trainer::config::ZeroStage;
+use firebrick_trainer::run::step::Trainer;
 
 /// The golden files' optimizer over the adapter they start from; theirs has an `epsilon` of 1e-8.
 pub(crate) fn trainer(adapter: &str, storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {

@@ -9,8 +9,8 @@ use firebrick_optim::OptimizerKind;
 use firebrick_parallel::Ranks;
 use firebrick_precision::{Format, QuantFormat};
 use firebrick_train::bench::{BenchOptions, bench};
-use firebrick_train::config::BackendChoice;
-use firebrick_train::config::compute::Compute;
+use firebrick_trainer::config::BackendChoice;
+use firebrick_trainer::config::compute::Compute;
 use serde_json::Value;
 
 use firebrick_tests::fixture;

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use firebrick_tests::{
     NEW, NEWEST, checkpoint_folder, finish, fixture, metrics, one_step, recipe, refusal, snapshot, step_losses,
 };
-use firebrick_train::config::RunConfig;
-use firebrick_train::plan::PlanRequest;
-use firebrick_train::run::prepare::prepare_for;
-use firebrick_train::state::checkpoint::read_state;
-use firebrick_train::state::identity::RunSettings;
-use firebrick_train::state::resume_point::{ResumeFrom, ResumePoint};
+use firebrick_trainer::config::RunConfig;
+use firebrick_trainer::plan::PlanRequest;
+use firebrick_trainer::run::prepare::prepare_for;
+use firebrick_trainer::state::checkpoint::read_state;
+use firebrick_trainer::state::identity::RunSettings;
+use firebrick_trainer::state::resume_point::{ResumeFrom, ResumePoint};
 use tempfile::tempdir;
 
 use crate::resume::tensors;

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use firebrick_data::Pipeline;
 use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, fixture, one_step, recipe, refusal, step_losses};
-use firebrick_train::config::RunConfig;
-use firebrick_train::hub::Need;
+use firebrick_trainer::config::RunConfig;
+use firebrick_trainer::hub::Need;
 use firebrick_train::inspect::{Style, inspect};
-use firebrick_train::plan::PlanRequest;
-use firebrick_train::run::data_sets::{DataSets, read, tokenizer};
-use firebrick_train::run::prepare::prepare;
-use firebrick_train::state::manifest::Manifest;
+use firebrick_trainer::plan::PlanRequest;
+use firebrick_trainer::run::data_sets::{DataSets, read, tokenizer};
+use firebrick_trainer::run::prepare::prepare;
+use firebrick_trainer::state::manifest::Manifest;
 use serde_json::{Value, json};
 use tempfile::tempdir;
 

@@ -11,9 +11,9 @@ use firebrick_model::peft::read_adapter;
 use firebrick_tests::{
     NEW, NF4, checkpoint_folder, finish, finish_traced, fixture, load, metrics, recipe, snapshot, step_losses,
 };
-use firebrick_train::plan::PlanRequest;
-use firebrick_train::run::prepare::prepare_for;
-use firebrick_train::run::trace::TraceSteps;
+use firebrick_trainer::plan::PlanRequest;
+use firebrick_trainer::run::prepare::prepare_for;
+use firebrick_trainer::run::trace::TraceSteps;
 use serde_json::Value;
 use tempfile::tempdir;
 

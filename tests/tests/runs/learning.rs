@@ -10,8 +10,8 @@ use firebrick_model::{HfFolder, ModelConfig};
 use firebrick_tests::{
     FAMILIES, FROZEN, MIXTURES, NEW, finish, fixture, load, recipe, relative_difference, step_losses,
 };
-use firebrick_train::plan::PlanRequest;
-use firebrick_train::run::prepare::prepare_for;
+use firebrick_trainer::plan::PlanRequest;
+use firebrick_trainer::run::prepare::prepare_for;
 use safetensors::SafeTensors;
 use tempfile::tempdir;
 

@@ -149,6 +149,6 @@ fn a_password_in_the_address_is_refused_and_not_repeated() {
 fn recipe_error(changes: &[&str]) -> String {
     let overrides: Vec<String> = changes.iter().map(ToString::to_string).collect();
     let text = "model='m'\n[lora]\n[data]\npath='d'\n";
-    let parsed = firebrick_train::config::RunConfig::from_toml(text, std::path::Path::new("r.toml"), &overrides);
+    let parsed = firebrick_trainer::config::RunConfig::from_toml(text, std::path::Path::new("r.toml"), &overrides);
     parsed.unwrap_err().to_string()
 }

@@ -9,7 +9,7 @@ use firebrick_model::peft::{read_adapter, read_adapter_config};
 use firebrick_model::{Companions, HfFolder, Merge, ModelConfig, SavedDtype, merge_adapter};
 use firebrick_precision::Format;
 use firebrick_tests::{FROZEN, NEW, finish, fixture, recipe, refusal};
-use firebrick_train::run::generate::LoadOptions;
+use firebrick_trainer::run::generate::LoadOptions;
 use serde_json::Value;
 use tempfile::tempdir;
 

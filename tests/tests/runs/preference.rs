@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use firebrick_tests::{
     NEW, NEWEST, checkpoint_folder, finish, fixture, metrics, one_step, recipe, refusal, snapshot, step_losses,
 };
-use firebrick_train::config::RunConfig;
-use firebrick_train::plan::PlanRequest;
-use firebrick_train::run::prepare::prepare_for;
-use firebrick_train::state::manifest::Manifest;
+use firebrick_trainer::config::RunConfig;
+use firebrick_trainer::plan::PlanRequest;
+use firebrick_trainer::run::prepare::prepare_for;
+use firebrick_trainer::state::manifest::Manifest;
 use serde_json::Value;
 use tempfile::tempdir;
 

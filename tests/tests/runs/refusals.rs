@@ -112,7 +112,7 @@ fn record_without_loss_tokens_is_named_by_file_and_line() {
 fn unknown_recompute_policy_gets_the_list_of_known_ones() {
     let output = tempdir().unwrap();
     let overrides = ["model=m", "data.path=d", "train.recompute=some"].map(str::to_owned);
-    let error = firebrick_train::config::RunConfig::from_toml("", output.path(), &overrides).unwrap_err().to_string();
+    let error = firebrick_trainer::config::RunConfig::from_toml("", output.path(), &overrides).unwrap_err().to_string();
     assert_says(&error, &["train.recompute", "'some'", "'full', 'projections', 'selective', 'none'"]);
 }
 

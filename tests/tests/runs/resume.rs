@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use firebrick_hwprofile::usage::Gauge;
 use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, metrics, one_step, recipe, refusal, snapshot};
-use firebrick_train::config::RunConfig;
+use firebrick_trainer::config::RunConfig;
 use serde_json::Value;
 use tempfile::tempdir;
 

@@ -15,8 +15,9 @@ use super::finding::Finding;
 use crate::workspace::Workspace;
 
 /// The crates and their layers. docs/architecture.md draws the same.
-const LAYERS: [(&str, u8); 13] = [
-    ("train", 4),
+const LAYERS: [(&str, u8); 14] = [
+    ("train", 5),
+    ("trainer", 4),
     ("model", 3),
     ("optim", 3),
     ("parallel", 3),
@@ -41,7 +42,7 @@ const WITHOUT_BURN: [&str; 7] = ["arch", "precision", "files", "hub", "data", "h
 /// Dependencies on a lower layer that are refused all the same.
 const FORBIDDEN: [(&str, &str, &str); 2] = [
     ("model", "data", "a model takes token ids and never knows where they come from"),
-    ("model", "hub", "a model is a folder; `train` resolves ids"),
+    ("model", "hub", "a model is a folder; `trainer` resolves ids"),
 ];
 
 /// A package of the workspace, as far as the rules look at it.
@@ -134,7 +135,7 @@ fn downward(member: &Member) -> Vec<Finding> {
         if layer(to).is_none_or(|lower| lower >= height) {
             let message = format!(
                 "`{from}` may not depend on `{to}`: a dependency goes to a lower layer only. Move what both need \
-                 below them, or pass it in from `train`"
+                 below them, or pass it in from `trainer`"
             );
             findings.push(member.finding(message));
         }
@@ -176,7 +177,8 @@ fn way_to_burn<'a>(
     None
 }
 
-/// Dependencies that belong to one crate: CubeCL to `kernels`, TOML to `train` (recipes and run folders).
+/// Dependencies that belong to one crate: CubeCL to `kernels`, TOML to `trainer` (recipes and run folders) and
+/// the program above it.
 fn reserved(member: &Member) -> Vec<Finding> {
     let mut findings = Vec::new();
     for name in &member.all {
@@ -185,11 +187,11 @@ fn reserved(member: &Member) -> Vec<Finding> {
                 member.finding(format!("`{name}` belongs to `kernels` alone: add the operation that is missing there")),
             );
         }
-        let library = member.crate_name().is_some_and(|name| name != "train");
+        let library = member.crate_name().is_some_and(|name| !matches!(name, "trainer" | "train"));
         if name == "toml" && library {
-            findings.push(
-                member.finding("`toml` belongs to `train` alone, which reads recipes: take the values as arguments"),
-            );
+            findings.push(member.finding(
+                "`toml` belongs to `trainer`, which reads recipes, and to `train`: take the values as arguments",
+            ));
         }
     }
     findings
@@ -212,8 +214,9 @@ mod tests {
 
     #[test]
     fn dependencies_on_lower_layers_are_fine() {
-        let train =
-            of("crates/train", &["firebrick-model", "firebrick-data", "firebrick-parallel", "toml", "burn-tensor"]);
+        let train = of("crates/train", &["firebrick-trainer", "firebrick-data", "toml"]);
+        let trainer =
+            of("crates/trainer", &["firebrick-model", "firebrick-data", "firebrick-parallel", "toml", "burn-tensor"]);
         let model = of("crates/model", &["firebrick-kernels", "firebrick-arch", "firebrick-precision", "burn-tensor"]);
         let parallel = of("crates/parallel", &["firebrick-kernels"]);
         let lower = ["arch", "precision", "cuda", "hwprofile"].map(|name| format!("{PREFIX}{name}"));
@@ -223,7 +226,16 @@ mod tests {
         let hwprofile = of("crates/hwprofile", &["firebrick-arch", "firebrick-precision"]);
         let cuda = of("crates/cuda", &["firebrick-precision", "cudarc"]);
         assert_eq!(
-            messages(&[train, model, parallel, kernels, hwprofile, cuda, of("tests", &["firebrick-train", "toml"])]),
+            messages(&[
+                train,
+                trainer,
+                model,
+                parallel,
+                kernels,
+                hwprofile,
+                cuda,
+                of("tests", &["firebrick-train", "toml"])
+            ]),
             [""; 0]
         );
     }
@@ -235,7 +247,8 @@ mod tests {
             ("optim", "model"),
             ("precision", "data"),
             ("kernels", "model"),
-            ("data", "train"),
+            ("data", "trainer"),
+            ("trainer", "train"),
             ("kernels", "parallel"),
             ("kernels", "data"),
             ("hwprofile", "data"),
@@ -253,7 +266,7 @@ mod tests {
         let found = messages(&[of("crates/model", &["firebrick-data"])]);
         assert!(found.len() == 1 && found[0].contains("token ids"), "{found:?}");
         let found = messages(&[of("crates/model", &["firebrick-hub"])]);
-        assert!(found.len() == 1 && found[0].contains("`train` resolves ids"), "{found:?}");
+        assert!(found.len() == 1 && found[0].contains("`trainer` resolves ids"), "{found:?}");
     }
 
     #[test]

@@ -82,14 +82,15 @@ fn crate_of(path: &str) -> Option<&str> {
     path.strip_prefix("crates/").and_then(|rest| rest.split('/').next())
 }
 
-/// `parallel` owns the world size; the communicators of `kernels` are built for one, `train` passes it on, and `data` takes
-/// it as a number.
+/// `parallel` owns the world size; the communicators of `kernels` are built for one, `trainer` and `train` pass it on, and
+/// `data` takes it as a number.
 fn world_size(path: &str, line: &str) -> Option<String> {
     let of_backend = path.strip_prefix("crates/kernels/src/backends/").and_then(|rest| rest.split_once('/'));
     let is_communicator =
         path.starts_with("crates/kernels/src/comm") || of_backend.is_some_and(|(_, file)| file.starts_with("comm/"));
-    let may_know = is_communicator || crate_of(path).is_none_or(|name| matches!(name, "parallel" | "train" | "data"));
-    let message = "`world_size` outside parallel, train, data and the communicators of kernels: take the number that is \
+    let may_know =
+        is_communicator || crate_of(path).is_none_or(|name| matches!(name, "parallel" | "trainer" | "train" | "data"));
+    let message = "`world_size` outside parallel, trainer, train, data and the communicators of kernels: take the number that is \
                    needed (a denominator, a shard's length) as an argument";
     (!may_know && has_word(line, "world_size")).then(|| message.to_owned())
 }
@@ -167,11 +168,11 @@ mod tests {
     }
 
     #[test]
-    fn only_parallel_train_and_data_know_the_world_size() {
+    fn only_parallel_trainer_and_data_know_the_world_size() {
         assert!(!clean("crates/model/src/block.rs", "fn f(world_size: usize) {}"));
         for path in [
             "crates/parallel/src/lib.rs",
-            "crates/train/src/step.rs",
+            "crates/trainer/src/step.rs",
             "crates/data/src/a.rs",
             "crates/kernels/src/comm/local.rs",
             "crates/kernels/src/backends/cuda/comm/mod.rs",

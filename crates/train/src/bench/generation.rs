@@ -15,15 +15,15 @@ use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Kernels, TracedOperation};
 use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler};
 use firebrick_precision::{Format, QuantFormat};
+use firebrick_trainer::RunError;
+use firebrick_trainer::config::{BackendChoice, compute};
+use firebrick_trainer::plan::{choose_backend, compute_format};
+use firebrick_trainer::run::device::{device_work, dtype_of, wait};
+use firebrick_trainer::with_backend;
 use serde::Serialize;
 
 use super::spread::Spread;
 use super::synthetic::Synthetic;
-use crate::config::{BackendChoice, compute};
-use crate::error::RunError;
-use crate::plan::{choose_backend, compute_format};
-use crate::run::device::{device_work, dtype_of, wait};
-use crate::with_backend;
 
 /// Tokens that a traced run writes: enough to see a step.
 const TRACED_TOKENS: usize = 8;

@@ -7,6 +7,12 @@ use std::time::Instant;
 
 use firebrick_data::Batch;
 use firebrick_kernels::{Kernels, TracedOperation};
+use firebrick_trainer::RunError;
+use firebrick_trainer::metrics::{MemoryMeter, MemorySource};
+use firebrick_trainer::run::assemble::{self, WeightSource};
+use firebrick_trainer::run::device::{dtype_of, head_dim, self_test, wait};
+use firebrick_trainer::run::step::Trainer;
+use firebrick_trainer::run::together;
 
 use super::peaks::{Peaks, Probe};
 use super::spread::Spread;
@@ -14,12 +20,6 @@ use super::step::{Case, step};
 use super::synthetic::Synthetic;
 use super::trace::StepTrace;
 use super::usage::UsageCost;
-use crate::error::RunError;
-use crate::metrics::{MemoryMeter, MemorySource};
-use crate::run::assemble::{self, WeightSource};
-use crate::run::device::{dtype_of, head_dim, self_test, wait};
-use crate::run::step::Trainer;
-use crate::run::together;
 
 /// The measurements.
 pub(super) struct Measured {

@@ -26,14 +26,13 @@ use firebrick_hwprofile::spec::MathFormat;
 use firebrick_kernels::{BackendKind, step_work};
 use firebrick_parallel::Ranks;
 use firebrick_precision::Format;
-
-use crate::console::{Console, FailureReport, error_message};
-use crate::error::RunError;
-use crate::hub::Need;
-use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
-use crate::run::device::catch_failure;
-use crate::run::together;
-use crate::with_backend;
+use firebrick_trainer::RunError;
+use firebrick_trainer::console::{Console, FailureReport, error_message};
+use firebrick_trainer::hub::Need;
+use firebrick_trainer::plan::{DataShape, Plan, PlanInputs, PlanRequest};
+use firebrick_trainer::run::device::catch_failure;
+use firebrick_trainer::run::together;
+use firebrick_trainer::with_backend;
 
 pub use generation::{GenerationOptions, GenerationReport, GenerationSpeed, bench_generation};
 use measure::{Measured, measure};

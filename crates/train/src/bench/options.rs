@@ -8,11 +8,10 @@ use clap::Args;
 use firebrick_kernels::Recompute;
 use firebrick_optim::OptimizerKind;
 use firebrick_precision::QuantFormat;
+use firebrick_trainer::RunError;
+use firebrick_trainer::config::compute::Compute;
+use firebrick_trainer::config::{BackendChoice, RunConfig, compute, from_name, to_name};
 use toml::Value;
-
-use crate::config::compute::Compute;
-use crate::config::{BackendChoice, RunConfig, compute, from_name, to_name};
-use crate::error::RunError;
 
 /// What the options leave open: QLoRA on all projections, at one learning rate, over data that is never opened.
 const RECIPE: &str = r#"

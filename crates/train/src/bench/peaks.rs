@@ -10,10 +10,9 @@ use std::time::Instant;
 use burn_tensor::{DType, Distribution, Tensor};
 use firebrick_hwprofile::roofline::{RateSource, Rates};
 use firebrick_kernels::{Epilogue, GemmFormat, Group, Keep, Kernels, Module, Prologue, Weight, WeightGradient};
+use firebrick_trainer::RunError;
+use firebrick_trainer::run::device::wait;
 use serde::Serialize;
-
-use crate::error::RunError;
-use crate::run::device::wait;
 
 /// Measurements of each rate; the best counts.
 const ROUNDS: usize = 4;

@@ -10,12 +10,12 @@ use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks, processor_key};
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
 use firebrick_kernels::{BackendKind, CommOps, GemmFormat, Kernels};
 use firebrick_precision::Format;
+use firebrick_trainer::RunError;
+use firebrick_trainer::plan::compute_format;
+use firebrick_trainer::run::device::device_work;
+use firebrick_trainer::with_backend;
 
 use super::peaks::{Peaks, Probe};
-use crate::error::RunError;
-use crate::plan::compute_format;
-use crate::run::device::device_work;
-use crate::with_backend;
 
 /// Times GEMMs of each format and copies on the device that a run of rank 0 would use.
 ///

@@ -9,14 +9,14 @@ use firebrick_hwprofile::roofline::{Bound, RateSource};
 use firebrick_kernels::{BackendKind, GemmFormat, Recompute};
 use firebrick_optim::OptimizerKind;
 use firebrick_precision::{Format, QuantFormat};
+use firebrick_trainer::config::to_name;
+use firebrick_trainer::metrics::MemorySource;
 use serde::Serialize;
 
 use super::peaks::Peaks;
 use super::spread::Spread;
 use super::trace::{OperationTime, StepTrace};
 use super::usage::UsageCost;
-use crate::config::to_name;
-use crate::metrics::MemorySource;
 
 /// Model FLOPs utilization: progress (4 operations per parameter and token under LoRA, plus attention) over a rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -9,11 +9,11 @@ use firebrick_data::Batch;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_kernels::Kernels;
 use firebrick_parallel::Ranks;
+use firebrick_trainer::RunError;
+use firebrick_trainer::plan::Plan;
+use firebrick_trainer::run::step::{StepNumbers, Trainer};
 
 use super::options::BenchOptions;
-use crate::error::RunError;
-use crate::plan::Plan;
-use crate::run::step::{StepNumbers, Trainer};
 
 /// What is measured, and where progress goes.
 pub(super) struct Case<'a> {

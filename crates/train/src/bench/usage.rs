@@ -10,13 +10,13 @@ use std::time::Instant;
 
 use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
+use firebrick_trainer::RunError;
+use firebrick_trainer::metrics::usage_target;
+use firebrick_trainer::run::step::Trainer;
 use serde::Serialize;
 
 use super::step::{Case, step};
 use super::synthetic::Synthetic;
-use crate::error::RunError;
-use crate::metrics::usage_target;
-use crate::run::step::Trainer;
 
 /// Blocks of each kind.
 const BLOCKS: usize = 5;

@@ -7,12 +7,12 @@ use clap::Args;
 use firebrick_hwprofile::peaks::cache_folder;
 use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
-use firebrick_train::bench::measure_peaks;
-use firebrick_train::config::BackendChoice;
-use firebrick_train::console::Console;
-use firebrick_train::plan::choose_backend;
+use firebrick_trainer::config::BackendChoice;
+use firebrick_trainer::console::Console;
+use firebrick_trainer::plan::choose_backend;
 
 use super::warn;
+use crate::bench::measure_peaks;
 
 #[derive(Args)]
 pub(crate) struct Profile {

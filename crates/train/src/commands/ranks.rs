@@ -6,9 +6,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use firebrick_parallel::Placement;
-use firebrick_train::RunError;
-use firebrick_train::config::BackendChoice;
-use firebrick_train::run::local_ranks::{self, GpuCount};
+use firebrick_trainer::RunError;
+use firebrick_trainer::config::BackendChoice;
+use firebrick_trainer::run::local_ranks::{self, GpuCount};
 
 /// What this process is.
 pub(crate) enum Place {

@@ -13,21 +13,21 @@ use firebrick_arch::ModelConfig;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::{BackendKind, BaseStorage};
 use firebrick_precision::{Format, QuantFormat};
-use firebrick_train::config::{BackendChoice, EvalConfig, compute};
-use firebrick_train::console::Console;
-use firebrick_train::hub::{Need, model_folder};
-use firebrick_train::plan::{choose_backend, compute_format};
-use firebrick_train::run::chat::{ChatRequest, ChatTerminal, HELP, chat};
-use firebrick_train::run::chat_settings;
-use firebrick_train::run::device::device_work;
-use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate, generate_streaming, read_prompts};
-use firebrick_train::run::interrupt::exit_status;
-use firebrick_train::run::sampling::{ChosenSampling, TypedSampling};
-use firebrick_train::run::verify::{VerifyOptions, verify};
-use firebrick_train::{RunError, with_backend};
+use firebrick_trainer::config::{BackendChoice, EvalConfig, compute};
+use firebrick_trainer::console::Console;
+use firebrick_trainer::hub::{Need, model_folder};
+use firebrick_trainer::plan::{choose_backend, compute_format};
+use firebrick_trainer::run::chat_settings;
+use firebrick_trainer::run::device::device_work;
+use firebrick_trainer::run::generate::{GenerateRequest, LoadOptions, generate, generate_streaming, read_prompts};
+use firebrick_trainer::run::interrupt::exit_status;
+use firebrick_trainer::run::sampling::{ChosenSampling, TypedSampling};
+use firebrick_trainer::{RunError, with_backend};
 use serde_json::json;
 
 use super::warn;
+use crate::chat::{ChatRequest, ChatTerminal, HELP, chat};
+use crate::verify::{VerifyOptions, verify};
 
 #[derive(Args)]
 struct Weights {

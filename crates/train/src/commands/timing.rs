@@ -7,15 +7,15 @@ use std::process::ExitCode;
 use clap::Args;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_parallel::Ranks;
-#[cfg(feature = "flex")]
-use firebrick_train::bench::matrix::{MatrixOptions, bench_matrix};
-use firebrick_train::bench::{BenchOptions, GenerationOptions, bench, bench_generation};
-use firebrick_train::console::Console;
-use firebrick_train::run::interrupt::Interrupt;
-use firebrick_train::run::local_ranks;
+use firebrick_trainer::console::Console;
+use firebrick_trainer::run::interrupt::Interrupt;
+use firebrick_trainer::run::local_ranks;
 
 use super::ranks::{LocalRankCount, Place, status};
 use super::warn;
+#[cfg(feature = "flex")]
+use crate::bench::matrix::{MatrixOptions, bench_matrix};
+use crate::bench::{BenchOptions, GenerationOptions, bench, bench_generation};
 
 #[derive(Args)]
 pub(crate) struct Bench {

@@ -9,20 +9,21 @@ use anyhow::Context;
 use clap::Args;
 use firebrick_hwprofile::AcceleratorSpec;
 use firebrick_parallel::Ranks;
-use firebrick_train::config::RunConfig;
-use firebrick_train::console::{Console, Outcome};
-use firebrick_train::inspect::{Style, inspect};
-use firebrick_train::plan::PlanRequest;
-use firebrick_train::run::interrupt::{Interrupt, exit_status};
-use firebrick_train::run::local_ranks;
-use firebrick_train::run::prepare::prepare_for;
-use firebrick_train::run::trace::TraceSteps;
-use firebrick_train::run::{RunOptions, reading_data, run};
-use firebrick_train::state::resume_point::ResumeFrom;
+use firebrick_trainer::config::RunConfig;
+use firebrick_trainer::console::{Console, Outcome};
+use firebrick_trainer::plan::PlanRequest;
+use firebrick_trainer::run::interrupt::{Interrupt, exit_status};
+use firebrick_trainer::run::local_ranks;
+use firebrick_trainer::run::prepare::prepare_for;
+use firebrick_trainer::run::trace::TraceSteps;
+use firebrick_trainer::run::{RunOptions, reading_data, run};
+use firebrick_trainer::state::resume_point::ResumeFrom;
 
 use super::machine::machine;
 use super::ranks::{LocalRankCount, Place, status};
 use super::takes_colors;
+use crate::inspect::{Style, inspect};
+use crate::report::write_at_end;
 
 #[derive(Args)]
 pub(crate) struct Train {
@@ -131,7 +132,8 @@ pub(crate) fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     words.extend(arguments.overrides.into_iter().flat_map(|set| ["--set".to_owned(), set]));
     words.extend(arguments.ranks.words());
     let Train { trace, force, .. } = arguments;
-    let outcome = run(RunOptions { config, resume, console, interrupt, trace, force, ranks })?;
+    let outcome =
+        run(RunOptions { config, resume, console, interrupt, trace, force, ranks, report: Some(write_at_end) })?;
     let Outcome::Interrupted { step, signal, folder, .. } = outcome else { return Ok(ExitCode::SUCCESS) };
     console.stopped(step, &words, &folder);
     Ok(signal.map(exit_status).map_or(ExitCode::SUCCESS, status))

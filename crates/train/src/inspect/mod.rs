@@ -14,18 +14,17 @@ use firebrick_data::{
     Chat, ChatTemplate, DataError, DocumentSet, FindingCount, FindingKind, PackReport, PackedDataset, Tokenizer,
 };
 use firebrick_hwprofile::HardwareProfile;
+use firebrick_trainer::RunError;
+use firebrick_trainer::config::RunConfig;
+use firebrick_trainer::console::{SourceReport, grouped};
+use firebrick_trainer::plan;
+use firebrick_trainer::run::data_sets::{self, DataSets, Input, place};
+use firebrick_trainer::run::prepare::{self, pack_options};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub use record::SampleRecord;
 pub use sample::{SampleDocument, SampleRow, SampleToken};
 pub use text::Style;
-
-use crate::config::RunConfig;
-use crate::console::{SourceReport, grouped};
-use crate::error::RunError;
-use crate::plan;
-use crate::run::data_sets::{self, DataSets, Input, place};
-use crate::run::prepare::{self, pack_options};
 
 /// Everything that is shown of a recipe's data.
 #[derive(Debug)]
@@ -165,9 +164,9 @@ fn settings(config: &RunConfig, tokenizer: &Tokenizer, data: &DataSets) -> Vec<(
     settings.extend(config.data.system_prompt.clone().map(|prompt| ("system prompt", prompt)));
     settings.push(("max_seq_len", grouped(config.max_seq_len as f64)));
     if let Some(preference) = &config.preference {
-        settings.push(("preference", crate::config::to_name(&preference.loss)));
+        settings.push(("preference", firebrick_trainer::config::to_name(&preference.loss)));
     }
-    settings.push(("train_on", crate::config::to_name(&config.train_on())));
+    settings.push(("train_on", firebrick_trainer::config::to_name(&config.train_on())));
     settings
 }
 

@@ -5,8 +5,9 @@
 
 use std::fmt::Write;
 
+use firebrick_trainer::console::grouped;
+
 use super::{Inspection, SampleDocument, SampleRecord, SetView};
-use crate::console::grouped;
 use crate::html::{escape, head};
 
 const STYLE: &str = "\
@@ -155,9 +156,9 @@ fn visible(text: &str) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use firebrick_data::{Diagnosis, FindingCount, FindingKind, LengthHistogram, PackReport, Place};
+    use firebrick_trainer::console::SourceReport;
 
     use super::*;
-    use crate::console::SourceReport;
     use crate::inspect::{SampleRow, SampleToken};
 
     /// Two documents in a row, the first with this prompt.

@@ -5,9 +5,9 @@
 use std::ops::Range;
 
 use firebrick_data::{DataError, Diagnosis, EncodeOptions, Encoder, FindingKind, Place, Record, Tokenizer};
+use firebrick_trainer::run::data_sets::Input;
 
 use super::sample::SampleDocument;
-use crate::run::data_sets::Input;
 
 /// Records of each kind of finding that are shown.
 const RECORDS_PER_KIND: usize = 2;

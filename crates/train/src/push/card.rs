@@ -10,10 +10,9 @@ use firebrick_arch::CONFIG_FILE;
 use firebrick_arch::folder::ADAPTER_CONFIG_FILE;
 use firebrick_arch::json::{parse_object, read_text};
 use firebrick_hub::{Hub, HubId, RepoKind};
+use firebrick_trainer::RunError;
+use firebrick_trainer::config::RunConfig;
 use serde_json::Value;
-
-use crate::config::RunConfig;
-use crate::error::RunError;
 
 /// The file of a card.
 pub(super) const FILE: &str = "README.md";

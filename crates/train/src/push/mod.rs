@@ -9,10 +9,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use firebrick_hub::{HubId, Push, RepoKind};
-
-use crate::console::Console;
-use crate::error::RunError;
-use crate::hub::{client, result_of};
+use firebrick_trainer::RunError;
+use firebrick_trainer::console::Console;
+use firebrick_trainer::hub::{client, result_of};
 
 /// The options of `push`.
 #[derive(Args, Clone, Debug)]

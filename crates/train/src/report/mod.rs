@@ -1,6 +1,6 @@
 //! The report of a run: one self-contained HTML page with plots, made from what the run folder holds.
 //!
-//! A run writes it when it ends or is stopped, and `train report` writes it again, also while a run is going on. Everything is read from
+//! A run writes it when it ends or is stopped, and `firebrick report` writes it again, also while a run is going on. Everything is read from
 //! `metrics.jsonl`, `plan.toml`, `summary.json` and `config.toml`, so a page never knows more than the folder.
 //! Trade-off: one run per page; TensorBoard and MLflow compare runs.
 
@@ -10,7 +10,7 @@ mod record;
 
 use std::path::{Path, PathBuf};
 
-use crate::state::storage::{StorageError, write_atomically};
+use firebrick_trainer::storage::{StorageError, write_atomically};
 
 pub use record::{ReportError, RunRecord};
 
@@ -34,11 +34,16 @@ pub fn write(run: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
     save(path, &page(run)?)
 }
 
+/// Writes the page at the end of a run, as its [`ReportWriter`](firebrick_trainer::run::ReportWriter). Returns a line to print.
+pub fn write_at_end(run: &Path, summary: Option<&str>) -> String {
+    match summary.map_or_else(|| write(run, None), |summary| write_last(run, summary)) {
+        Ok(path) => format!("  report: {}", path.display()),
+        Err(error) => format!("warning: the report was not written: {error}"),
+    }
+}
+
 /// Writes the page of a run that ends with this text as its summary, which will be the last file in its folder.
-///
-/// # Errors
-/// [`ReportError`].
-pub(crate) fn write_last(run: &Path, summary: &str) -> Result<PathBuf, ReportError> {
+fn write_last(run: &Path, summary: &str) -> Result<PathBuf, ReportError> {
     let summary = serde_json::from_str(summary).ok();
     save(run.join(REPORT), &page::render(&RunRecord { summary, ..RunRecord::read(run)? }))
 }

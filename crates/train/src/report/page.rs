@@ -3,11 +3,11 @@
 //! Trade-off: what a run did not record has no plot, rather than an empty one.
 
 use firebrick_hwprofile::memory::human_bytes;
+use firebrick_trainer::console::grouped;
 use toml::Value;
 
 use super::plot::{self, Planned, Plot, Series};
 use super::record::RunRecord;
-use crate::console::grouped;
 use crate::html::{add, escape, head};
 
 const GIB: f64 = (1u64 << 30) as f64;

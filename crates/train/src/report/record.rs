@@ -7,9 +7,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use firebrick_trainer::storage::StorageError;
 use serde_json::Value;
-
-use crate::state::storage::StorageError;
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]

@@ -18,7 +18,7 @@ pub use failure::{Failure, FailureReport};
 pub use message::error_message;
 pub use program::program;
 pub use progress::Progress;
-pub(crate) use progress::grouped;
+pub use progress::grouped;
 pub use shell::shell_quoted;
 pub use source_report::SourceReport;
 pub use summary::{Outcome, Summary};

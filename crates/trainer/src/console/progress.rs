@@ -9,7 +9,7 @@ use firebrick_hwprofile::human;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::metrics::{EvalMetrics, MetricSink, PairMetrics, StepMetrics};
-use crate::state::storage::StorageError;
+use crate::storage::StorageError;
 
 /// Time between two lines if there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -166,7 +166,7 @@ fn write_line(out: &mut dyn Write, text: &str) {
 }
 
 /// "12,345".
-pub(crate) fn grouped(number: f64) -> String {
+pub fn grouped(number: f64) -> String {
     human::grouped(&format!("{number:.0}"))
 }
 

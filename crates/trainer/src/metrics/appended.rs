@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 
-use crate::state::storage::StorageError;
+use crate::storage::StorageError;
 
 /// An open file at its end.
 #[derive(Debug)]

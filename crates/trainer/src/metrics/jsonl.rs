@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::metrics::appended::AppendedFile;
 use crate::metrics::{EvalMetrics, MetricSink, StepMetrics};
-use crate::state::storage::{StorageError, write_atomically};
+use crate::storage::{StorageError, write_atomically};
 
 /// `metrics.jsonl`: one JSON object per line.
 #[derive(Debug)]

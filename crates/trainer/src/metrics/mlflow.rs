@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::metrics::{EvalMetrics, MetricSink, RunEnd, StepMetrics};
-use crate::state::storage::{StorageError, write_atomically};
+use crate::storage::{StorageError, write_atomically};
 
 /// `[mlflow]`: an MLflow tracking server that gets parameters and metrics too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

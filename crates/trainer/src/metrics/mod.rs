@@ -15,7 +15,7 @@ mod usage_target;
 use firebrick_hwprofile::usage::{Gauge, Usage};
 use serde::{Deserialize, Serialize};
 
-use crate::state::storage::StorageError;
+use crate::storage::StorageError;
 
 pub use jsonl::JsonLines;
 pub use memory_meter::{MemoryMeter, MemorySource};
@@ -23,7 +23,7 @@ pub use mlflow::{Mlflow, MlflowError, MlflowSection};
 pub use pairs::PairMetrics;
 pub use ranks::{RankMeter, RankMetrics, RankTimes};
 pub use tensorboard::EventWriter;
-pub(crate) use usage_target::usage_target;
+pub use usage_target::usage_target;
 
 /// The numbers of one step. In JSON a number that is not finite is `null`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

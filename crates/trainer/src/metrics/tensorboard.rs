@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::metrics::appended::AppendedFile;
 use crate::metrics::{EvalMetrics, MetricSink, StepMetrics};
-use crate::state::storage::StorageError;
+use crate::storage::StorageError;
 
 /// Content of the first record of every file.
 const FILE_VERSION: &str = "brain.Event:2";

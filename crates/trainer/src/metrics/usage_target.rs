@@ -7,7 +7,7 @@ use firebrick_hwprofile::usage::UsageTarget;
 use firebrick_kernels::BackendKind;
 
 /// What to sample for the rank with this number on its machine, and why that is the process alone where a user would expect a card.
-pub(crate) fn usage_target(backend: BackendKind, local_rank: usize) -> (UsageTarget, Option<String>) {
+pub fn usage_target(backend: BackendKind, local_rank: usize) -> (UsageTarget, Option<String>) {
     match backend {
         BackendKind::Flex | BackendKind::Candle => (UsageTarget::Process, None),
         BackendKind::Cuda => of_card(&HardwareProfile::detect(), Some(cuda_index(local_rank))),

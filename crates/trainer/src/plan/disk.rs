@@ -11,7 +11,7 @@ use crate::error::RunError;
 use crate::plan::chosen::Chosen;
 use crate::plan::shapes;
 use crate::plan::values::Plan;
-use crate::state::storage::free_space;
+use crate::storage::free_space;
 
 /// Bytes of a trained parameter in a checkpoint, and in an adapter: both are f32.
 const TRAINED_BYTES: u64 = 4;

@@ -39,7 +39,7 @@ pub(super) fn trained(documents: &DocumentSet, tokenizer: &Tokenizer) -> Vec<u32
 ///
 /// # Errors
 /// The tokenizer fails on the rendered text. A template that refuses the conversation is none.
-pub(crate) fn in_template(tokenizer: &Tokenizer) -> Result<Option<u32>, RunError> {
+pub fn in_template(tokenizer: &Tokenizer) -> Result<Option<u32>, RunError> {
     let chat = Chat::new(&[("user", "a"), ("assistant", ANSWER)]);
     let rendered = tokenizer.chat_template().and_then(|template| template.render(&chat, false));
     let Ok(rendered) = rendered else { return Ok(None) };

@@ -15,7 +15,7 @@ use crate::run::generate::{continue_prompts, encode_prompt};
 use crate::run::prepare::Prepared;
 use crate::state::checkpoint::{ADAPTER, MODEL, SavedWeights};
 use crate::state::resume_point::ResumePoint;
-use crate::state::storage::StorageError;
+use crate::storage::StorageError;
 
 /// Answers to the plan's sample prompts, chosen as the model's folder says.
 ///

@@ -159,7 +159,7 @@ impl GenerateRequest {
 
 /// Refuses a prompt of far more tokens than the model has positions, before it is read: attention over it takes minutes
 /// and gigabytes. A note where it has more than the positions, beyond which a run may have trained.
-pub(crate) fn check_positions(tokens: usize, positions: usize) -> Result<Option<String>, RunError> {
+pub fn check_positions(tokens: usize, positions: usize) -> Result<Option<String>, RunError> {
     if tokens > MAX_OF_POSITIONS.saturating_mul(positions) {
         return Err(RunError::PromptTooLong { tokens, times: MAX_OF_POSITIONS, positions });
     }
@@ -308,11 +308,7 @@ pub fn continue_prompts<B: Kernels>(
 ///
 /// # Errors
 /// The tokenizer fails on what the template writes.
-pub(crate) fn stop_tokens<B: Kernels>(
-    model: &Decoder<B>,
-    tokenizer: &Tokenizer,
-    chat: bool,
-) -> Result<Vec<u32>, RunError> {
+pub fn stop_tokens<B: Kernels>(model: &Decoder<B>, tokenizer: &Tokenizer, chat: bool) -> Result<Vec<u32>, RunError> {
     let mut stop_tokens = model.config.eos_token_ids.clone();
     stop_tokens.extend(tokenizer.eos_token_id());
     if chat {

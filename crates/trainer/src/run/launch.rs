@@ -25,7 +25,7 @@ use crate::run::prepare::{Prepared, check_start, prepare};
 use crate::run::start::Place;
 use crate::run::together;
 use crate::run::trace::TraceSteps;
-use crate::run::train_loop::Run;
+use crate::run::train_loop::{ReportWriter, Run};
 use crate::state::identity::{RunIdentity, RunSettings};
 use crate::state::resume_point::{ResumeFrom, ResumePoint};
 use crate::with_backend;
@@ -47,6 +47,8 @@ pub struct RunOptions {
     pub force: bool,
     /// The processes that train together.
     pub ranks: Ranks,
+    /// Called on rank 0 at the end; `None` writes no report.
+    pub report: Option<ReportWriter>,
 }
 
 /// Runs a recipe, from its start or from a checkpoint, to its end or to a signal.
@@ -69,7 +71,7 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
 
 fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, RunError> {
     let started = Instant::now();
-    let RunOptions { config, resume, console, interrupt, trace, force, ranks } = options;
+    let RunOptions { config, resume, console, interrupt, trace, force, ranks, report: writer } = options;
     together::agree_on_recipe(&ranks, &config)?;
     let (date, resumed) = together::start_of(&ranks, &config, resume.as_ref())?;
     if let Some(server) = config.mlflow.as_ref().filter(|_| ranks.is_main()) {
@@ -118,7 +120,11 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     let job = ranks.clone();
     let result = with_backend!(prepared.plan.backend.value, B => {
         catch_failure(|| together::catch_loss(|| {
-            Run::<B>::start(prepared, place, ranks, console, interrupt, started)?.tracing(trace).noting(is_saving).train()
+            Run::<B>::start(prepared, place, ranks, console, interrupt, started)?
+                .tracing(trace)
+                .noting(is_saving)
+                .reporting(writer)
+                .train()
         }))
     });
     match (result, job.check("training")) {

@@ -1,14 +1,13 @@
-//! What the commands do: prepare, train step by step, evaluate, generate, chat, verify.
+//! What a run does, and what uses its parts: prepare, train step by step, evaluate, generate.
 //!
 //! Trade-off: concrete backends are named in one macro, [`with_backend!`](crate::with_backend), so every command is compiled once
 //! per backend.
 
 pub mod assemble;
-pub mod chat;
 pub mod chat_settings;
 pub mod data_sets;
 pub mod device;
-pub(crate) mod end_of_turn;
+pub mod end_of_turn;
 pub mod eval_prompts;
 pub mod evaluate;
 mod finish;
@@ -25,9 +24,9 @@ pub mod sampling;
 mod start;
 pub mod step;
 pub mod text_stream;
-pub(crate) mod together;
+pub mod together;
 pub mod trace;
 mod train_loop;
-pub mod verify;
 
 pub use launch::{RunOptions, reading_data, run};
+pub use train_loop::ReportWriter;

@@ -244,7 +244,7 @@ fn base_note(weights: &HfFolder, model_config: &ModelConfig, plan: &Plan) -> Opt
 }
 
 /// Seconds since 1970.
-pub(crate) fn now() -> i64 {
+pub fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64)
 }
 

@@ -25,7 +25,7 @@ use crate::run::preference::Reference;
 use crate::run::prepare::Prepared;
 use crate::run::step::Trainer;
 use crate::state::reference_identity::ReferenceIdentity;
-use crate::state::storage::{StorageError, write_atomically};
+use crate::storage::{StorageError, write_atomically};
 
 /// Raised when the same inputs give other log-probabilities.
 const VERSION: u64 = 2;

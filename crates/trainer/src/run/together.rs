@@ -27,7 +27,7 @@ use crate::run::prepare::{Prepared, now};
 use crate::state::checkpoint::{RunState, read_state};
 use crate::state::resume_point::{ResumeFrom, ResumePoint};
 use crate::state::run_folder::RunFolder;
-use crate::state::storage::StorageError;
+use crate::storage::StorageError;
 
 /// How long a rank may take to end by itself once another one is lost.
 const GRACE: Duration = Duration::from_secs(10);
@@ -278,13 +278,13 @@ fn checksum<B: Kernels>(model: &Decoder<B>) -> u64 {
 ///
 /// # Errors
 /// Those of `work`; a rank is gone.
-pub(crate) fn catch_loss<T>(work: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
+pub fn catch_loss<T>(work: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
     CommError::catch(work).unwrap_or_else(|error| Err(ParallelError::from(error).into()))
 }
 
 /// From now on this process ends when another rank is lost, even if it does not notice, because it waits for a device or computes for
 /// long. A save that is under way is finished; others are complete, because saves are atomic.
-pub(crate) fn end_when_lost(ranks: &Ranks, is_saving: Arc<AtomicBool>) {
+pub fn end_when_lost(ranks: &Ranks, is_saving: Arc<AtomicBool>) {
     ranks.when_lost(move |problem| {
         let lost = Instant::now();
         while lost.elapsed() < GRACE || is_saving.load(Ordering::Relaxed) {

@@ -38,6 +38,10 @@ use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights};
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::state::run_folder::RunFolder;
 
+/// Writes a report of the run in a folder, once it has ended or was stopped, and returns a line to print. The text is the
+/// summary of a run that has ended, which will be the last file in the folder. A run does not fail for its report.
+pub type ReportWriter = fn(&Path, Option<&str>) -> String;
+
 /// A run on a backend.
 pub(super) struct Run<B: Kernels> {
     prepared: Prepared,
@@ -68,6 +72,7 @@ pub(super) struct Run<B: Kernels> {
     ends_together: bool,
     /// Whether a checkpoint is being written, which is finished even if another rank is lost.
     is_saving: Arc<AtomicBool>,
+    report: Option<ReportWriter>,
 }
 
 impl<B: Kernels> Run<B> {
@@ -137,6 +142,7 @@ impl<B: Kernels> Run<B> {
             spans: None,
             ends_together: false,
             is_saving: Arc::default(),
+            report: None,
         })
     }
 
@@ -148,6 +154,11 @@ impl<B: Kernels> Run<B> {
     /// The same run, which notes here whether it is writing a checkpoint.
     pub(super) fn noting(self, is_saving: Arc<AtomicBool>) -> Self {
         Self { is_saving, ..self }
+    }
+
+    /// The same run, which has its report written at its end.
+    pub(super) fn reporting(self, report: Option<ReportWriter>) -> Self {
+        Self { report, ..self }
     }
 
     /// Trains to the plan's last step or to a signal.

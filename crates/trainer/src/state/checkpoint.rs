@@ -24,7 +24,7 @@ use crate::metrics::Evaluation;
 use crate::state::checkpoint_folder::{CheckpointWriter, make_room};
 use crate::state::identity::{RunIdentity, RunSettings};
 use crate::state::reference_identity::ReferenceIdentity;
-use crate::state::storage::StorageError;
+use crate::storage::StorageError;
 
 pub(crate) const ADAPTER: &str = "adapter";
 pub(crate) const MODEL: &str = "model";

@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use crate::state::manifest::{Manifest, files_below, list};
-use crate::state::storage::{StorageError, ensure_free_space, free_space, rename_durably, write_atomically};
+use crate::storage::{StorageError, ensure_free_space, free_space, rename_durably, write_atomically};
 
 /// The folder in a run folder that holds the checkpoints.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";

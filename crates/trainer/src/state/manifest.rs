@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::state::storage::{StorageError, write_atomically};
+use crate::storage::{StorageError, write_atomically};
 
 /// Version of everything in a checkpoint folder. Raised when an older program could not read it, or this one an older folder.
 pub const FORMAT_VERSION: u32 = 1;

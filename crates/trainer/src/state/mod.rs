@@ -9,4 +9,3 @@ pub mod manifest;
 pub mod reference_identity;
 pub mod resume_point;
 pub mod run_folder;
-pub mod storage;

@@ -9,7 +9,7 @@ use crate::state::checkpoint::{RunState, read_state};
 use crate::state::checkpoint_folder::{CHECKPOINTS, checkpoints, without_manifest};
 use crate::state::manifest::{MANIFEST, Manifest};
 use crate::state::run_folder::{RunFolder, newest_run};
-use crate::state::storage::StorageError;
+use crate::storage::StorageError;
 
 /// What to resume.
 #[derive(Clone, Debug, PartialEq, Eq)]

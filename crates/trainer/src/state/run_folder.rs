@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use crate::state::checkpoint_folder::{CHECKPOINTS, latest};
 use crate::state::manifest::list;
-use crate::state::storage::{StorageError, rename_durably, write_atomically};
+use crate::storage::{StorageError, rename_durably, write_atomically};
 
 /// Held while a process writes to the folder. Its text is the name in the recipe that the run was started with; earlier
 /// versions left it empty.

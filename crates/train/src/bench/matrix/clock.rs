@@ -7,11 +7,11 @@
 use std::time::{Duration, Instant};
 
 use firebrick_kernels::Kernels;
+use firebrick_trainer::RunError;
+use firebrick_trainer::run::device::wait;
 
 use super::super::spread::timed;
 use super::case::{Case, Comparison, Output, Prepared};
-use crate::error::RunError;
-use crate::run::device::wait;
 
 /// How long and how often.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -27,11 +27,10 @@ use std::time::{Duration, Instant};
 
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::BackendKind;
-
-use crate::config::BackendChoice;
-use crate::error::RunError;
-use crate::plan::choose_backend;
-use crate::with_backend;
+use firebrick_trainer::RunError;
+use firebrick_trainer::config::BackendChoice;
+use firebrick_trainer::plan::choose_backend;
+use firebrick_trainer::with_backend;
 
 pub use compare::{Change, Comparison, compare};
 pub use key::Key;

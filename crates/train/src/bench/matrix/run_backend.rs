@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use firebrick_hwprofile::nvidia::ConditionsReader;
 use firebrick_hwprofile::{AdapterKind, HardwareProfile};
 use firebrick_kernels::{BackendKind, GemmFormat, Kernels};
+use firebrick_trainer::RunError;
+use firebrick_trainer::run::device::catch_failure;
 
 use super::super::peaks::{Peaks, Probe};
 use super::super::probe::has_fp8;
@@ -18,8 +20,6 @@ use super::clock::{self, Effort, Samples};
 use super::options::MatrixOptions;
 use super::results::{BackendResults, MatrixResults, Outcome, Row, Timing};
 use super::subjects::{Scale, Setting, StepReference, cases};
-use crate::error::RunError;
-use crate::run::device::catch_failure;
 
 /// Bytes of inputs that no cache of a GPU holds.
 const GPU_CACHES: f64 = 256e6;

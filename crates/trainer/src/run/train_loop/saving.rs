@@ -1,4 +1,4 @@
-//! What a run leaves behind: checkpoints, and at its end the trained weights, the summary and the report.
+//! What a run leaves behind: checkpoints, and at its end the trained weights, the summary and the line of the report.
 //!
 //! Trade-off: a checkpoint is written while the device waits.
 
@@ -13,11 +13,10 @@ use super::numbers::report_evaluation;
 use crate::console::{Outcome, Summary};
 use crate::error::RunError;
 use crate::metrics::RunEnd;
-use crate::report;
 use crate::run::finish;
 use crate::run::step::{Trainer, scalar};
 use crate::state::checkpoint::{Snapshot, save_part};
-use crate::state::storage::StorageError;
+use crate::storage::StorageError;
 
 impl<B: Kernels> Run<B> {
     /// Saves the last step if another rank was lost since, where that step cannot have been touched by the loss.
@@ -36,7 +35,7 @@ impl<B: Kernels> Run<B> {
     /// Ends a run that was stopped and saved.
     pub(super) fn interrupted(mut self) -> Outcome {
         self.sinks.close(RunEnd::Interrupted);
-        self.write_report_page(None).iter().for_each(|line| self.console.print(line));
+        self.write_report(None).iter().for_each(|line| self.console.print(line));
         Outcome::Interrupted {
             step: self.state.step,
             signal: self.interrupt.signal(),
@@ -172,7 +171,7 @@ impl<B: Kernels> Run<B> {
         let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields is expressible as JSON");
         // Not before: a run whose weights cannot be written has failed.
         self.sinks.close(RunEnd::Finished);
-        let report = self.write_report_page(Some(&text));
+        let report = self.write_report(Some(&text));
         // Last: a run that is killed before is not taken for one with all of its results, and the one that resumes it
         // ends again.
         if is_main {
@@ -186,18 +185,10 @@ impl<B: Kernels> Run<B> {
         Ok(Outcome::Finished(summary))
     }
 
-    /// On rank 0: writes the report of the run, with its summary if it has one. Returns a line to print. A run does not
-    /// fail for its report.
-    fn write_report_page(&self, summary: Option<&str>) -> Option<String> {
-        if !self.trainer.ranks.is_main() {
-            return None;
-        }
-        let run = self.folder.path();
-        let written = summary.map_or_else(|| report::write(run, None), |summary| report::write_last(run, summary));
-        Some(match written {
-            Ok(path) => format!("  report: {}", path.display()),
-            Err(error) => format!("warning: the report was not written: {error}"),
-        })
+    /// On rank 0: writes the report of the run, with its summary if it has one. Returns a line to print.
+    fn write_report(&self, summary: Option<&str>) -> Option<String> {
+        let write = self.report.filter(|_| self.trainer.ranks.is_main())?;
+        Some(write(self.folder.path(), summary))
     }
 
     /// Answers the sample prompts and writes the trained weights. Returns their folder, and the answers.

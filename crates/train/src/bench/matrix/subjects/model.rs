@@ -16,6 +16,12 @@ use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, Sampl
 use firebrick_optim::OptimizerKind;
 use firebrick_parallel::Ranks;
 use firebrick_precision::{Format, QuantFormat};
+use firebrick_trainer::RunError;
+use firebrick_trainer::config::BackendChoice;
+use firebrick_trainer::config::compute::Compute;
+use firebrick_trainer::plan::{DataShape, Plan, PlanInputs, PlanRequest};
+use firebrick_trainer::run::assemble::{self, WeightSource};
+use firebrick_trainer::run::step::Trainer;
 
 use super::super::super::options::BenchOptions;
 use super::super::super::synthetic::Synthetic;
@@ -23,12 +29,6 @@ use super::super::case::{Case, Comparison, Output, Prepared, key, to_floats, tok
 use super::super::models::{LLAMA_1B, LLAMA_8B, Model, SMOLLM2_135M, SMOLLM2_360M};
 use super::super::results::{Axis, Work};
 use super::{Scale, Setting, tolerance};
-use crate::config::BackendChoice;
-use crate::config::compute::Compute;
-use crate::error::RunError;
-use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
-use crate::run::assemble::{self, WeightSource};
-use crate::run::step::Trainer;
 
 /// The model, the rows and the row length of the step that all backends must agree about.
 const SMALL: (Model, [usize; 2]) = (SMOLLM2_135M.first_layers(2), [1, 64]);
@@ -263,7 +263,7 @@ fn decoder<B: Kernels>(model: &Model, storage: Format, device: &B::Device) -> Re
         storage: BaseStorage::Frozen(storage),
         lora: None,
         seed: 0,
-        compute_dtype: crate::run::device::dtype_of(storage),
+        compute_dtype: firebrick_trainer::run::device::dtype_of(storage),
         gemms: GemmFormat::Compute,
         max_positions: 512,
         sequence_tokens: 512,

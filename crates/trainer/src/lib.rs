@@ -1,0 +1,13 @@
+#![doc = include_str!("../README.md")]
+
+pub mod config;
+pub mod console;
+pub mod error;
+pub mod hub;
+pub mod metrics;
+pub mod plan;
+pub mod run;
+pub mod state;
+pub mod storage;
+
+pub use error::RunError;
