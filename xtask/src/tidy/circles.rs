@@ -4,7 +4,8 @@
 //! crates the compiler refuses circles; inside a crate nothing does, and they grow by one `use` at a time. What both sides
 //! need belongs in a third file below them. One kind of circle is allowed: a module file (`mod.rs`, `lib.rs`, `x.rs`) and
 //! its own direct children may use each other, because they are one subject in one place, as long as the children without
-//! the module file contain no circle of another kind. How edges are found, and why re-exports are none, is in `modules`.
+//! the module file contain no circle of another kind. The top modules of `trainer` have no circle either: its README
+//! states them as a stack. How edges are found, and why re-exports are none, is in `modules`.
 //!
 //! Trade-off: a circle is reported as one of its shortest rings, with the other files of the same strongly connected
 //! component; when that ring is cut, the next one is reported.
@@ -17,13 +18,36 @@ use super::modules::ModuleGraph;
 
 type Edges = Vec<BTreeMap<usize, usize>>;
 
+/// The crate whose top modules are a stack, too.
+const STACK: &str = "crates/trainer/src";
+
 /// The circles of the crate in `source_folder`, from all its files as (path, code without comments).
 pub(super) fn check<'a>(source_folder: &str, files: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<Finding> {
     let graph = ModuleGraph::new(source_folder, files);
     let edges = graph.edges();
     let all: BTreeSet<usize> = (0..graph.len()).collect();
     let circles = components(&edges, &all).into_iter().filter(|circle| !is_one_subject(&graph, &edges, circle));
-    circles.map(|circle| describe(source_folder, &graph, &edges, &circle)).collect()
+    let mut found: Vec<Finding> = circles.map(|circle| describe(source_folder, &graph, &edges, &circle)).collect();
+    if source_folder == STACK {
+        let edges = between_top_modules(&graph, &edges);
+        let rings = components(&edges, &all);
+        found.extend(rings.iter().map(|circle| describe(source_folder, &graph, &edges, circle)));
+    }
+    found
+}
+
+/// The edges with the first file of a top module in place of each of its files; the crate root has none.
+fn between_top_modules(graph: &ModuleGraph, edges: &Edges) -> Edges {
+    let first = |file: usize| (0..graph.len()).find(|other| graph.top(*other) == graph.top(file)).unwrap_or(file);
+    let mut found: Edges = vec![BTreeMap::new(); edges.len()];
+    for (from, targets) in edges.iter().enumerate().filter(|(from, _)| graph.top(*from).is_some()) {
+        for (to, line) in
+            targets.iter().filter(|(to, _)| graph.top(**to).is_some_and(|top| Some(top) != graph.top(from)))
+        {
+            found[first(from)].entry(first(*to)).or_insert(*line);
+        }
+    }
+    found
 }
 
 /// Whether `circle` is a module file with its direct children, and nothing else.
@@ -177,6 +201,21 @@ mod tests {
             ("a/deep.rs", "use crate::Top; pub fn h() {}"),
         ]);
         assert_eq!(grandchild.len(), 1, "{grandchild:?}");
+    }
+
+    #[test]
+    fn top_modules_of_the_trainer_are_a_stack() {
+        let files = [
+            ("lib.rs", "mod a; mod b;"),
+            ("a/mod.rs", "pub mod x; pub mod y;"),
+            ("a/x.rs", "use crate::b::B; pub struct X;"),
+            ("a/y.rs", "pub struct Y;"),
+            ("b.rs", "use crate::a::y::Y; pub struct B;"),
+        ];
+        assert_eq!(found(&files), [""; 0]);
+        let files = files.map(|(path, code)| (format!("{STACK}/{path}"), code));
+        let findings = check(STACK, files.iter().map(|(path, code)| (path.as_str(), *code)));
+        assert!(findings.len() == 1 && findings[0].to_string().contains("a/mod.rs:1 -> b.rs:1"), "{findings:?}");
     }
 
     #[test]

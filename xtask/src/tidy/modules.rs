@@ -79,6 +79,11 @@ impl ModuleGraph {
         &self.files[file].path
     }
 
+    /// The module in the crate root that a file belongs to; `None` for the root itself.
+    pub(super) fn top(&self, file: usize) -> Option<&str> {
+        self.files[file].module.first().map(String::as_str)
+    }
+
     /// Whether `child` is a module directly inside `parent`.
     pub(super) fn is_direct_child(&self, child: usize, parent: usize) -> bool {
         self.is_inside(child, parent) && self.files[child].module.len() == self.files[parent].module.len() + 1
