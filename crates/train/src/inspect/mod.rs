@@ -16,9 +16,9 @@ use firebrick_data::{
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::RunConfig;
-use firebrick_trainer::console::{SourceReport, grouped};
+use firebrick_trainer::console::grouped;
 use firebrick_trainer::plan;
-use firebrick_trainer::run::data_sets::{self, DataSets, Input, place};
+use firebrick_trainer::run::data_sets::{self, DataSets, Input, SourceReport, place};
 use firebrick_trainer::run::prepare::{self, pack_options};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

@@ -156,7 +156,7 @@ fn visible(text: &str) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use firebrick_data::{Diagnosis, FindingCount, FindingKind, LengthHistogram, PackReport, Place};
-    use firebrick_trainer::console::SourceReport;
+    use firebrick_trainer::run::data_sets::SourceReport;
 
     use super::*;
     use crate::inspect::{SampleRow, SampleToken};

@@ -6,21 +6,17 @@ mod activity;
 mod download;
 mod failure;
 mod message;
-mod program;
 mod progress;
 mod shell;
-mod source_report;
 mod summary;
 
 pub use activity::Activity;
 pub use download::Download;
 pub use failure::{Failure, FailureReport};
 pub use message::error_message;
-pub use program::program;
 pub use progress::Progress;
 pub use progress::grouped;
-pub use shell::shell_quoted;
-pub use source_report::SourceReport;
+pub use shell::{program, shell_quoted};
 pub use summary::{Outcome, Summary};
 
 use std::io::Write;

@@ -99,7 +99,7 @@ fn slower_peak(case: &Case<'_>, kind: HardwareKind) -> Option<String> {
     let ratio = peaks.and_then(|peaks| Some(peaks.rate(MathFormat::Fp8)? / peaks.rate(MathFormat::Bf16)?));
     match ratio {
         None => Some(format!(
-            "8-bit floats were not measured on this card ({kind:?}): `train profile --measure` does, and compute = \"fp8\" takes them"
+            "8-bit floats were not measured on this card ({kind:?}): `firebrick profile --measure` does, and compute = \"fp8\" takes them"
         )),
         Some(ratio) if ratio < MIN_RATIO => Some(format!(
             "GEMMs in 8-bit floats were measured to be {ratio:.2} times as fast here, {MIN_RATIO} are enough"

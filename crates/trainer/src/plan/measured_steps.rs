@@ -12,7 +12,7 @@ use crate::config::RunConfig;
 use crate::plan::fixtures::{full_rows, inputs, read_model};
 use crate::plan::{DataShape, Plan};
 
-/// What `train bench --json` wrote: those of its fields that a recipe follows from, and the result.
+/// What `firebrick bench --json` wrote: those of its fields that a recipe follows from, and the result.
 #[derive(Deserialize)]
 struct Report {
     model: String,

@@ -3,6 +3,7 @@
 //! This file adds what only a recipe knows: which folder stores tokens, and the names in reports.
 //! Trade-off: small data is tokenized by every run, which takes a second and leaves no files.
 
+use std::fmt::{self, Display};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +14,6 @@ use firebrick_data::{
 };
 
 use crate::config::{RunConfig, SourceConfig, to_name};
-use crate::console::SourceReport;
 
 /// Data of up to this many bytes is tokenized by every run, unless the recipe names a folder.
 const SMALL_BYTES: u64 = 8_000_000;
@@ -38,6 +38,28 @@ pub struct ReadSet {
     pub location: String,
     /// The folder of the cache; `None` where the tokens are in memory.
     pub cache: Option<PathBuf>,
+}
+
+/// A source and what its records contained.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SourceReport {
+    /// Its path as the recipe writes it.
+    pub name: String,
+    /// Its file format.
+    pub file_format: String,
+    /// What its records are.
+    pub record_format: String,
+    /// What was found in them.
+    pub diagnosis: Diagnosis,
+    /// Sentences about how it was read.
+    pub remarks: Vec<String>,
+}
+
+impl Display for SourceReport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} ({}, {}): {}", self.name, self.file_format, self.record_format, self.diagnosis)?;
+        self.remarks.iter().try_for_each(|remark| write!(formatter, "\n  note: {remark}"))
+    }
 }
 
 /// A source that was read.

@@ -4,6 +4,7 @@
 //! Trade-off: a resumed run reads its data before its recipe is compared with the checkpoint, because the data is part of the
 //! comparison.
 
+use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -13,19 +14,19 @@ use firebrick_kernels::CommError;
 use firebrick_parallel::{ParallelError, Ranks};
 
 use crate::config::RunConfig;
-use crate::console::{Console, FailureReport, Outcome, error_message};
+use crate::console::{Console, FailureReport, Outcome, Summary, error_message};
 use crate::error::RunError;
 use crate::hub::Need;
 use crate::metrics::Mlflow;
-use crate::plan::PlanRequest;
+use crate::plan::{Plan, PlanRequest};
 use crate::run::device::catch_failure;
-use crate::run::finish;
 use crate::run::interrupt::Interrupt;
 use crate::run::prepare::{Prepared, check_start, prepare};
 use crate::run::start::Place;
 use crate::run::together;
 use crate::run::trace::TraceSteps;
 use crate::run::train_loop::{ReportWriter, Run};
+use crate::state::checkpoint::{ADAPTER, MODEL};
 use crate::state::identity::{RunIdentity, RunSettings};
 use crate::state::resume_point::{ResumeFrom, ResumePoint};
 use crate::with_backend;
@@ -97,7 +98,7 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
         console.print(note);
     }
     if let Some(point) = &resumed {
-        let found = finish::already_finished(point, &prepared.plan);
+        let found = already_finished(point, &prepared.plan);
         // One rank that sees it otherwise goes on as rank 0 does.
         let missing = ranks.all_reduce_count(u64::from(found.is_none()))?;
         if let (Some((summary, note)), 0) = (found, missing) {
@@ -153,4 +154,23 @@ fn compare(point: &ResumePoint, prepared: &Prepared) -> Result<Vec<String>, RunE
     point.state.identity.check(&identity(prepared.train.fingerprint()))?;
     let changes = point.state.settings.changes(&RunSettings::new(&prepared.plan));
     Ok(point.notes.iter().cloned().chain(changes).collect())
+}
+
+/// The results of a run that has taken all steps of the plan and written them, and a sentence on how to train further;
+/// `None` where any of that is missing.
+fn already_finished(point: &ResumePoint, plan: &Plan) -> Option<(Summary, String)> {
+    let step = point.state.step;
+    let (result, key) = match plan.lora.value {
+        Some(_) => (point.folder.path().join(ADAPTER), "lora.init_from"),
+        None => (point.folder.path().join(MODEL), "model"),
+    };
+    let summary: Summary = serde_json::from_slice(&fs::read(point.folder.summary_json()).ok()?).ok()?;
+    let is_finished = step >= plan.steps.value && summary.steps == step && result.is_dir();
+    let note = format!(
+        "the run has taken all of its {step} steps, so nothing is done and nothing was changed. To train further, \
+         write a larger train.steps (the schedule is then that of the longer run), or start a new run with {key} = \
+         \"{}\"",
+        result.display()
+    );
+    is_finished.then_some((summary, note))
 }

@@ -20,7 +20,7 @@ use crate::hub::{Need, hub_id};
 use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::evaluate::EvaluationSet;
 use crate::run::sampling::{ChosenSampling, TypedSampling};
-use crate::run::{chat_settings, data_sets, end_of_turn, new_tokens};
+use crate::run::{chat_settings, data_sets, end_of_turn};
 
 /// A run that is ready to load its model.
 pub struct Prepared {
@@ -69,8 +69,8 @@ pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
     let mut planned = recipe.clone();
     if recipe.data.adds_tokens() {
         let tokenizer = data_sets::tokenizer(recipe, &folder, now())?;
-        new_tokens::check_adapter_tokens(&from, &tokenizer)?;
-        planned = new_tokens::planned(recipe, &tokenizer, &mut model)?;
+        check_adapter_tokens(&from, &tokenizer)?;
+        planned = with_new_tokens(recipe, &tokenizer, &mut model)?;
     }
     match planned.adapter(&folder) {
         Some(lora) => Ok(check_adapter(&from, &model.spec, &lora)?),
@@ -99,7 +99,7 @@ pub fn prepare(
         weights => (weights?, None),
     };
     let tokenizer = data_sets::tokenizer(&recipe, &folder, date)?;
-    let mut planned = new_tokens::planned(&recipe, &tokenizer, &mut model_config)?;
+    let mut planned = with_new_tokens(&recipe, &tokenizer, &mut model_config)?;
     // A new run was refused before this if its adapter is not there. A resumed one needs it only as the reference of a
     // preference loss, and looks for it then.
     let from = recipe.fetch_adapter(need, Console::QUIET).ok().flatten();
@@ -241,6 +241,44 @@ fn base_note(weights: &HfFolder, model_config: &ModelConfig, plan: &Plan) -> Opt
             &format!("; {} projections stay unquantized as in the folder: {mib:.0} MiB more than planned", more.len());
     }
     Some(note)
+}
+
+/// Gives the model the rows of the tokens that the tokenizer got, and the recipe's adapter these rows to train. Returns the recipe that
+/// the plan sees; what was typed stays as it is.
+///
+/// # Errors
+/// A tokenizer that had more tokens than the model has rows, or `lora.modules_to_save` that names one of two tables that are one.
+fn with_new_tokens(recipe: &RunConfig, tokenizer: &Tokenizer, model: &mut ModelConfig) -> Result<RunConfig, RunError> {
+    let ids: Vec<usize> = tokenizer.new_tokens().iter().map(|token| token.id as usize).collect();
+    let (tokens, rows) = (ids.first().copied().unwrap_or(tokenizer.vocab_size()), model.spec.vocab_size);
+    if tokens > rows {
+        return Err(RunError::VocabularyTooSmall { tokenizer: tokens, model: rows });
+    }
+    let mut planned = recipe.clone();
+    if let Some(lora) = &mut planned.lora {
+        *lora = lora.with_new_tokens(&ids, &model.spec)?;
+    }
+    model.add_tokens(&ids);
+    Ok(planned)
+}
+
+/// Checks that an adapter folder which has a tokenizer gives the new tokens the ids that they have here: its rows are theirs.
+///
+/// # Errors
+/// A tokenizer that cannot be read, or [`RunError::OtherTokens`].
+fn check_adapter_tokens(adapter: &Path, tokenizer: &Tokenizer) -> Result<(), RunError> {
+    if tokenizer.new_tokens().is_empty() || !adapter.join("tokenizer.json").is_file() {
+        return Ok(());
+    }
+    let theirs = Tokenizer::from_folder(adapter)?;
+    for token in tokenizer.new_tokens() {
+        let id = theirs.token_to_id(&token.content);
+        if id != Some(token.id) {
+            let (adapter, token, here) = (adapter.to_path_buf(), token.content.clone(), token.id);
+            return Err(RunError::OtherTokens { adapter, token, here, there: id });
+        }
+    }
+    Ok(())
 }
 
 /// Seconds since 1970.

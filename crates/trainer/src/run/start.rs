@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
-use firebrick_model::HASHED_PIECE;
+use firebrick_model::{BatchLimits, Decoder, HASHED_PIECE};
 use firebrick_parallel::Ranks;
 
 use crate::console::Console;
 use crate::error::RunError;
 use crate::metrics::Evaluation;
 use crate::run::evaluate::Stage;
-use crate::run::finish;
+use crate::run::generate::{continue_prompts, encode_prompt};
 use crate::run::prepare::Prepared;
 use crate::run::step::Trainer;
 use crate::run::together;
@@ -127,7 +127,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         console.evaluation("before training", &before);
         // A pass over weights that ranks divide is one of all ranks.
         if trainer.ranks.is_main() || trainer.model.is_divided() {
-            samples_before = finish::sample(prepared, &trainer.model)?;
+            samples_before = sample(prepared, &trainer.model)?;
         }
         console.samples("before", &prepared.plan.sample_prompts.value, &samples_before);
     }
@@ -199,4 +199,20 @@ fn continue_from<B: Kernels>(
     }
     console.print(&format!("resumed after step {} from {}", state.step, checkpoint.display()));
     Ok((folder, state))
+}
+
+/// Answers to the plan's sample prompts, chosen as the model's folder says.
+///
+/// # Errors
+/// A prompt that the chat template refuses, or logits that are not finite.
+pub(super) fn sample<B: Kernels>(prepared: &Prepared, model: &Decoder<B>) -> Result<Vec<String>, RunError> {
+    let Prepared { plan, tokenizer, .. } = prepared;
+    let chat = plan.prompts_are_chats.value;
+    let prompts = plan.sample_prompts.value.iter();
+    let encoded: Vec<Vec<u32>> = prompts.map(|text| encode_prompt(tokenizer, text, chat)).collect::<Result<_, _>>()?;
+    let (new, sampler) = (plan.max_new_tokens.value, prepared.sampling.sampler());
+    let answers = continue_prompts(model, tokenizer, (&encoded, chat), new, sampler, BatchLimits::NONE);
+    // The steps that may follow cannot use memory of these sizes.
+    B::release_memory(model.device());
+    answers
 }

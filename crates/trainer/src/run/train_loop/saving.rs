@@ -1,21 +1,23 @@
 //! What a run leaves behind: checkpoints, and at its end the trained weights, the summary and the line of the report.
 //!
-//! Trade-off: a checkpoint is written while the device waits.
+//! Trade-off: a checkpoint is written while the device waits, and the trained weights once more next to the last
+//! checkpoint, which contains them too.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use firebrick_kernels::Kernels;
-use firebrick_model::CollectedWeights;
+use firebrick_model::{CollectedWeights, Decoder, SavedDtype};
 
 use super::Run;
 use super::numbers::report_evaluation;
 use crate::console::{Outcome, Summary};
 use crate::error::RunError;
 use crate::metrics::RunEnd;
-use crate::run::finish;
+use crate::run::start::sample;
 use crate::run::step::{Trainer, scalar};
-use crate::state::checkpoint::{Snapshot, save_part};
+use crate::state::checkpoint::{MODEL, SavedWeights, Snapshot, save_part};
 use crate::storage::StorageError;
 
 impl<B: Kernels> Run<B> {
@@ -193,12 +195,12 @@ impl<B: Kernels> Run<B> {
 
     /// Answers the sample prompts and writes the trained weights. Returns their folder, and the answers.
     fn results(&self) -> Result<(PathBuf, Vec<String>), RunError> {
-        let samples = finish::sample(&self.prepared, &self.trainer.model)?;
+        let samples = sample(&self.prepared, &self.trainer.model)?;
         let collected = self.trainer.model.collect_weights();
         if !self.trainer.ranks.is_main() {
             return Ok((PathBuf::new(), samples));
         }
-        let folder = finish::write_weights(self.folder.path(), &self.weights, &self.trainer.model, collected)?;
+        let folder = write_weights(self.folder.path(), &self.weights, &self.trainer.model, collected)?;
         Ok((folder, samples))
     }
 
@@ -206,6 +208,25 @@ impl<B: Kernels> Run<B> {
     pub(super) fn wall_s(&self) -> f64 {
         self.wall_before + self.started.elapsed().as_secs_f64()
     }
+}
+
+/// Writes the trained weights into the run folder, `collected` among them. A whole model keeps the number format of the one it came from. Returns the path.
+///
+/// # Errors
+/// The folder cannot be written.
+fn write_weights<B: Kernels>(
+    run_folder: &Path,
+    weights: &SavedWeights,
+    model: &Decoder<B>,
+    collected: CollectedWeights,
+) -> Result<PathBuf, RunError> {
+    let dtype = SavedDtype::of_config(model.config.dtype.as_deref());
+    // The last checkpoint has the same weights, so an earlier copy of a resumed run may be removed.
+    let earlier = run_folder.join(MODEL);
+    if earlier.exists() {
+        fs::remove_dir_all(&earlier).map_err(|error| StorageError::io("replace", &earlier, error))?;
+    }
+    weights.write(model, collected, run_folder, dtype)
 }
 
 fn mean(values: &[f64]) -> Option<f64> {
