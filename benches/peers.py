@@ -1,4 +1,4 @@
-"""The cases of `train bench-matrix` through PyTorch, bitsandbytes, transformers with PEFT, and Unsloth.
+"""The cases of `firebrick bench-matrix` through PyTorch, bitsandbytes, transformers with PEFT, and Unsloth.
 
 Called by `bench-matrix --peers` with one argument, a JSON file of cases; each result, and each package or case that is left out, is a line
 of JSON on standard output. Warm-up, synchronization and fresh inputs are those of the matrix: samples end with a synchronization, inputs

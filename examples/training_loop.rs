@@ -3,7 +3,7 @@
 //!
 //! Usage: `training_loop [<steps>]`. Any loss of the log-probabilities is written like `focal_loss`; a loss of the hidden states is a
 //! function from `hidden_nd` to its gradient.
-//! Trade-off: no checkpoints, no log file, no evaluation. `firebrick-train` has them.
+//! Trade-off: no checkpoints, no log file, no evaluation. `firebrick-trainer` has them.
 #![expect(clippy::print_stdout, reason = "the losses are the output of this program")]
 
 use std::error::Error;

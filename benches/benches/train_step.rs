@@ -18,7 +18,7 @@ use firebrick_trainer::config::BackendChoice;
 use firebrick_trainer::plan::choose_backend;
 use firebrick_trainer::{RunError, with_backend};
 
-/// The allocator of the `train` binary: what is timed is what runs.
+/// The allocator of the `firebrick` binary: what is timed is what runs.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

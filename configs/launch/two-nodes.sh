@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One rank per GPU on this machine, of a job that spans several machines. Run it once on each machine; arguments go to `train`.
+# One rank per GPU on this machine, of a job that spans several machines. Run it once on each machine; arguments go to `firebrick train`.
 #
 #   FIREBRICK_JOB_TOKEN=... NODES=2 NODE=0 GPUS=8 MASTER_ADDR=10.0.0.1 configs/launch/two-nodes.sh --config h100.toml
 #
@@ -17,7 +17,7 @@ for signal in INT TERM USR1; do
   trap 'kill -'"$signal"' "${ranks[@]}" 2>/dev/null || true' "$signal"
 done
 for ((local = 0; local < GPUS; local++)); do
-  RANK=$((NODE * GPUS + local)) LOCAL_RANK=$local "${TRAIN:-./train}" train "$@" &
+  RANK=$((NODE * GPUS + local)) LOCAL_RANK=$local "${TRAIN:-./firebrick}" train "$@" &
   ranks+=($!)
 done
 

@@ -1,14 +1,14 @@
 """Compares what llama.cpp makes of our GGUF files with what Firebrick and transformers make of the model folder.
 
     pip install llama-cpp-python transformers==5.23.0 jinja2
-    python check_gguf.py REAL --binary ../../target/fast/train --model SMOLLM2_135M [--tokens 4096] [--only NAME]
+    python check_gguf.py REAL --binary ../../target/fast/firebrick --model SMOLLM2_135M [--tokens 4096] [--only NAME]
 
 REAL is the folder of real tokenizers and data that compare_real_chats.py describes.
 
-    ids     `train export --gguf` writes a small random model with each tokenizer. llama.cpp reads every text of TEXTS with special tokens,
-            Firebrick through `train inspect` (the token file that it stores). All ids have to be equal, except for texts that the
+    ids     `firebrick export --gguf` writes a small random model with each tokenizer. llama.cpp reads every text of TEXTS with special tokens,
+            Firebrick through `firebrick inspect` (the token file that it stores). All ids have to be equal, except for texts that the
             tokenizer normalizes first: llama.cpp has no step for that, so they are compared in the normalized form and counted.
-    logits  of the model: `train verify` ties Firebrick on flex to transformers in f32 (2e-4, every logit), then llama.cpp's logits of the
+    logits  of the model: `firebrick verify` ties Firebrick on flex to transformers in f32 (2e-4, every logit), then llama.cpp's logits of the
             GGUF file are compared with those: share of positions with the same best token, mean KL divergence. Positions are those of
             real texts with the model's template, in contexts of 256 tokens.
 
@@ -102,7 +102,7 @@ def llama_ids(gguf, texts, bos):
 
 
 def firebrick_ids(binary, model, texts, folder):
-    """By `train inspect`: each text as a record, less the token that ends records."""
+    """By `firebrick inspect`: each text as a record, less the token that ends records."""
     path = folder / "texts.jsonl"
     path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
     found = firebrick(binary, model, [path], len(texts), "all", folder)

@@ -3,7 +3,7 @@
 
     cargo build -p firebrick-hub-imitation --example imitated_hub
     cargo build -p firebrick-train
-    python tests/golden/check_hub.py target/debug/examples/imitated_hub MODEL_FOLDER [target/debug/train]
+    python tests/golden/check_hub.py target/debug/examples/imitated_hub MODEL_FOLDER [target/debug/firebrick]
 
 huggingface_hub downloads from and uploads to the imitation, so that the imitation is not tested against our client alone; then each
 reads, offline, the cache that the other one filled. Needs huggingface_hub (tried with 2.4).

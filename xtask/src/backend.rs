@@ -1,6 +1,6 @@
 //! Which backend a run needs, and why: from the command line, the recipe, or what this machine has.
 //!
-//! Trade-off: this decides only what is compiled in, from the presence of a driver. The `train` binary decides again, and
+//! Trade-off: this decides only what is compiled in, from the presence of a driver. The `firebrick` binary decides again, and
 //! finally, which of the compiled backends it uses.
 
 use std::env;
@@ -138,7 +138,7 @@ pub(crate) fn choose(requested: Option<(&str, &str)>, machine: &Machine) -> Resu
 }
 
 /// The `backend` key of a recipe; `None` if it has none. Fails, with line and column, on a text that is not what its name says: the
-/// `train` binary would refuse it too, but only after the build.
+/// `firebrick` binary would refuse it too, but only after the build.
 pub(crate) fn backend_key(recipe: &str, path: &Path) -> Result<Option<String>> {
     if is_yaml(path) {
         return yaml_key(recipe, path);

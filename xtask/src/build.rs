@@ -13,11 +13,11 @@ use cargo_metadata::Message;
 use crate::backend::Choice;
 use crate::workspace::{Workspace, shown};
 
-/// Package and binary that contain all of `train`, `plan`, `generate`, ...
+/// Package and binary of all commands: `train`, `plan`, `generate`, ...
 const PACKAGE: &str = "firebrick-train";
 const BINARY: &str = "firebrick";
 
-/// Arguments of the cargo call that builds `train` for `choice` under a cargo `profile`.
+/// Arguments of the cargo call that builds `firebrick` for `choice` under a cargo `profile`.
 pub(crate) fn build_args(profile: &str, choice: &Choice) -> Vec<String> {
     let features = choice.features();
     let args = ["build", "--profile", profile, "--package", PACKAGE, "--bin", BINARY];
@@ -25,7 +25,7 @@ pub(crate) fn build_args(profile: &str, choice: &Choice) -> Vec<String> {
     args.into_iter().chain(flags).map(str::to_owned).collect()
 }
 
-/// Builds `train` and returns its path. Cargo's progress and diagnostics go to the terminal.
+/// Builds `firebrick` and returns its path. Cargo's progress and diagnostics go to the terminal.
 pub(crate) fn build_train(workspace: &Workspace, profile: &str, choice: &Choice) -> Result<PathBuf> {
     let features = choice.features();
     eprintln!("xtask: building `{BINARY}` (profile {profile}, features {features}): {}", choice.reason);

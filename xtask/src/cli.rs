@@ -11,9 +11,9 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::lint::Stage;
 
-/// What the commands of the `train` binary have in common.
+/// What the commands of the `firebrick` binary have in common.
 const TRAIN_HELP: &str = "\
-Builds `train` (cargo profile `fast`) with the cargo features that the backend needs, and runs it with the same
+Builds `firebrick` (cargo profile `fast`) with the cargo features that the backend needs, and runs it with the same
 arguments in the current folder. Its exit code is the exit code. `cargo xtask train --help` asks the binary itself, which
 is built first if necessary.
 
@@ -29,7 +29,7 @@ alone, and so does `report`; `profile` builds wgpu, which finds the GPUs of ever
 
 /// What `bench-matrix` does differently.
 const MATRIX_HELP: &str = "\
-Builds `train` (cargo profile `fast`) with every backend that can be compiled here and runs `train bench-matrix` with the
+Builds `firebrick` (cargo profile `fast`) with every backend that can be compiled here and runs `firebrick bench-matrix` with the
 same arguments in the current folder: peaks, operations and training steps on each backend that finds a device, each
 result checked against its reference. Exit code 1 if one was wrong or failed. `cargo xtask bench-matrix --help` asks the
 binary itself, which is built first if necessary. For a machine without Rust, carry the binary that
@@ -55,7 +55,7 @@ Each finding says where it is and what to do. Needs cargo and git, no network, n
 /// `cargo xtask COMMAND`.
 #[derive(Debug, Parser)]
 #[command(name = "xtask", bin_name = "cargo xtask", about = "The project's own commands")]
-#[command(after_help = "`cargo xtask help COMMAND` says more. Any other command is passed on to the `train` binary.")]
+#[command(after_help = "`cargo xtask help COMMAND` says more. Any other command is passed on to the `firebrick` binary.")]
 pub(crate) struct Cli {
     /// What to do; `None` prints the overview.
     #[command(subcommand)]
@@ -70,7 +70,7 @@ pub(crate) struct PassThrough {
     pub(crate) args: Vec<String>,
 }
 
-/// The commands; those down to `Schema` belong to the `train` binary.
+/// The commands; those down to `Schema` belong to the `firebrick` binary.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Train a recipe and write a run folder: `--config FILE`, `--set a.b=c`
@@ -144,7 +144,7 @@ pub(crate) enum Command {
     },
     /// Pack the trainer into one compressed folder for a machine without Rust
     ///
-    /// Builds `train` with cargo profile `dist` and packs it with configs/, assets/, README.md, CHANGELOG.md and the
+    /// Builds `firebrick` with cargo profile `dist` and packs it with configs/, assets/, README.md, CHANGELOG.md and the
     /// licenses into dist/firebrick-VERSION-TARGET/ and one .tar.gz next to it. The same inputs give the same archive.
     Dist {
         /// Backend to compile in together with flex: flex (default), candle, wgpu, cuda, or all of them.
@@ -163,13 +163,13 @@ pub(crate) enum Command {
         #[arg(long, value_name = "DIR")]
         root: Option<PathBuf>,
     },
-    /// A command that only the `train` binary knows, with its arguments.
+    /// A command that only the `firebrick` binary knows, with its arguments.
     #[command(external_subcommand)]
     Other(Vec<String>),
 }
 
 impl Command {
-    /// Name and arguments of a command of the `train` binary.
+    /// Name and arguments of a command of the `firebrick` binary.
     ///
     /// # Errors
     /// A command that xtask does not know and that is nearly the name of one it knows.
@@ -223,7 +223,7 @@ pub(crate) fn with_leading_dashes(mut words: Vec<String>) -> Vec<String> {
     words
 }
 
-/// Fails if `command` is one or two letters away from a known command: building the `train` binary only to learn that
+/// Fails if `command` is one or two letters away from a known command: building the `firebrick` binary only to learn that
 /// would cost minutes.
 fn refuse_misspelling(command: &str) -> Result<()> {
     let cli = Cli::command();
@@ -247,7 +247,7 @@ mod tests {
         Cli::try_parse_from(with_leading_dashes(words)).map(|cli| cli.command.expect("a command"))
     }
 
-    /// Name and arguments that reach the `train` binary.
+    /// Name and arguments that reach the `firebrick` binary.
     fn train_call(line: &str) -> String {
         let (name, args) = parse(line).unwrap().into_train_call().unwrap();
         std::iter::once(name).chain(args).collect::<Vec<_>>().join(" ")

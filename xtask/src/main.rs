@@ -1,7 +1,7 @@
 //! `cargo xtask COMMAND`: the project's own commands. It builds and starts programs and checks the project rules; it knows
 //! nothing about training.
 //!
-//! Trade-off: the options of the `train` binary are explained only by itself, so asking for them may build it first.
+//! Trade-off: the options of the `firebrick` binary are explained only by itself, so asking for them may build it first.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a command-line tool talks to its terminal
 
 mod backend;
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts `command`. A command that xtask does not know goes to the `train` binary, so a new subcommand there works here
+/// Starts `command`. A command that xtask does not know goes to the `firebrick` binary, so a new subcommand there works here
 /// on the same day; a near misspelling of a known command is refused before any build.
 fn dispatch(command: Option<Command>) -> Result<ExitCode> {
     let Some(command) = command else {

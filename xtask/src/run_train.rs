@@ -1,6 +1,6 @@
 //! `cargo xtask train`, `plan`, `inspect`, `bench` and the rest: find out which backend is needed, build, run.
 //!
-//! Trade-off: the options belong to the `train` binary. Only those that decide the build are read here, and they are passed
+//! Trade-off: the options belong to the `firebrick` binary. Only those that decide the build are read here, and they are passed
 //! on; a mistake in any other option is reported by the binary, after the build.
 
 use std::env;
@@ -14,7 +14,7 @@ use crate::backend::{Choice, Machine, backend_key, choose, is_yaml};
 use crate::build::build_train;
 use crate::workspace::{Workspace, forget_cargo_run, shown};
 
-/// What the command line requests for the build, and the arguments for the `train` binary.
+/// What the command line requests for the build, and the arguments for the `firebrick` binary.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Request {
     /// Value of `--config`, and its index in `args`.
@@ -86,7 +86,7 @@ impl Request {
     }
 }
 
-/// Builds `train` for what `rest` requests and runs it. On Unix it replaces this process, so Ctrl-C, SIGTERM and the exit
+/// Builds `firebrick` for what `rest` requests and runs it. On Unix it replaces this process, so Ctrl-C, SIGTERM and the exit
 /// code go directly to and from the binary; elsewhere this process waits for it.
 pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> Result<ExitCode> {
     let mut request = Request::parse(subcommand, rest)?;
@@ -102,7 +102,7 @@ pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> R
     };
     let binary = build_train(workspace, "fast", &choice)?;
     let mut command = Command::new(binary);
-    // What `train` calls itself in the commands that it prints.
+    // What `firebrick` calls itself in the commands that it prints.
     command.args(&request.args).env("FIREBRICK_CALLED_AS", "cargo xtask");
     forget_cargo_run(&mut command);
     become_child(command)

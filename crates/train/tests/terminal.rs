@@ -1,4 +1,4 @@
-//! The `train` program as a user meets it in a terminal: commands that are printed work as printed, signals end a run with the status
+//! The program `firebrick` as a user meets it in a terminal: commands that are printed work as printed, signals end a run with the status
 //! that shells expect, and mistakes are one error line.
 //!
 //! Trade-off: whole processes on the tiny model, so only what a test inside of one process cannot see is here.

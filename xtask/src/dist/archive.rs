@@ -82,7 +82,7 @@ pub(super) fn pack(folder: &Path, name: &str, archive: &Path) -> Result<()> {
 /// Whether a path inside the archive is a program: the trainer, the script that runs the GPU suite, or one of the suite.
 pub(super) fn is_program(path: &Path) -> bool {
     let at_the_top = path.parent() == Some(Path::new(""));
-    at_the_top && (path.file_stem() == Some("train".as_ref()) || path.extension() == Some("sh".as_ref()))
+    at_the_top && (path.file_stem() == Some("firebrick".as_ref()) || path.extension() == Some("sh".as_ref()))
         || path.parent() == Some(Path::new("bin"))
 }
 

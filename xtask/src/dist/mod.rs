@@ -116,7 +116,7 @@ mod tests {
     fn project() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("configs/sub")).unwrap();
-        for file in ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "configs/b.toml", "configs/sub/a.toml", "train"] {
+        for file in ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "configs/b.toml", "configs/sub/a.toml", "firebrick"] {
             fs::write(root.path().join(file), file).unwrap();
         }
         root
@@ -128,7 +128,7 @@ mod tests {
             .map(|_| {
                 let root = project();
                 let folder = root.path().join("dist/fb");
-                assemble(root.path(), &root.path().join("train"), &folder).unwrap();
+                assemble(root.path(), &root.path().join("firebrick"), &folder).unwrap();
                 pack(&folder, "fb", &root.path().join("fb.tar.gz")).unwrap();
                 fs::read(root.path().join("fb.tar.gz")).unwrap()
             })
@@ -143,7 +143,7 @@ mod tests {
             .collect();
         let expected =
             [("LICENSE-APACHE", 0o644), ("LICENSE-MIT", 0o644), ("README.md", 0o644), ("configs/b.toml", 0o644)];
-        let expected = expected.into_iter().chain([("configs/sub/a.toml", 0o644), ("train", 0o755)]);
+        let expected = expected.into_iter().chain([("configs/sub/a.toml", 0o644), ("firebrick", 0o755)]);
         assert_eq!(entries, expected.map(|(path, mode)| (format!("fb/{path}"), mode)).collect::<Vec<_>>());
     }
 
@@ -151,7 +151,7 @@ mod tests {
     fn nothing_is_shipped_without_its_license() {
         let root = project();
         fs::remove_file(root.path().join("LICENSE-MIT")).unwrap();
-        let error = assemble(root.path(), &root.path().join("train"), &root.path().join("out")).unwrap_err();
+        let error = assemble(root.path(), &root.path().join("firebrick"), &root.path().join("out")).unwrap_err();
         assert!(error.to_string().contains("LICENSE-MIT"));
         assert!(!root.path().join("out").exists());
     }
@@ -162,7 +162,7 @@ mod tests {
         let folder = root.path().join("out");
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("stale"), "").unwrap();
-        assemble(root.path(), &root.path().join("train"), &folder).unwrap();
+        assemble(root.path(), &root.path().join("firebrick"), &folder).unwrap();
         assert!(!folder.join("stale").exists());
     }
 

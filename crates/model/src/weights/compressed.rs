@@ -196,7 +196,7 @@ impl Head {
         if bytes[..4] == ZSTD_MAGIC {
             return Err(
                 "it is a plain zstd stream, of which single tensors cannot be read: decompress it with `zstd -d`; \
-                        `train compress` writes files that can be read"
+                        `firebrick compress` writes files that can be read"
                     .to_owned(),
             );
         }

@@ -1,4 +1,4 @@
-//! The commands of `train`: their options, and what each calls.
+//! The commands of `firebrick`: their options, and what each calls.
 //!
 //! Trade-off: options that two commands share are flattened from one type, so neither can word them for itself.
 
