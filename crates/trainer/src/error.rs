@@ -21,35 +21,6 @@ pub enum RunError {
     /// The Hub or its cache.
     #[error(transparent)]
     Hub(#[from] firebrick_hub::HubError),
-    /// A repository to push to that is no id.
-    #[error("--to {to}: this is no repository. Write OWNER/NAME or OWNER/NAME@BRANCH")]
-    NoRepository {
-        /// What was typed.
-        to: String,
-    },
-    /// A folder to push that holds no model.
-    #[error(
-        "{}: neither an adapter (adapter_config.json) nor a model (config.json) is in this folder, nor is it that of a run that \
-         saved one",
-        folder.display()
-    )]
-    NotPushable {
-        /// The folder.
-        folder: PathBuf,
-    },
-    /// An adapter to push whose base only this machine has.
-    #[error(
-        "{}: the adapter's base is `{base}`, a path of this machine, so it would not load anywhere else. Write the id of the base on the \
-         Hub as base_model_name_or_path in its adapter_config.json, and in its README.md, which has the path too. \
-         lora.base_model_name_or_path = \"OWNER/NAME\" in a recipe writes both",
-        folder.display()
-    )]
-    LocalBase {
-        /// The folder.
-        folder: PathBuf,
-        /// What its settings name.
-        base: String,
-    },
     /// The data or the tokenizer.
     #[error(transparent)]
     Data(#[from] firebrick_data::DataError),

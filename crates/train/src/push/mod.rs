@@ -8,8 +8,9 @@ mod card;
 use std::path::PathBuf;
 
 use clap::Args;
-use firebrick_hub::{HubId, Push, RepoKind};
-use firebrick_trainer::RunError;
+use firebrick_arch::ArchError;
+use firebrick_hub::{HubError, HubId, Push, RepoKind};
+use firebrick_trainer::config::ConfigError;
 use firebrick_trainer::console::Console;
 use firebrick_trainer::hub::{client, result_of};
 
@@ -31,19 +32,62 @@ pub struct PushOptions {
     pub message: String,
 }
 
+/// Why nothing was pushed.
+#[derive(Debug, thiserror::Error)]
+pub enum PushError {
+    /// A repository to push to that is no id.
+    #[error("--to {to}: this is no repository. Write OWNER/NAME or OWNER/NAME@BRANCH")]
+    NoRepository {
+        /// What was typed.
+        to: String,
+    },
+    /// A folder to push that holds no model.
+    #[error(
+        "{}: neither an adapter (adapter_config.json) nor a model (config.json) is in this folder, nor is it that of a run that \
+         saved one",
+        folder.display()
+    )]
+    NotPushable {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// An adapter to push whose base only this machine has.
+    #[error(
+        "{}: the adapter's base is `{base}`, a path of this machine, so it would not load anywhere else. Write the id of the base on the \
+         Hub as base_model_name_or_path in its adapter_config.json, and in its README.md, which has the path too. \
+         lora.base_model_name_or_path = \"OWNER/NAME\" in a recipe writes both",
+        folder.display()
+    )]
+    LocalBase {
+        /// The folder.
+        folder: PathBuf,
+        /// What its settings name.
+        base: String,
+    },
+    /// The folder's files.
+    #[error(transparent)]
+    Folder(#[from] ArchError),
+    /// The recipe of the run that saved the folder.
+    #[error(transparent)]
+    Recipe(#[from] ConfigError),
+    /// The Hub.
+    #[error(transparent)]
+    Hub(#[from] HubError),
+}
+
 /// Pushes; returns what to tell the user. A folder without README.md gets a model card of what is known, in the repository alone.
 ///
 /// # Errors
 /// A folder that is no model; an adapter whose base is a path; an id that is none; whatever the Hub does not take.
-pub fn push(options: &PushOptions, console: Console) -> Result<String, RunError> {
+pub fn push(options: &PushOptions, console: Console) -> Result<String, PushError> {
     let PushOptions { folder, to, private, message } = options;
-    let id = HubId::parse(RepoKind::Model, to, None).ok_or_else(|| RunError::NoRepository { to: to.clone() })?;
+    let id = HubId::parse(RepoKind::Model, to, None).ok_or_else(|| PushError::NoRepository { to: to.clone() })?;
     let hub = client(console);
     let mut texts = Vec::new();
     let folder = &result_of(folder);
     let facts = card::Facts::read(folder)?;
     if let Some(base) = &facts.local_base {
-        return Err(RunError::LocalBase { folder: folder.clone(), base: base.clone() });
+        return Err(PushError::LocalBase { folder: folder.clone(), base: base.clone() });
     }
     if !folder.join(card::FILE).is_file() {
         let license = facts.base.as_ref().and_then(|base| card::License::of_base(&hub, base));
