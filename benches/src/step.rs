@@ -11,6 +11,7 @@ use firebrick_kernels::Kernels;
 use firebrick_optim::{Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
 use firebrick_train::bench::{Spread, timed};
+use firebrick_trainer::RunError;
 use firebrick_trainer::config::{BackendChoice, RunConfig};
 use firebrick_trainer::plan::PlanRequest;
 use firebrick_trainer::run::assemble::{self, WeightSource};

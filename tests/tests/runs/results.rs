@@ -14,6 +14,7 @@ use firebrick_precision::Format;
 use firebrick_tests::{NEW, NEWEST, NF4, checkpoint_folder, finish, fixture, one_step, recipe, refusal, snapshot};
 use firebrick_train::chat::{ChatRequest, ChatTerminal, chat};
 use firebrick_train::export::{ExportOptions, MergeBase, export};
+use firebrick_trainer::config::RunConfig;
 use firebrick_trainer::plan::PlanRequest;
 use firebrick_trainer::run::generate::{GenerateRequest, LoadOptions, generate};
 use firebrick_trainer::run::prepare::prepare_for;
