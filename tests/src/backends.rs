@@ -1,6 +1,8 @@
-//! One test of a generic function for each backend that runs without a card.
+//! One test of a generic function for each backend that runs without a card, and what a test leaves out on wgpu.
 //!
 //! Trade-off: CUDA is left out; its tests are in `tests/gpu.rs`, with its own tolerances.
+
+use firebrick_kernels::Kernels;
 
 /// Tests `function::<B>()` on flex, on candle and on wgpu, as far as they are compiled. Where wgpu finds no adapter its test prints that
 /// and returns; with the variable `CI` set it fails.
@@ -48,4 +50,22 @@ pub fn has_wgpu() -> bool {
             false
         }
     }
+}
+
+/// Whether `B` is wgpu. Without a GPU, each of its launches takes a software driver many times as long as the other backends take.
+pub fn is_wgpu<B: Kernels>() -> bool {
+    #[cfg(feature = "wgpu")]
+    {
+        std::any::TypeId::of::<B>() == std::any::TypeId::of::<firebrick_kernels::backends::Wgpu>()
+    }
+    #[cfg(not(feature = "wgpu"))]
+    {
+        false
+    }
+}
+
+/// The cases that a test tries with its `turn`-th model: all of them, but on wgpu one, so that there its models take the cases in turn.
+/// For cases that launch the same kernels and that the host alone distinguishes, such as what is recomputed.
+pub fn in_turn<B: Kernels, T: Clone>(cases: &[T], turn: usize) -> Vec<T> {
+    if is_wgpu::<B>() { vec![cases[turn % cases.len()].clone()] } else { cases.to_vec() }
 }

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 #[cfg(feature = "wgpu")]
 pub use backends::has_wgpu;
+pub use backends::{in_turn, is_wgpu};
 pub use custom_loss::{preference_loss, z_loss};
 pub use golden::{Golden, largest_difference, relative_difference};
 pub use model::{

@@ -7,9 +7,14 @@ use firebrick_precision::QuantFormat;
 use firebrick_tests::{FAMILIES, NEW, finish, fixture, recipe, step_losses};
 use tempfile::tempdir;
 
-/// The backends of this binary that find a device, flex first.
+/// Families whose modules, norms and layers differ most: fused projections, norms of heads with a scaled embedding, experts.
+const DIFFERENT: [&str; 3] = ["tiny-phi3", "tiny-gemma3", "tiny-qwen3-moe"];
+/// Three micro-batches instead of six: `numbers/sinks.rs` accumulates on every backend.
+const QUICK: &str = "train.gradient_accumulation=1";
+
+/// The backends of this binary that find a device and are compared with flex.
 fn backends() -> Vec<&'static str> {
-    let mut found = vec!["flex"];
+    let mut found = Vec::new();
     if cfg!(feature = "candle") {
         found.push("candle");
     }
@@ -31,10 +36,10 @@ fn losses(backend: &str, changes: &[&str]) -> Vec<f64> {
     step_losses(&output.path().join("run"))
 }
 
-fn assert_all_agree(changes: &[&str]) {
+fn assert_agree(backends: &[&str], changes: &[&str]) {
     let expected = losses("flex", changes);
     assert_eq!(expected.len(), 3);
-    for backend in backends() {
+    for backend in backends {
         let ours = losses(backend, changes);
         let difference = ours.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(ours.len() == 3 && difference < 1e-4, "{backend} {changes:?}: {ours:?}, flex {expected:?}");
@@ -43,25 +48,29 @@ fn assert_all_agree(changes: &[&str]) {
 
 #[test]
 fn three_steps_of_qlora_have_the_same_losses_on_every_backend() {
-    assert_all_agree(&[]);
+    assert_agree(&backends(), &[]);
 }
 
 #[test]
 fn three_steps_over_a_base_in_every_format_have_the_same_losses_on_every_backend() {
     for format in QuantFormat::ALL {
-        assert_all_agree(&[&format!("base={format}")]);
+        assert_agree(&backends(), &[&format!("base={format}"), QUICK]);
     }
 }
 
 /// Rank 64 gives matrices of 4,096 elements, the fewest that get 8-bit moments.
 #[test]
 fn three_steps_with_8_bit_moments_have_the_same_losses_on_every_backend() {
-    assert_all_agree(&["lora.r=64", "train.optimizer=adamw_8bit"]);
+    assert_agree(&backends(), &["lora.r=64", "train.optimizer=adamw_8bit", QUICK]);
 }
 
+/// Three families on wgpu: what a family adds to a step is its forward and backward, which `numbers/` compares for each family on each
+/// backend; the optimizer and the run know no family.
 #[test]
 fn three_steps_of_every_family_have_the_same_losses_on_every_backend() {
     for family in FAMILIES {
-        assert_all_agree(&[&format!("model='{}'", fixture(family).display())]);
+        let mut backends = backends();
+        backends.retain(|backend| *backend != "wgpu" || DIFFERENT.contains(&family));
+        assert_agree(&backends, &[&format!("model='{}'", fixture(family).display()), QUICK]);
     }
 }

@@ -5,8 +5,8 @@ use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{GemmFormat, Kernels};
 use firebrick_model::{BuildOptions, Decoder, HfFolder, LoraConfig, ModelConfig, PassOptions, Recompute};
 use firebrick_tests::{
-    FAMILIES, FROZEN, Golden, NF4, TRAINED, every_next_token, fixture, load, loss_and_gradients, on_every_backend,
-    relative_difference,
+    FAMILIES, FROZEN, Golden, NF4, TRAINED, every_next_token, fixture, in_turn, load, loss_and_gradients,
+    on_every_backend, relative_difference,
 };
 
 use crate::forward::{ADAPTERS, TOKENS};
@@ -17,12 +17,12 @@ fn pass(recompute: Recompute) -> PassOptions {
     PassOptions { recompute, offload: recompute.may_offload(), adapters: true, dropout_seed: None }
 }
 
-/// Under every recompute policy, we have every gradient of the golden file, and no other.
-fn assert_gradients_agree<B: Kernels>(golden_name: &str, model: &Decoder<B>) {
+/// Under every recompute policy, we have every gradient of the golden file, and no other. On wgpu the models take the policies in turn.
+fn assert_gradients_agree<B: Kernels>(golden_name: &str, model: &Decoder<B>, turn: usize) {
     let golden = Golden::open(golden_name);
     let batch = every_next_token(&golden.ids("input_ids"), TOKENS);
     let names = golden.keys("grad.");
-    for policy in POLICIES {
+    for policy in in_turn::<B, _>(&POLICIES, turn) {
         let (loss_sum, gradients) = loss_and_gradients(model, &batch, pass(policy));
         let loss = loss_sum / batch.loss_tokens() as f32;
         assert!((loss - golden.f32s("loss")[0]).abs() < 1e-5, "{golden_name}, {policy:?}: loss {loss}");
@@ -35,12 +35,12 @@ fn assert_gradients_agree<B: Kernels>(golden_name: &str, model: &Decoder<B>) {
 }
 
 fn gradients_of_adapters<B: Kernels>() {
-    for family in FAMILIES {
+    for (turn, family) in FAMILIES.into_iter().enumerate() {
         let adapter = format!("{family}-lora");
-        assert_gradients_agree(&adapter, &load::<B>(family, Some(&adapter), FROZEN));
+        assert_gradients_agree(&adapter, &load::<B>(family, Some(&adapter), FROZEN), turn);
     }
-    for (adapter, model) in ADAPTERS {
-        assert_gradients_agree(adapter, &load::<B>(model, Some(adapter), FROZEN));
+    for (turn, (adapter, model)) in ADAPTERS.into_iter().enumerate() {
+        assert_gradients_agree(adapter, &load::<B>(model, Some(adapter), FROZEN), turn);
     }
 }
 
@@ -79,17 +79,19 @@ fn dropout_in_training<B: Kernels>() {
             let difference = relative_difference(gradient, &expected_gradients[name]);
             assert!(difference < 1e-3, "{policy:?}, {name}: {difference:e}");
         }
-        let [other, without] = [Some(6), None].map(|seed| loss_and_gradients(&model, &batch, pass(policy, seed)).0);
-        assert!((other - expected).abs() > 1e-3 && (without - expected).abs() > 1e-3, "{other} {without} {expected}");
     }
+    // The losses above are those of the masks of seed 5 under each policy.
+    let losses = [Some(6), None].map(|seed| loss_and_gradients(&model, &batch, pass(Recompute::Full, seed)).0);
+    assert!(losses.iter().all(|other| (other - expected).abs() > 1e-3), "{losses:?} {expected}");
 }
 
 on_every_backend!(dropout_depends_on_its_seed_and_on_nothing_else, dropout_in_training);
 
 fn gradients_of_all_weights<B: Kernels>() {
-    for family in FAMILIES {
+    for (turn, family) in FAMILIES.into_iter().enumerate() {
         let model = load::<B>(family, None, TRAINED);
-        assert_gradients_agree(&format!("{family}-full-gradients"), &model);
+        // Another policy than the family's adapter has.
+        assert_gradients_agree(&format!("{family}-full-gradients"), &model, turn + 2);
     }
 }
 

@@ -15,7 +15,7 @@ use firebrick_model::{BaseStorage, BatchLimits, Decoder, Division, GenerateOptio
 use firebrick_parallel::Ranks;
 use firebrick_precision::{Format, QuantFormat};
 use firebrick_tests::{
-    FAMILIES, FROZEN, NF4, TRAINED, every_next_token, host, host_gradients, load, load_divided, loss_options,
+    FAMILIES, FROZEN, NF4, TRAINED, every_next_token, host, host_gradients, in_turn, load, load_divided, loss_options,
     on_every_backend, upload,
 };
 use firebrick_trainer::plan::weight_owners;
@@ -38,9 +38,9 @@ fn a_batch() -> Batch {
     every_next_token(&ids, 16)
 }
 
-fn numbers<B: Kernels>(model: &Decoder<B>) -> Numbers {
+fn numbers<B: Kernels>(model: &Decoder<B>, policies: &[Recompute]) -> Numbers {
     let on_device = upload(model, &a_batch());
-    let pass = |recompute| {
+    let pass = |&recompute: &Recompute| {
         let options = PassOptions { recompute, ..PassOptions::default() };
         let mut sink = GradientMap::default();
         sink.begin_micro_batch(true);
@@ -55,14 +55,19 @@ fn numbers<B: Kernels>(model: &Decoder<B>) -> Numbers {
         limits: BatchLimits::NONE,
     };
     Numbers {
-        passes: [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None].map(pass).into(),
+        passes: policies.iter().map(pass).collect(),
         score: [host(score.loss_sum), host(score.correct)].concat(),
         answers: model.generate(&[vec![1, 2, 3], vec![4]], &options).expect("the answers are finite"),
     }
 }
 
 /// What each of `world_size` ranks computes with its share of the weights.
-fn on_ranks<B: Kernels>(world_size: usize, adapter: Option<&str>, storage: BaseStorage) -> Vec<Numbers> {
+fn on_ranks<B: Kernels>(
+    world_size: usize,
+    adapter: Option<&str>,
+    storage: BaseStorage,
+    policies: &[Recompute],
+) -> Vec<Numbers> {
     let work = |ranks: Ranks| {
         let whole = load::<B>("tiny-llama", adapter, storage);
         let owners = weight_owners(&whole.config.spec, storage == TRAINED, world_size);
@@ -82,7 +87,7 @@ fn on_ranks<B: Kernels>(world_size: usize, adapter: Option<&str>, storage: BaseS
                 assert_eq!(*values, host(parameter.value.clone()), "{}", parameter.name);
             }
         }
-        numbers(&model)
+        numbers(&model, policies)
     };
     thread::scope(|scope| {
         let start = |communicator| scope.spawn(move || work(Ranks::new(communicator)));
@@ -96,9 +101,11 @@ fn divided_weights<B: Kernels>() {
     let lora = Some("tiny-llama-lora");
     let cases = quantized.into_iter().chain([FROZEN]).map(|storage| (lora, storage)).chain([(None, TRAINED)]);
     let cases = cases.chain([NF4, FROZEN].map(|storage| (Some("tiny-llama-dora"), storage)));
-    for (adapter, storage) in cases {
-        let whole = numbers(&load::<B>("tiny-llama", adapter, storage));
-        for (rank, found) in on_ranks::<B>(2, adapter, storage).into_iter().enumerate() {
+    let policies = [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None];
+    for (turn, (adapter, storage)) in cases.enumerate() {
+        let policies = in_turn::<B, _>(&policies, turn);
+        let whole = numbers(&load::<B>("tiny-llama", adapter, storage), &policies);
+        for (rank, found) in on_ranks::<B>(2, adapter, storage, &policies).into_iter().enumerate() {
             assert!(found == whole, "rank {rank}, {storage:?}: {found:?} is not {whole:?}");
         }
     }

@@ -9,8 +9,8 @@ use firebrick_kernels::backends::Flex;
 use firebrick_model::{BaseStorage, ModelConfig};
 use firebrick_precision::Format;
 use firebrick_tests::{
-    FAMILIES, FROZEN, Golden, every_next_token, fixture, golden_file, host, largest_difference, load, on_every_backend,
-    relative_difference, upload,
+    FAMILIES, FROZEN, Golden, every_next_token, fixture, golden_file, host, in_turn, largest_difference, load,
+    on_every_backend, relative_difference, upload,
 };
 use firebrick_train::verify::{VerifyOptions, verify};
 use firebrick_trainer::run::generate::LoadOptions;
@@ -128,7 +128,7 @@ fn rope_frequencies_equal_those_of_transformers_for_every_scaling() {
 
 /// Targets that transformers' logits predict at every second token, and miss at the others.
 fn score_of_every_family<B: Kernels>() {
-    for family in FAMILIES {
+    for (turn, family) in FAMILIES.into_iter().enumerate() {
         let golden = Golden::open(family);
         let model = load::<B>(family, None, FROZEN);
         let batch = every_next_token(&golden.ids("input_ids"), TOKENS);
@@ -144,7 +144,7 @@ fn score_of_every_family<B: Kernels>() {
             .collect();
         let on_device = model.upload(&batch.input_ids, &targets, &batch.positions, &batch.cu_seqlens);
         let on_device = on_device.expect("the batch has tokens of the model");
-        for chunk_tokens in [7, 1024] {
+        for chunk_tokens in in_turn::<B, _>(&[7, 1024], turn) {
             let score = model.score(&on_device, chunk_tokens);
             assert_eq!(host(score.correct), [targets.len().div_ceil(2) as f32], "{family}");
             assert_eq!(host(score.loss_sum), host(model.loss_only(&on_device, chunk_tokens)), "{family}");

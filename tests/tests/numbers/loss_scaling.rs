@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_data::Batch;
-use firebrick_kernels::backends::Flex;
+use firebrick_kernels::backends::{BackendKind, Flex};
 use firebrick_kernels::{GradientMap, GradientSink, Kernels};
 use firebrick_model::{BaseStorage, Decoder, PassOptions};
 use firebrick_optim::{LossScaling, Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
 use firebrick_precision::Format;
 use firebrick_tests::{
-    FROZEN, Golden, every_next_token, host, host_gradients, load_in, loss_options, on_every_backend,
+    FROZEN, Golden, every_next_token, host, host_gradients, is_wgpu, load_in, loss_options, on_every_backend,
     relative_difference, upload,
 };
 use firebrick_trainer::config::ZeroStage;
@@ -26,18 +26,7 @@ const LOSS_TOKENS: f64 = 196_608.0;
 
 /// Whether this backend is wgpu on a device without float16.
 fn lacks_f16<B: Kernels>() -> bool {
-    #[cfg(feature = "wgpu")]
-    {
-        use std::any::TypeId;
-
-        use firebrick_kernels::backends::{BackendKind, Wgpu};
-
-        TypeId::of::<B>() == TypeId::of::<Wgpu>() && !BackendKind::Wgpu.computes_in_f16()
-    }
-    #[cfg(not(feature = "wgpu"))]
-    {
-        false
-    }
+    is_wgpu::<B>() && !BackendKind::Wgpu.computes_in_f16()
 }
 
 fn golden_batch() -> Batch {

@@ -7,7 +7,9 @@ use firebrick_data::{Batch, DocumentSet, Example, PackOptions, PackedDataset, Pa
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{GradientMap, GradientSink, Kernels, PAIR_NUMBERS, PairLoss, PairLossKind};
 use firebrick_model::{Decoder, PassOptions};
-use firebrick_tests::{FROZEN, Golden, host, host_gradients, load, on_every_backend, relative_difference, upload};
+use firebrick_tests::{
+    FROZEN, Golden, host, host_gradients, in_turn, load, on_every_backend, relative_difference, upload,
+};
 use firebrick_trainer::metrics::PairMetrics;
 use firebrick_trainer::run::preference::{PairObjective, Reference, StepCounts};
 use firebrick_trainer::run::step::Trainer;
@@ -96,9 +98,9 @@ fn step<B: Kernels>(
 fn losses_and_gradients<B: Kernels>() {
     let golden = Golden::open("tiny-llama-preference");
     let model = load::<B>("tiny-llama", Some("tiny-llama-lora"), FROZEN);
-    for case in cases() {
+    for (turn, case) in cases().into_iter().enumerate() {
         // All pairs in one row, and micro-batches of one row with one or two pairs.
-        for row_len in [120, 64] {
+        for row_len in in_turn::<B, _>(&[120, 64], turn) {
             let batches = micro_batches(&rows(&golden, &case, row_len));
             assert_eq!(batches.iter().map(Batch::pair_count).sum::<usize>(), case.pairs);
             let (loss, metrics, gradients) = step(&model, &case.objective(case.reference()), &batches);

@@ -13,7 +13,7 @@ use firebrick_kernels::{GradientMap, GradientSink, Kernels};
 use firebrick_model::{Decoder, PassOptions};
 use firebrick_parallel::{Ranks, ReducingSink};
 use firebrick_tests::{
-    TRAINED, batch, host, host_gradients, load, loss_options, on_every_backend, relative_difference, upload,
+    TRAINED, batch, host, host_gradients, in_turn, load, loss_options, on_every_backend, relative_difference, upload,
 };
 
 type Gradients = BTreeMap<String, Vec<f32>>;
@@ -86,11 +86,11 @@ fn assert_same(context: &str, ours: &(f32, Gradients), expected: &(f32, Gradient
 }
 
 fn every_sink<B: Kernels>() {
-    for name in MODELS {
+    for (turn, name) in MODELS.into_iter().enumerate() {
         let model = load::<B>(name, None, TRAINED);
         let expected = through_a_map(&model, &micro_batches(SEQUENCES));
         assert_eq!(expected.1.len(), model.parameters().len());
-        for each in [2, 3] {
+        for each in in_turn::<B, _>(&[2, 3], turn) {
             let batches = micro_batches(each);
             let count = batches.len();
             assert_same(&format!("{name}, map, {count}"), &through_a_map(&model, &batches), &expected);

@@ -8,13 +8,22 @@ use firebrick_tests::{
 };
 use tempfile::{TempDir, tempdir};
 
-/// The error of a recipe with these changes, after checking that a run saved earlier under its name is unchanged.
+/// The error of a recipe with these changes, after checking that an earlier run of its name is unchanged. The run is a file in its
+/// place; the first test trains one.
 fn refused(changes: &[&str]) -> String {
     let output = tempdir().unwrap();
-    finish(recipe(output.path(), &["train.steps=1"]), NEW);
-    let run = output.path().join("run");
+    let checkpoint = checkpoint_folder(&output.path().join("run"), 1);
+    fs::create_dir_all(&checkpoint).unwrap();
+    fs::write(checkpoint.join("state.json"), "saved").unwrap();
+    refused_in(output.path(), changes)
+}
+
+/// The same, next to the run that this folder has.
+fn refused_in(output: &Path, changes: &[&str]) -> String {
+    let run = output.join("run");
     let before = snapshot(&run);
-    let message = refusal(recipe(output.path(), changes), NEW);
+    assert!(!before.is_empty());
+    let message = refusal(recipe(output, changes), NEW);
     assert!(snapshot(&run) == before, "the earlier run was touched");
     message
 }
@@ -49,6 +58,15 @@ fn rewrite(path: PathBuf, change: impl FnOnce(String) -> String) {
     let changed = change(text.clone());
     assert_ne!(changed, text);
     fs::write(path, changed).unwrap();
+}
+
+#[test]
+fn a_recipe_that_is_refused_changes_no_file_of_a_trained_run_of_its_name() {
+    let output = tempdir().unwrap();
+    finish(recipe(output.path(), &["train.steps=1"]), NEW);
+    for change in ["model=./some-model", &data("corrupt.jsonl"), "eval.extract='last words: (.*)'"] {
+        refused_in(output.path(), &["eval.exact_match_prompts=2", change]);
+    }
 }
 
 #[test]
