@@ -1,5 +1,6 @@
-//! Runs every input of the fuzz corpus, and generated inputs that are too large to store, through its target: no panic,
-//! bounded time and memory, errors that name the file and the line.
+//! Runs the inputs of the fuzz corpus, and generated inputs that are too large to store, through their targets: no panic,
+//! bounded time and memory, errors that name the file and the line. All of them with `cargo xtask test --slow`, otherwise
+//! about ten of each corpus and one that is generated.
 //!
 //! The inputs of a target run in a separate process, so that the peak memory is theirs and a crash is detected. Trade-off:
 //! memory is measured only where there is a `/proc`. `fuzz/README.md` explains how inputs are found.
@@ -31,6 +32,15 @@ const MAX_CORPUS_BYTES: u64 = 700 << 20;
 const MAX_HOSTILE_BYTES: u64 = 1 << 30;
 const CHILD: &str = "FIREBRICK_FUZZ_CHILD";
 const LOG: &str = "FIREBRICK_FUZZ_LOG";
+/// `cargo xtask test --slow` sets it.
+const SLOW: &str = "FIREBRICK_SLOW_TESTS";
+
+/// All of them in a slow run, otherwise at most so many, spread over them.
+fn chosen<T>(all: impl IntoIterator<Item = T>, most: usize) -> impl Iterator<Item = T> {
+    let all: Vec<T> = all.into_iter().collect();
+    let step = if env::var_os(SLOW).is_some() { 1 } else { all.len().div_ceil(most).max(1) };
+    all.into_iter().step_by(step)
+}
 
 /// The peak resident size of this process, in bytes.
 fn peak_bytes() -> Option<u64> {
@@ -107,10 +117,11 @@ fn in_process(test: &str, target: &str) {
 fn every_input_of_the_corpus_and_every_generated_one_is_handled_in_bounded_time_and_memory() {
     if let Ok(name) = env::var(CHILD) {
         let mut log = File::create(env::var_os(LOG).unwrap()).unwrap();
-        for (input, bytes) in inputs(&name) {
+        for (input, bytes) in chosen(inputs(&name), 10) {
             run(target(&name), &input, &bytes, MAX_CORPUS_BYTES, &mut log);
         }
-        for hostile in hostile::all().into_iter().filter(|hostile| hostile.target == name) {
+        let generated = hostile::all().into_iter().filter(|hostile| hostile.target == name);
+        for hostile in chosen(generated, 1) {
             let Hostile { name: input, make, expected, .. } = hostile;
             let outcome = run(target(&name), input, &make(), MAX_HOSTILE_BYTES, &mut log);
             let all = outcome.messages.join("\n");

@@ -1,21 +1,29 @@
-//! Runs every input of the fuzz corpus, and every input that differs from one of them by a byte, through its target: no panic, bounded
-//! time, errors that say something. `fuzz/README.md` explains how inputs are found.
+//! Runs the inputs of the fuzz corpus, and inputs that differ from one of them by a byte, through their targets: no panic, bounded time,
+//! errors that say something. All inputs with `cargo xtask test --slow`, otherwise about ten for each target, with fewer changes.
+//! `fuzz/README.md` explains how inputs are found.
 //!
 //! Trade-off: long inputs are changed at some of their bytes only.
 
 #[path = "../fuzz/src/targets.rs"]
 mod targets;
 
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
 use targets::{TARGETS, Target};
 
 /// Time limit per input. Test builds are several times slower than fuzzing builds, which have a limit of one second.
 const MAX_TIME: Duration = Duration::from_secs(10);
-/// Changed versions of each input.
-const CHANGES: usize = 25;
+/// Places at which each input is changed, and in a slow run.
+const CHANGES: [usize; 2] = [8, 25];
+/// Inputs of a target that are not only tried in a slow run.
+const INPUTS: usize = 10;
+
+/// Whether `cargo xtask test --slow` started this.
+fn is_slow() -> bool {
+    env::var_os("FIREBRICK_SLOW_TESTS").is_some()
+}
 
 fn run(target: Target, name: &str, bytes: &[u8]) {
     let started = Instant::now();
@@ -26,7 +34,7 @@ fn run(target: Target, name: &str, bytes: &[u8]) {
 
 /// Versions of an input: cut, and with one byte changed, at places spread over it.
 fn changed(bytes: &[u8]) -> impl Iterator<Item = Vec<u8>> {
-    (0..bytes.len()).step_by((bytes.len() / CHANGES).max(1)).flat_map(move |at| {
+    (0..bytes.len()).step_by((bytes.len() / CHANGES[usize::from(is_slow())]).max(1)).flat_map(move |at| {
         let mut flipped = bytes.to_vec();
         flipped[at] ^= 1 << (at % 7);
         let without = [&bytes[..at], &bytes[at + 1..]].concat();
@@ -38,9 +46,11 @@ fn changed(bytes: &[u8]) -> impl Iterator<Item = Vec<u8>> {
 fn every_input_of_the_corpus_and_its_neighbors_are_handled_in_bounded_time() {
     for (name, target) in TARGETS {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
+        let mut paths: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        let step = if is_slow() { 1 } else { paths.len().div_ceil(INPUTS).max(1) };
         let mut seen = 0;
-        for entry in fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
+        for path in paths.into_iter().step_by(step) {
             let bytes = fs::read(&path).unwrap();
             let place = path.display().to_string();
             run(target, &place, &bytes);

@@ -40,6 +40,8 @@ impl Folder {
     fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // Some file systems bring a file that is written again to the disk at once, and a new one later.
+        let _ = fs::remove_file(&path);
         fs::write(&path, bytes).unwrap();
         path
     }
