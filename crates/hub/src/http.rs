@@ -22,6 +22,8 @@ use crate::settings::HubSettings;
 const MAX_LISTING_BYTES: u64 = 256 << 20;
 const MAX_REDIRECTS: usize = 10;
 pub(crate) const ATTEMPTS: u32 = 5;
+/// Before the second attempt; tests do not wait for an imitation.
+const FIRST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 200 });
 
 /// One connection pool for the process.
 static AGENT: LazyLock<Agent> = LazyLock::new(|| {
@@ -122,10 +124,14 @@ fn get(
                 Failure::Unusable(reason) => HubError::request(url, reason),
             });
         }
-        // 0.2, 0.4, 0.8, 1.6 seconds.
-        sleep(Duration::from_millis(100 << attempt));
+        wait_after(attempt);
         attempt += 1;
     }
+}
+
+/// Waits before the next attempt: 0.2, 0.4, 0.8, 1.6 seconds.
+pub(crate) fn wait_after(attempt: u32) {
+    sleep(FIRST_WAIT * (1 << (attempt - 1)));
 }
 
 fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Body>, Option<String>), Failure> {

@@ -4,15 +4,13 @@
 //! Trade-off: a body is sent again as a whole when its request failed.
 
 use std::io::Read;
-use std::thread::sleep;
-use std::time::Duration;
 
 use serde_json::Value as Json;
 use ureq::http::Response;
 use ureq::{Body, SendBody};
 
 use crate::error::HubError;
-use crate::http::{ATTEMPTS, http_agent, origin};
+use crate::http::{ATTEMPTS, http_agent, origin, wait_after};
 use crate::settings::HubSettings;
 
 /// Status and JSON of a GET with the token; null for an answer that is no JSON.
@@ -78,8 +76,7 @@ fn repeated(url: &str, request: impl Fn() -> Result<Response<Body>, String>) -> 
         if attempt == ATTEMPTS || result.as_ref().is_ok_and(|response| !is_busy(response)) {
             return result.map_err(|reason| HubError::not_sent(url, reason));
         }
-        // 0.2, 0.4, 0.8, 1.6 seconds.
-        sleep(Duration::from_millis(100 << attempt));
+        wait_after(attempt);
         attempt += 1;
     }
 }
