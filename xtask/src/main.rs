@@ -13,6 +13,7 @@ mod lint;
 mod models_table;
 mod quickstart;
 mod run_train;
+mod slowest;
 mod test;
 mod tidy;
 mod workspace;

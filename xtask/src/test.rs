@@ -2,14 +2,17 @@
 //! cargo reuses the compiled backends from one to the next, and on two cores that is the difference between one long
 //! build and several.
 //!
-//! Trade-off: options of the test runner are not known here, so `--backends` and `--no-nextest` are found by name, before
-//! or after filters, and everything else is passed on.
+//! Trade-off: options of the test runner are not known here, so `--backends`, `--slow` and `--no-nextest` are found by name,
+//! before or after filters, and everything else is passed on.
 
 use std::process::ExitCode;
+use std::{env, fs};
 
 use anyhow::{Result, bail};
+use tempfile::TempDir;
 
 use crate::backend::{Backend, compiled_backends};
+use crate::slowest;
 use crate::workspace::{Workspace, exit_code, is_installed, shown, succeeds};
 
 /// Package whose features switch the backends on for the whole workspace.
@@ -26,17 +29,20 @@ pub(crate) fn selection(backends: &[Backend]) -> Vec<String> {
 struct Request {
     backends: Vec<Backend>,
     nextest: bool,
+    /// Whole corpora, of which other runs take a part.
+    slow: bool,
     /// Options and filters for the test runner.
     rest: Vec<String>,
 }
 
 impl Request {
     fn parse(args: &[String]) -> Result<Self> {
-        let mut request = Self { backends: compiled_backends(), nextest: true, rest: Vec::new() };
+        let mut request = Self { backends: compiled_backends(), nextest: true, slow: false, rest: Vec::new() };
         let mut words = args.iter();
         while let Some(word) = words.next() {
             match word.as_str() {
                 "--no-nextest" => request.nextest = false,
+                "--slow" => request.slow = true,
                 "--backends" => match words.next() {
                     Some(list) => request.backends = parse_list(list)?,
                     None => bail!("--backends needs a list, such as flex,candle"),
@@ -87,15 +93,60 @@ fn parse_list(list: &str) -> Result<Vec<Backend>> {
     Ok(backends)
 }
 
-/// Runs the tests; success only if every call succeeded.
+/// A folder in memory for what the tests write, if there is room. Checkpoints and caches wait until their files are on the
+/// disk; in memory a run of the tests is much faster, and nothing of it is to stay. A `TMPDIR` that the user has set stays.
+#[cfg(target_os = "linux")]
+fn memory_folder() -> Option<TempDir> {
+    use rustix::fs::{StatVfsMountFlags, statvfs};
+
+    const MEMORY: &str = "/dev/shm";
+    const ROOM: u64 = 4 << 30;
+    let disk = statvfs(MEMORY).ok()?;
+    // Some tests compile what they start.
+    let may_execute = !disk.f_flag.contains(StatVfsMountFlags::NOEXEC);
+    if env::var_os("TMPDIR").is_some() || !may_execute || disk.f_bavail * disk.f_frsize < ROOM {
+        return None;
+    }
+    tempfile::Builder::new().prefix("firebrick-tests-").tempdir_in(MEMORY).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn memory_folder() -> Option<TempDir> {
+    None
+}
+
+/// Runs the tests, and lists the slowest; success only if every call succeeded.
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode> {
     let mut request = Request::parse(args)?;
     request.nextest = request.nextest && is_installed("cargo-nextest", &["nextest", "--version"]);
-    let mut passed = true;
+    let junit = workspace.members()?.target_directory.join("nextest/default/junit.xml");
+    let _ = fs::remove_file(&junit);
+    let memory = memory_folder();
+    let (mut passed, mut timed) = (true, Vec::new());
     for call in request.calls() {
         let mut command = workspace.cargo(&call);
+        if request.slow {
+            command.env("FIREBRICK_SLOW_TESTS", "1");
+        }
+        if let Some(folder) = &memory {
+            command.env("TMPDIR", folder.path());
+        }
         eprintln!("xtask: {}", shown(&command));
-        passed &= succeeds(&mut command)?;
+        if request.nextest {
+            passed &= succeeds(&mut command)?;
+        } else {
+            let (succeeded, programs) = slowest::run_programs(command)?;
+            passed &= succeeded;
+            timed = programs;
+        }
+    }
+    // Absent if nothing was run, or under another profile of nextest.
+    if let Ok(text) = fs::read_to_string(&junit) {
+        timed = slowest::of_junit(&text);
+    }
+    let slowest = slowest::list(timed);
+    if !slowest.is_empty() {
+        eprintln!("xtask: what took longest\n{slowest}");
     }
     Ok(exit_code(passed))
 }
@@ -122,6 +173,7 @@ mod tests {
         let request = Request::parse(&words("--backends flex,wgpu resume")).unwrap();
         assert_eq!(request.backends, [Backend::Flex, Backend::Wgpu]);
         assert_eq!(request.rest, ["resume"]);
+        assert!(!request.slow && Request::parse(&words("resume --slow")).unwrap().slow);
         assert!(Request::parse(&words("--backends=auto")).is_err());
         assert!(Request::parse(&words("--backends")).is_err());
     }
