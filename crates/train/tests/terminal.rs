@@ -108,16 +108,18 @@ fn printed_commands_work_as_printed_and_a_signal_is_the_exit_status() {
     let (status, log) = here.stopped(first, "my recipe", 2, "-INT");
     assert_eq!(status.code(), Some(130), "{log}");
 
-    let resume = printed(&log, "Continue with").to_owned();
+    let stopped_after = |log: &str| -> u64 {
+        log.split("stopped after step ").nth(1).unwrap().split(';').next().unwrap().parse().unwrap()
+    };
+    let (first_step, resume) = (stopped_after(&log), printed(&log, "Continue with").to_owned());
     let mut second = Command::new("sh");
     second.args(["-c", &format!("exec {resume}")]);
-    let (status, log) = here.stopped(second, "my recipe", 200, "-TERM");
+    let (status, log) = here.stopped(second, "my recipe", first_step + 2, "-TERM");
     assert_eq!(status.code(), Some(143), "{log}");
     assert!(log.contains("resumed after step"), "{log}");
     assert_eq!(printed(&log, "Continue with"), resume, "the same command continues again");
 
-    let step: u64 = log.split("stopped after step ").nth(1).unwrap().split(';').next().unwrap().parse().unwrap();
-    let last = here.shell(&format!("{resume} --set train.steps={}", step + 2));
+    let last = here.shell(&format!("{resume} --set train.steps={}", stopped_after(&log) + 2));
     let (output, errors) = (text(&last.stdout), text(&last.stderr));
     assert!(last.status.success() && output.contains("done: "), "{output}{errors}");
     let generate = here.shell(printed(&output, "next:"));
