@@ -1,4 +1,5 @@
-//! What `compute` accepts: the format of activations, and of what the GEMMs of the layers multiply where that is another one.
+//! What `compute` accepts: the format of activations, and of what the GEMMs of the layers multiply where that is another one. Its older names
+//! `train.bf16` and `bnb_4bit.compute_dtype` must agree with it.
 //!
 //! Not supported: storage formats such as "nf4"; nothing is computed in them.
 
@@ -7,6 +8,10 @@ use std::fmt;
 use firebrick_precision::Format;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as DeError};
+
+use crate::config::RunConfig;
+use crate::config::section::{Rule, rule};
+use crate::config::source::Source;
 
 /// What a run computes in, as a recipe names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +102,42 @@ impl JsonSchema for Compute {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "type": "string", "enum": ALL_NAMES })
     }
+}
+
+impl RunConfig {
+    /// What the recipe requests to compute in.
+    #[must_use]
+    pub fn compute(&self) -> Compute {
+        match (self.compute.or(self.compute_dtype()), self.train.bf16) {
+            (Some(compute), _) => compute,
+            (None, Some(false)) => Compute::Plain(Format::F32),
+            (None, _) => Compute::Plain(Format::Bf16),
+        }
+    }
+
+    fn compute_dtype(&self) -> Option<Compute> {
+        self.bnb_4bit.as_ref()?.compute_dtype.map(Compute::Plain)
+    }
+}
+
+/// The keys that name the format must not contradict each other.
+pub(super) fn agreement(config: &RunConfig, source: &Source<'_>) -> Option<Rule> {
+    let activations = config.compute().activations();
+    let named = |key: &'static str, compute: Option<Compute>| {
+        compute.map(|compute| (key, format!("{key} = \"{compute}\""), compute.activations() == activations))
+    };
+    let bf16 = |bf16: bool| ("train.bf16", format!("train.bf16 = {bf16}"), bf16 == (activations == Format::Bf16));
+    // In the order in which `RunConfig::compute` reads them.
+    let said = [
+        named("compute", config.compute),
+        named("bnb_4bit.compute_dtype", config.compute_dtype()),
+        config.train.bf16.map(bf16),
+    ];
+    let (agrees, contradicts): (Vec<_>, Vec<_>) = said.into_iter().flatten().partition(|(.., agrees)| *agrees);
+    let ((wrong, ..), (other, written, _)) = (contradicts.first()?, agrees.first()?);
+    let problem = format!("contradicts {written} ({})", source.place(other));
+    let help = "a run computes in one number format: write `compute` and remove the older keys";
+    Some(rule(false, *wrong, problem, help))
 }
 
 /// `bnb_4bit.compute_dtype`, which names only the format of activations.

@@ -1,164 +1,87 @@
-//! `[data]`: every key about what to train and evaluate on. The doc comments here are the descriptions in
-//! docs/config.schema.json.
+//! `[data]`: what to train and evaluate on. The doc comments here are the descriptions in docs/config.schema.json.
 //!
-//! Values have the types of the data crate. Not supported: keys for the tokenizer itself, which is the model folder's.
+//! Not supported: keys for the tokenizer itself, which is the model folder's. Trade-off: files are not looked at; whether they exist, and
+//! what they hold, is found when they are read.
 
 use std::collections::BTreeMap;
 
-use firebrick_data::{
-    Fields, FileFormat, Mix, MixUntil, OverflowPolicy, RecordFormat, SourceSpec, TextDocument, TrainOn,
-};
-use schemars::JsonSchema;
-use serde::de::{Error, IntoDeserializer};
-use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::{Map, Value};
+use firebrick_data::{Fields, Mix, MixUntil, OverflowPolicy, RecordFormat, TrainOn};
+use serde_json::Value;
 
-use crate::config::names::from_name;
+use crate::config::data_source::{SourceConfig, section_of_a_source};
+use crate::config::section::{Rule, SEED, TOKENS, Whole, rule};
+use crate::config::{RunConfig, to_name};
 
-/// `[data]`: what to train and evaluate on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct DataConfig {
-    /// What to train on, relative to the folder you run from: a file (JSONL, JSON, CSV, TSV, text, Parquet, Arrow; also
-    /// .gz and .zst), a pattern such as "data/*.jsonl", a folder, or a Hub dataset "owner/name". Several: `sources`.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub path: String,
-    /// What to evaluate on, named as `path`. Default: absent.
-    pub eval_path: Option<String>,
-    /// Fraction of the training data that is held out to evaluate on, between 0 and 1, chosen by a hash of each
-    /// record: the same records whatever the tokenizer, template and lengths. Default: absent.
-    pub eval_fraction: Option<f64>,
-    /// What the records of `path` and `eval_path` are: "chat" (`messages`), "text" (`text`), "alpaca" (also pairs such as
-    /// `question` and `answer`), "sharegpt", "prompt_completion", "pretokenized", "preference" (with `[preference]`), or "auto": detected from the first record.
-    /// Default "auto".
-    #[serde(default, deserialize_with = "record_format")]
-    pub format: RecordFormat,
-    /// File format of `path` and `eval_path`, where names do not show it: "jsonl", "json", "csv", "tsv", "text", "parquet" or
-    /// "arrow". Default: absent, detected from the files' names.
-    pub file_format: Option<FileFormat>,
-    /// Split of `path`, where it is a Hub dataset or a folder laid out like one. Default: absent, "train".
-    pub split: Option<String>,
-    /// Split of `eval_path`. Default: absent, "train".
-    pub eval_split: Option<String>,
-    /// Configuration (subset) of a Hub dataset. Default: absent.
-    pub config: Option<String>,
-    /// Branch, tag or commit of the Hub dataset `path`. Default: absent, "main".
-    pub revision: Option<String>,
-    /// Key of a JSON document that holds the list of records. Default: absent.
-    pub field: Option<String>,
-    /// Only these columns are read. Default: absent, all.
-    pub columns: Option<Vec<String>>,
-    /// What is one document of a text file: the whole "file" or each "line". Default "file".
-    #[serde(default)]
-    pub text_unit: TextDocument,
-    /// At most this many records of `path`, from the beginning. Default: absent, all.
-    pub limit: Option<u64>,
-    /// Which tokens count in the loss: what the "assistant" writes, only its "last" answer, or "all"; messages that have a
-    /// flag of their own (`train`, `training`, `trained`, or a `weight` of 0 or 1) follow it. "flags": only messages whose
-    /// flag is true. Default: "assistant", and "all" for plain text.
-    pub train_on: Option<TrainOn>,
-    /// The roles whose messages count in the loss. Default ["assistant"].
-    #[serde(default = "assistant")]
-    pub roles_to_train: Vec<String>,
-    /// Train the token that ends the assistant's turn, so that the model learns to stop. Default true.
-    #[serde(default = "yes")]
-    pub train_end_of_turn: bool,
-    /// What happens to documents longer than `max_seq_len`: "truncate", "split" into several, or "drop". All are counted.
-    /// Default: absent, plain text and token ids are split, conversations are truncated.
-    pub overflow: Option<OverflowPolicy>,
-    /// Maximum fraction of a source's records that may be untrainable (refused by the chat template, nothing to train, ...)
-    /// or lose a part to the template (tools, a message, ...); a run with more is refused, fewer are counted and reported.
-    /// Default 0.1.
-    #[serde(default = "default_max_bad_share")]
-    pub max_bad_share: f64,
-    /// Chat template to use instead of the model's default: a file, the name of one of the tokenizer's templates, or a
-    /// built-in one: "chatml", "llama3", "gemma", "phi3", "zephyr", "alpaca". Default: absent.
-    pub chat_template: Option<String>,
-    /// Tokens to add to the model's tokenizer, as in ["<tool_call>", "</tool_call>"]: each is one id wherever its text occurs. Embedding and
-    /// head get rows for them, which start at the mean of the others; with adapters only these rows of the tables train. Default: none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub new_tokens: Vec<String>,
-    /// The same for special tokens, which are left out of decoded text as the ends of turns are. Default: none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub new_special_tokens: Vec<String>,
-    /// System message of conversations that have none, and of prompts. Default: absent.
-    pub system_prompt: Option<String>,
-    /// Shuffle the rows in each epoch; false keeps the order of the data. Default true.
-    #[serde(default = "yes")]
-    pub shuffle: bool,
-    /// Seed of the order of rows and of mixtures by weight. Default: absent, `seed`.
-    pub data_seed: Option<u64>,
-    /// Rows are padded to a multiple of this many tokens. Default: absent, packed rows have `max_seq_len` tokens, others a
-    /// multiple of 16.
-    pub pad_to_multiple_of: Option<usize>,
-    /// Threads that tokenize, and that build batches. Default: absent, the plan decides both from the machine's cores and the
-    /// backend.
-    pub workers: Option<usize>,
-    /// Folder that stores tokenized data. Default: absent, data of up to 8 MB is tokenized by each run, larger data is stored in
-    /// `FIREBRICK_CACHE` or else in the user's cache folder.
-    pub cache: Option<String>,
-    /// How several sources are mixed: "concatenate" (one after the other), "size" (each row once, spread evenly) or
-    /// "weight" (sampled by the sources' `weight`). Batches are shuffled in any case. Default "concatenate".
-    #[serde(default)]
-    pub mix: Mix,
-    /// When a mixture by weight ends: when the "first" source has no more records, when "all" have been read (smaller ones
-    /// repeat), or "never" before every record was used once. Default "first".
-    #[serde(default)]
-    pub mix_until: MixUntil,
-    /// Variables of the chat template, as in `chat_template_kwargs = { enable_thinking = false }`; a record's own take
-    /// precedence. Default: none.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub chat_template_kwargs: BTreeMap<String, Value>,
-    /// Names of the records' keys where they are not the usual ones, as in `fields = { text = "body" }`: text, messages,
-    /// role, content, tools, system, prompt, completion, instruction, input, output, chosen, rejected, input_ids, labels. Default: none.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub fields: BTreeMap<String, String>,
-    /// What the records' roles are called in chat templates, as in `roles = { bot = "assistant" }`. Default: none.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub roles: BTreeMap<String, String>,
-    /// Several sources, as `[[data.sources]]` tables, instead of `path`. Default: none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub sources: Vec<SourceConfig>,
-    /// Several sources to evaluate on, as `[[data.eval_sources]]` tables, instead of `eval_path`. Default: none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub eval_sources: Vec<SourceConfig>,
-}
+/// Threads that tokenize, or build batches: each takes about 0.2 MB.
+const THREADS: u64 = 1 << 10;
 
-/// `[[data.sources]]`: one of several sources.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SourceConfig {
-    /// A file, a pattern, a folder or a Hub dataset, as `data.path`.
-    pub path: String,
-    /// What the records are, as `data.format`. Default "auto".
-    #[serde(default, alias = "shape", deserialize_with = "record_format")]
-    pub format: RecordFormat,
-    /// The file format, as `data.file_format`. Default: absent, detected from the files' names.
-    pub file_format: Option<FileFormat>,
-    /// Split of a Hub dataset or of a folder laid out like one. Default: absent, "train".
-    pub split: Option<String>,
-    /// Configuration (subset) of a Hub dataset. Default: absent.
-    pub config: Option<String>,
-    /// Branch, tag or commit of a Hub dataset. Default: absent, "main".
-    pub revision: Option<String>,
-    /// Key of a JSON document that holds the list of records. Default: absent.
-    pub field: Option<String>,
-    /// Only these columns are read. Default: absent, all.
-    pub columns: Option<Vec<String>>,
-    /// What is one document of a text file: the whole "file" or each "line". Default "file".
-    #[serde(default)]
-    pub text_unit: TextDocument,
-    /// At most this many records, from the beginning. Default: absent, all.
-    pub limit: Option<u64>,
-    /// Share in a mixture by weight. Default: absent, 1.
-    pub weight: Option<f64>,
-    /// Names of this source's keys where they are not the usual ones, as in `fields = { text = "body" }`: text, messages,
-    /// role, content, tools, system, prompt, completion, instruction, input, output, chosen, rejected, input_ids, labels. Default: none.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub fields: BTreeMap<String, String>,
-    /// What this source's roles are called in chat templates, as in `roles = { bot = "assistant" }`. Default: none.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub roles: BTreeMap<String, String>,
+section_of_a_source! {
+    /// `[data]`: what to train and evaluate on.
+    pub struct DataConfig in "data." {
+        /// What to evaluate on, named as `path` and described by the same keys, except for `split` and `limit`. Default: absent.
+        eval_path: Option<String> = None;
+        /// Fraction of the training data that is held out to evaluate on, between 0 and 1, chosen by a hash of each
+        /// record: the same records whatever the tokenizer, template and lengths. Default: absent.
+        eval_fraction: Option<f64> = None;
+        /// Split of `eval_path`. Default: absent, "train".
+        eval_split: Option<String> = None;
+        /// Which tokens count in the loss: what the "assistant" writes, only its "last" answer, or "all"; messages that have a
+        /// flag of their own (`train`, `training`, `trained`, or a `weight` of 0 or 1) follow it. "flags": only messages whose
+        /// flag is true. Default: "assistant", and "all" for plain text.
+        train_on: Option<TrainOn> = None;
+        /// The roles whose messages count in the loss. Default ["assistant"].
+        roles_to_train: Vec<String> = vec!["assistant".to_owned()];
+        /// Train the token that ends the assistant's turn, so that the model learns to stop. Default true.
+        train_end_of_turn: bool = true;
+        /// What happens to documents longer than `max_seq_len`: "truncate", "split" into several, or "drop". All are counted.
+        /// Default: absent, plain text and token ids are split, conversations are truncated.
+        overflow: Option<OverflowPolicy> = None;
+        /// Maximum fraction of a source's records that may be untrainable (refused by the chat template, nothing to train, ...)
+        /// or lose a part to the template (tools, a message, ...); a run with more is refused, fewer are counted and reported.
+        /// Default 0.1.
+        max_bad_share: f64 = 0.1;
+        /// Chat template to use instead of the model's default: a file, the name of one of the tokenizer's templates, or a
+        /// built-in one: "chatml", "llama3", "gemma", "phi3", "zephyr", "alpaca". Default: absent.
+        chat_template: Option<String> = None;
+        /// Tokens to add to the model's tokenizer, as in ["<tool_call>", "</tool_call>"]: each is one id wherever its text occurs. Embedding and
+        /// head get rows for them, which start at the mean of the others; with adapters only these rows of the tables train. Default: none.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        new_tokens: Vec<String> = Vec::new();
+        /// The same for special tokens, which are left out of decoded text as the ends of turns are. Default: none.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        new_special_tokens: Vec<String> = Vec::new();
+        /// System message of conversations that have none, and of prompts. Default: absent.
+        system_prompt: Option<String> = None;
+        /// Shuffle the rows in each epoch; false keeps the order of the data. Default true.
+        shuffle: bool = true;
+        /// Seed of the order of rows and of mixtures by weight. Default: absent, `seed`.
+        data_seed: Option<u64> = None, Whole(0, SEED);
+        /// Rows are padded to a multiple of this many tokens. Default: absent, packed rows have `max_seq_len` tokens, others a
+        /// multiple of 16.
+        pad_to_multiple_of: Option<usize> = None, Whole(1, TOKENS);
+        /// Threads that tokenize, and that build batches. Default: absent, the plan decides both from the machine's cores and the
+        /// backend.
+        workers: Option<usize> = None, Whole(1, THREADS);
+        /// Folder that stores tokenized data. Default: absent, data of up to 8 MB is tokenized by each run, larger data is stored in
+        /// `FIREBRICK_CACHE` or else in the user's cache folder.
+        cache: Option<String> = None;
+        /// How several sources are mixed: "concatenate" (one after the other), "size" (each row once, spread evenly) or
+        /// "weight" (sampled by the sources' `weight`). Batches are shuffled in any case. Default "concatenate".
+        mix: Mix = Mix::Concatenate;
+        /// When a mixture by weight ends: when the "first" source has no more records, when "all" have been read (smaller ones
+        /// repeat), or "never" before every record was used once. Default "first".
+        mix_until: MixUntil = MixUntil::First;
+        /// Variables of the chat template, as in `chat_template_kwargs = { enable_thinking = false }`; a record's own take
+        /// precedence. Default: none.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        chat_template_kwargs: BTreeMap<String, Value> = BTreeMap::new();
+        /// Several sources, as `[[data.sources]]` tables, instead of `path`. Default: none.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        sources: Vec<SourceConfig> = Vec::new();
+        /// Several sources to evaluate on, as `[[data.eval_sources]]` tables, instead of `eval_path`. Default: none.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        eval_sources: Vec<SourceConfig> = Vec::new();
+    }
 }
 
 impl DataConfig {
@@ -171,19 +94,16 @@ impl DataConfig {
     /// The training sources: those of `sources`, or the one of `path`.
     #[must_use]
     pub fn training_sources(&self) -> Vec<SourceConfig> {
-        if !self.sources.is_empty() {
-            return self.sources.clone();
-        }
-        vec![SourceConfig { split: self.split.clone(), limit: self.limit, ..self.at(&self.path) }]
+        if self.sources.is_empty() { vec![self.own_source()] } else { self.sources.clone() }
     }
 
     /// The sources of a separate held-out set; none if there is no such set.
     #[must_use]
     pub fn held_out_sources(&self) -> Vec<SourceConfig> {
-        match &self.eval_path {
-            Some(path) => vec![SourceConfig { split: self.eval_split.clone(), ..self.at(path) }],
-            None => self.eval_sources.clone(),
-        }
+        let Some(path) = &self.eval_path else { return self.eval_sources.clone() };
+        let revision = self.revision.clone().filter(|_| *path == self.path);
+        let (path, split) = (path.clone(), self.eval_split.clone());
+        vec![SourceConfig { path, split, revision, limit: None, ..self.own_source() }]
     }
 
     /// As [`SourceConfig::field_names`], for `path` and `eval_path`.
@@ -191,33 +111,14 @@ impl DataConfig {
     /// # Errors
     /// As [`SourceConfig::field_names`].
     pub fn field_names(&self) -> Result<Fields, String> {
-        self.at("").field_names()
+        self.own_source().field_names()
     }
 
-    /// What applies to both `path` and `eval_path`.
-    fn at(&self, path: &str) -> SourceConfig {
+    /// `path` as the keys next to it describe it.
+    fn own_source(&self) -> SourceConfig {
         SourceConfig {
-            path: path.to_owned(),
-            format: self.format,
-            file_format: self.file_format,
-            config: self.config.clone(),
-            revision: self.revision.clone().filter(|_| path == self.path),
-            field: self.field.clone(),
-            columns: self.columns.clone(),
-            text_unit: self.text_unit,
-            fields: self.fields.clone(),
-            roles: self.roles.clone(),
-            ..SourceConfig::default()
-        }
-    }
-}
-
-impl SourceConfig {
-    /// The source as the data crate describes it.
-    #[must_use]
-    pub fn spec(&self) -> SourceSpec {
-        SourceSpec {
             path: self.path.clone(),
+            format: self.format,
             file_format: self.file_format,
             split: self.split.clone(),
             config: self.config.clone(),
@@ -226,45 +127,143 @@ impl SourceConfig {
             columns: self.columns.clone(),
             text_unit: self.text_unit,
             limit: self.limit,
-            weight: self.weight,
+            fields: self.fields.clone(),
+            roles: self.roles.clone(),
+            weight: None,
+        }
+    }
+}
+
+impl RunConfig {
+    /// Which tokens count in the loss.
+    #[must_use]
+    pub fn train_on(&self) -> TrainOn {
+        match (self.data.train_on, self.data.format) {
+            (Some(train_on), _) => train_on,
+            (None, RecordFormat::Text) => TrainOn::All,
+            (None, _) => TrainOn::Assistant,
         }
     }
 
-    /// The names of the record's keys.
-    ///
-    /// # Errors
-    /// A sentence about a name that is not one of [`Fields`]'.
-    pub fn field_names(&self) -> Result<Fields, String> {
-        let mut map: Map<String, Value> =
-            self.fields.iter().map(|(ours, theirs)| (ours.clone(), Value::from(theirs.as_str()))).collect();
-        if map.contains_key("roles") {
-            return Err("roles are mapped by the key `roles`, not in `fields`".to_owned());
-        }
-        map.insert("roles".to_owned(), self.roles.iter().map(|(a, b)| (a.clone(), Value::from(b.as_str()))).collect());
-        serde_json::from_value(Value::Object(map)).map_err(|error| error.to_string())
+    /// Seed of the order of rows and of mixtures.
+    #[must_use]
+    pub fn data_seed(&self) -> u64 {
+        self.data.data_seed.unwrap_or(self.seed)
+    }
+
+    /// Whether there is anything to evaluate on.
+    #[must_use]
+    pub fn has_eval_data(&self) -> bool {
+        let data = &self.data;
+        data.eval_path.is_some() || data.eval_fraction.is_some() || !data.eval_sources.is_empty()
     }
 }
 
-fn yes() -> bool {
-    true
+/// The rules of `[data]`.
+pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
+    let data = &config.data;
+    let mut rules = vec![
+        rule(
+            !data.path.is_empty() || !data.sources.is_empty(),
+            "data.path",
+            "is empty",
+            "write the file, folder or Hub dataset to train on",
+        ),
+        rule(
+            data.eval_path.as_deref() != Some(""),
+            "data.eval_path",
+            "is empty",
+            "write what to evaluate on, or leave the key out",
+        ),
+        rule(
+            (0.0..=1.0).contains(&data.max_bad_share),
+            "data.max_bad_share",
+            format!("must be from 0 to 1, got {}", data.max_bad_share),
+            "write for example 0.1",
+        ),
+        rule(
+            data.eval_fraction.is_none_or(|fraction| fraction > 0.0 && fraction < 1.0),
+            "data.eval_fraction",
+            "must be above 0 and below 1",
+            "write for example 0.05",
+        ),
+        rule(
+            data.chat_template.as_deref() != Some(""),
+            "data.chat_template",
+            "is empty",
+            "write a file, or the name of one of the tokenizer's templates, or leave the key out",
+        ),
+        rule(
+            data.field_names().is_ok(),
+            "data.fields",
+            data.field_names().err().unwrap_or_default(),
+            "write our name first and then the data's, as in fields = { text = \"body\" }",
+        ),
+        rule(data.limit != Some(0), "data.limit", "is 0", "write how many records to take, or leave the key out"),
+        rule(
+            !data.roles_to_train.is_empty(),
+            "data.roles_to_train",
+            "is empty: nothing would be trained",
+            "write for example [\"assistant\"]",
+        ),
+        rule(data.cache.as_deref() != Some(""), "data.cache", "is empty", "write a folder, or leave the key out"),
+    ];
+    rules.extend(agreements(config));
+    for (key, sources) in [("data.sources", &data.sources), ("data.eval_sources", &data.eval_sources)] {
+        let mix = if key == "data.sources" { data.mix } else { Mix::Concatenate };
+        rules.extend(sources.iter().enumerate().flat_map(|(index, source)| source.rules(key, index, mix)));
+    }
+    rules
 }
 
-fn assistant() -> Vec<String> {
-    vec!["assistant".to_owned()]
-}
-
-/// A record format; the error about a file format names its key.
-fn record_format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RecordFormat, D::Error> {
-    let name = String::deserialize(deserializer)?;
-    let parse = |name: &str| RecordFormat::deserialize(IntoDeserializer::<D::Error>::into_deserializer(name));
-    parse(&name).map_err(|error| match from_name::<FileFormat>(&name) {
-        Ok(_) => D::Error::custom(format!(
-            "{name:?} is a file format: write file_format = {name:?}; format says what the records are"
-        )),
-        Err(_) => error,
-    })
-}
-
-fn default_max_bad_share() -> f64 {
-    0.1
+/// Keys that only mean something together with others.
+fn agreements(config: &RunConfig) -> Vec<Rule> {
+    let data = &config.data;
+    let plain_text =
+        data.format == RecordFormat::Text && data.train_on.is_some_and(|train_on| train_on != TrainOn::All);
+    let of_path =
+        if data.sources.is_empty() || data.eval_path.is_some() { vec![] } else { data.own_source().described() };
+    let of_path = of_path.into_iter().map(|key| {
+        let problem = "describes data.path, and there are data.sources instead";
+        rule(false, format!("data.{key}"), problem, "write it into each source")
+    });
+    let rules = vec![
+        rule(
+            !plain_text,
+            "data.train_on",
+            "plain text has no messages to choose from",
+            "write \"all\", or format = \"chat\"",
+        ),
+        rule(
+            data.train_end_of_turn || config.train_on() != TrainOn::All,
+            "data.train_end_of_turn",
+            "every token counts in the loss, the ends of turns too",
+            "remove it, or write train_on = \"assistant\"",
+        ),
+        rule(
+            data.roles_to_train == ["assistant"] || !matches!(config.train_on(), TrainOn::All | TrainOn::Flags),
+            "data.roles_to_train",
+            format!("has no effect where train_on is {:?}", to_name(&config.train_on())),
+            "remove it, or write train_on = \"assistant\"",
+        ),
+        rule(
+            data.eval_split.is_none() || data.eval_path.is_some(),
+            "data.eval_split",
+            "is the split of data.eval_path, which is absent",
+            "write eval_path too",
+        ),
+        rule(
+            data.mix == Mix::Concatenate || data.sources.len() > 1,
+            "data.mix",
+            "there are not several data.sources to mix",
+            "remove it, or name the sources as [[data.sources]] tables",
+        ),
+        rule(
+            data.mix_until == MixUntil::First || data.mix == Mix::Weight,
+            "data.mix_until",
+            "only a mixture by weight ends before every record was used once",
+            "remove it, or write mix = \"weight\"",
+        ),
+    ];
+    rules.into_iter().chain(of_path).collect()
 }

@@ -164,13 +164,8 @@ pub(super) fn from_reader(place: Place, key: String, message: &str) -> ConfigErr
         return unknown_value(place, key, message);
     }
     if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
-        let key = if key.is_empty() { field.to_string() } else { format!("{key}.{field}") };
-        let help = match key.as_str() {
-            "model" => "add `model = \"folder\"`: the folder with config.json, the safetensors and tokenizer.json",
-            "data" => "add `[data]` and below it `path = \"train.jsonl\"`",
-            _ => "add `path = \"train.jsonl\"`: the JSONL file to train on",
-        };
-        return ConfigError::Missing { place, key, help: help.to_string() };
+        let help = format!("add `{field} = ...` to its section, or remove the section");
+        return ConfigError::Missing { place, key: format!("{key}.{field}"), help };
     }
     ConfigError::Invalid { place, key, message: message.to_string() }
 }

@@ -1,123 +1,173 @@
 //! The recipe: what the user typed, read from a TOML or YAML file and `--set` overrides into [`RunConfig`].
 //!
-//! Everything that can be refused without looking at the machine is refused here, with the file and line, the key, and
-//! what to do. What depends on the machine (does it fit, is the backend available) belongs to the plan.
-//! Trade-off: unknown keys are reported together, of other problems the first one.
+//! Everything that can be refused without looking at the machine is refused here, with the file and line, the key, and what to do. What
+//! depends on the machine (does it fit, is the backend available) belongs to the plan. The doc comments of keys are the descriptions in
+//! docs/config.schema.json. Values have the types of the crates that use them, so a number format, an optimizer or a schedule has one type
+//! in the whole workspace.
+//! Trade-off: unknown keys are reported together, of other problems the first one. A library's settings carry the recipe's names of their
+//! keys.
 
-mod agreement;
 mod backend_choice;
-mod base_name;
-mod bounds;
 mod check;
-mod check_data;
-mod check_preference;
 pub mod compute;
 mod data_section;
-mod defaults;
+mod data_source;
 mod device_budget;
 mod error;
+mod eval_section;
 mod extraction;
-mod names;
 mod other_names;
 mod preference_section;
 mod recipe;
-mod rule;
 mod schema;
+mod section;
 mod source;
+mod train_section;
+mod weights;
 mod yaml;
 mod zero_stage;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use firebrick_arch::LoraConfig;
+use firebrick_precision::QuantFormat;
+use schemars::JsonSchema;
+use serde::de::{DeserializeOwned, IntoDeserializer};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::metrics::MlflowSection;
+use compute::Compute;
+use section::{Limited, SEED, TOKENS, Whole, section};
 
 pub use backend_choice::BackendChoice;
-pub use data_section::{DataConfig, SourceConfig};
-pub use defaults::{Interval, RunLength, Warmup};
+pub use data_section::DataConfig;
+pub use data_source::SourceConfig;
 pub use device_budget::DeviceBudget;
 pub use error::{ConfigError, Place, UnknownKey};
+pub use eval_section::{CheckpointConfig, EvalConfig};
 pub use extraction::Extraction;
-pub use names::{from_name, to_name};
 pub use preference_section::{LossType, PreferenceLoss, PreferenceSection};
-pub use recipe::{Bnb4bitSection, CheckpointConfig, EvalConfig, Init, Mode, QuantType, RunConfig, TrainConfig};
 pub use schema::json_schema;
-use source::{Language, Source};
+pub use train_section::{Interval, RunLength, TrainConfig, Warmup};
+pub use weights::{Bnb4bitSection, Mode, QuantType};
 pub use zero_stage::ZeroStage;
 
-/// The folder in which a bare recipe name is looked up.
-const RECIPE_FOLDER: &str = "configs";
+section! {
+    /// A whole recipe. Every key has a default except `model` and `data`.
+    pub struct RunConfig in "" {
+        /// Name of the run and of its folder. Default "": the recipe's file name without `.toml`.
+        name: String = String::new();
+        /// Where tensors live and operations run: "auto", "cuda", "wgpu", "candle" or "flex". Default "auto": CUDA if there is an
+        /// NVIDIA card, otherwise the fastest of the others.
+        backend: BackendChoice = BackendChoice::Auto;
+        /// Folder of the model (config.json, safetensors, tokenizer.json), relative to the working directory, or an id of the Hub:
+        /// "owner/name" or "owner/name@revision". A folder wins over an id.
+        model: String = String::new();
+        /// Where the weights come from: "pretrained" reads them from the model folder, "random" needs only config.json and
+        /// tokenizer.json there. Default "pretrained".
+        init: Init = Init::Pretrained;
+        /// Which weights train: "full" (all of them), "lora" (adapters on a base that stays as stored) or "qlora" (adapters on a
+        /// quantized base). Default: what the recipe says otherwise. `base` or `[bnb_4bit]` is "qlora", `[lora]` alone is "lora"; a
+        /// recipe with none of them and pretrained weights has to say `mode = "full"`.
+        mode: Option<Mode> = None;
+        /// Number format of activations and matrix multiplications: "float32", "bfloat16" or "float16" (also "f32", "fp32", "bf16",
+        /// "f16", "fp16"), or "fp8": the matrix multiplications of the layers in 8-bit floats with a scale per row, everything else in
+        /// bfloat16; from compute capability 8.9 on (L4, H100, B200, RTX 40). CPU backends compute in float32 whatever this says, wgpu in float16
+        /// where its device can if this says so, else in float32. float16 trains with dynamic loss scaling. Default "bfloat16".
+        compute: Option<Compute> = None;
+        /// Fill each row with several documents, which do not see each other. Default true.
+        pack: bool = true;
+        /// Tokens per row; `data.overflow` says what happens to longer documents. Default 2048.
+        max_seq_len: usize = 2048, Whole(2, TOKENS);
+        /// Folder that holds the run folders. Default "runs".
+        output_dir: String = "runs".to_owned();
+        /// Seed of shuffling (see also `data.data_seed`), of adapter and random weights, and of sampling. Default 0.
+        seed: u64 = 0, Whole(0, SEED);
+        /// Quantize the frozen base while it is read and train adapters on it (QLoRA), those of `[lora]` or else its defaults: "nvfp4"
+        /// (E2M1, 16 values per E4M3 scale), "mxfp4" (E2M1, 32 values per power of two), "fp8" (E4M3, a scale per row), or "nf4" and
+        /// "nf4_double_quant", which are what `[bnb_4bit]` says. Weights are dequantized where they are multiplied, on every backend; with
+        /// `compute = "fp8"` they become its 8-bit floats. Default: absent, what `[bnb_4bit]` says, or else the base stays as stored.
+        base: Option<QuantFormat> = None;
+        /// Keep the frozen base in 4 bits as bitsandbytes does, like `base`, and train adapters on it. Default: absent.
+        bnb_4bit: Option<Bnb4bitSection> = None;
+        /// Train low-rank adapters on a frozen base. Default: absent; see `mode`.
+        lora: Option<LoraConfig> = None;
+        /// Train on pairs of a chosen and a rejected answer (DPO, ORPO). Default: absent, every document is trained on by itself.
+        preference: Option<PreferenceSection> = None;
+        /// What to train and evaluate on.
+        data: DataConfig = DataConfig::default();
+        /// The training step and the number of steps.
+        train: TrainConfig = TrainConfig::default();
+        /// Evaluation before, during and after training.
+        eval: EvalConfig = EvalConfig::default();
+        /// When to save, and how many checkpoints to keep.
+        checkpoint: CheckpointConfig = CheckpointConfig::default();
+        /// An MLflow tracking server that gets parameters and metrics too. Default: absent, nothing leaves the machine.
+        mlflow: Option<MlflowSection> = None;
+    }
+}
+
+/// `init`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    /// Weights are read from the model folder.
+    #[default]
+    Pretrained,
+    /// Weights are drawn from the seed: pretraining from scratch.
+    Random,
+}
 
 impl RunConfig {
-    /// Reads a recipe file, applies the `--set a.b=c` overrides, and refuses what cannot work.
-    ///
-    /// A bare file name that is not in the current folder is looked up in `configs/`. An override's value is read as TOML,
-    /// or as a plain string if it is not TOML or its key takes a text; `a.b=` with nothing after it removes the key. Overriding
-    /// one of two keys for the same setting (`train.steps` and `train.epochs`, …) removes the other one of the file.
-    ///
-    /// # Errors
-    /// [`ConfigError`] names the place, the key and the way out.
-    pub fn load(path: &Path, overrides: &[String]) -> Result<RunConfig, ConfigError> {
-        let file = find_recipe(path);
-        let text = fs::read_to_string(&file).map_err(|problem| ConfigError::Read {
-            path: path.to_path_buf(),
-            problem,
-            help: known_recipes(),
-        })?;
-        RunConfig::from_source(Source::parse(&text, &file, Language::of(&file), overrides)?, &file)
+    /// Every key that has a limit.
+    fn all_limits(&self) -> Vec<Limited> {
+        let sections = [self.data.limits(), self.train.limits(), self.eval.limits(), self.checkpoint.limits()];
+        let optional = self.preference.iter().map(PreferenceSection::limits);
+        let optional = optional.chain(self.bnb_4bit.iter().map(Bnb4bitSection::limits));
+        let own = [self.limits(), weights::lora_limits(self.lora.as_ref())];
+        own.into_iter().chain(optional).chain(sections).flatten().collect()
     }
 
-    /// As [`RunConfig::load`], from TOML that is already in memory; `file` is what error messages call it.
-    ///
-    /// # Errors
-    /// As [`RunConfig::load`].
-    pub fn from_toml(text: &str, file: &Path, overrides: &[String]) -> Result<RunConfig, ConfigError> {
-        RunConfig::from_source(Source::parse(text, file, Language::Toml, overrides)?, file)
-    }
-
-    fn from_source(mut source: Source<'_>, file: &Path) -> Result<RunConfig, ConfigError> {
-        schema::refuse_unknown_keys(&source)?;
-        let mut config = source.read_config()?;
-        if config.name.is_empty() {
-            config.name = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        }
-        check::refuse_impossible(&config, &source)?;
-        Ok(config.resolved())
-    }
-
-    /// The whole recipe as TOML with every default filled in: the run folder's `config.toml`.
-    /// Reading it back gives the same `RunConfig`.
+    /// What this recipe would be if it said nothing but what it trains: model, data, and which weights in which form.
     #[must_use]
-    pub fn to_toml(&self) -> String {
-        // Invariant: a RunConfig is plain strings, numbers, lists and tables, and TOML can hold all of them.
-        toml::to_string(&self.resolved()).expect("a RunConfig is always expressible as TOML")
+    pub fn with_default_keys(&self) -> RunConfig {
+        let RunConfig { name, pack, max_seq_len, output_dir, seed, train, eval, checkpoint, .. } = RunConfig::default();
+        let mut plain =
+            RunConfig { name, pack, max_seq_len, output_dir, seed, train, eval, checkpoint, ..self.clone() };
+        (plain.data.data_seed, plain.data.shuffle) = (None, true);
+        plain
     }
 }
 
-/// `path` itself where it exists or names a folder, otherwise the recipe of that name in `configs/`.
-fn find_recipe(path: &Path) -> PathBuf {
-    let is_bare = path.parent().is_none_or(|parent| parent.as_os_str().is_empty());
-    if !is_bare || path.exists() {
-        return path.to_path_buf();
+/// The name of a value such as `Recompute::Full`: "full". A variant that holds a value is followed by that value's name.
+#[must_use]
+pub fn to_name(value: &impl Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(value) => plain(&value),
+        Err(error) => unreachable!("an enum of plain values is expressible as JSON: {error}"),
     }
-    let shipped = Path::new(RECIPE_FOLDER).join(path);
-    let found = [shipped.clone(), shipped.with_extension("toml")].into_iter().find(|file| file.is_file());
-    found.unwrap_or_else(|| path.to_path_buf())
 }
 
-/// One sentence that lists the shipped recipes, for the message about a file that cannot be read.
-fn known_recipes() -> String {
-    let mut names: Vec<String> = fs::read_dir(RECIPE_FOLDER)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .filter(|name| name.ends_with(".toml") || Language::of(Path::new(name)) == Language::Yaml)
-        .collect();
-    names.sort();
-    if names.is_empty() {
-        "give the path of a .toml or .yaml recipe".to_string()
-    } else {
-        format!("recipes in {RECIPE_FOLDER}/: {}", names.join(", "))
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(name) => name.clone(),
+        Value::Object(map) if map.len() == 1 => {
+            map.iter().map(|(name, value)| format!("{name} {}", plain(value))).collect()
+        }
+        other => other.to_string(),
     }
+}
+
+/// The value with a name, for command lines.
+///
+/// # Errors
+/// A sentence with the allowed names.
+pub fn from_name<T: DeserializeOwned>(name: &str) -> Result<T, String> {
+    let deserializer: serde::de::value::StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
+    T::deserialize(deserializer).map_err(|error| {
+        let message = error.to_string().replace('`', "");
+        // The name itself is in every message about a command line already.
+        message.split_once(", expected ").map_or(message.clone(), |(_, names)| format!("expected {names}"))
+    })
 }
 
 #[cfg(test)]

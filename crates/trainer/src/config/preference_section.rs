@@ -1,38 +1,44 @@
 //! `[preference]`: training on pairs of answers, under TRL's names.
 //!
-//! Trade-off: of TRL's losses those that one pair decides alone; losses that sort a batch or look at other pairs are not there.
+//! Trade-off: of TRL's losses those that one pair decides alone; losses that sort a batch or look at other pairs are not there. Whether the
+//! data has pairs is found when it is read.
 
+use firebrick_data::{OverflowPolicy, RecordFormat, TrainOn};
 use firebrick_kernels::{PairLoss, PairLossKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `[preference]`: train on pairs of a chosen and a rejected answer instead of on single texts. Both answers with their prompt share a row,
-/// so `max_seq_len` is what TRL's `max_length` is twice.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct PreferenceSection {
-    /// "dpo": raise the chosen answer over the rejected one, measured against the model as it was before training. "orpo": the same without
-    /// that reference, next to the cross entropy of the chosen answer. Default "dpo".
-    pub loss: PreferenceLoss,
-    /// DPO: how strongly the model is held to the reference (smaller: less). ORPO: the weight of the odds ratio (lambda in its paper).
-    /// Default 0.1.
-    pub beta: f64,
-    /// DPO's loss of the margin: "sigmoid", "robust" (unbiased under labels that are wrong with probability `label_smoothing`), "hinge",
-    /// or "ipo" (log-probabilities per token). Default "sigmoid".
-    pub loss_type: LossType,
-    /// The probability that a pair's label is wrong, 0 or more and below 0.5, for "sigmoid" (conservative DPO) and "robust". Default 0.
-    pub label_smoothing: f64,
-    /// DPO: weight of the cross entropy of the chosen answers in addition (RPO; TRL's loss types "sigmoid" and "sft" with weights 1 and
-    /// this). Default: absent, none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rpo_alpha: Option<f64>,
-    /// ORPO: whether the prompt counts in the cross entropy of the chosen, as in TRL. The odds ratio is of the answers alone. Default true.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_loss: Option<bool>,
-    /// DPO: whether the log-probabilities of the reference are computed once before training instead of in every step. They are where the
-    /// adapter does not start at zero, tokens are added, or every weight trains, and this must not be false there. Default: absent, only there.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub precompute_ref_log_probs: Option<bool>,
+use crate::config::RunConfig;
+use crate::config::section::{AboveZero, Rule, ZeroOrMore, rule, section};
+use crate::config::weights::Mode;
+
+section! {
+    /// `[preference]`: train on pairs of a chosen and a rejected answer instead of on single texts. Both answers with their prompt share a row,
+    /// so `max_seq_len` is what TRL's `max_length` is twice.
+    pub struct PreferenceSection in "preference." {
+        /// "dpo": raise the chosen answer over the rejected one, measured against the model as it was before training. "orpo": the same without
+        /// that reference, next to the cross entropy of the chosen answer. Default "dpo".
+        loss: PreferenceLoss = PreferenceLoss::Dpo;
+        /// DPO: how strongly the model is held to the reference (smaller: less). ORPO: the weight of the odds ratio (lambda in its paper).
+        /// Default 0.1.
+        beta: f64 = 0.1, AboveZero;
+        /// DPO's loss of the margin: "sigmoid", "robust" (unbiased under labels that are wrong with probability `label_smoothing`), "hinge",
+        /// or "ipo" (log-probabilities per token). Default "sigmoid".
+        loss_type: LossType = LossType::Sigmoid;
+        /// The probability that a pair's label is wrong, 0 or more and below 0.5, for "sigmoid" (conservative DPO) and "robust". Default 0.
+        label_smoothing: f64 = 0.0;
+        /// DPO: weight of the cross entropy of the chosen answers in addition (RPO; TRL's loss types "sigmoid" and "sft" with weights 1 and
+        /// this). Default: absent, none.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        rpo_alpha: Option<f64> = None, ZeroOrMore;
+        /// ORPO: whether the prompt counts in the cross entropy of the chosen, as in TRL. The odds ratio is of the answers alone. Default true.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        prompt_loss: Option<bool> = None;
+        /// DPO: whether the log-probabilities of the reference are computed once before training instead of in every step. They are where the
+        /// adapter does not start at zero, tokens are added, or every weight trains, and this must not be false there. Default: absent, only there.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        precompute_ref_log_probs: Option<bool> = None;
+    }
 }
 
 /// `preference.loss`.
@@ -59,20 +65,6 @@ pub enum LossType {
     Hinge,
     /// The squared distance to a margin of `1 / (2 beta)`.
     Ipo,
-}
-
-impl Default for PreferenceSection {
-    fn default() -> Self {
-        Self {
-            loss: PreferenceLoss::Dpo,
-            beta: 0.1,
-            loss_type: LossType::Sigmoid,
-            label_smoothing: 0.0,
-            rpo_alpha: None,
-            prompt_loss: None,
-            precompute_ref_log_probs: None,
-        }
-    }
 }
 
 impl PreferenceSection {
@@ -108,5 +100,196 @@ impl PreferenceSection {
     #[must_use]
     pub fn has_reference(&self) -> bool {
         self.loss == PreferenceLoss::Dpo
+    }
+}
+
+impl RunConfig {
+    /// Whether the reference of a preference loss is not the base without its adapter: the adapter starts from a folder, trains modules or
+    /// rows of tokens whole, those of new tokens too, or there is none.
+    #[must_use]
+    pub fn reference_is_precomputed_always(&self) -> bool {
+        if self.data.adds_tokens() {
+            return true;
+        }
+        let keeps_the_base = self.lora.as_ref().is_some_and(|lora| {
+            let trains_base = lora.modules_to_save.as_ref().is_some_and(|names| !names.is_empty());
+            lora.init_from.is_none()
+                && lora.init_lora_weights.is_uniform()
+                && !trains_base
+                && lora.trainable_token_indices.is_none()
+        });
+        !(keeps_the_base || self.mode() != Mode::Full && self.lora.is_none())
+    }
+}
+
+/// The rules of pairs of answers; without the section, that no source is one of pairs.
+pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
+    let formats: Vec<RecordFormat> = config
+        .data
+        .training_sources()
+        .into_iter()
+        .chain(config.data.held_out_sources())
+        .map(|source| source.format)
+        .collect();
+    let Some(preference) = &config.preference else {
+        return vec![rule(
+            !formats.contains(&RecordFormat::Preference),
+            "data.format",
+            "\"preference\" is read by preference training alone",
+            "add the section [preference] with loss = \"dpo\" or \"orpo\"",
+        )];
+    };
+    let rules =
+        [smoothing(preference), keys_of_one_loss(preference), reference(config, preference), data(config, &formats)];
+    rules.into_iter().flatten().collect()
+}
+
+/// Which losses smooth labels, and how much.
+fn smoothing(preference: &PreferenceSection) -> Vec<Rule> {
+    let smoothing = preference.label_smoothing;
+    let smooths = matches!(preference.loss_type, LossType::Sigmoid | LossType::Robust) && is_dpo(preference);
+    vec![
+        rule(
+            (0.0..0.5).contains(&smoothing),
+            "preference.label_smoothing",
+            format!("must be 0 or more and below 0.5, got {smoothing}"),
+            "write a number such as 0.1, or remove this key",
+        ),
+        rule(
+            smoothing == 0.0 || smooths,
+            "preference.label_smoothing",
+            "only the loss types \"sigmoid\" and \"robust\" of DPO smooth labels",
+            "remove it, or write loss_type = \"sigmoid\"",
+        ),
+    ]
+}
+
+/// Keys that only one of the losses has.
+fn keys_of_one_loss(preference: &PreferenceSection) -> Vec<Rule> {
+    let is_dpo = is_dpo(preference);
+    vec![
+        rule(
+            is_dpo || (preference.rpo_alpha.is_none() && preference.loss_type == LossType::Sigmoid),
+            if preference.rpo_alpha.is_some() { "preference.rpo_alpha" } else { "preference.loss_type" },
+            "is a key of DPO; ORPO has one loss, which includes the cross entropy of the chosen",
+            "remove it, or write loss = \"dpo\"",
+        ),
+        rule(
+            !is_dpo || preference.prompt_loss.is_none(),
+            "preference.prompt_loss",
+            "is a key of ORPO: in DPO only answers count",
+            "remove it, or write loss = \"orpo\"",
+        ),
+    ]
+}
+
+/// Where the reference comes from.
+fn reference(config: &RunConfig, preference: &PreferenceSection) -> Vec<Rule> {
+    let starts_elsewhere = config.reference_is_precomputed_always();
+    vec![
+        rule(
+            is_dpo(preference) || preference.precompute_ref_log_probs.is_none(),
+            "preference.precompute_ref_log_probs",
+            "ORPO has no reference",
+            "remove it, or write loss = \"dpo\"",
+        ),
+        rule(
+            preference.precompute_ref_log_probs != Some(false) || !starts_elsewhere,
+            "preference.precompute_ref_log_probs",
+            "is false, and after the first step the reference could not be computed any more: only an adapter that starts at zero leaves it \
+             in the base",
+            "remove it, or train a new adapter without modules_to_save and without tokens of its own",
+        ),
+    ]
+}
+
+/// What pairs of answers do not go with in data and evaluation. `formats`: those of all sources.
+fn data(config: &RunConfig, formats: &[RecordFormat]) -> Vec<Rule> {
+    let data = &config.data;
+    let are_pairs = |format: &RecordFormat| matches!(format, RecordFormat::Auto | RecordFormat::Preference);
+    vec![
+        rule(
+            formats.iter().all(are_pairs),
+            "data.format",
+            "[preference] trains on pairs of answers, and this format has one",
+            "remove it: the shape of prompt and answers is recognized by the keys",
+        ),
+        rule(
+            matches!(data.train_on, None | Some(TrainOn::Assistant | TrainOn::Last)),
+            "data.train_on",
+            "[preference] compares answers, so that only what the assistant writes counts",
+            "remove it; preference.prompt_loss is for ORPO's cross entropy",
+        ),
+        rule(
+            data.overflow != Some(OverflowPolicy::Split),
+            "data.overflow",
+            "is \"split\", and a pair is never divided",
+            "write \"truncate\" or \"drop\"",
+        ),
+        rule(
+            config.eval.exact_match_prompts == 0,
+            "eval.exact_match_prompts",
+            "[preference] has no reference answers; held-out pairs are evaluated by their rewards",
+            "remove it",
+        ),
+    ]
+}
+
+fn is_dpo(preference: &PreferenceSection) -> bool {
+    preference.loss == PreferenceLoss::Dpo
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::config::RunConfig;
+
+    const RECIPE: &str = "model = 'm'\n[lora]\n[preference]\n[data]\npath = 'd.jsonl'\n";
+
+    fn read(overrides: &[&str]) -> Result<RunConfig, String> {
+        let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+        RunConfig::from_toml(RECIPE, Path::new("x.toml"), &overrides).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn keys_of_the_other_loss_and_data_of_single_texts_are_refused() {
+        for (overrides, word) in [
+            (&["preference.beta=0"][..], "preference.beta"),
+            (&["preference.label_smoothing=0.5"], "below 0.5"),
+            (&["preference.label_smoothing=0.1", "preference.loss_type=hinge"], "smooth labels"),
+            (&["preference.loss=orpo", "preference.rpo_alpha=1"], "is a key of DPO"),
+            (&["preference.loss=orpo", "preference.loss_type=ipo"], "is a key of DPO"),
+            (&["preference.prompt_loss=false"], "is a key of ORPO"),
+            (&["preference.loss=orpo", "preference.precompute_ref_log_probs=true"], "ORPO has no reference"),
+            (&["preference.precompute_ref_log_probs=false", "mode=full", "lora="], "could not be computed any more"),
+            (&["preference.precompute_ref_log_probs=false", "data.new_tokens=['<x>']"], "tokens of its own"),
+            (&["data.format=chat"], "trains on pairs of answers"),
+            (&["data.train_on=all"], "compares answers"),
+            (&["data.overflow=split"], "never divided"),
+            (&["eval.exact_match_prompts=3", "data.eval_fraction=0.1"], "no reference answers"),
+            (&["preference=", "data.format=preference"], "add the section [preference]"),
+        ] {
+            let message = read(overrides).unwrap_err();
+            assert!(message.contains(word), "{overrides:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn the_base_is_the_reference_only_of_an_adapter_that_starts_at_zero() {
+        let precomputed = |overrides: &[&str]| read(overrides).unwrap().reference_is_precomputed_always();
+        assert!(!precomputed(&[]) && !precomputed(&["bnb_4bit={}"]) && !precomputed(&["base=nvfp4", "lora="]));
+        assert!(precomputed(&["mode=full", "lora="]));
+        assert!(precomputed(&["lora.init_from=a"]) && precomputed(&["lora.modules_to_save=['lm_head']"]));
+        assert!(precomputed(&["data.new_tokens=['<x>']"]) && precomputed(&["data.new_special_tokens=['<x>']"]));
+    }
+
+    #[test]
+    fn rates_of_pairs_are_lower_than_those_of_texts() {
+        let rate = |overrides: &[&str]| read(overrides).unwrap().learning_rate();
+        assert_eq!((rate(&[]), rate(&["mode=full", "lora="])), (1e-5, 1e-6));
+        assert_eq!((rate(&["preference="]), rate(&["train.learning_rate=3e-5"])), (2e-4, 3e-5));
+        let config = read(&["preference.loss=orpo"]).unwrap();
+        assert_eq!(RunConfig::from_toml(&config.to_toml(), Path::new("x.toml"), &[]).unwrap(), config);
     }
 }

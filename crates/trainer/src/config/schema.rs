@@ -7,24 +7,55 @@ use std::collections::BTreeMap;
 use schemars::schema_for;
 use serde_json::Value;
 
-use crate::config::bounds::BOUNDS;
 use crate::config::error::{ConfigError, UnknownKey, nearest};
-use crate::config::other_names;
-use crate::config::recipe::RunConfig;
+use crate::config::section::{Limit, Limited};
 use crate::config::source::Source;
+use crate::config::{RunConfig, other_names};
 
 /// The JSON schema (draft 2020-12) of a recipe, indented, with a newline at the end.
 #[must_use]
 pub fn json_schema() -> String {
-    let mut schema = schema_for!(RunConfig).to_value();
-    for bound in &BOUNDS {
-        let (section, key) = bound.key.split_once('.').unwrap_or(("", bound.key));
+    let mut schema = schema();
+    for Limited { key, limit, .. } in RunConfig::default().all_limits() {
+        let Limit::Whole(_, largest) = limit else { continue };
+        let (section, key) = key.split_once('.').unwrap_or(("", key));
         let section = reference(&schema["properties"][section]).unwrap_or_default();
         let pointer = format!("{section}/properties/{key}");
         // Invariant: a test finds each of these keys in the schema.
-        schema.pointer_mut(&pointer).expect("a bounded key is in the schema")["maximum"] = bound.largest.into();
+        schema.pointer_mut(&pointer).expect("a key with a limit is in the schema")["maximum"] = largest.into();
     }
     format!("{schema:#}\n")
+}
+
+/// The schema without limits. To serde every key has a default; those that a recipe has to have are required here.
+fn schema() -> Value {
+    let mut schema = schema_for!(RunConfig).to_value();
+    remove_nulls(&mut schema);
+    for (section, keys) in [("", &["model", "data"][..]), ("/$defs/SourceConfig", &["path"])] {
+        let section = schema.pointer_mut(section).and_then(Value::as_object_mut);
+        // Invariant: a test compares this schema with docs/config.schema.json.
+        let section = section.expect("each section is in the schema");
+        for key in keys {
+            if let Some(property) = section["properties"][key].as_object_mut() {
+                property.remove("default");
+            }
+        }
+        let after_properties = section.keys().position(|key| key == "properties").map_or(0, |index| index + 1);
+        section.shift_insert(after_properties, "required".to_owned(), keys.into());
+    }
+    schema
+}
+
+/// Removes keys that are null: defaults of keys that are absent by default.
+fn remove_nulls(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => {
+            map.retain(|_, value| !value.is_null());
+            map.values_mut().for_each(remove_nulls);
+        }
+        Value::Array(list) => list.iter_mut().for_each(remove_nulls),
+        _ => {}
+    }
 }
 
 /// Keys by section; the keys outside of sections are under "".
@@ -91,7 +122,7 @@ fn hint(known: &KnownKeys, section: &str, key: &str) -> String {
 
 /// Reads the sections and their keys out of the schema.
 fn known_keys() -> KnownKeys {
-    let schema = schema_for!(RunConfig).to_value();
+    let schema = schema();
     let properties = |of: &Value| -> Vec<(String, Value)> {
         let map = of.get("properties").and_then(Value::as_object);
         map.into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect()
@@ -149,12 +180,12 @@ mod tests {
     #[test]
     fn names_of_other_trainers_lead_to_keys_and_sections_that_exist() {
         let known = known_keys();
-        let names = other_names::names();
+        let names: Vec<_> = other_names::names().collect();
         assert!(names.len() >= 80, "only {} names", names.len());
         for (name, answer) in names {
             assert!(known.values().flatten().all(|key| key != name), "{name} is a key of ours");
             let (section, key) = match answer {
-                Answer::Key(path) | Answer::KeyWith(path, _) => path.split_once('.').unwrap_or(("", path)),
+                Answer::Key(path, _) => path.split_once('.').unwrap_or(("", path)),
                 Answer::Section(section) => (section, ""),
                 Answer::NotYet(_) | Answer::NotNeeded(_) => continue,
             };
@@ -201,7 +232,7 @@ mod tests {
 
     #[test]
     fn every_key_is_described_with_its_default() {
-        let schema = schema_for!(RunConfig).to_value();
+        let schema = schema();
         let mut described = 0;
         let mut sections = vec![schema.clone()];
         sections.extend(schema["$defs"].as_object().unwrap().values().cloned());

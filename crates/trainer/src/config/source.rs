@@ -12,8 +12,8 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
+use crate::config::RunConfig;
 use crate::config::error::{ConfigError, Place, from_reader};
-use crate::config::recipe::RunConfig;
 use crate::config::yaml::{self, YamlError};
 
 /// Two keys (or sections) for one setting, and whether both may be there as long as they agree. An override of one replaces the other of the

@@ -2,7 +2,10 @@
 //!
 //! Trade-off: recipes go through the whole reader, so one test covers several files of this folder.
 
-use firebrick_kernels::Recompute;
+use std::fs;
+use std::path::Path;
+
+use firebrick_kernels::{BaseStorage, Recompute};
 use firebrick_optim::OptimizerKind;
 use firebrick_precision::{Format, QuantFormat};
 
@@ -183,8 +186,6 @@ fn a_file_format_in_place_of_a_record_format_is_answered_with_its_key() {
         let message = refusal("model = 'm'\nmode = 'full'\n[data]\n", &[text]);
         assert!(message.contains("file_format = \"jsonl\""), "{message}");
     }
-    let old = read("model = 'm'\nmode = 'full'\n[data]\nsources = [{path = 'd', shape = 'text'}]\n", &[]).unwrap();
-    assert_eq!(old.data.sources[0].format, firebrick_data::RecordFormat::Text);
 }
 
 #[test]
@@ -515,4 +516,13 @@ fn h100_recipe_holds_the_values_of_published() {
     assert_eq!(train.optimizer, OptimizerKind::PagedAdamW8bit);
     assert_eq!(config.recompute(), Recompute::Full);
     assert_eq!(config.compute(), Compute::Plain(Format::Bf16));
+}
+
+#[test]
+fn names_are_those_of_recipes_and_read_back() {
+    assert_eq!(to_name(&Recompute::Selective), "selective");
+    assert_eq!(from_name("selective"), Ok(Recompute::Selective));
+    let base = BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true }));
+    assert_eq!(to_name(&base), "frozen nf4_double_quant");
+    assert_eq!(from_name::<Recompute>("some").unwrap_err(), "expected one of full, projections, selective, none");
 }

@@ -1,0 +1,174 @@
+//! What a section of the recipe is made of: keys, each with its doc, default and limit in one place, and rules about several keys.
+//!
+//! Limits are far above what any run uses, and low enough that the plan's products of several numbers fit into 64 bits.
+//! Trade-off: a rule is evaluated even if an earlier one is already broken; there are a few dozen.
+
+use std::fmt;
+
+/// The struct of a section. A key is `name: type = default`, and where its value is a number, its [`Limit`] may follow. `limits` has the
+/// keys that have one, named as in `--set`.
+macro_rules! section {
+    (
+        $(#[$about:meta])*
+        pub struct $name:ident in $prefix:literal {
+            $($(#[$doc:meta])* $key:ident: $type:ty = $default:expr $(, $limit:expr)?;)*
+        }
+    ) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $($(#[$doc])* pub $key: $type,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($key: $default,)* }
+            }
+        }
+
+        impl $name {
+            pub(in crate::config) fn limits(&self) -> Vec<$crate::config::section::Limited> {
+                vec![$($($crate::config::section::Limited::new(
+                    concat!($prefix, stringify!($key)), self.$key, $limit,
+                ),)?)*]
+            }
+        }
+    };
+}
+pub(super) use section;
+
+/// Tokens of a row, of an answer, of a chunk of the loss.
+pub(super) const TOKENS: u64 = 1 << 24;
+/// Rows of a micro-batch.
+pub(super) const ROWS: u64 = 1 << 16;
+/// Steps, records, and what else is counted.
+pub(super) const COUNT: u64 = 1 << 32;
+/// Passes over the data.
+const EPOCHS: f64 = 1e6;
+/// The largest whole number of TOML.
+pub(super) const SEED: u64 = i64::MAX as u64;
+
+/// Which values a number may have.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Limit {
+    /// From the first to the second.
+    Whole(u64, u64),
+    /// Above 0, and so many passes over the data at most.
+    Epochs,
+    AboveZero,
+    ZeroOrMore,
+    /// 0 or more and below 1.
+    BelowOne,
+}
+pub(super) use Limit::{AboveZero, BelowOne, Epochs, Whole, ZeroOrMore};
+
+/// A number that has a limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Number {
+    Count(u64),
+    Real(f64),
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(value) => value.fmt(formatter),
+            Self::Real(value) => value.fmt(formatter),
+        }
+    }
+}
+
+/// The value of a key; `None` where it is absent.
+pub(super) trait Value {
+    fn number(self) -> Option<Number>;
+}
+
+impl Value for u64 {
+    fn number(self) -> Option<Number> {
+        Some(Number::Count(self))
+    }
+}
+
+impl Value for usize {
+    fn number(self) -> Option<Number> {
+        Some(Number::Count(self as u64))
+    }
+}
+
+impl Value for f64 {
+    fn number(self) -> Option<Number> {
+        Some(Number::Real(self))
+    }
+}
+
+impl<T: Value> Value for Option<T> {
+    fn number(self) -> Option<Number> {
+        self.and_then(T::number)
+    }
+}
+
+/// A key that has a limit, and its value.
+pub(super) struct Limited {
+    pub(super) key: &'static str,
+    pub(super) limit: Limit,
+    value: Option<Number>,
+}
+
+impl Limited {
+    pub(super) fn new(key: &'static str, value: impl Value, limit: Limit) -> Self {
+        Self { key, limit, value: value.number() }
+    }
+
+    /// What is wrong with the value, and what to write instead; `None` where it is within its limit.
+    pub(super) fn broken(&self) -> Option<(String, &'static str)> {
+        let value = self.value?;
+        let (problem, help) = match (self.limit, value) {
+            (Whole(least, _), Number::Count(count)) if count < least => {
+                (format!("must be at least {least}"), "write a larger number")
+            }
+            (Whole(_, most), Number::Count(count)) if count > most => {
+                (format!("must be at most {most}"), "write a smaller number")
+            }
+            (AboveZero | Epochs, Number::Real(real)) if !(real.is_finite() && real > 0.0) => {
+                ("must be above 0 and finite".to_owned(), "write a positive number")
+            }
+            (Epochs, Number::Real(real)) if real > EPOCHS => {
+                (format!("must be at most {EPOCHS}"), "write a smaller number")
+            }
+            (ZeroOrMore, Number::Real(real)) if !(real.is_finite() && real >= 0.0) => {
+                ("must be 0 or more and finite".to_owned(), "write 0 to turn it off")
+            }
+            (BelowOne, Number::Real(real)) if !(0.0..1.0).contains(&real) => {
+                ("must be 0 or more and below 1".to_owned(), "write a number such as 0.9 or 0.03")
+            }
+            _ => return None,
+        };
+        Some((format!("{problem}, got {value}"), help))
+    }
+}
+
+/// Something that must hold for a recipe, with what to say where it does not.
+pub(super) struct Rule {
+    /// Whether it holds.
+    pub(super) holds: bool,
+    /// The key that breaks it.
+    pub(super) key: String,
+    /// Why that cannot work.
+    pub(super) problem: String,
+    /// What to write instead.
+    pub(super) help: &'static str,
+}
+
+/// `holds` is what must be true.
+pub(super) fn rule(holds: bool, key: impl Into<String>, problem: impl Into<String>, help: &'static str) -> Rule {
+    Rule { holds, key: key.into(), problem: problem.into(), help }
+}
+
+impl From<&Limited> for Rule {
+    fn from(limited: &Limited) -> Self {
+        let broken = limited.broken();
+        let (problem, help) = broken.clone().unwrap_or_default();
+        rule(broken.is_none(), limited.key, problem, help)
+    }
+}

@@ -1,0 +1,268 @@
+//! `[train]`: the training step and the number of steps.
+//!
+//! Trade-off: keys of pairs such as `steps` and `epochs` are two fields; what they mean together is a method.
+
+use firebrick_kernels::Recompute;
+use firebrick_optim::{OptimizerKind, ScheduleKind};
+
+use crate::config::compute::Compute;
+use crate::config::device_budget::DeviceBudget;
+use crate::config::section::{
+    AboveZero, BelowOne, COUNT, Epochs, ROWS, Rule, TOKENS, Whole, ZeroOrMore, rule, section,
+};
+use crate::config::weights::Mode;
+use crate::config::zero_stage::ZeroStage;
+use crate::config::{Init, RunConfig};
+
+/// Micro-batches of a step.
+const MICRO_BATCHES: u64 = 1 << 20;
+/// Tokens of a micro-batch.
+const MICRO_BATCH_TOKENS: u64 = 1 << 32;
+/// The fraction of a run that warms up if the recipe has no key for it and the rate falls afterwards.
+const DEFAULT_WARMUP_RATIO: f64 = 0.03;
+/// The highest learning rate if the recipe has no key for it: of adapters, and of weights drawn from the seed.
+const NEW_WEIGHTS_RATE: f64 = 2e-4;
+/// The same where every weight of a pretrained model trains: TRL's default. Ten times as much destroys what the model knows.
+const PRETRAINED_WEIGHTS_RATE: f64 = 2e-5;
+/// The same where adapters train on pairs of answers, and where every weight does: TRL's advice and default for DPO.
+const PAIRS_RATES: [f64; 2] = [1e-5, 1e-6];
+
+section! {
+    /// `[train]`: the training step and the number of steps.
+    pub struct TrainConfig in "train." {
+        /// An older way to write `compute`: true is "bfloat16", false is "float32". It may be written as long as the two agree.
+        /// Default: absent.
+        bf16: Option<bool> = None;
+        /// Save only each layer's input for the backward pass and compute the rest again: less memory for one more forward pass.
+        /// Default true.
+        grad_checkpointing: Option<bool> = None;
+        /// A finer form of `grad_checkpointing`: "full" (true), "projections" (also true): save attention's output and the inputs of attention
+        /// and of the MLP, so that attention and its output projection do not run twice, for three times the memory; "none" (false), or
+        /// "selective" (also false): save the outputs of matrix multiplications and attention, compute norms and activation functions again.
+        /// Default: what `grad_checkpointing` says.
+        recompute: Option<Recompute> = None;
+        /// With `recompute = "full"` or `"projections"`: keep what layers save in pinned host memory, copied there and back while other work
+        /// runs: tokens x hidden size x 2 bytes for each layer, and under "projections" as much for the sum after attention, and tokens x
+        /// width of the queries x 2 bytes for attention's output. Default true on CUDA; the other backends leave it where it is.
+        offload: Option<bool> = None;
+        /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state, which takes no less memory on wgpu) or "paged_adamw_8bit" (the same,
+        /// but on CUDA state beyond `optimizer_device_gib` waits in host memory). Default "adamw".
+        optimizer: OptimizerKind = OptimizerKind::AdamW;
+        /// With "paged_adamw_8bit" on CUDA: GiB of optimizer state that stay on the device; the rest waits in pinned host memory and
+        /// is copied there and back in each step. "auto": as much as fits. Other backends page nothing. Default "auto".
+        optimizer_device_gib: DeviceBudget = DeviceBudget::Auto;
+        /// On CUDA with a quantized base: GiB of weights that stay on the device as GEMMs read them (in the compute format, or in 8 bits with
+        /// compute = "fp8") instead of being written again in every pass; all of them take two bytes per parameter of the layers'
+        /// projections. A number, or "auto": what fits. Default "auto".
+        kept_weights_gib: DeviceBudget = DeviceBudget::Auto;
+        /// On CUDA: whether the algorithm of each large GEMM is chosen by measuring it, in the first step, which then takes 5 to 15 s longer.
+        /// Choices are kept on disk for this card and library, and used whenever this is not false. Default: true where the run is
+        /// planned to take ten minutes or more.
+        tune_gemms: Option<bool> = None;
+        /// On several ranks, what is divided over them instead of being on each (ZeRO): 0 nothing, 1 the optimizer's state, 2 gradients too,
+        /// 3 the weights of the layers too, frozen or trained, which then travel in every pass. Each rank updates its share of the parameters
+        /// and gives it to the others. Default 0.
+        zero_stage: ZeroStage = ZeroStage::NONE;
+        /// Rows per forward and backward pass. Default 1.
+        micro_batch_size: usize = 1, Whole(1, ROWS);
+        /// Micro-batches per step. Default 1.
+        gradient_accumulation: usize = 1, Whole(1, MICRO_BATCHES);
+        /// Highest learning rate of the schedule. Default 2e-4 for adapters and for weights drawn from the seed, 2e-5 where every
+        /// weight of a pretrained model trains.
+        learning_rate: Option<f64> = None, AboveZero;
+        /// Learning rate after the warm-up: "constant", or decreasing to `min_lr` as "linear" or "cosine". Default "cosine".
+        schedule: ScheduleKind = ScheduleKind::Cosine;
+        /// The learning rate that "linear" and "cosine" decrease to (a rate, not a fraction of `learning_rate`). Default 0.
+        min_lr: f64 = 0.0, ZeroOrMore;
+        /// Steps in which the learning rate increases from 0. Default: absent.
+        warmup_steps: Option<u64> = None, Whole(0, COUNT);
+        /// The same as a fraction of the run, 0 or more and below 1, rounded up to whole steps. Default, if `warmup_steps` is absent:
+        /// 0.03, and 0 for the schedule "constant".
+        warmup_ratio: Option<f64> = None, BelowOne;
+        /// Decoupled weight decay. Default 0.
+        weight_decay: f64 = 0.0, ZeroOrMore;
+        /// Decay of the first moment. Default 0.9.
+        adam_beta1: f64 = 0.9, BelowOne;
+        /// Decay of the second moment. Default 0.999.
+        adam_beta2: f64 = 0.999, BelowOne;
+        /// Added to the root of the second moment. Default 1e-8.
+        adam_epsilon: f64 = 1e-8, AboveZero;
+        /// Gradients are scaled down to this global norm; 0 turns it off. Default 1.
+        max_grad_norm: f64 = 1.0, ZeroOrMore;
+        /// Passes over the data; may be a fraction. Default 1 if `steps` is absent.
+        epochs: Option<f64> = None, Epochs;
+        /// Optimizer steps, instead of `epochs`. Default: absent.
+        steps: Option<u64> = None, Whole(1, COUNT);
+        /// Write metrics every this many steps. Default 1 if `log_every_epochs` is absent.
+        log_every: Option<u64> = None, Whole(1, COUNT);
+        /// The same in epochs, or as a fraction of one, rounded to whole steps. Default: absent.
+        log_every_epochs: Option<f64> = None, Epochs;
+        /// Tokens whose logits exist at the same time in the loss; fewer is slower and takes less memory. Default 1024.
+        loss_chunk_tokens: usize = 1024, Whole(1, TOKENS);
+    }
+}
+
+/// How long a run is: `train.steps` or `train.epochs`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RunLength {
+    /// Optimizer steps.
+    Steps(u64),
+    /// Passes over the data.
+    Epochs(f64),
+}
+
+/// How long the learning rate increases: `train.warmup_steps` or `train.warmup_ratio`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Warmup {
+    /// Optimizer steps.
+    Steps(u64),
+    /// A fraction of the run.
+    Ratio(f64),
+}
+
+/// How often something happens during a run: a key in steps and one in epochs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Interval {
+    /// Optimizer steps; 0 is never.
+    Steps(u64),
+    /// Passes over the data, or a fraction of one.
+    Epochs(f64),
+}
+
+impl Interval {
+    /// The interval of a pair of keys, of which at most one is there.
+    pub(super) fn of(steps: Option<u64>, epochs: Option<f64>, default_steps: u64) -> Self {
+        match (steps, epochs) {
+            (None, Some(epochs)) => Self::Epochs(epochs),
+            (steps, _) => Self::Steps(steps.unwrap_or(default_steps)),
+        }
+    }
+
+    /// The same as the values of its two keys.
+    pub(super) fn keys(self) -> (Option<u64>, Option<f64>) {
+        match self {
+            Self::Steps(steps) => (Some(steps), None),
+            Self::Epochs(epochs) => (None, Some(epochs)),
+        }
+    }
+}
+
+impl RunConfig {
+    /// The highest learning rate.
+    #[must_use]
+    pub fn learning_rate(&self) -> f64 {
+        let is_full = self.mode() == Mode::Full;
+        let [pairs_adapters, pairs_full] = PAIRS_RATES;
+        self.train.learning_rate.unwrap_or(match (self.preference.is_some(), is_full) {
+            (true, false) => pairs_adapters,
+            (true, true) => pairs_full,
+            (false, true) if self.init == Init::Pretrained => PRETRAINED_WEIGHTS_RATE,
+            (false, _) => NEW_WEIGHTS_RATE,
+        })
+    }
+
+    /// How often metrics are written.
+    #[must_use]
+    pub fn log_interval(&self) -> Interval {
+        Interval::of(self.train.log_every, self.train.log_every_epochs, 1)
+    }
+
+    /// How long the run is.
+    #[must_use]
+    pub fn length(&self) -> RunLength {
+        match self.train.steps {
+            Some(steps) => RunLength::Steps(steps),
+            None => RunLength::Epochs(self.train.epochs.unwrap_or(1.0)),
+        }
+    }
+
+    /// How long the learning rate increases.
+    #[must_use]
+    pub fn warmup(&self) -> Warmup {
+        match self.train.warmup_steps {
+            Some(steps) => Warmup::Steps(steps),
+            None => Warmup::Ratio(self.train.warmup_ratio.unwrap_or(match self.train.schedule {
+                ScheduleKind::Constant => 0.0,
+                ScheduleKind::Linear | ScheduleKind::Cosine => DEFAULT_WARMUP_RATIO,
+            })),
+        }
+    }
+
+    /// What the backward pass of a layer computes again.
+    #[must_use]
+    pub fn recompute(&self) -> Recompute {
+        match (self.train.recompute, self.train.grad_checkpointing) {
+            (Some(recompute), _) => recompute,
+            (None, Some(false)) => Recompute::None,
+            (None, _) => Recompute::Full,
+        }
+    }
+
+    /// Rows per step of one rank: the effective batch.
+    #[must_use]
+    pub fn rows_per_step(&self) -> usize {
+        self.train.micro_batch_size * self.train.gradient_accumulation
+    }
+}
+
+/// The rules of several keys.
+pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
+    let (train, peak, stage) = (&config.train, config.learning_rate(), config.train.zero_stage);
+    let warmup_fits = train.warmup_steps.zip(train.steps).is_none_or(|(warmup, steps)| warmup <= steps);
+    let (warmup, steps) = (train.warmup_steps.unwrap_or(0), train.steps.unwrap_or(0));
+    let recompute_agrees = train
+        .grad_checkpointing
+        .zip(train.recompute)
+        .is_none_or(|(checkpointing, recompute)| checkpointing == recompute.repeats_gemms());
+    let micro_batch = |key: &'static str, rows: usize| {
+        let tokens = (rows as u64).saturating_mul(config.max_seq_len as u64);
+        let problem = format!("{rows} rows of {} tokens are more than {MICRO_BATCH_TOKENS}", config.max_seq_len);
+        rule(tokens <= MICRO_BATCH_TOKENS, key, problem, "write fewer rows, or a smaller max_seq_len")
+    };
+    vec![
+        micro_batch("train.micro_batch_size", train.micro_batch_size),
+        micro_batch("eval.micro_batch_size", config.eval_micro_batch_size()),
+        rule(
+            stage.exists(),
+            "train.zero_stage",
+            format!("is {stage}, and ZeRO has stages 0 to 3"),
+            "write 1 (divides the optimizer's state), 2 (gradients too), 3 (weights too), or 0",
+        ),
+        rule(
+            !stage.divides_weights() || config.compute() != Compute::Fp8,
+            "train.zero_stage",
+            "is 3, and compute = \"fp8\" keeps what it derives from weights, which borrowed ones do not allow",
+            "write 2, or compute = \"bfloat16\"",
+        ),
+        rule(
+            warmup_fits,
+            "train.warmup_steps",
+            format!("{warmup} steps of warm-up are longer than the run of {steps}"),
+            "warm up for about 3 % of the steps",
+        ),
+        rule(
+            train.min_lr <= peak,
+            "train.min_lr",
+            format!("is {:e}, above the highest rate, train.learning_rate = {peak:e}", train.min_lr),
+            "write a rate such as a tenth of train.learning_rate",
+        ),
+        rule(
+            train.min_lr == 0.0 || train.schedule != ScheduleKind::Constant,
+            "train.min_lr",
+            "schedule = \"constant\" never decreases",
+            "write schedule = \"cosine\" or \"linear\", or remove this key",
+        ),
+        rule(
+            recompute_agrees,
+            "train.recompute",
+            format!("contradicts train.grad_checkpointing = {}", train.grad_checkpointing.unwrap_or(true)),
+            "remove one of the two keys: true is \"full\" or \"projections\", false is \"selective\" or \"none\"",
+        ),
+        rule(
+            train.offload != Some(true) || config.recompute().may_offload(),
+            "train.offload",
+            "layers save too much of their work to be copied to the host and back next to it",
+            "write train.recompute = \"full\" or \"projections\", or remove this key",
+        ),
+    ]
+}
