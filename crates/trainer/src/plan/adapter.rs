@@ -1,26 +1,83 @@
-//! Decisions about adapters: what of a model trains, where it starts, and how it is computed.
+//! Decisions about weights: how the base stores them, what of a model trains, where that starts, how adapters are computed, and what the
+//! reference of a preference loss is.
 //!
+//! All frozen projections have one storage format; the embedding and the head stay dense. An adapter that starts at zero is its own
+//! reference in every step, which costs a forward pass and needs no second copy of the base; log-probabilities that were computed before
+//! cost that pass once per document instead of once per epoch.
 //! Trade-off: without an adapter these are asked all the same, and answer with nothing or with the whole model.
 
 use std::path::PathBuf;
 
-use firebrick_arch::{ModelConfig, ModelSpec, Role, TensorSpec};
-use firebrick_kernels::{BackendKind, TrainingShape};
+use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, Role};
+use firebrick_kernels::{BackendKind, BaseStorage, PairPasses, TrainingShape};
+use firebrick_precision::{Error as FormatError, Format, QuantFormat};
+use serde::Serialize;
 
-use crate::config::RunConfig;
-use crate::plan::chosen::Chosen;
-use crate::plan::values::PlanInputs;
+use crate::config::{PreferenceLoss, PreferenceSection, RunConfig};
+use crate::error::RunError;
+use crate::plan::{Chosen, Made};
+
+/// Where the reference's log-probabilities come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PlannedReference {
+    /// Of the base without its adapter, in every pass.
+    BaseWithoutAdapter,
+    /// Computed once, before the first step.
+    Precomputed,
+}
+
+/// What the recipe says, with the format that weights have where it says nothing.
+pub(super) fn storage(config: &RunConfig, compute: Format) -> BaseStorage {
+    match (config.quantized_base(), &config.lora) {
+        (Some(format), _) => BaseStorage::Frozen(Format::Quantized(format)),
+        (None, Some(_)) => BaseStorage::Frozen(compute),
+        (None, None) => BaseStorage::Trained,
+    }
+}
+
+/// The storage with its reason.
+///
+/// # Errors
+/// [`RunError::BaseFormat`] where a projection has rows that the format does not take.
+pub(super) fn base(
+    config: &RunConfig,
+    spec: &ModelSpec,
+    storage: BaseStorage,
+) -> Result<Chosen<BaseStorage>, RunError> {
+    let why = match storage {
+        BaseStorage::Trained => "mode = \"full\": every weight trains, in f32".to_owned(),
+        BaseStorage::Frozen(Format::Quantized(format)) => {
+            check_widths(format, spec)?;
+            let key = if config.base.is_some() { "base" } else { "[bnb_4bit]" };
+            format!("{key}: {:.3} bits per weight, quantized while it is read", format.bits_per_value())
+        }
+        BaseStorage::Frozen(_) => "[lora] without [bnb_4bit] or base: frozen in the compute format".to_owned(),
+    };
+    Ok(Chosen::new(storage, why))
+}
+
+fn check_widths(format: QuantFormat, spec: &ModelSpec) -> Result<(), RunError> {
+    let refused =
+        |module: &str, source: FormatError| RunError::BaseFormat { format, module: module.to_owned(), source };
+    spec.modules()
+        .try_for_each(|(module, inputs)| format.check_columns(inputs).map_err(|source| refused(&module.path, source)))
+}
+
+/// The adapter; without one every weight trains.
+pub(super) fn lora(made: &Made<'_>) -> Chosen<Option<LoraConfig>> {
+    let why = if made.config.lora.is_some() { "[lora]" } else { "mode = \"full\"" };
+    Chosen::new(made.training.lora.clone(), why)
+}
 
 /// How many parameters train, and of how many.
-pub(super) fn trained_parameters(inputs: &PlanInputs<'_>, trained: &[TensorSpec], has_lora: bool) -> Chosen<u64> {
+pub(super) fn trained_parameters(made: &Made<'_>) -> Chosen<u64> {
+    let Made { trained, .. } = made;
     let count: u64 = trained.iter().map(|tensor| tensor.elements() as u64).sum();
-    if !has_lora {
-        return Chosen::new(count, "all of them");
-    }
-    let total = inputs.model.spec.parameters();
-    let rank = inputs.config.lora.as_ref().map_or(0, |lora| lora.r);
+    let Some(lora) = &made.training.lora else { return Chosen::new(count, "all of them") };
+    let (rank, total) = (lora.r, made.model.spec.parameters());
     let share = 100.0 * count as f64 / total as f64;
-    let kind = if inputs.config.lora.as_ref().is_some_and(|lora| lora.use_dora) { "DoRA" } else { "LoRA" };
+    let kind = if lora.use_dora { "DoRA" } else { "LoRA" };
     let whole = trained.iter().filter(|tensor| !matches!(tensor.role, Role::LoraA | Role::LoraB | Role::LoraMagnitude));
     let whole: u64 = whole.filter(|tensor| tensor.role != Role::TokenRows).map(|tensor| tensor.elements() as u64).sum();
     let rows = trained.iter().filter(|tensor| tensor.role == Role::TokenRows);
@@ -94,4 +151,65 @@ pub(super) fn gemms(backend: BackendKind, spec: &ModelSpec, training: &TrainingS
         "two small GEMMs per module"
     };
     Some(Chosen::new(backend.adapter_gemms(spec, training)?, why))
+}
+
+/// The loss of pairs.
+pub(super) fn preference(config: &RunConfig) -> Option<Chosen<PreferenceSection>> {
+    let section = config.preference.clone()?;
+    let why = match section.loss {
+        PreferenceLoss::Dpo => "the head runs twice over each micro-batch: for log-probabilities, then for gradients",
+        PreferenceLoss::Orpo => {
+            "no reference; the head runs twice over each micro-batch: for log-probabilities, then for gradients"
+        }
+    };
+    Some(Chosen::new(section, why))
+}
+
+/// The reference of that loss; none where it has none.
+pub(super) fn reference(config: &RunConfig) -> Option<Chosen<PlannedReference>> {
+    let section = config.preference.as_ref().filter(|section| section.has_reference())?;
+    if config.reference_is_precomputed_always() {
+        let why = match &config.lora {
+            None => "every weight trains: one forward pass over all pairs before the first step",
+            Some(_) => "more than zeros is added to the base: one forward pass over all pairs before the first step",
+        };
+        return Some(Chosen::new(PlannedReference::Precomputed, why));
+    }
+    Some(match section.precompute_ref_log_probs {
+        Some(true) => Chosen::new(
+            PlannedReference::Precomputed,
+            "the recipe: one forward pass over all pairs before the first step",
+        ),
+        _ => Chosen::new(
+            PlannedReference::BaseWithoutAdapter,
+            "one more forward pass per micro-batch, with adapters off; no second copy of the base",
+        ),
+    })
+}
+
+/// What that adds to a step.
+pub(super) fn passes(config: &RunConfig) -> Option<PairPasses> {
+    config.preference.as_ref()?;
+    let in_step = reference(config).is_some_and(|chosen| chosen.value == PlannedReference::BaseWithoutAdapter);
+    Some(PairPasses { reference: in_step })
+}
+
+#[cfg(test)]
+mod tests {
+    use firebrick_arch::shapes::{llama_3_1_8b, llama_3_2_1b};
+
+    use super::*;
+
+    #[test]
+    fn models_take_every_format_and_odd_widths_are_refused_by_name() {
+        for format in QuantFormat::ALL {
+            for spec in [llama_3_1_8b(), llama_3_2_1b()] {
+                check_widths(format, &spec).unwrap();
+            }
+        }
+        let odd = ModelSpec { hidden_size: 2048 + 16, ..llama_3_2_1b() };
+        check_widths(QuantFormat::Nvfp4, &odd).unwrap();
+        let message = check_widths(QuantFormat::Mxfp4, &odd).unwrap_err().to_string();
+        assert!(message.contains("base = \"mxfp4\": model.layers.0.") && message.contains("2064"), "{message}");
+    }
 }

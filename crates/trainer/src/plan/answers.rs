@@ -5,9 +5,8 @@
 use firebrick_kernels::{Answers, EvaluatedRows, EvaluationShape, TrainingShape};
 
 use crate::config::RunConfig;
-use crate::plan::chosen::Chosen;
-use crate::plan::fit;
-use crate::plan::values::DataShape;
+use crate::plan::inputs::DataShape;
+use crate::plan::{Chosen, fit};
 
 /// Prompts that are answered at the same time, at most.
 pub const MAX_PROMPTS_AT_ONCE: usize = 64;
@@ -32,16 +31,16 @@ pub(super) fn evaluation(config: &RunConfig) -> EvaluationShape {
     EvaluationShape { rows, answers: Vec::from_iter((samples.prompts > 0).then_some(samples)) }
 }
 
-/// Tokens of the held-out prompts that are answered at the same time, and of their answers; added to what the run is planned for.
+/// Tokens of the held-out prompts that are answered at the same time, and of their answers; and the run with them.
 pub(super) fn decide(
     case: &fit::Case<'_>,
     config: &RunConfig,
     data: &DataShape,
-    training: &mut TrainingShape,
-) -> Chosen<usize> {
+    training: TrainingShape,
+) -> (Chosen<usize>, TrainingShape) {
     let (limit, new) = (config.eval.exact_match_prompts.min(MAX_PROMPTS_AT_ONCE), config.eval.max_new_tokens);
     if limit == 0 {
-        return Chosen::new(0, "no held-out prompts are answered");
+        return (Chosen::new(0, "no held-out prompts are answered"), training);
     }
     let longest = data.longest_document + new;
     let with = |tokens: usize| {
@@ -52,20 +51,20 @@ pub(super) fn decide(
         training
     };
     let whole = (config.eval_micro_batch_size() * data.row_len).max(longest);
-    let needed = case.bytes(training);
+    let needed = case.bytes(&training);
     let mut tokens = whole;
     while tokens > longest && case.bytes(&with(tokens)) > needed {
         tokens = (tokens / 2).max(longest);
     }
-    *training = with(tokens);
+    let training = with(tokens);
     let why = if tokens == whole {
         "of prompts and their answers at a time: as a batch of held-out rows has"
-    } else if case.bytes(training) > needed {
+    } else if case.bytes(&training) > needed {
         "of prompts and their answers at a time: the longest prompt alone"
     } else {
         "of prompts and their answers at a time: more would need more memory than the rest of the run"
     };
-    Chosen::new(tokens, why)
+    (Chosen::new(tokens, why), training)
 }
 
 #[cfg(test)]
@@ -75,10 +74,9 @@ mod tests {
 
     fn decided(changes: &[&str]) -> (usize, u64, u64) {
         let example = Example::new(changes, 80, 64);
-        let mut training = example.training();
-        let before = example.case().bytes(&training);
-        let tokens = decide(&example.case(), &example.config, &example.data, &mut training).value;
-        (tokens, before, example.case().bytes(&training))
+        let before = example.case().bytes(&example.training());
+        let (tokens, training) = decide(&example.case(), &example.config, &example.data, example.training());
+        (tokens.value, before, example.case().bytes(&training))
     }
 
     #[test]

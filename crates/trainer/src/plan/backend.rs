@@ -11,7 +11,7 @@ use firebrick_precision::Format;
 use crate::config::compute::Compute;
 use crate::config::{BackendChoice, RunConfig};
 use crate::error::RunError;
-use crate::plan::chosen::Chosen;
+use crate::plan::Chosen;
 
 /// Turns the recipe's `backend` into one that works here, with the reason; for a named machine, into the one that would run there.
 ///

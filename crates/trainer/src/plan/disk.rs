@@ -8,9 +8,7 @@ use firebrick_model::SavedDtype;
 
 use crate::config::RunConfig;
 use crate::error::RunError;
-use crate::plan::chosen::Chosen;
-use crate::plan::shapes;
-use crate::plan::values::Plan;
+use crate::plan::{Chosen, Plan, shapes};
 use crate::storage::free_space;
 
 /// Bytes of a trained parameter in a checkpoint, and in an adapter: both are f32.

@@ -13,7 +13,7 @@ use firebrick_precision::Format;
 
 use crate::config::to_name;
 use crate::error::RunError;
-use crate::plan::chosen::Chosen;
+use crate::plan::Chosen;
 
 /// The fraction of the free memory that a plan may use: the estimate leaves out rounding and what a backend reserves for itself.
 const USABLE: f64 = 0.9;

@@ -17,8 +17,7 @@ use firebrick_precision::Format;
 use serde::Serialize;
 
 use crate::config::ZeroStage;
-use crate::plan::chosen::Chosen;
-use crate::plan::fit;
+use crate::plan::{Chosen, fit};
 
 /// What a run will cost.
 #[derive(Clone, Debug, PartialEq, Serialize)]

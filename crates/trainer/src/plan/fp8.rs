@@ -1,14 +1,17 @@
-//! Whether the GEMMs of the layers multiply 8-bit floats.
+//! Whether the GEMMs of the layers multiply 8-bit floats, and whether the algorithms of large GEMMs are measured before they are used.
+//!
 //! Trade-off: "auto" knows the shapes that were measured on Hopper, and takes the compute format for others; on other cards it goes by
-//! their measured peaks.
+//! their measured peaks. A run that is planned to be short takes the algorithms that the library proposes first, even if it is repeated
+//! often; `train.tune_gemms` measures once for all of them.
 
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
-use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape, fp8_refusal};
+use firebrick_kernels::{BackendKind, GemmAlgorithms, GemmFormat, TrainingShape, fp8_refusal};
 
 use crate::config::compute::Compute;
 use crate::error::RunError;
-use crate::plan::chosen::Chosen;
+use crate::plan::Chosen;
 use crate::plan::fit::Case;
+use crate::plan::forecast::Forecast;
 
 /// From which width of a model, and which width times tokens of a micro-batch, 8-bit floats were measured to be faster
 /// (docs/roofline.md): 896 wide with 32,768 tokens 1.12 times, 2,048 wide with 4,096 tokens 1.21 times, with 512 tokens 0.95 times.
@@ -18,6 +21,8 @@ const MIN_VALUES: u64 = 2048 * 4096;
 /// and a whole step of the smallest measured shape is 1.12 times as fast: quantization, which a peak leaves out, takes time too. So do the
 /// passes over results on Ada.
 const MIN_RATIO: f64 = 1.75;
+/// Runs of at least so many seconds earn back what measuring takes.
+const LONG_SECONDS: f64 = 600.0;
 
 /// What the GEMMs of the layers multiply.
 ///
@@ -106,6 +111,30 @@ fn slower_peak(case: &Case<'_>, kind: HardwareKind) -> Option<String> {
         )),
         Some(_) => None,
     }
+}
+
+/// How algorithms of large GEMMs are chosen; `None` where there is no choice.
+pub(super) fn algorithms(
+    backend: BackendKind,
+    tune_gemms: Option<bool>,
+    forecast: Option<&Forecast>,
+) -> Option<Chosen<GemmAlgorithms>> {
+    if backend != BackendKind::Cuda {
+        return None;
+    }
+    let measured =
+        "the first step tries what the library proposes, for 5 to 15 s; choices are kept on disk for this card";
+    Some(match tune_gemms {
+        Some(true) => Chosen::new(GemmAlgorithms::Measured, format!("train.tune_gemms: {measured}")),
+        Some(false) => Chosen::new(GemmAlgorithms::Library, "train.tune_gemms: the first that the library proposes"),
+        None if forecast.is_some_and(|forecast| forecast.run_seconds.value.lower >= LONG_SECONDS) => {
+            Chosen::new(GemmAlgorithms::Measured, format!("auto, for a run of ten minutes or more: {measured}"))
+        }
+        None => Chosen::new(
+            GemmAlgorithms::Kept,
+            "auto, for a short run: what was measured on this card before, else the first that the library proposes",
+        ),
+    })
 }
 
 #[cfg(test)]
@@ -198,5 +227,14 @@ mod tests {
         example.data.row_len = 512;
         let short = gemms(Compute::Auto, &example.case(), &example.training()).unwrap();
         assert!(short.value == GemmFormat::Compute && short.reason.contains("512 tokens"), "{}", short.reason);
+    }
+
+    #[test]
+    fn only_cuda_has_a_choice_and_the_recipe_makes_it() {
+        assert_eq!(algorithms(BackendKind::Flex, Some(true), None), None);
+        let chosen = |tune| algorithms(BackendKind::Cuda, tune, None).map(|chosen| chosen.value);
+        assert_eq!(chosen(Some(true)), Some(GemmAlgorithms::Measured));
+        assert_eq!(chosen(Some(false)), Some(GemmAlgorithms::Library));
+        assert_eq!(chosen(None), Some(GemmAlgorithms::Kept), "how long the run takes is not known");
     }
 }

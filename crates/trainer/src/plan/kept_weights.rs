@@ -8,27 +8,31 @@ use firebrick_hwprofile::memory::human_bytes;
 use firebrick_kernels::{BackendKind, TrainingShape, converted_weights_bytes};
 
 use crate::config::{DeviceBudget, RunConfig};
-use crate::plan::chosen::Chosen;
+use crate::plan::Chosen;
 use crate::plan::fit::Case;
 
-/// Decides, and enters it into the shape; `None` where no weights are converted.
-pub(super) fn decide(case: &Case<'_>, config: &RunConfig, training: &mut TrainingShape) -> Option<Chosen<u64>> {
-    let [forward, backward] = converted_weights_bytes(case.spec, training);
+/// Bytes of what stays, `None` where no weights are converted; and the run with it.
+pub(super) fn decide(
+    case: &Case<'_>,
+    config: &RunConfig,
+    training: TrainingShape,
+) -> (Option<Chosen<u64>>, TrainingShape) {
+    let [forward, backward] = converted_weights_bytes(case.spec, &training);
     let all = forward + backward;
     if case.backend != BackendKind::Cuda || all == 0 {
-        return None;
+        return (None, training);
     }
     let (budget, why) = match config.train.kept_weights_gib {
         DeviceBudget::Gib(gib) => ((gib * (1u64 << 30) as f64) as u64, "train.kept_weights_gib"),
         DeviceBudget::Auto if !config.pack => {
-            (case.left(training) / 2, "auto: half of what fits, since rows of many lengths leave buffers of each")
+            (case.left(&training) / 2, "auto: half of what fits, since rows of many lengths leave buffers of each")
         }
-        DeviceBudget::Auto => (case.left(training), "auto: what fits"),
+        DeviceBudget::Auto => (case.left(&training), "auto: what fits"),
     };
     let of_backward = budget.min(backward);
-    training.kept_bytes = [(budget - of_backward).min(forward), of_backward];
-    let kept = training.kept_bytes.iter().sum();
-    Some(Chosen::new(kept, format!("{why}, of {} that would be written again in every pass", human_bytes(all))))
+    let kept_bytes = [(budget - of_backward).min(forward), of_backward];
+    let why = format!("{why}, of {} that would be written again in every pass", human_bytes(all));
+    (Some(Chosen::new(kept_bytes.iter().sum(), why)), TrainingShape { kept_bytes, ..training })
 }
 
 #[cfg(test)]
@@ -43,10 +47,10 @@ mod tests {
     fn kept(changes: &[&str], card_gib: u64) -> Option<[f64; 2]> {
         let fp8 = ["pack=true", "compute=fp8", "train.recompute=selective", "train.micro_batch_size=3"];
         let example = Example::new(&[&fp8, changes].concat(), card_gib, 512);
-        let mut training = example.training();
-        training.gemms = fp8::gemms(example.config.compute(), &example.case(), &training).unwrap().value;
-        let chosen = decide(&example.case(), &example.config, &mut training)?;
-        assert_eq!(chosen.value, training.kept_bytes.iter().sum::<u64>());
+        let gemms = fp8::gemms(example.config.compute(), &example.case(), &example.training()).unwrap().value;
+        let training = TrainingShape { gemms, ..example.training() };
+        let (chosen, training) = decide(&example.case(), &example.config, training);
+        assert_eq!(chosen?.value, training.kept_bytes.iter().sum::<u64>());
         Some(training.kept_bytes.map(|bytes| bytes as f64 / GIB))
     }
 

@@ -1,14 +1,14 @@
 //! What was decided for a run: every value with its reason, printed before the first weight is read and saved as `plan.toml`.
 //!
 //! The plan follows from the recipe (what was typed), the hardware profile (what was found), the model's config and the size
-//! of the data. The run reads the plan and nothing else; the recipe is only saved next to it.
-//! Trade-off: the plan is made after the data has been read, because steps and memory depend on it.
+//! of the data. The run reads the plan and nothing else; the recipe is only saved next to it. A decision is one row below: what plan.toml
+//! calls it, its type, how it is made, whether the terminal shows it, and whether a run that is resumed must have the same.
+//! Trade-off: the plan is made after the data has been read, because steps and memory depend on it. It is one flat struct, so that
+//! `plan.toml` has one table per decision.
 
 mod adapter;
 mod answers;
 mod backend;
-mod base;
-mod chosen;
 mod decide;
 mod disk;
 mod display;
@@ -20,24 +20,339 @@ mod fit;
 mod fixtures;
 mod forecast;
 mod fp8;
-mod gemm_algorithms;
+mod inputs;
 mod kept_weights;
 #[cfg(test)]
 mod measured_steps;
 mod paging;
-mod preference;
 mod schedule;
 mod shapes;
 mod values;
 mod warnings;
 mod workers;
 
+use std::path::PathBuf;
+
+use firebrick_arch::{LoraConfig, ModelConfig, TensorSpec};
+use firebrick_hwprofile::HardwareProfile;
+use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
+use firebrick_kernels::{BackendKind, BaseStorage, GemmAlgorithms, GemmFormat, Recompute, TrainingShape};
+use firebrick_optim::{OptimizerKind, ScheduleKind};
+use firebrick_precision::Format;
+use serde::Serialize;
+
+use crate::config::{Init, PreferenceSection, RunConfig, ZeroStage};
+use crate::error::RunError;
+use crate::metrics::MlflowSection;
+use display::Words;
+use paging::Paging;
+
+pub use adapter::PlannedReference;
 pub use answers::MAX_PROMPTS_AT_ONCE;
 pub use backend::{choose_backend, compute_format};
-pub use chosen::Chosen;
 pub use divided::weight_owners;
 pub use fit::SmallerRun;
 pub use forecast::Forecast;
-pub use preference::PlannedReference;
-pub use values::{DataShape, Plan, PlanInputs, PlanRequest};
+pub use inputs::{DataShape, PlanInputs, PlanRequest};
 pub use workers::tokenizing;
+
+/// A decision and why it was made. Reasons are sentences, built even when no one prints them: a plan is resolved once per run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Chosen<T> {
+    /// The decision.
+    pub value: T,
+    /// Why.
+    pub reason: String,
+}
+
+impl<T> Chosen<T> {
+    /// A decision and its reason.
+    pub fn new(value: T, reason: impl Into<String>) -> Self {
+        Self { value, reason: reason.into() }
+    }
+
+    /// A value that the recipe states, where it has no default of its own.
+    pub fn recipe(value: T) -> Self {
+        Self::new(value, "the recipe")
+    }
+
+    /// The value of a key; the reason says whether it is anything but what the key would be without the recipe.
+    pub fn key(value: T, default: &T) -> Self
+    where
+        T: PartialEq,
+    {
+        let reason = if value == *default { "the default" } else { "the recipe" };
+        Self::new(value, reason)
+    }
+}
+
+impl<T: PartialEq> Chosen<T> {
+    /// The value of a key, read from the recipe and from what it would be if it said nothing.
+    fn of(made: &Made<'_>, key: impl Fn(&RunConfig) -> T) -> Self {
+        Self::key(key(made.config), &key(&made.default))
+    }
+}
+
+/// What the rest of a plan follows from: its inputs, and what was decided in an order.
+struct Made<'a> {
+    config: &'a RunConfig,
+    /// The recipe if it said nothing but what it trains.
+    default: RunConfig,
+    profile: &'a HardwareProfile,
+    model: &'a ModelConfig,
+    data: &'a DataShape,
+    world_size: usize,
+    case: fit::Case<'a>,
+    /// The tensors that train.
+    trained: Vec<TensorSpec>,
+    /// How the model is trained.
+    training: TrainingShape,
+    backend: Chosen<BackendKind>,
+    compute: Chosen<Format>,
+    gemms: Chosen<GemmFormat>,
+    base: Chosen<BaseStorage>,
+    answer_tokens: Chosen<usize>,
+    paging: Paging,
+    kept_weights_bytes: Option<Chosen<u64>>,
+    steps: Chosen<u64>,
+    /// The memory that a run takes.
+    estimate: MemoryEstimate,
+    /// A shortage that the user chose to ignore.
+    forced: Option<Chosen<bool>>,
+    smaller: SmallerRun,
+    forecast: Option<Forecast>,
+    /// Bytes of a checkpoint, and of the run folder.
+    disk: [Chosen<u64>; 2],
+}
+
+/// The struct, its construction, and what is done with rows by name. A row is `name: type = decision`, then optionally `shown` with a label
+/// and the function of `display` that puts the value in words, and the recipe's key of a decision that identifies a run or that may change
+/// when it is resumed. Rows that are shown stand in the order in which they are shown.
+macro_rules! plan {
+    ($made:ident; $(
+        $(#[$doc:meta])*
+        $name:ident: $type:ty = $decision:expr
+        $(, shown $label:literal as $words:ident)?
+        $(, identifies $identity:literal)?
+        $(, may change $setting:literal)?;
+    )*) => {
+        /// A whole plan.
+        #[derive(Clone, Debug, PartialEq, Serialize)]
+        pub struct Plan {
+            $($(#[$doc])* pub $name: $type,)*
+        }
+
+        impl Plan {
+            fn of($made: &Made<'_>) -> Self {
+                Self { $($name: $decision,)* }
+            }
+
+            /// Name, label and words of each decision that the terminal shows, in their order.
+            const SHOWN: &[(&str, &str, Words)] =
+                &[$($((stringify!($name), $label, display::$words as Words),)?)*];
+            /// Name and recipe's key of each decision that a resumed run must share with the run that it continues.
+            const IDENTITY: &[(&str, &str)] = &[$($((stringify!($name), $identity),)?)*];
+            /// The same of each decision that may change.
+            const SETTINGS: &[(&str, &str)] = &[$($((stringify!($name), $setting),)?)*];
+        }
+    };
+}
+
+plan! {
+    made;
+
+    /// Number of processes that train together.
+    world_size: Chosen<usize> = decide::ranks(made), shown "ranks" as of_several_ranks, may change "ranks";
+    /// What is divided over the processes.
+    zero_stage: Chosen<ZeroStage> = decide::zero_stage(made),
+        shown "ZeRO stage" as of_several_ranks, may change "train.zero_stage";
+    /// Where tensors live.
+    backend: Chosen<BackendKind> = made.backend.clone(), shown "backend" as plain;
+    /// Format of activations.
+    compute: Chosen<Format> = made.compute.clone(), shown "compute" as plain, identifies "compute";
+    /// What the GEMMs of the layers multiply.
+    gemms: Chosen<GemmFormat> = made.gemms.clone(), shown "GEMMs of layers" as plain, identifies "gemms";
+    /// Which share of a step's operations is in which format.
+    arithmetic: Chosen<String> = decide::arithmetic(made), shown "arithmetic" as plain;
+    /// How the base weights are stored.
+    base: Chosen<BaseStorage> = made.base.clone(), shown "base" as plain, identifies "base";
+    /// Number of parameters that train.
+    trained_parameters: Chosen<u64> = adapter::trained_parameters(made), shown "trained parameters" as plain;
+    /// What layers save for their backward.
+    recompute: Chosen<Recompute> = decide::recompute(made.config.recompute()),
+        shown "recompute" as plain, may change "train.recompute";
+    /// Whether what layers save waits in host memory.
+    offload: Chosen<bool> = backend::offload(made.config, made.backend.value), shown "offload" as plain;
+    /// Rule and state format of the optimizer.
+    optimizer: Chosen<OptimizerKind> = paging::optimizer(made.config.train.optimizer, made.backend.value),
+        shown "optimizer" as plain, identifies "train.optimizer";
+    /// Bytes of optimizer state that stay on the device.
+    resident_state_bytes: Chosen<u64> = made.paging.resident.clone(), shown "state on the device" as bytes;
+    /// Tokens per row, padding included.
+    row_len: Chosen<usize> = decide::row_len(made), shown "row length" as plain;
+    /// Rows per forward and backward pass.
+    micro_batch_size: Chosen<usize> = Chosen::of(made, |config| config.train.micro_batch_size),
+        shown "micro-batch" as plain, may change "train.micro_batch_size";
+    /// Micro-batches per step.
+    gradient_accumulation: Chosen<usize> = schedule::accumulation(made.config, made.world_size),
+        shown "accumulation" as plain, may change "train.gradient_accumulation";
+    /// Optimizer steps of the run.
+    steps: Chosen<u64> = made.steps.clone(), shown "steps" as plain, may change "train.steps";
+    /// Highest learning rate.
+    learning_rate: Chosen<f64> = schedule::learning_rate(made.config, &made.default),
+        shown "learning rate" as rate, may change "train.learning_rate";
+    /// Steps of increasing learning rate.
+    warmup_steps: Chosen<u64> = schedule::warmup(made.config, made.steps.value),
+        shown "warm-up steps" as plain, may change "train.warmup_steps";
+    /// Shape of the learning rate.
+    schedule: Chosen<ScheduleKind> = Chosen::of(made, |config| config.train.schedule),
+        shown "schedule" as plain, may change "train.schedule";
+    /// Learning rate that the decay leads to.
+    min_lr: Chosen<f64> = Chosen::of(made, |config| config.train.min_lr),
+        shown "lowest rate" as rate, may change "train.min_lr";
+    /// Rows of logits that exist at a time.
+    loss_chunk_tokens: Chosen<usize> = decide::loss_chunk(made),
+        shown "loss chunk" as plain, may change "train.loss_chunk_tokens";
+    /// Threads that tokenize, before anything is on the device.
+    tokenize_workers: Chosen<usize> = workers::to_tokenize(made.config, made.profile),
+        shown "tokenizing threads" as plain;
+    /// Threads that build batches while the device trains.
+    loader_workers: Chosen<usize> = workers::to_load(made.config, made.profile, made.backend.value),
+        shown "loader threads" as plain;
+    /// Bytes at the peak of a step, or of an evaluation where that needs more.
+    memory_bytes: Chosen<u64> = decide::memory_budget(made), shown "memory" as bytes;
+    /// The parts of `memory_bytes`.
+    memory: Vec<MemoryLine> = made.estimate.lines.clone();
+    /// The adapter folder whose matrices the run starts with.
+    lora_init_from: Chosen<Option<PathBuf>> = adapter::init_from(made.config), shown "adapter starts from" as start;
+    /// Tokens that the tokenizer gets in addition to the model's; none where it gets none.
+    new_tokens: Option<Chosen<Vec<String>>> = adapter::new_tokens(made.config, made.model),
+        shown "new tokens" as plain, identifies "data.new_tokens";
+    /// Probability with which values that adapters read are dropped.
+    adapter_dropout: Option<Chosen<f64>> = adapter::dropout(made.config, made.backend.value),
+        shown "adapter dropout" as plain, may change "lora.dropout";
+    /// How many times the learning rate of A that of B is.
+    loraplus_lr_ratio: Option<Chosen<f64>> = adapter::loraplus_lr_ratio(made.config),
+        shown "rate of B" as times, may change "lora.loraplus_lr_ratio";
+    /// What pairs of answers are trained for; none where documents are trained on one by one.
+    preference: Option<Chosen<PreferenceSection>> = adapter::preference(made.config),
+        shown "preference" as preference, identifies "preference";
+    /// Where the reference of that loss comes from.
+    reference: Option<Chosen<PlannedReference>> = adapter::reference(made.config), shown "reference" as plain;
+    /// Which kernels compute attention, where that follows from the model alone.
+    attention: Option<Chosen<String>> = decide::attention(made), shown "attention kernels" as plain;
+    /// How experts are computed; none where the model has none.
+    experts: Option<Chosen<String>> = decide::experts(&made.model.spec), shown "experts" as plain;
+    /// Which factors of longrope are used; none where the model has none.
+    long_rope: Option<Chosen<&'static str>> = decide::long_rope(made.config, &made.model.spec),
+        shown "longrope" as plain;
+    /// Which modules' adapters are part of the base's GEMMs, and which have GEMMs of their own.
+    adapter_gemms: Option<Chosen<String>> = adapter::gemms(made.backend.value, &made.model.spec, &made.training),
+        shown "adapter GEMMs" as plain;
+    /// Bytes of frozen weights that stay on the device as GEMMs read them; none where there are no such weights.
+    kept_weights_bytes: Option<Chosen<u64>> = made.kept_weights_bytes.clone(), shown "kept weights" as bytes;
+    /// How algorithms of large GEMMs are chosen; `None` where the backend has no choice.
+    gemm_algorithms: Option<Chosen<GemmAlgorithms>> =
+        fp8::algorithms(made.backend.value, made.config.train.tune_gemms, made.forecast.as_ref()),
+        shown "GEMM algorithms" as plain;
+    /// Bytes of optimizer state that wait in host memory.
+    paged_state_bytes: Chosen<u64> = made.paging.paged.clone(), shown "paged state" as some_bytes;
+    /// Bytes of host memory that a run on a device needs in addition.
+    host_memory_bytes: Chosen<u64> = decide::host_memory(made), shown "host memory" as some_bytes;
+    /// Bytes of the run folder at its largest.
+    disk_bytes: Chosen<u64> = made.disk[1].clone(), shown "disk" as bytes;
+
+    /// Name of the run.
+    name: Chosen<String> = Chosen::recipe(made.config.name.clone());
+    /// Folder that holds the run folders.
+    output_dir: Chosen<PathBuf> = Chosen::of(made, |config| PathBuf::from(&config.output_dir));
+    /// Folder of the model.
+    model_folder: Chosen<PathBuf> = Chosen::recipe(PathBuf::from(&made.config.model));
+    /// Where the weights come from.
+    init: Chosen<Init> = Chosen::key(made.config.init, &Init::default()), identifies "init";
+    /// Seed of new weights and of sampling.
+    seed: Chosen<u64> = Chosen::of(made, |config| config.seed), identifies "seed";
+    /// Seed of the order of rows and of mixtures.
+    data_seed: Chosen<u64> = schedule::data_seed(made.config), identifies "data.data_seed";
+    /// Whether rows are shuffled in each epoch.
+    shuffle: Chosen<bool> = Chosen::of(made, |config| config.data.shuffle), identifies "data.shuffle";
+    /// The adapter; without one every weight trains.
+    lora: Chosen<Option<LoraConfig>> = adapter::lora(made), identifies "lora";
+    /// Decoupled weight decay.
+    weight_decay: Chosen<f64> = Chosen::of(made, |config| config.train.weight_decay),
+        may change "train.weight_decay";
+    /// Decay of the first moment.
+    adam_beta1: Chosen<f64> = Chosen::of(made, |config| config.train.adam_beta1), may change "train.adam_beta1";
+    /// Decay of the second moment.
+    adam_beta2: Chosen<f64> = Chosen::of(made, |config| config.train.adam_beta2), may change "train.adam_beta2";
+    /// Added to the root of the second moment.
+    adam_epsilon: Chosen<f64> = Chosen::of(made, |config| config.train.adam_epsilon),
+        may change "train.adam_epsilon";
+    /// Global norm that gradients are scaled down to; 0: no limit.
+    max_grad_norm: Chosen<f64> = Chosen::of(made, |config| config.train.max_grad_norm),
+        may change "train.max_grad_norm";
+    /// Maximum tokens of a document, and of a packed row.
+    max_seq_len: Chosen<usize> = Chosen::of(made, |config| config.max_seq_len), identifies "max_seq_len";
+    /// Whether rows hold several documents.
+    pack: Chosen<bool> = Chosen::of(made, |config| config.pack), identifies "pack";
+    /// Positions that the rotary tables cover.
+    max_positions: Chosen<usize> = decide::max_positions(made);
+    /// Steps between two lines of metrics.
+    log_every: Chosen<u64> = schedule::every(made, RunConfig::log_interval), may change "train.log_every";
+    /// Steps between two evaluations; 0: only before and after training.
+    eval_every_steps: Chosen<u64> = schedule::every(made, RunConfig::eval_interval), may change "eval.every_steps";
+    /// Whether there is held-out data, or a prompt to answer.
+    #[serde(skip)]
+    is_evaluated: bool = made.config.has_eval_data() || !made.config.eval.prompts.is_empty();
+    /// Whether to evaluate before the first step too.
+    eval_on_start: Chosen<bool> = Chosen::of(made, |config| config.eval.on_start);
+    /// Rows per forward pass of the evaluation.
+    eval_micro_batch_size: Chosen<usize> = decide::eval_micro_batch_size(made.config);
+    /// Maximum number of micro-batches of the evaluation loss; 0: all.
+    eval_max_batches: Chosen<usize> = Chosen::of(made, |config| config.eval.max_batches);
+    /// Number of held-out prompts whose greedy answer is compared with the reference.
+    exact_match_prompts: Chosen<usize> = Chosen::of(made, |config| config.eval.exact_match_prompts);
+    /// Tokens of the prompts that are answered at a time, and of their answers.
+    answer_tokens: Chosen<usize> = made.answer_tokens.clone();
+    /// What of an answer is compared with the reference.
+    extract: Chosen<String> = Chosen::of(made, |config| config.eval.extract.clone());
+    /// Maximum tokens of an answer.
+    max_new_tokens: Chosen<usize> = Chosen::of(made, |config| config.eval.max_new_tokens);
+    /// Prompts whose answers are shown before and after training.
+    sample_prompts: Chosen<Vec<String>> = Chosen::of(made, |config| config.eval.prompts.clone());
+    /// Whether a sample prompt is a user's turn, rendered with the chat template.
+    prompts_are_chats: Chosen<bool> = decide::prompts_are_chats(made.data);
+    /// Steps between two checkpoints; 0: only at the end.
+    checkpoint_every_steps: Chosen<u64> = schedule::every(made, RunConfig::checkpoint_interval),
+        may change "checkpoint.every_steps";
+    /// Newest checkpoints to keep.
+    checkpoints_kept: Chosen<usize> = Chosen::of(made, |config| config.checkpoint.keep), may change "checkpoint.keep";
+    /// Bytes of one checkpoint.
+    checkpoint_bytes: Chosen<u64> = made.disk[0].clone();
+    /// A shortage of memory that the user chose to ignore, in a sentence.
+    forced: Option<Chosen<bool>> = made.forced.clone();
+    /// The tracking server that gets parameters and metrics too.
+    mlflow: Option<Chosen<MlflowSection>> = made.config.mlflow.clone().map(Chosen::recipe);
+    /// What the run will cost on a known accelerator.
+    forecast: Option<Forecast> = made.forecast.clone();
+    /// What the recipe says and hardly anybody means, in sentences.
+    #[serde(skip)]
+    warnings: Vec<String> = warnings::of(made.config, &made.model.spec, made.data, made.world_size);
+    /// How the model is trained, as far as memory and work depend on it.
+    #[serde(skip)]
+    training: TrainingShape = made.training.clone();
+    /// The next smaller run, for the case that the estimate is too low.
+    #[serde(skip)]
+    smaller: SmallerRun = made.smaller.clone();
+}
+
+impl Plan {
+    /// Decides everything.
+    ///
+    /// # Errors
+    /// A backend that cannot be used, a LoRA target that the model does not have, or a run that does not fit into memory (with
+    /// the nearest change that does).
+    pub fn resolve(inputs: PlanInputs<'_>) -> Result<Self, RunError> {
+        Ok(Self::of(&Made::of(inputs)?))
+    }
+}

@@ -8,9 +8,7 @@ use firebrick_kernels::{BackendKind, TrainingShape};
 use firebrick_optim::{OptimizerKind, PagedBytes};
 
 use crate::config::{DeviceBudget, RunConfig};
-use crate::plan::chosen::Chosen;
-use crate::plan::fit;
-use crate::plan::shapes;
+use crate::plan::{Chosen, fit, shapes};
 
 /// What was decided.
 pub(super) struct Paging {
@@ -34,29 +32,28 @@ pub(super) fn optimizer(kind: OptimizerKind, backend: BackendKind) -> Chosen<Opt
     }
 }
 
-/// Decides, and enters it into the shape.
+/// What is paged, and the run with it.
 pub(super) fn decide(
     case: &fit::Case<'_>,
     config: &RunConfig,
     trained: &[TensorSpec],
-    training: &mut TrainingShape,
-) -> Paging {
+    training: TrainingShape,
+) -> (Paging, TrainingShape) {
     let all = training.optimizer_bytes;
-    let resident = |bytes, why: String| Paging { resident: Chosen::new(bytes, why), paged: Chosen::new(0, "nothing") };
-    if !config.train.optimizer.is_paged() {
-        return resident(all, "this optimizer does not page".to_owned());
-    }
-    if case.backend != BackendKind::Cuda {
-        let why = format!("paging means nothing on {}: it does not copy while other work runs", case.backend);
-        return resident(all, why);
+    let why = match (config.train.optimizer.is_paged(), case.backend) {
+        (false, _) => Some("this optimizer does not page".to_owned()),
+        (true, BackendKind::Cuda) => None,
+        (true, other) => Some(format!("paging means nothing on {other}: it does not copy while other work runs")),
+    };
+    if let Some(why) = why {
+        return (Paging { resident: Chosen::new(all, why), paged: Chosen::new(0, "nothing") }, training);
     }
     let optimizer = shapes::optimizer(config);
     let (budget, why) = match config.train.optimizer_device_gib {
         DeviceBudget::Gib(gib) => ((gib * (1u64 << 30) as f64) as u64, "train.optimizer_device_gib".to_owned()),
-        DeviceBudget::Auto => automatic(case, training, |budget| optimizer.paging(trained, budget)),
+        DeviceBudget::Auto => automatic(case, &training, |budget| optimizer.paging(trained, budget)),
     };
     let PagedBytes { host, staging } = optimizer.paging(trained, budget);
-    (training.paged_bytes, training.paging_bytes) = (host, staging);
     let paged = match host {
         0 => "all state fits on the device".to_owned(),
         host => format!(
@@ -65,7 +62,8 @@ pub(super) fn decide(
             human_bytes(2 * host)
         ),
     };
-    Paging { resident: Chosen::new(all - host, why), paged: Chosen::new(host, paged) }
+    let paging = Paging { resident: Chosen::new(all - host, why), paged: Chosen::new(host, paged) };
+    (paging, TrainingShape { paged_bytes: host, paging_bytes: staging, ..training })
 }
 
 /// The largest budget with which the run fits, in steps of a sixteenth of the state.
@@ -99,8 +97,8 @@ mod tests {
         let example = Example::new(&[&full, changes].concat(), card_gib, 512);
         let case = fit::Case { backend, ..example.case() };
         let trained = example.trained();
-        let mut training = shapes::training(&example.config, Format::Bf16, backend, &example.data, &trained);
-        let Paging { resident, paged } = decide(&case, &example.config, &trained, &mut training);
+        let training = shapes::training(&example.config, Format::Bf16, backend, &example.data, &trained);
+        let (Paging { resident, paged }, training) = decide(&case, &example.config, &trained, training);
         (resident.value, paged.value, resident.reason + " / " + &paged.reason, training)
     }
 

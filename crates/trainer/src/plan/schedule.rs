@@ -3,8 +3,8 @@
 //! Trade-off: lengths in epochs become whole steps here, so that everything after the plan counts steps alone.
 
 use crate::config::{Interval, Mode, RunConfig, RunLength, Warmup};
-use crate::plan::chosen::Chosen;
-use crate::plan::values::{DataShape, PlanInputs};
+use crate::plan::inputs::DataShape;
+use crate::plan::{Chosen, Made};
 
 /// Optimizer steps of the run.
 pub(super) fn steps(config: &RunConfig, data: &DataShape, world_size: usize) -> Chosen<u64> {
@@ -22,13 +22,25 @@ pub(super) fn steps(config: &RunConfig, data: &DataShape, world_size: usize) -> 
 }
 
 /// Steps between two evaluations, checkpoints or lines of metrics.
-pub(super) fn every([interval, default]: [Interval; 2], inputs: &PlanInputs<'_>) -> Chosen<u64> {
-    match interval {
-        Interval::Steps(steps) => Chosen::new(steps, Chosen::key(interval, &default).reason),
+pub(super) fn every(made: &Made<'_>, interval: fn(&RunConfig) -> Interval) -> Chosen<u64> {
+    let (own, default) = (interval(made.config), interval(&made.default));
+    let steps = whole_steps(own, made.config, made.data, made.world_size);
+    match own {
+        Interval::Steps(_) => Chosen::new(steps, Chosen::key(own, &default).reason),
         Interval::Epochs(epochs) => {
-            let (rows, per_step) = (inputs.data.rows, inputs.config.rows_per_step() * inputs.world_size);
-            let steps = (epochs * rows as f64 / per_step as f64).round().max(1.0) as u64;
+            let (rows, per_step) = (made.data.rows, made.config.rows_per_step() * made.world_size);
             Chosen::new(steps, format!("{epochs} epochs of {rows} rows, {per_step} rows per step, rounded"))
+        }
+    }
+}
+
+/// An interval in steps.
+pub(super) fn whole_steps(interval: Interval, config: &RunConfig, data: &DataShape, world_size: usize) -> u64 {
+    match interval {
+        Interval::Steps(steps) => steps,
+        Interval::Epochs(epochs) => {
+            let per_step = config.rows_per_step() * world_size;
+            (epochs * data.rows as f64 / per_step as f64).round().max(1.0) as u64
         }
     }
 }

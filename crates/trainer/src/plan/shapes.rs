@@ -10,11 +10,9 @@ use firebrick_precision::Format;
 
 use crate::config::RunConfig;
 use crate::error::RunError;
-use crate::plan::answers;
 use crate::plan::backend::offload;
-use crate::plan::base;
-use crate::plan::preference;
-use crate::plan::values::DataShape;
+use crate::plan::inputs::DataShape;
+use crate::plan::{adapter, answers};
 
 /// The recipe's adapter; `None` if every weight trains.
 pub(super) fn lora(config: &RunConfig) -> Option<LoraConfig> {
@@ -55,7 +53,7 @@ pub(super) fn training(
     trained: &[TensorSpec],
 ) -> TrainingShape {
     TrainingShape {
-        base: base::storage(config, compute),
+        base: adapter::storage(config, compute),
         lora: lora(config),
         compute,
         gemms: GemmFormat::Compute,
@@ -73,7 +71,7 @@ pub(super) fn training(
         loss_chunk_tokens: config.train.loss_chunk_tokens,
         evaluation: answers::evaluation(config),
         divided: DividedBytes::default(),
-        pairs: preference::passes(config),
+        pairs: adapter::passes(config),
     }
 }
 

@@ -5,7 +5,7 @@
 use firebrick_arch::ModelSpec;
 
 use crate::config::{RunConfig, ZeroStage};
-use crate::plan::values::DataShape;
+use crate::plan::inputs::DataShape;
 
 /// The highest learning rate without a warning: hundreds of times what trains adapters.
 const HIGH_RATE: f64 = 0.1;

@@ -10,7 +10,7 @@ use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::BackendKind;
 
 use crate::config::RunConfig;
-use crate::plan::chosen::Chosen;
+use crate::plan::Chosen;
 
 /// Threads that build batches of rows of different lengths for an accelerator.
 const UNPACKED: usize = 2;

@@ -148,7 +148,7 @@ pub fn reading_data() -> String {
 fn compare(point: &ResumePoint, prepared: &Prepared) -> Result<Vec<String>, RunError> {
     let identity = |data| RunIdentity::new(&prepared.plan, data);
     let earlier = prepared.train.earlier_fingerprint().map(identity);
-    if earlier.as_ref() == Some(&point.state.identity) {
+    if earlier.is_some_and(|earlier| point.state.identity.check(&earlier).is_ok()) {
         return Err(RunError::OtherTargets);
     }
     point.state.identity.check(&identity(prepared.train.fingerprint()))?;

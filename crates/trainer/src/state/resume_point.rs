@@ -102,16 +102,18 @@ mod tests {
     use std::fs;
 
     use firebrick_data::Cursor;
-    use firebrick_kernels::{BaseStorage, GemmFormat, Recompute};
     use firebrick_model::HASHED_PIECE;
-    use firebrick_optim::{OptimizerKind, ScheduleKind};
-    use firebrick_precision::Format;
+    use serde_json::json;
 
     use super::*;
-    use crate::config::{Init, ZeroStage};
     use crate::metrics::Evaluation;
     use crate::state::checkpoint_folder::CheckpointWriter;
-    use crate::state::identity::{RunIdentity, RunSettings};
+    use crate::state::identity::RunSettings;
+
+    fn settings(learning_rate: f64, steps: u64) -> RunSettings {
+        let values = json!({"train.learning_rate": learning_rate, "train.steps": steps, "checkpoint.keep": 3});
+        serde_json::from_value(values).unwrap()
+    }
 
     fn state(step: u64) -> RunState {
         RunState {
@@ -130,47 +132,8 @@ mod tests {
             base_hash: Some(u64::MAX),
             hashed_piece: Some(HASHED_PIECE),
             reference: None,
-            identity: RunIdentity {
-                init: Init::Pretrained,
-                seed: 0,
-                data_seed: None,
-                shuffle: true,
-                max_seq_len: 64,
-                pack: true,
-                lora: None,
-                new_tokens: Vec::new(),
-                base: BaseStorage::Trained,
-                compute: Format::F32,
-                gemms: GemmFormat::Compute,
-                optimizer: OptimizerKind::AdamW,
-                preference: None,
-                rows_per_step: 1,
-                data: "rows 1".to_owned(),
-            },
-            settings: RunSettings {
-                world_size: 1,
-                zero_stage: ZeroStage::NONE,
-                micro_batch_size: 1,
-                gradient_accumulation: 1,
-                recompute: Recompute::Full,
-                learning_rate: 1e-4,
-                adapter_dropout: 0.0,
-                loraplus_lr_ratio: None,
-                schedule: ScheduleKind::Cosine,
-                min_lr: 0.0,
-                warmup_steps: 0,
-                steps: 9,
-                weight_decay: 0.0,
-                max_grad_norm: 1.0,
-                adam_beta1: 0.9,
-                adam_beta2: 0.999,
-                adam_epsilon: 1e-8,
-                loss_chunk_tokens: 64,
-                log_every: 1,
-                eval_every_steps: 0,
-                checkpoint_every_steps: 1,
-                checkpoints_kept: 3,
-            },
+            identity: serde_json::from_value(json!({"seed": 0, "data": "rows 1"})).unwrap(),
+            settings: settings(1e-4, 9),
         }
     }
 
@@ -228,7 +191,7 @@ mod tests {
     fn settings_that_may_change_are_reported_by_key() {
         let saved = state(1).settings;
         assert_eq!(saved.changes(&saved), None);
-        let now = RunSettings { learning_rate: 2e-4, steps: 20, ..saved.clone() };
+        let now = settings(2e-4, 20);
         let expected = "changed since the checkpoint: train.learning_rate 0.0001 -> 0.0002, train.steps 9 -> 20";
         assert_eq!(saved.changes(&now).as_deref(), Some(expected));
     }

@@ -2,13 +2,16 @@
 //!
 //! Trade-off: one tiny model on the processor stands for all.
 
+use firebrick_arch::LoraConfig;
 use firebrick_kernels::BaseStorage;
 use firebrick_optim::OptimizerKind;
 use firebrick_precision::{Format, QuantFormat};
+use serde_json::json;
 
 use crate::config::ZeroStage;
 use crate::plan::Plan;
 use crate::plan::fixtures::{TINY, resolve, resolve_for};
+use crate::state::identity::{RunIdentity, RunSettings};
 
 #[test]
 fn ranks_multiply_the_rows_of_a_step_and_zero_divides_the_state() {
@@ -102,4 +105,36 @@ fn the_factors_of_longrope_follow_from_max_seq_len_alone() {
 fn a_lora_target_that_matches_nothing_is_refused_before_any_weight_is_read() {
     let message = resolve(&["lora.target=['q_projection']"]).unwrap_err().to_string();
     assert!(message.contains("q_projection"), "{message}");
+}
+
+/// Both as `state.json` had them when each value was a field of a struct.
+#[test]
+fn a_plan_continues_the_run_of_a_state_with_the_same_values() {
+    let plan = resolve(&["bnb_4bit={}", "seed=7", "lora.dropout=0.1", "lora.base_model_name_or_path=a/b"]).unwrap();
+    let identity: RunIdentity = serde_json::from_value(json!({
+        "init": "pretrained", "seed": 7, "data.data_seed": null, "data.shuffle": true, "max_seq_len": 64, "pack": true,
+        "lora": LoraConfig { r: 4, ..LoraConfig::default() }, "data.new_tokens": [], "base": {"frozen": "nf4_double_quant"},
+        "compute": "float32", "gemms": "compute", "train.optimizer": "adamw",
+        "train.micro_batch_size x train.gradient_accumulation": 1, "data": "rows 000000000000002a",
+    }))
+    .unwrap();
+    identity.check(&RunIdentity::new(&plan, 42)).unwrap();
+    let settings = |learning_rate: f64| -> RunSettings {
+        let values = json!({
+            "ranks": 1, "train.zero_stage": 0, "train.micro_batch_size": 1, "train.gradient_accumulation": 1,
+            "train.recompute": "full", "train.learning_rate": learning_rate, "lora.dropout": 0.1,
+            "lora.loraplus_lr_ratio": null, "train.schedule": "cosine", "train.min_lr": 0.0, "train.warmup_steps": 3,
+            "train.steps": 100, "train.weight_decay": 0.0, "train.max_grad_norm": 1.0, "train.adam_beta1": 0.9,
+            "train.adam_beta2": 0.999, "train.adam_epsilon": 1e-8, "train.loss_chunk_tokens": 1024, "train.log_every": 1,
+            "eval.every_steps": 0, "checkpoint.every_steps": 500, "checkpoint.keep": 3,
+        });
+        serde_json::from_value(values).unwrap()
+    };
+    let now = RunSettings::new(&plan);
+    assert_eq!(settings(2e-4).changes(&now), None);
+    let expected = "changed since the checkpoint: train.learning_rate 0.001 -> 0.0002";
+    assert_eq!(settings(1e-3).changes(&now).as_deref(), Some(expected));
+    let text = |changes: &[&str]| RunIdentity::new(&resolve(changes).unwrap(), 42);
+    let message = text(&[]).check(&text(&["preference={}"])).unwrap_err().to_string();
+    assert!(message.contains("made with preference = nothing, now it is {\"loss\":\"dpo\""), "{message}");
 }

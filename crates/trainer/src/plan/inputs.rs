@@ -1,0 +1,110 @@
+//! What a plan is made from: the recipe, the machine, the model, the shape of the data, and what the command requests.
+//!
+//! Trade-off: of the data only the largest numbers of any row count, so data with one odd row is planned too large.
+
+use firebrick_arch::ModelConfig;
+use firebrick_data::PackedDataset;
+use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
+
+use crate::config::RunConfig;
+
+/// The rows that a run trains on, as far as a plan depends on them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataShape {
+    /// Rows per epoch.
+    pub rows: usize,
+    /// Tokens per row, padding included.
+    pub row_len: usize,
+    /// Tokens of the longest document.
+    pub longest_document: usize,
+    /// Maximum number of documents in a row, the padding at its end included.
+    pub documents_per_row: usize,
+    /// Maximum number of tokens in a row that count in the loss.
+    pub loss_tokens_per_row: usize,
+    /// Whether any of the data is rendered with the chat template.
+    pub has_chats: bool,
+    /// How well documents fill the rows, in a sentence.
+    pub report: String,
+}
+
+impl DataShape {
+    /// The shape of packed data. `has_chats`: whether any of it is rendered with the chat template.
+    pub fn new(data: &PackedDataset, has_chats: bool) -> Self {
+        let report = data.report();
+        Self {
+            rows: data.rows(),
+            row_len: data.row_len(),
+            longest_document: report.lengths.longest,
+            documents_per_row: max_documents_per_row(data),
+            loss_tokens_per_row: max_loss_tokens_per_row(data),
+            has_chats,
+            report: report.to_string(),
+        }
+    }
+}
+
+/// What a plan is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanInputs<'a> {
+    /// What was typed.
+    pub config: &'a RunConfig,
+    /// What was found.
+    pub profile: &'a HardwareProfile,
+    /// The model's config.
+    pub model: &'a ModelConfig,
+    /// The rows to train on.
+    pub data: &'a DataShape,
+    /// Number of processes that train together.
+    pub world_size: usize,
+    /// What was requested on the command line.
+    pub request: &'a PlanRequest,
+}
+
+/// What a command requests of a plan in addition to the recipe.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PlanRequest {
+    /// The machine to plan for; `None`: this one.
+    pub machine: Option<&'static AcceleratorSpec>,
+    /// Plan a run that does not fit into memory all the same.
+    pub force: bool,
+    /// Price of the machine per hour, in any currency.
+    pub price_per_hour: Option<f64>,
+    /// Processes of the run that share this machine; 0 counts as one.
+    pub local_ranks: usize,
+}
+
+impl PlanRequest {
+    /// The machine: the named one, or this one as it is found.
+    pub fn profile(&self) -> HardwareProfile {
+        let mut profile = match self.machine {
+            Some(spec) => HardwareProfile::of_machine(spec),
+            // Metal's GPUs are known to wgpu alone.
+            None if cfg!(target_os = "macos") => HardwareProfile::detect_with_adapters(),
+            None => HardwareProfile::detect(),
+        };
+        // Ranks share the cores and the memory of their machine.
+        let ranks = self.local_ranks.max(1);
+        profile.cpu.logical_cores = (profile.cpu.logical_cores / ranks).max(1);
+        profile.memory.available_bytes /= ranks as u64;
+        profile
+    }
+}
+
+/// The maximum number of documents in a row, the padding at its end included.
+fn max_documents_per_row(data: &PackedDataset) -> usize {
+    let documents = |row: usize| {
+        let padding = usize::from(data.row_tokens(row) < data.row_len());
+        data.row_documents(row).count() + padding
+    };
+    (0..data.rows()).map(documents).max().unwrap_or(1)
+}
+
+/// The maximum number of tokens in a row that count in the loss. Of pairs those of their prompts may count too.
+fn max_loss_tokens_per_row(data: &PackedDataset) -> usize {
+    if data.pairs() > 0 {
+        return data.row_len();
+    }
+    let counted = |document: usize| data.documents().entry(document).loss_tokens as usize;
+    let of_row = |row: usize| data.row_documents(row).map(counted).sum::<usize>();
+    (0..data.rows()).map(of_row).max().unwrap_or(0)
+}
