@@ -26,7 +26,7 @@ pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Resu
     ];
     for Rule { holds, key, problem, help } in rules.into_iter().flatten() {
         if !holds {
-            return Err(ConfigError::Impossible { place: source.place(&key), key, problem, help: help.to_string() });
+            return Err(ConfigError::key(source.place(&key), &key, format!("{problem}; {help}")));
         }
     }
     Ok(())
@@ -47,19 +47,15 @@ fn refuse_missing(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigE
         return Ok(());
     };
     let place = if key == "data.path" { source.place("data") } else { source.file_place() };
-    Err(ConfigError::Missing { place, key: key.to_owned(), help: help.to_owned() })
+    Err(ConfigError::missing(place, key, help))
 }
 
 /// Refuses two keys for the same setting, except where both may be there as long as they agree.
 fn refuse_rivals(source: &Source<'_>) -> Result<(), ConfigError> {
     for (one, other, may_agree) in RIVALS {
         if !may_agree && source.is_typed(one) && source.is_typed(other) {
-            return Err(ConfigError::Impossible {
-                place: source.place(one),
-                key: one.to_string(),
-                problem: format!("{other} is there too, and both keys decide the same thing"),
-                help: "keep one of them".to_string(),
-            });
+            let problem = format!("{other} is there too, and both keys decide the same thing; keep one of them");
+            return Err(ConfigError::key(source.place(one), one, problem));
         }
     }
     Ok(())
@@ -75,14 +71,9 @@ fn refuse_credentials(config: &RunConfig, source: &Source<'_>) -> Result<(), Con
         Place::Set(_) => Place::Set(format!("{KEY}=...")),
         place => place,
     };
-    Err(ConfigError::Impossible {
-        place,
-        key: KEY.to_owned(),
-        problem: "holds a user name or a password, which would be saved with the run".to_owned(),
-        help: "write the address alone, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or \
-               MLFLOW_TRACKING_TOKEN, in the environment"
-            .to_owned(),
-    })
+    let problem = "holds a user name or a password, which would be saved with the run; write the address alone, and set \
+                   MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment";
+    Err(ConfigError::key(place, KEY, problem))
 }
 
 /// The rules of names and paths.

@@ -42,81 +42,15 @@ pub enum ConfigError {
         /// What to give instead.
         help: String,
     },
-    /// The file is not what its name says.
-    #[error("{place}: this is not {language}: {message}")]
-    Syntax {
-        /// Where.
-        place: Place,
-        /// "TOML" or "YAML".
-        language: &'static str,
-        /// What the parser expected.
-        message: String,
-    },
-    /// An override without `=`, or one that goes through a key that is not a section.
-    #[error("{place}: {message}")]
-    Override {
-        /// The override.
-        place: Place,
-        /// What is wrong and how to write it.
-        message: String,
-    },
     /// Keys that do not exist, at least one.
     #[error("{}", lines(.0))]
     UnknownKeys(Vec<UnknownKey>),
-    /// A value of the wrong type.
-    #[error("{place}: {key}: expected {expected}, got {got}")]
-    WrongType {
+    /// Anything else that is wrong at a place.
+    #[error("{place}: {message}")]
+    At {
         /// Where.
         place: Place,
-        /// The key.
-        key: String,
-        /// What the key takes.
-        expected: String,
-        /// What was typed.
-        got: String,
-    },
-    /// A word that is not among the allowed ones.
-    #[error("{place}: {key}: '{got}' is not one of {allowed}")]
-    UnknownValue {
-        /// Where.
-        place: Place,
-        /// The key.
-        key: String,
-        /// What was typed.
-        got: String,
-        /// The allowed words, and the nearest one or what to do.
-        allowed: String,
-    },
-    /// A key without a default is not there.
-    #[error("{place}: {key} is missing; {help}")]
-    Missing {
-        /// The file, or the line of its section.
-        place: Place,
-        /// The key.
-        key: String,
-        /// The line to add.
-        help: String,
-    },
-    /// A value out of range, or keys that cannot be together.
-    #[error("{place}: {key}: {problem}; {help}")]
-    Impossible {
-        /// Where.
-        place: Place,
-        /// The key.
-        key: String,
-        /// Why it cannot work.
-        problem: String,
-        /// What to write instead.
-        help: String,
-    },
-    /// A value that is wrong in some other way.
-    #[error("{place}: {key}: {message}")]
-    Invalid {
-        /// Where.
-        place: Place,
-        /// The key.
-        key: String,
-        /// The reader's message.
+        /// The key if it is one, what is wrong, and what to write instead.
         message: String,
     },
     /// A model or an adapter is neither a folder nor an id of the Hub.
@@ -129,6 +63,18 @@ pub enum ConfigError {
         /// What to write.
         help: String,
     },
+}
+
+impl ConfigError {
+    /// A key whose value cannot work.
+    pub(super) fn key(place: Place, key: &str, problem: impl fmt::Display) -> Self {
+        Self::At { place, message: format!("{key}: {problem}") }
+    }
+
+    /// A key without a default that is not there.
+    pub(super) fn missing(place: Place, key: &str, help: impl fmt::Display) -> Self {
+        Self::At { place, message: format!("{key} is missing; {help}") }
+    }
 }
 
 /// A key that does not exist.
@@ -150,39 +96,33 @@ fn lines(keys: &[UnknownKey]) -> String {
 }
 
 /// Turns a message of the TOML reader about the value of `key` into one of ours.
-pub(super) fn from_reader(place: Place, key: String, message: &str) -> ConfigError {
-    if let Some((got, expected)) = message
-        .strip_prefix("invalid type: ")
-        .or_else(|| message.strip_prefix("invalid value: "))
-        .and_then(|rest| rest.split_once(", expected "))
-    {
-        let advice = advice_on_type(&key, got, expected);
-        let got = plain_value(got) + advice;
-        return ConfigError::WrongType { place, key, expected: plain_type(expected), got };
+pub(super) fn from_reader(place: Place, key: &str, message: &str) -> ConfigError {
+    let wrong_type = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
+    if let Some((got, expected)) = wrong_type.and_then(|rest| rest.split_once(", expected ")) {
+        let (advice, expected) = (advice_on_type(key, got, expected), plain_type(expected));
+        return ConfigError::key(place, key, format!("expected {expected}, got {}{advice}", plain_value(got)));
     }
     if message.starts_with("unknown variant ") {
-        return unknown_value(place, key, message);
+        return ConfigError::key(place, key, unknown_value(key, message));
     }
     if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
         let help = format!("add `{field} = ...` to its section, or remove the section");
-        return ConfigError::Missing { place, key: format!("{key}.{field}"), help };
+        return ConfigError::missing(place, &format!("{key}.{field}"), help);
     }
-    ConfigError::Invalid { place, key, message: message.to_string() }
+    ConfigError::key(place, key, message)
 }
 
 /// The reader's "unknown variant `x`, expected one of `a`, `b`": the words between backticks are what counts.
-fn unknown_value(place: Place, key: String, message: &str) -> ConfigError {
-    let mut words = message.split('`').skip(1).step_by(2).map(str::to_string);
+fn unknown_value(key: &str, message: &str) -> String {
+    let mut words = message.split('`').skip(1).step_by(2);
     let got = words.next().unwrap_or_default();
-    let allowed: Vec<String> = words.collect();
-    let nearest = nearest(&got, allowed.iter().map(String::as_str));
-    let hint = match (other_names::value(&key, &got), nearest) {
-        (Some(answer), _) => answer.to_string(),
+    let allowed: Vec<&str> = words.collect();
+    let hint = match (other_names::value(key, got), nearest(got, allowed.iter().copied())) {
+        (Some(answer), _) => answer.to_owned(),
         (None, Some(nearest)) => format!("did you mean '{nearest}'?"),
-        (None, None) => "write one of them".to_string(),
+        (None, None) => "write one of them".to_owned(),
     };
-    let allowed = allowed.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(", ");
-    ConfigError::UnknownValue { place, key, got, allowed: format!("{allowed}; {hint}") }
+    format!("'{got}' is not one of '{}'; {hint}", allowed.join("', '"))
 }
 
 /// What to write instead of a value of the wrong type, where that is clear; it follows the value.
@@ -197,7 +137,7 @@ fn advice_on_type(key: &str, got: &str, expected: &str) -> &'static str {
 }
 
 /// Rust's name of a type in plain words.
-fn plain_type(expected: &str) -> String {
+fn plain_type(expected: &str) -> &str {
     match expected {
         "f64" => "a number",
         "u64" | "usize" => "a whole number, 0 or more",
@@ -205,12 +145,11 @@ fn plain_type(expected: &str) -> String {
         "a sequence" => "a list",
         other => other,
     }
-    .to_string()
 }
 
 /// A value as the reader shows it, without Rust's name of the type of a large integer.
-fn plain_value(got: &str) -> String {
-    got.trim_end_matches(" as i128").trim_end_matches(" as u128").to_string()
+fn plain_value(got: &str) -> &str {
+    got.trim_end_matches(" as i128").trim_end_matches(" as u128")
 }
 
 /// The candidate that `typed` is a misspelling or a part of, if there is one. Names that merely look alike may mean different things

@@ -74,12 +74,11 @@ pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError
         }
         if section.is_empty() && known.contains_key(key) {
             if !entry.is_table {
-                return Err(ConfigError::WrongType {
-                    place: source.place_of(&entry.key_span),
-                    key: key.to_string(),
-                    expected: format!("a table of keys: write [{key}] on a separate line and the keys below it"),
-                    got: entry.type_name.to_string(),
-                });
+                let problem = format!(
+                    "expected a table of keys: write [{key}] on a separate line and the keys below it, got {}",
+                    entry.type_name
+                );
+                return Err(ConfigError::key(source.place_of(&entry.key_span), key, problem));
             }
         } else if known.get(section).is_some_and(|keys| !keys.iter().any(|known| known == key)) {
             unknown.push(UnknownKey {

@@ -92,9 +92,9 @@ impl<'i> Source<'i> {
         language: Language,
         overrides: &'i [String],
     ) -> Result<Source<'i>, ConfigError> {
-        let refuse = |line, message| {
+        let refuse = |line, message: String| {
             let place = Place::Line(file.to_path_buf(), line);
-            ConfigError::Syntax { place, language: language.name(), message }
+            ConfigError::At { place, message: format!("this is not {}: {message}", language.name()) }
         };
         let tree = match language {
             Language::Toml => DeTable::parse(text).map_err(|error| {
@@ -129,8 +129,8 @@ impl<'i> Source<'i> {
                 continue;
             }
             let (place, key) = match entry {
-                Some(entry) => (self.place_of(&entry.key_span), entry.path.clone()),
-                None => (Place::File(self.file.clone()), String::new()),
+                Some(entry) => (self.place_of(&entry.key_span), entry.path.as_str()),
+                None => (self.file_place(), ""),
             };
             return Err(from_reader(place, key, error.message()));
         }
@@ -205,7 +205,7 @@ impl<'i> Source<'i> {
     /// Applies one `a.b=c` to the tree, with its value as TOML or as a text.
     fn apply_override(&mut self, index: usize, as_text: bool) -> Result<(), ConfigError> {
         let text: &'i str = &self.overrides[index];
-        let refuse = |message: String| ConfigError::Override { place: Place::Set(text.to_string()), message };
+        let refuse = |message: String| ConfigError::At { place: Place::Set(text.to_string()), message };
         let Some((key, value)) = text.split_once('=') else {
             return Err(refuse("expected key=value, as in `--set train.steps=100`".to_string()));
         };

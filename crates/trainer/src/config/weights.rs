@@ -125,7 +125,7 @@ pub(super) fn refuse_missing_mode(config: &RunConfig, source: &Source<'_>) -> Re
     }
     let help = "add [lora] (adapters), [bnb_4bit] or base = \"nvfp4\" (adapters on a quantized base), or mode = \"full\" at the \
                 top of the file to train every weight";
-    Err(ConfigError::Missing { place: source.file_place(), key: "mode".to_owned(), help: help.to_owned() })
+    Err(ConfigError::missing(source.file_place(), "mode", help))
 }
 
 /// The rules of what trains.
