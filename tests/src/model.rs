@@ -87,7 +87,7 @@ fn load_as<B: Kernels>(
     loaded
 }
 
-/// What takes steps: 8-bit AdamW at a rate of 1e-3, over the model that [`load_in`] returns, whose GEMMs multiply in a format.
+/// What takes steps over the model that [`load_in`] returns, whose GEMMs multiply in a format.
 pub fn trainer<B: Kernels>(
     model: &str,
     adapter: Option<&str>,
@@ -96,8 +96,13 @@ pub fn trainer<B: Kernels>(
     gemms: GemmFormat,
     pass: PassOptions,
 ) -> Trainer<B> {
+    trainer_of(load_as(model, adapter, storage, dtype, gemms, None), pass)
+}
+
+/// What takes steps over a model: 8-bit AdamW at a rate of 1e-3.
+pub fn trainer_of<B: Kernels>(model: Decoder<B>, pass: PassOptions) -> Trainer<B> {
     Trainer {
-        model: load_as(model, adapter, storage, dtype, gemms, None),
+        model,
         optimizer: Optimizer::new(OptimizerConfig {
             kind: OptimizerKind::AdamW8bit,
             beta1: 0.9,

@@ -139,7 +139,7 @@ fn over_null_cuda(test: &str, capability: &str, work: fn()) {
 fn build(folder: &Path) {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/null_cuda/null_cuda.c");
     let first = folder.join(LIBRARIES[0]);
-    let built = Command::new("cc").args(["-O1", "-shared", "-fPIC", "-o"]).args([&first, &source]).output();
+    let built = Command::new("cc").args(["-O1", "-shared", "-fPIC", "-pthread", "-o"]).args([&first, &source]).output();
     let built = built.expect("a C compiler, which building this project needs as well");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     LIBRARIES[1..].iter().for_each(|name| fs::hard_link(&first, folder.join(name)).unwrap());

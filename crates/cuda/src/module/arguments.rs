@@ -16,6 +16,8 @@ use crate::pointer::DevicePointer;
 
 /// Values are stored in words of this size, the maximum alignment of a kernel parameter.
 type Word = MaybeUninit<u128>;
+/// A word without a value. Zero in debug builds, so that tests can write down what a launch was given without knowing its types.
+const EMPTY: Word = if cfg!(debug_assertions) { Word::zeroed() } else { Word::uninit() };
 /// Words that are stored inline.
 const INLINE: usize = 32;
 /// Maximum number of arguments.
@@ -50,7 +52,7 @@ impl Arguments {
     #[inline(always)]
     pub const fn new() -> Self {
         Self {
-            inline: [Word::uninit(); INLINE],
+            inline: [EMPTY; INLINE],
             spilled: Vec::new(),
             words: 0,
             places: [(0, 0); MAX_ARGUMENTS],
@@ -177,7 +179,7 @@ impl Arguments {
             if self.spilled.is_empty() {
                 self.spilled.extend_from_slice(&self.inline[..self.words]);
             }
-            self.spilled.resize(words, Word::uninit());
+            self.spilled.resize(words, EMPTY);
         }
         self.words = words;
     }
