@@ -1,10 +1,13 @@
 //! The host's side of the CUDA backend on a machine without a card: training steps over a driver and libraries that compute nothing
 //! (`null_cuda.c`) and count what they are called for. CI has no card. What needs none is found here: a step that panics, that allocates
-//! in every step, or that does not launch what the step before it launched.
+//! in every step, that does not launch what the step before it launched, or that launches something else than was recorded (`launches.rs`).
 //!
 //! The libraries have to be there when a process starts, so the test builds them and starts itself again.
-//! Trade-off: numbers mean nothing here; mixtures of experts, whose launches depend on them, are left out. Needs Linux and a C compiler.
+//! Trade-off: numbers mean nothing here, but for the rows of experts, which the libraries make up. Needs Linux and a C compiler.
 #![cfg(all(feature = "cuda", target_os = "linux"))]
+
+#[cfg(debug_assertions)]
+mod launches;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,6 +25,11 @@ use firebrick_trainer::run::step::Trainer;
 
 /// The file that the libraries count in.
 const COUNTS: &str = "NULL_CUDA_COUNTS";
+/// The file that they write what they are called for in.
+#[cfg(debug_assertions)]
+const LAUNCHES: &str = "NULL_CUDA_LAUNCHES";
+/// The compute capability of the card that they say is there.
+const CAPABILITY: &str = "NULL_CUDA_CAPABILITY";
 /// The family that has layers with and without a window.
 const WINDOWED: &str = "tiny-gemma3";
 /// After which the process is taken to hang; it needs some seconds.
@@ -85,7 +93,20 @@ impl Counts {
 #[test]
 fn steps_launch_what_the_one_before_launched_and_allocate_nothing_from_the_third_on() {
     let this = "steps_launch_what_the_one_before_launched_and_allocate_nothing_from_the_third_on";
-    over_null_cuda(this, "9.0", steps_of_every_family);
+    over_null_cuda(this, "9.0", &[COUNTS], steps_of_every_family);
+}
+
+/// Release builds leave bytes of arguments undefined.
+#[cfg(debug_assertions)]
+#[test]
+fn the_launches_of_every_group_are_as_recorded() {
+    let this = "the_launches_of_every_group_are_as_recorded";
+    for capability in launches::CAPABILITIES {
+        over_null_cuda(this, capability, &[COUNTS, LAUNCHES], launches::record);
+    }
+    if env::var_os(COUNTS).is_none() {
+        launches::compare();
+    }
 }
 
 /// Ada has its own number of launches for the scales, and so has Blackwell, whose GEMMs are refused where descriptors do not fit.
@@ -93,20 +114,24 @@ fn steps_launch_what_the_one_before_launched_and_allocate_nothing_from_the_third
 fn steps_in_8_bit_floats_are_alike_on_every_generation_that_has_them() {
     let this = "steps_in_8_bit_floats_are_alike_on_every_generation_that_has_them";
     for capability in ["8.9", "9.0", "10.0", "12.0"] {
-        over_null_cuda(this, capability, steps_in_8_bit_floats);
+        over_null_cuda(this, capability, &[COUNTS], steps_in_8_bit_floats);
     }
 }
 
-/// Does `work` in a process that finds the libraries of `null_cuda.c`, as a card of this compute capability; `test` calls this again there.
-fn over_null_cuda(test: &str, capability: &str, work: fn()) {
+/// Does `work` in a process that finds the libraries of `null_cuda.c`, as a card of this compute capability, which write to these files;
+/// `test` calls this again there.
+fn over_null_cuda(test: &str, capability: &str, files: &[&str], work: fn()) {
     if env::var_os(COUNTS).is_some() {
-        watch_burn_operations();
-        return work();
+        if env::var(CAPABILITY).is_ok_and(|own| own == capability) {
+            watch_burn_operations();
+            work();
+        }
+        return;
     }
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     build(folder.path());
-    let [counts, text] = ["counts", "text"].map(|name| folder.path().join(name));
-    fs::write(&counts, [0; size_of::<Counts>()]).unwrap();
+    files.iter().for_each(|name| fs::write(folder.path().join(name), [0; size_of::<Counts>()]).unwrap());
+    let text = folder.path().join("text");
     let mut paths = vec![folder.path().to_owned()];
     paths.extend(env::var_os("LD_LIBRARY_PATH").iter().flat_map(env::split_paths));
     let output = fs::File::create(&text).unwrap();
@@ -116,8 +141,8 @@ fn over_null_cuda(test: &str, capability: &str, work: fn()) {
         .env("FIREBRICK_CACHE", folder.path().join("cache"))
         // CubeCL looks for headers there, which nothing reads here.
         .env("CUDA_PATH", folder.path())
-        .env(COUNTS, &counts)
-        .env("NULL_CUDA_CAPABILITY", capability)
+        .envs(files.iter().map(|name| (name, folder.path().join(name))))
+        .env(CAPABILITY, capability)
         .stdout(output.try_clone().unwrap())
         .stderr(output)
         .spawn()
