@@ -13,20 +13,18 @@ use std::sync::LazyLock;
 /// Decades of the map: 1e-6 up to 1.
 const DECADES: usize = 7;
 
-/// Exponents of the magnitudes that have cells of their own: smaller ones are nearest to 0 or to the value next to it.
-const CELL_EXPONENTS: u32 = 23;
-/// Bits of a magnitude's mantissa that its cell has: between two neighbors of the map are several cells.
-const CELL_BITS: u32 = 8;
-/// Cells of one sign.
-const CELLS: usize = (CELL_EXPONENTS << CELL_BITS) as usize + 1;
+/// Leading bits of a number that name its cell: sign, exponent and 7 bits of the mantissa, so that no cell has numbers of three codes.
+const CELL_BITS: u32 = 16;
 
 /// A sorted table of 256 values, with the decision points between them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DynamicMap {
     values: [f32; 256],
     midpoints: [f32; 255],
-    /// For each cell, positive ones first, how many decision points lie below all of it.
-    below: Vec<u8>,
+    /// The lowest number of each code from 1 on; then NaN, which no number reaches.
+    starts: [f32; 256],
+    /// For each cell, the code of its lowest number.
+    lowest: Box<[u8; 1 << CELL_BITS]>,
 }
 
 static SIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(true));
@@ -60,15 +58,18 @@ impl DynamicMap {
         values.sort_by(f32::total_cmp);
         let values: [f32; 256] = values.try_into().expect("the parts of all decades, 0 and 1 make 256");
         let midpoints: [f32; 255] = midpoints(&values);
-        let count = |x: f32| midpoints.iter().filter(|&&midpoint| midpoint < x).count() as u8;
-        let positive = (0..CELLS).map(|cell| count(cell_start(cell)));
-        // The lowest value of a negative cell is the start of the next one, which is not part of it.
-        let negative = (0..CELLS).map(|cell| if cell + 1 < CELLS { count(-cell_start(cell + 1)) } else { 0 });
-        let below = positive.chain(negative).collect();
-        Self { midpoints, values, below }
+        let mut starts = [f32::NAN; 256];
+        for (code, &midpoint) in midpoints.iter().enumerate() {
+            // A tie goes to the even one of `code` and `code + 1`.
+            starts[code] = if code % 2 == 1 { midpoint } else { midpoint.next_up() };
+        }
+        let code = |cell| starts.partition_point(|&start| start <= cell_ends(cell)[0]) as u8;
+        let lowest: Box<[u8]> = (0..=u16::MAX).map(code).collect();
+        Self { values, midpoints, starts, lowest: lowest.try_into().expect("a code for each cell") }
     }
 
     /// The 256 values, ascending.
+    #[inline]
     pub fn values(&self) -> &[f32; 256] {
         &self.values
     }
@@ -81,34 +82,26 @@ impl DynamicMap {
     /// Code of the value nearest to `x`. A tie goes to the even code, as in bitsandbytes' CUDA kernels (whose search
     /// ends on an even code and leaves it only for a strictly nearer neighbor). Values outside the map get its first or
     /// last code, NaN gets code 0.
+    #[inline]
     pub fn nearest(&self, x: f32) -> u8 {
-        if x.is_nan() {
-            return 0;
-        }
-        // A cell has one decision point at most, as `every_cell_has_one_decision_point_at_most` shows.
-        let lowest = usize::from(self.below[cell_of(x)]);
-        // Without branches, which would be as good as random.
-        let below = lowest + usize::from((lowest < 255) & (self.midpoints[lowest.min(254)] < x));
-        let odd_tie = (below % 2 == 1) & (below < 255) & (self.midpoints[below.min(254)] == x);
-        (below + usize::from(odd_tie)) as u8
+        // One instruction, which `max` is not. NaN becomes -1 too.
+        let x = if x > -1.0 { x } else { -1.0 };
+        let lowest = self.lowest[usize::from(cell_of(x))];
+        lowest + u8::from(self.starts[usize::from(lowest)] <= x)
     }
 }
 
-/// The cell of a number: its sign, exponent and first bits. Numbers from 1 on share one, and so do very small ones.
-fn cell_of(x: f32) -> usize {
-    let magnitude = x.abs().to_bits() >> (f32::MANTISSA_DIGITS - 1 - CELL_BITS);
-    let cell = magnitude.saturating_sub(first_cell()).min(CELLS as u32 - 1) as usize;
-    cell + CELLS * usize::from(x.is_sign_negative())
+/// The cell of a number.
+#[inline]
+fn cell_of(x: f32) -> u16 {
+    (x.to_bits() >> (u32::BITS - CELL_BITS)) as u16
 }
 
-/// The smallest magnitude of a cell.
-fn cell_start(cell: usize) -> f32 {
-    if cell == 0 { 0.0 } else { f32::from_bits((first_cell() + cell as u32) << (f32::MANTISSA_DIGITS - 1 - CELL_BITS)) }
-}
-
-/// Sign-free leading bits of the magnitude at which the second cell begins, less one.
-const fn first_cell() -> u32 {
-    (127 - CELL_EXPONENTS) << CELL_BITS
+/// The lowest and the highest number of a cell.
+fn cell_ends(cell: u16) -> [f32; 2] {
+    let first = u32::from(cell) << (u32::BITS - CELL_BITS);
+    let [near, far] = [first, first | (u32::MAX >> CELL_BITS)].map(f32::from_bits);
+    if near.is_sign_negative() { [far, near] } else { [near, far] }
 }
 
 /// Boundary `index` of the range from 0.1 to 1 divided into `parts`, computed from the nearer end with one rounding.
@@ -173,15 +166,11 @@ mod tests {
     }
 
     #[test]
-    fn every_cell_has_one_decision_point_at_most() {
+    fn no_cell_has_numbers_of_three_codes() {
         for map in [DynamicMap::signed(), DynamicMap::unsigned()] {
-            for sign in [1.0, -1.0_f32] {
-                for cell in 0..CELLS - 1 {
-                    let [low, high] = [sign * cell_start(cell), sign * cell_start(cell + 1)];
-                    let inside = |&&x: &&f32| low.min(high) <= x && x <= low.max(high);
-                    assert!(map.midpoints().iter().filter(inside).count() <= 1, "{low} to {high}");
-                }
-                assert!(map.midpoints().iter().all(|x| x.abs() < 1.0), "none in the last cell");
+            for cell in 0..=u16::MAX {
+                let [low, high] = cell_ends(cell).map(|x| nearest_by_midpoints(map, x));
+                assert!(high.saturating_sub(low) <= 1, "{:?} have codes {low} and {high}", cell_ends(cell));
             }
         }
     }
@@ -192,6 +181,10 @@ mod tests {
         for map in [DynamicMap::signed(), DynamicMap::unsigned()] {
             for _ in 0..20_000 {
                 let x = draws.uniform() * 10_f32.powi(-(draws.below(8) as i32)) * 1.1;
+                assert_eq!(map.nearest(x), nearest_by_midpoints(map, x), "{x:e}");
+            }
+            // One number of each cell, and NaN among them.
+            for x in (0..=u32::MAX).step_by((1 << CELL_BITS) + 1).map(f32::from_bits) {
                 assert_eq!(map.nearest(x), nearest_by_midpoints(map, x), "{x:e}");
             }
             for &midpoint in map.midpoints() {
