@@ -6,10 +6,11 @@ use burn_flex::Flex;
 use burn_tensor::Tensor;
 use firebrick_precision::DynamicMap;
 use firebrick_precision::blockwise::BLOCK_SIZE;
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::host::{Floats, TASK, bytes, tensor};
+use super::lanes;
 use crate::optimizer::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps};
 use crate::weights::reference::codes;
 
@@ -70,6 +71,7 @@ fn adamw(state: AdamWState<Flex>, gradient: Tensor<Flex, 1>, scale: f32, hyper: 
 }
 
 /// The factors of a step in 8 bits, the same for every value. The bias corrections are folded into step size and epsilon.
+#[derive(Clone, Copy)]
 struct EightBitRates {
     scale: f32,
     beta: [f32; 2],
@@ -115,8 +117,8 @@ fn adamw_8bit(state: AdamW8bitState<Flex>, gradient: Tensor<Flex, 1>, rates: &Ei
     let first_moments = first.par_chunks_mut(TASK).zip(first_absmax.par_chunks_mut(blocks));
     let second_moments = second.par_chunks_mut(TASK).zip(second_absmax.par_chunks_mut(blocks));
     values.zip(first_moments).zip(second_moments).for_each(|(((p, g), (codes, absmax)), of_second)| {
-        let second = Moment { codes: of_second.0, absmax: of_second.1 };
-        step_blocks(p, g, Moment { codes, absmax }, second, rates);
+        let moments = [Moment { codes, absmax }, Moment { codes: of_second.0, absmax: of_second.1 }];
+        Arch::new().dispatch(Blocks { p, g, moments, rates: *rates });
     });
     let absmax = |values: Vec<f32>| {
         let blocks = values.len();
@@ -134,34 +136,45 @@ fn adamw_8bit(state: AdamW8bitState<Flex>, gradient: Tensor<Flex, 1>, rates: &Ei
     }
 }
 
-fn step_blocks(p: &mut [f32], g: &[f32], first: Moment<'_>, second: Moment<'_>, rates: &EightBitRates) {
-    let maps = [DynamicMap::signed(), DynamicMap::unsigned()];
-    let blocks = p.chunks_mut(BLOCK_SIZE).zip(g.chunks(BLOCK_SIZE)).enumerate();
-    for (block, (p, g)) in blocks {
-        let codes = block * BLOCK_SIZE..(block + 1) * BLOCK_SIZE;
-        let codes = [&mut first.codes[codes.clone()], &mut second.codes[codes]];
-        let absmax = [&mut first.absmax[block], &mut second.absmax[block]];
-        let mut moments = [[0.0_f32; BLOCK_SIZE]; 2];
-        for (((values, codes), map), absmax) in moments.iter_mut().zip(&codes).zip(maps).zip(&absmax) {
-            // What the last block of a tensor has beyond its values stays zero.
-            let decoded = codes[..p.len()].iter().map(|&code| map.values()[usize::from(code)] * **absmax);
-            values.iter_mut().zip(decoded).for_each(|(value, decoded)| *value = decoded);
-        }
-        Arch::new().dispatch(|| {
-            update(p, g, &mut moments, rates);
-            for (values, absmax) in moments.iter_mut().zip(absmax) {
-                *absmax = normalize(values);
+/// What a task updates.
+struct Blocks<'a> {
+    p: &'a mut [f32],
+    g: &'a [f32],
+    moments: [Moment<'a>; 2],
+    rates: EightBitRates,
+}
+
+/// Not a closure: one of this size is not inlined into the dispatch, and so not compiled for the machine's vector extension.
+impl WithSimd for Blocks<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, _: S) {
+        let maps = [DynamicMap::signed(), DynamicMap::unsigned()];
+        for (block, (p, g)) in self.p.chunks_mut(BLOCK_SIZE).zip(self.g.chunks(BLOCK_SIZE)).enumerate() {
+            let start = block * BLOCK_SIZE;
+            let mut moments = [[0.0_f32; BLOCK_SIZE]; 2];
+            for ((values, Moment { codes, absmax }), map) in moments.iter_mut().zip(&self.moments).zip(maps) {
+                let scale = absmax[block];
+                // What the last block of a tensor has beyond its values stays zero.
+                for (value, &code) in values.iter_mut().zip(&codes[start..start + p.len()]) {
+                    *value = map.values()[usize::from(code)] * scale;
+                }
             }
-        });
-        for ((values, codes), map) in moments.iter().zip(codes).zip(maps) {
-            encode(map, values, codes);
+            update(p, g, &mut moments, self.rates);
+            for ((values, Moment { codes, absmax }), map) in moments.iter_mut().zip(&mut self.moments).zip(maps) {
+                absmax[block] = normalize(values, map);
+                for (code, &mut value) in codes[start..start + BLOCK_SIZE].iter_mut().zip(values) {
+                    *code = map.nearest(value);
+                }
+            }
         }
     }
 }
 
 /// One step of a block's parameters and moments. A gradient that is not finite keeps its parameter, and both of its moments become 0.
 #[inline(always)]
-fn update(p: &mut [f32], g: &[f32], [means, squares]: &mut [[f32; BLOCK_SIZE]; 2], rates: &EightBitRates) {
+fn update(p: &mut [f32], g: &[f32], [means, squares]: &mut [[f32; BLOCK_SIZE]; 2], rates: EightBitRates) {
     for (((p, m), v), &g) in p.iter_mut().zip(means).zip(squares).zip(g) {
         let is_finite = g.is_finite();
         let g = if is_finite { g * rates.scale } else { 0.0 };
@@ -174,32 +187,37 @@ fn update(p: &mut [f32], g: &[f32], [means, squares]: &mut [[f32; BLOCK_SIZE]; 2
 }
 
 /// Divides the values of a block by their largest magnitude, and returns that. A block of zeros has no scale; any positive divisor leaves
-/// its values at zero.
+/// its values at zero. A negative value that would get the code of zero becomes the value below zero: rounding reverses no direction.
 #[inline(always)]
-fn normalize(values: &mut [f32; BLOCK_SIZE]) -> f32 {
-    let largest =
-        values.iter().fold(0.0_f32, |largest, value| if value.abs() > largest { value.abs() } else { largest });
+fn normalize(values: &mut [f32; BLOCK_SIZE], map: &DynamicMap) -> f32 {
+    let mut magnitudes = *values;
+    magnitudes.iter_mut().for_each(|value| *value = value.abs());
+    let largest = lanes::max(&magnitudes).max(0.0);
     let divisor = largest.max(f32::MIN_POSITIVE);
-    values.iter_mut().for_each(|value| *value /= divisor);
-    largest
-}
-
-/// Codes of normalized values. A code whose value has another sign is moved back over zero: rounding reverses no direction.
-fn encode(map: &DynamicMap, values: &[f32; BLOCK_SIZE], codes: &mut [u8]) {
-    for (code, &value) in codes.iter_mut().zip(values) {
-        let nearest = map.nearest(value);
-        let decoded = map.values()[usize::from(nearest)];
-        // No branches: signs are as good as random.
-        let is_too_high = (value < 0.0) & (decoded >= 0.0);
-        let is_too_low = (value > 0.0) & (decoded < 0.0);
-        *code = nearest + u8::from(is_too_low) - u8::from(is_too_high);
+    let below_zero = map.values()[usize::from(map.nearest(0.0).saturating_sub(1))];
+    for value in values {
+        let normalized = *value / divisor;
+        *value = if (normalized < 0.0) & (normalized > below_zero) { below_zero } else { normalized };
     }
+    largest
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{assert_close, random};
+
+    #[test]
+    fn codes_keep_the_sign_of_a_value_however_small() {
+        let map = DynamicMap::signed();
+        let mut values = [0.0_f32; BLOCK_SIZE];
+        values[..5].copy_from_slice(&[2.0, -2e-12, 2e-12, -0.0, f32::NAN]);
+        assert_eq!(normalize(&mut values, map), 2.0);
+        assert_eq!(
+            values[..6].iter().map(|&value| map.nearest(value)).collect::<Vec<_>>(),
+            [255, 126, 127, 127, 0, 127]
+        );
+    }
 
     #[test]
     fn a_step_in_8_bits_equals_the_reference_body() {
