@@ -13,27 +13,34 @@ use cargo_metadata::Message;
 use crate::backend::Choice;
 use crate::workspace::{Workspace, shown};
 
-/// Package and binary of all commands: `train`, `plan`, `generate`, ...
-const PACKAGE: &str = "firebrick-train";
-const BINARY: &str = "firebrick";
+/// A binary and its package; its cargo features are the names of backends.
+#[derive(Clone, Copy)]
+pub(crate) struct Program {
+    package: &'static str,
+    binary: &'static str,
+}
 
-/// Arguments of the cargo call that builds `firebrick` for `choice` under a cargo `profile`.
-pub(crate) fn build_args(profile: &str, choice: &Choice) -> Vec<String> {
+/// All commands: `train`, `plan`, `generate`, ...
+pub(crate) const FIREBRICK: Program = Program { package: "firebrick-train", binary: "firebrick" };
+/// Every operation on every backend.
+pub(crate) const BENCH_MATRIX: Program = Program { package: "firebrick-benches", binary: "bench-matrix" };
+
+/// Arguments of the cargo call that builds `program` for `choice` under a cargo `profile`.
+fn build_args(program: Program, profile: &str, choice: &Choice) -> Vec<String> {
     let features = choice.features();
-    let args = ["build", "--profile", profile, "--package", PACKAGE, "--bin", BINARY];
+    let args = ["build", "--profile", profile, "--package", program.package, "--bin", program.binary];
     let flags = ["--no-default-features", "--features", &features, "--message-format=json-render-diagnostics"];
     args.into_iter().chain(flags).map(str::to_owned).collect()
 }
 
-/// Builds `firebrick` and returns its path. Cargo's progress and diagnostics go to the terminal.
-pub(crate) fn build_train(workspace: &Workspace, profile: &str, choice: &Choice) -> Result<PathBuf> {
-    let features = choice.features();
-    eprintln!("xtask: building `{BINARY}` (profile {profile}, features {features}): {}", choice.reason);
-    let built = build_programs(workspace.cargo(&build_args(profile, choice)), BINARY)?;
-    let train = built.into_iter().rfind(|program| program.target == BINARY && program.is_bin);
-    match train {
+/// Builds `program` and returns its path. Cargo's progress and diagnostics go to the terminal.
+pub(crate) fn build(workspace: &Workspace, program: Program, profile: &str, choice: &Choice) -> Result<PathBuf> {
+    let (Program { package, binary }, features) = (program, choice.features());
+    eprintln!("xtask: building `{binary}` (profile {profile}, features {features}): {}", choice.reason);
+    let built = build_programs(workspace.cargo(&build_args(program, profile, choice)), binary)?;
+    match built.into_iter().rfind(|program| program.target == binary && program.is_bin) {
         Some(program) => Ok(program.path),
-        None => bail!("cargo built {PACKAGE} but named no binary `{BINARY}`: is there a [[bin]] of that name?"),
+        None => bail!("cargo built {package} but named no binary `{binary}`: is there a [[bin]] of that name?"),
     }
 }
 
@@ -76,7 +83,7 @@ mod tests {
     #[test]
     fn only_the_chosen_backend_and_flex_are_built() {
         let choice = Choice { backend: Backend::Wgpu, with_all: false, reason: String::new() };
-        let typed = build_args("fast", &choice).join(" ");
+        let typed = build_args(FIREBRICK, "fast", &choice).join(" ");
         assert_eq!(
             typed,
             "build --profile fast --package firebrick-train --bin firebrick --no-default-features --features flex,wgpu \
@@ -86,8 +93,9 @@ mod tests {
 
     #[test]
     fn a_binary_of_all_backends_has_the_feature_of_each() {
-        let typed = build_args("dist", &Choice::all(String::new())).join(" ");
+        let typed = build_args(BENCH_MATRIX, "dist", &Choice::all(String::new())).join(" ");
         let expected = if cfg!(target_os = "macos") { "flex,candle,wgpu" } else { "flex,candle,wgpu,cuda" };
         assert!(typed.contains(&format!("--features {expected} ")), "{typed}");
+        assert!(typed.contains("--package firebrick-benches --bin bench-matrix "), "{typed}");
     }
 }

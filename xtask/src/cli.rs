@@ -29,11 +29,11 @@ alone, and so does `report`; `profile` builds wgpu, which finds the GPUs of ever
 
 /// What `bench-matrix` does differently.
 const MATRIX_HELP: &str = "\
-Builds `firebrick` (cargo profile `fast`) with every backend that can be compiled here and runs `firebrick bench-matrix` with the
+Builds `bench-matrix` of benches/ (cargo profile `fast`) with every backend that can be compiled here and runs it with the
 same arguments in the current folder: peaks, operations and training steps on each backend that finds a device, each
 result checked against its reference. Exit code 1 if one was wrong or failed. `cargo xtask bench-matrix --help` asks the
-binary itself, which is built first if necessary. For a machine without Rust, carry the binary that
-`cargo xtask dist --backend all` packs.";
+binary itself, which is built first if necessary. For a machine without Rust, carry the binary `bench-matrix` that
+`cargo xtask dist --backend all` packs next to `firebrick`.";
 
 const TEST_HELP: &str = "\
 Runs the tests of the whole workspace in one build: every backend is compiled into one set of crates, because Burn built
@@ -59,7 +59,9 @@ Each finding says where it is and what to do. Needs cargo and git, no network, n
 /// `cargo xtask COMMAND`.
 #[derive(Debug, Parser)]
 #[command(name = "xtask", bin_name = "cargo xtask", about = "The project's own commands")]
-#[command(after_help = "`cargo xtask help COMMAND` says more. Any other command is passed on to the `firebrick` binary.")]
+#[command(
+    after_help = "`cargo xtask help COMMAND` says more. Any other command is passed on to the `firebrick` binary."
+)]
 pub(crate) struct Cli {
     /// What to do; `None` prints the overview.
     #[command(subcommand)]
@@ -148,7 +150,7 @@ pub(crate) enum Command {
     },
     /// Pack the trainer into one compressed folder for a machine without Rust
     ///
-    /// Builds `firebrick` with cargo profile `dist` and packs it with configs/, assets/, README.md, CHANGELOG.md and the
+    /// Builds `firebrick` and `bench-matrix` with cargo profile `dist` and packs them with configs/, assets/, README.md, CHANGELOG.md and the
     /// licenses into dist/firebrick-VERSION-TARGET/ and one .tar.gz next to it. The same inputs give the same archive.
     Dist {
         /// Backend to compile in together with flex: flex (default), candle, wgpu, cuda, or all of them.

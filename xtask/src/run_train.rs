@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 
 use crate::backend::{Choice, Machine, backend_key, choose, is_yaml};
-use crate::build::build_train;
+use crate::build::{BENCH_MATRIX, FIREBRICK, build};
 use crate::workspace::{Workspace, forget_cargo_run, shown};
 
 /// What the command line requests for the build, and the arguments for the `firebrick` binary.
@@ -86,7 +86,7 @@ impl Request {
     }
 }
 
-/// Builds `firebrick` for what `rest` requests and runs it. On Unix it replaces this process, so Ctrl-C, SIGTERM and the exit
+/// Builds `firebrick`, or `bench-matrix`, for what `rest` requests and runs it. On Unix it replaces this process, so Ctrl-C, SIGTERM and the exit
 /// code go directly to and from the binary; elsewhere this process waits for it.
 pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> Result<ExitCode> {
     let mut request = Request::parse(subcommand, rest)?;
@@ -95,12 +95,14 @@ pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> R
         let path = find_config(name, &here, workspace.root())?;
         request.args[*place] = path.to_string_lossy().into_owned();
     }
-    let choice = if subcommand == "bench-matrix" {
-        Choice::all("bench-matrix times every backend that is there".to_owned())
+    let (program, choice) = if subcommand == "bench-matrix" {
+        // A program of its own, whose name is the subcommand.
+        request.args.remove(0);
+        (BENCH_MATRIX, Choice::all("bench-matrix times every backend that is there".to_owned()))
     } else {
-        choose_backend(&request, &Machine::detect())?
+        (FIREBRICK, choose_backend(&request, &Machine::detect())?)
     };
-    let binary = build_train(workspace, "fast", &choice)?;
+    let binary = build(workspace, program, "fast", &choice)?;
     let mut command = Command::new(binary);
     // What `firebrick` calls itself in the commands that it prints.
     command.args(&request.args).env("FIREBRICK_CALLED_AS", "cargo xtask");

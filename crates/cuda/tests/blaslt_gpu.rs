@@ -1,5 +1,5 @@
 //! GEMMs of cuBLASLt on a GPU compared with the host. Without a driver or cuBLASLt, every test returns early. Their speed is a subject of
-//! `firebrick bench-matrix`.
+//! `bench-matrix`.
 //!
 //! Trade-off: inputs are small integers, so that every order of summation gives the same bits and results are compared exactly.
 //! Rounding is not tested.

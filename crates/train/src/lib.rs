@@ -1,12 +1,16 @@
 #![doc = include_str!("../README.md")]
 
 pub mod bench;
+pub mod bench_generate;
 pub mod chat;
 mod commands;
 pub mod compress;
 pub mod export;
 mod html;
 pub mod inspect;
+pub mod page;
+pub mod peaks;
+pub mod plot;
 pub mod push;
 pub mod report;
 pub mod verify;
@@ -44,9 +48,6 @@ enum Command {
     Inspect(training::Inspect),
     /// Time training steps of a model on synthetic tokens: speed, memory, and where the time goes.
     Bench(timing::Bench),
-    /// Time the operations of training and whole steps on every backend that is there, each checked against its reference.
-    #[cfg(feature = "flex")]
-    BenchMatrix(timing::BenchMatrix),
     /// Time the writing of text with a model, on random prompts: tokens per second for one sequence and for many.
     BenchGenerate(timing::BenchGenerate),
     /// Continue prompts with a model.
@@ -102,8 +103,6 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
         Command::Profile(arguments) => machine::profile(&arguments),
         Command::Inspect(arguments) => training::show_data(&arguments),
         Command::Bench(arguments) => return timing::time_steps(&arguments, clock),
-        #[cfg(feature = "flex")]
-        Command::BenchMatrix(arguments) => return timing::time_matrix(&arguments),
         Command::BenchGenerate(arguments) => timing::time_generation(&arguments),
         Command::Generate(arguments) => text::write_text(arguments),
         Command::Chat(arguments) => text::talk(arguments),

@@ -79,10 +79,12 @@ pub(super) fn pack(folder: &Path, name: &str, archive: &Path) -> Result<()> {
     file.commit().with_context(|| format!("could not write {}", archive.display()))
 }
 
-/// Whether a path inside the archive is a program: the trainer, the script that runs the GPU suite, or one of the suite.
+/// Whether a path inside the archive is a program: the trainer, the matrix of benchmarks, the script that runs the GPU suite, or one of
+/// the suite.
 pub(super) fn is_program(path: &Path) -> bool {
+    let is_named = |name: &str| path.file_stem() == Some(name.as_ref());
     let at_the_top = path.parent() == Some(Path::new(""));
-    at_the_top && (path.file_stem() == Some("firebrick".as_ref()) || path.extension() == Some("sh".as_ref()))
+    at_the_top && (is_named("firebrick") || is_named("bench-matrix") || path.extension() == Some("sh".as_ref()))
         || path.parent() == Some(Path::new("bin"))
 }
 

@@ -8,17 +8,17 @@ mod gpu_suite;
 
 use std::env;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
 use self::archive::{copy, folder_size, make_empty, pack};
 use crate::backend::{Backend, Choice};
-use crate::build::build_train;
+use crate::build::{BENCH_MATRIX, FIREBRICK, build};
 use crate::workspace::Workspace;
 
-/// Files that are packed with the binary. Without one of the first four no archive is written.
+/// Files that are packed with the binaries. Without one of the first four no archive is written.
 const FILES: [&str; 5] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "configs", "CHANGELOG.md"];
 const REQUIRED: usize = 4;
 
@@ -28,11 +28,11 @@ const ASSETS: &str = "assets";
 /// Builds, copies, packs, and prints where the result is and how large.
 pub(crate) fn run(workspace: &Workspace, backend: Option<&str>) -> Result<ExitCode> {
     let choice = choose(backend)?;
-    let binary = build_train(workspace, "dist", &choice)?;
+    let binaries = [build(workspace, FIREBRICK, "dist", &choice)?, build(workspace, BENCH_MATRIX, "dist", &choice)?];
     let name = format!("firebrick-{}-{}", version(workspace)?, target(workspace)?);
     let out = workspace.root().join("dist");
     let folder = out.join(&name);
-    assemble(workspace.root(), &binary, &folder)?;
+    assemble(workspace.root(), &binaries, &folder)?;
     let archive = out.join(format!("{name}.tar.gz"));
     pack(&folder, &name, &archive)?;
     println!("dist/{name}/  {}", mebibytes(folder_size(&folder)?));
@@ -88,14 +88,15 @@ fn target(workspace: &Workspace) -> Result<String> {
     Ok(host.context("`rustc -vV` names no host")?.trim().to_owned())
 }
 
-/// Creates `folder`, empty before, with the binary and the project's files.
-fn assemble(root: &Path, binary: &Path, folder: &Path) -> Result<()> {
+/// Creates `folder`, empty before, with the binaries and the project's files.
+fn assemble(root: &Path, binaries: &[PathBuf], folder: &Path) -> Result<()> {
     for required in &FILES[..REQUIRED] {
         anyhow::ensure!(root.join(required).exists(), "{required} is missing: an archive is incomplete without it");
     }
     make_empty(folder)?;
-    let name = binary.file_name().context("the binary has no name")?;
-    copy(binary, &folder.join(name))?;
+    for binary in binaries {
+        copy(binary, &folder.join(binary.file_name().context("the binary has no name")?))?;
+    }
     for entry in FILES.into_iter().chain([ASSETS]).filter(|entry| root.join(entry).exists()) {
         copy(&root.join(entry), &folder.join(entry))?;
     }
@@ -112,14 +113,23 @@ mod tests {
     use flate2::read::GzDecoder;
     use tar::Archive;
 
-    /// A project with everything that is required, and a binary.
+    const BINARIES: [&str; 2] = ["bench-matrix", "firebrick"];
+
+    /// A project with everything that is required, and two binaries.
     fn project() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("configs/sub")).unwrap();
-        for file in ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "configs/b.toml", "configs/sub/a.toml", "firebrick"] {
+        for file in ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "configs/b.toml", "configs/sub/a.toml"]
+            .into_iter()
+            .chain(BINARIES)
+        {
             fs::write(root.path().join(file), file).unwrap();
         }
         root
+    }
+
+    fn binaries(root: &tempfile::TempDir) -> [PathBuf; 2] {
+        BINARIES.map(|name| root.path().join(name))
     }
 
     #[test]
@@ -128,7 +138,7 @@ mod tests {
             .map(|_| {
                 let root = project();
                 let folder = root.path().join("dist/fb");
-                assemble(root.path(), &root.path().join("firebrick"), &folder).unwrap();
+                assemble(root.path(), &binaries(&root), &folder).unwrap();
                 pack(&folder, "fb", &root.path().join("fb.tar.gz")).unwrap();
                 fs::read(root.path().join("fb.tar.gz")).unwrap()
             })
@@ -141,17 +151,23 @@ mod tests {
             .map(|entry| entry.unwrap())
             .map(|entry| (entry.path().unwrap().display().to_string(), entry.header().mode().unwrap()))
             .collect();
-        let expected =
-            [("LICENSE-APACHE", 0o644), ("LICENSE-MIT", 0o644), ("README.md", 0o644), ("configs/b.toml", 0o644)];
-        let expected = expected.into_iter().chain([("configs/sub/a.toml", 0o644), ("firebrick", 0o755)]);
-        assert_eq!(entries, expected.map(|(path, mode)| (format!("fb/{path}"), mode)).collect::<Vec<_>>());
+        let expected = [
+            ("LICENSE-APACHE", 0o644),
+            ("LICENSE-MIT", 0o644),
+            ("README.md", 0o644),
+            ("bench-matrix", 0o755),
+            ("configs/b.toml", 0o644),
+            ("configs/sub/a.toml", 0o644),
+            ("firebrick", 0o755),
+        ];
+        assert_eq!(entries, expected.map(|(path, mode)| (format!("fb/{path}"), mode)));
     }
 
     #[test]
     fn nothing_is_shipped_without_its_license() {
         let root = project();
         fs::remove_file(root.path().join("LICENSE-MIT")).unwrap();
-        let error = assemble(root.path(), &root.path().join("firebrick"), &root.path().join("out")).unwrap_err();
+        let error = assemble(root.path(), &binaries(&root), &root.path().join("out")).unwrap_err();
         assert!(error.to_string().contains("LICENSE-MIT"));
         assert!(!root.path().join("out").exists());
     }
@@ -162,7 +178,7 @@ mod tests {
         let folder = root.path().join("out");
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("stale"), "").unwrap();
-        assemble(root.path(), &root.path().join("firebrick"), &folder).unwrap();
+        assemble(root.path(), &binaries(&root), &folder).unwrap();
         assert!(!folder.join("stale").exists());
     }
 

@@ -4,49 +4,54 @@
 //! log, checkpoints, evaluation. A step ends when its loss has been read, so steps do not overlap.
 //! Not supported: full fine-tuning and dense bases, whose step has the same parts.
 
-mod generation;
-#[cfg(feature = "flex")]
-pub mod matrix;
-mod measure;
 mod options;
-mod peaks;
-mod probe;
 mod report;
-mod spread;
-mod step;
-mod synthetic;
+mod samples;
 mod trace;
 mod usage;
 
+use std::sync::Arc;
+use std::time::Instant;
+
 use firebrick_arch::ModelConfig;
+use firebrick_data::Batch;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::roofline::{RateSource, Rates, RooflineTime, model_flops_utilization};
 use firebrick_hwprofile::spec::MathFormat;
-use firebrick_kernels::{BackendKind, step_work};
+use firebrick_kernels::{BackendKind, Kernels, step_work};
 use firebrick_parallel::Ranks;
 use firebrick_precision::Format;
+
+use crate::peaks::{Peaks, Probe};
 use firebrick_trainer::RunError;
 use firebrick_trainer::console::{Console, FailureReport, error_message};
 use firebrick_trainer::hub::Need;
+use firebrick_trainer::metrics::{MemoryMeter, MemorySource};
 use firebrick_trainer::plan::{DataShape, Plan, PlanInputs, PlanRequest};
-use firebrick_trainer::run::device::catch_failure;
+use firebrick_trainer::run::assemble::{self, WeightSource};
+use firebrick_trainer::run::device::{catch_failure, dtype_of, head_dim, self_test, wait};
+use firebrick_trainer::run::step::{StepNumbers, Trainer};
 use firebrick_trainer::run::together;
 use firebrick_trainer::with_backend;
 
-pub use generation::{GenerationOptions, GenerationReport, GenerationSpeed, bench_generation};
-use measure::{Measured, measure};
 pub use options::BenchOptions;
-pub use peaks::Peaks;
-pub use probe::measure_peaks;
-pub use report::{BenchReport, Utilization};
-pub use spread::{Spread, timed};
-use step::Case;
-pub use trace::{OperationTime, StepTrace};
-pub use usage::UsageCost;
+pub use report::BenchReport;
+use report::Utilization;
+pub use samples::{Spread, Synthetic, timed};
+use trace::StepTrace;
+use usage::UsageCost;
 
-/// Bytes of a GiB.
-const GIB: f64 = (1u64 << 30) as f64;
+/// What is measured, and where progress goes.
+struct Case<'a> {
+    options: &'a BenchOptions,
+    profile: &'a HardwareProfile,
+    plan: &'a Plan,
+    model: &'a ModelConfig,
+    ranks: &'a Ranks,
+    clock: ProcessClock,
+    print: &'a dyn Fn(&str),
+}
 
 /// Plans, loads, steps and measures, each rank with tokens of its own. `clock` was started first in `main`; `print` gets lines about the
 /// progress.
@@ -59,7 +64,7 @@ pub fn bench(
     clock: ProcessClock,
     print: &dyn Fn(&str),
 ) -> Result<BenchReport, RunError> {
-    let report = measured(options, ranks, clock, print);
+    let report = planned_and_measured(options, ranks, clock, print);
     match &report {
         Ok(_) => ranks.leave()?,
         Err(error) => ranks.fail(&error_message(error)),
@@ -67,7 +72,7 @@ pub fn bench(
     report
 }
 
-fn measured(
+fn planned_and_measured(
     options: &BenchOptions,
     ranks: &Ranks,
     clock: ProcessClock,
@@ -77,51 +82,141 @@ fn measured(
     let need = if options.random_base { Need::Description } else { Need::Weights };
     let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
     let folder = config.fetch_model_on(ranks, &[], need, console)?.folder;
-    let model = ModelConfig::read(&folder)?;
-    let profile = HardwareProfile::detect();
+    let (model, profile) = (ModelConfig::read(&folder)?, HardwareProfile::detect());
+    let world_size = ranks.world_size();
+    let documents =
+        if options.documents == 1 { "one document".to_owned() } else { format!("{} documents", options.documents) };
     let data = DataShape {
-        rows: options.micro_batch * ranks.world_size() * config.train.steps.unwrap_or(1) as usize,
+        rows: options.micro_batch * world_size * config.train.steps.unwrap_or(1) as usize,
         row_len: options.seq,
         longest_document: options.seq.div_ceil(options.documents),
         documents_per_row: options.documents,
         loss_tokens_per_row: options.seq,
         has_chats: false,
-        report: format!("random tokens, {} per row, all in the loss", documents(options.documents)),
+        report: format!("random tokens, {documents} per row, all in the loss"),
     };
     let request = PlanRequest::default();
-    let world_size = ranks.world_size();
     let inputs =
         PlanInputs { config: &config, profile: &profile, model: &model, data: &data, world_size, request: &request };
     let mut plan = Plan::resolve(inputs)?;
     plan.model_folder.value = folder;
     print(&format!("plan for the benchmark\n{plan}"));
     let report = FailureReport::new(&plan, None);
-    let case = Case { options, plan: &plan, model: &model, ranks, clock, print };
-    let measured =
-        with_backend!(plan.backend.value, B => catch_failure(|| together::catch_loss(|| measure::<B>(&case))))
-            .unwrap_or_else(|failure| Err(report.error(failure)))?;
-    Ok(result(options, &profile, &model, &plan, measured))
+    let case = Case { options, profile: &profile, plan: &plan, model: &model, ranks, clock, print };
+    with_backend!(plan.backend.value, B => catch_failure(|| together::catch_loss(|| measure::<B>(&case))))
+        .unwrap_or_else(|failure| Err(report.error(failure)))
 }
 
-fn documents(count: usize) -> String {
-    if count == 1 { "one document".to_owned() } else { format!("{count} documents") }
+/// Loads, steps, and then, when the card is warm, measures the peak rates that the steps are compared with.
+fn measure<B: Kernels>(case: &Case<'_>) -> Result<BenchReport, RunError> {
+    let Case { options, plan, model, ranks, print, .. } = *case;
+    let device = B::device_of(ranks.local_rank());
+    together::end_when_lost(ranks, Arc::default());
+    let (dtype, gemms) = (dtype_of(plan.compute.value), plan.gemms.value);
+    let self_test_s = self_test::<B>(plan.backend.value, &device, dtype, gemms, head_dim(&model.spec))?;
+    if let Some(seconds) = self_test_s {
+        print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
+    }
+    let mut meter = MemoryMeter::new(plan.backend.value, ranks.local_rank());
+    if let Some(carrier) = ranks.connect::<B>(&device)? {
+        print(&format!("{} ranks; gradients: {carrier}", ranks.world_size()));
+    }
+    let started = Instant::now();
+    let source = if options.random_base { WeightSource::Synthetic } else { WeightSource::Folder };
+    let mut trainer = assemble::trainer::<B>(plan, model, source, ranks.clone(), &device, &mut |_| ())?;
+    // Random tokens are no pairs of answers.
+    trainer.pairs = None;
+    wait::<B>(&device)?;
+    let load_s = started.elapsed().as_secs_f64();
+    meter.sample();
+    print(&format!("loaded in {load_s:.2} s"));
+
+    let BenchOptions { micro_batch: rows, seq: row_len, documents, .. } = *options;
+    let (vocab_size, seed) = (model.spec.vocab_size, plan.seed.value + ranks.rank() as u64);
+    let mut batches = Synthetic { rows, row_len, documents, vocab_size, seed };
+    let steps = timed_steps(case, &mut trainer, &mut batches, &mut meter)?;
+    let step_s = Spread::of(steps.seconds.clone()).median;
+    let usage = options.usage.then(|| UsageCost::measure(case, &mut trainer, &mut batches, step_s)).transpose()?;
+    let traced = options.trace.then(|| {
+        let batch = batches.next_batch();
+        let (loss, operations) = B::trace(&device, || step(&mut trainer, &batch));
+        loss.map(|_| operations)
+    });
+    let traced = traced.transpose()?;
+    let peak = (meter.sample(), meter.source());
+    // The buffers of the peak rates must not be added to those of training.
+    drop(trainer);
+    B::release_memory(&device);
+    let peaks = Probe::of(plan.backend.value.is_cpu()).peaks::<B>(&device, dtype, gemms)?;
+    let trace = traced.map(|operations| StepTrace::new(&operations, step_s, &peaks));
+    let report = report(case, steps, peak, peaks);
+    Ok(BenchReport { load_s, self_test_s, usage, trace, ..report })
+}
+
+/// Seconds of the steps after the warm-up, and until the host had nothing left to do but to wait for the loss; the losses of all steps.
+struct Steps {
+    seconds: Vec<f64>,
+    host_seconds: Vec<f64>,
+    losses: Vec<f32>,
+    first_step_s: f64,
+}
+
+fn timed_steps<B: Kernels>(
+    case: &Case<'_>,
+    trainer: &mut Trainer<B>,
+    batches: &mut Synthetic,
+    meter: &mut MemoryMeter,
+) -> Result<Steps, RunError> {
+    let mut steps = Steps { seconds: Vec::new(), host_seconds: Vec::new(), losses: Vec::new(), first_step_s: 0.0 };
+    for index in 0..case.options.warmup + case.options.steps {
+        let batch = batches.next_batch();
+        let (seconds, done) = timed(|| step(trainer, &batch));
+        let (loss, host_seconds) = done?;
+        if index == 0 {
+            steps.first_step_s = case.clock.elapsed().as_secs_f64();
+        }
+        if index >= case.options.warmup {
+            steps.seconds.push(seconds);
+            steps.host_seconds.push(host_seconds);
+        }
+        steps.losses.push(loss);
+        meter.sample();
+        (case.print)(&format!("step {}: {seconds:.3} s, loss {loss:.4}", index + 1));
+    }
+    Ok(steps)
+}
+
+/// One step to its end: the mean loss, read back, and the seconds before the host waited for it.
+fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<(f32, f64), RunError> {
+    let (host_s, outcome) = timed(|| trainer.step(std::slice::from_ref(batch)));
+    let outcome = outcome?;
+    let step = outcome.step;
+    let numbers = outcome.read();
+    let StepNumbers { loss, grad_norm, .. } = numbers;
+    if loss.is_finite() && (grad_norm.is_finite() || numbers.was_skipped()) {
+        Ok((loss, host_s))
+    } else {
+        Err(RunError::NotFinite { step, loss, grad_norm })
+    }
 }
 
 /// The measurements, with what follows from them.
-fn result(
-    options: &BenchOptions,
-    profile: &HardwareProfile,
-    model: &ModelConfig,
-    plan: &Plan,
-    measured: Measured,
-) -> BenchReport {
-    let world_size = plan.world_size.value;
-    let tokens = (options.micro_batch * options.seq * world_size) as f64;
-    let tok_s = tokens / measured.step_s.median;
+fn report(case: &Case<'_>, steps: Steps, (peak_bytes, peak_source): (u64, MemorySource), peaks: Peaks) -> BenchReport {
+    const GIB: f64 = (1u64 << 30) as f64;
+    let Case { options, profile, plan, model, .. } = *case;
+    let (ranks, step_s) = (plan.world_size.value, Spread::of(steps.seconds));
+    let tokens = (options.micro_batch * options.seq * ranks) as f64;
+    let tok_s = tokens / step_s.median;
     let document_tokens = options.seq as f64 / options.documents as f64;
-    let (rates, rate_name) = rates(profile, plan, &measured.peaks);
+    let (rates, rate_name) = rates(profile, plan, &peaks);
     let work = step_work(&model.spec, &plan.training, 1, document_tokens);
     let flops_per_token = model.spec.model_flops_per_token(true, document_tokens);
+    let mfu = Utilization {
+        share: model_flops_utilization(flops_per_token, tok_s / ranks as f64, &rates),
+        rate_tflops: rates.matmul_flops_per_s / 1e12,
+        rate_source: rates.source,
+        rate_name,
+    };
     BenchReport {
         model: options.model.display().to_string(),
         backend: plan.backend.value,
@@ -136,33 +231,28 @@ fn result(
         alpha: options.alpha,
         seq: options.seq,
         micro_batch: options.micro_batch,
-        ranks: world_size,
+        ranks,
         documents: options.documents,
         loss_chunk: options.loss_chunk,
         steps: options.steps,
         warmup: options.warmup,
         tok_s,
-        step_s: measured.step_s,
-        host_s: measured.host_s,
-        load_s: measured.load_s,
-        first_step_s: measured.first_step_s,
-        self_test_s: measured.self_test_s,
-        peak_gib: measured.peak_bytes as f64 / GIB,
-        peak_source: measured.peak_source,
+        step_s,
+        host_s: Spread::of(steps.host_seconds),
+        load_s: 0.0,
+        first_step_s: steps.first_step_s,
+        self_test_s: None,
+        peak_gib: peak_bytes as f64 / GIB,
+        peak_source,
         planned_gib: plan.memory_bytes.value as f64 / GIB,
         planned: plan.memory.clone(),
-        mfu: Utilization {
-            share: model_flops_utilization(flops_per_token, tok_s / world_size as f64, &rates),
-            rate_tflops: rates.matmul_flops_per_s / 1e12,
-            rate_source: rates.source,
-            rate_name,
-        },
-        roofline_tok_s: tokens / RooflineTime::of(&work, &measured.peaks.rates()).lower(),
-        loss_first: measured.loss_first,
-        loss_last: measured.loss_last,
-        peaks: measured.peaks,
-        usage: measured.usage,
-        trace: measured.trace,
+        mfu,
+        roofline_tok_s: tokens / RooflineTime::of(&work, &peaks.rates()).lower(),
+        loss_first: steps.losses[0],
+        loss_last: steps.losses[steps.losses.len() - 1],
+        peaks,
+        usage: None,
+        trace: None,
     }
 }
 
@@ -174,7 +264,10 @@ fn rates(profile: &HardwareProfile, plan: &Plan, peaks: &Peaks) -> (Rates, Strin
         Some((spec, peak)) if plan.backend.value == BackendKind::Cuda && plan.compute.value != Format::F32 => {
             (peak, format!("{}, dense bf16, {}", spec.name, spec.rates.bf16.source()))
         }
-        _ => (Rates { source: RateSource::Measured, ..peaks.rates() }, peaks.gemm_name()),
+        _ => {
+            let measured = format!("a GEMM of {0} x {0} x {0} on this device", peaks.gemm_size);
+            (Rates { source: RateSource::Measured, ..peaks.rates() }, measured)
+        }
     }
 }
 

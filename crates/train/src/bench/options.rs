@@ -101,7 +101,7 @@ impl BenchOptions {
     ///
     /// # Errors
     /// Options that exclude each other.
-    pub fn recipe(&self) -> Result<RunConfig, RunError> {
+    pub(super) fn recipe(&self) -> Result<RunConfig, RunError> {
         if self.documents > self.seq / 2 {
             return Err(RunError::BenchDocuments { documents: self.documents, row_len: self.seq });
         }
@@ -168,35 +168,33 @@ mod tests {
         assert_eq!(config.quantized_base(), Some(QuantFormat::Nf4 { double_quant: true }));
         let config = parse("--base nvfp4 --compute fp8").unwrap().recipe().unwrap();
         assert_eq!(config.quantized_base(), Some(QuantFormat::Nvfp4));
+        // A path with quotes is one path.
+        let options = BenchOptions { model: "a'b\"c".into(), ..parse("").unwrap() };
+        assert_eq!(options.recipe().unwrap().model, "a'b\"c");
     }
 
     #[test]
     fn unknown_names_are_answered_with_the_allowed_ones() {
-        let message = parse("--recompute some").unwrap_err();
-        assert!(message.contains("'some'") && message.contains("full, projections, selective, none"), "{message}");
-        let message = parse("--compute nf4").unwrap_err();
-        assert!(message.contains("float32, bfloat16, float16"), "{message}");
-        let message = parse("--optimizer sgd").unwrap_err();
-        assert!(message.contains("adamw, adamw_8bit, paged_adamw_8bit"), "{message}");
-        assert!(parse("--micro-batch 0").unwrap_err().contains("at least 1"));
-        assert!(parse("--backend tpu").unwrap_err().contains("flex"));
+        for (words, parts) in [
+            ("--recompute some", ["'some'", "full, projections, selective, none"]),
+            ("--compute nf4", ["float32, bfloat16, float16"; 2]),
+            ("--optimizer sgd", ["adamw, adamw_8bit, paged_adamw_8bit"; 2]),
+            ("--micro-batch 0", ["at least 1"; 2]),
+            ("--backend tpu", ["flex"; 2]),
+        ] {
+            let message = parse(words).unwrap_err();
+            assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        }
     }
 
     #[test]
     fn documents_need_two_tokens_and_offloading_gemms_that_run_again() {
-        let refusal = |words| parse(words).unwrap().recipe().unwrap_err().to_string();
+        let refusal = |words: &str| parse(words).unwrap().recipe().unwrap_err().to_string();
         assert!(refusal("--seq 8 --documents 5").contains("at least two tokens"));
-        for words in ["--recompute none --offload true", "--recompute selective --offload true"] {
-            assert!(refusal(words).contains("train.offload"));
+        for (policy, is_allowed) in [("none", false), ("selective", false), ("projections", true), ("full", true)] {
+            let recipe = parse(&format!("--recompute {policy} --offload true")).unwrap().recipe();
+            assert_eq!(recipe.is_ok(), is_allowed, "{policy}");
+            assert!(recipe.err().is_none_or(|error| error.to_string().contains("train.offload")), "{policy}");
         }
-        for words in ["--recompute projections --offload true", "--recompute full --offload true"] {
-            assert!(parse(words).unwrap().recipe().is_ok());
-        }
-    }
-
-    #[test]
-    fn a_path_with_a_quote_is_one_path() {
-        let options = BenchOptions { model: "a'b\"c".into(), ..parse("").unwrap() };
-        assert_eq!(options.recipe().unwrap().model, "a'b\"c");
     }
 }

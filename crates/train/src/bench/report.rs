@@ -2,210 +2,142 @@
 //!
 //! Trade-off: field names are stable, because files of results are compared across versions.
 
-use std::fmt;
+use std::fmt::{self, Display, Formatter};
 
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_hwprofile::roofline::{Bound, RateSource};
 use firebrick_kernels::{BackendKind, GemmFormat, Recompute};
 use firebrick_optim::OptimizerKind;
 use firebrick_precision::{Format, QuantFormat};
-use firebrick_trainer::config::to_name;
-use firebrick_trainer::metrics::MemorySource;
 use serde::Serialize;
 
-use super::peaks::Peaks;
-use super::spread::Spread;
+use super::samples::Spread;
 use super::trace::{OperationTime, StepTrace};
 use super::usage::UsageCost;
+use crate::peaks::Peaks;
+use firebrick_trainer::config::to_name;
+use firebrick_trainer::metrics::MemorySource;
 
 /// Model FLOPs utilization: progress (4 operations per parameter and token under LoRA, plus attention) over a rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Utilization {
-    /// Fraction of the rate.
-    pub share: f64,
-    /// The rate, 1e12 operations per second.
-    pub rate_tflops: f64,
-    /// Where the rate is from.
-    pub rate_source: RateSource,
-    /// What the rate was measured or specified for.
-    pub rate_name: String,
+pub(super) struct Utilization {
+    pub(super) share: f64,
+    pub(super) rate_tflops: f64,
+    pub(super) rate_source: RateSource,
+    pub(super) rate_name: String,
 }
 
 /// Everything that a benchmark measured, under the names of its JSON object.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BenchReport {
-    /// The model folder as typed.
-    pub model: String,
-    /// The backend.
-    pub backend: BackendKind,
-    /// The card or the processor.
-    pub device: String,
+    pub(super) model: String,
+    pub(super) backend: BackendKind,
+    pub(super) device: String,
     /// The format that was computed in, which may not be the requested one.
-    pub compute: Format,
-    /// What the GEMMs of the layers multiplied.
-    pub gemms: GemmFormat,
-    /// How the base was stored.
-    pub base: QuantFormat,
-    /// What layers computed again.
-    pub recompute: Recompute,
-    /// Whether what layers save waited in host memory.
-    pub offload: bool,
-    /// The optimizer.
-    pub optimizer: OptimizerKind,
-    /// Rank of the adapters.
-    pub rank: usize,
-    /// Numerator of their scale.
-    pub alpha: f64,
-    /// Tokens per row.
-    pub seq: usize,
-    /// Rows per step.
-    pub micro_batch: usize,
-    /// Processes that trained together, each with so many rows per step.
-    pub ranks: usize,
-    /// Documents per row.
-    pub documents: usize,
-    /// Tokens whose logits existed at a time.
-    pub loss_chunk: usize,
-    /// Timed steps.
-    pub steps: usize,
-    /// Steps before them.
-    pub warmup: usize,
+    pub(super) compute: Format,
+    pub(super) gemms: GemmFormat,
+    pub(super) base: QuantFormat,
+    pub(super) recompute: Recompute,
+    pub(super) offload: bool,
+    pub(super) optimizer: OptimizerKind,
+    pub(super) rank: usize,
+    pub(super) alpha: f64,
+    pub(super) seq: usize,
+    pub(super) micro_batch: usize,
+    pub(super) ranks: usize,
+    pub(super) documents: usize,
+    pub(super) loss_chunk: usize,
+    pub(super) steps: usize,
+    pub(super) warmup: usize,
     /// Tokens per second at the median step, of all ranks together.
-    pub tok_s: f64,
-    /// Seconds per step.
-    pub step_s: Spread,
+    pub(super) tok_s: f64,
+    pub(super) step_s: Spread,
     /// Seconds per step before the host waits for the loss: what it computes and hands to the device, and where it has to wait for room there.
-    pub host_s: Spread,
-    /// Seconds of reading and quantizing the weights.
-    pub load_s: f64,
+    pub(super) host_s: Spread,
+    pub(super) load_s: f64,
     /// Seconds from the start of the process to the end of the first step.
-    pub first_step_s: f64,
+    pub(super) first_step_s: f64,
     /// Seconds of the self-test; `None` if the backend has none.
-    pub self_test_s: Option<f64>,
+    pub(super) self_test_s: Option<f64>,
     /// Maximum memory in use after loading and after each step.
-    pub peak_gib: f64,
-    /// Who reports that number.
-    pub peak_source: MemorySource,
-    /// What the plan expected.
-    pub planned_gib: f64,
-    /// The same line by line.
-    pub planned: Vec<MemoryLine>,
-    /// Progress over the peak of the device.
-    pub mfu: Utilization,
+    pub(super) peak_gib: f64,
+    pub(super) peak_source: MemorySource,
+    pub(super) planned_gib: f64,
+    pub(super) planned: Vec<MemoryLine>,
+    pub(super) mfu: Utilization,
     /// Tokens per second if the step's work ran at the measured peaks, with arithmetic and memory traffic overlapped.
-    pub roofline_tok_s: f64,
-    /// Mean loss of the first step.
-    pub loss_first: f32,
-    /// Mean loss of the last timed step.
-    pub loss_last: f32,
-    /// The peak rates of the device, measured after the steps.
-    pub peaks: Peaks,
-    /// What it costs to sample the machine's usage meanwhile; `None` unless requested.
+    pub(super) roofline_tok_s: f64,
+    pub(super) loss_first: f32,
+    pub(super) loss_last: f32,
+    pub(super) peaks: Peaks,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage: Option<UsageCost>,
-    /// One more step, operation by operation; `None` unless requested.
-    pub trace: Option<StepTrace>,
+    pub(super) usage: Option<UsageCost>,
+    pub(super) trace: Option<StepTrace>,
 }
 
-impl BenchReport {
-    /// The host's share of a step.
-    fn host_side(&self) -> String {
-        let seconds = self.host_s.median;
-        let launches =
-            self.trace.iter().flat_map(|trace| &trace.operations).map(|operation| operation.calls).sum::<usize>();
+impl Display for BenchReport {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let Self { model, backend, device, compute, base, seq, micro_batch, documents, offload, .. } = self;
+        let Self { steps, warmup, tok_s, load_s, first_step_s, peak_gib, planned_gib, roofline_tok_s, .. } = self;
+        let recompute = to_name(&self.recompute);
+        writeln!(out, "benchmark of {model} on {backend} ({device})")?;
+        writeln!(
+            out,
+            "  case         {micro_batch} rows of {seq} tokens in {documents} document(s), {compute} on {base}, recompute {recompute}, offload {offload}"
+        )?;
+        let ranks = if self.ranks == 1 { String::new() } else { format!(" of {} ranks together", self.ranks) };
+        writeln!(out, "  tokens/s     {tok_s:.0}{ranks} (median of {steps} steps after {warmup})")?;
+        let Spread { min, median, max, .. } = self.step_s;
+        writeln!(out, "  step         {median:.4} s (from {min:.4} to {max:.4})")?;
+        let host_s = self.host_s.median;
+        let launches: usize = self.trace.iter().flat_map(|trace| &trace.operations).map(|one| one.calls).sum();
         let each = match launches {
             0 => String::new(),
-            _ => format!(", {:.1} µs for each of {launches} launches", seconds / launches as f64 * 1e6),
+            _ => format!(", {:.1} µs for each of {launches} launches", host_s / launches as f64 * 1e6),
         };
-        format!("{seconds:.4} s of a step until all was queued{each}")
-    }
-}
-
-impl fmt::Display for BenchReport {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { backend, device, seq, micro_batch, documents, steps, warmup, .. } = self;
-        let (compute, recompute) = (self.compute, to_name(&self.recompute));
-        writeln!(formatter, "benchmark of {} on {backend} ({device})", self.model)?;
-        let line = |name: &str, text: String| format!("  {name:<12} {text}");
-        let lines = [
-            line(
-                "case",
-                format!(
-                    "{micro_batch} rows of {seq} tokens in {documents} document(s), {compute} on {}, recompute {recompute}, offload {}",
-                    self.base, self.offload
-                ),
-            ),
-            line("tokens/s", {
-                let ranks = if self.ranks == 1 { String::new() } else { format!(" of {} ranks together", self.ranks) };
-                format!("{:.0}{ranks} (median of {steps} steps after {warmup})", self.tok_s)
-            }),
-            line("step", {
-                let Spread { min, median, max, .. } = self.step_s;
-                format!("{median:.4} s (from {min:.4} to {max:.4})")
-            }),
-            line("host", self.host_side()),
-            line("start", {
-                let (load_s, first_s) = (self.load_s, self.first_step_s);
-                format!("{load_s:.2} s to load; the first step ended {first_s:.2} s after the process started")
-            }),
-            line("memory", {
-                let (peak, planned) = (self.peak_gib, self.planned_gib);
-                format!("maximum {peak:.2} GiB ({}); the plan expected {planned:.2} GiB", to_name(&self.peak_source))
-            }),
-            line("utilization", {
-                let Utilization { share, rate_tflops, rate_source, rate_name } = &self.mfu;
-                let (percent, source) = (100.0 * share, to_name(rate_source));
-                format!("{percent:.1} % of {rate_tflops:.3} TFLOP/s ({source}: {rate_name})")
-            }),
-            line("peaks", {
-                let Peaks { gemm_tflops, copy_tb_s, .. } = self.peaks;
-                let part = 100.0 * self.tok_s / self.roofline_tok_s;
-                format!(
-                    "GEMM {gemm_tflops:.3} TFLOP/s, memory {copy_tb_s:.3} TB/s: at most {:.0} tokens/s; reached {part:.1} %",
-                    self.roofline_tok_s
-                )
-            }),
-            line("loss", format!("{:.4}, then {:.4}", self.loss_first, self.loss_last)),
-        ];
-        write!(formatter, "{}", lines.join("\n"))?;
+        writeln!(out, "  host         {host_s:.4} s of a step until all was queued{each}")?;
+        writeln!(
+            out,
+            "  start        {load_s:.2} s to load; the first step ended {first_step_s:.2} s after the process started"
+        )?;
+        let source = to_name(&self.peak_source);
+        writeln!(out, "  memory       maximum {peak_gib:.2} GiB ({source}); the plan expected {planned_gib:.2} GiB")?;
+        let Utilization { share, rate_tflops, rate_source, rate_name } = &self.mfu;
+        let (percent, source) = (100.0 * share, to_name(rate_source));
+        writeln!(out, "  utilization  {percent:.1} % of {rate_tflops:.3} TFLOP/s ({source}: {rate_name})")?;
+        let Peaks { gemm_tflops, copy_tb_s, .. } = self.peaks;
+        let part = 100.0 * tok_s / roofline_tok_s;
+        writeln!(
+            out,
+            "  peaks        GEMM {gemm_tflops:.3} TFLOP/s, memory {copy_tb_s:.3} TB/s: at most {roofline_tok_s:.0} tokens/s; reached {part:.1} %"
+        )?;
+        write!(out, "  loss         {:.4}, then {:.4}", self.loss_first, self.loss_last)?;
         if let Some(usage) = &self.usage {
-            write!(formatter, "\n{usage}")?;
+            write!(out, "\n{usage}")?;
         }
         match &self.trace {
             Some(trace) if trace.operations.is_empty() => {
-                write!(formatter, "\n  trace        {backend} cannot measure the time of single operations")
+                write!(out, "\n  trace        {backend} cannot measure the time of single operations")
             }
-            Some(trace) => write!(formatter, "\n{trace}"),
+            Some(trace) => write!(out, "\n{trace}"),
             None => Ok(()),
         }
     }
 }
 
-impl fmt::Display for StepTrace {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            formatter,
-            "  {:<36} {:>6} {:>9} {:>7} {:>14} {:>6}",
-            "operation", "calls", "ms", "step", "rate", "peak"
-        )?;
-        for operation in &self.operations {
-            writeln!(formatter, "{operation}")?;
+impl Display for StepTrace {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let [name, calls, ms, step, rate, peak] = ["operation", "calls", "ms", "step", "rate", "peak"];
+        writeln!(out, "  {name:<36} {calls:>6} {ms:>9} {step:>7} {rate:>14} {peak:>6}")?;
+        for OperationTime { name, gemm, calls, ms, share, tflops, gb_s, bound, roofline_share } in &self.operations {
+            let rate = match bound {
+                Bound::Math => format!("{tflops:.1} TFLOP/s"),
+                Bound::Memory => format!("{gb_s:.0} GB/s"),
+            };
+            let (share, of_peak) = (100.0 * share, 100.0 * roofline_share);
+            let name = gemm.map_or_else(|| (*name).to_owned(), |[m, n, k]| format!("{name} {m} x {n} x {k}"));
+            writeln!(out, "  {name:<36} {calls:>6} {ms:>9.3} {share:>5.1} % {rate:>14} {of_peak:>4.0} %")?;
         }
-        write!(formatter, "  idle {:.1} % of the untraced step", 100.0 * self.idle.unwrap_or(0.0))
-    }
-}
-
-impl fmt::Display for OperationTime {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rate = match self.bound {
-            Bound::Math => format!("{:.1} TFLOP/s", self.tflops),
-            Bound::Memory => format!("{:.0} GB/s", self.gb_s),
-        };
-        let (share, of_peak) = (100.0 * self.share, 100.0 * self.roofline_share);
-        let name = match self.gemm {
-            Some([m, n, k]) => format!("{} {m} x {n} x {k}", self.name),
-            None => self.name.to_owned(),
-        };
-        write!(formatter, "  {name:<36} {:>6} {:>9.3} {share:>5.1} % {rate:>14} {of_peak:>4.0} %", self.calls, self.ms)
+        write!(out, "  idle {:.1} % of the untraced step", 100.0 * self.idle.unwrap_or(0.0))
     }
 }

@@ -8,48 +8,40 @@ use firebrick_hwprofile::roofline::Bound;
 use firebrick_kernels::TracedOperation;
 use serde::Serialize;
 
-use super::peaks::Peaks;
-
-/// Name, and size of a GEMM.
-type Key = (&'static str, Option<[usize; 3]>);
+use crate::peaks::Peaks;
 
 /// All launches of one name, and for GEMMs of one size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct OperationTime {
-    /// What was launched.
-    pub name: &'static str,
-    /// `m`, `n` and `k` of a GEMM.
-    pub gemm: Option<[usize; 3]>,
-    /// Number of launches.
-    pub calls: usize,
-    /// Device time of all of them.
-    pub ms: f64,
+pub(super) struct OperationTime {
+    pub(super) name: &'static str,
+    pub(super) gemm: Option<[usize; 3]>,
+    pub(super) calls: usize,
+    pub(super) ms: f64,
     /// Fraction of the untraced step's time.
-    pub share: f64,
+    pub(super) share: f64,
     /// 1e12 operations per second; 0 for what only moves memory.
-    pub tflops: f64,
+    pub(super) tflops: f64,
     /// 1e9 bytes per second, each byte counted once.
-    pub gb_s: f64,
-    /// Which peak is closer.
-    pub bound: Bound,
+    pub(super) gb_s: f64,
+    pub(super) bound: Bound,
     /// Fraction of that peak that was reached: the time at the peak over the measured time.
-    pub roofline_share: f64,
+    pub(super) roofline_share: f64,
 }
 
 /// One step, operation by operation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct StepTrace {
+pub(super) struct StepTrace {
     /// Longest first; empty if the backend cannot trace.
-    pub operations: Vec<OperationTime>,
-    /// Fraction of the untraced step's time in which none of them ran; `None` if the backend cannot trace. Slightly low, even
-    /// below 0, because launches take a little longer while they are traced.
-    pub idle: Option<f64>,
+    pub(super) operations: Vec<OperationTime>,
+    /// Fraction of the untraced step in which none ran, slightly low since traced launches take longer; `None` without a trace.
+    pub(super) idle: Option<f64>,
 }
 
 impl StepTrace {
     /// Adds up the launches of one step whose untraced median is `step_s`.
     pub(super) fn new(launches: &[TracedOperation], step_s: f64, peaks: &Peaks) -> Self {
-        let mut sums: BTreeMap<Key, (usize, TracedOperation)> = BTreeMap::new();
+        // By name, and for GEMMs by size.
+        let mut sums = BTreeMap::<_, (usize, TracedOperation)>::new();
         for launch in launches {
             let none = TracedOperation { milliseconds: 0.0, flops: 0.0, bytes: 0.0, ..*launch };
             let (calls, sum) = sums.entry((launch.name, launch.gemm)).or_insert((0, none));
@@ -110,21 +102,16 @@ mod tests {
     }
 
     #[test]
-    fn gemms_of_different_sizes_are_distinguished() {
-        let gemm = |m| TracedOperation { gemm: Some([m, 8, 8]), ..launch("linear", 1.0, 1e9, 1e6) };
-        let trace = StepTrace::new(&[gemm(64), gemm(128), gemm(64)], 0.01, &ROOFS);
+    fn gemms_of_different_sizes_are_distinguished_and_one_shorter_than_the_clock_has_no_rate() {
+        let gemm = |m, ms| TracedOperation { gemm: Some([m, 8, 8]), ..launch("linear", ms, 1e9, 1e6) };
+        let trace = StepTrace::new(&[gemm(64, 1.0), gemm(128, 0.0), gemm(64, 1.0)], 0.01, &ROOFS);
         let found: Vec<_> = trace.operations.iter().map(|operation| (operation.gemm, operation.calls)).collect();
         assert_eq!(found, [(Some([64, 8, 8]), 2), (Some([128, 8, 8]), 1)]);
+        assert_eq!((trace.operations[1].gb_s, trace.operations[1].roofline_share), (0.0, 0.0));
     }
 
     #[test]
     fn a_backend_that_cannot_trace_reports_no_idle_time() {
         assert_eq!(StepTrace::new(&[], 1.0, &ROOFS), StepTrace { operations: Vec::new(), idle: None });
-    }
-
-    #[test]
-    fn an_operation_shorter_than_the_clock_has_no_rate() {
-        let trace = StepTrace::new(&[launch("fill", 0.0, 0.0, 4.0)], 1.0, &ROOFS);
-        assert_eq!((trace.operations[0].gb_s, trace.operations[0].roofline_share), (0.0, 0.0));
     }
 }

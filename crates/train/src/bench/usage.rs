@@ -1,22 +1,20 @@
 //! What it costs a step that the machine's usage is sampled meanwhile, as a training run does all the time.
 //!
-//! Steps with the sampling thread and steps without it take turns in blocks, so that a card that warms up slows both. All ranks take the same
-//! number of steps.
-//! Trade-off: samples are seconds apart where a driver is slow to answer, so a block has two or more of them, and the measurement takes half a
-//! minute.
+//! Steps with the sampling thread and without it take turns in blocks, so that a card that warms up slows both; all ranks take as many.
+//! Trade-off: samples are seconds apart where a driver is slow to answer, so the measurement takes half a minute.
 
 use std::fmt;
 use std::time::Instant;
 
 use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
+use serde::Serialize;
+
+use super::samples::Synthetic;
+use super::{Case, step};
 use firebrick_trainer::RunError;
 use firebrick_trainer::metrics::usage_target;
 use firebrick_trainer::run::step::Trainer;
-use serde::Serialize;
-
-use super::step::{Case, step};
-use super::synthetic::Synthetic;
 
 /// Blocks of each kind.
 const BLOCKS: usize = 5;
@@ -25,28 +23,22 @@ const BLOCK_S: f64 = 3.0;
 
 /// Steps with and without sampling.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct UsageCost {
-    /// Steps of each kind.
-    pub steps: usize,
+pub(super) struct UsageCost {
+    steps: usize,
     /// Mean seconds of a step while usage is sampled.
-    pub sampled_step_s: f64,
-    /// Mean seconds of a step while it is not.
-    pub step_s: f64,
+    sampled_step_s: f64,
+    step_s: f64,
     /// The largest difference of two blocks without sampling, relative to their mean: what a difference has to exceed.
-    pub noise: f64,
-    /// Samples taken.
-    pub samples: u64,
+    noise: f64,
+    samples: u64,
     /// Seconds that the sampling thread needed for them.
-    pub sampling_s: f64,
+    sampling_s: f64,
     /// What could not be sampled, in sentences.
-    pub notes: Vec<String>,
+    notes: Vec<String>,
 }
 
 impl UsageCost {
     /// Takes steps of both kinds in turn; a step takes about `step_s` seconds.
-    ///
-    /// # Errors
-    /// A step failed, or a rank is gone.
     pub(super) fn measure<B: Kernels>(
         case: &Case<'_>,
         trainer: &mut Trainer<B>,

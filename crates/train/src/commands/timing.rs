@@ -1,4 +1,4 @@
-//! Timing steps, operations and the writing of text.
+//! Timing steps and the writing of text.
 //!
 //! Trade-off: reports go to standard output as text or as one JSON object, in no other format.
 
@@ -13,9 +13,8 @@ use firebrick_trainer::run::local_ranks;
 
 use super::ranks::{LocalRankCount, Place, status};
 use super::warn;
-#[cfg(feature = "flex")]
-use crate::bench::matrix::{MatrixOptions, bench_matrix};
-use crate::bench::{BenchOptions, GenerationOptions, bench, bench_generation};
+use crate::bench::{BenchOptions, bench};
+use crate::bench_generate::{GenerationOptions, bench_generation};
 
 #[derive(Args)]
 pub(crate) struct Bench {
@@ -26,13 +25,6 @@ pub(crate) struct Bench {
     json: bool,
     #[command(flatten)]
     ranks: LocalRankCount,
-}
-
-#[cfg(feature = "flex")]
-#[derive(Args)]
-pub(crate) struct BenchMatrix {
-    #[command(flatten)]
-    options: MatrixOptions,
 }
 
 #[derive(Args)]
@@ -61,21 +53,6 @@ pub(crate) fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Resu
         Console::VERBOSE.print(&report.to_string());
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Fails if a result was wrong or a device failed, after everything was printed and written.
-#[cfg(feature = "flex")]
-pub(crate) fn time_matrix(BenchMatrix { options }: &BenchMatrix) -> anyhow::Result<ExitCode> {
-    if let Some(refusal) = options.refusal() {
-        anyhow::bail!("--subjects: {refusal}");
-    }
-    let run = bench_matrix(options, &warn)?;
-    Console::VERBOSE.print(&run.text);
-    for path in &run.written {
-        Console::VERBOSE.print(&format!("written: {}", path.display()));
-    }
-    let bad = run.results.wrong().count() + run.results.failed().count();
-    Ok(if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Prints how fast text is written.

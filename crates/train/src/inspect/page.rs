@@ -5,10 +5,10 @@
 
 use std::fmt::Write;
 
-use firebrick_trainer::console::grouped;
-
 use super::{Inspection, SampleDocument, SampleRecord, SetView};
-use crate::html::{escape, head};
+use crate::html::escape;
+use crate::page::{Block, Column, Page, Table};
+use firebrick_trainer::console::grouped;
 
 const STYLE: &str = "\
 :root { --loss: #b7e4c7; --loss2: #9fd9b4; --drop: #ffd4d4; --change: #ffe9b8 }
@@ -23,128 +23,112 @@ u { text-decoration: none } u::before { content: \"\\21b5\"; opacity: 0.5 }
 ";
 
 pub(super) fn render(inspection: &Inspection) -> String {
-    let mut out = head(&inspection.name, "data", STYLE);
-    out.push_str("<table>\n");
-    for (key, value) in &inspection.settings {
-        add(&mut out, format_args!("<tr><td>{key}<td>{}\n", escape(value)));
-    }
-    out.push_str("</table>\n");
+    let settings = inspection.settings.iter().map(|(key, value)| (*key, value.clone()));
+    let mut blocks = vec![Block::Table(Table::of_pairs(settings))];
     for set in &inspection.sets {
-        describe(&mut out, set);
-        findings(&mut out, set);
-        samples(&mut out, set);
+        describe(&mut blocks, set);
+        findings(&mut blocks, set);
+        samples(&mut blocks, set);
     }
-    out.push_str("</html>\n");
-    out
+    Page { name: inspection.name.clone(), what: "data".to_owned(), style: STYLE, blocks }.render()
 }
 
-fn add(out: &mut String, text: std::fmt::Arguments<'_>) {
-    out.write_fmt(text).expect("a string takes any text");
-}
-
-fn describe(out: &mut String, set: &SetView) {
-    add(out, format_args!("<h2>{}</h2>\n<p>{}</p>\n", set.title, escape(&set.location)));
+fn describe(blocks: &mut Vec<Block>, set: &SetView) {
+    blocks.extend([Block::heading(set.title), Block::Text(set.location.clone())]);
     for source in &set.sources {
-        let (diagnosis, name) = (&source.diagnosis, escape(&source.name));
+        let (diagnosis, name) = (&source.diagnosis, &source.name);
         let formats = format!("{}, {}", source.file_format, source.record_format);
         let [rows, kept, cut] = [diagnosis.rows, diagnosis.rows_kept, diagnosis.tokens_cut].map(|n| grouped(n as f64));
         let share = 100.0 * diagnosis.cut_share();
-        add(
-            out,
-            format_args!(
-                "<p>{name} ({formats}): {rows} records, {kept} of them kept, {cut} tokens cut ({share:.1} %)\n"
-            ),
-        );
-        for remark in &source.remarks {
-            add(out, format_args!("<br>note: {}\n", escape(remark)));
-        }
-        if let Some(unread) = diagnosis.unread_line() {
-            add(out, format_args!("<br>{}\n", escape(&unread)));
-        }
-        if let Some(warning) = diagnosis.loss_warning() {
-            add(out, format_args!("<br>WARNING: {}\n", escape(&warning)));
-        }
+        let mut lines =
+            vec![format!("{name} ({formats}): {rows} records, {kept} of them kept, {cut} tokens cut ({share:.1} %)")];
+        lines.extend(source.remarks.iter().map(|remark| format!("note: {remark}")));
+        lines.extend(diagnosis.unread_line());
+        lines.extend(diagnosis.loss_warning().map(|warning| format!("WARNING: {warning}")));
+        blocks.push(Block::Text(lines.join("\n")));
     }
-    out.push_str("<table>\n");
-    for (name, value) in set.measures() {
-        add(out, format_args!("<tr><td>{name}<td>{}\n", escape(&value)));
-    }
-    out.push_str("</table>\n<h3>Lengths</h3>\n<table>\n<tr><th>tokens<th class=\"number\">documents<th>\n");
     let histogram = set.histogram();
     let max = histogram.iter().map(|&(_, _, documents)| documents).max().unwrap_or(1).max(1);
-    for (from, to, documents) in histogram {
-        let percent = 100.0 * documents as f64 / max as f64;
-        let bar = format!("<td class=\"bar\"><div style=\"width: {percent:.1}%\"></div>");
-        add(out, format_args!("<tr><td>{from} to {to}<td class=\"number\">{}{bar}\n", grouped(documents as f64)));
-    }
-    out.push_str("</table>\n");
+    let row = |(from, to, documents): (usize, usize, usize)| {
+        let bar = format!("0 {:.1}", 100.0 * documents as f64 / max as f64);
+        ("", vec![format!("{from} to {to}"), grouped(documents as f64), bar])
+    };
+    let columns = vec![("tokens", Column::Text), ("documents", Column::Number), ("", Column::Bar)];
+    let lengths = Table { columns, rows: histogram.into_iter().map(row).collect() };
+    blocks.push(Block::Table(Table::of_pairs(set.measures())));
+    blocks.extend([Block::Heading(3, "Lengths".to_owned()), Block::Table(lengths)]);
 }
 
 /// The findings as a table, and their records.
-fn findings(out: &mut String, set: &SetView) {
-    let findings = set.findings();
-    if findings.is_empty() {
+fn findings(blocks: &mut Vec<Block>, set: &SetView) {
+    let row = |row: super::FindingRow| {
+        let class = if row.kind.is_drop() { "drop" } else { "change" };
+        let percent = format!("{:.1} %", row.percent);
+        (class, vec![grouped(row.count as f64), percent, row.kind.description().to_owned(), row.first])
+    };
+    let rows: Vec<_> = set.findings().into_iter().map(row).collect();
+    if rows.is_empty() {
         return;
     }
-    out.push_str("<h3>Findings</h3>\n<table>\n<tr><th>records<th><th>what happened<th>first\n");
-    for row in findings {
-        let class = if row.kind.is_drop() { "drop" } else { "change" };
-        let (count, what) = (grouped(row.count as f64), escape(row.kind.description()));
-        let cells = format!("<td class=\"number\">{count}<td class=\"number\">{:.1} %<td>{what}", row.percent);
-        add(out, format_args!("<tr class=\"{class}\">{cells}<td>{}\n", escape(&row.first)));
-    }
-    out.push_str("</table>\n");
-    for record in &set.records {
-        self::record(out, record);
-    }
+    let columns = vec![
+        ("records", Column::Number),
+        ("", Column::Number),
+        ("what happened", Column::Text),
+        ("first", Column::Text),
+    ];
+    blocks.extend([Block::Heading(3, "Findings".to_owned()), Block::Table(Table { columns, rows })]);
+    blocks.extend(set.records.iter().map(record));
 }
 
-fn record(out: &mut String, record: &SampleRecord) {
-    let [what, place, detail] = [record.kind.description(), &record.place, &record.detail].map(escape);
-    add(out, format_args!("<details><summary>{place}: {what}</summary>\n<p>{detail}</p>\n"));
-    if let Some(document) = &record.document {
-        self::document(out, document, record.cut_at);
-    }
-    add(out, format_args!("<pre>{}</pre></details>\n", escape(&record.json)));
+fn record(record: &SampleRecord) -> Block {
+    let title = format!("{}: {}", record.place, record.kind.description());
+    let mut blocks = vec![Block::Text(record.detail.clone())];
+    blocks.extend(record.document.as_ref().map(|one| document(one, record.cut_at)));
+    blocks.push(Block::Verbatim(record.json.clone()));
+    Block::Folded(title, blocks)
 }
 
-fn samples(out: &mut String, set: &SetView) {
-    let legend = "<b>tokens</b><b> in the loss</b>, <i>other</i><i> tokens</i>; each has its id as a tooltip";
-    add(out, format_args!("<h3>Sample rows</h3>\n<p>{legend}</p>\n"));
+fn samples(blocks: &mut Vec<Block>, set: &SetView) {
+    let legend = "<p><b>tokens</b><b> in the loss</b>, <i>other</i><i> tokens</i>; each has its id as a tooltip</p>";
+    blocks.extend([Block::Heading(3, "Sample rows".to_owned()), Block::Html(legend.to_owned())]);
     for row in &set.rows {
         let (tokens, documents, row_len) = (row.tokens(), row.documents.len(), set.row_len);
-        add(out, format_args!("<h4>Row {}: {tokens} of {row_len} tokens, {documents} documents</h4>\n", row.number));
-        row.documents.iter().for_each(|one| document(out, one, None));
+        let title = format!("Row {}: {tokens} of {row_len} tokens, {documents} documents", row.number);
+        blocks.push(Block::Heading(4, title));
+        blocks.extend(row.documents.iter().map(|one| document(one, None)));
     }
     for (title, documents) in &set.documents {
-        add(out, format_args!("<h3>{}</h3>\n", escape(title)));
-        documents.iter().for_each(|one| document(out, one, None));
+        blocks.push(Block::Heading(3, title.clone()));
+        blocks.extend(documents.iter().map(|one| document(one, None)));
     }
 }
 
-fn document(out: &mut String, document: &SampleDocument, cut_at: Option<usize>) {
+fn document(document: &SampleDocument, cut_at: Option<usize>) -> Block {
+    let mut out = String::new();
+    let mut add = |text: std::fmt::Arguments<'_>| out.write_fmt(text).expect("a string takes any text");
     let [len, in_loss] = [document.len, document.loss_tokens].map(|tokens| grouped(tokens as f64));
     let place = escape(&document.place);
-    add(out, format_args!("<div class=\"document\">{place}: {len} tokens, {in_loss} in the loss<pre>"));
+    add(format_args!("<div class=\"document\">{place}: {len} tokens, {in_loss} in the loss<pre>"));
     if document.skipped > 0 {
-        add(out, format_args!("… {} tokens … ", document.skipped));
+        add(format_args!("… {} tokens … ", document.skipped));
     }
     for (index, token) in (document.skipped..).zip(&document.tokens) {
         let is_cut = cut_at.is_some_and(|cut| index >= cut);
         if cut_at == Some(index) {
-            out.push_str("<span class=\"mark\">cut here</span><span class=\"cut\">");
+            add(format_args!("<span class=\"mark\">cut here</span><span class=\"cut\">"));
         }
         let tag = if token.in_loss && !is_cut { 'b' } else { 'i' };
         let text = if token.text.is_empty() { "▯".to_owned() } else { visible(&token.text) };
-        add(out, format_args!("<{tag} title={}>{text}</{tag}>", token.id));
+        add(format_args!("<{tag} title={}>{text}</{tag}>", token.id));
     }
     if cut_at.is_some_and(|cut| cut < document.skipped + document.tokens.len()) {
-        out.push_str("</span>");
+        add(format_args!("</span>"));
     }
-    match document.hidden() {
-        0 => out.push_str("</pre></div>\n"),
-        more => add(out, format_args!(" … {more} more tokens</pre></div>\n")),
+    if document.hidden() > 0 {
+        add(format_args!(" … {} more tokens", document.hidden()));
     }
+    add(format_args!("</pre></div>"));
+    Block::Html(out)
 }
 
 /// The text of a token; its line breaks are marked, since one at the end of a line could not be seen otherwise. The mark is drawn by the
@@ -156,10 +140,10 @@ fn visible(text: &str) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use firebrick_data::{Diagnosis, FindingCount, FindingKind, LengthHistogram, PackReport, Place};
-    use firebrick_trainer::run::data_sets::SourceReport;
 
     use super::*;
     use crate::inspect::{SampleRow, SampleToken};
+    use firebrick_trainer::run::data_sets::SourceReport;
 
     /// Two documents in a row, the first with this prompt.
     pub(in crate::inspect) fn inspection(prompt: &str) -> Inspection {
@@ -221,13 +205,13 @@ pub(super) mod tests {
         }
         for part in [
             "1,200 records",
-            "<td>2\n",
+            "<td class=\"text\">2</td>",
             "(75.0 %)",
             "50.0 %",
             "3 to 3",
             "note: a remark",
-            "<br>keys not read: functions (20 rows)",
-            "<td>model<td>folder",
+            "<br/>\nkeys not read: functions (20 rows)",
+            "<td class=\"text\">model</td><td class=\"text\">folder</td>",
         ] {
             assert!(page.contains(part), "{part:?} is not in {page}");
         }
@@ -250,7 +234,8 @@ pub(super) mod tests {
     #[test]
     fn findings_are_rows_in_the_color_of_what_happened_with_their_records_and_the_cut() {
         let page = inspection("question").page();
-        assert!(page.contains("<tr class=\"drop\"><td class=\"number\">3<td class=\"number\">0.2 %"), "{page}");
+        let row = "<tr class=\"drop\"><td class=\"number\">3</td><td class=\"number\">0.2 %</td>";
+        assert!(page.contains(row), "{page}");
         assert!(page.contains("<tr class=\"change\">") && page.contains("no &lt;role&gt;"), "{page}");
         let cut = "<b title=8>ans</b><span class=\"mark\">cut here</span><span class=\"cut\"><i title=9>wer</i></span>";
         assert!(page.contains(cut) && page.contains("{&quot;text&quot;: 1}"), "{page}");

@@ -5,7 +5,6 @@
 //! Trade-off: one run per page; TensorBoard and MLflow compare runs.
 
 mod page;
-mod plot;
 mod record;
 
 use std::path::{Path, PathBuf};

@@ -1,0 +1,145 @@
+//! The optimizer's arithmetic: the global norm, AdamW in f32 and with 8-bit moments.
+//!
+//! Each call updates the state that the last one left, in place where the backend can, as a run does.
+//! Trade-off: the checked call updates a copy of the state, since its input is still needed for the reference.
+
+use std::cell::Cell;
+
+use burn_tensor::{DType, Int, Tensor, TensorData};
+use firebrick_kernels::backends::Flex;
+use firebrick_kernels::optimizer::reference;
+use firebrick_kernels::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, Kernels};
+use firebrick_precision::DynamicMap;
+use firebrick_precision::blockwise::BLOCK_SIZE;
+
+use super::{Scale, Setting, random, tolerance};
+use crate::case::{Case, Comparison, Output, Prepared, axis, key, to_reference, work};
+
+const HYPER: AdamW = AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay: 0.1, step: 1 };
+
+/// Which operation: its pass and format, operations per parameter, bytes per parameter.
+type Operation = (&'static str, &'static str, f64, f64);
+const SQUARED_NORM: Operation = ("squared_norm", "f32", 2.0, 4.0);
+/// Parameter and moments in and out, the gradient in.
+const ADAMW: Operation = ("adamw", "f32", 15.0, 28.0);
+const ADAMW_8BIT: Operation = ("adamw_8bit", "int8_blockwise", 25.0, 12.0 + 4.0 + 16.0 / BLOCK_SIZE as f64);
+
+pub(super) fn cases<B: Kernels>(setting: &Setting<B>) -> Vec<Case<B>> {
+    // The parameters of an adapter on all projections, and of a layer.
+    let (small, large) = match setting.scale {
+        Scale::Small => (1 << 20, 1 << 22),
+        Scale::Medium => (1 << 22, 1 << 24),
+        Scale::Large => (1 << 24, 1 << 27),
+    };
+    let sizes = setting.sweep(&[small], &[small, large]);
+    let of_size = |size| [SQUARED_NORM, ADAMW, ADAMW_8BIT].map(|operation| case(setting, operation, size));
+    sizes.into_iter().flat_map(of_size).collect()
+}
+
+fn case<B: Kernels>(setting: &Setting<B>, operation: Operation, elements: usize) -> Case<B> {
+    let (device, (pass, format, flops, bytes)) = (setting.device.clone(), operation);
+    let count = elements as f64;
+    let prepare = move || {
+        if operation == SQUARED_NORM { squared_norm(elements, &device) } else { update(operation, elements, &device) }
+    };
+    Case {
+        key: key("optimizer", pass, "one flat parameter", format, &[("parameters", elements)]),
+        work: work(count, "parameters", flops * count, bytes * count),
+        axis: axis("parameters", elements),
+        tolerance: tolerance(DType::F32),
+        set_bytes: bytes * count,
+        prepare: Box::new(prepare),
+    }
+}
+
+fn squared_norm<B: Kernels>(elements: usize, device: &B::Device) -> Prepared<B> {
+    let gradient = random::<B, 1>([elements], 1.0, DType::F32, device);
+    let (tensors, device) = ([gradient.clone()], device.clone());
+    let call = move || Output::Tensors(vec![B::section(&device, || B::squared_norm(&tensors)).unsqueeze_dim(0)]);
+    Prepared::new(call, move |output: Output<B>| {
+        let expected = reference::squared_norm(&[to_reference(gradient)]).unsqueeze_dim(0);
+        vec![Comparison::of_tensors("sum", output.tensors().remove(0), expected)]
+    })
+}
+
+/// The state of either form of AdamW.
+#[derive(Clone)]
+enum State<B: Kernels> {
+    Full(AdamWState<B>),
+    EightBit(AdamW8bitState<B>),
+}
+
+impl<B: Kernels> State<B> {
+    fn new(operation: Operation, parameter: Tensor<B, 1>) -> Self {
+        let ([elements], device) = (parameter.dims(), parameter.device());
+        let zeros = |elements| Tensor::zeros([elements], (&device, DType::F32));
+        if operation == ADAMW {
+            return Self::Full(AdamWState { parameter, first: zeros(elements), second: zeros(elements) });
+        }
+        let blocks = elements.div_ceil(BLOCK_SIZE);
+        let moments = EightBitMoments {
+            first_codes: zero_codes::<B>(DynamicMap::signed(), blocks, &device),
+            first_absmax: zeros(blocks),
+            second_codes: zero_codes::<B>(DynamicMap::unsigned(), blocks, &device),
+            second_absmax: zeros(blocks),
+        };
+        Self::EightBit(AdamW8bitState { parameter, moments: Box::new(moments) })
+    }
+
+    fn parameter(&self) -> Tensor<B, 1> {
+        match self {
+            Self::Full(state) => state.parameter.clone(),
+            Self::EightBit(state) => state.parameter.clone(),
+        }
+    }
+
+    fn updated(self, gradient: Tensor<B, 1>, scale: Tensor<B, 1>) -> Self {
+        match self {
+            Self::Full(state) => Self::Full(B::adamw_foreach(vec![state], vec![gradient], scale, &HYPER).remove(0)),
+            Self::EightBit(state) => {
+                Self::EightBit(B::adamw_8bit_foreach(vec![state], vec![gradient], scale, &HYPER).remove(0))
+            }
+        }
+    }
+}
+
+fn zero_codes<B: Kernels>(map: &DynamicMap, blocks: usize, device: &B::Device) -> Tensor<B, 1, Int> {
+    let (dtype, length) = (DType::from(B::code_storage_dtype()), blocks * BLOCK_SIZE);
+    let codes = TensorData::new(vec![map.nearest(0.0); length], [length]).convert_dtype(dtype);
+    Tensor::from_data(codes, (device, dtype))
+}
+
+fn update<B: Kernels>(operation: Operation, elements: usize, device: &B::Device) -> Prepared<B> {
+    let parameter = random::<B, 1>([elements], 1.0, DType::F32, device);
+    let gradient = random::<B, 1>([elements], 1.0, DType::F32, device);
+    let scale = Tensor::<B, 1>::ones([1], (device, DType::F32));
+    let state = Cell::new(Some(State::new(operation, parameter.clone())));
+    let (of_call, device) = (gradient.clone(), device.clone());
+    let call = move || {
+        let before = state.take().expect("the last call left a state");
+        let after = B::section(&device, || before.updated(of_call.clone(), scale.clone()));
+        let updated = after.parameter().unsqueeze_dim(0);
+        state.set(Some(after));
+        Output::Tensors(vec![updated])
+    };
+    let check = move |output: Output<B>| {
+        // Whole blocks at the beginning: blocks do not depend on each other.
+        let checked = elements.min(64 * BLOCK_SIZE);
+        let part = |x: Tensor<B, 1>| to_reference(x.narrow(0, 0, checked));
+        let scale = Tensor::<Flex, 1>::ones([1], &Default::default());
+        let before = State::<Flex>::new(operation, part(parameter.clone()));
+        let after = match before {
+            State::Full(state) => {
+                reference::adamw_foreach(vec![state], vec![part(gradient)], scale, &HYPER).remove(0).parameter
+            }
+            State::EightBit(state) => {
+                reference::adamw_8bit_foreach(vec![state], vec![part(gradient)], scale, &HYPER).remove(0).parameter
+            }
+        };
+        let before = part(parameter);
+        let got = to_reference(output.tensors().remove(0).narrow(1, 0, checked)).flatten::<1>(0, 1);
+        // The change, not the parameter: a step is a thousandth of it, and no update at all would pass.
+        vec![Comparison::of_tensors("change of the parameter", got.sub(before.clone()), after.sub(before))]
+    };
+    Prepared::new(call, check)
+}
