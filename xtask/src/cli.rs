@@ -51,9 +51,9 @@ Other arguments are options and filters for the test runner. The Vulkan tests us
 Mesa's lavapipe (Debian: apt-get install mesa-vulkan-drivers).";
 
 const TIDY_HELP: &str = "\
-Checks the project rules that no compiler checks: layers between crates, circles between files, where `unsafe`, CubeCL,
-sockets and world sizes may be named, headers and sizes of files, words that are not plain English, CUDA kernels that
-nothing launches, README examples that are not compiled, unfinished code, reasons for dependencies, machine paths.
+Checks the project rules that no compiler checks: layers between crates, circles between files, where `unsafe`, sockets
+and world sizes may be named, headers and sizes of files, words that are not plain English, CUDA kernels that nothing
+launches, ignored tests, reasons for dependencies, machine paths.
 Each finding says where it is and what to do. Needs cargo and git, no network, no build.";
 
 /// `cargo xtask COMMAND`.

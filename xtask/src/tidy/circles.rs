@@ -10,19 +10,19 @@
 //! Trade-off: a circle is reported as one of its shortest rings, with the other files of the same strongly connected
 //! component; when that ring is cut, the next one is reported.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::finding::Finding;
+use super::Finding;
 use super::modules::ModuleGraph;
+use super::uses::FileNames;
 
 type Edges = Vec<BTreeMap<usize, usize>>;
 
 /// The crate whose top modules are a stack, too.
 const STACK: &str = "crates/trainer/src";
 
-/// The circles of the crate in `source_folder`, from all its files as (path, code without comments).
-pub(super) fn check<'a>(source_folder: &str, files: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<Finding> {
+/// The circles of the crate in `source_folder`, from all its files by path.
+pub(super) fn check(source_folder: &str, files: BTreeMap<String, FileNames>) -> Vec<Finding> {
     let graph = ModuleGraph::new(source_folder, files);
     let edges = graph.edges();
     let all: BTreeSet<usize> = (0..graph.len()).collect();
@@ -63,24 +63,12 @@ fn is_one_subject(graph: &ModuleGraph, edges: &Edges, circle: &BTreeSet<usize>) 
 }
 
 /// The strongly connected components of more than one file among `files`.
-fn components(edges: &Edges, files: &BTreeSet<usize>) -> Vec<BTreeSet<usize>> {
+fn components(edges: &Edges, files: &BTreeSet<usize>) -> BTreeSet<BTreeSet<usize>> {
     let reach: BTreeMap<usize, BTreeSet<usize>> =
         files.iter().map(|from| (*from, reachable(edges, files, *from))).collect();
-    let mut left = files.clone();
-    let mut found = Vec::new();
-    while let Some(first) = left.pop_first() {
-        let mut component: BTreeSet<usize> = left
-            .iter()
-            .copied()
-            .filter(|other| reach[&first].contains(other) && reach[other].contains(&first))
-            .collect();
-        left.retain(|file| !component.contains(file));
-        if !component.is_empty() {
-            component.insert(first);
-            found.push(component);
-        }
-    }
-    found
+    let in_circles = files.iter().filter(|file| reach[file].contains(file));
+    let component = |file: &usize| reach[file].iter().copied().filter(|other| reach[other].contains(file)).collect();
+    in_circles.map(component).collect()
 }
 
 /// The files that can be reached from `start` inside `files` over one edge or more.
@@ -93,52 +81,46 @@ fn reachable(edges: &Edges, files: &BTreeSet<usize>, start: usize) -> BTreeSet<u
     seen
 }
 
-/// A shortest ring inside `circle` over the edges that `keep` accepts; empty if there is none.
-fn shortest_ring(edges: &Edges, circle: &BTreeSet<usize>, keep: impl Fn(usize, usize) -> bool) -> Vec<usize> {
-    let rings = circle.iter().filter_map(|start| {
-        let mut before: BTreeMap<usize, usize> = BTreeMap::new();
-        let mut open = VecDeque::from([*start]);
-        while let Some(file) = open.pop_front() {
-            for to in edges[file].keys().copied().filter(|to| circle.contains(to) && keep(file, *to)) {
-                if to == *start {
-                    let mut ring = vec![file];
-                    while let Some(previous) = before.get(&ring[ring.len() - 1]) {
-                        ring.push(*previous);
-                    }
-                    ring.reverse();
-                    return Some(ring);
-                }
-                if let Entry::Vacant(unseen) = before.entry(to) {
-                    unseen.insert(file);
-                    open.push_back(to);
-                }
+/// A shortest ring from `start` inside `circle` over the edges that `keep` accepts.
+fn ring(
+    edges: &Edges,
+    circle: &BTreeSet<usize>,
+    start: usize,
+    keep: impl Fn(usize, usize) -> bool,
+) -> Option<Vec<usize>> {
+    let mut seen = BTreeSet::new();
+    let mut open = VecDeque::from([vec![start]]);
+    while let Some(path) = open.pop_front() {
+        let last = path[path.len() - 1];
+        for to in edges[last].keys().copied().filter(|to| circle.contains(to) && keep(last, *to)) {
+            if to == start {
+                return Some(path);
+            }
+            if seen.insert(to) {
+                open.push_back([&path[..], &[to]].concat());
             }
         }
-        None
-    });
-    rings.min_by_key(Vec::len).unwrap_or_default()
+    }
+    None
 }
 
 fn describe(source_folder: &str, graph: &ModuleGraph, edges: &Edges, circle: &BTreeSet<usize>) -> Finding {
     // A ring that does not consist of a module file and its child only is the better example.
     let kinds: [&dyn Fn(usize, usize) -> bool; 3] =
         [&|from, to| !graph.is_direct_child(from, to), &|from, to| !graph.is_direct_child(to, from), &|_, _| true];
-    let ring = kinds.into_iter().map(|keep| shortest_ring(edges, circle, keep)).find(|ring| !ring.is_empty());
-    let ring = ring.unwrap_or_default();
-    let short = |file: usize| graph.path(file).trim_start_matches(source_folder).trim_start_matches('/').to_owned();
-    let mut text = String::new();
-    for (index, file) in ring.iter().enumerate() {
-        let next = ring[(index + 1) % ring.len()];
-        text += &format!("{}:{} -> ", short(*file), edges[*file][&next]);
-    }
-    text += &ring.first().map(|file| short(*file)).unwrap_or_default();
+    let shortest = |keep| circle.iter().filter_map(|start| ring(edges, circle, *start, keep)).min_by_key(Vec::len);
+    let ring = kinds.into_iter().find_map(shortest).expect("a circle has a ring");
+    let short = |file: usize| graph.path(file)[source_folder.len() + 1..].to_owned();
+    let steps = ring.iter().zip(ring.iter().cycle().skip(1));
+    let steps: String = steps.map(|(from, to)| format!("{}:{} -> ", short(*from), edges[*from][to])).collect();
     let others: Vec<String> = circle.iter().filter(|file| !ring.contains(file)).map(|file| short(*file)).collect();
     let also = if others.is_empty() {
         String::new()
     } else {
         format!(" ({} files in all, also {})", circle.len(), others.join(", "))
     };
-    let message = format!("circle of files: {text}{also}. Move what both sides need into a file below them");
+    let first = short(ring[0]);
+    let message = format!("circle of files: {steps}{first}{also}. Move what both sides need into a file below them");
     Finding::new("circles", source_folder, 0, message)
 }
 
@@ -146,61 +128,57 @@ fn describe(source_folder: &str, graph: &ModuleGraph, edges: &Edges, circle: &BT
 mod tests {
     use super::*;
 
-    fn found(files: &[(&str, &str)]) -> Vec<String> {
-        let files: Vec<_> = files.iter().map(|(path, code)| (format!("c/src/{path}"), *code)).collect();
-        let findings = check("c/src", files.iter().map(|(path, code)| (path.as_str(), *code)));
-        findings.iter().map(ToString::to_string).collect()
+    fn found(source_folder: &str, files: &[(&str, &str)]) -> Vec<String> {
+        let read = |(path, code): &(&str, &str)| (format!("{source_folder}/{path}"), FileNames::read(code).unwrap());
+        check(source_folder, files.iter().map(read).collect()).iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn a_circle_is_shown_as_a_ring() {
-        let found = found(&[
-            ("lib.rs", "mod a; mod b; mod c;"),
+        let mut files = [
+            ("lib.rs", "mod a; mod b; mod c; pub use a::A;"),
             ("a.rs", "use crate::b::B; pub struct A;"),
-            ("b.rs", "use crate::c::C; pub struct B;"),
-            ("c.rs", "use crate::a::A; pub struct C;"),
-        ]);
+            ("b.rs", "use crate::c::C;\npub struct B;"),
+            ("c.rs", "pub struct C;"),
+        ];
+        assert_eq!(found("c/src", &files), [""; 0]);
+        files[3].1 = "\nuse crate::A; pub struct C;";
+        let found = found("c/src", &files);
         assert_eq!(found.len(), 1);
-        assert!(found[0].contains("a.rs:1 -> b.rs:1 -> c.rs:1 -> a.rs. Move"), "{found:?}");
+        assert!(
+            found[0].starts_with("c/src: [circles] circle of files: a.rs:1 -> b.rs:1 -> c.rs:2 -> a.rs. Move"),
+            "{found:?}"
+        );
     }
 
     #[test]
-    fn a_module_file_and_its_children_are_one_subject() {
-        let files = [
+    fn a_module_file_and_its_children_are_one_subject_and_children_that_use_each_other_are_a_circle() {
+        let mut files = [
             ("lib.rs", "mod a;"),
             ("a/mod.rs", "mod x; mod y; struct A; fn f() { x::g(); y::h(); }"),
             ("a/x.rs", "use super::A; use super::y::h; pub fn g() {}"),
             ("a/y.rs", "use super::A; pub fn h() {}"),
         ];
-        assert_eq!(found(&files), [""; 0]);
-    }
-
-    #[test]
-    fn children_that_use_each_other_are_a_circle() {
-        let found = found(&[
-            ("lib.rs", "mod a;"),
-            ("a/mod.rs", "mod x; mod y; struct A; fn f() { x::g(); y::h(); }"),
-            ("a/x.rs", "use super::A; use super::y::h; pub fn g() {}"),
-            ("a/y.rs", "use super::x::g; pub fn h() {}"),
-        ]);
+        assert_eq!(found("c/src", &files), [""; 0]);
+        files[3].1 = "use super::x::g; pub fn h() {}";
+        let found = found("c/src", &files);
         assert!(found.len() == 1 && found[0].contains("a/x.rs:1 -> a/y.rs:1 -> a/x.rs"), "{found:?}");
     }
 
     #[test]
     fn a_grandchild_that_uses_the_top_and_a_way_through_another_module_are_circles() {
-        let through = found(&[
+        let through = [
             ("lib.rs", "mod a; mod b;"),
             ("a/mod.rs", "mod x; pub struct A; fn f() { crate::b::B; }"),
             ("a/x.rs", "use super::A; pub fn g() {}"),
             ("b.rs", "use crate::a::x::g; pub struct B;"),
-        ]);
-        assert_eq!(through.len(), 1, "{through:?}");
-        let grandchild = found(&[
+        ];
+        let grandchild = [
             ("lib.rs", "mod a; pub struct Top; fn f() { a::g() }"),
             ("a/mod.rs", "mod deep; pub fn g() { deep::h() }"),
             ("a/deep.rs", "use crate::Top; pub fn h() {}"),
-        ]);
-        assert_eq!(grandchild.len(), 1, "{grandchild:?}");
+        ];
+        assert_eq!((found("c/src", &through).len(), found("c/src", &grandchild).len()), (1, 1));
     }
 
     #[test]
@@ -212,15 +190,8 @@ mod tests {
             ("a/y.rs", "pub struct Y;"),
             ("b.rs", "use crate::a::y::Y; pub struct B;"),
         ];
-        assert_eq!(found(&files), [""; 0]);
-        let files = files.map(|(path, code)| (format!("{STACK}/{path}"), code));
-        let findings = check(STACK, files.iter().map(|(path, code)| (path.as_str(), *code)));
-        assert!(findings.len() == 1 && findings[0].to_string().contains("a/mod.rs:1 -> b.rs:1"), "{findings:?}");
-    }
-
-    #[test]
-    fn a_graph_without_circles_is_fine() {
-        let files = [("lib.rs", "mod a; mod b; pub use a::A;"), ("a.rs", "pub struct A;"), ("b.rs", "use crate::A;")];
-        assert_eq!(found(&files), [""; 0]);
+        assert_eq!(found("c/src", &files), [""; 0]);
+        let found = found(STACK, &files);
+        assert!(found.len() == 1 && found[0].contains("a/mod.rs:1 -> b.rs:1"), "{found:?}");
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! Trade-off: the manifest is read line by line, so a dependency must be written on one line.
 
-use super::finding::Finding;
+use super::Finding;
 
 /// Top folders whose paths mean something on one machine only. Written in halves, or this file would break its own rule.
 const MACHINE_FOLDERS: [&str; 4] =
@@ -78,40 +78,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_of_one_machine_is_found() {
+    fn a_path_of_one_machine_is_found_and_a_folder_further_down_is_none() {
         for folder in MACHINE_FOLDERS {
-            for line in [format!("path = \"{folder}a/b\""), format!("{folder}a"), format!("see `{folder}a`")] {
-                assert_eq!(machine_path(&line), Some(folder), "{line}");
+            for before in ["path = \"", "", "see `"] {
+                assert_eq!(check("a.toml", &format!("{before}{folder}a/b")).len(), 1, "{before}{folder}");
+            }
+            for before in ["https://example.org", "..", "~", "a"] {
+                assert_eq!(check("a.toml", &format!("{before}{folder}a")).len(), 0, "{before}{folder}");
             }
         }
     }
 
     #[test]
-    fn a_folder_further_down_is_not_a_machine_path() {
-        for folder in MACHINE_FOLDERS {
-            for line in [
-                format!("https://example.org{folder}a"),
-                format!("..{folder}a"),
-                format!("~{folder}a"),
-                format!("a{folder}b"),
-            ] {
-                assert_eq!(machine_path(&line), None, "{line}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_dependency_has_its_reason() {
+    fn every_dependency_of_the_root_manifest_has_its_reason() {
         let manifest = "[workspace]\na = 1\n[workspace.dependencies]\nfirebrick-data = { path = \"x\" }\nburn-flex = \"1\"\n\
                         good = \"1\" # reads recipes\n# reads weights\nalso = \"1\"\nbad = { version = \"1\", git = \"a#b\" }\n\
                         empty = \"1\" #\n\n[profile.dev]\nopt-level = 1\n";
         assert_eq!(unexplained(manifest), [(9, "bad".to_owned()), (10, "empty".to_owned())]);
-    }
-
-    #[test]
-    fn only_the_root_manifest_needs_reasons() {
-        let text = "[workspace.dependencies]\nbad = \"1\"\n";
-        assert_eq!(check("Cargo.toml", text).len(), 1);
-        assert!(check("crates/data/Cargo.toml", text).is_empty());
+        assert_eq!(check("Cargo.toml", manifest).len(), 2);
+        assert!(check("crates/data/Cargo.toml", manifest).is_empty());
     }
 }

@@ -8,12 +8,26 @@
 //! code is ever reached is not checked.
 
 use std::collections::HashSet;
+use std::sync::LazyLock;
 
-use super::finding::Finding;
-use super::lexer::{Source, is_name};
+use regex::Regex;
+
+use super::Finding;
+use super::text::{Source, line_of, pattern};
 
 /// Where the CUDA sources and the code that launches them are.
 const FOLDER: &str = "crates/kernels/src/backends/cuda/";
+
+/// A kernel's declaration: `KERNEL` or `__global__`, words and attributes, and the name before a parenthesis.
+const DECLARED: &str = r"\b(?:KERNEL|__global__)\b(?:\s+(?:__\w+\s*\([^)]*\)|\w+))*?\s+([A-Za-z]\w*)\s*\(";
+
+/// The definition of `KERNEL` itself.
+static KERNEL: LazyLock<Regex> = LazyLock::new(|| pattern("(?m)^#define KERNEL .*"));
+
+static DECLARATION: LazyLock<Regex> = LazyLock::new(|| pattern(DECLARED));
+
+/// A macro whose body declares a kernel: its name, its parameters and the kernel's name.
+static MACRO: LazyLock<Regex> = LazyLock::new(|| pattern(&format!(r"#define\s+(\w+)\(([^)]*)\)\s+{DECLARED}")));
 
 /// Collects kernels and literals file by file.
 #[derive(Default)]
@@ -31,7 +45,9 @@ impl Launches {
         if path.ends_with(".cu") {
             self.kernels.extend(kernels(&source.code).into_iter().map(|(line, name)| (path.to_owned(), line, name)));
         } else if path.ends_with(".rs") {
-            self.literals.extend(Source::read(before_tests(text)).strings);
+            // Unit tests are at the foot of a file.
+            let tests = text.find("\n#[cfg(test)]\nmod ").unwrap_or(text.len());
+            self.literals.extend(Source::read(&text[..tests]).strings);
         }
     }
 
@@ -47,85 +63,22 @@ impl Launches {
     }
 }
 
-/// `text` up to its unit tests, which are at the foot of a file.
-fn before_tests(text: &str) -> &str {
-    text.find("\n#[cfg(test)]\nmod ").map_or(text, |end| &text[..end])
-}
-
 /// Lines and names of the kernels that `code` defines, directly or through a macro.
 fn kernels(code: &str) -> Vec<(usize, String)> {
-    // A macro's body counts as the line of its `#define`.
-    let joined = code.replace("\\\n", "\u{2} ");
-    let (mut found, mut macros) = (Vec::new(), Vec::new());
-    let mut line = 1;
-    for text in joined.split('\n') {
-        let definition = text.trim_start().strip_prefix("#define ");
-        match definition {
-            Some(definition) => macros.extend(kernel_macro(definition)),
-            None => found.extend(invoked(text, &macros).map(|name| (line, name))),
+    let code = KERNEL.replace_all(code, "").replace('\\', " ");
+    let named = DECLARATION.captures_iter(&code).filter_map(|found| found.get(1));
+    let mut found: Vec<_> = named.map(|name| (line_of(&code, name.start()), name.as_str().to_owned())).collect();
+    for maker in MACRO.captures_iter(&code) {
+        let [name, parameters, kernel] = maker.extract().1;
+        let Some(place) = parameters.split(',').position(|parameter| parameter.trim() == kernel) else { continue };
+        found.retain(|(_, declared)| declared != kernel);
+        let calls = pattern(&format!(r"(?m)^[ \t]*{name}[ \t]*\(([^)]*)\)"));
+        for arguments in calls.captures_iter(&code).filter_map(|call| call.get(1)) {
+            let argument = arguments.as_str().split(',').nth(place);
+            found.extend(argument.map(|name| (line_of(&code, arguments.start()), name.trim().to_owned())));
         }
-        line += 1 + text.matches('\u{2}').count();
     }
-    found.extend(declared(code));
-    found.sort();
-    found.retain(|(_, name)| !macros.iter().any(|(_, parameter, _)| parameter == name));
     found
-}
-
-/// Lines and names in `KERNEL ... name(` and `extern "C" __global__ ... name(`.
-fn declared(code: &str) -> Vec<(usize, String)> {
-    let marks = ["KERNEL", "__global__"].into_iter().flat_map(|mark| code.match_indices(mark));
-    let whole = marks.map(|(at, mark)| (at, at + mark.len())).filter(|(at, end)| {
-        let line_start = code[..*at].rfind('\n').map_or(0, |newline| newline + 1);
-        let is_define = code[line_start..].trim_start().starts_with("#define KERNEL");
-        !is_define && !code[..*at].ends_with(is_name) && !code[*end..].starts_with(is_name)
-    });
-    let named = whole.filter_map(|(_, end)| {
-        let (offset, name) = name_after(&code[end..])?;
-        Some((line_at(code, end + offset), name))
-    });
-    named.collect()
-}
-
-fn line_at(text: &str, at: usize) -> usize {
-    text[..at].matches('\n').count() + 1
-}
-
-/// The function's name after `KERNEL`: the first identifier before a parenthesis that is no attribute, with its offset.
-fn name_after(text: &str) -> Option<(usize, String)> {
-    let mut at = 0;
-    loop {
-        let start = at + text[at..].find(is_name)?;
-        let length = text[start..].find(|c| !is_name(c))?;
-        let name = &text[start..start + length];
-        at = start + length;
-        if !text[at..].trim_start().starts_with('(') {
-            continue;
-        }
-        if !name.starts_with("__") {
-            return Some((start, name.to_owned()));
-        }
-        at += text[at..].find(')')? + 1;
-    }
-}
-
-/// Name, name parameter and its position of a macro whose body defines a kernel named by a parameter.
-fn kernel_macro(definition: &str) -> Option<(String, String, usize)> {
-    let (name, rest) = definition.split_once('(')?;
-    let (parameters, body) = rest.split_once(')')?;
-    let after = body.split_once("KERNEL").or_else(|| body.split_once("__global__"))?.1;
-    let (_, kernel) = name_after(&after.replace('\u{2}', " "))?;
-    let position = parameters.split(',').position(|parameter| parameter.trim() == kernel)?;
-    Some((name.trim().to_owned(), kernel, position))
-}
-
-/// Names of kernels in invocations of `macros` on a line.
-fn invoked<'a>(line: &'a str, macros: &'a [(String, String, usize)]) -> impl Iterator<Item = String> + 'a {
-    macros.iter().filter_map(|(name, _, position)| {
-        let arguments = line.trim_start().strip_prefix(name.as_str())?.trim_start().strip_prefix('(')?;
-        let argument = arguments.split([',', ')']).nth(*position)?;
-        Some(argument.trim().to_owned())
-    })
 }
 
 #[cfg(test)]
@@ -144,10 +97,8 @@ mod tests {
     fn a_kernel_that_no_literal_names_is_found() {
         let cuda = "#define KERNEL extern \"C\" __global__ void\nKERNEL __launch_bounds__(256, 2)\nadd(float *x) { f(x); }\n\
                     KERNEL copy(float *x) {}\nextern \"C\" __global__ void fill(int n) {}\n// KERNEL old(\n";
-        let found = found(
-            "fn f() { launch(\"copy\") } // \"add\"\n#[cfg(test)]\nmod tests { const A: &str = \"fill\"; }",
-            cuda,
-        );
+        let rust = "fn f() { launch(\"copy\") } // \"add\"\n#[cfg(test)]\nmod tests { const A: &str = \"fill\"; }";
+        let found = found(rust, cuda);
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].contains("a.cu:3") && found[0].contains("`add`") && found[1].contains("`fill`"), "{found:?}");
     }

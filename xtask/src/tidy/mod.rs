@@ -1,32 +1,58 @@
 //! `cargo xtask tidy`: the project rules that no compiler checks. Each file here holds one rule or a few related ones and
-//! says in its header why the rule exists; `lexer` separates code from comments and strings for all of them.
+//! says in its header why the rule exists. `text` separates code from comments and strings for all of them; only the rule
+//! about circles needs the syntax tree.
 //!
-//! Trade-off: the rules read text, not syntax trees. That keeps xtask small and the check under three seconds, and someone
-//! determined could fool it.
+//! Trade-off: most rules search lines, so someone determined could fool them.
 
 mod circles;
 mod files;
-mod finding;
 mod launches;
 mod layers;
-mod lexer;
 mod modules;
-mod paths;
-mod readme;
 mod source;
-mod unsafe_code;
+mod text;
+mod uses;
 mod words;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::{fmt, fs};
 
 use anyhow::{Context, Result, bail};
 
-use self::finding::Finding;
 use self::launches::Launches;
-use self::lexer::Source;
+use self::text::Source;
+use self::uses::FileNames;
 use self::words::Words;
 use crate::workspace::{Workspace, shown};
+
+/// A broken rule: where, what, and what to do.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Finding {
+    /// Path from the workspace root, with `/`.
+    path: String,
+    /// Line from 1; 0 where the whole file is meant.
+    line: usize,
+    /// Name of the rule, as the summary counts it.
+    rule: &'static str,
+    /// What is wrong and what to do, in one sentence or two.
+    message: String,
+}
+
+impl Finding {
+    /// A finding of `rule` at `line` of `path`.
+    fn new(rule: &'static str, path: &str, line: usize, message: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), line, rule, message: message.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}: [{}] {}", self.path, self.rule, self.message),
+            line => write!(f, "{}:{line}: [{}] {}", self.path, self.rule, self.message),
+        }
+    }
+}
 
 /// Everything that the rules have to say about a workspace.
 #[derive(Default)]
@@ -54,7 +80,7 @@ pub(crate) fn run(workspace: &Workspace, with_warnings: bool) -> Result<bool> {
     }
     report.findings.iter().for_each(|finding| println!("{finding}"));
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    report.findings.iter().for_each(|finding| *counts.entry(finding.rule()).or_default() += 1);
+    report.findings.iter().for_each(|finding| *counts.entry(finding.rule).or_default() += 1);
     let counts: Vec<String> = counts.iter().map(|(rule, count)| format!("{rule} {count}")).collect();
     let by_rule = if counts.is_empty() { String::new() } else { format!(" ({})", counts.join(", ")) };
     let hint = if with_warnings { "" } else { " (`--all` prints them)" };
@@ -66,9 +92,9 @@ pub(crate) fn run(workspace: &Workspace, with_warnings: bool) -> Result<bool> {
 /// Runs every rule.
 fn check(workspace: &Workspace) -> Result<Report> {
     let mut report = Report { findings: layers::check(&layers::members(workspace)?), ..Report::default() };
-    let words = Words::new()?;
+    let words = Words::new();
     let mut launches = Launches::default();
-    let mut code: BTreeMap<String, String> = BTreeMap::new();
+    let mut crates: BTreeMap<String, BTreeMap<String, FileNames>> = BTreeMap::new();
     let paths = versioned_files(workspace)?;
     report.files = paths.len();
     for path in paths {
@@ -78,39 +104,33 @@ fn check(workspace: &Workspace) -> Result<Report> {
         let is_rust = path.ends_with(".rs");
         let source = (is_rust || path.ends_with(".cu") || path.ends_with(".cuh")).then(|| Source::read(text));
         report.findings.extend(files::check(&path, text));
-        report.findings.extend(readme::check(&path, text));
         report.findings.extend(words.check(&path, text, source.as_ref()));
         let Some(source) = source else { continue };
         launches.add(&path, text, &source);
         if is_rust {
             report.findings.extend(source::check(&path, text, &source.code));
-            report.findings.extend(unsafe_code::check(&path, text, &source.code));
             report.warnings.extend(source::limits_not_stated(&path, text));
             report.long.extend(source::is_long(text).map(|lines| (lines, path.clone())));
-            code.insert(path, source.code);
+            if let Some(folder) = source_folder(&path) {
+                let names = FileNames::read(text).with_context(|| format!("{path} is not well-formed Rust"))?;
+                crates.entry(folder.to_owned()).or_default().insert(path, names);
+            }
         }
     }
     report.findings.extend(launches.check());
-    report.findings.extend(circles_of_all(&code));
+    report.findings.extend(crates.into_iter().flat_map(|(folder, files)| circles::check(&folder, files)));
     report.findings.sort();
+    // Two marks of one rule on a line are one finding.
+    report.findings.dedup();
     report.warnings.sort();
     report.long.sort_by(|a, b| b.cmp(a));
     Ok(report)
 }
 
-/// Circles in every crate, from the code of all files by path.
-fn circles_of_all(code: &BTreeMap<String, String>) -> Vec<Finding> {
-    let folders = code.keys().filter_map(|path| {
-        let in_crate = path.starts_with("xtask/src/") || path.starts_with("crates/");
-        in_crate.then(|| path.find("/src/").map(|end| &path[..end + 4])).flatten()
-    });
-    let mut by_folder: BTreeMap<&str, Vec<(&str, &str)>> = folders.map(|folder| (folder, Vec::new())).collect();
-    for (folder, files) in &mut by_folder {
-        let inside =
-            code.iter().filter(|(path, _)| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')));
-        files.extend(inside.map(|(path, text)| (path.as_str(), text.as_str())));
-    }
-    by_folder.into_iter().flat_map(|(folder, files)| circles::check(folder, files.into_iter())).collect()
+/// The `src` folder of the crate that the file at `path` belongs to; `None` for tests, benches and examples.
+fn source_folder(path: &str) -> Option<&str> {
+    let in_crate = path.starts_with("xtask/src/") || path.starts_with("crates/");
+    in_crate.then(|| path.find("/src/").map(|end| &path[..end + 4])).flatten()
 }
 
 /// Files under version control and new ones that are not ignored, as sorted paths with `/`.
@@ -146,18 +166,8 @@ mod tests {
 
     #[test]
     fn circles_are_looked_for_in_every_crate_on_its_own() {
-        let file = |path: &str, code: &str| (path.to_owned(), code.to_owned());
-        let code = BTreeMap::from([
-            file("crates/a/src/lib.rs", "mod x; mod y;"),
-            file("crates/a/src/x.rs", "use crate::y::Y; pub struct X;"),
-            file("crates/a/src/y.rs", "use crate::x::X; pub struct Y;"),
-            file("crates/b/src/lib.rs", "mod x; mod y;"),
-            file("crates/b/src/x.rs", "use crate::y::Y; pub struct X;"),
-            file("crates/b/src/y.rs", "pub struct Y;"),
-            file("crates/b/tests/x.rs", "use crate::y::Y;"),
-        ]);
-        let found = circles_of_all(&code);
-        assert_eq!(found.len(), 1);
-        assert!(found[0].to_string().starts_with("crates/a/src: [circles]"));
+        assert_eq!(source_folder("crates/a/src/b/c.rs"), Some("crates/a/src"));
+        assert_eq!(source_folder("xtask/src/main.rs"), Some("xtask/src"));
+        assert_eq!((source_folder("crates/a/tests/x.rs"), source_folder("tests/src/lib.rs")), (None, None));
     }
 }

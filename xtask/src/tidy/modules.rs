@@ -10,8 +10,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::lexer::without_tests;
-use super::paths::{FileNames, Import};
+use super::uses::{FileNames, Import};
 
 /// How many re-exports are followed before a path counts as unknown.
 const MAX_REEXPORTS: usize = 12;
@@ -41,26 +40,21 @@ enum Target {
 }
 
 impl ModuleGraph {
-    /// The graph of the crate whose `src` folder is `source_folder`, from its files as (path, code without comments).
-    pub(super) fn new<'a>(source_folder: &str, files: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
-        let relative =
-            |path: &str| path.strip_prefix(source_folder).map(|rest| rest.trim_start_matches('/').to_owned());
-        let mut found: BTreeMap<Vec<String>, (String, &str)> = BTreeMap::new();
-        for (path, code) in files {
-            let Some(module) = relative(path).as_deref().and_then(module_of) else { continue };
+    /// The graph of the crate whose `src` folder is `source_folder`, from its files by path.
+    pub(super) fn new(source_folder: &str, files: BTreeMap<String, FileNames>) -> Self {
+        let mut found: BTreeMap<Vec<String>, File> = BTreeMap::new();
+        for (path, names) in files {
+            let Some(module) = module_of(&path[source_folder.len() + 1..]) else { continue };
             // A library and a program in one crate: the program names the library from outside.
-            if !(path.ends_with("/main.rs") && found.contains_key(&module)) {
-                found.insert(module, (path.to_owned(), code));
-            }
+            found.entry(module.clone()).or_insert(File { path, module, names });
         }
-        let tests: HashSet<Vec<String>> =
-            found.iter().flat_map(|(module, (_, code))| test_modules(module, code)).collect();
-        let is_test = |module: &[String]| (0..=module.len()).any(|end| tests.contains(&module[..end]));
-        let files: Vec<File> = found
-            .into_iter()
-            .filter(|(module, _)| !is_test(module))
-            .map(|(module, (path, code))| File { path, module, names: FileNames::read(&without_tests(code)) })
+        let with_child = |file: &File, name: &String| [&file.module[..], std::slice::from_ref(name)].concat();
+        let tests: HashSet<Vec<String>> = found
+            .values()
+            .flat_map(|file| file.names.test_modules.iter().map(move |name| with_child(file, name)))
             .collect();
+        let is_test = |module: &[String]| (0..=module.len()).any(|end| tests.contains(&module[..end]));
+        let files: Vec<File> = found.into_values().filter(|file| !is_test(&file.module)).collect();
         let by_module = files.iter().enumerate().map(|(index, file)| (file.module.clone(), index)).collect();
         let exported = |(index, file): (usize, &File)| {
             file.names.exported_macros.iter().map(|name| (name.clone(), index)).collect::<Vec<_>>()
@@ -212,25 +206,14 @@ fn module_of(relative: &str) -> Option<Vec<String>> {
     (parts.first().is_none_or(|first| first != "bin")).then_some(parts)
 }
 
-/// The modules that `code` declares for tests only.
-fn test_modules(module: &[String], code: &str) -> Vec<Vec<String>> {
-    let declared = |text: &str| -> HashSet<String> {
-        let modules = text.split(';').filter_map(|item| item.rsplit_once("mod "));
-        modules.map(|(_, name)| name.trim().to_owned()).filter(|name| !name.contains(char::is_whitespace)).collect()
-    };
-    let with_code = declared(&without_tests(code));
-    let in_tests_only = declared(code).into_iter().filter(|name| !with_code.contains(name));
-    in_tests_only.map(|name| module.iter().cloned().chain([name]).collect()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Edges as `from -> to`, from files (path below `src`, code).
     fn edges(files: &[(&str, &str)]) -> Vec<String> {
-        let files: Vec<_> = files.iter().map(|(path, code)| (format!("c/src/{path}"), *code)).collect();
-        let graph = ModuleGraph::new("c/src", files.iter().map(|(path, code)| (path.as_str(), *code)));
+        let read = |(path, code): &(&str, &str)| (format!("c/src/{path}"), FileNames::read(code).unwrap());
+        let graph = ModuleGraph::new("c/src", files.iter().map(read).collect());
         let short = |file: usize| graph.path(file).trim_start_matches("c/src/").to_owned();
         let edges = graph.edges();
         let pairs = edges.iter().enumerate().flat_map(|(from, to)| to.keys().map(move |to| (from, *to)));
@@ -238,62 +221,45 @@ mod tests {
     }
 
     #[test]
-    fn an_import_through_a_reexport_leads_to_the_definition() {
-        let found = edges(&[
+    fn an_edge_leads_to_the_file_that_defines_the_item() {
+        let through_reexports = [
             ("lib.rs", "mod a; mod b; pub use a::A; pub use b::*;"),
             ("a.rs", "use crate::B; pub struct A;"),
             ("b/mod.rs", "mod deep; pub use deep::B;"),
             ("b/deep.rs", "pub struct B;"),
-        ]);
-        assert_eq!(found, ["a.rs -> b/deep.rs"]);
-    }
-
-    #[test]
-    fn a_parent_that_uses_what_it_reexports_has_an_edge() {
-        let found = edges(&[("lib.rs", "mod a; pub use a::A; fn f() -> A { A }"), ("a.rs", "pub struct A;")]);
-        assert_eq!(found, ["lib.rs -> a.rs"]);
-    }
-
-    #[test]
-    fn inline_paths_and_items_reached_through_a_module_name_are_edges() {
-        let found = edges(&[
+        ];
+        assert_eq!(edges(&through_reexports), ["a.rs -> b/deep.rs"]);
+        let used_where_it_is_reexported =
+            [("lib.rs", "mod a; pub use a::A; fn f() -> A { A }"), ("a.rs", "pub struct A;")];
+        assert_eq!(edges(&used_where_it_is_reexported), ["lib.rs -> a.rs"]);
+        let through_module_names_and_in_macros = [
             ("main.rs", "mod a; mod b; mod c; fn main() { a::run() }"),
-            ("a.rs", "use super::c; pub fn run() { crate::b::go(); c::stop() }"),
-            ("b.rs", "use crate::c; pub fn go() {}"),
-            ("c.rs", "pub fn stop() {}"),
-        ]);
-        assert_eq!(found, ["main.rs -> a.rs", "a.rs -> b.rs", "a.rs -> c.rs"]);
-    }
-
-    #[test]
-    fn a_glob_counts_for_the_names_that_are_used() {
-        let found = edges(&[
+            ("a.rs", "use super::c; pub fn run() { assert!(crate::b::go(\"b::x\")); c::stop() }"),
+            ("b.rs", "use crate::c; pub fn go() {} #[macro_export] macro_rules! each { }"),
+            ("c.rs", "pub fn stop() { crate::each!() }"),
+        ];
+        let expected = ["main.rs -> a.rs", "a.rs -> b.rs", "a.rs -> c.rs", "c.rs -> b.rs"];
+        assert_eq!(edges(&through_module_names_and_in_macros), expected);
+        let a_glob_counts_for_the_names_that_are_used = [
             ("lib.rs", "mod a; mod b; mod c;"),
-            ("a.rs", "use super::b::*; fn f() -> B { B }"),
-            ("b.rs", "pub use super::c::C; pub struct B;"),
+            ("a.rs", "use super::{b::{self, *}, c as d}; fn f() -> B { b::g() }"),
+            ("b.rs", "pub use super::c::C; pub struct B; pub fn g() {}"),
             ("c.rs", "pub struct C;"),
-        ]);
-        assert_eq!(found, ["a.rs -> b.rs", "b.rs -> c.rs"]);
+        ];
+        assert_eq!(edges(&a_glob_counts_for_the_names_that_are_used), ["a.rs -> b.rs", "b.rs -> c.rs"]);
     }
 
     #[test]
     fn test_code_and_test_files_do_not_count() {
-        let found = edges(&[
+        let files = [
             ("lib.rs", "mod a; #[cfg(test)] mod check; mod b;"),
-            ("a.rs", "pub fn f() {} #[cfg(test)] mod tests { use crate::b::g; }"),
+            (
+                "a.rs",
+                "pub fn f() {} #[cfg(test)] mod tests { use crate::b::g; } #[cfg(all(test, unix))] use crate::b::g;",
+            ),
             ("b.rs", "pub fn g() { crate::a::f() }"),
             ("check.rs", "use crate::b::g; pub fn h() {}"),
-        ]);
-        assert_eq!(found, ["b.rs -> a.rs"]);
-    }
-
-    #[test]
-    fn an_exported_macro_belongs_to_the_file_that_defines_it() {
-        let found = edges(&[
-            ("lib.rs", "mod a; mod b;"),
-            ("a.rs", "#[macro_export] macro_rules! each { }"),
-            ("b.rs", "fn f() { crate::each!() }"),
-        ]);
-        assert_eq!(found, ["b.rs -> a.rs"]);
+        ];
+        assert_eq!(edges(&files), ["b.rs -> a.rs"]);
     }
 }
