@@ -191,47 +191,33 @@ mod tests {
     }
 
     #[test]
-    fn flex_is_always_built_in() {
-        assert_eq!(Backend::Flex.features(), "flex");
-        assert_eq!(Backend::Cuda.features(), "flex,cuda");
-    }
-
-    #[test]
     fn auto_follows_the_machine_and_a_name_does_not() {
         assert_eq!(choose(None, &BARE).unwrap().backend, Backend::Flex);
         assert_eq!(choose(Some(("auto", "a.toml")), &with_driver()).unwrap().backend, Backend::Cuda);
         assert_eq!(choose(None, &Machine { nvidia_driver: None, macos: true }).unwrap().backend, Backend::Wgpu);
-        assert_eq!(choose(Some(("candle", "--backend")), &with_driver()).unwrap().backend, Backend::Candle);
+        assert_eq!(choose(Some(("candle", "--backend")), &with_driver()).unwrap().features(), "flex,candle");
     }
 
     #[test]
-    fn a_choice_says_why() {
+    fn a_choice_says_why_and_an_unknown_backend_is_refused_with_the_known_ones() {
         assert_eq!(choose(Some(("wgpu", "--backend")), &BARE).unwrap().reason, "--backend says wgpu");
         let reason = choose(Some(("auto", "a.toml")), &with_driver()).unwrap().reason;
         assert!(reason.contains("a.toml says auto") && reason.contains("libcuda.so.1"), "{reason}");
-    }
-
-    #[test]
-    fn an_unknown_backend_is_refused_with_the_known_ones() {
         let message = choose(Some(("vulkan", "a.toml")), &BARE).unwrap_err().to_string();
         assert!(message.contains("`vulkan` in a.toml") && message.contains("wgpu"), "{message}");
     }
 
     #[test]
     fn the_key_is_read_from_the_top_level_only() {
-        let path = Path::new("a.toml");
-        assert_eq!(backend_key("backend = \"cuda\" # H100", path).unwrap().as_deref(), Some("cuda"));
-        assert_eq!(backend_key("[data]\nbackend = \"cuda\"", path).unwrap(), None);
-        assert!(backend_key("backend = 3", path).unwrap_err().to_string().contains("expected a name"));
-        assert!(backend_key("a = ", path).unwrap_err().to_string().contains("a.toml is not well-formed"));
-    }
-
-    #[test]
-    fn the_key_of_a_yaml_recipe_is_read_from_the_top_level_only() {
-        let key = |text| backend_key(text, Path::new("a.yaml"));
-        assert_eq!(key("model: m\nlora: {r: 8}\nbackend: cuda # H100\n").unwrap().as_deref(), Some("cuda"));
-        assert_eq!(key("data:\n  backend: cuda\nlist: [backend, cuda]\nname: backend\n").unwrap(), None);
-        assert_eq!(key("").unwrap(), None);
-        assert!(format!("{:#}", key("a: [").unwrap_err()).contains("a.yaml is not well-formed YAML"));
+        let toml = |text| backend_key(text, Path::new("a.toml"));
+        assert_eq!(toml("backend = \"cuda\" # H100").unwrap().as_deref(), Some("cuda"));
+        assert_eq!(toml("[data]\nbackend = \"cuda\"").unwrap(), None);
+        assert!(toml("backend = 3").unwrap_err().to_string().contains("expected a name"));
+        assert!(toml("a = ").unwrap_err().to_string().contains("a.toml is not well-formed"));
+        let yaml = |text| backend_key(text, Path::new("a.yaml"));
+        assert_eq!(yaml("model: m\nlora: {r: 8}\nbackend: cuda # H100\n").unwrap().as_deref(), Some("cuda"));
+        assert_eq!(yaml("data:\n  backend: cuda\nlist: [backend, cuda]\nname: backend\n").unwrap(), None);
+        assert_eq!(yaml("").unwrap(), None);
+        assert!(format!("{:#}", yaml("a: [").unwrap_err()).contains("a.yaml is not well-formed YAML"));
     }
 }

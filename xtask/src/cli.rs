@@ -1,13 +1,14 @@
-//! The command line of xtask: the commands, their options and their help, and the guard against misspelled commands.
+//! The command line of xtask: the commands, their options and their help.
 //!
 //! Trade-off: commands that start another program (`train`, `plan`, ..., `test`) take their arguments as they are and read
-//! the few options they need themselves, so those options are described in prose here.
+//! the few options they need themselves, so those options are described in prose here. A new command of the `firebrick`
+//! binary needs a line here; in return a misspelled one is refused before any build.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use anyhow::Result;
+use clap::{Arg, FromArgMatches, Subcommand};
 
 use crate::lint::Stage;
 
@@ -56,80 +57,42 @@ and world sizes may be named, headers and sizes of files, words that are not pla
 launches, ignored tests, reasons for dependencies, machine paths.
 Each finding says where it is and what to do. Needs cargo and git, no network, no build.";
 
-/// `cargo xtask COMMAND`.
-#[derive(Debug, Parser)]
-#[command(name = "xtask", bin_name = "cargo xtask", about = "The project's own commands")]
-#[command(
-    after_help = "`cargo xtask help COMMAND` says more. Any other command is passed on to the `firebrick` binary."
-)]
-pub(crate) struct Cli {
-    /// What to do; `None` prints the overview.
-    #[command(subcommand)]
-    pub(crate) command: Option<Command>,
-}
+/// The commands of the `firebrick` binary, and what the overview says about each.
+const PASSED_ON: [(&str, &str); 16] = [
+    ("train", "Train a recipe and write a run folder: `--config FILE`, `--set a.b=c`"),
+    ("plan", "Print what a run would do, and why: `--config FILE`, `--set a.b=c`, `--for b200`"),
+    ("profile", "Print what machine this is: `--json`, `--for b200`, `--measure`"),
+    ("inspect", "Show the data: counts, lengths, packing, sample rows with their masks: `--config FILE`"),
+    ("bench", "Time training steps on synthetic tokens: `--model DIR`"),
+    (
+        "bench-matrix",
+        "Time every operation on every backend that is there, checked against its reference: `--quick`, `--out DIR`",
+    ),
+    ("bench-generate", "Time the writing of text, on random prompts: `--model DIR`, `--sequences 1,64`"),
+    ("generate", "Sample from a model, with or without an adapter"),
+    ("chat", "Talk to a model in the terminal, through its chat template: `--model DIR`"),
+    ("export", "Merge an adapter into its base: `--merge --model DIR --adapter DIR --out DIR`"),
+    ("push", "Send an adapter or a model to the Hugging Face Hub: `runs/my-run/adapter --to OWNER/NAME`"),
+    (
+        "compress",
+        "Write a model folder with compressed weights, which every command reads: `--model DIR --out DIR --codec zstd`",
+    ),
+    ("decompress", "Write a compressed model folder as it was: `--model DIR --out DIR`"),
+    ("verify", "Compare a model's logits with golden ones"),
+    ("report", "Write the report of a run folder, one HTML page with plots: `runs/my-run`"),
+    ("schema", "Print the JSON schema of recipes"),
+];
 
-/// Arguments for another program, as they were typed.
-#[derive(Debug, Args)]
-pub(crate) struct PassThrough {
-    /// Arguments, passed on as they are.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
-    pub(crate) args: Vec<String>,
-}
-
-/// The commands; those down to `Schema` belong to the `firebrick` binary.
+/// The commands that xtask carries out itself.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a recipe and write a run folder: `--config FILE`, `--set a.b=c`
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Train(PassThrough),
-    /// Print what a run would do, and why: `--config FILE`, `--set a.b=c`, `--for b200`
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Plan(PassThrough),
-    /// Print what machine this is: `--json`, `--for b200`, `--measure`
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Profile(PassThrough),
-    /// Show the data: counts, lengths, packing, sample rows with their masks: `--config FILE`
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Inspect(PassThrough),
-    /// Time training steps on synthetic tokens: `--model DIR`
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Bench(PassThrough),
-    /// Time every operation on every backend that is there, checked against its reference: `--quick`, `--out DIR`
-    #[command(long_about = MATRIX_HELP, disable_help_flag = true)]
-    BenchMatrix(PassThrough),
-    /// Time the writing of text, on random prompts: `--model DIR`, `--sequences 1,64`
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    BenchGenerate(PassThrough),
-    /// Sample from a model, with or without an adapter
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Generate(PassThrough),
-    /// Talk to a model in the terminal, through its chat template: `--model DIR`
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Chat(PassThrough),
-    /// Merge an adapter into its base: `--merge --model DIR --adapter DIR --out DIR`
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Export(PassThrough),
-    /// Send an adapter or a model to the Hugging Face Hub: `runs/my-run/adapter --to OWNER/NAME`
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Push(PassThrough),
-    /// Write a model folder with compressed weights, which every command reads: `--model DIR --out DIR --codec zstd`
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Compress(PassThrough),
-    /// Write a compressed model folder as it was: `--model DIR --out DIR`
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Decompress(PassThrough),
-    /// Compare a model's logits with golden ones
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Verify(PassThrough),
-    /// Write the report of a run folder, one HTML page with plots: `runs/my-run`
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Report(PassThrough),
-    /// Print the JSON schema of recipes
-    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
-    Schema(PassThrough),
     /// Run the tests of the whole workspace: `--backends LIST`, filters
     #[command(long_about = TEST_HELP)]
-    Test(PassThrough),
+    Test {
+        /// Arguments, passed on as they are.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+        args: Vec<String>,
+    },
     /// Check the source: fmt, tidy, typos, deny, clippy, doc
     #[command(
         after_help = "Every stage runs, even after one has failed. A stage whose tool is not installed is skipped."
@@ -169,103 +132,82 @@ pub(crate) enum Command {
         #[arg(long, value_name = "DIR")]
         root: Option<PathBuf>,
     },
-    /// A command that only the `firebrick` binary knows, with its arguments.
-    #[command(external_subcommand)]
-    Other(Vec<String>),
 }
 
-impl Command {
-    /// Name and arguments of a command of the `firebrick` binary.
+/// What the command line requests.
+#[derive(Debug)]
+pub(crate) enum Call {
+    /// The list of commands.
+    Overview,
+    /// A command of xtask.
+    Own(Command),
+    /// A command of the `firebrick` binary, with its arguments.
+    PassedOn(String, Vec<String>),
+}
+
+impl Call {
+    /// Reads the words of the command line, the program's name first.
     ///
     /// # Errors
-    /// A command that xtask does not know and that is nearly the name of one it knows.
-    ///
-    /// # Panics
-    /// For a command that xtask carries out itself: `main` handles those.
-    pub(crate) fn into_train_call(self) -> Result<(String, Vec<String>)> {
-        let (name, rest) = match self {
-            Self::Train(rest) => ("train", rest),
-            Self::Plan(rest) => ("plan", rest),
-            Self::Profile(rest) => ("profile", rest),
-            Self::Inspect(rest) => ("inspect", rest),
-            Self::Bench(rest) => ("bench", rest),
-            Self::BenchMatrix(rest) => ("bench-matrix", rest),
-            Self::BenchGenerate(rest) => ("bench-generate", rest),
-            Self::Generate(rest) => ("generate", rest),
-            Self::Chat(rest) => ("chat", rest),
-            Self::Export(rest) => ("export", rest),
-            Self::Push(rest) => ("push", rest),
-            Self::Compress(rest) => ("compress", rest),
-            Self::Decompress(rest) => ("decompress", rest),
-            Self::Verify(rest) => ("verify", rest),
-            Self::Report(rest) => ("report", rest),
-            Self::Schema(rest) => ("schema", rest),
-            Self::Other(mut words) => {
-                let name = words.remove(0);
-                refuse_misspelling(&name)?;
-                return Ok((name, words));
+    /// What is not understood, and requests for help, as clap reports them.
+    pub(crate) fn parse(words: Vec<String>) -> Result<Self, clap::Error> {
+        let matches = command_line().try_get_matches_from(with_leading_dashes(words))?;
+        match matches.subcommand() {
+            None => Ok(Self::Overview),
+            Some((name, found)) if PASSED_ON.iter().any(|(known, _)| *known == name) => {
+                let args = found.get_many("args").into_iter().flatten().cloned().collect();
+                Ok(Self::PassedOn(name.to_owned(), args))
             }
-            Self::Test(_) | Self::Lint { .. } | Self::Tidy { .. } | Self::Dist { .. } | Self::QuickstartData { .. } => {
-                unreachable!("a command that xtask carries out itself")
-            }
-        };
-        Ok((name.to_owned(), rest.args))
+            Some(_) => Command::from_arg_matches(&matches).map(Self::Own),
+        }
     }
+}
+
+/// Everything that can be typed, for clap.
+fn command_line() -> clap::Command {
+    let args = Arg::new("args").help("Arguments, passed on as they are").value_name("ARGUMENTS").num_args(0..);
+    let args = args.trailing_var_arg(true).allow_hyphen_values(true);
+    let passed_on = PASSED_ON.map(|(name, about)| {
+        let help = if name == "bench-matrix" { MATRIX_HELP } else { TRAIN_HELP };
+        clap::Command::new(name).about(about).long_about(help).disable_help_flag(true).arg(args.clone())
+    });
+    let line = clap::Command::new("xtask").bin_name("cargo xtask").subcommands(passed_on);
+    Command::augment_subcommands(line)
+        .about("The project's own commands")
+        .after_help("`cargo xtask help COMMAND` says more")
 }
 
 /// Prints the list of commands.
 pub(crate) fn print_overview() -> Result<ExitCode> {
-    Cli::command().print_help()?;
+    command_line().print_help()?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The words of the command line, with a `--` that directly follows a known command doubled: clap takes the first one for
 /// itself, and the commands that start another program pass the second one on.
 pub(crate) fn with_leading_dashes(mut words: Vec<String>) -> Vec<String> {
-    let is_known = words.get(1).is_some_and(|command| Cli::command().find_subcommand(command).is_some());
+    let is_known = words.get(1).is_some_and(|command| command_line().find_subcommand(command).is_some());
     if is_known && words.get(2).is_some_and(|word| word == "--") {
         words.insert(2, "--".to_owned());
     }
     words
 }
 
-/// Fails if `command` is one or two letters away from a known command: building the `firebrick` binary only to learn that
-/// would cost minutes.
-fn refuse_misspelling(command: &str) -> Result<()> {
-    let cli = Cli::command();
-    let known = cli.get_subcommands().map(clap::Command::get_name).chain(["help"]);
-    // Short words are all near each other: two edits count only from five letters on.
-    let allowed = if command.chars().count() >= 5 { 2 } else { 1 };
-    match known.map(|name| (strsim::levenshtein(name, command), name)).min() {
-        Some((distance, nearest)) if distance <= allowed => {
-            bail!("no command `{command}`: did you mean `{nearest}`? `cargo xtask help` lists the commands")
-        }
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Command, clap::Error> {
-        let words = std::iter::once("xtask").chain(line.split_whitespace()).map(str::to_owned).collect();
-        Cli::try_parse_from(with_leading_dashes(words)).map(|cli| cli.command.expect("a command"))
-    }
-
-    /// Name and arguments that reach the `firebrick` binary.
-    fn train_call(line: &str) -> String {
-        let (name, args) = parse(line).unwrap().into_train_call().unwrap();
-        std::iter::once(name).chain(args).collect::<Vec<_>>().join(" ")
+    fn parse(line: &str) -> Result<Call, clap::Error> {
+        Call::parse(std::iter::once("xtask").chain(line.split_whitespace()).map(str::to_owned).collect())
     }
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command_line().debug_assert();
     }
 
     #[test]
-    fn arguments_of_the_train_binary_pass_through_unchanged() {
+    fn arguments_of_other_programs_pass_through_unchanged() {
         for line in [
             "train --config a.toml --set a.b=c",
             "train --help",
@@ -274,36 +216,28 @@ mod tests {
             "bench-matrix --quick --help",
             "verify --model m -- --config x",
             "schema",
-            "profile --help --json",
             "profile -- -x",
-            "plan --config h100.toml --for b200",
         ] {
-            assert_eq!(train_call(line), line);
+            let Call::PassedOn(name, args) = parse(line).unwrap() else { panic!("{line}") };
+            assert_eq!([vec![name], args].concat().join(" "), line);
         }
-    }
-
-    #[test]
-    fn arguments_of_the_test_runner_pass_through_unchanged() {
         for line in ["--backends flex resume", "resume --backends flex", "-- --nocapture", "-j2 x -- --nocapture"] {
-            let Command::Test(request) = parse(&format!("test {line}")).unwrap() else { panic!("{line}") };
-            assert_eq!(request.args.join(" "), line);
+            let Call::Own(Command::Test { args }) = parse(&format!("test {line}")).unwrap() else { panic!("{line}") };
+            assert_eq!(args.join(" "), line);
         }
     }
 
     #[test]
-    fn a_misspelled_command_names_the_nearest_and_a_new_one_passes() {
-        let message = parse("trian --config a").unwrap().into_train_call().unwrap_err().to_string();
-        assert!(message.contains("`train`"), "{message}");
-        parse("convert-model").unwrap().into_train_call().unwrap();
+    fn a_misspelled_command_names_the_nearest_before_any_build() {
+        let message = parse("trian --config a").unwrap_err().to_string();
+        assert!(message.contains("'train'"), "{message}");
         assert!(parse("--config a.toml").is_err());
+        assert!(matches!(parse("").unwrap(), Call::Overview));
     }
 
     #[test]
     fn every_command_has_its_own_page() {
-        let names: Vec<String> =
-            Cli::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
-        for name in ["train", "test", "lint", "tidy", "dist", "quickstart-data"] {
-            assert!(names.iter().any(|known| known == name), "{name}");
+        for name in ["train", "bench-matrix", "test", "lint", "tidy", "dist", "quickstart-data"] {
             let page = parse(&format!("help {name}")).unwrap_err();
             assert_eq!(page.kind(), clap::error::ErrorKind::DisplayHelp);
             assert!(page.to_string().contains(&format!("Usage: cargo xtask {name}")), "{page}");
@@ -317,9 +251,7 @@ mod tests {
         {
             assert!(parse(line).is_err(), "{line}");
         }
-        assert!(parse("lint format").unwrap_err().to_string().contains("clippy"));
-        assert!(
-            matches!(parse("dist --backend=cuda").unwrap(), Command::Dist { backend: Some(name), .. } if name == "cuda")
-        );
+        let Call::Own(Command::Dist { backend, .. }) = parse("dist --backend=cuda").unwrap() else { panic!("dist") };
+        assert_eq!(backend.as_deref(), Some("cuda"));
     }
 }

@@ -22,14 +22,13 @@ use std::env;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Parser;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Call, Command};
 use crate::workspace::{Workspace, exit_code};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse_from(cli::with_leading_dashes(env::args().collect()));
-    match dispatch(cli.command) {
+    let call = Call::parse(env::args().collect()).unwrap_or_else(|error| error.exit());
+    match dispatch(call) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -38,14 +37,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts `command`. A command that xtask does not know goes to the `firebrick` binary, so a new subcommand there works here
-/// on the same day; a near misspelling of a known command is refused before any build.
-fn dispatch(command: Option<Command>) -> Result<ExitCode> {
-    let Some(command) = command else {
-        return cli::print_overview();
+/// Carries out `call`.
+fn dispatch(call: Call) -> Result<ExitCode> {
+    let command = match call {
+        Call::Overview => return cli::print_overview(),
+        Call::PassedOn(name, args) => return run_train::run(&Workspace::find()?, &name, &args),
+        Call::Own(command) => command,
     };
     match command {
-        Command::Test(request) => test::run(&Workspace::find()?, &request.args),
+        Command::Test { args } => test::run(&Workspace::find()?, &args),
         Command::Lint { stages } => lint::run(&Workspace::find()?, &stages),
         Command::Tidy { all, root } => {
             let workspace = root.as_deref().map_or_else(Workspace::find, Workspace::at)?;
@@ -53,13 +53,9 @@ fn dispatch(command: Option<Command>) -> Result<ExitCode> {
         }
         Command::Dist { tests: true, .. } => dist::run_gpu_suite(&Workspace::find()?),
         Command::Dist { backend, .. } => dist::run(&Workspace::find()?, backend.as_deref()),
-        Command::QuickstartData { root: Some(folder) } => quickstart::run(&folder).map(|()| ExitCode::SUCCESS),
-        Command::QuickstartData { root: None } => {
-            quickstart::run(Workspace::find()?.root()).map(|()| ExitCode::SUCCESS)
-        }
-        train => {
-            let (subcommand, args) = train.into_train_call()?;
-            run_train::run(&Workspace::find()?, &subcommand, &args)
+        Command::QuickstartData { root } => {
+            let root = root.map_or_else(|| Workspace::find().map(|workspace| workspace.root().to_owned()), Ok)?;
+            quickstart::run(&root).map(|()| ExitCode::SUCCESS)
         }
     }
 }

@@ -201,60 +201,51 @@ mod tests {
         text.split_whitespace().map(str::to_owned).collect()
     }
 
+    fn request(line: &str) -> Request {
+        let (subcommand, rest) = line.split_once(' ').unwrap();
+        Request::parse(subcommand, &words(rest)).unwrap()
+    }
+
+    fn backend(line: &str) -> Backend {
+        choose_backend(&request(line), &BARE).unwrap().backend
+    }
+
     #[test]
     fn options_of_the_binary_pass_through_unchanged() {
-        let request = Request::parse("verify", &words("--model m --tol=1e-3 -- --config x")).unwrap();
-        assert_eq!(request.args, words("verify --model m --tol=1e-3 -- --config x"));
-        assert_eq!(request.config, None);
-    }
-
-    #[test]
-    fn set_reaches_the_binary_and_decides_the_build() {
-        let request =
-            Request::parse("train", &words("--config a.toml --set train.lr=1 --set=backend=\"wgpu\"")).unwrap();
-        assert_eq!(request.args, words("train --config a.toml --set train.lr=1 --set=backend=\"wgpu\""));
-        assert_eq!(request.config, Some((2, "a.toml".to_owned())));
-        assert_eq!(choose_backend(&request, &BARE).unwrap().backend, Backend::Wgpu);
-    }
-
-    #[test]
-    fn backend_becomes_a_set_where_a_recipe_is_read() {
-        let train = Request::parse("train", &words("--set backend=cuda --backend candle")).unwrap();
-        assert_eq!(train.args, words("train --set backend=cuda --set backend=candle"));
-        assert_eq!(choose_backend(&train, &BARE).unwrap().backend, Backend::Candle);
-        for command in ["verify", "bench"] {
-            let request = Request::parse(command, &words("--backend candle")).unwrap();
-            assert_eq!(request.args, words(&format!("{command} --backend candle")));
-            assert_eq!(choose_backend(&request, &BARE).unwrap().backend, Backend::Candle);
+        for line in [
+            "verify --model m --tol=1e-3 -- --config x",
+            "train --config a.toml --set train.lr=1 --set=backend=\"wgpu\"",
+            "verify --backend candle",
+            "profile --json",
+            "train --resume runs/a",
+            "train --resume",
+        ] {
+            assert_eq!(request(line).args, words(line));
         }
+        assert_eq!(request("verify -- --config x").config, None);
+        assert_eq!(request("train --config a.toml --set a.b=1").config, Some((2, "a.toml".to_owned())));
+        let train = request("train --set backend=cuda --backend candle");
+        assert_eq!(train.args, words("train --set backend=cuda --set backend=candle"), "where a recipe is read");
+        let resumed = request("train --resume --config a.toml");
+        assert_eq!((resumed.resume, resumed.config), (None, Some((3, "a.toml".to_owned()))));
+        assert_eq!(request("train --resume runs/a").resume.as_deref(), Some("runs/a"));
+        let error = Request::parse("train", &words("--config")).unwrap_err();
+        assert!(error.to_string().contains("--config needs a value"), "{error}");
     }
 
     #[test]
-    fn a_plan_for_another_machine_is_made_by_the_smallest_binary() {
-        for line in ["--config a.toml --set backend=cuda --for b200", "--config a.toml --for=m4-max"] {
-            let request = Request::parse("plan", &words(line)).unwrap();
-            assert_eq!(choose_backend(&request, &BARE).unwrap().backend, Backend::Flex, "{line}");
+    fn the_last_request_for_a_backend_decides_the_build() {
+        for (line, expected) in [
+            ("train --config a.toml --set=backend=\"wgpu\"", Backend::Wgpu),
+            ("train --set backend=cuda --backend candle", Backend::Candle),
+            ("bench --backend candle", Backend::Candle),
+            // A plan for another machine is made by the smallest binary.
+            ("plan --config a.toml --set backend=cuda --for b200", Backend::Flex),
+            ("plan --config a.toml --for=m4-max", Backend::Flex),
+            ("profile --json", Backend::Wgpu),
+        ] {
+            assert_eq!(backend(line), expected, "{line}");
         }
-        let request = Request::parse("profile", &words("--json")).unwrap();
-        assert_eq!(request.args, words("profile --json"));
-        assert_eq!(choose_backend(&request, &BARE).unwrap().backend, Backend::Wgpu);
-    }
-
-    #[test]
-    fn an_option_without_its_value_is_refused() {
-        assert!(
-            Request::parse("train", &words("--config")).unwrap_err().to_string().contains("--config needs a value")
-        );
-    }
-
-    #[test]
-    fn resume_takes_a_folder_or_nothing() {
-        let alone = Request::parse("train", &words("--resume --config a.toml")).unwrap();
-        assert_eq!((alone.resume, alone.config), (None, Some((3, "a.toml".to_owned()))));
-        let folder = Request::parse("train", &words("--resume runs/a")).unwrap();
-        assert_eq!(folder.resume.as_deref(), Some("runs/a"));
-        assert_eq!(folder.args, words("train --resume runs/a"));
-        assert_eq!(Request::parse("train", &words("--resume")).unwrap().args, words("train --resume"));
     }
 
     #[test]
@@ -279,8 +270,6 @@ mod tests {
         let checkpoint = run.path().join("checkpoints/step-3");
         fs::create_dir_all(&checkpoint).unwrap();
         fs::write(run.path().join("config.toml"), "backend = \"cuda\"").unwrap();
-        let resume = vec!["--resume".to_owned(), checkpoint.to_string_lossy().into_owned()];
-        let request = Request::parse("train", &resume).unwrap();
-        assert_eq!(choose_backend(&request, &BARE).unwrap().backend, Backend::Cuda);
+        assert_eq!(backend(&format!("train --resume {}", checkpoint.display())), Backend::Cuda);
     }
 }
