@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use firebrick_train::bench::Spread;
-use firebrick_train::peaks::Probe;
+use firebrick_trainer::run::peaks::Probe;
 use serde::Deserialize;
 use serde_json::json;
 

@@ -10,9 +10,9 @@ use firebrick_hwprofile::nvidia::ConditionsReader;
 use firebrick_hwprofile::{AdapterKind, HardwareProfile};
 use firebrick_kernels::{BackendKind, GemmFormat, Kernels};
 use firebrick_train::bench::Spread;
-use firebrick_train::peaks::{Probe, has_fp8};
 use firebrick_trainer::RunError;
 use firebrick_trainer::run::device::catch_failure;
+use firebrick_trainer::run::peaks::{Probe, has_fp8};
 
 use crate::case::{self, Case, Effort, Samples};
 use crate::options::MatrixOptions;

@@ -6,14 +6,11 @@ pub mod chat;
 mod commands;
 pub mod compress;
 pub mod export;
-mod html;
 pub mod inspect;
 pub mod page;
-pub mod peaks;
 pub mod plot;
 pub mod push;
 pub mod report;
-pub mod verify;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

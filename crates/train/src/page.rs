@@ -6,8 +6,7 @@
 use minijinja::{Environment, Error, Output, State, Value, context};
 use serde::Serialize;
 
-use crate::html::escape;
-use crate::plot;
+use crate::plot::{self, escape};
 
 const TEMPLATE: &str = include_str!("page.html");
 

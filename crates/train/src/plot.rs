@@ -6,8 +6,6 @@
 
 use std::fmt::{Arguments, Write as _};
 
-use crate::html::escape;
-
 /// Colors and rules of drawings, and the colors of the page around them. The colors of lines are those of Okabe and Ito, which color-blind
 /// readers distinguish, darkened or lightened for contrast.
 pub const STYLE: &str = "\
@@ -427,6 +425,23 @@ pub fn short(value: f64) -> String {
         v if v < 1e6 => trimmed(format!("{:.1}", value / 1e3)) + "k",
         _ => trimmed(format!("{:.1}", value / 1e6)) + "M",
     }
+}
+
+/// Text that a browser shows instead of interpreting it. Control characters are named: a terminal that prints a page would obey them.
+pub(crate) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\n' | '\t' => out.push(character),
+            _ if character.is_control() => out.extend(character.escape_default()),
+            _ => out.push(character),
+        }
+    }
+    out
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use firebrick_tests::{
     FAMILIES, FROZEN, Golden, MIXTURES, NEW, NF4, TRAINED, finish, finish_traced, fixture, host, host_gradients, load,
     loss_and_gradients, metrics, packed, preference_loss, recipe, relative_difference, snapshot, step_losses, upload,
 };
-use firebrick_train::peaks::measure_peaks;
+use firebrick_trainer::run::peaks::measure_peaks;
 use firebrick_trainer::run::trace::TraceSteps;
 use tempfile::tempdir;
 

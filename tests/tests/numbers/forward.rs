@@ -12,8 +12,8 @@ use firebrick_tests::{
     FAMILIES, FROZEN, Golden, every_next_token, fixture, golden_file, host, in_turn, largest_difference, load,
     on_every_backend, relative_difference, upload,
 };
-use firebrick_train::verify::{VerifyOptions, verify};
 use firebrick_trainer::run::generate::LoadOptions;
+use firebrick_trainer::run::verify::{VerifyOptions, verify};
 use serde_json::Value;
 
 /// Adapters with more settings than a rank, each with its base.

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use firebrick_data::Pipeline;
 use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, fixture, one_step, recipe, refusal, step_losses};
+use firebrick_train::inspect::{Style, inspect};
 use firebrick_trainer::config::RunConfig;
 use firebrick_trainer::hub::Need;
-use firebrick_train::inspect::{Style, inspect};
 use firebrick_trainer::plan::PlanRequest;
 use firebrick_trainer::run::data_sets::{DataSets, read, tokenizer};
 use firebrick_trainer::run::prepare::prepare;

@@ -23,7 +23,6 @@ use firebrick_kernels::{BackendKind, Kernels, step_work};
 use firebrick_parallel::Ranks;
 use firebrick_precision::Format;
 
-use crate::peaks::{Peaks, Probe};
 use firebrick_trainer::RunError;
 use firebrick_trainer::console::{Console, FailureReport, error_message};
 use firebrick_trainer::hub::Need;
@@ -31,6 +30,7 @@ use firebrick_trainer::metrics::{MemoryMeter, MemorySource};
 use firebrick_trainer::plan::{DataShape, Plan, PlanInputs, PlanRequest};
 use firebrick_trainer::run::assemble::{self, WeightSource};
 use firebrick_trainer::run::device::{catch_failure, dtype_of, head_dim, self_test, wait};
+use firebrick_trainer::run::peaks::{Peaks, Probe};
 use firebrick_trainer::run::step::{StepNumbers, Trainer};
 use firebrick_trainer::run::together;
 use firebrick_trainer::with_backend;

@@ -14,9 +14,9 @@ use serde::Serialize;
 use super::samples::Spread;
 use super::trace::{OperationTime, StepTrace};
 use super::usage::UsageCost;
-use crate::peaks::Peaks;
 use firebrick_trainer::config::to_name;
 use firebrick_trainer::metrics::MemorySource;
+use firebrick_trainer::run::peaks::Peaks;
 
 /// Model FLOPs utilization: progress (4 operations per parameter and token under LoRA, plus attention) over a rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -8,7 +8,7 @@ use firebrick_hwprofile::roofline::Bound;
 use firebrick_kernels::TracedOperation;
 use serde::Serialize;
 
-use crate::peaks::Peaks;
+use firebrick_trainer::run::peaks::Peaks;
 
 /// All launches of one name, and for GEMMs of one size.
 #[derive(Clone, Debug, PartialEq, Serialize)]

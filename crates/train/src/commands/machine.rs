@@ -12,7 +12,7 @@ use firebrick_trainer::console::Console;
 use firebrick_trainer::plan::choose_backend;
 
 use super::warn;
-use crate::peaks::measure_peaks;
+use firebrick_trainer::run::peaks::measure_peaks;
 
 #[derive(Args)]
 pub(crate) struct Profile {

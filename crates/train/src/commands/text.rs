@@ -27,7 +27,7 @@ use serde_json::json;
 
 use super::warn;
 use crate::chat::{ChatRequest, ChatTerminal, HELP, chat};
-use crate::verify::{VerifyOptions, verify};
+use firebrick_trainer::run::verify::{VerifyOptions, verify};
 
 #[derive(Args)]
 struct Weights {

@@ -6,8 +6,8 @@
 use std::fmt::Write;
 
 use super::{Inspection, SampleDocument, SampleRecord, SetView};
-use crate::html::escape;
 use crate::page::{Block, Column, Page, Table};
+use crate::plot::escape;
 use firebrick_trainer::console::grouped;
 
 const STYLE: &str = "\

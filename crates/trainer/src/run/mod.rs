@@ -15,6 +15,7 @@ pub mod generate;
 pub mod interrupt;
 mod launch;
 pub mod local_ranks;
+pub mod peaks;
 pub mod preference;
 pub mod prepare;
 mod reference;
@@ -25,6 +26,7 @@ pub mod text_stream;
 pub mod together;
 pub mod trace;
 mod train_loop;
+pub mod verify;
 
 pub use launch::{RunOptions, reading_data, run};
 pub use train_loop::ReportWriter;

@@ -17,10 +17,10 @@ use firebrick_kernels::{
 use firebrick_precision::Format;
 use serde::Serialize;
 
-use firebrick_trainer::RunError;
-use firebrick_trainer::plan::compute_format;
-use firebrick_trainer::run::device::{device_work, wait};
-use firebrick_trainer::with_backend;
+use crate::RunError;
+use crate::plan::compute_format;
+use crate::run::device::{device_work, wait};
+use crate::with_backend;
 
 /// Measurements of each rate; the best counts.
 const ROUNDS: usize = 4;
@@ -41,7 +41,7 @@ pub struct Peaks {
 
 impl Peaks {
     /// For the roofline. Attention is compared with the rate of GEMMs, which it does not reach.
-    pub(crate) fn rates(&self) -> Rates {
+    pub fn rates(&self) -> Rates {
         Rates {
             matmul_flops_per_s: self.gemm_tflops * 1e12,
             fp8_flops_per_s: self.fp8_gemm_tflops.unwrap_or(self.gemm_tflops) * 1e12,

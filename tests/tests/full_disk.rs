@@ -34,7 +34,7 @@ fn a_full_disk_before_the_end_is_a_warning_and_at_the_end_an_error_and_the_run_r
     let divided = ["--ranks", "2", "--set", "train.zero_stage=1"];
     for options in [&[][..], &divided] {
         let folder = tempfile::tempdir().unwrap();
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").canonicalize().unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").canonicalize().unwrap();
         let fixtures = fixtures.display();
         let recipe = format!(
             "name='run'\noutput_dir='small'\nbackend='flex'\nmodel='{fixtures}/tiny-llama'\nmax_seq_len=64\n[lora]\n\
@@ -45,7 +45,15 @@ fn a_full_disk_before_the_end_is_a_warning_and_at_the_end_an_error_and_the_run_r
         fs::create_dir(folder.path().join("small")).unwrap();
         let mut command = Command::new("unshare");
         command.current_dir(folder.path()).env("RAYON_NUM_THREADS", "1");
-        command.args(["--mount", "--map-root-user", "sh", "-c", SCRIPT, "sh", env!("CARGO_BIN_EXE_firebrick")]);
+        command.args([
+            "--mount",
+            "--map-root-user",
+            "sh",
+            "-c",
+            SCRIPT,
+            "sh",
+            env!("CARGO_BIN_EXE_firebrick-under-test"),
+        ]);
         let status = command.args(["train", "--config", "recipe.toml"]).args(options).status().unwrap();
         let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap_or_default();
         let printed = ["out", "err", "out-resumed", "err-resumed"].map(read).join("\n");

@@ -5,9 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::RunError;
+use crate::run::generate::LoadOptions;
 use firebrick_kernels::Kernels;
-use firebrick_trainer::RunError;
-use firebrick_trainer::run::generate::LoadOptions;
 use safetensors::{Dtype, SafeTensors};
 
 /// What to compare with what.

@@ -44,7 +44,7 @@ impl Place {
 
     /// The program as one rank of a job, with a launcher's variables.
     fn rank(&self, variables: &[(&str, String)]) -> Child {
-        let mut command = self.command(Path::new(env!("CARGO_BIN_EXE_firebrick")));
+        let mut command = self.command(Path::new(env!("CARGO_BIN_EXE_firebrick-under-test")));
         command.args(["train", "--config", "recipe.toml"]).envs(variables.iter().map(|(name, value)| (*name, value)));
         command.env("FIREBRICK_JOB_TOKEN", TOKEN).spawn().unwrap()
     }
@@ -52,7 +52,7 @@ impl Place {
     /// A script of `configs/launch`, with the program in `TRAIN`.
     fn script(&self, name: &str) -> Command {
         let mut command = self.command(Path::new("bash"));
-        command.arg(root().join("configs/launch").join(name)).env("TRAIN", env!("CARGO_BIN_EXE_firebrick"));
+        command.arg(root().join("configs/launch").join(name)).env("TRAIN", env!("CARGO_BIN_EXE_firebrick-under-test"));
         command
     }
 
@@ -69,7 +69,7 @@ impl Place {
 }
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
 }
 
 fn ended(children: Vec<Child>) -> Vec<Output> {
@@ -167,7 +167,7 @@ fn the_pods_of_the_indexed_job_train_together() {
         let mut command = here.command(Path::new("bash"));
         let path = format!("{}:{}", root().join("configs/launch").display(), std::env::var("PATH").unwrap());
         command.args(["-c", &program]).env("PATH", path).env("JOB_COMPLETION_INDEX", index);
-        command.envs([("TRAIN", env!("CARGO_BIN_EXE_firebrick")), ("NODES", "2"), ("GPUS", "1")]);
+        command.envs([("TRAIN", env!("CARGO_BIN_EXE_firebrick-under-test")), ("NODES", "2"), ("GPUS", "1")]);
         command.envs([("MASTER_ADDR", "localhost"), ("MASTER_PORT", &port), ("FIREBRICK_JOB_TOKEN", TOKEN)]);
         command.spawn().unwrap()
     };

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
 }
 
 /// A Hub, and a folder with a cache and a recipe.
@@ -59,7 +59,7 @@ impl Place {
     }
 
     fn program(&self, changes: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick-under-test"));
         command.current_dir(self.folder.path()).args(["train", "--config", "recipe.toml"]);
         command.env("HF_ENDPOINT", &self.hub.server.address).env("HF_HUB_CACHE", self.folder.path().join("cache"));
         command.env_remove("HF_HUB_OFFLINE").env_remove("FIREBRICK_CALLED_AS").env_remove("RUST_LOG");

@@ -28,7 +28,7 @@ impl Workplace {
         let temporary = tempfile::tempdir().unwrap();
         let folder = temporary.path().join("it's $HOME [1]; \"x\"");
         fs::create_dir(&folder).unwrap();
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").canonicalize().unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").canonicalize().unwrap();
         let recipe = format!(
             "backend: flex\nmodel: {0}/tiny-llama\nmax_seq_len: 64\nlora: {{r: 4}}\ndata:\n  path: {0}/data/chat-tiny.jsonl\n  \
              eval_fraction: 0.2\ntrain:\n  steps: {STEPS}\neval:\n  max_new_tokens: 4\n",
@@ -39,7 +39,7 @@ impl Workplace {
     }
 
     fn program(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick-under-test"));
         command.current_dir(&self.folder).env_remove("FIREBRICK_CALLED_AS").env("HF_HUB_OFFLINE", "1");
         command
     }
@@ -133,7 +133,7 @@ fn a_closed_terminal_saves_the_run() {
     let mut command = Command::new("sh");
     // A shell of its own, where hangups are not ignored even if the tests were started with nohup.
     let line = "trap - HUP; exec \"$0\" train --config 'my recipe.yaml'";
-    command.args(["-c", line, env!("CARGO_BIN_EXE_firebrick")]);
+    command.args(["-c", line, env!("CARGO_BIN_EXE_firebrick-under-test")]);
     let ignored = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = ignored.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0").trim().to_owned();
     if u64::from_str_radix(&ignored, 16).unwrap_or(0) & 1 != 0 {
@@ -169,7 +169,7 @@ fn a_mistake_is_one_line_and_ends_with_status_1_before_anything_is_written() {
 #[test]
 fn a_pipe_that_is_closed_early_is_no_panic() {
     let here = Workplace::new();
-    let line = format!("{} plan --config 'my recipe.yaml' | head -n 1", env!("CARGO_BIN_EXE_firebrick"));
+    let line = format!("{} plan --config 'my recipe.yaml' | head -n 1", env!("CARGO_BIN_EXE_firebrick-under-test"));
     let output = here.shell(&line);
     assert!(!text(&output.stderr).contains("panicked"), "{}", text(&output.stderr));
     assert!(text(&output.stdout).starts_with("training data: "), "{}", text(&output.stdout));

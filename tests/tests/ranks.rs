@@ -36,7 +36,7 @@ struct Place {
 impl Place {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").canonicalize().unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").canonicalize().unwrap();
         let fixtures = fixtures.display().to_string();
         let recipe = format!(
             "name='run'\nbackend='flex'\nmodel='{fixtures}/tiny-llama'\nmax_seq_len=64\nseed=7\n[data]\n\
@@ -48,7 +48,7 @@ impl Place {
     }
 
     fn program(&self, changes: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick-under-test"));
         command.current_dir(self.folder.path()).env_remove("FIREBRICK_CALLED_AS").env("RAYON_NUM_THREADS", "1");
         command.args(["train", "--config", "recipe.toml"]);
         for change in changes {
@@ -679,7 +679,7 @@ fn ranks_whose_supervisor_is_killed_save_and_end() {
 #[test]
 fn a_benchmark_of_two_ranks_counts_the_tokens_of_both() {
     let here = Place::new();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick-under-test"));
     command.args(["bench", "--seq", "32", "--micro-batch", "1", "--steps", "2", "--warmup", "1", "--backend", "flex"]);
     command.args(["--compute", "fp32", "--json", "--ranks", "2", "--model", &format!("{}/tiny-llama", here.fixtures)]);
     let output = command.env("RAYON_NUM_THREADS", "1").output().unwrap();
@@ -698,7 +698,7 @@ fn a_benchmark_of_a_divided_random_base_needs_no_weights_and_plans_what_is_borro
     fs::create_dir(&model).unwrap();
     fs::copy(format!("{}/tiny-llama/config.json", here.fixtures), model.join("config.json")).unwrap();
     let report = |options: &[&str]| -> Value {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firebrick-under-test"));
         command.args(["bench", "--seq", "32", "--micro-batch", "1", "--steps", "1", "--warmup", "1", "--random-base"]);
         command.args(["--backend", "flex", "--compute", "fp32", "--json", "--model"]).arg(&model).args(options);
         let output = command.env("RAYON_NUM_THREADS", "1").output().unwrap();
