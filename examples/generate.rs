@@ -15,7 +15,7 @@ use firebrick_kernels::backends::Flex;
 use firebrick_model::{
     BaseStorage, BatchLimits, BuildOptions, Decoder, GenerateOptions, HfFolder, ModelConfig, Sampler,
 };
-use firebrick_precision::Format;
+use firebrick_precision::{FloatType, Format};
 
 const QUICKSTART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/quickstart/base");
 
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = Path::new(arguments.get(1).map_or(QUICKSTART, String::as_str));
 
     let options = BuildOptions {
-        storage: BaseStorage::Frozen(Format::F32),
+        storage: BaseStorage::Frozen(Format::Float(FloatType::F32)),
         lora: None,
         seed: 0,
         compute_dtype: DType::F32,

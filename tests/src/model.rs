@@ -13,7 +13,7 @@ use firebrick_model::{
 };
 use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_trainer::config::ZeroStage;
 use firebrick_trainer::run::step::Trainer;
 
@@ -23,7 +23,7 @@ use crate::fixture;
 pub const POSITIONS: usize = 128;
 
 /// The base as it is stored, frozen.
-pub const FROZEN: BaseStorage = BaseStorage::Frozen(Format::F32);
+pub const FROZEN: BaseStorage = BaseStorage::Frozen(Format::Float(FloatType::F32));
 /// The base in NF4 with double quantization, frozen.
 pub const NF4: BaseStorage = BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true }));
 /// Every weight trains.

@@ -15,7 +15,7 @@ use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Kernels, step_work};
 use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, Sampler};
 use firebrick_parallel::Ranks;
-use firebrick_precision::Format;
+use firebrick_precision::{FloatType, Format};
 use firebrick_train::bench::Synthetic;
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::RunConfig;
@@ -188,7 +188,7 @@ fn plan(kind: BackendKind, model: &Model, [rows, row_len]: [usize; 2]) -> Result
         format!("model={}", Value::String(folder.path().display().to_string())),
         format!("backend={kind}"),
         format!("max_seq_len={row_len}"),
-        format!("compute={}", if kind == BackendKind::Cuda { Format::Bf16 } else { Format::F32 }),
+        format!("compute={}", if kind == BackendKind::Cuda { FloatType::Bf16 } else { FloatType::F32 }),
         format!("train.micro_batch_size={rows}"),
     ];
     let config = RunConfig::from_toml(RECIPE, Path::new("bench-matrix"), &overrides)?;
@@ -215,7 +215,7 @@ fn generation<B: Kernels>(setting: &Setting<B>, model: Model) -> Case<B> {
     let new_tokens = if setting.quick { 8 } else { 32 };
     let count = PROMPTS * new_tokens;
     let parameters = model.parameters() as f64;
-    let storage = if dtype == burn_tensor::DType::BF16 { Format::Bf16 } else { Format::F32 };
+    let storage = if dtype == burn_tensor::DType::BF16 { FloatType::Bf16 } else { FloatType::F32 };
     let prepare = move || {
         let decoder = decoder::<B>(&model, storage, &device).unwrap_or_else(|error| panic!("{error}"));
         let decoder = Rc::new(decoder);
@@ -256,9 +256,9 @@ fn generation<B: Kernels>(setting: &Setting<B>, model: Model) -> Case<B> {
     }
 }
 
-fn decoder<B: Kernels>(model: &Model, storage: Format, device: &B::Device) -> Result<Decoder<B>, RunError> {
+fn decoder<B: Kernels>(model: &Model, storage: FloatType, device: &B::Device) -> Result<Decoder<B>, RunError> {
     let build = BuildOptions {
-        storage: BaseStorage::Frozen(storage),
+        storage: BaseStorage::Frozen(Format::Float(storage)),
         lora: None,
         seed: 0,
         compute_dtype: dtype_of(storage),

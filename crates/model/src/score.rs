@@ -53,7 +53,7 @@ mod tests {
     use burn_tensor::DType;
     use firebrick_kernels::backends::Flex;
     use firebrick_kernels::{BaseStorage, GemmFormat};
-    use firebrick_precision::Format;
+    use firebrick_precision::{FloatType, Format};
 
     use super::*;
     use crate::load::BuildOptions;
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn every_chunk_size_scores_alike_and_as_the_loss_of_training() {
         let options = BuildOptions {
-            storage: BaseStorage::Frozen(Format::F32),
+            storage: BaseStorage::Frozen(Format::Float(FloatType::F32)),
             lora: None,
             seed: 3,
             compute_dtype: DType::F32,

@@ -55,14 +55,6 @@ pub enum Error {
         /// Entries found.
         got: usize,
     },
-    /// Only plain floating-point bytes can be read as a source.
-    #[error(
-        "cannot quantize from stored {format}: the source must be float32, float16 or bfloat16; dequantize it first"
-    )]
-    UnsupportedSource {
-        /// Name of the source's format.
-        format: &'static str,
-    },
     /// The mean of the block scales leaves the range of f32.
     #[error(
         "the block scales are so large that their mean is not a finite f32: such weights are damaged; or switch double \

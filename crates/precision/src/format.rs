@@ -2,26 +2,36 @@
 //!
 //! Trade-off: no layout. How a tensor is padded or aligned on a device is decided by that device's backend.
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, Result};
 use crate::packing::{Decoder, Packing};
 use crate::scales::BlockScales;
 use crate::scaling::Scaling;
 use crate::{FloatFormat, blockwise, nf4};
 
-/// How the values of a tensor are stored. Its name ([`Format::name`]) is also its serde representation, a plain string.
+/// A type that values are computed in, and stored in where they are not quantized. Its name ([`FloatType::name`]) is also
+/// its serde representation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Format {
+pub enum FloatType {
     /// IEEE 754 binary32.
     F32,
-    /// IEEE 754 binary16.
-    F16,
     /// bfloat16: the upper half of an f32.
     Bf16,
-    /// Codes of a weight format with scales.
+    /// IEEE 754 binary16.
+    F16,
+}
+
+/// How the values of a tensor are stored. Its serde representation is the name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected the name of a floating-point type or of a quantized format")]
+pub enum Format {
+    /// As they are.
+    Float(FloatType),
+    /// Codes with scales.
     Quantized(QuantFormat),
-    /// 8-bit codes of a [`DynamicMap`](crate::DynamicMap) in blocks of 256 with one f32 scale each
-    /// ([`crate::blockwise`]): optimizer state.
-    Int8Blockwise,
 }
 
 /// A format in which weights are quantized. Its name ([`QuantFormat::name`]) is also its serde representation.
@@ -221,61 +231,61 @@ static E2M1_LEVELS: [f32; 16] = {
     levels
 };
 
-impl Format {
-    /// All formats.
-    pub const ALL: [Self; 4 + QuantFormat::ALL.len()] = {
-        let mut all = [Self::F32; 4 + QuantFormat::ALL.len()];
-        (all[1], all[2]) = (Self::F16, Self::Bf16);
-        let mut index = 0;
-        while index < QuantFormat::ALL.len() {
-            all[3 + index] = Self::Quantized(QuantFormat::ALL[index]);
-            index += 1;
-        }
-        all[3 + index] = Self::Int8Blockwise;
-        all
-    };
+impl FloatType {
+    /// All types.
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
 
-    /// The name, as recipes, plans and messages write it: `float32`, `float16`, `bfloat16`, the name of a
-    /// [`QuantFormat`], or `int8_blockwise`. When it is read, `f32`, `fp32`, `f16`, `fp16` and `bf16` are accepted too.
+    /// The name, as recipes, plans, messages and config.json write it: `float32`, `bfloat16` or `float16`. When it is
+    /// read, `f32`, `fp32`, `bf16`, `f16` and `fp16` are accepted too.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
-            Self::F16 => "float16",
             Self::Bf16 => "bfloat16",
-            Self::Quantized(format) => format.name(),
-            Self::Int8Blockwise => "int8_blockwise",
+            Self::F16 => "float16",
         }
     }
 
     pub(crate) const fn aliases(self) -> &'static [&'static str] {
         match self {
             Self::F32 => &["f32", "fp32"],
-            Self::F16 => &["f16", "fp16"],
             Self::Bf16 => &["bf16"],
-            Self::Quantized(format) => format.aliases(),
-            Self::Int8Blockwise => &[],
+            Self::F16 => &["f16", "fp16"],
         }
     }
 
+    /// Bytes of a value.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => F32_BYTES,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+}
+
+impl Format {
     /// Bits per value including its share of the scales, for a tensor so long that partial blocks do not matter.
     pub fn bits_per_value(self) -> f64 {
         match self {
-            Self::F32 => F32_BITS,
-            Self::F16 | Self::Bf16 => 16.0,
+            Self::Float(float) => 8.0 * float.bytes() as f64,
             Self::Quantized(format) => format.bits_per_value(),
-            Self::Int8Blockwise => CODE_BITS + F32_BITS / NESTED_BLOCK,
         }
     }
 
     /// Exact bytes of a tensor of this shape with all scales. A partial block takes a whole scale.
     pub const fn bytes(self, shape: &[usize]) -> usize {
-        let count = count(shape);
         match self {
-            Self::F32 => count * F32_BYTES,
-            Self::F16 | Self::Bf16 => count * 2,
+            Self::Float(float) => count(shape) * float.bytes(),
             Self::Quantized(format) => format.bytes(shape),
-            Self::Int8Blockwise => count + count.div_ceil(blockwise::BLOCK_SIZE) * F32_BYTES,
         }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Float(float) => float.name(),
+            Self::Quantized(format) => format.name(),
+        })
     }
 }
 
@@ -285,14 +295,16 @@ mod tests {
 
     #[test]
     fn bits_per_value_are_the_published_ones() {
-        let bits = Format::ALL.map(Format::bits_per_value);
-        assert_eq!(bits, [32.0, 16.0, 16.0, 4.5, 4.126953125, 4.5, 4.25, 8.0, 8.125]);
+        let bits = QuantFormat::ALL.map(QuantFormat::bits_per_value);
+        assert_eq!(bits, [4.5, 4.126953125, 4.5, 4.25, 8.0]);
+        assert_eq!(FloatType::ALL.map(|float| Format::Float(float).bits_per_value()), [32.0, 16.0, 16.0]);
     }
 
     #[test]
     fn bytes_of_a_long_row_tend_to_bits_per_value() {
         let count = 64 * 256 * 1000;
-        for format in Format::ALL {
+        let floats = FloatType::ALL.map(Format::Float).into_iter();
+        for format in floats.chain(QuantFormat::ALL.map(Format::Quantized)) {
             let ideal = format.bits_per_value() * count as f64 / 8.0;
             let exact = format.bytes(&[1, count]) as f64;
             assert!((exact - ideal).abs() <= 4.0, "{format}: {exact} bytes, ideal {ideal}");
@@ -301,7 +313,8 @@ mod tests {
 
     #[test]
     fn no_values_need_no_bytes() {
-        assert_eq!(Format::ALL.map(|format| format.bytes(&[0, 64])), [0; Format::ALL.len()]);
+        assert_eq!(QuantFormat::ALL.map(|format| format.bytes(&[0, 64])), [0; 5]);
+        assert_eq!(Format::Float(FloatType::F32).bytes(&[0, 64]), 0);
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub use blockwise::BlockwiseQuantized;
 pub use dynamic_map::DynamicMap;
 pub use error::{Error, Result};
 pub use float::FloatFormat;
-pub use format::{Format, QuantFormat};
+pub use format::{FloatType, Format, QuantFormat};
 pub use linear::{fp4_linear, fp8_linear};
 pub use packing::Packing;
 pub use quantized::QuantizedTensor;

@@ -11,7 +11,7 @@ use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
 
 use crate::error::Error;
-use crate::format::{Format, QuantFormat};
+use crate::format::{FloatType, QuantFormat};
 
 macro_rules! implement_names {
     ($format:ident) => {
@@ -69,19 +69,21 @@ macro_rules! implement_names {
     };
 }
 
-implement_names!(Format);
+implement_names!(FloatType);
 implement_names!(QuantFormat);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::Format;
 
     #[test]
     fn names_and_aliases_are_distinct_and_parse_to_their_format() {
-        let mut seen = Vec::new();
-        for format in Format::ALL {
-            for word in [format.name()].iter().chain(format.aliases()) {
-                assert_eq!(word.parse::<Format>(), Ok(format), "{word}");
+        let mut seen = QuantFormat::ALL.map(QuantFormat::name).to_vec();
+        assert!(QuantFormat::ALL.into_iter().all(|format| format.name().parse() == Ok(format)));
+        for float in FloatType::ALL {
+            for word in [float.name()].iter().chain(float.aliases()) {
+                assert_eq!(word.parse::<FloatType>(), Ok(float), "{word}");
                 seen.push(*word);
             }
         }
@@ -93,12 +95,14 @@ mod tests {
 
     #[test]
     fn serde_writes_the_name_and_reads_names_and_aliases() {
-        let text = serde_json::to_string(&Format::ALL).unwrap();
-        let names = Format::ALL.map(|format| format!("\"{}\"", format.name()));
+        let floats = FloatType::ALL.map(Format::Float).into_iter();
+        let formats: Vec<Format> = floats.chain(QuantFormat::ALL.map(Format::Quantized)).collect();
+        let text = serde_json::to_string(&formats).unwrap();
+        let names = formats.iter().map(|format| format!("\"{format}\"")).collect::<Vec<_>>();
         assert_eq!(text, format!("[{}]", names.join(",")));
-        assert!(text.starts_with(r#"["float32","float16","bfloat16","nf4","nf4_double_quant","#), "{text}");
-        assert_eq!(serde_json::from_str::<Vec<Format>>(&text).unwrap(), Format::ALL);
-        assert_eq!(serde_json::from_str::<Format>(r#""bf16""#).unwrap(), Format::Bf16);
+        assert!(text.starts_with(r#"["float32","bfloat16","float16","nf4","nf4_double_quant","#), "{text}");
+        assert_eq!(serde_json::from_str::<Vec<Format>>(&text).unwrap(), formats);
+        assert_eq!(serde_json::from_str::<Format>(r#""bf16""#).unwrap(), Format::Float(FloatType::Bf16));
         let double = QuantFormat::Nf4 { double_quant: true };
         assert_eq!(serde_json::to_value(double).unwrap(), "nf4_double_quant");
         assert_eq!(serde_json::from_str::<QuantFormat>(r#""nf4_double_quant""#).unwrap(), double);
@@ -110,6 +114,8 @@ mod tests {
         let names = QuantFormat::ALL.map(QuantFormat::name);
         assert!(matches!(&error, Error::UnknownFormat { got, expected } if got == "nf5" && *expected == names));
         assert_eq!(error.to_string(), format!("unknown format `nf5`, expected one of: {}", names.join(", ")));
+        let error = serde_json::from_str::<Format>(r#""nf5""#).unwrap_err().to_string();
+        assert!(error.starts_with("expected the name of "), "{error}");
         let error = serde_json::from_str::<QuantFormat>(r#""nf5""#).unwrap_err().to_string();
         assert!(error.contains("unknown variant `nf5`, expected "), "{error}");
         assert!(names.iter().all(|name| error.contains(&format!("`{name}`"))), "{error}");

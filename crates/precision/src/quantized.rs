@@ -7,7 +7,7 @@
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
-use crate::format::{Format, QuantFormat, columns, count};
+use crate::format::{FloatType, QuantFormat, columns, count};
 use crate::scales::HostScales;
 
 /// A tensor as packed codes with its scales.
@@ -37,17 +37,16 @@ impl QuantFormat {
     /// file. Values are widened to f32 exactly, one block at a time.
     ///
     /// # Errors
-    /// As [`QuantFormat::quantize`], and [`Error::UnsupportedSource`] unless `stored` is f32, f16 or bf16.
-    pub fn quantize_bytes(self, bytes: &[u8], stored: Format, shape: &[usize]) -> Result<QuantizedTensor> {
+    /// As [`QuantFormat::quantize`].
+    pub fn quantize_bytes(self, bytes: &[u8], stored: FloatType, shape: &[usize]) -> Result<QuantizedTensor> {
         match stored {
-            Format::F32 => self.quantize_with(in_groups(bytes, shape)?, f32::from_le_bytes, shape),
-            Format::F16 => {
+            FloatType::F32 => self.quantize_with(in_groups(bytes, shape)?, f32::from_le_bytes, shape),
+            FloatType::F16 => {
                 self.quantize_with(in_groups(bytes, shape)?, |bytes| f16::from_le_bytes(bytes).to_f32(), shape)
             }
-            Format::Bf16 => {
+            FloatType::Bf16 => {
                 self.quantize_with(in_groups(bytes, shape)?, |bytes| widen(bf16::from_le_bytes(bytes)), shape)
             }
-            Format::Quantized(_) | Format::Int8Blockwise => Err(Error::UnsupportedSource { format: stored.name() }),
         }
     }
 
@@ -122,12 +121,12 @@ mod tests {
             let expected = format.quantize(&values, &[count]).unwrap();
             let from_bytes = |bytes: Vec<u8>, stored| format.quantize_bytes(&bytes, stored, &[count]).unwrap();
             let f32_bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            assert_eq!(from_bytes(f32_bytes, Format::F32), expected);
+            assert_eq!(from_bytes(f32_bytes, FloatType::F32), expected);
             let bf16_bytes = bf16_values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            assert_eq!(from_bytes(bf16_bytes, Format::Bf16), expected);
+            assert_eq!(from_bytes(bf16_bytes, FloatType::Bf16), expected);
             let f16_bytes = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
             let f16_values: Vec<f32> = values.iter().map(|&value| f16::from_f32(value).to_f32()).collect();
-            assert_eq!(from_bytes(f16_bytes, Format::F16), format.quantize(&f16_values, &[count]).unwrap());
+            assert_eq!(from_bytes(f16_bytes, FloatType::F16), format.quantize(&f16_values, &[count]).unwrap());
         }
     }
 
@@ -195,9 +194,7 @@ mod tests {
         let error = PLAIN.quantize(&[1.0; 5], &[2, 3]).unwrap_err();
         assert_eq!(error, Error::ShapeMismatch { shape: vec![2, 3], expected: 6, got: 5, unit: "values" });
         assert_eq!(DOUBLE.quantize(&[], &[0, 4]).unwrap_err(), Error::Empty { shape: vec![0, 4] });
-        let error = PLAIN.quantize_bytes(&[0; 7], Format::Bf16, &[4]).unwrap_err();
+        let error = PLAIN.quantize_bytes(&[0; 7], FloatType::Bf16, &[4]).unwrap_err();
         assert_eq!(error, Error::ShapeMismatch { shape: vec![4], expected: 8, got: 7, unit: "bytes" });
-        let error = PLAIN.quantize_bytes(&[0; 8], Format::Int8Blockwise, &[8]).unwrap_err();
-        assert_eq!(error, Error::UnsupportedSource { format: "int8_blockwise" });
     }
 }

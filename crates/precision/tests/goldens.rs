@@ -14,7 +14,7 @@ use firebrick_precision::blockwise::{self, BlockwiseQuantized};
 use firebrick_precision::dynamic_map::midpoints;
 use firebrick_precision::nf4::LEVELS;
 use firebrick_precision::{AdamW8bit, AdamW8bitState, DynamicMap, adamw_8bit_reference};
-use firebrick_precision::{BlockScales, Format, QuantFormat, QuantizedTensor};
+use firebrick_precision::{BlockScales, FloatType, QuantFormat, QuantizedTensor};
 use half::{bf16, f16};
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -29,7 +29,7 @@ fn mismatches(got: &[u8], expected: &[u8]) -> Vec<usize> {
 // ---- NF4 ----------------------------------------------------------------------------------------------------------
 
 /// Name, values, and the format in which they are stored.
-fn nf4_cases() -> Vec<(&'static str, Vec<f32>, Format)> {
+fn nf4_cases() -> Vec<(&'static str, Vec<f32>, FloatType)> {
     let heavy_tailed = |values: Vec<f32>| values.into_iter().map(|value| value * value * value).collect();
     let with_zero_blocks = |mut values: Vec<f32>| {
         let partial = values.len() / 64 * 64;
@@ -38,20 +38,20 @@ fn nf4_cases() -> Vec<(&'static str, Vec<f32>, Format)> {
         values
     };
     vec![
-        ("one_value", bell(1, 1), Format::F32),
-        ("seven_values", bell(2, 7), Format::F32),
-        ("one_block", bell(3, 64), Format::F32),
-        ("odd_partial_block", bell(4, 64 * 3 + 17), Format::F32),
-        ("two_nested_blocks", bell(5, 64 * 300 + 1), Format::F32),
-        ("whole_nested_block", uniform(6, 64 * 256), Format::F32),
-        ("heavy_tailed", heavy_tailed(bell(7, 64 * 40)), Format::F32),
-        ("tiny", scaled(bell(8, 64 * 10), 1e-30), Format::F32),
-        ("subnormal", scaled(bell(9, 64 * 3), 1e-39), Format::F32),
-        ("zero_blocks", with_zero_blocks(bell(10, 64 * 9 + 24)), Format::F32),
-        ("all_zero", vec![0.0; 64 * 2 + 10], Format::F32),
-        ("thresholds", around(&midpoints::<16, 15>(&LEVELS), 64), Format::F32),
-        ("bf16", scaled(bell(11, 64 * 513 + 40), 0.02), Format::Bf16),
-        ("f16", scaled(bell(12, 64 * 20 + 6), 0.02), Format::F16),
+        ("one_value", bell(1, 1), FloatType::F32),
+        ("seven_values", bell(2, 7), FloatType::F32),
+        ("one_block", bell(3, 64), FloatType::F32),
+        ("odd_partial_block", bell(4, 64 * 3 + 17), FloatType::F32),
+        ("two_nested_blocks", bell(5, 64 * 300 + 1), FloatType::F32),
+        ("whole_nested_block", uniform(6, 64 * 256), FloatType::F32),
+        ("heavy_tailed", heavy_tailed(bell(7, 64 * 40)), FloatType::F32),
+        ("tiny", scaled(bell(8, 64 * 10), 1e-30), FloatType::F32),
+        ("subnormal", scaled(bell(9, 64 * 3), 1e-39), FloatType::F32),
+        ("zero_blocks", with_zero_blocks(bell(10, 64 * 9 + 24)), FloatType::F32),
+        ("all_zero", vec![0.0; 64 * 2 + 10], FloatType::F32),
+        ("thresholds", around(&midpoints::<16, 15>(&LEVELS), 64), FloatType::F32),
+        ("bf16", scaled(bell(11, 64 * 513 + 40), 0.02), FloatType::Bf16),
+        ("f16", scaled(bell(12, 64 * 20 + 6), 0.02), FloatType::F16),
     ]
 }
 
@@ -59,16 +59,22 @@ const PLAIN: QuantFormat = QuantFormat::Nf4 { double_quant: false };
 const DOUBLE: QuantFormat = QuantFormat::Nf4 { double_quant: true };
 
 /// Quantizes a case from its stored format, and checks that its input is that of the golden file.
-fn quantize_case(golden: &Golden, case: &str, values: &[f32], stored: Format, format: QuantFormat) -> QuantizedTensor {
+fn quantize_case(
+    golden: &Golden,
+    case: &str,
+    values: &[f32],
+    stored: FloatType,
+    format: QuantFormat,
+) -> QuantizedTensor {
     let shape = [values.len()];
     match stored {
-        Format::Bf16 => {
+        FloatType::Bf16 => {
             let rounded: Vec<bf16> = values.iter().map(|&value| bf16::from_f32(value)).collect();
             golden.assert_input(case, &rounded.iter().map(|value| value.to_f32()).collect::<Vec<_>>());
             let bytes: Vec<u8> = rounded.iter().flat_map(|value| value.to_le_bytes()).collect();
             format.quantize_bytes(&bytes, stored, &shape).unwrap()
         }
-        Format::F16 => {
+        FloatType::F16 => {
             let rounded: Vec<f16> = values.iter().map(|&value| f16::from_f32(value)).collect();
             golden.assert_input(case, &rounded.iter().map(|value| value.to_f32()).collect::<Vec<_>>());
             let bytes: Vec<u8> = rounded.iter().flat_map(|value| value.to_le_bytes()).collect();

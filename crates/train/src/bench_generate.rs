@@ -15,7 +15,7 @@ use firebrick_arch::{LoraConfig, ModelConfig};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Kernels, TracedOperation};
 use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler};
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 use serde::Serialize;
 
 use crate::bench::{Spread, Synthetic, timed};
@@ -55,7 +55,7 @@ pub struct GenerationOptions {
     /// Number format of activations and matrix multiplications: float32, bfloat16 or float16. Default: bfloat16 on CUDA, float32
     /// elsewhere.
     #[arg(long, value_name = "FORMAT", value_parser = compute::parse_format)]
-    pub dtype: Option<Format>,
+    pub dtype: Option<FloatType>,
     /// Timed runs of each number of sequences.
     #[arg(long, default_value_t = 3)]
     pub runs: usize,
@@ -88,7 +88,7 @@ struct GenerationSpeed {
 pub struct GenerationReport {
     model: String,
     backend: BackendKind,
-    compute: Format,
+    compute: FloatType,
     base: Format,
     rank: usize,
     prompt_tokens: usize,
@@ -104,17 +104,17 @@ pub struct GenerationReport {
 /// A folder that cannot be read, a backend that is not there, or logits that are not finite.
 pub fn bench_generation(options: &GenerationOptions) -> Result<GenerationReport, RunError> {
     let backend = choose_backend(options.backend, &HardwareProfile::detect())?.value;
-    let compute = options.dtype.unwrap_or_else(|| compute_format(Format::Bf16, backend).value);
+    let compute = options.dtype.unwrap_or_else(|| compute_format(FloatType::Bf16, backend).value);
     with_backend!(backend, B => device_work(|| measure::<B>(options, backend, compute)))
 }
 
 fn measure<B: Kernels>(
     options: &GenerationOptions,
     backend: BackendKind,
-    compute: Format,
+    compute: FloatType,
 ) -> Result<GenerationReport, RunError> {
     let device = B::Device::default();
-    let base = options.base.map_or(compute, Format::Quantized);
+    let base = options.base.map_or(Format::Float(compute), Format::Quantized);
     let (load_s, loaded) = timed(|| {
         let model = decoder::<B>(options, base, compute, &device)?;
         wait::<B>(&device).map(|()| model)
@@ -130,7 +130,7 @@ fn measure<B: Kernels>(
 fn decoder<B: Kernels>(
     options: &GenerationOptions,
     base: Format,
-    compute: Format,
+    compute: FloatType,
     device: &B::Device,
 ) -> Result<Decoder<B>, RunError> {
     let positions = options.prompt_tokens + options.new_tokens.max(TRACED_TOKENS);

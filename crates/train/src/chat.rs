@@ -197,7 +197,7 @@ mod tests {
 
     use firebrick_kernels::BaseStorage;
     use firebrick_kernels::backends::Flex;
-    use firebrick_precision::Format;
+    use firebrick_precision::{FloatType, Format};
     use firebrick_trainer::run::generate::{GenerateRequest, generate};
     use firebrick_trainer::run::sampling::TypedSampling;
 
@@ -206,8 +206,12 @@ mod tests {
     fn request(context: usize) -> ChatRequest {
         let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/quickstart/base")).to_path_buf();
         let sampling = ChosenSampling::resolve(&model, None, TypedSampling::default()).unwrap();
-        let load =
-            LoadOptions { model, adapter: None, storage: BaseStorage::Frozen(Format::F32), compute: Format::F32 };
+        let load = LoadOptions {
+            model,
+            adapter: None,
+            storage: BaseStorage::Frozen(Format::Float(FloatType::F32)),
+            compute: FloatType::F32,
+        };
         ChatRequest { load, system_prompt: None, max_new_tokens: 12, context, sampling }
     }
 

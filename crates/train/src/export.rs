@@ -14,7 +14,7 @@ use firebrick_model::{
     Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufEnds, GgufType, Merge, MergeReport, ModelConfig, SavedDtype,
     merge_adapter, quantize_folder, write_gguf,
 };
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, QuantFormat};
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::compute::parse_format;
 use firebrick_trainer::console::{Console, shell_quoted};
@@ -50,7 +50,7 @@ pub struct ExportOptions {
     pub out: PathBuf,
     /// Number format of the merged weights; without it, the base's.
     #[arg(long, value_name = "FORMAT", requires = "merge", value_parser = parse_format)]
-    pub dtype: Option<Format>,
+    pub dtype: Option<FloatType>,
     /// Which weights the adapter is added to: "stored", or the base's format in training (nf4_double_quant, nf4, nvfp4, mxfp4, fp8), for
     /// weights that are quantized to it and back. "dequantized" is nf4_double_quant.
     #[arg(long, value_name = "FORMAT", default_value_t = MergeBase::Stored)]
@@ -193,7 +193,7 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
         model: &options.model,
         adapter,
         requantized: options.base.format(),
-        dtype: options.dtype.map(|format| SavedDtype::of_config(Some(format.name()))),
+        dtype: options.dtype.map(|float| SavedDtype::of_config(Some(float.name()))),
         bnb_4bit: options.bnb_4bit,
         companions: Companions {
             from: options.model.clone(),

@@ -10,7 +10,7 @@ use firebrick_kernels::backends::cuda::scratch_bytes;
 use firebrick_kernels::backends::{Cuda, Flex};
 use firebrick_kernels::{Kernels, MemoryOps};
 use firebrick_model::{BatchLimits, Decoder, GenerateOptions, Sampler};
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_tests::{FAMILIES, FROZEN, NF4, every_next_token, host, upload};
 
 use super::gradients::fill_adapters;
@@ -97,7 +97,7 @@ fn every_base_format_writes_with_few_rows_what_it_computes_with_many() {
         QuantFormat::Mxfp4,
         QuantFormat::Fp8,
     ];
-    let formats = quantized.map(Format::Quantized).into_iter().chain([Format::Bf16]);
+    let formats = quantized.map(Format::Quantized).into_iter().chain([Format::Float(FloatType::Bf16)]);
     for format in formats {
         for family in ["tiny-llama", "tiny-qwen2"] {
             let mut model = random_model::<Cuda>(family, 64, DType::BF16, BaseStorage::Frozen(format));

@@ -7,7 +7,7 @@ use std::path::Path;
 use firebrick_kernels::Kernels;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::{BaseStorage, ModelConfig};
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 use firebrick_tests::{
     FAMILIES, FROZEN, Golden, every_next_token, fixture, golden_file, host, in_turn, largest_difference, load,
     on_every_backend, relative_difference, upload,
@@ -95,7 +95,7 @@ fn the_verify_command_measures_the_same_agreement() {
             model: fixture("tiny-llama"),
             adapter: adapter.map(fixture),
             storage: FROZEN,
-            compute: Format::F32,
+            compute: FloatType::F32,
         };
         let options = VerifyOptions { load, golden: golden_file(&format!("{golden}.safetensors")), tolerance: 2e-4 };
         let difference = verify::<Flex>(&options, &Default::default()).expect("the fixture and its golden are read");

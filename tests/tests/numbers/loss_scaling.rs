@@ -11,7 +11,7 @@ use firebrick_kernels::{GradientMap, GradientSink, Kernels};
 use firebrick_model::{BaseStorage, Decoder, PassOptions};
 use firebrick_optim::{LossScaling, Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
-use firebrick_precision::Format;
+use firebrick_precision::{FloatType, Format};
 use firebrick_tests::{
     FROZEN, Golden, every_next_token, host, host_gradients, is_wgpu, load_in, loss_options, on_every_backend,
     relative_difference, upload,
@@ -20,7 +20,7 @@ use firebrick_trainer::config::ZeroStage;
 use firebrick_trainer::run::step::{StepNumbers, Trainer};
 
 /// The base in the format that it is multiplied in.
-const FROZEN_F16: BaseStorage = BaseStorage::Frozen(Format::F16);
+const FROZEN_F16: BaseStorage = BaseStorage::Frozen(Format::Float(FloatType::F16));
 /// How many tokens count in the loss of one step of `configs/h100.toml`.
 const LOSS_TOKENS: f64 = 196_608.0;
 

@@ -15,7 +15,7 @@ use firebrick_model::peft::{read_adapter, read_adapter_config};
 use firebrick_model::{
     BuildOptions, Companions, Decoder, HfFolder, LoraConfig, Merge, ModelConfig, SavedDtype, merge_adapter,
 };
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 use firebrick_tests::{FAMILIES, FROZEN, TRAINED, fixture, golden_file, load, snapshot};
 use firebrick_trainer::run::generate::LoadOptions;
 use serde_json::{Map, Value};
@@ -156,8 +156,12 @@ fn an_adapter_of_the_default_targets_loads_and_merges_on_every_model() {
         let weights = HfFolder::open(&model).expect("the model has weights");
         let adapted = Decoder::<Flex>::load(&weights, config, &build, &Default::default(), &mut |_| ());
         adapted.expect("it loads").save_adapter(&adapter, &lora, None).expect("it is written");
-        let load =
-            LoadOptions { model: model.clone(), adapter: Some(adapter.clone()), storage: FROZEN, compute: Format::F32 };
+        let load = LoadOptions {
+            model: model.clone(),
+            adapter: Some(adapter.clone()),
+            storage: FROZEN,
+            compute: FloatType::F32,
+        };
         if let Err(error) = load.load::<Flex>(16, 16, &Default::default()) {
             panic!("{}: {error}", model.display());
         }

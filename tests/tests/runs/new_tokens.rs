@@ -7,7 +7,7 @@ use firebrick_data::Tokenizer;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::{read_adapter, read_adapter_config};
 use firebrick_model::{Companions, HfFolder, Merge, ModelConfig, SavedDtype, merge_adapter};
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 use firebrick_tests::{FROZEN, NEW, finish, fixture, recipe, refusal};
 use firebrick_trainer::run::generate::LoadOptions;
 use serde_json::Value;
@@ -18,7 +18,7 @@ const TOKENS: [&str; 2] = ["data.new_tokens=['th', 'e ', 'an']", "data.new_speci
 
 fn options(model: &Path, adapter: Option<&Path>) -> LoadOptions {
     let (model, adapter) = (model.to_path_buf(), adapter.map(Path::to_path_buf));
-    LoadOptions { model, adapter, storage: FROZEN, compute: Format::F32 }
+    LoadOptions { model, adapter, storage: FROZEN, compute: FloatType::F32 }
 }
 
 /// The logits after a text, whose ids must be below this number of rows.

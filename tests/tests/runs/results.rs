@@ -10,7 +10,7 @@ use firebrick_kernels::BaseStorage;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::read_adapter;
 use firebrick_model::{GgufType, HfFolder, ModelConfig};
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 use firebrick_tests::{NEW, NEWEST, NF4, checkpoint_folder, finish, fixture, one_step, recipe, refusal, snapshot};
 use firebrick_train::chat::{ChatRequest, ChatTerminal, chat};
 use firebrick_train::export::{ExportOptions, MergeBase, export};
@@ -65,7 +65,7 @@ fn request(model: &Path, adapter: Option<&Path>, storage: BaseStorage) -> Genera
             model: model.to_path_buf(),
             adapter: adapter.map(Path::to_path_buf),
             storage,
-            compute: Format::F32,
+            compute: FloatType::F32,
         },
         prompts: vec![PROMPT.to_owned()],
         chat: true,

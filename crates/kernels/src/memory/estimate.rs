@@ -251,6 +251,7 @@ fn offloaded_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryL
 pub(crate) mod tests {
     use firebrick_arch::LayerNorms;
     use firebrick_arch::shapes::{llama_3_1_8b, qwen3_8b};
+    use firebrick_precision::FloatType;
 
     use super::*;
     use crate::memory::training_shape::tests::{full, qlora};
@@ -268,7 +269,8 @@ pub(crate) mod tests {
             weights_elsewhere: 1 << 30,
             weights_borrowed: 1 << 25,
         };
-        for (whole, weights) in [(qlora(1, Recompute::Full), "base weights"), (full(Format::F32), "trained weights")] {
+        for (whole, weights) in [(qlora(1, Recompute::Full), "base weights"), (full(FloatType::F32), "trained weights")]
+        {
             let part = TrainingShape { divided, ..whole.clone() };
             let [whole, part] = [whole, part].map(|shape| shape.with_working_set(&model, Vec::new()));
             assert_eq!(bytes_of(&whole, weights) - bytes_of(&part, weights), 1 << 30);
@@ -280,7 +282,7 @@ pub(crate) mod tests {
 
     #[test]
     fn paged_state_moves_from_the_device_to_the_host() {
-        let resident = full(Format::Bf16);
+        let resident = full(FloatType::Bf16);
         let paged = TrainingShape { paged_bytes: 1 << 30, paging_bytes: 1 << 20, ..resident.clone() };
         let estimate = |training: &TrainingShape| training.with_working_set(&llama_3_1_8b(), Vec::new());
         let (before, after) = (estimate(&resident), estimate(&paged));

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use firebrick_arch::{EMBEDDING, GroupKind, HEAD, LoraConfig, ModelSpec, NormNames, Role, TensorSpec};
-use firebrick_precision::Format;
+use firebrick_precision::{FloatType, Format};
 use serde::{Deserialize, Serialize};
 
 use super::evaluation::EvaluationShape;
@@ -70,7 +70,7 @@ impl BaseStorage {
     pub fn stored_format(self, has_adapters: bool) -> Format {
         match self {
             Self::Frozen(format) if has_adapters => format,
-            Self::Frozen(_) | Self::Trained => Format::F32,
+            Self::Frozen(_) | Self::Trained => Format::Float(FloatType::F32),
         }
     }
 }
@@ -83,7 +83,7 @@ pub struct TrainingShape {
     /// The adapter; `None`: every parameter trains.
     pub lora: Option<LoraConfig>,
     /// Format of activations.
-    pub compute: Format,
+    pub compute: FloatType,
     /// What the GEMMs of the layers multiply.
     pub gemms: GemmFormat,
     /// Bytes of converted frozen weights that stay on the device, for the forward and for the backward.
@@ -160,12 +160,12 @@ impl TrainingShape {
 
     /// Bytes of one value of an activation.
     pub(crate) fn activation_bytes(&self) -> u64 {
-        self.compute.bytes(&[1]) as u64
+        self.compute.bytes() as u64
     }
 
     /// Whether the weights of linear modules are stored in another format than the one they are multiplied in.
     pub(crate) fn needs_conversion(&self) -> bool {
-        self.stored_format() != self.compute
+        self.stored_format() != Format::Float(self.compute)
     }
 
     /// How the weights of linear modules are stored.
@@ -177,7 +177,7 @@ impl TrainingShape {
     pub(crate) fn base_bytes(&self, model: &ModelSpec) -> u64 {
         let Some(lora) = &self.lora else { return 0 };
         let stored = self.stored_format();
-        let other = if matches!(stored, Format::Quantized(_)) { self.compute } else { stored };
+        let other = if matches!(stored, Format::Quantized(_)) { Format::Float(self.compute) } else { stored };
         let bytes = |tensor: &TensorSpec| {
             let format = if tensor.role == Role::Projection { stored } else { other };
             format.bytes(&tensor.shape) as u64
@@ -254,7 +254,7 @@ pub(crate) mod tests {
         TrainingShape {
             base: BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })),
             lora: Some(lora(TargetModules::AllLinear)),
-            compute: Format::Bf16,
+            compute: FloatType::Bf16,
             gemms: GemmFormat::Compute,
             kept_bytes: [0; 2],
             // 8-bit AdamW: both moments of 41,943,040 parameters with their scales.
@@ -275,11 +275,11 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn dense(format: Format) -> TrainingShape {
-        TrainingShape { base: BaseStorage::Frozen(format), ..qlora(1, Recompute::Full) }
+    pub(crate) fn dense(format: FloatType) -> TrainingShape {
+        TrainingShape { base: BaseStorage::Frozen(Format::Float(format)), ..qlora(1, Recompute::Full) }
     }
 
-    pub(crate) fn full(compute: Format) -> TrainingShape {
+    pub(crate) fn full(compute: FloatType) -> TrainingShape {
         let optimizer_bytes = 8 * llama_3_1_8b().parameters();
         TrainingShape { base: BaseStorage::Trained, lora: None, compute, optimizer_bytes, ..qlora(1, Recompute::Full) }
     }
@@ -302,7 +302,7 @@ pub(crate) mod tests {
     #[test]
     fn the_frozen_base_has_the_bytes_of_its_tensors() {
         let model = llama_3_1_8b();
-        for (format, per_parameter) in [(Format::F32, 4), (Format::Bf16, 2)] {
+        for (format, per_parameter) in [(FloatType::F32, 4), (FloatType::Bf16, 2)] {
             assert_eq!(dense(format).base_bytes(&model), per_parameter * 8_030_261_248);
         }
         let quantized = qlora(1, Recompute::Full).base_bytes(&model);
@@ -313,7 +313,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_tied_head_counts_once() {
-        let training = TrainingShape { lora: None, ..full(Format::F32) };
+        let training = TrainingShape { lora: None, ..full(FloatType::F32) };
         assert_eq!(training.trained_parameters(&llama_3_2_1b()), 1_235_814_400);
     }
 }

@@ -5,7 +5,7 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::{LoraConfig, Role, TensorSpec, lora_tensor_names, magnitude_tensor_name};
 use firebrick_kernels::{Kernels, Parameter, QuantizedWeight, Weight};
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, QuantFormat};
 use rand::Rng;
 
 use super::Builder;
@@ -86,9 +86,9 @@ impl<B: Kernels> Builder<'_, '_, B> {
             return Ok(B::quantize_weight(B::upload(values, shape, dtype, self.device)?, format));
         }
         let stored = match dtype {
-            DType::BF16 => Format::Bf16,
-            DType::F16 => Format::F16,
-            _ => Format::F32,
+            DType::BF16 => FloatType::Bf16,
+            DType::F16 => FloatType::F16,
+            _ => FloatType::F32,
         };
         let buffer = values.into_buffer(&|bytes| B::host_buffer(self.device, bytes))?;
         let quantized = format.quantize_bytes(&buffer, stored, &shape).map_err(refused)?;

@@ -8,6 +8,7 @@ use std::fs::OpenOptions;
 use burn_tensor::{Tensor, TensorData};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{BlockScales, Parameter, Weight, WeightOps};
+use firebrick_precision::FloatType;
 use half::{bf16, f16};
 use safetensors::Dtype;
 use tempfile::{TempDir, tempdir};
@@ -20,7 +21,7 @@ use crate::weights::{TensorInfo, WEIGHTS_FILE, write_safetensors};
 
 fn storages() -> impl Iterator<Item = BaseStorage> {
     let quantized = QuantFormat::ALL.map(|format| BaseStorage::Frozen(Format::Quantized(format)));
-    [BaseStorage::Trained, BaseStorage::Frozen(Format::F32)].into_iter().chain(quantized)
+    [BaseStorage::Trained, BaseStorage::Frozen(Format::Float(FloatType::F32))].into_iter().chain(quantized)
 }
 
 /// Larger tensors are several pieces, of which a few are read at once.
@@ -196,7 +197,7 @@ fn rows_that_are_not_whole_blocks_are_refused_by_the_name_of_the_tensor() {
 #[test]
 fn progress_names_every_tensor_in_the_order_of_the_model() {
     let (_temp, folder, config) = folder(Dtype::F32, |_, _| ());
-    let (options, mut seen) = (options(BaseStorage::Frozen(Format::F32), DType::F32), Vec::new());
+    let (options, mut seen) = (options(BaseStorage::Frozen(Format::Float(FloatType::F32)), DType::F32), Vec::new());
     let mut progress = |name: &str| seen.push(name.to_owned());
     Decoder::<Flex>::load(&folder, config.clone(), &options, &Default::default(), &mut progress).unwrap();
     let expected: Vec<_> = config.spec.tensors().into_iter().map(|tensor| tensor.name).collect();
@@ -211,7 +212,7 @@ fn the_base_hash_depends_on_names_and_values_and_not_on_how_they_are_read() {
                 values[3] += damage;
             }
         });
-        let options = options(BaseStorage::Frozen(Format::F32), DType::F32);
+        let options = options(BaseStorage::Frozen(Format::Float(FloatType::F32)), DType::F32);
         load(&source, &options, false, limits).unwrap().base_hash().expect("a loaded model has a hash")
     };
     let one_reader = Limits { readers: 1, bytes: 1 << 30, ..NARROW };

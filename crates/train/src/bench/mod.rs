@@ -21,7 +21,7 @@ use firebrick_hwprofile::roofline::{RateSource, Rates, RooflineTime, model_flops
 use firebrick_hwprofile::spec::MathFormat;
 use firebrick_kernels::{BackendKind, Kernels, step_work};
 use firebrick_parallel::Ranks;
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 
 use firebrick_trainer::RunError;
 use firebrick_trainer::console::{Console, FailureReport, error_message};
@@ -261,7 +261,7 @@ fn rates(profile: &HardwareProfile, plan: &Plan, peaks: &Peaks) -> (Rates, Strin
     let spec = profile.cuda_card().and_then(|card| card.spec);
     let peak = spec.and_then(|spec| Some((spec, Rates::of_spec(&spec, MathFormat::Bf16)?)));
     match peak {
-        Some((spec, peak)) if plan.backend.value == BackendKind::Cuda && plan.compute.value != Format::F32 => {
+        Some((spec, peak)) if plan.backend.value == BackendKind::Cuda && plan.compute.value != FloatType::F32 => {
             (peak, format!("{}, dense bf16, {}", spec.name, spec.rates.bf16.source()))
         }
         _ => {

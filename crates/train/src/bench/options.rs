@@ -141,7 +141,7 @@ fn count(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use firebrick_precision::Format;
+    use firebrick_precision::FloatType;
 
     use super::*;
 
@@ -161,7 +161,7 @@ mod tests {
         let words = "--seq 512 --micro-batch 3 --recompute selective --compute fp32 --rank 8 --optimizer adamw --trace";
         let config = parse(words).unwrap().recipe().unwrap();
         assert_eq!((config.max_seq_len, config.train.micro_batch_size), (512, 3));
-        assert_eq!((config.recompute(), config.compute()), (Recompute::Selective, Compute::Plain(Format::F32)));
+        assert_eq!((config.recompute(), config.compute()), (Recompute::Selective, Compute::Plain(FloatType::F32)));
         assert_eq!((config.lora.as_ref().unwrap().r, config.train.optimizer), (8, OptimizerKind::AdamW));
         assert_eq!(config.train.steps, Some(3 + 5 + 1));
         assert_eq!(config.train.offload, None);

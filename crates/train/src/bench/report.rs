@@ -8,7 +8,7 @@ use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_hwprofile::roofline::{Bound, RateSource};
 use firebrick_kernels::{BackendKind, GemmFormat, Recompute};
 use firebrick_optim::OptimizerKind;
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, QuantFormat};
 use serde::Serialize;
 
 use super::samples::Spread;
@@ -34,7 +34,7 @@ pub struct BenchReport {
     pub(super) backend: BackendKind,
     pub(super) device: String,
     /// The format that was computed in, which may not be the requested one.
-    pub(super) compute: Format,
+    pub(super) compute: FloatType,
     pub(super) gemms: GemmFormat,
     pub(super) base: QuantFormat,
     pub(super) recompute: Recompute,

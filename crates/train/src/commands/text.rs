@@ -12,7 +12,7 @@ use clap::Args;
 use firebrick_arch::ModelConfig;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::{BackendKind, BaseStorage};
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_trainer::config::{BackendChoice, EvalConfig, compute};
 use firebrick_trainer::console::Console;
 use firebrick_trainer::hub::{Need, model_folder};
@@ -83,7 +83,7 @@ struct TokenChoice {
     /// Number format of activations and matrix multiplications: float32, bfloat16 or float16. Default: bfloat16 on CUDA, float32
     /// elsewhere.
     #[arg(long, value_name = "FORMAT", value_parser = compute::parse_format)]
-    dtype: Option<Format>,
+    dtype: Option<FloatType>,
     /// 0 is greedy. Default: what the folder's generation_config.json says; 0 where it does not sample. So are the next four.
     #[arg(long)]
     temperature: Option<f32>,
@@ -143,7 +143,7 @@ pub(crate) struct Verify {
 pub(crate) fn write_text(arguments: Generate) -> anyhow::Result<()> {
     let backend = backend(&arguments.weights)?;
     let typed = arguments.choice.typed();
-    let compute = arguments.choice.dtype.unwrap_or_else(|| compute_format(Format::Bf16, backend).value);
+    let compute = arguments.choice.dtype.unwrap_or_else(|| compute_format(FloatType::Bf16, backend).value);
     let Generate { weights, prompt, input, out, batch, chat, max_new_tokens, system_prompt, .. } = arguments;
     let load = load_options(weights, compute)?;
     let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), typed)?;
@@ -182,7 +182,7 @@ fn print_part(text: &str) {
 pub(crate) fn talk(arguments: Talk) -> anyhow::Result<()> {
     let backend = backend(&arguments.weights)?;
     let typed = arguments.choice.typed();
-    let compute = arguments.choice.dtype.unwrap_or_else(|| compute_format(Format::Bf16, backend).value);
+    let compute = arguments.choice.dtype.unwrap_or_else(|| compute_format(FloatType::Bf16, backend).value);
     let Talk { weights, system_prompt, max_new_tokens, context, .. } = arguments;
     let load = load_options(weights, compute)?;
     let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), typed)?;
@@ -212,7 +212,7 @@ pub(crate) fn talk(arguments: Talk) -> anyhow::Result<()> {
 pub(crate) fn compare(arguments: Verify) -> anyhow::Result<()> {
     let backend = backend(&arguments.weights)?;
     let options = VerifyOptions {
-        load: load_options(arguments.weights, Format::F32)?,
+        load: load_options(arguments.weights, FloatType::F32)?,
         golden: arguments.golden,
         tolerance: arguments.tol,
     };
@@ -235,9 +235,9 @@ fn backend(weights: &Weights) -> Result<BackendKind, RunError> {
     Ok(choose_backend(weights.backend, &HardwareProfile::detect())?.value)
 }
 
-fn load_options(weights: Weights, compute: Format) -> Result<LoadOptions, RunError> {
+fn load_options(weights: Weights, compute: FloatType) -> Result<LoadOptions, RunError> {
     let nf4 = weights.nf4.then_some(QuantFormat::Nf4 { double_quant: true });
-    let format = weights.base.or(nf4).map_or(compute, Format::Quantized);
+    let format = weights.base.or(nf4).map_or(Format::Float(compute), Format::Quantized);
     let folder = |path: &PathBuf| model_folder(path, Need::Weights, Console::VERBOSE).map(|found| found.folder);
     let adapter = weights.adapter.as_ref().map(folder).transpose()?;
     Ok(LoadOptions { model: folder(&weights.model)?, adapter, storage: BaseStorage::Frozen(format), compute })

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as DeError};
 
@@ -17,27 +17,25 @@ use crate::config::source::Source;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compute {
     /// Everything in one format.
-    Plain(Format),
+    Plain(FloatType),
     /// GEMMs of the layers multiply E4M3; everything else is bfloat16.
     Fp8,
     /// What the device is fastest with, as far as that was measured: the plan decides.
     Auto,
 }
 
-/// The formats that everything may be computed in.
-const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::F16];
 /// The names, for messages.
-const NAMES: [&str; 5] = [Format::F32.name(), Format::Bf16.name(), Format::F16.name(), "fp8", "auto"];
+const NAMES: [&str; 5] = [FloatType::F32.name(), FloatType::Bf16.name(), FloatType::F16.name(), "fp8", "auto"];
 /// Every name that a recipe may write, for the schema.
 const ALL_NAMES: [&str; 10] = ["float32", "bfloat16", "float16", "f32", "fp32", "bf16", "f16", "fp16", "fp8", "auto"];
 
 impl Compute {
     /// The format of activations, and of all that is not a GEMM of a layer; with [`Compute::Auto`], where the device has it.
     #[must_use]
-    pub fn activations(self) -> Format {
+    pub fn activations(self) -> FloatType {
         match self {
             Self::Plain(format) => format,
-            Self::Fp8 | Self::Auto => Format::Bf16,
+            Self::Fp8 | Self::Auto => FloatType::Bf16,
         }
     }
 
@@ -66,19 +64,15 @@ pub fn parse(name: &str) -> Result<Compute, String> {
     if let Some(compute) = [Compute::Fp8, Compute::Auto].into_iter().find(|compute| compute.name() == name) {
         return Ok(compute);
     }
-    let format = name.parse().ok().filter(|format| FORMATS.contains(format));
-    format.map(Compute::Plain).ok_or_else(|| format!("'{name}' is not one of {}", NAMES.join(", ")))
+    name.parse().map(Compute::Plain).map_err(|_| format!("'{name}' is not one of {}", NAMES.join(", ")))
 }
 
 /// The same for what only names the format of activations.
 ///
 /// # Errors
 /// A sentence with the allowed names.
-pub fn parse_format(name: &str) -> Result<Format, String> {
-    match parse(name) {
-        Ok(Compute::Plain(format)) => Ok(format),
-        _ => Err(format!("'{name}' is not one of {}", NAMES[..3].join(", "))),
-    }
+pub fn parse_format(name: &str) -> Result<FloatType, String> {
+    name.parse().map_err(|_| format!("'{name}' is not one of {}", NAMES[..3].join(", ")))
 }
 
 impl Serialize for Compute {
@@ -110,8 +104,8 @@ impl RunConfig {
     pub fn compute(&self) -> Compute {
         match (self.compute.or(self.compute_dtype()), self.train.bf16) {
             (Some(compute), _) => compute,
-            (None, Some(false)) => Compute::Plain(Format::F32),
-            (None, _) => Compute::Plain(Format::Bf16),
+            (None, Some(false)) => Compute::Plain(FloatType::F32),
+            (None, _) => Compute::Plain(FloatType::Bf16),
         }
     }
 
@@ -126,7 +120,7 @@ pub(super) fn agreement(config: &RunConfig, source: &Source<'_>) -> Option<Rule>
     let named = |key: &'static str, compute: Option<Compute>| {
         compute.map(|compute| (key, format!("{key} = \"{compute}\""), compute.activations() == activations))
     };
-    let bf16 = |bf16: bool| ("train.bf16", format!("train.bf16 = {bf16}"), bf16 == (activations == Format::Bf16));
+    let bf16 = |bf16: bool| ("train.bf16", format!("train.bf16 = {bf16}"), bf16 == (activations == FloatType::Bf16));
     // In the order in which `RunConfig::compute` reads them.
     let said = [
         named("compute", config.compute),
@@ -141,7 +135,7 @@ pub(super) fn agreement(config: &RunConfig, source: &Source<'_>) -> Option<Rule>
 }
 
 /// `bnb_4bit.compute_dtype`, which names only the format of activations.
-pub(super) fn deserialize_format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Format>, D::Error> {
+pub(super) fn deserialize_format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<FloatType>, D::Error> {
     let name = String::deserialize(deserializer)?;
     parse_format(&name).map(Some).map_err(|_| D::Error::unknown_variant(&name, &NAMES[..3]))
 }
@@ -152,6 +146,8 @@ pub(super) fn format_schema(_: &mut SchemaGenerator) -> Schema {
 
 #[cfg(test)]
 mod tests {
+    use firebrick_precision::QuantFormat;
+
     use super::*;
 
     #[test]
@@ -160,12 +156,11 @@ mod tests {
         let plain = |format| Ok(Compute::Plain(format));
         assert_eq!(
             (parse("fp16"), parse("bf16"), parse("f32")),
-            (plain(Format::F16), plain(Format::Bf16), plain(Format::F32))
+            (plain(FloatType::F16), plain(FloatType::Bf16), plain(FloatType::F32))
         );
-        for format in Format::ALL {
+        for format in QuantFormat::ALL {
             // A stored base may be in fp8 too, which is another thing: the rest is bfloat16.
-            let is_accepted = FORMATS.contains(&format) || format.name() == "fp8";
-            assert_eq!(parse(format.name()).is_ok(), is_accepted, "{format}");
+            assert_eq!(parse(format.name()).is_ok(), format == QuantFormat::Fp8, "{format}");
         }
         assert_eq!(parse("nf4").unwrap_err(), "'nf4' is not one of float32, bfloat16, float16, fp8, auto");
         assert_eq!(parse_format("fp8").unwrap_err(), "'fp8' is not one of float32, bfloat16, float16");
@@ -174,7 +169,7 @@ mod tests {
     #[test]
     fn fp8_is_a_format_of_gemms_and_the_rest_is_bfloat16() {
         let fp8 = parse("fp8").unwrap();
-        assert_eq!(fp8.activations(), Format::Bf16);
+        assert_eq!(fp8.activations(), FloatType::Bf16);
         assert_eq!(serde_json::to_string(&[fp8, Compute::Auto]).unwrap(), "[\"fp8\",\"auto\"]");
     }
 }

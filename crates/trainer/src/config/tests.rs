@@ -7,7 +7,7 @@ use std::path::Path;
 
 use firebrick_kernels::{BaseStorage, Recompute};
 use firebrick_optim::OptimizerKind;
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 
 use super::*;
 use crate::config::compute::Compute;
@@ -34,7 +34,7 @@ fn model_and_data_are_enough() {
     assert_eq!(config.name, "x");
     assert_eq!(config.length(), RunLength::Epochs(1.0));
     assert_eq!(config.recompute(), Recompute::Full);
-    assert_eq!(config.compute(), Compute::Plain(Format::Bf16));
+    assert_eq!(config.compute(), Compute::Plain(FloatType::Bf16));
     assert_eq!((config.mode(), config.learning_rate()), (Mode::Lora, 2e-4));
 }
 
@@ -327,12 +327,12 @@ fn override_of_one_exclusive_key_replaces_the_other_of_the_file() {
 #[test]
 fn compute_has_one_key_and_older_names_that_must_agree_with_it() {
     let lora = "lora={}";
-    let agree: &[(&[&str], Format)] = &[
-        (&["compute=fp16"], Format::F16),
-        (&["train.bf16=true"], Format::Bf16),
-        (&["train.bf16=false"], Format::F32),
-        (&["bnb_4bit.compute_dtype=float16", lora], Format::F16),
-        (&["bnb_4bit.compute_dtype=bf16", "train.bf16=true", "compute=bfloat16", lora], Format::Bf16),
+    let agree: &[(&[&str], FloatType)] = &[
+        (&["compute=fp16"], FloatType::F16),
+        (&["train.bf16=true"], FloatType::Bf16),
+        (&["train.bf16=false"], FloatType::F32),
+        (&["bnb_4bit.compute_dtype=float16", lora], FloatType::F16),
+        (&["bnb_4bit.compute_dtype=bf16", "train.bf16=true", "compute=bfloat16", lora], FloatType::Bf16),
     ];
     for (overrides, format) in agree {
         let config = read(SMALLEST, overrides).unwrap();
@@ -354,7 +354,7 @@ fn compute_has_one_key_and_older_names_that_must_agree_with_it() {
 #[test]
 fn override_of_compute_replaces_the_older_names_of_the_file() {
     let text = format!("{SMALLEST}[train]\nbf16 = true\n[bnb_4bit]\ncompute_dtype = 'bfloat16'\n");
-    assert_eq!(read(&text, &["compute=float32"]).unwrap().compute(), Compute::Plain(Format::F32));
+    assert_eq!(read(&text, &["compute=float32"]).unwrap().compute(), Compute::Plain(FloatType::F32));
     let beside = ["compute=fp8", "train.bf16=true", "bnb_4bit.compute_dtype=bfloat16", "lora={}"];
     assert_eq!(read(SMALLEST, &beside).unwrap().compute(), Compute::Fp8, "bfloat16 is the rest of the arithmetic");
 }
@@ -515,7 +515,7 @@ fn h100_recipe_holds_the_values_of_published() {
     assert_eq!((config.pack, config.max_seq_len), (true, 4096));
     assert_eq!(train.optimizer, OptimizerKind::PagedAdamW8bit);
     assert_eq!(config.recompute(), Recompute::Full);
-    assert_eq!(config.compute(), Compute::Plain(Format::Bf16));
+    assert_eq!(config.compute(), Compute::Plain(FloatType::Bf16));
 }
 
 #[test]

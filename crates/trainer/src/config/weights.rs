@@ -8,7 +8,7 @@ use std::path::{Path, absolute};
 
 use firebrick_arch::{LoraConfig, TargetModules};
 use firebrick_hub::{HubId, RepoKind};
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, QuantFormat};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +39,7 @@ section! {
         /// The older name of `compute`; it may be written as long as the two agree. Default: absent.
         #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "compute::deserialize_format")]
         #[schemars(schema_with = "compute::format_schema")]
-        compute_dtype: Option<Format> = None;
+        compute_dtype: Option<FloatType> = None;
     }
 }
 

@@ -23,7 +23,7 @@ use std::io::Write;
 use std::path::Path;
 
 use firebrick_kernels::BaseStorage;
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 
 use crate::config::EvalConfig;
 use crate::metrics::Evaluation;
@@ -122,7 +122,7 @@ fn generate_formats(plan: &Plan) -> String {
         BaseStorage::Frozen(_) | BaseStorage::Trained => String::new(),
     };
     let compute = plan.compute.value;
-    let is_default = compute == compute_format(Format::Bf16, plan.backend.value).value;
+    let is_default = compute == compute_format(FloatType::Bf16, plan.backend.value).value;
     let dtype = if is_default { String::new() } else { format!(" --dtype {compute}") };
     let limit = plan.max_new_tokens.value;
     let is_default = limit == EvalConfig::default().max_new_tokens;

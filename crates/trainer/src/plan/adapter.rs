@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, Role};
 use firebrick_kernels::{BackendKind, BaseStorage, PairPasses, TrainingShape};
-use firebrick_precision::{Error as FormatError, Format, QuantFormat};
+use firebrick_precision::{Error as FormatError, FloatType, Format, QuantFormat};
 use serde::Serialize;
 
 use crate::config::{PreferenceLoss, PreferenceSection, RunConfig};
@@ -28,10 +28,10 @@ pub enum PlannedReference {
 }
 
 /// What the recipe says, with the format that weights have where it says nothing.
-pub(super) fn storage(config: &RunConfig, compute: Format) -> BaseStorage {
+pub(super) fn storage(config: &RunConfig, compute: FloatType) -> BaseStorage {
     match (config.quantized_base(), &config.lora) {
         (Some(format), _) => BaseStorage::Frozen(Format::Quantized(format)),
-        (None, Some(_)) => BaseStorage::Frozen(compute),
+        (None, Some(_)) => BaseStorage::Frozen(Format::Float(compute)),
         (None, None) => BaseStorage::Trained,
     }
 }

@@ -6,7 +6,7 @@
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::spec::{Engine, HardwareKind};
 use firebrick_kernels::BackendKind;
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 
 use crate::config::compute::Compute;
 use crate::config::{BackendChoice, RunConfig};
@@ -97,10 +97,14 @@ fn check(backend: BackendKind) -> Result<(), RunError> {
 }
 
 /// The format of activations: what the recipe names, or what the device has.
-pub(super) fn activations(requested: Compute, backend: BackendKind, hardware: Option<HardwareKind>) -> Chosen<Format> {
+pub(super) fn activations(
+    requested: Compute,
+    backend: BackendKind,
+    hardware: Option<HardwareKind>,
+) -> Chosen<FloatType> {
     let chosen = match (requested, hardware) {
         (Compute::Auto, Some(HardwareKind::OlderNvidia)) if backend == BackendKind::Cuda => {
-            let half = compute_format(Format::F16, backend);
+            let half = compute_format(FloatType::F16, backend);
             let why = format!("cards before compute capability 8.0 have no bfloat16; {}", half.reason);
             Chosen::new(half.value, why)
         }
@@ -110,17 +114,17 @@ pub(super) fn activations(requested: Compute, backend: BackendKind, hardware: Op
 }
 
 /// The format that a backend computes in when `requested` is.
-pub fn compute_format(requested: Format, backend: BackendKind) -> Chosen<Format> {
+pub fn compute_format(requested: FloatType, backend: BackendKind) -> Chosen<FloatType> {
     match (backend, requested) {
-        (_, Format::F16) if backend.computes_in_f16() => Chosen::new(
-            Format::F16,
+        (_, FloatType::F16) if backend.computes_in_f16() => Chosen::new(
+            FloatType::F16,
             "norms, softmax and loss in f32; dynamic loss scaling as torch's GradScaler counts: from 65536, halved when \
              gradients overflow (that step is skipped), doubled after 2000 good steps",
         ),
-        (BackendKind::Wgpu, Format::F16) => Chosen::new(Format::F32, "this device has no float16 shaders"),
+        (BackendKind::Wgpu, FloatType::F16) => Chosen::new(FloatType::F32, "this device has no float16 shaders"),
         (BackendKind::Cuda, requested) => Chosen::new(requested, "norms, softmax and loss in f32"),
-        (_, Format::F32) => Chosen::recipe(Format::F32),
-        (backend, _) => Chosen::new(Format::F32, format!("{backend} computes in f32")),
+        (_, FloatType::F32) => Chosen::recipe(FloatType::F32),
+        (backend, _) => Chosen::new(FloatType::F32, format!("{backend} computes in f32")),
     }
 }
 

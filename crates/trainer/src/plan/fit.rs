@@ -291,6 +291,8 @@ fn smaller(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> Ve
 
 #[cfg(test)]
 mod tests {
+    use firebrick_precision::FloatType;
+
     use super::*;
     use crate::plan::fixtures::Example;
     use crate::plan::shapes;
@@ -392,7 +394,7 @@ mod tests {
         let example = Example::new(&full, 80, 512);
         let advice = |backend| {
             let trained = example.trained();
-            let training = shapes::training(&example.config, Format::Bf16, backend, &example.data, &trained);
+            let training = shapes::training(&example.config, FloatType::Bf16, backend, &example.data, &trained);
             other_runs(&Case { backend, ..example.case() }, &training)
         };
         assert!(advice(BackendKind::Cuda).contains("adamw_8bit") && advice(BackendKind::Flex).contains("adamw_8bit"));

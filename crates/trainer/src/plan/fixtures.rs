@@ -8,7 +8,7 @@ use firebrick_arch::{ModelConfig, TensorSpec};
 use firebrick_hwprofile::spec::Maker;
 use firebrick_hwprofile::{AcceleratorSpec, Gpu, HardwareProfile};
 use firebrick_kernels::{BackendKind, TrainingShape};
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 
 use crate::config::RunConfig;
 #[cfg(feature = "flex")]
@@ -122,6 +122,6 @@ impl Example {
     }
 
     pub(super) fn training(&self) -> TrainingShape {
-        shapes::training(&self.config, Format::Bf16, BackendKind::Cuda, &self.data, &self.trained())
+        shapes::training(&self.config, FloatType::Bf16, BackendKind::Cuda, &self.data, &self.trained())
     }
 }

@@ -13,7 +13,7 @@ use firebrick_hwprofile::tuning::{FlashAttention, HardwareConfig, get_optimal_co
 use firebrick_hwprofile::{AcceleratorSpec, Gpu};
 use firebrick_kernels::{BackendKind, TrainingShape, cuda_launches, step_work};
 use firebrick_parallel::BUCKET_BYTES;
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 use serde::Serialize;
 
 use crate::config::ZeroStage;
@@ -206,7 +206,7 @@ fn step_time(
             _ => 0.0,
         },
     };
-    let format = if training.compute == Format::F32 { MathFormat::F32 } else { MathFormat::Bf16 };
+    let format = if training.compute == FloatType::F32 { MathFormat::F32 } else { MathFormat::Bf16 };
     let with_documents = |tokens: f64| {
         let work = step_work(case.spec, training, extent.micro_batches, tokens);
         let at_measured =

@@ -38,7 +38,7 @@ use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
 use firebrick_kernels::{BackendKind, BaseStorage, GemmAlgorithms, GemmFormat, Recompute, TrainingShape};
 use firebrick_optim::{OptimizerKind, ScheduleKind};
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 use serde::Serialize;
 
 use crate::config::{Init, PreferenceSection, RunConfig, ZeroStage};
@@ -108,7 +108,7 @@ struct Made<'a> {
     /// How the model is trained.
     training: TrainingShape,
     backend: Chosen<BackendKind>,
-    compute: Chosen<Format>,
+    compute: Chosen<FloatType>,
     gemms: Chosen<GemmFormat>,
     base: Chosen<BaseStorage>,
     answer_tokens: Chosen<usize>,
@@ -169,7 +169,7 @@ plan! {
     /// Where tensors live.
     backend: Chosen<BackendKind> = made.backend.clone(), shown "backend" as plain;
     /// Format of activations.
-    compute: Chosen<Format> = made.compute.clone(), shown "compute" as plain, identifies "compute";
+    compute: Chosen<FloatType> = made.compute.clone(), shown "compute" as plain, identifies "compute";
     /// What the GEMMs of the layers multiply.
     gemms: Chosen<GemmFormat> = made.gemms.clone(), shown "GEMMs of layers" as plain, identifies "gemms";
     /// Which share of a step's operations is in which format.

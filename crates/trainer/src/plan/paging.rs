@@ -87,7 +87,7 @@ const SHARES: u64 = 16;
 
 #[cfg(test)]
 mod tests {
-    use firebrick_precision::Format;
+    use firebrick_precision::FloatType;
 
     use super::*;
     use crate::plan::fixtures::Example;
@@ -97,7 +97,7 @@ mod tests {
         let example = Example::new(&[&full, changes].concat(), card_gib, 512);
         let case = fit::Case { backend, ..example.case() };
         let trained = example.trained();
-        let training = shapes::training(&example.config, Format::Bf16, backend, &example.data, &trained);
+        let training = shapes::training(&example.config, FloatType::Bf16, backend, &example.data, &trained);
         let (Paging { resident, paged }, training) = decide(&case, &example.config, &trained, training);
         (resident.value, paged.value, resident.reason + " / " + &paged.reason, training)
     }

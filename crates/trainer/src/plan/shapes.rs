@@ -6,7 +6,7 @@ use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
 use firebrick_kernels::{BackendKind, DividedBytes, GemmFormat, TrainingShape};
 use firebrick_optim::OptimizerConfig;
 use firebrick_parallel::owners;
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 
 use crate::config::RunConfig;
 use crate::error::RunError;
@@ -47,7 +47,7 @@ pub(super) fn largest_share(config: &RunConfig, trained: &[TensorSpec], world_si
 /// How a recipe's model is trained on a backend, with all optimizer state there.
 pub(super) fn training(
     config: &RunConfig,
-    compute: Format,
+    compute: FloatType,
     backend: BackendKind,
     data: &DataShape,
     trained: &[TensorSpec],

@@ -11,7 +11,7 @@ use firebrick_kernels::Kernels;
 use firebrick_model::{BuildOptions, Decoder, Division, HfFolder, PassOptions};
 use firebrick_optim::{LossScaling, Optimizer};
 use firebrick_parallel::Ranks;
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 
 use crate::config::Init;
 use crate::error::RunError;
@@ -73,7 +73,7 @@ pub fn trainer<B: Kernels>(
         // Before weights are read: locking pages takes a second or two, which pass while the weights are read. Unpacked micro-batches
         // differ in size, and each size takes its own buffers.
         for [count, width] in plan.training.offloaded_tensors(&model_config.spec) {
-            B::reserve_offload(device, count, plan.training.tokens() as usize * plan.compute.value.bytes(&[width]));
+            B::reserve_offload(device, count, plan.training.tokens() as usize * width * plan.compute.value.bytes());
         }
     }
     let (config, division) = (model_config.clone(), division(plan, &model_config.spec, &ranks));
@@ -112,7 +112,7 @@ fn optimizer<B: Kernels>(plan: &Plan, model: &Decoder<B>, ranks: &Ranks) -> Opti
     if plan.paged_state_bytes.value > 0 {
         optimizer = optimizer.with_paging(plan.resident_state_bytes.value);
     }
-    if plan.compute.value == Format::F16 {
+    if plan.compute.value == FloatType::F16 {
         optimizer = optimizer.with_loss_scaling(LossScaling::default(), model.device());
     }
     if plan.zero_stage.value.divides_state() && ranks.world_size() > 1 {

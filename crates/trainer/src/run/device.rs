@@ -7,21 +7,17 @@ use std::time::Instant;
 use burn_tensor::DType;
 use firebrick_arch::ModelSpec;
 use firebrick_kernels::{BackendKind, GemmFormat, Kernels};
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 
 use crate::console::Failure;
 use crate::error::RunError;
 
-/// Burn's name of a format that tensors can have.
-///
-/// # Panics
-/// For a quantized format: nothing is computed in those.
-pub fn dtype_of(format: Format) -> DType {
-    match format {
-        Format::F32 => DType::F32,
-        Format::F16 => DType::F16,
-        Format::Bf16 => DType::BF16,
-        Format::Quantized(_) | Format::Int8Blockwise => panic!("{format} is no compute format"),
+/// Burn's name of a type.
+pub fn dtype_of(float: FloatType) -> DType {
+    match float {
+        FloatType::F32 => DType::F32,
+        FloatType::F16 => DType::F16,
+        FloatType::Bf16 => DType::BF16,
     }
 }
 

@@ -9,7 +9,7 @@ use std::f64::consts::LN_2;
 use std::path::Path;
 
 use firebrick_kernels::GemmFormat;
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 
 use crate::config::{LossType, PreferenceSection};
 use crate::error::RunError;
@@ -35,7 +35,7 @@ pub(super) fn check(plan: &Plan, numbers: &StepNumbers, found_in: Option<&Path>)
         return Ok(None);
     }
     let is_exact =
-        plan.compute.value == Format::F32 && plan.gemms.value == GemmFormat::Compute && plan.experts.is_none();
+        plan.compute.value == FloatType::F32 && plan.gemms.value == GemmFormat::Compute && plan.experts.is_none();
     judge(&preference.value, f64::from(numbers.loss), pairs, is_exact, found_in)
 }
 

@@ -11,7 +11,7 @@ use firebrick_data::{Chat, TemplateChoice, TemplateDefaults, Tokenizer};
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
 use firebrick_model::peft::{grow_for_adapter, read_adapter_config};
 use firebrick_model::{BatchLimits, BuildOptions, CHAT_TEMPLATE_FILE, Decoder, GenerateOptions, HfFolder, Sampler};
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 use serde_json::Value;
 
 use crate::error::RunError;
@@ -32,7 +32,7 @@ pub struct LoadOptions {
     /// How the base is stored.
     pub storage: BaseStorage,
     /// Format of activations and GEMMs.
-    pub compute: Format,
+    pub compute: FloatType,
 }
 
 impl LoadOptions {
@@ -319,6 +319,8 @@ pub fn stop_tokens<B: Kernels>(model: &Decoder<B>, tokenizer: &Tokenizer, chat: 
 
 #[cfg(test)]
 mod tests {
+    use firebrick_precision::Format;
+
     use super::*;
 
     #[test]
@@ -375,8 +377,8 @@ mod tests {
             let from = [env!("CARGO_MANIFEST_DIR"), tiny, file].concat();
             std::fs::copy(from, folder.path().join(file)).unwrap();
         }
-        let (model, compute) = (folder.path().to_owned(), Format::F32);
-        let load = LoadOptions { model, adapter: None, storage: BaseStorage::Frozen(compute), compute };
+        let (model, compute) = (folder.path().to_owned(), FloatType::F32);
+        let load = LoadOptions { model, adapter: None, storage: BaseStorage::Frozen(Format::Float(compute)), compute };
         let tokenizer = load.tokenizer().unwrap();
         let model = load.load::<firebrick_kernels::backends::Flex>(8, 8, &Default::default()).unwrap();
         let ends = |chat| stop_tokens(&model, &tokenizer, chat).unwrap();

@@ -14,7 +14,7 @@ use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
 use firebrick_kernels::{
     BackendKind, CommOps, Epilogue, GemmFormat, Group, Keep, Kernels, Module, Prologue, Weight, WeightGradient,
 };
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 use serde::Serialize;
 
 use crate::RunError;
@@ -206,7 +206,7 @@ fn of_backend<B: Kernels>(
 
 /// What the backend multiplies on this machine.
 fn formats(backend: BackendKind, profile: &HardwareProfile) -> Vec<(MathFormat, DType, GemmFormat)> {
-    let half = [(Format::F16, MathFormat::F16, DType::F16), (Format::Bf16, MathFormat::Bf16, DType::BF16)];
+    let half = [(FloatType::F16, MathFormat::F16, DType::F16), (FloatType::Bf16, MathFormat::Bf16, DType::BF16)];
     let half = half.into_iter().filter(|(format, ..)| compute_format(*format, backend).value == *format);
     let half = half.map(|(_, math, dtype)| (math, dtype, GemmFormat::Compute));
     let fp8 = has_fp8(backend, profile).then_some((MathFormat::Fp8, DType::BF16, GemmFormat::Fp8));

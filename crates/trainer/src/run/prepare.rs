@@ -233,7 +233,8 @@ fn base_note(weights: &HfFolder, model_config: &ModelConfig, plan: &Plan) -> Opt
     };
     let tensors = model_config.spec.tensors();
     let dense = tensors.iter().filter(|tensor| tensor.role == Role::Projection && weights.skips(&tensor.name));
-    let bytes = |shape: &[usize]| plan.compute.value.bytes(shape).saturating_sub(format.bytes(shape));
+    let compute = Format::Float(plan.compute.value);
+    let bytes = |shape: &[usize]| compute.bytes(shape).saturating_sub(format.bytes(shape));
     let more: Vec<usize> = dense.map(|tensor| bytes(&tensor.shape)).collect();
     if !more.is_empty() {
         let mib = more.iter().sum::<usize>() as f64 / f64::from(1 << 20);

@@ -12,7 +12,7 @@ use std::path::Path;
 use firebrick_arch::LoraConfig;
 use firebrick_kernels::{BaseStorage, GemmFormat};
 use firebrick_model::peft::{ADAPTER_WEIGHTS_FILE, read_adapter_config};
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -39,7 +39,7 @@ pub struct ReferenceIdentity {
     /// How the base weights are stored.
     pub base: BaseStorage,
     /// Format of activations and GEMMs.
-    pub compute: Format,
+    pub compute: FloatType,
     /// What the GEMMs of the layers multiply.
     pub gemms: GemmFormat,
 }
@@ -102,6 +102,7 @@ fn content(folder: &Path) -> Result<String, RunError> {
 #[cfg(test)]
 mod tests {
     use firebrick_model::peft::ADAPTER_CONFIG_FILE;
+    use firebrick_precision::Format;
 
     use super::*;
 
@@ -112,8 +113,8 @@ mod tests {
             seed: None,
             new_tokens: Vec::new(),
             long_rope: None,
-            base: BaseStorage::Frozen(Format::Bf16),
-            compute: Format::F32,
+            base: BaseStorage::Frozen(Format::Float(FloatType::Bf16)),
+            compute: FloatType::F32,
             gemms: GemmFormat::Compute,
         }
     }

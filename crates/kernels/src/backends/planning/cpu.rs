@@ -58,7 +58,7 @@ fn updated_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
 #[cfg(test)]
 mod tests {
     use firebrick_arch::{LoraConfig, ModelConfig, TargetModules};
-    use firebrick_precision::{Format, QuantFormat};
+    use firebrick_precision::{FloatType, Format, QuantFormat};
 
     use super::*;
     use crate::backends::{BackendKind, estimate};
@@ -80,9 +80,9 @@ mod tests {
     fn lora(rows: usize, row_len: usize, chunk: usize) -> TrainingShape {
         let lora = LoraConfig { r: 8, target_modules: TargetModules::AllLinear, ..LoraConfig::default() };
         TrainingShape {
-            base: BaseStorage::Frozen(Format::F32),
+            base: BaseStorage::Frozen(Format::Float(FloatType::F32)),
             lora: Some(lora),
-            compute: Format::F32,
+            compute: FloatType::F32,
             optimizer_bytes: 8 * 2_442_240,
             row_len,
             longest_document: row_len,

@@ -224,6 +224,7 @@ fn converted_why(training: &TrainingShape) -> String {
 #[cfg(test)]
 mod tests {
     use firebrick_arch::shapes::llama_3_1_8b;
+    use firebrick_precision::FloatType;
 
     use super::*;
     use crate::backends::{BackendKind, estimate};
@@ -258,8 +259,12 @@ mod tests {
         let shapes = [[6144 + 48, 4160], [4096 + 16, 4160], [28_672 + 32, 4160], [4096 + 16, 14_400]];
         let values: u64 = shapes.iter().map(|[rows, columns]| rows * columns).sum();
         assert_eq!(bytes_of(&on_cuda(&qlora(1, Recompute::Full)), "converted weights"), values * 2);
-        assert_eq!(bytes_of(&on_cuda(&dense(Format::Bf16)), "converted weights"), values * 2, "next to their adapters");
-        let full = on_cuda(&full(Format::Bf16));
+        assert_eq!(
+            bytes_of(&on_cuda(&dense(FloatType::Bf16)), "converted weights"),
+            values * 2,
+            "next to their adapters"
+        );
+        let full = on_cuda(&full(FloatType::Bf16));
         assert_eq!(bytes_of(&full, "converted weights"), (218_103_808 + 128_256 * 4096) * 2);
         assert_eq!(bytes_of(&full, "base weights"), 0, "no second copy of all weights");
     }

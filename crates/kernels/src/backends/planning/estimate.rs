@@ -7,7 +7,7 @@
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 
 use super::{cuda, evaluation, reference, rows};
 use crate::backends::BackendKind;
@@ -71,13 +71,13 @@ impl BackendKind {
 
     /// The kernels that compute attention with a soft cap of the scores, and why; `None` for models without one, and for backends that
     /// have one implementation for all models.
-    pub fn capped_attention(self, model: &ModelSpec, compute: Format) -> Option<[String; 2]> {
+    pub fn capped_attention(self, model: &ModelSpec, compute: FloatType) -> Option<[String; 2]> {
         let mut capped =
             model.layers.iter().map(|layer| &layer.attention).filter(|attention| attention.soft_cap.is_some());
         let attention = capped.next().filter(|_| self == Self::Cuda)?;
         let head_dim = attention.head_dim;
         let (kernels, why) =
-            if [compute == Format::F32, true].into_iter().any(|is_f32| cuda::flash_takes(is_f32, head_dim)) {
+            if [compute == FloatType::F32, true].into_iter().any(|is_f32| cuda::flash_takes(is_f32, head_dim)) {
                 ("hand-written", "cuDNN is not given scores with a soft cap; slower than it")
             } else {
                 (
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn full_training_takes_16_bytes_per_parameter_and_converts_one_module_at_a_time() {
-        for (compute, converted) in [(Format::F32, 0), (Format::Bf16, 2 * 4096 * 14_336 * 2)] {
+        for (compute, converted) in [(FloatType::F32, 0), (FloatType::Bf16, 2 * 4096 * 14_336 * 2)] {
             // Enough tokens for the backward of a layer to be the peak instead of the loss.
             let estimate = on_wgpu(&TrainingShape { micro_batch_size: 8, ..full(compute) });
             let names = ["base weights", "trained weights", "gradients", "optimizer state"];
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn no_line_is_empty() {
         let offloaded = TrainingShape { offload: true, ..qlora(1, Recompute::Full) };
-        for training in [qlora(1, Recompute::None), full(Format::F32), offloaded] {
+        for training in [qlora(1, Recompute::None), full(FloatType::F32), offloaded] {
             for backend in BackendKind::ALL {
                 let estimate = estimate(backend, &llama_3_1_8b(), &training);
                 assert!(estimate.lines.iter().all(|line| line.bytes > 0 && !line.why.is_empty()), "{estimate:#?}");
@@ -224,13 +224,13 @@ mod tests {
     #[test]
     fn a_soft_cap_goes_to_the_flash_kernels_where_they_take_the_heads() {
         let mut model = llama_3_1_8b();
-        assert_eq!(BackendKind::Cuda.capped_attention(&model, Format::Bf16), None);
+        assert_eq!(BackendKind::Cuda.capped_attention(&model, FloatType::Bf16), None);
         for (head_dim, compute, expected) in [
-            (256, Format::Bf16, "hand-written"),
-            (128, Format::F32, "hand-written"),
-            (32, Format::F32, "hand-written"),
-            (32, Format::Bf16, "hand-written"),
-            (24, Format::Bf16, "reference"),
+            (256, FloatType::Bf16, "hand-written"),
+            (128, FloatType::F32, "hand-written"),
+            (32, FloatType::F32, "hand-written"),
+            (32, FloatType::Bf16, "hand-written"),
+            (24, FloatType::Bf16, "reference"),
         ] {
             for layer in &mut model.layers {
                 (layer.attention.head_dim, layer.attention.soft_cap) = (head_dim, Some(50.0));

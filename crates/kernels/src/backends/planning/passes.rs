@@ -4,7 +4,7 @@
 //! Trade-off: memory is estimated for an H100's multiprocessors; other cards have other parts of the tokens.
 
 use firebrick_arch::{GroupKind, GroupSpec, LoraConfig, ModelSpec};
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 
 use super::rows::{appended_to, ranks_in};
 use crate::GemmFormat;
@@ -138,7 +138,7 @@ fn input_sums_of_any(model: &ModelSpec, training: &TrainingShape) -> usize {
 /// under DoRA, whose forward leaves no `x Aᵀ`.
 fn tile_of(group: &GroupSpec, training: &TrainingShape) -> Option<usize> {
     let has_magnitudes = training.lora.as_ref().is_some_and(|lora| lora.use_dora);
-    if has_magnitudes || training.compute == Format::F32 {
+    if has_magnitudes || training.compute == FloatType::F32 {
         return None;
     }
     let ranks: Vec<usize> = ranks_in(group, training).into_iter().filter(|rank| *rank > 0).collect();
@@ -228,7 +228,7 @@ mod tests {
         );
         let dora = with(&|lora| lora.use_dora = true);
         assert_eq!((bytes(&dora), low_rank_sums_bytes(&model, &dora)), ([0; 3], 0));
-        let in_f32 = TrainingShape { compute: Format::F32, ..plain };
+        let in_f32 = TrainingShape { compute: FloatType::F32, ..plain };
         assert_eq!((bytes(&in_f32), low_rank_sums_bytes(&model, &in_f32)), ([0; 3], 0));
     }
 

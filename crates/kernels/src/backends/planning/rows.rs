@@ -155,7 +155,7 @@ pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Opti
 mod tests {
     use firebrick_arch::LoraConfig;
     use firebrick_arch::shapes::llama_3_1_8b;
-    use firebrick_precision::Format;
+    use firebrick_precision::FloatType;
 
     use super::*;
     use crate::memory::training_shape::Recompute;
@@ -170,7 +170,7 @@ mod tests {
         };
         assert_eq!(of_rank(16), "appended: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj");
         assert_eq!(of_rank(256), "appended: o_proj, gate_proj, up_proj, down_proj; separate: q_proj, k_proj, v_proj");
-        assert_eq!(adapter_gemms(&llama_3_1_8b(), &full(Format::Bf16)), None);
+        assert_eq!(adapter_gemms(&llama_3_1_8b(), &full(FloatType::Bf16)), None);
     }
 
     #[test]
