@@ -13,13 +13,15 @@ use firebrick_arch::{
     EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, generation_eos_token_ids, lora_tensor_names,
     magnitude_tensor_name, saved_tensor_name, token_rows_name,
 };
-use firebrick_precision::QuantFormat;
+use firebrick_precision::{FloatType, QuantFormat};
 use rayon::prelude::*;
 
 use crate::companions::Companions;
 use crate::error::ModelError;
 use crate::peft::{check_adapter, grow_for_adapter, read_adapter};
-use crate::weights::{Bnb4bit, Fetched, HfFolder, SavedDtype, TensorF32, write_bnb_folder, write_hf_folder};
+use crate::weights::{
+    Bnb4bit, Fetched, HfFolder, TensorF32, float_type_of, stored_as, write_bnb_folder, write_hf_folder,
+};
 
 /// Vectors that the written weights are tested with.
 const PROBES: usize = 4;
@@ -42,7 +44,7 @@ pub struct Merge<'a> {
     /// Quantizes and dequantizes every adapted weight before the adapter is added: the weights that QLoRA trained on.
     pub requantized: Option<QuantFormat>,
     /// Number format of the merged weights; `None`: the base's.
-    pub dtype: Option<SavedDtype>,
+    pub dtype: Option<FloatType>,
     /// Quantizes the projections of the merged model; the rest has `dtype`.
     pub bnb_4bit: Option<Bnb4bit>,
     /// What travels with the weights besides the base's own files.
@@ -59,7 +61,7 @@ pub struct MergeReport {
     /// The same difference relative to what the adapter contributes, over all modules: what rounding took of the adapter.
     pub lost_of_adapter: f64,
     /// Number format of the merged weights.
-    pub dtype: SavedDtype,
+    pub dtype: FloatType,
     /// The format of the projections, if they are quantized.
     pub bnb_4bit: Option<Bnb4bit>,
 }
@@ -72,7 +74,7 @@ pub struct MergeReport {
 pub fn quantize_folder(model: &Path, to: &Path, format: Bnb4bit, companions: &Companions) -> Result<usize, ModelError> {
     let (base, config) = (HfFolder::open(model)?, ModelConfig::read(model)?);
     base.check_complete(&config.spec)?;
-    let dtype = SavedDtype::of_config(config.dtype.as_deref());
+    let dtype = float_type_of(&config);
     write_bnb_folder(to, &config, format, dtype, Some(companions), &base, |_| Ok(None))?;
     let written = HfFolder::open(to)?;
     written.check_complete(&config.spec)?;
@@ -92,7 +94,7 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     grow_for_adapter(&mut config, merge.adapter)?;
     check_adapter(merge.adapter, &config.spec, &settings)?;
     config.add_eos_token_ids(generation_eos_token_ids(merge.adapter)?);
-    let dtype = merge.dtype.unwrap_or_else(|| SavedDtype::of_config(config.dtype.as_deref()));
+    let dtype = merge.dtype.unwrap_or_else(|| float_type_of(&config));
     if config.spec.tie_word_embeddings && settings.unties() {
         config.untie();
     }
@@ -178,10 +180,10 @@ impl Source<'_> {
     }
 
     /// A tensor that has no adapter: byte for byte where the format stays.
-    fn unchanged(&self, name: &str, dtype: SavedDtype) -> Result<Fetched, ModelError> {
+    fn unchanged(&self, name: &str, dtype: FloatType) -> Result<Fetched, ModelError> {
         // An untied head that does not train stays the table that it shared.
         let name = if name == HEAD && self.base.info(name).is_err() { EMBEDDING } else { name };
-        if self.base.info(name)?.dtype == dtype.stored() {
+        if self.base.info(name)?.dtype == stored_as(dtype) {
             return Ok(Fetched::Bytes(self.base.read(name)?.bytes));
         }
         Ok(Fetched::Values(self.base.read_f32(name, &self.shapes[name])?))
@@ -217,10 +219,10 @@ impl Source<'_> {
     }
 
     /// Multiplies test vectors with what was written, and with base and adapter.
-    fn check(&self, written: &HfFolder, dtype: SavedDtype) -> Result<MergeReport, ModelError> {
+    fn check(&self, written: &HfFolder, dtype: FloatType) -> Result<MergeReport, ModelError> {
         let bnb_4bit = self.merge.bnb_4bit;
         let mut report = MergeReport { modules: 0, largest_error: 0.0, lost_of_adapter: 0.0, dtype, bnb_4bit };
-        let bound = if bnb_4bit.is_some() { BNB_4BIT_BOUND } else { dtype.merge_bound() };
+        let bound = if bnb_4bit.is_some() { BNB_4BIT_BOUND } else { merge_bound(dtype) };
         let (mut lost, mut contributed) = (0.0, 0.0);
         for (name, shape) in self.shapes {
             let Some(adapter) = self.adapter_of(name) else { continue };
@@ -255,14 +257,12 @@ impl Source<'_> {
     }
 }
 
-impl SavedDtype {
-    /// How far outputs of a merged weight may be from those of base and adapter: several times what its rounding explains.
-    fn merge_bound(self) -> f64 {
-        match self {
-            Self::F32 => 1e-5,
-            Self::F16 => 2e-3,
-            Self::Bf16 => 1e-2,
-        }
+/// How far outputs of a merged weight may be from those of base and adapter: several times what its rounding explains.
+fn merge_bound(dtype: FloatType) -> f64 {
+    match dtype {
+        FloatType::F32 => 1e-5,
+        FloatType::F16 => 2e-3,
+        FloatType::Bf16 => 1e-2,
     }
 }
 
@@ -339,11 +339,11 @@ mod tests {
     }
 
     /// A base and an adapter of every projection, whose contribution has this size.
-    fn folders(dtype: SavedDtype, size: f32) -> TempDir {
+    fn folders(dtype: FloatType, size: f32) -> TempDir {
         folders_of(dtype, size, false)
     }
 
-    fn folders_of(dtype: SavedDtype, size: f32, use_dora: bool) -> TempDir {
+    fn folders_of(dtype: FloatType, size: f32, use_dora: bool) -> TempDir {
         let temp = tempdir().unwrap();
         let config = tiny(&[]).unwrap();
         let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
@@ -367,7 +367,7 @@ mod tests {
 
     fn merged(
         folder: &Path,
-        dtype: Option<SavedDtype>,
+        dtype: Option<FloatType>,
         requantized: Option<QuantFormat>,
     ) -> Result<MergeReport, ModelError> {
         let (model, adapter) = (folder.join("base"), folder.join("adapter"));
@@ -383,11 +383,11 @@ mod tests {
 
     #[test]
     fn a_merged_folder_computes_what_base_and_adapter_do_and_keeps_all_other_bytes() {
-        for dtype in [SavedDtype::F32, SavedDtype::Bf16, SavedDtype::F16] {
+        for dtype in [FloatType::F32, FloatType::Bf16, FloatType::F16] {
             let temp = folders(dtype, 0.1);
             let report = merged(temp.path(), None, None).unwrap();
             assert_eq!((report.modules, report.dtype), (14, dtype));
-            assert!(report.largest_error < dtype.merge_bound() / 2.0, "{report:?}");
+            assert!(report.largest_error < merge_bound(dtype) / 2.0, "{report:?}");
             let [base, merged] = ["base", "merged"].map(|name| HfFolder::open(&temp.path().join(name)).unwrap());
             for name in base.names() {
                 let is_adapted = name.contains("_proj");
@@ -398,7 +398,7 @@ mod tests {
 
     #[test]
     fn rows_of_a_merged_dora_weight_have_the_norms_of_its_magnitudes_and_the_directions_of_its_sum() {
-        let [plain, temp] = [false, true].map(|use_dora| folders_of(SavedDtype::F32, 0.1, use_dora));
+        let [plain, temp] = [false, true].map(|use_dora| folders_of(FloatType::F32, 0.1, use_dora));
         merged(plain.path(), None, None).unwrap();
         assert_eq!(merged(temp.path(), None, None).unwrap().modules, 14);
         let (name, shape) = ("model.layers.1.mlp.down_proj.weight", [8, 12]);
@@ -417,19 +417,19 @@ mod tests {
     #[test]
     fn what_rounding_takes_of_a_small_adapter_is_reported() {
         let lost = |size, dtype| {
-            let temp = folders(SavedDtype::Bf16, size);
+            let temp = folders(FloatType::Bf16, size);
             merged(temp.path(), Some(dtype), None).unwrap().lost_of_adapter
         };
-        assert!(lost(0.1, SavedDtype::Bf16) < 0.1);
-        assert!(lost(0.01, SavedDtype::Bf16) > 0.5, "far below a rounding step of the weights");
-        assert!(lost(0.01, SavedDtype::F32) < 1e-3);
+        assert!(lost(0.1, FloatType::Bf16) < 0.1);
+        assert!(lost(0.01, FloatType::Bf16) > 0.5, "far below a rounding step of the weights");
+        assert!(lost(0.01, FloatType::F32) < 1e-3);
     }
 
     #[test]
     fn a_merge_into_dequantized_weights_is_one_into_what_was_trained_on_in_any_format() {
         let (name, shape) = ("model.layers.0.self_attn.o_proj.weight", [8, 8]);
         for format in QuantFormat::ALL.into_iter().filter(|format| format.check_columns(8).is_ok()) {
-            let temp = folders(SavedDtype::F32, 0.1);
+            let temp = folders(FloatType::F32, 0.1);
             merged(temp.path(), None, Some(format)).unwrap();
             let [base, merged] = ["base", "merged"].map(|name| HfFolder::open(&temp.path().join(name)).unwrap());
             let dequantized = format.quantize(&base.read_f32(name, &shape).unwrap(), &shape).unwrap().dequantize();
@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_before_anything_is_written() {
-        let temp = folders(SavedDtype::F32, 0.1);
+        let temp = folders(FloatType::F32, 0.1);
         let path = temp.path().join("base/config.json");
         let text = read_to_string(&path).unwrap();
         write(path, text.replace("\"intermediate_size\": 12", "\"intermediate_size\": 16")).unwrap();

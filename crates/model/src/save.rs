@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{Kernels, Parameter};
+use firebrick_precision::FloatType;
 
 use crate::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::layer::Layer;
-use crate::weights::{Fetched, HfFolder, SavedDtype, write_hf_folder};
+use crate::weights::{Fetched, HfFolder, write_hf_folder};
 
 /// Values of trained parameters in host memory, by name: those that ranks divide.
 pub type CollectedWeights = BTreeMap<Arc<str>, Vec<f32>>;
@@ -26,7 +27,7 @@ impl<B: Kernels> Decoder<B> {
     ///
     /// # Panics
     /// If part of the model is frozen: adapters are saved by [`Decoder::save_adapter`].
-    pub fn save_model(&self, dir: &Path, dtype: SavedDtype, companions: Option<&Companions>) -> Result<(), ModelError> {
+    pub fn save_model(&self, dir: &Path, dtype: FloatType, companions: Option<&Companions>) -> Result<(), ModelError> {
         self.save_collected(CollectedWeights::new(), dir, dtype, companions)
     }
 
@@ -41,7 +42,7 @@ impl<B: Kernels> Decoder<B> {
         &self,
         mut collected: CollectedWeights,
         dir: &Path,
-        dtype: SavedDtype,
+        dtype: FloatType,
         companions: Option<&Companions>,
     ) -> Result<(), ModelError> {
         let parameters: BTreeMap<_, _> =

@@ -32,8 +32,8 @@ use self::quantized::QuantizedWeight;
 pub use self::quantized::{Bnb4bit, Bnb4bitType};
 pub(crate) use self::read_ahead::{CodesOrValues, Limits, Request, Values, read_ahead};
 pub(crate) use self::shard::Shard;
-pub(crate) use self::write::write_folder;
-pub use self::write::{Fetched, SavedDtype, write_hf_folder, write_safetensors, write_safetensors_f32};
+pub use self::write::{Fetched, float_type_of, write_hf_folder, write_safetensors, write_safetensors_f32};
+pub(crate) use self::write::{stored_as, write_folder};
 pub use self::write_bnb::write_bnb_folder;
 use crate::error::{ModelError, counted, first_few};
 
@@ -328,6 +328,7 @@ mod tests {
     use firebrick_arch::{ArchError, ModelConfig};
     use firebrick_kernels::MemoryOps;
     use firebrick_kernels::backends::Flex;
+    use firebrick_precision::FloatType;
     use serde_json::json;
     use tempfile::{TempDir, tempdir};
 
@@ -345,7 +346,7 @@ mod tests {
         let dir = temp.path().join("model");
         let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
         let fetch = |name: &str| Ok(Fetched::Values(values(name, shapes[name].iter().product())));
-        write::write_sharded(&dir, &config, SavedDtype::F32, None, 2_000, fetch).unwrap();
+        write::write_sharded(&dir, &config, FloatType::F32, None, 2_000, fetch).unwrap();
         assert!(dir.join("model-00001-of-00003.safetensors").is_file());
         (temp, dir, config)
     }
@@ -486,7 +487,7 @@ mod tests {
         let (temp, config) = (tempdir().unwrap(), tiny(&[("tie_word_embeddings", json!(true))]).unwrap());
         let dir = temp.path().join("tied");
         let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
-        write_hf_folder(&dir, &config, SavedDtype::F32, None, |name| {
+        write_hf_folder(&dir, &config, FloatType::F32, None, |name| {
             Ok(Fetched::Values(vec![0.0; shapes[name].iter().product()]))
         })
         .unwrap();

@@ -11,8 +11,8 @@ use std::str::FromStr;
 use clap::Args;
 use firebrick_data::Tokenizer;
 use firebrick_model::{
-    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufEnds, GgufType, Merge, MergeReport, ModelConfig, SavedDtype,
-    merge_adapter, quantize_folder, write_gguf,
+    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufEnds, GgufType, Merge, MergeReport, ModelConfig, merge_adapter,
+    quantize_folder, write_gguf,
 };
 use firebrick_precision::{FloatType, QuantFormat};
 use firebrick_trainer::RunError;
@@ -193,7 +193,7 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
         model: &options.model,
         adapter,
         requantized: options.base.format(),
-        dtype: options.dtype.map(|float| SavedDtype::of_config(Some(float.name()))),
+        dtype: options.dtype,
         bnb_4bit: options.bnb_4bit,
         companions: Companions {
             from: options.model.clone(),

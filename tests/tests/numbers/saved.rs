@@ -12,9 +12,7 @@ use firebrick_data::{Chat, Tokenizer};
 use firebrick_kernels::GemmFormat;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::{read_adapter, read_adapter_config};
-use firebrick_model::{
-    BuildOptions, Companions, Decoder, HfFolder, LoraConfig, Merge, ModelConfig, SavedDtype, merge_adapter,
-};
+use firebrick_model::{BuildOptions, Companions, Decoder, HfFolder, LoraConfig, Merge, ModelConfig, merge_adapter};
 use firebrick_precision::FloatType;
 use firebrick_tests::{FAMILIES, FROZEN, TRAINED, fixture, golden_file, load, snapshot};
 use firebrick_trainer::run::generate::LoadOptions;
@@ -59,7 +57,7 @@ fn write(folder: &Path) {
     let mut model = load::<Flex>("tiny-llama-tied", None, TRAINED);
     model.config.add_eos_token_ids([NEW_END]);
     let companions = companions("tiny-llama-tied");
-    model.save_model(&folder.join("saved-model"), SavedDtype::F16, Some(&companions)).expect("it is written");
+    model.save_model(&folder.join("saved-model"), FloatType::F16, Some(&companions)).expect("it is written");
 }
 
 #[test]
@@ -177,7 +175,7 @@ fn merge(base: &Path, adapter: &Path, to: &Path) {
         chat_settings: Default::default(),
         tokenizer: Default::default(),
     };
-    let dtype = Some(SavedDtype::F32);
+    let dtype = Some(FloatType::F32);
     let merge = Merge { model: base, adapter, requantized: None, dtype, bnb_4bit: None, companions };
     let report = merge_adapter(&merge, to).expect("it is merged and checked");
     assert!(report.modules > 0 && report.largest_error < 1e-5, "{}: {report:?}", adapter.display());

@@ -6,7 +6,7 @@ use std::path::Path;
 use firebrick_data::Tokenizer;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::{read_adapter, read_adapter_config};
-use firebrick_model::{Companions, HfFolder, Merge, ModelConfig, SavedDtype, merge_adapter};
+use firebrick_model::{Companions, HfFolder, Merge, ModelConfig, merge_adapter};
 use firebrick_precision::FloatType;
 use firebrick_tests::{FROZEN, NEW, finish, fixture, recipe, refusal};
 use firebrick_trainer::run::generate::LoadOptions;
@@ -58,7 +58,7 @@ fn an_adapter_with_new_tokens_has_their_rows_and_tokenizer_and_merges_into_a_lar
         model: &model,
         adapter: &adapter,
         requantized: None,
-        dtype: Some(SavedDtype::F32),
+        dtype: Some(FloatType::F32),
         bnb_4bit: None,
         companions,
     };

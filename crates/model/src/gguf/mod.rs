@@ -257,11 +257,12 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fs::{read, write};
 
+    use firebrick_precision::FloatType;
     use tempfile::tempdir;
 
     use super::*;
     use crate::test_config::{shapes, tiny};
-    use crate::weights::{Fetched, SavedDtype, write_hf_folder};
+    use crate::weights::{Fetched, write_hf_folder};
 
     const TOKENIZER: &str = r#"{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]},
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false}, "added_tokens": [{"id": 3, "content": "<end>", "special": true}]}"#;
@@ -281,7 +282,7 @@ mod tests {
         let config = tiny(&[]).unwrap();
         let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
         let fetch = |name: &str| Ok(Fetched::Values(vec![0.5; shapes[name].iter().product()]));
-        write_hf_folder(&folder, &config, SavedDtype::F32, None, fetch).unwrap();
+        write_hf_folder(&folder, &config, FloatType::F32, None, fetch).unwrap();
         write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
         write_gguf(&folder, &file, GgufType::F16, GgufEnds::default()).unwrap();
         let bytes = read(&file).unwrap();
@@ -301,7 +302,7 @@ mod tests {
         let config = tiny(&[]).unwrap();
         let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
         let fetch = |name: &str| Ok(Fetched::Values(vec![0.5; shapes[name].iter().product()]));
-        write_hf_folder(&folder, &config, SavedDtype::F32, None, fetch).unwrap();
+        write_hf_folder(&folder, &config, FloatType::F32, None, fetch).unwrap();
         write(folder.join("tokenizer.json"), TOKENIZER.replace("BPE", "Unigram")).unwrap();
         assert!(refused(&folder).contains("not byte-level BPE"));
         write(folder.join("tokenizer.json"), TOKENIZER.replace("ByteLevel", "Metaspace")).unwrap();

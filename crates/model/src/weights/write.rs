@@ -12,6 +12,7 @@ use std::path::Path;
 
 use firebrick_arch::{CONFIG_FILE, ModelConfig, TensorSpec};
 use firebrick_files::{AtomicFile, AtomicFolder};
+use firebrick_precision::FloatType;
 use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json, to_string_pretty, to_vec};
@@ -32,53 +33,28 @@ pub enum Fetched {
     Bytes(Vec<u8>),
 }
 
-/// The number format of a saved model's weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SavedDtype {
-    /// As held in memory.
-    F32,
-    /// Rounded to nearest, ties to even.
-    Bf16,
-    /// Rounded to nearest, ties to even; what is too large becomes infinite.
-    F16,
+/// What the weights of a saved model are, as its config.json says; f32 where that names nothing.
+#[must_use]
+pub fn float_type_of(config: &ModelConfig) -> FloatType {
+    let is_named = |float: &FloatType| config.dtype.as_deref() == Some(float.name());
+    FloatType::ALL.into_iter().find(is_named).unwrap_or(FloatType::F32)
 }
 
-impl SavedDtype {
-    /// The format that config.json names; f32 where it names none.
-    #[must_use]
-    pub fn of_config(dtype: Option<&str>) -> Self {
-        match dtype {
-            Some("bfloat16") => Self::Bf16,
-            Some("float16") => Self::F16,
-            _ => Self::F32,
-        }
+/// As safetensors names it.
+pub(crate) fn stored_as(float: FloatType) -> Dtype {
+    match float {
+        FloatType::F32 => Dtype::F32,
+        FloatType::Bf16 => Dtype::BF16,
+        FloatType::F16 => Dtype::F16,
     }
+}
 
-    /// As safetensors names it.
-    pub(crate) fn stored(self) -> Dtype {
-        match self {
-            Self::F32 => Dtype::F32,
-            Self::Bf16 => Dtype::BF16,
-            Self::F16 => Dtype::F16,
-        }
-    }
-
-    /// As config.json names it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "float32",
-            Self::Bf16 => "bfloat16",
-            Self::F16 => "float16",
-        }
-    }
-
-    pub(super) fn bytes(self, values: &[f32]) -> Vec<u8> {
-        match self {
-            Self::F32 => convert::from_f32(values, f32::to_le_bytes),
-            Self::Bf16 => convert::from_f32(values, |value| bf16::from_f32(value).to_le_bytes()),
-            Self::F16 => convert::from_f32(values, |value| f16::from_f32(value).to_le_bytes()),
-        }
+/// The little-endian bytes of values, rounded to nearest, ties to even; what is too large for f16 becomes infinite.
+pub(super) fn bytes_of(values: &[f32], float: FloatType) -> Vec<u8> {
+    match float {
+        FloatType::F32 => convert::from_f32(values, f32::to_le_bytes),
+        FloatType::Bf16 => convert::from_f32(values, |value| bf16::from_f32(value).to_le_bytes()),
+        FloatType::F16 => convert::from_f32(values, |value| f16::from_f32(value).to_le_bytes()),
     }
 }
 
@@ -123,7 +99,7 @@ pub fn write_safetensors_f32(
 ) -> Result<(), ModelError> {
     let info = |tensor: &TensorF32| TensorInfo { dtype: Dtype::F32, shape: tensor.shape.clone() };
     let infos = tensors.iter().map(|(name, tensor)| (name.clone(), info(tensor))).collect();
-    write_safetensors(path, &infos, metadata, |name| Ok(SavedDtype::F32.bytes(&tensors[name].values)))
+    write_safetensors(path, &infos, metadata, |name| Ok(bytes_of(&tensors[name].values, FloatType::F32)))
 }
 
 /// Writes a model as a Hugging Face folder: config.json, weights in shards of at most 5 GB, and its companions: tokenizer, chat
@@ -138,7 +114,7 @@ pub fn write_safetensors_f32(
 pub fn write_hf_folder(
     dir: &Path,
     config: &ModelConfig,
-    dtype: SavedDtype,
+    dtype: FloatType,
     companions: Option<&Companions>,
     fetch: impl FnMut(&str) -> Result<Fetched, ModelError>,
 ) -> Result<(), ModelError> {
@@ -149,7 +125,7 @@ pub fn write_hf_folder(
 pub(super) fn write_sharded(
     dir: &Path,
     config: &ModelConfig,
-    dtype: SavedDtype,
+    dtype: FloatType,
     companions: Option<&Companions>,
     max_shard_bytes: usize,
     mut fetch: impl FnMut(&str) -> Result<Fetched, ModelError>,
@@ -209,11 +185,11 @@ fn header(order: &[(&String, &TensorInfo)], metadata: &BTreeMap<String, String>)
 }
 
 /// Fills shards in the model's order, each up to `max_bytes`; a tensor is never split.
-fn plan_shards(config: &ModelConfig, dtype: SavedDtype, max_bytes: usize) -> Vec<BTreeMap<String, TensorInfo>> {
+fn plan_shards(config: &ModelConfig, dtype: FloatType, max_bytes: usize) -> Vec<BTreeMap<String, TensorInfo>> {
     let mut shards = vec![BTreeMap::new()];
     let mut filled = 0;
     for TensorSpec { name, shape, .. } in config.spec.tensors() {
-        let info = TensorInfo { dtype: dtype.stored(), shape };
+        let info = TensorInfo { dtype: stored_as(dtype), shape };
         if filled > 0 && filled + info.byte_len() > max_bytes {
             shards.push(BTreeMap::new());
             filled = 0;
@@ -227,7 +203,7 @@ fn plan_shards(config: &ModelConfig, dtype: SavedDtype, max_bytes: usize) -> Vec
 fn write_shards(
     dir: &Path,
     shards: &[BTreeMap<String, TensorInfo>],
-    dtype: SavedDtype,
+    dtype: FloatType,
     fetch: &mut impl FnMut(&str) -> Result<Fetched, ModelError>,
 ) -> Result<(), ModelError> {
     let mut weight_map = BTreeMap::new();
@@ -238,7 +214,7 @@ fn write_shards(
         };
         write_safetensors(&dir.join(&file), tensors, &BTreeMap::new(), |name| {
             Ok(match fetch(name)? {
-                Fetched::Values(values) => dtype.bytes(&values),
+                Fetched::Values(values) => bytes_of(&values, dtype),
                 Fetched::Bytes(bytes) => bytes,
             })
         })?;
@@ -329,14 +305,14 @@ mod tests {
         let fetch = |name: &str| Ok(Fetched::Values(vec![1.0 + 1.0 / 256.0; shapes[name].iter().product()]));
         let companions =
             Companions { from, chat_template: None, chat_settings: Default::default(), tokenizer: Default::default() };
-        write_hf_folder(&dir, &config, SavedDtype::Bf16, Some(&companions), fetch).unwrap();
+        write_hf_folder(&dir, &config, FloatType::Bf16, Some(&companions), fetch).unwrap();
         let mut files = read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
         files.sort();
         assert_eq!(files, [CONFIG_FILE, "generation_config.json", WEIGHTS_FILE, "tokenizer.json"]);
         assert!(read_to_string(dir.join(CONFIG_FILE)).unwrap().contains("\"torch_dtype\": \"bfloat16\""));
         let folder = HfFolder::open(&dir).unwrap();
         assert_eq!(folder.read_f32("model.norm.weight", &[8]).unwrap(), [1.0; 8]);
-        let again = write_hf_folder(&dir, &config, SavedDtype::F32, None, fetch).unwrap_err();
+        let again = write_hf_folder(&dir, &config, FloatType::F32, None, fetch).unwrap_err();
         assert!(matches!(again, ModelError::AlreadyExists { .. }));
     }
 
@@ -346,8 +322,8 @@ mod tests {
         let (dir, config) = (temp.path().join("to"), tiny(&[]).unwrap());
         let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
         let fail = |name: &str| Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() });
-        write_hf_folder(&dir, &config, SavedDtype::F32, None, |name| {
-            write_hf_folder(&dir, &config, SavedDtype::F32, None, fail).unwrap_err();
+        write_hf_folder(&dir, &config, FloatType::F32, None, |name| {
+            write_hf_folder(&dir, &config, FloatType::F32, None, fail).unwrap_err();
             Ok(Fetched::Values(vec![1.0; shapes[name].iter().product()]))
         })
         .unwrap();
@@ -359,7 +335,7 @@ mod tests {
     fn a_folder_that_fails_half_way_leaves_nothing() {
         let temp = tempdir().unwrap();
         let fail = |name: &str| Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() });
-        write_hf_folder(&temp.path().join("to"), &tiny(&[]).unwrap(), SavedDtype::F32, None, fail).unwrap_err();
+        write_hf_folder(&temp.path().join("to"), &tiny(&[]).unwrap(), FloatType::F32, None, fail).unwrap_err();
         assert_eq!(read_dir(temp.path()).unwrap().count(), 0);
     }
 }

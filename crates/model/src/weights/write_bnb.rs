@@ -9,10 +9,11 @@ use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use firebrick_arch::{ModelConfig, Role, TensorSpec};
+use firebrick_precision::FloatType;
 
 use super::quantized::{EncodedPart, encode_bnb, encode_bnb_codes};
-use super::write::{MAX_SHARD_BYTES, write_companions, write_index};
-use super::{Bnb4bit, Fetched, HfFolder, SavedDtype, TensorInfo, WEIGHTS_FILE, write_folder, write_safetensors};
+use super::write::{MAX_SHARD_BYTES, bytes_of, stored_as, write_companions, write_index};
+use super::{Bnb4bit, Fetched, HfFolder, TensorInfo, WEIGHTS_FILE, write_folder, write_safetensors};
 use crate::companions::Companions;
 use crate::error::ModelError;
 
@@ -25,7 +26,7 @@ pub fn write_bnb_folder(
     dir: &Path,
     config: &ModelConfig,
     format: Bnb4bit,
-    dtype: SavedDtype,
+    dtype: FloatType,
     companions: Option<&Companions>,
     base: &HfFolder,
     mut fetch: impl FnMut(&str) -> Result<Option<Fetched>, ModelError>,
@@ -59,7 +60,7 @@ fn parts(
     tensor: &TensorSpec,
     quantizes: bool,
     format: Bnb4bit,
-    dtype: SavedDtype,
+    dtype: FloatType,
     base: &HfFolder,
     fetch: &mut impl FnMut(&str) -> Result<Option<Fetched>, ModelError>,
 ) -> Result<Vec<(String, TensorInfo, Vec<u8>)>, ModelError> {
@@ -76,14 +77,14 @@ fn parts(
     {
         return Ok(named(encode_bnb_codes(format, codes, &scales, shape, dtype.name())));
     }
-    let info = TensorInfo { dtype: dtype.stored(), shape: shape.clone() };
+    let info = TensorInfo { dtype: stored_as(dtype), shape: shape.clone() };
     let values = match fetched {
         Some(Fetched::Bytes(bytes)) if !quantizes => return Ok(vec![(name.clone(), info, bytes)]),
         Some(Fetched::Values(values)) => values,
         Some(Fetched::Bytes(_)) | None => base.read_f32(name, shape)?,
     };
     if !quantizes {
-        return Ok(vec![(name.clone(), info, dtype.bytes(&values))]);
+        return Ok(vec![(name.clone(), info, bytes_of(&values, dtype))]);
     }
     let refused = |source| ModelError::NotQuantizable { name: name.clone(), source };
     Ok(named(encode_bnb(format, &values, shape, dtype.name()).map_err(refused)?))

@@ -4,7 +4,7 @@
 
 use firebrick_arch::{EMBEDDING, HEAD, ModelConfig, TensorSpec};
 use firebrick_hwprofile::memory::human_bytes;
-use firebrick_model::SavedDtype;
+use firebrick_model::float_type_of;
 
 use crate::config::RunConfig;
 use crate::error::RunError;
@@ -56,11 +56,7 @@ pub(super) fn decide(
 
 /// Bytes of the model as a folder of Hugging Face, in the format that its config names.
 fn model_bytes(model: &ModelConfig) -> u64 {
-    let value = match SavedDtype::of_config(model.dtype.as_deref()) {
-        SavedDtype::F32 => 4,
-        SavedDtype::Bf16 | SavedDtype::F16 => 2,
-    };
-    value * model.spec.parameters()
+    float_type_of(model).bytes() as u64 * model.spec.parameters()
 }
 
 /// What files made of an adapter will take.

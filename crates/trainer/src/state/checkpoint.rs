@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use firebrick_arch::LoraConfig;
 use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
-use firebrick_model::{CollectedWeights, Companions, Decoder, HfFolder, SavedDtype};
+use firebrick_model::{CollectedWeights, Companions, Decoder, HfFolder};
 use firebrick_optim::{HostTensor, LossScaleState, Optimizer, StateDict};
+use firebrick_precision::FloatType;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 
@@ -98,7 +99,7 @@ impl SavedWeights {
         model: &Decoder<B>,
         collected: CollectedWeights,
         folder: &Path,
-        dtype: SavedDtype,
+        dtype: FloatType,
     ) -> Result<PathBuf, RunError> {
         let companions = Some(&self.companions);
         match &self.adapter {
@@ -145,7 +146,7 @@ impl<B: Kernels> Snapshot<'_, B> {
         let bytes = (state_bytes + parameter_bytes) as u64;
         make_room(run_folder, bytes, keep)?;
         let writer = CheckpointWriter::begin(run_folder, self.state.step, bytes)?;
-        self.weights.write(self.model, self.collected, &writer.file(""), SavedDtype::F32)?;
+        self.weights.write(self.model, self.collected, &writer.file(""), FloatType::F32)?;
         write_optimizer(&writer.file(OPTIMIZER), &optimizer, state_bytes as u64)?;
         let state = serde_json::to_string_pretty(self.state).expect("a state of plain fields is expressible as JSON");
         writer.write(STATE, state.as_bytes())?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use firebrick_kernels::Kernels;
-use firebrick_model::{CollectedWeights, Decoder, SavedDtype};
+use firebrick_model::{CollectedWeights, Decoder, float_type_of};
 
 use super::Run;
 use super::numbers::report_evaluation;
@@ -220,7 +220,7 @@ fn write_weights<B: Kernels>(
     model: &Decoder<B>,
     collected: CollectedWeights,
 ) -> Result<PathBuf, RunError> {
-    let dtype = SavedDtype::of_config(model.config.dtype.as_deref());
+    let dtype = float_type_of(&model.config);
     // The last checkpoint has the same weights, so an earlier copy of a resumed run may be removed.
     let earlier = run_folder.join(MODEL);
     if earlier.exists() {
