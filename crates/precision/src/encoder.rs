@@ -1,4 +1,4 @@
-//! A matrix to codes of E4M3, E5M2 or E2M1 with a scale per group: [`Scaling::quantize`], on all cores.
+//! A matrix to codes of a narrow float with a scale per group: [`Scaling::quantize`], on all cores.
 //!
 //! The result is a function of values and shape alone, and each step is one that a device does bit for bit: the largest
 //! magnitude ("amax") of the group, scale and factor as `scaling.rs` says, `value * factor` in f32, and the code of that
@@ -7,14 +7,14 @@
 //! Trade-off: values of any type are widened where they are read, so each of them is widened twice: once for the amax.
 
 use crate::error::{Error, Result};
-use crate::float::{Fields, FloatFormat};
+use crate::float::{Fields, NarrowFloat};
 use crate::rounding::{self, Overflow};
 use crate::scales::BlockScales;
 use crate::scaling::{Scaling, larger, larger_of};
 use crate::workers;
 
 impl Scaling {
-    /// Quantizes a row-major matrix `[rows, columns]` to E4M3, E5M2 or E2M1. Returns the codes, one byte each, or two to a
+    /// Quantizes a row-major matrix `[rows, columns]`. Returns the codes, one byte each, or two to a
     /// byte for E2M1, the earlier one in the low nibble; and the scale of each group, row-major over the grid of groups.
     ///
     /// A group with a NaN or an infinity comes back as NaN; `scaling.rs` lists what becomes of every special amax. Without
@@ -25,17 +25,14 @@ impl Scaling {
     ///
     /// # Errors
     /// [`Error::Empty`], [`Error::ShapeMismatch`]; [`Error::Indivisible`] for E2M1 and an odd number of columns.
-    ///
-    /// # Panics
-    /// For any other format.
-    pub fn quantize(self, element: FloatFormat, values: &[f32], shape: [usize; 2]) -> Result<(Vec<u8>, BlockScales)> {
+    pub fn quantize(self, element: NarrowFloat, values: &[f32], shape: [usize; 2]) -> Result<(Vec<u8>, BlockScales)> {
         self.quantize_with(element, values, |value| value, shape)
     }
 
     /// The same from values of another type, each widened to f32 where it is needed.
     pub(crate) fn quantize_with<T: Copy + Sync>(
         self,
-        element: FloatFormat,
+        element: NarrowFloat,
         values: &[T],
         widen: impl Fn(T) -> f32 + Copy + Send + Sync,
         [rows, columns]: [usize; 2],
@@ -52,19 +49,18 @@ impl Scaling {
                 unit: "values",
             });
         }
-        if element == FloatFormat::E2m1 && !columns.is_multiple_of(2) {
+        if element == NarrowFloat::E2m1 && !columns.is_multiple_of(2) {
             return Err(Error::Indivisible { what: "columns", got: columns, by: 2 });
         }
         let group = self.group(rows, columns);
         let (scales, factors) = self.scales(element, &group_amax(values, widen, group, [rows, columns]));
         let grid = Grid { group, columns, factors: &factors };
-        // Constant fields, so that the compiler removes the branches of `rounding::encode`.
-        let code = |fields: Fields, scaled: f32| rounding::encode(fields, scaled, Overflow::Saturate) as u8;
+        // Constant fields where weights are stored, so that the compiler removes the branches of `rounding::encode`.
+        let code = |fields: Fields, scaled: f32| rounding::encode(fields, scaled, Overflow::Saturate);
         let codes = match element {
-            FloatFormat::E4m3 => grid.codes::<_, 1>(values, |value, by| code(Fields::E4M3, widen(value) * by)),
-            FloatFormat::E5m2 => grid.codes::<_, 1>(values, |value, by| code(Fields::E5M2, widen(value) * by)),
-            FloatFormat::E2m1 => grid.codes::<_, 2>(values, |value, by| code(Fields::E2M1, widen(value) * by)),
-            other => unreachable!("{other} is no format of elements with scales"),
+            NarrowFloat::E4m3 => grid.codes::<_, 1>(values, |value, by| code(Fields::E4M3, widen(value) * by)),
+            NarrowFloat::E2m1 => grid.codes::<_, 2>(values, |value, by| code(Fields::E2M1, widen(value) * by)),
+            other => grid.codes::<_, 1>(values, |value, by| other.encode(widen(value) * by, Overflow::Saturate)),
         };
         Ok((codes, scales))
     }
@@ -148,7 +144,7 @@ mod tests {
     use super::*;
     use crate::test_values::Draws;
 
-    const ELEMENTS: [FloatFormat; 3] = [FloatFormat::E4m3, FloatFormat::E5m2, FloatFormat::E2m1];
+    const ELEMENTS: [NarrowFloat; 3] = [NarrowFloat::E4m3, NarrowFloat::E5m2, NarrowFloat::E2m1];
     const ALL: [Scaling; 8] = [
         Scaling::PER_TENSOR,
         Scaling::PER_ROW,
@@ -178,7 +174,7 @@ mod tests {
     }
 
     impl Quantized {
-        fn new(scaling: Scaling, element: FloatFormat, values: &[f32], [rows, columns]: [usize; 2]) -> Self {
+        fn new(scaling: Scaling, element: NarrowFloat, values: &[f32], [rows, columns]: [usize; 2]) -> Self {
             let (codes, scales) = scaling.quantize(element, values, [rows, columns]).unwrap();
             let [group_rows, group_columns] = scaling.group(rows, columns);
             let scales = scales.values();
@@ -186,7 +182,7 @@ mod tests {
                 |at: usize| at / columns / group_rows * columns.div_ceil(group_columns) + at % columns / group_columns;
             Self {
                 codes: match element {
-                    FloatFormat::E2m1 => codes.iter().flat_map(|byte| [byte & 0xF, byte >> 4]).collect(),
+                    NarrowFloat::E2m1 => codes.iter().flat_map(|byte| [byte & 0xF, byte >> 4]).collect(),
                     _ => codes,
                 },
                 is_finite: scales.iter().all(|scale| scale.is_finite()),
@@ -194,9 +190,9 @@ mod tests {
             }
         }
 
-        fn values(&self, element: FloatFormat) -> Vec<f32> {
+        fn values(&self, element: NarrowFloat) -> Vec<f32> {
             let pairs = self.codes.iter().zip(&self.scales);
-            pairs.map(|(&code, scale)| element.decode(code.into()) * scale).collect()
+            pairs.map(|(&code, scale)| element.decode(code) * scale).collect()
         }
     }
 
@@ -289,7 +285,7 @@ mod tests {
         let transposed: Vec<f32> =
             (0..columns * rows).map(|index| values[index % rows * columns + index / rows]).collect();
         for (scaling, element) in
-            [(Scaling::NVFP4_16X16, FloatFormat::E2m1), (Scaling::BLOCK_128X128, FloatFormat::E4m3)]
+            [(Scaling::NVFP4_16X16, NarrowFloat::E2m1), (Scaling::BLOCK_128X128, NarrowFloat::E4m3)]
         {
             let forward = Quantized::new(scaling, element, &values, [rows, columns]).codes;
             let backward = Quantized::new(scaling, element, &transposed, [columns, rows]).codes;
@@ -319,9 +315,9 @@ mod tests {
         let quantize =
             |element, count, shape| Scaling::PER_ROW.quantize(element, &vec![1.0; count], shape).unwrap_err();
         let odd = Error::Indivisible { what: "columns", got: 3, by: 2 };
-        assert_eq!(quantize(FloatFormat::E2m1, 6, [2, 3]), odd);
-        assert_eq!(quantize(FloatFormat::E4m3, 0, [2, 0]), Error::Empty { shape: vec![2, 0] });
+        assert_eq!(quantize(NarrowFloat::E2m1, 6, [2, 3]), odd);
+        assert_eq!(quantize(NarrowFloat::E4m3, 0, [2, 0]), Error::Empty { shape: vec![2, 0] });
         let mismatch = Error::ShapeMismatch { shape: vec![2, 3], expected: 6, got: 5, unit: "values" };
-        assert_eq!(quantize(FloatFormat::E4m3, 5, [2, 3]), mismatch);
+        assert_eq!(quantize(NarrowFloat::E4m3, 5, [2, 3]), mismatch);
     }
 }

@@ -1,10 +1,8 @@
-//! The floating-point formats narrower than f32: bf16, f16, E4M3, E5M2, E2M1, and the scale formats E8M0 and UE4M3.
+//! The floating-point formats whose codes take at most 8 bits: E4M3, E5M2, E2M1, and the scale formats E8M0 and UE4M3.
 //! This file says what a code stands for; `rounding.rs` says which code a value gets.
 //!
 //! | format | sign, exponent, mantissa bits | bias | largest | smallest normal | smallest | beyond the largest |
 //! |---|---|---:|---:|---:|---:|---|
-//! | bf16 | 1, 8, 7 | 127 | 3.39e38 | 2^-126 | 2^-133 | infinity, NaN |
-//! | f16 | 1, 5, 10 | 15 | 65,504 | 2^-14 | 2^-24 | infinity, NaN |
 //! | E4M3 ("fn") | 1, 4, 3 | 7 | 448 | 2^-6 | 2^-9 | NaN (0x7F, 0xFF); no infinity |
 //! | E5M2 | 1, 5, 2 | 15 | 57,344 | 2^-14 | 2^-16 | infinity (0x7C), NaN |
 //! | E2M1 | 1, 2, 1 | 1 | 6 | 1 | 0.5 | nothing: neither infinity nor NaN |
@@ -24,13 +22,9 @@ use std::fmt;
 
 use crate::e8m0::{self, power_of_two};
 
-/// A floating-point format whose codes take at most 16 bits.
+/// A floating-point format whose codes take at most 8 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FloatFormat {
-    /// bfloat16: the upper half of an f32.
-    Bf16,
-    /// IEEE 754 binary16.
-    F16,
+pub enum NarrowFloat {
     /// OCP E4M3 ("fn": finite and NaN only): weights, activations.
     E4m3,
     /// OCP E5M2: gradients, where range matters more than precision.
@@ -69,8 +63,6 @@ impl Fields {
         Self { exponent_bits, mantissa_bits, bias, signed, top }
     }
 
-    pub(crate) const BF16: Self = Self::new(8, 7, 127, true, Top::InfinityAndNan);
-    pub(crate) const F16: Self = Self::new(5, 10, 15, true, Top::InfinityAndNan);
     pub(crate) const E4M3: Self = Self::new(4, 3, 7, true, Top::OneNan);
     pub(crate) const E5M2: Self = Self::new(5, 2, 15, true, Top::InfinityAndNan);
     pub(crate) const E2M1: Self = Self::new(2, 1, 1, true, Top::Numbers);
@@ -111,15 +103,13 @@ impl Fields {
     }
 }
 
-impl FloatFormat {
+impl NarrowFloat {
     /// All formats.
-    pub const ALL: [Self; 7] = [Self::Bf16, Self::F16, Self::E4m3, Self::E5m2, Self::E2m1, Self::E8m0, Self::Ue4m3];
+    pub const ALL: [Self; 5] = [Self::E4m3, Self::E5m2, Self::E2m1, Self::E8m0, Self::Ue4m3];
 
     /// `None` for E8M0, which has neither sign nor zero nor mantissa and rounds by rules of its own.
     pub(crate) const fn fields(self) -> Option<Fields> {
         match self {
-            Self::Bf16 => Some(Fields::BF16),
-            Self::F16 => Some(Fields::F16),
             Self::E4m3 => Some(Fields::E4M3),
             Self::E5m2 => Some(Fields::E5M2),
             Self::E2m1 => Some(Fields::E2M1),
@@ -128,11 +118,9 @@ impl FloatFormat {
         }
     }
 
-    /// The name in text: `bf16`, `f16`, `e4m3`, `e5m2`, `e2m1`, `e8m0`, `ue4m3`.
+    /// The name in text: `e4m3`, `e5m2`, `e2m1`, `e8m0`, `ue4m3`.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
             Self::E4m3 => "e4m3",
             Self::E5m2 => "e5m2",
             Self::E2m1 => "e2m1",
@@ -141,20 +129,11 @@ impl FloatFormat {
         }
     }
 
-    /// Number of codes: 16, 128, 256 or 65,536. Codes are the numbers below it.
+    /// Number of codes: 16, 128 or 256. Codes are the numbers below it.
     pub const fn codes(self) -> u32 {
         match self.fields() {
             Some(fields) => (fields.magnitude_mask() + 1) << fields.signed as u32,
             None => e8m0::CODES,
-        }
-    }
-
-    /// Bits that a code takes in memory: 4, 8 or 16. UE4M3 uses 7 of 8.
-    pub const fn bits(self) -> u32 {
-        match self {
-            Self::Bf16 | Self::F16 => 16,
-            Self::E2m1 => 4,
-            Self::E4m3 | Self::E5m2 | Self::E8m0 | Self::Ue4m3 => 8,
         }
     }
 
@@ -167,10 +146,10 @@ impl FloatFormat {
     }
 
     /// The value of a code, exact. NaN codes give a NaN; bits above those of the format do not count.
-    pub const fn decode(self, code: u16) -> f32 {
+    pub const fn decode(self, code: u8) -> f32 {
         match self.fields() {
             Some(fields) => fields.decode(code as u32),
-            None => e8m0::decode(code as u8),
+            None => e8m0::decode(code),
         }
     }
 
@@ -200,27 +179,27 @@ impl FloatFormat {
 
     /// The code that every NaN gets: all bits but the sign, as NVIDIA's conversion instructions write it. `None` for
     /// E2M1, which has no NaN.
-    pub const fn nan(self) -> Option<u16> {
+    pub const fn nan(self) -> Option<u8> {
         match self.fields() {
             Some(fields) if matches!(fields.top, Top::Numbers) => None,
-            Some(fields) => Some(fields.magnitude_mask() as u16),
-            None => Some(e8m0::NAN as u16),
+            Some(fields) => Some(fields.magnitude_mask() as u8),
+            None => Some(e8m0::NAN),
         }
     }
 
-    /// The values of a format of at most 8 bits, by code. Codes that the format does not have repeat it.
+    /// The values by code. Codes that the format does not have repeat it.
     pub const fn table(self) -> [f32; 256] {
         let mut table = [0.0; 256];
         let mut code = 0;
         while code < 256 {
-            table[code] = self.decode(code as u16);
+            table[code] = self.decode(code as u8);
             code += 1;
         }
         table
     }
 }
 
-impl fmt::Display for FloatFormat {
+impl fmt::Display for NarrowFloat {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(self.name())
     }
@@ -231,22 +210,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_of_bf16_and_f16_has_the_value_that_half_gives_it() {
-        for code in 0..=u16::MAX {
-            for (format, expected) in [
-                (FloatFormat::Bf16, half::bf16::from_bits(code).to_f32()),
-                (FloatFormat::F16, half::f16::from_bits(code).to_f32()),
-            ] {
-                let value = format.decode(code);
-                assert_eq!(value.is_nan(), expected.is_nan(), "{format} {code:04x}");
-                assert!(value.is_nan() || value.to_bits() == expected.to_bits(), "{format} {code:04x}: {value}");
-            }
-        }
-    }
-
-    #[test]
     fn every_code_follows_the_formula_of_its_fields() {
-        for format in FloatFormat::ALL {
+        for format in NarrowFloat::ALL {
             let Some(fields) = format.fields() else { continue };
             for code in 0..format.codes() {
                 let mantissa = f64::from(code & ((1 << fields.mantissa_bits) - 1));
@@ -254,7 +219,7 @@ mod tests {
                 let steps = 2_f64.powi(fields.mantissa_bits as i32);
                 let unit = 2_f64.powi(exponent.max(1) - fields.bias as i32) / steps;
                 let magnitude = (mantissa + if exponent == 0 { 0.0 } else { steps }) * unit;
-                let value = format.decode(code as u16);
+                let value = format.decode(code as u8);
                 if value.is_finite() {
                     let sign = if code & fields.sign_mask() == 0 { 1.0 } else { -1.0 };
                     assert_eq!(f64::from(value).to_bits(), (sign * magnitude).to_bits(), "{format} {code:#x}");
@@ -267,31 +232,29 @@ mod tests {
 
     #[test]
     fn special_values_are_the_published_ones() {
-        let limits = FloatFormat::ALL.map(|format| (format.max(), format.min_normal(), format.min_positive()));
+        let limits = NarrowFloat::ALL.map(|format| (format.max(), format.min_normal(), format.min_positive()));
         let power = |exponent| 2_f32.powi(exponent);
-        assert_eq!(limits[0], (f32::from_bits(0x7F7F_0000), power(-126), f32::from_bits(1 << 16)));
-        assert_eq!(limits[1], (65_504.0, power(-14), power(-24)));
-        assert_eq!(limits[2], (448.0, power(-6), power(-9)));
-        assert_eq!(limits[3], (57_344.0, power(-14), power(-16)));
-        assert_eq!(limits[4], (6.0, 1.0, 0.5));
-        assert_eq!(limits[5], (power(127), f32::from_bits(1 << 22), f32::from_bits(1 << 22)));
-        assert_eq!(limits[6], (448.0, power(-6), power(-9)));
+        assert_eq!(limits[0], (448.0, power(-6), power(-9)));
+        assert_eq!(limits[1], (57_344.0, power(-14), power(-16)));
+        assert_eq!(limits[2], (6.0, 1.0, 0.5));
+        assert_eq!(limits[3], (power(127), f32::from_bits(1 << 22), f32::from_bits(1 << 22)));
+        assert_eq!(limits[4], (448.0, power(-6), power(-9)));
         let e2m1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-        assert_eq!(e2m1, FloatFormat::E2m1.table()[..8]);
-        assert_eq!(e2m1.map(|value| -value), FloatFormat::E2m1.table()[8..16]);
-        assert_eq!(FloatFormat::E5m2.decode(0x7C), f32::INFINITY);
-        assert_eq!(FloatFormat::E5m2.decode(0xFC), f32::NEG_INFINITY);
+        assert_eq!(e2m1, NarrowFloat::E2m1.table()[..8]);
+        assert_eq!(e2m1.map(|value| -value), NarrowFloat::E2m1.table()[8..16]);
+        assert_eq!(NarrowFloat::E5m2.decode(0x7C), f32::INFINITY);
+        assert_eq!(NarrowFloat::E5m2.decode(0xFC), f32::NEG_INFINITY);
     }
 
     #[test]
     fn only_the_documented_codes_are_not_finite() {
-        let special = |format: FloatFormat| {
-            (0..format.codes()).filter(|&code| !format.decode(code as u16).is_finite()).collect::<Vec<_>>()
+        let special = |format: NarrowFloat| {
+            (0..format.codes()).filter(|&code| !format.decode(code as u8).is_finite()).collect::<Vec<_>>()
         };
-        assert_eq!(special(FloatFormat::E4m3), [0x7F, 0xFF]);
-        assert_eq!(special(FloatFormat::E5m2), [0x7C, 0x7D, 0x7E, 0x7F, 0xFC, 0xFD, 0xFE, 0xFF]);
-        assert!(special(FloatFormat::E2m1).is_empty());
-        assert_eq!(special(FloatFormat::E8m0), [0xFF]);
-        assert_eq!(special(FloatFormat::Ue4m3), [0x7F]);
+        assert_eq!(special(NarrowFloat::E4m3), [0x7F, 0xFF]);
+        assert_eq!(special(NarrowFloat::E5m2), [0x7C, 0x7D, 0x7E, 0x7F, 0xFC, 0xFD, 0xFE, 0xFF]);
+        assert!(special(NarrowFloat::E2m1).is_empty());
+        assert_eq!(special(NarrowFloat::E8m0), [0xFF]);
+        assert_eq!(special(NarrowFloat::Ue4m3), [0x7F]);
     }
 }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::packing::{Decoder, Packing};
 use crate::scales::BlockScales;
 use crate::scaling::Scaling;
-use crate::{FloatFormat, blockwise, nf4};
+use crate::{NarrowFloat, blockwise, nf4};
 
 /// A type that values are computed in, and stored in where they are not quantized. Its name ([`FloatType::name`]) is also
 /// its serde representation.
@@ -75,12 +75,12 @@ impl QuantFormat {
     }
 
     /// What a format of floating-point codes is made of; `None` for NF4, whose blocks run across rows.
-    pub(crate) const fn scaling(self) -> Option<(FloatFormat, Scaling)> {
+    pub(crate) const fn scaling(self) -> Option<(NarrowFloat, Scaling)> {
         match self {
             Self::Nf4 { .. } => None,
-            Self::Nvfp4 => Some((FloatFormat::E2m1, Scaling::NVFP4)),
-            Self::Mxfp4 => Some((FloatFormat::E2m1, Scaling::MX)),
-            Self::Fp8 => Some((FloatFormat::E4m3, Scaling::PER_ROW)),
+            Self::Nvfp4 => Some((NarrowFloat::E2m1, Scaling::NVFP4)),
+            Self::Mxfp4 => Some((NarrowFloat::E2m1, Scaling::MX)),
+            Self::Fp8 => Some((NarrowFloat::E4m3, Scaling::PER_ROW)),
         }
     }
 
@@ -220,12 +220,12 @@ const F32_BYTES: usize = size_of::<f32>();
 const CODE_BITS: f64 = 8.0;
 const NESTED_BLOCK: f64 = blockwise::BLOCK_SIZE as f64;
 
-static E4M3_LEVELS: [f32; 256] = FloatFormat::E4m3.table();
+static E4M3_LEVELS: [f32; 256] = NarrowFloat::E4m3.table();
 static E2M1_LEVELS: [f32; 16] = {
     let mut levels = [0.0; 16];
     let mut code = 0;
     while code < 16 {
-        levels[code] = FloatFormat::E2m1.decode(code as u16);
+        levels[code] = NarrowFloat::E2m1.decode(code as u8);
         code += 1;
     }
     levels

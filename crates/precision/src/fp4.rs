@@ -1,5 +1,5 @@
 //! FP4 of bitsandbytes: a sign and eight magnitudes, in blocks of 64 values with one f32 scale each. Not E2M1
-//! ([`crate::FloatFormat::E2m1`]): its magnitudes are 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3 and 1.
+//! ([`crate::NarrowFloat::E2m1`]): its magnitudes are 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3 and 1.
 //!
 //! Two codes per byte, row-major, the earlier one in the HIGH nibble, as NF4. The upper bit of a code is the sign; the
 //! lower three are not in the order of the magnitudes. A block's scale is its largest magnitude.

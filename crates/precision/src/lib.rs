@@ -25,7 +25,7 @@ pub use adamw_8bit::{AdamW8bit, AdamW8bitState, adamw_8bit_reference};
 pub use blockwise::BlockwiseQuantized;
 pub use dynamic_map::DynamicMap;
 pub use error::{Error, Result};
-pub use float::FloatFormat;
+pub use float::NarrowFloat;
 pub use format::{FloatType, Format, QuantFormat};
 pub use linear::{fp4_linear, fp8_linear};
 pub use packing::Packing;

@@ -11,7 +11,7 @@
 //!
 //! Trade-off: sums are in f64 and rounded once to f32, so what remains is the error of quantizing; slow, for comparisons.
 
-use crate::float::FloatFormat;
+use crate::float::NarrowFloat;
 use crate::format::QuantFormat;
 use crate::rounding::Overflow;
 use crate::scaling::{f32_scale, larger};
@@ -36,7 +36,7 @@ pub fn fp8_linear(x: &[f32], weight: &[f32], inputs: usize) -> Vec<f32> {
     let operand = |values: &[f32], top: f32| -> Vec<f32> {
         let rows = values.chunks(inputs).flat_map(|row| {
             let (scale, _) = f32_scale(larger(0.0, row), top);
-            row.iter().map(move |value| nearest(FloatFormat::E4m3, value / scale) * scale)
+            row.iter().map(move |value| nearest(NarrowFloat::E4m3, value / scale) * scale)
         });
         rows.collect()
     };
@@ -50,13 +50,13 @@ pub fn fp8_linear(x: &[f32], weight: &[f32], inputs: usize) -> Vec<f32> {
 /// As [`fp8_linear`].
 pub fn fp4_linear(x: &[f32], weight: &[f32], scale_x: f32, scale_w: f32, inputs: usize) -> Vec<f32> {
     let operand = |values: &[f32], scale: f32| -> Vec<f32> {
-        values.iter().map(|value| nearest(FloatFormat::E2m1, value / scale) * scale).collect()
+        values.iter().map(|value| nearest(NarrowFloat::E2m1, value / scale) * scale).collect()
     };
     product(&operand(x, scale_x), &operand(weight, scale_w), inputs)
 }
 
 /// The nearest number of a format.
-fn nearest(format: FloatFormat, value: f32) -> f32 {
+fn nearest(format: NarrowFloat, value: f32) -> f32 {
     format.decode(format.encode(value, Overflow::Saturate))
 }
 

@@ -13,7 +13,7 @@
 //! Not supported: stochastic rounding; rounding towards zero or infinity, except for E8M0 scales.
 
 use crate::e8m0::{self, power_of_two};
-use crate::float::{Fields, FloatFormat, Top};
+use crate::float::{Fields, NarrowFloat, Top};
 
 /// What becomes of a value beyond the largest number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,9 +28,9 @@ const SIGN: u32 = 1 << 31;
 const INFINITY: u32 = f32::INFINITY.to_bits();
 const F32_MANTISSA_BITS: u32 = 23;
 
-impl FloatFormat {
+impl NarrowFloat {
     /// The code of the nearest number.
-    pub const fn encode(self, value: f32, overflow: Overflow) -> u16 {
+    pub const fn encode(self, value: f32, overflow: Overflow) -> u8 {
         match self.fields() {
             Some(fields) => encode(fields, value, overflow),
             None => encode_e8m0(value, overflow),
@@ -39,7 +39,7 @@ impl FloatFormat {
 }
 
 #[inline(always)] // with constant fields in the loops over tensors
-pub(crate) const fn encode(fields: Fields, value: f32, overflow: Overflow) -> u16 {
+pub(crate) const fn encode(fields: Fields, value: f32, overflow: Overflow) -> u8 {
     let magnitude = value.to_bits() & !SIGN;
     if magnitude > INFINITY {
         return nan(fields);
@@ -50,7 +50,7 @@ pub(crate) const fn encode(fields: Fields, value: f32, overflow: Overflow) -> u1
 
 /// Handles what is beyond the largest number, and the sign.
 #[inline(always)]
-const fn finish(fields: Fields, value: f32, rounded: u32, overflow: Overflow) -> u16 {
+const fn finish(fields: Fields, value: f32, rounded: u32, overflow: Overflow) -> u8 {
     let negative = value.to_bits() & SIGN != 0;
     if negative && !fields.signed {
         return if value == 0.0 { 0 } else { nan(fields) };
@@ -65,13 +65,13 @@ const fn finish(fields: Fields, value: f32, rounded: u32, overflow: Overflow) ->
             (Overflow::Special, Top::OneNan) => return nan(fields),
         }
     };
-    (if negative { code | fields.sign_mask() } else { code }) as u16
+    (if negative { code | fields.sign_mask() } else { code }) as u8
 }
 
 #[inline(always)]
-const fn nan(fields: Fields) -> u16 {
+const fn nan(fields: Fields) -> u8 {
     // E2M1 has no NaN: all bits but the sign are its largest number.
-    fields.magnitude_mask() as u16
+    fields.magnitude_mask() as u8
 }
 
 /// Bits of the smallest normal number, as an f32.
@@ -93,15 +93,15 @@ const fn nearest(fields: Fields, magnitude: u32) -> u32 {
     }
 }
 
-const fn encode_e8m0(value: f32, overflow: Overflow) -> u16 {
+const fn encode_e8m0(value: f32, overflow: Overflow) -> u8 {
     let magnitude = value.to_bits() & !SIGN;
     if magnitude > INFINITY || (value.to_bits() & SIGN != 0 && magnitude != 0) {
-        return e8m0::NAN as u16;
+        return e8m0::NAN;
     }
     match (e8m0::nearest(magnitude), overflow) {
-        (Some(code), _) => code as u16,
-        (None, Overflow::Saturate) => e8m0::NAN as u16 - 1,
-        (None, Overflow::Special) => e8m0::NAN as u16,
+        (Some(code), _) => code,
+        (None, Overflow::Saturate) => e8m0::NAN - 1,
+        (None, Overflow::Special) => e8m0::NAN,
     }
 }
 
@@ -111,18 +111,18 @@ mod tests {
     use crate::test_values::Draws;
 
     /// Codes of the numbers that are not negative, ascending.
-    fn ascending(format: FloatFormat) -> Vec<u16> {
+    fn ascending(format: NarrowFloat) -> Vec<u8> {
         (0..=format.encode(format.max(), Overflow::Special)).collect()
     }
 
-    fn signed(format: FloatFormat, code: u16) -> Option<u16> {
-        format.fields().filter(|fields| fields.signed).map(|fields| code | fields.sign_mask() as u16)
+    fn signed(format: NarrowFloat, code: u8) -> Option<u8> {
+        format.fields().filter(|fields| fields.signed).map(|fields| code | fields.sign_mask() as u8)
     }
 
     #[test]
     fn every_code_comes_back_from_its_value() {
-        for format in FloatFormat::ALL {
-            for code in 0..=(format.codes() - 1) as u16 {
+        for format in NarrowFloat::ALL {
+            for code in 0..=(format.codes() - 1) as u8 {
                 let value = format.decode(code);
                 if value.is_nan() {
                     assert_eq!(Some(format.encode(value, Overflow::Saturate)), format.nan(), "{format} {code:#x}");
@@ -138,11 +138,11 @@ mod tests {
 
     #[test]
     fn between_two_codes_the_nearest_wins_and_ties_go_to_the_even_one() {
-        for format in FloatFormat::ALL {
+        for format in NarrowFloat::ALL {
             for pair in ascending(format).windows(2) {
                 let (low, high) = (format.decode(pair[0]), format.decode(pair[1]));
                 let middle = low + (high - low) / 2.0;
-                let even = if format == FloatFormat::E8m0 || pair[1].is_multiple_of(2) { pair[1] } else { pair[0] };
+                let even = if format == NarrowFloat::E8m0 || pair[1].is_multiple_of(2) { pair[1] } else { pair[0] };
                 let cases = [(middle.next_down(), pair[0]), (middle, even), (middle.next_up(), pair[1])];
                 for (value, expected) in cases {
                     assert_eq!(format.encode(value, Overflow::Special), expected, "{format} {value:e}");
@@ -155,28 +155,15 @@ mod tests {
     }
 
     #[test]
-    fn bf16_and_f16_round_as_half_does() {
-        let mut draws = Draws(31);
-        for _ in 0..1_000_000 {
-            let value = f32::from_bits(draws.bits() as u32);
-            if !value.is_nan() {
-                let codes = [FloatFormat::Bf16, FloatFormat::F16].map(|format| format.encode(value, Overflow::Special));
-                let expected = [half::bf16::from_f32(value).to_bits(), half::f16::from_f32(value).to_bits()];
-                assert_eq!(codes, expected, "{value:e}");
-            }
-        }
-    }
-
-    #[test]
     fn beyond_the_largest_number_overflow_decides() {
-        for format in FloatFormat::ALL {
+        for format in NarrowFloat::ALL {
             let largest = format.encode(format.max(), Overflow::Special);
             let infinite = match format {
-                FloatFormat::Bf16 | FloatFormat::F16 | FloatFormat::E5m2 => largest + 1,
-                FloatFormat::E2m1 => largest,
+                NarrowFloat::E5m2 => largest + 1,
+                NarrowFloat::E2m1 => largest,
                 _ => format.nan().unwrap(),
             };
-            // bf16 and E8M0 reach almost as far as f32: only infinity is far enough beyond for both modes to show.
+            // E8M0 reaches almost as far as f32: only infinity is far enough beyond for both modes to show.
             for value in [f32::INFINITY, f32::MAX] {
                 assert_eq!(format.encode(value, Overflow::Saturate), largest, "{format} {value:e}");
                 assert_eq!(format.encode(value, Overflow::Special), infinite, "{format} {value:e}");
@@ -185,15 +172,15 @@ mod tests {
                 }
             }
         }
-        let e4m3 = |value| FloatFormat::E4m3.encode(value, Overflow::Special);
+        let e4m3 = |value| NarrowFloat::E4m3.encode(value, Overflow::Special);
         assert_eq!([464.0, 464.0_f32.next_up()].map(e4m3), [0x7E, 0x7F]);
-        let e5m2 = |value| FloatFormat::E5m2.encode(value, Overflow::Special);
+        let e5m2 = |value| NarrowFloat::E5m2.encode(value, Overflow::Special);
         assert_eq!([61_440.0_f32.next_down(), 61_440.0].map(e5m2), [0x7B, 0x7C]);
     }
 
     #[test]
     fn nan_zero_and_negative_numbers_are_as_documented() {
-        for format in FloatFormat::ALL {
+        for format in NarrowFloat::ALL {
             let nan = format.nan().unwrap_or(7);
             for value in [f32::NAN, -f32::NAN] {
                 assert_eq!(format.encode(value, Overflow::Saturate), nan, "{format}");
@@ -211,7 +198,7 @@ mod tests {
     #[test]
     fn rounding_never_reverses_the_order_of_two_values() {
         let mut draws = Draws(33);
-        for format in FloatFormat::ALL {
+        for format in NarrowFloat::ALL {
             for _ in 0..20_000 {
                 let scale = 2_f32.powi(draws.below(40) as i32 - 20);
                 let mut pair = [draws.bell().abs() * scale, draws.bell().abs() * scale];

@@ -9,7 +9,7 @@ use std::mem;
 use crate::blockwise::{self, BlockwiseQuantized};
 use crate::dynamic_map::DynamicMap;
 use crate::error::{Error, Result};
-use crate::float::FloatFormat;
+use crate::float::NarrowFloat;
 
 /// All scales of one tensor.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +28,7 @@ pub enum BlockScales {
         /// One code per block.
         codes: Vec<u8>,
         /// What a code stands for: E8M0 or UE4M3.
-        format: FloatFormat,
+        format: NarrowFloat,
         /// The scale of the whole tensor; `None` in formats that have none.
         tensor: Option<f32>,
     },
@@ -94,7 +94,7 @@ impl BlockScales {
 }
 
 /// The scale that each code of a narrow float stands for, that of the whole tensor included: one f32 operation that rounds.
-pub fn narrow_map(format: FloatFormat, tensor: Option<f32>) -> [f32; 256] {
+pub fn narrow_map(format: NarrowFloat, tensor: Option<f32>) -> [f32; 256] {
     format.table().map(|value| tensor.map_or(value, |tensor| value * tensor))
 }
 

@@ -31,7 +31,7 @@
 //! checked where it is called.
 
 use crate::e8m0::{self, power_of_two};
-use crate::float::FloatFormat;
+use crate::float::NarrowFloat;
 use crate::rounding::Overflow;
 use crate::scales::BlockScales;
 
@@ -100,7 +100,7 @@ impl Scaling {
     }
 
     /// The scale of each group, and what its values are multiplied with, from the amax of each.
-    pub(crate) fn scales(self, element: FloatFormat, amax: &[f32]) -> (BlockScales, Vec<f32>) {
+    pub(crate) fn scales(self, element: NarrowFloat, amax: &[f32]) -> (BlockScales, Vec<f32>) {
         let max = element.max();
         match self.stored {
             Stored::F32 => {
@@ -156,7 +156,7 @@ fn floored(amax: f32) -> Option<f32> {
 fn e8m0_scales(amax: &[f32], code: impl Fn(f32) -> u8) -> (BlockScales, Vec<f32>) {
     let codes: Vec<u8> = amax.iter().map(|&amax| if amax.is_finite() { code(amax) } else { e8m0::NAN }).collect();
     let factors = codes.iter().map(|&code| e8m0::reciprocal(code)).collect();
-    (BlockScales::Narrow { codes, format: FloatFormat::E8m0, tensor: None }, factors)
+    (BlockScales::Narrow { codes, format: NarrowFloat::E8m0, tensor: None }, factors)
 }
 
 fn e8m0_up(amax: f32, max: f32) -> u8 {
@@ -170,24 +170,24 @@ fn e8m0_down(amax: f32, max: f32) -> u8 {
 }
 
 fn nvfp4_scales(amax: &[f32], max: f32) -> (BlockScales, Vec<f32>) {
-    let (tensor, tensor_factor) = f32_scale(larger(0.0, amax), FloatFormat::Ue4m3.max() * max);
+    let (tensor, tensor_factor) = f32_scale(larger(0.0, amax), NarrowFloat::Ue4m3.max() * max);
     let group = |&amax: &f32| {
-        let code = FloatFormat::Ue4m3.encode(amax * tensor_factor / max, Overflow::Saturate);
-        let scale = FloatFormat::Ue4m3.decode(code);
-        (code as u8, if scale == 0.0 { 0.0 } else { tensor_factor / scale })
+        let code = NarrowFloat::Ue4m3.encode(amax * tensor_factor / max, Overflow::Saturate);
+        let scale = NarrowFloat::Ue4m3.decode(code);
+        (code, if scale == 0.0 { 0.0 } else { tensor_factor / scale })
     };
     let (codes, factors) = amax.iter().map(group).unzip();
-    (BlockScales::Narrow { codes, format: FloatFormat::Ue4m3, tensor: Some(tensor) }, factors)
+    (BlockScales::Narrow { codes, format: NarrowFloat::Ue4m3, tensor: Some(tensor) }, factors)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ELEMENTS: [FloatFormat; 3] = [FloatFormat::E4m3, FloatFormat::E5m2, FloatFormat::E2m1];
+    const ELEMENTS: [NarrowFloat; 3] = [NarrowFloat::E4m3, NarrowFloat::E5m2, NarrowFloat::E2m1];
     const F32: [Scaling; 4] = [Scaling::PER_TENSOR, Scaling::PER_ROW, Scaling::BLOCK_1X128, Scaling::BLOCK_128X128];
 
-    fn scales(scaling: Scaling, element: FloatFormat, amax: f32) -> (f32, f32) {
+    fn scales(scaling: Scaling, element: NarrowFloat, amax: f32) -> (f32, f32) {
         let (scales, factors) = scaling.scales(element, &[amax]);
         (scales.values()[0], factors[0])
     }
@@ -225,20 +225,20 @@ mod tests {
         let cases =
             [(448.0, 1.0, 1.0), (448.1, 2.0, 1.0), (256.0, 1.0, 1.0), (512.0, 2.0, 2.0), (3.5, 0.0078125, 0.0078125)];
         for (amax, up, down) in cases {
-            assert_eq!(scales(Scaling::MX, FloatFormat::E4m3, amax), (up, 1.0 / up), "{amax}");
-            assert_eq!(scales(Scaling::MX_OCP, FloatFormat::E4m3, amax), (down, 1.0 / down), "{amax}");
+            assert_eq!(scales(Scaling::MX, NarrowFloat::E4m3, amax), (up, 1.0 / up), "{amax}");
+            assert_eq!(scales(Scaling::MX_OCP, NarrowFloat::E4m3, amax), (down, 1.0 / down), "{amax}");
         }
         for scaling in [Scaling::MX, Scaling::MX_OCP] {
-            assert_eq!(scales(scaling, FloatFormat::E2m1, 0.0), (power_of_two(-127), power_of_two(127)));
+            assert_eq!(scales(scaling, NarrowFloat::E2m1, 0.0), (power_of_two(-127), power_of_two(127)));
         }
-        assert_eq!(scales(Scaling::MX_OCP, FloatFormat::E2m1, 7.9).0, 1.0);
-        assert_eq!(scales(Scaling::MX, FloatFormat::E2m1, 7.9).0, 2.0);
+        assert_eq!(scales(Scaling::MX_OCP, NarrowFloat::E2m1, 7.9).0, 1.0);
+        assert_eq!(scales(Scaling::MX, NarrowFloat::E2m1, 7.9).0, 2.0);
     }
 
     #[test]
     fn nvfp4_uses_the_whole_range_of_its_scales_and_flushes_tiny_groups() {
-        let (scales, factors) = Scaling::NVFP4.scales(FloatFormat::E2m1, &[2688.0, 6.0, 0.0, 6.0 * power_of_two(-11)]);
-        let (codes, format) = (vec![0x7E, 0x38, 0, 0], FloatFormat::Ue4m3);
+        let (scales, factors) = Scaling::NVFP4.scales(NarrowFloat::E2m1, &[2688.0, 6.0, 0.0, 6.0 * power_of_two(-11)]);
+        let (codes, format) = (vec![0x7E, 0x38, 0, 0], NarrowFloat::Ue4m3);
         assert_eq!(scales, BlockScales::Narrow { codes, format, tensor: Some(1.0) });
         assert_eq!(factors, [1.0 / 448.0, 1.0, 0.0, 0.0]);
     }

@@ -4,7 +4,7 @@
 //! times the scale of its block, in f32. Despite its name the scale multiplies.
 //! Trade-off: no format of ours has such blocks, so the codes are never kept.
 
-use firebrick_precision::FloatFormat;
+use firebrick_precision::NarrowFloat;
 use safetensors::Dtype;
 
 use super::{Part, QuantizedWeight, Scheme, Shard, Unclaimed, matrix};
@@ -56,7 +56,7 @@ impl Parts {
 
     pub(super) fn read(&self, shape: &[usize], shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
         let (codes, scales) = (self.codes.bytes(shards)?, self.scales.floats(shards)?);
-        let (columns, table) = (shape[1], FloatFormat::E4m3.table());
+        let (columns, table) = (shape[1], NarrowFloat::E4m3.table());
         let scale_rows = scales.chunks(columns.div_ceil(BLOCK));
         let rows = codes.chunks(columns * BLOCK).zip(scale_rows);
         let mut values = Vec::with_capacity(codes.len());

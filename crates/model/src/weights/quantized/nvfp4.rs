@@ -6,7 +6,7 @@
 //! Trade-off: ours multiplies by the scale of a tensor where this divides, so the codes are kept only where both give the same scales:
 //! where the global scale is a power of two, or rounding happens to agree.
 
-use firebrick_precision::{BlockScales, FloatFormat, HostScales, QuantFormat, QuantizedTensor, narrow_map};
+use firebrick_precision::{BlockScales, HostScales, NarrowFloat, QuantFormat, QuantizedTensor, narrow_map};
 use safetensors::Dtype;
 
 use super::{Content, Part, QuantizedWeight, Scheme, Shard, Unclaimed, matrix};
@@ -72,14 +72,14 @@ pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<Quantize
 impl Parts {
     /// NVFP4, where multiplying by `1 / global_scale` gives every scale that dividing gives.
     pub(super) fn format(&self) -> Option<QuantFormat> {
-        let [ours, theirs] = [narrow_map(FloatFormat::Ue4m3, Some(1.0 / self.global_scale)), self.map()];
+        let [ours, theirs] = [narrow_map(NarrowFloat::Ue4m3, Some(1.0 / self.global_scale)), self.map()];
         let same = ours.iter().zip(&theirs).take(SIGN).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan());
         same.then_some(QuantFormat::Nvfp4)
     }
 
     /// The scale that each code of a scale stands for.
     fn map(&self) -> [f32; 256] {
-        FloatFormat::E4m3.table().map(|scale| scale / self.global_scale)
+        NarrowFloat::E4m3.table().map(|scale| scale / self.global_scale)
     }
 
     pub(super) fn codes(&self) -> &Part {
@@ -91,7 +91,7 @@ impl Parts {
         let codes = self.scales.bytes(shards)?;
         let are_ours = self.format().is_some() && codes.iter().all(|&scale| usize::from(scale) < SIGN);
         let tensor = Some(1.0 / self.global_scale);
-        Ok(are_ours.then_some(BlockScales::Narrow { codes, format: FloatFormat::Ue4m3, tensor }))
+        Ok(are_ours.then_some(BlockScales::Narrow { codes, format: NarrowFloat::Ue4m3, tensor }))
     }
 
     pub(super) fn read(&self, shape: &[usize], shards: &[Shard]) -> Result<Content, ModelError> {

@@ -7,7 +7,7 @@ use super::matrix::Cuda;
 
 use burn_tensor::Tensor;
 use cubecl::cuda::CudaDevice;
-use firebrick_precision::{DynamicMap, FloatFormat, QuantFormat, narrow_map};
+use firebrick_precision::{DynamicMap, NarrowFloat, QuantFormat, narrow_map};
 
 use crate::weights::reference::byte_table;
 
@@ -25,7 +25,7 @@ impl Tables {
     pub(crate) fn prepare(&self, device: &CudaDevice) {
         self.signed.get_or_init(|| Tensor::from_floats(DynamicMap::signed().values().as_slice(), device));
         self.unsigned.get_or_init(|| Tensor::from_floats(DynamicMap::unsigned().values().as_slice(), device));
-        self.e8m0.get_or_init(|| Tensor::from_floats(narrow_map(FloatFormat::E8m0, None), device));
+        self.e8m0.get_or_init(|| Tensor::from_floats(narrow_map(NarrowFloat::E8m0, None), device));
         self.byte_tables.get_or_init(|| QuantFormat::ALL.map(|format| (format, byte_table(format, device))).into());
     }
 
