@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::memory::human_bytes;
 use crate::peaks::MeasuredPeaks;
-use crate::spec::{AcceleratorSpec, HardwareKind, MathFormat};
+use crate::spec::{AcceleratorSpec, DenseRates, HardwareKind};
 use crate::tuning::get_optimal_config;
 use crate::{Cpu, Gpu, HardwareProfile};
 
@@ -79,9 +79,9 @@ fn details(gpu: &Gpu) -> Vec<String> {
 }
 
 fn peaks(spec: &AcceleratorSpec) -> String {
-    let formats =
-        [("bf16", MathFormat::Bf16), ("FP8", MathFormat::Fp8), ("FP4", MathFormat::Fp4), ("f32", MathFormat::F32)];
-    let rates = formats.iter().filter_map(|(name, format)| Some(format!("{name} {:.0}", spec.rate(*format)?.value)));
+    let DenseRates { f32, bf16, fp8, fp4, .. } = spec.rates;
+    let rates = [("bf16", Some(bf16)), ("FP8", fp8), ("FP4", fp4), ("f32", f32)];
+    let rates = rates.iter().filter_map(|(name, rate)| Some(format!("{name} {:.0}", (*rate)?.value)));
     let rates: Vec<String> = rates.collect();
     let unverified = spec.unverified();
     let doubt =
@@ -114,7 +114,7 @@ fn tuning(profile: &HardwareProfile) -> String {
     let kind = first.and_then(|gpu| gpu.spec.map(|spec| spec.kind).or_else(|| of_capability(gpu)));
     let config = get_optimal_config(kind.unwrap_or(HardwareKind::Cpu));
     format!(
-        "{:?}: {:?} attention and {:?} to prefer, start with {} rows of 4,096 tokens; here {}, {:?}",
+        "{:?}: {:?} attention and {} to prefer, start with {} rows of 4,096 tokens; here {}, {}",
         config.kind,
         config.use_flash_attention,
         config.precision,

@@ -242,7 +242,8 @@ mod tests {
     #[test]
     fn a_format_that_is_not_there_has_no_time() {
         let work = Work { matmul_flops: 1.0, fp8_flops: 0.0, attention_flops: 0.0, bytes: 1.0 };
-        assert_eq!(StepTime::of(&work, HostSide::default(), h100(), MathFormat::Fp4), None);
+        let older = AcceleratorSpec::named("a100").unwrap();
+        assert_eq!(StepTime::of(&work, HostSide::default(), older, MathFormat::Fp8), None);
         assert!(StepTime::of(&work, HostSide::default(), h100(), MathFormat::Fp8).is_some());
     }
 

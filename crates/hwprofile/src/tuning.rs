@@ -24,20 +24,6 @@ pub enum FlashAttention {
     V3,
 }
 
-/// Format that a kind of hardware trains in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TrainingPrecision {
-    /// 8-bit float products, bf16 between them.
-    Fp8,
-    /// bfloat16.
-    Bf16,
-    /// binary16.
-    Fp16,
-    /// binary32.
-    Fp32,
-}
-
 /// The multiples that rows and widths are padded to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -62,8 +48,8 @@ pub struct HardwareConfig {
     pub use_fp4: bool,
     /// Side of the output tile of a matrix product that suits its shared memory.
     pub tile_size: usize,
-    /// Format to prefer there.
-    pub precision: TrainingPrecision,
+    /// Format to prefer there, to print: `Fp8`, `Bf16`, `Fp16` or `Fp32`.
+    pub precision: String,
     /// Batch that suits it in general, in short rows.
     pub batch_size: usize,
     /// Whether data are decompressed by the accelerator.
@@ -72,8 +58,8 @@ pub struct HardwareConfig {
     pub attention_here: String,
     /// Attention that it runs there on documents of several lengths: cuDNN takes those on data center GPUs since Hopper alone.
     pub packed_attention_here: String,
-    /// Format that this framework computes in there.
-    pub compute_here: TrainingPrecision,
+    /// Format that this framework computes in there, to print: `Bf16` or `Fp32`.
+    pub compute_here: String,
     /// Rows of 4,096 tokens to start with.
     pub micro_batch_start: usize,
     /// Padding.
@@ -124,12 +110,12 @@ mod tests {
         assert_eq!(config(of(7, 5)), (false, 64, FlashAttention::V1));
         let named = |kind| {
             let row = get_optimal_config(kind);
-            (row.precision, row.batch_size, row.use_flash_attention)
+            (row.precision.as_str(), row.batch_size, row.use_flash_attention)
         };
-        assert_eq!(named(HardwareKind::Hopper), (TrainingPrecision::Fp8, 64, FlashAttention::V3));
-        assert_eq!(named(HardwareKind::Ampere), (TrainingPrecision::Bf16, 32, FlashAttention::V2));
-        assert_eq!(named(HardwareKind::Cdna3), (TrainingPrecision::Bf16, 48, FlashAttention::V2));
-        assert_eq!(named(HardwareKind::AppleSilicon), (TrainingPrecision::Fp16, 16, FlashAttention::None));
+        assert_eq!(named(HardwareKind::Hopper), ("Fp8", 64, FlashAttention::V3));
+        assert_eq!(named(HardwareKind::Ampere), ("Bf16", 32, FlashAttention::V2));
+        assert_eq!(named(HardwareKind::Cdna3), ("Bf16", 48, FlashAttention::V2));
+        assert_eq!(named(HardwareKind::AppleSilicon), ("Fp16", 16, FlashAttention::None));
         assert_eq!(get_optimal_config(HardwareKind::Tpu).padding, PaddingRule { rows: 8, width: 128 });
     }
 

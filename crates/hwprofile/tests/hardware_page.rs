@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use firebrick_hwprofile::AcceleratorSpec;
-use firebrick_hwprofile::spec::{Figure, MathFormat, Origin, Source, Voice};
+use firebrick_hwprofile::spec::{Figure, Origin, Source, Voice};
 use firebrick_hwprofile::tuning::HARDWARE_CONFIGS;
 
 const HEAD: &str = "# Hardware: what accelerators can do, and how they are tuned
@@ -72,14 +72,13 @@ fn peaks(page: &mut String, sources: &mut Sources) {
     );
     page.push_str("|---|---|---:|---:|---:|---:|---:|---:|---:|\n");
     for spec in AcceleratorSpec::all() {
-        let rate = |format| spec.rate(format);
         let figures = [
             Some(spec.memory_gib),
             Some(spec.bandwidth_tb_s),
-            rate(MathFormat::Bf16),
-            rate(MathFormat::Fp8),
-            rate(MathFormat::Fp4),
-            rate(MathFormat::F32),
+            Some(spec.rates.bf16),
+            spec.rates.fp8,
+            spec.rates.fp4,
+            spec.rates.f32,
             spec.sustained_bf16,
         ];
         let cells = figures.map(|figure| sources.cell(figure));
@@ -110,7 +109,7 @@ fn tuning(page: &mut String) {
     for config in HARDWARE_CONFIGS.iter() {
         writeln!(
             page,
-            "| {:?} | {:?} | {:?} | {}, {} | {} | {} | {:?}: {} | {:?} | {} | {} x {} | {} |",
+            "| {:?} | {:?} | {} | {}, {} | {} | {} | {:?}: {} | {} | {} | {} x {} | {} |",
             config.kind,
             config.use_flash_attention,
             config.precision,

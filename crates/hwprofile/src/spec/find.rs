@@ -145,7 +145,7 @@ fn nearest(typed: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Feature, Maker, MathFormat};
+    use crate::spec::{Feature, Maker};
 
     fn found(name: &str) -> Option<&'static str> {
         AcceleratorSpec::find(name).map(|spec| spec.id)
@@ -296,8 +296,8 @@ mod tests {
     #[test]
     fn features_and_rates_agree() {
         for spec in AcceleratorSpec::all() {
-            assert_eq!(spec.has(Feature::Fp8), spec.rate(MathFormat::Fp8).is_some(), "{}", spec.name);
-            assert_eq!(spec.has(Feature::Fp4), spec.rate(MathFormat::Fp4).is_some(), "{}", spec.name);
+            assert_eq!(spec.has(Feature::Fp8), spec.rates.fp8.is_some(), "{}", spec.name);
+            assert_eq!(spec.has(Feature::Fp4), spec.rates.fp4.is_some(), "{}", spec.name);
             let best = spec.sustained_bf16.map_or(0.0, |best| best.value);
             assert!(best < spec.rates.bf16.value, "{}: no measurement exceeds the peak", spec.name);
             let (share, why) = spec.sustained_share();

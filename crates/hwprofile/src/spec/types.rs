@@ -90,24 +90,18 @@ pub enum Engine {
     NoBackend,
 }
 
-/// A format that matrix units multiply.
+/// A format that a run multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MathFormat {
     /// IEEE 754 binary32, on the vector units where the matrix units have none.
     F32,
-    /// 19-bit floats of 32-bit operands.
-    Tf32,
     /// IEEE 754 binary16.
     F16,
     /// bfloat16.
     Bf16,
     /// 8-bit floats.
     Fp8,
-    /// 4-bit floats with block scales.
-    Fp4,
-    /// 8-bit integers.
-    Int8,
 }
 
 impl MathFormat {
@@ -115,12 +109,9 @@ impl MathFormat {
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
-            Self::Tf32 => "tf32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::Fp8 => "FP8",
-            Self::Fp4 => "FP4",
-            Self::Int8 => "int8",
         }
     }
 }
@@ -222,11 +213,8 @@ impl AcceleratorSpec {
     pub fn rate(&self, format: MathFormat) -> Option<Figure> {
         match format {
             MathFormat::F32 => self.rates.f32,
-            MathFormat::Tf32 => self.rates.tf32,
             MathFormat::F16 | MathFormat::Bf16 => Some(self.rates.bf16),
             MathFormat::Fp8 => self.rates.fp8,
-            MathFormat::Fp4 => self.rates.fp4,
-            MathFormat::Int8 => self.rates.int8,
         }
     }
 

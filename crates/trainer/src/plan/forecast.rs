@@ -120,7 +120,7 @@ pub(super) fn forecast(
         energy_kwh: Chosen::new(run.energy_kwh, energy_reason(card, power)),
         cost: Chosen::new(run.cost, cost_reason(price_per_hour)),
         attention: attention(config, extent.documents_per_row),
-        precision: Chosen::new(format!("{:?}", config.precision).to_lowercase(), config.notes.as_str()),
+        precision: Chosen::new(config.precision.to_lowercase(), config.notes.as_str()),
         micro_batch_start: Chosen::new(
             config.micro_batch_start,
             format!(
