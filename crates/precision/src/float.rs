@@ -104,7 +104,7 @@ impl Fields {
 }
 
 impl NarrowFloat {
-    /// All formats.
+    /// All formats, in the order of their declaration.
     pub const ALL: [Self; 5] = [Self::E4m3, Self::E5m2, Self::E2m1, Self::E8m0, Self::Ue4m3];
 
     /// `None` for E8M0, which has neither sign nor zero nor mantissa and rounds by rules of its own.
@@ -187,6 +187,11 @@ impl NarrowFloat {
         }
     }
 
+    /// The values of its codes.
+    pub(crate) const fn levels(self) -> &'static [f32] {
+        TABLES[self as usize].split_at(self.codes() as usize).0
+    }
+
     /// The values by code. Codes that the format does not have repeat it.
     pub const fn table(self) -> [f32; 256] {
         let mut table = [0.0; 256];
@@ -198,6 +203,16 @@ impl NarrowFloat {
         table
     }
 }
+
+static TABLES: [[f32; 256]; NarrowFloat::ALL.len()] = {
+    let mut tables = [[0.0; 256]; NarrowFloat::ALL.len()];
+    let mut index = 0;
+    while index < tables.len() {
+        tables[index] = NarrowFloat::ALL[index].table();
+        index += 1;
+    }
+    tables
+};
 
 impl fmt::Display for NarrowFloat {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -103,7 +103,7 @@ impl QuantFormat {
     /// [`Error::PartialBlocks`].
     pub fn check_columns(self, columns: usize) -> Result<()> {
         let block_size = self.block_size(usize::MAX);
-        let takes_any = matches!(self, Self::Nf4 { .. } | Self::Fp8);
+        let takes_any = self.scaling().is_none() || block_size == usize::MAX;
         if takes_any || columns.is_multiple_of(block_size) {
             return Ok(());
         }
@@ -117,19 +117,18 @@ impl QuantFormat {
 
     /// The values of its codes, relative to the scale of a block: 16 of them, or 256 where a code is a byte.
     pub const fn levels(self) -> &'static [f32] {
-        match self {
-            Self::Nf4 { .. } => &nf4::LEVELS,
-            Self::Nvfp4 | Self::Mxfp4 => &E2M1_LEVELS,
-            Self::Fp8 => &E4M3_LEVELS,
+        match self.scaling() {
+            None => &nf4::LEVELS,
+            Some((element, _)) => element.levels(),
         }
     }
 
     /// How codes lie in bytes.
     pub const fn packing(self) -> Packing {
-        match self {
-            Self::Nf4 { .. } => Packing::HighNibbleFirst,
-            Self::Nvfp4 | Self::Mxfp4 => Packing::LowNibbleFirst,
-            Self::Fp8 => Packing::Bytes,
+        match self.scaling() {
+            None => Packing::HighNibbleFirst,
+            Some((NarrowFloat::E2m1, _)) => Packing::LowNibbleFirst,
+            Some(_) => Packing::Bytes,
         }
     }
 
@@ -170,11 +169,10 @@ impl QuantFormat {
         let codes = 8.0 / self.packing().codes_per_byte() as f64;
         let block = self.block_size(usize::MAX) as f64;
         codes
-            + match self {
-                Self::Nf4 { double_quant: true } => CODE_BITS / block + F32_BITS / (block * NESTED_BLOCK),
-                Self::Nf4 { double_quant: false } => F32_BITS / block,
-                Self::Nvfp4 | Self::Mxfp4 => CODE_BITS / block,
-                Self::Fp8 => 0.0,
+            + match self.scaling() {
+                Some((_, scaling)) => 8.0 * scaling.scale_bytes()[0] as f64 / block,
+                None if self.double_quant() => CODE_BITS / block + F32_BITS / (block * NESTED_BLOCK),
+                None => F32_BITS / block,
             }
     }
 
@@ -186,13 +184,13 @@ impl QuantFormat {
         }
         let blocks = self.blocks(count, columns);
         count.div_ceil(self.packing().codes_per_byte())
-            + match self {
-                Self::Nf4 { double_quant: false } | Self::Fp8 => blocks * F32_BYTES,
-                Self::Nf4 { double_quant: true } => {
-                    blocks + blocks.div_ceil(blockwise::BLOCK_SIZE) * F32_BYTES + F32_BYTES
+            + match self.scaling() {
+                Some((_, scaling)) => {
+                    let [of_block, of_tensor] = scaling.scale_bytes();
+                    blocks * of_block + of_tensor
                 }
-                Self::Nvfp4 => blocks + F32_BYTES,
-                Self::Mxfp4 => blocks,
+                None if self.double_quant() => blocks + blocks.div_ceil(blockwise::BLOCK_SIZE) * F32_BYTES + F32_BYTES,
+                None => blocks * F32_BYTES,
             }
     }
 }
@@ -219,17 +217,6 @@ const F32_BITS: f64 = 32.0;
 const F32_BYTES: usize = size_of::<f32>();
 const CODE_BITS: f64 = 8.0;
 const NESTED_BLOCK: f64 = blockwise::BLOCK_SIZE as f64;
-
-static E4M3_LEVELS: [f32; 256] = NarrowFloat::E4m3.table();
-static E2M1_LEVELS: [f32; 16] = {
-    let mut levels = [0.0; 16];
-    let mut code = 0;
-    while code < 16 {
-        levels[code] = NarrowFloat::E2m1.decode(code as u8);
-        code += 1;
-    }
-    levels
-};
 
 impl FloatType {
     /// All types.

@@ -99,6 +99,15 @@ impl Scaling {
         ]
     }
 
+    /// Bytes of the scale of a group, and of the matrix.
+    pub(crate) const fn scale_bytes(self) -> [usize; 2] {
+        match self.stored {
+            Stored::F32 | Stored::PowerOfTwo => [size_of::<f32>(), 0],
+            Stored::E8m0Up | Stored::E8m0Down => [1, 0],
+            Stored::Ue4m3 => [1, size_of::<f32>()],
+        }
+    }
+
     /// The scale of each group, and what its values are multiplied with, from the amax of each.
     pub(crate) fn scales(self, element: NarrowFloat, amax: &[f32]) -> (BlockScales, Vec<f32>) {
         let max = element.max();
