@@ -38,7 +38,7 @@ pub use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TargetModules};
 pub use firebrick_kernels::{BaseStorage, Recompute};
 pub use generate::{BatchLimits, Conversation, GenerateOptions};
 pub use generation_config::FolderSampling;
-pub use gguf::{GgufEnds, GgufType, write_gguf};
+pub use gguf::{GgmlType, GgufEnds, write_gguf};
 pub use load::{BuildOptions, HASHED_PIECE};
 pub use merge::{Merge, MergeReport, merge_adapter, quantize_folder};
 pub use pass::PassOptions;

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use clap::Args;
 use firebrick_data::Tokenizer;
 use firebrick_model::{
-    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufEnds, GgufType, Merge, MergeReport, ModelConfig, merge_adapter,
+    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgmlType, GgufEnds, Merge, MergeReport, ModelConfig, merge_adapter,
     quantize_folder, write_gguf,
 };
 use firebrick_precision::{FloatType, QuantFormat};
@@ -38,7 +38,7 @@ pub struct ExportOptions {
     pub bnb_4bit: Option<Bnb4bit>,
     /// Write the model as one GGUF file, for llama.cpp and Ollama, with its matrices as f16, bf16, q8_0 or q4_0, and a Modelfile next to it.
     #[arg(long, value_name = "TYPE")]
-    pub gguf: Option<GgufType>,
+    pub gguf: Option<GgmlType>,
     /// Model folder or id of the Hub; with --merge the base that the adapter was trained on.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
@@ -132,7 +132,7 @@ fn chat_settings_of(folder: &Path) -> Result<Map<String, Value>, RunError> {
 }
 
 /// The model as one file, and what Ollama reads next to it.
-fn gguf(options: &ExportOptions, kind: GgufType) -> Result<String, RunError> {
+fn gguf(options: &ExportOptions, kind: GgmlType) -> Result<String, RunError> {
     let (folder, out) = (&options.model, &options.out);
     let mut tokenizer = Tokenizer::from_folder(folder)?;
     tokenizer.set_template_defaults(chat_settings::read(folder)?);

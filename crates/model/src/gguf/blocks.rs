@@ -11,17 +11,34 @@ use half::{bf16, f16};
 /// Values of a block.
 pub(super) const BLOCK: usize = 32;
 
-/// How a tensor is stored.
+/// How a tensor is stored, and most matrices of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GgmlType {
+pub enum GgmlType {
+    /// float32.
     F32,
+    /// float16.
     F16,
+    /// bfloat16.
     Bf16,
-    Q4_0,
+    /// 8 bits and a scale per 32 values.
     Q8_0,
+    /// 4 bits and a scale per 32 values; as a file, embedding and head are in `q8_0`.
+    Q4_0,
 }
 
 impl GgmlType {
+    /// Its name, as llama.cpp has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+        }
+    }
+
     /// ggml's number of the type.
     pub(super) fn number(self) -> u32 {
         match self {
@@ -99,10 +116,8 @@ mod tests {
         let tensor = |name: &str| golden.tensor(name).unwrap().data().to_vec();
         let values: Vec<f32> =
             tensor("values").chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
-        for (kind, name) in
-            [(GgmlType::Q8_0, "q8_0"), (GgmlType::Q4_0, "q4_0"), (GgmlType::F16, "f16"), (GgmlType::Bf16, "bf16")]
-        {
-            let (got, expected) = (kind.encode(&values), tensor(name));
+        for kind in GgmlType::OFFERED {
+            let (name, got, expected) = (kind.name(), kind.encode(&values), tensor(kind.name()));
             assert_eq!(got.len(), kind.bytes_of(values.len()), "{name}");
             assert!(
                 got == expected,

@@ -15,42 +15,20 @@ use std::str::FromStr;
 
 use firebrick_arch::{EMBEDDING, FINAL_NORM, HEAD, ModelConfig, ModelSpec, RopeScaling, TensorSpec};
 
-use self::blocks::{BLOCK, GgmlType};
+use self::blocks::BLOCK;
+pub use self::blocks::GgmlType;
 use self::container::{Entry, Value};
 use crate::error::ModelError;
 use crate::weights::HfFolder;
 
-/// Number format of the matrices of a GGUF file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GgufType {
-    /// float16.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// 8 bits and a scale per 32 values.
-    Q8_0,
-    /// 4 bits and a scale per 32 values; embedding and head in `q8_0`.
-    Q4_0,
-}
-
-impl GgufType {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0];
-
-    /// Its name, as llama.cpp has it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Q8_0 => "q8_0",
-            Self::Q4_0 => "q4_0",
-        }
-    }
+impl GgmlType {
+    /// The types that the matrices of a file are offered in.
+    pub const OFFERED: [Self; 4] = [Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0];
 
     /// llama.cpp's number of the kind of file.
     fn file_type(self) -> u32 {
         match self {
+            Self::F32 => 0,
             Self::F16 => 1,
             Self::Q4_0 => 2,
             Self::Q8_0 => 7,
@@ -58,32 +36,31 @@ impl GgufType {
         }
     }
 
-    /// How a tensor is stored.
-    fn of(self, tensor: &TensorSpec) -> GgmlType {
-        let [_, columns] = tensor.shape[..] else { return GgmlType::F32 };
+    /// How a tensor is stored in a file of this type.
+    fn of(self, tensor: &TensorSpec) -> Self {
+        let [_, columns] = tensor.shape[..] else { return Self::F32 };
         let is_table = tensor.name == EMBEDDING || tensor.name == HEAD;
         match self {
-            Self::F16 => GgmlType::F16,
-            Self::Bf16 => GgmlType::Bf16,
-            _ if !columns.is_multiple_of(BLOCK) => GgmlType::F16,
-            Self::Q4_0 if !is_table => GgmlType::Q4_0,
-            Self::Q8_0 | Self::Q4_0 => GgmlType::Q8_0,
+            Self::F32 | Self::F16 | Self::Bf16 => self,
+            _ if !columns.is_multiple_of(BLOCK) => Self::F16,
+            Self::Q4_0 if !is_table => self,
+            Self::Q8_0 | Self::Q4_0 => Self::Q8_0,
         }
     }
 }
 
-impl fmt::Display for GgufType {
+impl fmt::Display for GgmlType {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name())
     }
 }
 
-impl FromStr for GgufType {
+impl FromStr for GgmlType {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|kind| kind.name() == name.to_lowercase());
-        found.ok_or_else(|| format!("'{name}' is not one of {}", Self::ALL.map(Self::name).join(", ")))
+        let found = Self::OFFERED.into_iter().find(|kind| kind.name() == name.to_lowercase());
+        found.ok_or_else(|| format!("'{name}' is not one of {}", Self::OFFERED.map(Self::name).join(", ")))
     }
 }
 
@@ -100,7 +77,7 @@ pub struct GgufEnds {
 ///
 /// # Errors
 /// A folder that cannot be read, a model or tokenizer that GGUF cannot describe here ([`ModelError::NoGguf`]), a failed write.
-pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> Result<(), ModelError> {
+pub fn write_gguf(folder: &Path, to: &Path, kind: GgmlType, ends: GgufEnds) -> Result<(), ModelError> {
     let weights = HfFolder::open(folder)?;
     let config = ModelConfig::read(folder)?;
     weights.check_complete(&config.spec)?;
@@ -164,7 +141,7 @@ impl Architecture {
         Ok(Self { name, rotates_neighbors })
     }
 
-    fn metadata(&self, config: &ModelConfig, folder: &Path, kind: GgufType) -> Vec<(String, Value)> {
+    fn metadata(&self, config: &ModelConfig, folder: &Path, kind: GgmlType) -> Vec<(String, Value)> {
         let (spec, name) = (&config.spec, self.name);
         let (layer, rope) = (&spec.layers[0], &spec.ropes[0]);
         let attention = &layer.attention;
@@ -284,7 +261,7 @@ mod tests {
         let fetch = |name: &str| Ok(Fetched::Values(vec![0.5; shapes[name].iter().product()]));
         write_hf_folder(&folder, &config, FloatType::F32, None, fetch).unwrap();
         write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
-        write_gguf(&folder, &file, GgufType::F16, GgufEnds::default()).unwrap();
+        write_gguf(&folder, &file, GgmlType::F16, GgufEnds::default()).unwrap();
         let bytes = read(&file).unwrap();
         assert_eq!((&bytes[..4], bytes[4], bytes[8]), (&b"GGUF"[..], 3, config.spec.tensors().len() as u8));
         // The last tensor is the head, 11 rows of 8 halves, padded to 32 bytes.
@@ -295,7 +272,7 @@ mod tests {
     #[test]
     fn what_llama_cpp_computes_differently_is_refused_by_name() {
         let refused = |folder: &Path| {
-            write_gguf(folder, &folder.join("x.gguf"), GgufType::Q8_0, GgufEnds::default()).unwrap_err().to_string()
+            write_gguf(folder, &folder.join("x.gguf"), GgmlType::Q8_0, GgufEnds::default()).unwrap_err().to_string()
         };
         let temp = tempdir().unwrap();
         let folder = temp.path().join("m");
