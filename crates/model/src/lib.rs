@@ -46,4 +46,4 @@ pub use preference::{PairBatch, PairReference};
 pub use sampling::{Sampler, Sampling};
 pub use save::CollectedWeights;
 pub use score::Score;
-pub use weights::{Bnb4bit, Bnb4bitType, Codec, HfFolder, float_type_of};
+pub use weights::{Bnb4bit, Codec, HfFolder, float_type_of};

@@ -34,47 +34,61 @@ const MAX_STATE_BYTES: usize = 4096;
 /// Largest relative difference of a value of `nested_quant_map` from ours: a few roundings.
 const MAP_TOLERANCE: f32 = 1e-6;
 
-/// The 16 values of a 4-bit format of bitsandbytes.
+/// A 4-bit format of bitsandbytes: its `quant_type`, and whether the block scales are quantized as well
+/// (`bnb_4bit_use_double_quant`). Its name is `nf4`, `fp4`, `nf4_double_quant` or `fp4_double_quant`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bnb4bitType {
+pub enum Bnb4bit {
     /// 4-bit NormalFloat.
-    Nf4,
+    Nf4 {
+        /// `bnb_4bit_use_double_quant`.
+        double_quant: bool,
+    },
     /// A sign and eight magnitudes.
-    Fp4,
-}
-
-/// A 4-bit format of bitsandbytes. Its name is `nf4`, `fp4`, `nf4_double_quant` or `fp4_double_quant`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bnb4bit {
-    /// `bnb_4bit_quant_type`.
-    pub quant_type: Bnb4bitType,
-    /// `bnb_4bit_use_double_quant`: whether the scales are quantized as well.
-    pub double_quant: bool,
+    Fp4 {
+        /// `bnb_4bit_use_double_quant`.
+        double_quant: bool,
+    },
 }
 
 impl Bnb4bit {
     /// All of them; the first is what QLoRA trains on by default.
     pub const ALL: [Self; 4] = [
-        Self { quant_type: Bnb4bitType::Nf4, double_quant: true },
-        Self { quant_type: Bnb4bitType::Nf4, double_quant: false },
-        Self { quant_type: Bnb4bitType::Fp4, double_quant: true },
-        Self { quant_type: Bnb4bitType::Fp4, double_quant: false },
+        Self::Nf4 { double_quant: true },
+        Self::Nf4 { double_quant: false },
+        Self::Fp4 { double_quant: true },
+        Self::Fp4 { double_quant: false },
     ];
 
     /// The name.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match (self.quant_type, self.double_quant) {
-            (Bnb4bitType::Nf4, true) => "nf4_double_quant",
-            (Bnb4bitType::Nf4, false) => "nf4",
-            (Bnb4bitType::Fp4, true) => "fp4_double_quant",
-            (Bnb4bitType::Fp4, false) => "fp4",
+        match self {
+            Self::Nf4 { double_quant: true } => "nf4_double_quant",
+            Self::Nf4 { double_quant: false } => "nf4",
+            Self::Fp4 { double_quant: true } => "fp4_double_quant",
+            Self::Fp4 { double_quant: false } => "fp4",
         }
+    }
+
+    /// `bnb_4bit_quant_type`, and the 16 values.
+    fn quant_type(self) -> (&'static str, &'static [f32; 16]) {
+        match self {
+            Self::Nf4 { .. } => ("nf4", &nf4::LEVELS),
+            Self::Fp4 { .. } => ("fp4", &fp4::LEVELS),
+        }
+    }
+
+    fn double_quant(self) -> bool {
+        let (Self::Nf4 { double_quant } | Self::Fp4 { double_quant }) = self;
+        double_quant
     }
 
     /// The format of ours with the same bytes.
     pub(crate) fn format(self) -> Option<QuantFormat> {
-        (self.quant_type == Bnb4bitType::Nf4).then_some(QuantFormat::Nf4 { double_quant: self.double_quant })
+        match self {
+            Self::Nf4 { double_quant } => Some(QuantFormat::Nf4 { double_quant }),
+            Self::Fp4 { .. } => None,
+        }
     }
 
     /// `quantization_config` as transformers writes it, for weights of this dtype. `skipped` are modules that stay unquantized.
@@ -84,8 +98,8 @@ impl Bnb4bit {
             "_load_in_8bit": false,
             "bnb_4bit_compute_dtype": dtype,
             "bnb_4bit_quant_storage": "uint8",
-            "bnb_4bit_quant_type": self.quant_type.name(),
-            "bnb_4bit_use_double_quant": self.double_quant,
+            "bnb_4bit_quant_type": self.quant_type().0,
+            "bnb_4bit_use_double_quant": self.double_quant(),
             "llm_int8_enable_fp32_cpu_offload": false,
             "llm_int8_has_fp16_weight": false,
             "llm_int8_skip_modules": skipped,
@@ -109,22 +123,6 @@ impl FromStr for Bnb4bit {
     fn from_str(text: &str) -> Result<Self, String> {
         let names = || Self::ALL.map(Self::name).join(", ");
         Self::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| format!("expected one of {}", names()))
-    }
-}
-
-impl Bnb4bitType {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Nf4 => "nf4",
-            Self::Fp4 => "fp4",
-        }
-    }
-
-    fn levels(self) -> &'static [f32; 16] {
-        match self {
-            Self::Nf4 => &nf4::LEVELS,
-            Self::Fp4 => &fp4::LEVELS,
-        }
     }
 }
 
@@ -162,13 +160,13 @@ pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<Quantize
     }
     let parsed = serde_json::from_slice(&state.bytes(shards)?);
     let state: State = parsed.map_err(|error| unclaimed.bad(name, format!("`{mark}` is invalid: {error}")))?;
-    let quant_type = match kind {
-        "nf4" if state.quant_type == kind => Bnb4bitType::Nf4,
-        "fp4" if state.quant_type == kind => Bnb4bitType::Fp4,
-        _ => return Err(unclaimed.bad(name, format!("its quant_type is {}; supported: nf4, fp4", state.quant_type))),
-    };
     let part = |suffix: &str| format!("{name}.{suffix}");
     let double_quant = unclaimed.places.contains_key(&part("nested_absmax"));
+    let format = match kind {
+        "nf4" if state.quant_type == kind => Bnb4bit::Nf4 { double_quant },
+        "fp4" if state.quant_type == kind => Bnb4bit::Fp4 { double_quant },
+        _ => return Err(unclaimed.bad(name, format!("its quant_type is {}; supported: nf4, fp4", state.quant_type))),
+    };
     let (codes, absmax) = (unclaimed.take(name, name.to_owned())?, unclaimed.take(name, part("absmax"))?);
     let map = unclaimed.take(name, part("quant_map"))?;
     let nested = match double_quant {
@@ -180,10 +178,10 @@ pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<Quantize
             Some(nested)
         }
     };
-    if map.info(shards).shape != [16] || map.floats(shards)? != quant_type.levels()[..] {
-        return Err(unclaimed.bad(name, format!("its quant_map is not that of {}", quant_type.name())));
+    if map.info(shards).shape != [16] || map.floats(shards)? != format.quant_type().1[..] {
+        return Err(unclaimed.bad(name, format!("its quant_map is not that of {kind}")));
     }
-    let parts = Parts { format: Bnb4bit { quant_type, double_quant }, codes, absmax, nested };
+    let parts = Parts { format, codes, absmax, nested };
     parts.check(&state, shards).map_err(|problem| unclaimed.bad(name, problem))?;
     Ok(QuantizedWeight { name: name.to_owned(), shape: state.shape, scheme: Scheme::Bnb(parts) })
 }
@@ -274,10 +272,10 @@ pub(in crate::weights) fn encode(
     dtype: &str,
 ) -> Result<Vec<EncodedPart>, FormatError> {
     // The scales of both types are the largest magnitudes of their blocks.
-    let nf4 = QuantFormat::Nf4 { double_quant: format.double_quant }.quantize(values, shape)?;
-    let (codes, scales) = match format.quant_type {
-        Bnb4bitType::Nf4 => (nf4.codes, nf4.scales.block),
-        Bnb4bitType::Fp4 => (fp4::quantize(values)?.0, nf4.scales.block),
+    let nf4 = QuantFormat::Nf4 { double_quant: format.double_quant() }.quantize(values, shape)?;
+    let (codes, scales) = match format {
+        Bnb4bit::Nf4 { .. } => (nf4.codes, nf4.scales.block),
+        Bnb4bit::Fp4 { .. } => (fp4::quantize(values)?.0, nf4.scales.block),
     };
     Ok(encode_codes(format, codes, &scales, shape, dtype))
 }
@@ -291,13 +289,13 @@ pub(in crate::weights) fn encode_codes(
     dtype: &str,
 ) -> Vec<EncodedPart> {
     let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    let kind = format.quant_type.name();
+    let (kind, levels) = format.quant_type();
     let mut state = format!(
         "{{\"quant_type\": \"{kind}\", \"blocksize\": {}, \"dtype\": \"{dtype}\", \"shape\": {shape:?}",
         nf4::BLOCK_SIZE
     );
     // bitsandbytes stores the second zero of fp4 without its sign.
-    let map = floats(&format.quant_type.levels().map(|level| level + 0.0));
+    let map = floats(&levels.map(|level| level + 0.0));
     let mut parts = vec![("quant_map", Dtype::F32, vec![16], map)];
     match scales {
         BlockScales::Nested { codes, absmax, offset } => {

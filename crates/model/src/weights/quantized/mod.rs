@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
 
-pub use self::bnb::{Bnb4bit, Bnb4bitType};
+pub use self::bnb::Bnb4bit;
 pub(super) use self::bnb::{EncodedPart, encode as encode_bnb, encode_codes as encode_bnb_codes};
 use super::TensorBytes;
 use super::shard::Shard;
