@@ -13,6 +13,8 @@ mod evaluation;
 mod layer;
 pub(super) mod passes;
 mod reference;
+#[cfg_attr(not(test), expect(dead_code, reason = "beside the predicates that it replaces"))]
+mod route;
 pub(super) mod rows;
 
 pub use cuda::converted_weights_bytes;

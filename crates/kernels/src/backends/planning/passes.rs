@@ -27,14 +27,19 @@ pub(in crate::backends) const GATED_TILE: usize = 16;
 /// Bytes of sums over columns that those passes leave at a time: more tokens go in several rounds. An 8B has 42 MiB with 12,288 tokens.
 const GATED_PARTS_BYTES: usize = 48 << 20;
 
+/// Tokens of a tile there.
+pub(in crate::backends) const TILE_TOKENS: usize = 16;
+/// Tiles that passes over gated activations have under way.
+pub(in crate::backends) const GATED_STAGES: usize = 2;
+/// Pieces of columns of their warps, where the shared memory of a block is enough.
+const GATED_PIECES: usize = 2;
+/// Tiles under way: more of them hold no more of a step's bytes than the device can have under way.
+const MAX_STAGES: usize = 3;
+
 /// What a pass over the values that adapters read loads and sums; `Walk` in `cuda/linear/adapters/low_rank.cu`.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backends) struct LowRankPass {
     /// Matrices that are loaded.
-    #[cfg_attr(
-        not(feature = "cuda"),
-        expect(dead_code, reason = "decides what fits shared memory, not what is allocated")
-    )]
     pub inputs: usize,
     /// Pieces of columns of a warp.
     pub pieces: usize,
@@ -82,6 +87,28 @@ impl LowRankPass {
     pub(in crate::backends) const fn chunks(self, width: usize) -> usize {
         width.div_ceil(self.block_columns())
     }
+
+    /// Shared memory of a block: tiles under way, and what its warps have of the sums over columns.
+    pub(in crate::backends) const fn block_bytes(self, tile: usize, stages: usize) -> usize {
+        let inputs = TILE_TOKENS * self.inputs * self.block_columns();
+        let low = TILE_TOKENS * (self.over_tokens * tile + 8);
+        stages * (inputs + low) * 2 + 2 * LOW_RANK_WARPS * TILE_TOKENS * self.over_columns * tile * 4
+    }
+}
+
+/// Tiles under way of the passes over inputs and gradients of outputs, where a block may have this much shared memory; `None` if there is
+/// too little for any.
+pub(in crate::backends) fn stages(tile: usize, shared_bytes: usize) -> Option<usize> {
+    let passes = [LowRankPass::INPUT, LowRankPass::output_gradient(tile)];
+    let fits = |stages: &usize| passes.iter().all(|pass| pass.block_bytes(tile, *stages) <= shared_bytes);
+    (2..=MAX_STAGES).rev().find(fits)
+}
+
+/// The same of pieces of columns of the warps of passes over gated activations.
+pub(in crate::backends) fn gated_pieces(shared_bytes: usize) -> Option<usize> {
+    let passes = |pieces: &usize| [LowRankPass::gated(*pieces), LowRankPass::gated_backward(*pieces)];
+    let fits = |pass: &LowRankPass| pass.block_bytes(GATED_TILE, GATED_STAGES) <= shared_bytes;
+    (1..=GATED_PIECES).rev().find(|pieces| passes(pieces).iter().all(fits))
 }
 
 /// Of `tokens`, how many a pass over gated activations of this width takes at a time: all, or equal shares.
@@ -136,7 +163,7 @@ fn input_sums_of_any(model: &ModelSpec, training: &TrainingShape) -> usize {
 
 /// The rank that passes over a group are compiled for, of its adapters; `None` where GEMMs take the place of all passes: of f32 values, and
 /// under DoRA, whose forward leaves no `x Aᵀ`.
-fn tile_of(group: &GroupSpec, training: &TrainingShape) -> Option<usize> {
+pub(super) fn tile_of(group: &GroupSpec, training: &TrainingShape) -> Option<usize> {
     let has_magnitudes = training.lora.as_ref().is_some_and(|lora| lora.use_dora);
     if has_magnitudes || training.compute == FloatType::F32 {
         return None;
@@ -146,7 +173,7 @@ fn tile_of(group: &GroupSpec, training: &TrainingShape) -> Option<usize> {
 }
 
 /// Whether adapters read a part of their input. Then only the pass over the gradient of the outputs takes place.
-fn drops_inputs(training: &TrainingShape) -> bool {
+pub(super) fn drops_inputs(training: &TrainingShape) -> bool {
     training.lora.as_ref().is_some_and(|lora| lora.lora_dropout > 0.0)
 }
 
@@ -200,6 +227,19 @@ mod tests {
     use super::*;
     use crate::memory::training_shape::Recompute;
     use crate::memory::training_shape::tests::qlora;
+
+    #[test]
+    fn every_card_has_passes_that_fit_its_blocks() {
+        // H100 and B200, A100, and cards of 8.6, 8.9 and 12.0; older ones.
+        for (shared, expected) in [
+            (232_448, [Some(3), Some(3), Some(2)]),
+            (166_912, [Some(3), Some(3), Some(2)]),
+            (101_376, [Some(2), Some(3), Some(1)]),
+            (49_152, [None, None, None]),
+        ] {
+            assert_eq!([stages(16, shared), stages(32, shared), gated_pieces(shared)], expected, "{shared} bytes");
+        }
+    }
 
     #[test]
     fn sums_are_counted_of_the_passes_that_the_engine_launches_alone() {

@@ -5,11 +5,11 @@
 use firebrick_cuda::Arguments;
 
 use super::Adapters;
-use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel, are_vectors, stages};
+use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel, are_vectors};
 use crate::Group;
 use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Engine, MAX_MODULES, MatrixView, Source, at};
 use crate::backends::cuda::linear::modules::appended_columns;
-use crate::backends::planning::passes::{LowRankPass, low_rank_tile};
+use crate::backends::planning::passes::{LowRankPass, low_rank_tile, stages};
 
 impl Engine {
     /// `dy s B` to `d_low`, and returns `dB` of each adapter in f32, from `low`, which is `x Aᵀ`; `None`, with nothing written, where that

@@ -13,8 +13,7 @@ use firebrick_arch::Activation;
 use firebrick_cuda::Arguments;
 
 use super::low_rank::{
-    AdapterArgument, AdaptersArgument, GATED_STAGES, LowRankKernel, are_vectors, gated_pieces, only_adapters_train,
-    reads_whole_input,
+    AdapterArgument, AdaptersArgument, LowRankKernel, are_vectors, only_adapters_train, reads_whole_input,
 };
 use super::magnitude::has_magnitudes;
 use super::{Adapters, LowRankGradient};
@@ -23,7 +22,9 @@ use crate::backends::cuda::engine::{
 };
 use crate::backends::cuda::linear::gated::{GatedOperands, gate_and_up};
 use crate::backends::cuda::linear::modules::appended_columns;
-use crate::backends::planning::passes::{GATED_TILE, LowRankPass, gated_tokens, low_rank_tile};
+use crate::backends::planning::passes::{
+    GATED_STAGES, GATED_TILE, LowRankPass, gated_pieces, gated_tokens, low_rank_tile,
+};
 use crate::{Group, NextBackward};
 
 /// What [`Engine::gated_backward_low_rank`] found on its way.

@@ -15,19 +15,13 @@ use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, Engine, Launch, MAX_MODULES, MatrixView, ScratchSlot, Source, at,
 };
 use crate::backends::cuda::linear::modules::appended_columns;
-use crate::backends::planning::passes::{GATED_TILE, LOW_RANK_WARPS, LowRankPass, low_rank_tile, parts_of_tokens};
+use crate::backends::planning::passes::{
+    GATED_STAGES, LOW_RANK_WARPS, LowRankPass, TILE_TOKENS, gated_pieces, low_rank_tile, parts_of_tokens, stages,
+};
 use crate::{GemmFormat, Group, WeightGradient};
 
-/// Tokens of a tile, as `low_rank.cu` has them.
-const TOKENS: usize = 16;
-/// Tiles that passes over gated activations have under way.
-pub(super) const GATED_STAGES: usize = 2;
-/// Pieces of columns of their warps, where the shared memory of a block is enough.
-const GATED_PIECES: usize = 2;
 /// Ranks of adapters that most runs have, and the self-test.
 const USUAL_RANKS: usize = 16;
-/// Tiles under way: more of them hold no more of a step's bytes than the device can have under way.
-const MAX_STAGES: usize = 3;
 
 /// An adapter as the kernels take it.
 #[repr(C)]
@@ -209,7 +203,7 @@ impl Engine {
         tokens: usize,
     ) -> Sums {
         let parts = parts_of_tokens(tokens, chunks, self.multiprocessors());
-        adapters.tokens_per_block = tokens.div_ceil(parts).next_multiple_of(TOKENS) as i32;
+        adapters.tokens_per_block = tokens.div_ceil(parts).next_multiple_of(TILE_TOKENS) as i32;
         let [low, over_tokens] =
             kernel.pass.sums([adapters.chunks as usize, tokens], [parts, adapters.columns as usize]);
         let [low, over_tokens] = [low, over_tokens].map(|values| values * kernel.tile * 4);
@@ -277,7 +271,7 @@ impl LowRankKernel {
         let shape = LaunchShape {
             grid: [sums.chunks as u32, sums.parts as u32, 1],
             block: [32 * LOW_RANK_WARPS as u32, 1, 1],
-            shared_bytes: bytes_of_block(self.pass, self.tile, self.stages) as u32,
+            shared_bytes: self.pass.block_bytes(self.tile, self.stages) as u32,
         };
         Launch { source: self.source, dtype, name, shape, bytes }
     }
@@ -296,44 +290,4 @@ pub(super) fn reads_whole_input(group: &Group<Cuda>) -> bool {
 /// Whether rows are whole vectors of eight 16-bit values.
 pub(super) fn are_vectors(blocks: &[DeviceBlock]) -> bool {
     blocks.iter().all(|block| block.dtype != DType::F32 && block.is_in_vectors())
-}
-
-/// Tiles under way of the passes over inputs and gradients of outputs, where a block may have this much shared memory; `None` if there is too
-/// little for any.
-pub(super) fn stages(tile: usize, shared_bytes: usize) -> Option<usize> {
-    let passes = [LowRankPass::INPUT, LowRankPass::output_gradient(tile)];
-    let fits = |stages: &usize| passes.iter().all(|pass| bytes_of_block(*pass, tile, *stages) <= shared_bytes);
-    (2..=MAX_STAGES).rev().find(fits)
-}
-
-/// The same of pieces of columns of the warps of passes over gated activations.
-pub(super) fn gated_pieces(shared_bytes: usize) -> Option<usize> {
-    let passes = |pieces: &usize| [LowRankPass::gated(*pieces), LowRankPass::gated_backward(*pieces)];
-    let fits = |pass: &LowRankPass| bytes_of_block(*pass, GATED_TILE, GATED_STAGES) <= shared_bytes;
-    (1..=GATED_PIECES).rev().find(|pieces| passes(pieces).iter().all(fits))
-}
-
-/// Shared memory of a block: tiles under way, and what its warps have of the sums over columns.
-fn bytes_of_block(pass: LowRankPass, tile: usize, stages: usize) -> usize {
-    let inputs = TOKENS * pass.inputs * pass.block_columns();
-    let low = TOKENS * (pass.over_tokens * tile + 8);
-    stages * (inputs + low) * 2 + 2 * LOW_RANK_WARPS * TOKENS * pass.over_columns * tile * 4
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_card_has_passes_that_fit_its_blocks() {
-        // H100 and B200, A100, and cards of 8.6, 8.9 and 12.0; older ones.
-        for (shared, expected) in [
-            (232_448, [Some(3), Some(3), Some(2)]),
-            (166_912, [Some(3), Some(3), Some(2)]),
-            (101_376, [Some(2), Some(3), Some(1)]),
-            (49_152, [None, None, None]),
-        ] {
-            assert_eq!([stages(16, shared), stages(32, shared), gated_pieces(shared)], expected, "{shared} bytes");
-        }
-    }
 }

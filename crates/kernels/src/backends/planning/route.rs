@@ -1,0 +1,467 @@
+//! How a group of linear modules is computed on CUDA, decided here and nowhere else.
+//!
+//! [`Route::new`] reads a plain description of the group and of how it is computed. The engine in `backends/cuda/linear` makes the
+//! description from its tensors, the plan makes it from the recipe ([`Route::planned`]), and both read the same decisions: how weights
+//! reach the GEMM, where the adapters' products are, and which passes replace GEMMs of adapters.
+//!
+//! A pass also needs rows that begin on 16 bytes. That is a fact about one tensor, so the engine asks for it where it launches the pass.
+//! Trade-off: the plan assumes the card with the least shared memory that has all passes, because their sums are the largest there.
+
+use std::ops::Range;
+
+use firebrick_arch::{GroupSpec, ModuleSpec};
+use firebrick_precision::{Format, QuantFormat};
+
+use super::passes::{GATED_TILE, gated_pieces, low_rank_tile, stages};
+use super::rows::appended_ranks;
+use crate::GemmFormat;
+use crate::memory::training_shape::TrainingShape;
+
+/// Modules of a group that launches over its adapters take.
+pub(in crate::backends) const MAX_MODULES: usize = 4;
+/// The most rows that the kernels for few rows take.
+const MAX_FEW_ROWS: usize = 64;
+/// The same for weights in the compute format without adapters: with more rows the library's GEMM is as fast.
+const MAX_FEW_DENSE_ROWS: usize = 8;
+/// Inner columns that a lane of those kernels loads at once, as `weight_values.cu` has it.
+const FEW_ROWS_CHUNK: usize = 32;
+/// Shared memory of a block on the smallest card that has all passes: RTX 30, 40 and 50.
+const PLANNED_SHARED_BYTES: usize = 101_376;
+
+/// A group of linear modules, as far as its route depends on it.
+#[derive(Clone, Debug)]
+pub(in crate::backends) struct GroupShape {
+    /// Width of the shared input.
+    pub in_features: usize,
+    /// In column order.
+    pub modules: Vec<ModuleShape>,
+    /// Whether a mask is between the input and the adapters.
+    pub has_dropout: bool,
+}
+
+/// A module of a [`GroupShape`].
+#[derive(Clone, Debug)]
+pub(in crate::backends) struct ModuleShape {
+    /// Columns of the group's output that it computes.
+    pub columns: Range<usize>,
+    /// How its weight is stored.
+    pub storage: Format,
+    /// Whether the gradient of its weight is needed.
+    pub trains: bool,
+    /// Rank of its adapter; 0: it has none.
+    pub rank: usize,
+    /// Whether the adapter has magnitudes (DoRA).
+    pub has_magnitudes: bool,
+}
+
+/// How groups are computed, and on what.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backends) struct How {
+    /// Format of activations: f32, f16 or bf16.
+    pub compute: Format,
+    /// What the GEMMs of the weights multiply.
+    pub gemms: GemmFormat,
+    /// Shared memory that a block of the card may have.
+    pub shared_bytes: usize,
+}
+
+/// How the weights of a group reach its GEMMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::backends) enum WeightRoute {
+    /// One weight in the compute format, read where it is.
+    Stored,
+    /// Written out side by side in the compute format, with the adapters around them if those are appended: one GEMM each way.
+    WrittenOut,
+    /// Each module has a GEMM of its own, after a conversion if it needs one.
+    OneByOne,
+    /// Written out side by side in 8-bit codes: one GEMM each way.
+    Codes,
+}
+
+/// Where the products of a group's adapters are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::backends) enum AdapterRoute {
+    /// The group has no adapters.
+    None,
+    /// Appended to the inner dimension: the input and the gradient of the outputs have so many columns more.
+    Appended {
+        /// All ranks, filled up to a multiple of 8.
+        columns: usize,
+    },
+    /// GEMMs of their own.
+    Separate,
+    /// In front of the codes of the inner dimension.
+    InCodes,
+}
+
+/// A pass over values that adapters read, and how it is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::backends) struct Tile {
+    /// The most ranks of an adapter.
+    pub ranks: usize,
+    /// Tiles of tokens under way.
+    pub stages: usize,
+}
+
+/// The decisions about one group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::backends) struct Route {
+    /// How weights reach the GEMMs.
+    pub weight: WeightRoute,
+    /// Whether all weights are quantized, so that what they are converted to never changes and may stay on the device.
+    pub is_quantized: bool,
+    /// Where the products of adapters are.
+    pub adapters: AdapterRoute,
+    /// Ranks of all adapters.
+    pub ranks: usize,
+    /// Whether adapters read the input through a mask.
+    pub has_dropout: bool,
+    /// Whether outputs are scaled by magnitudes.
+    pub has_magnitudes: bool,
+    /// The most rows for which a forward without a backward multiplies the weights as they are stored; 0: never.
+    pub few_rows: usize,
+    /// Over the gradient of the outputs: the low-rank gradients and all `dB`. It needs `x Aᵀ`.
+    pub output_pass: Option<Tile>,
+    /// Whether a pass over the input may find `x Aᵀ`: the weight is written before it, because A lies there.
+    pub may_pass_input: bool,
+    /// Over an input that is copied: the copy and `x Aᵀ`.
+    pub copy_pass: Option<Tile>,
+    /// Over gate and up that the group reads: the activated values and `x Aᵀ`. As pieces of columns of a warp, like the next.
+    pub gated_pass: Option<usize>,
+    /// In the backward over gate and up that the group reads: `dA` of the group comes with their gradients. See [`Self::gated_backward`].
+    d_a_pass: Option<usize>,
+    /// Whether the group makes gate and up, and their low-rank gradients and `dB` fit that pass.
+    is_gate_up: bool,
+    /// Whether `dA` after a norm is a sum over the norm's input, by low-rank gradients that are scaled by its rows.
+    pub scales_low_rank: bool,
+}
+
+impl Route {
+    /// Decides.
+    pub(in crate::backends) fn new(group: &GroupShape, how: How) -> Self {
+        let GroupShape { in_features, ref modules, has_dropout } = *group;
+        let How { compute, gemms, shared_bytes } = how;
+        let adapted: Vec<&ModuleShape> = modules.iter().filter(|module| module.rank > 0).collect();
+        let ranks: Vec<usize> = adapted.iter().map(|module| module.rank).collect();
+        let adapters = adapter_route(gemms, in_features, &ranks);
+        let is_appended = matches!(adapters, AdapterRoute::Appended { .. });
+        let has_magnitudes = adapted.iter().any(|module| module.has_magnitudes);
+        let only_adapters_train = modules.iter().all(|module| !module.trains);
+
+        let is_half = compute != Format::F32;
+        let out_features = modules.last().map_or(0, |module| module.columns.end);
+        let reads_in_vectors = is_half && in_features.is_multiple_of(8);
+        let writes_in_vectors = is_half
+            && out_features.is_multiple_of(8)
+            && adapted.iter().all(|module| [module.columns.start, module.columns.end].iter().all(|end| end % 8 == 0));
+        let reads_whole_input =
+            gemms == GemmFormat::Compute && !has_dropout && !has_magnitudes && reads_in_vectors && !ranks.is_empty();
+
+        // What the kernels are compiled for; `None`: these ranks are GEMMs.
+        let tile = low_rank_tile(&ranks);
+        let is_gated_tile = tile == Some(GATED_TILE);
+        let of_tile = tile.and_then(|ranks| Some(Tile { ranks, stages: stages(ranks, shared_bytes)? }));
+        let of_gated = gated_pieces(shared_bytes).filter(|_| is_gated_tile);
+        let fits_output = writes_in_vectors && !has_magnitudes && adapted.len() <= MAX_MODULES;
+        let output_pass = of_tile.filter(|_| fits_output);
+        let may_pass_input = is_appended && reads_whole_input;
+        let is_passed = may_pass_input && adapted.len() == 1;
+        let passes_d_a = reads_whole_input && adapted.len() == 1 && only_adapters_train;
+        Self {
+            weight: weight_route(modules, how, is_appended),
+            is_quantized: modules.iter().all(ModuleShape::is_quantized),
+            adapters,
+            ranks: ranks.iter().sum(),
+            has_dropout,
+            has_magnitudes,
+            few_rows: if has_dropout || has_magnitudes { 0 } else { few_rows(group, how) },
+            output_pass,
+            may_pass_input,
+            copy_pass: of_tile.filter(|_| is_passed),
+            gated_pass: of_gated.filter(|_| is_passed),
+            d_a_pass: of_gated.filter(|_| passes_d_a),
+            is_gate_up: is_appended && fits_output && is_gated_tile && are_halves(&adapted, out_features),
+            scales_low_rank: output_pass.is_some() && compute == Format::Bf16 && !has_dropout && only_adapters_train,
+        }
+    }
+
+    /// The decisions about a group of a run.
+    pub(super) fn planned(group: &GroupSpec, training: &TrainingShape) -> Self {
+        let lora = training.lora.as_ref();
+        let module = |module: &ModuleSpec| {
+            let lora = lora.filter(|lora| lora.adapts(&module.path));
+            ModuleShape {
+                columns: module.columns.clone(),
+                storage: training.stored_format(),
+                trains: training.lora.is_none(),
+                rank: lora.map_or(0, |lora| lora.rank_of(&module.path)),
+                has_magnitudes: lora.is_some_and(|lora| lora.use_dora),
+            }
+        };
+        let shape = GroupShape {
+            in_features: group.in_features,
+            modules: group.modules.iter().map(module).collect(),
+            has_dropout: lora.is_some_and(|lora| lora.lora_dropout > 0.0),
+        };
+        let how = How { compute: training.compute, gemms: training.gemms, shared_bytes: PLANNED_SHARED_BYTES };
+        Self::new(&shape, how)
+    }
+
+    /// Columns that rows of the input and of the gradient of the outputs have room for.
+    pub(in crate::backends) fn room(&self) -> usize {
+        if let AdapterRoute::Appended { columns } = self.adapters { columns } else { 0 }
+    }
+
+    /// Ranks of `x Aᵀ` that the forward keeps for the backward.
+    pub(super) fn saved_ranks(&self) -> usize {
+        if self.has_magnitudes { 0 } else { self.room().max(self.ranks) }
+    }
+
+    /// The pass over gate, up and the gradient of their activated values that finds all gradients of the adapters around them, as pieces of
+    /// columns of a warp: `self` made gate and up, and `down` read them. `None`: several passes.
+    pub(in crate::backends) fn gated_backward(&self, down: &Self) -> Option<usize> {
+        down.d_a_pass.filter(|_| self.is_gate_up)
+    }
+}
+
+impl ModuleShape {
+    fn is_quantized(&self) -> bool {
+        matches!(self.storage, Format::Quantized(_))
+    }
+}
+
+fn adapter_route(gemms: GemmFormat, in_features: usize, ranks: &[usize]) -> AdapterRoute {
+    match (gemms, appended_ranks(in_features, ranks)) {
+        _ if ranks.is_empty() => AdapterRoute::None,
+        (GemmFormat::Fp8, _) => AdapterRoute::InCodes,
+        (GemmFormat::Compute, 0) => AdapterRoute::Separate,
+        (GemmFormat::Compute, columns) => AdapterRoute::Appended { columns },
+    }
+}
+
+fn weight_route(modules: &[ModuleShape], how: How, is_appended: bool) -> WeightRoute {
+    match modules {
+        _ if how.gemms == GemmFormat::Fp8 => WeightRoute::Codes,
+        _ if is_appended => WeightRoute::WrittenOut,
+        [module] if module.storage == how.compute => WeightRoute::Stored,
+        _ if modules.iter().all(ModuleShape::is_quantized) => WeightRoute::WrittenOut,
+        _ => WeightRoute::OneByOne,
+    }
+}
+
+/// The most rows that the kernels for few rows take of a group without mask and magnitudes.
+fn few_rows(group: &GroupShape, how: How) -> usize {
+    let Some(first) = group.modules.first() else { return 0 };
+    // Formats that one kernel reads.
+    let read_alike = |module: &ModuleShape| match (module.storage, first.storage) {
+        (Format::Quantized(QuantFormat::Nf4 { .. }), Format::Quantized(QuantFormat::Nf4 { .. })) => true,
+        (storage, first) => storage == first,
+    };
+    let is_taken = how.compute != Format::F32
+        && how.gemms == GemmFormat::Compute
+        && group.modules.len() <= MAX_MODULES
+        && group.in_features.is_multiple_of(FEW_ROWS_CHUNK)
+        && (first.is_quantized() || first.storage == how.compute)
+        && group.modules.iter().all(read_alike);
+    let is_bare = !first.is_quantized() && group.modules.iter().all(|module| module.rank == 0);
+    match (is_taken, is_bare) {
+        (false, _) => 0,
+        (true, true) => MAX_FEW_DENSE_ROWS,
+        (true, false) => MAX_FEW_ROWS,
+    }
+}
+
+/// Whether two modules with adapters make one half of the outputs each.
+fn are_halves(adapted: &[&ModuleShape], out_features: usize) -> bool {
+    let half = out_features / 2;
+    matches!(adapted, [gate, up] if gate.columns == (0..half) && up.columns == (half..out_features))
+}
+
+#[cfg(test)]
+mod tests {
+    use firebrick_arch::LoraConfig;
+    use firebrick_arch::shapes::{llama_3_1_8b, llama_3_2_1b};
+
+    use super::*;
+    use crate::memory::training_shape::Recompute;
+    use crate::memory::training_shape::tests::{dense, full, qlora};
+
+    const NF4: Format = Format::Quantized(QuantFormat::Nf4 { double_quant: true });
+    /// Of an H100.
+    const H100: How = How { compute: Format::Bf16, gemms: GemmFormat::Compute, shared_bytes: 232_448 };
+    const IN_FP8: How = How { gemms: GemmFormat::Fp8, ..H100 };
+
+    /// A frozen group whose modules have these widths and ranks.
+    fn group(in_features: usize, storage: Format, modules: &[(usize, usize)]) -> GroupShape {
+        let mut end = 0;
+        let module = |&(width, rank): &(usize, usize)| {
+            end += width;
+            ModuleShape { columns: end - width..end, storage, trains: false, rank, has_magnitudes: false }
+        };
+        GroupShape { in_features, modules: modules.iter().map(module).collect(), has_dropout: false }
+    }
+
+    fn qkv(storage: Format, rank: usize) -> GroupShape {
+        group(4096, storage, &[(4096, rank), (1024, rank), (1024, rank)])
+    }
+
+    fn gate_up(rank: usize) -> GroupShape {
+        group(4096, NF4, &[(14_336, rank); 2])
+    }
+
+    fn down(rank: usize) -> GroupShape {
+        group(14_336, NF4, &[(4096, rank)])
+    }
+
+    fn dropped(group: GroupShape) -> GroupShape {
+        GroupShape { has_dropout: true, ..group }
+    }
+
+    fn with_magnitudes(mut group: GroupShape) -> GroupShape {
+        group.modules.iter_mut().for_each(|module| module.has_magnitudes = true);
+        group
+    }
+
+    fn trained(mut group: GroupShape) -> GroupShape {
+        group.modules.iter_mut().for_each(|module| module.trains = true);
+        group
+    }
+
+    /// Names of the passes of a route.
+    fn passes(route: &Route) -> String {
+        let passes = [
+            ("output", route.output_pass.is_some()),
+            ("copy", route.copy_pass.is_some()),
+            ("gated", route.gated_pass.is_some()),
+            ("d_a", route.d_a_pass.is_some()),
+            ("gate_up", route.is_gate_up),
+            ("scaled", route.scales_low_rank),
+        ];
+        passes.iter().filter(|(_, is_there)| *is_there).map(|(name, _)| *name).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn groups_go_these_ways() {
+        use AdapterRoute::{Appended, InCodes, None, Separate};
+        use WeightRoute::{Codes, OneByOne, Stored, WrittenOut};
+        let columns = |columns| Appended { columns };
+        let [bf16, f32] = [Format::Bf16, Format::F32];
+        let [in_f16, in_f32] = [Format::F16, f32].map(|compute| How { compute, ..H100 });
+        let old_card = How { shared_bytes: 49_152, ..H100 };
+        for (name, group, how, weight, adapters, few_rows, expected) in [
+            ("qkv", qkv(NF4, 16), H100, WrittenOut, columns(48), 64, "output scaled"),
+            ("gate, up", gate_up(16), H100, WrittenOut, columns(32), 64, "output gate_up scaled"),
+            ("down", down(16), H100, WrittenOut, columns(16), 64, "output copy gated d_a scaled"),
+            ("rank 8", down(8), H100, WrittenOut, columns(8), 64, "output copy gated d_a scaled"),
+            ("rank 32", down(32), H100, WrittenOut, columns(32), 64, "output copy scaled"),
+            ("rank 4", down(4), H100, WrittenOut, columns(8), 64, ""),
+            ("rank 64", qkv(NF4, 64), H100, WrittenOut, columns(192), 64, ""),
+            ("rank 256", qkv(NF4, 256), H100, WrittenOut, Separate, 64, ""),
+            ("few inputs", group(64, NF4, &[(64, 16)]), H100, WrittenOut, Separate, 64, "output d_a scaled"),
+            (
+                "half adapted",
+                group(4096, NF4, &[(64, 16), (64, 0)]),
+                H100,
+                WrittenOut,
+                columns(16),
+                64,
+                "output copy gated d_a scaled",
+            ),
+            ("odd columns", group(4096, NF4, &[(44, 16), (44, 16)]), H100, WrittenOut, columns(32), 64, ""),
+            ("odd inputs", group(4100, NF4, &[(64, 16)]), H100, WrittenOut, columns(16), 0, "output scaled"),
+            ("dropout", dropped(down(16)), H100, WrittenOut, columns(16), 0, "output"),
+            ("dora", with_magnitudes(down(16)), H100, WrittenOut, columns(16), 0, ""),
+            ("trained", trained(qkv(f32, 16)), H100, WrittenOut, columns(48), 0, "output"),
+            ("fp8", down(16), IN_FP8, Codes, InCodes, 0, "output scaled"),
+            ("fp8, bare", qkv(bf16, 0), IN_FP8, Codes, None, 0, ""),
+            ("nf4, bare", qkv(NF4, 0), H100, WrittenOut, None, 64, ""),
+            ("bf16, bare", qkv(bf16, 0), H100, OneByOne, None, 8, ""),
+            ("bf16, bare, one", group(64, bf16, &[(64, 0)]), H100, Stored, None, 8, ""),
+            ("bf16", qkv(bf16, 16), H100, WrittenOut, columns(48), 64, "output scaled"),
+            ("bf16, rank 256", qkv(bf16, 256), H100, OneByOne, Separate, 64, ""),
+            ("f32, bare, one", trained(group(64, f32, &[(64, 0)])), H100, OneByOne, None, 0, ""),
+            ("f16", down(16), in_f16, WrittenOut, columns(16), 64, "output copy gated d_a"),
+            ("f32", down(16), in_f32, WrittenOut, columns(16), 0, ""),
+            ("small blocks", down(16), old_card, WrittenOut, columns(16), 64, ""),
+        ] {
+            let route = Route::new(&group, how);
+            let got = (route.weight, route.adapters, route.few_rows, passes(&route));
+            assert_eq!(got, (weight, adapters, few_rows, expected.to_owned()), "{name}");
+        }
+    }
+
+    #[test]
+    fn gate_up_and_down_go_back_in_one_pass_where_both_fit_it() {
+        let route = |group: &GroupShape| Route::new(group, H100);
+        let pieces = |gate_up: &GroupShape, down: &GroupShape| route(gate_up).gated_backward(&route(down));
+        assert_eq!(pieces(&gate_up(16), &down(16)), Some(2));
+        assert_eq!(pieces(&gate_up(8), &down(16)), Some(2));
+        for (gate_up, down) in [
+            (gate_up(16), down(32)),
+            (gate_up(32), down(16)),
+            (gate_up(16), down(0)),
+            (gate_up(0), down(16)),
+            (group(4096, NF4, &[(14_336, 16), (14_336, 0)]), down(16)),
+            (gate_up(16), dropped(down(16))),
+            (with_magnitudes(gate_up(16)), with_magnitudes(down(16))),
+            (gate_up(16), trained(down(16))),
+        ] {
+            assert_eq!(pieces(&gate_up, &down), None, "{gate_up:?} {down:?}");
+        }
+    }
+
+    #[test]
+    fn the_plan_reads_the_decisions_about_the_groups_of_a_run() {
+        let planned = |training: &TrainingShape| {
+            let groups = llama_3_1_8b().groups(0);
+            groups.iter().map(|group| Route::planned(group, training)).collect::<Vec<_>>()
+        };
+        let smallest = How { shared_bytes: PLANNED_SHARED_BYTES, ..H100 };
+        let expected = [qkv(NF4, 16), group(4096, NF4, &[(4096, 16)]), gate_up(16), down(16)];
+        let expected: Vec<_> = expected.iter().map(|group| Route::new(group, smallest)).collect();
+        assert_eq!(planned(&qlora(1, Recompute::Full)), expected);
+        assert_eq!(expected[2].gated_backward(&expected[3]), Some(1));
+        assert!(planned(&full(Format::Bf16)).iter().all(|route| route.weight == WeightRoute::OneByOne));
+    }
+
+    /// Every run that the old predicates of the plan were about.
+    #[test]
+    fn decisions_equal_the_predicates_that_they_replace() {
+        use crate::backends::planning::passes::{drops_inputs, tile_of};
+        use crate::backends::planning::rows::{appended_to, ranks_in};
+
+        let models = [llama_3_1_8b(), llama_3_2_1b()];
+        let mut compared = 0;
+        for base in [qlora(1, Recompute::Full), dense(Format::Bf16), full(Format::Bf16)] {
+            for compute in [Format::Bf16, Format::F16, Format::F32] {
+                for gemms in [GemmFormat::Compute, GemmFormat::Fp8] {
+                    for r in [4, 8, 16, 24, 32, 64, 256] {
+                        for (dropout, use_dora) in [(0.0, false), (0.1, false), (0.0, true), (0.1, true)] {
+                            let lora = base.lora.clone();
+                            let lora = lora.map(|lora| LoraConfig { r, lora_dropout: dropout, use_dora, ..lora });
+                            let training = TrainingShape { compute, gemms, lora, ..base.clone() };
+                            for group in models.iter().flat_map(|model| model.groups(0)) {
+                                let route = Route::planned(&group, &training);
+                                let what = format!("{:?} {training:?}", group.kind);
+                                let tile = tile_of(&group, &training);
+                                let ranks = ranks_in(&group, &training);
+                                assert_eq!(route.room(), appended_to(&group, &training), "{what}");
+                                assert_eq!(route.ranks, ranks.iter().sum::<usize>(), "{what}");
+                                assert_eq!(route.output_pass.map(|tile| tile.ranks), tile, "{what}");
+                                let saved = if use_dora { 0 } else { route.room().max(route.ranks) };
+                                assert_eq!(route.saved_ranks(), saved, "{what}");
+                                let has_input = route.room() > 0 && !drops_inputs(&training) && tile.is_some();
+                                let one = ranks.len() == 1;
+                                assert_eq!(route.copy_pass.is_some(), has_input && one, "{what}");
+                                let is_gated = has_input && one && tile == Some(GATED_TILE);
+                                assert_eq!(route.gated_pass.is_some(), is_gated, "{what}");
+                                compared += 1;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        assert_eq!(compared, 3 * 3 * 2 * 7 * 4 * 8);
+    }
+}
