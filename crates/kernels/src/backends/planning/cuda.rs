@@ -12,9 +12,10 @@ use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
+use super::adapters::{forward_sums_bytes, low_rank_sums_bytes, saved_low_rank_bytes};
 use super::layer::buffers_per_token;
-use super::passes::{forward_sums_bytes, low_rank_sums_bytes};
-use super::rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, row_stride, saved_low_rank_bytes};
+use super::route::Route;
+use super::rows::{fp8_stride, row_stride};
 use crate::GemmFormat;
 use crate::memory::estimate::line;
 use crate::memory::training_shape::{Recompute, TrainingShape, scaled_widths, widest_dropped};
@@ -144,7 +145,7 @@ fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
     let joined = (0..model.layers.len()).map(|layer| {
         let qkv = model.layer_groups(layer).qkv;
-        row_stride(qkv.out_features(), appended_to(&qkv, training)) as u64
+        row_stride(qkv.out_features(), Route::planned(&qkv, training).room()) as u64
     });
     let joined = joined.max().unwrap_or(0) * training.tokens() * training.activation_bytes();
     (chunk * model.vocab_size as u64 * 4).max(joined)
@@ -165,7 +166,7 @@ fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     // Buffers of one shape are one buffer.
     let mut shapes: BTreeSet<[usize; 2]> = BTreeSet::new();
     for group in model.all_groups() {
-        let appended = appended_to(&group, training);
+        let appended = Route::planned(&group, training).room();
         if !converts_all && appended == 0 {
             continue;
         }
@@ -196,8 +197,22 @@ pub fn converted_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [
 
 /// Values of a group's weight with the adapters around it, in the compute format.
 fn converted_values(group: &GroupSpec, training: &TrainingShape) -> usize {
-    let appended = appended_to(group, training);
+    let appended = Route::planned(group, training).room();
     (group.out_features() + appended) * row_stride(group.in_features, appended)
+}
+
+/// Bytes of a group's weight in 8-bit codes with their scales: for the forward, and transposed.
+fn fp8_weight_bytes(group: &GroupSpec, training: &TrainingShape) -> [usize; 2] {
+    let ranks = Route::planned(group, training).ranks;
+    let (outputs, inputs) = (group.out_features(), group.in_features);
+    // With the adapters in the compute format, at most all of B for each of its modules, and the maxima.
+    let around = 4 * ranks * (inputs + outputs) + 4096;
+    [outputs * (fp8_stride(inputs, ranks) + 4) + around, inputs * (fp8_stride(outputs, ranks) + 4) + around]
+}
+
+/// Bytes of the longest row of codes that a group's GEMMs read.
+fn fp8_row_bytes(group: &GroupSpec, training: &TrainingShape) -> usize {
+    fp8_stride(group.in_features.max(group.out_features()), Route::planned(group, training).ranks) + 4
 }
 
 /// Weights of one layer in 8-bit codes, in both orders, and the rows that they are multiplied with.

@@ -9,7 +9,7 @@ use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
 use firebrick_precision::FloatType;
 
-use super::{cuda, evaluation, reference, rows};
+use super::{adapters, cuda, evaluation, reference};
 use crate::backends::BackendKind;
 use crate::memory::estimate::{adapter_starts, sum};
 use crate::memory::training_shape::TrainingShape;
@@ -65,7 +65,7 @@ impl BackendKind {
     pub fn adapter_gemms(self, model: &ModelSpec, training: &TrainingShape) -> Option<String> {
         match self {
             Self::Flex | Self::Candle | Self::Wgpu => training.lora.as_ref().map(|_| "separate".to_owned()),
-            Self::Cuda => rows::adapter_gemms(model, training),
+            Self::Cuda => adapters::adapter_gemms(model, training),
         }
     }
 

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
 
-use super::rows::{ROW_MULTIPLE, appended_to, row_stride};
+use super::route::Route;
+use super::rows::{ROW_MULTIPLE, row_stride};
 use crate::memory::training_shape::{Recompute, TrainingShape};
 
 /// Values per token of all buffers of the widest layer that are not counted as saved.
@@ -47,7 +48,7 @@ impl Layer {
         let (qkv, [gate_up, down]) = (&groups.qkv, groups.mlp_shapes());
         let (attention, mlp) = (&model.layers[layer].attention, &model.layers[layer].mlp);
         let rows = mlp.rows_per_token() * VARYING_SIZES[usize::from(mlp.is_mixture())];
-        let appended = |group: &GroupSpec| appended_to(group, training);
+        let appended = |group: &GroupSpec| Route::planned(group, training).room();
         let input = |group: &GroupSpec| row_stride(group.in_features, appended(group));
         let has_room = appended(qkv) + appended(gate_up) > 0;
         Self {

@@ -1,14 +1,7 @@
-//! Passes over the values that adapters read on CUDA: how their blocks divide columns and tokens, and what their sums take until they are added.
+//! Passes over the values that adapters read on CUDA: how their blocks divide columns and tokens, and what they sum.
 //!
 //! The engine launches them by this, and the memory estimate counts by it, whether or not the cargo feature `cuda` is on.
-//! Trade-off: memory is estimated for an H100's multiprocessors; other cards have other parts of the tokens.
-
-use firebrick_arch::{GroupKind, GroupSpec, LoraConfig, ModelSpec};
-use firebrick_precision::FloatType;
-
-use super::rows::{appended_to, ranks_in};
-use crate::GemmFormat;
-use crate::memory::training_shape::TrainingShape;
+//! Trade-off: the figures that divide the work were measured on an H100.
 
 /// Warps of a block of a pass over what adapters read, as `cuda/linear/adapters/low_rank.cu` has them.
 pub(in crate::backends) const LOW_RANK_WARPS: usize = 8;
@@ -20,8 +13,6 @@ const WAVES: usize = 3;
 const BLOCK_OVERHEAD: usize = 128;
 /// Part of the multiprocessors that is enough to have as many bytes under way as the memory takes.
 const BUSY: f64 = 0.8;
-/// Multiprocessors of an H100, by which memory is estimated.
-const MULTIPROCESSORS: usize = 132;
 /// The rank that the passes over gated activations are compiled for.
 pub(in crate::backends) const GATED_TILE: usize = 16;
 /// Bytes of sums over columns that those passes leave at a time: more tokens go in several rounds. An 8B has 42 MiB with 12,288 tokens.
@@ -138,95 +129,9 @@ pub(in crate::backends) fn low_rank_tile(ranks: &[usize]) -> Option<usize> {
     fits.then(|| most.next_multiple_of(16))
 }
 
-/// Bytes of what passes over what adapters read leave to be added, for the group of a run that has most of it, and of low-rank gradients that a
-/// norm scales.
-pub(super) fn low_rank_sums_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    let scaled = |group: &GroupSpec| match tile_of(group, training) {
-        Some(_) if !drops_inputs(training) => ranks_in(group, training).iter().sum::<usize>() as u64,
-        _ => 0,
-    };
-    let scaled = model.all_groups().map(|group| scaled(&group)).max().unwrap_or(0);
-    let of_group = |group: GroupSpec| output_sums(&group, training).max(gated_sums(&group, training));
-    let sums = model.all_groups().map(of_group).max().unwrap_or(0).max(input_sums_of_any(model, training));
-    4 * sums as u64 + training.tokens() * scaled * training.activation_bytes()
-}
-
-/// The same of a forward pass alone, which drops nothing.
-pub(super) fn forward_sums_bytes(model: &ModelSpec, pass: &TrainingShape) -> u64 {
-    let lora = pass.lora.clone().map(|lora| LoraConfig { lora_dropout: 0.0, ..lora });
-    4 * input_sums_of_any(model, &TrainingShape { lora, ..pass.clone() }) as u64
-}
-
-fn input_sums_of_any(model: &ModelSpec, training: &TrainingShape) -> usize {
-    model.all_groups().map(|group| input_sums(&group, training)).max().unwrap_or(0)
-}
-
-/// The rank that passes over a group are compiled for, of its adapters; `None` where GEMMs take the place of all passes: of f32 values, and
-/// under DoRA, whose forward leaves no `x Aᵀ`.
-pub(super) fn tile_of(group: &GroupSpec, training: &TrainingShape) -> Option<usize> {
-    let has_magnitudes = training.lora.as_ref().is_some_and(|lora| lora.use_dora);
-    if has_magnitudes || training.compute == FloatType::F32 {
-        return None;
-    }
-    let ranks: Vec<usize> = ranks_in(group, training).into_iter().filter(|rank| *rank > 0).collect();
-    low_rank_tile(&ranks)
-}
-
-/// Whether adapters read a part of their input. Then only the pass over the gradient of the outputs takes place.
-pub(super) fn drops_inputs(training: &TrainingShape) -> bool {
-    training.lora.as_ref().is_some_and(|lora| lora.lora_dropout > 0.0)
-}
-
-/// Sums of the pass over the gradient of a group's outputs.
-fn output_sums(group: &GroupSpec, training: &TrainingShape) -> usize {
-    let Some(tile) = tile_of(group, training) else { return 0 };
-    let (pass, tokens, ranks) =
-        (LowRankPass::output_gradient(tile), training.tokens() as usize, ranks_in(group, training));
-    let adapted = || group.modules.iter().zip(&ranks).filter(|(_, rank)| **rank > 0).map(|(module, _)| module);
-    let chunks: usize = adapted().map(|module| pass.chunks(module.out_features())).sum();
-    let columns = adapted().map(|module| module.columns.end).max().unwrap_or(0);
-    let parts = parts_of_tokens(tokens, chunks, MULTIPROCESSORS);
-    tile * pass.sums([chunks, tokens], [parts, columns]).iter().sum::<usize>()
-}
-
-/// Sums of the pass over gate, up and their gradients. With one piece of columns, as on cards with little shared memory: with two it is less.
-fn gated_sums(group: &GroupSpec, training: &TrainingShape) -> usize {
-    let is_gated = matches!(group.kind, GroupKind::GateUp | GroupKind::ExpertGateUp);
-    let has_pass = training.gemms == GemmFormat::Compute && !drops_inputs(training);
-    if !is_gated || !has_pass || tile_of(group, training) != Some(GATED_TILE) {
-        return 0;
-    }
-    let (pass, width) = (LowRankPass::gated_backward(1), group.out_features() / 2);
-    let tokens = gated_tokens(pass, training.tokens() as usize, width);
-    let chunks = pass.chunks(width);
-    let parts = parts_of_tokens(tokens, chunks, MULTIPROCESSORS);
-    GATED_TILE
-        * pass.sums([pass.over_columns * chunks, tokens], [parts, pass.over_tokens * width]).iter().sum::<usize>()
-}
-
-/// Sums of the pass over a group's input: a copy of it, or a gated activation.
-fn input_sums(group: &GroupSpec, training: &TrainingShape) -> usize {
-    let has_pass = appended_to(group, training) > 0 && !drops_inputs(training);
-    let Some(tile) = tile_of(group, training).filter(|_| has_pass) else { return 0 };
-    let (width, tokens) = (group.in_features, training.tokens() as usize);
-    let (pass, tokens) = match group.kind {
-        GroupKind::AttentionOutput => (LowRankPass::INPUT, tokens),
-        GroupKind::Down | GroupKind::ExpertDown if tile == GATED_TILE => {
-            let pass = LowRankPass::gated(1);
-            (pass, gated_tokens(pass, tokens, width))
-        }
-        _ => return 0,
-    };
-    tile * pass.sums([pass.chunks(width), tokens], [0, 0]).iter().sum::<usize>()
-}
-
 #[cfg(test)]
 mod tests {
-    use firebrick_arch::shapes::llama_3_1_8b;
-
     use super::*;
-    use crate::memory::training_shape::Recompute;
-    use crate::memory::training_shape::tests::qlora;
 
     #[test]
     fn every_card_has_passes_that_fit_its_blocks() {
@@ -239,37 +144,6 @@ mod tests {
         ] {
             assert_eq!([stages(16, shared), stages(32, shared), gated_pieces(shared)], expected, "{shared} bytes");
         }
-    }
-
-    #[test]
-    fn sums_are_counted_of_the_passes_that_the_engine_launches_alone() {
-        let with = |change: &dyn Fn(&mut LoraConfig)| {
-            let mut training = qlora(1, Recompute::Full);
-            change(training.lora.as_mut().unwrap());
-            training
-        };
-        let model = llama_3_1_8b();
-        let bytes = |training: &TrainingShape| {
-            let most = |sums: fn(&GroupSpec, &TrainingShape) -> usize| {
-                model.all_groups().map(|group| sums(&group, training)).max().unwrap_or(0)
-            };
-            [most(output_sums), most(gated_sums), most(input_sums)]
-        };
-        let plain = with(&|_| {});
-        let [output, gated, input] = bytes(&plain);
-        assert!(output > 0 && gated > 0 && input > 0, "{output} {gated} {input}");
-        let dropout = with(&|lora| lora.lora_dropout = 0.1);
-        assert_eq!(bytes(&dropout), [output, 0, 0], "its inputs are dropped before adapters read them");
-        assert_eq!(low_rank_sums_bytes(&model, &dropout), 4 * output as u64);
-        assert_eq!(
-            forward_sums_bytes(&model, &dropout),
-            forward_sums_bytes(&model, &plain),
-            "evaluation drops nothing"
-        );
-        let dora = with(&|lora| lora.use_dora = true);
-        assert_eq!((bytes(&dora), low_rank_sums_bytes(&model, &dora)), ([0; 3], 0));
-        let in_f32 = TrainingShape { compute: FloatType::F32, ..plain };
-        assert_eq!((bytes(&in_f32), low_rank_sums_bytes(&model, &in_f32)), ([0; 3], 0));
     }
 
     #[test]

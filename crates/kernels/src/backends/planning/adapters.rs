@@ -1,0 +1,226 @@
+//! Memory of a run's adapters on CUDA besides their parameters: `x Aᵀ` until the backward, and what passes over the values that adapters
+//! read leave to be added. Which passes a group has is its [`Route`].
+//!
+//! Trade-off: memory is estimated for an H100's multiprocessors; other cards have other parts of the tokens.
+
+use firebrick_arch::{GroupKind, GroupSpec, LoraConfig, ModelSpec};
+
+use super::passes::{GATED_TILE, LowRankPass, gated_tokens, parts_of_tokens};
+use super::route::{AdapterRoute, GroupShape, Route};
+use super::rows::SAVED_RANKS;
+use crate::memory::training_shape::TrainingShape;
+
+/// Multiprocessors of an H100.
+const MULTIPROCESSORS: usize = 132;
+
+/// A group of a run, and how it is computed.
+struct Routed {
+    kind: GroupKind,
+    shape: GroupShape,
+    route: Route,
+}
+
+/// All groups of a model, in the order of the forward pass.
+fn routed(model: &ModelSpec, training: &TrainingShape) -> Vec<Routed> {
+    let planned = |group: GroupSpec| Routed {
+        kind: group.kind,
+        shape: GroupShape::planned(&group, training),
+        route: Route::planned(&group, training),
+    };
+    model.all_groups().map(planned).collect()
+}
+
+/// Bytes of `x Aᵀ` that the forward keeps for the backward, in whole allocations, and of a layer that runs again.
+pub(super) fn saved_low_rank_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    if training.lora.as_ref().is_none_or(|lora| lora.use_dora) {
+        return 0;
+    }
+    let mut saved = SavedRanks::default();
+    for layer in 0..model.layers.len() {
+        let norms = model.layers[layer].norms.names();
+        for group in model.groups(layer).iter().filter(|group| !training.recompute.repeats(group.kind, &norms)) {
+            saved.add(Route::planned(group, training).saved_ranks());
+        }
+    }
+    let recomputed = if training.recompute.repeats_gemms() { SAVED_RANKS } else { 0 };
+    training.tokens() * (saved.allocated + recomputed) as u64 * training.activation_bytes()
+}
+
+/// The allocations of `x Aᵀ`: a group goes into the last one, or into a new one if it does not fit.
+#[derive(Default)]
+struct SavedRanks {
+    /// Of all allocations.
+    allocated: usize,
+    /// Free in the last one.
+    free: usize,
+}
+
+impl SavedRanks {
+    fn add(&mut self, ranks: usize) {
+        if ranks > self.free {
+            self.free = ranks.max(SAVED_RANKS);
+            self.allocated += self.free;
+        }
+        self.free -= ranks;
+    }
+}
+
+/// Bytes of partial sums of the passes, for the group of a run that has most of them, and of low-rank gradients that a norm scales.
+pub(super) fn low_rank_sums_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    let (groups, tokens) = (routed(model, training), training.tokens() as usize);
+    let scaled = groups.iter().filter(|group| group.route.scales_low_rank).map(|group| group.route.ranks as u64);
+    let scaled = scaled.max().unwrap_or(0);
+    let of_group = |group| output_sums(group, tokens).max(input_sums(group, tokens));
+    let of_groups = groups.iter().map(of_group).max().unwrap_or(0);
+    let sums = of_groups.max(most_gated_sums(&groups, tokens));
+    4 * sums as u64 + training.tokens() * scaled * training.activation_bytes()
+}
+
+/// The same of a forward pass alone, which drops nothing.
+pub(super) fn forward_sums_bytes(model: &ModelSpec, pass: &TrainingShape) -> u64 {
+    let lora = pass.lora.clone().map(|lora| LoraConfig { lora_dropout: 0.0, ..lora });
+    let groups = routed(model, &TrainingShape { lora, ..pass.clone() });
+    4 * groups.iter().map(|group| input_sums(group, pass.tokens() as usize)).max().unwrap_or(0) as u64
+}
+
+/// Sums of the pass over the gradient of a group's outputs.
+fn output_sums(Routed { shape, route, .. }: &Routed, tokens: usize) -> usize {
+    let Some(tile) = route.output_pass else { return 0 };
+    let pass = LowRankPass::output_gradient(tile.ranks);
+    let chunks: usize = shape.adapted().map(|module| pass.chunks(module.columns.len())).sum();
+    let columns = shape.adapted().map(|module| module.columns.end).max().unwrap_or(0);
+    let parts = parts_of_tokens(tokens, chunks, MULTIPROCESSORS);
+    tile.ranks * pass.sums([chunks, tokens], [parts, columns]).iter().sum::<usize>()
+}
+
+/// Sums of the passes over gate, up and their gradients.
+fn most_gated_sums(groups: &[Routed], tokens: usize) -> usize {
+    let sums = |pair: &[Routed]| match pair {
+        [Routed { kind: GroupKind::GateUp | GroupKind::ExpertGateUp, shape, route }, down] => {
+            let pieces = route.gated_backward(&down.route);
+            pieces.map_or(0, |pieces| gated_sums(shape.out_features() / 2, pieces, tokens))
+        }
+        _ => 0,
+    };
+    groups.windows(2).map(sums).max().unwrap_or(0)
+}
+
+fn gated_sums(width: usize, pieces: usize, tokens: usize) -> usize {
+    let pass = LowRankPass::gated_backward(pieces);
+    let tokens = gated_tokens(pass, tokens, width);
+    let chunks = pass.chunks(width);
+    let parts = parts_of_tokens(tokens, chunks, MULTIPROCESSORS);
+    GATED_TILE
+        * pass.sums([pass.over_columns * chunks, tokens], [parts, pass.over_tokens * width]).iter().sum::<usize>()
+}
+
+/// Sums of the pass over a group's input: a copy of it, or a gated activation.
+fn input_sums(Routed { kind, shape, route }: &Routed, tokens: usize) -> usize {
+    let width = shape.in_features;
+    let (pass, tile, tokens) = match (kind, route.copy_pass, route.gated_pass) {
+        (GroupKind::AttentionOutput, Some(tile), _) => (LowRankPass::INPUT, tile.ranks, tokens),
+        (GroupKind::Down | GroupKind::ExpertDown, _, Some(pieces)) => {
+            let pass = LowRankPass::gated(pieces);
+            (pass, GATED_TILE, gated_tokens(pass, tokens, width))
+        }
+        _ => return 0,
+    };
+    tile * pass.sums([pass.chunks(width), tokens], [0, 0]).iter().sum::<usize>()
+}
+
+/// In words: the groups of a layer whose adapters are appended, and those whose GEMMs are separate; `None` without adapters.
+pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Option<String> {
+    training.lora.as_ref()?;
+    let groups = model.groups(0);
+    let [mut appended, mut separate] = [Vec::new(), Vec::new()];
+    for group in &groups {
+        let names: &mut Vec<&str> = match Route::planned(group, training).adapters {
+            AdapterRoute::None => continue,
+            AdapterRoute::Appended { .. } | AdapterRoute::InCodes => &mut appended,
+            AdapterRoute::Separate => &mut separate,
+        };
+        for module in &group.modules {
+            // Every expert has modules of these names.
+            if !names.contains(&module.name()) {
+                names.push(module.name());
+            }
+        }
+    }
+    let named = |way: &str, names: Vec<&str>| (!names.is_empty()).then(|| format!("{way}: {}", names.join(", ")));
+    let ways: Vec<_> = [named("appended", appended), named("separate", separate)].into_iter().flatten().collect();
+    Some(ways.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use firebrick_arch::TargetModules;
+    use firebrick_arch::shapes::llama_3_1_8b;
+    use firebrick_precision::Format;
+
+    use super::*;
+    use crate::memory::training_shape::Recompute;
+    use crate::memory::training_shape::tests::{full, qlora};
+
+    fn with(change: impl Fn(&mut LoraConfig)) -> TrainingShape {
+        let mut training = qlora(1, Recompute::Full);
+        change(training.lora.as_mut().unwrap());
+        training
+    }
+
+    #[test]
+    fn modules_are_named_under_the_way_that_their_adapters_go() {
+        let of_rank = |r| adapter_gemms(&llama_3_1_8b(), &with(|lora| lora.r = r)).expect("it has adapters");
+        assert_eq!(of_rank(16), "appended: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj");
+        assert_eq!(of_rank(256), "appended: o_proj, gate_proj, up_proj, down_proj; separate: q_proj, k_proj, v_proj");
+        assert_eq!(adapter_gemms(&llama_3_1_8b(), &full(Format::Bf16)), None);
+    }
+
+    #[test]
+    fn low_rank_values_are_counted_in_allocations_that_no_group_is_divided_among() {
+        let ranks = |r: usize, recompute, use_dora| {
+            let mut training = qlora(1, recompute);
+            training.lora = training.lora.map(|lora| LoraConfig { r, use_dora, ..lora });
+            saved_low_rank_bytes(&llama_3_1_8b(), &training) / training.tokens() / training.activation_bytes()
+        };
+        // 48, 16, 32 and 16: two layers share an allocation, whose last 32 have no room for the next 48.
+        assert_eq!(ranks(16, Recompute::Selective, false), 256 * 16);
+        // 384, 128, 256 and 128: the last of a layer has room for the first of the next in no case.
+        assert_eq!(ranks(128, Recompute::Selective, false), 32 * (384 + 256 + 256 + 256));
+        // Of o_proj and down_proj, and of a layer that runs again.
+        assert_eq!(ranks(16, Recompute::Projections, false), 32 * 32 + 256);
+        assert_eq!(ranks(16, Recompute::Full, false), 32 * 16 + 256);
+        assert_eq!(ranks(16, Recompute::Projections, true), 0);
+    }
+
+    #[test]
+    fn sums_are_counted_of_the_passes_that_the_engine_launches_alone() {
+        let model = llama_3_1_8b();
+        let sums = |training: &TrainingShape| {
+            let (groups, tokens) = (routed(&model, training), training.tokens() as usize);
+            let most =
+                |sums: fn(&Routed, usize) -> usize| groups.iter().map(|group| sums(group, tokens)).max().unwrap();
+            [most(output_sums), most_gated_sums(&groups, tokens), most(input_sums)]
+        };
+        let plain = with(|_| {});
+        let [output, gated, input] = sums(&plain);
+        assert!(output > 0 && gated > 0 && input > 0, "{output} {gated} {input}");
+        let dropout = with(|lora| lora.lora_dropout = 0.1);
+        assert_eq!(sums(&dropout), [output, 0, 0], "its inputs are dropped before adapters read them");
+        assert_eq!(low_rank_sums_bytes(&model, &dropout), 4 * output as u64);
+        assert_eq!(
+            forward_sums_bytes(&model, &dropout),
+            forward_sums_bytes(&model, &plain),
+            "evaluation drops nothing"
+        );
+        let dora = with(|lora| lora.use_dora = true);
+        assert_eq!((sums(&dora), low_rank_sums_bytes(&model, &dora)), ([0; 3], 0));
+        let in_f32 = TrainingShape { compute: Format::F32, ..plain.clone() };
+        assert_eq!((sums(&in_f32), low_rank_sums_bytes(&model, &in_f32)), ([0; 3], 0));
+        let gate_and_up =
+            with(|lora| lora.target_modules = TargetModules::Named(vec!["gate_proj".to_owned(), "up_proj".to_owned()]));
+        assert_eq!(sums(&gate_and_up)[1..], [0, 0], "the pass is for all three modules of an MLP");
+        let in_f16 = TrainingShape { compute: Format::F16, ..plain.clone() };
+        let scaled = plain.tokens() * 3 * 16 * 2;
+        assert_eq!(low_rank_sums_bytes(&model, &plain) - low_rank_sums_bytes(&model, &in_f16), scaled, "bf16 alone");
+    }
+}
