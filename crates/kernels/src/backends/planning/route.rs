@@ -114,8 +114,8 @@ pub(in crate::backends) struct Route {
     pub adapters: AdapterRoute,
     /// Ranks of all adapters.
     pub ranks: usize,
-    /// Whether adapters read the input through a mask.
-    pub has_dropout: bool,
+    /// Whether adapters read the input through a mask, so that their part of its gradient is a GEMM of its own.
+    pub is_masked: bool,
     /// Whether outputs are scaled by magnitudes.
     pub has_magnitudes: bool,
     /// The most rows for which a forward without a backward multiplies the weights as they are stored; 0: never.
@@ -128,8 +128,9 @@ pub(in crate::backends) struct Route {
     pub copy_pass: Option<Tile>,
     /// Over gate and up that the group reads: the activated values and `x Aᵀ`. As pieces of columns of a warp, like the next.
     pub gated_pass: Option<usize>,
-    /// In the backward over gate and up that the group reads: `dA` of the group comes with their gradients. See [`Self::gated_backward`].
-    d_a_pass: Option<usize>,
+    /// Over gate, up and the gradient of what the group read of them: `dA` of the group, with their gradients. See
+    /// [`Self::gated_backward`].
+    pub d_a_pass: Option<usize>,
     /// Whether the group makes gate and up, and their low-rank gradients and `dB` fit that pass.
     is_gate_up: bool,
     /// Whether `dA` after a norm is a sum over the norm's input, by low-rank gradients that are scaled by its rows.
@@ -172,7 +173,7 @@ impl Route {
             is_quantized: modules.iter().all(ModuleShape::is_quantized),
             adapters,
             ranks: ranks.iter().sum(),
-            has_dropout,
+            is_masked: has_dropout && !ranks.is_empty(),
             has_magnitudes,
             few_rows: if has_dropout || has_magnitudes { 0 } else { few_rows(group, how) },
             output_pass,

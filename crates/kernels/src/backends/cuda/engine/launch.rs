@@ -17,8 +17,6 @@ use super::matrix::DeviceBlock;
 use super::program::Source;
 use super::trace::Cost;
 
-/// Modules of a group that launches over its adapters take.
-pub(crate) const MAX_MODULES: usize = 4;
 /// Largest number of blocks along the first axis of a grid.
 pub(super) const MAX_BLOCKS: usize = (1 << 31) - 1;
 

@@ -38,7 +38,7 @@ pub use failure::DeviceFailure;
 pub(super) use failure::{check, check_launch};
 pub(super) use gemm::{Gemm, GemmScales, matmul};
 pub(super) use handle_number::Owner;
-pub(super) use launch::{BlockArguments, Launch, MAX_MODULES, at, grid, rows_and_columns, threads_for};
+pub(super) use launch::{BlockArguments, Launch, at, grid, rows_and_columns, threads_for};
 pub use matrix::Cuda;
 pub(super) use matrix::{
     DeviceBlock, LowRankChunk, MatrixView, PreparedFactors, Primitive, float, int_tensor, tensor, view,

@@ -9,15 +9,16 @@
 use burn_tensor::{DType, Tensor};
 
 use super::adapters::LowRankGradient;
-use super::adapters::magnitude::{Unscaled, as_gradients, has_magnitudes};
+use super::adapters::magnitude::{Unscaled, as_gradients};
 use super::forward::halves;
-use super::modules::appended_columns;
+use super::modules::Routed;
 use super::operands::GroupWeight;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, Primitive, float, tensor};
+use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, into_single};
 use crate::{
-    Dropout, GemmFormat, Group, InputGradient, Module, ModuleGradients, NextBackward, ProjectGradients, ProjectSaved,
-    Prologue, WeightGradient,
+    Dropout, Group, InputGradient, ModuleGradients, NextBackward, ProjectGradients, ProjectSaved, Prologue,
+    WeightGradient,
 };
 
 /// The gradient of a group's outputs, with what the GEMMs that read it share.
@@ -29,6 +30,8 @@ pub(crate) struct OutputGradient {
     qk_norm: [Option<Primitive>; 2],
     output_norm: Option<Primitive>,
     weight: Option<GroupWeight>,
+    /// Where the gradients of the weights go, in the order of the modules.
+    sums: Vec<WeightGradient<Cuda>>,
     /// Where the group has magnitudes: `dy` is then the gradient of what they scale.
     magnitudes: Option<BehindMagnitudes>,
     /// The adapters with `dy s B`.
@@ -53,37 +56,42 @@ impl Engine {
         d_residual: Option<Tensor<Cuda, 2>>,
         next: Option<NextBackward<'_, Cuda>>,
     ) -> ProjectGradients<Cuda> {
+        let route = self.route_of(&group, d_outputs[0].dtype());
+        // Out of the group, so that nothing else holds them.
+        let take = |gradient: &mut WeightGradient<Cuda>| std::mem::replace(gradient, WeightGradient::Frozen);
+        let sums = group.modules.iter_mut().map(|module| take(&mut module.weight_gradient)).collect();
+        let group = &Routed { group: &group, route };
         let ProjectSaved { prologue, prologue_output, low_rank, unscaled, heads, output_norm } = saved;
         let mut prologue_output = prologue_output.map(|output| self.matrix(output));
         let mut unscaled = unscaled.map(|unscaled| self.matrix(unscaled));
-        if unscaled.is_none() && has_magnitudes(&group) {
-            let (outputs, input) = self.recompute_unscaled(&prologue, prologue_output, &group);
+        if unscaled.is_none() && group.route.has_magnitudes {
+            let (outputs, input) = self.recompute_unscaled(&prologue, prologue_output, group);
             (unscaled, prologue_output) = (Some(outputs), input);
         }
         let low = low_rank.map(|low| self.flat(low));
-        let mut gradient = self.output_gradient(&group, heads, output_norm, d_outputs, low.as_ref(), unscaled);
+        let mut gradient = self.output_gradient(group, sums, heads, output_norm, d_outputs, low.as_ref(), unscaled);
         let dy = gradient.dy;
         let (input, norm, modules) = match prologue {
             Prologue::None { x } => {
                 let x = self.matrix(x);
-                let modules = self.parameter_gradients(Some(x.block()), low, &mut group, &gradient);
+                let modules = self.parameter_gradients(Some(x.block()), low, group, &mut gradient);
                 let residual = d_residual.map(|residual| self.flat_as(residual, dy.dtype));
-                let dx = self.input_gradient(&group, &gradient, 0, residual.as_ref());
+                let dx = self.input_gradient(group, &gradient, 0, residual.as_ref());
                 (InputGradient::Plain(tensor(dx.tensor)), None, modules)
             }
             Prologue::Norm { x, norm } => {
                 let x = self.flat(x);
                 let (dx, d_norm, modules) =
-                    self.norm_backward((&x, &norm), prologue_output, low, &mut group, &mut gradient, d_residual);
+                    self.norm_backward((&x, &norm), prologue_output, low, group, &mut gradient, d_residual);
                 (InputGradient::Plain(tensor(dx.tensor)), d_norm, modules)
             }
             Prologue::Gated { gate, up, activation } => {
                 assert!(d_residual.is_none(), "a gated prologue is not on the residual path");
                 let width = gate.dims()[1];
                 let (both, activated) =
-                    self.gated_input_backward(gate, up, activation, prologue_output, &group, &mut gradient, next);
+                    self.gated_input_backward(gate, up, activation, prologue_output, group, &mut gradient, next);
                 let activated = activated.as_ref().map(|activated| activated.block());
-                let modules = self.parameter_gradients(activated, low, &mut group, &gradient);
+                let modules = self.parameter_gradients(activated, low, group, &mut gradient);
                 let (d_gate, d_up) = halves(self, &both, width);
                 (InputGradient::Gated { d_gate, d_up }, None, modules)
             }
@@ -96,14 +104,15 @@ impl Engine {
     /// The gradient of the GEMM's output from the gradients of what the epilogue made of it.
     fn output_gradient(
         &self,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
+        sums: Vec<WeightGradient<Cuda>>,
         heads: Option<SavedHeads<Cuda>>,
         output_norm: Option<SavedOutputNorm<Cuda>>,
         d_outputs: Vec<Tensor<Cuda, 2>>,
         low: Option<&MatrixView>,
         unscaled: Option<MatrixView>,
     ) -> OutputGradient {
-        let room = appended_columns(group);
+        let room = group.route.room();
         let mut d_output_norm = None;
         let (dy, owner, qk_norm) = if let Some(SavedHeads { epilogue, raw }) = heads {
             let gradients = into_parts::<3, _>(d_outputs).map(|d_output| self.flat(d_output));
@@ -128,23 +137,22 @@ impl Engine {
                 (before.block(), Some(before), Some(magnitudes))
             }
         };
-        let (weight, adapters) = match group.gemms {
-            GemmFormat::Compute => {
-                let weight = self.group_weight(group, dy.dtype);
-                let adapters = self.adapters(group, dy.dtype, weight.as_ref());
-                (weight, adapters)
-            }
-            GemmFormat::Fp8 => (None, self.fp8_backward_adapters(group, dy.dtype)),
+        let (weight, adapters) = if group.route.weight == WeightRoute::Codes {
+            (None, self.fp8_backward_adapters(group, dy.dtype))
+        } else {
+            let weight = self.group_weight(group, dy.dtype);
+            let adapters = self.adapters(group, dy.dtype, weight.as_ref());
+            (weight, adapters)
         };
         let low = low.map(|low| low.block());
-        let adapters = adapters.map(|adapters| self.low_rank_gradient(dy, low, adapters));
-        OutputGradient { dy, _owner: owner, qk_norm, output_norm: d_output_norm, weight, magnitudes, adapters }
+        let adapters = adapters.map(|adapters| self.low_rank_gradient(dy, low, adapters, group));
+        OutputGradient { dy, _owner: owner, qk_norm, output_norm: d_output_norm, weight, sums, magnitudes, adapters }
     }
 
     /// `dy W + dy s B A`, summed over the group, plus what is given; in rows with `room` columns more.
     pub(crate) fn input_gradient(
         &self,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
         gradient: &OutputGradient,
         room: usize,
         plus: Option<&MatrixView>,
@@ -157,25 +165,22 @@ impl Engine {
             self.masked_input_gradient(group, gradient, behind, dropout, so_far, out);
             return dx;
         }
-        let is_masked = group.dropout.is_some() && gradient.adapters.is_some();
-        if group.gemms == GemmFormat::Fp8 {
-            let d_low = gradient.adapters.as_ref().filter(|_| !is_masked).map(|adapters| adapters.d_low);
-            self.fp8_input_gradient(group, dy, d_low, so_far, out);
-            if !is_masked {
-                return dx;
+        let is_masked = group.route.is_masked;
+        match &gradient.weight {
+            _ if group.route.weight == WeightRoute::Codes => {
+                let d_low = gradient.adapters.as_ref().filter(|_| !is_masked).map(|adapters| adapters.d_low);
+                self.fp8_input_gradient(group, dy, d_low, so_far, out);
             }
-        } else if let Some(weight) = gradient.weight.as_ref().filter(|_| is_masked) {
-            self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy, weight.base()) }, out);
-        } else if let Some(weight) = &gradient.weight {
-            let dy = dy.widened(weight.ranks());
-            self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy, weight.backward()) }, out);
-            if weight.ranks() > 0 {
-                return dx;
+            Some(weight) if !is_masked => {
+                let dy = dy.widened(weight.ranks());
+                self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy, weight.backward()) }, out);
             }
-        } else {
-            self.base_gradient(group, None, dy, so_far, out);
+            weight => self.base_gradient(group, weight.as_ref(), dy, so_far, out),
         }
-        if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
+        // Otherwise the adapters' part came with that of the weights.
+        if (is_masked || group.route.adapters == AdapterRoute::Separate)
+            && let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters
+        {
             let gemm = Gemm::input_gradient("lora", *d_low, adapters.a);
             match group.dropout {
                 None => self.gemm(Gemm { c: Some(out), ..gemm }, out),
@@ -234,24 +239,23 @@ impl Engine {
         self.drop_values(through, dropout, out, true);
     }
 
-    /// Gradients of what trains in a group, in the order of its modules. Takes the running sums out of the group. `low` is `x Aᵀ`, if it
-    /// was saved; `x` may be missing where only adapters train and their gradients are there.
+    /// Gradients of what trains in a group, in the order of its modules. `low` is `x Aᵀ`, if it was saved; `x` may be missing where only adapters train and their gradients are there.
     pub(super) fn parameter_gradients(
         &self,
         x: Option<DeviceBlock>,
         low: Option<MatrixView>,
-        group: &mut Group<Cuda>,
-        gradient: &OutputGradient,
+        group: &Routed<'_>,
+        gradient: &mut OutputGradient,
     ) -> Vec<ModuleGradients<Cuda>> {
         let dy = gradient.dy;
         let mut gradients = Vec::with_capacity(group.modules.len());
-        for module in &mut group.modules {
+        for (module, sum) in group.modules.iter().zip(std::mem::take(&mut gradient.sums)) {
             let dy_part = dy.column_range(&module.columns);
             let bias = module.bias.as_ref().filter(|bias| bias.trains);
             let outputs = gradient.magnitudes.as_ref().map_or(dy, |behind| behind.dy);
             let outputs = outputs.column_range(&module.columns);
             let bias = bias.map(|_| tensor(self.column_sums(outputs)));
-            let weight = self.weight_gradient(module, x, dy_part);
+            let weight = self.weight_gradient(sum, x, dy_part);
             gradients.push(ModuleGradients { weight, bias, adapter: None, magnitude: None });
         }
         if let Some(behind) = &gradient.magnitudes {
@@ -271,13 +275,13 @@ impl Engine {
     /// `dyᵀ x`, f32: new, or added to the running sum.
     fn weight_gradient(
         &self,
-        module: &mut Module<Cuda>,
+        sum: WeightGradient<Cuda>,
         x: Option<DeviceBlock>,
         dy: DeviceBlock,
     ) -> Option<Tensor<Cuda, 2>> {
         let x = || x.expect("what a trained weight reads is there");
         let gemm = || Gemm::token_sum("weight gradient", dy, x());
-        match std::mem::replace(&mut module.weight_gradient, WeightGradient::Frozen) {
+        match sum {
             WeightGradient::Frozen => None,
             WeightGradient::New => {
                 let gradient = self.empty_matrix(dy.width, x().width, DType::F32);

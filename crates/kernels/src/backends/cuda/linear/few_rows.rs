@@ -9,20 +9,13 @@ use bytemuck::{NoUninit, Pod, Zeroable};
 use firebrick_cuda::{Arguments, LaunchShape};
 use firebrick_precision::QuantFormat;
 
-use super::adapters::magnitude::has_magnitudes;
+use super::modules::Routed;
 use super::operands::write_out::StoredArgument;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MAX_MODULES, MatrixView, ScratchSlot, Source, WeightValues, at,
-    grid, tensor,
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, WeightValues, at, grid, tensor,
 };
-use crate::{Epilogue, GemmFormat, Group, HeadsEpilogue, Module, Prologue, Weight};
-
-/// The most rows that the kernels take.
-const MAX_ROWS: usize = 64;
-/// The most rows of a weight in the compute format without adapters: with more the library's GEMM is as fast.
-const MAX_DENSE_ROWS: usize = 8;
-/// Inner columns that a lane loads at once, as `weight_values.cu` has it.
-const CHUNK: usize = 32;
+use crate::backends::planning::route::MAX_MODULES;
+use crate::{Epilogue, Group, HeadsEpilogue, Module, Prologue, Weight};
 
 /// The kernel for a number of rows, and its outputs per block.
 struct Tile {
@@ -35,7 +28,7 @@ const TILES: [Tile; 4] = [
     Tile { rows: 8, name: "few_rows_8", outputs: 16 },
     Tile { rows: 16, name: "few_rows_16", outputs: 16 },
     Tile { rows: 32, name: "few_rows_32", outputs: 32 },
-    Tile { rows: MAX_ROWS, name: "few_rows_64", outputs: 32 },
+    Tile { rows: 64, name: "few_rows_64", outputs: 32 },
 ];
 
 /// A product that the kernels take.
@@ -82,22 +75,10 @@ struct Modules {
 
 impl Engine {
     /// How the kernels take a product; `None` where they do not.
-    pub(crate) fn few_rows(&self, prologue: &Prologue<Cuda>, group: &Group<Cuda>) -> Option<FewRows> {
-        let (Prologue::None { x } | Prologue::Norm { x, .. } | Prologue::Gated { gate: x, .. }) = prologue;
-        let ([rows, inputs], dtype) = (x.dims(), x.dtype());
+    pub(super) fn few_rows(rows: usize, group: &Routed<'_>) -> Option<FewRows> {
         let tile = TILES.iter().find(|tile| rows <= tile.rows)?;
-        let values = values_of(&group.modules.first()?.weight, dtype)?;
-        let has_adapters = group.modules.iter().any(|module| module.adapter.is_some());
-        let is_taken = rows > 0
-            && matches!(dtype, DType::BF16 | DType::F16)
-            && group.gemms == GemmFormat::Compute
-            && group.dropout.is_none()
-            && !has_magnitudes(group)
-            && group.modules.len() <= MAX_MODULES
-            && inputs.is_multiple_of(CHUNK)
-            && group.modules.iter().all(|module| values_of(&module.weight, dtype) == Some(values))
-            && (values != WeightValues::Dense || has_adapters || rows <= MAX_DENSE_ROWS);
-        is_taken.then_some(FewRows { tile, values })
+        let is_taken = (1..=group.route.few_rows).contains(&rows);
+        is_taken.then(|| FewRows { tile, values: values_of(&group.modules[0].weight) })
     }
 
     /// [`crate::LinearOps::project`] with nothing saved, over few rows.
@@ -276,15 +257,15 @@ impl Engine {
     }
 }
 
-/// What reads a weight; `None` where nothing does.
-fn values_of(weight: &Weight<Cuda>, dtype: DType) -> Option<WeightValues> {
+/// What reads a weight.
+fn values_of(weight: &Weight<Cuda>) -> WeightValues {
     match weight {
-        Weight::Dense(values) => (values.dtype() == dtype).then_some(WeightValues::Dense),
-        Weight::Quantized(weight) => Some(match weight.format {
+        Weight::Dense(_) => WeightValues::Dense,
+        Weight::Quantized(weight) => match weight.format {
             QuantFormat::Nf4 { .. } => WeightValues::Nf4,
             QuantFormat::Nvfp4 => WeightValues::Nvfp4,
             QuantFormat::Mxfp4 => WeightValues::Mxfp4,
             QuantFormat::Fp8 => WeightValues::Fp8,
-        }),
+        },
     }
 }

@@ -9,15 +9,15 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::Activation;
 
-use super::adapters::magnitude::has_magnitudes;
 use super::heads::projection_norms;
-use super::modules::appended_columns;
+use super::modules::Routed;
 use super::operands::fp8::codes::RowLayout;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, engine, tensor};
+use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts};
 use crate::{
-    Adapter, Dropout, Epilogue, GemmAlgorithms, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, NextBackward,
-    NormWeight, ProjectGradients, ProjectSaved, Prologue, RotaryTables, Weight,
+    Adapter, Dropout, Epilogue, GemmAlgorithms, Group, HeadsEpilogue, Keep, LinearOps, NextBackward, NormWeight,
+    ProjectGradients, ProjectSaved, Prologue, RotaryTables, Weight,
 };
 
 /// A group's output after its epilogue.
@@ -59,7 +59,7 @@ impl LinearOps for Cuda {
         epilogue: Epilogue<Self>,
         keep: Keep,
     ) -> (Vec<Tensor<Self, 2>>, Option<Box<ProjectSaved<Self>>>) {
-        let engine = engine(&device_of(&prologue));
+        let engine = engine(&first_input(&prologue).device());
         engine.section(|| engine.project(prologue, group, epilogue, keep))
     }
 
@@ -70,7 +70,7 @@ impl LinearOps for Cuda {
         d_residual_ni: Option<Tensor<Self, 2>>,
         next: Option<NextBackward<'_, Self>>,
     ) -> ProjectGradients<Self> {
-        let engine = engine(&device_of(&saved.prologue));
+        let engine = engine(&first_input(&saved.prologue).device());
         engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni, next))
     }
 
@@ -141,11 +141,10 @@ pub(super) fn halves(engine: &Engine, both: &MatrixView, width: usize) -> (Tenso
     (first, second)
 }
 
-fn device_of(prologue: &Prologue<Cuda>) -> cubecl::cuda::CudaDevice {
-    match prologue {
-        Prologue::None { x } | Prologue::Norm { x, .. } => x.device(),
-        Prologue::Gated { gate, .. } => gate.device(),
-    }
+/// What came in, or the first of two.
+fn first_input(prologue: &Prologue<Cuda>) -> &Tensor<Cuda, 2> {
+    let (Prologue::None { x } | Prologue::Norm { x, .. } | Prologue::Gated { gate: x, .. }) = prologue;
+    x
 }
 
 fn weight_device(weight: &Weight<Cuda>) -> cubecl::cuda::CudaDevice {
@@ -163,8 +162,10 @@ impl Engine {
         epilogue: Epilogue<Cuda>,
         keep: Keep,
     ) -> (Vec<Tensor<Cuda, 2>>, Option<Box<ProjectSaved<Cuda>>>) {
+        let input = first_input(&prologue);
+        let group = &self.routed(group, input.dtype());
         if keep == Keep::Nothing
-            && let Some(product) = self.few_rows(&prologue, group)
+            && let Some(product) = Self::few_rows(input.dims()[0], group)
         {
             return (self.project_few_rows(&product, prologue, group, epilogue), None);
         }
@@ -194,11 +195,11 @@ impl Engine {
     fn input_rows(
         &self,
         prologue: &Prologue<Cuda>,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
         codes: Option<RowLayout>,
         is_scratch_taken: bool,
     ) -> (Input, Option<MatrixView>) {
-        let room = appended_columns(group);
+        let room = group.route.room();
         let matrix = match prologue {
             Prologue::None { x } if room > 0 && is_scratch_taken => {
                 let x = self.matrix(x.clone());
@@ -238,8 +239,8 @@ impl Engine {
 
     /// All outputs of a group side by side, plus a residual, as one tensor per part. Where there are several parts, their gradients may
     /// take their place, and then need room for the adapters' too.
-    fn split_group(&self, x: Input, group: &Group<Cuda>, residual: Option<DeviceBlock>) -> Projected {
-        let room = if group.parts.len() == 1 { 0 } else { appended_columns(group) };
+    fn split_group(&self, x: Input, group: &Routed<'_>, residual: Option<DeviceBlock>) -> Projected {
+        let room = if group.parts.len() == 1 { 0 } else { group.route.room() };
         let y = self.empty_with_room([x.rows.rows, group.out_features()], room, x.rows.dtype);
         let kept = self.group_forward(x, group, residual, y.block());
         let parts = if group.parts.len() == 1 { vec![tensor(y.tensor)] } else { self.split(&y, &group.parts) };
@@ -250,7 +251,7 @@ impl Engine {
     fn project_norm(
         &self,
         x: Input,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
         norm: NormWeight<Cuda>,
         residual: Tensor<Cuda, 2>,
     ) -> Projected {
@@ -262,7 +263,7 @@ impl Engine {
         Projected { parts: vec![tensor(y.tensor)], heads: None, output_norm, kept }
     }
 
-    fn project_heads(&self, x: Input, group: &Group<Cuda>, epilogue: HeadsEpilogue<Cuda>, is_saved: bool) -> Projected {
+    fn project_heads(&self, x: Input, group: &Routed<'_>, epilogue: HeadsEpilogue<Cuda>, is_saved: bool) -> Projected {
         let saves_raw = is_saved && epilogue.qk_norm.is_some() && projection_norms(&epilogue).is_none();
         let (joined, owner) = self.joined_rows([x.rows.rows, group.out_features()], x.rows.dtype, saves_raw);
         let kept = self.group_forward(x, group, None, joined);
@@ -282,33 +283,30 @@ impl Engine {
     pub(super) fn group_forward(
         &self,
         Input { rows: x, has_low_rank }: Input,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
         residual: Option<DeviceBlock>,
         out: DeviceBlock,
     ) -> GroupKept {
-        if has_magnitudes(group) {
+        if group.route.has_magnitudes {
             return GroupKept { low: None, unscaled: Some(self.magnitude_forward(x, group, residual, out)) };
         }
-        if group.gemms == GemmFormat::Fp8 {
+        if group.route.weight == WeightRoute::Codes {
             return GroupKept { low: self.fp8_forward(x, group, residual, out), unscaled: None };
         }
         let weight = self.group_weight(group, x.dtype);
         let adapters = self.adapters(group, x.dtype, weight.as_ref());
         let biases = self.biases(group, x.dtype);
-        if let Some(weight) = &weight {
-            let (mut input, mut low) = (x, None);
-            if let Some(adapters) = adapters.as_ref().filter(|adapters| adapters.appended_b.is_some()) {
-                let columns = x.columns_after(adapters.ranks());
-                if !has_low_rank {
-                    self.gemm(Gemm::forward("lora", self.adapter_input(x, group), adapters.a), columns);
-                }
-                (input, low) = (x.widened(adapters.ranks()), Some(columns));
+        let (mut input, mut low) = (x, None);
+        if let (AdapterRoute::Appended { columns }, Some(adapters)) = (group.route.adapters, &adapters) {
+            let after = x.columns_after(columns);
+            if !has_low_rank {
+                self.gemm(Gemm::forward("lora", self.adapter_input(x, group), adapters.a), after);
             }
+            (input, low) = (x.widened(columns), Some(after));
+        }
+        if let Some(weight) = &weight {
             let bias = biases.map(|biases| biases.address);
             self.gemm(Gemm { c: residual, bias, ..Gemm::forward("linear", input, weight.forward()) }, out);
-            if low.is_some() {
-                return GroupKept { low, unscaled: None };
-            }
         } else {
             for module in &group.modules {
                 let part = |whole: DeviceBlock| whole.column_range(&module.columns);
@@ -318,9 +316,11 @@ impl Engine {
                 self.gemm(gemm, part(out));
             }
         }
-        let Some(adapters) = adapters else { return GroupKept::default() };
-        let low = self.low_rank(self.adapter_input(x, group), &adapters);
-        self.add_low_rank(low, &adapters, out);
-        GroupKept { low: Some(low), unscaled: None }
+        if let (AdapterRoute::Separate, Some(adapters)) = (group.route.adapters, &adapters) {
+            let separate = self.low_rank(self.adapter_input(x, group), adapters);
+            self.add_low_rank(separate, adapters, out);
+            low = Some(separate);
+        }
+        GroupKept { low, unscaled: None }
     }
 }

@@ -1,8 +1,9 @@
 //! Groups of linear modules on CUDA: `forward.rs` and `backward.rs` are the operation, `few_rows.rs` its forward over few rows.
 //!
+//! Which way a group takes is its `Route` (`backends/planning/route.rs`), which every function here gets with the group (`modules.rs`).
 //! `operands/` makes weights what a GEMM reads, `adapters/` has what LoRA adds. `gated.rs`, `heads.rs` and `prologue_backward.rs` are
 //! what runs before and after the GEMM.
-//! Trade-off: which way a group takes follows from what trains, its adapters and the format; the ways are in several files.
+//! Trade-off: the ways are in several files.
 
 mod adapters;
 mod backward;

@@ -1,28 +1,79 @@
-//! The adapters of a group: their ranks, whether those are appended to the inner dimension of its GEMM, and all of them as kernels take
-//! them, in one argument. The CUDA side is `modules.cu`.
+//! A group with its route, as every function of this folder takes it, and its adapters as kernels take them, in one argument. The CUDA
+//! side of that is `modules.cu`.
 //! Trade-off: room for four modules, which is more than any group has, travels with every launch. Appended, a dense weight is copied next
 //! to its adapter, in every pass.
 
-use crate::backends::cuda::engine::{Cuda, Engine, MAX_MODULES, MatrixView};
-use crate::backends::planning::rows::appended_ranks;
-use crate::{Adapter, GemmFormat, Group};
+use std::ops::Deref;
+
+use burn_tensor::DType;
 use bytemuck::{NoUninit, Pod, Zeroable};
+use firebrick_precision::Format;
+
+use crate::backends::cuda::engine::{Cuda, Engine, MatrixView};
+use crate::backends::planning::route::{GroupShape, How, MAX_MODULES, ModuleShape, Route};
+use crate::{Group, Module, Weight};
 
 /// Parts of a buffer begin on multiples of this many bytes, as GEMMs like them.
 pub(super) const PART_ALIGNMENT: usize = 256;
 
-/// Ranks of each module of a group, 0 where it has no adapter.
-pub(super) fn ranks(group: &Group<Cuda>) -> Vec<usize> {
-    let rank = |adapter: &Adapter<Cuda>| adapter.a.dims()[0];
-    group.modules.iter().map(|module| module.adapter.as_ref().map_or(0, rank)).collect()
+/// A group, and how it is computed.
+pub(crate) struct Routed<'a> {
+    pub group: &'a Group<Cuda>,
+    pub route: Route,
 }
 
-/// Columns that are appended to the input of a group's GEMM; 0 where its adapters, if any, are separate.
-pub(super) fn appended_columns(group: &Group<Cuda>) -> usize {
-    match group.gemms {
-        GemmFormat::Compute => appended_ranks(group.in_features(), &ranks(group)),
-        // Next to codes, not next to the input.
-        GemmFormat::Fp8 => 0,
+impl Deref for Routed<'_> {
+    type Target = Group<Cuda>;
+
+    fn deref(&self) -> &Group<Cuda> {
+        self.group
+    }
+}
+
+/// Rank of a module's adapter; 0 where it has none.
+pub(super) fn rank(module: &Module<Cuda>) -> usize {
+    module.adapter.as_ref().map_or(0, |adapter| adapter.a.dims()[0])
+}
+
+/// A group as far as its route depends on it.
+fn shape(group: &Group<Cuda>) -> GroupShape {
+    let module = |module: &Module<Cuda>| ModuleShape {
+        columns: module.columns.clone(),
+        storage: match &module.weight {
+            Weight::Dense(values) => format(values.dtype()),
+            Weight::Quantized(weight) => Format::Quantized(weight.format),
+        },
+        trains: module.weight_gradient.is_needed(),
+        rank: rank(module),
+        has_magnitudes: module.adapter.as_ref().is_some_and(|adapter| adapter.magnitude.is_some()),
+    };
+    GroupShape {
+        in_features: group.in_features(),
+        modules: group.modules.iter().map(module).collect(),
+        has_dropout: group.dropout.is_some(),
+    }
+}
+
+/// Burn's name of a format that values are multiplied in.
+fn format(dtype: DType) -> Format {
+    match dtype {
+        DType::BF16 => Format::Bf16,
+        DType::F16 => Format::F16,
+        DType::F32 => Format::F32,
+        other => unreachable!("activations and dense weights are f32, f16 or bf16, not {other:?}"),
+    }
+}
+
+impl Engine {
+    /// How a group is computed, of whose activations the format is given.
+    pub(super) fn route_of(&self, group: &Group<Cuda>, dtype: DType) -> Route {
+        let how = How { compute: format(dtype), gemms: group.gemms, shared_bytes: self.shared_bytes() };
+        Route::new(&shape(group), how)
+    }
+
+    /// A group with its route.
+    pub(super) fn routed<'a>(&self, group: &'a Group<Cuda>, dtype: DType) -> Routed<'a> {
+        Routed { group, route: self.route_of(group, dtype) }
     }
 }
 

@@ -5,17 +5,16 @@
 //! again: `dA` is a sum over the norm's input, or comes with the pass over gate and up.
 //! Trade-off: which of these ways a group takes depends on what trains, on its adapters' ranks and on the format; all end in the same gradients.
 
-use burn_tensor::{DType, Tensor};
+use burn_tensor::Tensor;
 use firebrick_arch::Activation;
 
 use super::adapters::gated_low_rank::GatedFactors;
-use super::adapters::low_rank::only_adapters_train;
 use super::backward::OutputGradient;
-use super::modules::appended_columns;
+use super::modules::Routed;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, MatrixView, Primitive, ScratchSlot};
 use crate::backends::cuda::norm::ScaledRows;
 use crate::backends::planning::rows::ROW_MULTIPLE;
-use crate::{Group, ModuleGradients, NextBackward, NormWeight};
+use crate::{ModuleGradients, NextBackward, NormWeight};
 
 impl Engine {
     /// Of a group after a norm: the gradients of the norm's input, of its weight, and of the parameters of the group.
@@ -24,7 +23,7 @@ impl Engine {
         (x, norm): (&MatrixView, &NormWeight<Cuda>),
         normed: Option<MatrixView>,
         low: Option<MatrixView>,
-        group: &mut Group<Cuda>,
+        group: &Routed<'_>,
         gradient: &mut OutputGradient,
         d_residual: Option<Tensor<Cuda, 2>>,
     ) -> (MatrixView, Option<Primitive>, Vec<ModuleGradients<Cuda>>) {
@@ -34,7 +33,7 @@ impl Engine {
             self.parameter_gradients(Some(normed.block()), low.clone(), group, gradient)
         });
         // It is the next gradient that comes in, with adapters of its own to make room for.
-        let room = if appended_columns(group) > 0 { ROW_MULTIPLE } else { 0 };
+        let room = if group.route.room() > 0 { ROW_MULTIPLE } else { 0 };
         let dx = self.input_gradient(group, gradient, room, None);
         let residual = d_residual.map(|residual| self.matrix_as(residual, dx.dtype));
         let d_norm = self.rms_norm_backward(dx.block(), x, norm, dx.block(), residual.as_ref(), scaled);
@@ -53,13 +52,14 @@ impl Engine {
         up: Tensor<Cuda, 2>,
         activation: Activation,
         activated: Option<MatrixView>,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
         gradient: &mut OutputGradient,
         next: Option<NextBackward<'_, Cuda>>,
     ) -> (MatrixView, Option<MatrixView>) {
-        let codes = next.and_then(|next| self.fp8_gradient_layout(next.group, gradient.dy.dtype));
+        let dtype = gradient.dy.dtype;
+        let codes = next.and_then(|next| self.fp8_gradient_layout(&self.routed(next.group, dtype), dtype));
         // In rows like those of the forward's activated values, whose memory it may then get.
-        let d_activated = self.input_gradient(group, gradient, appended_columns(group), None);
+        let d_activated = self.input_gradient(group, gradient, group.route.room(), None);
         // Overwrites the gradient that it reads with the activated values, where those were not saved.
         let recompute = activated.is_none();
         let both = if let Some(codes) = codes {
@@ -80,13 +80,13 @@ impl Engine {
     }
 
     /// The low-rank gradients of a group after a norm, and room for them times `1 / rms(x)`, where `dA` comes from the norm's input by these: only
-    /// adapters train, what else they need is there, and the norm's result was not saved. In bf16 alone, whose range the factor does not leave.
-    fn scaled_rows(&self, group: &Group<Cuda>, gradient: &OutputGradient, is_saved: bool) -> Option<ScaledRows> {
+    /// adapters train, what else they need is there, and the norm's result was not saved.
+    fn scaled_rows(&self, group: &Routed<'_>, gradient: &OutputGradient, is_saved: bool) -> Option<ScaledRows> {
         let adapters = gradient.adapters.as_ref().filter(|adapters| adapters.has_b_gradients())?;
-        let low = adapters.d_low;
-        if is_saved || low.dtype != DType::BF16 || group.dropout.is_some() || !only_adapters_train(group) {
+        if is_saved || !group.route.scales_low_rank {
             return None;
         }
+        let low = adapters.d_low;
         let address = self.scratch.take(ScratchSlot::ScaledLowRank, low.bytes());
         Some(ScaledRows { low, to: DeviceBlock::dense(address, [low.rows, low.width], low.dtype) })
     }

@@ -5,11 +5,11 @@
 use firebrick_cuda::Arguments;
 
 use super::Adapters;
-use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel, are_vectors};
-use crate::Group;
-use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Engine, MAX_MODULES, MatrixView, Source, at};
-use crate::backends::cuda::linear::modules::appended_columns;
-use crate::backends::planning::passes::{LowRankPass, low_rank_tile, stages};
+use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel};
+use crate::backends::cuda::engine::{BlockArguments, DeviceBlock, Engine, MatrixView, Source, at};
+use crate::backends::cuda::linear::modules::Routed;
+use crate::backends::planning::passes::LowRankPass;
+use crate::backends::planning::route::Tile;
 
 impl Engine {
     /// `dy s B` to `d_low`, and returns `dB` of each adapter in f32, from `low`, which is `x Aᵀ`; `None`, with nothing written, where that
@@ -20,14 +20,12 @@ impl Engine {
         low: DeviceBlock,
         d_low: DeviceBlock,
         adapters: &Adapters,
+        tile: Tile,
     ) -> Option<Vec<MatrixView>> {
-        let ranks: Vec<usize> = adapters.places.iter().map(|place| place.ranks[1]).collect();
-        let tile = low_rank_tile(&ranks)?;
-        let kernel = self.adapter_kernel(LowRankPass::output_gradient(tile), tile)?;
-        let widths = adapters.places.iter().all(|place| place.columns.iter().all(|columns| columns.is_multiple_of(8)));
-        if ranks.len() > MAX_MODULES || !widths || !are_vectors(&[dy]) || !low.begins_on_vectors() {
+        if !dy.begins_on_vectors() || !low.begins_on_vectors() {
             return None;
         }
+        let kernel = kernel(LowRankPass::output_gradient(tile.ranks), tile);
         let (of_adapters, d_b) = self.output_adapters(adapters, low, kernel.pass);
         let mut of_adapters = AdaptersArgument::new(&of_adapters);
         let chunks = of_adapters.chunks();
@@ -50,10 +48,10 @@ impl Engine {
 
     /// A copy of `x` in scratch rows with room for the one adapter of a group, and `x Aᵀ` in it; `None`, with nothing written, where that
     /// takes a copy and a GEMM.
-    pub(crate) fn copy_low_rank(&self, x: DeviceBlock, group: &Group<Cuda>) -> Option<DeviceBlock> {
-        let (adapters, tile) = self.input_adapter(x, group)?;
-        let kernel = self.adapter_kernel(LowRankPass::INPUT, tile)?;
-        let room = appended_columns(group);
+    pub(crate) fn copy_low_rank(&self, x: DeviceBlock, group: &Routed<'_>) -> Option<DeviceBlock> {
+        let adapters = self.input_adapters(x, group)?;
+        let kernel = kernel(LowRankPass::INPUT, group.route.copy_pass?);
+        let room = group.route.room();
         let copy = self.scratch_rows([x.rows, x.width], room, x.dtype);
         let mut of_adapters = AdaptersArgument::new(&[AdapterArgument::of_input(&adapters, kernel.pass)]);
         let chunks = of_adapters.chunks();
@@ -73,9 +71,8 @@ impl Engine {
         self.add_over_columns(&kernel, copy.columns_after(room), &of_adapters, &sums);
         Some(copy)
     }
+}
 
-    fn adapter_kernel(&self, pass: LowRankPass, tile: usize) -> Option<LowRankKernel> {
-        let stages = stages(tile, self.shared_bytes())?;
-        Some(LowRankKernel { pass, source: Source::LowRank { ranks: tile, stages }, tile, stages })
-    }
+fn kernel(pass: LowRankPass, Tile { ranks, stages }: Tile) -> LowRankKernel {
+    LowRankKernel { pass, source: Source::LowRank { ranks, stages }, tile: ranks, stages }
 }

@@ -8,24 +8,19 @@
 
 use std::ops::Range;
 
-use burn_tensor::DType;
+use burn_tensor::{DType, Tensor};
 use firebrick_arch::Activation;
 use firebrick_cuda::Arguments;
 
-use super::low_rank::{
-    AdapterArgument, AdaptersArgument, LowRankKernel, are_vectors, only_adapters_train, reads_whole_input,
-};
-use super::magnitude::has_magnitudes;
+use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel};
 use super::{Adapters, LowRankGradient};
+use crate::NextBackward;
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, Engine, MatrixView, PreparedFactors, Source, at,
 };
 use crate::backends::cuda::linear::gated::{GatedOperands, gate_and_up};
-use crate::backends::cuda::linear::modules::appended_columns;
-use crate::backends::planning::passes::{
-    GATED_STAGES, GATED_TILE, LowRankPass, gated_pieces, gated_tokens, low_rank_tile,
-};
-use crate::{Group, NextBackward};
+use crate::backends::cuda::linear::modules::Routed;
+use crate::backends::planning::passes::{GATED_STAGES, GATED_TILE, LowRankPass, gated_tokens};
 
 /// What [`Engine::gated_backward_low_rank`] found on its way.
 pub(crate) struct GatedFactors {
@@ -59,14 +54,11 @@ impl Engine {
         &self,
         [gate, up]: [&MatrixView; 2],
         activation: Activation,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
     ) -> Option<MatrixView> {
-        let pieces = gated_pieces(self.shared_bytes())?;
-        let (adapters, tile) = self.input_adapter(gate.block(), group)?;
-        if tile != GATED_TILE || !are_vectors(&[up.block()]) {
-            return None;
-        }
-        let room = appended_columns(group);
+        let adapters = self.input_adapters(gate.block(), group)?;
+        let pieces = group.route.gated_pass.filter(|_| up.begins_on_vectors())?;
+        let room = group.route.room();
         let y = self.empty_with_room([gate.rows, gate.width], room, gate.dtype);
         let kernel = kernel(LowRankPass::gated(pieces), activation, pieces);
         let mut of_adapters = AdaptersArgument::new(&[AdapterArgument::of_input(&adapters, kernel.pass)]);
@@ -94,13 +86,18 @@ impl Engine {
         &self,
         operands: &GatedOperands,
         dy: &MatrixView,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
         gradient: Option<&LowRankGradient>,
         next: Option<NextBackward<'_, Cuda>>,
     ) -> Option<GatedAdapters> {
-        let pieces = gated_pieces(self.shared_bytes())?;
-        let gradient = gradient.filter(|gradient| has_down_adapter(group, gradient, dy))?;
-        let OfGateUp { low, adapters } = self.gate_up_adapters(next?, operands)?;
+        let in_vectors = |gradient: &&LowRankGradient| {
+            dy.begins_on_vectors() && gradient.has_b_gradients() && gradient.d_low.begins_on_vectors()
+        };
+        let gradient = gradient.filter(in_vectors).filter(|_| group.route.d_a_pass.is_some())?;
+        let NextBackward { group: next, low_rank } = next?;
+        let next = self.routed(next, dy.dtype);
+        let OfGateUp { low, adapters } = self.gate_up_adapters(&next, low_rank?, operands)?;
+        let pieces = next.route.gated_backward(&group.route).filter(|_| low.begins_on_vectors())?;
         let d_a = self.empty_matrix(gradient.d_low.width, dy.width, DType::F32);
         Some(GatedAdapters { pieces, down: down_adapter(gradient, &d_a), d_a, low, adapters })
     }
@@ -168,37 +165,24 @@ impl Engine {
         prepared.filter(|factors| self.is_current(factors.owner) && factors.dy == dy).map(|factors| factors.d_b)
     }
 
-    /// The adapters of gate and up, where they are two modules and the gradients have room for theirs.
-    fn gate_up_adapters(&self, next: NextBackward<'_, Cuda>, operands: &GatedOperands) -> Option<OfGateUp> {
-        let NextBackward { group, low_rank } = next;
-        let [gate, up, d_gate, d_up] = operands.blocks;
-        let (room, both) = (appended_columns(group), &operands.target);
-        let has_room = room > 0 && self.has_room_in_place(both, room);
-        if !has_room || has_magnitudes(group) || !are_vectors(&[gate, up, d_gate, d_up]) {
+    /// The adapters of gate and up, where the gradients have room for theirs. They lie around their weight, which is written first.
+    fn gate_up_adapters(
+        &self,
+        group: &Routed<'_>,
+        low_rank: &Tensor<Cuda, 2>,
+        operands: &GatedOperands,
+    ) -> Option<OfGateUp> {
+        let room = group.route.room();
+        let has_room = room > 0 && self.has_room_in_place(&operands.target, room);
+        if !has_room || !operands.blocks.iter().all(DeviceBlock::begins_on_vectors) {
             return None;
         }
-        let low = self.matrix(low_rank?.clone());
-        let weight = self.group_weight(group, gate.dtype);
-        let adapters = self.adapters(group, gate.dtype, weight.as_ref())?;
-        let ranks: Vec<usize> = adapters.places.iter().map(|place| place.ranks[1]).collect();
-        let columns: Vec<[usize; 2]> = adapters.places.iter().map(|place| place.columns).collect();
-        let width = gate.width;
-        let fits = columns == [[0, width], [width, width]]
-            && low_rank_tile(&ranks) == Some(GATED_TILE)
-            && low.block().begins_on_vectors();
-        fits.then_some(OfGateUp { low, adapters })
+        let low = self.matrix(low_rank.clone());
+        let dtype = operands.target.dtype;
+        let weight = self.group_weight(group, dtype);
+        let adapters = self.adapters(group, dtype, weight.as_ref())?;
+        Some(OfGateUp { low, adapters })
     }
-}
-
-/// Whether `dA` of the one adapter that read the activated values can be summed with their gradient `dy`, and is all that its group needs them for.
-fn has_down_adapter(group: &Group<Cuda>, gradient: &LowRankGradient, dy: &MatrixView) -> bool {
-    let [place] = gradient.adapters.places.as_slice() else { return false };
-    gradient.has_b_gradients()
-        && reads_whole_input(group)
-        && only_adapters_train(group)
-        && low_rank_tile(&[place.ranks[1]]) == Some(GATED_TILE)
-        && are_vectors(&[dy.block()])
-        && gradient.d_low.begins_on_vectors()
 }
 
 /// The adapter that read the activated values.

@@ -2,23 +2,20 @@
 //! sums are added. Sums over tokens are gradients of adapters, sums over columns their low-rank values. Kernels: `low_rank.cu`.
 //!
 //! As GEMMs these products would read all values to multiply them with a handful of columns, and their time would be that of reading.
-//! Trade-off: small ranks only ([`low_rank_tile`]); others are GEMMs (`adapters`).
+//! Trade-off: small ranks only (`low_rank_tile`); others are GEMMs (`adapters`).
 
 use burn_tensor::DType;
 use bytemuck::{NoUninit, Pod, Zeroable};
 use firebrick_arch::Activation;
 use firebrick_cuda::{Arguments, LaunchShape};
 
-use super::magnitude::has_magnitudes;
 use super::{Adapters, Place};
-use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MAX_MODULES, MatrixView, ScratchSlot, Source, at,
-};
-use crate::backends::cuda::linear::modules::appended_columns;
+use crate::backends::cuda::engine::{BlockArguments, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, at};
+use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::passes::{
-    GATED_STAGES, LOW_RANK_WARPS, LowRankPass, TILE_TOKENS, gated_pieces, low_rank_tile, parts_of_tokens, stages,
+    GATED_STAGES, LOW_RANK_WARPS, LowRankPass, TILE_TOKENS, gated_pieces, parts_of_tokens, stages,
 };
-use crate::{GemmFormat, Group, WeightGradient};
+use crate::backends::planning::route::MAX_MODULES;
 
 /// Ranks of adapters that most runs have, and the self-test.
 const USUAL_RANKS: usize = 16;
@@ -167,16 +164,13 @@ impl Engine {
         output.map(|stages| Source::LowRank { ranks, stages }).into_iter().chain(gated).collect()
     }
 
-    /// The adapter of a group that has one, where a pass over its input can find `x Aᵀ`, and the rank that the pass is compiled for.
-    pub(super) fn input_adapter(&self, x: DeviceBlock, group: &Group<Cuda>) -> Option<(Adapters, usize)> {
-        if appended_columns(group) == 0 || !reads_whole_input(group) || !are_vectors(&[x]) {
+    /// The adapters of a group, where a pass over its input may find `x Aᵀ`. They lie around its weight, which is written first.
+    pub(super) fn input_adapters(&self, x: DeviceBlock, group: &Routed<'_>) -> Option<Adapters> {
+        if !group.route.may_pass_input || !x.begins_on_vectors() {
             return None;
         }
         let weight = self.group_weight(group, x.dtype);
-        let adapters = self.adapters(group, x.dtype, weight.as_ref())?;
-        let [place] = adapters.places.as_slice() else { return None };
-        let tile = low_rank_tile(&[place.ranks[1]])?;
-        Some((adapters, tile))
+        self.adapters(group, x.dtype, weight.as_ref())
     }
 
     /// The adapters of a group as a pass over the gradient of its outputs takes them, with their blocks, and room for each dB.
@@ -275,19 +269,4 @@ impl LowRankKernel {
         };
         Launch { source: self.source, dtype, name, shape, bytes }
     }
-}
-
-/// Whether no weight of a group has a gradient.
-pub(crate) fn only_adapters_train(group: &Group<Cuda>) -> bool {
-    group.modules.iter().all(|module| matches!(module.weight_gradient, WeightGradient::Frozen))
-}
-
-/// Whether the adapters of a group read its whole input as it is, next to GEMMs in the compute format.
-pub(super) fn reads_whole_input(group: &Group<Cuda>) -> bool {
-    group.gemms == GemmFormat::Compute && group.dropout.is_none() && !has_magnitudes(group)
-}
-
-/// Whether rows are whole vectors of eight 16-bit values.
-pub(super) fn are_vectors(blocks: &[DeviceBlock]) -> bool {
-    blocks.iter().all(|block| block.dtype != DType::F32 && block.is_in_vectors())
 }

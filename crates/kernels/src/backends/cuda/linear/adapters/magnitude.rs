@@ -13,8 +13,9 @@ use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, Primitive, ScratchSlot, Source, at, grid,
     rows_and_columns, tensor,
 };
-use crate::backends::cuda::linear::modules::appended_columns;
-use crate::{Adapter, GemmFormat, Group, Magnitude, Module, Prologue, Weight};
+use crate::backends::cuda::linear::modules::Routed;
+use crate::backends::planning::route::WeightRoute;
+use crate::{Adapter, Group, Magnitude, Module, Prologue, Weight};
 
 /// Columns of one block of `scale_columns_backward`.
 const BLOCK_COLUMNS: usize = 256;
@@ -23,11 +24,6 @@ const BLOCK_ROWS: usize = 64;
 
 fn magnitude_of(module: &Module<Cuda>) -> Option<&Magnitude<Cuda>> {
     module.adapter.as_ref()?.magnitude.as_ref()
-}
-
-/// Whether any module of a group has magnitudes.
-pub(crate) fn has_magnitudes(group: &Group<Cuda>) -> bool {
-    group.modules.iter().any(|module| magnitude_of(module).is_some())
 }
 
 /// The group as its GEMMs see it: without magnitudes, biases and dropout, and perhaps without adapters.
@@ -54,17 +50,17 @@ impl Engine {
     pub(crate) fn magnitude_forward(
         &self,
         x: DeviceBlock,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
         residual: Option<DeviceBlock>,
         out: DeviceBlock,
     ) -> MatrixView {
-        assert_eq!(group.gemms, GemmFormat::Compute, "the plan refuses fp8 with DoRA");
+        assert!(group.route.weight != WeightRoute::Codes, "the plan refuses fp8 with DoRA");
         let unscaled = self.unscaled(x, group);
         let mut plus = residual;
         if group.dropout.is_some() {
             let rest = self.empty_matrix(x.rows, x.width, x.dtype);
             self.subtract(x, self.adapter_input(x, group), rest.block());
-            self.group_forward(rest.block().into(), &bare(group, false), residual, out);
+            self.bare_forward(rest.block(), group, false, residual, out);
             plus = Some(out);
         }
         let biases = self.biases(group, x.dtype);
@@ -82,17 +78,30 @@ impl Engine {
     }
 
     /// `(W + s B A) x̃` of all modules. Without dropout `x` has room for what is appended to it.
-    pub(crate) fn unscaled(&self, x: DeviceBlock, group: &Group<Cuda>) -> MatrixView {
+    pub(crate) fn unscaled(&self, x: DeviceBlock, group: &Routed<'_>) -> MatrixView {
         let unscaled = self.empty_matrix(x.rows, group.out_features(), x.dtype);
         match group.dropout {
-            None => self.group_forward(x.into(), &bare(group, true), None, unscaled.block()),
+            None => self.bare_forward(x, group, true, None, unscaled.block()),
             Some(dropout) => {
-                let dropped = self.empty_with_room([x.rows, x.width], appended_columns(group), x.dtype);
+                let dropped = self.empty_with_room([x.rows, x.width], group.route.room(), x.dtype);
                 self.drop_values(x, dropout, dropped.block(), false);
-                self.group_forward(dropped.block().into(), &bare(group, true), None, unscaled.block())
+                self.bare_forward(dropped.block(), group, true, None, unscaled.block());
             }
-        };
+        }
         unscaled
+    }
+
+    /// All outputs of [`bare`] to `out`, plus a residual.
+    fn bare_forward(
+        &self,
+        x: DeviceBlock,
+        group: &Routed<'_>,
+        with_adapters: bool,
+        residual: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) {
+        let bare = bare(group, with_adapters);
+        self.group_forward(x.into(), &self.routed(&bare, x.dtype), residual, out);
     }
 
     /// The unscaled outputs of a group and what its GEMMs read, where the forward did not save the former.
@@ -100,9 +109,9 @@ impl Engine {
         &self,
         prologue: &Prologue<Cuda>,
         prologue_output: Option<MatrixView>,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
     ) -> (MatrixView, Option<MatrixView>) {
-        let room = appended_columns(group);
+        let room = group.route.room();
         let copied = |x: MatrixView| {
             let copy = self.empty_with_room([x.rows, x.width], room, x.dtype);
             self.copy_rows(x.block(), copy.block());
@@ -123,8 +132,8 @@ impl Engine {
     }
 
     /// From the gradient of the outputs of a group to that of the unscaled outputs and of the magnitudes.
-    pub(crate) fn magnitude_backward(&self, dy: DeviceBlock, unscaled: DeviceBlock, group: &Group<Cuda>) -> Unscaled {
-        let scaled = self.empty_with_room([dy.rows, dy.width], appended_columns(group), dy.dtype);
+    pub(crate) fn magnitude_backward(&self, dy: DeviceBlock, unscaled: DeviceBlock, group: &Routed<'_>) -> Unscaled {
+        let scaled = self.empty_with_room([dy.rows, dy.width], group.route.room(), dy.dtype);
         let of_module = |module: &Module<Cuda>| {
             let part = |whole: DeviceBlock| whole.column_range(&module.columns);
             match magnitude_of(module) {

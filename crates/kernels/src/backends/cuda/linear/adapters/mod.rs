@@ -2,7 +2,7 @@
 //!
 //! The ranks are appended to the GEMM's inner dimension, `y = [x | x Aᵀ] [W | s B]ᵀ` and `dx = [dy | dy s B] [W ; A]`: one GEMM each
 //! way, and the adapter's contribution is as exact as the compute format, however small it is against the base. All A lie in rows
-//! below the weight, all `s B` in columns next to it. Where that would make the inner dimension much longer (`appended_columns`), the low-rank
+//! below the weight, all `s B` in columns next to it. Where that would make the inner dimension much longer (`AdapterRoute`), the low-rank
 //! GEMMs are separate.
 //! Trade-off: appended, B is stored with zeros for the group's other modules, and inputs need rows with room. Separate, the adapter's
 //! output is added to one that is already rounded to the compute format, as in other trainers: the part of it below half a rounding
@@ -16,12 +16,12 @@ pub(super) mod magnitude;
 
 use burn_tensor::{DType, Tensor};
 
-use crate::Group;
 use crate::backends::cuda::engine::{
     Contents, Cuda, DeviceBlock, Engine, Gemm, LowRankChunk, MatrixView, Primitive, ScratchSlot, tensor, view,
 };
-use crate::backends::cuda::linear::modules::ranks;
+use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::linear::operands::GroupWeight;
+use crate::backends::planning::route::AdapterRoute;
 use crate::backends::planning::rows::SAVED_RANKS;
 
 /// The adapters of a group in the compute format.
@@ -70,19 +70,17 @@ impl Adapters {
 
 impl Engine {
     /// The adapters of a group; `None` where it has none. `weight` is the group's, if it is one.
-    pub(crate) fn adapters(&self, group: &Group<Cuda>, dtype: DType, weight: Option<&GroupWeight>) -> Option<Adapters> {
-        let ranks = ranks(group);
-        if ranks.iter().all(|&rank| rank == 0) {
-            return None;
-        }
-        match weight.filter(|weight| weight.ranks() > 0) {
-            Some(weight) => Some(appended(group, &ranks, weight)),
-            None => Some(self.separate(group, dtype)),
+    pub(crate) fn adapters(&self, group: &Routed<'_>, dtype: DType, weight: Option<&GroupWeight>) -> Option<Adapters> {
+        match group.route.adapters {
+            AdapterRoute::None => None,
+            AdapterRoute::Appended { .. } => Some(appended(group, weight.expect("written out around its adapters"))),
+            AdapterRoute::Separate => Some(self.separate(group, dtype)),
+            AdapterRoute::InCodes => unreachable!("adapters in codes come with those"),
         }
     }
 
     /// A and `s B` of all modules in scratch memory.
-    fn separate(&self, group: &Group<Cuda>, dtype: DType) -> Adapters {
+    fn separate(&self, group: &Routed<'_>, dtype: DType) -> Adapters {
         let pairs: Vec<_> = group
             .modules
             .iter()
@@ -95,11 +93,10 @@ impl Engine {
     }
 
     /// The adapters of a group from all A and all `s B` in the compute format, one module after the other.
-    pub(super) fn adapters_at(&self, group: &Group<Cuda>, [all_a, all_b]: [u64; 2], dtype: DType) -> Adapters {
-        let ranks = &ranks(group);
-        let a = DeviceBlock::dense(all_a, [ranks.iter().sum(), group.in_features()], dtype);
+    pub(super) fn adapters_at(&self, group: &Routed<'_>, [all_a, all_b]: [u64; 2], dtype: DType) -> Adapters {
+        let a = DeviceBlock::dense(all_a, [group.route.ranks, group.in_features()], dtype);
         let mut before = 0;
-        let places = places(group, ranks, |module, [_, rank]| {
+        let places = places(group, |module, [_, rank]| {
             let rows = group.modules[module].columns.len();
             let b = DeviceBlock::dense(all_b + (before * dtype.size()) as u64, [rows, rank], dtype);
             before += b.count();
@@ -144,6 +141,7 @@ impl Engine {
         dy: DeviceBlock,
         low: Option<DeviceBlock>,
         adapters: Adapters,
+        group: &Routed<'_>,
     ) -> LowRankGradient {
         let d_low = if adapters.appended_b.is_some() {
             dy.columns_after(adapters.ranks())
@@ -151,7 +149,10 @@ impl Engine {
             self.low_rank_block(ScratchSlot::LowRankGradient, [dy.rows, adapters.ranks()], dy.dtype)
         };
         let prepared = if adapters.appended_b.is_some() { self.prepared_factors(dy) } else { None };
-        let d_b = prepared.or_else(|| low.and_then(|low| self.output_gradient_pass(dy, low, d_low, &adapters)));
+        let d_b = prepared.or_else(|| {
+            let tile = group.route.output_pass?;
+            self.output_gradient_pass(dy, low?, d_low, &adapters, tile)
+        });
         match adapters.appended_b {
             _ if d_b.is_some() => {}
             Some(b) => self.gemm(Gemm::input_gradient("lora gradient", dy, b), d_low),
@@ -252,32 +253,24 @@ impl Place {
 }
 
 /// The adapters as they lie around the weight.
-fn appended(group: &Group<Cuda>, ranks: &[usize], weight: &GroupWeight) -> Adapters {
+fn appended(group: &Routed<'_>, weight: &GroupWeight) -> Adapters {
     let all_b = weight.b();
     let b = |module: usize, [first, rank]: [usize; 2]| {
         let columns = &group.modules[module].columns;
         all_b.rows(columns.start, columns.len()).columns(first, rank)
     };
-    Adapters { places: places(group, ranks, b), a: weight.a(), appended_b: Some(all_b) }
+    Adapters { places: places(group, b), a: weight.a(), appended_b: Some(all_b) }
 }
 
 /// One place per adapted module; `b` gives its matrix from the module's index, its first rank and its rank.
-fn places(group: &Group<Cuda>, ranks: &[usize], mut b: impl FnMut(usize, [usize; 2]) -> DeviceBlock) -> Vec<Place> {
+fn places(group: &Routed<'_>, mut b: impl FnMut(usize, [usize; 2]) -> DeviceBlock) -> Vec<Place> {
     let mut first = 0;
-    let mut places = Vec::with_capacity(ranks.len());
-    for (module, &rank) in ranks.iter().enumerate() {
-        if let Some(adapter) = &group.modules[module].adapter {
-            let columns = &group.modules[module].columns;
-            let b = b(module, [first, rank]);
-            places.push(Place {
-                module,
-                columns: [columns.start, columns.len()],
-                ranks: [first, rank],
-                scale: adapter.scale,
-                b,
-            });
-            first += rank;
-        }
+    let mut places = Vec::with_capacity(group.modules.len());
+    for (index, module) in group.modules.iter().enumerate() {
+        let Some(adapter) = &module.adapter else { continue };
+        let (columns, ranks) = ([module.columns.start, module.columns.len()], [first, rank(module)]);
+        places.push(Place { module: index, columns, ranks, scale: adapter.scale, b: b(index, ranks) });
+        first += rank(module);
     }
     places
 }

@@ -18,8 +18,9 @@ use crate::backends::cuda::engine::{
     BlockArguments, Contents, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, engine, float, grid,
     tensor,
 };
-use crate::backends::cuda::linear::modules::{appended_columns, ranks};
+use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::memory::planned::{Held, Pass};
+use crate::backends::planning::route::WeightRoute;
 use crate::backends::planning::rows::row_stride;
 use crate::{Bias, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps};
 use write_out::Around;
@@ -137,27 +138,24 @@ impl GroupSources {
 
 impl Engine {
     /// The weights of a whole group; `None` where modules have to be taken one by one.
-    pub(super) fn group_weight(&self, group: &Group<Cuda>, dtype: DType) -> Option<GroupWeight> {
-        let modules = group.modules.as_slice();
-        let (out_features, in_features) = (group.out_features(), group.in_features());
-        if let [Module { weight: Weight::Dense(values), .. }] = modules
-            && values.dtype() == dtype
-            && appended_columns(group) == 0
-        {
-            let values = self.matrix(values.clone());
-            return Some(GroupWeight { whole: values.block(), out_features, in_features, _owner: Some(values) });
-        }
-        let ranks = appended_columns(group);
-        if ranks == 0 && modules.iter().any(|module| matches!(module.weight, Weight::Dense(_))) {
-            return None;
+    pub(super) fn group_weight(&self, group: &Routed<'_>, dtype: DType) -> Option<GroupWeight> {
+        let (out_features, in_features, ranks) = (group.out_features(), group.in_features(), group.route.room());
+        match (group.route.weight, group.modules.as_slice()) {
+            (WeightRoute::WrittenOut, _) => {}
+            (WeightRoute::Stored, [Module { weight: Weight::Dense(values), .. }]) => {
+                let values = self.matrix(values.clone());
+                return Some(GroupWeight { whole: values.block(), out_features, in_features, _owner: Some(values) });
+            }
+            _ => return None,
         }
         let sources = self.group_sources(group, ranks > 0);
         let contents = Contents { section: self.section_number(), dtype, sources: sources.all() };
         let (rows, width) = (out_features + ranks, in_features + ranks);
         let stride = row_stride(in_features, ranks);
         let bytes = rows * stride * dtype.size();
-        let kept = self
-            .is_quantized(group)
+        let kept = group
+            .route
+            .is_quantized
             .then(|| self.kept.of(Pass::Forward, sources.laid_out(stride), bytes, contents.clone()));
         let (address, held) = kept.flatten().unwrap_or_else(|| {
             let slot = ScratchSlot::Weights { rows, columns: width };
@@ -194,14 +192,14 @@ impl Engine {
     fn write_group(&self, group: &Group<Cuda>, to: &GroupWeight) {
         let mut first = 0;
         let last = group.modules.len() - 1;
-        for (index, (module, rank)) in group.modules.iter().zip(ranks(group)).enumerate() {
+        for (index, module) in group.modules.iter().enumerate() {
             // The last module writes the zeros after its A.
             let a_rows = if to.ranks() == 0 {
                 0
             } else if index == last {
                 to.ranks() - first
             } else {
-                rank
+                rank(module)
             };
             let around = Around {
                 adapter: module.adapter.as_ref().filter(|_| to.ranks() > 0),
@@ -210,7 +208,7 @@ impl Engine {
                 a: (a_rows > 0).then(|| to.a().rows(first, a_rows)),
             };
             self.write_out(&module.weight, to.forward().rows(module.columns.start, module.columns.len()), &around);
-            first += rank;
+            first += rank(module);
         }
     }
 
@@ -219,11 +217,6 @@ impl Engine {
             Weight::Dense(values) => self.source(&float(values.clone())),
             Weight::Quantized(weight) => self.source(&weight.codes.clone().into_primitive()),
         }
-    }
-
-    /// Whether all weights of a group are quantized, and so never change.
-    pub(super) fn is_quantized(&self, group: &Group<Cuda>) -> bool {
-        group.modules.iter().all(|module| matches!(module.weight, Weight::Quantized(_)))
     }
 
     /// What a group's weights are computed from, and its adapters.

@@ -53,8 +53,7 @@ pub(crate) struct PreparedRows {
 
 impl RowLayout {
     /// Rows of `width` values, and the ranks of the adapters of the group.
-    pub(crate) fn new(width: usize, ranks: &[usize], column_scales: Option<u64>) -> Self {
-        let ranks = ranks.iter().sum();
+    pub(crate) fn new(width: usize, ranks: usize, column_scales: Option<u64>) -> Self {
         Self { lead: fp8_lead(ranks), stride: fp8_stride(width, ranks), column_scales }
     }
 }

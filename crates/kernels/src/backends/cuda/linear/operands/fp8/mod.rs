@@ -27,16 +27,17 @@ use std::ops::Range;
 use burn_tensor::DType;
 use firebrick_cuda::{Arguments, LaunchShape};
 
+use crate::Weight;
 use crate::backends::cuda::engine::{
     BlockArguments, Contents, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, ScratchSlot, Source, at, grid,
 };
 use crate::backends::cuda::linear::adapters::Adapters;
-use crate::backends::cuda::linear::modules::{ModulesArgument, PART_ALIGNMENT, ranks};
+use crate::backends::cuda::linear::modules::{ModulesArgument, PART_ALIGNMENT, Routed};
 use crate::backends::cuda::linear::operands::GroupSources;
 use crate::backends::cuda::linear::operands::quantize::kernels_of;
 use crate::backends::cuda::memory::planned::{Held, Pass};
+use crate::backends::planning::route::WeightRoute;
 use crate::backends::planning::rows::{fp8_lead, fp8_stride};
-use crate::{GemmFormat, Group, Weight};
 use codes::{Codes, RowLayout};
 
 /// Parts of the maxima of a group's adapters, as `fp8.cu` has it.
@@ -62,7 +63,7 @@ impl Engine {
     pub(crate) fn fp8_forward(
         &self,
         x: DeviceBlock,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
         residual: Option<DeviceBlock>,
         out: DeviceBlock,
     ) -> Option<DeviceBlock> {
@@ -79,7 +80,7 @@ impl Engine {
     /// `dy W + dy s B A`, plus what is given, to `out`.
     pub(crate) fn fp8_input_gradient(
         &self,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
         dy: DeviceBlock,
         d_low: Option<DeviceBlock>,
         plus: Option<DeviceBlock>,
@@ -92,12 +93,12 @@ impl Engine {
     }
 
     /// The adapters of a group in the compute format, as their GEMMs with `dy` read them.
-    pub(crate) fn fp8_backward_adapters(&self, group: &Group<Cuda>, dtype: DType) -> Option<Adapters> {
+    pub(crate) fn fp8_backward_adapters(&self, group: &Routed<'_>, dtype: DType) -> Option<Adapters> {
         self.fp8_adapters(group, &self.fp8_transposed(group, dtype), dtype)
     }
 
-    fn fp8_adapters(&self, group: &Group<Cuda>, weight: &Fp8Weight, dtype: DType) -> Option<Adapters> {
-        (weight.lead > 0).then(|| self.adapters_at(group, [weight.a, weight.b], dtype))
+    fn fp8_adapters(&self, group: &Routed<'_>, weight: &Fp8Weight, dtype: DType) -> Option<Adapters> {
+        (group.route.ranks > 0).then(|| self.adapters_at(group, [weight.a, weight.b], dtype))
     }
 
     /// The operand of a GEMM with such a weight: rows, each column times its scale where there are any, with low-rank values before them.
@@ -115,21 +116,22 @@ impl Engine {
     }
 
     /// How the input of a group is quantized; `None` where its GEMMs are in the compute format.
-    pub(crate) fn fp8_input_layout(&self, group: &Group<Cuda>) -> Option<RowLayout> {
-        (group.gemms == GemmFormat::Fp8).then(|| RowLayout::new(group.in_features(), &ranks(group), None))
+    pub(crate) fn fp8_input_layout(&self, group: &Routed<'_>) -> Option<RowLayout> {
+        let is_fp8 = group.route.weight == WeightRoute::Codes;
+        is_fp8.then(|| RowLayout::new(group.in_features(), group.route.ranks, None))
     }
 
     /// How the gradient of a group's outputs is quantized; `None` where its GEMMs are in the compute format.
-    pub(crate) fn fp8_gradient_layout(&self, group: &Group<Cuda>, dtype: DType) -> Option<RowLayout> {
-        let is_fp8 = group.gemms == GemmFormat::Fp8;
+    pub(crate) fn fp8_gradient_layout(&self, group: &Routed<'_>, dtype: DType) -> Option<RowLayout> {
+        let is_fp8 = group.route.weight == WeightRoute::Codes;
         is_fp8.then(|| {
             let scales = self.fp8_row_scales(group, self.group_sources(group, false).weights, dtype);
-            RowLayout::new(group.out_features(), &ranks(group), Some(scales))
+            RowLayout::new(group.out_features(), group.route.ranks, Some(scales))
         })
     }
 
     /// Address of the scales of the rows of a group's weight.
-    fn fp8_row_scales(&self, group: &Group<Cuda>, weights: Vec<u64>, dtype: DType) -> u64 {
+    fn fp8_row_scales(&self, group: &Routed<'_>, weights: Vec<u64>, dtype: DType) -> u64 {
         match self.known_row_scales(group, weights) {
             Some((address, true)) => address,
             // Dense weights may train, and then have new scales in every step.
@@ -138,7 +140,7 @@ impl Engine {
     }
 
     /// `[W | s B]` of a group in codes, `[o, stride]`.
-    fn fp8_weight(&self, group: &Group<Cuda>, dtype: DType) -> Fp8Weight {
+    fn fp8_weight(&self, group: &Routed<'_>, dtype: DType) -> Fp8Weight {
         let (outputs, inputs) = (group.out_features(), group.in_features());
         assert!(outputs.is_multiple_of(16) && inputs.is_multiple_of(16), "FP8 weights [{outputs}, {inputs}]");
         let (modules, _held) = self.modules_argument(group);
@@ -165,7 +167,7 @@ impl Engine {
     }
 
     /// `[Wᵀ | Aᵀ]` of a group in codes, `[i, stride]`, with scales of 1.
-    fn fp8_transposed(&self, group: &Group<Cuda>, dtype: DType) -> Fp8Weight {
+    fn fp8_transposed(&self, group: &Routed<'_>, dtype: DType) -> Fp8Weight {
         let (outputs, inputs) = (group.out_features(), group.in_features());
         let (modules, _held) = self.modules_argument(group);
         let stride = fp8_stride(outputs, modules.ranks());
@@ -190,7 +192,7 @@ impl Engine {
     /// A buffer for codes of a group's weight and what belongs to them, and what it holds already: one that is kept, or scratch memory.
     fn fp8_buffer(
         &self,
-        group: &Group<Cuda>,
+        group: &Routed<'_>,
         sources: &GroupSources,
         pass: Pass,
         [rows, stride]: [usize; 2],
@@ -205,7 +207,7 @@ impl Engine {
         });
         let starts: Vec<usize> = starts.collect();
         let kept =
-            self.is_quantized(group).then(|| self.kept.of(pass, sources.laid_out(stride), starts[5], contents.clone()));
+            group.route.is_quantized.then(|| self.kept.of(pass, sources.laid_out(stride), starts[5], contents.clone()));
         let (address, held) = kept.flatten().unwrap_or_else(|| {
             let slot = match pass {
                 Pass::Forward => ScratchSlot::Fp8Weights { rows, columns: stride },
@@ -222,8 +224,8 @@ impl Engine {
     }
 
     /// Address of the scales of the rows of quantized weights, and whether they are computed.
-    fn known_row_scales(&self, group: &Group<Cuda>, sources: Vec<u64>) -> Option<(u64, bool)> {
-        self.is_quantized(group).then(|| self.fp8_scales.of(sources, group.out_features()))
+    fn known_row_scales(&self, group: &Routed<'_>, sources: Vec<u64>) -> Option<(u64, bool)> {
+        group.route.is_quantized.then(|| self.fp8_scales.of(sources, group.out_features()))
     }
 
     /// The adapters in the compute format, and how large their values are.
