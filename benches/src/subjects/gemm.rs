@@ -153,7 +153,7 @@ fn prepare<B: Kernels>(
     let saved = B::section(&device, forward).1.expect("everything was to be saved");
     let gradient = dy.clone();
     let call = move || {
-        let work = || B::project_backward((*saved).clone(), group.clone(), vec![gradient.clone()], None, None);
+        let work = || B::project_backward((*saved).clone(), group.clone(), vec![gradient.clone()], None);
         let gradients = B::section(&device, work);
         let InputGradient::Plain(dx) = gradients.input else { unreachable!("the prologue was not gated") };
         let weights = gradients.modules.into_iter().filter_map(|module| module.weight);

@@ -30,7 +30,7 @@ pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
     Adapter, Bias, Dropout, Epilogue, GemmAlgorithms, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps,
-    Magnitude, Module, ModuleGradients, NextBackward, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables,
+    Magnitude, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables,
     WeightGradient,
 };
 pub use loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};

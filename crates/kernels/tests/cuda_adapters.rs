@@ -14,9 +14,10 @@ use burn_flex::Flex;
 use burn_tensor::{DType, Distribution, Tensor, TensorData};
 use firebrick_arch::Activation;
 use firebrick_kernels::backends::cuda::Cuda;
+use firebrick_kernels::linear::reference;
 use firebrick_kernels::{
-    Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, MemoryOps, Module, NextBackward, Prologue,
-    Weight, WeightGradient, WeightOps,
+    Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, MemoryOps, Module, Prologue, Weight, WeightGradient,
+    WeightOps,
 };
 use firebrick_precision::QuantFormat;
 
@@ -138,7 +139,7 @@ fn gradients<B: LinearOps>(
     assert_eq!((x.dims(), dy.dims()), ([tokens, inputs], [tokens, first]));
     let gradients = B::section(device, || {
         let (_, saved) = B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Inputs);
-        B::project_backward(*saved.unwrap(), group, vec![dy], None, None)
+        B::project_backward(*saved.unwrap(), group, vec![dy], None)
     });
     let factors = gradients.modules.into_iter().filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
     [gradients.input.plain()].into_iter().chain(factors).map(host).collect()
@@ -189,7 +190,7 @@ impl QloraMlp {
         Self { x, dy, gate_up: group(2, [width, hidden]), down: group(1, [hidden, width]) }
     }
 
-    /// Of the input, and of A and B of down, gate and up; with or without what comes next.
+    /// Of the input, and of A and B of down, gate and up; together, or one group after the other.
     fn gradients(&self, together: bool, device: &Device) -> Vec<Vec<f64>> {
         let found = Cuda::section(device, || {
             let x = Prologue::None { x: self.x.clone() };
@@ -198,12 +199,15 @@ impl QloraMlp {
             let gated = Prologue::Gated { gate, up, activation: Activation::Silu };
             let (_, of_down) = Cuda::project(gated, &self.down, Epilogue::None, Keep::Inputs);
             let (of_gate_up, of_down) = (*of_gate_up.unwrap(), *of_down.unwrap());
-            let next = NextBackward { group: &self.gate_up, low_rank: of_gate_up.low_rank.as_ref() };
-            let next = together.then_some(next);
-            let down = Cuda::project_backward(of_down, self.down.clone(), vec![self.dy.clone()], None, next);
-            let InputGradient::Gated { d_gate, d_up } = down.input else { unreachable!("the prologue is gated") };
-            let gate_up = Cuda::project_backward(of_gate_up, self.gate_up.clone(), vec![d_gate, d_up], None, None);
-            let modules = down.modules.into_iter().chain(gate_up.modules);
+            let groups = [(of_gate_up, self.gate_up.clone()), (of_down, self.down.clone())];
+            let mut down = Vec::new();
+            let after_down = |modules, _| down = modules;
+            let gate_up = if together {
+                Cuda::mlp_backward(groups, self.dy.clone(), None, after_down)
+            } else {
+                reference::mlp_backward(groups, self.dy.clone(), None, after_down)
+            };
+            let modules = down.into_iter().chain(gate_up.modules);
             let factors = modules.filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
             [gate_up.input.plain()].into_iter().chain(factors).collect::<Vec<_>>()
         });

@@ -14,8 +14,8 @@ use burn_tensor::{DType, Distribution, Tensor, TensorData};
 use firebrick_arch::Activation;
 use firebrick_kernels::backends::cuda::{Cuda, RowScaling, block_scales, scale_rows};
 use firebrick_kernels::{
-    Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, MemoryOps, Module, NextBackward, NormOps,
-    NormWeight, Prologue, Weight, WeightGradient,
+    Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, MemoryOps, Module, NormOps, NormWeight,
+    Prologue, Weight, WeightGradient,
 };
 use firebrick_precision::QuantFormat;
 
@@ -116,7 +116,7 @@ impl Inputs {
         // The values of bf16 on every backend.
         let [x, dy] = [x, dy].map(|values| values.cast(DType::BF16).cast(dtype));
         let (mut outputs, saved) = B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Inputs);
-        let gradients = B::project_backward(*saved.unwrap(), group, vec![dy], None, None);
+        let gradients = B::project_backward(*saved.unwrap(), group, vec![dy], None);
         let InputGradient::Plain(dx) = gradients.input else { unreachable!("the prologue is plain") };
         let factors = gradients.modules.into_iter().filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
         [outputs.remove(0), dx].into_iter().chain(factors).map(host).collect()
@@ -201,7 +201,7 @@ fn kept_weights_change_no_bit(gemms: GemmFormat, device: &Device) {
         let x = Matrix::from_data(inputs.x.clone(), (device, DType::BF16));
         let dy = Matrix::from_data(inputs.dy.clone(), (device, DType::BF16));
         let (mut outputs, saved) = Cuda::project(Prologue::None { x }, group, Epilogue::None, Keep::Inputs);
-        let gradients = Cuda::project_backward(*saved.unwrap(), group.clone(), vec![dy], None, None);
+        let gradients = Cuda::project_backward(*saved.unwrap(), group.clone(), vec![dy], None);
         [host(outputs.remove(0)), host(gradients.input.plain())]
     };
     let group = first.group::<Cuda>(gemms, NF4, device);
@@ -236,7 +236,7 @@ fn operations_that_write_codes_change_no_bit_of_them() {
             for (index, (together, apart)) in mlps[0].iter().zip(&mlps[1]).enumerate() {
                 let what = format!("result {index}, hidden {hidden}, width {width}, {base:?}");
                 // A of gate and of up: after a norm their gradients are sums over its input, rounded elsewhere.
-                if [6, 8].contains(&index) {
+                if [4, 6].contains(&index) {
                     let (slope, noise) = slope_and_noise(together, apart);
                     assert!((slope - 1.0).abs() < 2e-3 && noise < 5e-3, "{what}: slope {slope}, noise {noise}");
                 } else {
@@ -271,21 +271,23 @@ fn mlp(up: &Inputs, down: &Inputs, base: Option<QuantFormat>, together: bool, de
         };
         let (y, saved) = Cuda::project(activated, &down_group, Epilogue::None, Keep::Inputs);
 
-        let next = together.then_some(NextBackward { group: &gate_up, low_rank: None });
-        let of_down = Cuda::project_backward(*saved.unwrap(), down_group, vec![dy], None, next);
-        let (d_gate, d_up) = match of_down.input {
-            InputGradient::Gated { d_gate, d_up } => (d_gate, d_up),
-            InputGradient::Plain(d_activated) => Cuda::gated_backward(gate, up, activation, d_activated),
-        };
-        let d_gate_up = vec![d_gate, d_up];
-        let of_up = Cuda::project_backward(*up_saved.unwrap(), gate_up.clone(), d_gate_up.clone(), None, None);
-        let mut dx = of_up.input.plain();
-        if !together {
-            dx = Cuda::rms_norm_backward(x, &norm, dx, None).0;
+        let (saved, up_saved) = (*saved.unwrap(), *up_saved.unwrap());
+        let (dx, mut modules, of_up);
+        if together {
+            modules = Vec::new();
+            let groups = [(up_saved, gate_up.clone()), (saved, down_group)];
+            let gradients = Cuda::mlp_backward(groups, dy, None, |of_down, _| modules = of_down);
+            (dx, of_up) = (gradients.input.plain(), gradients.modules);
+        } else {
+            let of_down = Cuda::project_backward(saved, down_group, vec![dy], None);
+            let (d_gate, d_up) = Cuda::gated_backward(gate, up, activation, of_down.input.plain());
+            let gradients = Cuda::project_backward(up_saved, gate_up.clone(), vec![d_gate, d_up], None);
+            dx = Cuda::rms_norm_backward(x, &norm, gradients.input.plain(), None).0;
+            (modules, of_up) = (of_down.modules, gradients.modules);
         }
-        let modules = of_down.modules.into_iter().chain(of_up.modules);
-        let factors = modules.filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
-        y.into_iter().chain(d_gate_up).chain([dx]).chain(factors).collect::<Vec<_>>()
+        modules.extend(of_up);
+        let factors = modules.into_iter().filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
+        y.into_iter().chain([dx]).chain(factors).collect::<Vec<_>>()
     });
     ran.into_iter().map(host).collect()
 }
@@ -299,7 +301,7 @@ fn contribution(with: &Inputs, without: &Inputs, device: &Device) -> Vec<Vec<f64
         let [y_away, dx_away] = away.map_or([None, None], |pair| pair.map(Some));
         let epilogue = y_away.map_or(Epilogue::None, Epilogue::Residual);
         let (mut outputs, saved) = Cuda::project(Prologue::None { x }, &group, epilogue, Keep::Inputs);
-        let gradients = Cuda::project_backward(*saved.unwrap(), group, vec![dy], dx_away, None);
+        let gradients = Cuda::project_backward(*saved.unwrap(), group, vec![dy], dx_away);
         [outputs.remove(0), gradients.input.plain()]
     };
     let away = run(without, None).map(|values| values.neg());

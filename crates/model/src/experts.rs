@@ -10,7 +10,7 @@ use firebrick_arch::Activation;
 use firebrick_kernels::linear::{into_parts, into_single};
 use firebrick_kernels::{Epilogue, GradientSink, Keep, Kernels, ProjectSaved, Prologue, Routing};
 
-use crate::linear::{AdapterPass, Linear, LinearGroup};
+use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
 use crate::norm::Norm;
 
 /// Router and experts.
@@ -105,7 +105,7 @@ impl<B: Kernels> Experts<B> {
         }
         let dx_nd = B::dispatch_backward(B::join_rows(d_rows), &routing);
         let d_logits = B::route_backward(&routing, d_weights_nk, &dx_nd);
-        let grads = self.router.backward(*router, vec![d_logits], Some(dx_nd), None, adapters, sink);
+        let grads = self.router.backward(*router, vec![d_logits], Some(dx_nd), adapters, sink);
         let dx_nd = grads.input.plain();
         norm.backward_with_residual(h_nd, dx_nd, Some(dy_nd), sink)
     }
@@ -125,9 +125,8 @@ fn expert_backward<B: Kernels>(
     adapters: AdapterPass,
     sink: &mut dyn GradientSink<B>,
 ) -> Tensor<B, 2> {
-    let grads = down.backward(*saved_down, vec![dy], None, Some((gate_up, &*saved_gate_up)), adapters, sink);
-    let (d_gate, d_up) = grads.input.gated();
-    gate_up.backward(*saved_gate_up, vec![d_gate, d_up], None, None, adapters, sink).input.plain()
+    let groups = [(gate_up, *saved_gate_up), (down, *saved_down)];
+    mlp_backward(groups, None, dy, None, adapters, sink).input.plain()
 }
 
 /// A sink waits for a contribution of every parameter.

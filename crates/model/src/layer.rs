@@ -16,7 +16,7 @@ use firebrick_kernels::{
 };
 
 use crate::experts::{Experts, SavedExperts};
-use crate::linear::{AdapterPass, Linear, LinearGroup};
+use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
 use crate::norm::Norm;
 
 /// What all layers share for one micro-batch.
@@ -356,11 +356,9 @@ impl<B: Kernels> Layer<B> {
     ) -> Tensor<B, 2> {
         match (&self.mlp, saved) {
             (Mlp::Gated { gate_up, down }, SavedMlp::Gated { gate_up: saved_gate_up, down: saved_down }) => {
-                let next = Some((gate_up, &*saved_gate_up));
-                let grads = down.backward(*saved_down, vec![dy_nd.clone()], None, next, adapters, sink);
-                add_gradient(self.after_mlp.as_ref(), grads.output_norm, sink);
-                let (d_gate, d_up) = grads.input.gated();
-                let grads = gate_up.backward(*saved_gate_up, vec![d_gate, d_up], Some(dy_nd), None, adapters, sink);
+                let groups = [(gate_up, *saved_gate_up), (down, *saved_down)];
+                let after = self.after_mlp.as_ref();
+                let grads = mlp_backward(groups, after, dy_nd.clone(), Some(dy_nd), adapters, sink);
                 add_gradient(self.before_mlp.as_ref(), grads.norm, sink);
                 grads.input.plain()
             }
@@ -381,13 +379,13 @@ impl<B: Kernels> Layer<B> {
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
         let SavedAttention { qkv, heads, output, attention_output } = saved;
-        let grads = self.attention_output.backward(*attention_output, vec![dh_nd.clone()], None, None, adapters, sink);
+        let grads = self.attention_output.backward(*attention_output, vec![dh_nd.clone()], None, adapters, sink);
         add_gradient(self.after_attention.as_ref(), grads.output_norm, sink);
         let d_o = grads.input.plain();
         let Qkv { q, k, v } =
             B::packed_attention_backward(heads, &self.spec.attention, output, d_o, &context.documents);
 
-        let grads = self.qkv.backward(*qkv, vec![q, k, v], Some(dh_nd), None, adapters, sink);
+        let grads = self.qkv.backward(*qkv, vec![q, k, v], Some(dh_nd), adapters, sink);
         add_gradient(self.before_attention.as_ref(), grads.norm, sink);
         if let Some(norms) = &self.qk_norm {
             for (norm, gradient) in norms.iter().zip(grads.qk_norm) {

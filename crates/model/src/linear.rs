@@ -10,9 +10,11 @@ use std::ops::Range;
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::{
     Adapter, Bias, Dropout, Epilogue, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels, Magnitude, Module,
-    ModuleGradients, NextBackward, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
+    ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::norm::Norm;
 
 /// A weight matrix and whether it trains.
 #[derive(Clone, Debug)]
@@ -260,17 +262,22 @@ impl<B: Kernels> LinearGroup<B> {
         Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout: self.mask(adapters) }
     }
 
-    /// Backward of [`LinearGroup::forward`]. `next` is the group whose backward comes next, with the gradients of this one's input, and what that
-    /// group saved.
+    /// Backward of [`LinearGroup::forward`].
     pub(crate) fn backward(
         &self,
         saved: ProjectSaved<B>,
         d_outputs: Vec<Tensor<B, 2>>,
         d_residual: Option<Tensor<B, 2>>,
-        next: Option<(&Self, &ProjectSaved<B>)>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> GroupBackward<B> {
+        let (group, lent) = self.training(adapters, sink);
+        let gradients = B::project_backward(saved, group, d_outputs, d_residual);
+        self.take_gradients(gradients, lent, sink)
+    }
+
+    /// The group with its running sums where the sink lends them, and which of them it lent.
+    fn training(&self, adapters: AdapterPass, sink: &mut dyn GradientSink<B>) -> (Group<B>, Vec<bool>) {
         let (modules, lent): (Vec<_>, Vec<bool>) = self
             .modules
             .iter()
@@ -280,16 +287,45 @@ impl<B: Kernels> LinearGroup<B> {
             })
             .unzip();
         let dropout = self.mask(adapters);
-        let group = Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout };
-        // Without low-rank values, GEMMs in the compute format have nothing that could be prepared for them.
-        let next = next.filter(|(next, saved)| next.gemms != GemmFormat::Compute || saved.low_rank.is_some());
-        let next = next.map(|(next, saved)| (next.frozen(adapters), saved.low_rank.as_ref()));
-        let next = next.as_ref().map(|(group, low_rank)| NextBackward { group, low_rank: *low_rank });
-        let mut gradients = B::project_backward(saved, group, d_outputs, d_residual, next);
-        for ((linear, gradients), lent) in self.modules.iter().zip(std::mem::take(&mut gradients.modules)).zip(lent) {
-            linear.add_gradients(gradients, lent, sink);
-        }
-        let ProjectGradients { input, norm, output_norm, qk_norm, .. } = gradients;
+        (Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout }, lent)
+    }
+
+    fn take_gradients(
+        &self,
+        gradients: ProjectGradients<B>,
+        lent: Vec<bool>,
+        sink: &mut dyn GradientSink<B>,
+    ) -> GroupBackward<B> {
+        let ProjectGradients { input, norm, output_norm, qk_norm, modules } = gradients;
+        self.add_gradients(modules, lent, sink);
         GroupBackward { input, norm, output_norm, qk_norm }
     }
+
+    fn add_gradients(&self, gradients: Vec<ModuleGradients<B>>, lent: Vec<bool>, sink: &mut dyn GradientSink<B>) {
+        for ((linear, gradients), lent) in self.modules.iter().zip(gradients).zip(lent) {
+            linear.add_gradients(gradients, lent, sink);
+        }
+    }
+}
+
+/// Backward of a gated MLP from the gradient of its output: of the down projection and the norm after it, then of gate and up, whose
+/// result is returned.
+pub(crate) fn mlp_backward<B: Kernels>(
+    [(gate_up, saved_gate_up), (down, saved_down)]: [(&LinearGroup<B>, ProjectSaved<B>); 2],
+    after_mlp: Option<&Norm<B>>,
+    dy: Tensor<B, 2>,
+    d_residual: Option<Tensor<B, 2>>,
+    adapters: AdapterPass,
+    sink: &mut dyn GradientSink<B>,
+) -> GroupBackward<B> {
+    let (down_group, down_lent) = down.training(adapters, sink);
+    let (gate_up_group, lent) = gate_up.training(adapters, sink);
+    let groups = [(saved_gate_up, gate_up_group), (saved_down, down_group)];
+    let gradients = B::mlp_backward(groups, dy, d_residual, |modules, output_norm| {
+        down.add_gradients(modules, down_lent, sink);
+        if let Some(norm) = after_mlp {
+            norm.add_gradient(output_norm, sink);
+        }
+    });
+    gate_up.take_gradients(gradients, lent, sink)
 }

@@ -268,24 +268,6 @@ pub struct SavedHeads<B: Backend> {
     pub raw: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
 }
 
-/// The group whose backward is the next call.
-#[derive(Debug)]
-pub struct NextBackward<'a, B: Backend> {
-    /// The group; whether its weights train is not read.
-    pub group: &'a Group<B>,
-    /// `x Aᵀ` of its adapters, if its forward kept it.
-    pub low_rank: Option<&'a Tensor<B, 2>>,
-}
-
-// A derived one would need `B: Copy`.
-impl<B: Backend> Clone for NextBackward<'_, B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B: Backend> Copy for NextBackward<'_, B> {}
-
 /// What [`LinearOps::project_backward`] returns. Gradients of parameters are f32.
 #[derive(Clone, Debug)]
 pub struct ProjectGradients<B: Backend> {
@@ -389,17 +371,27 @@ pub trait LinearOps: NormOps + WeightOps {
     }
 
     /// Backward of [`LinearOps::project`] from the gradients of its outputs. `d_residual` is added to the gradient of `x`: what flows
-    /// past the norm, or past the whole group where there is no prologue, on the residual path. `next` is the group that made what a gated
-    /// prologue read, where its backward is the next call and takes the gradients that this one returns, unchanged: a backend may prepare them for it.
+    /// past the norm, or past the whole group where there is no prologue, on the residual path.
     fn project_backward(
         saved: ProjectSaved<Self>,
         group: Group<Self>,
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
-        next: Option<NextBackward<'_, Self>>,
     ) -> ProjectGradients<Self> {
-        let _ = next;
         reference::project_backward(saved, group, d_outputs, d_residual_ni)
+    }
+
+    /// Backward of a gated MLP from the gradient of its output: [`LinearOps::project_backward`] of `down`, whose prologue is gated, and then of
+    /// `gate_up`, which made what that read. A backend may do parts of the second together with the first. `after_down` takes the gradients
+    /// of `down`'s modules and of the norm after it, before the second begins. `d_residual` is as for the second call, whose gradients are
+    /// returned.
+    fn mlp_backward(
+        [gate_up, down]: [(ProjectSaved<Self>, Group<Self>); 2],
+        dy_no: Tensor<Self, 2>,
+        d_residual_ni: Option<Tensor<Self, 2>>,
+        after_down: impl FnOnce(Vec<ModuleGradients<Self>>, Option<Tensor<Self, 1>>),
+    ) -> ProjectGradients<Self> {
+        reference::mlp_backward([gate_up, down], dy_no, d_residual_ni, after_down)
     }
 
     /// Sets how the library's algorithms for large GEMMs are chosen. Backends without a choice ignore it.

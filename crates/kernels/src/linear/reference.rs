@@ -87,6 +87,19 @@ pub fn project_backward<B: LinearOps>(
     ProjectGradients { input, norm, output_norm, qk_norm, modules }
 }
 
+/// See [`LinearOps::mlp_backward`].
+pub fn mlp_backward<B: LinearOps>(
+    [(saved_gate_up, gate_up), (saved_down, down)]: [(ProjectSaved<B>, Group<B>); 2],
+    dy_no: Tensor<B, 2>,
+    d_residual_ni: Option<Tensor<B, 2>>,
+    after_down: impl FnOnce(Vec<ModuleGradients<B>>, Option<Tensor<B, 1>>),
+) -> ProjectGradients<B> {
+    let of_down = B::project_backward(saved_down, down, vec![dy_no], None);
+    after_down(of_down.modules, of_down.output_norm);
+    let (d_gate, d_up) = of_down.input.gated();
+    B::project_backward(saved_gate_up, gate_up, vec![d_gate, d_up], d_residual_ni)
+}
+
 /// The sum of what there is.
 fn plus<B: Backend>(a: Option<Tensor<B, 2>>, b: Option<Tensor<B, 2>>) -> Option<Tensor<B, 2>> {
     match (a, b) {

@@ -12,8 +12,8 @@ use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::linear::{
     Adapter, Bias, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Magnitude, Module, ModuleGradients,
-    NextBackward, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, into_parts,
-    into_single, reference,
+    ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, into_parts, into_single,
+    reference,
 };
 use crate::norm::NormWeight;
 use crate::weights::{Weight, WeightOps};
@@ -241,7 +241,7 @@ impl<B: Kernels> Scenario<B> {
     ) {
         let (d_outputs, expected_d_outputs) = self.d_outputs.iter().cloned().unzip();
         let (d_residual, expected_d_residual) = self.d_residual.clone().unzip();
-        let grads = B::project_backward(saved, self.group.0.clone(), d_outputs, d_residual, None);
+        let grads = B::project_backward(saved, self.group.0.clone(), d_outputs, d_residual);
         let expected =
             reference::project_backward(expected_saved, self.group.1.clone(), expected_d_outputs, expected_d_residual);
         compare(check, &format!("project_backward ({name})"), grads, expected);
@@ -267,33 +267,31 @@ impl<B: Kernels> Mlp<B> {
         let (expected_y, expected_down, expected_gate_up) =
             run_mlp::<Reference>((x.1, norm.1), (gate_up.1, down.1), dy.1, activation, keep);
         check.compare("project (mlp)", y, expected_y);
-        compare(check, "project_backward (mlp, gate and up)", of_gate_up, expected_gate_up);
-        compare(check, "project_backward (mlp, down)", of_down, expected_down);
+        compare(check, "mlp_backward (gate and up)", of_gate_up, expected_gate_up);
+        compare_modules(check, "mlp_backward (down)", of_down, expected_down);
     }
 }
 
-/// The output of an MLP, and the gradients of its second and its first group. Nothing else holds what goes from one to the other.
+/// The output of an MLP, and the gradients of its second and its first group.
 fn run_mlp<B: LinearOps>(
     (x, norm): (Tensor<B, 2>, NormWeight<B>),
     (gate_up, down): (Group<B>, Group<B>),
     dy: Tensor<B, 2>,
     activation: Activation,
     keep: Keep,
-) -> (Tensor<B, 2>, ProjectGradients<B>, ProjectGradients<B>) {
+) -> (Tensor<B, 2>, Vec<ModuleGradients<B>>, ProjectGradients<B>) {
     const KEPT: &str = "something is kept";
     let prologue = Prologue::Norm { x, norm };
     let (parts, of_gate_up) = B::project(prologue, &gate_up, Epilogue::None, keep);
     let [gate, up] = into_parts(parts);
     let (y, of_down) = B::project(Prologue::Gated { gate, up, activation }, &down, Epilogue::None, keep);
-    let of_gate_up = *of_gate_up.expect(KEPT);
-    let next = NextBackward { group: &gate_up, low_rank: of_gate_up.low_rank.as_ref() };
-    let of_down = B::project_backward(*of_down.expect(KEPT), down, vec![dy.clone()], None, Some(next));
-    // Gradients that the next group gets are compared through it: they may take each other's memory.
-    let ProjectGradients { input, norm, output_norm, qk_norm, modules } = of_down;
-    let InputGradient::Gated { d_gate, d_up } = input else { unreachable!("the prologue is gated") };
-    let of_down = ProjectGradients { input: InputGradient::Plain(dy.clone()), norm, output_norm, qk_norm, modules };
-    let of_gate_up = B::project_backward(of_gate_up, gate_up, vec![d_gate, d_up], Some(dy), None);
-    (into_single(y), of_down, of_gate_up)
+    let groups = [(*of_gate_up.expect(KEPT), gate_up), (*of_down.expect(KEPT), down)];
+    let mut modules_of_down = Vec::new();
+    let of_gate_up = B::mlp_backward(groups, dy.clone(), Some(dy), |modules, output_norm| {
+        assert!(output_norm.is_none(), "no norm is after it");
+        modules_of_down = modules;
+    });
+    (into_single(y), modules_of_down, of_gate_up)
 }
 
 fn compare<B: Kernels>(
@@ -317,8 +315,17 @@ fn compare<B: Kernels>(
     for (grad, expected) in grads.qk_norm.into_iter().zip(expected.qk_norm) {
         compare_parameter(check, &format!("{what}: head norm"), grad, expected);
     }
-    check.same(&format!("{what}: number of modules"), grads.modules.len() == expected.modules.len());
-    for (grads, expected) in grads.modules.into_iter().zip(expected.modules) {
+    compare_modules(check, what, grads.modules, expected.modules);
+}
+
+fn compare_modules<B: Kernels>(
+    check: &mut Check<'_, B>,
+    what: &str,
+    grads: Vec<ModuleGradients<B>>,
+    expected: Vec<ModuleGradients<Reference>>,
+) {
+    check.same(&format!("{what}: number of modules"), grads.len() == expected.len());
+    for (grads, expected) in grads.into_iter().zip(expected) {
         let ModuleGradients { weight, bias, adapter, magnitude } = grads;
         compare_parameter(check, &format!("{what}: weight"), weight, expected.weight);
         compare_parameter(check, &format!("{what}: bias"), bias, expected.bias);

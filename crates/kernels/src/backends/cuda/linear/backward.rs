@@ -16,10 +16,7 @@ use super::operands::GroupWeight;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, Primitive, float, tensor};
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, into_single};
-use crate::{
-    Dropout, Group, InputGradient, ModuleGradients, NextBackward, ProjectGradients, ProjectSaved, Prologue,
-    WeightGradient,
-};
+use crate::{Dropout, Group, InputGradient, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient};
 
 /// The gradient of a group's outputs, with what the GEMMs that read it share.
 pub(crate) struct OutputGradient {
@@ -38,6 +35,14 @@ pub(crate) struct OutputGradient {
     pub adapters: Option<LowRankGradient>,
 }
 
+/// The group that made gate and up, of the backward of the group that reads their activated values: its own backward comes next.
+#[derive(Clone, Copy)]
+pub(crate) struct GateUp<'a> {
+    pub group: &'a Routed<'a>,
+    /// `x Aᵀ` of its adapters, if its forward kept it.
+    pub low_rank: Option<&'a Tensor<Cuda, 2>>,
+}
+
 /// What the backward of a group with magnitudes has in addition.
 struct BehindMagnitudes {
     /// The gradient of the scaled outputs.
@@ -48,13 +53,30 @@ struct BehindMagnitudes {
 }
 
 impl Engine {
-    pub(crate) fn project_backward(
+    /// See [`crate::LinearOps::mlp_backward`].
+    pub(super) fn mlp_backward(
+        &self,
+        [(saved_gate_up, gate_up), (saved_down, down)]: [(ProjectSaved<Cuda>, Group<Cuda>); 2],
+        dy: Tensor<Cuda, 2>,
+        d_residual: Option<Tensor<Cuda, 2>>,
+        after_down: impl FnOnce(Vec<ModuleGradients<Cuda>>, Option<Tensor<Cuda, 1>>),
+    ) -> ProjectGradients<Cuda> {
+        let routed = self.routed(&gate_up, dy.dtype());
+        let next = GateUp { group: &routed, low_rank: saved_gate_up.low_rank.as_ref() };
+        let of_down = self.project_backward(saved_down, down, vec![dy], None, Some(next));
+        after_down(of_down.modules, of_down.output_norm);
+        let (d_gate, d_up) = of_down.input.gated();
+        self.project_backward(saved_gate_up, gate_up, vec![d_gate, d_up], d_residual, None)
+    }
+
+    /// See [`crate::LinearOps::project_backward`]. Gradients of gate and up may be prepared for `next`.
+    pub(super) fn project_backward(
         &self,
         saved: ProjectSaved<Cuda>,
         mut group: Group<Cuda>,
         d_outputs: Vec<Tensor<Cuda, 2>>,
         d_residual: Option<Tensor<Cuda, 2>>,
-        next: Option<NextBackward<'_, Cuda>>,
+        next: Option<GateUp<'_>>,
     ) -> ProjectGradients<Cuda> {
         let route = self.route_of(&group, d_outputs[0].dtype());
         // Out of the group, so that nothing else holds them.

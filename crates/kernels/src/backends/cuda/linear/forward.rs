@@ -16,7 +16,7 @@ use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView,
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts};
 use crate::{
-    Adapter, Dropout, Epilogue, GemmAlgorithms, Group, HeadsEpilogue, Keep, LinearOps, NextBackward, NormWeight,
+    Adapter, Dropout, Epilogue, GemmAlgorithms, Group, HeadsEpilogue, Keep, LinearOps, ModuleGradients, NormWeight,
     ProjectGradients, ProjectSaved, Prologue, RotaryTables, Weight,
 };
 
@@ -68,10 +68,19 @@ impl LinearOps for Cuda {
         group: Group<Self>,
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
-        next: Option<NextBackward<'_, Self>>,
     ) -> ProjectGradients<Self> {
         let engine = engine(&first_input(&saved.prologue).device());
-        engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni, next))
+        engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni, None))
+    }
+
+    fn mlp_backward(
+        groups: [(ProjectSaved<Self>, Group<Self>); 2],
+        dy_no: Tensor<Self, 2>,
+        d_residual_ni: Option<Tensor<Self, 2>>,
+        after_down: impl FnOnce(Vec<ModuleGradients<Self>>, Option<Tensor<Self, 1>>),
+    ) -> ProjectGradients<Self> {
+        let engine = engine(&dy_no.device());
+        engine.section(|| engine.mlp_backward(groups, dy_no, d_residual_ni, after_down))
     }
 
     fn choose_gemms(device: &Self::Device, algorithms: GemmAlgorithms) {

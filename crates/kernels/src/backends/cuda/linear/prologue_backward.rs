@@ -9,12 +9,12 @@ use burn_tensor::Tensor;
 use firebrick_arch::Activation;
 
 use super::adapters::gated_low_rank::GatedFactors;
-use super::backward::OutputGradient;
+use super::backward::{GateUp, OutputGradient};
 use super::modules::Routed;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, MatrixView, Primitive, ScratchSlot};
 use crate::backends::cuda::norm::ScaledRows;
 use crate::backends::planning::rows::ROW_MULTIPLE;
-use crate::{ModuleGradients, NextBackward, NormWeight};
+use crate::{ModuleGradients, NormWeight};
 
 impl Engine {
     /// Of a group after a norm: the gradients of the norm's input, of its weight, and of the parameters of the group.
@@ -54,10 +54,9 @@ impl Engine {
         activated: Option<MatrixView>,
         group: &Routed<'_>,
         gradient: &mut OutputGradient,
-        next: Option<NextBackward<'_, Cuda>>,
+        next: Option<GateUp<'_>>,
     ) -> (MatrixView, Option<MatrixView>) {
-        let dtype = gradient.dy.dtype;
-        let codes = next.and_then(|next| self.fp8_gradient_layout(&self.routed(next.group, dtype), dtype));
+        let codes = next.and_then(|next| self.fp8_gradient_layout(next.group, gradient.dy.dtype));
         // In rows like those of the forward's activated values, whose memory it may then get.
         let d_activated = self.input_gradient(group, gradient, group.route.room(), None);
         // Overwrites the gradient that it reads with the activated values, where those were not saved.

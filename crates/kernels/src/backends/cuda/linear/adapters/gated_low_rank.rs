@@ -14,10 +14,10 @@ use firebrick_cuda::Arguments;
 
 use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel};
 use super::{Adapters, LowRankGradient};
-use crate::NextBackward;
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, Engine, MatrixView, PreparedFactors, Source, at,
 };
+use crate::backends::cuda::linear::backward::GateUp;
 use crate::backends::cuda::linear::gated::{GatedOperands, gate_and_up};
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::passes::{GATED_STAGES, GATED_TILE, LowRankPass, gated_tokens};
@@ -88,15 +88,14 @@ impl Engine {
         dy: &MatrixView,
         group: &Routed<'_>,
         gradient: Option<&LowRankGradient>,
-        next: Option<NextBackward<'_, Cuda>>,
+        next: Option<GateUp<'_>>,
     ) -> Option<GatedAdapters> {
         let in_vectors = |gradient: &&LowRankGradient| {
             dy.begins_on_vectors() && gradient.has_b_gradients() && gradient.d_low.begins_on_vectors()
         };
         let gradient = gradient.filter(in_vectors).filter(|_| group.route.d_a_pass.is_some())?;
-        let NextBackward { group: next, low_rank } = next?;
-        let next = self.routed(next, dy.dtype);
-        let OfGateUp { low, adapters } = self.gate_up_adapters(&next, low_rank?, operands)?;
+        let GateUp { group: next, low_rank } = next?;
+        let OfGateUp { low, adapters } = self.gate_up_adapters(next, low_rank?, operands)?;
         let pieces = next.route.gated_backward(&group.route).filter(|_| low.begins_on_vectors())?;
         let d_a = self.empty_matrix(gradient.d_low.width, dy.width, DType::F32);
         Some(GatedAdapters { pieces, down: down_adapter(gradient, &d_a), d_a, low, adapters })
