@@ -13,8 +13,6 @@ use burn_tensor::{DType, Int, Tensor, TensorPrimitive};
 use cubecl::cuda::CudaRuntime;
 use cubecl::zspace::metadata::Metadata;
 
-use super::handle_number::Owner;
-
 /// f32 by default; half formats are chosen tensor by tensor.
 pub type Cuda = CubeBackend<CudaRuntime, f32, i32, u8>;
 
@@ -129,14 +127,6 @@ impl MatrixView {
     pub(crate) fn block(&self) -> DeviceBlock {
         self.block
     }
-}
-
-/// The gradient of a group's outputs for which a pass has found the low-rank gradients, which lie after it, and `dB` of each adapter.
-pub(crate) struct PreparedFactors {
-    /// Of the gradient.
-    pub owner: Owner,
-    pub dy: DeviceBlock,
-    pub d_b: Vec<MatrixView>,
 }
 
 /// An allocation that low-rank intermediates are saved in, one after the other.

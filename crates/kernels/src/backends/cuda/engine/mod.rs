@@ -40,9 +40,7 @@ pub(super) use gemm::{Gemm, GemmScales, matmul};
 pub(super) use handle_number::Owner;
 pub(super) use launch::{BlockArguments, Launch, at, grid, rows_and_columns, threads_for};
 pub use matrix::Cuda;
-pub(super) use matrix::{
-    DeviceBlock, LowRankChunk, MatrixView, PreparedFactors, Primitive, float, int_tensor, tensor, view,
-};
+pub(super) use matrix::{DeviceBlock, LowRankChunk, MatrixView, Primitive, float, int_tensor, tensor, view};
 pub(super) use pinned::{Lent, Pool, shared};
 pub(super) use program::{FlashVariant, SoftCap, Source, WeightValues};
 pub(super) use scratch::{Contents, ScratchSlot};
@@ -109,8 +107,6 @@ pub(super) struct Engine {
     pub(super) row_scaling: Cell<RowScaling>,
     /// Rows in 8-bit floats for the GEMM that comes next.
     pub(super) prepared_rows: RefCell<Option<PreparedRows>>,
-    /// What a pass over gated activations found for the next group.
-    pub(super) prepared_factors: RefCell<Option<PreparedFactors>>,
     pub(super) kept: KeptWeights,
     pub(super) room: Room,
     /// Where the section saves low-rank intermediates.
@@ -241,7 +237,6 @@ impl Engine {
             fp8_scales: Fp8Scales::new(&context),
             row_scaling: Cell::new(RowScaling::of(info.compute_capability)),
             prepared_rows: RefCell::default(),
-            prepared_factors: RefCell::default(),
             kept: KeptWeights::new(&context),
             room: Room::default(),
             saved_low_rank: RefCell::default(),

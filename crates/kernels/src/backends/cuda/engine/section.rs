@@ -102,7 +102,6 @@ impl<'a> Open<'a> {
         self.engine.watch.verify();
         self.is_closed = true;
         *self.engine.saved_low_rank.borrow_mut() = None;
-        *self.engine.prepared_factors.borrow_mut() = None;
         self.engine.depth.set(0);
         let ended = self.engine.end();
         self.engine.addresses.let_go();
@@ -117,7 +116,6 @@ impl Drop for Open<'_> {
             self.engine.repeats.drop_waiting();
             self.engine.scratch.forget_contents();
             *self.engine.prepared_rows.borrow_mut() = None;
-            *self.engine.prepared_factors.borrow_mut() = None;
             self.engine.fp8_scales.clear();
             self.engine.kept.clear();
             *self.engine.saved_low_rank.borrow_mut() = None;

@@ -8,8 +8,8 @@
 
 use burn_tensor::{DType, Tensor};
 
-use super::adapters::LowRankGradient;
 use super::adapters::magnitude::{Unscaled, as_gradients};
+use super::adapters::{GateUp, LowRankGradient, PreparedFactors};
 use super::forward::halves;
 use super::modules::Routed;
 use super::operands::GroupWeight;
@@ -35,14 +35,6 @@ pub(crate) struct OutputGradient {
     pub adapters: Option<LowRankGradient>,
 }
 
-/// The group that made gate and up, of the backward of the group that reads their activated values: its own backward comes next.
-#[derive(Clone, Copy)]
-pub(crate) struct GateUp<'a> {
-    pub group: &'a Routed<'a>,
-    /// `x Aᵀ` of its adapters, if its forward kept it.
-    pub low_rank: Option<&'a Tensor<Cuda, 2>>,
-}
-
 /// What the backward of a group with magnitudes has in addition.
 struct BehindMagnitudes {
     /// The gradient of the scaled outputs.
@@ -62,21 +54,23 @@ impl Engine {
         after_down: impl FnOnce(Vec<ModuleGradients<Cuda>>, Option<Tensor<Cuda, 1>>),
     ) -> ProjectGradients<Cuda> {
         let routed = self.routed(&gate_up, dy.dtype());
-        let next = GateUp { group: &routed, low_rank: saved_gate_up.low_rank.as_ref() };
-        let of_down = self.project_backward(saved_down, down, vec![dy], None, Some(next));
+        let mut next = GateUp { group: &routed, low_rank: saved_gate_up.low_rank.as_ref(), prepared: None };
+        let of_down = self.group_backward(saved_down, down, vec![dy], None, Some(&mut next), None);
+        let prepared = next.prepared;
         after_down(of_down.modules, of_down.output_norm);
         let (d_gate, d_up) = of_down.input.gated();
-        self.project_backward(saved_gate_up, gate_up, vec![d_gate, d_up], d_residual, None)
+        self.group_backward(saved_gate_up, gate_up, vec![d_gate, d_up], d_residual, None, prepared)
     }
 
-    /// See [`crate::LinearOps::project_backward`]. Gradients of gate and up may be prepared for `next`.
-    pub(super) fn project_backward(
+    /// See [`crate::LinearOps::project_backward`]. `next` made what a gated prologue read; `prepared` is what its backward was handed.
+    pub(super) fn group_backward(
         &self,
         saved: ProjectSaved<Cuda>,
         mut group: Group<Cuda>,
         d_outputs: Vec<Tensor<Cuda, 2>>,
         d_residual: Option<Tensor<Cuda, 2>>,
-        next: Option<GateUp<'_>>,
+        next: Option<&mut GateUp<'_>>,
+        prepared: Option<PreparedFactors>,
     ) -> ProjectGradients<Cuda> {
         let route = self.route_of(&group, d_outputs[0].dtype());
         // Out of the group, so that nothing else holds them.
@@ -91,7 +85,8 @@ impl Engine {
             (unscaled, prologue_output) = (Some(outputs), input);
         }
         let low = low_rank.map(|low| self.flat(low));
-        let mut gradient = self.output_gradient(group, sums, heads, output_norm, d_outputs, low.as_ref(), unscaled);
+        let mut gradient =
+            self.output_gradient(group, sums, heads, output_norm, d_outputs, low.as_ref(), unscaled, prepared);
         let dy = gradient.dy;
         let (input, norm, modules) = match prologue {
             Prologue::None { x } => {
@@ -133,6 +128,7 @@ impl Engine {
         d_outputs: Vec<Tensor<Cuda, 2>>,
         low: Option<&MatrixView>,
         unscaled: Option<MatrixView>,
+        prepared: Option<PreparedFactors>,
     ) -> OutputGradient {
         let room = group.route.room();
         let mut d_output_norm = None;
@@ -167,7 +163,7 @@ impl Engine {
             (weight, adapters)
         };
         let low = low.map(|low| low.block());
-        let adapters = adapters.map(|adapters| self.low_rank_gradient(dy, low, adapters, group));
+        let adapters = adapters.map(|adapters| self.low_rank_gradient(dy, low, adapters, group, prepared));
         OutputGradient { dy, _owner: owner, qk_norm, output_norm: d_output_norm, weight, sums, magnitudes, adapters }
     }
 

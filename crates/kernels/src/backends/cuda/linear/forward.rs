@@ -70,7 +70,7 @@ impl LinearOps for Cuda {
         d_residual_ni: Option<Tensor<Self, 2>>,
     ) -> ProjectGradients<Self> {
         let engine = engine(&first_input(&saved.prologue).device());
-        engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni, None))
+        engine.section(|| engine.group_backward(saved, group, d_outputs, d_residual_ni, None, None))
     }
 
     fn mlp_backward(

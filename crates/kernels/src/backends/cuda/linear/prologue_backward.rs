@@ -8,8 +8,9 @@
 use burn_tensor::Tensor;
 use firebrick_arch::Activation;
 
+use super::adapters::GateUp;
 use super::adapters::gated_low_rank::GatedFactors;
-use super::backward::{GateUp, OutputGradient};
+use super::backward::OutputGradient;
 use super::modules::Routed;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, MatrixView, Primitive, ScratchSlot};
 use crate::backends::cuda::norm::ScaledRows;
@@ -54,9 +55,9 @@ impl Engine {
         activated: Option<MatrixView>,
         group: &Routed<'_>,
         gradient: &mut OutputGradient,
-        next: Option<GateUp<'_>>,
+        next: Option<&mut GateUp<'_>>,
     ) -> (MatrixView, Option<MatrixView>) {
-        let codes = next.and_then(|next| self.fp8_gradient_layout(next.group, gradient.dy.dtype));
+        let codes = next.as_ref().and_then(|next| self.fp8_gradient_layout(next.group, gradient.dy.dtype));
         // In rows like those of the forward's activated values, whose memory it may then get.
         let d_activated = self.input_gradient(group, gradient, group.route.room(), None);
         // Overwrites the gradient that it reads with the activated values, where those were not saved.
@@ -65,12 +66,12 @@ impl Engine {
             self.gated_backward_in_codes(gate, up, activation, &d_activated, recompute, codes)
         } else {
             let operands = self.gated_operands(gate, up, &d_activated);
-            let adapters = gradient.adapters.as_mut();
-            let found = self.gated_adapters(&operands, &d_activated, group, adapters.as_deref(), next);
-            if let (Some(found), Some(adapters)) = (found, adapters) {
-                let GatedFactors { both, d_a } =
+            if let (Some(next), Some(adapters)) = (next, &mut gradient.adapters)
+                && let Some(found) = self.gated_adapters(&operands, &d_activated, group, adapters, next)
+            {
+                let GatedFactors { both, d_a, of_gate_up } =
                     self.gated_backward_low_rank(operands, activation, &d_activated, found);
-                adapters.d_a = Some(d_a);
+                (adapters.d_a, next.prepared) = (Some(d_a), Some(of_gate_up));
                 return (both, None);
             }
             self.gated_backward_of(operands, activation, &d_activated, recompute)

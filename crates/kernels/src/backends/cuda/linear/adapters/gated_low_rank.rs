@@ -13,11 +13,8 @@ use firebrick_arch::Activation;
 use firebrick_cuda::Arguments;
 
 use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel};
-use super::{Adapters, LowRankGradient};
-use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, MatrixView, PreparedFactors, Source, at,
-};
-use crate::backends::cuda::linear::backward::GateUp;
+use super::{Adapters, GateUp, LowRankGradient, PreparedFactors};
+use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Engine, MatrixView, Source, at};
 use crate::backends::cuda::linear::gated::{GatedOperands, gate_and_up};
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::passes::{GATED_STAGES, GATED_TILE, LowRankPass, gated_tokens};
@@ -28,6 +25,8 @@ pub(crate) struct GatedFactors {
     pub both: MatrixView,
     /// Of the adapter that read the activated values, `[rank, width]`.
     pub d_a: MatrixView,
+    /// `dB` of gate and up.
+    pub of_gate_up: PreparedFactors,
 }
 
 /// The adapters around a gated activation, all of which fit one pass.
@@ -87,22 +86,20 @@ impl Engine {
         operands: &GatedOperands,
         dy: &MatrixView,
         group: &Routed<'_>,
-        gradient: Option<&LowRankGradient>,
-        next: Option<GateUp<'_>>,
+        gradient: &LowRankGradient,
+        next: &GateUp<'_>,
     ) -> Option<GatedAdapters> {
-        let in_vectors = |gradient: &&LowRankGradient| {
-            dy.begins_on_vectors() && gradient.has_b_gradients() && gradient.d_low.begins_on_vectors()
-        };
-        let gradient = gradient.filter(in_vectors).filter(|_| group.route.d_a_pass.is_some())?;
-        let GateUp { group: next, low_rank } = next?;
-        let OfGateUp { low, adapters } = self.gate_up_adapters(next, low_rank?, operands)?;
-        let pieces = next.route.gated_backward(&group.route).filter(|_| low.begins_on_vectors())?;
+        let is_in_vectors = dy.begins_on_vectors() && gradient.d_low.begins_on_vectors();
+        if group.route.d_a_pass.is_none() || !gradient.has_b_gradients() || !is_in_vectors {
+            return None;
+        }
+        let OfGateUp { low, adapters } = self.gate_up_adapters(next.group, next.low_rank?, operands)?;
+        let pieces = next.group.route.gated_backward(&group.route).filter(|_| low.begins_on_vectors())?;
         let d_a = self.empty_matrix(gradient.d_low.width, dy.width, DType::F32);
         Some(GatedAdapters { pieces, down: down_adapter(gradient, &d_a), d_a, low, adapters })
     }
 
-    /// The gradients of gate and up from that of the activated values, and of all adapters around them; what belongs to gate and up is kept for
-    /// the backward of their group.
+    /// The gradients of gate and up from that of the activated values, and of all adapters around them.
     pub(crate) fn gated_backward_low_rank(
         &self,
         operands: GatedOperands,
@@ -120,9 +117,8 @@ impl Engine {
             self.launch_gated_backward(&kernel, &operands, dy, of_adapters, tokens);
         }
         let both = operands.target;
-        let (owner, dy) = (self.owner(&both.tensor), both.block());
-        self.prepared_factors.replace(owner.map(|owner| PreparedFactors { owner, dy, d_b }));
-        GatedFactors { both, d_a }
+        let of_gate_up = PreparedFactors { dy: both.block(), d_b };
+        GatedFactors { both, d_a, of_gate_up }
     }
 
     /// [`Self::gated_backward_low_rank`] of some tokens.
@@ -156,12 +152,6 @@ impl Engine {
         let d_low = here(operands.target.block().columns_after(of_gate_up.ranks()));
         self.add_over_columns(kernel, d_low, &of_gate_up, &sums);
         self.add_over_tokens(kernel, gate.dtype, &of_adapters, &sums, tokens.start > 0);
-    }
-
-    /// `dB` of the adapters of a group, whose low-rank gradients lie after `dy`, if [`Self::gated_backward_low_rank`] has found them.
-    pub(crate) fn prepared_factors(&self, dy: DeviceBlock) -> Option<Vec<MatrixView>> {
-        let prepared = self.prepared_factors.take();
-        prepared.filter(|factors| self.is_current(factors.owner) && factors.dy == dy).map(|factors| factors.d_b)
     }
 
     /// The adapters of gate and up, where the gradients have room for theirs. They lie around their weight, which is written first.

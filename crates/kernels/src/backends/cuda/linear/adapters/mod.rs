@@ -58,6 +58,21 @@ pub(crate) struct LowRankGradient {
     pub d_a: Option<MatrixView>,
 }
 
+/// The gradient of a group's outputs whose low-rank gradients are in the columns after it already, and `dB` of each adapter.
+pub(crate) struct PreparedFactors {
+    pub dy: DeviceBlock,
+    pub d_b: Vec<MatrixView>,
+}
+
+/// The group that made gate and up, in the backward of the group that reads their activated values: its own backward comes next.
+pub(crate) struct GateUp<'a> {
+    pub group: &'a Routed<'a>,
+    /// `x Aᵀ` of its adapters, if its forward kept it.
+    pub low_rank: Option<&'a Tensor<Cuda, 2>>,
+    /// What the first backward found for the second.
+    pub prepared: Option<PreparedFactors>,
+}
+
 /// `dA` and `dB` of one adapter, in f32.
 pub(super) type FactorGradients = (Tensor<Cuda, 2>, Tensor<Cuda, 2>);
 
@@ -135,20 +150,24 @@ impl Engine {
     }
 
     /// `dy s B` of all adapters, `[n, ranks]`: to the columns after `dy` where the ranks are appended, else to scratch memory. Where `low`,
-    /// which is `x Aᵀ`, is there already, `dB` comes from the same pass over `dy` if it can.
+    /// which is `x Aᵀ`, is there already, `dB` comes from the same pass over `dy` if it can; `prepared` has both.
     pub(super) fn low_rank_gradient(
         &self,
         dy: DeviceBlock,
         low: Option<DeviceBlock>,
         adapters: Adapters,
         group: &Routed<'_>,
+        prepared: Option<PreparedFactors>,
     ) -> LowRankGradient {
         let d_low = if adapters.appended_b.is_some() {
             dy.columns_after(adapters.ranks())
         } else {
             self.low_rank_block(ScratchSlot::LowRankGradient, [dy.rows, adapters.ranks()], dy.dtype)
         };
-        let prepared = if adapters.appended_b.is_some() { self.prepared_factors(dy) } else { None };
+        let prepared = prepared.map(|prepared| {
+            assert_eq!(prepared.dy, dy, "gradients of gate and up go from one group to the other in place");
+            prepared.d_b
+        });
         let d_b = prepared.or_else(|| {
             let tile = group.route.output_pass?;
             self.output_gradient_pass(dy, low?, d_low, &adapters, tile)
