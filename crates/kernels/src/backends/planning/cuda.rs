@@ -33,11 +33,6 @@ const GEMM_WORKSPACE_BYTES: u64 = 64 << 20;
 /// device.
 pub(in crate::backends) const MAX_BACKWARD_TOKENS: usize = 16_384;
 
-/// Whether the flash kernels take heads of this width, in f32 or in a 16-bit format.
-pub(in crate::backends) fn flash_takes(is_f32: bool, head_dim: usize) -> bool {
-    if is_f32 { head_dim.is_multiple_of(32) && head_dim <= 256 } else { matches!(head_dim, 64 | 96 | 128 | 256) }
-}
-
 /// What is alive at the widest point of a layer's backward, in addition to what is saved.
 pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
     let flowing = buffers_per_token(model, training) * training.activation_bytes();

@@ -8,10 +8,16 @@
 use std::collections::BTreeMap;
 
 use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
+use firebrick_precision::Format;
 
 use super::route::Route;
 use super::rows::{ROW_MULTIPLE, row_stride};
 use crate::memory::training_shape::{Recompute, TrainingShape};
+
+/// Whether the flash kernels take heads of this width, in f32 or in a 16-bit format.
+pub(in crate::backends) fn flash_takes(is_f32: bool, head_dim: usize) -> bool {
+    if is_f32 { head_dim.is_multiple_of(32) && head_dim <= 256 } else { matches!(head_dim, 64 | 96 | 128 | 256) }
+}
 
 /// Values per token of all buffers of the widest layer that are not counted as saved.
 pub(super) fn buffers_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
@@ -30,6 +36,9 @@ struct Layer {
     key_value: usize,
     /// What is read again where queries and keys are normalized: joined with values, or dense copies of both.
     raw: Vec<usize>,
+    /// What attention's backward converts to f32, as widths in the 16-bit format, where only the f32 kernels take the heads: queries, keys and
+    /// values, output and its gradient, and what comes out. cuDNN may take the call instead.
+    in_f32: Vec<usize>,
     /// Outputs that are normalized after their GEMM.
     normed_outputs: usize,
     /// Inputs of the GEMMs that read norms and activated values, and gate and up together: with room for adapters.
@@ -51,16 +60,20 @@ impl Layer {
         let appended = |group: &GroupSpec| Route::planned(group, training).room();
         let input = |group: &GroupSpec| row_stride(group.in_features, appended(group));
         let has_room = appended(qkv) + appended(gate_up) > 0;
+        let only_in_f32 = flash_takes(true, attention.head_dim) && !flash_takes(false, attention.head_dim);
+        let is_converted = training.compute != Format::F32 && only_in_f32;
+        let [query, key_value] = [attention.query_size(), attention.kv_size()];
         Self {
             recompute: training.recompute,
             hidden: model.hidden_size,
-            query: attention.query_size(),
-            key_value: attention.kv_size(),
+            query,
+            key_value,
             raw: match attention.qk_norm {
                 QkNorm::None => Vec::new(),
                 QkNorm::PerHead => vec![qkv.out_features()],
-                QkNorm::WholeProjection => vec![attention.query_size(), attention.kv_size()],
+                QkNorm::WholeProjection => vec![query, key_value],
             },
+            in_f32: if is_converted { [[2 * query; 4], [2 * key_value; 4]].concat() } else { Vec::new() },
             normed_outputs: model.layers[layer].norms.names().outputs(),
             normed: [input(qkv), input(gate_up)],
             gate_up: rows * row_stride(gate_up.out_features(), appended(gate_up)),
@@ -117,7 +130,7 @@ impl Layer {
             [&in_mlp[..], gate_up, &self.routed, &[gradient, activated], &normed_outputs[..self.normed_outputs.min(1)]]
                 .concat(),
             [&in_mlp[..], gate_up, &[gradient, gradient], &recomputed(hidden)].concat(),
-            [&in_attention[..], &[gradient, query], &heads].concat(),
+            [&in_attention[..], &[gradient, query], &heads, &self.in_f32].concat(),
             [&[gradient, gradient][..], &recomputed(hidden), raw].concat(),
         ]
     }
@@ -140,5 +153,20 @@ mod tests {
         assert_eq!(buffers(Recompute::Full), 5 * 4096 + 2 * 4160 + 4 * 1024 + 14_400 + 28_736);
         // Queries, and the gradients of attention's output and of queries: neither output nor sum, which are saved.
         assert_eq!(buffers(Recompute::Projections), 3 * 4096 + 2 * 4160 + 4 * 1024 + 14_400 + 28_736);
+    }
+
+    #[test]
+    fn heads_that_only_the_f32_kernels_take_count_in_both_formats() {
+        let buffers = |head_dim, compute| {
+            let mut model = llama_3_1_8b();
+            model.layers.iter_mut().for_each(|layer| layer.attention.head_dim = head_dim);
+            buffers_per_token(&model, &TrainingShape { compute, ..qlora(1, Recompute::Full) })
+        };
+        for head_dim in [32, 64, 96, 128, 160, 192, 224, 256] {
+            let [half, f32] = [Format::Bf16, Format::F32].map(|compute| buffers(head_dim, compute));
+            // Four buffers as wide as 32 query heads, and four as wide as 8 of keys or values.
+            let copies = if matches!(head_dim, 32 | 160 | 192 | 224) { 4 * (32 + 8) * head_dim } else { 0 };
+            assert_eq!(half - f32, 2 * copies as u64, "heads of {head_dim}");
+        }
     }
 }

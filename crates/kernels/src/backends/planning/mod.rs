@@ -11,7 +11,7 @@ mod cpu;
 pub(super) mod cuda;
 mod estimate;
 mod evaluation;
-mod layer;
+pub(super) mod layer;
 pub(super) mod passes;
 mod reference;
 pub(super) mod route;

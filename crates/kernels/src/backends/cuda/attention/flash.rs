@@ -11,7 +11,7 @@ use crate::Documents;
 use crate::backends::cuda::engine::{
     BlockArguments, Cost, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, Source, at,
 };
-use crate::backends::planning::cuda::flash_takes;
+use crate::backends::planning::layer::flash_takes;
 
 /// Whether the kernels take heads of this width.
 pub(super) fn takes(dtype: DType, head_dim: usize) -> bool {
