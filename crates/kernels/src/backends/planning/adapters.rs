@@ -135,7 +135,7 @@ pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Opti
     let [mut appended, mut separate] = [Vec::new(), Vec::new()];
     for group in &groups {
         let names: &mut Vec<&str> = match Route::planned(group, training).adapters {
-            AdapterRoute::None => continue,
+            AdapterRoute::None | AdapterRoute::FewRows => continue,
             AdapterRoute::Appended { .. } | AdapterRoute::InCodes => &mut appended,
             AdapterRoute::Separate => &mut separate,
         };

@@ -63,6 +63,8 @@ pub(in crate::backends) struct How {
     pub gemms: GemmFormat,
     /// Shared memory that a block of the card may have.
     pub shared_bytes: usize,
+    /// Rows of a forward that no backward follows; 0 where one does.
+    pub forward_rows: usize,
 }
 
 /// How the weights of a group reach its GEMMs.
@@ -76,6 +78,8 @@ pub(in crate::backends) enum WeightRoute {
     OneByOne,
     /// Written out side by side in 8-bit codes: one GEMM each way.
     Codes,
+    /// Multiplied as they are stored, with biases, adapters and residual in the same launch: few rows and no backward.
+    FewRows,
 }
 
 /// Where the products of a group's adapters are.
@@ -92,6 +96,8 @@ pub(in crate::backends) enum AdapterRoute {
     Separate,
     /// In front of the codes of the inner dimension.
     InCodes,
+    /// With weights that are multiplied as they are stored.
+    FewRows,
 }
 
 /// A pass over values that adapters read, and how it is compiled.
@@ -118,8 +124,6 @@ pub(in crate::backends) struct Route {
     pub is_masked: bool,
     /// Whether outputs are scaled by magnitudes.
     pub has_magnitudes: bool,
-    /// The most rows for which a forward without a backward multiplies the weights as they are stored; 0: never.
-    pub few_rows: usize,
     /// Over the gradient of the outputs: the low-rank gradients and all `dB`. It needs `x Aᵀ`.
     pub output_pass: Option<Tile>,
     /// Whether a pass over the input may find `x Aᵀ`: the weight is written before it, because A lies there.
@@ -141,10 +145,15 @@ impl Route {
     /// Decides.
     pub(in crate::backends) fn new(group: &GroupShape, how: How) -> Self {
         let GroupShape { in_features, ref modules, has_dropout } = *group;
-        let How { compute, gemms, shared_bytes } = how;
+        let How { compute, gemms, shared_bytes, forward_rows } = how;
+        let has_few_rows = (1..=few_rows(group, how)).contains(&forward_rows);
         let adapted: Vec<&ModuleShape> = group.adapted().collect();
         let ranks: Vec<usize> = adapted.iter().map(|module| module.rank).collect();
-        let adapters = adapter_route(gemms, in_features, &ranks);
+        let adapters = if has_few_rows && !ranks.is_empty() {
+            AdapterRoute::FewRows
+        } else {
+            adapter_route(gemms, in_features, &ranks)
+        };
         let is_appended = matches!(adapters, AdapterRoute::Appended { .. });
         let has_magnitudes = adapted.iter().any(|module| module.has_magnitudes);
         let only_adapters_train = modules.iter().all(|module| !module.trains);
@@ -169,13 +178,12 @@ impl Route {
         let is_passed = may_pass_input && adapted.len() == 1;
         let passes_d_a = reads_whole_input && adapted.len() == 1 && only_adapters_train;
         Self {
-            weight: weight_route(modules, how, is_appended),
+            weight: if has_few_rows { WeightRoute::FewRows } else { weight_route(modules, how, is_appended) },
             is_quantized: modules.iter().all(ModuleShape::is_quantized),
             adapters,
             ranks: ranks.iter().sum(),
             is_masked: has_dropout && !ranks.is_empty(),
             has_magnitudes,
-            few_rows: if has_dropout || has_magnitudes { 0 } else { few_rows(group, how) },
             output_pass,
             may_pass_input,
             copy_pass: of_tile.filter(|_| is_passed),
@@ -190,7 +198,12 @@ impl Route {
     pub(super) fn planned(group: &GroupSpec, training: &TrainingShape) -> Self {
         Self::new(
             &GroupShape::planned(group, training),
-            How { compute: training.compute, gemms: training.gemms, shared_bytes: PLANNED_SHARED_BYTES },
+            How {
+                compute: training.compute,
+                gemms: training.gemms,
+                shared_bytes: PLANNED_SHARED_BYTES,
+                forward_rows: 0,
+            },
         )
     }
 
@@ -266,7 +279,7 @@ fn weight_route(modules: &[ModuleShape], how: How, is_appended: bool) -> WeightR
     }
 }
 
-/// The most rows that the kernels for few rows take of a group without mask and magnitudes.
+/// The most rows that the kernels for few rows take of a group; 0: none.
 fn few_rows(group: &GroupShape, how: How) -> usize {
     let Some(first) = group.modules.first() else { return 0 };
     // Formats that one kernel reads.
@@ -274,7 +287,9 @@ fn few_rows(group: &GroupShape, how: How) -> usize {
         (Format::Quantized(QuantFormat::Nf4 { .. }), Format::Quantized(QuantFormat::Nf4 { .. })) => true,
         (storage, first) => storage == first,
     };
-    let is_taken = how.compute != Format::F32
+    let is_taken = !group.has_dropout
+        && !group.modules.iter().any(|module| module.has_magnitudes)
+        && how.compute != Format::F32
         && how.gemms == GemmFormat::Compute
         && group.modules.len() <= MAX_MODULES
         && group.in_features.is_multiple_of(FEW_ROWS_CHUNK)
@@ -304,7 +319,7 @@ mod tests {
 
     const NF4: Format = Format::Quantized(QuantFormat::Nf4 { double_quant: true });
     /// Of an H100.
-    const H100: How = How { compute: Format::Bf16, gemms: GemmFormat::Compute, shared_bytes: 232_448 };
+    const H100: How = How { compute: Format::Bf16, gemms: GemmFormat::Compute, shared_bytes: 232_448, forward_rows: 0 };
     const IN_FP8: How = How { gemms: GemmFormat::Fp8, ..H100 };
 
     /// A frozen group whose modules have these widths and ranks.
@@ -401,9 +416,22 @@ mod tests {
             ("small blocks", down(16), old_card, WrittenOut, columns(16), 64, ""),
         ] {
             let route = Route::new(&group, how);
-            let got = (route.weight, route.adapters, route.few_rows, passes(&route));
+            let got = (route.weight, route.adapters, super::few_rows(&group, how), passes(&route));
             assert_eq!(got, (weight, adapters, few_rows, expected.to_owned()), "{name}");
         }
+    }
+
+    #[test]
+    fn few_rows_without_a_backward_read_weights_as_they_are_stored() {
+        let route = |forward_rows| Route::new(&down(16), How { forward_rows, ..H100 });
+        for rows in [1, 64] {
+            let route = route(rows);
+            assert_eq!((route.weight, route.adapters), (WeightRoute::FewRows, AdapterRoute::FewRows), "{rows} rows");
+            assert_eq!((route.room(), route.may_pass_input), (0, false), "{rows} rows");
+        }
+        assert_eq!(route(65), route(0));
+        let bare = Route::new(&qkv(NF4, 0), How { forward_rows: 1, ..H100 });
+        assert_eq!((bare.weight, bare.adapters), (WeightRoute::FewRows, AdapterRoute::None));
     }
 
     #[test]

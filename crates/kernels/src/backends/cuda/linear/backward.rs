@@ -72,7 +72,7 @@ impl Engine {
         next: Option<&mut GateUp<'_>>,
         prepared: Option<PreparedFactors>,
     ) -> ProjectGradients<Cuda> {
-        let route = self.route_of(&group, d_outputs[0].dtype());
+        let route = self.route_of(&group, d_outputs[0].dtype(), 0);
         // Out of the group, so that nothing else holds them.
         let take = |gradient: &mut WeightGradient<Cuda>| std::mem::replace(gradient, WeightGradient::Frozen);
         let sums = group.modules.iter_mut().map(|module| take(&mut module.weight_gradient)).collect();

@@ -1,21 +1,20 @@
 //! Groups of linear modules over few rows: what a decoding step multiplies. Kernels: `few_rows.cu`.
 //!
 //! One launch for the weights of a whole group, as they are stored, with bias, adapters and residual; one more before it where there are
-//! adapters. Prologues and the other epilogues are the launches that larger groups have too.
+//! adapters.
 //! Trade-off: no backward follows such a pass, and groups of mixed formats, odd inner widths or 8-bit GEMMs go the way of many rows.
 
-use burn_tensor::{DType, Tensor};
+use burn_tensor::DType;
 use bytemuck::{NoUninit, Pod, Zeroable};
 use firebrick_cuda::{Arguments, LaunchShape};
 use firebrick_precision::QuantFormat;
 
-use super::modules::Routed;
 use super::operands::write_out::StoredArgument;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, WeightValues, at, grid, tensor,
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, WeightValues, at, grid,
 };
 use crate::backends::planning::route::MAX_MODULES;
-use crate::{Epilogue, Group, HeadsEpilogue, Module, Prologue, Weight};
+use crate::{Group, Module, Weight};
 
 /// The kernel for a number of rows, and its outputs per block.
 struct Tile {
@@ -31,8 +30,8 @@ const TILES: [Tile; 4] = [
     Tile { rows: 64, name: "few_rows_64", outputs: 32 },
 ];
 
-/// A product that the kernels take.
-pub(crate) struct FewRows {
+/// The kernel of a product, and what it reads.
+struct FewRows {
     tile: &'static Tile,
     values: WeightValues,
 }
@@ -74,73 +73,19 @@ struct Modules {
 }
 
 impl Engine {
-    /// How the kernels take a product; `None` where they do not.
-    pub(super) fn few_rows(rows: usize, group: &Routed<'_>) -> Option<FewRows> {
-        let tile = TILES.iter().find(|tile| rows <= tile.rows)?;
-        let is_taken = (1..=group.route.few_rows).contains(&rows);
-        is_taken.then(|| FewRows { tile, values: values_of(&group.modules[0].weight) })
-    }
-
-    /// [`crate::LinearOps::project`] with nothing saved, over few rows.
-    pub(super) fn project_few_rows(
-        &self,
-        product: &FewRows,
-        prologue: Prologue<Cuda>,
-        group: &Group<Cuda>,
-        epilogue: Epilogue<Cuda>,
-    ) -> Vec<Tensor<Cuda, 2>> {
-        let x = match prologue {
-            Prologue::None { x } => self.matrix(x),
-            Prologue::Norm { x, norm } => self.rms_norm(&self.flat(x), &norm, 0),
-            Prologue::Gated { gate, up, activation } => self.gated(&self.matrix(gate), &self.matrix(up), activation, 0),
-        };
-        let x = if x.begins_on_vectors() { x } else { self.copied(&x) };
-        let (rows, dtype) = (x.rows, x.dtype);
-        let output = || self.empty_matrix(rows, group.out_features(), dtype);
-        match epilogue {
-            Epilogue::None => {
-                let y = output();
-                self.multiply_few_rows(product, &x, group, None, y.block());
-                self.split(&y, &group.parts)
-            }
-            Epilogue::Residual(residual) => {
-                let (y, residual) = (output(), self.matrix_as(residual, dtype));
-                self.multiply_few_rows(product, &x, group, Some(residual.block()), y.block());
-                vec![tensor(y.tensor)]
-            }
-            Epilogue::NormResidual { norm, residual } => {
-                let raw = output();
-                self.multiply_few_rows(product, &x, group, None, raw.block());
-                vec![tensor(self.rms_norm_add(&raw, &norm, residual).tensor)]
-            }
-            Epilogue::Heads(epilogue) => self.few_rows_heads(product, &x, group, &epilogue),
-        }
-    }
-
-    fn few_rows_heads(
-        &self,
-        product: &FewRows,
-        x: &MatrixView,
-        group: &Group<Cuda>,
-        epilogue: &HeadsEpilogue<Cuda>,
-    ) -> Vec<Tensor<Cuda, 2>> {
-        let (joined, _) = self.joined_rows([x.rows, group.out_features()], x.dtype, false);
-        self.multiply_few_rows(product, x, group, None, joined);
-        // The copies of what was there before are for a backward.
-        let _ = self.normalize_projections(joined, &group.parts, epilogue);
-        self.heads_forward(joined, &group.parts, epilogue)
-    }
-
     /// All outputs of a group side by side to `out`, plus a residual.
-    fn multiply_few_rows(
+    pub(super) fn multiply_few_rows(
         &self,
-        product: &FewRows,
-        x: &MatrixView,
+        x: DeviceBlock,
         group: &Group<Cuda>,
         residual: Option<DeviceBlock>,
         out: DeviceBlock,
     ) {
         assert_eq!((x.width, out.width), (group.in_features(), group.out_features()), "operands of a group");
+        let tile = TILES.iter().find(|tile| x.rows <= tile.rows).expect("a route over more rows is another");
+        let product = &FewRows { tile, values: values_of(&group.modules[0].weight) };
+        let copy = (!x.begins_on_vectors()).then(|| self.copied(x));
+        let x = &copy.as_ref().map_or(x, MatrixView::block);
         let modules = self.few_rows_modules(product, group);
         let low = self.few_rows_adapters(product, x, &modules);
         let launch = Launch {
@@ -167,7 +112,7 @@ impl Engine {
     }
 
     /// `x Aᵀ` of all adapters in f32, `[n, ranks]` in scratch memory; 0 where there are none.
-    fn few_rows_adapters(&self, product: &FewRows, x: &MatrixView, modules: &Modules) -> u64 {
+    fn few_rows_adapters(&self, product: &FewRows, x: &DeviceBlock, modules: &Modules) -> u64 {
         let ranks = modules.argument.ranks as usize;
         if ranks == 0 {
             return 0;
@@ -250,9 +195,9 @@ impl Engine {
     }
 
     /// A copy without gaps.
-    fn copied(&self, x: &MatrixView) -> MatrixView {
+    fn copied(&self, x: DeviceBlock) -> MatrixView {
         let copy = self.empty_matrix(x.rows, x.width, x.dtype);
-        self.copy_rows(x.block(), copy.block());
+        self.copy_rows(x, copy.block());
         copy
     }
 }

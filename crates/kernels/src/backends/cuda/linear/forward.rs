@@ -172,12 +172,8 @@ impl Engine {
         keep: Keep,
     ) -> (Vec<Tensor<Cuda, 2>>, Option<Box<ProjectSaved<Cuda>>>) {
         let input = first_input(&prologue);
-        let group = &self.routed(group, input.dtype());
-        if keep == Keep::Nothing
-            && let Some(product) = Self::few_rows(input.dims()[0], group)
-        {
-            return (self.project_few_rows(&product, prologue, group, epilogue), None);
-        }
+        let forward_rows = if keep == Keep::Nothing { input.dims()[0] } else { 0 };
+        let group = &Routed { group, route: self.route_of(group, input.dtype(), forward_rows) };
         let codes = self.fp8_input_layout(group);
         let (x, owner) = self.input_rows(&prologue, group, codes, matches!(epilogue, Epilogue::Heads(_)));
         let Projected { parts, heads, output_norm, kept } = match epilogue {
@@ -299,8 +295,13 @@ impl Engine {
         if group.route.has_magnitudes {
             return GroupKept { low: None, unscaled: Some(self.magnitude_forward(x, group, residual, out)) };
         }
-        if group.route.weight == WeightRoute::Codes {
-            return GroupKept { low: self.fp8_forward(x, group, residual, out), unscaled: None };
+        match group.route.weight {
+            WeightRoute::FewRows => {
+                self.multiply_few_rows(x, group, residual, out);
+                return GroupKept::default();
+            }
+            WeightRoute::Codes => return GroupKept { low: self.fp8_forward(x, group, residual, out), unscaled: None },
+            WeightRoute::Stored | WeightRoute::WrittenOut | WeightRoute::OneByOne => {}
         }
         let weight = self.group_weight(group, x.dtype);
         let adapters = self.adapters(group, x.dtype, weight.as_ref());

@@ -65,15 +65,15 @@ fn format(dtype: DType) -> Format {
 }
 
 impl Engine {
-    /// How a group is computed, of whose activations the format is given.
-    pub(super) fn route_of(&self, group: &Group<Cuda>, dtype: DType) -> Route {
-        let how = How { compute: format(dtype), gemms: group.gemms, shared_bytes: self.shared_bytes() };
-        Route::new(&shape(group), how)
+    /// How a group is computed, of whose activations the format is given. `forward_rows` is as [`How`] has it.
+    pub(super) fn route_of(&self, group: &Group<Cuda>, dtype: DType, forward_rows: usize) -> Route {
+        let (compute, shared_bytes) = (format(dtype), self.shared_bytes());
+        Route::new(&shape(group), How { compute, gemms: group.gemms, shared_bytes, forward_rows })
     }
 
     /// A group with its route.
     pub(super) fn routed<'a>(&self, group: &'a Group<Cuda>, dtype: DType) -> Routed<'a> {
-        Routed { group, route: self.route_of(group, dtype) }
+        Routed { group, route: self.route_of(group, dtype, 0) }
     }
 }
 

@@ -90,7 +90,7 @@ impl Engine {
             AdapterRoute::None => None,
             AdapterRoute::Appended { .. } => Some(appended(group, weight.expect("written out around its adapters"))),
             AdapterRoute::Separate => Some(self.separate(group, dtype)),
-            AdapterRoute::InCodes => unreachable!("adapters in codes come with those"),
+            AdapterRoute::InCodes | AdapterRoute::FewRows => unreachable!("these come with the weights"),
         }
     }
 
