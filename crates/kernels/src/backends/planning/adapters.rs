@@ -155,7 +155,7 @@ pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Opti
 mod tests {
     use firebrick_arch::TargetModules;
     use firebrick_arch::shapes::llama_3_1_8b;
-    use firebrick_precision::Format;
+    use firebrick_precision::FloatType;
 
     use super::*;
     use crate::memory::training_shape::Recompute;
@@ -172,7 +172,7 @@ mod tests {
         let of_rank = |r| adapter_gemms(&llama_3_1_8b(), &with(|lora| lora.r = r)).expect("it has adapters");
         assert_eq!(of_rank(16), "appended: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj");
         assert_eq!(of_rank(256), "appended: o_proj, gate_proj, up_proj, down_proj; separate: q_proj, k_proj, v_proj");
-        assert_eq!(adapter_gemms(&llama_3_1_8b(), &full(Format::Bf16)), None);
+        assert_eq!(adapter_gemms(&llama_3_1_8b(), &full(FloatType::Bf16)), None);
     }
 
     #[test]
@@ -214,12 +214,12 @@ mod tests {
         );
         let dora = with(|lora| lora.use_dora = true);
         assert_eq!((sums(&dora), low_rank_sums_bytes(&model, &dora)), ([0; 3], 0));
-        let in_f32 = TrainingShape { compute: Format::F32, ..plain.clone() };
+        let in_f32 = TrainingShape { compute: FloatType::F32, ..plain.clone() };
         assert_eq!((sums(&in_f32), low_rank_sums_bytes(&model, &in_f32)), ([0; 3], 0));
         let gate_and_up =
             with(|lora| lora.target_modules = TargetModules::Named(vec!["gate_proj".to_owned(), "up_proj".to_owned()]));
         assert_eq!(sums(&gate_and_up)[1..], [0, 0], "the pass is for all three modules of an MLP");
-        let in_f16 = TrainingShape { compute: Format::F16, ..plain.clone() };
+        let in_f16 = TrainingShape { compute: FloatType::F16, ..plain.clone() };
         let scaled = plain.tokens() * 3 * 16 * 2;
         assert_eq!(low_rank_sums_bytes(&model, &plain) - low_rank_sums_bytes(&model, &in_f16), scaled, "bf16 alone");
     }

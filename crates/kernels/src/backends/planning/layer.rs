@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
-use firebrick_precision::Format;
+use firebrick_precision::FloatType;
 
 use super::route::Route;
 use super::rows::{ROW_MULTIPLE, row_stride};
@@ -61,7 +61,7 @@ impl Layer {
         let input = |group: &GroupSpec| row_stride(group.in_features, appended(group));
         let has_room = appended(qkv) + appended(gate_up) > 0;
         let only_in_f32 = flash_takes(true, attention.head_dim) && !flash_takes(false, attention.head_dim);
-        let is_converted = training.compute != Format::F32 && only_in_f32;
+        let is_converted = training.compute != FloatType::F32 && only_in_f32;
         let [query, key_value] = [attention.query_size(), attention.kv_size()];
         Self {
             recompute: training.recompute,
@@ -163,7 +163,7 @@ mod tests {
             buffers_per_token(&model, &TrainingShape { compute, ..qlora(1, Recompute::Full) })
         };
         for head_dim in [32, 64, 96, 128, 160, 192, 224, 256] {
-            let [half, f32] = [Format::Bf16, Format::F32].map(|compute| buffers(head_dim, compute));
+            let [half, f32] = [FloatType::Bf16, FloatType::F32].map(|compute| buffers(head_dim, compute));
             // Four buffers as wide as 32 query heads, and four as wide as 8 of keys or values.
             let copies = if matches!(head_dim, 32 | 160 | 192 | 224) { 4 * (32 + 8) * head_dim } else { 0 };
             assert_eq!(half - f32, 2 * copies as u64, "heads of {head_dim}");

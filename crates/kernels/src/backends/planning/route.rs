@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use firebrick_arch::{GroupSpec, ModuleSpec};
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 
 use super::passes::{GATED_TILE, gated_pieces, low_rank_tile, stages};
 use super::rows::appended_ranks;
@@ -58,7 +58,7 @@ pub(in crate::backends) struct ModuleShape {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backends) struct How {
     /// Format of activations: f32, f16 or bf16.
-    pub compute: Format,
+    pub compute: FloatType,
     /// What the GEMMs of the weights multiply.
     pub gemms: GemmFormat,
     /// Shared memory that a block of the card may have.
@@ -158,7 +158,7 @@ impl Route {
         let has_magnitudes = adapted.iter().any(|module| module.has_magnitudes);
         let only_adapters_train = modules.iter().all(|module| !module.trains);
 
-        let is_half = compute != Format::F32;
+        let is_half = compute != FloatType::F32;
         let out_features = group.out_features();
         let reads_in_vectors = is_half && in_features.is_multiple_of(8);
         let writes_in_vectors = is_half
@@ -190,7 +190,7 @@ impl Route {
             gated_pass: of_gated.filter(|_| is_passed),
             d_a_pass: of_gated.filter(|_| passes_d_a),
             is_gate_up: is_appended && fits_output && is_gated_tile && are_halves(&adapted, out_features),
-            scales_low_rank: output_pass.is_some() && compute == Format::Bf16 && !has_dropout && only_adapters_train,
+            scales_low_rank: output_pass.is_some() && compute == FloatType::Bf16 && !has_dropout && only_adapters_train,
         }
     }
 
@@ -273,7 +273,7 @@ fn weight_route(modules: &[ModuleShape], how: How, is_appended: bool) -> WeightR
     match modules {
         _ if how.gemms == GemmFormat::Fp8 => WeightRoute::Codes,
         _ if is_appended => WeightRoute::WrittenOut,
-        [module] if module.storage == how.compute => WeightRoute::Stored,
+        [module] if module.storage == Format::Float(how.compute) => WeightRoute::Stored,
         _ if modules.iter().all(ModuleShape::is_quantized) => WeightRoute::WrittenOut,
         _ => WeightRoute::OneByOne,
     }
@@ -289,11 +289,11 @@ fn few_rows(group: &GroupShape, how: How) -> usize {
     };
     let is_taken = !group.has_dropout
         && !group.modules.iter().any(|module| module.has_magnitudes)
-        && how.compute != Format::F32
+        && how.compute != FloatType::F32
         && how.gemms == GemmFormat::Compute
         && group.modules.len() <= MAX_MODULES
         && group.in_features.is_multiple_of(FEW_ROWS_CHUNK)
-        && (first.is_quantized() || first.storage == how.compute)
+        && (first.is_quantized() || first.storage == Format::Float(how.compute))
         && group.modules.iter().all(read_alike);
     let is_bare = !first.is_quantized() && group.modules.iter().all(|module| module.rank == 0);
     match (is_taken, is_bare) {
@@ -377,7 +377,7 @@ mod tests {
         use WeightRoute::{Codes, OneByOne, Stored, WrittenOut};
         let columns = |columns| Appended { columns };
         let [bf16, f32] = [Format::Bf16, Format::F32];
-        let [in_f16, in_f32] = [Format::F16, f32].map(|compute| How { compute, ..H100 });
+        let [in_f16, in_f32] = [FloatType::F16, FloatType::F32].map(|compute| How { compute, ..H100 });
         let old_card = How { shared_bytes: 49_152, ..H100 };
         for (name, group, how, weight, adapters, few_rows, expected) in [
             ("qkv", qkv(NF4, 16), H100, WrittenOut, columns(48), 64, "output scaled"),
@@ -465,6 +465,6 @@ mod tests {
         let expected: Vec<_> = expected.iter().map(|group| Route::new(group, smallest)).collect();
         assert_eq!(planned(&qlora(1, Recompute::Full)), expected);
         assert_eq!(expected[2].gated_backward(&expected[3]), Some(1));
-        assert!(planned(&full(Format::Bf16)).iter().all(|route| route.weight == WeightRoute::OneByOne));
+        assert!(planned(&full(FloatType::Bf16)).iter().all(|route| route.weight == WeightRoute::OneByOne));
     }
 }
