@@ -14,7 +14,7 @@ use burn_tensor::{DType, IntDType, Tensor, TensorData};
 use firebrick_arch::Role;
 use firebrick_cuda::Nccl;
 use firebrick_kernels::backends::{BackendKind, Cuda};
-use firebrick_kernels::{CommOps, Contributions, GradientSink, Loan, MemoryOps, Parameter, Payload};
+use firebrick_kernels::{Contributions, GradientSink, Loan, MemoryOps, Parameter, Payload};
 use firebrick_parallel::supervisor::free_port;
 use firebrick_parallel::{JobToken, Placement, Ranks, ReducingSink, ShardingSink};
 use firebrick_tests::{NEW, finish, metrics, recipe, step_losses};
@@ -89,7 +89,7 @@ fn joined() -> (Ranks, Device) {
     let placement = Placement::from_environment().unwrap().expect("this process was started as a rank");
     let ranks = Ranks::join(&placement).unwrap();
     let device = Cuda::device_of(ranks.local_rank());
-    let carrier = ranks.connect::<Cuda>(&device).unwrap().expect("there are two ranks");
+    let carrier = ranks.connect(BackendKind::Cuda).unwrap().expect("there are two ranks");
     assert!(carrier.starts_with("NCCL"), "{carrier}");
     if ranks.is_main() {
         show(&carrier);
@@ -140,15 +140,13 @@ fn collectives_on_two_cards_equal_sums_on_the_host() {
     let lengths = [1, 3, 1023, 4096, 1_000_003, 1 << 24];
     for round in 0..3 {
         let tensors = lengths.iter().map(|&length| on_device(rank, round + length, length, &device)).collect();
-        let reduced = Cuda::all_reduce_sum(communicator, tensors).unwrap();
+        let reduced = communicator.all_reduce_sum(tensors).unwrap();
         for (tensor, &length) in reduced.into_iter().zip(&lengths) {
             assert!(host(tensor) == sums(round + length, length), "{length} values, round {round}");
         }
         for length in [2, 5, 1000, 77_777] {
-            let part = Cuda::reduce_scatter_sum(communicator, on_device(rank, round, length, &device)).unwrap();
-            assert!(host(Cuda::all_gather(communicator, part).unwrap()) == sums(round, length), "{length} values");
-            let root = Cuda::broadcast(communicator, on_device(rank, round, length, &device), 1).unwrap();
-            assert!(host(root) == values(1, round, length), "{length} values");
+            let mut of_root = communicator.broadcast_each(vec![(on_device(rank, round, length, &device), 1)]).unwrap();
+            assert!(host(of_root.remove(0)) == values(1, round, length), "{length} values");
         }
         assert_eq!(host(ranks.all_reduce_scalar(on_device(rank, 5, 1, &device)).unwrap()), sums(5, 1));
     }
@@ -207,12 +205,12 @@ fn payloads_that_arrive_inside_a_section_are_those_of_their_root() {
     let work = on_device(rank, 3, 1 << 22, &device);
     for _ in 0..3 {
         let sums: Vec<(Tensor<Cuda, 1>, Payload<Cuda>)> = Cuda::section(&device, || {
-            let mut next = Some(Cuda::start_broadcast(communicator, blocks[0].clone(), &device).unwrap());
+            let mut next = Some(communicator.start_broadcast(blocks[0].clone(), &device).unwrap());
             (0..blocks.len())
                 .map(|block| {
-                    let mut arrived = Cuda::finish(next.take().unwrap(), &device);
+                    let mut arrived = next.take().unwrap().finish();
                     if let Some(loans) = blocks.get(block + 1) {
-                        next = Some(Cuda::start_broadcast(communicator, loans.clone(), &device).unwrap());
+                        next = Some(communicator.start_broadcast(loans.clone(), &device).unwrap());
                     }
                     let values = arrived.pop().unwrap().into_values();
                     let norm = <Cuda as firebrick_kernels::OptimizerOps>::squared_norm(&[work.clone(), values]);
@@ -242,7 +240,7 @@ fn gradients_that_are_divided_inside_a_section_are_right_on_their_owners() {
     let listed: Vec<&Parameter<Cuda>> = parameters.iter().collect();
     let owners = ranks.owners(&listed);
     let bucket = 2 * 4 * length;
-    let mut sink = ShardingSink::<Cuda>::new(&ranks, owners.clone(), Contributions::default(), bucket, &device);
+    let mut sink = ShardingSink::<Cuda>::new(&ranks, owners.clone(), Contributions::default(), bucket);
     for micro_batch in 0..2 {
         let gradients: Vec<_> =
             (0..parameters.len()).map(|index| on_device(ranks.rank(), micro_batch + index, length, &device)).collect();
@@ -279,7 +277,7 @@ fn times_of_sums_are_printed() {
             Cuda::sync(&device).unwrap();
             ranks.barrier().unwrap();
             let started = Instant::now();
-            tensors = Cuda::all_reduce_sum(ranks.communicator(), tensors).unwrap();
+            tensors = ranks.communicator().all_reduce_sum(tensors).unwrap();
             Cuda::sync(&device).unwrap();
             best = best.min(started.elapsed().as_secs_f64());
         }

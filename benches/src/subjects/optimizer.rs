@@ -8,7 +8,7 @@ use std::cell::Cell;
 use burn_tensor::{DType, Int, Tensor, TensorData};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::optimizer::reference;
-use firebrick_kernels::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, Kernels};
+use firebrick_kernels::{AdamW, AdamWState, EightBitMoments, Kernels, Moments};
 use firebrick_precision::DynamicMap;
 use firebrick_precision::blockwise::BLOCK_SIZE;
 
@@ -62,49 +62,25 @@ fn squared_norm<B: Kernels>(elements: usize, device: &B::Device) -> Prepared<B> 
     })
 }
 
-/// The state of either form of AdamW.
-#[derive(Clone)]
-enum State<B: Kernels> {
-    Full(AdamWState<B>),
-    EightBit(AdamW8bitState<B>),
-}
-
-impl<B: Kernels> State<B> {
-    fn new(operation: Operation, parameter: Tensor<B, 1>) -> Self {
-        let ([elements], device) = (parameter.dims(), parameter.device());
-        let zeros = |elements| Tensor::zeros([elements], (&device, DType::F32));
-        if operation == ADAMW {
-            return Self::Full(AdamWState { parameter, first: zeros(elements), second: zeros(elements) });
-        }
-        let blocks = elements.div_ceil(BLOCK_SIZE);
-        let moments = EightBitMoments {
-            first_codes: zero_codes::<B>(DynamicMap::signed(), blocks, &device),
-            first_absmax: zeros(blocks),
-            second_codes: zero_codes::<B>(DynamicMap::unsigned(), blocks, &device),
-            second_absmax: zeros(blocks),
-        };
-        Self::EightBit(AdamW8bitState { parameter, moments: Box::new(moments) })
+/// The state before the first step.
+fn state<B: Kernels>(operation: Operation, parameter: Tensor<B, 1>) -> AdamWState<B> {
+    let ([elements], device) = (parameter.dims(), parameter.device());
+    let zeros = |elements| Tensor::zeros([elements], (&device, DType::F32));
+    if operation == ADAMW {
+        return AdamWState { parameter, moments: Moments::F32 { first: zeros(elements), second: zeros(elements) } };
     }
-
-    fn parameter(&self) -> Tensor<B, 1> {
-        match self {
-            Self::Full(state) => state.parameter.clone(),
-            Self::EightBit(state) => state.parameter.clone(),
-        }
-    }
-
-    fn updated(self, gradient: Tensor<B, 1>, scale: Tensor<B, 1>) -> Self {
-        match self {
-            Self::Full(state) => Self::Full(B::adamw_foreach(vec![state], vec![gradient], scale, &HYPER).remove(0)),
-            Self::EightBit(state) => {
-                Self::EightBit(B::adamw_8bit_foreach(vec![state], vec![gradient], scale, &HYPER).remove(0))
-            }
-        }
-    }
+    let blocks = elements.div_ceil(BLOCK_SIZE);
+    let moments = EightBitMoments {
+        first_codes: zero_codes::<B>(DynamicMap::signed(), blocks, &device),
+        first_absmax: zeros(blocks),
+        second_codes: zero_codes::<B>(DynamicMap::unsigned(), blocks, &device),
+        second_absmax: zeros(blocks),
+    };
+    AdamWState { parameter, moments: Moments::EightBit(Box::new(moments)) }
 }
 
 fn zero_codes<B: Kernels>(map: &DynamicMap, blocks: usize, device: &B::Device) -> Tensor<B, 1, Int> {
-    let (dtype, length) = (DType::from(B::code_storage_dtype()), blocks * BLOCK_SIZE);
+    let (dtype, length) = (DType::from(B::CODE_DTYPE), blocks * BLOCK_SIZE);
     let codes = TensorData::new(vec![map.nearest(0.0); length], [length]).convert_dtype(dtype);
     Tensor::from_data(codes, (device, dtype))
 }
@@ -113,13 +89,14 @@ fn update<B: Kernels>(operation: Operation, elements: usize, device: &B::Device)
     let parameter = random::<B, 1>([elements], 1.0, DType::F32, device);
     let gradient = random::<B, 1>([elements], 1.0, DType::F32, device);
     let scale = Tensor::<B, 1>::ones([1], (device, DType::F32));
-    let state = Cell::new(Some(State::new(operation, parameter.clone())));
+    let last = Cell::new(Some(state(operation, parameter.clone())));
     let (of_call, device) = (gradient.clone(), device.clone());
     let call = move || {
-        let before = state.take().expect("the last call left a state");
-        let after = B::section(&device, || before.updated(of_call.clone(), scale.clone()));
-        let updated = after.parameter().unsqueeze_dim(0);
-        state.set(Some(after));
+        let before = vec![last.take().expect("the last call left a state")];
+        let update = || B::adamw_foreach(before, vec![of_call.clone()], scale.clone(), &HYPER).remove(0);
+        let after = B::section(&device, update);
+        let updated = after.parameter.clone().unsqueeze_dim(0);
+        last.set(Some(after));
         Output::Tensors(vec![updated])
     };
     let check = move |output: Output<B>| {
@@ -127,15 +104,8 @@ fn update<B: Kernels>(operation: Operation, elements: usize, device: &B::Device)
         let checked = elements.min(64 * BLOCK_SIZE);
         let part = |x: Tensor<B, 1>| to_reference(x.narrow(0, 0, checked));
         let scale = Tensor::<Flex, 1>::ones([1], &Default::default());
-        let before = State::<Flex>::new(operation, part(parameter.clone()));
-        let after = match before {
-            State::Full(state) => {
-                reference::adamw_foreach(vec![state], vec![part(gradient)], scale, &HYPER).remove(0).parameter
-            }
-            State::EightBit(state) => {
-                reference::adamw_8bit_foreach(vec![state], vec![part(gradient)], scale, &HYPER).remove(0).parameter
-            }
-        };
+        let before = state::<Flex>(operation, part(parameter.clone()));
+        let after = reference::adamw_foreach(vec![before], vec![part(gradient)], scale, &HYPER).remove(0).parameter;
         let before = part(parameter);
         let got = to_reference(output.tensors().remove(0).narrow(1, 0, checked)).flatten::<1>(0, 1);
         // The change, not the parameter: a step is a thousandth of it, and no update at all would pass.

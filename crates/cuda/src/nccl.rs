@@ -135,51 +135,6 @@ impl NcclCommunicator {
         })
     }
 
-    /// Sums `from`, `count` f32 values for each rank, over all ranks, and gives this rank its part in `to`.
-    ///
-    /// # Safety
-    /// As for [`NcclCommunicator::all_reduce_sum`]: `from` has `count` values times the number of ranks, `to` has `count`.
-    ///
-    /// # Errors
-    /// As for [`NcclCommunicator::all_reduce_sum`].
-    pub unsafe fn reduce_scatter_sum(
-        &self,
-        stream: &Stream,
-        from: DevicePointer<f32>,
-        to: DevicePointer<f32>,
-        count: usize,
-    ) -> Result<(), CudaError> {
-        self.submit("ncclReduceScatter", stream, |comm| {
-            let (from, to) = (address(from), address(to));
-            // SAFETY: the buffers are the caller's promise; communicator and stream are alive, and of one device.
-            let status =
-                unsafe { (self.symbols.reduce_scatter)(from, to, count, FLOAT32, SUM, comm, stream.handle().cast()) };
-            self.symbols.checked("ncclReduceScatter", status)
-        })
-    }
-
-    /// Joins `from`, `count` f32 values of each rank, in rank order in `to`.
-    ///
-    /// # Safety
-    /// As for [`NcclCommunicator::all_reduce_sum`]: `from` has `count` values, `to` has `count` times the number of ranks.
-    ///
-    /// # Errors
-    /// As for [`NcclCommunicator::all_reduce_sum`].
-    pub unsafe fn all_gather(
-        &self,
-        stream: &Stream,
-        from: DevicePointer<f32>,
-        to: DevicePointer<f32>,
-        count: usize,
-    ) -> Result<(), CudaError> {
-        self.submit("ncclAllGather", stream, |comm| {
-            let (from, to) = (address(from), address(to));
-            // SAFETY: the buffers are the caller's promise; communicator and stream are alive, and of one device.
-            let status = unsafe { (self.symbols.all_gather)(from, to, count, FLOAT32, comm, stream.handle().cast()) };
-            self.symbols.checked("ncclAllGather", status)
-        })
-    }
-
     /// Sums each buffer (address, number of f32 values, rank) over all ranks into the buffer of that rank, as one group on the stream.
     ///
     /// # Safety

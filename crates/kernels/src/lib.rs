@@ -18,18 +18,16 @@ pub mod optimizer;
 mod testing;
 pub mod weights;
 
-use burn_tensor::DType;
-
 pub use attention::{
     AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, NewTokens, Qkv, SoftmaxStatistics,
     StatisticsLayout,
 };
 pub use backends::{BackendKind, converted_weights_bytes, estimate, fp8_refusal};
-pub use comm::{COLLECTIVE, CommError, CommOps, Communicator, Exchange, Loan, Payload, PayloadLayout};
+pub use comm::{COLLECTIVE, CommError, Communicator, Exchange, Loan, Payload, PayloadLayout};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
-    Adapter, Bias, Dropout, Epilogue, GemmAlgorithms, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps,
+    Adapter, Bias, Dropout, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps,
     Magnitude, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables,
     WeightGradient,
 };
@@ -38,10 +36,10 @@ pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
 pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
 pub use memory::training_shape::{BaseStorage, DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
 pub use memory::work::{cuda_launches, step_work};
-pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
-pub use moe::{MoeOps, Routing};
+pub use memory::{DeviceTime, GemmAlgorithms, Hint, HostBuffer, MemoryOps, Offloaded, Readback, RunShape};
+pub use moe::{MoeOps, Routing, with_varying_sizes};
 pub use norm::{NormOps, NormWeight};
-pub use optimizer::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps, RangeGradient};
+pub use optimizer::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
 pub use weights::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps, padded_codes};
 
 /// Device time of one launch, and the work it could not avoid.
@@ -66,20 +64,8 @@ pub struct TracedOperation {
 /// Inputs may be f32 or a half format; reductions, norms and exponentials are computed in f32, and results come back in the dtype of
 /// the first input unless an operation states otherwise. CubeCL does not check dtypes, so operations cast mixed operands themselves.
 pub trait Kernels:
-    MemoryOps + WeightOps + NormOps + LinearOps + MoeOps + AttentionOps + EmbeddingOps + LossOps + OptimizerOps + CommOps
+    MemoryOps + WeightOps + NormOps + LinearOps + MoeOps + AttentionOps + EmbeddingOps + LossOps + OptimizerOps
 {
-    /// Runs every operation that training in these formats uses once on small random input, against the reference body on the CPU.
-    /// `Err` names the operation that is wrong: a broken driver must not train on zeros. `None`: this backend has nothing to test.
-    fn self_test(
-        device: &Self::Device,
-        dtype: DType,
-        gemms: GemmFormat,
-        head_dim: usize,
-    ) -> Option<Result<(), String>> {
-        let _ = (device, dtype, gemms, head_dim);
-        None
-    }
-
     /// Runs work and measures when and how long the device runs each operation in it; empty where the backend cannot. Waits for the
     /// device before and after, not in between.
     fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<TracedOperation>) {

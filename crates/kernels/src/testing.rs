@@ -10,8 +10,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::{
-    AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps,
-    WeightOps,
+    AttentionOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, WeightOps,
 };
 
 /// The backend under test.
@@ -28,7 +27,6 @@ impl MoeOps for Recorded {}
 impl EmbeddingOps for Recorded {}
 impl LossOps for Recorded {}
 impl OptimizerOps for Recorded {}
-impl CommOps for Recorded {}
 impl Kernels for Recorded {}
 
 /// Uniform numbers in `-1..1`, the same on every run.

@@ -21,9 +21,9 @@ use firebrick_kernels::backends::cuda::{
 };
 use firebrick_kernels::conformance::{Case, every_operation, tolerance};
 use firebrick_kernels::{
-    AttentionOps, CrossEntropyOptions, Documents, EmbeddingOps, Epilogue, GemmAlgorithms, GemmFormat, Group, Keep,
-    Kernels, LinearOps, LossOps, LossTargets, MemoryOps, Module, NormOps, NormWeight, OptimizerOps, Prologue, Qkv,
-    RangeGradient, Weight, WeightGradient,
+    AttentionOps, BackendKind, CrossEntropyOptions, Documents, EmbeddingOps, Epilogue, GemmAlgorithms, GemmFormat,
+    Group, Hint, Keep, Kernels, LinearOps, LossOps, LossTargets, MemoryOps, Module, NormOps, NormWeight, OptimizerOps,
+    Payload, Prologue, Qkv, RangeGradient, RunShape, Weight, WeightGradient,
 };
 
 use card::Device;
@@ -220,7 +220,8 @@ fn the_self_test_passes() {
         for gemms in [GemmFormat::Compute, GemmFormat::Fp8] {
             let multiplies = gemms == GemmFormat::Compute || (dtype == DType::BF16 && has_fp8(&device).is_ok());
             if multiplies {
-                Cuda::self_test(&device, dtype, gemms, 128).expect("CUDA has a self-test").expect("a working device");
+                let tested = BackendKind::Cuda.self_test(0, dtype, gemms, 128);
+                tested.expect("CUDA has a self-test").expect("a working device");
             }
         }
     }
@@ -239,7 +240,7 @@ fn operations_of_the_engine_and_of_burn_follow_each_other_in_order() {
         let value = 1.0 + round as f32;
         // Burn fills, the engine normalizes (to ones), Burn scales, the engine adds, Burn scales in a pause, the engine adds.
         let x = Tensor::<Cuda, 2>::full([rows, width], value, &device);
-        let scaled = Cuda::rms_norm(x, &norm).mul_scalar(value).reshape([rows * width]);
+        let scaled = Cuda::rms_norm(x, &norm, None).mul_scalar(value).reshape([rows * width]);
         let twice = Cuda::accumulate(scaled.clone(), scaled);
         let inside = Cuda::section(&device, || {
             let four = Cuda::accumulate(twice.clone(), twice.clone());
@@ -295,10 +296,10 @@ fn passes_over_many_lengths_take_the_memory_of_the_longest_where_the_device_is_f
     let Some((device, _alone)) = device_alone() else { return };
     let passes = |bytes_per_token: u64| {
         Cuda::release_memory(&device);
-        Cuda::expect_passes(&device, [bytes_per_token, 0], 1);
+        Cuda::open(&device, &RunShape { pass_bytes: [bytes_per_token, 0], pass_tokens: 1, ..RunShape::default() });
         let before = free_bytes(&device);
         for tokens in (1..=16).rev().map(|part| 256 * part) {
-            Cuda::make_room(&device, tokens);
+            Cuda::hint(&device, Hint::Pass { tokens });
             let values = Tensor::<Cuda, 1>::zeros([tokens * 4096], &device);
             assert_eq!(Cuda::squared_norm(&[values]).into_scalar(), 0.0);
         }
@@ -306,7 +307,7 @@ fn passes_over_many_lengths_take_the_memory_of_the_longest_where_the_device_is_f
     };
     // Of 16 lengths, 4 to 64 MiB each.
     let (in_an_empty_device, in_a_full_one) = (passes(0), passes(1 << 40));
-    Cuda::expect_passes(&device, [0, 0], 0);
+    Cuda::open(&device, &RunShape::default());
     assert!(in_an_empty_device > 512 << 20, "{in_an_empty_device} bytes: buffers are reused while there is room");
     assert!(in_a_full_one < 128 << 20, "{in_a_full_one} bytes");
 }
@@ -360,6 +361,10 @@ fn gradients_never_overwrite_a_gate_that_something_still_reads() {
     }
 }
 
+fn choose_gemms(device: &Device, gemm_algorithms: GemmAlgorithms) {
+    Cuda::open(device, &RunShape { gemm_algorithms, ..RunShape::default() });
+}
+
 /// The algorithm that is measured computes what the library's first does, up to the order of sums, and another engine takes the same.
 #[test]
 fn measured_algorithms_compute_the_same_and_are_kept() {
@@ -368,9 +373,9 @@ fn measured_algorithms_compute_the_same_and_are_kept() {
     let (library, measured) = {
         let project = || host(projected(&x, std::slice::from_ref(&weight)).remove(0));
         let library = project();
-        Cuda::choose_gemms(&device, GemmAlgorithms::Measured);
+        choose_gemms(&device, GemmAlgorithms::Measured);
         let measured: Vec<_> = (0..4).map(|_| project()).collect();
-        Cuda::choose_gemms(&device, GemmAlgorithms::Library);
+        choose_gemms(&device, GemmAlgorithms::Library);
         (library, measured)
     };
     let largest = library.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
@@ -380,7 +385,7 @@ fn measured_algorithms_compute_the_same_and_are_kept() {
     }
     let elsewhere = std::thread::scope(|scope| {
         let work = || {
-            Cuda::choose_gemms(&device, GemmAlgorithms::Kept);
+            choose_gemms(&device, GemmAlgorithms::Kept);
             host(projected(&x, std::slice::from_ref(&weight)).remove(0))
         };
         scope.spawn(work).join().expect("the other thread")
@@ -453,7 +458,7 @@ fn running_out_of_memory_is_a_failure_that_says_so_and_leaves_a_working_device()
     let failure = DeviceFailure::catch(|| {
         let x = Tensor::<Cuda, 2>::random([16, 16], Distribution::Default, &device);
         // Rows of a table that no device holds.
-        Cuda::embed_backward(Tensor::from_ints([0], &device), x.narrow(0, 0, 1), 1.0, 1 << 36)
+        Cuda::embed_backward(Tensor::from_ints([0], &device), x.narrow(0, 0, 1), 1.0, 1 << 36, false)
     });
     let failure = failure.expect_err("no device has terabytes");
     assert!(failure.out_of_memory, "{failure}");
@@ -712,18 +717,19 @@ fn tensors_that_leave_and_come_back_all_the_time_keep_every_change() {
     let (sizes, rounds) = ([1 << 20, 300_001, 1 << 22, 1 << 20, 77, 1 << 21, 1 << 22, 300_001], 20);
     let full = |size: usize, value: f32| Tensor::<Cuda, 1>::full([size], value, &device);
     let ones: Vec<_> = sizes.iter().map(|&size| full(size, 1.0)).collect();
-    let start = |(index, &size): (usize, &usize)| Cuda::offload(full(size, index as f32).reshape([1, size]));
+    let offload = |values: Tensor<Cuda, 1>, size: usize| Cuda::offload(Payload::Values(values.reshape([1, size])));
+    let start = |(index, &size): (usize, &usize)| offload(full(size, index as f32), size);
     let mut away: Vec<_> = sizes.iter().enumerate().map(start).map(Some).collect();
     for _ in 0..rounds {
         Cuda::section(&device, || {
             for index in 0..sizes.len() {
                 for ahead in away.iter_mut().skip(index).take(3).flatten() {
-                    Cuda::prefetch(ahead, &device);
+                    ahead.prefetch(&device);
                 }
                 let here = away[index].take().expect("it was put back");
-                let x = Cuda::restore(here, &device).reshape([sizes[index]]);
+                let x = here.restore(&device).into_values().reshape([sizes[index]]);
                 let x = Cuda::accumulate(x, ones[index].clone());
-                away[index] = Some(Cuda::offload(x.reshape([1, sizes[index]])));
+                away[index] = Some(offload(x, sizes[index]));
             }
         });
     }

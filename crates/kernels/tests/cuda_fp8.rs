@@ -15,7 +15,7 @@ use firebrick_arch::Activation;
 use firebrick_kernels::backends::cuda::{Cuda, RowScaling, block_scales, scale_rows};
 use firebrick_kernels::{
     Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, MemoryOps, Module, NormOps, NormWeight,
-    Prologue, Weight, WeightGradient,
+    Prologue, QuantizedWeight, RunShape, Weight, WeightGradient,
 };
 use firebrick_precision::QuantFormat;
 
@@ -89,7 +89,10 @@ impl Inputs {
             let values = whole.clone().narrow(0, index * width, width);
             let weight = if let Some(format) = base {
                 let host: Vec<f32> = values.into_data().to_vec().unwrap();
-                Weight::Quantized(B::upload_quantized(&format.quantize(&host, &[width, inputs]).unwrap(), device))
+                Weight::Quantized(QuantizedWeight::<B>::upload(
+                    &format.quantize(&host, &[width, inputs]).unwrap(),
+                    device,
+                ))
             } else {
                 Weight::Dense(values)
             };
@@ -214,12 +217,12 @@ fn kept_weights_change_no_bit(gemms: GemmFormat, device: &Device) {
     bare.modules.iter_mut().for_each(|module| module.adapter = None);
     let all = || [run(&first, &group), run(&other, &changed), run(&first, &bare)];
     let without = all();
-    Cuda::keep_weights(device, [1 << 30; 2]);
+    Cuda::open(device, &RunShape { kept_bytes: [1 << 30; 2], ..RunShape::default() });
     for _ in 0..2 {
         assert!(without == all(), "{gemms:?}: kept weights gave other results");
     }
     Cuda::release_memory(device);
-    Cuda::keep_weights(device, [0; 2]);
+    Cuda::open(device, &RunShape::default());
     assert!(without == all(), "{gemms:?}: and so after they were released");
 }
 
@@ -260,7 +263,7 @@ fn mlp(up: &Inputs, down: &Inputs, base: Option<QuantFormat>, together: bool, de
         let normed = if together {
             Prologue::Norm { x: x.clone(), norm: norm.clone() }
         } else {
-            Prologue::None { x: Cuda::rms_norm(x.clone(), &norm) }
+            Prologue::None { x: Cuda::rms_norm(x.clone(), &norm, None) }
         };
         let (parts, up_saved) = Cuda::project(normed, &gate_up, Epilogue::None, Keep::Inputs);
         let [gate, up]: [_; 2] = parts.try_into().unwrap();

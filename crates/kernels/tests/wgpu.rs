@@ -60,7 +60,7 @@ fn weights_dequantized_on_the_device_equal_the_host_codec_in_the_bits_of_their_c
         let values: Vec<f32> = (0..shape[0] * shape[1]).map(|index| (index as f32 * 0.173).sin()).collect();
         for format in QuantFormat::ALL.into_iter().filter(|format| format.check_columns(shape[1]).is_ok()) {
             let quantized = format.quantize(&values, &shape).unwrap();
-            let weight: QuantizedWeight<Wgpu> = Wgpu::upload_quantized(&quantized, &Default::default());
+            let weight = QuantizedWeight::<Wgpu>::upload(&quantized, &Default::default());
             let on_device: Vec<f32> = Wgpu::dequantize_weight(&weight).into_data().to_vec().unwrap();
             for (index, (value, expected)) in on_device.iter().zip(quantized.dequantize()).enumerate() {
                 // Only a sum with the offset of nested scales may be rounded otherwise.

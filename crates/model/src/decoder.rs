@@ -18,7 +18,7 @@ use firebrick_arch::ModelConfig;
 use firebrick_kernels::linear::into_single;
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{
-    Contributions, CrossEntropy, CrossEntropyOptions, Documents, Epilogue, GemmFormat, GradientSink, Group, Keep,
+    Contributions, CrossEntropy, CrossEntropyOptions, Documents, Epilogue, GemmFormat, GradientSink, Group, Hint, Keep,
     Kernels, LossTargets, Module, Parameter, Prologue, RotaryTables, Weight, WeightGradient, loss,
 };
 
@@ -133,7 +133,7 @@ impl<B: Kernels> Decoder<B> {
         let counted: Vec<(i32, i32)> =
             (0..).zip(targets).filter(|&(_, &target)| target >= 0).map(|(i, &target)| (i, target as i32)).collect();
         let (rows, targets): (Vec<i32>, Vec<i32>) = counted.into_iter().unzip();
-        B::make_room(&self.device, input_ids.len());
+        B::hint(&self.device, Hint::Pass { tokens: input_ids.len() });
         let documents = Documents::new(cu_seqlens, &self.device);
         assert_eq!(documents.tokens(), input_ids.len(), "cu_seqlens must end at the number of tokens");
         Ok(MicroBatch {
@@ -186,7 +186,8 @@ impl<B: Kernels> Decoder<B> {
         for (index, layer) in layers.iter().enumerate() {
             // Layers in a row mostly have one kind of attention.
             if index == 0 || layers[index - 1].attention != layer.attention {
-                B::begin_attention(&layer.attention, self.compute_dtype, &batch.context.documents);
+                let (dtype, documents) = (self.compute_dtype, &batch.context.documents);
+                B::hint(&self.device, Hint::Attention { spec: &layer.attention, dtype, documents });
             }
         }
     }
@@ -206,7 +207,7 @@ impl<B: Kernels> Decoder<B> {
         }
         if pass.offload {
             // The last copies ran next to the last layer.
-            B::settle_offloads(&self.device);
+            B::hint(&self.device, Hint::ForwardDone);
         }
         let tape = Tape {
             saved,
@@ -273,7 +274,8 @@ impl<B: Kernels> Decoder<B> {
             dx_nd = backward_layer(&layer, saved, &context, dx_nd, adapters, sink);
         }
         if let Some(table) = self.embed_tokens.trained() {
-            let gradient = B::embed_backward(ids_n, dx_nd, self.embedding_scale(), self.config.spec.vocab_size);
+            let (scale, rows) = (self.embedding_scale(), self.config.spec.vocab_size);
+            let gradient = B::embed_backward(ids_n, dx_nd, scale, rows, false);
             add_matrix(table, gradient, false, sink);
         } else if let Some((rows, slots_n)) = self.embed_rows.as_ref().zip(slots_n) {
             let gradient = rows.embedding_gradient(slots_n, dx_nd, self.embedding_scale());

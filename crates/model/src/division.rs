@@ -67,7 +67,7 @@ impl<'a, B: Kernels> Store for Blocks<'a, B> {
     fn prefetch(&mut self, index: usize) {
         let (Some(division), layer) = (self.division, &self.layers[index]) else { return };
         self.coming.entry(index).or_insert_with(|| {
-            let started = B::start_broadcast(&division.communicator, loans(layer, division), self.device);
+            let started = division.communicator.start_broadcast(loans(layer, division), self.device);
             started.unwrap_or_else(|error| error.raise())
         });
     }
@@ -77,7 +77,7 @@ impl<'a, B: Kernels> Store for Blocks<'a, B> {
         let layer = &self.layers[index];
         match self.coming.remove(&index) {
             None => LayerRef::Resident(layer),
-            Some(exchange) => LayerRef::Gathered(Box::new(with_bases(layer, B::finish(exchange, self.device)))),
+            Some(exchange) => LayerRef::Gathered(Box::new(with_bases(layer, exchange.finish()))),
         }
     }
 
@@ -93,7 +93,7 @@ fn loans<B: Kernels>(layer: &Layer<B>, division: &Division) -> Vec<Loan<B>> {
         let root = division.owners[&name];
         if root == division.communicator.rank() {
             let parts = parts(&linear.base).into_iter();
-            loans.extend(parts.map(|part| Loan { root, layout: part.layout(), own: Some(part) }));
+            loans.extend(parts.map(|part| Loan::of(part, root)));
         } else {
             let layouts = layouts(&linear.base, linear.shape).into_iter();
             loans.extend(layouts.map(|layout| Loan { root, layout, own: None }));

@@ -8,7 +8,7 @@
 use burn_tensor::Tensor;
 use firebrick_arch::Activation;
 use firebrick_kernels::linear::{into_parts, into_single};
-use firebrick_kernels::{Epilogue, GradientSink, Keep, Kernels, ProjectSaved, Prologue, Routing};
+use firebrick_kernels::{Epilogue, GradientSink, Keep, Kernels, ProjectSaved, Prologue, Routing, with_varying_sizes};
 
 use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
 use crate::norm::Norm;
@@ -57,13 +57,13 @@ impl<B: Kernels> Experts<B> {
         let x_nd = norm.forward(h_nd.clone());
         let (logits, router) = self.router.forward(Prologue::None { x: x_nd.clone() }, Epilogue::None, keep, adapters);
         let routing = B::route(into_single(logits), self.top_k, self.normalizes_weights);
-        let rows = B::split_rows(B::dispatch(x_nd, &routing), &routing.rows);
-        let (outputs, experts): (Vec<_>, Vec<_>) = B::with_varying_sizes(&device, || {
+        let rows = B::slices(B::dispatch(x_nd, &routing), &routing.row_ranges());
+        let (outputs, experts): (Vec<_>, Vec<_>) = with_varying_sizes::<B, _>(&device, || {
             let with_rows = self.with_rows(&routing).zip(rows);
             with_rows.map(|(expert, rows)| self.expert_forward(expert, rows, keep, adapters)).unzip()
         });
         let y_sd = B::join_rows(outputs);
-        let output_nd = B::combine(y_sd.clone(), &routing, h_nd.clone());
+        let output_nd = B::combine(y_sd.clone(), &routing, Some(h_nd.clone()));
         let experts: Option<Vec<_>> = experts.into_iter().collect();
         let saved = router.zip(experts);
         (output_nd, saved.map(|(router, experts)| SavedExperts { h_nd, router, routing, experts, y_sd }))
@@ -95,15 +95,15 @@ impl<B: Kernels> Experts<B> {
         let SavedExperts { h_nd, router, routing, experts, y_sd } = saved;
         let device = h_nd.device();
         let (d_rows_sd, d_weights_nk) = B::combine_backward(y_sd, &routing, dy_nd.clone());
-        let d_rows = B::split_rows(d_rows_sd, &routing.rows);
-        let d_rows = B::with_varying_sizes(&device, || {
+        let d_rows = B::slices(d_rows_sd, &routing.row_ranges());
+        let d_rows = with_varying_sizes::<B, _>(&device, || {
             let with_rows = self.with_rows(&routing).zip(experts.into_iter().zip(d_rows));
             with_rows.map(|(expert, (saved, dy))| expert_backward(expert, saved, dy, adapters, sink)).collect()
         });
         for (expert, _) in self.experts.iter().zip(&routing.rows).filter(|(_, rows)| **rows == 0) {
             expert.iter().flat_map(|group| &group.modules).for_each(|linear| add_zeros(linear, &device, sink));
         }
-        let dx_nd = B::dispatch_backward(B::join_rows(d_rows), &routing);
+        let dx_nd = B::combine(B::join_rows(d_rows), &routing, None);
         let d_logits = B::route_backward(&routing, d_weights_nk, &dx_nd);
         let grads = self.router.backward(*router, vec![d_logits], Some(dx_nd), adapters, sink);
         let dx_nd = grads.input.plain();

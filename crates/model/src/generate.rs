@@ -335,10 +335,7 @@ impl<B: Kernels> Batch<'_, B> {
         let mut schedule = Schedule::new(&mut blocks, 0..model.layers().len(), 1);
         while let Some((index, layer)) = schedule.next_item() {
             let (tokens, cache) = (&pass.tokens, &mut self.caches.layers[index]);
-            let attend = match &pass.documents {
-                Some(documents) => Attend::Prompts { documents, tokens, cache },
-                None => Attend::Cached { tokens, cache },
-            };
+            let attend = Attend::Cached { tokens, cache, prompts: pass.documents.as_ref() };
             x_nd = layer.forward(x_nd, &pass.rotary, attend, Keep::Nothing, AdapterPass::PLAIN).0;
         }
         x_nd

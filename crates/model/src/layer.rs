@@ -147,10 +147,9 @@ const KEPT: &str = "a group keeps what its backward needs";
 pub(crate) enum Attend<'a, B: Kernels> {
     /// The earlier tokens of the same document.
     Documents(&'a Documents<B>),
-    /// The same; keys and values are stored as well. Each document begins a sequence.
-    Prompts { documents: &'a Documents<B>, tokens: &'a CachedTokens<B>, cache: &'a mut KvCache<B> },
-    /// All earlier tokens of the same sequence, which are stored; so are the new ones.
-    Cached { tokens: &'a CachedTokens<B>, cache: &'a mut KvCache<B> },
+    /// All earlier tokens of the same sequence, which are stored; so are the new ones. Of prompts, each document begins
+    /// a sequence.
+    Cached { tokens: &'a CachedTokens<B>, cache: &'a mut KvCache<B>, prompts: Option<&'a Documents<B>> },
 }
 
 /// The input of a group, normalized where there is a norm.
@@ -416,13 +415,8 @@ impl<B: Kernels> Layer<B> {
                 let output = B::packed_attention(heads, &self.spec.attention, documents);
                 (output.o.clone(), Some(output))
             }
-            Attend::Prompts { documents, tokens, cache } => {
-                B::store_in_cache(cache, heads.k.clone(), heads.v.clone(), tokens);
-                (B::packed_attention(heads, &self.spec.attention, documents).o, None)
-            }
-            Attend::Cached { tokens, cache } => {
-                B::store_in_cache(cache, heads.k.clone(), heads.v.clone(), tokens);
-                (B::cached_attention(heads.q.clone(), cache, tokens, &self.spec.attention), None)
+            Attend::Cached { tokens, cache, prompts } => {
+                (B::cached_attention(heads, cache, tokens, prompts, &self.spec.attention), None)
             }
         }
     }

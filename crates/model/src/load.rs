@@ -89,7 +89,7 @@ impl<B: Kernels> Decoder<B> {
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, ModelError> {
         let readers = available_parallelism().map_or(1, NonZero::get).min(MAX_READERS);
-        let quantizes_on_device = B::quantizes_on_device();
+        let quantizes_on_device = B::QUANTIZES_ON_DEVICE;
         let bytes = if quantizes_on_device { LOOK_AHEAD } else { LOOK_AHEAD_OF_HOST };
         let limits = Limits { readers, bytes, piece: HASHED_PIECE };
         Self::load_within(folder, &config, options, division, device, quantizes_on_device, limits, progress)

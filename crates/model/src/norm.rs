@@ -28,7 +28,7 @@ impl<B: Kernels> Norm<B> {
     }
 
     pub(crate) fn forward(&self, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
-        B::rms_norm(x_nd, &self.operand())
+        B::rms_norm(x_nd, &self.operand(), None)
     }
 
     /// The gradient of `x`; that of the weight goes to the sink.

@@ -7,7 +7,9 @@
 
 use burn_tensor::Tensor;
 use firebrick_kernels::memory::prefetch::Store;
-use firebrick_kernels::{AttentionOutput, GradientSink, Keep, Kernels, Offloaded, Recompute, SoftmaxStatistics};
+use firebrick_kernels::{
+    AttentionOutput, GradientSink, Keep, Kernels, Offloaded, Payload, Recompute, SoftmaxStatistics,
+};
 
 use crate::division::{Blocks, LayerRef};
 use crate::layer::{Attend, Context, Layer, LowRank, SavedForBackward};
@@ -62,17 +64,18 @@ pub(crate) struct AttentionInputs<B: Kernels> {
 
 impl<B: Kernels> AttentionInputs<B> {
     fn prefetch(&mut self, device: &B::Device) {
-        B::prefetch(&mut self.o_nd, device);
-        B::prefetch(&mut self.x_nd, device);
+        self.o_nd.prefetch(device);
+        self.x_nd.prefetch(device);
     }
 
     fn restore(self, device: &B::Device) -> (Tensor<B, 2>, (AttentionOutput<B>, LowRank<B>)) {
-        let o = B::restore(self.o_nd, device);
-        (B::restore(self.x_nd, device), (AttentionOutput { o, statistics: self.statistics }, self.low_rank))
+        let o = self.o_nd.restore(device).into_values();
+        (self.x_nd.restore(device).into_values(), (AttentionOutput { o, statistics: self.statistics }, self.low_rank))
     }
 }
 
 fn put_away<B: Kernels>(x_nd: Tensor<B, 2>, offload: bool) -> Offloaded<B> {
+    let x_nd = Payload::Values(x_nd);
     if offload { B::offload(x_nd) } else { Offloaded::on_device(x_nd) }
 }
 
@@ -156,7 +159,7 @@ impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
         self.blocks.prefetch(index);
         match &mut self.saved[index] {
             Some(SavedLayer::Input { x_nd, .. } | SavedLayer::Halves { h_nd: x_nd, .. }) => {
-                B::prefetch(x_nd, self.blocks.device);
+                x_nd.prefetch(self.blocks.device);
             }
             Some(SavedLayer::Activations(_)) | None => (),
         }
@@ -165,9 +168,11 @@ impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
     fn take(&mut self, index: usize) -> Self::Item {
         let device = self.blocks.device;
         let saved = match self.saved[index].take().expect("what a layer saved is taken once") {
-            SavedLayer::Input { x_nd, low_rank } => Restored::Input { x_nd: B::restore(x_nd, device), low_rank },
+            SavedLayer::Input { x_nd, low_rank } => {
+                Restored::Input { x_nd: x_nd.restore(device).into_values(), low_rank }
+            }
             SavedLayer::Halves { mut attention, h_nd, low_rank } => {
-                let h_nd = B::restore(h_nd, device);
+                let h_nd = h_nd.restore(device).into_values();
                 attention.prefetch(device);
                 Restored::Halves { attention, h_nd, low_rank }
             }

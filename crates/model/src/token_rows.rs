@@ -56,7 +56,7 @@ impl<B: Kernels> TokenRows<B> {
         dx_nd: Tensor<B, 2>,
         scale: f32,
     ) -> Tensor<B, 2> {
-        B::embed_rows_backward(slots_n, dx_nd, scale, self.ids.len())
+        B::embed_backward(slots_n, dx_nd, scale, self.ids.len(), true)
     }
 
     /// Writes the rows into their table.

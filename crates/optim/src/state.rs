@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use burn_tensor::{BasicOps, DType, Int, IntDType, Tensor, TensorData};
-use firebrick_kernels::{Kernels, Offloaded};
+use firebrick_kernels::{Kernels, Offloaded, Payload};
 
 /// A state tensor of fewer elements stays on the device, as bitsandbytes keeps it: copying it would cost more than it saves.
 const MIN_PAGED_ELEMENTS: usize = 100_000;
@@ -46,7 +46,7 @@ pub(crate) struct StateSpec {
 #[derive(Clone, Debug)]
 pub(crate) enum StateTensor<B: Kernels> {
     F32(Tensor<B, 1>),
-    /// In [`WeightOps::code_storage_dtype`](firebrick_kernels::WeightOps::code_storage_dtype).
+    /// In [`WeightOps::CODE_DTYPE`](firebrick_kernels::WeightOps::CODE_DTYPE).
     Codes(Tensor<B, 1, Int>),
 }
 
@@ -121,8 +121,7 @@ pub(crate) struct ParameterState<B: Kernels> {
 /// A state tensor between two updates.
 enum StoredTensor<B: Kernels> {
     Resident(StateTensor<B>),
-    PagedF32(Offloaded<B>),
-    PagedCodes(Offloaded<B, Int>),
+    Paged(Offloaded<B>),
 }
 
 impl<B: Kernels> ParameterState<B> {
@@ -138,7 +137,7 @@ impl<B: Kernels> ParameterState<B> {
     pub(crate) fn into_parts(self) -> (Vec<StateSpec>, Vec<StateTensor<B>>) {
         let resident = |stored| match stored {
             StoredTensor::Resident(tensor) => tensor,
-            StoredTensor::PagedF32(_) | StoredTensor::PagedCodes(_) => panic!("state is fetched before its update"),
+            StoredTensor::Paged(_) => panic!("state is fetched before its update"),
         };
         (self.layout, self.tensors.into_iter().map(resident).collect())
     }
@@ -158,8 +157,7 @@ impl<B: Kernels> ParameterState<B> {
         for stored in &mut self.tensors {
             match stored {
                 StoredTensor::Resident(_) => {}
-                StoredTensor::PagedF32(values) => B::prefetch(values, device),
-                StoredTensor::PagedCodes(codes) => B::prefetch_codes(codes, device),
+                StoredTensor::Paged(paged) => paged.prefetch(device),
             }
         }
     }
@@ -168,20 +166,22 @@ impl<B: Kernels> ParameterState<B> {
     pub(crate) fn fetched(self, device: &B::Device) -> Self {
         let fetch = |stored| match stored {
             StoredTensor::Resident(tensor) => tensor,
-            StoredTensor::PagedF32(values) => StateTensor::F32(flat(B::restore(values, device))),
-            StoredTensor::PagedCodes(codes) => StateTensor::Codes(flat(B::restore_codes(codes, device))),
+            StoredTensor::Paged(paged) => match paged.restore(device) {
+                Payload::Values(values) => StateTensor::F32(flat(values)),
+                Payload::Codes(codes) => StateTensor::Codes(flat(codes)),
+            },
         };
         Self::new(self.layout, self.tensors.into_iter().map(fetch).collect())
     }
 
     /// The tensors by part, on the host. Waits for the device.
     pub(crate) fn download(&self) -> impl Iterator<Item = (&StateSpec, HostTensor)> {
-        let host = |stored: &StoredTensor<B>| match stored {
-            StoredTensor::Resident(tensor) => tensor.download(),
-            StoredTensor::PagedF32(values) => host_f32(values.to_data()),
-            StoredTensor::PagedCodes(codes) => host_codes(codes.to_data()),
+        let host = |(spec, stored): (&StateSpec, &StoredTensor<B>)| match (stored, spec.init) {
+            (StoredTensor::Resident(tensor), _) => tensor.download(),
+            (StoredTensor::Paged(paged), StateInit::F32(_)) => host_f32(paged.to_data()),
+            (StoredTensor::Paged(paged), StateInit::Code(_)) => host_codes(paged.to_data()),
         };
-        self.layout.iter().zip(self.tensors.iter().map(host))
+        self.layout.iter().zip(self.layout.iter().zip(&self.tensors).map(host))
     }
 }
 
@@ -206,7 +206,7 @@ impl<B: Kernels> StateTensor<B> {
                 Self::F32(Tensor::from_data(TensorData::new(values, shape), (device, DType::F32)))
             }
             HostTensor::U8(codes) => {
-                let (shape, dtype) = ([codes.len()], DType::from(B::code_storage_dtype()));
+                let (shape, dtype) = ([codes.len()], DType::from(B::CODE_DTYPE));
                 Self::Codes(Tensor::from_data(TensorData::new(codes, shape).convert_dtype(dtype), (device, dtype)))
             }
         }
@@ -222,10 +222,10 @@ impl<B: Kernels> StateTensor<B> {
     }
 
     fn page(self) -> StoredTensor<B> {
-        match self {
-            Self::F32(values) => StoredTensor::PagedF32(B::offload(row(values))),
-            Self::Codes(codes) => StoredTensor::PagedCodes(B::offload_codes(row(codes))),
-        }
+        StoredTensor::Paged(B::offload(match self {
+            Self::F32(values) => Payload::Values(row(values)),
+            Self::Codes(codes) => Payload::Codes(row(codes)),
+        }))
     }
 }
 

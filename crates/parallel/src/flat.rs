@@ -96,7 +96,7 @@ impl<B: Kernels> FlatGradients<B> {
         let sum = ranks.all_reduce_sum::<B>(vec![sum])?.pop().expect("one tensor was summed");
         let (names, ranges): (Vec<_>, Vec<_>) =
             self.ranges.into_iter().map(|(name, range)| (name, (range.start, range.elements))).unzip();
-        for (name, gradient) in names.into_iter().zip(B::ranges(sum, &ranges)) {
+        for (name, gradient) in names.into_iter().zip(B::slices(sum, &ranges)) {
             gradients.insert(name, gradient);
         }
         Ok(gradients)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn_tensor::Tensor;
-use firebrick_kernels::{CommError, Communicator, Kernels, Parameter};
+use firebrick_kernels::{BackendKind, CommError, Communicator, Kernels, Parameter};
 
 use crate::agreement::{Facts, agree};
 use crate::error::ParallelError;
@@ -83,17 +83,21 @@ impl Ranks {
         if self.world_size() == 1 { Ok(()) } else { agree(&self.communicator, facts) }
     }
 
-    /// Connects the devices of all ranks. Returns what carries tensors between them; `None` with one rank.
+    /// Connects the devices of all ranks, where the backend has a library for that. Returns what carries tensors
+    /// between them; `None` with one rank.
     ///
     /// # Errors
     /// A library that is missing, or a rank is gone.
-    pub fn connect<B: Kernels>(&self, device: &B::Device) -> Result<Option<String>, ParallelError> {
-        if self.world_size() == 1 { Ok(None) } else { Ok(Some(B::connect(&self.communicator, device)?)) }
+    pub fn connect(&self, backend: BackendKind) -> Result<Option<String>, ParallelError> {
+        if self.world_size() == 1 {
+            return Ok(None);
+        }
+        Ok(Some(backend.connect(&self.communicator, self.local_rank)?))
     }
 
     /// Whether a step that ended before a rank was lost is whole: not if its sums may still have been under way.
-    pub fn is_exact_after_loss<B: Kernels>(&self) -> bool {
-        B::is_exact_after_loss(&self.communicator)
+    pub fn is_exact_after_loss(&self) -> bool {
+        self.communicator.is_exact_after_loss()
     }
 
     /// The bytes of every rank, in rank order. `operation` names the exchange in errors.
@@ -148,7 +152,8 @@ impl Ranks {
             return Ok(());
         }
         for parameter in parameters {
-            parameter.value = B::broadcast(&self.communicator, parameter.value.clone(), 0)?;
+            let shared = self.communicator.broadcast_each(vec![(parameter.value.clone(), 0)])?;
+            parameter.value = shared.into_iter().next().expect("one tensor was shared");
         }
         Ok(())
     }
@@ -175,7 +180,7 @@ impl Ranks {
             (std::mem::replace(&mut parameter.value, placeholder.clone()), *owner)
         };
         let values: Vec<_> = parameters.iter_mut().map(take).collect();
-        let shared = B::broadcast_each(&self.communicator, values)?;
+        let shared = self.communicator.broadcast_each(values)?;
         for ((parameter, _), value) in parameters.into_iter().zip(shared) {
             parameter.value = value;
         }
@@ -246,7 +251,7 @@ impl Ranks {
     /// # Errors
     /// As [`Ranks::all_reduce_count`].
     pub fn all_reduce_sum<B: Kernels>(&self, tensors: Vec<Tensor<B, 1>>) -> Result<Vec<Tensor<B, 1>>, ParallelError> {
-        if self.world_size() == 1 { Ok(tensors) } else { Ok(B::all_reduce_sum(&self.communicator, tensors)?) }
+        if self.world_size() == 1 { Ok(tensors) } else { Ok(self.communicator.all_reduce_sum(tensors)?) }
     }
 }
 

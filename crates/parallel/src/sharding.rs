@@ -18,7 +18,6 @@ use crate::ranks::Ranks;
 /// Collects the gradients of a step; each rank gets the sums of the parameters that it owns.
 pub struct ShardingSink<B: Kernels> {
     ranks: Ranks,
-    device: B::Device,
     owners: BTreeMap<Arc<str>, usize>,
     contributions: Contributions,
     in_last_micro_batch: bool,
@@ -42,11 +41,9 @@ impl<B: Kernels> ShardingSink<B> {
         owners: BTreeMap<Arc<str>, usize>,
         contributions: Contributions,
         bucket_bytes: usize,
-        device: &B::Device,
     ) -> Self {
         Self {
             ranks: ranks.clone(),
-            device: device.clone(),
             owners,
             contributions,
             in_last_micro_batch: false,
@@ -96,7 +93,7 @@ impl<B: Kernels> ShardingSink<B> {
                 (name, (gradient, owner))
             })
             .unzip();
-        match B::start_reduce(self.ranks.communicator(), tensors) {
+        match self.ranks.communicator().start_reduce(tensors) {
             Ok(exchange) => self.under_way = Some((names, exchange)),
             Err(error) => self.sums = Err(error.into()),
         }
@@ -105,7 +102,7 @@ impl<B: Kernels> ShardingSink<B> {
     /// Adds this rank's part of the bucket that was under way.
     fn add_arrived(&mut self) {
         let Some((names, exchange)) = self.under_way.take() else { return };
-        let arrived = B::finish(exchange, &self.device);
+        let arrived = exchange.finish();
         let Ok(sums) = &mut self.sums else { return };
         for (name, gradient) in names.into_iter().zip(arrived) {
             if self.owners[&name] == self.ranks.rank() {

@@ -176,7 +176,7 @@ fn shard(
     let parameters = &parameters()[..4];
     let parameters: Vec<&Parameter<Flex>> = parameters.iter().collect();
     let owners = ranks.owners(&parameters);
-    let mut sink = ShardingSink::<Flex>::new(ranks, owners, contributions(), bucket_bytes, &Default::default());
+    let mut sink = ShardingSink::<Flex>::new(ranks, owners, contributions(), bucket_bytes);
     backward(&mut sink, &share, values);
     sink.finish()
 }
@@ -202,7 +202,7 @@ fn divided_gradients_are_exchanged_in_every_micro_batch() {
     let mirror = Arc::new(Mirror::default());
     let ranks = Ranks::new(Communicator::new(0, 2, mirror.clone()));
     let owners = parameters()[..4].iter().map(|parameter| (parameter.name.clone(), 0)).collect();
-    let mut sink = ShardingSink::<Flex>::new(&ranks, owners, contributions(), 200, &Default::default());
+    let mut sink = ShardingSink::<Flex>::new(&ranks, owners, contributions(), 200);
     backward(&mut sink, &[0, 1], integers);
     let bytes = [4 * (4 + 32 + 32), 4 * 44];
     assert_eq!(mirror.exchanges(), [&bytes[..], &bytes[..1]].concat());

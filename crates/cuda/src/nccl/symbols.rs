@@ -50,8 +50,6 @@ pub(super) struct Symbols {
     pub(super) group_end: unsafe extern "C" fn() -> Status,
     pub(super) all_reduce: Reduce,
     pub(super) reduce: ReduceTo,
-    pub(super) reduce_scatter: Reduce,
-    pub(super) all_gather: unsafe extern "C" fn(Data, Data, usize, c_int, Opaque, Opaque) -> Status,
     pub(super) broadcast: Reduce,
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
     /// Since NCCL 2.13; only messages use it.
@@ -90,8 +88,6 @@ impl Symbols {
                 group_end: symbol(library, file, "ncclGroupEnd")?,
                 all_reduce: symbol(library, file, "ncclAllReduce")?,
                 reduce: symbol(library, file, "ncclReduce")?,
-                reduce_scatter: symbol(library, file, "ncclReduceScatter")?,
-                all_gather: symbol(library, file, "ncclAllGather")?,
                 broadcast: symbol(library, file, "ncclBroadcast")?,
                 error_string: symbol(library, file, "ncclGetErrorString")?,
                 last_error: symbol(library, file, "ncclGetLastError").ok(),

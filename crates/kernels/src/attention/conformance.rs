@@ -63,12 +63,18 @@ fn cached<B: Kernels>(check: &mut Check<'_, B>, spec: &AttentionSpec) {
         let expected_tokens = CachedTokens::<Flex>::new(sequences, &check.cpu);
         let [queries, keys] = [spec.query_size(), spec.kv_size()].map(|width| [tokens.count(), width]);
         let (q, k, v) = (check.random(queries, 1.5), check.random(keys, 1.5), check.random(keys, 1.0));
-        B::store_in_cache(&mut cache, k.0, v.0, &tokens);
         reference::store(&mut expected_cache, k.1, v.1, &expected_tokens);
-        let o = B::cached_attention(q.0, &cache, &tokens, spec);
-        check.compare("cached_attention", o, reference::cached(q.1, &expected_cache, &expected_tokens, spec));
+        let expected = reference::cached(q.1, &expected_cache, &expected_tokens, spec);
+        let qkv = Qkv { q: q.0, k: k.0, v: v.0 };
+        if step == 0 {
+            let (documents, _) = check.documents();
+            let o = B::cached_attention(&qkv, &mut cache, &tokens, Some(&documents), spec);
+            check.compare("cached_attention: prompts", o, expected.clone());
+        }
+        let o = B::cached_attention(&qkv, &mut cache, &tokens, None, spec);
+        check.compare("cached_attention", o, expected);
     }
     for (stored, expected) in cache.tensors().into_iter().zip(expected_cache.tensors()) {
-        check.compare("store_in_cache", stored, expected);
+        check.compare("cached_attention: what is stored", stored, expected);
     }
 }

@@ -10,7 +10,7 @@ pub(crate) mod conformance;
 mod documents;
 pub mod reference;
 
-use burn_tensor::{DType, Tensor, backend::Backend};
+use burn_tensor::{Tensor, backend::Backend};
 use firebrick_arch::AttentionSpec;
 
 pub use cache::{CachedTokens, KvCache, NewTokens};
@@ -58,10 +58,6 @@ pub enum StatisticsLayout {
 
 /// Attention, forward and backward.
 pub trait AttentionOps: Backend {
-    /// Starts to prepare what takes long and both passes over documents will need in this compute format, while other work runs. It is
-    /// optional: a pass prepares what is missing.
-    fn begin_attention(_spec: &AttentionSpec, _dtype: DType, _documents: &Documents<Self>) {}
-
     /// Attention of each document's tokens to the earlier ones of the same document, as `spec` describes it (heads, window, scale,
     /// soft cap).
     fn packed_attention(qkv: &Qkv<Self>, spec: &AttentionSpec, documents: &Documents<Self>) -> AttentionOutput<Self> {
@@ -79,19 +75,21 @@ pub trait AttentionOps: Backend {
         reference::backward(qkv, spec, output, d_o, documents)
     }
 
-    /// Stores keys and values `[n, g * k]` of new tokens in the rows that are theirs. A backend may write them in place.
-    fn store_in_cache(cache: &mut KvCache<Self>, k: Tensor<Self, 2>, v: Tensor<Self, 2>, tokens: &CachedTokens<Self>) {
-        reference::store(cache, k, v, tokens);
-    }
-
-    /// Attention of new tokens, whose keys and values are stored already, to all tokens of their sequences up to themselves: queries
-    /// and result `[n, h * k]`.
+    /// Attention of new tokens of sequences that have a cache: stores their keys and values in the rows that are
+    /// theirs, in place where the backend can, and lets their queries attend to all tokens of their sequences up to
+    /// themselves, `[n, h * k]`. `prompts` are the documents of new tokens that begin their sequences, so that nothing
+    /// of the cache is read.
     fn cached_attention(
-        q: Tensor<Self, 2>,
-        cache: &KvCache<Self>,
+        qkv: &Qkv<Self>,
+        cache: &mut KvCache<Self>,
         tokens: &CachedTokens<Self>,
+        prompts: Option<&Documents<Self>>,
         spec: &AttentionSpec,
     ) -> Tensor<Self, 2> {
-        reference::cached(q, cache, tokens, spec)
+        reference::store(cache, qkv.k.clone(), qkv.v.clone(), tokens);
+        match prompts {
+            Some(documents) => Self::packed_attention(qkv, spec, documents).o,
+            None => reference::cached(qkv.q.clone(), cache, tokens, spec),
+        }
     }
 }

@@ -81,7 +81,7 @@ pub(crate) fn backward_by<B: Backend>(
     Qkv { q: join(dqs, 0), k: join(dks, 0), v: join(dvs, 0) }
 }
 
-/// See [`crate::AttentionOps::store_in_cache`].
+/// See [`crate::AttentionOps::cached_attention`].
 pub fn store<B: Backend>(cache: &mut KvCache<B>, k: Tensor<B, 2>, v: Tensor<B, 2>, tokens: &CachedTokens<B>) {
     let width = k.dims()[1];
     cache.replace(|[mut keys, mut values]| {

@@ -7,8 +7,7 @@
 )]
 
 use crate::{
-    AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps,
-    WeightOps,
+    AttentionOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, WeightOps,
 };
 
 /// f32 values, i64 indices: what candle's CPU kernels are fastest with.
@@ -23,5 +22,4 @@ impl MoeOps for Candle {}
 impl EmbeddingOps for Candle {}
 impl LossOps for Candle {}
 impl OptimizerOps for Candle {}
-impl CommOps for Candle {}
 impl Kernels for Candle {}

@@ -25,6 +25,13 @@ pub use planning::{converted_weights_bytes, estimate, fp8_refusal};
 #[cfg(feature = "wgpu")]
 pub use wgpu::Wgpu;
 
+use burn_tensor::DType;
+
+use crate::linear::GemmFormat;
+#[cfg(feature = "cuda")]
+use crate::memory::MemoryOps;
+use crate::{CommError, Communicator};
+
 impl BackendKind {
     /// Whether the backend computes in float16 here. CPU backends could, slower than in f32.
     pub fn computes_in_f16(self) -> bool {
@@ -50,6 +57,61 @@ impl BackendKind {
             #[cfg(feature = "cuda")]
             Self::Cuda => cuda::probe(),
             _ => Err(format!("this build does not have the backend {self}")),
+        }
+    }
+
+    /// Keeps the threads of this process, those that it will start included, on the processors near the device of a
+    /// rank, and with them pinned memory, which the system allocates near the thread that asks for it. Returns what was
+    /// done, for the log; `None` where the device is not near one part of the machine, or the system does not say
+    /// which.
+    pub fn stay_near(self, local_rank: usize) -> Option<String> {
+        let _ = local_rank;
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda => cuda::stay_near(local_rank),
+            _ => None,
+        }
+    }
+
+    /// Runs every operation that training in these formats uses once on small random input, on the device of a rank,
+    /// against the reference body on the CPU. `Err` names the operation that is wrong: a broken driver must not train
+    /// on zeros. `None`: this backend has nothing to test.
+    pub fn self_test(
+        self,
+        local_rank: usize,
+        dtype: DType,
+        gemms: GemmFormat,
+        head_dim: usize,
+    ) -> Option<Result<(), String>> {
+        let _ = (local_rank, dtype, gemms, head_dim);
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda => Some(cuda::self_test(&Cuda::device_of(local_rank), dtype, gemms, head_dim)),
+            _ => None,
+        }
+    }
+
+    /// Connects the devices of all ranks, where the backend has a library for that. Every rank calls it once, before
+    /// the first collective. Returns what carries tensors between ranks, for the log.
+    ///
+    /// # Errors
+    /// [`CommError::NoLibrary`], or as [`Communicator::all_reduce_sum`].
+    pub fn connect(self, ranks: &Communicator, local_rank: usize) -> Result<String, CommError> {
+        let _ = (ranks, local_rank);
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda => cuda::connect(ranks, &Cuda::device_of(local_rank)),
+            _ => Ok("host memory and TCP, summed in rank order".to_owned()),
+        }
+    }
+
+    /// Bytes that this thread's memory pools hold on the device. `None` where no pools are kept, or the driver reports
+    /// the card's memory.
+    pub fn allocated_bytes(self) -> Option<u64> {
+        match self {
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => wgpu::allocated_bytes(),
+            _ => None,
         }
     }
 

@@ -5,8 +5,7 @@
 //! Every rank calls the same operations in the same order.
 //! Trade-off: the reference gathers everything on every rank: exact and small, not for scale.
 
-#[cfg(feature = "flex")]
-pub(crate) mod conformance;
+mod collectives;
 mod local;
 mod payload;
 pub mod reference;
@@ -18,9 +17,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use burn_tensor::{Tensor, backend::Backend};
+use burn_tensor::backend::Backend;
 
-use crate::Readback;
+pub use collectives::{Collective, DeviceSide};
 pub use local::local_group;
 pub use payload::{Exchange, Loan, Payload, PayloadLayout};
 
@@ -114,10 +113,11 @@ pub trait Transport: Send + Sync {
     }
 }
 
-/// What a backend's own library knows of the ranks of a job.
-pub trait DeviceSide: Any + Send + Sync {
-    /// Why the library's results are not to be used any more.
-    fn failure(&self) -> Option<String>;
+/// A backend's own library, once it is connected.
+struct Library {
+    failure: Box<dyn Fn() -> Option<String> + Send + Sync>,
+    /// `Arc<dyn DeviceSide<B>>` of the backend that connected it.
+    side: Box<dyn Any + Send + Sync>,
 }
 
 /// The ranks of a job, as one of them sees it.
@@ -126,8 +126,7 @@ pub struct Communicator {
     rank: usize,
     world_size: usize,
     transport: Option<Arc<dyn Transport>>,
-    /// What a backend's own library knows of these ranks, once it is connected.
-    device_side: Arc<OnceLock<Arc<dyn DeviceSide>>>,
+    library: Arc<OnceLock<Library>>,
     /// Nanoseconds that exchanges of bytes have taken, waiting for other ranks included.
     exchanged_ns: Arc<AtomicU64>,
     /// Exchanges of bytes that go on.
@@ -156,8 +155,8 @@ impl Communicator {
     }
 
     fn over(rank: usize, world_size: usize, transport: Option<Arc<dyn Transport>>) -> Self {
-        let (device_side, exchanged_ns, exchanging) = Default::default();
-        Self { rank, world_size, transport, device_side, exchanged_ns, exchanging }
+        let (library, exchanged_ns, exchanging) = Default::default();
+        Self { rank, world_size, transport, library, exchanged_ns, exchanging }
     }
 
     /// This rank, from 0.
@@ -204,7 +203,7 @@ impl Communicator {
     /// [`CommError::Lost`].
     pub fn check(&self, operation: &'static str) -> Result<(), CommError> {
         let of_transport = self.transport.as_ref().and_then(|transport| transport.lost());
-        match of_transport.or_else(|| self.device_side.get().and_then(|side| side.failure())) {
+        match of_transport.or_else(|| self.library.get().and_then(|library| (library.failure)())) {
             Some(problem) => Err(self.lost(operation, problem)),
             None => Ok(()),
         }
@@ -236,147 +235,32 @@ impl Communicator {
         }
     }
 
-    /// What a backend stored with [`Communicator::connect_device`], if it is of this type.
-    pub fn device_side<T: DeviceSide>(&self) -> Option<Arc<T>> {
-        let side: Arc<dyn Any + Send + Sync> = self.device_side.get()?.clone();
-        side.downcast().ok()
+    /// Whether results that were returned before a rank was lost are right. Not where a library carries them: they may
+    /// still be under way.
+    pub fn is_exact_after_loss(&self) -> bool {
+        self.library.get().is_none()
     }
 
-    /// Stores what a backend's own library knows of these ranks, for all clones of this communicator.
+    /// The library of a backend that [`Communicator::connect_device`] stored.
+    fn device_side<B: Backend>(&self) -> Option<&dyn DeviceSide<B>> {
+        let side = self.library.get()?.side.downcast_ref::<Arc<dyn DeviceSide<B>>>();
+        Some(&**side.expect("a job computes on one backend"))
+    }
+
+    /// Has all clones of this communicator exchange the tensors of a backend by its library.
     ///
     /// # Panics
-    /// If something was stored before.
-    pub fn connect_device<T: DeviceSide>(&self, side: Arc<T>) {
-        assert!(self.device_side.set(side).is_ok(), "rank {} was connected twice", self.rank);
-    }
-}
-
-/// Collectives over flat f32 tensors.
-///
-/// Inside a section a result may be stored, but is read by operations only after the section: it may still be under way on another
-/// stream, while the section computes.
-pub trait CommOps: Backend {
-    /// The device of the rank with this number on its machine.
-    fn device_of(local_rank: usize) -> Self::Device {
-        let _ = local_rank;
-        Self::Device::default()
-    }
-
-    /// Connects the devices of all ranks, where the backend has a library for that. Every rank calls it once, before the first
-    /// collective. Returns what carries tensors between ranks, for the log.
-    ///
-    /// # Errors
-    /// [`CommError::NoLibrary`], or as [`CommOps::all_reduce_sum`].
-    fn connect(ranks: &Communicator, device: &Self::Device) -> Result<String, CommError> {
-        let _ = (ranks, device);
-        Ok("host memory and TCP, summed in rank order".to_owned())
-    }
-
-    /// Whether results that were returned before a rank was lost are right. Not where they may still be under way.
-    fn is_exact_after_loss(ranks: &Communicator) -> bool {
-        let _ = ranks;
-        true
-    }
-
-    /// Milliseconds for which the device has waited for other ranks since the last call, to be read later as one number: communication
-    /// that no other work hides. `None` where it is not measured.
-    fn comm_wait(device: &Self::Device) -> Option<Readback> {
-        let _ = device;
-        None
-    }
-
-    /// Milliseconds of operations between devices since the last call, to be read later as one number: what hides behind other work
-    /// included, and waiting for ranks that come later. `None` where it is not measured.
-    fn comm_time(device: &Self::Device) -> Option<Readback> {
-        let _ = device;
-        None
-    }
-
-    /// Each tensor summed over all ranks; the same bits on every rank.
-    ///
-    /// # Errors
-    /// [`CommError`]: a rank is gone or sends something else.
-    fn all_reduce_sum(ranks: &Communicator, tensors: Vec<Tensor<Self, 1>>) -> Result<Vec<Tensor<Self, 1>>, CommError> {
-        reference::all_reduce_sum(ranks, tensors)
-    }
-
-    /// This rank's part of the sum of a tensor over all ranks: equal parts in rank order, the last one shorter.
-    ///
-    /// # Errors
-    /// As [`CommOps::all_reduce_sum`].
-    fn reduce_scatter_sum(ranks: &Communicator, tensor: Tensor<Self, 1>) -> Result<Tensor<Self, 1>, CommError> {
-        reference::reduce_scatter_sum(ranks, tensor)
-    }
-
-    /// The parts of all ranks, joined in rank order.
-    ///
-    /// # Errors
-    /// As [`CommOps::all_reduce_sum`].
-    fn all_gather(ranks: &Communicator, part: Tensor<Self, 1>) -> Result<Tensor<Self, 1>, CommError> {
-        reference::all_gather(ranks, part)
-    }
-
-    /// Each tensor as it is on the rank that is named with it, on every rank.
-    ///
-    /// # Errors
-    /// As [`CommOps::all_reduce_sum`].
-    fn broadcast_each(
-        ranks: &Communicator,
-        tensors: Vec<(Tensor<Self, 1>, usize)>,
-    ) -> Result<Vec<Tensor<Self, 1>>, CommError> {
-        reference::broadcast_each(ranks, tensors)
-    }
-
-    /// Starts to give every rank the payloads that one of them has. Every rank lists the same ones in the same order.
-    ///
-    /// # Errors
-    /// As [`CommOps::all_reduce_sum`].
-    fn start_broadcast(
-        ranks: &Communicator,
-        loans: Vec<Loan<Self>>,
-        device: &Self::Device,
-    ) -> Result<Exchange<Self>, CommError> {
-        Ok(Exchange::done(reference::broadcast_payloads(ranks, loans, device)?))
-    }
-
-    /// Starts to sum each f32 tensor over all ranks, for the rank that is named with it. On the others the result has no meaning.
-    ///
-    /// # Errors
-    /// As [`CommOps::all_reduce_sum`].
-    fn start_reduce(ranks: &Communicator, tensors: Vec<(Tensor<Self, 1>, usize)>) -> Result<Exchange<Self>, CommError> {
-        let sums = reference::reduce_each(ranks, tensors)?;
-        Ok(Exchange::done(sums.into_iter().map(Payload::Values).collect()))
-    }
-
-    /// The results of an exchange, in the order in which it was started. Operations of the same section may read them.
-    fn finish(exchange: Exchange<Self>, device: &Self::Device) -> Vec<Payload<Self>> {
-        let _ = device;
-        exchange.payloads
-    }
-
-    /// The tensor of rank `root`, on every rank.
-    ///
-    /// # Errors
-    /// As [`CommOps::all_reduce_sum`].
-    fn broadcast(ranks: &Communicator, tensor: Tensor<Self, 1>, root: usize) -> Result<Tensor<Self, 1>, CommError> {
-        reference::broadcast(ranks, tensor, root)
+    /// If one was connected before.
+    pub fn connect_device<B: Backend>(&self, side: Arc<dyn DeviceSide<B>>) {
+        let of_failure = side.clone();
+        let library = Library { failure: Box::new(move || of_failure.failure()), side: Box::new(side) };
+        assert!(self.library.set(library).is_ok(), "rank {} was connected twice", self.rank);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use super::*;
-
-    #[derive(Default)]
-    struct Library(Mutex<Option<String>>);
-
-    impl DeviceSide for Library {
-        fn failure(&self) -> Option<String> {
-            self.0.lock().unwrap().clone()
-        }
-    }
 
     #[test]
     fn an_error_that_ends_a_computation_is_caught_as_it_was_raised() {
@@ -384,17 +268,5 @@ mod tests {
         let raised = error.clone();
         assert_eq!(CommError::catch(|| raised.raise()), Err::<(), _>(error));
         assert_eq!(CommError::catch(|| 7), Ok(7));
-    }
-
-    #[test]
-    fn a_failure_of_a_connected_library_is_one_of_every_clone_of_the_communicator() {
-        let (communicator, library) = (Communicator::single(), Arc::new(Library::default()));
-        let clone = communicator.clone();
-        assert!(clone.device_side::<Library>().is_none());
-        communicator.connect_device(library.clone());
-        assert!(clone.device_side::<Library>().is_some() && clone.check("a step").is_ok());
-        *library.0.lock().unwrap() = Some("a cable is out".to_owned());
-        let message = clone.check("a step").unwrap_err().to_string();
-        assert!(message.contains("during a step: a cable is out"), "{message}");
     }
 }

@@ -1,4 +1,5 @@
-//! Tensors as they travel between ranks: flat, in the format in which they are stored, and the exchanges of them that are under way.
+//! Tensors as they travel between ranks, flat and in the format in which they are stored, and the exchanges of them
+//! that are under way.
 //!
 //! An exchange is started and finished by separate calls, so that a backend with a side stream computes in between. Codes of quantized
 //! weights travel as codes.
@@ -6,13 +7,13 @@
 
 use burn_tensor::{DType, Int, IntDType, Tensor, TensorData, backend::Backend};
 
-/// A flat tensor that is exchanged as it is stored.
+/// A tensor that travels as it is stored: between ranks flat, to host memory and back as rows.
 #[derive(Clone, Debug)]
-pub enum Payload<B: Backend> {
+pub enum Payload<B: Backend, const D: usize = 1> {
     /// Values, in any float format.
-    Values(Tensor<B, 1>),
+    Values(Tensor<B, D>),
     /// Codes, in bytes or in words that hold several.
-    Codes(Tensor<B, 1, Int>),
+    Codes(Tensor<B, D, Int>),
 }
 
 /// What a rank must know of a payload to receive it.
@@ -26,26 +27,24 @@ pub struct PayloadLayout {
     pub elements: usize,
 }
 
-/// A payload that one rank gives to all others.
+/// A payload of an exchange, with the rank that gives it to all others, or gets their sum.
 #[derive(Clone, Debug)]
 pub struct Loan<B: Backend> {
-    /// The rank that has it.
+    /// That rank.
     pub root: usize,
     /// What it is.
     pub layout: PayloadLayout,
-    /// The payload: on its root, and nowhere else.
+    /// The payload. Of one that is lent, on its root and nowhere else.
     pub own: Option<Payload<B>>,
 }
 
-/// An exchange under way; [`CommOps::finish`](crate::CommOps::finish) waits for it.
+/// An exchange under way.
 #[must_use]
-#[derive(Debug)]
 pub struct Exchange<B: Backend> {
     /// What will hold the results, in the order of the request.
     pub(crate) payloads: Vec<Payload<B>>,
-    /// Number of the operation on the backend's side stream; `None` where it is done.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only CUDA exchanges while it computes"))]
-    pub(crate) ticket: Option<u64>,
+    /// Has later work on the device wait for it; `None` where it is done.
+    pub(crate) wait: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl<B: Backend> Payload<B> {
@@ -56,28 +55,6 @@ impl<B: Backend> Payload<B> {
             Self::Codes(codes) => (true, codes.dtype(), codes.dims()[0]),
         };
         PayloadLayout { is_codes, dtype, elements }
-    }
-
-    /// The values.
-    ///
-    /// # Panics
-    /// If it is codes: sender and receiver list the same parts.
-    pub fn into_values(self) -> Tensor<B, 1> {
-        match self {
-            Self::Values(values) => values,
-            Self::Codes(_) => panic!("expected values, got codes"),
-        }
-    }
-
-    /// The codes.
-    ///
-    /// # Panics
-    /// If it is values: sender and receiver list the same parts.
-    pub fn into_codes(self) -> Tensor<B, 1, Int> {
-        match self {
-            Self::Codes(codes) => codes,
-            Self::Values(_) => panic!("expected codes, got values"),
-        }
     }
 
     /// The bytes that travel through host memory: elements as they are stored.
@@ -105,6 +82,30 @@ impl<B: Backend> Payload<B> {
     }
 }
 
+impl<B: Backend, const D: usize> Payload<B, D> {
+    /// The values.
+    ///
+    /// # Panics
+    /// If it is codes: sender and receiver list the same parts.
+    pub fn into_values(self) -> Tensor<B, D> {
+        match self {
+            Self::Values(values) => values,
+            Self::Codes(_) => panic!("expected values, got codes"),
+        }
+    }
+
+    /// The codes.
+    ///
+    /// # Panics
+    /// If it is values: sender and receiver list the same parts.
+    pub fn into_codes(self) -> Tensor<B, D, Int> {
+        match self {
+            Self::Codes(codes) => codes,
+            Self::Values(_) => panic!("expected codes, got values"),
+        }
+    }
+}
+
 impl PayloadLayout {
     /// Bytes of all elements.
     pub(crate) fn bytes(&self) -> usize {
@@ -112,9 +113,24 @@ impl PayloadLayout {
     }
 }
 
+impl<B: Backend> Loan<B> {
+    /// Of a payload that this rank has.
+    pub fn of(payload: Payload<B>, root: usize) -> Self {
+        Self { root, layout: payload.layout(), own: Some(payload) }
+    }
+}
+
 impl<B: Backend> Exchange<B> {
     /// An exchange that is done.
     pub(crate) fn done(payloads: Vec<Payload<B>>) -> Self {
-        Self { payloads, ticket: None }
+        Self { payloads, wait: None }
+    }
+
+    /// The results, in the order in which it was started. Operations of the same section may read them.
+    pub fn finish(self) -> Vec<Payload<B>> {
+        if let Some(wait) = self.wait {
+            wait();
+        }
+        self.payloads
     }
 }

@@ -12,7 +12,7 @@ use super::{CommError, Communicator, Loan, Payload};
 /// Bytes of one value.
 const VALUE: usize = size_of::<f32>();
 
-/// See [`crate::CommOps::all_reduce_sum`].
+/// See [`Communicator::all_reduce_sum`].
 ///
 /// # Errors
 /// [`CommError`].
@@ -34,36 +34,7 @@ pub fn all_reduce_sum<B: Backend>(
     Ok(tensors.into_iter().map(part).collect())
 }
 
-/// See [`crate::CommOps::reduce_scatter_sum`].
-///
-/// # Errors
-/// [`CommError`].
-pub fn reduce_scatter_sum<B: Backend>(ranks: &Communicator, tensor: Tensor<B, 1>) -> Result<Tensor<B, 1>, CommError> {
-    if ranks.world_size() == 1 {
-        return Ok(tensor);
-    }
-    let ([length], device) = (tensor.dims(), tensor.device());
-    let sum = summed(ranks, "reduce_scatter_sum", bytes(tensor))?;
-    let part = length.div_ceil(ranks.world_size());
-    let (start, end) = (length.min(ranks.rank() * part), length.min((ranks.rank() + 1) * part));
-    Ok(Tensor::from_floats(&sum[start..end], &device))
-}
-
-/// See [`crate::CommOps::all_gather`].
-///
-/// # Errors
-/// [`CommError`].
-pub fn all_gather<B: Backend>(ranks: &Communicator, part: Tensor<B, 1>) -> Result<Tensor<B, 1>, CommError> {
-    if ranks.world_size() == 1 {
-        return Ok(part);
-    }
-    let device = part.device();
-    let gathered = ranks.all_gather_bytes("all_gather", bytes(part))?;
-    let all: Vec<f32> = gathered.iter().flat_map(|bytes| values(bytes)).collect();
-    Ok(Tensor::from_floats(all.as_slice(), &device))
-}
-
-/// See [`crate::CommOps::broadcast_each`]. One exchange: each rank sends the tensors that it is named with.
+/// See [`Communicator::broadcast_each`]. One exchange: each rank sends the tensors that it is named with.
 ///
 /// # Errors
 /// [`CommError`].
@@ -94,7 +65,7 @@ pub fn broadcast_each<B: Backend>(
     Ok(tensors.into_iter().map(next).collect())
 }
 
-/// See [`crate::CommOps::start_broadcast`]. One exchange: each rank sends the payloads that it is the root of.
+/// See [`Communicator::start_broadcast`]. One exchange: each rank sends the payloads that it is the root of.
 ///
 /// # Errors
 /// [`CommError`].
@@ -123,7 +94,7 @@ pub fn broadcast_payloads<B: Backend>(
     Ok(loans.iter().map(next).collect())
 }
 
-/// See [`crate::CommOps::start_reduce`]. One exchange; each rank adds only what it is the root of.
+/// See [`Communicator::start_reduce`]. One exchange; each rank adds only what it is the root of.
 ///
 /// # Errors
 /// [`CommError`].
@@ -151,28 +122,6 @@ pub fn reduce_each<B: Backend>(
         Tensor::from_floats(sum.as_slice(), &tensor.device())
     };
     Ok(tensors.into_iter().map(sum).collect())
-}
-
-/// See [`crate::CommOps::broadcast`].
-///
-/// # Errors
-/// [`CommError`].
-pub fn broadcast<B: Backend>(
-    ranks: &Communicator,
-    tensor: Tensor<B, 1>,
-    root: usize,
-) -> Result<Tensor<B, 1>, CommError> {
-    assert!(root < ranks.world_size(), "rank {root} does not exist in a world of {}", ranks.world_size());
-    if ranks.world_size() == 1 {
-        return Ok(tensor);
-    }
-    let ([length], device) = (tensor.dims(), tensor.device());
-    let own = if ranks.rank() == root { bytes(tensor) } else { Vec::new() };
-    let gathered = ranks.all_gather_bytes("broadcast", own)?;
-    let sent = &gathered[root];
-    check_length("broadcast", root, sent, length * VALUE)?;
-    let all: Vec<f32> = values(sent).collect();
-    Ok(Tensor::from_floats(all.as_slice(), &device))
 }
 
 /// The sums of all ranks' values.
@@ -255,28 +204,6 @@ mod tests {
                 Ok(Tensor::cat(all_reduce_sum(ranks, halves)?, 0))
             });
             assert!(results.iter().all(|result| *result == expected_sum(world_size)));
-        }
-    }
-
-    #[test]
-    fn scattered_parts_joined_are_the_sum() {
-        for world_size in [1, 2, 3, 8] {
-            let results = on_all_ranks(world_size, |ranks| {
-                let part = reduce_scatter_sum(ranks, of_rank(ranks.rank()))?;
-                let start = LENGTH.min(ranks.rank() * LENGTH.div_ceil(world_size));
-                assert_eq!(part.dims()[0], LENGTH.div_ceil(world_size).min(LENGTH - start));
-                all_gather(ranks, part)
-            });
-            assert!(results.iter().all(|result| *result == expected_sum(world_size)));
-        }
-    }
-
-    #[test]
-    fn a_broadcast_gives_every_rank_the_tensor_of_the_root() {
-        for root in 0..3 {
-            let results = on_all_ranks(3, |ranks| broadcast(ranks, of_rank(ranks.rank()), root));
-            let expected: Vec<f32> = of_rank(root).into_data().to_vec().unwrap();
-            assert!(results.iter().all(|result| *result == expected));
         }
     }
 

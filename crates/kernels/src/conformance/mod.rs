@@ -13,6 +13,8 @@ use burn_tensor::DType;
 pub use self::check::{Case, Finding, tolerance};
 
 use self::check::{Check, Extent};
+#[cfg(feature = "cuda")]
+use crate::Hint;
 use crate::Kernels;
 
 /// Runs every operation in all its variants.
@@ -35,7 +37,6 @@ fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Findi
     crate::memory::conformance::check(&mut check);
     crate::loss::conformance::check(&mut check);
     crate::optimizer::conformance::check(&mut check);
-    crate::comm::conformance::check(&mut check);
     // Last: what it needs takes longest to prepare, which may have started before.
     crate::attention::conformance::check(&mut check);
     check.findings
@@ -45,7 +46,8 @@ fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Findi
 #[cfg(feature = "cuda")]
 pub(crate) fn begin_attention<B: Kernels>(case: &Case, device: &B::Device) {
     let check = Check::<B>::new(case, device, Extent::First);
-    B::begin_attention(&case.attention(), case.dtype, &check.documents().0);
+    let (spec, documents) = (case.attention(), check.documents().0);
+    B::hint(device, Hint::Attention { spec: &spec, dtype: case.dtype, documents: &documents });
 }
 
 /// Runs attention alone: documents of one length may take another way than packed ones.
@@ -125,7 +127,7 @@ mod tests {
             "attention_backward",
             "linear_cross_entropy",
             "adamw_foreach",
-            "adamw_8bit_foreach",
+            "adamw_foreach, 8 bits",
             "squared_norm",
         ] {
             assert!(findings.iter().any(|finding| finding.what.starts_with(subject)), "{subject} is missing");

@@ -16,24 +16,15 @@ pub trait EmbeddingOps: Backend {
         reference::forward(table_vd, ids_n, scale, dtype)
     }
 
-    /// Gradient of the table `[v, d]` f32: rows of `dy` times `scale`, summed by id.
+    /// Gradient of the table, or of some rows of it, `[rows, d]` f32: rows of `dy` times `scale`, summed by the row
+    /// that is named for each token. Only where `may_be_none`, some names may be below 0, which is no row.
     fn embed_backward(
-        ids_n: Tensor<Self, 1, Int>,
-        dy_nd: Tensor<Self, 2>,
-        scale: f32,
-        vocab_size: usize,
-    ) -> Tensor<Self, 2> {
-        reference::backward(ids_n, dy_nd, scale, vocab_size)
-    }
-
-    /// Gradient of some rows of the table, `[rows, d]` f32: rows of `dy` times `scale`, summed by the row that `slots_n` names for each
-    /// token; -1 names none.
-    fn embed_rows_backward(
-        slots_n: Tensor<Self, 1, Int>,
+        rows_n: Tensor<Self, 1, Int>,
         dy_nd: Tensor<Self, 2>,
         scale: f32,
         rows: usize,
+        may_be_none: bool,
     ) -> Tensor<Self, 2> {
-        reference::rows_backward(slots_n, dy_nd, scale, rows)
+        reference::backward(rows_n, dy_nd, scale, rows, may_be_none)
     }
 }

@@ -14,26 +14,21 @@ pub fn forward<B: Backend>(table_vd: Tensor<B, 2>, ids_n: Tensor<B, 1, Int>, sca
 
 /// See [`crate::EmbeddingOps::embed_backward`].
 pub fn backward<B: Backend>(
-    ids_n: Tensor<B, 1, Int>,
-    dy_nd: Tensor<B, 2>,
-    scale: f32,
-    vocab_size: usize,
-) -> Tensor<B, 2> {
-    let zeros = Tensor::zeros([vocab_size, dy_nd.dims()[1]], (&dy_nd.device(), DType::F32));
-    let dy_nd = if scale == 1.0 { to_f32(dy_nd) } else { to_f32(dy_nd).mul_scalar(scale) };
-    zeros.select_assign(0, ids_n, dy_nd, IndexingUpdateOp::Add)
-}
-
-/// See [`crate::EmbeddingOps::embed_rows_backward`].
-pub fn rows_backward<B: Backend>(
-    slots_n: Tensor<B, 1, Int>,
+    rows_n: Tensor<B, 1, Int>,
     dy_nd: Tensor<B, 2>,
     scale: f32,
     rows: usize,
+    may_be_none: bool,
 ) -> Tensor<B, 2> {
-    // One row more, for what belongs to none.
-    let is_none = slots_n.clone().lower_elem(0);
-    backward(slots_n.mask_fill(is_none, rows as i32), dy_nd, scale, rows + 1).narrow(0, 0, rows)
+    if may_be_none {
+        // One row more, for what belongs to none.
+        let is_none = rows_n.clone().lower_elem(0);
+        let rows_n = rows_n.mask_fill(is_none, rows as i32);
+        return backward(rows_n, dy_nd, scale, rows + 1, false).narrow(0, 0, rows);
+    }
+    let zeros = Tensor::zeros([rows, dy_nd.dims()[1]], (&dy_nd.device(), DType::F32));
+    let dy_nd = if scale == 1.0 { to_f32(dy_nd) } else { to_f32(dy_nd).mul_scalar(scale) };
+    zeros.select_assign(0, rows_n, dy_nd, IndexingUpdateOp::Add)
 }
 
 #[cfg(all(test, feature = "flex"))]
@@ -50,7 +45,7 @@ mod tests {
             let recorded = leaf(&table);
             let rows = forward(recorded.clone(), Tensor::from_ints(ids, &device), scale, DType::F32);
             let expected = recorded_backward(rows, &dy);
-            let gradient = backward(Tensor::from_ints(ids, &device), dy.clone(), scale, 8);
+            let gradient = backward(Tensor::from_ints(ids, &device), dy.clone(), scale, 8, false);
             assert_close(gradient, recorded.grad(&expected).unwrap(), 1e-6);
         }
     }

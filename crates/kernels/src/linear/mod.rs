@@ -51,19 +51,6 @@ pub enum GemmFormat {
     Fp8,
 }
 
-/// How a library's algorithms for large GEMMs are chosen, where it has several.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum GemmAlgorithms {
-    /// The first that the library proposes.
-    #[default]
-    Library,
-    /// What was measured before on this machine; the library's first where nothing was.
-    Kept,
-    /// What was measured before, or is measured now: in the first pass, which takes seconds longer.
-    Measured,
-}
-
 impl<B: Backend> Group<B> {
     /// Width of all outputs together.
     pub fn out_features(&self) -> usize {
@@ -392,11 +379,6 @@ pub trait LinearOps: NormOps + WeightOps {
         after_down: impl FnOnce(Vec<ModuleGradients<Self>>, Option<Tensor<Self, 1>>),
     ) -> ProjectGradients<Self> {
         reference::mlp_backward([gate_up, down], dy_no, d_residual_ni, after_down)
-    }
-
-    /// Sets how the library's algorithms for large GEMMs are chosen. Backends without a choice ignore it.
-    fn choose_gemms(device: &Self::Device, algorithms: GemmAlgorithms) {
-        let _ = (device, algorithms);
     }
 
     /// Squares of the norms of the rows of a weight, `[o]` f32. `dtype` is the compute dtype, to which a backend may round the weight first.

@@ -128,7 +128,7 @@ pub fn dropped<B: Backend>(x: Tensor<B, 2>, dropout: Dropout) -> Tensor<B, 2> {
 fn prologue_output<B: LinearOps>(prologue: &Prologue<B>) -> Tensor<B, 2> {
     match prologue {
         Prologue::None { x } => x.clone(),
-        Prologue::Norm { x, norm } => B::rms_norm(x.clone(), norm),
+        Prologue::Norm { x, norm } => B::rms_norm(x.clone(), norm, None),
         Prologue::Gated { gate, up, activation } => B::gated(gate.clone(), up.clone(), *activation),
     }
 }
@@ -311,7 +311,7 @@ fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>,
         Epilogue::Residual(residual_no) => (vec![into_single(parts).add(residual_no)], None, None),
         Epilogue::NormResidual { norm, residual } => {
             let raw = into_single(parts);
-            let output = B::rms_norm_add(raw.clone(), &norm, residual);
+            let output = B::rms_norm(raw.clone(), &norm, Some(residual));
             (vec![output], None, (keep != Keep::Nothing).then_some(SavedOutputNorm { norm, raw }))
         }
         Epilogue::Heads(heads) => {
@@ -336,7 +336,7 @@ fn rotated<B: LinearOps>(x: Tensor<B, 2>, heads: &HeadsEpilogue<B>) -> Tensor<B,
 fn normalized<B: LinearOps>(x: Tensor<B, 2>, norm: Option<&NormWeight<B>>) -> Tensor<B, 2> {
     let Some(norm) = norm else { return x };
     let shape = x.dims();
-    B::rms_norm(head_rows(x, norm), norm).reshape(shape)
+    B::rms_norm(head_rows(x, norm), norm, None).reshape(shape)
 }
 
 /// One row per norm: a head, or all heads of a token.

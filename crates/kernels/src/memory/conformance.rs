@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use burn_tensor::{DType, Int, IntDType, Tensor, TensorData};
 
 use crate::conformance::check::Check;
-use crate::{HostBuffer, Kernels};
+use crate::{DeviceTime, HostBuffer, Kernels, Payload};
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     offloaded(check);
@@ -19,26 +19,26 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
 /// Codes that go away and come back twice, with a look at them in between, as paged optimizer state does.
 fn offloaded_codes<B: Kernels>(check: &mut Check<'_, B>) {
     let (device, count) = (check.device, 1000);
-    let dtype = DType::from(B::code_storage_dtype());
+    let dtype = DType::from(B::CODE_DTYPE);
     let codes = |item: usize| -> Vec<u8> { (0..count).map(|index| ((index + item * 31) % 251) as u8).collect() };
     let upload = |item| {
         let data = TensorData::new(codes(item), [1, count]).convert_dtype(dtype);
         Tensor::<B, 2, Int>::from_data(data, (device, dtype))
     };
     let host = |data: TensorData| data.convert::<u8>().to_vec::<u8>().expect("just converted to bytes");
-    let mut away: Vec<_> = (0..5).map(|item| B::offload_codes(upload(item))).collect();
+    let mut away: Vec<_> = (0..5).map(|item| B::offload(Payload::Codes(upload(item)))).collect();
     for _ in 0..2 {
         let mut back = Vec::new();
         for (item, mut offloaded) in std::mem::take(&mut away).into_iter().enumerate() {
-            B::prefetch_codes(&mut offloaded, device);
+            offloaded.prefetch(device);
             if item % 2 == 0 {
-                check.same("offload_codes: a look", host(offloaded.to_data()) == codes(item));
+                check.same("offload: a look at codes", host(offloaded.to_data()) == codes(item));
             }
-            let restored = B::restore_codes(offloaded, device);
-            check.same("restore_codes", host(restored.clone().cast(IntDType::I32).into_data()) == codes(item));
+            let restored = offloaded.restore(device).into_codes();
+            check.same("restore: codes", host(restored.clone().cast(IntDType::I32).into_data()) == codes(item));
             back.push(restored);
         }
-        away = back.into_iter().map(B::offload_codes).collect();
+        away = back.into_iter().map(|codes| B::offload(Payload::Codes(codes))).collect();
     }
 }
 
@@ -53,22 +53,22 @@ fn numbers<B: Kernels>(check: &mut Check<'_, B>) {
     let got: Vec<Vec<f32>> = requested.into_iter().map(|readback| readback.wait()).collect();
     check.same("read_later", got.iter().zip(&values).all(|(got, value)| *got == [*value, 2.0 * value]));
     check.same("read_later: work queued after it", B::read_later(vec![later]).wait() == [3.0]);
-    let waited = B::restore_wait(device).wait();
-    check.same("restore_wait", waited.len() == 1 && waited[0] >= 0.0);
+    let waited = B::device_time(device, DeviceTime::RestoreWait).map(|time| time.wait());
+    check.same("device_time", waited.is_none_or(|waited| waited.len() == 1 && waited[0] >= 0.0));
 }
 
 fn offloaded<B: Kernels>(check: &mut Check<'_, B>) {
     let shape = [check.case.tokens(), check.case.hidden_size];
     let tensors: Vec<_> = (0..5).map(|_| check.random(shape, 1.0)).collect();
     let (ours, expected): (Vec<_>, Vec<_>) = tensors.into_iter().unzip();
-    let mut away: Vec<_> = ours.into_iter().map(B::offload).collect();
+    let mut away: Vec<_> = ours.into_iter().map(|x| B::offload(Payload::Values(x))).collect();
     let device = check.device;
     for expected in expected.into_iter().rev() {
         let offloaded = away.pop().expect("as many as were offloaded");
         if let Some(next) = away.last_mut() {
-            B::prefetch(next, device);
+            next.prefetch(device);
         }
-        check.compare("offload and restore", B::restore(offloaded, device), expected);
+        check.compare("offload and restore", offloaded.restore(device).into_values(), expected);
     }
 }
 

@@ -11,16 +11,17 @@ mod host_buffer;
 mod offload;
 pub mod prefetch;
 mod readback;
+mod session;
 pub mod training_shape;
 pub mod work;
 
-use std::convert::Infallible;
+use burn_tensor::{DType, Tensor, TensorData, backend::Backend};
 
-use burn_tensor::{DType, Int, Tensor, TensorData, backend::Backend};
-
+use crate::comm::Payload;
 pub use host_buffer::HostBuffer;
 pub use offload::Offloaded;
 pub use readback::Readback;
+pub use session::{DeviceTime, GemmAlgorithms, Hint, RunShape};
 
 #[cfg(feature = "cuda")]
 pub(crate) use host_buffer::Memory;
@@ -31,12 +32,20 @@ pub(crate) use readback::Numbers;
 
 /// Memory and ordering of device work.
 pub trait MemoryOps: Backend {
-    /// Keeps the threads of this process, those that it will start included, on the processors near the device, and with them pinned
-    /// memory, which the system allocates near the thread that asks for it. Returns what was done, for the log; `None` where the device
-    /// is not near one part of the machine, or the system does not say which.
-    fn stay_near(device: &Self::Device) -> Option<String> {
-        let _ = device;
-        None
+    /// The device of the rank with this number on its machine.
+    fn device_of(local_rank: usize) -> Self::Device {
+        let _ = local_rank;
+        Self::Device::default()
+    }
+
+    /// Tells what a run will do with the device, before its model is built. Backends that prepare nothing ignore it.
+    fn open(device: &Self::Device, shape: &RunShape) {
+        let _ = (device, shape);
+    }
+
+    /// Tells what comes next, so that a backend can prepare for it; most ignore it.
+    fn hint(device: &Self::Device, hint: Hint<'_, Self>) {
+        let _ = (device, hint);
     }
 
     /// Runs a stretch of work in which only operations of `Kernels` touch the device.
@@ -61,12 +70,6 @@ pub trait MemoryOps: Backend {
     /// Returns memory that is kept for reuse to the driver: after loading, or when the sizes of tensors change.
     fn release_memory(device: &Self::Device) {
         Self::memory_cleanup(device);
-    }
-
-    /// Bytes that this thread's memory pools hold on the device. `None` where no pools are kept, or the driver reports the card's memory.
-    fn allocated_bytes(device: &Self::Device) -> Option<u64> {
-        let _ = device;
-        None
     }
 
     /// Host memory to fill with a tensor's bytes for [`MemoryOps::upload`]; from any thread.
@@ -103,47 +106,16 @@ pub trait MemoryOps: Backend {
         Ok(Tensor::from_data(TensorData::from_bytes_vec(bytes, shape, dtype), (device, dtype)))
     }
 
-    /// Moves a tensor out of the way until its backward; where the backend can, into host memory, copied while other work runs.
-    fn offload(x_nd: Tensor<Self, 2>) -> Offloaded<Self> {
-        Offloaded::on_device(x_nd)
+    /// Moves a tensor out of the way until it is needed again; where the backend can, into host memory, copied while
+    /// other work runs.
+    fn offload(x: Payload<Self, 2>) -> Offloaded<Self> {
+        Offloaded::on_device(x)
     }
 
-    /// Lets go of what offloaded tensors still take on the device, so that later work, which waits for their copies, can have the memory.
-    fn settle_offloads(device: &Self::Device) {
-        let _ = device;
-    }
-
-    /// Starts to bring a tensor back, so that [`MemoryOps::restore`] need not wait.
-    fn prefetch(offloaded: &mut Offloaded<Self>, device: &Self::Device) {
-        let _ = (offloaded, device);
-    }
-
-    /// The tensor that was offloaded, bit for bit.
-    fn restore(offloaded: Offloaded<Self>, device: &Self::Device) -> Tensor<Self, 2> {
-        let _ = device;
-        match offloaded.into_parts::<Infallible>() {
-            Ok(x_nd) => x_nd,
-            Err(never) => match never {},
-        }
-    }
-
-    /// [`MemoryOps::offload`] for the codes of quantized optimizer state.
-    fn offload_codes(codes: Tensor<Self, 2, Int>) -> Offloaded<Self, Int> {
-        Offloaded::on_device(codes)
-    }
-
-    /// [`MemoryOps::prefetch`] for codes.
-    fn prefetch_codes(offloaded: &mut Offloaded<Self, Int>, device: &Self::Device) {
-        let _ = (offloaded, device);
-    }
-
-    /// [`MemoryOps::restore`] for codes.
-    fn restore_codes(offloaded: Offloaded<Self, Int>, device: &Self::Device) -> Tensor<Self, 2, Int> {
-        let _ = device;
-        match offloaded.into_parts::<Infallible>() {
-            Ok(codes) => codes,
-            Err(never) => match never {},
-        }
+    /// Ranges of the first axis, in order, by their starts and lengths. They share the tensor's memory where the
+    /// backend can.
+    fn slices<const D: usize>(x: Tensor<Self, D>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, D>> {
+        ranges.iter().map(|&(start, length)| x.clone().narrow(0, start, length)).collect()
     }
 
     /// Starts to copy values `[1]` f32 to the host. The host does not wait until it reads them, and then not for work that is queued
@@ -155,34 +127,10 @@ pub trait MemoryOps: Backend {
         Readback::new(readback::OnDevice(values))
     }
 
-    /// Milliseconds for which the device has waited for restored tensors since the last call, to be read later as one number: what
-    /// the copies cost beyond the work that they run next to. 0 where nothing is kept elsewhere.
-    fn restore_wait(device: &Self::Device) -> Readback {
-        let _ = device;
-        Readback::new(readback::Known(vec![0.0]))
-    }
-
-    /// Lets the device keep this many bytes of converted frozen weights from one pass to the next: for the forward, and for the
-    /// backward. Backends that convert nothing, or in another way, ignore it.
-    fn keep_weights(device: &Self::Device, bytes: [u64; 2]) {
-        let _ = (device, bytes);
-    }
-
-    /// Tells what [`MemoryOps::make_room`] counts with: a pass over `tokens` tokens takes up to `bytes` on the device and in host memory, in
-    /// addition to parameters, gradients and optimizer state.
-    fn expect_passes(device: &Self::Device, bytes: [u64; 2], tokens: usize) {
-        let _ = (device, bytes, tokens);
-    }
-
-    /// Before a pass over `tokens` tokens: where pools keep buffers of exact sizes, returns what passes over other numbers of tokens left
-    /// there, if the device has too little left for this pass or the host's buffers are more than the largest pass needs. Not inside a
-    /// section.
-    fn make_room(device: &Self::Device, tokens: usize) {
-        let _ = (device, tokens);
-    }
-
-    /// Allocates, while other work runs, what [`MemoryOps::offload`] will need for `count` tensors of `bytes` bytes.
-    fn reserve_offload(device: &Self::Device, count: usize, bytes: usize) {
-        let _ = (device, count, bytes);
+    /// Milliseconds of the device since the last call for the same, to be read later as one number. `None` where it is
+    /// not measured.
+    fn device_time(device: &Self::Device, of: DeviceTime) -> Option<Readback> {
+        let _ = (device, of);
+        None
     }
 }

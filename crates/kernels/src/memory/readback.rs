@@ -45,12 +45,3 @@ impl<B: Backend> Numbers for OnDevice<B> {
         data.map(|data| data.to_vec::<f32>().expect("the value was just converted to f32")[0]).collect()
     }
 }
-
-/// Numbers that the host has.
-pub(super) struct Known(pub(super) Vec<f32>);
-
-impl Numbers for Known {
-    fn wait(self: Box<Self>) -> Vec<f32> {
-        self.0
-    }
-}

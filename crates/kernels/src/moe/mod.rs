@@ -15,7 +15,7 @@ pub mod reference;
 use burn_tensor::{Int, Tensor, backend::Backend};
 
 use crate::linear::LinearOps;
-use crate::memory::MemoryOps;
+use crate::memory::{Hint, MemoryOps};
 
 /// Where tokens go and with which weights: what [`MoeOps::route`] decides.
 #[derive(Clone, Debug)]
@@ -36,6 +36,18 @@ pub struct Routing<B: Backend> {
     pub tokens_s: Tensor<B, 1, Int>,
     /// Rows of each expert; their sum is `n k`.
     pub rows: Vec<usize>,
+}
+
+impl<B: Backend> Routing<B> {
+    /// Where the rows of each expert that has any begin, and how many there are: for [`MemoryOps::slices`].
+    pub fn row_ranges(&self) -> Vec<(usize, usize)> {
+        let mut start = 0;
+        let range = |&count: &usize| {
+            start += count;
+            (start - count, count)
+        };
+        self.rows.iter().filter(|&&count| count > 0).map(range).collect()
+    }
 }
 
 /// Routing of tokens to experts.
@@ -60,17 +72,18 @@ pub trait MoeOps: LinearOps + MemoryOps {
         reference::dispatch(x_nd, routing)
     }
 
-    /// Backward of [`MoeOps::dispatch`]: the sum of a token's rows, `[n, d]`.
-    fn dispatch_backward(dy_sd: Tensor<Self, 2>, routing: &Routing<Self>) -> Tensor<Self, 2> {
-        reference::dispatch_backward(dy_sd, routing)
-    }
-
-    /// The residual stream plus the weighted sum of each token's rows, `[n, d]`, added up in f32 and rounded once.
-    fn combine(y_sd: Tensor<Self, 2>, routing: &Routing<Self>, residual_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+    /// The sum of each token's rows, `[n, d]`, added up in f32 and rounded once: with a residual stream weighted and
+    /// added to it, without one plain, which is the backward of [`MoeOps::dispatch`].
+    fn combine(
+        y_sd: Tensor<Self, 2>,
+        routing: &Routing<Self>,
+        residual_nd: Option<Tensor<Self, 2>>,
+    ) -> Tensor<Self, 2> {
         reference::combine(y_sd, routing, residual_nd)
     }
 
-    /// Backward of [`MoeOps::combine`]: the gradient of the rows `[s, d]`, and of the weights `[n, k]` f32. That of the residual is `dy`.
+    /// Backward of [`MoeOps::combine`] with a residual stream: the gradient of the rows `[s, d]`, and of the weights
+    /// `[n, k]` f32. That of the residual is `dy`.
     fn combine_backward(
         y_sd: Tensor<Self, 2>,
         routing: &Routing<Self>,
@@ -79,12 +92,7 @@ pub trait MoeOps: LinearOps + MemoryOps {
         reference::combine_backward(y_sd, routing, dy_nd)
     }
 
-    /// The rows of each expert, of which there are `rows[e]`; views where the backend can.
-    fn split_rows(x_sd: Tensor<Self, 2>, rows: &[usize]) -> Vec<Tensor<Self, 2>> {
-        reference::split_rows(x_sd, rows)
-    }
-
-    /// Rows one after the other, the inverse of [`MoeOps::split_rows`] without the experts that have none.
+    /// Rows of experts one after the other.
     ///
     /// # Panics
     /// Without any part.
@@ -96,11 +104,18 @@ pub trait MoeOps: LinearOps + MemoryOps {
     fn zero_gradient(elements: usize, device: &Self::Device) -> Tensor<Self, 1> {
         reference::zero_gradient(elements, device)
     }
+}
 
-    /// Runs work whose tensors have other sizes in every pass, as those of experts have. A backend that keeps memory for tensors of the same
-    /// size rounds sizes up, so that few of them occur.
-    fn with_varying_sizes<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
-        let _ = device;
-        work()
+/// Runs work whose tensors have other sizes in every pass.
+pub fn with_varying_sizes<B: MemoryOps, R>(device: &B::Device, work: impl FnOnce() -> R) -> R {
+    /// Ends it also where the work fails.
+    struct End<'a, B: MemoryOps>(&'a B::Device);
+    impl<B: MemoryOps> Drop for End<'_, B> {
+        fn drop(&mut self) {
+            B::hint(self.0, Hint::VaryingSizes(false));
+        }
     }
+    B::hint(device, Hint::VaryingSizes(true));
+    let _end = End::<B>(device);
+    work()
 }

@@ -109,12 +109,6 @@ pub fn dispatch<B: Backend>(x_nd: Tensor<B, 2>, routing: &Routing<B>) -> Tensor<
     x_nd.select(0, routing.tokens_s.clone())
 }
 
-/// See [`super::MoeOps::dispatch_backward`].
-pub fn dispatch_backward<B: Backend>(dy_sd: Tensor<B, 2>, routing: &Routing<B>) -> Tensor<B, 2> {
-    let dtype = dy_sd.dtype();
-    to_dtype(of_choices(dy_sd, routing).sum_dim(1).squeeze_dim(1), dtype)
-}
-
 /// The rows of each token's choices in f32, `[n, k, d]`.
 fn of_choices<B: Backend>(rows_sd: Tensor<B, 2>, routing: &Routing<B>) -> Tensor<B, 3> {
     let ([tokens, top_k], [rows, width]) = (routing.rows_nk.dims(), rows_sd.dims());
@@ -122,8 +116,15 @@ fn of_choices<B: Backend>(rows_sd: Tensor<B, 2>, routing: &Routing<B>) -> Tensor
 }
 
 /// See [`super::MoeOps::combine`].
-pub fn combine<B: Backend>(y_sd: Tensor<B, 2>, routing: &Routing<B>, residual_nd: Tensor<B, 2>) -> Tensor<B, 2> {
+pub fn combine<B: Backend>(
+    y_sd: Tensor<B, 2>,
+    routing: &Routing<B>,
+    residual_nd: Option<Tensor<B, 2>>,
+) -> Tensor<B, 2> {
     let dtype = y_sd.dtype();
+    let Some(residual_nd) = residual_nd else {
+        return to_dtype(of_choices(y_sd, routing).sum_dim(1).squeeze_dim(1), dtype);
+    };
     let weights: Tensor<B, 3> = routing.weights_nk.clone().unsqueeze_dim(2);
     let sum_nd: Tensor<B, 2> = of_choices(y_sd, routing).mul(weights).sum_dim(1).squeeze_dim(1);
     to_dtype(sum_nd.add(to_f32(residual_nd)), dtype)
@@ -144,17 +145,6 @@ pub fn combine_backward<B: Backend>(
     (to_dtype(d_rows_sd, dtype), d_weights_nk)
 }
 
-/// See [`super::MoeOps::split_rows`].
-pub fn split_rows<B: Backend>(x_sd: Tensor<B, 2>, rows: &[usize]) -> Vec<Tensor<B, 2>> {
-    let mut start = 0;
-    let mut parts = Vec::with_capacity(rows.len());
-    for &count in rows.iter().filter(|&&count| count > 0) {
-        parts.push(x_sd.clone().narrow(0, start, count));
-        start += count;
-    }
-    parts
-}
-
 /// See [`super::MoeOps::join_rows`].
 pub fn join_rows<B: Backend>(mut parts: Vec<Tensor<B, 2>>) -> Tensor<B, 2> {
     assert!(!parts.is_empty(), "some expert has rows");
@@ -169,6 +159,7 @@ pub fn zero_gradient<B: Backend>(elements: usize, device: &B::Device) -> Tensor<
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
+    use crate::MemoryOps;
     use crate::testing::{Plain, Recorded, assert_close, backward as recorded_backward, leaf, random};
 
     const TOKENS: usize = 9;
@@ -216,16 +207,16 @@ mod tests {
             let factor = |expert: usize| 1.0 + expert as f32;
             let apply = |rows_sd: Tensor<Plain, 2>| {
                 let has_rows = (0..EXPERTS).filter(|&expert| routing.rows[expert] > 0);
-                let parts = split_rows(rows_sd, &routing.rows);
+                let parts = Plain::slices(rows_sd, &routing.row_ranges());
                 join_rows(parts.into_iter().zip(has_rows).map(|(part, e)| part.mul_scalar(factor(e))).collect())
             };
             let y_sd = apply(dispatch(x.clone(), &routing));
-            let y = combine(y_sd.clone(), &routing, x.clone());
+            let y = combine(y_sd.clone(), &routing, Some(x.clone()));
             assert_close(y, expected.clone().inner(), 1e-5);
 
             let gradients = recorded_backward(expected, &dy);
             let (dy_sd, d_weights_nk) = combine_backward(y_sd, &routing, dy.clone());
-            let dx = dispatch_backward(apply(dy_sd), &routing).add(dy);
+            let dx = combine(apply(dy_sd), &routing, None).add(dy);
             assert_close(dx.clone(), recorded_x.grad(&gradients).unwrap(), 1e-5);
             let d_logits = route_backward(&routing, d_weights_nk, &dx);
             assert_close(d_logits, recorded_logits.grad(&gradients).unwrap(), 1e-5);

@@ -23,15 +23,14 @@ pub struct NormWeight<B: Backend> {
 
 /// RMSNorm over the rows of a matrix (Zhang and Sennrich, Root mean square layer normalization, 2019).
 pub trait NormOps: Backend {
-    /// `x / sqrt(mean(x²) + epsilon) * (offset + weight)`, `[n, d]`, computed in f32, returned in the dtype of `x`.
-    fn rms_norm(x_nd: Tensor<Self, 2>, norm: &NormWeight<Self>) -> Tensor<Self, 2> {
-        reference::forward(x_nd, norm)
-    }
-
-    /// [`NormOps::rms_norm`] of `x` plus a residual of its shape, `[n, d]`. Its backward is that of the norm; the gradient of the residual
-    /// is the gradient of the result.
-    fn rms_norm_add(x_nd: Tensor<Self, 2>, norm: &NormWeight<Self>, residual_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        Self::rms_norm(x_nd, norm).add(residual_nd)
+    /// `x / sqrt(mean(x²) + epsilon) * (offset + weight)`, `[n, d]`, computed in f32, returned in the dtype of `x`;
+    /// plus a residual of its shape, whose gradient is that of the result.
+    fn rms_norm(
+        x_nd: Tensor<Self, 2>,
+        norm: &NormWeight<Self>,
+        residual_nd: Option<Tensor<Self, 2>>,
+    ) -> Tensor<Self, 2> {
+        reference::plus(reference::forward(x_nd, norm), residual_nd)
     }
 
     /// Backward of [`NormOps::rms_norm`] at input `x`: the gradient of `x` plus `d_residual` (what flows past the norm on the

@@ -19,12 +19,20 @@ fn factors<B: Backend>(norm: &NormWeight<B>) -> Tensor<B, 2> {
     if norm.offset == 0.0 { weight_d.unsqueeze() } else { weight_d.add_scalar(norm.offset).unsqueeze() }
 }
 
-/// See [`crate::NormOps::rms_norm`].
+/// See [`crate::NormOps::rms_norm`]; without a residual.
 pub fn forward<B: Backend>(x_nd: Tensor<B, 2>, norm: &NormWeight<B>) -> Tensor<B, 2> {
     let dtype = x_nd.dtype();
     let x_nd = to_f32(x_nd);
     let rstd_n1 = reciprocal_deviation(&x_nd, norm.epsilon);
     to_dtype(x_nd.mul(rstd_n1).mul(factors(norm)), dtype)
+}
+
+/// `y` plus a residual, where there is one.
+pub(crate) fn plus<B: Backend>(y_nd: Tensor<B, 2>, residual_nd: Option<Tensor<B, 2>>) -> Tensor<B, 2> {
+    match residual_nd {
+        Some(residual_nd) => y_nd.add(residual_nd),
+        None => y_nd,
+    }
 }
 
 /// See [`crate::NormOps::rms_norm_backward`].

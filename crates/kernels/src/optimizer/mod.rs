@@ -29,15 +29,27 @@ pub struct AdamW {
     pub step: u64,
 }
 
-/// A parameter with f32 moments, all flat `[elements]`.
+/// A parameter with its moments.
 #[derive(Clone, Debug)]
 pub struct AdamWState<B: Backend> {
-    /// The parameter.
+    /// The parameter, f32 `[elements]`.
     pub parameter: Tensor<B, 1>,
-    /// First moment.
-    pub first: Tensor<B, 1>,
-    /// Second moment.
-    pub second: Tensor<B, 1>,
+    /// Its moments.
+    pub moments: Moments<B>,
+}
+
+/// The moments of a parameter.
+#[derive(Clone, Debug)]
+pub enum Moments<B: Backend> {
+    /// f32, as long as the parameter.
+    F32 {
+        /// The first.
+        first: Tensor<B, 1>,
+        /// The second.
+        second: Tensor<B, 1>,
+    },
+    /// In a box: hundreds of states are handed from call to call, and four tensors are a kilobyte and more.
+    EightBit(Box<EightBitMoments<B>>),
 }
 
 /// Both moments of a parameter in 8 bits per value, in blocks of 256 (Dettmers et al., 8-bit optimizers, 2022).
@@ -51,15 +63,6 @@ pub struct EightBitMoments<B: Backend> {
     pub second_codes: Tensor<B, 1, Int>,
     /// `[blocks]` f32.
     pub second_absmax: Tensor<B, 1>,
-}
-
-/// A parameter with 8-bit moments.
-#[derive(Clone, Debug)]
-pub struct AdamW8bitState<B: Backend> {
-    /// The parameter, f32.
-    pub parameter: Tensor<B, 1>,
-    /// Its moments, in a box: hundreds of states are handed from call to call, and four tensors are a kilobyte and more.
-    pub moments: Box<EightBitMoments<B>>,
 }
 
 /// A gradient that belongs to a range of a flat sum.
@@ -90,11 +93,6 @@ pub trait OptimizerOps: WeightOps {
         reference::accumulate_ranges(sum, length, gradients)
     }
 
-    /// Ranges of a flat tensor, in order, by their starts and lengths. They share its memory where the backend can.
-    fn ranges(flat: Tensor<Self, 1>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, 1>> {
-        ranges.iter().map(|&(start, length)| flat.clone().narrow(0, start, length)).collect()
-    }
-
     /// Sum of the squares of all elements of all tensors, `[1]` f32: the square of the global norm.
     fn squared_norm(tensors: &[Tensor<Self, 1>]) -> Tensor<Self, 1> {
         reference::squared_norm(tensors)
@@ -116,15 +114,5 @@ pub trait OptimizerOps: WeightOps {
         hyper: &AdamW,
     ) -> Vec<AdamWState<Self>> {
         reference::adamw_foreach(states, gradients, gradient_scale, hyper)
-    }
-
-    /// The same with moments in 8 bits, as the block-wise kernel of bitsandbytes does it.
-    fn adamw_8bit_foreach(
-        states: Vec<AdamW8bitState<Self>>,
-        gradients: Vec<Tensor<Self, 1>>,
-        gradient_scale: Tensor<Self, 1>,
-        hyper: &AdamW,
-    ) -> Vec<AdamW8bitState<Self>> {
-        reference::adamw_8bit_foreach(states, gradients, gradient_scale, hyper)
     }
 }

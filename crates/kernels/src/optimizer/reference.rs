@@ -10,7 +10,7 @@ use burn_tensor::{Bool, DType, Int, IntDType, Tensor, backend::Backend};
 use firebrick_precision::DynamicMap;
 use firebrick_precision::blockwise::BLOCK_SIZE;
 
-use super::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, RangeGradient};
+use super::{AdamW, AdamWState, EightBitMoments, Moments, RangeGradient};
 use crate::dtype::to_f32;
 use crate::weights::WeightOps;
 use crate::weights::reference::index;
@@ -59,37 +59,47 @@ pub fn clip<B: Backend>(squared_norm: Tensor<B, 1>, max_norm: f64) -> (Tensor<B,
 }
 
 /// See [`crate::OptimizerOps::adamw_foreach`].
-pub fn adamw_foreach<B: Backend>(
+pub fn adamw_foreach<B: WeightOps>(
     states: Vec<AdamWState<B>>,
     gradients: Vec<Tensor<B, 1>>,
     gradient_scale: Tensor<B, 1>,
     hyper: &AdamW,
 ) -> Vec<AdamWState<B>> {
     assert_eq!(states.len(), gradients.len(), "one gradient per parameter");
-    let update = |(state, gradient)| adamw(state, gradient, gradient_scale.clone(), hyper);
+    let update = |(AdamWState { parameter, moments }, gradient)| {
+        let scale = gradient_scale.clone();
+        match moments {
+            Moments::F32 { first, second } => adamw(parameter, [first, second], gradient, scale, hyper),
+            Moments::EightBit(moments) => adamw_8bit(parameter, moments, gradient, scale, hyper),
+        }
+    };
     states.into_iter().zip(gradients).map(update).collect()
 }
 
 /// `p (1 - lr wd) - lr m̂ / (sqrt(v̂) + eps)`, decay first, as torch does it.
 fn adamw<B: Backend>(
-    state: AdamWState<B>,
+    parameter: Tensor<B, 1>,
+    moments: [Tensor<B, 1>; 2],
     gradient: Tensor<B, 1>,
     gradient_scale: Tensor<B, 1>,
     hyper: &AdamW,
 ) -> AdamWState<B> {
-    let old = state.clone();
-    let is_skipped = is_skipped(&gradient_scale, state.parameter.dims()[0]);
+    let (old, [old_first, old_second]) = (parameter.clone(), moments.clone());
+    let is_skipped = is_skipped(&gradient_scale, parameter.dims()[0]);
     let gradient = to_f32(gradient).mul(gradient_scale);
-    let (first, second) = update_moments(gradient, state.first, state.second, hyper);
+    let [first, second] = moments;
+    let (first, second) = update_moments(gradient, first, second, hyper);
     let correction1 = 1.0 - hyper.beta1.powf(hyper.step as f64);
     let correction2 = (1.0 - hyper.beta2.powf(hyper.step as f64)).sqrt();
     let denominator = second.clone().sqrt().div_scalar(correction2).add_scalar(hyper.epsilon);
     let update = first.clone().div(denominator).mul_scalar(hyper.learning_rate / correction1);
-    let decayed = state.parameter.mul_scalar(1.0 - hyper.learning_rate * hyper.weight_decay);
+    let decayed = parameter.mul_scalar(1.0 - hyper.learning_rate * hyper.weight_decay);
     AdamWState {
-        parameter: decayed.sub(update).mask_where(is_skipped.clone(), old.parameter),
-        first: first.mask_where(is_skipped.clone(), old.first),
-        second: second.mask_where(is_skipped, old.second),
+        parameter: decayed.sub(update).mask_where(is_skipped.clone(), old),
+        moments: Moments::F32 {
+            first: first.mask_where(is_skipped.clone(), old_first),
+            second: second.mask_where(is_skipped, old_second),
+        },
     }
 }
 
@@ -98,24 +108,13 @@ fn is_skipped<B: Backend>(gradient_scale: &Tensor<B, 1>, elements: usize) -> Ten
     gradient_scale.clone().is_finite().bool_not().expand([elements])
 }
 
-/// See [`crate::OptimizerOps::adamw_8bit_foreach`].
-pub fn adamw_8bit_foreach<B: WeightOps>(
-    states: Vec<AdamW8bitState<B>>,
-    gradients: Vec<Tensor<B, 1>>,
-    gradient_scale: Tensor<B, 1>,
-    hyper: &AdamW,
-) -> Vec<AdamW8bitState<B>> {
-    assert_eq!(states.len(), gradients.len(), "one gradient per parameter");
-    let update = |(state, gradient)| adamw_8bit(state, gradient, gradient_scale.clone(), hyper);
-    states.into_iter().zip(gradients).map(update).collect()
-}
-
 fn adamw_8bit<B: WeightOps>(
-    AdamW8bitState { parameter, moments }: AdamW8bitState<B>,
+    parameter: Tensor<B, 1>,
+    moments: Box<EightBitMoments<B>>,
     gradient: Tensor<B, 1>,
     gradient_scale: Tensor<B, 1>,
     hyper: &AdamW,
-) -> AdamW8bitState<B> {
+) -> AdamWState<B> {
     let device = parameter.device();
     let signed = Tensor::<B, 1>::from_floats(DynamicMap::signed().values().as_slice(), &device);
     let unsigned = Tensor::<B, 1>::from_floats(DynamicMap::unsigned().values().as_slice(), &device);
@@ -147,7 +146,7 @@ fn adamw_8bit<B: WeightOps>(
         second_codes: second_codes.mask_where(of_codes, old.second_codes),
         second_absmax: second_absmax.mask_where(of_scales, old.second_absmax),
     };
-    AdamW8bitState { parameter, moments: Box::new(moments) }
+    AdamWState { parameter, moments: Moments::EightBit(Box::new(moments)) }
 }
 
 fn update_moments<B: Backend>(
@@ -198,7 +197,7 @@ fn encode<B: WeightOps>(
         let too_low = normalized.greater_elem(0.0).bool_and(decoded.lower_elem(0.0));
         code = code.add(too_low.int()).sub(too_high.int());
     }
-    let stored: IntDType = B::code_storage_dtype();
+    let stored: IntDType = B::CODE_DTYPE;
     (code.cast(stored), absmax_b1.reshape([blocks]))
 }
 
@@ -235,17 +234,23 @@ mod tests {
         assert_close(squared_norm(&[a, b]), Tensor::from_floats([expected], &Default::default()), 1e-5);
     }
 
+    fn in_f32(moments: Moments<Plain>) -> [Tensor<Plain, 1>; 2] {
+        let Moments::F32 { first, second } = moments else { panic!("moments keep their format") };
+        [first, second]
+    }
+
     #[test]
     fn adamw_follows_its_formula_over_several_steps() {
         let device = Default::default();
         let zeros = || Tensor::zeros([50], &device);
-        let mut state = AdamWState { parameter: random::<Plain, 1>(1, [50]), first: zeros(), second: zeros() };
-        let mut expected: Vec<f64> = host(&state.parameter).into_iter().map(f64::from).collect();
+        let (mut parameter, mut moments) = (random::<Plain, 1>(1, [50]), [zeros(), zeros()]);
+        let mut expected: Vec<f64> = host(&parameter).into_iter().map(f64::from).collect();
         let (mut m, mut v) = (vec![0.0f64; 50], vec![0.0f64; 50]);
         for step in 1..=5u64 {
             let gradient = random::<Plain, 1>(10 + step, [50]);
             let hyper = AdamW { step, ..HYPER };
-            state = adamw(state, gradient.clone(), one().mul_scalar(0.5), &hyper);
+            let state = adamw(parameter, moments, gradient.clone(), one().mul_scalar(0.5), &hyper);
+            (parameter, moments) = (state.parameter, in_f32(state.moments));
             for (index, g) in host(&gradient).into_iter().map(|g| f64::from(g) * 0.5).enumerate() {
                 m[index] = 0.9 * m[index] + 0.1 * g;
                 v[index] = 0.999 * v[index] + 0.001 * g * g;
@@ -255,7 +260,7 @@ mod tests {
             }
         }
         let expected: Vec<f32> = expected.into_iter().map(|value| value as f32).collect();
-        assert_close(state.parameter, Tensor::from_floats(expected.as_slice(), &device), 1e-5);
+        assert_close(parameter, Tensor::from_floats(expected.as_slice(), &device), 1e-5);
     }
 
     #[test]
@@ -290,15 +295,15 @@ mod tests {
         };
         let start = random::<Plain, 1>(1, [elements]);
         let zeros = || Tensor::zeros([elements], &device);
-        let mut in_8_bit = AdamW8bitState { parameter: start.clone(), moments: Box::new(moments) };
-        let mut in_f32 = AdamWState { parameter: start, first: zeros(), second: zeros() };
+        let in_f32 = Moments::F32 { first: zeros(), second: zeros() };
+        let state = |moments| AdamWState { parameter: start.clone(), moments };
+        let mut states = vec![state(Moments::EightBit(Box::new(moments))), state(in_f32)];
         for step in 1..=10 {
             let gradient = random::<Plain, 1>(20 + step, [elements]);
             let hyper = AdamW { step, weight_decay: 0.0, ..HYPER };
-            in_8_bit = adamw_8bit(in_8_bit, gradient.clone(), one(), &hyper);
-            in_f32 = adamw(in_f32, gradient, one(), &hyper);
+            states = adamw_foreach(states, vec![gradient; 2], one(), &hyper);
         }
-        let difference = in_8_bit.parameter.sub(in_f32.parameter).abs();
+        let difference = states.remove(0).parameter.sub(states.remove(0).parameter).abs();
         let mean: f32 = difference.mean().into_scalar();
         assert!(mean < 2e-3, "ten steps of at most 1e-2 each drifted {mean} apart on average");
     }

@@ -5,7 +5,7 @@
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_precision::{BlockScales as HostBlockScales, QuantFormat};
 
-use super::BlockScales;
+use super::{BlockScales, QuantizedWeight};
 use crate::Kernels;
 use crate::conformance::check::Check;
 
@@ -25,7 +25,7 @@ fn one_format<B: Kernels>(check: &mut Check<'_, B>, shape: [usize; 2], dtype: DT
     let (values, expected) = check.random_in(dtype, shape, 0.2);
     let host: Vec<f32> = expected.into_data().to_vec().expect("the reference is f32");
     let quantized = format.quantize(&host, &shape).expect("finite values");
-    let uploaded = B::upload_quantized(&quantized, check.device);
+    let uploaded = QuantizedWeight::<B>::upload(&quantized, check.device);
     let computed = B::quantize_weight(values, format);
     check.same("quantize_weight: format and shape", computed.format == format && computed.shape == shape);
     check.same("quantize_weight: codes", bytes(computed.codes.clone()) == bytes(uploaded.codes.clone()));

@@ -103,6 +103,23 @@ impl<B: Backend> QuantizedWeight<B> {
     }
 }
 
+impl<B: WeightOps> QuantizedWeight<B> {
+    /// Uploads a weight that was quantized on the host.
+    ///
+    /// # Panics
+    /// If it is not a matrix: only linear modules are quantized.
+    pub fn upload(quantized: &QuantizedTensor, device: &B::Device) -> Self {
+        let shape: Result<[usize; 2], _> = quantized.shape.as_slice().try_into();
+        let shape = shape.unwrap_or_else(|_| panic!("a quantized weight must be a matrix, not {:?}", quantized.shape));
+        let (bytes, fill) = padded_codes(quantized.format, &quantized.shape);
+        let mut buffer = B::host_buffer(device, bytes);
+        let (codes, padding) = buffer.split_at_mut(quantized.codes.len());
+        codes.copy_from_slice(&quantized.codes);
+        padding.fill(fill);
+        B::upload_codes(buffer, &quantized.scales, quantized.format, shape, device)
+    }
+}
+
 /// What differs between two weights of one format: what ranks send each other. Tables that weights share do not.
 impl<B: Backend> QuantizedWeight<B> {
     /// Codes and scales, flat.
@@ -169,14 +186,9 @@ pub fn padded_codes(format: QuantFormat, shape: &[usize]) -> (usize, u8) {
 /// Quantized weights on a device.
 pub trait WeightOps: MemoryOps {
     /// The integer dtype in which codes of at most 8 bits are stored: a byte, where the backend has bytes.
-    fn code_storage_dtype() -> IntDType {
-        IntDType::U8
-    }
-
+    const CODE_DTYPE: IntDType = IntDType::U8;
     /// Whether [`WeightOps::quantize_weight`] runs on the device, so that weights are best uploaded as they are stored.
-    fn quantizes_on_device() -> bool {
-        false
-    }
+    const QUANTIZES_ON_DEVICE: bool = false;
 
     /// Uploads codes and scales that are on the host. The buffer has the bytes of [`padded_codes`], the last of them codes of zero.
     fn upload_codes(
@@ -187,21 +199,6 @@ pub trait WeightOps: MemoryOps {
         device: &Self::Device,
     ) -> QuantizedWeight<Self> {
         reference::upload_codes(codes, scales, format, shape, device)
-    }
-
-    /// Uploads a weight that was quantized on the host.
-    ///
-    /// # Panics
-    /// If it is not a matrix: only linear modules are quantized.
-    fn upload_quantized(quantized: &QuantizedTensor, device: &Self::Device) -> QuantizedWeight<Self> {
-        let shape: Result<[usize; 2], _> = quantized.shape.as_slice().try_into();
-        let shape = shape.unwrap_or_else(|_| panic!("a quantized weight must be a matrix, not {:?}", quantized.shape));
-        let (bytes, fill) = padded_codes(quantized.format, &quantized.shape);
-        let mut buffer = Self::host_buffer(device, bytes);
-        let (codes, padding) = buffer.split_at_mut(quantized.codes.len());
-        codes.copy_from_slice(&quantized.codes);
-        padding.fill(fill);
-        Self::upload_codes(buffer, &quantized.scales, quantized.format, shape, device)
     }
 
     /// Quantizes a matrix `[out, in]` of finite values that the format takes ([`QuantFormat::check_columns`]); the same bytes as

@@ -38,7 +38,7 @@ pub fn quantize<B: WeightOps>(values_oi: Tensor<B, 2>, format: QuantFormat) -> Q
     let (shape, device) = (values_oi.dims(), values_oi.device());
     let host = values_oi.into_data().convert::<f32>().to_vec::<f32>().expect("values were just converted to f32");
     let quantized = format.quantize(&host, &shape).unwrap_or_else(|error| panic!("{error}"));
-    B::upload_quantized(&quantized, &device)
+    QuantizedWeight::<B>::upload(&quantized, &device)
 }
 
 /// See [`WeightOps::dequantize_weight`].
@@ -100,7 +100,7 @@ pub(crate) fn scales_by<B: Backend>(
 
 /// Codes of at most 8 bits as the backend stores them.
 pub(crate) fn codes<B: WeightOps>(values: Vec<u8>, device: &B::Device) -> Tensor<B, 1, Int> {
-    let (length, dtype) = (values.len(), DType::from(B::code_storage_dtype()));
+    let (length, dtype) = (values.len(), DType::from(B::CODE_DTYPE));
     Tensor::from_data(TensorData::new(values, [length]).convert_dtype(dtype), (device, dtype))
 }
 
@@ -134,7 +134,7 @@ mod tests {
             for format in QuantFormat::ALL.into_iter().filter(|format| format.check_columns(shape[1]).is_ok()) {
                 let host = format.quantize(&values, &shape).unwrap();
                 let expected = Tensor::<Plain, 1>::from_floats(host.dequantize().as_slice(), &device).reshape(shape);
-                let weight = Weight::Quantized(Plain::upload_quantized(&host, &device));
+                let weight = Weight::Quantized(QuantizedWeight::<Plain>::upload(&host, &device));
                 assert_eq!(weight.shape(), shape);
                 // Offsets of nested scales may be added in one operation or in two; everything else is one product.
                 let tolerance = if format.double_quant() { 1e-6 } else { 0.0 };
@@ -148,7 +148,7 @@ mod tests {
         let values: Vec<f32> = random::<Plain, 1>(7, [256 * 512]).into_data().to_vec().unwrap();
         for format in QuantFormat::ALL {
             let host = format.quantize(&values, &[256, 512]).unwrap();
-            let weight = Plain::upload_quantized(&host, &Default::default());
+            let weight = QuantizedWeight::<Plain>::upload(&host, &Default::default());
             // Offset and scale of a whole tensor are in the tables.
             let difference = format.bytes(&[256, 512]) - weight.bytes();
             assert!(difference <= 4, "{format}: {} bytes", weight.bytes());

@@ -11,7 +11,7 @@ mod common;
 
 use burn_tensor::{DType, Int, IntDType, Tensor, TensorData};
 use common::{bell, relative_difference, scaled};
-use firebrick_kernels::{AdamW, AdamW8bitState as DeviceState, EightBitMoments, Kernels};
+use firebrick_kernels::{AdamW, AdamWState, EightBitMoments, Kernels, Moments};
 use firebrick_precision::{
     AdamW8bit, AdamW8bitState, BlockwiseQuantized, DynamicMap, adamw_8bit_reference, blockwise::BLOCK_SIZE,
 };
@@ -35,7 +35,7 @@ fn upload_f32<B: Kernels>(values: &[f32]) -> Tensor<B, 1> {
 fn upload_codes<B: Kernels>(codes: &[u8], map: &DynamicMap) -> Tensor<B, 1, Int> {
     let mut codes = codes.to_vec();
     codes.resize(codes.len().next_multiple_of(BLOCK_SIZE), map.nearest(0.0));
-    let (shape, dtype) = ([codes.len()], DType::from(B::code_storage_dtype()));
+    let (shape, dtype) = ([codes.len()], DType::from(B::CODE_DTYPE));
     Tensor::from_data(TensorData::new(codes, shape).convert_dtype(dtype), (&Default::default(), dtype))
 }
 
@@ -53,14 +53,14 @@ fn device_step<B: Kernels>(
     config: &AdamW8bit,
 ) -> HostState {
     let (signed, unsigned) = (DynamicMap::signed(), DynamicMap::unsigned());
-    let state = DeviceState {
+    let state = AdamWState {
         parameter: upload_f32(parameters),
-        moments: Box::new(EightBitMoments {
+        moments: Moments::EightBit(Box::new(EightBitMoments {
             first_codes: upload_codes(&moments.first.codes, signed),
             first_absmax: upload_f32(&moments.first.absmax),
             second_codes: upload_codes(&moments.second.codes, unsigned),
             second_absmax: upload_f32(&moments.second.absmax),
-        }),
+        })),
     };
     let hyper = AdamW {
         learning_rate: f64::from(config.learning_rate),
@@ -71,8 +71,10 @@ fn device_step<B: Kernels>(
         step: u64::from(step),
     };
     let scale = upload_f32::<B>(&[config.gradient_scale]);
-    let mut updated = B::adamw_8bit_foreach(vec![state], vec![upload_f32(gradients)], scale, &hyper);
-    let DeviceState { parameter, moments } = updated.remove(0);
+    let mut updated = B::adamw_foreach(vec![state], vec![upload_f32(gradients)], scale, &hyper);
+    let AdamWState { parameter, moments: Moments::EightBit(moments) } = updated.remove(0) else {
+        panic!("moments keep their format")
+    };
     let first = download(moments.first_codes, moments.first_absmax, parameters.len());
     let second = download(moments.second_codes, moments.second_absmax, parameters.len());
     (parameter.into_data().to_vec().unwrap(), AdamW8bitState { first, second })

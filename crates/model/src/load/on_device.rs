@@ -92,7 +92,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
         };
         let buffer = values.into_buffer(&|bytes| B::host_buffer(self.device, bytes))?;
         let quantized = format.quantize_bytes(&buffer, stored, &shape).map_err(refused)?;
-        Ok(B::upload_quantized(&quantized, self.device))
+        Ok(QuantizedWeight::<B>::upload(&quantized, self.device))
     }
 
     pub(super) fn upload(

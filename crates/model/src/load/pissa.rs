@@ -9,7 +9,7 @@ use burn_tensor::{DType, Tensor, TensorData};
 use firebrick_arch::{LoraConfig, LoraInit, ModuleSpec, Role, TensorSpec, lora_tensor_names};
 use firebrick_kernels::linear::into_single;
 use firebrick_kernels::{
-    Epilogue, GemmFormat, Group, Keep, Kernels, Module, Parameter, Prologue, Weight, WeightGradient,
+    Epilogue, GemmFormat, Group, Keep, Kernels, Module, Parameter, Prologue, QuantizedWeight, Weight, WeightGradient,
 };
 use firebrick_precision::QuantFormat;
 
@@ -90,7 +90,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
             return Ok(Weight::Quantized(B::quantize_weight(weight_oi, format)));
         }
         let quantized = format.quantize(&host(weight_oi), &shape).map_err(refused)?;
-        Ok(Weight::Quantized(B::upload_quantized(&quantized, self.device)))
+        Ok(Weight::Quantized(QuantizedWeight::<B>::upload(&quantized, self.device)))
     }
 }
 

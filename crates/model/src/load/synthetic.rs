@@ -103,7 +103,7 @@ fn from_values<B: Kernels>(
     device: &B::Device,
     read: Read<'_, '_>,
 ) -> Result<Decoder<B>, ModelError> {
-    let (dense, quantizes_on_device) = (BTreeSet::new(), B::quantizes_on_device());
+    let (dense, quantizes_on_device) = (BTreeSet::new(), B::QUANTIZES_ON_DEVICE);
     let (progress, starts) = (&mut |_: &str| (), None);
     Builder { config, options, division, dense, device, quantizes_on_device, read, progress, starts }.build()
 }

@@ -7,7 +7,7 @@ use std::fs::OpenOptions;
 
 use burn_tensor::{Tensor, TensorData};
 use firebrick_kernels::backends::Flex;
-use firebrick_kernels::{BlockScales, Parameter, Weight, WeightOps};
+use firebrick_kernels::{BlockScales, Parameter, QuantizedWeight, Weight};
 use firebrick_precision::FloatType;
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -127,7 +127,7 @@ fn one_by_one(folder: &HfFolder, tensor: &TensorSpec, options: &BuildOptions) ->
     let (values, device) = (folder.read_f32(name, shape).unwrap(), Default::default());
     if let Some(format) = options.quantized(*role) {
         let quantized = format.quantize(&values, shape).unwrap();
-        return data_of_weight(Weight::Quantized(Flex::upload_quantized(&quantized, &device)));
+        return data_of_weight(Weight::Quantized(QuantizedWeight::<Flex>::upload(&quantized, &device)));
     }
     let flat = Tensor::<Flex, 1>::from_floats(values.as_slice(), &device);
     match (options.storage, shape.as_slice()) {

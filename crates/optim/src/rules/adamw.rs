@@ -2,11 +2,11 @@
 //!
 //! The 8-bit form is that of bitsandbytes: dynamic maps and blocks of 256. As there and in Hugging Face's trainer, parameters of fewer
 //! than 4,096 elements and the embedding keep f32 moments. A tied head is the embedding.
-//! Trade-off: parameters with f32 and with 8-bit moments are two calls per group, even where a backend could do both in one.
+//! Trade-off: parameters with f32 and with 8-bit moments are in one list, which a backend may have to take apart.
 
 use burn_tensor::Tensor;
 use firebrick_arch::Role;
-use firebrick_kernels::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, Kernels};
+use firebrick_kernels::{AdamW, AdamWState, EightBitMoments, Kernels, Moments};
 use firebrick_precision::{DynamicMap, blockwise::BLOCK_SIZE};
 
 use super::{Granularity, Rule, StateLayout, StepNumbers, Update};
@@ -67,24 +67,13 @@ impl<B: Kernels> Rule<B> for AdamWRule {
         gradient_scale: Tensor<B, 1>,
         numbers: &StepNumbers,
     ) -> Vec<(Tensor<B, 1>, Vec<StateTensor<B>>)> {
-        let hyper = self.hyper(numbers);
-        let (mut in_f32, mut in_8_bits) = (Foreach::default(), Foreach::default());
-        for (index, Update { parameter, gradient, state }) in updates.into_iter().enumerate() {
-            match Moments::from_state(state) {
-                Moments::F32 { first, second } => in_f32.push(index, AdamWState { parameter, first, second }, gradient),
-                Moments::EightBit(moments) => in_8_bits.push(index, AdamW8bitState { parameter, moments }, gradient),
-            }
+        let (mut states, mut gradients) = (Vec::with_capacity(updates.len()), Vec::with_capacity(updates.len()));
+        for Update { parameter, gradient, state } in updates {
+            states.push(AdamWState { parameter, moments: moments(state) });
+            gradients.push(gradient);
         }
-        let mut results = in_f32.run(
-            |states, gradients| B::adamw_foreach(states, gradients, gradient_scale.clone(), &hyper),
-            |AdamWState { parameter, first, second }| (parameter, Moments::F32 { first, second }.into_state()),
-        );
-        results.extend(in_8_bits.run(
-            |states, gradients| B::adamw_8bit_foreach(states, gradients, gradient_scale.clone(), &hyper),
-            |AdamW8bitState { parameter, moments }| (parameter, Moments::EightBit(moments).into_state()),
-        ));
-        results.sort_by_key(|(index, _)| *index);
-        results.into_iter().map(|(_, result)| result).collect()
+        let updated = B::adamw_foreach(states, gradients, gradient_scale, &self.hyper(numbers));
+        updated.into_iter().map(|AdamWState { parameter, moments }| (parameter, into_state(moments))).collect()
     }
 }
 
@@ -95,74 +84,28 @@ impl AdamWRule {
     }
 }
 
-/// The state of a parameter as the kernels take it.
-enum Moments<B: Kernels> {
-    F32 { first: Tensor<B, 1>, second: Tensor<B, 1> },
-    EightBit(Box<EightBitMoments<B>>),
-}
-
-impl<B: Kernels> Moments<B> {
-    /// From tensors in the order of [`AdamWRule::state`].
-    fn from_state(state: Vec<StateTensor<B>>) -> Self {
-        use StateTensor::{Codes, F32};
-        let mut tensors = state.into_iter();
-        match (tensors.next(), tensors.next(), tensors.next(), tensors.next()) {
-            (Some(F32(first)), Some(F32(second)), None, None) => Self::F32 { first, second },
-            (
-                Some(Codes(first_codes)),
-                Some(F32(first_absmax)),
-                Some(Codes(second_codes)),
-                Some(F32(second_absmax)),
-            ) => {
-                let moments = EightBitMoments { first_codes, first_absmax, second_codes, second_absmax };
-                Self::EightBit(Box::new(moments))
-            }
-            _ => panic!("AdamW's state has two f32 tensors, or codes and scales of two moments"),
+/// The moments in tensors in the order of [`AdamWRule::state`].
+fn moments<B: Kernels>(state: Vec<StateTensor<B>>) -> Moments<B> {
+    use StateTensor::{Codes, F32};
+    let mut tensors = state.into_iter();
+    match (tensors.next(), tensors.next(), tensors.next(), tensors.next()) {
+        (Some(F32(first)), Some(F32(second)), None, None) => Moments::F32 { first, second },
+        (Some(Codes(first_codes)), Some(F32(first_absmax)), Some(Codes(second_codes)), Some(F32(second_absmax))) => {
+            let moments = EightBitMoments { first_codes, first_absmax, second_codes, second_absmax };
+            Moments::EightBit(Box::new(moments))
         }
+        _ => panic!("AdamW's state has two f32 tensors, or codes and scales of two moments"),
     }
+}
 
-    fn into_state(self) -> Vec<StateTensor<B>> {
-        use StateTensor::{Codes, F32};
-        match self {
-            Self::F32 { first, second } => vec![F32(first), F32(second)],
-            Self::EightBit(moments) => {
-                let EightBitMoments { first_codes, first_absmax, second_codes, second_absmax } = *moments;
-                vec![Codes(first_codes), F32(first_absmax), Codes(second_codes), F32(second_absmax)]
-            }
+fn into_state<B: Kernels>(moments: Moments<B>) -> Vec<StateTensor<B>> {
+    use StateTensor::{Codes, F32};
+    match moments {
+        Moments::F32 { first, second } => vec![F32(first), F32(second)],
+        Moments::EightBit(moments) => {
+            let EightBitMoments { first_codes, first_absmax, second_codes, second_absmax } = *moments;
+            vec![Codes(first_codes), F32(first_absmax), Codes(second_codes), F32(second_absmax)]
         }
-    }
-}
-
-/// The arguments of one call over parameters whose moments have the same format, with their places among all of them.
-struct Foreach<B: Kernels, S> {
-    indices: Vec<usize>,
-    states: Vec<S>,
-    gradients: Vec<Tensor<B, 1>>,
-}
-
-impl<B: Kernels, S> Default for Foreach<B, S> {
-    fn default() -> Self {
-        Self { indices: Vec::new(), states: Vec::new(), gradients: Vec::new() }
-    }
-}
-
-impl<B: Kernels, S> Foreach<B, S> {
-    fn push(&mut self, index: usize, state: S, gradient: Tensor<B, 1>) {
-        self.indices.push(index);
-        self.states.push(state);
-        self.gradients.push(gradient);
-    }
-
-    /// Calls `update` unless there is nothing to update, and takes its results apart.
-    fn run<R>(
-        self,
-        update: impl FnOnce(Vec<S>, Vec<Tensor<B, 1>>) -> Vec<S>,
-        take_apart: impl Fn(S) -> R,
-    ) -> Vec<(usize, R)> {
-        if self.states.is_empty() {
-            return Vec::new();
-        }
-        self.indices.into_iter().zip(update(self.states, self.gradients).into_iter().map(take_apart)).collect()
     }
 }
 

@@ -65,7 +65,7 @@ impl MemoryMeter {
 /// The card of a rank.
 #[cfg(feature = "cuda")]
 fn card(local_rank: usize) -> Option<firebrick_cuda::Context> {
-    use firebrick_kernels::CommOps;
+    use firebrick_kernels::MemoryOps;
 
     let driver = firebrick_cuda::Driver::load().ok()?;
     firebrick_cuda::Context::retain(&driver, firebrick_kernels::backends::Cuda::device_of(local_rank).index).ok()

@@ -44,7 +44,7 @@ fn of_card(profile: &HardwareProfile, cuda_index: Option<usize>) -> (UsageTarget
 fn cuda_index(local_rank: usize) -> usize {
     #[cfg(feature = "cuda")]
     {
-        use firebrick_kernels::CommOps;
+        use firebrick_kernels::MemoryOps;
 
         firebrick_kernels::backends::Cuda::device_of(local_rank).index
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use firebrick_arch::{ModelConfig, ModelSpec};
 use firebrick_data::{Cursor, Loader, LoaderConfig, PackedDataset};
-use firebrick_kernels::Kernels;
+use firebrick_kernels::{Kernels, RunShape};
 use firebrick_model::{BuildOptions, Decoder, Division, HfFolder, PassOptions};
 use firebrick_optim::{LossScaling, Optimizer};
 use firebrick_parallel::Ranks;
@@ -65,17 +65,8 @@ pub fn trainer<B: Kernels>(
         max_positions: plan.max_positions.value,
         sequence_tokens: plan.max_seq_len.value,
     };
-    B::keep_weights(device, plan.training.kept_bytes);
-    B::choose_gemms(device, plan.gemm_algorithms.as_ref().map_or_else(Default::default, |algorithms| algorithms.value));
-    let pass_bytes = plan.backend.value.pass_bytes(&model_config.spec, &plan.training);
-    B::expect_passes(device, pass_bytes, plan.training.tokens() as usize);
-    if plan.offload.value && plan.pack.value {
-        // Before weights are read: locking pages takes a second or two, which pass while the weights are read. Unpacked micro-batches
-        // differ in size, and each size takes its own buffers.
-        for [count, width] in plan.training.offloaded_tensors(&model_config.spec) {
-            B::reserve_offload(device, count, plan.training.tokens() as usize * width * plan.compute.value.bytes());
-        }
-    }
+    // Before weights are read: locking pages takes a second or two, which pass while the weights are read.
+    B::open(device, &run_shape(plan, &model_config.spec));
     let (config, division) = (model_config.clone(), division(plan, &model_config.spec, &ranks));
     let model = match source {
         WeightSource::Seed => Decoder::random_divided(config, &build, division, device)?,
@@ -101,6 +92,25 @@ pub fn trainer<B: Kernels>(
         loss_chunk_tokens: plan.loss_chunk_tokens.value,
         pairs: PairObjective::planned(plan),
     })
+}
+
+/// How a run of the plan uses the device.
+fn run_shape(plan: &Plan, spec: &ModelSpec) -> RunShape {
+    let tokens = plan.training.tokens() as usize;
+    let bytes = |[count, width]: [usize; 2]| [count, tokens * plan.compute.value.bytes(&[width])];
+    // Unpacked micro-batches differ in size, and each size takes its own buffers.
+    let offloads = plan.offload.value && plan.pack.value;
+    RunShape {
+        kept_bytes: plan.training.kept_bytes,
+        gemm_algorithms: plan.gemm_algorithms.as_ref().map_or_else(Default::default, |algorithms| algorithms.value),
+        pass_bytes: plan.backend.value.pass_bytes(spec, &plan.training),
+        pass_tokens: tokens,
+        offloaded: if offloads {
+            plan.training.offloaded_tensors(spec).into_iter().map(bytes).collect()
+        } else {
+            Vec::new()
+        },
+    }
 }
 
 /// The optimizer of a plan, with the state of this rank's share of the parameters.

@@ -31,15 +31,15 @@ pub fn head_dim(spec: &ModelSpec) -> usize {
 ///
 /// # Errors
 /// [`RunError::SelfTestFailed`] names the operation.
-pub fn self_test<B: Kernels>(
+pub fn self_test(
     backend: BackendKind,
-    device: &B::Device,
+    local_rank: usize,
     dtype: DType,
     gemms: GemmFormat,
     head_dim: usize,
 ) -> Result<Option<f64>, RunError> {
     let started = Instant::now();
-    let Some(result) = B::self_test(device, dtype, gemms, head_dim) else { return Ok(None) };
+    let Some(result) = backend.self_test(local_rank, dtype, gemms, head_dim) else { return Ok(None) };
     result.map_err(|problem| RunError::SelfTestFailed { backend, problem })?;
     Ok(Some(started.elapsed().as_secs_f64()))
 }

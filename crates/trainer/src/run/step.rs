@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use burn_tensor::Tensor;
 use firebrick_data::Batch;
-use firebrick_kernels::{GradientMap, GradientSink, Kernels, PAIR_NUMBERS, Readback};
+use firebrick_kernels::{DeviceTime, GradientMap, GradientSink, Kernels, PAIR_NUMBERS, Readback};
 use firebrick_model::{Decoder, LossOptions, PassOptions};
 use firebrick_optim::{Optimizer, Schedule, StepReport, squared_norm};
 use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, ShardingSink};
@@ -54,7 +54,7 @@ pub struct StepOutcome {
     pub learning_rate: f64,
     /// Gradient norm, the loss sum or the sums of pairs, and the loss scale where there is one.
     numbers: Readback,
-    restore_wait: Readback,
+    restore_wait: Option<Readback>,
     comm_wait: Option<Readback>,
     comm_time: Option<Readback>,
 }
@@ -96,7 +96,7 @@ impl StepOutcome {
             pairs,
             grad_norm: numbers[0],
             loss_scale: rest.first().copied(),
-            restore_wait_ms: self.restore_wait.wait()[0],
+            restore_wait_ms: self.restore_wait.map_or(0.0, |wait| wait.wait()[0]),
             comm_wait_ms: self.comm_wait.map(|wait| wait.wait()[0]),
             comm_ms: self.comm_time.map(|time| time.wait()[0]),
         }
@@ -139,12 +139,12 @@ impl<B: Kernels> Trainer<B> {
         assert!(counts.loss_tokens > 0, "a step needs at least one loss token");
         assert!(self.pairs.is_none() || counts.pairs > 0, "a step of preference training needs a pair");
         // Waits of an evaluation before this step are not the step's.
-        drop(B::comm_wait(self.model.device()));
+        drop(B::device_time(self.model.device(), DeviceTime::RankWait));
         let loss_scale = self.optimizer.loss_scale();
         let owners = self.owners();
         let (loss_sum, gradients) = if self.divides_gradients() {
-            let (contributions, device) = (self.model.contributions(), self.model.device());
-            let mut sink = ShardingSink::<B>::new(&self.ranks, owners.clone(), contributions, BUCKET_BYTES, device);
+            let contributions = self.model.contributions();
+            let mut sink = ShardingSink::<B>::new(&self.ranks, owners.clone(), contributions, BUCKET_BYTES);
             let loss_sum = self.micro_batches(micro_batches, counts, &mut sink)?;
             (loss_sum, sink.finish()?)
         } else {
@@ -163,6 +163,8 @@ impl<B: Kernels> Trainer<B> {
             None => vec![loss_scale.into_iter().fold(loss_sum, Tensor::div)],
         };
         let numbers = [report.grad_norm].into_iter().chain(sums).chain(report.loss_scale).collect();
+        let device = self.model.device();
+        let between_ranks = |of| if self.ranks.world_size() > 1 { B::device_time(device, of) } else { None };
         Ok(StepOutcome {
             step: self.optimizer.steps(),
             loss_tokens: counts.loss_tokens,
@@ -170,9 +172,9 @@ impl<B: Kernels> Trainer<B> {
             nll_weight: self.pairs.as_ref().map_or(0.0, |pairs| pairs.nll_weight),
             learning_rate,
             numbers: B::read_later(numbers),
-            restore_wait: B::restore_wait(self.model.device()),
-            comm_wait: if self.ranks.world_size() > 1 { B::comm_wait(self.model.device()) } else { None },
-            comm_time: if self.ranks.world_size() > 1 { B::comm_time(self.model.device()) } else { None },
+            restore_wait: B::device_time(device, DeviceTime::RestoreWait),
+            comm_wait: between_ranks(DeviceTime::RankWait),
+            comm_time: between_ranks(DeviceTime::Collectives),
         })
     }
 

@@ -91,16 +91,16 @@ impl<B: Kernels> Run<B> {
         if let Some(note) = place.check_reference(reference.as_ref())? {
             console.print(note);
         }
-        let device = B::device_of(ranks.local_rank());
-        if let Some(where_threads_are) = B::stay_near(&device) {
+        let (device, backend) = (B::device_of(ranks.local_rank()), plan.backend.value);
+        if let Some(where_threads_are) = backend.stay_near(ranks.local_rank()) {
             console.print(&where_threads_are);
         }
         let head_dim = head_dim(&prepared.model_config.spec);
         let (dtype, gemms) = (dtype_of(plan.compute.value), plan.gemms.value);
-        if let Some(seconds) = self_test::<B>(plan.backend.value, &device, dtype, gemms, head_dim)? {
+        if let Some(seconds) = self_test(backend, ranks.local_rank(), dtype, gemms, head_dim)? {
             console.print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
         }
-        if let Some(carrier) = ranks.connect::<B>(&device)? {
+        if let Some(carrier) = ranks.connect(backend)? {
             let (all, here) = (ranks.world_size(), ranks.local_world_size());
             console.print(&format!("{all} ranks, {here} of them here; gradients: {carrier}"));
         }

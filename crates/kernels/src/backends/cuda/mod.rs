@@ -27,18 +27,12 @@ pub use engine::{
 pub use linear::operands::fp8::codes::RowScaling;
 pub use linear::operands::fp8::rows::{block_scales, scale_rows};
 
+pub(super) use comm::connect;
 use engine::check;
+pub(super) use memory::stay_near;
+pub(super) use self_test::self_test;
 
 impl crate::Kernels for Cuda {
-    fn self_test(
-        device: &Self::Device,
-        dtype: burn_tensor::DType,
-        gemms: crate::GemmFormat,
-        head_dim: usize,
-    ) -> Option<Result<(), String>> {
-        Some(self_test::run(device, dtype, gemms, head_dim))
-    }
-
     fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<crate::TracedOperation>) {
         let engine = engine::engine(device);
         // The trace begins now for both, the host and the device.

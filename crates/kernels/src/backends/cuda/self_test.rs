@@ -15,9 +15,14 @@ use crate::{Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, Prolo
 /// under powers of two are half as far.
 const FP8_TOLERANCE: f64 = 0.1;
 
-/// See [`crate::Kernels::self_test`]. Documents of one length, and of several lengths that are long or short, take different ways through
-/// attention: all run.
-pub(super) fn run(device: &CudaDevice, dtype: DType, gemms: GemmFormat, head_dim: usize) -> Result<(), String> {
+/// See [`crate::BackendKind::self_test`]. Documents of one length, and of several lengths that are long or short, take
+/// different ways through attention: all run.
+pub(in crate::backends) fn self_test(
+    device: &CudaDevice,
+    dtype: DType,
+    gemms: GemmFormat,
+    head_dim: usize,
+) -> Result<(), String> {
     let case = Case::small(dtype, head_dim);
     let engine = DeviceFailure::catch(|| engine(device)).map_err(|failure| failure.to_string())?;
     // Packed documents may go to the flash kernels even where cuDNN is installed: short ones do, and those of the case are.

@@ -42,12 +42,24 @@ impl AttentionOps for Flex {
         backward(qkv, spec, output, d_o, documents)
     }
 
-    fn store_in_cache(cache: &mut KvCache<Self>, k: Tensor<Self, 2>, v: Tensor<Self, 2>, tokens: &CachedTokens<Self>) {
-        if !is_f32(&k) {
-            return reference::store(cache, k, v, tokens);
+    fn cached_attention(
+        qkv: &Qkv<Self>,
+        cache: &mut KvCache<Self>,
+        tokens: &CachedTokens<Self>,
+        prompts: Option<&Documents<Self>>,
+        spec: &AttentionSpec,
+    ) -> Tensor<Self, 2> {
+        let (k, v) = (qkv.k.clone(), qkv.v.clone());
+        if is_f32(&k) {
+            // Burn's own assignment copies the whole tensor.
+            cache.replace(|[keys, values]| [store(keys, k, tokens), store(values, v, tokens)]);
+        } else {
+            reference::store(cache, k, v, tokens);
         }
-        // Burn's own assignment copies the whole tensor.
-        cache.replace(|[keys, values]| [store(keys, k, tokens), store(values, v, tokens)]);
+        match prompts {
+            Some(documents) => Self::packed_attention(qkv, spec, documents).o,
+            None => reference::cached(qkv.q.clone(), cache, tokens, spec),
+        }
     }
 }
 

@@ -17,10 +17,9 @@ mod weights;
 
 pub use burn_flex::Flex;
 
-use crate::{CommOps, EmbeddingOps, Kernels, MemoryOps, MoeOps};
+use crate::{EmbeddingOps, Kernels, MemoryOps, MoeOps};
 
 impl MemoryOps for Flex {}
 impl MoeOps for Flex {}
 impl EmbeddingOps for Flex {}
-impl CommOps for Flex {}
 impl Kernels for Flex {}

@@ -12,8 +12,13 @@ use super::lanes;
 use crate::norm::{NormOps, NormWeight, reference};
 
 impl NormOps for Flex {
-    fn rms_norm(x_nd: Tensor<Self, 2>, norm: &NormWeight<Self>) -> Tensor<Self, 2> {
-        if is_f32(&x_nd) { forward(x_nd, norm) } else { reference::forward(x_nd, norm) }
+    fn rms_norm(
+        x_nd: Tensor<Self, 2>,
+        norm: &NormWeight<Self>,
+        residual_nd: Option<Tensor<Self, 2>>,
+    ) -> Tensor<Self, 2> {
+        let y_nd = if is_f32(&x_nd) { forward(x_nd, norm) } else { reference::forward(x_nd, norm) };
+        reference::plus(y_nd, residual_nd)
     }
 
     fn rms_norm_backward(

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::host::{Floats, TASK, bytes, tensor};
 use super::lanes;
-use crate::optimizer::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps};
+use crate::optimizer::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps};
 use crate::weights::reference::codes;
 
 impl OptimizerOps for Flex {
@@ -26,29 +26,25 @@ impl OptimizerOps for Flex {
         if !scale.is_finite() {
             return states;
         }
-        states.into_iter().zip(gradients).map(|(state, gradient)| adamw(state, gradient, scale, hyper)).collect()
-    }
-
-    fn adamw_8bit_foreach(
-        states: Vec<AdamW8bitState<Self>>,
-        gradients: Vec<Tensor<Self, 1>>,
-        gradient_scale: Tensor<Self, 1>,
-        hyper: &AdamW,
-    ) -> Vec<AdamW8bitState<Self>> {
-        assert_eq!(states.len(), gradients.len(), "one gradient per parameter");
-        let scale = Floats::of(gradient_scale).values()[0];
-        if !scale.is_finite() {
-            return states;
-        }
         let rates = EightBitRates::new(scale, hyper);
-        states.into_iter().zip(gradients).map(|(state, gradient)| adamw_8bit(state, gradient, &rates)).collect()
+        let update = |(AdamWState { parameter, moments }, gradient)| match moments {
+            Moments::F32 { first, second } => adamw(parameter, [first, second], gradient, scale, hyper),
+            Moments::EightBit(moments) => adamw_8bit(parameter, *moments, gradient, &rates),
+        };
+        states.into_iter().zip(gradients).map(update).collect()
     }
 }
 
-fn adamw(state: AdamWState<Flex>, gradient: Tensor<Flex, 1>, scale: f32, hyper: &AdamW) -> AdamWState<Flex> {
-    let elements = state.parameter.dims()[0];
+fn adamw(
+    parameter: Tensor<Flex, 1>,
+    moments: [Tensor<Flex, 1>; 2],
+    gradient: Tensor<Flex, 1>,
+    scale: f32,
+    hyper: &AdamW,
+) -> AdamWState<Flex> {
+    let elements = parameter.dims()[0];
     let copy = |tensor: Tensor<Flex, 1>| Floats::of(tensor).values().to_vec();
-    let (mut parameter, mut first, mut second) = (copy(state.parameter), copy(state.first), copy(state.second));
+    let (mut parameter, [mut first, mut second]) = (copy(parameter), moments.map(copy));
     let gradient = Floats::of(gradient);
     let (beta1, beta2) = (hyper.beta1 as f32, hyper.beta2 as f32);
     let (rest1, rest2) = ((1.0 - hyper.beta1) as f32, (1.0 - hyper.beta2) as f32);
@@ -67,7 +63,8 @@ fn adamw(state: AdamWState<Flex>, gradient: Tensor<Flex, 1>, scale: f32, hyper: 
         });
     });
     let flat = |values| tensor(values, [elements]);
-    AdamWState { parameter: flat(parameter), first: flat(first), second: flat(second) }
+    let moments = Moments::F32 { first: flat(first), second: flat(second) };
+    AdamWState { parameter: flat(parameter), moments }
 }
 
 /// The factors of a step in 8 bits, the same for every value. The bias corrections are folded into step size and epsilon.
@@ -103,10 +100,14 @@ struct Moment<'a> {
     absmax: &'a mut [f32],
 }
 
-fn adamw_8bit(state: AdamW8bitState<Flex>, gradient: Tensor<Flex, 1>, rates: &EightBitRates) -> AdamW8bitState<Flex> {
-    let device = state.parameter.device();
-    let moments = *state.moments;
-    let mut parameter = Floats::of(state.parameter).values().to_vec();
+fn adamw_8bit(
+    parameter: Tensor<Flex, 1>,
+    moments: EightBitMoments<Flex>,
+    gradient: Tensor<Flex, 1>,
+    rates: &EightBitRates,
+) -> AdamWState<Flex> {
+    let device = parameter.device();
+    let mut parameter = Floats::of(parameter).values().to_vec();
     let gradient = Floats::of(gradient);
     let [mut first, mut second] = [moments.first_codes, moments.second_codes]
         .map(|codes| bytes(&codes).to_contiguous().as_slice::<u8>().expect("codes are bytes here").to_vec());
@@ -125,15 +126,13 @@ fn adamw_8bit(state: AdamW8bitState<Flex>, gradient: Tensor<Flex, 1>, rates: &Ei
         tensor(values, [blocks])
     };
     let elements = parameter.len();
-    AdamW8bitState {
-        parameter: tensor(parameter, [elements]),
-        moments: Box::new(EightBitMoments {
-            first_codes: codes(first, &device),
-            first_absmax: absmax(first_absmax),
-            second_codes: codes(second, &device),
-            second_absmax: absmax(second_absmax),
-        }),
-    }
+    let moments = EightBitMoments {
+        first_codes: codes(first, &device),
+        first_absmax: absmax(first_absmax),
+        second_codes: codes(second, &device),
+        second_absmax: absmax(second_absmax),
+    };
+    AdamWState { parameter: tensor(parameter, [elements]), moments: Moments::EightBit(Box::new(moments)) }
 }
 
 /// What a task updates.
@@ -231,17 +230,20 @@ mod tests {
             second_absmax: Tensor::zeros([blocks], &Default::default()),
         };
         let parameter: Tensor<Flex, 1> = random(1, [elements]);
-        let start = AdamW8bitState { parameter, moments: Box::new(moments) };
+        let start = AdamWState { parameter, moments: Moments::EightBit(Box::new(moments)) };
         let (mut ours, mut expected) = (vec![start.clone()], vec![start]);
         for step in 1..=4 {
             let hyper = AdamW { learning_rate: 1e-2, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, step };
             let gradients = || vec![random::<Flex, 1>(10 + step, [elements])];
             let scale = || Tensor::<Flex, 1>::from_floats([0.5], &Default::default());
-            ours = Flex::adamw_8bit_foreach(ours, gradients(), scale(), &hyper);
-            expected = crate::optimizer::reference::adamw_8bit_foreach(expected, gradients(), scale(), &hyper);
+            ours = Flex::adamw_foreach(ours, gradients(), scale(), &hyper);
+            expected = crate::optimizer::reference::adamw_foreach(expected, gradients(), scale(), &hyper);
         }
         assert_close(ours[0].parameter.clone(), expected[0].parameter.clone(), 1e-5);
-        let [ours, expected] = [ours, expected].map(|mut states| *states.remove(0).moments);
+        let [ours, expected] = [ours, expected].map(|mut states| match states.remove(0).moments {
+            Moments::EightBit(moments) => *moments,
+            Moments::F32 { .. } => panic!("moments keep their format"),
+        });
         assert_close(ours.first_absmax, expected.first_absmax, 1e-5);
         let differ = |ours: Tensor<Flex, 1, burn_tensor::Int>, expected: Tensor<Flex, 1, burn_tensor::Int>| {
             let [ours, expected] = [ours, expected].map(|codes| codes.into_data().iter::<i64>().collect::<Vec<_>>());

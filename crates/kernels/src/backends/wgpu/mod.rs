@@ -10,18 +10,12 @@ use cubecl::Runtime;
 use cubecl::future::block_on;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuRuntime};
 
-use crate::{
-    AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps,
-};
+use crate::{AttentionOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps};
 
 /// f32 values, i32 indices, booleans as u32: WebGPU has no 8-bit storage.
 pub type Wgpu = CubeBackend<WgpuRuntime, f32, i32, u32>;
 
-impl MemoryOps for Wgpu {
-    fn allocated_bytes(device: &Self::Device) -> Option<u64> {
-        WgpuRuntime::client(device).memory_usage().ok().map(|usage| usage.bytes_reserved)
-    }
-}
+impl MemoryOps for Wgpu {}
 impl NormOps for Wgpu {}
 impl LinearOps for Wgpu {}
 impl AttentionOps for Wgpu {}
@@ -29,7 +23,6 @@ impl MoeOps for Wgpu {}
 impl EmbeddingOps for Wgpu {}
 impl LossOps for Wgpu {}
 impl OptimizerOps for Wgpu {}
-impl CommOps for Wgpu {}
 impl Kernels for Wgpu {}
 
 /// Looks for a device that wgpu can compute on: asks for the adapter that CubeCL will ask for, which panics where there is none.
@@ -38,6 +31,11 @@ impl Kernels for Wgpu {}
 /// What was looked for, in the library's words.
 pub(super) fn probe() -> Result<(), String> {
     adapter().map(|_| ())
+}
+
+/// Bytes that this thread's memory pools hold on the default device.
+pub(super) fn allocated_bytes() -> Option<u64> {
+    WgpuRuntime::client(&Default::default()).memory_usage().ok().map(|usage| usage.bytes_reserved)
 }
 
 /// Whether the adapter's shaders have float16; CubeCL turns on all that the adapter has.

@@ -77,9 +77,7 @@ fn unpack_codes(
 }
 
 impl WeightOps for Wgpu {
-    fn code_storage_dtype() -> IntDType {
-        IntDType::I32
-    }
+    const CODE_DTYPE: IntDType = IntDType::I32;
 
     fn upload_codes(
         codes: HostBuffer,

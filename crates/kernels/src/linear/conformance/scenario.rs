@@ -16,7 +16,7 @@ use crate::linear::{
     reference,
 };
 use crate::norm::NormWeight;
-use crate::weights::{Weight, WeightOps};
+use crate::weights::{QuantizedWeight, Weight};
 
 /// Something on the device under test and its counterpart on the CPU.
 pub(super) type Both<A, R> = (A, R);
@@ -126,8 +126,8 @@ fn weight<B: Kernels>(check: &mut Check<'_, B>, base: Base, shape: [usize; 2]) -
             let (_, values) = check.random_f32(shape, 0.1);
             let host: Vec<f32> = values.into_data().to_vec().expect("the values are f32");
             let quantized = format.quantize(&host, &shape).expect("random values can be quantized");
-            let expected = Reference::upload_quantized(&quantized, &check.cpu);
-            (Weight::Quantized(B::upload_quantized(&quantized, check.device)), Weight::Quantized(expected))
+            let expected = QuantizedWeight::<Reference>::upload(&quantized, &check.cpu);
+            (Weight::Quantized(QuantizedWeight::<B>::upload(&quantized, check.device)), Weight::Quantized(expected))
         }
         Base::Dense => {
             let (weight, expected) = check.random(shape, 0.1);

@@ -7,7 +7,7 @@ use firebrick_precision::QuantFormat;
 use super::*;
 use crate::linear::{Bias, Magnitude, QkNorms};
 use crate::testing::{Plain, Recorded, assert_close, backward as recorded_backward, leaf, random};
-use crate::weights::{Weight, WeightOps};
+use crate::weights::{QuantizedWeight, Weight};
 
 const SCALE: f64 = 1.7;
 const TOKENS: usize = 9;
@@ -360,7 +360,7 @@ fn a_quantized_weight_computes_what_its_dequantized_values_compute() {
             let (y, saved) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Inputs);
             (y[0].clone(), project_backward(*saved.unwrap(), group, vec![dy.clone()], None).input.plain())
         };
-        let (y, dx) = of(Weight::Quantized(Plain::upload_quantized(&quantized, &device)));
+        let (y, dx) = of(Weight::Quantized(QuantizedWeight::<Plain>::upload(&quantized, &device)));
         let (expected_y, expected_dx) = of(Weight::Dense(host));
         assert_close(y, expected_y, 1e-5);
         assert_close(dx, expected_dx, 1e-5);

@@ -112,7 +112,7 @@ impl<B: Kernels> Run<B> {
         let StepOutcome { step, learning_rate, .. } = outcome;
         let started = Instant::now();
         let numbers = self.watchdog.waiting_for_device(|| outcome.read());
-        if !self.trainer.ranks.is_exact_after_loss::<B>() {
+        if !self.trainer.ranks.is_exact_after_loss() {
             self.trainer.ranks.check("a step")?;
         }
         self.note(NUMBERS, step, started);
@@ -148,7 +148,7 @@ impl<B: Kernels> Run<B> {
                 restore_wait_ms: waits.then_some(f64::from(numbers.restore_wait_ms)),
                 comm_wait_ms: (!is_alone).then_some(times.comm_wait),
                 ranks: None,
-                allocated_bytes: B::allocated_bytes(self.trainer.model.device()),
+                allocated_bytes: self.prepared.plan.backend.value.allocated_bytes(),
                 usage,
             });
         }

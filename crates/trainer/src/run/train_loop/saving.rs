@@ -26,7 +26,7 @@ impl<B: Kernels> Run<B> {
         let ranks = &self.trainer.ranks;
         let is_whole = self.state.step > 0 && self.trainer.optimizer.steps() == self.state.step;
         let is_here = ranks.is_main() && !self.trainer.optimizer.is_partial();
-        if ranks.check("saving").is_err() && is_here && ranks.is_exact_after_loss::<B>() && is_whole {
+        if ranks.check("saving").is_err() && is_here && ranks.is_exact_after_loss() && is_whole {
             match self.save() {
                 Ok(()) => self.console.print(&format!("saved step {} before ending", self.state.step)),
                 Err(error) => self.console.print(&format!("step {} could not be saved: {error}", self.state.step)),

@@ -24,10 +24,6 @@ use crate::{
 use case::{BackwardInputs, Gradients, Inputs, Sizes};
 
 impl AttentionOps for Cuda {
-    fn begin_attention(spec: &AttentionSpec, dtype: DType, documents: &Documents<Self>) {
-        engine(&documents.cu_seqlens.device()).begin_cudnn(&Sizes::new(spec, documents), dtype, documents);
-    }
-
     fn packed_attention(qkv: &Qkv<Self>, spec: &AttentionSpec, documents: &Documents<Self>) -> AttentionOutput<Self> {
         let engine = engine(&qkv.q.device());
         engine.section(|| engine.attention(qkv, spec, documents))
@@ -44,23 +40,30 @@ impl AttentionOps for Cuda {
         engine.section(|| engine.attention_backward(qkv, spec, output, d_o, documents))
     }
 
-    fn store_in_cache(cache: &mut KvCache<Self>, k: Tensor<Self, 2>, v: Tensor<Self, 2>, tokens: &CachedTokens<Self>) {
-        let engine = engine(&k.device());
-        engine.section(|| engine.store_in_cache(cache, k, v, tokens));
-    }
-
     fn cached_attention(
-        q: Tensor<Self, 2>,
-        cache: &KvCache<Self>,
+        qkv: &Qkv<Self>,
+        cache: &mut KvCache<Self>,
         tokens: &CachedTokens<Self>,
+        prompts: Option<&Documents<Self>>,
         spec: &AttentionSpec,
     ) -> Tensor<Self, 2> {
-        let engine = engine(&q.device());
-        engine.section(|| engine.cached_attention(q, cache, tokens, spec))
+        let engine = engine(&qkv.q.device());
+        engine.section(|| {
+            engine.store_in_cache(cache, qkv.k.clone(), qkv.v.clone(), tokens);
+            match prompts {
+                Some(documents) => engine.attention(qkv, spec, documents).o,
+                None => engine.cached_attention(qkv.q.clone(), cache, tokens, spec),
+            }
+        })
     }
 }
 
 impl Engine {
+    /// Starts to prepare what takes long and both passes over documents will need.
+    pub(super) fn prepare_attention(&self, spec: &AttentionSpec, dtype: DType, documents: &Documents<Cuda>) {
+        self.begin_cudnn(&Sizes::new(spec, documents), dtype, documents);
+    }
+
     fn attention(&self, qkv: &Qkv<Cuda>, spec: &AttentionSpec, documents: &Documents<Cuda>) -> AttentionOutput<Cuda> {
         let sizes = Sizes::new(spec, documents);
         let dense = [&qkv.q, &qkv.k, &qkv.v].map(|x| self.flat(x.clone()));

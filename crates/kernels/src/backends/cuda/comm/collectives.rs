@@ -124,7 +124,7 @@ impl Collectives {
     }
 
     /// The operations since the last call.
-    pub(super) fn take_runs(&self) -> Runs {
+    pub(crate) fn take_runs(&self) -> Runs {
         Runs(self.runs.take())
     }
 
@@ -137,7 +137,7 @@ impl Collectives {
 }
 
 /// Milliseconds of operations, once they are done.
-pub(super) struct Runs(Vec<Span>);
+pub(crate) struct Runs(Vec<Span>);
 
 impl Numbers for Runs {
     fn wait(self: Box<Self>) -> Vec<f32> {

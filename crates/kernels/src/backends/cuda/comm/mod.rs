@@ -12,15 +12,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
-use burn_tensor::{DType, Tensor, TensorMetadata};
+use burn_tensor::{DType, TensorMetadata};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{CudaError, DevicePointer, Nccl, NcclCommunicator, NcclId, Stream};
 
-use crate::backends::cuda::engine::{
-    Cost, Cuda, DeviceBlock, Engine, MatrixView, Primitive, device_count, engine, float, int_tensor, tensor, view,
-};
-use crate::comm::{DeviceSide, reference};
-use crate::{COLLECTIVE, CommError, CommOps, Communicator, Exchange, Loan, Payload, PayloadLayout, Readback};
+use crate::backends::cuda::engine::{Cost, Cuda, DeviceBlock, Engine, MatrixView, Primitive, engine, float, payload};
+use crate::comm::{Collective, DeviceSide};
+use crate::{COLLECTIVE, CommError, Communicator, Exchange, Loan, Payload};
 
 /// Time between two looks at NCCL's errors.
 const WATCH: Duration = Duration::from_millis(500);
@@ -39,12 +37,6 @@ impl Connected {
     }
 }
 
-impl DeviceSide for Connected {
-    fn failure(&self) -> Option<String> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
 /// Looks for errors of NCCL until the ranks are disconnected.
 fn watch(connected: &Weak<Connected>) {
     loop {
@@ -57,8 +49,13 @@ fn watch(connected: &Weak<Connected>) {
     }
 }
 
-/// Connects this rank, on the engine's device.
-fn connect(ranks: &Communicator, engine: &Engine) -> Result<String, CommError> {
+/// Connects the devices of all ranks, unless `FIREBRICK_COLLECTIVES` says otherwise. Returns what carries tensors
+/// between them.
+pub(in crate::backends) fn connect(ranks: &Communicator, device: &CudaDevice) -> Result<String, CommError> {
+    if std::env::var("FIREBRICK_COLLECTIVES").as_deref() == Ok("host") {
+        return Ok("host memory and TCP, as FIREBRICK_COLLECTIVES says".to_owned());
+    }
+    let engine = engine(device);
     let refused = |error: CudaError| CommError::NoLibrary { rank: ranks.rank(), problem: error.to_string() };
     let nccl = Nccl::load().map_err(refused)?;
     let (major, minor, patch) = nccl.version().map_err(refused)?;
@@ -78,16 +75,8 @@ fn connect(ranks: &Communicator, engine: &Engine) -> Result<String, CommError> {
             connected.end(problem);
         }
     });
-    ranks.connect_device(connected);
+    ranks.connect_device::<Cuda>(connected);
     Ok(format!("NCCL {major}.{minor}.{patch}"))
-}
-
-/// What an operation on the other devices returned.
-fn checked<T>(ranks: &Communicator, operation: &'static str, result: Result<T, CudaError>) -> Result<T, CommError> {
-    result.map_err(|error| {
-        let failure = ranks.device_side::<Connected>().and_then(|connected| connected.failure());
-        ranks.lost(operation, failure.unwrap_or_else(|| error.to_string()))
-    })
 }
 
 /// Submits an operation between devices; see `collectives.rs`.
@@ -116,228 +105,88 @@ fn bytes_of(matrix: &MatrixView) -> DevicePointer<u8> {
     DevicePointer::from_address(matrix.address)
 }
 
-/// A matrix that may be written in place.
-fn owned(engine: &Engine, values: Tensor<Cuda, 1>) -> MatrixView {
-    engine.view_of(engine.owned(float(values)))
-}
-
-/// The first `length` values of a flat matrix, as a tensor that shares its memory.
-fn first(matrix: &MatrixView, length: usize) -> Tensor<Cuda, 1> {
-    tensor(view(matrix, 0, &[length], vec![1]))
-}
-
-impl CommOps for Cuda {
-    /// Its number among the devices that this process sees. A launcher that shows each rank only its own device (SLURM's
-    /// `--gpus-per-task`) makes that number 0.
-    fn device_of(local_rank: usize) -> CudaDevice {
-        CudaDevice::new(if device_count() == 1 { 0 } else { local_rank })
+impl DeviceSide<Cuda> for Connected {
+    fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn connect(ranks: &Communicator, device: &CudaDevice) -> Result<String, CommError> {
-        match std::env::var("FIREBRICK_COLLECTIVES").as_deref() {
-            Ok("host") => Ok("host memory and TCP, as FIREBRICK_COLLECTIVES says".to_owned()),
-            _ => connect(ranks, &engine(device)),
-        }
-    }
-
-    fn is_exact_after_loss(ranks: &Communicator) -> bool {
-        ranks.device_side::<Connected>().is_none()
-    }
-
-    fn comm_wait(device: &CudaDevice) -> Option<Readback> {
-        Some(Readback::new(engine(device).collectives.take_waits()))
-    }
-
-    fn comm_time(device: &CudaDevice) -> Option<Readback> {
-        Some(Readback::new(engine(device).collectives.take_runs()))
-    }
-
-    fn all_reduce_sum(ranks: &Communicator, tensors: Vec<Tensor<Self, 1>>) -> Result<Vec<Tensor<Self, 1>>, CommError> {
-        let Some(device) = tensors.first().map(Tensor::device).filter(|_| ranks.world_size() > 1) else {
-            return Ok(tensors);
-        };
-        let engine = engine(&device);
-        let Some(connected) = ranks.device_side::<Connected>() else {
-            return engine.pause(|| reference::all_reduce_sum(ranks, tensors));
-        };
-        engine.section(|| {
-            let matrices: Vec<MatrixView> = tensors.into_iter().map(|values| owned(&engine, values)).collect();
-            let buffers: Vec<_> = matrices.iter().map(|matrix| (pointer(matrix.block()), matrix.count())).collect();
-            let held = matrices.iter().map(|matrix| matrix.tensor.clone()).collect();
-            // SAFETY: the buffers are those of the tensors, which are held until the work is done; no operation of the section touches
-            // them; every rank sums the same tensors in the same order.
-            let submitted =
-                on_side_stream(&engine, held, |side| unsafe { connected.nccl.all_reduce_sum(side, &buffers) });
-            checked(ranks, "all_reduce_sum", submitted)?;
-            Ok(matrices.into_iter().map(|matrix| tensor(matrix.tensor)).collect())
-        })
-    }
-
-    fn reduce_scatter_sum(ranks: &Communicator, values: Tensor<Self, 1>) -> Result<Tensor<Self, 1>, CommError> {
-        let engine = engine(&values.device());
-        let Some(connected) = ranks.device_side::<Connected>() else {
-            return engine.pause(|| reference::reduce_scatter_sum(ranks, values));
-        };
-        engine.section(|| {
-            let ([length], count) = (values.dims(), ranks.world_size());
-            let part = length.div_ceil(count);
-            let whole = padded(&engine, engine.flat(values), part * count);
-            let sum = engine.empty_matrix(1, part, DType::F32);
-            let (from, to) = (pointer(whole.block()), pointer(sum.block()));
-            let held = vec![whole.tensor.clone(), sum.tensor.clone()];
-            let submitted = on_side_stream(&engine, held, |side| {
-                // SAFETY: `whole` has one part for each rank and `sum` has one; both are held until the work is done.
-                unsafe { connected.nccl.reduce_scatter_sum(side, from, to, part) }
-            });
-            checked(ranks, "reduce_scatter_sum", submitted)?;
-            Ok(first(&sum, length.saturating_sub(ranks.rank() * part).min(part)))
-        })
-    }
-
-    fn all_gather(ranks: &Communicator, values: Tensor<Self, 1>) -> Result<Tensor<Self, 1>, CommError> {
-        let engine = engine(&values.device());
-        let Some(connected) = ranks.device_side::<Connected>() else {
-            return engine.pause(|| reference::all_gather(ranks, values));
-        };
-        let lengths = lengths(ranks, values.dims()[0])?;
-        engine.section(|| {
-            let part = lengths.iter().copied().max().unwrap_or(0);
-            let own = padded(&engine, engine.flat(values), part);
-            let all = engine.empty_matrix(1, part * ranks.world_size(), DType::F32);
-            let (from, to) = (pointer(own.block()), pointer(all.block()));
-            let held = vec![own.tensor.clone(), all.tensor.clone()];
-            let submitted = on_side_stream(&engine, held, |side| {
-                // SAFETY: `own` is one part and `all` has one for each rank; both are held until the work is done.
-                unsafe { connected.nccl.all_gather(side, from, to, part) }
-            });
-            checked(ranks, "all_gather", submitted)?;
-            Ok(first(&all, lengths.iter().sum()))
-        })
-    }
-
-    fn broadcast_each(
+    fn start(
+        &self,
         ranks: &Communicator,
-        tensors: Vec<(Tensor<Self, 1>, usize)>,
-    ) -> Result<Vec<Tensor<Self, 1>>, CommError> {
-        let Some(device) = tensors.first().map(|(tensor, _)| tensor.device()) else { return Ok(Vec::new()) };
-        let engine = engine(&device);
-        let Some(connected) = ranks.device_side::<Connected>() else {
-            return engine.pause(|| reference::broadcast_each(ranks, tensors));
-        };
-        engine.section(|| {
-            let matrices: Vec<(MatrixView, usize)> =
-                tensors.into_iter().map(|(values, root)| (owned(&engine, values), root)).collect();
-            let of = |(matrix, root): &(MatrixView, usize)| (bytes_of(matrix), matrix.bytes(), *root);
-            let buffers: Vec<_> = matrices.iter().map(of).collect();
-            let held = matrices.iter().map(|(matrix, _)| matrix.tensor.clone()).collect();
-            // SAFETY: the buffers are those of the tensors, which are held until the work is done; no operation of the section touches
-            // them; every rank names the same roots in the same order.
-            let submitted = on_side_stream(&engine, held, |side| unsafe { connected.nccl.broadcast(side, &buffers) });
-            checked(ranks, "broadcast_each", submitted)?;
-            Ok(matrices.into_iter().map(|(matrix, _)| tensor(matrix.tensor)).collect())
-        })
-    }
-
-    fn start_broadcast(
-        ranks: &Communicator,
-        loans: Vec<Loan<Self>>,
+        collective: Collective,
+        tensors: Vec<Loan<Cuda>>,
         device: &CudaDevice,
-    ) -> Result<Exchange<Self>, CommError> {
+    ) -> Result<Exchange<Cuda>, CommError> {
         let engine = engine(device);
-        let Some(connected) = ranks.device_side::<Connected>() else {
-            return engine.pause(|| Ok(Exchange::done(reference::broadcast_payloads(ranks, loans, device)?)));
-        };
         engine.section(|| {
-            let own = |payload: Payload<Self>| match payload {
-                Payload::Values(values) => engine.dense(engine.view_of(float(values))),
-                Payload::Codes(codes) => engine.dense(engine.view_of(codes.into_primitive())),
-            };
-            let new = |layout: PayloadLayout| engine.view_of(engine.empty([layout.elements], layout.dtype));
-            let here = |loan: Loan<Self>| {
-                let matrix = loan.own.map_or_else(|| new(loan.layout), own);
-                (matrix, loan.root, loan.layout.is_codes)
-            };
-            let matrices: Vec<(MatrixView, usize, bool)> = loans.into_iter().map(here).collect();
-            let of = |(matrix, root, _): &(MatrixView, usize, bool)| (bytes_of(matrix), matrix.bytes(), *root);
-            let buffers: Vec<_> = matrices.iter().map(of).collect();
-            let held = matrices.iter().map(|(matrix, ..)| matrix.tensor.clone()).collect();
-            // SAFETY: the buffers are those of the tensors, which are held until the work is done. A root only reads its own, as the
-            // section may; what others receive is new, and no operation reads it before the ticket is redeemed. Every rank names the same
-            // roots in the same order.
-            let submitted = on_side_stream(&engine, held, |side| unsafe { connected.nccl.broadcast(side, &buffers) });
-            let ticket = checked(ranks, "start_broadcast", submitted)?;
-            let payload = |(matrix, _, is_codes): (MatrixView, usize, bool)| match is_codes {
-                true => Payload::Codes(int_tensor(matrix.tensor)),
-                false => Payload::Values(tensor(matrix.tensor)),
-            };
-            Ok(Exchange { payloads: matrices.into_iter().map(payload).collect(), ticket: Some(ticket) })
+            let parts: Vec<Part> = tensors.into_iter().map(|loan| Part::new(&engine, collective, loan)).collect();
+            let held = parts.iter().map(|part| part.matrix.tensor.clone()).collect();
+            let submitted = on_side_stream(&engine, held, |side| {
+                // SAFETY: the buffers are those of the tensors, which are held until the work is done. No operation of
+                // the section touches them before its end or the exchange's, except for reading what is lent, which its
+                // root only reads too; what others receive is new. Every rank lists the same tensors and roots in the
+                // same order.
+                unsafe { self.submit(side, collective, &parts) }
+            });
+            let ticket = submitted
+                .map_err(|error| ranks.lost(collective.name(), self.failure().unwrap_or_else(|| error.to_string())))?;
+            let device = device.clone();
+            let wait = Box::new(move || redeem(&device, ticket));
+            let payloads = parts.into_iter().map(|part| payload(part.matrix.tensor, part.is_codes)).collect();
+            Ok(Exchange { payloads, wait: Some(wait) })
         })
     }
+}
 
-    fn start_reduce(ranks: &Communicator, tensors: Vec<(Tensor<Self, 1>, usize)>) -> Result<Exchange<Self>, CommError> {
-        let done = |sums: Vec<Tensor<Self, 1>>| Exchange::done(sums.into_iter().map(Payload::Values).collect());
-        let Some(device) = tensors.first().map(|(tensor, _)| tensor.device()) else { return Ok(done(Vec::new())) };
-        let engine = engine(&device);
-        let Some(connected) = ranks.device_side::<Connected>() else {
-            return engine.pause(|| reference::reduce_each(ranks, tensors).map(done));
+/// Has the engine's stream wait for an operation.
+fn redeem(device: &CudaDevice, ticket: u64) {
+    let engine = engine(device);
+    engine.collectives.redeem(ticket, engine.stream());
+}
+
+/// A tensor of an exchange.
+struct Part {
+    matrix: MatrixView,
+    root: usize,
+    is_codes: bool,
+}
+
+impl Part {
+    /// Memory that the exchange may use: all but what a root lends is written.
+    fn new(engine: &Engine, collective: Collective, Loan { root, layout, own }: Loan<Cuda>) -> Self {
+        let primitive = own.map(|payload| match payload {
+            Payload::Values(values) => float(values),
+            Payload::Codes(codes) => codes.into_primitive(),
+        });
+        let matrix = match (primitive, collective) {
+            (None, _) => engine.view_of(engine.empty([layout.elements], layout.dtype)),
+            (Some(own), Collective::Lend) => engine.dense(engine.view_of(own)),
+            (Some(own), _) => engine.view_of(engine.owned(own)),
         };
-        engine.section(|| {
-            let matrices: Vec<(MatrixView, usize)> =
-                tensors.into_iter().map(|(values, root)| (owned(&engine, values), root)).collect();
-            let of = |(matrix, root): &(MatrixView, usize)| (pointer(matrix.block()), matrix.count(), *root);
-            let buffers: Vec<_> = matrices.iter().map(of).collect();
-            let held = matrices.iter().map(|(matrix, _)| matrix.tensor.clone()).collect();
-            // SAFETY: the buffers are those of the tensors, which are held until the work is done; no operation of the section touches
-            // them before the ticket is redeemed; every rank names the same roots in the same order.
-            let submitted = on_side_stream(&engine, held, |side| unsafe { connected.nccl.reduce_sum(side, &buffers) });
-            let ticket = checked(ranks, "start_reduce", submitted)?;
-            let payloads = matrices.into_iter().map(|(matrix, _)| Payload::Values(tensor(matrix.tensor))).collect();
-            Ok(Exchange { payloads, ticket: Some(ticket) })
-        })
+        Self { matrix, root, is_codes: layout.is_codes }
     }
+}
 
-    fn finish(exchange: Exchange<Self>, device: &CudaDevice) -> Vec<Payload<Self>> {
-        let Exchange { payloads, ticket } = exchange;
-        if let Some(ticket) = ticket {
-            let engine = engine(device);
-            engine.collectives.redeem(ticket, engine.stream());
+impl Connected {
+    /// Submits an operation on all parts as one group.
+    ///
+    /// # Safety
+    /// As for [`NcclCommunicator::all_reduce_sum`].
+    unsafe fn submit(&self, side: &Stream, collective: Collective, parts: &[Part]) -> Result<(), CudaError> {
+        let floats = |part: &Part| (pointer(part.matrix.block()), part.matrix.count());
+        // SAFETY: the caller's promise, for each of them.
+        unsafe {
+            match collective {
+                Collective::AllReduce => self.nccl.all_reduce_sum(side, &parts.iter().map(floats).collect::<Vec<_>>()),
+                Collective::Reduce => {
+                    let rooted = |part: &Part| (floats(part).0, floats(part).1, part.root);
+                    self.nccl.reduce_sum(side, &parts.iter().map(rooted).collect::<Vec<_>>())
+                }
+                Collective::Broadcast | Collective::Lend => {
+                    let bytes = |part: &Part| (bytes_of(&part.matrix), part.matrix.bytes(), part.root);
+                    self.nccl.broadcast(side, &parts.iter().map(bytes).collect::<Vec<_>>())
+                }
+            }
         }
-        payloads
-    }
-
-    fn broadcast(ranks: &Communicator, values: Tensor<Self, 1>, root: usize) -> Result<Tensor<Self, 1>, CommError> {
-        let shared = Self::broadcast_each(ranks, vec![(values, root)])?;
-        Ok(shared.into_iter().next().expect("one tensor was shared"))
-    }
-}
-
-/// A flat matrix with zeros after its values, up to `length` of them.
-fn padded(engine: &Engine, values: MatrixView, length: usize) -> MatrixView {
-    let values_block = DeviceBlock::dense(values.address, [1, values.count()], values.dtype);
-    if values.count() == length {
-        return MatrixView { block: values_block, tensor: values.tensor };
-    }
-    let whole = engine.empty_matrix(1, length, DType::F32);
-    engine.fill(whole.block(), 0.0);
-    if values.count() > 0 {
-        engine.copy_rows(values_block, whole.block().columns(0, values.count()));
-    }
-    whole
-}
-
-/// The number of values of each rank. NCCL joins equal parts, so all but the last that has any must be equal.
-fn lengths(ranks: &Communicator, own: usize) -> Result<Vec<usize>, CommError> {
-    let operation = "the lengths of all_gather";
-    let gathered = ranks.all_gather_bytes(operation, (own as u64).to_le_bytes().to_vec())?;
-    let read = |(rank, bytes): (usize, &Arc<[u8]>)| {
-        let mismatch = |_| CommError::Mismatch { rank, operation, expected: 8, got: bytes.len() };
-        bytes[..].try_into().map(u64::from_le_bytes).map(|length| length as usize).map_err(mismatch)
-    };
-    let lengths: Vec<usize> = gathered.iter().enumerate().map(read).collect::<Result<_, _>>()?;
-    let longest = lengths.iter().copied().max().unwrap_or(0);
-    let last = lengths.iter().rposition(|&length| length > 0).unwrap_or(0);
-    match lengths[..last].iter().position(|&length| length != longest) {
-        Some(rank) => Err(CommError::Mismatch { rank, operation, expected: 4 * longest, got: 4 * lengths[rank] }),
-        None => Ok(lengths),
     }
 }

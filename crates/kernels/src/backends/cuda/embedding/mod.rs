@@ -16,25 +16,17 @@ impl EmbeddingOps for Cuda {
     }
 
     fn embed_backward(
-        ids_n: Tensor<Self, 1, Int>,
-        dy_nd: Tensor<Self, 2>,
-        scale: f32,
-        vocab_size: usize,
-    ) -> Tensor<Self, 2> {
-        let engine = engine(&dy_nd.device());
-        engine.section(|| {
-            let (ids, dy) = (engine.int_matrix(ids_n), engine.flat(dy_nd));
-            tensor(engine.embed_backward(&ids, &dy, scale, vocab_size).tensor)
-        })
-    }
-
-    fn embed_rows_backward(
-        slots_n: Tensor<Self, 1, Int>,
+        rows_n: Tensor<Self, 1, Int>,
         dy_nd: Tensor<Self, 2>,
         scale: f32,
         rows: usize,
+        _may_be_none: bool,
     ) -> Tensor<Self, 2> {
-        Self::embed_backward(slots_n, dy_nd, scale, rows)
+        let engine = engine(&dy_nd.device());
+        engine.section(|| {
+            let (ids, dy) = (engine.int_matrix(rows_n), engine.flat(dy_nd));
+            tensor(engine.embed_backward(&ids, &dy, scale, rows).tensor)
+        })
     }
 }
 

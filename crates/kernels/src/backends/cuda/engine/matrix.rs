@@ -13,6 +13,8 @@ use burn_tensor::{DType, Int, Tensor, TensorPrimitive};
 use cubecl::cuda::CudaRuntime;
 use cubecl::zspace::metadata::Metadata;
 
+use crate::Payload;
+
 /// f32 by default; half formats are chosen tensor by tensor.
 pub type Cuda = CubeBackend<CudaRuntime, f32, i32, u8>;
 
@@ -153,6 +155,11 @@ pub(crate) fn tensor<const D: usize>(primitive: Primitive) -> Tensor<Cuda, D> {
 /// A tensor of an integer primitive.
 pub(crate) fn int_tensor<const D: usize>(primitive: Primitive) -> Tensor<Cuda, D, Int> {
     Tensor::from_primitive(primitive)
+}
+
+/// Values or codes of a primitive.
+pub(crate) fn payload<const D: usize>(primitive: Primitive, is_codes: bool) -> Payload<Cuda, D> {
+    if is_codes { Payload::Codes(int_tensor(primitive)) } else { Payload::Values(tensor(primitive)) }
 }
 
 /// Part of a matrix's memory with another shape, `start` values on.

@@ -16,7 +16,7 @@ use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView,
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts};
 use crate::{
-    Adapter, Dropout, Epilogue, GemmAlgorithms, Group, HeadsEpilogue, Keep, LinearOps, ModuleGradients, NormWeight,
+    Adapter, Dropout, Epilogue, Group, HeadsEpilogue, Keep, LinearOps, ModuleGradients, NormWeight,
     ProjectGradients, ProjectSaved, Prologue, RotaryTables, Weight,
 };
 
@@ -81,16 +81,6 @@ impl LinearOps for Cuda {
     ) -> ProjectGradients<Self> {
         let engine = engine(&dy_no.device());
         engine.section(|| engine.mlp_backward(groups, dy_no, d_residual_ni, after_down))
-    }
-
-    fn choose_gemms(device: &Self::Device, algorithms: GemmAlgorithms) {
-        let engine = engine(device);
-        let blas = engine.blas.borrow();
-        match algorithms {
-            GemmAlgorithms::Library => blas.use_proposed(),
-            GemmAlgorithms::Kept => blas.use_measured(),
-            GemmAlgorithms::Measured => blas.measure(),
-        }
     }
 
     fn row_squares(weight: &Weight<Self>, dtype: DType) -> Tensor<Self, 1> {

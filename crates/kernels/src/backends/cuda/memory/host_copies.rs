@@ -9,7 +9,6 @@
 //! them costs time.
 //! Trade-off: up to two tensors more on the device than are in use.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +20,7 @@ use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{Context, CudaError, DevicePointer, Event, PinnedBuffer, Stream};
 
 use crate::backends::cuda::engine::{Lent, MatrixView, Pool, Primitive, check, shared};
-use crate::memory::{Elsewhere, Numbers};
+use crate::memory::Numbers;
 
 /// Tensors held for copies that may still run.
 const MAX_IN_FLIGHT: usize = 2;
@@ -48,6 +47,13 @@ impl HostCopy {
     pub(super) fn is_coming(&self) -> bool {
         self.coming.is_some()
     }
+
+    /// The values, once they have arrived.
+    pub(super) fn to_data(&self) -> TensorData {
+        let buffer = self.buffer.as_ref().expect("a copy that was restored is gone");
+        check("waiting for a copy", self.done.synchronize());
+        TensorData::from_bytes_vec(buffer.to_vec(), self.shape, self.dtype)
+    }
 }
 
 impl Drop for HostCopy {
@@ -57,22 +63,6 @@ impl Drop for HostCopy {
             // A failure here means that the context is lost, and with it the copy.
             let _ = self.done.synchronize();
         }
-    }
-}
-
-impl Elsewhere for HostCopy {
-    fn to_data(&self) -> TensorData {
-        let buffer = self.buffer.as_ref().expect("a copy that was restored is gone");
-        check("waiting for a copy", self.done.synchronize());
-        TensorData::from_bytes_vec(buffer.to_vec(), self.shape, self.dtype)
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
-    }
-
-    fn as_any_mut(&mut self) -> &mut dyn Any {
-        self
     }
 }
 

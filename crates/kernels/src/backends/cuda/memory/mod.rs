@@ -10,20 +10,45 @@ pub(super) mod planned;
 mod processors;
 
 use burn_tensor::backend::Backend;
-use burn_tensor::{DType, Int, Tensor};
+use burn_tensor::{DType, Tensor, TensorData};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::Driver;
 
 use crate::backends::cuda::engine::{
-    Cost, Cuda, Engine, Lent, Primitive, check, check_launch, engine, float, int_tensor, shared, tensor,
+    Cost, Cuda, Engine, Lent, check, check_launch, device_count, engine, float, payload, shared, tensor, view,
 };
-use crate::{HostBuffer, MemoryOps, Offloaded, Readback};
+use crate::memory::{DeviceTime, Elsewhere, Hint, RunShape};
+use crate::{GemmAlgorithms, HostBuffer, MemoryOps, Offloaded, Payload, Readback};
 use host_copies::HostCopy;
 
 impl MemoryOps for Cuda {
-    fn stay_near(device: &CudaDevice) -> Option<String> {
-        let driver = Driver::load().ok()?;
-        processors::stay_near(&driver.bus_id(device.index).ok()?).map(|done| done.to_string())
+    /// Its number among the devices that this process sees. A launcher that shows each rank only its own device
+    /// (SLURM's `--gpus-per-task`) makes that number 0.
+    fn device_of(local_rank: usize) -> CudaDevice {
+        CudaDevice::new(if device_count() == 1 { 0 } else { local_rank })
+    }
+
+    fn open(device: &CudaDevice, shape: &RunShape) {
+        let engine = engine(device);
+        engine.kept.allow(shape.kept_bytes);
+        let blas = engine.blas.borrow();
+        match shape.gemm_algorithms {
+            GemmAlgorithms::Library => blas.use_proposed(),
+            GemmAlgorithms::Kept => blas.use_measured(),
+            GemmAlgorithms::Measured => blas.measure(),
+        }
+        engine.room.expect(shape.pass_bytes, shape.pass_tokens);
+        shape.offloaded.iter().for_each(|&[count, bytes]| engine.copies.reserve(count, bytes));
+    }
+
+    fn hint(device: &CudaDevice, hint: Hint<'_, Self>) {
+        let engine = engine(device);
+        match hint {
+            Hint::Pass { tokens } => make_room(&engine, tokens),
+            Hint::Attention { spec, dtype, documents } => engine.prepare_attention(spec, dtype, documents),
+            Hint::ForwardDone => engine.section(|| engine.copies.settle(engine.stream())),
+            Hint::VaryingSizes(vary) => engine.rounds_sizes.set(vary),
+        }
     }
 
     fn section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
@@ -68,35 +93,33 @@ impl MemoryOps for Cuda {
         })
     }
 
-    fn offload(x_nd: Tensor<Self, 2>) -> Offloaded<Self> {
-        let engine = engine(&x_nd.device());
-        Offloaded::elsewhere(offload(&engine, float(x_nd)))
+    fn offload(x: Payload<Self, 2>) -> Offloaded<Self> {
+        let (x, is_codes) = match x {
+            Payload::Values(values) => (float(values), false),
+            Payload::Codes(codes) => (codes.into_primitive(), true),
+        };
+        let engine = engine(&x.device);
+        let copy = engine.section(|| {
+            let matrix = engine.dense(engine.view_of(x));
+            check("copying to the host", engine.copies.out(engine.stream(), matrix))
+        });
+        Offloaded::elsewhere(OnHost { copy, is_codes })
     }
 
-    fn settle_offloads(device: &Self::Device) {
-        let engine = engine(device);
-        engine.section(|| engine.copies.settle(engine.stream()));
-    }
-
-    fn prefetch(offloaded: &mut Offloaded<Self>, device: &Self::Device) {
-        prefetch(&engine(device), offloaded.elsewhere_mut());
-    }
-
-    fn restore(offloaded: Offloaded<Self>, device: &Self::Device) -> Tensor<Self, 2> {
-        offloaded.into_parts().unwrap_or_else(|copy| tensor(restore(&engine(device), copy)))
-    }
-
-    fn offload_codes(codes: Tensor<Self, 2, Int>) -> Offloaded<Self, Int> {
-        let engine = engine(&codes.device());
-        Offloaded::elsewhere(offload(&engine, codes.into_primitive()))
-    }
-
-    fn prefetch_codes(offloaded: &mut Offloaded<Self, Int>, device: &Self::Device) {
-        prefetch(&engine(device), offloaded.elsewhere_mut());
-    }
-
-    fn restore_codes(offloaded: Offloaded<Self, Int>, device: &Self::Device) -> Tensor<Self, 2, Int> {
-        offloaded.into_parts().unwrap_or_else(|copy| int_tensor(restore(&engine(device), copy)))
+    fn slices<const D: usize>(x: Tensor<Self, D>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, D>> {
+        let (engine, dims) = (engine(&x.device()), x.dims());
+        engine.section(|| {
+            let x = engine.flat(x);
+            // Values from one index of an axis to the next.
+            let strides: Vec<usize> = (1..=D).map(|axis| dims[axis..].iter().product()).collect();
+            let slice = |&(start, length): &(usize, usize)| {
+                assert!(start + length <= dims[0], "{start}+{length} of {}", dims[0]);
+                let mut shape = dims;
+                shape[0] = length;
+                tensor(view(&x, start * strides[0], &shape, strides.clone()))
+            };
+            ranges.iter().map(slice).collect()
+        })
     }
 
     fn read_later(values: Vec<Tensor<Self, 1>>) -> Readback {
@@ -108,30 +131,29 @@ impl MemoryOps for Cuda {
         Readback::new(copied)
     }
 
-    fn restore_wait(device: &Self::Device) -> Readback {
-        Readback::new(engine(device).copies.take_waits())
-    }
-
-    fn keep_weights(device: &Self::Device, bytes: [u64; 2]) {
-        engine(device).kept.allow(bytes);
-    }
-
-    fn expect_passes(device: &Self::Device, bytes: [u64; 2], tokens: usize) {
-        engine(device).room.expect(bytes, tokens);
-    }
-
-    fn make_room(device: &Self::Device, tokens: usize) {
+    fn device_time(device: &CudaDevice, of: DeviceTime) -> Option<Readback> {
         let engine = engine(device);
-        let Some([needed, pinned]) = engine.room.needed(tokens) else { return };
-        let free = check("asking for free memory", engine.context().memory()).free_bytes;
-        if free < needed || engine.copies.waiting_bytes() > pinned {
-            // Kept weights are the same for passes of every size.
-            release_pools(&engine, device);
-        }
+        Some(match of {
+            DeviceTime::RestoreWait => Readback::new(engine.copies.take_waits()),
+            DeviceTime::RankWait => Readback::new(engine.collectives.take_waits()),
+            DeviceTime::Collectives => Readback::new(engine.collectives.take_runs()),
+        })
     }
+}
 
-    fn reserve_offload(device: &Self::Device, count: usize, bytes: usize) {
-        engine(device).copies.reserve(count, bytes);
+/// Keeps threads near the card of a rank; see `processors.rs`.
+pub(in crate::backends) fn stay_near(local_rank: usize) -> Option<String> {
+    let driver = Driver::load().ok()?;
+    let bus_id = driver.bus_id(Cuda::device_of(local_rank).index).ok()?;
+    processors::stay_near(&bus_id).map(|done| done.to_string())
+}
+
+fn make_room(engine: &Engine, tokens: usize) {
+    let Some([needed, pinned]) = engine.room.needed(tokens) else { return };
+    let free = check("asking for free memory", engine.context().memory()).free_bytes;
+    if free < needed || engine.copies.waiting_bytes() > pinned {
+        // Kept weights are the same for passes of every size.
+        release_pools(engine, engine.device());
     }
 }
 
@@ -169,31 +191,33 @@ fn release_pools(engine: &Engine, device: &CudaDevice) {
     });
 }
 
-/// Starts the copy of a tensor to pinned host memory.
-fn offload(engine: &Engine, x: Primitive) -> HostCopy {
-    engine.section(|| {
-        let matrix = engine.dense(engine.view_of(x));
-        check("copying to the host", engine.copies.out(engine.stream(), matrix))
-    })
+/// A tensor in pinned host memory.
+struct OnHost {
+    copy: HostCopy,
+    is_codes: bool,
 }
 
-/// Starts the copy back of what is there.
-fn prefetch(engine: &Engine, copy: Option<&mut HostCopy>) {
-    if let Some(copy) = copy {
-        engine.section(|| start_back(engine, copy));
+impl Elsewhere<Cuda> for OnHost {
+    fn to_data(&self) -> TensorData {
+        self.copy.to_data()
     }
-}
 
-/// The tensor again, once its copy has come back.
-fn restore(engine: &Engine, mut copy: HostCopy) -> Primitive {
-    engine.section(|| {
-        start_back(engine, &mut copy);
-        let start = check("recording an event", engine.mark());
-        let wait = || engine.stream().wait_for(&copy.done);
-        check("waiting for a copy", engine.traced("wait for a copy from the host", Cost::default(), wait));
-        engine.copies.waited((start, check("recording an event", engine.mark())));
-        engine.copies.arrived(copy)
-    })
+    fn prefetch(&mut self, device: &CudaDevice) {
+        let engine = engine(device);
+        engine.section(|| start_back(&engine, &mut self.copy));
+    }
+
+    fn restore(self: Box<Self>, device: &CudaDevice) -> Payload<Cuda, 2> {
+        let (engine, Self { mut copy, is_codes }) = (engine(device), *self);
+        engine.section(|| {
+            start_back(&engine, &mut copy);
+            let start = check("recording an event", engine.mark());
+            let wait = || engine.stream().wait_for(&copy.done);
+            check("waiting for a copy", engine.traced("wait for a copy from the host", Cost::default(), wait));
+            engine.copies.waited((start, check("recording an event", engine.mark())));
+            payload(engine.copies.arrived(copy), is_codes)
+        })
+    }
 }
 
 /// Starts the copy back, unless it is under way.

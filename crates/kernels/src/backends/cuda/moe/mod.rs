@@ -43,18 +43,19 @@ impl MoeOps for Cuda {
         })
     }
 
-    fn dispatch_backward(dy_sd: Tensor<Self, 2>, routing: &Routing<Self>) -> Tensor<Self, 2> {
-        let engine = engine(&dy_sd.device());
-        engine.section(|| tensor(engine.combine_rows(&engine.flat(dy_sd), routing, None, None).tensor))
-    }
-
-    fn combine(y_sd: Tensor<Self, 2>, routing: &Routing<Self>, residual_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+    fn combine(
+        y_sd: Tensor<Self, 2>,
+        routing: &Routing<Self>,
+        residual_nd: Option<Tensor<Self, 2>>,
+    ) -> Tensor<Self, 2> {
         let engine = engine(&y_sd.device());
         engine.section(|| {
             let y = engine.flat(y_sd);
-            let residual = engine.flat_as(residual_nd, y.dtype);
-            let weights = engine.flat(routing.weights_nk.clone());
-            tensor(engine.combine_rows(&y, routing, Some(&weights), Some(&residual)).tensor)
+            let onto = residual_nd.map(|residual| {
+                let residual = engine.flat_as(residual, y.dtype);
+                (engine.flat(routing.weights_nk.clone()), residual)
+            });
+            tensor(engine.combine_rows(&y, routing, onto.as_ref()).tensor)
         })
     }
 
@@ -72,20 +73,6 @@ impl MoeOps for Cuda {
         })
     }
 
-    fn split_rows(x_sd: Tensor<Self, 2>, rows: &[usize]) -> Vec<Tensor<Self, 2>> {
-        let engine = engine(&x_sd.device());
-        engine.section(|| {
-            let x = engine.flat(x_sd);
-            let mut start = 0;
-            let mut parts = Vec::with_capacity(rows.len());
-            for &count in rows.iter().filter(|&&count| count > 0) {
-                parts.push(tensor(engine.row_range(&x, start, count)));
-                start += count;
-            }
-            parts
-        })
-    }
-
     fn join_rows(parts: Vec<Tensor<Self, 2>>) -> Tensor<Self, 2> {
         let engine = engine(&parts.first().expect("some expert has rows").device());
         engine.section(|| tensor(engine.join_rows(parts).tensor))
@@ -98,20 +85,6 @@ impl MoeOps for Cuda {
             engine.fill(zeros.block(), 0.0);
             tensor(zeros.tensor)
         })
-    }
-
-    fn with_varying_sizes<R>(device: &CudaDevice, work: impl FnOnce() -> R) -> R {
-        /// Ends the rounding also where the work fails.
-        struct Restore(std::rc::Rc<Engine>, bool);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                self.0.rounds_sizes.set(self.1);
-            }
-        }
-        let engine = engine(device);
-        let before = engine.rounds_sizes.replace(true);
-        let _restore = Restore(engine, before);
-        work()
     }
 }
 
@@ -208,14 +181,14 @@ impl Engine {
         d_logits
     }
 
-    /// The sum of each token's rows, weighted if there are weights, plus a residual if there is one.
+    /// The sum of each token's rows, or weights times them on top of a residual.
     fn combine_rows(
         &self,
         x: &MatrixView,
         routing: &Routing<Cuda>,
-        weights: Option<&MatrixView>,
-        residual: Option<&MatrixView>,
+        onto: Option<&(MatrixView, MatrixView)>,
     ) -> MatrixView {
+        let (weights, residual) = onto.map(|(weights, residual)| (weights, residual)).unzip();
         let rows = self.int_matrix(routing.rows_nk.clone());
         let y = self.empty_matrix(rows.rows, x.width, x.dtype);
         let address = |matrix: Option<&MatrixView>| at(matrix.map_or(0, |matrix| matrix.address));

@@ -12,14 +12,20 @@ use crate::backends::cuda::engine::{
 use crate::{NormOps, NormWeight};
 
 impl NormOps for Cuda {
-    fn rms_norm(x_nd: Tensor<Self, 2>, norm: &NormWeight<Self>) -> Tensor<Self, 2> {
+    fn rms_norm(
+        x_nd: Tensor<Self, 2>,
+        norm: &NormWeight<Self>,
+        residual_nd: Option<Tensor<Self, 2>>,
+    ) -> Tensor<Self, 2> {
         let engine = engine(&x_nd.device());
-        engine.section(|| tensor(engine.rms_norm(&engine.flat(x_nd), norm, 0).tensor))
-    }
-
-    fn rms_norm_add(x_nd: Tensor<Self, 2>, norm: &NormWeight<Self>, residual_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
-        let engine = engine(&x_nd.device());
-        engine.section(|| tensor(engine.rms_norm_add(&engine.flat(x_nd), norm, residual_nd).tensor))
+        engine.section(|| {
+            let x = engine.flat(x_nd);
+            let y = match residual_nd {
+                Some(residual_nd) => engine.rms_norm_add(&x, norm, residual_nd),
+                None => engine.rms_norm(&x, norm, 0),
+            };
+            tensor(y.tensor)
+        })
     }
 
     fn rms_norm_backward(

@@ -10,9 +10,9 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, at, engine, float, grid,
-    int_tensor, tensor, view,
+    int_tensor, tensor,
 };
-use crate::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps, RangeGradient};
+use crate::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
 
 /// Tensors per launch, as `optimizer.cu` has it.
 const MAX_TENSORS: usize = 64;
@@ -114,18 +114,6 @@ impl OptimizerOps for Cuda {
         })
     }
 
-    fn ranges(flat: Tensor<Self, 1>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, 1>> {
-        let engine = engine(&flat.device());
-        engine.section(|| {
-            let flat = engine.flat(flat);
-            let range = |&(start, length): &(usize, usize)| {
-                assert!(start + length <= flat.count(), "values {start}+{length} of {}", flat.count());
-                tensor(view(&flat, start, &[length], vec![1]))
-            };
-            ranges.iter().map(range).collect()
-        })
-    }
-
     fn squared_norm(tensors: &[Tensor<Self, 1>]) -> Tensor<Self, 1> {
         let engine = engine(&tensors[0].device());
         engine.section(|| {
@@ -165,40 +153,40 @@ impl OptimizerOps for Cuda {
         gradient_scale: Tensor<Self, 1>,
         hyper: &AdamW,
     ) -> Vec<AdamWState<Self>> {
+        assert_eq!(states.len(), gradients.len(), "every parameter has a gradient");
         let engine = engine(&gradient_scale.device());
-        engine.section(|| {
-            let scale = engine.flat(gradient_scale);
-            in_groups(states, gradients, |group| engine.adamw_group(group, &scale, hyper))
-        })
-    }
-
-    fn adamw_8bit_foreach(
-        states: Vec<AdamW8bitState<Self>>,
-        gradients: Vec<Tensor<Self, 1>>,
-        gradient_scale: Tensor<Self, 1>,
-        hyper: &AdamW,
-    ) -> Vec<AdamW8bitState<Self>> {
-        let engine = engine(&gradient_scale.device());
-        engine.section(|| {
-            let scale = engine.flat(gradient_scale);
-            in_groups(states, gradients, |group| engine.adamw_8bit_group(group, &scale, hyper))
-        })
+        let mut updated: Vec<Option<AdamWState<Self>>> = states.iter().map(|_| None).collect();
+        let (mut in_f32, mut in_8_bits) = (Vec::new(), Vec::new());
+        for (place, (AdamWState { parameter, moments }, gradient)) in states.into_iter().zip(gradients).enumerate() {
+            match moments {
+                Moments::F32 { first, second } => in_f32.push((place, (parameter, [first, second], gradient))),
+                Moments::EightBit(moments) => in_8_bits.push((place, (parameter, moments, gradient))),
+            }
+        }
+        in_groups(&engine, in_f32, &mut updated, |group| engine.adamw_group(group, &gradient_scale, hyper));
+        in_groups(&engine, in_8_bits, &mut updated, |group| engine.adamw_8bit_group(group, &gradient_scale, hyper));
+        updated.into_iter().map(|state| state.expect("every state was updated")).collect()
     }
 }
 
-/// Updates states with their gradients, [`MAX_TENSORS`] at a time.
+/// Updates states, [`MAX_TENSORS`] at a time, and puts them into their places.
 fn in_groups<S>(
-    states: Vec<S>,
-    gradients: Vec<Tensor<Cuda, 1>>,
-    update: impl Fn(&mut dyn Iterator<Item = (S, Tensor<Cuda, 1>)>) -> Vec<S>,
-) -> Vec<S> {
-    assert_eq!(states.len(), gradients.len(), "every parameter has a gradient");
-    let mut updated = Vec::with_capacity(states.len());
-    let mut remaining = states.into_iter().zip(gradients).peekable();
-    while remaining.peek().is_some() {
-        updated.extend(update(&mut remaining.by_ref().take(MAX_TENSORS)));
+    engine: &Engine,
+    states: Vec<(usize, S)>,
+    updated: &mut [Option<AdamWState<Cuda>>],
+    update: impl Fn(&mut dyn Iterator<Item = S>) -> Vec<AdamWState<Cuda>>,
+) {
+    if states.is_empty() {
+        return;
     }
-    updated
+    let (places, states): (Vec<usize>, Vec<S>) = states.into_iter().unzip();
+    engine.section(|| {
+        let (mut places, mut remaining) = (places.into_iter(), states.into_iter().peekable());
+        while remaining.peek().is_some() {
+            let group = update(&mut remaining.by_ref().take(MAX_TENSORS));
+            group.into_iter().zip(places.by_ref()).for_each(|(state, place)| updated[place] = Some(state));
+        }
+    });
 }
 
 /// A launch that does not depend on the format of activations.
@@ -269,11 +257,11 @@ impl Engine {
     /// One AdamW step of up to [`MAX_TENSORS`] parameters, in one launch.
     fn adamw_group(
         &self,
-        group: &mut dyn Iterator<Item = (AdamWState<Cuda>, Tensor<Cuda, 1>)>,
-        scale: &MatrixView,
+        group: &mut dyn Iterator<Item = (Tensor<Cuda, 1>, [Tensor<Cuda, 1>; 2], Tensor<Cuda, 1>)>,
+        gradient_scale: &Tensor<Cuda, 1>,
         hyper: &AdamW,
     ) -> Vec<AdamWState<Cuda>> {
-        let none = [0; MAX_TENSORS];
+        let (none, scale) = ([0; MAX_TENSORS], self.flat(gradient_scale.clone()));
         let mut table = AdamWTable {
             p: none,
             g: none,
@@ -287,9 +275,9 @@ impl Engine {
         let (mut pieces, mut values) = (0, 0);
         // Gradients are held until the launch is queued.
         let (mut updated, mut held) = (Vec::new(), Vec::new());
-        for (index, (state, gradient)) in group.enumerate() {
+        for (index, (parameter, [first, second], gradient)) in group.enumerate() {
             let gradient = self.f32_values(gradient);
-            let owned = [state.parameter, state.first, state.second].map(|values| self.owned(float(values)));
+            let owned = [parameter, first, second].map(|values| self.owned(float(values)));
             [table.p[index], table.m[index], table.v[index]] = owned.each_ref().map(|values| self.address(values));
             table.g[index] = gradient.address;
             table.n[index] = gradient.width as i64;
@@ -297,12 +285,12 @@ impl Engine {
             pieces += gradient.width.div_ceil(ADAMW_PIECE);
             values += gradient.width;
             let [parameter, first, second] = owned.map(tensor);
-            updated.push(AdamWState { parameter, first, second });
+            updated.push(AdamWState { parameter, moments: Moments::F32 { first, second } });
             held.push(gradient);
         }
         table.tensors = updated.len() as i32;
         let rates = Rates::new(hyper, hyper.learning_rate / corrections(hyper).0, hyper.epsilon);
-        let arguments = Arguments::new().value(&table).rows(scale).value(&rates);
+        let arguments = Arguments::new().value(&table).rows(&scale).value(&rates);
         // SAFETY: the table lists f32 tensors of `n` values that are held until the launch is queued; what is written is owned.
         unsafe { self.launch(plain("adamw_foreach", grid(pieces, 256), values * 28), &arguments) };
         updated
@@ -311,11 +299,11 @@ impl Engine {
     /// One step in 8 bits of up to [`MAX_TENSORS`] parameters, in one launch.
     fn adamw_8bit_group(
         &self,
-        group: &mut dyn Iterator<Item = (AdamW8bitState<Cuda>, Tensor<Cuda, 1>)>,
-        scale: &MatrixView,
+        group: &mut dyn Iterator<Item = (Tensor<Cuda, 1>, Box<EightBitMoments<Cuda>>, Tensor<Cuda, 1>)>,
+        gradient_scale: &Tensor<Cuda, 1>,
         hyper: &AdamW,
-    ) -> Vec<AdamW8bitState<Cuda>> {
-        let none = [0; MAX_TENSORS];
+    ) -> Vec<AdamWState<Cuda>> {
+        let (none, scale) = ([0; MAX_TENSORS], self.flat(gradient_scale.clone()));
         let mut table = EightBitTable {
             p: none,
             g: none,
@@ -331,10 +319,10 @@ impl Engine {
         let mut values = 0;
         // Gradients are held until the launch is queued.
         let (mut updated, mut held) = (Vec::new(), Vec::new());
-        for (index, (state, gradient)) in group.enumerate() {
+        for (index, (parameter, moments, gradient)) in group.enumerate() {
             let gradient = self.f32_values(gradient);
             let count = gradient.width;
-            let owned = Owned::new(self, state);
+            let owned = Owned::new(self, parameter, *moments);
             table.p[index] = self.address(&owned.parameter);
             table.g[index] = gradient.address;
             [table.m_codes[index], table.v_codes[index]] = owned.codes.each_ref().map(|codes| self.address(codes));
@@ -352,7 +340,7 @@ impl Engine {
             .value(&table)
             .pointer(at(maps[0].address))
             .pointer(at(maps[1].address))
-            .rows(scale)
+            .rows(&scale)
             .value(&eight_bit_rates(hyper));
         let blocks = (table.blocks as usize).div_ceil(16).min(2 * self.multiprocessors());
         // SAFETY: the table lists tensors that are held until the launch is queued: f32 values with their gradients, and whole
@@ -400,9 +388,7 @@ struct Owned {
 }
 
 impl Owned {
-    fn new(engine: &Engine, state: AdamW8bitState<Cuda>) -> Self {
-        let AdamW8bitState { parameter, moments } = state;
-        let moments = *moments;
+    fn new(engine: &Engine, parameter: Tensor<Cuda, 1>, moments: EightBitMoments<Cuda>) -> Self {
         Self {
             parameter: engine.owned(float(parameter)),
             codes: [moments.first_codes, moments.second_codes].map(|codes| engine.owned(codes.into_primitive())),
@@ -410,13 +396,11 @@ impl Owned {
         }
     }
 
-    fn into_state(self) -> AdamW8bitState<Cuda> {
+    fn into_state(self) -> AdamWState<Cuda> {
         let [first_codes, second_codes] = self.codes.map(int_tensor);
         let [first_absmax, second_absmax] = self.absmax.map(tensor);
-        AdamW8bitState {
-            parameter: tensor(self.parameter),
-            moments: Box::new(EightBitMoments { first_codes, first_absmax, second_codes, second_absmax }),
-        }
+        let moments = EightBitMoments { first_codes, first_absmax, second_codes, second_absmax };
+        AdamWState { parameter: tensor(self.parameter), moments: Moments::EightBit(Box::new(moments)) }
     }
 }
 

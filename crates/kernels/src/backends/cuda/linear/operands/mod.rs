@@ -26,9 +26,7 @@ use crate::{Bias, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps}
 use write_out::Around;
 
 impl WeightOps for Cuda {
-    fn quantizes_on_device() -> bool {
-        true
-    }
+    const QUANTIZES_ON_DEVICE: bool = true;
 
     fn upload_codes(
         codes: HostBuffer,
