@@ -5,6 +5,7 @@
 mod arguments;
 mod kernel;
 mod loaded;
+mod signature;
 
 use std::ffi::CString;
 use std::ptr;

@@ -129,88 +129,6 @@ impl Compiler {
     }
 }
 
-/// The number of parameters that a source declares for the kernel of this name; `None` if it defines no such kernel, as for the mangled
-/// names of templates. The name may be an argument of a macro that defines the kernel, or of one that is given such macros.
-pub(crate) fn parameter_count(source: &str, function: &str) -> Option<usize> {
-    declared_parameters(source, function).or_else(|| {
-        let places = source.match_indices(function).filter_map(|(at, _)| argument_place(source, at, function.len()));
-        places
-            .flat_map(|(called, place)| called_macros(source, called).map(move |found| (place, found)))
-            .find_map(|(place, found)| declared_parameters(found.body, found.parameters.split(',').nth(place)?.trim()))
-    })
-}
-
-/// The macros that a name stands for: the one that has it, or all that are given to others, if it is a parameter of those.
-fn called_macros<'a>(source: &'a str, called: &'a str) -> impl Iterator<Item = Macro<'a>> {
-    let is_defined = macros(source).any(|found| found.name == called);
-    macros(source).filter(move |found| match is_defined {
-        true => found.name == called,
-        false => source.contains(&format!("({})", found.name)),
-    })
-}
-
-/// As [`parameter_count`], of a kernel that is defined by its name. Parameters are counted by the commas outside of brackets.
-fn declared_parameters(source: &str, function: &str) -> Option<usize> {
-    let is_kernel = |at: usize| {
-        let declaration = &source[source[..at].rfind([';', '}']).map_or(0, |end| end + 1)..at];
-        is_word(source, at, function.len()) && ["KERNEL", "__global__"].iter().any(|word| declaration.contains(word))
-    };
-    source.match_indices(function).filter(|(at, _)| is_kernel(*at)).find_map(|(at, _)| {
-        let list = source[at + function.len()..].strip_prefix('(')?;
-        let (mut depth, mut commas, mut is_empty) = (0, 0, true);
-        for (index, character) in list.char_indices() {
-            match character {
-                ')' if depth == 0 => {
-                    // A call ends otherwise.
-                    let rest = list[index + 1..].trim_start_matches(|c: char| c.is_whitespace() || c == '\\');
-                    return rest.starts_with('{').then_some(if is_empty { 0 } else { commas + 1 });
-                }
-                '(' | '<' | '[' => depth += 1,
-                ')' | '>' | ']' => depth -= 1,
-                ',' if depth == 0 => commas += 1,
-                _ => {}
-            }
-            is_empty &= character.is_whitespace();
-        }
-        None
-    })
-}
-
-/// Whether a name stands alone at a place.
-fn is_word(source: &str, at: usize, length: usize) -> bool {
-    let is_name = |character: char| character.is_alphanumeric() || character == '_';
-    let (before, after) = (source[..at].chars().next_back(), source[at + length..].chars().next());
-    !before.is_some_and(is_name) && !after.is_some_and(is_name)
-}
-
-/// What is called with a name as an argument, and which one it is; `None` if it is none.
-fn argument_place(source: &str, at: usize, length: usize) -> Option<(&str, usize)> {
-    let open = source[..at].rfind('(')?;
-    let (called, before) = (&source[..open], &source[open..at]);
-    let is_argument = is_word(source, at, length) && !before.contains(')') && !source[at + length..].starts_with('(');
-    let start =
-        called.rfind(|character: char| !(character.is_alphanumeric() || character == '_')).map_or(0, |at| at + 1);
-    is_argument.then(|| (&called[start..], before.matches(',').count()))
-}
-
-/// A macro that takes parameters.
-struct Macro<'a> {
-    name: &'a str,
-    parameters: &'a str,
-    body: &'a str,
-}
-
-fn macros(source: &str) -> impl Iterator<Item = Macro<'_>> {
-    source.split("#define ").skip(1).filter_map(|text| {
-        let (name, rest) = text.split_once('(')?;
-        let (parameters, rest) = rest.split_once(')')?;
-        // It goes on after a line that ends with a backslash.
-        let end = rest.match_indices('\n').map(|(end, _)| end).find(|&end| !rest[..end].ends_with('\\'));
-        let is_name = name.chars().all(|character| character.is_alphanumeric() || character == '_');
-        is_name.then(|| Macro { name, parameters, body: &rest[..end.unwrap_or(rest.len())] })
-    })
-}
-
 /// A driver cannot run the code of a newer major version of CUDA. Without a driver, any version is usable.
 fn usable(file: &str) -> bool {
     let newest = Driver::load().map_or(u32::MAX, |driver| driver.version().0);
@@ -344,28 +262,6 @@ impl Symbols {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parameters_are_counted_in_the_definition_of_a_function() {
-        let source = "device int sum(int a);\nint twice(int x) { return sum(x) + sum(x); }\n\
-            extern \"C\" __global__ void __launch_bounds__(64, 2)\n    sum(Pack<T, 4> *y, const float (*x)[2], int n) {}\n\
-            extern \"C\" __global__ void nothing( ) {}";
-        let count = |name| parameter_count(source, name);
-        assert_eq!([count("sum"), count("nothing")], [Some(3), Some(0)]);
-        assert_eq!([count("twice"), count("um"), count("missing"), count("_Z3sumi")], [None; 4]);
-    }
-
-    #[test]
-    fn parameters_are_counted_where_macros_define_the_function() {
-        let source = "#define CAST(NAME, E)   \\\n    KERNEL NAME(E *y, const float *x,  \\\n    int n) { cast(y, x, n); }\n\
-            #define ROWS(WRITE, ROW)  \\\n    KERNEL ROW(int n) { each(n); }\n\
-            #define WRITES(WRITE, ROW)  \\\n    KERNEL WRITE(int n, int m) { write(n, m); }\n\
-            #define SCALED(NAME, E)   \\\n    KERNEL NAME(E *y) { scale(y); }\n\
-            CAST(cast_bf16, bf16)\nSCALED(scaled_f16, f16)\n#define FORMATS(OF)  \\\n    OF(nf4_write, nf4_rows)\nFORMATS(ROWS)\nFORMATS(WRITES)\n";
-        let counts =
-            ["cast_bf16", "scaled_f16", "nf4_rows", "nf4_write", "cast"].map(|name| parameter_count(source, name));
-        assert_eq!(counts, [Some(3), Some(1), Some(1), Some(2), None]);
-    }
 
     fn program(source: &str) -> Program {
         Program { name: "test.cu".to_owned(), source: source.to_owned(), options: Vec::new() }

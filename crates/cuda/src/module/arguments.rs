@@ -12,6 +12,9 @@ use std::{ptr, slice};
 
 use bytemuck::NoUninit;
 
+use super::signature::Kind;
+#[cfg(debug_assertions)]
+use super::signature::Parameter;
 use crate::pointer::DevicePointer;
 
 /// Values are stored in words of this size, the maximum alignment of a kernel parameter.
@@ -39,6 +42,11 @@ pub struct Arguments {
     /// In debug builds, the address and the bytes of each argument that is an address.
     #[cfg(debug_assertions)]
     blocks: Vec<[u64; 2]>,
+    /// In debug builds, what each argument is, and the name that it was given.
+    #[cfg(debug_assertions)]
+    given: Vec<(Kind, &'static str)>,
+    #[cfg(debug_assertions)]
+    next_name: &'static str,
 }
 
 impl Default for Arguments {
@@ -59,7 +67,23 @@ impl Arguments {
             count: 0,
             #[cfg(debug_assertions)]
             blocks: Vec::new(),
+            #[cfg(debug_assertions)]
+            given: Vec::new(),
+            #[cfg(debug_assertions)]
+            next_name: "",
         }
+    }
+
+    /// Names the next argument as the kernel declares it, for debug builds to compare.
+    #[inline(always)]
+    #[must_use]
+    #[cfg_attr(not(debug_assertions), allow(unused_mut, unused_variables, reason = "only debug builds remember it"))]
+    pub fn named(mut self, name: &'static str) -> Self {
+        #[cfg(debug_assertions)]
+        {
+            self.next_name = name;
+        }
+        self
     }
 
     /// Adds an address, at which the kernel uses a byte at least if it is not null.
@@ -76,7 +100,7 @@ impl Arguments {
     pub fn block<T>(mut self, pointer: DevicePointer<T>, bytes: usize) -> Self {
         #[cfg(debug_assertions)]
         self.blocks.push([pointer.address(), bytes as u64]);
-        self.value(&pointer.address())
+        self.add(Kind::Pointer, &pointer.address())
     }
 
     /// In debug builds, the address and the bytes of each argument that is an address.
@@ -89,45 +113,54 @@ impl Arguments {
     #[inline(always)]
     #[must_use]
     pub fn i32(self, value: i32) -> Self {
-        self.value(&value)
+        self.add(Kind::Int, &value)
     }
 
     /// Adds a `long long`.
     #[inline(always)]
     #[must_use]
     pub fn i64(self, value: i64) -> Self {
-        self.value(&value)
+        self.add(Kind::Long, &value)
     }
 
     /// Adds an `unsigned int`.
     #[inline(always)]
     #[must_use]
     pub fn u32(self, value: u32) -> Self {
-        self.value(&value)
+        self.add(Kind::Int, &value)
     }
 
     /// Adds an `unsigned long long`.
     #[inline(always)]
     #[must_use]
     pub fn u64(self, value: u64) -> Self {
-        self.value(&value)
+        self.add(Kind::Long, &value)
     }
 
     /// Adds a `float`.
     #[inline(always)]
     #[must_use]
     pub fn f32(self, value: f32) -> Self {
-        self.value(&value)
+        self.add(Kind::Float, &value)
     }
 
-    /// Adds a value of any type with the same layout in CUDA C++, such as a `#[repr(C)]` struct without padding. All parameters together may have
-    /// 4096 bytes, or 32764 with CUDA 12.1 and compute capability 7.0 or newer ("CUDA C++ Programming Guide", parameters).
+    /// Adds a struct with the same layout in CUDA C++, `#[repr(C)]` and without padding. All parameters together may
+    /// have 4096 bytes, or 32764 with CUDA 12.1 and compute capability 7.0 or newer ("CUDA C++ Programming Guide",
+    /// parameters).
     ///
     /// # Panics
     /// For the 41st argument. A type that is aligned to more than 16 bytes does not compile.
     #[inline(always)]
     #[must_use]
-    pub fn value<T: NoUninit>(mut self, value: &T) -> Self {
+    pub fn value<T: NoUninit>(self, value: &T) -> Self {
+        self.add(Kind::Struct, value)
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(debug_assertions), allow(unused_variables, reason = "only debug builds remember it"))]
+    fn add<T: NoUninit>(mut self, kind: Kind, value: &T) -> Self {
+        #[cfg(debug_assertions)]
+        self.given.push((kind, std::mem::take(&mut self.next_name)));
         const { assert!(align_of::<T>() <= align_of::<Word>(), "arguments are aligned to at most 16 bytes") };
         assert!(self.count < MAX_ARGUMENTS, "a launch has at most {MAX_ARGUMENTS} arguments");
         let first = self.words;
@@ -140,6 +173,16 @@ impl Arguments {
         self.places[self.count] = (first as u32, size_of::<T>() as u32);
         self.count += 1;
         self
+    }
+
+    /// In debug builds, refuses arguments of other kinds, or under other names, than the kernel declares.
+    #[cfg(debug_assertions)]
+    pub(super) fn assert_declared(&self, kernel: &str, declared: &[Parameter]) {
+        for (index, (parameter, &(kind, name))) in declared.iter().zip(&self.given).enumerate() {
+            let is_same = name.is_empty() || parameter.name.is_empty() || name == parameter.name;
+            let is_declared = parameter.kind == kind && is_same;
+            assert!(is_declared, "kernel {kernel} declares {parameter:?} as parameter {index}, got {kind:?} {name}");
+        }
     }
 
     /// How many there are.
@@ -238,6 +281,22 @@ mod tests {
         assert_eq!((read::<u32>(&arguments, 3), read::<u64>(&arguments, 4)), (3, 4));
         assert_eq!(read::<f32>(&arguments, 5), 1.5);
         assert_eq!(read::<Pair>(&arguments, 6), pair);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    fn an_argument_of_another_kind_or_name_than_the_declared_parameter_is_refused() {
+        let declared = |name: &str, kind| Parameter { name: name.to_owned(), kind };
+        let declared = [declared("x", Kind::Pointer), declared("stride", Kind::Long), declared("", Kind::Int)];
+        let pointer = || Arguments::new().pointer(DevicePointer::<f32>::from_address(64));
+        let refuses = |arguments: Arguments| {
+            std::panic::catch_unwind(|| arguments.assert_declared("a kernel", &declared)).is_err()
+        };
+        assert!(!refuses(pointer().i64(1).i32(2)));
+        assert!(!refuses(pointer().named("stride").u64(1).i32(2)));
+        assert!(refuses(pointer().named("width").i64(1).i32(2)));
+        assert!(refuses(pointer().f32(1.0).i32(2)));
+        assert!(refuses(Arguments::new().i64(64).i64(1).i32(2)));
     }
 
     #[test]

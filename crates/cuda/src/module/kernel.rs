@@ -1,6 +1,6 @@
 //! A kernel and its launch.
 //!
-//! Trade-off: the number and the sizes of arguments are checked at each launch, their types are not.
+//! Trade-off: the number and the sizes of arguments are checked at each launch, their types and names in debug builds.
 
 use std::ffi::c_int;
 use std::hash::{Hash, Hasher};
@@ -12,8 +12,8 @@ use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
 
 use super::arguments::Arguments;
 use super::loaded::Loaded;
+use super::signature::{Parameter, parameters};
 use crate::error::CudaError;
-use crate::nvrtc::parameter_count;
 use crate::stream::{Stream, same_device};
 
 /// A kernel of a [`crate::Module`]. Clones are the same kernel, and keep the module loaded.
@@ -26,10 +26,10 @@ struct Entry {
     module: Arc<Loaded>,
     name: String,
     function: CUfunction,
-    /// How many parameters the source declares; `None` if it does not define the kernel by its name.
-    count: Option<usize>,
+    /// What the source declares; `None` if it does not define the kernel by its name.
+    parameters: Option<Vec<Parameter>>,
     /// Bytes of each parameter; `None` if the driver cannot tell.
-    parameters: Option<Vec<usize>>,
+    sizes: Option<Vec<usize>>,
     /// Bytes of dynamic shared memory that launches are known to be allowed.
     shared_limit: AtomicU32,
 }
@@ -61,11 +61,12 @@ impl Kernel {
     /// Expects the context of the module to be current.
     pub(super) fn new(module: Arc<Loaded>, name: &str, function: CUfunction) -> Result<Self, CudaError> {
         // No parameter after the last one is requested, to see where they end: tools that check calls report that.
-        let count = parameter_count(&module.source, name);
+        let parameters = parameters(&module.source, name);
+        let count = parameters.as_ref().map(Vec::len);
         // SAFETY: the function belongs to a loaded module.
-        let parameters = count.and_then(|count| unsafe { module.context.driver().parameters(function, count) });
+        let sizes = count.and_then(|count| unsafe { module.context.driver().parameters(function, count) });
         let shared_limit = AtomicU32::new(0);
-        let entry = Entry { module, name: name.to_string(), function, count, parameters, shared_limit };
+        let entry = Entry { module, name: name.to_string(), function, parameters, sizes, shared_limit };
         Ok(Self { entry: Arc::new(entry) })
     }
 
@@ -97,9 +98,9 @@ impl Kernel {
     /// Submits a run of the kernel to the stream; the arguments are copied before this returns.
     ///
     /// # Safety
-    /// The types of the arguments are those that the kernel declares (their number and sizes are checked). Every address is
-    /// valid for what the kernel reads and writes there until the stream has run it, and in that time neither other device
-    /// work nor the host accesses what it writes.
+    /// The types of the arguments are those that the kernel declares (their number and sizes are checked, and their
+    /// kinds in debug builds). Every address is valid for what the kernel reads and writes there until the stream has
+    /// run it, and in that time neither other device work nor the host accesses what it writes.
     ///
     /// # Errors
     /// [`CudaError::WrongArguments`], [`CudaError::DifferentDevices`], or errors of the driver, including those
@@ -107,18 +108,21 @@ impl Kernel {
     pub unsafe fn launch(&self, stream: &Stream, shape: LaunchShape, arguments: &Arguments) -> Result<(), CudaError> {
         let context = &self.entry.module.context;
         same_device("cuLaunchKernel", stream.context(), context)?;
-        let is_wrong = match (&self.entry.parameters, self.entry.count) {
-            (Some(sizes), _) => !arguments.have_sizes(sizes),
-            (None, count) => count.is_some_and(|count| arguments.count() != count),
+        let Entry { name, parameters, sizes, .. } = &*self.entry;
+        let count = parameters.as_ref().map(Vec::len);
+        let is_wrong = match sizes {
+            Some(sizes) => !arguments.have_sizes(sizes),
+            None => count.is_some_and(|count| arguments.count() != count),
         };
         if is_wrong {
-            let unknown = || vec![0; self.entry.count.unwrap_or(0)];
             return Err(CudaError::WrongArguments {
-                kernel: self.entry.name.clone(),
-                declared: self.entry.parameters.clone().unwrap_or_else(unknown),
+                kernel: name.clone(),
+                declared: sizes.clone().unwrap_or_else(|| vec![0; count.unwrap_or(0)]),
                 given: arguments.sizes(),
             });
         }
+        #[cfg(debug_assertions)]
+        arguments.assert_declared(name, parameters.as_deref().unwrap_or_default());
         let dimensions = |[x, y, z]: [u32; 3]| (x, y, z);
         context.with_current(|| {
             arguments.with_addresses(|addresses| {
