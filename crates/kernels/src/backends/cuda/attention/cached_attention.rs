@@ -11,8 +11,8 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use crate::attention::reference;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, SoftCap, Source, at, grid, int_tensor,
-    matmul, tensor,
+    BlockArguments, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, SoftCap, Source, arguments, at, grid,
+    int_tensor, matmul, tensor,
 };
 use crate::{CachedTokens, KvCache};
 
@@ -58,15 +58,10 @@ impl Engine {
                 shape: grid(k.rows, 256),
                 bytes: 4 * k.bytes(),
             };
-            let arguments = Arguments::new()
-                .rows(&keys)
-                .rows(&values)
-                .rows(&k)
-                .rows(&v)
-                .i64(k.stride as i64)
-                .i64(v.stride as i64)
-                .rows(&rows)
-                .i32(k.width as i32);
+            let arguments = arguments! {
+                keys: rows(&keys), values: rows(&values), k: rows(&k), v: rows(&v), k_stride: long(k.stride),
+                v_stride: long(v.stride), rows: rows(&rows), width: int(k.width),
+            };
             // SAFETY: k and v are [n, width] at their strides, rows has an index of each below the rows of the caches, which have the
             // same width, no gaps, and no other handle.
             unsafe { self.launch(launch, &arguments) };
@@ -110,23 +105,12 @@ impl Engine {
         let shape =
             LaunchShape { grid: [blocks as u32, q.rows as u32, splits as u32], block: [256, 1, 1], shared_bytes: 0 };
         let read: usize = tokens.sequences().iter().map(|new| new.count * new.all_rows().len()).sum();
-        let arguments = Arguments::new()
-            .rows(&o)
-            .pointer(at(parts))
-            .rows(&q)
-            .rows(&keys)
-            .rows(&values)
-            .i64(o.stride as i64)
-            .i64(q.stride as i64)
-            .i64(keys.stride as i64)
-            .rows(&rows)
-            .pointer(at(rows.address + (q.rows * 4) as u64))
-            .i32(spec.heads as i32)
-            .i32(spec.kv_heads as i32)
-            .f32(spec.scale as f32)
-            .i32(seen as i32)
-            .i32(splits as i32)
-            .i32(part_keys as i32);
+        let arguments = arguments! {
+            o: rows(&o), parts: address(parts), q: rows(&q), keys: rows(&keys), values: rows(&values),
+            o_stride: long(o.stride), q_stride: long(q.stride), kv_stride: long(keys.stride), rows: rows(&rows),
+            firsts: address(rows.address + (q.rows * 4) as u64), heads: int(spec.heads), kv_heads: int(spec.kv_heads),
+            scale: float(spec.scale), window: int(seen), splits: int(splits), part_keys: int(part_keys),
+        };
         // SAFETY: q and o are [n, heads * head_dim] and the caches [.., kv_heads * head_dim] of one format; rows are [2 * n] i32, of keys
         // and of first keys, all in the caches; the parts have room for all of them.
         unsafe { self.launch(launch("cached_attention", shape, 2 * read * keys.width * q.dtype.size()), &arguments) };

@@ -9,7 +9,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
 use crate::Documents;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cost, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, Source, at,
+    BlockArguments, Cost, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, Source, arguments,
 };
 use crate::backends::planning::layer::flash_takes;
 
@@ -94,16 +94,10 @@ impl Engine {
             let [blocks, rows] = [sizes.query_heads / heads, of.forward[0] / heads];
             tiles(blocks, sizes.tokens, rows, 4, of.forward_shared(sizes.head_dim))
         };
-        let arguments = Arguments::new()
-            .rows(o)
-            .rows(log_sum_exp)
-            .rows(q)
-            .rows(k)
-            .rows(v)
-            .i64(q.stride as i64)
-            .i64(k.stride as i64)
-            .i64(v.stride as i64)
-            .i64(o.stride as i64);
+        let arguments = arguments! {
+            o: rows(o), lse: rows(log_sum_exp), q: rows(q), k: rows(k), v: rows(v), q_stride: long(q.stride),
+            k_stride: long(k.stride), v_stride: long(v.stride), o_stride: long(o.stride),
+        };
         let arguments = size_arguments(arguments, sizes, boundaries.address, documents);
         let cost = Cost { flops: sizes.forward_flops(documents), ..Cost::default() };
         // SAFETY: rows of all matrices have the strides given and the heads of `sizes`; boundaries lie in the tokens.
@@ -124,17 +118,18 @@ impl Engine {
         let [queries_shape, keys_shape] = backward_shapes(sizes, q.dtype);
         let flops = sizes.forward_flops(documents);
 
-        let addresses =
-            |arguments: Arguments, of: &[&MatrixView]| of.iter().fold(arguments, |arguments, x| arguments.rows(x));
-        let strides = |arguments: Arguments, of: &[&MatrixView]| {
-            let arguments = of.iter().fold(arguments, |arguments, x| arguments.i64(x.stride as i64));
-            size_arguments(arguments, sizes, boundaries.address, documents)
-        };
+        let with_sizes = |arguments| size_arguments(arguments, sizes, boundaries.address, documents);
         let Gradients { dq, dk, dv } = gradients;
-        let queries = Arguments::new().rows(dq).pointer(at(delta));
-        let queries = strides(addresses(queries, &[q, k, v, o, d_o, log_sum_exp]), &[dq, q, k, v, o, d_o]);
-        let keys = addresses(Arguments::new(), &[dk, dv, q, k, v, d_o, log_sum_exp]).pointer(at(delta));
-        let keys = strides(keys, &[dk, dv, q, k, v, d_o]);
+        let queries = with_sizes(arguments! {
+            dq: rows(dq), delta: address(delta), q: rows(q), k: rows(k), v: rows(v), o: rows(o), d_o: rows(d_o),
+            lse: rows(log_sum_exp), dq_stride: long(dq.stride), q_stride: long(q.stride), k_stride: long(k.stride),
+            v_stride: long(v.stride), o_stride: long(o.stride), do_stride: long(d_o.stride),
+        });
+        let keys = with_sizes(arguments! {
+            dk: rows(dk), dv: rows(dv), q: rows(q), k: rows(k), v: rows(v), d_o: rows(d_o), lse: rows(log_sum_exp),
+            delta: address(delta), dk_stride: long(dk.stride), dv_stride: long(dv.stride), q_stride: long(q.stride),
+            k_stride: long(k.stride), v_stride: long(v.stride), do_stride: long(d_o.stride),
+        });
         let cost = |share: f64| Cost { flops: share * flops, ..Cost::default() };
         let launch = |name, shape| flash(sizes, q.dtype, name, shape, true);
         // SAFETY: as for the forward pass; each gradient has the rows and heads of its tensor; the pass over queries writes delta, which
@@ -169,15 +164,12 @@ fn backward_shapes(sizes: &Sizes, dtype: DType) -> [LaunchShape; 2] {
 
 /// Documents, sizes, scale, window, and heads of a tile. Without a window a query may see all tokens.
 fn size_arguments(arguments: Arguments, sizes: &Sizes, boundaries: u64, documents: &Documents<Cuda>) -> Arguments {
-    arguments
-        .pointer(at(boundaries))
-        .i32(documents.count() as i32)
-        .i32(sizes.tokens as i32)
-        .i32(sizes.query_heads as i32)
-        .i32(sizes.key_value_heads as i32)
-        .f32(sizes.scale)
-        .i32(sizes.window.unwrap_or(sizes.tokens) as i32)
-        .i32(heads_of_a_tile(sizes) as i32)
+    arguments! {
+        arguments =>
+        cu_seqlens: address(boundaries), documents: int(documents.count()), tokens: int(sizes.tokens),
+        query_heads: int(sizes.query_heads), kv_heads: int(sizes.key_value_heads), scale: f32(sizes.scale),
+        window: int(sizes.window.unwrap_or(sizes.tokens)), heads: int(heads_of_a_tile(sizes)),
+    }
 }
 
 fn flash(sizes: &Sizes, dtype: DType, name: &'static str, shape: LaunchShape, backward: bool) -> Launch {

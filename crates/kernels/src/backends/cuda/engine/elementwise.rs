@@ -7,7 +7,7 @@ use burn_tensor::{DType, TensorMetadata};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::Engine;
-use super::launch::{BlockArguments, Launch, at, grid};
+use super::launch::{BlockArguments, Launch, arguments, at, grid};
 use super::matrix::{DeviceBlock, Primitive};
 use super::program::Source;
 use super::scratch::ScratchSlot;
@@ -130,14 +130,16 @@ impl Engine {
         let padded = |values: &[usize], fill: usize| {
             let mut four = [fill; 4];
             four[4 - values.len()..].copy_from_slice(values);
-            four.map(|value| value as i64)
+            four
         };
         let element = primitive.dtype.size();
         let (to, from) = (self.address(&copy), self.address(primitive));
-        let mut arguments = Arguments::new().pointer(at(to)).pointer(at(from)).i32(element as i32);
-        for value in padded(&shape, 1).into_iter().chain(padded(primitive.meta.strides(), 0)) {
-            arguments = arguments.i64(value);
-        }
+        let (size, stride) = (padded(&shape, 1), padded(primitive.meta.strides(), 0));
+        let arguments = arguments! {
+            y: address(to), x: address(from), element_bytes: int(element), size0: long(size[0]), size1: long(size[1]),
+            size2: long(size[2]), size3: long(size[3]), stride0: long(stride[0]), stride1: long(stride[1]),
+            stride2: long(stride[2]), stride3: long(stride[3]),
+        };
         let launch = elementwise("copy_strided", DType::F32, grid(count.div_ceil(1024), 256), 2 * count * element);
         // SAFETY: source strides are the tensor's own; the copy is contiguous and of the same shape and element size.
         unsafe { self.launch(launch, &arguments) };

@@ -1,10 +1,11 @@
 //! Launches of hand-written kernels.
 //!
-//! What makes them sound, for all of them: addresses come from tensors that the caller holds (or from scratch memory, which lives as
-//! long as the engine), sizes and strides are those of the same tensors, and everything runs on one stream in the order of the
-//! calls, so memory that is freed after a call is reused only by later work of the same stream. Launches of a section may wait on the host
-//! for those that follow, to be submitted as one graph.
-//! Trade-off: arguments are matched with a kernel's parameters by number and size only, when it is launched.
+//! What makes them sound, for all of them: addresses come from tensors that the caller holds (or from scratch memory,
+//! which lives as long as the engine), sizes and strides are those of the same tensors, and everything runs on one
+//! stream in the order of the calls, so memory that is freed after a call is reused only by later work of the same
+//! stream. Launches of a section may wait on the host for those that follow, to be submitted as one graph.
+//! Trade-off: arguments are matched with a kernel's parameters when it is launched, by names and types in debug builds
+//! only.
 
 use std::hash::Hash;
 
@@ -31,10 +32,18 @@ pub(crate) struct Launch {
     pub bytes: usize,
 }
 
-/// Adds the address of rows to the arguments of a launch.
+/// Adds what the engine has to the arguments of a launch, as the type that kernels take.
 pub(crate) trait BlockArguments {
-    /// All of the rows are the kernel's to use.
+    /// The address of rows: all of them are the kernel's to use.
     fn rows(self, block: &DeviceBlock) -> Self;
+    /// An address; 0 is null.
+    fn address(self, address: u64) -> Self;
+    /// A number as `int`.
+    fn int(self, number: usize) -> Self;
+    /// A number as `long long`.
+    fn long(self, number: usize) -> Self;
+    /// A number as `float`.
+    fn float(self, number: f64) -> Self;
 }
 
 impl BlockArguments for Arguments {
@@ -42,7 +51,40 @@ impl BlockArguments for Arguments {
     fn rows(self, block: &DeviceBlock) -> Self {
         self.block(at(block.address), block.extent() as usize)
     }
+
+    #[inline(always)]
+    fn address(self, address: u64) -> Self {
+        self.pointer(at(address))
+    }
+
+    #[inline(always)]
+    fn int(self, number: usize) -> Self {
+        self.i32(number as i32)
+    }
+
+    #[inline(always)]
+    fn long(self, number: usize) -> Self {
+        self.i64(number as i64)
+    }
+
+    #[inline(always)]
+    fn float(self, number: f64) -> Self {
+        self.f32(number as f32)
+    }
 }
+
+/// The arguments of a launch, or those that follow others, under the names that the kernel declares:
+/// `name: type(value)`, where the type is a method of [`Arguments`] or [`BlockArguments`]. The source of the kernel is
+/// the one declaration: debug builds compare names and types with it at each launch, which CI does without a card.
+macro_rules! arguments {
+    ($($name:ident: $type:ident($value:expr)),+ $(,)?) => {
+        firebrick_cuda::Arguments::new()$(.named(stringify!($name)).$type($value))+
+    };
+    ($first:expr => $($name:ident: $type:ident($value:expr)),+ $(,)?) => {
+        $first$(.named(stringify!($name)).$type($value))+
+    };
+}
+pub(crate) use arguments;
 
 /// An argument that is an address.
 pub(crate) fn at(address: u64) -> DevicePointer<u8> {

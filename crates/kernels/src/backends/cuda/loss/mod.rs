@@ -13,8 +13,8 @@ use burn_tensor::{DType, Int, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, ScratchSlot, SoftCap, Source, at, engine,
-    float, grid, tensor,
+    BlockArguments, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, ScratchSlot, SoftCap, Source, arguments, at,
+    engine, float, grid, tensor,
 };
 use crate::backends::cuda::linear::operands::ReadyWeight;
 use crate::loss::pairs::{PairLogProbs, PairLoss, PairResult, PairTargets, PairWeights};
@@ -303,17 +303,12 @@ impl Engine {
             shape: LaunchShape { shared_bytes: shared as u32, ..grid(logits.rows, 1024) },
             bytes: logits.bytes() + gradient.map_or(0, |gradient| gradient.bytes()),
         };
-        let arguments = Arguments::new()
-            .rows(&logits)
-            .pointer(at(gradient.map_or(0, |gradient| gradient.address)))
-            .i64(gradient.map_or(0, |gradient| gradient.stride) as i64)
-            .pointer(at(rows.targets))
-            .pointer(at(rows.weights))
-            .pointer(at(rows.log_probs))
-            .pointer(at(rows.is_highest))
-            .f32(of_loss.scale.unwrap_or(0.0) as f32)
-            .i32(logits.rows as i32)
-            .i64(logits.width as i64);
+        let arguments = arguments! {
+            logits: rows(&logits), dlogits: address(gradient.map_or(0, |gradient| gradient.address)),
+            d_stride: long(gradient.map_or(0, |gradient| gradient.stride)), targets: address(rows.targets),
+            weights: address(rows.weights), log_prob: address(rows.log_probs), is_highest: address(rows.is_highest),
+            scale: float(of_loss.scale.unwrap_or(0.0)), c: int(logits.rows), v: long(logits.width),
+        };
         // SAFETY: logits are dense; a row of gradients begins where its row of logits does, or overlaps none; targets, and what of
         // weights, log probabilities and marks is not null, have one value per row.
         unsafe { self.launch(launch, &arguments) };

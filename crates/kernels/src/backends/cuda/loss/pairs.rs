@@ -7,7 +7,7 @@ use burn_tensor::{DType, Tensor};
 use firebrick_cuda::Arguments;
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MatrixView, Source, at, engine, grid, tensor,
+    BlockArguments, Cuda, Engine, Launch, MatrixView, Source, arguments, at, engine, grid, tensor,
 };
 use crate::loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 
@@ -76,21 +76,14 @@ fn launch_pair_loss(
         shape: grid(1, 1024),
         bytes: 4 * targets.count,
     };
-    let arguments = Arguments::new()
-        .rows(&weights_m)
-        .rows(&numbers)
-        .rows(&answers)
-        .pointer(at(all.as_ref().map_or(answers.address, |all| all.address)))
-        .pointer(at(reference.as_ref().map_or(answers.address, |reference| reference.address)))
-        .rows(&counts)
-        .pointer(at(address(marks.as_ref())))
-        .pointer(at(address(factor.as_ref())))
-        .rows(&begins)
-        .i32(targets.pairs as i32)
-        .i32(number(loss.kind))
-        .f32(loss.beta as f32)
-        .f32(loss.label_smoothing as f32)
-        .f32(weights.nll_factor as f32);
+    let arguments = arguments! {
+        weights: rows(&weights_m), numbers: rows(&numbers), answers: rows(&answers),
+        all: address(all.as_ref().map_or(answers.address, |all| all.address)),
+        reference: address(reference.as_ref().map_or(answers.address, |reference| reference.address)),
+        counts: rows(&counts), marks: address(address(marks.as_ref())), factor: address(address(factor.as_ref())),
+        begins: rows(&begins), pairs: int(targets.pairs), kind: i32(number(loss.kind)), beta: float(loss.beta),
+        smoothing: float(loss.label_smoothing), nll_factor: float(weights.nll_factor),
+    };
     // SAFETY: log-probabilities and counts have one value per document, marks and weights one per target, documents + 1 begins end at the
     // number of targets, and there are seven numbers.
     unsafe { engine.launch(launch, &arguments) };

@@ -9,7 +9,7 @@ use cubecl::cuda::CudaDevice;
 use firebrick_cuda::Arguments;
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MatrixView, Source, at, check, engine, grid, int_tensor, tensor,
+    BlockArguments, Cuda, Engine, Launch, MatrixView, Source, arguments, check, engine, grid, int_tensor, tensor,
 };
 use crate::{MoeOps, Routing};
 
@@ -110,15 +110,10 @@ impl Engine {
         let weights = self.empty_matrix(tokens, top_k, DType::F32);
         let bytes = logits.bytes() + probabilities.bytes() + chosen.bytes() + weights.bytes();
         let launch = self.routing_launch("route_top_k", logits.dtype, tokens.div_ceil(TOKENS_PER_BLOCK), bytes);
-        let arguments = Arguments::new()
-            .rows(&probabilities)
-            .rows(&chosen)
-            .rows(&weights)
-            .rows(logits)
-            .i64(tokens as i64)
-            .i32(experts as i32)
-            .i32(top_k as i32)
-            .i32(i32::from(normalizes));
+        let arguments = arguments! {
+            probabilities: rows(&probabilities), experts: rows(&chosen), weights: rows(&weights), logits: rows(logits),
+            n: long(tokens), e: int(experts), k: int(top_k), normalizes: i32(i32::from(normalizes)),
+        };
         // SAFETY: logits and probabilities are [n, e], the others [n, k], all dense; e is at most what a warp's masks hold.
         unsafe { self.launch(launch, &arguments) };
         let (rows_nk, choices_s, tokens_s, rows) = self.place(&chosen, experts);
@@ -145,14 +140,10 @@ impl Engine {
         let rows_nk = self.empty_matrix(chosen.rows, top_k, DType::I32);
         let (choices_s, tokens_s) = (self.integers(choices), self.integers(choices));
         let launch = self.routing_launch("place_rows", DType::F32, experts, 4 * chosen.bytes());
-        let arguments = Arguments::new()
-            .rows(&rows_nk)
-            .rows(&choices_s)
-            .rows(&tokens_s)
-            .rows(chosen)
-            .rows(&counts)
-            .i64(choices as i64)
-            .i32(top_k as i32);
+        let arguments = arguments! {
+            rows: rows(&rows_nk), choices_of: rows(&choices_s), tokens: rows(&tokens_s), experts: rows(chosen),
+            counts: rows(&counts), choices: long(choices), k: int(top_k),
+        };
         // SAFETY: the three outputs have one i32 per choice, and each choice has an expert below the number of blocks.
         unsafe { self.launch(launch, &arguments) };
         let rows = check("reading the rows of experts", self.copies.integers(self.stream(), &counts));
@@ -166,16 +157,11 @@ impl Engine {
         let d_logits = self.empty_matrix(probabilities.rows, probabilities.width, dtype);
         let bytes = probabilities.bytes() + d_logits.bytes() + 3 * weights.bytes();
         let blocks = probabilities.rows.div_ceil(TOKENS_PER_BLOCK);
-        let arguments = Arguments::new()
-            .rows(&d_logits)
-            .rows(&probabilities)
-            .rows(&chosen)
-            .rows(&weights)
-            .rows(d_weights)
-            .i64(probabilities.rows as i64)
-            .i32(probabilities.width as i32)
-            .i32(weights.width as i32)
-            .i32(i32::from(routing.normalizes));
+        let arguments = arguments! {
+            d_logits: rows(&d_logits), probabilities: rows(&probabilities), experts: rows(&chosen),
+            weights: rows(&weights), d_weights: rows(d_weights), n: long(probabilities.rows),
+            e: int(probabilities.width), k: int(weights.width), normalizes: i32(i32::from(routing.normalizes)),
+        };
         // SAFETY: shapes as in `route`, and the gradient of the weights has theirs.
         unsafe { self.launch(self.routing_launch("route_backward", dtype, blocks, bytes), &arguments) };
         d_logits
@@ -191,16 +177,12 @@ impl Engine {
         let (weights, residual) = onto.map(|(weights, residual)| (weights, residual)).unzip();
         let rows = self.int_matrix(routing.rows_nk.clone());
         let y = self.empty_matrix(rows.rows, x.width, x.dtype);
-        let address = |matrix: Option<&MatrixView>| at(matrix.map_or(0, |matrix| matrix.address));
+        let address = |matrix: Option<&MatrixView>| matrix.map_or(0, |matrix| matrix.address);
         let bytes = x.bytes() + y.bytes() * (1 + usize::from(residual.is_some()));
-        let arguments = Arguments::new()
-            .rows(&y)
-            .rows(x)
-            .rows(&rows)
-            .pointer(address(weights))
-            .pointer(address(residual))
-            .i32(rows.width as i32)
-            .i32(x.width as i32);
+        let arguments = arguments! {
+            y: rows(&y), x: rows(x), rows: rows(&rows), weights: address(address(weights)),
+            residual: address(address(residual)), k: int(rows.width), d: int(x.width),
+        };
         // SAFETY: x is [n k, d], rows and weights are [n, k], residual and y [n, d], all dense; the kernel reads no null pointer.
         unsafe { self.launch(self.routing_launch("combine_rows", x.dtype, y.rows, bytes), &arguments) };
         y
@@ -216,15 +198,10 @@ impl Engine {
         let choices = self.int_matrix(routing.choices_s.clone());
         let dx = self.empty_matrix(y.rows, y.width, y.dtype);
         let d_weights = self.empty_matrix(weights.rows, weights.width, DType::F32);
-        let arguments = Arguments::new()
-            .rows(&dx)
-            .rows(&d_weights)
-            .rows(y)
-            .rows(dy)
-            .rows(&weights)
-            .rows(&choices)
-            .i32(weights.width as i32)
-            .i32(y.width as i32);
+        let arguments = arguments! {
+            dx: rows(&dx), d_weights: rows(&d_weights), y: rows(y), dy: rows(dy), weights: rows(&weights),
+            choices_of: rows(&choices), k: int(weights.width), d: int(y.width),
+        };
         let launch = self.routing_launch("combine_rows_backward", y.dtype, y.rows, 3 * y.bytes());
         // SAFETY: y and dx are [n k, d], dy is [n, d], the weights [n, k], and every choice has one row.
         unsafe { self.launch(launch, &arguments) };

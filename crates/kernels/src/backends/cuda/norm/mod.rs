@@ -6,8 +6,8 @@ use bytemuck::NoUninit;
 use firebrick_cuda::Arguments;
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, at, engine, grid,
-    tensor, threads_for,
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, engine,
+    grid, tensor, threads_for,
 };
 use crate::{NormOps, NormWeight};
 
@@ -111,16 +111,12 @@ impl Engine {
             shape: grid(x.rows, threads_for(x.width, 512)),
             bytes: (2 + usize::from(residual.is_some())) * x.bytes(),
         };
-        let arguments = Arguments::new()
-            .rows(&y)
-            .i64(y.stride as i64)
-            .rows(x)
-            .rows(&weight)
-            .f32(norm.offset as f32)
-            .pointer(at(residual.map_or(0, |residual| residual.address)))
-            .i64(residual.map_or(0, |residual| residual.stride) as i64)
-            .i32(x.width as i32)
-            .f32(norm.epsilon as f32);
+        let arguments = arguments! {
+            y: rows(&y), y_stride: long(y.stride), x: rows(x), w: rows(&weight), w_offset: float(norm.offset),
+            residual: address(residual.map_or(0, |residual| residual.address)),
+            residual_stride: long(residual.map_or(0, |residual| residual.stride)), d: int(x.width),
+            eps: float(norm.epsilon),
+        };
         // SAFETY: y and the residual (at their strides) and x (dense) are [rows, width] of this dtype, the weight is [width] f32; one
         // block per row.
         unsafe { self.launch(launch, &arguments) };
@@ -148,21 +144,14 @@ impl Engine {
             shape: grid(blocks, threads_for(x.width, 256)),
             bytes: (3 + usize::from(residual.is_some())) * x.bytes(),
         };
-        let arguments = Arguments::new()
-            .rows(&dx)
-            .i64(dx.stride as i64)
-            .rows(x)
-            .rows(&weight)
-            .f32(norm.offset as f32)
-            .rows(&dy)
-            .i64(dy.stride as i64)
-            .pointer(at(residual.map_or(0, |residual| residual.address)))
-            .i64(residual.map_or(0, |residual| residual.stride) as i64)
-            .pointer(at(partial))
-            .value(&scaled.map_or_else(LowRankRows::default, LowRankRows::from))
-            .i64(x.rows as i64)
-            .i32(x.width as i32)
-            .f32(norm.epsilon as f32);
+        let arguments = arguments! {
+            dx: rows(&dx), dx_stride: long(dx.stride), x: rows(x), w: rows(&weight), w_offset: float(norm.offset),
+            dy: rows(&dy), dy_stride: long(dy.stride),
+            dx_residual: address(residual.map_or(0, |residual| residual.address)),
+            residual_stride: long(residual.map_or(0, |residual| residual.stride)), dw_partial: address(partial),
+            low: value(&scaled.map_or_else(LowRankRows::default, LowRankRows::from)), n: long(x.rows),
+            d: int(x.width), eps: float(norm.epsilon),
+        };
         // SAFETY: all matrices are [rows, width] of this dtype at the strides given, x without gaps; the partial sums are [blocks, width]
         // f32 or null; low-rank gradients are rows of this dtype, and there is room for them a second time.
         unsafe { self.launch(launch, &arguments) };
