@@ -7,7 +7,8 @@
 // keys are added in a fixed order, so the bits are the same every time.
 // Trade-off: several new tokens of one sequence read its keys once each; a prompt is read by the kernels for documents.
 //
-// Macros of the host: HEAD_DIM, a multiple of 16, at most 256; SOFT_CAP: cap of the scaled scores, undefined where there is none.
+// Macros of the host: HEAD_DIM, a multiple of 16, at most 256; SOFT_CAP: cap of the scaled scores, undefined where there is none;
+// CACHED_QUERIES.
 
 namespace cached {
 
@@ -16,7 +17,7 @@ constexpr int LANES = 16, EACH = HEAD_DIM / LANES, TEAMS = 256 / LANES;
 // Keys that a team has under way.
 constexpr int KEYS = EACH >= 16 ? 2 : 4;
 // Queries of a team: what fits into registers.
-constexpr int QUERIES = EACH >= 16 ? 2 : 4;
+constexpr int QUERIES = CACHED_QUERIES;
 constexpr int VECTOR = EACH % 8 == 0 ? 8 : EACH % 4 == 0 ? 4 : EACH % 2 == 0 ? 2 : 1;
 static_assert(EACH * LANES == HEAD_DIM && EACH <= 16, "HEAD_DIM must be a multiple of 16, at most 256");
 // Below every score; finite, so that differences are no NaN.

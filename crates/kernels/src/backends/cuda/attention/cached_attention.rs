@@ -11,8 +11,8 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use crate::attention::reference;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, SoftCap, Source, arguments, at, grid,
-    int_tensor, matmul, tensor,
+    BlockArguments, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, SoftCap, Source, arguments, at,
+    cached_queries, grid, int_tensor, matmul, tensor,
 };
 use crate::{CachedTokens, KvCache};
 
@@ -31,11 +31,6 @@ fn cached_takes(head_dim: usize) -> bool {
 /// A number of keys rounded up, since launches whose arguments are those of the token before are cheaper.
 fn counted(keys: usize) -> usize {
     keys.next_multiple_of(if keys <= SEEN_STEP / 2 { SEEN_STEP / 2 } else { SEEN_STEP })
-}
-
-/// As `cached_attention.cu` has them: heads of one key/value head that a block computes.
-fn queries_of_block(head_dim: usize) -> usize {
-    if head_dim >= 256 { 2 } else { 4 }
 }
 
 impl Engine {
@@ -82,7 +77,7 @@ impl Engine {
         let [keys, values] = cache.tensors().map(|stored| self.flat(stored));
         let (q, rows) = (self.flat(q), self.int_matrix(tokens.rows_2n.clone()));
         let o = self.empty_matrix(q.rows, q.width, q.dtype);
-        let queries = queries_of_block(spec.head_dim);
+        let queries = cached_queries(spec.head_dim);
         let blocks = spec.kv_heads * (spec.heads / spec.kv_heads).div_ceil(queries);
         let seen = spec.window.unwrap_or(usize::MAX).min(counted(tokens.longest()));
         let part_keys = self.keys_per_block(blocks * q.rows, seen);

@@ -19,7 +19,7 @@ use firebrick_cuda::{Arguments, CudaError, Cudnn};
 use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
 use super::library::parts_of;
 use crate::backends::cuda::engine::{
-    Contents, Cost, Cuda, Engine, Launch, MatrixView, ScratchSlot, Source, at, check, grid,
+    Contents, Cost, Cuda, Engine, Launch, MAX_STRIDES, MatrixView, ScratchSlot, Source, at, check, grid,
 };
 use crate::{Documents, StatisticsLayout};
 
@@ -34,8 +34,6 @@ const LONG_MULTIPLE: usize = 2048;
 /// A single document of a multiple of this, or of many tokens, is uniform; others go to the ragged plan of their class.
 const SINGLE_MULTIPLE: usize = 128;
 const MAX_SINGLE: usize = 16_384;
-/// Row strides that `packed_index` has room for, as `packed_index.cu` has it.
-const MAX_STRIDES: usize = 12;
 
 /// The backward calls of documents.
 pub(super) struct BackwardPlans {

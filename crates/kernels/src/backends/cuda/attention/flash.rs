@@ -9,7 +9,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
 use crate::Documents;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cost, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, Source, arguments,
+    BlockArguments, Cost, Cuda, Engine, FlashTiles, FlashVariant, Launch, MatrixView, ScratchSlot, Source, arguments,
 };
 use crate::backends::planning::layer::flash_takes;
 
@@ -24,29 +24,9 @@ pub(crate) fn format(dtype: DType, head_dim: usize) -> Option<DType> {
     [dtype, DType::F32].into_iter().find(|&format| flash_takes(format == DType::F32, head_dim))
 }
 
-/// Tile sizes of the kernels for 16-bit values, as `flash_forward.cu` and `flash_backward.cu` have them by default.
-struct Tiles {
-    /// Queries per block of the forward pass, and keys per step.
-    forward: [usize; 2],
-    /// Keys per block, queries per step, steps in flight, warps.
-    keys: [usize; 4],
-    /// Queries per block, keys per step, steps in flight, warps.
-    queries: [usize; 4],
-}
-
-impl Tiles {
-    fn of(head_dim: usize) -> Self {
-        if head_dim == 64 {
-            Self { forward: [128, 64], keys: [64, 64, 2, 4], queries: [128, 64, 2, 4] }
-        } else if head_dim == 256 {
-            Self { forward: [64, 64], keys: [64, 32, 1, 4], queries: [64, 32, 1, 4] }
-        } else {
-            Self { forward: [128, 64], keys: [64, 64, 2, 4], queries: [64, 64, 2, 4] }
-        }
-    }
-
+impl FlashTiles {
     fn forward_shared(&self, head_dim: usize) -> usize {
-        let [queries, keys] = self.forward;
+        let [queries, keys, _] = self.forward;
         2 * head_dim * (queries + 2 * keys) + 4 * queries
     }
 
@@ -90,9 +70,9 @@ impl Engine {
         let shape = if q.dtype == DType::F32 {
             f32_rows(sizes.query_heads, sizes.tokens)
         } else {
-            let (of, heads) = (Tiles::of(sizes.head_dim), heads_of_a_tile(sizes));
+            let (of, heads) = (FlashTiles::of(sizes.head_dim), heads_of_a_tile(sizes));
             let [blocks, rows] = [sizes.query_heads / heads, of.forward[0] / heads];
-            tiles(blocks, sizes.tokens, rows, 4, of.forward_shared(sizes.head_dim))
+            tiles(blocks, sizes.tokens, rows, of.forward[2], of.forward_shared(sizes.head_dim))
         };
         let arguments = arguments! {
             o: rows(o), lse: rows(log_sum_exp), q: rows(q), k: rows(k), v: rows(v), q_stride: long(q.stride),
@@ -153,7 +133,7 @@ fn backward_shapes(sizes: &Sizes, dtype: DType) -> [LaunchShape; 2] {
     if dtype == DType::F32 {
         return [query_heads, key_value_heads].map(|heads| f32_rows(heads, tokens));
     }
-    let of = Tiles::of(head_dim);
+    let of = FlashTiles::of(head_dim);
     let mut keys = tiles(key_value_heads, tokens, of.keys[0], of.keys[3], of.keys_shared(head_dim));
     // At 256 the sums of both gradients do not fit the registers together.
     keys.grid[2] = if head_dim == 256 { 2 } else { 1 };
@@ -189,7 +169,7 @@ mod tests {
     #[test]
     fn shared_memory_is_what_the_sources_say() {
         let bytes = |head_dim| {
-            let of = Tiles::of(head_dim);
+            let of = FlashTiles::of(head_dim);
             [of.forward_shared(head_dim), of.keys_shared(head_dim), of.queries_shared(head_dim)]
         };
         assert_eq!(bytes(64), [33_280, 50_432, 66_048]);

@@ -7,7 +7,8 @@
 //
 // p and ds stay in registers: the product that makes them leaves a lane what it needs as left factor of the next one.
 //
-// Macros, each with _KEYS_ (flash_backward_keys) or _QUERIES_ (flash_backward_queries) behind FLASH: see the defaults.
+// Macros, each with _KEYS_ (flash_backward_keys) or _QUERIES_ (flash_backward_queries) behind FLASH. Those of the host are OWN, STEP,
+// STAGES and WARPS.
 
 #ifndef FLASH_PIECES
 #error "flash_backward.cu is compiled behind flash.cu"
@@ -15,18 +16,6 @@
 
 // flash_backward_keys. OWN: keys a block. STEP: queries a step. STAGES: steps in shared memory at a time, 1 or 2. HELD: 1 if
 // a warp's rows of k and v live in registers. BLOCKS: blocks that must fit a multiprocessor.
-#ifndef FLASH_KEYS_OWN
-#define FLASH_KEYS_OWN 64
-#endif
-#ifndef FLASH_KEYS_STEP
-#define FLASH_KEYS_STEP (HEAD_DIM == 256 ? 32 : 64)
-#endif
-#ifndef FLASH_KEYS_WARPS
-#define FLASH_KEYS_WARPS 4
-#endif
-#ifndef FLASH_KEYS_STAGES
-#define FLASH_KEYS_STAGES (HEAD_DIM == 256 ? 1 : 2)
-#endif
 #ifndef FLASH_KEYS_HELD
 #define FLASH_KEYS_HELD (HEAD_DIM == 64)
 #endif
@@ -35,18 +24,6 @@
 #endif
 
 // flash_backward_queries. OWN: queries a block. STEP: keys a step. The others as above, HELD for q and do.
-#ifndef FLASH_QUERIES_OWN
-#define FLASH_QUERIES_OWN (HEAD_DIM == 64 ? 128 : 64)
-#endif
-#ifndef FLASH_QUERIES_STEP
-#define FLASH_QUERIES_STEP (HEAD_DIM == 256 ? 32 : 64)
-#endif
-#ifndef FLASH_QUERIES_WARPS
-#define FLASH_QUERIES_WARPS 4
-#endif
-#ifndef FLASH_QUERIES_STAGES
-#define FLASH_QUERIES_STAGES (HEAD_DIM == 256 ? 1 : 2)
-#endif
 #ifndef FLASH_QUERIES_HELD
 #define FLASH_QUERIES_HELD (HEAD_DIM == 96 || HEAD_DIM == 128)
 #endif

@@ -10,16 +10,7 @@
 #error "flash_forward.cu is compiled behind flash.cu"
 #endif
 
-// Rows of queries a block and of keys a step, warps, and blocks that must fit a multiprocessor.
-#ifndef FLASH_FORWARD_QUERIES
-#define FLASH_FORWARD_QUERIES (HEAD_DIM == 256 ? 64 : 128)
-#endif
-#ifndef FLASH_FORWARD_KEYS
-#define FLASH_FORWARD_KEYS 64
-#endif
-#ifndef FLASH_FORWARD_WARPS
-#define FLASH_FORWARD_WARPS 4
-#endif
+// Rows of queries a block and of keys a step, and warps, are macros of the host. Blocks that must fit a multiprocessor:
 #ifndef FLASH_FORWARD_BLOCKS
 #define FLASH_FORWARD_BLOCKS 2
 #endif

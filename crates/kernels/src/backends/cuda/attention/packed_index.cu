@@ -3,7 +3,7 @@
 // Does not depend on T. Trade-off: one block, since there are few documents.
 
 struct Strides {
-    int of[12];
+    int of[MAX_STRIDES];
 };
 
 // Lengths and offsets of packed documents as cuDNN takes them: the lengths of `most` documents (0 after the last one), then

@@ -3,13 +3,13 @@
 // column_sums leaves one row of sums per block row, sum_partial_rows adds those up. Trade-off: a matrix of few columns and few
 // rows does not fill the device.
 
-static constexpr int BLOCK_COLUMNS = 256, WARPS = 8;
+static constexpr int WARPS = 8;
 
 // Columns of a lane: eight neighbors (V = 8), or eight that lie 32 apart (V = 1).
 template <int V> DEVICE void add_row(float (&sum)[8], const T *row, int d) {
     const int lane = threadIdx.x % 32;
     if constexpr (V == 8) {
-        const int column = blockIdx.x * BLOCK_COLUMNS + lane * 8;
+        const int column = blockIdx.x * SUMMED_COLUMNS + lane * 8;
         if (column >= d) return;
         float value[8];
         Pack<T, 8>::load_streaming(row + column).unpack(value);
@@ -18,14 +18,14 @@ template <int V> DEVICE void add_row(float (&sum)[8], const T *row, int d) {
     } else {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const int column = blockIdx.x * BLOCK_COLUMNS + i * 32 + lane;
+            const int column = blockIdx.x * SUMMED_COLUMNS + i * 32 + lane;
             if (column < d) sum[i] += to_float(row[column]);
         }
     }
 }
 
 template <int V> DEVICE void sum_rows(float *partial, const T *x, long long stride, long long n, int d) {
-    __shared__ float sums[WARPS][BLOCK_COLUMNS];
+    __shared__ float sums[WARPS][SUMMED_COLUMNS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float sum[8] = {};
     for (long long row = static_cast<long long>(blockIdx.y) * WARPS + warp; row < n;
@@ -34,7 +34,7 @@ template <int V> DEVICE void sum_rows(float *partial, const T *x, long long stri
 #pragma unroll
     for (int i = 0; i < 8; ++i) sums[warp][V == 8 ? lane * 8 + i : i * 32 + lane] = sum[i];
     __syncthreads();
-    const int column = blockIdx.x * BLOCK_COLUMNS + threadIdx.x;
+    const int column = blockIdx.x * SUMMED_COLUMNS + threadIdx.x;
     if (column >= d) return;
     float total = 0.0f;
 #pragma unroll

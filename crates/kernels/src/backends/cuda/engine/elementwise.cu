@@ -133,7 +133,7 @@ copy_strided(void *y, const void *x, int element_bytes, long long size0, long lo
 KERNEL __launch_bounds__(256) copy_rows(unsigned char *y, long long y_stride, const unsigned char *x, long long x_stride,
                                         long long rows, long long bytes) {
     const bool vectors = bytes % 16 == 0 && y_stride % 16 == 0 && x_stride % 16 == 0 && aligned16(y, x);
-    if (vectors && bytes < 256 * 16) {
+    if (vectors && bytes < NARROW_BYTES) {
         const long long each = bytes / 16, count = rows * each;
         for (long long at = flat_thread(); at < count; at += flat_threads()) {
             const long long row = at / each, column = at % each * 16;

@@ -7,6 +7,7 @@ use burn_tensor::{DType, TensorMetadata};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::Engine;
+use super::constants::{NARROW_BYTES, SUMMED_COLUMNS};
 use super::launch::{BlockArguments, Launch, arguments, at, grid};
 use super::matrix::{DeviceBlock, Primitive};
 use super::program::Source;
@@ -26,11 +27,6 @@ fn elementwise(name: &'static str, dtype: DType, shape: LaunchShape, bytes: usiz
     Launch { source: Source::Elementwise, dtype, name, shape, bytes }
 }
 
-/// Rows of fewer bytes do not fill a block, as `elementwise.cu` has it.
-const NARROW_BYTES: usize = 256 * 16;
-
-/// Columns of one block of `column_sums`.
-const BLOCK_COLUMNS: usize = 256;
 /// Rows that one block sums at least.
 const BLOCK_ROWS: usize = 64;
 
@@ -154,7 +150,7 @@ impl Engine {
 
     /// Sums of the columns of `x`, `[width]` f32.
     pub(crate) fn column_sums(&self, x: DeviceBlock) -> Primitive {
-        let across = x.width.div_ceil(BLOCK_COLUMNS);
+        let across = x.width.div_ceil(SUMMED_COLUMNS);
         let parts = x.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors()).div_ceil(across));
         let partial = self.scratch.take(ScratchSlot::Partial, parts * x.width * 4);
         let launch = Launch {

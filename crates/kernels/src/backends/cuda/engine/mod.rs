@@ -17,6 +17,7 @@
 //! Trade-off: the engine is thread-local. A second thread gets a stream and scratch memory of its own.
 
 mod address;
+mod constants;
 mod elementwise;
 mod failure;
 mod gemm;
@@ -34,6 +35,10 @@ mod trace;
 mod upload;
 mod watch;
 
+pub(super) use constants::{
+    ADAMW_PIECE, CROSS_ENTROPY_THREADS, FlashTiles, MAX_EXPERTS, MAX_STRIDES, MAX_TENSORS, MOMENT_BLOCK, NORM_PIECE,
+    PAIR_THREADS, RANGE_PIECE, TOKENS_PER_BLOCK, cached_queries,
+};
 pub use failure::DeviceFailure;
 pub(super) use failure::{check, check_launch};
 pub(super) use gemm::{Gemm, GemmScales, matmul};

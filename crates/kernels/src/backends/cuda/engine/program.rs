@@ -14,6 +14,7 @@ use firebrick_precision::linear::{TOP_OF_ROWS, top_of_weight};
 use firebrick_precision::{AMAX_FLOOR, QuantFormat};
 use rustc_hash::FxHashMap;
 
+use super::constants::{self, FlashTiles, cached_queries};
 use super::failure::check;
 use crate::backends::planning::passes::GATED_TILE;
 
@@ -197,12 +198,23 @@ impl Source {
             other => unreachable!("activations are f32, f16 or bf16, not {other:?}"),
         };
         let variant = match self {
-            Self::CachedAttention(variant)
-            | Self::FlashForward(variant)
-            | Self::FlashBackward(variant)
-            | Self::FlashF32(variant) => variant.define(),
+            Self::CachedAttention(variant) => {
+                format!("{}#define CACHED_QUERIES {}\n", variant.define(), cached_queries(variant.head_dim))
+            }
+            Self::FlashForward(variant) | Self::FlashBackward(variant) => {
+                variant.define() + &FlashTiles::of(variant.head_dim).define()
+            }
+            Self::FlashF32(variant) => variant.define(),
             Self::FewRows(values) => values.define(),
-            Self::CrossEntropy(Some(soft_cap)) => soft_cap.define(),
+            Self::CrossEntropy(soft_cap) => {
+                constants::cross_entropy() + &soft_cap.map_or_else(String::new, SoftCap::define)
+            }
+            Self::Columns => constants::columns(),
+            Self::Elementwise => constants::elementwise(),
+            Self::Optimizer => constants::optimizer(),
+            Self::PackedIndex => constants::packed_index(),
+            Self::Pairs => constants::pairs(),
+            Self::Routing => constants::routing(),
             Self::LowRank { ranks, stages } => format!("#define RANKS {ranks}\n#define STAGES {stages}\n"),
             Self::GatedLowRank { activation, pieces, stages } => {
                 let (name, ranks) = (activation.name(), GATED_TILE);
@@ -213,18 +225,11 @@ impl Source {
             Self::Gated(activation) => format!("#define ACTIVATION {}\n", activation.name()),
             Self::GatedFp8(activation) => format!("#define ACTIVATION {}\n{}", activation.name(), fp8_recipe()),
             Self::Fp8 | Self::NormFp8 => fp8_recipe(),
-            Self::CrossEntropy(None)
-            | Self::Columns
-            | Self::Elementwise
-            | Self::Embedding
+            Self::Embedding
             | Self::Heads
             | Self::Magnitude
             | Self::Norm
-            | Self::Optimizer
-            | Self::PackedIndex
-            | Self::Pairs
             | Self::Quantize
-            | Self::Routing
             | Self::StoreRows
             | Self::WriteOut => String::new(),
         };

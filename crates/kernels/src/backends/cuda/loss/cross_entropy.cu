@@ -9,7 +9,7 @@
 // The row is cut into tiles of THREADS * V values, V of them a thread. Kinds of tiles, in order: shared, register,
 // re-read.
 
-static constexpr int THREADS = 1024;
+static constexpr int THREADS = CROSS_ENTROPY_THREADS;
 static constexpr int KEPT = __CUDA_ARCH__ >= 900 ? 6 : 5;      // tiles in registers: what fits without spills
 static constexpr int AT_ONCE = 4;       // loads of one thread in flight together
 static constexpr float LOWEST = -3.402823466e38f;

@@ -13,15 +13,15 @@ use burn_tensor::{DType, Int, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, ScratchSlot, SoftCap, Source, arguments, at,
-    engine, float, grid, tensor,
+    BlockArguments, CROSS_ENTROPY_THREADS, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, ScratchSlot, SoftCap,
+    Source, arguments, at, engine, float, grid, tensor,
 };
 use crate::backends::cuda::linear::operands::ReadyWeight;
 use crate::loss::pairs::{PairLogProbs, PairLoss, PairResult, PairTargets, PairWeights};
 use crate::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets, Weight, WeightGradient};
 
 /// Shared memory in which a block keeps parts of its row comes in tiles of this many bytes.
-const TILE_BYTES: usize = 16_384;
+const TILE_BYTES: usize = 16 * CROSS_ENTROPY_THREADS;
 
 impl LossOps for Cuda {
     fn cross_entropy(
@@ -300,7 +300,7 @@ impl Engine {
             source: Source::CrossEntropy(of_loss.soft_cap),
             dtype,
             name: "cross_entropy",
-            shape: LaunchShape { shared_bytes: shared as u32, ..grid(logits.rows, 1024) },
+            shape: LaunchShape { shared_bytes: shared as u32, ..grid(logits.rows, CROSS_ENTROPY_THREADS as u32) },
             bytes: logits.bytes() + gradient.map_or(0, |gradient| gradient.bytes()),
         };
         let arguments = arguments! {
@@ -320,7 +320,7 @@ impl Engine {
             source: Source::CrossEntropy(None),
             dtype: DType::F32,
             name: "add_sum",
-            shape: grid(1, 1024),
+            shape: grid(1, CROSS_ENTROPY_THREADS as u32),
             bytes: 4 * count,
         };
         let arguments =

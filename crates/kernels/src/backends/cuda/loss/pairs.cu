@@ -3,7 +3,6 @@
 // Does not depend on T. Targets of document d are begins[d] .. begins[d + 1]; documents alternate, chosen and rejected. Sums are taken in a
 // fixed order. Trade-off: one block, since a micro-batch has few pairs; a thread computes the few numbers of its pair.
 
-static constexpr int THREADS = 1024;
 
 // The losses, numbered as in the host code.
 enum Loss { SIGMOID, ROBUST, HINGE, IPO, ODDS_RATIO };
@@ -82,11 +81,11 @@ DEVICE Pair pair_of(int kind, float beta, float smoothing, const float *answers,
 // rewards, of the pairs whose chosen reward is higher, and of both log probabilities. all may be answers; reference is not read for
 // ODDS_RATIO.
 // grid (1), block (1024) exactly, no dynamic shared memory.
-KERNEL __launch_bounds__(THREADS)
+KERNEL __launch_bounds__(PAIR_THREADS)
 pair_loss(float *weights, float *numbers, const float *answers, const float *all, const float *reference, const float *counts,
           const float *marks, const float *factor, const int *begins, int pairs, int kind, float beta, float smoothing, float nll_factor) {
     float sums[7] = {};
-    for (int p = threadIdx.x; p < pairs; p += THREADS) {
+    for (int p = threadIdx.x; p < pairs; p += PAIR_THREADS) {
         const Pair pair = pair_of(kind, beta, smoothing, answers + 2 * p, reference + 2 * p, counts + 2 * p);
         sums[0] += pair.loss, sums[1] -= all[2 * p];
         sums[2] += pair.reward[0], sums[3] += pair.reward[1];
@@ -100,7 +99,7 @@ pair_loss(float *weights, float *numbers, const float *answers, const float *all
     }
     const float scale = factor != nullptr ? factor[0] : 1.0f;
     // A warp per document.
-    for (int d = threadIdx.x / 32; d < 2 * pairs; d += THREADS / 32) {
+    for (int d = threadIdx.x / 32; d < 2 * pairs; d += PAIR_THREADS / 32) {
         const int p = d / 2;
         const Pair pair = pair_of(kind, beta, smoothing, answers + 2 * p, reference + 2 * p, counts + 2 * p);
         const float of_answer = -pair.slope[d % 2], of_all = d % 2 == 0 ? nll_factor : 0.0f;

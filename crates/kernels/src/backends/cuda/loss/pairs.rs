@@ -7,7 +7,7 @@ use burn_tensor::{DType, Tensor};
 use firebrick_cuda::Arguments;
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MatrixView, Source, arguments, at, engine, grid, tensor,
+    BlockArguments, Cuda, Engine, Launch, MatrixView, PAIR_THREADS, Source, arguments, at, engine, grid, tensor,
 };
 use crate::loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 
@@ -73,7 +73,7 @@ fn launch_pair_loss(
         source: Source::Pairs,
         dtype: DType::F32,
         name: "pair_loss",
-        shape: grid(1, 1024),
+        shape: grid(1, PAIR_THREADS as u32),
         bytes: 4 * targets.count,
     };
     let arguments = arguments! {

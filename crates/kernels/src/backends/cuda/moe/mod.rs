@@ -9,14 +9,10 @@ use cubecl::cuda::CudaDevice;
 use firebrick_cuda::Arguments;
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MatrixView, Source, arguments, check, engine, grid, int_tensor, tensor,
+    BlockArguments, Cuda, Engine, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK, arguments, check, engine,
+    grid, int_tensor, tensor,
 };
 use crate::{MoeOps, Routing};
-
-/// Experts that the kernel for the choice takes.
-const MAX_EXPERTS: usize = 1024;
-/// Tokens of a block where a warp has one.
-const TOKENS_PER_BLOCK: usize = 8;
 
 impl MoeOps for Cuda {
     fn route(logits_ne: Tensor<Self, 2>, top_k: usize, normalizes: bool) -> Routing<Self> {

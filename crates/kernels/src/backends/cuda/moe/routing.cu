@@ -3,7 +3,7 @@
 // Nothing has atomics: the rows of an expert are placed by the block of that expert in the order of tokens, and sums over a token's rows
 // are gathered, so results do not depend on the schedule. Trade-off: every expert's block reads the experts of all choices.
 
-static constexpr int MAX_EXPERTS_PER_LANE = 32;
+static constexpr int MAX_EXPERTS_PER_LANE = MAX_EXPERTS / 32;
 
 // probabilities [n, e] f32 = softmax of logits [n, e]; experts [n, k] and weights [n, k] f32 of the k largest, divided by their sum if
 // `normalizes`. Of equal ones the lower expert comes first. One warp per token; e at most 1024.
@@ -11,7 +11,7 @@ static constexpr int MAX_EXPERTS_PER_LANE = 32;
 KERNEL __launch_bounds__(256) route_top_k(float *probabilities, int *experts, float *weights, const T *logits, long long n, int e,
                                           int k, int normalizes) {
     const int lane = threadIdx.x % 32;
-    const long long token = static_cast<long long>(blockIdx.x) * 8 + threadIdx.x / 32;
+    const long long token = static_cast<long long>(blockIdx.x) * TOKENS_PER_BLOCK + threadIdx.x / 32;
     if (token >= n) return;
     const T *row = logits + token * e;
     float *p = probabilities + token * e;
@@ -146,7 +146,7 @@ KERNEL __launch_bounds__(256) combine_rows_backward(T *dx, float *d_weights, con
 KERNEL __launch_bounds__(256) route_backward(T *d_logits, const float *probabilities, const int *experts, const float *weights,
                                              const float *d_weights, long long n, int e, int k, int normalizes) {
     const int lane = threadIdx.x % 32;
-    const long long token = static_cast<long long>(blockIdx.x) * 8 + threadIdx.x / 32;
+    const long long token = static_cast<long long>(blockIdx.x) * TOKENS_PER_BLOCK + threadIdx.x / 32;
     if (token >= n) return;
     const float *p = probabilities + token * e;
     const int *chosen = experts + token * k;

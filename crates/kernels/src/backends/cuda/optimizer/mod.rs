@@ -9,19 +9,10 @@ use bytemuck::NoUninit;
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, at, engine, float, grid,
-    int_tensor, tensor,
+    ADAMW_PIECE, BlockArguments, Cuda, Engine, Launch, MAX_TENSORS, MOMENT_BLOCK, MatrixView, NORM_PIECE, Primitive,
+    RANGE_PIECE, ScratchSlot, Source, at, engine, float, grid, int_tensor, tensor,
 };
 use crate::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
-
-/// Tensors per launch, as `optimizer.cu` has it.
-const MAX_TENSORS: usize = 64;
-/// Values that one block of the norm sums.
-const NORM_PIECE: usize = 16_384;
-/// Values that one block of AdamW updates.
-const ADAMW_PIECE: usize = 2_048;
-/// Values that share a scale of an 8-bit moment.
-const MOMENT_BLOCK: usize = firebrick_precision::blockwise::BLOCK_SIZE;
 
 /// `NormTable` of `optimizer.cu`.
 #[repr(C)]
@@ -33,9 +24,6 @@ struct NormTable {
     tensors: i32,
     unused: i32,
 }
-
-/// Values that one block adds to its range.
-const RANGE_PIECE: usize = 2_048;
 
 /// `RangesTable` of `optimizer.cu`.
 #[repr(C)]

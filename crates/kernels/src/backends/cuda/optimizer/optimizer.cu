@@ -1,7 +1,7 @@
 // The optimizer on f32 parameters: global norm, AdamW, and AdamW with moments in 8 bits (bitsandbytes' block-wise
 // kernel).
 //
-// The kernels named _foreach take up to 64 tensors by value, since adapters are hundreds of small tensors: a list of
+// The kernels named _foreach take up to MAX_TENSORS tensors by value, since adapters are hundreds of small tensors: a list of
 // pointers and sizes, and where each tensor's pieces begin among those of the launch. The numbers of a step come as
 // `Rates`, which the host computes in f64 and rounds once. Arithmetic is that of the host reference, operation by
 // operation and without fusing (optimizer/reference.rs for AdamW, crates/precision adamw_8bit.rs for 8 bits), so
@@ -10,13 +10,11 @@
 // In place. Tensors are read and written as 16 bytes where all pointers of one are aligned to that, else value by
 // value.
 
-constexpr int MANY = 64;
-
 // Which tensor piece `piece` of a launch belongs to: the last whose first piece is not after it.
 DEVICE int tensor_of(const int *first_piece, int tensors, int piece) {
     int low = 0;
 #pragma unroll
-    for (int step = MANY / 2; step > 0; step /= 2)
+    for (int step = MAX_TENSORS / 2; step > 0; step /= 2)
         if (low + step < tensors && first_piece[low + step] <= piece) low += step;
     return low;
 }
@@ -34,33 +32,33 @@ struct Rates {
 // ---------------------------------------------------------------------------------------------------------------- norm
 
 struct NormTable {
-    const float *x[MANY];
-    long long n[MANY];
-    int first_piece[MANY]; // pieces of 16384 values: the sum of ceil(n / 16384) of the tensors before
+    const float *x[MAX_TENSORS];
+    long long n[MAX_TENSORS];
+    int first_piece[MAX_TENSORS]; // pieces of NORM_PIECE values: the sum of their counts in the tensors before
     int tensors;
 };
 
-// partial[first_partial + piece] = sum of the squares of a piece of 16384 values. Launch: block 256; grid = all pieces.
+// partial[first_partial + piece] = sum of the squares of a piece of NORM_PIECE values. Launch: block 256; grid = all pieces.
 KERNEL __launch_bounds__(256) squared_norm_partial(float *partial, int first_partial,
                                                    const __grid_constant__ NormTable table) {
-    constexpr int PIECE = 16384, ROUND = 256 * 4;
+    constexpr int ROUND = 256 * 4;
     const int tensor = tensor_of(table.first_piece, table.tensors, blockIdx.x);
-    const long long start = static_cast<long long>(blockIdx.x - table.first_piece[tensor]) * PIECE;
+    const long long start = static_cast<long long>(blockIdx.x - table.first_piece[tensor]) * NORM_PIECE;
     const float *x = table.x[tensor] + start;
     const long long left = table.n[tensor] - start;
     float sum[4] = {};
-    if (left >= PIECE && aligned16(x)) {
+    if (left >= NORM_PIECE && aligned16(x)) {
 #pragma unroll 8
-        for (int round = 0; round < PIECE / ROUND; ++round) {
+        for (int round = 0; round < NORM_PIECE / ROUND; ++round) {
             float value[4];
             Pack<float, 4>::load(x + round * ROUND + threadIdx.x * 4).unpack(value);
 #pragma unroll
             for (int k = 0; k < 4; ++k) sum[k] = fmaf(value[k], value[k], sum[k]);
         }
     } else {
-        const int count = left < PIECE ? static_cast<int>(left) : PIECE;
+        const int count = left < NORM_PIECE ? static_cast<int>(left) : NORM_PIECE;
 #pragma unroll 4
-        for (int round = 0; round < PIECE / ROUND; ++round)
+        for (int round = 0; round < NORM_PIECE / ROUND; ++round)
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 const int at = round * ROUND + threadIdx.x * 4 + k;
@@ -95,15 +93,15 @@ KERNEL clip(float *norm, float *factor, const float *squared_norm, float max_nor
 // ------------------------------------------------------------------------------------------------------- sums of ranges
 
 struct RangesTable {
-    float *to[MANY];
-    const float *from[MANY];
-    long long n[MANY];
-    int first_piece[MANY]; // pieces of 2048 values
+    float *to[MAX_TENSORS];
+    const float *from[MAX_TENSORS];
+    long long n[MAX_TENSORS];
+    int first_piece[MAX_TENSORS]; // pieces of RANGE_PIECE values
     int tensors;
-    unsigned char adds[MANY]; // 0: the range is written for the first time
+    unsigned char adds[MAX_TENSORS]; // 0: the range is written for the first time
 };
 
-// to = from, or to += from, 2048 values per block.
+// to = from, or to += from, RANGE_PIECE values per block.
 template <int V> DEVICE void range_piece(float *to, const float *from, bool adds, long long start, long long n) {
     constexpr int UNROLL = 8 / V;
     typedef Pack<float, V> Values;
@@ -123,7 +121,7 @@ template <int V> DEVICE void range_piece(float *to, const float *from, bool adds
 // Gradients of many parameters into their ranges of one sum. Launch: block 256; grid = all pieces.
 KERNEL __launch_bounds__(256) accumulate_ranges(const __grid_constant__ RangesTable table) {
     const int tensor = tensor_of(table.first_piece, table.tensors, blockIdx.x);
-    const long long start = static_cast<long long>(blockIdx.x - table.first_piece[tensor]) * 2048;
+    const long long start = static_cast<long long>(blockIdx.x - table.first_piece[tensor]) * RANGE_PIECE;
     float *to = table.to[tensor];
     const float *from = table.from[tensor];
     const long long n = table.n[tensor];
@@ -176,7 +174,6 @@ DEVICE void adamw_piece(float *p, const float *g, float *m, float *v, float scal
 }
 
 // Values of a piece.
-constexpr int ADAMW_PIECE = 2048;
 
 DEVICE void adamw_tensor(float *p, const float *g, float *m, float *v, float scale, const Rates &rates, long long piece,
                          long long n) {
@@ -187,12 +184,12 @@ DEVICE void adamw_tensor(float *p, const float *g, float *m, float *v, float sca
 
 // scale [1] multiplies the gradient. One that is not finite skips the step: everything stays as it is.
 struct AdamWTable {
-    float *p[MANY];
-    const float *g[MANY];
-    float *m[MANY];
-    float *v[MANY];
-    long long n[MANY];
-    int first_piece[MANY]; // pieces of 2048 values
+    float *p[MAX_TENSORS];
+    const float *g[MAX_TENSORS];
+    float *m[MAX_TENSORS];
+    float *v[MAX_TENSORS];
+    long long n[MAX_TENSORS];
+    int first_piece[MAX_TENSORS]; // pieces of ADAMW_PIECE values
     int tensors;
 };
 
@@ -206,7 +203,6 @@ KERNEL __launch_bounds__(256) adamw_foreach(const __grid_constant__ AdamWTable t
 
 // ----------------------------------------------------------------------------------------------------- AdamW in 8 bits
 
-constexpr int MOMENT_BLOCK = 256;
 
 // Nearest values of an ascending table by the bits of the float: the top bits name a cell, each cell holds at most one
 // decision point (checked for both dynamic maps with these sizes), so a code is two lookups instead of a search of
@@ -380,14 +376,14 @@ struct EightBit {
 };
 
 struct EightBitTable {
-    float *p[MANY];
-    const float *g[MANY];
-    unsigned char *m_codes[MANY];
-    float *m_absmax[MANY];
-    unsigned char *v_codes[MANY];
-    float *v_absmax[MANY];
-    int n[MANY];
-    int first_block[MANY]; // blocks of 256 values
+    float *p[MAX_TENSORS];
+    const float *g[MAX_TENSORS];
+    unsigned char *m_codes[MAX_TENSORS];
+    float *m_absmax[MAX_TENSORS];
+    unsigned char *v_codes[MAX_TENSORS];
+    float *v_absmax[MAX_TENSORS];
+    int n[MAX_TENSORS];
+    int first_block[MAX_TENSORS]; // blocks of MOMENT_BLOCK values
     int tensors, blocks;   // blocks of all tensors
 };
 

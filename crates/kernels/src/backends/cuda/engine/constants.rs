@@ -1,0 +1,111 @@
+//! Numbers that kernels and their launches share: constants here, macros of the same names in the sources.
+//!
+//! Not supported: the threads of a block, where the launch bounds of a kernel say them.
+
+use firebrick_precision::blockwise::BLOCK_SIZE;
+
+/// Constants, and a function that defines them for a source.
+macro_rules! shared {
+    ($source:ident: $($(#[$doc:meta])+ $name:ident = $value:expr;)+) => {
+        $($(#[$doc])+ pub(crate) const $name: usize = $value;)+
+
+        pub(super) fn $source() -> String {
+            [$((stringify!($name), $name)),+].map(|(name, value)| format!("#define {name} {value}\n")).concat()
+        }
+    };
+}
+
+shared! { columns:
+    /// Columns of one block of `column_sums`.
+    SUMMED_COLUMNS = 256;
+}
+
+shared! { cross_entropy:
+    /// Threads of a block over a row of logits.
+    CROSS_ENTROPY_THREADS = 1024;
+}
+
+shared! { elementwise:
+    /// Rows with fewer bytes are copied several to a block.
+    NARROW_BYTES = 256 * 16;
+}
+
+shared! { optimizer:
+    /// Tensors per launch.
+    MAX_TENSORS = 64;
+    /// Values that one block of the norm sums.
+    NORM_PIECE = 16_384;
+    /// Values that one block adds to its range.
+    RANGE_PIECE = 2_048;
+    /// Values that one block of AdamW updates.
+    ADAMW_PIECE = 2_048;
+    /// Values that share a scale of an 8-bit moment.
+    MOMENT_BLOCK = BLOCK_SIZE;
+}
+
+shared! { packed_index:
+    /// Row strides of the tensors of a pass.
+    MAX_STRIDES = 12;
+}
+
+shared! { pairs:
+    /// Threads of the one block over all pairs.
+    PAIR_THREADS = 1024;
+}
+
+shared! { routing:
+    /// Experts that the kernel for the choice takes.
+    MAX_EXPERTS = 1024;
+    /// Tokens of a block where a warp has one.
+    TOKENS_PER_BLOCK = 8;
+}
+
+/// Heads of one key/value head that a block of the cached attention computes: what fits into registers.
+pub(crate) fn cached_queries(head_dim: usize) -> usize {
+    if head_dim >= 256 { 2 } else { 4 }
+}
+
+/// Tile sizes of the flash kernels for 16-bit values.
+pub(crate) struct FlashTiles {
+    /// Queries per block of the forward pass, keys per step, warps.
+    pub(crate) forward: [usize; 3],
+    /// Keys per block, queries per step, steps in flight, warps.
+    pub(crate) keys: [usize; 4],
+    /// Queries per block, keys per step, steps in flight, warps.
+    pub(crate) queries: [usize; 4],
+}
+
+impl FlashTiles {
+    pub(crate) fn of(head_dim: usize) -> Self {
+        if head_dim == 64 {
+            Self { forward: [128, 64, 4], keys: [64, 64, 2, 4], queries: [128, 64, 2, 4] }
+        } else if head_dim == 256 {
+            Self { forward: [64, 64, 4], keys: [64, 32, 1, 4], queries: [64, 32, 1, 4] }
+        } else {
+            Self { forward: [128, 64, 4], keys: [64, 64, 2, 4], queries: [64, 64, 2, 4] }
+        }
+    }
+
+    pub(super) fn define(&self) -> String {
+        let [queries, keys, warps] = self.forward;
+        let forward = [("FORWARD_QUERIES", queries), ("FORWARD_KEYS", keys), ("FORWARD_WARPS", warps)];
+        let backward = [("KEYS", self.keys), ("QUERIES", self.queries)].map(|(of, [own, step, stages, warps])| {
+            format!("#define FLASH_{of}_OWN {own}\n#define FLASH_{of}_STEP {step}\n")
+                + &format!("#define FLASH_{of}_STAGES {stages}\n#define FLASH_{of}_WARPS {warps}\n")
+        });
+        forward.map(|(name, value)| format!("#define FLASH_{name} {value}\n")).concat() + &backward.concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_get_each_constant_as_a_macro_of_its_name() {
+        assert_eq!(routing(), "#define MAX_EXPERTS 1024\n#define TOKENS_PER_BLOCK 8\n");
+        let tiles = FlashTiles::of(64).define();
+        assert!(tiles.contains("#define FLASH_FORWARD_KEYS 64\n") && tiles.contains("#define FLASH_QUERIES_OWN 128\n"));
+        assert_eq!(tiles.lines().count(), 11);
+    }
+}
