@@ -18,7 +18,6 @@ mod plan;
 mod run;
 mod shape;
 mod sys;
-mod version;
 
 pub use library::Cudnn;
 pub use plan::Plan;

@@ -7,9 +7,9 @@
 //! Trade-off: a graph that computes the same in another way is not recognized, so nothing here can be simplified.
 
 use super::graph::{Form, Four, Graph, Node, Overrides, Source};
+use super::limits::Version;
 use super::shape::{AttentionShape, Element, StatisticsLayout};
 use super::sys::{Data, Pointwise, Symbols};
-use super::version::Version;
 use crate::error::CudaError;
 
 /// A graph under construction, with the sizes and the tensors that its steps need.

@@ -9,9 +9,9 @@
 
 use super::attention::{Attention, Side};
 use super::graph::{Form, Graph, Node, Source};
+use super::limits::Version;
 use super::shape::AttentionShape;
 use super::sys::{Data, Pointwise, Reduction, Symbols};
-use super::version::Version;
 use crate::error::CudaError;
 
 /// The graph, and the contents of our part of the workspace.

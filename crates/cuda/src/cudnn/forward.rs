@@ -4,9 +4,9 @@
 
 use super::attention::{Attention, Side};
 use super::graph::{Graph, Node, Source};
+use super::limits::Version;
 use super::shape::AttentionShape;
 use super::sys::{Data, Pointwise, Reduction, Symbols};
-use super::version::Version;
 use crate::error::CudaError;
 
 /// The graph that computes output and statistics of `shape`.

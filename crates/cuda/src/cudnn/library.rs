@@ -12,11 +12,10 @@ use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-use super::limits::takes_packed;
+use super::limits::{Version, takes_packed};
 use super::plan::Plan;
 use super::shape::{AttentionShape, Pass};
 use super::sys::{Raw, Symbols};
-use super::version::Version;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::library::{CUDNN, NotFound};

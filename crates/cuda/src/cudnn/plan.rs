@@ -4,9 +4,9 @@
 
 use super::descriptor::Descriptor;
 use super::graph::{FinishedGraph, Source};
+use super::limits::Version;
 use super::shape::{AttentionShape, Pass};
 use super::sys::{Attribute, Heuristic, Kind, Raw, Symbols, Type};
-use super::version::Version;
 use super::{backward, forward};
 use crate::error::CudaError;
 

@@ -10,8 +10,8 @@ use std::sync::{Arc, PoisonError};
 use cudarc::driver::result::{self, function};
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute};
 
+use super::Loaded;
 use super::arguments::Arguments;
-use super::loaded::Loaded;
 use super::signature::{Parameter, parameters};
 use crate::error::CudaError;
 use crate::stream::{Stream, same_device};

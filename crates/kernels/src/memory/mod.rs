@@ -7,10 +7,8 @@
 pub(crate) mod conformance;
 pub mod estimate;
 pub mod evaluation;
-mod host_buffer;
-mod offload;
+mod host;
 pub mod prefetch;
-mod readback;
 mod session;
 pub mod training_shape;
 pub mod work;
@@ -18,17 +16,11 @@ pub mod work;
 use burn_tensor::{DType, Tensor, TensorData, backend::Backend};
 
 use crate::comm::Payload;
-pub use host_buffer::HostBuffer;
-pub use offload::Offloaded;
-pub use readback::Readback;
+pub use host::{HostBuffer, Offloaded, Readback};
 pub use session::{DeviceTime, GemmAlgorithms, Hint, RunShape};
 
 #[cfg(feature = "cuda")]
-pub(crate) use host_buffer::Memory;
-#[cfg(feature = "cuda")]
-pub(crate) use offload::Elsewhere;
-#[cfg(feature = "cuda")]
-pub(crate) use readback::Numbers;
+pub(crate) use host::{Elsewhere, Memory, Numbers};
 
 /// Memory and ordering of device work.
 pub trait MemoryOps: Backend {
@@ -124,7 +116,7 @@ pub trait MemoryOps: Backend {
     /// # Panics
     /// On CUDA, without values.
     fn read_later(values: Vec<Tensor<Self, 1>>) -> Readback {
-        Readback::new(readback::OnDevice(values))
+        Readback::new(host::OnDevice(values))
     }
 
     /// Milliseconds of the device since the last call for the same, to be read later as one number. `None` where it is
