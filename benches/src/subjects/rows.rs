@@ -41,7 +41,7 @@ fn operations<B: Kernels>() -> [Operation<B>; 6] {
             flops: 4.0,
             moved: 2.0,
             inputs: 1,
-            run: |x, with| vec![B::rms_norm(x[0].clone(), &with.norm)],
+            run: |x, with| vec![B::rms_norm(x[0].clone(), &with.norm, None)],
             expected: |x, with| vec![norm::reference::forward(x[0].clone(), &with.norm)],
         },
         Operation {

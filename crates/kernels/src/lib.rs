@@ -27,9 +27,8 @@ pub use comm::{COLLECTIVE, CommError, Communicator, Exchange, Loan, Payload, Pay
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
-    Adapter, Bias, Dropout, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps,
-    Magnitude, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables,
-    WeightGradient,
+    Adapter, Bias, Dropout, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Magnitude,
+    Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient,
 };
 pub use loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};

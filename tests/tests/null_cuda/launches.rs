@@ -19,7 +19,7 @@ use firebrick_arch::LoraConfig;
 use firebrick_data::Batch;
 use firebrick_kernels::backends::cuda::{limit_shared_memory, use_graphs};
 use firebrick_kernels::backends::{BackendKind, Cuda};
-use firebrick_kernels::{GemmFormat, MemoryOps, Recompute};
+use firebrick_kernels::{GemmFormat, MemoryOps, Recompute, RunShape};
 use firebrick_model::{
     BaseStorage, BatchLimits, BuildOptions, Decoder, GenerateOptions, ModelConfig, PassOptions, Sampler,
 };
@@ -307,7 +307,7 @@ impl Case {
     fn text(&self) -> String {
         let device = Default::default();
         Cuda::release_memory(&device);
-        Cuda::keep_weights(&device, [self.kept; 2]);
+        Cuda::open(&device, &RunShape { kept_bytes: [self.kept; 2], ..RunShape::default() });
         limit_shared_memory(&device, self.shared_bytes);
         let pass = PassOptions {
             recompute: self.recompute,
@@ -334,7 +334,7 @@ impl Case {
         let prompts = [(1..=12).collect(), (1..=8).collect()];
         text.record("generation", || _ = model.generate(&prompts, &options).unwrap());
         limit_shared_memory(&device, None);
-        Cuda::keep_weights(&device, [0; 2]);
+        Cuda::open(&device, &RunShape::default());
         text.text
     }
 }

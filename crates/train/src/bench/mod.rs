@@ -113,12 +113,12 @@ fn measure<B: Kernels>(case: &Case<'_>) -> Result<BenchReport, RunError> {
     let device = B::device_of(ranks.local_rank());
     together::end_when_lost(ranks, Arc::default());
     let (dtype, gemms) = (dtype_of(plan.compute.value), plan.gemms.value);
-    let self_test_s = self_test::<B>(plan.backend.value, &device, dtype, gemms, head_dim(&model.spec))?;
+    let self_test_s = self_test(plan.backend.value, ranks.local_rank(), dtype, gemms, head_dim(&model.spec))?;
     if let Some(seconds) = self_test_s {
         print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
     }
     let mut meter = MemoryMeter::new(plan.backend.value, ranks.local_rank());
-    if let Some(carrier) = ranks.connect::<B>(&device)? {
+    if let Some(carrier) = ranks.connect(plan.backend.value)? {
         print(&format!("{} ranks; gradients: {carrier}", ranks.world_size()));
     }
     let started = Instant::now();

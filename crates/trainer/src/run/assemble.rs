@@ -97,7 +97,7 @@ pub fn trainer<B: Kernels>(
 /// How a run of the plan uses the device.
 fn run_shape(plan: &Plan, spec: &ModelSpec) -> RunShape {
     let tokens = plan.training.tokens() as usize;
-    let bytes = |[count, width]: [usize; 2]| [count, tokens * plan.compute.value.bytes(&[width])];
+    let bytes = |[count, width]: [usize; 2]| [count, tokens * width * plan.compute.value.bytes()];
     // Unpacked micro-batches differ in size, and each size takes its own buffers.
     let offloads = plan.offload.value && plan.pack.value;
     RunShape {

@@ -12,7 +12,7 @@ use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks, processor_key};
 use firebrick_hwprofile::roofline::{RateSource, Rates};
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
 use firebrick_kernels::{
-    BackendKind, CommOps, Epilogue, GemmFormat, Group, Keep, Kernels, Module, Prologue, Weight, WeightGradient,
+    BackendKind, Epilogue, GemmFormat, Group, Keep, Kernels, Module, Prologue, Weight, WeightGradient,
 };
 use firebrick_precision::FloatType;
 use serde::Serialize;
@@ -182,7 +182,7 @@ fn of_backend<B: Kernels>(
     profile: &HardwareProfile,
     print: &dyn Fn(&str),
 ) -> Result<MeasuredPeaks, RunError> {
-    let (device, probe) = (<B as CommOps>::device_of(0), Probe::of(backend.is_cpu()));
+    let (device, probe) = (B::device_of(0), Probe::of(backend.is_cpu()));
     let mut gemms = Vec::new();
     for (format, dtype, kind) in formats(backend, profile) {
         let tflops = match device_work(|| probe.gemm_tflops::<B>(&device, dtype, kind)) {

@@ -319,7 +319,8 @@ mod tests {
 
     const NF4: Format = Format::Quantized(QuantFormat::Nf4 { double_quant: true });
     /// Of an H100.
-    const H100: How = How { compute: Format::Bf16, gemms: GemmFormat::Compute, shared_bytes: 232_448, forward_rows: 0 };
+    const H100: How =
+        How { compute: FloatType::Bf16, gemms: GemmFormat::Compute, shared_bytes: 232_448, forward_rows: 0 };
     const IN_FP8: How = How { gemms: GemmFormat::Fp8, ..H100 };
 
     /// A frozen group whose modules have these widths and ranks.
@@ -376,7 +377,7 @@ mod tests {
         use AdapterRoute::{Appended, InCodes, None, Separate};
         use WeightRoute::{Codes, OneByOne, Stored, WrittenOut};
         let columns = |columns| Appended { columns };
-        let [bf16, f32] = [Format::Bf16, Format::F32];
+        let [bf16, f32] = [FloatType::Bf16, FloatType::F32].map(Format::Float);
         let [in_f16, in_f32] = [FloatType::F16, FloatType::F32].map(|compute| How { compute, ..H100 });
         let old_card = How { shared_bytes: 49_152, ..H100 };
         for (name, group, how, weight, adapters, few_rows, expected) in [

@@ -45,9 +45,7 @@ pub(super) use gemm::{Gemm, GemmScales, matmul};
 pub(super) use handle_number::Owner;
 pub(super) use launch::{BlockArguments, Launch, arguments, at, grid, rows_and_columns, threads_for};
 pub use matrix::Cuda;
-pub(super) use matrix::{
-    DeviceBlock, LowRankChunk, MatrixView, Primitive, float, int_tensor, payload, tensor, view,
-};
+pub(super) use matrix::{DeviceBlock, LowRankChunk, MatrixView, Primitive, float, int_tensor, payload, tensor, view};
 pub(super) use pinned::{Lent, Pool, shared};
 pub(super) use program::{FlashVariant, SoftCap, Source, WeightValues};
 pub(super) use scratch::{Contents, ScratchSlot};

@@ -16,8 +16,8 @@ use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView,
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts};
 use crate::{
-    Adapter, Dropout, Epilogue, Group, HeadsEpilogue, Keep, LinearOps, ModuleGradients, NormWeight,
-    ProjectGradients, ProjectSaved, Prologue, RotaryTables, Weight,
+    Adapter, Dropout, Epilogue, Group, HeadsEpilogue, Keep, LinearOps, ModuleGradients, NormWeight, ProjectGradients,
+    ProjectSaved, Prologue, RotaryTables, Weight,
 };
 
 /// A group's output after its epilogue.

@@ -7,7 +7,7 @@ use std::ops::Deref;
 
 use burn_tensor::DType;
 use bytemuck::{NoUninit, Pod, Zeroable};
-use firebrick_precision::Format;
+use firebrick_precision::{FloatType, Format};
 
 use crate::backends::cuda::engine::{Cuda, Engine, MatrixView};
 use crate::backends::planning::route::{GroupShape, How, MAX_MODULES, ModuleShape, Route};
@@ -40,7 +40,7 @@ fn shape(group: &Group<Cuda>) -> GroupShape {
     let module = |module: &Module<Cuda>| ModuleShape {
         columns: module.columns.clone(),
         storage: match &module.weight {
-            Weight::Dense(values) => format(values.dtype()),
+            Weight::Dense(values) => Format::Float(float_type(values.dtype())),
             Weight::Quantized(weight) => Format::Quantized(weight.format),
         },
         trains: module.weight_gradient.is_needed(),
@@ -54,12 +54,12 @@ fn shape(group: &Group<Cuda>) -> GroupShape {
     }
 }
 
-/// Burn's name of a format that values are multiplied in.
-fn format(dtype: DType) -> Format {
+/// A type that values are multiplied in, of Burn's.
+fn float_type(dtype: DType) -> FloatType {
     match dtype {
-        DType::BF16 => Format::Bf16,
-        DType::F16 => Format::F16,
-        DType::F32 => Format::F32,
+        DType::BF16 => FloatType::Bf16,
+        DType::F16 => FloatType::F16,
+        DType::F32 => FloatType::F32,
         other => unreachable!("activations and dense weights are f32, f16 or bf16, not {other:?}"),
     }
 }
@@ -67,7 +67,7 @@ fn format(dtype: DType) -> Format {
 impl Engine {
     /// How a group is computed, of whose activations the format is given. `forward_rows` is as [`How`] has it.
     pub(super) fn route_of(&self, group: &Group<Cuda>, dtype: DType, forward_rows: usize) -> Route {
-        let (compute, shared_bytes) = (format(dtype), self.shared_bytes());
+        let (compute, shared_bytes) = (float_type(dtype), self.shared_bytes());
         Route::new(&shape(group), How { compute, gemms: group.gemms, shared_bytes, forward_rows })
     }
 
