@@ -4,7 +4,6 @@
 //! One run warms up; of the timed ones the median counts. Speed is new tokens over the whole time, that of reading the prompts included.
 //! Trade-off: random weights write random tokens, which costs the same.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -13,12 +12,12 @@ use std::time::Instant;
 use clap::Args;
 use firebrick_arch::{LoraConfig, ModelConfig};
 use firebrick_hwprofile::HardwareProfile;
-use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Kernels, TracedOperation};
+use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Kernels};
 use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler};
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use serde::Serialize;
 
-use crate::bench::{Spread, Synthetic, timed};
+use crate::bench::{Spread, Synthetic, sums, timed};
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::{BackendChoice, compute};
 use firebrick_trainer::plan::{choose_backend, compute_format};
@@ -167,18 +166,16 @@ fn speed<B: Kernels>(
     let mut random = Synthetic { rows: sequences, row_len: length, documents: 1, vocab_size, seed: 0 };
     let prompts: Vec<Vec<u32>> = random.next_batch().input_ids.chunks(length).map(<[u32]>::to_vec).collect();
     write_all(model, &prompts, options.new_tokens)?;
-    let mut runs = Vec::new();
-    for _ in 0..options.runs.max(1) {
-        runs.push(write_all(model, &prompts, options.new_tokens)?);
-    }
+    let run = |_| write_all(model, &prompts, options.new_tokens);
+    let mut runs = (0..options.runs.max(1)).map(run).collect::<Result<Vec<_>, _>>()?;
     runs.sort_by(|left, right| left.seconds.total_cmp(&right.seconds));
     let Run { seconds, first_token_s } = runs[runs.len() / 2];
-    let (traced, operations) = if options.trace {
-        B::trace(model.device(), || write_all(model, &prompts, TRACED_TOKENS))
-    } else {
-        (Ok(Run { seconds, first_token_s }), Vec::new())
-    };
-    traced?;
+    let mut operations = Vec::new();
+    if options.trace {
+        let (traced, launches) = B::trace(model.device(), || write_all(model, &prompts, TRACED_TOKENS));
+        traced?;
+        operations = sums(&launches, |launch| launch.name);
+    }
     B::release_memory(model.device());
     Ok(GenerationSpeed {
         sequences,
@@ -186,7 +183,7 @@ fn speed<B: Kernels>(
         first_token_s,
         step_ms: 1e3 * (seconds - first_token_s) / options.new_tokens.saturating_sub(1).max(1) as f64,
         run_s: Spread::of(runs.iter().map(|run| run.seconds).collect()),
-        operations: by_name(&operations),
+        operations: operations.iter().map(|(count, sum)| (sum.name, *count, sum.milliseconds)).collect(),
     })
 }
 
@@ -207,19 +204,6 @@ fn write_all<B: Kernels>(model: &Decoder<B>, prompts: &[Vec<u32>], max_new_token
     })?;
     assert_eq!(written, prompts.len() * max_new_tokens, "nothing ends a text before its last token");
     Ok(Run { seconds: started.elapsed().as_secs_f64(), first_token_s })
-}
-
-/// Launches and milliseconds by operation, the longest first.
-fn by_name(operations: &[TracedOperation]) -> Vec<(&'static str, usize, f64)> {
-    let mut sums = BTreeMap::<_, (usize, f64)>::new();
-    for operation in operations {
-        let (count, milliseconds) = sums.entry(operation.name).or_default();
-        *count += 1;
-        *milliseconds += operation.milliseconds;
-    }
-    let mut sums: Vec<_> = sums.into_iter().map(|(name, (count, milliseconds))| (name, count, milliseconds)).collect();
-    sums.sort_by(|left, right| right.2.total_cmp(&left.2));
-    sums
 }
 
 impl fmt::Display for GenerationReport {

@@ -50,6 +50,12 @@ pub struct ChatTerminal<'a> {
     pub is_idle: &'a AtomicBool,
 }
 
+impl ChatTerminal<'_> {
+    fn say(&mut self, text: &str) -> Result<(), RunError> {
+        write!(self.output, "{text}").and_then(|()| self.output.flush()).map_err(RunError::Terminal)
+    }
+}
+
 /// Loads the model and answers until the input ends.
 ///
 /// # Errors
@@ -90,7 +96,7 @@ impl<B: Kernels> Talk<'_, B> {
     fn run(&mut self, terminal: &mut ChatTerminal<'_>) -> Result<(), RunError> {
         loop {
             if terminal.prompts {
-                write!(terminal.output, "> ").and_then(|()| terminal.output.flush()).map_err(RunError::Terminal)?;
+                terminal.say("> ")?;
             }
             let mut line = String::new();
             if terminal.input.read_line(&mut line).map_err(RunError::Terminal)? == 0 {
@@ -101,9 +107,9 @@ impl<B: Kernels> Talk<'_, B> {
                 "/exit" | "/quit" => return Ok(()),
                 "/reset" => {
                     self.messages.clear();
-                    writeln!(terminal.output, "(a new conversation)").map_err(RunError::Terminal)?;
+                    terminal.say("(a new conversation)\n")?;
                 }
-                "/help" => writeln!(terminal.output, "({HELP})").map_err(RunError::Terminal)?,
+                "/help" => terminal.say(&format!("({HELP})\n"))?,
                 text => {
                     terminal.is_idle.store(false, Ordering::Relaxed);
                     let answered = self.turn(text, terminal);
@@ -124,12 +130,10 @@ impl<B: Kernels> Talk<'_, B> {
         if room == 0 {
             self.messages.pop();
             let (got, context) = (prompt.len(), self.request.context);
-            return writeln!(
-                terminal.output,
+            return terminal.say(&format!(
                 "(with this message the conversation has {got} tokens, and there is room for {context}: /reset begins again, and \
-                 --context gives more room)"
-            )
-            .map_err(RunError::Terminal);
+                 --context gives more room)\n"
+            ));
         }
         if self.is_too_long(prompt.len(), terminal)? {
             self.messages.pop();
@@ -147,20 +151,15 @@ impl<B: Kernels> Talk<'_, B> {
         let mut stream = TextStream::new(self.tokenizer);
         let mut failed = None;
         self.model.converse(&mut self.cache, &prompt, &options, &mut |token| {
-            let written = stream.push(token).map_err(RunError::from).and_then(|part| {
-                write!(terminal.output, "{part}").and_then(|()| terminal.output.flush()).map_err(RunError::Terminal)
-            });
-            failed = written.err();
+            failed = stream.push(token).map_err(RunError::from).and_then(|part| terminal.say(&part)).err();
             if failed.is_some() || terminal.stop.load(Ordering::Relaxed) {
                 return ControlFlow::Break(());
             }
             ControlFlow::Continue(())
         })?;
-        if let Some(error) = failed {
-            return Err(error);
-        }
+        failed.map_or(Ok(()), Err)?;
         let (answer, rest) = stream.finish()?;
-        writeln!(terminal.output, "{rest}\n").map_err(RunError::Terminal)?;
+        terminal.say(&format!("{rest}\n\n"))?;
         self.messages.push(message("assistant", &answer));
         Ok(())
     }
@@ -168,16 +167,14 @@ impl<B: Kernels> Talk<'_, B> {
     /// Whether a conversation of this many tokens is not read, which is said. One that is longer than what the model is
     /// made for is read, and that is said once.
     fn is_too_long(&mut self, tokens: usize, terminal: &mut ChatTerminal<'_>) -> Result<bool, RunError> {
-        let checked = check_positions(tokens, self.model.config.spec.max_position_embeddings);
-        let is_refused = checked.is_err();
-        let said = match checked {
-            Err(error) => error.to_string(),
-            Ok(Some(note)) if !self.is_noted => note,
-            Ok(_) => return Ok(false),
-        };
-        self.is_noted |= !is_refused;
-        writeln!(terminal.output, "({said})").map_err(RunError::Terminal)?;
-        Ok(is_refused)
+        match check_positions(tokens, self.model.config.spec.max_position_embeddings) {
+            Err(error) => terminal.say(&format!("({error})\n")).map(|()| true),
+            Ok(Some(note)) if !self.is_noted => {
+                self.is_noted = true;
+                terminal.say(&format!("({note})\n")).map(|()| false)
+            }
+            Ok(_) => Ok(false),
+        }
     }
 
     /// Each turn has a random stream of its own.

@@ -42,21 +42,16 @@ pub enum CodecChoice {
     Lz4,
 }
 
-impl From<CodecChoice> for Codec {
-    fn from(choice: CodecChoice) -> Self {
-        match choice {
-            CodecChoice::Zstd => Self::Zstd,
-            CodecChoice::Lz4 => Self::Lz4,
-        }
-    }
-}
-
 /// Compresses the weights of a folder; returns what to tell the user.
 ///
 /// # Errors
 /// Folders that cannot be read or written.
 pub fn compress(options: &CompressOptions) -> Result<String, RunError> {
-    Ok(text(&compress_folder(&options.model, &options.out, options.codec.into())?))
+    let codec = match options.codec {
+        CodecChoice::Zstd => Codec::Zstd,
+        CodecChoice::Lz4 => Codec::Lz4,
+    };
+    Ok(text(&compress_folder(&options.model, &options.out, codec)?))
 }
 
 /// Restores the weights of a folder; returns what to tell the user.

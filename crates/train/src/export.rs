@@ -108,10 +108,7 @@ pub fn export(options: &ExportOptions) -> Result<String, RunError> {
     match (options.gguf, &options.adapter) {
         (Some(kind), _) => gguf(options, kind),
         (None, Some(adapter)) => merge(options, adapter),
-        (None, None) => {
-            let format = options.bnb_4bit.expect("the command line asks for an adapter or a format");
-            quantize(options, format)
-        }
+        (None, None) => quantize(options, options.bnb_4bit.expect("the command line asks for an adapter or a format")),
     }
 }
 
@@ -185,10 +182,7 @@ fn quoted(text: &str) -> String {
 
 fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
     let template = adapter.join(CHAT_TEMPLATE_FILE);
-    let chat_template = match template.is_file() {
-        true => Some(firebrick_arch::json::read_text(&template)?),
-        false => None,
-    };
+    let chat_template = template.is_file().then(|| firebrick_arch::json::read_text(&template)).transpose()?;
     let merge = Merge {
         model: &options.model,
         adapter,

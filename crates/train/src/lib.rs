@@ -94,6 +94,10 @@ pub fn main() -> ExitCode {
 }
 
 fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
+    let print = |text: &str| {
+        Console::VERBOSE.print(text);
+        Ok(())
+    };
     match command {
         Command::Train(arguments) => return training::train(arguments),
         Command::Plan(arguments) => training::plan(&arguments),
@@ -103,24 +107,15 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
         Command::BenchGenerate(arguments) => timing::time_generation(&arguments),
         Command::Generate(arguments) => text::write_text(arguments),
         Command::Chat(arguments) => text::talk(arguments),
-        Command::Export(options) => export(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
-        Command::Push(options) => {
-            push(&options, Console::VERBOSE).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into)
-        }
-        Command::Compress(options) => compress(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
-        Command::Decompress(options) => {
-            decompress(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into)
-        }
+        Command::Export(options) => print(&export(&options)?),
+        Command::Push(options) => print(&push(&options, Console::VERBOSE)?),
+        Command::Compress(options) => print(&compress(&options)?),
+        Command::Decompress(options) => print(&decompress(&options)?),
         Command::Verify(arguments) => text::compare(arguments),
         Command::Report(Report { run, out }) => {
-            let path = report::write(&run, out.as_deref())?;
-            Console::VERBOSE.print(&format!("written to {}", path.display()));
-            Ok(())
+            print(&format!("written to {}", report::write(&run, out.as_deref())?.display()))
         }
-        Command::Schema => {
-            Console::VERBOSE.print(json_schema().trim_end());
-            Ok(())
-        }
+        Command::Schema => print(json_schema().trim_end()),
     }?;
     Ok(ExitCode::SUCCESS)
 }

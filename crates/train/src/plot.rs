@@ -4,8 +4,6 @@
 //! band from the lowest to the highest value of each, so that no spike is lost.
 //! Trade-off: fixed proportions; a narrow window shows smaller letters, and close points cover each other.
 
-use std::fmt::{Arguments, Write as _};
-
 /// Colors and rules of drawings, and the colors of the page around them. The colors of lines are those of Okabe and Ito, which color-blind
 /// readers distinguish, darkened or lightened for contrast.
 pub const STYLE: &str = "\
@@ -113,7 +111,10 @@ impl Plot {
             return drawing;
         }
         let unit = if self.unit.is_empty() { String::new() } else { format!(", {}", self.unit) };
-        let keys: String = self.keys().iter().map(|(color, name)| key(color, name)).collect();
+        let key = |(color, name): (String, &str)| {
+            format!("<span class=\"key\" style=\"--c: var(--{color})\">{}</span>", escape(name))
+        };
+        let keys: String = self.keys().into_iter().map(key).collect();
         let (title, unit) = (escape(&self.title), escape(&unit));
         format!("<figure><figcaption>{title}<span>{unit}</span></figcaption>\n{keys}\n{drawing}</figure>\n")
     }
@@ -130,8 +131,8 @@ impl Plot {
         let mut x = 14.0;
         for (color, name) in self.keys() {
             let (dot, text) = (x + 5.0, x + 14.0);
-            add(&mut out, format_args!("<circle cx=\"{dot}\" cy=\"38\" r=\"5\" fill=\"var(--{color})\"/>"));
-            add(&mut out, format_args!("<text class=\"name\" x=\"{text}\" y=\"42\">{}</text>\n", escape(name)));
+            out += &format!("<circle cx=\"{dot}\" cy=\"38\" r=\"5\" fill=\"var(--{color})\"/>");
+            out += &format!("<text class=\"name\" x=\"{text}\" y=\"42\">{}</text>\n", escape(name));
             x += 28.0 + 6.4 * name.chars().count() as f64;
         }
         let place = format!("<svg y=\"52\" width=\"{width}\" height=\"{height}\" ");
@@ -170,26 +171,20 @@ impl Plot {
         let ([left, right], [bottom, top]) = (x.place, y.place);
         for tick in y.ticks(5.0) {
             let (at, label) = (y.at(tick), escape(&(self.y.label)(tick)));
-            add(
-                out,
-                format_args!("<line class=\"grid\" x1=\"{left:.1}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\"/>"),
-            );
             let (before, below) = (left - 6.0, at + 4.0);
-            add(out, format_args!("<text x=\"{before:.1}\" y=\"{below:.1}\" text-anchor=\"end\">{label}</text>\n"));
+            *out += &format!("<line class=\"grid\" x1=\"{left:.1}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\"/>");
+            *out += &format!("<text x=\"{before:.1}\" y=\"{below:.1}\" text-anchor=\"end\">{label}</text>\n");
         }
         // On a linear axis are steps, which are whole.
         for tick in x.ticks(6.0).into_iter().filter(|tick| x.is_log || tick.fract() == 0.0) {
             let (at, label) = (x.at(tick), escape(&(self.x.label)(tick)));
-            add(out, format_args!("<line class=\"grid\" x1=\"{at:.1}\" y1=\"{bottom}\" x2=\"{at:.1}\" y2=\"{top}\"/>"));
+            *out += &format!("<line class=\"grid\" x1=\"{at:.1}\" y1=\"{bottom}\" x2=\"{at:.1}\" y2=\"{top}\"/>");
             let below = bottom + 15.0;
-            add(out, format_args!("<text x=\"{at:.1}\" y=\"{below}\" text-anchor=\"middle\">{label}</text>\n"));
+            *out += &format!("<text x=\"{at:.1}\" y=\"{below}\" text-anchor=\"middle\">{label}</text>\n");
         }
-        add(
-            out,
-            format_args!("<line class=\"axis\" x1=\"{left:.1}\" y1=\"{bottom}\" x2=\"{right}\" y2=\"{bottom}\"/>"),
-        );
+        *out += &format!("<line class=\"axis\" x1=\"{left:.1}\" y1=\"{bottom}\" x2=\"{right}\" y2=\"{bottom}\"/>");
         let (low, title) = (self.size[1] - 4.0, escape(&self.x.title));
-        add(out, format_args!("<text x=\"{right}\" y=\"{low}\" text-anchor=\"end\">{title}</text>\n"));
+        *out += &format!("<text x=\"{right}\" y=\"{low}\" text-anchor=\"end\">{title}</text>\n");
     }
 
     fn draw_references(&self, out: &mut String, frame: &Frame) {
@@ -200,22 +195,15 @@ impl Plot {
             match reference {
                 Reference::Limit(value) => {
                     let (y, value) = (frame.y.at(*value), label(*value));
-                    add(
-                        out,
-                        format_args!(
-                            "<line class=\"limit\" x1=\"{left:.1}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\">"
-                        ),
-                    );
-                    add(out, format_args!("<title>planned: {value}</title></line>\n"));
+                    *out +=
+                        &format!("<line class=\"limit\" x1=\"{left:.1}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\">");
+                    *out += &format!("<title>planned: {value}</title></line>\n");
                 }
                 Reference::Between(from, to) => {
                     let (y, width) = (frame.y.at(*to), right - left);
                     let (height, from, to) = (frame.y.at(*from) - y, label(*from), label(*to));
-                    add(
-                        out,
-                        format_args!("<rect class=\"planned\" x=\"{left:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" "),
-                    );
-                    add(out, format_args!("height=\"{height:.1}\"><title>planned: {from} to {to}</title></rect>\n"));
+                    *out += &format!("<rect class=\"planned\" x=\"{left:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" ");
+                    *out += &format!("height=\"{height:.1}\"><title>planned: {from} to {to}</title></rect>\n");
                 }
                 Reference::Roofline { name, slope, peak } => {
                     let ([x_min, x_max], y_min) = (frame.x.values, frame.y.values[0]);
@@ -226,12 +214,9 @@ impl Plot {
                     let above = frame.y.at(*peak) - 5.0;
                     label_y = if above - label_y < 13.0 { label_y + 13.0 } else { above };
                     let (x, name) = (right - 4.0, escape(name));
-                    add(out, format_args!("<polyline class=\"peak\" points=\"{points}\"/>"));
-                    add(
-                        out,
-                        format_args!(
-                            "<text class=\"name\" x=\"{x}\" y=\"{label_y:.1}\" text-anchor=\"end\">{name}</text>\n"
-                        ),
+                    *out += &format!("<polyline class=\"peak\" points=\"{points}\"/>");
+                    *out += &format!(
+                        "<text class=\"name\" x=\"{x}\" y=\"{label_y:.1}\" text-anchor=\"end\">{name}</text>\n"
                     );
                 }
             }
@@ -245,15 +230,15 @@ impl Plot {
             let over = parts.iter().map(|part| place(part.x, part.high));
             let under = parts.iter().rev().map(|part| place(part.x, part.low));
             let outline = over.chain(under).collect::<Vec<_>>().join(" ");
-            add(out, format_args!("<polygon class=\"band\" fill=\"var(--c{color})\" points=\"{outline}\"/>\n"));
+            *out += &format!("<polygon class=\"band\" fill=\"var(--c{color})\" points=\"{outline}\"/>\n");
         }
         let (name, label) = (&series.name, self.y.label);
         if parts.len() > 1 {
             let points = parts.iter().map(|part| place(part.x, part.mean)).collect::<Vec<_>>().join(" ");
             let dash = if index >= COLORS { " stroke-dasharray=\"5 4\"" } else { "" };
             let last = escape(&format!("{name}, last {}", label(parts[parts.len() - 1].mean)));
-            add(out, format_args!("<polyline class=\"line\" stroke=\"var(--c{color})\"{dash} points=\"{points}\">"));
-            add(out, format_args!("<title>{last}</title></polyline>\n"));
+            *out += &format!("<polyline class=\"line\" stroke=\"var(--c{color})\"{dash} points=\"{points}\">");
+            *out += &format!("<title>{last}</title></polyline>\n");
         }
         if parts.len() <= DOTTED {
             for Part { x, mean, .. } in parts {
@@ -264,25 +249,14 @@ impl Plot {
     }
 }
 
-fn key(color: &str, name: &str) -> String {
-    format!("<span class=\"key\" style=\"--c: var(--{color})\">{}</span>", escape(name))
-}
-
 fn dot(out: &mut String, [x, y]: [f64; 2], radius: f64, index: usize, note: &str) {
     let (color, note) = (index % COLORS, escape(note));
-    add(
-        out,
-        format_args!("<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"var(--c{color})\">"),
-    );
-    add(out, format_args!("<title>{note}</title></circle>\n"));
+    *out += &format!("<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"var(--c{color})\">");
+    *out += &format!("<title>{note}</title></circle>\n");
 }
 
 fn pair([x, y]: [f64; 2]) -> String {
     format!("{x:.1},{y:.1}")
-}
-
-fn add(out: &mut String, text: Arguments<'_>) {
-    out.write_fmt(text).expect("a string takes any text");
 }
 
 /// Neighboring points as one: the middle of their places, mean, lowest and highest value.
@@ -427,15 +401,16 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// Text that a browser shows instead of interpreting it. Control characters are named: a terminal that prints a page would obey them.
+/// Text that a browser shows instead of interpreting it, and a terminal that prints a page.
 pub(crate) fn escape(text: &str) -> String {
+    visible(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// Text that a terminal shows instead of interpreting it: control characters are named.
+pub(crate) fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
             '\n' | '\t' => out.push(character),
             _ if character.is_control() => out.extend(character.escape_default()),
             _ => out.push(character),

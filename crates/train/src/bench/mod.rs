@@ -40,6 +40,7 @@ pub use report::BenchReport;
 use report::Utilization;
 pub use samples::{Spread, Synthetic, timed};
 use trace::StepTrace;
+pub(crate) use trace::sums;
 use usage::UsageCost;
 
 /// What is measured, and where progress goes.

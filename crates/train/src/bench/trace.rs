@@ -37,22 +37,32 @@ pub(super) struct StepTrace {
     pub(super) idle: Option<f64>,
 }
 
+/// Launches of one key together, and how many they are, the longest first.
+pub(crate) fn sums<K: Ord>(
+    launches: &[TracedOperation],
+    key: impl Fn(&TracedOperation) -> K,
+) -> Vec<(usize, TracedOperation)> {
+    let mut sums = BTreeMap::<K, (usize, TracedOperation)>::new();
+    for launch in launches {
+        let none = TracedOperation { milliseconds: 0.0, flops: 0.0, bytes: 0.0, ..*launch };
+        let (calls, sum) = sums.entry(key(launch)).or_insert((0, none));
+        *calls += 1;
+        sum.milliseconds += launch.milliseconds;
+        sum.flops += launch.flops;
+        sum.bytes += launch.bytes;
+    }
+    let mut sums: Vec<_> = sums.into_values().collect();
+    sums.sort_by(|(_, a), (_, b)| b.milliseconds.total_cmp(&a.milliseconds));
+    sums
+}
+
 impl StepTrace {
     /// Adds up the launches of one step whose untraced median is `step_s`.
     pub(super) fn new(launches: &[TracedOperation], step_s: f64, peaks: &Peaks) -> Self {
         // By name, and for GEMMs by size.
-        let mut sums = BTreeMap::<_, (usize, TracedOperation)>::new();
-        for launch in launches {
-            let none = TracedOperation { milliseconds: 0.0, flops: 0.0, bytes: 0.0, ..*launch };
-            let (calls, sum) = sums.entry((launch.name, launch.gemm)).or_insert((0, none));
-            *calls += 1;
-            sum.milliseconds += launch.milliseconds;
-            sum.flops += launch.flops;
-            sum.bytes += launch.bytes;
-        }
-        let mut operations: Vec<_> =
-            sums.into_values().map(|(calls, sum)| OperationTime::new(calls, &sum, step_s, peaks)).collect();
-        operations.sort_by(|a, b| b.ms.total_cmp(&a.ms));
+        let sums = sums(launches, |launch| (launch.name, launch.gemm));
+        let operations: Vec<_> =
+            sums.iter().map(|(calls, sum)| OperationTime::new(*calls, sum, step_s, peaks)).collect();
         let busy: f64 = operations.iter().map(|operation| operation.share).sum();
         Self { idle: (!operations.is_empty()).then_some(1.0 - busy), operations }
     }

@@ -4,13 +4,12 @@
 //! Trade-off: samples are seconds apart where a driver is slow to answer, so the measurement takes half a minute.
 
 use std::fmt;
-use std::time::Instant;
 
 use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
 use serde::Serialize;
 
-use super::samples::Synthetic;
+use super::samples::{Synthetic, timed};
 use super::{Case, step};
 use firebrick_trainer::RunError;
 use firebrick_trainer::metrics::usage_target;
@@ -72,9 +71,9 @@ fn block<B: Kernels>(trainer: &mut Trainer<B>, batches: &mut Synthetic, steps: u
     let mut seconds = 0.0;
     for _ in 0..steps {
         let batch = batches.next_batch();
-        let started = Instant::now();
-        step(trainer, &batch)?;
-        seconds += started.elapsed().as_secs_f64();
+        let (time, done) = timed(|| step(trainer, &batch));
+        done?;
+        seconds += time;
     }
     Ok(seconds / steps as f64)
 }

@@ -5,7 +5,6 @@
 use anyhow::Context;
 use clap::Args;
 use firebrick_hwprofile::peaks::cache_folder;
-use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_trainer::config::BackendChoice;
 use firebrick_trainer::console::Console;
@@ -20,7 +19,7 @@ pub(crate) struct Profile {
     #[arg(long)]
     json: bool,
     /// Describe this machine of the table instead of the one at hand.
-    #[arg(long = "for", value_name = "MACHINE", value_parser = machine)]
+    #[arg(long = "for", value_name = "MACHINE", value_parser = AcceleratorSpec::named)]
     machine: Option<&'static AcceleratorSpec>,
     /// Time large matrix multiplications of each format and copies, and keep the rates for the plans of this machine.
     #[arg(long, conflicts_with = "machine")]
@@ -28,11 +27,6 @@ pub(crate) struct Profile {
     /// The backend to measure: auto, cuda, wgpu, candle or flex.
     #[arg(long, default_value_t, requires = "measure")]
     backend: BackendChoice,
-}
-
-/// The row of a machine that was typed.
-pub(crate) fn machine(name: &str) -> Result<&'static AcceleratorSpec, UnknownMachine> {
-    AcceleratorSpec::named(name)
 }
 
 pub(crate) fn profile(arguments: &Profile) -> anyhow::Result<()> {

@@ -2,21 +2,14 @@
 //!
 //! Trade-off: processes are the only kind of ranks, on the CPU too.
 
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use clap::Args;
-use firebrick_parallel::Placement;
-use firebrick_trainer::RunError;
+use firebrick_parallel::Ranks;
 use firebrick_trainer::config::BackendChoice;
+use firebrick_trainer::run::interrupt::Interrupt;
 use firebrick_trainer::run::local_ranks::{self, GpuCount};
-
-/// What this process is.
-pub(crate) enum Place {
-    /// It started ranks, which have ended with this status.
-    Supervised(i32),
-    /// A rank of a job, or the only one.
-    Rank(Option<Box<Placement>>),
-}
 
 /// Ranks on this machine. Other launchers (torchrun, srun, mpirun) start ranks themselves: docs/scaling.md.
 #[derive(Args)]
@@ -30,16 +23,25 @@ pub(crate) struct LocalRankCount {
 }
 
 impl LocalRankCount {
-    /// Starts the ranks that are requested, unless this process is one of them, or was started as one by another launcher.
-    pub(crate) fn place(&self, backend: BackendChoice, is_for_programs: bool) -> Result<Place, RunError> {
+    /// Starts the ranks that are requested and returns the status with which they have ended; unless this process is one of them, or was
+    /// started as one by another launcher: then it joins them.
+    pub(crate) fn join(
+        &self,
+        backend: BackendChoice,
+        is_for_programs: bool,
+        interrupt: impl FnOnce() -> anyhow::Result<Interrupt>,
+    ) -> anyhow::Result<ControlFlow<ExitCode, (Ranks, Interrupt)>> {
         let placement = local_ranks::placement(!self.words().is_empty())?;
         if placement.is_none() {
             let count = local_ranks::requested(backend, self.gpus, self.ranks.map(|ranks| ranks as usize))?;
             if count > 1 {
-                return Ok(Place::Supervised(local_ranks::run_supervised(count, is_for_programs)?));
+                return Ok(ControlFlow::Break(status(local_ranks::run_supervised(count, is_for_programs)?)));
             }
         }
-        Ok(Place::Rank(placement.map(Box::new)))
+        let interrupt = interrupt()?;
+        local_ranks::follow_supervisor(&interrupt);
+        let ranks = placement.as_ref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
+        Ok(ControlFlow::Continue((ranks, interrupt)))
     }
 
     /// The option as it was typed.

@@ -104,13 +104,6 @@ struct TokenChoice {
     seed: Option<u64>,
 }
 
-impl TokenChoice {
-    fn typed(&self) -> TypedSampling {
-        let &Self { temperature, top_p, top_k, min_p, repetition_penalty, seed, .. } = self;
-        TypedSampling { temperature, top_p, top_k, min_p, repetition_penalty, seed }
-    }
-}
-
 #[derive(Args)]
 pub(crate) struct Talk {
     #[command(flatten)]
@@ -141,19 +134,13 @@ pub(crate) struct Verify {
 }
 
 pub(crate) fn write_text(arguments: Generate) -> anyhow::Result<()> {
-    let backend = backend(&arguments.weights)?;
-    let typed = arguments.choice.typed();
-    let compute = arguments.choice.dtype.unwrap_or_else(|| compute_format(FloatType::Bf16, backend).value);
-    let Generate { weights, prompt, input, out, batch, chat, max_new_tokens, system_prompt, .. } = arguments;
-    let load = load_options(weights, compute)?;
-    let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), typed)?;
+    let Generate { weights, prompt, input, out, batch, chat, max_new_tokens, system_prompt, choice } = arguments;
+    let (backend, load, sampling) = choose(weights, &choice)?;
     let prompts = input.as_deref().map_or(Ok(prompt), read_prompts)?;
     let (sampler, sequences) = (sampling.sampler(), batch as usize);
     let request = GenerateRequest { load, prompts, chat, system_prompt, max_new_tokens, sampler, sequences };
     let saved = if chat { chat_settings::note(&request.template_defaults()?) } else { None };
-    for note in sampling.note().into_iter().chain(saved) {
-        warn(&note);
-    }
+    sampling.note().iter().chain(&saved).for_each(|note| warn(note));
     if let ([prompt], None) = (request.prompts.as_slice(), &out) {
         print_part(&format!("{prompt}\n"));
         with_backend!(backend, B => device_work(|| {
@@ -180,18 +167,12 @@ fn print_part(text: &str) {
 }
 
 pub(crate) fn talk(arguments: Talk) -> anyhow::Result<()> {
-    let backend = backend(&arguments.weights)?;
-    let typed = arguments.choice.typed();
-    let compute = arguments.choice.dtype.unwrap_or_else(|| compute_format(FloatType::Bf16, backend).value);
-    let Talk { weights, system_prompt, max_new_tokens, context, .. } = arguments;
-    let load = load_options(weights, compute)?;
-    let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), typed)?;
+    let Talk { weights, system_prompt, max_new_tokens, context, choice } = arguments;
+    let (backend, load, sampling) = choose(weights, &choice)?;
     let positions = ModelConfig::read(&load.model)?.spec.max_position_embeddings;
     let context = context.unwrap_or_else(|| positions.min(4096));
     let saved = chat_settings::note(&load.template_defaults(system_prompt.as_deref())?);
-    for note in sampling.note().into_iter().chain(saved) {
-        warn(&note);
-    }
+    sampling.note().iter().chain(&saved).for_each(|note| warn(note));
     let (stop, is_idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
     // While an answer is written, Ctrl-C ends it; otherwise it ends the process.
     let interrupt = signal_hook::consts::SIGINT;
@@ -229,6 +210,17 @@ pub(crate) fn compare(arguments: Verify) -> anyhow::Result<()> {
     }
     console.print(&format!("within {:e}", options.tolerance));
     Ok(())
+}
+
+/// Where and with what text is written, and how its tokens are chosen.
+fn choose(weights: Weights, choice: &TokenChoice) -> Result<(BackendKind, LoadOptions, ChosenSampling), RunError> {
+    let backend = backend(&weights)?;
+    let compute = choice.dtype.unwrap_or_else(|| compute_format(FloatType::Bf16, backend).value);
+    let load = load_options(weights, compute)?;
+    let &TokenChoice { temperature, top_p, top_k, min_p, repetition_penalty, seed, .. } = choice;
+    let typed = TypedSampling { temperature, top_p, top_k, min_p, repetition_penalty, seed };
+    let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), typed)?;
+    Ok((backend, load, sampling))
 }
 
 fn backend(weights: &Weights) -> Result<BackendKind, RunError> {

@@ -2,16 +2,17 @@
 //!
 //! Trade-off: reports go to standard output as text or as one JSON object, in no other format.
 
+use std::fmt::Display;
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use clap::Args;
 use firebrick_hwprofile::measure::ProcessClock;
-use firebrick_parallel::Ranks;
 use firebrick_trainer::console::Console;
 use firebrick_trainer::run::interrupt::Interrupt;
-use firebrick_trainer::run::local_ranks;
+use serde::Serialize;
 
-use super::ranks::{LocalRankCount, Place, status};
+use super::ranks::LocalRankCount;
 use super::warn;
 use crate::bench::{BenchOptions, bench};
 use crate::bench_generate::{GenerationOptions, bench_generation};
@@ -38,31 +39,31 @@ pub(crate) struct BenchGenerate {
 
 pub(crate) fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<ExitCode> {
     let Bench { options, json, ranks } = arguments;
-    let placement = match ranks.place(options.backend, *json)? {
-        Place::Supervised(ended) => return Ok(status(ended)),
-        Place::Rank(placement) => placement,
+    let (ranks, _interrupt) = match ranks.join(options.backend, *json, || Ok(Interrupt::detached()))? {
+        ControlFlow::Break(ended) => return Ok(ended),
+        ControlFlow::Continue(joined) => joined,
     };
-    local_ranks::follow_supervisor(&Interrupt::detached());
-    let ranks = placement.as_deref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
     let quiet: &dyn Fn(&str) = &|_| ();
     let report = bench(options, &ranks, clock, if ranks.is_main() { &warn } else { quiet })?;
-    if ranks.is_main() && *json {
-        warn(&report.to_string());
-        Console::VERBOSE.print(&serde_json::to_string(&report)?);
-    } else if ranks.is_main() {
-        Console::VERBOSE.print(&report.to_string());
+    if ranks.is_main() {
+        print(&report, *json)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints how fast text is written.
 pub(crate) fn time_generation(BenchGenerate { options, json }: &BenchGenerate) -> anyhow::Result<()> {
-    let report = bench_generation(options)?;
-    if *json {
-        warn(report.to_string().trim_end());
-        Console::VERBOSE.print(&serde_json::to_string(&report)?);
+    print(&bench_generation(options)?, *json)
+}
+
+/// Prints a report: as text, or as text on standard error and one JSON object.
+fn print(report: &(impl Display + Serialize), json: bool) -> anyhow::Result<()> {
+    let text = report.to_string();
+    if json {
+        warn(text.trim_end());
+        Console::VERBOSE.print(&serde_json::to_string(report)?);
     } else {
-        Console::VERBOSE.print(report.to_string().trim_end());
+        Console::VERBOSE.print(text.trim_end());
     }
     Ok(())
 }

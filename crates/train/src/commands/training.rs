@@ -2,25 +2,23 @@
 //!
 //! Trade-off: a recipe is read again by each command.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
 use firebrick_hwprofile::AcceleratorSpec;
-use firebrick_parallel::Ranks;
 use firebrick_trainer::config::RunConfig;
 use firebrick_trainer::console::{Console, Outcome};
 use firebrick_trainer::plan::PlanRequest;
 use firebrick_trainer::run::interrupt::{Interrupt, exit_status};
-use firebrick_trainer::run::local_ranks;
 use firebrick_trainer::run::prepare::prepare_for;
 use firebrick_trainer::run::trace::TraceSteps;
 use firebrick_trainer::run::{RunOptions, reading_data, run};
 use firebrick_trainer::state::resume_point::ResumeFrom;
 
-use super::machine::machine;
-use super::ranks::{LocalRankCount, Place, status};
+use super::ranks::{LocalRankCount, status};
 use super::takes_colors;
 use crate::inspect::{Style, inspect};
 use crate::report::write_at_end;
@@ -66,7 +64,7 @@ pub(crate) struct PlanArguments {
     #[command(flatten)]
     recipe: Recipe,
     /// Plan for this machine instead of the one at hand: b200, h100, a100, l4, mi300x, m4-max, tpu-v5p, ...; a wrong name lists all.
-    #[arg(long = "for", value_name = "MACHINE", value_parser = machine)]
+    #[arg(long = "for", value_name = "MACHINE", value_parser = AcceleratorSpec::named)]
     machine: Option<&'static AcceleratorSpec>,
     /// Price of the machine per hour, for the cost of the run.
     #[arg(long, value_name = "PRICE", value_parser = price)]
@@ -119,13 +117,11 @@ pub(crate) struct Inspect {
 pub(crate) fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let path = arguments.config()?;
     let config = RunConfig::load(&path, &arguments.overrides)?;
-    let placement = match arguments.ranks.place(config.backend, false)? {
-        Place::Supervised(ended) => return Ok(status(ended)),
-        Place::Rank(placement) => placement,
+    let interrupt = || Interrupt::install().context("cannot listen for Ctrl-C");
+    let (ranks, interrupt) = match arguments.ranks.join(config.backend, false, interrupt)? {
+        ControlFlow::Break(ended) => return Ok(ended),
+        ControlFlow::Continue(joined) => joined,
     };
-    let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
-    local_ranks::follow_supervisor(&interrupt);
-    let ranks = placement.as_deref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
     let resume = arguments.resume.map(|named| named.map_or(ResumeFrom::Newest, ResumeFrom::Named));
     let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
     let mut words = vec!["--config".to_owned(), path.display().to_string()];

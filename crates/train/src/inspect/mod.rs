@@ -66,18 +66,24 @@ pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError>
     let tokenizer = data_sets::tokenizer(config, &config.model_folder()?, prepare::now())?;
     let data = data_sets::read(config, &tokenizer, plan::tokenizing(config, &HardwareProfile::detect()))?;
     let settings = settings(config, &tokenizer, &data);
-    let view = |documents, inputs: &[Input]| set_view(config, &tokenizer, count, documents, inputs);
-    let train = view(data.train.documents, &data.train.inputs)?;
-    let records = records(&data.train.inputs, &data.train.sources, &tokenizer)?;
-    let mut sets = vec![SetView { location: data.train.location, sources: data.train.sources, records, ..train }];
+    let view = |documents, inputs: &[Input], sources: Vec<SourceReport>, title, location| {
+        let records = records(inputs, &sources, &tokenizer)?;
+        Ok::<_, RunError>(SetView {
+            title,
+            location,
+            records,
+            sources,
+            ..set_view(config, &tokenizer, count, documents, inputs)?
+        })
+    };
+    let train = data.train;
+    let mut sets = vec![view(train.documents, &train.inputs, train.sources, "training data", train.location)?];
     if let Some(documents) = data.held_out {
-        let (is_part, title) = (data.held_out_sources.is_empty(), "held-out data");
-        let inputs = if is_part { &data.train.inputs } else { &data.held_out_inputs };
-        let location =
-            if is_part { "held out of the training data by a hash of each record" } else { "a separate set" };
-        let records = if is_part { Vec::new() } else { self::records(inputs, &data.held_out_sources, &tokenizer)? };
-        let (location, sources) = (location.to_owned(), data.held_out_sources);
-        sets.push(SetView { title, location, sources, records, ..view(documents, inputs)? });
+        let (inputs, location) = match data.held_out_sources.is_empty() {
+            true => (&train.inputs, "held out of the training data by a hash of each record"),
+            false => (&data.held_out_inputs, "a separate set"),
+        };
+        sets.push(view(documents, inputs, data.held_out_sources, "held-out data", location.to_owned())?);
     }
     Ok(Inspection { name: config.name.clone(), settings, sets })
 }
@@ -87,6 +93,7 @@ fn records(inputs: &[Input], sources: &[SourceReport], tokenizer: &Tokenizer) ->
     Ok(inputs.iter().zip(sources).map(of_source).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
+/// The packing and the samples of a set.
 fn set_view(
     config: &RunConfig,
     tokenizer: &Tokenizer,
@@ -127,7 +134,7 @@ fn set_view(
     .into_iter()
     .collect();
     Ok(SetView {
-        title: "training data",
+        title: "",
         location: String::new(),
         sources: Vec::new(),
         packing: packed.report(),
@@ -251,6 +258,13 @@ impl SetView {
         rows.sort_by_key(|row| Reverse(row.count));
         rows
     }
+}
+
+/// What a source has to note besides its counts, a line each.
+fn notes(source: &SourceReport) -> impl Iterator<Item = String> + '_ {
+    let remarks = source.remarks.iter().map(|remark| format!("note: {remark}"));
+    let warning = source.diagnosis.loss_warning().map(|warning| format!("WARNING: {warning}"));
+    remarks.chain(source.diagnosis.unread_line()).chain(warning)
 }
 
 /// The findings of one kind in a source.

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::{Inspection, SampleDocument, SampleRecord, SetView};
+use super::{Inspection, SampleDocument, SampleRecord, SetView, notes};
 use crate::page::{Block, Column, Page, Table};
 use crate::plot::escape;
 use firebrick_trainer::console::grouped;
@@ -42,9 +42,7 @@ fn describe(blocks: &mut Vec<Block>, set: &SetView) {
         let share = 100.0 * diagnosis.cut_share();
         let mut lines =
             vec![format!("{name} ({formats}): {rows} records, {kept} of them kept, {cut} tokens cut ({share:.1} %)")];
-        lines.extend(source.remarks.iter().map(|remark| format!("note: {remark}")));
-        lines.extend(diagnosis.unread_line());
-        lines.extend(diagnosis.loss_warning().map(|warning| format!("WARNING: {warning}")));
+        lines.extend(notes(source));
         blocks.push(Block::Text(lines.join("\n")));
     }
     let histogram = set.histogram();
@@ -70,12 +68,8 @@ fn findings(blocks: &mut Vec<Block>, set: &SetView) {
     if rows.is_empty() {
         return;
     }
-    let columns = vec![
-        ("records", Column::Number),
-        ("", Column::Number),
-        ("what happened", Column::Text),
-        ("first", Column::Text),
-    ];
+    let (number, text) = (Column::Number, Column::Text);
+    let columns = vec![("records", number), ("", number), ("what happened", text), ("first", text)];
     blocks.extend([Block::Heading(3, "Findings".to_owned()), Block::Table(Table { columns, rows })]);
     blocks.extend(set.records.iter().map(record));
 }
@@ -118,7 +112,9 @@ fn document(document: &SampleDocument, cut_at: Option<usize>) -> Block {
             add(format_args!("<span class=\"mark\">cut here</span><span class=\"cut\">"));
         }
         let tag = if token.in_loss && !is_cut { 'b' } else { 'i' };
-        let text = if token.text.is_empty() { "▯".to_owned() } else { visible(&token.text) };
+        // A line break at the end of a line could not be seen. The style draws its mark, so that it is not copied with the text.
+        let text =
+            if token.text.is_empty() { "▯".to_owned() } else { escape(&token.text).replace('\n', "<u></u>\n") };
         add(format_args!("<{tag} title={}>{text}</{tag}>", token.id));
     }
     if cut_at.is_some_and(|cut| cut < document.skipped + document.tokens.len()) {
@@ -129,12 +125,6 @@ fn document(document: &SampleDocument, cut_at: Option<usize>) -> Block {
     }
     add(format_args!("</pre></div>"));
     Block::Html(out)
-}
-
-/// The text of a token; its line breaks are marked, since one at the end of a line could not be seen otherwise. The mark is drawn by the
-/// style, so that it is not copied with the text.
-fn visible(text: &str) -> String {
-    escape(text).replace('\n', "<u></u>\n")
 }
 
 #[cfg(test)]
@@ -198,7 +188,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn page_is_self_contained_and_has_the_counts() {
+    fn page_is_self_contained_with_counts_tokens_and_findings() {
         let page = inspection("question").page();
         for outside in ["http", "//", "src=", "href=", "url(", "@import", "<script", "<link"] {
             assert!(!page.contains(outside), "{outside:?} in the page");
@@ -212,16 +202,19 @@ pub(super) mod tests {
             "note: a remark",
             "<br/>\nkeys not read: functions (20 rows)",
             "<td class=\"text\">model</td><td class=\"text\">folder</td>",
+            // Every token is an element with its id, and every document has its place.
+            "<i title=7>question</i><b title=8>ans</b><b title=9>wer</b>",
+            "a.jsonl:3: 3 tokens, 2 in the loss",
+            "Longest documents",
+            // Findings are rows in the color of what happened, with their records and the cut.
+            "<tr class=\"drop\"><td class=\"number\">3</td><td class=\"number\">0.2 %</td>",
+            "<tr class=\"change\">",
+            "no &lt;role&gt;",
+            "<b title=8>ans</b><span class=\"mark\">cut here</span><span class=\"cut\"><i title=9>wer</i></span>",
+            "{&quot;text&quot;: 1}",
         ] {
             assert!(page.contains(part), "{part:?} is not in {page}");
         }
-    }
-
-    #[test]
-    fn every_token_is_an_element_with_its_id_and_every_document_has_its_place() {
-        let page = inspection("question").page();
-        assert!(page.contains("<i title=7>question</i><b title=8>ans</b><b title=9>wer</b>"), "{page}");
-        assert!(page.contains("a.jsonl:3: 3 tokens, 2 in the loss") && page.contains("Longest documents"), "{page}");
     }
 
     #[test]
@@ -229,16 +222,6 @@ pub(super) mod tests {
         let page = inspection("a\n\nb").page();
         assert!(page.contains("<i title=7>a<u></u>\n<u></u>\nb</i>"), "{page}");
         assert!(page.contains(r#"u::before { content: "\21b5""#), "{page}");
-    }
-
-    #[test]
-    fn findings_are_rows_in_the_color_of_what_happened_with_their_records_and_the_cut() {
-        let page = inspection("question").page();
-        let row = "<tr class=\"drop\"><td class=\"number\">3</td><td class=\"number\">0.2 %</td>";
-        assert!(page.contains(row), "{page}");
-        assert!(page.contains("<tr class=\"change\">") && page.contains("no &lt;role&gt;"), "{page}");
-        let cut = "<b title=8>ans</b><span class=\"mark\">cut here</span><span class=\"cut\"><i title=9>wer</i></span>";
-        assert!(page.contains(cut) && page.contains("{&quot;text&quot;: 1}"), "{page}");
     }
 
     #[test]

@@ -2,9 +2,8 @@
 //!
 //! Trade-off: long rows are cut; the HTML page has them complete.
 
-use std::fmt::Write;
-
-use super::{Inspection, SampleRow, SetView};
+use super::{Inspection, SampleDocument, SampleRow, SetView, notes};
+use crate::plot::visible;
 
 /// How loss tokens are marked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +22,7 @@ const BAR: usize = 40;
 pub(super) fn render(inspection: &Inspection, style: Style) -> String {
     let mut out = format!("{}\n", inspection.name);
     for (key, value) in &inspection.settings {
-        line(&mut out, format_args!("  {key:<18} {}", visible(value)));
+        out += &format!("  {key:<18} {}\n", visible(value));
     }
     for set in &inspection.sets {
         describe(&mut out, set, style);
@@ -32,87 +31,64 @@ pub(super) fn render(inspection: &Inspection, style: Style) -> String {
                 Style::Colors => "\x1b[32mloss tokens\x1b[0m and \x1b[2mother tokens\x1b[0m",
                 Style::Markers => "⟦loss tokens⟧ and other tokens",
             };
-            line(&mut out, format_args!("\n  sample rows: {legend}"));
+            out += &format!("\n  sample rows: {legend}\n");
         }
         for row in &set.rows {
             sample(&mut out, row, set.row_len, style);
         }
         for (title, documents) in &set.documents {
-            line(&mut out, format_args!("\n  {title}"));
-            for document in documents {
-                let (place, len, in_loss) = (visible(&document.place), document.len, document.loss_tokens);
-                line(&mut out, format_args!("    {place}: {len} tokens, {in_loss} in the loss"));
-            }
+            out += &format!("\n  {title}\n");
+            documents.iter().for_each(|document| describe_document(&mut out, "    ", document));
         }
     }
     out
 }
 
-fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
-    writeln!(out, "{text}").expect("a string takes any text");
-}
-
 fn describe(out: &mut String, set: &SetView, style: Style) {
-    line(out, format_args!("\n{}: {}", set.title, set.location));
+    *out += &format!("\n{}: {}\n", set.title, set.location);
     for source in &set.sources {
         let (diagnosis, name) = (&source.diagnosis, visible(&source.name));
         let formats = format!("{}, {}", source.file_format, source.record_format);
         let (rows, kept, cut) = (diagnosis.rows, diagnosis.rows_kept, 100.0 * diagnosis.cut_share());
-        line(
-            out,
-            format_args!("  {name} ({formats}): {rows} records, {kept} of them kept, {cut:.1} % of the tokens cut"),
-        );
-        for remark in &source.remarks {
-            line(out, format_args!("  note: {}", visible(remark)));
-        }
-        if let Some(unread) = diagnosis.unread_line() {
-            line(out, format_args!("  {unread}"));
-        }
-        if let Some(warning) = diagnosis.loss_warning() {
-            line(out, format_args!("  WARNING: {warning}"));
-        }
+        *out += &format!("  {name} ({formats}): {rows} records, {kept} of them kept, {cut:.1} % of the tokens cut\n");
+        notes(source).for_each(|note| *out += &format!("  {}\n", visible(&note)));
     }
     for row in set.findings() {
         let text =
             format!("{} records ({:.1} %) {}; first {}", row.count, row.percent, row.kind.description(), row.first);
         let color = if row.kind.is_drop() { "31" } else { "33" };
         match style {
-            Style::Colors => line(out, format_args!("  \x1b[{color}m{}\x1b[0m", visible(&text))),
-            Style::Markers => line(out, format_args!("  {}", visible(&text))),
+            Style::Colors => *out += &format!("  \x1b[{color}m{}\x1b[0m\n", visible(&text)),
+            Style::Markers => *out += &format!("  {}\n", visible(&text)),
         }
     }
     for (name, value) in set.measures() {
-        line(out, format_args!("  {name:<18} {value}"));
+        *out += &format!("  {name:<18} {value}\n");
     }
-    line(out, format_args!("\n  tokens          documents"));
+    out.push_str("\n  tokens          documents\n");
     let histogram = set.histogram();
     let max = histogram.iter().map(|&(_, _, documents)| documents).max().unwrap_or(1).max(1);
     for (from, to, documents) in histogram {
         let bar = "#".repeat((documents * BAR).div_ceil(max));
-        line(out, format_args!("  {:<15} {documents:>9} {bar}", format!("{from} to {to}")));
+        *out += &format!("  {:<15} {documents:>9} {bar}\n", format!("{from} to {to}"));
     }
 }
 
+fn describe_document(out: &mut String, indent: &str, document: &SampleDocument) {
+    let (place, len, in_loss) = (visible(&document.place), document.len, document.loss_tokens);
+    *out += &format!("{indent}{place}: {len} tokens, {in_loss} in the loss\n");
+}
+
 fn sample(out: &mut String, row: &SampleRow, row_len: usize, style: Style) {
-    line(
-        out,
-        format_args!("\n  row {}: {} of {row_len} tokens, {} documents", row.number, row.tokens(), row.documents.len()),
-    );
+    *out +=
+        &format!("\n  row {}: {} of {row_len} tokens, {} documents\n", row.number, row.tokens(), row.documents.len());
     let mut left = SHOWN_CHARACTERS;
     for (index, document) in row.documents.iter().enumerate() {
         if left == 0 {
-            line(out, format_args!("  … and {} more documents", row.documents.len() - index));
+            *out += &format!("  … and {} more documents\n", row.documents.len() - index);
             return;
         }
-        line(
-            out,
-            format_args!(
-                "  {}: {} tokens, {} in the loss",
-                visible(&document.place),
-                document.len,
-                document.loss_tokens
-            ),
-        );
+        describe_document(out, "  ", document);
         for (in_loss, text) in document.runs() {
             let shown: String = text.chars().take(left).collect();
             left -= shown.chars().count();
@@ -127,19 +103,6 @@ fn sample(out: &mut String, row: &SampleRow, row_len: usize, style: Style) {
         }
         out.push('\n');
     }
-}
-
-/// Text that a terminal shows instead of interpreting it.
-fn visible(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '\n' | '\t' => out.push(character),
-            _ if character.is_control() => out.extend(character.escape_default()),
-            _ => out.push(character),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ mod record;
 
 use std::path::{Path, PathBuf};
 
-use firebrick_trainer::storage::{StorageError, write_atomically};
+use firebrick_trainer::storage::write_atomically;
 
 pub use record::{ReportError, RunRecord};
 
@@ -35,19 +35,20 @@ pub fn write(run: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
 
 /// Writes the page at the end of a run, as its [`ReportWriter`](firebrick_trainer::run::ReportWriter). Returns a line to print.
 pub fn write_at_end(run: &Path, summary: Option<&str>) -> String {
-    match summary.map_or_else(|| write(run, None), |summary| write_last(run, summary)) {
+    let written = RunRecord::read(run).and_then(|mut record| {
+        // The summary will be the last file in the folder.
+        if let Some(summary) = summary {
+            record.summary = serde_json::from_str(summary).ok();
+        }
+        save(run.join(REPORT), &page::render(&record))
+    });
+    match written {
         Ok(path) => format!("  report: {}", path.display()),
         Err(error) => format!("warning: the report was not written: {error}"),
     }
 }
 
-/// Writes the page of a run that ends with this text as its summary, which will be the last file in its folder.
-fn write_last(run: &Path, summary: &str) -> Result<PathBuf, ReportError> {
-    let summary = serde_json::from_str(summary).ok();
-    save(run.join(REPORT), &page::render(&RunRecord { summary, ..RunRecord::read(run)? }))
-}
-
 fn save(path: PathBuf, page: &str) -> Result<PathBuf, ReportError> {
-    write_atomically(&path, page.as_bytes()).map_err(|source: StorageError| ReportError::Write { source })?;
+    write_atomically(&path, page.as_bytes())?;
     Ok(path)
 }

@@ -37,6 +37,7 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
     };
     let held_out = |name: &str| (run.summed(&format!("{name}_before")), run.summed(&format!("{name}_after")));
     let [loss, accuracy, exact] = ["eval_loss", "token_accuracy", "exact_match"].map(held_out);
+    let energy = |joules: f64| format!("{:.3} kWh of the accelerator while training", joules / 3.6e6);
     let percent: fn(f64) -> String = |share| format!("{:.1} %", 100.0 * share);
     let rows = [
         ("status", Some(status(run))),
@@ -49,7 +50,7 @@ fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
         ("tokens per second", speed(run)),
         ("time", run.summed("wall_s").map(time)),
         ("memory", peak_memory(run)),
-        ("energy", energy(run)),
+        ("energy", run.energy_j().map(energy)),
         ("lowered clocks", throttled(run)),
     ];
     rows.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
@@ -96,16 +97,8 @@ fn time(seconds: f64) -> String {
 
 fn peak_memory(run: &RunRecord) -> Option<String> {
     let peak = run.series("memory").iter().map(|(_, bytes)| *bytes).fold(0.0, f64::max);
-    let planned = run.planned(&["memory_bytes"]);
-    (peak > 0.0).then(|| {
-        let planned = planned.map_or_else(String::new, |bytes| format!(", planned {}", human_bytes(bytes as u64)));
-        format!("{} at most{planned}", human_bytes(peak as u64))
-    })
-}
-
-fn energy(run: &RunRecord) -> Option<String> {
-    let joules = run.energy_j()?;
-    Some(format!("{:.3} kWh of the accelerator while training", joules / 3.6e6))
+    let planned = run.planned(&["memory_bytes"]).map(|bytes| format!(", planned {}", human_bytes(bytes as u64)));
+    (peak > 0.0).then(|| format!("{} at most{}", human_bytes(peak as u64), planned.unwrap_or_default()))
 }
 
 fn throttled(run: &RunRecord) -> Option<String> {
@@ -119,25 +112,18 @@ fn training(run: &RunRecord) -> Vec<Plot> {
     let one = |title, unit, key: &str, from_zero| plot_of(run, title, unit, &[("", key)], 1.0, from_zero);
     let mut speed = one("Tokens per second", "", "tokens_per_s", true);
     speed.references.extend(planned_speed(run));
-    let mut plots = vec![
+    let answers = [("token accuracy", "token_accuracy"), ("exact match", "exact_match")];
+    let waits = [("for tensors from host memory", "restore_wait_ms"), ("for other ranks", "comm_wait_ms")];
+    vec![
         plot_of(run, "Loss", "nats", &[("training", "loss"), ("held out", "eval_loss")], 1.0, false),
         one("Learning rate", "", "lr", true),
         one("Gradient norm", "before clipping", "grad_norm", true),
         speed,
         one("Time of a step", "ms", "ms", true),
-        plot_of(
-            run,
-            "Held out",
-            "%",
-            &[("token accuracy", "token_accuracy"), ("exact match", "exact_match")],
-            100.0,
-            true,
-        ),
+        plot_of(run, "Held out", "%", &answers, 100.0, true),
         one("Loss scale", "", "loss_scale", true),
-    ];
-    let waits = [("for tensors from host memory", "restore_wait_ms"), ("for other ranks", "comm_wait_ms")];
-    plots.push(plot_of(run, "Waiting", "ms per step", &waits, 1.0, true));
-    plots
+        plot_of(run, "Waiting", "ms per step", &waits, 1.0, true),
+    ]
 }
 
 /// Plots of the machine.

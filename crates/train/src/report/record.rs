@@ -33,10 +33,7 @@ pub enum ReportError {
     },
     /// The page cannot be written.
     #[error(transparent)]
-    Write {
-        /// Why.
-        source: StorageError,
-    },
+    Write(#[from] StorageError),
 }
 
 /// A run, as its folder tells it.
@@ -61,26 +58,20 @@ impl RunRecord {
     /// [`ReportError`]: there are no metrics, or a file is not what its name says. A last line that is cut off, as of a run that goes on,
     /// is left out.
     pub fn read(run: &Path) -> Result<Self, ReportError> {
-        let metrics = run.join("metrics.jsonl");
-        let text =
-            fs::read_to_string(&metrics).map_err(|source| ReportError::NoMetrics { path: run.to_owned(), source })?;
+        const METRICS: &str = "metrics.jsonl";
+        let missing = |source| ReportError::NoMetrics { path: run.to_owned(), source };
+        let text = fs::read_to_string(run.join(METRICS)).map_err(missing)?;
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        let malformed = |path: &Path, expected, problem: String| ReportError::Malformed {
-            path: path.to_owned(),
-            expected,
-            problem,
-        };
+        let malformed =
+            |name, expected, problem| ReportError::Malformed { path: run.join::<&str>(name), expected, problem };
         let lines: Result<Vec<Value>, _> = whole.lines().map(serde_json::from_str).collect();
-        let lines = lines.map_err(|error| malformed(&metrics, "one JSON object per line", error.to_string()))?;
-        let optional = |name: &str| {
-            let path = run.join(name);
-            fs::read_to_string(&path).ok().map(|text| (path, text))
-        };
-        let plan = optional("plan.toml").map(|(path, text)| {
-            text.parse::<toml::Table>().map_err(|error| malformed(&path, "TOML", error.message().to_owned()))
+        let lines = lines.map_err(|error| malformed(METRICS, "one JSON object per line", error.to_string()))?;
+        let optional = |name| fs::read_to_string(run.join::<&str>(name)).ok();
+        let plan = optional("plan.toml").map(|text| {
+            text.parse::<toml::Table>().map_err(|error| malformed("plan.toml", "TOML", error.message().to_owned()))
         });
-        let summary = optional("summary.json").map(|(path, text)| {
-            serde_json::from_str(&text).map_err(|error| malformed(&path, "one JSON object", error.to_string()))
+        let summary = optional("summary.json").map(|text| {
+            serde_json::from_str(&text).map_err(|error| malformed("summary.json", "one JSON object", error.to_string()))
         });
         let folder = fs::canonicalize(run).unwrap_or_else(|_| run.to_owned());
         Ok(Self {
@@ -88,7 +79,7 @@ impl RunRecord {
             lines,
             plan: plan.transpose()?.unwrap_or_default(),
             summary: summary.transpose()?,
-            recipe: optional("config.toml").map(|(_, text)| text),
+            recipe: optional("config.toml"),
         })
     }
 
@@ -113,17 +104,9 @@ impl RunRecord {
 
     /// Steps at which the card ran below its highest clocks, and the reasons.
     pub fn throttled(&self) -> (usize, BTreeSet<String>) {
-        let reasons = |line: &Value| -> Option<Vec<String>> {
-            Some(
-                line.get("throttle")?
-                    .as_array()?
-                    .iter()
-                    .filter_map(|reason| Some(reason.as_str()?.replace('_', " ")))
-                    .collect(),
-            )
-        };
-        let found: Vec<Vec<String>> = self.lines.iter().filter_map(reasons).collect();
-        (found.len(), found.into_iter().flatten().collect())
+        let found = self.lines.iter().filter_map(|line| line.get("throttle")?.as_array());
+        let reasons = found.clone().flatten().filter_map(|reason| Some(reason.as_str()?.replace('_', " ")));
+        (found.count(), reasons.collect())
     }
 
     /// A number of the plan: the `value` of a decision, or what is below it.
