@@ -44,14 +44,6 @@ impl Backend {
             None => bail!("unknown backend `{name}` in {origin}: use auto, flex, candle, wgpu or cuda"),
         }
     }
-
-    /// Cargo features of the `train` package: this backend, and always `flex`.
-    pub(crate) fn features(self) -> String {
-        match self {
-            Self::Flex => self.name().to_owned(),
-            other => format!("{},{}", Self::Flex.name(), other.name()),
-        }
-    }
 }
 
 /// What `auto` depends on.
@@ -89,29 +81,30 @@ fn candidates() -> Vec<PathBuf> {
     libraries.chain(tools).collect()
 }
 
-/// A backend to build, with the reason in words.
+/// The backends to build, with the reason in words.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     /// What to build.
-    pub(crate) backend: Backend,
-    /// Whether every other backend that can be compiled here is compiled in as well.
-    pub(crate) with_all: bool,
+    backends: Vec<Backend>,
     /// Completes "building with these features because ...".
     pub(crate) reason: String,
 }
 
 impl Choice {
-    /// Every backend in one binary.
-    pub(crate) fn all(reason: String) -> Self {
-        Self { backend: Backend::Flex, with_all: true, reason }
+    /// This backend, and always `flex`.
+    pub(crate) fn one(backend: Backend, reason: String) -> Self {
+        let others = Some(backend).filter(|backend| *backend != Backend::Flex);
+        Self { backends: [Backend::Flex].into_iter().chain(others).collect(), reason }
     }
 
-    /// Cargo features of the `train` package.
+    /// Every backend in one binary.
+    pub(crate) fn all(reason: String) -> Self {
+        Self { backends: compiled_backends(), reason }
+    }
+
+    /// Cargo features of the program's package.
     pub(crate) fn features(&self) -> String {
-        if !self.with_all {
-            return self.backend.features();
-        }
-        compiled_backends().into_iter().map(Backend::name).collect::<Vec<_>>().join(",")
+        self.backends.iter().map(|backend| backend.name()).collect::<Vec<_>>().join(",")
     }
 }
 
@@ -127,14 +120,14 @@ pub(crate) fn choose(requested: Option<(&str, &str)>, machine: &Machine) -> Resu
         None => ("no backend was named".to_owned(), None),
     };
     if let Some(backend) = named {
-        return Ok(Choice { backend, with_all: false, reason: prefix });
+        return Ok(Choice::one(backend, prefix));
     }
     let (backend, found) = match &machine.nvidia_driver {
         _ if machine.macos => (Backend::Wgpu, "this is macOS, where wgpu drives Metal".to_owned()),
         Some(path) => (Backend::Cuda, format!("an NVIDIA driver is here ({})", path.display())),
         None => (Backend::Flex, "no NVIDIA driver is here".to_owned()),
     };
-    Ok(Choice { backend, with_all: false, reason: format!("{prefix} and {found}") })
+    Ok(Choice::one(backend, format!("{prefix} and {found}")))
 }
 
 /// The `backend` key of a recipe; `None` if it has none. Fails, with line and column, on a text that is not what its name says: the
@@ -192,10 +185,12 @@ mod tests {
 
     #[test]
     fn auto_follows_the_machine_and_a_name_does_not() {
-        assert_eq!(choose(None, &BARE).unwrap().backend, Backend::Flex);
-        assert_eq!(choose(Some(("auto", "a.toml")), &with_driver()).unwrap().backend, Backend::Cuda);
-        assert_eq!(choose(None, &Machine { nvidia_driver: None, macos: true }).unwrap().backend, Backend::Wgpu);
-        assert_eq!(choose(Some(("candle", "--backend")), &with_driver()).unwrap().features(), "flex,candle");
+        let features =
+            |requested: Option<(&str, &str)>, machine: &Machine| choose(requested, machine).unwrap().features();
+        assert_eq!(features(None, &BARE), "flex");
+        assert_eq!(features(Some(("auto", "a.toml")), &with_driver()), "flex,cuda");
+        assert_eq!(features(None, &Machine { nvidia_driver: None, macos: true }), "flex,wgpu");
+        assert_eq!(features(Some(("candle", "--backend")), &with_driver()), "flex,candle");
     }
 
     #[test]

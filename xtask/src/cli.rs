@@ -5,9 +5,7 @@
 //! binary needs a line here; in return a misspelled one is refused before any build.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
-use anyhow::Result;
 use clap::{Arg, FromArgMatches, Subcommand};
 
 use crate::lint::Stage;
@@ -164,7 +162,7 @@ impl Call {
 }
 
 /// Everything that can be typed, for clap.
-fn command_line() -> clap::Command {
+pub(crate) fn command_line() -> clap::Command {
     let args = Arg::new("args").help("Arguments, passed on as they are").value_name("ARGUMENTS").num_args(0..);
     let args = args.trailing_var_arg(true).allow_hyphen_values(true);
     let passed_on = PASSED_ON.map(|(name, about)| {
@@ -177,15 +175,9 @@ fn command_line() -> clap::Command {
         .after_help("`cargo xtask help COMMAND` says more")
 }
 
-/// Prints the list of commands.
-pub(crate) fn print_overview() -> Result<ExitCode> {
-    command_line().print_help()?;
-    Ok(ExitCode::SUCCESS)
-}
-
 /// The words of the command line, with a `--` that directly follows a known command doubled: clap takes the first one for
 /// itself, and the commands that start another program pass the second one on.
-pub(crate) fn with_leading_dashes(mut words: Vec<String>) -> Vec<String> {
+fn with_leading_dashes(mut words: Vec<String>) -> Vec<String> {
     let is_known = words.get(1).is_some_and(|command| command_line().find_subcommand(command).is_some());
     if is_known && words.get(2).is_some_and(|word| word == "--") {
         words.insert(2, "--".to_owned());
@@ -247,10 +239,8 @@ mod tests {
 
     #[test]
     fn options_that_do_not_exist_are_refused() {
-        for line in ["quickstart-data --fast", "dist cuda", "dist --tests --backend cuda", "tidy --fix", "lint format"]
-        {
-            assert!(parse(line).is_err(), "{line}");
-        }
+        let wrong = ["quickstart-data --fast", "dist cuda", "dist --tests --backend cuda", "tidy --fix", "lint format"];
+        wrong.into_iter().for_each(|line| assert!(parse(line).is_err(), "{line}"));
         let Call::Own(Command::Dist { backend, .. }) = parse("dist --backend=cuda").unwrap() else { panic!("dist") };
         assert_eq!(backend.as_deref(), Some("cuda"));
     }

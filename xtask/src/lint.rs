@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use crate::backend::compiled_backends;
 use crate::test::selection;
 use crate::tidy;
-use crate::workspace::{Workspace, exit_code, is_installed, shown, succeeds};
+use crate::workspace::{Workspace, exit_code, is_installed, shown, succeeds, words};
 
 /// The stages, in the order in which they run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -96,17 +96,15 @@ fn run_stage(workspace: &Workspace, stage: Stage) -> Result<Outcome> {
 /// Arguments for cargo in the stages that are cargo calls.
 fn stage_args(stage: Stage) -> Vec<String> {
     let workspace = selection(&compiled_backends());
-    let (before, selection, after): (&[&str], &[String], &[&str]) = match stage {
-        Stage::Fmt => (&["fmt", "--all", "--check"], &[], &[]),
+    words(&match stage {
+        Stage::Fmt => "fmt --all --check".to_owned(),
         // Advisories need the network and change after a commit is finished: run that check by hand.
-        Stage::Deny => (&["deny", "check", "bans", "licenses", "sources"], &[], &[]),
-        Stage::Clippy => (&["clippy", "--all-targets"], &workspace, &["--", "-D", "warnings"]),
+        Stage::Deny => "deny check bans licenses sources".to_owned(),
+        Stage::Clippy => format!("clippy --all-targets {workspace} -- -D warnings"),
         // `--examples` makes cargo count dev-dependencies into the features, as clippy and test do: without it rustdoc
         // would check Burn once more.
-        _ => (&["doc", "--no-deps", "--lib", "--bins", "--examples"], &workspace, &[]),
-    };
-    let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-    [owned(before), selection.to_vec(), owned(after)].concat()
+        _ => format!("doc --no-deps --lib --bins --examples {workspace}"),
+    })
 }
 
 #[cfg(test)]
@@ -122,7 +120,7 @@ mod tests {
 
     #[test]
     fn clippy_and_doc_select_exactly_what_test_selects_and_warnings_are_errors() {
-        let shared = selection(&compiled_backends()).join(" ");
+        let shared = selection(&compiled_backends());
         for stage in [Stage::Clippy, Stage::Doc] {
             assert!(stage_args(stage).join(" ").contains(&shared), "{stage:?}");
         }

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
 /// Carries out `call`.
 fn dispatch(call: Call) -> Result<ExitCode> {
     let command = match call {
-        Call::Overview => return cli::print_overview(),
+        Call::Overview => return Ok(cli::command_line().print_help().map(|()| ExitCode::SUCCESS)?),
         Call::PassedOn(name, args) => return run_train::run(&Workspace::find()?, &name, &args),
         Call::Own(command) => command,
     };

@@ -8,37 +8,17 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What is marked, the test that asserts it for every model, and the end of the golden file's name that it reads.
-struct Column {
-    title: &'static str,
-    file: &'static str,
-    test: &'static str,
-    golden: &'static str,
-}
+/// What is marked, file and name of the test that asserts it for every model, and the end of the golden file's name.
+type Column = [&'static str; 4];
 
 const COLUMNS: [Column; 7] = [
-    Column { title: "logits", file: "numbers/forward.rs", test: "every_family", golden: "" },
-    Column { title: "LoRA", file: "numbers/backward.rs", test: "gradients_of_adapters", golden: "-lora" },
-    Column {
-        title: "QLoRA",
-        file: "backends.rs",
-        test: "three_steps_of_every_family_have_the_same_losses_on_every_backend",
-        golden: "",
-    },
-    Column {
-        title: "full fine-tuning, pretraining",
-        file: "numbers/backward.rs",
-        test: "gradients_of_all_weights",
-        golden: "-full-gradients",
-    },
-    Column { title: "packed rows", file: "numbers/documents.rs", test: "packed_equals_separate", golden: "-packed" },
-    Column { title: "generation", file: "numbers/text.rs", test: "greedy_text", golden: "-generation" },
-    Column {
-        title: "export --merge",
-        file: "numbers/saved.rs",
-        test: "merged_adapters_of_every_family_give_the_logits_of_peft",
-        golden: "-lora",
-    },
+    ["logits", "numbers/forward.rs", "every_family", ""],
+    ["LoRA", "numbers/backward.rs", "gradients_of_adapters", "-lora"],
+    ["QLoRA", "backends.rs", "three_steps_of_every_family_have_the_same_losses_on_every_backend", ""],
+    ["full fine-tuning, pretraining", "numbers/backward.rs", "gradients_of_all_weights", "-full-gradients"],
+    ["packed rows", "numbers/documents.rs", "packed_equals_separate", "-packed"],
+    ["generation", "numbers/text.rs", "greedy_text", "-generation"],
+    ["export --merge", "numbers/saved.rs", "merged_adapters_of_every_family_give_the_logits_of_peft", "-lora"],
 ];
 
 const HEAD: &str = "# Model families
@@ -78,13 +58,12 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
 /// Architecture and model type of every family of the registry.
 fn registry(root: &Path) -> Vec<(String, String)> {
     let text = read(root, "crates/arch/src/families/mod.rs");
-    let calls = text.split("family(\"").skip(1).map(|call| format!("\"{call}"));
-    calls
-        .map(|call| {
-            let mut names = quoted(&call).map(str::to_owned);
-            (names.next().expect("an architecture"), names.next().expect("a model type"))
-        })
-        .collect()
+    let names = |call: &str| {
+        let call = format!("\"{call}");
+        let mut names = quoted(&call).map(str::to_owned);
+        (names.next().expect("an architecture"), names.next().expect("a model type"))
+    };
+    text.split("family(\"").skip(1).map(names).collect()
 }
 
 /// Names of the test models, and the model type of each.
@@ -92,14 +71,12 @@ fn test_models(root: &Path) -> Vec<(String, String)> {
     let text = read(root, "tests/src/lib.rs");
     let list = text.split("pub const FAMILIES").nth(1).and_then(|rest| rest.split("];").next()).expect("a list");
     let lines = list.lines().filter_map(|line| line.trim().strip_prefix('"')?.split('"').next());
-    lines
-        .map(|name| {
-            let config = read(root, &format!("tests/fixtures/{name}/config.json"));
-            let kind =
-                config.split("\"model_type\"").nth(1).and_then(|rest| quoted(rest).next()).expect("a model type");
-            (name.to_owned(), kind.to_owned())
-        })
-        .collect()
+    let with_kind = |name: &str| {
+        let config = read(root, &format!("tests/fixtures/{name}/config.json"));
+        let kind = config.split("\"model_type\"").nth(1).and_then(|rest| quoted(rest).next()).expect("a model type");
+        (name.to_owned(), kind.to_owned())
+    };
+    lines.map(with_kind).collect()
 }
 
 /// Model types that are written as GGUF: the strings before the arrows of the writer's match.
@@ -109,24 +86,22 @@ fn gguf(root: &Path) -> Vec<String> {
     arms.flat_map(|arm| quoted(arm.split("=>").next().unwrap_or_default())).map(str::to_owned).collect()
 }
 
-impl Column {
-    /// Whether the test is there and runs over all models.
-    fn is_tested(&self, root: &Path) -> bool {
-        let text = read(root, &format!("tests/tests/{}", self.file));
-        let on_each = text.contains(&format!(", {});", self.test)) || text.contains(&format!("\n    {}\n", self.test));
-        let runs = on_each || text.contains(&format!("\n#[test]\nfn {}()", self.test));
-        let start = format!("\nfn {}", self.test);
-        let body = text.split(&start).filter_map(|rest| rest.split("\n}\n").next());
-        let mut body = body.skip(1).filter(|body| body.starts_with(['<', '(']));
-        let over_all = ["family in FAMILIES", "family) in FAMILIES.into_iter().enumerate()"];
-        runs && body.any(|body| over_all.iter().any(|way| body.contains(way)))
-    }
+/// Whether the test of a column is there and runs over all models.
+fn is_tested([_, file, test, _]: &Column, root: &Path) -> bool {
+    let text = read(root, &format!("tests/tests/{file}"));
+    let on_each = text.contains(&format!(", {test});")) || text.contains(&format!("\n    {test}\n"));
+    let runs = on_each || text.contains(&format!("\n#[test]\nfn {test}()"));
+    let start = format!("\nfn {test}");
+    let body = text.split(&start).filter_map(|rest| rest.split("\n}\n").next());
+    let mut body = body.skip(1).filter(|body| body.starts_with(['<', '(']));
+    let over_all = ["family in FAMILIES", "family) in FAMILIES.into_iter().enumerate()"];
+    runs && body.any(|body| over_all.iter().any(|way| body.contains(way)))
 }
 
 fn table(root: &Path) -> String {
     let (models, gguf) = (test_models(root), gguf(root));
     let mut text = String::from(HEAD);
-    let titles: Vec<&str> = COLUMNS.iter().map(|column| column.title).collect();
+    let titles = COLUMNS.map(|[title, ..]| title);
     // Writing into a String cannot fail.
     let _ = writeln!(text, "| family | `model_type` | {} | export --gguf | test models |", titles.join(" | "));
     let _ = writeln!(text, "|---|---|{}---|---|", "---|".repeat(COLUMNS.len()));
@@ -134,8 +109,8 @@ fn table(root: &Path) -> String {
         let own: Vec<&str> = models.iter().filter(|(_, of)| *of == kind).map(|(name, _)| name.as_str()).collect();
         let mark = |is: bool| if is { "yes" } else { "no" };
         let has = |column: &Column| {
-            let golden = |name: &&str| root.join(format!("tests/golden/{name}{}.safetensors", column.golden)).is_file();
-            !own.is_empty() && column.is_tested(root) && own.iter().all(golden)
+            let golden = |name: &&str| root.join(format!("tests/golden/{name}{}.safetensors", column[3])).is_file();
+            !own.is_empty() && is_tested(column, root) && own.iter().all(golden)
         };
         let marks: Vec<&str> = COLUMNS.iter().map(|column| mark(has(column))).collect();
         let (marks, tests) = (marks.join(" | "), own.join(", "));
@@ -164,13 +139,11 @@ fn the_table_of_models_is_what_registry_and_tests_say() {
 fn every_family_of_the_registry_has_a_test_model_and_every_column_a_test() {
     let (root, models) = (root(), test_models(&root()));
     for (architecture, kind) in registry(&root) {
-        assert!(
-            models.iter().any(|(_, of)| *of == kind),
-            "{architecture} has no model in FAMILIES of tests/src/lib.rs"
-        );
+        let is_tried = models.iter().any(|(_, of)| *of == kind);
+        assert!(is_tried, "{architecture} has no model in FAMILIES of tests/src/lib.rs");
     }
     for column in &COLUMNS {
-        assert!(column.is_tested(&root), "{}: no {} over FAMILIES in {}", column.title, column.test, column.file);
+        assert!(is_tested(column, &root), "no test of {column:?} over FAMILIES");
     }
     assert!(gguf(&root).contains(&"llama".to_owned()));
 }

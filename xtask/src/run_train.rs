@@ -193,21 +193,17 @@ fn become_child(mut command: Command) -> Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Backend;
+    use crate::workspace::words;
 
     const BARE: Machine = Machine { nvidia_driver: None, macos: false };
-
-    fn words(text: &str) -> Vec<String> {
-        text.split_whitespace().map(str::to_owned).collect()
-    }
 
     fn request(line: &str) -> Request {
         let (subcommand, rest) = line.split_once(' ').unwrap();
         Request::parse(subcommand, &words(rest)).unwrap()
     }
 
-    fn backend(line: &str) -> Backend {
-        choose_backend(&request(line), &BARE).unwrap().backend
+    fn features(line: &str) -> String {
+        choose_backend(&request(line), &BARE).unwrap().features()
     }
 
     #[test]
@@ -236,15 +232,15 @@ mod tests {
     #[test]
     fn the_last_request_for_a_backend_decides_the_build() {
         for (line, expected) in [
-            ("train --config a.toml --set=backend=\"wgpu\"", Backend::Wgpu),
-            ("train --set backend=cuda --backend candle", Backend::Candle),
-            ("bench --backend candle", Backend::Candle),
+            ("train --config a.toml --set=backend=\"wgpu\"", "flex,wgpu"),
+            ("train --set backend=cuda --backend candle", "flex,candle"),
+            ("bench --backend candle", "flex,candle"),
             // A plan for another machine is made by the smallest binary.
-            ("plan --config a.toml --set backend=cuda --for b200", Backend::Flex),
-            ("plan --config a.toml --for=m4-max", Backend::Flex),
-            ("profile --json", Backend::Wgpu),
+            ("plan --config a.toml --set backend=cuda --for b200", "flex"),
+            ("plan --config a.toml --for=m4-max", "flex"),
+            ("profile --json", "flex,wgpu"),
         ] {
-            assert_eq!(backend(line), expected, "{line}");
+            assert_eq!(features(line), expected, "{line}");
         }
     }
 
@@ -270,6 +266,6 @@ mod tests {
         let checkpoint = run.path().join("checkpoints/step-3");
         fs::create_dir_all(&checkpoint).unwrap();
         fs::write(run.path().join("config.toml"), "backend = \"cuda\"").unwrap();
-        assert_eq!(backend(&format!("train --resume {}", checkpoint.display())), Backend::Cuda);
+        assert_eq!(features(&format!("train --resume {}", checkpoint.display())), "flex,cuda");
     }
 }

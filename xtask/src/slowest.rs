@@ -6,10 +6,9 @@
 use std::io::{BufRead, BufReader, pipe};
 use std::process::Command;
 
-use anyhow::{Context, Result};
-use regex::Regex;
-
+use crate::tidy::pattern;
 use crate::workspace::shown;
+use anyhow::{Context, Result};
 
 /// How many are listed.
 const LISTED: usize = 20;
@@ -25,7 +24,7 @@ pub(crate) struct Timed {
 
 /// The tests of a JUnit file as nextest writes it.
 pub(crate) fn of_junit(text: &str) -> Vec<Timed> {
-    let case = regex(r#"<testcase name="([^"]*)" classname="([^"]*)"[^>]* time="([0-9.]+)""#);
+    let case = pattern(r#"<testcase name="([^"]*)" classname="([^"]*)"[^>]* time="([0-9.]+)""#);
     let cases = case.captures_iter(text).map(|found| found.extract().1);
     let timed = |[test, program, seconds]: [&str; 3]| {
         Some(Timed { seconds: seconds.parse().ok()?, name: format!("{program} {test}") })
@@ -36,8 +35,8 @@ pub(crate) fn of_junit(text: &str) -> Vec<Timed> {
 /// The test programs of `cargo test` by the lines that it and they print.
 fn of_lines<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Timed> {
     // Cargo may color the word.
-    let begins = regex(r"(?:Running|Doc-tests)(?:\x1b\[[0-9;]*m)* (.+)$");
-    let ends = regex(r"^test result: .* finished in ([0-9.]+)s");
+    let begins = pattern(r"(?:Running|Doc-tests)(?:\x1b\[[0-9;]*m)* (.+)$");
+    let ends = pattern(r"^test result: .* finished in ([0-9.]+)s");
     let (mut program, mut all) = (String::new(), Vec::new());
     for line in lines {
         if let Some(found) = ends.captures(line) {
@@ -47,10 +46,6 @@ fn of_lines<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Timed> {
         }
     }
     all
-}
-
-fn regex(pattern: &str) -> Regex {
-    Regex::new(pattern).expect("the pattern is well formed")
 }
 
 /// Runs `cargo test`, showing what it prints; whether it succeeded, and its programs. Fails if it cannot be started.

@@ -8,20 +8,20 @@
 use std::process::ExitCode;
 use std::{env, fs};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
 use crate::backend::{Backend, compiled_backends};
 use crate::slowest;
-use crate::workspace::{Workspace, exit_code, is_installed, shown, succeeds};
+use crate::workspace::{Workspace, exit_code, is_installed, shown, succeeds, words};
 
 /// Package whose features switch the backends on for the whole workspace.
 const SWITCH: &str = "firebrick-tests";
 
 /// Cargo arguments that select the whole workspace with `backends`.
-pub(crate) fn selection(backends: &[Backend]) -> Vec<String> {
+pub(crate) fn selection(backends: &[Backend]) -> String {
     let features: Vec<String> = backends.iter().map(|backend| format!("{SWITCH}/{}", backend.name())).collect();
-    ["--workspace", "--features", &features.join(",")].map(str::to_owned).to_vec()
+    format!("--workspace --features {}", features.join(","))
 }
 
 /// What the command line requests.
@@ -38,18 +38,18 @@ struct Request {
 impl Request {
     fn parse(args: &[String]) -> Result<Self> {
         let mut request = Self { backends: compiled_backends(), nextest: true, slow: false, rest: Vec::new() };
-        let mut words = args.iter();
-        while let Some(word) = words.next() {
+        let mut typed = args.iter();
+        while let Some(word) = typed.next() {
             match word.as_str() {
                 "--no-nextest" => request.nextest = false,
                 "--slow" => request.slow = true,
-                "--backends" => match words.next() {
+                "--backends" => match typed.next() {
                     Some(list) => request.backends = parse_list(list)?,
                     None => bail!("--backends needs a list, such as flex,candle"),
                 },
                 "--" => {
                     request.rest.push(word.clone());
-                    request.rest.extend(words.by_ref().cloned());
+                    request.rest.extend(typed.by_ref().cloned());
                 }
                 other => match other.strip_prefix("--backends=") {
                     Some(list) => request.backends = parse_list(list)?,
@@ -63,33 +63,22 @@ impl Request {
     /// The cargo calls that answer the request, in order. nextest has no doc tests, so they follow on their own,
     /// unless a filter or option meant for nextest was given.
     fn calls(&self) -> Vec<Vec<String>> {
-        let with = |verb: &[&str], rest: &[String]| {
-            let verb = verb.iter().map(|word| (*word).to_owned());
-            verb.chain(selection(&self.backends)).chain(rest.iter().cloned()).collect::<Vec<String>>()
-        };
-        if !self.nextest {
-            return vec![with(&["test"], &self.rest)];
+        let with = |verb: &str| [words(&format!("{verb} {}", selection(&self.backends))), self.rest.clone()].concat();
+        match (self.nextest, self.rest.is_empty()) {
+            (false, _) => vec![with("test")],
+            (true, true) => vec![with("nextest run"), with("test --doc")],
+            (true, false) => vec![with("nextest run")],
         }
-        let mut calls = vec![with(&["nextest", "run"], &self.rest)];
-        if self.rest.is_empty() {
-            calls.push(with(&["test", "--doc"], &[]));
-        }
-        calls
     }
 }
 
 /// Backends from a comma-separated list.
 fn parse_list(list: &str) -> Result<Vec<Backend>> {
-    let mut backends = Vec::new();
-    for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-        match Backend::parse(name, "--backends")? {
-            Some(backend) => backends.push(backend),
-            None => bail!("--backends has no `auto`: name some of flex,candle,wgpu,cuda"),
-        }
-    }
-    if backends.is_empty() {
-        bail!("--backends is empty: name some of flex,candle,wgpu,cuda");
-    }
+    let auto = "--backends has no `auto`: name some of flex,candle,wgpu,cuda";
+    let names = list.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let backends: Vec<_> =
+        names.map(|name| Backend::parse(name, "--backends")?.context(auto)).collect::<Result<_>>()?;
+    ensure!(!backends.is_empty(), "--backends is empty: name some of flex,candle,wgpu,cuda");
     Ok(backends)
 }
 
@@ -155,17 +144,10 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode> {
 mod tests {
     use super::*;
 
-    fn words(text: &str) -> Vec<String> {
-        text.split_whitespace().map(str::to_owned).collect()
-    }
-
     #[test]
     fn all_backends_go_into_one_build() {
-        let typed = selection(&Backend::ALL).join(" ");
-        assert_eq!(
-            typed,
-            "--workspace --features firebrick-tests/flex,firebrick-tests/candle,firebrick-tests/wgpu,firebrick-tests/cuda"
-        );
+        let features = ["flex", "candle", "wgpu", "cuda"].map(|name| format!("firebrick-tests/{name}")).join(",");
+        assert_eq!(selection(&Backend::ALL), format!("--workspace --features {features}"));
     }
 
     #[test]
@@ -174,8 +156,9 @@ mod tests {
         assert_eq!(request.backends, [Backend::Flex, Backend::Wgpu]);
         assert_eq!(request.rest, ["resume"]);
         assert!(!request.slow && Request::parse(&words("resume --slow")).unwrap().slow);
-        assert!(Request::parse(&words("--backends=auto")).is_err());
-        assert!(Request::parse(&words("--backends")).is_err());
+        for wrong in ["--backends=auto", "--backends", "--backends ,"] {
+            assert!(Request::parse(&words(wrong)).is_err(), "{wrong}");
+        }
     }
 
     #[test]

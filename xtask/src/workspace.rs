@@ -98,20 +98,19 @@ pub(crate) fn succeeds(command: &mut Command) -> Result<bool> {
 
 /// Whether `program args` can be started and succeeds, with its output discarded: "is this tool installed?".
 pub(crate) fn is_installed(program: &str, args: &[&str]) -> bool {
-    let status =
-        Command::new(program).args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    status.is_ok_and(|status| status.success())
+    Command::new(program).args(args).stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
 }
 
 /// The command as it would be typed.
 pub(crate) fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_stem().unwrap_or(command.get_program());
-    let mut text = program.to_string_lossy().into_owned();
-    for arg in command.get_args() {
-        text.push(' ');
-        text.push_str(&arg.to_string_lossy());
-    }
-    text
+    let words: Vec<_> = [program].into_iter().chain(command.get_args()).map(|word| word.to_string_lossy()).collect();
+    words.join(" ")
+}
+
+/// The words of a command line without quotes.
+pub(crate) fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
 }
 
 /// Success or failure as an exit code.

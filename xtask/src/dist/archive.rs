@@ -81,7 +81,7 @@ pub(super) fn pack(folder: &Path, name: &str, archive: &Path) -> Result<()> {
 
 /// Whether a path inside the archive is a program: the trainer, the matrix of benchmarks, the script that runs the GPU suite, or one of
 /// the suite.
-pub(super) fn is_program(path: &Path) -> bool {
+fn is_program(path: &Path) -> bool {
     let is_named = |name: &str| path.file_stem() == Some(name.as_ref());
     let at_the_top = path.parent() == Some(Path::new(""));
     at_the_top && (is_named("firebrick") || is_named("bench-matrix") || path.extension() == Some("sh".as_ref()))
@@ -89,8 +89,15 @@ pub(super) fn is_program(path: &Path) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Paths and modes of an archive's files, in order.
+    pub(in super::super) fn entries(archive: &[u8]) -> Vec<(String, u32)> {
+        let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(archive));
+        let entries = archive.entries().unwrap().map(|entry| entry.unwrap());
+        entries.map(|entry| (entry.path().unwrap().display().to_string(), entry.header().mode().unwrap())).collect()
+    }
 
     #[test]
     fn programs_and_scripts_are_executable_in_the_archive_and_data_is_not() {
@@ -103,20 +110,13 @@ mod tests {
         }
         let path = root.path().join("suite.tar.gz");
         pack(&folder, "suite", &path).unwrap();
-        let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(File::open(&path).unwrap()));
-        let modes: Vec<(PathBuf, u32)> = archive
-            .entries()
-            .unwrap()
-            .map(|entry| entry.unwrap())
-            .map(|entry| (entry.path().unwrap().into_owned(), entry.header().mode().unwrap()))
-            .collect();
         let expected = [
             ("suite/bin/firebrick-cuda-gpu", 0o755),
             ("suite/run.sh", 0o755),
             ("suite/tests/golden/a.json", 0o644),
             ("suite/tests/golden/make.sh", 0o644),
         ];
-        assert_eq!(modes, expected.map(|(path, mode)| (PathBuf::from(path), mode)));
+        assert_eq!(entries(&fs::read(&path).unwrap()), expected.map(|(path, mode)| (path.to_owned(), mode)));
         let left: Vec<_> = fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left.len(), 2, "no temporary file is left: {left:?}");
     }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use super::archive::{copy, make_empty};
 use crate::build::build_programs;
-use crate::workspace::{Workspace, shown};
+use crate::workspace::{Workspace, shown, words};
 
 /// Packages with tests that need a GPU: their features, and the test programs.
 const SUITES: [(&str, &str, &[&str]); 3] = [
@@ -81,12 +81,9 @@ fn write_script(path: &Path) -> Result<()> {
 
 /// Arguments of the cargo call that builds the test programs of a package.
 fn build_args(package: &str, features: &str, tests: &[&str]) -> Vec<String> {
-    let mut args = vec!["test", "--no-run", "--package", package, "--message-format=json-render-diagnostics"];
-    if !features.is_empty() {
-        args.extend(["--features", features]);
-    }
-    args.extend(tests.iter().flat_map(|test| ["--test", test]));
-    args.into_iter().map(str::to_owned).collect()
+    let features = if features.is_empty() { String::new() } else { format!("--features {features}") };
+    let tests: String = tests.iter().map(|test| format!(" --test {test}")).collect();
+    words(&format!("test --no-run --package {package} --message-format=json-render-diagnostics {features}{tests}"))
 }
 
 /// Builds test programs; each with its name.
@@ -94,8 +91,8 @@ fn build(workspace: &Workspace, package: &str, features: &str, tests: &[&str]) -
     let command = workspace.cargo(&build_args(package, features, tests));
     eprintln!("xtask: {}", shown(&command));
     let programs = build_programs(command, &format!("tests of {package}"))?;
-    let named = programs.into_iter().filter(|program| tests.contains(&program.target.as_str()));
-    let built: Vec<(String, PathBuf)> = named.map(|program| (program.target, program.path)).collect();
+    let named = programs.into_iter().map(|(target, path)| (target.name, path));
+    let built: Vec<(String, PathBuf)> = named.filter(|(name, _)| tests.contains(&name.as_str())).collect();
     if built.len() != tests.len() {
         bail!("cargo built {} of the {} test programs of {package}", built.len(), tests.len());
     }
@@ -138,27 +135,14 @@ mod tests {
             .collect();
         names.iter().for_each(|name| stand_in(name, 0));
         let (passed, printed) = run();
-        assert!(
-            passed && names.iter().all(|name| printed.contains(&format!("passed {name}: test result"))),
-            "{printed}"
-        );
+        let all_passed = names.iter().all(|name| printed.contains(&format!("passed {name}: test result")));
+        assert!(passed && all_passed, "{printed}");
         for name in ["firebrick-tests-gpu", "firebrick-kernels-cuda"] {
             stand_in(name, 1);
             let (passed, printed) = run();
             assert!(!passed && printed.contains(&format!("FAILED {name}: test result")), "{printed}");
             stand_in(name, 0);
         }
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn the_script_is_executable() {
-        use std::os::unix::fs::PermissionsExt;
-        let folder = tempfile::tempdir().unwrap();
-        let script = folder.path().join("run.sh");
-        write_script(&script).unwrap();
-        assert_eq!(fs::metadata(&script).unwrap().permissions().mode() & 0o777, 0o755);
-        assert!(super::super::archive::is_program(Path::new("run.sh")));
     }
 
     #[test]

@@ -18,36 +18,37 @@ use crate::backend::{Backend, Choice};
 use crate::build::{BENCH_MATRIX, FIREBRICK, build};
 use crate::workspace::Workspace;
 
-/// Files that are packed with the binaries. Without one of the first four no archive is written.
-const FILES: [&str; 5] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "configs", "CHANGELOG.md"];
-const REQUIRED: usize = 4;
-
-/// Data of the quickstart: packed if it exists.
-const ASSETS: &str = "assets";
+/// What is packed with the binaries. Without one of these no archive is written.
+const REQUIRED: [&str; 4] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "configs"];
+/// Packed if it exists; `assets` is the data of the quickstart.
+const OPTIONAL: [&str; 2] = ["CHANGELOG.md", "assets"];
 
 /// Builds, copies, packs, and prints where the result is and how large.
 pub(crate) fn run(workspace: &Workspace, backend: Option<&str>) -> Result<ExitCode> {
     let choice = choose(backend)?;
     let binaries = [build(workspace, FIREBRICK, "dist", &choice)?, build(workspace, BENCH_MATRIX, "dist", &choice)?];
-    let name = format!("firebrick-{}-{}", version(workspace)?, target(workspace)?);
-    let out = workspace.root().join("dist");
-    let folder = out.join(&name);
-    assemble(workspace.root(), &binaries, &folder)?;
-    let archive = out.join(format!("{name}.tar.gz"));
-    pack(&folder, &name, &archive)?;
-    println!("dist/{name}/  {}", mebibytes(folder_size(&folder)?));
-    println!("dist/{name}.tar.gz  {}", mebibytes(fs::metadata(&archive)?.len()));
-    Ok(ExitCode::SUCCESS)
+    packed(workspace, "firebrick", |folder| {
+        assemble(workspace.root(), &binaries, folder)?;
+        Ok(format!("  {}", mebibytes(folder_size(folder)?)))
+    })
 }
 
 /// The GPU suite instead of the trainer.
 pub(crate) fn run_gpu_suite(workspace: &Workspace) -> Result<ExitCode> {
-    let name = format!("firebrick-gpu-tests-{}-{}", version(workspace)?, target(workspace)?);
+    packed(workspace, "firebrick-gpu-tests", |folder| {
+        gpu_suite::assemble(workspace, folder)?;
+        Ok("run.sh runs the suite".to_owned())
+    })
+}
+
+/// Fills a folder in `dist/`, whose name begins with `what`, packs it, and prints what `fill` says of the folder.
+fn packed(workspace: &Workspace, what: &str, fill: impl FnOnce(&Path) -> Result<String>) -> Result<ExitCode> {
+    let name = format!("{what}-{}-{}", version(workspace)?, target(workspace)?);
     let out = workspace.root().join("dist");
     let (folder, archive) = (out.join(&name), out.join(format!("{name}.tar.gz")));
-    gpu_suite::assemble(workspace, &folder)?;
+    let note = fill(&folder)?;
     pack(&folder, &name, &archive)?;
-    println!("dist/{name}/run.sh runs the suite");
+    println!("dist/{name}/{note}");
     println!("dist/{name}.tar.gz  {}", mebibytes(fs::metadata(&archive)?.len()));
     Ok(ExitCode::SUCCESS)
 }
@@ -55,17 +56,14 @@ pub(crate) fn run_gpu_suite(workspace: &Workspace) -> Result<ExitCode> {
 /// The backend to compile in together with flex.
 fn choose(backend: Option<&str>) -> Result<Choice> {
     let Some(name) = backend else {
-        return Ok(Choice {
-            backend: Backend::Flex,
-            with_all: false,
-            reason: "the CPU backend runs everywhere".to_owned(),
-        });
+        return Ok(Choice::one(Backend::Flex, "the CPU backend runs everywhere".to_owned()));
     };
+    let reason = format!("--backend says {name}");
     if name == "all" {
-        return Ok(Choice::all("--backend says all".to_owned()));
+        return Ok(Choice::all(reason));
     }
     match Backend::parse(name, "--backend")? {
-        Some(backend) => Ok(Choice { backend, with_all: false, reason: format!("--backend says {name}") }),
+        Some(backend) => Ok(Choice::one(backend, reason)),
         None => bail!("`auto` depends on this machine, and the archive is for another: name a backend"),
     }
 }
@@ -90,14 +88,14 @@ fn target(workspace: &Workspace) -> Result<String> {
 
 /// Creates `folder`, empty before, with the binaries and the project's files.
 fn assemble(root: &Path, binaries: &[PathBuf], folder: &Path) -> Result<()> {
-    for required in &FILES[..REQUIRED] {
+    for required in REQUIRED {
         anyhow::ensure!(root.join(required).exists(), "{required} is missing: an archive is incomplete without it");
     }
     make_empty(folder)?;
     for binary in binaries {
         copy(binary, &folder.join(binary.file_name().context("the binary has no name")?))?;
     }
-    for entry in FILES.into_iter().chain([ASSETS]).filter(|entry| root.join(entry).exists()) {
+    for entry in REQUIRED.into_iter().chain(OPTIONAL).filter(|entry| root.join(entry).exists()) {
         copy(&root.join(entry), &folder.join(entry))?;
     }
     Ok(())
@@ -109,9 +107,8 @@ fn mebibytes(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::archive::tests::entries;
     use super::*;
-    use flate2::read::GzDecoder;
-    use tar::Archive;
 
     const BINARIES: [&str; 2] = ["bench-matrix", "firebrick"];
 
@@ -119,10 +116,8 @@ mod tests {
     fn project() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("configs/sub")).unwrap();
-        for file in ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "configs/b.toml", "configs/sub/a.toml"]
-            .into_iter()
-            .chain(BINARIES)
-        {
+        let files = ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "configs/b.toml", "configs/sub/a.toml"];
+        for file in files.into_iter().chain(BINARIES) {
             fs::write(root.path().join(file), file).unwrap();
         }
         root
@@ -144,13 +139,6 @@ mod tests {
             })
             .collect();
         assert!(archives[0] == archives[1]);
-        let mut archive = Archive::new(GzDecoder::new(&archives[0][..]));
-        let entries: Vec<(String, u32)> = archive
-            .entries()
-            .unwrap()
-            .map(|entry| entry.unwrap())
-            .map(|entry| (entry.path().unwrap().display().to_string(), entry.header().mode().unwrap()))
-            .collect();
         let expected = [
             ("LICENSE-APACHE", 0o644),
             ("LICENSE-MIT", 0o644),
@@ -160,7 +148,7 @@ mod tests {
             ("configs/sub/a.toml", 0o644),
             ("firebrick", 0o755),
         ];
-        assert_eq!(entries, expected.map(|(path, mode)| (format!("fb/{path}"), mode)));
+        assert_eq!(entries(&archives[0]), expected.map(|(path, mode)| (format!("fb/{path}"), mode)));
     }
 
     #[test]
@@ -184,10 +172,9 @@ mod tests {
 
     #[test]
     fn the_backend_is_named_not_guessed() {
-        assert_eq!(choose(None).unwrap().backend, Backend::Flex);
-        assert_eq!(choose(Some("cuda")).unwrap().backend, Backend::Cuda);
-        assert!(choose(Some("all")).unwrap().with_all && !choose(None).unwrap().with_all);
-        assert!(choose(Some("auto")).is_err());
-        assert!(choose(Some("vulkan")).is_err());
+        assert_eq!(choose(None).unwrap().features(), "flex");
+        assert_eq!(choose(Some("cuda")).unwrap().features(), "flex,cuda");
+        assert!(choose(Some("all")).unwrap().features().starts_with("flex,candle,wgpu"));
+        assert!(choose(Some("auto")).is_err() && choose(Some("vulkan")).is_err());
     }
 }

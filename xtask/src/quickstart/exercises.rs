@@ -6,8 +6,23 @@
 
 use std::collections::HashSet;
 
-use super::chat::Chat;
 use super::language::{Random, word};
+use super::tokenizer::json_string;
+
+/// One question and its answer.
+pub(super) struct Chat {
+    pub(super) question: String,
+    pub(super) answer: String,
+}
+
+impl Chat {
+    /// The line of a JSONL file, in the `messages` layout.
+    pub(super) fn json_line(&self) -> String {
+        let [question, answer] = [&self.question, &self.answer].map(|text| json_string(text));
+        let user = format!("{{\"role\":\"user\",\"content\":{question}}}");
+        format!("{{\"messages\":[{user},{{\"role\":\"assistant\",\"content\":{answer}}}]}}\n")
+    }
+}
 
 /// A task about a word.
 #[derive(Clone, Copy, Debug, PartialEq)]

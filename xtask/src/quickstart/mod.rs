@@ -3,7 +3,6 @@
 //!
 //! Trade-off: no natural language; a model this small could not learn it.
 
-mod chat;
 mod exercises;
 mod language;
 mod tokenizer;
@@ -14,8 +13,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use self::chat::Chat;
-use self::exercises::{ASKED, HeldOut, document};
+use self::exercises::{ASKED, Chat, HeldOut, document};
 use self::language::Random;
 use self::tokenizer::{CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, json_string, tokenizer_json};
 
@@ -35,9 +33,7 @@ const CHAT_SEED: u64 = 13;
 /// # Errors
 /// A folder or a file that cannot be written.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    let mut files = shipped_files();
-    files.extend(pretraining_files());
-    for (path, text) in files {
+    for (path, text) in shipped_files().into_iter().chain(pretraining_files()) {
         let path = root.join(path);
         let folder = path.parent().expect("every file is in a folder");
         fs::create_dir_all(folder).with_context(|| format!("cannot create the folder {}", folder.display()))?;

@@ -1,5 +1,5 @@
 //! The base folder without its weights: shape, tokenizer, chat template. One token per byte: every text can be written, and
-//! a small model can see the spelling.
+//! a small model can see the spelling. Settings are the shipped files themselves; the tokenizer is computed.
 //!
 //! Trade-off: longer sequences than with a learned vocabulary.
 
@@ -11,53 +11,13 @@ const SPECIAL_TOKENS: [&str; 8] =
     ["<|begin|>", "<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|reserved_0|>", "<|reserved_1|>"];
 
 /// A Llama model of 1.6 million parameters. `vocab_size` is the tokenizer's: 256 bytes and 8 special tokens.
-pub(super) const CONFIG: &str = r#"{
-  "architectures": ["LlamaForCausalLM"],
-  "model_type": "llama",
-  "vocab_size": 264,
-  "hidden_size": 192,
-  "intermediate_size": 512,
-  "num_hidden_layers": 4,
-  "num_attention_heads": 6,
-  "num_key_value_heads": 2,
-  "head_dim": 32,
-  "hidden_act": "silu",
-  "max_position_embeddings": 512,
-  "rms_norm_eps": 1e-05,
-  "rope_theta": 10000.0,
-  "attention_bias": false,
-  "attention_dropout": 0.0,
-  "mlp_bias": false,
-  "initializer_range": 0.02,
-  "tie_word_embeddings": true,
-  "bos_token_id": 256,
-  "eos_token_id": 257,
-  "pad_token_id": 258,
-  "torch_dtype": "bfloat16",
-  "use_cache": true
-}
-"#;
+pub(super) const CONFIG: &str = include_str!("../../../assets/quickstart/base/config.json");
 
 /// Greedy: the answers are facts.
-pub(super) const GENERATION_CONFIG: &str = r#"{
-  "bos_token_id": 256,
-  "eos_token_id": 257,
-  "pad_token_id": 258,
-  "do_sample": false
-}
-"#;
+pub(super) const GENERATION_CONFIG: &str = include_str!("../../../assets/quickstart/base/generation_config.json");
 
 /// The chat template is here, where transformers looks for it.
-pub(super) const TOKENIZER_CONFIG: &str = r#"{
-  "tokenizer_class": "PreTrainedTokenizerFast",
-  "bos_token": "<|begin|>",
-  "eos_token": "<|end|>",
-  "pad_token": "<|pad|>",
-  "model_max_length": 512,
-  "clean_up_tokenization_spaces": false,
-  "chat_template": "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-}
-"#;
+pub(super) const TOKENIZER_CONFIG: &str = include_str!("../../../assets/quickstart/base/tokenizer_config.json");
 
 /// The printable character that represents a byte in a byte-level vocabulary: printable Latin-1 represents itself, the
 /// other 68 bytes take U+0100 onwards in order (the convention of GPT-2's vocabulary, which `tokenizers` implements).

@@ -65,10 +65,6 @@ impl Member {
     fn crate_name(&self) -> Option<&str> {
         self.folder.strip_prefix("crates/")
     }
-
-    fn finding(&self, message: impl Into<String>) -> Finding {
-        Finding::new("layers", &format!("{}/Cargo.toml", self.folder), 0, message)
-    }
 }
 
 /// The workspace's packages, from `cargo metadata`.
@@ -95,65 +91,56 @@ pub(super) fn members(workspace: &Workspace) -> Result<Vec<Member>> {
 
 /// What is wrong with the graph.
 pub(super) fn check(members: &[Member]) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for member in members {
-        findings.extend(layout(member));
-        findings.extend(downward(member));
-        findings.extend(burn(member, members));
-        findings.extend(reserved(member));
-    }
-    findings
+    let of = |member: &Member| {
+        let path = format!("{}/Cargo.toml", member.folder);
+        let messages = [layout(member), downward(member), burn(member, members), reserved(member)].concat();
+        messages.into_iter().map(move |message| Finding::new("layers", &path, 0, message))
+    };
+    members.iter().flat_map(of).collect()
 }
 
 fn layer(crate_name: &str) -> Option<u8> {
     LAYERS.iter().find(|(name, _)| *name == crate_name).map(|(_, layer)| *layer)
 }
 
-fn layout(member: &Member) -> Vec<Finding> {
+fn layout(member: &Member) -> Vec<String> {
     let Some(folder) = member.crate_name() else { return Vec::new() };
-    let mut findings = Vec::new();
+    let mut messages = Vec::new();
     if member.name != format!("{PREFIX}{folder}") {
-        findings
-            .push(member.finding(format!("package `{}`: name it `{PREFIX}{folder}`, after its folder", member.name)));
+        messages.push(format!("package `{}`: name it `{PREFIX}{folder}`, after its folder", member.name));
     }
     if layer(folder).is_none() {
         let message = "has no layer: add it to LAYERS in xtask/src/tidy/layers.rs and to docs/architecture.md";
-        findings.push(member.finding(format!("`{folder}` {message}")));
+        messages.push(format!("`{folder}` {message}"));
     }
     if !member.readme {
-        findings.push(member.finding("no README.md: say what the crate is, what it is not, and its invariants"));
+        messages.push("no README.md: say what the crate is, what it is not, and its invariants".to_owned());
     }
-    findings
+    messages
 }
 
-fn downward(member: &Member) -> Vec<Finding> {
+fn downward(member: &Member) -> Vec<String> {
     let Some((from, height)) = member.crate_name().and_then(|from| Some((from, layer(from)?))) else {
         return Vec::new();
     };
-    let mut findings = Vec::new();
+    let mut messages = Vec::new();
     for to in member.all.iter().filter_map(|name| name.strip_prefix(PREFIX)) {
-        if layer(to).is_none_or(|lower| lower >= height) {
-            let message = format!(
-                "`{from}` may not depend on `{to}`: a dependency goes to a lower layer only. Move what both need \
-                 below them, or pass it in from `trainer`"
-            );
-            findings.push(member.finding(message));
-        }
-        let forbidden = FORBIDDEN.iter().filter(|(a, b, _)| (*a, *b) == (from, to));
-        findings
-            .extend(forbidden.map(|(_, _, why)| member.finding(format!("`{from}` may not depend on `{to}`: {why}"))));
+        let is_lower = layer(to).is_some_and(|lower| lower < height);
+        let why =
+            "a dependency goes to a lower layer only. Move what both need below them, or pass it in from `trainer`";
+        let forbidden = FORBIDDEN.iter().filter(|(a, b, _)| (*a, *b) == (from, to)).map(|(_, _, why)| *why);
+        let reasons = (!is_lower).then_some(why).into_iter().chain(forbidden);
+        messages.extend(reasons.map(|why| format!("`{from}` may not depend on `{to}`: {why}")));
     }
-    findings
+    messages
 }
 
-fn burn(member: &Member, members: &[Member]) -> Option<Finding> {
-    let name = member.crate_name().filter(|name| WITHOUT_BURN.contains(name))?;
-    let way = way_to_burn(&member.all, members, &mut BTreeSet::new())?;
-    let message = format!(
-        "`{name}` may not depend on Burn, but: {name} -> {}. Take numbers and slices, not tensors",
-        way.join(" -> ")
-    );
-    Some(member.finding(message))
+fn burn(member: &Member, members: &[Member]) -> Vec<String> {
+    let Some(name) = member.crate_name().filter(|name| WITHOUT_BURN.contains(name)) else { return Vec::new() };
+    let way = way_to_burn(&member.all, members, &mut BTreeSet::new()).map(|way| way.join(" -> "));
+    let message =
+        |way| format!("`{name}` may not depend on Burn, but: {name} -> {way}. Take numbers and slices, not tensors");
+    way.map(message).into_iter().collect()
 }
 
 /// A chain of dependencies that ends at a crate of Burn, through `members` only.
@@ -166,10 +153,9 @@ fn way_to_burn<'a>(
         return Some(vec![burn]);
     }
     for next in members.iter().filter(|member| dependencies.contains(&member.name)) {
-        if !seen.insert(&next.name) {
-            continue;
-        }
-        if let Some(mut way) = way_to_burn(&next.passed_on, members, seen) {
+        if seen.insert(&next.name)
+            && let Some(mut way) = way_to_burn(&next.passed_on, members, seen)
+        {
             way.insert(0, &next.name);
             return Some(way);
         }
@@ -179,22 +165,19 @@ fn way_to_burn<'a>(
 
 /// Dependencies that belong to one crate: CubeCL to `kernels`, TOML to `trainer` (recipes and run folders) and
 /// the program above it.
-fn reserved(member: &Member) -> Vec<Finding> {
-    let mut findings = Vec::new();
+fn reserved(member: &Member) -> Vec<String> {
+    let mut messages = Vec::new();
     for name in &member.all {
         if (name.starts_with("cubecl") || name == "burn-cubecl") && member.folder != "crates/kernels" {
-            findings.push(
-                member.finding(format!("`{name}` belongs to `kernels` alone: add the operation that is missing there")),
-            );
+            messages.push(format!("`{name}` belongs to `kernels` alone: add the operation that is missing there"));
         }
-        let library = member.crate_name().is_some_and(|name| !matches!(name, "trainer" | "train"));
-        if name == "toml" && library {
-            findings.push(member.finding(
-                "`toml` belongs to `trainer`, which reads recipes, and to `train`: take the values as arguments",
-            ));
+        if name == "toml" && member.crate_name().is_some_and(|name| !matches!(name, "trainer" | "train")) {
+            let message =
+                "`toml` belongs to `trainer`, which reads recipes, and to `train`: take the values as arguments";
+            messages.push(message.to_owned());
         }
     }
-    findings
+    messages
 }
 
 #[cfg(test)]
@@ -238,10 +221,8 @@ mod tests {
         ] {
             let found = messages(&[of(&format!("crates/{from}"), &[&format!("{PREFIX}{to}")])]);
             assert_eq!(found.len(), 1, "{found:?}");
-            assert!(
-                found[0].contains(&format!("`{from}` may not depend on `{to}`: ")) && found[0].contains(why),
-                "{found:?}"
-            );
+            let is_named = found[0].contains(&format!("`{from}` may not depend on `{to}`: "));
+            assert!(is_named && found[0].contains(why), "{found:?}");
         }
     }
 
@@ -259,12 +240,8 @@ mod tests {
     #[test]
     fn toml_and_cubecl_have_one_owner_each_and_a_crate_is_named_placed_and_described() {
         let stray = Member { name: "utils".to_owned(), readme: false, ..of("crates/utils", &[]) };
-        let found = messages(&[
-            of("crates/train", &["cubecl"]),
-            of("benches", &["burn-cubecl"]),
-            of("crates/data", &["toml"]),
-            stray,
-        ]);
+        let [train, benches] = [of("crates/train", &["cubecl"]), of("benches", &["burn-cubecl"])];
+        let found = messages(&[train, benches, of("crates/data", &["toml"]), stray]);
         assert_eq!(found.len(), 6, "{found:?}");
         assert!(found.iter().any(|message| message.contains("LAYERS")));
     }

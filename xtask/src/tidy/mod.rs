@@ -21,6 +21,7 @@ use anyhow::{Context, Result, bail};
 
 use self::launches::Launches;
 use self::text::Source;
+pub(crate) use self::text::pattern;
 use self::uses::FileNames;
 use self::words::Words;
 use crate::workspace::{Workspace, shown};

@@ -128,11 +128,8 @@ impl ModuleGraph {
             Some(Target::Item(target)) => vec![target],
             Some(Target::Module(module)) if !(import.is_reexport && self.is_inside(module, file)) => {
                 let used = names.words.keys().filter(|word| !names.items.contains(*word));
-                let items = used.filter_map(|word| match self.lookup(module, word, 0) {
-                    Some(Target::Item(target)) => Some(target),
-                    _ => None,
-                });
-                items.collect()
+                let found = used.filter_map(|word| self.lookup(module, word, 0));
+                found.filter_map(|target| if let Target::Item(file) = target { Some(file) } else { None }).collect()
             }
             _ => Vec::new(),
         }

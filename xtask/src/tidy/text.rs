@@ -73,7 +73,7 @@ fn covered(text: &str, cover: char) -> impl Iterator<Item = char> {
 }
 
 /// A pattern that is part of this program.
-pub(super) fn pattern(text: &str) -> Regex {
+pub(crate) fn pattern(text: &str) -> Regex {
     Regex::new(text).expect("a regular expression of this program")
 }
 

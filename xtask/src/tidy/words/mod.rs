@@ -73,11 +73,8 @@ impl Words {
         }
         if let Some(source) = source {
             self.identifiers.for_each(&source.code, |at, _, instead| {
-                let name = identifier_at(&source.code, at);
-                found.insert(
-                    (line_of(&source.code, at), name.to_owned()),
-                    format!("identifier `{name}`: write {instead}"),
-                );
+                let (line, name) = (line_of(&source.code, at), identifier_at(&source.code, at));
+                found.insert((line, name.to_owned()), format!("identifier `{name}`: write {instead}"));
             });
         }
         found.into_iter().map(|((line, _), message)| Finding::new("words", path, line, message)).collect()
@@ -171,18 +168,12 @@ mod tests {
     fn rates_and_british_spellings_are_found_and_what_looks_like_them_is_not() {
         let words = Words::new();
         let count = |text: &str| words.check("a.md", text, None).len();
-        for text in ["4 bytes a token", "one tokenizer a thread", "12 MiB a layer", "0.5 a step", "tokens a second"]
-            .into_iter()
-            .chain(["quantised", "dequantisation", "tokenise", "Behaviour", "licences", "labelled", "optimiser"])
-        {
-            assert_eq!(count(text), 1, "{text}");
-        }
-        for text in ["4 bytes per token", "gives the model a token", "in a row", "a step of 3 tokens"]
-            .into_iter()
-            .chain(["optimistic", "precise", "a specialist", "raised", "LICENSE-MIT", "normal is", "behavior"])
-        {
-            assert_eq!(count(text), 0, "{text}");
-        }
+        let rates = ["4 bytes a token", "one tokenizer a thread", "12 MiB a layer", "0.5 a step", "tokens a second"];
+        let british = ["quantised", "dequantisation", "tokenise", "Behaviour", "licences", "labelled", "optimiser"];
+        rates.into_iter().chain(british).for_each(|text| assert_eq!(count(text), 1, "{text}"));
+        let other = ["4 bytes per token", "gives the model a token", "in a row", "a step of 3 tokens"];
+        let american = ["optimistic", "precise", "a specialist", "raised", "LICENSE-MIT", "normal is", "behavior"];
+        other.into_iter().chain(american).for_each(|text| assert_eq!(count(text), 0, "{text}"));
     }
 
     #[test]
