@@ -98,13 +98,11 @@ pub enum StorageError {
 
 impl StorageError {
     /// Wraps the system's error about a path.
-    #[must_use]
     pub fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         StorageError::Io { action, path: path.to_path_buf(), source }
     }
 
     /// Wraps the system's error about writing `needed` bytes: a full disk has a separate message.
-    #[must_use]
     pub fn writing(path: &Path, needed: u64, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -115,7 +113,6 @@ impl StorageError {
     }
 
     /// What is wrong, without the advice for a run that ends.
-    #[must_use]
     pub fn problem(&self) -> String {
         match self {
             StorageError::DiskFull { path, needed, free } => {
@@ -138,7 +135,6 @@ fn amounts(needed: u64, free: Option<u64>) -> String {
 }
 
 /// A number of bytes as text: "512 bytes", "3.2 GB" (10^9 bytes).
-#[must_use]
 pub fn bytes_in_words(bytes: u64) -> String {
     let scaled = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
     match scaled.into_iter().find(|(scale, _)| bytes as f64 >= *scale) {
@@ -148,7 +144,6 @@ pub fn bytes_in_words(bytes: u64) -> String {
 }
 
 /// Bytes that this user may still write on the disk that holds `path`, if the system reports it.
-#[must_use]
 pub fn free_space(path: &Path) -> Option<u64> {
     #[cfg(unix)]
     {

@@ -31,7 +31,6 @@ const ALL_NAMES: [&str; 10] = ["float32", "bfloat16", "float16", "f32", "fp32", 
 
 impl Compute {
     /// The format of activations, and of all that is not a GEMM of a layer; with [`Compute::Auto`], where the device has it.
-    #[must_use]
     pub fn activations(self) -> FloatType {
         match self {
             Self::Plain(format) => format,
@@ -40,7 +39,6 @@ impl Compute {
     }
 
     /// Its name in recipes.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain(format) => format.name(),
@@ -100,7 +98,6 @@ impl JsonSchema for Compute {
 
 impl RunConfig {
     /// What the recipe requests to compute in.
-    #[must_use]
     pub fn compute(&self) -> Compute {
         match (self.compute.or(self.compute_dtype()), self.train.bf16) {
             (Some(compute), _) => compute,

@@ -86,19 +86,16 @@ section_of_a_source! {
 
 impl DataConfig {
     /// Whether the tokenizer gets tokens that the model's folder does not have.
-    #[must_use]
     pub fn adds_tokens(&self) -> bool {
         !self.new_tokens.is_empty() || !self.new_special_tokens.is_empty()
     }
 
     /// The training sources: those of `sources`, or the one of `path`.
-    #[must_use]
     pub fn training_sources(&self) -> Vec<SourceConfig> {
         if self.sources.is_empty() { vec![self.own_source()] } else { self.sources.clone() }
     }
 
     /// The sources of a separate held-out set; none if there is no such set.
-    #[must_use]
     pub fn held_out_sources(&self) -> Vec<SourceConfig> {
         let Some(path) = &self.eval_path else { return self.eval_sources.clone() };
         let revision = self.revision.clone().filter(|_| *path == self.path);
@@ -136,7 +133,6 @@ impl DataConfig {
 
 impl RunConfig {
     /// Which tokens count in the loss.
-    #[must_use]
     pub fn train_on(&self) -> TrainOn {
         match (self.data.train_on, self.data.format) {
             (Some(train_on), _) => train_on,
@@ -146,13 +142,11 @@ impl RunConfig {
     }
 
     /// Seed of the order of rows and of mixtures.
-    #[must_use]
     pub fn data_seed(&self) -> u64 {
         self.data.data_seed.unwrap_or(self.seed)
     }
 
     /// Whether there is anything to evaluate on.
-    #[must_use]
     pub fn has_eval_data(&self) -> bool {
         let data = &self.data;
         data.eval_path.is_some() || data.eval_fraction.is_some() || !data.eval_sources.is_empty()

@@ -69,7 +69,6 @@ section_of_a_source! {
 
 impl SourceConfig {
     /// The source as the data crate describes it.
-    #[must_use]
     pub fn spec(&self) -> SourceSpec {
         SourceSpec {
             path: self.path.clone(),

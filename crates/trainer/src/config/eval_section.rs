@@ -53,19 +53,16 @@ section! {
 
 impl RunConfig {
     /// How often the held-out data is evaluated.
-    #[must_use]
     pub fn eval_interval(&self) -> Interval {
         Interval::of(self.eval.every_steps, self.eval.every_epochs, 0)
     }
 
     /// How often a checkpoint is saved.
-    #[must_use]
     pub fn checkpoint_interval(&self) -> Interval {
         Interval::of(self.checkpoint.every_steps, self.checkpoint.every_epochs, DEFAULT_CHECKPOINT_STEPS)
     }
 
     /// Rows per forward pass of the evaluation.
-    #[must_use]
     pub fn eval_micro_batch_size(&self) -> usize {
         self.eval.micro_batch_size.unwrap_or(self.train.micro_batch_size)
     }

@@ -42,7 +42,6 @@ impl Extraction {
     }
 
     /// The part of an answer that is compared; `None` if it is not there.
-    #[must_use]
     pub fn part(&self, answer: &str) -> Option<String> {
         let last = |regex: &Regex| {
             let found = regex.captures_iter(answer).last()?.get(1)?;
@@ -56,7 +55,6 @@ impl Extraction {
     }
 
     /// Whether an answer counts as the reference. An answer without the part is wrong.
-    #[must_use]
     pub fn matches(&self, answer: &str, reference: &str) -> bool {
         let part = self.part(answer);
         part.is_some() && part == self.part(reference)

@@ -128,7 +128,6 @@ impl RunConfig {
     }
 
     /// What this recipe would be if it said nothing but what it trains: model, data, and which weights in which form.
-    #[must_use]
     pub fn with_default_keys(&self) -> RunConfig {
         let RunConfig { name, pack, max_seq_len, output_dir, seed, train, eval, checkpoint, .. } = RunConfig::default();
         let mut plain =
@@ -139,7 +138,6 @@ impl RunConfig {
 }
 
 /// The name of a value such as `Recompute::Full`: "full". A variant that holds a value is followed by that value's name.
-#[must_use]
 pub fn to_name(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(value) => plain(&value),

@@ -69,7 +69,6 @@ pub enum LossType {
 
 impl PreferenceSection {
     /// The loss of a pair.
-    #[must_use]
     pub fn pair_loss(&self) -> PairLoss {
         let kind = match (self.loss, self.loss_type) {
             (PreferenceLoss::Orpo, _) => PairLossKind::OddsRatio,
@@ -82,7 +81,6 @@ impl PreferenceSection {
     }
 
     /// Weight of the mean cross entropy of the chosen.
-    #[must_use]
     pub fn nll_weight(&self) -> f64 {
         match self.loss {
             PreferenceLoss::Orpo => 1.0,
@@ -91,13 +89,11 @@ impl PreferenceSection {
     }
 
     /// Whether the prompt of the chosen counts in that cross entropy.
-    #[must_use]
     pub fn counts_prompt(&self) -> bool {
         self.loss == PreferenceLoss::Orpo && self.prompt_loss.unwrap_or(true)
     }
 
     /// Whether the loss compares with the model as it was before training.
-    #[must_use]
     pub fn has_reference(&self) -> bool {
         self.loss == PreferenceLoss::Dpo
     }
@@ -106,7 +102,6 @@ impl PreferenceSection {
 impl RunConfig {
     /// Whether the reference of a preference loss is not the base without its adapter: the adapter starts from a folder, trains modules or
     /// rows of tokens whole, those of new tokens too, or there is none.
-    #[must_use]
     pub fn reference_is_precomputed_always(&self) -> bool {
         if self.data.adds_tokens() {
             return true;

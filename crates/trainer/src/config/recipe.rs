@@ -50,7 +50,6 @@ impl RunConfig {
 
     /// The whole recipe as TOML with every default filled in: the run folder's `config.toml`.
     /// Reading it back gives the same `RunConfig`.
-    #[must_use]
     pub fn to_toml(&self) -> String {
         // Invariant: a RunConfig is plain strings, numbers, lists and tables, and TOML can hold all of them.
         toml::to_string(&self.resolved()).expect("a RunConfig is always expressible as TOML")

@@ -13,7 +13,6 @@ use crate::config::source::Source;
 use crate::config::{RunConfig, other_names};
 
 /// The JSON schema (draft 2020-12) of a recipe, indented, with a newline at the end.
-#[must_use]
 pub fn json_schema() -> String {
     let mut schema = schema();
     for Limited { key, limit, .. } in RunConfig::default().all_limits() {

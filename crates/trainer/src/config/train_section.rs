@@ -149,7 +149,6 @@ impl Interval {
 
 impl RunConfig {
     /// The highest learning rate.
-    #[must_use]
     pub fn learning_rate(&self) -> f64 {
         let is_full = self.mode() == Mode::Full;
         let [pairs_adapters, pairs_full] = PAIRS_RATES;
@@ -162,13 +161,11 @@ impl RunConfig {
     }
 
     /// How often metrics are written.
-    #[must_use]
     pub fn log_interval(&self) -> Interval {
         Interval::of(self.train.log_every, self.train.log_every_epochs, 1)
     }
 
     /// How long the run is.
-    #[must_use]
     pub fn length(&self) -> RunLength {
         match self.train.steps {
             Some(steps) => RunLength::Steps(steps),
@@ -177,7 +174,6 @@ impl RunConfig {
     }
 
     /// How long the learning rate increases.
-    #[must_use]
     pub fn warmup(&self) -> Warmup {
         match self.train.warmup_steps {
             Some(steps) => Warmup::Steps(steps),
@@ -189,7 +185,6 @@ impl RunConfig {
     }
 
     /// What the backward pass of a layer computes again.
-    #[must_use]
     pub fn recompute(&self) -> Recompute {
         match (self.train.recompute, self.train.grad_checkpointing) {
             (Some(recompute), _) => recompute,
@@ -199,7 +194,6 @@ impl RunConfig {
     }
 
     /// Rows per step of one rank: the effective batch.
-    #[must_use]
     pub fn rows_per_step(&self) -> usize {
         self.train.micro_batch_size * self.train.gradient_accumulation
     }

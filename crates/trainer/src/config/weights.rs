@@ -45,7 +45,6 @@ section! {
 
 impl Bnb4bitSection {
     /// The format that the section describes.
-    #[must_use]
     pub fn format(&self) -> QuantFormat {
         match self.quant_type {
             QuantType::Nf4 => QuantFormat::Nf4 { double_quant: self.double_quant },
@@ -63,7 +62,6 @@ pub enum QuantType {
 
 impl RunConfig {
     /// Which weights train.
-    #[must_use]
     pub fn mode(&self) -> Mode {
         match (self.mode, self.quantized_base(), &self.lora) {
             (Some(mode), ..) => mode,
@@ -74,14 +72,12 @@ impl RunConfig {
     }
 
     /// The format that the frozen base is quantized to, by whichever key says so; `None` where none does.
-    #[must_use]
     pub fn quantized_base(&self) -> Option<QuantFormat> {
         self.base.or_else(|| self.bnb_4bit.as_ref().map(Bnb4bitSection::format))
     }
 
     /// The adapter on the base in the folder `model`, without where it starts and how fast it learns, which are decisions of their own;
     /// `None` where every weight trains.
-    #[must_use]
     pub fn adapter(&self, model: &Path) -> Option<LoraConfig> {
         let lora = self.lora.clone()?;
         let base = lora.base_model_name_or_path.unwrap_or_else(|| base_name(model));

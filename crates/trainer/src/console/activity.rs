@@ -22,7 +22,6 @@ pub struct Activity {
 
 impl Activity {
     /// Shows `describe()` on standard error until the value is dropped; nothing unless `is_shown`.
-    #[must_use]
     pub fn start(is_shown: bool, describe: impl Fn() -> String + Send + 'static) -> Self {
         let is_over = Arc::new((Mutex::new(false), Condvar::new()));
         let watched = Arc::clone(&is_over);

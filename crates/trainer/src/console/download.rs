@@ -28,7 +28,6 @@ enum Shown {
 
 impl Download {
     /// Shows nothing if the console is quiet.
-    #[must_use]
     pub fn new(console: Console) -> Self {
         Self { console, shown: Mutex::new(None) }
     }

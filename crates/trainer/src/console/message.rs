@@ -10,7 +10,6 @@ const MAX_CHARACTERS: usize = 4000;
 const END_CHARACTERS: usize = 1000;
 
 /// The error and its causes, joined by colons. A cause that the message before it contains is not repeated.
-#[must_use]
 pub fn error_message(error: &dyn Error) -> String {
     let mut message = String::new();
     let mut next: Option<&dyn Error> = Some(error);

@@ -37,7 +37,6 @@ struct Lines {
 
 impl Progress {
     /// Shows the progress of a run of `total_steps`, of which `done_steps` were done before it was resumed.
-    #[must_use]
     pub fn start(total_steps: u64, done_steps: u64) -> Progress {
         if !io::stderr().is_terminal() {
             return Progress::lines(total_steps, done_steps, Box::new(io::stderr()));

@@ -7,7 +7,6 @@
 const CALLED_AS: &str = "FIREBRICK_CALLED_AS";
 
 /// The words that start this program: `cargo xtask`, or its own path as it was typed.
-#[must_use]
 pub fn program() -> String {
     match std::env::var(CALLED_AS) {
         Ok(words) if !words.is_empty() => words,

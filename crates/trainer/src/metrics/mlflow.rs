@@ -37,7 +37,6 @@ fn default_experiment() -> String {
 
 impl MlflowSection {
     /// Whether the address holds a user name or a password: what stands before an `@` in its authority (RFC 3986).
-    #[must_use]
     pub fn has_credentials(&self) -> bool {
         let uri = self.tracking_uri.as_str();
         let after_scheme = uri.split_once("://").map_or(uri, |(_, rest)| rest);

@@ -123,7 +123,6 @@ pub struct EvalMetrics {
 
 impl EvalMetrics {
     /// The numbers of an evaluation after `step` steps, with its perplexity; `None` if it has no loss.
-    #[must_use]
     pub fn new(step: u64, evaluation: &Evaluation) -> Option<Self> {
         let Evaluation { loss, token_accuracy, exact_match, pairs } = *evaluation;
         let eval_loss = loss?;

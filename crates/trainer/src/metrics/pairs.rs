@@ -32,7 +32,6 @@ pub struct PairMetrics {
 
 impl PairMetrics {
     /// Loss and means of summed numbers, as `PairResult::numbers` has them, over this many pairs and targets of chosen documents.
-    #[must_use]
     pub fn new(sums: [f64; PAIR_NUMBERS], [pairs, chosen_targets]: [u64; 2], nll_weight: f64) -> (f64, Self) {
         let [loss, nll, chosen_reward, rejected_reward, correct, chosen, rejected] = sums;
         let per_pair = |sum: f64| sum / pairs as f64;
@@ -50,7 +49,6 @@ impl PairMetrics {
     }
 
     /// The values under their names, for sinks that plot.
-    #[must_use]
     pub fn scalars(&self) -> [(&'static str, f64); 7] {
         [
             ("rewards/chosen", self.chosen_reward),

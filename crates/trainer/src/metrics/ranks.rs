@@ -21,13 +21,11 @@ pub struct RankTimes {
 
 impl RankTimes {
     /// Whole microseconds, as ranks send them.
-    #[must_use]
     pub fn to_microseconds(self) -> [u64; 3] {
         [self.own, self.collectives, self.comm_wait].map(|ms| (1e3 * ms).round() as u64)
     }
 
     /// The inverse of [`RankTimes::to_microseconds`].
-    #[must_use]
     pub fn from_microseconds(numbers: [u64; 3]) -> Self {
         let [own, collectives, comm_wait] = numbers.map(|us| us as f64 / 1e3);
         Self { own, collectives, comm_wait }
@@ -52,7 +50,6 @@ impl RankMetrics {
     ///
     /// # Panics
     /// If there is no rank.
-    #[must_use]
     pub fn new(times: &[RankTimes]) -> Self {
         let of = |part: fn(&RankTimes) -> f64| times.iter().map(part).collect::<Vec<f64>>();
         let own_ms = of(|times| times.own);
@@ -120,7 +117,6 @@ impl RankMeter {
     }
 
     /// The means; `None` before any step.
-    #[must_use]
     pub fn mean(&self) -> Option<RankMetrics> {
         let steps = self.steps.saturating_sub(1).max(1) as f64;
         let mean = |sum: &RankTimes| RankTimes {

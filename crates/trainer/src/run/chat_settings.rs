@@ -20,7 +20,6 @@ const ARGUMENTS: &str = "chat_template_kwargs";
 const SEQUENCE_TOKENS: &str = "longrope_sequence_tokens";
 
 /// The content of the file; empty if a template gets nothing more than the messages, and the model has no factors to choose.
-#[must_use]
 pub fn to_json(defaults: &TemplateDefaults, sequence_tokens: Option<usize>) -> Map<String, Value> {
     let mut file = Map::new();
     if let Some(prompt) = &defaults.system_prompt {
@@ -75,7 +74,6 @@ pub fn read(folder: &Path) -> Result<TemplateDefaults, RunError> {
 }
 
 /// A sentence about them; `None` if there are none.
-#[must_use]
 pub fn note(defaults: &TemplateDefaults) -> Option<String> {
     let prompt = defaults.system_prompt.as_ref().map(|prompt| format!("the system prompt {prompt:?}"));
     let arguments = defaults.arguments.iter().map(|(key, value)| format!("{key} = {value}"));

@@ -72,7 +72,6 @@ pub struct Input {
 }
 
 /// File and line of a document's record.
-#[must_use]
 pub fn place(inputs: &[Input], origin: Origin) -> String {
     let files = inputs[origin.source as usize].source.file_names();
     format!("{}:{}", files[origin.file as usize], origin.line)
@@ -113,7 +112,6 @@ pub fn tokenizer(config: &RunConfig, folder: &Path, date: i64) -> Result<Tokeniz
 }
 
 /// What the recipe gives to the chat template in addition to the messages.
-#[must_use]
 pub fn template_defaults(config: &RunConfig) -> TemplateDefaults {
     TemplateDefaults {
         arguments: config.data.chat_template_kwargs.clone().into_iter().collect(),
@@ -145,7 +143,6 @@ pub fn read(config: &RunConfig, tokenizer: &Tokenizer, pipeline: Pipeline) -> Re
 
 impl DataSets {
     /// Whether any training data is rendered with the chat template.
-    #[must_use]
     pub fn has_chats(&self, tokenizer: &Tokenizer) -> bool {
         let is_chat = |input: &Input| {
             let format = input.options.record_format;
@@ -158,7 +155,6 @@ impl DataSets {
     }
 
     /// Sentences about the data, to print before a run.
-    #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> =
             self.train.sources.iter().map(|source| format!("training data: {source}")).collect();

@@ -78,19 +78,16 @@ impl EvalPrompts {
     }
 
     /// Number of prompts.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.prompts.len()
     }
 
     /// Whether there is none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.prompts.is_empty()
     }
 
     /// What is answered and what was skipped, as a sentence; `None` if nothing is answered.
-    #[must_use]
     pub fn note(&self) -> Option<String> {
         let skipped = match self.skipped.total() {
             0 => String::new(),

@@ -110,7 +110,6 @@ impl EvaluationSet {
     }
 
     /// What identifies the held-out rows, in a few words.
-    #[must_use]
     pub fn fingerprint(&self) -> String {
         self.held_out
             .as_ref()
@@ -118,7 +117,6 @@ impl EvaluationSet {
     }
 
     /// What is answered, and what was skipped and why, as a sentence; `None` if nothing is answered.
-    #[must_use]
     pub fn note(&self) -> Option<String> {
         self.held_out.as_ref().and_then(|held_out| held_out.prompts.note())
     }

@@ -35,19 +35,16 @@ impl Interrupt {
     }
 
     /// An interrupt without signal handlers, for runs inside a test.
-    #[must_use]
     pub fn detached() -> Interrupt {
         Interrupt::default()
     }
 
     /// Whether the run should end.
-    #[must_use]
     pub fn is_requested(&self) -> bool {
         self.request.load(Ordering::Relaxed) != 0
     }
 
     /// The number of the signal that requested the end.
-    #[must_use]
     pub fn signal(&self) -> Option<i32> {
         Some(self.request.load(Ordering::Relaxed)).filter(|&request| request > 0)
     }
@@ -58,7 +55,6 @@ impl Interrupt {
     }
 
     /// The request as a number that other ranks understand; 0 if there is none.
-    #[must_use]
     pub(crate) fn code(&self) -> u64 {
         u64::from(self.request.load(Ordering::Relaxed).cast_unsigned())
     }
@@ -154,7 +150,6 @@ pub(crate) fn end_process(status: i32) -> ! {
 }
 
 /// The exit status of a process that a signal ended, as in shells.
-#[must_use]
 pub fn exit_status(signal: i32) -> i32 {
     128 + signal
 }

@@ -82,7 +82,6 @@ pub fn requested(choice: BackendChoice, gpus: Option<GpuCount>, ranks: Option<us
 }
 
 /// Whether this process is a rank that [`run_supervised`] started.
-#[must_use]
 pub fn is_supervised() -> bool {
     env::var_os(SUPERVISED).is_some()
 }

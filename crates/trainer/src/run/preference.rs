@@ -47,7 +47,6 @@ pub struct StepCounts {
 
 impl StepCounts {
     /// Those of some micro-batches.
-    #[must_use]
     pub fn of(micro_batches: &[Batch]) -> Self {
         let mut counts = Self::default();
         for batch in micro_batches {
@@ -59,7 +58,6 @@ impl StepCounts {
     }
 
     /// The sums.
-    #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
             loss_tokens: self.loss_tokens + other.loss_tokens,
@@ -71,7 +69,6 @@ impl StepCounts {
 
 impl PairObjective {
     /// What a plan trains pairs for; `None` if it trains none. A reference that is computed before training is empty until then.
-    #[must_use]
     pub fn planned(plan: &Plan) -> Option<Self> {
         let section = &plan.preference.as_ref()?.value;
         let reference = match plan.reference.as_ref().map(|reference| reference.value) {

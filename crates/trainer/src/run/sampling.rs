@@ -78,7 +78,6 @@ impl ChosenSampling {
     ///
     /// # Panics
     /// Never: the values were checked.
-    #[must_use]
     pub fn sampler(&self) -> Sampler {
         self.sampler_at(0)
     }
@@ -87,13 +86,11 @@ impl ChosenSampling {
     ///
     /// # Panics
     /// Never: the values were checked.
-    #[must_use]
     pub fn sampler_at(&self, turn: u64) -> Sampler {
         Sampler::new(self.sampling, self.seed.wrapping_add(turn)).expect("the values were checked")
     }
 
     /// What is done because the folder says so, and what is not, in a sentence; `None` if it says nothing.
-    #[must_use]
     pub fn note(&self) -> Option<String> {
         let not_applied = match self.not_applied.as_slice() {
             [] => String::new(),

@@ -22,7 +22,6 @@ pub struct TextStream<'a> {
 
 impl<'a> TextStream<'a> {
     /// No text yet.
-    #[must_use]
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
         Self { tokenizer, tokens: Vec::new(), start: 0, next: 0, returned: String::new() }
     }

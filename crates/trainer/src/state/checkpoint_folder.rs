@@ -46,13 +46,11 @@ impl CheckpointWriter {
     }
 
     /// Where the unfinished checkpoint of `step` is, for ranks that add their part to what rank 0 has begun.
-    #[must_use]
     pub fn unfinished(run_folder: &Path, step: u64) -> PathBuf {
         run_folder.join(CHECKPOINTS).join(format!("{PREFIX}{step}{UNFINISHED}"))
     }
 
     /// Where to write the file `name`, for writers that need a path.
-    #[must_use]
     pub fn file(&self, name: &str) -> PathBuf {
         self.temporary.join(name)
     }

@@ -106,61 +106,51 @@ impl RunFolder {
     }
 
     /// The folder that rank 0 has opened, on a rank that does not write to it.
-    #[must_use]
     pub fn of_main_rank(path: PathBuf, name: String) -> RunFolder {
         RunFolder { path, name, notice: None, _lock: None }
     }
 
     /// The folder itself.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The name in use: `name`, or `name-2` if that was taken. What `--resume` needs.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// What the user should know about the choice of the folder.
-    #[must_use]
     pub fn notice(&self) -> Option<&str> {
         self.notice.as_deref()
     }
 
     /// The recipe with every default filled in.
-    #[must_use]
     pub fn config_toml(&self) -> PathBuf {
         self.path.join("config.toml")
     }
 
     /// What was decided, and why.
-    #[must_use]
     pub fn plan_toml(&self) -> PathBuf {
         self.path.join("plan.toml")
     }
 
     /// One JSON object per logged step or evaluation.
-    #[must_use]
     pub fn metrics_jsonl(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }
 
     /// TensorBoard event files.
-    #[must_use]
     pub fn tensorboard(&self) -> PathBuf {
         self.path.join("tensorboard")
     }
 
     /// The results of the run.
-    #[must_use]
     pub fn summary_json(&self) -> PathBuf {
         self.path.join(SUMMARY)
     }
 
     /// The trace of some steps, if one was requested.
-    #[must_use]
     pub fn trace_json(&self) -> PathBuf {
         self.path.join("trace.json")
     }
