@@ -103,7 +103,11 @@ impl BenchOptions {
     /// Options that exclude each other.
     pub(super) fn recipe(&self) -> Result<RunConfig, RunError> {
         if self.documents > self.seq / 2 {
-            return Err(RunError::BenchDocuments { documents: self.documents, row_len: self.seq });
+            return Err(RunError::Refused(format!(
+                "{} documents do not fit into a row of {} tokens: each needs at least two tokens, so that one can be predicted from the \
+                 other. Lower --documents or raise --seq",
+                self.documents, self.seq
+            )));
         }
         let steps = self.warmup.saturating_add(self.steps).saturating_add(usize::from(self.trace));
         let mut overrides = vec![

@@ -206,7 +206,8 @@ pub(crate) fn compare(arguments: Verify) -> anyhow::Result<()> {
         console.print(&format!("loss difference     {loss:e}"));
     }
     if found.largest > options.tolerance {
-        return Err(RunError::VerifyFailed { largest: found.largest, tolerance: options.tolerance }.into());
+        let (largest, tolerance) = (found.largest, options.tolerance);
+        anyhow::bail!("logits differ by up to {largest:e}, above the tolerance of {tolerance:e}");
     }
     console.print(&format!("within {:e}", options.tolerance));
     Ok(())

@@ -51,7 +51,11 @@ impl FailureReport {
                 "No smaller micro-batch is left: shorten max_seq_len, or take a smaller model or a larger device".into()
             }
         };
-        RunError::OutOfDeviceMemory { operation, message, table: self.smaller.table, advice }
+        RunError::Refused(format!(
+            "the device ran out of memory in {operation}: {message}. The plan expected this to fit; another process may be using \
+             memory too. Expected was{}\n{advice}",
+            self.smaller.table
+        ))
     }
 
     /// The loss of another rank as an error of the run. Rank 0 alone says what is saved: it may be saving while the
@@ -64,7 +68,7 @@ impl FailureReport {
             ),
             _ => self.next_start("as it was"),
         };
-        RunError::RankLost { lost: lost.to_string(), advice }
+        RunError::Refused(format!("{lost}. {advice}"))
     }
 
     fn next_start(&self, how: &str) -> String {

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, Role};
 use firebrick_kernels::{BackendKind, BaseStorage, PairPasses, TrainingShape};
-use firebrick_precision::{Error as FormatError, FloatType, Format, QuantFormat};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 use serde::Serialize;
 
 use crate::config::{PreferenceLoss, PreferenceSection, RunConfig};
@@ -39,7 +39,7 @@ pub(super) fn storage(config: &RunConfig, compute: FloatType) -> BaseStorage {
 /// The storage with its reason.
 ///
 /// # Errors
-/// [`RunError::BaseFormat`] where a projection has rows that the format does not take.
+/// A projection has rows that the format does not take.
 pub(super) fn base(
     config: &RunConfig,
     spec: &ModelSpec,
@@ -58,10 +58,10 @@ pub(super) fn base(
 }
 
 fn check_widths(format: QuantFormat, spec: &ModelSpec) -> Result<(), RunError> {
-    let refused =
-        |module: &str, source: FormatError| RunError::BaseFormat { format, module: module.to_owned(), source };
-    spec.modules()
-        .try_for_each(|(module, inputs)| format.check_columns(inputs).map_err(|source| refused(&module.path, source)))
+    spec.modules().try_for_each(|(module, inputs)| {
+        let refused = |error| RunError::Refused(format!("base = \"{format}\": {}: {error}", module.path));
+        format.check_columns(inputs).map_err(refused)
+    })
 }
 
 /// The adapter; without one every weight trains.

@@ -16,7 +16,7 @@ use crate::plan::Chosen;
 /// Turns the recipe's `backend` into one that works here, with the reason; for a named machine, into the one that would run there.
 ///
 /// # Errors
-/// [`RunError::NotCompiled`] or [`RunError::NoDevice`] for a named backend that cannot be used.
+/// A named backend that is not in this binary or finds no device.
 pub fn choose_backend(choice: BackendChoice, profile: &HardwareProfile) -> Result<Chosen<BackendKind>, RunError> {
     if let Some(chosen) = for_named_machine(choice, profile) {
         return Ok(chosen);
@@ -82,7 +82,11 @@ fn compiled_names() -> String {
 /// Refuses a backend that is not in the binary or finds no device.
 fn check(backend: BackendKind) -> Result<(), RunError> {
     if !backend.is_compiled() {
-        return Err(RunError::NotCompiled { wanted: backend, compiled: compiled_names() });
+        return Err(RunError::Refused(format!(
+            "backend `{backend}` is not in this binary, which contains {}. Use one of these, or build another binary from the \
+             sources: `cargo xtask train` builds what the recipe needs; by hand: cargo build -p firebrick-train --features {backend}",
+            compiled_names()
+        )));
     }
     let advice = match backend {
         // The driver's own message says what to install.
@@ -92,8 +96,8 @@ fn check(backend: BackendKind) -> Result<(), RunError> {
              --set backend=flex"
         }
     };
-    let no_device = |looked_for| RunError::NoDevice { wanted: backend, looked_for, advice };
-    backend.probe().map_err(no_device)
+    let no_device = |looked_for: String| format!("backend `{backend}` finds no device here: {looked_for}. {advice}");
+    backend.probe().map_err(|looked_for| RunError::Refused(no_device(looked_for)))
 }
 
 /// The format of activations: what the recipe names, or what the device has.

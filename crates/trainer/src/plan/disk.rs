@@ -77,7 +77,7 @@ impl Plan {
     /// Looks at the disk of the run folder. Returns a warning if it has no room for all that the run keeps.
     ///
     /// # Errors
-    /// [`RunError::NoRoom`] if it has none for one checkpoint: the run would train and could save nothing.
+    /// There is none for one checkpoint: the run would train and could save nothing.
     pub(crate) fn check_disk(&self) -> Result<Option<String>, RunError> {
         free_space(&self.output_dir.value).map_or(Ok(None), |free| self.check_free(free))
     }
@@ -86,7 +86,11 @@ impl Plan {
         let (one, all, folder) = (self.checkpoint_bytes.value, self.disk_bytes.value, &self.output_dir.value);
         if free < one {
             let (needed, free) = (human_bytes(one), human_bytes(free));
-            return Err(RunError::NoRoom { folder: folder.clone(), needed, free });
+            return Err(RunError::Refused(format!(
+                "the disk of output_dir = \"{}\" has {free} free, and one checkpoint of this run takes {needed}: it would train and could save \
+                 nothing. Free some space, or set output_dir to a folder on another disk",
+                folder.display()
+            )));
         }
         Ok((free < all).then(|| {
             let (needed, free) = (human_bytes(all), human_bytes(free));

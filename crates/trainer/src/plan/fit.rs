@@ -118,7 +118,7 @@ impl Shortage<'_> {
 /// The estimate of a run that fits, or that is forced although it does not; then with what is short.
 ///
 /// # Errors
-/// [`RunError::DoesNotFit`] with the table and the nearest change that fits.
+/// A run that does not fit, with the table and the nearest change that fits.
 pub(super) fn check(
     case: &Case<'_>,
     training: &TrainingShape,
@@ -141,12 +141,8 @@ pub(super) fn check(
         }
         None => beyond_micro_batches(case, training, accumulation),
     };
-    Err(RunError::DoesNotFit {
-        needed: human_bytes(short.needed),
-        available: short.room(),
-        breakdown: table(short.lines),
-        advice,
-    })
+    let (needed, available, breakdown) = (human_bytes(short.needed), short.room(), table(short.lines));
+    Err(RunError::Refused(format!("this run needs {needed} of memory, and {available}{breakdown}\n{advice}")))
 }
 
 /// What to change where no micro-batch fits: shorter rows if they do, else what takes less whatever the rows are.

@@ -27,7 +27,7 @@ const LONG_SECONDS: f64 = 600.0;
 /// What the GEMMs of the layers multiply.
 ///
 /// # Errors
-/// [`RunError::NoFp8`] where the machine or the model does not allow the 8-bit floats that the recipe asks for.
+/// The machine or the model does not allow the 8-bit floats that the recipe asks for.
 pub(super) fn gemms(
     requested: Compute,
     case: &Case<'_>,
@@ -36,7 +36,9 @@ pub(super) fn gemms(
     let how = how(case.hardware());
     match (requested, refusal(case, training)) {
         (Compute::Plain(_), _) => Ok(Chosen::new(GemmFormat::Compute, "in the format of activations")),
-        (Compute::Fp8, Some(reason)) => Err(RunError::NoFp8 { reason }),
+        (Compute::Fp8, Some(reason)) => {
+            Err(RunError::Refused(format!("compute = \"fp8\": {reason}. Write compute = \"bfloat16\"")))
+        }
         (Compute::Fp8, None) => Ok(Chosen::new(GemmFormat::Fp8, format!("the recipe; {how}"))),
         (Compute::Auto, Some(reason)) => Ok(Chosen::new(GemmFormat::Compute, format!("auto: {reason}"))),
         (Compute::Auto, None) => Ok(match slower(case, training) {

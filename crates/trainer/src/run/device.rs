@@ -30,7 +30,7 @@ pub fn head_dim(spec: &ModelSpec) -> usize {
 /// has nothing to test.
 ///
 /// # Errors
-/// [`RunError::SelfTestFailed`] names the operation.
+/// The operation that computes wrong results.
 pub fn self_test(
     backend: BackendKind,
     local_rank: usize,
@@ -40,7 +40,13 @@ pub fn self_test(
 ) -> Result<Option<f64>, RunError> {
     let started = Instant::now();
     let Some(result) = backend.self_test(local_rank, dtype, gemms, head_dim) else { return Ok(None) };
-    result.map_err(|problem| RunError::SelfTestFailed { backend, problem })?;
+    result.map_err(|problem| {
+        RunError::Refused(format!(
+            "the self-test of backend `{backend}` failed: {problem}. Results of this device cannot be trusted, so nothing was \
+             trained. Reinstall the driver and the CUDA libraries in matching versions, and report it with this line; or train on \
+             the CPU with backend = \"flex\""
+        ))
+    })?;
     Ok(Some(started.elapsed().as_secs_f64()))
 }
 

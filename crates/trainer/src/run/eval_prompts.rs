@@ -49,7 +49,7 @@ impl EvalPrompts {
     /// compared.
     ///
     /// # Errors
-    /// [`RunError::NothingToAnswer`] if there is none but some were to be found; an answer that the tokenizer cannot decode.
+    /// There is none but some were to be found; an answer that the tokenizer cannot decode.
     pub fn find(
         documents: &DocumentSet,
         tokenizer: &Tokenizer,
@@ -72,7 +72,10 @@ impl EvalPrompts {
         }
         if limit > 0 && found.prompts.is_empty() {
             let (records, reasons) = (found.skipped.total(), found.skipped.reasons());
-            return Err(RunError::NothingToAnswer { records, reasons });
+            return Err(RunError::Refused(format!(
+                "eval.exact_match_prompts: none of the {records} held-out records has a prompt and a complete answer: {reasons}. Hold out chat \
+                 records, raise max_seq_len or eval.max_new_tokens, or set the key to 0"
+            )));
         }
         Ok(found)
     }

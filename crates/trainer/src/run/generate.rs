@@ -120,10 +120,7 @@ impl LoadOptions {
             tokenizer.choose_template(&TemplateChoice::File(adapter.join(CHAT_TEMPLATE_FILE)))?;
         }
         tokenizer.set_template_defaults(self.chat_settings()?);
-        let (tokens, rows) = (tokenizer.vocab_size(), self.config()?.spec.vocab_size);
-        if tokens > rows {
-            return Err(RunError::VocabularyTooSmall { tokenizer: tokens, model: rows });
-        }
+        check_vocabulary(tokenizer.vocab_size(), self.config()?.spec.vocab_size)?;
         Ok(tokenizer)
     }
 }
@@ -161,7 +158,11 @@ impl GenerateRequest {
 /// and gigabytes. A note where it has more than the positions, beyond which a run may have trained.
 pub fn check_positions(tokens: usize, positions: usize) -> Result<Option<String>, RunError> {
     if tokens > MAX_OF_POSITIONS.saturating_mul(positions) {
-        return Err(RunError::PromptTooLong { tokens, times: MAX_OF_POSITIONS, positions });
+        return Err(RunError::Refused(format!(
+            "a prompt has {tokens} tokens (with what the chat template writes, if it is rendered), more than {MAX_OF_POSITIONS} times \
+             the {positions} positions of the model (max_position_embeddings): shorten the prompt, or use another template \
+             if the prompt itself is short"
+        )));
     }
     Ok((tokens > positions).then(|| {
         format!(
@@ -246,12 +247,23 @@ fn groups(spec: &ModelSpec, prompts: &[Vec<u32>], trained: usize) -> Vec<Vec<usi
     [short, long].into_iter().filter(|group| !group.is_empty()).collect()
 }
 
+/// Refuses a tokenizer with ids that the model has no embedding for.
+pub(super) fn check_vocabulary(tokens: usize, rows: usize) -> Result<(), RunError> {
+    if tokens <= rows {
+        return Ok(());
+    }
+    Err(RunError::Refused(format!(
+        "the tokenizer has {tokens} tokens, the model's embedding only {rows} rows: they do not belong together. Use both from \
+         the same folder"
+    )))
+}
+
 /// The prompts of a file: of each line of a `.jsonl` file the text of `prompt`, of any other file each line that is not empty.
 ///
 /// # Errors
 /// A file that cannot be read, that has no prompt, or a line that is no object with a `prompt`.
 pub fn read_prompts(path: &Path) -> Result<Vec<String>, RunError> {
-    let wrong = |problem| RunError::Prompts { path: path.to_path_buf(), problem };
+    let wrong = |problem| RunError::Refused(format!("`{}`: {problem}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let is_json = path.extension().is_some_and(|extension| extension == "jsonl");

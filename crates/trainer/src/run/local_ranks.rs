@@ -46,9 +46,9 @@ impl FromStr for GpuCount {
 /// The number of ranks on this machine that `--gpus` or `--ranks` requests; 1 without them.
 ///
 /// # Errors
-/// [`RunError::Ranks`]: the option does not fit the backend, or the machine has fewer GPUs; a backend that cannot be used.
+/// The option does not fit the backend, or the machine has fewer GPUs; a backend that cannot be used.
 pub fn requested(choice: BackendChoice, gpus: Option<GpuCount>, ranks: Option<usize>) -> Result<usize, RunError> {
-    let refused = |option: String, problem: String| Err(RunError::Ranks { option, problem });
+    let refused = |option: String, problem: String| Err(RunError::Refused(format!("{option}: {problem}")));
     match (gpus, ranks) {
         (None, None) => Ok(1),
         (None, Some(ranks)) => match choose_backend(choice, &HardwareProfile::detect())?.value {
@@ -89,17 +89,15 @@ pub fn is_supervised() -> bool {
 /// This process's place in a job, as its launcher says. `several`: whether the command line requests ranks of its own.
 ///
 /// # Errors
-/// As [`Placement::from_environment`]; [`RunError::Ranks`] if a launcher and the command line both request ranks.
+/// As [`Placement::from_environment`]; a launcher and the command line both request ranks.
 pub fn placement(several: bool) -> Result<Option<Placement>, RunError> {
     let found = Placement::from_environment()?;
     match &found {
-        Some(place) if several && !is_supervised() => Err(RunError::Ranks {
-            option: "--gpus or --ranks".to_owned(),
-            problem: format!(
-                "a launcher started this process as rank {} of {} already: leave the option out, or unset RANK and WORLD_SIZE",
-                place.rank, place.world_size
-            ),
-        }),
+        Some(place) if several && !is_supervised() => Err(RunError::Refused(format!(
+            "--gpus or --ranks: a launcher started this process as rank {} of {} already: leave the option out, or unset RANK and \
+             WORLD_SIZE",
+            place.rank, place.world_size
+        ))),
         _ => Ok(found),
     }
 }

@@ -19,6 +19,7 @@ use crate::error::RunError;
 use crate::hub::{Need, hub_id};
 use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::evaluate::EvaluationSet;
+use crate::run::generate::check_vocabulary;
 use crate::run::sampling::{ChosenSampling, TypedSampling};
 use crate::run::{chat_settings, data_sets, end_of_turn};
 
@@ -252,9 +253,7 @@ fn base_note(weights: &HfFolder, model_config: &ModelConfig, plan: &Plan) -> Opt
 fn with_new_tokens(recipe: &RunConfig, tokenizer: &Tokenizer, model: &mut ModelConfig) -> Result<RunConfig, RunError> {
     let ids: Vec<usize> = tokenizer.new_tokens().iter().map(|token| token.id as usize).collect();
     let (tokens, rows) = (ids.first().copied().unwrap_or(tokenizer.vocab_size()), model.spec.vocab_size);
-    if tokens > rows {
-        return Err(RunError::VocabularyTooSmall { tokenizer: tokens, model: rows });
-    }
+    check_vocabulary(tokens, rows)?;
     let mut planned = recipe.clone();
     if let Some(lora) = &mut planned.lora {
         *lora = lora.with_new_tokens(&ids, &model.spec)?;
@@ -266,7 +265,7 @@ fn with_new_tokens(recipe: &RunConfig, tokenizer: &Tokenizer, model: &mut ModelC
 /// Checks that an adapter folder which has a tokenizer gives the new tokens the ids that they have here: its rows are theirs.
 ///
 /// # Errors
-/// A tokenizer that cannot be read, or [`RunError::OtherTokens`].
+/// A tokenizer that cannot be read, or that gives one of them another id.
 fn check_adapter_tokens(adapter: &Path, tokenizer: &Tokenizer) -> Result<(), RunError> {
     if tokenizer.new_tokens().is_empty() || !adapter.join("tokenizer.json").is_file() {
         return Ok(());
@@ -275,8 +274,13 @@ fn check_adapter_tokens(adapter: &Path, tokenizer: &Tokenizer) -> Result<(), Run
     for token in tokenizer.new_tokens() {
         let id = theirs.token_to_id(&token.content);
         if id != Some(token.id) {
-            let (adapter, token, here) = (adapter.to_path_buf(), token.content.clone(), token.id);
-            return Err(RunError::OtherTokens { adapter, token, here, there: id });
+            let (token, here) = (&token.content, token.id);
+            let there = id.map_or("no token".to_owned(), |id| format!("token {id}"));
+            return Err(RunError::Refused(format!(
+                "the adapter in {} has {there} as {token:?}, which gets id {here} here: write data.new_tokens in the order in which it was \
+                 trained",
+                adapter.display()
+            )));
         }
     }
     Ok(())

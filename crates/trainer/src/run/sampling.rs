@@ -66,7 +66,10 @@ impl ChosenSampling {
         chosen.check()?;
         let ignored = [("top-p", top_p.is_some()), ("top-k", top_k.is_some()), ("min-p", min_p.is_some())];
         if let Some((key, _)) = ignored.into_iter().find(|(_, is_typed)| *is_typed && chosen.temperature == 0.0) {
-            return Err(RunError::GreedyIgnores { key });
+            return Err(RunError::Refused(format!(
+                "--{key} changes nothing: answers are greedy, which takes the most probable token. Type a --temperature above 0 too, such as \
+                 --temperature 1"
+            )));
         }
         let of_folder = if chosen.temperature == 0.0 { Sampling::GREEDY } else { sampling };
         let penalizes = sampling.repetition_penalty != 1.0 && repetition_penalty.is_none();

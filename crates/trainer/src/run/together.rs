@@ -83,8 +83,7 @@ fn absolute(path: &Path) -> PathBuf {
 /// checkpoints.
 ///
 /// # Errors
-/// [`RunError::NotShared`] or [`RunError::RankCannotWrite`], the same on all ranks; rank 0 cannot write to the folder; a
-/// rank is gone.
+/// The first such rank, the same on all ranks; rank 0 cannot write to the folder; a rank is gone.
 pub(super) fn agree_on_folder(ranks: &Ranks, plan: &Plan, resumed: Option<&ResumePoint>) -> Result<(), RunError> {
     let stage = plan.zero_stage.value;
     if ranks.world_size() == 1 || !stage.divides_state() {
@@ -109,8 +108,18 @@ pub(super) fn agree_on_folder(ranks: &Ranks, plan: &Plan, resumed: Option<&Resum
 fn compare_access(ranks: &Ranks, access: [bool; 2], folder: PathBuf, stage: ZeroStage) -> Result<(), RunError> {
     let all = ranks.all_gather_numbers("output_dir", access.map(u64::from))?;
     match all.iter().enumerate().find(|(_, access)| access.contains(&0)) {
-        Some((rank, [0, _])) => Err(RunError::NotShared { rank, folder, stage }),
-        Some((rank, _)) => Err(RunError::RankCannotWrite { rank, folder, stage }),
+        Some((rank, [0, _])) => Err(RunError::Refused(format!(
+            "rank {rank} does not see the folder {} of rank 0, where with train.zero_stage = {stage} every rank writes its \
+             part of a checkpoint: set output_dir to a folder that all machines share under the same path, or \
+             train.zero_stage = 0. Nothing was trained",
+            folder.display()
+        ))),
+        Some((rank, _)) => Err(RunError::Refused(format!(
+            "rank {rank} sees the folder {} of rank 0 and cannot write to it, although with train.zero_stage = {stage} every \
+             rank writes its part of a checkpoint there: give the user of that rank permission to write, or set \
+             train.zero_stage = 0. Nothing was trained",
+            folder.display()
+        ))),
         None => Ok(()),
     }
 }
@@ -231,7 +240,7 @@ pub(super) fn agree_on_data(ranks: &Ranks, prepared: &Prepared) -> Result<(), Ru
 /// Refuses ranks that read another base, and gives all of them the trained weights of rank 0 where they differ by a bit.
 ///
 /// # Errors
-/// [`ParallelError::Differs`]; [`RunError::StartDiffers`]; a rank is gone.
+/// [`ParallelError::Differs`]; adapters that are parts of different bases; a rank is gone.
 pub(super) fn agree_on_weights<B: Kernels>(ranks: &Ranks, plan: &Plan, model: &mut Decoder<B>) -> Result<(), RunError> {
     if ranks.world_size() == 1 {
         return Ok(());
@@ -259,7 +268,11 @@ fn are_the_same(ranks: &Ranks, checksum: u64, is_part_of_base: bool) -> Result<b
     let sums = ranks.all_gather_numbers("weights", [checksum])?;
     match sums.iter().position(|sum| *sum != sums[0]) {
         None => Ok(true),
-        Some(rank) if is_part_of_base => Err(RunError::StartDiffers { rank }),
+        Some(rank) if is_part_of_base => Err(RunError::Refused(format!(
+            "rank {rank} has taken another part out of the base than rank 0: with lora.init_lora_weights = \"pissa\" every \
+             rank decomposes the weights itself, and devices of different kinds round differently. Use devices of one \
+             kind, or start on one rank and continue from its checkpoint on all, or remove the key. Nothing was trained"
+        ))),
         Some(_) => Ok(false),
     }
 }

@@ -53,8 +53,8 @@ pub fn verify<B: Kernels>(options: &VerifyOptions, device: &B::Device) -> Result
     let golden = read_golden(&options.golden)?;
     let model = options.load.load::<B>(golden.tokens, golden.tokens, device)?;
     if golden.vocabulary != model.config.spec.vocab_size {
-        let problem = format!("logits of {} tokens, the model has {}", golden.vocabulary, model.config.spec.vocab_size);
-        return Err(RunError::Golden { path: options.golden.clone(), problem });
+        let (path, theirs, ours) = (options.golden.display(), golden.vocabulary, model.config.spec.vocab_size);
+        return Err(RunError::Refused(format!("`{path}`: logits of {theirs} tokens, the model has {ours}")));
     }
     let (mut ours, mut loss_sum) = (Vec::with_capacity(golden.logits.len()), 0.0f64);
     for row in golden.input_ids.chunks(golden.tokens) {
@@ -97,7 +97,7 @@ fn argmax(values: &[f32]) -> usize {
 }
 
 fn read_golden(path: &Path) -> Result<Golden, RunError> {
-    let wrong = |problem: String| RunError::Golden { path: path.to_owned(), problem };
+    let wrong = |problem: String| RunError::Refused(format!("`{}`: {problem}", path.display()));
     let bytes = std::fs::read(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
     let file =
         SafeTensors::deserialize(&bytes).map_err(|error| wrong(format!("is not a safetensors file: {error}")))?;

@@ -54,10 +54,10 @@ impl RunIdentity {
     /// Compares a saved identity with that of the run that wants to continue.
     ///
     /// # Errors
-    /// [`RunError::Changed`] with the first key that differs.
+    /// The first key that differs.
     pub fn check(&self, now: &Self) -> Result<(), RunError> {
         match differences(self, now).into_iter().next() {
-            Some(Difference { key, saved, now }) => Err(RunError::Changed { key, saved, now }),
+            Some(Difference { key, saved, now }) => Err(changed(&key, &saved, &now)),
             None => Ok(()),
         }
     }
@@ -88,7 +88,7 @@ impl RunSettings {
 /// pieces they were hashed whole.
 ///
 /// # Errors
-/// [`RunError::Changed`] if they differ.
+/// They differ.
 pub fn check_model(
     saved: Option<u64>,
     piece_bytes: Option<usize>,
@@ -104,7 +104,14 @@ pub fn check_model(
         ));
     }
     let shown = |hash: Option<u64>| hash.map_or("random weights".to_owned(), |hash| format!("weights {hash:016x}"));
-    Err(RunError::Changed { key: "model".to_owned(), saved: shown(saved), now: shown(now) })
+    Err(changed("model", &shown(saved), &shown(now)))
+}
+
+fn changed(key: &str, saved: &str, now: &str) -> RunError {
+    RunError::Refused(format!(
+        "the checkpoint was made with {key} = {saved}, now it is {now}: a resumed run must be the same run. Undo the change, or \
+         start a new run under another name, which goes on from this one's adapter with lora.init_from = \"runs/NAME/adapter\""
+    ))
 }
 
 /// The fields whose values differ, in their order. A field that is null, or an empty list, is as if it were not there.

@@ -48,7 +48,7 @@ impl ReferenceIdentity {
     /// The reference of a planned run; `None` where it is not computed before training.
     ///
     /// # Errors
-    /// [`RunError::NoReference`] if the adapter that the run starts from cannot be read.
+    /// The adapter that the run starts from cannot be read.
     pub fn of(plan: &Plan) -> Result<Option<Self>, RunError> {
         if plan.reference.as_ref().map(|reference| reference.value) != Some(PlannedReference::Precomputed) {
             return Ok(None);
@@ -74,7 +74,7 @@ impl ReferenceIdentity {
     /// checkpoint does not say which it had.
     ///
     /// # Errors
-    /// [`RunError::OtherReference`] with the first part that differs.
+    /// The first part that differs.
     pub fn check(saved: Option<&Self>, now: Option<&Self>) -> Result<Option<&'static str>, RunError> {
         let Some(now) = now else { return Ok(None) };
         let Some(saved) = saved else {
@@ -84,7 +84,11 @@ impl ReferenceIdentity {
             ));
         };
         match differences(saved, now).into_iter().next() {
-            Some(Difference { key, saved, now }) => Err(RunError::OtherReference { key, saved, now }),
+            Some(Difference { key, saved, now }) => Err(RunError::Refused(format!(
+                "the reference of the checkpoint's preference loss has {key} = {saved}, now it is {now}: the reference is the \
+                 model before the first step, and a resumed run keeps it. Put back what the run started from, or start a new \
+                 run under another name"
+            ))),
             None => Ok(None),
         }
     }
@@ -93,7 +97,13 @@ impl ReferenceIdentity {
 /// Hashes of the matrices of an adapter and of those of its settings that its outputs depend on.
 fn content(folder: &Path) -> Result<String, RunError> {
     let path = folder.join(ADAPTER_WEIGHTS_FILE);
-    let matrices = fs::read(&path).map_err(|source| RunError::NoReference { path, source })?;
+    let matrices = fs::read(&path).map_err(|error| {
+        RunError::Refused(format!(
+            "the reference of this preference loss is the adapter that lora.init_from names, and `{}` cannot be read: \
+             {error}. Put the adapter back: a resumed run needs it too",
+            path.display()
+        ))
+    })?;
     let settings = serde_json::to_vec(&adapter_identity(&read_adapter_config(folder)?));
     let settings = settings.expect("settings of plain fields are expressible as JSON");
     Ok(format!("matrices {:016x}, settings {:016x}", xxh3_64(&matrices), xxh3_64(&settings)))
