@@ -4,7 +4,7 @@
 //! Trade-off: one problem is reported at a time, the first one.
 
 use crate::config::error::{ConfigError, Place};
-use crate::config::section::{Rule, rule};
+use crate::config::section::{Rule, rules};
 use crate::config::source::{RIVALS, Source};
 use crate::config::{RunConfig, compute, data_section, eval_section, preference_section, train_section, weights};
 
@@ -80,15 +80,15 @@ fn refuse_credentials(config: &RunConfig, source: &Source<'_>) -> Result<(), Con
 fn names(config: &RunConfig) -> Vec<Rule> {
     let name = &config.name;
     let is_folder_name = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
-    vec![
-        rule(is_folder_name, "name", "must be usable as a folder name", "write a word such as \"llama-8b-qlora\""),
-        rule(!config.model.is_empty(), "model", "is empty", "write the folder of the model"),
-        rule(!config.output_dir.is_empty(), "output_dir", "is empty", "write a folder such as \"runs\""),
-        rule(
-            config.mlflow.as_ref().is_none_or(|mlflow| mlflow.tracking_uri.starts_with("http")),
-            "mlflow.tracking_uri",
-            "is no address of a server",
-            "write the one that `mlflow server` prints, such as \"http://127.0.0.1:5000\"",
-        ),
-    ]
+    rules! {
+        "name": is_folder_name,
+            "must be usable as a folder name" => "write a word such as \"llama-8b-qlora\"";
+        "model": !config.model.is_empty(),
+            "is empty" => "write the folder of the model";
+        "output_dir": !config.output_dir.is_empty(),
+            "is empty" => "write a folder such as \"runs\"";
+        "mlflow.tracking_uri": config.mlflow.as_ref().is_none_or(|server| server.tracking_uri.starts_with("http")),
+            "is no address of a server" =>
+            "write the one that `mlflow server` prints, such as \"http://127.0.0.1:5000\"";
+    }
 }

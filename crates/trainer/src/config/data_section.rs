@@ -9,7 +9,7 @@ use firebrick_data::{Fields, Mix, MixUntil, OverflowPolicy, RecordFormat, TrainO
 use serde_json::Value;
 
 use crate::config::data_source::{SourceConfig, section_of_a_source};
-use crate::config::section::{Rule, SEED, TOKENS, Whole, rule};
+use crate::config::section::{Rule, SEED, TOKENS, Whole, rule, rules};
 use crate::config::{RunConfig, to_name};
 
 /// Threads that tokenize, or build batches: each takes about 0.2 MB.
@@ -156,52 +156,27 @@ impl RunConfig {
 /// The rules of `[data]`.
 pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let data = &config.data;
-    let mut rules = vec![
-        rule(
-            !data.path.is_empty() || !data.sources.is_empty(),
-            "data.path",
-            "is empty",
-            "write the file, folder or Hub dataset to train on",
-        ),
-        rule(
-            data.eval_path.as_deref() != Some(""),
-            "data.eval_path",
-            "is empty",
-            "write what to evaluate on, or leave the key out",
-        ),
-        rule(
-            (0.0..=1.0).contains(&data.max_bad_share),
-            "data.max_bad_share",
-            format!("must be from 0 to 1, got {}", data.max_bad_share),
-            "write for example 0.1",
-        ),
-        rule(
-            data.eval_fraction.is_none_or(|fraction| fraction > 0.0 && fraction < 1.0),
-            "data.eval_fraction",
-            "must be above 0 and below 1",
-            "write for example 0.05",
-        ),
-        rule(
-            data.chat_template.as_deref() != Some(""),
-            "data.chat_template",
-            "is empty",
-            "write a file, or the name of one of the tokenizer's templates, or leave the key out",
-        ),
-        rule(
-            data.field_names().is_ok(),
-            "data.fields",
-            data.field_names().err().unwrap_or_default(),
-            "write our name first and then the data's, as in fields = { text = \"body\" }",
-        ),
-        rule(data.limit != Some(0), "data.limit", "is 0", "write how many records to take, or leave the key out"),
-        rule(
-            !data.roles_to_train.is_empty(),
-            "data.roles_to_train",
-            "is empty: nothing would be trained",
-            "write for example [\"assistant\"]",
-        ),
-        rule(data.cache.as_deref() != Some(""), "data.cache", "is empty", "write a folder, or leave the key out"),
-    ];
+    let mut rules = rules! {
+        "data.path": !data.path.is_empty() || !data.sources.is_empty(),
+            "is empty" => "write the file, folder or Hub dataset to train on";
+        "data.eval_path": data.eval_path.as_deref() != Some(""),
+            "is empty" => "write what to evaluate on, or leave the key out";
+        "data.max_bad_share": (0.0..=1.0).contains(&data.max_bad_share),
+            format!("must be from 0 to 1, got {}", data.max_bad_share) => "write for example 0.1";
+        "data.eval_fraction": data.eval_fraction.is_none_or(|fraction| fraction > 0.0 && fraction < 1.0),
+            "must be above 0 and below 1" => "write for example 0.05";
+        "data.chat_template": data.chat_template.as_deref() != Some(""),
+            "is empty" => "write a file, or the name of one of the tokenizer's templates, or leave the key out";
+        "data.fields": data.field_names().is_ok(),
+            data.field_names().err().unwrap_or_default() =>
+            "write our name first and then the data's, as in fields = { text = \"body\" }";
+        "data.limit": data.limit != Some(0),
+            "is 0" => "write how many records to take, or leave the key out";
+        "data.roles_to_train": !data.roles_to_train.is_empty(),
+            "is empty: nothing would be trained" => "write for example [\"assistant\"]";
+        "data.cache": data.cache.as_deref() != Some(""),
+            "is empty" => "write a folder, or leave the key out";
+    };
     rules.extend(agreements(config));
     for (key, sources) in [("data.sources", &data.sources), ("data.eval_sources", &data.eval_sources)] {
         let mix = if key == "data.sources" { data.mix } else { Mix::Concatenate };
@@ -213,6 +188,7 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
 /// Keys that only mean something together with others.
 fn agreements(config: &RunConfig) -> Vec<Rule> {
     let data = &config.data;
+    let has_roles = !matches!(config.train_on(), TrainOn::All | TrainOn::Flags);
     let plain_text =
         data.format == RecordFormat::Text && data.train_on.is_some_and(|train_on| train_on != TrainOn::All);
     let of_path =
@@ -221,43 +197,20 @@ fn agreements(config: &RunConfig) -> Vec<Rule> {
         let problem = "describes data.path, and there are data.sources instead";
         rule(false, format!("data.{key}"), problem, "write it into each source")
     });
-    let rules = vec![
-        rule(
-            !plain_text,
-            "data.train_on",
-            "plain text has no messages to choose from",
-            "write \"all\", or format = \"chat\"",
-        ),
-        rule(
-            data.train_end_of_turn || config.train_on() != TrainOn::All,
-            "data.train_end_of_turn",
-            "every token counts in the loss, the ends of turns too",
-            "remove it, or write train_on = \"assistant\"",
-        ),
-        rule(
-            data.roles_to_train == ["assistant"] || !matches!(config.train_on(), TrainOn::All | TrainOn::Flags),
-            "data.roles_to_train",
-            format!("has no effect where train_on is {:?}", to_name(&config.train_on())),
-            "remove it, or write train_on = \"assistant\"",
-        ),
-        rule(
-            data.eval_split.is_none() || data.eval_path.is_some(),
-            "data.eval_split",
-            "is the split of data.eval_path, which is absent",
-            "write eval_path too",
-        ),
-        rule(
-            data.mix == Mix::Concatenate || data.sources.len() > 1,
-            "data.mix",
-            "there are not several data.sources to mix",
-            "remove it, or name the sources as [[data.sources]] tables",
-        ),
-        rule(
-            data.mix_until == MixUntil::First || data.mix == Mix::Weight,
-            "data.mix_until",
-            "only a mixture by weight ends before every record was used once",
-            "remove it, or write mix = \"weight\"",
-        ),
-    ];
+    let rules = rules! {
+        "data.train_on": !plain_text,
+            "plain text has no messages to choose from" => "write \"all\", or format = \"chat\"";
+        "data.train_end_of_turn": data.train_end_of_turn || config.train_on() != TrainOn::All,
+            "every token counts in the loss, the ends of turns too" => "remove it, or write train_on = \"assistant\"";
+        "data.roles_to_train": data.roles_to_train == ["assistant"] || has_roles,
+            format!("has no effect where train_on is {:?}", to_name(&config.train_on())) =>
+            "remove it, or write train_on = \"assistant\"";
+        "data.eval_split": data.eval_split.is_none() || data.eval_path.is_some(),
+            "is the split of data.eval_path, which is absent" => "write eval_path too";
+        "data.mix": data.mix == Mix::Concatenate || data.sources.len() > 1,
+            "there are not several data.sources to mix" => "remove it, or name the sources as [[data.sources]] tables";
+        "data.mix_until": data.mix_until == MixUntil::First || data.mix == Mix::Weight,
+            "only a mixture by weight ends before every record was used once" => "remove it, or write mix = \"weight\"";
+    };
     rules.into_iter().chain(of_path).collect()
 }

@@ -6,7 +6,7 @@ use firebrick_data::RecordFormat;
 
 use crate::config::RunConfig;
 use crate::config::extraction::Extraction;
-use crate::config::section::{COUNT, Epochs, ROWS, Rule, TOKENS, Whole, rule, section};
+use crate::config::section::{COUNT, Epochs, ROWS, Rule, TOKENS, Whole, rule, rules, section};
 use crate::config::train_section::Interval;
 
 /// Steps between two checkpoints if the recipe has no key for it.
@@ -76,21 +76,18 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         rule(is_absent || config.has_eval_data(), key, "there is nothing to evaluate on", help)
     };
     let extraction = Extraction::parse(&eval.extract).err();
-    vec![
+    let mut rules = vec![
         with_data(eval.every_steps.is_none_or(|steps| steps == 0), "eval.every_steps"),
         with_data(eval.every_epochs.is_none(), "eval.every_epochs"),
         with_data(eval.exact_match_prompts == 0, "eval.exact_match_prompts"),
-        rule(
-            eval.exact_match_prompts == 0 || config.data.format != RecordFormat::Text,
-            "eval.exact_match_prompts",
-            "needs chat records, whose last assistant turn is the reference answer",
-            "set it to 0 for format = \"text\"",
-        ),
-        rule(
-            extraction.is_none(),
-            "eval.extract",
-            extraction.unwrap_or_default(),
-            "write \"whole\", \"last_number\", \"choice\", or a regular expression such as \"#### (-?[0-9]+)\"",
-        ),
-    ]
+    ];
+    rules.extend(rules! {
+        "eval.exact_match_prompts": eval.exact_match_prompts == 0 || config.data.format != RecordFormat::Text,
+            "needs chat records, whose last assistant turn is the reference answer" =>
+            "set it to 0 for format = \"text\"";
+        "eval.extract": extraction.is_none(),
+            extraction.unwrap_or_default() =>
+            "write \"whole\", \"last_number\", \"choice\", or a regular expression such as \"#### (-?[0-9]+)\"";
+    });
+    rules
 }

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
-use crate::config::section::{AboveZero, Rule, ZeroOrMore, rule, section};
+use crate::config::section::{AboveZero, Rule, ZeroOrMore, rules, section};
 use crate::config::weights::Mode;
 
 section! {
@@ -127,111 +127,49 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         .map(|source| source.format)
         .collect();
     let Some(preference) = &config.preference else {
-        return vec![rule(
-            !formats.contains(&RecordFormat::Preference),
-            "data.format",
-            "\"preference\" is read by preference training alone",
-            "add the section [preference] with loss = \"dpo\" or \"orpo\"",
-        )];
+        return rules! {
+            "data.format": !formats.contains(&RecordFormat::Preference),
+                "\"preference\" is read by preference training alone" =>
+                "add the section [preference] with loss = \"dpo\" or \"orpo\"";
+        };
     };
-    let rules =
-        [smoothing(preference), keys_of_one_loss(preference), reference(config, preference), data(config, &formats)];
-    rules.into_iter().flatten().collect()
-}
-
-/// Which losses smooth labels, and how much.
-fn smoothing(preference: &PreferenceSection) -> Vec<Rule> {
-    let smoothing = preference.label_smoothing;
-    let smooths = matches!(preference.loss_type, LossType::Sigmoid | LossType::Robust) && is_dpo(preference);
-    vec![
-        rule(
-            (0.0..0.5).contains(&smoothing),
-            "preference.label_smoothing",
-            format!("must be 0 or more and below 0.5, got {smoothing}"),
-            "write a number such as 0.1, or remove this key",
-        ),
-        rule(
-            smoothing == 0.0 || smooths,
-            "preference.label_smoothing",
-            "only the loss types \"sigmoid\" and \"robust\" of DPO smooth labels",
-            "remove it, or write loss_type = \"sigmoid\"",
-        ),
-    ]
-}
-
-/// Keys that only one of the losses has.
-fn keys_of_one_loss(preference: &PreferenceSection) -> Vec<Rule> {
-    let is_dpo = is_dpo(preference);
-    vec![
-        rule(
-            is_dpo || (preference.rpo_alpha.is_none() && preference.loss_type == LossType::Sigmoid),
-            if preference.rpo_alpha.is_some() { "preference.rpo_alpha" } else { "preference.loss_type" },
-            "is a key of DPO; ORPO has one loss, which includes the cross entropy of the chosen",
-            "remove it, or write loss = \"dpo\"",
-        ),
-        rule(
-            !is_dpo || preference.prompt_loss.is_none(),
-            "preference.prompt_loss",
-            "is a key of ORPO: in DPO only answers count",
-            "remove it, or write loss = \"orpo\"",
-        ),
-    ]
-}
-
-/// Where the reference comes from.
-fn reference(config: &RunConfig, preference: &PreferenceSection) -> Vec<Rule> {
-    let starts_elsewhere = config.reference_is_precomputed_always();
-    vec![
-        rule(
-            is_dpo(preference) || preference.precompute_ref_log_probs.is_none(),
-            "preference.precompute_ref_log_probs",
-            "ORPO has no reference",
-            "remove it, or write loss = \"dpo\"",
-        ),
-        rule(
-            preference.precompute_ref_log_probs != Some(false) || !starts_elsewhere,
-            "preference.precompute_ref_log_probs",
-            "is false, and after the first step the reference could not be computed any more: only an adapter that starts at zero leaves it \
-             in the base",
-            "remove it, or train a new adapter without modules_to_save and without tokens of its own",
-        ),
-    ]
-}
-
-/// What pairs of answers do not go with in data and evaluation. `formats`: those of all sources.
-fn data(config: &RunConfig, formats: &[RecordFormat]) -> Vec<Rule> {
     let data = &config.data;
+    let is_dpo = preference.loss == PreferenceLoss::Dpo;
+    let smoothing = preference.label_smoothing;
+    let smooths = is_dpo && matches!(preference.loss_type, LossType::Sigmoid | LossType::Robust);
+    let of_dpo = if preference.rpo_alpha.is_some() { "preference.rpo_alpha" } else { "preference.loss_type" };
+    let is_plain = preference.rpo_alpha.is_none() && preference.loss_type == LossType::Sigmoid;
+    let is_false = preference.precompute_ref_log_probs == Some(false);
     let are_pairs = |format: &RecordFormat| matches!(format, RecordFormat::Auto | RecordFormat::Preference);
-    vec![
-        rule(
-            formats.iter().all(are_pairs),
-            "data.format",
-            "[preference] trains on pairs of answers, and this format has one",
-            "remove it: the shape of prompt and answers is recognized by the keys",
-        ),
-        rule(
-            matches!(data.train_on, None | Some(TrainOn::Assistant | TrainOn::Last)),
-            "data.train_on",
-            "[preference] compares answers, so that only what the assistant writes counts",
-            "remove it; preference.prompt_loss is for ORPO's cross entropy",
-        ),
-        rule(
-            data.overflow != Some(OverflowPolicy::Split),
-            "data.overflow",
-            "is \"split\", and a pair is never divided",
-            "write \"truncate\" or \"drop\"",
-        ),
-        rule(
-            config.eval.exact_match_prompts == 0,
-            "eval.exact_match_prompts",
-            "[preference] has no reference answers; held-out pairs are evaluated by their rewards",
-            "remove it",
-        ),
-    ]
-}
-
-fn is_dpo(preference: &PreferenceSection) -> bool {
-    preference.loss == PreferenceLoss::Dpo
+    rules! {
+        "preference.label_smoothing": (0.0..0.5).contains(&smoothing),
+            format!("must be 0 or more and below 0.5, got {smoothing}") =>
+            "write a number such as 0.1, or remove this key";
+        "preference.label_smoothing": smoothing == 0.0 || smooths,
+            "only the loss types \"sigmoid\" and \"robust\" of DPO smooth labels" =>
+            "remove it, or write loss_type = \"sigmoid\"";
+        of_dpo: is_dpo || is_plain,
+            "is a key of DPO; ORPO has one loss, which includes the cross entropy of the chosen" =>
+            "remove it, or write loss = \"dpo\"";
+        "preference.prompt_loss": !is_dpo || preference.prompt_loss.is_none(),
+            "is a key of ORPO: in DPO only answers count" => "remove it, or write loss = \"orpo\"";
+        "preference.precompute_ref_log_probs": is_dpo || preference.precompute_ref_log_probs.is_none(),
+            "ORPO has no reference" => "remove it, or write loss = \"dpo\"";
+        "preference.precompute_ref_log_probs": !(is_false && config.reference_is_precomputed_always()),
+            "is false, and after the first step the reference could not be computed any more: only an adapter that \
+             starts at zero leaves it in the base" =>
+            "remove it, or train a new adapter without modules_to_save and without tokens of its own";
+        "data.format": formats.iter().all(are_pairs),
+            "[preference] trains on pairs of answers, and this format has one" =>
+            "remove it: the shape of prompt and answers is recognized by the keys";
+        "data.train_on": matches!(data.train_on, None | Some(TrainOn::Assistant | TrainOn::Last)),
+            "[preference] compares answers, so that only what the assistant writes counts" =>
+            "remove it; preference.prompt_loss is for ORPO's cross entropy";
+        "data.overflow": data.overflow != Some(OverflowPolicy::Split),
+            "is \"split\", and a pair is never divided" => "write \"truncate\" or \"drop\"";
+        "eval.exact_match_prompts": config.eval.exact_match_prompts == 0,
+            "[preference] has no reference answers; held-out pairs are evaluated by their rewards" => "remove it";
+    }
 }
 
 #[cfg(test)]

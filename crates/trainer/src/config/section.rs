@@ -165,6 +165,14 @@ pub(super) fn rule(holds: bool, key: impl Into<String>, problem: impl Into<Strin
     Rule { holds, key: key.into(), problem: problem.into(), help }
 }
 
+/// Rules as `key: what must be true, problem => help;`.
+macro_rules! rules {
+    ($($key:tt: $holds:expr, $problem:expr => $help:expr;)*) => {
+        vec![$($crate::config::section::rule($holds, $key, $problem, $help)),*]
+    };
+}
+pub(super) use rules;
+
 impl From<&Limited> for Rule {
     fn from(limited: &Limited) -> Self {
         let broken = limited.broken();

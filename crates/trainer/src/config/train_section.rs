@@ -8,7 +8,7 @@ use firebrick_optim::{OptimizerKind, ScheduleKind};
 use crate::config::compute::Compute;
 use crate::config::device_budget::DeviceBudget;
 use crate::config::section::{
-    AboveZero, BelowOne, COUNT, Epochs, ROWS, Rule, TOKENS, Whole, ZeroOrMore, rule, section,
+    AboveZero, BelowOne, COUNT, Epochs, ROWS, Rule, TOKENS, Whole, ZeroOrMore, rule, rules, section,
 };
 use crate::config::weights::Mode;
 use crate::config::zero_stage::ZeroStage;
@@ -213,50 +213,32 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         let problem = format!("{rows} rows of {} tokens are more than {MICRO_BATCH_TOKENS}", config.max_seq_len);
         rule(tokens <= MICRO_BATCH_TOKENS, key, problem, "write fewer rows, or a smaller max_seq_len")
     };
-    vec![
+    let mut rules = vec![
         micro_batch("train.micro_batch_size", train.micro_batch_size),
         micro_batch("eval.micro_batch_size", config.eval_micro_batch_size()),
-        rule(
-            stage.exists(),
-            "train.zero_stage",
-            format!("is {stage}, and ZeRO has stages 0 to 3"),
-            "write 1 (divides the optimizer's state), 2 (gradients too), 3 (weights too), or 0",
-        ),
-        rule(
-            !stage.divides_weights() || config.compute() != Compute::Fp8,
-            "train.zero_stage",
-            "is 3, and compute = \"fp8\" keeps what it derives from weights, which borrowed ones do not allow",
-            "write 2, or compute = \"bfloat16\"",
-        ),
-        rule(
-            warmup_fits,
-            "train.warmup_steps",
-            format!("{warmup} steps of warm-up are longer than the run of {steps}"),
-            "warm up for about 3 % of the steps",
-        ),
-        rule(
-            train.min_lr <= peak,
-            "train.min_lr",
-            format!("is {:e}, above the highest rate, train.learning_rate = {peak:e}", train.min_lr),
-            "write a rate such as a tenth of train.learning_rate",
-        ),
-        rule(
-            train.min_lr == 0.0 || train.schedule != ScheduleKind::Constant,
-            "train.min_lr",
-            "schedule = \"constant\" never decreases",
-            "write schedule = \"cosine\" or \"linear\", or remove this key",
-        ),
-        rule(
-            recompute_agrees,
-            "train.recompute",
-            format!("contradicts train.grad_checkpointing = {}", train.grad_checkpointing.unwrap_or(true)),
-            "remove one of the two keys: true is \"full\" or \"projections\", false is \"selective\" or \"none\"",
-        ),
-        rule(
-            train.offload != Some(true) || config.recompute().may_offload(),
-            "train.offload",
-            "layers save too much of their work to be copied to the host and back next to it",
-            "write train.recompute = \"full\" or \"projections\", or remove this key",
-        ),
-    ]
+    ];
+    rules.extend(rules! {
+        "train.zero_stage": stage.exists(),
+            format!("is {stage}, and ZeRO has stages 0 to 3") =>
+            "write 1 (divides the optimizer's state), 2 (gradients too), 3 (weights too), or 0";
+        "train.zero_stage": !stage.divides_weights() || config.compute() != Compute::Fp8,
+            "is 3, and compute = \"fp8\" keeps what it derives from weights, which borrowed ones do not allow" =>
+            "write 2, or compute = \"bfloat16\"";
+        "train.warmup_steps": warmup_fits,
+            format!("{warmup} steps of warm-up are longer than the run of {steps}") =>
+            "warm up for about 3 % of the steps";
+        "train.min_lr": train.min_lr <= peak,
+            format!("is {:e}, above the highest rate, train.learning_rate = {peak:e}", train.min_lr) =>
+            "write a rate such as a tenth of train.learning_rate";
+        "train.min_lr": train.min_lr == 0.0 || train.schedule != ScheduleKind::Constant,
+            "schedule = \"constant\" never decreases" =>
+            "write schedule = \"cosine\" or \"linear\", or remove this key";
+        "train.recompute": recompute_agrees,
+            format!("contradicts train.grad_checkpointing = {}", train.grad_checkpointing.unwrap_or(true)) =>
+            "remove one of the two keys: true is \"full\" or \"projections\", false is \"selective\" or \"none\"";
+        "train.offload": train.offload != Some(true) || config.recompute().may_offload(),
+            "layers save too much of their work to be copied to the host and back next to it" =>
+            "write train.recompute = \"full\" or \"projections\", or remove this key";
+    });
+    rules
 }

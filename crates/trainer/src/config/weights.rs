@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::error::ConfigError;
-use crate::config::section::{AboveZero, BelowOne, Limited, Rule, Whole, rule, section};
+use crate::config::section::{AboveZero, BelowOne, Limited, Rule, Whole, rule, rules, section};
 use crate::config::source::Source;
 use crate::config::{Init, RunConfig, compute};
 
@@ -133,12 +133,12 @@ pub(super) fn rules(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
         let written = if key == "base" { key.to_owned() } else { format!("[{key}]") };
         format!("{written} ({})", source.place(key))
     };
-    let mut rules = vec![rule(
-        config.init == Init::Pretrained || config.mode() == Mode::Full,
-        if typed("init") { "init" } else { frozen_base.unwrap_or("mode") },
-        "init = \"random\" makes an untrained base, and adapters would leave it frozen",
-        "train all weights (remove [lora], [bnb_4bit] and base) or start from init = \"pretrained\"",
-    )];
+    let key = if typed("init") { "init" } else { frozen_base.unwrap_or("mode") };
+    let mut rules = rules! {
+        key: config.init == Init::Pretrained || config.mode() == Mode::Full,
+            "init = \"random\" makes an untrained base, and adapters would leave it frozen" =>
+            "train all weights (remove [lora], [bnb_4bit] and base) or start from init = \"pretrained\"";
+    };
     rules.extend(config.lora.iter().flat_map(|lora| of_lora(config, lora)));
     if let (Some(Mode::Full), Some(section)) = (config.mode, frozen_base) {
         let problem = format!("\"full\" trains every weight, and {} trains adapters on a frozen base", of(section));
@@ -153,50 +153,32 @@ pub(super) fn rules(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
 }
 
 /// The rules of `[lora]`: what it names, and what an adapter that starts as a part of its base does not go with.
-fn of_lora(config: &RunConfig, lora: &LoraConfig) -> [Rule; 6] {
+fn of_lora(config: &RunConfig, lora: &LoraConfig) -> Vec<Rule> {
     let divides_weights = config.train.zero_stage.divides_weights();
     let is_whole = lora.modules_to_save.as_ref().is_some_and(|names| !names.is_empty());
+    let is_path = lora.base_model_name_or_path.as_ref().is_some_and(|name| Path::new(name).exists());
     let is_pissa = !lora.init_lora_weights.is_uniform();
     let key = "lora.init_lora_weights";
     let without = |what: &str| format!("is \"{}\", and {what}", lora.init_lora_weights);
-    [
-        rule(
-            lora.target_modules != TargetModules::Named(Vec::new()),
-            "lora.target",
-            "names no module",
-            "write \"all-linear\", or module names such as [\"q_proj\", \"v_proj\"]",
-        ),
-        rule(
-            lora.base_model_name_or_path.as_ref().is_none_or(|name| !Path::new(name).exists()),
-            "lora.base_model_name_or_path",
-            "is a file or folder here, and others would read it as a Hub id",
-            "write the id of the base on the Hub, such as \"HuggingFaceTB/SmolLM2-135M-Instruct\", or leave the key out",
-        ),
-        rule(
-            !(divides_weights && is_whole),
-            "train.zero_stage",
-            "is 3, and modules that train whole next to adapters (lora.modules_to_save) are not divided",
-            "write 2, or adapt those modules",
-        ),
-        rule(
-            !is_pissa || lora.init_from.is_none(),
-            key,
-            without("lora.init_from has matrices of its own"),
-            "remove one of the two; an adapter that was saved continues on the original base",
-        ),
-        rule(
-            !is_pissa || !lora.use_dora,
-            key,
-            without("with lora.use_dora it is not there yet"),
-            "remove one of the two",
-        ),
-        rule(
-            !is_pissa || !divides_weights,
-            key,
-            without("with train.zero_stage = 3 no rank has all weights"),
-            "write train.zero_stage = 2, or remove the key",
-        ),
-    ]
+    rules! {
+        "lora.target": lora.target_modules != TargetModules::Named(Vec::new()),
+            "names no module" => "write \"all-linear\", or module names such as [\"q_proj\", \"v_proj\"]";
+        "lora.base_model_name_or_path": !is_path,
+            "is a file or folder here, and others would read it as a Hub id" =>
+            "write the id of the base on the Hub, such as \"HuggingFaceTB/SmolLM2-135M-Instruct\", or leave the key \
+             out";
+        "train.zero_stage": !(divides_weights && is_whole),
+            "is 3, and modules that train whole next to adapters (lora.modules_to_save) are not divided" =>
+            "write 2, or adapt those modules";
+        key: !is_pissa || lora.init_from.is_none(),
+            without("lora.init_from has matrices of its own") =>
+            "remove one of the two; an adapter that was saved continues on the original base";
+        key: !is_pissa || !lora.use_dora,
+            without("with lora.use_dora it is not there yet") => "remove one of the two";
+        key: !is_pissa || !divides_weights,
+            without("with train.zero_stage = 3 no rank has all weights") =>
+            "write train.zero_stage = 2, or remove the key";
+    }
 }
 
 /// The Hub id where the text is one, or the folder a repository of a Hub cache (`models--ORG--NAME`) or a snapshot of one
