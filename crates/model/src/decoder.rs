@@ -296,7 +296,7 @@ impl<B: Kernels> Decoder<B> {
         let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
         while let Some((_, layer)) = schedule.next_item() {
             let attend = Attend::Documents(&batch.context.documents);
-            x_nd = layer.forward(x_nd, &batch.context.rotary, attend, Keep::Nothing, adapters).0;
+            x_nd = layer.forward(x_nd, &batch.context.rotary, attend, adapters);
         }
         self.norm.forward(x_nd)
     }

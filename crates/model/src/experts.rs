@@ -55,7 +55,8 @@ impl<B: Kernels> Experts<B> {
     ) -> (Tensor<B, 2>, Option<SavedExperts<B>>) {
         let device = h_nd.device();
         let x_nd = norm.forward(h_nd.clone());
-        let (logits, router) = self.router.forward(Prologue::None { x: x_nd.clone() }, Epilogue::None, keep, adapters);
+        let router = self.router.frozen(adapters);
+        let (logits, router) = B::project(Prologue::None { x: x_nd.clone() }, &router, Epilogue::None, keep);
         let routing = B::route(into_single(logits), self.top_k, self.normalizes_weights);
         let rows = B::slices(B::dispatch(x_nd, &routing), &routing.row_ranges());
         let (outputs, experts): (Vec<_>, Vec<_>) = with_varying_sizes::<B, _>(&device, || {
@@ -76,10 +77,11 @@ impl<B: Kernels> Experts<B> {
         keep: Keep,
         adapters: AdapterPass,
     ) -> (Tensor<B, 2>, Option<SavedExpert<B>>) {
-        let (outputs, saved_gate_up) = gate_up.forward(Prologue::None { x }, Epilogue::None, keep, adapters);
+        let (outputs, saved_gate_up) =
+            B::project(Prologue::None { x }, &gate_up.frozen(adapters), Epilogue::None, keep);
         let [gate, up] = into_parts(outputs);
         let gated = Prologue::Gated { gate, up, activation: self.activation };
-        let (y, saved_down) = down.forward(gated, Epilogue::None, keep, adapters);
+        let (y, saved_down) = B::project(gated, &down.frozen(adapters), Epilogue::None, keep);
         (into_single(y), saved_gate_up.zip(saved_down).map(Into::into))
     }
 

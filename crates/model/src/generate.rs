@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use burn_tensor::{Int, Tensor};
 use firebrick_arch::Rope;
 use firebrick_kernels::memory::prefetch::Schedule;
-use firebrick_kernels::{CachedTokens, Documents, Keep, Kernels, NewTokens, RotaryTables};
+use firebrick_kernels::{CachedTokens, Documents, Kernels, NewTokens, RotaryTables};
 
 use crate::cache::Caches;
 use crate::decoder::Decoder;
@@ -336,7 +336,7 @@ impl<B: Kernels> Batch<'_, B> {
         while let Some((index, layer)) = schedule.next_item() {
             let (tokens, cache) = (&pass.tokens, &mut self.caches.layers[index]);
             let attend = Attend::Cached { tokens, cache, prompts: pass.documents.as_ref() };
-            x_nd = layer.forward(x_nd, &pass.rotary, attend, Keep::Nothing, AdapterPass::PLAIN).0;
+            x_nd = layer.forward(x_nd, &pass.rotary, attend, AdapterPass::PLAIN);
         }
         x_nd
     }

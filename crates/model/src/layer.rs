@@ -114,12 +114,12 @@ pub(crate) struct AfterAttention<B: Kernels> {
     output: Option<AttentionOutput<B>>,
     attention_output: Option<Box<ProjectSaved<B>>>,
     /// The residual stream.
-    h_nd: Tensor<B, 2>,
+    pub(crate) h_nd: Tensor<B, 2>,
 }
 
 impl<B: Kernels> AfterAttention<B> {
     /// With what the MLP saved, all that the backward needs; `None` where nothing was saved.
-    fn saved(self, mlp: Option<SavedMlp<B>>) -> Option<Box<SavedForBackward<B>>> {
+    pub(crate) fn saved(self, mlp: Option<SavedMlp<B>>) -> Option<Box<SavedForBackward<B>>> {
         let Self { qkv, heads, output, attention_output, .. } = self;
         let attention = SavedAttention { qkv: qkv?, heads, output: output?, attention_output: attention_output? };
         Some(Box::new(SavedForBackward { attention, mlp: mlp? }))
@@ -175,18 +175,16 @@ fn add_gradient<B: Kernels>(norm: Option<&Norm<B>>, d_weight: Option<Tensor<B, 1
 }
 
 impl<B: Kernels> Layer<B> {
-    /// The layer's output, and what its backward needs; nothing is saved under [`Keep::Nothing`].
+    /// The layer's output, without anything for a backward.
     pub(crate) fn forward(
         &self,
         x_nd: Tensor<B, 2>,
         rotary: &[RotaryTables<B>],
         attend: Attend<'_, B>,
-        keep: Keep,
         adapters: AdapterPass,
-    ) -> (Tensor<B, 2>, Option<Box<SavedForBackward<B>>>) {
-        let after = self.forward_attention(x_nd, rotary, attend, keep, adapters);
-        let (y_nd, mlp) = self.forward_mlp(after.h_nd.clone(), keep, adapters);
-        (y_nd, after.saved(mlp))
+    ) -> Tensor<B, 2> {
+        let after = self.forward_attention(x_nd, rotary, attend, Keep::Nothing, adapters);
+        self.forward_mlp(after.h_nd.clone(), Keep::Nothing, adapters).0
     }
 
     /// What the backward needs, from the layer's input and what [`Self::forward_mlp_of_inputs`] kept.
@@ -216,11 +214,16 @@ impl<B: Kernels> Layer<B> {
             Keep::LowRank => [Keep::Nothing, kept_of_inputs(self.after_attention.is_some())],
             keep => [keep; 2],
         };
-        let (heads, qkv) = self.forward_qkv(x_nd.clone(), rotary, of_qkv, adapters);
+        let prologue = input(x_nd.clone(), self.before_attention.as_ref());
+        let epilogue = Epilogue::Heads(self.heads_epilogue(rotary));
+        let (outputs, qkv) = B::project(prologue, &self.qkv.frozen(adapters), epilogue, of_qkv);
+        let [q, k, v] = into_parts(outputs);
+        let heads = Qkv { q, k, v };
         let (o, output) = self.attend(&heads, attend);
         let epilogue = added_to(x_nd, self.after_attention.as_ref());
         let prologue = Prologue::None { x: o };
-        let (h_nd, attention_output) = self.attention_output.forward(prologue, epilogue, of_output, adapters);
+        let (h_nd, attention_output) =
+            B::project(prologue, &self.attention_output.frozen(adapters), epilogue, of_output);
         AfterAttention { qkv, heads, output, attention_output, h_nd: into_single(h_nd) }
     }
 
@@ -233,29 +236,20 @@ impl<B: Kernels> Layer<B> {
         context: &Context<B>,
         adapters: AdapterPass,
     ) -> SavedAttention<B> {
-        let (heads, qkv) = self.forward_qkv(x_nd.clone(), &context.rotary, Keep::Inputs, adapters);
+        let prologue = input(x_nd.clone(), self.before_attention.as_ref());
+        let epilogue = Epilogue::Heads(self.heads_epilogue(&context.rotary));
+        let (outputs, qkv) = B::project(prologue, &self.qkv.frozen(adapters), epilogue, Keep::Inputs);
+        let [q, k, v] = into_parts(outputs);
+        let heads = Qkv { q, k, v };
         let prologue = Prologue::None { x: output.o.clone() };
         let attention_output = match &self.after_attention {
             None => ProjectSaved::of_inputs(prologue, low_rank),
             norm @ Some(_) => {
                 let epilogue = added_to(x_nd, norm.as_ref());
-                self.attention_output.forward(prologue, epilogue, Keep::Inputs, adapters).1.expect(KEPT)
+                B::project(prologue, &self.attention_output.frozen(adapters), epilogue, Keep::Inputs).1.expect(KEPT)
             }
         };
         SavedAttention { qkv: qkv.expect(KEPT), heads, output, attention_output }
-    }
-
-    fn forward_qkv(
-        &self,
-        x_nd: Tensor<B, 2>,
-        rotary: &[RotaryTables<B>],
-        keep: Keep,
-        adapters: AdapterPass,
-    ) -> (Qkv<B>, Option<Box<ProjectSaved<B>>>) {
-        let prologue = input(x_nd, self.before_attention.as_ref());
-        let (outputs, saved) = self.qkv.forward(prologue, Epilogue::Heads(self.heads_epilogue(rotary)), keep, adapters);
-        let [q, k, v] = into_parts(outputs);
-        (Qkv { q, k, v }, saved)
     }
 
     /// The second half of the layer: from the sum after attention to its output.
@@ -285,7 +279,7 @@ impl<B: Kernels> Layer<B> {
                 let (gated, _) = self.forward_gate(gate_up, h_nd.clone(), Keep::Nothing, adapters);
                 let (epilogue, keep) =
                     (added_to(h_nd, self.after_mlp.as_ref()), kept_of_inputs(self.after_mlp.is_some()));
-                let (y_nd, saved) = down.forward(gated, epilogue, keep, adapters);
+                let (y_nd, saved) = B::project(gated, &down.frozen(adapters), epilogue, keep);
                 (into_single(y_nd), saved.and_then(|saved| saved.low_rank))
             }
             Mlp::Experts(_) => (self.forward_mlp(h_nd, Keep::Nothing, adapters).0, None),
@@ -313,7 +307,7 @@ impl<B: Kernels> Layer<B> {
         adapters: AdapterPass,
     ) -> (Prologue<B>, Option<Box<ProjectSaved<B>>>) {
         let prologue = input(h_nd, self.before_mlp.as_ref());
-        let (outputs, saved) = gate_up.forward(prologue, Epilogue::None, keep, adapters);
+        let (outputs, saved) = B::project(prologue, &gate_up.frozen(adapters), Epilogue::None, keep);
         let [gate, up] = into_parts(outputs);
         (Prologue::Gated { gate, up, activation: self.spec.mlp.activation() }, saved)
     }
@@ -327,7 +321,8 @@ impl<B: Kernels> Layer<B> {
         adapters: AdapterPass,
     ) -> (Tensor<B, 2>, Option<SavedMlp<B>>) {
         let (gated, gate_up) = self.forward_gate(gate_up, h_nd.clone(), keep, adapters);
-        let (y_nd, down) = down.forward(gated, added_to(h_nd, self.after_mlp.as_ref()), keep, adapters);
+        let epilogue = added_to(h_nd, self.after_mlp.as_ref());
+        let (y_nd, down) = B::project(gated, &down.frozen(adapters), epilogue, keep);
         (into_single(y_nd), gate_up.zip(down).map(|(gate_up, down)| SavedMlp::Gated { gate_up, down }))
     }
 

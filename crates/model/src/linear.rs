@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::{
-    Adapter, Bias, Dropout, Epilogue, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels, Magnitude, Module,
-    ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
+    Adapter, Bias, Dropout, GemmFormat, GradientSink, Group, InputGradient, Kernels, Magnitude, Module,
+    ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Weight, WeightGradient,
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -237,17 +237,6 @@ pub(crate) struct GroupBackward<B: Kernels> {
 }
 
 impl<B: Kernels> LinearGroup<B> {
-    /// Prologue, GEMM and epilogue.
-    pub(crate) fn forward(
-        &self,
-        prologue: Prologue<B>,
-        epilogue: Epilogue<B>,
-        keep: Keep,
-        adapters: AdapterPass,
-    ) -> (Vec<Tensor<B, 2>>, Option<Box<ProjectSaved<B>>>) {
-        B::project(prologue, &self.frozen(adapters), epilogue, keep)
-    }
-
     /// The mask of this group in a pass: by the pass and by the path of its first module.
     fn mask(&self, adapters: AdapterPass) -> Option<Dropout> {
         let seed = adapters.dropout_seed?;
@@ -255,14 +244,14 @@ impl<B: Kernels> LinearGroup<B> {
         Dropout::new(self.dropout, xxh3_64_with_seed(first.path.as_bytes(), seed))
     }
 
-    /// The group without gradients of its weights.
-    fn frozen(&self, adapters: AdapterPass) -> Group<B> {
+    /// The group as its forward takes it, without gradients of its weights.
+    pub(crate) fn frozen(&self, adapters: AdapterPass) -> Group<B> {
         let modules =
             self.modules.iter().map(|linear| linear.module(adapters.are_on, WeightGradient::Frozen)).collect();
         Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout: self.mask(adapters) }
     }
 
-    /// Backward of [`LinearGroup::forward`].
+    /// Backward of a projection by [`LinearGroup::frozen`].
     pub(crate) fn backward(
         &self,
         saved: ProjectSaved<B>,

@@ -89,9 +89,11 @@ pub(crate) fn forward_layer<B: Kernels>(
 ) -> (Tensor<B, 2>, SavedLayer<B>) {
     let adapters = pass.adapter_pass();
     let attend = || Attend::Documents(&context.documents);
-    let forward = |x_nd, keep| layer.forward(x_nd, &context.rotary, attend(), keep, adapters);
-    let all = |(y_nd, activations): (_, Option<_>)| {
-        (y_nd, SavedLayer::Activations(activations.expect("a layer saves its activations under this policy")))
+    let keeping = |x_nd, keep| {
+        let after = layer.forward_attention(x_nd, &context.rotary, attend(), keep, adapters);
+        let (y_nd, mlp) = layer.forward_mlp(after.h_nd.clone(), keep, adapters);
+        let activations = after.saved(mlp).expect("a layer saves its activations under this policy");
+        (y_nd, SavedLayer::Activations(activations))
     };
     match pass.recompute {
         Recompute::Full => {
@@ -111,8 +113,8 @@ pub(crate) fn forward_layer<B: Kernels>(
             let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd.clone(), adapters);
             (y_nd, SavedLayer::Halves { attention, h_nd: put_away(h_nd, pass.offload && !is_last), low_rank })
         }
-        Recompute::Selective => all(forward(x_nd, Keep::Inputs)),
-        Recompute::None => all(forward(x_nd, Keep::Everything)),
+        Recompute::Selective => keeping(x_nd, Keep::Inputs),
+        Recompute::None => keeping(x_nd, Keep::Everything),
     }
 }
 

@@ -121,11 +121,9 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     let job = ranks.clone();
     let result = with_backend!(prepared.plan.backend.value, B => {
         catch_failure(|| together::catch_loss(|| {
-            Run::<B>::start(prepared, place, ranks, console, interrupt, started)?
-                .tracing(trace)
-                .noting(is_saving)
-                .reporting(writer)
-                .train()
+            let mut run = Run::<B>::start(prepared, place, ranks, console, interrupt, started)?;
+            (run.trace, run.is_saving, run.report) = (trace, is_saving, writer);
+            run.train()
         }))
     });
     match (result, job.check("training")) {

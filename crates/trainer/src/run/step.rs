@@ -129,12 +129,6 @@ impl<B: Kernels> Trainer<B> {
     }
 
     /// As [`Trainer::step`], for a step whose ranks have agreed that it has these counts.
-    ///
-    /// # Errors
-    /// As [`Trainer::step`].
-    ///
-    /// # Panics
-    /// As [`Trainer::step`].
     pub fn step_of(&mut self, micro_batches: &[Batch], counts: StepCounts) -> Result<StepOutcome, RunError> {
         assert!(counts.loss_tokens > 0, "a step needs at least one loss token");
         assert!(self.pairs.is_none() || counts.pairs > 0, "a step of preference training needs a pair");
@@ -188,7 +182,7 @@ impl<B: Kernels> Trainer<B> {
         if self.optimizer.is_partial() { self.ranks.owners(&self.model.parameters()) } else { BTreeMap::new() }
     }
 
-    /// Forward and backward of all micro-batches; the sum of the losses, or the sums of pairs.
+    /// Forward and backward of all micro-batches: the sum of the cross entropies times the loss scale, or the sums of pairs.
     fn micro_batches(
         &self,
         micro_batches: &[Batch],
@@ -199,12 +193,17 @@ impl<B: Kernels> Trainer<B> {
         for (index, batch) in micro_batches.iter().enumerate() {
             sink.begin_micro_batch(index + 1 == micro_batches.len());
             let pass = PassOptions { dropout_seed: self.dropout_seed(index), ..self.pass };
-            let of_batch = match &self.pairs {
-                Some(pairs) => {
-                    let how = (pass, self.loss_chunk_tokens, self.optimizer.loss_scale());
-                    pairs.loss_and_gradients(&self.model, batch, counts, how, sink)?
-                }
-                None => self.micro_batch(batch, pass, counts, sink)?,
+            let (chunk_tokens, scale) = (self.loss_chunk_tokens, self.optimizer.loss_scale());
+            let of_batch = if let Some(pairs) = &self.pairs {
+                pairs.loss_and_gradients(&self.model, batch, counts, (pass, chunk_tokens, scale), sink)?
+            } else {
+                let Batch { input_ids, targets, positions, cu_seqlens, .. } = batch;
+                let mut on_device = self.model.upload(input_ids, targets, positions, cu_seqlens)?;
+                let count = on_device.targets.count;
+                on_device.targets.weights_m = scale.filter(|_| count > 0).map(|scale| repeated(&scale, count));
+                let gradient_scale = Some(1.0 / counts.loss_tokens as f64);
+                let options = LossOptions { chunk_tokens, gradient_scale, log_probs: false };
+                self.model.loss_and_gradients(&on_device, pass, options, sink)
             };
             sum = Some(match sum {
                 Some(sum) => sum.add(of_batch),
@@ -212,25 +211,6 @@ impl<B: Kernels> Trainer<B> {
             });
         }
         Ok(sum.expect("a step has a micro-batch"))
-    }
-
-    /// Forward and backward of one micro-batch; the sum of its cross entropies times the loss scale.
-    fn micro_batch(
-        &self,
-        batch: &Batch,
-        pass: PassOptions,
-        counts: StepCounts,
-        sink: &mut dyn GradientSink<B>,
-    ) -> Result<Tensor<B, 1>, RunError> {
-        let mut on_device = self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
-        let (count, scale) = (on_device.targets.count, self.optimizer.loss_scale());
-        on_device.targets.weights_m = scale.filter(|_| count > 0).map(|scale| repeated(&scale, count));
-        let options = LossOptions {
-            chunk_tokens: self.loss_chunk_tokens,
-            gradient_scale: Some(1.0 / counts.loss_tokens as f64),
-            log_probs: false,
-        };
-        Ok(self.model.loss_and_gradients(&on_device, pass, options, sink))
     }
 
     /// Sums the loss over all ranks, updates what this rank updates, and gives it to the others.
@@ -271,9 +251,7 @@ impl<B: Kernels> Trainer<B> {
         self.model.refresh_adapter();
         Ok((loss_sum, report))
     }
-}
 
-impl<B: Kernels> Trainer<B> {
     /// What the masks of a micro-batch of the coming step follow from: the run's seed, the step, and the number of the micro-batch over all
     /// ranks. Nothing of it is state, so a resumed run has the masks of one that was not interrupted.
     fn dropout_seed(&self, micro_batch: usize) -> Option<u64> {

@@ -65,14 +65,16 @@ pub(super) struct Run<B: Kernels> {
     unreported: Option<Unreported>,
     rank_meter: RankMeter,
     watchdog: Watchdog,
-    trace: Option<TraceSteps>,
+    /// Steps to write a trace of.
+    pub(super) trace: Option<TraceSteps>,
     /// While steps are traced.
     spans: Option<HostSpans>,
     /// Whether the ranks agreed to end after this step.
     ends_together: bool,
     /// Whether a checkpoint is being written, which is finished even if another rank is lost.
-    is_saving: Arc<AtomicBool>,
-    report: Option<ReportWriter>,
+    pub(super) is_saving: Arc<AtomicBool>,
+    /// Writes a report at its end.
+    pub(super) report: Option<ReportWriter>,
 }
 
 impl<B: Kernels> Run<B> {
@@ -146,21 +148,6 @@ impl<B: Kernels> Run<B> {
         })
     }
 
-    /// The same run, which writes a trace of these steps.
-    pub(super) fn tracing(self, trace: Option<TraceSteps>) -> Self {
-        Self { trace, ..self }
-    }
-
-    /// The same run, which notes here whether it is writing a checkpoint.
-    pub(super) fn noting(self, is_saving: Arc<AtomicBool>) -> Self {
-        Self { is_saving, ..self }
-    }
-
-    /// The same run, which has its report written at its end.
-    pub(super) fn reporting(self, report: Option<ReportWriter>) -> Self {
-        Self { report, ..self }
-    }
-
     /// Trains to the plan's last step or to a signal.
     pub(super) fn train(mut self) -> Result<Outcome, RunError> {
         self.interrupt.training_begins();
@@ -212,7 +199,38 @@ impl<B: Kernels> Run<B> {
 
     /// One step, and the evaluation and the checkpoint that are due after it. Whether a signal ends the run, which is then saved.
     fn advance(&mut self) -> Result<bool, RunError> {
-        self.step()?;
+        self.watchdog.step_begins(self.state.step + 1);
+        let started = Instant::now();
+        let (micro_batches, cursor) = self.next_micro_batches();
+        self.note(DATA, self.state.step + 1, started);
+        let queued = Instant::now();
+        let exchanged = self.trainer.ranks.exchanged();
+        let here = micro_batches.iter().map(|batch| batch.tokens() as u64).sum();
+        let (counts, tokens) = self.agree_on_step(StepCounts::of(&micro_batches), here)?;
+        if self.trainer.ranks.world_size() > 1 {
+            self.note(AGREE, self.state.step + 1, queued);
+        }
+        let queued = Instant::now();
+        let outcome = self.trainer.step_of(&micro_batches, counts)?;
+        self.note(QUEUE, outcome.step, queued);
+        let exchanged = self.trainer.ranks.exchanged() - exchanged;
+        self.state.step = outcome.step;
+        self.state.cursor = cursor;
+        self.state.loss_tokens += outcome.loss_tokens;
+        // Waits for the end of the previous step, while the device has this one to run: at most two steps are in flight.
+        if let Some(previous) = self.pending.take() {
+            self.log(previous)?;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        self.state.step_s += seconds;
+        self.state.step_tokens += tokens;
+        self.pending = Some(Pending { outcome, loss_tokens: self.state.loss_tokens, tokens, seconds, exchanged });
+        self.watchdog.step_ends();
+        self.after_step()
+    }
+
+    /// What is due after a step. Whether a signal ends the run.
+    fn after_step(&mut self) -> Result<bool, RunError> {
         let (step, total) = (self.state.step, self.prepared.plan.steps.value);
         let is_due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
         if is_due(self.prepared.plan.eval_every_steps.value) {
@@ -288,42 +306,6 @@ impl<B: Kernels> Run<B> {
         if let Some(spans) = &mut self.spans {
             spans.add(name, step, started);
         }
-    }
-
-    fn step(&mut self) -> Result<(), RunError> {
-        self.watchdog.step_begins(self.state.step + 1);
-        self.watched_step()?;
-        self.watchdog.step_ends();
-        Ok(())
-    }
-
-    fn watched_step(&mut self) -> Result<(), RunError> {
-        let started = Instant::now();
-        let (micro_batches, cursor) = self.next_micro_batches();
-        self.note(DATA, self.state.step + 1, started);
-        let queued = Instant::now();
-        let exchanged = self.trainer.ranks.exchanged();
-        let here = micro_batches.iter().map(|batch| batch.tokens() as u64).sum();
-        let (counts, tokens) = self.agree_on_step(StepCounts::of(&micro_batches), here)?;
-        if self.trainer.ranks.world_size() > 1 {
-            self.note(AGREE, self.state.step + 1, queued);
-        }
-        let queued = Instant::now();
-        let outcome = self.trainer.step_of(&micro_batches, counts)?;
-        self.note(QUEUE, outcome.step, queued);
-        let exchanged = self.trainer.ranks.exchanged() - exchanged;
-        self.state.step = outcome.step;
-        self.state.cursor = cursor;
-        self.state.loss_tokens += outcome.loss_tokens;
-        // Waits for the end of the previous step, while the device has this one to run: at most two steps are in flight.
-        if let Some(previous) = self.pending.take() {
-            self.log(previous)?;
-        }
-        let seconds = started.elapsed().as_secs_f64();
-        self.state.step_s += seconds;
-        self.state.step_tokens += tokens;
-        self.pending = Some(Pending { outcome, loss_tokens: self.state.loss_tokens, tokens, seconds, exchanged });
-        Ok(())
     }
 
     fn next_micro_batches(&mut self) -> (Vec<Batch>, Cursor) {
