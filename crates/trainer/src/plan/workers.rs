@@ -56,41 +56,29 @@ fn cores(profile: &HardwareProfile) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
-
-    fn chosen(changes: &[&str], cores: usize, backend: BackendKind) -> [usize; 2] {
-        let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
-        let config =
-            RunConfig::from_toml("model='m'\nmode='full'\n[data]\npath='d'\n", Path::new("r.toml"), &changes).unwrap();
-        let profile = HardwareProfile::described(cores, 0, Vec::new());
-        let (tokenize, load) = (to_tokenize(&config, &profile), to_load(&config, &profile, backend));
-        assert!([&tokenize, &load].iter().all(|chosen| !chosen.reason.is_empty()));
-        assert_eq!(tokenizing(&config, &profile).workers.get(), tokenize.value);
-        [tokenize.value, load.value]
-    }
+    use crate::plan::fixtures::read_recipe;
 
     #[test]
-    fn all_cores_tokenize_and_a_cpu_backend_keeps_them_for_training() {
-        for backend in [BackendKind::Flex, BackendKind::Candle] {
-            assert_eq!(chosen(&[], 32, backend), [32, 1]);
-            assert_eq!(chosen(&["pack=false"], 32, backend), [32, 1]);
+    fn all_cores_tokenize_and_loaders_leave_a_cpu_backend_its_cores_unless_the_recipe_has_a_number() {
+        use BackendKind::{Candle, Cuda, Flex, Wgpu};
+        for (changes, cores, backends, expected) in [
+            (&[] as &[&str], 32, &[Flex, Candle] as &[BackendKind], [32, 1]),
+            (&["pack=false"], 32, &[Flex, Candle], [32, 1]),
+            (&["pack=true"], 32, &[Cuda, Wgpu], [32, 1]),
+            (&["pack=false"], 32, &[Cuda, Wgpu], [32, UNPACKED]),
+            (&["pack=false"], 1, &[Cuda, Wgpu], [1, 1]),
+            (&["data.workers=5"], 2, &[Flex], [5, 5]),
+            (&["data.workers=1", "pack=false"], 8, &[Cuda], [1, 1]),
+        ] {
+            let config = read_recipe("model='m'\nmode='full'\n[data]\npath='d'\n", changes);
+            let profile = HardwareProfile::described(cores, 0, Vec::new());
+            for &backend in backends {
+                let chosen = [to_tokenize(&config, &profile), to_load(&config, &profile, backend)];
+                assert!(chosen.iter().all(|chosen| !chosen.reason.is_empty()));
+                assert_eq!(tokenizing(&config, &profile).workers.get(), chosen[0].value);
+                assert_eq!(chosen.map(|chosen| chosen.value), expected, "{changes:?}, {cores} cores, {backend}");
+            }
         }
-    }
-
-    #[test]
-    fn an_accelerator_gets_more_loader_threads_for_unpacked_rows_but_never_more_than_cores() {
-        for backend in [BackendKind::Cuda, BackendKind::Wgpu] {
-            assert_eq!(chosen(&["pack=true"], 32, backend), [32, 1]);
-            assert_eq!(chosen(&["pack=false"], 32, backend), [32, UNPACKED]);
-            assert_eq!(chosen(&["pack=false"], 1, backend), [1, 1]);
-        }
-    }
-
-    #[test]
-    fn a_number_in_the_recipe_wins_over_the_machine() {
-        assert_eq!(chosen(&["data.workers=5"], 2, BackendKind::Flex), [5, 5]);
-        assert_eq!(chosen(&["data.workers=1", "pack=false"], 8, BackendKind::Cuda), [1, 1]);
     }
 }

@@ -316,14 +316,12 @@ mod tests {
 
     use super::*;
 
-    /// What three ranks with these checksums find.
-    fn found(checksums: [u64; 3], is_part_of_base: bool) -> Vec<Result<bool, String>> {
+    /// What three ranks find, in their order.
+    fn on_three_ranks<T: Send>(find: impl Fn(Ranks) -> Result<T, RunError> + Sync) -> Vec<Result<T, String>> {
         thread::scope(|scope| {
-            let start = |communicator| {
-                let ranks = Ranks::new(communicator);
-                let compare = move || are_the_same(&ranks, checksums[ranks.rank()], is_part_of_base);
-                scope.spawn(move || compare().map_err(|error| error.to_string()))
-            };
+            let find = &find;
+            let start =
+                |communicator| scope.spawn(move || find(Ranks::new(communicator)).map_err(|error| error.to_string()));
             let threads: Vec<_> = local_group(3).into_iter().map(start).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
@@ -331,31 +329,25 @@ mod tests {
 
     #[test]
     fn the_first_rank_that_does_not_see_the_folder_or_cannot_write_to_it_is_named_on_all_ranks() {
-        let refused = |access: [[bool; 2]; 3]| -> Vec<Option<String>> {
-            thread::scope(|scope| {
-                let start = |communicator| {
-                    let ranks = Ranks::new(communicator);
-                    let own = access[ranks.rank()];
-                    let compare = move || compare_access(&ranks, own, PathBuf::from("runs"), ZeroStage::STATE);
-                    scope.spawn(move || compare().err().map(|error| error.to_string()))
-                };
-                let threads: Vec<_> = local_group(3).into_iter().map(start).collect();
-                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-            })
+        let refused = |access: [[bool; 2]; 3]| {
+            on_three_ranks(|ranks| compare_access(&ranks, access[ranks.rank()], "runs".into(), ZeroStage::STATE))
         };
-        assert_eq!(refused([[true; 2]; 3]), [None, None, None]);
+        assert_eq!(refused([[true; 2]; 3]), [Ok(()), Ok(()), Ok(())]);
         for (access, expected) in [
             ([[true; 2], [true, false], [false; 2]], "rank 1 sees the folder runs of rank 0 and cannot write"),
             ([[true; 2], [true; 2], [false; 2]], "rank 2 does not see the folder runs of rank 0"),
         ] {
             for message in refused(access) {
-                assert!(message.as_ref().is_some_and(|message| message.starts_with(expected)), "{message:?}");
+                assert!(message.as_ref().is_err_and(|message| message.starts_with(expected)), "{message:?}");
             }
         }
     }
 
     #[test]
     fn weights_that_differ_are_shared_unless_they_started_as_parts_of_different_bases() {
+        let found = |checksums: [u64; 3], is_part_of_base| {
+            on_three_ranks(|ranks| are_the_same(&ranks, checksums[ranks.rank()], is_part_of_base))
+        };
         assert_eq!(found([7, 7, 7], true), [Ok(true), Ok(true), Ok(true)]);
         assert_eq!(found([7, 7, 8], false), [Ok(false), Ok(false), Ok(false)]);
         for result in found([7, 7, 8], true) {

@@ -276,6 +276,10 @@ mod tests {
         complete(&run.join(CHECKPOINTS)).unwrap().into_iter().map(|(step, _)| step).collect()
     }
 
+    fn names(paths: Vec<PathBuf>) -> Vec<String> {
+        paths.iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
+    }
+
     #[test]
     fn committed_checkpoint_is_the_latest_and_has_its_files() {
         let run = tempfile::tempdir().unwrap();
@@ -302,9 +306,8 @@ mod tests {
     #[test]
     fn checkpoints_that_were_set_aside_count_and_are_the_first_to_go() {
         let run = tempfile::tempdir().unwrap();
-        let names = || {
-            let paths = list(&run.path().join(CHECKPOINTS)).unwrap().into_iter();
-            let mut names: Vec<_> = paths.map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect();
+        let sorted = || {
+            let mut names = names(list(&run.path().join(CHECKPOINTS)).unwrap());
             names.sort();
             names
         };
@@ -313,17 +316,14 @@ mod tests {
         }
         set_aside_after(run.path(), 1).unwrap();
         save(run.path(), 2, 3);
-        assert_eq!(names(), ["step-1", "step-2", "step-3.set-aside"]);
+        assert_eq!(sorted(), ["step-1", "step-2", "step-3.set-aside"]);
         save(run.path(), 3, 3);
-        assert_eq!(names(), ["step-1", "step-2", "step-3"]);
+        assert_eq!(sorted(), ["step-1", "step-2", "step-3"]);
     }
 
     #[test]
     fn a_run_that_continues_removes_no_checkpoint_that_was_set_aside_before_and_names_all() {
         let run = tempfile::tempdir().unwrap();
-        let names = |paths: Vec<PathBuf>| -> Vec<String> {
-            paths.iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
-        };
         let mut expected = Vec::new();
         for name in ["step-2.set-aside", "step-2.set-aside-2", "step-2.set-aside-3"] {
             for step in [1, 2] {
@@ -347,10 +347,7 @@ mod tests {
         let folder = run.path().join(CHECKPOINTS);
         let one = size(&folder.join("step-3")).unwrap();
         let bytes = 10 * one;
-        let removed = |missing: u64, keep: usize| -> Vec<String> {
-            let paths = in_the_way(&folder, bytes - missing, bytes, keep).unwrap().into_iter();
-            paths.map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
-        };
+        let removed = |missing: u64, keep| names(in_the_way(&folder, bytes - missing, bytes, keep).unwrap());
         assert_eq!(removed(0, 2), [""; 0]);
         assert_eq!(removed(1, 2), ["step-4.set-aside"]);
         assert_eq!(removed(one + 1, 2), ["step-4.set-aside", "step-1"]);
