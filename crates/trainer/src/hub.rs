@@ -22,17 +22,11 @@ use crate::state::checkpoint::{ADAPTER, MODEL};
 
 impl RunConfig {
     /// The folder that `model` names, with everything but the weights where it is on the Hub.
-    ///
-    /// # Errors
-    /// As [`model_folder`].
     pub fn model_folder(&self) -> Result<PathBuf, RunError> {
         Ok(model_folder(Path::new(&self.model), Need::Description, Console::QUIET)?.folder)
     }
 
     /// The folder that `model` names, with what is needed of it; a run from random weights needs none.
-    ///
-    /// # Errors
-    /// As [`model_folder`].
     pub fn fetch_model(&self, need: Need, console: Console) -> Result<ModelFolder, RunError> {
         let need = if self.init == Init::Pretrained { need } else { Need::Description };
         model_folder(Path::new(&self.model), need, console)
@@ -40,9 +34,6 @@ impl RunConfig {
 
     /// As [`RunConfig::fetch_model`], on the ranks of a job. Rank 0 alone asks the Hub about model, adapter and
     /// `sources`, so all ranks see the same commits; the first rank of each machine downloads before the others look.
-    ///
-    /// # Errors
-    /// As [`model_folder`]; a rank is gone.
     pub fn fetch_model_on(
         &self,
         ranks: &Ranks,
@@ -75,9 +66,6 @@ impl RunConfig {
     }
 
     /// The folder of the adapter that the run starts from, with what is needed of it; `None` where it starts from none.
-    ///
-    /// # Errors
-    /// As [`model_folder`].
     pub fn fetch_adapter(&self, need: Need, console: Console) -> Result<Option<PathBuf>, RunError> {
         let Some(from) = self.lora.as_ref().and_then(|lora| lora.init_from.as_ref()) else { return Ok(None) };
         match model_folder(Path::new(from), need, console) {

@@ -104,9 +104,6 @@ impl DataConfig {
     }
 
     /// As [`SourceConfig::field_names`], for `path` and `eval_path`.
-    ///
-    /// # Errors
-    /// As [`SourceConfig::field_names`].
     pub fn field_names(&self) -> Result<Fields, String> {
         self.own_source().field_names()
     }

@@ -42,9 +42,9 @@ pub enum ConfigError {
         /// What to give instead.
         help: String,
     },
-    /// Keys that do not exist, at least one.
-    #[error("{}", lines(.0))]
-    UnknownKeys(Vec<UnknownKey>),
+    /// Keys that do not exist, a line for each.
+    #[error("{0}")]
+    UnknownKeys(String),
     /// Anything else that is wrong at a place.
     #[error("{place}: {message}")]
     At {
@@ -75,24 +75,6 @@ impl ConfigError {
     pub(super) fn missing(place: Place, key: &str, help: impl fmt::Display) -> Self {
         Self::At { place, message: format!("{key} is missing; {help}") }
     }
-}
-
-/// A key that does not exist.
-#[derive(Debug, thiserror::Error)]
-#[error("{place}: unknown key '{key}' {section}; {hint}")]
-pub struct UnknownKey {
-    /// Where.
-    pub place: Place,
-    /// The key as typed, without its section.
-    pub key: String,
-    /// "in `[train]`" or "at the top of the file".
-    pub section: String,
-    /// The nearest known key, or where it belongs.
-    pub hint: String,
-}
-
-fn lines(keys: &[UnknownKey]) -> String {
-    keys.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 /// Turns a message of the TOML reader about the value of `key` into one of ours.

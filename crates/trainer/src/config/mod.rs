@@ -42,7 +42,7 @@ pub use backend_choice::BackendChoice;
 pub use data_section::DataConfig;
 pub use data_source::SourceConfig;
 pub use device_budget::DeviceBudget;
-pub use error::{ConfigError, Place, UnknownKey};
+pub use error::{ConfigError, Place};
 pub use eval_section::{CheckpointConfig, EvalConfig};
 pub use extraction::Extraction;
 pub use preference_section::{LossType, PreferenceLoss, PreferenceSection};

@@ -31,9 +31,6 @@ impl RunConfig {
     }
 
     /// As [`RunConfig::load`], from TOML that is already in memory; `file` is what error messages call it.
-    ///
-    /// # Errors
-    /// As [`RunConfig::load`].
     pub fn from_toml(text: &str, file: &Path, overrides: &[String]) -> Result<RunConfig, ConfigError> {
         RunConfig::from_source(Source::parse(text, file, Language::Toml, overrides)?, file)
     }

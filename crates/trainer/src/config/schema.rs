@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use schemars::schema_for;
 use serde_json::Value;
 
-use crate::config::error::{ConfigError, UnknownKey, nearest};
+use crate::config::error::{ConfigError, nearest};
 use crate::config::section::{Limit, Limited};
 use crate::config::source::Source;
 use crate::config::{RunConfig, other_names};
@@ -80,15 +80,12 @@ pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError
                 return Err(ConfigError::key(source.place_of(&entry.key_span), key, problem));
             }
         } else if known.get(section).is_some_and(|keys| !keys.iter().any(|known| known == key)) {
-            unknown.push(UnknownKey {
-                place: source.place_of(&entry.key_span),
-                key: key.to_string(),
-                section: in_section(section),
-                hint: hint(&known, section, key),
-            });
+            let (place, place_in, hint) =
+                (source.place_of(&entry.key_span), in_section(section), hint(&known, section, key));
+            unknown.push(format!("{place}: unknown key '{key}' {place_in}; {hint}"));
         }
     }
-    if unknown.is_empty() { Ok(()) } else { Err(ConfigError::UnknownKeys(unknown)) }
+    if unknown.is_empty() { Ok(()) } else { Err(ConfigError::UnknownKeys(unknown.join("\n"))) }
 }
 
 /// "in `[train]`", "at the top of the file".

@@ -126,10 +126,6 @@ impl MetricSink for Progress {
     fn notice(&mut self, text: &str) {
         self.print(text);
     }
-
-    fn flush(&mut self) -> Result<(), StorageError> {
-        Ok(())
-    }
 }
 
 impl Lines {

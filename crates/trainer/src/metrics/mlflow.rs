@@ -167,10 +167,6 @@ impl MetricSink for Mlflow {
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), StorageError> {
-        Ok(())
-    }
-
     fn end(&mut self, how: RunEnd) {
         self.shared.lock().end = Some((how, Instant::now()));
         self.shared.wake.notify_all();

@@ -42,10 +42,7 @@ impl EventWriter {
     }
 
     /// Writes the values of one step. Each has a tag such as "train/loss".
-    ///
-    /// # Errors
-    /// [`StorageError`] if the file cannot be written.
-    pub fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> Result<(), StorageError> {
+    fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> Result<(), StorageError> {
         let mut summary = Vec::new();
         for (tag, value) in values {
             let mut one = string(1, tag);
@@ -54,14 +51,6 @@ impl EventWriter {
             summary.extend(bytes(1, &one));
         }
         self.record(&event(now(), step, &bytes(5, &summary)))
-    }
-
-    /// Waits until everything is on the disk.
-    ///
-    /// # Errors
-    /// [`StorageError`] if the disk refuses.
-    pub fn flush(&mut self) -> Result<(), StorageError> {
-        self.file.flush()
     }
 
     /// Appends one record.
@@ -86,7 +75,7 @@ impl MetricSink for EventWriter {
     }
 
     fn flush(&mut self) -> Result<(), StorageError> {
-        EventWriter::flush(self)
+        self.file.flush()
     }
 }
 

@@ -155,3 +155,10 @@ pub fn loader(plan: &Plan, rows: Arc<PackedDataset>, ranks: &Ranks, start: Curso
     };
     Loader::new(rows, config, start)
 }
+
+/// A rank's share of rows that are read once, in their order.
+pub(super) fn loader_once(rows: &Arc<PackedDataset>, rows_per_batch: usize, rank: usize, world_size: usize) -> Loader {
+    let (seed, shuffle, epochs) = (0, false, Some(1));
+    let config = LoaderConfig { rows_per_batch, seed, shuffle, epochs, rank, world_size, prefetch: 1, workers: 1 };
+    Loader::new(Arc::clone(rows), config, Cursor::default())
+}

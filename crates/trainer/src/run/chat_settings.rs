@@ -50,9 +50,6 @@ fn open(folder: &Path) -> Result<(PathBuf, Map<String, Value>), RunError> {
 }
 
 /// The length by which the training of a result chose longrope's factors; `None` if the folder does not say it.
-///
-/// # Errors
-/// As [`read`].
 pub fn read_sequence_tokens(folder: &Path) -> Result<Option<usize>, RunError> {
     let (path, map) = open(folder)?;
     Ok(JsonObject::new(&path, &map).usize(SEQUENCE_TOKENS)?)

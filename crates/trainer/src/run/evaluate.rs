@@ -10,7 +10,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use firebrick_data::{DocumentSet, Loader, LoaderConfig, PackOptions, PackedDataset, Tokenizer};
+use firebrick_data::{DocumentSet, PackOptions, PackedDataset, Tokenizer};
 use firebrick_kernels::{Kernels, PAIR_NUMBERS};
 use firebrick_model::{BatchLimits, Decoder, Sampler};
 use firebrick_parallel::Ranks;
@@ -19,6 +19,7 @@ use crate::config::Extraction;
 use crate::error::RunError;
 use crate::metrics::{Evaluation, PairMetrics};
 use crate::plan::{MAX_PROMPTS_AT_ONCE, Plan};
+use crate::run::assemble::loader_once;
 use crate::run::eval_prompts::EvalPrompts;
 use crate::run::generate::continue_prompts;
 use crate::run::preference::{PairObjective, Reference, StepCounts};
@@ -132,9 +133,6 @@ impl EvaluationSet {
     }
 
     /// As [`EvaluationSet::evaluate`], by all ranks together; `None` if `watch` ended it on one of them.
-    ///
-    /// # Errors
-    /// As [`EvaluationSet::evaluate`], or a rank is gone.
     pub fn evaluate_watched<B: Kernels>(
         &self,
         model: &Decoder<B>,
@@ -218,24 +216,10 @@ impl HeldOut {
         Ok((!is_stopped).then_some(Evaluation { loss, token_accuracy, exact_match, pairs: None }))
     }
 
-    fn loader(&self) -> Loader {
-        let config = LoaderConfig {
-            rows_per_batch: self.rows_per_batch,
-            seed: 0,
-            shuffle: false,
-            epochs: Some(1),
-            rank: 0,
-            world_size: 1,
-            prefetch: 1,
-            workers: 1,
-        };
-        Loader::new(Arc::clone(&self.rows), config, Default::default())
-    }
-
     /// This rank's share of the batches: sums of the loss and of the right tokens.
     fn score<B: Kernels>(&self, model: &Decoder<B>, ranks: &Ranks, watch: Watch<'_>) -> Result<Tally, RunError> {
         let batches = self.rows.rows().div_ceil(self.rows_per_batch).min(self.max_batches);
-        let mut loader = self.loader();
+        let mut loader = loader_once(&self.rows, self.rows_per_batch, 0, 1);
         let mut tally = Tally::default();
         for done in 0..batches {
             if watch(Stage::Loss(done, batches)).is_break() && !model.is_divided() {

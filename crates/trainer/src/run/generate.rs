@@ -95,9 +95,6 @@ impl LoadOptions {
     }
 
     /// The same with another system prompt, if one was typed; an empty one is none.
-    ///
-    /// # Errors
-    /// As [`LoadOptions::chat_settings`].
     pub fn template_defaults(&self, system_prompt: Option<&str>) -> Result<TemplateDefaults, RunError> {
         let mut defaults = self.chat_settings()?;
         if let Some(prompt) = system_prompt {
@@ -146,9 +143,6 @@ pub struct GenerateRequest {
 
 impl GenerateRequest {
     /// What the chat template gets in addition to the prompt.
-    ///
-    /// # Errors
-    /// As [`LoadOptions::chat_settings`].
     pub fn template_defaults(&self) -> Result<TemplateDefaults, RunError> {
         self.load.template_defaults(self.system_prompt.as_deref())
     }
@@ -182,9 +176,6 @@ pub fn generate<B: Kernels>(request: &GenerateRequest, device: &B::Device) -> Re
 }
 
 /// As [`generate`], with a call for each piece of text, in the order in which they are written: index of the prompt, and text.
-///
-/// # Errors
-/// As [`generate`].
 pub fn generate_streaming<B: Kernels>(
     request: &GenerateRequest,
     device: &B::Device,

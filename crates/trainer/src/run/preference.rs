@@ -108,9 +108,6 @@ impl PairObjective {
 
     /// Forward and backward of a micro-batch of a step with these counts; `PairResult::numbers`, `[7]`. `loss_scale` is a factor
     /// of the gradients alone.
-    ///
-    /// # Errors
-    /// As [`Decoder::upload`].
     pub fn loss_and_gradients<B: Kernels>(
         &self,
         model: &Decoder<B>,

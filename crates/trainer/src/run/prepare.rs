@@ -51,9 +51,6 @@ pub struct Prepared {
 
 /// As [`prepare`], for a plan of a new run that would begin now. Of a model on the Hub the weights are left there; an adapter to start from
 /// is fetched, because its shapes are checked.
-///
-/// # Errors
-/// As [`check_start`] and [`prepare`].
 pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) -> Result<Prepared, RunError> {
     check_start(&recipe)?;
     prepare(recipe, now(), world_size, request, Need::Description)

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_tensor::{Tensor, TensorData};
-use firebrick_data::{Batch, Loader, LoaderConfig, PackedDataset};
+use firebrick_data::{Batch, PackedDataset};
 use firebrick_kernels::Kernels;
 use firebrick_model::Decoder;
 use firebrick_parallel::Ranks;
@@ -21,6 +21,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use crate::console::Console;
 use crate::error::RunError;
 use crate::plan::Plan;
+use crate::run::assemble::loader_once;
 use crate::run::preference::Reference;
 use crate::run::prepare::Prepared;
 use crate::run::step::Trainer;
@@ -118,7 +119,7 @@ impl<B: Kernels> ReferencePass<'_, B> {
         let Trainer { model, ranks, loss_chunk_tokens, .. } = &*self.trainer;
         let mut sums = vec![0.0; rows.documents().len()];
         let batches = rows.rows().div_ceil(rows_per_batch * ranks.world_size());
-        let mut loader = loader(rows, rows_per_batch, ranks);
+        let mut loader = loader_once(rows, rows_per_batch, ranks.rank(), ranks.world_size());
         let done = Arc::new(AtomicUsize::new(0));
         let shown = Arc::clone(&done);
         let _shown =
@@ -141,21 +142,6 @@ fn key_of_model(prepared: &Prepared, identity: &ReferenceIdentity, weights: u64)
     key.update(&identity);
     key.update(model.as_bytes());
     key
-}
-
-/// This rank's share of the rows, once.
-fn loader(rows: &Arc<PackedDataset>, rows_per_batch: usize, ranks: &Ranks) -> Loader {
-    let config = LoaderConfig {
-        rows_per_batch,
-        seed: 0,
-        shuffle: false,
-        epochs: Some(1),
-        rank: ranks.rank(),
-        world_size: ranks.world_size(),
-        prefetch: 1,
-        workers: 1,
-    };
-    Loader::new(Arc::clone(rows), config, Default::default())
 }
 
 /// The documents of a batch. The adapter takes part: it is as it is before the first step.

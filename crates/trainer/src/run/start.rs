@@ -53,9 +53,6 @@ impl Place {
 
     /// Compares the reference of a preference loss with that of the checkpoint. Returns a note where the checkpoint
     /// does not say it.
-    ///
-    /// # Errors
-    /// As [`ReferenceIdentity::check`].
     pub(super) fn check_reference(&self, now: Option<&ReferenceIdentity>) -> Result<Option<&'static str>, RunError> {
         match self {
             Self::New(_) => Ok(None),
@@ -114,9 +111,8 @@ fn save_texts(folder: &RunFolder, prepared: &Prepared, ranks: &Ranks) -> Result<
     if !ranks.is_main() {
         return Ok(());
     }
-    folder.write(&folder.config_toml(), &prepared.recipe.to_toml())?;
-    folder.write(&folder.plan_toml(), &prepared.plan.to_toml())?;
-    Ok(())
+    folder.write("config.toml", &prepared.recipe.to_toml())?;
+    Ok(folder.write("plan.toml", &prepared.plan.to_toml())?)
 }
 
 /// The state before the first step: evaluated and sampled, unless the plan leaves that out.

@@ -291,13 +291,12 @@ impl<B: Kernels> Run<B> {
         let is_stopped = is_stopped?;
         let host = self.spans.take().unwrap_or_else(HostSpans::start);
         let trace = RunTrace { steps: TraceSteps { last, ..steps }, host, device: operations };
-        let file = self.folder.trace_json();
         let ranks = &self.trainer.ranks;
         let all = ranks.all_gather("trace", trace.events(ranks.rank()))?;
         if ranks.is_main() {
-            self.folder.write(&file, &of_all_ranks(&all))?;
+            self.folder.write("trace.json", &of_all_ranks(&all))?;
         }
-        self.console.print(&format!("{trace}; {}", file.display()));
+        self.console.print(&format!("{trace}; {}", self.folder.path().join("trace.json").display()));
         Ok(is_stopped)
     }
 

@@ -69,9 +69,6 @@ impl Manifest {
     }
 
     /// Writes the manifest into its folder.
-    ///
-    /// # Errors
-    /// As [`write_atomically`].
     pub fn write(&self, folder: &Path) -> Result<(), StorageError> {
         let text = serde_json::to_string_pretty(self).expect("a manifest of plain fields is expressible as JSON");
         write_atomically(&folder.join(MANIFEST), text.as_bytes())

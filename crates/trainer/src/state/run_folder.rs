@@ -125,42 +125,14 @@ impl RunFolder {
         self.notice.as_deref()
     }
 
-    /// The recipe with every default filled in.
-    pub fn config_toml(&self) -> PathBuf {
-        self.path.join("config.toml")
-    }
-
-    /// What was decided, and why.
-    pub fn plan_toml(&self) -> PathBuf {
-        self.path.join("plan.toml")
-    }
-
-    /// One JSON object per logged step or evaluation.
-    pub fn metrics_jsonl(&self) -> PathBuf {
-        self.path.join("metrics.jsonl")
-    }
-
-    /// TensorBoard event files.
-    pub fn tensorboard(&self) -> PathBuf {
-        self.path.join("tensorboard")
-    }
-
     /// The results of the run.
     pub fn summary_json(&self) -> PathBuf {
         self.path.join(SUMMARY)
     }
 
-    /// The trace of some steps, if one was requested.
-    pub fn trace_json(&self) -> PathBuf {
-        self.path.join("trace.json")
-    }
-
     /// Writes the summary, in place of that of an earlier end.
-    ///
-    /// # Errors
-    /// As [`write_atomically`].
     pub fn write_summary(&self, text: &str) -> Result<(), StorageError> {
-        self.write(&self.summary_json(), text)?;
+        self.write(SUMMARY, text)?;
         // Best effort: this one is the run's now.
         let _ = fs::remove_file(self.path.join(EARLIER_SUMMARY));
         Ok(())
@@ -175,12 +147,9 @@ impl RunFolder {
         if summary.exists() { rename_durably(&summary, &self.path.join(EARLIER_SUMMARY)) } else { Ok(()) }
     }
 
-    /// Writes a file of the folder completely or not at all, for `config.toml`, `plan.toml` and `trace.json`.
-    ///
-    /// # Errors
-    /// As [`write_atomically`].
-    pub fn write(&self, file: &Path, text: &str) -> Result<(), StorageError> {
-        write_atomically(file, text.as_bytes())
+    /// Writes the file `name` of the folder completely or not at all.
+    pub fn write(&self, name: &str, text: &str) -> Result<(), StorageError> {
+        write_atomically(&self.path.join(name), text.as_bytes())
     }
 }
 

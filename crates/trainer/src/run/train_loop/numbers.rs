@@ -205,8 +205,8 @@ pub(super) fn open_sinks(
     plan: &Plan,
 ) -> Result<MetricSinks, RunError> {
     let mut sinks = MetricSinks::default();
-    sinks.push(JsonLines::open(&folder.metrics_jsonl(), resumed)?);
-    sinks.push(EventWriter::create(&folder.tensorboard(), resumed)?);
+    sinks.push(JsonLines::open(&folder.path().join("metrics.jsonl"), resumed)?);
+    sinks.push(EventWriter::create(&folder.path().join("tensorboard"), resumed)?);
     if let Some(target) = &plan.mlflow {
         let note = folder.path().join("mlflow.json");
         sinks.push(Mlflow::start(&target.value, folder.name(), &plan.parameters(), &note, resumed.is_some())?);
