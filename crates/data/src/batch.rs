@@ -43,7 +43,6 @@ pub struct BatchPairs {
 }
 
 impl Batch {
-    /// A batch without rows, with capacity for `rows` of them.
     pub(crate) fn with_capacity(rows: usize, row_len: usize) -> Self {
         let tokens = rows * row_len;
         Self {
@@ -88,7 +87,6 @@ impl Batch {
         self.close_document(document.len());
     }
 
-    /// Fills the row with `pad_token_id`.
     pub(crate) fn pad_row(&mut self, pad_token_id: u32) {
         self.rows += 1;
         let missing = self.rows * self.row_len - self.input_ids.len();

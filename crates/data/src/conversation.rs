@@ -20,16 +20,13 @@ pub(crate) struct RecordTokens {
     pub(crate) example: Example,
     /// The tokens that end a selected turn, in the loss or not.
     pub(crate) closings: Vec<usize>,
-    /// Whether it is a conversation.
     pub(crate) is_chat: bool,
     /// What the template leaves out, and answers that are empty.
     pub(crate) findings: Vec<Finding>,
 }
 
-/// Renders and tokenizes a conversation and computes its loss mask; the first token never counts.
-///
-/// Errors: no chat template, a template that refuses the messages or whose text cannot be located, a doubled
-/// beginning-of-text token.
+/// Renders and tokenizes a conversation and computes its loss mask; the first token never counts. Errors: no chat
+/// template, a template that refuses the messages or whose text cannot be located, a doubled beginning-of-text token.
 pub(crate) fn encode_chat(
     tokenizer: &Tokenizer,
     chat: &Chat,

@@ -52,14 +52,9 @@ pub struct Tokenized {
 
 impl<'a> Corpus<'a> {
     /// Combines the sources of a mixture with one set of options each. The first record of a source determines its
-    /// format where the options do not name one.
-    ///
-    /// # Errors
-    /// A source has no records, its first record cannot be read, or its format is not recognized; `max_seq_len` is less
-    /// than 2.
-    ///
-    /// # Panics
-    /// If the number of options differs from the number of sources.
+    /// format where the options do not name one. Errors: a source has no records, its first record cannot be read, or
+    /// its format is not recognized; `max_seq_len` is less than 2. Panics if the number of options differs from the
+    /// number of sources.
     pub fn new(tokenizer: &'a Tokenizer, mixture: Mixture, options: Vec<EncodeOptions>) -> Result<Self, DataError> {
         let (given, sources) = (options.len(), mixture.sources().len());
         assert_eq!(given, sources, "options for {given} sources, but there are {sources}");
@@ -80,10 +75,7 @@ impl<'a> Corpus<'a> {
     }
 
     /// Identifies the documents and the findings of their records: content of the files, mixing, tokenizer, options and
-    /// code. Paths and the number of threads do not matter.
-    ///
-    /// # Errors
-    /// A file cannot be read.
+    /// code. Paths and the number of threads do not matter. Errors: a file cannot be read.
     pub fn key(&self, keys: &ContentKeys) -> Result<CacheKey, DataError> {
         let data = self.mixture.content_key(keys)?.to_le_bytes();
         let encoders: Vec<Vec<u8>> = self.encoders.iter().map(Encoder::fingerprint).collect();
@@ -91,15 +83,12 @@ impl<'a> Corpus<'a> {
         Ok(CacheKey::from_parts(own.into_iter().chain(encoders.iter().map(|encoder| ("encoder", encoder.as_slice())))))
     }
 
-    /// Encodes all records, writes their examples in the mixture's order, and returns what was found in each source, and the
-    /// hashes of the records that gave nothing.
+    /// Encodes all records, writes their examples in the mixture's order, and returns what was found in each source,
+    /// and the hashes of the records that gave nothing.
     ///
     /// Does not check the result ([`Corpus::check`] does), but stops early if half of the first thousand records are
-    /// bad.
-    ///
-    /// # Errors
-    /// A record cannot be read or does not have its source's format; too many records are bad, or none can be trained
-    /// on; the writer's errors.
+    /// bad. Errors: a record cannot be read or does not have its source's format; too many records are bad, or none can
+    /// be trained on; the writer's errors.
     fn tokenize(&self, writer: &mut StoreWriter) -> Result<(Vec<Diagnosis>, Vec<u64>), DataError> {
         let mut found = vec![Diagnosis::default(); self.encoders.len()];
         let files = self.file_names();
@@ -144,10 +133,7 @@ impl<'a> Corpus<'a> {
         Ok((found, dropped))
     }
 
-    /// Checks what was found in each source.
-    ///
-    /// # Errors
-    /// As [`Diagnosis::check`], for the first source that is refused.
+    /// Checks what was found in each source. Errors: as [`Diagnosis::check`], for the first source that is refused.
     fn check(&self, diagnoses: &[Diagnosis]) -> Result<(), DataError> {
         let mut sources = self.encoders.iter().zip(diagnoses);
         sources.try_for_each(|(encoder, diagnosis)| {
@@ -155,20 +141,16 @@ impl<'a> Corpus<'a> {
         })
     }
 
-    /// Tokenizes into memory.
-    ///
-    /// # Errors
-    /// A record that cannot be read or tokenized, and data with more bad records than the recipe allows.
+    /// Tokenizes into memory. Errors: a record that cannot be read or tokenized, and data with more bad records than
+    /// the recipe allows.
     pub fn in_memory(&self) -> Result<Tokenized, DataError> {
         let mut writer = StoreWriter::in_memory(self.vocab_size());
         let metadata = self.tokenize_with_report(&mut writer)?;
         self.checked(writer.into_store(&metadata), true, None)
     }
 
-    /// Returns the documents from a cache and tokenizes them first if they are not there.
-    ///
-    /// # Errors
-    /// As [`Corpus::in_memory`]; the cache cannot be written.
+    /// Returns the documents from a cache and tokenizes them first if they are not there. Errors: as
+    /// [`Corpus::in_memory`]; the cache cannot be written.
     pub fn cached(&self, cache: &TokenCache) -> Result<Tokenized, DataError> {
         let key = self.key(&ContentKeys::cached_in(cache.folder().join(HASHES)))?;
         let cached = cache.get_or_build(key, self.vocab_size(), |writer| self.tokenize_with_report(writer))?;

@@ -108,7 +108,6 @@ impl Diagnosis {
         self.tokens_cut as f64 / (self.tokens + self.tokens_cut).max(1) as f64
     }
 
-    /// Records that were dropped because of their length.
     pub(crate) fn rows_too_long(&self) -> u64 {
         self.count(FindingKind::TooLong) + self.count(FindingKind::CutToNothing)
     }
@@ -156,10 +155,8 @@ impl Diagnosis {
 
     /// Checks a whole source. It is refused if no record has a flag where only flagged messages are trained on; if more
     /// than `max_bad_share` (0 to 1) of its records are bad; or if conversations are kept but the loss never includes
-    /// an end-of-turn token. `train_end_of_turn` is the encoder's option.
-    ///
-    /// # Errors
-    /// [`DataError::NoFlags`], [`DataError::TooManyBadRows`], [`DataError::EndNeverTrained`].
+    /// an end-of-turn token. `train_end_of_turn` is the encoder's option. Errors: [`DataError::NoFlags`],
+    /// [`DataError::TooManyBadRows`], [`DataError::EndNeverTrained`].
     pub fn check(&self, max_bad_share: f64, train_end_of_turn: bool) -> Result<(), DataError> {
         if self.has_no_flags() {
             return Err(DataError::NoFlags { rows: self.rows });
@@ -179,10 +176,7 @@ impl Diagnosis {
     }
 
     /// As [`Diagnosis::check`], while records are still being read. Accepts everything until enough records were seen,
-    /// so that a source in which everything is wrong is refused early.
-    ///
-    /// # Errors
-    /// As [`Diagnosis::check`].
+    /// so that a source in which everything is wrong is refused early. Errors: as [`Diagnosis::check`].
     pub fn check_early(&self, max_bad_share: f64) -> Result<(), DataError> {
         let is_hopeless = self.rows >= EARLY_ROWS && self.bad_rows as f64 > 0.5 * self.rows as f64;
         if is_hopeless { self.check_share(max_bad_share) } else { Ok(()) }

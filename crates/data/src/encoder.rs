@@ -125,9 +125,8 @@ pub struct Encoder<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    /// Creates an encoder for a source with this first record, whose keys determine the format where the options do not.
-    ///
-    /// Errors: the format is not recognized, or `max_seq_len` is less than 2.
+    /// Creates an encoder for a source with this first record, whose keys determine the format where the options do
+    /// not. Errors: the format is not recognized, or `max_seq_len` is less than 2.
     pub fn new(tokenizer: &'a Tokenizer, mut options: EncodeOptions, first: &Record) -> Result<Self, DataError> {
         if options.max_seq_len < 2 {
             return Err(DataError::SequenceTooShort { max_seq_len: options.max_seq_len });
@@ -168,11 +167,9 @@ impl<'a> Encoder<'a> {
         [self.tokenizer.fingerprint(), options, CODE_VERSION.to_le_bytes().to_vec()].concat()
     }
 
-    /// Encodes a record.
-    ///
-    /// Errors: a key is missing or has the wrong type, except for a null or another value that is no text where one is
-    /// expected, which is a finding; a key holds images, audio or video; a chat template or an end-of-text token is
-    /// needed and missing; the tokenizer fails.
+    /// Encodes a record. Errors: a key is missing or has the wrong type, except for a null or another value that is no
+    /// text where one is expected, which is a finding; a key holds images, audio or video; a chat template or an
+    /// end-of-text token is needed and missing; the tokenizer fails.
     pub fn encode(&self, record: &Record) -> Result<Encoded, DataError> {
         let options = &self.options;
         let (row, unread) = match options.record_format.parse_whole(&record.fields, &options.fields, &record.place) {
@@ -198,7 +195,6 @@ impl<'a> Encoder<'a> {
         Ok(Encoded { record: hash, unread_keys: unread.into_iter().map(str::to_owned).collect(), ..encoded })
     }
 
-    /// Two examples, chosen and rejected.
     fn encode_pair(&self, chosen: Row, rejected: Row) -> Result<Encoded, Failure> {
         let sides = [self.encode_row(chosen)?, self.encode_row(rejected)?];
         let mut encoded = Encoded { is_chat: sides[0].is_chat, ..Encoded::default() };
@@ -317,7 +313,6 @@ impl<'a> Encoder<'a> {
         if ends.is_empty() { example.tokens.len().checked_sub(1).into_iter().collect() } else { ends }
     }
 
-    /// Why a conversation has no loss tokens.
     fn no_loss_reason(&self, chat: &Chat) -> String {
         let roles = chat.turns.iter().map(|turn| turn.role()).collect::<Vec<_>>().join(", ");
         let quoted: Vec<String> = self.options.roles_to_train.iter().map(|role| format!("{role:?}")).collect();
@@ -375,7 +370,6 @@ impl<'a> Encoder<'a> {
         Ok(plain_record(tokens, loss_mask))
     }
 
-    /// Cuts a record to `max_seq_len`.
     fn cut(&self, record: RecordTokens) -> Encoded {
         let RecordTokens { mut example, closings, is_chat, findings } = record;
         let mut encoded = Encoded { findings, is_chat, ..Encoded::default() };

@@ -41,11 +41,9 @@ struct Worker {
 }
 
 impl Loader {
-    /// Starts at `start`; `Cursor::default()` for a new run.
-    ///
-    /// # Panics
-    /// If the configuration has no rows or no workers, the rank does not exist, or the cursor lies outside the epoch:
-    /// compare [`PackedDataset::fingerprint`] before resuming.
+    /// Starts at `start`; `Cursor::default()` for a new run. Panics if the configuration has no rows or no workers, the
+    /// rank does not exist, or the cursor lies outside the epoch: compare [`PackedDataset::fingerprint`] before
+    /// resuming.
     pub fn new(dataset: Arc<PackedDataset>, config: LoaderConfig, start: Cursor) -> Self {
         let rows = dataset.rows() as u64;
         assert!(config.rows_per_batch > 0, "rows_per_batch must be at least 1");

@@ -25,17 +25,14 @@ use span_finder::SpanFinder;
 /// A rendered conversation and the spans of the selected messages.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Located {
-    /// The rendered text.
     pub(crate) text: String,
-    /// Spans of the selected messages, in order.
     pub(crate) spans: Vec<Span>,
     /// Messages with a text of which the template writes nothing.
     pub(crate) ignored: Vec<usize>,
 }
 
-/// Renders a conversation and locates the text of the selected messages.
-///
-/// Errors: the template refuses the messages, or the text of a message cannot be located.
+/// Renders a conversation and locates the text of the selected messages. Errors: the template refuses the messages, or
+/// the text of a message cannot be located.
 pub(crate) fn locate(template: &ChatTemplate, chat: &Chat, selection: &Selection) -> Result<Located, DataError> {
     let rendered_chat = RenderedChat::new(template, chat);
     let (text, blocks) = rendered_chat.render(&rendered_chat.plain, false)?;

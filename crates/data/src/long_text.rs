@@ -5,7 +5,6 @@
 //! local context; one that prepends something to each text (SentencePiece's space) never accepts a cut. Trade-off: a text
 //! without such a position is tokenized in one piece from there on.
 
-/// Bytes of a piece.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
 /// Bytes on either side of a cut that are compared.
 const CONTEXT_BYTES: usize = 512;

@@ -14,10 +14,8 @@ use crate::error::DataError;
 use crate::tokenizer::{NewToken, Tokenizer, bad_file, read_json};
 
 impl Tokenizer {
-    /// Adds tokens, in this order, `special` ones or ordinary ones.
-    ///
-    /// # Errors
-    /// An empty text, one that occurs twice, or a token that the tokenizer has already.
+    /// Adds tokens, in this order, `special` ones or ordinary ones. Errors: an empty text, one that occurs twice, or a
+    /// token that the tokenizer has already.
     pub fn add_tokens(&mut self, new_tokens: &[String], special: bool) -> Result<(), DataError> {
         for content in new_tokens {
             if content.trim().is_empty() {
@@ -60,10 +58,8 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// The text of each file of the tokenizer that new tokens have changed; none where there are none.
-    ///
-    /// # Errors
-    /// A file of the folder that is gone or damaged.
+    /// The text of each file of the tokenizer that new tokens have changed; none where there are none. Errors: a file
+    /// of the folder that is gone or damaged.
     pub fn changed_files(&self) -> Result<BTreeMap<String, String>, DataError> {
         let mut files = BTreeMap::new();
         if self.new_tokens.is_empty() {

@@ -82,11 +82,8 @@ fn documents_per_unit(options: &PackOptions) -> usize {
 }
 
 impl PackedDataset {
-    /// Assigns documents to rows.
-    ///
-    /// # Panics
-    /// If a document, or a pair, is longer than `max_seq_len` (encode with the same limit), there is no document, documents that
-    /// should be pairs are not, or an option is 0.
+    /// Assigns documents to rows. Panics if a document, or a pair, is longer than `max_seq_len` (encode with the same
+    /// limit), there is no document, documents that should be pairs are not, or an option is 0.
     pub fn new(documents: DocumentSet, options: PackOptions) -> Self {
         let per_unit = documents_per_unit(&options);
         assert!(documents.len().is_multiple_of(per_unit), "{} documents are no pairs", documents.len());
@@ -118,18 +115,12 @@ impl PackedDataset {
         self.row_len
     }
 
-    /// Tokens of a row, padding excluded.
-    ///
-    /// # Panics
-    /// If there is no such row.
+    /// Tokens of a row, padding excluded. Panics if there is no such row.
     pub fn row_tokens(&self, row: usize) -> usize {
         self.row_documents(row).map(|document| self.documents.entry(document).tokens as usize).sum()
     }
 
-    /// Documents of a row, as indices into [`PackedDataset::documents`].
-    ///
-    /// # Panics
-    /// If there is no such row.
+    /// Documents of a row, as indices into [`PackedDataset::documents`]. Panics if there is no such row.
     pub fn row_documents(&self, row: usize) -> impl Iterator<Item = usize> + '_ {
         let (packed, single) = match &self.table {
             Some(table) => (table.row(row), None),
@@ -209,7 +200,6 @@ impl PackedDataset {
         differs.then(|| self.fingerprint_as(Some(PairTargets::ChosenDocument)))
     }
 
-    /// Whether all chosen documents end with their targets.
     fn chosen_end_in_targets(&self) -> bool {
         (0..self.documents.len()).step_by(2).all(|chosen| self.documents.document(chosen).ends_in_targets())
     }
@@ -234,10 +224,7 @@ impl PackedDataset {
     }
 
     /// A batch of the given rows, in that order. Without rows: one row of padding, so that a rank without data can take
-    /// part in the step.
-    ///
-    /// # Panics
-    /// If a row does not exist.
+    /// part in the step. Panics if a row does not exist.
     pub fn batch(&self, rows: &[usize]) -> Batch {
         let row_len = match self.table {
             Some(_) => self.row_len,

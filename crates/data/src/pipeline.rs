@@ -20,7 +20,6 @@ const BLOCK_RECORDS: usize = 256;
 /// Bytes per block: small enough that the first results come at once, large enough to hide the handoff.
 const BLOCK_BYTES: usize = 128 << 10;
 
-/// Records that the pipelines of this process have encoded.
 static ENCODED: AtomicU64 = AtomicU64::new(0);
 
 /// Records that this process has encoded so far, by all pipelines together: what a progress display shows.
@@ -47,14 +46,9 @@ impl Pipeline {
     ///
     /// `weigh` estimates the bytes of a record. Per worker, a few blocks of 128 KiB (or of one larger record) are in
     /// flight. `encoder` runs once on each worker that receives a record and returns the function that encodes there;
-    /// `records` and `sink` run on the calling thread.
-    ///
-    /// # Errors
-    /// The first error in the order of the records, whether from reading, encoding or the sink. By then the sink has
-    /// received all results before it and none after it.
-    ///
-    /// # Panics
-    /// If `encoder` or the function that it returns panics.
+    /// `records` and `sink` run on the calling thread. Errors: the first error in the order of the records, whether
+    /// from reading, encoding or the sink. By then the sink has received all results before it and none after it.
+    /// Panics if `encoder` or the function that it returns panics.
     pub fn run<R, T, S, E, F>(
         &self,
         records: impl IntoIterator<Item = Result<R, S>>,

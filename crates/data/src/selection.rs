@@ -55,7 +55,6 @@ impl Selection {
         Self { turns: turns.enumerate().map(selected).collect(), inverted: false }
     }
 
-    /// Whether exactly the assistant's messages are selected.
     pub(crate) fn is_every_assistant(&self, chat: &Chat) -> bool {
         self.turns.iter().zip(&chat.turns).all(|(&selected, turn)| selected == (turn.role() == ASSISTANT))
     }

@@ -40,7 +40,6 @@ impl Default for TestTokenizer<'_> {
 }
 
 impl TestTokenizer<'_> {
-    /// Writes the folder.
     pub(crate) fn write(&self) -> TempDir {
         let folder = TempDir::new().unwrap();
         let mut tokenizer: Json = serde_json::from_str(BYTES).unwrap();
@@ -63,7 +62,6 @@ impl TestTokenizer<'_> {
         folder
     }
 
-    /// Writes the folder, reads it and deletes it.
     pub(crate) fn load(&self) -> Tokenizer {
         Tokenizer::from_folder(self.write().path()).unwrap()
     }

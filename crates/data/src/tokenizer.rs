@@ -22,7 +22,6 @@ use crate::chat_template::{BuiltIn, ChatTemplate, TemplateChoice, TemplateDefaul
 use crate::error::DataError;
 use crate::long_text::{PIECE_BYTES, encode_in_pieces};
 
-/// The special tokens that templates may use.
 const SPECIAL_TOKEN_KEYS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
@@ -50,21 +49,18 @@ pub struct Tokenizer {
     special_tokens: BTreeMap<String, String>,
     pub(crate) special_ids: HashSet<u32>,
     add_bos_token: bool,
-    /// The result of [`Tokenizer::token_before_text`].
     pub(crate) before_text: OnceLock<Option<u32>>,
     pub(crate) vocab_size: usize,
     templates: TemplateSet,
     /// Hash of `tokenizer.json`.
     content_key: u128,
-    /// Tokens that the folder does not have.
     pub(crate) new_tokens: Vec<NewToken>,
 }
 
 impl Tokenizer {
-    /// Reads a tokenizer from a model's folder.
-    ///
-    /// Errors: no `tokenizer.json`, a file that cannot be parsed, or special tokens that are not in the vocabulary. A
-    /// missing chat template is not an error here, but in [`Tokenizer::chat_template`].
+    /// Reads a tokenizer from a model's folder. Errors: no `tokenizer.json`, a file that cannot be parsed, or special
+    /// tokens that are not in the vocabulary. A missing chat template is not an error here, but in
+    /// [`Tokenizer::chat_template`].
     pub fn from_folder(dir: &Path) -> Result<Self, DataError> {
         let (mut inner, content_key) = read_tokenizer_json(dir)?;
         let bad = |reason: tokenizers::Error| bad_file(&dir.join(TOKENIZER_FILE), reason);
@@ -213,10 +209,9 @@ impl Tokenizer {
         })
     }
 
-    /// Uses one template for every conversation from now on, instead of those of the folder.
-    ///
-    /// Errors: no template of that name, a file that cannot be read, a template that does not parse, a built-in template for
-    /// another vocabulary.
+    /// Uses one template for every conversation from now on, instead of those of the folder. Errors: no template of
+    /// that name, a file that cannot be read, a template that does not parse, a built-in template for another
+    /// vocabulary.
     pub fn choose_template(&mut self, choice: &TemplateChoice) -> Result<(), DataError> {
         if let TemplateChoice::Named(name) = choice
             && let Some(BuiltIn { name, tokens, .. }) = self.templates.built_in(name)
@@ -240,7 +235,6 @@ impl Tokenizer {
         self.templates.apply();
     }
 
-    /// The system message of conversations that have none.
     pub(crate) fn system_prompt(&self) -> Option<&str> {
         self.templates.defaults.system_prompt.as_deref()
     }
@@ -272,7 +266,6 @@ impl Tokenizer {
         self.special_ids.contains(&id)
     }
 
-    /// Error: the tokens begin with the beginning-of-text token twice.
     pub(crate) fn refuse_doubled_bos(&self, tokens: &[u32]) -> Result<(), DataError> {
         match (self.bos_token_id(), self.special_tokens.get("bos_token")) {
             (Some(bos), Some(token)) if tokens.starts_with(&[bos, bos]) => {
@@ -322,7 +315,6 @@ pub(crate) fn bad_file(path: &Path, reason: impl Display) -> DataError {
     DataError::Tokenizer(format!("cannot use {}: {reason}", path.display()))
 }
 
-/// `tokenizer.json` and the hash of its bytes.
 fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
     let path = dir.join(TOKENIZER_FILE);
     let bytes = match read(&path) {

@@ -46,13 +46,11 @@ impl Chats {
         Self { rows, tokenizer, folder }
     }
 
-    /// The temporary folder.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 }
 
-/// The texts of this repository.
 fn texts() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut files = Vec::new();

@@ -20,7 +20,6 @@ use mimalloc::MiMalloc;
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-/// The command line.
 struct Options {
     workers: NonZeroUsize,
     turns: usize,

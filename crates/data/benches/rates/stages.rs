@@ -105,7 +105,6 @@ fn keep<T>(seconds: &mut f64, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The conversations of all rows.
 fn conversations(chats: &Chats) -> Vec<Chat> {
     let text = std::fs::read_to_string(&chats.rows).expect("the rows can be read");
     let chat = |line: &str| {
@@ -116,7 +115,6 @@ fn conversations(chats: &Chats) -> Vec<Chat> {
     text.lines().map(chat).collect()
 }
 
-/// The rendered texts.
 fn rendered(conversations: &[Chat], tokenizer: &Tokenizer) -> Vec<String> {
     let template = tokenizer.chat_template().expect("a template was chosen");
     conversations.iter().map(|chat| template.render(chat, false).expect("the template takes all rows")).collect()

@@ -6,10 +6,7 @@
 
 mod targets;
 
-/// Runs a target. A violated invariant is a panic.
-///
-/// # Panics
-/// If there is no such target, or an invariant is violated.
+/// Runs a target. A violated invariant is a panic. Panics if there is no such target, or an invariant is violated.
 pub fn run(name: &str, bytes: &[u8]) {
     let (_, target) = targets::TARGETS.iter().find(|(known, _)| *known == name).expect("a known target");
     let outcome = target(bytes);

@@ -40,8 +40,7 @@ pub struct Document<'a> {
 }
 
 impl<'a> Document<'a> {
-    /// # Panics
-    /// If there are fewer `words` than a document of `len` tokens takes.
+    /// Panics if there are fewer `words` than a document of `len` tokens takes.
     pub(super) fn new(words: &'a [u32], len: usize, width: TokenWidth) -> Self {
         let (tokens, mask) = words.split_at(width.token_words(len));
         Self { tokens, mask: &mask[..len.div_ceil(32)], len, width }
@@ -86,10 +85,7 @@ impl<'a> Document<'a> {
     }
 }
 
-/// Appends a document to `to`, in the form that [`Document::new`] reads.
-///
-/// # Panics
-/// If a token does not fit the width.
+/// Appends a document to `to`, in the form that [`Document::new`] reads. Panics if a token does not fit the width.
 pub(super) fn append_words(example: &Example, width: TokenWidth, to: &mut Vec<u32>) {
     let half = |token: u32| {
         assert!(token <= 0xffff, "token {token} does not fit two bytes");

@@ -43,10 +43,8 @@ impl TokenCache {
         Self { folder: folder.into() }
     }
 
-    /// The folder `data` of all caches ([`cache_folder`]).
-    ///
-    /// # Errors
-    /// The environment defines neither the folder nor a home.
+    /// The folder `data` of all caches ([`cache_folder`]). Errors: the environment defines neither the folder nor a
+    /// home.
     pub fn in_default_folder() -> Result<Self, CacheError> {
         cache_folder("data").map(Self::in_folder).ok_or(CacheError::NoFolder)
     }
@@ -56,20 +54,16 @@ impl TokenCache {
         &self.folder
     }
 
-    /// Opens the documents of a key and a vocabulary, if they were built before.
-    ///
-    /// # Errors
-    /// The file is damaged or cannot be read.
+    /// Opens the documents of a key and a vocabulary, if they were built before. Errors: the file is damaged or cannot
+    /// be read.
     pub fn open(&self, key: CacheKey, vocab_size: usize) -> Result<Option<TokenStore>, CacheError> {
         let key = key.with_vocabulary(vocab_size);
         TokenStore::open(&self.path_of(key), key)
     }
 
     /// Opens the documents of a key. If there are none, or the file is damaged, `build` writes them and returns the
-    /// metadata to store with them. All tokens are below `vocab_size`.
-    ///
-    /// # Errors
-    /// The errors of `build`; a folder that cannot be written; a token outside the vocabulary.
+    /// metadata to store with them. All tokens are below `vocab_size`. Errors: the errors of `build`; a folder that
+    /// cannot be written; a token outside the vocabulary.
     pub fn get_or_build<E: From<CacheError>>(
         &self,
         key: CacheKey,

@@ -18,7 +18,6 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes before the data.
 pub(super) const HEADER_BYTES: usize = 128;
-/// Words of an index entry.
 pub(super) const ENTRY_WORDS: usize = 11;
 const MAGIC: &[u8; 8] = b"FBTOKENS";
 const CHECKED_BYTES: usize = 96;
@@ -35,7 +34,6 @@ impl TokenWidth {
         if vocab_size <= 1 << 16 { Self::Two } else { Self::Four }
     }
 
-    /// Words that the tokens of a document take.
     pub(super) fn token_words(self, tokens: usize) -> usize {
         match self {
             Self::Two => tokens.div_ceil(2),
@@ -87,8 +85,7 @@ impl DocumentEntry {
         [offset, high, tokens, loss_tokens, hash, of_hash, source, record, of_record, file, line]
     }
 
-    /// # Panics
-    /// If there are fewer words than an entry has.
+    /// Panics if there are fewer words than an entry has.
     pub(super) fn from_words(words: &[u32]) -> Self {
         let wide = |low: usize| u64::from(words[low]) | u64::from(words[low + 1]) << 32;
         let origin = Origin { source: words[6], record: wide(7), file: words[9], line: words[10] };
@@ -96,7 +93,6 @@ impl DocumentEntry {
     }
 }
 
-/// The header of a finished file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) key: CacheKey,
@@ -113,7 +109,6 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Of no documents.
     pub(super) fn empty(key: CacheKey, width: TokenWidth) -> Self {
         let (documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash) = Default::default();
         Self { key, width, documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash }

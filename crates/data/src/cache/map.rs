@@ -33,7 +33,6 @@ impl Words {
         Ok(Self::Mapped(unsafe { Mmap::map(file)? }))
     }
 
-    /// All bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
             // SAFETY: every bit pattern is a valid `u8`, and a byte needs no alignment.

@@ -22,10 +22,7 @@ impl DocumentSet {
         Self { store, chosen: None }
     }
 
-    /// Copies examples into a new store in memory.
-    ///
-    /// # Panics
-    /// As [`TokenStore::from_examples`].
+    /// Copies examples into a new store in memory. Panics: as [`TokenStore::from_examples`].
     pub fn from_examples(examples: &[Example]) -> Self {
         Self::all(Arc::new(TokenStore::from_examples(examples)))
     }
@@ -33,12 +30,9 @@ impl DocumentSet {
     /// Splits into documents to train on and documents to hold out, both in the same order.
     ///
     /// Of the distinct records, the share (between 0 and 1; at least one record) with the smallest hashes is held out.
-    /// `dropped` are the hashes of the records that gave no document. So the choice depends on the records alone: not on
-    /// the tokenizer, the template, the mask, the length, a seed or their order. Pieces of one record, and equal records,
-    /// are never on both sides. Reads the index only.
-    ///
-    /// # Errors
-    /// A side would be empty.
+    /// `dropped` are the hashes of the records that gave no document. So the choice depends on the records alone: not
+    /// on the tokenizer, the template, the mask, the length, a seed or their order. Pieces of one record, and equal
+    /// records, are never on both sides. Reads the index only. Errors: a side would be empty.
     pub fn split(&self, share: f64, dropped: &[u64]) -> Result<(Self, Self), CacheError> {
         let hash = |document: u32| self.store.entry(document as usize).origin.record;
         let mut hashes: Vec<u64> = self.numbers().map(hash).chain(dropped.iter().copied()).collect();
@@ -78,18 +72,12 @@ impl DocumentSet {
         &self.store
     }
 
-    /// Index of a document in the store.
-    ///
-    /// # Panics
-    /// If the set has no such document.
+    /// Index of a document in the store. Panics if the set has no such document.
     fn number(&self, index: usize) -> usize {
         self.chosen.as_ref().map_or(index, |chosen| chosen[index] as usize)
     }
 
-    /// A document.
-    ///
-    /// # Panics
-    /// If the set has no such document.
+    /// A document. Panics if the set has no such document.
     pub fn document(&self, index: usize) -> Document<'_> {
         self.store.document(self.number(index))
     }
@@ -99,10 +87,7 @@ impl DocumentSet {
         (0..self.len()).map(|index| self.document(index).to_example())
     }
 
-    /// What the index says about a document; its tokens are not read.
-    ///
-    /// # Panics
-    /// If the set has no such document.
+    /// What the index says about a document; its tokens are not read. Panics if the set has no such document.
     pub fn entry(&self, index: usize) -> DocumentEntry {
         self.store.entry(self.number(index))
     }

@@ -64,10 +64,8 @@ impl TokenStore {
     }
 
     /// Reads all tokens and compares their checksum: some tenths of a second per gigabyte from memory, otherwise
-    /// limited by the disk. A store in memory is not checked.
-    ///
-    /// # Errors
-    /// The file changed after it was written, or the disk lost data.
+    /// limited by the disk. A store in memory is not checked. Errors: the file changed after it was written, or the
+    /// disk lost data.
     pub fn verify(&self) -> Result<(), CacheError> {
         let Some(path) = &self.path else { return Ok(()) };
         let Range { start, end } = self.header.data();
@@ -98,10 +96,7 @@ impl TokenStore {
         &self.words.bytes()[self.header.metadata()]
     }
 
-    /// The tokens and the mask of a document.
-    ///
-    /// # Panics
-    /// If there is no such document.
+    /// The tokens and the mask of a document. Panics if there is no such document.
     pub fn document(&self, index: usize) -> Document<'_> {
         let entry = self.entry(index);
         let (start, tokens) = (self.header.data().start + entry.offset as usize, entry.tokens as usize);
@@ -109,10 +104,7 @@ impl TokenStore {
         Document::new(&self.words.words()[start..start + width.document_words(tokens)], tokens, width)
     }
 
-    /// What the index says about a document; its tokens are not read.
-    ///
-    /// # Panics
-    /// If there is no such document.
+    /// What the index says about a document; its tokens are not read. Panics if there is no such document.
     pub fn entry(&self, index: usize) -> DocumentEntry {
         let index_begin = self.header.index().start;
         DocumentEntry::from_words(&self.words.words()[index_begin + ENTRY_WORDS * index..][..ENTRY_WORDS])

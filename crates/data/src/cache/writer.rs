@@ -47,7 +47,6 @@ impl StoreWriter {
         Self::with(Output::Memory(vec![0; HEADER_BYTES / 4]), CacheKey(0), vocab_size)
     }
 
-    /// A writer into a new file in `folder`.
     pub(super) fn in_folder(folder: &Path, key: CacheKey, vocab_size: usize) -> Result<Self, CacheError> {
         let file = PartialFile::create(folder, key)?;
         Ok(Self::with(Output::File(Box::new(file)), key, vocab_size))
@@ -58,13 +57,8 @@ impl StoreWriter {
         Self { output, vocab_size, index: Vec::new(), header: Header::empty(key, width) }
     }
 
-    /// Adds a document.
-    ///
-    /// # Errors
-    /// A token outside the vocabulary; more than 2^32 - 1 documents; a disk error.
-    ///
-    /// # Panics
-    /// If the example is empty or its mask is of another length.
+    /// Adds a document. Errors: a token outside the vocabulary; more than 2^32 - 1 documents; a disk error. Panics if
+    /// the example is empty or its mask is of another length.
     pub fn push(&mut self, example: &Example, origin: Origin) -> Result<(), CacheError> {
         let Example { tokens, loss_mask } = example;
         assert!(!tokens.is_empty(), "a document needs at least one token");
@@ -97,10 +91,7 @@ impl StoreWriter {
         Ok(())
     }
 
-    /// Finishes a store in memory. `metadata` is stored with the documents.
-    ///
-    /// # Panics
-    /// If the writer writes to a file.
+    /// Finishes a store in memory. `metadata` is stored with the documents. Panics if the writer writes to a file.
     pub fn into_store(mut self, metadata: &[u8]) -> TokenStore {
         let Output::Memory(mut words) = self.output else { panic!("this writer writes to a file") };
         self.header.metadata_bytes = metadata.len() as u64;
@@ -144,10 +135,8 @@ impl StoreWriter {
 }
 
 impl TokenStore {
-    /// Copies examples into a store in memory: four bytes per token and one bit for the mask.
-    ///
-    /// # Panics
-    /// If an example is empty, its mask has another length, or there are more than 2^32 - 1.
+    /// Copies examples into a store in memory: four bytes per token and one bit for the mask. Panics if an example is
+    /// empty, its mask has another length, or there are more than 2^32 - 1.
     pub fn from_examples(examples: &[Example]) -> Self {
         let mut writer = StoreWriter::in_memory(usize::MAX);
         for example in examples {

@@ -17,7 +17,6 @@ impl BuiltIn {
         BUILT_IN.iter().find(|template| template.name == name)
     }
 
-    /// The names, for messages.
     pub(crate) fn names() -> String {
         BUILT_IN.iter().map(|template| format!("{:?}", template.name)).collect::<Vec<_>>().join(", ")
     }

@@ -94,9 +94,8 @@ fn add_tests(environment: &mut Environment<'static>) {
     environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
 }
 
-/// Renders a template of the environment within the limits; `max_bytes` is what it may write.
-///
-/// Error: the template's or the engine's, with the line; or the limit that was exceeded.
+/// Renders a template of the environment within the limits; `max_bytes` is what it may write. Error: the template's or
+/// the engine's, with the line; or the limit that was exceeded.
 pub(super) fn render(
     environment: &Arc<Environment<'static>>,
     name: &'static str,
@@ -189,7 +188,6 @@ pub(super) fn full_reason(error: &Error) -> String {
     reason
 }
 
-/// A buffer that refuses to grow over `max_bytes`.
 struct BoundedText {
     bytes: Vec<u8>,
     max_bytes: usize,

@@ -59,7 +59,6 @@ pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
 }
 
 /// Python's `str` of a value: a string unchanged, everything else as its `repr`. Undefined is empty, as in Jinja.
-///
 /// Errors: the value is too deep or too large.
 pub(super) fn to_str(value: &Value) -> Result<Cow<'_, str>, Error> {
     if let Some(text) = value.as_str() {
@@ -245,9 +244,8 @@ impl ValueWriter {
     }
 }
 
-/// `datetime.strftime` of a moment in UTC, in seconds since 1970.
-///
-/// Errors: an unknown directive, or a moment outside the calendar.
+/// `datetime.strftime` of a moment in UTC, in seconds since 1970. Errors: an unknown directive, or a moment outside the
+/// calendar.
 pub(super) fn strftime(format: &str, unix_seconds: i64) -> Result<String, Error> {
     let failed = |message: String| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {message}"));
     let moment = DateTime::from_timestamp(unix_seconds, 0).ok_or_else(|| failed("date out of range".to_owned()))?;

@@ -93,7 +93,6 @@ fn is_plain(method: &str) -> bool {
     plain_method("", method).is_ok()
 }
 
-/// The methods without arguments.
 fn plain_method(text: &str, method: &str) -> Result<Value, Error> {
     let all = |test: fn(char) -> bool| !text.is_empty() && text.chars().all(test);
     let cased = |test: fn(char) -> bool, other: fn(char) -> bool| text.chars().any(test) && !text.chars().any(other);

@@ -14,7 +14,6 @@ use crate::record_format::{Chat, Turn};
 use crate::skeleton::trimmed;
 use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END};
 
-/// A conversation as values of the template engine.
 pub(crate) struct RenderedChat<'a> {
     pub(crate) template: &'a ChatTemplate,
     pub(crate) chat: &'a Chat,
@@ -55,7 +54,6 @@ impl<'a> RenderedChat<'a> {
         DataError::TemplateFailed { roles, reason }
     }
 
-    /// The messages with marks around their contents.
     pub(crate) fn marked(&self) -> Vec<Value> {
         let mark = |(index, (turn, plain)): (usize, (&Turn, &Value))| {
             let Some(range) = trimmed(turn) else { return plain.clone() };
@@ -69,11 +67,10 @@ impl<'a> RenderedChat<'a> {
 }
 
 impl ChatTemplate {
-    /// Renders a conversation as `apply_chat_template(..., tokenize=False)` of transformers does, after the default system
-    /// prompt if it has no system message. `add_generation_prompt` appends the text that precedes an assistant's answer.
-    ///
-    /// Errors: the template refuses the messages (an unknown role, two users in a row, ...), takes too long or writes too
-    /// much.
+    /// Renders a conversation as `apply_chat_template(..., tokenize=False)` of transformers does, after the default
+    /// system prompt if it has no system message. `add_generation_prompt` appends the text that precedes an assistant's
+    /// answer. Errors: the template refuses the messages (an unknown role, two users in a row, ...), takes too long or
+    /// writes too much.
     pub fn render(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, DataError> {
         let chat = chat.clone().with_system(self.system_prompt());
         let rendered_chat = RenderedChat::new(self, &chat);

@@ -78,7 +78,6 @@ impl ChatTemplate {
         self.skeletons.clear();
     }
 
-    /// The system message of conversations that have none.
     pub(super) fn system_prompt(&self) -> Option<&str> {
         self.defaults.system_prompt.as_deref()
     }
@@ -93,7 +92,6 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// The known skeletons of the template.
     pub(crate) fn skeletons(&self) -> &Skeletons {
         &self.skeletons
     }

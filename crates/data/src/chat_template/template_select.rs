@@ -106,7 +106,6 @@ impl TemplateSet {
         BuiltIn::named(name).filter(|_| !self.sources.contains_key(name))
     }
 
-    /// Names of the available templates, for messages.
     pub(crate) fn names(&self) -> String {
         if self.sources.is_empty() {
             return "none".to_owned();

@@ -10,10 +10,8 @@ use crate::diagnose::Diagnosis;
 /// Version of the stored report, part of the cache's key. Raised when the fields of [`Diagnosis`] or their meaning change.
 pub(super) const VERSION: [u8; 1] = [6];
 
-/// `dropped` are the hashes of the records that gave nothing, `files` the names of each source's files.
-///
-/// # Panics
-/// If a place is not in a file of its source.
+/// `dropped` are the hashes of the records that gave nothing, `files` the names of each source's files. Panics if a
+/// place is not in a file of its source.
 pub(super) fn to_bytes(diagnoses: Vec<Diagnosis>, dropped: Vec<u64>, files: &[Vec<String>]) -> Vec<u8> {
     let numbered: Vec<Diagnosis> = diagnoses
         .into_iter()

@@ -49,7 +49,6 @@ fn take_marks(marked: &str, turns: usize) -> (String, Positions, Vec<bool>) {
     (text, starts.into_iter().zip(ends).map(range).collect(), written)
 }
 
-/// Locates the text of messages in a rendered conversation.
 pub(super) struct SpanFinder<'a> {
     rendered_chat: &'a RenderedChat<'a>,
     /// The rendered conversation.

@@ -1,9 +1,8 @@
 //! Which documents share a row, from their lengths alone.
 //!
-//! Best-fit decreasing: the longest document first, each into the fullest row that still has room for it. It
-//! works on windows of the data (at least 4096 documents and 256 rows' worth of tokens), so that rows keep the
-//! approximate order of the data and time is linear. Trade-off: memory for one window and the table, 4 bytes per
-//! document and 4 per row.
+//! Best-fit decreasing: the longest document first, each into the fullest row that still has room for it. It works on
+//! windows of the data (at least 4096 documents and 256 rows' worth of tokens), so that rows keep the approximate order
+//! of the data and time is linear. Trade-off: memory for one window and the table, 4 bytes per document and 4 per row.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -70,7 +69,6 @@ impl RowTable {
         self.ends.len()
     }
 
-    /// Documents of a row.
     pub(super) fn row(&self, row: usize) -> &[u32] {
         let start = row.checked_sub(1).map_or(0, |before| self.ends[before] as usize);
         &self.documents[start..self.ends[row] as usize]

@@ -114,7 +114,6 @@ impl Fields {
         (!mapped.is_empty()).then(|| format!("fields = {{ {} }}", mapped.join(", ")))
     }
 
-    /// The names of keys in records.
     pub(super) fn all(&self) -> impl Iterator<Item = &str> {
         let optional = [&self.messages, &self.role, &self.content].into_iter().flatten();
         let rest = [&self.text, &self.prompt, &self.completion, &self.instruction, &self.input, &self.output];

@@ -17,7 +17,6 @@ const TRAIN_KEYS: [&str; 5] = ["train", "training", "trained", "weight", "loss_w
 /// Keys that a message may have instead of a content.
 const OTHER_CONTENT: [&str; 5] = ["tool_calls", "function_call", "reasoning_content", "thinking", "reasoning"];
 
-/// Parses a conversation.
 pub(crate) fn parse(record: Reader<'_>, names: &Fields, sharegpt: bool) -> Result<Chat, RecordFormatError> {
     let key = match &names.messages {
         Some(key) => key.as_str(),

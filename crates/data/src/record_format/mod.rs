@@ -56,9 +56,8 @@ pub enum RecordFormat {
 }
 
 impl RecordFormat {
-    /// Returns this format, or for `Auto` the format that the keys of a source's first record show. Where the record has
-    /// a common pair of columns under other names (`question` and `answer`, ...), `names` becomes these names.
-    ///
+    /// Returns this format, or for `Auto` the format that the keys of a source's first record show. Where the record
+    /// has a common pair of columns under other names (`question` and `answer`, ...), `names` becomes these names.
     /// Errors: the keys match no format, and the message lists the keys and the formats; or they are those of a set for
     /// preference training.
     pub fn resolve(self, fields: &Object, names: &mut Fields, place: &Place) -> Result<Self, RecordFormatError> {
@@ -96,16 +95,14 @@ impl RecordFormat {
         }
     }
 
-    /// Parses a record.
-    ///
-    /// Errors: a key is missing, has the wrong type, or holds images, audio or video; the message names place and key.
+    /// Parses a record. Errors: a key is missing, has the wrong type, or holds images, audio or video; the message
+    /// names place and key.
     pub fn parse(self, fields: &Object, names: &Fields, place: &Place) -> Result<Row, RecordFormatError> {
         self.parse_whole(fields, names, place).map(|(row, _)| row)
     }
 
-    /// Parses a record, and lists the keys with a value that the format does not read.
-    ///
-    /// Errors: as [`RecordFormat::parse`].
+    /// Parses a record, and lists the keys with a value that the format does not read. Errors: as
+    /// [`RecordFormat::parse`].
     pub(crate) fn parse_whole<'a>(
         self,
         fields: &'a Object,

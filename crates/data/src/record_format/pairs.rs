@@ -15,7 +15,6 @@ use super::row::{Chat, Row, Turn};
 use super::value::{Reader, RecordFormatError, list, text, wrong_type};
 use crate::place::Place;
 
-/// Parses an instruction as a conversation.
 pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Result<Chat, RecordFormatError> {
     let mut chat = parse_question(record, names, &names.instruction)?;
     chat.turns.push(Turn::new("assistant", &record.need_text(&names.output)?));
@@ -45,7 +44,6 @@ pub(crate) fn parse_question(record: Reader<'_>, names: &Fields, question: &str)
     Ok(chat)
 }
 
-/// Parses a prompt and its completion.
 pub(crate) fn parse_prompt(record: Reader<'_>, names: &Fields) -> Result<Row, RecordFormatError> {
     let (prompt, completion) = (record.need(&names.prompt)?, record.need(&names.completion)?);
     match (prompt, completion) {

@@ -50,7 +50,6 @@ pub(super) fn refuse(fields: &Object, names: &Fields, place: &Place) -> Result<(
     refuse_labels(fields, names, place)
 }
 
-/// Refuses a record whose answer has a label.
 fn refuse_labels(fields: &Object, names: &Fields, place: &Place) -> Result<(), RecordFormatError> {
     let has_answer = ANSWERS.into_iter().chain(names.messages.as_deref()).any(|key| fields.contains_key(key));
     match LABELS.into_iter().find(|key| matches!(fields.get(*key), Some(Json::Bool(_)))) {
@@ -99,7 +98,6 @@ pub(super) fn resolve(fields: &Object, names: &mut Fields, place: &Place) -> Res
     Err(missing_key(place, &expected, fields, hint))
 }
 
-/// Parses a pair.
 pub(super) fn parse(record: Reader<'_>, names: &Fields) -> Result<Row, RecordFormatError> {
     let answers = [record.need(&names.chosen)?, record.need(&names.rejected)?];
     let are_lists = answers.map(Json::is_array);
@@ -119,7 +117,6 @@ pub(super) fn parse(record: Reader<'_>, names: &Fields) -> Result<Row, RecordFor
     Ok(Row::Pair { chosen: Box::new(chosen), rejected: Box::new(rejected) })
 }
 
-/// What is asked.
 enum Prompt<'a> {
     /// To be joined with its answer, or the user's turn.
     Text(Cow<'a, str>),
@@ -210,7 +207,6 @@ fn without_prompt(record: Reader<'_>, names: &Fields, problem: &str, hint: &str)
     RecordFormatError { is_bad_cell, ..bad_value(record.place, &names.chosen, problem, hint) }
 }
 
-/// An answer as messages.
 fn answer_turns(answer: &Json, key: &str, record: Reader<'_>, names: &Fields) -> Result<Vec<Turn>, RecordFormatError> {
     match answer {
         Json::Array(_) => parse_list(answer, key, names, record.place),

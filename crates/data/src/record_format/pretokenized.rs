@@ -11,7 +11,6 @@ use super::row::Row;
 use super::value::{Reader, RecordFormatError, bad_value, list, wrong_type};
 use crate::place::Place;
 
-/// The label of a token without loss.
 const NO_LOSS: i64 = -100;
 /// Keys of a mask of ones and zeros that marks the loss tokens.
 const MASK_KEYS: [&str; 4] = ["loss_mask", "completion_mask", "assistant_masks", "assistant_mask"];

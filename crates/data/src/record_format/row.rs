@@ -160,7 +160,6 @@ pub(crate) fn weight(value: &Json) -> usize {
     }
 }
 
-/// The same of an object.
 pub(crate) fn fields_weight(fields: &Object) -> usize {
     fields.iter().map(|(key, value)| key.len() + weight(value)).sum()
 }

@@ -13,9 +13,8 @@ use crate::place::Place;
 /// Columns of images, audio and video (LLaMA-Factory's in the plural, LLaVA's in the singular).
 const MEDIA: [&str; 6] = ["images", "audios", "videos", "image", "audio", "video"];
 
-/// The keys with a value, except for those whose values are among `read`.
-///
-/// Error: one of them holds images, audio or video.
+/// The keys with a value, except for those whose values are among `read`. Error: one of them holds images, audio or
+/// video.
 pub(super) fn unread_keys<'a>(
     fields: &'a Object,
     read: &[&Json],

@@ -36,7 +36,6 @@ impl RecordFormatError {
 /// Keys of an object that messages list.
 const SHOWN_KEYS: usize = 24;
 
-/// A record and its place.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
     pub(crate) fields: &'a Object,
@@ -69,12 +68,10 @@ impl<'a> Reader<'a> {
         self.find(key).ok_or_else(|| missing_key(self.place, &format!("{key:?}"), self.fields, hint))
     }
 
-    /// A required text.
     pub(crate) fn need_text(&self, key: &str) -> Result<Cow<'a, str>, RecordFormatError> {
         text(self.need(key)?, key, self.place)
     }
 
-    /// An optional text.
     pub(crate) fn text(&self, key: &str) -> Result<Option<Cow<'a, str>>, RecordFormatError> {
         self.get(key).map(|value| text(value, key, self.place)).transpose()
     }
@@ -130,7 +127,6 @@ pub(crate) fn string<'a>(value: &'a Json, key: &str, place: &Place) -> Result<&'
     Ok(text)
 }
 
-/// A list.
 pub(crate) fn list<'a>(
     value: &'a Json,
     key: &str,
@@ -167,13 +163,11 @@ pub(crate) fn wrong_type(place: &Place, key: &str, expected: &str, found: &Json)
     RecordFormatError { is_bad_cell, ..RecordFormatError::new(place, problem) }
 }
 
-/// The error for a key that is absent: what was expected, and what to do.
 pub(crate) fn missing_key(place: &Place, expected: &str, fields: &Object, hint: &str) -> RecordFormatError {
     let problem = format!("expected the key {expected}, found {}. {hint}", names(fields));
     RecordFormatError::new(place, problem)
 }
 
-/// The error for a value of the right type that is invalid.
 pub(crate) fn bad_value(place: &Place, key: &str, problem: &str, hint: &str) -> RecordFormatError {
     RecordFormatError::new(place, format!("{key} {problem}. {hint}"))
 }

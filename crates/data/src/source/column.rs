@@ -50,7 +50,6 @@ pub(super) fn select_columns(
     Ok(indices)
 }
 
-/// The error for a requested column that does not exist.
 pub(super) fn no_column(path: &Path, name: &str, all: &[&String]) -> SourceError {
     SourceError::file(path, format!("no column {name:?}; the columns are {all:?}"))
 }
@@ -81,7 +80,6 @@ fn check_type(column: &str, data_type: &DataType, path: &Path) -> Result<(), Sou
 /// Reads the next batch of a file, of columns that [`select_columns`] accepted. The error is the decoder's.
 pub(super) type NextBatch = Box<dyn FnMut() -> Result<Option<RecordBatch>, String> + Send>;
 
-/// The records of a file of column batches.
 pub(super) struct BatchRecords {
     next_batch: NextBatch,
     path: PathBuf,
@@ -91,7 +89,6 @@ pub(super) struct BatchRecords {
     next: usize,
     /// Rows of the file that were read.
     row: usize,
-    /// Called after each row.
     count_row: Box<dyn FnMut() + Send>,
 }
 
@@ -101,7 +98,6 @@ impl BatchRecords {
         Self { next_batch, path: path.to_owned(), format, batch, next: 0, row: 0, count_row: Box::new(|| {}) }
     }
 
-    /// Calls `count_row` after each row.
     pub(super) fn counting(self, count_row: impl FnMut() + Send + 'static) -> Self {
         Self { count_row: Box::new(count_row), ..self }
     }

@@ -43,7 +43,6 @@ impl Read for LimitedReader {
     }
 }
 
-/// The records of a CSV file.
 pub(super) struct CsvRecords {
     reader: Reader<LimitedReader>,
     path: PathBuf,
@@ -103,8 +102,7 @@ impl CsvRecords {
         Place { path: self.path.clone(), line: self.line }
     }
 
-    /// The values of the row; line breaks may be `\r
-    /// `.
+    /// The values of the row; line breaks may be `\r\n`.
     fn cells(&self) -> impl Iterator<Item = &[u8]> {
         let last = self.row.len().saturating_sub(1);
         let cells = self.row.iter().enumerate();

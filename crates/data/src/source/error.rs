@@ -63,22 +63,18 @@ impl SourceError {
         Self::BadRecord { place, column, problem: problem.into(), can_continue: false }
     }
 
-    /// A record that exceeds the memory limit of one record.
     pub(super) fn too_large(place: Place, hint: &str) -> Self {
         Self::record(place, None, format!("one record is larger than {} MiB. {hint}", MAX_RECORD_BYTES >> 20))
     }
 
-    /// Text that is not JSON.
     pub(super) fn not_json(place: Place, column: usize, reason: &str, hint: &str) -> Self {
         Self::record(place, Some(column), format!("not valid JSON: {reason}. {hint}"))
     }
 
-    /// An error about a file.
     pub(super) fn file(path: &Path, problem: impl Into<String>) -> Self {
         Self::BadFile { path: path.to_owned(), problem: problem.into() }
     }
 
-    /// A file whose first bytes contradict its format.
     pub(super) fn wrong_format(path: &Path, expected: &str, (found, hint): (&str, &str)) -> Self {
         Self::file(path, format!("read as {expected}, but it is {found}. {hint}"))
     }

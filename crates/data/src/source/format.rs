@@ -93,7 +93,6 @@ fn unpacked_name(path: &Path) -> (String, Compression) {
 }
 
 impl Compression {
-    /// The compression that a file name implies.
     pub(super) fn of_name(path: &Path) -> Self {
         unpacked_name(path).1
     }

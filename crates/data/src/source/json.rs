@@ -18,7 +18,6 @@ use super::record::{MAX_RECORD_BYTES, Record};
 use crate::place::Place;
 use scanner::{HINT, Scanner, show};
 
-/// The records of a file with the format `json`.
 pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> Result<FileRecords, SourceError> {
     let mut scanner = Scanner { bytes, path: path.to_owned(), line: 1, column: 1 };
     if scanner.peek()?.is_none() {
@@ -73,7 +72,6 @@ fn has_rows(object: &Json) -> bool {
     object.as_object().is_some_and(|fields| fields.values().any(is_rows))
 }
 
-/// The rows of a document.
 struct JsonDocument {
     scanner: Scanner,
     field: Option<String>,
@@ -83,7 +81,6 @@ struct JsonDocument {
     is_first: bool,
 }
 
-/// The list of rows cannot be determined.
 fn no_rows(place: Place, reason: &str) -> SourceError {
     SourceError::record(
         place,
@@ -97,7 +94,6 @@ impl JsonDocument {
         no_rows(self.scanner.place(), reason)
     }
 
-    /// Advances to the first row.
     fn find_rows(&mut self) -> Result<(), SourceError> {
         match self.scanner.peek()? {
             Some(b'[') => {

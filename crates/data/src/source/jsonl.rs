@@ -12,17 +12,13 @@ use super::open::{FileRecords, Lines, checked_text};
 use super::record::{MAX_RECORD_VALUES, Record};
 use crate::place::Place;
 
-/// What to do about a line that is too long.
 pub(super) const TOO_LONG: &str =
     "Each line must be one JSON object; a file that is one JSON list is read with file_format = \"json\"";
 
-/// What to do about lines that are no objects.
 const ONE_PER_LINE: &str = "Each line must be one whole JSON object";
-/// The same where the first line begins a list.
 const BEGINS_A_LIST: &str =
     "The file begins with '[', so it seems to be one JSON list, which is read with file_format = \"json\"";
 
-/// The records of a JSONL file.
 pub(super) fn json_lines(lines: Lines) -> FileRecords {
     let mut is_first = true;
     Box::new(lines.map(move |line| {

@@ -83,7 +83,6 @@ pub(super) fn open_text(path: &Path, format: FileFormat, progress: &Progress) ->
     Ok(bytes)
 }
 
-/// The error of a read that failed.
 pub(super) fn read_failed(path: &Path, line: usize, reason: &std::io::Error) -> SourceError {
     let mut reason = reason.to_string();
     if Compression::of_name(path) != Compression::None {

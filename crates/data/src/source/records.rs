@@ -67,9 +67,7 @@ impl Source {
 
     /// A 128-bit hash of everything that determines the records: the content of the files in order, and how they are
     /// read. Names and locations of local files do not matter; a Hub file counts by dataset, commit and path, whose
-    /// content never changes. `weight` does not matter (a mixture's key includes it).
-    ///
-    /// Errors: a file cannot be read.
+    /// content never changes. `weight` does not matter (a mixture's key includes it). Errors: a file cannot be read.
     pub fn content_key(&self, keys: &ContentKeys) -> Result<u128, SourceError> {
         keys.of_source(&self.spec, self.format, &self.files)
     }

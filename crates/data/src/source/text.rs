@@ -13,7 +13,6 @@ use super::open::{Bytes, FileRecords, Lines, checked_text, read_failed};
 use super::record::{MAX_RECORD_BYTES, Record};
 use crate::place::Place;
 
-/// The records `{"text": ...}` of a text file.
 pub(super) fn text_records(bytes: Bytes, path: &Path, unit: TextDocument) -> FileRecords {
     let record = |(bytes, place): (Vec<u8>, Place)| {
         let text = Json::String(checked_text(bytes, &place)?);

@@ -25,7 +25,6 @@ impl Hostile {
     }
 }
 
-/// All of them.
 pub(crate) fn all() -> Vec<Hostile> {
     [files::all(), columns::all(), templates::all()].into_iter().flatten().collect()
 }

@@ -14,7 +14,6 @@ pub(super) const HINT: &str = "The file must be one JSON list of objects, or an 
 const TOO_LARGE: &str =
     "Cut it into several; if the list of rows is deeper in the document, write one JSON object a line";
 
-/// Cuts a document into the texts of its values.
 pub(super) struct Scanner {
     pub(super) bytes: Bytes,
     pub(super) path: PathBuf,

@@ -25,7 +25,6 @@ use firebrick_hub::{Hub, HubSettings};
 
 use super::{Record, SourceError, SourceSpec};
 
-/// A folder for a test, with helpers.
 struct Folder(TempDir);
 
 impl Folder {
@@ -51,7 +50,6 @@ impl Folder {
     }
 }
 
-/// A Hub that cannot be reached.
 fn no_hub() -> Hub {
     let (endpoint, cache) = ("http://127.0.0.1:9".to_owned(), PathBuf::from("/nonexistent/cache"));
     Hub::new(HubSettings { endpoint, cache, token: None, is_offline: true })
