@@ -12,8 +12,8 @@ use crate::diagnose::Diagnosis;
 use crate::encoder::{EncodeOptions, Encoder};
 use crate::error::DataError;
 use crate::pipeline::Pipeline;
-use crate::place::Place;
 use crate::record_format::weight;
+use crate::source::Place;
 use crate::source::{ContentKeys, Mixture, Record, Source};
 use crate::tokenizer::Tokenizer;
 

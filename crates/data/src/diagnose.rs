@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::encoder::Encoded;
 use crate::error::DataError;
 use crate::finding::FindingKind;
-use crate::place::Place;
+use crate::source::Place;
 
 /// Places kept per kind of finding.
 const PLACES: usize = 5;

@@ -10,14 +10,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::Example;
-use crate::conversation::{RecordTokens, encode_chat};
+use crate::conversation::{RecordTokens, TokenOffsets, encode_chat};
 use crate::error::DataError;
 use crate::finding::{Finding, FindingKind};
 use crate::pair::{PairCut, cut_pair};
 use crate::record_format::{Chat, Fields, RecordFormat, Row, fields_hash, headed_text};
 use crate::selection::{ASSISTANT, Selection, TrainOn};
 use crate::source::Record;
-use crate::token_mask::TokenOffsets;
 use crate::tokenizer::Tokenizer;
 
 /// Version of the meaning of tokens and masks. Raised whenever the same records, tokenizer and options give other

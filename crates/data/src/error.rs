@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::cache::CacheError;
-use crate::place::Place;
 use crate::record_format::RecordFormatError;
+use crate::source::Place;
 use crate::source::SourceError;
 
 /// What went wrong on the way from text to batches.

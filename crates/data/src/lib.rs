@@ -22,13 +22,11 @@ mod omissions;
 mod pack;
 mod pair;
 mod pipeline;
-mod place;
 mod record_format;
 mod selection;
 mod skeleton;
 mod source;
 mod text_marks;
-mod token_mask;
 mod tokenizer;
 
 #[cfg(test)]
@@ -51,11 +49,10 @@ pub use firebrick_hub::{Hub, HubSettings};
 pub use loader::{Cursor, Loader, LoaderConfig};
 pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset, PairRows};
 pub use pipeline::{Pipeline, records_encoded};
-pub use place::Place;
 pub use record_format::{Chat, Fields, RecordFormat, RecordFormatError, Row, Turn};
 pub use selection::TrainOn;
 pub use source::{
-    ContentKeys, FileFormat, MAX_RECORD_BYTES, Mix, MixUntil, MixedRecords, Mixture, Record, Records, Source,
+    ContentKeys, FileFormat, MAX_RECORD_BYTES, Mix, MixUntil, MixedRecords, Mixture, Place, Record, Records, Source,
     SourceError, SourceSpec, TextDocument,
 };
 pub use tokenizer::{NewToken, Tokenizer};

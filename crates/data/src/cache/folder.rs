@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use firebrick_files::cache_folder;
 
-use super::error::CacheError;
+use super::CacheError;
 use super::key::CacheKey;
 use super::store::TokenStore;
 use super::writer::{PARTIAL, StoreWriter};

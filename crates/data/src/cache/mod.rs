@@ -5,10 +5,10 @@
 //!                        TokenCache: one file per key, built once, replaced only as a whole
 //! ```
 //!
-//! Trade-off: files of old keys are never deleted by the program.
+//! A damaged file does not stop a run: [`TokenCache::get_or_build`] rebuilds it and reports that. Trade-off: files of old
+//! keys are never deleted by the program, and errors are not chained, as in `DataError`: each message is complete.
 
 mod document;
-mod error;
 mod folder;
 mod key;
 mod layout;
@@ -17,11 +17,69 @@ mod set;
 mod store;
 mod writer;
 
+use std::io::Error as IoError;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
 pub use document::{Document, Example};
-pub use error::CacheError;
 pub use folder::{Cached, TokenCache};
 pub use key::CacheKey;
 pub use layout::{DocumentEntry, Origin};
 pub use set::DocumentSet;
 pub use store::TokenStore;
 pub use writer::StoreWriter;
+
+/// Why tokenized data cannot be written, found, read or split.
+#[derive(Debug, Error)]
+pub enum CacheError {
+    /// The environment defines no folder for the cache.
+    #[error(
+        "no folder for the cache of tokenized data: neither FIREBRICK_CACHE nor the user's cache folder or home is \
+         known. Set FIREBRICK_CACHE to a folder with space for about 2 to 4 bytes per token"
+    )]
+    NoFolder,
+    /// The operating system refused an operation.
+    #[error(
+        "cannot {doing} {}: {reason}. The cache of tokenized data needs a writable folder with free space; set \
+         FIREBRICK_CACHE to another one if this one cannot be used", path.display()
+    )]
+    Io {
+        /// The operation, as a verb.
+        doing: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The operating system's error.
+        reason: IoError,
+    },
+    /// A token file that is incomplete, was changed, or is not a token file.
+    #[error("{} is damaged: {what}. Delete it; the next run rebuilds it", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Which check failed, with the expected and the found value.
+        what: String,
+    },
+    /// A token outside the model's vocabulary.
+    #[error(
+        "token {token} in document {document} (counted from 1, in the order of the data) is outside the vocabulary of \
+         {vocab_size} tokens: the data was tokenized for another model, or the tokenizer has more tokens than the model"
+    )]
+    TokenOutOfRange {
+        /// The token id.
+        token: u32,
+        /// Number of the document, counted from 1.
+        document: usize,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// More documents than an index can count.
+    #[error("more than {0} documents in one dataset: split it into several runs, or join short documents")]
+    TooManyDocuments(usize),
+    /// A split that would leave one side empty.
+    #[error(
+        "cannot hold out {0}. Use another share, more data, or a separate evaluation file; of a text file each line is a \
+             record with text_unit = \"line\""
+    )]
+    BadSplit(String),
+}

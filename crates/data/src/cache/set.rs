@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
+use super::CacheError;
 use super::document::{Document, Example};
-use super::error::CacheError;
 use super::layout::DocumentEntry;
 use super::store::TokenStore;
 

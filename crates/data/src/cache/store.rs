@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::CacheError;
 use super::document::Document;
-use super::error::CacheError;
 use super::key::CacheKey;
 use super::layout::{DocumentEntry, ENTRY_WORDS, HEADER_BYTES, Header};
 use super::map::Words;

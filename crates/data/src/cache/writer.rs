@@ -13,8 +13,8 @@ use firebrick_files::{sync_folder, temporary_in};
 use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::Xxh3;
 
+use super::CacheError;
 use super::document::{Example, append_words};
-use super::error::CacheError;
 use super::key::CacheKey;
 use super::layout::{DocumentEntry, HEADER_BYTES, Header, Origin, TokenWidth};
 use super::store::TokenStore;

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
     use crate::diagnose::FindingCount;
     use crate::finding::FindingKind;
-    use crate::place::Place;
+    use crate::source::Place;
 
     fn found_at(path: &str) -> Diagnosis {
         let place = Place { path: path.into(), line: 3 };

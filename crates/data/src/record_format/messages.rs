@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use super::fields::{Fields, MESSAGE_KEYS};
 use super::row::{Chat, Object, Turn};
 use super::value::{Reader, RecordFormatError, bad_value, list, missing_key, string, text, wrong_type};
-use crate::place::Place;
+use crate::source::Place;
 
 /// Keys of a message that hold its training flag: a boolean, or a weight of 0 or 1 (OpenAI; `loss_weight`
 /// in LLaMA-Factory).

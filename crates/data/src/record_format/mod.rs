@@ -10,16 +10,15 @@ mod pairs;
 mod preference;
 mod pretokenized;
 mod row;
-mod unread;
 mod value;
 
 use std::cell::RefCell;
 
 use serde::{Deserialize, Serialize};
 
-use crate::place::Place;
+use crate::source::Place;
 use fields::MESSAGE_KEYS;
-use value::{Reader, names};
+use value::{Reader, names, unread_keys};
 
 pub use fields::Fields;
 pub(crate) use pairs::headed_text;
@@ -111,7 +110,7 @@ impl RecordFormat {
     ) -> Result<(Row, Vec<&'a str>), RecordFormatError> {
         let read = RefCell::default();
         let row = self.content(Reader { fields, place, read: &read }, names)?;
-        let unread = unread::unread_keys(fields, &read.borrow(), place)?;
+        let unread = unread_keys(fields, &read.borrow(), place)?;
         Ok((row, unread))
     }
 

@@ -13,7 +13,7 @@ use super::fields::Fields;
 use super::messages::{parse_extras, parse_list};
 use super::row::{Chat, Row, Turn};
 use super::value::{Reader, RecordFormatError, list, text, wrong_type};
-use crate::place::Place;
+use crate::source::Place;
 
 pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Result<Chat, RecordFormatError> {
     let mut chat = parse_question(record, names, &names.instruction)?;

@@ -22,8 +22,8 @@ use super::messages::{self, parse_extras, parse_list, parse_message};
 use super::pairs::parse_question;
 use super::row::{Chat, Object, Row, Turn};
 use super::value::{Reader, RecordFormatError, bad_value, is_text, missing_key, text, wrong_type};
-use crate::place::Place;
 use crate::selection::ASSISTANT;
+use crate::source::Place;
 
 /// Keys of KTO sets: whether the answer is a good one.
 const LABELS: [&str; 2] = ["label", "kto_tag"];

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use super::fields::Fields;
 use super::row::Row;
 use super::value::{Reader, RecordFormatError, bad_value, list, wrong_type};
-use crate::place::Place;
+use crate::source::Place;
 
 const NO_LOSS: i64 = -100;
 /// Keys of a mask of ones and zeros that marks the loss tokens.

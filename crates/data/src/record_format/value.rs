@@ -2,16 +2,17 @@
 //!
 //! Trade-off: few conversions. The string "3" is not a number; where a text is expected, a number or a boolean is read as
 //! JSON writes it, as CSV has them. Only a list or an object may be written as a JSON string, because table formats have
-//! no other way to store one.
+//! no other way to store one. Keys that a format does not read are known for the record itself, not for its messages.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::ptr;
 
 use serde_json::Value as Json;
 use thiserror::Error;
 
 use super::row::Object;
-use crate::place::Place;
+use crate::source::Place;
 
 /// A record that does not match its format. The message is complete: what was found, what was expected, what to do.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -40,7 +41,7 @@ const SHOWN_KEYS: usize = 24;
 pub(crate) struct Reader<'a> {
     pub(crate) fields: &'a Object,
     pub(crate) place: &'a Place,
-    /// The values that were read so far: `unread.rs` lists the others.
+    /// The values that were read so far: [`unread_keys`] lists the others.
     pub(crate) read: &'a RefCell<Vec<&'a Json>>,
 }
 
@@ -170,4 +171,40 @@ pub(crate) fn missing_key(place: &Place, expected: &str, fields: &Object, hint: 
 
 pub(crate) fn bad_value(place: &Place, key: &str, problem: &str, hint: &str) -> RecordFormatError {
     RecordFormatError::new(place, format!("{key} {problem}. {hint}"))
+}
+
+/// Columns of images, audio and video (LLaMA-Factory's in the plural, LLaVA's in the singular).
+const MEDIA: [&str; 6] = ["images", "audios", "videos", "image", "audio", "video"];
+
+/// The keys with a value, except for those whose values are among `read`. Error: one of them holds images, audio or
+/// video.
+pub(super) fn unread_keys<'a>(
+    fields: &'a Object,
+    read: &[&Json],
+    place: &Place,
+) -> Result<Vec<&'a str>, RecordFormatError> {
+    let is_unread = |value: &Json| !is_empty(value) && !read.iter().any(|&known| ptr::eq(known, value));
+    let unread: Vec<&str> = fields.iter().filter(|(_, value)| is_unread(value)).map(|(key, _)| key.as_str()).collect();
+    // A number or a yes or no is about the media, not the media.
+    let is_media = |key: &str| MEDIA.contains(&key) && !matches!(fields[key], Json::Bool(_) | Json::Number(_));
+    match unread.iter().find(|key| is_media(key)) {
+        Some(key) => {
+            let problem = "is not empty, but images, audio and video cannot be trained on";
+            let hint = "If the texts make sense without it, name the other keys with columns = [...]; if it is a text, \
+                        name it with fields = { ... }; otherwise remove the rows that have it";
+            Err(bad_value(place, key, problem, hint))
+        }
+        None => Ok(unread),
+    }
+}
+
+/// Whether there is nothing in a value: tables fill rows with null, and with empty texts and lists.
+fn is_empty(value: &Json) -> bool {
+    match value {
+        Json::Null => true,
+        Json::Bool(_) | Json::Number(_) => false,
+        Json::String(text) => text.trim().is_empty(),
+        Json::Array(items) => items.iter().all(is_empty),
+        Json::Object(fields) => fields.values().all(is_empty),
+    }
 }

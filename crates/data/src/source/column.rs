@@ -16,8 +16,7 @@ use arrow_schema::{DataType, Schema};
 use serde_json::{Map, Number, Value as Json};
 
 use super::error::SourceError;
-use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record};
-use crate::place::Place;
+use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Place, Record};
 
 /// Minimum size that a JSON value counts for, so that lists of nulls have a size too.
 const VALUE_BYTES: usize = MAX_RECORD_BYTES / MAX_RECORD_VALUES;

@@ -14,8 +14,7 @@ use serde_json::{Map, Value as Json};
 use super::column::no_column;
 use super::error::SourceError;
 use super::open::{Bytes, checked_text, read_failed};
-use super::record::{MAX_RECORD_BYTES, Record};
-use crate::place::Place;
+use super::record::{MAX_RECORD_BYTES, Place, Record};
 
 const BUFFER_BYTES: usize = 256 << 10;
 /// Each row repeats the names of all columns.

@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::record::MAX_RECORD_BYTES;
-use crate::place::Place;
+use super::record::{MAX_RECORD_BYTES, Place};
 
 /// What went wrong between a path or Hub id and its records.
 #[derive(Debug, Error)]

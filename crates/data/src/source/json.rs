@@ -12,10 +12,9 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::error::SourceError;
-use super::jsonl::{TOO_LONG, json_lines, parse_object};
+use super::lines::{TOO_LONG, json_lines, parse_object};
 use super::open::{Bytes, FileRecords, Lines, read_failed};
-use super::record::{MAX_RECORD_BYTES, Record};
-use crate::place::Place;
+use super::record::{MAX_RECORD_BYTES, Place, Record};
 use scanner::{HINT, Scanner, show};
 
 pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> Result<FileRecords, SourceError> {

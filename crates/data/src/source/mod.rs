@@ -18,7 +18,7 @@ mod files;
 mod format;
 mod hub_choice;
 mod json;
-mod jsonl;
+mod lines;
 mod mixture;
 mod open;
 mod parquet;
@@ -28,12 +28,11 @@ mod spec;
 mod splits;
 #[cfg(test)]
 mod tests;
-mod text;
 
 pub use content::ContentKeys;
 pub use error::SourceError;
 pub use format::{FileFormat, TextDocument};
 pub use mixture::{Mix, MixUntil, MixedRecords, Mixture};
-pub use record::{MAX_RECORD_BYTES, Record};
+pub use record::{MAX_RECORD_BYTES, Place, Record};
 pub use records::{Records, Source};
 pub use spec::SourceSpec;

@@ -13,8 +13,7 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::error::SourceError;
 use super::format::{Compression, FileFormat, magic};
-use super::record::{MAX_RECORD_BYTES, Record};
-use crate::place::Place;
+use super::record::{MAX_RECORD_BYTES, Place, Record};
 
 const BUFFER_BYTES: usize = 256 << 10;
 const UNPACKED_BYTES: usize = 64 << 10;

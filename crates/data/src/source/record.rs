@@ -1,10 +1,13 @@
-//! One row of a data file, and how large it may be.
+//! One row of a data file, where it is, and how large it may be.
 //!
-//! Trade-off: rows over the limits are refused, so that memory is bounded without looking at the whole file.
+//! Trade-off: rows over the limits are refused, so that memory is bounded without looking at the whole file. A place has no
+//! column; errors that know one name it themselves.
 
+use std::fmt::{Display, Formatter, Result as FormatResult};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
-
-use crate::place::Place;
 
 /// Maximum bytes of one record: a line, an element of a JSON list, a CSV row, a text document.
 pub const MAX_RECORD_BYTES: usize = 64 << 20;
@@ -29,5 +32,20 @@ impl Record {
     /// A record of the only source.
     pub fn new(fields: Map<String, Json>, place: Place) -> Self {
         Self { fields, place, source: 0, file: 0 }
+    }
+}
+
+/// A line of a data file, shown as `path:line`. In Parquet and Arrow files, which have no lines, a row.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The data file.
+    pub path: PathBuf,
+    /// Line number (or row number), counted from 1.
+    pub line: usize,
+}
+
+impl Display for Place {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
+        write!(formatter, "{}:{}", self.path.display(), self.line)
     }
 }

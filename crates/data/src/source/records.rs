@@ -14,12 +14,11 @@ use super::csv::CsvRecords;
 use super::error::SourceError;
 use super::format::FileFormat;
 use super::json::open_json;
-use super::jsonl::{TOO_LONG, json_lines};
+use super::lines::{TOO_LONG, json_lines, text_records};
 use super::open::{FileRecords, Lines, Progress, open_bytes, open_text};
 use super::parquet::open_parquet;
 use super::record::Record;
 use super::spec::SourceSpec;
-use super::text::text_records;
 
 /// A source whose files are known: the result of [`SourceSpec::resolve`].
 #[derive(Debug, Clone)]

@@ -2,7 +2,6 @@
 //!
 //! Trade-off: every test run generates them again.
 
-mod columns;
 mod files;
 mod templates;
 
@@ -26,5 +25,5 @@ impl Hostile {
 }
 
 pub(crate) fn all() -> Vec<Hostile> {
-    [files::all(), columns::all(), templates::all()].into_iter().flatten().collect()
+    [files::all(), templates::all()].into_iter().flatten().collect()
 }

@@ -4,13 +4,15 @@
 //! measures time and memory. Not supported: input that only a network can deliver.
 
 mod encode;
-mod folder;
 mod source;
 mod store;
 mod template;
 mod tokenizer;
 
-pub(crate) use folder::Folder;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
 
 /// The result for an input.
 #[derive(Debug, Default)]
@@ -70,4 +72,28 @@ pub(crate) fn parts(bytes: &[u8]) -> Vec<&[u8]> {
     }
     parts.push(rest);
     parts
+}
+
+/// An empty folder, in memory where the system supports that, removed at the end of its use; a process that is killed
+/// leaves it.
+pub(crate) struct Folder(TempDir);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        let memory = Path::new("/dev/shm");
+        let base = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        Self(TempDir::with_prefix_in("firebrick-fuzz-", base).expect("a folder for files can be made"))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Writes a file, with the folders above it, and gives its path.
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.path().join(name);
+        fs::create_dir_all(path.parent().expect("inside the folder")).expect("a folder can be made");
+        fs::write(&path, bytes).expect("a file can be written");
+        path
+    }
 }

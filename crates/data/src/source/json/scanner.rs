@@ -7,8 +7,7 @@ use std::path::PathBuf;
 
 use super::super::error::SourceError;
 use super::super::open::{Bytes, read_failed};
-use super::super::record::MAX_RECORD_BYTES;
-use crate::place::Place;
+use super::super::record::{MAX_RECORD_BYTES, Place};
 
 pub(super) const HINT: &str = "The file must be one JSON list of objects, or an object with such a list";
 const TOO_LARGE: &str =

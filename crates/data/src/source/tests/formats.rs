@@ -1,6 +1,7 @@
-//! All formats of the same rows give the same records.
+//! All formats of the same rows give the same records, also the files that `datasets` and `pyarrow` wrote
+//! (tests/golden/sources, with its script).
 //!
-//! Trade-off: one set of seven rows.
+//! Trade-off: one set of seven rows, one version of each library.
 
 use super::super::{FileFormat, TextDocument};
 use super::*;
@@ -213,4 +214,34 @@ fn content_key_depends_on_content_and_reading_but_not_on_the_path() {
     assert_ne!(one, key(&folder.spec("c.jsonl")));
     assert_ne!(one, key(&SourceSpec { limit: Some(1), ..folder.spec("a.jsonl") }));
     assert_ne!(one, key(&SourceSpec { columns: Some(vec!["text".into()]), ..folder.spec("a.jsonl") }));
+}
+
+fn golden(name: &str) -> SourceSpec {
+    SourceSpec::new(format!("{}/tests/golden/sources/{name}", env!("CARGO_MANIFEST_DIR")))
+}
+
+#[test]
+fn files_of_datasets_and_pyarrow_give_the_original_rows() {
+    let rows = fields(&golden("rows.json"));
+    assert_eq!(rows.len(), 40);
+    let files = ["saved", "saved_dict", "datasets.parquet", "datasets.jsonl", "zstd.parquet", "gzip.parquet"];
+    let more = ["lz4.parquet", "lz4.feather", "zstd.feather", "stream.arrow"];
+    for name in files.into_iter().chain(more) {
+        assert_eq!(fields(&golden(name)), rows, "{name}");
+    }
+}
+
+#[test]
+fn a_saved_dictionary_of_splits_is_read_by_split() {
+    let split = |name: &str| SourceSpec { split: Some(name.to_owned()), ..golden("saved_dict") };
+    assert_eq!(fields(&split("test")), fields(&golden("rows.json"))[..2]);
+    let error = error_of(&split("dev"));
+    assert!(error.contains("train, test"), "{error}");
+}
+
+#[test]
+fn a_saved_dataset_keeps_the_order_of_its_rows_over_shards() {
+    let records = read(&golden("saved")).unwrap();
+    let names: Vec<String> = records.iter().map(|record| record.place.path.display().to_string()).collect();
+    assert!(names.is_sorted() && names[0].ends_with("data-00000-of-00003.arrow"));
 }

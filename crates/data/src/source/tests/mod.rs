@@ -4,7 +4,6 @@
 
 mod damage;
 mod formats;
-mod golden;
 mod hub;
 mod mixing;
 mod paths;

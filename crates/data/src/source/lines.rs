@@ -1,16 +1,18 @@
-//! One JSON object per line.
+//! Formats of lines: one JSON object per line, and plain text, one document per file or per line.
 //!
 //! A bad line is an error with file, line and column; the lines after it can still be read. Trade-off: objects that
-//! span several lines are not supported.
+//! span several lines are not supported, and a text read as one document must fit the limit of a record.
 
+use std::io::Read;
 use std::mem::take;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 
 use super::error::SourceError;
-use super::open::{FileRecords, Lines, checked_text};
-use super::record::{MAX_RECORD_VALUES, Record};
-use crate::place::Place;
+use super::format::TextDocument;
+use super::open::{Bytes, FileRecords, Lines, checked_text, read_failed};
+use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Place, Record};
 
 pub(super) const TOO_LONG: &str =
     "Each line must be one JSON object; a file that is one JSON list is read with file_format = \"json\"";
@@ -82,4 +84,33 @@ fn describe(value: &Json) -> String {
         }
         Json::Object(_) => unreachable!("the caller takes objects"),
     }
+}
+
+pub(super) fn text_records(bytes: Bytes, path: &Path, unit: TextDocument) -> FileRecords {
+    let record = |(bytes, place): (Vec<u8>, Place)| {
+        let text = Json::String(checked_text(bytes, &place)?);
+        Ok(Record::new(Map::from_iter([("text".to_owned(), text)]), place))
+    };
+    match unit {
+        TextDocument::File => {
+            let path = path.to_owned();
+            Box::new(std::iter::once_with(move || whole_file(bytes, path).and_then(record)))
+        }
+        TextDocument::Line => {
+            let hint = "The file has no line breaks where they are expected: is it text?";
+            Box::new(Lines::after(0, bytes, path, hint).map(move |line| line.and_then(record)))
+        }
+    }
+}
+
+fn whole_file(bytes: Bytes, path: PathBuf) -> Result<(Vec<u8>, Place), SourceError> {
+    let mut text = Vec::new();
+    let read = bytes.take(MAX_RECORD_BYTES as u64 + 1).read_to_end(&mut text);
+    read.map_err(|reason| read_failed(&path, 1, &reason))?;
+    let place = Place { path, line: 1 };
+    if text.len() > MAX_RECORD_BYTES {
+        let hint = "Read it with text_unit = \"line\", or split it into several files";
+        return Err(SourceError::too_large(place, hint));
+    }
+    Ok((text, place))
 }
