@@ -58,9 +58,11 @@ impl<'a> Corpus<'a> {
     pub fn new(tokenizer: &'a Tokenizer, mixture: Mixture, options: Vec<EncodeOptions>) -> Result<Self, DataError> {
         let (given, sources) = (options.len(), mixture.sources().len());
         assert_eq!(given, sources, "options for {given} sources, but there are {sources}");
-        let encoders =
-            mixture.sources().iter().zip(options).map(|(source, options)| encoder(tokenizer, source, options));
-        let encoders = encoders.collect::<Result<_, _>>()?;
+        let encoder = |(source, options): (&Source, EncodeOptions)| match source.records().next().transpose()? {
+            Some(first) => Encoder::new(tokenizer, options, &first),
+            None => Err(DataError::EmptyDataset(source.spec().path.clone())),
+        };
+        let encoders = mixture.sources().iter().zip(options).map(encoder).collect::<Result<_, _>>()?;
         Ok(Self { pipeline: Pipeline::default(), max_bad_share: MAX_BAD_SHARE, mixture, encoders })
     }
 
@@ -86,7 +88,7 @@ impl<'a> Corpus<'a> {
     /// Encodes all records, writes their examples in the mixture's order, and returns what was found in each source,
     /// and the hashes of the records that gave nothing.
     ///
-    /// Does not check the result ([`Corpus::check`] does), but stops early if half of the first thousand records are
+    /// Does not check the result ([`Corpus::checked`] does), but stops early if half of the first thousand records are
     /// bad. Errors: a record cannot be read or does not have its source's format; too many records are bad, or none can
     /// be trained on; the writer's errors.
     fn tokenize(&self, writer: &mut StoreWriter) -> Result<(Vec<Diagnosis>, Vec<u64>), DataError> {
@@ -133,14 +135,6 @@ impl<'a> Corpus<'a> {
         Ok((found, dropped))
     }
 
-    /// Checks what was found in each source. Errors: as [`Diagnosis::check`], for the first source that is refused.
-    fn check(&self, diagnoses: &[Diagnosis]) -> Result<(), DataError> {
-        let mut sources = self.encoders.iter().zip(diagnoses);
-        sources.try_for_each(|(encoder, diagnosis)| {
-            diagnosis.check(self.max_bad_share, encoder.options().train_end_of_turn)
-        })
-    }
-
     /// Tokenizes into memory. Errors: a record that cannot be read or tokenized, and data with more bad records than
     /// the recipe allows.
     pub fn in_memory(&self) -> Result<Tokenized, DataError> {
@@ -168,7 +162,9 @@ impl<'a> Corpus<'a> {
             // Our own file with a checksum: only a layout change without a version change can cause this.
             None => panic!("the report stored with the tokenized data cannot be read; delete the cache"),
         };
-        self.check(&diagnoses)?;
+        for (encoder, diagnosis) in self.encoders.iter().zip(&diagnoses) {
+            diagnosis.check(self.max_bad_share, encoder.options().train_end_of_turn)?;
+        }
         Ok(Tokenized { store, dropped, diagnoses, is_new, note })
     }
 
@@ -179,11 +175,4 @@ impl<'a> Corpus<'a> {
     fn vocab_size(&self) -> usize {
         self.encoders[0].tokenizer().vocab_size()
     }
-}
-
-fn encoder<'a>(tokenizer: &'a Tokenizer, source: &Source, options: EncodeOptions) -> Result<Encoder<'a>, DataError> {
-    let Some(first) = source.records().next().transpose()? else {
-        return Err(DataError::EmptyDataset(source.spec().path.clone()));
-    };
-    Encoder::new(tokenizer, options, &first)
 }

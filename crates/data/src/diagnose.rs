@@ -159,7 +159,7 @@ impl Diagnosis {
     /// [`DataError::TooManyBadRows`], [`DataError::EndNeverTrained`].
     pub fn check(&self, max_bad_share: f64, train_end_of_turn: bool) -> Result<(), DataError> {
         if self.has_no_flags() {
-            return Err(DataError::NoFlags { rows: self.rows });
+            return Err(DataError::NoFlags(self.rows));
         }
         self.check_share(max_bad_share)?;
         if train_end_of_turn && self.chats > 0 && self.chats_ended == 0 {
@@ -191,7 +191,7 @@ impl Diagnosis {
     fn check_share(&self, max_bad_share: f64) -> Result<(), DataError> {
         if self.bad_rows as f64 > max_bad_share * self.rows as f64 {
             if self.has_no_flags() {
-                return Err(DataError::NoFlags { rows: self.rows });
+                return Err(DataError::NoFlags(self.rows));
             }
             let (bad, rows, report) = (self.bad_rows, self.rows, self.to_string());
             return Err(DataError::TooManyBadRows { bad, rows, allowed: max_bad_share, report });

@@ -109,7 +109,7 @@ impl From<DataError> for Failure {
         let kind = match &error {
             DataError::TemplateFailed { .. } => FindingKind::TemplateRefused,
             DataError::MaskNotFound(_) => FindingKind::MaskNotFound,
-            DataError::DoubledBos { .. } => FindingKind::DoubledBos,
+            DataError::DoubledBos(_) => FindingKind::DoubledBos,
             _ => return Self::Error(error),
         };
         Self::Finding(kind, error.to_string())
@@ -128,7 +128,7 @@ impl<'a> Encoder<'a> {
     /// not. Errors: the format is not recognized, or `max_seq_len` is less than 2.
     pub fn new(tokenizer: &'a Tokenizer, mut options: EncodeOptions, first: &Record) -> Result<Self, DataError> {
         if options.max_seq_len < 2 {
-            return Err(DataError::SequenceTooShort { max_seq_len: options.max_seq_len });
+            return Err(DataError::SequenceTooShort(options.max_seq_len));
         }
         options.record_format = options.record_format.resolve(&first.fields, &mut options.fields, &first.place)?;
         Ok(Self { tokenizer, options: Arc::new(options) })
@@ -196,16 +196,16 @@ impl<'a> Encoder<'a> {
 
     fn encode_pair(&self, chosen: Row, rejected: Row) -> Result<Encoded, Failure> {
         let sides = [self.encode_row(chosen)?, self.encode_row(rejected)?];
-        let mut encoded = Encoded { is_chat: sides[0].is_chat, ..Encoded::default() };
-        let find = |kind, detail: &str| Finding { kind, detail: detail.to_owned() };
+        let is_chat = sides[0].is_chat;
+        let dropped = |kind, detail: &str| Ok(Encoded { is_chat, ..Encoded::dropped(kind, detail) });
         if sides.iter().any(|side| side.example.loss_tokens() == 0) {
-            encoded.findings.push(find(FindingKind::NothingToTrain, "no token of an answer counts in the loss"));
-            return Ok(encoded);
+            return dropped(FindingKind::NothingToTrain, "no token of an answer counts in the loss");
         }
         if sides[0].example == sides[1].example {
-            encoded.findings.push(find(FindingKind::SameAnswers, "both give the same tokens"));
-            return Ok(encoded);
+            return dropped(FindingKind::SameAnswers, "both give the same tokens");
         }
+        let mut encoded = Encoded { is_chat, ..Encoded::default() };
+        let find = |kind, detail: &str| Finding { kind, detail: detail.to_owned() };
         for finding in sides.iter().flat_map(|side| &side.findings) {
             if encoded.findings.iter().all(|found| found.kind != finding.kind) {
                 encoded.findings.push(finding.clone());
@@ -241,10 +241,8 @@ impl<'a> Encoder<'a> {
 
     fn encode_row(&self, row: Row) -> Result<RecordTokens, Failure> {
         if self.options.train_on == TrainOn::Flags && matches!(row, Row::Text(_) | Row::PromptCompletion { .. }) {
-            return Err(Failure::Finding(
-                FindingKind::NoFlags,
-                "the record has no messages that could have a flag".to_owned(),
-            ));
+            let detail = "the record has no messages that could have a flag";
+            return Err(Failure::Finding(FindingKind::NoFlags, detail.to_owned()));
         }
         match row {
             Row::Text(text) => self.text(&text),

@@ -52,13 +52,10 @@ pub enum DataError {
     MaskNotFound(String),
     /// Two beginning-of-text tokens at the start.
     #[error(
-        "the conversation begins with the beginning-of-text token {token:?} twice: the chat template writes it once \
+        "the conversation begins with the beginning-of-text token {0:?} twice: the chat template writes it once \
          already. Remove it from the text of the first message, or from the template"
     )]
-    DoubledBos {
-        /// The token as text.
-        token: String,
-    },
+    DoubledBos(String),
     /// A pretokenized record that comes from another tokenizer.
     #[error(
         "the record has the token {token}, but the vocabulary has only {vocab_size}: it comes from another tokenizer. \
@@ -83,14 +80,11 @@ pub enum DataError {
     EmptyDataset(String),
     /// Only flagged messages are trained on, and no message has a flag.
     #[error(
-        "none of the {rows} records has a message with a training flag, and train_on = \"flags\" trains only on \
+        "none of the {0} records has a message with a training flag, and train_on = \"flags\" trains only on \
          messages whose flag is true. Write \"train\": true into these messages (\"training\", \"trained\", and \
          \"weight\": 1 mean the same), or set train_on = \"assistant\""
     )]
-    NoFlags {
-        /// Records read.
-        rows: u64,
-    },
+    NoFlags(u64),
     /// More records were dropped, or lost a part, than allowed.
     #[error(
         "{bad} of {rows} records ({:.1} %) cannot be trained on, or not without losing a part; the limit is {:.1} % \
@@ -128,9 +122,6 @@ pub enum DataError {
         remedy: String,
     },
     /// `max_seq_len` has no room for a token and its target.
-    #[error("max_seq_len = {max_seq_len} is too short: a sequence needs at least 2 tokens, an input and a target")]
-    SequenceTooShort {
-        /// The requested length in tokens.
-        max_seq_len: usize,
-    },
+    #[error("max_seq_len = {0} is too short: a sequence needs at least 2 tokens, an input and a target")]
+    SequenceTooShort(usize),
 }

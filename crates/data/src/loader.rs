@@ -179,11 +179,12 @@ mod tests {
     }
 
     #[test]
-    fn batches_run_over_the_end_of_an_epoch_and_only_the_last_is_smaller() {
+    fn batches_run_over_the_end_of_an_epoch_only_the_last_is_smaller_and_nothing_follows() {
         let batches = all(10, config(), Cursor::default());
         assert_eq!(batches.iter().map(|(batch, _)| batch.rows).collect::<Vec<_>>(), [3, 3, 3, 3, 3, 3, 2]);
         assert_eq!(batches[3].1, Cursor { epoch: 1, row: 2 });
         assert_eq!(batches[6].1, Cursor { epoch: 2, row: 0 });
+        assert!(all(10, config(), batches[6].1).is_empty());
     }
 
     #[test]
@@ -300,11 +301,6 @@ mod tests {
             let count = all(rows, config(), Cursor::default()).len() as u64;
             assert_eq!(config().micro_batches(u64::from(rows), 2), count);
         }
-    }
-
-    #[test]
-    fn finished_cursor_gives_nothing() {
-        assert!(all(10, config(), Cursor { epoch: 2, row: 0 }).is_empty());
     }
 
     #[test]

@@ -268,9 +268,7 @@ impl Tokenizer {
 
     pub(crate) fn refuse_doubled_bos(&self, tokens: &[u32]) -> Result<(), DataError> {
         match (self.bos_token_id(), self.special_tokens.get("bos_token")) {
-            (Some(bos), Some(token)) if tokens.starts_with(&[bos, bos]) => {
-                Err(DataError::DoubledBos { token: token.clone() })
-            }
+            (Some(bos), Some(token)) if tokens.starts_with(&[bos, bos]) => Err(DataError::DoubledBos(token.clone())),
             _ => Ok(()),
         }
     }
@@ -447,13 +445,16 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_are_named() {
+    fn damaged_files_and_special_tokens_outside_the_vocabulary_are_named() {
         for name in [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE] {
             let folder = TestTokenizer::default().write();
             write(folder.path().join(name), "{").unwrap();
             let error = Tokenizer::from_folder(folder.path()).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         }
+        let folder = TestTokenizer { config: json!({ "eos_token": "<|end|>" }), ..TestTokenizer::default() }.write();
+        let error = Tokenizer::from_folder(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("eos_token") && error.contains("<|end|>"), "{error}");
     }
 
     #[test]
@@ -491,12 +492,5 @@ mod tests {
                 assert!(error.contains(TOKENIZER_FILE) && error.contains(&added), "{error}");
             }
         }
-    }
-
-    #[test]
-    fn special_token_outside_the_vocabulary_is_refused() {
-        let folder = TestTokenizer { config: json!({ "eos_token": "<|end|>" }), ..TestTokenizer::default() }.write();
-        let error = Tokenizer::from_folder(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("eos_token") && error.contains("<|end|>"), "{error}");
     }
 }

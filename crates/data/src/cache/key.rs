@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_change_of_a_part_its_name_or_the_layout_changes_the_key() {
+    fn every_change_of_a_part_its_name_or_the_layout_changes_the_key_and_nothing_else_does() {
         let parts: [(&str, &[u8]); 2] = [("data", b"ab"), ("tokenizer", b"c")];
         let key = CacheKey::from_parts(parts);
         assert_eq!(key, CacheKey::from_parts(parts));
@@ -65,13 +65,7 @@ mod tests {
             CacheKey::in_version(FORMAT_VERSION + 1, parts),
         ];
         assert!(others.iter().all(|other| *other != key));
-    }
-
-    #[test]
-    fn key_never_changes_within_a_version() {
         // XXH3-128 of the bytes as described, computed by the reference implementation (the Python package xxhash).
-        assert_eq!(CacheKey::from_parts([("data", &b"ab"[..])]).to_string(), FROZEN);
+        assert_eq!(CacheKey::from_parts([("data", &b"ab"[..])]).to_string(), "7a301904735b1efc81b88209d80b6b2c");
     }
-
-    const FROZEN: &str = "7a301904735b1efc81b88209d80b6b2c";
 }

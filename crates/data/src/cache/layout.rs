@@ -124,15 +124,8 @@ impl Header {
         bytes.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
         bytes.extend_from_slice(&width.to_le_bytes());
         bytes.extend_from_slice(&self.key.0.to_le_bytes());
-        for number in [
-            self.documents,
-            self.data_words,
-            self.tokens,
-            self.trained,
-            self.metadata_bytes,
-            self.data_hash,
-            self.tail_hash,
-        ] {
+        let Self { documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash, .. } = self;
+        for number in [documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash] {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
         bytes.resize(CHECKED_BYTES, 0);
@@ -195,17 +188,9 @@ mod tests {
     use super::*;
 
     fn header() -> Header {
-        Header {
-            key: CacheKey(u128::MAX - 5),
-            width: TokenWidth::Two,
-            documents: 1,
-            data_words: 2,
-            tokens: 3,
-            trained: 4,
-            metadata_bytes: 5,
-            data_hash: 6,
-            tail_hash: 7,
-        }
+        let [documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash] = [1, 2, 3, 4, 5, 6, 7];
+        let (key, width) = (CacheKey(u128::MAX - 5), TokenWidth::Two);
+        Header { key, width, documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash }
     }
 
     #[test]

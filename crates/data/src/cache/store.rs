@@ -3,7 +3,6 @@
 //! The cost of opening a file grows with the number of documents, not of tokens: header, length and index are checked.
 //! Trade-off: the tokens are checked at opening only in files of up to 256 MiB; [`TokenStore::verify`] checks any file.
 
-use std::fmt::{Debug, Formatter, Result as FormatResult};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -21,6 +20,7 @@ use super::map::Words;
 const VERIFIED_AT_OPENING: usize = 256 << 20;
 
 /// Documents with their tokens, masks and an index.
+#[derive(Debug)]
 pub struct TokenStore {
     /// `None` in memory.
     path: Option<PathBuf>,
@@ -132,18 +132,5 @@ impl TokenStore {
             ));
         }
         Ok(())
-    }
-}
-
-impl Debug for TokenStore {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
-        let Header { documents, tokens, trained, .. } = self.header;
-        formatter
-            .debug_struct("TokenStore")
-            .field("file", &self.path)
-            .field("documents", &documents)
-            .field("tokens", &tokens)
-            .field("loss_tokens", &trained)
-            .finish_non_exhaustive()
     }
 }

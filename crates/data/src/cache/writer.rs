@@ -5,7 +5,6 @@
 //! never opened and that a later build sweeps away. Trade-off: the index is kept in memory while building, 44 bytes per
 //! document.
 
-use std::fmt::{Debug, Formatter, Result as FormatResult};
 use std::io::{BufWriter, Error as IoError, Result as IoResult, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -26,7 +25,6 @@ const BUFFER_BYTES: usize = 1 << 20;
 const MAX_DOCUMENTS: usize = u32::MAX as usize;
 
 /// Accepts documents in their final order.
-#[derive(Debug)]
 pub struct StoreWriter {
     output: Output,
     vocab_size: usize,
@@ -35,7 +33,6 @@ pub struct StoreWriter {
     header: Header,
 }
 
-#[derive(Debug)]
 enum Output {
     Memory(Vec<u32>),
     File(Box<PartialFile>),
@@ -209,11 +206,5 @@ impl PartialFile {
 
     fn refused(&self, reason: IoError) -> CacheError {
         CacheError::Io { doing: "write", path: self.path.clone(), reason }
-    }
-}
-
-impl Debug for PartialFile {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
-        formatter.debug_struct("PartialFile").field("path", &self.path).finish_non_exhaustive()
     }
 }

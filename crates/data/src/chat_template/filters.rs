@@ -16,17 +16,16 @@ const MAX_INDENT: usize = 1 << 20;
 pub(super) fn add_filters(environment: &mut Environment<'static>) {
     environment.add_filter("tojson", tojson);
     environment.add_filter("string", |value: &Value| to_str(value).map(Value::from));
-    environment.add_filter("trim", |state: &State<'_, '_>, value: &Value, rest: Rest<Value>| {
-        python_methods::call(state, &text_of(value)?, "strip", &rest)
-    });
+    for (name, method) in [("trim", "strip"), ("replace", "replace")] {
+        environment.add_filter(name, move |state: &State<'_, '_>, value: &Value, rest: Rest<Value>| {
+            python_methods::call(state, &text_of(value)?, method, &rest)
+        });
+    }
     for name in ["capitalize", "lower", "upper", "title"] {
         environment.add_filter(name, move |state: &State<'_, '_>, value: &Value| {
             python_methods::call(state, &text_of(value)?, name, &[])
         });
     }
-    environment.add_filter("replace", |state: &State<'_, '_>, value: &Value, rest: Rest<Value>| {
-        python_methods::call(state, &text_of(value)?, "replace", &rest)
-    });
     environment.add_filter("join", join);
     environment.add_filter("int", |value: &Value, rest: Rest<Value>| int(value, &rest));
     environment.add_filter("float", |value: &Value, rest: Rest<Value>| float(value, &rest));

@@ -83,14 +83,11 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Value, Erro
         "ljust" | "rjust" | "center" | "zfill" => pad(text, method, args),
         "format" => format_filter(FormatStyle::StrFormat, text, args).map(Value::from),
         _ => {
-            let () = from_args(args).map_err(|error| if is_plain(method) { error } else { unknown() })?;
+            let () =
+                from_args(args).map_err(|error| if plain_method("", method).is_ok() { error } else { unknown() })?;
             plain_method(text, method)
         }
     }
-}
-
-fn is_plain(method: &str) -> bool {
-    plain_method("", method).is_ok()
 }
 
 fn plain_method(text: &str, method: &str) -> Result<Value, Error> {

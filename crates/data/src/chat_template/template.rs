@@ -185,42 +185,36 @@ mod tests {
     }
 
     #[test]
-    fn a_block_sees_every_variable_assigns_to_namespaces_and_keeps_what_it_sets() {
-        let template = template(
-            "{% set last = namespace(name=none) %}{% set list = messages %}{% for m in list %}\
-             {% if m.role == 'assistant' %}{% generation %}{% set own = namespace(count=0) %}\
-             {% for other in list[loop.index:] %}{% set own.count = own.count + 1 %}{% endfor %}\
-             {% set last.name = m.content %}{% set inside = 1 %}{{ own.count }}{% endgeneration %}\
-             {% else %}[{{ last.name }}{{ inside is defined }}]{% endif %}{% endfor %}",
-        );
-        let chat = Chat::new(&[("user", "q"), ("assistant", "x"), ("user", "r")]);
-        assert_eq!(template.render(&chat, false).unwrap(), "[NoneFalse]1[xFalse]");
-    }
-
-    #[test]
-    fn blocks_are_trimmed_as_transformers_trims_them() {
-        let template = template(
-            "  {% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content }}]\n  {% endif %}\n\
-             {% endfor %}\n{{ bos_token }}\n",
-        );
-        assert_eq!(template.render(&Chat::new(&[("user", " a ")]), false).unwrap(), "[ a ]\n<s>");
-    }
-
-    #[test]
-    fn documents_and_arguments_reach_the_template_and_arguments_take_precedence_over_special_tokens() {
-        let template = template("{{ documents[0].title }}|{{ enable_thinking is false }}|{{ bos_token }}");
+    fn templates_write_what_transformers_writes() {
         let documents = Some(vec![serde_json::json!({ "title": "t" })]);
         let arguments = [("enable_thinking".to_owned(), false.into()), ("bos_token".to_owned(), "x".into())];
-        let chat = Chat { documents, arguments: arguments.into_iter().collect(), ..Chat::default() };
-        assert_eq!(template.render(&chat, false).unwrap(), "t|True|x");
-    }
-
-    #[test]
-    fn text_is_not_escaped_as_html() {
-        assert_eq!(
-            template("{{ messages[0].content }}").render(&Chat::new(&[("user", "<a & 'b'>")]), false).unwrap(),
-            "<a & 'b'>"
-        );
+        let with_more = Chat { documents, arguments: arguments.into_iter().collect(), ..Chat::default() };
+        let cases = [
+            // A block sees every variable, assigns to namespaces and keeps what it sets.
+            (
+                "{% set last = namespace(name=none) %}{% set list = messages %}{% for m in list %}\
+                 {% if m.role == 'assistant' %}{% generation %}{% set own = namespace(count=0) %}\
+                 {% for other in list[loop.index:] %}{% set own.count = own.count + 1 %}{% endfor %}\
+                 {% set last.name = m.content %}{% set inside = 1 %}{{ own.count }}{% endgeneration %}\
+                 {% else %}[{{ last.name }}{{ inside is defined }}]{% endif %}{% endfor %}",
+                Chat::new(&[("user", "q"), ("assistant", "x"), ("user", "r")]),
+                "[NoneFalse]1[xFalse]",
+            ),
+            // Blocks are trimmed.
+            (
+                "  {% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content }}]\n  {% endif %}\n\
+                 {% endfor %}\n{{ bos_token }}\n",
+                Chat::new(&[("user", " a ")]),
+                "[ a ]\n<s>",
+            ),
+            // Documents and arguments reach the template; arguments take precedence over special tokens.
+            ("{{ documents[0].title }}|{{ enable_thinking is false }}|{{ bos_token }}", with_more, "t|True|x"),
+            // Text is not escaped as HTML.
+            ("{{ messages[0].content }}", Chat::new(&[("user", "<a & 'b'>")]), "<a & 'b'>"),
+        ];
+        for (source, chat, text) in cases {
+            assert_eq!(template(source).render(&chat, false).unwrap(), text);
+        }
     }
 
     #[test]
@@ -244,19 +238,19 @@ mod tests {
     }
 
     #[test]
-    fn exception_raised_by_the_template_reaches_the_user() {
-        let template = template("{% if true %}{{ raise_exception('only one system message') }}{% endif %}");
-        let error = template.render(&Chat::new(&[("system", "a")]), false).unwrap_err().to_string();
-        assert!(error.contains("only one system message") && error.contains("roles: system"), "{error}");
-    }
-
-    #[test]
-    fn a_failure_tells_which_messages_have_no_content() {
+    fn a_failure_tells_its_reason_the_roles_and_which_messages_have_no_content() {
         let mut call = Turn::new("assistant", "");
         call.message.insert("content".to_owned(), Json::Null);
-        let template = template("{% for m in messages %}{{ 'x' + m.content }}{% endfor %}");
-        let error = template.render(&Chat { turns: vec![call], ..Chat::default() }, false).unwrap_err().to_string();
-        assert!(error.contains("roles: assistant without content"), "{error}");
+        let raise = "{% if true %}{{ raise_exception('only one system message') }}{% endif %}";
+        let adds = "{% for m in messages %}{{ 'x' + m.content }}{% endfor %}";
+        for (source, turn, words) in [
+            (raise, Turn::new("system", "a"), ["only one system message", "roles: system"]),
+            (adds, call, ["", "roles: assistant without content"]),
+        ] {
+            let chat = Chat { turns: vec![turn], ..Chat::default() };
+            let error = template(source).render(&chat, false).unwrap_err().to_string();
+            assert!(words.iter().all(|words| error.contains(words)), "{error}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 
 use super::fields::{Fields, MESSAGE_KEYS};
 use super::row::{Chat, Object, Turn};
-use super::value::{Reader, RecordFormatError, bad_value, list, missing_key, string, text, wrong_type};
+use super::value::{Parsed, Reader, bad_value, list, missing_key, string, text, wrong_type};
 use crate::source::Place;
 
 /// Keys of a message that hold its training flag: a boolean, or a weight of 0 or 1 (OpenAI; `loss_weight`
@@ -17,7 +17,7 @@ const TRAIN_KEYS: [&str; 5] = ["train", "training", "trained", "weight", "loss_w
 /// Keys that a message may have instead of a content.
 const OTHER_CONTENT: [&str; 5] = ["tool_calls", "function_call", "reasoning_content", "thinking", "reasoning"];
 
-pub(crate) fn parse(record: Reader<'_>, names: &Fields, sharegpt: bool) -> Result<Chat, RecordFormatError> {
+pub(crate) fn parse(record: Reader<'_>, names: &Fields, sharegpt: bool) -> Parsed<Chat> {
     let key = match &names.messages {
         Some(key) => key.as_str(),
         None => {
@@ -38,7 +38,7 @@ pub(crate) fn parse(record: Reader<'_>, names: &Fields, sharegpt: bool) -> Resul
 }
 
 /// Parses what accompanies the messages: tools, documents and template variables.
-pub(crate) fn parse_extras(record: Reader<'_>, names: &Fields, chat: &mut Chat) -> Result<(), RecordFormatError> {
+pub(crate) fn parse_extras(record: Reader<'_>, names: &Fields, chat: &mut Chat) -> Parsed<()> {
     let tools = record.objects(&names.tools, "a list of tools, or a JSON string that holds one")?;
     chat.tools = tools.map(|tools| tools.into_iter().map(wrap_tool).collect());
     chat.documents = record.objects("documents", "a list of documents")?;
@@ -60,24 +60,14 @@ fn wrap_tool(tool: Json) -> Json {
 }
 
 /// Parses a list of messages; `key` names it in errors.
-pub(crate) fn parse_list(
-    value: &Json,
-    key: &str,
-    names: &Fields,
-    place: &Place,
-) -> Result<Vec<Turn>, RecordFormatError> {
+pub(crate) fn parse_list(value: &Json, key: &str, names: &Fields, place: &Place) -> Parsed<Vec<Turn>> {
     let messages = list(value, key, "a list of messages", place)?;
     let parse = |(index, message)| parse_message(message, &format!("{key}[{index}]"), names, place);
     messages.iter().enumerate().map(parse).collect()
 }
 
 /// Parses one message; `key` names it in errors.
-pub(crate) fn parse_message(
-    message: &Json,
-    key: &str,
-    names: &Fields,
-    place: &Place,
-) -> Result<Turn, RecordFormatError> {
+pub(crate) fn parse_message(message: &Json, key: &str, names: &Fields, place: &Place) -> Parsed<Turn> {
     let Json::Object(fields) = message else {
         return Err(wrong_type(place, key, "an object with \"role\" and \"content\"", message));
     };
@@ -115,8 +105,12 @@ pub(crate) fn parse_message(
         };
         turn.message.insert(name.to_owned(), value);
     }
-    if matches!(named_role, "function_call" | "tool_call") {
-        turn = call_of_text(turn);
+    // ShareGPT's `function_call` holds the calls as JSON text. Any other text stays a text.
+    if matches!(named_role, "function_call" | "tool_call")
+        && let Some(calls) = turn.content().and_then(calls_of)
+    {
+        turn.message.remove("content");
+        turn.message.insert("tool_calls".to_owned(), calls.into());
     }
     Ok(turn)
 }
@@ -126,7 +120,7 @@ fn pick<'a>(fields: &Object, named: Option<&'a str>, usual: [&'a str; 2]) -> &'a
     named.unwrap_or_else(|| usual.into_iter().find(|key| fields.contains_key(*key)).unwrap_or(usual[0]))
 }
 
-fn need<'a>(fields: &'a Object, name: &str, key: &str, place: &Place) -> Result<&'a Json, RecordFormatError> {
+fn need<'a>(fields: &'a Object, name: &str, key: &str, place: &Place) -> Parsed<&'a Json> {
     let hint = "Each message needs \"role\" and \"content\" (or \"from\" and \"value\")";
     fields.get(name).ok_or_else(|| missing_key(place, &format!("{name:?} in {key}"), fields, hint))
 }
@@ -146,7 +140,7 @@ fn template_role<'a>(role: &'a str, names: &'a Fields) -> &'a str {
 
 /// Adds a content to a message: a string, or parts. The texts of parts are joined; parts with reasoning or tool calls
 /// (LLaMA-Factory) become what templates read.
-fn read_content(content: &Json, key: &str, place: &Place, turn: &mut Turn) -> Result<(), RecordFormatError> {
+fn read_content(content: &Json, key: &str, place: &Place, turn: &mut Turn) -> Parsed<()> {
     let Json::Array(parts) = content else {
         turn.message.insert("content".to_owned(), text(content, key, place)?.into());
         return Ok(());
@@ -191,7 +185,7 @@ fn read_content(content: &Json, key: &str, place: &Place, turn: &mut Turn) -> Re
     Ok(())
 }
 
-fn flag(value: &Json, key: &str, place: &Place) -> Result<bool, RecordFormatError> {
+fn flag(value: &Json, key: &str, place: &Place) -> Parsed<bool> {
     match value {
         Json::Bool(flag) => Ok(*flag),
         Json::Number(weight) if weight.as_f64() == Some(0.0) => Ok(false),
@@ -206,7 +200,7 @@ fn flag(value: &Json, key: &str, place: &Place) -> Result<bool, RecordFormatErro
 
 /// Tool calls. OpenAI writes the arguments as a string of JSON; templates (and the servers that fill them) expect an
 /// object, so the string is parsed. A string that is not a JSON object stays a string.
-fn tool_calls(value: &Json, key: &str, place: &Place) -> Result<Json, RecordFormatError> {
+fn tool_calls(value: &Json, key: &str, place: &Place) -> Parsed<Json> {
     let calls = list(value, key, "a list of tool calls", place)?;
     let read = |(index, call): (usize, &Json)| {
         let Json::Object(call) = call else {
@@ -229,15 +223,6 @@ fn parse_arguments(function: &mut Object) {
     {
         *arguments = parsed;
     }
-}
-
-/// ShareGPT's `function_call` holds the calls as JSON text. Any other text stays a text.
-fn call_of_text(mut turn: Turn) -> Turn {
-    if let Some(calls) = turn.content().and_then(calls_of) {
-        turn.message.remove("content");
-        turn.message.insert("tool_calls".to_owned(), calls.into());
-    }
-    turn
 }
 
 /// The calls in a JSON text: `{"name": ..., "arguments": ...}` or a list of those.

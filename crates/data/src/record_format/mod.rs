@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::source::Place;
 use fields::MESSAGE_KEYS;
-use value::{Reader, names, unread_keys};
+use value::{Parsed, Reader, names, unread_keys};
 
 pub use fields::Fields;
 pub(crate) use pairs::headed_text;
@@ -107,14 +107,14 @@ impl RecordFormat {
         fields: &'a Object,
         names: &Fields,
         place: &Place,
-    ) -> Result<(Row, Vec<&'a str>), RecordFormatError> {
+    ) -> Parsed<(Row, Vec<&'a str>)> {
         let read = RefCell::default();
         let row = self.content(Reader { fields, place, read: &read }, names)?;
         let unread = unread_keys(fields, &read.borrow(), place)?;
         Ok((row, unread))
     }
 
-    fn content(self, record: Reader<'_>, names: &Fields) -> Result<Row, RecordFormatError> {
+    fn content(self, record: Reader<'_>, names: &Fields) -> Parsed<Row> {
         match self {
             Self::Auto => {
                 let mut names = names.clone();

@@ -12,10 +12,10 @@ use serde_json::Value as Json;
 use super::fields::Fields;
 use super::messages::{parse_extras, parse_list};
 use super::row::{Chat, Row, Turn};
-use super::value::{Reader, RecordFormatError, list, text, wrong_type};
+use super::value::{Parsed, Reader, list, text, wrong_type};
 use crate::source::Place;
 
-pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Result<Chat, RecordFormatError> {
+pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Parsed<Chat> {
     let mut chat = parse_question(record, names, &names.instruction)?;
     chat.turns.push(Turn::new("assistant", &record.need_text(&names.output)?));
     parse_extras(record, names, &mut chat)?;
@@ -23,7 +23,7 @@ pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Result<Ch
 }
 
 /// Parses what comes before the answer to an instruction: system message, earlier turns, and the instruction, under the key `question`.
-pub(crate) fn parse_question(record: Reader<'_>, names: &Fields, question: &str) -> Result<Chat, RecordFormatError> {
+pub(crate) fn parse_question(record: Reader<'_>, names: &Fields, question: &str) -> Parsed<Chat> {
     let mut chat = Chat::default();
     if let Some(system) = record.text(&names.system)?.filter(|system| !system.is_empty()) {
         chat.turns.push(Turn::new("system", &system));
@@ -44,7 +44,7 @@ pub(crate) fn parse_question(record: Reader<'_>, names: &Fields, question: &str)
     Ok(chat)
 }
 
-pub(crate) fn parse_prompt(record: Reader<'_>, names: &Fields) -> Result<Row, RecordFormatError> {
+pub(crate) fn parse_prompt(record: Reader<'_>, names: &Fields) -> Parsed<Row> {
     let (prompt, completion) = (record.need(&names.prompt)?, record.need(&names.completion)?);
     match (prompt, completion) {
         (Json::Array(_), Json::Array(_)) => {
@@ -64,14 +64,14 @@ pub(crate) fn parse_prompt(record: Reader<'_>, names: &Fields) -> Result<Row, Re
     }
 }
 
-fn history<'a>(record: Reader<'a>) -> Result<&'a [Json], RecordFormatError> {
+fn history<'a>(record: Reader<'a>) -> Parsed<&'a [Json]> {
     match record.get("history") {
         Some(history) => list(history, "history", "a list of [question, answer]", record.place),
         None => Ok(&[]),
     }
 }
 
-fn read_pair<'a>(pair: &'a Json, key: &str, place: &Place) -> Result<[Cow<'a, str>; 2], RecordFormatError> {
+fn read_pair<'a>(pair: &'a Json, key: &str, place: &Place) -> Parsed<[Cow<'a, str>; 2]> {
     match pair.as_array().map(Vec::as_slice) {
         Some([question, answer]) => {
             Ok([text(question, &format!("{key}[0]"), place)?, text(answer, &format!("{key}[1]"), place)?])

@@ -21,7 +21,7 @@ use super::fields::{Fields, MESSAGE_KEYS};
 use super::messages::{self, parse_extras, parse_list, parse_message};
 use super::pairs::parse_question;
 use super::row::{Chat, Object, Row, Turn};
-use super::value::{Reader, RecordFormatError, bad_value, is_text, missing_key, text, wrong_type};
+use super::value::{Parsed, Reader, RecordFormatError, bad_value, is_text, missing_key, text, wrong_type};
 use crate::selection::ASSISTANT;
 use crate::source::Place;
 
@@ -34,7 +34,7 @@ const QUESTIONS: [&str; 4] = ["instruction", "question", "query", "input"];
 
 /// Refuses a record with chosen and rejected answers, unless the recipe maps one of them; and one whose answer has a
 /// label.
-pub(super) fn refuse(fields: &Object, names: &Fields, place: &Place) -> Result<(), RecordFormatError> {
+pub(super) fn refuse(fields: &Object, names: &Fields, place: &Place) -> Parsed<()> {
     let rejected =
         fields.keys().find(|key| key.starts_with("rejected") && is_of_pair(key) && !fields[*key].is_number());
     if let Some(key) = rejected
@@ -50,7 +50,7 @@ pub(super) fn refuse(fields: &Object, names: &Fields, place: &Place) -> Result<(
     refuse_labels(fields, names, place)
 }
 
-fn refuse_labels(fields: &Object, names: &Fields, place: &Place) -> Result<(), RecordFormatError> {
+fn refuse_labels(fields: &Object, names: &Fields, place: &Place) -> Parsed<()> {
     let has_answer = ANSWERS.into_iter().chain(names.messages.as_deref()).any(|key| fields.contains_key(key));
     match LABELS.into_iter().find(|key| matches!(fields.get(*key), Some(Json::Bool(_)))) {
         Some(key) if has_answer => {
@@ -82,7 +82,7 @@ fn hint(fields: &Object, chosen: &str) -> String {
 }
 
 /// Takes the names of the answers from the first record where they are common ones, and checks that there are two.
-pub(super) fn resolve(fields: &Object, names: &mut Fields, place: &Place) -> Result<(), RecordFormatError> {
+pub(super) fn resolve(fields: &Object, names: &mut Fields, place: &Place) -> Parsed<()> {
     for name in [&mut names.chosen, &mut names.rejected] {
         let alias = format!("{name}_response");
         if !fields.contains_key(name.as_str()) && fields.contains_key(&alias) {
@@ -98,7 +98,7 @@ pub(super) fn resolve(fields: &Object, names: &mut Fields, place: &Place) -> Res
     Err(missing_key(place, &expected, fields, hint))
 }
 
-pub(super) fn parse(record: Reader<'_>, names: &Fields) -> Result<Row, RecordFormatError> {
+pub(super) fn parse(record: Reader<'_>, names: &Fields) -> Parsed<Row> {
     let answers = [record.need(&names.chosen)?, record.need(&names.rejected)?];
     let are_lists = answers.map(Json::is_array);
     if are_lists[0] != are_lists[1] {
@@ -123,7 +123,7 @@ enum Prompt<'a> {
     Chat(Chat),
 }
 
-fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Result<Option<Prompt<'a>>, RecordFormatError> {
+fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Parsed<Option<Prompt<'a>>> {
     let of_messages = |key: &String| names.messages.as_ref() == Some(key) || MESSAGE_KEYS.contains(&key.as_str());
     if record.fields.keys().any(of_messages) {
         return messages::parse(record, names, false).map(|chat| Some(Prompt::Chat(chat)));
@@ -152,8 +152,8 @@ fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Result<Option<Prompt<'a>>, 
 }
 
 /// Texts that are joined without a template.
-fn texts(prompt: &str, answers: [&Json; 2], record: Reader<'_>, names: &Fields) -> Result<[Row; 2], RecordFormatError> {
-    let row = |answer: &Json, key: &str| -> Result<Row, RecordFormatError> {
+fn texts(prompt: &str, answers: [&Json; 2], record: Reader<'_>, names: &Fields) -> Parsed<[Row; 2]> {
+    let row = |answer: &Json, key: &str| -> Parsed<Row> {
         let completion = text(answer, key, record.place)?.into_owned();
         Ok(Row::PromptCompletion { prompt: prompt.to_owned(), completion })
     };
@@ -165,7 +165,7 @@ fn conversations(
     answers: [&Json; 2],
     record: Reader<'_>,
     names: &Fields,
-) -> Result<[Row; 2], RecordFormatError> {
+) -> Parsed<[Row; 2]> {
     if prompt.is_none() && answers.iter().all(|answer| is_text(answer)) {
         return implicit_texts(answers, record, names);
     }
@@ -207,7 +207,7 @@ fn without_prompt(record: Reader<'_>, names: &Fields, problem: &str, hint: &str)
     RecordFormatError { is_bad_cell, ..bad_value(record.place, &names.chosen, problem, hint) }
 }
 
-fn answer_turns(answer: &Json, key: &str, record: Reader<'_>, names: &Fields) -> Result<Vec<Turn>, RecordFormatError> {
+fn answer_turns(answer: &Json, key: &str, record: Reader<'_>, names: &Fields) -> Parsed<Vec<Turn>> {
     match answer {
         Json::Array(_) => parse_list(answer, key, names, record.place),
         Json::Object(_) => parse_message(answer, key, names, record.place).map(|turn| vec![turn]),
@@ -223,7 +223,7 @@ fn common_turns(chosen: &[Turn], rejected: &[Turn]) -> usize {
 }
 
 /// Whole texts: the prompt is what both begin with; a space before the answers belongs to them, as in TRL.
-fn implicit_texts(answers: [&Json; 2], record: Reader<'_>, names: &Fields) -> Result<[Row; 2], RecordFormatError> {
+fn implicit_texts(answers: [&Json; 2], record: Reader<'_>, names: &Fields) -> Parsed<[Row; 2]> {
     let chosen = text(answers[0], &names.chosen, record.place)?;
     let rejected = text(answers[1], &names.rejected, record.place)?;
     let common = chosen.char_indices().zip(rejected.chars()).find(|((_, one), other)| one != other);

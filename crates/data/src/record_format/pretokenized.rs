@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 
 use super::fields::Fields;
 use super::row::Row;
-use super::value::{Reader, RecordFormatError, bad_value, list, wrong_type};
+use super::value::{Parsed, Reader, RecordFormatError, bad_value, list, wrong_type};
 use crate::source::Place;
 
 const NO_LOSS: i64 = -100;
@@ -16,7 +16,7 @@ const NO_LOSS: i64 = -100;
 const MASK_KEYS: [&str; 4] = ["loss_mask", "completion_mask", "assistant_masks", "assistant_mask"];
 
 /// Parses token ids and their loss mask: all ones if there are neither labels nor a mask.
-pub(crate) fn parse(record: Reader<'_>, names: &Fields) -> Result<Row, RecordFormatError> {
+pub(crate) fn parse(record: Reader<'_>, names: &Fields) -> Parsed<Row> {
     let key = &names.input_ids;
     let place = record.place;
     let ids = integers(record.need(key)?, key, place)?;
@@ -40,7 +40,7 @@ pub(crate) fn parse(record: Reader<'_>, names: &Fields) -> Result<Row, RecordFor
     Ok(Row::Pretokenized { tokens, loss_mask })
 }
 
-fn loss_mask(record: Reader<'_>, names: &Fields, ids: &[i64]) -> Result<Vec<bool>, RecordFormatError> {
+fn loss_mask(record: Reader<'_>, names: &Fields, ids: &[i64]) -> Parsed<Vec<bool>> {
     let place = record.place;
     if let Some(labels) = record.get(&names.labels) {
         let labels = integers(labels, &names.labels, place)?;
@@ -58,14 +58,14 @@ fn loss_mask(record: Reader<'_>, names: &Fields, ids: &[i64]) -> Result<Vec<bool
     }
 }
 
-fn integers(value: &Json, key: &str, place: &Place) -> Result<Vec<i64>, RecordFormatError> {
+fn integers(value: &Json, key: &str, place: &Place) -> Parsed<Vec<i64>> {
     let integer = |(index, item): (usize, &Json)| {
         item.as_i64().ok_or_else(|| wrong_type(place, &format!("{key}[{index}]"), "a whole number", item))
     };
     list(value, key, "a list of whole numbers", place)?.iter().enumerate().map(integer).collect()
 }
 
-fn bits(value: &Json, key: &str, length: usize, place: &Place) -> Result<Vec<bool>, RecordFormatError> {
+fn bits(value: &Json, key: &str, length: usize, place: &Place) -> Parsed<Vec<bool>> {
     let bit = |(index, item): (usize, &Json)| match (item.as_i64(), item.as_bool()) {
         (Some(0), _) | (_, Some(false)) => Ok(false),
         (Some(1), _) | (_, Some(true)) => Ok(true),
@@ -76,7 +76,7 @@ fn bits(value: &Json, key: &str, length: usize, place: &Place) -> Result<Vec<boo
     items.iter().enumerate().map(bit).collect()
 }
 
-fn same_length(key: &str, found: usize, expected: usize, place: &Place) -> Result<(), RecordFormatError> {
+fn same_length(key: &str, found: usize, expected: usize, place: &Place) -> Parsed<()> {
     if found == expected {
         return Ok(());
     }

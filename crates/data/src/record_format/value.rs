@@ -27,6 +27,9 @@ pub struct RecordFormatError {
     pub is_bad_cell: bool,
 }
 
+/// What a record says, or what is wrong with it.
+pub(crate) type Parsed<T> = Result<T, RecordFormatError>;
+
 impl RecordFormatError {
     /// An error that ends the run.
     pub(crate) fn new(place: &Place, problem: String) -> Self {
@@ -64,21 +67,21 @@ impl<'a> Reader<'a> {
     }
 
     /// The value of a required key, null included.
-    pub(crate) fn need(&self, key: &str) -> Result<&'a Json, RecordFormatError> {
+    pub(crate) fn need(&self, key: &str) -> Parsed<&'a Json> {
         let hint = "All rows of a source have the same format";
         self.find(key).ok_or_else(|| missing_key(self.place, &format!("{key:?}"), self.fields, hint))
     }
 
-    pub(crate) fn need_text(&self, key: &str) -> Result<Cow<'a, str>, RecordFormatError> {
+    pub(crate) fn need_text(&self, key: &str) -> Parsed<Cow<'a, str>> {
         text(self.need(key)?, key, self.place)
     }
 
-    pub(crate) fn text(&self, key: &str) -> Result<Option<Cow<'a, str>>, RecordFormatError> {
+    pub(crate) fn text(&self, key: &str) -> Parsed<Option<Cow<'a, str>>> {
         self.get(key).map(|value| text(value, key, self.place)).transpose()
     }
 
     /// An optional list of objects, possibly written as a JSON string. An empty list counts as absent.
-    pub(crate) fn objects(&self, key: &str, expected: &'static str) -> Result<Option<Vec<Json>>, RecordFormatError> {
+    pub(crate) fn objects(&self, key: &str, expected: &'static str) -> Parsed<Option<Vec<Json>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let value = unfold(value, key, self.place)?;
         let Json::Array(items) = value else {
@@ -92,7 +95,7 @@ impl<'a> Reader<'a> {
 }
 
 /// The value itself, or the parsed content of a JSON string.
-fn unfold(value: &Json, key: &str, place: &Place) -> Result<Json, RecordFormatError> {
+fn unfold(value: &Json, key: &str, place: &Place) -> Parsed<Json> {
     let Json::String(text) = value else { return Ok(value.clone()) };
     if text.trim().is_empty() {
         return Ok(Json::Array(Vec::new()));
@@ -109,7 +112,7 @@ pub(crate) fn is_text(value: &Json) -> bool {
 }
 
 /// A text: a string, or a number or a boolean as JSON writes it.
-pub(crate) fn text<'a>(value: &'a Json, key: &str, place: &Place) -> Result<Cow<'a, str>, RecordFormatError> {
+pub(crate) fn text<'a>(value: &'a Json, key: &str, place: &Place) -> Parsed<Cow<'a, str>> {
     match value {
         Json::Number(_) | Json::Bool(_) => Ok(Cow::Owned(value.to_string())),
         value => string(value, key, place).map(Cow::Borrowed),
@@ -117,7 +120,7 @@ pub(crate) fn text<'a>(value: &'a Json, key: &str, place: &Place) -> Result<Cow<
 }
 
 /// A string without NUL characters.
-pub(crate) fn string<'a>(value: &'a Json, key: &str, place: &Place) -> Result<&'a str, RecordFormatError> {
+pub(crate) fn string<'a>(value: &'a Json, key: &str, place: &Place) -> Parsed<&'a str> {
     let Json::String(text) = value else {
         return Err(RecordFormatError { is_bad_cell: true, ..wrong_type(place, key, "a string", value) });
     };
@@ -128,12 +131,7 @@ pub(crate) fn string<'a>(value: &'a Json, key: &str, place: &Place) -> Result<&'
     Ok(text)
 }
 
-pub(crate) fn list<'a>(
-    value: &'a Json,
-    key: &str,
-    expected: &'static str,
-    place: &Place,
-) -> Result<&'a [Json], RecordFormatError> {
+pub(crate) fn list<'a>(value: &'a Json, key: &str, expected: &'static str, place: &Place) -> Parsed<&'a [Json]> {
     value.as_array().map(Vec::as_slice).ok_or_else(|| wrong_type(place, key, expected, value))
 }
 
@@ -178,11 +176,7 @@ const MEDIA: [&str; 6] = ["images", "audios", "videos", "image", "audio", "video
 
 /// The keys with a value, except for those whose values are among `read`. Error: one of them holds images, audio or
 /// video.
-pub(super) fn unread_keys<'a>(
-    fields: &'a Object,
-    read: &[&Json],
-    place: &Place,
-) -> Result<Vec<&'a str>, RecordFormatError> {
+pub(super) fn unread_keys<'a>(fields: &'a Object, read: &[&Json], place: &Place) -> Parsed<Vec<&'a str>> {
     let is_unread = |value: &Json| !is_empty(value) && !read.iter().any(|&known| ptr::eq(known, value));
     let unread: Vec<&str> = fields.iter().filter(|(_, value)| is_unread(value)).map(|(key, _)| key.as_str()).collect();
     // A number or a yes or no is about the media, not the media.

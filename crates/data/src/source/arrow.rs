@@ -14,7 +14,7 @@ use arrow_array::RecordBatch;
 use arrow_ipc::reader::StreamReader;
 
 use super::column::{BatchRecords, select_columns};
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 use super::format::magic;
 use super::open::{Bytes, read_failed};
 use crate::catch_panic::catch_panic;
@@ -27,11 +27,7 @@ const MAX_PADDING_BYTES: usize = 512;
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
 /// The records of an Arrow file; the first bytes distinguish the two forms.
-pub(super) fn open_arrow(
-    mut bytes: Bytes,
-    path: &Path,
-    columns: Option<&[String]>,
-) -> Result<BatchRecords, SourceError> {
+pub(super) fn open_arrow(mut bytes: Bytes, path: &Path, columns: Option<&[String]>) -> SourceResult<BatchRecords> {
     let failed = |reason| read_failed(path, 1, &reason);
     let mut start = Vec::new();
     (&mut bytes).take(8).read_to_end(&mut start).map_err(failed)?;

@@ -15,7 +15,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Schema};
 use serde_json::{Map, Number, Value as Json};
 
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Place, Record};
 
 /// Minimum size that a JSON value counts for, so that lists of nulls have a size too.
@@ -25,11 +25,7 @@ const VALUE_BYTES: usize = MAX_RECORD_BYTES / MAX_RECORD_VALUES;
 pub(super) struct TooLarge;
 
 /// Finds the requested columns, or all if none are named, and refuses those without a JSON form.
-pub(super) fn select_columns(
-    schema: &Schema,
-    requested: Option<&[String]>,
-    path: &Path,
-) -> Result<Vec<usize>, SourceError> {
+pub(super) fn select_columns(schema: &Schema, requested: Option<&[String]>, path: &Path) -> SourceResult<Vec<usize>> {
     let fields = schema.fields();
     let indices = match requested {
         None => (0..fields.len()).collect(),
@@ -53,7 +49,7 @@ pub(super) fn no_column(path: &Path, name: &str, all: &[&String]) -> SourceError
     SourceError::file(path, format!("no column {name:?}; the columns are {all:?}"))
 }
 
-fn check_type(column: &str, data_type: &DataType, path: &Path) -> Result<(), SourceError> {
+fn check_type(column: &str, data_type: &DataType, path: &Path) -> SourceResult<()> {
     use DataType as T;
     match data_type {
         T::Null | T::Boolean | T::Utf8 | T::LargeUtf8 | T::Utf8View => Ok(()),
@@ -101,7 +97,7 @@ impl BatchRecords {
         Self { count_row: Box::new(count_row), ..self }
     }
 
-    fn record(&mut self) -> Result<Option<Record>, SourceError> {
+    fn record(&mut self) -> SourceResult<Option<Record>> {
         while self.next >= self.batch.num_rows() {
             let batch = (self.next_batch)()
                 .map_err(|reason| SourceError::bad_row(&self.path, self.format, self.row, &reason))?;

@@ -13,7 +13,7 @@ use firebrick_hub::HubFile;
 use serde_json::{Value as Json, json};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 use super::format::FileFormat;
 use super::spec::SourceSpec;
 
@@ -47,12 +47,7 @@ impl ContentKeys {
         Self::default()
     }
 
-    pub(super) fn of_source(
-        &self,
-        spec: &SourceSpec,
-        format: FileFormat,
-        files: &[SourceFile],
-    ) -> Result<u128, SourceError> {
+    pub(super) fn of_source(&self, spec: &SourceSpec, format: FileFormat, files: &[SourceFile]) -> SourceResult<u128> {
         // Everything that changes which records come out belongs here, unlike what changes only where they are found.
         let reading = json!([1, format.name(), spec.field, spec.columns, spec.text_unit, spec.limit]);
         let mut hash = Xxh3::new();
@@ -68,7 +63,7 @@ impl ContentKeys {
     }
 
     /// The hash of a file's bytes. Error: it cannot be read.
-    fn of_file(&self, path: &Path) -> Result<u128, SourceError> {
+    fn of_file(&self, path: &Path) -> SourceResult<u128> {
         let refused = |reason| SourceError::Open { path: path.to_owned(), reason };
         let mut file = File::open(path).map_err(refused)?;
         let before = stamp(path, &file.metadata().map_err(refused)?);

@@ -12,7 +12,7 @@ use csv::{ByteRecord, Error as CsvError, ErrorKind, Reader, ReaderBuilder, Termi
 use serde_json::{Map, Value as Json};
 
 use super::column::no_column;
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 use super::open::{Bytes, checked_text, read_failed};
 use super::record::{MAX_RECORD_BYTES, Place, Record};
 
@@ -53,12 +53,7 @@ pub(super) struct CsvRecords {
 
 impl CsvRecords {
     /// Reads the header. Errors: it is damaged, names a column twice, or lacks one of `columns`.
-    pub(super) fn new(
-        bytes: Bytes,
-        path: &Path,
-        delimiter: u8,
-        columns: Option<&[String]>,
-    ) -> Result<Self, SourceError> {
+    pub(super) fn new(bytes: Bytes, path: &Path, delimiter: u8, columns: Option<&[String]>) -> SourceResult<Self> {
         let reader = ReaderBuilder::new()
             .delimiter(delimiter)
             .has_headers(false)
@@ -79,7 +74,7 @@ impl CsvRecords {
         }
     }
 
-    fn header(&self) -> Result<Vec<String>, SourceError> {
+    fn header(&self) -> SourceResult<Vec<String>> {
         let place = self.place();
         if self.row.len() > MAX_COLUMNS {
             let reason = format!("the header names {} columns, the maximum is {MAX_COLUMNS}", self.row.len());
@@ -113,7 +108,7 @@ impl CsvRecords {
     }
 
     /// Reads the next row into `self.row`; returns false at the end.
-    fn advance(&mut self) -> Result<bool, SourceError> {
+    fn advance(&mut self) -> SourceResult<bool> {
         loop {
             self.reader.get_mut().left = MAX_RECORD_BYTES + BUFFER_BYTES;
             self.line = self.lines_passed() + 1;
@@ -144,7 +139,7 @@ impl CsvRecords {
         }
     }
 
-    fn record(&self) -> Result<Record, SourceError> {
+    fn record(&self) -> SourceResult<Record> {
         let place = self.place();
         if self.row.len() != self.names.len() {
             let reason = format!(

@@ -9,6 +9,9 @@ use thiserror::Error;
 
 use super::record::{MAX_RECORD_BYTES, Place};
 
+/// The result of what reads a source.
+pub(super) type SourceResult<T> = Result<T, SourceError>;
+
 /// What went wrong between a path or Hub id and its records.
 #[derive(Debug, Error)]
 pub enum SourceError {

@@ -11,7 +11,7 @@ use firebrick_hub::{Hub, HubId, RepoKind};
 use serde_json::Value as Json;
 
 use super::content::SourceFile;
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 use super::format::{Compression, FileFormat, known_endings};
 use super::hub_choice;
 use super::records::Source;
@@ -36,7 +36,7 @@ impl SourceSpec {
     }
 }
 
-fn resolve_files(spec: &SourceSpec, hub: &Hub) -> Result<Found, SourceError> {
+fn resolve_files(spec: &SourceSpec, hub: &Hub) -> SourceResult<Found> {
     if spec.path.starts_with("hf://") {
         return on_hub(spec, hub);
     }
@@ -61,7 +61,7 @@ fn not_found(path: &str, hint: &str) -> SourceError {
     SourceError::NotFound(format!("no data at {path:?}: {hint}"))
 }
 
-fn refuse_keys(spec: &SourceSpec, is_file: bool) -> Result<(), SourceError> {
+fn refuse_keys(spec: &SourceSpec, is_file: bool) -> SourceResult<()> {
     let bad = |key| {
         let kind = if is_file { "file or a pattern" } else { "folder" };
         let reason = format!("means nothing for {:?}, which is a local {kind}; remove it", spec.path);
@@ -75,7 +75,7 @@ fn refuse_keys(spec: &SourceSpec, is_file: bool) -> Result<(), SourceError> {
     }
 }
 
-fn on_hub(spec: &SourceSpec, hub: &Hub) -> Result<Found, SourceError> {
+fn on_hub(spec: &SourceSpec, hub: &Hub) -> SourceResult<Found> {
     let Some(id) = HubId::parse(RepoKind::Dataset, &spec.path, spec.revision.as_deref()) else {
         let hint = "a Hub dataset is named owner/name, owner/name@revision or hf://datasets/owner/name";
         return Err(not_found(&spec.path, hint));
@@ -100,7 +100,7 @@ fn looks_local(path: &Path) -> bool {
         || parent.is_some_and(Path::is_dir)
 }
 
-fn local(spec: &SourceSpec, files: Vec<PathBuf>, unread_splits: Vec<String>) -> Result<Found, SourceError> {
+fn local(spec: &SourceSpec, files: Vec<PathBuf>, unread_splits: Vec<String>) -> SourceResult<Found> {
     let format = common_format(files.iter().map(PathBuf::as_path), spec.file_format, &spec.path)?;
     let with_size = |path: PathBuf| {
         let size = fs::metadata(&path).map_err(|reason| SourceError::Open { path: path.clone(), reason })?.len();
@@ -115,7 +115,7 @@ fn common_format<'a>(
     files: impl Iterator<Item = &'a Path>,
     named: Option<FileFormat>,
     place: &str,
-) -> Result<FileFormat, SourceError> {
+) -> SourceResult<FileFormat> {
     if let Some(format) = named {
         return Ok(format);
     }
@@ -144,7 +144,7 @@ fn common_format<'a>(
 }
 
 /// The files that a pattern matches, if the path is a pattern. Error: nothing matches.
-fn matches_of(pattern: &str) -> Result<Option<Vec<PathBuf>>, SourceError> {
+fn matches_of(pattern: &str) -> SourceResult<Option<Vec<PathBuf>>> {
     if !pattern.contains(['*', '?', '[']) {
         return Ok(None);
     }
@@ -196,7 +196,7 @@ fn siblings_of(path: &Path) -> String {
 
 /// The data files of a folder: those that `datasets.save_to_disk` lists, or all inside, by name and split; and the splits
 /// that are not read although the recipe names none.
-fn files_of_folder(spec: &SourceSpec, folder: &Path) -> Result<(Vec<PathBuf>, Vec<String>), SourceError> {
+fn files_of_folder(spec: &SourceSpec, folder: &Path) -> SourceResult<(Vec<PathBuf>, Vec<String>)> {
     let place = spec.path.trim_end_matches('/');
     if let Some(saved) = saved_splits(folder)? {
         let requested = spec.split.clone().unwrap_or_else(|| "train".to_owned());
@@ -245,7 +245,7 @@ fn no_data(place: &str, folder: &Path) -> SourceError {
     SourceError::no_data(place, &siblings_of(&folder.join("*")))
 }
 
-fn json_in(folder: &Path, name: &str) -> Result<Option<Json>, SourceError> {
+fn json_in(folder: &Path, name: &str) -> SourceResult<Option<Json>> {
     let path = folder.join(name);
     if !path.is_file() {
         return Ok(None);
@@ -255,7 +255,7 @@ fn json_in(folder: &Path, name: &str) -> Result<Option<Json>, SourceError> {
 }
 
 /// The splits of a saved `DatasetDict`.
-fn saved_splits(folder: &Path) -> Result<Option<Vec<String>>, SourceError> {
+fn saved_splits(folder: &Path) -> SourceResult<Option<Vec<String>>> {
     let Some(json) = json_in(folder, "dataset_dict.json")? else { return Ok(None) };
     let names = json["splits"].as_array().map(|names| names.iter().filter_map(Json::as_str).map(str::to_owned));
     // The names become folders: none may point elsewhere.
@@ -264,7 +264,7 @@ fn saved_splits(folder: &Path) -> Result<Option<Vec<String>>, SourceError> {
 }
 
 /// The files of a saved `Dataset`, in the order of its rows.
-fn saved_files(folder: &Path) -> Result<Option<Vec<PathBuf>>, SourceError> {
+fn saved_files(folder: &Path) -> SourceResult<Option<Vec<PathBuf>>> {
     let Some(json) = json_in(folder, "state.json")? else { return Ok(None) };
     let Some(files) = json["_data_files"].as_array() else { return Ok(None) };
     let names = files.iter().filter_map(|file| file["filename"].as_str());

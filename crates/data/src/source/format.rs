@@ -107,22 +107,14 @@ impl FileFormat {
     }
 
     /// The name as recipes spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Parquet => "parquet",
-            Self::Arrow => "arrow",
-            Self::Jsonl => "jsonl",
-            Self::Json => "json",
-            Self::Csv => "csv",
-            Self::Tsv => "tsv",
-            Self::Text => "text",
-        }
+    pub fn name(self) -> String {
+        format!("{self:?}").to_ascii_lowercase()
     }
 }
 
 impl Display for FileFormat {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
-        formatter.write_str(self.name())
+        formatter.write_str(&self.name())
     }
 }
 

@@ -12,13 +12,13 @@ use firebrick_hub::{HubId, Listing};
 use glob::{MatchOptions, Pattern};
 use serde_json::Value as Json;
 
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 use super::format::FileFormat;
 use super::spec::SourceSpec;
 use super::splits;
 
 /// The paths to read, in order. Errors: no such configuration or split; no readable files.
-pub(super) fn choose(listing: &Listing, spec: &SourceSpec, id: &HubId) -> Result<Vec<String>, SourceError> {
+pub(super) fn choose(listing: &Listing, spec: &SourceSpec, id: &HubId) -> SourceResult<Vec<String>> {
     let place = id.to_string();
     let mut paths: Vec<String> = listing.paths().map(str::to_owned).collect();
     paths.sort();
@@ -38,12 +38,7 @@ pub(super) fn choose(listing: &Listing, spec: &SourceSpec, id: &HubId) -> Result
 }
 
 /// The paths of the split by file names.
-fn by_name(
-    listing: &Listing,
-    mut paths: Vec<String>,
-    spec: &SourceSpec,
-    place: &str,
-) -> Result<Vec<String>, SourceError> {
+fn by_name(listing: &Listing, mut paths: Vec<String>, spec: &SourceSpec, place: &str) -> SourceResult<Vec<String>> {
     let format_of = |path: &String| FileFormat::of_name(Path::new(path));
     paths.retain(|path| is_data(path));
     let known = |path: &String| spec.file_format.filter(|format| format_of(path) == Some(*format));
@@ -63,11 +58,7 @@ fn by_name(
 }
 
 /// The requested configuration or the default one; `None` if the card has none.
-fn chosen_config<'a>(
-    configs: &'a [Config],
-    requested: Option<&str>,
-    place: &str,
-) -> Result<Option<&'a Config>, SourceError> {
+fn chosen_config<'a>(configs: &'a [Config], requested: Option<&str>, place: &str) -> SourceResult<Option<&'a Config>> {
     if configs.is_empty() {
         return Ok(None);
     }
@@ -122,7 +113,7 @@ impl Config {
         Some(Self { name, is_default: json["default"].as_bool().unwrap_or(false), files, folder })
     }
 
-    fn choose(&self, paths: &[String], split: Option<&str>, place: &str) -> Result<Vec<String>, SourceError> {
+    fn choose(&self, paths: &[String], split: Option<&str>, place: &str) -> SourceResult<Vec<String>> {
         let name = split.unwrap_or("train");
         let patterns = self.files.iter().filter(|(split, _)| split == name).map(|(_, pattern)| pattern);
         let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };

@@ -11,13 +11,13 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 use super::lines::{TOO_LONG, json_lines, parse_object};
 use super::open::{Bytes, FileRecords, Lines, read_failed};
 use super::record::{MAX_RECORD_BYTES, Place, Record};
 use scanner::{HINT, Scanner, show};
 
-pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> Result<FileRecords, SourceError> {
+pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> SourceResult<FileRecords> {
     let mut scanner = Scanner { bytes, path: path.to_owned(), line: 1, column: 1 };
     if scanner.peek()?.is_none() {
         return Ok(Box::new(std::iter::empty()));
@@ -93,7 +93,7 @@ impl JsonDocument {
         no_rows(self.scanner.place(), reason)
     }
 
-    fn find_rows(&mut self) -> Result<(), SourceError> {
+    fn find_rows(&mut self) -> SourceResult<()> {
         match self.scanner.peek()? {
             Some(b'[') => {
                 if let Some(field) = &self.field {
@@ -114,7 +114,7 @@ impl JsonDocument {
     }
 
     /// Skips the keys of the object up to the list of rows, and enters it; returns false at the end of the object.
-    fn next_list(&mut self, mut is_first: bool, is_wanted: bool) -> Result<bool, SourceError> {
+    fn next_list(&mut self, mut is_first: bool, is_wanted: bool) -> SourceResult<bool> {
         loop {
             match self.scanner.peek()? {
                 Some(b'}') => {
@@ -150,7 +150,7 @@ impl JsonDocument {
         }
     }
 
-    fn key(&mut self) -> Result<String, SourceError> {
+    fn key(&mut self) -> SourceResult<String> {
         if self.scanner.peek()? != Some(b'"') {
             return Err(self.scanner.bad("expected a key in quotes"));
         }
@@ -164,7 +164,7 @@ impl JsonDocument {
     }
 
     /// After the list of rows: what follows must end the document.
-    fn finish(&mut self) -> Result<(), SourceError> {
+    fn finish(&mut self) -> SourceResult<()> {
         // Where no list is named, a second one would make the choice a guess.
         if self.in_object && self.next_list(false, self.field.is_none())? {
             return Err(self.no_rows("several keys hold lists of objects"));
@@ -175,7 +175,7 @@ impl JsonDocument {
         }
     }
 
-    fn row(&mut self) -> Result<Option<Record>, SourceError> {
+    fn row(&mut self) -> SourceResult<Option<Record>> {
         match self.scanner.peek()? {
             Some(b']') => {
                 self.scanner.skip();

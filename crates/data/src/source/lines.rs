@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 use super::format::TextDocument;
 use super::open::{Bytes, FileRecords, Lines, checked_text, read_failed};
 use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Place, Record};
@@ -32,7 +32,7 @@ pub(super) fn json_lines(lines: Lines) -> FileRecords {
 }
 
 /// Parses the text of one record. `place` is that of its first line; `hint` says what the format expects.
-pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> Result<Map<String, Json>, SourceError> {
+pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> SourceResult<Map<String, Json>> {
     // A value has at least two bytes.
     if bytes.len() > 2 * MAX_RECORD_VALUES && values(bytes) > MAX_RECORD_VALUES {
         let problem =
@@ -103,7 +103,7 @@ pub(super) fn text_records(bytes: Bytes, path: &Path, unit: TextDocument) -> Fil
     }
 }
 
-fn whole_file(bytes: Bytes, path: PathBuf) -> Result<(Vec<u8>, Place), SourceError> {
+fn whole_file(bytes: Bytes, path: PathBuf) -> SourceResult<(Vec<u8>, Place)> {
     let mut text = Vec::new();
     let read = bytes.take(MAX_RECORD_BYTES as u64 + 1).read_to_end(&mut text);
     read.map_err(|reason| read_failed(&path, 1, &reason))?;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 use super::format::{Compression, FileFormat, magic};
 use super::record::{MAX_RECORD_BYTES, Place, Record};
 
@@ -54,7 +54,7 @@ impl BufRead for Counted {
 }
 
 /// Opens and decompresses a file. Error: the operating system refuses.
-pub(super) fn open_bytes(path: &Path, progress: &Progress) -> Result<Bytes, SourceError> {
+pub(super) fn open_bytes(path: &Path, progress: &Progress) -> SourceResult<Bytes> {
     let refused = |reason| SourceError::Open { path: path.to_owned(), reason };
     let file = File::open(path).map_err(refused)?;
     let reader = BufReader::with_capacity(BUFFER_BYTES, file);
@@ -70,11 +70,11 @@ pub(super) fn open_bytes(path: &Path, progress: &Progress) -> Result<Bytes, Sour
 }
 
 /// As [`open_bytes`], for text formats: skips a byte order mark and refuses binary files.
-pub(super) fn open_text(path: &Path, format: FileFormat, progress: &Progress) -> Result<Bytes, SourceError> {
+pub(super) fn open_text(path: &Path, format: FileFormat, progress: &Progress) -> SourceResult<Bytes> {
     let mut bytes = open_bytes(path, progress)?;
     let start = bytes.fill_buf().map_err(|reason| read_failed(path, 1, &reason))?;
     if let Some(found) = magic(start) {
-        return Err(SourceError::wrong_format(path, format.name(), found));
+        return Err(SourceError::wrong_format(path, &format.name(), found));
     }
     if start.starts_with(BYTE_ORDER_MARK) {
         bytes.consume(BYTE_ORDER_MARK.len());
@@ -92,7 +92,7 @@ pub(super) fn read_failed(path: &Path, line: usize, reason: &std::io::Error) -> 
 }
 
 /// Checks that text is UTF-8 without NUL. `place` is that of its first line; the error names the line within it.
-pub(super) fn checked_text(bytes: Vec<u8>, place: &Place) -> Result<String, SourceError> {
+pub(super) fn checked_text(bytes: Vec<u8>, place: &Place) -> SourceResult<String> {
     let bad = |at: usize, bytes: &[u8], problem| {
         let before = &bytes[..at];
         let line = place.line + before.iter().filter(|&&byte| byte == b'\n').count();
@@ -125,7 +125,7 @@ impl Lines {
     }
 
     /// The next line that is not blank; empty at the end.
-    fn advance(&mut self) -> Result<Vec<u8>, SourceError> {
+    fn advance(&mut self) -> SourceResult<Vec<u8>> {
         let mut line = Vec::new();
         loop {
             self.place.line += 1;

@@ -18,7 +18,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 
 use super::column::{BatchRecords, select_columns};
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 use super::format::{Compression, magic};
 use super::open::{Progress, open_bytes};
 use crate::catch_panic::catch_panic;
@@ -30,11 +30,7 @@ const MAX_BATCH_ROWS: u64 = 1024;
 
 /// The records of a Parquet file. Errors: the file is not Parquet or is damaged; a column has no JSON form or does not
 /// exist.
-pub(super) fn open_parquet(
-    path: &Path,
-    columns: Option<&[String]>,
-    progress: &Progress,
-) -> Result<BatchRecords, SourceError> {
+pub(super) fn open_parquet(path: &Path, columns: Option<&[String]>, progress: &Progress) -> SourceResult<BatchRecords> {
     check_is_parquet(path)?;
     let bad = |reason: String| SourceError::bad_row(path, FORMAT, 0, &reason);
     let refused = |reason| SourceError::Open { path: path.to_owned(), reason };
@@ -86,7 +82,7 @@ fn as_view(field: &FieldRef) -> FieldRef {
     Arc::new(Field::clone(field).with_data_type(data_type))
 }
 
-fn check_is_parquet(path: &Path) -> Result<(), SourceError> {
+fn check_is_parquet(path: &Path) -> SourceResult<()> {
     let wrong = |found| Err(SourceError::wrong_format(path, "parquet", found));
     if Compression::of_name(path) != Compression::None {
         return wrong(("compressed", "Unpack it: Parquet is compressed internally and is read from its end"));

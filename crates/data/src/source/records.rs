@@ -11,7 +11,7 @@ use firebrick_hub::Hub;
 use super::arrow::open_arrow;
 use super::content::{ContentKeys, SourceFile};
 use super::csv::CsvRecords;
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 use super::format::FileFormat;
 use super::json::open_json;
 use super::lines::{TOO_LONG, json_lines, text_records};
@@ -84,14 +84,14 @@ impl Source {
         }
     }
 
-    fn open(&self, file: &SourceFile, progress: &Progress) -> Result<FileRecords, SourceError> {
+    fn open(&self, file: &SourceFile, progress: &Progress) -> SourceResult<FileRecords> {
         match file {
             SourceFile::Local { path, .. } => self.open_path(path, progress),
             SourceFile::Hub(file) => self.open_path(&self.hub.fetch(file)?, progress),
         }
     }
 
-    fn open_path(&self, path: &Path, progress: &Progress) -> Result<FileRecords, SourceError> {
+    fn open_path(&self, path: &Path, progress: &Progress) -> SourceResult<FileRecords> {
         let columns = self.spec.columns.as_deref();
         let text = || open_text(path, self.format, progress);
         Ok(match self.format {

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 use super::format::{FileFormat, TextDocument};
 
 /// One source as a recipe describes it. Only `path` is required.
@@ -41,7 +41,7 @@ impl SourceSpec {
     }
 
     /// Checks everything that needs no file. Error: a value that is invalid or has no effect.
-    pub(super) fn check(&self) -> Result<(), SourceError> {
+    pub(super) fn check(&self) -> SourceResult<()> {
         let bad = |key, reason: String| Err(SourceError::BadSpec { key, reason });
         if self.path.trim().is_empty() {
             return bad("path", "give a file, a pattern, a folder or a Hub dataset".to_owned());

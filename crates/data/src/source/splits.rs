@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::error::SourceError;
+use super::error::{SourceError, SourceResult};
 
 pub(super) const TRAIN: &str = "train";
 /// Deeper folders are not entered: a link that leads upwards would never end.
@@ -21,12 +21,7 @@ pub(super) fn describes(path: &str) -> bool {
 }
 
 /// All files below a folder as paths with `/` after `prefix`, except hidden ones. Links are followed.
-pub(super) fn list_files(
-    folder: &Path,
-    prefix: &str,
-    depth: usize,
-    found: &mut Vec<String>,
-) -> Result<(), SourceError> {
+pub(super) fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<String>) -> SourceResult<()> {
     let refused = |reason| SourceError::Open { path: folder.to_owned(), reason };
     for entry in fs::read_dir(folder).map_err(refused)? {
         let entry = entry.map_err(refused)?;
@@ -86,7 +81,7 @@ pub(super) fn splits_of<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<Str
 }
 
 /// The paths of a configuration: those in a folder of its name. Error: there is no such folder.
-pub(super) fn of_config(paths: Vec<String>, config: Option<&str>, place: &str) -> Result<Vec<String>, SourceError> {
+pub(super) fn of_config(paths: Vec<String>, config: Option<&str>, place: &str) -> SourceResult<Vec<String>> {
     let Some(config) = config else { return Ok(paths) };
     let folders = |path: &String| -> Vec<String> {
         let mut parts: Vec<String> = path.split('/').map(str::to_owned).collect();
@@ -110,7 +105,7 @@ pub(super) fn of_config(paths: Vec<String>, config: Option<&str>, place: &str) -
 }
 
 /// The paths of a split, "train" by default. Error: no path belongs to it.
-pub(super) fn of_split(paths: Vec<String>, split: Option<&str>, place: &str) -> Result<Vec<String>, SourceError> {
+pub(super) fn of_split(paths: Vec<String>, split: Option<&str>, place: &str) -> SourceResult<Vec<String>> {
     let name = split.unwrap_or(TRAIN);
     let known = splits_of(paths.iter().map(String::as_str));
     if known.is_empty() && name == TRAIN {

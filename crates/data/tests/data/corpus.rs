@@ -193,7 +193,7 @@ fn data_with_nothing_or_too_little_to_train_on_is_refused_with_the_reasons() {
     );
     let flags = |options: &mut EncodeOptions| options.train_on = TrainOn::Flags;
     let unflagged = read_with(format!("{CHAT}\n").repeat(2000), &tokenizer(), flags).unwrap_err();
-    assert!(matches!(unflagged, DataError::NoFlags { rows: 1000 }), "{unflagged}");
+    assert!(matches!(unflagged, DataError::NoFlags(1000)), "{unflagged}");
 }
 
 #[test]
@@ -214,7 +214,9 @@ fn records_with_a_bad_cell_are_counted_among_the_bad_ones_wherever_they_are() {
 }
 
 #[test]
-fn a_source_without_records_is_refused() {
+fn a_source_without_records_and_a_length_of_one_token_are_refused() {
+    let one = |options: &mut EncodeOptions| options.max_seq_len = 1;
+    assert!(matches!(read_with(CHAT, &tokenizer(), one).unwrap_err(), DataError::SequenceTooShort(1)));
     for content in ["", "\n \r\n"] {
         assert!(matches!(refuses(content, &["rows.jsonl has no records"]), DataError::EmptyDataset(_)));
     }
@@ -239,12 +241,6 @@ fn errors_about_the_tokenizer_name_the_record_that_needs_it() {
     assert!(chat.contains("rows.jsonl:1:") && chat.contains("no chat template"), "{chat}");
     let text = error(r#"{"text":"a"}"#);
     assert!(text.contains("rows.jsonl:1:") && text.contains("no eos_token"), "{text}");
-}
-
-#[test]
-fn one_token_is_too_short() {
-    let one = |options: &mut EncodeOptions| options.max_seq_len = 1;
-    assert!(matches!(read_with(CHAT, &tokenizer(), one).unwrap_err(), DataError::SequenceTooShort { max_seq_len: 1 }));
 }
 
 #[test]

@@ -41,6 +41,11 @@ fn loss_text(tokenizer: &Tokenizer, encoded: &Encoded) -> Vec<String> {
     encoded.examples.iter().map(shown).collect()
 }
 
+/// The same of a record.
+fn trained(tokenizer: &Tokenizer, options: &EncodeOptions, record: &Json) -> Vec<String> {
+    loss_text(tokenizer, &encode(tokenizer, options, record).unwrap())
+}
+
 fn chat(turns: &[(&str, &str)]) -> Json {
     let turn = |&(role, content): &(&str, &str)| json!({ "role": role, "content": content });
     json!({ "messages": turns.iter().map(turn).collect::<Vec<_>>() })
@@ -51,16 +56,18 @@ fn kinds(encoded: &Encoded) -> Vec<FindingKind> {
 }
 
 #[test]
-fn completion_counts_in_the_loss_and_its_prompt_does_not() {
-    let tokenizer = tokenizer(None);
+fn completion_counts_in_the_loss_and_its_prompt_does_not_as_texts_and_as_messages() {
+    let plain = tokenizer(None);
     let mut options = EncodeOptions::new(100);
+    let messages = json!({
+        "prompt": [{ "role": "user", "content": "q" }, { "role": "assistant", "content": "a1" }, { "role": "user", "content": "r" }],
+        "completion": [{ "role": "assistant", "content": "a2" }],
+    });
+    assert_eq!(trained(&tokenizer(Some(TEMPLATE)), &options, &messages), [".a2</s>."]);
     let record = json!({ "prompt": "What is the capital?", "completion": " Paris" });
-    assert_eq!(loss_text(&tokenizer, &encode(&tokenizer, &options, &record).unwrap()), [". Paris</s>"]);
+    assert_eq!(trained(&plain, &options, &record), [". Paris</s>"]);
     options.train_on = TrainOn::All;
-    assert_eq!(
-        loss_text(&tokenizer, &encode(&tokenizer, &options, &record).unwrap())[0],
-        ".What is the capital? Paris</s>"
-    );
+    assert_eq!(trained(&plain, &options, &record), [".What is the capital? Paris</s>"]);
 }
 
 fn pair_options(max_seq_len: usize) -> EncodeOptions {
@@ -78,10 +85,12 @@ fn a_pair_gives_two_examples_in_which_the_answers_alone_count() {
     assert_eq!(loss_text(&tokenizer, &encoded), [".good</s>.", ".bad</s>."]);
     assert!(encoded.is_chat && encoded.end_trained && encoded.findings.is_empty());
     let texts = json!({ "prompt": "What is it?", "chosen": " this", "rejected": " that" });
-    assert_eq!(
-        loss_text(&tokenizer, &encode(&tokenizer, &pair_options(200), &texts).unwrap()),
-        [". this</s>", ". that</s>"]
-    );
+    assert_eq!(trained(&tokenizer, &pair_options(200), &texts), [". this</s>", ". that</s>"]);
+    // A prompt that the recipe maps to the instruction is rendered with the template.
+    let fields = Fields { instruction: "prompt".to_owned(), ..Fields::default() };
+    let encoded = encode(&tokenizer, &EncodeOptions { fields, ..pair_options(200) }, &texts).unwrap();
+    assert_eq!(loss_text(&tokenizer, &encoded), [". this</s>.", ". that</s>."]);
+    assert!(encoded.is_chat && encoded.end_trained);
     let same = json!({ "prompt": "q", "chosen": "a", "rejected": "a" });
     let encoded = encode(&tokenizer, &pair_options(200), &same).unwrap();
     assert_eq!((kinds(&encoded), encoded.examples.len()), (vec![FindingKind::SameAnswers], 0));
@@ -112,16 +121,6 @@ fn cross_entropy_of_a_pair_counts_exactly_its_prompt_and_what_the_preference_los
 }
 
 #[test]
-fn a_mapped_prompt_of_a_pair_of_texts_is_rendered_with_the_template() {
-    let tokenizer = tokenizer(Some(TEMPLATE));
-    let fields = Fields { instruction: "prompt".to_owned(), ..Fields::default() };
-    let record = json!({ "prompt": "What is it?", "chosen": "this", "rejected": "that" });
-    let encoded = encode(&tokenizer, &EncodeOptions { fields, ..pair_options(200) }, &record).unwrap();
-    assert_eq!(loss_text(&tokenizer, &encoded), [".this</s>.", ".that</s>."]);
-    assert!(encoded.is_chat && encoded.end_trained);
-}
-
-#[test]
 fn a_pair_that_is_too_long_loses_the_beginning_of_its_prompt_and_is_counted() {
     let tokenizer = tokenizer(None);
     let record = json!({ "prompt": "x".repeat(50), "chosen": "good", "rejected": "bad" });
@@ -135,17 +134,6 @@ fn a_pair_that_is_too_long_loses_the_beginning_of_its_prompt_and_is_counted() {
     assert_eq!(kinds(&both), [FindingKind::PromptCut, FindingKind::Truncated]);
     let drop = EncodeOptions { overflow: Some(OverflowPolicy::Drop), ..pair_options(limit) };
     assert_eq!(kinds(&encode(&tokenizer, &drop, &record).unwrap()), [FindingKind::TooLong]);
-}
-
-#[test]
-fn messages_of_a_prompt_do_not_count_in_the_loss() {
-    let tokenizer = tokenizer(Some(TEMPLATE));
-    let record = json!({
-        "prompt": [{ "role": "user", "content": "q" }, { "role": "assistant", "content": "a1" }, { "role": "user", "content": "r" }],
-        "completion": [{ "role": "assistant", "content": "a2" }],
-    });
-    let encoded = encode(&tokenizer, &EncodeOptions::new(100), &record).unwrap();
-    assert_eq!(loss_text(&tokenizer, &encoded), [".a2</s>."]);
 }
 
 #[test]
@@ -387,7 +375,7 @@ fn a_source_without_any_flag_is_refused_with_the_keys_of_flags() {
     };
     for allowed in [0.1, 1.0] {
         let error = rows(0).check(allowed, true).unwrap_err();
-        assert!(matches!(error, DataError::NoFlags { rows: 20 }), "{error}");
+        assert!(matches!(error, DataError::NoFlags(20)), "{error}");
         for key in ["\"train\"", "\"training\"", "\"trained\"", "\"weight\"", "\"assistant\""] {
             assert!(error.to_string().contains(key), "{error}");
         }

@@ -5,9 +5,7 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use firebrick_data::{
-    EncodeOptions, Encoded, Encoder, OverflowPolicy, Place, Record, RecordFormat, Tokenizer, TrainOn,
-};
+use firebrick_data::{EncodeOptions, Encoder, OverflowPolicy, Place, Record, RecordFormat, Tokenizer, TrainOn};
 use serde_json::{Map, Value as Json};
 
 use super::{Outcome, tokenizer};
@@ -32,18 +30,9 @@ pub(crate) fn rows(bytes: &[u8]) -> Outcome {
         let Ok(fields) = serde_json::from_slice::<Map<String, Json>>(line) else { continue };
         let record = Record::new(fields, Place { path: PathBuf::from("rows.jsonl"), line: index + 1 });
         for record_format in FORMATS {
-            let options = options(first, record_format);
-            let limit = options.max_seq_len;
-            let encoder = match Encoder::new(tokenizer, options, &record) {
-                Ok(encoder) => encoder,
-                Err(error) => {
-                    outcome.messages.push(error.to_string());
-                    continue;
-                }
-            };
-            if let Some(encoded) = outcome.note(encoder.encode(&record)) {
-                check(&encoded, limit, tokenizer.vocab_size());
-                outcome.messages.extend(encoded.findings.into_iter().map(|finding| finding.detail));
+            match Encoder::new(tokenizer, options(first, record_format), &record) {
+                Ok(encoder) => encode(&encoder, &record, &mut outcome),
+                Err(error) => outcome.messages.push(error.to_string()),
             }
         }
     }
@@ -65,8 +54,10 @@ fn options(bits: u8, record_format: RecordFormat) -> EncodeOptions {
     }
 }
 
-/// The guarantees of [`Encoded`].
-pub(crate) fn check(encoded: &Encoded, limit: usize, vocab_size: usize) {
+/// Encodes a record and checks the guarantees of [`Encoded`](firebrick_data::Encoded).
+pub(crate) fn encode(encoder: &Encoder<'_>, record: &Record, outcome: &mut Outcome) {
+    let (limit, vocab_size) = (encoder.options().max_seq_len, encoder.tokenizer().vocab_size());
+    let Some(encoded) = outcome.note(encoder.encode(record)) else { return };
     for example in &encoded.examples {
         assert_eq!(example.tokens.len(), example.loss_mask.len(), "one mask entry per token");
         assert!((1..=limit).contains(&example.tokens.len()), "{} tokens of {limit}", example.tokens.len());
@@ -75,4 +66,5 @@ pub(crate) fn check(encoded: &Encoded, limit: usize, vocab_size: usize) {
         assert!(example.tokens.iter().all(|&token| (token as usize) < vocab_size), "tokens of the vocabulary");
     }
     assert!(!encoded.examples.is_empty() || !encoded.findings.is_empty(), "a dropped record without a finding");
+    outcome.messages.extend(encoded.findings.into_iter().map(|finding| finding.detail));
 }

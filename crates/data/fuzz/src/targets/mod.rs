@@ -12,6 +12,7 @@ mod tokenizer;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use firebrick_data::SourceSpec;
 use tempfile::TempDir;
 
 /// The result for an input.
@@ -44,14 +45,14 @@ pub(crate) type Target = fn(&[u8]) -> Outcome;
 
 /// All targets by name; the corpus of each is the folder of its name.
 pub(crate) const TARGETS: [(&str, Target); 15] = [
-    ("arrow", source::arrow),
+    ("arrow", |bytes| source::read("rows.arrow", bytes, SourceSpec::default())),
     ("csv", source::csv),
     ("hub_listing", source::hub_listing),
     ("json", source::json),
-    ("jsonl", source::jsonl),
+    ("jsonl", |bytes| source::read("rows.jsonl", bytes, SourceSpec::default())),
     ("messages", template::messages),
     ("packed", source::packed),
-    ("parquet", source::parquet),
+    ("parquet", |bytes| source::read("rows.parquet", bytes, SourceSpec::default())),
     ("rows", encode::rows),
     ("saved_folder", source::saved_folder),
     ("template", template::template),

@@ -10,10 +10,6 @@ use super::{Folder, Outcome, parts};
 const MAX_ROWS: usize = 100_000;
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-pub(crate) fn jsonl(bytes: &[u8]) -> Outcome {
-    read("rows.jsonl", bytes, SourceSpec::default())
-}
-
 /// Without a named list, and with one.
 pub(crate) fn json(bytes: &[u8]) -> Outcome {
     let mut outcome = read("rows.json", bytes, SourceSpec::default());
@@ -36,14 +32,6 @@ pub(crate) fn text(bytes: &[u8]) -> Outcome {
     read("rows.txt", rest, SourceSpec { text_unit, ..SourceSpec::default() })
 }
 
-pub(crate) fn parquet(bytes: &[u8]) -> Outcome {
-    read("rows.parquet", bytes, SourceSpec::default())
-}
-
-pub(crate) fn arrow(bytes: &[u8]) -> Outcome {
-    read("rows.arrow", bytes, SourceSpec::default())
-}
-
 /// The first byte chooses the compression and what is inside.
 pub(crate) fn packed(bytes: &[u8]) -> Outcome {
     const INSIDE: [&str; 7] = ["jsonl", "json", "csv", "tsv", "txt", "arrow", "parquet"];
@@ -64,9 +52,7 @@ pub(crate) fn saved_folder(bytes: &[u8]) -> Outcome {
     folder.write("rows.jsonl", row);
     folder.write("train/rows.jsonl", row);
     let path = folder.path().to_str().expect("a path of this process").to_owned();
-    let mut outcome = Outcome::default();
-    records(&SourceSpec::new(path), &offline(&folder), &mut outcome);
-    outcome
+    records(&SourceSpec::new(path), &folder)
 }
 
 /// The Hub's response about a dataset. The first byte: the requested configuration and split.
@@ -80,31 +66,26 @@ pub(crate) fn hub_listing(bytes: &[u8]) -> Outcome {
     let choose = |bits: u8| [None, Some("train"), Some("test"), Some("a")][usize::from(bits % 4)].map(str::to_owned);
     let spec =
         SourceSpec { split: choose(first), config: choose(first / 4), ..SourceSpec::new("hf://datasets/owner/name") };
-    let mut outcome = Outcome::default();
-    records(&spec, &offline(&folder), &mut outcome);
-    outcome
-}
-
-/// A Hub without a network, with a cache in the folder.
-fn offline(folder: &Folder) -> Hub {
-    let endpoint = "http://127.0.0.1:9".to_owned();
-    Hub::new(HubSettings { endpoint, cache: folder.path().to_owned(), token: None, is_offline: true })
+    records(&spec, &folder)
 }
 
 /// Reads a file of these bytes.
-fn read(name: &str, bytes: &[u8], spec: SourceSpec) -> Outcome {
+pub(crate) fn read(name: &str, bytes: &[u8], spec: SourceSpec) -> Outcome {
     let folder = Folder::new();
     let path = folder.write(name, bytes).to_str().expect("a path of this process").to_owned();
-    let mut outcome = Outcome::default();
-    records(&SourceSpec { path, ..spec }, &offline(&folder), &mut outcome);
+    let outcome = records(&SourceSpec { path, ..spec }, &folder);
     for message in &outcome.messages {
         assert!(message.contains(name), "an error that does not name the file: {message}");
     }
     outcome
 }
 
-fn records(spec: &SourceSpec, hub: &Hub, outcome: &mut Outcome) {
-    let Some(source) = outcome.note(spec.resolve(hub)) else { return };
+/// Reads a source, with a Hub without a network whose cache is the folder.
+fn records(spec: &SourceSpec, folder: &Folder) -> Outcome {
+    let (endpoint, cache) = ("http://127.0.0.1:9".to_owned(), folder.path().to_owned());
+    let hub = Hub::new(HubSettings { endpoint, cache, token: None, is_offline: true });
+    let mut outcome = Outcome::default();
+    let Some(source) = outcome.note(spec.resolve(&hub)) else { return outcome };
     outcome.read = 0;
     let mut last: Option<Place> = None;
     let mut has_ended = false;
@@ -132,4 +113,5 @@ fn records(spec: &SourceSpec, hub: &Hub, outcome: &mut Outcome) {
             outcome.note(record);
         }
     }
+    outcome
 }

@@ -71,12 +71,8 @@ pub(crate) fn messages(bytes: &[u8]) -> Outcome {
 fn encode_record(tokenizer: &Tokenizer, fields: Map<String, Json>, outcome: &mut Outcome) {
     let record = Record::new(fields, Place { path: PathBuf::from("rows.jsonl"), line: 1 });
     let options = EncodeOptions { record_format: RecordFormat::Chat, ..EncodeOptions::new(1 << 20) };
-    let (limit, vocab_size) = (options.max_seq_len, tokenizer.vocab_size());
     let Ok(encoder) = Encoder::new(tokenizer, options, &record) else { return };
-    if let Some(encoded) = outcome.note(encoder.encode(&record)) {
-        encode::check(&encoded, limit, vocab_size);
-        outcome.messages.extend(encoded.findings.into_iter().map(|finding| finding.detail));
-    }
+    encode::encode(&encoder, &record, outcome);
 }
 
 /// A conversation from text that is not JSON: one message per line, the roles in turn.

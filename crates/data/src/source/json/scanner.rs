@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use super::super::error::SourceError;
+use super::super::error::{SourceError, SourceResult};
 use super::super::open::{Bytes, read_failed};
 use super::super::record::{MAX_RECORD_BYTES, Place};
 
@@ -29,7 +29,7 @@ impl Scanner {
         SourceError::not_json(self.place(), self.column, reason.as_ref(), HINT)
     }
 
-    fn fill(&mut self) -> Result<&[u8], SourceError> {
+    fn fill(&mut self) -> SourceResult<&[u8]> {
         let line = self.line;
         self.bytes.fill_buf().map_err(|reason| read_failed(&self.path, line, &reason))
     }
@@ -41,7 +41,7 @@ impl Scanner {
     }
 
     /// The next byte that is not blank, without consuming it; `None` at the end.
-    pub(super) fn peek(&mut self) -> Result<Option<u8>, SourceError> {
+    pub(super) fn peek(&mut self) -> SourceResult<Option<u8>> {
         loop {
             let buffer = self.fill()?;
             let Some(&first) = buffer.first() else { return Ok(None) };
@@ -57,7 +57,7 @@ impl Scanner {
         self.consume(1, 0, 0);
     }
 
-    pub(super) fn expect(&mut self, expected: u8) -> Result<(), SourceError> {
+    pub(super) fn expect(&mut self, expected: u8) -> SourceResult<()> {
         match self.peek()? {
             Some(byte) if byte == expected => {
                 self.skip();
@@ -69,7 +69,7 @@ impl Scanner {
 
     /// Skips the next value, of which `depth` brackets are already open, and stores its text if requested. Only its
     /// extent is checked.
-    pub(super) fn value(&mut self, depth: usize, mut text: Option<&mut Vec<u8>>) -> Result<(), SourceError> {
+    pub(super) fn value(&mut self, depth: usize, mut text: Option<&mut Vec<u8>>) -> SourceResult<()> {
         self.peek()?;
         let place = self.place();
         let mut state = Extent { depth, in_string: false, escaped: false };

@@ -106,12 +106,8 @@ fn survives(bytes: &[u8], name: &str, step: usize) {
 }
 
 #[test]
-fn a_damaged_parquet_file_causes_no_panic() {
+fn a_damaged_parquet_or_arrow_file_causes_no_panic() {
     survives(&parquet_bytes(&rows()), "a.parquet", 7);
-}
-
-#[test]
-fn a_damaged_arrow_file_causes_no_panic() {
     survives(&arrow_bytes(&rows(), true), "a.arrow", 3);
     survives(&arrow_bytes(&rows(), false), "b.arrow", 5);
 }
