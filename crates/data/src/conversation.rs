@@ -2,9 +2,9 @@
 //!
 //! The conversation is rendered and tokenized as a whole, as the model will see it; the characters of the selected
 //! messages are located in the text (`locate.rs`) and mapped to tokens through the tokenizer's offsets, never by token
-//! id, so a padding token that is also the end-of-text token counts in the loss where the assistant wrote it. Trade-off: a
-//! token that crosses the edge of a span counts as a whole. Not supported: distinguishing text that spells a special token
-//! from the token (as in transformers by default).
+//! id, so a padding token that is also the end-of-text token counts in the loss where the assistant wrote it.
+//! Trade-off: a token that crosses the edge of a span counts as a whole. Not supported: distinguishing text that spells
+//! a special token from the token (as in transformers by default).
 
 use std::ops::Range;
 
@@ -192,14 +192,10 @@ mod tests {
     }
 
     #[test]
-    fn train_on_all_counts_everything_but_the_first_token() {
+    fn last_turn_all_and_flags_select_messages_with_and_without_blocks() {
         let tokenizer = TestTokenizer::default().load();
         let example = encode(&tokenizer, &Chat::new(&TWO_TURNS), TrainOn::All, true).unwrap().example;
         assert!(!example.loss_mask[0] && example.loss_mask[1..].iter().all(|&trained| trained));
-    }
-
-    #[test]
-    fn last_turn_and_flags_select_messages_with_and_without_blocks() {
         for template in [TEMPLATE, BLOCKS] {
             let mut chat = Chat::new(&TWO_TURNS);
             assert_eq!(loss_text_with(template, &chat, TrainOn::Last, true).unwrap(), "a2</s>");

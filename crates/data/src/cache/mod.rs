@@ -5,8 +5,8 @@
 //!                        TokenCache: one file per key, built once, replaced only as a whole
 //! ```
 //!
-//! A damaged file does not stop a run: [`TokenCache::get_or_build`] rebuilds it and reports that. Trade-off: files of old
-//! keys are never deleted by the program, and errors are not chained, as in `DataError`: each message is complete.
+//! A damaged file does not stop a run: [`TokenCache::get_or_build`] rebuilds it and reports that. Trade-off: files of
+//! old keys are never deleted by the program, and errors are not chained, as in `DataError`: each message is complete.
 
 mod document;
 mod folder;

@@ -111,17 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn split_keeps_every_document_once_and_in_order() {
+    fn split_keeps_every_document_once_and_in_order_and_does_not_depend_on_the_order() {
         let (train, eval) = documents(0..1000).split(0.1, &[]).unwrap();
         assert_eq!((train.len(), eval.len()), (900, 100));
         assert!(contents(&eval).is_sorted() && contents(&train).is_sorted());
         let mut all = [contents(&train), contents(&eval)].concat();
         all.sort_unstable();
         assert!(all.into_iter().eq(0..1000));
-    }
-
-    #[test]
-    fn split_does_not_depend_on_the_order_of_the_documents() {
         let (_, forward) = documents(0..50).split(0.1, &[]).unwrap();
         let (_, backward) = documents((0..50).rev()).split(0.1, &[]).unwrap();
         assert!(contents(&forward).iter().eq(contents(&backward).iter().rev()));

@@ -291,11 +291,8 @@ mod tests {
         let value = Value::from_serialize(serde_json::json!({ "a": ["it's", "\n\u{a0}", null, true], "b": 1e-7 }));
         assert_eq!(to_str(&value).unwrap(), r#"{'a': ["it's", '\n\xa0', None, True], 'b': 1e-07}"#);
         let floats = [1e16, 1.5e300, 0.0001, 0.00001, 123456789.125, -2.0, 1e15, 0.0];
-        let shown = floats.map(repr_float);
-        assert_eq!(
-            shown,
-            ["1e+16", "1.5e+300", "0.0001", "1e-05", "123456789.125", "-2.0", "1000000000000000.0", "0.0"]
-        );
+        let shown = ["1e+16", "1.5e+300", "0.0001", "1e-05", "123456789.125", "-2.0", "1000000000000000.0", "0.0"];
+        assert_eq!(floats.map(repr_float), shown);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! One row of a data file, where it is, and how large it may be.
 //!
-//! Trade-off: rows over the limits are refused, so that memory is bounded without looking at the whole file. A place has no
-//! column; errors that know one name it themselves.
+//! Trade-off: rows over the limits are refused, so that memory is bounded without looking at the whole file. A place
+//! has no column; errors that know one name it themselves.
 
 use std::fmt::{Display, Formatter, Result as FormatResult};
 use std::path::PathBuf;

@@ -67,7 +67,7 @@ fn refuses(content: impl AsRef<[u8]>, words: &[&str]) -> DataError {
 }
 
 #[test]
-fn text_has_one_bos_and_one_eos_in_the_loss() {
+fn text_has_one_bos_if_the_tokenizer_config_says_so_and_one_eos_in_the_loss() {
     let tokenizer = tokenizer();
     for text in ["ab", "<s>ab", "ab</s>", "<s>ab</s>"] {
         let found = examples(read_with(json!({ "text": text }).to_string(), &tokenizer, |_| {}).unwrap());
@@ -75,10 +75,6 @@ fn text_has_one_bos_and_one_eos_in_the_loss() {
         assert_eq!(tokenizer.decode(&found[0].tokens, false).unwrap(), "<s>ab</s>", "{text}");
         assert!(!found[0].loss_mask[0] && found[0].loss_mask[1..].iter().all(|&counts| counts));
     }
-}
-
-#[test]
-fn bos_is_added_only_if_the_tokenizer_config_says_so() {
     for (adds_bos, expected) in [(false, "ab</s>"), (true, "<s>ab</s>")] {
         let config = json!({ "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": adds_bos });
         let tokenizer = tokenizer_with(None, &config);

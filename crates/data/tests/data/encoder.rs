@@ -88,8 +88,9 @@ fn a_pair_gives_two_examples_in_which_the_answers_alone_count() {
     assert_eq!(trained(&tokenizer, &pair_options(200), &texts), [". this</s>", ". that</s>"]);
     // A prompt that the recipe maps to the instruction is rendered with the template.
     let fields = Fields { instruction: "prompt".to_owned(), ..Fields::default() };
-    let encoded = encode(&tokenizer, &EncodeOptions { fields, ..pair_options(200) }, &texts).unwrap();
-    assert_eq!(loss_text(&tokenizer, &encoded), [". this</s>.", ". that</s>."]);
+    let mapped = json!({ "prompt": "What is it?", "chosen": "this", "rejected": "that" });
+    let encoded = encode(&tokenizer, &EncodeOptions { fields, ..pair_options(200) }, &mapped).unwrap();
+    assert_eq!(loss_text(&tokenizer, &encoded), [".this</s>.", ".that</s>."]);
     assert!(encoded.is_chat && encoded.end_trained);
     let same = json!({ "prompt": "q", "chosen": "a", "rejected": "a" });
     let encoded = encode(&tokenizer, &pair_options(200), &same).unwrap();

@@ -1,7 +1,7 @@
 //! The guarantees of the crate, tested through its public interface, and a small tokenizer for these tests.
 //!
-//! Trade-off: the tokenizer is written to a folder for each test, as a model's is. The words of recipes are repeated here,
-//! so that renaming a variant is noticed.
+//! Trade-off: the tokenizer is written to a folder for each test, as a model's is. The words of recipes are repeated
+//! here, so that renaming a variant is noticed.
 
 mod corpus;
 mod encoder;

@@ -136,13 +136,10 @@ fn compare_masks(blocks: bool) -> Vec<(String, usize)> {
 }
 
 #[test]
-fn mask_from_generation_blocks_equals_that_of_transformers() {
-    assert_eq!(compare_masks(true), []);
-}
-
-#[test]
-fn mask_without_blocks_equals_that_of_the_blocks() {
-    assert_eq!(compare_masks(false), []);
+fn mask_equals_that_of_transformers_with_generation_blocks_and_without() {
+    for blocks in [true, false] {
+        assert_eq!(compare_masks(blocks), [], "blocks: {blocks}");
+    }
 }
 
 #[derive(Deserialize)]
