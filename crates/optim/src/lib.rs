@@ -1,8 +1,6 @@
 #![doc = include_str!("../README.md")]
 
 mod config;
-mod error;
-mod groups;
 mod loss_scale;
 mod optimizer;
 mod paging;
@@ -11,10 +9,9 @@ mod schedule;
 mod state;
 
 pub use config::{OptimizerConfig, OptimizerKind};
-pub use error::OptimError;
 pub use loss_scale::{LossScaleState, LossScaling};
 pub use optimizer::{Optimizer, StepReport, squared_norm};
+pub use rules::PagedBytes;
 pub use rules::adamw::MIN_8BIT_ELEMENTS;
-pub use rules::{Granularity, PagedBytes};
 pub use schedule::{Schedule, ScheduleKind};
-pub use state::{HostTensor, StateDict};
+pub use state::{HostTensor, OptimError, StateDict};

@@ -8,23 +8,22 @@
 //! parameter NaN, as torch does). With clipping, the global norm is then not finite either, and the coefficient is 0: all other elements
 //! take the step with a gradient of zero. (torch's coefficient is 0 for an infinite norm, too, but NaN for a norm that is NaN, which
 //! destroys every parameter.)
-//! Trade-off: all gradients of a step exist at the same time.
-
-mod saved;
+//! Trade-off: all gradients of a step exist at the same time, and all of the state is in host memory while it is saved.
+//! Weight decay and learning rate of a parameter follow from its role alone; a recipe cannot set them by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use burn_tensor::Tensor;
+use firebrick_arch::Role;
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{GradientMap, Kernels, Parameter};
 
 use crate::config::OptimizerConfig;
-use crate::groups::{Group, by_numbers};
 use crate::loss_scale::{LossScaleState, LossScaler, LossScaling};
 use crate::paging::{self, BUCKETS_AHEAD, PagedState};
 use crate::rules::{self, Rule, StepNumbers, Update};
-use crate::state::{ParameterState, StateSpec};
+use crate::state::{OptimError, ParameterState, StateDict, StateSpec, StateTensor};
 
 /// What a step leaves for the log, still on the device.
 pub struct StepReport<B: Kernels> {
@@ -158,9 +157,6 @@ impl<B: Kernels> Optimizer<B> {
 
     /// As [`Optimizer::step`], where ranks divide the gradients: `parameters` are those that have one here, and `squared_norm` `[1]` is
     /// that of the gradients of all ranks.
-    ///
-    /// # Panics
-    /// As [`Optimizer::step`].
     pub fn step_of_share(
         &mut self,
         parameters: Vec<&mut Parameter<B>>,
@@ -269,6 +265,107 @@ impl<B: Kernels> Optimizer<B> {
 
     fn layout(&self, parameter: &Parameter<B>) -> Vec<StateSpec> {
         self.rule.state(parameter.role, &parameter.shape)
+    }
+
+    /// The state by name, for a checkpoint. Waits for the device.
+    pub fn save(&self) -> StateDict {
+        let mut saved = StateDict::new();
+        for (parameter, state) in &self.state {
+            saved.extend(state.download().map(|(spec, tensor)| (spec.name(parameter), tensor)));
+        }
+        saved
+    }
+
+    /// Takes over a saved state for all parameters of the run, after `steps` steps.
+    ///
+    /// # Errors
+    /// A state that lacks a tensor, holds one of another size or format, or holds one that no parameter needs. The optimizer is then
+    /// unchanged.
+    pub fn load(&mut self, parameters: &[&Parameter<B>], saved: StateDict, steps: u64) -> Result<(), OptimError> {
+        self.check(parameters, &saved)?;
+        let parameters: Vec<_> = parameters.iter().copied().filter(|parameter| self.owns(&parameter.name)).collect();
+        self.paged = Some(self.choose_paged(parameters.iter().copied()));
+        self.state.clear();
+        let mut saved = saved;
+        for parameter in parameters {
+            let (layout, device) = (self.layout(parameter), parameter.value.device());
+            let upload = |spec: &StateSpec| {
+                let stored = saved.remove(&spec.name(&parameter.name)).expect("checked above");
+                StateTensor::upload(stored, &device)
+            };
+            let tensors = layout.iter().map(upload).collect();
+            self.keep(parameter.name.clone(), ParameterState::new(layout, tensors));
+        }
+        self.steps = steps;
+        Ok(())
+    }
+
+    /// Refuses a saved state that is not that of these parameters.
+    fn check(&self, parameters: &[&Parameter<B>], saved: &StateDict) -> Result<(), OptimError> {
+        let mut needed = BTreeSet::new();
+        for parameter in parameters {
+            for spec in self.layout(parameter) {
+                let name = spec.name(&parameter.name);
+                match saved.get(&name) {
+                    Some(stored) if spec.matches(stored) => needed.insert(name),
+                    Some(other) => {
+                        return Err(OptimError::Mismatch { name, expected: spec.describe(), got: other.describe() });
+                    }
+                    None if !self.owns(&parameter.name) => continue,
+                    None => return Err(OptimError::Missing { name }),
+                };
+            }
+        }
+        match saved.keys().find(|name| !needed.contains(*name)) {
+            Some(name) => Err(OptimError::Unexpected { name: name.clone() }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Parameters with the same weight decay and learning rate.
+struct Group<'a, B: Kernels> {
+    /// Decoupled weight decay of all of them.
+    weight_decay: f64,
+    /// Factor of the learning rate.
+    rate_factor: f64,
+    /// In the order in which they were given.
+    parameters: Vec<&'a mut Parameter<B>>,
+}
+
+/// Groups by weight decay and learning rate, none of them empty. `loraplus_lr_ratio` is the factor of LoRA+ (Hayou et al., 2024) for B and
+/// for vectors, as PEFT's `create_loraplus_optimizer` groups them.
+fn by_numbers<B: Kernels>(
+    parameters: Vec<&mut Parameter<B>>,
+    weight_decay: f64,
+    loraplus_lr_ratio: f64,
+) -> Vec<Group<'_, B>> {
+    let mut groups: Vec<Group<'_, B>> = Vec::new();
+    for parameter in parameters {
+        let weight_decay = if decays(parameter.role) { weight_decay } else { 0.0 };
+        let is_fast = parameter.role == Role::LoraB || parameter.shape.len() == 1;
+        let rate_factor = if is_fast { loraplus_lr_ratio } else { 1.0 };
+        let same = |group: &&mut Group<'_, B>| (group.weight_decay, group.rate_factor) == (weight_decay, rate_factor);
+        match groups.iter_mut().find(same) {
+            Some(group) => group.parameters.push(parameter),
+            None => groups.push(Group { weight_decay, rate_factor, parameters: vec![parameter] }),
+        }
+    }
+    groups
+}
+
+/// Whether weight decay applies to this role: as transformers' `Trainer.get_decay_parameter_names` chooses.
+fn decays(role: Role) -> bool {
+    match role {
+        Role::Embedding
+        | Role::Projection
+        | Role::Router
+        | Role::Head
+        | Role::LoraA
+        | Role::LoraB
+        | Role::LoraMagnitude
+        | Role::TokenRows => true,
+        Role::Norm | Role::Bias => false,
     }
 }
 

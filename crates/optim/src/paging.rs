@@ -124,11 +124,8 @@ mod tests {
         assert_eq!(choose(&layouts, 0), ["d", "b", "a"]);
         assert_eq!(paged_bytes(&layouts["a"]), 1 << 20, "scales stay on the device");
         assert_eq!(paged_bytes(&layouts["c"]), 0);
-    }
-
-    #[test]
-    fn state_that_is_too_large_to_pass_stays_on_the_device() {
-        assert_eq!(choose(&layouts(&[("a", 1 << 20), ("b", 1 << 29)]), 0), ["a"]);
+        let with_large = self::layouts(&[("a", 1 << 20), ("b", 1 << 29)]);
+        assert_eq!(choose(&with_large, 0), ["a"], "what is too large to pass stays on the device");
     }
 
     #[test]

@@ -25,6 +25,37 @@ pub enum HostTensor {
 /// State tensors by name: `<parameter name>.<part>`.
 pub type StateDict = BTreeMap<String, HostTensor>;
 
+/// A saved optimizer state that does not fit the run.
+#[derive(Debug, thiserror::Error)]
+pub enum OptimError {
+    /// A tensor of the state is not there.
+    #[error(
+        "the optimizer state lacks `{name}`: the checkpoint was written with another recipe (LoRA targets or optimizer)"
+    )]
+    Missing {
+        /// Name inside the state file.
+        name: String,
+    },
+    /// A tensor of the state has another size or format.
+    #[error("the optimizer state's `{name}` has {got}, expected {expected}: resume with the recipe that wrote it")]
+    Mismatch {
+        /// Name inside the state file.
+        name: String,
+        /// What the run needs.
+        expected: String,
+        /// What the file holds.
+        got: String,
+    },
+    /// A tensor of the state belongs to no parameter of the run.
+    #[error(
+        "the optimizer state has `{name}`, which no parameter of this run needs: resume with the recipe that wrote it"
+    )]
+    Unexpected {
+        /// Name inside the state file.
+        name: String,
+    },
+}
+
 /// The format of a state tensor and the value that each of its elements starts with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum StateInit {
@@ -131,9 +162,6 @@ impl<B: Kernels> ParameterState<B> {
     }
 
     /// Layout and tensors, for an update.
-    ///
-    /// # Panics
-    /// If one of them is paged: a store fetches those.
     pub(crate) fn into_parts(self) -> (Vec<StateSpec>, Vec<StateTensor<B>>) {
         let resident = |stored| match stored {
             StoredTensor::Resident(tensor) => tensor,

@@ -3,32 +3,33 @@
 //! Trade-off: flex only; what backends compute for a rule is compared by the conformance checks of `kernels`.
 
 use burn_flex::Flex;
-use firebrick_arch::{Role, TensorSpec};
+use firebrick_arch::TensorSpec;
 use firebrick_kernels::GradientSink;
 
 use super::*;
 use crate::config::OptimizerKind;
-use crate::error::OptimError;
-use crate::state::{HostTensor, StateDict};
+use crate::state::HostTensor;
 
 fn config(kind: OptimizerKind, max_grad_norm: Option<f64>) -> OptimizerConfig {
-    OptimizerConfig { kind, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm }
+    OptimizerConfig { weight_decay: 0.1, max_grad_norm, ..rules::tests::config(kind) }
+}
+
+fn parameters_of(shapes: &[(&'static str, &[usize], Role)]) -> Vec<Parameter<Flex>> {
+    let parameter = |&(name, shape, role): &(&'static str, &[usize], Role)| {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|index| (index as f32 * 0.37).sin()).collect();
+        Parameter::from_host(name, shape, role, values, &Default::default())
+    };
+    shapes.iter().map(parameter).collect()
 }
 
 /// A large matrix, a small one, a norm and an embedding that is large enough for 8-bit moments.
 fn parameters() -> Vec<Parameter<Flex>> {
-    [
-        ("large", vec![80, 64], Role::Projection),
-        ("small", vec![4, 4], Role::LoraA),
-        ("vector", vec![64], Role::Norm),
-        ("table", vec![100, 64], Role::Embedding),
-    ]
-    .into_iter()
-    .map(|(name, shape, role)| {
-        let values: Vec<f32> = (0..shape.iter().product()).map(|index| (index as f32 * 0.37).sin()).collect();
-        Parameter::from_host(name, &shape, role, values, &Default::default())
-    })
-    .collect()
+    parameters_of(&[
+        ("large", &[80, 64], Role::Projection),
+        ("small", &[4, 4], Role::LoraA),
+        ("vector", &[64], Role::Norm),
+        ("table", &[100, 64], Role::Embedding),
+    ])
 }
 
 fn gradient_values(parameter: &Parameter<Flex>, step: u64) -> Vec<f32> {
@@ -225,33 +226,23 @@ fn a_non_finite_gradient_leaves_its_parameter_as_it_was_and_all_others_finite() 
 
 /// Two matrices whose 8-bit state is large enough to be paged, an embedding with f32 moments that are, and small ones.
 fn large_parameters() -> Vec<Parameter<Flex>> {
-    [
-        ("embedding", vec![400, 256], Role::Embedding),
-        ("first", vec![500, 256], Role::Projection),
-        ("norm", vec![256], Role::Norm),
-        ("second", vec![256, 500], Role::Projection),
-        ("small", vec![64, 80], Role::Projection),
-    ]
-    .into_iter()
-    .map(|(name, shape, role)| {
-        let values: Vec<f32> = (0..shape.iter().product()).map(|index| (index as f32 * 0.37).sin()).collect();
-        Parameter::from_host(name, &shape, role, values, &Default::default())
-    })
-    .collect()
+    parameters_of(&[
+        ("embedding", &[400, 256], Role::Embedding),
+        ("first", &[500, 256], Role::Projection),
+        ("norm", &[256], Role::Norm),
+        ("second", &[256, 500], Role::Projection),
+        ("small", &[64, 80], Role::Projection),
+    ])
 }
 
 #[test]
 fn paging_changes_no_bit_of_parameters_or_state_and_pages_what_the_plan_says() {
     let config = config(OptimizerKind::PagedAdamW8bit, Some(1.0));
-    let tensors: Vec<_> = large_parameters()
-        .iter()
-        .map(|parameter| TensorSpec {
-            name: parameter.name.to_string(),
-            shape: parameter.shape.clone(),
-            role: parameter.role,
-            layer: None,
-        })
-        .collect();
+    let tensor = |parameter: Parameter<Flex>| {
+        let Parameter { name, shape, role, .. } = parameter;
+        TensorSpec { name: name.to_string(), shape, role, layer: None }
+    };
+    let tensors: Vec<_> = large_parameters().into_iter().map(tensor).collect();
     let all = config.state_bytes(&tensors, 1);
     let run = |resident_bytes: u64| {
         let (mut optimizer, mut parameters) = (Optimizer::new(config).with_paging(resident_bytes), large_parameters());

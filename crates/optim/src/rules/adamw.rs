@@ -9,7 +9,7 @@ use firebrick_arch::Role;
 use firebrick_kernels::{AdamW, AdamWState, EightBitMoments, Kernels, Moments};
 use firebrick_precision::{DynamicMap, blockwise::BLOCK_SIZE};
 
-use super::{Granularity, Rule, StateLayout, StepNumbers, Update};
+use super::{Rule, StateLayout, StepNumbers, Update};
 use crate::config::OptimizerConfig;
 use crate::state::{StateInit, StateSpec, StateTensor};
 
@@ -18,19 +18,17 @@ pub const MIN_8BIT_ELEMENTS: usize = 4096;
 
 /// AdamW with the constants of a run.
 pub(crate) struct AdamWRule {
-    beta1: f64,
-    beta2: f64,
-    epsilon: f64,
+    constants: OptimizerConfig,
     in_8_bits: bool,
 }
 
 impl AdamWRule {
     pub(crate) fn with_f32_moments(config: &OptimizerConfig) -> Self {
-        Self { beta1: config.beta1, beta2: config.beta2, epsilon: config.epsilon, in_8_bits: false }
+        Self { constants: *config, in_8_bits: false }
     }
 
     pub(crate) fn with_8bit_moments(config: &OptimizerConfig) -> Self {
-        Self { in_8_bits: true, ..Self::with_f32_moments(config) }
+        Self { constants: *config, in_8_bits: true }
     }
 }
 
@@ -54,10 +52,6 @@ impl StateLayout for AdamWRule {
             zeros("exp_avg_sq.absmax", blocks),
         ]
     }
-
-    fn granularity(&self) -> Granularity {
-        Granularity::Elements(if self.in_8_bits { BLOCK_SIZE } else { 1 })
-    }
 }
 
 impl<B: Kernels> Rule<B> for AdamWRule {
@@ -72,15 +66,11 @@ impl<B: Kernels> Rule<B> for AdamWRule {
             states.push(AdamWState { parameter, moments: moments(state) });
             gradients.push(gradient);
         }
-        let updated = B::adamw_foreach(states, gradients, gradient_scale, &self.hyper(numbers));
-        updated.into_iter().map(|AdamWState { parameter, moments }| (parameter, into_state(moments))).collect()
-    }
-}
-
-impl AdamWRule {
-    fn hyper(&self, numbers: &StepNumbers) -> AdamW {
+        let OptimizerConfig { beta1, beta2, epsilon, .. } = self.constants;
         let &StepNumbers { learning_rate, weight_decay, step } = numbers;
-        AdamW { learning_rate, beta1: self.beta1, beta2: self.beta2, epsilon: self.epsilon, weight_decay, step }
+        let hyper = AdamW { learning_rate, beta1, beta2, epsilon, weight_decay, step };
+        let updated = B::adamw_foreach(states, gradients, gradient_scale, &hyper);
+        updated.into_iter().map(|AdamWState { parameter, moments }| (parameter, into_state(moments))).collect()
     }
 }
 
@@ -113,16 +103,10 @@ fn into_state<B: Kernels>(moments: Moments<B>) -> Vec<StateTensor<B>> {
 mod tests {
     use super::*;
     use crate::config::OptimizerKind;
+    use crate::rules::tests::config;
 
     fn rule() -> AdamWRule {
-        AdamWRule::with_8bit_moments(&OptimizerConfig {
-            kind: OptimizerKind::AdamW8bit,
-            beta1: 0.9,
-            beta2: 0.999,
-            epsilon: 1e-8,
-            weight_decay: 0.0,
-            max_grad_norm: None,
-        })
+        AdamWRule::with_8bit_moments(&config(OptimizerKind::AdamW8bit))
     }
 
     fn has_8bit_moments(role: Role, shape: &[usize]) -> bool {

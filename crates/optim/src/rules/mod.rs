@@ -42,15 +42,6 @@ registry! {
     AdamW8bit | PagedAdamW8bit => AdamWRule::with_8bit_moments;
 }
 
-/// Where a parameter may be cut into shards that are updated independently of each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Granularity {
-    /// At multiples of this many elements.
-    Elements(usize),
-    /// Nowhere: an update needs the whole parameter.
-    WholeTensor,
-}
-
 /// Bytes that paging an optimizer's state takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PagedBytes {
@@ -82,20 +73,12 @@ impl OptimizerConfig {
         let largest = bytes.into_iter().max().unwrap_or(0);
         PagedBytes { host, staging: paging::staging_bytes(host, largest) }
     }
-
-    /// Where a parameter and its state may be cut into shards.
-    pub fn granularity(&self) -> Granularity {
-        layout(self).granularity()
-    }
 }
 
 /// The state tensors of a rule.
 pub(crate) trait StateLayout: Send + Sync {
     /// The state tensors of a parameter, in the order in which [`Rule::step`] gets them.
     fn state(&self, role: Role, shape: &[usize]) -> Vec<StateSpec>;
-
-    /// What a shard may cut at.
-    fn granularity(&self) -> Granularity;
 }
 
 /// One step of an optimizer.
@@ -129,10 +112,10 @@ pub(crate) struct Update<B: Kernels> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn config(kind: OptimizerKind) -> OptimizerConfig {
+    pub(crate) fn config(kind: OptimizerKind) -> OptimizerConfig {
         OptimizerConfig { kind, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0, max_grad_norm: None }
     }
 
@@ -149,11 +132,5 @@ mod tests {
             assert_eq!(config(kind).state_bytes(&tensors, 1), 2 * (20 * 256 + 20 * 4) + 64 * 8);
             assert_eq!(config(kind).state_bytes(&tensors, 4), 2 * (20 * 256 * 4 + 20 * 4) + 64 * 8);
         }
-    }
-
-    #[test]
-    fn shards_are_cut_where_blocks_of_the_state_end() {
-        assert_eq!(config(OptimizerKind::AdamW).granularity(), Granularity::Elements(1));
-        assert_eq!(config(OptimizerKind::AdamW8bit).granularity(), Granularity::Elements(256));
     }
 }
