@@ -44,9 +44,6 @@ impl Facts {
 }
 
 /// Compares the facts of all ranks; all of them get the same error.
-///
-/// # Errors
-/// [`ParallelError::Differs`], or a rank is gone.
 pub(crate) fn agree(communicator: &Communicator, facts: &Facts) -> Result<(), ParallelError> {
     let gathered = communicator.all_gather_bytes("agree", facts.to_bytes())?;
     let all: Vec<Facts> = gathered.iter().map(|bytes| Facts::from_bytes(bytes)).collect();

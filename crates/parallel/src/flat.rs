@@ -55,9 +55,6 @@ impl<B: Kernels> FlatGradients<B> {
     }
 
     /// Adds a contribution.
-    ///
-    /// # Panics
-    /// If the parameter is not among those of [`FlatGradients::new`], or has another size.
     pub(crate) fn add(&mut self, parameter: &Parameter<B>, gradient: Tensor<B, 1>) {
         let range = self.ranges.get_mut(&parameter.name).expect("a gradient belongs to a parameter that trains");
         assert_eq!(gradient.dims()[0], range.elements, "elements of the gradient of {}", parameter.name);
@@ -80,12 +77,6 @@ impl<B: Kernels> FlatGradients<B> {
     }
 
     /// Sums over all ranks; the gradients by name.
-    ///
-    /// # Errors
-    /// As [`Ranks::all_reduce_count`].
-    ///
-    /// # Panics
-    /// If a parameter has no gradient.
     pub(crate) fn finish(mut self, ranks: &Ranks) -> Result<GradientMap<B>, ParallelError> {
         self.flush();
         for (name, range) in &self.ranges {

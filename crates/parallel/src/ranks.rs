@@ -12,11 +12,12 @@ use firebrick_kernels::{BackendKind, CommError, Communicator, Kernels, Parameter
 
 use crate::agreement::{Facts, agree};
 use crate::error::ParallelError;
-use crate::owners::owners;
 use crate::placement::Placement;
 use crate::rendezvous;
+use crate::sharding::owners;
 
-/// The ranks of a job, as one of them sees it. Clones are the same rank.
+/// The ranks of a job, as one of them sees it. Clones are the same rank. Every exchange fails where a rank is gone or
+/// exchanges something else.
 #[derive(Clone, Debug)]
 pub struct Ranks {
     communicator: Communicator,
@@ -101,17 +102,11 @@ impl Ranks {
     }
 
     /// The bytes of every rank, in rank order. `operation` names the exchange in errors.
-    ///
-    /// # Errors
-    /// As [`Ranks::all_reduce_count`].
     pub fn all_gather(&self, operation: &'static str, bytes: Vec<u8>) -> Result<Vec<Arc<[u8]>>, ParallelError> {
         Ok(self.communicator.all_gather_bytes(operation, bytes)?)
     }
 
     /// The numbers of every rank, in rank order; all ranks pass the same number of them.
-    ///
-    /// # Errors
-    /// As [`Ranks::all_reduce_count`].
     pub fn all_gather_numbers<const N: usize>(
         &self,
         operation: &'static str,
@@ -131,9 +126,6 @@ impl Ranks {
     }
 
     /// The bytes of rank 0, on every rank; the others pass nothing.
-    ///
-    /// # Errors
-    /// As [`Ranks::all_reduce_count`].
     pub fn from_main(&self, operation: &'static str, bytes: Vec<u8>) -> Result<Arc<[u8]>, ParallelError> {
         let own = if self.is_main() { bytes } else { Vec::new() };
         let mut gathered = self.communicator.all_gather_bytes(operation, own)?;
@@ -141,9 +133,6 @@ impl Ranks {
     }
 
     /// Gives every rank the values that parameters have on rank 0.
-    ///
-    /// # Errors
-    /// As [`Ranks::all_reduce_count`].
     pub fn broadcast_parameters<'a, B: Kernels>(
         &self,
         parameters: impl IntoIterator<Item = &'a mut Parameter<B>>,
@@ -166,9 +155,6 @@ impl Ranks {
     }
 
     /// Gives every rank the value of each parameter that its owner, the rank named with it, has.
-    ///
-    /// # Errors
-    /// As [`Ranks::all_reduce_count`].
     pub fn share_updates<B: Kernels>(
         &self,
         mut parameters: Vec<(&mut Parameter<B>, usize)>,
@@ -188,9 +174,6 @@ impl Ranks {
     }
 
     /// Fails once another rank is lost: what was computed together since then must not be used.
-    ///
-    /// # Errors
-    /// [`CommError::Lost`].
     pub fn check(&self, operation: &'static str) -> Result<(), ParallelError> {
         Ok(self.communicator.check(operation)?)
     }
@@ -211,9 +194,6 @@ impl Ranks {
     }
 
     /// Waits until every rank has nothing more to exchange; then a rank that ends is no loss to the others.
-    ///
-    /// # Errors
-    /// As [`Ranks::all_reduce_count`].
     pub fn leave(&self) -> Result<(), ParallelError> {
         self.barrier()?;
         self.communicator.close();
@@ -221,35 +201,23 @@ impl Ranks {
     }
 
     /// A count summed over all ranks, for example the loss tokens of a step.
-    ///
-    /// # Errors
-    /// A rank is gone or exchanges something else.
     pub fn all_reduce_count(&self, count: u64) -> Result<u64, ParallelError> {
         Ok(self.all_gather_numbers("all_reduce_count", [count])?.iter().map(|[count]| count).sum())
     }
 
     /// A tensor `[1]` f32 summed over all ranks, for example the sum of the losses of a step. With one rank, the tensor itself.
-    ///
-    /// # Errors
-    /// As [`Ranks::all_reduce_count`].
     pub fn all_reduce_scalar<B: Kernels>(&self, scalar: Tensor<B, 1>) -> Result<Tensor<B, 1>, ParallelError> {
         let mut sums = self.all_reduce_sum::<B>(vec![scalar])?;
         Ok(sums.pop().expect("a sum over ranks has as many tensors as it was given"))
     }
 
     /// Returns once every rank has called it.
-    ///
-    /// # Errors
-    /// As [`Ranks::all_reduce_count`].
     pub fn barrier(&self) -> Result<(), ParallelError> {
         self.communicator.all_gather_bytes("barrier", Vec::new())?;
         Ok(())
     }
 
     /// Each tensor summed over all ranks, in one exchange; the same bits on every rank.
-    ///
-    /// # Errors
-    /// As [`Ranks::all_reduce_count`].
     pub fn all_reduce_sum<B: Kernels>(&self, tensors: Vec<Tensor<B, 1>>) -> Result<Vec<Tensor<B, 1>>, ParallelError> {
         if self.world_size() == 1 { Ok(tensors) } else { Ok(self.communicator.all_reduce_sum(tensors)?) }
     }

@@ -36,10 +36,6 @@ const MAX_REASONS: usize = 1000;
 const BEGIN: &str = "begin";
 
 /// Waits for all ranks of the job, and connects them.
-///
-/// # Errors
-/// [`ParallelError::Listen`] or [`ParallelError::Missing`] on rank 0; [`ParallelError::Unreachable`] or [`ParallelError::Refused`] on
-/// the others.
 pub(crate) fn join(placement: &Placement) -> Result<Communicator, ParallelError> {
     let &Placement { rank, world_size, .. } = placement;
     let connections = if rank == 0 { gather(placement)? } else { vec![(0, reach(placement)?)] };

@@ -141,15 +141,11 @@ impl Children {
     /// Ends the ranks that still run after another one has failed for this long.
     fn end_after(&mut self, time: Duration) {
         if time >= END || (time >= STOPPED_END && self.running().all(|running| is_stopped(&running.child))) {
-            self.kill();
+            self.end_with(kill);
         } else if time >= GRACE && !self.was_requested_to_end {
             self.was_requested_to_end = true;
             self.end_with(request_end);
         }
-    }
-
-    fn kill(&mut self) {
-        self.end_with(kill);
     }
 
     fn end_with(&mut self, end: fn(&mut Child)) {
@@ -169,7 +165,7 @@ impl Children {
 
 impl Drop for Children {
     fn drop(&mut self) {
-        self.kill();
+        self.end_with(kill);
         for running in &mut self.children {
             // So that no dead process stays in the system's table.
             let _ = running.child.wait();

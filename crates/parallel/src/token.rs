@@ -75,9 +75,6 @@ fn joined(parts: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Random bytes that an attacker cannot guess.
-///
-/// # Panics
-/// If the system has no random numbers.
 pub(crate) fn random_bytes() -> [u8; PROOF] {
     let mut bytes = [0; PROOF];
     SystemRandom::new().fill(&mut bytes).expect("the system has random numbers");
