@@ -74,18 +74,12 @@ impl Upload {
     }
 
     fn sha256(&self) -> Result<String, HubError> {
-        match &self.content {
-            Content::File(path) => digest::sha256_of(path).map_err(|reason| self.unreadable(reason)),
-            Content::Text(bytes) => Ok(digest::sha256(bytes)),
-        }
+        digest::sha256(self.open()?).map_err(|reason| self.unreadable(reason))
     }
 
     /// The hash under which git knows the content.
     fn git_blob(&self) -> Result<String, HubError> {
-        match &self.content {
-            Content::File(path) => digest::git_blob_of(path).map_err(|reason| self.unreadable(reason)),
-            Content::Text(bytes) => Ok(digest::git_blob(bytes)),
-        }
+        digest::git_blob(self.open()?, self.size).map_err(|reason| self.unreadable(reason))
     }
 }
 

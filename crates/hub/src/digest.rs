@@ -4,7 +4,7 @@
 //! Trade-off: an ETag of another form (a mirror's) names content and checks nothing but its length.
 
 use std::fs::File;
-use std::io::{Error as IoError, Read};
+use std::io::{Read, Result as IoResult};
 use std::path::Path;
 
 use ring::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
@@ -13,38 +13,21 @@ use crate::error::HubError;
 
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// The SHA-256 of a file in hexadecimal digits.
-pub(crate) fn sha256_of(path: &Path) -> Result<String, IoError> {
-    hashed(&SHA256, b"", path)
+/// The SHA-256 of content, in hexadecimal digits.
+pub(crate) fn sha256(content: impl Read) -> IoResult<String> {
+    hashed(&SHA256, "", content)
 }
 
 /// The hash that git gives a file of this content: SHA-1 of `blob SIZE\0` and the content.
-pub(crate) fn git_blob_of(path: &Path) -> Result<String, IoError> {
-    let head = format!("blob {}\0", path.metadata()?.len());
-    hashed(&SHA1_FOR_LEGACY_USE_ONLY, head.as_bytes(), path)
+pub(crate) fn git_blob(content: impl Read, size: u64) -> IoResult<String> {
+    hashed(&SHA1_FOR_LEGACY_USE_ONLY, &format!("blob {size}\0"), content)
 }
 
-/// The hash that git gives a file of these bytes.
-pub(crate) fn git_blob(bytes: &[u8]) -> String {
-    let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
-    context.update(format!("blob {}\0", bytes.len()).as_bytes());
-    context.update(bytes);
-    hexadecimal(context)
-}
-
-/// The SHA-256 of bytes.
-pub(crate) fn sha256(bytes: &[u8]) -> String {
-    let mut context = Context::new(&SHA256);
-    context.update(bytes);
-    hexadecimal(context)
-}
-
-fn hashed(algorithm: &'static Algorithm, head: &[u8], path: &Path) -> Result<String, IoError> {
-    let mut context = Context::new(algorithm);
-    context.update(head);
-    let (mut file, mut buffer) = (File::open(path)?, vec![0; BUFFER_BYTES]);
+fn hashed(algorithm: &'static Algorithm, head: &str, mut content: impl Read) -> IoResult<String> {
+    let (mut context, mut buffer) = (Context::new(algorithm), vec![0; BUFFER_BYTES]);
+    context.update(head.as_bytes());
     loop {
-        match file.read(&mut buffer)? {
+        match content.read(&mut buffer)? {
             0 => return Ok(hexadecimal(context)),
             count => context.update(&buffer[..count]),
         }
@@ -55,12 +38,18 @@ fn hexadecimal(context: Context) -> String {
     context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+fn git_blob_of(path: &Path) -> IoResult<String> {
+    let file = File::open(path)?;
+    let size = file.metadata()?.len();
+    git_blob(file, size)
+}
+
 /// Checks that a downloaded file has the content that its ETag names.
 pub(crate) fn check(path: &Path, etag: &str, what: &str) -> Result<(), HubError> {
     let read = HubError::cache(path);
     let is_hexadecimal = etag.bytes().all(|byte| byte.is_ascii_hexdigit());
     let (algorithm, got) = match etag.len() {
-        64 if is_hexadecimal => ("SHA-256", sha256_of(path).map_err(read)?),
+        64 if is_hexadecimal => ("SHA-256", File::open(path).and_then(sha256).map_err(read)?),
         40 if is_hexadecimal => ("git hash", git_blob_of(path).map_err(read)?),
         _ => return Ok(()),
     };
@@ -81,9 +70,9 @@ mod tests {
         std::fs::write(&path, "hello\n").unwrap();
         // `printf 'hello\n' | git hash-object --stdin` and `| sha256sum`.
         assert_eq!(git_blob_of(&path).unwrap(), "ce013625030ba8dba906f756967f9e9ca394464a");
-        assert_eq!(git_blob(b"hello\n"), "ce013625030ba8dba906f756967f9e9ca394464a");
+        assert_eq!(git_blob(&b"hello\n"[..], 6).unwrap(), "ce013625030ba8dba906f756967f9e9ca394464a");
         let digest = "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03";
-        assert_eq!((sha256_of(&path).unwrap().as_str(), sha256(b"hello\n").as_str()), (digest, digest));
+        assert_eq!(sha256(&b"hello\n"[..]).unwrap(), digest);
         assert!(check(&path, digest, "file").is_ok() && check(&path, "a-mirror's", "file").is_ok());
         assert!(check(&path, &digest.replace('5', "6"), "file").unwrap_err().to_string().contains("SHA-256"));
     }

@@ -10,8 +10,6 @@ use std::io::{Read, Result as IoResult, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tempfile::TempPath;
-
 use crate::cache::RepoCache;
 use crate::digest;
 use crate::error::HubError;
@@ -51,9 +49,6 @@ impl Hub {
     }
 
     /// Fetches files that are not in the cache, several at a time.
-    ///
-    /// # Errors
-    /// As [`Hub::fetch`], for the first that fails.
     pub(crate) fn fetch_all(&self, what: &str, files: &[HubFile]) -> Result<(), HubError> {
         let missing: Vec<&HubFile> = files.iter().filter(|file| !self.place(file).1).collect();
         if missing.is_empty() {
@@ -86,7 +81,12 @@ impl Hub {
         fs::create_dir_all(folder).map_err(HubError::cache(folder))?;
         let of_this_process = match is_locked {
             true => None,
-            false => Some(unshared(folder, &first.etag).map_err(HubError::cache(folder))?),
+            // Removed with this value. Nothing says whose it is, so that of a killed process stays in the cache for good.
+            false => Some(
+                firebrick_files::temporary_in(folder, &format!("{}.", first.etag), ".incomplete")
+                    .map_err(HubError::cache(folder))?
+                    .into_temp_path(),
+            ),
         };
         let partial = of_this_process.as_deref().map_or_else(|| blob.with_extension("incomplete"), Path::to_path_buf);
         let failed = HubError::cache(&partial);
@@ -160,12 +160,6 @@ impl Hub {
         }
         Ok(attempt + 1)
     }
-}
-
-/// The path of a new partial file that no other process knows; it is removed with the returned value. Where files cannot
-/// be locked, nothing says whose it is, so a process that is killed leaves it in the cache for good.
-fn unshared(folder: &Path, etag: &str) -> IoResult<TempPath> {
-    Ok(firebrick_files::temporary_in(folder, &format!("{etag}."), ".incomplete")?.into_temp_path())
 }
 
 #[cfg(test)]

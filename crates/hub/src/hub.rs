@@ -30,10 +30,7 @@ pub trait Progress: Send + Sync {
 }
 
 /// Shows nothing.
-#[derive(Debug)]
-struct Silent;
-
-impl Progress for Silent {}
+impl Progress for () {}
 
 /// What was found out so far.
 #[derive(Default)]
@@ -60,7 +57,7 @@ impl std::fmt::Debug for Hub {
 impl Hub {
     /// With the given settings; nothing watches.
     pub fn new(settings: HubSettings) -> Self {
-        Self { settings: Arc::new(settings), progress: Arc::new(Silent), known: Arc::default() }
+        Self { settings: Arc::new(settings), progress: Arc::new(()), known: Arc::default() }
     }
 
     /// With the settings of this process's environment variables; the same for every caller.
