@@ -266,7 +266,7 @@ fn decoder<B: Kernels>(model: &Model, storage: FloatType, device: &B::Device) ->
         max_positions: 512,
         sequence_tokens: 512,
     };
-    Ok(Decoder::random(model.config(), &build, device)?)
+    Ok(Decoder::random(model.config(), &build, None, device)?)
 }
 
 /// How far below the largest logit of a pass over the whole text the chosen tokens are, relative to it.

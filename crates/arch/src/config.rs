@@ -119,18 +119,9 @@ impl ModelConfig {
         &self.text
     }
 
-    /// The text of a `config.json` for weights saved unquantized as `dtype` ("float32", "bfloat16"): the original text, unless it names
-    /// another format.
-    pub fn text_with_dtype(&self, dtype: &str) -> String {
-        self.text_with(dtype, None)
-    }
-
-    /// The same for weights that are saved quantized, as `quantization` describes.
-    pub fn text_with_quantization(&self, dtype: &str, quantization: Value) -> String {
-        self.text_with(dtype, Some(quantization))
-    }
-
-    fn text_with(&self, dtype: &str, quantization: Option<Value>) -> String {
+    /// The text of a `config.json` for weights saved as `dtype` ("float32", "bfloat16"), and quantized as `quantization`
+    /// describes: the original text, unless it says something else.
+    pub fn text_with(&self, dtype: &str, quantization: Option<Value>) -> String {
         // `text` parsed as an object when `self` was built, and an object always prints.
         let mut map = parse_object(&self.text, Path::new(CONFIG_FILE)).expect("the text was parsed before");
         if self.dtype.as_deref() == Some(dtype) && quantization.is_none() && !map.contains_key(QUANTIZATION_CONFIG) {
@@ -284,20 +275,20 @@ pub(crate) mod tests {
     fn the_text_is_written_back_unchanged_unless_the_dtype_differs() {
         let config = tiny(&[]).unwrap();
         assert_eq!(config.text(), tiny_json(&[]));
-        assert_eq!(config.text_with_dtype("float32"), tiny_json(&[]));
+        assert_eq!(config.text_with("float32", None), tiny_json(&[]));
         let changed = tiny_json(&[("torch_dtype", json!("bfloat16"))]) + "\n";
-        assert_eq!(config.text_with_dtype("bfloat16"), changed);
+        assert_eq!(config.text_with("bfloat16", None), changed);
         let new = [("torch_dtype", Value::Null), ("dtype", json!("float32"))];
         let changed = tiny_json(&[("torch_dtype", Value::Null), ("dtype", json!("bfloat16"))]) + "\n";
-        assert_eq!(tiny(&new).unwrap().text_with_dtype("bfloat16"), changed);
+        assert_eq!(tiny(&new).unwrap().text_with("bfloat16", None), changed);
     }
 
     #[test]
     fn the_text_of_unquantized_weights_has_no_quantization() {
         let quantization = json!({"quant_method": "bitsandbytes", "load_in_4bit": true});
         let config = tiny(&[(QUANTIZATION_CONFIG, quantization.clone())]).unwrap();
-        assert_eq!(config.text_with_dtype("float32"), tiny_json(&[]) + "\n");
-        assert_eq!(tiny(&[]).unwrap().text_with_quantization("float32", quantization), config.text().to_owned() + "\n");
+        assert_eq!(config.text_with("float32", None), tiny_json(&[]) + "\n");
+        assert_eq!(tiny(&[]).unwrap().text_with("float32", Some(quantization)), config.text().to_owned() + "\n");
     }
 
     #[test]

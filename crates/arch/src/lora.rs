@@ -373,11 +373,8 @@ mod tests {
 
     use super::*;
     use crate::config::tests::tiny;
+    use crate::module_names::tests::named;
     use crate::shapes::llama_3_1_8b;
-
-    fn named(names: &[&str]) -> TargetModules {
-        TargetModules::from_names(names.iter().map(|&name| name.to_owned()).collect())
-    }
 
     fn lora(target_modules: TargetModules) -> LoraConfig {
         LoraConfig { target_modules, ..LoraConfig::default() }

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use fancy_regex::Regex;
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Error as DeError, MapAccess, SeqAccess, Unexpected, Visitor};
-use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::ArchError;
@@ -153,14 +153,8 @@ pub(crate) fn path_ends_in(path: &str, end: &str) -> bool {
 
 /// Values for the modules that a pattern matches: PEFT's `rank_pattern` and `alpha_pattern`. A key is a regular expression over the path
 /// or its end after a dot; the first one that matches counts.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ByPattern<T>(Vec<(PathPattern, T)>);
-
-impl<T> Default for ByPattern<T> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
 
 impl<T: Copy + PartialEq> ByPattern<T> {
     /// From keys and values in their order.
@@ -212,11 +206,7 @@ impl<T: Copy + PartialEq> ByPattern<T> {
 
 impl<T: Serialize> Serialize for ByPattern<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (pattern, value) in &self.0 {
-            map.serialize_entry(pattern.as_str(), value)?;
-        }
-        map.end()
+        serializer.collect_map(self.0.iter().map(|(pattern, value)| (pattern.as_str(), value)))
     }
 }
 
@@ -280,12 +270,8 @@ impl<'de> Visitor<'de> for TargetVisitor {
         TargetModules::from_text(text).map_err(E::custom)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<TargetModules, A::Error> {
-        let mut names = Vec::new();
-        while let Some(name) = list.next_element()? {
-            names.push(name);
-        }
-        Ok(TargetModules::from_names(names))
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<TargetModules, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(list)).map(TargetModules::from_names)
     }
 }
 
@@ -315,13 +301,13 @@ impl<T: schemars::JsonSchema> schemars::JsonSchema for ByPattern<T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use serde_json::{from_str, from_value, json, to_value};
 
     use super::*;
     use crate::config::tests::tiny;
 
-    fn named(names: &[&str]) -> TargetModules {
+    pub(crate) fn named(names: &[&str]) -> TargetModules {
         TargetModules::from_names(names.iter().map(|&name| name.to_owned()).collect())
     }
 

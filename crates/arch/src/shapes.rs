@@ -5,87 +5,31 @@
 use crate::rope::{Rope, RopeScaling};
 use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
 
-/// What the models here differ in.
-struct Sizes {
-    vocab: usize,
-    hidden: usize,
-    intermediate: usize,
-    layers: usize,
-    heads: usize,
-    head_dim: usize,
-    tied: bool,
-    context: usize,
-}
-
 /// Llama 3.1 8B: the config.json of <https://huggingface.co/meta-llama/Llama-3.1-8B>.
 pub fn llama_3_1_8b() -> ModelSpec {
     let rope = Rope { theta: 500_000.0, scaling: llama3_scaling(8.0), rotary_dim: 128 };
-    Sizes {
-        vocab: 128_256,
-        hidden: 4096,
-        intermediate: 14_336,
-        layers: 32,
-        heads: 32,
-        head_dim: 128,
-        tied: false,
-        context: 131_072,
-    }
-    .spec(rope, 1e-5)
+    spec([128_256, 4096, 14_336, 32, 131_072], false, rope, 1e-5)
 }
 
 /// Llama 3.2 1B: the config.json of <https://huggingface.co/meta-llama/Llama-3.2-1B>.
 pub fn llama_3_2_1b() -> ModelSpec {
     let rope = Rope { theta: 500_000.0, scaling: llama3_scaling(32.0), rotary_dim: 64 };
-    Sizes {
-        vocab: 128_256,
-        hidden: 2048,
-        intermediate: 8192,
-        layers: 16,
-        heads: 32,
-        head_dim: 64,
-        tied: true,
-        context: 131_072,
-    }
-    .spec(rope, 1e-5)
+    spec([128_256, 2048, 8192, 16, 131_072], true, rope, 1e-5)
 }
 
 /// Qwen3 8B: the config.json of <https://huggingface.co/Qwen/Qwen3-8B>.
 pub fn qwen3_8b() -> ModelSpec {
     let rope = Rope { theta: 1_000_000.0, scaling: RopeScaling::Default, rotary_dim: 128 };
-    let sizes = Sizes {
-        vocab: 151_936,
-        hidden: 4096,
-        intermediate: 12_288,
-        layers: 36,
-        heads: 32,
-        head_dim: 128,
-        tied: false,
-        context: 40_960,
-    };
-    let mut spec = sizes.spec(rope, 1e-6);
-    for layer in &mut spec.layers {
-        layer.attention.qk_norm = QkNorm::PerHead;
-    }
+    let mut spec = spec([151_936, 4096, 12_288, 36, 40_960], false, rope, 1e-6);
+    spec.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::PerHead);
     spec
 }
 
 /// Mistral 7B, with its window of 4096 tokens: the config.json of <https://huggingface.co/mistralai/Mistral-7B-v0.1>.
 pub fn mistral_7b() -> ModelSpec {
     let rope = Rope { theta: 10_000.0, scaling: RopeScaling::Default, rotary_dim: 128 };
-    let sizes = Sizes {
-        vocab: 32_000,
-        hidden: 4096,
-        intermediate: 14_336,
-        layers: 32,
-        heads: 32,
-        head_dim: 128,
-        tied: false,
-        context: 32_768,
-    };
-    let mut spec = sizes.spec(rope, 1e-5);
-    for layer in &mut spec.layers {
-        layer.attention.window = Some(4096);
-    }
+    let mut spec = spec([32_000, 4096, 14_336, 32, 32_768], false, rope, 1e-5);
+    spec.layers.iter_mut().for_each(|layer| layer.attention.window = Some(4096));
     spec
 }
 
@@ -93,28 +37,23 @@ fn llama3_scaling(factor: f64) -> RopeScaling {
     RopeScaling::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 8192 }
 }
 
-impl Sizes {
-    fn spec(self, rope: Rope, rms_norm_eps: f64) -> ModelSpec {
-        let attention = AttentionSpec::new(self.heads, 8, self.head_dim);
-        let mlp = MlpSpec::Gated {
-            intermediate_size: self.intermediate,
-            activation: Activation::Silu,
-            fused: false,
-            bias: false,
-        };
-        ModelSpec {
-            vocab_size: self.vocab,
-            hidden_size: self.hidden,
-            layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; self.layers],
-            ropes: vec![rope],
-            rms_norm_eps,
-            norm_offset: 0.0,
-            embedding_scale: None,
-            logit_soft_cap: None,
-            tie_word_embeddings: self.tied,
-            max_position_embeddings: self.context,
-            initializer_range: 0.02,
-        }
+/// A model of 32 query heads and 8 key heads with these sizes: vocabulary, hidden size, MLP width, layers, context.
+fn spec(sizes: [usize; 5], tie_word_embeddings: bool, rope: Rope, rms_norm_eps: f64) -> ModelSpec {
+    let [vocab_size, hidden_size, intermediate_size, layers, max_position_embeddings] = sizes;
+    let attention = AttentionSpec::new(32, 8, rope.rotary_dim);
+    let mlp = MlpSpec::Gated { intermediate_size, activation: Activation::Silu, fused: false, bias: false };
+    ModelSpec {
+        vocab_size,
+        hidden_size,
+        layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers],
+        ropes: vec![rope],
+        rms_norm_eps,
+        norm_offset: 0.0,
+        embedding_scale: None,
+        logit_soft_cap: None,
+        tie_word_embeddings,
+        max_position_embeddings,
+        initializer_range: 0.02,
     }
 }
 

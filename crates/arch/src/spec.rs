@@ -75,26 +75,15 @@ impl LayerNorms {
     /// The names of the norms in a checkpoint. `post_attention_layernorm` is the MLP's input norm in one family and attention's output
     /// norm in another.
     pub const fn names(self) -> NormNames {
-        match self {
-            Self::Pre => NormNames {
-                before_attention: Some("input_layernorm"),
-                after_attention: None,
-                before_mlp: Some("post_attention_layernorm"),
-                after_mlp: None,
-            },
-            Self::Post => NormNames {
-                before_attention: None,
-                after_attention: Some("post_attention_layernorm"),
-                before_mlp: None,
-                after_mlp: Some("post_feedforward_layernorm"),
-            },
-            Self::PreAndPost => NormNames {
-                before_attention: Some("input_layernorm"),
-                after_attention: Some("post_attention_layernorm"),
-                before_mlp: Some("pre_feedforward_layernorm"),
-                after_mlp: Some("post_feedforward_layernorm"),
-            },
-        }
+        const INPUT: &str = "input_layernorm";
+        const POST: &str = "post_attention_layernorm";
+        const OUTPUT: &str = "post_feedforward_layernorm";
+        let [before_attention, after_attention, before_mlp, after_mlp] = match self {
+            Self::Pre => [Some(INPUT), None, Some(POST), None],
+            Self::Post => [None, Some(POST), None, Some(OUTPUT)],
+            Self::PreAndPost => [Some(INPUT), Some(POST), Some("pre_feedforward_layernorm"), Some(OUTPUT)],
+        };
+        NormNames { before_attention, after_attention, before_mlp, after_mlp }
     }
 }
 

@@ -79,8 +79,16 @@ impl<B: Kernels> Decoder<B> {
             }
         }
         for parameter in self.parameters_mut() {
-            let found = tensors.remove(parameter.name.as_ref());
-            *parameter = replaced(dir, parameter, found, &device)?;
+            let name = parameter.name.clone();
+            let problem = match tensors.remove(name.as_ref()) {
+                Some(tensor) if tensor.shape == parameter.shape => {
+                    *parameter = Parameter::from_host(name, &tensor.shape, parameter.role, tensor.values, &device);
+                    continue;
+                }
+                Some(tensor) => format!("has shape {:?}, expected {:?}", tensor.shape, parameter.shape),
+                None => "is missing".to_owned(),
+            };
+            return Err(adapter_problem(dir, &name, &problem));
         }
         self.refresh_adapter();
         match tensors.into_keys().next() {
@@ -115,25 +123,6 @@ impl<B: Kernels> Decoder<B> {
 fn host_tensor<B: Kernels>(parameter: &Parameter<B>) -> (String, TensorF32) {
     let values = parameter.value.to_data().to_vec::<f32>().expect("parameters are f32");
     (parameter.name.to_string(), TensorF32 { shape: parameter.shape.clone(), values })
-}
-
-fn replaced<B: Kernels>(
-    dir: &Path,
-    parameter: &Parameter<B>,
-    found: Option<TensorF32>,
-    device: &B::Device,
-) -> Result<Parameter<B>, ModelError> {
-    match found {
-        Some(tensor) if tensor.shape == parameter.shape => {
-            let (name, role) = (parameter.name.clone(), parameter.role);
-            Ok(Parameter::from_host(name, &tensor.shape, role, tensor.values.as_slice(), device))
-        }
-        Some(tensor) => {
-            let problem = format!("has shape {:?}, expected {:?}", tensor.shape, parameter.shape);
-            Err(adapter_problem(dir, &parameter.name, &problem))
-        }
-        None => Err(adapter_problem(dir, &parameter.name, "is missing")),
-    }
 }
 
 fn adapter_problem(dir: &Path, name: &str, problem: &str) -> ModelError {

@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json, to_string_pretty};
 use crate::error::ModelError;
 
 /// What is saved next to trained weights.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Companions {
     /// The folder of the model that was trained.
     pub from: PathBuf,
@@ -48,9 +48,6 @@ impl Companions {
     }
 
     /// Writes the files into `to`. The generation settings name `eos_token_ids` in addition to those they had.
-    ///
-    /// # Errors
-    /// A file that cannot be read or written; JSON that does not parse.
     pub(crate) fn write(&self, to: &Path, eos_token_ids: &[u32]) -> Result<(), ModelError> {
         for file in TOKENIZER_FILES {
             self.copy(file, to)?;
@@ -179,14 +176,9 @@ mod tests {
     }
 
     fn written(chat_template: Option<&str>, eos_token_ids: &[u32]) -> TempDir {
-        let chat_settings = Map::new();
         let (from, to) = (model(), tempdir().unwrap());
-        let companions = Companions {
-            from: from.path().to_owned(),
-            chat_template: chat_template.map(str::to_owned),
-            chat_settings,
-            tokenizer: BTreeMap::new(),
-        };
+        let chat_template = chat_template.map(str::to_owned);
+        let companions = Companions { from: from.path().to_owned(), chat_template, ..Companions::default() };
         companions.write(to.path(), eos_token_ids).unwrap();
         to
     }
@@ -221,12 +213,7 @@ mod tests {
     #[test]
     fn a_folder_without_generation_settings_gets_them() {
         let (from, to) = (tempdir().unwrap(), tempdir().unwrap());
-        let mut companions = Companions {
-            from: from.path().to_owned(),
-            chat_template: None,
-            chat_settings: Map::new(),
-            tokenizer: BTreeMap::new(),
-        };
+        let mut companions = Companions { from: from.path().to_owned(), ..Companions::default() };
         companions.write(to.path(), &[]).unwrap();
         assert_eq!(read_dir(to.path()).unwrap().count(), 0);
         companions.write(to.path(), &[5]).unwrap();

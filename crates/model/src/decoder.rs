@@ -14,20 +14,18 @@
 use std::collections::BTreeMap;
 
 use burn_tensor::{DType, Int, Tensor};
-use firebrick_arch::ModelConfig;
-use firebrick_kernels::linear::into_single;
+use firebrick_arch::{ModelConfig, ModelSpec, rope};
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{
-    Contributions, CrossEntropy, CrossEntropyOptions, Documents, Epilogue, GemmFormat, GradientSink, Group, Hint, Keep,
-    Kernels, LossTargets, Module, Parameter, Prologue, RotaryTables, Weight, WeightGradient, loss,
+    Contributions, CrossEntropy, CrossEntropyOptions, Documents, GradientSink, Hint, Keep, Kernels, LossTargets,
+    Parameter, RotaryTables, Weight, WeightGradient, loss,
 };
-
 use half::{bf16, f16};
 
 use crate::division::{Blocks, Division};
 use crate::error::ModelError;
 use crate::layer::{Attend, Context, Layer};
-use crate::linear::{AdapterPass, Base, add_matrix, weight_gradient};
+use crate::linear::{AdapterPass, Base, add_matrix, times_transposed, weight_gradient};
 use crate::norm::Norm;
 use crate::pass::{BackwardItems, PassOptions, SavedLayer, backward_layer, forward_layer};
 use crate::token_rows::TokenRows;
@@ -249,13 +247,11 @@ impl<B: Kernels> Decoder<B> {
         let head = head.filter(|_| options.gradient_scale.is_some());
         let (weight_gradient, lent) = weight_gradient(head, sink);
         let options = CrossEntropyOptions {
-            chunk_tokens: options.chunk_tokens,
             gradient_scale: options.gradient_scale,
             weight_gradient,
             weight_rows: rows.map(TokenRows::runs),
             log_probs: options.log_probs,
-            correct: false,
-            soft_cap: self.config.spec.logit_soft_cap,
+            ..self.without_gradients(options.chunk_tokens)
         };
         let loss = operation(hidden_nd, &self.head(), targets, options);
         if let (Some(head), Some(d_weight)) = (head, loss.d_weight_vd) {
@@ -264,10 +260,23 @@ impl<B: Kernels> Decoder<B> {
         Loss { loss_sum: loss.loss_sum, log_probs_m: loss.log_probs_m, d_hidden_nd: loss.d_hidden_nd }
     }
 
+    /// How a cross entropy is computed of which nothing but the sum is needed.
+    pub(crate) fn without_gradients(&self, chunk_tokens: usize) -> CrossEntropyOptions<B> {
+        CrossEntropyOptions {
+            chunk_tokens,
+            gradient_scale: None,
+            weight_gradient: WeightGradient::Frozen,
+            weight_rows: None,
+            log_probs: false,
+            correct: false,
+            soft_cap: self.config.spec.logit_soft_cap,
+        }
+    }
+
     /// From the gradient of the hidden states that [`Decoder::forward`] returned to the gradients of all parameters below the head.
     pub fn backward(&self, tape: Tape<B>, d_hidden_nd: Tensor<B, 2>, sink: &mut dyn GradientSink<B>) {
         let Tape { saved, last_nd, ids_n, slots_n, context, adapters } = tape;
-        let mut dx_nd = self.norm.backward(last_nd, d_hidden_nd, sink);
+        let mut dx_nd = self.norm.backward(last_nd, d_hidden_nd, None, sink);
         let mut items = BackwardItems { blocks: self.blocks(), saved };
         let mut schedule = Schedule::new(&mut items, (0..self.layers.len()).rev(), 1);
         while let Some((_, (layer, saved))) = schedule.next_item() {
@@ -327,17 +336,7 @@ impl<B: Kernels> Decoder<B> {
 
     /// Logits `[c, v]` of hidden states, in the compute format and before any soft cap.
     pub(crate) fn rounded_logits(&self, hidden_cd: Tensor<B, 2>) -> Tensor<B, 2> {
-        let vocab_size = self.config.spec.vocab_size;
-        let head = Module {
-            columns: 0..vocab_size,
-            weight: self.head(),
-            weight_gradient: WeightGradient::Frozen,
-            bias: None,
-            adapter: None,
-        };
-        let group = Group { modules: vec![head], parts: vec![vocab_size], gemms: GemmFormat::Compute, dropout: None };
-        let (outputs, _) = B::project(Prologue::None { x: hidden_cd }, &group, Epilogue::None, Keep::Nothing);
-        into_single(outputs)
+        times_transposed(hidden_cd, self.head(), self.config.spec.vocab_size)
     }
 
     pub(crate) fn head(&self) -> Weight<B> {
@@ -405,4 +404,25 @@ impl<B: Kernels> Decoder<B> {
         let shared = self.embed_tokens.trained().or(rows).filter(|_| self.lm_head.is_none());
         Contributions::with_twice(shared.map(|parameter| parameter.name.clone()).into_iter().collect())
     }
+}
+
+/// Cosines and sines of `max_positions` positions, one pair of tables per rope, with the frequencies of sequences of
+/// `sequence_tokens` tokens.
+pub(crate) fn rotary_tables<B: Kernels>(
+    spec: &ModelSpec,
+    max_positions: usize,
+    sequence_tokens: usize,
+    device: &B::Device,
+) -> Vec<RotaryTables<B>> {
+    let positions: Vec<u32> = (0..max_positions as u32).collect();
+    let tables = |rope: &rope::Rope| {
+        let (frequencies, attention_scaling) = rope.inverse_frequencies(sequence_tokens);
+        let (cos, sin) = rope::tables(&positions, &frequencies, attention_scaling);
+        let table = |values: Vec<f32>| {
+            let flat = Tensor::<B, 1>::from_floats(values.as_slice(), device);
+            flat.reshape([positions.len(), frequencies.len()])
+        };
+        RotaryTables { cos: table(cos), sin: table(sin) }
+    };
+    spec.ropes.iter().map(tables).collect()
 }

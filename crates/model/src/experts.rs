@@ -109,7 +109,7 @@ impl<B: Kernels> Experts<B> {
         let d_logits = B::route_backward(&routing, d_weights_nk, &dx_nd);
         let grads = self.router.backward(*router, vec![d_logits], Some(dx_nd), adapters, sink);
         let dx_nd = grads.input.plain();
-        norm.backward_with_residual(h_nd, dx_nd, Some(dy_nd), sink)
+        norm.backward(h_nd, dx_nd, Some(dy_nd), sink)
     }
 
     /// The experts that have rows, in their order.

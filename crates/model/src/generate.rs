@@ -5,6 +5,8 @@
 //! on the device; only their ids come to the host.
 //! Trade-off: a new prompt is read in a pass of its own, while the running sequences wait.
 
+mod cache;
+
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
@@ -12,13 +14,13 @@ use burn_tensor::{Int, Tensor};
 use firebrick_arch::Rope;
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{CachedTokens, Documents, Kernels, NewTokens, RotaryTables};
+use rayon::prelude::*;
 
-use crate::cache::Caches;
-use crate::decoder::Decoder;
+use self::cache::Caches;
+use crate::decoder::{Decoder, rotary_tables};
 use crate::error::ModelError;
 use crate::layer::Attend;
 use crate::linear::AdapterPass;
-use crate::rotary::rotary_tables;
 use crate::sampling::Sampler;
 
 /// When to stop and how to choose.
@@ -129,9 +131,6 @@ impl<B: Kernels> Decoder<B> {
 
     /// As [`Decoder::generate`], with a call for each new token, in the order in which they are chosen: index of the prompt, and token. A
     /// break ends all texts.
-    ///
-    /// # Errors
-    /// As [`Decoder::generate`].
     pub fn generate_each(
         &self,
         prompts: &[Vec<u32>],
@@ -296,7 +295,10 @@ impl<B: Kernels> Batch<'_, B> {
         let logits = model.head_logits(model.norm.forward(last)).into_data();
         let values = logits.to_vec::<f32>().expect("logits are cast to f32");
         let rows = values.chunks(model.config.spec.vocab_size);
-        sample_all(self.running[first..].iter_mut().map(|sequence| &mut sequence.sampler).zip(rows).collect())
+        let samplers = self.running[first..].iter_mut().map(|sequence| &mut sequence.sampler);
+        let rows: Vec<_> = samplers.zip(rows).collect();
+        let chosen: Vec<_> = rows.into_par_iter().map(|(sampler, logits)| sampler.sample(logits)).collect();
+        chosen.into_iter().collect()
     }
 
     /// What was chosen on the device for each sequence from `first` on.
@@ -340,26 +342,4 @@ impl<B: Kernels> Batch<'_, B> {
         }
         x_nd
     }
-}
-
-/// A token from each row of logits, on as many threads as there are cores.
-fn sample_all(mut rows: Vec<(&mut Sampler, &[f32])>) -> Result<Vec<u32>, ModelError> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len()).max(1);
-    let sample = |part: &mut [(&mut Sampler, &[f32])]| -> Result<Vec<u32>, ModelError> {
-        part.iter_mut().map(|(sampler, logits)| sampler.sample(logits)).collect()
-    };
-    if threads == 1 {
-        return sample(&mut rows);
-    }
-    let size = rows.len().div_ceil(threads);
-    let parts: Vec<_> = std::thread::scope(|scope| {
-        let sample = &sample;
-        let workers: Vec<_> = rows.chunks_mut(size).map(|part| scope.spawn(move || sample(part))).collect();
-        workers.into_iter().map(|worker| worker.join().expect("sampling does not panic")).collect()
-    });
-    let mut chosen = Vec::new();
-    for part in parts {
-        chosen.extend(part?);
-    }
-    Ok(chosen)
 }

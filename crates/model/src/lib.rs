@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 
 mod adapter;
-mod cache;
 mod companions;
 mod compress;
 mod decoder;
@@ -9,7 +8,6 @@ mod division;
 pub mod error;
 pub mod experts;
 mod generate;
-mod generation_config;
 mod gguf;
 pub mod layer;
 pub mod linear;
@@ -20,7 +18,6 @@ mod parameters;
 mod pass;
 pub mod peft;
 mod preference;
-mod rotary;
 pub mod sampling;
 mod save;
 mod score;
@@ -37,13 +34,12 @@ pub use error::ModelError;
 pub use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TargetModules};
 pub use firebrick_kernels::{BaseStorage, Recompute};
 pub use generate::{BatchLimits, Conversation, GenerateOptions};
-pub use generation_config::FolderSampling;
 pub use gguf::{GgmlType, GgufEnds, write_gguf};
 pub use load::{BuildOptions, HASHED_PIECE};
 pub use merge::{Merge, MergeReport, merge_adapter, quantize_folder};
 pub use pass::PassOptions;
 pub use preference::{PairBatch, PairReference};
-pub use sampling::{Sampler, Sampling};
+pub use sampling::{FolderSampling, Sampler, Sampling};
 pub use save::CollectedWeights;
 pub use score::Score;
 pub use weights::{Bnb4bit, Codec, HfFolder, float_type_of};

@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use burn_tensor::{DType, Tensor};
+use firebrick_kernels::linear::into_single;
 use firebrick_kernels::{
     Adapter, Bias, Dropout, GemmFormat, GradientSink, Group, InputGradient, Kernels, Magnitude, Module,
     ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Weight, WeightGradient,
@@ -199,6 +200,14 @@ fn flat<B: Kernels>(matrix: Tensor<B, 2>) -> Tensor<B, 1> {
     debug_assert_eq!(matrix.dtype(), DType::F32, "gradients are f32");
     let [rows, columns] = matrix.dims();
     matrix.reshape([rows * columns])
+}
+
+/// `x Wᵀ` by the backend's own GEMM, of a weight with this many rows.
+pub(crate) fn times_transposed<B: Kernels>(x: Tensor<B, 2>, weight: Weight<B>, rows: usize) -> Tensor<B, 2> {
+    let (columns, weight_gradient) = (0..rows, WeightGradient::Frozen);
+    let modules = vec![Module { columns, weight, weight_gradient, bias: None, adapter: None }];
+    let group = Group { modules, parts: vec![rows], gemms: GemmFormat::Compute, dropout: None };
+    into_single(B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Nothing).0)
 }
 
 /// How adapters take part in a pass.

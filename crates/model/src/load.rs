@@ -11,7 +11,6 @@ mod layers;
 mod new_tokens;
 mod on_device;
 mod pissa;
-mod random;
 mod synthetic;
 
 use std::collections::BTreeSet;
@@ -77,9 +76,6 @@ impl<B: Kernels> Decoder<B> {
 
     /// As [`Decoder::load`], where ranks divide the weights of the layers. Every rank reads all of them; those of another rank are not
     /// brought to the device.
-    ///
-    /// # Errors
-    /// As [`Decoder::load`].
     pub fn load_divided(
         folder: &HfFolder,
         config: ModelConfig,

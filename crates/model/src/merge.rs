@@ -339,14 +339,10 @@ mod tests {
     }
 
     /// A base and an adapter of every projection, whose contribution has this size.
-    fn folders(dtype: FloatType, size: f32) -> TempDir {
-        folders_of(dtype, size, false)
-    }
-
-    fn folders_of(dtype: FloatType, size: f32, use_dora: bool) -> TempDir {
+    fn folders(dtype: FloatType, size: f32, use_dora: bool) -> TempDir {
         let temp = tempdir().unwrap();
         let config = tiny(&[]).unwrap();
-        let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
+        let shapes = shapes(&config);
         let count = |shape: &[usize]| shape.iter().product::<usize>();
         let fetch = |name: &str| Ok(Fetched::Values(values(name, count(&shapes[name]), 0.5)));
         write_hf_folder(&temp.path().join("base"), &config, dtype, None, fetch).unwrap();
@@ -371,12 +367,7 @@ mod tests {
         requantized: Option<QuantFormat>,
     ) -> Result<MergeReport, ModelError> {
         let (model, adapter) = (folder.join("base"), folder.join("adapter"));
-        let companions = Companions {
-            from: model.clone(),
-            chat_template: None,
-            chat_settings: Default::default(),
-            tokenizer: Default::default(),
-        };
+        let companions = Companions { from: model.clone(), ..Companions::default() };
         let merge = Merge { model: &model, adapter: &adapter, requantized, dtype, bnb_4bit: None, companions };
         merge_adapter(&merge, &folder.join("merged"))
     }
@@ -384,7 +375,7 @@ mod tests {
     #[test]
     fn a_merged_folder_computes_what_base_and_adapter_do_and_keeps_all_other_bytes() {
         for dtype in [FloatType::F32, FloatType::Bf16, FloatType::F16] {
-            let temp = folders(dtype, 0.1);
+            let temp = folders(dtype, 0.1, false);
             let report = merged(temp.path(), None, None).unwrap();
             assert_eq!((report.modules, report.dtype), (14, dtype));
             assert!(report.largest_error < merge_bound(dtype) / 2.0, "{report:?}");
@@ -398,7 +389,7 @@ mod tests {
 
     #[test]
     fn rows_of_a_merged_dora_weight_have_the_norms_of_its_magnitudes_and_the_directions_of_its_sum() {
-        let [plain, temp] = [false, true].map(|use_dora| folders_of(FloatType::F32, 0.1, use_dora));
+        let [plain, temp] = [false, true].map(|use_dora| folders(FloatType::F32, 0.1, use_dora));
         merged(plain.path(), None, None).unwrap();
         assert_eq!(merged(temp.path(), None, None).unwrap().modules, 14);
         let (name, shape) = ("model.layers.1.mlp.down_proj.weight", [8, 12]);
@@ -417,7 +408,7 @@ mod tests {
     #[test]
     fn what_rounding_takes_of_a_small_adapter_is_reported() {
         let lost = |size, dtype| {
-            let temp = folders(FloatType::Bf16, size);
+            let temp = folders(FloatType::Bf16, size, false);
             merged(temp.path(), Some(dtype), None).unwrap().lost_of_adapter
         };
         assert!(lost(0.1, FloatType::Bf16) < 0.1);
@@ -429,7 +420,7 @@ mod tests {
     fn a_merge_into_dequantized_weights_is_one_into_what_was_trained_on_in_any_format() {
         let (name, shape) = ("model.layers.0.self_attn.o_proj.weight", [8, 8]);
         for format in QuantFormat::ALL.into_iter().filter(|format| format.check_columns(8).is_ok()) {
-            let temp = folders(FloatType::F32, 0.1);
+            let temp = folders(FloatType::F32, 0.1, false);
             merged(temp.path(), None, Some(format)).unwrap();
             let [base, merged] = ["base", "merged"].map(|name| HfFolder::open(&temp.path().join(name)).unwrap());
             let dequantized = format.quantize(&base.read_f32(name, &shape).unwrap(), &shape).unwrap().dequantize();
@@ -443,7 +434,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_before_anything_is_written() {
-        let temp = folders(FloatType::F32, 0.1);
+        let temp = folders(FloatType::F32, 0.1, false);
         let path = temp.path().join("base/config.json");
         let text = read_to_string(&path).unwrap();
         write(path, text.replace("\"intermediate_size\": 12", "\"intermediate_size\": 16")).unwrap();

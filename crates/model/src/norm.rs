@@ -31,18 +31,8 @@ impl<B: Kernels> Norm<B> {
         B::rms_norm(x_nd, &self.operand(), None)
     }
 
-    /// The gradient of `x`; that of the weight goes to the sink.
+    /// The gradient of `x`, plus the one that flows past the norm if there is one; that of the weight goes to the sink.
     pub(crate) fn backward(
-        &self,
-        x_nd: Tensor<B, 2>,
-        dy_nd: Tensor<B, 2>,
-        sink: &mut dyn GradientSink<B>,
-    ) -> Tensor<B, 2> {
-        self.backward_with_residual(x_nd, dy_nd, None, sink)
-    }
-
-    /// The same plus the gradient that flows past the norm.
-    pub(crate) fn backward_with_residual(
         &self,
         x_nd: Tensor<B, 2>,
         dy_nd: Tensor<B, 2>,

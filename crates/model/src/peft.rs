@@ -12,14 +12,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use firebrick_arch::ArchError;
+use firebrick_arch::LoraInit;
 pub use firebrick_arch::folder::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE};
 use firebrick_arch::json::{JsonObject, parse_object};
-use firebrick_arch::{ByPattern, LoraInit};
 pub use firebrick_arch::{LoraConfig, TargetModules};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, from_value, json, to_string_pretty};
+use serde_json::{Value, json, to_string_pretty};
 
-pub use self::adapter::{check_adapter, grow_for_adapter, read_adapter, read_adapter_config, write_adapter};
+pub(crate) use self::adapter::write_adapter;
+pub use self::adapter::{check_adapter, grow_for_adapter, read_adapter, read_adapter_config};
 pub(crate) use self::start::{add_start, open_starts, read_start, take_start};
 pub use crate::weights::TensorF32;
 
@@ -39,6 +40,8 @@ const REFUSED: [&str; 13] = [
     "megatron_config",
     "ensure_weight_tying",
 ];
+/// What the values of `rank_pattern` and `alpha_pattern` are.
+const PATTERNS: &str = "an object of names or regular expressions and numbers";
 /// Ways of initializing that leave the base weights as they were.
 const HARMLESS_INITS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 
@@ -55,12 +58,8 @@ fn config_json(config: &LoraConfig, targets: &[String]) -> String {
         ("target_modules", targets_json(&config.target_modules, targets)),
         ("task_type", json!("CAUSAL_LM")),
     ]);
-    if let Some(excluded) = &config.exclude_modules {
-        keys.insert("exclude_modules", json!(excluded));
-    }
-    if let Some(layers) = &config.layers_to_transform {
-        keys.insert("layers_to_transform", json!(layers));
-    }
+    keys.extend(config.exclude_modules.as_ref().map(|excluded| ("exclude_modules", json!(excluded))));
+    keys.extend(config.layers_to_transform.as_ref().map(|layers| ("layers_to_transform", json!(layers))));
     if !config.rank_pattern.is_empty() {
         keys.insert("rank_pattern", json!(config.rank_pattern));
     }
@@ -68,21 +67,11 @@ fn config_json(config: &LoraConfig, targets: &[String]) -> String {
         let alphas = config.alpha_pattern.iter().map(|(key, alpha)| (key.to_owned(), whole_if_whole(alpha)));
         keys.insert("alpha_pattern", Value::Object(alphas.collect()));
     }
-    if config.lora_dropout > 0.0 {
-        keys.insert("lora_dropout", json!(config.lora_dropout));
-    }
-    if let Some(modules) = &config.modules_to_save {
-        keys.insert("modules_to_save", json!(modules));
-    }
-    if let Some(indices) = &config.trainable_token_indices {
-        keys.insert("trainable_token_indices", json!(indices));
-    }
-    if config.use_rslora {
-        keys.insert("use_rslora", json!(true));
-    }
-    if config.use_dora {
-        keys.insert("use_dora", json!(true));
-    }
+    keys.extend((config.lora_dropout > 0.0).then(|| ("lora_dropout", json!(config.lora_dropout))));
+    keys.extend(config.modules_to_save.as_ref().map(|modules| ("modules_to_save", json!(modules))));
+    keys.extend(config.trainable_token_indices.as_ref().map(|indices| ("trainable_token_indices", json!(indices))));
+    keys.extend(config.use_rslora.then(|| ("use_rslora", json!(true))));
+    keys.extend(config.use_dora.then(|| ("use_dora", json!(true))));
     to_string_pretty(&keys).expect("a JSON object prints") + "\n"
 }
 
@@ -102,35 +91,27 @@ fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, Arch
     if r == 0 {
         return Err(json.bad("r", r, "the rank must be at least 1"));
     }
-    let read = |key: &str| json.get(key).filter(|value| is_on(value)).cloned();
+    let is_set = |key: &str| json.get(key).is_some_and(is_on);
     Ok(LoraConfig {
         r,
         lora_alpha: json.required("lora_alpha", json.f64("lora_alpha")?, "a number")?,
         use_rslora: json.bool("use_rslora")?.unwrap_or(false),
         use_dora: json.bool("use_dora")?.unwrap_or(false),
         target_modules: module_names(json, "target_modules")?.unwrap_or_else(|| TargetModules::Named(modules.to_vec())),
-        exclude_modules: match read("exclude_modules") {
-            Some(_) => module_names(json, "exclude_modules")?,
-            None => None,
+        exclude_modules: if is_set("exclude_modules") { module_names(json, "exclude_modules")? } else { None },
+        layers_to_transform: match json.get("layers_to_transform") {
+            Some(layer @ Value::Number(_)) => Some(typed(json, "layers_to_transform", "a layer", &json!([layer]))?),
+            _ => read(json, "layers_to_transform", "a list of layers")?,
         },
-        layers_to_transform: match read("layers_to_transform") {
-            Some(layer @ Value::Number(_)) => typed(json, "layers_to_transform", "a layer", json!([layer]))?,
-            Some(layers) => typed(json, "layers_to_transform", "a list of layers", layers)?,
-            None => None,
-        },
-        rank_pattern: pattern(json, "rank_pattern")?,
-        alpha_pattern: pattern(json, "alpha_pattern")?,
+        rank_pattern: read(json, "rank_pattern", PATTERNS)?.unwrap_or_default(),
+        alpha_pattern: read(json, "alpha_pattern", PATTERNS)?.unwrap_or_default(),
         lora_dropout: json.f64("lora_dropout")?.unwrap_or(0.0),
-        modules_to_save: match read("modules_to_save") {
-            Some(names) => typed(json, "modules_to_save", "a list of strings", names)?,
-            None => None,
-        },
-        trainable_token_indices: match read("trainable_token_indices") {
-            Some(ids) => {
-                typed(json, "trainable_token_indices", "a list of ids, or an object of names and such lists", ids)?
-            }
-            None => None,
-        },
+        modules_to_save: read(json, "modules_to_save", "a list of strings")?,
+        trainable_token_indices: read(
+            json,
+            "trainable_token_indices",
+            "a list of ids, or an object of names and such lists",
+        )?,
         init_lora_weights: LoraInit::Uniform,
         loraplus_lr_ratio: None,
         init_from: None,
@@ -143,15 +124,14 @@ fn typed<T: DeserializeOwned>(
     json: &JsonObject,
     key: &str,
     expected: &'static str,
-    value: Value,
+    value: &Value,
 ) -> Result<T, ArchError> {
-    from_value(value.clone()).map_err(|_| json.wrong_type(key, expected, &value))
+    T::deserialize(value).map_err(|_| json.wrong_type(key, expected, value))
 }
 
-/// Numbers by pattern; absent or empty: none.
-fn pattern<T: DeserializeOwned + Copy + PartialEq>(json: &JsonObject, key: &str) -> Result<ByPattern<T>, ArchError> {
-    let Some(value) = json.get(key).filter(|value| is_on(value)) else { return Ok(ByPattern::default()) };
-    typed(json, key, "an object of names or regular expressions and numbers", value.clone())
+/// The value of a key that is on, or `None`.
+fn read<T: DeserializeOwned>(json: &JsonObject, key: &str, expected: &'static str) -> Result<Option<T>, ArchError> {
+    json.get(key).filter(|value| is_on(value)).map(|value| typed(json, key, expected, value)).transpose()
 }
 
 /// A list of names or an expression; `None` where it is absent, or an expression that cannot be read here.
@@ -224,6 +204,7 @@ fn parse_config(text: &str, path: &Path, modules: &[String]) -> Result<LoraConfi
 mod tests {
     use std::fs::read_to_string;
 
+    use firebrick_arch::ByPattern;
     use serde_json::from_str;
 
     use super::*;

@@ -13,7 +13,7 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::{
     CrossEntropyOptions, GradientSink, Kernels, LossTargets, PAIR_NUMBERS, PairLogProbs, PairLoss, PairResult,
-    PairTargets, PairWeights, WeightGradient,
+    PairTargets, PairWeights,
 };
 
 use crate::decoder::{Decoder, LossOptions, MicroBatch};
@@ -94,9 +94,6 @@ impl<B: Kernels> Decoder<B> {
     }
 
     /// [`PairResult::numbers`] of a micro-batch, without gradients.
-    ///
-    /// # Panics
-    /// As [`Decoder::pair_loss_and_gradients`].
     pub fn pair_score(&self, pairs: &PairBatch<B>, pair_loss: PairLoss, chunk_tokens: usize) -> Tensor<B, 1> {
         let numbers = B::section(self.device(), || {
             let reference = self.reference(pairs, chunk_tokens);
@@ -146,15 +143,7 @@ impl<B: Kernels> Decoder<B> {
 
     /// Log-probability of each target, `[m]` f32.
     fn target_log_probs(&self, hidden_nd: Tensor<B, 2>, targets: &LossTargets<B>, chunk_tokens: usize) -> Tensor<B, 1> {
-        let options = CrossEntropyOptions {
-            chunk_tokens,
-            gradient_scale: None,
-            weight_gradient: WeightGradient::Frozen,
-            weight_rows: None,
-            log_probs: true,
-            correct: false,
-            soft_cap: self.config.spec.logit_soft_cap,
-        };
+        let options = CrossEntropyOptions { log_probs: true, ..self.without_gradients(chunk_tokens) };
         let loss = B::linear_cross_entropy(hidden_nd, &self.head(), targets, options);
         loss.log_probs_m.expect("log-probabilities were requested")
     }

@@ -6,12 +6,15 @@
 //! penalty: <https://arxiv.org/abs/1909.05858>.
 //! Trade-off: top-k keeps exactly k tokens, the lowest ids among equals, where transformers keeps all equals of the k-th.
 
+mod folder;
+
 use std::cmp::Ordering;
 use std::collections::HashSet;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+pub use self::folder::FolderSampling;
 use crate::error::ModelError;
 
 /// Most probable tokens among which the nucleus is looked for first.
@@ -40,21 +43,20 @@ impl Sampling {
     /// # Errors
     /// A temperature that is negative or not finite; a `top_p` outside (0, 1], a `min_p` outside [0, 1], a penalty that is not above 0.
     pub fn check(self) -> Result<(), ModelError> {
-        let Self { temperature, top_p, min_p, repetition_penalty, .. } = self;
-        if !temperature.is_finite() || temperature < 0.0 {
-            return Err(ModelError::Sampling { key: "temperature", got: temperature, expected: "0 (greedy) or above" });
-        }
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            return Err(ModelError::Sampling { key: "top_p", got: top_p, expected: "above 0 and at most 1" });
-        }
-        if !(0.0..=1.0).contains(&min_p) {
-            return Err(ModelError::Sampling { key: "min_p", got: min_p, expected: "from 0 to 1" });
-        }
-        if !(repetition_penalty.is_finite() && repetition_penalty > 0.0) {
-            let expected = "above 0; 1 changes nothing";
-            return Err(ModelError::Sampling { key: "repetition_penalty", got: repetition_penalty, expected });
-        }
-        Ok(())
+        self.problem().map_or(Ok(()), |(key, got, expected)| Err(ModelError::Sampling { key, got, expected }))
+    }
+
+    /// The first value out of its range: key, value, and what it may be.
+    fn problem(self) -> Option<(&'static str, f32, &'static str)> {
+        let Self { temperature, top_p, min_p, repetition_penalty: penalty, .. } = self;
+        let is_temperature = temperature.is_finite() && temperature >= 0.0;
+        let rules = [
+            (is_temperature, "temperature", temperature, "0 (greedy) or above"),
+            (top_p > 0.0 && top_p <= 1.0, "top_p", top_p, "above 0 and at most 1"),
+            ((0.0..=1.0).contains(&min_p), "min_p", min_p, "from 0 to 1"),
+            (penalty.is_finite() && penalty > 0.0, "repetition_penalty", penalty, "above 0; 1 changes nothing"),
+        ];
+        rules.into_iter().find(|(is_met, ..)| !is_met).map(|(_, key, got, expected)| (key, got, expected))
     }
 }
 
@@ -68,10 +70,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler with its own random stream.
-    ///
-    /// # Errors
-    /// As [`Sampling::check`].
+    /// A sampler with its own random stream, of settings that [`Sampling::check`] accepts.
     pub fn new(sampling: Sampling, seed: u64) -> Result<Self, ModelError> {
         sampling.check()?;
         Ok(Self { sampling, random: ChaCha8Rng::seed_from_u64(seed), seen: HashSet::new() })
@@ -241,12 +240,8 @@ mod tests {
     }
 
     #[test]
-    fn temperature_one_draws_the_softmax() {
+    fn temperature_raises_the_softmax_to_its_inverse() {
         assert_close(&frequencies(sampler(1.0, 1.0, 0, 7), 40_000), &[0.5, 0.3, 0.15, 0.05]);
-    }
-
-    #[test]
-    fn temperature_raises_probabilities_to_its_inverse() {
         let total = 0.25 + 0.09 + 0.0225 + 0.0025;
         let expected = [0.25, 0.09, 0.0225, 0.0025].map(|weight| weight / total);
         assert_close(&frequencies(sampler(0.5, 1.0, 0, 7), 40_000), &expected);

@@ -20,25 +20,14 @@ pub type CollectedWeights = BTreeMap<Arc<str>, Vec<f32>>;
 
 impl<B: Kernels> Decoder<B> {
     /// Writes a model whose every weight trains as a Hugging Face folder, with its companions: tokenizer, chat template, generation
-    /// settings, license.
+    /// settings, license. `collected` is what [`Decoder::collect_weights`] returned on rank 0.
     ///
     /// # Errors
     /// The folder already holds something, or cannot be written.
     ///
     /// # Panics
     /// If part of the model is frozen: adapters are saved by [`Decoder::save_adapter`].
-    pub fn save_model(&self, dir: &Path, dtype: FloatType, companions: Option<&Companions>) -> Result<(), ModelError> {
-        self.save_collected(CollectedWeights::new(), dir, dtype, companions)
-    }
-
-    /// As [`Decoder::save_model`], with what [`Decoder::collect_weights`] returned on rank 0.
-    ///
-    /// # Errors
-    /// As [`Decoder::save_model`].
-    ///
-    /// # Panics
-    /// As [`Decoder::save_model`].
-    pub fn save_collected(
+    pub fn save_model(
         &self,
         mut collected: CollectedWeights,
         dir: &Path,

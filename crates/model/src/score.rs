@@ -4,7 +4,7 @@
 //! Trade-off: nothing else is known of a wrong choice, such as its rank.
 
 use burn_tensor::Tensor;
-use firebrick_kernels::{CrossEntropy, CrossEntropyOptions, Kernels, WeightGradient};
+use firebrick_kernels::{CrossEntropy, CrossEntropyOptions, Kernels};
 
 use crate::decoder::{Decoder, MicroBatch};
 
@@ -33,15 +33,7 @@ impl<B: Kernels> Decoder<B> {
     }
 
     fn evaluate(&self, batch: &MicroBatch<B>, chunk_tokens: usize, correct: bool) -> CrossEntropy<B> {
-        let options = CrossEntropyOptions {
-            chunk_tokens,
-            gradient_scale: None,
-            weight_gradient: WeightGradient::Frozen,
-            weight_rows: None,
-            log_probs: false,
-            correct,
-            soft_cap: self.config.spec.logit_soft_cap,
-        };
+        let options = CrossEntropyOptions { correct, ..self.without_gradients(chunk_tokens) };
         B::section(&self.device, || {
             B::linear_cross_entropy(self.hidden(batch, true), &self.head(), &batch.targets, options)
         })
@@ -50,27 +42,17 @@ impl<B: Kernels> Decoder<B> {
 
 #[cfg(test)]
 mod tests {
-    use burn_tensor::DType;
+    use firebrick_kernels::BaseStorage;
     use firebrick_kernels::backends::Flex;
-    use firebrick_kernels::{BaseStorage, GemmFormat};
     use firebrick_precision::{FloatType, Format};
 
     use super::*;
-    use crate::load::BuildOptions;
-    use crate::test_config::tiny;
+    use crate::test_config::{build_options, tiny};
 
     #[test]
     fn every_chunk_size_scores_alike_and_as_the_loss_of_training() {
-        let options = BuildOptions {
-            storage: BaseStorage::Frozen(Format::Float(FloatType::F32)),
-            lora: None,
-            seed: 3,
-            compute_dtype: DType::F32,
-            gemms: GemmFormat::Compute,
-            max_positions: 64,
-            sequence_tokens: 64,
-        };
-        let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, &Default::default()).unwrap();
+        let options = build_options(BaseStorage::Frozen(Format::Float(FloatType::F32)), 64);
+        let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, None, &Default::default()).unwrap();
         let ids: Vec<u32> = (0..20).map(|token| token * 7 % 11).collect();
         let upload = |targets: &[i64]| model.upload(&ids, targets, &(0..20).collect::<Vec<_>>(), &[0, 20]).unwrap();
         let host = |value: Tensor<Flex, 1>| value.into_scalar();
@@ -91,16 +73,8 @@ mod tests {
 
     #[test]
     fn without_targets_nothing_is_right_and_nothing_is_lost() {
-        let options = BuildOptions {
-            storage: BaseStorage::Trained,
-            lora: None,
-            seed: 3,
-            compute_dtype: DType::F32,
-            gemms: GemmFormat::Compute,
-            max_positions: 8,
-            sequence_tokens: 8,
-        };
-        let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, &Default::default()).unwrap();
+        let options = build_options(BaseStorage::Trained, 8);
+        let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, None, &Default::default()).unwrap();
         let score = model.score(&model.upload(&[1, 2], &[-100, -100], &[0, 1], &[0, 2]).unwrap(), 4);
         assert_eq!((score.loss_sum.into_scalar(), score.correct.into_scalar()), (0.0, 0.0));
     }

@@ -1,9 +1,20 @@
-//! A tiny model's description for unit tests.
+//! A tiny model for unit tests: its description, its folder, how it is built.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use burn_tensor::DType;
 use firebrick_arch::{ArchError, ModelConfig};
+use firebrick_kernels::{BaseStorage, GemmFormat};
+use firebrick_precision::FloatType;
+use half::{bf16, f16};
+use safetensors::Dtype;
 use serde_json::{Value, json, to_string_pretty};
+
+use crate::companions::Companions;
+use crate::error::ModelError;
+use crate::load::BuildOptions;
+use crate::weights::{Fetched, write_hf_folder};
 
 /// A tiny Llama's `config.json` with some keys replaced; a null removes the key.
 pub(crate) fn tiny(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
@@ -21,7 +32,42 @@ pub(crate) fn tiny(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> 
     ModelConfig::parse(&to_string_pretty(&value).expect("JSON prints"), Path::new("m/config.json"))
 }
 
-/// Name and shape of every tensor, in the order of the forward pass.
-pub(crate) fn shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+/// The shape of every tensor by name.
+pub(crate) fn shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     config.spec.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect()
+}
+
+/// Writes a model's folder in which every weight has this value.
+pub(crate) fn write_folder_of(
+    value: f32,
+    dir: &Path,
+    config: &ModelConfig,
+    dtype: FloatType,
+    companions: Option<&Companions>,
+) -> Result<(), ModelError> {
+    let shapes = shapes(config);
+    let fetch = |name: &str| Ok(Fetched::Values(vec![value; shapes[name].iter().product()]));
+    write_hf_folder(dir, config, dtype, companions, fetch)
+}
+
+/// How to build a model whose every weight is in f32.
+pub(crate) fn build_options(storage: BaseStorage, max_positions: usize) -> BuildOptions {
+    BuildOptions {
+        storage,
+        lora: None,
+        seed: 3,
+        compute_dtype: DType::F32,
+        gemms: GemmFormat::Compute,
+        max_positions,
+        sequence_tokens: max_positions,
+    }
+}
+
+/// The bytes of values in a format of safetensors.
+pub(crate) fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    match dtype {
+        Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Dtype::BF16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+    }
 }

@@ -9,7 +9,6 @@
 mod complete;
 pub(crate) mod compressed;
 pub(crate) mod convert;
-mod located;
 mod quantized;
 mod read_ahead;
 mod shard;
@@ -27,14 +26,13 @@ use serde_json::Value;
 
 use self::complete::deciding_keys;
 pub use self::compressed::Codec;
-use self::located::Located;
 pub use self::quantized::Bnb4bit;
 use self::quantized::QuantizedWeight;
 pub(crate) use self::read_ahead::{CodesOrValues, Limits, Request, Values, read_ahead};
 pub(crate) use self::shard::Shard;
-pub use self::write::{Fetched, float_type_of, write_hf_folder, write_safetensors, write_safetensors_f32};
-pub(crate) use self::write::{stored_as, write_folder};
-pub use self::write_bnb::write_bnb_folder;
+pub(crate) use self::write::{Fetched, stored_as, write_folder, write_hf_folder, write_safetensors_f32};
+pub use self::write::{float_type_of, write_safetensors};
+pub(crate) use self::write_bnb::write_bnb_folder;
 use crate::error::{ModelError, counted, first_few};
 
 /// How a tensor is stored.
@@ -89,6 +87,30 @@ enum Holder {
     Plain(usize),
     /// In several tensors of the shards.
     Quantized(QuantizedWeight),
+}
+
+/// A tensor of the model, found.
+enum Located<'a> {
+    /// As it is.
+    Plain(&'a Shard, &'a safetensors::tensor::TensorInfo),
+    /// In several tensors of these shards.
+    Quantized(&'a QuantizedWeight, &'a [Shard]),
+}
+
+impl Located<'_> {
+    fn shape(&self) -> &[usize] {
+        match self {
+            Self::Plain(_, info) => &info.shape,
+            Self::Quantized(weight, _) => &weight.shape,
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Plain(shard, _) => shard.path(),
+            Self::Quantized(weight, shards) => weight.path(shards),
+        }
+    }
 }
 
 impl HfFolder {
@@ -282,10 +304,7 @@ pub(crate) fn safetensors_shapes(path: &Path) -> Result<BTreeMap<String, Vec<usi
 }
 
 /// Reads every tensor of one safetensors file into f32; meant for small files such as adapters.
-///
-/// # Errors
-/// A file that cannot be read, is cut short or damaged, or holds another number format than F32, BF16, F16.
-pub fn read_safetensors_f32(path: &Path) -> Result<BTreeMap<String, TensorF32>, ModelError> {
+pub(crate) fn read_safetensors_f32(path: &Path) -> Result<BTreeMap<String, TensorF32>, ModelError> {
     let shard = Shard::open(path)?;
     let read = |name: String| {
         let tensor = TensorF32 { shape: shard.known(&name).shape.clone(), values: shard.read_f32(&name)? };
@@ -333,7 +352,7 @@ mod tests {
     use tempfile::{TempDir, tempdir};
 
     use super::*;
-    use crate::test_config::{shapes, tiny};
+    use crate::test_config::{shapes, tiny, write_folder_of};
 
     fn values(name: &str, len: usize) -> Vec<f32> {
         let start = name.bytes().map(u32::from).sum::<u32>() as f32;
@@ -344,7 +363,7 @@ mod tests {
     fn sharded() -> (TempDir, PathBuf, ModelConfig) {
         let (temp, config) = (tempdir().unwrap(), tiny(&[]).unwrap());
         let dir = temp.path().join("model");
-        let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
+        let shapes = shapes(&config);
         let fetch = |name: &str| Ok(Fetched::Values(values(name, shapes[name].iter().product())));
         write::write_sharded(&dir, &config, FloatType::F32, None, 2_000, fetch).unwrap();
         assert!(dir.join("model-00001-of-00003.safetensors").is_file());
@@ -486,11 +505,7 @@ mod tests {
     fn an_untied_model_needs_its_head_and_a_tied_one_does_not() {
         let (temp, config) = (tempdir().unwrap(), tiny(&[("tie_word_embeddings", json!(true))]).unwrap());
         let dir = temp.path().join("tied");
-        let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
-        write_hf_folder(&dir, &config, FloatType::F32, None, |name| {
-            Ok(Fetched::Values(vec![0.0; shapes[name].iter().product()]))
-        })
-        .unwrap();
+        write_folder_of(0.0, &dir, &config, FloatType::F32, None).unwrap();
         let folder = HfFolder::open(&dir).unwrap();
         assert!(!folder.contains("lm_head.weight"));
         folder.check_complete(&config.spec).unwrap();

@@ -356,7 +356,7 @@ fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage
         max_positions: 512,
         sequence_tokens: 512,
     };
-    Decoder::random(config, &build, &B::Device::default()).expect("every module can be adapted")
+    Decoder::random(config, &build, None, &B::Device::default()).expect("every module can be adapted")
 }
 
 fn ids(document: usize, length: usize, shift: u32) -> Vec<u32> {
@@ -410,7 +410,7 @@ fn print_attention(family: &str, dtype: DType) {
         max_positions: 128,
         sequence_tokens: 128,
     };
-    let model = Decoder::<Cuda>::random(config, &options, &Default::default()).expect("there is no adapter");
+    let model = Decoder::<Cuda>::random(config, &options, None, &Default::default()).expect("there is no adapter");
     let fused = attention_is_fused(&model, &operations(&model, &sequence_of(&[30, 34], None, 0)));
     let by = if fused { "the engine" } else { "the REFERENCE body" };
     eprintln!("{family} in {dtype:?}: heads of {head_dim} go to {by}");

@@ -297,7 +297,7 @@ impl Case {
             max_positions: POSITIONS,
             sequence_tokens: POSITIONS,
         };
-        let mut model = Decoder::random(self.config(), &options, &Default::default()).expect("it is built");
+        let mut model = Decoder::random(self.config(), &options, None, &Default::default()).expect("it is built");
         model.refresh_adapter();
         model
     }

@@ -57,7 +57,9 @@ fn write(folder: &Path) {
     let mut model = load::<Flex>("tiny-llama-tied", None, TRAINED);
     model.config.add_eos_token_ids([NEW_END]);
     let companions = companions("tiny-llama-tied");
-    model.save_model(&folder.join("saved-model"), FloatType::F16, Some(&companions)).expect("it is written");
+    model
+        .save_model(Default::default(), &folder.join("saved-model"), FloatType::F16, Some(&companions))
+        .expect("it is written");
 }
 
 #[test]

@@ -27,27 +27,31 @@ pub enum GgmlType {
 }
 
 impl GgmlType {
+    /// llama.cpp's name of the type, ggml's number of it, and llama.cpp's number of a file of this type.
+    const fn known_as(self) -> (&'static str, u32, u32) {
+        match self {
+            Self::F32 => ("f32", 0, 0),
+            Self::F16 => ("f16", 1, 1),
+            Self::Q4_0 => ("q4_0", 2, 2),
+            Self::Q8_0 => ("q8_0", 8, 7),
+            Self::Bf16 => ("bf16", 30, 32),
+        }
+    }
+
     /// Its name, as llama.cpp has it.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Q8_0 => "q8_0",
-            Self::Q4_0 => "q4_0",
-        }
+        self.known_as().0
     }
 
     /// ggml's number of the type.
     pub(super) fn number(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q4_0 => 2,
-            Self::Q8_0 => 8,
-            Self::Bf16 => 30,
-        }
+        self.known_as().1
+    }
+
+    /// llama.cpp's number of the kind of file.
+    pub(super) fn file_type(self) -> u32 {
+        self.known_as().2
     }
 
     /// Bytes of this many values.

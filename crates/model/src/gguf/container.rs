@@ -65,12 +65,12 @@ fn header(metadata: &[(String, Value)], entries: &[Entry]) -> Vec<u8> {
     out.extend((entries.len() as u64).to_le_bytes());
     out.extend((metadata.len() as u64).to_le_bytes());
     for (key, value) in metadata {
-        put_text(&mut out, key);
+        out.extend(text_bytes(key));
         put_value(&mut out, value);
     }
     let mut offset = 0;
     for entry in entries {
-        put_text(&mut out, &entry.name);
+        out.extend(text_bytes(&entry.name));
         out.extend((entry.shape.len() as u32).to_le_bytes());
         entry.shape.iter().rev().for_each(|&size| out.extend((size as u64).to_le_bytes()));
         out.extend(entry.kind.number().to_le_bytes());
@@ -81,49 +81,26 @@ fn header(metadata: &[(String, Value)], entries: &[Entry]) -> Vec<u8> {
     out
 }
 
-fn put_text(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
+fn text_bytes(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }
 
+/// The number that GGUF has for the type, and the value.
 fn put_value(out: &mut Vec<u8>, value: &Value) {
-    /// GGUF's numbers of types.
-    const U32: u32 = 4;
-    const I32: u32 = 5;
-    const F32: u32 = 6;
-    const BOOL: u32 = 7;
-    const TEXT: u32 = 8;
-    const ARRAY: u32 = 9;
-    let number = |out: &mut Vec<u8>, number: u32| out.extend(number.to_le_bytes());
-    let array = |out: &mut Vec<u8>, of: u32, length: usize| {
-        number(out, ARRAY);
-        number(out, of);
-        out.extend((length as u64).to_le_bytes());
+    let (kind, bytes): (u32, Vec<u8>) = match value {
+        Value::U32(value) => (4, value.to_le_bytes().to_vec()),
+        Value::F32(value) => (6, value.to_le_bytes().to_vec()),
+        Value::Bool(value) => (7, vec![u8::from(*value)]),
+        Value::Text(text) => (8, text_bytes(text)),
+        Value::Texts(texts) => (9, array(8, texts.iter().map(|text| text_bytes(text)))),
+        Value::I32s(values) => (9, array(5, values.iter().map(|value| value.to_le_bytes()))),
     };
-    match value {
-        Value::U32(value) => {
-            number(out, U32);
-            out.extend(value.to_le_bytes());
-        }
-        Value::F32(value) => {
-            number(out, F32);
-            out.extend(value.to_le_bytes());
-        }
-        Value::Bool(value) => {
-            number(out, BOOL);
-            out.push(u8::from(*value));
-        }
-        Value::Text(text) => {
-            number(out, TEXT);
-            put_text(out, text);
-        }
-        Value::Texts(texts) => {
-            array(out, TEXT, texts.len());
-            texts.iter().for_each(|text| put_text(out, text));
-        }
-        Value::I32s(values) => {
-            array(out, I32, values.len());
-            values.iter().for_each(|value| out.extend(value.to_le_bytes()));
-        }
-    }
+    out.extend(kind.to_le_bytes());
+    out.extend(bytes);
+}
+
+/// An array of values of the type of this number.
+fn array<T: IntoIterator<Item = u8>>(kind: u32, values: impl ExactSizeIterator<Item = T>) -> Vec<u8> {
+    let head = kind.to_le_bytes().into_iter().chain((values.len() as u64).to_le_bytes());
+    head.chain(values.flatten()).collect()
 }

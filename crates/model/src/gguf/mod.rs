@@ -25,17 +25,6 @@ impl GgmlType {
     /// The types that the matrices of a file are offered in.
     pub const OFFERED: [Self; 4] = [Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0];
 
-    /// llama.cpp's number of the kind of file.
-    fn file_type(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q4_0 => 2,
-            Self::Q8_0 => 7,
-            Self::Bf16 => 32,
-        }
-    }
-
     /// How a tensor is stored in a file of this type.
     fn of(self, tensor: &TensorSpec) -> Self {
         let [_, columns] = tensor.shape[..] else { return Self::F32 };
@@ -231,15 +220,13 @@ fn neighbors_from_halves(values: &[f32], head_dim: usize, columns: usize) -> Vec
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::fs::{read, write};
 
     use firebrick_precision::FloatType;
     use tempfile::tempdir;
 
     use super::*;
-    use crate::test_config::{shapes, tiny};
-    use crate::weights::{Fetched, write_hf_folder};
+    use crate::test_config::{tiny, write_folder_of};
 
     const TOKENIZER: &str = r#"{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]},
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false}, "added_tokens": [{"id": 3, "content": "<end>", "special": true}]}"#;
@@ -257,9 +244,7 @@ mod tests {
         let temp = tempdir().unwrap();
         let (folder, file) = (temp.path().join("m"), temp.path().join("m.gguf"));
         let config = tiny(&[]).unwrap();
-        let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
-        let fetch = |name: &str| Ok(Fetched::Values(vec![0.5; shapes[name].iter().product()]));
-        write_hf_folder(&folder, &config, FloatType::F32, None, fetch).unwrap();
+        write_folder_of(0.5, &folder, &config, FloatType::F32, None).unwrap();
         write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
         write_gguf(&folder, &file, GgmlType::F16, GgufEnds::default()).unwrap();
         let bytes = read(&file).unwrap();
@@ -277,9 +262,7 @@ mod tests {
         let temp = tempdir().unwrap();
         let folder = temp.path().join("m");
         let config = tiny(&[]).unwrap();
-        let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
-        let fetch = |name: &str| Ok(Fetched::Values(vec![0.5; shapes[name].iter().product()]));
-        write_hf_folder(&folder, &config, FloatType::F32, None, fetch).unwrap();
+        write_folder_of(0.5, &folder, &config, FloatType::F32, None).unwrap();
         write(folder.join("tokenizer.json"), TOKENIZER.replace("BPE", "Unigram")).unwrap();
         assert!(refused(&folder).contains("not byte-level BPE"));
         write(folder.join("tokenizer.json"), TOKENIZER.replace("ByteLevel", "Metaspace")).unwrap();

@@ -36,9 +36,6 @@ const LLAMA_3: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}
 const QWEN_2: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 /// The metadata of the tokenizer in `folder`, for a model of `vocab_size` tokens.
-///
-/// # Errors
-/// Files that cannot be read, and tokenizers that GGUF cannot describe here, by what is different.
 pub(super) fn metadata(
     folder: &Path,
     vocab_size: usize,

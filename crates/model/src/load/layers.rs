@@ -9,13 +9,12 @@ use firebrick_arch::{
 use firebrick_kernels::Kernels;
 
 use super::Builder;
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, rotary_tables};
 use crate::error::ModelError;
 use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Linear, LinearGroup, ModuleBias};
 use crate::norm::Norm;
-use crate::rotary::rotary_tables;
 use crate::token_rows::TokenRows;
 
 /// Shorthand for a tensor to be read.

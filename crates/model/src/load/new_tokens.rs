@@ -9,7 +9,7 @@ use burn_tensor::DType;
 use firebrick_arch::ModelConfig;
 use firebrick_kernels::HostBuffer;
 
-use super::random::{normal, stream};
+use super::synthetic::{normal, stream};
 use crate::error::ModelError;
 use crate::weights::Values;
 use crate::weights::convert::{convert, element};
@@ -18,9 +18,6 @@ use crate::weights::convert::{convert, element};
 const COVARIANCE_SCALE: f64 = 1e-9;
 
 /// The table `[vocab, hidden]` of this name from the folder's `[stored vocab, hidden]`. Rows that belong to no new token are zero.
-///
-/// # Errors
-/// The table could not be read.
 pub(super) fn with_new_rows<'a>(
     values: Values<'a>,
     name: &str,

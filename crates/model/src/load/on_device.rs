@@ -9,7 +9,7 @@ use firebrick_precision::{FloatType, QuantFormat};
 use rand::Rng;
 
 use super::Builder;
-use super::random::stream;
+use super::synthetic::stream;
 use crate::error::ModelError;
 use crate::linear::{Base, Lora, LoraMagnitude};
 use crate::weights::{CodesOrValues, Values};

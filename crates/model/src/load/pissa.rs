@@ -7,16 +7,13 @@
 
 use burn_tensor::{DType, Tensor, TensorData};
 use firebrick_arch::{LoraConfig, LoraInit, ModuleSpec, Role, TensorSpec, lora_tensor_names};
-use firebrick_kernels::linear::into_single;
-use firebrick_kernels::{
-    Epilogue, GemmFormat, Group, Keep, Kernels, Module, Parameter, Prologue, QuantizedWeight, Weight, WeightGradient,
-};
+use firebrick_kernels::{Kernels, Parameter, QuantizedWeight, Weight};
 use firebrick_precision::QuantFormat;
 
 use super::Builder;
-use super::random::{normal, stream};
+use super::synthetic::{normal, stream};
 use crate::error::ModelError;
-use crate::linear::{Base, Lora, StartPair};
+use crate::linear::{self, Base, Lora, StartPair};
 use crate::peft::{open_starts, read_start};
 use crate::weights::CodesOrValues;
 
@@ -148,17 +145,7 @@ fn residual<B: Kernels>(weight_oi: Tensor<B, 2>, pair: &StartPair, rank: usize, 
 
 /// `x yᵀ` by the backend's own GEMM.
 fn times_transposed<B: Kernels>(x: Tensor<B, 2>, y: &Tensor<B, 2>) -> Tensor<B, 2> {
-    let columns = y.dims()[0];
-    let module = Module {
-        columns: 0..columns,
-        weight: Weight::Dense(y.clone()),
-        weight_gradient: WeightGradient::Frozen,
-        bias: None,
-        adapter: None,
-    };
-    let group = Group { modules: vec![module], parts: vec![columns], gemms: GemmFormat::Compute, dropout: None };
-    let (outputs, _) = B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Nothing);
-    into_single(outputs)
+    linear::times_transposed(x, Weight::Dense(y.clone()), y.dims()[0])
 }
 
 /// Rows that span the same space and are orthonormal: `L⁻¹ x` with `x xᵀ = L Lᵀ`, twice, because f32 loses part of the first.

@@ -1,4 +1,5 @@
-//! Models without a folder: with random weights to train from, and with weights that repeat a few to measure.
+//! Models without a folder: with random weights to train from, and with weights that repeat a few to measure; and the
+//! random numbers that every model starts from.
 //!
 //! Trade-off: random weights pass through host memory as f32, one tensor at a time.
 
@@ -8,9 +9,10 @@ use burn_tensor::DType;
 use firebrick_arch::{ModelConfig, Role, TensorSpec};
 use firebrick_kernels::Kernels;
 use half::bf16;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
-use super::random::{normal, stream};
 use super::{BuildOptions, Builder, Read};
 use crate::decoder::Decoder;
 use crate::division::Division;
@@ -22,18 +24,11 @@ const TILE: usize = (1 << 20) + 7;
 
 impl<B: Kernels> Decoder<B> {
     /// A model with random weights: normal with the config's `initializer_range`, norms that multiply by one, biases zero.
+    /// Ranks may divide the weights of its layers.
     ///
     /// # Errors
     /// A LoRA target that the model does not have.
-    pub fn random(config: ModelConfig, options: &BuildOptions, device: &B::Device) -> Result<Self, ModelError> {
-        Self::random_divided(config, options, None, device)
-    }
-
-    /// As [`Decoder::random`], where ranks divide the weights of the layers.
-    ///
-    /// # Errors
-    /// As [`Decoder::random`].
-    pub fn random_divided(
+    pub fn random(
         config: ModelConfig,
         options: &BuildOptions,
         division: Option<Division>,
@@ -59,9 +54,6 @@ impl<B: Kernels> Decoder<B> {
 
     /// A model to measure, not to train: its weights repeat `TILE` random numbers, so that they are there as fast as they can be copied,
     /// and one tensor of the base as it is stored exists at a time.
-    ///
-    /// # Errors
-    /// As [`Decoder::random`].
     pub fn synthetic(
         config: ModelConfig,
         options: &BuildOptions,
@@ -106,4 +98,27 @@ fn from_values<B: Kernels>(
     let (dense, quantizes_on_device) = (BTreeSet::new(), B::QUANTIZES_ON_DEVICE);
     let (progress, starts) = (&mut |_: &str| (), None);
     Builder { config, options, division, dense, device, quantizes_on_device, read, progress, starts }.build()
+}
+
+/// A random stream of its own for each seed and name (FNV-1a of the name; another hash would change what a
+/// seed gives).
+pub(super) fn stream(seed: u64, name: &str) -> ChaCha8Rng {
+    let hash = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    ChaCha8Rng::seed_from_u64(seed ^ hash)
+}
+
+/// Normal random numbers by the Box-Muller transform.
+pub(super) fn normal(elements: usize, deviation: f32, random: &mut ChaCha8Rng) -> Vec<f32> {
+    let mut values = Vec::with_capacity(elements + 1);
+    while values.len() < elements {
+        // 1 - u lies in (0, 1], so its logarithm is finite.
+        let (radius, angle): (f32, f32) = ((1.0 - random.random::<f32>()), random.random());
+        let radius = (-2.0 * radius.ln()).sqrt() * deviation;
+        let (sin, cos) = (angle * std::f32::consts::TAU).sin_cos();
+        values.extend([radius * cos, radius * sin]);
+    }
+    values.truncate(elements);
+    values
 }

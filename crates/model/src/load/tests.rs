@@ -9,14 +9,13 @@ use burn_tensor::{Tensor, TensorData};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{BlockScales, Parameter, QuantizedWeight, Weight};
 use firebrick_precision::FloatType;
-use half::{bf16, f16};
 use safetensors::Dtype;
 use tempfile::{TempDir, tempdir};
 
-use super::random::{normal, stream};
+use super::synthetic::{normal, stream};
 use super::*;
 use crate::linear::Base;
-use crate::test_config::tiny;
+use crate::test_config::{build_options, encode, tiny};
 use crate::weights::{TensorInfo, WEIGHTS_FILE, write_safetensors};
 
 fn storages() -> impl Iterator<Item = BaseStorage> {
@@ -29,15 +28,7 @@ const NARROW: Limits = Limits { readers: 8, bytes: 4_000, piece: 600 };
 const WIDE: Limits = Limits { readers: 8, bytes: 1 << 30, piece: 1 << 20 };
 
 fn options(storage: BaseStorage, compute_dtype: DType) -> BuildOptions {
-    BuildOptions {
-        storage,
-        lora: None,
-        seed: 0,
-        compute_dtype,
-        gemms: GemmFormat::Compute,
-        max_positions: 4,
-        sequence_tokens: 4,
-    }
+    BuildOptions { seed: 0, compute_dtype, ..build_options(storage, 4) }
 }
 
 /// The tiny model, with biases, stored in a format; `damage` may change a tensor's values.
@@ -65,11 +56,7 @@ fn folder_of_width(
     let bytes = |name: &str| {
         let mut values = normal(infos[name].shape.iter().product(), 1.0, &mut stream(3, name));
         damage(name, &mut values);
-        Ok(match stored {
-            Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-            Dtype::BF16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
-            _ => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
-        })
+        Ok(encode(&values, stored))
     };
     write_safetensors(&temp.path().join(WEIGHTS_FILE), &infos, &BTreeMap::new(), bytes).unwrap();
     let folder = HfFolder::open(temp.path()).unwrap();

@@ -50,8 +50,8 @@ pub fn read_adapter_config(dir: &Path) -> Result<LoraConfig, ModelError> {
     Ok(config)
 }
 
-/// Reads an adapter folder that PEFT or [`write_adapter`] wrote: its settings, and its matrices by their names in the
-/// file.
+/// Reads an adapter folder that PEFT or [`Decoder::save_adapter`](crate::Decoder::save_adapter) wrote: its settings, and
+/// its matrices by their names in the file.
 ///
 /// # Errors
 /// Those of [`read_adapter_config`], a matrix without its partner, and a rank other than `r`.
@@ -138,7 +138,6 @@ pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Res
 
 /// What two adapters must share to continue one from the other, as a recipe writes it.
 fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String); 11] {
-    let nothing = || "nothing".to_owned();
     let mut names = config.target_modules.names(spec);
     names.sort();
     names.dedup();
@@ -148,27 +147,22 @@ fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String)
         ("use_rslora", config.use_rslora.to_string()),
         ("use_dora", config.use_dora.to_string()),
         ("target", format!("{names:?}")),
-        ("exclude_modules", config.exclude_modules.as_ref().map_or_else(nothing, |names| json!(names).to_string())),
-        (
-            "layers_to_transform",
-            config.layers_to_transform.as_ref().map_or_else(nothing, |layers| format!("{layers:?}")),
-        ),
+        ("exclude_modules", or_nothing(&config.exclude_modules, |names| json!(names).to_string())),
+        ("layers_to_transform", or_nothing(&config.layers_to_transform, |layers| format!("{layers:?}"))),
         ("rank_pattern", json!(config.rank_pattern).to_string()),
         ("alpha_pattern", json!(config.alpha_pattern).to_string()),
-        (
-            "trainable_token_indices",
-            config.trainable_token_indices.as_ref().map_or_else(nothing, |indices| json!(indices).to_string()),
-        ),
-        ("modules_to_save", config.modules_to_save.as_ref().map_or_else(nothing, |names| format!("{names:?}"))),
+        ("trainable_token_indices", or_nothing(&config.trainable_token_indices, |rows| json!(rows).to_string())),
+        ("modules_to_save", or_nothing(&config.modules_to_save, |names| format!("{names:?}"))),
     ]
+}
+
+fn or_nothing<T>(value: &Option<T>, show: impl Fn(&T) -> String) -> String {
+    value.as_ref().map_or_else(|| "nothing".to_owned(), show)
 }
 
 /// Writes the folder of an adapter of this model, as PEFT loads it: matrices by their names in PEFT, settings and a short model
 /// card, each file atomically. Files of an older adapter in the folder are replaced.
-///
-/// # Errors
-/// A folder or file that cannot be written.
-pub fn write_adapter(
+pub(crate) fn write_adapter(
     dir: &Path,
     config: &LoraConfig,
     spec: &ModelSpec,

@@ -47,17 +47,11 @@ pub(crate) fn take_start(tensors: &mut BTreeMap<String, TensorF32>, path: &str, 
 }
 
 /// The matrices of the adapter in a folder.
-///
-/// # Errors
-/// A file that cannot be read.
 pub(crate) fn open_starts(dir: &Path) -> Result<Shard, ModelError> {
     Shard::open(&dir.join(ADAPTER_WEIGHTS_FILE))
 }
 
 /// The pair that an adapter started as in the module at `path`, whose weight has this shape.
-///
-/// # Errors
-/// A file that cannot be read, or that has no such pair of this rank.
 pub(crate) fn read_start(shard: &Shard, path: &str, shape: [usize; 2], rank: usize) -> Result<StartPair, ModelError> {
     let (a_name, b_name) = lora_tensor_names(path);
     let mut tensors = BTreeMap::new();

@@ -23,9 +23,6 @@ pub(super) fn device_dtype(stored: Dtype) -> Option<DType> {
 }
 
 /// Converts elements, rounded to nearest with ties to even; what is too large becomes infinite.
-///
-/// # Panics
-/// For formats other than F32, BF16, F16, or the same on both sides: callers read those without conversion.
 pub(crate) fn convert(stored: DType, bytes: &[u8], requested: DType, out: &mut [u8]) {
     match (stored, requested) {
         (DType::F32, DType::BF16) => each(bytes, out, |word| bf16::from_f32(f32::from_le_bytes(word)).to_le_bytes()),
@@ -41,9 +38,6 @@ pub(crate) fn convert(stored: DType, bytes: &[u8], requested: DType, out: &mut [
 }
 
 /// Elements in f32.
-///
-/// # Panics
-/// For stored formats other than F32, BF16 and F16.
 pub(super) fn to_f32(stored: DType, bytes: &[u8], out: &mut [f32]) {
     match stored {
         DType::F32 => widened(bytes, out, f32::from_le_bytes),

@@ -23,8 +23,7 @@ use self::queue::Queue;
 pub(crate) use self::read::Request;
 use self::read::{Allocate, Job};
 pub(crate) use self::values::{CodesOrValues, Values};
-use super::located::Located;
-use super::{HfFolder, convert};
+use super::{HfFolder, Located, convert};
 use crate::error::ModelError;
 
 /// The consumer's end. When it is dropped, readers finish the pieces that they are at and end.
@@ -83,9 +82,6 @@ impl HfFolder {
 
 impl<'a> ReadAhead<'a> {
     /// The next tensor in the order of the requests. Its pieces are to be taken before the next tensor is.
-    ///
-    /// # Panics
-    /// If `name` is not the next tensor's: the consumer made the requests.
     pub(crate) fn take(&mut self, name: &str) -> Values<'a> {
         let Some(job) = self.queue.jobs.get(self.taken).filter(|job| job.name == name) else {
             panic!("tensors are taken in the order in which they were requested, so not {name} now")
@@ -95,9 +91,6 @@ impl<'a> ReadAhead<'a> {
     }
 
     /// Hash of names and contents of all tensors, each counted once. Does not depend on the order in which pieces were read.
-    ///
-    /// # Panics
-    /// If a piece was not taken.
     pub(crate) fn hash(&self) -> u64 {
         let (hashes, mut hash, mut seen) = (self.queue.hashes(), Xxh3::new(), BTreeSet::new());
         for job in self.queue.jobs.iter().filter(|job| seen.insert(job.name)) {

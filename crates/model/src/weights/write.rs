@@ -26,7 +26,7 @@ pub(super) const MAX_SHARD_BYTES: usize = 5_000_000_000;
 
 /// A tensor that is about to be written.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Fetched {
+pub(crate) enum Fetched {
     /// Its values, to be rounded to the format of the file.
     Values(Vec<f32>),
     /// Its little-endian bytes in that format.
@@ -89,10 +89,7 @@ pub fn write_safetensors(
 }
 
 /// Writes f32 tensors held in memory as one safetensors file; see [`write_safetensors`].
-///
-/// # Errors
-/// A failed write; what stood at `path` before is then still there.
-pub fn write_safetensors_f32(
+pub(crate) fn write_safetensors_f32(
     path: &Path,
     tensors: &BTreeMap<String, TensorF32>,
     metadata: &BTreeMap<String, String>,
@@ -104,14 +101,8 @@ pub fn write_safetensors_f32(
 
 /// Writes a model as a Hugging Face folder: config.json, weights in shards of at most 5 GB, and its companions: tokenizer, chat
 /// template, generation settings with the config's end-of-text tokens, license. `fetch` is called once for each tensor of the model.
-/// The folder appears under its name only when it is complete.
-///
-/// # Errors
-/// A folder that already holds something, a failed write, or an error of `fetch`; nothing is then left behind.
-///
-/// # Panics
-/// If `fetch` gives another number of values than the tensor's shape asks for.
-pub fn write_hf_folder(
+/// The folder appears under its name only when it is complete; after an error nothing is left behind.
+pub(crate) fn write_hf_folder(
     dir: &Path,
     config: &ModelConfig,
     dtype: FloatType,
@@ -132,7 +123,7 @@ pub(super) fn write_sharded(
 ) -> Result<(), ModelError> {
     write_folder(dir, |partial| {
         write_shards(partial, &plan_shards(config, dtype, max_shard_bytes), dtype, &mut fetch)?;
-        write_companions(partial, config, companions, &config.text_with_dtype(dtype.name()))
+        write_companions(partial, config, companions, &config.text_with(dtype.name(), None))
     })
 }
 
@@ -208,10 +199,7 @@ fn write_shards(
 ) -> Result<(), ModelError> {
     let mut weight_map = BTreeMap::new();
     for (index, tensors) in shards.iter().enumerate() {
-        let file = match shards.len() {
-            1 => WEIGHTS_FILE.to_owned(),
-            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
-        };
+        let file = shard_file(index, shards.len());
         write_safetensors(&dir.join(&file), tensors, &BTreeMap::new(), |name| {
             Ok(match fetch(name)? {
                 Fetched::Values(values) => bytes_of(&values, dtype),
@@ -225,6 +213,11 @@ fn write_shards(
     }
     let total_size = shards.iter().flat_map(BTreeMap::values).map(TensorInfo::byte_len).sum::<usize>();
     write_index(dir, total_size, &weight_map)
+}
+
+/// The name of shard number `index`, from 0.
+pub(super) fn shard_file(index: usize, count: usize) -> String {
+    if count == 1 { WEIGHTS_FILE.to_owned() } else { format!("model-{:05}-of-{count:05}.safetensors", index + 1) }
 }
 
 /// Writes the file that says which shard holds which tensor.
@@ -247,8 +240,12 @@ mod tests {
     use tempfile::tempdir;
 
     use super::*;
-    use crate::test_config::{shapes, tiny};
+    use crate::test_config::{shapes, tiny, write_folder_of};
     use crate::weights::HfFolder;
+
+    fn fail<T>(name: &str) -> Result<T, ModelError> {
+        Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() })
+    }
 
     fn one(name: &str, value: f32) -> BTreeMap<String, TensorF32> {
         BTreeMap::from([(name.to_owned(), TensorF32 { shape: vec![1], values: vec![value] })])
@@ -276,7 +273,6 @@ mod tests {
         write_safetensors_f32(&path, &one("x", 1.0), &BTreeMap::new()).unwrap();
         let before = read(&path).unwrap();
         let tensors = BTreeMap::from([("x".to_owned(), TensorInfo { dtype: Dtype::F32, shape: vec![1] })]);
-        let fail = |name: &str| Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() });
         write_safetensors(&path, &tensors, &BTreeMap::new(), fail).unwrap_err();
         assert_eq!(read(&path).unwrap(), before);
         assert_eq!(read_dir(temp.path()).unwrap().count(), 1);
@@ -300,19 +296,17 @@ mod tests {
         write(from.join("tokenizer.json"), "{}").unwrap();
         write(from.join("optimizer.pt"), "not ours").unwrap();
         let config = tiny(&[]).unwrap();
-        let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
         // Half way between two bf16 values: ties go to the even one.
-        let fetch = |name: &str| Ok(Fetched::Values(vec![1.0 + 1.0 / 256.0; shapes[name].iter().product()]));
-        let companions =
-            Companions { from, chat_template: None, chat_settings: Default::default(), tokenizer: Default::default() };
-        write_hf_folder(&dir, &config, FloatType::Bf16, Some(&companions), fetch).unwrap();
+        let value = 1.0 + 1.0 / 256.0;
+        let companions = Companions { from, ..Companions::default() };
+        write_folder_of(value, &dir, &config, FloatType::Bf16, Some(&companions)).unwrap();
         let mut files = read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
         files.sort();
         assert_eq!(files, [CONFIG_FILE, "generation_config.json", WEIGHTS_FILE, "tokenizer.json"]);
         assert!(read_to_string(dir.join(CONFIG_FILE)).unwrap().contains("\"torch_dtype\": \"bfloat16\""));
         let folder = HfFolder::open(&dir).unwrap();
         assert_eq!(folder.read_f32("model.norm.weight", &[8]).unwrap(), [1.0; 8]);
-        let again = write_hf_folder(&dir, &config, FloatType::F32, None, fetch).unwrap_err();
+        let again = write_folder_of(value, &dir, &config, FloatType::F32, None).unwrap_err();
         assert!(matches!(again, ModelError::AlreadyExists { .. }));
     }
 
@@ -320,8 +314,7 @@ mod tests {
     fn a_writer_that_fails_does_not_touch_another_of_the_same_folder() {
         let temp = tempdir().unwrap();
         let (dir, config) = (temp.path().join("to"), tiny(&[]).unwrap());
-        let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
-        let fail = |name: &str| Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() });
+        let shapes = shapes(&config);
         write_hf_folder(&dir, &config, FloatType::F32, None, |name| {
             write_hf_folder(&dir, &config, FloatType::F32, None, fail).unwrap_err();
             Ok(Fetched::Values(vec![1.0; shapes[name].iter().product()]))
@@ -334,7 +327,6 @@ mod tests {
     #[test]
     fn a_folder_that_fails_half_way_leaves_nothing() {
         let temp = tempdir().unwrap();
-        let fail = |name: &str| Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() });
         write_hf_folder(&temp.path().join("to"), &tiny(&[]).unwrap(), FloatType::F32, None, fail).unwrap_err();
         assert_eq!(read_dir(temp.path()).unwrap().count(), 0);
     }

@@ -12,17 +12,14 @@ use firebrick_arch::{ModelConfig, Role, TensorSpec};
 use firebrick_precision::FloatType;
 
 use super::quantized::{EncodedPart, encode_bnb, encode_bnb_codes};
-use super::write::{MAX_SHARD_BYTES, bytes_of, stored_as, write_companions, write_index};
-use super::{Bnb4bit, Fetched, HfFolder, TensorInfo, WEIGHTS_FILE, write_folder, write_safetensors};
+use super::write::{MAX_SHARD_BYTES, bytes_of, shard_file, stored_as, write_companions, write_index};
+use super::{Bnb4bit, Fetched, HfFolder, TensorInfo, write_folder, write_safetensors};
 use crate::companions::Companions;
 use crate::error::ModelError;
 
 /// Writes a model as a folder of 4-bit weights. Projections that a bitsandbytes `base` leaves unquantized stay so; everything that is
 /// not a projection is written in `dtype`. `fetch` is called once for each tensor that does not come as it is from `base`.
-///
-/// # Errors
-/// As [`super::write_hf_folder`], a weight with a value that is not finite, and a mixture of experts.
-pub fn write_bnb_folder(
+pub(crate) fn write_bnb_folder(
     dir: &Path,
     config: &ModelConfig,
     format: Bnb4bit,
@@ -50,7 +47,7 @@ pub fn write_bnb_folder(
         // A list of modules replaces the default, which is the head.
         let skipped =
             (!skipped.is_empty()).then(|| skipped.iter().cloned().chain(["lm_head".to_owned()]).collect::<Vec<_>>());
-        let text = config.text_with_quantization(dtype.name(), format.config(dtype.name(), skipped));
+        let text = config.text_with(dtype.name(), Some(format.config(dtype.name(), skipped)));
         write_companions(partial, config, companions, &text)
     })
 }
@@ -128,10 +125,11 @@ impl<'a> Shards<'a> {
     fn flush(&mut self) -> Result<(), ModelError> {
         let failed = |source| ModelError::io("write", self.dir)(source);
         self.spool.flush().map_err(failed)?;
+        let path = self.path_of(self.count);
         let spool = self.spool.get_mut();
         let infos = self.tensors.iter().map(|(name, (info, _))| (name.clone(), info.clone())).collect();
         let tensors = &self.tensors;
-        write_safetensors(&self.dir.join(format!("shard-{}", self.count)), &infos, &BTreeMap::new(), |name| {
+        write_safetensors(&path, &infos, &BTreeMap::new(), |name| {
             let (info, start) = &tensors[name];
             let mut bytes = vec![0; info.byte_len()];
             let read = spool.seek(SeekFrom::Start(*start)).and_then(|_| spool.read_exact(&mut bytes));
@@ -150,10 +148,7 @@ impl<'a> Shards<'a> {
     /// Writes the last shard, gives all of them their names, and writes the index.
     fn finish(mut self) -> Result<(), ModelError> {
         self.flush()?;
-        let file = |shard: usize| match self.count {
-            1 => WEIGHTS_FILE.to_owned(),
-            count => format!("model-{:05}-of-{count:05}.safetensors", shard + 1),
-        };
+        let file = |shard: usize| shard_file(shard, self.count);
         for shard in 0..self.count {
             let to = self.dir.join(file(shard));
             rename(self.path_of(shard), &to).map_err(ModelError::io("write", &to))?;

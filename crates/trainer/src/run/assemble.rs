@@ -69,7 +69,7 @@ pub fn trainer<B: Kernels>(
     B::open(device, &run_shape(plan, &model_config.spec));
     let (config, division) = (model_config.clone(), division(plan, &model_config.spec, &ranks));
     let model = match source {
-        WeightSource::Seed => Decoder::random_divided(config, &build, division, device)?,
+        WeightSource::Seed => Decoder::random(config, &build, division, device)?,
         WeightSource::Synthetic => Decoder::synthetic(config, &build, division, device)?,
         WeightSource::Folder => {
             let folder = HfFolder::open(&plan.model_folder.value)?;

@@ -110,7 +110,7 @@ impl SavedWeights {
             }
             None => {
                 let path = folder.join(MODEL);
-                model.save_collected(collected, &path, dtype, companions)?;
+                model.save_model(collected, &path, dtype, companions)?;
                 Ok(path)
             }
         }

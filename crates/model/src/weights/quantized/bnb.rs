@@ -140,7 +140,7 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Parts {
     format: Bnb4bit,
-    codes: Part,
+    pub(super) codes: Part,
     absmax: Part,
     /// Scales of the scales, and what is added to each scale.
     nested: Option<(Part, f32)>,
@@ -229,10 +229,6 @@ impl Parts {
 
     pub(super) fn stored_as(&self) -> &'static str {
         self.format.name()
-    }
-
-    pub(super) fn codes(&self) -> &Part {
-        &self.codes
     }
 
     /// The format, the codes and the scales, as they are stored.

@@ -18,7 +18,7 @@ const SUFFIX: &str = "_scale_inv";
 /// The tensors of a weight.
 #[derive(Debug)]
 pub(super) struct Parts {
-    codes: Part,
+    pub(super) codes: Part,
     scales: Part,
 }
 
@@ -50,10 +50,6 @@ pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<Quantize
 }
 
 impl Parts {
-    pub(super) fn codes(&self) -> &Part {
-        &self.codes
-    }
-
     pub(super) fn read(&self, shape: &[usize], shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
         let (codes, scales) = (self.codes.bytes(shards)?, self.scales.floats(shards)?);
         let (columns, table) = (shape[1], NarrowFloat::E4m3.table());

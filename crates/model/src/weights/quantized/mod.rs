@@ -83,11 +83,10 @@ impl QuantizedWeight {
     }
 
     fn codes(&self) -> &Part {
-        match &self.scheme {
-            Scheme::Bnb(parts) => parts.codes(),
-            Scheme::Fp8(parts) => parts.codes(),
-            Scheme::Nvfp4(parts) => parts.codes(),
-        }
+        let (Scheme::Bnb(bnb::Parts { codes, .. })
+        | Scheme::Fp8(fp8::Parts { codes, .. })
+        | Scheme::Nvfp4(nvfp4::Parts { codes, .. })) = &self.scheme;
+        codes
     }
 
     /// Bytes of its codes, as they are stored.

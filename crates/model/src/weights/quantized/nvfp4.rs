@@ -19,7 +19,7 @@ const SUFFIX: &str = ".weight_packed";
 /// The tensors of a weight.
 #[derive(Debug)]
 pub(super) struct Parts {
-    codes: Part,
+    pub(super) codes: Part,
     scales: Part,
     /// Scales are divided by it.
     global_scale: f32,
@@ -80,10 +80,6 @@ impl Parts {
     /// The scale that each code of a scale stands for.
     fn map(&self) -> [f32; 256] {
         NarrowFloat::E4m3.table().map(|scale| scale / self.global_scale)
-    }
-
-    pub(super) fn codes(&self) -> &Part {
-        &self.codes
     }
 
     /// The scales as NVFP4 has them; `None` where they are none of its, because one is negative for example.

@@ -12,11 +12,11 @@ use std::time::Duration;
 use burn_tensor::DType;
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{HostBuffer, MemoryOps};
-use half::{bf16, f16};
 use safetensors::Dtype;
 use tempfile::{TempDir, tempdir};
 
 use super::*;
+use crate::test_config::encode;
 use crate::weights::{TensorInfo, WEIGHTS_FILE, write_safetensors};
 
 const NARROW: Limits = Limits { readers: 3, bytes: 4_000, piece: 400 };
@@ -31,14 +31,6 @@ fn counting(started: &AtomicUsize) -> impl Fn(usize) -> HostBuffer + Sync {
     |bytes| {
         started.fetch_add(1, Ordering::SeqCst);
         buffer(bytes)
-    }
-}
-
-fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
-    match dtype {
-        Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        Dtype::BF16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
-        _ => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
     }
 }
 

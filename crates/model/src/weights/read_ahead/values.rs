@@ -39,9 +39,6 @@ pub(crate) enum CodesOrValues<'a> {
 
 impl<'a> Values<'a> {
     /// Codes, where the folder stores those that were requested. Waits for them.
-    ///
-    /// # Errors
-    /// They could not be read, or a scale is not finite.
     pub(crate) fn into_codes_or_values(mut self) -> Result<CodesOrValues<'a>, ModelError> {
         if !matches!(self.source, Source::Ahead { keeps: true, .. }) {
             return Ok(CodesOrValues::Values(self));
@@ -65,9 +62,6 @@ impl<'a> Values<'a> {
     }
 
     /// All elements in one buffer.
-    ///
-    /// # Errors
-    /// They could not be read, or one is not finite.
     pub(crate) fn into_buffer(mut self, allocate: &dyn Fn(usize) -> HostBuffer) -> Result<HostBuffer, ModelError> {
         let bytes = match &self.source {
             Source::Ahead { queue, left, .. } if left.len() > 1 => {
@@ -81,12 +75,6 @@ impl<'a> Values<'a> {
     }
 
     /// Writes all elements to the beginning of `out`, and returns the number of their bytes.
-    ///
-    /// # Errors
-    /// They could not be read, or one is not finite.
-    ///
-    /// # Panics
-    /// If `out` has too little room.
     pub(crate) fn read_into(self, out: &mut [u8]) -> Result<usize, ModelError> {
         let mut filled = 0;
         for piece in self {
@@ -98,9 +86,6 @@ impl<'a> Values<'a> {
     }
 
     /// Reads the tensor without a use for it.
-    ///
-    /// # Errors
-    /// It could not be read.
     pub(crate) fn skip(mut self) -> Result<(), ModelError> {
         while let Some(ready) = self.next_ready() {
             drop(ready?);

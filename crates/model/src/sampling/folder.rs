@@ -10,8 +10,8 @@ use std::path::Path;
 use firebrick_arch::GENERATION_CONFIG_FILE;
 use firebrick_arch::json::{JsonObject, parse_object, read_text};
 
+use super::Sampling;
 use crate::error::ModelError;
-use crate::sampling::Sampling;
 
 /// The `top_k` of transformers where sampling is on and the file names none.
 const DEFAULT_TOP_K: usize = 50;
@@ -49,7 +49,10 @@ impl FolderSampling {
         let map = parse_object(&read_text(&path)?, &path)?;
         let json = JsonObject::new(&path, &map);
         let mut sampling = if json.bool("do_sample")? == Some(true) { sampling(&json)? } else { Sampling::GREEDY };
-        sampling.repetition_penalty = repetition_penalty(&json)?;
+        sampling.repetition_penalty = json.f64("repetition_penalty")?.unwrap_or(1.0) as f32;
+        if let Some((key, got, expected)) = sampling.problem() {
+            return Err(json.bad(key, got, expected).into());
+        }
         let mut not_applied = Vec::new();
         for (key, neutral) in NOT_READ {
             if json.f64(key)?.is_some_and(|value| value != neutral) {
@@ -66,24 +69,9 @@ fn sampling(json: &JsonObject<'_>) -> Result<Sampling, ModelError> {
     if !(temperature.is_finite() && temperature > 0.0) {
         return Err(json.bad("temperature", temperature, "a number above 0, or \"do_sample\": false").into());
     }
-    if !(top_p > 0.0 && top_p <= 1.0) {
-        return Err(json.bad("top_p", top_p, "above 0 and at most 1").into());
-    }
     let min_p = json.f64("min_p")?.unwrap_or(0.0) as f32;
-    if !(0.0..=1.0).contains(&min_p) {
-        return Err(json.bad("min_p", min_p, "from 0 to 1").into());
-    }
     let top_k = json.usize("top_k")?.unwrap_or(DEFAULT_TOP_K);
     Ok(Sampling { temperature, top_p, top_k, min_p, ..Sampling::GREEDY })
-}
-
-/// Applied to greedy choices too.
-fn repetition_penalty(json: &JsonObject<'_>) -> Result<f32, ModelError> {
-    let penalty = json.f64("repetition_penalty")?.unwrap_or(1.0) as f32;
-    if !(penalty.is_finite() && penalty > 0.0) {
-        return Err(json.bad("repetition_penalty", penalty, "above 0; 1 changes nothing").into());
-    }
-    Ok(penalty)
 }
 
 #[cfg(test)]
@@ -136,15 +124,14 @@ mod tests {
 
     #[test]
     fn values_that_cannot_be_are_refused_with_file_and_key() {
-        let cases = [
+        for (key, named) in [
             (r#""temperature": 0"#, "temperature"),
             (r#""temperature": -1"#, "temperature"),
             (r#""top_p": 0"#, "top_p"),
-        ];
-        for (key, named) in
-            [&cases[..], &[(r#""top_p": 2"#, "top_p"), (r#""top_k": -1"#, "top_k"), (r#""min_p": 2"#, "min_p")]]
-                .concat()
-        {
+            (r#""top_p": 2"#, "top_p"),
+            (r#""top_k": -1"#, "top_k"),
+            (r#""min_p": 2"#, "min_p"),
+        ] {
             let message = of(&format!("{{\"do_sample\": true, {key}}}")).unwrap_err().to_string();
             assert!(message.contains(named) && message.contains("generation_config.json"), "{key}: {message}");
         }
