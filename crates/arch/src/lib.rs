@@ -10,6 +10,7 @@ pub mod json;
 pub mod lora;
 mod lora_init;
 pub mod module_names;
+mod new_tokens;
 pub mod quantization;
 pub mod rope;
 pub mod shapes;

@@ -1,6 +1,6 @@
 //! Single rows of embedding and head that train next to an adapter: those of some tokens, as PEFT's `trainable_token_indices` has them.
 //!
-//! Where embedding and head share one table, they share the rows too. Rows of added tokens train so.
+//! Where embedding and head share one table, they share the rows too.
 //! Not supported: other rows of the head than of the embedding, where they share a table.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,6 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ArchError;
-use crate::lora::LoraConfig;
 use crate::spec::ModelSpec;
 use crate::tensors::{EMBEDDING, HEAD};
 
@@ -44,6 +43,10 @@ impl TokenIndices {
     }
 
     /// Checks ids and modules against a model.
+    ///
+    /// # Errors
+    /// A token or a table that the model does not have, a token named twice, a table all of whose rows train, and other rows of the head than of
+    /// the embedding where they share a table.
     pub(crate) fn check(&self, spec: &ModelSpec, trains_whole: impl Fn(&str) -> bool) -> Result<(), ArchError> {
         let refused = |value: String, has: &str| {
             Err(ArchError::Unused { key: "trainable_token_indices", value, has: has.to_owned() })
@@ -76,37 +79,6 @@ impl TokenIndices {
     }
 }
 
-impl LoraConfig {
-    /// These settings where the rows of new tokens train too, in every table that does not train whole.
-    ///
-    /// # Errors
-    /// One of embedding and head trains whole where they share a table: the other would keep the rows of the new tokens as they start.
-    pub fn with_new_tokens(&self, ids: &[usize], spec: &ModelSpec) -> Result<Self, ArchError> {
-        let [embedding, head] = [EMBEDDING, HEAD].map(|table| !self.saves_tensor(table));
-        let rows = |table: &str| -> Vec<usize> {
-            let typed = self.trainable_token_indices.as_ref().map_or(&[][..], |indices| indices.of(table));
-            typed.iter().chain(ids.iter().filter(|id| !typed.contains(id))).copied().collect()
-        };
-        let trainable_token_indices = match (embedding, head) {
-            _ if ids.is_empty() => self.trainable_token_indices.clone(),
-            (false, false) => None,
-            (true, true) if spec.tie_word_embeddings => Some(TokenIndices::Embedding(rows(EMBEDDING))),
-            _ if spec.tie_word_embeddings => {
-                let whole = if embedding { "lm_head" } else { "embed_tokens" };
-                let has = "one table for embedding and head, and new tokens: name both or none";
-                let (key, value, has) = ("modules_to_save", whole.to_owned(), has.to_owned());
-                return Err(ArchError::Unused { key, value, has });
-            }
-            _ => {
-                let tables = [("embed_tokens", EMBEDDING, embedding), ("lm_head", HEAD, head)].into_iter();
-                let tables = tables.filter(|(.., trains_rows)| *trains_rows);
-                Some(TokenIndices::ByModule(tables.map(|(name, table, _)| (name.to_owned(), rows(table))).collect()))
-            }
-        };
-        Ok(Self { trainable_token_indices, ..self.clone() })
-    }
-}
-
 /// Ids as runs of neighbors, in their order.
 pub fn token_runs(ids: &[usize]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
@@ -125,6 +97,7 @@ mod tests {
 
     use super::*;
     use crate::config::tests::tiny;
+    use crate::lora::LoraConfig;
     use crate::tensors::Role;
 
     fn lora(indices: serde_json::Value) -> LoraConfig {
@@ -164,27 +137,5 @@ mod tests {
     fn runs_are_neighbors_in_the_order_of_the_list() {
         assert_eq!(token_runs(&[5, 6, 7, 2, 4, 3]), [5..8, 2..3, 4..5, 3..4]);
         assert!(token_runs(&[]).is_empty());
-    }
-    #[test]
-    fn new_tokens_train_in_every_table_that_does_not_train_whole() {
-        let spec = tiny(&[]).unwrap().spec;
-        let tied = tiny(&[("tie_word_embeddings", true.into())]).unwrap().spec;
-        let with = |lora: &LoraConfig, spec: &ModelSpec| {
-            let lora = lora.with_new_tokens(&[9, 10], spec);
-            lora.map(|lora| serde_json::to_value(lora.trainable_token_indices).unwrap())
-        };
-        let none = LoraConfig::default();
-        assert_eq!(with(&none, &tied).unwrap(), json!([9, 10]));
-        assert_eq!(with(&lora(json!([3, 9])), &tied).unwrap(), json!([3, 9, 10]));
-        assert_eq!(with(&none, &spec).unwrap(), json!({"embed_tokens": [9, 10], "lm_head": [9, 10]}));
-        assert_eq!(with(&lora(json!([3])), &spec).unwrap(), json!({"embed_tokens": [3, 9, 10], "lm_head": [9, 10]}));
-        let whole = |names: &[&str]| LoraConfig {
-            modules_to_save: Some(names.iter().map(|&name| name.to_owned()).collect()),
-            ..LoraConfig::default()
-        };
-        assert_eq!(with(&whole(&["lm_head"]), &spec).unwrap(), json!({"embed_tokens": [9, 10]}));
-        assert_eq!(with(&whole(&["lm_head", "embed_tokens"]), &tied).unwrap(), json!(null));
-        assert!(with(&whole(&["lm_head"]), &tied).unwrap_err().to_string().contains("both or none"));
-        assert_eq!(lora(json!([3])).with_new_tokens(&[], &tied).unwrap(), lora(json!([3])));
     }
 }

@@ -17,8 +17,8 @@ use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::{ModelConfig, ModelSpec, rope};
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{
-    Contributions, CrossEntropy, CrossEntropyOptions, Documents, GradientSink, Hint, Keep, Kernels, LossTargets,
-    Parameter, RotaryTables, Weight, WeightGradient, loss,
+    Contributions, CrossEntropy, CrossEntropyOptions, Documents, GradientSink, Hint, Kernels, LossTargets, Parameter,
+    RotaryTables, Weight, WeightGradient, loss,
 };
 use half::{bf16, f16};
 

@@ -10,8 +10,8 @@ use std::ops::Range;
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::linear::into_single;
 use firebrick_kernels::{
-    Adapter, Bias, Dropout, GemmFormat, GradientSink, Group, InputGradient, Kernels, Magnitude, Module,
-    ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Weight, WeightGradient,
+    Adapter, Bias, Dropout, Epilogue, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels, Magnitude, Module,
+    ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

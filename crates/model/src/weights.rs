@@ -9,6 +9,7 @@
 mod complete;
 pub(crate) mod compressed;
 pub(crate) mod convert;
+mod located;
 mod quantized;
 mod read_ahead;
 mod shard;
@@ -26,6 +27,7 @@ use serde_json::Value;
 
 use self::complete::deciding_keys;
 pub use self::compressed::Codec;
+use self::located::Located;
 pub use self::quantized::Bnb4bit;
 use self::quantized::QuantizedWeight;
 pub(crate) use self::read_ahead::{CodesOrValues, Limits, Request, Values, read_ahead};
@@ -88,31 +90,6 @@ enum Holder {
     /// In several tensors of the shards.
     Quantized(QuantizedWeight),
 }
-
-/// A tensor of the model, found.
-enum Located<'a> {
-    /// As it is.
-    Plain(&'a Shard, &'a safetensors::tensor::TensorInfo),
-    /// In several tensors of these shards.
-    Quantized(&'a QuantizedWeight, &'a [Shard]),
-}
-
-impl Located<'_> {
-    fn shape(&self) -> &[usize] {
-        match self {
-            Self::Plain(_, info) => &info.shape,
-            Self::Quantized(weight, _) => &weight.shape,
-        }
-    }
-
-    fn path(&self) -> &Path {
-        match self {
-            Self::Plain(shard, _) => shard.path(),
-            Self::Quantized(weight, shards) => weight.path(shards),
-        }
-    }
-}
-
 impl HfFolder {
     /// Opens a model folder. `model.safetensors` wins over an index, as in transformers, and a file over its compressed form.
     ///

@@ -12,9 +12,9 @@ use firebrick_kernels::{BackendKind, CommError, Communicator, Kernels, Parameter
 
 use crate::agreement::{Facts, agree};
 use crate::error::ParallelError;
+use crate::owners::owners;
 use crate::placement::Placement;
 use crate::rendezvous;
-use crate::sharding::owners;
 
 /// The ranks of a job, as one of them sees it. Clones are the same rank. Every exchange fails where a rank is gone or
 /// exchanges something else.

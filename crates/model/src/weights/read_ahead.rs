@@ -23,7 +23,8 @@ use self::queue::Queue;
 pub(crate) use self::read::Request;
 use self::read::{Allocate, Job};
 pub(crate) use self::values::{CodesOrValues, Values};
-use super::{HfFolder, Located, convert};
+use super::located::Located;
+use super::{HfFolder, convert};
 use crate::error::ModelError;
 
 /// The consumer's end. When it is dropped, readers finish the pieces that they are at and end.

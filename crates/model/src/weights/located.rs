@@ -1,0 +1,34 @@
+//! Where a folder has a tensor of the model: in one tensor of a file, or quantized, in several.
+//!
+//! Trade-off: a tensor is in one of these two ways, so a format with another needs a third.
+
+use std::path::Path;
+
+use safetensors::tensor::TensorInfo;
+
+use super::quantized::QuantizedWeight;
+use super::shard::Shard;
+
+/// A tensor of the model, found.
+pub(super) enum Located<'a> {
+    /// As it is.
+    Plain(&'a Shard, &'a TensorInfo),
+    /// In several tensors of these shards.
+    Quantized(&'a QuantizedWeight, &'a [Shard]),
+}
+
+impl Located<'_> {
+    pub(super) fn shape(&self) -> &[usize] {
+        match self {
+            Self::Plain(_, info) => &info.shape,
+            Self::Quantized(weight, _) => &weight.shape,
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        match self {
+            Self::Plain(shard, _) => shard.path(),
+            Self::Quantized(weight, shards) => weight.path(shards),
+        }
+    }
+}
