@@ -1,6 +1,6 @@
 //! The tokens that end a turn in what a run trains on: generation stops at them, in the run and wherever its result is used.
 //!
-//! Trade-off: at most [`MAX_DOCUMENTS`] documents are looked at, spread over the data.
+//! Trade-off: at most `MAX_DOCUMENTS` documents are looked at, spread over the data.
 
 use std::collections::BTreeMap;
 
