@@ -57,7 +57,12 @@ fn here(parts: &[&str]) -> PathBuf {
 
 /// A model, an adapter or a data file in `tests/fixtures`.
 pub fn fixture(name: &str) -> PathBuf {
-    here(&["fixtures", name])
+    fixtures().join(name)
+}
+
+/// The folder of the fixtures.
+pub fn fixtures() -> PathBuf {
+    here(&["fixtures"])
 }
 
 /// A file in `tests/golden`.

@@ -4,8 +4,9 @@
 #![cfg(all(target_os = "linux", feature = "flex"))]
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
+
+use firebrick_tests::fixtures;
 
 /// Mounts 1.2 MB: room for one checkpoint of about 0.8 MB and the rest of a run, not for two. Then it grows.
 const SCRIPT: &str = "\
@@ -34,7 +35,7 @@ fn a_full_disk_before_the_end_is_a_warning_and_at_the_end_an_error_and_the_run_r
     let divided = ["--ranks", "2", "--set", "train.zero_stage=1"];
     for options in [&[][..], &divided] {
         let folder = tempfile::tempdir().unwrap();
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").canonicalize().unwrap();
+        let fixtures = fixtures();
         let fixtures = fixtures.display();
         let recipe = format!(
             "name='run'\noutput_dir='small'\nbackend='flex'\nmodel='{fixtures}/tiny-llama'\nmax_seq_len=64\n[lora]\n\

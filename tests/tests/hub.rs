@@ -4,16 +4,12 @@
 #![cfg(all(unix, feature = "flex"))]
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use firebrick_hub_imitation::ImitatedHub;
+use firebrick_tests::{fixture, fixtures};
 use serde_json::Value;
 use tempfile::TempDir;
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
-}
 
 /// A Hub, and a folder with a cache and a recipe.
 struct Place {
@@ -27,7 +23,7 @@ impl Place {
         let recipe = format!(
             "name='run'\nbackend='flex'\nmodel='org/tiny'\nmax_seq_len=64\n[lora]\nr=4\nalpha=8\ninit_from='org/tiny-lora'\n[data]\n\
              path='{}/data/chat-tiny.jsonl'\n[train]\nsteps=1\nmicro_batch_size=1\n",
-            fixtures().canonicalize().unwrap().display()
+            fixtures().display()
         );
         fs::write(folder.path().join("recipe.toml"), recipe).unwrap();
         let place = Self { hub: ImitatedHub::new("hf_imitated"), folder };
@@ -37,9 +33,9 @@ impl Place {
     }
 
     /// Adds a repository with the files of a fixture; an adapter's config names this base.
-    fn add(&self, id: &str, fixture: &str, base: Option<&str>) {
+    fn add(&self, id: &str, model: &str, base: Option<&str>) {
         let mut files = Vec::new();
-        for entry in fs::read_dir(fixtures().join(fixture)).unwrap() {
+        for entry in fs::read_dir(fixture(model)).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
             let mut bytes = fs::read(&path).unwrap();
@@ -84,7 +80,7 @@ fn a_run_starts_from_an_adapter_of_the_hub_on_a_model_of_the_hub() {
     assert!(!text.contains("was made for"), "{text}");
     let adapter = place.folder.path().join("runs/run/adapter");
     let saved = firebrick_model::peft::read_adapter(&adapter).unwrap();
-    let started = firebrick_model::peft::read_adapter(&fixtures().join("tiny-llama-lora")).unwrap();
+    let started = firebrick_model::peft::read_adapter(&fixture("tiny-llama-lora")).unwrap();
     assert!(saved.1 == started.1, "the matrices are those of the adapter on the Hub");
     assert_eq!(saved.0.base_model_name_or_path.as_deref(), Some("org/tiny"));
     let log = fs::read_to_string(place.folder.path().join("runs/run/metrics.jsonl")).unwrap();
@@ -94,7 +90,7 @@ fn a_run_starts_from_an_adapter_of_the_hub_on_a_model_of_the_hub() {
 #[test]
 fn one_of_four_ranks_asks_the_hub_and_one_downloads() {
     let place = Place::new();
-    let rows = fs::read(fixtures().join("data/chat-tiny.jsonl")).unwrap();
+    let rows = fs::read(fixture("data/chat-tiny.jsonl")).unwrap();
     place.hub.add("datasets/org/rows", &[("train.jsonl", rows.as_slice())]);
     let output = place.program(&["data.path='org/rows'"]).args(["--ranks", "4"]).output().unwrap();
     assert!(output.status.success(), "{}", printed(&output));

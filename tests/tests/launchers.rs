@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use firebrick_parallel::supervisor::free_port;
+use firebrick_tests::fixtures;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -23,7 +24,7 @@ struct Place {
 impl Place {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let fixtures = root().join("tests/fixtures").display().to_string();
+        let fixtures = fixtures().display().to_string();
         let recipe = format!(
             "name='run'\nbackend='flex'\nmodel='{fixtures}/tiny-llama'\nmax_seq_len=64\n[lora]\nr=4\n[data]\n\
              path='{fixtures}/data/chat-tiny.jsonl'\n[train]\nsteps=2\nmicro_batch_size=1\n"

@@ -12,6 +12,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use firebrick_parallel::supervisor::free_port;
+use firebrick_tests::{fixtures, metrics};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -36,8 +37,7 @@ struct Place {
 impl Place {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").canonicalize().unwrap();
-        let fixtures = fixtures.display().to_string();
+        let fixtures = fixtures().display().to_string();
         let recipe = format!(
             "name='run'\nbackend='flex'\nmodel='{fixtures}/tiny-llama'\nmax_seq_len=64\nseed=7\n[data]\n\
              path='{fixtures}/data/chat-tiny.jsonl'\neval_fraction=0.2\n[train]\nsteps=6\nwarmup_steps=1\nmicro_batch_size=1\n\
@@ -154,18 +154,16 @@ fn succeeded(output: &Output) -> String {
 
 /// Losses, norms and evaluations by step.
 fn numbers(run: &Path) -> Vec<(u64, String, f64)> {
-    let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let of_training =
         ["loss", "grad_norm", "loss_tokens", "learning_rate", "eval_loss", "token_accuracy", "exact_match"];
     let of_pairs = ["rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "nll_loss"];
     let keys = [&of_training[..], &of_pairs].concat();
-    let of_line = |line: &str| {
-        let line: Value = serde_json::from_str(line).unwrap();
+    let of_line = |line: Value| {
         let step = line["step"].as_u64().unwrap();
         let of_key = |key: &&str| Some((step, (*key).to_owned(), line.get(*key)?.as_f64()?));
         keys.iter().filter_map(of_key).collect::<Vec<_>>()
     };
-    lines.lines().flat_map(of_line).collect()
+    metrics(run).into_iter().flat_map(of_line).collect()
 }
 
 /// Every f32 tensor of a checkpoint: trained weights and the optimizer's state, of all ranks where they divide it.
@@ -279,8 +277,7 @@ fn assert_ranks_are_in_the_metrics(run: &Path, ranks: usize) {
             assert_eq!(found[list].as_array().unwrap().len(), ranks, "{list}: {found}");
         }
     };
-    let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines = metrics(run);
     let steps: Vec<&Value> = lines.iter().filter(|line| line.get("loss").is_some()).collect();
     assert_eq!(steps.len(), 6);
     steps.iter().for_each(|step| check(&step["ranks"]));

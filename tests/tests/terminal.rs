@@ -5,11 +5,12 @@
 #![cfg(all(unix, feature = "flex"))]
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use firebrick_tests::fixtures;
 use tempfile::TempDir;
 
 /// Longest wait for a step or an end.
@@ -28,11 +29,10 @@ impl Workplace {
         let temporary = tempfile::tempdir().unwrap();
         let folder = temporary.path().join("it's $HOME [1]; \"x\"");
         fs::create_dir(&folder).unwrap();
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").canonicalize().unwrap();
         let recipe = format!(
             "backend: flex\nmodel: {0}/tiny-llama\nmax_seq_len: 64\nlora: {{r: 4}}\ndata:\n  path: {0}/data/chat-tiny.jsonl\n  \
              eval_fraction: 0.2\ntrain:\n  steps: {STEPS}\neval:\n  max_new_tokens: 4\n",
-            fixtures.display()
+            fixtures().display()
         );
         fs::write(folder.join("my recipe.yaml"), recipe).unwrap();
         Self { _temporary: temporary, folder }
