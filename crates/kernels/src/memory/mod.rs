@@ -9,7 +9,7 @@ pub mod estimate;
 pub mod evaluation;
 mod host;
 pub mod prefetch;
-mod session;
+mod run_shape;
 pub mod training_shape;
 pub mod work;
 
@@ -17,7 +17,7 @@ use burn_tensor::{DType, Tensor, TensorData, backend::Backend};
 
 use crate::comm::Payload;
 pub use host::{HostBuffer, Offloaded, Readback};
-pub use session::{DeviceTime, GemmAlgorithms, Hint, RunShape};
+pub use run_shape::{DeviceTime, GemmAlgorithms, Hint, RunShape};
 
 #[cfg(feature = "cuda")]
 pub(crate) use host::{Elsewhere, Memory, Numbers};
