@@ -4,15 +4,16 @@
 //! Trade-off: with fewer than two cards, or without NCCL, each test prints that and passes.
 #![cfg(feature = "cuda")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::thread::sleep;
+use std::sync::Arc;
+use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{DType, IntDType, Tensor, TensorData};
 use firebrick_arch::Role;
-use firebrick_cuda::Nccl;
+use firebrick_cuda::{Arguments, Compiler, Context, Driver, LaunchShape, Module, Nccl, Program, Stream};
 use firebrick_kernels::backends::{BackendKind, Cuda};
 use firebrick_kernels::{Contributions, GradientSink, Loan, MemoryOps, Parameter, Payload};
 use firebrick_parallel::supervisor::free_port;
@@ -358,7 +359,7 @@ fn two_cards_train_as_one() {
         }
         return;
     }
-    let folder = std::path::PathBuf::from(std::env::var_os(FOLDER).expect("this process was started as a rank"));
+    let folder = PathBuf::from(std::env::var_os(FOLDER).expect("this process was started as a rank"));
     for (number, (kind, changes)) in KINDS.iter().enumerate() {
         let mut placement = Placement::from_environment().unwrap().expect("this process was started as a rank");
         // A job of its own for each run.
@@ -400,44 +401,79 @@ fn a_rank_that_is_gone_ends_the_other_within_seconds() {
     }
 }
 
-/// A rank of a run is killed, or stopped so that its connections stay open. The other waits for it in a kernel of NCCL, and ends with the
-/// reason and the name of the checkpoint that stands.
+/// Fails on the device, and with it every later call in the context.
+const TRAP: &str = r#"extern "C" __global__ void trap() { asm("trap;"); }"#;
+
+/// Runs [`TRAP`] in the context that this process trains in, once the run has come to step 15.
+#[allow(unsafe_code, reason = "a launch is a promise about its arguments, and this one has none")]
+fn trap_at_step_15(lines: PathBuf, ordinal: usize) {
+    spawn(move || {
+        wait_for_step_15(&lines);
+        let context = Context::retain(&Driver::load().unwrap(), ordinal).unwrap();
+        let stream = Arc::new(Stream::new(&context).unwrap());
+        let program = Program { name: "trap.cu".to_owned(), source: TRAP.to_owned(), options: Vec::new() };
+        let capability = context.driver().device(ordinal).unwrap().compute_capability;
+        let image = Compiler::load().unwrap().compile(&program, capability).unwrap();
+        let kernel = Module::load(&context, &image).unwrap().kernel("trap").unwrap();
+        let shape = LaunchShape { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 0 };
+        // SAFETY: the kernel takes no arguments and touches no memory.
+        unsafe { kernel.launch(&stream, shape, &Arguments::new()) }.unwrap();
+    });
+}
+
+fn wait_for_step_15(lines: &Path) {
+    let started = Instant::now();
+    while !std::fs::read_to_string(lines).is_ok_and(|text| text.contains("\"step\":15,")) {
+        assert!(started.elapsed() < PATIENCE, "the run does not reach step 15");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// A rank of a run is killed, or stopped so that its connections stay open, or its card fails. The other waits for it in a kernel of NCCL,
+/// and ends with the reason and the name of the checkpoint that stands.
 #[test]
-fn a_rank_of_a_run_that_is_killed_or_stopped_ends_the_other_within_30_seconds() {
-    const NAME: &str = "error-0";
-    if let Some(folder) = std::env::var_os(FOLDER).map(std::path::PathBuf::from) {
+fn a_rank_of_a_run_that_is_killed_or_stopped_or_whose_card_fails_ends_the_other_within_30_seconds() {
+    let reports = |folder: &Path, rank: usize| folder.join(format!("error-{rank}"));
+    if let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) {
         let placement = Placement::from_environment().unwrap().expect("this process was started as a rank");
         let ranks = Ranks::join(&placement).unwrap();
+        let rank = ranks.rank();
+        if rank == 1 && folder.join("trap").exists() {
+            trap_at_step_15(folder.join("run/metrics.jsonl"), ranks.local_rank());
+        }
         let changes =
             ["backend=cuda", "train.steps=100000", "eval.every_steps=0", "checkpoint.every_steps=10", "bnb_4bit="];
         let (console, interrupt) = (Console::QUIET, Interrupt::detached());
         let config = recipe(&folder, &changes);
         let error =
             run(RunOptions { config, resume: NEW, console, interrupt, trace: None, force: false, ranks, report: None });
-        std::fs::write(folder.join(NAME), error.expect_err("the other rank is lost").to_string()).unwrap();
+        std::fs::write(reports(&folder, rank), error.expect_err("a rank is lost").to_string()).unwrap();
         return;
     }
-    for signal in ["-KILL", "-STOP"] {
+    for fault in ["-KILL", "-STOP", "trap"] {
         let folder = tempdir().unwrap();
-        let Some([mut first, mut second]) = two_ranks(folder.path()) else { return };
-        let (started, lines) = (Instant::now(), folder.path().join("run/metrics.jsonl"));
-        while !std::fs::read_to_string(&lines).is_ok_and(|text| text.contains("\"step\":15,")) {
-            assert!(started.elapsed() < PATIENCE, "the run does not reach step 15");
-            sleep(Duration::from_millis(20));
+        if fault == "trap" {
+            std::fs::write(folder.path().join(fault), "").unwrap();
         }
+        let Some([mut first, mut second]) = two_ranks(folder.path()) else { return };
+        wait_for_step_15(&folder.path().join("run/metrics.jsonl"));
         let lost = Instant::now();
-        assert!(Command::new("kill").args([signal, &second.id().to_string()]).status().unwrap().success());
+        if fault != "trap" {
+            assert!(Command::new("kill").args([fault, &second.id().to_string()]).status().unwrap().success());
+        }
         let status = end(&mut first, Duration::from_secs(60));
         let seconds = lost.elapsed().as_secs_f64();
-        second.kill().unwrap();
-        second.wait().unwrap();
-        let error = std::fs::read_to_string(folder.path().join(NAME)).unwrap_or_default();
-        show(&format!("{signal}: status {status} after {seconds:.1} s: {error}"));
-        assert!(seconds < 30.0, "{signal}: {seconds} s");
+        if fault != "trap" {
+            second.kill().unwrap();
+        }
+        end(&mut second, Duration::from_secs(60));
+        let error = |rank| std::fs::read_to_string(reports(folder.path(), rank)).unwrap_or_default();
+        show(&format!("{fault}: status {status} after {seconds:.1} s: {}\n  the other: {}", error(0), error(1)));
+        assert!(seconds < 30.0, "{fault}: {seconds} s");
         // A rank that ends itself says so on standard error; one that is ended by its own watch cannot write the file.
-        assert!([0, 1].contains(&status), "{signal}: {status}");
+        assert!([0, 1].contains(&status), "{fault}: {status}");
         if status == 0 {
-            assert!(error.contains("rank 1") && error.contains("Everything up to step"), "{signal}: {error}");
+            assert!(error(0).contains("rank 1") && error(0).contains("Everything up to step"), "{fault}: {}", error(0));
         }
     }
 }
