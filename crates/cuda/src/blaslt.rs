@@ -1,8 +1,8 @@
 //! GEMMs by cuBLASLt.
 //!
-//! Callers use row-major matrices; `descriptors.rs` maps a GEMM to the library's column-major one. A GEMM is described and its
-//! algorithm chosen once ([`BlasLt::measure`] and its neighbors). The plan is cached under its shape, its types and the alignment of its addresses, so
-//! that a call costs a lookup and a launch.
+//! Callers use row-major matrices; `descriptors.rs` maps a GEMM to the library's column-major one. A GEMM is described
+//! to the library once, and its algorithm is chosen once ([`BlasLt::measure`] and its neighbors). The plan is cached
+//! under shape, types and alignment of its addresses, so that a call costs a lookup and a launch.
 //!
 //! Not supported: batches (one GEMM per call) and fused activations.
 
@@ -32,13 +32,13 @@ use pointers::Alignment;
 use symbols::{Algorithm, Opaque, Symbols};
 use tune::{Choice, Choices, Measuring};
 
-/// The plans made so far, and how their algorithms are chosen.
+/// The plans built so far, and the choices of their algorithms.
 struct Plans {
     by_key: HashMap<Key, Choice>,
     choices: Choices,
 }
 
-/// cuBLASLt on one device, with a workspace and the plans made so far.
+/// cuBLASLt on one device, with a workspace and the plans built so far.
 ///
 /// It can be used from all threads. There is one workspace, so all GEMMs must go to one stream, or to streams ordered by
 /// events: that is part of the contract of [`BlasLt::run`]. Streams that run concurrently need a `BlasLt` each.
@@ -57,7 +57,7 @@ impl BlasLt {
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let device = context.driver().device(context.ordinal())?;
         let capability = device.compute_capability;
-        // More splits of a long reduction, and stream-K kernels on Hopper, need more than the 32 MiB that cuBLAS defaults to.
+        // More splits of a long reduction, and stream-K kernels on Hopper, need more than cuBLAS's default of 32 MiB.
         let workspace_bytes = if capability.0 >= 9 { 64 << 20 } else { 16 << 20 };
         let symbols = Symbols::load(context.driver())?;
         let handle = Handle::new(symbols, context, capability)?;
@@ -66,17 +66,17 @@ impl BlasLt {
         Ok(Self { plans: Mutex::new(plans), handle, workspace })
     }
 
-    /// From now on large GEMMs run the first algorithm that the library proposes.
+    /// Makes large GEMMs run the first algorithm that the library proposes, from now on.
     pub fn use_proposed(&self) {
         self.choose(Measuring::Off);
     }
 
-    /// From now on large GEMMs run what was measured before on this machine, where something was.
+    /// Makes large GEMMs run the algorithm measured earlier on this machine, if there is one, from now on.
     pub fn use_measured(&self) {
         self.choose(Measuring::Kept);
     }
 
-    /// As [`Self::use_measured`]; other shapes are measured at their third call.
+    /// Does the same as [`Self::use_measured`], and measures other shapes at their third call.
     pub fn measure(&self) {
         self.choose(Measuring::On);
     }
@@ -118,11 +118,11 @@ impl BlasLt {
         }
     }
 
-    /// A GEMM that is submitted later; `None` if D has no elements. If its algorithms are to be measured, that happens now, on the stream
-    /// that `to_measure` gives.
+    /// Prepares a GEMM that is submitted later; `None` if D has no elements. If its algorithms are to be measured, that
+    /// happens now, on the stream that `to_measure` returns.
     ///
     /// # Safety
-    /// As for [`BlasLt::run`], from now until the prepared GEMM is submitted and done.
+    /// The requirements of [`BlasLt::run`] must hold from now on until the prepared GEMM is submitted and done.
     ///
     /// # Errors
     /// [`CudaError::InvalidMatmul`], [`CudaError::DifferentDevices`], or errors of the library.
@@ -145,10 +145,10 @@ impl BlasLt {
         Ok(Some(PreparedMatmul { context: self.handle.context.clone(), plan, algorithm, call }))
     }
 
-    /// The plan for a GEMM and its algorithm: cached, or made now, perhaps by trying algorithms on this call.
+    /// Returns the plan for a GEMM and its algorithm: cached, or built now, perhaps by trying algorithms on this call.
     ///
     /// # Safety
-    /// As [`BlasLt::run`] for this call, which is submitted after it.
+    /// The requirements of [`BlasLt::run`] must hold for this call, which is submitted afterwards.
     unsafe fn plan<'a>(
         &self,
         matmul: &Matmul,
@@ -156,7 +156,7 @@ impl BlasLt {
         to_measure: impl FnOnce() -> &'a Stream,
     ) -> Result<(Arc<Plan>, Algorithm), CudaError> {
         let key = Key { matmul: *matmul, alignment: Alignment::of(&call.pointers) };
-        // Locked while a plan is made, so that two threads do not make it twice. A panic leaves the map intact.
+        // Locked while a plan is built, so that two threads do not build it twice. A panic leaves the map intact.
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let Plans { by_key, choices } = &mut *plans;
         let choice = match by_key.entry(key) {
@@ -186,7 +186,7 @@ impl BlasLt {
     }
 }
 
-/// A GEMM with its addresses and its algorithm. Two that hash alike compute the same.
+/// A GEMM with its addresses and its algorithm. Two with equal hash input compute the same.
 pub struct PreparedMatmul {
     context: Context,
     plan: Arc<Plan>,
@@ -198,7 +198,7 @@ impl PreparedMatmul {
     /// Submits it to the stream; the host does not wait.
     ///
     /// # Safety
-    /// As for [`BlasLt::run`]; and the [`BlasLt`] that prepared it is alive.
+    /// The requirements of [`BlasLt::run`] must hold, and the [`BlasLt`] that prepared it must be alive.
     ///
     /// # Errors
     /// [`CudaError::DifferentDevices`], or errors of the library.

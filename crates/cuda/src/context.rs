@@ -1,4 +1,4 @@
-//! The primary context of a device, in which CubeCL, and so Burn, works.
+//! The primary context of a device, which CubeCL, and so Burn, uses.
 //!
 //! Not supported: contexts other than the primary one. Their memory could not be shared with Burn.
 
@@ -30,12 +30,12 @@ unsafe impl Send for Primary {}
 // SAFETY: as above; no field changes after construction.
 unsafe impl Sync for Primary {}
 
-/// The memory of a device at this moment, counting all processes.
+/// The current memory of a device, over all processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Bytes that are free.
+    /// Free bytes.
     pub free_bytes: u64,
-    /// Bytes that the device has.
+    /// Total bytes of the device.
     pub total_bytes: u64,
 }
 
@@ -52,17 +52,17 @@ impl Context {
         Ok(Self { primary: Arc::new(Primary { driver: *driver, ordinal, device, handle }) })
     }
 
-    /// Number of the device.
+    /// Returns the number of the device.
     pub fn ordinal(&self) -> usize {
         self.primary.ordinal
     }
 
-    /// The driver.
+    /// Returns the driver.
     pub fn driver(&self) -> &Driver {
         &self.primary.driver
     }
 
-    /// Free and total memory of the device.
+    /// Returns the free and total memory of the device.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -71,9 +71,9 @@ impl Context {
         Ok(DeviceMemory { free_bytes: info.0 as u64, total_bytes: info.1 as u64 })
     }
 
-    /// Lets allocations in the order of a stream (`cuMemAllocAsync`) reuse only memory whose release that stream is ordered after. By
-    /// default the driver may also wait for another stream, or look whether it happens to be done, and the memory would then depend on
-    /// work that a second stream, which is ordered by events alone, does not know of.
+    /// Lets stream-ordered allocations (`cuMemAllocAsync`) reuse only memory whose release their stream is ordered
+    /// after. By default the driver may also wait for another stream, or check whether it happens to be done; the
+    /// memory would then depend on work that a second stream, ordered only by events, does not account for.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -94,7 +94,7 @@ impl Context {
         Ok(())
     }
 
-    /// Waits until the device has done everything that was submitted to this context, including the work of CubeCL.
+    /// Waits until the device has finished all work submitted to this context, including CubeCL's.
     ///
     /// # Errors
     /// Errors of the driver, including those of earlier kernels.
@@ -102,8 +102,8 @@ impl Context {
         self.with_current(|| self.driver().checked("cuCtxSynchronize", result::ctx::synchronize()))
     }
 
-    /// Runs `work` with this context current on the calling thread, and restores the previous context afterwards, also after a
-    /// panic: CubeCL manages the current context of its threads itself.
+    /// Runs `work` with this context current on the calling thread, and restores the previous context afterwards, even
+    /// after a panic, because CubeCL manages the current context of its threads itself.
     ///
     /// # Errors
     /// Errors of `work`, or errors of the driver.
@@ -124,7 +124,7 @@ impl Context {
         work()
     }
 
-    /// Alive as long as `self`.
+    /// Returns the handle, alive as long as `self`.
     pub(crate) fn handle(&self) -> CUcontext {
         self.primary.handle
     }

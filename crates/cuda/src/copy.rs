@@ -1,8 +1,8 @@
 //! Asynchronous copies between host and device, in the order of a stream.
 //!
-//! All copies return at once and happen when the stream gets to them. Until then, memory on both sides must stay allocated, and
-//! the host must not access its side. An [`crate::Event`] recorded after the copy tells when it is done. This is what the
-//! `unsafe` here stands for, since no borrow lasts long enough.
+//! All copies return at once and happen when the stream reaches them. Until then, memory on both sides must stay
+//! allocated, and the host must not access its side. An [`crate::Event`] recorded after the copy marks its end. The
+//! calls are `unsafe` for this reason, since no borrow lasts long enough.
 //!
 //! Not supported: pageable host memory (copies from it are not asynchronous), and copies within the device.
 

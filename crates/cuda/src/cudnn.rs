@@ -3,9 +3,9 @@
 //! cuDNN gets a whole attention call as a graph of elementary operations and returns a fused kernel. It is not needed to build;
 //! [`Cudnn::load`] finds and loads it.
 //!
-//! Not supported: dropout, bias, sliding windows, different head widths of keys and values, and elements that are not 16-bit. A
-//! call that cuDNN does not support is [`CudaError::CudnnUnsupported`](crate::CudaError::CudnnUnsupported), so that the caller
-//! can compute it another way.
+//! Not supported: dropout, bias, sliding windows, different head widths of keys and values, and elements that are not 16-bit. For a
+//! call that cuDNN does not support, the error is [`CudaError::CudnnUnsupported`](crate::CudaError::CudnnUnsupported), so that the
+//! caller can compute it in another way.
 
 mod attention;
 mod backward;

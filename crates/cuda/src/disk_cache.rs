@@ -1,13 +1,13 @@
-//! What took time to find out, kept on disk: compiled kernels, and the algorithms of GEMMs. One file per key, written completely or not
-//! at all.
+//! Results that took time to compute, cached on disk: compiled kernels, and the algorithms of GEMMs. There is one file
+//! per key, written completely or not at all.
 //!
-//! The key is a hash of everything that determines the contents: for machine code source, options (including the architecture), and the
-//! build of the compiler. A file begins with the key and a checksum of the rest, so a truncated or damaged file is not used: the
-//! contents are made and written again.
+//! The key is a hash of everything that determines the contents: for machine code, its source, options (including the
+//! architecture), and the compiler's build. A file begins with the key and a checksum of the rest, so a truncated or
+//! damaged file is not used: the contents are computed and written again.
 //!
-//! Cached code runs on the device with the rights of the user, so no other user may be able to write it. The folder has mode
-//! 0700, and a file is used only if this user owns it and no one else can write it. A folder that belongs to another user is
-//! not used, with a warning. A folder that cannot be written only means that nothing is cached.
+//! Cached code runs on the device with the user's rights, so no other user may be able to write it. The folder has mode
+//! 0700, and a file is used only if this user owns it and no one else can write it. A folder that belongs to another
+//! user is not used, with a warning. If the folder cannot be written, nothing is cached.
 //!
 //! Not supported: these checks on Windows, where the folder is in the user's profile.
 
@@ -32,11 +32,11 @@ pub(crate) struct Key(u128);
 const HEADER_BYTES: usize = 32;
 
 impl Key {
-    /// The hash of `parts`, the texts that determine the contents.
+    /// Hashes `parts`, the texts that determine the contents.
     pub(crate) fn of<'a>(parts: impl IntoIterator<Item = &'a str>) -> Self {
         let mut text = String::new();
         for part in [env!("CARGO_PKG_VERSION")].into_iter().chain(parts) {
-            // Lengths keep adjacent parts apart.
+            // Lengths separate adjacent parts.
             text.push_str(&format!("{} {part}\n", part.len()));
         }
         Self(xxh3_128(text.as_bytes()))
@@ -44,7 +44,7 @@ impl Key {
 }
 
 impl Cache {
-    /// The folder of all caches with this name, such as `kernels` ([`cache_folder`]).
+    /// Opens the folder of all caches with this name, such as `kernels` ([`cache_folder`]).
     pub(crate) fn of(kind: &str) -> Self {
         cache_folder(kind).map_or(Self { folder: None }, |folder| Self::in_folder(&folder))
     }
@@ -69,7 +69,7 @@ impl Cache {
         Self { folder: None }
     }
 
-    /// The contents, if there is a complete file that only this user could have written.
+    /// Returns the contents, if there is a complete file that only this user could have written.
     pub(crate) fn read(&self, key: &Key) -> Option<Vec<u8>> {
         let mut file = File::open(self.file(key)?).ok()?;
         // Checked on the open file, so that the path cannot be exchanged in between.
@@ -91,7 +91,7 @@ impl Cache {
         let complete = [header_of(key, image).as_slice(), image].concat();
         let written = write_new(&unfinished, &complete).and_then(|()| fs::rename(&unfinished, &file));
         if written.is_err() {
-            // Nothing is lost but the time to make it again.
+            // Only the time to compute it again is lost.
             let _ = fs::remove_file(&unfinished);
         }
     }
@@ -129,7 +129,7 @@ fn private_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Takes the rights of others on an existing folder away.
+/// Removes the rights of others on an existing folder.
 #[cfg(unix)]
 fn make_private(folder: &Path) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -166,7 +166,7 @@ fn written_by_this_user_only(_file: &fs::Metadata) -> bool {
 mod tests {
     use super::*;
 
-    /// An empty folder of this test, which the test removes.
+    /// Returns an empty folder of this test, which the test removes.
     fn folder(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("firebrick-cache-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);

@@ -5,7 +5,7 @@
 //! versions of cudarc's bindings lack. After that, only functions that every driver since CUDA 11 exports are called through
 //! cudarc.
 //!
-//! Trade-off: drivers before CUDA 12.5 are refused, since they cannot order a stream against a whole context.
+//! Trade-off: drivers before CUDA 12.5 are rejected, since they cannot order a stream against a whole context.
 
 use std::env;
 use std::ffi::{CStr, c_char, c_int};
@@ -27,7 +27,7 @@ struct Symbols {
     ctx_record_event: unsafe extern "C" fn(CUcontext, CUevent) -> Status,
     ctx_wait_event: unsafe extern "C" fn(CUcontext, CUevent) -> Status,
     event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> Status,
-    /// Since CUDA 12.4; only a check uses it.
+    /// Available since CUDA 12.4; only a check uses it.
     func_get_param_info: Option<unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> Status>,
     error_name: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
     error_string: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
@@ -43,13 +43,13 @@ pub struct Driver {
 /// One CUDA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number in this process; `CUDA_VISIBLE_DEVICES` renumbers devices.
+    /// Number in this process; `CUDA_VISIBLE_DEVICES` renumbers devices.
     pub ordinal: usize,
     /// Marketing name, such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
-    /// `(9, 0)` for Hopper.
+    /// Compute capability, `(9, 0)` for Hopper.
     pub compute_capability: (u32, u32),
-    /// Memory of the device in bytes, free or not.
+    /// Memory of the device in bytes, including memory in use.
     pub total_memory_bytes: u64,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
@@ -96,18 +96,18 @@ impl Driver {
         }
     }
 
-    /// The newest CUDA version that this driver supports, `(major, minor)`.
+    /// Returns the newest CUDA version that this driver supports, `(major, minor)`.
     pub fn version(&self) -> (u32, u32) {
         (self.version / 1000, self.version % 1000 / 10)
     }
 
-    /// The number of devices that CUDA sees.
+    /// Returns the number of devices that CUDA sees.
     fn device_count(&self) -> Result<usize, CudaError> {
         let count = self.checked("cuDeviceGetCount", result::device::get_count())?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// All devices, in CUDA's order.
+    /// Lists all devices, in CUDA's order.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -115,7 +115,7 @@ impl Driver {
         (0..self.device_count()?).map(|ordinal| self.device(ordinal)).collect()
     }
 
-    /// One device.
+    /// Returns one device.
     ///
     /// # Errors
     /// [`CudaError::NoSuchDevice`], or errors of the driver.
@@ -144,7 +144,7 @@ impl Driver {
         })
     }
 
-    /// A device's place on the PCI bus as Linux writes it, such as `0000:18:00.0`.
+    /// Returns a device's place on the PCI bus as Linux writes it, such as `0000:18:00.0`.
     ///
     /// # Errors
     /// [`CudaError::NoSuchDevice`], or errors of the driver.
@@ -161,7 +161,7 @@ impl Driver {
         Ok(format!("{domain:04x}:{bus:02x}:{slot:02x}.0"))
     }
 
-    /// The driver's handle of a device.
+    /// Returns the driver's handle of a device.
     pub(crate) fn handle(&self, ordinal: usize) -> Result<CUdevice, CudaError> {
         let count = self.device_count()?;
         let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
@@ -172,7 +172,7 @@ impl Driver {
     /// Records `event` after all work submitted to `context` so far, on any stream.
     ///
     /// # Safety
-    /// Both handles are alive and `event` was created in `context`.
+    /// Both handles must be alive, and `event` must have been created in `context`.
     pub(crate) unsafe fn record_context(&self, context: CUcontext, event: CUevent) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         self.status("cuCtxRecordEvent", unsafe { (self.symbols.ctx_record_event)(context, event) })
@@ -181,16 +181,16 @@ impl Driver {
     /// Makes all work submitted to `context` from now on, to any stream, wait for `event`.
     ///
     /// # Safety
-    /// Both handles are alive and `event` was created in `context`.
+    /// Both handles must be alive, and `event` must have been created in `context`.
     pub(crate) unsafe fn make_context_wait(&self, context: CUcontext, event: CUevent) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         self.status("cuCtxWaitEvent", unsafe { (self.symbols.ctx_wait_event)(context, event) })
     }
 
-    /// Milliseconds between two recorded events.
+    /// Returns the milliseconds between two recorded events.
     ///
     /// # Safety
-    /// Both handles are alive and were created in one context.
+    /// Both handles must be alive and created in one context.
     pub(crate) unsafe fn elapsed_ms(&self, start: CUevent, end: CUevent) -> Result<f32, CudaError> {
         let mut milliseconds = 0.0;
         // SAFETY: the handles are the caller's promise; the pointer is valid for a write.
@@ -198,10 +198,10 @@ impl Driver {
         self.status("cuEventElapsedTime", status).map(|()| milliseconds)
     }
 
-    /// Bytes of each of the `count` parameters of a kernel, or `None` if the driver cannot tell.
+    /// Returns the bytes of each of the `count` parameters of a kernel, or `None` if the driver cannot tell.
     ///
     /// # Safety
-    /// The function belongs to a loaded module whose context is current.
+    /// The function must belong to a loaded module whose context is current.
     pub(crate) unsafe fn parameters(&self, function: CUfunction, count: usize) -> Option<Vec<usize>> {
         let parameter_info = self.symbols.func_get_param_info?;
         let size = |index| {
@@ -213,7 +213,7 @@ impl Driver {
         (0..count).map(size).collect()
     }
 
-    /// Converts cudarc's result to ours, with the name of the call.
+    /// Converts cudarc's result to ours, naming the call.
     pub(crate) fn checked<T>(&self, call: &'static str, result: Result<T, DriverError>) -> Result<T, CudaError> {
         result.map_err(|error| self.error(call, error))
     }
@@ -258,7 +258,7 @@ impl Symbols {
     }
 }
 
-/// A function of the driver library.
+/// Looks up a function of the driver library.
 ///
 /// # Safety
 /// `F` is the type of the function that cuda.h declares under this name, and is not used after the library is unloaded.
@@ -268,7 +268,7 @@ unsafe fn symbol<F: Copy>(library: &Library, file: &str, name: &'static str) -> 
     found.map(|function| *function).map_err(|_| CudaError::BrokenDriver { library: file.to_string(), symbol: name })
 }
 
-/// The CUDA version of a driver library, read before anything else is looked up in it: an old driver lacks functions.
+/// Reads the CUDA version of a driver library before anything else is looked up in it, because an old driver lacks functions.
 fn read_version(library: &Library, file: &str) -> Result<u32, CudaError> {
     const NAME: &str = "cuDriverGetVersion";
     let mut version: c_int = 0;

@@ -14,7 +14,7 @@ pub enum CudaError {
     DriverNotFound {
         /// The file names that were tried.
         searched: Vec<String>,
-        /// The folders that the loader searches, in words.
+        /// Describes the folders that the loader searches.
         where_looked: String,
     },
 
@@ -39,7 +39,7 @@ pub enum CudaError {
     BrokenDriver {
         /// File that was opened.
         library: String,
-        /// The function.
+        /// The missing or failing function.
         symbol: &'static str,
     },
 
@@ -81,7 +81,7 @@ pub enum CudaError {
     CudnnNotFound {
         /// The file names that were tried.
         searched: Vec<String>,
-        /// What to install.
+        /// The package to install.
         package: &'static str,
     },
 
@@ -90,7 +90,7 @@ pub enum CudaError {
     BrokenCudnn {
         /// File that was opened.
         file: String,
-        /// The function.
+        /// The missing function.
         symbol: &'static str,
     },
 
@@ -107,10 +107,10 @@ pub enum CudaError {
         message: String,
     },
 
-    /// cuDNN does not support this attention call: it has to be computed another way.
+    /// cuDNN does not support this attention call; the caller must compute it in another way.
     #[error("cuDNN does not support this attention call: {case}: {reason}")]
     CudnnUnsupported {
-        /// The call in words.
+        /// Description of the call.
         case: String,
         /// The reason, from cuDNN or from our own rules.
         reason: String,
@@ -119,7 +119,7 @@ pub enum CudaError {
     /// An attention call that is invalid for any implementation.
     #[error("this attention call is invalid: {reason}")]
     AttentionShape {
-        /// What is wrong, with the expected and the actual value.
+        /// Describes the error, with the expected and the actual value.
         reason: String,
     },
 
@@ -133,7 +133,7 @@ pub enum CudaError {
         searched: Vec<String>,
         /// The newest major version of CUDA that the driver supports.
         cuda_major: u32,
-        /// What to install.
+        /// The package to install.
         package: &'static str,
     },
 
@@ -144,7 +144,7 @@ pub enum CudaError {
     BrokenBlasLt {
         /// File that was opened.
         file: String,
-        /// The function.
+        /// The missing function.
         symbol: &'static str,
     },
 
@@ -159,16 +159,16 @@ pub enum CudaError {
         code: u32,
         /// Name of the code, such as `CUBLAS_STATUS_NOT_SUPPORTED`.
         name: String,
-        /// The GEMM in words.
+        /// Description of the GEMM.
         requested: String,
     },
 
     /// A GEMM that is invalid, or that no version of the library supports.
     #[error("this GEMM is invalid: {reason}. Requested: {requested}")]
     InvalidMatmul {
-        /// The GEMM in words.
+        /// Description of the GEMM.
         requested: String,
-        /// What is wrong.
+        /// Describes the error.
         reason: String,
     },
 
@@ -177,7 +177,7 @@ pub enum CudaError {
     NcclNotFound {
         /// The file names that were tried.
         searched: Vec<String>,
-        /// What to install.
+        /// The package to install.
         package: &'static str,
     },
 
@@ -186,7 +186,7 @@ pub enum CudaError {
     BrokenNccl {
         /// File that was opened.
         file: String,
-        /// The function.
+        /// The missing function.
         symbol: &'static str,
     },
 
@@ -197,13 +197,13 @@ pub enum CudaError {
         call: &'static str,
         /// `ncclResult_t`.
         status: i32,
-        /// The status in words.
+        /// Name of the status.
         name: String,
         /// The library's own last message.
         detail: String,
     },
 
-    /// The connection between devices was ended, because another rank is gone.
+    /// The connection between devices was closed, because another rank is gone.
     #[error("the connection between the devices was ended, because another rank is gone")]
     NcclAborted,
 
@@ -212,7 +212,7 @@ pub enum CudaError {
     NvrtcNotFound {
         /// The file names that were tried.
         searched: Vec<String>,
-        /// What to install.
+        /// The package to install.
         package: &'static str,
     },
 
@@ -221,7 +221,7 @@ pub enum CudaError {
     BrokenNvrtc {
         /// File that was opened.
         file: String,
-        /// The function.
+        /// The missing function.
         symbol: &'static str,
     },
 
@@ -248,7 +248,7 @@ pub enum CudaError {
     WrongArguments {
         /// The kernel.
         kernel: String,
-        /// Bytes of each declared parameter; 0 where the driver cannot tell.
+        /// Bytes of each declared parameter; 0 if the driver cannot tell.
         declared: Vec<usize>,
         /// Bytes of each argument.
         given: Vec<usize>,
@@ -257,11 +257,11 @@ pub enum CudaError {
     /// The device has too little free memory for an allocation.
     #[error("the GPU is out of memory: {requested_bytes} bytes were requested, {free_bytes} of {total_bytes} are free")]
     OutOfMemory {
-        /// The requested bytes.
+        /// Requested bytes.
         requested_bytes: u64,
         /// Free bytes at this moment.
         free_bytes: u64,
-        /// Bytes of the device.
+        /// Total bytes of the device.
         total_bytes: u64,
     },
 
@@ -274,20 +274,20 @@ pub enum CudaError {
         code: u32,
         /// Name of the code, such as `CUDA_ERROR_OUT_OF_MEMORY`.
         name: String,
-        /// The description of the driver.
+        /// The driver's description.
         description: String,
     },
 }
 
 impl CudaError {
-    /// Whether memory ran out, either on the device or for pinned pages of the host. A smaller run may work then.
+    /// Returns whether memory ran out, either on the device or for pinned pages of the host. A smaller run may then work.
     pub fn is_out_of_memory(&self) -> bool {
         const OUT_OF_MEMORY: u32 = 2;
         matches!(self, Self::OutOfMemory { .. } | Self::Call { code: OUT_OF_MEMORY, .. })
     }
 }
 
-/// `12050` as `12.5`.
+/// Formats `12050` as `12.5`.
 fn dotted(version: u32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }

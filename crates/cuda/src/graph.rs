@@ -1,7 +1,7 @@
 //! CUDA graphs: work that a stream recorded once, and that one call submits again.
 //!
-//! Trade-off: a graph repeats its work with the addresses that it was recorded with, so it can be launched only where all of them are
-//! valid again. `repeats.rs` knows where that is.
+//! Trade-off: a graph repeats its work with the recorded addresses, so it may be launched only when all of them are
+//! valid again. `repeats.rs` determines when.
 
 use cudarc::driver::result::{graph, stream};
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -17,11 +17,11 @@ pub(crate) struct Graph {
 }
 
 impl Stream {
-    /// Records what `work` submits to this stream, which does not run. What it submits has run before: libraries have loaded their kernels,
-    /// and nothing is allocated.
+    /// Records the work that `work` submits to this stream, without running it. The same work must have run before, so
+    /// that libraries have loaded their kernels and nothing is allocated.
     ///
-    /// Calls of other threads are not affected, but for those that concern all streams of the context (`cuCtxSynchronize`, and
-    /// [`crate::StreamHandoff`]): they fail while this records.
+    /// Calls of other threads are not affected, except for those on all streams of the context (`cuCtxSynchronize`, and
+    /// [`crate::StreamHandoff`]): they fail during recording.
     ///
     /// # Errors
     /// Those of `work`, or errors of the driver: not everything can be recorded. The stream is usable afterwards.
@@ -36,7 +36,7 @@ impl Stream {
             let instantiated = unsafe { graph::instantiate(recorded.0, CUgraphInstantiate_flags(0)) };
             let handle = driver.checked("cuGraphInstantiate", instantiated)?;
             let graph = Graph { context: context.clone(), handle };
-            // Memory that it needs on the device is there from now on.
+            // The upload allocates the device memory that the graph needs.
             // SAFETY: both handles are alive.
             driver.checked("cuGraphUpload", unsafe { graph::upload(graph.handle, self.handle()) })?;
             Ok(graph)
@@ -44,17 +44,17 @@ impl Stream {
     }
 }
 
-/// A stream that records. It ends with this value, also where something fails.
+/// A stream in recording mode, which ends with this value, even after errors.
 struct Recording<'a> {
     stream: &'a Stream,
     is_ended: bool,
 }
 
-/// What was recorded.
+/// A recorded graph.
 struct Recorded(CUgraph);
 
 impl<'a> Recording<'a> {
-    /// Expects the context to be current.
+    /// Starts recording. The context must be current.
     fn begin(stream: &'a Stream) -> Result<Self, CudaError> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is alive.
@@ -93,7 +93,7 @@ impl Graph {
     /// Submits the recorded work to the stream; the host does not wait.
     ///
     /// # Safety
-    /// What was promised for each piece of work when it was recorded holds again, until the stream has done it.
+    /// The caller's promises for each recorded piece of work must hold again, until the stream has done it.
     ///
     /// # Errors
     /// [`CudaError::DifferentDevices`], or errors of the driver, including those of earlier kernels.

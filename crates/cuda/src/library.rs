@@ -1,7 +1,7 @@
-//! Finds and opens NVIDIA's libraries, and knows what to install if one is missing.
+//! Finds and opens NVIDIA's libraries, and names the package to install if one is missing.
 //!
-//! Finding a library means opening its file: only the loader knows its search path. A library that was opened stays loaded,
-//! since unloading one that registered thread-local state or exit handlers is not safe.
+//! Finding a library means opening its file, since only the loader knows its search path. An opened library stays
+//! loaded, since unloading one that registered thread-local state or exit handlers is not safe.
 //!
 //! Trade-off: only the usual file names, on the loader's path and in the CUDA toolkit's folder. Nothing else is searched.
 
@@ -31,7 +31,7 @@ pub(crate) const CUDNN: Library = Library {
     windows_files: &["cudnn64_9.dll"],
 };
 
-/// Collectives between devices. NVIDIA has it for Linux alone.
+/// Collectives between devices. NVIDIA provides it only for Linux.
 pub(crate) const NCCL: Library = Library {
     package: "libnccl2 (apt, NVIDIA's repository); nvidia-nccl-cu13 or nvidia-nccl-cu12 (pip), with its folder in LD_LIBRARY_PATH",
     unix_files: &["libnccl.so.2", "libnccl.so"],
@@ -73,7 +73,7 @@ pub(crate) fn open_first(files: &[String]) -> Option<(SharedLibrary, String)> {
     })
 }
 
-/// The bare names, for the loader's own search path, then the same names in the CUDA toolkit's folder.
+/// Returns the bare names, for the loader's own search path, then the same names in the CUDA toolkit's folder.
 fn candidates(files: &[&str]) -> Vec<String> {
     let folders = toolkit_folders();
     let below = folders.iter().flat_map(|folder| files.iter().map(|file| folder.join(file).display().to_string()));

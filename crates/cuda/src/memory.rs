@@ -1,4 +1,4 @@
-//! Memory outside CubeCL's pool: what libraries and kernels need in addition to tensors, and host memory for copies.
+//! Memory outside CubeCL's pool: device memory for libraries and kernels in addition to tensors, and host memory for copies.
 //!
 //! Trade-off: no pool. An allocation takes tens of microseconds or more, and freeing waits for the device, so allocate a
 //! buffer once and reuse it, not in every step.
@@ -28,12 +28,12 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Allocates `bytes` bytes, aligned to 256 (`cuMemAlloc`'s promise).
+    /// Allocates `bytes` bytes, aligned to 256 (as `cuMemAlloc` guarantees).
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`], or errors of the driver.
     pub fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
-        // cuMemAlloc refuses 0 bytes; one unused byte gives a valid address.
+        // cuMemAlloc rejects 0 bytes; one unused byte gives a valid address.
         // SAFETY: a context is current, and the allocation is freed once, in `drop`.
         let allocate = || Ok(unsafe { result::malloc_sync(bytes.max(1)) });
         match context.with_current(allocate)? {
@@ -56,19 +56,19 @@ impl DeviceBuffer {
         }
     }
 
-    /// Whether a buffer of this device has these bytes. Only debug builds know; others answer that none has.
+    /// Returns whether a buffer of this device contains these bytes. Release builds always return false.
     pub fn is_live(context: &Context, address: u64, bytes: u64) -> bool {
         let live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
         let before = live.range((context.ordinal(), 0)..=(context.ordinal(), address)).next_back();
         before.is_some_and(|((_, start), size)| address + bytes <= start + size)
     }
 
-    /// The requested number of bytes.
+    /// Returns the requested number of bytes.
     pub fn len_bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The address of the first byte. The caller keeps the buffer alive while the device uses it.
+    /// Returns the address of the first byte. The caller must keep the buffer alive while the device uses it.
     pub fn pointer<T>(&self) -> DevicePointer<T> {
         DevicePointer::from_address(self.address)
     }

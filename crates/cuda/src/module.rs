@@ -1,6 +1,6 @@
 //! Compiled programs on a device, and launching their kernels.
 //!
-//! Not supported: clusters, cooperative launches and graphs. Nothing here needs them.
+//! Not supported: clusters and cooperative launches. Nothing here needs them.
 
 mod arguments;
 mod kernel;
@@ -35,7 +35,7 @@ impl Module {
         Ok(Self { loaded: Arc::new(Loaded::new(context, image)?) })
     }
 
-    /// The kernel with this name: an `extern "C"` function of the program, or the mangled name of another function.
+    /// Returns the kernel with this name: an `extern "C"` function of the program, or the mangled name of another function.
     ///
     /// # Errors
     /// [`CudaError::NoSuchKernel`], or errors of the driver.
@@ -63,7 +63,7 @@ impl Module {
 struct Loaded {
     context: Context,
     program: String,
-    /// What it was compiled from.
+    /// The source text of the program.
     source: Arc<str>,
     handle: CUmodule,
     /// Locked while the shared memory limit of a kernel is raised, which reads the limit first.

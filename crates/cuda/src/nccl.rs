@@ -1,8 +1,8 @@
-//! Collectives between devices by NCCL, on a stream: sums and gathers of f32 values, broadcasts of anything.
+//! Collectives between devices by NCCL, on a stream: sums of f32 values, and broadcasts of bytes.
 //!
-//! Each rank of a job has a communicator of its own, for one device. Rank 0 draws an id, every rank gets it over some other connection,
-//! and all of them connect with it. AMD's RCCL exports the same functions under the same names.
-//! Trade-off: one thread at a time may submit to a communicator, so it is behind a lock.
+//! Each rank of a job has its own communicator, for one device. Rank 0 generates an id, every rank gets it over another
+//! connection, and all of them connect with it. AMD's RCCL exports the same functions under the same names.
+//! Trade-off: only one thread at a time may submit to a communicator, so it is behind a lock.
 
 mod symbols;
 
@@ -17,7 +17,7 @@ use crate::pointer::DevicePointer;
 use crate::stream::{Stream, same_device};
 use symbols::{FLOAT32, IN_PROGRESS, Opaque, SUM, Status, Symbols, UINT8, UniqueId};
 
-/// How long [`NcclCommunicator::abort`] waits for a thread that is submitting. It may itself wait for a rank that is gone.
+/// Time that [`NcclCommunicator::abort`] waits for a thread that is submitting and may itself wait for a rank that is gone.
 const ABORT_WAIT: Duration = Duration::from_secs(2);
 
 /// The loaded library.
@@ -26,12 +26,12 @@ pub struct Nccl {
     symbols: &'static Symbols,
 }
 
-/// What all ranks of a communicator share before they connect.
+/// The id that all ranks of a communicator share before they connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclId(pub [u8; NcclId::BYTES]);
 
 impl NcclId {
-    /// Its size.
+    /// Size of the id in bytes.
     pub const BYTES: usize = 128;
 }
 
@@ -39,7 +39,7 @@ impl NcclId {
 pub struct NcclCommunicator {
     symbols: &'static Symbols,
     context: Context,
-    /// `None` once it was aborted.
+    /// `None` after an abort.
     handle: Mutex<Option<Handle>>,
 }
 
@@ -58,7 +58,7 @@ impl Nccl {
         Ok(Self { symbols: Symbols::load()? })
     }
 
-    /// Major, minor and patch version.
+    /// Returns the major, minor and patch version.
     ///
     /// # Errors
     /// [`CudaError::Nccl`].
@@ -70,7 +70,7 @@ impl Nccl {
         Ok(version_of(u32::try_from(code).unwrap_or(0)))
     }
 
-    /// A new id, for rank 0 to hand out.
+    /// Generates a new id, which rank 0 sends to the others.
     ///
     /// # Errors
     /// [`CudaError::Nccl`], for instance if no network interface can be used.
@@ -108,10 +108,10 @@ impl NcclCommunicator {
     /// Sums each buffer (address and number of f32 values) over all ranks, in place, as one group on the stream.
     ///
     /// # Safety
-    /// - The addresses point to device memory of this context with that many f32 values, which stays allocated until the stream has
-    ///   done the work.
-    /// - Work that uses the buffers is ordered before this on the stream, or after it.
-    /// - Every rank submits the same operations on buffers of the same sizes, in the same order.
+    /// - The addresses must point to device memory of this context with that many f32 values, which stays allocated until the stream has done the
+    ///   work.
+    /// - Other work that uses the buffers must be ordered before or after this on the stream.
+    /// - Every rank must submit the same operations on buffers of the same sizes, in the same order.
     ///
     /// # Errors
     /// [`CudaError::NcclAborted`], [`CudaError::DifferentDevices`] or [`CudaError::Nccl`].
@@ -138,10 +138,10 @@ impl NcclCommunicator {
     /// Sums each buffer (address, number of f32 values, rank) over all ranks into the buffer of that rank, as one group on the stream.
     ///
     /// # Safety
-    /// As for [`NcclCommunicator::all_reduce_sum`].
+    /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold.
     ///
     /// # Errors
-    /// As for [`NcclCommunicator::all_reduce_sum`].
+    /// The same as those of [`NcclCommunicator::all_reduce_sum`].
     pub unsafe fn reduce_sum(
         &self,
         stream: &Stream,
@@ -160,13 +160,13 @@ impl NcclCommunicator {
         })
     }
 
-    /// Gives every rank the bytes that one rank has in each buffer (address, number of bytes, that rank), as one group on the stream.
+    /// Copies the bytes of one rank to all ranks, for each buffer (address, number of bytes, that rank), as one group on the stream.
     ///
     /// # Safety
-    /// As for [`NcclCommunicator::all_reduce_sum`], in bytes.
+    /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold, in bytes.
     ///
     /// # Errors
-    /// As for [`NcclCommunicator::all_reduce_sum`].
+    /// The same as those of [`NcclCommunicator::all_reduce_sum`].
     pub unsafe fn broadcast(
         &self,
         stream: &Stream,
@@ -185,8 +185,8 @@ impl NcclCommunicator {
         })
     }
 
-    /// What went wrong with work that was submitted before, such as a rank that cannot be reached. Returns at once: `None` too while
-    /// another thread is submitting.
+    /// Returns the error of previously submitted work, such as a rank that cannot be reached. Returns at once, with
+    /// `None` while another thread is submitting.
     pub fn failure(&self) -> Option<CudaError> {
         let Ok(handle) = self.handle.try_lock() else { return None };
         let Some(Handle(comm)) = *handle else { return Some(CudaError::NcclAborted) };
@@ -200,8 +200,8 @@ impl NcclCommunicator {
         }
     }
 
-    /// Ends all work of this communicator, on the device too: kernels that wait for another rank return, with whatever is in their
-    /// buffers. Whether it could be done; not if another thread keeps submitting.
+    /// Ends all work of this communicator, also on the device: kernels that wait for another rank return, with
+    /// undefined buffer contents. Returns whether this succeeded; it does not if another thread keeps submitting.
     pub fn abort(&self) -> bool {
         let started = Instant::now();
         let mut handle = loop {
@@ -223,7 +223,7 @@ impl NcclCommunicator {
         true
     }
 
-    /// Runs calls that NCCL submits together.
+    /// Runs calls as one group, which NCCL submits together.
     fn group(&self, calls: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
         // SAFETY: has no arguments; the group is ended below by the same thread.
         self.symbols.checked("ncclGroupStart", unsafe { (self.symbols.group_start)() })?;
@@ -247,7 +247,7 @@ impl NcclCommunicator {
 }
 
 impl Drop for NcclCommunicator {
-    /// Aborts rather than destroys: destroying waits for the other ranks, which may be gone.
+    /// Aborts rather than destroys, because destroying waits for the other ranks, which may be gone.
     fn drop(&mut self) {
         self.abort();
     }
@@ -257,12 +257,12 @@ fn address<T>(pointer: DevicePointer<T>) -> *mut std::ffi::c_void {
     pointer.address() as *mut std::ffi::c_void
 }
 
-/// A rank, or a number of ranks, as NCCL takes it.
+/// Converts a rank, or a number of ranks, to NCCL's type.
 fn number(ranks: usize) -> i32 {
     i32::try_from(ranks).expect("there are fewer ranks than 2^31")
 }
 
-/// The version that a code stands for: 2708 is 2.7.8, 22703 is 2.27.3.
+/// Decodes a version: 2708 is 2.7.8, 22703 is 2.27.3.
 fn version_of(code: u32) -> (u32, u32, u32) {
     let major = if code < 10_000 { 1000 } else { 10_000 };
     (code / major, code % major / 100, code % 100)

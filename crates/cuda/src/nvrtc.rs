@@ -57,28 +57,28 @@ pub struct Image {
     name: String,
     /// A cubin.
     bytes: Arc<[u8]>,
-    /// What it was compiled from.
+    /// The source text of the program.
     source: Arc<str>,
 }
 
 impl Image {
-    /// The name of its program.
+    /// Returns the name of its program.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The machine code, a cubin.
+    /// Returns the machine code, a cubin.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The text that it was compiled from.
+    /// Returns the source text that it was compiled from.
     pub(crate) fn source(&self) -> &Arc<str> {
         &self.source
     }
 }
 
-/// NVRTC, with a cache of what it compiled before.
+/// NVRTC, with a cache of earlier results.
 #[derive(Clone)]
 pub struct Compiler {
     symbols: Symbols,
@@ -107,10 +107,10 @@ impl Compiler {
         Ok(Self { symbols, build, cache })
     }
 
-    /// The machine code of a program for a compute capability such as `(9, 0)`: from disk, or compiled now.
+    /// Returns the machine code of a program for a compute capability such as `(9, 0)`: from disk, or compiled now.
     ///
     /// # Errors
-    /// [`CudaError::Compilation`] with the log of the compiler.
+    /// [`CudaError::Compilation`] with the compiler's log.
     pub fn compile(&self, program: &Program, compute_capability: (u32, u32)) -> Result<Image, CudaError> {
         let options = options(program, compute_capability);
         let texts = [&self.build, &program.name, &program.source];
@@ -129,7 +129,7 @@ impl Compiler {
     }
 }
 
-/// A driver cannot run the code of a newer major version of CUDA. Without a driver, any version is usable.
+/// Returns whether the driver can run this library's code, which must not be of a newer major CUDA version. Without a driver, any version is usable.
 fn usable(file: &str) -> bool {
     let newest = Driver::load().map_or(u32::MAX, |driver| driver.version().0);
     !["12", "13", "14"]
@@ -137,8 +137,8 @@ fn usable(file: &str) -> bool {
         .any(|major| file.contains(&format!(".so.{major}")) && major.parse::<u32>().is_ok_and(|major| major > newest))
 }
 
-/// All options: the architecture, the language, and those of the program. From Hopper on, the architecture-specific variant
-/// (`sm_90a`) is used; without it, instructions such as wgmma are not available.
+/// Returns all options: the architecture, the language, and those of the program. From Hopper on, the
+/// architecture-specific variant (`sm_90a`) is used, which instructions such as wgmma require.
 fn options(program: &Program, (major, minor): (u32, u32)) -> Vec<String> {
     let variant = if major >= 9 { "a" } else { "" };
     let mut options = vec![
@@ -192,7 +192,7 @@ impl<'a> Compilation<'a> {
         self.read("cubin", self.symbols.cubin_size, self.symbols.cubin)
     }
 
-    /// One of the program's outputs; `size` and `get` are the library's functions for it.
+    /// Reads one of the program's outputs; `size` and `get` are the library's functions for it.
     fn read(
         &self,
         what: &str,
@@ -217,8 +217,8 @@ impl Drop for Compilation<'_> {
     }
 }
 
-/// Identifies the build of the library: `nvrtcVersion` has only the major and minor version, but the comments at the head of
-/// every PTX file have the full version and the build number. Compiling an empty program takes some 20 ms.
+/// Identifies the build of the library: `nvrtcVersion` returns only the major and minor version, but the comments at the top of every
+/// PTX file contain the full version and the build number. Compiling an empty program takes about 20 ms.
 fn build(symbols: &Symbols) -> Result<String, CudaError> {
     let empty = Program { name: "empty.cu".to_owned(), source: String::new(), options: Vec::new() };
     let ptx = Compilation::new(symbols, &empty, &[])?.read("PTX", symbols.ptx_size, symbols.ptx)?;

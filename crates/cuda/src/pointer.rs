@@ -1,8 +1,8 @@
 //! Addresses in device memory, with the type of the elements there.
 //!
-//! The type is a label that helps to keep arguments in order. Nothing is read or written through a pointer on the host.
+//! The type is only a label that helps to keep arguments in order. The host never reads or writes through a pointer.
 //!
-//! Trade-off: no lifetimes. An address becomes an access at a launch or a copy, and these are `unsafe` for that reason.
+//! Trade-off: no lifetimes. An address is dereferenced only by launches and copies, which are `unsafe` for that reason.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,18 +16,18 @@ pub struct DevicePointer<T> {
 }
 
 impl<T> DevicePointer<T> {
-    /// A pointer to this address. Whether it is valid matters only when it is given to the device.
+    /// Creates a pointer to this address. It need not be valid until it is given to the device.
     pub const fn from_address(address: u64) -> Self {
         Self { address, element: PhantomData }
     }
 
-    /// The address: a `CUdeviceptr`.
+    /// Returns the address: a `CUdeviceptr`.
     pub const fn address(self) -> u64 {
         self.address
     }
 }
 
-// Not derived, since derived implementations would require the same of `T`.
+// Not derived, since derived implementations would require the same traits of `T`.
 impl<T> Clone for DevicePointer<T> {
     fn clone(&self) -> Self {
         *self

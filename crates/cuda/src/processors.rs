@@ -1,13 +1,13 @@
-//! Which processors the threads of this process run on.
+//! Reads and restricts the processors on which the threads of this process run.
 //!
-//! Trade-off: Linux only; elsewhere the system is not asked, and every call says so. Numbers up to 1,023, as in glibc's `cpu_set_t`.
+//! Trade-off: Linux only; on other systems, every call returns an error. Supports numbers up to 1,023, as glibc's `cpu_set_t` does.
 
 use std::io;
 
-/// The processors that the calling thread may run on, by the system's numbers, ascending.
+/// Returns the processors that the calling thread may run on, by the system's numbers, ascending.
 ///
 /// # Errors
-/// The system refuses, or is not Linux.
+/// If the system rejects the call, or is not Linux.
 #[cfg(target_os = "linux")]
 pub fn allowed() -> io::Result<Vec<usize>> {
     let mut mask = Mask::default();
@@ -19,10 +19,10 @@ pub fn allowed() -> io::Result<Vec<usize>> {
     Ok((0..Mask::BITS).filter(|&number| mask.has(number)).collect())
 }
 
-/// Keeps all threads of this process, and those that they start from now on, on some processors.
+/// Restricts all threads of this process, and threads that they start from now on, to some processors.
 ///
 /// # Errors
-/// The system refuses, for instance because the process may use none of them; or it is not Linux.
+/// If the system rejects the call, for instance because the process may use none of them, or is not Linux.
 #[cfg(target_os = "linux")]
 pub fn keep_threads_on(processors: &[usize]) -> io::Result<()> {
     let mut mask = Mask::default();
@@ -40,7 +40,7 @@ pub fn keep_threads_on(processors: &[usize]) -> io::Result<()> {
     Ok(())
 }
 
-/// A bit for each processor.
+/// One bit per processor.
 #[cfg(target_os = "linux")]
 #[derive(Default)]
 #[repr(C, align(8))]
@@ -65,7 +65,7 @@ impl Mask {
     }
 }
 
-/// See the Linux version.
+/// Replaces the Linux version on other systems.
 ///
 /// # Errors
 /// Always.
@@ -74,7 +74,7 @@ pub fn allowed() -> io::Result<Vec<usize>> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// See the Linux version.
+/// Replaces the Linux version on other systems.
 ///
 /// # Errors
 /// Always.

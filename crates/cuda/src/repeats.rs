@@ -1,16 +1,16 @@
-//! Work of a stream that repeats, submitted as CUDA graphs.
+//! Repeated work of a stream, submitted as CUDA graphs.
 //!
-//! Every step of a run launches what the step before launched, mostly with the same arguments: buffers are used again in the same order.
-//! Submitting a launch costs the host several microseconds in the driver and the libraries, which for short rows is longer than the kernel
-//! runs. So launches wait here until there are [`MAX_WAITING`] of them, or until something else is about to happen in the stream. If the same ones
-//! came before, with the same arguments byte by byte, one call launches the graph that was recorded of them; otherwise each is submitted.
-//! The third time, they are recorded.
+//! Every step of a run repeats the launches of the previous step, mostly with the same arguments, since buffers are reused in the same
+//! order. Submitting a launch costs the host several microseconds in the driver and the libraries, which for short rows is longer than
+//! the kernel runs. So launches wait here until there are [`MAX_WAITING`] of them, or until something else is about to be submitted to
+//! the stream. If the same sequence came before, with the same arguments byte by byte, one call launches its recorded graph; otherwise
+//! each launch is submitted. The third time, a sequence is recorded.
 //!
-//! A graph is launched only in the place of launches that were requested with its very arguments. So what their callers promised about
-//! addresses holds for the graph as well, and nothing has to be known about where memory comes from.
+//! A graph only replaces launches that were requested with exactly its arguments. So the callers' promises about
+//! addresses hold for the graph as well, and this code need not know where memory comes from.
 //!
-//! Trade-off: the host still computes the arguments of every launch, and the device starts a few launches later. One argument that differs,
-//! such as a learning rate, and the launches around it are submitted one by one.
+//! Trade-off: the host still computes the arguments of every launch, and the device starts a few launches later. If one
+//! argument differs, such as a learning rate, the launches around it are submitted one by one.
 
 use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
@@ -23,25 +23,25 @@ use crate::error::CudaError;
 use crate::graph::Graph;
 use crate::stream::Stream;
 
-/// Launches that wait at most. Steps took as long with any number from 16 to 512, and the fewer there are in a graph, the fewer are submitted
-/// one by one where an argument differs.
+/// Maximum number of waiting launches. Step times were equal for any number from 16 to 512, and smaller graphs leave
+/// fewer launches to submit one by one if an argument differs.
 const MAX_WAITING: usize = 32;
-/// Fewer than these are not worth a graph.
+/// Minimum number of launches in a graph; fewer are not worth one.
 const MIN_RECORDED: usize = 3;
-/// The time at which launches that come again are recorded.
+/// The occurrence of a sequence at which it is recorded.
 const DUE: u32 = 3;
-/// How often recording a sequence may fail.
+/// Maximum number of failures to record a sequence.
 const MAX_REFUSALS: u32 = 3;
-/// Maximum number of launches in all graphs together, and of graphs. Beyond it, graphs that were not used lately make room for others. On an
-/// H100, graphs with 4 launches each take 120 KiB of memory: 2,048 of them took 242 MiB. A training step of a 1B model uses about 30 graphs.
+/// Maximum number of launches in all graphs together, and of graphs. Beyond it, new graphs replace those that were not used recently. On an H100,
+/// graphs with 4 launches each take 120 KiB of memory: 2,048 of them took 242 MiB. A training step of a 1B model uses about 30 graphs.
 const MAX_IN_GRAPHS: usize = 1 << 13;
 const MAX_GRAPHS: usize = 1 << 9;
-/// A graph is unused after this many times as many sequences as there are graphs.
+/// A graph counts as unused after this many times as many sequences as there are graphs.
 const UNUSED: u64 = 8;
-/// Sequences that are remembered without a graph; beyond this they are forgotten: those of batches of which no two are alike.
+/// Maximum number of sequences remembered without a graph; beyond this all are dropped, since they come from batches that never repeat.
 const MAX_SEEN: usize = 1 << 16;
 
-/// A stream, and launches for it that wait.
+/// A stream, and launches that wait to be submitted to it.
 pub struct Repeats {
     stream: Arc<Stream>,
     is_on: Cell<bool>,
@@ -49,11 +49,11 @@ pub struct Repeats {
     known: RefCell<Known>,
 }
 
-/// Launches that were requested and not submitted.
+/// Launches that were requested but not yet submitted.
 #[derive(Default)]
 struct Waiting {
     launches: Vec<Launch>,
-    /// What distinguishes them from any others.
+    /// Distinguishes them from all others.
     key: Key,
 }
 
@@ -65,37 +65,37 @@ struct Launch {
 /// Submits a launch to the stream.
 type Submit = dyn Fn(&Stream) -> Result<(), CudaError>;
 
-/// Sequences of launches that came before, by the hash of their key.
+/// Earlier sequences of launches, by the hash of their key.
 #[derive(Default)]
 struct Known {
     by_hash: FxHashMap<u64, Sequence>,
     graphs: usize,
     /// Launches in graphs.
     in_graphs: usize,
-    /// Sequences so far.
+    /// Number of sequences so far.
     now: u64,
-    /// When graphs that are not used are looked for again.
+    /// Time of the next search for unused graphs.
     next_search: u64,
 }
 
 enum Sequence {
-    /// Came this often.
+    /// Number of occurrences.
     Seen(u32),
     Recorded(Recorded),
-    /// The driver did not record it, this often.
+    /// Number of times that the driver failed to record it.
     Refused(u32),
 }
 
 struct Recorded {
-    // Dropped before the launches, which keep what it refers to.
+    // Dropped before the launches, which keep its operands alive.
     graph: Graph,
     launches: Vec<Launch>,
     key: Box<[u8]>,
-    /// When it was launched last.
+    /// Time of the last launch.
     used: u64,
 }
 
-/// The bytes that values write when they are hashed.
+/// The bytes that values write when hashed.
 #[derive(Default)]
 struct Key(Vec<u8>);
 
@@ -109,22 +109,22 @@ impl Hasher for Key {
     }
 }
 
-/// A launch that the driver or a library refused, or the first of a graph that was.
+/// A launch that the driver or a library rejected, or the first launch of a rejected graph.
 #[derive(Debug)]
 pub struct FailedLaunch {
     /// The launch.
     pub name: &'static str,
-    /// Why.
+    /// The reason.
     pub error: CudaError,
 }
 
 impl Repeats {
-    /// Nothing waits for the stream, and nothing is known.
+    /// Creates an empty queue for the stream.
     pub fn new(stream: Arc<Stream>) -> Self {
         Self { stream, is_on: Cell::new(true), waiting: RefCell::default(), known: RefCell::default() }
     }
 
-    /// Whether launches wait and are repeated as graphs; otherwise each is submitted at once, and graphs are given back. On at first.
+    /// Sets whether launches wait and are repeated as graphs (the default); if off, each is submitted at once, and graphs are released.
     pub fn turn(&self, on: bool) {
         assert!(self.waiting.borrow().launches.is_empty(), "this is decided where nothing waits");
         self.is_on.set(on);
@@ -133,21 +133,20 @@ impl Repeats {
         }
     }
 
-    /// The stream, which work that is submitted to it directly follows what waits here only after [`Self::flush`].
+    /// Returns the stream. Work submitted to it directly follows the waiting launches only after [`Self::flush`].
     pub fn stream(&self) -> &Arc<Stream> {
         &self.stream
     }
 
-    /// Has `submit` called for the stream: later, to record what it submits, or not at all if a graph does the same.
+    /// Requests that `submit` be called for the stream: later, to record its work, or never if a graph does the same.
     ///
     /// # Errors
-    /// Of this launch or of one that waited.
+    /// The error of this launch or of one that waited.
     ///
     /// # Safety
-    /// `submit` only submits to the stream. Where two `what` write the same bytes when they are hashed, the same work is submitted, with the
-    /// same arguments.
-    /// What it promises about addresses holds until the stream has done the work, where memory that is freed earlier may be given to work
-    /// that is submitted to this stream later.
+    /// `submit` must only submit to the stream. If two `what` write the same bytes when hashed, the same work with the
+    /// same arguments must be submitted. Its promises about addresses must hold until the stream has done the work,
+    /// even though memory freed earlier may be given to work that is submitted to this stream later.
     pub unsafe fn submit<W: Hash + 'static>(
         &self,
         name: &'static str,
@@ -161,7 +160,7 @@ impl Repeats {
             let mut waiting = self.waiting.borrow_mut();
             let begin = waiting.key.0.len();
             what.hash(&mut waiting.key);
-            // Where one ends and the next begins is part of the key.
+            // The boundaries between launches are part of the key.
             let bytes = waiting.key.0.len() - begin;
             waiting.key.write(&bytes.to_ne_bytes());
             let submit = Box::new(move |stream: &Stream| submit(&what, stream));
@@ -171,10 +170,10 @@ impl Repeats {
         if is_full { self.flush() } else { Ok(()) }
     }
 
-    /// Submits what waits.
+    /// Submits the waiting launches.
     ///
     /// # Errors
-    /// Of the first launch that fails; the ones after it are dropped.
+    /// The error of the first launch that fails; the ones after it are dropped.
     pub fn flush(&self) -> Result<(), FailedLaunch> {
         let waiting = &mut *self.waiting.borrow_mut();
         if waiting.launches.is_empty() {
@@ -191,17 +190,17 @@ impl Repeats {
         done
     }
 
-    /// Forgets what waits, after a failure.
+    /// Drops the waiting launches, after a failure.
     pub fn drop_waiting(&self) {
         *self.waiting.borrow_mut() = Waiting::default();
     }
 
-    /// Returns the memory of all graphs; the driver finishes launches that are under way first.
+    /// Frees the memory of all graphs; the driver first finishes launches in flight.
     pub fn release(&self) {
         *self.known.borrow_mut() = Known::default();
     }
 
-    /// Launches in graphs.
+    /// Returns the number of launches in graphs.
     pub fn in_graphs(&self) -> usize {
         self.known.borrow().in_graphs
     }
@@ -214,7 +213,7 @@ impl Repeats {
 }
 
 impl Known {
-    /// Submits a sequence, as a graph if there is one or it is time to record one. What is recorded keeps the launches.
+    /// Submits a sequence, as a graph if there is one or it is time to record one. A recorded graph keeps its launches.
     fn submit(
         &mut self,
         hash: u64,
@@ -274,8 +273,8 @@ impl Known {
         Ok(())
     }
 
-    /// Whether a graph of this many launches may be added, perhaps in the place of some that were not used for as long as it takes to use
-    /// all of them a few times. That is looked up seldom, since it takes as long as submitting many launches.
+    /// Returns whether a graph of this many launches may be added, if necessary by removing graphs that were not used for as long as
+    /// it takes to use all of them a few times. Such a search is rare, since it takes as long as submitting many launches.
     fn has_room(&mut self, launches: usize) -> bool {
         let is_full = |known: &Self| known.in_graphs + launches > MAX_IN_GRAPHS || known.graphs == MAX_GRAPHS;
         if is_full(self) && self.now >= self.next_search {

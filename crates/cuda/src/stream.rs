@@ -32,7 +32,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Stream {
-    /// A new, empty stream.
+    /// Creates an empty stream.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -42,12 +42,12 @@ impl Stream {
         Ok(Self { context: context.clone(), handle })
     }
 
-    /// The context that the stream works in.
+    /// Returns the stream's context.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Alive as long as `self`.
+    /// Returns the handle, alive as long as `self`.
     pub(crate) fn handle(&self) -> CUstream {
         self.handle
     }
@@ -89,7 +89,7 @@ impl Stream {
 }
 
 impl Event {
-    /// An event for ordering: without a time stamp, which makes it cheaper.
+    /// Creates an event for ordering, without a time stamp, which makes it cheaper.
     ///
     /// # Errors
     /// Errors of the driver.
@@ -97,7 +97,7 @@ impl Event {
         Self::with_flags(context, CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// An event with a time stamp, for [`Event::milliseconds_since`].
+    /// Creates an event with a time stamp, for [`Event::milliseconds_since`].
     ///
     /// # Errors
     /// Errors of the driver.
@@ -120,8 +120,8 @@ impl Event {
         self.context.driver().checked("cuEventSynchronize", done)
     }
 
-    /// Milliseconds of device time from `start` to this event, to about half a microsecond. Both events are
-    /// [`Event::timed`], recorded, and done.
+    /// Returns the milliseconds of device time from `start` to this event, to about half a microsecond. Both events
+    /// must be [`Event::timed`], recorded, and done.
     ///
     /// # Errors
     /// [`CudaError::DifferentDevices`], or errors of the driver, for instance if an event is not done.
@@ -131,13 +131,13 @@ impl Event {
         unsafe { self.context.driver().elapsed_ms(start.handle, self.handle) }
     }
 
-    /// Alive as long as `self`.
+    /// Returns the handle, alive as long as `self`.
     pub(crate) fn handle(&self) -> CUevent {
         self.handle
     }
 }
 
-/// Refuses handles of two devices; the driver would only report an invalid handle.
+/// Rejects handles of two devices; the driver would only report an invalid handle.
 pub(crate) fn same_device(call: &'static str, first: &Context, second: &Context) -> Result<(), CudaError> {
     let (first, second) = (first.ordinal(), second.ordinal());
     if first == second { Ok(()) } else { Err(CudaError::DifferentDevices { call, first, second }) }

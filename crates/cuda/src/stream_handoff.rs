@@ -1,6 +1,6 @@
 //! Orders our stream after and before all other work in its context, without access to CubeCL's streams.
 //!
-//! CubeCL does not expose its streams. But it works in the device's primary context, and a context as a whole can be
+//! CubeCL does not expose its streams, but works in the device's primary context, and a context as a whole can be
 //! recorded and made to wait. A section of our work is therefore bracketed like this, without any host wait:
 //!
 //! ```text
@@ -38,8 +38,8 @@ impl StreamHandoff {
         Ok(Self { stream, begun, ended })
     }
 
-    /// Orders the stream after everything submitted to the context so far. Until [`StreamHandoff::end`], nothing else may
-    /// use device memory of this section: CubeCL reuses freed memory in the order of its own stream.
+    /// Orders the stream after everything submitted to the context so far. Until [`StreamHandoff::end`], no other work
+    /// may use device memory of this section, because CubeCL reuses freed memory in the order of its own stream.
     ///
     /// # Errors
     /// Errors of the driver.

@@ -1,5 +1,4 @@
-//! GEMMs of cuBLASLt on a GPU compared with the host. Without a driver or cuBLASLt, every test returns early. Their speed is a subject of
-//! `bench-matrix`.
+//! GEMMs of cuBLASLt on a GPU compared with the host. Without a driver or cuBLASLt, every test returns early. `bench-matrix` measures their speed.
 //!
 //! Trade-off: inputs are small integers, so that every order of summation gives the same bits and results are compared exactly.
 //! Rounding is not tested.
@@ -49,7 +48,7 @@ impl Case {
         (0..self.matmul.k).map(|inner| self.a_at(row, inner) * self.b_at(inner, column)).sum()
     }
 
-    /// `before` with `value(row, column)` in every element of D, and unchanged gaps.
+    /// Returns `before` with `value(row, column)` in every element of D, and unchanged gaps.
     fn expected(&self, before: &[f32], value: impl Fn(usize, usize) -> f32) -> Vec<f32> {
         let mut expected = before.to_vec();
         for row in 0..self.matmul.m {
@@ -245,7 +244,7 @@ fn eight_bit_inputs_are_scaled_by_tensor_and_by_row_and_column() {
         (pointers.a_scale, pointers.b_scale) = (memory[3].address, memory[4].address);
         match machine.run(&matmul, 1.0, 0.0, pointers) {
             Ok(()) => {}
-            // Vectors of scales came with cuBLASLt 12.9; older versions do not know the attribute.
+            // Scale vectors were added in cuBLASLt 12.9; older versions do not know the attribute.
             Err(CudaError::BlasLt { code: INVALID_VALUE, .. }) if scaling == Scaling::OuterVector => continue,
             Err(error) => panic!("{error}"),
         }

@@ -77,7 +77,7 @@ fn no_two_cases_have_the_same_name() {
     assert_eq!(names.len(), count);
 }
 
-/// The first device and its cuDNN, if both exist.
+/// Returns the first device and its cuDNN, if both exist.
 fn load() -> Option<(Context, Cudnn)> {
     let driver = Driver::load().ok()?;
     let context = Context::retain(&driver, 0).expect("device 0 of a loaded driver");

@@ -132,7 +132,7 @@ fn launches_that_come_again_are_repeated_as_a_graph_and_others_are_not() {
     let repeats = Repeats::new(gpu.stream.clone());
     let buffers: Vec<DeviceBuffer> = (0..5).map(|_| gpu.upload(&values())).collect();
     let shape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
-    // Each buffer becomes a line of the one before it; the last line changes from the fifth round on.
+    // Each buffer becomes a line of the previous one; the last line changes from the fifth round on.
     let round = |number: usize| {
         for (index, pair) in buffers.windows(2).enumerate() {
             let slope = if index == 3 { number.max(3) as f32 } else { 2.0 };
@@ -187,7 +187,7 @@ fn as_many_graphs_as_are_kept_take_little_memory() {
     sequence(0, 4);
     gpu.stream.synchronize().expect("synchronized");
     let before = free();
-    // More sequences than there may be graphs, and then as many launches in fewer.
+    // More sequences than there may be graphs, then as many launches in fewer sequences.
     for (sequences, launches, most) in [(600, 4, 512 * 4), (350, 30, 8_192)] {
         for _ in 0..3 {
             (0..sequences).for_each(|number| sequence(number, launches));

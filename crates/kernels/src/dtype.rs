@@ -1,15 +1,15 @@
-//! Casts that cost nothing where the dtype is right already.
+//! Casts that cost nothing if the dtype is already right.
 //!
 //! Trade-off: casts are separate passes; a backend that fuses them does not call these.
 
 use burn_tensor::{DType, FloatDType, Tensor, backend::Backend};
 
-/// The tensor in f32.
+/// Casts to f32.
 pub(crate) fn to_f32<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, D> {
     if tensor.dtype() == DType::F32 { tensor } else { tensor.cast(FloatDType::F32) }
 }
 
-/// The tensor in `dtype`.
+/// Casts to `dtype`.
 pub(crate) fn to_dtype<B: Backend, const D: usize>(tensor: Tensor<B, D>, dtype: DType) -> Tensor<B, D> {
     if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
 }

@@ -1,8 +1,7 @@
-//! Parameters that train, by name, and where their gradients go as the backward computes them.
+//! Trainable parameters by name, and the destination of their gradients during the backward.
 //!
-//! Values are stored flat, so that whatever updates, reduces or saves parameters is written once for every shape. A
-//! [`GradientSink`] is handed down the backward: a map keeps everything until the step, other sinks reduce over ranks, look for
-//! values that are not finite, or update on the spot.
+//! Values are stored flat, so that the code that updates, reduces or saves parameters is written once for every shape. A [`GradientSink`] is passed
+//! down the backward: a map keeps everything until the step; other sinks reduce over ranks, check for non-finite values, or update on the spot.
 //! Trade-off: gradients and trained parameters are f32, whatever the compute dtype.
 
 use std::collections::BTreeMap;
@@ -20,7 +19,7 @@ pub struct Parameter<B: Backend> {
     pub name: Arc<str>,
     /// Shape on disk.
     pub shape: Vec<usize>,
-    /// What it is for: optimizers group by it.
+    /// Role by which optimizers group parameters.
     pub role: Role,
     /// The values, row-major, `[elements]`, f32.
     pub value: Tensor<B, 1>,
@@ -30,7 +29,7 @@ impl<B: Backend> Parameter<B> {
     /// Uploads `values`, row-major in `shape`.
     ///
     /// # Panics
-    /// If `values` does not have the number of elements that `shape` says.
+    /// If the length of `values` differs from the elements of `shape`.
     pub fn from_host(
         name: impl Into<Arc<str>>,
         shape: &[usize],
@@ -45,13 +44,13 @@ impl<B: Backend> Parameter<B> {
         Self { name, shape: shape.to_vec(), role, value }
     }
 
-    /// Zeros in `shape`.
+    /// Creates zeros in `shape`.
     pub fn zeros(name: impl Into<Arc<str>>, shape: &[usize], role: Role, device: &B::Device) -> Self {
         let value = Tensor::zeros([shape.iter().product::<usize>()], (device, DType::F32));
         Self { name: name.into(), shape: shape.to_vec(), role, value }
     }
 
-    /// The value as a matrix.
+    /// Returns the value as a matrix.
     ///
     /// # Panics
     /// If the parameter is not two-dimensional.
@@ -60,38 +59,38 @@ impl<B: Backend> Parameter<B> {
         self.value.clone().reshape([self.shape[0], self.shape[1]])
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
-/// Takes gradients as the backward computes them.
+/// Receives gradients as the backward computes them.
 ///
 /// A parameter gets [`Contributions::of`] contributions per micro-batch: one, or two where a tied head adds to the embedding. After
 /// the last contribution of the last micro-batch of a step its gradient is complete.
 pub trait GradientSink<B: Kernels> {
-    /// Called before each micro-batch; `is_last`: no further micro-batch of this step follows.
+    /// Begins a micro-batch; `is_last` if no further micro-batch of this step follows.
     fn begin_micro_batch(&mut self, is_last: bool);
 
     /// Adds a contribution, f32, `[elements]`.
     fn add(&mut self, parameter: &Parameter<B>, gradient: Tensor<B, 1>);
 
-    /// Hands out the running sum of a parameter, so that a GEMM can add to it in place. The caller gives the new sum back with
-    /// [`GradientSink::give_back`], which counts as one contribution. `None`: nothing to add to; use [`GradientSink::add`].
+    /// Lends the running sum of a parameter, so that a GEMM can add to it in place. The caller returns the new sum through
+    /// [`GradientSink::give_back`], which counts as one contribution. `None`: there is no sum yet, and the caller uses [`GradientSink::add`].
     fn lend(&mut self, parameter: &Parameter<B>) -> Option<Tensor<B, 1>> {
         let _ = parameter;
         None
     }
 
-    /// Takes back what [`GradientSink::lend`] handed out, with one more contribution in it.
+    /// Takes back a lent sum, with one more contribution in it.
     fn give_back(&mut self, parameter: &Parameter<B>, sum: Tensor<B, 1>) {
         let _ = (parameter, sum);
         unreachable!("this sink lends nothing");
     }
 }
 
-/// How many contributions each parameter gets per micro-batch, and how many have arrived.
+/// Number of contributions that each parameter gets per micro-batch, and how many have arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Contributions {
     twice: Vec<Arc<str>>,
@@ -100,12 +99,12 @@ pub struct Contributions {
 }
 
 impl Contributions {
-    /// For a model whose parameters get one contribution per micro-batch, but for those named: two.
+    /// Expects two contributions per micro-batch for the named parameters and one for all others.
     pub fn with_twice(twice: Vec<Arc<str>>) -> Self {
         Self { twice, ..Self::default() }
     }
 
-    /// Contributions of a parameter per micro-batch.
+    /// Returns the contributions of a parameter per micro-batch.
     pub fn of(&self, name: &str) -> usize {
         if self.twice.iter().any(|twice| twice.as_ref() == name) { 2 } else { 1 }
     }
@@ -113,7 +112,7 @@ impl Contributions {
     /// Starts a micro-batch.
     ///
     /// # Panics
-    /// If the one before ended with a contribution missing.
+    /// If a contribution to the previous micro-batch is missing.
     pub fn begin_micro_batch(&mut self, is_last: bool) {
         for (name, &arrived) in &self.arrived {
             let expected = self.of(name);
@@ -123,10 +122,10 @@ impl Contributions {
         self.is_last = is_last;
     }
 
-    /// Notes one contribution; whether the parameter's gradient is now complete for the whole step.
+    /// Counts one contribution; returns whether the parameter's gradient is now complete for the whole step.
     ///
     /// # Panics
-    /// If the parameter got more contributions than it has.
+    /// If the parameter gets more contributions than expected.
     pub fn arrive(&mut self, name: &Arc<str>) -> bool {
         let expected = self.of(name);
         let arrived = self.arrived.entry(name.clone()).or_insert(0);
@@ -173,32 +172,32 @@ impl<B: Kernels> GradientSink<B> for GradientMap<B> {
 }
 
 impl<B: Kernels> GradientMap<B> {
-    /// The gradient of a parameter, if anything was added.
+    /// Returns the gradient of a parameter, if anything was added.
     pub fn get(&self, name: &str) -> Option<&Tensor<B, 1>> {
         self.by_name.get(name)
     }
 
-    /// Takes the gradient of a parameter out.
+    /// Removes and returns the gradient of a parameter.
     pub fn remove(&mut self, name: &str) -> Option<Tensor<B, 1>> {
         self.by_name.remove(name)
     }
 
-    /// Puts a finished gradient in.
+    /// Inserts a finished gradient.
     pub fn insert(&mut self, name: Arc<str>, gradient: Tensor<B, 1>) {
         self.by_name.insert(name, gradient);
     }
 
-    /// Gradients in name order, which is the same on every rank.
+    /// Iterates over gradients in name order, which is the same on every rank.
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Tensor<B, 1>)> {
         self.by_name.iter()
     }
 
-    /// Number of parameters with a gradient.
+    /// Returns the number of parameters with a gradient.
     pub fn len(&self) -> usize {
         self.by_name.len()
     }
 
-    /// Whether nothing was added yet.
+    /// Returns whether nothing was added yet.
     pub fn is_empty(&self) -> bool {
         self.by_name.is_empty()
     }
@@ -219,8 +218,8 @@ mod tests {
         random(seed, [elements])
     }
 
-    /// A model with a tied embedding (two contributions per micro-batch, one of them added in place where a sum is lent) and an
-    /// ordinary parameter, over several micro-batches.
+    /// Accumulates several micro-batches of a model with a tied embedding (two contributions per micro-batch, one of
+    /// them added in place if a sum is lent) and an ordinary parameter.
     fn accumulate(sink: &mut dyn GradientSink<Plain>, mut arrive: impl FnMut(&Arc<str>, bool)) {
         let (tied, plain) = (parameter("tied", 6), parameter("plain", 4));
         for micro_batch in 0..MICRO_BATCHES {

@@ -41,32 +41,32 @@ pub use norm::{NormOps, NormWeight};
 pub use optimizer::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
 pub use weights::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps, padded_codes};
 
-/// Device time of one launch, and the work it could not avoid.
+/// Device time of one launch, with its unavoidable work: FLOPs and bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TracedOperation {
-    /// What was launched.
+    /// Name of the launched operation.
     pub name: &'static str,
-    /// Milliseconds from the beginning of the trace to the moment the device began it.
+    /// Milliseconds from the start of the trace until the device started the operation.
     pub start_ms: f64,
-    /// Device time.
+    /// Device time in milliseconds.
     pub milliseconds: f64,
-    /// Operations of matrix units; 0 for what only moves memory.
+    /// FLOPs of the matrix units; 0 for an operation that only moves memory.
     pub flops: f64,
-    /// Bytes read and written, each once.
+    /// Bytes read and written, each counted once.
     pub bytes: f64,
     /// `m`, `n` and `k` of a GEMM.
     pub gemm: Option<[usize; 3]>,
 }
 
-/// Every operation that a training step is made of, by subject.
+/// All operations of a training step, by subject.
 ///
 /// Inputs may be f32 or a half format; reductions, norms and exponentials are computed in f32, and results come back in the dtype of
 /// the first input unless an operation states otherwise. CubeCL does not check dtypes, so operations cast mixed operands themselves.
 pub trait Kernels:
     MemoryOps + WeightOps + NormOps + LinearOps + MoeOps + AttentionOps + EmbeddingOps + LossOps + OptimizerOps
 {
-    /// Runs work and measures when and how long the device runs each operation in it; empty where the backend cannot. Waits for the
-    /// device before and after, not in between.
+    /// Runs `work` and records when and for how long the device runs each of its operations; the list is empty where
+    /// the backend cannot trace. Waits for the device before and after `work`, not in between.
     fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<TracedOperation>) {
         let _ = device;
         (work(), Vec::new())

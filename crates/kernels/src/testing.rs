@@ -1,4 +1,4 @@
-//! What the tests of the reference bodies share: seeded tensors, closeness, and Burn's autodiff to compare backwards with.
+//! Shared helpers of the reference bodies' tests: seeded tensors, closeness, and Burn's autodiff to compare backwards with.
 //!
 //! Trade-off: everything runs on burn-flex in f32, where autodiff is available without further dependencies.
 
@@ -15,7 +15,7 @@ use crate::{
 
 /// The backend under test.
 pub(crate) type Plain = Flex;
-/// The same, recorded: gradients by decomposition into Burn's own operations.
+/// The same backend under autodiff: gradients by decomposition into Burn's own operations.
 pub(crate) type Recorded = Autodiff<Flex>;
 
 impl MemoryOps for Recorded {}
@@ -29,19 +29,19 @@ impl LossOps for Recorded {}
 impl OptimizerOps for Recorded {}
 impl Kernels for Recorded {}
 
-/// Uniform numbers in `-1..1`, the same on every run.
+/// Returns uniform numbers in `-1..1`, the same on every run.
 pub(crate) fn random<B: Backend, const D: usize>(seed: u64, shape: [usize; D]) -> Tensor<B, D> {
     let mut stream = ChaCha8Rng::seed_from_u64(seed);
     let values: Vec<f32> = (0..shape.iter().product()).map(|_| stream.random_range(-1.0..1.0)).collect();
     Tensor::from_data(TensorData::new(values, shape), &B::Device::default())
 }
 
-/// A recorded copy that tracks its gradient.
+/// Returns a recorded copy that tracks its gradient.
 pub(crate) fn leaf<const D: usize>(tensor: &Tensor<Plain, D>) -> Tensor<Recorded, D> {
     Tensor::from_inner(tensor.clone()).require_grad()
 }
 
-/// Gradients of `sum(y * dy)`.
+/// Computes the gradients of `sum(y * dy)`.
 pub(crate) fn backward<const D: usize>(
     y: Tensor<Recorded, D>,
     dy: &Tensor<Plain, D>,

@@ -1,8 +1,8 @@
-//! The CUDA backend on a real device: every operation against the CPU, over the sizes that break kernels, and what the engine promises
-//! about memory, order and failures.
+//! The CUDA backend on a real device: every operation against the CPU, over sizes that break kernels, and the engine's
+//! guarantees about memory, order and failures.
 //!
-//! Part of the GPU suite (`cargo xtask dist --tests`). Without a device each test says so and passes: CI has none.
-//! Trade-off: tests run at the same time but for those that measure the memory or the time of the whole device.
+//! Part of the GPU suite (`cargo xtask dist --tests`). Without a device, as in CI, each test prints that and passes.
+//! Trade-off: tests run concurrently, except for those that measure the memory or the time of the whole device.
 #![cfg(feature = "cuda")]
 
 mod adamw_8bit;
@@ -29,15 +29,15 @@ use firebrick_kernels::{
 use card::Device;
 use fp8::has_fp8;
 
-/// Held by every test, by those that measure the whole device alone.
+/// Held shared by every test, and exclusively by those that measure the whole device.
 static USERS: RwLock<()> = RwLock::new(());
 
-/// The device, which other tests use at the same time.
+/// Returns the device, which other tests use at the same time.
 fn device() -> Option<(Device, RwLockReadGuard<'static, ()>)> {
     Some((card::device()?, USERS.read().unwrap_or_else(PoisonError::into_inner)))
 }
 
-/// The device for a test that measures all of its memory or its time.
+/// Returns the device for a test that measures all of its memory or its time.
 fn device_alone() -> Option<(Device, RwLockWriteGuard<'static, ()>)> {
     Some((card::device()?, USERS.write().unwrap_or_else(PoisonError::into_inner)))
 }
@@ -51,7 +51,7 @@ fn assert_case(case: &Case, device: &Device) {
     assert!(wrong.is_empty(), "{case:?}:\n{}", wrong.join("\n"));
 }
 
-/// Sizes by name: what is changed from the small case.
+/// Returns cases, each with its changes to the small case.
 fn cases(dtype: DType) -> Vec<Case> {
     let small = |head_dim| Case::small(dtype, head_dim);
     let heads = |heads, kv_heads, head_dim| Case { heads, kv_heads, ..small(head_dim) };
@@ -67,7 +67,7 @@ fn cases(dtype: DType) -> Vec<Case> {
         heads(8, 1, 64),
         documents(vec![1]),
         documents(vec![1; 9]),
-        // Rows of each kernel for few of them.
+        // Rows of each few-row kernel.
         documents(vec![5]),
         documents(vec![9, 20]),
         documents(vec![130]),
@@ -82,15 +82,15 @@ fn cases(dtype: DType) -> Vec<Case> {
         Case { head_dim: 256, ..window(40, vec![150]) },
         Case { hidden_size: 129, intermediate_size: 67, vocab_size: 331, ..small(64) },
         Case { hidden_size: 72, intermediate_size: 1000, vocab_size: 1003, rank: 8, ..small(64) },
-        // Ranks that are appended to the inner dimension: one to three adapters, whole and filled up.
+        // Ranks that are appended to the inner dimension: one to three adapters, whole and padded.
         Case { rank: 5, ..small(64) },
         Case { hidden_size: 640, rank: 16, ..small(64) },
-        // Gated activations together with what adapters sum of them, over one block of columns and several.
+        // Gated activations fused with adapter passes, over one block of columns and several.
         Case { hidden_size: 384, intermediate_size: 1384, rank: 16, documents: vec![300, 3], ..small(64) },
-        // Ranks whose GEMMs are separate, some and all.
+        // Ranks of which some or all GEMMs are separate.
         Case { rank: 24, ..small(64) },
         Case { rank: 136, ..small(64) },
-        // A head width that neither library nor kernels take.
+        // A head width that neither cuDNN nor our kernels support.
         Case { heads: 4, kv_heads: 2, ..small(24) },
     ]
 }
@@ -101,7 +101,7 @@ fn every_operation_equals_the_cpu_in_bf16() {
     cases(DType::BF16).iter().for_each(|case| assert_case(case, &device));
 }
 
-/// Of an A100, and of cards with 100 KiB on a multiprocessor: L4, L40S, RTX 30, 40 and 50.
+/// Tests the limits of an A100, and of cards with 100 KiB per multiprocessor: L4, L40S, RTX 30, 40 and 50.
 #[test]
 fn blocks_fit_the_shared_memory_of_smaller_cards() {
     let Some((device, _shared)) = device() else { return };
@@ -141,7 +141,7 @@ fn the_flash_kernels_equal_the_cpu_where_cudnn_refuses_both_passes() {
     refuse_cudnn(&device, false, false);
 }
 
-/// cuDNN is given short documents here, where its version takes packed ones, all at once and a few at a time.
+/// cuDNN gets short documents here, if its version supports packed ones, all at once and a few at a time.
 #[test]
 fn packed_documents_equal_the_cpu_through_cudnn_in_one_call_and_in_parts() {
     let Some((device, _shared)) = device() else { return };
@@ -156,17 +156,17 @@ fn packed_documents_equal_the_cpu_through_cudnn_in_one_call_and_in_parts() {
     }
 }
 
-/// Heads of width 64: four queries, two keys.
+/// Returns heads of width 64: four of queries, two of keys.
 fn spec() -> AttentionSpec {
     AttentionSpec::new(4, 2, 64)
 }
 
-/// Values that both backends can hold exactly: multiples of 1/64.
+/// Returns values that both backends represent exactly: multiples of 1/64.
 fn values(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|index| (((index * 7919 + seed * 104_729) % 257) as f32 - 128.0) / 64.0).collect()
 }
 
-/// Inputs of one layer's attention, and the gradient of its output.
+/// Returns the inputs of one layer's attention, and the gradient of its output.
 fn layer<B: Backend>(tokens: usize, seed: usize, dtype: DType, device: &B::Device) -> (Qkv<B>, Tensor<B, 2>) {
     let matrix = |width: usize, part: usize| {
         let flat = Tensor::<B, 1>::from_floats(values(tokens * width, 4 * seed + part).as_slice(), device);
@@ -175,7 +175,7 @@ fn layer<B: Backend>(tokens: usize, seed: usize, dtype: DType, device: &B::Devic
     (Qkv { q: matrix(256, 0), k: matrix(128, 1), v: matrix(128, 2) }, matrix(256, 3))
 }
 
-/// Gradients of two layers, both forwards before both backwards, as in a training step.
+/// Computes the gradients of two layers, both forwards before both backwards, as in a training step.
 fn two_layers<B: Kernels>(boundaries: &[u32], dtype: DType, device: &B::Device) -> Vec<Vec<f32>> {
     let documents = Documents::<B>::new(boundaries, device);
     let layers = [0, 1].map(|seed| layer::<B>(documents.tokens(), seed, dtype, device));
@@ -189,11 +189,11 @@ fn two_layers<B: Kernels>(boundaries: &[u32], dtype: DType, device: &B::Device) 
     gradients.into_iter().flat_map(|gradient| [gradient.q, gradient.k, gradient.v]).map(host).collect()
 }
 
-/// cuDNN or the flash kernel may write the softmax statistics; the backward reads them in the layout of the writer.
+/// cuDNN or the flash kernel may write the softmax statistics; the backward reads them in the writer's layout.
 #[test]
 fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
     let Some((device, _shared)) = device() else { return };
-    // Short documents of several lengths go to it, too.
+    // Short documents of several lengths go to cuDNN, too.
     let limits = limit_cudnn(&device, CudnnLimits { min_mean_tokens: 0, ..CudnnLimits::default() });
     for boundaries in [vec![0, 64, 128, 192], vec![0, 40, 41, 200, 230]] {
         let expected = two_layers::<Flex>(&boundaries, DType::F32, &Default::default());
@@ -227,8 +227,8 @@ fn the_self_test_passes() {
     }
 }
 
-/// The engine's stream and CubeCL's, hundreds of times by turns, with inputs that change every time: an operation that runs too
-/// early sees another round's values.
+/// Alternates between the engine's stream and CubeCL's hundreds of times, with inputs that change every time: an
+/// operation that runs too early sees another round's values.
 #[test]
 fn operations_of_the_engine_and_of_burn_follow_each_other_in_order() {
     let Some((device, _shared)) = device() else { return };
@@ -263,7 +263,7 @@ fn context() -> firebrick_cuda::Context {
     context.expect("the context of the device")
 }
 
-/// Free bytes once all work is done.
+/// Returns the free bytes once all work is done.
 fn free_bytes(device: &Device) -> u64 {
     let _ = Cuda::sync(device);
     context().memory().expect("memory").free_bytes
@@ -290,7 +290,7 @@ fn memory_comes_back_after_use() {
     assert!(lost < 16 << 20, "{lost} bytes were not returned");
 }
 
-/// Pools keep a buffer for each exact size. Where a pass would not fit next to what passes of other sizes left, that is returned.
+/// Pools keep a buffer for each exact size. If a pass would not fit next to the buffers of passes with other sizes, those are freed.
 #[test]
 fn passes_over_many_lengths_take_the_memory_of_the_longest_where_the_device_is_full() {
     let Some((device, _alone)) = device_alone() else { return };
@@ -305,14 +305,14 @@ fn passes_over_many_lengths_take_the_memory_of_the_longest_where_the_device_is_f
         }
         before.saturating_sub(free_bytes(&device))
     };
-    // Of 16 lengths, 4 to 64 MiB each.
+    // Buffers of 16 lengths, 4 to 64 MiB each.
     let (in_an_empty_device, in_a_full_one) = (passes(0), passes(1 << 40));
     Cuda::open(&device, &RunShape::default());
     assert!(in_an_empty_device > 512 << 20, "{in_an_empty_device} bytes: buffers are reused while there is room");
     assert!(in_a_full_one < 128 << 20, "{in_a_full_one} bytes");
 }
 
-/// Outputs `[n, o]` of dense weights over one input: column ranges of one buffer.
+/// Returns outputs `[n, o]` of dense weights over one input: column ranges of one buffer.
 fn projected(x: &Tensor<Cuda, 2>, weights: &[Tensor<Cuda, 2>]) -> Vec<Tensor<Cuda, 2>> {
     let out = weights[0].dims()[0];
     let module = |(index, weight): (usize, &Tensor<Cuda, 2>)| Module {
@@ -335,7 +335,7 @@ fn host(tensor: Tensor<Cuda, 2>) -> Vec<f32> {
     tensor.into_data().convert::<f32>().to_vec().expect("floats")
 }
 
-/// The backward of a gated activation writes over gate and up where nothing else has them; sections use memory again and again.
+/// The backward of a gated activation overwrites gate and up if no other tensor has their memory; sections reuse memory again and again.
 #[test]
 fn gradients_never_overwrite_a_gate_that_something_still_reads() {
     let Some((device, _shared)) = device() else { return };
@@ -365,7 +365,7 @@ fn choose_gemms(device: &Device, gemm_algorithms: GemmAlgorithms) {
     Cuda::open(device, &RunShape { gemm_algorithms, ..RunShape::default() });
 }
 
-/// The algorithm that is measured computes what the library's first does, up to the order of sums, and another engine takes the same.
+/// The measured algorithm computes the same as the library's first, up to the order of sums, and another engine uses the same.
 #[test]
 fn measured_algorithms_compute_the_same_and_are_kept() {
     let Some((device, _alone)) = device_alone() else { return };
@@ -393,7 +393,7 @@ fn measured_algorithms_compute_the_same_and_are_kept() {
     assert!(elsewhere == measured[3], "an engine that starts later takes the kept choice");
 }
 
-/// Packed documents, many layers in one section: the backward of a layer leaves nothing behind.
+/// Runs packed documents and many layers in one section: the backward of a layer must leave nothing behind.
 #[test]
 fn attention_over_packed_documents_keeps_nothing_until_the_section_ends() {
     let Some((device, _alone)) = device_alone() else { return };
@@ -415,7 +415,7 @@ fn attention_over_packed_documents_keeps_nothing_until_the_section_ends() {
     assert!(eight <= two + (2 << 20), "{two} bytes for two layers, {eight} for eight");
 }
 
-/// Micro-batches with different numbers of loss tokens: scratch memory is that of the largest chunk.
+/// Runs micro-batches with different numbers of loss tokens: scratch memory must be that of the largest chunk.
 #[test]
 fn scratch_memory_is_bounded_over_different_counts_of_loss_tokens() {
     let Some((device, _shared)) = device() else { return };
@@ -457,7 +457,7 @@ fn running_out_of_memory_is_a_failure_that_says_so_and_leaves_a_working_device()
     let Some((device, _alone)) = device_alone() else { return };
     let failure = DeviceFailure::catch(|| {
         let x = Tensor::<Cuda, 2>::random([16, 16], Distribution::Default, &device);
-        // Rows of a table that no device holds.
+        // The rows of a table that fits on no device.
         Cuda::embed_backward(Tensor::from_ints([0], &device), x.narrow(0, 0, 1), 1.0, 1 << 36, false)
     });
     let failure = failure.expect_err("no device has terabytes");
@@ -468,8 +468,8 @@ fn running_out_of_memory_is_a_failure_that_says_so_and_leaves_a_working_device()
 /// Set in the process that breaks its device.
 const BREAKS_THE_DEVICE: &str = "FIREBRICK_BREAKS_THE_DEVICE";
 
-/// A kernel that reads where nothing is leaves a context in which nothing works any more, so it runs in a process of its own. Allocations
-/// are what fails then, and they are not short of memory.
+/// A kernel that reads invalid memory leaves a context in which nothing works any more, so it runs in a separate
+/// process. Allocations fail then, but not for lack of memory.
 #[test]
 fn a_kernel_that_broke_the_device_is_the_reported_cause_and_not_a_lack_of_memory() {
     let Some((device, _shared)) = device() else { return };
@@ -486,7 +486,7 @@ fn a_kernel_that_broke_the_device_is_the_reported_cause_and_not_a_lack_of_memory
         let table = Tensor::<Cuda, 2>::zeros([1, 1024], &device);
         let outside = Tensor::<Cuda, 1, Int>::from_ints([i32::MAX], &device);
         let _ = Cuda::embed(table, outside, 1.0, DType::F32);
-        // Sizes that the pool does not hold.
+        // Sizes that the pool does not have.
         for mebibytes in 1..64 {
             let values = Tensor::<Cuda, 1>::zeros([mebibytes << 18], &device);
             let _ = Cuda::squared_norm(&[values]);
@@ -495,7 +495,7 @@ fn a_kernel_that_broke_the_device_is_the_reported_cause_and_not_a_lack_of_memory
     let failure = failure.expect_err("no allocation is terabytes after the table");
     assert!(!failure.out_of_memory, "{failure}");
     assert!(failure.message.to_lowercase().contains("illegal"), "{failure}");
-    // Destructors would meet the broken context.
+    // Destructors would use the broken context.
     std::process::exit(0);
 }
 
@@ -525,7 +525,7 @@ fn two_threads_with_sections_on_one_device_do_not_disturb_each_other() {
     }
 }
 
-/// Values of a thread that uses Burn alone: allocated, changed several times and read, while others are inside sections.
+/// Runs Burn alone in a thread: allocates, changes and reads values, while others are inside sections.
 fn burn_alone(device: &Device, count: usize, rounds: usize, value: f32) {
     for round in 0..rounds {
         let start = value + round as f32;
@@ -541,8 +541,8 @@ fn burn_alone(device: &Device, count: usize, rounds: usize, value: f32) {
     }
 }
 
-/// What a section reads, frees and allocates is its own, whatever Burn operations other threads request on the same device meanwhile: memory
-/// of tensors from outside that are dropped inside, memory that the other threads free, memory of earlier sections that they still read.
+/// Burn operations that other threads request on the same device must not disturb a section that reads memory of earlier sections, drops
+/// tensors from outside, or allocates memory that other threads free.
 #[test]
 fn sections_and_burn_operations_of_other_threads_keep_their_values() {
     let Some((device, _shared)) = device() else { return };
@@ -553,7 +553,7 @@ fn sections_and_burn_operations_of_other_threads_keep_their_values() {
             let device = device.clone();
             scope.spawn(move || burn_alone(&device, count, 200, 1000.0 * (thread + 1) as f32));
         }
-        // Reads what sections have made, after the thread that made it has let go of it.
+        // Reads the results of sections after the thread that computed them has released them.
         let reader = scope.spawn(move || {
             for (x, expected) in receiver {
                 let found = x.mul_scalar(2.0).max().into_scalar();
@@ -564,13 +564,13 @@ fn sections_and_burn_operations_of_other_threads_keep_their_values() {
             let value = round as f32;
             let [x, y] = [value, 2.0].map(|value| Tensor::<Cuda, 1>::full([count], value, &device));
             let sum = Cuda::section(&device, || {
-                // Work that the launches below wait behind, so that what they read was dropped long before they run.
+                // The launches below wait for this work, so their inputs are dropped long before they run.
                 let slow = (0..8).fold(y.clone(), |sum, _| Cuda::accumulate(sum, y.clone()));
                 drop(slow);
                 Cuda::accumulate(x, y)
             });
             sender.send((sum.clone(), value + 2.0)).expect("the reader runs");
-            // The next section may have the memory of this one's sum.
+            // The next section may get the memory of this one's sum.
             let found: Vec<f32> = Cuda::accumulate(sum.clone(), sum).into_data().to_vec().expect("f32");
             assert!(found.iter().all(|&found| found == 2.0 * (value + 2.0)), "round {round}");
         }
@@ -579,7 +579,7 @@ fn sections_and_burn_operations_of_other_threads_keep_their_values() {
     });
 }
 
-/// Sections keep memory of every size that they had. Where the device has no more, that is given back instead of a failure.
+/// Sections keep memory of every size that they used. If the device has no more, that memory is freed instead of a failure.
 #[test]
 fn a_section_that_needs_the_memory_of_others_gets_it() {
     let Some((device, _alone)) = device_alone() else { return };
@@ -589,7 +589,7 @@ fn a_section_that_needs_the_memory_of_others_gets_it() {
     for round in 0..3 {
         Cuda::section(&device, || {
             for part in 0..10 {
-                // Another size each time: an eighth of the device, less a little.
+                // Each size differs: an eighth of the device, less a little.
                 let count = (eighth - (part << 20)) / 4;
                 let gradient = RangeGradient { start: 0, gradient: one.clone(), is_first: true };
                 let sum = Cuda::accumulate_ranges(None, count, vec![gradient]);
@@ -600,7 +600,7 @@ fn a_section_that_needs_the_memory_of_others_gets_it() {
     Cuda::release_memory(&device);
 }
 
-/// cuDNN's backward overflows from 2^31 elements of queries on, without an error; other kernels compute it then.
+/// cuDNN's backward overflows from 2^31 query elements on, without an error; other kernels must compute it then.
 #[test]
 fn the_last_queries_of_a_very_long_document_have_their_gradients() {
     let Some((device, _alone)) = device_alone() else { return };
@@ -627,7 +627,7 @@ fn the_last_queries_of_a_very_long_document_have_their_gradients() {
         d_o.clone(),
     );
     let found = end(whole, last.clone());
-    // The last key head with its queries alone: an eighth of the elements.
+    // The last key head with only its own queries: an eighth of the elements.
     let keys = (groups - 1) * of_keys;
     let alone = backward(
         Qkv { q: q.narrow(1, last.start, of_queries), k: k.narrow(1, keys, of_keys), v: v.narrow(1, keys, of_keys) },
@@ -641,13 +641,13 @@ fn the_last_queries_of_a_very_long_document_have_their_gradients() {
     assert!(error < 2e-2, "relative error {error:.2e}");
 }
 
-/// Scores far below zero, so that a row's log-sum-exp underflows where it is taken for a sum, at lengths that leave half a tile.
+/// Scores are far below zero, so that a row's log-sum-exp would underflow as a plain sum, at lengths that leave half a tile.
 #[test]
 fn gradients_are_finite_and_right_where_all_scores_are_very_low() {
     let Some((device, _shared)) = device() else { return };
     let (score, head_dim) = (-100.0_f32, 128);
     let spec = AttentionSpec::new(4, 2, head_dim);
-    // The first value of a query and that of a key make up the score, the others a little noise.
+    // The first values of a query and a key determine the score, the others add a little noise.
     let side = (-score * (head_dim as f32).sqrt()).sqrt();
     for boundaries in [vec![0, 64], vec![0, 192], vec![0, 64, 256], vec![0, 192, 256, 448, 900]] {
         let tokens = *boundaries.last().expect("boundaries") as usize;
@@ -660,7 +660,7 @@ fn gradients_are_finite_and_right_where_all_scores_are_very_low() {
         let found = attention_gradients::<Cuda>(&inputs, &boundaries, &spec, DType::BF16, &device);
         for (part, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert!(found.iter().all(|value| value.is_finite()), "{boundaries:?}, gradient {part} is not finite");
-            // Of the first values, large terms cancel.
+            // In the first values, large terms cancel.
             let pairs = || found.iter().zip(expected).enumerate().filter(|(index, _)| index % head_dim != 0);
             let apart: f64 = pairs().map(|(_, (found, expected))| f64::from(found - expected).powi(2)).sum();
             let error = (apart / pairs().map(|(_, (_, expected))| f64::from(*expected).powi(2)).sum::<f64>()).sqrt();
@@ -669,7 +669,7 @@ fn gradients_are_finite_and_right_where_all_scores_are_very_low() {
     }
 }
 
-/// Gradients of queries, keys and values in this format, from values that it may round.
+/// Computes the gradients of queries, keys and values in this format, from values that it may round.
 fn attention_gradients<B: Kernels>(
     [q, k, v, d_o]: &[Vec<f32>; 4],
     boundaries: &[u32],
@@ -679,7 +679,7 @@ fn attention_gradients<B: Kernels>(
 ) -> Vec<Vec<f32>> {
     let documents = Documents::<B>::new(boundaries, device);
     let matrix = |values: &Vec<f32>| {
-        // What both formats hold: the upper half of the bits.
+        // Values that both formats represent: the upper half of the bits.
         let rounded: Vec<f32> = values.iter().map(|value| f32::from_bits(value.to_bits() & 0xffff_0000)).collect();
         let flat = Tensor::<B, 1>::from_floats(rounded.as_slice(), device);
         flat.reshape([documents.tokens(), values.len() / documents.tokens()]).cast(dtype)
@@ -690,7 +690,7 @@ fn attention_gradients<B: Kernels>(
     [q, k, v].map(|gradient| gradient.cast(DType::F32).into_data().to_vec().expect("f32")).into()
 }
 
-/// The same bits every time: what exact resuming relies on.
+/// Exact resuming requires the same bits every time.
 #[test]
 fn operations_of_the_engine_repeat_bit_for_bit() {
     let Some((device, _shared)) = device() else { return };
@@ -709,7 +709,7 @@ fn steps_of_8_bit_adamw_equal_bitsandbytes_and_the_reference_up_to_rounding() {
     adamw_8bit::assert_many_steps::<Cuda>();
 }
 
-/// What paged optimizer state goes through: tensors of different sizes come back two ahead of their use, are changed in place and leave
+/// Imitates paged optimizer state: tensors of different sizes are restored two ahead of their use, changed in place and offloaded
 /// again, many times in one section. A copy that runs too early or too late, or a buffer that is reused too early, shows in a sum.
 #[test]
 fn tensors_that_leave_and_come_back_all_the_time_keep_every_change() {
@@ -741,7 +741,7 @@ fn tensors_that_leave_and_come_back_all_the_time_keep_every_change() {
     }
 }
 
-/// Numbers are those of the moment of the request, although the tensor is changed in place while they are on their way.
+/// Numbers have the values of the time of the request, even if the tensor is changed in place while they are copied.
 #[test]
 fn numbers_that_are_read_later_are_those_of_their_request() {
     let Some((device, _shared)) = device() else { return };
@@ -759,7 +759,7 @@ fn numbers_that_are_read_later_are_those_of_their_request() {
     assert_eq!(Cuda::read_later(vec![sum]).wait(), [201.0]);
 }
 
-/// The host gets a number while work that was queued after it still runs.
+/// The host gets a number while later queued work still runs.
 #[test]
 fn reading_a_number_does_not_wait_for_later_work() {
     let Some((device, _alone)) = device_alone() else { return };

@@ -1,9 +1,9 @@
-//! How exactly an adapter's contribution arrives in the output of a projection, on a real device, at the shapes of Llama-3.1-8B.
+//! Accuracy of an adapter's contribution to a projection's output, on a real device, at the shapes of Llama-3.1-8B.
 //!
-//! The contribution is what an output gains by the adapter, from two calls whose residual takes away what the base alone gives, so that
-//! the rounding of outputs hides nothing. Compared are adapters appended to the inner dimension, on the quantized base and on a dense
-//! one of the same values, and weights into which the adapter was merged before their rounding to bf16, which is what other trainers do
-//! when they merge. Part of the GPU suite; `--nocapture` prints the table.
+//! The contribution is the change of an output by the adapter, from two calls whose residual subtracts the base's
+//! output, so that rounding of outputs hides nothing. The test compares adapters appended to the inner dimension, on
+//! the quantized base and on a dense one of the same values, with weights into which the adapter was merged before
+//! rounding to bf16, as other trainers do when they merge. Part of the GPU suite; `--nocapture` prints the table.
 //! Trade-off: random inputs and factors, 256 tokens; coherent inputs, as after training, have less noise.
 #![cfg(feature = "cuda")]
 
@@ -29,7 +29,7 @@ type Matrix = Tensor<Cuda, 2>;
 const TOKENS: usize = 256;
 const RANK: usize = 16;
 
-/// `y = x Wᵀ + the adapter's + residual`.
+/// Computes `y = x Wᵀ`, plus the adapter's output, plus the residual.
 fn project(x: &Matrix, weight: Weight<Cuda>, adapter: Option<Adapter<Cuda>>, residual: Option<&Matrix>) -> Matrix {
     let out = weight.shape()[0];
     let module = Module { columns: 0..out, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter };
@@ -41,7 +41,7 @@ fn project(x: &Matrix, weight: Weight<Cuda>, adapter: Option<Adapter<Cuda>>, res
 struct Base {
     x: Matrix,
     quantized: Weight<Cuda>,
-    /// Its values, f32 and bf16.
+    /// Values of the weight, f32 and bf16.
     values: Matrix,
     dense: Weight<Cuda>,
 }
@@ -55,7 +55,7 @@ impl Base {
         Self { x: random([TOKENS, inputs], 1.0).cast(DType::BF16), quantized: Weight::Quantized(weight), values, dense }
     }
 
-    /// What `with` adds to `without`, from outputs from which most of the base's is taken away.
+    /// Returns the output change from `without` to `with`, from outputs from which most of the base's is subtracted.
     fn contribution(&self, without: &Weight<Cuda>, with: Weight<Cuda>, adapter: Option<Adapter<Cuda>>) -> Vec<f64> {
         let away = project(&self.x, without.clone(), None, None).neg();
         let base = host(project(&self.x, without.clone(), None, Some(&away)));
@@ -64,7 +64,7 @@ impl Base {
     }
 }
 
-/// An adapter with `‖s B A‖ / ‖W‖ = size`, and its product.
+/// Returns an adapter with `‖s B A‖ / ‖W‖ = size`, and the matrix `s B A`.
 fn adapter(base: &Base, size: f64, device: &Device) -> (Adapter<Cuda>, Matrix) {
     let [out, inputs] = base.values.dims();
     let random = |shape| Matrix::random(shape, Distribution::Normal(0.0, 1.0), (device, DType::F32));
@@ -98,8 +98,8 @@ fn an_appended_adapter_is_exact_at_any_size_on_a_quantized_and_on_a_dense_base()
             .map(|got| slope_and_noise(&got, &expected));
             let [quantized, dense, merged] = results.map(|(slope, noise)| format!("{slope:.3}, {noise:.3}"));
             eprintln!("| {name} | {size:.0e} | {quantized} | {dense} | {merged} |");
-            // A GEMM with appended ranks may sum the base's products in another order than one without, which differs by some 1e-5
-            // of the output in f32.
+            // A GEMM with appended ranks may sum the base's products in another order than one without, which changes
+            // the output by about 1e-5 in f32.
             for (slope, noise) in &results[..2] {
                 assert!((slope - 1.0).abs() < 2e-2, "{name} at {size:e}: slope {slope}");
                 assert!(*noise < 0.01 + 2e-5 / size, "{name} at {size:e}: noise {noise}");
@@ -108,10 +108,10 @@ fn an_appended_adapter_is_exact_at_any_size_on_a_quantized_and_on_a_dense_base()
     }
 }
 
-/// Tokens and inputs; width and rank of each module.
+/// Tokens and inputs, then width and rank of each module.
 type Case = ([usize; 2], &'static [(usize, usize)]);
 
-/// The gradient of the input and of every A and B, of a dense group whose modules have these widths and ranks (0: no adapter).
+/// Computes the gradients of the input and of every A and B, in a dense group whose modules have these widths and ranks (0: no adapter).
 fn gradients<B: LinearOps>(
     [tokens, inputs]: [usize; 2],
     modules: &[(usize, usize)],
@@ -122,7 +122,7 @@ fn gradients<B: LinearOps>(
     let mut values = values.iter();
     let mut next = |dtype: DType| {
         let values = values.next().expect("a matrix for every operand").clone();
-        // The values of bf16 on every backend.
+        // Round to bf16 on every backend.
         Tensor::<B, 2>::from_data(values, (device, DType::F32)).cast(DType::BF16).cast(dtype)
     };
     let (x, dy) = (next(dtype), next(dtype));
@@ -145,14 +145,14 @@ fn gradients<B: LinearOps>(
     [gradients.input.plain()].into_iter().chain(factors).map(host).collect()
 }
 
-/// Tokens of two rounds at this width, and few.
+/// Tests token counts for two rounds at this width, and a small one.
 #[test]
 fn an_mlp_goes_back_in_one_pass_as_it_does_in_several() {
     let Some(device) = device() else { return };
     for (tokens, rank) in [(70_000, 16), (50_000, 8), (1000, 8), (3, 16)] {
         let mlp = QloraMlp::new(tokens, [256, 4096], rank, &device);
         let [together, apart] = [true, false].map(|together| mlp.gradients(together, &device));
-        // Sums have another order, so that gradients that are alike to the bit were made alike.
+        // The order of sums differs, so bit-identical gradients would come from the same code path.
         assert!(tokens < 1000 || together[1] != apart[1], "{tokens} tokens, rank {rank}: several passes");
         for (index, (together, apart)) in together.iter().zip(&apart).enumerate() {
             let (slope, noise) = slope_and_noise(together, apart);
@@ -190,7 +190,7 @@ impl QloraMlp {
         Self { x, dy, gate_up: group(2, [width, hidden]), down: group(1, [hidden, width]) }
     }
 
-    /// Of the input, and of A and B of down, gate and up; together, or one group after the other.
+    /// Computes the gradients of the input, and of A and B of down, gate and up; fused, or one group after the other.
     fn gradients(&self, together: bool, device: &Device) -> Vec<Vec<f64>> {
         let found = Cuda::section(device, || {
             let x = Prologue::None { x: self.x.clone() };
@@ -218,7 +218,7 @@ impl QloraMlp {
 #[test]
 fn gradients_of_adapters_are_those_of_the_reference_at_every_rank() {
     let Some(device) = device() else { return };
-    // With tails of tokens and columns; ranks that go through one pass, and some that do not.
+    // Cases with tails of tokens and columns; ranks that fit one pass, and some that do not.
     let cases: [Case; 9] = [
         ([1003, 256], &[(512, 16), (128, 16), (128, 16)]),
         ([257, 512], &[(48, 8)]),

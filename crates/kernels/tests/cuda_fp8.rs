@@ -1,6 +1,6 @@
-//! GEMMs in 8-bit floats on a real device: against the reference that rounds as they do, against exact products, and what is left of
-//! an adapter next to codes, from the smallest to the largest that are trained. Part of the GPU suite; `--nocapture` prints the tables.
-//! Trade-off: random inputs; outliers of trained models are stood in for by one column of 50 times the others' size.
+//! GEMMs in 8-bit floats on a real device: against the reference, which rounds in the same way, against exact results, and the accuracy of an adapter
+//! next to codes, from the smallest to the largest in training. Part of the GPU suite; `--nocapture` prints the tables.
+//! Trade-off: random inputs; one column 50 times larger than the others represents the outliers of trained models.
 #![cfg(feature = "cuda")]
 
 mod card;
@@ -27,10 +27,10 @@ type Matrix = Tensor<Cuda, 2>;
 
 const TOKENS: usize = 256;
 const RANK: usize = 16;
-/// What most runs store.
+/// The storage format of most runs.
 const NF4: Option<QuantFormat> = Some(QuantFormat::Nf4 { double_quant: true });
 
-/// The device for one test, where it multiplies 8-bit floats.
+/// Returns the device for one test, if it multiplies 8-bit floats.
 #[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]
 fn device() -> Option<Device> {
     let device = card::device()?;
@@ -41,7 +41,7 @@ fn device() -> Option<Device> {
     Some(device)
 }
 
-/// Runs something with scales as each generation of cards takes them, as far as this one can.
+/// Runs `run` with scales as each generation of cards applies them, as far as this card can.
 fn in_every_way(device: &Device, run: impl Fn(RowScaling)) {
     let default_scaling = scale_rows(device, RowScaling::Afterwards);
     run(RowScaling::Afterwards);
@@ -54,7 +54,7 @@ fn in_every_way(device: &Device, run: impl Fn(RowScaling)) {
     run(default_scaling);
 }
 
-/// What an operation is tried with, on the host.
+/// Inputs of a tested operation, on the host.
 struct Inputs {
     x: TensorData,
     dy: TensorData,
@@ -68,7 +68,7 @@ fn random(shape: [usize; 2], size: f64) -> TensorData {
 }
 
 impl Inputs {
-    /// Modules side by side, each `out` wide, with adapters of `a` and `b` in size.
+    /// Creates modules side by side, each `out` wide, with adapters of `a` and `b` in size.
     fn new(shape: [usize; 2], modules: usize, [a, b]: [f64; 2], scale: f64) -> Self {
         let [out, inputs] = shape;
         let mut x = Tensor::<Flex, 2>::from_data(random([TOKENS, inputs], 1.0), &Default::default());
@@ -79,7 +79,7 @@ impl Inputs {
         Self { x: x.into_data(), dy: random([TOKENS, out], 1e-3), weight: random(shape, 0.02), pairs, shape }
     }
 
-    /// `base` is how the weight is stored; `None`: as it is.
+    /// Builds the group; `base` is the storage format of the weight, `None` for dense.
     fn group<B: LinearOps>(&self, gemms: GemmFormat, base: Option<QuantFormat>, device: &B::Device) -> Group<B> {
         let [out, inputs] = self.shape;
         let modules = self.pairs.len().max(1);
@@ -106,7 +106,7 @@ impl Inputs {
         Group { modules: (0..modules).map(module).collect(), parts: vec![out], gemms, dropout: None }
     }
 
-    /// Output, gradient of the input, and gradients of all factors, from x and dy in `dtype`.
+    /// Computes the output, the gradient of the input, and the gradients of all factors, from x and dy in `dtype`.
     fn run<B: LinearOps>(
         &self,
         gemms: GemmFormat,
@@ -116,7 +116,7 @@ impl Inputs {
     ) -> Vec<Vec<f64>> {
         let group = self.group::<B>(gemms, base, device);
         let [x, dy] = [&self.x, &self.dy].map(|values| Tensor::<B, 2>::from_data(values.clone(), (device, DType::F32)));
-        // The values of bf16 on every backend.
+        // Round to bf16 on every backend.
         let [x, dy] = [x, dy].map(|values| values.cast(DType::BF16).cast(dtype));
         let (mut outputs, saved) = B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Inputs);
         let gradients = B::project_backward(*saved.unwrap(), group, vec![dy], None);
@@ -130,7 +130,7 @@ impl Inputs {
 fn products_equal_the_reference_and_are_near_the_exact_ones() {
     let Some(device) = device() else { return };
     eprintln!("| scales | weight | base | what | against the reference: slope, noise | against exact |");
-    // Widths with a tail in every tile, and those of models.
+    // Widths with a tail in every tile, and widths of real models.
     for (shape, modules) in [([48, 80], 1), ([144, 272], 3), ([1536, 1024], 3), ([512, 2048], 1)] {
         let stored = QuantFormat::ALL.into_iter().filter(|format| format.check_columns(shape[1]).is_ok());
         for base in stored.map(Some).chain([None]) {
@@ -138,7 +138,7 @@ fn products_equal_the_reference_and_are_near_the_exact_ones() {
             products_are_right(&Inputs::new(shape, modules, adapted, 2.0), base, &device);
         }
     }
-    // Without adapters, at a width that is filled up.
+    // Without adapters, at a width that is padded.
     products_are_right(&Inputs::new([80, 48], 1, [0.0; 2], 1.0), None, &device);
 }
 
@@ -150,15 +150,15 @@ fn products_are_right(inputs: &Inputs, base: Option<QuantFormat>, device: &Devic
     let (shape, stored) = (inputs.shape, base.map_or("dense", QuantFormat::name));
     in_every_way(device, |way| {
         let got = inputs.run::<Cuda>(GemmFormat::Fp8, base, DType::BF16, device);
-        // The reference has scales that are no powers of two, and other codes under those that are.
+        // The scales of the reference are not powers of two, and powers of two give different codes.
         let has_powers = matches!(way, RowScaling::InBlocks | RowScaling::InGemm { powers_of_two: true });
-        // They round an outlier too, which a scale of its row keeps: half of `y` comes from one column, so its slope differs
-        // by about 1 % from one draw to the next (0.978 at worst, where NVFP4 alone has 0.990).
+        // Powers of two also round an outlier, which a row's exact scale preserves: half of `y` comes from one column,
+        // so its slope varies by about 1 % between draws (0.978 at worst, where NVFP4 alone has 0.990).
         let [most_off, most_noise, far_off] = if has_powers { [0.03, 0.06, 0.03] } else { [0.01, 0.035, 0.02] };
         for ((name, got), (same, exact)) in ["y", "dx", "dA", "dB"].iter().zip(&got).zip(same.iter().zip(&exact)) {
             let [against, to_exact] = [same, exact].map(|other| slope_and_noise(got, other));
             eprintln!("| {way:?} | {shape:?} | {stored} | {name} | {against:.4?} | {to_exact:.4?} |");
-            // One difference is left to both: gradients of a group of modules are quantized together on the device.
+            // One difference remains in both: the device quantizes gradients of a group of modules together.
             let is_same = (against.0 - 1.0).abs() < most_off && against.1 < most_noise;
             assert!(is_same, "{way:?} {shape:?} {stored} {name}: {against:?}");
             let is_near = (to_exact.0 - 1.0).abs() < far_off && to_exact.1 < 0.06;
@@ -167,7 +167,7 @@ fn products_are_right(inputs: &Inputs, base: Option<QuantFormat>, device: &Devic
     });
 }
 
-/// Every power of two that a row may have, a row with a NaN, and tiles that are not full.
+/// Tests every power of two that a row may have, a row with a NaN, and partial tiles.
 #[test]
 fn scales_of_blocks_lie_where_the_layout_has_them() {
     let Some(device) = device() else { return };
@@ -178,7 +178,7 @@ fn scales_of_blocks_lie_where_the_layout_has_them() {
             Tensor::from_data(TensorData::new(scales.clone(), [scales.len()]), (&device, DType::F32)),
             width,
         );
-        // Tiles of 128 rows by four blocks, 16 bytes from row to row, rows 32 apart side by side.
+        // Tiles of 128 rows by four blocks, with rows 16 bytes apart, and rows 32 apart side by side.
         let place = |row: usize, block: usize| {
             let tile = row / 128 * width.div_ceil(128) + block / 4;
             tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + block % 4
@@ -210,7 +210,7 @@ fn kept_weights_change_no_bit(gemms: GemmFormat, device: &Device) {
         [host(outputs.remove(0)), host(gradients.input.plain())]
     };
     let group = first.group::<Cuda>(gemms, NF4, device);
-    // The same weights under another adapter, and without any.
+    // The same weights with another adapter, and without any.
     let mut changed = other.group::<Cuda>(gemms, NF4, device);
     for (module, kept) in changed.modules.iter_mut().zip(&group.modules) {
         module.weight = kept.weight.clone();
@@ -231,7 +231,7 @@ fn kept_weights_change_no_bit(gemms: GemmFormat, device: &Device) {
 #[test]
 fn operations_that_write_codes_change_no_bit_of_them() {
     let Some(device) = device() else { return };
-    // The last one is too wide for a block to keep, and goes the other way.
+    // The last row is too wide for a block's registers, and takes the other code path.
     for (hidden, width) in [(80, 48), (1024, 2816), (4096, 14_336), (8192, 16_400)] {
         for base in [Some(QuantFormat::Nf4 { double_quant: true }), None] {
             let pair = 1.0 / (hidden as f64).sqrt();
@@ -240,7 +240,7 @@ fn operations_that_write_codes_change_no_bit_of_them() {
             let mlps = [true, false].map(|together| mlp(&up, &down, base, together, &device));
             for (index, (together, apart)) in mlps[0].iter().zip(&mlps[1]).enumerate() {
                 let what = format!("result {index}, hidden {hidden}, width {width}, {base:?}");
-                // A of gate and of up: after a norm their gradients are sums over its input, rounded elsewhere.
+                // The gradients of A of gate and up are sums over the norm's input, and rounded at a different place.
                 if [4, 6].contains(&index) {
                     let (slope, noise) = slope_and_noise(together, apart);
                     assert!((slope - 1.0).abs() < 2e-3 && noise < 5e-3, "{what}: slope {slope}, noise {noise}");
@@ -252,7 +252,7 @@ fn operations_that_write_codes_change_no_bit_of_them() {
     }
 }
 
-/// Output, gradients of the input and of the factors of norm, gate, up and down; with the operations that write codes, or one by one.
+/// Computes the output and the gradients of the input and of the factors of norm, gate, up and down, with operations that write codes, or separately.
 fn mlp(up: &Inputs, down: &Inputs, base: Option<QuantFormat>, together: bool, device: &Device) -> Vec<Vec<f64>> {
     let [gate_up, down_group] = [up, down].map(|inputs| inputs.group::<Cuda>(GemmFormat::Fp8, base, device));
     let width = down.shape[1];
@@ -297,8 +297,8 @@ fn mlp(up: &Inputs, down: &Inputs, base: Option<QuantFormat>, together: bool, de
     ran.into_iter().map(host).collect()
 }
 
-/// What the adapter adds to the output and to the gradient of the input: differences of runs from whose results most of the base's is
-/// taken away before they are rounded to bf16.
+/// Computes the adapter's contribution to the output and to the input gradient: differences between runs from whose
+/// results most of the base's is subtracted before they are rounded to bf16.
 fn contribution(with: &Inputs, without: &Inputs, device: &Device) -> Vec<Vec<f64>> {
     let run = |inputs: &Inputs, away: Option<[Matrix; 2]>| -> [Matrix; 2] {
         let group = inputs.group::<Cuda>(GemmFormat::Fp8, NF4, device);
@@ -314,15 +314,15 @@ fn contribution(with: &Inputs, without: &Inputs, device: &Device) -> Vec<Vec<f64
     adapted.iter().zip(&base).map(|(with, base)| with.iter().zip(base).map(|(a, b)| a - b).collect()).collect()
 }
 
-/// A rate of 1e-6 after its first step, some training, and large adapters at alpha / r = 16.
+/// A learning rate of 1e-6 after its first step, some training, and large adapters at alpha / r = 16.
 const SIZES: [(f64, f64); 4] = [(1e-6, 2.0), (1e-4, 2.0), (1e-2, 2.0), (5e-2, 16.0)];
 
-/// A square weight with an adapter whose A is as it starts.
+/// Returns a square weight with an adapter whose A has its initial values.
 fn adapted(b: f64, scale: f64) -> Inputs {
     Inputs::new([4096, 4096], 1, [1.0 / (3.0 * 4096.0_f64).sqrt(), b], scale)
 }
 
-/// With B times a factor, and another weight.
+/// Returns the inputs with B times a factor, and another weight.
 fn changed(inputs: &Inputs, weight: TensorData, b: f64) -> Inputs {
     let pairs = inputs.pairs.iter().map(|(rank, a, of_b, scale)| (*rank, a.clone(), times(of_b, b), *scale));
     Inputs { weight, pairs: pairs.collect(), x: inputs.x.clone(), dy: inputs.dy.clone(), shape: inputs.shape }
@@ -342,7 +342,7 @@ fn adapters_arrive_next_to_the_sums_of_the_base() {
             let got = contribution(&with, &without, &device);
             let parts = [0, 1].map(|index| slope_and_noise(&got[index], &exact[index]));
             eprintln!("| {way:?}, {b:e}, {scale} | {:.4?} | {:.4?} |", parts[0], parts[1]);
-            // Sums of 8-bit products keep some 14 bits on the way. That is noise for what is small against them, and no loss.
+            // Sums of 8-bit products keep about 14 bits. For values that are small in comparison, that is noise, but no loss.
             let bound = 0.05 + 1e-5 / b;
             let beyond = parts.into_iter().filter(|(slope, _)| (slope - 1.0).abs() > bound);
             wrong.borrow_mut().extend(beyond.map(|part| (way, b, part)));
@@ -357,7 +357,7 @@ fn codes_of_adapters_of_any_size_are_neither_saturated_nor_zero() {
     let Some(device) = device() else { return };
     const BLANK: usize = 64;
     for (b, scale) in SIZES {
-        // Tokens whose values meet zeros of the weight: what comes out is the adapter's alone, under scales of the base.
+        // Tokens whose values meet zeros of the weight: their output is the adapter's alone, under the base's scales.
         let mut inputs = adapted(b, scale);
         let cpu = Default::default();
         let part = |values: &TensorData, first: usize, count: usize| {

@@ -1,6 +1,6 @@
 //! The flex backend: 8-bit AdamW against bitsandbytes. Its other operations are compared with their reference bodies next to them.
 //!
-//! Trade-off: this one operation has a program of its own, since its golden file is read the same way for every backend.
+//! Trade-off: a separate program for this one operation, since its golden file is read in the same way for every backend.
 #![cfg(feature = "flex")]
 
 mod adamw_8bit;

@@ -1,6 +1,6 @@
 //! The wgpu backend on a real or software adapter: every operation against the reference on the CPU, and the size of its codes.
 //!
-//! Not supported: machines without a Vulkan, Metal or DirectX adapter; the tests say so and pass, except in CI.
+//! Not supported: machines without a Vulkan, Metal or DirectX adapter; the tests print that and pass, except in CI.
 #![cfg(all(feature = "wgpu", feature = "flex"))]
 
 mod adamw_8bit;
@@ -11,7 +11,7 @@ use firebrick_kernels::conformance::{Case, every_operation, verdict};
 use firebrick_kernels::{QuantizedWeight, WeightOps};
 use firebrick_precision::QuantFormat;
 
-/// Whether there is an adapter.
+/// Returns whether there is an adapter.
 #[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]
 fn has_adapter() -> bool {
     match BackendKind::Wgpu.probe() {
@@ -63,7 +63,7 @@ fn weights_dequantized_on_the_device_equal_the_host_codec_in_the_bits_of_their_c
             let weight = QuantizedWeight::<Wgpu>::upload(&quantized, &Default::default());
             let on_device: Vec<f32> = Wgpu::dequantize_weight(&weight).into_data().to_vec().unwrap();
             for (index, (value, expected)) in on_device.iter().zip(quantized.dequantize()).enumerate() {
-                // Only a sum with the offset of nested scales may be rounded otherwise.
+                // Only a sum with the offset of nested scales may be rounded differently.
                 let tolerance = if format.double_quant() { 1e-6 } else { 0.0 };
                 let difference = (value - expected).abs();
                 assert!(difference <= tolerance, "{format} {shape:?} element {index}: {value}, expected {expected}");

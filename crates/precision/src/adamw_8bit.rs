@@ -45,7 +45,7 @@ pub struct AdamW8bit {
 }
 
 impl Default for AdamW8bit {
-    /// The defaults of `AdamW8bit` in bitsandbytes.
+    /// Returns the defaults of `AdamW8bit` in bitsandbytes.
     fn default() -> Self {
         Self { learning_rate: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2, gradient_scale: 1.0 }
     }
@@ -54,14 +54,14 @@ impl Default for AdamW8bit {
 /// The two moments of one parameter tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdamW8bitState {
-    /// Running mean of the gradients, under [`DynamicMap::signed`].
+    /// Running mean of the gradients, quantized with [`DynamicMap::signed`].
     pub first: BlockwiseQuantized,
-    /// Running mean of their squares, under [`DynamicMap::unsigned`].
+    /// Running mean of their squares, quantized with [`DynamicMap::unsigned`].
     pub second: BlockwiseQuantized,
 }
 
 impl AdamW8bitState {
-    /// Zero moments for `count` values.
+    /// Creates zero moments for `count` values.
     pub fn zeros(count: usize) -> Self {
         let absmax = vec![0.0; count.div_ceil(BLOCK_SIZE)];
         let zeros = BlockwiseQuantized { codes: vec![0; count], absmax };
@@ -86,8 +86,7 @@ impl AdamW8bitState {
 /// Updates `parameters` and `state` in place with `gradients`; `step` counts from 1.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`] if the buffers belong to tensors of different sizes, [`Error::StepZero`]. Nothing is changed
-/// then.
+/// [`Error::LengthMismatch`] if the buffers belong to tensors of different sizes, [`Error::StepZero`]. In both cases nothing is changed.
 pub fn adamw_8bit_reference(
     parameters: &mut [f32],
     gradients: &[f32],
@@ -133,7 +132,7 @@ struct Rates {
 
 impl Rates {
     fn new(step: u32, config: &AdamW8bit) -> Self {
-        // In f64, because 1 − 0.999 in f32 has lost half of its digits.
+        // In f64, because 1 − 0.999 loses half of its digits in f32.
         let correction = |beta: f32| 1.0 - f64::from(beta).powf(f64::from(step));
         let (correction1, correction2) = (correction(config.beta1), correction(config.beta2).sqrt());
         Self {
@@ -193,7 +192,7 @@ fn store_block(block: MomentBlock<'_>, values: &[f32], adjust: impl Fn(&DynamicM
     }
 }
 
-/// If the value of `code` has another sign than `value`, moves the code by one toward `value`.
+/// Moves the code by one toward `value` if the value of `code` has another sign.
 fn keep_sign(map: &DynamicMap, code: u8, value: f32) -> u8 {
     if map.values()[usize::from(code)].is_sign_negative() == value.is_sign_negative() {
         code
@@ -209,7 +208,7 @@ mod tests {
     use super::*;
     use crate::test_values::Draws;
 
-    /// AdamW as in its paper, in f64 with exact moments.
+    /// Takes a step of AdamW as in its paper, in f64 with exact moments.
     fn adamw_f64(parameters: &mut [f64], moments: &mut [(f64, f64)], gradients: &[f32], step: i32, config: &AdamW8bit) {
         let [lr, beta1, beta2, eps, decay] =
             [config.learning_rate, config.beta1, config.beta2, config.eps, config.weight_decay].map(f64::from);

@@ -14,10 +14,10 @@ use crate::dynamic_map::DynamicMap;
 use crate::error::{Error, Result};
 use crate::workers;
 
-/// Values per block: of optimizer state, and of the block scales of NF4 with double quantization.
+/// Values per block, in optimizer state and in the block scales of NF4 with double quantization.
 pub const BLOCK_SIZE: usize = 256;
 
-/// Values as 8-bit codes with one scale per block.
+/// Values in 8-bit codes with one scale per block.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockwiseQuantized {
     /// One code per value: an index into the map.
@@ -53,16 +53,16 @@ fn quantize_span(values: &[f32], map: &DynamicMap, codes: &mut [u8], absmax: &mu
     }
 }
 
-/// Largest magnitude of finite values.
+/// Returns the largest magnitude of finite values.
 pub(crate) fn largest_magnitude(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
 }
 
 impl BlockwiseQuantized {
-    /// The values that the codes stand for, given the map that they were quantized with.
+    /// Decodes the values, given the map with which they were quantized.
     ///
     /// # Panics
-    /// If there is not one scale per block, that is, the fields were taken from different tensors.
+    /// If there is not one scale per block, because the fields were taken from different tensors.
     pub fn dequantize(&self, map: &DynamicMap) -> Vec<f32> {
         assert_eq!(self.absmax.len(), self.codes.len().div_ceil(BLOCK_SIZE), "one scale per block");
         let mut values = vec![0.0; self.codes.len()];

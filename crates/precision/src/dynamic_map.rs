@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 /// Decades of the map: 1e-6 up to 1.
 const DECADES: usize = 7;
 
-/// Leading bits of a number that name its cell: sign, exponent and 7 bits of the mantissa, so that no cell has numbers of three codes.
+/// Leading bits of a number that identify its cell: sign, exponent and 7 bits of the mantissa, so that no cell has numbers of three codes.
 const CELL_BITS: u32 = 16;
 
 /// A sorted table of 256 values, with the decision points between them.
@@ -21,7 +21,7 @@ const CELL_BITS: u32 = 16;
 pub struct DynamicMap {
     values: [f32; 256],
     midpoints: [f32; 255],
-    /// The lowest number of each code from 1 on; then NaN, which no number reaches.
+    /// The lowest number of each code from 1 on, followed by NaN, which no number reaches.
     starts: [f32; 256],
     /// For each cell, the code of its lowest number.
     lowest: Box<[u8; 1 << CELL_BITS]>,
@@ -31,12 +31,12 @@ static SIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(true));
 static UNSIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(false));
 
 impl DynamicMap {
-    /// The map of signed quantities: the first moment, and the block scales of NF4.
+    /// Returns the map of signed quantities: the first moment, and the block scales of NF4.
     pub fn signed() -> &'static Self {
         &SIGNED
     }
 
-    /// The map of nonnegative quantities: the second moment.
+    /// Returns the map of nonnegative quantities: the second moment.
     pub fn unsigned() -> &'static Self {
         &UNSIGNED
     }
@@ -60,7 +60,7 @@ impl DynamicMap {
         let midpoints: [f32; 255] = midpoints(&values);
         let mut starts = [f32::NAN; 256];
         for (code, &midpoint) in midpoints.iter().enumerate() {
-            // A tie goes to the even one of `code` and `code + 1`.
+            // A tie goes to the even code of `code` and `code + 1`.
             starts[code] = if code % 2 == 1 { midpoint } else { midpoint.next_up() };
         }
         let code = |cell| starts.partition_point(|&start| start <= cell_ends(cell)[0]) as u8;
@@ -68,43 +68,42 @@ impl DynamicMap {
         Self { values, midpoints, starts, lowest: lowest.try_into().expect("a code for each cell") }
     }
 
-    /// The 256 values, ascending.
+    /// Returns the 256 values, ascending.
     #[inline]
     pub fn values(&self) -> &[f32; 256] {
         &self.values
     }
 
-    /// The 255 decision points between neighbors, ascending, each rounded to f32.
+    /// Returns the 255 decision points between neighbors, ascending, each rounded to f32.
     pub fn midpoints(&self) -> &[f32; 255] {
         &self.midpoints
     }
 
-    /// Code of the value nearest to `x`. A tie goes to the even code, as in bitsandbytes' CUDA kernels (whose search
-    /// ends on an even code and leaves it only for a strictly nearer neighbor). Values outside the map get its first or
-    /// last code, NaN gets code 0.
+    /// Returns the code of the value nearest to `x`. A tie goes to the even code, as in bitsandbytes' CUDA kernels (whose search ends on an even code
+    /// and leaves it only for a strictly nearer neighbor). Values outside the map get its first or last code, NaN gets code 0.
     #[inline]
     pub fn nearest(&self, x: f32) -> u8 {
-        // One instruction, which `max` is not. NaN becomes -1 too.
+        // This compiles to one instruction, unlike `max`. NaN becomes -1 too.
         let x = if x > -1.0 { x } else { -1.0 };
         let lowest = self.lowest[usize::from(cell_of(x))];
         lowest + u8::from(self.starts[usize::from(lowest)] <= x)
     }
 }
 
-/// The cell of a number.
+/// Returns the cell of a number.
 #[inline]
 fn cell_of(x: f32) -> u16 {
     (x.to_bits() >> (u32::BITS - CELL_BITS)) as u16
 }
 
-/// The lowest and the highest number of a cell.
+/// Returns the lowest and the highest number of a cell.
 fn cell_ends(cell: u16) -> [f32; 2] {
     let first = u32::from(cell) << (u32::BITS - CELL_BITS);
     let [near, far] = [first, first | (u32::MAX >> CELL_BITS)].map(f32::from_bits);
     if near.is_sign_negative() { [far, near] } else { [near, far] }
 }
 
-/// Boundary `index` of the range from 0.1 to 1 divided into `parts`, computed from the nearer end with one rounding.
+/// Returns boundary `index` of the range from 0.1 to 1 divided into `parts`, computed from the nearer end with one rounding.
 fn boundary(index: usize, parts: usize) -> f32 {
     let (start, end) = (0.1_f32, 1.0_f32);
     let step = (end - start) / parts as f32;
@@ -115,7 +114,7 @@ fn boundary(index: usize, parts: usize) -> f32 {
     }
 }
 
-/// Midpoints between neighbors of a sorted table: their sum, rounded to f32, then halved.
+/// Computes the midpoints between neighbors of a sorted table: their sum, rounded to f32, then halved.
 pub const fn midpoints<const VALUES: usize, const MIDPOINTS: usize>(values: &[f32; VALUES]) -> [f32; MIDPOINTS] {
     const { assert!(MIDPOINTS + 1 == VALUES, "one midpoint between two neighbors") };
     let mut midpoints = [0.0; MIDPOINTS];
@@ -132,7 +131,7 @@ mod tests {
     use super::*;
     use crate::test_values::Draws;
 
-    /// Nearest code by comparing with all midpoints: few assumptions, slow.
+    /// Finds the nearest code by comparing with all midpoints: few assumptions, slow.
     fn nearest_by_midpoints(map: &DynamicMap, x: f32) -> u8 {
         let below = map.midpoints().iter().filter(|&&midpoint| midpoint < x).count();
         let at = map.midpoints().iter().position(|&midpoint| midpoint == x);

@@ -1,4 +1,4 @@
-//! E8M0: eight bits of exponent and nothing else. Code c is 2^(c - 127); code 255 is NaN. There is no zero and no sign.
+//! E8M0: eight exponent bits alone. Code c is 2^(c - 127); code 255 is NaN. There is no zero and no sign.
 //!
 //! The scale of 32 values in MXFP8 and MXFP4 (OCP Microscaling Formats 1.0). Three ways to round exist: to nearest, down
 //! (OCP's rule for scales) and up (TransformerEngine's, so that no value leaves the range of its element).
@@ -20,7 +20,7 @@ const MANTISSA: u32 = (1 << 23) - 1;
 /// Bits of 2^-127.
 const MIN_BITS: u32 = 1 << 22;
 
-/// 2^`exponent`, for exponents from -149 to 127, the smaller ones as subnormal numbers.
+/// Returns 2^`exponent`, for exponents from -149 to 127, the smaller ones as subnormal numbers.
 pub(crate) const fn power_of_two(exponent: i32) -> f32 {
     assert!(-149 <= exponent && exponent <= 127, "a power of two that f32 has");
     f32::from_bits(if exponent < -126 { 1 << (exponent + 149) } else { ((exponent + 127) as u32) << 23 })
@@ -30,8 +30,8 @@ pub(crate) const fn decode(code: u8) -> f32 {
     if code == NAN { f32::NAN } else { power_of_two(code as i32 - 127) }
 }
 
-/// Nearest power of two by value, halfway up; `None` where that is above 2^127. Zero and everything below 2^-127 get
-/// code 0. `magnitude` is the bits of a finite number that is not negative.
+/// Returns the nearest power of two by value, halfway up; `None` if that is above 2^127. Zero and everything below
+/// 2^-127 get code 0. `magnitude` contains the bits of a finite nonnegative number.
 pub(crate) const fn nearest(magnitude: u32) -> Option<u8> {
     // Between 2^-127 and 2^-126 the bits grow by 2^22, above by 2^23 per power.
     at_most_largest(if magnitude < 2 * MIN_BITS {
@@ -41,12 +41,12 @@ pub(crate) const fn nearest(magnitude: u32) -> Option<u8> {
     })
 }
 
-/// Largest power of two that is not above the value; code 0 below 2^-127.
+/// Returns the largest power of two that is not above the value; code 0 below 2^-127.
 pub(crate) const fn down(magnitude: u32) -> u8 {
     (magnitude >> 23) as u8
 }
 
-/// Smallest power of two that is not below the value; `None` above 2^127.
+/// Returns the smallest power of two that is not below the value; `None` above 2^127.
 pub(crate) const fn up(magnitude: u32) -> Option<u8> {
     at_most_largest(if magnitude <= MIN_BITS { 0 } else { (magnitude + MANTISSA) >> 23 })
 }
@@ -55,7 +55,7 @@ const fn at_most_largest(code: u32) -> Option<u8> {
     if code <= LARGEST_CODE { Some(code as u8) } else { None }
 }
 
-/// The reciprocal of a code's value, exact: 2^(127 - code).
+/// Returns the reciprocal of a code's value, exact: 2^(127 - code).
 pub(crate) const fn reciprocal(code: u8) -> f32 {
     if code == NAN { f32::NAN } else { power_of_two(127 - code as i32) }
 }

@@ -1,10 +1,9 @@
-//! A matrix to codes of a narrow float with a scale per group: [`Scaling::quantize`], on all cores.
+//! Quantizes a matrix to codes of a narrow float with a scale per group: [`Scaling::quantize`], on all cores.
 //!
-//! The result is a function of values and shape alone, and each step is one that a device does bit for bit: the largest
-//! magnitude ("amax") of the group, scale and factor as `scaling.rs` says, `value * factor` in f32, and the code of that
-//! (nearest even, saturating).
+//! The result depends only on values and shape, and a device can reproduce each step bit for bit: the largest magnitude ("amax") of
+//! the group, scale and factor as defined in `scaling.rs`, `value * factor` in f32, and its code (nearest even, saturating).
 //!
-//! Trade-off: values of any type are widened where they are read, so each of them is widened twice: once for the amax.
+//! Trade-off: values of any type are widened when they are read, so each is widened twice: the first time for the amax.
 
 use crate::error::{Error, Result};
 use crate::float::{Fields, NarrowFloat};
@@ -14,14 +13,13 @@ use crate::scaling::{Scaling, larger, larger_of};
 use crate::workers;
 
 impl Scaling {
-    /// Quantizes a row-major matrix `[rows, columns]`. Returns the codes, one byte each, or two to a
-    /// byte for E2M1, the earlier one in the low nibble; and the scale of each group, row-major over the grid of groups.
+    /// Quantizes a row-major matrix `[rows, columns]`. Returns the codes, one per byte (two for E2M1, the earlier one
+    /// in the low nibble), and the scale of each group, row-major over the grid of groups.
     ///
-    /// A group with a NaN or an infinity comes back as NaN; `scaling.rs` lists what becomes of every special amax. Without
-    /// those, a value x of a group with scale s comes back with an error of at most half a unit in the last place, or
-    /// `s · min_positive / 2` where that is more, and a few parts in 2^24. Larger errors have what saturates with
-    /// [`Scaling::MX_OCP`], the largest value of a group of NVFP4 (s is rounded: up to 1/16 of the value), and groups of
-    /// NVFP4 that flush to zero.
+    /// A group with a NaN or an infinity is decoded as NaN; `scaling.rs` lists the results for every special amax. Otherwise, a value
+    /// x of a group with scale s is decoded with an error of at most half a unit in the last place, or `s · min_positive / 2` if that
+    /// is more, and a few parts in 2^24. Errors are larger for values that saturate with [`Scaling::MX_OCP`], for the largest value of
+    /// a group of NVFP4 (s is rounded: up to 1/16 of the value), and for groups of NVFP4 that flush to zero.
     ///
     /// # Errors
     /// [`Error::Empty`], [`Error::ShapeMismatch`]; [`Error::Indivisible`] for E2M1 and an odd number of columns.
@@ -29,7 +27,7 @@ impl Scaling {
         self.quantize_with(element, values, |value| value, shape)
     }
 
-    /// The same from values of another type, each widened to f32 where it is needed.
+    /// Quantizes values of another type, each widened to f32 when it is needed.
     pub(crate) fn quantize_with<T: Copy + Sync>(
         self,
         element: NarrowFloat,
@@ -55,7 +53,7 @@ impl Scaling {
         let group = self.group(rows, columns);
         let (scales, factors) = self.scales(element, &group_amax(values, widen, group, [rows, columns]));
         let grid = Grid { group, columns, factors: &factors };
-        // Constant fields where weights are stored, so that the compiler removes the branches of `rounding::encode`.
+        // Constant fields for the stored formats of weights let the compiler remove the branches of `rounding::encode`.
         let code = |fields: Fields, scaled: f32| rounding::encode(fields, scaled, Overflow::Saturate);
         let codes = match element {
             NarrowFloat::E4m3 => grid.codes::<_, 1>(values, |value, by| code(Fields::E4M3, widen(value) * by)),
@@ -66,7 +64,7 @@ impl Scaling {
     }
 }
 
-/// What the values of a matrix are multiplied with, by groups of `group` rows and columns.
+/// The factors of a matrix's values, by groups of `group` rows and columns.
 #[derive(Clone, Copy)]
 struct Grid<'a> {
     group: [usize; 2],
@@ -75,7 +73,7 @@ struct Grid<'a> {
 }
 
 impl Grid<'_> {
-    /// The codes of all values, `PER_BYTE` to a byte, the earlier ones in the lower bits. `code` takes a value and its factor.
+    /// Computes the codes of all values, `PER_BYTE` per byte, the earlier ones in the lower bits. `code` takes a value and its factor.
     fn codes<T: Copy + Sync, const PER_BYTE: usize>(
         self,
         values: &[T],
@@ -104,7 +102,7 @@ impl Grid<'_> {
     }
 }
 
-/// The largest magnitude of each group, or an infinity or NaN if there is one; row-major over the grid.
+/// Returns the largest magnitude of each group, or its infinity or NaN if there is one, row-major over the grid.
 fn group_amax<T: Copy + Sync>(
     values: &[T],
     widen: impl Fn(T) -> f32 + Copy + Send,
@@ -157,7 +155,7 @@ mod tests {
     ];
 
     fn matrix(draws: &mut Draws, [rows, columns]: [usize; 2]) -> Vec<f32> {
-        // Rows of different sizes, as activations have them.
+        // Rows have different sizes, as in activations.
         (0..rows)
             .flat_map(|_| {
                 let scale = 2_f32.powi(draws.below(8) as i32 - 4);

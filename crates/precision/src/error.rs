@@ -30,7 +30,7 @@ pub enum Error {
         /// The shape as given.
         shape: Vec<usize>,
     },
-    /// Shape and data disagree.
+    /// Shape and data do not match.
     #[error(
         "shape {shape:?} needs {expected} {unit}, got {got}: the shape and the data come from different tensors, or the \
          file is cut short"
@@ -38,17 +38,17 @@ pub enum Error {
     ShapeMismatch {
         /// The shape as given.
         shape: Vec<usize>,
-        /// What the shape requires.
+        /// Number that the shape requires.
         expected: usize,
-        /// What was given.
+        /// Number that was given.
         got: usize,
-        /// What is counted: values or bytes.
+        /// The counted unit: values or bytes.
         unit: &'static str,
     },
     /// Two buffers that belong together differ in length.
     #[error("{what} holds {got} entries, expected {expected}: it belongs to a tensor of another size")]
     LengthMismatch {
-        /// Which buffer.
+        /// Name of the buffer.
         what: &'static str,
         /// Entries expected.
         expected: usize,
@@ -61,17 +61,17 @@ pub enum Error {
          quantization off (bnb_4bit.double_quant = false)"
     )]
     OffsetOverflow,
-    /// A size that must be a multiple.
+    /// A size is not a multiple of another.
     #[error("{got} {what} are not a multiple of {by}: pad the matrix with zeros, or choose another format")]
     Indivisible {
-        /// Which size.
+        /// Name of the size.
         what: &'static str,
         /// The size.
         got: usize,
-        /// What it must be a multiple of.
+        /// The required divisor.
         by: usize,
     },
-    /// A row that is not made of whole blocks.
+    /// A row does not consist of whole blocks.
     #[error(
         "rows of {columns} values are not whole blocks of {block_size}, which {format} needs: store this weight in nf4 or fp8, \
          which take rows of any length"
@@ -84,7 +84,7 @@ pub enum Error {
         /// Values of a block.
         block_size: usize,
     },
-    /// Optimizer steps are counted from 1.
+    /// A step number is 0; optimizer steps are counted from 1.
     #[error("optimizer step 0: steps are counted from 1, since the bias correction of step 0 divides by zero")]
     StepZero,
     /// A name that no format has.

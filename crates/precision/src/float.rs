@@ -1,5 +1,5 @@
 //! The floating-point formats whose codes take at most 8 bits: E4M3, E5M2, E2M1, and the scale formats E8M0 and UE4M3.
-//! This file says what a code stands for; `rounding.rs` says which code a value gets.
+//! This file defines the value of each code; `rounding.rs` defines the code of each value.
 //!
 //! | format | sign, exponent, mantissa bits | bias | largest | smallest normal | smallest | beyond the largest |
 //! |---|---|---:|---:|---:|---:|---|
@@ -37,7 +37,7 @@ pub enum NarrowFloat {
     Ue4m3,
 }
 
-/// What the codes above the largest number mean.
+/// Meaning of the codes above the largest number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Top {
     /// The largest exponent is infinity and NaN, as in IEEE 754.
@@ -68,17 +68,17 @@ impl Fields {
     pub(crate) const E2M1: Self = Self::new(2, 1, 1, true, Top::Numbers);
     pub(crate) const UE4M3: Self = Self::new(4, 3, 7, false, Top::OneNan);
 
-    /// All bits but the sign.
+    /// Returns all bits but the sign.
     pub(crate) const fn magnitude_mask(self) -> u32 {
         (1 << (self.exponent_bits + self.mantissa_bits)) - 1
     }
 
-    /// The sign bit, 0 where there is none.
+    /// Returns the sign bit; 0 if there is none.
     pub(crate) const fn sign_mask(self) -> u32 {
         if self.signed { self.magnitude_mask() + 1 } else { 0 }
     }
 
-    /// The code of the largest finite number.
+    /// Returns the code of the largest finite number.
     pub(crate) const fn largest_code(self) -> u32 {
         match self.top {
             Top::InfinityAndNan => (((1 << self.exponent_bits) - 1) << self.mantissa_bits) - 1,
@@ -94,7 +94,7 @@ impl Fields {
             let infinity = matches!(self.top, Top::InfinityAndNan) && magnitude == self.largest_code() + 1;
             if infinity { f32::INFINITY } else { f32::NAN }
         } else if magnitude >> self.mantissa_bits == 0 {
-            // A multiple of the smallest number; exact, since both factors have few bits.
+            // A multiple of the smallest number is exact, since both factors have few bits.
             magnitude as f32 * power_of_two(1 - self.bias as i32 - self.mantissa_bits as i32)
         } else {
             f32::from_bits((magnitude << (23 - self.mantissa_bits)) + ((127 - self.bias) << 23))
@@ -107,7 +107,7 @@ impl NarrowFloat {
     /// All formats, in the order of their declaration.
     pub const ALL: [Self; 5] = [Self::E4m3, Self::E5m2, Self::E2m1, Self::E8m0, Self::Ue4m3];
 
-    /// `None` for E8M0, which has neither sign nor zero nor mantissa and rounds by rules of its own.
+    /// Returns the bit fields; `None` for E8M0, which has no sign, zero or mantissa and different rounding rules.
     pub(crate) const fn fields(self) -> Option<Fields> {
         match self {
             Self::E4m3 => Some(Fields::E4M3),
@@ -118,7 +118,7 @@ impl NarrowFloat {
         }
     }
 
-    /// The name in text: `e4m3`, `e5m2`, `e2m1`, `e8m0`, `ue4m3`.
+    /// Returns the name in text: `e4m3`, `e5m2`, `e2m1`, `e8m0`, `ue4m3`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::E4m3 => "e4m3",
@@ -129,7 +129,7 @@ impl NarrowFloat {
         }
     }
 
-    /// Number of codes: 16, 128 or 256. Codes are the numbers below it.
+    /// Returns the number of codes: 16, 128 or 256. Codes are the numbers below it.
     pub const fn codes(self) -> u32 {
         match self.fields() {
             Some(fields) => (fields.magnitude_mask() + 1) << fields.signed as u32,
@@ -137,7 +137,7 @@ impl NarrowFloat {
         }
     }
 
-    /// Stored mantissa bits. Half a unit in the last place is at most 2^-(`mantissa_bits` + 1) of a normal number.
+    /// Returns the stored mantissa bits. Half a unit in the last place is at most 2^-(`mantissa_bits` + 1) of a normal number.
     pub const fn mantissa_bits(self) -> u32 {
         match self.fields() {
             Some(fields) => fields.mantissa_bits,
@@ -145,7 +145,7 @@ impl NarrowFloat {
         }
     }
 
-    /// The value of a code, exact. NaN codes give a NaN; bits above those of the format do not count.
+    /// Returns the exact value of a code. NaN codes give a NaN; bits above those of the format are ignored.
     pub const fn decode(self, code: u8) -> f32 {
         match self.fields() {
             Some(fields) => fields.decode(code as u32),
@@ -153,7 +153,7 @@ impl NarrowFloat {
         }
     }
 
-    /// The largest finite number.
+    /// Returns the largest finite number.
     pub const fn max(self) -> f32 {
         match self.fields() {
             Some(fields) => fields.decode(fields.largest_code()),
@@ -161,7 +161,7 @@ impl NarrowFloat {
         }
     }
 
-    /// The smallest positive number with all its mantissa bits.
+    /// Returns the smallest positive number with all its mantissa bits.
     pub const fn min_normal(self) -> f32 {
         match self.fields() {
             Some(fields) => power_of_two(1 - fields.bias as i32),
@@ -169,7 +169,7 @@ impl NarrowFloat {
         }
     }
 
-    /// The smallest positive number.
+    /// Returns the smallest positive number.
     pub const fn min_positive(self) -> f32 {
         match self.fields() {
             Some(fields) => power_of_two(1 - fields.bias as i32 - fields.mantissa_bits as i32),
@@ -177,8 +177,7 @@ impl NarrowFloat {
         }
     }
 
-    /// The code that every NaN gets: all bits but the sign, as NVIDIA's conversion instructions write it. `None` for
-    /// E2M1, which has no NaN.
+    /// Returns the code of every NaN: all bits but the sign, as NVIDIA's conversion instructions write it. `None` for E2M1, which has no NaN.
     pub const fn nan(self) -> Option<u8> {
         match self.fields() {
             Some(fields) if matches!(fields.top, Top::Numbers) => None,
@@ -187,12 +186,12 @@ impl NarrowFloat {
         }
     }
 
-    /// The values of its codes.
+    /// Returns the values of its codes.
     pub(crate) const fn levels(self) -> &'static [f32] {
         TABLES[self as usize].split_at(self.codes() as usize).0
     }
 
-    /// The values by code. Codes that the format does not have repeat it.
+    /// Returns the values by code. The table is repeated beyond the codes of the format.
     pub const fn table(self) -> [f32; 256] {
         let mut table = [0.0; 256];
         let mut code = 0;

@@ -1,6 +1,6 @@
-//! The storage formats: their names, their exact sizes, scales included, and which codec each has.
+//! The storage formats: their names, their exact sizes including scales, and their codecs.
 //!
-//! Trade-off: no layout. How a tensor is padded or aligned on a device is decided by that device's backend.
+//! Trade-off: no layout. Each device's backend decides how a tensor is padded or aligned there.
 
 use std::fmt;
 
@@ -12,8 +12,7 @@ use crate::scales::BlockScales;
 use crate::scaling::Scaling;
 use crate::{NarrowFloat, blockwise, nf4};
 
-/// A type that values are computed in, and stored in where they are not quantized. Its name ([`FloatType::name`]) is also
-/// its serde representation.
+/// A type in which values are computed, and stored if they are not quantized. Its name ([`FloatType::name`]) is also its serde representation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FloatType {
     /// IEEE 754 binary32.
@@ -24,11 +23,11 @@ pub enum FloatType {
     F16,
 }
 
-/// How the values of a tensor are stored. Its serde representation is the name.
+/// Storage format of a tensor's values. Its serde representation is the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected the name of a floating-point type or of a quantized format")]
 pub enum Format {
-    /// As they are.
+    /// Unquantized values.
     Float(FloatType),
     /// Codes with scales.
     Quantized(QuantFormat),
@@ -59,7 +58,7 @@ impl QuantFormat {
     pub const ALL: [Self; 5] =
         [Self::Nf4 { double_quant: false }, Self::Nf4 { double_quant: true }, Self::Nvfp4, Self::Mxfp4, Self::Fp8];
 
-    /// The name, as recipes, plans and messages write it.
+    /// Returns the name, as recipes, plans and messages write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nf4 { double_quant: false } => "nf4",
@@ -74,7 +73,7 @@ impl QuantFormat {
         &[]
     }
 
-    /// What a format of floating-point codes is made of; `None` for NF4, whose blocks run across rows.
+    /// Returns element and scaling of a format of floating-point codes; `None` for NF4, whose blocks run across rows.
     pub(crate) const fn scaling(self) -> Option<(NarrowFloat, Scaling)> {
         match self {
             Self::Nf4 { .. } => None,
@@ -84,7 +83,7 @@ impl QuantFormat {
         }
     }
 
-    /// Values that share one scale, in a matrix of `columns` columns.
+    /// Returns the number of values that share one scale, in a matrix of `columns` columns.
     pub const fn block_size(self, columns: usize) -> usize {
         match self.scaling() {
             None => nf4::BLOCK_SIZE,
@@ -92,12 +91,12 @@ impl QuantFormat {
         }
     }
 
-    /// Blocks of a matrix with this many columns. A partial block counts; only NF4 has any.
+    /// Returns the number of blocks of a matrix with this many columns. A partial block counts; only NF4 has any.
     pub const fn blocks(self, count: usize, columns: usize) -> usize {
         count.div_ceil(self.block_size(columns))
     }
 
-    /// Refuses a matrix whose rows are not whole blocks, where blocks do not run across rows.
+    /// Rejects a matrix whose rows are not whole blocks, unless blocks run across rows.
     ///
     /// # Errors
     /// [`Error::PartialBlocks`].
@@ -110,12 +109,12 @@ impl QuantFormat {
         Err(Error::PartialBlocks { format: self.name(), columns, block_size })
     }
 
-    /// Whether the block scales are quantized to 8 bits around their mean as well.
+    /// Returns whether the block scales are also quantized, to 8 bits around their mean.
     pub const fn double_quant(self) -> bool {
         matches!(self, Self::Nf4 { double_quant: true })
     }
 
-    /// The values of its codes, relative to the scale of a block: 16 of them, or 256 where a code is a byte.
+    /// Returns the values of its codes relative to the scale of a block: 16 of them, or 256 if a code is a byte.
     pub const fn levels(self) -> &'static [f32] {
         match self.scaling() {
             None => &nf4::LEVELS,
@@ -123,7 +122,7 @@ impl QuantFormat {
         }
     }
 
-    /// How codes lie in bytes.
+    /// Returns the layout of codes in bytes.
     pub const fn packing(self) -> Packing {
         match self.scaling() {
             None => Packing::HighNibbleFirst,
@@ -132,7 +131,7 @@ impl QuantFormat {
         }
     }
 
-    /// Packed codes and scales of at least one value, in rows of `columns`.
+    /// Encodes at least one value, in rows of `columns`, to packed codes and scales.
     pub(crate) fn encode<T: Copy + Sync>(
         self,
         values: &[T],
@@ -155,7 +154,7 @@ impl QuantFormat {
         Ok((codes, scales))
     }
 
-    /// The values of whole blocks, one after the other, of a matrix with `columns` columns; the last block may be partial.
+    /// Decodes whole blocks, one after the other, of a matrix with `columns` columns; the last block may be partial.
     pub fn decode_blocks(self, columns: usize, values: &mut [f32], codes: &[u8], scales: &[f32]) {
         self.decoder(columns).blocks(values, codes, scales);
     }
@@ -164,7 +163,7 @@ impl QuantFormat {
         Decoder { levels: self.levels(), packing: self.packing(), block_size: self.block_size(columns) }
     }
 
-    /// Bits per value including its share of the scales, for rows so long that partial blocks and scales of rows do not matter.
+    /// Returns the bits per value including its share of the scales, for rows so long that partial blocks and scales of rows do not matter.
     pub fn bits_per_value(self) -> f64 {
         let codes = 8.0 / self.packing().codes_per_byte() as f64;
         let block = self.block_size(usize::MAX) as f64;
@@ -176,7 +175,7 @@ impl QuantFormat {
             }
     }
 
-    /// Exact bytes of a tensor of this shape with all scales. A partial block takes a whole scale.
+    /// Returns the exact bytes of a tensor of this shape with all scales. A partial block takes a whole scale.
     pub const fn bytes(self, shape: &[usize]) -> usize {
         let (count, columns) = (count(shape), columns(shape));
         if count == 0 {
@@ -195,7 +194,7 @@ impl QuantFormat {
     }
 }
 
-/// The number of values in a tensor of `shape`. A shape too large for any memory saturates, and so matches no data.
+/// Returns the number of values in a tensor of `shape`. A shape too large for any memory saturates, and so matches no data.
 pub(crate) const fn count(shape: &[usize]) -> usize {
     let (mut count, mut index) = (1_usize, 0);
     while index < shape.len() {
@@ -205,7 +204,7 @@ pub(crate) const fn count(shape: &[usize]) -> usize {
     count
 }
 
-/// The length of a row: the last dimension.
+/// Returns the length of a row: the last dimension.
 pub(crate) const fn columns(shape: &[usize]) -> usize {
     match shape {
         [] => 1,
@@ -222,8 +221,8 @@ impl FloatType {
     /// All types.
     pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
 
-    /// The name, as recipes, plans, messages and config.json write it: `float32`, `bfloat16` or `float16`. When it is
-    /// read, `f32`, `fp32`, `bf16`, `f16` and `fp16` are accepted too.
+    /// Returns the name, as recipes, plans, messages and config.json write it: `float32`, `bfloat16` or `float16`.
+    /// Parsing also accepts `f32`, `fp32`, `bf16`, `f16` and `fp16`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -240,7 +239,7 @@ impl FloatType {
         }
     }
 
-    /// Bytes of a value.
+    /// Returns the bytes of a value.
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => F32_BYTES,
@@ -250,7 +249,7 @@ impl FloatType {
 }
 
 impl Format {
-    /// Bits per value including its share of the scales, for a tensor so long that partial blocks do not matter.
+    /// Returns the bits per value including its share of the scales, for a tensor so long that partial blocks do not matter.
     pub fn bits_per_value(self) -> f64 {
         match self {
             Self::Float(float) => 8.0 * float.bytes() as f64,
@@ -258,7 +257,7 @@ impl Format {
         }
     }
 
-    /// Exact bytes of a tensor of this shape with all scales. A partial block takes a whole scale.
+    /// Returns the exact bytes of a tensor of this shape with all scales. A partial block takes a whole scale.
     pub const fn bytes(self, shape: &[usize]) -> usize {
         match self {
             Self::Float(float) => count(shape) * float.bytes(),

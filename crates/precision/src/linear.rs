@@ -1,26 +1,25 @@
 //! Linear layers in 8 and 4 bits: the one recipe of FP8, and references of both.
 //!
-//! What `compute = "fp8"` multiplies is E4M3 with one f32 scale per row of each operand: the largest magnitude of the row
-//! becomes [`TOP_OF_ROWS`] in activations and gradients, and [`top_of_weight`] in weights. Neither uses the whole range of
-//! E4M3, because the columns of an adapter share the scale of their row: weights keep 32 times their largest value free for
-//! them, activations and gradients twice. Codes near 448 are no more exact than codes near 14. Rows whose largest magnitude
-//! is below [`AMAX_FLOOR`](crate::AMAX_FLOOR) are scaled as if it were that. The reference and the CUDA sources of
-//! `firebrick-kernels` take these numbers from here.
+//! GEMMs under `compute = "fp8"` multiply E4M3 with one f32 scale per row of each operand: the largest magnitude of the row becomes [`TOP_OF_ROWS`]
+//! in activations and gradients, and [`top_of_weight`] in weights. Neither uses the whole range of E4M3, because the columns of an adapter share the
+//! scale of their row: they may be 32 times the largest value of weights, and twice that of activations and gradients. Codes near 448 are no more
+//! exact than codes near 14. Rows whose largest magnitude is below [`AMAX_FLOOR`](crate::AMAX_FLOOR) are scaled as if it were that. The reference and
+//! the CUDA sources of `firebrick-kernels` use these constants.
 //!
 //! Shapes: `x` is `[tokens, inputs]`, `weight` `[outputs, inputs]`, both row-major; the result is `[tokens, outputs]`.
 //!
-//! Trade-off: sums are in f64 and rounded once to f32, so what remains is the error of quantizing; slow, for comparisons.
+//! Trade-off: sums are in f64 and rounded once to f32, so only the quantization error remains; slow, intended for comparisons.
 
 use crate::float::NarrowFloat;
 use crate::format::QuantFormat;
 use crate::rounding::Overflow;
 use crate::scaling::{f32_scale, larger};
 
-/// What the largest magnitude of a row of activations or gradients becomes.
+/// Value to which the largest magnitude of an activation's or gradient's row is scaled.
 pub const TOP_OF_ROWS: f32 = 224.0;
 
-/// What the largest magnitude of a row of a weight becomes, which is stored in a format or dense. Values of MXFP4 are 1 and
-/// 1.5 times powers of two: all of them are codes if the largest is 12. At 14 most would be rounded down.
+/// Returns the value to which the largest magnitude of a weight's row is scaled, for a weight that is stored in a format or dense.
+/// Values of MXFP4 are 1 and 1.5 times powers of two: all of them are codes if the largest is 12. At 14 most would be rounded down.
 pub const fn top_of_weight(stored: Option<QuantFormat>) -> f32 {
     match stored {
         Some(QuantFormat::Mxfp4) => 12.0,
@@ -28,10 +27,10 @@ pub const fn top_of_weight(stored: Option<QuantFormat>) -> f32 {
     }
 }
 
-/// `x Wᵀ` in FP8, of a dense weight. A row with a NaN or an infinity gives NaN.
+/// Computes `x Wᵀ` in FP8, with a dense weight. A row with a NaN or an infinity gives NaN.
 ///
 /// # Panics
-/// If `x` or `weight` is not made of rows of `inputs` values.
+/// If `x` or `weight` does not consist of rows of `inputs` values.
 pub fn fp8_linear(x: &[f32], weight: &[f32], inputs: usize) -> Vec<f32> {
     let operand = |values: &[f32], top: f32| -> Vec<f32> {
         let rows = values.chunks(inputs).flat_map(|row| {
@@ -43,11 +42,11 @@ pub fn fp8_linear(x: &[f32], weight: &[f32], inputs: usize) -> Vec<f32> {
     product(&operand(x, TOP_OF_ROWS), &operand(weight, top_of_weight(None)), inputs)
 }
 
-/// `x Wᵀ` in E2M1 with one given scale per tensor. Values beyond `6 · scale` saturate; those below a quarter of it vanish. A
-/// NaN has no code and becomes 6 times the scale: check before.
+/// Computes `x Wᵀ` in E2M1 with one given scale per tensor. Values beyond `6 · scale` saturate; those below `scale / 4`
+/// vanish. A NaN has no code and becomes `6 · scale`, so check for it first.
 ///
 /// # Panics
-/// As [`fp8_linear`].
+/// If `x` or `weight` does not consist of rows of `inputs` values.
 pub fn fp4_linear(x: &[f32], weight: &[f32], scale_x: f32, scale_w: f32, inputs: usize) -> Vec<f32> {
     let operand = |values: &[f32], scale: f32| -> Vec<f32> {
         values.iter().map(|value| nearest(NarrowFloat::E2m1, value / scale) * scale).collect()
@@ -55,7 +54,7 @@ pub fn fp4_linear(x: &[f32], weight: &[f32], scale_x: f32, scale_w: f32, inputs:
     product(&operand(x, scale_x), &operand(weight, scale_w), inputs)
 }
 
-/// The nearest number of a format.
+/// Returns the nearest number of a format.
 fn nearest(format: NarrowFloat, value: f32) -> f32 {
     format.decode(format.encode(value, Overflow::Saturate))
 }
@@ -81,7 +80,7 @@ mod tests {
         [draws.vector(TOKENS * INPUTS, 3.0), draws.vector(OUTPUTS * INPUTS, 0.02)]
     }
 
-    /// Checks `|y - x·w| <= Σ |x| e(w) + |w| e(x) + e(x) e(w)` and a rounding, where e is what quantizing may change.
+    /// Checks `|y - x·w| <= Σ |x| e(w) + |w| e(x) + e(x) e(w)` plus a rounding, where e bounds the error of quantizing.
     fn assert_bound(y: &[f32], [x, w]: &[Vec<f32>; 2], [x_errors, w_errors]: [Vec<f32>; 2]) {
         for (index, &y) in y.iter().enumerate() {
             let (of_x, of_w) = (index / OUTPUTS * INPUTS, index % OUTPUTS * INPUTS);
@@ -98,7 +97,7 @@ mod tests {
 
     #[test]
     fn fp8_linear_is_near_the_exact_product() {
-        // Half a step: a 16th of the value, or half the smallest code.
+        // Half a step is a 16th of the value, or half the smallest code.
         let errors = |values: &[f32], top: f32| -> Vec<f32> {
             let row = |row: &[f32]| {
                 let scale = larger(0.0, row) / top;

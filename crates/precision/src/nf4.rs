@@ -5,8 +5,7 @@
 //! Two codes per byte, row-major, the earlier one in the HIGH nibble. An odd count leaves code 7 (zero) in the last
 //! nibble.
 //!
-//! Where the code paths of bitsandbytes differ from each other, this crate does the following (all measured, see
-//! tests/goldens.rs):
+//! Where the code paths of bitsandbytes differ from each other, this crate makes the following choices (all measured in tests/goldens.rs):
 //! - Packed codes and plain scales: those of its CPU path. The CUDA path agrees, with three exceptions. A scaled value
 //!   within a rounding error of a decision point may get the neighboring code there (it uses an approximate reciprocal,
 //!   and four of its fifteen decision points are one f32 away). Blocks of zeros get code 0 there and 7 here (7 is exactly
@@ -46,7 +45,7 @@ pub const LEVELS: [f32; 16] = [
     1.0,
 ];
 
-/// What the codes stand for.
+/// The decoder of NF4.
 pub(crate) const DECODER: Decoder =
     Decoder { levels: &LEVELS, packing: Packing::HighNibbleFirst, block_size: BLOCK_SIZE };
 
@@ -55,7 +54,7 @@ const DECISIONS: [f32; 15] = midpoints(&LEVELS);
 
 /// Values are looked up in cells of width 1/16, centered on the multiples of 1/16: cell 0 is around -1, cell 32 around 1.
 const CELLS_PER_UNIT: f32 = 16.0;
-/// Room for 33 cells, rounded up so that six bits always index it.
+/// Space for 33 cells, rounded up so that six bits always index it.
 const CELLS: usize = 64;
 /// Adding this to a small number leaves the number, rounded to an integer, in the lowest bits of the sum: 1.5 · 2^23,
 /// plus the index of cell 0.
@@ -85,10 +84,10 @@ const fn cell_table() -> [(u8, f32); CELLS] {
     table
 }
 
-/// Smallest divisor, used for smaller scales, so that a block of zeros does not divide by zero.
+/// Smallest divisor, which replaces smaller scales, so that a block of zeros does not divide by zero.
 const SMALLEST_DIVISOR: f32 = 1e-38;
 
-/// Packed codes, and the scale of each block (its largest magnitude).
+/// Encodes values to packed codes and the scale of each block (its largest magnitude).
 ///
 /// # Errors
 /// [`Error::NonFinite`].
@@ -99,7 +98,7 @@ pub(crate) fn encode<T: Copy + Sync>(
     encode_with(values, widen, code)
 }
 
-/// The same for any format of sixteen levels; `code` takes a value in [-1, 1].
+/// Encodes to any format of sixteen levels in the same way; `code` takes a value in [-1, 1].
 ///
 /// # Errors
 /// [`Error::NonFinite`].
@@ -121,8 +120,7 @@ pub(crate) fn encode_with<T: Copy + Sync>(
     Ok((codes, scales))
 }
 
-/// Encodes whole blocks and, at the end of the tensor, a partial one. Fails with the place and value of the first NaN or
-/// infinity.
+/// Encodes whole blocks and, at the end of the tensor, a partial one. Fails with the index and value of the first NaN or infinity.
 fn encode_span<T: Copy>(
     values: &[T],
     widen: impl Fn(T) -> f32 + Copy,
@@ -153,7 +151,7 @@ fn encode_span<T: Copy>(
     Ok(())
 }
 
-/// Largest magnitude of a block, or the place of its first NaN or infinity.
+/// Returns the largest magnitude of a block, or the index of its first NaN or infinity.
 fn largest_magnitude(values: &[f32; BLOCK_SIZE]) -> std::result::Result<f32, usize> {
     // Without their sign, the bits of floats are ordered as the floats are, with infinity and NaN on top.
     let largest = values.iter().fold(0, |largest, value| value.abs().to_bits().max(largest));
@@ -165,8 +163,7 @@ fn largest_magnitude(values: &[f32; BLOCK_SIZE]) -> std::result::Result<f32, usi
     }
 }
 
-/// Codes of a block scaled to [-1, 1], two per byte, the earlier one in the high nibble; as many bytes as `codes`
-/// has.
+/// Packs the codes of a block scaled to [-1, 1], two per byte, the earlier one in the high nibble; writes as many bytes as `codes` has.
 #[inline(always)] // with the code of one format in its loop
 fn pack(scaled: &[f32; BLOCK_SIZE], code: impl Fn(f32) -> u8, codes: &mut [u8]) {
     for (byte, [first, second]) in codes.iter_mut().zip(scaled.as_chunks().0) {
@@ -174,7 +171,7 @@ fn pack(scaled: &[f32; BLOCK_SIZE], code: impl Fn(f32) -> u8, codes: &mut [u8]) 
     }
 }
 
-/// Code of a value in [-1, 1].
+/// Returns the code of a value in [-1, 1].
 #[inline(always)] // also at opt-level 1, where development builds load models
 fn code(scaled: f32) -> u8 {
     let cell = (scaled * CELLS_PER_UNIT + ROUNDER).to_bits() as usize % CELLS;
@@ -194,7 +191,7 @@ mod tests {
 
     #[test]
     fn levels_are_bit_identical_to_the_published_ones() {
-        // With the digits that bitsandbytes prints, which identify f32 numbers exactly.
+        // These are the digits that bitsandbytes prints, which identify f32 numbers exactly.
         let published = [
             -1.0,
             -0.6961928009986877,

@@ -1,10 +1,10 @@
-//! How codes lie in bytes, and the loops that turn codes and block scales back into values: one path for every weight format.
+//! Layout of codes in bytes, and the loops that decode codes and block scales to values: one path for every weight format.
 //!
-//! Trade-off: whole blocks are decoded; nothing reads a single value.
+//! Trade-off: only whole blocks can be decoded, not single values.
 
 use crate::workers;
 
-/// How codes lie in bytes.
+/// Layout of codes in a byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packing {
     /// Two codes, the earlier one in the high nibble: NF4 and FP4 of bitsandbytes.
@@ -16,7 +16,7 @@ pub enum Packing {
 }
 
 impl Packing {
-    /// Codes in a byte: 2 or 1.
+    /// Returns the number of codes per byte: 2 or 1.
     pub const fn codes_per_byte(self) -> usize {
         match self {
             Self::HighNibbleFirst | Self::LowNibbleFirst => 2,
@@ -24,7 +24,7 @@ impl Packing {
         }
     }
 
-    /// The codes of a byte in their order. The second is repeated where there is only one.
+    /// Returns the codes of a byte in order. A single code is returned twice.
     #[inline(always)]
     pub const fn codes(self, byte: u8) -> [usize; 2] {
         let [low, high] = [(byte & 0xF) as usize, (byte >> 4) as usize];
@@ -35,7 +35,7 @@ impl Packing {
         }
     }
 
-    /// A byte of codes that are all `code`.
+    /// Returns a byte whose codes are all `code`.
     pub const fn repeated(self, code: u8) -> u8 {
         match self {
             Self::HighNibbleFirst | Self::LowNibbleFirst => code << 4 | code,
@@ -44,18 +44,18 @@ impl Packing {
     }
 }
 
-/// What codes stand for: their levels relative to the scale of a block, and how they lie in bytes.
+/// Levels of codes relative to the scale of a block, and the layout of codes in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Decoder {
-    /// The level of each code: 16, or 256 where a code is a byte.
+    /// The level of each code: 16, or 256 if a code is a byte.
     pub(crate) levels: &'static [f32],
     pub(crate) packing: Packing,
-    /// Values that share a scale. They begin in whole bytes.
+    /// Values that share a scale. Each block begins at a whole byte.
     pub(crate) block_size: usize,
 }
 
 impl Decoder {
-    /// The `count` values of packed codes: level times scale.
+    /// Decodes `count` values of packed codes: level times scale.
     ///
     /// # Panics
     /// If codes, scales and count belong to different tensors.
@@ -72,7 +72,7 @@ impl Decoder {
         values
     }
 
-    /// Blocks one after the other; the last one may be partial.
+    /// Decodes consecutive blocks; the last one may be partial.
     pub(crate) fn blocks(self, values: &mut [f32], codes: &[u8], scales: &[f32]) {
         let bytes = self.block_size / self.packing.codes_per_byte();
         for ((values, codes), &scale) in values.chunks_mut(self.block_size).zip(codes.chunks(bytes)).zip(scales) {
@@ -80,7 +80,7 @@ impl Decoder {
         }
     }
 
-    /// The values of a block or its beginning. The last byte is half used if their count is odd.
+    /// Decodes a block or its beginning. The last byte is half used if the number of values is odd.
     fn block(self, values: &mut [f32], codes: &[u8], scale: f32) {
         if self.packing == Packing::Bytes {
             for (value, &code) in values.iter_mut().zip(codes) {

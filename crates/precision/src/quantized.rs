@@ -1,8 +1,7 @@
-//! A tensor in a quantized format, and the way into and out of every such format. What a
-//! format is, is in `format.rs`; its arithmetic is in a file of its own, such as `nf4.rs`.
+//! A tensor in a quantized format, and conversions to and from every such format. `format.rs` defines the formats; the
+//! arithmetic of each is in a separate file, such as `nf4.rs`.
 //!
-//! Trade-off: everything is on the host. Backends quantize on the device where that is faster, and are tested against
-//! this.
+//! Trade-off: everything is on the host. Backends quantize on the device if that is faster, and are tested against this.
 
 use half::{bf16, f16};
 
@@ -10,14 +9,14 @@ use crate::error::{Error, Result};
 use crate::format::{FloatType, QuantFormat, columns, count};
 use crate::scales::HostScales;
 
-/// A tensor as packed codes with its scales.
+/// A tensor in packed codes with its scales.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QuantizedTensor {
-    /// How codes and scales are to be read.
+    /// The format of codes and scales.
     pub format: QuantFormat,
-    /// The packed codes, row-major over the flat tensor; the format's module says how they lie in a byte.
+    /// The packed codes, row-major over the flat tensor; the format's module defines their layout in a byte.
     pub codes: Vec<u8>,
-    /// The scales, in the order of the blocks. Those of NF4 run across rows; those of the other formats are parts of a row.
+    /// The scales, in the order of the blocks. Blocks of NF4 run across rows; those of the other formats are parts of a row.
     pub scales: HostScales,
     /// Shape of the values, `[out, in]` for a linear weight.
     pub shape: Vec<usize>,
@@ -37,7 +36,7 @@ impl QuantFormat {
     /// file. Values are widened to f32 exactly, one block at a time.
     ///
     /// # Errors
-    /// As [`QuantFormat::quantize`].
+    /// The same as those of [`QuantFormat::quantize`].
     pub fn quantize_bytes(self, bytes: &[u8], stored: FloatType, shape: &[usize]) -> Result<QuantizedTensor> {
         match stored {
             FloatType::F32 => self.quantize_with(in_groups(bytes, shape)?, f32::from_le_bytes, shape),
@@ -70,26 +69,26 @@ impl QuantFormat {
 }
 
 impl QuantizedTensor {
-    /// Number of values.
+    /// Returns the number of values.
     pub fn count(&self) -> usize {
         count(&self.shape)
     }
 
-    /// Bytes of codes and scales together.
+    /// Returns the total bytes of codes and scales.
     pub fn bytes(&self) -> usize {
         self.codes.len() + self.scales.block.bytes()
     }
 
-    /// The values that the codes stand for, in f32, row-major.
+    /// Decodes the values in f32, row-major.
     ///
     /// # Panics
-    /// If the fields do not belong together, that is, were taken from different tensors.
+    /// If the fields were taken from different tensors.
     pub fn dequantize(&self) -> Vec<f32> {
         self.format.decoder(columns(&self.shape)).all(&self.codes, &self.scales.block.values(), self.count())
     }
 }
 
-/// The bytes as one group of `WIDTH` per value, if they are exactly those of `shape`.
+/// Splits the bytes into one group of `WIDTH` per value, if their number matches `shape`.
 fn in_groups<'a, const WIDTH: usize>(bytes: &'a [u8], shape: &[usize]) -> Result<&'a [[u8; WIDTH]]> {
     let (groups, rest) = bytes.as_chunks();
     let expected = count(shape).saturating_mul(WIDTH);
@@ -99,7 +98,7 @@ fn in_groups<'a, const WIDTH: usize>(bytes: &'a [u8], shape: &[usize]) -> Result
     Ok(groups)
 }
 
-/// The f32 with the same value, computed by a shift. `half`'s own conversion also quiets NaNs, and is slower in loops.
+/// Widens to the f32 with the same value by a shift. `half`'s own conversion also quiets NaNs, and is slower in loops.
 fn widen(value: bf16) -> f32 {
     f32::from_bits(u32::from(value.to_bits()) << 16)
 }

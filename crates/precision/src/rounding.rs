@@ -1,10 +1,10 @@
-//! Which code a value gets: to nearest with ties to even.
+//! Converts values to codes, to nearest with ties to even.
 //!
-//! - **Nearest**: the nearest number of the format; halfway between two, the one with the even code. E8M0 has no even
-//!   codes to speak of (every significand is 1): halfway, it goes up.
+//! - **Nearest**: the nearest number of the format; halfway between two, the one with the even code. In E8M0 every significand is 1, so there is
+//!   no even code: halfway, it rounds up.
 //! - **Beyond the largest number**: [`Overflow`] decides. Values that round to the largest number are not beyond it: up
 //!   to 464 (included) E4M3 gives 448 in both modes.
-//! - **Infinity** is beyond the largest number, and nothing more.
+//! - **Infinity** counts as a value beyond the largest number.
 //! - **NaN** gets the one NaN code of the format, without a sign. E2M1 has none and gives its largest number, 6, as
 //!   NVIDIA's instructions do; a group scale that is NaN carries the NaN instead.
 //! - **Zero** keeps its sign, where the format has one. E8M0 has no zero: it gives the smallest number.
@@ -15,12 +15,12 @@
 use crate::e8m0::{self, power_of_two};
 use crate::float::{Fields, NarrowFloat, Top};
 
-/// What becomes of a value beyond the largest number.
+/// Result for a value beyond the largest number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Overflow {
-    /// The largest number, with the value's sign (`satfinite` of NVIDIA's instructions). Infinity too.
+    /// The largest number, with the value's sign (`satfinite` of NVIDIA's instructions), also for infinity.
     Saturate,
-    /// Infinity where the format has one, otherwise NaN, as PyTorch and ml_dtypes convert. E2M1 has neither and saturates.
+    /// Infinity if the format has one, otherwise NaN, as PyTorch and ml_dtypes convert. E2M1 has neither and saturates.
     Special,
 }
 
@@ -29,7 +29,7 @@ const INFINITY: u32 = f32::INFINITY.to_bits();
 const F32_MANTISSA_BITS: u32 = 23;
 
 impl NarrowFloat {
-    /// The code of the nearest number.
+    /// Returns the code of the nearest number.
     pub const fn encode(self, value: f32, overflow: Overflow) -> u8 {
         match self.fields() {
             Some(fields) => encode(fields, value, overflow),
@@ -48,7 +48,7 @@ pub(crate) const fn encode(fields: Fields, value: f32, overflow: Overflow) -> u8
     finish(fields, value, nearest(fields, magnitude), overflow)
 }
 
-/// Handles what is beyond the largest number, and the sign.
+/// Handles values beyond the largest number, and the sign.
 #[inline(always)]
 const fn finish(fields: Fields, value: f32, rounded: u32, overflow: Overflow) -> u8 {
     let negative = value.to_bits() & SIGN != 0;
@@ -74,17 +74,17 @@ const fn nan(fields: Fields) -> u8 {
     fields.magnitude_mask() as u8
 }
 
-/// Bits of the smallest normal number, as an f32.
+/// Returns the bits of the smallest normal number, as an f32.
 const fn min_normal_bits(fields: Fields) -> u32 {
     (128 - fields.bias) << F32_MANTISSA_BITS
 }
 
-/// The nearest code, counted on as if the format had no largest number.
+/// Returns the nearest code, continuing as if the format had no largest number.
 #[inline(always)]
 const fn nearest(fields: Fields, magnitude: u32) -> u32 {
     let shift = F32_MANTISSA_BITS - fields.mantissa_bits;
     if magnitude < min_normal_bits(fields) {
-        // The sum with a number whose last bit is worth the smallest number: the hardware rounds it to nearest even.
+        // In a sum with a number whose last bit is worth the smallest number, the hardware rounds to nearest even.
         let rounder = power_of_two(1 - fields.bias as i32 - fields.mantissa_bits as i32 + F32_MANTISSA_BITS as i32);
         (f32::from_bits(magnitude) + rounder).to_bits() - rounder.to_bits()
     } else {
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::test_values::Draws;
 
-    /// Codes of the numbers that are not negative, ascending.
+    /// Returns the codes of the nonnegative numbers, ascending.
     fn ascending(format: NarrowFloat) -> Vec<u8> {
         (0..=format.encode(format.max(), Overflow::Special)).collect()
     }
@@ -163,7 +163,7 @@ mod tests {
                 NarrowFloat::E2m1 => largest,
                 _ => format.nan().unwrap(),
             };
-            // E8M0 reaches almost as far as f32: only infinity is far enough beyond for both modes to show.
+            // E8M0 reaches almost as far as f32: only infinity is far enough beyond it to show both modes.
             for value in [f32::INFINITY, f32::MAX] {
                 assert_eq!(format.encode(value, Overflow::Saturate), largest, "{format} {value:e}");
                 assert_eq!(format.encode(value, Overflow::Special), infinite, "{format} {value:e}");

@@ -1,5 +1,4 @@
-//! Scales of a quantized tensor: f32, narrow floats, or (the "double" in double quantization of NF4) quantized themselves
-//! around their mean.
+//! Scales of a quantized tensor: f32, narrow floats, or (the "double" in double quantization of NF4) themselves quantized around their mean.
 //!
 //! Trade-off: the mean of the scales is summed in the order of PyTorch's CPU sum, because it is stored and must be the
 //! same number. A sum in f64 would be a little more accurate and differ in the last bit.
@@ -14,11 +13,11 @@ use crate::float::NarrowFloat;
 /// All scales of one tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HostScales {
-    /// One scale for each block of values.
+    /// The scales of all blocks.
     pub block: BlockScales,
 }
 
-/// What the levels of each block are multiplied with: in NF4 the largest magnitude in it.
+/// Factors of the levels in each block: in NF4 the block's largest magnitude.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BlockScales {
     /// One f32 per block.
@@ -27,9 +26,9 @@ pub enum BlockScales {
     Narrow {
         /// One code per block.
         codes: Vec<u8>,
-        /// What a code stands for: E8M0 or UE4M3.
+        /// The format of the codes: E8M0 or UE4M3.
         format: NarrowFloat,
-        /// The scale of the whole tensor; `None` in formats that have none.
+        /// The scale of the whole tensor; `None` in formats without one.
         tensor: Option<f32>,
     },
     /// Differences from their mean, in 8-bit codes of [`DynamicMap::signed`] with one f32 per 256 blocks.
@@ -44,7 +43,7 @@ pub enum BlockScales {
 }
 
 impl BlockScales {
-    /// Quantizes at least one scale.
+    /// Quantizes scales, at least one.
     ///
     /// # Errors
     /// [`Error::OffsetOverflow`] if their mean is not a finite f32.
@@ -59,10 +58,10 @@ impl BlockScales {
         Ok(Self::Nested { codes, absmax, offset })
     }
 
-    /// One f32 per block, as dequantization uses them.
+    /// Returns one f32 per block, as used by dequantization.
     ///
     /// # Panics
-    /// If there is not one nested scale per 256 codes, that is, the fields were taken from different tensors.
+    /// If there is not one nested scale per 256 codes, because the fields were taken from different tensors.
     pub fn values(&self) -> Vec<f32> {
         match self {
             Self::Float(scales) => scales.clone(),
@@ -81,7 +80,7 @@ impl BlockScales {
         }
     }
 
-    /// Bytes that the scales take.
+    /// Returns the bytes of the scales.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Float(scales) => mem::size_of_val(scales.as_slice()),
@@ -93,21 +92,20 @@ impl BlockScales {
     }
 }
 
-/// The scale that each code of a narrow float stands for, that of the whole tensor included: one f32 operation that rounds.
+/// Returns the scale of each narrow-float code, with the scale of the whole tensor multiplied in: one f32 operation that rounds.
 pub fn narrow_map(format: NarrowFloat, tensor: Option<f32>) -> [f32; 256] {
     format.table().map(|value| tensor.map_or(value, |tensor| value * tensor))
 }
 
-/// Lanes of one vector in the sum of PyTorch, and the vectors that it keeps separate sums for.
+/// Lanes of one vector in PyTorch's sum, and the number of vectors with separate sums.
 const LANES: usize = 8;
 const VECTORS: usize = 4;
 const GROUP: usize = LANES * VECTORS;
 /// Levels of partial sums, so that no running sum grows large compared with what is added to it.
 const LEVELS: usize = 4;
 
-/// Sums as PyTorch does on one CPU thread (`cascade_sum` of aten/src/ATen/native/cpu/SumKernel.cpp, 256-bit vectors):
-/// 32 interleaved running sums, each in a cascade of four levels; then the remaining vectors, the four vectors, the
-/// remaining values, and the eight lanes.
+/// Sums as PyTorch does on one CPU thread (`cascade_sum` of aten/src/ATen/native/cpu/SumKernel.cpp, 256-bit vectors): 32 interleaved running sums,
+/// each in a cascade of four levels; then the remaining vectors, the four vectors, the remaining values, and the eight lanes.
 fn sum_in_torch_order(values: &[f32]) -> f32 {
     let (groups, rest) = values.as_chunks::<GROUP>();
     let sums = cascade(groups);
@@ -119,8 +117,8 @@ fn sum_in_torch_order(values: &[f32]) -> f32 {
     vectors.1.iter().chain(&lanes).fold(0.0, |sum, value| sum + value)
 }
 
-/// Adds whole groups, lane by lane. Level 0 takes `step` groups and is then added to level 1 and cleared, and so on
-/// upwards whenever a level has taken `step` sums of the level below it.
+/// Adds whole groups, lane by lane. Level 0 sums `step` groups and is then added to level 1 and cleared, and so on
+/// upwards whenever a level has summed `step` sums of the level below it.
 fn cascade(groups: &[[f32; GROUP]]) -> [f32; GROUP] {
     let length_bits = groups.len().next_power_of_two().trailing_zeros() as usize;
     let step_bits = (length_bits / LEVELS).max(4);

@@ -1,5 +1,4 @@
-//! Which values of a matrix share a scale, what the scale is stored as, and how it follows from their largest magnitude
-//! (amax).
+//! Groups of a matrix's values that share a scale, the storage format of the scale, and its computation from the group's largest magnitude (amax).
 //!
 //! A matrix is `[rows, columns]`, row-major, and the GEMM sums over its columns. A value is `code x scale`. With `max` the
 //! element's largest number and f32 arithmetic that rounds to nearest even, each step as written:
@@ -17,18 +16,17 @@
 //! where for NVFP4, with the amax of the whole matrix, `t = amax / (448 · max)` and `T = (448 · max) / amax`.
 //! With MX_OCP values beyond `max` saturate: up to a quarter of the group's amax for E2M1.
 //!
-//! What is not an ordinary amax has a defined result:
+//! Every amax that is zero, tiny or not finite has a defined result:
 //!
-//! - **amax 0 or tiny**: f32 scales, and t of NVFP4, are computed as if amax were at least [`AMAX_FLOOR`], so no scale is
-//!   0 or subnormal and no factor infinite. E8M0 takes its smallest code, 2^-127. A group of zeros comes back as zeros, signs
-//!   kept. In NVFP4 a group whose s rounds to 0 (amax below 2^-10 of the matrix's amax / 448) comes back as zeros.
+//! - **amax 0 or tiny**: f32 scales, and t of NVFP4, are computed as if amax were at least [`AMAX_FLOOR`], so no scale is 0 or subnormal and no
+//!   factor infinite. E8M0 uses its smallest code, 2^-127. A group of zeros is decoded as zeros with their signs. In NVFP4 a group whose s rounds
+//!   to 0 (amax below 2^-10 of the matrix's amax / 448) is decoded as zeros.
 //! - **A NaN or an infinity** makes the scale NaN, and with it every value of the group: a gradient that overflowed stays
-//!   visible. In NVFP4 t is NaN, so it is the whole matrix.
+//!   visible. In NVFP4 t is NaN, which affects the whole matrix.
 //!
-//! TransformerEngine takes scale 1 where amax is 0 or not finite; the values that come back differ only in the latter case.
+//! TransformerEngine uses scale 1 if amax is 0 or not finite; the decoded values differ only in the latter case.
 //!
-//! Trade-off: a partial group at an edge has a scale like any other; cuBLASLt wants multiples of 16 and more, which is
-//! checked where it is called.
+//! Trade-off: a partial group at an edge has a scale like any other; cuBLASLt requires multiples of 16 and more, which its callers check.
 
 use crate::e8m0::{self, power_of_two};
 use crate::float::NarrowFloat;
@@ -38,7 +36,7 @@ use crate::scales::BlockScales;
 /// f32 scales are computed as if amax were at least this: 2^-100.
 pub const AMAX_FLOOR: f32 = power_of_two(-100);
 
-/// Which values share a scale, and how it is stored.
+/// The groups of values that share a scale, and the scale's storage format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Scaling {
     group_rows: usize,
@@ -46,7 +44,7 @@ pub struct Scaling {
     stored: Stored,
 }
 
-/// What a scale is stored as.
+/// Storage format of a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Stored {
     F32,
@@ -81,7 +79,7 @@ impl Scaling {
         Self { group_rows, group_columns, stored }
     }
 
-    /// The same groups with f32 scales that are powers of two, as TransformerEngine's block scaling has them.
+    /// Returns the same groups with f32 scales that are powers of two, as in TransformerEngine's block scaling.
     ///
     /// # Panics
     /// If the scales are not f32.
@@ -90,7 +88,7 @@ impl Scaling {
         Self { stored: Stored::PowerOfTwo, ..self }
     }
 
-    /// Rows and columns of a group in a matrix of this shape.
+    /// Returns rows and columns of a group in a matrix of this shape.
     pub const fn group(self, rows: usize, columns: usize) -> [usize; 2] {
         let [group_rows, group_columns] = [self.group_rows, self.group_columns];
         [
@@ -99,7 +97,7 @@ impl Scaling {
         ]
     }
 
-    /// Bytes of the scale of a group, and of the matrix.
+    /// Returns the bytes of a group's scale, and of the matrix's.
     pub(crate) const fn scale_bytes(self) -> [usize; 2] {
         match self.stored {
             Stored::F32 | Stored::PowerOfTwo => [size_of::<f32>(), 0],
@@ -108,7 +106,7 @@ impl Scaling {
         }
     }
 
-    /// The scale of each group, and what its values are multiplied with, from the amax of each.
+    /// Returns the scale of each group, and the factor of its values, from the amax of each.
     pub(crate) fn scales(self, element: NarrowFloat, amax: &[f32]) -> (BlockScales, Vec<f32>) {
         let max = element.max();
         match self.stored {
@@ -127,7 +125,7 @@ impl Scaling {
     }
 }
 
-/// The largest of an amax and the magnitudes of `values`, where infinity and NaN are the largest.
+/// Returns the largest of an amax and the magnitudes of `values`, where infinity and NaN are the largest.
 #[inline(always)]
 pub(crate) fn larger(amax: f32, values: &[f32]) -> f32 {
     larger_of(amax, values.iter().copied())
@@ -139,7 +137,7 @@ pub(crate) fn larger_of(amax: f32, values: impl Iterator<Item = f32>) -> f32 {
     f32::from_bits(values.fold(amax.to_bits(), |largest, value| value.abs().to_bits().max(largest)))
 }
 
-/// An f32 scale and the factor of the values. Both NaN if amax is not finite.
+/// Returns an f32 scale and the factor of the values, both NaN if amax is not finite.
 pub(crate) fn f32_scale(amax: f32, max: f32) -> (f32, f32) {
     match floored(amax) {
         Some(amax) => (amax / max, max / amax),
@@ -157,7 +155,7 @@ fn power_of_two_scale(amax: f32, max: f32) -> (f32, f32) {
     (1.0 / factor, factor)
 }
 
-/// An amax as f32 scales use it; `None` if it is not finite.
+/// Returns an amax as f32 scales use it; `None` if it is not finite.
 fn floored(amax: f32) -> Option<f32> {
     amax.is_finite().then(|| amax.max(AMAX_FLOOR))
 }

@@ -1,6 +1,6 @@
 //! Seeded random numbers for the unit tests, the same on every machine.
 //!
-//! Trade-off: not a general generator. It exists to avoid a dependency.
+//! Trade-off: not a general generator; it only avoids a dependency.
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 pub(crate) struct Draws(pub(crate) u64);
@@ -14,12 +14,12 @@ impl Draws {
         z ^ (z >> 31)
     }
 
-    /// Uniform in [-1, 1).
+    /// Returns a number that is uniform in [-1, 1).
     pub(crate) fn uniform(&mut self) -> f32 {
         ((self.bits() >> 40) as i64 - (1 << 23)) as f32 / (1 << 23) as f32
     }
 
-    /// Nearly normal: the sum of four uniform draws, halved.
+    /// Returns a nearly normal number: the sum of four uniform draws, halved.
     pub(crate) fn bell(&mut self) -> f32 {
         (0..4).map(|_| self.uniform()).sum::<f32>() / 2.0
     }
@@ -28,7 +28,7 @@ impl Draws {
         (0..count).map(|_| self.bell() * scale).collect()
     }
 
-    /// An integer below `limit`. `limit` is small, so the bias does not matter.
+    /// Returns an integer below `limit`. `limit` is small, so the bias does not matter.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         (self.bits() % limit as u64) as usize
     }

@@ -4,10 +4,10 @@
 
 use std::thread;
 
-/// Below this many values per thread, starting the thread costs more than it saves.
+/// Minimum number of values per thread; with fewer, starting the thread costs more than it saves.
 const VALUES_PER_WORKER: usize = 1 << 16;
 
-/// How many whole blocks each worker takes when there are `blocks` blocks of `block_size` values.
+/// Returns how many whole blocks each worker takes of `blocks` blocks of `block_size` values.
 pub(crate) fn blocks_per_worker(blocks: usize, block_size: usize) -> usize {
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
     let useful = (blocks.saturating_mul(block_size) / VALUES_PER_WORKER).clamp(1, cores);
@@ -21,7 +21,7 @@ pub(crate) fn run<R: Send>(tasks: impl IntoIterator<Item = impl FnOnce() -> R + 
     thread::scope(|scope| {
         let others: Vec<_> = tasks.into_iter().map(|task| scope.spawn(task)).collect();
         let last = last();
-        // A task panics only through a bug: propagate it.
+        // A task panics only because of a bug, so propagate it.
         let mut results: Vec<R> = others
             .into_iter()
             .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))

@@ -1,7 +1,7 @@
 //! Compares the narrow floating-point formats with ml_dtypes and PyTorch, code by code, and whole scaled matrices with numpy's f32
 //! arithmetic around ml_dtypes' conversions. `golden/make_float_goldens.py` wrote the files.
 //!
-//! Trade-off: files of their own next to `goldens.rs`, since they need another library.
+//! Trade-off: a separate file next to `goldens.rs`, since it needs another library.
 
 // Each test file uses a part of it.
 #[allow(dead_code)]
@@ -12,7 +12,7 @@ use firebrick_precision::{BlockScales, NarrowFloat, Overflow, QuantFormat, Scali
 
 use NarrowFloat::{E2m1, E4m3, E5m2, E8m0};
 
-/// The files, and the formats that their libraries have; UE4M3 is E4M3 without its negative half.
+/// The files, and the formats that their libraries support; UE4M3 is E4M3 without its negative half.
 const LIBRARIES: [(&str, &[NarrowFloat]); 2] =
     [("floats_ml_dtypes", &[E4m3, E5m2, E2m1, E8m0]), ("floats_torch", &[E4m3, E5m2, E8m0])];
 
@@ -43,7 +43,7 @@ fn every_value_gets_the_code_that_other_libraries_give_it() {
             let inputs = golden.floats(&format!("{format}.inputs"));
             let codes = golden.codes(&format!("{format}.codes"));
             assert!(inputs.len() == codes.len() && inputs.len() > 2000, "{library} {format}");
-            // PyTorch's E8M0 takes no notice of a sign; here and in ml_dtypes a negative number has no power of two.
+            // PyTorch's E8M0 ignores the sign; here and in ml_dtypes a negative number has no power of two.
             let is_asked = |value: f32| value >= 0.0 || format != E8m0 || library != "floats_torch";
             for (value, expected) in inputs.into_iter().zip(codes).filter(|(value, _)| is_asked(*value)) {
                 compare_code(library, format, value, expected as u8);
@@ -66,7 +66,7 @@ fn ue4m3_is_the_half_of_e4m3_without_sign() {
     }
 }
 
-/// The generator of `make_float_goldens.py`.
+/// Generates a matrix as `make_float_goldens.py` does.
 fn matrix([rows, columns]: [usize; 2]) -> Vec<f32> {
     let mut values = bell((rows * columns) as u64, rows * columns);
     for (row, values) in values.chunks_mut(columns).enumerate() {
@@ -141,8 +141,8 @@ fn assert_scales(golden: &Golden, name: &str, scales: &BlockScales) {
 
 fn compare_code(library: &str, format: NarrowFloat, value: f32, expected: u8) {
     let code = format.encode(value, Overflow::Special);
-    // In E8M0 ml_dtypes has NaN for zero, and 2^-126 for all that is between 2^-127 and 2^-126; this crate has the smallest number for
-    // zero, and the nearest one there.
+    // In E8M0, ml_dtypes gives NaN for zero, and 2^-126 for everything between 2^-127 and 2^-126; this crate gives the
+    // smallest number for zero, and the nearest one there.
     let below_middle = value > 2_f32.powi(-127) && value < 1.5 * 2_f32.powi(-127);
     let expected = if format == NarrowFloat::E8m0 && (value == 0.0 || below_middle) { 0 } else { expected };
     let both_nan = format.decode(code).is_nan() && format.decode(expected).is_nan();

@@ -28,7 +28,7 @@ fn mismatches(got: &[u8], expected: &[u8]) -> Vec<usize> {
 
 // ---- NF4 ----------------------------------------------------------------------------------------------------------
 
-/// Name, values, and the format in which they are stored.
+/// Returns name, values, and storage format of each case.
 fn nf4_cases() -> Vec<(&'static str, Vec<f32>, FloatType)> {
     let heavy_tailed = |values: Vec<f32>| values.into_iter().map(|value| value * value * value).collect();
     let with_zero_blocks = |mut values: Vec<f32>| {
@@ -58,7 +58,7 @@ fn nf4_cases() -> Vec<(&'static str, Vec<f32>, FloatType)> {
 const PLAIN: QuantFormat = QuantFormat::Nf4 { double_quant: false };
 const DOUBLE: QuantFormat = QuantFormat::Nf4 { double_quant: true };
 
-/// Quantizes a case from its stored format, and checks that its input is that of the golden file.
+/// Quantizes a case from its storage format, and checks that its input is that of the golden file.
 fn quantize_case(
     golden: &Golden,
     case: &str,
@@ -94,7 +94,7 @@ fn nested_parts(quantized: &QuantizedTensor) -> (&[u8], &[f32], f32) {
     }
 }
 
-/// The code that bitsandbytes 0.50's CPU path gives: the value is rounded to one of 65,536 steps from -1 to 1 first.
+/// Returns the code of bitsandbytes 0.50's CPU path, which first rounds the value to one of 65,536 steps from -1 to 1.
 fn code_of_coarse_table(map: &DynamicMap, scaled: f32) -> u8 {
     let step = ((scaled.clamp(-1.0, 1.0) + 1.0) * 0.5 * 65_535.0 + 0.5) as u16;
     let value = -1.0 + (2.0 * f32::from(step)) / 65_535.0;
@@ -118,7 +118,7 @@ fn nf4_equals_the_cpu_path_of_bitsandbytes() {
         let expected = golden.floats(&format!("{case}.nested.absmax"));
         assert_eq!(bits(nested_absmax), bits(&expected), "{case}: nested scales");
 
-        // Codes of the scales: the CPU table of bitsandbytes is coarser. Its steps explain each of its codes.
+        // The CPU table of bitsandbytes for codes of scales is coarser. Its steps explain each of its codes.
         let expected = golden.bytes(&format!("{case}.nested.codes"));
         for (block, (&scale, &expected)) in scales.iter().zip(expected).enumerate() {
             let reciprocal = 1.0 / nested_absmax[block / blockwise::BLOCK_SIZE];
@@ -263,7 +263,7 @@ fn adamw_gradients(step: u32, with_bad_values: bool) -> Vec<f32> {
     gradients
 }
 
-/// Parameters and state in the golden file after `step` steps.
+/// Reads parameters and state from the golden file after `step` steps.
 fn adamw_golden(golden: &Golden, step: u32) -> (Vec<f32>, AdamW8bitState) {
     if step == 0 {
         return (bell(30, ADAMW_COUNT), AdamW8bitState::zeros(ADAMW_COUNT));
@@ -276,7 +276,7 @@ fn adamw_golden(golden: &Golden, step: u32) -> (Vec<f32>, AdamW8bitState) {
     (parameters, AdamW8bitState { first: moment(1), second: moment(2) })
 }
 
-/// One step from the preceding golden state. Returns the computed and the golden result.
+/// Takes one step from the preceding golden state. Returns the computed and the golden result.
 fn adamw_step(golden: &Golden, step: u32, with_bad_values: bool) -> [(Vec<f32>, AdamW8bitState); 2] {
     let (mut parameters, mut state) = adamw_golden(golden, step - 1);
     let gradients = adamw_gradients(step, with_bad_values);

@@ -1,4 +1,4 @@
-//! The library's descriptors of one GEMM: the operation, the layouts of its matrices, and what an algorithm may rely on.
+//! The library's descriptors of one GEMM: the operation, the layouts of its matrices, and the constraints on algorithms.
 //!
 //! cuBLASLt's kernels are written for column-major matrices. A row-major matrix is, byte for byte, its transpose in column-major
 //! order. So the library computes `D^T = op(B)^T op(A)^T`: B comes first, A second, nothing is copied, and an operand that
@@ -52,7 +52,7 @@ impl ColumnMajor {
     }
 }
 
-/// The layout of an operand whose `op` is `rows` x `columns`, row-major.
+/// Returns the layout of an operand whose `op` is `rows` x `columns`, row-major.
 fn stored(operand: Operand, rows: usize, columns: usize) -> Layout {
     // Row-major [rows, columns] is column-major [columns, rows], and vice versa for an operand that is stored
     // transposed.
@@ -65,14 +65,14 @@ fn layout(element: ElementType, rows: usize, columns: usize, leading: usize) -> 
     Layout { element, rows: rows as u64, columns: columns as u64, leading: leading as i64 }
 }
 
-/// What a plan is cached under: two calls with one key may use one algorithm.
+/// The cache key of a plan: two calls with equal keys may use the same algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) matmul: Matmul,
     pub(super) alignment: Alignment,
 }
 
-/// The GEMM in words, with the rules of 8-bit kernels if they apply.
+/// Describes the GEMM for messages, with the rules of 8-bit kernels if they apply.
 pub(super) fn requested(matmul: &Matmul) -> String {
     if !matmul.a.element.is_narrow() {
         return matmul.to_string();
@@ -80,7 +80,7 @@ pub(super) fn requested(matmul: &Matmul) -> String {
     format!("{matmul} (8-bit and 4-bit kernels need A untransposed, B transposed, and n and k to be multiples of 16)")
 }
 
-/// The operation: compute type, transposes, epilogue, scaling.
+/// Builds the operation's descriptor: compute type, transposes, epilogue, scaling.
 pub(super) fn describe(
     symbols: &Symbols,
     key: &Key,
@@ -109,7 +109,7 @@ pub(super) fn describe(
         object.set_description(symbols, matmul, description::FAST_ACCUMULATION, 1_i8)?;
     }
     if matmul.scaling != Scaling::None {
-        // Likewise only to tell the heuristic that there will be scales.
+        // Likewise, this only tells the heuristic that there will be scales.
         object.set_description(symbols, matmul, description::A_SCALE_POINTER, workspace.address)?;
         object.set_description(symbols, matmul, description::B_SCALE_POINTER, workspace.address)?;
     }
@@ -120,7 +120,7 @@ pub(super) fn describe(
     Ok(object)
 }
 
-/// The layout of one matrix.
+/// Builds the layout of one matrix.
 pub(super) fn lay_out(symbols: &Symbols, matmul: &Matmul, layout: Layout) -> Result<Object, CudaError> {
     Object::new(symbols.layout_destroy, |object| {
         let code = layout.element.code();
@@ -130,7 +130,7 @@ pub(super) fn lay_out(symbols: &Symbols, matmul: &Matmul, layout: Layout) -> Res
     })
 }
 
-/// What the algorithms may rely on: workspace, alignments, and the type of partial sums of a split reduction.
+/// Builds the constraints on algorithms: workspace, alignments, and the type of partial sums of a split reduction.
 pub(super) fn prefer(symbols: &Symbols, key: &Key, workspace: Workspace) -> Result<Object, CudaError> {
     let matmul = &key.matmul;
     let object = Object::new(symbols.preference_destroy, |handle| {
@@ -140,7 +140,7 @@ pub(super) fn prefer(symbols: &Symbols, key: &Key, workspace: Workspace) -> Resu
     })?;
     let set = |attribute, value: u32| object.set_preference(symbols, matmul, attribute, value);
     object.set_preference(symbols, matmul, preference::WORKSPACE_BYTES, workspace.bytes)?;
-    // Partial sums in bf16 would lose the precision that accumulation in f32 has kept.
+    // Partial sums in bf16 would lose the precision of accumulation in f32.
     let exact = matmul.output == ElementType::F32;
     let schemes = if exact { symbols::REDUCTION_ANY } else { symbols::REDUCTION_IN_COMPUTE_TYPE };
     set(preference::REDUCTION_SCHEMES, schemes)?;
@@ -163,7 +163,7 @@ unsafe impl Send for Object {}
 unsafe impl Sync for Object {}
 
 impl Object {
-    /// The object whose handle `create` writes.
+    /// Creates the object whose handle `create` writes.
     fn new(destroy: Destroy, create: impl FnOnce(*mut Opaque) -> Result<(), CudaError>) -> Result<Self, CudaError> {
         let mut handle = ptr::null_mut();
         create(&mut handle)?;
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
     use crate::blaslt::pointers::Pointers;
 
-    /// The index of an element in the library's terms.
+    /// Returns the index of an element in the library's terms.
     fn column_major_at(layout: Layout, transposed: bool, row: usize, column: usize) -> usize {
         let [row, column] = if transposed { [column, row] } else { [row, column] };
         assert!((row as u64) < layout.rows && (column as u64) < layout.columns, "{layout:?} has no [{row}, {column}]");

@@ -1,7 +1,7 @@
 //! The description of a GEMM in row-major terms, and the check that it is possible.
 //!
-//! Micro-scaled inputs (MXFP8, NVFP4) are for Blackwell. No such card was at hand: their descriptors are tested against the library, and
-//! nothing of them has run.
+//! Micro-scaled inputs (MXFP8, NVFP4) need Blackwell. No such card was available: their descriptors are tested against
+//! the library, but no such GEMM has run.
 //!
 //! Not supported: batches, and input types other than f32, bf16, f16, the two 8-bit formats and the 4-bit one.
 
@@ -22,13 +22,13 @@ pub enum ElementType {
     E4m3,
     /// 8 bits: 5 of exponent, 2 of mantissa; maximum 57344 (same source).
     E5m2,
-    /// 4 bits: 2 of exponent, 1 of mantissa; maximum 6 ("OCP Microscaling Formats (MX) Specification", 2023). Two in a byte, the earlier
-    /// one low.
+    /// 4 bits: 2 of exponent, 1 of mantissa; maximum 6 ("OCP Microscaling Formats (MX) Specification", 2023). Two per
+    /// byte, the earlier one in the low bits.
     E2m1,
 }
 
 impl ElementType {
-    /// Bits of one element.
+    /// Returns the bits of one element.
     pub const fn bits(self) -> usize {
         match self {
             Self::F32 => 32,
@@ -38,7 +38,7 @@ impl ElementType {
         }
     }
 
-    /// What the address of a matrix is a multiple of: a value, or 16 bytes where two values share a byte.
+    /// Returns the required alignment of a matrix's address: one value, or 16 bytes if two values share a byte.
     pub(super) const fn address_multiple(self) -> usize {
         match self {
             Self::E2m1 => 16,
@@ -46,17 +46,17 @@ impl ElementType {
         }
     }
 
-    /// Whether it is one of the 8-bit formats.
+    /// Returns whether it is one of the 8-bit formats.
     pub const fn is_fp8(self) -> bool {
         matches!(self, Self::E4m3 | Self::E5m2)
     }
 
-    /// Whether kernels take it only with A untransposed and B transposed.
+    /// Returns whether kernels support it only with A untransposed and B transposed.
     pub(super) const fn is_narrow(self) -> bool {
         self.is_fp8() || matches!(self, Self::E2m1)
     }
 
-    /// `cudaDataType_t` (library_types.h).
+    /// Returns the `cudaDataType_t` (library_types.h).
     pub(super) const fn code(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -89,11 +89,11 @@ pub struct Operand {
     pub element: ElementType,
     /// Whether `op` transposes: an `op(A)` of `m` x `k` is then stored as `[k, m]`.
     pub transposed: bool,
-    /// Distance of stored rows in elements; larger than the width of a row for a view of a wider buffer.
+    /// Distance between stored rows in elements; larger than the width of a row for a view of a wider buffer.
     pub leading: usize,
 }
 
-/// What is computed in addition to the GEMM itself, in the same pass.
+/// An additional computation in the same pass as the GEMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Epilogue {
     /// Nothing.
@@ -110,7 +110,7 @@ pub enum Epilogue {
 }
 
 impl Epilogue {
-    /// `cublasLtEpilogue_t`. Our A is cuBLASLt's B (see `descriptors.rs`).
+    /// Returns the `cublasLtEpilogue_t`. Our A is cuBLASLt's B, as `descriptors.rs` explains.
     pub(super) const fn code(self) -> u32 {
         match self {
             Self::None => 1,
@@ -126,21 +126,20 @@ pub enum Scaling {
     /// None: all scales are 1.
     #[default]
     None,
-    /// One f32 for all of A and one for all of B.
+    /// One f32 for all of A, and one for all of B.
     Tensor,
-    /// An f32 for each of the `m` rows of `op(A)` and each of the `n` columns of `op(B)`. Needs cuBLASLt of CUDA 12.9 and
-    /// compute capability 9.0.
+    /// One f32 for each of the `m` rows of `op(A)` and each of the `n` columns of `op(B)`. Needs cuBLASLt of CUDA 12.9 and compute capability 9.0.
     OuterVector,
-    /// MXFP8: an E8M0 for each 32 values along `k` of 8-bit inputs, in tiles of 128 rows by 4 scales: each row
-    /// of a tile 16 bytes from the next, and rows 32 apart side by side. Needs compute capability 10.0.
+    /// MXFP8: one E8M0 per 32 values along `k` of 8-bit inputs, in tiles of 128 rows by 4 scales: the rows of a tile
+    /// are 16 bytes apart, and rows 32 apart are side by side. Needs compute capability 10.0.
     Blocks32,
-    /// NVFP4: an unsigned E4M3 for each 16 values along `k` of 4-bit inputs, in the same tiles; the f32 of a tensor goes into alpha. Needs
-    /// compute capability 10.0.
+    /// NVFP4: one unsigned E4M3 per 16 values along `k` of 4-bit inputs, in the same tiles; the tensor's f32 scale is
+    /// multiplied into alpha. Needs compute capability 10.0.
     Blocks16,
 }
 
 impl Scaling {
-    /// Values along `k` that share a scale, where they are blocks.
+    /// Returns the number of values along `k` that share a scale, if scales are per block.
     pub const fn block(self) -> Option<usize> {
         match self {
             Self::Blocks32 => Some(32),
@@ -149,7 +148,7 @@ impl Scaling {
         }
     }
 
-    /// Bytes of the scales of an operand with this many rows of `op(A)`, or columns of `op(B)`: 0 without, or the whole tiles.
+    /// Returns the bytes of the scales of an operand with this many rows of `op(A)`, or columns of `op(B)`, in whole tiles; 0 without scales.
     pub const fn bytes(self, rows: usize, k: usize) -> usize {
         match self {
             Self::None => 0,
@@ -160,12 +159,12 @@ impl Scaling {
         }
     }
 
-    /// What the address of scales is a multiple of.
+    /// Returns the required alignment of the scales' address.
     pub(super) const fn address_multiple(self) -> usize {
         if self.block().is_some() { 16 } else { 4 }
     }
 
-    /// `cublasLtMatmulMatrixScale_t`.
+    /// Returns the `cublasLtMatmulMatrixScale_t`.
     pub(super) const fn code(self) -> u32 {
         match self {
             Self::None | Self::Tensor => 0,
@@ -189,22 +188,22 @@ pub struct Matmul {
     pub a: Operand,
     /// The right operand.
     pub b: Operand,
-    /// Distance of rows in elements, in both C and D.
+    /// Distance between rows in elements, in both C and D.
     pub c_leading: usize,
     /// Element type of C and D.
     pub output: ElementType,
-    /// What is computed in addition.
+    /// Additional computation in the same pass.
     pub epilogue: Epilogue,
     /// Scales of 8-bit inputs.
     pub scaling: Scaling,
     /// Allows rounding f32 inputs to TF32 (10 bits of mantissa), which makes them fast.
     pub allow_tf32: bool,
-    /// Allows accumulating 8-bit inputs with fewer bits than f32 has: faster on Hopper, meant for forward passes.
+    /// Allows accumulating 8-bit inputs in fewer bits than f32 has: faster on Hopper, intended for forward passes.
     pub fast_accumulation: bool,
 }
 
 impl Matmul {
-    /// A plain GEMM of matrices without gaps: `op(A)` is `m` x `k`, `op(B)` is `k` x `n`. Change fields for anything else.
+    /// Describes a plain GEMM of matrices without gaps: `op(A)` is `m` x `k`, `op(B)` is `k` x `n`. Change fields for anything else.
     pub const fn dense(
         [m, n, k]: [usize; 3],
         inputs: ElementType,
@@ -228,7 +227,7 @@ impl Matmul {
         }
     }
 
-    /// Refuses what no version of cuBLASLt can do, or would silently do wrong.
+    /// Rejects GEMMs that no version of cuBLASLt supports, or that it would silently compute wrongly.
     pub(super) fn check(&self) -> Result<(), CudaError> {
         self.fault().map_or(Ok(()), |reason| Err(CudaError::InvalidMatmul { requested: self.to_string(), reason }))
     }
@@ -259,7 +258,7 @@ impl Matmul {
         self.scaling_fault().or_else(|| self.narrow_fault())
     }
 
-    /// What is wrong with the scales for these inputs.
+    /// Returns the error in the scales for these inputs, if any.
     fn scaling_fault(&self) -> Option<String> {
         let fp4 = self.a.element == ElementType::E2m1;
         if self.scaling != Scaling::None && !self.a.element.is_narrow() {
@@ -273,7 +272,7 @@ impl Matmul {
             .then(|| format!("k is {}, no multiple of the {block} values of a scale", self.k))
     }
 
-    /// What is wrong with 8-bit and 4-bit inputs.
+    /// Returns the error in 8-bit and 4-bit inputs, if any.
     fn narrow_fault(&self) -> Option<String> {
         let (a, b) = (self.a, self.b);
         let fp8 = a.element.is_fp8() && b.element.is_fp8();
@@ -287,7 +286,7 @@ impl Matmul {
         None
     }
 
-    /// Refuses what the device has no instructions for; the library would only say that it is not supported.
+    /// Rejects formats for which the device has no instructions; the library would only report that the GEMM is not supported.
     pub(super) fn check_device(&self, capability: (u32, u32)) -> Result<(), CudaError> {
         let needed = match self.scaling {
             Scaling::Blocks32 | Scaling::Blocks16 => (10, 0),

@@ -1,4 +1,4 @@
-//! One GEMM as the library knows it, and the algorithms that it proposes for it. `tune.rs` chooses among them.
+//! One GEMM in the library's terms, with the algorithms that the library proposes. `tune.rs` chooses among them.
 //!
 //! Trade-off: bias and scale addresses are attributes of the shared descriptor, so calls of one plan hold a lock while they
 //! are submitted.
@@ -30,7 +30,7 @@ pub(super) struct Plan {
     output: Object,
 }
 
-/// What differs from one call of a plan to the next.
+/// The values that differ between calls of a plan.
 #[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) handle: Opaque,
@@ -41,10 +41,10 @@ pub(super) struct Call {
 }
 
 impl Plan {
-    /// Describes the GEMM to the library, and asks for algorithms: at least one, in the library's order.
+    /// Describes the GEMM to the library and requests algorithms: returns at least one, in the library's order.
     ///
     /// # Safety
-    /// `handle` is alive and its context is current.
+    /// `handle` must be alive and its context current.
     pub(super) unsafe fn new(
         symbols: &'static Symbols,
         handle: Opaque,
@@ -88,16 +88,16 @@ impl Plan {
         Ok((Self { symbols, matmul: key.matmul, description, first, second, output }, proposed))
     }
 
-    /// The GEMM.
+    /// Returns the GEMM.
     pub(super) fn matmul(&self) -> &Matmul {
         &self.matmul
     }
 
-    /// Submits the GEMM by one of the algorithms that were proposed for it.
+    /// Submits the GEMM with one of the algorithms that were proposed for it.
     ///
     /// # Safety
-    /// As [`BlasLt::run`](crate::BlasLt::run); the handle and workspace of `call` are alive, and their context is
-    /// current. The algorithm was proposed when this plan was made.
+    /// The requirements of [`BlasLt::run`](crate::BlasLt::run) must hold; the handle and workspace of `call` must be
+    /// alive, with their context current. The algorithm must have been proposed for this plan.
     pub(super) unsafe fn submit(&self, algorithm: &Algorithm, call: &Call, stream: &Stream) -> Result<(), CudaError> {
         // After a panic of another call, the addresses in the descriptor are stale; they are set again below.
         let description = self.description.lock().unwrap_or_else(PoisonError::into_inner);

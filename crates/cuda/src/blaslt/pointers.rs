@@ -1,7 +1,6 @@
 //! The device addresses of one GEMM, and their alignment.
 //!
-//! Trade-off: addresses are plain integers without lifetimes. [`BlasLt::run`](crate::BlasLt::run) asks for the promise that they
-//! are valid.
+//! Trade-off: addresses are plain integers without lifetimes. Callers of [`BlasLt::run`](crate::BlasLt::run) must guarantee that they are valid.
 
 use super::matmul::{Epilogue, Matmul, Scaling};
 use crate::error::CudaError;
@@ -17,22 +16,22 @@ pub struct Pointers {
     pub c: u64,
     /// D.
     pub d: u64,
-    /// The bias (`n` elements, read) or its gradient (`m` elements, written), see [`Epilogue`]; 0 without one. Any beta may
-    /// be combined with a bias.
+    /// The bias (`n` elements, read) or its gradient (`m` elements, written), depending on the [`Epilogue`]; 0 without
+    /// one. Any beta may be combined with a bias.
     pub bias: u64,
-    /// Scales of A, see [`Scaling`]; 0 without.
+    /// Scales of A, in the layout of [`Scaling`]; 0 without.
     pub a_scale: u64,
-    /// Scales of B, see [`Scaling`]; 0 without.
+    /// Scales of B, in the layout of [`Scaling`]; 0 without.
     pub b_scale: u64,
 }
 
 impl Pointers {
-    /// The four matrices, without bias and scales.
+    /// Creates pointers to the four matrices, without bias and scales.
     pub const fn new(a: u64, b: u64, c: u64, d: u64) -> Self {
         Self { a, b, c, d, bias: 0, a_scale: 0, b_scale: 0 }
     }
 
-    /// With C set to D if C is not read: the library checks the pointer even then.
+    /// Sets C to D if C is not read, because the library checks the pointer even then.
     pub(super) fn completed(mut self, beta: f32) -> Self {
         if beta == 0.0 {
             self.c = self.d;
@@ -40,7 +39,7 @@ impl Pointers {
         self
     }
 
-    /// Refuses null and misaligned addresses, which would cause a fault on the device or in the library.
+    /// Rejects null and misaligned addresses, which would cause a fault on the device or in the library.
     pub(super) fn check(&self, matmul: &Matmul) -> Result<(), CudaError> {
         let output = matmul.output.address_multiple();
         let with_bias = matmul.epilogue != Epilogue::None;
@@ -71,15 +70,15 @@ impl Pointers {
 /// loads need 16 bytes. cuBLASLt assumes 256 unless told otherwise, and fails or faults with less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Alignment {
-    /// Of A, in bytes.
+    /// Alignment of A, in bytes.
     pub(super) a: u16,
-    /// Of B, in bytes.
+    /// Alignment of B, in bytes.
     pub(super) b: u16,
-    /// Of C, in bytes.
+    /// Alignment of C, in bytes.
     pub(super) c: u16,
-    /// Of D, in bytes.
+    /// Alignment of D, in bytes.
     pub(super) d: u16,
-    /// Of the bias, in bytes; 256 without one.
+    /// Alignment of the bias, in bytes; 256 without one.
     pub(super) bias: u16,
 }
 
@@ -88,7 +87,7 @@ impl Alignment {
     #[cfg(test)]
     pub(super) const BEST: Self = Self { a: 256, b: 256, c: 256, d: 256, bias: 256 };
 
-    /// The alignment of these addresses.
+    /// Returns the alignment of these addresses.
     pub(super) fn of(pointers: &Pointers) -> Self {
         // For 0, which means none, this is 256.
         let of = |address: u64| 1 << address.trailing_zeros().min(8);

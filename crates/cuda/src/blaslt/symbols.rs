@@ -153,7 +153,7 @@ impl Symbols {
         Self::load_up_to(driver.version().0)
     }
 
-    /// As [`Symbols::load`], with the newest major CUDA version to open.
+    /// Loads the library as [`Symbols::load`] does, up to the given major CUDA version.
     pub(super) fn load_up_to(cuda_major: u32) -> Result<&'static Self, CudaError> {
         static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
         if let Some(symbols) = SYMBOLS.get() {
@@ -204,7 +204,7 @@ impl Symbols {
         Err(self.error(call, status, requested()))
     }
 
-    /// The error of a call that returned `status`.
+    /// Returns the error of a call that returned `status`.
     pub(super) fn error(&self, call: &'static str, status: Status, requested: String) -> CudaError {
         CudaError::BlasLt { call, code: status, name: self.name_of(status), requested }
     }
@@ -220,14 +220,14 @@ impl Symbols {
     }
 }
 
-/// The CUDA version that a file's name ends in: 13 of `libcublasLt.so.13` and of `cublasLt64_13.dll`.
+/// Returns the CUDA version at the end of a file's name: 13 for `libcublasLt.so.13` and for `cublasLt64_13.dll`.
 fn cuda_major_of(file: &str) -> Option<u32> {
     let stem = file.strip_suffix(".dll").unwrap_or(file);
     let digits = stem.len() - stem.trim_end_matches(|c: char| c.is_ascii_digit()).len();
     stem[stem.len() - digits..].parse().ok()
 }
 
-/// A function of the library.
+/// Looks up a function of the library.
 ///
 /// # Safety
 /// `F` is the type of the function that cublasLt.h declares under this name, and is not used after the library is unloaded.

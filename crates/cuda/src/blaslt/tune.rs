@@ -1,15 +1,15 @@
-//! Which of the algorithms that the library proposes for a GEMM is used.
+//! Chooses one of the algorithms that the library proposes for a GEMM.
 //!
-//! The library orders its proposals by a model of the card; the first is often within a percent of the fastest, and sometimes ten
+//! The library orders its proposals by a model of the card; the first is often within a percent of the fastest, but sometimes ten
 //! percent slower. A large GEMM is measured in one of its own calls, on its operands and into its output, which the call itself then
-//! overwrites: no memory is added, and the values are those of the run, which decide what power the card draws. Each algorithm is timed
-//! in a few calls; those near the fastest then run for long enough that a card at its power limit slows down. The choice is saved on
-//! disk for this card, library and shape, so that it is made once and runs repeat bit by bit.
+//! overwrites. This needs no further memory and uses the run's own values, which determine the power that the card draws. Each
+//! algorithm is timed in a few calls; those near the fastest then run long enough that a card at its power limit slows down. The
+//! choice is saved on disk for this card, library and shape, so that it is made once and runs repeat bit by bit.
 //!
-//! A shape is measured at its third call: layers repeat theirs, while the number of tokens with a loss in a packed batch, which is the
-//! height of some GEMMs of the head, hardly ever comes again.
+//! A shape is measured at its third call, because layers repeat theirs, while the number of loss tokens in a packed
+//! batch, which is the height of some GEMMs of the head, rarely recurs.
 //!
-//! Trade-off: a tenth of a second to a second per shape, once; and where the file is lost, another choice may round differently.
+//! Trade-off: a tenth of a second to a second per shape, once; if the file is lost, the new choice may round differently.
 
 use std::sync::Arc;
 
@@ -22,42 +22,41 @@ use crate::driver::DeviceInfo;
 use crate::error::CudaError;
 use crate::stream::{Event, Stream};
 
-/// Work below which a GEMM is left to the library: a quarter of a millisecond on an H100. The operands of smaller ones stay in the level 2
-/// cache while they are repeated, but not between the operations of a step: a 1B with rows of 512 tokens was 15 % slower by what such
-/// measurements chose.
+/// Minimum work of measured GEMMs: a quarter of a millisecond on an H100. The operands of smaller ones stay in the level 2 cache while they are
+/// repeated, but not between the operations of a step: a 1B model with rows of 512 tokens was 15 % slower with algorithms from such measurements.
 const LARGE_FLOPS: f64 = 2e11;
 /// The call of a shape at which it is measured.
 const DUE: usize = 3;
-/// Shapes that a process measures at most.
+/// Maximum number of shapes that a process measures.
 const MAX_SHAPES: usize = 64;
-/// Timed calls of each algorithm at first.
+/// Number of timed calls of each algorithm in the first pass.
 const FIRST_CALLS: usize = 2;
-/// Algorithms that are this much slower than the fastest at first are not timed again.
+/// Algorithms slower than the fastest by this factor in the first pass are not timed again.
 const CLOSE: f32 = 1.04;
-/// How long the others run, in each of [`ROUNDS`].
+/// Duration of the others in each of [`ROUNDS`].
 const ROUND_MILLISECONDS: f32 = 40.0;
 const ROUNDS: usize = 3;
 /// Another algorithm must take less than this share of the time of the library's first.
 const WORTH: f32 = 0.995;
 
-/// What decides on the algorithm of a large GEMM.
+/// Source of the algorithms of large GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Measuring {
-    /// The library, whose first proposal runs.
+    /// The library's first proposal.
     Off,
-    /// What was measured before on this machine, where something was.
+    /// The algorithm measured earlier on this machine, if there is one.
     Kept,
-    /// The same; other shapes are measured at their third call.
+    /// The same, and other shapes are measured at their third call.
     On,
 }
 
-/// See the head of this file.
+/// The chosen algorithms of this process, with their file cache.
 pub(super) struct Choices {
     pub(super) measuring: Measuring,
-    /// Shapes measured so far.
+    /// Number of shapes measured so far.
     measured: usize,
     cache: Cache,
-    /// What a choice holds for: library, card, workspace.
+    /// The library, card and workspace for which choices are valid.
     machine: String,
 }
 
@@ -70,12 +69,12 @@ impl Choices {
         Self { measuring: Measuring::Off, measured: 0, cache: Cache::of("gemms"), machine }
     }
 
-    /// The choice for a shape that is called for the first time.
+    /// Makes the choice for a shape at its first call.
     pub(super) fn first(&self, key: &Key, plan: Plan, proposed: Vec<Algorithm>) -> Choice {
         if self.measuring == Measuring::Off || proposed.len() == 1 || !is_large(&key.matmul) {
             return Choice::settled(plan, proposed[0]);
         }
-        // Only what the library proposes today is run, whatever the file says.
+        // Only algorithms that the library proposes now may run, whatever the file contains.
         let kept = self.cache.read(&self.file(key));
         let kept = kept.and_then(|bytes| proposed.iter().find(|one| bytes_of(one) == bytes).copied());
         match kept {
@@ -88,11 +87,11 @@ impl Choices {
         }
     }
 
-    /// Measures a shape, unless so many were measured already, and keeps the choice.
+    /// Measures a shape, unless the limit is reached, and saves the choice.
     ///
     /// # Safety
-    /// As [`BlasLt::run`](crate::BlasLt::run) for this call, for which the choice is due and which the caller submits afterwards; its
-    /// context is current.
+    /// The requirements of [`BlasLt::run`](crate::BlasLt::run) must hold for this call, for which the choice is due and
+    /// which the caller submits afterwards; its context must be current.
     pub(super) unsafe fn measure(
         &mut self,
         key: &Key,
@@ -116,7 +115,7 @@ impl Choices {
     }
 }
 
-/// The plan of a shape and its algorithm, and what is still to be tried for it.
+/// The plan of a shape with its algorithm, and the algorithms still to be tried.
 pub(super) struct Choice {
     pub(super) plan: Arc<Plan>,
     pub(super) algorithm: Algorithm,
@@ -133,7 +132,7 @@ impl Choice {
         Self { plan: Arc::new(plan), algorithm, open: None }
     }
 
-    /// Whether this call is the one to measure with. One that adds to its own output cannot be repeated.
+    /// Returns whether to measure with this call. One that adds to its own output cannot be repeated.
     pub(super) fn is_due(&mut self, call: &Call) -> bool {
         let Some(open) = &mut self.open else { return false };
         open.calls += 1;
@@ -149,17 +148,17 @@ fn is_large(matmul: &Matmul) -> bool {
     2.0 * matmul.m as f64 * matmul.n as f64 * matmul.k as f64 >= LARGE_FLOPS
 }
 
-/// The fastest algorithm; the library's first, unless another beats it by more than [`WORTH`] allows for noise.
+/// Returns the fastest algorithm: the library's first, unless another beats it by more than the noise that [`WORTH`] allows for.
 ///
 /// # Safety
-/// As [`Choices::measure`], for a call that may be repeated.
+/// The requirements of [`Choices::measure`] must hold, and the call must be repeatable.
 unsafe fn fastest(plan: &Plan, proposed: &[Algorithm], call: &Call, stream: &Stream) -> Result<Algorithm, CudaError> {
     let timer = Timer { start: Event::timed(stream.context())?, end: Event::timed(stream.context())? };
     // SAFETY: the caller's promise.
     let time = |algorithm: &Algorithm, calls: usize| unsafe { timer.time(plan, algorithm, call, stream, calls) };
     let mut times = Vec::with_capacity(proposed.len());
     for (index, algorithm) in proposed.iter().enumerate() {
-        // An algorithm that the library proposes and then refuses is passed over; the first is reported when it is submitted.
+        // Skip an algorithm that the library proposes and then rejects; the error of the first is reported when it is submitted.
         let Ok(_) = time(algorithm, 1) else { continue };
         times.push((index, time(algorithm, FIRST_CALLS)?));
     }
@@ -178,7 +177,7 @@ unsafe fn fastest(plan: &Plan, proposed: &[Algorithm], call: &Call, stream: &Str
     Ok(proposed[index])
 }
 
-/// The index of the shortest time, or 0 unless that is below [`WORTH`] times the time of 0.
+/// Returns the index of the shortest time, or 0 unless that is below [`WORTH`] times the time of 0.
 fn choose(times: &[(usize, f32)]) -> usize {
     let of_first = times.iter().find(|(index, _)| *index == 0).map_or(f32::INFINITY, |(_, time)| *time);
     let fastest = times.iter().min_by(|left, right| left.1.total_cmp(&right.1));
@@ -196,10 +195,10 @@ struct Timer {
 }
 
 impl Timer {
-    /// Milliseconds of one of `calls` calls. Waits for them.
+    /// Returns the mean milliseconds of `calls` calls. Waits for them.
     ///
     /// # Safety
-    /// As [`fastest`].
+    /// The requirements of [`fastest`] must hold.
     unsafe fn time(
         &self,
         plan: &Plan,

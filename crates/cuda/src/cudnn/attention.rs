@@ -1,10 +1,10 @@
-//! What the graphs of both passes share: tensors and masks.
+//! Shared parts of both passes' graphs: tensors and masks.
 //!
 //! cuDNN finds its attention kernels by matching a whole graph of elementary operations. So every step here has the order and
 //! the types of cudnn-frontend 1.23 (`attn_score_modifiers.h`, `diagonal_band_mask.h`), in the form that all versions since 9.1
 //! recognize.
 //!
-//! Trade-off: a graph that computes the same in another way is not recognized, so nothing here can be simplified.
+//! Trade-off: a graph that computes the same in another way is not recognized, so this code cannot be simplified.
 
 use super::graph::{Form, Four, Graph, Node, Overrides, Source};
 use super::limits::Version;
@@ -33,7 +33,7 @@ pub(super) struct Sizes {
 }
 
 impl Attention {
-    /// `lengths` is the source of the lengths of the documents, if the graph needs them.
+    /// Starts a graph; `lengths` is the source of the documents' lengths, if the graph needs them.
     pub(super) fn new(
         symbols: Symbols,
         version: Version,
@@ -70,7 +70,7 @@ impl Attention {
         }
     }
 
-    /// The form of a buffer with `heads` adjacent heads per row and rows `row_stride` elements apart.
+    /// Returns the form of a buffer with `heads` adjacent heads per row and rows `row_stride` elements apart.
     pub(super) fn rows(&mut self, name: &str, heads: i64, row_stride: usize) -> Result<Form, CudaError> {
         let Sizes { documents, length, width, .. } = self.sizes();
         let strides = [length * row_stride as i64, width, row_stride as i64, 1];
@@ -78,7 +78,7 @@ impl Attention {
         Ok(form.ragged(self.offsets(name, row_stride)?))
     }
 
-    /// The form of the softmax statistics.
+    /// Returns the form of the softmax statistics.
     pub(super) fn statistics(&mut self) -> Result<Form, CudaError> {
         let Sizes { documents, query_heads: heads, length, .. } = self.sizes();
         let strides = match self.shape.statistics_layout() {
@@ -98,20 +98,20 @@ impl Attention {
         self.graph.device(&format!("offsets of {of}"), form, source).map(Some)
     }
 
-    /// A form of the sizes of the scores, `[document, query head, query, key]`.
+    /// Returns a form with the sizes of the scores, `[document, query head, query, key]`.
     pub(super) fn scores_form(&self, element: Data) -> Form {
         let Sizes { documents, query_heads, length, .. } = self.sizes();
         let row: Four = [query_heads * length * length, length * length, length, 1];
         Form::new(element, [documents, query_heads, length, length], row)
     }
 
-    /// A form with one number for each row of the scores.
+    /// Returns a form with one number per row of the scores.
     pub(super) fn row_form(&self) -> Form {
         let Sizes { documents, query_heads, length, .. } = self.sizes();
         Form::new(Data::Float, [documents, query_heads, length, 1], [query_heads * length, length, 1, 1])
     }
 
-    /// Which sizes of a matmul are replaced by the lengths of the documents.
+    /// Returns which sizes of a matmul are replaced by the lengths of the documents.
     pub(super) fn overrides(&self, rows: Side, columns: Side, inner: Side) -> Overrides {
         let pick = |side| match (side, self.lengths) {
             (Side::Query, Some((query, _))) => Some(query),
@@ -121,7 +121,7 @@ impl Attention {
         Overrides { rows: pick(rows), columns: pick(columns), inner: pick(inner) }
     }
 
-    /// `scale * query . key`, with rows and columns after the end of a document masked. `key` is transposed.
+    /// Computes `scale * query . key`, with rows and columns after the end of a document masked. `key` is transposed.
     pub(super) fn scaled_scores(&mut self, query: Node, key: Node) -> Result<Node, CudaError> {
         let scores = self.graph.inner("scores", self.scores_form(Data::Float))?;
         let overrides = self.overrides(Side::Query, Side::Key, Side::Width);
@@ -130,7 +130,7 @@ impl Attention {
         self.mask_padding("padding", scaled)
     }
 
-    /// `scale * x`
+    /// Computes `scale * x`.
     pub(super) fn scaled(&mut self, name: &str, x: Node) -> Result<Node, CudaError> {
         self.graph.binary(name, Pointwise::Multiply, x, self.scale)
     }
@@ -156,7 +156,7 @@ impl Attention {
     }
 }
 
-/// What a dimension of a matmul counts.
+/// The meaning of a matmul's dimension.
 #[derive(Clone, Copy)]
 pub(super) enum Side {
     Query,

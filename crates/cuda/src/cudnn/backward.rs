@@ -47,7 +47,7 @@ struct Inputs {
     statistics: Node,
 }
 
-/// The graph that computes the gradients of `shape`.
+/// Builds the graph that computes the gradients of `shape`.
 pub(super) fn graph(symbols: Symbols, version: Version, shape: AttentionShape) -> Result<Backward, CudaError> {
     let mut workspace = Workspace::default();
     let needs_lengths = !shape.is_packed() && version.needs_lengths_for(shape.longest());
@@ -93,7 +93,7 @@ fn inputs(attention: &mut Attention) -> Result<Inputs, CudaError> {
     Ok(Inputs { query, key, value, output, output_gradient, statistics })
 }
 
-/// `rowsum(output gradient * output)`, in the workspace.
+/// Computes `rowsum(output gradient * output)`, in the workspace.
 fn row_sums(attention: &mut Attention, inputs: &Inputs, workspace: &mut Workspace) -> Result<Node, CudaError> {
     let sizes = attention.sizes();
     let [heads, length, width] = [sizes.query_heads, sizes.length, sizes.width];
@@ -119,7 +119,7 @@ fn row_sums(attention: &mut Attention, inputs: &Inputs, workspace: &mut Workspac
     Ok(stored)
 }
 
-/// The recomputed softmax: `exp(scores - statistics)`.
+/// Recomputes the softmax: `exp(scores - statistics)`.
 fn probabilities(attention: &mut Attention, inputs: &Inputs) -> Result<Node, CudaError> {
     let scores = attention.scaled_scores(inputs.query, inputs.key)?;
     let mut shifted =
@@ -131,7 +131,7 @@ fn probabilities(attention: &mut Attention, inputs: &Inputs) -> Result<Node, Cud
     attention.graph.unary("probabilities", Pointwise::Exponential, causal)
 }
 
-/// `scale * probabilities * (output gradient . value^T - row sums)`
+/// Computes `scale * probabilities * (output gradient . value^T - row sums)`.
 fn score_gradient(
     attention: &mut Attention,
     inputs: &Inputs,
@@ -146,7 +146,7 @@ fn score_gradient(
     attention.scaled("scaled score gradient", gradient)
 }
 
-/// `[document, head, query, key]` seen as `[document, head, key, query]`, in the element type.
+/// Views `[document, head, query, key]` as `[document, head, key, query]`, in the element type.
 fn transpose_scores(attention: &mut Attention, name: &str, scores: Node) -> Result<Node, CudaError> {
     let form = attention.scores_form(attention.element()).transposed();
     attention.graph.view(name, scores, form)
@@ -159,7 +159,7 @@ struct KeySide {
     stride: usize,
 }
 
-/// `transposed . rows`, summed over each group of query heads.
+/// Computes `transposed . rows`, summed over each group of query heads.
 fn key_side(
     attention: &mut Attention,
     into: KeySide,
@@ -180,9 +180,8 @@ fn key_side(
     attention.graph.reduce(into.name, Reduction::Add, all_heads, gradient)
 }
 
-/// The gradients of all query heads. For packed documents there are two possible layouts: padded to the longest document, which
-/// cuDNN adds to its own workspace, or by token, in rows that are wider than those of the gradient by the size of a group. The
-/// smaller one is used.
+/// Returns the gradients of all query heads. For packed documents there are two layouts: padded to the longest document, which cuDNN adds to its own
+/// workspace, or by token, in rows that are wider than those of the gradient by the size of a group. The smaller one is used.
 fn all_heads(
     attention: &mut Attention,
     into: &KeySide,
@@ -206,7 +205,7 @@ fn all_heads(
     attention.graph.inner(&name, Form::new(attention.element(), whole, strides))
 }
 
-/// `scores . key`. Returns the byte offset and size of the accumulator, if there is one.
+/// Computes `scores . key`. Returns the byte offset and size of the accumulator, if there is one.
 fn query_side(
     attention: &mut Attention,
     scores: Node,
@@ -240,15 +239,15 @@ fn query_side(
     Ok(Some((at, bytes)))
 }
 
-/// Whether accumulators of packed documents are laid out by token. This is known to be wrong if the width of a head is not a
-/// multiple of 16; then they are padded to the longest document.
+/// Returns whether accumulators of packed documents are laid out by token. This is known to be wrong for head widths
+/// that are not a multiple of 16; those are padded to the longest document.
 fn accumulates_by_token(attention: &Attention) -> bool {
     let shape = &attention.shape;
     shape.is_packed() && shape.head_dim.is_multiple_of(16)
 }
 
-/// The tokens of an accumulator that is laid out by token. Kernels work on tiles of tokens, and NVIDIA's own code always
-/// allocates whole tiles, so that the tile of the last document does not reach into other memory.
+/// Returns the tokens of an accumulator that is laid out by token. Kernels work on tiles of tokens, and NVIDIA's own
+/// code always allocates whole tiles, so that the tile of the last document does not reach into other memory.
 fn whole_tiles(shape: &AttentionShape) -> usize {
     shape.tokens().next_multiple_of(128)
 }

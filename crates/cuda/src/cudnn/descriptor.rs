@@ -77,14 +77,14 @@ impl Descriptor {
     }
 
     /// # Safety
-    /// `handle` is a live cuDNN handle.
+    /// `handle` must be a live cuDNN handle.
     pub(super) unsafe fn handle(&mut self, attribute: Attribute, handle: Raw) -> Result<&mut Self, CudaError> {
         // SAFETY: one live handle, as the attribute type requires.
         unsafe { self.set(attribute, Type::Handle, 1, (&raw const handle).cast()) }
     }
 
     /// # Safety
-    /// `values` points to `count` values of the C type that `of` stands for.
+    /// `values` must point to `count` values of the C type that `of` denotes.
     unsafe fn set(
         &mut self,
         attribute: Attribute,
@@ -115,7 +115,7 @@ impl Descriptor {
         let (name, of) = (attribute as i32, Type::Descriptor as i32);
         let reading = || format!("reading {attribute:?} of {}", self.label);
         let mut count = 0_i64;
-        // SAFETY: with room for no element, cuDNN only writes how many there are.
+        // SAFETY: with room for no element, cuDNN only writes the number of elements.
         let status = unsafe { (self.symbols.get_attribute)(self.raw, name, of, 0, &mut count, ptr::null_mut()) };
         self.symbols.check(status, reading)?;
 
@@ -135,8 +135,8 @@ impl Descriptor {
     /// Runs this execution plan with a variant pack.
     ///
     /// # Safety
-    /// `handle` is live and used by no other thread. Every pointer of the pack is valid for the plan's tensor of that number until
-    /// the stream has done the work.
+    /// `handle` must be live and used by no other thread. Every pointer of the pack must be valid for the plan's tensor
+    /// of that number until the stream has done the work.
     pub(super) unsafe fn execute(&self, handle: Raw, pack: &Self) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
         let status = unsafe { (self.symbols.execute)(handle, self.raw, pack.raw) };

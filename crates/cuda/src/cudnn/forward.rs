@@ -9,7 +9,7 @@ use super::shape::AttentionShape;
 use super::sys::{Data, Pointwise, Reduction, Symbols};
 use crate::error::CudaError;
 
-/// The graph that computes output and statistics of `shape`.
+/// Builds the graph that computes output and statistics of `shape`.
 pub(super) fn graph(symbols: Symbols, version: Version, shape: AttentionShape) -> Result<Graph, CudaError> {
     let lengths = shape.is_packed().then_some(Source::Index(0));
     let mut attention = Attention::new(symbols, version, shape, lengths)?;
@@ -33,7 +33,7 @@ pub(super) fn graph(symbols: Symbols, version: Version, shape: AttentionShape) -
     Ok(attention.graph)
 }
 
-/// The softmax of each row of scores, in the element type. The statistics are the logarithm of the sum of exponentials.
+/// Computes the softmax of each row of scores, in the element type. The statistics are the logarithm of the sum of exponentials.
 fn softmax(attention: &mut Attention, scores: Node) -> Result<Node, CudaError> {
     let (row, statistics) = (attention.row_form(), attention.statistics()?);
     let probabilities = attention.scores_form(attention.element());

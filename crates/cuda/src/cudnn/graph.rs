@@ -9,7 +9,7 @@ use super::descriptor::Descriptor;
 use super::sys::{Attribute, Data, Kind, Pointwise, Raw, Reduction, Symbols, Type};
 use crate::error::CudaError;
 
-/// The alignment of every bound tensor in bytes, as the tensor core kernels need it.
+/// The alignment of every bound tensor in bytes, as required by the tensor core kernels.
 pub(super) const ALIGNMENT: u64 = 16;
 
 /// Sizes or strides in elements, outermost first: documents, heads, tokens, width of a head.
@@ -19,7 +19,7 @@ pub(super) type Four = [i64; 4];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Node(usize);
 
-/// What a bound tensor is bound to when the plan runs.
+/// The data to which a bound tensor is bound when the plan runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Query,
@@ -62,7 +62,7 @@ impl Form {
         Self { ragged: offsets, ..self }
     }
 
-    /// The same data with the last two dimensions exchanged.
+    /// Returns the same data with the last two dimensions exchanged.
     pub(super) fn transposed(mut self) -> Self {
         self.sizes.swap(2, 3);
         self.strides.swap(2, 3);
@@ -96,7 +96,7 @@ pub(super) struct Graph {
 /// A finished graph with everything that it refers to.
 pub(super) struct FinishedGraph {
     pub(super) descriptor: Descriptor,
-    /// The number of each bound tensor, and what it is bound to.
+    /// The number of each bound tensor, and its source.
     pub(super) bindings: Vec<(i64, Source)>,
     /// Kept alive as long as the graph.
     pub(super) parts: Vec<Descriptor>,
@@ -111,17 +111,17 @@ impl Graph {
         self.tensors[node.0].1
     }
 
-    /// A tensor in device memory.
+    /// Adds a tensor in device memory.
     pub(super) fn device(&mut self, name: &str, form: Form, source: Source) -> Result<Node, CudaError> {
         self.tensor(name, form, Place::Device, Some(source))
     }
 
-    /// A tensor inside the kernel.
+    /// Adds a tensor inside the kernel.
     pub(super) fn inner(&mut self, name: &str, form: Form) -> Result<Node, CudaError> {
         self.tensor(name, form, Place::Virtual, None)
     }
 
-    /// An f32 that is passed by value.
+    /// Adds an f32 that is passed by value.
     pub(super) fn scalar(&mut self, name: &str, source: Source) -> Result<Node, CudaError> {
         self.tensor(name, Form::new(Data::Float, [1; 4], [1; 4]), Place::Host, Some(source))
     }
@@ -149,42 +149,42 @@ impl Graph {
         Ok(node)
     }
 
-    /// `y = x op b`, computed in f32; a new inner tensor with the sizes of `x`.
+    /// Adds `y = x op b`, computed in f32; returns a new inner tensor with the sizes of `x`.
     pub(super) fn binary(&mut self, name: &str, mode: Pointwise, x: Node, b: Node) -> Result<Node, CudaError> {
         let y = self.inner(name, Form { element: Data::Float, ..self.form(x).ragged(None) })?;
         self.pointwise(name, mode, Data::Float, &[x, b], y)?;
         Ok(y)
     }
 
-    /// `y = op x`, computed in f32; a new inner tensor with the sizes of `x`.
+    /// Adds `y = op x`, computed in f32; returns a new inner tensor with the sizes of `x`.
     pub(super) fn unary(&mut self, name: &str, mode: Pointwise, x: Node) -> Result<Node, CudaError> {
         let y = self.inner(name, Form { element: Data::Float, ..self.form(x).ragged(None) })?;
         self.pointwise(name, mode, Data::Float, &[x], y)?;
         Ok(y)
     }
 
-    /// `x` where `keep` is true, else `otherwise`.
+    /// Selects `x` where `keep` is true, else `otherwise`.
     pub(super) fn select(&mut self, name: &str, x: Node, otherwise: Node, keep: Node) -> Result<Node, CudaError> {
         let y = self.inner(name, Form { element: Data::Float, ..self.form(x) })?;
         self.pointwise(name, Pointwise::Select, Data::Float, &[x, otherwise, keep], y)?;
         Ok(y)
     }
 
-    /// Whether `x op b`, for each element.
+    /// Compares `x op b` for each element.
     pub(super) fn compare(&mut self, name: &str, mode: Pointwise, x: Node, b: Node) -> Result<Node, CudaError> {
         let y = self.inner(name, Form { element: Data::Boolean, ..self.form(x) })?;
         self.pointwise(name, mode, Data::Boolean, &[x, b], y)?;
         Ok(y)
     }
 
-    /// The position along `axis` of each element of `x`, counted within its document.
+    /// Returns the position along `axis` of each element of `x`, counted within its document.
     pub(super) fn position(&mut self, name: &str, x: Node, axis: i64, compute: Data) -> Result<Node, CudaError> {
         let y = self.inner(name, Form { element: Data::Int32, ..self.form(x) })?;
         self.operation_pointwise(name, Pointwise::Index, compute, Some(axis), &[x], y)?;
         Ok(y)
     }
 
-    /// An elementwise operation of one to three inputs into an existing tensor.
+    /// Adds an elementwise operation of one to three inputs into an existing tensor.
     pub(super) fn pointwise(
         &mut self,
         name: &str,
@@ -222,7 +222,7 @@ impl Graph {
         self.add(operation, Some(what))
     }
 
-    /// `c = a b`, accumulated in f32. `b` may have fewer heads than `a`; each is then used for a group of heads of `a`.
+    /// Adds `c = a b`, accumulated in f32. `b` may have fewer heads than `a`; each is then used for a group of heads of `a`.
     pub(super) fn matmul(
         &mut self,
         name: &str,
@@ -269,7 +269,7 @@ impl Graph {
         self.add(operation, Some(what))
     }
 
-    /// Another view of `x`, as a new inner tensor.
+    /// Adds another view of `x`, as a new inner tensor.
     pub(super) fn view(&mut self, name: &str, x: Node, form: Form) -> Result<Node, CudaError> {
         let y = self.inner(name, form)?;
         let mut operation = self.operation(Kind::OperationReshape, name)?;
@@ -293,7 +293,7 @@ impl Graph {
     /// Finishes the graph, for the device of `handle`.
     ///
     /// # Safety
-    /// `handle` is live and used by no other thread.
+    /// `handle` must be live and used by no other thread.
     pub(super) unsafe fn finish(mut self, handle: Raw) -> Result<FinishedGraph, CudaError> {
         let mut graph = Descriptor::new(self.symbols, Kind::OperationGraph, "the operation graph")?;
         // SAFETY: the handle is the caller's promise.

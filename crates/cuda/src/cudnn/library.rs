@@ -1,10 +1,10 @@
-//! The loaded library, its handles on a device, and the plans made so far.
+//! The loaded library, its handles on a device, and the plans built so far.
 //!
-//! A plan takes up to a few seconds to make, most of it cuDNN compiling on one core, so plans can be made ahead on threads of their own:
-//! [`Cudnn::begin`]. Each pass has a handle, which makes its plans and runs them; the plans of both passes are made at the same time.
+//! Building a plan takes up to a few seconds, in which cuDNN mostly compiles on one core, so plans can be built in advance on other threads:
+//! [`Cudnn::begin`]. Each pass has a handle, which builds its plans and runs them; the plans of both passes are built at the same time.
 //!
-//! Trade-off: a handle serves all streams of a context, one call at a time. Calls only submit work, which takes microseconds, but one that
-//! comes while a plan of its pass is being made waits for that.
+//! Trade-off: a handle serves all streams of a context, one call at a time. Calls only submit work, which takes
+//! microseconds, but a call waits while a plan of its pass is being built.
 
 use std::collections::HashMap;
 use std::panic::resume_unwind;
@@ -21,7 +21,7 @@ use crate::error::CudaError;
 use crate::library::{CUDNN, NotFound};
 use crate::stream::Stream;
 
-/// cuDNN on one device, with the plans that were made so far.
+/// cuDNN on one device, with the plans that were built so far.
 pub struct Cudnn {
     // Dropped before the handles that the plans refer to: fields are dropped in order.
     plans: Mutex<HashMap<Key, Entry>>,
@@ -30,16 +30,16 @@ pub struct Cudnn {
 
 type Key = (Pass, AttentionShape);
 
-/// The result of making a plan.
+/// The result of building a plan.
 type Built = Result<Arc<Plan>, CudaError>;
 
-/// A plan, or the thread that makes it.
+/// A plan, or the thread that builds it.
 enum Entry {
     Built(Built),
     Begun(JoinHandle<Built>),
 }
 
-/// What makes plans, on any thread.
+/// Builds plans, on any thread.
 struct Maker {
     context: Context,
     symbols: Symbols,
@@ -74,19 +74,19 @@ impl Cudnn {
         Ok(Self { plans: Mutex::default(), maker: Arc::new(maker) })
     }
 
-    /// Major, minor and patch version of the library.
+    /// Returns the major, minor and patch version of the library.
     pub fn version(&self) -> (u32, u32, u32) {
         let version = self.maker.version;
         (version.0, version.1, version.2)
     }
 
-    /// Whether packed documents may be given to this version on this device.
+    /// Returns whether this version supports packed documents on this device.
     pub fn takes_packed(&self) -> bool {
         takes_packed(self.maker.version, self.maker.major)
     }
 
-    /// Starts a thread for the forward plan of `forward` and one for the backward plan of `backward`; a plan that exists or is being made needs
-    /// none. An error is reported by the call that requests the plan.
+    /// Starts a thread for the forward plan of `forward` and one for the backward plan of `backward`, unless the plan
+    /// exists or is being built. The call that requests a plan reports its error.
     pub fn begin(&self, forward: &AttentionShape, backward: &AttentionShape) {
         let mut plans = self.lock_plans();
         for key in [(Pass::Forward, forward.without_gradients()), (Pass::Backward, *backward)] {
@@ -94,27 +94,27 @@ impl Cudnn {
                 continue;
             }
             let maker = self.maker.clone();
-            // Without a thread, the call that requests the plan makes it.
+            // Without a thread, the call that requests the plan builds it.
             if let Ok(thread) = Builder::new().name("cuDNN plan".to_owned()).spawn(move || maker.make(key)) {
                 plans.insert(key, Entry::Begun(thread));
             }
         }
     }
 
-    /// Waits for the plans that [`Cudnn::begin`] has begun and that were not requested yet: a process must not end while a thread is inside
-    /// cuDNN.
+    /// Waits for plans that [`Cudnn::begin`] has started and that were not requested yet, because a process must not
+    /// end while a thread is inside cuDNN.
     pub fn finish(&self) {
         let mut plans = self.lock_plans();
         for (_, entry) in plans.extract_if(|_, entry| matches!(entry, Entry::Begun(_))) {
             if let Entry::Begun(thread) = entry {
-                // What came of it, a panic included, has no use: the plan was not requested.
+                // The result, even a panic, does not matter: the plan was not requested.
                 drop(thread.join());
             }
         }
     }
 
-    /// The plan that computes output and statistics of `shape`. It is made in the first call, which takes up to a few seconds.
-    /// The strides of the gradients and `deterministic` are ignored.
+    /// Returns the plan that computes output and statistics of `shape`. The first call builds it, which takes up to a
+    /// few seconds. The strides of the gradients and `deterministic` are ignored.
     ///
     /// # Errors
     /// [`CudaError::CudnnUnsupported`] if cuDNN does not support this shape, [`CudaError::AttentionShape`] if the shape is
@@ -123,10 +123,10 @@ impl Cudnn {
         self.made((Pass::Forward, shape.without_gradients()))
     }
 
-    /// The plan that computes the gradients of `shape`; see [`Self::forward_plan`].
+    /// Returns the plan that computes the gradients of `shape`; the first call builds it.
     ///
     /// # Errors
-    /// As for [`Self::forward_plan`].
+    /// The same as those of [`Self::forward_plan`].
     pub fn backward_plan(&self, shape: &AttentionShape) -> Result<Arc<Plan>, CudaError> {
         self.made((Pass::Backward, *shape))
     }
@@ -136,11 +136,11 @@ impl Cudnn {
     }
 
     fn lock_plans(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
-        // A panic while the lock was held left the map usable: what was taken out is made again.
+        // A panic while the lock was held left the map usable: removed entries are built again.
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The handle that makes and runs the plans of a pass.
+    /// Returns the handle that builds and runs the plans of a pass.
     pub(super) fn lock_handle(&self, pass: Pass) -> MutexGuard<'_, Handle> {
         self.maker.lock_handle(pass)
     }
@@ -155,7 +155,7 @@ impl Cudnn {
 }
 
 impl Drop for Cudnn {
-    /// The plan that a thread makes refers to the handles, so the thread ends before they do.
+    /// Waits for threads that build plans, because they refer to the handles.
     fn drop(&mut self) {
         self.finish();
     }
@@ -183,8 +183,8 @@ impl Maker {
     }
 }
 
-/// The plan of `key`: the one that is there, that of the thread which makes it, or a new one. Errors that depend only on the shape are kept as
-/// well; an error such as a lack of memory is not, since a later call may succeed.
+/// Returns the plan of `key`: the existing one, that of the thread which builds it, or a new one. Errors that depend
+/// only on the shape are cached as well; others, such as a lack of memory, are not, since a later call may succeed.
 fn made(plans: &mut HashMap<Key, Entry>, key: Key, make: impl FnOnce() -> Built) -> Built {
     if let Some(Entry::Built(known)) = plans.get(&key) {
         return known.clone();

@@ -1,6 +1,6 @@
 //! The version of cuDNN, and the attention calls that it is known not to support on a device, or to compute wrongly.
 //!
-//! Trade-off: only known cases are listed, of versions from 9.1 on; older ones are refused. cuDNN itself reports the rest when a plan is built.
+//! Trade-off: only known cases are listed, of versions from 9.1 on; older ones are rejected. cuDNN itself reports the rest when a plan is built.
 
 use std::fmt;
 use std::sync::Once;
@@ -13,7 +13,7 @@ use crate::error::CudaError;
 pub(super) struct Version(pub(super) u32, pub(super) u32, pub(super) u32);
 
 impl Version {
-    /// From the result of `cudnnGetVersion`: `10000 * major + 100 * minor + patch` from 9 on, thousands before.
+    /// Converts the result of `cudnnGetVersion`: `10000 * major + 100 * minor + patch` from 9 on, thousands before.
     pub(super) fn unpack(version: usize) -> Self {
         let version = u32::try_from(version).unwrap_or(0);
         if version < 10_000 {
@@ -22,22 +22,22 @@ impl Version {
         Self(version / 10_000, version % 10_000 / 100, version % 100)
     }
 
-    /// The value of masked scores. Before 9.10, softmax needed a finite number.
+    /// Returns the value of masked scores. Before 9.10, softmax needed a finite number.
     pub(super) fn masked(self) -> f32 {
         if self < Self(9, 10, 0) { f32::MIN } else { f32::NEG_INFINITY }
     }
 
-    /// Before 9.10, the backward pass needs the padding mask again after the statistics are subtracted.
+    /// Returns whether, as before 9.10, the backward pass needs the padding mask again after the statistics are subtracted.
     pub(super) fn masks_padding_twice(self) -> bool {
         self < Self(9, 10, 0)
     }
 
-    /// Up to 9.15.0, the backward pass of uniform documents whose length is not a multiple of 128 needs an explicit padding mask.
+    /// Returns whether uniform documents need an explicit padding mask in the backward: up to 9.15.0, if the length is not a multiple of 128.
     pub(super) fn needs_lengths_for(self, length: usize) -> bool {
         self <= Self(9, 15, 0) && !length.is_multiple_of(128)
     }
 
-    /// Before 9.6, the caller must clear the accumulator of the query gradient.
+    /// Returns whether, as before 9.6, the caller must clear the accumulator of the query gradient.
     pub(super) fn needs_cleared_accumulator(self) -> bool {
         self < Self(9, 6, 0)
     }
@@ -54,21 +54,20 @@ impl fmt::Display for Version {
 /// heads and deterministic sums.
 const PACKED_SINCE: Version = Version(9, 18, 0);
 
-/// That a backward pass is refused because it would be wrong is said once: it will be slower than its forward pass suggests.
+/// A wrong backward pass is rejected with one warning per process, because the replacement is slower than the forward pass suggests.
 static WRONG: Once = Once::new();
 
-/// Elements of the output's gradient from which on the backward pass is refused.
+/// Number of elements of the output's gradient from which on the backward pass is rejected.
 const MAX_GRADIENT_ELEMENTS: usize = 1 << 31;
 
-/// Whether packed documents are given to a version on a device of major compute capability `major`.
+/// Returns whether a version supports packed documents on a device of major compute capability `major`.
 pub(super) fn takes_packed(version: Version, major: u32) -> bool {
     version >= PACKED_SINCE && (9..=10).contains(&major)
 }
 
 impl AttentionShape {
-    /// Refuses what `version` is known not to support, or to compute wrongly, on a device of major compute capability `major`.
-    /// Except where a comment says otherwise, the rules are those of NVIDIA's cudnn-frontend 1.23 (`sdpa_support_surface.h` and
-    /// `scaled_dot_product_flash_attention.h`).
+    /// Rejects calls that `version` is known not to support, or to compute wrongly, on a device of major compute capability `major`. Unless a comment
+    /// states otherwise, the rules are those of NVIDIA's cudnn-frontend 1.23 (`sdpa_support_surface.h` and `scaled_dot_product_flash_attention.h`).
     pub(super) fn check_known_limits(&self, pass: Pass, version: Version, major: u32) -> Result<(), CudaError> {
         let no = |reason: String| Err(CudaError::CudnnUnsupported { case: self.describe(pass), reason });
         if version < Version(9, 1, 0) || [Version(9, 10, 0), Version(9, 10, 1)].contains(&version) {
@@ -84,7 +83,7 @@ impl AttentionShape {
             }
             let strides = &self.strides;
             let inputs = [strides.query, strides.key, strides.value];
-            // Not in NVIDIA's rules, but seen on Hopper: 9.14 and 9.19 give wrong gradients or an illegal instruction.
+            // Not in NVIDIA's rules, but observed on Hopper: 9.14 and 9.19 give wrong gradients or an illegal instruction.
             if pass == Pass::Backward
                 && inputs != [strides.query_gradient, strides.key_gradient, strides.value_gradient]
             {
@@ -100,8 +99,8 @@ impl AttentionShape {
         if pass == Pass::Backward && self.longest() == 1 {
             return no("documents of a single token have no backward pass: round the longest up".to_string());
         }
-        // Not in NVIDIA's rules, but seen on Hopper with 9.19: the gradient of the last queries is wrong from there on, without an error.
-        // Offsets into the output's gradient are kept in 32 bits.
+        // Not in NVIDIA's rules, but observed on Hopper with 9.19: from there on the gradient of the last queries is
+        // wrong, without an error. Offsets into the output's gradient are kept in 32 bits.
         if pass == Pass::Backward && self.tokens() * self.strides.output_gradient >= MAX_GRADIENT_ELEMENTS {
             WRONG.call_once(|| {
                 let found = self.tokens();

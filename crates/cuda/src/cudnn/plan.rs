@@ -1,4 +1,4 @@
-//! Compiles a finished graph: the engines that cuDNN proposes are tried in its order until one accepts the graph.
+//! Compiles a finished graph: tries the engines that cuDNN proposes, in its order, until one accepts the graph.
 //!
 //! Trade-off: no measurements. The first engine that accepts is used, so runs repeat.
 
@@ -19,7 +19,7 @@ pub struct Plan {
     pub(super) pass: Pass,
     pub(super) shape: AttentionShape,
     pub(super) masked: f32,
-    /// Bytes of the workspace that are ours; cuDNN's follow.
+    /// Bytes of our part of the workspace; cuDNN's follows.
     pub(super) own_workspace: usize,
     cudnn_workspace: usize,
     pub(super) lengths: Option<(usize, u32)>,
@@ -27,8 +27,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Bytes of device memory that each call needs in addition to its buffers, on a 256-byte boundary. Nothing is kept in it
-    /// between calls, so all plans of one stream can share it.
+    /// Returns the bytes of device memory that each call needs in addition to its buffers, on a 256-byte boundary. No
+    /// call leaves data there for another, so all plans of one stream can share it.
     pub fn workspace_bytes(&self) -> usize {
         self.own_workspace + self.cudnn_workspace
     }
@@ -36,7 +36,7 @@ impl Plan {
     /// Builds the graph and compiles it with the first engine that accepts it.
     ///
     /// # Safety
-    /// `handle` is live and used by no other thread.
+    /// `handle` must be live and used by no other thread.
     pub(super) unsafe fn build(
         symbols: Symbols,
         version: Version,
@@ -57,7 +57,7 @@ impl Plan {
     }
 
     /// # Safety
-    /// As for [`Self::build`].
+    /// The requirements of [`Self::build`] must hold.
     unsafe fn try_build(
         symbols: Symbols,
         version: Version,
@@ -95,17 +95,17 @@ impl Plan {
     }
 }
 
-/// Asks the heuristics for engines and uses the first that compiles; returns the plan and its engine.
+/// Requests engines from the heuristics and uses the first that compiles; returns the plan and its engine.
 ///
 /// # Safety
-/// `handle` is live and used by no other thread.
+/// `handle` must be live and used by no other thread.
 unsafe fn compile(symbols: Symbols, graph: &Descriptor, handle: Raw) -> Result<(Descriptor, Descriptor), CudaError> {
     let mut refusal = None;
     for mode in [Heuristic::A, Heuristic::B, Heuristic::Fallback] {
         let engines = match candidates(symbols, graph, mode) {
             Ok(engines) => engines,
             Err(error) => {
-                // The first refusal, that of the best guess, is the most informative.
+                // The first rejection, that of the best guess, is the most informative.
                 refusal.get_or_insert(error);
                 continue;
             }
@@ -138,7 +138,7 @@ fn candidates(symbols: Symbols, graph: &Descriptor, mode: Heuristic) -> Result<V
 }
 
 /// # Safety
-/// `handle` is live and used by no other thread.
+/// `handle` must be live and used by no other thread.
 unsafe fn compile_with(symbols: Symbols, engine: &Descriptor, handle: Raw) -> Result<Descriptor, CudaError> {
     let mut plan = Descriptor::new(symbols, Kind::ExecutionPlan, "the execution plan")?;
     // SAFETY: the handle is the caller's promise.

@@ -73,9 +73,8 @@ impl Cudnn {
     /// [`CudaError::DifferentDevices`], [`CudaError::AttentionShape`] for a misaligned pointer, or errors of cuDNN or the driver.
     ///
     /// # Safety
-    /// Each pointer is to device memory of this context with `tokens` rows and the row strides of the plan's shape. What is
-    /// written overlaps nothing else. All of it stays allocated until the stream has done the work. The index comes from the
-    /// shape of this plan.
+    /// Each pointer must refer to device memory of this context with `tokens` rows and the row strides of the plan's shape. Outputs must not overlap
+    /// anything else. All of it must stay allocated until the stream has done the work. The index must come from this plan's shape.
     ///
     /// # Panics
     /// If the plan is not a forward plan.
@@ -88,11 +87,11 @@ impl Cudnn {
     /// Submits a backward plan, which computes the gradients, to `stream`; the host does not wait.
     ///
     /// # Errors
-    /// As for [`Self::forward`].
+    /// The same as those of [`Self::forward`].
     ///
     /// # Safety
-    /// As for [`Self::forward`]. Output and statistics are those of the forward pass with the same scale and index; the statistics
-    /// are in the order of this plan's shape.
+    /// The requirements of [`Self::forward`] must hold. Output and statistics must be those of the forward pass with
+    /// the same scale and index; the statistics must be in the order of this plan's shape.
     ///
     /// # Panics
     /// If the plan is not a backward plan.
@@ -110,7 +109,7 @@ impl Cudnn {
     }
 
     /// # Safety
-    /// As for [`Self::forward`] and [`Self::backward`].
+    /// The requirements of [`Self::forward`] and [`Self::backward`] must hold.
     unsafe fn run(
         &self,
         stream: &Stream,
@@ -132,10 +131,10 @@ impl Cudnn {
         })
     }
 
-    /// Writes what cuDNN reads from our part of the workspace.
+    /// Writes the values that cuDNN reads from our part of the workspace.
     ///
     /// # Safety
-    /// `workspace` has the plan's bytes; the context is current.
+    /// `workspace` must have the plan's bytes, and the context must be current.
     unsafe fn prepare(&self, stream: &Stream, plan: &Plan, workspace: CUdeviceptr) -> Result<(), CudaError> {
         let driver = self.context().driver();
         if let Some((at, length)) = plan.lengths {
@@ -153,7 +152,7 @@ impl Cudnn {
     }
 }
 
-/// The variant pack: the numbers of tensors and the addresses of their data.
+/// Builds the variant pack: the numbers of tensors and the addresses of their data.
 fn pack(
     cudnn: &Cudnn,
     plan: &Plan,

@@ -1,5 +1,4 @@
-//! The shape of an attention call, which a plan is built for: its sizes, the layout of its documents in memory, and what follows
-//! from both.
+//! The shape of an attention call for which a plan is built: its sizes, the layout of its documents in memory, and derived values.
 //!
 //! Trade-off: packed documents have 32-bit offsets, so the largest of their buffers has at most 2^31 - 1 elements.
 
@@ -36,25 +35,24 @@ pub enum Layout {
     },
 }
 
-/// Distance of the rows of adjacent tokens in elements, for each buffer. Within a row, heads are adjacent.
+/// Distance in elements between the rows of adjacent tokens, for each buffer. Within a row, heads are adjacent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowStrides {
-    /// Of the queries.
+    /// Stride of the queries.
     pub query: usize,
-    /// Of the keys.
+    /// Stride of the keys.
     pub key: usize,
-    /// Of the values.
+    /// Stride of the values.
     pub value: usize,
-    /// Of the output.
+    /// Stride of the output.
     pub output: usize,
-    /// Of the output's gradient.
+    /// Stride of the output's gradient.
     pub output_gradient: usize,
-    /// Of the queries' gradient.
+    /// Stride of the queries' gradient.
     pub query_gradient: usize,
-    /// Of the keys' gradient. With grouped heads and packed documents, the workspace grows with this stride, so a buffer of its
-    /// own is best.
+    /// Stride of the keys' gradient. With grouped heads and packed documents, the workspace grows with this stride, so a separate buffer is best.
     pub key_gradient: usize,
-    /// Of the values' gradient; see the keys'.
+    /// Stride of the values' gradient; a separate buffer is best, as for the keys'.
     pub value_gradient: usize,
 }
 
@@ -65,11 +63,11 @@ pub enum StatisticsLayout {
     /// `(document * query_heads + head) * length + position`. The statistics of a range of documents are contiguous.
     DocumentsHeadsTokens,
     /// `[tokens, query_heads]`, for packed documents: element `token * query_heads + head`, where `token` counts over all
-    /// documents. Those of rows after the last document are not written.
+    /// documents. Rows after the last document are not written.
     TokensHeads,
 }
 
-/// An attention call, as far as a plan depends on it. The scale and the pointers are given in each call.
+/// The properties of an attention call on which a plan depends. Each call gives its own scale and pointers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     /// Element type.
@@ -98,7 +96,7 @@ pub(super) enum Pass {
 }
 
 impl RowStrides {
-    /// Adjacent rows in every buffer.
+    /// Returns strides for buffers of adjacent rows.
     pub fn contiguous(query_heads: usize, key_value_heads: usize, head_dim: usize) -> Self {
         let (query, key) = (query_heads * head_dim, key_value_heads * head_dim);
         Self {
@@ -113,7 +111,7 @@ impl RowStrides {
         }
     }
 
-    /// All strides with the name of their buffer and whether it has the heads of the queries. Those of the forward pass are first.
+    /// Returns all strides with the name of their buffer and whether it has query heads. Those of the forward pass are first.
     fn all(&self) -> [(&'static str, usize, bool); 8] {
         [
             ("query", self.query, true),
@@ -132,14 +130,14 @@ impl RowStrides {
 const INDEX_ALIGNMENT: usize = 4;
 
 impl AttentionShape {
-    /// The maximum number of documents.
+    /// Returns the maximum number of documents.
     pub fn documents(&self) -> usize {
         match self.layout {
             Layout::Uniform { documents, .. } | Layout::Packed { documents, .. } => documents,
         }
     }
 
-    /// The maximum tokens of a document.
+    /// Returns the maximum tokens of a document.
     pub fn longest(&self) -> usize {
         match self.layout {
             Layout::Uniform { length, .. } => length,
@@ -147,7 +145,7 @@ impl AttentionShape {
         }
     }
 
-    /// The rows of the buffers.
+    /// Returns the rows of the buffers.
     pub fn tokens(&self) -> usize {
         match self.layout {
             Layout::Uniform { documents, length } => documents * length,
@@ -155,14 +153,14 @@ impl AttentionShape {
         }
     }
 
-    /// The number of f32 values of the softmax statistics, in the order of [`Self::statistics_layout`]: for each query head and
-    /// token, the natural logarithm of the sum of exponentials of its scaled, masked scores (log-sum-exp).
+    /// Returns the number of f32 values of the softmax statistics, in the order of [`Self::statistics_layout`]: for each query head
+    /// and token, the natural logarithm of the sum of exponentials of its scaled, masked scores (log-sum-exp).
     pub fn statistics_len(&self) -> usize {
         self.tokens() * self.query_heads
     }
 
-    /// The order of the softmax statistics, which the forward pass writes and the backward pass reads. Other kernels may use
-    /// other orders: record with the statistics what computed them.
+    /// Returns the order of the softmax statistics, which the forward pass writes and the backward pass reads. Other
+    /// kernels may use other orders, so keep the order with the statistics.
     pub fn statistics_layout(&self) -> StatisticsLayout {
         match self.layout {
             Layout::Uniform { .. } => StatisticsLayout::DocumentsHeadsTokens,
@@ -170,19 +168,19 @@ impl AttentionShape {
         }
     }
 
-    /// Whether calls need the index of [`Self::packed_index`].
+    /// Returns whether calls need the index of [`Self::packed_index`].
     pub fn is_packed(&self) -> bool {
         matches!(self.layout, Layout::Packed { .. })
     }
 
-    /// The number of 32-bit integers of the index; 0 for uniform documents.
+    /// Returns the number of 32-bit integers in the index; 0 for uniform documents.
     pub fn packed_index_len(&self) -> usize {
         if self.is_packed() { self.part_start(self.index_strides().len()) } else { 0 }
     }
 
-    /// The index of packed documents of these lengths, in their order: first the lengths, then for each of
-    /// [`Self::index_strides`] the offsets of the documents in elements. Upload it once and give it to every call of the batch,
-    /// forward and backward. Rows after the last document are neither read nor written.
+    /// Builds the index of packed documents of these lengths, in their order: first the lengths, then for each of
+    /// [`Self::index_strides`] the offsets of the documents in elements. Upload it once and pass it to every call of
+    /// the batch, forward and backward. Rows after the last document are neither read nor written.
     ///
     /// # Errors
     /// [`CudaError::AttentionShape`] if the documents do not fit the shape, or the shape is not packed.
@@ -217,21 +215,21 @@ impl AttentionShape {
         Ok(index)
     }
 
-    /// The byte offset, in the index, of the offsets for buffers with this row stride.
+    /// Returns the byte offset, in the index, of the offsets for buffers with this row stride.
     pub(super) fn offsets_at(&self, row_stride: usize) -> usize {
         let part = self.index_strides().iter().position(|&stride| stride == row_stride);
         let part = part.expect("index_strides has every row stride of the shape");
         self.part_start(part) * size_of::<i32>()
     }
 
-    /// The first integer of the offsets for stride number `part` of [`Self::index_strides`].
+    /// Returns the first integer of the offsets for stride number `part` of [`Self::index_strides`].
     fn part_start(&self, part: usize) -> usize {
         self.lengths_len() + part * self.offsets_len()
     }
 
-    /// The distinct row strides, in the order of their parts in the index. The first is that of the statistics. For each stride,
-    /// the index has the first token of every document, and the end, times the stride. The strides of the forward pass precede
-    /// the others, so that both passes share an index.
+    /// Returns the distinct row strides, in the order of their parts in the index. The first is that of the statistics.
+    /// For each stride, the index contains the first token of every document, and the end, times the stride. The
+    /// strides of the forward pass precede the others, so that both passes share an index.
     pub fn index_strides(&self) -> Vec<usize> {
         let mut strides = vec![self.query_heads];
         for (_, stride, _) in self.strides.all() {
@@ -250,7 +248,7 @@ impl AttentionShape {
         (self.documents() + 1).next_multiple_of(INDEX_ALIGNMENT)
     }
 
-    /// The part of the shape that the forward plan depends on.
+    /// Returns the part of the shape on which the forward plan depends.
     pub(super) fn without_gradients(mut self) -> Self {
         let query = self.strides.query;
         self.strides.output_gradient = query;
@@ -261,7 +259,7 @@ impl AttentionShape {
         self
     }
 
-    /// Refuses what is invalid for every version of cuDNN.
+    /// Rejects shapes that are invalid for every version of cuDNN.
     pub(super) fn check(&self) -> Result<(), CudaError> {
         let (queries, keys, width) = (self.query_heads, self.key_value_heads, self.head_dim);
         if self.documents() == 0 || self.longest() == 0 || self.tokens() == 0 {
@@ -288,7 +286,7 @@ impl AttentionShape {
         Ok(())
     }
 
-    /// In words, for errors.
+    /// Describes the call, for errors.
     pub(super) fn describe(&self, pass: Pass) -> String {
         let Self { element, layout, query_heads, key_value_heads, head_dim, .. } = self;
         let repeatable = if self.deterministic { ", deterministic" } else { "" };
@@ -300,7 +298,7 @@ fn refused(reason: impl Into<String>) -> CudaError {
     CudaError::AttentionShape { reason: reason.into() }
 }
 
-/// Fits: `check` bounds all lengths and offsets by 2^31 - 1.
+/// Converts to i32, which always fits: `check` bounds all lengths and offsets by 2^31 - 1.
 fn small(value: usize) -> i32 {
     i32::try_from(value).expect("bounded by AttentionShape::check")
 }

@@ -183,7 +183,7 @@ impl Symbols {
         }
     }
 
-    /// Converts `status` to a result; `step` describes the step in words.
+    /// Converts `status` to a result; `step` describes the step for errors.
     pub(super) fn check(&self, status: Status, step: impl FnOnce() -> String) -> Result<(), CudaError> {
         if status == 0 { Ok(()) } else { Err(self.error(status, step())) }
     }
@@ -207,7 +207,7 @@ impl Symbols {
     }
 }
 
-/// A function of the cuDNN library.
+/// Looks up a function of the cuDNN library.
 ///
 /// # Safety
 /// `F` is the type of the function that cudnn_graph.h declares under this name, and the library is never unloaded.

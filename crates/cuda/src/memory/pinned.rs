@@ -1,8 +1,8 @@
 //! Pinned host memory: the device copies from and to it at full speed and asynchronously.
 //!
-//! Large buffers are pages of the system that are written first, by several threads and as huge pages where the system has them, and then locked:
-//! on an H100 machine 16 of 268 MB took 0.24 s with eight threads, where the driver's own allocation took 2.5 s with one and 2.0 with four.
-//! Trade-off: pinned pages cannot be swapped out, and locking them costs time, so allocate a buffer once and reuse it.
+//! Large buffers are system pages that several threads first write, as huge pages if the system has them, and that are then locked: on an H100
+//! machine 16 buffers of 268 MB took 0.24 s with eight threads, where the driver's own allocation took 2.5 s with one thread and 2.0 s with four.
+//! Trade-off: pinned pages cannot be swapped out, and locking them takes time, so allocate a buffer once and reuse it.
 
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
@@ -17,26 +17,26 @@ use memmap2::MmapMut;
 use crate::context::Context;
 use crate::error::CudaError;
 
-/// Bytes from which a buffer is pages of its own.
+/// Minimum bytes of a buffer in separate system pages.
 const LARGE: usize = 4 << 20;
-/// Bytes of a huge page, and of what a thread writes at least.
+/// Bytes of a huge page, and the minimum that a thread writes.
 const HUGE_PAGE: usize = 2 << 20;
 const BYTES_PER_THREAD: usize = 8 * HUGE_PAGE;
 const SMALLEST_PAGE: usize = 4096;
 const MAX_THREADS: usize = 8;
 
-/// Large buffers could not be pages of the system, which is said once.
+/// Warns once if large buffers cannot be system pages.
 static REFUSED: Once = Once::new();
 
 /// Page-locked bytes on the host, usable for copies with every device of this process, and initially zero.
 ///
-/// Copies of [`crate::Stream`] run after the call has returned. Their `unsafe` is the promise that the range is not accessed
-/// in the meantime, which the slices that this derefs to cannot check.
+/// Copies of [`crate::Stream`] run after the call has returned. Their `unsafe` contract is that the range is not
+/// accessed in the meantime, which the slices that this derefs to cannot check.
 pub struct PinnedBuffer {
     context: Context,
     address: NonNull<u8>,
     bytes: usize,
-    /// The pages at the address; `None` where the driver allocated them.
+    /// The pages at the address; `None` if the driver allocated them.
     pages: Option<MmapMut>,
 }
 
@@ -49,11 +49,11 @@ impl PinnedBuffer {
     /// Allocates `bytes` bytes and sets them to zero.
     ///
     /// # Errors
-    /// Errors of the driver; [`CudaError::is_out_of_memory`] tells whether the host has too few pages to pin. On Linux a host that promised
-    /// more pages than it has may end the process while a large buffer is written.
+    /// Errors of the driver; [`CudaError::is_out_of_memory`] indicates whether the host has too few pages to pin. On
+    /// Linux, a host that overcommitted its memory may kill the process while a large buffer is written.
     pub fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
-        // Where the system refuses or the driver does not lock pages that are there (not every platform can), it is the driver that
-        // allocates, or says what is missing.
+        // If the system has no pages, or the driver cannot lock existing ones (not every platform can), the driver
+        // allocates, or reports what is missing.
         if bytes >= LARGE {
             match Self::of_pages(context, bytes) {
                 Ok(buffer) => return Ok(buffer),
@@ -64,7 +64,7 @@ impl PinnedBuffer {
                 }),
             }
         }
-        // cuMemHostAlloc refuses 0 bytes.
+        // cuMemHostAlloc rejects 0 bytes.
         let allocate = || {
             // SAFETY: a context is current, and the allocation is freed once, in `drop`.
             let address = unsafe { result::malloc_host(bytes.max(1), CU_MEMHOSTALLOC_PORTABLE) };
@@ -78,11 +78,11 @@ impl PinnedBuffer {
     }
 
     /// # Errors
-    /// What the system or the driver said.
+    /// The message of the system or the driver.
     fn of_pages(context: &Context, bytes: usize) -> Result<Self, String> {
         let mut pages = MmapMut::map_anon(bytes).map_err(|error| error.to_string())?;
         #[cfg(target_os = "linux")]
-        // Advice: without it pages are small, which is slower and as good.
+        // This is only advice: without it pages are small, which is slower but works as well.
         let _ = pages.advise(memmap2::Advice::HugePage);
         touch(&mut pages);
         let address = NonNull::new(pages.as_mut_ptr()).expect("a mapping has an address");
@@ -97,18 +97,18 @@ impl PinnedBuffer {
         Ok(Self { context: context.clone(), address, bytes, pages: Some(pages) })
     }
 
-    /// The requested number of bytes.
+    /// Returns the requested number of bytes.
     pub fn len_bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The address of the first byte, for copies that outlive this borrow.
+    /// Returns the address of the first byte, for copies that outlive this borrow.
     pub(crate) fn address(&self) -> *mut u8 {
         self.address.as_ptr()
     }
 }
 
-/// Writes a byte to every page, so that the system has to find it now: with as many threads as the bytes are worth.
+/// Writes a byte to every page, so that the system allocates it now, with a number of threads that suits the bytes.
 fn touch(pages: &mut [u8]) {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let threads = (pages.len() / BYTES_PER_THREAD).clamp(1, processors.min(MAX_THREADS));
@@ -155,7 +155,7 @@ impl Drop for PinnedBuffer {
             };
             self.context.driver().checked("freeing pinned memory", freed)
         });
-        // An error only if the driver is already shutting down with the process. Pages that it still has as pinned stay.
+        // This fails only if the driver is already shutting down with the process. Keep pages that it still has pinned.
         if is_freed.is_err() {
             mem::forget(self.pages.take());
         }

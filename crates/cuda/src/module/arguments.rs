@@ -19,7 +19,7 @@ use crate::pointer::DevicePointer;
 
 /// Values are stored in words of this size, the maximum alignment of a kernel parameter.
 type Word = MaybeUninit<u128>;
-/// A word without a value. Zero in debug builds, so that tests can write down what a launch was given without knowing its types.
+/// A word without a value. Zero in debug builds, so that tests can record the arguments of a launch without knowing their types.
 const EMPTY: Word = if cfg!(debug_assertions) { Word::zeroed() } else { Word::uninit() };
 /// Words that are stored inline.
 const INLINE: usize = 32;
@@ -33,16 +33,16 @@ const MAX_ARGUMENTS: usize = 40;
 #[derive(Clone)]
 pub struct Arguments {
     inline: [Word; INLINE],
-    /// All words, once they are too many for `inline`.
+    /// All words, once they no longer fit into `inline`.
     spilled: Vec<Word>,
     words: usize,
     /// First word and size in bytes of each argument.
     places: [(u32, u32); MAX_ARGUMENTS],
     count: usize,
-    /// In debug builds, the address and the bytes of each argument that is an address.
+    /// In debug builds, address and bytes of each address argument.
     #[cfg(debug_assertions)]
     blocks: Vec<[u64; 2]>,
-    /// In debug builds, what each argument is, and the name that it was given.
+    /// In debug builds, the kind of each argument, and its given name.
     #[cfg(debug_assertions)]
     given: Vec<(Kind, &'static str)>,
     #[cfg(debug_assertions)]
@@ -56,7 +56,7 @@ impl Default for Arguments {
 }
 
 impl Arguments {
-    /// No arguments. This and what adds to it are inlined: otherwise each call would copy all arguments, which have 850 bytes.
+    /// Creates empty arguments. This and all methods that add to it are inlined; otherwise each call would copy all 850 bytes of arguments.
     #[inline(always)]
     pub const fn new() -> Self {
         Self {
@@ -74,7 +74,7 @@ impl Arguments {
         }
     }
 
-    /// Names the next argument as the kernel declares it, for debug builds to compare.
+    /// Names the next argument as the kernel declares it, for comparison in debug builds.
     #[inline(always)]
     #[must_use]
     #[cfg_attr(not(debug_assertions), allow(unused_mut, unused_variables, reason = "only debug builds remember it"))]
@@ -86,14 +86,14 @@ impl Arguments {
         self
     }
 
-    /// Adds an address, at which the kernel uses a byte at least if it is not null.
+    /// Adds an address, at which the kernel uses at least one byte if it is not null.
     #[inline(always)]
     #[must_use]
     pub fn pointer<T>(self, pointer: DevicePointer<T>) -> Self {
         self.block(pointer, 1)
     }
 
-    /// Adds an address at which the kernel uses so many bytes.
+    /// Adds an address at which the kernel uses this many bytes.
     #[inline(always)]
     #[must_use]
     #[cfg_attr(not(debug_assertions), allow(unused_mut, unused_variables, reason = "only debug builds remember them"))]
@@ -103,7 +103,7 @@ impl Arguments {
         self.add(Kind::Pointer, &pointer.address())
     }
 
-    /// In debug builds, the address and the bytes of each argument that is an address.
+    /// Returns, in debug builds, address and bytes of each address argument.
     #[cfg(debug_assertions)]
     pub fn blocks(&self) -> &[[u64; 2]] {
         &self.blocks
@@ -144,9 +144,8 @@ impl Arguments {
         self.add(Kind::Float, &value)
     }
 
-    /// Adds a struct with the same layout in CUDA C++, `#[repr(C)]` and without padding. All parameters together may
-    /// have 4096 bytes, or 32764 with CUDA 12.1 and compute capability 7.0 or newer ("CUDA C++ Programming Guide",
-    /// parameters).
+    /// Adds a struct with the same layout in CUDA C++, `#[repr(C)]` and without padding. All parameters together may take 4096 bytes,
+    /// or 32764 with CUDA 12.1 and compute capability 7.0 or newer ("CUDA C++ Programming Guide", parameters).
     ///
     /// # Panics
     /// For the 41st argument. A type that is aligned to more than 16 bytes does not compile.
@@ -169,13 +168,13 @@ impl Arguments {
         // SAFETY: `grow` made the words from `first` to `end` available. They have the size and alignment for a T, and do not
         // overlap `value`, since they are borrowed mutably.
         unsafe { ptr::copy_nonoverlapping(value, self.all_words_mut().as_mut_ptr().add(first).cast(), 1) };
-        // Fits: a kernel takes far fewer than 2^32 words.
+        // The cast cannot truncate: a kernel takes far fewer than 2^32 words.
         self.places[self.count] = (first as u32, size_of::<T>() as u32);
         self.count += 1;
         self
     }
 
-    /// In debug builds, refuses arguments of other kinds, or under other names, than the kernel declares.
+    /// Panics in debug builds if kinds or names of arguments differ from those that the kernel declares.
     #[cfg(debug_assertions)]
     pub(super) fn assert_declared(&self, kernel: &str, declared: &[Parameter]) {
         for (index, (parameter, &(kind, name))) in declared.iter().zip(&self.given).enumerate() {
@@ -185,17 +184,17 @@ impl Arguments {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of arguments.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// The size of each in bytes.
+    /// Returns the size of each argument in bytes.
     pub(super) fn sizes(&self) -> Vec<usize> {
         self.places().iter().map(|(_, bytes)| *bytes as usize).collect()
     }
 
-    /// Whether the sizes are these.
+    /// Returns whether the arguments have these sizes.
     pub(super) fn have_sizes(&self, sizes: &[usize]) -> bool {
         self.places().iter().map(|(_, bytes)| *bytes as usize).eq(sizes.iter().copied())
     }
@@ -236,7 +235,7 @@ impl Arguments {
     }
 }
 
-/// The bytes of all values. Their sizes are those that the kernel declares.
+/// Hashes the bytes of all values. Their sizes are those that the kernel declares.
 impl Hash for Arguments {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let words = self.all_words().as_ptr();
@@ -260,7 +259,7 @@ mod tests {
         large: f64,
     }
 
-    /// The value that a kernel would read as parameter `index`.
+    /// Returns the value that a kernel would read as parameter `index`.
     fn read<T: Copy>(arguments: &Arguments, index: usize) -> T {
         assert_eq!(arguments.sizes()[index], size_of::<T>());
         // SAFETY: the size was compared, and the tests read the type that they added.
@@ -306,7 +305,7 @@ mod tests {
         for value in 0..MAX_ARGUMENTS - 2 {
             arguments = arguments.i64(value as i64);
         }
-        // Also in a clone that was moved.
+        // This must also hold for a clone that was moved.
         let arguments = Box::new(arguments.clone());
         assert_eq!(arguments.sizes().len(), MAX_ARGUMENTS);
         assert_eq!(read::<i32>(&arguments, 0), -5);

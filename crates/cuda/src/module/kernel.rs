@@ -1,6 +1,6 @@
 //! A kernel and its launch.
 //!
-//! Trade-off: the number and the sizes of arguments are checked at each launch, their types and names in debug builds.
+//! Trade-off: number and sizes of arguments are checked at each launch, their types and names only in debug builds.
 
 use std::ffi::c_int;
 use std::hash::{Hash, Hasher};
@@ -26,11 +26,11 @@ struct Entry {
     module: Arc<Loaded>,
     name: String,
     function: CUfunction,
-    /// What the source declares; `None` if it does not define the kernel by its name.
+    /// The declared parameters; `None` if the source does not define the kernel by its name.
     parameters: Option<Vec<Parameter>>,
     /// Bytes of each parameter; `None` if the driver cannot tell.
     sizes: Option<Vec<usize>>,
-    /// Bytes of dynamic shared memory that launches are known to be allowed.
+    /// Bytes of dynamic shared memory that launches are already allowed to use.
     shared_limit: AtomicU32,
 }
 
@@ -50,7 +50,7 @@ pub struct LaunchShape {
     pub shared_bytes: u32,
 }
 
-/// Which kernel of the process it is.
+/// Hashes the kernel's identity in this process.
 impl Hash for Kernel {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.entry.function as usize).hash(state);
@@ -58,9 +58,9 @@ impl Hash for Kernel {
 }
 
 impl Kernel {
-    /// Expects the context of the module to be current.
+    /// Creates a kernel. The context of the module must be current.
     pub(super) fn new(module: Arc<Loaded>, name: &str, function: CUfunction) -> Result<Self, CudaError> {
-        // No parameter after the last one is requested, to see where they end: tools that check calls report that.
+        // Do not query past the last parameter to find the end, because tools that check calls report that.
         let parameters = parameters(&module.source, name);
         let count = parameters.as_ref().map(Vec::len);
         // SAFETY: the function belongs to a loaded module.
@@ -98,9 +98,9 @@ impl Kernel {
     /// Submits a run of the kernel to the stream; the arguments are copied before this returns.
     ///
     /// # Safety
-    /// The types of the arguments are those that the kernel declares (their number and sizes are checked, and their
-    /// kinds in debug builds). Every address is valid for what the kernel reads and writes there until the stream has
-    /// run it, and in that time neither other device work nor the host accesses what it writes.
+    /// The types of the arguments must be those that the kernel declares (their number and sizes are checked, and their
+    /// kinds in debug builds). Every address must be valid for the kernel's reads and writes until the stream has run
+    /// it, and in that time neither other device work nor the host may access memory that it writes.
     ///
     /// # Errors
     /// [`CudaError::WrongArguments`], [`CudaError::DifferentDevices`], or errors of the driver, including those
@@ -143,7 +143,7 @@ impl Kernel {
         })
     }
 
-    /// Expects the context of the module to be current.
+    /// Returns an attribute. The context of the module must be current.
     fn attribute(&self, attribute: CUfunction_attribute) -> Result<u32, CudaError> {
         // SAFETY: the function belongs to a loaded module.
         let value = unsafe { function::get_function_attribute(self.entry.function, attribute) };

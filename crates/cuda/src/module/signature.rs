@@ -1,14 +1,14 @@
-//! What a CUDA source declares as the parameters of a kernel, to be compared with the arguments of its launches.
+//! Kernel parameters that a CUDA source declares, for comparison with the arguments of launches.
 //!
 //! Not supported: types that are not a pointer, `int`, `long long`, `float` or a struct, and other names of those.
 
-/// What a parameter takes, as far as launches can confuse it.
+/// Kinds of parameters that launches could confuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Pointer,
-    /// 4 bytes, with a sign or without.
+    /// 4 bytes, signed or unsigned.
     Int,
-    /// 8 bytes, with a sign or without.
+    /// 8 bytes, signed or unsigned.
     Long,
     Float,
     Struct,
@@ -18,13 +18,13 @@ pub(super) enum Kind {
 #[cfg_attr(not(debug_assertions), allow(dead_code, reason = "only debug builds compare them"))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Parameter {
-    /// Empty if it has none.
+    /// Empty if it has no name.
     pub(super) name: String,
     pub(super) kind: Kind,
 }
 
 impl Parameter {
-    /// From its declaration; `None` where there is none.
+    /// Parses a declaration; `None` if there is none.
     fn read(declaration: &str) -> Option<Self> {
         let is_name = |character: char| character.is_alphanumeric() || character == '_';
         let declaration =
@@ -32,7 +32,7 @@ impl Parameter {
         let names = declaration.split(|character| !is_name(character)).filter(|word| !word.is_empty());
         let mut words: Vec<&str> = names.filter(|word| !matches!(*word, "const" | "__grid_constant__")).collect();
         if declaration.contains('*') {
-            // After the name of an array pointer comes its length.
+            // The name of an array pointer is followed by its length.
             let end = declaration.find([')', '[']).unwrap_or(declaration.len());
             let name = declaration[..end].rsplit(|character| !is_name(character)).next().unwrap_or_default();
             return Some(Self { name: name.to_owned(), kind: Kind::Pointer });
@@ -49,9 +49,8 @@ impl Parameter {
     }
 }
 
-/// The parameters that a source declares for the kernel of this name; `None` if it defines no such kernel, as for the
-/// mangled names of templates. The name may be an argument of a macro that defines the kernel, or of one that is given
-/// such macros.
+/// Returns the parameters that a source declares for the kernel of this name; `None` if it defines no such kernel, as for the mangled
+/// names of templates. The name may be an argument of a macro that defines the kernel, or of one that takes such macros as arguments.
 pub(super) fn parameters(source: &str, function: &str) -> Option<Vec<Parameter>> {
     declared_parameters(source, function).or_else(|| {
         let places = source.match_indices(function).filter_map(|(at, _)| argument_place(source, at, function.len()));
@@ -61,7 +60,7 @@ pub(super) fn parameters(source: &str, function: &str) -> Option<Vec<Parameter>>
     })
 }
 
-/// The macros that a name stands for: the one that has it, or all that are given to others, if it is a parameter of those.
+/// Iterates over the macros of a name: the one with that name, or all that are passed to others, if it is a parameter of those.
 fn called_macros<'a>(source: &'a str, called: &'a str) -> impl Iterator<Item = Macro<'a>> {
     let is_defined = macros(source).any(|found| found.name == called);
     macros(source).filter(move |found| match is_defined {
@@ -70,7 +69,7 @@ fn called_macros<'a>(source: &'a str, called: &'a str) -> impl Iterator<Item = M
     })
 }
 
-/// As [`parameters`], of a kernel that is defined by its name. Parameters end at the commas outside of brackets.
+/// Returns the [`parameters`] of a kernel that is defined by its name. They are separated by commas outside of brackets.
 fn declared_parameters(source: &str, function: &str) -> Option<Vec<Parameter>> {
     let is_kernel = |at: usize| {
         let declaration = &source[source[..at].rfind([';', '}']).map_or(0, |end| end + 1)..at];
@@ -83,7 +82,7 @@ fn declared_parameters(source: &str, function: &str) -> Option<Vec<Parameter>> {
             match character {
                 ')' if depth == 0 => {
                     found.extend(Parameter::read(&list[start..index]));
-                    // A call ends otherwise.
+                    // A call has no body.
                     let rest = list[index + 1..].trim_start_matches(|c: char| c.is_whitespace() || c == '\\');
                     return rest.starts_with('{').then_some(found);
                 }
@@ -100,14 +99,14 @@ fn declared_parameters(source: &str, function: &str) -> Option<Vec<Parameter>> {
     })
 }
 
-/// Whether a name stands alone at a place.
+/// Returns whether the name at `at` is a whole word.
 fn is_word(source: &str, at: usize, length: usize) -> bool {
     let is_name = |character: char| character.is_alphanumeric() || character == '_';
     let (before, after) = (source[..at].chars().next_back(), source[at + length..].chars().next());
     !before.is_some_and(is_name) && !after.is_some_and(is_name)
 }
 
-/// What is called with a name as an argument, and which one it is; `None` if it is none.
+/// Returns the callee that gets the name as an argument, and the argument's index; `None` if it is not an argument.
 fn argument_place(source: &str, at: usize, length: usize) -> Option<(&str, usize)> {
     let open = source[..at].rfind('(')?;
     let (called, before) = (&source[..open], &source[open..at]);
@@ -128,7 +127,7 @@ fn macros(source: &str) -> impl Iterator<Item = Macro<'_>> {
     source.split("#define ").skip(1).filter_map(|text| {
         let (name, rest) = text.split_once('(')?;
         let (parameters, rest) = rest.split_once(')')?;
-        // It goes on after a line that ends with a backslash.
+        // The macro continues after a line that ends with a backslash.
         let end = rest.match_indices('\n').map(|(end, _)| end).find(|&end| !rest[..end].ends_with('\\'));
         let is_name = name.chars().all(|character| character.is_alphanumeric() || character == '_');
         is_name.then(|| Macro { name, parameters, body: &rest[..end.unwrap_or(rest.len())] })

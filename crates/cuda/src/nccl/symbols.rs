@@ -103,7 +103,7 @@ impl Symbols {
         }
     }
 
-    /// The error of a call that returned `status`.
+    /// Returns the error of a call that returned `status`.
     pub(super) fn error(&self, call: &'static str, status: Status) -> CudaError {
         // SAFETY: takes any integer and returns a constant string that lives as long as the library.
         let name = text(unsafe { (self.error_string)(status) });
@@ -114,7 +114,7 @@ impl Symbols {
     }
 }
 
-/// A string of the library; empty for null.
+/// Converts a string of the library; returns an empty one for null.
 fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();
@@ -123,7 +123,7 @@ fn text(string: *const c_char) -> String {
     unsafe { CStr::from_ptr(string) }.to_string_lossy().trim().to_owned()
 }
 
-/// A function of the library.
+/// Looks up a function of the library.
 ///
 /// # Safety
 /// `F` is the type of the function that nccl.h declares under this name, and is not used after the library is unloaded.

@@ -19,7 +19,7 @@ pub(crate) struct Memory {
 }
 
 impl Machine {
-    /// `None` without a driver or cuBLASLt; other failures fail the test.
+    /// Finds the GPU; `None` without a driver or cuBLASLt; other failures fail the test.
     pub(crate) fn find() -> Option<Self> {
         let driver = Driver::load().ok()?;
         let context = Context::retain(&driver, 0).expect("device 0 of a loaded driver");
@@ -84,7 +84,7 @@ impl Drop for Memory {
     }
 }
 
-/// -1, 0 and 1, the same for the same seed.
+/// Returns numbers of -1, 0 and 1, the same for the same seed.
 pub(crate) fn ternary(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9) | 1;
     let mut next = || {
@@ -97,7 +97,7 @@ pub(crate) fn ternary(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Bits of exponent and mantissa.
+/// Returns the bits of exponent and mantissa.
 fn form(element: ElementType) -> (u32, u32) {
     match element {
         ElementType::F32 => (8, 23),
@@ -109,7 +109,7 @@ fn form(element: ElementType) -> (u32, u32) {
     }
 }
 
-/// Numbers in a format, which must hold them exactly and as normal numbers.
+/// Encodes numbers, which the format must represent exactly and as normal numbers.
 pub(crate) fn encode(element: ElementType, numbers: &[f32]) -> Vec<u8> {
     let (exponent_bits, mantissa_bits) = form(element);
     let bias = (1 << (exponent_bits - 1)) - 1;
@@ -132,7 +132,7 @@ pub(crate) fn encode(element: ElementType, numbers: &[f32]) -> Vec<u8> {
     numbers.iter().flat_map(one).collect()
 }
 
-/// The numbers again: zeros, normal numbers, and NaN for all that has the largest exponent.
+/// Decodes numbers: zeros, normal numbers, and NaN for everything with the largest exponent.
 pub(crate) fn decode(element: ElementType, bytes: &[u8]) -> Vec<f32> {
     let (exponent_bits, mantissa_bits) = form(element);
     let bias = (1 << (exponent_bits - 1)) - 1;

@@ -68,7 +68,7 @@ impl Buffers {
     }
 }
 
-/// One buffer for three column ranges if their row stride has room for all of them, else three buffers.
+/// Returns one buffer for three column ranges if their row stride has room for all of them, else three buffers.
 fn columns(
     gpu: &Gpu,
     tokens: usize,

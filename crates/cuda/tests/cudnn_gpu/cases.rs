@@ -1,13 +1,13 @@
 //! The attention calls to check.
 //!
-//! Trade-off: a selection. Each case differs from the others in what has been seen to select another kernel.
+//! Trade-off: a selection. Each case differs from the others in something that was observed to select another kernel.
 
 use firebrick_cuda::cudnn::{AttentionShape, Element, Layout, RowStrides};
 
 /// One call to check.
 #[derive(Clone)]
 pub(crate) struct Case {
-    /// Unique, since it tells a process which case to run.
+    /// Unique, because a process selects its case by name.
     pub(crate) name: String,
     pub(crate) shape: AttentionShape,
     pub(crate) lengths: Vec<usize>,
@@ -57,7 +57,7 @@ fn uniform(name: &str, documents: usize, length: usize, heads: Heads, columns: C
     case(name.to_string(), shape(layout, heads, columns), vec![length; documents])
 }
 
-/// The plan has room for more and longer documents than there are.
+/// Returns a case whose plan has room for more and longer documents than there are.
 fn packed(name: &str, lengths: &[usize], heads: Heads, columns: Columns) -> Case {
     let longest = lengths.iter().max().expect("a document").next_multiple_of(128);
     let tokens = lengths.iter().sum::<usize>() + SPARE;
@@ -71,7 +71,7 @@ const SPARE: usize = 37;
 const WITH_ONES: [usize; 8] = [131, 1, 257, 64, 1, 3, 128, 77];
 const WITHOUT_ONES: [usize; 8] = [131, 2, 257, 64, 5, 3, 128, 77];
 
-/// The kinds of calls that training makes.
+/// Returns the kinds of calls in training.
 pub(crate) fn kinds() -> Vec<Case> {
     use Columns::{Joined, JoinedInputs, Separate};
     let odd = WITH_ONES;
@@ -106,7 +106,7 @@ pub(crate) fn kinds() -> Vec<Case> {
     cases
 }
 
-/// Packed documents in all kinds of arrangements, to find what an error depends on.
+/// Returns packed documents in many arrangements, to find the cause of an error.
 pub(crate) fn arrangements() -> Vec<Case> {
     let mut cases = Vec::new();
     for (kind, heads) in [("d64 mha", (4, 4, 64)), ("d64 gqa4", (8, 2, 64)), ("d128 mha", (4, 4, 128)), GROUPED] {
@@ -143,7 +143,7 @@ pub(crate) fn arrangements() -> Vec<Case> {
 
 const GROUPED: (&str, Heads) = ("d128 gqa4", (8, 2, 128));
 
-/// Packed documents with grouped heads, where `change` changes the numbers of the layout: documents, longest, tokens.
+/// Returns packed documents with grouped heads, where `change` changes the numbers of the layout: documents, longest, tokens.
 fn grouped(name: &str, lengths: &[usize], change: impl Fn(&mut usize, &mut usize, &mut usize)) -> Case {
     let mut case = packed(&format!("{} {name}", GROUPED.0), lengths, GROUPED.1, Columns::Separate);
     if let Layout::Packed { documents, longest, tokens } = &mut case.shape.layout {

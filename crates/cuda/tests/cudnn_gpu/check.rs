@@ -88,7 +88,7 @@ impl<'a> Run<'a> {
         Ok(format!("{report}, same bits in two runs"))
     }
 
-    /// Gradients of queries, keys and values.
+    /// Computes the gradients of queries, keys and values.
     fn gradients(&self) -> Result<[Vec<f32>; 3], String> {
         self.clean_workspace(&self.backward).map_err(say)?;
         // SAFETY: the buffers have the shape's sizes and outlive the wait below.
@@ -122,7 +122,7 @@ impl<'a> Run<'a> {
         Ok(inside.iter().map(|&bits| self.problem.half.value_of(bits)).collect())
     }
 
-    /// The probabilities are rounded to 8 or 11 bits of mantissa between the two matmuls.
+    /// Returns the tolerance; the probabilities are rounded to 8 or 11 bits of mantissa between the two matmuls.
     fn tolerance(&self) -> f64 {
         if self.problem.half == Half::Bf16 { 1.2e-2 } else { 2e-3 }
     }
@@ -130,7 +130,7 @@ impl<'a> Run<'a> {
 
 const GRADIENTS: [&str; 3] = ["dq", "dk", "dv"];
 
-/// Statistics as `[token, head]`.
+/// Reorders statistics to `[token, head]`.
 fn by_token(shape: &AttentionShape, statistics: &[f32], tokens: usize) -> Vec<f32> {
     let heads = shape.query_heads;
     let length = shape.longest();

@@ -22,17 +22,17 @@ pub(crate) struct Buffer {
 }
 
 impl Gpu {
-    /// `fill` is the byte that buffers are filled with.
+    /// Allocates on the context's device; `fill` is the byte that buffers are filled with.
     pub(crate) fn new(context: &Context, fill: u8) -> Result<Self, CudaError> {
         Ok(Self { context: context.clone(), stream: Stream::new(context)?, fill })
     }
 
-    /// The bits of a 16-bit element that was not written.
+    /// Returns the bits of a 16-bit element that was not written.
     pub(crate) fn untouched(&self) -> u16 {
         u16::from_ne_bytes([self.fill; 2])
     }
 
-    /// A filled buffer of `bytes` bytes.
+    /// Returns a filled buffer of `bytes` bytes.
     pub(crate) fn buffer(&self, bytes: usize) -> Result<Buffer, CudaError> {
         let fill = self.fill;
         self.context.with_current(|| {
@@ -65,7 +65,7 @@ impl Gpu {
         })
     }
 
-    /// Rows of `width` 16-bit values into rows `stride` apart.
+    /// Uploads rows of `width` 16-bit values into rows `stride` apart.
     pub(crate) fn upload_rows(
         &self,
         address: u64,

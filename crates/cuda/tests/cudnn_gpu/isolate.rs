@@ -8,18 +8,18 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Names the case that a process is to run.
+/// Environment variable with the case that a process runs.
 const CASE: &str = "FIREBRICK_CUDNN_CASE";
 /// The prefix of each line that such a process sends to its parent.
 const MARK: &str = "|> ";
 /// The last line of a case that passed.
 const PASSED: &str = "passed";
-/// How long a case may take. Most need two or three seconds.
+/// Maximum duration of a case. Most need two or three seconds.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// Concurrent processes. They share the device, so more of them would gain little.
+/// Number of concurrent processes. They share the device, so more of them would gain little.
 const PROCESSES: usize = 6;
 
-/// The case that this process was started for, if any.
+/// Returns the case for which this process was started, if any.
 pub(crate) fn case_of_this_process() -> Option<String> {
     std::env::var(CASE).ok()
 }
@@ -88,7 +88,7 @@ fn run(test: &str, name: &str) -> Result<String, String> {
     Err(told.join("; "))
 }
 
-/// `None` if the process took too long and was killed.
+/// Waits; returns `None` if the process took too long and was killed.
 fn wait(child: &mut Child) -> Option<ExitStatus> {
     let start = Instant::now();
     while start.elapsed() < TIME_LIMIT {
@@ -105,7 +105,7 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
 
 fn read(pipe: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
-    // What was read before an error is still worth showing.
+    // The bytes read before an error are still worth showing.
     let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -50,7 +50,7 @@ impl Random {
         Self(name.bytes().fold(0x9E37_79B9, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte))))
     }
 
-    /// Uniform in -1.5 to 1.5.
+    /// Returns a number that is uniform in -1.5 to 1.5.
     fn value(&mut self) -> f32 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -127,7 +127,7 @@ impl Problem {
         }
     }
 
-    /// One query of one head against the keys from `first` to itself.
+    /// Computes one query of one head against the keys from `first` to itself.
     fn row(&self, sums: &mut Sums, first: usize, row: usize, head: usize) {
         let (width, scale) = (self.width, f64::from(self.scale));
         let at = |token: usize, heads: usize, head: usize| {
@@ -200,7 +200,7 @@ impl Difference {
                 (worst, at) = (difference, index);
             }
         }
-        // All zero, as the gradients of a document of one token: rounding is measured against 1 instead.
+        // If all are zero, like the gradients of a document of one token, rounding is measured against 1 instead.
         let floor = |value: f64| if value < 1e-6 { 1.0 } else { value };
         let length = (expected.len() as f64).sqrt();
         let relative = squares.sqrt() / (floor((total.sqrt()) / length) * length);

@@ -42,7 +42,7 @@ fn packed<B: Kernels>(check: &mut Check<'_, B>, spec: &AttentionSpec) {
     check.compare("attention_backward: a copy of its queries", copies.1, expected_qkv.q);
 }
 
-/// Sequences that are read at once, continued by several tokens, and by one token each; other rows stay as they are.
+/// Tests sequences that are read at once, then continued by several tokens, then by one; other rows of the cache must not change.
 fn cached<B: Kernels>(check: &mut Check<'_, B>, spec: &AttentionSpec) {
     let lengths = check.case.documents.clone();
     let room = lengths.iter().sum::<usize>() + 4 * lengths.len() + 3;

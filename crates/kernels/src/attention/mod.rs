@@ -1,7 +1,7 @@
 //! Causal grouped-query attention inside each document of a packed micro-batch, and over a key/value cache.
 //!
-//! Heads of a token lie side by side: queries `[n, h * k]`, keys and values `[n, g * k]`. The output carries the statistics of its
-//! softmax and their layout, so that the backward never has to guess which kernel computed them.
+//! Heads of a token lie side by side: queries `[n, h * k]`, keys and values `[n, g * k]`. The output carries the
+//! softmax statistics and their layout, so that the backward never has to guess which kernel computed them.
 //! Not supported: masks other than causal with a window, and attention across documents.
 
 mod cache;
@@ -16,10 +16,10 @@ use firebrick_arch::AttentionSpec;
 
 pub use cache::{CachedTokens, KvCache, NewTokens};
 
-/// Where documents begin and end in a micro-batch: on the host and on the device.
+/// Boundaries of the documents in a micro-batch, on the host and on the device.
 ///
-/// Tokens are one flat axis of `n = sequences * sequence length`; attention never crosses a document boundary, so sequences
-/// need no batch dimension and no mask. Padding at the end of a sequence is a document like any other, and is computed.
+/// Tokens are one flat axis of `n = sequences * sequence length`. Attention never crosses a document boundary, so sequences need no
+/// batch dimension and no mask. Padding at the end of a sequence is a document like any other, and is computed.
 #[derive(Clone, Debug)]
 pub struct Documents<B: Backend> {
     boundaries: Vec<usize>,
@@ -31,7 +31,7 @@ impl<B: Backend> Documents<B> {
     /// Takes the boundaries `0, .., tokens` in strictly ascending order.
     ///
     /// # Panics
-    /// If the boundaries do not begin at 0 or do not ascend: the packer made them, so that is our bug.
+    /// If the boundaries do not begin at 0 or do not ascend, which is a bug in the packer.
     pub fn new(cu_seqlens: &[u32], device: &B::Device) -> Self {
         assert!(cu_seqlens.len() >= 2 && cu_seqlens[0] == 0, "cu_seqlens must begin at 0, got {cu_seqlens:?}");
         assert!(cu_seqlens.windows(2).all(|pair| pair[0] < pair[1]), "cu_seqlens must ascend, got {cu_seqlens:?}");
@@ -42,27 +42,27 @@ impl<B: Backend> Documents<B> {
         }
     }
 
-    /// One document of `tokens` tokens.
+    /// Returns one document of `tokens` tokens.
     pub fn single(tokens: usize, device: &B::Device) -> Self {
         Self::new(&[0, tokens as u32], device)
     }
 
-    /// The token range of each document, in order.
+    /// Iterates over the token range of each document, in order.
     pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.boundaries.windows(2).map(|pair| pair[0]..pair[1])
     }
 
-    /// Number of documents.
+    /// Returns the number of documents.
     pub fn count(&self) -> usize {
         self.boundaries.len() - 1
     }
 
-    /// Number of tokens over all documents, padding included.
+    /// Returns the number of tokens over all documents, including padding.
     pub fn tokens(&self) -> usize {
         self.boundaries[self.count()]
     }
 
-    /// Length of the longest document.
+    /// Returns the length of the longest document.
     pub fn longest(&self) -> usize {
         self.ranges().map(|range| range.len()).max().unwrap_or(0)
     }
@@ -84,7 +84,7 @@ pub struct Qkv<B: Backend> {
 pub struct AttentionOutput<B: Backend> {
     /// `[n, h * k]`.
     pub o: Tensor<B, 2>,
-    /// What the backward reads of the softmax.
+    /// Softmax statistics, which the backward reads.
     pub statistics: SoftmaxStatistics<B>,
 }
 
@@ -93,11 +93,11 @@ pub struct AttentionOutput<B: Backend> {
 pub struct SoftmaxStatistics<B: Backend> {
     /// `h * n` values, in the order that `layout` names.
     pub log_sum_exp: Tensor<B, 2>,
-    /// Who computed them, and so their order.
+    /// The order of the values, which depends on the kernel that computed them.
     pub layout: StatisticsLayout,
 }
 
-/// Order of the values of [`SoftmaxStatistics`]: the backward must use a kernel that reads the same.
+/// Order of the values of [`SoftmaxStatistics`]; the backward must use a kernel that reads the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatisticsLayout {
     /// `[h, n]`: reference bodies and hand-written kernels.
@@ -110,8 +110,7 @@ pub enum StatisticsLayout {
 
 /// Attention, forward and backward.
 pub trait AttentionOps: Backend {
-    /// Attention of each document's tokens to the earlier ones of the same document, as `spec` describes it (heads, window, scale,
-    /// soft cap).
+    /// Computes causal attention inside each document, as `spec` describes it (heads, window, scale, soft cap).
     fn packed_attention(qkv: &Qkv<Self>, spec: &AttentionSpec, documents: &Documents<Self>) -> AttentionOutput<Self> {
         reference::forward(qkv, spec, documents)
     }
@@ -127,10 +126,9 @@ pub trait AttentionOps: Backend {
         reference::backward(qkv, spec, output, d_o, documents)
     }
 
-    /// Attention of new tokens of sequences that have a cache: stores their keys and values in the rows that are
-    /// theirs, in place where the backend can, and lets their queries attend to all tokens of their sequences up to
-    /// themselves, `[n, h * k]`. `prompts` are the documents of new tokens that begin their sequences, so that nothing
-    /// of the cache is read.
+    /// Computes attention of new tokens over a cache, `[n, h * k]`: stores their keys and values in their rows, in
+    /// place where the backend can, and lets each query attend to all tokens of its sequence up to itself. `prompts`
+    /// are the documents of new tokens if all of them begin their sequences, so that attention need not read the cache.
     fn cached_attention(
         qkv: &Qkv<Self>,
         cache: &mut KvCache<Self>,

@@ -4,7 +4,7 @@
 //! heads. The backward recomputes the probabilities from the saved log-sum-exp (Dao et al., FlashAttention, 2022, section 3.1): with
 //! `p = exp(s - lse)` and `delta = Σ do * o`, `ds = p * (do vᵀ - delta)`. A soft cap `c = cap tanh(s / cap)` of the scaled scores multiplies
 //! `ds` by `1 - (c / cap)²`.
-//! Trade-off: all scores of a document exist at once, those outside a window too.
+//! Trade-off: all scores of a document exist at once, including those outside a window.
 
 use std::ops::Range;
 
@@ -14,18 +14,18 @@ use firebrick_arch::AttentionSpec;
 use super::{AttentionOutput, CachedTokens, Documents, KvCache, Qkv, SoftmaxStatistics, StatisticsLayout};
 use crate::dtype::{to_dtype, to_f32};
 
-/// Added to the score of a key that the query must not see; finite, so that a masked row never becomes NaN.
+/// Added to the scores of masked keys; finite, so that a fully masked row never becomes NaN.
 const MASKED: f32 = -1e30;
 
-/// A batched matrix multiplication. Burn's own is right where it multiplies f32 in f32; on CUDA it rounds operands to 19 bits (TF32).
+/// A batched matmul. Burn's own is exact where it multiplies in f32; on CUDA it rounds operands to 19 bits (TF32).
 pub(crate) type Multiply<B> = fn(Tensor<B, 3>, Tensor<B, 3>) -> Tensor<B, 3>;
 
-/// See [`crate::AttentionOps::packed_attention`].
+/// Implements [`crate::AttentionOps::packed_attention`].
 pub fn forward<B: Backend>(qkv: &Qkv<B>, spec: &AttentionSpec, documents: &Documents<B>) -> AttentionOutput<B> {
     forward_by(Tensor::matmul, qkv, spec, documents)
 }
 
-/// [`forward`] with another multiplication.
+/// Computes [`forward`] with another matmul.
 pub(crate) fn forward_by<B: Backend>(
     multiply: Multiply<B>,
     qkv: &Qkv<B>,
@@ -43,7 +43,7 @@ pub(crate) fn forward_by<B: Backend>(
     AttentionOutput { o: join(outputs, 0), statistics }
 }
 
-/// See [`crate::AttentionOps::packed_attention_backward`].
+/// Implements [`crate::AttentionOps::packed_attention_backward`].
 ///
 /// # Panics
 /// If the statistics are not in the layout of [`forward`].
@@ -57,7 +57,7 @@ pub fn backward<B: Backend>(
     backward_by(Tensor::matmul, qkv, spec, output, d_o, documents)
 }
 
-/// [`backward`] with another multiplication.
+/// Computes [`backward`] with another matmul.
 pub(crate) fn backward_by<B: Backend>(
     multiply: Multiply<B>,
     qkv: Qkv<B>,
@@ -81,7 +81,7 @@ pub(crate) fn backward_by<B: Backend>(
     Qkv { q: join(dqs, 0), k: join(dks, 0), v: join(dvs, 0) }
 }
 
-/// See [`crate::AttentionOps::cached_attention`].
+/// Stores new keys and values for [`crate::AttentionOps::cached_attention`].
 pub fn store<B: Backend>(cache: &mut KvCache<B>, k: Tensor<B, 2>, v: Tensor<B, 2>, tokens: &CachedTokens<B>) {
     let width = k.dims()[1];
     cache.replace(|[mut keys, mut values]| {
@@ -94,7 +94,7 @@ pub fn store<B: Backend>(cache: &mut KvCache<B>, k: Tensor<B, 2>, v: Tensor<B, 2
     });
 }
 
-/// See [`crate::AttentionOps::cached_attention`].
+/// Computes attention over the stored rows for [`crate::AttentionOps::cached_attention`].
 pub fn cached<B: Backend>(
     q: Tensor<B, 2>,
     cache: &KvCache<B>,
@@ -104,7 +104,7 @@ pub fn cached<B: Backend>(
     cached_by(Tensor::matmul, q, cache, tokens, spec)
 }
 
-/// [`cached`] with another multiplication.
+/// Computes [`cached`] with another matmul.
 pub(crate) fn cached_by<B: Backend>(
     multiply: Multiply<B>,
     q: Tensor<B, 2>,
@@ -115,7 +115,7 @@ pub(crate) fn cached_by<B: Backend>(
     let [keys, values] = cache.tensors();
     let outputs = tokens.in_pass().map(|(new, in_pass)| {
         let mut seen = new.all_rows();
-        // Keys before the window of the first query are seen by none.
+        // No query attends to keys before the window of the first one.
         let hidden = spec.window.map_or(0, |window| (seen.len() + 1).saturating_sub(new.count + window));
         seen.start += hidden;
         one_sequence(multiply, rows(&q, &in_pass), rows(&keys, &seen), rows(&values, &seen), spec).0
@@ -127,7 +127,7 @@ fn rows<B: Backend>(x: &Tensor<B, 2>, range: &Range<usize>) -> Tensor<B, 2> {
     if range.len() == x.dims()[0] { x.clone() } else { x.clone().narrow(0, range.start, range.len()) }
 }
 
-/// Attention of the last `n` tokens of a sequence of `t >= n` tokens: `(o [n, h * k], log-sum-exp [h, n])`.
+/// Computes attention of the last `n` tokens of a sequence of `t >= n` tokens: `(o [n, h * k], log-sum-exp [h, n])`.
 fn one_sequence<B: Backend>(
     multiply: Multiply<B>,
     q: Tensor<B, 2>,
@@ -181,7 +181,7 @@ fn one_backward<B: Backend>(
     Qkv { q: side_by_side(dq_htk, dtype), k: side_by_side(dk_gtk, dtype), v: side_by_side(dv_gtk, dtype) }
 }
 
-/// Scaled scores, capped where there is a cap.
+/// Computes scaled scores, soft-capped if there is a cap.
 fn capped_scores<B: Backend>(
     multiply: Multiply<B>,
     q: &Tensor<B, 2>,
@@ -199,20 +199,20 @@ fn capped_scores<B: Backend>(
     }
 }
 
-/// Scores with those of hidden keys far below the others.
+/// Adds [`MASKED`] to the scores of keys that a query must not attend to.
 fn masked<B: Backend>(scores_hnt: Tensor<B, 3>, spec: &AttentionSpec) -> Tensor<B, 3> {
     let ([_, tokens, past], device) = (scores_hnt.dims(), scores_hnt.device());
     let window = spec.window_within(past);
     if tokens == 1 && window.is_none() { scores_hnt } else { scores_hnt.add(mask(tokens, past, window, &device)) }
 }
 
-/// `[1, n, t]`: 0 where the query sees the key, else [`MASKED`].
+/// Returns the additive mask `[1, n, t]`: 0 where the query attends to the key, else [`MASKED`].
 fn mask<B: Backend>(tokens: usize, past: usize, window: Option<usize>, device: &B::Device) -> Tensor<B, 3> {
     let offset = (past - tokens) as i64;
     let index = |range| Tensor::<B, 1, Int>::arange(range, device).float();
     let queries: Tensor<B, 2> = index(offset..past as i64).unsqueeze_dim(1);
     let keys: Tensor<B, 2> = index(0..past as i64).unsqueeze_dim(0);
-    // How far the key is ahead of the query.
+    // Distance of the key ahead of the query.
     let ahead = keys.sub(queries);
     let mut hidden = ahead.clone().clamp(0.0, 1.0);
     if let Some(window) = window {
@@ -222,13 +222,13 @@ fn mask<B: Backend>(tokens: usize, past: usize, window: Option<usize>, device: &
     to_dtype(hidden.mul_scalar(MASKED).unsqueeze_dim(0), DType::F32)
 }
 
-/// `[t, heads * k]` to `[heads, t, k]` f32.
+/// Converts `[t, heads * k]` to `[heads, t, k]` f32.
 fn heads_first<B: Backend>(x: Tensor<B, 2>, heads: usize) -> Tensor<B, 3> {
     let [tokens, width] = x.dims();
     to_f32(x).reshape([tokens, heads, width / heads]).swap_dims(0, 1)
 }
 
-/// `[heads, t, k]` to `[t, heads * k]`.
+/// Converts `[heads, t, k]` to `[t, heads * k]`.
 fn side_by_side<B: Backend>(x: Tensor<B, 3>, dtype: DType) -> Tensor<B, 2> {
     let [heads, tokens, head_dim] = x.dims();
     to_dtype(x.swap_dims(0, 1).reshape([tokens, heads * head_dim]), dtype)

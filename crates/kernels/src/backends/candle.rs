@@ -1,4 +1,4 @@
-//! CPU through burn-candle: the reference bodies as they are.
+//! CPU through burn-candle, with the reference bodies.
 //!
 //! Trade-off: burn-candle is deprecated upstream and leaves Burn after 0.21; it stays here as long as we pin 0.21.
 #![expect(
@@ -10,7 +10,7 @@ use crate::{
     AttentionOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, WeightOps,
 };
 
-/// f32 values, i64 indices: what candle's CPU kernels are fastest with.
+/// f32 values and i64 indices, the fastest types of candle's CPU kernels.
 pub type Candle = burn_candle::Candle<f32, i64>;
 
 impl MemoryOps for Candle {}

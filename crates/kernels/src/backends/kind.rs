@@ -1,13 +1,13 @@
-//! [`BackendKind`]: names the backends where no tensor is around, in recipes, plans and messages.
+//! [`BackendKind`] names the backends in recipes, plans and messages, where no tensor is involved.
 //!
-//! Trade-off: a kind can be named although it is not compiled in; ask [`BackendKind::is_compiled`].
+//! Trade-off: a kind can be named although it is not compiled in; check [`BackendKind::is_compiled`].
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Which backend.
+/// A backend, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
@@ -23,7 +23,7 @@ pub enum BackendKind {
     Cuda,
 }
 
-/// A word that names no backend.
+/// Error for a word that names no backend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown backend `{got}`, expected one of: flex, candle, wgpu, cuda")]
 pub struct UnknownBackend {
@@ -32,10 +32,10 @@ pub struct UnknownBackend {
 }
 
 impl BackendKind {
-    /// All of them.
+    /// All backends.
     pub const ALL: [Self; 4] = [Self::Flex, Self::Candle, Self::Wgpu, Self::Cuda];
 
-    /// The name, as recipes and messages write it.
+    /// Returns the name, as recipes and messages write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Flex => "flex",
@@ -45,7 +45,7 @@ impl BackendKind {
         }
     }
 
-    /// Whether this build has the backend: the cargo feature of its name.
+    /// Returns whether this build includes the backend, by the cargo feature of the same name.
     pub fn is_compiled(self) -> bool {
         match self {
             Self::Flex => cfg!(feature = "flex"),
@@ -55,12 +55,12 @@ impl BackendKind {
         }
     }
 
-    /// Whether it runs on the CPU, so that its tensors live in host memory.
+    /// Returns whether it runs on the CPU, with its tensors in host memory.
     pub fn is_cpu(self) -> bool {
         matches!(self, Self::Flex | Self::Candle)
     }
 
-    /// Bytes that an 8-bit code of an optimizer's state takes. WebGPU has no bytes in storage buffers: each code takes a word there.
+    /// Returns the bytes of an 8-bit code of optimizer state. WebGPU has no bytes in storage buffers, so each code takes a word there.
     pub const fn code_bytes(self) -> u64 {
         match self {
             Self::Wgpu => 4,
@@ -68,7 +68,7 @@ impl BackendKind {
         }
     }
 
-    /// Whether attention holds the scores of a whole document at a time; the other backends hold those of one block of queries.
+    /// Returns whether attention stores the scores of a whole document at a time; the other backends store those of one block of queries.
     pub(super) fn materializes_scores(self) -> bool {
         matches!(self, Self::Candle | Self::Wgpu)
     }

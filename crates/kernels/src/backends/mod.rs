@@ -1,7 +1,7 @@
-//! The backends, one file or folder each: which Burn type it is, and what it overrides. `kind.rs` names them, and `planning/` states
-//! what each needs.
+//! The backends, one file or folder each, with their Burn types and the operations they override. `kind.rs` names them,
+//! and `planning/` states the memory that each needs.
 //!
-//! Trade-off: the memory of every backend is stated whether or not it is compiled in, so that a plan can be made without it.
+//! Trade-off: the memory of every backend is stated even if it is not compiled in, so that a plan can be made without it.
 
 #[cfg(feature = "candle")]
 mod candle;
@@ -33,7 +33,7 @@ use crate::memory::MemoryOps;
 use crate::{CommError, Communicator};
 
 impl BackendKind {
-    /// Whether the backend computes in float16 here. CPU backends could, slower than in f32.
+    /// Returns whether the backend computes in float16 on this machine. CPU backends could, but slower than in f32.
     pub fn computes_in_f16(self) -> bool {
         match self {
             Self::Flex | Self::Candle => false,
@@ -45,10 +45,10 @@ impl BackendKind {
         }
     }
 
-    /// Looks for a device, without the panic of a backend that starts and finds none. A CPU is always there.
+    /// Looks for a device, and avoids the panic of a backend that starts without one. A CPU is always found.
     ///
     /// # Errors
-    /// What was looked for, in the library's words.
+    /// Describes the devices that were looked for, in the library's words.
     pub fn probe(self) -> Result<(), String> {
         match self {
             Self::Flex | Self::Candle if self.is_compiled() => Ok(()),
@@ -60,10 +60,9 @@ impl BackendKind {
         }
     }
 
-    /// Keeps the threads of this process, those that it will start included, on the processors near the device of a
-    /// rank, and with them pinned memory, which the system allocates near the thread that asks for it. Returns what was
-    /// done, for the log; `None` where the device is not near one part of the machine, or the system does not say
-    /// which.
+    /// Pins the threads of this process, including future ones, to the processors near the device of a rank. Pinned
+    /// memory follows, because the system allocates it near the requesting thread. Returns a description for the log;
+    /// `None` if the device is not near one part of the machine, or the system does not report which.
     pub fn stay_near(self, local_rank: usize) -> Option<String> {
         let _ = local_rank;
         match self {
@@ -73,9 +72,8 @@ impl BackendKind {
         }
     }
 
-    /// Runs every operation that training in these formats uses once on small random input, on the device of a rank,
-    /// against the reference body on the CPU. `Err` names the operation that is wrong: a broken driver must not train
-    /// on zeros. `None`: this backend has nothing to test.
+    /// Runs every operation of training in these formats once, on small random input on the device of a rank, against the reference body on the CPU.
+    /// `Err` names the operation that is wrong: a broken driver must not train on zeros. `None`: this backend has nothing to test.
     pub fn self_test(
         self,
         local_rank: usize,
@@ -91,11 +89,11 @@ impl BackendKind {
         }
     }
 
-    /// Connects the devices of all ranks, where the backend has a library for that. Every rank calls it once, before
-    /// the first collective. Returns what carries tensors between ranks, for the log.
+    /// Connects the devices of all ranks, if the backend has a library for that. Every rank calls it once, before the
+    /// first collective. Returns a description of the transport between ranks, for the log.
     ///
     /// # Errors
-    /// [`CommError::NoLibrary`], or as [`Communicator::all_reduce_sum`].
+    /// [`CommError::NoLibrary`], or those of [`Communicator::all_reduce_sum`].
     pub fn connect(self, ranks: &Communicator, local_rank: usize) -> Result<String, CommError> {
         let _ = (ranks, local_rank);
         match self {
@@ -105,8 +103,7 @@ impl BackendKind {
         }
     }
 
-    /// Bytes that this thread's memory pools hold on the device. `None` where no pools are kept, or the driver reports
-    /// the card's memory.
+    /// Returns the bytes that this thread's memory pools hold on the device; `None` if there are no pools, or the driver reports the card's memory.
     pub fn allocated_bytes(self) -> Option<u64> {
         match self {
             #[cfg(feature = "wgpu")]
@@ -115,7 +112,7 @@ impl BackendKind {
         }
     }
 
-    /// How many devices this process can use with this backend; of backends that use one alone, that one.
+    /// Returns the number of devices that this process can use with this backend; 1 for backends that use a single device.
     pub fn devices(self) -> usize {
         match self {
             #[cfg(feature = "cuda")]

@@ -1,9 +1,9 @@
-//! Vulkan, Metal, DirectX and WebGPU through burn-wgpu: the reference bodies on CubeCL's kernels, and a kernel of our own for
-//! quantized weights: eight 4-bit codes or four bytes per 32-bit word, unpacked by a `#[cube]` kernel. WebGPU has no 8-bit
-//! storage, and a byte in every word would cost as much as bf16.
+//! Vulkan, Metal, DirectX and WebGPU through burn-wgpu: the reference bodies on CubeCL's kernels, and a custom
+//! `#[cube]` kernel that unpacks quantized weights, stored as eight 4-bit codes or four bytes per 32-bit word. WebGPU
+//! has no 8-bit storage, and one byte per word would cost as much as bf16.
 //!
-//! Trade-off: each arithmetic step is a launch and a pass over memory. Nested codes of block scales take a word each, as in the
-//! reference body: they are one value in 64.
+//! Trade-off: each arithmetic step is a launch and a pass over memory. Nested codes of block scales take a word each,
+//! as in the reference body: they are one value in 64.
 
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
@@ -33,20 +33,20 @@ impl LossOps for Wgpu {}
 impl OptimizerOps for Wgpu {}
 impl Kernels for Wgpu {}
 
-/// Looks for a device that wgpu can compute on: asks for the adapter that CubeCL will ask for, which panics where there is none.
+/// Looks for a device that wgpu can compute on: requests the adapter that CubeCL will request, which panics if there is none.
 ///
 /// # Errors
-/// What was looked for, in the library's words.
+/// Describes the devices that were looked for, in the library's words.
 pub(super) fn probe() -> Result<(), String> {
     adapter().map(|_| ())
 }
 
-/// Bytes that this thread's memory pools hold on the default device.
+/// Returns the bytes that this thread's memory pools hold on the default device.
 pub(super) fn allocated_bytes() -> Option<u64> {
     WgpuRuntime::client(&Default::default()).memory_usage().ok().map(|usage| usage.bytes_reserved)
 }
 
-/// Whether the adapter's shaders have float16; CubeCL turns on all that the adapter has.
+/// Returns whether the adapter's shaders support float16; CubeCL enables all features of the adapter.
 pub(super) fn has_f16() -> bool {
     adapter().is_ok_and(|adapter| adapter.features().contains(wgpu::Features::SHADER_F16))
 }
@@ -60,20 +60,20 @@ fn adapter() -> Result<wgpu::Adapter, String> {
     adapter.map_err(|error| format!("no {backend:?} adapter ({error})"))
 }
 
-/// Units of a workgroup: every adapter allows at least 256.
+/// Units per workgroup: every adapter allows at least 256.
 const UNITS: u32 = 256;
-/// Workgroups along one axis that every adapter allows.
+/// Number of workgroups along one axis that every adapter allows.
 const MAX_WORKGROUPS: usize = 65_535;
 
-/// More values than any tensor has: the same kernel for all of them.
+/// A block size larger than any tensor, so that one kernel serves all of them.
 const ONE_BLOCK: usize = 1 << 31;
 
-/// How the codes of a weight lie in words, known when the kernel is compiled.
+/// Layout of a weight's codes in words, known when the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Layout {
-    /// 4 or 8.
+    /// Bits per code: 4 or 8.
     bits: usize,
-    /// Whether the earlier code of a byte is in its high nibble.
+    /// Whether the first code of a byte is in its high nibble.
     high_first: bool,
     /// Values that share a scale.
     block_size: usize,
@@ -84,7 +84,7 @@ impl Layout {
         32 / self.bits
     }
 
-    /// Where the code of a word's value `index` begins.
+    /// Returns the bit offset of the code for a word's value `index`.
     const fn shift(self, index: usize) -> i32 {
         let is_swapped = self.bits == 4 && self.high_first;
         let place = if is_swapped { index ^ 1 } else { index };
@@ -96,7 +96,7 @@ impl Layout {
     }
 }
 
-/// One unit unpacks one word: bytes from the lowest.
+/// Unpacks one word per unit, from the lowest byte.
 #[cube(launch)]
 fn unpack_codes(
     words: &Array<i32>,
@@ -112,7 +112,7 @@ fn unpack_codes(
         for index in 0..comptime!(layout.codes_per_word()) {
             let code = (word >> comptime!(layout.shift(index))) & comptime!(layout.mask());
             let block = (first + index) / comptime!(layout.block_size);
-            // Rows of bytes may leave a word half used at the very end, beyond the last scale.
+            // The last word may be half used, beyond the last scale.
             if block < scales.len() {
                 values[first + index] = levels[code as usize] * scales[block];
             }
@@ -159,7 +159,7 @@ impl WeightOps for Wgpu {
     }
 }
 
-/// The scale of each block. Codes of narrow floats are unpacked as codes of weights are, in one block of scale 1.
+/// Returns the scale of each block. Codes of narrow floats are unpacked like codes of weights, in one block of scale 1.
 fn block_scales(weight: &QuantizedWeight<Wgpu>) -> Tensor<Wgpu, 1> {
     let BlockScales::Narrow { codes, map } = &weight.scales.block else { return reference::block_scales(weight) };
     let one = Tensor::<Wgpu, 1>::from_floats([1.0], &codes.device());
@@ -169,7 +169,7 @@ fn block_scales(weight: &QuantizedWeight<Wgpu>) -> Tensor<Wgpu, 1> {
     Tensor::<Wgpu, 1>::from_primitive(TensorPrimitive::Float(values)).narrow(0, 0, weight.blocks())
 }
 
-/// Four bytes per word, the first one lowest; the last word filled up with zeros.
+/// Packs four bytes per word, the first one lowest, with the last word zero-padded.
 fn upload_words(mut bytes: Vec<u8>, device: &<Wgpu as BackendTypes>::Device) -> Tensor<Wgpu, 1, Int> {
     bytes.resize(bytes.len().next_multiple_of(4), 0);
     let words: Vec<i32> = bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();

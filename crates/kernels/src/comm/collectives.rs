@@ -1,30 +1,29 @@
-//! Tensors between ranks: sums and broadcasts, by a library that a backend has connected ([`DeviceSide`]), else through
-//! host memory.
+//! Collectives over tensors: sums and broadcasts, by a library that a backend has connected ([`DeviceSide`]), else through host memory.
 //!
-//! Inside a section a result may be stored, but is read by operations only after the section: it may still be under way
-//! on another stream, while the section computes. What an [`Exchange`] returns may be read at once.
-//! Trade-off: a job of one rank passes here too, and gets its own tensors back.
+//! Inside a section a result may be stored, but operations may read it only after the section, because it may still be
+//! in flight on another stream. The results of an [`Exchange`] may be read at once.
+//! Trade-off: a job of one rank also calls these functions, and gets its own tensors back.
 
 use burn_tensor::{Tensor, backend::Backend};
 
 use super::{CommError, Communicator, Exchange, Loan, Payload, reference};
 use crate::memory::MemoryOps;
 
-/// What ranks do with a list of tensors. Every rank lists the same ones in the same order.
+/// A collective operation on a list of tensors. Every rank lists the same ones in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// Each is summed over all ranks.
+    /// Sums each tensor over all ranks.
     AllReduce,
-    /// Each is summed for its root; on the others the result has no meaning.
+    /// Sums each tensor for its root; on other ranks the result is undefined.
     Reduce,
-    /// Each becomes that of its root, in place of what the other ranks have.
+    /// Replaces each tensor by that of its root.
     Broadcast,
-    /// Each root lends its own, which it only reads; the others get new memory.
+    /// Copies each root's tensor, which the root only reads, into new memory on the other ranks.
     Lend,
 }
 
 impl Collective {
-    /// The operation, in errors.
+    /// Returns the name of the operation, for errors.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce_sum",
@@ -35,12 +34,12 @@ impl Collective {
     }
 }
 
-/// A library of a backend that carries tensors between the devices of a job's ranks.
+/// A backend's library that exchanges tensors between the devices of a job's ranks.
 pub trait DeviceSide<B: Backend>: Send + Sync {
-    /// Why the library's results are not to be used any more.
+    /// Returns why the library's results must no longer be used, if so.
     fn failure(&self) -> Option<String>;
 
-    /// Starts an operation on tensors of `device`, of which a sum without a root names any.
+    /// Starts an operation on tensors of `device`. In a sum without a root, the root that a tensor names is ignored.
     ///
     /// # Errors
     /// [`CommError::Lost`].
@@ -54,10 +53,10 @@ pub trait DeviceSide<B: Backend>: Send + Sync {
 }
 
 impl Communicator {
-    /// Each tensor summed over all ranks; the same bits on every rank.
+    /// Sums each tensor over all ranks; every rank gets the same bits.
     ///
     /// # Errors
-    /// [`CommError`]: a rank is gone or sends something else.
+    /// [`CommError`] if a rank is gone or sends something else.
     pub fn all_reduce_sum<B: MemoryOps>(&self, tensors: Vec<Tensor<B, 1>>) -> Result<Vec<Tensor<B, 1>>, CommError> {
         let Some(device) = tensors.first().map(Tensor::device).filter(|_| self.world_size() > 1) else {
             return Ok(tensors);
@@ -69,10 +68,10 @@ impl Communicator {
         Ok(values(side.start(self, Collective::AllReduce, tensors, &device)?))
     }
 
-    /// Each tensor as it is on the rank that is named with it, on every rank.
+    /// Sends each tensor from the rank that is named with it to every rank.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce_sum`].
+    /// The same as those of [`Communicator::all_reduce_sum`].
     pub fn broadcast_each<B: MemoryOps>(
         &self,
         tensors: Vec<(Tensor<B, 1>, usize)>,
@@ -84,10 +83,10 @@ impl Communicator {
         Ok(values(side.start(self, Collective::Broadcast, rooted(tensors), &device)?))
     }
 
-    /// Starts to give every rank the payloads that one of them has.
+    /// Starts to send each payload from its root to every rank.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce_sum`].
+    /// The same as those of [`Communicator::all_reduce_sum`].
     pub fn start_broadcast<B: MemoryOps>(
         &self,
         loans: Vec<Loan<B>>,
@@ -99,11 +98,10 @@ impl Communicator {
         }
     }
 
-    /// Starts to sum each f32 tensor over all ranks, for the rank that is named with it. On the others the result has
-    /// no meaning.
+    /// Starts to sum each f32 tensor over all ranks, for the rank that is named with it. On the others the result is undefined.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce_sum`].
+    /// The same as those of [`Communicator::all_reduce_sum`].
     pub fn start_reduce<B: MemoryOps>(&self, tensors: Vec<(Tensor<B, 1>, usize)>) -> Result<Exchange<B>, CommError> {
         let Some(device) = device_of(&tensors) else { return Ok(Exchange::done(Vec::new())) };
         match self.device_side::<B>() {
@@ -124,7 +122,7 @@ fn rooted<B: Backend>(tensors: Vec<(Tensor<B, 1>, usize)>) -> Vec<Loan<B>> {
     tensors.into_iter().map(|(tensor, root)| Loan::of(Payload::Values(tensor), root)).collect()
 }
 
-/// The results of an operation that the end of the section waits for.
+/// Returns the results of an operation that the end of the section waits for.
 fn values<B: Backend>(exchange: Exchange<B>) -> Vec<Tensor<B, 1>> {
     exchange.payloads.into_iter().map(Payload::into_values).collect()
 }

@@ -1,13 +1,13 @@
 //! Ranks that are threads of one process: for tests, and for several devices driven by one program.
 //!
-//! Trade-off: one lock for the whole group; exchanges are of gradients, a few per step.
+//! Trade-off: the whole group shares one lock, which suits exchanges of gradients, a few per step.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::{CommError, Communicator, Transport};
 
-/// Communicators of a group of `world_size` ranks, one for each thread, in rank order. A rank whose last communicator is dropped, by a
-/// panic too, is lost to the others: they get [`CommError::Lost`] instead of waiting forever.
+/// Creates the communicators of a group of `world_size` ranks, one per thread, in rank order. If the last communicator of a rank is
+/// dropped, even by a panic, the rank is lost: the others get [`CommError::Lost`] instead of waiting forever.
 ///
 /// # Panics
 /// If `world_size` is 0.
@@ -24,8 +24,7 @@ struct Group {
     changed: Condvar,
 }
 
-/// The exchange under way. A result stays until all ranks have brought their part of the next one, which each does only after it has
-/// taken this one.
+/// The current exchange. A result stays until all ranks have contributed to the next exchange, which each does only after taking this one.
 #[derive(Default)]
 struct Exchange {
     slots: Vec<Option<Arc<[u8]>>>,
@@ -42,7 +41,7 @@ struct Member {
 
 impl Member {
     fn exchange(&self) -> MutexGuard<'_, Exchange> {
-        // A panic while the lock is held cannot leave the exchange half changed: it is changed by single assignments.
+        // A panic while the lock is held cannot leave the exchange half changed, because it is changed by single assignments.
         self.group.exchange.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -100,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// What each rank returned, in rank order.
+    /// Returns the result of each rank, in rank order.
     fn on_all_ranks<T: Send>(world_size: usize, work: impl Fn(Communicator) -> T + Sync) -> Vec<thread::Result<T>> {
         let work = &work;
         thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What ranks do together, as operations on tensors: sums and broadcasts.
+//! Collective operations of ranks on tensors: sums and broadcasts.
 //!
 //! A [`Communicator`] names the ranks of a job and carries bytes between them. The reference bodies move tensors through host memory
 //! and add them in rank order, so every rank gets the same bits; a backend with a library of its own connects it ([`DeviceSide`]).
@@ -23,30 +23,30 @@ pub use collectives::{Collective, DeviceSide};
 pub use local::local_group;
 pub use payload::{Exchange, Loan, Payload, PayloadLayout};
 
-/// The name of every operation between devices in a trace.
+/// The name of all operations between devices in a trace.
 pub const COLLECTIVE: &str = "collective";
 
-/// What can go wrong between ranks.
+/// Errors in the communication between ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
-    /// A rank is gone, or a transport failed: the step must not be taken.
+    /// A rank is gone, or a transport failed: the step must not be applied.
     #[error("rank {rank} of {world_size} lost its peers during {operation}: {problem}")]
     Lost {
         /// The rank that noticed.
         rank: usize,
         /// Number of ranks.
         world_size: usize,
-        /// What was under way.
+        /// The operation in progress.
         operation: &'static str,
-        /// What the transport reported.
+        /// The transport's error message.
         problem: String,
     },
-    /// Ranks disagree about what is exchanged.
+    /// Ranks disagree about the exchanged data.
     #[error("rank {rank} sent {got} bytes in {operation}, expected {expected}: ranks run different models or steps")]
     Mismatch {
         /// The other rank.
         rank: usize,
-        /// What was under way.
+        /// The operation in progress.
         operation: &'static str,
         /// Bytes expected.
         expected: usize,
@@ -61,22 +61,22 @@ pub enum CommError {
     NoLibrary {
         /// This rank.
         rank: usize,
-        /// What the library, or the search for it, reported.
+        /// The error of the library, or of the search for it.
         problem: String,
     },
 }
 
 impl CommError {
-    /// Ends an operation that returns tensors, and cannot return this error: weights that other ranks have did not arrive.
+    /// Unwinds from an operation that returns tensors and cannot return this error, because weights of other ranks did not arrive.
     pub fn raise(self) -> ! {
-        // The hook of panics prints nothing for it: the caller that catches it reports it.
+        // The panic hook prints nothing for this: the caller that catches it reports it.
         std::panic::resume_unwind(Box::new(self))
     }
 
-    /// Runs `work` and returns the error that [`CommError::raise`] ended it with, if one did. Panics go on.
+    /// Runs `work` and returns the error that [`CommError::raise`] ended it with, if any. Other panics continue.
     ///
     /// # Errors
-    /// That error.
+    /// The raised error.
     pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Self> {
         std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|payload| match payload.downcast::<Self>() {
             Ok(error) => *error,
@@ -87,49 +87,49 @@ impl CommError {
 
 /// Carries bytes between ranks.
 pub trait Transport: Send + Sync {
-    /// The bytes of every rank, in rank order. Returns when all have arrived.
+    /// Returns the bytes of every rank, in rank order, once all have arrived.
     ///
     /// # Errors
     /// [`CommError::Lost`].
     fn all_gather(&self, operation: &'static str, bytes: Vec<u8>) -> Result<Vec<Arc<[u8]>>, CommError>;
 
-    /// Why the job cannot go on: a rank is gone or failed. `None` while all is well.
+    /// Returns why the job cannot continue, if a rank is gone or failed.
     fn lost(&self) -> Option<String> {
         None
     }
 
-    /// Tells all ranks that this one cannot go on, and why.
+    /// Tells all ranks that this one cannot continue, and why.
     fn fail(&self, problem: &str) {
         let _ = problem;
     }
 
-    /// Ends the connection of a rank that has nothing more to exchange, which is then no loss to the others.
+    /// Closes the connection of a rank that has nothing more to exchange; the others then do not count it as lost.
     fn close(&self) {}
 
-    /// Once a rank is lost, starts a thread that calls `act` with the reason; at once if that has happened already. It is never
-    /// called if the job finishes cleanly.
+    /// Starts a thread that calls `act` with the reason once a rank is lost, or at once if that has already happened.
+    /// It is never called if the job finishes cleanly.
     fn when_lost(&self, act: Box<dyn FnOnce(&str) + Send>) {
         drop(act);
     }
 }
 
-/// A backend's own library, once it is connected.
+/// A backend's connected library.
 struct Library {
     failure: Box<dyn Fn() -> Option<String> + Send + Sync>,
     /// `Arc<dyn DeviceSide<B>>` of the backend that connected it.
     side: Box<dyn Any + Send + Sync>,
 }
 
-/// The ranks of a job, as one of them sees it.
+/// The ranks of a job, as seen by one of them.
 #[derive(Clone)]
 pub struct Communicator {
     rank: usize,
     world_size: usize,
     transport: Option<Arc<dyn Transport>>,
     library: Arc<OnceLock<Library>>,
-    /// Nanoseconds that exchanges of bytes have taken, waiting for other ranks included.
+    /// Nanoseconds spent in byte exchanges, including waits for other ranks.
     exchanged_ns: Arc<AtomicU64>,
-    /// Exchanges of bytes that go on.
+    /// Number of byte exchanges in progress.
     exchanging: Arc<AtomicUsize>,
 }
 
@@ -140,12 +140,12 @@ impl fmt::Debug for Communicator {
 }
 
 impl Communicator {
-    /// The communicator of a job of one rank: every sum is its only term.
+    /// Creates the communicator of a job with one rank, where every sum is its only term.
     pub fn single() -> Self {
         Self::over(0, 1, None)
     }
 
-    /// Rank `rank` of `world_size`, over a transport.
+    /// Creates rank `rank` of `world_size`, over a transport.
     ///
     /// # Panics
     /// If `rank` is not below `world_size`.
@@ -159,17 +159,17 @@ impl Communicator {
         Self { rank, world_size, transport, library, exchanged_ns, exchanging }
     }
 
-    /// This rank, from 0.
+    /// Returns this rank, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.world_size
     }
 
-    /// The bytes of every rank, in rank order.
+    /// Returns the bytes of every rank, in rank order.
     ///
     /// # Errors
     /// [`CommError::Lost`].
@@ -187,17 +187,17 @@ impl Communicator {
         }
     }
 
-    /// Time that exchanges of bytes have taken so far, waiting for other ranks included.
+    /// Returns the time spent in byte exchanges so far, including waits for other ranks.
     pub fn exchanged(&self) -> Duration {
         Duration::from_nanos(self.exchanged_ns.load(Ordering::Relaxed))
     }
 
-    /// Whether this rank waits in an exchange of bytes just now.
+    /// Returns whether this rank currently waits in a byte exchange.
     pub fn is_exchanging(&self) -> bool {
         self.exchanging.load(Ordering::Relaxed) > 0
     }
 
-    /// Fails once a rank is lost: what was computed together since then must not be used.
+    /// Fails once a rank is lost, because results that were computed together since then must not be used.
     ///
     /// # Errors
     /// [`CommError::Lost`].
@@ -209,48 +209,48 @@ impl Communicator {
         }
     }
 
-    /// An error of this rank.
+    /// Builds the error of this rank.
     pub fn lost(&self, operation: &'static str, problem: String) -> CommError {
         CommError::Lost { rank: self.rank, world_size: self.world_size, operation, problem }
     }
 
-    /// Tells all ranks that this one cannot go on, and why.
+    /// Tells all ranks that this one cannot continue, and why.
     pub fn fail(&self, problem: &str) {
         if let Some(transport) = &self.transport {
             transport.fail(problem);
         }
     }
 
-    /// Ends the connection of a rank that has nothing more to exchange, which is then no loss to the others.
+    /// Closes the connection of a rank that has nothing more to exchange; the others then do not count it as lost.
     pub fn close(&self) {
         if let Some(transport) = &self.transport {
             transport.close();
         }
     }
 
-    /// Once a rank is lost, starts a thread that calls `act` with the reason.
+    /// Starts a thread that calls `act` with the reason once a rank is lost.
     pub fn when_lost(&self, act: impl FnOnce(&str) + Send + 'static) {
         if let Some(transport) = &self.transport {
             transport.when_lost(Box::new(act));
         }
     }
 
-    /// Whether results that were returned before a rank was lost are right. Not where a library carries them: they may
-    /// still be under way.
+    /// Returns whether results that were returned before a rank was lost are correct. With a library they may be wrong,
+    /// because they may still be in flight.
     pub fn is_exact_after_loss(&self) -> bool {
         self.library.get().is_none()
     }
 
-    /// The library of a backend that [`Communicator::connect_device`] stored.
+    /// Returns the library that [`Communicator::connect_device`] stored.
     fn device_side<B: Backend>(&self) -> Option<&dyn DeviceSide<B>> {
         let side = self.library.get()?.side.downcast_ref::<Arc<dyn DeviceSide<B>>>();
         Some(&**side.expect("a job computes on one backend"))
     }
 
-    /// Has all clones of this communicator exchange the tensors of a backend by its library.
+    /// Makes all clones of this communicator exchange a backend's tensors through its library.
     ///
     /// # Panics
-    /// If one was connected before.
+    /// If one is already connected.
     pub fn connect_device<B: Backend>(&self, side: Arc<dyn DeviceSide<B>>) {
         let of_failure = side.clone();
         let library = Library { failure: Box::new(move || of_failure.failure()), side: Box::new(side) };

@@ -1,7 +1,7 @@
 //! Collectives through host memory: every rank gets the bytes of all ranks and computes the result itself.
 //!
 //! Sums are added in rank order in f64 and rounded to f32 once, so every rank gets the same bits.
-//! Trade-off: every rank receives everything and waits for the device; small and exact, not for scale.
+//! Trade-off: every rank receives everything and waits for the device, which is exact and simple but does not scale.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{CommError, Communicator, Loan, Payload};
 /// Bytes of one value.
 const VALUE: usize = size_of::<f32>();
 
-/// See [`Communicator::all_reduce_sum`].
+/// Implements [`Communicator::all_reduce_sum`].
 ///
 /// # Errors
 /// [`CommError`].
@@ -34,7 +34,7 @@ pub fn all_reduce_sum<B: Backend>(
     Ok(tensors.into_iter().map(part).collect())
 }
 
-/// See [`Communicator::broadcast_each`]. One exchange: each rank sends the tensors that it is named with.
+/// Implements [`Communicator::broadcast_each`], in one exchange: each rank sends the tensors that name it.
 ///
 /// # Errors
 /// [`CommError`].
@@ -65,13 +65,13 @@ pub fn broadcast_each<B: Backend>(
     Ok(tensors.into_iter().map(next).collect())
 }
 
-/// See [`Communicator::start_broadcast`]. One exchange: each rank sends the payloads that it is the root of.
+/// Implements [`Communicator::start_broadcast`], in one exchange: each rank sends the payloads of which it is the root.
 ///
 /// # Errors
 /// [`CommError`].
 ///
 /// # Panics
-/// If a payload is not there on its root.
+/// If a payload is missing on its root.
 pub fn broadcast_payloads<B: Backend>(
     ranks: &Communicator,
     loans: Vec<Loan<B>>,
@@ -94,7 +94,7 @@ pub fn broadcast_payloads<B: Backend>(
     Ok(loans.iter().map(next).collect())
 }
 
-/// See [`Communicator::start_reduce`]. One exchange; each rank adds only what it is the root of.
+/// Implements [`Communicator::start_reduce`], in one exchange: each rank sums only the tensors of which it is the root.
 ///
 /// # Errors
 /// [`CommError`].
@@ -124,7 +124,7 @@ pub fn reduce_each<B: Backend>(
     Ok(tensors.into_iter().map(sum).collect())
 }
 
-/// The sums of all ranks' values.
+/// Returns the sums of all ranks' values.
 fn summed(ranks: &Communicator, operation: &'static str, own: Vec<u8>) -> Result<Vec<f32>, CommError> {
     let expected = own.len();
     let gathered: Vec<Arc<[u8]>> = ranks.all_gather_bytes(operation, own)?;
@@ -134,7 +134,7 @@ fn summed(ranks: &Communicator, operation: &'static str, own: Vec<u8>) -> Result
     Ok(sum_of(gathered.iter().map(|bytes| &bytes[..])))
 }
 
-/// The sums of the ranks' f32 values, added in f64 in this order.
+/// Sums the ranks' f32 values in f64, in this order.
 fn sum_of<'a>(of_ranks: impl Iterator<Item = &'a [u8]>) -> Vec<f32> {
     let mut sums = Vec::new();
     for bytes in of_ranks {
@@ -170,7 +170,7 @@ mod tests {
 
     const LENGTH: usize = 11;
 
-    /// What every rank gets, as bits, in rank order.
+    /// Returns the result of every rank, as bits, in rank order.
     fn on_all_ranks(
         world_size: usize,
         work: impl Fn(&Communicator) -> Result<Tensor<Plain, 1>, CommError> + Sync,
@@ -189,7 +189,7 @@ mod tests {
         random(rank as u64, [LENGTH])
     }
 
-    /// The sum over ranks, added in rank order in f64.
+    /// Returns the sum over ranks, added in rank order in f64.
     fn expected_sum(world_size: usize) -> Vec<f32> {
         let of_rank: Vec<Vec<f32>> = (0..world_size).map(|rank| of_rank(rank).into_data().to_vec().unwrap()).collect();
         (0..LENGTH).map(|index| of_rank.iter().map(|values| f64::from(values[index])).sum::<f64>() as f32).collect()

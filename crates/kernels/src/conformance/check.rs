@@ -1,6 +1,6 @@
-//! What the checks of all subjects share: sizes of the input, random values on both devices, and the comparison of two results.
+//! Shared parts of all subjects' checks: input sizes, random values on both devices, and the comparison of two results.
 //!
-//! Trade-off: values are uniform and of order one, so overflow and cancellation of large values are not tried.
+//! Trade-off: values are uniform and of order one, so overflow and cancellation of large values are not tested.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use firebrick_arch::AttentionSpec;
 use crate::Kernels;
 use crate::attention::Documents;
 
-/// Sizes of the input. All of them at least 1; `heads` a multiple of `kv_heads`, `head_dim` even.
+/// Sizes of the input, all at least 1; `heads` is a multiple of `kv_heads`, and `head_dim` is even.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
     /// Format of activations.
@@ -24,7 +24,7 @@ pub struct Case {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Keys that a query sees; `None`: all earlier ones.
+    /// Number of keys that a query attends to; `None`: all earlier ones.
     pub window: Option<usize>,
     /// Width of the residual stream.
     pub hidden_size: usize,
@@ -39,7 +39,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// A small case that touches every kernel of a run with this format and head width.
+    /// Returns a small case that runs every kernel of a run with this format and head width.
     pub fn small(dtype: DType, head_dim: usize) -> Self {
         Self {
             dtype,
@@ -65,17 +65,17 @@ impl Case {
     }
 }
 
-/// How far an operation is from its reference.
+/// Error of an operation relative to its reference.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
-    /// The operation, and what of its result.
+    /// The operation, and the compared part of its result.
     pub what: String,
     /// `‖got − expected‖ / ‖expected‖`; infinite where a value is not finite.
     pub relative_error: f64,
 }
 
-/// Largest relative error that rounding explains, by format. In f32 it allows for TF32: Burn's own GEMMs on CUDA, which the reference
-/// attention uses for head widths that no kernel takes, compute in it.
+/// Returns the largest relative error that rounding explains, by format. In f32 it allows for TF32, in which Burn's own
+/// GEMMs on CUDA compute; the reference attention uses them for head widths without a kernel.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 1e-2,
@@ -84,19 +84,19 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// A tensor on the device under test and the same values on the CPU, in f32.
+/// A tensor on the device under test, and the same values on the CPU in f32.
 pub(crate) type Pair<B, const D: usize> = (Tensor<B, D>, Tensor<Flex, D>);
 
-/// How many variants of each operation run.
+/// Number of variants of each operation that run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// All.
     All,
-    /// The first of each list: what a training run most likely does.
+    /// The first of each list, the most likely in a training run.
     First,
 }
 
-/// What the checks of the subjects share.
+/// State that the checks of all subjects share.
 pub(crate) struct Check<'a, B: Kernels> {
     pub(crate) case: &'a Case,
     pub(crate) device: &'a B::Device,
@@ -111,13 +111,13 @@ impl<'a, B: Kernels> Check<'a, B> {
         Self { case, device, cpu: Default::default(), extent, random: case.seed, findings: Vec::new() }
     }
 
-    /// The variants that run, of a list whose first is the most usual.
+    /// Returns the variants to run, from a list that starts with the most usual one.
     pub(crate) fn variants<T>(&self, all: impl IntoIterator<Item = T>) -> Vec<T> {
         let count = if self.extent == Extent::All { usize::MAX } else { 1 };
         all.into_iter().take(count).collect()
     }
 
-    /// Uniform in -1..1 (a multiplicative congruential generator: it only has to give variety).
+    /// Returns a uniform value in -1..1 (a multiplicative congruential generator, sufficient for varied input).
     fn uniform(&mut self) -> f32 {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 40) as f32 / (1u64 << 23) as f32 - 1.0
@@ -127,17 +127,17 @@ impl<'a, B: Kernels> Check<'a, B> {
         (0..count).map(|_| self.uniform() * scale).collect()
     }
 
-    /// Random values of the format under test.
+    /// Returns random values in the format under test.
     pub(crate) fn random<const D: usize>(&mut self, shape: [usize; D], scale: f32) -> Pair<B, D> {
         self.random_in(self.case.dtype, shape, scale)
     }
 
-    /// Random f32 values: what weights of norms and adapters, gradients and moments are.
+    /// Returns random f32 values: the dtype of norm weights, adapters, gradients and moments.
     pub(crate) fn random_f32<const D: usize>(&mut self, shape: [usize; D], scale: f32) -> Pair<B, D> {
         self.random_in(DType::F32, shape, scale)
     }
 
-    /// Random f32 values of a range. They are made on the host: operations on the device would be compiled for this alone.
+    /// Returns random f32 values in a range. They are generated on the host, since device operations would be compiled for this alone.
     pub(crate) fn random_within<const D: usize>(&mut self, shape: [usize; D], range: Range<f32>) -> Pair<B, D> {
         let half = (range.end - range.start) / 2.0;
         let values = self.values(shape.iter().product(), half).into_iter().map(|value| range.start + half + value);
@@ -168,7 +168,7 @@ impl<'a, B: Kernels> Check<'a, B> {
         (Documents::new(&boundaries, self.device), Documents::new(&boundaries, &self.cpu))
     }
 
-    /// Notes how far a result is from its reference.
+    /// Records the error of a result relative to its reference.
     pub(crate) fn compare<const D: usize>(&mut self, what: &str, got: Tensor<B, D>, expected: Tensor<Flex, D>) {
         let same_shape = got.dims() == expected.dims();
         if same_shape && got.shape().num_elements() == 0 {
@@ -181,16 +181,15 @@ impl<'a, B: Kernels> Check<'a, B> {
         self.findings.push(Finding { what: what.to_owned(), relative_error });
     }
 
-    /// Notes that a result must be the reference, bit for bit.
+    /// Records whether a result equals the reference, bit for bit.
     pub(crate) fn same(&mut self, what: &str, equal: bool) {
         let relative_error = if equal { 0.0 } else { f64::INFINITY };
         self.findings.push(Finding { what: what.to_owned(), relative_error });
     }
 }
 
-/// `‖got − expected‖ / ‖expected‖` in f64. Inputs are of order one, so expected values below a root mean square of 1e-3 are
-/// what is left of larger ones that cancel (the attention gradients of a document of one token are exactly zero): then the
-/// difference is held against that.
+/// Computes `‖got − expected‖ / ‖expected‖` in f64. Inputs are of order one, so expected values with a root mean square below 1e-3 are residues of
+/// cancellation (the attention gradients of a document of one token are exactly zero): then the difference is divided by 1e-3.
 fn relative_error(got: &[f32], expected: &[f32]) -> f64 {
     let square = |value: f64| value * value;
     let apart: f64 = got.iter().zip(expected).map(|(&g, &e)| square(f64::from(g) - f64::from(e))).sum();

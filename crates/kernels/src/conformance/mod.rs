@@ -1,9 +1,9 @@
 //! Every operation of a backend against the reference bodies on the CPU, on small random input.
 //!
-//! A backend's self-test runs one [`Case`] before training; test suites run many, with odd sizes. Each subject has its part next to its
-//! trait. The reference computes in f32 from the same values, already rounded to the format under test, so what is measured is the
-//! operation alone. Composed references (a group of linear modules) call the CPU backend's norm, rotation and gated activation, which
-//! are compared with their own references first.
+//! A backend's self-test runs one [`Case`] before training; test suites run many, with odd sizes. Each subject's checks
+//! are next to its trait. The reference computes in f32 from the same values, already rounded to the format under test,
+//! so only the error of the operation itself is measured. Composed references (a group of linear modules) call the CPU
+//! backend's norm, rotation and gated activation, which are compared with their own references first.
 //! Trade-off: rounding hides errors below [`tolerance`].
 
 pub(crate) mod check;
@@ -22,7 +22,7 @@ pub fn every_operation<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Findi
     run::<B>(case, device, Extent::All)
 }
 
-/// Runs every operation in its most usual variant: what a run has time for before it starts.
+/// Runs every operation in its most usual variant, which is fast enough before a run starts.
 pub fn usual_operations<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
     run::<B>(case, device, Extent::First)
 }
@@ -37,12 +37,12 @@ fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Findi
     crate::memory::conformance::check(&mut check);
     crate::loss::conformance::check(&mut check);
     crate::optimizer::conformance::check(&mut check);
-    // Last: what it needs takes longest to prepare, which may have started before.
+    // Attention is last: its preparation takes longest, and may have started before.
     crate::attention::conformance::check(&mut check);
     check.findings
 }
 
-/// Starts to prepare what the attention of a case will need in [`usual_operations`] or [`attention`].
+/// Starts to prepare the attention that [`usual_operations`] or [`attention`] will need for a case.
 #[cfg(feature = "cuda")]
 pub(crate) fn begin_attention<B: Kernels>(case: &Case, device: &B::Device) {
     let check = Check::<B>::new(case, device, Extent::First);
@@ -50,17 +50,17 @@ pub(crate) fn begin_attention<B: Kernels>(case: &Case, device: &B::Device) {
     B::hint(device, Hint::Attention { spec: &spec, dtype: case.dtype, documents: &documents });
 }
 
-/// Runs attention alone: documents of one length may take another way than packed ones.
+/// Runs attention alone: documents of one length may use another kernel than packed ones.
 pub fn attention<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
     let mut check = Check::<B>::new(case, device, Extent::First);
     crate::attention::conformance::check(&mut check);
     check.findings
 }
 
-/// Names the first operation of a format that is further off than [`tolerance`].
+/// Names the first operation of a format whose error exceeds [`tolerance`].
 ///
 /// # Errors
-/// The operation, its error and the tolerance, in words.
+/// Describes the operation, its error and the tolerance.
 pub fn verdict(dtype: DType, findings: Vec<Finding>) -> Result<(), String> {
     let tolerance = tolerance(dtype);
     let wrong = findings.into_iter().find(|finding| finding.relative_error > tolerance);
@@ -82,15 +82,15 @@ mod tests {
         let findings = every_operation::<Flex>(case, &Default::default());
         assert!(findings.len() > 100, "{} findings", findings.len());
         for finding in findings {
-            // Gradients that are exactly zero are compared with an absolute 1e-3 (see `relative_error`). Of those of the keys of a document of one
-            // token, rounding leaves 1.2e-7.
+            // Gradients that are exactly zero are compared with an absolute 1e-3 (see `relative_error`). Rounding
+            // leaves 1.2e-7 in the key gradients of a document of one token.
             let is_zero = case.documents == [1] && finding.what == "attention_backward: keys";
             let bound = if is_zero { 2e-4 } else { 1e-4 };
             assert!(finding.relative_error < bound, "{case:?}: {finding:?}");
         }
     }
 
-    /// Sizes that break loops: one row, odd widths, documents around the block of queries, windows, one shared key/value head.
+    /// Tests sizes that break loops: one row, odd widths, documents around the query block size, windows, one shared key/value head.
     #[test]
     fn the_cpu_loops_equal_the_reference_bodies_over_odd_sizes() {
         let small = || Case::small(DType::F32, 32);

@@ -1,6 +1,6 @@
 //! Embedding lookup and its gradient against the reference, with ids that repeat.
 //!
-//! Trade-off: ids out of range are not tried; they are refused before they reach a device.
+//! Trade-off: ids out of range are not tested; they are rejected before they reach a device.
 
 use super::reference;
 use crate::Kernels;

@@ -10,14 +10,14 @@ use burn_tensor::{DType, Int, Tensor, backend::Backend};
 
 /// Token embeddings.
 pub trait EmbeddingOps: Backend {
-    /// Rows `ids` of the table `[v, d]` times `scale`, in the given dtype, `[n, d]`: multiplied in f32 and rounded once. A scale of 1
-    /// changes no bit.
+    /// Looks up the rows `ids` of the table `[v, d]`, times `scale`, as `[n, d]` in the given dtype; multiplies in f32
+    /// and rounds once. A scale of 1 changes no bit.
     fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, scale: f32, dtype: DType) -> Tensor<Self, 2> {
         reference::forward(table_vd, ids_n, scale, dtype)
     }
 
-    /// Gradient of the table, or of some rows of it, `[rows, d]` f32: rows of `dy` times `scale`, summed by the row
-    /// that is named for each token. Only where `may_be_none`, some names may be below 0, which is no row.
+    /// Computes the gradient of the table, or of some of its rows, `[rows, d]` f32: the rows of `dy` times `scale`,
+    /// summed by the row index of each token. A negative index means no row, and is allowed only with `may_be_none`.
     fn embed_backward(
         rows_n: Tensor<Self, 1, Int>,
         dy_nd: Tensor<Self, 2>,

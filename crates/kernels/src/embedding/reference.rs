@@ -6,13 +6,13 @@ use burn_tensor::{DType, IndexingUpdateOp, Int, Tensor, backend::Backend};
 
 use crate::dtype::{to_dtype, to_f32};
 
-/// See [`crate::EmbeddingOps::embed`].
+/// Implements [`crate::EmbeddingOps::embed`].
 pub fn forward<B: Backend>(table_vd: Tensor<B, 2>, ids_n: Tensor<B, 1, Int>, scale: f32, dtype: DType) -> Tensor<B, 2> {
     let rows_nd = table_vd.select(0, ids_n);
     to_dtype(if scale == 1.0 { rows_nd } else { to_f32(rows_nd).mul_scalar(scale) }, dtype)
 }
 
-/// See [`crate::EmbeddingOps::embed_backward`].
+/// Implements [`crate::EmbeddingOps::embed_backward`].
 pub fn backward<B: Backend>(
     rows_n: Tensor<B, 1, Int>,
     dy_nd: Tensor<B, 2>,
@@ -21,7 +21,7 @@ pub fn backward<B: Backend>(
     may_be_none: bool,
 ) -> Tensor<B, 2> {
     if may_be_none {
-        // One row more, for what belongs to none.
+        // An additional row collects the tokens without a row.
         let is_none = rows_n.clone().lower_elem(0);
         let rows_n = rows_n.mask_fill(is_none, rows as i32);
         return backward(rows_n, dy_nd, scale, rows + 1, false).narrow(0, 0, rows);

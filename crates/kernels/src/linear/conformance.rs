@@ -1,6 +1,6 @@
 //! Groups of linear modules against the reference: every kind of base, adapters, biases, fused modules, prologues and epilogues.
 //!
-//! Trade-off: each feature is tried in one or two groups, not in every combination.
+//! Trade-off: each feature is tested in one or two groups, not in every combination.
 
 mod scenario;
 
@@ -30,7 +30,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     norms_of_adapted_weights(check);
 }
 
-/// Adapters that read through a mask, at widths of vectors and of single values, appended and separate, with every prologue.
+/// Tests dropout on adapters, with and without vector loads, appended and separate, with every prologue.
 fn dropout<B: Kernels>(check: &mut Check<'_, B>) {
     let mask = Dropout::new(0.25, 0x1234_5678_9abc_def0).expect("a probability above 0");
     let x = check.random([check.case.tokens(), check.case.hidden_size], 1.0);
@@ -44,7 +44,7 @@ fn dropout<B: Kernels>(check: &mut Check<'_, B>) {
     after_gate(check, adapter, Some(mask)).run(check, "dropout, down", &ALL);
 }
 
-/// DoRA: magnitudes on some or all modules of a group, with every prologue and epilogue, dense and quantized, with and without dropout.
+/// Tests DoRA: magnitudes on some or all modules of a group, every prologue and epilogue, dense and quantized, with and without dropout.
 fn magnitudes<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let adapter = Extras { adapter: true, ..Extras::default() };
@@ -86,7 +86,7 @@ fn magnitudes<B: Kernels>(check: &mut Check<'_, B>) {
     Scenario::new(check, group, prologue, epilogue).run(check, "magnitudes, output with a norm after", &ALL);
 }
 
-/// Gate and up: two modules after a norm, with a gradient that flows past it.
+/// Builds gate and up: two modules after a norm, with a gradient on the residual path.
 fn after_norm<B: Kernels>(
     check: &mut Check<'_, B>,
     x: &Pair<B, 2>,
@@ -101,7 +101,7 @@ fn after_norm<B: Kernels>(
     Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None)).with_residual_path(check)
 }
 
-/// Down: a quantized module after a gated activation, added to the residual stream.
+/// Builds down: a quantized module after a gated activation, added to the residual stream.
 fn after_gate<B: Kernels>(check: &mut Check<'_, B>, extras: Extras, dropout: Option<Dropout>) -> Scenario<B> {
     let (tokens, wide, hidden) = (check.case.tokens(), check.case.intermediate_size, check.case.hidden_size);
     let mut group = group(check, &[(Base::NF4, extras)], &[hidden], &[hidden], wide);
@@ -117,9 +117,9 @@ fn after_gate<B: Kernels>(check: &mut Check<'_, B>, extras: Extras, dropout: Opt
     Scenario::new(check, group, prologue, epilogue)
 }
 
-/// A whole MLP, where a backend may do parts of the next group's backward together with those of the one before.
+/// Tests a whole MLP, whose two backwards a backend may partly fuse.
 fn mlp<B: Kernels>(check: &mut Check<'_, B>) {
-    // The gradients of B of one token are products of one rounded value, and further off than sums.
+    // With one token, the gradients of B are products of one rounded value and have larger errors than sums.
     let tokens = check.case.tokens().max(16);
     let (wide, hidden) = (check.case.intermediate_size, check.case.hidden_size);
     let adapted = (Base::NF4, Extras { adapter: true, ..Extras::default() });
@@ -143,7 +143,7 @@ fn mlp<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// The norms of adapted rows: the backend's way against a pass over the whole weight.
+/// Tests the norms of adapted rows: the backend's method against a pass over the whole weight.
 fn norms_of_adapted_weights<B: Kernels>(check: &mut Check<'_, B>) {
     let adapter = Extras { adapter: true, ..Extras::default() };
     let (wide, hidden, dtype) = (check.case.intermediate_size, check.case.hidden_size, check.case.dtype);
@@ -185,12 +185,12 @@ fn gated_and_rotary<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// Three quarters of a head, as an even number of columns.
+/// Returns three quarters of a head, as an even number of columns.
 fn part_of(head_dim: usize) -> usize {
     (head_dim * 3 / 8 * 2).max(2)
 }
 
-/// Two parts from one input, over every kind of base.
+/// Tests two parts from one input, with every kind of base.
 fn plain_groups<B: Kernels>(check: &mut Check<'_, B>) {
     let (wide, narrow) = (check.case.intermediate_size, check.case.kv_heads * check.case.head_dim);
     let plain = Extras::default();
@@ -227,7 +227,7 @@ fn plain_groups<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// Queries, keys and values: norm before, head norms and rotation after; separate and fused modules.
+/// Tests queries, keys and values: norm before, head norms and rotation after; separate and fused modules.
 fn qkv<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (query, kv) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
@@ -267,7 +267,7 @@ fn qkv<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// Queries, keys and values, and a group of two parts, straight from the residual stream: no norm before, a residual path around.
+/// Tests queries, keys and values, and a group of two parts, without a norm before them, but with a residual path.
 fn without_norm<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (query, kv, wide) = (case.heads * case.head_dim, case.kv_heads * case.head_dim, case.intermediate_size);
@@ -288,7 +288,7 @@ fn without_norm<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// One module whose output is normalized and then added to the residual stream.
+/// Tests a module whose output is normalized and then added to the residual stream.
 fn norms_after<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (query, hidden) = (case.heads * case.head_dim, case.hidden_size);
@@ -307,7 +307,7 @@ fn norms_after<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// One module whose output is added to the residual stream.
+/// Tests a module whose output is added to the residual stream.
 fn residuals<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (query, hidden) = (case.heads * case.head_dim, case.hidden_size);
@@ -322,7 +322,7 @@ fn residuals<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// The down projection of a gated MLP. Gate and up may be columns of one GEMM's output, which the backward may then overwrite.
+/// Tests the down projection of a gated MLP. Gate and up may be columns of one GEMM's output, which the backward may then overwrite.
 fn down<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (width, hidden) = (case.intermediate_size, case.hidden_size);
@@ -346,10 +346,10 @@ fn down<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// A tensor of its own instead of a view.
+/// Copies a view into a separate tensor.
 fn contiguous<B: Kernels>(x: Tensor<B, 2>) -> Tensor<B, 2> {
     Tensor::cat(vec![x], 0).mul_scalar(1.0)
 }
 
-/// What a scenario is compared with.
+/// The backend that scenarios are compared with.
 type Reference = Flex;

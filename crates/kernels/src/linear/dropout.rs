@@ -1,62 +1,62 @@
-//! Dropout of what the adapters of a group read, as a function of a key and the place of a value: nothing is remembered, so a recomputed
-//! layer, a backward and a resumed run have the mask of the first forward.
+//! Dropout on the adapters' input, as a function of a key and a value's position: no mask is stored, so a recomputed
+//! layer, a backward and a resumed run use the mask of the first forward.
 //!
-//! A value's two bytes of a 32-bit hash decide over it. The hash is the finalizer "lowbias32" (Wellons, Prospecting for Hash Functions,
-//! 2018) of a counter and both halves of the key, twice: 32-bit arithmetic, which every device has.
+//! Two bytes of a 32-bit hash decide whether a value is dropped. The hash applies the finalizer "lowbias32" (Wellons, Prospecting for
+//! Hash Functions, 2018) twice, to a counter and both halves of the key: 32-bit arithmetic, which every device has.
 //! Trade-off: probabilities are multiples of 1/65,536. Modules that share an input share its mask, so that it is read once.
 
-/// Which values are dropped.
+/// A dropout mask, determined by its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropout {
-    /// A value whose 16 bits are below this is dropped.
+    /// Values whose 16 bits are below this are dropped.
     threshold: u32,
-    /// Of this mask; equal keys give equal masks.
+    /// Key of the mask; equal keys give equal masks.
     key: u64,
 }
 
-/// Values of 16 bits.
+/// Number of values of 16 bits.
 const OUTCOMES: u32 = 1 << 16;
 
 impl Dropout {
-    /// Drops values with this probability; `None` where that is 0 after rounding.
+    /// Creates a mask that drops values with this probability; `None` if that rounds to 0.
     ///
     /// # Panics
-    /// If the probability is not at least 0 and below 1: recipes are checked.
+    /// If the probability is not in `[0, 1)`; recipes are checked.
     pub fn new(probability: f64, key: u64) -> Option<Self> {
         assert!((0.0..1.0).contains(&probability), "values cannot be dropped with probability {probability}");
         let threshold = ((probability * f64::from(OUTCOMES)).round() as u32).min(OUTCOMES - 1);
         (threshold > 0).then_some(Self { threshold, key })
     }
 
-    /// What the values that stay are multiplied by: one over the probability to stay.
+    /// Returns the factor of kept values: one over the probability of being kept.
     pub fn scale(&self) -> f32 {
         OUTCOMES as f32 / (OUTCOMES - self.threshold) as f32
     }
 
-    /// A value whose 16 bits are below this is dropped.
+    /// Returns the threshold: values whose 16 bits are below it are dropped.
     pub fn threshold(&self) -> u32 {
         self.threshold
     }
 
-    /// The key of the mask.
+    /// Returns the key of the mask.
     pub fn key(&self) -> u64 {
         self.key
     }
 
-    /// Whether the value at a place of the row-major matrix stays.
+    /// Returns whether the value at `index` of the row-major matrix is kept.
     pub fn keeps(&self, index: u64) -> bool {
         let bits = self.bits(index / 2) >> (16 * (index % 2));
         bits % OUTCOMES >= self.threshold
     }
 
-    /// The bits that decide over a pair of adjacent values.
+    /// Returns the hash bits for a pair of adjacent values.
     fn bits(&self, pair: u64) -> u32 {
         let halves = |value: u64| (value as u32, (value >> 32) as u32);
         let ((low, high), (key_low, key_high)) = (halves(pair), halves(self.key));
         mixed(mixed(low ^ key_low) ^ key_high ^ high.wrapping_mul(0x9e37_79b9))
     }
 
-    /// Factors of all values of a matrix, row by row: 0 or [`Dropout::scale`].
+    /// Returns the factors of all values of a matrix, row by row: 0 or [`Dropout::scale`].
     pub fn factors(&self, values: usize) -> Vec<f32> {
         let scale = self.scale();
         (0..values as u64).map(|index| if self.keeps(index) { scale } else { 0.0 }).collect()
@@ -115,6 +115,6 @@ mod tests {
         assert_eq!(dropped, EXPECTED);
     }
 
-    /// The values that are dropped of the first 64, computed in Python from the definition at the head of this file.
+    /// Indices of the dropped values among the first 64, computed in Python from the definition at the top of this file.
     const EXPECTED: [u64; 11] = [9, 12, 15, 17, 18, 20, 23, 42, 47, 51, 56];
 }

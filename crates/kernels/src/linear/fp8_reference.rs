@@ -1,8 +1,8 @@
-//! What GEMMs in 8-bit floats compute, in ordinary Burn operations: the values that codes stand for, multiplied exactly.
+//! GEMMs in 8-bit floats in ordinary Burn operations: decodes the codes to their values and multiplies those exactly.
 //!
-//! The recipe is that of `firebrick_precision::linear`; `backends/cuda/linear/operands/fp8/mod.rs` explains how it runs fast.
-//! Adapters are left out here: their own products are computed in the compute format.
-//! Trade-off: rounding is done by sums of floats that push the lower bits out, which holds only where those sums are rounded to f32.
+//! The recipe is that of `firebrick_precision::linear`; `backends/cuda/linear/operands/fp8/mod.rs` explains the fast
+//! implementation. Adapters are not included: their GEMMs run in the compute format.
+//! Trade-off: rounding uses sums of floats that push out the lower bits, which is valid only if those sums are rounded to f32.
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Tensor};
@@ -13,7 +13,7 @@ use crate::dtype::{to_dtype, to_f32};
 use crate::weights::reference::dense;
 use crate::weights::{Weight, WeightOps};
 
-/// `x Wᵀ`, `[n, o]`, with the rows of both in E4M3.
+/// Computes `x Wᵀ`, `[n, o]`, with the rows of both in E4M3.
 pub(super) fn product<B: WeightOps>(x_ni: Tensor<B, 2>, weight_oi: &Weight<B>) -> Tensor<B, 2> {
     let dtype = x_ni.dtype();
     let (x, x_scale) = codes(x_ni, TOP_OF_ROWS);
@@ -21,7 +21,7 @@ pub(super) fn product<B: WeightOps>(x_ni: Tensor<B, 2>, weight_oi: &Weight<B>) -
     to_dtype(x.mul(x_scale).matmul(weight.mul(scale).transpose()), dtype)
 }
 
-/// `dy W`, `[n, i]`: the scales of W's rows go into `dy`, and what is left of W are codes.
+/// Computes `dy W`, `[n, i]`: the row scales of W are multiplied into `dy`, which leaves the codes of W.
 pub(super) fn input_gradient<B: WeightOps>(dy_no: Tensor<B, 2>, weight_oi: &Weight<B>) -> Tensor<B, 2> {
     let dtype = dy_no.dtype();
     let (weight, scale_o1) = weight_codes(weight_oi);
@@ -37,19 +37,19 @@ fn weight_codes<B: WeightOps>(weight: &Weight<B>) -> (Tensor<B, 2>, Tensor<B, 2>
     codes(dense(weight, DType::F32), top_of_weight(stored))
 }
 
-/// The values of the codes of each row, f32, and the scale of each row, `[rows, 1]`.
+/// Quantizes each row: returns the values of the codes, f32, and the scale of each row, `[rows, 1]`.
 fn codes<B: Backend>(values: Tensor<B, 2>, top: f32) -> (Tensor<B, 2>, Tensor<B, 2>) {
     let values = to_f32(values);
-    // Rows of zeros divide by something.
+    // The floor keeps rows of zeros from dividing by zero.
     let largest = values.clone().abs().max_dim(1).clamp_min(AMAX_FLOOR);
     let scale = largest.div_scalar(top);
     (to_e4m3(values.div(scale.clone())), scale)
 }
 
-/// The nearest values of E4M3, ties to even; f32.
+/// Rounds to the nearest E4M3 values, ties to even; returns f32.
 fn to_e4m3<B: Backend>(values: Tensor<B, 2>) -> Tensor<B, 2> {
     debug_assert_eq!(values.dtype(), DType::F32);
-    // Adding and taking away 2^20 times a value leaves its four upper bits; below 2^-6 the step is 2^-9, whatever the value.
+    // Adding and subtracting 2^20 times a value keeps its four upper bits; below 2^-6 the step is 2^-9 for every value.
     let shifted = values.clone().mul_scalar(1_048_577.0);
     let normal = shifted.clone().sub(shifted.sub(values.clone()));
     let subnormal = values.clone().add_scalar(24_576.0).sub_scalar(24_576.0);
@@ -84,7 +84,7 @@ mod tests {
         let expected = fp8_linear(&host_x, &host_weight, 160);
         let got = product(x, &Weight::Dense(weight)).into_data().to_vec::<f32>().unwrap();
         for (got, expected) in got.iter().zip(&expected) {
-            // The codes are the same; the sum is in f32 here and in f64 there.
+            // The codes are equal, but the sum is in f32 here and in f64 there.
             assert!((got - expected).abs() < 1e-4, "{got} for {expected}");
         }
     }

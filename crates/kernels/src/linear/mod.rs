@@ -1,8 +1,8 @@
-//! Linear layers in groups: what happens before the GEMM (prologue), the GEMM of all modules that share an input, and what
-//! happens to its output (epilogue), as one operation with one backward.
+//! Linear layers in groups: the prologue before the GEMM, one GEMM over all modules that share an input, and the
+//! epilogue after it, as one operation with one backward.
 //!
-//! A transformer layer is four calls of [`LinearOps::project`] and one of attention. A backend fuses what it knows and composes the
-//! rest; the reference bodies compose everything. What the backward needs of the forward is in [`ProjectSaved`], and nothing else.
+//! A transformer layer is four calls of [`LinearOps::project`] and one of attention. A backend fuses the combinations it has kernels for and composes
+//! the rest; the reference bodies compose everything. [`ProjectSaved`] contains all that the backward needs of the forward.
 //! Trade-off: a new kind of prologue or epilogue is a variant here and an arm in each backend that overrides `project`.
 //!
 //! Suffixes: `n` tokens (all packed sequences of the micro-batch, flattened), `d` hidden size, `i`/`o` input and output features,
@@ -26,38 +26,37 @@ pub use self::magnitude::Magnitude;
 use crate::norm::{NormOps, NormWeight};
 use crate::weights::{Weight, WeightOps};
 
-/// The linear modules that share an input, side by side in one output.
+/// Linear modules that share an input, with their outputs side by side.
 #[derive(Clone, Debug)]
 pub struct Group<B: Backend> {
     /// The modules, in column order; together they cover all columns once.
     pub modules: Vec<Module<B>>,
-    /// Widths of the outputs that the consumer reads, side by side: `[q, k, v]`, `[gate, up]`, or one.
+    /// Widths of the output tensors, in column order: `[q, k, v]`, `[gate, up]`, or one.
     pub parts: Vec<usize>,
-    /// What the GEMMs of the weights multiply.
+    /// Operand format of the weight GEMMs.
     pub gemms: GemmFormat,
-    /// Dropout of what the adapters read; the weights read everything.
+    /// Dropout on the adapters' input; the weights read the input without dropout.
     pub dropout: Option<Dropout>,
 }
 
-/// What the GEMMs of a group's weights multiply, forward and for the gradient of the input. Sums are f32, and results have the compute
-/// format.
+/// Operand format of a group's weight GEMMs, in the forward and for the input gradient. GEMMs accumulate in f32 and return the compute format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GemmFormat {
     /// Both operands in the compute format.
     #[default]
     Compute,
-    /// Both operands in E4M3, each row of weights, activations and gradients with a scale of its own.
+    /// Both operands in E4M3, with one scale per row of weights, activations and gradients.
     Fp8,
 }
 
 impl<B: Backend> Group<B> {
-    /// Width of all outputs together.
+    /// Returns the total width of the outputs.
     pub fn out_features(&self) -> usize {
         self.parts.iter().sum()
     }
 
-    /// Width of the shared input.
+    /// Returns the width of the shared input.
     ///
     /// # Panics
     /// If the group has no module.
@@ -66,11 +65,11 @@ impl<B: Backend> Group<B> {
     }
 }
 
-/// One linear module: `y = x Wᵀ + bias + scale (x̃ Aᵀ) Bᵀ`, where x̃ is the input after the group's dropout; with magnitudes as
-/// [`magnitude`] says.
+/// One linear module: `y = x Wᵀ + bias + scale (x̃ Aᵀ) Bᵀ`, where x̃ is the input after the group's dropout.
+/// [`magnitude`] describes how magnitudes change it.
 #[derive(Clone, Debug)]
 pub struct Module<B: Backend> {
-    /// Columns of the group's output that it computes.
+    /// The columns of the group's output that this module computes.
     pub columns: Range<usize>,
     /// The weight `[o, i]`.
     pub weight: Weight<B>,
@@ -78,23 +77,23 @@ pub struct Module<B: Backend> {
     pub weight_gradient: WeightGradient<B>,
     /// The bias.
     pub bias: Option<Bias<B>>,
-    /// The LoRA pair; its gradients are always needed.
+    /// The LoRA pair, whose gradients are always computed.
     pub adapter: Option<Adapter<B>>,
 }
 
-/// What the backward does about the gradient of a weight.
+/// Treatment of a weight's gradient in the backward.
 #[derive(Clone, Debug)]
 pub enum WeightGradient<B: Backend> {
     /// The weight is frozen.
     Frozen,
-    /// A new tensor.
+    /// The gradient is returned in a new tensor.
     New,
-    /// Added to this f32 sum `[o, i]` of earlier contributions, in place where the backend can.
+    /// The gradient is added to this f32 sum `[o, i]` of earlier contributions, in place where the backend can.
     AddTo(Tensor<B, 2>),
 }
 
 impl<B: Backend> WeightGradient<B> {
-    /// Whether a gradient is needed at all.
+    /// Returns whether a gradient is computed.
     pub fn is_needed(&self) -> bool {
         !matches!(self, Self::Frozen)
     }
@@ -122,7 +121,7 @@ pub struct Adapter<B: Backend> {
     pub magnitude: Option<Magnitude<B>>,
 }
 
-/// What happens to the input before the GEMM.
+/// The operation on the input before the GEMM.
 #[derive(Clone, Debug)]
 pub enum Prologue<B: Backend> {
     /// Nothing.
@@ -134,7 +133,7 @@ pub enum Prologue<B: Backend> {
     Norm {
         /// `[n, i]`.
         x: Tensor<B, 2>,
-        /// Its weight.
+        /// The weight of the norm.
         norm: NormWeight<B>,
     },
     /// `activation(gate) * up`.
@@ -143,30 +142,30 @@ pub enum Prologue<B: Backend> {
         gate: Tensor<B, 2>,
         /// `[n, i]`.
         up: Tensor<B, 2>,
-        /// Of the gate.
+        /// The activation of the gate.
         activation: Activation,
     },
 }
 
-/// What happens to the output of the GEMM.
+/// The operation on the GEMM's output.
 #[derive(Clone, Debug)]
 pub enum Epilogue<B: Backend> {
     /// Nothing.
     None,
-    /// This `[n, o]` is added. The backward's gradient of it is the gradient of the output.
+    /// Adds this `[n, o]`. Its gradient in the backward equals the gradient of the output.
     Residual(Tensor<B, 2>),
-    /// RMSNorm over the whole output, and then the residual is added. Needs a group of one part.
+    /// RMSNorm over the whole output, then adds the residual. Requires a group with one part.
     NormResidual {
-        /// The norm, weight `[o]`.
+        /// The norm, with a weight `[o]`.
         norm: NormWeight<B>,
-        /// `[n, o]`; the backward's gradient of it is the gradient of the output.
+        /// `[n, o]`; its gradient in the backward equals the gradient of the output.
         residual: Tensor<B, 2>,
     },
-    /// Queries and keys are normalized and rotated.
+    /// Normalizes and rotates queries and keys.
     Heads(HeadsEpilogue<B>),
 }
 
-/// What happens to queries and keys. Needs a group of three parts.
+/// Norms and rotation of queries and keys. Requires a group with three parts.
 #[derive(Clone, Debug)]
 pub struct HeadsEpilogue<B: Backend> {
     /// Width of a head.
@@ -177,67 +176,67 @@ pub struct HeadsEpilogue<B: Backend> {
     pub rotary: Option<RotaryTables<B>>,
 }
 
-/// RMSNorms of queries and keys. The width of a weight says over what: `[k]` over each head, `[h * k]` and `[g * k]` over all heads of
-/// a token together.
+/// RMSNorms of queries and keys. The length of a weight determines the norm's extent: `[k]` norms each head, `[h * k]`
+/// and `[g * k]` norm all heads of a token together.
 #[derive(Clone, Debug)]
 pub struct QkNorms<B: Backend> {
-    /// Of queries.
+    /// Norm of the queries.
     pub q: NormWeight<B>,
-    /// Of keys.
+    /// Norm of the keys.
     pub k: NormWeight<B>,
 }
 
-/// Cosine and sine of each token's angles, `[n, rotated / 2]` f32 each: the first `rotated` columns of each head are rotated, the others
-/// pass through.
+/// Cosine and sine of each token's angles, `[n, rotated / 2]` f32 each. The first `rotated` columns of each head are
+/// rotated; the others pass through.
 #[derive(Clone, Debug)]
 pub struct RotaryTables<B: Backend> {
-    /// Cosines, times the attention factor of a scaled rope.
+    /// Cosines, times the attention factor of a scaled RoPE.
     pub cos: Tensor<B, 2>,
     /// Sines, times the attention factor.
     pub sin: Tensor<B, 2>,
 }
 
-/// How much of its forward a projection saves for its backward.
+/// The part of its forward that a projection saves for its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// Nothing: there is no backward, or the forward runs again before it.
+    /// Nothing, because there is no backward or the forward runs again before it.
     Nothing,
-    /// [`ProjectSaved::low_rank`], of a forward that does not run again but whose inputs are computed again: the caller lets go of the rest.
+    /// [`ProjectSaved::low_rank`] alone: the forward does not run again, but the caller drops its inputs and recomputes them for the backward.
     LowRank,
-    /// What came in; the prologue's result is computed again.
+    /// The prologue's inputs; its result is recomputed.
     Inputs,
-    /// What came in and the prologue's result.
+    /// The prologue's inputs and result.
     Everything,
 }
 
-/// What [`LinearOps::project_backward`] needs of its forward. [`LinearOps::project`] returns it in a box: with a dozen tensors it is
-/// kilobytes large, and is handed up through the layer.
+/// Values that [`LinearOps::project_backward`] needs of the forward. [`LinearOps::project`] returns them in a box: a
+/// dozen tensors make the struct kilobytes large, and it is moved up through the layer.
 #[derive(Clone, Debug)]
 pub struct ProjectSaved<B: Backend> {
     /// The prologue with its inputs.
     pub prologue: Prologue<B>,
     /// The prologue's result `[n, i]`, under [`Keep::Everything`].
     pub prologue_output: Option<Tensor<B, 2>>,
-    /// `x Aᵀ` of all adapters `[n, ranks]`, where the backend keeps it; computed again otherwise.
+    /// `x Aᵀ` of all adapters `[n, ranks]`, where the backend saves it; otherwise it is recomputed.
     pub low_rank: Option<Tensor<B, 2>>,
-    /// The GEMMs' output before magnitudes `[n, o]`, where the group has any and the backend keeps it; computed again otherwise.
+    /// The GEMM's output before magnitudes `[n, o]`, if the group has any and the backend saves it; otherwise it is recomputed.
     pub unscaled: Option<Tensor<B, 2>>,
-    /// The heads epilogue, if that was it.
+    /// The heads epilogue, if there was one.
     pub heads: Option<SavedHeads<B>>,
     /// The norm after the GEMM, if there was one.
     pub output_norm: Option<SavedOutputNorm<B>>,
 }
 
 impl<B: Backend> ProjectSaved<B> {
-    /// Of a group that does not run again, from its inputs and what it kept under [`Keep::LowRank`]: its backward computes what else it needs.
-    /// Only for epilogues whose backward needs nothing.
+    /// Builds the saved values of a group that does not run again from its recomputed inputs and its [`Keep::LowRank`];
+    /// the backward recomputes the rest. Only valid for epilogues whose backward needs nothing.
     #[must_use]
     pub fn of_inputs(prologue: Prologue<B>, low_rank: Option<Tensor<B, 2>>) -> Box<Self> {
         Box::new(Self { prologue, prologue_output: None, low_rank, unscaled: None, heads: None, output_norm: None })
     }
 }
 
-/// What the backward of a norm after the GEMM needs.
+/// Values that the backward of a norm after the GEMM needs.
 #[derive(Clone, Debug)]
 pub struct SavedOutputNorm<B: Backend> {
     /// The norm itself.
@@ -246,46 +245,46 @@ pub struct SavedOutputNorm<B: Backend> {
     pub raw: Tensor<B, 2>,
 }
 
-/// What the backward of a heads epilogue needs.
+/// Values that the backward of a heads epilogue needs.
 #[derive(Clone, Debug)]
 pub struct SavedHeads<B: Backend> {
     /// The epilogue itself.
     pub epilogue: HeadsEpilogue<B>,
-    /// Queries and keys before their norm, `[n, h k]` and `[n, g k]`; only where they are normalized.
+    /// Queries and keys before their norm, `[n, h k]` and `[n, g k]`, if they are normalized.
     pub raw: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
 }
 
-/// What [`LinearOps::project_backward`] returns. Gradients of parameters are f32.
+/// Result of [`LinearOps::project_backward`]. Gradients of parameters are f32.
 #[derive(Clone, Debug)]
 pub struct ProjectGradients<B: Backend> {
-    /// Gradient of what came into the prologue.
+    /// Gradient of the prologue's input.
     pub input: InputGradient<B>,
-    /// Gradient of the prologue's norm weight, where it trains.
+    /// Gradient of the prologue's norm weight, if it trains.
     pub norm: Option<Tensor<B, 1>>,
-    /// Gradient of the weight of the norm after the GEMM, where it trains.
+    /// Gradient of the weight of the norm after the GEMM, if it trains.
     pub output_norm: Option<Tensor<B, 1>>,
-    /// Gradients of the q and k norm weights, where they train.
+    /// Gradients of the q and k norm weights, if they train.
     pub qk_norm: [Option<Tensor<B, 1>>; 2],
-    /// In the order of the group's modules.
+    /// Gradients of the modules, in the group's order.
     pub modules: Vec<ModuleGradients<B>>,
 }
 
 /// Gradient of a prologue's input.
 #[derive(Clone, Debug)]
 pub enum InputGradient<B: Backend> {
-    /// Of `x`, `[n, i]`.
+    /// Gradient of `x`, `[n, i]`.
     Plain(Tensor<B, 2>),
-    /// Of gate and up, `[n, i]` each.
+    /// Gradients of gate and up, `[n, i]` each.
     Gated {
-        /// Of the gate.
+        /// Gradient of the gate.
         d_gate: Tensor<B, 2>,
-        /// Of the up projection's output.
+        /// Gradient of the up projection's output.
         d_up: Tensor<B, 2>,
     },
 }
 
 impl<B: Backend> InputGradient<B> {
-    /// The gradient of `x`.
+    /// Returns the gradient of `x`.
     ///
     /// # Panics
     /// If the prologue was gated.
@@ -296,7 +295,7 @@ impl<B: Backend> InputGradient<B> {
         }
     }
 
-    /// The gradients of gate and up.
+    /// Returns the gradients of gate and up.
     ///
     /// # Panics
     /// If the prologue was not gated.
@@ -311,20 +310,20 @@ impl<B: Backend> InputGradient<B> {
 /// Gradients of one [`Module`], f32.
 #[derive(Clone, Debug)]
 pub struct ModuleGradients<B: Backend> {
-    /// Of the weight `[o, i]`; with [`WeightGradient::AddTo`] the new sum.
+    /// Gradient of the weight `[o, i]`; with [`WeightGradient::AddTo`] the new sum.
     pub weight: Option<Tensor<B, 2>>,
-    /// Of the bias `[o]`.
+    /// Gradient of the bias `[o]`.
     pub bias: Option<Tensor<B, 1>>,
-    /// Of A `[r, i]` and B `[o, r]`.
+    /// Gradients of A `[r, i]` and B `[o, r]`.
     pub adapter: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
-    /// Of the magnitudes `[o]`.
+    /// Gradient of the magnitudes `[o]`.
     pub magnitude: Option<Tensor<B, 1>>,
 }
 
-/// The tensors of a group, one per part, as an array.
+/// Converts a group's tensors, one per part, into an array.
 ///
 /// # Panics
-/// If the group has another number of parts, which is a bug of the caller or of a backend.
+/// If the group has a different number of parts, which is a bug in the caller or a backend.
 #[track_caller]
 pub fn into_parts<const N: usize, T>(parts: Vec<T>) -> [T; N] {
     let count = parts.len();
@@ -334,20 +333,20 @@ pub fn into_parts<const N: usize, T>(parts: Vec<T>) -> [T; N] {
     parts
 }
 
-/// The tensor of a group of one part.
+/// Returns the only tensor of a group with one part.
 ///
 /// # Panics
-/// If the group has another number of parts, which is a bug of the caller or of a backend.
+/// If the group has a different number of parts, which is a bug in the caller or a backend.
 #[track_caller]
 pub fn into_single<T>(parts: Vec<T>) -> T {
     let [part] = into_parts(parts);
     part
 }
 
-/// Linear layers with what surrounds them.
+/// Linear layers with their prologues and epilogues.
 pub trait LinearOps: NormOps + WeightOps {
-    /// Prologue, GEMM of the whole group, epilogue: one `[n, part]` per part of the group, in the compute dtype (the dtype of the
-    /// input). `None` is saved under [`Keep::Nothing`].
+    /// Runs prologue, GEMM of the whole group and epilogue; returns one `[n, part]` per part of the group, in the
+    /// compute dtype (the dtype of the input). Under [`Keep::Nothing`] the saved value is `None`.
     fn project(
         prologue: Prologue<Self>,
         group: &Group<Self>,
@@ -357,8 +356,8 @@ pub trait LinearOps: NormOps + WeightOps {
         reference::project(prologue, group, epilogue, keep)
     }
 
-    /// Backward of [`LinearOps::project`] from the gradients of its outputs. `d_residual` is added to the gradient of `x`: what flows
-    /// past the norm, or past the whole group where there is no prologue, on the residual path.
+    /// Backward of [`LinearOps::project`] from the gradients of its outputs. `d_residual` is added to the gradient of `x`: it is the
+    /// gradient on the residual path, which bypasses the norm, or the whole group if there is no prologue.
     fn project_backward(
         saved: ProjectSaved<Self>,
         group: Group<Self>,
@@ -368,10 +367,10 @@ pub trait LinearOps: NormOps + WeightOps {
         reference::project_backward(saved, group, d_outputs, d_residual_ni)
     }
 
-    /// Backward of a gated MLP from the gradient of its output: [`LinearOps::project_backward`] of `down`, whose prologue is gated, and then of
-    /// `gate_up`, which made what that read. A backend may do parts of the second together with the first. `after_down` takes the gradients
-    /// of `down`'s modules and of the norm after it, before the second begins. `d_residual` is as for the second call, whose gradients are
-    /// returned.
+    /// Backward of a gated MLP from the gradient of its output: [`LinearOps::project_backward`] of `down`, whose
+    /// prologue is gated, then of `gate_up`, which computed that prologue's inputs. A backend may fuse parts of the
+    /// second call with the first. `after_down` receives the gradients of `down`'s modules and of the norm after it
+    /// before the second call starts. `d_residual` is that of the second call, whose gradients are returned.
     fn mlp_backward(
         [gate_up, down]: [(ProjectSaved<Self>, Group<Self>); 2],
         dy_no: Tensor<Self, 2>,
@@ -381,15 +380,14 @@ pub trait LinearOps: NormOps + WeightOps {
         reference::mlp_backward([gate_up, down], dy_no, d_residual_ni, after_down)
     }
 
-    /// Squares of the norms of the rows of a weight, `[o]` f32. `dtype` is the compute dtype, to which a backend may round the weight first.
+    /// Computes the squared norm of each row of a weight, `[o]` f32. A backend may first round the weight to `dtype`, the compute dtype.
     fn row_squares(weight: &Weight<Self>, dtype: DType) -> Tensor<Self, 1> {
         let _ = dtype;
         magnitude::row_squares(weight)
     }
 
-    /// Norms of the rows of `W + s B A`, `[o]` f32, as DoRA's forward and backward use them as constants. `row_squares_o` is
-    /// [`LinearOps::row_squares`] of the weight: with it `|W + s B A|² = |W|² + 2 s <W Aᵀ, B> + s² <B A Aᵀ, B>` row by row, where a backend
-    /// computes it that way.
+    /// Computes the norm of each row of `W + s B A`, `[o]` f32; DoRA's forward and backward treat them as constants. `row_squares_o` is the result of
+    /// [`LinearOps::row_squares`], for backends that compute `|W + s B A|² = |W|² + 2 s <W Aᵀ, B> + s² <B A Aᵀ, B>` row by row.
     fn adapted_norms(
         weight: &Weight<Self>,
         row_squares_o: &Tensor<Self, 1>,
@@ -400,12 +398,12 @@ pub trait LinearOps: NormOps + WeightOps {
         magnitude::adapted_norms(weight, adapter)
     }
 
-    /// `x` with dropped values at zero and the others scaled, rounded once; it is its own backward.
+    /// Returns `x` with dropped values set to zero and the others scaled, rounded once. The same function is its backward.
     fn dropped(x: Tensor<Self, 2>, dropout: Dropout) -> Tensor<Self, 2> {
         reference::dropped(x, dropout)
     }
 
-    /// `activation(gate) * up`, `[n, f]`.
+    /// Computes `activation(gate) * up`, `[n, f]`.
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
         reference::gated(gate_nf, up_nf, activation)
     }
@@ -420,8 +418,8 @@ pub trait LinearOps: NormOps + WeightOps {
         reference::gated_backward(gate_nf, up_nf, activation, dy_nf)
     }
 
-    /// Rotary position embedding of `[n, heads * head_dim]` in the rotate-half form that Hugging Face checkpoints are stored for
-    /// (Su et al., RoFormer, 2021), over as many columns of each head as the tables have angles for.
+    /// Applies rotary position embedding to `[n, heads * head_dim]`, in the rotate-half form of Hugging Face
+    /// checkpoints (Su et al., RoFormer, 2021), to as many columns of each head as the tables have angles for.
     fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
         reference::rotary(x, tables, head_dim)
     }

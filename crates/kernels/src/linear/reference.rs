@@ -1,10 +1,9 @@
-//! Groups of linear modules in ordinary Burn operations, with prologue and epilogue composed from the backend's own norm, gated
-//! activation and rotation.
+//! Groups of linear modules in ordinary Burn operations; prologue and epilogue use the backend's own norm, gated activation and rotation.
 //!
 //! Forward of a module: `y = x Wᵀ + bias + s (x Aᵀ) Bᵀ`. Backward, with `u = x Aᵀ` and `t = s dy B`: `dx = dy W + t A`, `dA = tᵀ x`,
 //! `dB = s dyᵀ u`, `dW = dyᵀ x`, `dbias = Σ dy` over the tokens.
 //! Under dropout, `u`, `dA` and the part `t A` of `dx` go through its mask.
-//! Trade-off: `u` is computed again from the input; its `r` values per token cost less than keeping them.
+//! Trade-off: `u` is recomputed from the input; that costs less than saving its `r` values per token.
 
 use std::ops::Range;
 
@@ -22,7 +21,7 @@ use crate::dtype::{to_dtype, to_f32};
 use crate::norm::NormWeight;
 use crate::weights::reference::dense;
 
-/// See [`LinearOps::project`].
+/// Implements [`LinearOps::project`].
 pub fn project<B: LinearOps>(
     prologue: Prologue<B>,
     group: &Group<B>,
@@ -43,10 +42,10 @@ pub fn project<B: LinearOps>(
     (outputs, saved)
 }
 
-/// See [`LinearOps::project_backward`].
+/// Implements [`LinearOps::project_backward`].
 ///
 /// # Panics
-/// If there is not one gradient per part, or a residual's gradient under a gated prologue.
+/// If there is not one gradient per part, or a gradient on the residual path comes with a gated prologue.
 pub fn project_backward<B: LinearOps>(
     saved: ProjectSaved<B>,
     group: Group<B>,
@@ -87,7 +86,7 @@ pub fn project_backward<B: LinearOps>(
     ProjectGradients { input, norm, output_norm, qk_norm, modules }
 }
 
-/// See [`LinearOps::mlp_backward`].
+/// Implements [`LinearOps::mlp_backward`].
 pub fn mlp_backward<B: LinearOps>(
     [(saved_gate_up, gate_up), (saved_down, down)]: [(ProjectSaved<B>, Group<B>); 2],
     dy_no: Tensor<B, 2>,
@@ -100,7 +99,7 @@ pub fn mlp_backward<B: LinearOps>(
     B::project_backward(saved_gate_up, gate_up, vec![d_gate, d_up], d_residual_ni)
 }
 
-/// The sum of what there is.
+/// Adds both if present.
 fn plus<B: Backend>(a: Option<Tensor<B, 2>>, b: Option<Tensor<B, 2>>) -> Option<Tensor<B, 2>> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.add(b)),
@@ -108,7 +107,7 @@ fn plus<B: Backend>(a: Option<Tensor<B, 2>>, b: Option<Tensor<B, 2>>) -> Option<
     }
 }
 
-/// What the adapters of a group read.
+/// Returns the adapters' input: the group's input after dropout.
 fn adapter_input<B: LinearOps>(input_ni: &Tensor<B, 2>, group: &Group<B>) -> Tensor<B, 2> {
     let has_adapter = group.modules.iter().any(|module| module.adapter.is_some());
     match group.dropout.filter(|_| has_adapter) {
@@ -117,14 +116,14 @@ fn adapter_input<B: LinearOps>(input_ni: &Tensor<B, 2>, group: &Group<B>) -> Ten
     }
 }
 
-/// See [`LinearOps::dropped`].
+/// Implements [`LinearOps::dropped`].
 pub fn dropped<B: Backend>(x: Tensor<B, 2>, dropout: Dropout) -> Tensor<B, 2> {
     let ([rows, width], dtype, device) = (x.dims(), x.dtype(), x.device());
     let factors = Tensor::<B, 1>::from_floats(dropout.factors(rows * width).as_slice(), &device);
     to_dtype(to_f32(x).mul(factors.reshape([rows, width])), dtype)
 }
 
-/// What the GEMM reads.
+/// Computes the input of the GEMM.
 fn prologue_output<B: LinearOps>(prologue: &Prologue<B>) -> Tensor<B, 2> {
     match prologue {
         Prologue::None { x } => x.clone(),
@@ -158,7 +157,7 @@ fn prologue_backward<B: LinearOps>(
     }
 }
 
-/// The output of one module, `[n, o]`.
+/// Computes the output of one module, `[n, o]`.
 fn module_forward<B: LinearOps>(
     x_ni: &Tensor<B, 2>,
     adapters_ni: &Tensor<B, 2>,
@@ -185,7 +184,7 @@ fn module_forward<B: LinearOps>(
     }
 }
 
-/// `x Wᵀ`, `[n, o]`.
+/// Computes `x Wᵀ`, `[n, o]`.
 fn base_output<B: LinearOps>(x_ni: Tensor<B, 2>, module: &Module<B>, gemms: GemmFormat) -> Tensor<B, 2> {
     let dtype = x_ni.dtype();
     match gemms {
@@ -194,7 +193,7 @@ fn base_output<B: LinearOps>(x_ni: Tensor<B, 2>, module: &Module<B>, gemms: Gemm
     }
 }
 
-/// `dy W`, `[n, i]`.
+/// Computes `dy W`, `[n, i]`.
 fn base_input_gradient<B: LinearOps>(dy_no: Tensor<B, 2>, module: &Module<B>, gemms: GemmFormat) -> Tensor<B, 2> {
     let dtype = dy_no.dtype();
     match gemms {
@@ -203,27 +202,27 @@ fn base_input_gradient<B: LinearOps>(dy_no: Tensor<B, 2>, module: &Module<B>, ge
     }
 }
 
-/// `s (x Aᵀ) Bᵀ`, `[n, o]`.
+/// Computes `s (x Aᵀ) Bᵀ`, `[n, o]`.
 fn adapter_output<B: Backend>(x_ni: Tensor<B, 2>, adapter: &Adapter<B>) -> Tensor<B, 2> {
     let dtype = x_ni.dtype();
     low_rank(x_ni, adapter).matmul(scaled_b(adapter, dtype).transpose())
 }
 
-/// `x Aᵀ`, `[n, r]`.
+/// Computes `x Aᵀ`, `[n, r]`.
 fn low_rank<B: Backend>(x_ni: Tensor<B, 2>, adapter: &Adapter<B>) -> Tensor<B, 2> {
     let dtype = x_ni.dtype();
     x_ni.matmul(to_dtype(adapter.a.clone(), dtype).transpose())
 }
 
-/// The scale goes onto B, the smallest of the matrices.
+/// Multiplies the scale into B, the smallest of the matrices.
 fn scaled_b<B: Backend>(adapter: &Adapter<B>, dtype: DType) -> Tensor<B, 2> {
     to_dtype(adapter.b.clone().mul_scalar(adapter.scale), dtype)
 }
 
-/// The gradients of what the weight read and of what the adapter read, and those of the parameters.
+/// Computes the gradients of the weight's input, of the adapter's input, and of the parameters.
 ///
 /// # Panics
-/// If a weight under magnitudes trains.
+/// If a weight with magnitudes trains.
 fn module_backward<B: LinearOps>(
     x_ni: &Tensor<B, 2>,
     adapters_ni: &Tensor<B, 2>,
@@ -244,7 +243,7 @@ fn module_backward<B: LinearOps>(
         let dx_ni = base_input_gradient(dy_no, &module, gemms);
         return (dx_ni, None, ModuleGradients { weight, bias, adapter: None, magnitude: None });
     };
-    // What comes out of the adapter's sum, before magnitudes.
+    // Gradient of the sum of weight and adapter, before magnitudes.
     let dz_no = match &pair.magnitude {
         Some(magnitude) => magnitude.scaled(dy_no.clone()),
         None => dy_no.clone(),
@@ -281,8 +280,8 @@ fn part_ranges(widths: &[usize]) -> Vec<Range<usize>> {
     ends.zip(widths).map(|(end, &width)| end - width..end).collect()
 }
 
-/// The same columns, cut at other places: `pieces` lie at `from`, the result at `to`. Pieces whose place does not change are handed on
-/// without a copy.
+/// Splits the same columns at other boundaries: `pieces` cover the ranges `from`, the results the ranges `to`. Pieces
+/// whose range does not change are returned without a copy.
 fn regroup<B: Backend>(pieces: Vec<Tensor<B, 2>>, from: &[Range<usize>], to: &[Range<usize>]) -> Vec<Tensor<B, 2>> {
     if from == to {
         return pieces;
@@ -302,7 +301,7 @@ fn regroup<B: Backend>(pieces: Vec<Tensor<B, 2>>, from: &[Range<usize>], to: &[R
     to.iter().map(cut).collect()
 }
 
-/// The outputs, and what the backward of heads or of a norm needs.
+/// The outputs, and the values that the backward of heads or of a norm needs.
 type AfterEpilogue<B> = (Vec<Tensor<B, 2>>, Option<SavedHeads<B>>, Option<SavedOutputNorm<B>>);
 
 fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>, keep: Keep) -> AfterEpilogue<B> {
@@ -332,14 +331,14 @@ fn rotated<B: LinearOps>(x: Tensor<B, 2>, heads: &HeadsEpilogue<B>) -> Tensor<B,
     }
 }
 
-/// RMSNorm of each head, or of all heads of a token together, of `[n, heads * head_dim]`, if there is one.
+/// Applies the RMSNorm, if any, to `[n, heads * head_dim]`: per head, or over all heads of a token.
 fn normalized<B: LinearOps>(x: Tensor<B, 2>, norm: Option<&NormWeight<B>>) -> Tensor<B, 2> {
     let Some(norm) = norm else { return x };
     let shape = x.dims();
     B::rms_norm(head_rows(x, norm), norm, None).reshape(shape)
 }
 
-/// One row per norm: a head, or all heads of a token.
+/// Reshapes to one row per norm: a head, or all heads of a token.
 fn head_rows<B: Backend>(x: Tensor<B, 2>, norm: &NormWeight<B>) -> Tensor<B, 2> {
     let ([tokens, width], [normed]) = (x.dims(), norm.weight.dims());
     x.reshape([tokens * width / normed, normed])
@@ -372,13 +371,13 @@ const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 /// Coefficient of the cubic term inside the hyperbolic tangent.
 const GELU_CUBIC: f64 = 0.044_715;
 
-/// `(1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (g + 0.044715 g³)`: the logistic function of `2 u`.
+/// Computes `(1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (g + 0.044715 g³)`: the logistic function of `2 u`.
 fn gelu_sigma<B: Backend>(gate_nf: Tensor<B, 2>) -> Tensor<B, 2> {
     let cubic = gate_nf.clone().square().mul_scalar(GELU_CUBIC).add_scalar(1.0);
     sigmoid(gate_nf.mul(cubic).mul_scalar(2.0 * SQRT_2_OVER_PI))
 }
 
-/// See [`LinearOps::gated`].
+/// Implements [`LinearOps::gated`].
 pub fn gated<B: Backend>(gate_nf: Tensor<B, 2>, up_nf: Tensor<B, 2>, activation: Activation) -> Tensor<B, 2> {
     let (dtype, gate_nf) = (gate_nf.dtype(), to_f32(gate_nf));
     let activated_nf = match activation {
@@ -388,7 +387,7 @@ pub fn gated<B: Backend>(gate_nf: Tensor<B, 2>, up_nf: Tensor<B, 2>, activation:
     to_dtype(activated_nf.mul(to_f32(up_nf)), dtype)
 }
 
-/// See [`LinearOps::gated_backward`]. With the activation `a(g)` and its slope `a'(g)`: `dg = dy u a'`, `du = dy a`.
+/// Implements [`LinearOps::gated_backward`]. With the activation `a(g)` and its slope `a'(g)`: `dg = dy u a'`, `du = dy a`.
 pub fn gated_backward<B: Backend>(
     gate_nf: Tensor<B, 2>,
     up_nf: Tensor<B, 2>,
@@ -401,7 +400,7 @@ pub fn gated_backward<B: Backend>(
         Activation::Silu => {
             let sigma = sigmoid(gate_nf.clone());
             let silu = gate_nf.mul(sigma.clone());
-            // σ (1 + g (1 - σ)) is σ + silu (1 - σ).
+            // σ (1 + g (1 - σ)) equals σ + silu (1 - σ).
             let slope = silu.clone().mul(sigma.clone().neg().add_scalar(1.0)).add(sigma);
             (silu, slope)
         }
@@ -419,12 +418,12 @@ pub fn gated_backward<B: Backend>(
     (to_dtype(d_gate, dtype), to_dtype(dy_nf.mul(activated_nf), dtype))
 }
 
-/// See [`LinearOps::rotary`]: halves `(a, b)` of the rotated columns of each head become `(a cos - b sin, b cos + a sin)`.
+/// Implements [`LinearOps::rotary`]: halves `(a, b)` of the rotated columns in each head become `(a cos - b sin, b cos + a sin)`.
 pub fn rotary<B: Backend>(x: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize) -> Tensor<B, 2> {
     rotate(x, tables.cos.clone(), tables.sin.clone(), head_dim)
 }
 
-/// See [`LinearOps::rotary_backward`].
+/// Implements [`LinearOps::rotary_backward`].
 pub fn rotary_backward<B: Backend>(dy: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize) -> Tensor<B, 2> {
     rotate(dy, tables.cos.clone(), tables.sin.clone().neg(), head_dim)
 }

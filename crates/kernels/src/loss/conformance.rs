@@ -41,7 +41,7 @@ enum HeadGradient {
 
 type Targets<B> = (LossTargets<B>, LossTargets<Flex>);
 
-/// Weights of one sign: those of both would cancel in the sum, and the relative error of what is left says nothing.
+/// Weights of one sign: mixed signs would cancel in the sum and make its relative error meaningless.
 const WEIGHTS: Range<f32> = 0.25..1.75;
 
 fn targets<B: Kernels>(check: &mut Check<'_, B>, share: f64, is_weighted: bool) -> Targets<B> {
@@ -62,7 +62,7 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
     let dtype = if head_gradient == HeadGradient::Frozen { check.case.dtype } else { DType::F32 };
     let head = check.random_in(dtype, [vocabulary, width], 0.3);
     let earlier = check.random_f32([vocabulary, width], 0.3);
-    // Not a divisor, so that the last chunk is a short one.
+    // Not a divisor, so that the last chunk is shorter.
     let chunk_tokens = (tokens / 2).max(1) + 1;
     let scales: &[Option<f64>] =
         if head_gradient == HeadGradient::Frozen { &[None, Some(0.125)] } else { &[Some(0.125)] };
@@ -95,7 +95,7 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
     }
 }
 
-/// Runs of neighbors and single rows, at places that no vector of values begins at.
+/// Tests adjacent and single rows, at offsets where no vector load begins.
 fn some_rows_of_the_head<B: Kernels>(check: &mut Check<'_, B>) {
     let (tokens, width, vocabulary) = (check.case.tokens(), check.case.hidden_size, check.case.vocab_size);
     let targets = targets(check, 0.6, true);
@@ -149,7 +149,7 @@ fn compare<B: Kernels>(check: &mut Check<'_, B>, grads: CrossEntropy<B>, expecte
     }
 }
 
-/// Every second target is the token of the highest logit and the others are those of the lowest, so that no rounding changes the count.
+/// Makes every second target the token of the highest logit and the others that of the lowest, so that rounding cannot change the count.
 fn choices<B: Kernels>(check: &mut Check<'_, B>) {
     let (tokens, width, vocabulary) = (check.case.tokens(), check.case.hidden_size, check.case.vocab_size);
     let hidden = check.random([tokens, width], 1.0);
@@ -200,7 +200,7 @@ fn logits<B: Kernels>(check: &mut Check<'_, B>, soft_cap: Option<f64>) {
     check.same("cross_entropy: no gradient without a scale", without.is_none());
 }
 
-/// Answers of one target and of many, with and without targets of the prompt.
+/// Tests answers of one target and of many, with and without targets in the prompt.
 fn pairs<B: Kernels>(check: &mut Check<'_, B>) {
     for prompt in check.variants([0, 3]) {
         let lengths = [5, 1, 40, 33, 700, 2];
@@ -259,7 +259,7 @@ fn pair_loss<B: Kernels>(
     }
 }
 
-/// Ties go to the lowest id, and rows that are not finite to none.
+/// Tests that ties go to the lowest id, and rows that are not finite to none.
 fn most_probable<B: Kernels>(check: &mut Check<'_, B>) {
     let width = check.case.vocab_size;
     let mut values: Vec<f32> = (0..7 * width).map(|at| ((at * 37) % 101) as f32 * 0.25 - 12.0).collect();

@@ -1,9 +1,9 @@
 //! Head and cross entropy in ordinary Burn operations, over chunks of targets.
 //!
-//! Loss and gradient are computed together, chunk by chunk: with `p = softmax(h Wᵀ)` and weights `w`, `d_logits = (p - onehot) * w *
-//! scale`, `dh = d_logits W`, `dW += d_logitsᵀ h`. A soft cap `z = cap tanh(l / cap)` of the logits multiplies `d_logits` by `1 - (z /
-//! cap)²`. Logits exist for one chunk at a time, and never for positions without a target (the
-//! trick of TRL's chunked loss, with the gradient taken on the spot so that no chunk is computed twice).
+//! Loss and gradient are computed together, chunk by chunk: with `p = softmax(h Wᵀ)` and weights `w`,
+//! `d_logits = (p - onehot) * w * scale`, `dh = d_logits W`, `dW += d_logitsᵀ h`. A soft cap `z = cap tanh(l / cap)` of the logits
+//! multiplies `d_logits` by `1 - (z / cap)²`. Logits exist for one chunk at a time, and never for positions without a target (as in
+//! TRL's chunked loss, but each chunk's gradient is computed at once, so that no chunk is computed twice).
 //! Trade-off: a chunk's logits, their exponentials and their gradient exist together, in f32.
 
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::linear::WeightGradient;
 use crate::weights::Weight;
 use crate::weights::reference::dense;
 
-/// See [`LossOps::linear_cross_entropy`].
+/// Implements [`LossOps::linear_cross_entropy`].
 ///
 /// # Panics
 /// If `chunk_tokens` is 0.
@@ -76,14 +76,14 @@ pub fn linear_cross_entropy<B: LossOps>(
     CrossEntropy { loss_sum, log_probs_m, correct, d_hidden_nd: d_hidden, d_weight_vd: d_weight }
 }
 
-/// The columns of the rows of the head that train; `None`: all train.
+/// Selects the columns of the head rows that train; with `None`, all columns.
 fn columns_of<B: Backend>(logits_cv: Tensor<B, 2>, rows: Option<&[Range<usize>]>) -> Tensor<B, 2> {
     let Some(rows) = rows else { return logits_cv };
     let columns = rows.iter().map(|run| logits_cv.clone().narrow(1, run.start, run.len()));
     Tensor::cat(columns.collect(), 1)
 }
 
-/// The values of all chunks; none where there was no chunk.
+/// Concatenates the values of all chunks; returns an empty tensor if there was no chunk.
 fn joined<B: Backend>(mut chunks: Vec<Tensor<B, 1>>, device: &B::Device) -> Tensor<B, 1> {
     match chunks.len() {
         0 => Tensor::zeros([0], (device, DType::F32)),
@@ -99,7 +99,7 @@ fn weighted<B: Backend>(values: Tensor<B, 1>, weights: Option<Tensor<B, 1>>) -> 
     }
 }
 
-/// How many rows of logits `[c, v]` are highest at their target, `[1]` f32. A soft cap does not change which logit is highest.
+/// Counts the rows of logits `[c, v]` whose target has the highest logit, `[1]` f32. A soft cap does not change which logit is highest.
 fn highest_at<B: Backend>(logits_cv: Tensor<B, 2>, targets_c: Tensor<B, 1, Int>) -> Tensor<B, 1> {
     let rows = targets_c.dims()[0];
     let target_c1 = logits_cv.clone().gather(1, targets_c.reshape([rows, 1]));
@@ -107,7 +107,7 @@ fn highest_at<B: Backend>(logits_cv: Tensor<B, 2>, targets_c: Tensor<B, 1, Int>)
     is_right_c1.float().cast(DType::F32).sum()
 }
 
-/// `cap * tanh(logits / cap)`, or the logits where there is no cap.
+/// Computes `cap * tanh(logits / cap)`, or returns the logits if there is no cap.
 pub fn capped<B: Backend, const D: usize>(logits: Tensor<B, D>, soft_cap: Option<f64>) -> Tensor<B, D> {
     match soft_cap {
         Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
@@ -115,7 +115,7 @@ pub fn capped<B: Backend, const D: usize>(logits: Tensor<B, D>, soft_cap: Option
     }
 }
 
-/// See [`LossOps::cross_entropy`].
+/// Implements [`LossOps::cross_entropy`].
 pub fn cross_entropy<B: Backend>(
     logits_cv: Tensor<B, 2>,
     targets_c: Tensor<B, 1, Int>,
@@ -149,7 +149,7 @@ pub fn cross_entropy<B: Backend>(
     (losses_c, gradient)
 }
 
-/// See [`LossOps::most_probable`]. Goes through the host, where NaN compares the same on every backend.
+/// Implements [`LossOps::most_probable`]. Goes through the host, where NaN compares the same on every backend.
 pub fn most_probable<B: Backend>(logits_nv: Tensor<B, 2>) -> Tensor<B, 1, Int> {
     let ([_, width], device) = (logits_nv.dims(), logits_nv.device());
     let values = to_f32(logits_nv).into_data().to_vec::<f32>().expect("logits were cast to f32");
@@ -157,7 +157,7 @@ pub fn most_probable<B: Backend>(logits_nv: Tensor<B, 2>) -> Tensor<B, 1, Int> {
     Tensor::from_ints(ids.as_slice(), &device)
 }
 
-/// The first index of the largest value; `None` where a value is NaN or plus infinity, or all are minus infinity.
+/// Returns the first index of the largest value; `None` if a value is NaN or plus infinity, or all are minus infinity.
 fn first_largest(values: &[f32]) -> Option<usize> {
     let mut best = 0;
     for (index, &value) in values.iter().enumerate() {

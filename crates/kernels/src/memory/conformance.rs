@@ -1,6 +1,6 @@
-//! Tensors and codes that go elsewhere and come back, buffers that are uploaded, and numbers that are read later, bit for bit.
+//! Offloaded tensors and codes, uploaded buffers, and deferred readbacks, bit for bit.
 //!
-//! Trade-off: values are compared, not where they were kept.
+//! Trade-off: values are compared, not their location in the meantime.
 
 use std::convert::Infallible;
 
@@ -16,7 +16,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     numbers(check);
 }
 
-/// Codes that go away and come back twice, with a look at them in between, as paged optimizer state does.
+/// Tests codes that are offloaded and restored twice, and read in between, like paged optimizer state.
 fn offloaded_codes<B: Kernels>(check: &mut Check<'_, B>) {
     let (device, count) = (check.device, 1000);
     let dtype = DType::from(B::CODE_DTYPE);
@@ -42,7 +42,7 @@ fn offloaded_codes<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// Numbers that are read after later work was queued are those of the time they were requested.
+/// Tests that numbers read after later work was queued have the values of the time of the request.
 fn numbers<B: Kernels>(check: &mut Check<'_, B>) {
     let device = check.device;
     let values: Vec<f32> = (0..40).map(|index| 0.5 + index as f32).collect();

@@ -1,9 +1,9 @@
-//! What a training run holds at its peak, line by line, as host arithmetic that needs no device.
+//! Peak memory of a training run, line by line, as host arithmetic that needs no device.
 //!
-//! The lines of weights, gradients, optimizer state and saved activations follow from the model and how it is trained; the working
-//! set of a layer's backward, of the loss and of libraries is the backend's own: `backends/planning/` states it (`reference.rs`,
-//! `cuda.rs`), compiled whether or not the backend is. How the model is trained is in `training_shape.rs`.
-//! Trade-off: what depends on the machine and not on the run, such as an allocator's rounding, is left out.
+//! The lines for weights, gradients, optimizer state and saved activations follow from the model and how it is trained. The working
+//! set of a layer's backward, of the loss and of libraries depends on the backend: `backends/planning/` states it (`reference.rs`,
+//! `cuda.rs`), and is compiled even if the backend is not. `training_shape.rs` describes how the model is trained.
+//! Trade-off: effects of the machine rather than the run, such as an allocator's rounding, are left out.
 
 use firebrick_arch::{GroupSpec, LoraConfig, MlpSpec, ModelSpec, QkNorm, Role};
 use firebrick_hwprofile::memory::MemoryLine;
@@ -15,11 +15,11 @@ pub use firebrick_hwprofile::memory::MemoryEstimate;
 /// Values per target of a pair: log-probabilities, the document, weights, and whether it belongs to the answer.
 const PAIR_VALUES: u64 = 4;
 
-/// Offloaded layer inputs that are on the device at the same time in the backward: the one in use, and one on its way back.
+/// Offloaded layer inputs on the device at the same time in the backward: the one in use, and one being restored.
 const INPUTS_ON_DEVICE: usize = 2;
 
 impl TrainingShape {
-    /// The lines that follow from the model, with a backend's working set after them.
+    /// Returns the lines that follow from the model, then those of a backend's working set.
     pub(crate) fn with_working_set(&self, model: &ModelSpec, working_set: Vec<MemoryLine>) -> MemoryEstimate {
         let mut lines = Vec::from(parameter_lines(model, self));
         lines.push(adapted_norms(model, self));
@@ -33,19 +33,19 @@ impl TrainingShape {
         MemoryEstimate { peak: "at the peak of a step", lines, host_lines }
     }
 
-    /// Bytes of parameters, gradients and optimizer state.
+    /// Returns the bytes of parameters, gradients and optimizer state.
     pub(crate) fn parameter_bytes(&self, model: &ModelSpec) -> u64 {
         sum(&parameter_lines(model, self))
     }
 
-    /// The lines of what stays between steps: parameters and optimizer state.
+    /// Returns the lines for memory that persists between steps: parameters and optimizer state.
     pub(crate) fn resident_lines(&self, model: &ModelSpec) -> Vec<MemoryLine> {
         let [base, trained, _, state, _, borrowed, _] = parameter_lines(model, self);
         vec![base, trained, adapted_norms(model, self), state, borrowed]
     }
 }
 
-/// What DoRA's magnitudes stand over: the norms of adapted rows, and the squares of those of the base.
+/// Returns the line for the norms in DoRA's denominator: those of adapted rows, and the squared norms of base rows.
 fn adapted_norms(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
     let lora = training.lora.as_ref().filter(|lora| lora.use_dora);
     let of_lora = |lora: &LoraConfig| {
@@ -58,20 +58,20 @@ fn adapted_norms(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
 /// Values per token that a layer's forward computes and its backward reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LayerValues {
-    /// The layer's input; the sum after attention is as wide.
+    /// The layer's input; the sum after attention has the same width.
     input: u64,
     /// Attention's output.
     attended: u64,
-    /// What GEMMs and attention compute: queries, keys and values (once more before their norm), attention output, outputs before a
-    /// norm after them, the sum after attention, gate and up.
+    /// Outputs of GEMMs and attention: queries, keys and values (also those before their norm), attention output,
+    /// outputs before a norm, the sum after attention, gate and up.
     computed: u64,
-    /// Both normalized inputs, and the product of gate and up.
+    /// Both normalized inputs, and the gated activation.
     elementwise: u64,
     /// f32 log-sum-exp values of attention, one per head.
     log_sums: u64,
 }
 
-/// The values of layer `layer`, from the parts of its groups.
+/// Returns the values of layer `layer`, from the parts of its groups.
 pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
     let groups = model.layer_groups(layer);
     let (qkv, output, [gate_up, down]) = (&groups.qkv, &groups.attention_output, groups.mlp_shapes());
@@ -84,8 +84,8 @@ pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
     let before_norm = before_norm + norms.outputs() * model.hidden_size;
     let (rows, routed) = match mlp {
         MlpSpec::Gated { .. } => (1, 0),
-        // The router's input; rows as they are dispatched and as they come back; two f32 per expert, in 2-byte values. Memory of experts'
-        // rows is rounded up to powers of two on CUDA: an upper bound elsewhere.
+        // The router's input; dispatched and returned rows; two f32 per expert, in 2-byte values. On CUDA, the memory
+        // of experts' rows is rounded up to powers of two, which is an upper bound elsewhere.
         MlpSpec::Experts { count, top_k, .. } => (2 * top_k, (1 + 2 * top_k) * model.hidden_size + 4 * count),
     };
     let computed = qkv.out_features()
@@ -106,7 +106,7 @@ pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
 }
 
 impl LayerValues {
-    /// Bytes per token that the forward saves until the backward, with `value` bytes per value.
+    /// Returns the bytes per token that the forward saves until the backward, with `value` bytes per value.
     pub(crate) fn saved(&self, recompute: Recompute, value: u64) -> u64 {
         match recompute {
             Recompute::Full => self.input * value,
@@ -116,17 +116,17 @@ impl LayerValues {
         }
     }
 
-    /// Inputs of both halves of the layer, attention and the MLP, and attention's output.
+    /// Returns the values of the inputs of both halves (attention and MLP) and of attention's output.
     fn half_inputs(&self) -> u64 {
         2 * self.input + self.attended
     }
 
-    /// Bytes per token of the input and of what GEMMs and attention compute.
+    /// Returns the bytes per token of the input and of the outputs of GEMMs and attention.
     pub(crate) fn selective(&self, value: u64) -> u64 {
         (self.input + self.computed) * value + 4 * self.log_sums
     }
 
-    /// Bytes per token of everything that the backward reads.
+    /// Returns the bytes per token of everything that the backward reads.
     pub(crate) fn everything(&self, value: u64) -> u64 {
         self.selective(value) + self.elementwise * value
     }
@@ -192,12 +192,12 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
     ]
 }
 
-/// Moments of the optimizer that are copied to the device for their update and back.
+/// Returns the line for optimizer moments that are copied to the device for their update and back.
 fn paged_state(training: &TrainingShape) -> MemoryLine {
     line("paged optimizer state", training.paged_bytes, "pinned; copied to the device and back in each step".to_owned())
 }
 
-/// What adapters started as, in host memory.
+/// Returns the line for the initial adapters in host memory.
 pub(crate) fn adapter_starts(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
     line("starts of adapters", training.start_bytes(model), "f32; saved next to the trained pairs".to_owned())
 }
@@ -230,7 +230,7 @@ fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine 
     line("saved activations", tokens * per_token, why)
 }
 
-/// Vectors over the targets of pairs. The pass of a reference is over before anything is saved for the backward, so it needs no line.
+/// Returns the line for vectors over the targets of pairs. The reference pass ends before anything is saved for the backward, so it needs no line.
 fn pair_values(training: &TrainingShape) -> MemoryLine {
     let bytes = training.pairs.map_or(0, |_| PAIR_VALUES * 4 * training.tokens());
     line("values of pairs", bytes, format!("{PAIR_VALUES} f32 values per token: log-probabilities, weights, marks"))
@@ -314,7 +314,7 @@ pub(crate) mod tests {
         };
         let ([before, all_before], [after, all_after]) = (with(LayerNorms::Pre), with(LayerNorms::Post));
         assert_eq!(after - before, 2 * 2 * 4096);
-        // Without norms of inputs there are no normalized inputs to save.
+        // Without input norms there are no normalized inputs to save.
         assert_eq!(all_after, all_before);
         assert_eq!(with(LayerNorms::PreAndPost), [after, all_before + 2 * 2 * 4096]);
     }

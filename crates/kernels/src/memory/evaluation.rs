@@ -1,13 +1,13 @@
-//! What a run computes between its steps, as far as memory depends on it: held-out rows, and answers to prompts.
+//! Work between a run's steps, as far as it affects memory: forward passes over held-out rows, and answers to prompts.
 //!
 //! Trade-off: prompts that are answered together count as equally long.
 
-/// What is evaluated and answered; the default is nothing.
+/// Rows to evaluate and prompts to answer; none by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EvaluationShape {
     /// Rows of a forward pass over held-out data.
     pub rows: EvaluatedRows,
-    /// Prompts that are answered at the same time; of several groups the most demanding counts.
+    /// Groups of prompts that are answered at the same time; the most demanding group determines the memory.
     pub answers: Vec<Answers>,
 }
 
@@ -17,16 +17,16 @@ pub enum EvaluatedRows {
     /// There is no held-out data.
     #[default]
     None,
-    /// As many as a micro-batch of training has.
+    /// The number of a training micro-batch.
     LikeTraining,
-    /// This many.
+    /// A fixed number.
     Fixed(usize),
 }
 
 /// A group of prompts that are answered at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answers {
-    /// How many.
+    /// Number of prompts.
     pub prompts: usize,
     /// Tokens of all prompts and their answers together.
     pub tokens: usize,

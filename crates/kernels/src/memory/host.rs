@@ -1,8 +1,8 @@
-//! What goes between the device and host memory: bytes to upload ([`HostBuffer`]), tensors that wait for their next use
-//! ([`Offloaded`]), and numbers on their way to the host ([`Readback`]).
+//! Transfers between the device and host memory: bytes to upload ([`HostBuffer`]), offloaded tensors ([`Offloaded`]),
+//! and numbers on their way to the host ([`Readback`]).
 //!
-//! Trade-off: what each is on the host is private to the backend, so it is kept behind a trait object. One value that is
-//! read later has one number; what is large is read with Burn's own operations.
+//! Trade-off: the host representation is private to each backend, hence the trait objects. A deferred readback returns
+//! one number per tensor; larger values are read with Burn's own operations.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -11,12 +11,12 @@ use burn_tensor::{Tensor, TensorData, backend::Backend};
 
 use crate::comm::Payload;
 
-/// Bytes on the host; see [`crate::MemoryOps::host_buffer`]. Each access is a virtual call: take a slice once.
+/// Bytes on the host, from [`crate::MemoryOps::host_buffer`]. Each access is a virtual call: take a slice once.
 pub struct HostBuffer {
     bytes: Box<dyn Memory>,
 }
 
-/// What a buffer is made of: bytes, and a way back to the backend's own type.
+/// The memory of a buffer: bytes, and a way back to the backend's own type.
 pub(crate) trait Memory: DerefMut<Target = [u8]> + Send {
     fn into_any(self: Box<Self>) -> Box<dyn std::any::Any + Send>;
 }
@@ -32,7 +32,7 @@ impl HostBuffer {
         Self { bytes: Box::new(bytes) }
     }
 
-    /// The memory itself, if it is of this type.
+    /// Returns the memory itself, if it is of this type.
     pub(crate) fn into_memory<T: std::any::Any>(self) -> Option<T> {
         self.bytes.into_any().downcast().ok().map(|memory| *memory)
     }
@@ -58,7 +58,7 @@ impl fmt::Debug for HostBuffer {
     }
 }
 
-/// A tensor that [`crate::MemoryOps::offload`] put away, to be restored.
+/// A tensor that [`crate::MemoryOps::offload`] moved away, to be restored.
 pub struct Offloaded<B: Backend> {
     place: Place<B>,
 }
@@ -69,29 +69,29 @@ enum Place<B: Backend> {
     Elsewhere(Box<dyn Elsewhere<B>>),
 }
 
-/// What a backend keeps instead of a tensor.
+/// A backend's representation of an offloaded tensor.
 pub(crate) trait Elsewhere<B: Backend>: Send {
-    /// The values, as they were on the device. Waits for their copy.
+    /// Returns the values as they were on the device. Waits until they are copied.
     fn to_data(&self) -> TensorData;
-    /// Begins to bring the tensor back, unless it is on its way.
+    /// Starts to restore the tensor, unless that has started.
     fn prefetch(&mut self, device: &B::Device);
-    /// The tensor again.
+    /// Returns the restored tensor.
     fn restore(self: Box<Self>, device: &B::Device) -> Payload<B, 2>;
 }
 
 impl<B: Backend> Offloaded<B> {
-    /// Stays where it is.
+    /// Keeps the tensor on the device.
     pub fn on_device(x: Payload<B, 2>) -> Self {
         Self { place: Place::Device(x) }
     }
 
-    /// What a backend keeps instead of the tensor.
+    /// Wraps a backend's representation of the offloaded tensor.
     #[cfg(feature = "cuda")]
     pub(crate) fn elsewhere(kept: impl Elsewhere<B> + 'static) -> Self {
         Self { place: Place::Elsewhere(Box::new(kept)) }
     }
 
-    /// A copy of the values on the host; the tensor stays where it is. Waits for the device.
+    /// Copies the values to the host; the tensor itself does not move. Waits for the device.
     pub fn to_data(&self) -> TensorData {
         match &self.place {
             Place::Device(Payload::Values(values)) => values.to_data(),
@@ -100,14 +100,14 @@ impl<B: Backend> Offloaded<B> {
         }
     }
 
-    /// Starts to bring the tensor back, so that [`Offloaded::restore`] need not wait.
+    /// Starts to restore the tensor, so that [`Offloaded::restore`] need not wait.
     pub fn prefetch(&mut self, device: &B::Device) {
         if let Place::Elsewhere(kept) = &mut self.place {
             kept.prefetch(device);
         }
     }
 
-    /// The tensor that was offloaded, bit for bit.
+    /// Returns the offloaded tensor, bit for bit.
     pub fn restore(self, device: &B::Device) -> Payload<B, 2> {
         match self.place {
             Place::Device(x) => x,
@@ -126,15 +126,15 @@ impl<B: Backend> fmt::Debug for Offloaded<B> {
     }
 }
 
-/// Numbers that were requested from the device, see [`crate::MemoryOps::read_later`].
+/// Numbers requested from the device by [`crate::MemoryOps::read_later`].
 #[must_use = "numbers that are not waited for were copied for nothing"]
 pub struct Readback {
     numbers: Box<dyn Numbers>,
 }
 
-/// What a backend keeps until the numbers are read.
+/// A backend's representation of requested numbers.
 pub(crate) trait Numbers {
-    /// Waits for them.
+    /// Waits for the numbers.
     fn wait(self: Box<Self>) -> Vec<f32>;
 }
 
@@ -143,8 +143,8 @@ impl Readback {
         Self { numbers: Box::new(numbers) }
     }
 
-    /// The numbers in the order in which they were requested. Waits until the device has computed and copied them, and for nothing
-    /// that was queued later where the backend can distinguish the two.
+    /// Returns the numbers in the order of the request. Waits until the device has computed and copied them, but, where
+    /// the backend can, not for work that was queued later.
     pub fn wait(self) -> Vec<f32> {
         self.numbers.wait()
     }
@@ -156,7 +156,7 @@ impl fmt::Debug for Readback {
     }
 }
 
-/// Tensors that are read when they are waited for.
+/// Tensors that are read only when they are waited for.
 pub(super) struct OnDevice<B: Backend>(pub(super) Vec<Tensor<B, 1>>);
 
 impl<B: Backend> Numbers for OnDevice<B> {

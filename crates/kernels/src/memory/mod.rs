@@ -1,7 +1,6 @@
-//! Where tensors live and when: sections of device work, host buffers, tensors that wait in host memory, and the estimates of what a
-//! run needs and of the work it does.
+//! Placement of tensors in memory and order of device work: sections, host buffers, offloaded tensors, and estimates of a run's memory and work.
 //!
-//! Trade-off: a backend without memory of its own (the CPU) inherits bodies that move nothing.
+//! Trade-off: a backend without device memory of its own (the CPU) inherits bodies that move nothing.
 
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
@@ -24,60 +23,60 @@ pub(crate) use host::{Elsewhere, Memory, Numbers};
 
 /// Memory and ordering of device work.
 pub trait MemoryOps: Backend {
-    /// The device of the rank with this number on its machine.
+    /// Returns the device of the rank with this local number.
     fn device_of(local_rank: usize) -> Self::Device {
         let _ = local_rank;
         Self::Device::default()
     }
 
-    /// Tells what a run will do with the device, before its model is built. Backends that prepare nothing ignore it.
+    /// Announces how a run will use the device, before its model is built. Backends that prepare nothing ignore it.
     fn open(device: &Self::Device, shape: &RunShape) {
         let _ = (device, shape);
     }
 
-    /// Tells what comes next, so that a backend can prepare for it; most ignore it.
+    /// Announces what comes next, so that a backend can prepare for it; most ignore it.
     fn hint(device: &Self::Device, hint: Hint<'_, Self>) {
         let _ = (device, hint);
     }
 
     /// Runs a stretch of work in which only operations of `Kernels` touch the device.
     ///
-    /// A backend with a stream of its own meets the rest of the device's work only at the edges of the stretch, instead of around
-    /// each operation. Sections may nest; the outermost counts. Ordinary Burn operations belong into [`MemoryOps::pause`].
+    /// A backend with its own stream synchronizes with other work on the device only at the edges of a section, not around each
+    /// operation. Sections may nest; only the outermost synchronizes. Ordinary Burn operations belong in [`MemoryOps::pause`].
     ///
-    /// Other threads may use Burn on the device at any time, with three limits. A tensor that an unfinished section has made is not handed to
-    /// them. A tensor that they have changed in place since the section began is not handed to it. While a section may update a tensor in
-    /// place (parameters, optimizer state, sums, what a backward takes), a thread that reads it keeps its clone until the values have arrived.
+    /// Other threads may use Burn on the device at any time, with three limits. They must not receive a tensor that an unfinished section created.
+    /// The section must not receive a tensor that they changed in place after it began. A tensor that a section may update in place (parameters,
+    /// optimizer state, sums, inputs of a backward) must be kept as a clone by a thread that reads it until the values have arrived.
     fn section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
         let _ = device;
         work()
     }
 
-    /// Runs ordinary Burn operations in the middle of a section, ordered after everything before and ahead of everything after.
+    /// Runs ordinary Burn operations inside a section, ordered after everything before them and before everything after them.
     fn pause<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
         let _ = device;
         work()
     }
 
-    /// Returns memory that is kept for reuse to the driver: after loading, or when the sizes of tensors change.
+    /// Returns unused pool memory to the driver, after loading or when the sizes of tensors change.
     fn release_memory(device: &Self::Device) {
         Self::memory_cleanup(device);
     }
 
-    /// Host memory to fill with a tensor's bytes for [`MemoryOps::upload`]; from any thread.
+    /// Allocates host memory to be filled with a tensor's bytes for [`MemoryOps::upload`]; may be called from any thread.
     fn host_buffer(device: &Self::Device, bytes: usize) -> HostBuffer {
         let _ = device;
         HostBuffer::new(vec![0; bytes])
     }
 
-    /// A matrix of the bytes of buffers, one after the other: row-major and in the machine's byte order. A buffer is on its way to the
-    /// device before the next one is requested, where the backend can. `buffers` runs no Burn operation: it may be inside a section.
+    /// Uploads the concatenated bytes of buffers as a matrix, row-major and in native byte order. Where the backend can, it starts to
+    /// copy a buffer before it requests the next. `buffers` must run no Burn operation, because it may run inside a section.
     ///
     /// # Errors
-    /// The first that `buffers` has.
+    /// Returns the first error of `buffers`.
     ///
     /// # Panics
-    /// If the buffers do not have the bytes of the shape.
+    /// If the buffers do not have the byte length of the shape.
     fn upload<E>(
         buffers: impl IntoIterator<Item = Result<HostBuffer, E>>,
         shape: [usize; 2],
@@ -89,7 +88,7 @@ pub trait MemoryOps: Backend {
         let first = buffers.next().transpose()?;
         let mut bytes: Vec<u8> =
             first.map_or_else(Vec::new, |first| first.into_memory().expect("the default is a Vec"));
-        // Room for the rest at once, should there be one.
+        // Reserve space for any further buffers at once.
         bytes.reserve_exact(expected.saturating_sub(bytes.len()));
         for buffer in buffers {
             bytes.extend_from_slice(&buffer?);
@@ -98,29 +97,26 @@ pub trait MemoryOps: Backend {
         Ok(Tensor::from_data(TensorData::from_bytes_vec(bytes, shape, dtype), (device, dtype)))
     }
 
-    /// Moves a tensor out of the way until it is needed again; where the backend can, into host memory, copied while
-    /// other work runs.
+    /// Moves a tensor away until it is needed again: where the backend can, into host memory, copied while other work runs.
     fn offload(x: Payload<Self, 2>) -> Offloaded<Self> {
         Offloaded::on_device(x)
     }
 
-    /// Ranges of the first axis, in order, by their starts and lengths. They share the tensor's memory where the
-    /// backend can.
+    /// Returns ranges of the first axis, in order, from starts and lengths. They share the tensor's memory where the backend can.
     fn slices<const D: usize>(x: Tensor<Self, D>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, D>> {
         ranges.iter().map(|&(start, length)| x.clone().narrow(0, start, length)).collect()
     }
 
-    /// Starts to copy values `[1]` f32 to the host. The host does not wait until it reads them, and then not for work that is queued
-    /// after this call. This body reads when the values are waited for, behind everything queued by then.
+    /// Starts to copy values `[1]` f32 to the host. The host waits only when it reads them, and not for work queued
+    /// after this call. This default body reads only when the values are waited for, after everything queued by then.
     ///
     /// # Panics
-    /// On CUDA, without values.
+    /// On CUDA, if there are no values.
     fn read_later(values: Vec<Tensor<Self, 1>>) -> Readback {
         Readback::new(host::OnDevice(values))
     }
 
-    /// Milliseconds of the device since the last call for the same, to be read later as one number. `None` where it is
-    /// not measured.
+    /// Returns the device milliseconds since the last call with the same `of`, to be read later as one number; `None` if not measured.
     fn device_time(device: &Self::Device, of: DeviceTime) -> Option<Readback> {
         let _ = (device, of);
         None

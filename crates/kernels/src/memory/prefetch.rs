@@ -1,28 +1,27 @@
-//! One schedule for everything that lives elsewhere and is fetched one step ahead of its use: offloaded activations, paged optimizer
-//! state, sharded weights.
+//! One schedule for all data that is stored elsewhere and fetched one step ahead of its use: offloaded activations,
+//! paged optimizer state, sharded weights.
 //!
-//! A [`Store`] knows how to fetch, take and put back one kind of item. [`Schedule`] walks a store in a known order and keeps
-//! `ahead` items on their way.
+//! A [`Store`] fetches, takes and puts back one kind of item. [`Schedule`] walks a store in a known order and keeps up to `ahead` fetches in flight.
 //! Trade-off: the order is fixed before the walk begins; an item that is not used is still fetched.
 
 use std::collections::VecDeque;
 
-/// Items by index that live somewhere slower.
+/// Indexed items in slower memory.
 pub trait Store {
-    /// What is fetched.
+    /// The fetched item.
     type Item;
 
-    /// Starts to bring item `index` near. Calling it twice is the same as calling it once.
+    /// Starts to fetch item `index`. Further calls have no effect.
     fn prefetch(&mut self, index: usize);
 
-    /// The item, waiting for it if it is not here yet.
+    /// Returns the item, after waiting for its fetch if necessary.
     fn take(&mut self, index: usize) -> Self::Item;
 
-    /// Gives an item back that was changed, for stores that read, modify and write.
+    /// Puts back a changed item, for stores that read, modify and write.
     fn put(&mut self, index: usize, item: Self::Item);
 }
 
-/// Walks a store in a fixed order, fetching ahead.
+/// A walk over a store in a fixed order, which fetches ahead.
 pub struct Schedule<'a, S: Store> {
     store: &'a mut S,
     remaining: VecDeque<usize>,
@@ -30,14 +29,14 @@ pub struct Schedule<'a, S: Store> {
 }
 
 impl<'a, S: Store> Schedule<'a, S> {
-    /// A walk over `order`, with up to `ahead` items on their way while one is in use. Starts to fetch the first ones.
+    /// Creates a walk over `order` that keeps up to `ahead` fetches in flight while an item is in use. Starts the first ones.
     pub fn new(store: &'a mut S, order: impl IntoIterator<Item = usize>, ahead: usize) -> Self {
         let mut schedule = Self { store, remaining: order.into_iter().collect(), ahead };
         schedule.fetch_ahead();
         schedule
     }
 
-    /// The next item with its index; the ones after it are on their way when this returns.
+    /// Returns the next item with its index; the fetches of the items after it have started by then.
     pub fn next_item(&mut self) -> Option<(usize, S::Item)> {
         let index = self.remaining.pop_front()?;
         let item = self.store.take(index);
@@ -45,7 +44,7 @@ impl<'a, S: Store> Schedule<'a, S> {
         Some((index, item))
     }
 
-    /// Gives the item `index` back.
+    /// Puts the item `index` back.
     pub fn put(&mut self, index: usize, item: S::Item) {
         self.store.put(index, item);
     }
@@ -61,7 +60,7 @@ impl<'a, S: Store> Schedule<'a, S> {
 mod tests {
     use super::*;
 
-    /// Records what happens to it.
+    /// Records all calls.
     #[derive(Default)]
     struct Recorder {
         log: Vec<String>,

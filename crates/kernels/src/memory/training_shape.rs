@@ -1,7 +1,7 @@
-//! How a model is trained, as far as its memory and its work depend on it: what trains, in which formats, what layers save, and what is
-//! on other ranks or on the host.
+//! How a model is trained, as far as memory and work depend on it: the trained parts, formats, what layers save, and
+//! what other ranks or the host store.
 //!
-//! Trade-off: one struct with a field per decision, all of which the caller fills in, even where a backend reads half of them.
+//! Trade-off: one struct with a field per decision, all of which the caller fills in, even for backends that read half of them.
 
 use std::collections::BTreeMap;
 
@@ -12,31 +12,31 @@ use serde::{Deserialize, Serialize};
 use super::evaluation::EvaluationShape;
 use crate::GemmFormat;
 
-/// What the forward pass of a layer saves for its backward.
+/// The values that a layer's forward pass saves for its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
-    /// Only the layer's input; the layer runs forward a second time, its last GEMM left out unless a norm follows it.
+    /// Only the layer's input; the layer runs forward again, without its last GEMM unless a norm follows it.
     Full,
-    /// The layer's input, attention's output, and the sum after attention; the projections before attention and the MLP's first ones are
-    /// computed again, attention and its output projection are not (unless a norm follows that).
+    /// The layer's input, attention's output, and the sum after attention. The first projections of attention and of
+    /// the MLP are recomputed; attention and its output projection are not (unless a norm follows the latter).
     Projections,
-    /// Outputs of GEMMs and of attention; norms and activation functions are computed again.
+    /// Outputs of GEMMs and of attention; norms and activation functions are recomputed.
     Selective,
     /// Everything the backward reads.
     None,
 }
 
 impl Recompute {
-    /// Whether GEMMs run forward a second time: gradient checkpointing.
+    /// Returns whether GEMMs run forward a second time: gradient checkpointing.
     #[must_use]
     pub fn repeats_gemms(self) -> bool {
         matches!(self, Self::Full | Self::Projections)
     }
 
-    /// Whether a group of a layer with these norms runs forward a second time: what only the next half of the layer reads does not, unless
-    /// a norm follows it.
+    /// Returns whether a group of a layer with these norms runs forward again. A group that only the next half of the
+    /// layer reads does not, unless a norm follows it.
     #[must_use]
     pub fn repeats(self, kind: GroupKind, norms: &NormNames) -> bool {
         match (self, kind) {
@@ -47,25 +47,25 @@ impl Recompute {
         }
     }
 
-    /// Whether what a layer saves may wait in host memory: the inputs of its halves and attention's output are few enough bytes.
+    /// Returns whether a layer's saved values may wait in host memory: the inputs of its halves and attention's output are small enough.
     #[must_use]
     pub fn may_offload(self) -> bool {
         self.repeats_gemms()
     }
 }
 
-/// How the base weights live on the device.
+/// Storage of the base weights on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BaseStorage {
     /// Every weight trains, in f32.
     Trained,
-    /// Frozen, in this format: projections quantized where it is a quantized one, everything else in the compute format.
+    /// Frozen in this format; if it is a quantized one, only projections are quantized, and everything else has the compute format.
     Frozen(Format),
 }
 
 impl BaseStorage {
-    /// How the weights of linear modules are stored, next to adapters or without any.
+    /// Returns the format in which the weights of linear modules are stored, with or without adapters.
     #[must_use]
     pub fn stored_format(self, has_adapters: bool) -> Format {
         match self {
@@ -78,19 +78,19 @@ impl BaseStorage {
 /// How a model is trained, as far as memory depends on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingShape {
-    /// How the base weights live on the device.
+    /// Storage of the base weights on the device.
     pub base: BaseStorage,
     /// The adapter; `None`: every parameter trains.
     pub lora: Option<LoraConfig>,
     /// Format of activations.
     pub compute: FloatType,
-    /// What the GEMMs of the layers multiply.
+    /// Operand format of the layers' GEMMs.
     pub gemms: GemmFormat,
     /// Bytes of converted frozen weights that stay on the device, for the forward and for the backward.
     pub kept_bytes: [u64; 2],
     /// Bytes of optimizer state, from the optimizer itself.
     pub optimizer_bytes: u64,
-    /// Bytes of it that wait in host memory.
+    /// Bytes of optimizer state that wait in host memory.
     pub paged_bytes: u64,
     /// Maximum bytes of paged state on the device at the same time.
     pub paging_bytes: u64,
@@ -102,78 +102,78 @@ pub struct TrainingShape {
     pub longest_document: usize,
     /// Documents of a micro-batch, padding included; 1 per sequence where each is one document.
     pub documents: usize,
-    /// What layers save.
+    /// The values that layers save.
     pub recompute: Recompute,
-    /// Whether what layers save waits in host memory, where [`Recompute::may_offload`].
+    /// Whether saved values wait in host memory, if [`Recompute::may_offload`].
     pub offload: bool,
-    /// Tokens of a packed sequence that count in the loss, at most.
+    /// Maximum number of loss tokens in a packed sequence.
     pub loss_tokens_per_row: usize,
-    /// Rows of logits that exist at a time.
+    /// Rows of logits that are computed at a time.
     pub loss_chunk_tokens: usize,
-    /// What is computed between steps.
+    /// Evaluation and answers between steps.
     pub evaluation: EvaluationShape,
-    /// What is on other ranks instead.
+    /// Memory that ranks divide.
     pub divided: DividedBytes,
-    /// What pairs of answers add to a step; `None`: documents are trained on one by one.
+    /// Additional passes for pairs of answers; `None`: documents are trained on one by one.
     pub pairs: Option<PairPasses>,
 }
 
-/// The passes of a step over pairs of answers, in addition to those of plain training and a second one over the head.
+/// Additional passes of a step over pairs of answers, besides a second pass over the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairPasses {
-    /// A forward pass without adapters, head included: the reference.
+    /// Whether there is a forward pass without adapters, including the head: the reference.
     pub reference: bool,
 }
 
-/// What ranks divide instead of having all of it each, and what that takes, on the rank that has most; nothing by default.
+/// Memory that ranks divide instead of replicating it, and the cost of dividing, on the rank that has most; zero by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DividedBytes {
-    /// Gradients that other ranks keep (ZeRO stage 2).
+    /// Gradients that other ranks store (ZeRO stage 2).
     pub gradients_elsewhere: u64,
-    /// Gradients that wait to be sent, and that are on their way.
+    /// Gradients that wait to be sent or are being sent.
     pub gradients_leaving: u64,
-    /// Weights of the layers that other ranks have (ZeRO stage 3).
+    /// Layer weights that other ranks own (ZeRO stage 3).
     pub weights_elsewhere: u64,
-    /// Weights of other ranks that are here at the same time: those of the layer that computes and of the next.
+    /// Weights of other ranks that are gathered at the same time: those of the current layer and of the next.
     pub weights_borrowed: u64,
 }
 
-/// Bytes of a trained parameter, and of its gradient: both are f32.
+/// Bytes per value of a trained parameter and of its gradient: both are f32.
 pub const TRAINED_BYTES: u64 = 4;
 
 impl TrainingShape {
-    /// Tokens of a micro-batch.
+    /// Returns the tokens of a micro-batch.
     pub fn tokens(&self) -> u64 {
         self.micro_batch_size as u64 * self.row_len as u64
     }
 
-    /// Tokens of a micro-batch whose logits exist at a time, at most.
+    /// Returns the maximum number of tokens whose logits exist at a time.
     pub(crate) fn loss_chunk(&self) -> u64 {
         let counted = self.micro_batch_size as u64 * self.loss_tokens_per_row.min(self.row_len) as u64;
         counted.min(self.loss_chunk_tokens as u64)
     }
 
-    /// Parameters that get a gradient and optimizer state.
+    /// Returns the number of parameters that get a gradient and optimizer state.
     pub fn trained_parameters(&self, model: &ModelSpec) -> u64 {
         self.lora.as_ref().map_or_else(|| model.parameters(), |lora| adapter_parameters(model, lora))
     }
 
-    /// Bytes of one value of an activation.
+    /// Returns the bytes of one activation value.
     pub(crate) fn activation_bytes(&self) -> u64 {
         self.compute.bytes() as u64
     }
 
-    /// Whether the weights of linear modules are stored in another format than the one they are multiplied in.
+    /// Returns whether the weights of linear modules are stored in a different format than GEMMs read.
     pub(crate) fn needs_conversion(&self) -> bool {
         self.stored_format() != Format::Float(self.compute)
     }
 
-    /// How the weights of linear modules are stored.
+    /// Returns the format in which the weights of linear modules are stored.
     pub(crate) fn stored_format(&self) -> Format {
         self.base.stored_format(self.lora.is_some())
     }
 
-    /// Bytes of the frozen base; 0 where every parameter trains.
+    /// Returns the bytes of the frozen base; 0 if every parameter trains.
     pub(crate) fn base_bytes(&self, model: &ModelSpec) -> u64 {
         let Some(lora) = &self.lora else { return 0 };
         let stored = self.stored_format();
@@ -184,12 +184,12 @@ impl TrainingShape {
         };
         let tensors = model.tensors();
         let frozen: u64 = tensors.iter().filter(|tensor| !lora.saves_tensor(&tensor.name)).map(bytes).sum();
-        // A table that embedding and head shared: the head stays as it was where the embedding alone trains.
+        // With tied tables, the head keeps its initial weight if only the embedding trains.
         let keeps_head = model.tie_word_embeddings && lora.saves_tensor(EMBEDDING) && !lora.saves_tensor(HEAD);
         frozen + if keeps_head { other.bytes(&[model.vocab_size, model.hidden_size]) as u64 } else { 0 }
     }
 
-    /// Bytes of the pairs that adapters started as, where their base lost them (PiSSA): on the host, where they stay.
+    /// Returns the bytes of the initial adapters that were subtracted from their base (PiSSA); they stay in host memory.
     pub fn start_bytes(&self, model: &ModelSpec) -> u64 {
         let Some(lora) = self.lora.as_ref().filter(|lora| !lora.init_lora_weights.is_uniform()) else { return 0 };
         let pairs =
@@ -197,7 +197,7 @@ impl TrainingShape {
         pairs.map(|tensor| 4 * tensor.elements() as u64).sum()
     }
 
-    /// Tensors that wait in host memory, as their number and their values per token: what the last layer's backward reads first stays.
+    /// Returns the tensors that wait in host memory, as counts and values per token. Those that the last layer's backward reads first stay.
     #[must_use]
     pub fn offloaded_tensors(&self, model: &ModelSpec) -> Vec<[usize; 2]> {
         let layers = model.layers.len();
@@ -216,25 +216,25 @@ impl TrainingShape {
         }
     }
 
-    /// Whether what layers save waits in host memory.
+    /// Returns whether saved values wait in host memory.
     pub(super) fn is_offloaded(&self) -> bool {
         self.offload && self.recompute.may_offload()
     }
 }
 
-/// Parameters of all that an adapter trains.
+/// Returns the number of parameters that an adapter trains.
 fn adapter_parameters(model: &ModelSpec, lora: &LoraConfig) -> u64 {
     model.tensors_of(lora).iter().map(|tensor| tensor.elements() as u64).sum()
 }
 
-/// Columns of the widest input that adapters read under dropout; 0 without it.
+/// Returns the columns of the widest adapter input under dropout; 0 without dropout.
 pub(crate) fn widest_dropped(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.lora_dropout > 0.0) else { return 0 };
     let adapted = model.modules().filter(|(module, _)| lora.adapts(&module.path));
     adapted.map(|(_, in_features)| in_features as u64).max().unwrap_or(0)
 }
 
-/// Widths of the outputs of a layer that DoRA scales: of each group with an adapted module, in the order of the forward pass.
+/// Returns the output widths that DoRA scales in a layer: of each group with an adapted module, in forward order.
 pub(crate) fn scaled_widths(model: &ModelSpec, training: &TrainingShape, layer: usize) -> Vec<u64> {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.use_dora) else { return Vec::new() };
     let groups = model.groups(layer);

@@ -1,9 +1,9 @@
-//! The work that one optimizer step does, for the roofline: operations of GEMMs and of attention, and bytes moved.
+//! Work of one optimizer step, for the roofline: operations of GEMMs and of attention, and bytes moved.
 //!
-//! Arithmetic: a GEMM over `N` parameters takes `2 N` operations per token in each of forward, recomputed forward, gradient of the
-//! input, and (where the weight trains) gradient of the weight. [`Recompute::repeats`] says what is recomputed; the head never is. The
-//! backward of attention has five GEMMs to the forward's two, since it recomputes the scores.
-//! Trade-off: traffic is what cannot be avoided when each operation reads its inputs and writes its results once.
+//! A GEMM over `N` parameters takes `2 N` operations per token in each of forward, recomputed forward, input gradient,
+//! and (if the weight trains) weight gradient. [`Recompute::repeats`] determines what is recomputed; the head never is.
+//! The backward of attention has five GEMMs to the forward's two, since it recomputes the scores.
+//! Trade-off: traffic is a lower bound, where each operation reads its inputs and writes its results once.
 
 use firebrick_arch::{GroupKind, GroupSpec, MlpSpec, ModelSpec, ModuleSpec, Role};
 use firebrick_hwprofile::roofline::Work;
@@ -12,17 +12,17 @@ use super::estimate::layer_values;
 use super::training_shape::{Recompute, TrainingShape, scaled_widths};
 use crate::GemmFormat;
 
-/// Work of one step of `micro_batches` micro-batches, recomputation included. `document_tokens` is the mean length of a document: the
-/// length of a packed sequence if it is one document.
+/// Computes the work of one step of `micro_batches` micro-batches, including recomputation. `document_tokens` is the
+/// mean length of a document: the length of a packed sequence if it is one document.
 pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usize, document_tokens: f64) -> Work {
     let tokens = training.tokens() as f64 * micro_batches as f64;
     let weight_gradient = if training.lora.is_some() { 0.0 } else { 1.0 };
     let head = (model.vocab_size * model.hidden_size) as f64;
     let (forward, repeated) = (all_projections(model), recomputed(model, training));
     let reference = reference_passes(training);
-    // Pairs take a second pass over the head, and one more for their reference.
+    // Pairs take a second pass over the head, and a third for their reference.
     let heads = if training.pairs.is_some() { 1.0 + reference } else { 0.0 };
-    // The same weights, forward and for the gradient of the input.
+    // Both the forward and the input gradient multiply by the frozen weights.
     let frozen = 2.0 * tokens * ((2.0 + reference) * forward + repeated);
     let head = head * (2.0 + weight_gradient + heads);
     let others = 2.0 * tokens * (forward * weight_gradient + head + adapter(model, training));
@@ -47,7 +47,7 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     }
 }
 
-/// The part of tokens that a linear module reads, the module, the width of its input, and whether it runs forward a second time.
+/// Iterates over linear modules: the share of tokens that a module reads, the module, its input width, and whether it runs forward again.
 fn modules(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64, ModuleSpec, usize, bool)> + '_ {
     groups(model, recompute).flat_map(|(share, is_repeated, group)| {
         let in_features = group.in_features;
@@ -55,7 +55,7 @@ fn modules(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64
     })
 }
 
-/// The part of tokens that a group reads, whether it runs forward a second time, and the group: of all layers.
+/// Iterates over the groups of all layers: the share of tokens that a group reads, whether it runs forward again, and the group.
 fn groups(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64, bool, GroupSpec)> + '_ {
     (0..model.layers.len()).flat_map(move |layer| {
         let (mlp, norms) = (&model.layers[layer].mlp, model.layers[layer].norms.names());
@@ -64,7 +64,7 @@ fn groups(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64,
     })
 }
 
-/// The part of tokens that a group of a layer with this MLP reads, if all experts have equally many.
+/// Returns the share of tokens that a group of a layer with this MLP reads, if all experts get equally many.
 fn share(mlp: &MlpSpec, kind: GroupKind) -> f64 {
     match (mlp, kind) {
         (MlpSpec::Experts { count, top_k, .. }, GroupKind::ExpertGateUp | GroupKind::ExpertDown) => {
@@ -74,20 +74,20 @@ fn share(mlp: &MlpSpec, kind: GroupKind) -> f64 {
     }
 }
 
-/// Parameters of the linear modules of all layers that a token is multiplied with.
+/// Counts the parameters of linear modules in all layers that a token is multiplied with.
 fn all_projections(model: &ModelSpec) -> f64 {
     let all = modules(model, Recompute::None);
     all.map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
 }
 
-/// Parameters of the linear modules that run forward a second time.
+/// Counts the parameters of linear modules that run forward a second time.
 fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let repeated = modules(model, training.recompute).filter(|&(.., is_repeated)| is_repeated);
     repeated.map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
 }
 
-/// The adapter's own GEMMs, in passes over its parameters: forward, recomputed forward, and two for the gradients of input and adapter.
-/// The zeros of appended ranks are not counted.
+/// Counts the adapter's own GEMMs, in passes over its parameters: forward, recomputed forward, and two for the
+/// gradients of input and adapter. The zeros of appended ranks are not counted.
 fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = &training.lora else { return 0.0 };
     let parameters = |all: bool| -> f64 {
@@ -101,9 +101,9 @@ fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
     3.0 * parameters(true) + parameters(false)
 }
 
-/// DoRA's own GEMMs, in passes over parameters: per token, and once per step for the norms. Per token there are the outputs of
-/// projections that a recomputed layer leaves out but magnitudes need; and under dropout the weight times what is left of its input, and the
-/// same for the gradient.
+/// Counts DoRA's own GEMMs, in passes over parameters: per token, and once per step for the norms. Per token these are
+/// projection outputs that a recomputed layer skips but magnitudes need; and under dropout a second GEMM with the
+/// weight over the masked input, and another one for the gradient.
 fn dora(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.use_dora) else { return [0.0; 2] };
     let (mut of_tokens, mut of_steps) = (0.0, 0.0);
@@ -121,20 +121,20 @@ fn dora(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
     [of_tokens, of_steps]
 }
 
-/// Outputs that DoRA scales are read and written once more in each forward; their gradient is read with them and written in the backward.
+/// Returns magnitude traffic: each forward reads and writes scaled outputs again; the backward reads them, and reads and writes their gradient.
 fn magnitude_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let passes = if training.recompute.repeats_gemms() { 7.0 } else { 5.0 };
     let widths = (0..model.layers.len()).flat_map(|layer| scaled_widths(model, training, layer));
     passes * widths.sum::<u64>() as f64 * (training.tokens() * training.activation_bytes()) as f64
 }
 
-/// Each pass reads the weights; a stored form that GEMMs do not read is converted: written and read once more. What stays converted on the
-/// device ([`TrainingShape::kept_bytes`]) is only read.
+/// Returns the traffic of weights. Each pass reads them; a stored form that GEMMs do not read is converted: written and
+/// read once more. A converted weight that stays on the device ([`TrainingShape::kept_bytes`]) is only read.
 fn weight_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let [forwards, backwards] =
         [1.0 + reference_passes(training) + recomputed(model, training) / all_projections(model), 1.0];
     let trained = 4.0 * training.trained_parameters(model) as f64;
-    // Every expert is converted, whatever tokens it has.
+    // Every expert is converted, however many tokens it gets.
     let values = model.parameters_of(Role::Projection) as f64;
     let is_converted = training.needs_conversion() || training.gemms == GemmFormat::Fp8;
     let converted = if is_converted { values * converted_value_bytes(training) } else { 0.0 };
@@ -142,13 +142,13 @@ fn weight_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let passes = forwards + backwards;
     let everything = passes * (training.base_bytes(model) as f64 + trained + 2.0 * converted);
     let [forward, backward] = kept_shares(model, training);
-    // Neither their stored form is read nor their converted form written.
+    // Kept weights need neither a read of their stored form nor a write of their converted form.
     let saved = (forwards * forward + backwards * backward) * (stored + converted);
     everything - saved + 2.0 * trained
 }
 
-/// Kernels that a step launches on CUDA, about: a trace of 16 layers counted 958, and 805 where no weight was converted. A layer that is
-/// recomputed launches its forward twice, which is a third of them; under [`Recompute::Projections`] a little less.
+/// Estimates the kernels that a step launches on CUDA: a trace of 16 layers counted 958, or 805 where no weight was converted. A
+/// recomputed layer launches its forward twice, which is a third of them; under [`Recompute::Projections`] a little less.
 pub fn cuda_launches(model: &ModelSpec, training: &TrainingShape, micro_batches: usize) -> f64 {
     let [forward, backward] = kept_shares(model, training);
     let per_layer = 50.0 + 10.0 * (1.0 - 0.5 * (forward + backward));
@@ -156,7 +156,7 @@ pub fn cuda_launches(model: &ModelSpec, training: &TrainingShape, micro_batches:
     per_layer * recompute_factor * (model.layers.len() * micro_batches) as f64
 }
 
-/// Bytes of a weight's value as the layers' GEMMs read it.
+/// Returns the bytes of a weight value as the layers' GEMMs read it.
 fn converted_value_bytes(training: &TrainingShape) -> f64 {
     match training.gemms {
         GemmFormat::Fp8 => 1.0,
@@ -164,8 +164,8 @@ fn converted_value_bytes(training: &TrainingShape) -> f64 {
     }
 }
 
-/// The parts of the converted weights that stay on the device for forward passes and for the backward; in the compute format both read the
-/// same ones. What stands around them (adapters, scales) is counted as a part of them.
+/// Returns the shares of the converted weights that stay on the device for forward passes and for the backward; in the
+/// compute format both read the same ones. Adapters and scales next to them count as a part of them.
 fn kept_shares(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
     let all = model.parameters_of(Role::Projection) as f64 * converted_value_bytes(training);
     let [forward, backward] = training.kept_bytes.map(|kept| (kept as f64 / all).min(1.0));
@@ -175,13 +175,13 @@ fn kept_shares(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
     }
 }
 
-/// Each value of a layer is written and read in a forward, read in the backward, and has a gradient written and read; a recomputed
-/// layer stops before the product of gate and up. Logits are written, read, and have a gradient.
+/// Returns the traffic of activations. Each value of a layer is written and read in a forward, read in the backward, and has a
+/// gradient written and read; a recomputed layer stops before the gated activation. Logits are written, read, and have a gradient.
 fn activation_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let value = training.activation_bytes();
     let of_layer = |layer: usize| {
         let everything = layer_values(model, layer).everything(value) as f64;
-        // A mixture runs again as a whole.
+        // A mixture of experts is recomputed as a whole.
         let product = match model.layers[layer].mlp {
             MlpSpec::Gated { intermediate_size, .. } => (intermediate_size as u64 * value) as f64,
             MlpSpec::Experts { .. } => 0.0,
@@ -201,13 +201,13 @@ fn activation_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
     training.tokens() as f64 * (layers + heads * logits)
 }
 
-/// Forward passes without adapters in a micro-batch.
+/// Returns the forward passes without adapters in a micro-batch.
 fn reference_passes(training: &TrainingShape) -> f64 {
     if training.pairs.is_some_and(|pairs| pairs.reference) { 1.0 } else { 0.0 }
 }
 
-/// The inputs of adapted groups are read and written under their mask in each forward and for the gradient of A; the part of their gradient
-/// that flows through the adapters is written, and read and added under the mask.
+/// Returns the traffic of dropout. The inputs of adapted groups are read and masked copies written in each forward and
+/// for the gradient of A; the adapters' part of the input gradient is written, then read and added under the mask.
 fn dropout_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.lora_dropout > 0.0) else { return 0.0 };
     let is_adapted = |group: &GroupSpec| group.modules.iter().any(|module| lora.adapts(&module.path));
@@ -218,7 +218,7 @@ fn dropout_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
     values * (training.tokens() * training.activation_bytes()) as f64
 }
 
-/// Parameters and state are read and written, gradients read.
+/// Returns the traffic of the optimizer: parameters and state are read and written, gradients read.
 fn optimizer_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
     training.trained_parameters(model) as f64 * 3.0 * 4.0 + 2.0 * training.optimizer_bytes as f64
 }
@@ -233,7 +233,7 @@ mod tests {
     use crate::PairPasses;
     use crate::memory::training_shape::tests::qlora;
 
-    /// Library rates timed on one H100 SXM: cuBLASLt, cuDNN (forward and backward together), a device copy.
+    /// Library rates measured on one H100 SXM: cuBLASLt, cuDNN (forward and backward together), a device copy.
     const H100_MEASURED: Rates = Rates {
         matmul_flops_per_s: 735e12,
         fp8_flops_per_s: 735e12,
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn qlora_of_llama_8b_on_an_h100_meets_the_roofline_counted_by_hand() {
-        // Tokens/s with full recomputation and with none, arithmetic alone.
+        // Tokens/s with full recomputation and with none, from arithmetic alone.
         for (recompute, micro_batch_size, by_hand) in [(Recompute::Full, 8, 15_400.0), (Recompute::None, 2, 20_600.0)] {
             let training = qlora(micro_batch_size, recompute);
             let time = RooflineTime::of(&work(&training, 1), &H100_MEASURED);

@@ -1,7 +1,6 @@
-//! Routing against its reference: a few experts and many, one of which no token chooses; weights that add up to one and weights that do
-//! not.
+//! Routing against its reference: a few experts and many, one of which no token chooses; weights with and without normalization.
 //!
-//! Trade-off: probabilities that differ by less than rounding are avoided, so ties are tried by the tests of the reference alone.
+//! Trade-off: probabilities that differ by less than rounding are avoided, so only the reference's own tests cover ties.
 
 use super::{Routing, reference};
 use crate::Kernels;
@@ -16,7 +15,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// Logits of a token that are a permutation of well separated values; of several experts the last is never chosen.
+/// Returns logits that per token permute well-separated values; of several experts, the last is never chosen.
 fn logits<B: Kernels>(check: &Check<'_, B>, experts: usize, top_k: usize) -> Pair<B, 2> {
     let tokens = check.case.tokens();
     let spare = usize::from(experts > top_k);

@@ -1,10 +1,9 @@
 //! Mixtures of experts: from the router's logits to the rows of each expert, and from their outputs back to tokens.
 //!
-//! A token's row is copied once for each of its experts, rows of one expert next to each other in the order of tokens. The experts
-//! themselves are groups of linear modules over ranges of these rows ([`crate::LinearOps::project`]). The router's softmax, the weights of
-//! experts and their gradients are f32; of equal probabilities the expert with the lower number wins.
-//! Trade-off: how many rows each expert has is read back by the host once per routing, because the sizes of the experts' GEMMs follow from
-//! it.
+//! A token's row is copied once for each of its experts; the rows of one expert are contiguous, in the order of tokens. The experts
+//! themselves are groups of linear modules over ranges of these rows ([`crate::LinearOps::project`]). The router's softmax, the
+//! experts' weights and their gradients are f32; of equal probabilities, the expert with the lower index wins.
+//! Trade-off: the host reads back the number of rows of each expert once per routing, because it determines the sizes of the experts' GEMMs.
 //!
 //! Suffixes: `n` tokens, `d` hidden size, `e` experts, `k` experts per token, `s` rows of all experts (`n k` of them).
 
@@ -17,7 +16,7 @@ use burn_tensor::{Int, Tensor, backend::Backend};
 use crate::linear::LinearOps;
 use crate::memory::{Hint, MemoryOps};
 
-/// Where tokens go and with which weights: what [`MoeOps::route`] decides.
+/// Assignment of tokens to experts with weights, the result of [`MoeOps::route`].
 #[derive(Clone, Debug)]
 pub struct Routing<B: Backend> {
     /// Probability of each expert, `[n, e]` f32.
@@ -26,20 +25,20 @@ pub struct Routing<B: Backend> {
     pub experts_nk: Tensor<B, 2, Int>,
     /// Their weights, `[n, k]` f32.
     pub weights_nk: Tensor<B, 2>,
-    /// Whether the weights of a token add up to one; otherwise they are its probabilities.
+    /// Whether the weights of a token are normalized to a sum of one; otherwise they are its probabilities.
     pub normalizes: bool,
-    /// The row of each choice among those of all experts, `[n, k]`.
+    /// The row of each choice among the rows of all experts, `[n, k]`.
     pub rows_nk: Tensor<B, 2, Int>,
     /// The choice of each row as `token * k + rank of the expert`, `[s]`: the inverse of `rows_nk`.
     pub choices_s: Tensor<B, 1, Int>,
     /// The token of each row, `[s]`.
     pub tokens_s: Tensor<B, 1, Int>,
-    /// Rows of each expert; their sum is `n k`.
+    /// Number of rows of each expert; their sum is `n k`.
     pub rows: Vec<usize>,
 }
 
 impl<B: Backend> Routing<B> {
-    /// Where the rows of each expert that has any begin, and how many there are: for [`MemoryOps::slices`].
+    /// Returns start and count of the rows of each expert that has any, as [`MemoryOps::slices`] takes them.
     pub fn row_ranges(&self) -> Vec<(usize, usize)> {
         let mut start = 0;
         let range = |&count: &usize| {
@@ -52,8 +51,8 @@ impl<B: Backend> Routing<B> {
 
 /// Routing of tokens to experts.
 pub trait MoeOps: LinearOps + MemoryOps {
-    /// The `top_k` most probable experts of each token by the softmax of the router's logits `[n, e]`, and their weights, which add up to
-    /// one where it `normalizes`. Waits until the device has counted the rows of each expert.
+    /// Chooses for each token the `top_k` most probable experts by the softmax of the router's logits `[n, e]`, with
+    /// their weights, which sum to one if `normalizes`. Waits until the device has counted the rows of each expert.
     fn route(logits_ne: Tensor<Self, 2>, top_k: usize, normalizes: bool) -> Routing<Self> {
         reference::route(logits_ne, top_k, normalizes)
     }
@@ -67,13 +66,13 @@ pub trait MoeOps: LinearOps + MemoryOps {
         reference::route_backward(routing, d_weights_nk, like_nd)
     }
 
-    /// The rows `[n, d]` of all choices in the order of experts, `[s, d]`.
+    /// Gathers the rows `[n, d]` of all choices in the order of experts, `[s, d]`.
     fn dispatch(x_nd: Tensor<Self, 2>, routing: &Routing<Self>) -> Tensor<Self, 2> {
         reference::dispatch(x_nd, routing)
     }
 
-    /// The sum of each token's rows, `[n, d]`, added up in f32 and rounded once: with a residual stream weighted and
-    /// added to it, without one plain, which is the backward of [`MoeOps::dispatch`].
+    /// Sums each token's rows, `[n, d]`, in f32, and rounds once. With a residual, the sum is weighted and added to it;
+    /// without one it is not weighted, which is the backward of [`MoeOps::dispatch`].
     fn combine(
         y_sd: Tensor<Self, 2>,
         routing: &Routing<Self>,
@@ -82,8 +81,8 @@ pub trait MoeOps: LinearOps + MemoryOps {
         reference::combine(y_sd, routing, residual_nd)
     }
 
-    /// Backward of [`MoeOps::combine`] with a residual stream: the gradient of the rows `[s, d]`, and of the weights
-    /// `[n, k]` f32. That of the residual is `dy`.
+    /// Backward of [`MoeOps::combine`] with a residual: the gradients of the rows `[s, d]` and of the weights `[n, k]`
+    /// f32. The residual's gradient is `dy`.
     fn combine_backward(
         y_sd: Tensor<Self, 2>,
         routing: &Routing<Self>,
@@ -92,23 +91,23 @@ pub trait MoeOps: LinearOps + MemoryOps {
         reference::combine_backward(y_sd, routing, dy_nd)
     }
 
-    /// Rows of experts one after the other.
+    /// Concatenates rows of experts.
     ///
     /// # Panics
-    /// Without any part.
+    /// If there are no parts.
     fn join_rows(parts: Vec<Tensor<Self, 2>>) -> Tensor<Self, 2> {
         reference::join_rows(parts)
     }
 
-    /// f32 zeros: the gradient of what no token has reached.
+    /// Returns f32 zeros, the gradient of an expert that got no token.
     fn zero_gradient(elements: usize, device: &Self::Device) -> Tensor<Self, 1> {
         reference::zero_gradient(elements, device)
     }
 }
 
-/// Runs work whose tensors have other sizes in every pass.
+/// Runs work whose tensor sizes differ in every pass.
 pub fn with_varying_sizes<B: MemoryOps, R>(device: &B::Device, work: impl FnOnce() -> R) -> R {
-    /// Ends it also where the work fails.
+    /// Ends this mode, even if the work panics.
     struct End<'a, B: MemoryOps>(&'a B::Device);
     impl<B: MemoryOps> Drop for End<'_, B> {
         fn drop(&mut self) {

@@ -1,8 +1,8 @@
-//! Routing in ordinary Burn operations, with the choice and the order of rows made on the host.
+//! Routing in ordinary Burn operations; the host chooses experts and orders rows.
 //!
 //! With probabilities `p`, the chosen ones `p_j` with sum `S`, and weights `w_j = p_j / S` or `p_j`: `dp_j = (dw_j - Σ dw_i w_i) / S` or
 //! `dw_j`, and `dlogit_e = p_e (dp_e - Σ p_j dp_j)`, where `dp` is zero for experts that were not chosen.
-//! Trade-off: all probabilities come to the host; experts per token are few enough for that on backends that have no kernels of their own.
+//! Trade-off: all probabilities are copied to the host, which suits backends without kernels of their own, since experts are few.
 
 use std::cmp::Ordering;
 
@@ -12,7 +12,7 @@ use burn_tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, backend::Bac
 use super::Routing;
 use crate::dtype::{to_dtype, to_f32};
 
-/// See [`super::MoeOps::route`].
+/// Implements [`super::MoeOps::route`].
 pub fn route<B: Backend>(logits_ne: Tensor<B, 2>, top_k: usize, normalizes: bool) -> Routing<B> {
     let ([tokens, experts], device) = (logits_ne.dims(), logits_ne.device());
     assert!((1..=experts).contains(&top_k), "{top_k} of {experts} experts per token");
@@ -44,7 +44,7 @@ pub fn route<B: Backend>(logits_ne: Tensor<B, 2>, top_k: usize, normalizes: bool
     }
 }
 
-/// The indices of the `count` largest values, the largest first; of equal ones the lower index comes first.
+/// Returns the indices of the `count` largest values, the largest first; of equal values, the lower index comes first.
 fn largest(values: &[f32], count: usize) -> Vec<usize> {
     let mut indices: Vec<usize> = (0..values.len()).collect();
     let descending = |&a: &usize, &b: &usize| match values[b].total_cmp(&values[a]) {
@@ -64,7 +64,7 @@ struct Order {
 }
 
 impl Order {
-    /// Of the experts of all choices.
+    /// Sorts the experts of all choices.
     fn of(chosen: &[usize], experts: usize) -> Self {
         let mut rows = vec![0; experts];
         chosen.iter().for_each(|&expert| rows[expert] += 1);
@@ -85,7 +85,7 @@ impl Order {
     }
 }
 
-/// See [`super::MoeOps::route_backward`].
+/// Implements [`super::MoeOps::route_backward`].
 pub fn route_backward<B: Backend>(
     routing: &Routing<B>,
     d_weights_nk: Tensor<B, 2>,
@@ -104,18 +104,18 @@ pub fn route_backward<B: Backend>(
     to_dtype(p_ne.mul(dp_ne.sub(through_n1)), like_nd.dtype())
 }
 
-/// See [`super::MoeOps::dispatch`].
+/// Implements [`super::MoeOps::dispatch`].
 pub fn dispatch<B: Backend>(x_nd: Tensor<B, 2>, routing: &Routing<B>) -> Tensor<B, 2> {
     x_nd.select(0, routing.tokens_s.clone())
 }
 
-/// The rows of each token's choices in f32, `[n, k, d]`.
+/// Gathers the rows of each token's choices in f32, `[n, k, d]`.
 fn of_choices<B: Backend>(rows_sd: Tensor<B, 2>, routing: &Routing<B>) -> Tensor<B, 3> {
     let ([tokens, top_k], [rows, width]) = (routing.rows_nk.dims(), rows_sd.dims());
     to_f32(rows_sd).select(0, routing.rows_nk.clone().reshape([rows])).reshape([tokens, top_k, width])
 }
 
-/// See [`super::MoeOps::combine`].
+/// Implements [`super::MoeOps::combine`].
 pub fn combine<B: Backend>(
     y_sd: Tensor<B, 2>,
     routing: &Routing<B>,
@@ -130,7 +130,7 @@ pub fn combine<B: Backend>(
     to_dtype(sum_nd.add(to_f32(residual_nd)), dtype)
 }
 
-/// See [`super::MoeOps::combine_backward`].
+/// Implements [`super::MoeOps::combine_backward`].
 pub fn combine_backward<B: Backend>(
     y_sd: Tensor<B, 2>,
     routing: &Routing<B>,
@@ -145,13 +145,13 @@ pub fn combine_backward<B: Backend>(
     (to_dtype(d_rows_sd, dtype), d_weights_nk)
 }
 
-/// See [`super::MoeOps::join_rows`].
+/// Implements [`super::MoeOps::join_rows`].
 pub fn join_rows<B: Backend>(mut parts: Vec<Tensor<B, 2>>) -> Tensor<B, 2> {
     assert!(!parts.is_empty(), "some expert has rows");
     if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
 }
 
-/// See [`super::MoeOps::zero_gradient`].
+/// Implements [`super::MoeOps::zero_gradient`].
 pub fn zero_gradient<B: Backend>(elements: usize, device: &B::Device) -> Tensor<B, 1> {
     Tensor::zeros([elements], (device, DType::F32))
 }
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(order.rows_of_choices, [3, 0, 1, 4, 5, 2]);
     }
 
-    /// The output of experts that multiply their rows by `1 + expert`, by a recorded route.
+    /// Computes the output of experts that multiply their rows by `1 + expert`, along a recorded route.
     fn recorded(
         logits_ne: Tensor<Recorded, 2>,
         x_nd: Tensor<Recorded, 2>,

@@ -31,7 +31,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     strided(check);
 }
 
-/// A matrix that is a range of columns of a wider one.
+/// Tests a matrix that is a range of columns of a wider one.
 fn strided<B: Kernels>(check: &mut Check<'_, B>) {
     let width = check.case.hidden_size;
     let wide = check.random([check.case.tokens(), width + 24], 1.0);

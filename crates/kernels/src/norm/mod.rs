@@ -13,7 +13,7 @@ use burn_tensor::{Tensor, backend::Backend};
 pub struct NormWeight<B: Backend> {
     /// `[d]` f32.
     pub weight: Tensor<B, 1>,
-    /// Added to the weight before it multiplies: 1 for norms that are stored as `weight - 1`, else 0.
+    /// Added to the weight before the multiplication: 1 for norms that are stored as `weight - 1`, else 0.
     pub offset: f64,
     /// Added to the mean square.
     pub epsilon: f64,
@@ -23,8 +23,8 @@ pub struct NormWeight<B: Backend> {
 
 /// RMSNorm over the rows of a matrix (Zhang and Sennrich, Root mean square layer normalization, 2019).
 pub trait NormOps: Backend {
-    /// `x / sqrt(mean(x²) + epsilon) * (offset + weight)`, `[n, d]`, computed in f32, returned in the dtype of `x`;
-    /// plus a residual of its shape, whose gradient is that of the result.
+    /// Computes `x / sqrt(mean(x²) + epsilon) * (offset + weight)` `[n, d]` in f32, adds the residual `[n, d]` if given
+    /// (its gradient is that of the result), and returns the dtype of `x`.
     fn rms_norm(
         x_nd: Tensor<Self, 2>,
         norm: &NormWeight<Self>,
@@ -33,8 +33,8 @@ pub trait NormOps: Backend {
         reference::plus(reference::forward(x_nd, norm), residual_nd)
     }
 
-    /// Backward of [`NormOps::rms_norm`] at input `x`: the gradient of `x` plus `d_residual` (what flows past the norm on the
-    /// residual path), and the gradient of the weight `[d]` f32 where it trains.
+    /// Backward of [`NormOps::rms_norm`] at input `x`: the gradient of `x` plus `d_residual` (the gradient that
+    /// bypasses the norm on the residual path), and the gradient of the weight `[d]` f32 if it trains.
     fn rms_norm_backward(
         x_nd: Tensor<Self, 2>,
         norm: &NormWeight<Self>,

@@ -2,7 +2,7 @@
 //! in f32 whatever the input.
 //!
 //! Backward, with `x̂ = x * rstd` and `g = dy * w`: `dx = rstd * (g - x̂ * mean(g * x̂))`, `dw = Σ dy * x̂`.
-//! Trade-off: nothing but the input is saved; `rstd` is one reduction away.
+//! Trade-off: only the input is saved, and the backward recomputes `rstd` with one more reduction.
 
 use burn_tensor::{Tensor, backend::Backend};
 
@@ -13,13 +13,13 @@ fn reciprocal_deviation<B: Backend>(x_nd: &Tensor<B, 2>, epsilon: f64) -> Tensor
     x_nd.clone().square().mean_dim(1).add_scalar(epsilon).sqrt().recip()
 }
 
-/// What rows are multiplied by, `[1, d]`.
+/// Returns weight plus offset, `[1, d]`.
 fn factors<B: Backend>(norm: &NormWeight<B>) -> Tensor<B, 2> {
     let weight_d = to_f32(norm.weight.clone());
     if norm.offset == 0.0 { weight_d.unsqueeze() } else { weight_d.add_scalar(norm.offset).unsqueeze() }
 }
 
-/// See [`crate::NormOps::rms_norm`]; without a residual.
+/// Implements [`crate::NormOps::rms_norm`] without a residual.
 pub fn forward<B: Backend>(x_nd: Tensor<B, 2>, norm: &NormWeight<B>) -> Tensor<B, 2> {
     let dtype = x_nd.dtype();
     let x_nd = to_f32(x_nd);
@@ -27,7 +27,7 @@ pub fn forward<B: Backend>(x_nd: Tensor<B, 2>, norm: &NormWeight<B>) -> Tensor<B
     to_dtype(x_nd.mul(rstd_n1).mul(factors(norm)), dtype)
 }
 
-/// `y` plus a residual, where there is one.
+/// Adds the residual, if any, to `y`.
 pub(crate) fn plus<B: Backend>(y_nd: Tensor<B, 2>, residual_nd: Option<Tensor<B, 2>>) -> Tensor<B, 2> {
     match residual_nd {
         Some(residual_nd) => y_nd.add(residual_nd),
@@ -35,7 +35,7 @@ pub(crate) fn plus<B: Backend>(y_nd: Tensor<B, 2>, residual_nd: Option<Tensor<B,
     }
 }
 
-/// See [`crate::NormOps::rms_norm_backward`].
+/// Implements [`crate::NormOps::rms_norm_backward`].
 pub fn backward<B: Backend>(
     x_nd: Tensor<B, 2>,
     norm: &NormWeight<B>,

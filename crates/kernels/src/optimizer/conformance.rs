@@ -1,6 +1,6 @@
 //! The global norm, sums of gradients, and both forms of AdamW against the reference, several steps long and over many parameters.
 //!
-//! Trade-off: 8-bit codes are compared by what the next steps make of them, since a value between two codes may round either way.
+//! Trade-off: 8-bit codes are compared by their effect on the next steps, since a value between two codes may round either way.
 
 use burn_flex::Flex;
 use burn_tensor::{DType, Int, IntDType, Tensor, TensorData, backend::Backend};
@@ -12,7 +12,7 @@ use crate::conformance::check::Check;
 use crate::weights::reference::codes;
 use crate::{Kernels, MemoryOps};
 
-/// More than one block of 8-bit moments, and not whole blocks.
+/// Sizes of more than one block of 8-bit moments, and of partial blocks.
 const SIZES: [usize; 3] = [5, 700, 4096 + 33];
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
@@ -46,7 +46,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     skipped(check);
 }
 
-/// More ranges than one launch takes, aligned and not, written and then added to, with a gap that nothing is written to.
+/// Tests more ranges than one launch takes, aligned and unaligned, written and then added to, with a gap that is never written.
 fn ranges<B: Kernels>(check: &mut Check<'_, B>) {
     let (mut starts, mut length) = (Vec::new(), 0);
     for index in 0..70 {
@@ -72,7 +72,7 @@ fn ranges<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// A gradient scale that is not finite, whatever the gradients are: every bit stays.
+/// Tests that a non-finite gradient scale changes no bit, whatever the gradients are.
 fn skipped<B: Kernels>(check: &mut Check<'_, B>) {
     let device = check.device;
     for (scale, bad) in [(f32::NAN, 0.5), (f32::INFINITY, f32::NAN)] {
@@ -90,7 +90,7 @@ fn skipped<B: Kernels>(check: &mut Check<'_, B>) {
     }
 }
 
-/// All of a state, on the host.
+/// Copies all of a state to the host.
 fn bits<B: Backend>(state: &AdamWState<B>) -> Vec<TensorData> {
     let moments = match &state.moments {
         Moments::F32 { first, second } => vec![first.to_data(), second.to_data()],

@@ -12,7 +12,7 @@ use burn_tensor::{Int, Tensor, backend::Backend};
 
 use crate::weights::WeightOps;
 
-/// The numbers of one AdamW step (Loshchilov and Hutter, Decoupled weight decay regularization, 2019).
+/// Hyperparameters of one AdamW step (Loshchilov and Hutter, Decoupled weight decay regularization, 2019).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Learning rate of this step.
@@ -25,7 +25,7 @@ pub struct AdamW {
     pub epsilon: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// Which step this is, from 1.
+    /// Number of this step, from 1.
     pub step: u64,
 }
 
@@ -41,14 +41,14 @@ pub struct AdamWState<B: Backend> {
 /// The moments of a parameter.
 #[derive(Clone, Debug)]
 pub enum Moments<B: Backend> {
-    /// f32, as long as the parameter.
+    /// f32, of the parameter's length.
     F32 {
-        /// The first.
+        /// First moment.
         first: Tensor<B, 1>,
-        /// The second.
+        /// Second moment.
         second: Tensor<B, 1>,
     },
-    /// In a box: hundreds of states are handed from call to call, and four tensors are a kilobyte and more.
+    /// In a box: hundreds of states are moved from call to call, and four tensors take more than a kilobyte.
     EightBit(Box<EightBitMoments<B>>),
 }
 
@@ -57,34 +57,34 @@ pub enum Moments<B: Backend> {
 pub struct EightBitMoments<B: Backend> {
     /// First moment, codes of the signed dynamic map, `[blocks * 256]`.
     pub first_codes: Tensor<B, 1, Int>,
-    /// `[blocks]` f32.
+    /// Scale of each block of the first moment, `[blocks]` f32.
     pub first_absmax: Tensor<B, 1>,
     /// Second moment, codes of the unsigned dynamic map, `[blocks * 256]`.
     pub second_codes: Tensor<B, 1, Int>,
-    /// `[blocks]` f32.
+    /// Scale of each block of the second moment, `[blocks]` f32.
     pub second_absmax: Tensor<B, 1>,
 }
 
-/// A gradient that belongs to a range of a flat sum.
+/// The gradient for one range of a flat sum.
 #[derive(Clone, Debug)]
 pub struct RangeGradient<B: Backend> {
-    /// Where the range begins in the sum, in elements.
+    /// Start of the range in the sum, in elements.
     pub start: usize,
-    /// f32, `[elements]` of the range.
+    /// The gradient, f32, of the range's length.
     pub gradient: Tensor<B, 1>,
-    /// Whether nothing was written to the range before: it becomes the gradient, whatever it holds.
+    /// Whether this is the first contribution to the range, which overwrites it.
     pub is_first: bool,
 }
 
-/// What optimizers are made of.
+/// The operations of optimizers.
 pub trait OptimizerOps: WeightOps {
     /// Adds a gradient to the sum of earlier ones, both f32 `[elements]`; in place where the backend can.
     fn accumulate(sum: Tensor<Self, 1>, gradient: Tensor<Self, 1>) -> Tensor<Self, 1> {
         sum.add(gradient)
     }
 
-    /// Adds gradients to disjoint ranges of one flat f32 sum `[length]`, in place where the backend can: hundreds of small gradients are
-    /// then one tensor. Without a `sum` a new one is made; what no gradient was written to is undefined there.
+    /// Adds gradients to disjoint ranges of one flat f32 sum `[length]`, in place where the backend can: hundreds of small gradients
+    /// then are one tensor. Without a `sum`, allocates one, where ranges that get no gradient are undefined.
     fn accumulate_ranges(
         sum: Option<Tensor<Self, 1>>,
         length: usize,
@@ -93,20 +93,19 @@ pub trait OptimizerOps: WeightOps {
         reference::accumulate_ranges(sum, length, gradients)
     }
 
-    /// Sum of the squares of all elements of all tensors, `[1]` f32: the square of the global norm.
+    /// Computes the sum of the squares of all elements of all tensors, `[1]` f32: the square of the global norm.
     fn squared_norm(tensors: &[Tensor<Self, 1>]) -> Tensor<Self, 1> {
         reference::squared_norm(tensors)
     }
 
-    /// The norm from its square, both `[1]` f32, and what to multiply the gradients by so that it is at most `max_norm`, as torch's
-    /// `clip_grad_norm_` has it: `min(1, max_norm / (norm + 1e-6))`; 0 if the norm is not finite.
+    /// Returns the norm from its square, and the coefficient that clips the gradients to `max_norm`, both `[1]` f32. The coefficient
+    /// is that of torch's `clip_grad_norm_`, `min(1, max_norm / (norm + 1e-6))`, or 0 if the norm is not finite.
     fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
         reference::clip(squared_norm, max_norm)
     }
 
-    /// One AdamW step of each parameter from its gradient. Gradients are first multiplied by `gradient_scale` `[1]`, which stays on
-    /// the device (clipping, loss scaling). A scale that is not finite skips the step: parameters and moments stay as they are, bit
-    /// for bit, without the host knowing.
+    /// Takes one AdamW step for each parameter. Gradients are first multiplied by `gradient_scale` `[1]` (clipping, loss scaling), which stays on the
+    /// device. A non-finite scale skips the step: parameters and moments keep every bit, and the host need not know.
     fn adamw_foreach(
         states: Vec<AdamWState<Self>>,
         gradients: Vec<Tensor<Self, 1>>,

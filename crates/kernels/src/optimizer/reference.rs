@@ -1,10 +1,9 @@
 //! Optimizer arithmetic in ordinary Burn operations: global norm, AdamW, and AdamW with 8-bit moments.
 //!
 //! The 8-bit step follows bitsandbytes' block-wise kernel: decode both moments, update them, take the parameter step with the exact
-//! moments, then encode them again against each block's new maximum. A first moment must not change its sign by rounding, so its code
-//! moves one step towards its own sign where it would.
-//! A step that is skipped is computed and then discarded, because only the device knows whether it is.
-//! Trade-off: one parameter after the other, a pass over memory per arithmetic step.
+//! moments, then encode them again against each block's new maximum. Rounding must not change the sign of a first moment: where it would, the code
+//! moves one step towards the sign. A skipped step is computed and then discarded, because only the device knows whether it is skipped.
+//! Trade-off: parameters are updated one after the other, with one pass over memory per arithmetic step.
 
 use burn_tensor::{Bool, DType, Int, IntDType, Tensor, backend::Backend};
 use firebrick_precision::DynamicMap;
@@ -15,7 +14,7 @@ use crate::dtype::to_f32;
 use crate::weights::WeightOps;
 use crate::weights::reference::index;
 
-/// See [`crate::OptimizerOps::accumulate_ranges`]. One copy of the sum per call.
+/// Implements [`crate::OptimizerOps::accumulate_ranges`]; copies the sum once per call.
 ///
 /// # Panics
 /// If there is no gradient, or ranges overlap or do not fit.
@@ -44,13 +43,13 @@ pub fn accumulate_ranges<B: Backend>(
     Tensor::cat(parts, 0)
 }
 
-/// See [`crate::OptimizerOps::squared_norm`].
+/// Implements [`crate::OptimizerOps::squared_norm`].
 pub fn squared_norm<B: Backend>(tensors: &[Tensor<B, 1>]) -> Tensor<B, 1> {
     let squares: Vec<_> = tensors.iter().map(|tensor| to_f32(tensor.clone()).square().sum()).collect();
     Tensor::cat(squares, 0).sum()
 }
 
-/// See [`crate::OptimizerOps::clip`].
+/// Implements [`crate::OptimizerOps::clip`].
 pub fn clip<B: Backend>(squared_norm: Tensor<B, 1>, max_norm: f64) -> (Tensor<B, 1>, Tensor<B, 1>) {
     let norm = squared_norm.sqrt();
     let factor = norm.clone().add_scalar(1e-6).recip().mul_scalar(max_norm).clamp_max(1.0);
@@ -58,7 +57,7 @@ pub fn clip<B: Backend>(squared_norm: Tensor<B, 1>, max_norm: f64) -> (Tensor<B,
     (norm, factor)
 }
 
-/// See [`crate::OptimizerOps::adamw_foreach`].
+/// Implements [`crate::OptimizerOps::adamw_foreach`].
 pub fn adamw_foreach<B: WeightOps>(
     states: Vec<AdamWState<B>>,
     gradients: Vec<Tensor<B, 1>>,
@@ -76,7 +75,7 @@ pub fn adamw_foreach<B: WeightOps>(
     states.into_iter().zip(gradients).map(update).collect()
 }
 
-/// `p (1 - lr wd) - lr m̂ / (sqrt(v̂) + eps)`, decay first, as torch does it.
+/// Computes `p (1 - lr wd) - lr m̂ / (sqrt(v̂) + eps)`, decay first, as torch does.
 fn adamw<B: Backend>(
     parameter: Tensor<B, 1>,
     moments: [Tensor<B, 1>; 2],
@@ -103,7 +102,7 @@ fn adamw<B: Backend>(
     }
 }
 
-/// Whether a scale that is not finite skips the step, `[elements]` times.
+/// Returns whether a non-finite scale skips the step, as a mask of `[elements]`.
 fn is_skipped<B: Backend>(gradient_scale: &Tensor<B, 1>, elements: usize) -> Tensor<B, 1, Bool> {
     gradient_scale.clone().is_finite().bool_not().expand([elements])
 }
@@ -122,7 +121,7 @@ fn adamw_8bit<B: WeightOps>(
     let (old, is_step_skipped) = (moments.clone(), |elements| is_skipped(&gradient_scale, elements));
     let first = decode(&signed, moments.first_codes, moments.first_absmax, elements);
     let second = decode(&unsigned, moments.second_codes, moments.second_absmax, elements);
-    // A gradient that is not finite keeps its parameter, and both of its moments become 0.
+    // A non-finite gradient leaves its parameter unchanged and sets both of its moments to 0.
     let gradient = to_f32(gradient);
     let skipped = gradient.clone().is_finite().bool_not();
     let gradient = gradient.mask_fill(skipped.clone(), 0.0).mul(gradient_scale.clone());
@@ -160,7 +159,7 @@ fn update_moments<B: Backend>(
     (first, second)
 }
 
-/// `[blocks * 256]` codes and `[blocks]` scales to `[elements]` values.
+/// Decodes `[blocks * 256]` codes and `[blocks]` scales to `[elements]` values.
 fn decode<B: Backend>(
     map: &Tensor<B, 1>,
     codes: Tensor<B, 1, Int>,
@@ -172,7 +171,7 @@ fn decode<B: Backend>(
     values.mul(absmax.reshape([blocks, 1])).reshape([blocks * BLOCK_SIZE]).narrow(0, 0, elements)
 }
 
-/// Nearest codes of a map of 256 ascending values, block by block; `keep_sign` moves a code that rounded past zero back.
+/// Encodes to the nearest codes of a map of 256 ascending values, block by block; `keep_sign` moves back a code that rounded past zero.
 fn encode<B: WeightOps>(
     values: Tensor<B, 1>,
     map: &Tensor<B, 1>,
@@ -185,7 +184,7 @@ fn encode<B: WeightOps>(
     let padded = if padding == 0 { values } else { Tensor::cat(vec![values, Tensor::zeros([padding], &device)], 0) };
     let padded = padded.reshape([blocks, BLOCK_SIZE]);
     let absmax_b1 = padded.clone().abs().max_dim(1);
-    // A block of zeros has no scale; any positive divisor leaves its values at zero.
+    // A block of zeros has no scale; any positive divisor keeps its values at zero.
     let divisor = absmax_b1.clone().clamp_min(f32::MIN_POSITIVE);
     let normalized = padded.div(divisor).reshape([blocks * BLOCK_SIZE]);
 
@@ -201,7 +200,7 @@ fn encode<B: WeightOps>(
     (code.cast(stored), absmax_b1.reshape([blocks]))
 }
 
-/// For each value, how many of the 255 ascending thresholds lie below it: a binary search in eight lookups.
+/// Counts for each value how many of the 255 ascending thresholds lie below it: a binary search in eight lookups.
 fn count_below<B: Backend>(thresholds: &Tensor<B, 1>, values: &Tensor<B, 1>) -> Tensor<B, 1, Int> {
     let mut count = Tensor::<B, 1, Int>::zeros([values.dims()[0]], &values.device());
     for step in [128i64, 64, 32, 16, 8, 4, 2, 1] {

@@ -1,6 +1,6 @@
-//! Quantizing on the device gives the codes of quantizing on the host, and dequantizing the host codec's values, in every format.
+//! In every format, quantizing on the device gives the same codes as on the host, and dequantizing the same values as the host codec.
 //!
-//! Trade-off: codes are compared as each backend stores them, scales by the values they give.
+//! Trade-off: codes are compared as each backend stores them, scales by their decoded values.
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_precision::{BlockScales as HostBlockScales, QuantFormat};
@@ -36,7 +36,7 @@ fn one_format<B: Kernels>(check: &mut Check<'_, B>, shape: [usize; 2], dtype: DT
     for (what, weight) in computed {
         let got = B::dequantize_weight(&weight);
         if format.double_quant() {
-            // The mean of the scales and the sum with it may differ in their last bit.
+            // The mean of the scales, and sums with it, may differ in the last bit.
             check.compare(what, got, expected.clone());
         } else {
             let got: Vec<f32> = got.into_data().to_vec().expect("dequantized values are f32");

@@ -1,7 +1,7 @@
-//! Weights that are read and not trained by the operation they are handed to: dense, or quantized in a named format.
+//! Weights that an operation reads but does not train: dense, or quantized in a named format.
 //!
-//! A quantized weight keeps the codes and scales that `firebrick-precision` computes, byte for byte, laid out as each backend likes
-//! them. One function each quantizes, dequantizes and uploads every format.
+//! A quantized weight keeps the codes and scales that `firebrick-precision` computes, byte for byte, in the layout that
+//! each backend prefers. One function each quantizes, dequantizes and uploads every format.
 //! Trade-off: a format's reference body dequantizes to f32; faster conversions are up to the backend.
 
 #[cfg(feature = "flex")]
@@ -17,7 +17,7 @@ use crate::memory::{HostBuffer, MemoryOps};
 /// A weight matrix `[out, in]`.
 #[derive(Clone, Debug)]
 pub enum Weight<B: Backend> {
-    /// Values as they are.
+    /// Unquantized values.
     Dense(Tensor<B, 2>),
     /// Codes and scales.
     Quantized(QuantizedWeight<B>),
@@ -26,14 +26,14 @@ pub enum Weight<B: Backend> {
 /// A quantized weight on the device.
 #[derive(Clone, Debug)]
 pub struct QuantizedWeight<B: Backend> {
-    /// How codes and scales are to be read.
+    /// The format of codes and scales.
     pub format: QuantFormat,
-    /// The codes, padded to whole blocks with the code of zero: bytes (u8), or 32-bit words where the backend has no bytes.
-    /// Only NF4, whose blocks run across rows, needs padding.
+    /// The codes, padded to whole blocks with the code of zero: bytes (u8), or 32-bit words if the backend has no
+    /// bytes. Only NF4, whose blocks run across rows, needs padding.
     pub codes: Tensor<B, 1, Int>,
     /// The scales.
     pub scales: Scales<B>,
-    /// What codes are looked up in, in the form that the backend's dequantization reads.
+    /// The table in which codes are looked up, in the layout that the backend's dequantization reads.
     pub table: Tensor<B, 2>,
     /// `[out, in]`.
     pub shape: [usize; 2],
@@ -42,7 +42,7 @@ pub struct QuantizedWeight<B: Backend> {
 /// Scales of a quantized weight.
 #[derive(Clone, Debug)]
 pub struct Scales<B: Backend> {
-    /// One per block.
+    /// One scale per block.
     pub block: BlockScales<B>,
 }
 
@@ -55,7 +55,7 @@ pub enum BlockScales<B: Backend> {
     Narrow {
         /// `[blocks]` codes.
         codes: Tensor<B, 1, Int>,
-        /// The scale that each code stands for, that of the whole tensor included, `[256]` f32.
+        /// The scale of each code, with the scale of the whole tensor multiplied in, `[256]` f32.
         map: Tensor<B, 1>,
     },
     /// Quantized to the 8-bit dynamic map in nested blocks of 256, around an offset (the mean).
@@ -74,7 +74,7 @@ pub enum BlockScales<B: Backend> {
 }
 
 impl<B: Backend> Weight<B> {
-    /// `[out, in]`.
+    /// Returns `[out, in]`.
     pub fn shape(&self) -> [usize; 2] {
         match self {
             Self::Dense(weight) => weight.dims(),
@@ -84,12 +84,12 @@ impl<B: Backend> Weight<B> {
 }
 
 impl<B: Backend> QuantizedWeight<B> {
-    /// Number of blocks that share a scale.
+    /// Returns the number of blocks that share a scale.
     pub fn blocks(&self) -> usize {
         self.format.blocks(self.shape[0] * self.shape[1], self.shape[1])
     }
 
-    /// Bytes held on the device, without the lookup tables that weights share.
+    /// Returns the bytes held on the device, without the lookup tables that weights share.
     pub fn bytes(&self) -> usize {
         let stored = |shape: Shape, dtype: DType| shape.num_elements() * dtype.size();
         let codes = |codes: &Tensor<B, 1, Int>| stored(codes.shape(), codes.dtype());
@@ -107,7 +107,7 @@ impl<B: WeightOps> QuantizedWeight<B> {
     /// Uploads a weight that was quantized on the host.
     ///
     /// # Panics
-    /// If it is not a matrix: only linear modules are quantized.
+    /// If it is not a matrix; only linear modules are quantized.
     pub fn upload(quantized: &QuantizedTensor, device: &B::Device) -> Self {
         let shape: Result<[usize; 2], _> = quantized.shape.as_slice().try_into();
         let shape = shape.unwrap_or_else(|_| panic!("a quantized weight must be a matrix, not {:?}", quantized.shape));
@@ -120,9 +120,9 @@ impl<B: WeightOps> QuantizedWeight<B> {
     }
 }
 
-/// What differs between two weights of one format: what ranks send each other. Tables that weights share do not.
+/// The parts in which two weights of one format differ, and which ranks exchange. They do not include the tables that weights share.
 impl<B: Backend> QuantizedWeight<B> {
-    /// Codes and scales, flat.
+    /// Returns codes and scales, flat.
     pub fn parts(&self) -> Vec<Payload<B>> {
         let scales = match &self.scales.block {
             BlockScales::Float(scales) => vec![Payload::Values(scales.clone())],
@@ -134,12 +134,12 @@ impl<B: Backend> QuantizedWeight<B> {
         [Payload::Codes(self.codes.clone())].into_iter().chain(scales).collect()
     }
 
-    /// The layout of the parts of a weight of another shape `[out, in]`, in the same format and the same kinds of tensors.
+    /// Returns the layout of the parts of a weight with another shape `[out, in]`, in the same format and with the same kinds of tensors.
     pub fn layouts(&self, [rows, columns]: [usize; 2]) -> Vec<PayloadLayout> {
         let blocks = self.format.blocks(rows * columns, columns);
         let nested = blocks.div_ceil(blockwise::BLOCK_SIZE);
         let codes = blocks * self.format.block_size(columns) / self.format.packing().codes_per_byte();
-        // Where a backend has no bytes, words hold four of them each, but for nested codes.
+        // Without a byte type, a backend stores four bytes per word, except for nested codes.
         let stored = |bytes: usize, codes: &Tensor<B, 1, Int>| bytes.div_ceil(codes.dtype().size());
         let of_weight = stored(codes, &self.codes);
         let elements = match &self.scales.block {
@@ -151,10 +151,10 @@ impl<B: Backend> QuantizedWeight<B> {
         self.parts().into_iter().zip(elements).map(of).collect()
     }
 
-    /// The weight of a shape `[out, in]` that has these parts, in the order of [`QuantizedWeight::parts`].
+    /// Builds a weight of shape `[out, in]` from its parts, in the order of [`QuantizedWeight::parts`].
     ///
     /// # Panics
-    /// If they are not the parts of such a weight.
+    /// If the parts do not match such a weight.
     #[must_use]
     pub fn with_parts(&self, shape: [usize; 2], parts: Vec<Payload<B>>) -> Self {
         let mut parts = parts.into_iter();
@@ -175,7 +175,7 @@ impl<B: Backend> QuantizedWeight<B> {
     }
 }
 
-/// Bytes of a weight's codes in whole blocks, and what fills the last of them: codes of zero.
+/// Returns the bytes of a weight's codes in whole blocks, and the byte that pads the last block: codes of zero.
 pub fn padded_codes(format: QuantFormat, shape: &[usize]) -> (usize, u8) {
     let columns = *shape.last().expect("a weight has rows");
     let zero = format.levels().iter().position(|&level| level == 0.0).expect("every format has a zero") as u8;
@@ -185,12 +185,12 @@ pub fn padded_codes(format: QuantFormat, shape: &[usize]) -> (usize, u8) {
 
 /// Quantized weights on a device.
 pub trait WeightOps: MemoryOps {
-    /// The integer dtype in which codes of at most 8 bits are stored: a byte, where the backend has bytes.
+    /// The integer dtype of stored codes of at most 8 bits: a byte where the backend has one.
     const CODE_DTYPE: IntDType = IntDType::U8;
-    /// Whether [`WeightOps::quantize_weight`] runs on the device, so that weights are best uploaded as they are stored.
+    /// Whether [`WeightOps::quantize_weight`] runs on the device, so that weights are best uploaded unquantized.
     const QUANTIZES_ON_DEVICE: bool = false;
 
-    /// Uploads codes and scales that are on the host. The buffer has the bytes of [`padded_codes`], the last of them codes of zero.
+    /// Uploads codes and scales from the host. The buffer has the size of [`padded_codes`], and its padding is codes of zero.
     fn upload_codes(
         codes: HostBuffer,
         scales: &HostScales,
@@ -201,13 +201,12 @@ pub trait WeightOps: MemoryOps {
         reference::upload_codes(codes, scales, format, shape, device)
     }
 
-    /// Quantizes a matrix `[out, in]` of finite values that the format takes ([`QuantFormat::check_columns`]); the same bytes as
-    /// quantizing on the host.
+    /// Quantizes a matrix `[out, in]` of finite values that the format supports ([`QuantFormat::check_columns`]), to the same bytes as on the host.
     fn quantize_weight(values_oi: Tensor<Self, 2>, format: QuantFormat) -> QuantizedWeight<Self> {
         reference::quantize(values_oi, format)
     }
 
-    /// The values of a quantized weight, `[out, in]` f32.
+    /// Dequantizes a weight to `[out, in]` f32.
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {
         reference::dequantize(weight)
     }
@@ -221,7 +220,7 @@ mod tests {
     #[test]
     fn a_weight_put_together_from_its_parts_is_the_weight() {
         for format in QuantFormat::ALL {
-            // One row of a format tells the layout of any number of rows.
+            // The layout of one row determines that of any number of rows.
             let row = Plain::quantize_weight(Tensor::ones([1, 320], &Default::default()), format);
             for shape in [[7, 320], [300, 320], [1, 320]] {
                 let weight = Plain::quantize_weight(random::<Plain, 2>(3, shape), format);

@@ -1,7 +1,6 @@
-//! Quantized weights in ordinary Burn operations, without bit operations: a byte selects its values (two, or one) from a
-//! table of 256 rows.
+//! Quantized weights in ordinary Burn operations, without bit operations: a byte selects its one or two values from a table of 256 rows.
 //!
-//! Trade-off: some backends (candle) have no integer bit operations, so values are looked up, which reads a table for every byte.
+//! Trade-off: some backends (candle) have no integer bit operations, so each byte is a lookup in a table.
 
 use burn_tensor::{DType, Element, Int, IntDType, Tensor, TensorData, backend::Backend};
 use firebrick_precision::{BlockScales as HostBlockScales, DynamicMap, HostScales, QuantFormat, blockwise, narrow_map};
@@ -10,7 +9,7 @@ use super::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps};
 use crate::HostBuffer;
 use crate::dtype::to_dtype;
 
-/// The weight as a dense matrix `[out, in]` in `dtype`.
+/// Returns the weight as a dense matrix `[out, in]` in `dtype`.
 pub fn dense<B: WeightOps>(weight: &Weight<B>, dtype: DType) -> Tensor<B, 2> {
     match weight {
         Weight::Dense(values) => to_dtype(values.clone(), dtype),
@@ -18,7 +17,7 @@ pub fn dense<B: WeightOps>(weight: &Weight<B>, dtype: DType) -> Tensor<B, 2> {
     }
 }
 
-/// See [`WeightOps::upload_codes`].
+/// Implements [`WeightOps::upload_codes`].
 pub fn upload_codes<B: WeightOps>(
     buffer: HostBuffer,
     scales: &HostScales,
@@ -30,10 +29,10 @@ pub fn upload_codes<B: WeightOps>(
     QuantizedWeight { format, codes, scales: upload_scales(scales, device), table: byte_table(format, device), shape }
 }
 
-/// See [`WeightOps::quantize_weight`].
+/// Implements [`WeightOps::quantize_weight`].
 ///
 /// # Panics
-/// If a value is not finite: the code that reads weights checks them.
+/// If a value is not finite; the code that reads weights checks this.
 pub fn quantize<B: WeightOps>(values_oi: Tensor<B, 2>, format: QuantFormat) -> QuantizedWeight<B> {
     let (shape, device) = (values_oi.dims(), values_oi.device());
     let host = values_oi.into_data().convert::<f32>().to_vec::<f32>().expect("values were just converted to f32");
@@ -41,7 +40,7 @@ pub fn quantize<B: WeightOps>(values_oi: Tensor<B, 2>, format: QuantFormat) -> Q
     QuantizedWeight::<B>::upload(&quantized, &device)
 }
 
-/// See [`WeightOps::dequantize_weight`].
+/// Implements [`WeightOps::dequantize_weight`].
 pub fn dequantize<B: Backend>(weight: &QuantizedWeight<B>) -> Tensor<B, 2> {
     let [rows, columns] = weight.shape;
     let (blocks, block_size) = (weight.blocks(), weight.format.block_size(columns));
@@ -50,7 +49,7 @@ pub fn dequantize<B: Backend>(weight: &QuantizedWeight<B>) -> Tensor<B, 2> {
     scaled.reshape([blocks * block_size]).narrow(0, 0, rows * columns).reshape([rows, columns])
 }
 
-/// The scale of each block in f32, `[blocks]`.
+/// Returns the scale of each block, `[blocks]` f32.
 pub fn block_scales<B: Backend>(weight: &QuantizedWeight<B>) -> Tensor<B, 1> {
     match &weight.scales.block {
         BlockScales::Float(scales) => scales.clone(),
@@ -75,7 +74,7 @@ pub(crate) fn upload_scales<B: WeightOps>(scales: &HostScales, device: &B::Devic
     scales_by(scales, padded, values, || values(DynamicMap::signed().values()))
 }
 
-/// Scales of which `codes` uploads codes, and zeros after them up to a count, `values` f32 values; `signed` is the signed dynamic map.
+/// Builds scales with the given uploads: `codes` uploads codes, zero-padded to a count, and `values` f32 values; `signed` is the signed dynamic map.
 pub(crate) fn scales_by<B: Backend>(
     scales: &HostScales,
     codes: impl Fn(&[u8], usize) -> Tensor<B, 1, Int>,
@@ -98,25 +97,25 @@ pub(crate) fn scales_by<B: Backend>(
     Scales { block }
 }
 
-/// Codes of at most 8 bits as the backend stores them.
+/// Uploads codes of at most 8 bits as the backend stores them.
 pub(crate) fn codes<B: WeightOps>(values: Vec<u8>, device: &B::Device) -> Tensor<B, 1, Int> {
     let (length, dtype) = (values.len(), DType::from(B::CODE_DTYPE));
     Tensor::from_data(TensorData::new(values, [length]).convert_dtype(dtype), (device, dtype))
 }
 
-/// Codes as indices of a lookup, in the integer type that the lookups of the backend take.
+/// Converts codes to indices, in the integer type of the backend's lookups.
 pub(crate) fn index<B: Backend>(codes: Tensor<B, 1, Int>) -> Tensor<B, 1, Int> {
     let dtype = B::IntElem::dtype();
     if codes.dtype() == dtype { codes } else { codes.cast(IntDType::from(dtype)) }
 }
 
-/// The values of each byte of codes, `[256, codes per byte]` f32.
+/// Returns the values of each byte of codes, `[256, codes per byte]` f32.
 pub(crate) fn byte_table<B: Backend>(format: QuantFormat, device: &B::Device) -> Tensor<B, 2> {
     let (levels, packing) = (format.levels(), format.packing());
     let per_byte = packing.codes_per_byte();
     let codes = (0..=255).flat_map(|byte| packing.codes(byte).into_iter().take(per_byte));
     let values: Vec<f32> = codes.map(|code| levels[code]).collect();
-    // E4M3 has two codes that are no number. No weight has them, and backends may compute with the whole table.
+    // Two codes of E4M3 are NaN. No weight contains them, but backends may compute with the whole table.
     let values: Vec<f32> = values.into_iter().map(|value| if value.is_nan() { 0.0 } else { value }).collect();
     Tensor::<B, 1>::from_floats(values.as_slice(), device).reshape([256, per_byte])
 }
@@ -136,7 +135,7 @@ mod tests {
                 let expected = Tensor::<Plain, 1>::from_floats(host.dequantize().as_slice(), &device).reshape(shape);
                 let weight = Weight::Quantized(QuantizedWeight::<Plain>::upload(&host, &device));
                 assert_eq!(weight.shape(), shape);
-                // Offsets of nested scales may be added in one operation or in two; everything else is one product.
+                // Offsets of nested scales may be added in one operation or in two; everything else is one multiplication.
                 let tolerance = if format.double_quant() { 1e-6 } else { 0.0 };
                 assert_close(dense(&weight, DType::F32), expected, tolerance);
             }
@@ -149,7 +148,7 @@ mod tests {
         for format in QuantFormat::ALL {
             let host = format.quantize(&values, &[256, 512]).unwrap();
             let weight = QuantizedWeight::<Plain>::upload(&host, &Default::default());
-            // Offset and scale of a whole tensor are in the tables.
+            // The offset and scale of a whole tensor are in the tables.
             let difference = format.bytes(&[256, 512]) - weight.bytes();
             assert!(difference <= 4, "{format}: {} bytes", weight.bytes());
         }

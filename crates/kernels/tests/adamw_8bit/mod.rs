@@ -1,9 +1,9 @@
-//! The 8-bit AdamW step that trains, compared with results of bitsandbytes' CUDA kernel and with the reference of
+//! Compares the 8-bit AdamW training step with results of bitsandbytes' CUDA kernel and with the reference of
 //! firebrick-precision, for the test programs of all backends.
 //!
-//! Golden files and the generator of their inputs are those of firebrick-precision (`crates/precision/tests`). Each step starts from
-//! the golden state of the preceding one, so that a difference in rounding does not spread.
-//! Trade-off: where a value lies between two codes, either is accepted.
+//! Golden files and the generator of their inputs are those of firebrick-precision (`crates/precision/tests`). Each
+//! step starts from the golden state of the preceding one, so that a difference in rounding does not spread.
+//! Trade-off: if a value lies between two codes, either is accepted.
 
 #[path = "../../../precision/tests/common/mod.rs"]
 #[expect(dead_code, reason = "some generators serve other formats")]
@@ -17,11 +17,11 @@ use firebrick_precision::{
 };
 use safetensors::SafeTensors;
 
-/// In the program, so that it can run on a machine without the sources.
+/// Embedded in the program, so that it runs on machines without the sources.
 const GOLDEN: &[u8] = include_bytes!("../../../precision/tests/golden/adamw_8bit_cuda.safetensors");
 const GOLDEN_ELEMENTS: usize = 3 * BLOCK_SIZE + 100;
 const GOLDEN_STEPS: u32 = 4;
-/// Where the gradient of step 2 has a NaN and an infinity.
+/// Positions of a NaN and an infinity in the gradient of step 2.
 const NON_FINITE: std::ops::Range<usize> = 600..602;
 
 /// Parameters and moments on the host.
@@ -31,7 +31,7 @@ fn upload_f32<B: Kernels>(values: &[f32]) -> Tensor<B, 1> {
     Tensor::from_floats(values, &Default::default())
 }
 
-/// Padded to whole blocks with the code of zero.
+/// Uploads codes, padded to whole blocks with the code of zero.
 fn upload_codes<B: Kernels>(codes: &[u8], map: &DynamicMap) -> Tensor<B, 1, Int> {
     let mut codes = codes.to_vec();
     codes.resize(codes.len().next_multiple_of(BLOCK_SIZE), map.nearest(0.0));
@@ -45,7 +45,7 @@ fn download<B: Kernels>(codes: Tensor<B, 1, Int>, absmax: Tensor<B, 1>, elements
     BlockwiseQuantized { codes, absmax: absmax.into_data().to_vec().unwrap() }
 }
 
-/// One step on the device, from and to host values.
+/// Takes one step on the device, from and to host values.
 fn device_step<B: Kernels>(
     (parameters, moments): &HostState,
     gradients: &[f32],
@@ -80,8 +80,8 @@ fn device_step<B: Kernels>(
     (parameter.into_data().to_vec().unwrap(), AdamW8bitState { first, second })
 }
 
-/// Asserts that two results differ by rounding only, and returns how many codes differ, by one. Codes of blocks of zeros are not
-/// compared: with a scale of 0 every code stands for 0.
+/// Asserts that two results differ only by rounding, and returns how many codes differ, by one. Codes of zero blocks
+/// are not compared, because with a scale of 0 every code means 0.
 fn assert_equal_up_to_rounding(got: &HostState, expected: &HostState, case: &str) -> usize {
     assert!(relative_difference(&got.0, &expected.0) < 3e-7, "{case}: parameters");
     let moments = [(&got.1.first, &expected.1.first), (&got.1.second, &expected.1.second)];
@@ -110,7 +110,7 @@ fn golden_state(file: &SafeTensors<'_>, step: u32) -> HostState {
     (floats("parameters"), state)
 }
 
-/// The gradients of `make_goldens.py`: block 1 never has one, and those of step 2 have a NaN and an infinity.
+/// Returns the gradients of `make_goldens.py`: block 1 never has one, and those of step 2 include a NaN and an infinity.
 fn golden_gradients(step: u32) -> Vec<f32> {
     let mut gradients = scaled(bell(30 + u64::from(step), GOLDEN_ELEMENTS), 0.01);
     gradients[256..512].fill(0.0);
@@ -120,7 +120,7 @@ fn golden_gradients(step: u32) -> Vec<f32> {
     gradients
 }
 
-/// Asserts that single steps are those of bitsandbytes' CUDA kernel, with gradients that are not finite among them.
+/// Asserts that single steps equal those of bitsandbytes' CUDA kernel, including non-finite gradients.
 pub(crate) fn assert_golden_steps<B: Kernels>() {
     let file = SafeTensors::deserialize(GOLDEN).unwrap();
     let mut different = 0;
@@ -139,7 +139,7 @@ pub(crate) fn assert_golden_steps<B: Kernels>() {
     assert!(different * 1000 <= total, "{different} of {total} codes differ by one");
 }
 
-/// Asserts that each of many steps is that of the reference on the host.
+/// Asserts that each of many steps equals that of the reference on the host.
 pub(crate) fn assert_many_steps<B: Kernels>() {
     let elements = 20 * BLOCK_SIZE + 33;
     let mut state = (bell(50, elements), AdamW8bitState::zeros(elements));

@@ -1,11 +1,11 @@
-//! The card that a test of the CUDA backend runs on, or a line that says why there is none.
+//! The card for a test of the CUDA backend, or a printed line with the reason why there is none.
 //! Trade-off: a test without a card passes, since CI has none.
 
 use firebrick_kernels::backends::cuda::{Cuda, probe};
 
 pub(crate) type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
 
-/// The device for one test; `None` once it was said why there is none.
+/// Returns the device for one test; `None` after printing why there is none.
 #[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]
 pub(crate) fn device() -> Option<Device> {
     match probe() {

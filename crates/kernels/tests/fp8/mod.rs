@@ -1,12 +1,12 @@
-//! Whether a card multiplies 8-bit floats, for the test programs that need to know.
-//! Trade-off: next to `card` and not in it, since each program compiles all of a module that it includes.
+//! Checks whether a card multiplies 8-bit floats, for the test programs that need to know.
+//! Trade-off: next to `card` and not in it, since each program compiles everything in a module that it includes.
 
 use super::card::Device;
 
-/// `Err` says what the card lacks.
+/// Returns an error that names what the card lacks.
 ///
 /// # Panics
-/// If the driver does not say what the card is, though the device was opened.
+/// If the driver does not report the card's properties although the device was opened.
 pub(crate) fn has_fp8(device: &Device) -> Result<(), String> {
     let card = firebrick_cuda::Driver::load().and_then(|driver| driver.device(device.index));
     let capability = card.unwrap().compute_capability;

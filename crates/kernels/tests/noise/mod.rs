@@ -1,9 +1,9 @@
-//! How exactly something arrives: the slope of what was found over what was expected, and what is left of it.
+//! Measures the accuracy of a result: its slope over the expected values, and the remaining noise.
 //! Trade-off: everything is compared on the host, in f64.
 
 use burn_tensor::{Tensor, backend::Backend};
 
-/// The values of a matrix, whatever its format.
+/// Returns the values of a matrix, whatever its format.
 pub(crate) fn host<B: Backend>(values: Tensor<B, 2>) -> Vec<f64> {
     values.into_data().convert::<f32>().to_vec::<f32>().unwrap().into_iter().map(f64::from).collect()
 }
@@ -12,7 +12,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// Slope of `got` over `expected`, and what is left of it relative to `expected`.
+/// Returns the slope of `got` over `expected`, and the residual relative to `expected`.
 pub(crate) fn slope_and_noise(got: &[f64], expected: &[f64]) -> (f64, f64) {
     let size = dot(expected, expected);
     let slope = dot(got, expected) / size;

@@ -1,5 +1,4 @@
-//! The golden files, and their inputs, generated from integers exactly as in `golden/make_goldens.py`; and how far results are from
-//! them.
+//! Reads the golden files, generates their inputs from integers exactly as `golden/make_goldens.py` does, and measures the difference of results.
 //!
 //! Trade-off: the generator exists twice, in exchange for small golden files.
 
@@ -8,7 +7,7 @@ use std::path::Path;
 
 use safetensors::SafeTensors;
 
-/// One golden file, its tensors as raw bytes.
+/// A golden file, with its tensors as raw bytes.
 pub(crate) struct Golden(HashMap<String, Vec<u8>>);
 
 impl Golden {
@@ -37,7 +36,7 @@ impl Golden {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood, 2014) of the counters after `seed`, as integers in [-2^23, 2^23).
+/// Returns SplitMix64 (Steele, Lea and Flood, 2014) of the counters after `seed`, as integers in [-2^23, 2^23).
 fn uniform_integers(seed: u64, count: usize) -> impl Iterator<Item = i64> {
     (1..=count as u64).map(move |counter| {
         let mut z = seed.wrapping_add(counter.wrapping_mul(0x9E37_79B9_7F4A_7C15));
@@ -47,12 +46,12 @@ fn uniform_integers(seed: u64, count: usize) -> impl Iterator<Item = i64> {
     })
 }
 
-/// Uniform in [-1, 1).
+/// Returns numbers that are uniform in [-1, 1).
 pub(crate) fn uniform(seed: u64, count: usize) -> Vec<f32> {
     uniform_integers(seed, count).map(|draw| draw as f32 / (1 << 23) as f32).collect()
 }
 
-/// Nearly normal: the sum of four uniform draws, halved.
+/// Returns nearly normal numbers: sums of four uniform draws, halved.
 pub(crate) fn bell(seed: u64, count: usize) -> Vec<f32> {
     let mut totals = vec![0_i64; count];
     for part in 0..4 {
@@ -61,12 +60,12 @@ pub(crate) fn bell(seed: u64, count: usize) -> Vec<f32> {
     totals.into_iter().map(|total| (total as f64 / f64::from(1 << 24)) as f32).collect()
 }
 
-/// `values` times `scale`, in f32.
+/// Returns `values` times `scale`, in f32.
 pub(crate) fn scaled(values: Vec<f32>, scale: f32) -> Vec<f32> {
     values.into_iter().map(|value| value * scale).collect()
 }
 
-/// Each point and its two neighboring floats, then 1, then zeros up to `length`.
+/// Returns each point and its two neighboring floats, then 1, then zeros up to `length`.
 pub(crate) fn around(points: &[f32], length: usize) -> Vec<f32> {
     let mut values: Vec<f32> = points.iter().flat_map(|point| [*point, point.next_down(), point.next_up()]).collect();
     values.push(1.0);
@@ -74,13 +73,13 @@ pub(crate) fn around(points: &[f32], length: usize) -> Vec<f32> {
     values
 }
 
-/// Sum of the bit patterns, modulo 2^63.
+/// Returns the sum of the bit patterns, modulo 2^63.
 pub(crate) fn checksum(values: &[f32]) -> i64 {
     let sum: u64 = values.iter().map(|value| u64::from(value.to_bits())).sum();
     (sum & (u64::MAX >> 1)) as i64
 }
 
-/// Largest difference, relative to the largest magnitude of `expected`.
+/// Returns the largest difference, relative to the largest magnitude of `expected`.
 pub(crate) fn relative_difference(got: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(got.len(), expected.len());
     let largest = expected.iter().fold(f32::MIN_POSITIVE, |largest, value| largest.max(value.abs()));

@@ -1,7 +1,7 @@
 //! NVIDIA GPUs: tensors in CubeCL's memory, GEMMs by cuBLASLt, attention by cuDNN, everything else by hand-written CUDA C++.
 //!
-//! All work goes to one stream of the engine, which meets CubeCL's stream only at the edges of a section (`engine/section.rs`). Each
-//! other folder is one subject: it implements the trait of that subject for [`Cuda`], and has the sources of its kernels next to it.
+//! All work runs on one stream of the engine, which synchronizes with CubeCL's stream only at the edges of a section (`engine/section.rs`). Each
+//! other folder is one subject: it implements the trait of that subject for [`Cuda`], with the sources of its kernels next to it.
 //! Trade-off: two threads may use one device, but only one of them can be inside a section at a time.
 
 #![allow(unsafe_code, reason = "launching device work is unsafe; this folder is where it is justified")]
@@ -35,7 +35,7 @@ pub(super) use self_test::self_test;
 impl crate::Kernels for Cuda {
     fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<crate::TracedOperation>) {
         let engine = engine::engine(device);
-        // The trace begins now for both, the host and the device.
+        // Start the trace at the same time for host and device.
         engine.synchronize();
         let origin = check("recording an event", engine.mark());
         check("waiting for the device", origin.synchronize());

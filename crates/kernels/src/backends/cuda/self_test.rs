@@ -1,5 +1,5 @@
-//! One small case of every operation in its usual variant, before a run trusts the device.
-//! Trade-off: a wrong result that only larger sizes or rare variants show is not found here; the GPU test suite looks for those.
+//! Runs one small case of every operation in its usual variant, before a run trusts the device.
+//! Trade-off: errors that only larger sizes or rare variants show are not found here; the GPU test suite looks for those.
 
 use burn_flex::Flex;
 use burn_tensor::{DType, Tensor, TensorData};
@@ -11,12 +11,12 @@ use crate::conformance::{Case, attention, begin_attention, usual_operations, ver
 use crate::linear::reference;
 use crate::{Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, Prologue, Weight, WeightGradient};
 
-/// How far a product in 8-bit floats may be from the reference, which rounds as they do: a wrong scale or order is further off, and codes
-/// under powers of two are half as far.
+/// Maximum error of a GEMM in 8-bit floats relative to the reference, which rounds in the same way. A wrong scale or
+/// order has a larger error, and codes under powers of two have half of it.
 const FP8_TOLERANCE: f64 = 0.1;
 
-/// See [`crate::BackendKind::self_test`]. Documents of one length, and of several lengths that are long or short, take
-/// different ways through attention: all run.
+/// Implements [`crate::BackendKind::self_test`]. Documents of one length, and of several short or long lengths, use
+/// different attention kernels: all of them run.
 pub(in crate::backends) fn self_test(
     device: &CudaDevice,
     dtype: DType,
@@ -25,7 +25,7 @@ pub(in crate::backends) fn self_test(
 ) -> Result<(), String> {
     let case = Case::small(dtype, head_dim);
     let engine = DeviceFailure::catch(|| engine(device)).map_err(|failure| failure.to_string())?;
-    // Packed documents may go to the flash kernels even where cuDNN is installed: short ones do, and those of the case are.
+    // Packed documents, if short, go to the flash kernels even if cuDNN is installed; those of this case do.
     engine.programs.prepare(dtype, head_dim, super::attention::flash::format(dtype, head_dim), engine.usual_low_rank());
     let uniform = Case { documents: vec![64, 64], ..case.clone() };
     let findings = DeviceFailure::catch(|| {
@@ -38,7 +38,7 @@ pub(in crate::backends) fn self_test(
         findings.extend(attention::<Cuda>(&case, device));
         findings
     });
-    // What a later launch needs is ready, and no thread compiles when a short process ends.
+    // All sources for later launches are ready, and no thread compiles when a short process ends.
     engine.programs.finish();
     engine.library.finish();
     verdict(dtype, findings.map_err(|failure| failure.to_string())?)?;
@@ -48,7 +48,7 @@ pub(in crate::backends) fn self_test(
     }
 }
 
-/// A group with an adapter, and one that fills its rows up, forward and backward. The reference runs on the CPU, for which nothing is compiled.
+/// Tests a group with an adapter, and one that fills its rows, forward and backward. The reference runs on the CPU, so nothing is compiled for it.
 fn fp8_groups(device: &CudaDevice, dtype: DType) -> Result<(), String> {
     for (rank, shape) in [(Some(8), [144, 272]), (None, [80, 48])] {
         let Operands { group, x, dy } = Operands::<Cuda>::new(rank, shape, dtype, device);
@@ -74,7 +74,7 @@ fn fp8_groups(device: &CudaDevice, dtype: DType) -> Result<(), String> {
     Ok(())
 }
 
-/// The same values on every backend, those of activations in bf16.
+/// The same values on every backend, with activations in bf16.
 struct Operands<B: LinearOps> {
     group: Group<B>,
     x: Prologue<B>,
@@ -117,7 +117,7 @@ fn host<B: LinearOps>(values: Tensor<B, 2>) -> Vec<f32> {
     values.into_data().convert::<f32>().to_vec().unwrap_or_default()
 }
 
-/// The root of the squared differences over that of the squares.
+/// Returns the root of the squared differences over that of the squares.
 fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
     let sum = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();
     let off = sum(&mut found.iter().zip(expected).map(|(found, expected)| found - expected));

@@ -1,8 +1,7 @@
 //! Causal grouped-query attention on the CPU: one task per document and key/value head, blocks of queries inside.
 //!
-//! Heads are read where they lie, with strides, so nothing is transposed; scores exist for one block of queries at a time, so memory
-//! grows with the document, not with its square. Each block is multiplied with the keys from the start of its first query's window to
-//! its last query only.
+//! Heads are read in place, with strides, so nothing is transposed. Scores exist for one block of queries at a time, so memory grows linearly with
+//! the document. Each block is multiplied only with the keys from the start of its first query's window to its last query.
 //! Trade-off: f32 only; other dtypes, and the cached attention of generation, take the reference body.
 
 use std::ops::Range;
@@ -22,7 +21,7 @@ use crate::attention::{
     reference,
 };
 
-/// Queries whose scores exist at a time.
+/// Number of queries whose scores exist at a time.
 const QUERY_BLOCK: usize = 64;
 
 impl AttentionOps for Flex {
@@ -51,7 +50,7 @@ impl AttentionOps for Flex {
     ) -> Tensor<Self, 2> {
         let (k, v) = (qkv.k.clone(), qkv.v.clone());
         if is_f32(&k) {
-            // Burn's own assignment copies the whole tensor.
+            // Burn's own assignment would copy the whole tensor.
             cache.replace(|[keys, values]| [store(keys, k, tokens), store(values, v, tokens)]);
         } else {
             reference::store(cache, k, v, tokens);
@@ -73,7 +72,7 @@ fn store(stored: Tensor<Flex, 2>, new: Tensor<Flex, 2>, tokens: &CachedTokens<Fl
     })
 }
 
-/// What every task needs: heads that share a key/value head, key/value heads, head width, keys that a query sees, scale, soft cap.
+/// Parameters of every task: query heads per key/value head, key/value heads, head width, window, scale, soft cap.
 #[derive(Clone, Copy)]
 struct Sizes {
     shared: usize,
@@ -96,7 +95,7 @@ impl Sizes {
         }
     }
 
-    /// Scales and caps scores in place, where there is a cap; returns the factor that they still need.
+    /// Scales and caps scores in place if there is a cap; returns the factor that they still need.
     #[inline(always)]
     fn cap(self, scores: &mut [f32]) -> f32 {
         let Some(cap) = self.soft_cap else { return self.scale };
@@ -105,7 +104,7 @@ impl Sizes {
         1.0
     }
 
-    /// Slope of a capped score by the scaled score.
+    /// Returns the derivative of a capped score with respect to the scaled score.
     #[inline(always)]
     fn slope(self, capped: f32) -> f32 {
         match self.soft_cap {
@@ -118,7 +117,7 @@ impl Sizes {
         self.shared * self.groups
     }
 
-    /// Distance of one head's values of consecutive tokens.
+    /// Returns the stride between one head's values of consecutive tokens.
     fn query_stride(self) -> usize {
         self.heads() * self.width
     }
@@ -127,13 +126,13 @@ impl Sizes {
         self.groups * self.width
     }
 
-    /// The first key that a query of a document sees.
+    /// Returns the first key that a query of a document attends to.
     fn first_key(self, query: usize) -> usize {
         (query + 1).saturating_sub(self.window)
     }
 }
 
-/// A block of consecutive queries of a document and the keys that any of them sees.
+/// A block of consecutive queries of a document, and the keys that any of them attends to.
 struct QueryBlock {
     start: usize,
     rows: usize,
@@ -141,7 +140,7 @@ struct QueryBlock {
 }
 
 impl QueryBlock {
-    /// The columns of a row of scores that its query sees.
+    /// Returns the columns of a row of scores that its query attends to.
     fn visible(&self, row: usize, sizes: Sizes) -> Range<usize> {
         let query = self.start + row;
         sizes.first_key(query) - self.keys.start..query + 1 - self.keys.start
@@ -191,7 +190,7 @@ fn forward(qkv: &Qkv<Flex>, spec: &AttentionSpec, documents: &Documents<Flex>) -
     }
 }
 
-/// Output `[t, shared, k]` and log-sum-exp `[shared, t]` of one task.
+/// Computes output `[t, shared, k]` and log-sum-exp `[shared, t]` of one task.
 fn forward_task(task: &Task, sizes: Sizes, q: &[f32], k: &[f32], v: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let (length, width, stride) = (task.tokens.len(), sizes.width, sizes.shared * sizes.width);
     let (keys, values) = (key_rows(k, task, sizes), key_rows(v, task, sizes));
@@ -227,7 +226,7 @@ fn forward_task(task: &Task, sizes: Sizes, q: &[f32], k: &[f32], v: &[f32]) -> (
     (o, log_sums)
 }
 
-/// Softmax of the visible scores times `scale`, zeros around them; returns the log of the sum of exponentials.
+/// Computes the softmax of the visible scores times `scale`, with zeros around them; returns the log-sum-exp.
 #[inline(always)]
 fn softmax(scores: &mut [f32], visible: Range<usize>, scale: f32) -> f32 {
     scores[..visible.start].fill(0.0);
@@ -340,20 +339,20 @@ fn score_gradient(p: &mut [f32], ds: &mut [f32], visible: Range<usize>, log_sum:
     }
 }
 
-/// One key/value head of the task's document, `[t, k]`.
+/// Returns one key/value head of the task's document, `[t, k]`.
 fn key_rows<'a>(values: &'a [f32], task: &Task, sizes: Sizes) -> Matrix<'a> {
     let start = task.tokens.start * sizes.key_stride() + task.group * sizes.width;
     Matrix::rows(&values[start..], sizes.key_stride())
 }
 
-/// One query head of the task's document from its token `first` on.
+/// Returns one query head of the task's document, from its token `first`.
 fn query_rows<'a>(values: &'a [f32], task: &Task, sizes: Sizes, shared: usize, first: usize) -> Matrix<'a> {
     let head = task.group * sizes.shared + shared;
     let start = (task.tokens.start + first) * sizes.query_stride() + head * sizes.width;
     Matrix::rows(&values[start..], sizes.query_stride())
 }
 
-/// Copies a task's rows of `width` values to their place among the heads.
+/// Copies a task's rows of `width` values to their heads in the output.
 fn place(out: &mut [f32], rows: &[f32], task: &Task, width: usize, stride: usize) {
     for (token, row) in task.tokens.clone().zip(rows.chunks_exact(width)) {
         out[token * stride + task.group * width..][..width].copy_from_slice(row);

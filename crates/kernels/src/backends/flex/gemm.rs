@@ -1,10 +1,10 @@
-//! Strided GEMMs on slices, through the `gemm` crate: the one place of this backend that needs `unsafe`.
+//! Strided GEMMs on slices, through the `gemm` crate: the only file of this backend that needs `unsafe`.
 //!
 //! Every index that is read or written is checked against its slice first.
 //! Trade-off: one core per call; callers run one task per core.
 #![expect(unsafe_code, reason = "gemm's interface is raw pointers")]
 
-/// A matrix inside a slice: element `(row, column)` lies at `row * row_stride + column * column_stride`.
+/// A matrix inside a slice, with element `(row, column)` at `row * row_stride + column * column_stride`.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix<'a> {
     pub(super) values: &'a [f32],
@@ -13,17 +13,17 @@ pub(super) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Rows of contiguous values, `stride` apart.
+    /// Creates a matrix of contiguous rows, `stride` apart.
     pub(super) fn rows(values: &'a [f32], stride: usize) -> Self {
         Self { values, row_stride: stride, column_stride: 1 }
     }
 
-    /// The rows from `first` on.
+    /// Returns the rows from `first` on.
     pub(super) fn after_row(self, first: usize) -> Self {
         Self { values: &self.values[first * self.row_stride..], ..self }
     }
 
-    /// The same values with rows and columns exchanged.
+    /// Returns the transpose, without a copy.
     pub(super) fn transposed(self) -> Self {
         Self { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
     }
@@ -33,7 +33,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// `out = a b`, or `out += a b`, where `out` is `[m, n]` with rows `out_stride` apart and `k` is the inner width.
+/// Computes `out = a b` or `out += a b`, where `out` is `[m, n]` with rows `out_stride` apart and `k` is the inner width.
 ///
 /// # Panics
 /// If a matrix does not lie inside its slice, or rows of `out` overlap.

@@ -1,19 +1,19 @@
-//! Between Burn tensors on the CPU and slices, without copies where the tensor is contiguous; and how work is cut into tasks.
+//! Conversion between Burn tensors on the CPU and slices, without copies for contiguous tensors, and the division of work into tasks.
 //!
 //! Trade-off: results are new vectors; only a cache of keys and values is updated in place.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
 
-/// Values that one task works on: enough to pay for handing it to another core.
+/// Values per task: enough to pay for moving it to another core.
 pub(super) const TASK: usize = 16 * 1024;
 
-/// Rows of `width` that make one task.
+/// Returns the number of rows of `width` that make one task.
 pub(super) fn rows_per_task(width: usize) -> usize {
     (TASK / width).max(1)
 }
 
-/// Whether the loops of this backend can take a tensor.
+/// Returns whether the loops of this backend support a tensor.
 pub(super) fn is_f32<const D: usize>(tensor: &Tensor<Flex, D>) -> bool {
     tensor.dtype() == DType::F32
 }
@@ -28,18 +28,18 @@ impl Floats {
         Self(if primitive.as_slice::<f32>().is_some() { primitive } else { primitive.to_contiguous() })
     }
 
-    /// The values, row-major.
+    /// Returns the values, row-major.
     pub(super) fn values(&self) -> &[f32] {
         self.0.as_slice().expect("the tensor is f32 and was made contiguous")
     }
 }
 
-/// A tensor of the given values, row-major.
+/// Creates a tensor of the given values, row-major.
 pub(super) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<Flex, D> {
     Tensor::from_primitive(TensorPrimitive::Float(FlexTensor::from_data(TensorData::new(values, shape))))
 }
 
-/// Changes the values of a contiguous f32 tensor; copies them first if anything else holds them.
+/// Changes the values of a contiguous f32 tensor; copies them first if they are shared.
 pub(super) fn in_place<const D: usize>(tensor: Tensor<Flex, D>, work: impl FnOnce(&mut [f32])) -> Tensor<Flex, D> {
     let mut primitive = tensor.into_primitive().tensor();
     assert!(primitive.is_contiguous(), "a tensor that is written in place is contiguous");
@@ -47,12 +47,12 @@ pub(super) fn in_place<const D: usize>(tensor: Tensor<Flex, D>, work: impl FnOnc
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
 }
 
-/// An 8-bit tensor as bytes.
+/// Returns the bytes of an 8-bit tensor.
 pub(super) fn bytes(tensor: &Tensor<Flex, 1, Int>) -> FlexTensor {
     tensor.clone().into_primitive()
 }
 
-/// Indices as they are counted with.
+/// Converts indices to `usize`.
 pub(super) fn indices(tensor: Tensor<Flex, 1, Int>) -> Vec<usize> {
     tensor.into_data().iter::<i64>().map(|index| index as usize).collect()
 }

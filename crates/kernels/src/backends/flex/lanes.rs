@@ -5,7 +5,7 @@
 
 const LANES: usize = 16;
 
-/// `Σ a b`.
+/// Computes `Σ a b`.
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -19,7 +19,7 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
-/// `Σ a`.
+/// Computes `Σ a`.
 #[inline(always)]
 pub(super) fn sum(a: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -33,7 +33,7 @@ pub(super) fn sum(a: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
-/// The largest value.
+/// Returns the largest value.
 #[inline(always)]
 pub(super) fn max(a: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -48,13 +48,13 @@ pub(super) fn max(a: &[f32]) -> f32 {
     lanes.iter().fold(rest, |a, &b| larger(a, b))
 }
 
-/// `e^x` to within 2 units in the last place for `x` in `-87..88`; outside, the value at the nearer end.
+/// Computes `e^x` to within 2 units in the last place for `x` in `-87..88`; outside, the value at the nearer end.
 ///
 /// `x = n ln 2 + f` with `|f| <= ln 2 / 2`; the power of two is written into the exponent bits, `e^f` is its Taylor
 /// polynomial of degree 7.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    /// Adding it rounds to an integer and leaves that integer in the low bits.
+    /// Adding this rounds to an integer and leaves that integer in the low bits.
     const ROUND: f32 = 12_582_912.0;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
@@ -69,7 +69,7 @@ pub(super) fn exp(x: f32) -> f32 {
     f32::from_bits(exponent) * polynomial
 }
 
-/// `1 / (1 + e^-x)`.
+/// Computes `1 / (1 + e^-x)`.
 #[inline(always)]
 pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))

@@ -1,6 +1,6 @@
 //! Gated activation and rotary embedding on the CPU, one pass each.
 //!
-//! GEMMs are Burn's own, so groups of modules are composed by the reference body, which calls these.
+//! GEMMs are Burn's own, so the reference body composes groups of modules and calls these functions.
 //! Trade-off: f32 only; other dtypes take the reference body.
 
 use burn_flex::Flex;
@@ -48,10 +48,10 @@ impl LinearOps for Flex {
     }
 }
 
-/// `direction` 1 rotates, -1 rotates back.
+/// Rotates if `direction` is 1, rotates back if it is -1.
 fn rotated(x: Tensor<Flex, 2>, tables: &RotaryTables<Flex>, head_dim: usize, direction: f32) -> Tensor<Flex, 2> {
     let [tokens, width] = x.dims();
-    // Columns of a head beyond the tables' pass through.
+    // Columns of a head beyond those of the tables pass through.
     let half = tables.cos.dims()[1];
     let (x, cos, sin) = (Floats::of(x), Floats::of(tables.cos.clone()), Floats::of(tables.sin.clone()));
     let mut y = vec![0.0; tokens * width];
@@ -78,7 +78,7 @@ fn rotated(x: Tensor<Flex, 2>, tables: &RotaryTables<Flex>, head_dim: usize, dir
     tensor(y, [tokens, width])
 }
 
-/// Gradients of gate and up.
+/// Returns the gradients of gate and up.
 #[inline(always)]
 fn silu_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
     let sigma = lanes::sigmoid(gate);
@@ -90,13 +90,13 @@ const GELU_LINEAR: f32 = 1.595_769_2;
 /// Coefficient of the cubic term.
 const GELU_CUBIC: f32 = 0.044_715;
 
-/// `(1 + tanh(u)) / 2` is the logistic function of `2 u`.
+/// Computes `(1 + tanh(u)) / 2`, the logistic function of `2 u`.
 #[inline(always)]
 fn gelu_sigma(gate: f32) -> f32 {
     lanes::sigmoid(GELU_LINEAR * gate * (1.0 + GELU_CUBIC * gate * gate))
 }
 
-/// Gradients of gate and up.
+/// Returns the gradients of gate and up.
 #[inline(always)]
 fn gelu_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
     let sigma = gelu_sigma(gate);
@@ -104,7 +104,7 @@ fn gelu_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
     [dy * up * sigma * (1.0 + gate * (1.0 - sigma) * slope), dy * gate * sigma]
 }
 
-/// `activation` is inlined, so the loop is compiled for each vector extension with it.
+/// Applies `activation`, which is inlined, so that the loop is compiled with it for each vector extension.
 fn gated(
     gate_nf: Tensor<Flex, 2>,
     up_nf: Tensor<Flex, 2>,

@@ -1,7 +1,6 @@
 //! Cross entropy of a chunk of logits on the CPU: losses and gradient in one pass per row.
 //!
-//! Trade-off: the gradient's memory holds the exponentials, so it is allocated where only the loss is needed too. Soft caps are passes of
-//! their own.
+//! Trade-off: the gradient's memory also stores the exponentials, so it is allocated even if only the loss is needed. Soft caps take separate passes.
 
 use burn_flex::Flex;
 use burn_tensor::{Int, Tensor};
@@ -29,7 +28,7 @@ impl LossOps for Flex {
     }
 }
 
-/// Losses `[c]`, and the gradient of their weighted sum times the scale.
+/// Computes losses `[c]`, and the gradient of their weighted sum times the scale.
 fn losses_and_gradient(
     logits_cv: Tensor<Flex, 2>,
     targets_c: Tensor<Flex, 1, Int>,

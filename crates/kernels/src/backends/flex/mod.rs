@@ -1,8 +1,8 @@
-//! CPU through burn-flex, with loops of our own for what is neither a GEMM nor a plain sum.
+//! CPU through burn-flex, with custom loops for everything except GEMMs and plain sums.
 //!
-//! burn-flex walks non-contiguous tensors element by element on one core and allocates for each arithmetic step; in the reference
-//! bodies that took three quarters of a training step (docs/decisions.md). Here each operation is one pass over contiguous rows, on
-//! all cores, compiled for the vector extension that the machine has.
+//! burn-flex walks non-contiguous tensors element by element on one core and allocates for each arithmetic step; in the
+//! reference bodies that took three quarters of a training step (docs/decisions.md). Here each operation is one pass
+//! over contiguous rows, on all cores, compiled for the machine's vector extension.
 //! Trade-off: only f32 has loops; tensors of other dtypes take the reference bodies.
 
 mod attention;
@@ -34,7 +34,7 @@ impl WeightOps for Flex {
     }
 }
 
-/// The loops of the host codec, on all cores: the whole weight at a time.
+/// Decodes the whole weight with the loops of the host codec, on all cores.
 fn values(weight: &QuantizedWeight<Flex>) -> Tensor<Flex, 2> {
     let [rows, columns] = weight.shape;
     let (codes, scales) = (bytes(&weight.codes), Floats::of(reference::block_scales(weight)));

@@ -32,7 +32,7 @@ impl NormOps for Flex {
     }
 }
 
-/// What rows are multiplied by.
+/// Returns weight plus offset.
 fn factors(norm: &NormWeight<Flex>) -> Tensor<Flex, 1> {
     let weight = norm.weight.clone();
     if norm.offset == 0.0 { weight } else { weight.add_scalar(norm.offset) }
@@ -75,7 +75,7 @@ fn backward(
         None => vec![0.0; tokens * width],
     };
     let task = rows_per_task(width) * width;
-    // Each task's part of the weight gradient; summed in order below, so that the result does not depend on the schedule.
+    // Each task's part of the weight gradient; they are summed in order below, so that the result does not depend on the schedule.
     let partial: Vec<Vec<f32>> = dx
         .par_chunks_mut(task)
         .zip(x.values().par_chunks(task))

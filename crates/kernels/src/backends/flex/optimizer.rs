@@ -1,6 +1,6 @@
 //! AdamW on the CPU in one pass over parameter, gradient and both moments, in f32 or in 8 bits.
 //!
-//! Trade-off: new vectors instead of updates in place. A step in 8 bits takes a few times as long as one in f32, for the codes.
+//! Trade-off: results are new vectors instead of in-place updates. Because of the codes, an 8-bit step takes several times as long as one in f32.
 
 use burn_flex::Flex;
 use burn_tensor::Tensor;
@@ -67,7 +67,7 @@ fn adamw(
     AdamWState { parameter: flat(parameter), moments }
 }
 
-/// The factors of a step in 8 bits, the same for every value. The bias corrections are folded into step size and epsilon.
+/// The factors of an 8-bit step, the same for every value. The bias corrections are folded into step size and epsilon.
 #[derive(Clone, Copy)]
 struct EightBitRates {
     scale: f32,
@@ -94,7 +94,7 @@ impl EightBitRates {
     }
 }
 
-/// The codes of some blocks of a moment, and the largest magnitude of each block.
+/// The codes of some blocks of a moment, and the absmax of each block.
 struct Moment<'a> {
     codes: &'a mut [u8],
     absmax: &'a mut [f32],
@@ -135,7 +135,7 @@ fn adamw_8bit(
     AdamWState { parameter: tensor(parameter, [elements]), moments: Moments::EightBit(Box::new(moments)) }
 }
 
-/// What a task updates.
+/// The blocks that a task updates.
 struct Blocks<'a> {
     p: &'a mut [f32],
     g: &'a [f32],
@@ -143,7 +143,7 @@ struct Blocks<'a> {
     rates: EightBitRates,
 }
 
-/// Not a closure: one of this size is not inlined into the dispatch, and so not compiled for the machine's vector extension.
+/// Not a closure, because one of this size is not inlined into the dispatch, and so not compiled for the machine's vector extension.
 impl WithSimd for Blocks<'_> {
     type Output = ();
 
@@ -155,7 +155,7 @@ impl WithSimd for Blocks<'_> {
             let mut moments = [[0.0_f32; BLOCK_SIZE]; 2];
             for ((values, Moment { codes, absmax }), map) in moments.iter_mut().zip(&self.moments).zip(maps) {
                 let scale = absmax[block];
-                // What the last block of a tensor has beyond its values stays zero.
+                // The last block's padding beyond the tensor stays zero.
                 for (value, &code) in values.iter_mut().zip(&codes[start..start + p.len()]) {
                     *value = map.values()[usize::from(code)] * scale;
                 }
@@ -171,7 +171,7 @@ impl WithSimd for Blocks<'_> {
     }
 }
 
-/// One step of a block's parameters and moments. A gradient that is not finite keeps its parameter, and both of its moments become 0.
+/// Updates a block's parameters and moments. A non-finite gradient leaves its parameter unchanged and sets both of its moments to 0.
 #[inline(always)]
 fn update(p: &mut [f32], g: &[f32], [means, squares]: &mut [[f32; BLOCK_SIZE]; 2], rates: EightBitRates) {
     for (((p, m), v), &g) in p.iter_mut().zip(means).zip(squares).zip(g) {
@@ -185,8 +185,8 @@ fn update(p: &mut [f32], g: &[f32], [means, squares]: &mut [[f32; BLOCK_SIZE]; 2
     }
 }
 
-/// Divides the values of a block by their largest magnitude, and returns that. A block of zeros has no scale; any positive divisor leaves
-/// its values at zero. A negative value that would get the code of zero becomes the value below zero: rounding reverses no direction.
+/// Divides the values of a block by their absmax, and returns it. A block of zeros has no scale; any positive divisor keeps its values at zero. A
+/// negative value whose code would be that of zero becomes the next value below zero, because rounding must not reverse a direction.
 #[inline(always)]
 fn normalize(values: &mut [f32; BLOCK_SIZE], map: &DynamicMap) -> f32 {
     let mut magnitudes = *values;
@@ -249,7 +249,7 @@ mod tests {
             let [ours, expected] = [ours, expected].map(|codes| codes.into_data().iter::<i64>().collect::<Vec<_>>());
             ours.iter().zip(&expected).filter(|(ours, expected)| ours != expected).count()
         };
-        // Rounding of the last bit moves a value over a decision point now and then.
+        // Occasionally, rounding of the last bit moves a value over a decision threshold.
         let most = elements / 1000;
         assert!(differ(ours.first_codes, expected.first_codes) < most);
         assert!(differ(ours.second_codes, expected.second_codes) < most);

@@ -1,7 +1,7 @@
-//! Memory of a run's adapters on CUDA besides their parameters: `x Aᵀ` until the backward, and what passes over the values that adapters
-//! read leave to be added. Which passes a group has is its [`Route`].
+//! Memory of a run's adapters on CUDA besides their parameters: `x Aᵀ`, saved until the backward, and the partial sums
+//! of the adapter passes. The [`Route`] of a group determines its passes.
 //!
-//! Trade-off: memory is estimated for an H100's multiprocessors; other cards have other parts of the tokens.
+//! Trade-off: the estimate assumes an H100's multiprocessors; other cards divide tokens differently.
 
 use firebrick_arch::{GroupKind, GroupSpec, LoraConfig, ModelSpec};
 
@@ -13,14 +13,14 @@ use crate::memory::training_shape::TrainingShape;
 /// Multiprocessors of an H100.
 const MULTIPROCESSORS: usize = 132;
 
-/// A group of a run, and how it is computed.
+/// A group of a run, with its route.
 struct Routed {
     kind: GroupKind,
     shape: GroupShape,
     route: Route,
 }
 
-/// All groups of a model, in the order of the forward pass.
+/// Returns all groups of a model, in the order of the forward pass.
 fn routed(model: &ModelSpec, training: &TrainingShape) -> Vec<Routed> {
     let planned = |group: GroupSpec| Routed {
         kind: group.kind,
@@ -30,7 +30,7 @@ fn routed(model: &ModelSpec, training: &TrainingShape) -> Vec<Routed> {
     model.all_groups().map(planned).collect()
 }
 
-/// Bytes of `x Aᵀ` that the forward keeps for the backward, in whole allocations, and of a layer that runs again.
+/// Returns the bytes of `x Aᵀ` that the forward saves for the backward, in whole allocations, including those of a recomputed layer.
 pub(super) fn saved_low_rank_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     if training.lora.as_ref().is_none_or(|lora| lora.use_dora) {
         return 0;
@@ -46,12 +46,12 @@ pub(super) fn saved_low_rank_bytes(model: &ModelSpec, training: &TrainingShape) 
     training.tokens() * (saved.allocated + recomputed) as u64 * training.activation_bytes()
 }
 
-/// The allocations of `x Aᵀ`: a group goes into the last one, or into a new one if it does not fit.
+/// The allocations of `x Aᵀ`: a group is placed in the last one, or in a new one if it does not fit.
 #[derive(Default)]
 struct SavedRanks {
-    /// Of all allocations.
+    /// Ranks in all allocations.
     allocated: usize,
-    /// Free in the last one.
+    /// Free ranks in the last one.
     free: usize,
 }
 
@@ -65,7 +65,7 @@ impl SavedRanks {
     }
 }
 
-/// Bytes of partial sums of the passes, for the group of a run that has most of them, and of low-rank gradients that a norm scales.
+/// Returns scratch bytes for the adapter passes: the maximum of partial sums over all groups, plus low-rank gradients scaled by a norm.
 pub(super) fn low_rank_sums_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let (groups, tokens) = (routed(model, training), training.tokens() as usize);
     let scaled = groups.iter().filter(|group| group.route.scales_low_rank).map(|group| group.route.ranks as u64);
@@ -76,14 +76,14 @@ pub(super) fn low_rank_sums_bytes(model: &ModelSpec, training: &TrainingShape) -
     4 * sums as u64 + training.tokens() * scaled * training.activation_bytes()
 }
 
-/// The same of a forward pass alone, which drops nothing.
+/// Returns scratch bytes for the adapter passes of a forward pass alone, without dropout.
 pub(super) fn forward_sums_bytes(model: &ModelSpec, pass: &TrainingShape) -> u64 {
     let lora = pass.lora.clone().map(|lora| LoraConfig { lora_dropout: 0.0, ..lora });
     let groups = routed(model, &TrainingShape { lora, ..pass.clone() });
     4 * groups.iter().map(|group| input_sums(group, pass.tokens() as usize)).max().unwrap_or(0) as u64
 }
 
-/// Sums of the pass over the gradient of a group's outputs.
+/// Counts the partial sums of the pass over a group's output gradient.
 fn output_sums(Routed { shape, route, .. }: &Routed, tokens: usize) -> usize {
     let Some(tile) = route.output_pass else { return 0 };
     let pass = LowRankPass::output_gradient(tile.ranks);
@@ -93,7 +93,7 @@ fn output_sums(Routed { shape, route, .. }: &Routed, tokens: usize) -> usize {
     tile.ranks * pass.sums([chunks, tokens], [parts, columns]).iter().sum::<usize>()
 }
 
-/// Sums of the passes over gate, up and their gradients.
+/// Counts the partial sums of the passes over gate, up and their gradients: the maximum over all groups.
 fn most_gated_sums(groups: &[Routed], tokens: usize) -> usize {
     let sums = |pair: &[Routed]| match pair {
         [Routed { kind: GroupKind::GateUp | GroupKind::ExpertGateUp, shape, route }, down] => {
@@ -114,7 +114,7 @@ fn gated_sums(width: usize, pieces: usize, tokens: usize) -> usize {
         * pass.sums([pass.over_columns * chunks, tokens], [parts, pass.over_tokens * width]).iter().sum::<usize>()
 }
 
-/// Sums of the pass over a group's input: a copy of it, or a gated activation.
+/// Counts the partial sums of the pass over a group's input: a copy of it, or a gated activation.
 fn input_sums(Routed { kind, shape, route }: &Routed, tokens: usize) -> usize {
     let width = shape.in_features;
     let (pass, tile, tokens) = match (kind, route.copy_pass, route.gated_pass) {
@@ -128,7 +128,7 @@ fn input_sums(Routed { kind, shape, route }: &Routed, tokens: usize) -> usize {
     tile * pass.sums([pass.chunks(width), tokens], [0, 0]).iter().sum::<usize>()
 }
 
-/// In words: the groups of a layer whose adapters are appended, and those whose GEMMs are separate; `None` without adapters.
+/// Describes which groups of a layer have appended adapters and which have separate GEMMs; `None` without adapters.
 pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Option<String> {
     training.lora.as_ref()?;
     let groups = model.groups(0);
@@ -140,7 +140,7 @@ pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Opti
             AdapterRoute::Separate => &mut separate,
         };
         for module in &group.modules {
-            // Every expert has modules of these names.
+            // Every expert has modules with the same names.
             if !names.contains(&module.name()) {
                 names.push(module.name());
             }
@@ -182,11 +182,11 @@ mod tests {
             training.lora = training.lora.map(|lora| LoraConfig { r, use_dora, ..lora });
             saved_low_rank_bytes(&llama_3_1_8b(), &training) / training.tokens() / training.activation_bytes()
         };
-        // 48, 16, 32 and 16: two layers share an allocation, whose last 32 have no room for the next 48.
+        // 48, 16, 32 and 16: two layers share an allocation, whose remaining 32 are too few for the next 48.
         assert_eq!(ranks(16, Recompute::Selective, false), 256 * 16);
-        // 384, 128, 256 and 128: the last of a layer has room for the first of the next in no case.
+        // 384, 128, 256 and 128: the last allocation of a layer never has room for the first group of the next.
         assert_eq!(ranks(128, Recompute::Selective, false), 32 * (384 + 256 + 256 + 256));
-        // Of o_proj and down_proj, and of a layer that runs again.
+        // The ranks of o_proj and down_proj, and of a recomputed layer.
         assert_eq!(ranks(16, Recompute::Projections, false), 32 * 32 + 256);
         assert_eq!(ranks(16, Recompute::Full, false), 32 * 16 + 256);
         assert_eq!(ranks(16, Recompute::Projections, true), 0);

@@ -1,10 +1,9 @@
-//! What training on the CPU takes besides a run's tensors, as the process that trains is seen to take it.
+//! Memory of training on the CPU besides a run's tensors, as measured on the training process.
 //!
 //! Measured with flex on two cores (the system's peak resident set; 109 to 182 million weights, vocabularies of 16,384
 //! to 131,072 tokens, 128 to 2,048 tokens at a time): the sum of all lines is at most 6 % above the peak and 3 % below
 //! it. Where a run needs less than 0.5 GiB it is up to 10 % above.
-//! Trade-off: constants of one machine. More cores have more buffers for GEMMs, and another allocator would keep other
-//! amounts.
+//! Trade-off: the constants are those of one machine. More cores have more GEMM buffers, and other allocators keep other amounts.
 
 use firebrick_arch::{EMBEDDING, ModelSpec};
 use firebrick_hwprofile::memory::MemoryLine;
@@ -12,18 +11,17 @@ use firebrick_hwprofile::memory::MemoryLine;
 use crate::memory::estimate::line;
 use crate::memory::training_shape::{TRAINED_BYTES, TrainingShape};
 
-/// Program and libraries 45 MiB, tokenizer and data some 50, operands of GEMMs that threads pack, and slack of the
-/// allocator: 128 to 160 MiB over all measured runs.
+/// Program and libraries 45 MiB, tokenizer and data about 50, packed GEMM operands per thread, and allocator slack: 128
+/// to 160 MiB in all measured runs.
 const PROCESS_BYTES: u64 = 144 << 20;
-/// Parts of a layer's activations and gradients that the allocator keeps after they were freed, before it hands them
-/// out again.
+/// Fifths of a layer's activations and gradients that the allocator keeps after they are freed, before it reuses them.
 const KEPT_FIFTHS: u64 = 2;
-/// Gradients of a table that are alive with the one that is kept: those of its two uses, or of one and what adds them.
+/// Further gradients of a table that are alive with the saved one: those of its two uses, or of one use and its accumulation.
 const TABLE_GRADIENTS: u64 = 2;
 /// Bytes of optimizer state per parameter above which most moments are f32.
 const STATE_BYTES_OF_F32: u64 = 6;
 
-/// In addition to parameters, saved activations, one layer and the loss; `layer_bytes` are those of the layer.
+/// Returns the lines besides parameters, saved activations, one layer and the loss; `layer_bytes` is the memory of the layer.
 pub(super) fn lines(model: &ModelSpec, training: &TrainingShape, layer_bytes: u64) -> Vec<MemoryLine> {
     vec![
         line("freed buffers", layer_bytes * KEPT_FIFTHS / 5, "of layers, which the allocator keeps".to_owned()),
@@ -33,12 +31,12 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape, layer_bytes: u6
     ]
 }
 
-/// Logits and their gradient, in whose place the exponentials are; under a soft cap the slope too.
+/// Counts the copies of logits: logits, and their gradient, which reuses the exponentials' memory; with a soft cap also the slope.
 pub(super) fn logit_copies(model: &ModelSpec) -> u64 {
     if model.logit_soft_cap.is_some() { 3 } else { 2 }
 }
 
-/// What a process takes whatever it trains.
+/// Returns the line for the process itself, whatever it trains.
 pub(super) fn process_line() -> MemoryLine {
     line("program", PROCESS_BYTES, "code, tokenizer, buffers of threads, slack of the allocator".to_owned())
 }
@@ -49,7 +47,7 @@ fn table_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     if trains { TABLE_GRADIENTS * table } else { 0 }
 }
 
-/// AdamW with f32 moments returns new parameters, and their old memory comes back late.
+/// Returns the bytes of updated parameters: AdamW with f32 moments returns new ones, and the old memory is freed late.
 fn updated_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let trained = training.trained_parameters(model);
     if training.optimizer_bytes > STATE_BYTES_OF_F32 * trained { trained * TRAINED_BYTES } else { 0 }
@@ -65,7 +63,7 @@ mod tests {
     use crate::memory::training_shape::tests::qlora;
     use crate::memory::training_shape::{BaseStorage, Recompute};
 
-    /// A SmolLM2-135M with a vocabulary of this size.
+    /// Returns a SmolLM2-135M with a vocabulary of this size.
     fn smollm(vocab_size: usize) -> ModelSpec {
         let config = format!(
             r#"{{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": {vocab_size}, "hidden_size": 576,
@@ -76,7 +74,7 @@ mod tests {
         ModelConfig::parse(&config, std::path::Path::new("config.json")).unwrap().spec
     }
 
-    /// How such a run was trained: rows, tokens per row, all in the loss, and tokens of a chunk.
+    /// Returns the shape of such a run: rows, tokens per row (all of them loss tokens), and tokens of a chunk.
     fn lora(rows: usize, row_len: usize, chunk: usize) -> TrainingShape {
         let lora = LoraConfig { r: 8, target_modules: TargetModules::AllLinear, ..LoraConfig::default() };
         TrainingShape {
@@ -141,7 +139,7 @@ mod tests {
                 "{vocab_size}, {rows} x {tokens}, {chunk}: {ratio:.3} of {measured} MiB"
             );
         }
-        // A third of this one is the process.
+        // A third of this estimate is the process.
         let nf4 = TrainingShape { base: quantized, ..lora(1, 256, 1024) };
         assert!((0.97..1.11).contains(&(planned_mib(49_152, &nf4) / 445.0)));
     }

@@ -1,10 +1,10 @@
-//! The CUDA engine's memory at the peak of a step, without parameters and saved activations. Host arithmetic: compiled without the
-//! cargo feature `cuda` too.
+//! Memory of the CUDA engine at the peak of a step, besides parameters and saved activations, as host arithmetic that
+//! is compiled without the cargo feature `cuda` too.
 //!
-//! Scratch memory (dequantized weights, logits, workspaces) is allocated once and kept, so all of it counts at the peak; the loss
-//! itself is then never the widest point.
-//! Trade-off: the small buffers of LoRA GEMMs and of partial sums, under 1 % together, and cuDNN's own choice of algorithm are left
-//! out. The constants below are what measurements correct.
+//! Scratch memory (dequantized weights, logits, workspaces) is allocated once and kept, so all of it counts at the
+//! peak; the peak is therefore never in the loss itself.
+//! Trade-off: small buffers of LoRA GEMMs and partial sums, under 1 % together, and cuDNN's own choice of algorithm are
+//! ignored. Measurements correct the constants below.
 
 use std::collections::BTreeSet;
 
@@ -20,20 +20,20 @@ use crate::GemmFormat;
 use crate::memory::estimate::line;
 use crate::memory::training_shape::{Recompute, TrainingShape, scaled_widths, widest_dropped};
 
-/// The device's context, CubeCL's and our kernels, cuBLASLt and cuDNN once loaded.
+/// CUDA context, kernels of CubeCL and ours, and the loaded cuBLASLt and cuDNN.
 const CONTEXT_BYTES: u64 = 716 << 20;
-/// What NCCL takes on a card that has peers over NVLink, once it is connected and has summed something: by how much the driver's count of
-/// a run on two H100s was above that of one (benches/results/h100-two-cards.json). NCCL's own defaults are in it: for each of some dozens
-/// of channels and each peer in it a buffer of 4 MiB (`NCCL_BUFFSIZE`), and smaller ones of its protocols for short messages. NCCL connects
-/// a rank to its neighbors in rings and trees only, so more ranks do not take much more.
+/// Memory of NCCL on a card with NVLink peers, after it has connected and summed something: the driver's count for a
+/// run on two H100s minus that for a run on one (benches/results/h100-two-cards.json). It includes NCCL's defaults: per
+/// channel (some dozens) and peer a buffer of 4 MiB (`NCCL_BUFFSIZE`), and smaller ones for short messages. NCCL
+/// connects a rank only to its neighbors in rings and trees, so more ranks take little more.
 const NCCL_BYTES: u64 = 900 << 20;
 /// cuBLASLt's workspace on Hopper.
 const GEMM_WORKSPACE_BYTES: u64 = 64 << 20;
-/// Tokens that one backward call of attention takes: cuDNN's workspace grows with the tokens of a call, and a few thousand of them fill the
-/// device.
+/// Maximum tokens of one backward call of attention: cuDNN's workspace grows with the tokens of a call, and a few
+/// thousand already keep the device busy.
 pub(in crate::backends) const MAX_BACKWARD_TOKENS: usize = 16_384;
 
-/// What is alive at the widest point of a layer's backward, in addition to what is saved.
+/// Returns the lines at the widest point of a layer's backward, besides saved values.
 pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
     let flowing = buffers_per_token(model, training) * training.activation_bytes();
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
@@ -88,18 +88,18 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
 
 const PARTS_WHY: &str = "of sums over the widest values that they read";
 
-/// What connections to other ranks take.
+/// Returns the line for connections to other ranks.
 pub(super) fn line_of_ranks() -> MemoryLine {
     line("NCCL", NCCL_BYTES, "its buffers and kernels, once the ranks are connected".to_owned())
 }
 
-/// What is left of the input of a group, or the gradient of that.
+/// Returns the bytes of a group's input after dropout, or of its gradient.
 fn dropped_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     training.tokens() * widest_dropped(model, training) * training.activation_bytes()
 }
 
-/// Outputs that DoRA scales as they were before, of all layers or of the one that is recomputed, and a gradient of them. Under dropout the
-/// difference of two gradients lies next to it.
+/// Returns the bytes of outputs before DoRA's scaling, of all layers or of the recomputed one, and of their gradient.
+/// Under dropout there is also the difference of two gradients.
 fn unscaled_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let widths: Vec<Vec<u64>> = (0..model.layers.len()).map(|layer| scaled_widths(model, training, layer)).collect();
     let of_layers = widths.iter().map(|layer| layer.iter().sum::<u64>());
@@ -112,7 +112,7 @@ fn unscaled_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     training.tokens() * (saved + gradients * widest) * training.activation_bytes()
 }
 
-/// What a forward pass without a backward takes besides the activations of a layer.
+/// Returns the lines of a forward pass without a backward, besides the activations of a layer.
 pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<MemoryLine> {
     vec![
         line("converted weights", converted_bytes(model, pass), converted_why(pass)),
@@ -127,7 +127,7 @@ pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<Memo
     ]
 }
 
-/// Values of `v` that lie next to queries and keys where those are saved before their norm: one buffer holds all three.
+/// Returns the bytes of `v` that are kept with queries and keys saved before their norm, because one buffer stores all three.
 fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
     // Norms over all heads save dense copies of queries and keys instead.
     let layers = model.layers.iter().filter(|layer| layer.attention.qk_norm == QkNorm::PerHead);
@@ -135,7 +135,7 @@ fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u
     layers.take(saved).map(|layer| layer.attention.kv_size() as u64).sum::<u64>() * training.activation_bytes()
 }
 
-/// The widest rows of one operation share a buffer: logits of a chunk, and queries, keys and values side by side with their adapters.
+/// Returns the bytes of the buffer for the widest rows, which operations share: logits of a chunk, or joined QKV with adapters.
 fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
     let joined = (0..model.layers.len()).map(|layer| {
@@ -146,19 +146,19 @@ fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     (chunk * model.vocab_size as u64 * 4).max(joined)
 }
 
-/// The workspace of attention's backward: per value of a query an f32 accumulator of its gradient, and gradients of keys and values for
-/// every query head, before they are summed over their group: in the compute format, of packed documents in f32.
+/// Returns the workspace of attention's backward: an f32 gradient accumulator per query value, and gradients of keys and values for
+/// every query head before the sum over their group, in the compute format, or in f32 for packed documents.
 fn attention_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let widest = model.layers.iter().map(|layer| layer.attention.query_size()).max().unwrap_or(0);
     let is_packed = training.documents > training.micro_batch_size;
     widest as u64 * (4 + 2 * if is_packed { 4 } else { training.activation_bytes() })
 }
 
-/// One buffer per group of a layer, which all layers share, with the adapters around the weight; in full training one more for the head.
-/// Dense weights need one only to stand next to their adapters.
+/// Returns the bytes of converted weights: one buffer per group of a layer, including its adapters, shared by all
+/// layers, and in full training one more for the head. Dense weights need one only if adapters are appended.
 fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let converts_all = training.needs_conversion() && training.gemms == GemmFormat::Compute;
-    // Buffers of one shape are one buffer.
+    // Buffers of equal shape are shared.
     let mut shapes: BTreeSet<[usize; 2]> = BTreeSet::new();
     for group in model.all_groups() {
         let appended = Route::planned(&group, training).room();
@@ -173,8 +173,8 @@ fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     shapes.iter().map(|[rows, columns]| (rows * columns) as u64).sum::<u64>() * training.activation_bytes()
 }
 
-/// Bytes of all quantized weights as GEMMs read them, for the forward and for the backward: what may stay on the device. In the compute
-/// format one buffer serves both passes and counts as the forward's. 0 for weights that ranks divide: each arrives as another tensor.
+/// Returns the bytes of all quantized weights as GEMMs read them, for the forward and for the backward, which may stay on the device. In the compute
+/// format both share one buffer, counted as the forward's. 0 for weights that ranks divide, since each arrives in a new tensor.
 #[must_use]
 pub fn converted_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
     let is_quantized = matches!(training.stored_format(), Format::Quantized(_));
@@ -190,33 +190,33 @@ pub fn converted_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [
     })
 }
 
-/// Values of a group's weight with the adapters around it, in the compute format.
+/// Counts the values of a group's converted weight with its adapters, in the compute format.
 fn converted_values(group: &GroupSpec, training: &TrainingShape) -> usize {
     let appended = Route::planned(group, training).room();
     (group.out_features() + appended) * row_stride(group.in_features, appended)
 }
 
-/// Bytes of a group's weight in 8-bit codes with their scales: for the forward, and transposed.
+/// Returns the bytes of a group's weight in 8-bit codes with their scales: for the forward, and transposed.
 fn fp8_weight_bytes(group: &GroupSpec, training: &TrainingShape) -> [usize; 2] {
     let ranks = Route::planned(group, training).ranks;
     let (outputs, inputs) = (group.out_features(), group.in_features);
-    // With the adapters in the compute format, at most all of B for each of its modules, and the maxima.
+    // The adapters in the compute format (at most all of B for each module), and the maxima.
     let around = 4 * ranks * (inputs + outputs) + 4096;
     [outputs * (fp8_stride(inputs, ranks) + 4) + around, inputs * (fp8_stride(outputs, ranks) + 4) + around]
 }
 
-/// Bytes of the longest row of codes that a group's GEMMs read.
+/// Returns the bytes of the longest row of codes that a group's GEMMs read.
 fn fp8_row_bytes(group: &GroupSpec, training: &TrainingShape) -> usize {
     fp8_stride(group.in_features.max(group.out_features()), Route::planned(group, training).ranks) + 4
 }
 
-/// Weights of one layer in 8-bit codes, in both orders, and the rows that they are multiplied with.
+/// Returns the bytes of one layer's weights in 8-bit codes, in both orders, and of the rows that they are multiplied with.
 fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
     if training.gemms == GemmFormat::Compute {
         return [0; 2];
     }
     let groups: Vec<_> = model.all_groups().collect();
-    // Buffers of one shape are one buffer.
+    // Buffers of equal shape are shared.
     let weights: BTreeSet<_> = groups
         .iter()
         .map(|group| (group.out_features(), group.in_features, fp8_weight_bytes(group, training)))
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn every_projection_of_one_layer_is_converted_at_a_time() {
-        // All seven with their adapters of rank 16 around them: appended to qkv 48, to gate and up 32, to the others 16.
+        // All seven with their adapters of rank 16: appended to qkv 48, to gate and up 32, to the others 16.
         let shapes = [[6144 + 48, 4160], [4096 + 16, 4160], [28_672 + 32, 4160], [4096 + 16, 14_400]];
         let values: u64 = shapes.iter().map(|[rows, columns]| rows * columns).sum();
         assert_eq!(bytes_of(&on_cuda(&qlora(1, Recompute::Full)), "converted weights"), values * 2);

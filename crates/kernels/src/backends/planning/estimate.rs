@@ -1,9 +1,8 @@
-//! The memory of a training run on one backend: the lines that follow from the model, and the working set that the backend states, of a
-//! step or of what is computed between steps, whichever needs more; and how a backend runs adapters and attention.
+//! Memory of a training run on one backend: the lines that follow from the model, and the backend's working set for a
+//! step or for the work between steps, whichever needs more. Also describes how a backend runs adapters and attention.
 //!
-//! Which attention kernel runs follows from the shape of each micro-batch where cuDNN may take it; the plan names only what is sure
-//! beforehand.
-//! Trade-off: `flex`, `candle` and `wgpu` share the lines of the reference bodies, although kernels of their own may need less.
+//! Where cuDNN may be used, each micro-batch's shape determines the attention kernel; the plan names only what is certain in advance.
+//! Trade-off: `flex`, `candle` and `wgpu` share the lines of the reference bodies, although their own kernels may need less.
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
@@ -14,13 +13,13 @@ use crate::backends::BackendKind;
 use crate::memory::estimate::{adapter_starts, sum};
 use crate::memory::training_shape::TrainingShape;
 
-/// What training `model` like this needs at its peak on `backend`. Lines of zero bytes are left out.
+/// Estimates the peak memory of training `model` on `backend`. Lines of zero bytes are left out.
 pub fn estimate(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
     backend.memory_lines(model, training)
 }
 
 impl BackendKind {
-    /// What training `model` like this needs at its peak on this backend; see [`estimate`].
+    /// Estimates the peak memory of training `model` on this backend, as [`estimate`] does.
     pub fn memory_lines(self, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
         let mut estimate = self.step_lines(model, training);
         if let Some((peak, lines)) = evaluation::peak(self, model, training) {
@@ -49,19 +48,19 @@ impl BackendKind {
         training.with_working_set(model, lines)
     }
 
-    /// Bytes that the forward and backward of a micro-batch take on the device and in host memory, in addition to what stays between them.
+    /// Returns the bytes of a micro-batch's forward and backward on the device and in host memory, besides what persists between steps.
     pub fn pass_bytes(self, model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
         let stays = training.parameter_bytes(model) + training.kept_bytes.iter().sum::<u64>();
         let step = self.step_lines(model, training);
         [step.total_bytes() - stays, sum(&step.host_lines) - training.paged_bytes]
     }
 
-    /// What a job of so many ranks takes on each device in addition to [`BackendKind::memory_lines`].
+    /// Returns the memory per device of a job with this number of ranks, in addition to [`BackendKind::memory_lines`].
     pub fn memory_line_of_ranks(self, ranks: usize) -> Option<MemoryLine> {
         (self == Self::Cuda && ranks > 1).then(cuda::line_of_ranks)
     }
 
-    /// How the GEMMs of adapters run: appended to the inner dimension of the base's, or separate; `None` without adapters.
+    /// Describes how the adapters' GEMMs run: appended to the inner dimension of the base's, or separate; `None` without adapters.
     pub fn adapter_gemms(self, model: &ModelSpec, training: &TrainingShape) -> Option<String> {
         match self {
             Self::Flex | Self::Candle | Self::Wgpu => training.lora.as_ref().map(|_| "separate".to_owned()),
@@ -69,8 +68,8 @@ impl BackendKind {
         }
     }
 
-    /// The kernels that compute attention with a soft cap of the scores, and why; `None` for models without one, and for backends that
-    /// have one implementation for all models.
+    /// Returns the kernels that compute attention with a soft cap, and the reason; `None` for models without a cap, and
+    /// for backends with one implementation for all models.
     pub fn capped_attention(self, model: &ModelSpec, compute: FloatType) -> Option<[String; 2]> {
         let mut capped =
             model.layers.iter().map(|layer| &layer.attention).filter(|attention| attention.soft_cap.is_some());
@@ -99,7 +98,7 @@ mod tests {
     use crate::memory::training_shape::Recompute;
     use crate::memory::training_shape::tests::{full, qlora};
 
-    /// Whole reports of one run on each of two cards, and of one on both.
+    /// Complete reports of one run on each of two cards, and of one run on both.
     const TWO_CARDS: &str = include_str!("../../../../../benches/results/h100-two-cards.json");
 
     #[test]
@@ -114,7 +113,7 @@ mod tests {
 
     const GIB: f64 = (1u64 << 30) as f64;
 
-    /// The reference bodies on Llama-3.1-8B.
+    /// Estimates the reference bodies on Llama-3.1-8B.
     fn on_wgpu(training: &TrainingShape) -> MemoryEstimate {
         estimate(BackendKind::Wgpu, &llama_3_1_8b(), training)
     }
@@ -183,7 +182,7 @@ mod tests {
     #[test]
     fn full_training_takes_16_bytes_per_parameter_and_converts_one_module_at_a_time() {
         for (compute, converted) in [(FloatType::F32, 0), (FloatType::Bf16, 2 * 4096 * 14_336 * 2)] {
-            // Enough tokens for the backward of a layer to be the peak instead of the loss.
+            // Enough tokens that the peak is in a layer's backward and not in the loss.
             let estimate = on_wgpu(&TrainingShape { micro_batch_size: 8, ..full(compute) });
             let names = ["base weights", "trained weights", "gradients", "optimizer state"];
             let bytes: u64 = names.iter().map(|name| bytes_of(&estimate, name)).sum();

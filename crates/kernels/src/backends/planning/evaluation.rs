@@ -1,8 +1,7 @@
-//! The memory of evaluation: a forward pass over held-out rows without anything saved, and answers with their caches of keys and values.
+//! Memory of evaluation: a forward pass over held-out rows that saves nothing, and answers with key/value caches.
 //!
-//! Gradients and saved activations do not exist at these moments, so a run needs more memory for them than for a step only with more
-//! rows or many long answers.
-//! Trade-off: every buffer of a layer's forward counts at once, which is an upper bound.
+//! There are no gradients or saved activations then, so evaluation needs more memory than a step only with more rows or many long answers.
+//! Trade-off: all buffers of a layer's forward count at once, which is an upper bound.
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryLine;
@@ -15,7 +14,7 @@ use crate::memory::estimate::{line, sum};
 use crate::memory::evaluation::{Answers, EvaluatedRows};
 use crate::memory::training_shape::{Recompute, TrainingShape};
 
-/// The most demanding moment besides a step, and what it is called; `None` if there is none.
+/// Returns the most demanding evaluation with its name; `None` if there is none.
 pub(super) fn peak(
     backend: BackendKind,
     model: &ModelSpec,
@@ -33,12 +32,12 @@ pub(super) fn peak(
     moments.max_by_key(|(_, lines)| sum(lines))
 }
 
-/// The loss of held-out rows, and how many targets are predicted.
+/// Returns the lines for the loss of held-out rows, including the count of correct predictions.
 fn scored(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, rows: usize) -> Vec<MemoryLine> {
     let pass = TrainingShape { micro_batch_size: rows, ..training.clone() };
     let chunk = pass.loss_chunk();
     let logits = match backend {
-        // They count as scratch of the loss.
+        // On CUDA, logits are part of the loss's scratch memory.
         BackendKind::Cuda => 0,
         BackendKind::Flex | BackendKind::Candle => chunk * 4 * cpu::logit_copies(model),
         BackendKind::Wgpu => chunk * 4 * logit_copies(model),
@@ -51,11 +50,11 @@ fn scored(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, row
     lines
 }
 
-/// Prompts and their answers, just before the last token.
+/// Returns the lines for prompts and their answers, just before the last token.
 fn answered(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, answers: &Answers) -> Vec<MemoryLine> {
     let &Answers { prompts, tokens, longest } = answers;
     let value = training.activation_bytes();
-    // All prompts are read in one pass; later passes have one token each. A cache has the rows of all tokens from the start.
+    // All prompts are read in one pass; later passes have one token each. A cache has rows for all tokens from the start.
     let pass = TrainingShape { micro_batch_size: 1, row_len: tokens, ..training.clone() };
     let per_token: u64 = model.layers.iter().map(|layer| 2 * layer.attention.kv_size() as u64 * value).sum();
     let mut lines = forward(backend, model, &pass);
@@ -75,14 +74,14 @@ fn answered(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, a
     lines
 }
 
-/// A layer's forward that saves nothing, and what the backend keeps allocated.
+/// Returns the lines for a layer's forward that saves nothing, and for memory that the backend keeps allocated.
 fn forward(backend: BackendKind, model: &ModelSpec, pass: &TrainingShape) -> Vec<MemoryLine> {
     let (values, mut lines) = match backend {
         BackendKind::Flex | BackendKind::Candle => {
             (widest_layer(model), vec![reference::converted_line(model, pass), cpu::process_line()])
         }
         BackendKind::Wgpu => (widest_layer(model), vec![reference::converted_line(model, pass)]),
-        // A layer that is computed again holds what this one does.
+        // A recomputed layer uses the same buffers.
         BackendKind::Cuda => {
             let recomputed = TrainingShape { recompute: Recompute::Full, ..pass.clone() };
             (buffers_per_token(model, &recomputed), cuda::forward_lines(model, pass))
@@ -94,8 +93,8 @@ fn forward(backend: BackendKind, model: &ModelSpec, pass: &TrainingShape) -> Vec
     lines
 }
 
-/// Values per token of the widest layer: its input, the normalized copy, the sum after attention, queries, keys and values before and
-/// after their rotation, the output of attention, gate and up, and their product.
+/// Counts values per token of the widest layer: its input, the normalized copy, the sum after attention, QKV before and
+/// after rotation, attention's output, gate and up, and the gated activation.
 fn widest_layer(model: &ModelSpec) -> u64 {
     let widths = (0..model.layers.len()).map(|layer| {
         let groups = model.layer_groups(layer);
@@ -161,7 +160,7 @@ mod tests {
         for (backend, scores) in [(BackendKind::Cuda, 0), (BackendKind::Wgpu, 3 * 4 * 32 * 3500 * 3500)] {
             let estimate = estimate(backend, &llama_3_1_8b(), &shape);
             assert_eq!(estimate.peak, "while prompts are answered");
-            // 32 layers, keys and values of 1024 values in 2 bytes each.
+            // 32 layers, with keys and values of 1024 values in 2 bytes each.
             assert_eq!(bytes_of(&estimate, "keys and values"), 64 * 3000 * 32 * 2 * 1024 * 2, "{backend}");
             assert_eq!(bytes_of(&estimate, "attention scores"), scores, "{backend}");
         }

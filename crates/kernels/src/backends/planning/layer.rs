@@ -1,9 +1,9 @@
-//! The buffers that a layer's forward and backward allocate on CUDA, as widths of rows: what decides the engine's peak besides what is
-//! saved. Host arithmetic: compiled without the cargo feature `cuda` too.
+//! Row widths of the buffers that a layer's forward and backward allocate on CUDA, which determine the engine's peak
+//! besides saved values, as host arithmetic that is compiled without the cargo feature `cuda` too.
 //!
-//! CubeCL's pools keep exact sizes here, so memory that one operation frees serves a later one of the same row width only. The peak is
-//! therefore not that of the widest moment: each width counts as often as it is ever alive at once, whichever moment that is.
-//! Trade-off: the moments are written out next to nothing that checks them; measurements do (docs/roofline.md).
+//! CubeCL's pools keep exact sizes here, so freed memory serves only later buffers of the same row width. The peak is therefore not that of the
+//! widest moment: each width counts with the maximum number of its buffers that are alive at once, at whichever moment that is.
+//! Trade-off: the moments are listed by hand, and only measurements check them (docs/roofline.md).
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,18 @@ use super::route::Route;
 use super::rows::{ROW_MULTIPLE, row_stride};
 use crate::memory::training_shape::{Recompute, TrainingShape};
 
-/// Whether the flash kernels take heads of this width, in f32 or in a 16-bit format.
+/// Returns whether the flash kernels support heads of this width, in f32 or in a 16-bit format.
 pub(in crate::backends) fn flash_takes(is_f32: bool, head_dim: usize) -> bool {
     if is_f32 { head_dim.is_multiple_of(32) && head_dim <= 256 } else { matches!(head_dim, 64 | 96 | 128 | 256) }
 }
 
-/// Values per token of all buffers of the widest layer that are not counted as saved.
+/// Counts values per token in all buffers of the widest layer that do not count as saved.
 pub(super) fn buffers_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
     (0..model.layers.len()).map(|layer| Layer::new(model, training, layer).buffers()).max().unwrap_or(0)
 }
 
-/// What memory of experts' rows takes at most, as a factor: their sizes change from pass to pass and are rounded up to powers of two. The
-/// second is that of a mixture.
+/// Upper bound of the memory of rows, as a factor: 1, or 2 for a mixture of experts, whose row counts change from pass
+/// to pass and are rounded up to powers of two.
 const VARYING_SIZES: [usize; 2] = [1, 2];
 
 /// Row widths of a layer's buffers.
@@ -34,20 +34,20 @@ struct Layer {
     hidden: usize,
     query: usize,
     key_value: usize,
-    /// What is read again where queries and keys are normalized: joined with values, or dense copies of both.
+    /// Inputs of the query and key norms, which the backward reads again: joined with values, or dense copies of both.
     raw: Vec<usize>,
-    /// What attention's backward converts to f32, as widths in the 16-bit format, where only the f32 kernels take the heads: queries, keys and
-    /// values, output and its gradient, and what comes out. cuDNN may take the call instead.
+    /// Buffers that attention's backward converts to f32 if only the f32 kernels support the heads, as widths in the 16-bit format:
+    /// queries, keys and values, the output and its gradient, and the results. cuDNN may run the call instead.
     in_f32: Vec<usize>,
-    /// Outputs that are normalized after their GEMM.
+    /// Number of outputs that are normalized after their GEMM.
     normed_outputs: usize,
-    /// Inputs of the GEMMs that read norms and activated values, and gate and up together: with room for adapters.
+    /// Widths with room for adapters: inputs of the GEMMs after norms, gate and up together, and the gated activation.
     normed: [usize; 2],
     gate_up: usize,
     activated: usize,
-    /// Rows of a mixture's experts: dispatched, their outputs one by one, and joined; or their gradients.
+    /// Rows of a mixture's experts: dispatched, separate outputs, and joined outputs; or their gradients.
     routed: Vec<usize>,
-    /// Gradient of a layer's or of attention's output, with room for the next adapters.
+    /// Gradient of a layer's or of attention's output, with room for the next group's adapters.
     gradient: usize,
 }
 
@@ -98,15 +98,15 @@ impl Layer {
         most.iter().map(|(width, count)| (width * count) as u64).sum()
     }
 
-    /// What is alive at a time: first in the forward, then in the backward.
+    /// Lists the buffers that are alive at each moment: first in the forward, then in the backward.
     fn moments(&self) -> Vec<Vec<usize>> {
         let Self { hidden, query, key_value, gate_up, activated, gradient, .. } = *self;
         let [normed_qkv, normed_gate] = self.normed;
         let heads = [query, key_value, key_value];
         let raw = &self.raw[..];
         let normed_outputs = vec![hidden; self.normed_outputs];
-        // What each half keeps from its (recomputed) forward to its backward; saved under the other policies, and counted there. Where halves
-        // are computed again one at a time, the MLP meets what comes back for the half after it.
+        // Values that each half keeps from its (recomputed) forward to its backward; other policies save them, and count them there.
+        // Where halves are recomputed one at a time, the MLP's values are alive together with the restored inputs of the next half.
         let [in_attention, in_mlp]: [Vec<usize>; 2] = match self.recompute {
             Recompute::Full => {
                 let both = [&heads[..], raw, &[query, hidden], &normed_outputs].concat();
@@ -118,14 +118,14 @@ impl Layer {
             Recompute::Selective | Recompute::None => [Vec::new(), Vec::new()],
         };
         let gate_up: &[usize] = if self.recompute.repeats_gemms() { &[gate_up] } else { &[] };
-        // Norms and activated values that the backward computes again.
+        // Norms and gated activations that the backward recomputes.
         let recomputed = |width: usize| if self.recompute == Recompute::None { vec![] } else { vec![width] };
         vec![
             [&in_attention[..], &[normed_qkv]].concat(),
             [&in_mlp[..], gate_up, &[normed_gate]].concat(),
             [&in_mlp[..], gate_up, &self.routed, &[activated, hidden], &normed_outputs[..self.normed_outputs.min(1)]]
                 .concat(),
-            // The loss: the last layer's output, normalized, and its gradient.
+            // The loss: the last layer's output, its normalized copy, and its gradient.
             vec![hidden; 3],
             [&in_mlp[..], gate_up, &self.routed, &[gradient, activated], &normed_outputs[..self.normed_outputs.min(1)]]
                 .concat(),
@@ -146,12 +146,12 @@ mod tests {
     #[test]
     fn a_width_counts_as_often_as_it_is_alive_at_once() {
         let buffers = |recompute| buffers_per_token(&llama_3_1_8b(), &qlora(1, recompute));
-        // Three hidden states around the loss; two gradients; keys' and values'; the activated values.
+        // Three hidden states around the loss; two gradients; those of keys and values; the gated activation.
         assert_eq!(buffers(Recompute::Selective), 3 * 4096 + 2 * 4160 + 2 * 1024 + 14_400);
         assert_eq!(buffers(Recompute::None), buffers(Recompute::Selective));
-        // Queries, attention's output, the sum after it, and another; keys, values, and their gradients.
+        // Queries, attention's output, the sum after it, and one more; keys, values, and their gradients.
         assert_eq!(buffers(Recompute::Full), 5 * 4096 + 2 * 4160 + 4 * 1024 + 14_400 + 28_736);
-        // Queries, and the gradients of attention's output and of queries: neither output nor sum, which are saved.
+        // Queries, and the gradients of attention's output and of queries; the output and the sum are saved.
         assert_eq!(buffers(Recompute::Projections), 3 * 4096 + 2 * 4160 + 4 * 1024 + 14_400 + 28_736);
     }
 
@@ -164,7 +164,7 @@ mod tests {
         };
         for head_dim in [32, 64, 96, 128, 160, 192, 224, 256] {
             let [half, f32] = [FloatType::Bf16, FloatType::F32].map(|compute| buffers(head_dim, compute));
-            // Four buffers as wide as 32 query heads, and four as wide as 8 of keys or values.
+            // Four buffers of 32 query heads each, and four of 8 key or value heads each.
             let copies = if matches!(head_dim, 32 | 160 | 192 | 224) { 4 * (32 + 8) * head_dim } else { 0 };
             assert_eq!(half - f32, 2 * copies as u64, "heads of {head_dim}");
         }

@@ -1,8 +1,7 @@
-//! The reference bodies' memory at the peak of a step, without parameters and saved activations; what a process on the CPU takes in addition
-//! is in `cpu.rs`.
+//! Memory of the reference bodies at the peak of a step, besides parameters and saved activations; `cpu.rs` adds that of a process on the CPU.
 //!
-//! Trade-off: on wgpu an allocator's rounding, the optimizer's temporaries, and the context and libraries of a device come on top: leave a
-//! tenth of the memory free.
+//! Trade-off: on wgpu, allocator rounding, the optimizer's temporaries, and a device's context and libraries are not
+//! included; leave a tenth of the memory free.
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryLine;
@@ -12,17 +11,17 @@ use crate::backends::BackendKind;
 use crate::memory::estimate::{layer_values, line, sum};
 use crate::memory::training_shape::{TrainingShape, scaled_widths, widest_dropped};
 
-/// Logits, their exponentials and their gradient live together, in f32; under a soft cap its slope and logits before it too.
+/// Counts the f32 copies of logits: logits, exponentials and gradient are alive together; under a soft cap also its slope and the uncapped logits.
 pub(super) fn logit_copies(model: &ModelSpec) -> u64 {
     if model.logit_soft_cap.is_some() { 5 } else { 3 }
 }
 
-/// Scores, probabilities and their gradient live together in attention, in f32; under a soft cap its slope too.
+/// Counts the f32 copies of attention scores: scores, probabilities and gradient are alive together; under a soft cap also its slope.
 pub(super) fn score_copies(model: &ModelSpec) -> u64 {
     if model.layers.iter().any(|layer| layer.attention.soft_cap.is_some()) { 4 } else { 3 }
 }
 
-/// Bytes of all copies of the scores over a document of `tokens` tokens; 0 where the backend has them block by block.
+/// Returns the bytes of all copies of the scores over a document of `tokens` tokens; 0 if the backend computes them block by block.
 pub(super) fn score_bytes(backend: BackendKind, model: &ModelSpec, tokens: usize) -> u64 {
     if !backend.materializes_scores() {
         return 0;
@@ -31,8 +30,8 @@ pub(super) fn score_bytes(backend: BackendKind, model: &ModelSpec, tokens: usize
     heads * (tokens as u64).pow(2) * 4 * score_copies(model)
 }
 
-/// The more demanding of the two moments that never coincide: the loss, and the backward of one layer. On the CPU the allocator still holds what
-/// the other one freed, so both count there.
+/// Returns the lines of the loss or of one layer's backward, which never coincide, whichever needs more. On the CPU the
+/// allocator still holds the freed memory of the other one, so both count.
 pub(super) fn lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
     let [recomputed, gradients] = layer_values_lines(model, training);
     let copies = if backend.is_cpu() { cpu::logit_copies(model) } else { logit_copies(model) };
@@ -45,7 +44,7 @@ pub(super) fn lines(backend: BackendKind, model: &ModelSpec, training: &Training
     if sum(&layer) >= sum(&loss) { layer } else { loss }
 }
 
-/// The activations of the widest layer and their gradients.
+/// Returns the lines for the activations of the widest layer and their gradients.
 fn layer_values_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 2] {
     let value = training.activation_bytes();
     let widest = |of: &dyn Fn(usize) -> u64| (0..model.layers.len()).map(of).max().unwrap_or(0);
@@ -53,7 +52,7 @@ fn layer_values_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLin
         let values = layer_values(model, layer);
         values.everything(value) - values.saved(training.recompute, value)
     });
-    // The widest point of a layer's backward: gradients of the MLP's product, gate and up, and of both residual sums.
+    // At the widest point of a layer's backward: the gradients of the gated activation, of gate and up, and of both residual sums.
     let gradients = widest(&|layer| {
         let mlp = &model.layers[layer].mlp;
         let routed = if mlp.is_mixture() { 2 * mlp.rows_per_token() * model.hidden_size } else { 0 };
@@ -73,7 +72,7 @@ fn layer_values_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLin
     ]
 }
 
-/// What else is alive in the backward of a layer.
+/// Returns the lines for the other values that are alive in the backward of a layer.
 fn other_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
     let widest = |of: &dyn Fn(usize) -> u64| (0..model.layers.len()).map(of).max().unwrap_or(0);
     vec![
@@ -102,7 +101,7 @@ fn other_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
     ]
 }
 
-/// Weights of linear modules in the format that they are multiplied in.
+/// Returns the line for weights of linear modules in the format of their GEMMs.
 pub(super) fn converted_line(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
     let largest =
         model.modules().map(|(module, in_features)| (module.out_features() * in_features) as u64).max().unwrap_or(0);

@@ -1,11 +1,11 @@
-//! How a group of linear modules is computed on CUDA, decided here and nowhere else.
+//! Decides how a group of linear modules is computed on CUDA; no other code does.
 //!
-//! [`Route::new`] reads a plain description of the group and of how it is computed. The engine in `backends/cuda/linear` makes the
-//! description from its tensors, the plan makes it from the recipe ([`Route::planned`]), and both read the same decisions: how weights
-//! reach the GEMM, where the adapters' products are, and which passes replace GEMMs of adapters.
+//! [`Route::new`] reads a plain description of the group and of the computation. The engine in `backends/cuda/linear`
+//! builds the description from its tensors, the plan from the recipe ([`Route::planned`]), and both use the same
+//! decisions: how weights reach the GEMM, how the adapters' GEMMs run, and which passes replace them.
 //!
-//! A pass also needs rows that begin on 16 bytes. That is a fact about one tensor, so the engine asks for it where it launches the pass.
-//! Trade-off: the plan assumes the card with the least shared memory that has all passes, because their sums are the largest there.
+//! A pass also needs rows that begin at multiples of 16 bytes. That depends on a single tensor, so the engine checks it when it launches the pass.
+//! Trade-off: the plan assumes the card with the least shared memory that supports all passes, because its sums are the largest.
 
 use std::ops::Range;
 
@@ -17,132 +17,132 @@ use super::rows::appended_ranks;
 use crate::GemmFormat;
 use crate::memory::training_shape::TrainingShape;
 
-/// Modules of a group that launches over its adapters take.
+/// Maximum number of modules of a group in launches over its adapters.
 pub(in crate::backends) const MAX_MODULES: usize = 4;
-/// The most rows that the kernels for few rows take.
+/// Maximum rows of the few-row kernels.
 const MAX_FEW_ROWS: usize = 64;
-/// The same for weights in the compute format without adapters: with more rows the library's GEMM is as fast.
+/// The same limit for weights in the compute format without adapters; with more rows the library's GEMM is as fast.
 const MAX_FEW_DENSE_ROWS: usize = 8;
-/// Inner columns that a lane of those kernels loads at once, as `weight_values.cu` has it.
+/// Inner columns that a lane of those kernels loads at once, as in `weight_values.cu`.
 const FEW_ROWS_CHUNK: usize = 32;
-/// Shared memory of a block on the smallest card that has all passes: RTX 30, 40 and 50.
+/// Shared memory of a block on the smallest cards that support all passes: RTX 30, 40 and 50.
 const PLANNED_SHARED_BYTES: usize = 101_376;
 
-/// A group of linear modules, as far as its route depends on it.
+/// Properties of a group of linear modules that determine its route.
 #[derive(Clone, Debug)]
 pub(in crate::backends) struct GroupShape {
     /// Width of the shared input.
     pub in_features: usize,
-    /// In column order.
+    /// The modules, in column order.
     pub modules: Vec<ModuleShape>,
-    /// Whether a mask is between the input and the adapters.
+    /// Whether dropout is applied between the input and the adapters.
     pub has_dropout: bool,
 }
 
 /// A module of a [`GroupShape`].
 #[derive(Clone, Debug)]
 pub(in crate::backends) struct ModuleShape {
-    /// Columns of the group's output that it computes.
+    /// The columns of the group's output that this module computes.
     pub columns: Range<usize>,
-    /// How its weight is stored.
+    /// Storage format of its weight.
     pub storage: Format,
     /// Whether the gradient of its weight is needed.
     pub trains: bool,
-    /// Rank of its adapter; 0: it has none.
+    /// Rank of its adapter; 0 without one.
     pub rank: usize,
     /// Whether the adapter has magnitudes (DoRA).
     pub has_magnitudes: bool,
 }
 
-/// How groups are computed, and on what.
+/// Formats and hardware limits of the computation.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backends) struct How {
     /// Format of activations: f32, f16 or bf16.
     pub compute: FloatType,
-    /// What the GEMMs of the weights multiply.
+    /// Operand format of the weight GEMMs.
     pub gemms: GemmFormat,
-    /// Shared memory that a block of the card may have.
+    /// Maximum shared memory of a block on the card.
     pub shared_bytes: usize,
-    /// Rows of a forward that no backward follows; 0 where one does.
+    /// Rows of a forward without a backward; 0 if a backward follows.
     pub forward_rows: usize,
 }
 
-/// How the weights of a group reach its GEMMs.
+/// The form in which a group's weights reach its GEMMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backends) enum WeightRoute {
-    /// One weight in the compute format, read where it is.
+    /// One weight in the compute format, read in place.
     Stored,
-    /// Written out side by side in the compute format, with the adapters around them if those are appended: one GEMM each way.
+    /// Materialized side by side in the compute format, including appended adapters: one GEMM per direction.
     WrittenOut,
-    /// Each module has a GEMM of its own, after a conversion if it needs one.
+    /// One GEMM per module, after a conversion if necessary.
     OneByOne,
-    /// Written out side by side in 8-bit codes: one GEMM each way.
+    /// Materialized side by side in 8-bit codes: one GEMM per direction.
     Codes,
-    /// Multiplied as they are stored, with biases, adapters and residual in the same launch: few rows and no backward.
+    /// Read in their storage format, with biases, adapters and residual in the same launch: few rows and no backward.
     FewRows,
 }
 
-/// Where the products of a group's adapters are.
+/// The way in which a group's adapter GEMMs run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backends) enum AdapterRoute {
     /// The group has no adapters.
     None,
-    /// Appended to the inner dimension: the input and the gradient of the outputs have so many columns more.
+    /// Appended to the inner dimension: the input and the output gradient have additional columns.
     Appended {
-        /// All ranks, filled up to a multiple of 8.
+        /// All ranks, padded to a multiple of 8.
         columns: usize,
     },
-    /// GEMMs of their own.
+    /// Separate GEMMs.
     Separate,
-    /// In front of the codes of the inner dimension.
+    /// In the leading columns of the codes' inner dimension.
     InCodes,
-    /// With weights that are multiplied as they are stored.
+    /// In the few-row kernels, with the weights.
     FewRows,
 }
 
-/// A pass over values that adapters read, and how it is compiled.
+/// Compile-time parameters of an adapter pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backends) struct Tile {
-    /// The most ranks of an adapter.
+    /// Maximum rank of an adapter.
     pub ranks: usize,
-    /// Tiles of tokens under way.
+    /// Token tiles in flight.
     pub stages: usize,
 }
 
 /// The decisions about one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::backends) struct Route {
-    /// How weights reach the GEMMs.
+    /// The form in which weights reach the GEMMs.
     pub weight: WeightRoute,
-    /// Whether all weights are quantized, so that what they are converted to never changes and may stay on the device.
+    /// Whether all weights are quantized, so that their converted form never changes and may stay on the device.
     pub is_quantized: bool,
-    /// Where the products of adapters are.
+    /// The way in which adapter GEMMs run.
     pub adapters: AdapterRoute,
-    /// Ranks of all adapters.
+    /// Sum of all adapters' ranks.
     pub ranks: usize,
-    /// Whether adapters read the input through a mask, so that their part of its gradient is a GEMM of its own.
+    /// Whether adapters read the input through dropout, so that their part of its gradient is a separate GEMM.
     pub is_masked: bool,
     /// Whether outputs are scaled by magnitudes.
     pub has_magnitudes: bool,
-    /// Over the gradient of the outputs: the low-rank gradients and all `dB`. It needs `x Aᵀ`.
+    /// The pass over the output gradient that computes the low-rank gradients and all `dB`. It needs `x Aᵀ`.
     pub output_pass: Option<Tile>,
-    /// Whether a pass over the input may find `x Aᵀ`: the weight is written before it, because A lies there.
+    /// Whether a pass over the input may compute `x Aᵀ`. The weight is materialized before that pass, because it contains A.
     pub may_pass_input: bool,
-    /// Over an input that is copied: the copy and `x Aᵀ`.
+    /// The pass over an input that is copied; it computes the copy and `x Aᵀ`.
     pub copy_pass: Option<Tile>,
-    /// Over gate and up that the group reads: the activated values and `x Aᵀ`. As pieces of columns of a warp, like the next.
+    /// The pass over the gate and up that the group reads, as column pieces per warp; it computes the gated activation and `x Aᵀ`.
     pub gated_pass: Option<usize>,
-    /// Over gate, up and the gradient of what the group read of them: `dA` of the group, with their gradients. See
-    /// [`Self::gated_backward`].
+    /// The pass over gate, up and the gradient of their gated activation, as column pieces per warp; it computes the
+    /// gradients of gate and up, and the group's `dA`. [`Self::gated_backward`] extends it.
     pub d_a_pass: Option<usize>,
-    /// Whether the group makes gate and up, and their low-rank gradients and `dB` fit that pass.
+    /// Whether the group computes gate and up, and that pass can also compute their low-rank gradients and `dB`.
     is_gate_up: bool,
-    /// Whether `dA` after a norm is a sum over the norm's input, by low-rank gradients that are scaled by its rows.
+    /// Whether `dA` after a norm is computed from the norm's input and low-rank gradients that are scaled by the norm's rows.
     pub scales_low_rank: bool,
 }
 
 impl Route {
-    /// Decides.
+    /// Decides the route of a group.
     pub(in crate::backends) fn new(group: &GroupShape, how: How) -> Self {
         let GroupShape { in_features, ref modules, has_dropout } = *group;
         let How { compute, gemms, shared_bytes, forward_rows } = how;
@@ -167,7 +167,7 @@ impl Route {
         let reads_whole_input =
             gemms == GemmFormat::Compute && !has_dropout && !has_magnitudes && reads_in_vectors && !ranks.is_empty();
 
-        // What the kernels are compiled for; `None`: these ranks are GEMMs.
+        // The rank for which the kernels are compiled; `None`: separate GEMMs.
         let tile = low_rank_tile(&ranks);
         let is_gated_tile = tile == Some(GATED_TILE);
         let of_tile = tile.and_then(|ranks| Some(Tile { ranks, stages: stages(ranks, shared_bytes)? }));
@@ -194,7 +194,7 @@ impl Route {
         }
     }
 
-    /// The decisions about a group of a run.
+    /// Decides the route of a group in a run.
     pub(super) fn planned(group: &GroupSpec, training: &TrainingShape) -> Self {
         Self::new(
             &GroupShape::planned(group, training),
@@ -207,25 +207,25 @@ impl Route {
         )
     }
 
-    /// Columns that rows of the input and of the gradient of the outputs have room for.
+    /// Returns the additional columns in rows of the input and of the output gradient.
     pub(in crate::backends) fn room(&self) -> usize {
         if let AdapterRoute::Appended { columns } = self.adapters { columns } else { 0 }
     }
 
-    /// Ranks of `x Aᵀ` that the forward keeps for the backward.
+    /// Returns the ranks of `x Aᵀ` that the forward saves for the backward.
     pub(super) fn saved_ranks(&self) -> usize {
         if self.has_magnitudes { 0 } else { self.room().max(self.ranks) }
     }
 
-    /// The pass over gate, up and the gradient of their activated values that finds all gradients of the adapters around them, as pieces of
-    /// columns of a warp: `self` made gate and up, and `down` read them. `None`: several passes.
+    /// Returns the pass over gate, up and the gradient of their gated activation that computes all adapter gradients around them, as
+    /// column pieces per warp: `self` computes gate and up, and `down` reads them. `None`: several passes.
     pub(in crate::backends) fn gated_backward(&self, down: &Self) -> Option<usize> {
         down.d_a_pass.filter(|_| self.is_gate_up)
     }
 }
 
 impl GroupShape {
-    /// Of a group of a run.
+    /// Describes a group of a run.
     pub(super) fn planned(group: &GroupSpec, training: &TrainingShape) -> Self {
         let lora = training.lora.as_ref();
         let module = |module: &ModuleSpec| {
@@ -243,12 +243,12 @@ impl GroupShape {
         Self { in_features: group.in_features, modules, has_dropout }
     }
 
-    /// Width of all outputs together.
+    /// Returns the total width of the outputs.
     pub(super) fn out_features(&self) -> usize {
         self.modules.last().map_or(0, |module| module.columns.end)
     }
 
-    /// The modules that have adapters.
+    /// Iterates over the modules that have adapters.
     pub(super) fn adapted(&self) -> impl Iterator<Item = &ModuleShape> {
         self.modules.iter().filter(|module| module.rank > 0)
     }
@@ -279,10 +279,10 @@ fn weight_route(modules: &[ModuleShape], how: How, is_appended: bool) -> WeightR
     }
 }
 
-/// The most rows that the kernels for few rows take of a group; 0: none.
+/// Returns the maximum rows of a group in the few-row kernels; 0 if they cannot compute it.
 fn few_rows(group: &GroupShape, how: How) -> usize {
     let Some(first) = group.modules.first() else { return 0 };
-    // Formats that one kernel reads.
+    // One kernel must be able to read all weights.
     let read_alike = |module: &ModuleShape| match (module.storage, first.storage) {
         (Format::Quantized(QuantFormat::Nf4 { .. }), Format::Quantized(QuantFormat::Nf4 { .. })) => true,
         (storage, first) => storage == first,
@@ -303,7 +303,7 @@ fn few_rows(group: &GroupShape, how: How) -> usize {
     }
 }
 
-/// Whether two modules with adapters make one half of the outputs each.
+/// Returns whether two modules with adapters compute one half of the outputs each.
 fn are_halves(adapted: &[&ModuleShape], out_features: usize) -> bool {
     let half = out_features / 2;
     matches!(adapted, [gate, up] if gate.columns == (0..half) && up.columns == (half..out_features))
@@ -318,12 +318,12 @@ mod tests {
     use crate::memory::training_shape::tests::{full, qlora};
 
     const NF4: Format = Format::Quantized(QuantFormat::Nf4 { double_quant: true });
-    /// Of an H100.
+    /// The configuration of an H100.
     const H100: How =
         How { compute: FloatType::Bf16, gemms: GemmFormat::Compute, shared_bytes: 232_448, forward_rows: 0 };
     const IN_FP8: How = How { gemms: GemmFormat::Fp8, ..H100 };
 
-    /// A frozen group whose modules have these widths and ranks.
+    /// Builds a frozen group whose modules have these widths and ranks.
     fn group(in_features: usize, storage: Format, modules: &[(usize, usize)]) -> GroupShape {
         let mut end = 0;
         let module = |&(width, rank): &(usize, usize)| {
@@ -359,7 +359,7 @@ mod tests {
         group
     }
 
-    /// Names of the passes of a route.
+    /// Returns the names of a route's passes.
     fn passes(route: &Route) -> String {
         let passes = [
             ("output", route.output_pass.is_some()),

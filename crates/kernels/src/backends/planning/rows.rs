@@ -1,47 +1,47 @@
-//! The rows that GEMMs with adapters read on CUDA: how many columns the ranks add, and where the next row begins.
+//! Row layout of GEMMs with adapters on CUDA: how many columns the ranks add, and the stride between rows.
 //!
-//! The engine lays memory out by this, and the memory estimate counts by it, whether or not the cargo feature `cuda` is on.
-//! Trade-off: one divisor decides between appended and separate ranks for every shape; it was measured on Llama-3.1-8B.
+//! Both the engine's memory layout and the memory estimate use this file, with or without the cargo feature `cuda`.
+//! Trade-off: one divisor, measured on Llama-3.1-8B, decides between appended and separate ranks for every shape.
 
 use firebrick_arch::{GroupSpec, ModelSpec};
 
-/// Ranks are appended to the inner dimension of a group's GEMM while they are at most this part of it; more are separate GEMMs, which
-/// read and write the outputs once more but multiply with no zeros.
+/// Ranks are appended to the inner dimension of a group's GEMM up to this fraction of it. More ranks take separate
+/// GEMMs, which read and write the outputs once more but do not multiply zeros.
 const MAX_APPENDED_DIVISOR: usize = 8;
-/// Rows with appended columns begin on multiples of this many values: matrix units read aligned rows fastest.
+/// Rows with appended columns begin at multiples of this many values, since matrix units read aligned rows fastest.
 pub(in crate::backends) const ROW_MULTIPLE: usize = 64;
-/// Inner widths of GEMMs in 8-bit floats are multiples of this: one tile.
+/// Inner widths of GEMMs in 8-bit floats are multiples of one tile.
 const FP8_MULTIPLE: usize = 128;
-/// The same where there are no ranks: one block of scales.
+/// Without ranks, one block of scales is sufficient.
 const FP8_BLOCK: usize = 32;
 
-/// Columns that the adapters of a group add to its input of `in_features`, from the rank of each module: all ranks, filled up to a
-/// multiple of 8 for the matrix units; 0 where their GEMMs are separate.
+/// Returns the columns that the adapters of a group add to its input of `in_features`, from the rank of each module:
+/// all ranks, padded to a multiple of 8 for the matrix units; 0 if their GEMMs are separate.
 pub(in crate::backends) fn appended_ranks(in_features: usize, ranks: &[usize]) -> usize {
     let all = ranks.iter().sum::<usize>().next_multiple_of(8);
     if all * MAX_APPENDED_DIVISOR <= in_features { all } else { 0 }
 }
 
-/// Values from the start of one row to the next.
+/// Returns the values from the start of one row to the next.
 pub(in crate::backends) fn row_stride(width: usize, appended: usize) -> usize {
     if appended == 0 { width } else { (width + appended).next_multiple_of(ROW_MULTIPLE) }
 }
 
-/// Bytes from the start of one row of 8-bit codes to the next: inner width and ranks, filled up to whole tiles of the matrix units. Where
-/// there are no ranks, whole blocks are enough.
+/// Returns the bytes from the start of one row of 8-bit codes to the next: inner width and ranks, padded to whole tiles
+/// of the matrix units, or without ranks to whole blocks.
 pub(in crate::backends) fn fp8_stride(width: usize, ranks: usize) -> usize {
     (fp8_lead(ranks) + width).next_multiple_of(if ranks == 0 { FP8_BLOCK } else { FP8_MULTIPLE })
 }
 
-/// Columns of 8-bit codes that the ranks of adapters take in front: whole steps of the matrix units.
+/// Returns the leading columns of 8-bit codes for the adapters' ranks: whole steps of the matrix units.
 pub(in crate::backends) fn fp8_lead(ranks: usize) -> usize {
     ranks.next_multiple_of(32)
 }
 
-/// Ranks of `x Aᵀ` that share an allocation until the backward: on small models one for each would cost more than the copy.
+/// Ranks of `x Aᵀ` that share an allocation until the backward; on small models separate allocations would cost more than the copy.
 pub(in crate::backends) const SAVED_RANKS: usize = 256;
 
-/// Why a model's GEMMs cannot multiply 8-bit floats: experts, or a width that is no multiple of 16; `None` if they can.
+/// Returns why a model's GEMMs cannot use 8-bit floats (experts, or a width that is not a multiple of 16); `None` if they can.
 #[must_use]
 pub fn fp8_refusal(model: &ModelSpec) -> Option<String> {
     if model.is_mixture() {

@@ -1,4 +1,4 @@
-//! A group of linear modules with everything that goes in, on the device under test and on the CPU, and the comparison of all results.
+//! A group of linear modules with all its inputs, on the device under test and on the CPU, and the comparison of all results.
 //!
 //! Trade-off: weights and gradients are random, so zero gradients and saturated activations are not reached.
 
@@ -18,10 +18,10 @@ use crate::linear::{
 use crate::norm::NormWeight;
 use crate::weights::{QuantizedWeight, Weight};
 
-/// Something on the device under test and its counterpart on the CPU.
+/// A value on the device under test and its counterpart on the CPU.
 pub(super) type Both<A, R> = (A, R);
 
-/// How a weight is stored, and what happens to its gradient.
+/// Storage of a weight, and what the backward does about its gradient.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Base {
     Quantized(QuantFormat),
@@ -31,21 +31,21 @@ pub(super) enum Base {
 }
 
 impl Base {
-    /// What most runs store.
+    /// The storage of most runs.
     pub(super) const NF4: Self = Self::Quantized(QuantFormat::Nf4 { double_quant: true });
 }
 
-/// What a module has in addition to its weight.
+/// Parts of a module in addition to its weight.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Extras {
     pub(super) adapter: bool,
     pub(super) bias: bool,
     pub(super) trained_bias: bool,
-    /// Of an adapter.
+    /// Whether the adapter has magnitudes.
     pub(super) magnitude: bool,
 }
 
-/// One module per entry of `widths`, in column order, over `parts`.
+/// Builds one module per entry of `widths`, in column order, over `parts`.
 pub(super) fn group<B: Kernels>(
     check: &mut Check<'_, B>,
     modules: &[(Base, Extras)],
@@ -114,7 +114,7 @@ fn module<B: Kernels>(
     )
 }
 
-/// Magnitudes of either sign over norms of order one.
+/// Returns magnitudes of either sign over norms of order one.
 fn magnitude<B: Kernels>(check: &mut Check<'_, B>, width: usize) -> Both<Magnitude<B>, Magnitude<Reference>> {
     let (value, norm) = (check.random_f32([width], 2.0), check.random_within([width], 0.5..1.5));
     (Magnitude { value: value.0, norm: norm.0 }, Magnitude { value: value.1, norm: norm.1 })
@@ -146,12 +146,12 @@ pub(super) fn norm<B: Kernels>(
     trains: bool,
 ) -> Both<NormWeight<B>, NormWeight<Reference>> {
     let weight: Pair<B, 1> = check.random_f32([width], 1.0);
-    // A norm that trains is stored as its difference from 1 here, so that both forms are tried.
+    // A trained norm is stored as its difference from 1 here, so that both forms are tested.
     let (epsilon, offset) = (1e-5, if trains { 1.0 } else { 0.0 });
     (NormWeight { weight: weight.0, offset, epsilon, trains }, NormWeight { weight: weight.1, offset, epsilon, trains })
 }
 
-/// Angles for `rotated` columns of each head.
+/// Returns angles for `rotated` columns of each head.
 pub(super) fn tables<B: Kernels>(
     check: &mut Check<'_, B>,
     rotated: usize,
@@ -161,7 +161,7 @@ pub(super) fn tables<B: Kernels>(
     (RotaryTables { cos: cos.0, sin: sin.0 }, RotaryTables { cos: cos.1, sin: sin.1 })
 }
 
-/// `norms`: widths of the norms of queries and keys; `rotated`: columns of each head.
+/// Builds a heads epilogue: `norms` are the widths of the query and key norms, `rotated` the rotated columns of each head.
 pub(super) fn heads<B: Kernels>(
     check: &mut Check<'_, B>,
     norms: Option<[usize; 2]>,
@@ -181,7 +181,7 @@ pub(super) fn heads<B: Kernels>(
     )
 }
 
-/// Everything that goes into a projection and its backward.
+/// All inputs of a projection and its backward.
 pub(super) struct Scenario<B: Kernels> {
     group: Both<Group<B>, Group<Reference>>,
     prologue: Both<Prologue<B>, Prologue<Reference>>,
@@ -202,7 +202,7 @@ impl<B: Kernels> Scenario<B> {
         Self { group, prologue, epilogue, d_outputs, d_residual: None }
     }
 
-    /// With a gradient that flows past the norm.
+    /// Adds a gradient on the residual path.
     pub(super) fn with_residual_path(mut self, check: &mut Check<'_, B>) -> Self {
         self.d_residual = Some(check.random([check.case.tokens(), self.group.0.in_features()], 1.0));
         self
@@ -248,7 +248,7 @@ impl<B: Kernels> Scenario<B> {
     }
 }
 
-/// What goes into an MLP and its backward.
+/// All inputs of an MLP and its backward.
 pub(super) struct Mlp<B: Kernels> {
     pub(super) x: Pair<B, 2>,
     pub(super) norm: Both<NormWeight<B>, NormWeight<Reference>>,
@@ -272,7 +272,7 @@ impl<B: Kernels> Mlp<B> {
     }
 }
 
-/// The output of an MLP, and the gradients of its second and its first group.
+/// Returns the output of an MLP, and the gradients of its second and its first group.
 fn run_mlp<B: LinearOps>(
     (x, norm): (Tensor<B, 2>, NormWeight<B>),
     (gate_up, down): (Group<B>, Group<B>),
@@ -336,7 +336,7 @@ fn compare_modules<B: Kernels>(
     }
 }
 
-/// Gradients of parameters are f32, and there exactly where the reference has them.
+/// Compares gradients of a parameter, which must be f32, and present exactly where the reference has them.
 fn compare_parameter<B: Kernels, const D: usize>(
     check: &mut Check<'_, B>,
     what: &str,

@@ -1,4 +1,4 @@
-//! Tests of the reference bodies: against Burn's autodiff, and of what groups promise.
+//! Tests of the reference bodies: against Burn's autodiff, and for the guarantees of groups.
 //!
 //! Trade-off: f32 on the CPU only; other backends and formats are compared with these bodies in `conformance.rs`.
 
@@ -17,7 +17,7 @@ fn module<B: LinearOps>(columns: Range<usize>, weight: Weight<B>) -> Module<B> {
     Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter: None }
 }
 
-/// Forward and backward without epilogue, everything saved.
+/// Runs forward and backward without epilogue, with everything saved.
 fn run(
     prologue: Prologue<Plain>,
     group: Group<Plain>,
@@ -102,7 +102,7 @@ fn gradients_under_magnitudes_equal_autodiff_with_the_norms_held_constant() {
         let factors = dropout.map_or(ones, |dropout| dropout.factors(TOKENS * INPUT));
         let factors = Tensor::<Recorded, 1>::from_floats(factors.as_slice(), &rx.device());
         let read = rx.clone().mul(factors.reshape([TOKENS, INPUT]));
-        // PEFT's formula.
+        // This is PEFT's formula.
         let c: Tensor<Recorded, 2> = rm.clone().div(norm.clone()).unsqueeze();
         let lora = read.clone().matmul(ra.clone().transpose()).matmul(rb.clone().transpose()).mul_scalar(SCALE);
         let base = read.matmul(rw.clone().transpose());
@@ -140,7 +140,7 @@ fn gradients_through_norm_head_norms_and_rotation_equal_autodiff() {
     }
 }
 
-/// `widths`: of the norms of queries and keys.
+/// Tests norms and rotation of heads; `widths` are those of the query and key norms.
 fn head_norms_and_rotation(heads: usize, groups: usize, head_dim: usize, widths: [usize; 2]) {
     let (query, kv) = (heads * head_dim, groups * head_dim);
     let x = random::<Plain, 2>(1, [TOKENS, INPUT]);

@@ -1,21 +1,21 @@
-//! Losses of preference training: from the log-probabilities of two answers to one prompt to a loss, and to the weight of each target with
-//! which the cross entropy has the gradient of that loss.
+//! Losses of preference training: computes a loss from the log-probabilities of two answers to one prompt, and for each
+//! target the weight under which the cross entropy has the gradient of that loss.
 //!
-//! The head runs twice over a micro-batch: once for the log-probabilities of its targets, then with these weights for the gradients. So the
-//! full logits never exist. Sources: DPO (Rafailov et al., 2023), IPO (Azar et al., 2023), robust DPO (Chowdhury et al., 2024), ORPO
-//! (Hong et al., 2024), each as TRL computes it.
-//! Trade-off: nothing of the first pass over the head is kept for the second.
+//! The head runs twice over a micro-batch, once for the log-probabilities of its targets and then with these weights
+//! for the gradients, so the full logits never exist. Sources: DPO (Rafailov et al., 2023), IPO (Azar et al., 2023),
+//! robust DPO (Chowdhury et al., 2024), ORPO (Hong et al., 2024), each as TRL computes it.
+//! Trade-off: nothing of the first pass over the head is saved for the second.
 
 pub mod reference;
 
 use burn_tensor::{Int, Tensor, backend::Backend};
 
-/// Which targets of a micro-batch belong to which answer. Documents alternate: the chosen one of a pair, then the rejected one.
+/// Assignment of a micro-batch's targets to answers. Documents alternate: the chosen one of a pair, then the rejected one.
 #[derive(Clone, Debug)]
 pub struct PairTargets<B: Backend> {
     /// The document of each target, `[m]`, ascending from 0.
     pub documents_m: Tensor<B, 1, Int>,
-    /// Where the targets of each document begin, and their end, `[2p + 1]`.
+    /// Start of each document's targets, followed by the end of the last, `[2p + 1]`.
     pub begins: Tensor<B, 1, Int>,
     /// 1 where a target belongs to an answer, 0 where it belongs to a prompt, `[m]` f32; `None`: all belong to answers.
     pub answers_m: Option<Tensor<B, 1>>,
@@ -27,7 +27,7 @@ pub struct PairTargets<B: Backend> {
     pub count: usize,
 }
 
-/// How the margin between two answers becomes a loss.
+/// Function from the margin between two answers to a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairLossKind {
     /// DPO: `-(1 - s) log sigmoid(beta x) - s log sigmoid(-beta x)` of the margin `x` of the log ratios to the reference, with label
@@ -43,14 +43,14 @@ pub enum PairLossKind {
     OddsRatio,
 }
 
-/// What a pair is trained for.
+/// The training objective of pairs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PairLoss {
-    /// The loss of the margin.
+    /// The loss over the margin.
     pub kind: PairLossKind,
-    /// Its scale, above 0.
+    /// The scale of the margin, above 0.
     pub beta: f64,
-    /// The probability that a label is wrong, 0 or more and below 0.5.
+    /// The probability that a label is wrong, in `[0, 0.5)`.
     pub label_smoothing: f64,
 }
 
@@ -59,37 +59,37 @@ pub struct PairLoss {
 pub struct PairLogProbs<B: Backend> {
     /// Sums over the targets of each answer.
     pub answers: Tensor<B, 1>,
-    /// Sums over all targets of each document; `None`: those of the answers.
+    /// Sums over all targets of each document; `None`: the same as `answers`.
     pub all: Option<Tensor<B, 1>>,
-    /// Those of the answers under the reference; `None` for a loss without one.
+    /// Sums over the answers under the reference model; `None` for a loss without one.
     pub reference: Option<Tensor<B, 1>>,
 }
 
-/// How losses become weights of targets.
+/// Options of the weights that [`super::LossOps::pair_loss`] gives to targets.
 #[derive(Clone, Debug)]
 pub struct PairWeights<B: Backend> {
-    /// Weight of the cross entropy of each target of a chosen document, in addition to that of the pair; 0: none.
+    /// Weight of the cross entropy of each target in a chosen document, in addition to the pair loss; 0: none.
     pub nll_factor: f64,
     /// A factor of all weights, `[1]` f32: the loss scale; `None`: 1.
     pub factor: Option<Tensor<B, 1>>,
 }
 
-/// How many numbers [`PairResult::numbers`] has.
+/// Number of values in [`PairResult::numbers`].
 pub const PAIR_NUMBERS: usize = 7;
 
 /// Result of [`super::LossOps::pair_loss`].
 #[derive(Clone, Debug)]
 pub struct PairResult<B: Backend> {
-    /// Weight of each target's cross entropy, `[m]` f32: with these [`super::LossOps::linear_cross_entropy`] has the gradients of the loss.
+    /// Weight of each target's cross entropy, `[m]` f32, under which [`super::LossOps::linear_cross_entropy`] returns the gradients of this loss.
     pub weights_m: Tensor<B, 1>,
-    /// Sums over the pairs, `[7]` f32: of the loss of the margin, of the cross entropy of all targets of chosen documents, of the rewards of
-    /// chosen and of rejected answers, of the pairs whose chosen answer has the higher reward, and of the log-probabilities of chosen
-    /// and of rejected answers (per target for [`PairLossKind::OddsRatio`]).
+    /// Sums over the pairs, `[7]` f32: the loss of the margin; the cross entropy of all targets in chosen documents;
+    /// the rewards of chosen and of rejected answers; the number of pairs whose chosen answer has the higher reward;
+    /// and the log-probabilities of chosen and of rejected answers (per target for [`PairLossKind::OddsRatio`]).
     pub numbers: Tensor<B, 1>,
 }
 
 impl<B: Backend> PairTargets<B> {
-    /// Targets in document order: `answers[d]` are those of document `d`, true where a target belongs to the answer.
+    /// Uploads targets in document order: `documents[d]` has one entry per target of document `d`, true if it belongs to the answer.
     ///
     /// # Panics
     /// If documents do not come in pairs, or an answer has no target: the packer keeps pairs together.

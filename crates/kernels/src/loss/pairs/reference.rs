@@ -1,8 +1,8 @@
 //! Losses of pairs in ordinary Burn operations.
 //!
-//! With `a` the log-probability of an answer, the loss `L` depends on the model through `a` of both answers alone, and `a` is a sum over
-//! targets: so `-dL/da` is the weight of the cross entropy of each target of the answer.
-//! Trade-off: sums over documents multiply with a matrix of documents by targets, which suits the few pairs of a micro-batch.
+//! The loss `L` depends on the model only through the log-probabilities `a` of both answers, and `a` is a sum over
+//! targets, so `-dL/da` is the weight of the cross entropy of each target in the answer.
+//! Trade-off: sums over documents multiply by a matrix of documents by targets, which suits the few pairs of a micro-batch.
 
 use burn_tensor::activation::{log_sigmoid, sigmoid};
 use burn_tensor::{DType, Int, Tensor, backend::Backend};
@@ -11,10 +11,10 @@ use super::{PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairW
 
 /// Below this distance from 0, `1 - exp(x)` is computed by its series.
 const SERIES_BELOW: f64 = 0.05;
-/// The least that `1 - exp(x)` is taken for: the odds of an answer that is certain are not finite.
+/// Lower bound of `1 - exp(x)`, because the odds of a certain answer are not finite.
 const LEAST: f64 = f32::EPSILON as f64;
 
-/// See [`super::super::LossOps::document_sums`].
+/// Implements [`super::super::LossOps::document_sums`].
 pub fn document_sums<B: Backend>(values_m: Tensor<B, 1>, targets: &PairTargets<B>, of_answers: bool) -> Tensor<B, 1> {
     let (documents, device) = (2 * targets.pairs, values_m.device());
     let values_m = match targets.answers_m.clone().filter(|_| of_answers) {
@@ -28,7 +28,7 @@ pub fn document_sums<B: Backend>(values_m: Tensor<B, 1>, targets: &PairTargets<B
     is_of_km.mul(values_m.reshape([1, targets.count])).sum_dim(1).reshape([documents])
 }
 
-/// See [`super::super::LossOps::pair_loss`].
+/// Implements [`super::super::LossOps::pair_loss`].
 pub fn pair_loss<B: Backend>(
     log_probs: PairLogProbs<B>,
     targets: &PairTargets<B>,
@@ -57,7 +57,7 @@ pub fn pair_loss<B: Backend>(
     PairResult { weights_m, numbers: Tensor::cat(numbers.map(Tensor::sum).to_vec(), 0) }
 }
 
-/// The loss of each pair, its derivatives with respect to the log-probabilities of both answers, and what is reported, `[p]` each.
+/// The loss of each pair, its derivatives with respect to the log-probabilities of both answers, and the reported numbers, `[p]` each.
 struct Margin<B: Backend> {
     loss_p: Tensor<B, 1>,
     gradients: [Tensor<B, 1>; 2],
@@ -65,13 +65,13 @@ struct Margin<B: Backend> {
     log_probs: [Tensor<B, 1>; 2],
 }
 
-/// Values `[2p]` of alternating documents as those of chosen and of rejected ones.
+/// Splits values `[2p]` of alternating documents into those of chosen and of rejected ones.
 fn sides<B: Backend>(values: Tensor<B, 1>, pairs: usize) -> [Tensor<B, 1>; 2] {
     let values_p2 = values.reshape([pairs, 2]);
     [0, 1].map(|side| values_p2.clone().narrow(1, side, 1).reshape([pairs]))
 }
 
-/// The losses with a reference.
+/// Computes the losses that need a reference.
 fn log_ratios<B: Backend>(
     [chosen, rejected]: [Tensor<B, 1>; 2],
     [reference_chosen, reference_rejected]: [Tensor<B, 1>; 2],
@@ -114,7 +114,7 @@ fn log_ratios<B: Backend>(
     Margin { loss_p, gradients: [slope.clone(), slope.neg()], rewards, log_probs }
 }
 
-/// ORPO's.
+/// Computes the loss of ORPO.
 fn odds_ratio<B: Backend>(answers: [Tensor<B, 1>; 2], counts: [Tensor<B, 1>; 2], beta: f64) -> Margin<B> {
     let [chosen_count, rejected_count] = counts.clone();
     let [chosen, rejected] = answers;
@@ -129,7 +129,7 @@ fn odds_ratio<B: Backend>(answers: [Tensor<B, 1>; 2], counts: [Tensor<B, 1>; 2],
     Margin { loss_p, gradients, rewards: means.clone().map(|mean| mean.mul_scalar(beta)), log_probs: means }
 }
 
-/// `1 - exp(x)` of values of at most 0, to the last digits near 0.
+/// Computes `1 - exp(x)` for `x <= 0`, precise to the last digits near 0.
 fn one_minus_exp<B: Backend>(x: Tensor<B, 1>) -> Tensor<B, 1> {
     let step = |inner: Tensor<B, 1>, over: f64| inner.mul(x.clone()).div_scalar(over).add_scalar(1.0);
     let series = [4.0, 3.0, 2.0].into_iter().fold(x.clone().div_scalar(5.0).add_scalar(1.0), step).mul(x.clone().neg());
@@ -138,7 +138,7 @@ fn one_minus_exp<B: Backend>(x: Tensor<B, 1>) -> Tensor<B, 1> {
     plain.mask_where(is_near, series).clamp_min(LEAST)
 }
 
-/// The weight of each target: minus the derivative of its answer, and the cross entropy's own for the chosen.
+/// Computes the weight of each target: minus the derivative of its answer, plus the weight of the chosen answer's own cross entropy.
 fn target_weights<B: Backend>(
     [chosen, rejected]: [Tensor<B, 1>; 2],
     targets: &PairTargets<B>,

@@ -1,9 +1,9 @@
-//! Generation on CUDA: keys and values stored in place, attention of new tokens over them, and the most probable token. Kernels:
-//! `store_rows.cu`, `cached_attention.cu`.
+//! Generation on CUDA: stores keys and values in place, computes attention of new tokens over them, and finds the most
+//! probable token. Kernels: `store_rows.cu`, `cached_attention.cu`.
 //!
-//! One block per token and key/value head; where that leaves multiprocessors idle, the keys of each query are cut into parts that a
-//! second launch adds up.
-//! Trade-off: head widths that are no multiple of 16, or above 256, take the reference body.
+//! Each block computes one token and key/value head; if that leaves multiprocessors idle, the keys of each query are
+//! split into parts that a second launch combines.
+//! Trade-off: head widths that are not a multiple of 16, or above 256, use the reference body.
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::AttentionSpec;
@@ -16,19 +16,19 @@ use crate::backends::cuda::engine::{
 };
 use crate::{CachedTokens, KvCache};
 
-/// Keys that are worth a block of their own.
+/// Minimum keys per block of a split.
 const MIN_PART_KEYS: usize = 128;
-/// The keys that a query may see are counted in steps of this many, or of half as many while that is all there are.
+/// Visible keys are counted in steps of this size, or of half of it while there are no more.
 const SEEN_STEP: usize = 256;
 /// Blocks per multiprocessor that keep it busy.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 
-/// Whether a kernel takes heads of this width over a cache of keys and values.
+/// Returns whether a kernel supports heads of this width over a key/value cache.
 fn cached_takes(head_dim: usize) -> bool {
     head_dim.is_multiple_of(16) && head_dim <= 256
 }
 
-/// A number of keys rounded up, since launches whose arguments are those of the token before are cheaper.
+/// Rounds up a number of keys, since launches with the same arguments as for the token before are cheaper.
 fn counted(keys: usize) -> usize {
     keys.next_multiple_of(if keys <= SEEN_STEP / 2 { SEEN_STEP / 2 } else { SEEN_STEP })
 }
@@ -129,7 +129,7 @@ impl Engine {
         unsafe { self.launch(Launch { shape, ..launch }, &arguments) };
     }
 
-    /// Keys of a query that a block reads, so that `blocks` for all keys become enough to keep the device busy.
+    /// Returns the keys of a query per block: the split that turns `blocks` blocks over all keys into enough to keep the device busy.
     fn keys_per_block(&self, blocks: usize, keys: usize) -> usize {
         let parts = (BLOCKS_PER_MULTIPROCESSOR * self.multiprocessors()).div_ceil(blocks.max(1));
         keys.div_ceil(parts).max(MIN_PART_KEYS).min(keys.max(1))

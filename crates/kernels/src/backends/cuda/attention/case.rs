@@ -1,4 +1,4 @@
-//! What a call of attention is given, for whichever kernel takes it: sizes, dense inputs, and gradients to write.
+//! Parameters of an attention call, whichever kernel runs it: sizes, dense inputs, and gradients to write.
 //! Trade-off: rows are always dense, so a kernel that could read strided rows gets a copy.
 
 use firebrick_arch::AttentionSpec;
@@ -13,9 +13,9 @@ pub(crate) struct Sizes {
     pub query_heads: usize,
     pub key_value_heads: usize,
     pub head_dim: usize,
-    /// Factor of the scores.
+    /// Scale of the scores.
     pub scale: f32,
-    /// Keys that a query sees, where that hides any.
+    /// The window, if it hides any key from a query.
     pub window: Option<usize>,
     /// Soft cap of the scaled scores.
     pub soft_cap: Option<SoftCap>,
@@ -34,7 +34,7 @@ impl Sizes {
         }
     }
 
-    /// Operations of the forward's two GEMMs over the pairs that are not hidden.
+    /// Returns the operations of the forward's two GEMMs over the visible pairs.
     pub(super) fn forward_flops(&self, documents: &Documents<Cuda>) -> f64 {
         let pairs = |length: usize| {
             let seen = self.window.unwrap_or(length).min(length) as f64;
@@ -53,13 +53,13 @@ pub(crate) struct Inputs<'a> {
     pub v: &'a MatrixView,
 }
 
-/// What the backward reads in addition, dense.
+/// Additional inputs of the backward, dense.
 #[derive(Clone, Copy)]
 pub(crate) struct BackwardInputs<'a> {
     pub forward: Inputs<'a>,
     pub o: &'a MatrixView,
     pub d_o: &'a MatrixView,
-    /// In the order that the called backward reads.
+    /// Statistics in the order that the called backward reads.
     pub log_sum_exp: &'a MatrixView,
 }
 

@@ -1,11 +1,10 @@
-//! cuDNN's attention: which calls it is given, its plans, and their launches.
+//! Attention by cuDNN: the calls that it supports, their plans, and their launches.
 //!
-//! Documents of one length are one plain batch to cuDNN; packed ones are ragged. A plan is made once per shape, and making one takes
-//! longer than a layer runs, so the number of documents and the longest are rounded up to powers of two: a whole run uses a handful
-//! of plans. Rows are always dense, forward and backward. A backward goes a part of the documents at a time, since its workspace grows with
-//! the tokens of a call.
-//! Not supported: f32, sliding windows, soft caps, and packed documents before cuDNN 9.18 (their backward was seen to be wrong in 9.14).
-//! Short packed documents are left to the flash kernels, which are as fast and need no workspace.
+//! Documents of one length form one plain batch for cuDNN; packed ones are ragged. A plan is built once per shape, which takes longer than a layer
+//! runs, so the number of documents and the longest length are rounded up to powers of two: a whole run uses a handful of plans. Rows are always
+//! dense, forward and backward. A backward call processes a part of the documents, since its workspace grows with the tokens of a call.
+//! Not supported: f32, sliding windows, soft caps, and packed documents before cuDNN 9.18 (their backward was wrong in
+//! 9.14). Short packed documents go to the flash kernels, which are as fast and need no workspace.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -23,15 +22,15 @@ use crate::backends::cuda::engine::{
 };
 use crate::{Documents, StatisticsLayout};
 
-/// Widest head of packed documents.
+/// Maximum head width for packed documents.
 const PACKED_HEAD_DIM: usize = 128;
-/// Fewest documents that a ragged plan is made for.
+/// Minimum number of documents in a ragged plan.
 const MIN_DOCUMENTS: usize = 8;
-/// Shortest longest document that a ragged plan is made for.
+/// Minimum longest length in a ragged plan.
 const MIN_LONGEST: usize = 256;
-/// Tokens of a part that is one long document are rounded up to a multiple of this, so that few lengths have plans of their own.
+/// Tokens of a part that is one long document are rounded up to a multiple of this, so that few lengths have separate plans.
 const LONG_MULTIPLE: usize = 2048;
-/// A single document of a multiple of this, or of many tokens, is uniform; others go to the ragged plan of their class.
+/// A single document of a multiple of this length, or of many tokens, is uniform; others use the ragged plan of their class.
 const SINGLE_MULTIPLE: usize = 128;
 const MAX_SINGLE: usize = 16_384;
 
@@ -40,7 +39,7 @@ pub(super) struct BackwardPlans {
     calls: Vec<(Arc<Plan>, Part)>,
 }
 
-/// Documents that go back together.
+/// Documents of one backward call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     shape: AttentionShape,
@@ -65,7 +64,7 @@ impl<P: Hash> Hash for Call<P> {
 }
 
 impl Engine {
-    /// The call as cuDNN plans it; `None` where it is not asked.
+    /// Returns the call as cuDNN plans it; `None` if another kernel runs it.
     pub(super) fn cudnn_shape(
         &self,
         sizes: &Sizes,
@@ -78,7 +77,7 @@ impl Engine {
             _ => return None,
         };
         let cudnn = self.library.cudnn.as_ref()?;
-        // A plan for documents of one token has no backward; their attention is their value.
+        // A plan for documents of one token has no backward; there, attention returns the value.
         if sizes.window.is_some() || sizes.soft_cap.is_some() || documents.longest() == 1 {
             return None;
         }
@@ -102,14 +101,14 @@ impl Engine {
         })
     }
 
-    /// Begins to make the plans of both passes on other threads, if cuDNN takes the case.
+    /// Starts to build the plans of both passes on other threads, if cuDNN supports the case.
     pub(super) fn begin_cudnn(&self, sizes: &Sizes, dtype: DType, documents: &Documents<Cuda>) {
         if let (Some(cudnn), Some(whole)) = (&self.library.cudnn, self.cudnn_shape(sizes, dtype, documents)) {
             self.backward_parts(whole, documents).iter().for_each(|part| cudnn.begin(&whole, &part.shape));
         }
     }
 
-    /// cuDNN's forward pass and the order of the statistics it leaves; `None` where it does not take the case.
+    /// Runs cuDNN's forward pass and returns the order of its statistics; `None` if cuDNN does not support the case.
     pub(super) fn cudnn_forward(
         &self,
         sizes: &Sizes,
@@ -141,8 +140,7 @@ impl Engine {
         Some(statistics_layout(&shape))
     }
 
-    /// The plans of a backward pass over statistics in this order; `None` where cuDNN does not take the case or reads another
-    /// order.
+    /// Returns the plans of a backward pass over statistics in this order; `None` if cuDNN does not support the case or reads another order.
     pub(super) fn cudnn_backward_plans(
         &self,
         sizes: &Sizes,
@@ -164,7 +162,7 @@ impl Engine {
         backward_parts(whole, documents, self.cudnn_limits.get().max_backward_tokens)
     }
 
-    /// cuDNN's backward pass.
+    /// Runs cuDNN's backward pass.
     pub(super) fn cudnn_backward(
         &self,
         plans: &BackwardPlans,
@@ -182,7 +180,7 @@ impl Engine {
                     key: from(inputs.forward.k),
                     value: from(inputs.forward.v),
                     output: from(inputs.o),
-                    // Statistics lie document by document, or token by token.
+                    // Statistics are ordered by document, or by token.
                     statistics: inputs.log_sum_exp.address + (4 * part.start * sizes.query_heads) as u64,
                     index: self.packed_index(&part.shape, documents, Some((number, part))),
                     workspace: self.scratch.take(ScratchSlot::AttentionWorkspace, plan.workspace_bytes()),
@@ -206,7 +204,7 @@ impl Engine {
         }
     }
 
-    /// Address of the index of all packed documents, or of a numbered part of them, computed once per section; null for uniform ones.
+    /// Returns the address of the index of all packed documents, or of a numbered part of them, computed once per section; null for uniform ones.
     fn packed_index(&self, shape: &AttentionShape, documents: &Documents<Cuda>, part: Option<(usize, &Part)>) -> u64 {
         if !shape.is_packed() {
             return 0;
@@ -248,7 +246,7 @@ impl Engine {
     }
 }
 
-/// The plan; `None` for a case that cuDNN does not take.
+/// Returns the plan; `None` for a case that cuDNN does not support.
 fn supported(plan: Result<Arc<Plan>, CudaError>) -> Option<Arc<Plan>> {
     match plan {
         Ok(plan) => Some(plan),
@@ -257,7 +255,7 @@ fn supported(plan: Result<Arc<Plan>, CudaError>) -> Option<Arc<Plan>> {
     }
 }
 
-/// The order in which cuDNN writes and reads the statistics of a shape.
+/// Returns the order in which cuDNN writes and reads the statistics of a shape.
 fn statistics_layout(shape: &AttentionShape) -> StatisticsLayout {
     match shape.statistics_layout() {
         cudnn::StatisticsLayout::DocumentsHeadsTokens => StatisticsLayout::DocumentsHeadsTokens,
@@ -265,7 +263,7 @@ fn statistics_layout(shape: &AttentionShape) -> StatisticsLayout {
     }
 }
 
-/// The calls of a backward: as many documents each as make `most` tokens, or one that is longer.
+/// Splits a backward into calls: as many documents as fit into `most` tokens each, or one longer document.
 fn backward_parts(whole: AttentionShape, documents: &Documents<Cuda>, most: usize) -> Vec<Part> {
     let lengths: Vec<usize> = documents.ranges().map(|range| range.len()).collect();
     parts_of(&lengths, most)
@@ -274,7 +272,7 @@ fn backward_parts(whole: AttentionShape, documents: &Documents<Cuda>, most: usiz
             let (count, tokens) = (lengths.len(), lengths.iter().sum());
             let layout = match whole.layout {
                 Layout::Uniform { length, .. } => Layout::Uniform { documents: count, length },
-                // One part keeps the plan of its size, several share those of whole parts.
+                // A single part uses the plan of its size; several share the plans of whole parts.
                 Layout::Packed { .. } if count == documents.count() => whole.layout,
                 Layout::Packed { longest, .. } => {
                     packed_layout(count, longest, most.max(documents.longest()).next_multiple_of(LONG_MULTIPLE))
@@ -285,8 +283,8 @@ fn backward_parts(whole: AttentionShape, documents: &Documents<Cuda>, most: usiz
         .collect()
 }
 
-/// How documents lie, in classes that plans are made for: rows of many lengths share a few plans. Where cuDNN takes no packed documents,
-/// each length of uniform ones has plans of its own.
+/// Returns the layout class of documents for which plans are built: rows of many lengths share a few plans. If cuDNN
+/// does not support packed documents, each length of uniform ones has separate plans.
 fn layout([count, tokens, longest]: [usize; 3], takes_packed: bool) -> Layout {
     let is_of_any_length = !longest.is_multiple_of(SINGLE_MULTIPLE) && longest < MAX_SINGLE;
     if count * longest == tokens && !(count == 1 && takes_packed && is_of_any_length) {
@@ -296,7 +294,7 @@ fn layout([count, tokens, longest]: [usize; 3], takes_packed: bool) -> Layout {
     packed_layout(count, longest, tokens.next_multiple_of(LONG_MULTIPLE))
 }
 
-/// The class of packed documents.
+/// Returns the class of packed documents.
 fn packed_layout(count: usize, longest: usize, tokens: usize) -> Layout {
     Layout::Packed {
         documents: count.next_power_of_two().max(MIN_DOCUMENTS),
@@ -317,7 +315,7 @@ mod tests {
                 lengths.map(|tokens| layout([1, tokens, tokens], takes_packed)).collect();
             layouts.len()
         };
-        // Multiples of 128, and ragged ones of 256, 512, 1024, 2048 and 4096 tokens at most in 2048 or 4096.
+        // Multiples of 128, and ragged ones of at most 256, 512, 1024, 2048 and 4096 tokens in 2048 or 4096.
         assert_eq!((plans(true), plans(false)), (32 + 5, 256));
         let ragged = [3000, 3001].map(|tokens| layout([7, tokens, 900], true));
         assert_eq!(ragged[0], ragged[1]);

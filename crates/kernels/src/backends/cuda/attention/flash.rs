@@ -1,6 +1,6 @@
-//! The flash attention kernels: which heads they take, their tiles, and their launches. Kernels: `flash*.cu`.
+//! The flash attention kernels: supported heads, tiles, and launches. Kernels: `flash*.cu`.
 //!
-//! O(tokens) memory, any documents, sliding windows, soft caps, the same bits every time.
+//! They use O(tokens) memory, support any documents, sliding windows and soft caps, and return the same bits every time.
 //! Trade-off: about half of cuDNN's speed on an H100 over long documents; over short ones they are as fast.
 
 use burn_tensor::DType;
@@ -13,13 +13,13 @@ use crate::backends::cuda::engine::{
 };
 use crate::backends::planning::layer::flash_takes;
 
-/// Whether the kernels take heads of this width.
+/// Returns whether the kernels support heads of this width.
 pub(super) fn takes(dtype: DType, head_dim: usize) -> bool {
     format(dtype, head_dim).is_some()
 }
 
-/// The format in which the kernels take heads of this width: that of the values, or f32 where only those kernels know the width, after a
-/// conversion. `None` for the reference body.
+/// Returns the format in which the kernels support heads of this width: that of the values, or f32 after a conversion
+/// if only the f32 kernels support it. `None` for the reference body.
 pub(crate) fn format(dtype: DType, head_dim: usize) -> Option<DType> {
     [dtype, DType::F32].into_iter().find(|&format| flash_takes(format == DType::F32, head_dim))
 }
@@ -41,7 +41,7 @@ impl FlashTiles {
     }
 }
 
-/// A grid of heads by tiles.
+/// Returns a grid of heads by tiles.
 fn tiles(heads: usize, rows: usize, tile: usize, warps: usize, shared: usize) -> LaunchShape {
     LaunchShape {
         grid: [heads as u32, rows.div_ceil(tile) as u32, 1],
@@ -50,13 +50,13 @@ fn tiles(heads: usize, rows: usize, tile: usize, warps: usize, shared: usize) ->
     }
 }
 
-/// A grid of rows by heads: f32 kernels have rows along the axis that has no limit.
+/// Returns a grid of rows by heads: f32 kernels place rows on the axis without a limit.
 fn f32_rows(heads: usize, rows: usize) -> LaunchShape {
     LaunchShape { grid: [rows.div_ceil(4) as u32, heads as u32, 1], block: [128, 1, 1], shared_bytes: 0 }
 }
 
 impl Engine {
-    /// Forward pass; statistics are `[heads, tokens]`.
+    /// Runs the forward pass; statistics are `[heads, tokens]`.
     pub(crate) fn flash_forward(
         &self,
         sizes: &Sizes,
@@ -84,7 +84,7 @@ impl Engine {
         unsafe { self.launch_with_cost(flash(sizes, q.dtype, "flash_forward", shape, false), cost, &arguments) };
     }
 
-    /// Backward pass, from statistics `[heads, tokens]`.
+    /// Runs the backward pass, from statistics `[heads, tokens]`.
     pub(crate) fn flash_backward(
         &self,
         sizes: &Sizes,
@@ -121,13 +121,13 @@ impl Engine {
     }
 }
 
-/// Query heads of one key head whose queries share a tile: so many that each of its four warps has one head.
+/// Returns the number of query heads of one key head that share a tile, so that each of its four warps has one head.
 fn heads_of_a_tile(sizes: &Sizes) -> usize {
     let group = sizes.query_heads / sizes.key_value_heads;
     [4, 2].into_iter().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1)
 }
 
-/// Grids of the two kernels of the backward pass.
+/// Returns the grids of the backward pass's two kernels.
 fn backward_shapes(sizes: &Sizes, dtype: DType) -> [LaunchShape; 2] {
     let Sizes { tokens, query_heads, key_value_heads, head_dim, .. } = *sizes;
     if dtype == DType::F32 {
@@ -135,14 +135,14 @@ fn backward_shapes(sizes: &Sizes, dtype: DType) -> [LaunchShape; 2] {
     }
     let of = FlashTiles::of(head_dim);
     let mut keys = tiles(key_value_heads, tokens, of.keys[0], of.keys[3], of.keys_shared(head_dim));
-    // At 256 the sums of both gradients do not fit the registers together.
+    // At 256 the sums of both gradients do not fit into the registers together.
     keys.grid[2] = if head_dim == 256 { 2 } else { 1 };
     let heads = heads_of_a_tile(sizes);
     let [blocks, rows] = [query_heads / heads, of.queries[0] / heads];
     [tiles(blocks, tokens, rows, of.queries[3], of.queries_shared(head_dim)), keys]
 }
 
-/// Documents, sizes, scale, window, and heads of a tile. Without a window a query may see all tokens.
+/// Appends documents, sizes, scale, window, and heads per tile. Without a window a query may attend to all tokens.
 fn size_arguments(arguments: Arguments, sizes: &Sizes, boundaries: u64, documents: &Documents<Cuda>) -> Arguments {
     arguments! {
         arguments =>

@@ -1,6 +1,6 @@
-//! Whether cuDNN is installed, which of its passes count as refused, and how much it is given: which packed documents, and how many of
-//! them in one backward call.
-//! Trade-off: it is looked for once, when the engine starts; the limits are measured on Llama-3.1-8B's heads alone.
+//! Access to cuDNN: whether it is installed, which of its passes tests treat as rejected, and its limits (which packed
+//! documents it gets, and how many of them in one backward call).
+//! Trade-off: cuDNN is looked for once, when the engine starts; the limits were measured only on Llama-3.1-8B's heads.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::backends::planning::cuda::MAX_BACKWARD_TOKENS;
 /// cuDNN, if it is installed.
 pub(crate) struct Library {
     pub(crate) cudnn: Option<Arc<Cudnn>>,
-    /// Set by tests: passes that count as refused.
+    /// Set by tests: passes that count as rejected.
     pub(super) refuses_forward: Cell<bool>,
     pub(super) refuses_backward: Cell<bool>,
 }
@@ -21,37 +21,37 @@ impl Library {
     pub(crate) fn new(context: &Context) -> Result<Self, CudaError> {
         let cudnn = match Cudnn::load(context) {
             Ok(cudnn) => Some(Arc::new(cudnn)),
-            // The plan of a run reports that attention is slower without it, and what to install.
+            // A run's plan reports that attention is slower without it, and what to install.
             Err(CudaError::CudnnNotFound { .. } | CudaError::BrokenCudnn { .. }) => None,
             Err(error) => return Err(error),
         };
         Ok(Self { cudnn, refuses_forward: Cell::new(false), refuses_backward: Cell::new(false) })
     }
 
-    /// Waits for plans that were begun and not requested.
+    /// Waits for plans that were started but not requested.
     pub(crate) fn finish(&self) {
         if let Some(cudnn) = &self.cudnn {
             cudnn.finish();
         }
     }
 
-    /// Treats passes as refused by the library, or not.
+    /// Sets whether passes count as rejected by the library.
     pub(crate) fn refuse(&self, forward: bool, backward: bool) {
         self.refuses_forward.set(forward);
         self.refuses_backward.set(backward);
     }
 }
 
-/// Packed documents of fewer tokens on average are not given to cuDNN. With 124 tokens the flash kernels take three quarters of its time, with
-/// 372 as much (Llama-3.1-8B, cuDNN 9.19), and with more they are slower.
+/// Packed documents with a mean below this go to the flash kernels. With 124 tokens these take three quarters of
+/// cuDNN's time, with 372 the same time (Llama-3.1-8B, cuDNN 9.19), and with more they are slower.
 const MIN_MEAN_TOKENS: usize = 384;
 
-/// What cuDNN is given.
+/// Limits of cuDNN's calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudnnLimits {
-    /// Packed documents of fewer tokens on average are left to the flash kernels.
+    /// Minimum mean tokens of packed documents; shorter ones go to the flash kernels.
     pub min_mean_tokens: usize,
-    /// Tokens that one backward call takes, unless a single document has more.
+    /// Maximum tokens of one backward call, unless a single document has more.
     pub max_backward_tokens: usize,
 }
 
@@ -61,7 +61,7 @@ impl Default for CudnnLimits {
     }
 }
 
-/// First document, first token and lengths of each part of documents.
+/// Returns first document, first token and lengths of each part of the documents.
 pub(super) fn parts_of(lengths: &[usize], most: usize) -> Vec<(usize, usize, &[usize])> {
     let (mut parts, mut first, mut start) = (Vec::new(), 0, 0);
     while first < lengths.len() {

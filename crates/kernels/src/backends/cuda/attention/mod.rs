@@ -1,11 +1,10 @@
-//! Attention on CUDA: cuDNN where it is installed and takes the case, the engine's flash kernels where not.
+//! Attention on CUDA: by cuDNN if it is installed and supports the case, else by the engine's flash kernels.
 //!
-//! The output says which order its softmax statistics have, and the backward reads that: cuDNN's backward runs only on statistics in
-//! the order that it reads, the flash kernels only on `[heads, tokens]`. Where the pass that made the statistics cannot be followed
-//! by its own backward, the flash forward recomputes them. A sliding window that hides anything, a soft cap of the scores and short packed
-//! documents (`library.rs`) go to the flash kernels. 16-bit heads of a width that only the f32 kernels have, such as 32, are converted, and
-//! widths that nothing takes go to the reference body.
-//! Trade-off: a backward that cuDNN refuses after its own forward costs a second forward, in every call.
+//! The output carries the order of its softmax statistics for the backward: cuDNN's backward only reads its own order, the flash kernels only
+//! `[heads, tokens]`. If the forward that computed the statistics cannot be followed by its own backward, the flash forward recomputes them. Sliding
+//! windows that hide anything, soft caps and short packed documents (`library.rs`) go to the flash kernels. 16-bit heads of a width that only the f32
+//! kernels support, such as 32, are converted; unsupported widths go to the reference body.
+//! Trade-off: if cuDNN rejects a backward after its own forward, every call runs a second forward.
 
 mod cached_attention;
 mod case;
@@ -59,7 +58,7 @@ impl AttentionOps for Cuda {
 }
 
 impl Engine {
-    /// Starts to prepare what takes long and both passes over documents will need.
+    /// Starts the slow preparations for both passes over these documents.
     pub(super) fn prepare_attention(&self, spec: &AttentionSpec, dtype: DType, documents: &Documents<Cuda>) {
         self.begin_cudnn(&Sizes::new(spec, documents), dtype, documents);
     }
@@ -91,12 +90,12 @@ impl Engine {
         AttentionOutput { o: tensor(o.tensor), statistics }
     }
 
-    /// A new matrix of the size of another, or that one where it has the format.
+    /// Returns a new matrix of the same size in another format, or the same matrix if it already has the format.
     fn empty_in(&self, like: &MatrixView, dtype: DType) -> MatrixView {
         if like.dtype == dtype { like.clone() } else { self.empty_matrix(like.rows, like.width, dtype) }
     }
 
-    /// Whether the flash kernels or cuDNN may take a case; the rest need not allocate for them.
+    /// Returns whether the flash kernels or cuDNN may run a case; the reference body needs no allocation here.
     fn takes(&self, sizes: &Sizes, dtype: DType, documents: &Documents<Cuda>) -> bool {
         flash::takes(dtype, sizes.head_dim) || self.cudnn_shape(sizes, dtype, documents).is_some()
     }
@@ -147,7 +146,7 @@ impl Engine {
     }
 }
 
-/// Whether statistics are `[heads, tokens]`, as the flash kernels read them.
+/// Returns whether statistics are `[heads, tokens]`, as the flash kernels read them.
 fn is_heads_tokens(layout: StatisticsLayout, documents: &Documents<Cuda>) -> bool {
     match layout {
         StatisticsLayout::HeadsTokens => true,

@@ -1,10 +1,9 @@
-//! Operations between devices, on a side stream, while the engine's stream goes on computing.
+//! Operations between devices, on a side stream that runs alongside the engine's stream.
 //!
-//! Order: the side stream waits for the engine's work so far, which wrote the tensors; the operation runs; the engine's stream waits for
-//! its end when its ticket is redeemed, at the latest when the section ends. Until then the tensors are held here, and nothing of the
-//! section may read them. So a bucket of gradients is summed over ranks while the backward computes the next one, and the weights of the
-//! next layer arrive while one is computed.
-//! Trade-off: one side stream, so operations run one after the other, in the order of the calls, as all ranks must have it.
+//! The side stream waits for the engine's work so far, which wrote the tensors, and runs the operation; the engine's stream waits for its end when
+//! the ticket is redeemed, at the latest when the section ends. Until then the tensors are kept alive here, and the section must not read them. So
+//! the backward computes one bucket of gradients while another is summed over ranks, and one layer while the weights of the next arrive.
+//! Trade-off: there is one side stream, so operations run one after the other, in the order of the calls, which must be equal on all ranks.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::Arc;
@@ -15,25 +14,25 @@ use crate::backends::cuda::engine::{Primitive, check};
 use crate::backends::cuda::memory::host_copies::Waits;
 use crate::memory::Numbers;
 
-/// See the head of this file.
+/// The side stream with its operations in flight.
 pub(crate) struct Collectives {
     context: Context,
-    /// Created by the first operation: a job of one rank has none.
+    /// Created by the first operation; a job of one rank never creates it.
     stream: OnceCell<Stream>,
     /// Operations that may still run.
     in_flight: RefCell<Vec<InFlight>>,
-    /// Of the next operation.
+    /// Ticket of the next operation.
     ticket: Cell<u64>,
-    /// Marks around the engine's waits for other ranks.
+    /// Events around the engine's waits for other ranks.
     waits: RefCell<Vec<(Event, Event)>>,
-    /// Marks around the operations themselves.
+    /// Events around the operations themselves.
     runs: RefCell<Vec<Span>>,
 }
 
-/// Start and end of an operation on the side stream.
+/// Start and end events of an operation on the side stream.
 pub(super) type Span = (Arc<Event>, Arc<Event>);
 
-/// An operation that may still run: its tensors, and its end.
+/// An operation that may still run: its tensors, and its end event.
 struct InFlight {
     ticket: u64,
     tensors: Vec<Primitive>,
@@ -60,8 +59,8 @@ impl Collectives {
         Ok(self.stream.get().expect("it was just created"))
     }
 
-    /// Submits an operation on `tensors` to the side stream, inside a section: after the work of `main`, the engine's stream, so far.
-    /// `tensors` are held until it is done. Returns its ticket.
+    /// Submits an operation on `tensors` to the side stream, inside a section, after the work so far of `main`, the
+    /// engine's stream. Keeps `tensors` alive until the operation is done. Returns its ticket.
     pub(crate) fn submit(
         &self,
         main: &Stream,
@@ -81,7 +80,7 @@ impl Collectives {
         submitted.map(|()| ticket)
     }
 
-    /// Makes the engine's stream wait for one operation, unless it has done so already.
+    /// Makes the engine's stream wait for one operation, unless it already has.
     pub(super) fn redeem(&self, ticket: u64, main: &Stream) {
         let mut in_flight = self.in_flight.borrow_mut();
         if let Some(index) = in_flight.iter().position(|operation| operation.ticket == ticket) {
@@ -90,7 +89,7 @@ impl Collectives {
         }
     }
 
-    /// Makes the engine's stream wait for every operation, so that the end of a section is after them.
+    /// Makes the engine's stream wait for every operation, so that they end before the section.
     pub(crate) fn settle(&self, main: &Stream) {
         if !self.in_flight.borrow().is_empty() {
             self.wait_for(main, self.in_flight.borrow_mut().drain(..));
@@ -113,22 +112,22 @@ impl Collectives {
         Ok(event)
     }
 
-    /// The waits for other ranks since the last call.
+    /// Returns the waits for other ranks since the last call.
     pub(crate) fn take_waits(&self) -> Waits {
         Waits(self.waits.take())
     }
 
-    /// Start and end of the operation that was submitted last, since [`Collectives::take_runs`].
+    /// Returns start and end of the last submitted operation since [`Collectives::take_runs`].
     pub(super) fn last_run(&self) -> Option<Span> {
         self.runs.borrow().last().cloned()
     }
 
-    /// The operations since the last call.
+    /// Returns the operations since the last call.
     pub(crate) fn take_runs(&self) -> Runs {
         Runs(self.runs.take())
     }
 
-    /// Waits until all operations are done, and lets go of their tensors.
+    /// Waits until all operations are done, and releases their tensors.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         let waited = self.stream.get().map_or(Ok(()), Stream::synchronize);
         self.in_flight.borrow_mut().clear();
@@ -136,7 +135,7 @@ impl Collectives {
     }
 }
 
-/// Milliseconds of operations, once they are done.
+/// Durations of operations in milliseconds, once they are done.
 pub(crate) struct Runs(Vec<Span>);
 
 impl Numbers for Runs {

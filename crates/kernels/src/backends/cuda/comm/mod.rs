@@ -1,10 +1,10 @@
-//! Collectives on CUDA: by NCCL once the ranks are connected, on a side stream (`collectives.rs`), so that buckets of gradients are summed
-//! while the backward goes on. Ranks that are not connected, such as threads of a test, take the reference bodies in a pause of the
-//! running section; a pause releases the device, so that another rank in the same process can finish what this one waits for.
+//! Collectives on CUDA: by NCCL once the ranks are connected, on a side stream (`collectives.rs`), so that buckets of gradients are summed while the
+//! backward continues. Ranks that are not connected, such as threads of a test, use the reference bodies while the section is paused; a pause
+//! releases the device, so that another rank in the same process can finish the work that this one waits for.
 //!
-//! A thread watches: once NCCL reports an error, or the job has lost a rank, it aborts the communicator, so that kernels which wait for
-//! that rank end. What they leave behind is no result, which `Communicator::check` tells.
-//! Trade-off: NCCL adds in its own order: the same bits on every rank, but not those of a sum in rank order.
+//! A watcher thread aborts the communicator once NCCL reports an error, or the job has lost a rank, so that kernels
+//! waiting for that rank end. Their results are invalid, which `Communicator::check` reports.
+//! Trade-off: NCCL adds in its own order, which gives the same bits on every rank, but not those of a sum in rank order.
 
 pub(super) mod collectives;
 
@@ -20,24 +20,24 @@ use crate::backends::cuda::engine::{Cost, Cuda, DeviceBlock, Engine, MatrixView,
 use crate::comm::{Collective, DeviceSide};
 use crate::{COLLECTIVE, CommError, Communicator, Exchange, Loan, Payload};
 
-/// Time between two looks at NCCL's errors.
+/// Interval between checks for NCCL errors.
 const WATCH: Duration = Duration::from_millis(500);
 
-/// NCCL's side of the ranks.
+/// The NCCL connection of this rank.
 struct Connected {
     nccl: NcclCommunicator,
     failure: Mutex<Option<String>>,
 }
 
 impl Connected {
-    /// Notes why the devices are not connected any more, and ends what waits for other ranks.
+    /// Records why the devices are no longer connected, and ends all waits for other ranks.
     fn end(&self, problem: &str) {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| problem.to_owned());
         self.nccl.abort();
     }
 }
 
-/// Looks for errors of NCCL until the ranks are disconnected.
+/// Checks for NCCL errors until the ranks are disconnected.
 fn watch(connected: &Weak<Connected>) {
     loop {
         thread::sleep(WATCH);
@@ -49,8 +49,7 @@ fn watch(connected: &Weak<Connected>) {
     }
 }
 
-/// Connects the devices of all ranks, unless `FIREBRICK_COLLECTIVES` says otherwise. Returns what carries tensors
-/// between them.
+/// Connects the devices of all ranks, unless `FIREBRICK_COLLECTIVES` disables it. Returns a description of the transport between them.
 pub(in crate::backends) fn connect(ranks: &Communicator, device: &CudaDevice) -> Result<String, CommError> {
     if std::env::var("FIREBRICK_COLLECTIVES").as_deref() == Ok("host") {
         return Ok("host memory and TCP, as FIREBRICK_COLLECTIVES says".to_owned());
@@ -79,7 +78,7 @@ pub(in crate::backends) fn connect(ranks: &Communicator, device: &CudaDevice) ->
     Ok(format!("NCCL {major}.{minor}.{patch}"))
 }
 
-/// Submits an operation between devices; see `collectives.rs`.
+/// Submits an operation between devices to the side stream of `collectives.rs`.
 fn on_side_stream(
     engine: &Engine,
     held: Vec<Primitive>,
@@ -99,7 +98,7 @@ fn pointer(block: DeviceBlock) -> DevicePointer<f32> {
     DevicePointer::from_address(block.address)
 }
 
-/// The bytes of a dense matrix.
+/// Returns the bytes of a dense matrix.
 fn bytes_of(matrix: &MatrixView) -> DevicePointer<u8> {
     assert!(matrix.is_dense(), "ranks exchange matrices without gaps");
     DevicePointer::from_address(matrix.address)
@@ -138,7 +137,7 @@ impl DeviceSide<Cuda> for Connected {
     }
 }
 
-/// Has the engine's stream wait for an operation.
+/// Makes the engine's stream wait for an operation.
 fn redeem(device: &CudaDevice, ticket: u64) {
     let engine = engine(device);
     engine.collectives.redeem(ticket, engine.stream());
@@ -152,7 +151,7 @@ struct Part {
 }
 
 impl Part {
-    /// Memory that the exchange may use: all but what a root lends is written.
+    /// Allocates or takes the memory that the exchange uses; it writes all of it except what a root lends.
     fn new(engine: &Engine, collective: Collective, Loan { root, layout, own }: Loan<Cuda>) -> Self {
         let primitive = own.map(|payload| match payload {
             Payload::Values(values) => float(values),
@@ -171,7 +170,7 @@ impl Connected {
     /// Submits an operation on all parts as one group.
     ///
     /// # Safety
-    /// As for [`NcclCommunicator::all_reduce_sum`].
+    /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold.
     unsafe fn submit(&self, side: &Stream, collective: Collective, parts: &[Part]) -> Result<(), CudaError> {
         let floats = |part: &Part| (pointer(part.matrix.block()), part.matrix.count());
         // SAFETY: the caller's promise, for each of them.

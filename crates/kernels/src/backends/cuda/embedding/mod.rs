@@ -1,5 +1,5 @@
 //! Token embeddings on CUDA. Kernels: `embedding.cu`.
-//! Trade-off: the gradient scans all ids for each token, which is fast for a micro-batch and quadratic beyond.
+//! Trade-off: the gradient scans all ids for each token, which is fast for a micro-batch but quadratic in its tokens.
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_cuda::Arguments;
@@ -31,7 +31,7 @@ impl EmbeddingOps for Cuda {
 }
 
 impl Engine {
-    /// Rows of a table times `scale`, in `dtype`.
+    /// Looks up rows of a table, times `scale`, in `dtype`.
     fn embed(&self, table: &MatrixView, ids: &MatrixView, scale: f32, dtype: DType) -> MatrixView {
         let y = self.empty_matrix(ids.width, table.width, dtype);
         let name = if table.dtype == dtype { "embed_from_t" } else { "embed_from_f32" };
@@ -51,7 +51,7 @@ impl Engine {
         y
     }
 
-    /// Rows of `dy` times `scale` summed by id into `[vocab_size, width]` f32; those with an id below 0 are left out.
+    /// Sums rows of `dy` times `scale` by id into `[vocab_size, width]` f32; skips those with an id below 0.
     fn embed_backward(&self, ids: &MatrixView, dy: &MatrixView, scale: f32, vocab_size: usize) -> MatrixView {
         let table = self.empty_matrix(vocab_size, dy.width, DType::F32);
         self.fill(table.block(), 0.0);

@@ -1,22 +1,22 @@
 //! Device addresses of tensors, requested from CubeCL once per tensor.
 //!
 //! A request is a round trip to CubeCL's queue thread (7.3 µs on an H100), and a layer reads the same weights many times. CubeCL
-//! numbers its memory handles from a counter that never repeats a number in a process, and a handle keeps its place in memory for
-//! as long as it lives: pools hand out whole slices and never move them. So the address is remembered by that number. An entry
-//! holds no handle, so it keeps no memory alive; once the handle is gone no tensor has its number, so the entry is never read.
+//! numbers its memory handles from a counter that never repeats a number in a process, and a handle keeps its place in memory as long
+//! as it lives: pools hand out whole slices and never move them. So addresses are cached by that number. An entry holds no handle, so
+//! it keeps no memory alive; once the handle is gone, no tensor has its number, so the entry is never read.
 //!
-//! What a section has read or written stays allocated until CubeCL's stream is ordered after it: CubeCL would give the memory of a tensor
-//! that is dropped earlier to another thread at once, while launches of the section still use it, and Burn would write in the place of a
-//! tensor that a section has dropped and another thread has. So a section holds a handle of what it resolves. What the engine recycles is
-//! held there.
+//! All memory that a section has read or written stays allocated until CubeCL's stream is ordered after the section. CubeCL would give
+//! the memory of a tensor that is dropped earlier to another thread at once, while launches of the section still use it, and Burn
+//! would write in place to a tensor that a section has dropped and another thread still has. So a section holds a handle of each
+//! tensor that it resolves; `recycled.rs` holds the memory that the engine recycles.
 //!
-//! Outside a section nothing is remembered.
+//! Outside a section nothing is cached.
 //!
-//! Debug builds check that what a launch reads and writes lies in memory that is allocated, and that no later tensor may have
-//! ([`LiveTensors`]): a tensor's memory is alive in a section while the section holds it or some tensor has it (`recycled.rs`), other
-//! memory as long as its buffer. An address that outlived its tensor is found by the name of the launch that got it.
+//! Debug builds check that launches only read and write memory that is allocated, and that no later tensor may have ([`LiveTensors`]):
+//! a tensor's memory is alive in a section while the section holds it or some tensor has it (`recycled.rs`), other memory as long as
+//! its buffer. The error for an address that outlived its tensor names the launch that used it.
 //! Not supported: that check for addresses inside structures that launches take (tables of tensors), and in release builds.
-//! Trade-off: if a later CubeCL does not show the number (`handle_number.rs`), every request goes to CubeCL again: slower, never wrong.
+//! Trade-off: if a later CubeCL does not show the number (`handle_number.rs`), every request goes to CubeCL, which is slower, but never wrong.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -32,30 +32,30 @@ use super::failure::failed_allocation;
 use super::handle_number::{handle_number, is_only_handle};
 use super::matrix::Primitive;
 
-/// Entries after which all are forgotten: numbers of tensors that are gone would pile up.
+/// Number of entries after which all are dropped, because those of freed tensors accumulate.
 const MAX_ENTRIES: usize = 1 << 16;
 
-/// Stands for the section that holds memory which `recycled.rs` holds.
+/// Section number of memory that `recycled.rs` holds.
 const RECYCLED: u64 = u64::MAX;
 
 /// The address of a handle's memory.
 #[derive(Clone, Copy)]
 struct Known {
     start: u64,
-    /// The last section that holds it, and where among what it holds.
+    /// The last section that holds it, and its index in `held`.
     section: u64,
     place: usize,
 }
 
-/// See the head of this file.
+/// Cached addresses, and the handles that the open section holds.
 pub(crate) struct Addresses {
     context: Context,
     client: ComputeClient<CudaRuntime>,
     by_number: RefCell<FxHashMap<usize, Known>>,
-    /// What the open section has resolved.
+    /// Handles that the open section has resolved.
     held: RefCell<Vec<Option<Handle>>>,
     pub(crate) live: LiveTensors,
-    /// Matrices whose rows were allocated with room: how many values of a row are theirs.
+    /// Used values per row of matrices that were allocated with room for more.
     with_room: RefCell<FxHashMap<usize, usize>>,
 }
 
@@ -71,12 +71,12 @@ impl Addresses {
         }
     }
 
-    /// Device address of a tensor's first value, outside a section.
+    /// Returns the device address of a tensor's first value, outside a section.
     pub(crate) fn of(&self, primitive: &Primitive) -> u64 {
         self.request(&primitive.handle)
     }
 
-    /// The same in a section, which remembers it and holds the memory until [`Addresses::let_go`]; and whether it had to be requested.
+    /// Returns the address inside a section, caches it and holds the memory until [`Addresses::let_go`]; also returns whether it was requested.
     pub(super) fn in_section(&self, primitive: &Primitive, section: u64) -> (u64, bool) {
         let handle = &primitive.handle;
         let offset = handle.offset_start.unwrap_or(0);
@@ -100,7 +100,7 @@ impl Addresses {
         held.len() - 1
     }
 
-    /// Whether nothing but this tensor has its memory, what this section holds apart.
+    /// Returns whether no other tensor has this tensor's memory, ignoring the section's own handle.
     pub(crate) fn is_unshared(&self, primitive: &Primitive, section: Option<u64>) -> bool {
         let handle = &primitive.handle;
         let known = handle_number(handle).and_then(|number| self.by_number.borrow().get(&number).copied());
@@ -111,7 +111,7 @@ impl Addresses {
         is_unshared
     }
 
-    /// Remembers the address of memory that is recycled, so that no section has to hold it.
+    /// Caches the address of recycled memory, so that no section has to hold it.
     pub(super) fn know_recycled(&self, handle: &Handle, start: u64) {
         if let Some(number) = handle_number(handle) {
             self.insert(number, Known { start, section: RECYCLED, place: 0 });
@@ -119,19 +119,18 @@ impl Addresses {
         }
     }
 
-    /// Lets go of what the section has resolved: CubeCL's stream is ordered after it.
+    /// Releases the handles that the section has resolved, once CubeCL's stream is ordered after it.
     pub(super) fn let_go(&self) {
         self.held.borrow_mut().clear();
     }
 
-    /// Forgets all addresses, since nothing is recycled any more.
+    /// Drops all addresses, since nothing is recycled any more.
     pub(crate) fn forget(&self) {
         self.by_number.borrow_mut().clear();
         self.live.clear();
     }
 
-    /// The address from CubeCL. Waits for its queue thread, so everything requested of CubeCL before has been submitted when this
-    /// returns.
+    /// Requests the address from CubeCL. Waits for its queue thread, so all earlier requests to CubeCL have been submitted when this returns.
     pub(super) fn request(&self, handle: &Handle) -> u64 {
         // CubeCL allocates on its queue thread and panics there; requesting the address then panics here.
         let answer = catch_unwind(AssertUnwindSafe(|| self.client.get_resource(handle.clone())));
@@ -151,7 +150,7 @@ impl Addresses {
         by_number.insert(number, known);
     }
 
-    /// Notes that only the first `width` values of each row are anybody's.
+    /// Records that only the first `width` values of each row are used.
     pub(super) fn set_width(&self, handle: &Handle, width: usize) {
         let mut with_room = self.with_room.borrow_mut();
         if with_room.len() >= MAX_ENTRIES {
@@ -162,14 +161,14 @@ impl Addresses {
         }
     }
 
-    /// Forgets [`Addresses::set_width`]: the memory is that of another matrix now.
+    /// Removes the record of [`Addresses::set_width`], since another matrix has the memory now.
     pub(super) fn forget_width(&self, handle: &Handle) {
         if let Some(number) = handle_number(handle) {
             self.with_room.borrow_mut().remove(&number);
         }
     }
 
-    /// Whether a matrix is all that its rows hold, so that what comes after it in a row is free.
+    /// Returns whether a matrix has all used values of its rows, so that the rest of each row is free.
     pub(super) fn is_whole(&self, handle: &Handle, width: usize) -> bool {
         let is_first = handle.offset_start.unwrap_or(0) == 0;
         let known = || handle_number(handle).and_then(|number| self.with_room.borrow().get(&number).copied());
@@ -188,12 +187,12 @@ struct Range {
     bytes: u64,
     /// CubeCL's number of the handle.
     number: Option<usize>,
-    /// The section that holds it; none if it is recycled.
+    /// The section that holds it; `None` if it is recycled.
     section: Option<u64>,
 }
 
 impl LiveTensors {
-    /// A section holds the memory of a handle, or `recycled.rs` does where there is no section.
+    /// Records that a section holds a handle's memory, or `recycled.rs` if there is no section.
     pub(super) fn note(&self, handle: &Handle, start: u64, section: Option<u64>) {
         if cfg!(debug_assertions) {
             let range = Range { bytes: handle.size(), number: handle_number(handle), section };
@@ -206,7 +205,7 @@ impl LiveTensors {
         }
     }
 
-    /// Whether bytes lie in memory that this section holds, or that a tensor has.
+    /// Returns whether the bytes are in memory that this section holds, or that a tensor has.
     pub(crate) fn holds(&self, address: u64, bytes: u64, section: u64, is_in_use: impl Fn(usize) -> bool) -> bool {
         let by_start = self.by_start.borrow();
         let Some((start, range)) = by_start.range(..=address).next_back() else { return false };
@@ -217,7 +216,7 @@ impl LiveTensors {
         is_held && address + bytes <= start + range.bytes
     }
 
-    /// Nothing is recycled any more.
+    /// Drops all records, since nothing is recycled any more.
     pub(crate) fn clear(&self) {
         self.by_start.borrow_mut().clear();
     }

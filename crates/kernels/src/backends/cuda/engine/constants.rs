@@ -1,10 +1,10 @@
-//! Numbers that kernels and their launches share: constants here, macros of the same names in the sources.
+//! Numbers shared by kernels and their launches: constants here, macros of the same names in the sources.
 //!
-//! Not supported: the threads of a block, where the launch bounds of a kernel say them.
+//! Not supported: threads per block of kernels whose launch bounds state them.
 
 use firebrick_precision::blockwise::BLOCK_SIZE;
 
-/// Constants, and a function that defines them for a source.
+/// Defines constants, and a function that defines them for a source.
 macro_rules! shared {
     ($source:ident: $($(#[$doc:meta])+ $name:ident = $value:expr;)+) => {
         $($(#[$doc])+ pub(crate) const $name: usize = $value;)+
@@ -16,51 +16,51 @@ macro_rules! shared {
 }
 
 shared! { columns:
-    /// Columns of one block of `column_sums`.
+    /// Columns per block of `column_sums`.
     SUMMED_COLUMNS = 256;
 }
 
 shared! { cross_entropy:
-    /// Threads of a block over a row of logits.
+    /// Threads per block over a row of logits.
     CROSS_ENTROPY_THREADS = 1024;
 }
 
 shared! { elementwise:
-    /// Rows with fewer bytes are copied several to a block.
+    /// Rows with fewer bytes share a block of a copy.
     NARROW_BYTES = 256 * 16;
 }
 
 shared! { optimizer:
     /// Tensors per launch.
     MAX_TENSORS = 64;
-    /// Values that one block of the norm sums.
+    /// Values that one block of the norm kernel sums.
     NORM_PIECE = 16_384;
     /// Values that one block adds to its range.
     RANGE_PIECE = 2_048;
     /// Values that one block of AdamW updates.
     ADAMW_PIECE = 2_048;
-    /// Values that share a scale of an 8-bit moment.
+    /// Values per scale of an 8-bit moment.
     MOMENT_BLOCK = BLOCK_SIZE;
 }
 
 shared! { packed_index:
-    /// Row strides of the tensors of a pass.
+    /// Maximum row strides of the tensors in a pass.
     MAX_STRIDES = 12;
 }
 
 shared! { pairs:
-    /// Threads of the one block over all pairs.
+    /// Threads of the single block over all pairs.
     PAIR_THREADS = 1024;
 }
 
 shared! { routing:
-    /// Experts that the kernel for the choice takes.
+    /// Maximum experts of the kernel that chooses them.
     MAX_EXPERTS = 1024;
-    /// Tokens of a block where a warp has one.
+    /// Tokens per block, one per warp.
     TOKENS_PER_BLOCK = 8;
 }
 
-/// Heads of one key/value head that a block of the cached attention computes: what fits into registers.
+/// Returns the heads of one key/value head that a block of the cached attention computes, limited by registers.
 pub(crate) fn cached_queries(head_dim: usize) -> usize {
     if head_dim >= 256 { 2 } else { 4 }
 }

@@ -1,7 +1,7 @@
-//! Kernels over flat values and rows: sums, casts, fills, gathers, copies into another layout, and sums over rows in a fixed order, which
-//! gradients of biases and of norm weights are. Kernels: `elementwise.cu`, `columns.cu`.
-//! Trade-off: copies of strided tensors are not tuned; nothing on the path of a training step needs one. A sum over rows is two launches
-//! instead of atomic additions, whose order would change from run to run.
+//! Kernels over flat values and rows: sums, casts, fills, gathers, layout copies, and sums over rows in a fixed order,
+//! as gradients of biases and norm weights need. Kernels: `elementwise.cu`, `columns.cu`.
+//! Trade-off: copies of strided tensors are not tuned, because no training step needs one. A sum over rows takes two
+//! launches instead of atomic additions, whose order would change from run to run.
 
 use burn_tensor::{DType, TensorMetadata};
 use firebrick_cuda::{Arguments, LaunchShape};
@@ -13,12 +13,12 @@ use super::matrix::{DeviceBlock, Primitive};
 use super::program::Source;
 use super::scratch::ScratchSlot;
 
-/// A grid that walks `count` values fast.
+/// Returns a grid over `count` values.
 fn flat_grid(count: usize) -> LaunchShape {
     grid(count.div_ceil(4096), 256)
 }
 
-/// A block for rows of `width` values, eight per thread.
+/// Returns a block shape for rows of `width` values, eight per thread.
 fn row_grid(rows: usize, width: usize) -> LaunchShape {
     grid(rows, width.div_ceil(8).next_multiple_of(32).clamp(32, 256) as u32)
 }
@@ -27,11 +27,11 @@ fn elementwise(name: &'static str, dtype: DType, shape: LaunchShape, bytes: usiz
     Launch { source: Source::Elementwise, dtype, name, shape, bytes }
 }
 
-/// Rows that one block sums at least.
+/// Minimum number of rows that one block sums.
 const BLOCK_ROWS: usize = 64;
 
 impl Engine {
-    /// Converts dense values between f32 and a half format (or copies values of one format). Only f32 can be scaled.
+    /// Converts dense values between f32 and a half format (or copies values within a format). Only f32 can be scaled.
     pub(crate) fn cast(&self, from: DeviceBlock, to: DeviceBlock, scale: f32) {
         assert!(from.is_dense() && to.is_dense() && from.count() == to.count(), "values are cast as they lie");
         if from.dtype == to.dtype && from.dtype != DType::F32 {
@@ -51,7 +51,7 @@ impl Engine {
         unsafe { self.launch(launch, &pointers.i64(from.count() as i64)) };
     }
 
-    /// `sum += values`, f32.
+    /// Computes `sum += values`, f32.
     pub(crate) fn add_to(&self, sum: u64, values: u64, count: usize) {
         let arguments = Arguments::new().pointer(at(sum)).pointer(at(values)).i64(count as i64);
         // SAFETY: both hold `count` f32.
@@ -75,12 +75,12 @@ impl Engine {
         unsafe { self.launch(elementwise("fill_zero", DType::F32, shape, to.bytes()), &arguments) };
     }
 
-    /// Rows of `x` in the order of `rows` (i32, one per row of `to`), to `to`.
+    /// Copies the rows of `x` that `rows` names (i32, one per row of `to`) to `to`.
     pub(crate) fn gather_rows(&self, x: DeviceBlock, rows: u64, to: DeviceBlock) {
         self.move_rows("gather_rows", x, rows, to, to.rows);
     }
 
-    /// The inverse: each row of `from` to the row of `y` that `rows` names. Other rows of `y` stay as they are.
+    /// Copies each row of `from` to the row of `y` that `rows` names, the inverse of `gather_rows`. Other rows of `y` do not change.
     pub(crate) fn scatter_rows(&self, from: DeviceBlock, rows: u64, y: DeviceBlock) {
         self.move_rows("scatter_rows", from, rows, y, from.rows);
     }
@@ -93,7 +93,7 @@ impl Engine {
         unsafe { self.launch(elementwise(name, to.dtype, row_grid(count, to.width), bytes), &arguments) };
     }
 
-    /// Copies rows to rows of another stride.
+    /// Copies rows to rows with another stride.
     pub(crate) fn copy_rows(&self, from: DeviceBlock, to: DeviceBlock) {
         assert!(
             from.dtype == to.dtype && from.rows == to.rows && from.width == to.width,
@@ -107,7 +107,7 @@ impl Engine {
             .i64((from.stride * element) as i64)
             .i64(from.rows as i64)
             .i64((from.width * element) as i64);
-        // A block copies several narrow rows.
+        // Each block copies several narrow rows.
         let bytes = [from.width, from.stride, to.stride].map(|values| values * element);
         let is_in_vectors =
             bytes.iter().all(|bytes| bytes.is_multiple_of(16)) && (from.address | to.address).is_multiple_of(16);
@@ -117,7 +117,7 @@ impl Engine {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// A contiguous copy of any tensor of up to four axes.
+    /// Returns a contiguous copy of any tensor with up to four axes.
     pub(crate) fn contiguous(&self, primitive: &Primitive) -> Primitive {
         let copy = self.empty(primitive.shape(), primitive.dtype);
         let shape: Vec<usize> = primitive.shape().to_vec();
@@ -142,13 +142,13 @@ impl Engine {
         copy
     }
 
-    /// A tensor that may be written in place: itself where nothing else holds it, a copy otherwise.
+    /// Returns a tensor that may be written in place: the same one if its memory is not shared, else a copy.
     pub(crate) fn owned(&self, primitive: Primitive) -> Primitive {
         let is_owned = primitive.is_contiguous() && self.is_unshared(&primitive);
         if is_owned { primitive } else { self.contiguous(&primitive) }
     }
 
-    /// Sums of the columns of `x`, `[width]` f32.
+    /// Sums the columns of `x`, `[width]` f32.
     pub(crate) fn column_sums(&self, x: DeviceBlock) -> Primitive {
         let across = x.width.div_ceil(SUMMED_COLUMNS);
         let parts = x.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors()).div_ceil(across));
@@ -167,7 +167,7 @@ impl Engine {
         self.sum_partial_rows(partial, parts, x.width)
     }
 
-    /// Sums of the columns of `[rows, width]` f32 partial sums.
+    /// Sums the columns of `[rows, width]` f32 partial sums.
     pub(crate) fn sum_partial_rows(&self, partial: u64, rows: usize, width: usize) -> Primitive {
         let out = self.empty([width], DType::F32);
         let launch = Launch {

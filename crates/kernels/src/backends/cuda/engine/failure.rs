@@ -1,20 +1,20 @@
-//! What an operation does when the device fails: operations return tensors, so a failure travels as a panic.
+//! Device failures in operations: operations return tensors, so a failure unwinds as a panic.
 //!
-//! The payload is [`DeviceFailure`]; the caller that runs a training step catches it ([`DeviceFailure::catch`]) and reports one
-//! clear error. CubeCL itself only logs a failed allocation and returns a dead handle; the first operation that requests the
-//! address notices, here. A failed request has two causes that look alike: no memory, or an earlier kernel that broke the context.
-//! [`failed_allocation`] distinguishes them by asking the driver.
-//! Trade-off: an earlier kernel's error is reported by the operation that noticed it, not by the one that caused it.
+//! The payload is [`DeviceFailure`]; the caller that runs a training step catches it ([`DeviceFailure::catch`]) and
+//! reports one clear error. CubeCL itself only logs a failed allocation and returns a dead handle; the first operation
+//! that requests its address detects that here. A failed request has two causes that look alike: out of memory, or an
+//! earlier kernel that broke the context. [`failed_allocation`] distinguishes them by querying the driver.
+//! Trade-off: an earlier kernel's error is reported by the operation that detected it, not by the one that caused it.
 
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::sync::{Mutex, PoisonError};
 
 use firebrick_cuda::{Context, CudaError, FailedLaunch};
 
-/// The last message of CubeCL's queue threads, which the panic hook did not print.
+/// The last message of CubeCL's queue threads that the panic hook suppressed.
 static SUPPRESSED: Mutex<Option<String>> = Mutex::new(None);
 
-/// A device could not do what an operation asked of it.
+/// A device failed in an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFailure {
     /// The operation.
@@ -34,15 +34,15 @@ impl std::fmt::Display for DeviceFailure {
 impl std::error::Error for DeviceFailure {}
 
 impl DeviceFailure {
-    /// Ends the operation.
+    /// Unwinds from the operation.
     pub(crate) fn raise(self) -> ! {
         panic::panic_any(self)
     }
 
-    /// Runs `work` and returns the failure that ended it, if one did. Other panics go on.
+    /// Runs `work` and returns the failure that ended it, if any. Other panics continue.
     ///
     /// # Errors
-    /// The failure.
+    /// The failure that ended `work`.
     pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Self> {
         panic::catch_unwind(AssertUnwindSafe(work)).map_err(|payload| match payload.downcast::<Self>() {
             Ok(failure) => *failure,
@@ -50,8 +50,8 @@ impl DeviceFailure {
         })
     }
 
-    /// Keeps the panic hook from printing a failure that [`DeviceFailure::catch`] will report better, and what CubeCL's queue
-    /// threads say about a failed allocation: the failure's message repeats that.
+    /// Installs a panic hook that suppresses failures which [`DeviceFailure::catch`] will report, and the messages of
+    /// CubeCL's queue threads about failed allocations, which the failure's message repeats.
     pub fn quiet_hook() {
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(|| {
@@ -72,7 +72,7 @@ fn is_of_cubecl(info: &PanicHookInfo<'_>) -> bool {
         || info.location().is_some_and(|place| place.file().contains("cubecl-runtime"))
 }
 
-/// Why CubeCL has no address for a tensor of `bytes` bytes. `problem` is what it answered, if anything.
+/// Determines why CubeCL has no address for a tensor of `bytes` bytes. `problem` is CubeCL's answer, if any.
 pub(super) fn failed_allocation(context: &Context, bytes: u64, problem: Option<String>) -> DeviceFailure {
     let suppressed = SUPPRESSED.lock().unwrap_or_else(PoisonError::into_inner).take();
     let detail = problem.or(suppressed).map(|text| format!(" (CubeCL: {text})")).unwrap_or_default();
@@ -98,7 +98,7 @@ pub(super) fn failed_allocation(context: &Context, bytes: u64, problem: Option<S
     }
 }
 
-/// The value, or the end of `operation`.
+/// Returns the value, or unwinds from `operation`.
 pub(crate) fn check<T>(operation: &'static str, result: Result<T, CudaError>) -> T {
     result.unwrap_or_else(|error| {
         let out_of_memory = error.is_out_of_memory();
@@ -106,7 +106,7 @@ pub(crate) fn check<T>(operation: &'static str, result: Result<T, CudaError>) ->
     })
 }
 
-/// The end of the operation whose launch failed, if one did.
+/// Unwinds from the operation whose launch failed, if one did.
 pub(crate) fn check_launch(launched: Result<(), FailedLaunch>) {
     launched.unwrap_or_else(|FailedLaunch { name, error }| check(name, Err(error)));
 }

@@ -1,5 +1,5 @@
-//! GEMMs, all by cuBLASLt: rows as Rust sees them, any row stride.
-//! Trade-off: operands of 8 bits are E4M3; no other form is used.
+//! GEMMs by cuBLASLt over row-major matrices with any row stride.
+//! Trade-off: 8-bit operands are E4M3; no other 8-bit format is used.
 
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
@@ -12,35 +12,35 @@ use super::{Engine, engine};
 /// `D = alpha op(A) op(B) + C + bias`, with `op(A)` `[m, k]` and `op(B)` `[k, n]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gemm {
-    /// For the trace.
+    /// Name in the trace.
     pub name: &'static str,
     pub a: DeviceBlock,
     pub a_transposed: bool,
     pub b: DeviceBlock,
     pub b_transposed: bool,
-    /// Added; same format and row stride as the result, and may be the result.
+    /// Matrix to add, with the format and row stride of the result; may be the result itself.
     pub c: Option<DeviceBlock>,
-    /// Address of `n` values in the format of the result, added to every row.
+    /// Address of `n` bias values in the format of the result, added to every row.
     pub bias: Option<u64>,
     pub alpha: f64,
-    /// With operands of 8 bits; without, codes are multiplied as they are.
+    /// Scales of 8-bit operands; without them, codes are multiplied unscaled.
     pub scales: Option<GemmScales>,
-    /// Whether sums of 8-bit products may be kept in fewer bits on the way.
+    /// Whether partial sums of 8-bit operands may be accumulated in fewer bits.
     pub is_fast: bool,
 }
 
 /// Scales of 8-bit operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GemmScales {
-    /// Address of those of the rows of `op(A)`, or of their blocks.
+    /// Address of the scales for the rows of `op(A)`, or for their blocks.
     pub a: u64,
-    /// Address of those of the columns of `op(B)`, or of their blocks.
+    /// Address of the scales for the columns of `op(B)`, or for their blocks.
     pub b: u64,
     pub scaling: Scaling,
 }
 
 impl Gemm {
-    /// `x weightᵀ`, `[n, o]`.
+    /// Describes `x weightᵀ`, `[n, o]`.
     pub(crate) fn forward(name: &'static str, x: DeviceBlock, weight: DeviceBlock) -> Self {
         Self {
             name,
@@ -56,17 +56,17 @@ impl Gemm {
         }
     }
 
-    /// `dy weight`, `[n, i]`.
+    /// Describes `dy weight`, `[n, i]`.
     pub(crate) fn input_gradient(name: &'static str, dy: DeviceBlock, weight: DeviceBlock) -> Self {
         Self { b_transposed: false, ..Self::forward(name, dy, weight) }
     }
 
-    /// `leftᵀ right` summed over tokens, `[left width, right width]`.
+    /// Describes `leftᵀ right` summed over tokens, `[left width, right width]`.
     pub(crate) fn token_sum(name: &'static str, left: DeviceBlock, right: DeviceBlock) -> Self {
         Self { a_transposed: true, b_transposed: false, ..Self::forward(name, left, right) }
     }
 
-    /// `m`, `n` and `k`.
+    /// Returns `m`, `n` and `k`.
     fn sizes(&self) -> [usize; 3] {
         let (m, k) = if self.a_transposed { (self.a.width, self.a.rows) } else { (self.a.rows, self.a.width) };
         let n = if self.b_transposed { self.b.rows } else { self.b.width };
@@ -74,15 +74,15 @@ impl Gemm {
     }
 }
 
-/// `a b` for each matrix of the last two axes, `[g, m, n]` from `[g, m, k]` and `[g, k, n]`, for reference bodies: Burn's own multiplication
-/// rounds f32 to TF32 first.
+/// Computes `a b` for each matrix of the last two axes, `[g, m, n]` from `[g, m, k]` and `[g, k, n]`, for reference
+/// bodies: Burn's own matmul first rounds f32 to TF32.
 pub(crate) fn matmul(a: Tensor<Cuda, 3>, b: Tensor<Cuda, 3>) -> Tensor<Cuda, 3> {
     let engine = engine(&a.device());
     engine.section(|| engine.batched_gemm(a, b))
 }
 
 impl Engine {
-    /// One GEMM per matrix, after a copy of what is not contiguous.
+    /// Runs one GEMM per matrix, after copying operands that are not contiguous.
     fn batched_gemm(&self, a: Tensor<Cuda, 3>, b: Tensor<Cuda, 3>) -> Tensor<Cuda, 3> {
         let ([groups, m, k], [b_groups, b_k, n]) = (a.dims(), b.dims());
         assert_eq!((groups, k), (b_groups, b_k), "shapes of a GEMM's operands");
@@ -143,7 +143,7 @@ impl Engine {
     }
 }
 
-/// cuBLASLt's name of a format.
+/// Returns cuBLASLt's name of a format.
 fn element(dtype: DType) -> ElementType {
     match dtype {
         DType::BF16 => ElementType::Bf16,

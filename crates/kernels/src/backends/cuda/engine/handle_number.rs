@@ -1,14 +1,14 @@
-//! The number that CubeCL gave a memory handle, from a counter that never repeats a number in a process.
+//! Reads the number of a CubeCL memory handle, from a counter that never repeats a number in a process.
 //!
-//! CubeCL shows it only in the `Debug` text of a handle. A step of a 1B asks 6,000 times, and formatting 6,000 texts would be a sixth of what
-//! the host computes in it. So texts are compared once with the memory of some handles, and if the number lies where they lead to expect, it is
-//! read from there. It is written before a handle exists, and never again.
+//! CubeCL shows it only in the `Debug` text of a handle. A step of a 1B model needs it 6,000 times, and formatting 6,000 texts would
+//! take a sixth of the host's time. So texts are compared once with the memory of some handles, and if the number is at the expected
+//! place, it is read from there. It is written before a handle exists, and never again.
 //!
-//! Where handles or counted pointers look otherwise (a later CubeCL or Rust), the text is formatted each time. It also shows the handle's place,
-//! which CubeCL's queue thread writes when it reserves the memory: inside a section that has happened, since a section waits for that thread
-//! before it begins, and the engine requests the address of what it allocates before it reads the number.
-//! The count of users is read from memory as well: bindings of operations that wait in CubeCL's queue are users and not handles.
-//! Trade-off: the comparison knows how CubeCL 0.10 prints a handle.
+//! If handles or counted pointers have another layout (a later CubeCL or Rust), the text is formatted each time. The text also contains the handle's
+//! place, which CubeCL's queue thread writes when it reserves the memory. Inside a section that has happened, since a section waits for that thread
+//! before it begins, and the engine requests the address of its own allocations before it reads the number. The count of users is read from memory as
+//! well: bindings of operations in CubeCL's queue count as users but not as handles.
+//! Trade-off: the comparison depends on how CubeCL 0.10 prints a handle.
 
 use std::fmt::{self, Write};
 use std::ptr;
@@ -18,31 +18,31 @@ use std::sync::{Arc, LazyLock};
 use cubecl::server::Handle;
 use cubecl::stream_id::StreamId;
 
-/// Words of the memory part of a handle: two counted pointers, to what all its clones share and to their count.
+/// Words of a handle's memory part: two counted pointers, to the data that all clones share and to their count.
 const WORDS: usize = 2;
-/// Words of counts in front of what a counted pointer points to (`Arc` has two).
+/// Words of counts before the data of a counted pointer (two in `Arc`).
 const COUNTS: usize = 2;
-/// Handles that the text and the memory are compared for.
+/// Number of handles whose text and memory are compared.
 const COMPARED: usize = 8;
 
-/// Which word points to the number; `None`: it is read from the text.
+/// Index of the word that points to the number; `None`: it is read from the text.
 static WORD: LazyLock<Option<usize>> = LazyLock::new(find_word);
 
-/// Looks where numbers lie, once, which uses some of them up: not in a section, where `watch` counts them.
+/// Finds where numbers are stored, once. This uses up some numbers, so it must not run in a section, where `watch` counts them.
 pub(super) fn prepare() {
     LazyLock::force(&WORD);
 }
 
-/// Which tensor has some memory, in a section.
+/// Identifies the tensor that has some memory, in a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub section: u64,
     pub number: usize,
-    /// How many tensors had it before.
+    /// Number of tensors that had it before.
     pub uses: u64,
 }
 
-/// The number of a handle; `None` if CubeCL does not show it where it used to.
+/// Returns the number of a handle; `None` if CubeCL no longer shows it in the expected place.
 pub(super) fn handle_number(handle: &Handle) -> Option<usize> {
     match *WORD {
         // SAFETY: `find_word` saw a number after the counts that this word points to, and all values of a type have one layout.
@@ -51,9 +51,8 @@ pub(super) fn handle_number(handle: &Handle) -> Option<usize> {
     }
 }
 
-/// How many have the memory of a handle: handles, the pool, and operations whose operands CubeCL has not resolved yet; they are submitted
-/// only once its queue has been waited for. `None` where the number is not
-/// read from memory.
+/// Counts the users of a handle's memory: handles, the pool, and operations whose operands CubeCL has not resolved yet,
+/// which are submitted only after a wait for its queue. `None` if the number is not read from memory.
 pub(super) fn users(handle: &Handle) -> Option<usize> {
     WORD.map(|word| {
         // SAFETY: `find_word` saw that this word points to the count of what has the memory, which all threads change as an atomic, and which
@@ -63,21 +62,21 @@ pub(super) fn users(handle: &Handle) -> Option<usize> {
     })
 }
 
-/// Whether only this handle and the pool have its memory: no other handle, and no operation that waits in CubeCL's queue.
+/// Returns whether only this handle and the pool use its memory: no other handle, and no operation in CubeCL's queue.
 pub(super) fn is_only_handle(handle: &Handle) -> bool {
     handle.can_mut() && users(handle).is_none_or(|users| users <= 2)
 }
 
-/// The pointers of a handle's memory.
+/// Returns the pointers of a handle's memory.
 ///
 /// # Safety
-/// It consists of [`WORDS`] pointers.
+/// The memory part must consist of [`WORDS`] pointers.
 unsafe fn words(handle: &Handle) -> [*const usize; WORDS] {
     // SAFETY: the caller's promise; pointers are copied, nothing is owned.
     unsafe { ptr::read((&raw const handle.memory).cast()) }
 }
 
-/// Compares some handles' texts with their memory. Nothing is read through a pointer before texts and pointers look as expected.
+/// Compares the texts of some handles with their memory. Reads through a pointer only after texts and pointers look as expected.
 fn find_word() -> Option<usize> {
     let handles: [Handle; COMPARED] = std::array::from_fn(|_| Handle::new(StreamId::current(), 1));
     let memory = &handles[0].memory;
@@ -88,7 +87,7 @@ fn find_word() -> Option<usize> {
     }
     // SAFETY: the memory has the size and alignment of two words.
     let pointers = |handle: &Handle| unsafe { words(handle) };
-    // Pointers are aligned, are the same in clones, and differ between handles. Numbers that follow each other are not all aligned.
+    // Pointers are aligned, equal in clones, and different between handles. Of consecutive numbers, not all are aligned.
     let is_pointer = |pointer: *const usize| !pointer.is_null() && pointer.is_aligned();
     let are_pointers = handles.iter().all(|handle| {
         let of_handle = pointers(handle);
@@ -99,7 +98,7 @@ fn find_word() -> Option<usize> {
     if !are_pointers {
         return None;
     }
-    // A binding counts as one more user of what clones share, and not as a handle.
+    // A binding counts as one more user of the shared data, but not as a handle.
     let _bindings = handles.each_ref().map(|handle| handle.memory.clone().binding());
     // SAFETY: both are pointers to counts, of which the first is that of users. No other thread changes it: these handles are new.
     let counts = |handle: &Handle| pointers(handle).map(|pointer| unsafe { pointer.read() });
@@ -111,7 +110,7 @@ fn find_word() -> Option<usize> {
     handles.iter().all(|handle| number_in_text(handle) == Some(number(handle))).then_some(word)
 }
 
-/// Whether a counted pointer points to [`COUNTS`] words of counts and then to what is counted.
+/// Returns whether a counted pointer points to [`COUNTS`] words of counts followed by the data.
 fn counts_come_first() -> bool {
     let counted = Arc::new([0_usize; 2]);
     // SAFETY: an `Arc` of a sized type is one pointer; it is copied, and not read through.
@@ -119,7 +118,7 @@ fn counts_come_first() -> bool {
     pointer.wrapping_add(COUNTS) == Arc::as_ptr(&counted).cast()
 }
 
-/// Whether the text of a handle's memory is that of a number that clones share, and of a count of handles.
+/// Returns whether the text of a handle's memory shows a number that clones share, and a count of handles.
 fn shows_two_counted_parts(handle: &Handle) -> bool {
     let text = format!("{:?}", handle.memory);
     let shared = "ManagedMemoryHandle { descriptor: ManagedMemoryDescriptor { id: ManagedMemoryId { value: ";

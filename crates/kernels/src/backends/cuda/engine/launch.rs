@@ -1,11 +1,9 @@
 //! Launches of hand-written kernels.
 //!
-//! What makes them sound, for all of them: addresses come from tensors that the caller holds (or from scratch memory,
-//! which lives as long as the engine), sizes and strides are those of the same tensors, and everything runs on one
-//! stream in the order of the calls, so memory that is freed after a call is reused only by later work of the same
-//! stream. Launches of a section may wait on the host for those that follow, to be submitted as one graph.
-//! Trade-off: arguments are matched with a kernel's parameters when it is launched, by names and types in debug builds
-//! only.
+//! All launches are sound for the same reasons: addresses come from tensors that the caller holds (or from scratch memory, which lives as long as the
+//! engine), sizes and strides are those of the same tensors, and everything runs on one stream in the order of the calls, so memory that is freed
+//! after a call is reused only by later work on that stream. Launches of a section may wait on the host for later ones, to be submitted as one graph.
+//! Trade-off: names and types of arguments are compared with the kernel's parameters at launch, and only in debug builds.
 
 use std::hash::Hash;
 
@@ -21,28 +19,28 @@ use super::trace::Cost;
 /// Largest number of blocks along the first axis of a grid.
 pub(super) const MAX_BLOCKS: usize = (1 << 31) - 1;
 
-/// Which kernel, and how much it moves.
+/// The kernel of a launch, its shape, and the bytes it moves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch {
     pub source: Source,
     pub dtype: DType,
     pub name: &'static str,
     pub shape: LaunchShape,
-    /// Bytes that cannot be avoided, for the trace.
+    /// Unavoidable bytes, for the trace.
     pub bytes: usize,
 }
 
-/// Adds what the engine has to the arguments of a launch, as the type that kernels take.
+/// Appends engine values to the arguments of a launch, with the types that kernels take.
 pub(crate) trait BlockArguments {
-    /// The address of rows: all of them are the kernel's to use.
+    /// Appends the address of rows, all of which the kernel may use.
     fn rows(self, block: &DeviceBlock) -> Self;
-    /// An address; 0 is null.
+    /// Appends an address; 0 is null.
     fn address(self, address: u64) -> Self;
-    /// A number as `int`.
+    /// Appends a number as `int`.
     fn int(self, number: usize) -> Self;
-    /// A number as `long long`.
+    /// Appends a number as `long long`.
     fn long(self, number: usize) -> Self;
-    /// A number as `float`.
+    /// Appends a number as `float`.
     fn float(self, number: f64) -> Self;
 }
 
@@ -73,9 +71,9 @@ impl BlockArguments for Arguments {
     }
 }
 
-/// The arguments of a launch, or those that follow others, under the names that the kernel declares:
-/// `name: type(value)`, where the type is a method of [`Arguments`] or [`BlockArguments`]. The source of the kernel is
-/// the one declaration: debug builds compare names and types with it at each launch, which CI does without a card.
+/// Builds the arguments of a launch, or appends to others, under the names that the kernel declares:
+/// `name: type(value)`, where the type is a method of [`Arguments`] or [`BlockArguments`]. The kernel's source is the
+/// only declaration: debug builds compare names and types with it at each launch, which CI does without a card.
 macro_rules! arguments {
     ($($name:ident: $type:ident($value:expr)),+ $(,)?) => {
         firebrick_cuda::Arguments::new()$(.named(stringify!($name)).$type($value))+
@@ -86,22 +84,22 @@ macro_rules! arguments {
 }
 pub(crate) use arguments;
 
-/// An argument that is an address.
+/// Converts an address to an argument.
 pub(crate) fn at(address: u64) -> DevicePointer<u8> {
     DevicePointer::from_address(address)
 }
 
-/// A grid of `blocks` blocks of `threads` threads.
+/// Returns a grid of `blocks` blocks of `threads` threads.
 pub(crate) fn grid(blocks: usize, threads: u32) -> LaunchShape {
     LaunchShape { grid: [blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
 }
 
-/// Threads for a row of `width` values, sixteen per thread: whole warps, 32 to `max`.
+/// Returns the threads for a row of `width` values, sixteen values per thread: whole warps, 32 to `max` threads.
 pub(crate) fn threads_for(width: usize, max: usize) -> u32 {
     width.div_ceil(16).next_multiple_of(32).clamp(32, max) as u32
 }
 
-/// Blocks of 256 threads for rows of `width` values; few rows are cut into columns as well.
+/// Returns blocks of 256 threads for rows of `width` values; if there are few rows, their columns are divided as well.
 pub(crate) fn rows_and_columns(rows: usize, width: usize) -> LaunchShape {
     let columns = if rows < 1024 { width.div_ceil(4096).max(1) as u32 } else { 1 };
     LaunchShape { grid: [rows.clamp(1, MAX_BLOCKS) as u32, columns, 1], block: [256, 1, 1], shared_bytes: 0 }
@@ -111,18 +109,18 @@ impl Engine {
     /// Launches a kernel on the stream.
     ///
     /// # Safety
-    /// The arguments are those that the kernel of this name declares, in its order; every address is valid for what the kernel
-    /// reads and writes there, until the stream has run it.
+    /// The arguments must be those that the kernel of this name declares, in its order; every address must be valid for
+    /// the kernel's reads and writes until the stream has run it.
     pub(crate) unsafe fn launch(&self, launch: Launch, arguments: &Arguments) {
         let cost = Cost { bytes: launch.bytes as f64, ..Cost::default() };
         // SAFETY: the caller promises the same.
         unsafe { self.launch_with_cost(launch, cost, arguments) };
     }
 
-    /// The same, for a kernel whose work is counted in operations of matrix units.
+    /// Launches a kernel whose work is counted in operations of matrix units.
     ///
     /// # Safety
-    /// As for [`Engine::launch`].
+    /// The requirements of [`Engine::launch`] must hold.
     pub(crate) unsafe fn launch_with_cost(&self, launch: Launch, cost: Cost, arguments: &Arguments) {
         let kernel = self.programs.kernel(launch.source, launch.dtype, launch.name);
         #[cfg(debug_assertions)]
@@ -145,12 +143,12 @@ impl Engine {
         }
     }
 
-    /// In debug builds, refuses rows outside of memory that is alive.
+    /// Panics in debug builds if rows are outside live memory.
     pub(super) fn assert_block_is_live(&self, name: &str, block: DeviceBlock) {
         self.assert_live(name, block.address, block.extent());
     }
 
-    /// In debug builds, refuses bytes outside of memory that is alive. Null is no address.
+    /// Panics in debug builds if bytes are outside live memory. Null is no address.
     fn assert_live(&self, name: &str, address: u64, bytes: u64) {
         if cfg!(debug_assertions) && address != 0 && self.is_in_section() {
             let is_in_use = |number| self.recycled.is_in_use(number);
@@ -160,12 +158,12 @@ impl Engine {
         }
     }
 
-    /// Has `submit` called for the stream, in the order of the calls: now, or later in this section, or never if the graph of an earlier
-    /// step does the same. While a trace is being recorded it is called now, between two events.
+    /// Calls `submit` for the stream, in the order of the calls: now, or later in this section, or never if the graph
+    /// of an earlier step does the same work. While a trace is recorded, it is called now, between two events.
     ///
     /// # Safety
-    /// `submit` only submits to the stream; what it submits is the same for all `what` that write the same when they are hashed, and it may
-    /// be done at any time before the section ends, in the order of the calls.
+    /// `submit` may only submit to the stream; its work must be the same for all `what` with equal hash input, and
+    /// valid at any time before the section ends, in the order of the calls.
     pub(crate) unsafe fn submit<W: Hash + 'static>(
         &self,
         name: &'static str,
@@ -180,7 +178,7 @@ impl Engine {
         check_launch(unsafe { self.repeats.submit(name, what, submit) });
     }
 
-    /// Runs `work`, which submits to the stream, between two events if a trace is being recorded.
+    /// Runs `work`, which submits to the stream, between two events if a trace is recorded.
     pub(crate) fn traced<R>(&self, name: &'static str, cost: Cost, work: impl FnOnce() -> R) -> R {
         if !self.trace.is_recording() {
             return work();

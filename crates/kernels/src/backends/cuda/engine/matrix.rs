@@ -1,9 +1,8 @@
-//! Burn's tensors as launches see them: an address, a shape and a row stride.
+//! Burn's tensors as launch operands: an address, a shape and a row stride.
 //!
-//! A matrix is rows of adjacent values at any row stride, so that column ranges of a wider buffer (gate and up of one GEMM) need no
-//! copy.
-//! Trade-off: [`MatrixView`] owns its memory and is cheap to clone; a [`DeviceBlock`] is a bare address, and the caller that makes one holds
-//! the owner until the launch that uses it is queued.
+//! A matrix consists of rows of adjacent values with any row stride, so that column ranges of a wider buffer (gate and up of one GEMM) need no copy.
+//! Trade-off: [`MatrixView`] owns its memory and is cheap to clone; a [`DeviceBlock`] is only an address, and its
+//! creator must hold the owner until the launch that uses it is queued.
 
 use std::ops::{Deref, Range};
 
@@ -21,14 +20,14 @@ pub type Cuda = CubeBackend<CudaRuntime, f32, i32, u8>;
 /// The primitive of every tensor of this backend.
 pub(crate) type Primitive = CubeTensor<CudaRuntime>;
 
-/// Rows in device memory, by address alone.
+/// Rows in device memory, without ownership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceBlock {
     /// Address of the first value.
     pub address: u64,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Adjacent values of a row.
+    /// Adjacent values per row.
     pub width: usize,
     /// Values from the start of one row to the next.
     pub stride: usize,
@@ -37,72 +36,72 @@ pub(crate) struct DeviceBlock {
 }
 
 impl DeviceBlock {
-    /// Rows without gaps.
+    /// Creates rows without gaps.
     pub(crate) fn dense(address: u64, [rows, width]: [usize; 2], dtype: DType) -> Self {
         Self { address, rows, width, stride: width, dtype }
     }
 
-    /// `width` columns from `start` on.
+    /// Returns `width` columns from `start` on.
     pub(crate) fn columns(self, start: usize, width: usize) -> Self {
         debug_assert!(start + width <= self.width, "columns {start}+{width} of {}", self.width);
         Self { address: self.address + (start * self.dtype.size()) as u64, width, ..self }
     }
 
-    /// The columns of a range, as those of a module of a group.
+    /// Returns a range of columns, such as those of a module in its group.
     pub(crate) fn column_range(self, columns: &Range<usize>) -> Self {
         self.columns(columns.start, columns.len())
     }
 
-    /// `rows` rows from `start` on.
+    /// Returns `rows` rows from `start` on.
     pub(crate) fn rows(self, start: usize, rows: usize) -> Self {
         debug_assert!(start + rows <= self.rows, "rows {start}+{rows} of {}", self.rows);
         Self { address: self.address + (start * self.stride * self.dtype.size()) as u64, rows, ..self }
     }
 
-    /// The `width` columns after the last one, in the room of each row.
+    /// Returns the `width` columns after the last one, in the free part of each row.
     pub(crate) fn columns_after(self, width: usize) -> Self {
         assert!(self.has_room(width), "room for {width} columns in rows of {} at stride {}", self.width, self.stride);
         Self { width: self.width + width, ..self }.columns(self.width, width)
     }
 
-    /// The same rows with `width` columns more.
+    /// Returns the same rows with `width` more columns.
     pub(crate) fn widened(self, width: usize) -> Self {
         assert!(self.has_room(width), "room for {width} columns in rows of {} at stride {}", self.width, self.stride);
         Self { width: self.width + width, ..self }
     }
 
-    /// Whether rows have room for `width` columns more.
+    /// Returns whether rows have room for `width` more columns.
     pub(crate) fn has_room(&self, width: usize) -> bool {
         self.width + width <= self.stride
     }
 
-    /// Whether every row begins on 16 bytes, where its values have two.
+    /// Returns whether every row of 16-bit values begins at a multiple of 16 bytes.
     pub(crate) fn begins_on_vectors(&self) -> bool {
         self.stride.is_multiple_of(8) && self.address.is_multiple_of(16)
     }
 
-    /// Whether rows are whole vectors of eight values, each on 16 bytes where values have two.
+    /// Returns whether rows consist of whole vectors of eight values; with 16-bit values each vector is aligned to 16 bytes.
     pub(crate) fn is_in_vectors(&self) -> bool {
         self.width.is_multiple_of(8) && self.begins_on_vectors()
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     pub(crate) fn count(&self) -> usize {
         self.rows * self.width
     }
 
-    /// Bytes of all values, gaps left out.
+    /// Returns the bytes of all values, without gaps.
     pub(crate) fn bytes(&self) -> usize {
         self.count() * self.dtype.size()
     }
 
-    /// Bytes from the first value to the last, gaps included.
+    /// Returns the bytes from the first value to the last, including gaps.
     pub(super) fn extent(&self) -> u64 {
         let values = if self.rows == 0 { 0 } else { (self.rows - 1) * self.stride + self.width };
         (values * self.dtype.size()) as u64
     }
 
-    /// Whether rows follow each other without a gap.
+    /// Returns whether there are no gaps between rows.
     pub(crate) fn is_dense(&self) -> bool {
         self.stride == self.width || self.rows <= 1
     }
@@ -125,21 +124,21 @@ impl Deref for MatrixView {
 }
 
 impl MatrixView {
-    /// Its address, without its owner.
+    /// Returns the rows without their owner.
     pub(crate) fn block(&self) -> DeviceBlock {
         self.block
     }
 }
 
-/// An allocation that low-rank intermediates are saved in, one after the other.
+/// An allocation in which low-rank intermediates are saved, one after the other.
 #[derive(Debug)]
 pub(crate) struct LowRankChunk {
     pub memory: MatrixView,
-    /// Ranks that are taken.
+    /// Ranks in use.
     pub used: usize,
 }
 
-/// The float primitive of a tensor.
+/// Returns the float primitive of a tensor.
 pub(crate) fn float<const D: usize>(tensor: Tensor<Cuda, D>) -> Primitive {
     match tensor.into_primitive() {
         TensorPrimitive::Float(primitive) => primitive,
@@ -147,22 +146,22 @@ pub(crate) fn float<const D: usize>(tensor: Tensor<Cuda, D>) -> Primitive {
     }
 }
 
-/// A tensor of a float primitive.
+/// Wraps a float primitive as a tensor.
 pub(crate) fn tensor<const D: usize>(primitive: Primitive) -> Tensor<Cuda, D> {
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
 }
 
-/// A tensor of an integer primitive.
+/// Wraps an integer primitive as a tensor.
 pub(crate) fn int_tensor<const D: usize>(primitive: Primitive) -> Tensor<Cuda, D, Int> {
     Tensor::from_primitive(primitive)
 }
 
-/// Values or codes of a primitive.
+/// Wraps a primitive as values or codes.
 pub(crate) fn payload<const D: usize>(primitive: Primitive, is_codes: bool) -> Payload<Cuda, D> {
     if is_codes { Payload::Codes(int_tensor(primitive)) } else { Payload::Values(tensor(primitive)) }
 }
 
-/// Part of a matrix's memory with another shape, `start` values on.
+/// Returns a view of a matrix's memory with another shape, offset by `start` values.
 pub(crate) fn view(matrix: &MatrixView, start: usize, shape: &[usize], strides: Vec<usize>) -> Primitive {
     let mut view = matrix.tensor.clone();
     view.handle = view.handle.offset_start((start * matrix.dtype.size()) as u64);

@@ -1,20 +1,20 @@
-//! What the operations of one thread on one device share: the stream, the libraries, compiled programs, scratch memory, addresses
-//! and the trace.
+//! State that the operations of one thread on one device share: the stream, the libraries, compiled programs, scratch
+//! memory, addresses and the trace.
 //!
 //! Invariants that every operation relies on:
 //! - All device work of the engine is on one stream, in the order of the calls; launches may wait on the host until something else is
-//!   submitted (`Repeats` of firebrick-cuda). Memory that is freed after a call is reused only by
-//!   later work of the same stream, so dropping a tensor whose kernels are still queued is safe inside a section.
-//! - CubeCL's pool has one stream for all threads and buffers of exactly the requested size ([`configure`]). Nor may the driver reuse
-//!   freed memory in any other order than that of the stream.
+//!   submitted (`Repeats` of firebrick-cuda). Memory that is freed after a call is reused only by later work on the same stream, so dropping
+//!   a tensor whose kernels are still queued is safe inside a section.
+//! - CubeCL's pool has one stream for all threads and buffers of exactly the requested size ([`configure`]). The driver, too, may reuse freed
+//!   memory only in stream order.
 //! - Other threads may request Burn operations at any time. So a section holds all memory that it uses until CubeCL's stream is ordered
 //!   after it (`address.rs`), orders its stream after CubeCL's wherever it gets memory from there (`tensor.rs`), and reuses only memory
 //!   that no other thread has used in the meantime (`recycled.rs`).
 //! - Only one thread at a time is inside a section of a device (`section.rs`).
-//! - Values derived from parameters (converted weights) are valid for one section: nothing may update a parameter in a section
-//!   that has already used it.
+//! - Values derived from parameters (converted weights) are valid for one section: no parameter may be updated in a section that has already
+//!   used it.
 //!
-//! Trade-off: the engine is thread-local. A second thread gets a stream and scratch memory of its own.
+//! Trade-off: the engine is thread-local. A second thread gets a separate stream and scratch memory.
 
 mod address;
 mod constants;
@@ -81,7 +81,7 @@ use tables::Tables;
 use trace::Trace;
 use watch::{BurnWatch, lock_of};
 
-/// See the head of this file.
+/// The state of one thread on one device.
 pub(super) struct Engine {
     device: CudaDevice,
     client: ComputeClient<CudaRuntime>,
@@ -90,13 +90,13 @@ pub(super) struct Engine {
     pub(super) repeats: Rc<Repeats>,
     pub(super) scratch: Scratch,
     pub(super) handoff: StreamHandoff,
-    /// How many sections are open, one inside the other.
+    /// Nesting depth of open sections.
     pub(super) depth: Cell<usize>,
     /// Number of the outermost section.
     pub(super) sections: Cell<u64>,
-    /// The right to be inside a section of this device.
+    /// The lock that allows this thread to be inside a section of the device.
     pub(super) turn: RefCell<Option<MutexGuard<'static, ()>>>,
-    /// Memory that nothing uses: requesting its address waits until CubeCL has submitted what it was given.
+    /// Unused memory, whose address is requested to wait until CubeCL has submitted its work.
     pub(super) marker: RefCell<Option<Handle>>,
     pub(super) watch: BurnWatch,
     multiprocessors: usize,
@@ -110,29 +110,29 @@ pub(super) struct Engine {
     pub(super) programs: Programs,
     pub(super) fp8_scales: Fp8Scales,
     pub(super) row_scaling: Cell<RowScaling>,
-    /// Rows in 8-bit floats for the GEMM that comes next.
+    /// Rows in 8-bit floats for the next GEMM.
     pub(super) prepared_rows: RefCell<Option<PreparedRows>>,
     pub(super) kept: KeptWeights,
     pub(super) room: Room,
-    /// Where the section saves low-rank intermediates.
+    /// Allocation in which the section saves low-rank intermediates.
     pub(super) saved_low_rank: RefCell<Option<LowRankChunk>>,
     pub(super) copies: HostCopies,
     pub(super) collectives: Collectives,
     pub(super) tables: Tables,
-    /// Whether new tensors have memory of a power of two of bytes, so that few sizes occur.
+    /// Whether sizes of new tensors are rounded up to powers of two bytes, so that few sizes occur.
     pub(super) rounds_sizes: Cell<bool>,
     pub(super) trace: Trace,
 }
 
-/// Bits of a number of CubeCL's: more than a process ever allocates.
+/// Bits of a CubeCL handle number: more than a process ever allocates.
 const NUMBER_BITS: u32 = 40;
 
 thread_local! {
     static ENGINES: RefCell<HashMap<usize, Rc<Engine>>> = RefCell::new(HashMap::new());
 }
 
-/// Settings of CubeCL that training needs, made before anything else uses it: one stream for all threads, and buffers of exactly
-/// the requested size, kept for the next tensor of that size. CubeCL's default pools round up to pages of a quarter of the card.
+/// Configures CubeCL for training, before anything else uses it: one stream for all threads, and buffers of exactly the requested
+/// size, kept for the next tensor of that size. CubeCL's default pools round up to pages of a quarter of the card.
 pub(super) fn configure() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -143,10 +143,10 @@ pub(super) fn configure() {
     });
 }
 
-/// Loads the driver, counts its devices and looks for the libraries. CubeCL would panic if one of them is missing.
+/// Loads the driver, counts its devices and looks for the libraries. Without this, CubeCL would panic if one is missing.
 ///
 /// # Errors
-/// What is missing, in words.
+/// Describes what is missing.
 pub fn probe() -> Result<(), String> {
     let devices = Driver::load().and_then(|driver| driver.devices()).map_err(|error| error.to_string())?;
     if devices.is_empty() {
@@ -156,50 +156,49 @@ pub fn probe() -> Result<(), String> {
     Ok(())
 }
 
-/// How many devices the driver lists; 0 without a driver.
+/// Returns the number of devices that the driver lists; 0 without a driver.
 pub fn device_count() -> usize {
     Driver::load().and_then(|driver| driver.devices()).map_or(0, |devices| devices.len())
 }
 
-/// Makes this thread's attention on a device treat cuDNN's forward or backward as refused: for tests of what happens then.
+/// Makes this thread's attention on a device treat cuDNN's forward or backward as rejected, for tests of the fallbacks.
 pub fn refuse_cudnn(device: &CudaDevice, forward: bool, backward: bool) {
     engine(device).library.refuse(forward, backward);
 }
 
-/// Whether this thread's launches on a device that repeat are submitted as graphs, which they are unless this says otherwise: for tests
-/// that it makes no difference.
+/// Sets whether this thread's repeated launches on a device are submitted as graphs (the default), for tests that graphs change no result.
 pub fn use_graphs(device: &CudaDevice, on: bool) {
     engine(device).repeats.turn(on);
 }
 
-/// Launches of this thread on a device that are in graphs: for tests that there are some.
+/// Returns the number of this thread's launches on a device that are in graphs, for tests that there are some.
 pub fn launches_in_graphs(device: &CudaDevice) -> usize {
     engine(device).repeats.in_graphs()
 }
 
-/// Makes this thread's attention on a device go by other limits, and returns those of before: for tests of both kernels on small documents.
+/// Sets other cuDNN limits for this thread's attention on a device and returns the previous ones, for tests of both kernels on small documents.
 pub fn limit_cudnn(device: &CudaDevice, limits: CudnnLimits) -> CudnnLimits {
     engine(device).cudnn_limits.replace(limits)
 }
 
-/// Makes this thread's launches on a device take a block to have at most this much shared memory, or again what it has: for tests that smaller
-/// cards are served. Returns what that is.
+/// Limits the shared memory per block that this thread's launches on a device assume, or with `None` removes the limit,
+/// for tests of smaller cards. Returns the resulting bytes.
 pub fn limit_shared_memory(device: &CudaDevice, bytes: Option<usize>) -> usize {
     let engine = engine(device);
     engine.shared_bytes.set(bytes.unwrap_or(usize::MAX).min(engine.card_shared_bytes));
     engine.shared_bytes()
 }
 
-/// Bytes of scratch memory that this thread's engine holds on a device: for tests that it stays bounded.
+/// Returns the bytes of scratch memory that this thread's engine holds on a device, for tests that it stays bounded.
 pub fn scratch_bytes(device: &CudaDevice) -> usize {
     engine(device).scratch.bytes()
 }
 
-/// The engine of this thread for a device; built by the first call.
+/// Returns this thread's engine for a device; the first call builds it.
 pub(super) fn engine(device: &CudaDevice) -> Rc<Engine> {
     let known = ENGINES.with_borrow(|engines| engines.get(&device.index).cloned());
     known.unwrap_or_else(|| {
-        // While another thread is inside a section it may record a graph, and then the driver refuses some calls.
+        // Another thread inside a section may be recording a graph, during which the driver rejects some calls.
         let _turn = lock_of(device.index).lock().unwrap_or_else(PoisonError::into_inner);
         let engine = Rc::new(check("starting CUDA", Engine::new(device)));
         engine.tables.prepare(device);
@@ -208,7 +207,7 @@ pub(super) fn engine(device: &CudaDevice) -> Rc<Engine> {
     })
 }
 
-/// What a thread returned; its panic goes on here.
+/// Returns a thread's result, or continues its panic.
 fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
@@ -220,11 +219,11 @@ impl Engine {
         let info = driver.device(device.index)?;
         let client = CudaRuntime::client(device);
         let context = Context::retain(&driver, device.index)?;
-        // CubeCL allocates in the order of its stream; what it allocates inside a section is used on ours.
+        // CubeCL allocates in the order of its stream, but memory that it allocates inside a section is used on ours.
         context.reuse_in_stream_order_only()?;
         let stream = Arc::new(Stream::new(&context)?);
         let repeats = Rc::new(Repeats::new(stream.clone()));
-        // Large libraries, which may have to be read from the disk.
+        // The libraries are large, and may have to be read from disk.
         let (blas, library, programs) = std::thread::scope(|scope| {
             let blas = scope.spawn(|| BlasLt::new(&context));
             let library = scope.spawn(|| Library::new(&context));
@@ -266,26 +265,26 @@ impl Engine {
         })
     }
 
-    /// Whether a section is open, and not paused.
+    /// Returns whether a section is open and not paused.
     pub(super) fn is_in_section(&self) -> bool {
         self.depth.get() > 0
     }
 
-    /// Device address of a tensor's first value. A section holds the memory until it ends.
+    /// Returns the device address of a tensor's first value. A section holds the memory until it ends.
     pub(super) fn address(&self, primitive: &Primitive) -> u64 {
         if !self.is_in_section() {
             return self.addresses.of(primitive);
         }
         let (address, is_new) = self.addresses.in_section(primitive, self.section_number());
         if is_new {
-            // What made it may have been requested on another thread since the section began.
+            // Another thread may have requested the tensor's computation after the section began.
             check("ordering streams", self.handoff.begin());
         }
         address
     }
 
-    /// What identifies a tensor among all that a process ever has, so that a buffer derived from it is not taken for one derived
-    /// from another tensor that got the same memory later.
+    /// Identifies a tensor among all that a process ever has, so that a buffer derived from it is not confused with one
+    /// derived from another tensor that got the same memory later.
     pub(super) fn source(&self, primitive: &Primitive) -> [u64; 2] {
         let offset = primitive.handle.offset_start.unwrap_or(0);
         let number = handle_number(&primitive.handle);
@@ -293,13 +292,13 @@ impl Engine {
         [identity.unwrap_or_else(|| self.address(primitive)), offset]
     }
 
-    /// Whether nothing but this tensor has its memory, so that an operation that takes it may write there.
+    /// Returns whether no other tensor has this tensor's memory, so that an operation that takes the tensor may write there.
     pub(super) fn is_unshared(&self, primitive: &Primitive) -> bool {
         let section = self.is_in_section().then(|| self.section_number());
         self.recycled.is_unshared(primitive).unwrap_or_else(|| self.addresses.is_unshared(primitive, section))
     }
 
-    /// The tensor that has a tensor's memory now; `None` where that could not be distinguished from a later one.
+    /// Identifies the tensor that has a tensor's memory now; `None` if it could not be distinguished from a later one.
     pub(super) fn owner(&self, primitive: &Primitive) -> Option<Owner> {
         handle_number(&primitive.handle).map(|number| Owner {
             section: self.section_number(),
@@ -308,49 +307,49 @@ impl Engine {
         })
     }
 
-    /// Whether no other tensor has had the memory of a tensor of this section since.
+    /// Returns whether no other tensor has had this memory since, in this section.
     pub(super) fn is_current(&self, owner: Owner) -> bool {
         owner.section == self.section_number() && owner.uses == uses(owner.number)
     }
 
-    /// The device.
+    /// Returns the device.
     pub(super) fn device(&self) -> &CudaDevice {
         &self.device
     }
 
-    /// Multiprocessors of the device.
+    /// Returns the number of multiprocessors of the device.
     pub(super) fn multiprocessors(&self) -> usize {
         self.multiprocessors
     }
 
-    /// Shared memory that a block may have.
+    /// Returns the shared memory that a block may use.
     pub(super) fn shared_bytes(&self) -> usize {
         self.shared_bytes.get()
     }
 
-    /// CubeCL's client for the device, whose memory tensors live in.
+    /// Returns CubeCL's client for the device, which owns the memory of tensors.
     pub(super) fn client(&self) -> &ComputeClient<CudaRuntime> {
         &self.client
     }
 
-    /// The device's context.
+    /// Returns the device's context.
     pub(super) fn context(&self) -> &Context {
         &self.context
     }
 
-    /// The stream that all work of the engine goes to, with what waited for it submitted.
+    /// Returns the engine's stream, after submitting all waiting launches.
     pub(super) fn stream(&self) -> &Stream {
         check_launch(self.repeats.flush());
         self.repeats.stream()
     }
 
-    /// Waits for all work of the device, where no section is open. Not while another thread is inside one: while that records a graph, the
-    /// driver refuses to wait.
+    /// Waits for all work of the device; no section may be open. Must not run while another thread is inside one,
+    /// because the driver rejects waits while a graph is recorded.
     pub(super) fn synchronize(&self) {
         self.while_idle(|| ());
     }
 
-    /// Waits for all work of the device, and runs `work` before another thread may begin a section.
+    /// Waits for all work of the device, and runs `work` before another thread can begin a section.
     pub(super) fn while_idle<R>(&self, work: impl FnOnce() -> R) -> R {
         assert!(!self.is_in_section(), "a section does not wait for the device");
         let _turn = lock_of(self.device.index).lock().unwrap_or_else(PoisonError::into_inner);
@@ -358,7 +357,7 @@ impl Engine {
         work()
     }
 
-    /// A new timed event, recorded on the stream.
+    /// Returns a new timed event, recorded on the stream.
     pub(super) fn mark(&self) -> Result<Event, CudaError> {
         let event = Event::timed(&self.context)?;
         self.stream().record(&event)?;

@@ -1,5 +1,5 @@
 //! Pinned host memory: a pool of buffers per device that any thread may use.
-//! Trade-off: buffers are reused only for exactly their size.
+//! Trade-off: a buffer is reused only for exactly its size.
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
@@ -11,17 +11,17 @@ use firebrick_cuda::{Context, CudaError, Driver, PinnedBuffer};
 use super::failure::check;
 use crate::memory::Memory;
 
-/// Pinned buffers that nothing uses, shared with the threads that fill them.
+/// Unused pinned buffers, shared with the threads that fill them.
 #[derive(Clone, Default)]
 pub(crate) struct Pool(Arc<Mutex<Vec<PinnedBuffer>>>);
 
 impl Pool {
     fn lock(&self) -> MutexGuard<'_, Vec<PinnedBuffer>> {
-        // Nothing that can panic happens under the lock.
+        // No code under the lock can panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer of exactly `bytes`, from the pool or new.
+    /// Returns a buffer of exactly `bytes`, from the pool or new.
     pub(crate) fn take(&self, context: &Context, bytes: usize) -> Result<PinnedBuffer, CudaError> {
         let mut free = self.lock();
         if let Some(index) = free.iter().position(|buffer| buffer.len() == bytes) {
@@ -31,7 +31,7 @@ impl Pool {
         PinnedBuffer::new(context, bytes)
     }
 
-    /// The same, returned to the pool when it is dropped. The caller keeps it until its copies are done.
+    /// Returns such a buffer, which returns to the pool when dropped. The caller keeps it until its copies are done.
     pub(crate) fn lend(&self, context: &Context, bytes: usize) -> Result<Lent, CudaError> {
         Ok(Lent { buffer: Some(self.take(context, bytes)?), pool: self.clone() })
     }
@@ -40,7 +40,7 @@ impl Pool {
         self.lock().push(buffer);
     }
 
-    /// Bytes of the buffers that nothing uses.
+    /// Returns the bytes of unused buffers.
     pub(crate) fn bytes(&self) -> u64 {
         self.lock().iter().map(|buffer| buffer.len() as u64).sum()
     }
@@ -57,7 +57,7 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// The buffer, for copies.
+    /// Returns the buffer, for copies.
     pub(crate) fn pinned(&self) -> &PinnedBuffer {
         self.buffer.as_ref().expect("a lent buffer is there until it is dropped")
     }
@@ -91,7 +91,7 @@ impl Drop for Lent {
     }
 }
 
-/// Context and pool of a device, for threads that have no engine of their own.
+/// Returns context and pool of a device, for threads without their own engine.
 pub(crate) fn shared(device: &CudaDevice) -> (Context, Pool) {
     static POOLS: Mutex<Vec<(usize, Context, Pool)>> = Mutex::new(Vec::new());
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);

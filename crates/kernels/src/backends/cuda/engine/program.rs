@@ -1,4 +1,4 @@
-//! The CUDA C++ sources of this backend, compiled when the first launch asks for them.
+//! The CUDA C++ sources of this backend, compiled when the first launch needs them.
 //!
 //! Each source is compiled once per format of activations (and head width for attention, activation function, and soft cap). NVRTC takes
 //! about a second for all that a run needs; the images are kept on disk by `firebrick_cuda::Compiler`.
@@ -20,14 +20,14 @@ use crate::backends::planning::passes::GATED_TILE;
 
 const PRELUDE: &str = include_str!("prelude.cu");
 
-/// Paths below the backend's folder, and texts, of files.
+/// Lists the paths of files below the backend's folder, with their texts.
 macro_rules! sources {
     ($($file:literal),+ $(,)?) => {
         &[$(($file, include_str!(concat!("../", $file)))),+]
     };
 }
 
-/// A soft cap that a source is compiled with: the bits of an f32, so that it can be a key.
+/// A soft cap with which a source is compiled: the bits of an f32, so that it can be a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SoftCap(u32);
 
@@ -36,13 +36,13 @@ impl SoftCap {
         Self((cap as f32).to_bits())
     }
 
-    /// Defines the macro of this name that sources look for.
+    /// Returns the macro definition that sources look for.
     fn define(self) -> String {
         format!("#define SOFT_CAP {:?}f\n", f32::from_bits(self.0))
     }
 }
 
-/// The attention kernels of a model: width of a head, and soft cap of the scores.
+/// Variant of the attention kernels for a model: head width, and soft cap of the scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FlashVariant {
     pub head_dim: usize,
@@ -55,14 +55,14 @@ impl FlashVariant {
     }
 }
 
-/// The weights that the products with few rows read: a struct of `weight_values.cu`.
+/// Weights that the few-row GEMMs read: a struct of `weight_values.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum WeightValues {
     Nf4,
     Nvfp4,
     Mxfp4,
     Fp8,
-    /// In the format of activations.
+    /// Weights in the format of activations.
     Dense,
 }
 
@@ -79,7 +79,7 @@ impl WeightValues {
     }
 }
 
-/// The numbers of the FP8 recipe, under the names that `fp8_codes.cu` and `fp8.cu` look for.
+/// Returns the numbers of the FP8 recipe, under the names that `fp8_codes.cu` and `fp8.cu` use.
 fn fp8_recipe() -> String {
     let [dense, mxfp4] = [None, Some(QuantFormat::Mxfp4)].map(top_of_weight);
     format!(
@@ -88,7 +88,7 @@ fn fp8_recipe() -> String {
     )
 }
 
-/// What is compiled as one program: files, one after the other.
+/// A program: files that are concatenated and compiled together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     CachedAttention(FlashVariant),
@@ -106,16 +106,16 @@ pub(crate) enum Source {
     GatedFp8(Activation),
     GatedLowRank {
         activation: Activation,
-        /// Pieces of columns of a warp.
+        /// Column pieces per warp.
         pieces: usize,
-        /// Tiles under way.
+        /// Tiles in flight.
         stages: usize,
     },
     Heads,
     LowRank {
-        /// The most of an adapter.
+        /// Maximum rank of an adapter.
         ranks: usize,
-        /// Tiles under way.
+        /// Tiles in flight.
         stages: usize,
     },
     Magnitude,
@@ -131,7 +131,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Path and text of its files, in their order; the last one names the program.
+    /// Returns path and text of its files, in order; the last one names the program.
     fn files(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::CachedAttention(_) => sources!("attention/cached_attention.cu"),
@@ -245,13 +245,13 @@ impl Source {
 /// A thread that compiles; `None` if it failed.
 type Compiling = JoinHandle<Option<Image>>;
 
-/// See the head of this file.
+/// Compiled programs and their kernels.
 pub(crate) struct Programs {
     context: Context,
     compiler: Compiler,
     compute_capability: (u32, u32),
     modules: RefCell<FxHashMap<(Source, DType), Module>>,
-    /// What other threads compile.
+    /// Programs that other threads are compiling.
     compiling: RefCell<FxHashMap<(Source, DType), Compiling>>,
     kernels: RefCell<FxHashMap<(Source, DType, &'static str), Kernel>>,
 }
@@ -269,9 +269,9 @@ impl Programs {
         })
     }
 
-    /// Begins to compile, on all cores, what a run in this format and with this head width launches. A launch waits for its own source
-    /// alone, so that other work, such as cuDNN's own compiling, goes on meanwhile. A source that fails is left to the launch that needs
-    /// it, which reports it. `low_rank`: the passes over what adapters read.
+    /// Starts to compile, on all cores, the programs of a run in this format and with this head width; `low_rank` are
+    /// its adapter passes. A launch waits only for its own source, so that other work, such as cuDNN's own compilation,
+    /// continues meanwhile. The launch that needs a source reports its errors.
     pub(crate) fn prepare(&self, dtype: DType, head_dim: usize, flash_format: Option<DType>, low_rank: Vec<Source>) {
         let mut programs = vec![
             (Source::Columns, dtype),
@@ -304,7 +304,7 @@ impl Programs {
             Some(half) => programs.extend([(Source::FlashForward(flash), half), (Source::FlashBackward(flash), half)]),
             None => {}
         }
-        // A program that is twice in the list is started once.
+        // A program that is listed twice is started once.
         for program in programs {
             if !self.modules.borrow().contains_key(&program) {
                 self.compiling.borrow_mut().entry(program).or_insert_with(|| self.start(program));
@@ -312,13 +312,13 @@ impl Programs {
         }
     }
 
-    /// Compiles on a new thread, which returns the image; the thread of the engine loads it as a module.
+    /// Compiles on a new thread, which returns the image; the engine's thread loads it as a module.
     fn start(&self, (source, dtype): (Source, DType)) -> Compiling {
         let (compiler, capability) = (self.compiler.clone(), self.compute_capability);
         std::thread::spawn(move || compiler.compile(&source.program(dtype), capability).ok())
     }
 
-    /// Waits for what [`Programs::prepare`] started and no launch has needed yet.
+    /// Waits for programs that [`Programs::prepare`] started and no launch has needed yet.
     pub(crate) fn finish(&self) {
         let compiling: Vec<_> = self.compiling.borrow_mut().drain().collect();
         for (program, image) in compiling {
@@ -328,7 +328,7 @@ impl Programs {
         }
     }
 
-    /// The kernel of this name.
+    /// Returns the kernel of this name.
     pub(crate) fn kernel(&self, source: Source, dtype: DType, name: &'static str) -> Kernel {
         if let Some(kernel) = self.kernels.borrow().get(&(source, dtype, name)) {
             return kernel.clone();
@@ -355,7 +355,7 @@ impl Programs {
     }
 }
 
-/// What a thread has compiled; `None` if it failed.
+/// Returns the image that a thread has compiled; `None` if it failed.
 fn compiled(thread: Compiling) -> Option<Image> {
     thread.join().ok().flatten()
 }

@@ -1,13 +1,12 @@
-//! Memory that tensors of sections freed and later ones get again, without asking CubeCL: about ten microseconds for each tensor, which
-//! is most of what a decoding step would cost the host, and nearly half of a training step over few tokens.
+//! Memory that tensors of sections freed and later tensors reuse without a request to CubeCL. A request takes about ten microseconds
+//! per tensor, which is most of the host's time in a decoding step, and nearly half of a training step over few tokens.
 //!
-//! All work of a section is on one stream, so what only this section has used may be given to its next tensor at once. Another thread may
-//! have requested Burn operations on a tensor that was alive when the section began, or while it was paused. So a section takes what was free
-//! then, and what it has given out itself since; for anything else it first orders its stream after CubeCL's. Memory is free once
-//! no tensor and no operation in CubeCL's queue has it.
-//! CubeCL's pool keeps a buffer for every exact size as well, so no memory is added. CubeCL's number of a handle then stands for one tensor
-//! after the other; [`uses`] counts them.
-//! Trade-off: Burn's own operations cannot have this memory until it is released, and do not write in the place of such a tensor.
+//! All work of a section is on one stream, so memory that only this section has used may be given to its next tensor at once. Another thread may have
+//! requested Burn operations on a tensor that was alive when the section began, or while it was paused. So a section takes memory that was free then,
+//! or that it has given out itself since; for anything else it first orders its stream after CubeCL's. Memory is free once no tensor and no operation
+//! in CubeCL's queue has it. CubeCL's pool keeps a buffer for every exact size as well, so this adds no memory. CubeCL's number of a handle then
+//! stands for several tensors, one after the other; [`uses`] counts them.
+//! Trade-off: Burn's own operations cannot use this memory until it is released, and do not write in place to such a tensor.
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Mutex, PoisonError};
@@ -18,20 +17,20 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use super::handle_number::{handle_number, is_only_handle, users};
 use super::matrix::Primitive;
 
-/// See the head of this file.
+/// Free and used memory by size, for reuse in sections.
 #[derive(Default)]
 pub(crate) struct Recycled {
     by_bytes: RefCell<FxHashMap<usize, Vec<Kept>>>,
-    /// By number: the bytes of a handle, and its index among those of that size.
+    /// Place of each number: the bytes of its handle, and its index among those of that size.
     places: RefCell<FxHashMap<usize, (usize, usize)>>,
-    /// How often sections began or went on after a pause.
+    /// Number of times that sections began or continued after a pause.
     now: Cell<u64>,
 }
 
 struct Kept {
-    /// Missing only while [`Recycled::is_unshared`] looks at the others.
+    /// `None` only while [`Recycled::is_unshared`] counts the other handles.
     handle: Option<Handle>,
-    /// When it was free or given out last: from then on only this section has used it.
+    /// Value of `now` when it was last free or given out; since then only this section has used it.
     since: u64,
 }
 
@@ -41,27 +40,26 @@ impl Kept {
     }
 }
 
-/// What there is of a size.
+/// Available memory of a requested size.
 pub(crate) enum Taken {
-    /// This, for a new tensor.
+    /// This memory, for a new tensor.
     Memory(Handle),
-    /// Some, which other threads may have used in the meantime.
+    /// There is some, but other threads may have used it in the meantime.
     AfterOthers,
-    /// None.
+    /// There is none.
     Nothing,
 }
 
-/// How often handles were used again, by number, of all threads. A tensor may outlive the handle that is kept here, so nothing is
-/// removed.
+/// Number of times that handles of all threads were reused, by number. Nothing is removed, because a tensor may outlive the handle in this pool.
 static USES: Mutex<FxHashMap<usize, u64>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
 
-/// How many tensors had the memory of this number before the one that has it.
+/// Returns how many tensors had the memory of this number before the current one.
 pub(super) fn uses(number: usize) -> u64 {
     USES.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied().unwrap_or_default()
 }
 
 impl Recycled {
-    /// Memory of this size that no tensor has any more.
+    /// Returns memory of this size that no tensor has any more.
     pub(crate) fn take(&self, bytes: usize) -> Taken {
         let by_bytes = self.by_bytes.borrow();
         let Some(of_size) = by_bytes.get(&bytes) else { return Taken::Nothing };
@@ -74,24 +72,24 @@ impl Recycled {
         Taken::Memory(handle)
     }
 
-    /// A section begins or goes on. The caller then waits for CubeCL's queue and orders the stream after it.
+    /// Notes that a section begins or continues. The caller then waits for CubeCL's queue and orders the stream after it.
     pub(crate) fn begin(&self) {
         self.now.set(self.now.get() + 1);
         self.renew();
     }
 
-    /// All that is free now may be given out. The caller then waits for CubeCL's queue and orders the stream after it.
+    /// Allows all memory that is free now to be given out. The caller then waits for CubeCL's queue and orders the stream after it.
     pub(super) fn renew(&self) {
         let mut by_bytes = self.by_bytes.borrow_mut();
         let free = by_bytes.values_mut().flatten().filter(|kept| kept.is_free());
         free.for_each(|kept| kept.since = self.now.get());
     }
 
-    /// Keeps the memory of a tensor that a section has allocated just now. Returns whether it does.
+    /// Adds the memory of a tensor that a section has just allocated. Returns whether it was added.
     pub(crate) fn keep(&self, bytes: usize, handle: &Handle) -> bool {
         let (Some(number), Some(_)) = (handle_number(handle), users(handle)) else { return false };
         let kept = Kept { handle: Some(handle.clone()), since: self.now.get() };
-        // Two handles at least: if CubeCL calls that unshared, it cannot say later that the tensor is gone.
+        // There are at least two handles: if CubeCL calls that unshared, it cannot report later that the tensor is gone.
         if kept.is_free() {
             return false;
         }
@@ -102,24 +100,24 @@ impl Recycled {
         true
     }
 
-    /// Whether nothing but this tensor has its memory, so that an operation that takes it may write there; `None` for memory of others.
+    /// Returns whether no other tensor has this tensor's memory, so that an operation may write there; `None` if it is not from this pool.
     pub(crate) fn is_unshared(&self, tensor: &Primitive) -> Option<bool> {
         let number = handle_number(&tensor.handle)?;
         let (bytes, index) = self.places.borrow().get(&number).copied()?;
         let mut by_bytes = self.by_bytes.borrow_mut();
         let kept = by_bytes.get_mut(&bytes).and_then(|of_size| of_size.get_mut(index));
         let kept = kept.expect("a place is one of these");
-        // The handle of this pool does not count.
+        // Ignore this pool's own handle.
         kept.handle = None;
         let is_unshared = is_only_handle(&tensor.handle);
-        // A view has offsets, which the whole memory has not.
+        // A view has offsets, but the handle in the pool must not.
         let mut whole = tensor.handle.clone();
         (whole.offset_start, whole.offset_end) = (None, None);
         kept.handle = Some(whole);
         Some(is_unshared)
     }
 
-    /// Whether some tensor has the memory of this number.
+    /// Returns whether some tensor has the memory of this number.
     pub(super) fn is_in_use(&self, number: usize) -> bool {
         let place = self.places.borrow().get(&number).copied();
         place.is_some_and(|(bytes, index)| {
@@ -130,7 +128,7 @@ impl Recycled {
         })
     }
 
-    /// Returns what no tensor has to CubeCL, where the device has been waited for.
+    /// Returns unused memory to CubeCL, after a wait for the device.
     pub(crate) fn release_free(&self) {
         let mut by_bytes = self.by_bytes.borrow_mut();
         let mut places = self.places.borrow_mut();
@@ -145,7 +143,7 @@ impl Recycled {
         }
     }
 
-    /// Returns what no tensor has to CubeCL, and forgets the rest. No section is open, or the device has been waited for.
+    /// Returns unused memory to CubeCL, and drops the rest. No section may be open, or the device must have been waited for.
     pub(crate) fn release(&self) {
         self.by_bytes.borrow_mut().clear();
         self.places.borrow_mut().clear();

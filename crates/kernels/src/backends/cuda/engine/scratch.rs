@@ -1,9 +1,8 @@
 //! Device memory that operations reuse: one buffer per slot, which grows to the largest size ever requested.
 //!
-//! All readers and writers are on the engine's one stream, so a buffer may be overwritten as soon as the launches that read it have
-//! been submitted. Contents derived from weights (dequantized, merged with their adapter, cast) are remembered until the section
-//! ends: the recomputation of a layer and its backward share one conversion. Growing a buffer waits for the device and forgets its
-//! contents; after the first step of a run nothing grows.
+//! All readers and writers are on the engine's one stream, so a buffer may be overwritten once the launches that read it are submitted. Contents
+//! derived from weights (dequantized, merged with their adapter, cast) are remembered until the section ends, so the recomputation of a layer and its
+//! backward share one conversion. Growing a buffer waits for the device and discards its contents; after the first step of a run, no buffer grows.
 //! Trade-off: a slot keeps its largest size until memory is released.
 
 use std::cell::{Cell, RefCell};
@@ -15,36 +14,36 @@ use rustc_hash::FxHashMap;
 
 use super::failure::{check, check_launch};
 
-/// What a buffer is for.
+/// The purpose of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ScratchSlot {
-    /// Converted weights of a group or module of this shape. Groups of one layer have slots of their own, so that what one of them
-    /// holds survives the others.
+    /// Converted weights of a group or module of this shape. Groups of one layer have separate slots, so that they do
+    /// not overwrite each other's contents.
     Weights {
         /// Output features.
         rows: usize,
         /// Input features.
         columns: usize,
     },
-    /// Codes of a group's weight in 8-bit floats, with what belongs to them.
+    /// Codes of a group's weight in 8-bit floats, with their scales and adapters.
     Fp8Weights {
         /// Output features.
         rows: usize,
-        /// Input features and ranks, filled up.
+        /// Input features and ranks, padded.
         columns: usize,
     },
-    /// The same, transposed.
+    /// The same codes, transposed.
     Fp8Transposed {
         /// Input features.
         rows: usize,
-        /// Output features and ranks, filled up.
+        /// Output features and ranks, padded.
         columns: usize,
     },
     /// The other operand of a GEMM in 8-bit floats.
     Fp8Rows,
-    /// Scales of the blocks of that operand, where a GEMM reads such.
+    /// Block scales of that operand, if a GEMM reads them.
     Fp8RowBlocks,
-    /// The same of the weight.
+    /// Block scales of the weight.
     Fp8WeightBlocks,
     /// Biases of a group of this width, side by side.
     Bias {
@@ -57,34 +56,34 @@ pub(crate) enum ScratchSlot {
     LoraB,
     /// Low-rank intermediates `x Aᵀ`.
     LowRank,
-    /// The input of a group on one side of a mask: what adapters read under dropout, or the gradient of that.
+    /// The adapters' input under dropout, or its gradient.
     Masked,
     /// Gradients of the low-rank intermediates.
     LowRankGradient,
-    /// The same times `1 / rms` of what a norm read.
+    /// The low-rank gradients times `1 / rms` of a norm's input.
     ScaledLowRank,
-    /// Parts of the sums in passes over what adapters read.
+    /// Partial sums of adapter passes.
     LowRankParts,
-    /// The widest rows of one operation: logits of a chunk; queries, keys and values side by side, or their gradients.
+    /// The widest rows of one operation: logits of a chunk; joined QKV, or their gradients.
     WideRows,
-    /// What cuDNN needs in addition to its tensors.
+    /// cuDNN's workspace.
     AttentionWorkspace,
     /// Lengths and offsets of packed documents.
     AttentionIndex {
-        /// Which part of them; all of them if none.
+        /// The part of the documents; `None` for all.
         part: Option<usize>,
     },
-    /// Sums of the parts of each query's keys.
+    /// Partial results over parts of each query's keys.
     AttentionParts,
     /// Partial sums.
     Partial,
     /// Hidden states gathered for the loss, then their gradients.
     GatheredRows,
-    /// Log probabilities of a chunk's targets.
+    /// Log-probabilities of a chunk's targets.
     LogProbs,
 }
 
-/// What a buffer holds: the section it was filled in, the format, and what it was computed from (`Engine::source`).
+/// Contents of a buffer: the section in which it was filled, the format, and the sources it was computed from (`Engine::source`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Contents {
     pub section: u64,
@@ -99,7 +98,7 @@ struct Buffer {
     section: u64,
 }
 
-/// See the head of this file.
+/// Scratch buffers by slot, and their contents.
 pub(crate) struct Scratch {
     context: Context,
     repeats: Rc<Repeats>,
@@ -112,17 +111,17 @@ impl Scratch {
         Self { context: context.clone(), repeats, buffers: RefCell::default(), section: Cell::new(0) }
     }
 
-    /// Buffers are used by this section from now on.
+    /// Starts a section, which marks the buffers that it uses.
     pub(super) fn enter(&self, section: u64) {
         self.section.set(section);
     }
 
-    /// Address of a buffer of at least `bytes` whose contents are about to be overwritten.
+    /// Returns the address of a buffer of at least `bytes` whose contents are about to be overwritten.
     pub(crate) fn take(&self, slot: ScratchSlot, bytes: usize) -> u64 {
         self.buffer(slot, bytes, None).0
     }
 
-    /// Address of a buffer, and whether it already holds these contents; if not, the caller fills it now.
+    /// Returns the address of a buffer, and whether it already has these contents; if not, the caller must fill it now.
     pub(crate) fn holding(&self, slot: ScratchSlot, bytes: usize, contents: Contents) -> (u64, bool) {
         self.buffer(slot, bytes, Some(contents))
     }
@@ -146,23 +145,23 @@ impl Scratch {
         (buffer.memory.pointer::<u8>().address(), is_held)
     }
 
-    /// Forgets what buffers hold: after a failure, a buffer may have been marked before it was filled.
+    /// Forgets the contents of all buffers, because after a failure a buffer may have been marked before it was filled.
     pub(crate) fn forget_contents(&self) {
         self.buffers.borrow_mut().values_mut().for_each(|buffer| buffer.contents = None);
     }
 
-    /// Bytes of all buffers.
+    /// Returns the bytes of all buffers.
     pub(crate) fn bytes(&self) -> usize {
         self.buffers.borrow().values().map(|buffer| buffer.memory.len_bytes()).sum()
     }
 
-    /// Returns what the open section has not used to the driver. The caller has waited for the device.
+    /// Returns buffers that the open section has not used to the driver. The caller has waited for the device.
     pub(crate) fn release_unused(&self) {
         let section = self.section.get();
         self.buffers.borrow_mut().retain(|_, buffer| buffer.section == section);
     }
 
-    /// Returns all of it to the driver. The caller has waited for the device.
+    /// Returns all buffers to the driver. The caller has waited for the device.
     pub(crate) fn release(&self) {
         self.buffers.borrow_mut().clear();
     }

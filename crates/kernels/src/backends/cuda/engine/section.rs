@@ -1,10 +1,10 @@
-//! Sections: stretches of work on the engine's stream, ordered against CubeCL's stream only where they begin and end.
+//! Sections: periods of work on the engine's stream that is ordered against CubeCL's stream only at their beginning and end.
 //!
-//! At most one thread per device is inside a section: each device has a mutex that an outermost section holds. A pause releases it, so a
-//! thread that waits for another rank in a pause does not block it. Burn operations of other threads may run at any time (`mod.rs` says
-//! what makes that right). The thread that is inside a section must not request any: its stream would not wait for them, nor they for it;
-//! `watch.rs` checks that in debug builds.
-//! Trade-off: a thread that only wants to upload waits for the section of another one.
+//! At most one thread per device is inside a section: each device has a mutex that the outermost section holds. A pause
+//! releases it, so a thread that waits for another rank in a pause does not block others. Other threads may run Burn
+//! operations at any time (`mod.rs` lists the invariants that make this safe). The thread inside a section must not
+//! request any, because its stream would not wait for them, nor they for it; `watch.rs` checks that in debug builds.
+//! Trade-off: a thread that only wants to upload waits for another thread's section.
 
 use std::sync::PoisonError;
 
@@ -15,7 +15,7 @@ use super::failure::{check, check_launch};
 use super::watch::lock_of;
 
 impl Engine {
-    /// Number of the running outermost section: what is derived from parameters is valid within one.
+    /// Returns the number of the current outermost section, within which values derived from parameters are valid.
     pub(crate) fn section_number(&self) -> u64 {
         self.sections.get()
     }
@@ -25,8 +25,8 @@ impl Engine {
         self.scratch.enter(self.section_number());
     }
 
-    /// Runs `work` with the stream ordered after all earlier work of CubeCL, and later work of CubeCL after it. Inside another
-    /// section this is a plain call.
+    /// Runs `work` with the stream ordered after all earlier work of CubeCL, and later work of CubeCL after it. Inside
+    /// another section, just calls `work`.
     pub(crate) fn section<R>(&self, work: impl FnOnce() -> R) -> R {
         if self.is_in_section() {
             return work();
@@ -40,7 +40,7 @@ impl Engine {
         result
     }
 
-    /// Runs ordinary Burn operations in the middle of a section: after the work so far, and before the work that follows.
+    /// Runs ordinary Burn operations in the middle of a section, after the work so far and before the work that follows.
     pub(crate) fn pause<R>(&self, work: impl FnOnce() -> R) -> R {
         let (depth, number) = (self.depth.replace(0), self.section_number());
         if depth > 0 {
@@ -50,7 +50,7 @@ impl Engine {
         let result = work();
         if depth > 0 {
             if self.section_number() != number {
-                // Sections inside the pause have let go of what this one held.
+                // Sections inside the pause have released the memory that this one held.
                 self.count_section();
             }
             self.begin();
@@ -59,7 +59,7 @@ impl Engine {
         result
     }
 
-    /// Waits for the device's turn, and orders the stream after CubeCL's work so far.
+    /// Locks the device, and orders the stream after CubeCL's work so far.
     fn begin(&self) {
         let turn = lock_of(self.device().index).lock().unwrap_or_else(PoisonError::into_inner);
         self.recycled.begin();
@@ -77,7 +77,7 @@ impl Engine {
         ended
     }
 
-    /// Blocks until CubeCL's queue thread has given the driver everything that was requested so far.
+    /// Blocks until CubeCL's queue thread has submitted all earlier requests to the driver.
     pub(crate) fn wait_until_submitted(&self) {
         let mut marker = self.marker.borrow_mut();
         let marker = marker.get_or_insert_with(|| self.client().empty(4));
@@ -85,7 +85,7 @@ impl Engine {
     }
 }
 
-/// An outermost section. It ends on the error paths too, so that a failure never lets CubeCL run ahead of work already submitted.
+/// An outermost section. It also ends on error paths, so that a failure never lets CubeCL overtake submitted work.
 struct Open<'a> {
     engine: &'a Engine,
     is_closed: bool,
@@ -119,8 +119,8 @@ impl Drop for Open<'_> {
             self.engine.fp8_scales.clear();
             self.engine.kept.clear();
             *self.engine.saved_low_rank.borrow_mut() = None;
-            // Copies between host and device may still use memory that unwinding frees. A failure here means that the context
-            // is lost: the failure that is already on its way reports that better.
+            // Copies between host and device may still use memory that unwinding frees. A failure here means that the
+            // context is lost, which the failure already unwinding reports better.
             let _ = self.engine.copies.synchronize();
             let _ = self.engine.collectives.synchronize();
             let _ = self.engine.end();

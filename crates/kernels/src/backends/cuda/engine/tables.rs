@@ -1,5 +1,5 @@
 //! Constant tables in device memory, uploaded once per engine, before the first section needs them.
-//! Trade-off: a few KiB per engine, whether they are used or not.
+//! Trade-off: a few KiB per engine, even if unused.
 
 use std::cell::OnceCell;
 
@@ -11,7 +11,7 @@ use firebrick_precision::{DynamicMap, NarrowFloat, QuantFormat, narrow_map};
 
 use crate::weights::reference::byte_table;
 
-/// See the head of this file.
+/// The constant tables of an engine.
 #[derive(Default)]
 pub(crate) struct Tables {
     signed: OnceCell<Tensor<Cuda, 1>>,
@@ -21,7 +21,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Uploads all of them. Not inside a section: Burn does it.
+    /// Uploads all tables. Must be called outside sections, because Burn uploads them.
     pub(crate) fn prepare(&self, device: &CudaDevice) {
         self.signed.get_or_init(|| Tensor::from_floats(DynamicMap::signed().values().as_slice(), device));
         self.unsigned.get_or_init(|| Tensor::from_floats(DynamicMap::unsigned().values().as_slice(), device));
@@ -29,22 +29,22 @@ impl Tables {
         self.byte_tables.get_or_init(|| QuantFormat::ALL.map(|format| (format, byte_table(format, device))).into());
     }
 
-    /// The signed dynamic map, `[256]` f32.
+    /// Returns the signed dynamic map, `[256]` f32.
     pub(crate) fn signed(&self) -> Tensor<Cuda, 1> {
         self.signed.get().expect("tables are prepared with the engine").clone()
     }
 
-    /// The unsigned dynamic map, `[256]` f32.
+    /// Returns the unsigned dynamic map, `[256]` f32.
     pub(crate) fn unsigned(&self) -> Tensor<Cuda, 1> {
         self.unsigned.get().expect("tables are prepared with the engine").clone()
     }
 
-    /// The scale of each E8M0 code, `[256]` f32.
+    /// Returns the scale of each E8M0 code, `[256]` f32.
     pub(crate) fn e8m0(&self) -> Tensor<Cuda, 1> {
         self.e8m0.get().expect("tables are prepared with the engine").clone()
     }
 
-    /// The values of each byte of codes, `[256, codes per byte]` f32.
+    /// Returns the values of each byte of codes, `[256, codes per byte]` f32.
     pub(crate) fn byte_table(&self, format: QuantFormat) -> Tensor<Cuda, 2> {
         let tables = self.byte_tables.get().expect("tables are prepared with the engine");
         let (_, table) = tables.iter().find(|(key, _)| *key == format).expect("every format has a table");

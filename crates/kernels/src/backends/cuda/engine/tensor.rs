@@ -1,8 +1,8 @@
-//! New tensors in CubeCL's memory, and any tensor as a matrix that launches can read.
+//! Allocates tensors in CubeCL's memory, and views tensors as matrices that launches can read.
 //!
-//! What is not rows of adjacent values is made contiguous by a kernel of the engine: Burn's own copy would run on CubeCL's stream, in
-//! the middle of a section.
-//! Trade-off: a tensor that is neither a matrix nor contiguous costs a copy, in every call.
+//! A tensor that is not rows of adjacent values is made contiguous by the engine's own kernel, because Burn's copy
+//! would run on CubeCL's stream in the middle of a section.
+//! Trade-off: a tensor that is neither a matrix nor contiguous costs a copy in every call.
 
 use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::{DType, Int, Shape, Tensor, TensorMetadata};
@@ -16,7 +16,7 @@ use super::scratch::ScratchSlot;
 use crate::backends::planning::rows::row_stride;
 
 impl Engine {
-    /// A new, uninitialized, contiguous tensor.
+    /// Allocates an uninitialized contiguous tensor.
     pub(crate) fn empty(&self, shape: impl Into<Shape>, dtype: DType) -> Primitive {
         let shape = shape.into();
         // CubeCL allocates no memory of size zero.
@@ -31,12 +31,12 @@ impl Engine {
         CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype)
     }
 
-    /// Memory that a tensor had before.
+    /// Returns memory that an earlier tensor had.
     fn recycled_memory(&self, bytes: usize) -> Option<Handle> {
         let mut taken = self.recycled.take(bytes);
         if matches!(taken, Taken::AfterOthers) {
             self.recycled.renew();
-            // CubeCL lets go of an operand before it launches the kernel, which it may have to compile first.
+            // CubeCL releases an operand before it launches the kernel, which it may first have to compile.
             self.wait_until_submitted();
             check("ordering streams", self.handoff.begin());
             taken = self.recycled.take(bytes);
@@ -50,7 +50,7 @@ impl Engine {
         }
     }
 
-    /// Memory that CubeCL allocates, or has back from Burn's own operations, which may still be at work there.
+    /// Allocates memory from CubeCL, which may reuse memory of Burn's own operations that are still running.
     fn new_memory(&self, bytes: usize) -> Handle {
         self.make_room_for(bytes);
         self.watch.verify();
@@ -64,12 +64,12 @@ impl Engine {
         handle
     }
 
-    /// A new matrix.
+    /// Allocates a matrix.
     pub(crate) fn empty_matrix(&self, rows: usize, width: usize, dtype: DType) -> MatrixView {
         self.view_of(self.empty([rows, width], dtype))
     }
 
-    /// A new matrix whose rows have room for `room` columns more, which hold something only until the group that reads the rows has.
+    /// Allocates a matrix whose rows have room for `room` more columns, whose contents are valid only until the group that reads the rows has run.
     pub(crate) fn empty_with_room(&self, [rows, width]: [usize; 2], room: usize, dtype: DType) -> MatrixView {
         if room == 0 {
             return self.empty_matrix(rows, width, dtype);
@@ -81,8 +81,8 @@ impl Engine {
         MatrixView { block: DeviceBlock { width, stride, ..whole.block }, tensor }
     }
 
-    /// A matrix that may be written to in `room` columns after its own, until the group that reads it has: itself, where it was allocated so;
-    /// otherwise a copy in scratch memory.
+    /// Returns rows whose `room` columns after the matrix may be written until the group that reads it has run: the
+    /// matrix itself if it was allocated with room, else a copy in scratch memory.
     pub(crate) fn with_room(&self, matrix: MatrixView, room: usize) -> (DeviceBlock, Option<MatrixView>) {
         if room == 0 || self.has_room_in_place(&matrix, room) {
             return (matrix.block(), Some(matrix));
@@ -92,29 +92,29 @@ impl Engine {
         (copy, None)
     }
 
-    /// Whether nothing else is in the `room` columns after a matrix.
+    /// Returns whether the `room` columns after a matrix are unused.
     pub(crate) fn has_room_in_place(&self, matrix: &MatrixView, room: usize) -> bool {
         matrix.has_room(room) && self.addresses.is_whole(&matrix.tensor.handle, matrix.width)
     }
 
-    /// Rows of scratch memory with room for `room` columns more.
+    /// Returns rows of scratch memory with room for `room` more columns.
     pub(crate) fn scratch_rows(&self, [rows, width]: [usize; 2], room: usize, dtype: DType) -> DeviceBlock {
         let stride = row_stride(width, room);
         let address = self.scratch.take(ScratchSlot::WideRows, rows * stride * dtype.size());
         DeviceBlock { address, rows, width, stride, dtype }
     }
 
-    /// Any tensor as a matrix: the first axis is rows, the others are adjacent. Copied where it is not laid out so.
+    /// Views any tensor as a matrix, with the first axis as rows and the others adjacent; copies it if its layout differs.
     pub(crate) fn matrix<const D: usize>(&self, tensor: Tensor<Cuda, D>) -> MatrixView {
         self.view_of(float(tensor))
     }
 
-    /// The same of an integer tensor, without gaps.
+    /// Views an integer tensor as a matrix without gaps.
     pub(crate) fn int_matrix<const D: usize>(&self, tensor: Tensor<Cuda, D, Int>) -> MatrixView {
         self.dense(self.view_of(tensor.into_primitive()))
     }
 
-    /// A primitive as a matrix; see [`Engine::matrix`].
+    /// Views a primitive as a matrix, as [`Engine::matrix`] does.
     pub(crate) fn view_of(&self, primitive: Primitive) -> MatrixView {
         let shape: Vec<usize> = primitive.shape().to_vec();
         let strides: Vec<usize> = primitive.meta.strides().to_vec();
@@ -138,28 +138,28 @@ impl Engine {
         MatrixView { block: DeviceBlock { address, rows, width, stride, dtype: primitive.dtype }, tensor: primitive }
     }
 
-    /// Rows without gaps: copied where there are any.
+    /// Returns rows without gaps; copies if there are any.
     pub(crate) fn dense(&self, matrix: MatrixView) -> MatrixView {
         if matrix.is_dense() { matrix } else { self.view_of(self.contiguous(&matrix.tensor)) }
     }
 
-    /// A tensor as rows without gaps.
+    /// Views a tensor as rows without gaps.
     pub(crate) fn flat<const D: usize>(&self, tensor: Tensor<Cuda, D>) -> MatrixView {
         self.dense(self.matrix(tensor))
     }
 
-    /// A tensor in a format, without gaps: converted where it has another.
+    /// Views a tensor as rows without gaps in a format; converts it if necessary.
     pub(crate) fn flat_as<const D: usize>(&self, tensor: Tensor<Cuda, D>, dtype: DType) -> MatrixView {
         let values = self.matrix_as(tensor, dtype);
         self.dense(values)
     }
 
-    /// A tensor as a matrix in a format: converted where it has another.
+    /// Views a tensor as a matrix in a format; converts it if necessary.
     pub(crate) fn matrix_as<const D: usize>(&self, tensor: Tensor<Cuda, D>, dtype: DType) -> MatrixView {
         self.in_format(self.matrix(tensor), dtype)
     }
 
-    /// A matrix in a format: itself, or a dense copy.
+    /// Returns the matrix itself if it has the format, else a dense copy in it.
     pub(crate) fn in_format(&self, values: MatrixView, dtype: DType) -> MatrixView {
         if values.dtype == dtype {
             return values;
@@ -170,7 +170,7 @@ impl Engine {
         converted
     }
 
-    /// Whether matrices are column ranges of one buffer, side by side in this order.
+    /// Returns whether matrices are column ranges of one buffer, side by side in this order.
     pub(crate) fn are_adjacent(&self, parts: &[MatrixView]) -> bool {
         let total: usize = parts.iter().map(|part| part.width).sum();
         let stride = parts[0].stride;
@@ -179,11 +179,11 @@ impl Engine {
                 && pair[0].dtype == pair[1].dtype
                 && pair[0].rows == pair[1].rows
         });
-        // Buffers of one row that happen to follow each other are not one buffer.
+        // With one row, adjacent buffers could be mistaken for one buffer.
         beside && parts[0].rows > 1 && stride >= total && parts.iter().all(|part| part.stride == stride)
     }
 
-    /// Matrices side by side as one: without a copy where they are column ranges of one buffer.
+    /// Joins matrices side by side, without a copy if they are column ranges of one buffer.
     pub(crate) fn adjacent_columns(&self, mut parts: Vec<MatrixView>) -> MatrixView {
         let total = parts.iter().map(|part| part.width).sum();
         if parts.len() == 1 {
@@ -203,7 +203,7 @@ impl Engine {
         joined
     }
 
-    /// Column ranges of a buffer as tensors, in order. They share its memory.
+    /// Returns column ranges of a buffer as tensors, in order. They share its memory.
     pub(crate) fn split<const D: usize>(&self, whole: &MatrixView, widths: &[usize]) -> Vec<Tensor<Cuda, D>> {
         let mut start = 0;
         let mut parts = Vec::with_capacity(widths.len());
@@ -214,7 +214,7 @@ impl Engine {
         parts
     }
 
-    /// Rows `start .. start + rows` of a dense matrix. Shares memory.
+    /// Returns rows `start .. start + rows` of a dense matrix, sharing its memory.
     pub(crate) fn row_range(&self, matrix: &MatrixView, start: usize, rows: usize) -> Primitive {
         assert!(matrix.is_dense() && start + rows <= matrix.rows, "rows {start}+{rows} of {}", matrix.rows);
         view(matrix, start * matrix.width, &[rows, matrix.width], vec![matrix.width, 1])

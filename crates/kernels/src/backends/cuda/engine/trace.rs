@@ -1,7 +1,7 @@
 //! Time by operation, from device events around each launch.
 //!
-//! Trade-off: while a trace is recorded, each launch has two events around it, so the sum of the parts is a little more than an
-//! untraced pass takes. Without one it costs a branch per launch.
+//! Trade-off: while a trace is recorded, each launch has two events around it, so the parts add up to a little more
+//! than an untraced pass. Without a trace, a launch costs one more branch.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use firebrick_cuda::Event;
 use super::failure::check;
 use crate::TracedOperation;
 
-/// The work that an operation cannot avoid, which its time is compared with.
+/// The unavoidable work of an operation, to compare its time with.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cost {
     /// Operations of matrix units.
@@ -29,37 +29,37 @@ struct Span {
     end: Arc<Event>,
 }
 
-/// See the head of this file.
+/// The recorded launches of an engine.
 #[derive(Default)]
 pub(crate) struct Trace {
     recording: RefCell<Option<Recording>>,
 }
 
 struct Recording {
-    /// The beginning, which the others are measured from.
+    /// Start of the trace, from which the others are measured.
     origin: Event,
     spans: Vec<Span>,
 }
 
 impl Trace {
-    /// Whether launches are being recorded.
+    /// Returns whether launches are recorded.
     pub(super) fn is_recording(&self) -> bool {
         self.recording.borrow().is_some()
     }
 
-    /// Starts to record, from `origin` on; what was recorded before is dropped.
+    /// Starts to record from `origin` on; drops earlier records.
     pub(crate) fn start(&self, origin: Event) {
         *self.recording.borrow_mut() = Some(Recording { origin, spans: Vec::new() });
     }
 
-    /// Adds a launch between two events.
+    /// Records a launch between two events.
     pub(crate) fn record(&self, name: &'static str, cost: Cost, [start, end]: [impl Into<Arc<Event>>; 2]) {
         if let Some(recording) = self.recording.borrow_mut().as_mut() {
             recording.spans.push(Span { name, cost, start: start.into(), end: end.into() });
         }
     }
 
-    /// Ends recording: launches in order. The caller has waited for the device.
+    /// Ends recording and returns the launches in order. The caller has waited for the device.
     pub(crate) fn finish(&self) -> Vec<TracedOperation> {
         let Some(Recording { origin, spans }) = self.recording.borrow_mut().take() else { return Vec::new() };
         let between = |start: &Event, end: &Event| f64::from(check("reading an event", end.milliseconds_since(start)));

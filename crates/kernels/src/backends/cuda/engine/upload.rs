@@ -1,5 +1,5 @@
-//! Bytes of the host on their way to the device: through pinned memory, on the engine's stream, while the host goes on.
-//! Trade-off: what lies elsewhere on the host is copied once more, into pinned memory.
+//! Uploads of host bytes to the device: through pinned memory, on the engine's stream, without blocking the host.
+//! Trade-off: bytes outside pinned memory are first copied into it.
 
 use burn_tensor::DType;
 use firebrick_cuda::Event;
@@ -14,21 +14,21 @@ use crate::weights::reference::scales_by;
 use crate::{HostBuffer, QuantizedWeight};
 
 impl Engine {
-    /// Copies a pinned buffer to an address with room for it. The buffer returns to its pool once that is done.
+    /// Copies a pinned buffer to an address with room for it. The buffer returns to its pool once the copy is done.
     pub(crate) fn upload(&self, lent: Lent, address: u64) {
         let (stream, done) = (self.stream(), check("creating an event", Event::new(self.context())));
         // SAFETY: the memory at the address belongs to a tensor with the bytes of the buffer; the buffer is held below until the copy is
         // done.
         let copied = unsafe { stream.copy_to_device(at(address), lent.pinned(), lent.len()) };
         if let Err(error) = copied.and_then(|()| stream.record(&done)) {
-            // Nothing marks the end of the copy, so the whole stream is waited for. If that fails, the context is lost with it.
+            // No event marks the end of the copy, so wait for the whole stream. If that fails, the context is lost anyway.
             let _ = stream.synchronize();
             check("copying to the device", Err(error))
         }
         self.copies.keep_until(lent, done);
     }
 
-    /// Codes and scales that the host has, as [`Engine::quantize`] would have written them.
+    /// Uploads codes and scales from the host, in the layout of [`Engine::quantize`].
     pub(crate) fn upload_codes(
         &self,
         codes: HostBuffer,
@@ -56,7 +56,7 @@ impl Engine {
         })
     }
 
-    /// A tensor `[count]` of bytes that `write` puts into pinned memory.
+    /// Creates a tensor `[count]` from bytes that `write` puts into pinned memory.
     fn written(&self, count: usize, dtype: DType, write: impl FnOnce(&mut [u8])) -> Primitive {
         let (context, pool) = shared(self.device());
         let mut lent = check("allocating pinned memory", pool.lend(&context, count * dtype.size()));
@@ -64,7 +64,7 @@ impl Engine {
         self.uploaded(lent, dtype)
     }
 
-    /// A tensor of one dimension from its bytes.
+    /// Creates a one-dimensional tensor from its bytes.
     fn uploaded(&self, lent: Lent, dtype: DType) -> Primitive {
         let new = self.empty([lent.len() / dtype.size()], dtype);
         self.upload(lent, self.address(&new));

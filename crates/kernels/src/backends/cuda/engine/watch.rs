@@ -1,9 +1,8 @@
-//! Notices Burn operations that run inside a section, and keeps two threads from being inside sections of one device.
+//! Detects Burn operations that run inside a section, and prevents two threads from being inside sections of one device.
 //!
-//! CubeCL numbers memory handles from one counter, and a Burn operation that allocates (for its output or its arguments) moves it.
-//! Not supported: allocations of several threads cannot be distinguished, so only a program that asks for it is checked
-//! ([`watch_burn_operations`]), while one thread has an engine. A Burn operation that allocates nothing is not noticed. Release builds do not
-//! check.
+//! CubeCL numbers memory handles from one counter, and a Burn operation that allocates (for its output or its arguments) increments it.
+//! Not supported: allocations of several threads cannot be distinguished, so the check runs only in programs that enable it
+//! ([`watch_burn_operations`]), while one thread has an engine. A Burn operation that allocates nothing is not detected. Release builds do not check.
 //! Trade-off: a leaked mutex per device and process.
 
 use std::cell::Cell;
@@ -18,19 +17,19 @@ use super::handle_number::handle_number;
 /// Whether this process uses Burn on one thread only.
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 
-/// From now on, a Burn operation that runs inside a section panics in debug builds. For tests: no other thread may use Burn on a card.
+/// Makes Burn operations inside a section panic in debug builds from now on. For tests in which no other thread uses Burn on a card.
 pub fn watch_burn_operations() {
     IS_WATCHED.store(true, Ordering::Relaxed);
 }
 
-/// Engines in this process now.
+/// Number of engines in this process now.
 static ENGINES: AtomicUsize = AtomicUsize::new(0);
-/// Engines that this process ever had.
+/// Number of engines that this process ever had.
 static ENGINES_EVER: AtomicUsize = AtomicUsize::new(0);
 
-/// Notices Burn operations inside a section; see the head of this file.
+/// Detects Burn operations inside a section by CubeCL's handle numbers.
 pub(crate) struct BurnWatch {
-    /// The last number that is accounted for, and the engines there had been by then.
+    /// The last number that is accounted for, and the number of engines so far at that time.
     last: Cell<Option<(usize, usize)>>,
 }
 
@@ -41,14 +40,14 @@ impl BurnWatch {
         Self { last: Cell::new(None) }
     }
 
-    /// Takes what CubeCL has numbered so far as known.
+    /// Accounts for all numbers that CubeCL has used so far.
     pub(super) fn restart(&self) {
         let is_on = cfg!(debug_assertions) && IS_WATCHED.load(Ordering::Relaxed) && ENGINES.load(Ordering::SeqCst) == 1;
         let ever = ENGINES_EVER.load(Ordering::SeqCst);
         self.last.set(is_on.then(next_number).flatten().map(|number| (number, ever)));
     }
 
-    /// Panics if CubeCL has numbered anything since the last call.
+    /// Panics if CubeCL has used a number since the last call.
     pub(super) fn verify(&self) {
         let Some((last, ever)) = self.last.get() else { return };
         let found = next_number();
@@ -73,7 +72,7 @@ fn next_number() -> Option<usize> {
     handle_number(&Handle::new(StreamId::current(), 1))
 }
 
-/// The mutex of a device. One is leaked per device and process.
+/// Returns the mutex of a device. One is leaked per device and process.
 pub(super) fn lock_of(device: usize) -> &'static Mutex<()> {
     static LOCKS: Mutex<Vec<(usize, &'static Mutex<()>)>> = Mutex::new(Vec::new());
     let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);

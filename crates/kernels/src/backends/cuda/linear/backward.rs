@@ -1,10 +1,10 @@
 //! Groups of linear modules on CUDA, backward.
 //!
-//! One GEMM for the gradient of the input where the group is one weight, and GEMMs over all tokens for the gradients of what trains:
-//! weights (added to the running sum in place where nothing else holds it), adapters, biases. Where adapters are appended, `dy s B` goes to
-//! the columns after `dy`, in its own memory where that has room. Under dropout of what adapters read, their part of the input's gradient is a
-//! GEMM of its own, because it goes through the mask. What comes before the GEMM goes back in `prologue_backward`.
-//! Trade-off: ways of a group differ by base, adapters and format, so that each reads as little as it can; all meet in one gradient of outputs.
+//! One GEMM computes the input gradient if the group is one weight, and GEMMs over all tokens compute the gradients of trained weights
+//! (added to the running sum, in place if it is not shared), adapters and biases. If adapters are appended, `dy s B` is written to the
+//! columns after `dy`, in place if there is room. Under dropout, the adapters' part of the input gradient is a separate GEMM, because
+//! it goes through the mask. `prologue_backward` computes the backward of the prologue.
+//! Trade-off: the code path depends on base, adapters and format, so that each reads as little as possible; all share one output gradient.
 
 use burn_tensor::{DType, Tensor};
 
@@ -18,34 +18,34 @@ use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, into_single};
 use crate::{Dropout, Group, InputGradient, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient};
 
-/// The gradient of a group's outputs, with what the GEMMs that read it share.
+/// The gradient of a group's outputs, with the values that all GEMMs reading it share.
 pub(crate) struct OutputGradient {
-    /// All parts side by side, in rows with room for `d_low` where adapters are appended.
+    /// All parts side by side, in rows with room for `d_low` if adapters are appended.
     pub dy: DeviceBlock,
-    /// The owner of its memory where it is not scratch.
+    /// The owner of its memory, if that is not scratch.
     _owner: Option<MatrixView>,
     qk_norm: [Option<Primitive>; 2],
     output_norm: Option<Primitive>,
     weight: Option<GroupWeight>,
-    /// Where the gradients of the weights go, in the order of the modules.
+    /// Destinations of the weight gradients, in the order of the modules.
     sums: Vec<WeightGradient<Cuda>>,
-    /// Where the group has magnitudes: `dy` is then the gradient of what they scale.
+    /// Set if the group has magnitudes: `dy` then is the gradient of the unscaled outputs.
     magnitudes: Option<BehindMagnitudes>,
     /// The adapters with `dy s B`.
     pub adapters: Option<LowRankGradient>,
 }
 
-/// What the backward of a group with magnitudes has in addition.
+/// Additional values in the backward of a group with magnitudes.
 struct BehindMagnitudes {
     /// The gradient of the scaled outputs.
     dy: DeviceBlock,
     _owner: Option<MatrixView>,
-    /// One per module.
+    /// Gradients of the magnitudes, one per module.
     gradients: Vec<Option<Primitive>>,
 }
 
 impl Engine {
-    /// See [`crate::LinearOps::mlp_backward`].
+    /// Computes [`crate::LinearOps::mlp_backward`].
     pub(super) fn mlp_backward(
         &self,
         [(saved_gate_up, gate_up), (saved_down, down)]: [(ProjectSaved<Cuda>, Group<Cuda>); 2],
@@ -62,7 +62,7 @@ impl Engine {
         self.group_backward(saved_gate_up, gate_up, vec![d_gate, d_up], d_residual, None, prepared)
     }
 
-    /// See [`crate::LinearOps::project_backward`]. `next` made what a gated prologue read; `prepared` is what its backward was handed.
+    /// Computes [`crate::LinearOps::project_backward`]. `next` computed a gated prologue's inputs; `prepared` was computed for this call.
     pub(super) fn group_backward(
         &self,
         saved: ProjectSaved<Cuda>,
@@ -73,7 +73,7 @@ impl Engine {
         prepared: Option<PreparedFactors>,
     ) -> ProjectGradients<Cuda> {
         let route = self.route_of(&group, d_outputs[0].dtype(), 0);
-        // Out of the group, so that nothing else holds them.
+        // Move the gradients out of the group, so that it does not share them.
         let take = |gradient: &mut WeightGradient<Cuda>| std::mem::replace(gradient, WeightGradient::Frozen);
         let sums = group.modules.iter_mut().map(|module| take(&mut module.weight_gradient)).collect();
         let group = &Routed { group: &group, route };
@@ -118,7 +118,7 @@ impl Engine {
         ProjectGradients { input, norm: norm.map(tensor), output_norm, qk_norm, modules }
     }
 
-    /// The gradient of the GEMM's output from the gradients of what the epilogue made of it.
+    /// Computes the gradient of the GEMM's output from the gradients of the epilogue's outputs.
     fn output_gradient(
         &self,
         group: &Routed<'_>,
@@ -167,7 +167,7 @@ impl Engine {
         OutputGradient { dy, _owner: owner, qk_norm, output_norm: d_output_norm, weight, sums, magnitudes, adapters }
     }
 
-    /// `dy W + dy s B A`, summed over the group, plus what is given; in rows with `room` columns more.
+    /// Computes `dy W + dy s B A`, summed over the group, plus the given addend, in rows with `room` more columns.
     pub(crate) fn input_gradient(
         &self,
         group: &Routed<'_>,
@@ -195,7 +195,7 @@ impl Engine {
             }
             weight => self.base_gradient(group, weight.as_ref(), dy, so_far, out),
         }
-        // Otherwise the adapters' part came with that of the weights.
+        // Otherwise the weights' GEMM already includes the adapters' part.
         if (is_masked || group.route.adapters == AdapterRoute::Separate)
             && let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters
         {
@@ -212,7 +212,7 @@ impl Engine {
         dx
     }
 
-    /// `dy W` of all modules, plus what is given, to `out`.
+    /// Writes `dy W` of all modules, plus the given addend, to `out`.
     fn base_gradient(
         &self,
         group: &Group<Cuda>,
@@ -234,8 +234,8 @@ impl Engine {
         }
     }
 
-    /// The gradient of the input of a group with magnitudes whose adapters read through a mask: `dy W`, and through the mask
-    /// `(c - 1) dy W + c dy s B A`, plus what is given.
+    /// Computes the input gradient of a group with magnitudes whose adapters read through dropout: `dy W`, and under
+    /// the mask `(c - 1) dy W + c dy s B A`, plus the given addend.
     fn masked_input_gradient(
         &self,
         group: &Group<Cuda>,
@@ -257,7 +257,7 @@ impl Engine {
         self.drop_values(through, dropout, out, true);
     }
 
-    /// Gradients of what trains in a group, in the order of its modules. `low` is `x Aᵀ`, if it was saved; `x` may be missing where only adapters train and their gradients are there.
+    /// Computes a group's parameter gradients, in module order. `low` is `x Aᵀ`, if saved. `x` may be missing if the adapters' are available.
     pub(super) fn parameter_gradients(
         &self,
         x: Option<DeviceBlock>,
@@ -290,7 +290,7 @@ impl Engine {
         gradients
     }
 
-    /// `dyᵀ x`, f32: new, or added to the running sum.
+    /// Computes `dyᵀ x`, f32: in a new tensor, or added to the running sum.
     fn weight_gradient(
         &self,
         sum: WeightGradient<Cuda>,

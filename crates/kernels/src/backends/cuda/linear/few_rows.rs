@@ -1,8 +1,8 @@
-//! Groups of linear modules over few rows: what a decoding step multiplies. Kernels: `few_rows.cu`.
+//! Groups of linear modules over few rows, as in a decoding step. Kernels: `few_rows.cu`.
 //!
-//! One launch for the weights of a whole group, as they are stored, with bias, adapters and residual; one more before it where there are
-//! adapters.
-//! Trade-off: no backward follows such a pass, and groups of mixed formats, odd inner widths or 8-bit GEMMs go the way of many rows.
+//! One launch covers a whole group's weights in their storage format, with bias, adapters and residual; another one
+//! precedes it if there are adapters.
+//! Trade-off: no backward can follow such a pass, and groups of mixed formats, odd inner widths or 8-bit GEMMs run as with many rows.
 
 use burn_tensor::DType;
 use bytemuck::{NoUninit, Pod, Zeroable};
@@ -16,7 +16,7 @@ use crate::backends::cuda::engine::{
 use crate::backends::planning::route::MAX_MODULES;
 use crate::{Group, Module, Weight};
 
-/// The kernel for a number of rows, and its outputs per block.
+/// The tile for a number of rows, with its outputs per block.
 struct Tile {
     rows: usize,
     name: &'static str,
@@ -30,13 +30,13 @@ const TILES: [Tile; 4] = [
     Tile { rows: 64, name: "few_rows_64", outputs: 32 },
 ];
 
-/// The kernel of a product, and what it reads.
+/// The kernel of a few-row GEMM, with its operands.
 struct FewRows {
     tile: &'static Tile,
     values: WeightValues,
 }
 
-/// A module as the kernels take it. What it does not have is null.
+/// A module, as the kernels read it. Missing parts are null.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 struct ModuleArgument {
@@ -54,7 +54,7 @@ struct ModuleArgument {
     unused: i32,
 }
 
-/// The modules of a group as the kernels take them.
+/// The modules of a group, as the kernels read them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 struct ModulesArgument {
@@ -63,7 +63,7 @@ struct ModulesArgument {
     ranks: i32,
 }
 
-/// The modules as an argument, and what goes with it.
+/// The modules as an argument, with the owners of their memory.
 struct Modules {
     argument: ModulesArgument,
     tiles: usize,
@@ -73,7 +73,7 @@ struct Modules {
 }
 
 impl Engine {
-    /// All outputs of a group side by side to `out`, plus a residual.
+    /// Writes all outputs of a group side by side to `out`, plus a residual.
     pub(super) fn multiply_few_rows(
         &self,
         x: DeviceBlock,
@@ -111,7 +111,7 @@ impl Engine {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// `x Aᵀ` of all adapters in f32, `[n, ranks]` in scratch memory; 0 where there are none.
+    /// Computes `x Aᵀ` of all adapters in f32, `[n, ranks]` in scratch memory; returns 0 if there are none.
     fn few_rows_adapters(&self, product: &FewRows, x: &DeviceBlock, modules: &Modules) -> u64 {
         let ranks = modules.argument.ranks as usize;
         if ranks == 0 {
@@ -175,7 +175,7 @@ impl Engine {
         }
     }
 
-    /// Bias and adapter of a module.
+    /// Returns bias and adapter of a module.
     fn around_module(&self, module: &Module<Cuda>, held: &mut Vec<MatrixView>) -> ModuleArgument {
         let mut argument = ModuleArgument::default();
         let mut address = |view: MatrixView| {
@@ -194,7 +194,7 @@ impl Engine {
         argument
     }
 
-    /// A copy without gaps.
+    /// Returns a copy without gaps.
     fn copied(&self, x: DeviceBlock) -> MatrixView {
         let copy = self.empty_matrix(x.rows, x.width, x.dtype);
         self.copy_rows(x, copy.block());
@@ -202,7 +202,7 @@ impl Engine {
     }
 }
 
-/// What reads a weight.
+/// Returns the struct that reads a weight.
 fn values_of(weight: &Weight<Cuda>) -> WeightValues {
     match weight {
         Weight::Dense(_) => WeightValues::Dense,

@@ -1,9 +1,8 @@
 //! Groups of linear modules on CUDA, forward: prologue, GEMM, epilogue.
 //!
-//! Where all modules of a group are quantized, their weights are dequantized side by side and the whole group is one GEMM; so are its
-//! adapters (see `adapters`), if their ranks are appended to the inner dimension. The input then needs rows with room for `x Aᵀ`: norms
-//! and gated activations write such rows, attention's output is copied. Other groups go module by module. Biases and a residual are
-//! added by the GEMM itself.
+//! If all modules of a group are quantized, their weights are dequantized side by side and the whole group is one GEMM, including its adapters
+//! (`adapters`) if their ranks are appended to the inner dimension. The input then needs rows with room for `x Aᵀ`: norms and gated activations write
+//! such rows, attention's output is copied. Other groups run module by module. The GEMM itself adds biases and a residual.
 //! Trade-off: outputs of a group are column ranges of one buffer, which lives until the last of them is dropped.
 
 use burn_tensor::{DType, Tensor};
@@ -23,17 +22,17 @@ use crate::{
 /// A group's output after its epilogue.
 struct Projected {
     parts: Vec<Tensor<Cuda, 2>>,
-    /// What the backward of the epilogue needs.
+    /// Values that the backward of the epilogue needs.
     heads: Option<SavedHeads<Cuda>>,
     output_norm: Option<SavedOutputNorm<Cuda>>,
     kept: GroupKept,
 }
 
-/// What the GEMM of a group reads.
+/// The input of a group's GEMM.
 #[derive(Clone, Copy)]
 pub(super) struct Input {
     pub rows: DeviceBlock,
-    /// Whether `x Aᵀ` of the adapters is in the columns after it already.
+    /// Whether `x Aᵀ` of the adapters is already in the columns after it.
     has_low_rank: bool,
 }
 
@@ -43,7 +42,7 @@ impl From<DeviceBlock> for Input {
     }
 }
 
-/// What the GEMMs of a group leave for the backward.
+/// Values of a group's GEMMs that the backward needs.
 #[derive(Default)]
 pub(super) struct GroupKept {
     /// `x Aᵀ` of the adapters.
@@ -134,13 +133,13 @@ impl LinearOps for Cuda {
     }
 }
 
-/// The two halves of a buffer as tensors.
+/// Returns the two halves of a buffer as tensors.
 pub(super) fn halves(engine: &Engine, both: &MatrixView, width: usize) -> (Tensor<Cuda, 2>, Tensor<Cuda, 2>) {
     let [first, second] = into_parts(engine.split(both, &[width, width]));
     (first, second)
 }
 
-/// What came in, or the first of two.
+/// Returns the prologue's input, or the first of two.
 fn first_input(prologue: &Prologue<Cuda>) -> &Tensor<Cuda, 2> {
     let (Prologue::None { x } | Prologue::Norm { x, .. } | Prologue::Gated { gate: x, .. }) = prologue;
     x
@@ -185,8 +184,8 @@ impl Engine {
         (parts, saved)
     }
 
-    /// What the GEMM of a group reads, in rows with room for its adapters or prepared as codes; and the owner of its memory where it is not
-    /// scratch.
+    /// Returns the input of a group's GEMM, in rows with room for its adapters or prepared as codes, and the owner of
+    /// its memory if that is not scratch.
     fn input_rows(
         &self,
         prologue: &Prologue<Cuda>,
@@ -232,8 +231,8 @@ impl Engine {
         (matrix.block().into(), Some(matrix))
     }
 
-    /// All outputs of a group side by side, plus a residual, as one tensor per part. Where there are several parts, their gradients may
-    /// take their place, and then need room for the adapters' too.
+    /// Computes all outputs of a group, plus a residual, as one tensor per part. Gradients of several parts may later
+    /// overwrite them, and then also need room for the adapters'.
     fn split_group(&self, x: Input, group: &Routed<'_>, residual: Option<DeviceBlock>) -> Projected {
         let room = if group.parts.len() == 1 { 0 } else { group.route.room() };
         let y = self.empty_with_room([x.rows.rows, group.out_features()], room, x.rows.dtype);
@@ -242,7 +241,7 @@ impl Engine {
         Projected { parts, heads: None, output_norm: None, kept }
     }
 
-    /// The one output of a group, normalized and added to a residual.
+    /// Computes the one output of a group, normalized and added to a residual.
     fn project_norm(
         &self,
         x: Input,
@@ -273,8 +272,7 @@ impl Engine {
         Projected { parts, heads, output_norm: None, kept }
     }
 
-    /// All outputs of a group side by side to `out`, plus a residual. `x Aᵀ` of its adapters is scratch memory or lies in the columns
-    /// after `x`.
+    /// Writes all outputs of a group side by side to `out`, plus a residual. `x Aᵀ` of its adapters is in scratch memory or in the columns after `x`.
     pub(super) fn group_forward(
         &self,
         Input { rows: x, has_low_rank }: Input,

@@ -1,5 +1,5 @@
 //! The gated activation `activation(gate) * up` on CUDA. Kernels: `gated.cu`.
-//! Trade-off: the source is compiled per activation, by its name; a name that it does not have is found by the conformance tests.
+//! Trade-off: the source is compiled per activation, by its name; only the conformance tests find a name that it does not define.
 
 use burn_tensor::Tensor;
 use firebrick_arch::Activation;
@@ -9,18 +9,18 @@ use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Source, at, float, rows_and_columns,
 };
 
-/// What a backward of the gated activation reads and writes.
+/// Operands and targets of a gated activation's backward.
 pub(crate) struct GatedOperands {
     /// Gate, up, and their gradients.
     pub blocks: [DeviceBlock; 4],
-    /// The owner of the gradients.
+    /// The owner of the gradients' memory.
     pub target: MatrixView,
-    /// The owners of gate and up where that is another, until the launch.
+    /// The owners of gate and up until the launch, if they differ from `target`.
     _inputs: Vec<MatrixView>,
 }
 
 impl GatedOperands {
-    /// All of them as arguments after others, up to the sizes.
+    /// Appends all of them, except for the sizes, to other arguments.
     pub(crate) fn arguments(&self, arguments: Arguments, dy: &MatrixView, recompute: bool) -> Arguments {
         let [gate, up, d_gate, d_up] = self.blocks;
         let arguments = arguments.rows(&d_gate).rows(&d_up).i64(self.target.stride as i64);
@@ -31,14 +31,14 @@ impl GatedOperands {
     }
 }
 
-/// What every gated kernel reads, as arguments after others: both addresses, then both strides.
+/// Appends gate and up to other arguments, as every gated kernel reads them: both addresses, then both strides.
 pub(super) fn gate_and_up(arguments: Arguments, [gate, up]: [DeviceBlock; 2]) -> Arguments {
     let arguments = arguments.rows(&gate).rows(&up);
     arguments.i64(gate.stride as i64).i64(up.stride as i64)
 }
 
 impl Engine {
-    /// `activation(gate) * up`, in rows with `room` columns after them.
+    /// Computes `activation(gate) * up`, in rows with `room` columns after them.
     pub(crate) fn gated(&self, gate: &MatrixView, up: &MatrixView, activation: Activation, room: usize) -> MatrixView {
         assert!(gate.rows == up.rows && gate.width == up.width && gate.dtype == up.dtype, "gate and up have one shape");
         let y = self.empty_with_room([gate.rows, gate.width], room, gate.dtype);
@@ -57,8 +57,8 @@ impl Engine {
         y
     }
 
-    /// Gradients of gate and up side by side, in their own memory where nothing else holds it; with `recompute`, `dy` is
-    /// overwritten by `activation(gate) * up`.
+    /// Computes the gradients of gate and up side by side, in place if their memory is not shared; with `recompute`,
+    /// overwrites `dy` with `activation(gate) * up`.
     pub(super) fn gated_backward(
         &self,
         gate: Tensor<Cuda, 2>,
@@ -70,7 +70,7 @@ impl Engine {
         self.gated_backward_of(self.gated_operands(gate, up, dy), activation, dy, recompute)
     }
 
-    /// [`Self::gated_backward`] of what [`Self::gated_operands`] laid out.
+    /// Runs [`Self::gated_backward`] on the layout of [`Self::gated_operands`].
     pub(super) fn gated_backward_of(
         &self,
         operands: GatedOperands,
@@ -93,7 +93,7 @@ impl Engine {
         operands.target
     }
 
-    /// What a backward of the gated activation reads and writes.
+    /// Lays out the operands and targets of a gated activation's backward.
     pub(super) fn gated_operands(&self, gate: Tensor<Cuda, 2>, up: Tensor<Cuda, 2>, dy: &MatrixView) -> GatedOperands {
         let inputs = [self.view_of(float(gate)), self.view_of(float(up))];
         let [gate, up] = [inputs[0].block(), inputs[1].block()];
@@ -103,14 +103,14 @@ impl Engine {
         GatedOperands { blocks: [gate, up, d_gate, d_up], target, _inputs: inputs }
     }
 
-    /// Where both gradients go, and what to hold until they are there. Writing over the inputs halves the widest point of a layer's backward; that is only right where
-    /// these two views are all that is left of their buffer.
+    /// Returns the destination of both gradients, and the owners to hold until they are written. Overwriting the inputs halves the
+    /// widest point of a layer's backward, but requires that these two views are the only users of their buffer.
     fn gradient_target(&self, inputs: [MatrixView; 2]) -> (MatrixView, Vec<MatrixView>) {
         let (rows, width, dtype) = (inputs[0].rows, inputs[0].width, inputs[0].dtype);
         if !self.are_adjacent(&inputs) {
             return (self.empty_matrix(rows, 2 * width, dtype), inputs.into());
         }
-        // Joining drops the second view, so that one handle is left if nothing else holds the buffer.
+        // Joining drops the second view, so that one handle remains if the buffer is not shared.
         let whole = self.adjacent_columns(inputs.into());
         if self.is_unshared(&whole.tensor) {
             (whole, Vec::new())

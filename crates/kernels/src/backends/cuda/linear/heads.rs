@@ -1,10 +1,10 @@
-//! The heads epilogue on CUDA: from the GEMM's joined `[q | k | v]` to dense queries, keys and values, and back.
+//! The heads epilogue on CUDA: converts the GEMM's joined `[q | k | v]` to dense queries, keys and values, and back.
 //!
-//! One launch each way: RMSNorm per head where the model has it, rotation where it has it, values copied. The joined rows are scratch
-//! memory, unless the backward needs queries and keys before their norm. Kernels: `heads.cu`. Norms over all heads of a token
-//! together run before it, from dense copies of queries and keys, by the kernels of `norm`.
-//! Trade-off: values are copied so that attention always reads dense rows; 2 bytes read and written per value of `v`. Norms over all
-//! heads cost four launches more each way.
+//! One launch per direction runs RMSNorm per head and rotation if the model has them, and copies values. The joined
+//! rows are scratch memory, unless the backward needs queries and keys before their norm. Kernels: `heads.cu`. Norms
+//! over all heads of a token together run before it, from dense copies of queries and keys, by the kernels of `norm`.
+//! Trade-off: values are copied so that attention always reads dense rows, which reads and writes 2 bytes per value of
+//! `v`. Norms over all heads cost four more launches per direction.
 //! Not supported: heads wider than 512 with norm weights that train.
 
 use burn_tensor::{DType, Tensor};
@@ -35,12 +35,12 @@ impl HeadCounts {
     }
 }
 
-/// What the kernels read in addition to heads; holds its memory.
+/// Further inputs of the kernels; holds their memory.
 struct Constants {
-    /// Weights, and what is added to them, and epsilons.
+    /// Weights, their offsets, and epsilons.
     norms: Option<([MatrixView; 2], [f32; 4])>,
     tables: Option<[MatrixView; 2]>,
-    /// Column pairs of a head that are rotated; all of them without tables.
+    /// Rotated column pairs of a head; all of them without tables.
     rotated: usize,
 }
 
@@ -81,12 +81,12 @@ impl Constants {
     }
 }
 
-/// The norms of an epilogue, where each head is normalized by itself.
+/// Returns the norms of an epilogue that normalizes each head separately.
 fn head_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<&QkNorms<Cuda>> {
     epilogue.qk_norm.as_ref().filter(|norms| norm_widths(norms) == [epilogue.head_dim; 2])
 }
 
-/// The norms of an epilogue, where all heads of a token are normalized together.
+/// Returns the norms of an epilogue that normalizes all heads of a token together.
 pub(super) fn projection_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<&QkNorms<Cuda>> {
     epilogue.qk_norm.as_ref().filter(|norms| norm_widths(norms) != [epilogue.head_dim; 2])
 }
@@ -95,13 +95,13 @@ fn norm_widths(norms: &QkNorms<Cuda>) -> [usize; 2] {
     [&norms.q, &norms.k].map(|norm| norm.weight.dims()[0])
 }
 
-/// Four tokens per block of 256 threads.
+/// Returns a grid of four tokens per block of 256 threads.
 fn token_grid(tokens: usize) -> LaunchShape {
     LaunchShape { block: [64, 4, 1], ..grid(tokens.div_ceil(4), 1) }
 }
 
 impl Engine {
-    /// The joined output of the GEMM: a tensor where the backward reads it again, scratch memory otherwise.
+    /// Allocates the joined output of the GEMM: a tensor if the backward reads it again, else scratch memory.
     pub(super) fn joined_rows(
         &self,
         [rows, width]: [usize; 2],
@@ -115,8 +115,7 @@ impl Engine {
         (self.scratch_rows([rows, width], 0, dtype), None)
     }
 
-    /// Normalizes queries and keys in joined rows, where the norms are over all heads of a token; returns dense copies of both as they
-    /// were before.
+    /// Normalizes queries and keys in joined rows, if the norms are over all heads of a token; returns dense copies of both before the norm.
     pub(super) fn normalize_projections(
         &self,
         joined: DeviceBlock,
@@ -135,7 +134,7 @@ impl Engine {
         Some([normalize((q, &norms.q)), normalize((k, &norms.k))])
     }
 
-    /// Backward of [`Engine::normalize_projections`], in the joined rows of the gradients: the gradients of the weights that train.
+    /// Backward of [`Engine::normalize_projections`], in place on the joined gradients; returns the gradients of norm weights that train.
     fn normalize_projections_backward(
         &self,
         joined: DeviceBlock,
@@ -150,7 +149,7 @@ impl Engine {
         ]
     }
 
-    /// Dense queries, keys and values of joined rows.
+    /// Returns dense queries, keys and values of joined rows.
     pub(super) fn heads_forward(
         &self,
         joined: DeviceBlock,
@@ -188,8 +187,8 @@ impl Engine {
         unsafe { self.launch(launch, &heads.arguments(arguments, x.rows)) };
     }
 
-    /// Joined gradients of dense ones, in rows of scratch memory with room for `room` columns more; and the gradients of the norm
-    /// weights that train. `raw` are queries and keys before their norm.
+    /// Joins dense gradients in rows of scratch memory with room for `room` more columns; also returns the gradients of
+    /// norm weights that train. `raw` are queries and keys before their norm.
     pub(super) fn heads_backward(
         &self,
         gradients: &[MatrixView; 3],
@@ -237,7 +236,7 @@ impl Engine {
         (joined, d_norms)
     }
 
-    /// Gradient of a norm's weight, `[width]` f32.
+    /// Computes the gradient of a norm's weight, `[width]` f32.
     fn heads_norm_gradient(
         &self,
         gradient: &MatrixView,
@@ -270,7 +269,7 @@ impl Engine {
         self.sum_partial_rows(partial, blocks, width)
     }
 
-    /// Heads of `x` rotated into a new matrix.
+    /// Rotates heads of `x` into a new matrix.
     pub(super) fn rotate(
         &self,
         x: &MatrixView,

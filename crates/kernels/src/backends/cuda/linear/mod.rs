@@ -1,9 +1,9 @@
-//! Groups of linear modules on CUDA: `forward.rs` and `backward.rs` are the operation, `few_rows.rs` its forward over few rows.
+//! Groups of linear modules on CUDA: `forward.rs` and `backward.rs` implement the operation, `few_rows.rs` its forward over few rows.
 //!
-//! Which way a group takes is its `Route` (`backends/planning/route.rs`), which every function here gets with the group (`modules.rs`).
-//! `operands/` makes weights what a GEMM reads, `adapters/` has what LoRA adds. `gated.rs`, `heads.rs` and `prologue_backward.rs` are
-//! what runs before and after the GEMM.
-//! Trade-off: the ways are in several files.
+//! The `Route` of a group (`backends/planning/route.rs`) determines how it is computed; every function here gets it
+//! with the group (`modules.rs`). `operands/` converts weights to the form that a GEMM reads, `adapters/` implements
+//! LoRA. `gated.rs`, `heads.rs` and `prologue_backward.rs` run before and after the GEMM.
+//! Trade-off: the code for the different routes is spread over several files.
 
 mod adapters;
 mod backward;

@@ -1,7 +1,7 @@
-//! A group with its route, as every function of this folder takes it, and its adapters as kernels take them, in one argument. The CUDA
-//! side of that is `modules.cu`.
-//! Trade-off: room for four modules, which is more than any group has, travels with every launch. Appended, a dense weight is copied next
-//! to its adapter, in every pass.
+//! A group with its route, which all functions of this folder take, and its adapters as a single kernel argument. The
+//! CUDA side of that argument is `modules.cu`.
+//! Trade-off: every launch carries room for four modules, more than any group has. If appended, a dense weight is
+//! copied next to its adapter in every pass.
 
 use std::ops::Deref;
 
@@ -13,10 +13,10 @@ use crate::backends::cuda::engine::{Cuda, Engine, MatrixView};
 use crate::backends::planning::route::{GroupShape, How, MAX_MODULES, ModuleShape, Route};
 use crate::{Group, Module, Weight};
 
-/// Parts of a buffer begin on multiples of this many bytes, as GEMMs like them.
+/// Alignment in bytes of the parts of a buffer, as GEMMs prefer it.
 pub(super) const PART_ALIGNMENT: usize = 256;
 
-/// A group, and how it is computed.
+/// A group with its route.
 pub(crate) struct Routed<'a> {
     pub group: &'a Group<Cuda>,
     pub route: Route,
@@ -30,12 +30,12 @@ impl Deref for Routed<'_> {
     }
 }
 
-/// Rank of a module's adapter; 0 where it has none.
+/// Returns the rank of a module's adapter; 0 without one.
 pub(super) fn rank(module: &Module<Cuda>) -> usize {
     module.adapter.as_ref().map_or(0, |adapter| adapter.a.dims()[0])
 }
 
-/// A group as far as its route depends on it.
+/// Returns the properties of a group that determine its route.
 fn shape(group: &Group<Cuda>) -> GroupShape {
     let module = |module: &Module<Cuda>| ModuleShape {
         columns: module.columns.clone(),
@@ -54,7 +54,7 @@ fn shape(group: &Group<Cuda>) -> GroupShape {
     }
 }
 
-/// A type that values are multiplied in, of Burn's.
+/// Converts Burn's dtype of a compute format.
 fn float_type(dtype: DType) -> FloatType {
     match dtype {
         DType::BF16 => FloatType::Bf16,
@@ -65,19 +65,19 @@ fn float_type(dtype: DType) -> FloatType {
 }
 
 impl Engine {
-    /// How a group is computed, of whose activations the format is given. `forward_rows` is as [`How`] has it.
+    /// Decides the route of a group with activations of this dtype. `forward_rows` has the meaning of [`How`].
     pub(super) fn route_of(&self, group: &Group<Cuda>, dtype: DType, forward_rows: usize) -> Route {
         let (compute, shared_bytes) = (float_type(dtype), self.shared_bytes());
         Route::new(&shape(group), How { compute, gemms: group.gemms, shared_bytes, forward_rows })
     }
 
-    /// A group with its route.
+    /// Returns a group with its route.
     pub(super) fn routed<'a>(&self, group: &'a Group<Cuda>, dtype: DType) -> Routed<'a> {
         Routed { group, route: self.route_of(group, dtype, 0) }
     }
 }
 
-/// The adapter of a module as the kernels take it.
+/// The adapter of a module, as the kernels read it.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 struct ModuleArgument {
@@ -91,7 +91,7 @@ struct ModuleArgument {
     unused: i32,
 }
 
-/// The adapters of a group as the kernels take them.
+/// The adapters of a group, as the kernels read them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 pub(super) struct ModulesArgument {
@@ -101,7 +101,7 @@ pub(super) struct ModulesArgument {
 }
 
 impl Engine {
-    /// The adapters of a group as arguments, and the owners of their memory.
+    /// Returns the adapters of a group as arguments, and the owners of their memory.
     pub(super) fn modules_argument(&self, group: &Group<Cuda>) -> (ModulesArgument, Vec<MatrixView>) {
         assert!(group.modules.len() <= MAX_MODULES, "{} modules in a group", group.modules.len());
         let (mut modules, mut held, mut first_rank) = (ModulesArgument::default(), Vec::new(), 0);
@@ -127,17 +127,17 @@ impl Engine {
 }
 
 impl ModulesArgument {
-    /// Ranks of all adapters.
+    /// Returns the sum of all ranks.
     pub(super) fn ranks(&self) -> usize {
         self.of.iter().map(|module| module.rank as usize).sum()
     }
 
-    /// Values of all A.
+    /// Returns the number of values in all A.
     pub(super) fn a_values(&self, inputs: usize) -> usize {
         self.ranks() * inputs
     }
 
-    /// Bytes of all A and B.
+    /// Returns the bytes of all A and B.
     pub(super) fn bytes(&self, inputs: usize) -> usize {
         let b_values: usize = self.of.iter().map(|module| (module.rank * module.rows) as usize).sum();
         (self.a_values(inputs) + b_values) * 4 + 2 * PART_ALIGNMENT

@@ -1,9 +1,9 @@
-//! Groups of linear modules on CUDA, backward of what comes before their GEMM: norms and gated activations.
+//! Groups of linear modules on CUDA, backward of their prologues: norms and gated activations.
 //!
-//! The gradient of a norm's input takes the place of the gradient of its output. A gated activation that was not saved is computed again by the
-//! pass that needs gate and up anyway, after the GEMM for the gradient of the input. Where only adapters train, what the group read is not computed
-//! again: `dA` is a sum over the norm's input, or comes with the pass over gate and up.
-//! Trade-off: which of these ways a group takes depends on what trains, on its adapters' ranks and on the format; all end in the same gradients.
+//! The gradient of a norm's input overwrites the gradient of its output. A gated activation that was not saved is
+//! recomputed by the pass that reads gate and up anyway, after the GEMM for the input gradient. If only adapters train,
+//! the group's input is not recomputed: `dA` is a sum over the norm's input, or comes from the pass over gate and up.
+//! Trade-off: the code path depends on what trains, the adapters' ranks and the format; all compute the same gradients.
 
 use burn_tensor::Tensor;
 use firebrick_arch::Activation;
@@ -18,7 +18,7 @@ use crate::backends::planning::rows::ROW_MULTIPLE;
 use crate::{ModuleGradients, NormWeight};
 
 impl Engine {
-    /// Of a group after a norm: the gradients of the norm's input, of its weight, and of the parameters of the group.
+    /// Backward of a group after a norm: returns the gradients of the norm's input, of its weight, and of the group's parameters.
     pub(super) fn norm_backward(
         &self,
         (x, norm): (&MatrixView, &NormWeight<Cuda>),
@@ -33,7 +33,7 @@ impl Engine {
             let normed = normed.unwrap_or_else(|| self.rms_norm(x, norm, 0));
             self.parameter_gradients(Some(normed.block()), low.clone(), group, gradient)
         });
-        // It is the next gradient that comes in, with adapters of its own to make room for.
+        // The result is the next group's output gradient, and needs room for that group's adapters.
         let room = if group.route.room() > 0 { ROW_MULTIPLE } else { 0 };
         let dx = self.input_gradient(group, gradient, room, None);
         let residual = d_residual.map(|residual| self.matrix_as(residual, dx.dtype));
@@ -45,8 +45,8 @@ impl Engine {
         (dx, d_norm, modules)
     }
 
-    /// Of a group after a gated activation: the gradients of gate and up side by side, and the activated values, unless the adapter that read them
-    /// has its gradient already.
+    /// Backward of a group after a gated activation: returns the gradients of gate and up side by side, and the gated
+    /// activation, unless the adapter that read it already has its gradient.
     pub(super) fn gated_input_backward(
         &self,
         gate: Tensor<Cuda, 2>,
@@ -58,9 +58,9 @@ impl Engine {
         next: Option<&mut GateUp<'_>>,
     ) -> (MatrixView, Option<MatrixView>) {
         let codes = next.as_ref().and_then(|next| self.fp8_gradient_layout(next.group, gradient.dy.dtype));
-        // In rows like those of the forward's activated values, whose memory it may then get.
+        // Rows of the same layout as the forward's gated activation may get its memory.
         let d_activated = self.input_gradient(group, gradient, group.route.room(), None);
-        // Overwrites the gradient that it reads with the activated values, where those were not saved.
+        // Overwrites the gradient that it reads with the gated activation, if that was not saved.
         let recompute = activated.is_none();
         let both = if let Some(codes) = codes {
             self.gated_backward_in_codes(gate, up, activation, &d_activated, recompute, codes)
@@ -79,8 +79,8 @@ impl Engine {
         (both, Some(activated.unwrap_or(d_activated)))
     }
 
-    /// The low-rank gradients of a group after a norm, and room for them times `1 / rms(x)`, where `dA` comes from the norm's input by these: only
-    /// adapters train, what else they need is there, and the norm's result was not saved.
+    /// Returns the low-rank gradients of a group after a norm, and room for them times `1 / rms(x)`, if `dA` can be computed from the
+    /// norm's input: only adapters train, their other operands are available, and the norm's result was not saved.
     fn scaled_rows(&self, group: &Routed<'_>, gradient: &OutputGradient, is_saved: bool) -> Option<ScaledRows> {
         let adapters = gradient.adapters.as_ref().filter(|adapters| adapters.has_b_gradients())?;
         if is_saved || !group.route.scales_low_rank {

@@ -1,9 +1,9 @@
-//! The head and the loss over chunks of targets, loss and gradient in one pass. Kernels: `cross_entropy.cu`.
+//! Head and loss over chunks of targets, with loss and gradient in one pass. Kernels: `cross_entropy.cu`.
 //!
-//! Logits are f32, as the GEMM leaves them before any rounding; the gradient of a chunk's logits takes the place of the logits, in
-//! the compute format. Where every token has a target, hidden states are read where they are; otherwise the rows of a chunk are
-//! gathered, and their gradients scattered into the gradient of the hidden states, which is zeroed once.
-//! Trade-off: one block per row, so chunks of fewer rows than multiprocessors leave some idle.
+//! Logits are f32, unrounded from the GEMM; their gradient overwrites them chunk by chunk, in the compute format. If
+//! every token has a target, hidden states are read in place; otherwise the rows of a chunk are gathered, and their
+//! gradients scattered into the gradient of the hidden states, which is zeroed once.
+//! Trade-off: there is one block per row, so chunks of fewer rows than multiprocessors leave some idle.
 
 mod pairs;
 
@@ -20,7 +20,7 @@ use crate::backends::cuda::linear::operands::ReadyWeight;
 use crate::loss::pairs::{PairLogProbs, PairLoss, PairResult, PairTargets, PairWeights};
 use crate::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets, Weight, WeightGradient};
 
-/// Shared memory in which a block keeps parts of its row comes in tiles of this many bytes.
+/// Bytes per tile of the shared memory in which a block keeps parts of its row.
 const TILE_BYTES: usize = 16 * CROSS_ENTROPY_THREADS;
 
 impl LossOps for Cuda {
@@ -69,12 +69,12 @@ impl LossOps for Cuda {
     }
 }
 
-/// The gradient of the head while chunks add to it.
+/// The gradient of the head, to which chunks add.
 struct HeadGradient {
     sum: MatrixView,
-    /// The rows of the head that it is of; `None`: all.
+    /// The rows of the head that it covers; `None`: all.
     rows: Option<Vec<Range<usize>>>,
-    /// Whether `sum` holds anything yet.
+    /// Whether `sum` has been written.
     is_filled: bool,
 }
 
@@ -104,7 +104,7 @@ impl HeadGradient {
             engine.gemm(Gemm { c, ..Gemm::token_sum("head gradient", d_logits, hidden) }, sum);
         };
         let Some(rows) = &self.rows else { return add(d_logits, self.sum.block()) };
-        // Neighbors are columns of the gradient of the logits as they lie.
+        // Adjacent rows are adjacent columns of the logits' gradient, without a copy.
         let mut first = 0;
         for run in rows {
             add(d_logits.columns(run.start, run.len()), self.sum.block().rows(first, run.len()));
@@ -120,7 +120,7 @@ impl HeadGradient {
     }
 }
 
-/// What all chunks share.
+/// State that all chunks share.
 struct Pass<'a> {
     engine: &'a Engine,
     hidden: MatrixView,
@@ -128,9 +128,9 @@ struct Pass<'a> {
     count: usize,
     chunk_tokens: usize,
     of_loss: OfLoss,
-    /// `None` where there is none.
+    /// `None` if there are no targets.
     targets: Option<MatrixView>,
-    /// `None` where every token has a target, or none.
+    /// `None` if every token has a target, or there are no targets.
     positions: Option<MatrixView>,
     weights: Option<MatrixView>,
     d_head: Option<HeadGradient>,
@@ -194,7 +194,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Loss and gradients of the targets `start .. start + length`.
+    /// Computes loss and gradients of the targets `start .. start + length`.
     fn chunk(&mut self, start: usize, length: usize) {
         let engine = self.engine;
         let [vocabulary, width] = [self.head.block.rows, self.hidden.width];
@@ -213,9 +213,9 @@ impl<'a> Pass<'a> {
         let address = engine.scratch.take(ScratchSlot::WideRows, self.chunk_tokens * vocabulary * 4);
         let logits = DeviceBlock::dense(address, [length, vocabulary], DType::F32);
         engine.gemm(Gemm::forward("head", hidden, self.head.block), logits);
-        // A row of gradients begins where its row of logits does.
+        // A row of gradients begins at the address of its row of logits.
         let d_logits = DeviceBlock { stride: vocabulary * 4 / dtype.size(), dtype, ..logits };
-        // Log probabilities that no caller requested, then marks of the rows whose target is highest.
+        // Scratch for unrequested log-probabilities, then one flag per row: is the target the argmax?
         let scratch = engine.scratch.take(ScratchSlot::LogProbs, 2 * self.chunk_tokens * 4);
         let is_highest = scratch + 4 * self.chunk_tokens as u64;
         let rows = Rows {
@@ -233,7 +233,7 @@ impl<'a> Pass<'a> {
         if let Some(d_head) = &mut self.d_head {
             d_head.add(engine, d_logits, hidden);
         }
-        // Gathered rows were read for the last time above: their gradients take their place.
+        // This was the last read of the gathered rows, so their gradients overwrite them.
         let out = if self.positions.is_some() { hidden } else { d_hidden.block().rows(start, length) };
         engine.gemm(Gemm::input_gradient("head", d_logits, self.head.block), out);
         if let Some(positions) = &self.positions {
@@ -250,15 +250,15 @@ struct OfLoss {
     soft_cap: Option<SoftCap>,
 }
 
-/// Addresses of what belongs to each row of logits.
+/// Addresses of the values of each row of logits.
 struct Rows {
-    /// i32.
+    /// i32 targets.
     targets: u64,
-    /// f32; 0: all are 1.
+    /// f32 weights; 0: all are 1.
     weights: u64,
-    /// f32, written.
+    /// f32 log-probabilities, written.
     log_probs: u64,
-    /// f32, written: 1 where no logit is higher than the target's, else 0; 0: not needed.
+    /// f32 flags, written: 1 if no logit is higher than the target's, else 0; 0: not requested.
     is_highest: u64,
 }
 
@@ -286,15 +286,15 @@ impl Engine {
         (tensor(losses.tensor), gradient.map(|gradient| tensor(gradient.tensor)))
     }
 
-    /// Log probability of each row's target, and the gradient of the weighted loss times `scale` where a place is given: in other
-    /// memory than the logits, or on them.
+    /// Computes the log-probability of each row's target, and the gradient of the weighted loss times `scale` if a
+    /// destination is given: separate memory, or the logits' own.
     fn cross_entropy_rows(&self, logits: DeviceBlock, gradient: Option<DeviceBlock>, rows: &Rows, of_loss: OfLoss) {
         if logits.rows == 0 {
             return;
         }
         assert!(logits.dtype == DType::F32 && logits.is_dense(), "logits are dense f32");
         let dtype = gradient.map_or(DType::F32, |gradient| gradient.dtype);
-        // What of a row stays in shared memory is not read a second time.
+        // The part of a row that stays in shared memory is not read a second time.
         let shared = gradient.map_or(0, |_| self.shared_bytes() / TILE_BYTES * TILE_BYTES);
         let launch = Launch {
             source: Source::CrossEntropy(of_loss.soft_cap),

@@ -1,7 +1,7 @@
 //! Pairs of answers: sums over documents, and the loss of the pairs with the weights of their targets. Kernels: `pairs.cu`.
 //!
-//! Both stay on the device, so that nothing is waited for between the two passes over the head.
-//! Trade-off: a kernel of one block, where launching more would cost as much as it saves.
+//! Both stay on the device, so that the host does not wait between the two passes over the head.
+//! Trade-off: a kernel of one block, since more launches would cost as much as they save.
 
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::Arguments;
@@ -11,7 +11,7 @@ use crate::backends::cuda::engine::{
 };
 use crate::loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 
-/// See [`crate::LossOps::document_sums`].
+/// Computes [`crate::LossOps::document_sums`].
 pub(super) fn document_sums(
     values_m: Tensor<Cuda, 1>,
     targets: &PairTargets<Cuda>,
@@ -39,7 +39,7 @@ pub(super) fn document_sums(
     })
 }
 
-/// See [`crate::LossOps::pair_loss`].
+/// Computes [`crate::LossOps::pair_loss`].
 pub(super) fn pair_loss(
     log_probs: PairLogProbs<Cuda>,
     targets: &PairTargets<Cuda>,
@@ -90,7 +90,7 @@ fn launch_pair_loss(
     PairResult { weights_m: tensor(weights_m.tensor), numbers: tensor(numbers.tensor) }
 }
 
-/// The number of a loss in `pairs.cu`.
+/// Returns the number of a loss in `pairs.cu`.
 fn number(kind: PairLossKind) -> i32 {
     match kind {
         PairLossKind::Sigmoid => 0,

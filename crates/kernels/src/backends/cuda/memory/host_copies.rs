@@ -1,13 +1,12 @@
-//! Copies between tensors and pinned host memory, on side streams, one for each direction, while other work runs.
+//! Copies between tensors and pinned host memory, on one side stream per direction, while other work runs.
 //!
-//! Order, for one tensor. Out: the outgoing stream waits for the engine's stream (which wrote the tensor), copies, and records `done`;
-//! the tensor is held until the engine's stream waits for `done`, which is when two younger copies are under way, or when everything
-//! is settled: between forward and backward, and when the section ends. Back: the incoming stream waits for `done` and for the engine's
-//! stream (whose earlier work may still read the memory that the new tensor got), copies, and records a new `done`; the engine's stream
-//! waits for that before the tensor is used. Only then does the pinned buffer return to the pool, so a later copy out, which waits for
-//! the engine's stream, never overtakes the copy back that reads the buffer. Pinned buffers are kept for the next pass, since allocating
-//! them costs time.
-//! Trade-off: up to two tensors more on the device than are in use.
+//! To the host: the outgoing stream waits for the engine's stream (which wrote the tensor), copies, and records `done`; the tensor is held until the
+//! engine's stream waits for `done`, which is when two later copies are in flight, or when everything is settled: between forward and backward, and
+//! when the section ends. Back: the incoming stream waits for `done` and for the engine's stream (whose earlier work may still read the memory that
+//! the new tensor got), copies, and records a new `done`; the engine's stream waits for that before the tensor is used. Only then does the pinned
+//! buffer return to the pool, so a later copy to the host, which waits for the engine's stream, never overtakes the copy back that reads the buffer.
+//! Pinned buffers are kept for the next pass, since allocating them takes time.
+//! Trade-off: up to two more tensors on the device than are in use.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -22,17 +21,17 @@ use firebrick_cuda::{Context, CudaError, DevicePointer, Event, PinnedBuffer, Str
 use crate::backends::cuda::engine::{Lent, MatrixView, Pool, Primitive, check, shared};
 use crate::memory::Numbers;
 
-/// Tensors held for copies that may still run.
+/// Maximum tensors held for copies that may still run.
 const MAX_IN_FLIGHT: usize = 2;
-/// Uploads whose buffers may still be read.
+/// Maximum uploads whose buffers may still be read.
 const MAX_UPLOADS: usize = 8;
 
-/// Waits for restored tensors that are remembered until they are requested: more than those of one step.
+/// Maximum recorded waits for restored tensors until they are requested: more than those of one step.
 const MAX_WAITS: usize = 1 << 14;
 
 /// A tensor's copy in host memory, and the tensor that it is being copied back to.
 pub(crate) struct HostCopy {
-    /// `None` once the tensor is back.
+    /// `None` once the tensor is restored.
     buffer: Option<PinnedBuffer>,
     pub(crate) shape: [usize; 2],
     pub(crate) dtype: DType,
@@ -43,12 +42,12 @@ pub(crate) struct HostCopy {
 }
 
 impl HostCopy {
-    /// Whether the copy back was started.
+    /// Returns whether the copy back was started.
     pub(super) fn is_coming(&self) -> bool {
         self.coming.is_some()
     }
 
-    /// The values, once they have arrived.
+    /// Returns the values, once they have arrived.
     pub(super) fn to_data(&self) -> TensorData {
         let buffer = self.buffer.as_ref().expect("a copy that was restored is gone");
         check("waiting for a copy", self.done.synchronize());
@@ -57,7 +56,7 @@ impl HostCopy {
 }
 
 impl Drop for HostCopy {
-    /// A copy that is dropped unread (when a failure unwinds) may still be under way.
+    /// Waits for a copy that is dropped unread (when a failure unwinds) and may still be in flight.
     fn drop(&mut self) {
         if self.buffer.is_some() {
             // A failure here means that the context is lost, and with it the copy.
@@ -66,7 +65,7 @@ impl Drop for HostCopy {
     }
 }
 
-/// Numbers on their way to the host. They return their buffers to the pool when they are dropped.
+/// Numbers on their way to the host. They return their buffers to the pool when dropped.
 pub(crate) struct CopiedNumbers {
     buffers: Vec<Lent>,
     done: Event,
@@ -81,14 +80,14 @@ impl Numbers for CopiedNumbers {
 }
 
 impl Drop for CopiedNumbers {
-    /// No buffer returns to the pool while a copy may still write it.
+    /// Waits for the copies, so that no buffer returns to the pool while one may still write it.
     fn drop(&mut self) {
         // A failure here means that the context is lost, and with it the copies.
         let _ = self.done.synchronize();
     }
 }
 
-/// Marks on the engine's stream around its waits for restored tensors, or for other ranks.
+/// Events on the engine's stream around its waits for restored tensors, or for other ranks.
 pub(crate) struct Waits(pub(crate) Vec<(Event, Event)>);
 
 impl Numbers for Waits {
@@ -101,7 +100,7 @@ impl Numbers for Waits {
     }
 }
 
-/// See the head of this file.
+/// The side streams of an engine, with their copies in flight.
 pub(crate) struct HostCopies {
     context: Context,
     incoming: Stream,
@@ -115,7 +114,7 @@ pub(crate) struct HostCopies {
     reserving: RefCell<Option<Reserving>>,
 }
 
-/// A thread that allocates buffers ahead. It is stopped and waited for: the driver may not be called while the process ends.
+/// A thread that allocates buffers in advance. It is stopped and joined, since the driver must not be called while the process exits.
 struct Reserving {
     is_stopped: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -124,7 +123,7 @@ struct Reserving {
 impl Drop for Reserving {
     fn drop(&mut self) {
         self.is_stopped.store(true, Ordering::Relaxed);
-        // A panic there has been printed; the first pass asks for what is missing.
+        // A panic there has been printed; the first pass requests the missing buffers.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -143,8 +142,7 @@ impl HostCopies {
         })
     }
 
-    /// Makes the engine's stream wait for every copy that is under way, and lets go of what they read: at the end of a section, so that it
-    /// is after them.
+    /// Makes the engine's stream wait for every copy in flight, and releases their sources, so that the copies end before the section.
     pub(crate) fn settle(&self, main: &Stream) {
         for (matrix, done) in self.leaving.borrow_mut().drain(..) {
             check("waiting for a copy", main.wait_for(&done));
@@ -152,14 +150,14 @@ impl HostCopies {
         }
     }
 
-    /// Waits until all copies of the side streams are done, and lets go of what they read.
+    /// Waits until all copies of the side streams are done, and releases their sources.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         let waited = self.outgoing.synchronize().and(self.incoming.synchronize());
         self.leaving.borrow_mut().clear();
         waited
     }
 
-    /// Copies one f32 of each matrix to the host, on the engine's stream: few bytes, which take no longer than a launch.
+    /// Copies one f32 of each matrix to the host, on the engine's stream: so few bytes take no longer than a launch.
     pub(crate) fn numbers(&self, main: &Stream, values: Vec<MatrixView>) -> Result<CopiedNumbers, CudaError> {
         let mut copied = CopiedNumbers { buffers: Vec::with_capacity(values.len()), done: Event::new(&self.context)? };
         let result = values.iter().try_for_each(|value| {
@@ -174,14 +172,14 @@ impl HostCopies {
             result
         });
         if let Err(error) = result.and_then(|()| main.record(&copied.done)) {
-            // Nothing marks the end of the copies, so the whole stream is waited for. If that fails, the context is lost with them.
+            // No event marks the end of the copies, so wait for the whole stream. If that fails, the context is lost anyway.
             let _ = main.synchronize();
             return Err(error);
         }
         Ok(copied)
     }
 
-    /// The values of a dense i32 matrix, once the stream has computed them: waits for all of its work so far.
+    /// Returns the values of a dense i32 matrix, after waiting for all work of the stream so far.
     pub(crate) fn integers(&self, main: &Stream, values: &MatrixView) -> Result<Vec<i32>, CudaError> {
         assert!(values.dtype == DType::I32 && values.is_dense(), "integers are read as they lie");
         let buffer = self.free.lend(&self.context, values.bytes())?;
@@ -190,17 +188,17 @@ impl HostCopies {
         let copied = unsafe {
             main.copy_to_host(buffer.pinned(), DevicePointer::<u8>::from_address(values.address), values.bytes())
         };
-        // Waited for also where the copy was refused: nothing may still write the buffer.
+        // Wait even if the copy was rejected, so that nothing can still write the buffer.
         main.synchronize().and(copied)?;
         Ok(buffer.as_chunks().0.iter().map(|&bytes| i32::from_ne_bytes(bytes)).collect())
     }
 
-    /// The waits for restored tensors since the last call.
+    /// Returns the waits for restored tensors since the last call.
     pub(crate) fn take_waits(&self) -> Waits {
         Waits(self.waits.take())
     }
 
-    /// Bytes of pinned buffers that wait for a copy of their size.
+    /// Returns the bytes of unused pinned buffers.
     pub(super) fn waiting_bytes(&self) -> u64 {
         self.free.bytes()
     }
@@ -215,8 +213,8 @@ impl HostCopies {
         shared(&CudaDevice { index: self.context.ordinal() }).1.clear();
     }
 
-    /// Allocates the buffers before the first pass, on a separate thread: pinning 8 GiB of host memory takes about half a second. A
-    /// refusal shows when the first pass asks for what is missing.
+    /// Allocates the buffers before the first pass, on a separate thread: pinning 8 GiB of host memory takes about half
+    /// a second. A failure appears when the first pass requests the missing buffers.
     pub(super) fn reserve(&self, count: usize, bytes: usize) {
         let (context, free) = (self.context.clone(), self.free.clone());
         let is_stopped = Arc::new(AtomicBool::new(false));
@@ -232,7 +230,7 @@ impl HostCopies {
         self.reserving.replace(Some(Reserving { is_stopped, thread: Some(thread) }));
     }
 
-    /// Keeps an upload's buffer until its copy is done, and lets go of those that are.
+    /// Keeps an upload's buffer until its copy is done, and releases those whose copies are.
     pub(crate) fn keep_until(&self, buffer: Lent, done: Event) {
         let mut uploading = self.uploading.borrow_mut();
         uploading.push_back((buffer, done));
@@ -244,7 +242,7 @@ impl HostCopies {
         }
     }
 
-    /// Starts to copy a dense matrix out.
+    /// Starts to copy a dense matrix to the host.
     pub(crate) fn out(&self, main: &Stream, matrix: MatrixView) -> Result<HostCopy, CudaError> {
         let bytes = matrix.bytes();
         let buffer = self.free.take(&self.context, bytes)?;
@@ -273,11 +271,11 @@ impl HostCopies {
         Ok(copy)
     }
 
-    /// Notes the marks around a wait for a restored tensor.
+    /// Records the events around a wait for a restored tensor.
     pub(crate) fn waited(&self, marks: (Event, Event)) {
         let mut waits = self.waits.borrow_mut();
         waits.push(marks);
-        // Where nothing reads them, they must not pile up.
+        // If they are never read, they must not accumulate.
         let surplus = waits.len().saturating_sub(MAX_WAITS);
         waits.drain(..surplus);
     }
@@ -286,10 +284,10 @@ impl HostCopies {
     pub(crate) fn back(&self, main: &Stream, copy: &mut HostCopy, new: MatrixView) -> Result<(), CudaError> {
         let buffer = copy.buffer.as_ref().expect("a copy that was restored is gone");
         let (ready, done) = (Event::new(&self.context)?, Arc::new(Event::new(&self.context)?));
-        // The new tensor's memory may be that of one which the engine's stream still reads.
+        // The new tensor's memory may have belonged to a tensor that the engine's stream still reads.
         main.record(&ready)?;
         self.incoming.wait_for(&ready)?;
-        // The buffer may still be on its way here.
+        // The copy to this buffer may still be in flight.
         self.incoming.wait_for(&copy.done)?;
         // SAFETY: the tensor has the bytes of the buffer and is held by the copy. The buffer returns to the pool only once the engine's
         // stream waits for `done`, and every later copy into it waits for the engine's stream.
@@ -300,7 +298,7 @@ impl HostCopies {
         Ok(())
     }
 
-    /// The tensor that came back, whose copy the engine's stream waits for; the buffer goes back to the pool.
+    /// Returns the restored tensor, after making the engine's stream wait for its copy; the buffer returns to the pool.
     pub(super) fn arrived(&self, mut copy: HostCopy) -> Primitive {
         let matrix = copy.coming.take().expect("the copy was started");
         if let Some(buffer) = copy.buffer.take() {

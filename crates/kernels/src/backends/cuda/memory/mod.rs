@@ -1,8 +1,7 @@
-//! Memory and ordering on CUDA: sections and pauses, pinned host buffers, uploads from them, and numbers that are read later.
+//! Memory and ordering on CUDA: sections and pauses, pinned host buffers, uploads from them, and deferred readbacks.
 //!
-//! An upload's buffer returns to the pool when its copy is done.
-//! Tensors that wait in pinned host memory are operations of a section: out, on their way back, and back; `host_copies.rs` has the
-//! streams and their order.
+//! An upload's buffer returns to the pool when its copy is done. Offloading to pinned host memory, prefetching and
+//! restoring are operations of a section; `host_copies.rs` describes the streams and their order.
 //! Trade-off: releasing memory waits for the device, and a tensor that was not prefetched is waited for in full.
 
 pub(super) mod host_copies;
@@ -22,8 +21,8 @@ use crate::{GemmAlgorithms, HostBuffer, MemoryOps, Offloaded, Payload, Readback}
 use host_copies::HostCopy;
 
 impl MemoryOps for Cuda {
-    /// Its number among the devices that this process sees. A launcher that shows each rank only its own device
-    /// (SLURM's `--gpus-per-task`) makes that number 0.
+    /// Returns a device by its number among those that this process sees. A launcher that shows each rank only its own
+    /// device (SLURM's `--gpus-per-task`) makes that number 0.
     fn device_of(local_rank: usize) -> CudaDevice {
         CudaDevice::new(if device_count() == 1 { 0 } else { local_rank })
     }
@@ -110,7 +109,7 @@ impl MemoryOps for Cuda {
         let (engine, dims) = (engine(&x.device()), x.dims());
         engine.section(|| {
             let x = engine.flat(x);
-            // Values from one index of an axis to the next.
+            // Distance in values between consecutive indices of an axis.
             let strides: Vec<usize> = (1..=D).map(|axis| dims[axis..].iter().product()).collect();
             let slice = |&(start, length): &(usize, usize)| {
                 assert!(start + length <= dims[0], "{start}+{length} of {}", dims[0]);
@@ -141,7 +140,7 @@ impl MemoryOps for Cuda {
     }
 }
 
-/// Keeps threads near the card of a rank; see `processors.rs`.
+/// Keeps threads near the card of a rank (`processors.rs`).
 pub(in crate::backends) fn stay_near(local_rank: usize) -> Option<String> {
     let driver = Driver::load().ok()?;
     let bus_id = driver.bus_id(Cuda::device_of(local_rank).index).ok()?;
@@ -158,8 +157,7 @@ fn make_room(engine: &Engine, tokens: usize) {
 }
 
 impl Engine {
-    /// Returns memory that waits to be used again where the device has less than a section needs now: CubeCL's queue thread panics if it
-    /// cannot allocate.
+    /// Returns unused pool memory if the device has less than a section needs now, because CubeCL's queue thread panics if it cannot allocate.
     pub(super) fn make_room_for(&self, bytes: usize) {
         let free = || check("asking for free memory", self.context().memory()).free_bytes;
         if free() >= bytes as u64 {
@@ -172,12 +170,12 @@ impl Engine {
         self.recycled.release_free();
         Cuda::memory_cleanup(self.device());
         self.wait_until_submitted();
-        // What CubeCL has freed is the driver's once the device is done.
+        // Memory that CubeCL has freed returns to the driver once the device is done.
         check("waiting for the device", self.context().synchronize());
     }
 }
 
-/// Waits for the device, and returns buffers that wait for operations of the same sizes.
+/// Waits for the device, and frees buffers that wait for reuse at the same size.
 fn release_pools(engine: &Engine, device: &CudaDevice) {
     engine.while_idle(|| {
         engine.repeats.release();
@@ -186,7 +184,7 @@ fn release_pools(engine: &Engine, device: &CudaDevice) {
         engine.recycled.release();
         engine.addresses.forget();
         Cuda::memory_cleanup(device);
-        // The next section, of whichever thread, begins after the memory is gone.
+        // The next section, of any thread, must begin after the memory is freed.
         engine.wait_until_submitted();
     });
 }
@@ -220,7 +218,7 @@ impl Elsewhere<Cuda> for OnHost {
     }
 }
 
-/// Starts the copy back, unless it is under way.
+/// Starts the copy back, unless it has started.
 fn start_back(engine: &Engine, copy: &mut HostCopy) {
     if !copy.is_coming() {
         let [rows, width] = copy.shape;

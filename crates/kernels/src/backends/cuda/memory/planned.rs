@@ -1,16 +1,15 @@
-//! What a plan tells the memory of a device: how many converted weights may stay ([`KeptWeights`]), and what passes take ([`Room`]).
+//! A plan's limits for the memory of a device: how many converted weights may stay ([`KeptWeights`]), and the memory of passes ([`Room`]).
 //!
-//! Converted frozen weights stay in device memory from one section to the next, as many as the plan allows.
-//! A weight is identified by what no other tensor of the process ever has (`Engine::source`), so a buffer cannot be taken for another
-//! weight's, and by how it lies. GEMMs in the compute format read one buffer in both passes, which counts as the forward's; 8-bit ones have two.
-//! What stands around the weight (its adapter) changes with every step and has contents of its own.
+//! Converted frozen weights stay in device memory from one section to the next, as many as the plan allows. A weight is identified by
+//! its source number, which is unique in the process (`Engine::source`), and by its layout, so a buffer cannot be mistaken for that of
+//! another weight. GEMMs in the compute format read one buffer in both passes, which counts as the forward's; 8-bit ones have two. The
+//! adapter around the weight changes with every step, and its contents are tracked separately.
 //!
-//! CubeCL's pools keep a buffer for every exact size, so rows of many lengths (`pack = false`) would leave a set of buffers for each length.
-//! A pass over another number of tokens than the one before therefore asks the driver what is left; where that is less than the pass may
-//! take, everything that is kept for reuse is returned first. So are pinned buffers of what layers save once those that wait for reuse are more
-//! than the largest pass needs.
-//! Trade-off: the weights that are requested first are kept; all are of equal use, since every pass reads each of them once. Returning
-//! memory waits for the device and allocates again, so a card that is nearly full is slower with rows of many lengths than with packed rows.
+//! CubeCL's pools keep a buffer for every exact size, so rows of many lengths (`pack = false`) would leave a set of buffers for each length. A pass
+//! over a different number of tokens than the previous one therefore queries the free memory; if that is less than the pass may take, everything kept
+//! for reuse is freed first. The same holds for pinned buffers of saved values once the unused ones exceed the needs of the largest pass.
+//! Trade-off: the weights that are requested first are kept; all are equally useful, since every pass reads each of them once. Freeing
+//! memory waits for the device and allocates again, so on a nearly full card rows of many lengths are slower than packed rows.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -19,14 +18,14 @@ use firebrick_cuda::{Context, DeviceBuffer};
 
 use crate::backends::cuda::engine::{Contents, check};
 
-/// Which pass reads a weight.
+/// The pass that reads a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Pass {
     Forward,
     Backward,
 }
 
-/// What a buffer holds already.
+/// Current contents of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
     pub weight: bool,
@@ -38,7 +37,7 @@ struct Kept {
     contents: Contents,
 }
 
-/// See the head of this file.
+/// Converted weights in device memory, and the bytes that may still be added.
 pub(crate) struct KeptWeights {
     context: Context,
     left: Cell<[u64; 2]>,
@@ -55,8 +54,8 @@ impl KeptWeights {
         self.left.set(bytes);
     }
 
-    /// Address of a weight's buffer, and what it holds; `None` where it is not kept, or was kept with
-    /// fewer bytes. What it does not hold, the caller writes now.
+    /// Returns the address of a weight's buffer and its current contents, of which the caller must write the missing
+    /// ones now; `None` if the weight is not kept, or was kept with fewer bytes.
     pub(crate) fn of(&self, pass: Pass, weight: Vec<u64>, bytes: usize, contents: Contents) -> Option<(u64, Held)> {
         let mut by_weight = self.by_weight.borrow_mut();
         let key = (pass, weight);
@@ -65,7 +64,7 @@ impl KeptWeights {
             kept.contents = contents;
             return Some((kept.memory.pointer::<u8>().address(), held));
         }
-        // Launches that wait on the host may still refer to a smaller buffer.
+        // Launches waiting on the host may still refer to a smaller buffer.
         if by_weight.contains_key(&key) {
             return None;
         }
@@ -89,25 +88,25 @@ impl KeptWeights {
     }
 }
 
-/// Pinned bytes of ids, numbers and the like, which are never too many.
+/// Allowance of pinned bytes for ids, numbers and other small transfers.
 const SMALL_BYTES: u64 = 64 << 20;
 
-/// What passes take, and how large the last one was.
+/// Memory of passes, and the size of the last one.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
-    /// Bytes of a pass, on the device and pinned, over so many tokens.
+    /// Bytes of a pass, on the device and pinned, and its tokens.
     expected: Cell<([u64; 2], usize)>,
     last_tokens: Cell<usize>,
 }
 
 impl Room {
-    /// A pass over `tokens` tokens takes up to `bytes` on the device and in pinned memory.
+    /// Records that a pass over `tokens` tokens takes up to `bytes` on the device and in pinned memory.
     pub(crate) fn expect(&self, bytes: [u64; 2], tokens: usize) {
         self.expected.set((bytes, tokens));
     }
 
-    /// What a pass over `tokens` tokens may take on the device, and how many pinned bytes may wait for reuse; `None` if it is as large as
-    /// the last one, or nothing is known about passes.
+    /// Returns the device bytes that a pass over `tokens` tokens may take, and the pinned bytes that may wait for
+    /// reuse; `None` if it is as large as the last one, or no expectation was set.
     pub(crate) fn needed(&self, tokens: usize) -> Option<[u64; 2]> {
         let ([device, pinned], expected_tokens) = self.expected.get();
         let is_another = self.last_tokens.replace(tokens) != tokens;

@@ -1,24 +1,24 @@
-//! Keeps the threads of a process on the processors near its card, and with them pinned memory: Linux allocates memory on the NUMA node of
-//! the thread that asks for it.
+//! Keeps the threads of a process on the processors near its card, and with them pinned memory: Linux allocates memory
+//! on the NUMA node of the requesting thread.
 //!
-//! Processors that a launcher or an administrator took away stay away. `FIREBRICK_NUMA=off` leaves threads where they are.
-//! Trade-off: processors of other nodes are not used any more, also for what has nothing to do with the card.
+//! Processors that a launcher or an administrator excluded stay excluded. `FIREBRICK_NUMA=off` leaves threads where they are.
+//! Trade-off: processors of other nodes are no longer used, even for work unrelated to the card.
 
 use std::fmt;
 
 use firebrick_cuda::processors::{allowed, keep_threads_on};
 use firebrick_hwprofile::NumaNode;
 
-/// What was done.
+/// Outcome of placing the threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Threads {
-    /// They stay on this many processors of the card's node.
+    /// They stay on this number of processors of the card's node.
     Near { node: u32, processors: usize },
-    /// Nothing: this process may use none of the node's processors.
+    /// Unchanged, because this process may use none of the node's processors.
     Elsewhere { node: u32 },
-    /// Nothing, as `FIREBRICK_NUMA` says.
+    /// Unchanged, as `FIREBRICK_NUMA` requests.
     Off,
-    /// Nothing: the system refused.
+    /// Unchanged, because the system rejected the change.
     Refused(String),
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for Threads {
     }
 }
 
-/// Moves the threads near the card at `bus_id`. `None`: the system does not say where that is.
+/// Moves the threads near the card at `bus_id`. Returns `None` if the system does not report its node.
 pub(super) fn stay_near(bus_id: &str) -> Option<Threads> {
     let node = NumaNode::of_pci_device(bus_id)?;
     let is_off = std::env::var("FIREBRICK_NUMA").as_deref() == Ok("off");

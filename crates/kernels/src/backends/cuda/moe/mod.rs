@@ -1,7 +1,7 @@
 //! Routing of tokens to experts on CUDA. Kernels: `routing.cu`.
 //!
-//! Choice, order and sums stay on the device. The host reads one number per expert, how many rows it has, because the sizes of the experts'
-//! GEMMs follow from it.
+//! Choice, order and sums stay on the device. The host reads one number per expert, its number of rows, because it
+//! determines the sizes of the experts' GEMMs.
 //! Trade-off: that read waits for the stream once per routing; a grouped GEMM that takes its sizes from the device would not.
 
 use burn_tensor::{DType, Int, Tensor};
@@ -125,7 +125,7 @@ impl Engine {
         }
     }
 
-    /// The row of each choice, the choice and the token of each row, and the number of rows of each expert.
+    /// Computes the row of each choice, the choice and the token of each row, and the number of rows of each expert.
     fn place(&self, chosen: &MatrixView, experts: usize) -> (MatrixView, MatrixView, MatrixView, Vec<usize>) {
         let (choices, top_k) = (chosen.count(), chosen.width);
         let counts = self.integers(experts);
@@ -163,7 +163,7 @@ impl Engine {
         d_logits
     }
 
-    /// The sum of each token's rows, or weights times them on top of a residual.
+    /// Sums each token's rows, or adds their weighted sum to a residual.
     fn combine_rows(
         &self,
         x: &MatrixView,

@@ -1,5 +1,5 @@
 //! RMSNorm on CUDA. Kernels: `norm.cu`.
-//! Trade-off: one block per row, so a few very wide rows do not fill the device.
+//! Trade-off: there is one block per row, so a few very wide rows do not fill the device.
 
 use burn_tensor::Tensor;
 use bytemuck::NoUninit;
@@ -45,15 +45,15 @@ impl NormOps for Cuda {
     }
 }
 
-/// Low-rank gradients, and where they go times `1 / rms` of their rows.
+/// Low-rank gradients, and the destination for them times `1 / rms` of their rows.
 #[derive(Clone, Copy)]
 pub(super) struct ScaledRows {
     pub low: DeviceBlock,
-    /// Dense, of the same shape.
+    /// Dense rows of the same shape.
     pub to: DeviceBlock,
 }
 
-/// The same as the kernel takes it.
+/// The same values, as the kernel reads them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 struct LowRankRows {
@@ -71,14 +71,14 @@ impl From<ScaledRows> for LowRankRows {
 }
 
 impl Engine {
-    /// `x / rms(x) * (offset + weight)`, in rows with `room` columns after them.
+    /// Computes `x / rms(x) * (offset + weight)`, in rows with `room` columns after them.
     pub(super) fn rms_norm(&self, x: &MatrixView, norm: &NormWeight<Cuda>, room: usize) -> MatrixView {
         let y = self.empty_with_room([x.rows, x.width], room, x.dtype);
         self.rms_norm_to(y.block(), x, norm, None);
         y
     }
 
-    /// `x / rms(x) * (offset + weight)` plus a residual, dense.
+    /// Computes `x / rms(x) * (offset + weight)` plus a residual, dense.
     pub(super) fn rms_norm_add(
         &self,
         x: &MatrixView,
@@ -91,7 +91,7 @@ impl Engine {
         y
     }
 
-    /// `x / rms(x) * (offset + weight)`, plus a residual where there is one, to rows of any stride.
+    /// Computes `x / rms(x) * (offset + weight)`, plus a residual if given, into rows of any stride.
     pub(super) fn rms_norm_to(
         &self,
         y: DeviceBlock,
@@ -122,8 +122,8 @@ impl Engine {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// Gradient of the input plus the residual's, to `dx`, which may be `dy`; and the gradient of the weight where it trains. With low-rank
-    /// gradients of the adapters that read the norm's result, also those times `1 / rms(x)` of their rows, to dense rows.
+    /// Writes the input gradient plus the residual's to `dx`, which may be `dy`, and returns the weight gradient if it trains. Given low-rank
+    /// gradients of the adapters that read the norm's result, also writes these times `1 / rms(x)` of their rows to dense rows.
     pub(super) fn rms_norm_backward(
         &self,
         dx: DeviceBlock,
@@ -158,7 +158,7 @@ impl Engine {
         norm.trains.then(|| self.sum_partial_rows(partial, blocks, x.width))
     }
 
-    /// `dA` of the adapters that read a norm's result, from its input and [`ScaledRows::to`]: the result itself is not computed again.
+    /// Computes `dA` of the adapters that read a norm's result from its input and [`ScaledRows::to`], without recomputing the result.
     pub(super) fn sum_over_normed_tokens(
         &self,
         scaled: DeviceBlock,
@@ -185,7 +185,7 @@ impl Engine {
         sum
     }
 
-    /// The weight of a norm, as the kernels read it.
+    /// Returns the weight of a norm, as the kernels read it.
     pub(super) fn norm_weight(&self, norm: &NormWeight<Cuda>, width: usize) -> MatrixView {
         let weight = self.flat(norm.weight.clone());
         let expected = (width, burn_tensor::DType::F32);

@@ -1,7 +1,7 @@
 //! The optimizer on CUDA: the global norm, AdamW, and AdamW with moments in 8 bits. Kernels: `optimizer.cu`.
 //!
-//! Adapters are hundreds of small tensors, so a launch takes up to 64 of them. Parameters and moments are updated in place where
-//! nothing else holds them.
+//! Adapters are hundreds of small tensors, so a launch takes up to 64 of them. Parameters and moments are updated in
+//! place if their memory is not shared.
 //! Not supported: parameters of 2^31 elements or more.
 
 use burn_tensor::{DType, Tensor};
@@ -52,7 +52,7 @@ struct Rates {
     root_correction: f32,
 }
 
-/// Bias corrections `1 - beta1^t` and `sqrt(1 - beta2^t)`.
+/// Returns the bias corrections `1 - beta1^t` and `sqrt(1 - beta2^t)`.
 fn corrections(hyper: &AdamW) -> (f64, f64) {
     let after = |beta: f64| 1.0 - beta.powf(hyper.step as f64);
     (after(hyper.beta1), after(hyper.beta2).sqrt())
@@ -157,7 +157,7 @@ impl OptimizerOps for Cuda {
     }
 }
 
-/// Updates states, [`MAX_TENSORS`] at a time, and puts them into their places.
+/// Updates states, [`MAX_TENSORS`] at a time, and stores them at their indices.
 fn in_groups<S>(
     engine: &Engine,
     states: Vec<(usize, S)>,
@@ -177,13 +177,13 @@ fn in_groups<S>(
     });
 }
 
-/// A launch that does not depend on the format of activations.
+/// Describes a launch that does not depend on the format of activations.
 fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
     Launch { source: Source::Optimizer, dtype: DType::F32, name, shape, bytes }
 }
 
 impl Engine {
-    /// Partial sums of squares of up to [`MAX_TENSORS`] tensors; returns how many there were.
+    /// Computes partial sums of squares of up to [`MAX_TENSORS`] tensors; returns their number.
     fn partial_norms(&self, group: &[Tensor<Cuda, 1>], partial: u64, first: usize) -> usize {
         let mut table = NormTable {
             x: [0; MAX_TENSORS],
@@ -242,7 +242,7 @@ impl Engine {
         matrix
     }
 
-    /// One AdamW step of up to [`MAX_TENSORS`] parameters, in one launch.
+    /// Takes one AdamW step of up to [`MAX_TENSORS`] parameters, in one launch.
     fn adamw_group(
         &self,
         group: &mut dyn Iterator<Item = (Tensor<Cuda, 1>, [Tensor<Cuda, 1>; 2], Tensor<Cuda, 1>)>,
@@ -284,7 +284,7 @@ impl Engine {
         updated
     }
 
-    /// One step in 8 bits of up to [`MAX_TENSORS`] parameters, in one launch.
+    /// Takes one 8-bit step of up to [`MAX_TENSORS`] parameters, in one launch.
     fn adamw_8bit_group(
         &self,
         group: &mut dyn Iterator<Item = (Tensor<Cuda, 1>, Box<EightBitMoments<Cuda>>, Tensor<Cuda, 1>)>,
@@ -392,7 +392,7 @@ impl Owned {
     }
 }
 
-/// Rates of an 8-bit step: the bias corrections are folded into the learning rate and epsilon.
+/// Returns the rates of an 8-bit step, with the bias corrections folded into the learning rate and epsilon.
 fn eight_bit_rates(hyper: &AdamW) -> Rates {
     let (first, root) = corrections(hyper);
     Rates::new(hyper, hyper.learning_rate * root / first, root * hyper.epsilon)

@@ -1,6 +1,6 @@
-//! Passes over the input and over the gradient of the outputs of a group with adapters: a copy to rows with room for `x Aᵀ` that has it, and
-//! `dy s B` with `dB = dyᵀ x Aᵀ`. Kernels: `adapter_passes.cu`.
-//! Trade-off: ranks up to 32, and `x Aᵀ` has to be there for the gradients; otherwise these are GEMMs (`adapters`).
+//! Passes over the input and the output gradient of a group with adapters: one copies the input to rows with room for
+//! `x Aᵀ` and computes it, the other computes `dy s B` and `dB = dyᵀ x Aᵀ`. Kernels: `adapter_passes.cu`.
+//! Trade-off: ranks up to 32, and the gradients need `x Aᵀ` to be available; otherwise these are GEMMs (`adapters`).
 
 use firebrick_cuda::Arguments;
 
@@ -12,8 +12,8 @@ use crate::backends::planning::passes::LowRankPass;
 use crate::backends::planning::route::Tile;
 
 impl Engine {
-    /// `dy s B` to `d_low`, and returns `dB` of each adapter in f32, from `low`, which is `x Aᵀ`; `None`, with nothing written, where that
-    /// has to be done by GEMMs.
+    /// Writes `dy s B` to `d_low`, and returns `dB` of each adapter in f32, from `low`, which is `x Aᵀ`. Returns `None`
+    /// and writes nothing if GEMMs must compute this.
     pub(super) fn output_gradient_pass(
         &self,
         dy: DeviceBlock,
@@ -46,8 +46,8 @@ impl Engine {
         Some(d_b)
     }
 
-    /// A copy of `x` in scratch rows with room for the one adapter of a group, and `x Aᵀ` in it; `None`, with nothing written, where that
-    /// takes a copy and a GEMM.
+    /// Copies `x` to scratch rows with room for the one adapter of a group, and writes `x Aᵀ` there. Returns `None` and
+    /// writes nothing if this takes a copy and a GEMM.
     pub(crate) fn copy_low_rank(&self, x: DeviceBlock, group: &Routed<'_>) -> Option<DeviceBlock> {
         let adapters = self.input_adapters(x, group)?;
         let kernel = kernel(LowRankPass::INPUT, group.route.copy_pass?);

@@ -1,7 +1,7 @@
-//! Dropout of what the adapters of a group read, on CUDA. Kernel: `dropout` in `elementwise.cu`.
+//! Dropout on the adapters' input on CUDA. Kernel: `dropout` in `elementwise.cu`.
 //!
-//! The mask is never stored: each pass over the input computes it again from its key. With it the gradient of a group's input is not one
-//! GEMM: the part that flows through the adapters goes through the mask and is added afterwards.
+//! The mask is never stored: each pass over the input recomputes it from its key. The gradient of a group's input is
+//! then not one GEMM: the adapters' part goes through the mask and is added afterwards.
 //! Trade-off: two more passes over the input of a group forward, and seven backward.
 
 use burn_tensor::Tensor;
@@ -13,7 +13,7 @@ use crate::backends::cuda::engine::{
 use crate::{Dropout, Group};
 
 impl Engine {
-    /// What the adapters of a group read: `x` itself, or under dropout what is left of it, in scratch memory.
+    /// Returns the adapters' input: `x` itself, or under dropout its masked copy in scratch memory.
     pub(crate) fn adapter_input(&self, x: DeviceBlock, group: &Group<Cuda>) -> DeviceBlock {
         let Some(dropout) = group.dropout else { return x };
         let dropped = self.masked_block(x);
@@ -21,7 +21,7 @@ impl Engine {
         dropped
     }
 
-    /// `x` with dropped values at zero and the others scaled, as a tensor.
+    /// Returns `x` with dropped values set to zero and the others scaled, as a tensor.
     pub(crate) fn dropped(&self, x: Tensor<Cuda, 2>, dropout: Dropout) -> Tensor<Cuda, 2> {
         let x = self.matrix(x);
         let y = self.empty_matrix(x.rows, x.width, x.dtype);
@@ -29,13 +29,13 @@ impl Engine {
         tensor(y.tensor)
     }
 
-    /// Scratch memory for values of this shape on one side of a mask.
+    /// Returns scratch memory for masked values of this shape.
     pub(crate) fn masked_block(&self, like: DeviceBlock) -> DeviceBlock {
         let address = self.scratch.take(ScratchSlot::Masked, like.rows * like.width * like.dtype.size());
         DeviceBlock::dense(address, [like.rows, like.width], like.dtype)
     }
 
-    /// `x` with dropped values at zero and the others scaled, to `to` or added to it.
+    /// Writes `x` with dropped values set to zero and the others scaled to `to`, or adds it.
     pub(crate) fn drop_values(&self, x: DeviceBlock, dropout: Dropout, to: DeviceBlock, adds: bool) {
         assert!((x.rows, x.width, x.dtype) == (to.rows, to.width, to.dtype), "values are dropped where they lie");
         let launch = Launch {

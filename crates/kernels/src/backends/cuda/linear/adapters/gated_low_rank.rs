@@ -1,10 +1,10 @@
-//! Gated activations on CUDA together with the small products of adapters that read the same values: forward, `x Aᵀ` of the adapter that
-//! reads them; backward, the low-rank gradients and `dB` of gate and up, and `dA` of that adapter. Kernels: `gated_low_rank.cu`.
+//! Gated activations on CUDA, fused with the low-rank GEMMs that read the same values: forward, `x Aᵀ` of the adapter that reads the
+//! activation; backward, the low-rank gradients and `dB` of gate and up, and `dA` of that adapter. Kernels: `gated_low_rank.cu`.
 //!
-//! Gate, up and their gradients are the widest values of a layer; on their own these products read each of them once more, and the
-//! activated values were written a second time for them alone.
-//! Trade-off: GEMMs in the compute format, ranks up to 16, no mask between activation and adapter and no magnitudes; backward, all three modules
-//! adapted and gradients in the place of gate and up. Other groups take the passes one by one.
+//! Gate, up and their gradients are the widest values of a layer. Separate GEMMs would read each of them again, and the
+//! gated activation would be written a second time just for them.
+//! Trade-off: GEMMs in the compute format, ranks up to 16, no dropout and no magnitudes; backward, all three modules
+//! must be adapted, and the gradients replace gate and up in place. Other groups run the passes one by one.
 
 use std::ops::Range;
 
@@ -19,36 +19,36 @@ use crate::backends::cuda::linear::gated::{GatedOperands, gate_and_up};
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::passes::{GATED_STAGES, GATED_TILE, LowRankPass, gated_tokens};
 
-/// What [`Engine::gated_backward_low_rank`] found on its way.
+/// Adapter gradients that [`Engine::gated_backward_low_rank`] computes.
 pub(crate) struct GatedFactors {
     /// Gradients of gate and up, side by side, with their low-rank gradients after them.
     pub both: MatrixView,
-    /// Of the adapter that read the activated values, `[rank, width]`.
+    /// `dA` of the adapter that read the gated activation, `[rank, width]`.
     pub d_a: MatrixView,
     /// `dB` of gate and up.
     pub of_gate_up: PreparedFactors,
 }
 
-/// The adapters around a gated activation, all of which fit one pass.
+/// The adapters around a gated activation, all of which fit into one pass.
 pub(crate) struct GatedAdapters {
     pieces: usize,
     down: AdapterArgument,
     d_a: MatrixView,
     /// `x Aᵀ` of gate and up.
     low: MatrixView,
-    /// Of gate and up.
+    /// The adapters of gate and up.
     adapters: Adapters,
 }
 
-/// What the backward needs of the group that made gate and up.
+/// Values of the gate/up group that the backward needs.
 struct OfGateUp {
     low: MatrixView,
     adapters: Adapters,
 }
 
 impl Engine {
-    /// `activation(gate) * up`, with `x Aᵀ` of the one adapter that reads it in the columns after it; `None`, with nothing written, where that
-    /// takes two passes.
+    /// Computes `activation(gate) * up`, with `x Aᵀ` of the one adapter that reads it in the columns after it. Returns
+    /// `None` and writes nothing if this takes two passes.
     pub(crate) fn gated_low_rank(
         &self,
         [gate, up]: [&MatrixView; 2],
@@ -79,8 +79,8 @@ impl Engine {
         Some(y)
     }
 
-    /// What [`Self::gated_backward_low_rank`] needs besides `operands` and the gradient of the activated values, `dy`; `None` where that takes
-    /// several passes. `group` read the activated values, and `gradient` is that of its outputs.
+    /// Returns the further operands of [`Self::gated_backward_low_rank`] besides `operands` and the gradient of the gated activation,
+    /// `dy`; `None` if several passes are needed. `group` read the gated activation, and `gradient` is that of its outputs.
     pub(crate) fn gated_adapters(
         &self,
         operands: &GatedOperands,
@@ -99,7 +99,7 @@ impl Engine {
         Some(GatedAdapters { pieces, down: down_adapter(gradient, &d_a), d_a, low, adapters })
     }
 
-    /// The gradients of gate and up from that of the activated values, and of all adapters around them.
+    /// Computes the gradients of gate and up from that of the gated activation, and those of all adapters around them.
     pub(crate) fn gated_backward_low_rank(
         &self,
         operands: GatedOperands,
@@ -110,7 +110,7 @@ impl Engine {
         let GatedAdapters { pieces, down, d_a, low, adapters } = found;
         let kernel = kernel(LowRankPass::gated_backward(pieces), activation, pieces);
         let (mut of_adapters, d_b) = self.output_adapters(&adapters, low.block(), kernel.pass);
-        // It reads the same columns, and the sums over tokens of gate and up come before its own.
+        // The down adapter reads the same columns; its sums over tokens come after those of gate and up.
         of_adapters.push((AdapterArgument { first_column: operands.target.width as i32, ..down }, 0));
         let of_adapters = AdaptersArgument::new(&of_adapters);
         for tokens in rounds(kernel.pass, &operands.blocks[0]) {
@@ -121,7 +121,7 @@ impl Engine {
         GatedFactors { both, d_a, of_gate_up }
     }
 
-    /// [`Self::gated_backward_low_rank`] of some tokens.
+    /// Runs [`Self::gated_backward_low_rank`] over some tokens.
     fn launch_gated_backward(
         &self,
         kernel: &LowRankKernel,
@@ -154,7 +154,7 @@ impl Engine {
         self.add_over_tokens(kernel, gate.dtype, &of_adapters, &sums, tokens.start > 0);
     }
 
-    /// The adapters of gate and up, where the gradients have room for theirs. They lie around their weight, which is written first.
+    /// Returns the adapters of gate and up, if the gradients have room for theirs. The group's weight, which contains them, is materialized first.
     fn gate_up_adapters(
         &self,
         group: &Routed<'_>,
@@ -174,7 +174,7 @@ impl Engine {
     }
 }
 
-/// The adapter that read the activated values.
+/// Returns the adapter that read the gated activation.
 fn down_adapter(gradient: &LowRankGradient, d_a: &MatrixView) -> AdapterArgument {
     AdapterArgument {
         low: gradient.d_low.address,
@@ -194,7 +194,7 @@ fn kernel(pass: LowRankPass, activation: Activation, pieces: usize) -> LowRankKe
     LowRankKernel { pass, source, tile: GATED_TILE, stages: GATED_STAGES }
 }
 
-/// The rows of gate that a pass takes at a time.
+/// Iterates over the row ranges of gate that a pass processes at a time.
 fn rounds(pass: LowRankPass, gate: &DeviceBlock) -> impl Iterator<Item = Range<usize>> + use<> {
     let tokens = gate.rows;
     let at_once = gated_tokens(pass, tokens, gate.width);

@@ -1,7 +1,7 @@
-//! What passes over the values that adapters read share: how adapters are given to kernels, how blocks divide columns and tokens, and how their
-//! sums are added. Sums over tokens are gradients of adapters, sums over columns their low-rank values. Kernels: `low_rank.cu`.
+//! Shared parts of the adapter passes: argument structs, the division into blocks of columns and tokens, and the reduction of partial
+//! sums. Sums over tokens are adapter gradients; sums over columns are low-rank values. Kernels: `low_rank.cu`.
 //!
-//! As GEMMs these products would read all values to multiply them with a handful of columns, and their time would be that of reading.
+//! As GEMMs, these operations would multiply all values by a handful of columns, and would be limited by reading the values.
 //! Trade-off: small ranks only (`low_rank_tile`); others are GEMMs (`adapters`).
 
 use burn_tensor::DType;
@@ -17,10 +17,10 @@ use crate::backends::planning::passes::{
 };
 use crate::backends::planning::route::MAX_MODULES;
 
-/// Ranks of adapters that most runs have, and the self-test.
+/// Most common rank of adapters in runs and in the self-test.
 const USUAL_RANKS: usize = 16;
 
-/// An adapter as the kernels take it.
+/// An adapter, as the kernels read it.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 pub(crate) struct AdapterArgument {
@@ -39,47 +39,47 @@ pub(crate) struct AdapterArgument {
     pub first_rank: i32,
     pub rank: i32,
     pub first_chunk: i32,
-    /// Of the gradient.
+    /// Scale of the gradient.
     pub scale: f32,
 }
 
-/// The adapters of a pass as the kernels take them.
+/// The adapters of a pass, as the kernels read them.
 #[repr(C)]
 #[derive(Clone, Copy, Default, NoUninit)]
 pub(crate) struct AdaptersArgument {
     of: [AdapterArgument; MAX_MODULES],
     count: i32,
-    /// Blocks along the columns of all.
+    /// Blocks along the columns of all adapters.
     chunks: i32,
-    /// Of one part of the sums over tokens.
+    /// Columns of one part of the sums over tokens.
     columns: i32,
     tokens_per_block: i32,
 }
 
-/// A pass, and how its kernel is compiled.
+/// A pass, with the compile-time parameters of its kernel.
 pub(crate) struct LowRankKernel {
     pub pass: LowRankPass,
     pub source: Source,
-    /// The most ranks of an adapter.
+    /// Maximum rank of an adapter.
     pub tile: usize,
-    /// Tiles under way.
+    /// Tiles in flight.
     pub stages: usize,
 }
 
-/// What the blocks of a pass sum.
+/// Division and partial sums of a pass's blocks.
 pub(crate) struct Sums {
-    /// Blocks along the columns.
+    /// Number of blocks along the columns.
     chunks: usize,
-    /// Parts of the tokens, with blocks of their own.
+    /// Number of parts of the tokens, each with its own blocks.
     parts: usize,
-    /// Over columns, `[chunks of all adapters, n, tile]`.
+    /// Address of the sums over columns, `[chunks of all adapters, n, tile]`.
     pub over_columns: u64,
-    /// Over tokens, `[parts, tile, columns]`.
+    /// Address of the sums over tokens, `[parts, tile, columns]`.
     pub over_tokens: u64,
 }
 
 impl AdapterArgument {
-    /// The one adapter of a group whose low-rank values come from its input, and its blocks along that.
+    /// Returns the one adapter of a group whose low-rank values are computed from its input, and its blocks along the input.
     pub(super) fn of_input(adapters: &Adapters, pass: LowRankPass) -> (Self, usize) {
         let width = adapters.a.width;
         let adapter = Self {
@@ -93,7 +93,7 @@ impl AdapterArgument {
         (adapter, pass.chunks(width))
     }
 
-    /// An adapter whose `dB` and low-rank gradient come from the gradient of its outputs, `low` being `x Aᵀ` of all adapters.
+    /// Returns an adapter whose `dB` and low-rank gradient are computed from its output gradient; `low` is `x Aᵀ` of all adapters.
     pub(super) fn of_outputs(place: &Place, low: DeviceBlock, gradient: &MatrixView) -> Self {
         let [first_column, width] = place.columns;
         let rank = place.ranks[1];
@@ -118,7 +118,7 @@ impl AdapterArgument {
 }
 
 impl AdaptersArgument {
-    /// Adapters whose sums over columns take `chunks` blocks each.
+    /// Combines adapters whose sums over columns take `chunks` blocks each.
     pub(crate) fn new(adapters: &[(AdapterArgument, usize)]) -> Self {
         let mut argument = Self::default();
         for (to, (adapter, chunks)) in argument.of.iter_mut().zip(adapters) {
@@ -130,24 +130,24 @@ impl AdaptersArgument {
         argument
     }
 
-    /// Ranks of all.
+    /// Returns the sum of all ranks.
     pub(crate) fn ranks(&self) -> usize {
         self.of[..self.count as usize].iter().map(|adapter| adapter.rank as usize).sum()
     }
 
-    /// Blocks along the columns of all.
+    /// Returns the blocks along the columns of all adapters.
     pub(crate) fn chunks(&self) -> usize {
         self.chunks as usize
     }
 
-    /// Low-rank values from token `start` on.
+    /// Moves the low-rank values to token `start`.
     pub(super) fn move_to(&mut self, start: usize) {
         for adapter in &mut self.of[..self.count as usize] {
             adapter.low += start as u64 * adapter.low_stride as u64 * 2;
         }
     }
 
-    /// The same with the first `count` adapters alone.
+    /// Returns the first `count` adapters alone.
     pub(crate) fn first(&self, count: usize) -> Self {
         let chunks = if count < self.count as usize { self.of[count].first_chunk } else { self.chunks };
         Self { count: count as i32, chunks, ..*self }
@@ -155,7 +155,7 @@ impl AdaptersArgument {
 }
 
 impl Engine {
-    /// The sources of the passes that most runs launch; none where blocks have too little shared memory.
+    /// Returns the sources of the passes that most runs launch; empty if blocks have too little shared memory.
     pub(crate) fn usual_low_rank(&self) -> Vec<Source> {
         let (ranks, shared) = (USUAL_RANKS, self.shared_bytes());
         let output = stages(ranks, shared);
@@ -164,7 +164,7 @@ impl Engine {
         output.map(|stages| Source::LowRank { ranks, stages }).into_iter().chain(gated).collect()
     }
 
-    /// The adapters of a group, where a pass over its input may find `x Aᵀ`. They lie around its weight, which is written first.
+    /// Returns the adapters of a group if a pass over its input may compute `x Aᵀ`. The group's weight, which contains them, is materialized first.
     pub(super) fn input_adapters(&self, x: DeviceBlock, group: &Routed<'_>) -> Option<Adapters> {
         if !group.route.may_pass_input || !x.begins_on_vectors() {
             return None;
@@ -173,7 +173,7 @@ impl Engine {
         self.adapters(group, x.dtype, weight.as_ref())
     }
 
-    /// The adapters of a group as a pass over the gradient of its outputs takes them, with their blocks, and room for each dB.
+    /// Returns the adapters of a group for a pass over its output gradient, with their blocks, and allocates each dB.
     pub(super) fn output_adapters(
         &self,
         adapters: &Adapters,
@@ -188,7 +188,7 @@ impl Engine {
         adapters.places.iter().map(argument).unzip()
     }
 
-    /// Divides the tokens of a pass, whose blocks are `chunks` along the columns, and takes room for what they sum.
+    /// Divides the tokens of a pass that has `chunks` blocks along the columns, and allocates its partial sums.
     pub(crate) fn sums(
         &self,
         kernel: &LowRankKernel,
@@ -205,7 +205,7 @@ impl Engine {
         Sums { chunks, parts, over_columns, over_tokens: over_columns + low as u64 }
     }
 
-    /// The sums over columns of the blocks to `low`, `[n, ranks of the adapters]`.
+    /// Reduces the blocks' sums over columns to `low`, `[n, ranks of the adapters]`.
     pub(super) fn add_over_columns(
         &self,
         kernel: &LowRankKernel,
@@ -231,7 +231,7 @@ impl Engine {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// The gradients of the adapters from the sums over tokens of the blocks; with `is_continued`, added to what they are.
+    /// Reduces the blocks' sums over tokens to the adapters' gradients; with `is_continued`, adds to them.
     pub(super) fn add_over_tokens(
         &self,
         kernel: &LowRankKernel,
@@ -260,7 +260,7 @@ impl Engine {
 }
 
 impl LowRankKernel {
-    /// The launch of a pass over values of this format.
+    /// Describes the launch of a pass over values of this format.
     pub(crate) fn launch(&self, name: &'static str, dtype: DType, sums: &Sums, bytes: usize) -> Launch {
         let shape = LaunchShape {
             grid: [sums.chunks as u32, sums.parts as u32, 1],

@@ -1,10 +1,9 @@
 //! DoRA on CUDA: outputs of a group times `m / norm`, their backward, and the norms. Kernels: `magnitude.cu`.
 //!
-//! A group's GEMMs run as without magnitudes, into memory of their own; one pass per module then scales the columns and adds bias and
-//! residual, which the GEMMs would have added. In the backward one pass per module leaves the gradient of the unscaled outputs and that of the
-//! magnitudes, and everything else goes on from there.
-//! Under dropout `y = c (W + s B A) x̃ + W (x - x̃) + bias` with `c = m / norm`: PEFT's formula in two GEMMs.
-//! Trade-off: two more passes over the outputs, which are saved once more; under dropout the weight is multiplied twice.
+//! A group's GEMMs run as without magnitudes, into separate memory; one pass per module then scales the columns and adds bias and residual, which
+//! otherwise the GEMMs add. In the backward, one pass per module computes the gradients of the unscaled outputs and of the magnitudes, and the rest
+//! continues from there. Under dropout `y = c (W + s B A) x̃ + W (x - x̃) + bias` with `c = m / norm`: PEFT's formula in two GEMMs.
+//! Trade-off: two more passes over the outputs, which are saved once more; under dropout, two GEMMs with the weight.
 
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
@@ -17,16 +16,16 @@ use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::route::WeightRoute;
 use crate::{Adapter, Group, Magnitude, Module, Prologue, Weight};
 
-/// Columns of one block of `scale_columns_backward`.
+/// Columns per block of `scale_columns_backward`.
 const BLOCK_COLUMNS: usize = 256;
-/// Rows that one block of it sums at least.
+/// Minimum number of rows that one of its blocks sums.
 const BLOCK_ROWS: usize = 64;
 
 fn magnitude_of(module: &Module<Cuda>) -> Option<&Magnitude<Cuda>> {
     module.adapter.as_ref()?.magnitude.as_ref()
 }
 
-/// The group as its GEMMs see it: without magnitudes, biases and dropout, and perhaps without adapters.
+/// Returns the group for its GEMMs: without magnitudes, biases and dropout, and optionally without adapters.
 fn bare(group: &Group<Cuda>, with_adapters: bool) -> Group<Cuda> {
     let adapter = |adapter: Adapter<Cuda>| Adapter { magnitude: None, ..adapter };
     let module = |module: &Module<Cuda>| Module {
@@ -37,16 +36,16 @@ fn bare(group: &Group<Cuda>, with_adapters: bool) -> Group<Cuda> {
     Group { modules: group.modules.iter().map(module).collect(), dropout: None, ..group.clone() }
 }
 
-/// The gradient of the unscaled outputs of a group, and of its magnitudes.
+/// The gradients of a group's unscaled outputs and of its magnitudes.
 pub(crate) struct Unscaled {
     /// `c dy`, in rows with room for the adapters.
     pub dy: MatrixView,
-    /// One per module.
+    /// Gradients of the magnitudes, one per module.
     pub d_magnitudes: Vec<Option<Primitive>>,
 }
 
 impl Engine {
-    /// All outputs of a group with magnitudes, plus a residual, to `out`. Returns them as they were before they were scaled.
+    /// Writes all outputs of a group with magnitudes, plus a residual, to `out`. Returns the unscaled outputs.
     pub(crate) fn magnitude_forward(
         &self,
         x: DeviceBlock,
@@ -77,7 +76,7 @@ impl Engine {
         unscaled
     }
 
-    /// `(W + s B A) x̃` of all modules. Without dropout `x` has room for what is appended to it.
+    /// Computes `(W + s B A) x̃` of all modules. Without dropout `x` has room for the appended columns.
     pub(crate) fn unscaled(&self, x: DeviceBlock, group: &Routed<'_>) -> MatrixView {
         let unscaled = self.empty_matrix(x.rows, group.out_features(), x.dtype);
         match group.dropout {
@@ -91,7 +90,7 @@ impl Engine {
         unscaled
     }
 
-    /// All outputs of [`bare`] to `out`, plus a residual.
+    /// Writes all outputs of the [`bare`] group, plus a residual, to `out`.
     fn bare_forward(
         &self,
         x: DeviceBlock,
@@ -104,7 +103,7 @@ impl Engine {
         self.group_forward(x.into(), &self.routed(&bare, x.dtype), residual, out);
     }
 
-    /// The unscaled outputs of a group and what its GEMMs read, where the forward did not save the former.
+    /// Recomputes a group's unscaled outputs if the forward did not save them; also returns its GEMMs' input.
     pub(crate) fn recompute_unscaled(
         &self,
         prologue: &Prologue<Cuda>,
@@ -131,7 +130,7 @@ impl Engine {
         (self.unscaled(input.block(), group), Some(input))
     }
 
-    /// From the gradient of the outputs of a group to that of the unscaled outputs and of the magnitudes.
+    /// Computes the gradients of the unscaled outputs and of the magnitudes from that of a group's outputs.
     pub(crate) fn magnitude_backward(&self, dy: DeviceBlock, unscaled: DeviceBlock, group: &Routed<'_>) -> Unscaled {
         let scaled = self.empty_with_room([dy.rows, dy.width], group.route.room(), dy.dtype);
         let of_module = |module: &Module<Cuda>| {
@@ -150,7 +149,7 @@ impl Engine {
         Unscaled { dy: scaled, d_magnitudes }
     }
 
-    /// `m / norm z + bias + plus`, to `out`; without magnitudes `z + bias + plus`.
+    /// Writes `m / norm z + bias + plus` to `out`; without magnitudes `z + bias + plus`.
     fn scale_columns(
         &self,
         z: DeviceBlock,
@@ -179,7 +178,7 @@ impl Engine {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// `c dy` to `scaled`, and the gradient of the magnitudes.
+    /// Writes `c dy` to `scaled`, and returns the gradient of the magnitudes.
     fn scale_columns_backward(
         &self,
         dy: DeviceBlock,
@@ -210,7 +209,7 @@ impl Engine {
         self.sum_partial_rows(partial, parts, dy.width)
     }
 
-    /// `a - b`, to `to`.
+    /// Writes `a - b` to `to`.
     pub(crate) fn subtract(&self, a: DeviceBlock, b: DeviceBlock, to: DeviceBlock) {
         assert!((a.rows, a.width, a.dtype) == (b.rows, b.width, b.dtype), "differences are of equal shapes");
         assert!((a.rows, a.width, a.dtype) == (to.rows, to.width, to.dtype), "differences lie in equal shapes");
@@ -228,7 +227,7 @@ impl Engine {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// Sums of the squares of the rows of a weight, `[o]` f32.
+    /// Sums the squares of each row of a weight, `[o]` f32.
     pub(crate) fn row_squares(&self, weight: &Weight<Cuda>, dtype: DType) -> Primitive {
         let weight = self.base_weight(weight, dtype);
         let block = weight.block;
@@ -244,7 +243,7 @@ impl Engine {
         out
     }
 
-    /// Norms of the rows of `W + s B A`, `[o]` f32: the weight is read by one GEMM with A, whatever its format.
+    /// Computes the norm of each row of `W + s B A`, `[o]` f32: one GEMM with A reads the weight, whatever its format.
     pub(crate) fn adapted_norms(
         &self,
         weight: &Weight<Cuda>,
@@ -291,7 +290,7 @@ fn launch(name: &'static str, dtype: DType, shape: LaunchShape, bytes: usize) ->
     Launch { source: Source::Magnitude, dtype, name, shape, bytes }
 }
 
-/// The gradients of the magnitudes as tensors.
+/// Wraps the gradients of the magnitudes as tensors.
 pub(crate) fn as_gradients(d_magnitudes: &[Option<Primitive>]) -> impl Iterator<Item = Option<Tensor<Cuda, 1>>> {
     d_magnitudes.iter().cloned().map(|gradient| gradient.map(tensor))
 }

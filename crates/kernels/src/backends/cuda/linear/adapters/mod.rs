@@ -1,12 +1,10 @@
 //! LoRA on CUDA: the adapters of a group as operands of GEMMs, and their gradients.
 //!
-//! The ranks are appended to the GEMM's inner dimension, `y = [x | x Aᵀ] [W | s B]ᵀ` and `dx = [dy | dy s B] [W ; A]`: one GEMM each
-//! way, and the adapter's contribution is as exact as the compute format, however small it is against the base. All A lie in rows
-//! below the weight, all `s B` in columns next to it. Where that would make the inner dimension much longer (`AdapterRoute`), the low-rank
-//! GEMMs are separate.
-//! Trade-off: appended, B is stored with zeros for the group's other modules, and inputs need rows with room. Separate, the adapter's
-//! output is added to one that is already rounded to the compute format, as in other trainers: the part of it below half a rounding
-//! step is lost (docs/decisions.md, 21).
+//! The ranks are appended to the GEMM's inner dimension, `y = [x | x Aᵀ] [W | s B]ᵀ` and `dx = [dy | dy s B] [W ; A]`: one GEMM per direction, and
+//! the adapter's contribution is as exact as the compute format, however small it is relative to the base. All A are in rows below the weight, all
+//! `s B` in columns next to it. If that would make the inner dimension much longer (`AdapterRoute`), the low-rank GEMMs are separate.
+//! Trade-off: appended, B is stored with zeros for the group's other modules, and inputs need rows with room. Separate, the adapter's output is added
+//! to one already rounded to the compute format, as in other trainers, so the part below half a rounding step is lost (docs/decisions.md, 21).
 
 mod adapter_passes;
 mod dropout;
@@ -28,9 +26,9 @@ use crate::backends::planning::rows::SAVED_RANKS;
 pub(crate) struct Adapters {
     /// One per adapted module, in column order.
     pub places: Vec<Place>,
-    /// All A, one below the other, `[ranks, i]`.
+    /// All A, concatenated along rows, `[ranks, i]`.
     pub a: DeviceBlock,
-    /// All `s B` as one matrix `[all o, ranks]` with zeros elsewhere, where the ranks are appended.
+    /// All `s B` as one matrix `[all o, ranks]` with zeros elsewhere, if the ranks are appended.
     pub appended_b: Option<DeviceBlock>,
 }
 
@@ -38,38 +36,38 @@ pub(crate) struct Adapters {
 pub(crate) struct Place {
     /// Index of its module.
     pub module: usize,
-    /// First column of the group's output, and how many.
+    /// First column in the group's output, and number of columns.
     pub columns: [usize; 2],
-    /// First of the group's ranks, and how many.
+    /// First rank in the group, and number of ranks.
     pub ranks: [usize; 2],
     pub scale: f64,
     /// `s B`, `[o, r]`.
     pub b: DeviceBlock,
 }
 
-/// What the adapters of a group make of the gradient of its outputs.
+/// Adapter gradients computed from a group's output gradient.
 pub(crate) struct LowRankGradient {
     pub adapters: Adapters,
     /// `dy s B`, `[n, ranks]`.
     pub d_low: DeviceBlock,
-    /// `dB` of each place, where it came with it.
+    /// `dB` of each place, if the same pass computed it.
     d_b: Option<Vec<MatrixView>>,
-    /// `dA` of all places, one below the other, where a pass over their input has found it.
+    /// `dA` of all places, concatenated along rows, if a pass over their input computed it.
     pub d_a: Option<MatrixView>,
 }
 
-/// The gradient of a group's outputs whose low-rank gradients are in the columns after it already, and `dB` of each adapter.
+/// An output gradient of a group with its low-rank gradients already in the columns after it, and `dB` of each adapter.
 pub(crate) struct PreparedFactors {
     pub dy: DeviceBlock,
     pub d_b: Vec<MatrixView>,
 }
 
-/// The group that made gate and up, in the backward of the group that reads their activated values: its own backward comes next.
+/// The gate/up group, during the backward of the group that reads the gated activation; its own backward is next.
 pub(crate) struct GateUp<'a> {
     pub group: &'a Routed<'a>,
-    /// `x Aᵀ` of its adapters, if its forward kept it.
+    /// `x Aᵀ` of its adapters, if its forward saved it.
     pub low_rank: Option<&'a Tensor<Cuda, 2>>,
-    /// What the first backward found for the second.
+    /// Results of the first backward for the second.
     pub prepared: Option<PreparedFactors>,
 }
 
@@ -77,14 +75,14 @@ pub(crate) struct GateUp<'a> {
 pub(super) type FactorGradients = (Tensor<Cuda, 2>, Tensor<Cuda, 2>);
 
 impl Adapters {
-    /// Ranks of all places, with the zeros that fill them up.
+    /// Returns the ranks of all places, including padding.
     pub(crate) fn ranks(&self) -> usize {
         self.a.rows
     }
 }
 
 impl Engine {
-    /// The adapters of a group; `None` where it has none. `weight` is the group's, if it is one.
+    /// Returns the adapters of a group; `None` if it has none. `weight` is that of the whole group, if there is one.
     pub(crate) fn adapters(&self, group: &Routed<'_>, dtype: DType, weight: Option<&GroupWeight>) -> Option<Adapters> {
         match group.route.adapters {
             AdapterRoute::None => None,
@@ -94,7 +92,7 @@ impl Engine {
         }
     }
 
-    /// A and `s B` of all modules in scratch memory.
+    /// Converts A and `s B` of all modules into scratch memory.
     fn separate(&self, group: &Routed<'_>, dtype: DType) -> Adapters {
         let pairs: Vec<_> = group
             .modules
@@ -107,7 +105,7 @@ impl Engine {
         self.adapters_at(group, [all_a, all_b], dtype)
     }
 
-    /// The adapters of a group from all A and all `s B` in the compute format, one module after the other.
+    /// Returns the adapters of a group from all A and all `s B` in the compute format, one module after the other.
     pub(super) fn adapters_at(&self, group: &Routed<'_>, [all_a, all_b]: [u64; 2], dtype: DType) -> Adapters {
         let a = DeviceBlock::dense(all_a, [group.route.ranks, group.in_features()], dtype);
         let mut before = 0;
@@ -120,7 +118,7 @@ impl Engine {
         Adapters { places, a, appended_b: None }
     }
 
-    /// Matrices one after the other in the compute format, each times its factor.
+    /// Concatenates matrices in the compute format, each times its factor.
     fn side_by_side(&self, slot: ScratchSlot, dtype: DType, matrices: Vec<(&MatrixView, f64)>) -> u64 {
         let count: usize = matrices.iter().map(|(matrix, _)| matrix.count()).sum();
         let sources = matrices.iter().flat_map(|(matrix, _)| self.source(&matrix.tensor)).collect();
@@ -134,14 +132,14 @@ impl Engine {
         address
     }
 
-    /// `x Aᵀ` of all adapters, `[n, ranks]`, in scratch memory.
+    /// Computes `x Aᵀ` of all adapters, `[n, ranks]`, in scratch memory.
     pub(crate) fn low_rank(&self, x: DeviceBlock, adapters: &Adapters) -> DeviceBlock {
         let low = self.low_rank_block(ScratchSlot::LowRank, [x.rows, adapters.ranks()], x.dtype);
         self.gemm(Gemm::forward("lora", x, adapters.a), low);
         low
     }
 
-    /// `out += low (s B)ᵀ` for each adapter.
+    /// Computes `out += low (s B)ᵀ` for each adapter.
     pub(super) fn add_low_rank(&self, low: DeviceBlock, adapters: &Adapters, out: DeviceBlock) {
         for place in &adapters.places {
             let out = place.columns_of(out);
@@ -149,8 +147,8 @@ impl Engine {
         }
     }
 
-    /// `dy s B` of all adapters, `[n, ranks]`: to the columns after `dy` where the ranks are appended, else to scratch memory. Where `low`,
-    /// which is `x Aᵀ`, is there already, `dB` comes from the same pass over `dy` if it can; `prepared` has both.
+    /// Computes `dy s B` of all adapters, `[n, ranks]`, in the columns after `dy` if the ranks are appended, else in scratch memory.
+    /// If `low`, which is `x Aᵀ`, is available, the same pass over `dy` computes `dB` where possible; `prepared` contains both.
     pub(super) fn low_rank_gradient(
         &self,
         dy: DeviceBlock,
@@ -185,8 +183,8 @@ impl Engine {
         LowRankGradient { adapters, d_low, d_b, d_a: None }
     }
 
-    /// `dA` and `dB` of each adapter, with the index of its module. All of them share the GEMM of `dA`. `x` is what the adapters read; it may be
-    /// missing where both are there.
+    /// Computes `dA` and `dB` of each adapter, with the index of its module. All share the GEMM of `dA`. `x` is the
+    /// adapters' input; it may be missing if both gradients are available.
     pub(super) fn factor_gradients(
         &self,
         x: Option<DeviceBlock>,
@@ -208,14 +206,14 @@ impl Engine {
         adapters.places.iter().zip(d_b).map(factors).collect()
     }
 
-    /// `d_lowᵀ x`, f32.
+    /// Computes `d_lowᵀ x`, f32.
     pub(crate) fn sum_over_tokens(&self, d_low: DeviceBlock, x: DeviceBlock) -> MatrixView {
         let sum = self.empty_matrix(d_low.width, x.width, DType::F32);
         self.gemm(Gemm::token_sum("lora gradient", d_low, x), sum.block());
         sum
     }
 
-    /// `dB` of an adapter from `x Aᵀ`.
+    /// Computes `dB` of an adapter from `x Aᵀ`.
     fn b_gradient(&self, place: &Place, dy: DeviceBlock, low: DeviceBlock) -> MatrixView {
         let d_b = self.empty_matrix(place.columns[1], place.ranks[1], DType::F32);
         let sum = Gemm::token_sum("lora gradient", place.columns_of(dy), place.ranks_of(low));
@@ -223,7 +221,7 @@ impl Engine {
         d_b
     }
 
-    /// A copy of `x Aᵀ` for the backward. Several share an allocation.
+    /// Copies `x Aᵀ` for the backward. Several copies share an allocation.
     pub(crate) fn saved_low_rank(&self, low: DeviceBlock) -> Primitive {
         let mut saved = self.saved_low_rank.borrow_mut();
         let fits = |chunk: &LowRankChunk| {
@@ -245,7 +243,7 @@ impl Engine {
         copy
     }
 
-    /// Room for low-rank intermediates.
+    /// Returns scratch memory for low-rank intermediates.
     fn low_rank_block(&self, slot: ScratchSlot, [rows, ranks]: [usize; 2], dtype: DType) -> DeviceBlock {
         let address = self.scratch.take(slot, rows * ranks * dtype.size());
         DeviceBlock::dense(address, [rows, ranks], dtype)
@@ -253,25 +251,25 @@ impl Engine {
 }
 
 impl LowRankGradient {
-    /// Whether `dB` of each adapter is there.
+    /// Returns whether `dB` of each adapter is available.
     pub(super) fn has_b_gradients(&self) -> bool {
         self.d_b.is_some()
     }
 }
 
 impl Place {
-    /// This module's columns of the group's output.
+    /// Returns this module's columns of the group's output.
     fn columns_of(&self, all: DeviceBlock) -> DeviceBlock {
         all.columns(self.columns[0], self.columns[1])
     }
 
-    /// This adapter's columns of the low-rank intermediates.
+    /// Returns this adapter's columns of the low-rank intermediates.
     pub(super) fn ranks_of(&self, all: DeviceBlock) -> DeviceBlock {
         all.columns(self.ranks[0], self.ranks[1])
     }
 }
 
-/// The adapters as they lie around the weight.
+/// Returns the adapters as stored around the weight.
 fn appended(group: &Routed<'_>, weight: &GroupWeight) -> Adapters {
     let all_b = weight.b();
     let b = |module: usize, [first, rank]: [usize; 2]| {
@@ -281,7 +279,7 @@ fn appended(group: &Routed<'_>, weight: &GroupWeight) -> Adapters {
     Adapters { places: places(group, b), a: weight.a(), appended_b: Some(all_b) }
 }
 
-/// One place per adapted module; `b` gives its matrix from the module's index, its first rank and its rank.
+/// Builds one place per adapted module; `b` returns its matrix from the module's index, its first rank and its rank.
 fn places(group: &Routed<'_>, mut b: impl FnMut(usize, [usize; 2]) -> DeviceBlock) -> Vec<Place> {
     let mut first = 0;
     let mut places = Vec::with_capacity(group.modules.len());

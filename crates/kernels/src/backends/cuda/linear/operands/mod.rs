@@ -1,9 +1,9 @@
 //! Weights in the form that a GEMM reads: dense, in the compute format, `[o, i]`.
 //!
-//! The quantized weights of a group are dequantized side by side, so that the modules that share an input are one GEMM each way; their
-//! adapters are written around them in the same launches (see `adapters`). Dense weights with adapters are copied for the same reason.
-//! Where they go is scratch memory, once per pass, or memory of their own that keeps them from step to step (`memory/planned.rs`): then only the
-//! adapters are written again, once per step.
+//! The quantized weights of a group are dequantized side by side, so that the modules that share an input are one GEMM
+//! per direction; the same launches write their adapters around them (`adapters`). Dense weights with adapters are
+//! copied for the same reason. The destination is scratch memory, written once per pass, or separate memory that is
+//! kept from step to step (`memory/planned.rs`), where only the adapters are written again, once per step.
 //! Trade-off: the scratch memory of the largest group, and the copy.
 
 pub(crate) mod fp8;
@@ -51,7 +51,7 @@ impl WeightOps for Cuda {
     }
 }
 
-/// A weight that a GEMM can read, and the owner of its memory where it is not scratch.
+/// A weight that a GEMM can read, and the owner of its memory if that is not scratch.
 pub(crate) struct ReadyWeight {
     pub block: DeviceBlock,
     _owner: Option<MatrixView>,
@@ -69,7 +69,7 @@ impl From<DeviceBlock> for ReadyWeight {
     }
 }
 
-/// The weights of a whole group, and its adapters where they are appended:
+/// The weights of a whole group, with its adapters if they are appended:
 ///
 /// ```text
 ///              in_features   ranks
@@ -77,7 +77,7 @@ impl From<DeviceBlock> for ReadyWeight {
 ///        ranks  A
 /// ```
 pub(crate) struct GroupWeight {
-    /// All of it.
+    /// The whole matrix.
     whole: DeviceBlock,
     out_features: usize,
     in_features: usize,
@@ -85,57 +85,57 @@ pub(crate) struct GroupWeight {
 }
 
 impl GroupWeight {
-    /// Ranks that are appended, filled up with zeros; 0 where there are none.
+    /// Returns the appended ranks, including padding; 0 if there are none.
     pub(crate) fn ranks(&self) -> usize {
         self.whole.width - self.in_features
     }
 
-    /// What the forward multiplies with: `[W | s B]`.
+    /// Returns the operand of the forward: `[W | s B]`.
     pub(crate) fn forward(&self) -> DeviceBlock {
         self.whole.rows(0, self.out_features)
     }
 
-    /// What the backward multiplies with: `[W ; A]`.
+    /// Returns the operand of the backward: `[W ; A]`.
     pub(crate) fn backward(&self) -> DeviceBlock {
         self.whole.columns(0, self.in_features)
     }
 
-    /// `W` alone.
+    /// Returns `W` alone.
     pub(super) fn base(&self) -> DeviceBlock {
         self.backward().rows(0, self.out_features)
     }
 
-    /// All A, `[ranks, i]`.
+    /// Returns all A, `[ranks, i]`.
     pub(crate) fn a(&self) -> DeviceBlock {
         self.backward().rows(self.out_features, self.ranks())
     }
 
-    /// All `s B`, `[all o, ranks]`.
+    /// Returns all `s B`, `[all o, ranks]`.
     pub(crate) fn b(&self) -> DeviceBlock {
         self.forward().columns(self.in_features, self.ranks())
     }
 }
 
-/// The numbers of the tensors that the weights of a group are computed from.
+/// Source numbers of the tensors from which a group's weights are computed.
 pub(super) struct GroupSources {
     pub weights: Vec<u64>,
     adapters: Vec<u64>,
 }
 
 impl GroupSources {
-    /// Of weights and adapters.
+    /// Returns the sources of weights and adapters.
     pub(super) fn all(&self) -> Vec<u64> {
         [self.weights.as_slice(), &self.adapters].concat()
     }
 
-    /// Of the weights, and how far apart rows are: where adapters are left out, the same weights lie in another way.
+    /// Returns the sources of the weights with their row stride, which differs if adapters are left out.
     pub(super) fn laid_out(&self, stride: usize) -> Vec<u64> {
         [self.weights.as_slice(), &[stride as u64]].concat()
     }
 }
 
 impl Engine {
-    /// The weights of a whole group; `None` where modules have to be taken one by one.
+    /// Returns the weights of a whole group; `None` if modules must run one by one.
     pub(super) fn group_weight(&self, group: &Routed<'_>, dtype: DType) -> Option<GroupWeight> {
         let (out_features, in_features, ranks) = (group.out_features(), group.in_features(), group.route.room());
         match (group.route.weight, group.modules.as_slice()) {
@@ -170,7 +170,7 @@ impl Engine {
         Some(weight)
     }
 
-    /// Writes the adapters of a group next to its weights, which are there.
+    /// Writes the adapters of a group next to its weights, which must already be written.
     fn write_adapters(&self, group: &Group<Cuda>, to: &GroupWeight) {
         let (modules, _held) = self.modules_argument(group);
         let bytes = modules.bytes(to.in_features);
@@ -191,7 +191,7 @@ impl Engine {
         let mut first = 0;
         let last = group.modules.len() - 1;
         for (index, module) in group.modules.iter().enumerate() {
-            // The last module writes the zeros after its A.
+            // The last module also writes zeros after its A.
             let a_rows = if to.ranks() == 0 {
                 0
             } else if index == last {
@@ -217,7 +217,7 @@ impl Engine {
         }
     }
 
-    /// What a group's weights are computed from, and its adapters.
+    /// Returns the sources of a group's weights, and of its adapters.
     pub(super) fn group_sources(&self, group: &Group<Cuda>, with_adapters: bool) -> GroupSources {
         let weights = group.modules.iter().flat_map(|module| self.source_of(&module.weight)).collect();
         let adapters = group.modules.iter().filter_map(|module| module.adapter.as_ref()).filter(|_| with_adapters);
@@ -225,7 +225,7 @@ impl Engine {
         GroupSources { weights, adapters: factors.flat_map(|values| self.source(&float(values.clone()))).collect() }
     }
 
-    /// One base weight without its adapter.
+    /// Returns one base weight without its adapter.
     pub(crate) fn base_weight(&self, weight: &Weight<Cuda>, dtype: DType) -> ReadyWeight {
         let [rows, columns] = weight.shape();
         let slot = ScratchSlot::Weights { rows, columns };
@@ -244,8 +244,7 @@ impl Engine {
         }
     }
 
-    /// The biases of a group side by side in the compute format, `[1, all o]`, zero where a module has none; `None` where none
-    /// has one.
+    /// Joins the biases of a group in the compute format, `[1, all o]`, zero for modules without one; `None` if no module has a bias.
     pub(crate) fn biases(&self, group: &Group<Cuda>, dtype: DType) -> Option<DeviceBlock> {
         let with_bias = |module: &Module<Cuda>| Some((module.columns.clone(), self.bias_values(module.bias.as_ref()?)));
         let values: Vec<_> = group.modules.iter().filter_map(with_bias).collect();
@@ -272,7 +271,7 @@ impl Engine {
         self.flat(bias.value.clone())
     }
 
-    /// A matrix as it is, or its copy in another format.
+    /// Returns a matrix itself, or a copy in another format.
     fn converted(&self, slot: ScratchSlot, values: Tensor<Cuda, 2>, dtype: DType) -> ReadyWeight {
         let values = self.flat(values);
         if values.dtype == dtype {

@@ -1,5 +1,5 @@
 //! Launches that quantize weights, and the names of the kernels of each format. Kernels: `nf4.cu`, `scaled_formats.cu`.
-//! Trade-off: a weight lies on the device twice while it is quantized, as it was stored and in codes.
+//! Trade-off: while a weight is quantized, both its values and its codes are on the device.
 
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::Arguments;
@@ -12,15 +12,15 @@ use crate::{BlockScales, QuantizedWeight, Scales, Weight};
 
 /// The kernels that read weights of one kind.
 pub(super) struct WeightKernels {
-    /// Of `write_out.cu`.
+    /// Kernel of `write_out.cu`.
     pub write_out: &'static str,
-    /// Of `fp8.cu`.
+    /// Kernel of `fp8.cu` that writes rows.
     pub fp8_rows: &'static str,
-    /// Of `fp8.cu`.
+    /// Kernel of `fp8.cu` that writes columns.
     pub fp8_columns: &'static str,
 }
 
-/// The kernels for a weight as it is stored.
+/// Returns the kernels for a weight's storage format.
 pub(super) fn kernels_of(weight: &Weight<Cuda>) -> WeightKernels {
     let [write_out, fp8_rows, fp8_columns] = match weight {
         Weight::Quantized(weight) => names_of(weight.format),
@@ -33,7 +33,7 @@ pub(super) fn kernels_of(weight: &Weight<Cuda>) -> WeightKernels {
     WeightKernels { write_out, fp8_rows, fp8_columns }
 }
 
-/// The line of `QUANTIZED_FORMATS` in `weight_values.cu`.
+/// Returns the line of `QUANTIZED_FORMATS` in `weight_values.cu`.
 fn names_of(format: QuantFormat) -> [&'static str; 3] {
     match format {
         QuantFormat::Nf4 { .. } => ["nf4_write_out", "nf4_weight_rows", "nf4_weight_columns"],
@@ -43,12 +43,12 @@ fn names_of(format: QuantFormat) -> [&'static str; 3] {
     }
 }
 
-/// A launch that does not depend on the format of activations.
+/// Describes a launch that does not depend on the format of activations.
 fn plain(name: &'static str, blocks: usize, bytes: usize) -> Launch {
     Launch { source: Source::Quantize, dtype: DType::F32, name, shape: grid(blocks, 256), bytes }
 }
 
-/// The kernel that reads values of this format, of those for bf16, f16 and f32.
+/// Selects the kernel for values of this format, from those for bf16, f16 and f32.
 fn of_source(values: &MatrixView, [bf16, f16, f32]: [&'static str; 3]) -> &'static str {
     match values.dtype {
         DType::BF16 => bf16,
@@ -58,10 +58,10 @@ fn of_source(values: &MatrixView, [bf16, f16, f32]: [&'static str; 3]) -> &'stat
 }
 
 impl Engine {
-    /// Quantizes a matrix; `table` is what dequantization looks codes up in.
+    /// Quantizes a matrix; `table` is the lookup table of the dequantization.
     ///
     /// # Panics
-    /// If the format does not take rows of this length: the plan of a run and the code that reads weights check it.
+    /// If the format does not support rows of this length; a run's plan and the code that reads weights check this.
     pub(crate) fn quantize(
         &self,
         values: Tensor<Cuda, 2>,
@@ -161,7 +161,7 @@ impl Engine {
         BlockScales::Float(tensor(scales))
     }
 
-    /// Block scales in 8 bits around their mean.
+    /// Quantizes block scales to 8 bits around their mean.
     fn nested_scales(&self, absmax: &Primitive, blocks: usize) -> BlockScales<Cuda> {
         let map = self.tables.signed();
         let nested = blocks.div_ceil(blockwise::BLOCK_SIZE);

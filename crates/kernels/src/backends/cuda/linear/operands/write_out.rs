@@ -1,6 +1,5 @@
-//! Launches that read frozen weights: written out for a GEMM with the adapter around, or dequantized. Kernels:
-//! `write_out.cu`.
-//! Trade-off: dequantizing is writing out in f32, so an odd width goes value by value.
+//! Launches that read frozen weights: they materialize them for a GEMM with the adapter around them, or dequantize them. Kernels: `write_out.cu`.
+//! Trade-off: dequantizing materializes in f32, so odd widths are written value by value.
 
 use burn_tensor::DType;
 use bytemuck::{Pod, Zeroable};
@@ -10,20 +9,20 @@ use super::quantize::kernels_of;
 use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Source, at};
 use crate::{Adapter, BlockScales, QuantizedWeight, Weight};
 
-/// What lies around the values of one weight of a group; nothing by default.
+/// The surroundings of one weight in its group's matrix; none by default.
 #[derive(Default)]
 pub(crate) struct Around<'a> {
     /// The adapter.
     pub adapter: Option<&'a Adapter<Cuda>>,
-    /// Its first column among those of the group.
+    /// Its first adapter column in the group.
     pub first: usize,
-    /// Columns of the group.
+    /// Adapter columns of the group.
     pub ranks: usize,
-    /// Rows that its A goes to, and zeros to those that are left.
+    /// Rows for its A, with zeros in the remaining ones.
     pub a: Option<DeviceBlock>,
 }
 
-/// Where a quantized weight lies, as the kernels take it. What a format does not have is null.
+/// Location of a stored weight, as the kernels read it. Parts that a format lacks are null.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 pub(crate) struct StoredArgument {
@@ -36,14 +35,14 @@ pub(crate) struct StoredArgument {
 }
 
 impl StoredArgument {
-    /// Values as they are, without scales.
+    /// Describes dense values without scales.
     pub(crate) fn dense(address: u64) -> Self {
         Self { codes: address, ..Self::default() }
     }
 }
 
 impl Engine {
-    /// Adds the argument that says where a weight is stored. Returns its bytes; what must be held until the launch goes to `held`.
+    /// Appends the argument that locates a stored weight. Returns its bytes; owners to hold until the launch are added to `held`.
     pub(super) fn weight_argument(
         &self,
         weight: &Weight<Cuda>,
@@ -85,7 +84,7 @@ impl Engine {
         }
     }
 
-    /// Writes the values of a weight to the first columns of `out`, and what lies next to and below them.
+    /// Writes the values of a weight to the first columns of `out`, and its surroundings next to and below them.
     pub(crate) fn write_out(&self, weight: &Weight<Cuda>, out: DeviceBlock, around: &Around<'_>) {
         let [rows, inputs] = weight.shape();
         assert_eq!((out.rows, out.width), (rows, inputs + around.ranks), "room for a weight and its adapter");
@@ -122,7 +121,7 @@ impl Engine {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// The values of a weight, f32.
+    /// Returns the values of a weight, f32.
     pub(super) fn dequantize(&self, weight: &QuantizedWeight<Cuda>) -> MatrixView {
         let [rows, inputs] = weight.shape;
         let out = self.empty_matrix(rows, inputs, DType::F32);
@@ -131,7 +130,7 @@ impl Engine {
     }
 }
 
-/// Blocks of whole warps over `pieces` of a row, four rows per block.
+/// Returns blocks of whole warps over `pieces` of a row, four rows per block.
 fn write_out_shape(rows: usize, pieces: usize) -> LaunchShape {
     let threads = pieces.next_multiple_of(32).min(256);
     LaunchShape {

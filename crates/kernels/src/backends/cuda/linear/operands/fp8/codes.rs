@@ -1,5 +1,5 @@
-//! Rows in 8-bit floats: where they are, how they are laid out, those that wait for the GEMM that reads them, the scales of frozen
-//! weights, and how the scales get into a product on every card that has such floats.
+//! Rows in 8-bit floats: their address and layout, prepared rows for the next GEMM, the scales of frozen weights, and
+//! how each generation of cards applies the scales in a GEMM.
 //!
 //! | compute capability | |
 //! |---|---|
@@ -7,13 +7,13 @@
 //! | 9.0 (H100, H200) | cuBLASLt reads one f32 per row |
 //! | 10.0 and later (B200, RTX 50) | MXFP8: cuBLASLt reads a power of two for each 32 codes of a row, and has them in hardware |
 //!
-//! Codes are made by the same kernels everywhere. Under MXFP8 the scale of a row is a power of two, which all blocks of the row share: a
-//! block of its own scale would be no more exact where its values are in the normal range of E4M3, which has 15 powers of two, and the
-//! backward could not multiply with the transposed codes of the forward.
+//! The same kernels write codes on all cards. Under MXFP8 the scale of a row is a power of two, which all blocks of the
+//! row share. A separate scale per block would be no more exact for values in the normal range of E4M3, which covers 15
+//! powers of two, and the backward could not multiply by the transposed codes of the forward.
 //!
-//! Trade-off: addresses without owners; the engine holds the memory. The way of the scales follows from the compute capability alone;
-//! whether a library does it right is what the self-test of a run in 8-bit floats finds out. Scales of weights take 4 bytes per output
-//! feature of every group, computed by the first pass that needs a weight, and kept until memory is released.
+//! Trade-off: addresses have no owners; the engine holds the memory. The handling of scales follows from the compute capability alone;
+//! the self-test of a run in 8-bit floats checks whether a library implements it correctly. Scales of weights take 4 bytes per output
+//! feature of every group; the first pass that needs a weight computes them, and they are kept until memory is released.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -30,21 +30,21 @@ pub(crate) struct Codes {
     pub scales: u64,
 }
 
-/// What the rows of one operand of a GEMM are to be.
+/// Layout of an operand's rows in codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowLayout {
-    /// Columns in front of the others, for low-rank values.
+    /// Leading columns for low-rank values.
     pub lead: usize,
-    /// Bytes from one row to the next.
+    /// Bytes from the start of one row to the next.
     pub stride: usize,
-    /// Address of a factor for each column.
+    /// Address of one factor per column.
     pub column_scales: Option<u64>,
 }
 
-/// Codes that the launch that made `x` has written.
+/// Codes already written by the launch that computed `x`.
 #[derive(Debug)]
 pub(crate) struct PreparedRows {
-    /// Of the rows.
+    /// Identifies the rows.
     pub owner: Owner,
     pub x: DeviceBlock,
     pub layout: RowLayout,
@@ -52,13 +52,13 @@ pub(crate) struct PreparedRows {
 }
 
 impl RowLayout {
-    /// Rows of `width` values, and the ranks of the adapters of the group.
+    /// Returns the layout of rows of `width` values, with room for the ranks of the group's adapters.
     pub(crate) fn new(width: usize, ranks: usize, column_scales: Option<u64>) -> Self {
         Self { lead: fp8_lead(ranks), stride: fp8_stride(width, ranks), column_scales }
     }
 }
 
-/// Scales of the rows of frozen weights: computed by the first pass that needs a weight, known to all later ones.
+/// Row scales of frozen weights: computed by the first pass that needs a weight, and reused by all later ones.
 pub(crate) struct Fp8Scales {
     context: Context,
     by_weights: RefCell<HashMap<Vec<u64>, DeviceBuffer>>,
@@ -69,7 +69,7 @@ impl Fp8Scales {
         Self { context: context.clone(), by_weights: RefCell::default() }
     }
 
-    /// Address of the scales of all rows of the weights that `sources` identify, and whether they are computed.
+    /// Returns the address of the row scales of the weights that `sources` identify, and whether they are computed.
     pub(crate) fn of(&self, sources: Vec<u64>, rows: usize) -> (u64, bool) {
         let mut by_weights = self.by_weights.borrow_mut();
         let is_known = by_weights.contains_key(&sources);
@@ -79,28 +79,28 @@ impl Fp8Scales {
         (buffer.pointer::<u8>().address(), is_known)
     }
 
-    /// Forgets all of them: before memory is released, and after a failure, which may have come before they were computed.
+    /// Drops all scales, before memory is released and after a failure, which may have happened before they were computed.
     pub(crate) fn clear(&self) {
         self.by_weights.borrow_mut().clear();
     }
 }
 
-/// How a device multiplies rows of codes that have a scale each.
+/// The way in which a device multiplies rows of codes with one scale each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowScaling {
     /// The GEMM reads an f32 per row.
     InGemm {
-        /// Whether they are powers of two nevertheless, as [`RowScaling::InBlocks`] needs them: for tests on cards without blocks.
+        /// Whether they are powers of two nevertheless, as for [`RowScaling::InBlocks`], for tests on cards without blocks.
         powers_of_two: bool,
     },
-    /// The GEMM reads a power of two for each 32 codes.
+    /// The GEMM reads a power of two per 32 codes.
     InBlocks,
     /// A pass over the result multiplies by the scales.
     Afterwards,
 }
 
 impl RowScaling {
-    /// What a device of this compute capability does, if it has 8-bit floats.
+    /// Returns the method of a device with this compute capability, if it has 8-bit floats.
     pub(crate) fn of((major, _): (u32, u32)) -> Self {
         match major {
             9 => Self::InGemm { powers_of_two: false },
@@ -109,7 +109,7 @@ impl RowScaling {
         }
     }
 
-    /// Whether the scales of rows are powers of two.
+    /// Returns whether row scales are powers of two.
     pub(super) fn has_powers_of_two(self) -> bool {
         matches!(self, Self::InGemm { powers_of_two: true } | Self::InBlocks)
     }

@@ -1,22 +1,21 @@
-//! Groups of linear modules whose GEMMs multiply 8-bit floats: the recipe, and its launches. Kernels: `fp8.cu`.
+//! Groups of linear modules with GEMMs in 8-bit floats: the recipe, and its launches. Kernels: `fp8.cu`.
 //!
-//! A GEMM in FP8 takes a little more than half the time of one in bf16. What is multiplied is E4M3 (3 bits of mantissa, so a rounding
-//! step is 6 to 12 % of a value), in both passes; sums are f32. What keeps that harmless:
+//! A GEMM in FP8 takes a little more than half the time of one in bf16. Operands are E4M3 (3 bits of mantissa, so a
+//! rounding step is 6 to 12 % of a value) in both passes, and sums are f32. Four rules keep that harmless:
 //!
-//! - **A scale per row, from the row as it is now** (`codes.rs` has how each generation of cards takes it). Each token of an activation or a
-//!   gradient, and each output feature of a weight, is divided by its own largest value first. Nothing is remembered between steps, so a
-//!   resumed run computes the same.
-//! - **Weights come straight from how they are stored** (in any quantized format, or dense), rounded once; the backward multiplies with the same codes,
-//!   transposed. The scales of a weight's rows cannot stand outside of that sum, so they go into the gradient before it is quantized.
-//! - **Adapters are never merged into codes**: a change of a thousandth of a weight is far below a rounding step. Their ranks are
-//!   part of the inner dimension as in bf16 (`adapters`), in front of it (`fp8.cu` says why), and a power of two per group and
-//!   pass balances the two factors, which have to share scales with activations and weights. `x Aᵀ`, `dy B`, and the gradients of A and B are computed in bf16.
-//! - **Everything else stays as it was**: norms, attention, activations, residuals, the head, the loss, and gradients of weights that
-//!   train.
+//! - **One scale per row, from its current values** (`codes.rs` lists how each generation of cards applies it). Each token of an activation or
+//!   gradient, and each output feature of a weight, is first divided by its largest magnitude. No state is kept between steps, so a resumed
+//!   run computes the same.
+//! - **Weights are converted directly from their storage format** (any quantized format, or dense) and rounded once; the backward multiplies
+//!   by the same codes, transposed. There the scales of a weight's rows cannot be factored out of the sum, so they are multiplied into the
+//!   gradient before it is quantized.
+//! - **Adapters are never merged into codes**: a change of a thousandth of a weight is far below a rounding step. Their ranks are part of the
+//!   inner dimension as in bf16 (`adapters`), in its leading columns (`fp8.cu` explains why). A power of two per group and pass balances the
+//!   two factors, which share scales with activations and weights. `x Aᵀ`, `dy B`, and the gradients of A and B are computed in bf16.
+//! - **Everything else is unchanged**: norms, attention, activations, residuals, the head, the loss, and gradients of weights that train.
 //!
-//! Widths have to be multiples of 16 ([`crate::fp8_refusal`] says so before a run starts), and inner widths are filled up with zeros to
-//! multiples of 128, as matrix units like them, or of 32 without adapters.
-//! Rows of activations and gradients are quantized by the operation that writes them (`rows.rs`).
+//! Widths must be multiples of 16 ([`crate::fp8_refusal`] checks this before a run starts), and inner widths are zero-padded to multiples of 128 for
+//! the matrix units, or of 32 without adapters. Rows of activations and gradients are quantized by the operation that writes them (`rows.rs`).
 //! Trade-off: weights that are not kept in codes are converted again in every pass.
 
 pub(crate) mod codes;
@@ -40,26 +39,25 @@ use crate::backends::planning::route::WeightRoute;
 use crate::backends::planning::rows::{fp8_lead, fp8_stride};
 use codes::{Codes, RowLayout};
 
-/// Parts of the maxima of a group's adapters, as `fp8.cu` has it.
+/// Partial maxima of a group's adapters, as in `fp8.cu`.
 const MAXIMA_PARTS: usize = 256;
 
 /// The weight of a group in codes, as one pass reads it.
 struct Fp8Weight {
     codes: Codes,
-    /// Addresses of the scales of the rows of W, of the factor that low-rank values are multiplied by, and of the maxima of the
-    /// adapters.
+    /// Addresses of the row scales of W, of the factor of low-rank values, and of the adapters' maxima.
     row_scales: u64,
     factor: u64,
     maxima: u64,
     /// Addresses of all A and of all `s B` in the compute format.
     a: u64,
     b: u64,
-    /// Columns of the adapter, in front of the others.
+    /// Leading columns of the adapters.
     lead: usize,
 }
 
 impl Engine {
-    /// All outputs of a group to `out`, plus bias and residual. Returns `x Aᵀ` of its adapters, in scratch memory.
+    /// Writes all outputs of a group to `out`, plus bias and residual. Returns `x Aᵀ` of its adapters, in scratch memory.
     pub(crate) fn fp8_forward(
         &self,
         x: DeviceBlock,
@@ -77,7 +75,7 @@ impl Engine {
         low
     }
 
-    /// `dy W + dy s B A`, plus what is given, to `out`.
+    /// Writes `dy W + dy s B A`, plus the given addend, to `out`.
     pub(crate) fn fp8_input_gradient(
         &self,
         group: &Routed<'_>,
@@ -92,7 +90,7 @@ impl Engine {
         self.fp8_gemm(Gemm { c: plus, ..gemm }, [&input, &weight.codes], out);
     }
 
-    /// The adapters of a group in the compute format, as their GEMMs with `dy` read them.
+    /// Returns the adapters of a group in the compute format, as their GEMMs with `dy` read them.
     pub(crate) fn fp8_backward_adapters(&self, group: &Routed<'_>, dtype: DType) -> Option<Adapters> {
         self.fp8_adapters(group, &self.fp8_transposed(group, dtype), dtype)
     }
@@ -101,7 +99,7 @@ impl Engine {
         (group.route.ranks > 0).then(|| self.adapters_at(group, [weight.a, weight.b], dtype))
     }
 
-    /// The operand of a GEMM with such a weight: rows, each column times its scale where there are any, with low-rank values before them.
+    /// Returns the operand of a GEMM with such a weight: rows, multiplied by column scales if given, with low-rank values in the leading columns.
     fn fp8_operand(
         &self,
         x: DeviceBlock,
@@ -115,13 +113,13 @@ impl Engine {
         codes
     }
 
-    /// How the input of a group is quantized; `None` where its GEMMs are in the compute format.
+    /// Returns the layout of a group's quantized input; `None` if its GEMMs are in the compute format.
     pub(crate) fn fp8_input_layout(&self, group: &Routed<'_>) -> Option<RowLayout> {
         let is_fp8 = group.route.weight == WeightRoute::Codes;
         is_fp8.then(|| RowLayout::new(group.in_features(), group.route.ranks, None))
     }
 
-    /// How the gradient of a group's outputs is quantized; `None` where its GEMMs are in the compute format.
+    /// Returns the layout of a group's quantized output gradient; `None` if its GEMMs are in the compute format.
     pub(crate) fn fp8_gradient_layout(&self, group: &Routed<'_>, dtype: DType) -> Option<RowLayout> {
         let is_fp8 = group.route.weight == WeightRoute::Codes;
         is_fp8.then(|| {
@@ -130,16 +128,16 @@ impl Engine {
         })
     }
 
-    /// Address of the scales of the rows of a group's weight.
+    /// Returns the address of the row scales of a group's weight.
     fn fp8_row_scales(&self, group: &Routed<'_>, weights: Vec<u64>, dtype: DType) -> u64 {
         match self.known_row_scales(group, weights) {
             Some((address, true)) => address,
-            // Dense weights may train, and then have new scales in every step.
+            // Dense weights may train, and then get new scales in every step.
             _ => self.fp8_weight(group, dtype).row_scales,
         }
     }
 
-    /// `[W | s B]` of a group in codes, `[o, stride]`.
+    /// Converts `[W | s B]` of a group to codes, `[o, stride]`.
     fn fp8_weight(&self, group: &Routed<'_>, dtype: DType) -> Fp8Weight {
         let (outputs, inputs) = (group.out_features(), group.in_features());
         assert!(outputs.is_multiple_of(16) && inputs.is_multiple_of(16), "FP8 weights [{outputs}, {inputs}]");
@@ -166,7 +164,7 @@ impl Engine {
         weight
     }
 
-    /// `[Wᵀ | Aᵀ]` of a group in codes, `[i, stride]`, with scales of 1.
+    /// Converts `[Wᵀ | Aᵀ]` of a group to codes, `[i, stride]`, with scales of 1.
     fn fp8_transposed(&self, group: &Routed<'_>, dtype: DType) -> Fp8Weight {
         let (outputs, inputs) = (group.out_features(), group.in_features());
         let (modules, _held) = self.modules_argument(group);
@@ -189,7 +187,7 @@ impl Engine {
         weight
     }
 
-    /// A buffer for codes of a group's weight and what belongs to them, and what it holds already: one that is kept, or scratch memory.
+    /// Returns a kept or scratch buffer for the codes of a group's weight with their scales and adapters, and its current contents.
     fn fp8_buffer(
         &self,
         group: &Routed<'_>,
@@ -223,12 +221,12 @@ impl Engine {
         (Fp8Weight { codes, row_scales: at(1), factor: at(2), maxima: at(3), a: at(4), b, lead }, held)
     }
 
-    /// Address of the scales of the rows of quantized weights, and whether they are computed.
+    /// Returns the address of the row scales of quantized weights, and whether they are computed.
     fn known_row_scales(&self, group: &Routed<'_>, sources: Vec<u64>) -> Option<(u64, bool)> {
         group.route.is_quantized.then(|| self.fp8_scales.of(sources, group.out_features()))
     }
 
-    /// The adapters in the compute format, and how large their values are.
+    /// Converts the adapters to the compute format, and computes the maxima of their values.
     fn adapter_values(&self, modules: &ModulesArgument, weight: &Fp8Weight, inputs: usize, dtype: DType) {
         let arguments = Arguments::new()
             .pointer(at(weight.maxima))
@@ -278,7 +276,7 @@ impl Engine {
         unsafe { self.launch(plain("columns_a", grid(values.div_ceil(4096), 256), values), &arguments) };
     }
 
-    /// One weight in codes, to its rows of the group's.
+    /// Converts one weight to codes, in its rows of the group's weight.
     fn weight_rows(&self, weight: &Weight<Cuda>, rows: &Range<usize>, to: &Fp8Weight, is_known: bool) {
         let [_, inputs] = weight.shape();
         let block = to.codes.block.rows(rows.start, rows.len()).columns(to.lead, inputs);
@@ -295,7 +293,7 @@ impl Engine {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// One weight in codes, transposed, to its columns of the group's.
+    /// Converts one weight to transposed codes, in its columns of the group's weight.
     fn weight_columns(&self, weight: &Weight<Cuda>, columns: &Range<usize>, to: &Fp8Weight) {
         let [outputs, inputs] = weight.shape();
         let block = to.codes.block.columns(to.lead + columns.start, columns.len());
@@ -316,7 +314,7 @@ impl Engine {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// The argument that says where a weight is stored, after others; what to hold until the launch, and its bytes.
+    /// Appends the argument that locates a stored weight; also returns the owners to hold until the launch, and its bytes.
     fn stored(&self, weight: &Weight<Cuda>, arguments: Arguments) -> (Arguments, Vec<MatrixView>, usize) {
         let mut held = Vec::new();
         let (arguments, bytes) = self.weight_argument(weight, arguments, &mut held);
@@ -326,7 +324,7 @@ impl Engine {
     }
 }
 
-/// A launch that does not depend on the format of activations.
+/// Describes a launch that does not depend on the format of activations.
 fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
     Launch { source: Source::Fp8, dtype: DType::F32, name, shape, bytes }
 }

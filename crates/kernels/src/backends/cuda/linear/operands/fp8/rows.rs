@@ -1,15 +1,14 @@
 //! Rows of activations and gradients in 8-bit floats, and the GEMMs that multiply them with codes of weights. Kernels: `fp8.cu`,
 //! `gated_fp8.cu`, `norm_fp8.cu`.
 //!
-//! What a norm or a gated activation makes, and its gradients of gate and up, are quantized by the launch that makes them, while a block
-//! has the row in registers; other rows in a pass of their own. The codes are the same. Low-rank values of adapters are known later, and
-//! written between the row's other columns under the scale that it has by then.
+//! Results of norms and gated activations, and the gradients of gate and up, are quantized by the launch that computes
+//! them, while a block has the row in registers; other rows take a separate pass. The codes are the same. Low-rank
+//! values of adapters are known later, and are then written to their columns of the row under its existing scale.
 //!
-//! No card other than Hopper's was at hand. The pass over the result, and codes under powers of two, are tested on one; the order of block
-//! scales is compared with NVIDIA's description of it; the descriptors are tested against the library.
-//! Trade-off: codes that a launch has prepared are handed to the next GEMM through the engine, and there is one buffer for them: another
-//! quantization in between drops them. On compute capability 8.9 results are rounded to the compute format twice, and read and written once
-//! more.
+//! Only a Hopper card was available. The pass over the result, and codes under powers of two, are tested on it; the
+//! order of block scales is compared with NVIDIA's description; the descriptors are tested against the library.
+//! Trade-off: prepared codes are passed to the next GEMM through the engine, and there is one buffer for them: another quantization in
+//! between drops them. On compute capability 8.9, results are rounded to the compute format twice, and read and written once more.
 
 use burn_tensor::{DType, Tensor};
 use bytemuck::NoUninit;
@@ -25,18 +24,17 @@ use crate::backends::cuda::engine::{
 };
 use crate::backends::cuda::linear::gated::gate_and_up;
 
-/// Values of a row that each thread keeps.
+/// Values of a row in the registers of each thread.
 const KEPT_VALUES: usize = 32;
-/// Widest row that a norm keeps.
+/// Widest row that a norm keeps in registers.
 const WIDEST_NORM: usize = 8192;
-/// Widest row that a gated activation keeps: 512 threads.
+/// Widest row that a gated activation keeps in registers: 512 threads.
 const WIDEST_GATED: usize = 512 * KEPT_VALUES;
-/// Whether sums of codes may be kept in fewer bits between the steps of a product. cuBLASLt's fast accumulation rounds partial sums to 14
-/// bits or so.
+/// Whether partial sums may have fewer bits: cuBLASLt's fast accumulation rounds them to about 14 bits.
 const FAST: bool = true;
 
-/// Makes this thread's GEMMs in 8-bit floats on a device take scales in a way that may be another card's, and returns how they did: for tests
-/// of those ways. Not while converted weights are kept, whose codes would be those of before.
+/// Makes this thread's 8-bit GEMMs on a device scale rows in another card's way, and returns the previous way, for
+/// tests. Must not be called while converted weights are kept, whose codes would be outdated.
 pub fn scale_rows(device: &CudaDevice, scaling: RowScaling) -> RowScaling {
     let engine = engine(device);
     engine.scratch.forget_contents();
@@ -44,7 +42,7 @@ pub fn scale_rows(device: &CudaDevice, scaling: RowScaling) -> RowScaling {
     engine.row_scaling.replace(scaling)
 }
 
-/// The scales of blocks that a GEMM reads where rows of `width` codes have these scales: for tests of their order.
+/// Returns the block scales that a GEMM reads for rows of `width` codes with these scales, for tests of their order.
 pub fn block_scales(scales_n: Tensor<Cuda, 1>, width: usize) -> Vec<u8> {
     let engine = engine(&scales_n.device());
     let rows = scales_n.dims()[0];
@@ -59,7 +57,7 @@ pub fn block_scales(scales_n: Tensor<Cuda, 1>, width: usize) -> Vec<u8> {
     bytemuck::cast_slice(&blocks.into_data().to_vec::<f32>().expect("it was made in f32")).to_vec()
 }
 
-/// Where a kernel writes codes, as it takes it.
+/// Destination of codes, as a kernel reads it.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct RowsOfCodes {
@@ -85,7 +83,7 @@ impl Engine {
         }
     }
 
-    /// The codes of `x`, times the scales of its columns where there are any: those that were prepared, or new ones.
+    /// Returns the codes of `x`, multiplied by column scales if given: prepared ones, or new ones.
     pub(super) fn rows_in_codes(&self, x: DeviceBlock, layout: RowLayout) -> Codes {
         let prepared = self.prepared_rows.take();
         let fits = |rows: &PreparedRows| self.is_current(rows.owner) && rows.x == x && rows.layout == layout;
@@ -111,7 +109,7 @@ impl Engine {
         codes
     }
 
-    /// Low-rank values times a factor in front of the codes of rows of `width` values, and zeros in all columns that are left.
+    /// Writes low-rank values times a factor to the leading codes of rows of `width` values, and zeros to the remaining columns.
     pub(super) fn low_columns(
         &self,
         codes: &Codes,
@@ -141,7 +139,7 @@ impl Engine {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// [`Engine::rms_norm`], with its result in codes too where a block can keep a row.
+    /// Runs [`Engine::rms_norm`], and also writes its result in codes if a block can keep a row in registers.
     pub(crate) fn rms_norm_in_codes(&self, x: &MatrixView, norm: &NormWeight<Cuda>, layout: RowLayout) -> MatrixView {
         let weight = self.norm_weight(norm, x.width);
         if x.width > WIDEST_NORM || x.dtype.size() != 2 || !x.is_in_vectors() {
@@ -171,7 +169,7 @@ impl Engine {
         y
     }
 
-    /// [`Engine::gated`], with its result in codes too where a block can keep a row.
+    /// Runs [`Engine::gated`], and also writes its result in codes if a block can keep a row in registers.
     pub(crate) fn gated_in_codes(
         &self,
         gate: &MatrixView,
@@ -200,7 +198,7 @@ impl Engine {
         y
     }
 
-    /// [`Engine::gated_backward`], with both gradients, side by side, in codes too where a block can keep their rows.
+    /// Runs [`Engine::gated_backward`], and also writes both gradients in codes, side by side, if a block can keep their rows in registers.
     pub(crate) fn gated_backward_in_codes(
         &self,
         gate: Tensor<Cuda, 2>,
@@ -245,7 +243,7 @@ impl Engine {
         self.prepared_rows.replace(owner.map(|owner| PreparedRows { owner, x: x.block(), layout, codes }));
     }
 
-    /// A GEMM of codes into `d`: `gemm` names the blocks of the codes `a` and `b`.
+    /// Runs a GEMM of codes into `d`: `gemm` names the blocks of the codes `a` and `b`.
     pub(super) fn fp8_gemm(&self, gemm: Gemm, [a, b]: [&Codes; 2], d: DeviceBlock) {
         let [rows, columns] = [a.block.rows, b.block.rows];
         match self.row_scaling.get() {
@@ -266,7 +264,7 @@ impl Engine {
         }
     }
 
-    /// Address of the scales of blocks of rows of `width` codes, from those of the rows, which are powers of two.
+    /// Returns the address of the block scales of rows of `width` codes, from the row scales, which are powers of two.
     fn blocks_of(&self, slot: ScratchSlot, scales: u64, [rows, width]: [usize; 2]) -> u64 {
         let bytes = Scaling::Blocks32.bytes(rows, width);
         let blocks = self.scratch.take(slot, bytes);
@@ -284,7 +282,7 @@ impl Engine {
         blocks
     }
 
-    /// Multiplies what a GEMM of bare codes gave by the scales of its rows and columns, and adds what the GEMM was to add.
+    /// Multiplies the result of a GEMM over unscaled codes by the scales of its rows and columns, and adds the GEMM's addends.
     fn scale_products(&self, gemm: Gemm, [of_rows, of_columns]: [u64; 2], d: DeviceBlock) {
         assert!(
             d.is_in_vectors() && gemm.c.is_none_or(|c| c.is_in_vectors() && c.stride == d.stride),
@@ -314,7 +312,7 @@ impl Engine {
     }
 }
 
-/// Threads that keep a row.
+/// Returns the number of threads that keep a row in registers.
 fn threads(width: usize, most: usize) -> u32 {
     width.div_ceil(KEPT_VALUES).next_multiple_of(32).clamp(64, most) as u32
 }
