@@ -1,15 +1,14 @@
-//! One micro-batch on the host, which the training step copies to the device.
+//! One micro-batch on the host. The training step copies it to the device.
 //!
-//! Documents are copied once, from the store (a mapped file) into the batch. Trade-off: every row of a batch has the same
-//! length; the rest of a row is padding.
+//! Documents are copied once, from the store (a mapped file) into the batch. Trade-off: every row of a batch has the same length; the rest of a row
+//! is padding.
 
 use crate::cache::Document;
 
 /// The target of positions without loss, as in PyTorch's cross entropy.
 pub const IGNORE_INDEX: i64 = -100;
 
-/// `rows` rows of `row_len` tokens, flattened row by row. `input_ids`, `targets` and `positions` have `rows * row_len`
-/// entries.
+/// `rows` rows of `row_len` tokens, flattened row by row. `input_ids`, `targets` and `positions` have `rows * row_len` entries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     /// Number of rows.
@@ -18,25 +17,25 @@ pub struct Batch {
     pub row_len: usize,
     /// Token ids; the pad id (or 0) in the padding at the end of a row.
     pub input_ids: Vec<u32>,
-    /// The next token of the same document where it counts in the loss, else [`IGNORE_INDEX`].
+    /// The next token of the same document if it counts in the loss, else [`IGNORE_INDEX`].
     pub targets: Vec<i64>,
-    /// Position in the document, from 0 in each; padding counts from 0 too.
+    /// Position in the document, starting at 0; padding is counted from 0 too.
     pub positions: Vec<u32>,
-    /// Where documents begin in the flattened tokens, and the end: `0, ..., rows * row_len`, strictly ascending.
-    /// The padding at the end of a row is a separate document; no document crosses a row.
+    /// Starts of the documents in the flattened tokens, and the end: `0, ..., rows * row_len`, strictly ascending. The padding at the end of a row is
+    /// a separate document; no document crosses a row.
     pub cu_seqlens: Vec<u32>,
     /// Number of padding tokens.
     pub padding: usize,
-    /// What a batch of pairs knows in addition; `None` where documents stand alone.
+    /// Additional data of a batch of pairs; `None` for single documents.
     pub pairs: Option<BatchPairs>,
 }
 
-/// Pairs of answers: documents alternate, chosen and rejected. Padding is no document.
+/// Pairs of answers: chosen and rejected documents alternate. Padding is not a document.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BatchPairs {
     /// The documents, as indices into their set.
     pub documents: Vec<u32>,
-    /// For each token, whether its target belongs to an answer; `None` where no other targets count.
+    /// For each token, whether its target belongs to an answer; `None` if no other targets count.
     pub is_answer: Option<Vec<bool>>,
     /// Targets of chosen documents that count in the loss.
     pub chosen_targets: usize,
@@ -57,8 +56,8 @@ impl Batch {
         }
     }
 
-    /// Appends a pair, of which `numbers` are the indices in its set. With `prompt_loss` the prompt of the chosen
-    /// document is a target too: all before its first loss token. What a template writes after the answer never is.
+    /// Appends a pair, whose indices in its set are `numbers`. With `prompt_loss` the prompt of the chosen document is a target too: everything
+    /// before its first loss token. Text that a template writes after the answer never is.
     pub(crate) fn push_pair(&mut self, pair: [&Document<'_>; 2], numbers: [u32; 2], prompt_loss: bool) {
         let start = self.targets.len();
         self.push_document(pair[0]);
@@ -107,26 +106,26 @@ impl Batch {
         self.cu_seqlens.push(self.input_ids.len() as u32);
     }
 
-    /// Number of targets that count in the loss.
+    /// Returns the number of targets that count in the loss.
     pub fn loss_tokens(&self) -> usize {
         self.targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
     }
 
-    /// Number of pairs of answers.
+    /// Returns the number of pairs of answers.
     pub fn pair_count(&self) -> usize {
         self.pairs.as_ref().map_or(0, |pairs| pairs.documents.len() / 2)
     }
 
-    /// Number of tokens without padding.
+    /// Returns the number of tokens without padding.
     pub fn tokens(&self) -> usize {
         self.input_ids.len() - self.padding
     }
 }
 
-/// For each token the next one where that counts in the loss; the last has no target. `mask` has one bit per token.
+/// Appends the target of each token: the next token if that counts in the loss; the last token has none. `mask` has one bit per token.
 fn append_targets(tokens: &[u32], mask: &[u32], targets: &mut Vec<i64>) {
     for (word, (chunk, &bits)) in tokens.chunks(32).zip(mask).enumerate() {
-        // The document's first token is no target.
+        // The first token of a document is never a target.
         let skipped = usize::from(word == 0);
         let chunk = &chunk[skipped..];
         match bits {
@@ -164,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_pair_marks_answers_and_with_prompt_loss_trains_the_chosen_prompt_too() {
-        // A token of the template follows the answers, and one of another turn is inside of the chosen one.
+        // A token of the template follows the answers, and one of another turn is inside the chosen answer.
         let chosen =
             Example { tokens: vec![1, 2, 3, 6, 7, 8], loss_mask: vec![false, false, true, false, true, false] };
         let rejected = Example { tokens: vec![1, 2, 4, 8], loss_mask: vec![false, false, true, false] };

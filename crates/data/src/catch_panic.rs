@@ -1,7 +1,7 @@
-//! Turns panics of third-party parsers into errors: where one panics on invalid bytes, the file is at fault.
+//! Turns panics of third-party parsers into errors: if one panics on invalid bytes, the file is at fault.
 //!
-//! The error has the panic's message, so the panic hook prints nothing for it. Trade-off: the place in the library's
-//! source is lost, and a panic on a thread that a library starts is printed; those used here start none.
+//! The error contains the panic's message, so the panic hook prints nothing. Trade-off: the place in the library's source is lost, and a panic on a
+//! thread that a library starts is printed; the libraries used here start none.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -25,7 +25,7 @@ pub(crate) fn catch_panic<T>(library: &str, work: impl FnOnce() -> Result<T, Str
     })
 }
 
-/// Keeps the panic hook from printing what [`catch_panic`] returns.
+/// Keeps the panic hook from printing panics that [`catch_panic`] returns.
 fn install_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -53,7 +53,7 @@ mod tests {
         assert_eq!(failed, Err("it failed internally: index 5".to_owned()));
     }
 
-    /// Runs itself in a process of its own, whose standard error is read.
+    /// Runs itself in a child process, whose standard error is read.
     #[test]
     fn a_caught_panic_is_not_printed_and_every_other_one_is() {
         const CHILD: &str = "FIREBRICK_PANIC_CHILD";

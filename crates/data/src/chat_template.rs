@@ -1,8 +1,8 @@
-//! Chat templates: Jinja as transformers runs it, and which of a tokenizer's templates applies.
+//! Chat templates: Jinja as transformers runs it, and the choice among a tokenizer's templates.
 //!
-//! Files, from the bottom: `python_compat` and `python_methods` (what Python writes and its methods), `filters`
-//! (Jinja's), `generation` (`{% generation %}` blocks), `engine` (the environment and its limits), `template`, `rendered_chat`, `built_in`,
-//! `template_select`. Not supported: messages with images or sound.
+//! Files, from the bottom: `python_compat` and `python_methods` (Python's output and methods), `filters` (Jinja's), `generation` (`{% generation %}`
+//! blocks), `engine` (the environment and its limits), `template`, `rendered_chat`, `built_in`, `template_select`. Not supported: messages with
+//! images or sound.
 
 mod built_in;
 mod engine;

@@ -1,10 +1,10 @@
-//! From messages to tokens and their loss mask.
+//! Turns messages into tokens and their loss mask.
 //!
-//! The conversation is rendered and tokenized as a whole, as the model will see it; the characters of the selected
-//! messages are located in the text (`locate.rs`) and mapped to tokens through the tokenizer's offsets, never by token
-//! id, so a padding token that is also the end-of-text token counts in the loss where the assistant wrote it.
-//! Trade-off: a token that crosses the edge of a span counts as a whole. Not supported: distinguishing text that spells
-//! a special token from the token (as in transformers by default).
+//! The conversation is rendered and tokenized as a whole, as the model will see it. The characters of the selected messages are located in the text
+//! (`locate.rs`) and mapped to tokens through the tokenizer's offsets, never by token id, so a padding token that is also the end-of-text token
+//! counts in the loss where the assistant wrote it.
+//! Trade-off: a token that crosses the edge of a span counts as a whole. Not supported: distinguishing text that spells a special token from the
+//! token (as in transformers by default).
 
 use std::ops::Range;
 
@@ -17,19 +17,19 @@ use crate::record_format::{Chat, Turn};
 use crate::selection::{Selection, Span};
 use crate::tokenizer::Tokenizer;
 
-/// A record in tokens, not yet cut to length.
+/// A tokenized record, not yet cut to length.
 #[derive(Debug)]
 pub(crate) struct RecordTokens {
     pub(crate) example: Example,
     /// The tokens that end a selected turn, in the loss or not.
     pub(crate) closings: Vec<usize>,
     pub(crate) is_chat: bool,
-    /// What the template leaves out, and answers that are empty.
+    /// Parts that the template leaves out, and empty answers.
     pub(crate) findings: Vec<Finding>,
 }
 
-/// Renders and tokenizes a conversation and computes its loss mask; the first token never counts. Errors: no chat
-/// template, a template that refuses the messages or whose text cannot be located, a doubled beginning-of-text token.
+/// Renders and tokenizes a conversation and computes its loss mask; the first token never counts. Errors: no chat template, a template that refuses
+/// the messages or whose text cannot be located, a doubled beginning-of-text token.
 pub(crate) fn encode_chat(
     tokenizer: &Tokenizer,
     chat: &Chat,
@@ -65,10 +65,9 @@ pub(crate) fn encode_chat(
     Ok(RecordTokens { example: Example { tokens, loss_mask }, closings, is_chat: true, findings })
 }
 
-/// The conversation with an empty content in each message that has tool calls alone; `None` if there is none.
+/// Returns the conversation with an empty content in each message that contains only tool calls; `None` if there is no such message.
 ///
-/// Some templates refuse a message without a content. Servers give templates an empty one, so that is what the model will
-/// see.
+/// Some templates refuse a message without a content. Servers pass an empty one to templates, so the model will see that.
 fn with_contents(chat: &Chat) -> Option<Chat> {
     let has_calls_alone = |turn: &Turn| turn.message.contains_key("tool_calls") && turn.content().is_none();
     chat.turns.iter().any(has_calls_alone).then(|| {
@@ -90,17 +89,16 @@ pub(crate) struct TokenOffsets<'a> {
 }
 
 impl TokenOffsets<'_> {
-    /// The tokens of a span, and the token that ends the turn, if there is one.
+    /// Returns the tokens of a span, and the token that ends the turn, if there is one.
     ///
-    /// A token that crosses the edge of the span belongs to it. The span ends with the special token that ends the
-    /// turn: the white space after it belongs to the template, and an end token directly after the span belongs to the
-    /// assistant even where the template's block leaves it out.
+    /// A token that crosses the edge of the span belongs to it. The span ends with the special token that ends the turn: the white space after it
+    /// belongs to the template, and an end token directly after the span belongs to the assistant even if the template's block leaves it out.
     pub(crate) fn of_span(&self, span: &Span) -> (Range<usize>, Option<usize>) {
         let range = &span.range;
         let is_special = |&index: &usize| self.tokenizer.is_special(self.ids[index]);
         let mut first = self.offsets.partition_point(|&(_, end)| end <= range.start);
         let last = self.offsets.partition_point(|&(start, _)| start < range.end).max(first);
-        // A header's token may include the white space that an answer begins with; it still belongs to the header.
+        // A header's token may include the white space at the start of an answer; it still belongs to the header.
         while first < last && self.offsets[first].0 < range.start && is_special(&first) {
             first += 1;
         }
@@ -154,7 +152,7 @@ mod tests {
         encode_chat(tokenizer, chat, &Selection::new(chat, train_on, &[ASSISTANT.to_owned()]), end_of_turn)
     }
 
-    /// The text of the loss tokens, runs separated by `|`.
+    /// Returns the text of the loss tokens, with runs separated by `|`.
     fn loss_text(tokenizer: &Tokenizer, example: &Example) -> String {
         let runs = example.tokens.iter().zip(&example.loss_mask).collect::<Vec<_>>();
         let runs = runs.chunk_by(|left, right| left.1 == right.1).filter(|run| *run[0].1);
@@ -244,7 +242,7 @@ mod tests {
         assert_eq!(loss_text_with(template, &chat, TrainOn::Last, true).unwrap(), "[f{\"x\": 1}]</s>|It is 18.</s>");
     }
 
-    /// A question, a message that only calls `f`, its result, an answer.
+    /// Returns a question, a message that only calls `f`, its result, and an answer.
     fn chat_with_call(reasoning: Option<&str>) -> Chat {
         let mut chat = Chat::new(&[("user", "q"), ("assistant", ""), ("tool", "18"), ("assistant", "It is 18.")]);
         let call = serde_json::json!([{ "function": { "name": "f", "arguments": { "x": 1 } } }]);

@@ -1,9 +1,8 @@
-//! From sources to tokenized documents: records are read in order, encoded on all cores, checked, and stored in memory
-//! or in a cache.
+//! Turns sources into tokenized documents: records are read in order, encoded on all cores, checked, and stored in memory or in a cache.
 //!
-//! The whole way from files to tokens in one type. Trade-off: no continuing after a bad line. The first record that
-//! cannot be read, or has other keys than its source, ends the run, with file and line; records that cannot be trained on,
-//! because of a null among their values for example, are counted instead.
+//! One type covers the way from files to tokens. Trade-off: no continuing after a bad line. The first record that cannot be read, or has other keys
+//! than its source, ends the run, with file and line; records that cannot be trained on, for example because of a null among their values, are
+//! counted instead.
 
 mod report;
 
@@ -22,10 +21,10 @@ const HASHES: &str = "hashes";
 /// Default share of bad records that is accepted.
 const MAX_BAD_SHARE: f64 = 0.1;
 
-/// Sources with one encoder each: everything that tokenized data depends on.
+/// Sources with one encoder each. Tokenized data depends on nothing else.
 #[derive(Debug)]
 pub struct Corpus<'a> {
-    /// The encoding threads; one per core by default. Their number changes no token.
+    /// The encoding threads, one per core by default. Their number does not change any token.
     pub pipeline: Pipeline,
     /// Maximum share (0 to 1) of a source's records that may be bad (see [`Diagnosis::check`]); 0.1 by default.
     pub max_bad_share: f64,
@@ -33,7 +32,7 @@ pub struct Corpus<'a> {
     encoders: Vec<Encoder<'a>>,
 }
 
-/// Tokenized documents and what was found in their records.
+/// Tokenized documents and the findings in their records.
 #[derive(Debug)]
 pub struct Tokenized {
     /// The documents, in the order of the mixture. Each knows its source.
@@ -41,8 +40,8 @@ pub struct Tokenized {
     /// Hashes of the records that gave no document ([`Encoded::record`](crate::Encoded::record)), for
     /// [`DocumentSet::split`](crate::DocumentSet::split).
     pub dropped: Vec<u64>,
-    /// What was found in the records of each source. Places use the names of [`Source::file_names`], which may have
-    /// changed since the documents were tokenized.
+    /// The findings in the records of each source. Places use the names of [`Source::file_names`], which may have changed since the documents were
+    /// tokenized.
     pub diagnoses: Vec<Diagnosis>,
     /// Whether the documents were tokenized now rather than found in the cache.
     pub is_new: bool,
@@ -51,10 +50,9 @@ pub struct Tokenized {
 }
 
 impl<'a> Corpus<'a> {
-    /// Combines the sources of a mixture with one set of options each. The first record of a source determines its
-    /// format where the options do not name one. Errors: a source has no records, its first record cannot be read, or
-    /// its format is not recognized; `max_seq_len` is less than 2. Panics if the number of options differs from the
-    /// number of sources.
+    /// Combines the sources of a mixture with one set of options each. The first record of a source determines its format if the options do not name
+    /// one. Errors: a source has no records, its first record cannot be read, or its format is not recognized; `max_seq_len` is less than 2. Panics
+    /// if the number of options differs from the number of sources.
     pub fn new(tokenizer: &'a Tokenizer, mixture: Mixture, options: Vec<EncodeOptions>) -> Result<Self, DataError> {
         let (given, sources) = (options.len(), mixture.sources().len());
         assert_eq!(given, sources, "options for {given} sources, but there are {sources}");
@@ -66,18 +64,18 @@ impl<'a> Corpus<'a> {
         Ok(Self { pipeline: Pipeline::default(), max_bad_share: MAX_BAD_SHARE, mixture, encoders })
     }
 
-    /// The sources and how they are mixed.
+    /// Returns the sources and how they are mixed.
     pub fn mixture(&self) -> &Mixture {
         &self.mixture
     }
 
-    /// The encoders, one per source.
+    /// Returns the encoders, one per source.
     pub fn encoders(&self) -> &[Encoder<'a>] {
         &self.encoders
     }
 
-    /// Identifies the documents and the findings of their records: content of the files, mixing, tokenizer, options and
-    /// code. Paths and the number of threads do not matter. Errors: a file cannot be read.
+    /// Identifies the documents and the findings of their records: content of the files, mixing, tokenizer, options and code. Paths and the number of
+    /// threads do not matter. Errors: a file cannot be read.
     pub fn key(&self, keys: &ContentKeys) -> Result<CacheKey, DataError> {
         let data = self.mixture.content_key(keys)?.to_le_bytes();
         let encoders: Vec<Vec<u8>> = self.encoders.iter().map(Encoder::fingerprint).collect();
@@ -85,8 +83,8 @@ impl<'a> Corpus<'a> {
         Ok(CacheKey::from_parts(own.into_iter().chain(encoders.iter().map(|encoder| ("encoder", encoder.as_slice())))))
     }
 
-    /// Encodes all records, writes their examples in the mixture's order, and returns what was found in each source,
-    /// and the hashes of the records that gave nothing.
+    /// Encodes all records, writes their examples in the mixture's order, and returns the findings of each source and the hashes of the records that
+    /// gave nothing.
     ///
     /// Does not check the result ([`Corpus::checked`] does), but stops early if half of the first thousand records are
     /// bad. Errors: a record cannot be read or does not have its source's format; too many records are bad, or none can
@@ -135,16 +133,15 @@ impl<'a> Corpus<'a> {
         Ok((found, dropped))
     }
 
-    /// Tokenizes into memory. Errors: a record that cannot be read or tokenized, and data with more bad records than
-    /// the recipe allows.
+    /// Tokenizes into memory. Errors: a record that cannot be read or tokenized, and data with more bad records than the recipe allows.
     pub fn in_memory(&self) -> Result<Tokenized, DataError> {
         let mut writer = StoreWriter::in_memory(self.vocab_size());
         let metadata = self.tokenize_with_report(&mut writer)?;
         self.checked(writer.into_store(&metadata), true, None)
     }
 
-    /// Returns the documents from a cache and tokenizes them first if they are not there. Errors: as
-    /// [`Corpus::in_memory`]; the cache cannot be written.
+    /// Returns the documents from a cache, tokenizing them first if they are not there. Errors: those of [`Corpus::in_memory`]; the cache cannot be
+    /// written.
     pub fn cached(&self, cache: &TokenCache) -> Result<Tokenized, DataError> {
         let key = self.key(&ContentKeys::cached_in(cache.folder().join(HASHES)))?;
         let cached = cache.get_or_build(key, self.vocab_size(), |writer| self.tokenize_with_report(writer))?;

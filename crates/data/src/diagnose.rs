@@ -1,7 +1,6 @@
-//! Counts what is unusual about the records of a source, keeps the first places, and refuses a source with too many bad
-//! records.
+//! Counts unusual records of a source, keeps the first places, and refuses a source with too many bad records.
 //!
-//! Trade-off: not every place is kept. The first few of each kind are enough to look at.
+//! Trade-off: only the first few places of each kind are kept, which are enough to look at.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -17,9 +16,9 @@ use crate::source::Place;
 
 /// Places kept per kind of finding.
 const PLACES: usize = 5;
-/// Keys that [`Diagnosis::unread_line`] names.
+/// Maximum number of keys that [`Diagnosis::unread_line`] names.
 const NAMED_KEYS: usize = 24;
-/// Characters of a key that are shown.
+/// Maximum characters shown of a key.
 const KEY_CHARACTERS: usize = 40;
 /// Records before [`Diagnosis::check_early`] decides.
 const EARLY_ROWS: u64 = 1000;
@@ -31,11 +30,11 @@ const ALLOWED_LOSS: f64 = 0.2;
 pub struct FindingCount {
     /// Number of records.
     pub count: u64,
-    /// The first of them, with what was found.
+    /// The first of them, with the finding.
     pub first: Vec<(Place, String)>,
 }
 
-/// What was found in the records of a source.
+/// The findings in the records of a source.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnosis {
     /// Records read.
@@ -58,7 +57,7 @@ pub struct Diagnosis {
     pub chats_ended: u64,
     /// Records with a finding that counts as bad.
     pub bad_rows: u64,
-    /// What was found, by kind.
+    /// The findings, by kind.
     pub findings: BTreeMap<FindingKind, FindingCount>,
     /// Keys that the records' format does not read, with the number of records in which they have a value: the first
     /// such keys, one more than are named.
@@ -98,12 +97,12 @@ impl Diagnosis {
         }
     }
 
-    /// Number of records with a finding of this kind.
+    /// Returns the number of records with a finding of this kind.
     pub fn count(&self, kind: FindingKind) -> u64 {
         self.findings.get(&kind).map_or(0, |found| found.count)
     }
 
-    /// Tokens lost to `max_seq_len`, as a share of all, 0 to 1.
+    /// Returns the tokens lost to `max_seq_len`, as a share of all, 0 to 1.
     pub fn cut_share(&self) -> f64 {
         self.tokens_cut as f64 / (self.tokens + self.tokens_cut).max(1) as f64
     }
@@ -112,14 +111,14 @@ impl Diagnosis {
         self.count(FindingKind::TooLong) + self.count(FindingKind::CutToNothing)
     }
 
-    /// A warning, with its remedy, where more than a fifth of the records or of the tokens are lost to `max_seq_len`.
+    /// Returns a warning, with its remedy, if more than a fifth of the records or of the tokens are lost to `max_seq_len`.
     pub fn loss_warning(&self) -> Option<String> {
         let rows = self.rows_too_long();
         let (of_rows, of_tokens) = (rows as f64 / self.rows.max(1) as f64, self.cut_share());
         if of_rows.max(of_tokens) <= ALLOWED_LOSS {
             return None;
         }
-        // Splitting does not help where it was done, nor for pairs.
+        // Splitting does not help data that is already split, nor pairs.
         let is_split = [FindingKind::Split, FindingKind::PromptCut].iter().any(|&kind| self.count(kind) > 0);
         let split = if is_split { "" } else { ", or set data.overflow = \"split\" (not for pairs of answers)" };
         Some(format!(
@@ -131,7 +130,7 @@ impl Diagnosis {
         ))
     }
 
-    /// The keys that the records' format does not read, the most frequent first; `None` if there are none.
+    /// Returns a line about the keys that the records' format does not read, the most frequent first; `None` if there are none.
     pub fn unread_line(&self) -> Option<String> {
         let mut keys: Vec<(&String, &u64)> = self.unread_keys.iter().collect();
         keys.sort_by_key(|(_, rows)| Reverse(**rows));
@@ -153,10 +152,9 @@ impl Diagnosis {
         Some(self)
     }
 
-    /// Checks a whole source. It is refused if no record has a flag where only flagged messages are trained on; if more
-    /// than `max_bad_share` (0 to 1) of its records are bad; or if conversations are kept but the loss never includes
-    /// an end-of-turn token. `train_end_of_turn` is the encoder's option. Errors: [`DataError::NoFlags`],
-    /// [`DataError::TooManyBadRows`], [`DataError::EndNeverTrained`].
+    /// Checks a whole source. Refuses it if only flagged messages are trained on and no record has a flag; if more than `max_bad_share` (0 to 1) of
+    /// its records are bad; or if conversations are kept but the loss never includes an end-of-turn token. `train_end_of_turn` is the encoder's
+    /// option. Errors: [`DataError::NoFlags`], [`DataError::TooManyBadRows`], [`DataError::EndNeverTrained`].
     pub fn check(&self, max_bad_share: f64, train_end_of_turn: bool) -> Result<(), DataError> {
         if self.has_no_flags() {
             return Err(DataError::NoFlags(self.rows));
@@ -175,14 +173,14 @@ impl Diagnosis {
         Ok(())
     }
 
-    /// As [`Diagnosis::check`], while records are still being read. Accepts everything until enough records were seen,
-    /// so that a source in which everything is wrong is refused early. Errors: as [`Diagnosis::check`].
+    /// Checks as [`Diagnosis::check`] does, while records are still being read. Accepts everything until enough records were seen, so that a hopeless
+    /// source is refused early. Errors: those of [`Diagnosis::check`].
     pub fn check_early(&self, max_bad_share: f64) -> Result<(), DataError> {
         let is_hopeless = self.rows >= EARLY_ROWS && self.bad_rows as f64 > 0.5 * self.rows as f64;
         if is_hopeless { self.check_share(max_bad_share) } else { Ok(()) }
     }
 
-    /// No record has a flag, although flags are required.
+    /// Returns whether no record has a flag although flags are required.
     fn has_no_flags(&self) -> bool {
         let without = self.count(FindingKind::NoFlags);
         without > 0 && without + self.count(FindingKind::Empty) == self.rows
@@ -223,7 +221,7 @@ impl Display for Diagnosis {
         if let Some(unread) = self.unread_line() {
             write!(formatter, "\n  {unread}")?;
         }
-        // A source of which nothing is kept is an error, which has its own remedy.
+        // A source without any kept record is an error, which has its own remedy.
         match self.loss_warning().filter(|_| self.rows_kept > 0) {
             Some(warning) => write!(formatter, "\n  WARNING: {warning}"),
             None => Ok(()),

@@ -1,9 +1,8 @@
-//! From one record to examples, or to the reason why it has none.
+//! Turns one record into examples, or into the reason why it has none.
 //!
-//! Worker threads share an [`Encoder`]. What it drops, cuts or doubts is listed in [`Encoded::findings`], and
-//! [`Diagnosis`](crate::Diagnosis) counts those; an error is only what no threshold can excuse. Trade-off: a
-//! conversation of many megabytes is tokenized in one piece (unlike a text), because its mask needs the offset of every
-//! token.
+//! Worker threads share an [`Encoder`]. [`Encoded::findings`] lists what it drops, cuts or doubts, and [`Diagnosis`](crate::Diagnosis) counts them;
+//! an error is only what no threshold can excuse. Trade-off: a conversation of many megabytes is tokenized in one piece (unlike a text), because its
+//! mask needs the offset of every token.
 
 use std::sync::Arc;
 
@@ -19,9 +18,9 @@ use crate::selection::{ASSISTANT, Selection, TrainOn};
 use crate::source::Record;
 use crate::tokenizer::Tokenizer;
 
-/// Version of the meaning of tokens and masks. Raised whenever the same records, tokenizer and options give other
-/// examples: after a change in how records are parsed, rendered, tokenized, masked or cut. It is part of
-/// [`Encoder::fingerprint`] and so of a cache's key; the layout of token files has its own version.
+/// Version of the meaning of tokens and masks. Incremented whenever the same records, tokenizer and options give other examples: after a change in
+/// how records are parsed, rendered, tokenized, masked or cut. It is part of [`Encoder::fingerprint`] and so of a cache's key; the layout of token
+/// files has its own version.
 const CODE_VERSION: u32 = 6;
 const SECONDS_PER_DAY: i64 = 86_400;
 
@@ -38,27 +37,27 @@ pub enum OverflowPolicy {
     Drop,
 }
 
-/// How records become examples.
+/// Options that determine how records become examples.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EncodeOptions {
     /// The format of the records.
     pub record_format: RecordFormat,
     /// Names of the records' keys.
     pub fields: Fields,
-    /// Which tokens count in the loss.
+    /// The tokens that count in the loss.
     pub train_on: TrainOn,
-    /// The roles whose messages count in the loss, where `train_on` is `Assistant` or `Last`: ["assistant"].
+    /// The roles whose messages count in the loss if `train_on` is `Assistant` or `Last`: ["assistant"].
     pub roles_to_train: Vec<String>,
     /// Whether the token that ends the assistant's turn counts in the loss.
     pub train_end_of_turn: bool,
     /// Maximum number of tokens per example, at least 2.
     pub max_seq_len: usize,
-    /// What happens to longer documents. By default texts and tokens are split, and everything else is cut.
+    /// The policy for longer documents. By default texts and tokens are split, and everything else is cut.
     pub overflow: Option<OverflowPolicy>,
 }
 
 impl EncodeOptions {
-    /// The default options with a maximum length.
+    /// Creates the default options with a maximum length.
     pub fn new(max_seq_len: usize) -> Self {
         Self {
             record_format: RecordFormat::default(),
@@ -78,9 +77,9 @@ pub struct Encoded {
     /// One example, several if the record was split, none if it was dropped. Each has at most `max_seq_len` tokens and
     /// at least one loss token; the first token never counts.
     pub examples: Vec<Example>,
-    /// Why the record was dropped, cut or doubted.
+    /// The reasons why the record was dropped, cut or doubted.
     pub findings: Vec<Finding>,
-    /// Hash of the record's content before anything is rendered or tokenized. Splits go by it.
+    /// Hash of the record's content before anything is rendered or tokenized. Splits depend on it.
     pub record: u64,
     /// Tokens that were cut off or dropped because of the length.
     pub tokens_cut: usize,
@@ -98,7 +97,7 @@ impl Encoded {
     }
 }
 
-/// Why a record gives no tokens: a finding about this record, or an error that affects all records.
+/// The reason why a record gives no tokens: a finding about this record, or an error that affects all records.
 enum Failure {
     Finding(FindingKind, String),
     Error(DataError),
@@ -124,8 +123,8 @@ pub struct Encoder<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    /// Creates an encoder for a source with this first record, whose keys determine the format where the options do
-    /// not. Errors: the format is not recognized, or `max_seq_len` is less than 2.
+    /// Creates an encoder for a source. The keys of its first record determine the format if the options do not. Errors: the format is not
+    /// recognized, or `max_seq_len` is less than 2.
     pub fn new(tokenizer: &'a Tokenizer, mut options: EncodeOptions, first: &Record) -> Result<Self, DataError> {
         if options.max_seq_len < 2 {
             return Err(DataError::SequenceTooShort(options.max_seq_len));
@@ -134,31 +133,31 @@ impl<'a> Encoder<'a> {
         Ok(Self { tokenizer, options: Arc::new(options) })
     }
 
-    /// The same encoder with another copy of its tokenizer, for another thread: see [`Tokenizer`].
+    /// Returns the same encoder with another copy of its tokenizer, for another thread: see [`Tokenizer`].
     pub fn with_tokenizer<'b>(&self, tokenizer: &'b Tokenizer) -> Encoder<'b> {
         Encoder { tokenizer, options: self.options.clone() }
     }
 
-    /// The options; the record format is never `Auto`.
+    /// Returns the options; the record format is never `Auto`.
     pub fn options(&self) -> &EncodeOptions {
         &self.options
     }
 
-    /// What happens to documents that are too long.
+    /// Returns the policy for documents that are too long.
     pub fn overflow(&self) -> OverflowPolicy {
         let is_text = matches!(self.options.record_format, RecordFormat::Text | RecordFormat::Pretokenized);
         self.options.overflow.unwrap_or(if is_text { OverflowPolicy::Split } else { OverflowPolicy::Truncate })
     }
 
-    /// The tokenizer it was created with.
+    /// Returns the encoder's tokenizer.
     pub fn tokenizer(&self) -> &'a Tokenizer {
         self.tokenizer
     }
 
-    /// What tokens and masks depend on besides the records, as bytes for a cache's key: the tokenizer with its
-    /// templates, the options, the version of this code; and the day that chat templates see (see
-    /// [`Tokenizer::set_date`]), where records are rendered and a template reads the date. Of a template that writes
-    /// the time of day only the day is in the key: set the date to the beginning of a day where that matters.
+    /// Returns everything except the records that tokens and masks depend on, as bytes for a cache's key: the tokenizer with its templates, the
+    /// options, the version of this code; and the day that chat templates see (see [`Tokenizer::set_date`]), if records are rendered and a template
+    /// reads the date. For a template that writes the time of day, the key still contains only the day: set the date to the beginning of a day if
+    /// that matters.
     pub fn fingerprint(&self) -> Vec<u8> {
         let is_rendered = !matches!(self.options.record_format, RecordFormat::Text | RecordFormat::Pretokenized);
         let day = self.tokenizer.date().filter(|_| is_rendered).map(|seconds| seconds.div_euclid(SECONDS_PER_DAY));
@@ -166,9 +165,8 @@ impl<'a> Encoder<'a> {
         [self.tokenizer.fingerprint(), options, CODE_VERSION.to_le_bytes().to_vec()].concat()
     }
 
-    /// Encodes a record. Errors: a key is missing or has the wrong type, except for a null or another value that is no
-    /// text where one is expected, which is a finding; a key holds images, audio or video; a chat template or an
-    /// end-of-text token is needed and missing; the tokenizer fails.
+    /// Encodes a record. Errors: a key is missing or has the wrong type, except for a null or another value that is not a text where one is expected,
+    /// which is a finding; a key contains images, audio or video; a chat template or an end-of-text token is needed and missing; the tokenizer fails.
     pub fn encode(&self, record: &Record) -> Result<Encoded, DataError> {
         let options = &self.options;
         let (row, unread) = match options.record_format.parse_whole(&record.fields, &options.fields, &record.place) {
@@ -253,8 +251,8 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// A text with the beginning-of-text token if the tokenizer adds one, and one end-of-text token. All tokens but the
-    /// first count in the loss.
+    /// Tokenizes a text, with the beginning-of-text token if the tokenizer adds one, and with one end-of-text token. All tokens but the first count
+    /// in the loss.
     fn text(&self, text: &str) -> Result<RecordTokens, Failure> {
         if text.trim().is_empty() {
             return Err(empty("the text is blank"));
@@ -301,8 +299,8 @@ impl<'a> Encoder<'a> {
         Ok(record)
     }
 
-    /// The tokens that end turns where everything counts in the loss and no spans were located: the special tokens in
-    /// the loss, possibly including headers; without any, the last token.
+    /// Returns the tokens that end turns if everything counts in the loss and no spans were located: the special tokens in the loss, possibly
+    /// including headers; without any, the last token.
     fn ends_of_all(&self, example: &Example) -> Vec<usize> {
         let counts = |index: &usize| example.loss_mask[*index];
         let is_special = |index: &usize| self.tokenizer.is_special(example.tokens[*index]);
@@ -320,8 +318,7 @@ impl<'a> Encoder<'a> {
         format!("{which} (roles: {roles}), or the template writes nothing for it")
     }
 
-    /// A prompt and its completion, concatenated and tokenized together. A token across the boundary belongs to the
-    /// completion.
+    /// Tokenizes a prompt and its completion, concatenated. A token across the boundary belongs to the completion.
     fn prompt_completion(&self, prompt: &str, completion: &str) -> Result<RecordTokens, Failure> {
         if completion.trim().is_empty() {
             return Err(empty("the completion is blank"));
@@ -419,8 +416,8 @@ fn empty(detail: &str) -> Failure {
     Failure::Finding(FindingKind::Empty, detail.to_owned())
 }
 
-/// Pieces of at most `limit` tokens, each beginning with the last token of the previous one. Pieces without loss tokens
-/// are dropped and their tokens counted.
+/// Splits into pieces of at most `limit` tokens, each beginning with the last token of the previous one. Pieces without loss tokens are dropped and
+/// their tokens counted.
 fn split(example: &Example, limit: usize) -> (Vec<Example>, usize) {
     let mut pieces = Vec::new();
     let mut lost = 0;

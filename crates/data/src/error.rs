@@ -1,7 +1,7 @@
 //! Errors of tokenizers, chat templates and datasets, worded so that the user can fix the cause.
 //!
-//! Trade-off: no error chaining. Each message is complete and includes its cause (`reason`), so a caller that prints
-//! the whole chain prints nothing twice.
+//! Trade-off: no error chaining. Each message is complete and includes its cause (`reason`), so a caller that prints the whole chain prints nothing
+//! twice.
 
 use std::io::Error as IoError;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::record_format::RecordFormatError;
 use crate::source::Place;
 use crate::source::SourceError;
 
-/// What went wrong on the way from text to batches.
+/// An error on the way from text to batches.
 #[derive(Debug, Error)]
 pub enum DataError {
     /// The data cannot be found or read.
@@ -108,7 +108,7 @@ pub enum DataError {
     EndNeverTrained {
         /// Conversations that were kept.
         chats: u64,
-        /// The likely cause and what to do.
+        /// The likely cause, and the remedy.
         why: &'static str,
     },
     /// Every record was dropped.
@@ -116,9 +116,9 @@ pub enum DataError {
     NothingToTrain {
         /// The first source as the recipe names it.
         path: String,
-        /// What was read and why it was dropped.
+        /// Counts of what was read, and why it was dropped.
         report: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// `max_seq_len` has no room for a token and its target.

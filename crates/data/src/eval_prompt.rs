@@ -17,8 +17,8 @@ pub struct EvalPrompt {
 }
 
 impl EvalPrompt {
-    /// The prompt of an example; the answer is its last run of loss tokens. `None` if there is no prompt (the first token
-    /// alone is none) or no special token ends the answer.
+    /// Takes the prompt of an example; the answer is its last run of loss tokens. `None` if there is no prompt (the first token alone does not count
+    /// as one) or no special token ends the answer.
     pub fn from_example(example: &Example, tokenizer: &Tokenizer) -> Result<Option<Self>, DataError> {
         let Some(last) = example.loss_mask.iter().rposition(|&counts| counts) else { return Ok(None) };
         let start = example.loss_mask[..last].iter().rposition(|&counts| !counts).map_or(0, |before| before + 1);

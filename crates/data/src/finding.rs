@@ -1,10 +1,10 @@
-//! What can be unusual about a record: why it was dropped, cut or doubted.
+//! Findings: the unusual properties of a record, and why it was dropped, cut or doubted.
 //!
-//! Trade-off: the detail is text. Programs decide by the kind.
+//! Trade-off: the detail is text; programs decide by the kind.
 
 use serde::{Deserialize, Serialize};
 
-/// What can be unusual about a record.
+/// The kinds of findings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingKind {
@@ -44,14 +44,14 @@ pub enum FindingKind {
     ReasoningIgnored,
     /// Kept: the chat template writes nothing of the documents.
     DocumentsIgnored,
-    /// Kept: of an answer only its end is trained.
+    /// Kept: only the end of an answer is trained.
     EmptyAnswer,
     /// Kept: every token counts in the loss although only the assistant's were selected.
     AllTrained,
 }
 
 impl FindingKind {
-    /// Whether it counts against the share of bad records. What the options ask for does not.
+    /// Returns whether it counts against the share of bad records. Results of the options do not.
     pub fn is_bad(self) -> bool {
         !matches!(
             self,
@@ -59,12 +59,12 @@ impl FindingKind {
         )
     }
 
-    /// Whether records with it give no document.
+    /// Returns whether records with it give no document.
     pub fn is_drop(self) -> bool {
         self < Self::Truncated
     }
 
-    /// What happened to records with it, after their number.
+    /// Describes what happened to records with it; the text follows their number.
     pub fn description(self) -> &'static str {
         match self {
             Self::Empty => "dropped, empty",
@@ -104,6 +104,6 @@ impl FindingKind {
 pub struct Finding {
     /// The kind.
     pub kind: FindingKind,
-    /// What exactly, and what to do.
+    /// The exact problem, and the remedy.
     pub detail: String,
 }

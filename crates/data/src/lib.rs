@@ -1,4 +1,4 @@
-//! From data files to packed batches: records, chat templates, tokens, loss masks, a cache, packing, loading.
+//! Turns data files into packed batches: records, chat templates, tokens, loss masks, a cache, packing, loading.
 //!
 //! Not supported: images and sound. The README below lists the other limits.
 #![doc = include_str!("../README.md")]
@@ -44,7 +44,7 @@ pub use encoder::{EncodeOptions, Encoded, Encoder, OverflowPolicy};
 pub use error::DataError;
 pub use eval_prompt::EvalPrompt;
 pub use finding::{Finding, FindingKind};
-/// What datasets of the Hub are read with.
+/// The Hub's client, which reads datasets.
 pub use firebrick_hub::{Hub, HubSettings};
 pub use loader::{Cursor, Loader, LoaderConfig};
 pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset, PairRows};

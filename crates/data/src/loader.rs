@@ -1,13 +1,13 @@
 //! Batches in a fixed, resumable order, built ahead of time on worker threads.
 //!
-//! All ranks walk one sequence of rows, epoch after epoch. A micro-batch takes the next `rows_per_batch * world_size`
-//! of them, rank 0 the first `rows_per_batch`, rank 1 the next, and so on. It continues across the end of an epoch, so
-//! every micro-batch has the same number of rows except the last of the run, whose remaining rows are divided evenly; a
-//! rank that gets none of them receives one row of padding, so that all ranks see the same number of micro-batches.
+//! All ranks walk one sequence of rows, epoch after epoch. A micro-batch takes the next `rows_per_batch * world_size` of them, rank 0 the first
+//! `rows_per_batch`, rank 1 the next, and so on. It continues across the end of an epoch, so every micro-batch has the same number of rows except the
+//! last of the run, whose remaining rows are divided evenly; a rank that gets none of them receives one row of padding, so that all ranks see the
+//! same number of micro-batches.
 //!
-//! The order of an epoch depends on seed and epoch alone (`order.rs`), so a cursor (epoch, row) is all that resuming
-//! needs, with any number of rows, ranks or workers. Micro-batch `n` is built by worker `n % workers` and taken from
-//! it, so the output never depends on timing. Trade-off: ranks do unequal work where rows have different lengths.
+//! The order of an epoch depends only on seed and epoch (`order.rs`), so resuming needs only a cursor (epoch, row), with any number of rows, ranks or
+//! workers. Micro-batch `n` is built by worker `n % workers` and taken from it, so the output never depends on timing. Trade-off: ranks do unequal
+//! work if rows have different lengths.
 
 use std::any::Any;
 use std::panic::resume_unwind;
@@ -25,7 +25,7 @@ use batch_iter::BatchIter;
 pub use batch_iter::{Cursor, LoaderConfig};
 use order::EpochOrders;
 
-/// Returns batches; its threads end when it is dropped.
+/// Returns batches that its threads build; they end when it is dropped.
 #[derive(Debug)]
 pub struct Loader {
     /// The worker that has the next batch.
@@ -41,9 +41,8 @@ struct Worker {
 }
 
 impl Loader {
-    /// Starts at `start`; `Cursor::default()` for a new run. Panics if the configuration has no rows or no workers, the
-    /// rank does not exist, or the cursor lies outside the epoch: compare [`PackedDataset::fingerprint`] before
-    /// resuming.
+    /// Starts at `start`; `Cursor::default()` for a new run. Panics if the configuration has no rows or no workers, the rank does not exist, or the
+    /// cursor is outside the epoch: compare [`PackedDataset::fingerprint`] before resuming.
     pub fn new(dataset: Arc<PackedDataset>, config: LoaderConfig, start: Cursor) -> Self {
         let rows = dataset.rows() as u64;
         assert!(config.rows_per_batch > 0, "rows_per_batch must be at least 1");
@@ -70,11 +69,11 @@ impl Loader {
         Self { next: 0, workers }
     }
 
-    /// The next micro-batch of this rank and the cursor after it. `None` when the epochs are over.
+    /// Returns the next micro-batch of this rank and the cursor after it; `None` when the epochs are over.
     pub fn next_batch(&mut self) -> Option<(Batch, Cursor)> {
         let received = self.workers.get(self.next)?.batches.recv();
         self.next = (self.next + 1) % self.workers.len();
-        // Its threads have ended. If one panicked, which is our bug, the caller panics with the same payload.
+        // The threads have ended. If one panicked, which is our bug, the caller panics with the same payload.
         if received.is_err()
             && let Some(panic) = end(&mut self.workers).pop()
         {
@@ -107,7 +106,7 @@ impl Worker {
                 }
             }
         };
-        // Only a system without free threads refuses one; nothing could be loaded there.
+        // A system refuses a thread only if it has none free; then nothing could be loaded.
         let thread = Builder::new().name("data-loader".to_owned()).spawn(build).expect("the system refused a thread");
         Self { batches: receiver, thread }
     }
@@ -126,7 +125,7 @@ mod tests {
         Arc::new(PackedDataset::new(DocumentSet::from_examples(&examples), options))
     }
 
-    /// One document of two equal tokens per row: the row's number.
+    /// Returns rows of one document with two equal tokens: the row's number.
     fn dataset(rows: u32) -> Arc<PackedDataset> {
         let example = |row| Example { tokens: vec![row, row], loss_mask: vec![false, true] };
         packed((0..rows).map(example).collect(), 2, true)
@@ -154,12 +153,12 @@ mod tests {
         all_of(dataset(rows), config, start)
     }
 
-    /// The first token of each row.
+    /// Returns the first token of each row.
     fn firsts(batches: &[(Batch, Cursor)]) -> Vec<u32> {
         batches.iter().flat_map(|(batch, _)| batch.input_ids.chunks(batch.row_len).map(|row| row[0])).collect()
     }
 
-    /// Row numbers of a batch, none for a row of padding.
+    /// Returns the row numbers of a batch; none for a row of padding.
     fn rows_of(batch: &Batch) -> Vec<u32> {
         let rows = batch.input_ids.chunks(2).zip(batch.targets.chunks(2));
         rows.filter(|(_, targets)| targets[0] >= 0).map(|(ids, _)| ids[0]).collect()
@@ -194,7 +193,7 @@ mod tests {
         assert!(first != all(10, LoaderConfig { seed: 8, ..config() }, Cursor::default()));
     }
 
-    /// Documents of many lengths, each of one token repeated: its number, from 1.
+    /// Returns documents of many lengths; each repeats one token, its number from 1.
     fn of_many_lengths(pack: bool) -> Arc<PackedDataset> {
         let example = |number: u32| {
             let len = 1 + number as usize * 37 % 90;

@@ -1,14 +1,13 @@
-//! Which characters of a rendered conversation come from which message.
+//! Finds which characters of a rendered conversation come from which message.
 //!
-//! A template with `{% generation %}` blocks marks the assistant's text itself. For other templates the text is
-//! compared with what the template is known to write between contents (`skeleton.rs`). Where it differs, the
-//! conversation is rendered a second time with marks around every content, which must give the same text apart from the
-//! marks. An assistant's span then begins after the text that a generation prompt adds after the previous message, and
-//! extends to where the conversation truncated after this message would end. So a template may rewrite earlier turns
-//! (for example, remove their reasoning), because only the text between two messages is compared. Where marks change
-//! the output of a template, whole prefixes are compared instead, and the comparison is checked rather than assumed.
+//! A template with `{% generation %}` blocks marks the assistant's text itself. For other templates the text is compared with what the template is
+//! known to write between contents (`skeleton.rs`). If it differs, the conversation is rendered a second time with marks around every content, which
+//! must give the same text apart from the marks. An assistant's span then begins after the text that a generation prompt adds after the previous
+//! message, and extends to where the conversation truncated after this message would end. So a template may rewrite earlier turns (for example,
+//! remove their reasoning), because only the text between two messages is compared. If marks change the output of a template, whole prefixes are
+//! compared instead, and the comparison is checked rather than assumed.
 //!
-//! Not supported: templates that do both, read contents and rewrite earlier turns. They are refused with advice.
+//! Not supported: templates that both depend on contents and rewrite earlier turns. They are refused with advice.
 
 mod learn;
 mod span_finder;
@@ -27,12 +26,12 @@ use span_finder::SpanFinder;
 pub(crate) struct Located {
     pub(crate) text: String,
     pub(crate) spans: Vec<Span>,
-    /// Messages with a text of which the template writes nothing.
+    /// Messages with a text that the template does not write at all.
     pub(crate) ignored: Vec<usize>,
 }
 
-/// Renders a conversation and locates the text of the selected messages. Errors: the template refuses the messages, or
-/// the text of a message cannot be located.
+/// Renders a conversation and locates the text of the selected messages. Errors: the template refuses the messages, or the text of a message cannot
+/// be located.
 pub(crate) fn locate(template: &ChatTemplate, chat: &Chat, selection: &Selection) -> Result<Located, DataError> {
     let rendered_chat = RenderedChat::new(template, chat);
     let (text, blocks) = rendered_chat.render(&rendered_chat.plain, false)?;
@@ -54,7 +53,7 @@ pub(crate) fn locate(template: &ChatTemplate, chat: &Chat, selection: &Selection
     Ok(Located { text, spans, ignored })
 }
 
-/// The messages that the template omits, where nothing else is to be located.
+/// Returns the messages that the template omits, if nothing else is to be located.
 fn ignored(rendered_chat: &RenderedChat<'_>, text: &str) -> Vec<usize> {
     match skeleton_of(rendered_chat) {
         Some(skeleton) => skeleton.left_out(),

@@ -1,17 +1,16 @@
 //! Tokenizes long texts in pieces, because the tokenizer needs about 250 bytes of memory per byte of text.
 //!
-//! A piece ends at a line break or a space, and only where the tokenizer gives the same tokens for the surrounding text in
-//! one piece and in two. So the tokens equal those of the whole text, for every tokenizer that splits text into words by
-//! local context; one that prepends something to each text (SentencePiece's space) never accepts a cut. Trade-off: a text
-//! without such a position is tokenized in one piece from there on.
+//! A piece ends at a line break or a space, and only if the tokenizer gives the same tokens for the surrounding text in one piece and in two. So the
+//! tokens equal those of the whole text, for every tokenizer that splits text into words by local context; one that prepends something to each text
+//! (SentencePiece's space) never accepts a cut. Trade-off: from the point where no such position is found, the text is tokenized in one piece.
 
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
-/// Bytes on either side of a cut that are compared.
+/// Bytes compared on either side of a cut.
 const CONTEXT_BYTES: usize = 512;
-/// Positions that are tried before the rest is tokenized in one piece.
+/// Number of positions tried before the rest is tokenized in one piece.
 const MAX_TRIES: usize = 32;
 
-/// The tokens of a text. `encode` tokenizes a text in one piece.
+/// Tokenizes a text in pieces. `encode` tokenizes a text in one piece.
 pub(crate) fn encode_in_pieces<E>(
     text: &str,
     piece_bytes: usize,
@@ -33,7 +32,7 @@ pub(crate) fn encode_in_pieces<E>(
     Ok(tokens)
 }
 
-/// The last position in the second half of the first piece where the text may be cut; line breaks are preferred.
+/// Returns the last position in the second half of the first piece where the text may be cut; line breaks are preferred.
 fn find_cut<E>(
     text: &str,
     piece_bytes: usize,
@@ -72,7 +71,7 @@ mod tests {
         Inner::from_file(folder.join("tokenizer.json")).unwrap()
     }
 
-    /// The tokens in pieces, the tokens of the whole text, and the length of the longest piece.
+    /// Returns the tokens in pieces, the tokens of the whole text, and the length of the longest piece.
     fn both(inner: &Inner, text: &str, piece_bytes: usize) -> (Vec<u32>, Vec<u32>, usize) {
         let longest = Cell::new(0);
         let encode = |text: &str| {

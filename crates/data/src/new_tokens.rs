@@ -1,7 +1,7 @@
-//! Tokens added to a tokenizer: each is one id wherever its text occurs, and the tokenizer's files say so to other programs.
+//! Tokens added to a tokenizer. Each is one id wherever its text occurs, and the tokenizer's files record it for other programs.
 //!
-//! They get the ids that transformers' `add_tokens` gives them, and are found in the text before anything normalizes it.
-//! Trade-off: the files that have changed are read and parsed again on each request, so that no copy of a tokenizer holds them.
+//! They get the ids that transformers' `add_tokens` assigns, and are found in the text before anything normalizes it. Trade-off: the changed files
+//! are read and parsed again on each request, so that no copy of a tokenizer holds them.
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
@@ -14,8 +14,8 @@ use crate::error::DataError;
 use crate::tokenizer::{NewToken, Tokenizer, bad_file, read_json};
 
 impl Tokenizer {
-    /// Adds tokens, in this order, `special` ones or ordinary ones. Errors: an empty text, one that occurs twice, or a
-    /// token that the tokenizer has already.
+    /// Adds tokens in this order, either `special` or ordinary ones. Errors: an empty text, a text that occurs twice, or a token that the tokenizer
+    /// already has.
     pub fn add_tokens(&mut self, new_tokens: &[String], special: bool) -> Result<(), DataError> {
         for content in new_tokens {
             if content.trim().is_empty() {
@@ -48,18 +48,18 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The tokens that the folder does not have.
+    /// Returns the tokens that the folder does not have.
     pub fn new_tokens(&self) -> &[NewToken] {
         &self.new_tokens
     }
 
-    /// The id of a token.
+    /// Returns the id of a token.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// The text of each file of the tokenizer that new tokens have changed; none where there are none. Errors: a file
-    /// of the folder that is gone or damaged.
+    /// Returns the text of each file of the tokenizer that new tokens have changed; none without new tokens. Errors: a file of the folder is missing
+    /// or damaged.
     pub fn changed_files(&self) -> Result<BTreeMap<String, String>, DataError> {
         let mut files = BTreeMap::new();
         if self.new_tokens.is_empty() {
@@ -86,7 +86,7 @@ impl Tokenizer {
     }
 }
 
-/// A token as both files write it.
+/// Returns a token as both files write it.
 fn described(token: &NewToken) -> Map<String, Value> {
     let NewToken { content, special, .. } = token;
     let flag = |name: &str, value: bool| (name.to_owned(), json!(value));

@@ -1,7 +1,7 @@
-//! What a chat template leaves out of a conversation without an error: messages, tools, tool calls, reasoning, documents.
+//! Finds the parts of a conversation that a chat template silently leaves out: messages, tools, tool calls, reasoning, documents.
 //!
-//! A part is left out if the conversation renders to the same text without it. Trade-off: one more render for each kind of
-//! part that the conversation has. Parts of one kind are tested together: a template that writes some of them passes.
+//! A part is left out if the conversation renders to the same text without it. Trade-off: one more render for each kind of part in the conversation.
+//! Parts of one kind are tested together: a template that writes some of them passes.
 
 use serde_json::Value as Json;
 
@@ -11,7 +11,7 @@ use crate::locate::Located;
 use crate::record_format::{Chat, Turn};
 use crate::selection::Selection;
 
-/// The parts that the template leaves out, and selected answers of which nothing but the end is left to train on.
+/// Returns the parts that the template leaves out, and selected answers of which only the end is left to train on.
 pub(crate) fn omissions(
     template: &ChatTemplate,
     chat: &Chat,
@@ -39,7 +39,7 @@ pub(crate) fn omissions(
     if chat.documents.is_some() && same(Chat { documents: None, ..chat.clone() }) {
         add(FindingKind::DocumentsIgnored, "nothing is written of the documents".to_owned());
     }
-    // Some templates need a content where there are no calls, and some write it.
+    // Some templates require a content if there are no calls, and some write it.
     let ignores = |keys: &[&str]| {
         chat.turns.iter().any(|turn| keys.iter().any(|key| has(turn, key)))
             && (same(without(chat, keys, None)) || same(without(chat, keys, Some(""))))
@@ -64,7 +64,7 @@ pub(crate) fn omissions(
 
 const TOOL_CALLS: &str = "tool_calls";
 
-/// A conversation without these keys, with `content` in the messages that are left without one.
+/// Returns a conversation without these keys; messages that have no content then get `content`.
 fn without(chat: &Chat, keys: &[&str], content: Option<&str>) -> Chat {
     let mut chat = chat.clone();
     for turn in chat.turns.iter_mut().filter(|turn| keys.iter().any(|key| has(turn, key))) {
@@ -76,7 +76,7 @@ fn without(chat: &Chat, keys: &[&str], content: Option<&str>) -> Chat {
     chat
 }
 
-/// Whether a message has more than nothing under a key.
+/// Returns whether a message has a value under a key that is not empty.
 fn has(turn: &Turn, key: &str) -> bool {
     match turn.message.get(key) {
         None | Some(Json::Null) => false,

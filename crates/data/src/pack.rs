@@ -1,12 +1,11 @@
 //! Packs documents into sequences so that few tokens are padding, and builds batches from sequences.
 //!
-//! A packed row holds several documents, and all packed rows have one length. Without packing each document is a row,
-//! padded to the longest of its batch: shapes differ from batch to batch, and the loader groups rows of similar length.
-//! Both are decided from the index alone; tokens are read when a batch is built. Documents are never cut and never
-//! cross a row; the encoder handles documents that are too long. Trade-off: documents do not move between windows of a
-//! few thousand.
+//! A packed row contains several documents, and all packed rows have one length. Without packing each document is a row, padded to the longest of its
+//! batch: shapes differ from batch to batch, and the loader groups rows of similar length. Both are decided from the index alone; tokens are read
+//! when a batch is built. Documents are never cut and never cross a row; the encoder handles documents that are too long. Trade-off: documents do not
+//! move between windows of a few thousand.
 //!
-//! Pairs of answers are packed as one: both documents of a pair are in the same row, one after the other.
+//! A pair of answers is packed as one unit: both its documents are in the same row, one after the other.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -21,10 +20,10 @@ pub use report::{LengthHistogram, LengthStep, PackReport};
 
 /// Unpacked rows have a multiple of this many tokens, which suits matrix units.
 const ROW_MULTIPLE: usize = 16;
-/// Rows shown together where rows have different lengths: several micro-batches of common sizes.
+/// Number of rows shown together if rows have different lengths: several micro-batches of common sizes.
 const LENGTH_GROUP: usize = 64;
 
-/// How documents become rows.
+/// Options that determine how documents become rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackOptions {
     /// Maximum number of tokens of a document and of a packed row.
@@ -33,17 +32,17 @@ pub struct PackOptions {
     pub pack: bool,
     /// The token that fills rows, 0 if absent. It has no loss and no other document attends to it.
     pub pad_token_id: Option<u32>,
-    /// Rows have a multiple of this many tokens, even beyond `max_seq_len`; a packed row then holds that many tokens of
-    /// documents. If absent, packed rows have `max_seq_len` tokens and unpacked rows a multiple of 16 up to it.
+    /// Rows have a multiple of this many tokens, even beyond `max_seq_len`; a packed row then contains that many tokens of documents. If absent,
+    /// packed rows have `max_seq_len` tokens and unpacked rows a multiple of 16 up to it.
     pub pad_to_multiple_of: Option<usize>,
     /// Whether documents come in pairs (chosen and rejected, in this order), which share a row.
     pub pairs: Option<PairRows>,
-    /// How many unpacked rows of similar length a shuffled loader shows in succession (see `Loader`); `None` shuffles
-    /// rows individually. At least the rows of a micro-batch, preferably several times that.
+    /// Number of unpacked rows of similar length that a shuffled loader shows in succession (see `Loader`); `None` shuffles rows individually. At
+    /// least the rows of a micro-batch, preferably several times that.
     pub length_group: Option<usize>,
 }
 
-/// How pairs of answers become rows.
+/// Options of rows with pairs of answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PairRows {
     /// Whether the prompt of the chosen answer counts in the loss too; what follows the answer does not.
@@ -51,7 +50,7 @@ pub struct PairRows {
 }
 
 impl PackOptions {
-    /// Packed, padded with 0, rows of exactly `max_seq_len` tokens; without packing, groups of 64 rows.
+    /// Creates the defaults: packed, padded with 0, rows of exactly `max_seq_len` tokens; without packing, groups of 64 rows.
     pub fn new(max_seq_len: usize) -> Self {
         let length_group = Some(LENGTH_GROUP);
         Self { max_seq_len, pack: true, pad_token_id: None, pad_to_multiple_of: None, pairs: None, length_group }
@@ -64,11 +63,11 @@ pub struct PackedDataset {
     documents: DocumentSet,
     options: PackOptions,
     row_len: usize,
-    /// `None` where each document, or pair, is a row.
+    /// `None` if each document, or pair, is a row.
     table: Option<RowTable>,
 }
 
-/// What counts in the loss of pairs, as a number in the fingerprint.
+/// The targets that count in the loss of pairs, as a number in the fingerprint.
 #[derive(Clone, Copy)]
 enum PairTargets {
     Answers = 2,
@@ -76,14 +75,14 @@ enum PairTargets {
     ChosenPromptAndAnswers = 4,
 }
 
-/// Consecutive documents that stay together.
+/// Returns the number of consecutive documents that stay together.
 fn documents_per_unit(options: &PackOptions) -> usize {
     if options.pairs.is_some() { 2 } else { 1 }
 }
 
 impl PackedDataset {
-    /// Assigns documents to rows. Panics if a document, or a pair, is longer than `max_seq_len` (encode with the same
-    /// limit), there is no document, documents that should be pairs are not, or an option is 0.
+    /// Assigns documents to rows. Panics if a document, or a pair, is longer than `max_seq_len` (encode with the same limit), there is no document,
+    /// the options require pairs but the documents are not pairs, or an option is 0.
     pub fn new(documents: DocumentSet, options: PackOptions) -> Self {
         let per_unit = documents_per_unit(&options);
         assert!(documents.len().is_multiple_of(per_unit), "{} documents are no pairs", documents.len());
@@ -105,22 +104,22 @@ impl PackedDataset {
         Self { documents, options, row_len, table }
     }
 
-    /// Number of rows; an epoch shows each of them once.
+    /// Returns the number of rows; an epoch shows each of them once.
     pub fn rows(&self) -> usize {
         self.table.as_ref().map_or(self.documents.len() / documents_per_unit(&self.options), RowTable::rows)
     }
 
-    /// Tokens per row, padding included; without packing, of the longest row.
+    /// Returns the tokens per row, padding included; without packing, those of the longest row.
     pub fn row_len(&self) -> usize {
         self.row_len
     }
 
-    /// Tokens of a row, padding excluded. Panics if there is no such row.
+    /// Returns the number of tokens in a row, padding excluded. Panics if there is no such row.
     pub fn row_tokens(&self, row: usize) -> usize {
         self.row_documents(row).map(|document| self.documents.entry(document).tokens as usize).sum()
     }
 
-    /// Documents of a row, as indices into [`PackedDataset::documents`]. Panics if there is no such row.
+    /// Returns the documents of a row, as indices into [`PackedDataset::documents`]. Panics if there is no such row.
     pub fn row_documents(&self, row: usize) -> impl Iterator<Item = usize> + '_ {
         let (packed, single) = match &self.table {
             Some(table) => (table.row(row), None),
@@ -131,22 +130,22 @@ impl PackedDataset {
         units.flat_map(move |unit| unit * per_unit..(unit + 1) * per_unit)
     }
 
-    /// Pairs of answers in the set; 0 where documents stand alone.
+    /// Returns the number of pairs of answers in the set; 0 for single documents.
     pub fn pairs(&self) -> usize {
         if self.options.pairs.is_some() { self.documents.len() / 2 } else { 0 }
     }
 
-    /// The documents in the rows.
+    /// Returns the documents in the rows.
     pub fn documents(&self) -> &DocumentSet {
         &self.documents
     }
 
-    /// How many rows of similar length are shown together; `None` where all rows have one length.
+    /// Returns how many rows of similar length are shown together; `None` if all rows have one length.
     pub(crate) fn length_group(&self) -> Option<usize> {
         self.options.length_group.filter(|_| self.table.is_none())
     }
 
-    /// How well the rows are filled. Reads the index, not the tokens.
+    /// Returns how well the rows are filled. Reads the index, not the tokens.
     pub fn report(&self) -> PackReport {
         let mut lengths = LengthHistogram::default();
         let (mut tokens, mut loss_tokens) = (0, 0);
@@ -166,7 +165,7 @@ impl PackedDataset {
         }
     }
 
-    /// Token slots in all rows; an estimate where that depends on the batches.
+    /// Returns the token slots in all rows; an estimate if they depend on the batches.
     fn slots(&self) -> usize {
         let Some(group) = self.length_group() else { return self.rows() * self.row_len };
         let mut slots = 0;
@@ -180,20 +179,20 @@ impl PackedDataset {
         slots
     }
 
-    /// Equal exactly when rows, tokens, masks and the order of epochs are equal (up to hash collisions): a cursor is
-    /// valid only for a dataset with the same fingerprint. The same on every machine. Reads the index, not the tokens,
-    /// and where the prompts of pairs count the masks.
+    /// Returns a number that is equal exactly when rows, tokens, masks and the order of epochs are equal (up to hash collisions): a cursor is valid
+    /// only for a dataset with the same fingerprint. It is the same on every machine. Reads the index, not the tokens; reads the masks if the prompts
+    /// of pairs count.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint_as(self.options.pairs.map(|pairs| match pairs.prompt_loss {
             false => PairTargets::Answers,
-            // As before, where the prompt and the answer are the whole document.
+            // The same number as before if the prompt and the answer are the whole document.
             true if self.chosen_end_in_targets() => PairTargets::ChosenDocument,
             true => PairTargets::ChosenPromptAndAnswers,
         }))
     }
 
-    /// The fingerprint of versions that also counted what a template writes after the answer, where they counted the
-    /// prompt of the chosen; `None` where it is that of this version.
+    /// Returns the fingerprint of earlier versions that counted the prompt of the chosen together with what a template writes after the answer;
+    /// `None` if it equals that of this version.
     pub fn earlier_fingerprint(&self) -> Option<u64> {
         let counts_prompt = self.options.pairs.is_some_and(|pairs| pairs.prompt_loss);
         let differs = counts_prompt && !self.chosen_end_in_targets();
@@ -223,8 +222,8 @@ impl PackedDataset {
         hash.digest()
     }
 
-    /// A batch of the given rows, in that order. Without rows: one row of padding, so that a rank without data can take
-    /// part in the step. Panics if a row does not exist.
+    /// Builds a batch of the given rows, in that order. Without rows: one row of padding, so that a rank without data can take part in the step.
+    /// Panics if a row does not exist.
     pub fn batch(&self, rows: &[usize]) -> Batch {
         let row_len = match self.table {
             Some(_) => self.row_len,
@@ -258,7 +257,7 @@ impl PackedDataset {
     }
 }
 
-/// Length of a row that holds `tokens`.
+/// Returns the length of a row that contains `tokens`.
 fn row_len(tokens: usize, options: &PackOptions) -> usize {
     match options.pad_to_multiple_of {
         Some(multiple) => tokens.next_multiple_of(multiple),
@@ -273,7 +272,7 @@ mod tests {
     use crate::batch::IGNORE_INDEX;
     use crate::cache::Example;
 
-    /// Documents of pseudo-random lengths from 1 to `longest`, each with distinct tokens.
+    /// Returns documents of pseudo-random lengths from 1 to `longest`, each with distinct tokens.
     fn examples(documents: usize, longest: usize) -> Vec<Example> {
         let mut random = random();
         let mut next = || random.next().unwrap();

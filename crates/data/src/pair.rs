@@ -1,8 +1,8 @@
-//! Pairs of answers that are too long for a row: what is cut, and from where.
+//! Cuts pairs of answers that are too long for a row.
 //!
-//! Both answers with their prompt share a row. What is too much comes first from the beginning of the prompt, as many tokens of both
-//! sides, so that both still answer the same prompt (the end of a prompt says most, as TRL's `keep_end` has it); then from the ends of the
-//! answers, of the longer one first. Trade-off: a beginning-of-text token or a system message goes with the prompt's beginning.
+//! Both answers with their prompt share a row. Excess tokens are cut first from the beginning of the prompt, equally many on both sides, so that both
+//! still answer the same prompt (the end of a prompt says most, as TRL's `keep_end` has it); then from the ends of the answers, the longer one first.
+//! Trade-off: a beginning-of-text token or a system message is cut with the prompt's beginning.
 
 use crate::cache::Example;
 
@@ -19,7 +19,7 @@ pub(crate) struct PairCut {
 pub(crate) fn cut_pair(mut examples: [Example; 2], limit: usize) -> PairCut {
     let length = |examples: &[Example; 2]| examples[0].tokens.len() + examples[1].tokens.len();
     let excess = length(&examples).saturating_sub(limit);
-    // One token stays before the first loss token: what it is predicted from.
+    // One token stays before the first loss token, because it predicts that token.
     let context =
         |example: &Example| example.loss_mask.iter().position(|&counts| counts).unwrap_or(1).saturating_sub(1);
     let shared = context(&examples[0]).min(context(&examples[1])).min(excess.div_ceil(2));
@@ -37,7 +37,7 @@ pub(crate) fn cut_pair(mut examples: [Example; 2], limit: usize) -> PairCut {
     PairCut { examples, of_prompt: 2 * shared, of_answers }
 }
 
-/// Two lengths cut to a sum of at most `limit`, the longer one first.
+/// Cuts two lengths to a sum of at most `limit`, the longer one first.
 fn lengths_within([one, other]: [usize; 2], limit: usize) -> [usize; 2] {
     let half = limit / 2;
     match (one + other <= limit, one <= half, other <= half) {

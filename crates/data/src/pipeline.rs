@@ -1,10 +1,9 @@
-//! Records in, results out, in the same order. Worker threads encode and live as long as the stream.
+//! Encodes records on worker threads, which live as long as the stream, and returns the results in the same order.
 //!
-//! Each worker builds its own encoding function, which may own data that threads should not share. The calling thread
-//! reads records and takes results, so neither the iterator nor the sink crosses threads. Records travel in blocks:
-//! block `n` goes to worker `n % workers` and comes back from it, so the order needs no sorting and does not depend on
-//! timing. At most [`BLOCKS_PER_WORKER`] blocks per worker are in flight, so memory is constant however long the stream
-//! is. Trade-off: no work stealing. A slow block holds up the stream once the other workers' blocks are used up.
+//! Each worker builds its own encoding function, which may own data that threads should not share. The calling thread reads records and takes
+//! results, so neither the iterator nor the sink crosses threads. Records travel in blocks: block `n` goes to worker `n % workers` and comes back
+//! from it, so the order needs no sorting and does not depend on timing. At most [`BLOCKS_PER_WORKER`] blocks per worker are in flight, so memory is
+//! constant for any length of stream. Trade-off: no work stealing. A slow block holds up the stream once the other workers' blocks are used up.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -22,7 +21,7 @@ const BLOCK_BYTES: usize = 128 << 10;
 
 static ENCODED: AtomicU64 = AtomicU64::new(0);
 
-/// Records that this process has encoded so far, by all pipelines together: what a progress display shows.
+/// Returns the number of records that this process has encoded so far, in all pipelines, for a progress display.
 pub fn records_encoded() -> u64 {
     ENCODED.load(Ordering::Relaxed)
 }
@@ -35,7 +34,7 @@ pub struct Pipeline {
 }
 
 impl Default for Pipeline {
-    /// One worker per core.
+    /// Uses one worker per core.
     fn default() -> Self {
         Self { workers: available_parallelism().unwrap_or(NonZeroUsize::MIN) }
     }
@@ -66,7 +65,7 @@ impl Pipeline {
         let is_over = AtomicBool::new(false);
         scope(|scope| {
             let mut workers = Workers::spawn(scope, self.workers.get(), &encoder, &is_over);
-            // Stops the workers however this closure is left.
+            // Stops the workers in every way this closure can be left.
             let _guard = SetOnDrop(&is_over);
             let mut blocks = Blocks { records: records.into_iter(), weigh, is_over: false };
             loop {
@@ -178,7 +177,7 @@ where
         self.next = (self.next + 1) % self.lanes.len();
     }
 
-    /// The results of the oldest block, or `None` when all have come back.
+    /// Returns the results of the oldest block; `None` when all have come back.
     fn receive(&mut self) -> Option<Vec<Result<T, E>>> {
         let lane = &mut self.lanes[self.owed.pop_front()?];
         if let Ok(results) = lane.results.recv() {
@@ -197,7 +196,7 @@ fn encode_block<R, T, S, E: From<S>>(
 ) -> Vec<Result<T, E>> {
     let mut results = Vec::with_capacity(block.len());
     for record in block {
-        // No caller reads these results any more.
+        // These results are no longer read.
         if is_over.load(Ordering::Relaxed) {
             break;
         }

@@ -1,4 +1,4 @@
-//! Which messages count in the loss.
+//! Selects the messages that count in the loss.
 //!
 //! Trade-off: no weights between 0 and 1.
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::record_format::{Chat, Turn};
 
-/// The role whose text counts with `assistant`.
+/// The role whose text counts for `assistant`.
 pub(crate) const ASSISTANT: &str = "assistant";
 
 /// Which tokens count in the loss. A training flag of a message (`train`, `training`, `trained`, or a `weight` of 0 or
@@ -63,9 +63,9 @@ impl Selection {
 /// The range of a message in a rendered conversation, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// Approximately what counts in the loss: templates write white space and more after the token that ends the turn.
+    /// Approximately the text that counts in the loss: templates write white space and more after the token that ends the turn.
     pub(crate) range: Range<usize>,
-    /// Where the content ends, if only the end of the turn comes after it.
+    /// The end of the content, if only the end of the turn follows it.
     pub(crate) content_end: Option<usize>,
 }
 

@@ -1,10 +1,9 @@
-//! What a template writes between the contents of messages, learned once per sequence of roles.
+//! Learns, once per sequence of roles, the text that a template writes between the contents of messages.
 //!
-//! Most templates write every content, unchanged or trimmed, between texts that depend on the roles alone. These texts,
-//! and where in them an answer begins and ends, are learned once by rendering a synthetic conversation with the same
-//! roles and with marks (`locate/learn.rs`). A conversation whose rendered text consists of exactly these texts with
-//! its contents between them is then located by comparison, without rendering it again. A text that differs by a byte,
-//! and every message that is more than a role and a text, is left to the marks.
+//! Most templates write every content, unchanged or trimmed, between texts that depend only on the roles. These texts, and where in them an answer
+//! begins and ends, are learned once by rendering a synthetic conversation with the same roles and with marks (`locate/learn.rs`). A conversation
+//! whose rendered text consists of exactly these texts with its contents between them is then located by comparison, without rendering it again.
+//! Texts that differ by a byte, and all messages that are more than a role and a text, are left to the marks.
 //!
 //! Example: for the roles user, assistant the template of ChatML has the parts `"<|im_start|>user\n"` and
 //! `"<|im_end|>\n<|im_start|>assistant\n"` and the end `"<|im_end|>\n"`. The answer begins 0 bytes before its content and ends
@@ -23,7 +22,7 @@ use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END, common_prefix, fin
 
 /// Ends the reasoning inside a content. Templates split contents there.
 const THOUGHT_END: &str = "</think>";
-/// Sequences of roles that are remembered; some hundred bytes per message.
+/// Maximum number of sequences of roles that are remembered; some hundred bytes per message.
 const MAX_SKELETONS: usize = 1024;
 const MAX_MESSAGES: usize = 64;
 
@@ -32,33 +31,32 @@ const MAX_MESSAGES: usize = 64;
 pub(crate) struct Skeletons(RwLock<HashMap<String, Option<Arc<Skeleton>>>>);
 
 impl Clone for Skeletons {
-    /// Empty: a copy of a template may be given another date.
+    /// Returns an empty set: the copy of a template may get another date.
     fn clone(&self) -> Self {
         Self::default()
     }
 }
 
-/// What a template writes for a sequence of roles.
+/// The text that a template writes for a sequence of roles.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Skeleton {
-    /// Per message. `None` where the template writes nothing of the message.
+    /// Parts per message. `None` if the template writes nothing of the message.
     pub(crate) parts: Vec<Option<Part>>,
     /// The text after the last content.
     pub(crate) end: String,
 }
 
-/// What a template writes before the content of a message, after that of the previous one.
+/// The text that a template writes before the content of a message, after that of the previous one.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) text: String,
-    /// Of an answer: how many bytes before its content it begins, and how many after the beginning of the next text it ends.
-    /// `None` where that is not known.
+    /// For an answer: how many bytes before its content it begins, and how many after the beginning of the next text it ends. `None` if unknown.
     pub(crate) answer: Option<(usize, usize)>,
 }
 
 impl Skeletons {
-    /// The skeleton of a conversation, which `learn` builds if it is not known; `None` if the messages are more than
-    /// texts, or the template has none.
+    /// Returns the skeleton of a conversation, which `learn` builds if it is not known; `None` if the messages are more than texts, or the template
+    /// has no skeleton.
     pub(crate) fn get_or_learn(&self, chat: &Chat, learn: impl FnOnce() -> Option<Skeleton>) -> Option<Arc<Skeleton>> {
         let is_short = chat.turns.len() <= MAX_MESSAGES;
         if !is_short || chat.tools.is_some() || chat.documents.is_some() || !chat.turns.iter().all(is_text) {
@@ -84,11 +82,11 @@ impl Skeletons {
     }
 }
 
-/// Roles and variables: everything that a skeleton depends on.
+/// Returns everything that a skeleton depends on: roles and variables.
 fn key_of(chat: &Chat) -> String {
     let mut key = String::with_capacity(16 * chat.turns.len());
     for turn in &chat.turns {
-        // With its length, so that different sequences of roles have different keys.
+        // The length makes the keys of different sequences of roles different.
         key.push_str(&turn.role().len().to_string());
         key.push(':');
         key.push_str(turn.role());
@@ -99,8 +97,8 @@ fn key_of(chat: &Chat) -> String {
     key
 }
 
-/// The part of a content that no template trims or splits: without white space at the ends and without reasoning.
-/// `None` if nothing is left, or if it contains the marks themselves.
+/// Returns the part of a content that no template trims or splits: without white space at the ends and without reasoning. `None` if nothing is left,
+/// or if it contains the marks themselves.
 pub(crate) fn trimmed(turn: &Turn) -> Option<Range<usize>> {
     let content = turn.content()?;
     let thought = content.rfind(THOUGHT_END).map_or(0, |thought| thought + THOUGHT_END.len());
@@ -111,7 +109,7 @@ pub(crate) fn trimmed(turn: &Turn) -> Option<Range<usize>> {
     (start < end && !has_marks).then_some(start..end)
 }
 
-/// Whether a message is a role and a text that no template splits.
+/// Returns whether a message is a role and a text that no template splits.
 fn is_text(turn: &Turn) -> bool {
     turn.message.len() == 2
         && turn.message.contains_key("role")
@@ -120,17 +118,17 @@ fn is_text(turn: &Turn) -> bool {
 }
 
 impl Skeleton {
-    /// The messages of which the template writes nothing.
+    /// Returns the messages that the template does not write at all.
     pub(crate) fn left_out(&self) -> Vec<usize> {
         self.parts.iter().enumerate().filter(|(_, part)| part.is_none()).map(|(index, _)| index).collect()
     }
 
-    /// Locates the messages of a conversation in its text: an answer with the end of its turn, otherwise the content.
-    /// `None` if the text does not match this skeleton; for a message, if it is not known.
+    /// Locates the messages of a conversation in its text: an answer with the end of its turn, otherwise the content. `None` if the text does not
+    /// match this skeleton; for a message, if its place is unknown.
     pub(crate) fn spans(&self, chat: &Chat, text: &str) -> Option<Vec<Option<Span>>> {
         let mut spans: Vec<Option<Span>> = vec![None; chat.turns.len()];
         let (mut at, mut space) = (0, "");
-        // Where the end of the last answer goes, and how far it is from the beginning of the next text.
+        // The span that waits for the end of the last answer, and the distance of that end from the beginning of the next text.
         let mut open: Option<(usize, usize)> = None;
         let mut close = |spans: &mut [Option<Span>], begin: usize, next: Option<(usize, usize)>| {
             if let Some((index, after)) = std::mem::replace(&mut open, next)
@@ -154,7 +152,7 @@ impl Skeleton {
             }
             let located = at + kept.len()..at + kept.len() + trimmed_range.len();
             spans[index] = if is_answer {
-                // There is no prompt before an answer that comes first: it begins with its content, as with marks.
+                // No prompt precedes an answer that comes first: it begins with its content, as with marks.
                 let start = |(before, _)| if index == 0 { located.start } else { at - before };
                 part.answer.map(|answer| Span { range: start(answer)..located.end, content_end: Some(located.end) })
             } else {
@@ -169,8 +167,8 @@ impl Skeleton {
     }
 }
 
-/// Where `expected` begins: at `at`, or after as much of a content's trailing white space as the template keeps. `None`
-/// if it occurs nowhere or in several such places.
+/// Returns where `expected` begins: at `at`, or after as much of a content's trailing white space as the template keeps. `None` if it occurs nowhere
+/// or in several such places.
 fn after_space(text: &str, at: usize, space: &str, expected: &str) -> Option<usize> {
     let rest = &text[at..];
     let kept = common_prefix(space, rest);

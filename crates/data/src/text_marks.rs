@@ -1,7 +1,6 @@
-//! Marks that are put into rendered text to find out where its parts come from, and the search for them.
+//! Marks that are put into rendered text to find where its parts come from, and the search for them.
 //!
-//! The marks are code points that Unicode guarantees never to assign. Trade-off: a text that contains them itself is not
-//! located.
+//! The marks are code points that Unicode guarantees never to assign. Trade-off: a text that contains them itself is not located.
 
 /// Around a `{% generation %}` block.
 pub(crate) const BLOCK_START: char = '\u{FDD0}';
@@ -11,7 +10,7 @@ pub(crate) const CONTENT_START: char = '\u{FDD2}';
 pub(crate) const CONTENT_END: char = '\u{FDD3}';
 pub(crate) const MARK_END: char = '\u{FDD5}';
 
-/// The first position of some marks in a text. All marks begin with one byte that is rare, so this searches for a byte.
+/// Returns the first position of some marks in a text. All marks begin with one rare byte, so this searches for that byte.
 pub(crate) fn find_mark(text: &str, marks: &[char]) -> Option<usize> {
     const LEAD: u8 = 0xef;
     let mut from = 0;
@@ -25,12 +24,12 @@ pub(crate) fn find_mark(text: &str, marks: &[char]) -> Option<usize> {
     None
 }
 
-/// Whether Python's `str.isspace` holds: Unicode's white space and the four separators of ASCII.
+/// Implements Python's `str.isspace`: Unicode's white space and the four separators of ASCII.
 pub(crate) fn is_space(character: char) -> bool {
     character.is_whitespace() || matches!(character, '\u{1c}'..='\u{1f}')
 }
 
-/// Length in bytes of the common prefix of two texts, whole characters.
+/// Returns the length in bytes of the common prefix of two texts, in whole characters.
 pub(crate) fn common_prefix(left: &str, right: &str) -> usize {
     let same = left.chars().zip(right.chars()).take_while(|(left, right)| left == right);
     same.map(|(character, _)| character.len_utf8()).sum()

@@ -1,8 +1,7 @@
 //! A Hugging Face tokenizer folder: `tokenizer.json`, the special tokens, the chat template.
 //!
-//! `tokenizer.json` determines the tokens of a text, as in transformers; truncation and padding stored in it are
-//! ignored (sequences are cut and padded by this crate). Not supported: slow tokenizers. A folder with only
-//! `tokenizer.model` is refused.
+//! `tokenizer.json` determines the tokens of a text, as in transformers; truncation and padding stored in it are ignored (sequences are cut and
+//! padded by this crate). Not supported: slow tokenizers. A folder with only `tokenizer.model` is refused.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -32,11 +31,11 @@ pub struct NewToken {
     pub content: String,
     /// Its id.
     pub id: u32,
-    /// Whether it is left out of decoded text, as the tokens that begin and end turns are.
+    /// Whether it is left out of decoded text, like the tokens that begin and end turns.
     pub special: bool,
 }
 
-/// Text to token ids and back, with the special tokens and the chat template of a model.
+/// Converts text to token ids and back, with the special tokens and the chat template of a model.
 ///
 /// Threads may share it, but one copy per thread is faster: regular expressions keep their working memory for the first
 /// thread that uses them and make others wait. A copy takes about 30 MB for a vocabulary of 128,000.
@@ -58,9 +57,8 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a tokenizer from a model's folder. Errors: no `tokenizer.json`, a file that cannot be parsed, or special
-    /// tokens that are not in the vocabulary. A missing chat template is not an error here, but in
-    /// [`Tokenizer::chat_template`].
+    /// Reads a tokenizer from a model's folder. Errors: no `tokenizer.json`, a file that cannot be parsed, or special tokens that are not in the
+    /// vocabulary. A missing chat template is an error only in [`Tokenizer::chat_template`].
     pub fn from_folder(dir: &Path) -> Result<Self, DataError> {
         let (mut inner, content_key) = read_tokenizer_json(dir)?;
         let bad = |reason: tokenizers::Error| bad_file(&dir.join(TOKENIZER_FILE), reason);
@@ -102,9 +100,8 @@ impl Tokenizer {
         })
     }
 
-    /// Token ids of a text. `add_special_tokens` adds what the model expects around a complete text (often a
-    /// beginning-of-text token); leave it off for text rendered by a chat template. Never doubles a beginning-of-text
-    /// token that the text already has.
+    /// Returns the token ids of a text. `add_special_tokens` adds what the model expects around a complete text (often a beginning-of-text token);
+    /// leave it off for text rendered by a chat template. Never doubles a beginning-of-text token that the text already has.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, DataError> {
         if !add_special_tokens {
             return self.encode_plain(text);
@@ -121,8 +118,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Applies the post-processor. A long text gets the special tokens of a short one, so that it can be tokenized in
-    /// pieces.
+    /// Applies the post-processor. A long text gets the special tokens of a short one, so that it can be tokenized in pieces.
     fn framed(&self, text: &str) -> Result<Vec<u32>, DataError> {
         let Some(post_processor) = &self.post_processor else { return self.encode_plain(text) };
         let framed = |text: &str| {
@@ -140,7 +136,7 @@ impl Tokenizer {
         Ok([before, &self.encode_plain(text)?, after].concat())
     }
 
-    /// The token that is added before every text, if there is one; determined once.
+    /// Returns the token that is added before every text, if there is one; determined once.
     pub(crate) fn token_before_text(&self) -> Result<Option<u32>, DataError> {
         if let Some(&before) = self.before_text.get() {
             return Ok(before);
@@ -154,48 +150,48 @@ impl Tokenizer {
         call_library(|| self.inner.encode_fast(text, false))
     }
 
-    /// Token ids without added special tokens.
+    /// Returns token ids without added special tokens.
     pub(crate) fn encode_plain(&self, text: &str) -> Result<Vec<u32>, DataError> {
         encode_in_pieces(text, PIECE_BYTES, |piece| Ok(self.encode_fast(piece)?.get_ids().to_vec()))
     }
 
-    /// Token ids with the byte range of the text that each came from, without added special tokens.
+    /// Returns token ids with the byte range of the text that each came from, without added special tokens.
     pub(crate) fn encode_with_offsets(&self, text: &str) -> Result<Encoding, DataError> {
         call_library(|| self.inner.encode(text, false))
     }
 
-    /// Text of token ids. Bytes that are not UTF-8 become U+FFFD.
+    /// Returns the text of token ids. Bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, DataError> {
         call_library(|| self.inner.decode(ids, skip_special_tokens))
     }
 
-    /// The beginning-of-text token.
+    /// Returns the id of the beginning-of-text token.
     pub fn bos_token_id(&self) -> Option<u32> {
         self.special_token_id("bos_token")
     }
 
-    /// The end-of-text token.
+    /// Returns the id of the end-of-text token.
     pub fn eos_token_id(&self) -> Option<u32> {
         self.special_token_id("eos_token")
     }
 
-    /// The padding token.
+    /// Returns the id of the padding token.
     pub fn pad_token_id(&self) -> Option<u32> {
         self.special_token_id("pad_token")
     }
 
-    /// Every token id is below this; added tokens count.
+    /// Returns the vocabulary size: every token id is below it; added tokens count.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// The chat template. Error: the folder has none; the message lists where it was searched and what to do.
+    /// Returns the chat template. Error: the folder has none; the message lists where it was searched and what to do.
     pub fn chat_template(&self) -> Result<&ChatTemplate, DataError> {
         self.chat_template_for(false)
     }
 
-    /// The chat template of a conversation with or without tools: the one named "tool_use" where there are tools and it
-    /// exists, as transformers chooses. Error: as [`Tokenizer::chat_template`].
+    /// Returns the chat template of a conversation with or without tools: with tools the one named "tool_use", if it exists, as transformers chooses.
+    /// Error: that of [`Tokenizer::chat_template`].
     pub fn chat_template_for(&self, has_tools: bool) -> Result<&ChatTemplate, DataError> {
         self.templates.get(has_tools).ok_or_else(|| {
             DataError::Tokenizer(format!(
@@ -209,9 +205,8 @@ impl Tokenizer {
         })
     }
 
-    /// Uses one template for every conversation from now on, instead of those of the folder. Errors: no template of
-    /// that name, a file that cannot be read, a template that does not parse, a built-in template for another
-    /// vocabulary.
+    /// Uses one template for every conversation from now on, instead of those of the folder. Errors: no template of that name, a file that cannot be
+    /// read, a template that does not parse, a built-in template for another vocabulary.
     pub fn choose_template(&mut self, choice: &TemplateChoice) -> Result<(), DataError> {
         if let TemplateChoice::Named(name) = choice
             && let Some(BuiltIn { name, tokens, .. }) = self.templates.built_in(name)
@@ -229,7 +224,7 @@ impl Tokenizer {
         self.templates.choose(choice)
     }
 
-    /// Sets what the chat templates get where a conversation does not say otherwise.
+    /// Sets what the chat templates receive unless a conversation overrides it.
     pub fn set_template_defaults(&mut self, defaults: TemplateDefaults) {
         self.templates.defaults = defaults;
         self.templates.apply();
@@ -245,15 +240,14 @@ impl Tokenizer {
         self.templates.apply();
     }
 
-    /// The date that the chat templates see, in seconds since 1970 UTC; `None` if no template reads it.
+    /// Returns the date that the chat templates see, in seconds since 1970 UTC; `None` if no template reads it.
     pub fn date(&self) -> Option<i64> {
         let reads_date = |tools| self.templates.get(tools).is_some_and(ChatTemplate::uses_date);
         (reads_date(false) || reads_date(true)).then_some(self.templates.date)
     }
 
-    /// Everything that tokenization depends on, as bytes: `tokenizer.json`, new tokens, the special tokens, the chat templates and what
-    /// they get by default.
-    /// Equal bytes mean equal tokens (apart from the date, where a template reads it).
+    /// Returns everything that tokenization depends on, as bytes: `tokenizer.json`, new tokens, the special tokens, the chat templates and their
+    /// defaults. Equal bytes mean equal tokens (apart from the date, if a template reads it).
     pub fn fingerprint(&self) -> Vec<u8> {
         let templates = [false, true].map(|tools| self.templates.get(tools).map(ChatTemplate::source));
         let rest = serde_json::json!([self.special_tokens, self.add_bos_token, templates, self.templates.defaults]);
@@ -261,7 +255,7 @@ impl Tokenizer {
         [&self.content_key.to_le_bytes(), &added[..], rest.to_string().as_bytes()].concat()
     }
 
-    /// Whether the id is a token that is never part of ordinary text.
+    /// Returns whether the id is a token that is never part of ordinary text.
     pub fn is_special(&self, id: u32) -> bool {
         self.special_ids.contains(&id)
     }
@@ -273,7 +267,7 @@ impl Tokenizer {
         }
     }
 
-    /// The end-of-text token, or an error that lists where it was searched.
+    /// Returns the id of the end-of-text token, or an error that lists where it was searched.
     pub(crate) fn require_eos_token_id(&self) -> Result<u32, DataError> {
         self.eos_token_id().ok_or_else(|| {
             DataError::Tokenizer(format!(
@@ -289,7 +283,7 @@ impl Tokenizer {
     }
 }
 
-/// The library panics on some damaged files, and on texts that hit the damage.
+/// Calls the library and turns its panics into errors: it panics on some damaged files, and on texts that hit the damage.
 fn call_library<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
     let result = catch_panic("the tokenizer", || work().map_err(|reason| reason.to_string()));
     result.map_err(|reason| DataError::Tokenizer(format!("the tokenizer failed: {reason}")))
@@ -335,7 +329,7 @@ fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
     Ok((inner.map_err(|reason| bad_file(&path, reason))?, content_key))
 }
 
-/// A JSON object from a file that may be absent.
+/// Reads a JSON object from a file that may be absent.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Json>>, DataError> {
     match read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|reason| bad_file(path, reason)),
@@ -344,7 +338,7 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Json>>, DataEr
     }
 }
 
-/// Special tokens by key; `tokenizer_config.json` takes precedence. A token is a string or an object with `content`.
+/// Returns special tokens by key; `tokenizer_config.json` takes precedence. A token is a string or an object with `content`.
 fn special_tokens(config: &Map<String, Json>, map: &Map<String, Json>) -> BTreeMap<String, String> {
     let text = |token: &Json| token.get("content").unwrap_or(token).as_str().map(str::to_owned);
     let find = |key: &str| config.get(key).and_then(text).or_else(|| map.get(key).and_then(text));

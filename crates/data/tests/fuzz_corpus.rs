@@ -1,9 +1,9 @@
-//! Runs the inputs of the fuzz corpus, and generated inputs that are too large to store, through their targets: no panic,
-//! bounded time and memory, errors that name the file and the line. All of them with `cargo xtask test --slow`, otherwise
-//! about ten of each corpus and one that is generated.
+//! Runs the inputs of the fuzz corpus, and generated inputs that are too large to store, through their targets. Checks for panics, time and memory
+//! limits, and errors that name the file and the line. Runs all inputs with `cargo xtask test --slow`, otherwise about ten of each corpus and one
+//! that is generated.
 //!
-//! The inputs of a target run in a separate process, so that the peak memory is theirs and a crash is detected. Trade-off:
-//! memory is measured only where there is a `/proc`. `fuzz/README.md` explains how inputs are found.
+//! The inputs of a target run in a separate process, so that its peak memory is theirs and a crash is detected. Trade-off: memory is measured only if
+//! there is a `/proc`. `fuzz/README.md` explains how inputs are found.
 
 #[path = "../fuzz/src/hostile/mod.rs"]
 mod hostile;
@@ -28,21 +28,21 @@ const MAX_SECONDS: f64 = 20.0;
 const MAX_PROCESS: Duration = Duration::from_secs(400);
 /// Peak memory of a process over the small inputs of the corpus.
 const MAX_CORPUS_BYTES: u64 = 700 << 20;
-/// Peak memory where one record takes all the memory that a record may take.
+/// Peak memory if one record takes all the memory that a record may take.
 const MAX_HOSTILE_BYTES: u64 = 1 << 30;
 const CHILD: &str = "FIREBRICK_FUZZ_CHILD";
 const LOG: &str = "FIREBRICK_FUZZ_LOG";
-/// `cargo xtask test --slow` sets it.
+/// Set by `cargo xtask test --slow`.
 const SLOW: &str = "FIREBRICK_SLOW_TESTS";
 
-/// All of them in a slow run, otherwise at most so many, spread over them.
+/// Returns all of them in a slow run, otherwise at most this many, spread evenly.
 fn chosen<T>(all: impl IntoIterator<Item = T>, most: usize) -> impl Iterator<Item = T> {
     let all: Vec<T> = all.into_iter().collect();
     let step = if env::var_os(SLOW).is_some() { 1 } else { all.len().div_ceil(most).max(1) };
     all.into_iter().step_by(step)
 }
 
-/// The peak resident size of this process, in bytes.
+/// Returns the peak resident size of this process, in bytes.
 fn peak_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -53,7 +53,7 @@ fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus")
 }
 
-/// The files of a target's corpus, by name.
+/// Returns the files of a target's corpus, by name.
 fn inputs(target: &str) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(corpus().join(target)).unwrap();
     let read = |path: PathBuf| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(path).unwrap());
@@ -135,7 +135,7 @@ fn every_input_of_the_corpus_and_every_generated_one_is_handled_in_bounded_time_
     }
 }
 
-/// The errors that some inputs of the corpus must cause; `src/source/tests/damage.rs` has those of plain data files.
+/// Checks the errors that some inputs of the corpus must cause; `src/source/tests/damage.rs` has those of plain data files.
 #[test]
 fn errors_name_the_file_and_the_line_and_what_is_wrong() {
     let cases = [

@@ -1,8 +1,8 @@
-//! `train bench-generate`: how fast this machine writes text with a model of this shape, on random prompts.
+//! `train bench-generate`: measures how fast this machine generates text with a model of this shape, on random prompts.
 //!
-//! The code of `generate`, greedy, without tokenizer and text: prompts of one length are read, and each gets the same number of tokens.
-//! One run warms up; of the timed ones the median counts. Speed is new tokens over the whole time, that of reading the prompts included.
-//! Trade-off: random weights write random tokens, which costs the same.
+//! Runs the code of `generate`, greedily, without tokenizer and text: reads prompts of one length, then generates the same number of tokens for each.
+//! One run warms up; the median of the timed runs counts. Speed is new tokens over the whole time, including that of reading the prompts.
+//! Trade-off: random weights generate random tokens, which costs the same.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -24,7 +24,7 @@ use firebrick_trainer::plan::{choose_backend, compute_format};
 use firebrick_trainer::run::device::{device_work, dtype_of, wait};
 use firebrick_trainer::with_backend;
 
-/// Tokens that a traced run writes: enough to see a step.
+/// Tokens of a traced run: enough to see a step.
 const TRACED_TOKENS: usize = 8;
 
 /// The options of `train bench-generate`.
@@ -66,7 +66,7 @@ pub struct GenerationOptions {
     pub trace: bool,
 }
 
-/// What was measured with one number of sequences.
+/// Measurements with one number of sequences.
 #[derive(Clone, Debug, Serialize)]
 struct GenerationSpeed {
     sequences: usize,
@@ -78,11 +78,11 @@ struct GenerationSpeed {
     first_token_s: f64,
     /// Milliseconds per step after that.
     step_ms: f64,
-    /// Operations of a traced run: name, launches and milliseconds of all of them.
+    /// Operations of a traced run: name, number of launches, and their total milliseconds.
     operations: Vec<(&'static str, usize, f64)>,
 }
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Clone, Debug, Serialize)]
 pub struct GenerationReport {
     model: String,
@@ -97,10 +97,10 @@ pub struct GenerationReport {
     speeds: Vec<GenerationSpeed>,
 }
 
-/// Loads the model and measures.
+/// Loads the model and measures its speed.
 ///
 /// # Errors
-/// A folder that cannot be read, a backend that is not there, or logits that are not finite.
+/// A folder that cannot be read, a backend that is not available, or logits that are not finite.
 pub fn bench_generation(options: &GenerationOptions) -> Result<GenerationReport, RunError> {
     let backend = choose_backend(options.backend, &HardwareProfile::detect())?.value;
     let compute = options.dtype.unwrap_or_else(|| compute_format(FloatType::Bf16, backend).value);
@@ -150,7 +150,7 @@ fn decoder<B: Kernels>(
     Ok(Decoder::load(&HfFolder::open(&options.model)?, config, &build, device, &mut |_| ())?)
 }
 
-/// Seconds of one run, and until the first token of the last sequence.
+/// Seconds of one run, and seconds until the first token of the last sequence.
 struct Run {
     seconds: f64,
     first_token_s: f64,

@@ -1,8 +1,8 @@
 //! `chat`: a conversation with a model in the terminal, through its chat template, token by token.
 //!
-//! Every turn is rendered from all messages, as training renders them, and only the tokens that differ from what the model has already
-//! read are read. An answer stops where the model's folder says, and at the token with which the template closes a turn.
-//! Trade-off: one line is one message; a conversation that has filled its room has to begin again.
+//! Every turn is rendered from all messages, as in training, and the model reads only the tokens that differ from those it has already read. An
+//! answer stops where the model's folder says, and at the token with which the template closes a turn.
+//! Trade-off: one line is one message; a conversation that has filled its room must begin again.
 
 use std::io::{BufRead, Write};
 use std::ops::ControlFlow;
@@ -17,32 +17,32 @@ use firebrick_trainer::run::sampling::ChosenSampling;
 use firebrick_trainer::run::text_stream::TextStream;
 use serde_json::{Map, Value};
 
-/// What a user may type besides messages.
+/// The line that explains the commands of a chat.
 pub const HELP: &str =
     "one line is one message; /reset begins again, /exit or the end of input leaves, Ctrl-C ends an answer";
 
-/// What to talk to, and how.
+/// A model to talk to, and the settings of the conversation.
 #[derive(Clone, Debug)]
 pub struct ChatRequest {
     /// The model.
     pub load: LoadOptions,
-    /// The system message, instead of the one of the training; empty: none.
+    /// The system message, instead of the one from training; empty: none.
     pub system_prompt: Option<String>,
     /// Maximum tokens of an answer.
     pub max_new_tokens: usize,
-    /// Tokens of a whole conversation, at most.
+    /// Maximum tokens of a whole conversation.
     pub context: usize,
     /// How tokens are chosen.
     pub sampling: ChosenSampling,
 }
 
-/// Where messages come from and answers go.
+/// The source of messages and the destination of answers.
 pub struct ChatTerminal<'a> {
     /// Lines of the user.
     pub input: &'a mut dyn BufRead,
     /// Answers.
     pub output: &'a mut dyn Write,
-    /// Whether to write a mark where a message is expected.
+    /// Whether to write a prompt mark when a message is expected.
     pub prompts: bool,
     /// Set to end the answer that is being written.
     pub stop: &'a AtomicBool,
@@ -59,8 +59,8 @@ impl ChatTerminal<'_> {
 /// Loads the model and answers until the input ends.
 ///
 /// # Errors
-/// A folder that cannot be read, a tokenizer without a chat template, a template that refuses the messages, logits that are not finite, or
-/// a terminal that is gone.
+/// A folder that cannot be read, a tokenizer without a chat template, a template that refuses the messages, logits that are not finite, or a closed
+/// terminal.
 pub fn chat<B: Kernels>(
     request: &ChatRequest,
     device: &B::Device,
@@ -81,9 +81,9 @@ pub fn chat<B: Kernels>(
 struct Talk<'a, B: Kernels> {
     request: &'a ChatRequest,
     model: Decoder<B>,
-    /// The tokens by which training chose longrope's factors.
+    /// The number of tokens by which training chose longrope's factors.
     trained: usize,
-    /// Whether the user knows that the conversation has more tokens than the model has positions.
+    /// Whether the user was warned that the conversation has more tokens than the model has positions.
     is_noted: bool,
     tokenizer: &'a Tokenizer,
     stops: Vec<u32>,
@@ -164,8 +164,8 @@ impl<B: Kernels> Talk<'_, B> {
         Ok(())
     }
 
-    /// Whether a conversation of this many tokens is not read, which is said. One that is longer than what the model is
-    /// made for is read, and that is said once.
+    /// Returns whether a conversation of this many tokens is too long to be read, and says so. A conversation longer than what the model was made for
+    /// is read, with one warning.
     fn is_too_long(&mut self, tokens: usize, terminal: &mut ChatTerminal<'_>) -> Result<bool, RunError> {
         match check_positions(tokens, self.model.config.spec.max_position_embeddings) {
             Err(error) => terminal.say(&format!("({error})\n")).map(|()| true),
@@ -177,7 +177,7 @@ impl<B: Kernels> Talk<'_, B> {
         }
     }
 
-    /// Each turn has a random stream of its own.
+    /// Creates the sampler of a turn; each turn has a separate random stream.
     fn sampler(&mut self) -> Sampler {
         self.turns += 1;
         self.request.sampling.sampler_at(self.turns - 1)
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(said, format!("{first}\n\n(a new conversation)\n{second}\n\n"));
     }
 
-    /// A second turn goes on from what was read in the first one.
+    /// Continues in a second turn from what was read in the first one.
     #[test]
     fn a_second_answer_is_that_of_a_conversation_that_was_read_at_once() {
         let request = request(256);

@@ -1,4 +1,4 @@
-//! `compress` and `decompress`: model folders with smaller weight files, which every command reads as they are.
+//! `compress` and `decompress`: model folders with smaller weight files, which every command reads directly.
 //!
 //! Trade-off: other programs read such a folder only after `decompress`.
 
@@ -42,7 +42,7 @@ pub enum CodecChoice {
     Lz4,
 }
 
-/// Compresses the weights of a folder; returns what to tell the user.
+/// Compresses the weights of a folder; returns a text for the user.
 ///
 /// # Errors
 /// Folders that cannot be read or written.
@@ -54,7 +54,7 @@ pub fn compress(options: &CompressOptions) -> Result<String, RunError> {
     Ok(text(&compress_folder(&options.model, &options.out, codec)?))
 }
 
-/// Restores the weights of a folder; returns what to tell the user.
+/// Restores the weights of a folder; returns a text for the user.
 ///
 /// # Errors
 /// Folders that cannot be read or written, or a damaged block.

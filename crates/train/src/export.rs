@@ -1,7 +1,7 @@
-//! `export`: what a run made, in the form that other programs take: an adapter merged into its base, a model as one GGUF file.
+//! `export`: writes the result of a run for other programs: an adapter merged into its base, or a model as one GGUF file.
 //!
-//! Trade-off: the number format of the base is kept unless another is requested, so a small adapter may lose part of itself to rounding;
-//! the command says how much.
+//! Trade-off: the number format of the base is kept unless another is requested, so rounding may lose a part of a small adapter; the command says how
+//! much.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +23,7 @@ use firebrick_trainer::run::{chat_settings, end_of_turn};
 use firebrick_trainer::storage::StorageError;
 use serde_json::{Map, Value};
 
-/// Share of the adapter lost to rounding that is worth a warning.
+/// Share of the adapter lost to rounding that causes a warning.
 const NOTEWORTHY_LOSS: f64 = 0.05;
 
 /// The options of `export`.
@@ -57,12 +57,12 @@ pub struct ExportOptions {
     pub base: MergeBase,
 }
 
-/// Which weights an adapter is added to.
+/// The weights that an adapter is added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeBase {
-    /// Those of the model folder.
+    /// The weights of the model folder.
     Stored,
-    /// Those of a base that was quantized to this format in training: quantized and dequantized.
+    /// The weights of a base that was quantized to this format in training, quantized and dequantized again.
     Dequantized(QuantFormat),
 }
 
@@ -84,7 +84,7 @@ impl fmt::Display for MergeBase {
 impl FromStr for MergeBase {
     type Err = String;
 
-    /// "stored", the name of a format, or "dequantized": what `[bnb_4bit]` trains on by default.
+    /// Parses "stored", the name of a format, or "dequantized", the default of `[bnb_4bit]` in training.
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "stored" => Ok(Self::Stored),
@@ -97,7 +97,7 @@ impl FromStr for MergeBase {
     }
 }
 
-/// Does what the options ask for; returns what to tell the user.
+/// Exports as the options request; returns a text for the user.
 ///
 /// # Errors
 /// Folders that cannot be read, do not fit each other, or cannot be written.
@@ -112,7 +112,7 @@ pub fn export(options: &ExportOptions) -> Result<String, RunError> {
     }
 }
 
-/// The model as it is, in 4 bits.
+/// Writes the model unchanged except for 4-bit weights.
 fn quantize(options: &ExportOptions, format: Bnb4bit) -> Result<String, RunError> {
     let companions = Companions {
         from: options.model.clone(),
@@ -128,7 +128,7 @@ fn chat_settings_of(folder: &Path) -> Result<Map<String, Value>, RunError> {
     Ok(chat_settings::to_json(&chat_settings::read(folder)?, chat_settings::read_sequence_tokens(folder)?))
 }
 
-/// The model as one file, and what Ollama reads next to it.
+/// Writes the model as one file, and the Modelfile for Ollama next to it.
 fn gguf(options: &ExportOptions, kind: GgmlType) -> Result<String, RunError> {
     let (folder, out) = (&options.model, &options.out);
     let mut tokenizer = Tokenizer::from_folder(folder)?;
@@ -157,7 +157,7 @@ fn gguf(options: &ExportOptions, kind: GgmlType) -> Result<String, RunError> {
     ))
 }
 
-/// The tokenizer's end of text, or the first that the model lists; and the template's end of turn, or the last that the model lists, since
+/// Returns the tokenizer's end of text, or the first that the model lists; and the template's end of turn, or the last that the model lists, since
 /// those that a run trains come last.
 fn gguf_ends(tokenizer: &Tokenizer, listed: &[u32]) -> Result<GgufEnds, RunError> {
     let text = tokenizer.eos_token_id().or(listed.first().copied());
@@ -165,7 +165,7 @@ fn gguf_ends(tokenizer: &Tokenizer, listed: &[u32]) -> Result<GgufEnds, RunError
     Ok(GgufEnds { text, turn: turn.filter(|_| turn != text) })
 }
 
-/// `m.Modelfile` next to `m.gguf`; a dot in a name of another form is part of the name.
+/// Returns `m.Modelfile` for `m.gguf`; any other extension counts as part of the name.
 fn modelfile_of(out: &Path) -> PathBuf {
     let is_gguf = out.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
     let name = if is_gguf { out.file_stem() } else { out.file_name() };
@@ -174,7 +174,7 @@ fn modelfile_of(out: &Path) -> PathBuf {
     out.with_file_name(name)
 }
 
-/// A value of a Modelfile. Nothing is escaped there; a text with a quote stands between three.
+/// Quotes a value of a Modelfile. Nothing is escaped there; a text with a quote gets triple quotes.
 fn quoted(text: &str) -> String {
     let quotes = if text.contains('"') { "\"\"\"" } else { "\"" };
     format!("{quotes}{text}{quotes}")

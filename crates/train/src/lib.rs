@@ -76,7 +76,7 @@ struct Report {
     out: Option<PathBuf>,
 }
 
-/// The command line: parse, call, report one clear error.
+/// Runs the command line: parses it, calls the command, and reports an error as one message.
 pub fn main() -> ExitCode {
     let clock = ProcessClock::start();
     tracing_subscriber::fmt()

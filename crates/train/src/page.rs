@@ -1,7 +1,7 @@
-//! HTML pages as data: blocks, which one template (`page.html`) writes. A page is one file with its style inside, no script and nothing
-//! that is fetched, in the colors of the reader's light or dark mode.
+//! HTML pages as data: blocks that one template (`page.html`) renders. A page is one file with its style inside, no script and no external resources,
+//! in the colors of the reader's light or dark mode.
 //!
-//! Trade-off: no interaction beyond what a browser does by itself: folding, and tooltips.
+//! Trade-off: no interaction beyond folding and tooltips, which a browser provides.
 
 use minijinja::{Environment, Error, Output, State, Value, context};
 use serde::Serialize;
@@ -15,9 +15,9 @@ const TEMPLATE: &str = include_str!("page.html");
 pub struct Page {
     /// The heading.
     pub name: String,
-    /// What the page shows of it, for the window's title.
+    /// What the page shows, for the window's title.
     pub what: String,
-    /// Rules in addition to those of every page.
+    /// CSS rules in addition to those of every page.
     pub style: &'static str,
     /// The contents.
     pub blocks: Vec<Block>,
@@ -29,7 +29,7 @@ pub struct Page {
 pub enum Block {
     /// A heading of this level.
     Heading(u8, String),
-    /// A paragraph; its lines stay lines.
+    /// A paragraph that keeps its line breaks.
     Text(String),
     /// A list.
     List(Vec<String>),
@@ -37,37 +37,37 @@ pub enum Block {
     Table(Table),
     /// Figures of [`plot::Plot::figure`], side by side.
     Plots(Vec<String>),
-    /// Blocks that are folded below a line.
+    /// Blocks that are folded under a line.
     Folded(String, Vec<Block>),
-    /// Text in the letters of a terminal.
+    /// Text in a monospaced font.
     Verbatim(String),
     /// Markup, whose texts the caller has escaped.
     Html(String),
 }
 
-/// What a column of a table has.
+/// The content of a table's column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Column {
     /// Words.
     Text,
-    /// Numbers, to the right.
+    /// Numbers, aligned to the right.
     Number,
-    /// Bars: where one begins and how wide it is, in percent, as in `0 37.5`.
+    /// Bars: start and width in percent, as in `0 37.5`.
     Bar,
 }
 
 /// A table.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Table {
-    /// Names and kinds of the columns; without any name there is no head.
+    /// Names and kinds of the columns; if all names are empty there is no head.
     pub columns: Vec<(&'static str, Column)>,
     /// The class of each row for the page's style, and its cells.
     pub rows: Vec<(&'static str, Vec<String>)>,
 }
 
 impl Table {
-    /// Names with their values.
+    /// Creates a table of names with their values.
     pub fn of_pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> Self {
         let row = |(name, value): (&str, String)| ("", vec![name.to_owned(), value]);
         Self { columns: vec![("", Column::Text); 2], rows: pairs.into_iter().map(row).collect() }
@@ -75,17 +75,17 @@ impl Table {
 }
 
 impl Block {
-    /// A heading of the second level.
+    /// Creates a heading of the second level.
     pub fn heading(text: &str) -> Self {
         Self::Heading(2, text.to_owned())
     }
 }
 
 impl Page {
-    /// The HTML.
+    /// Renders the HTML.
     ///
     /// # Panics
-    /// If the template does not fit its data: a test of it would have failed.
+    /// If the template does not fit its data; a test would have failed.
     pub fn render(&self) -> String {
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
@@ -97,7 +97,7 @@ impl Page {
     }
 }
 
-/// Writes a value of the template; as text, unless it is marked as safe.
+/// Writes a value of the template, escaped unless it is marked as safe.
 fn write(output: &mut Output<'_>, _: &State<'_, '_>, value: &Value) -> Result<(), Error> {
     let text = value.to_string();
     Ok(output.write_str(&if value.is_safe() { text } else { escape(&text) })?)
@@ -110,7 +110,7 @@ mod tests {
     const TEXT: &str = "a <b> & \"c\"\u{1b}";
     const SHOWN: &str = "a &lt;b&gt; &amp; &quot;c&quot;\\u{1b}";
 
-    /// Every kind of block, each with [`TEXT`].
+    /// Returns a page with every kind of block, each with [`TEXT`].
     fn page() -> Page {
         let text = || TEXT.to_owned();
         let rows = vec![("bad", vec![text(), "7".to_owned(), "25.0 50.0".to_owned()])];
@@ -128,7 +128,7 @@ mod tests {
         Page { name: text(), what: "test".to_owned(), style: ".own { color: red }\n", blocks }
     }
 
-    /// Names of the elements that are open at the end; a wrong end tag is an error.
+    /// Returns the names of the elements that are open at the end; a wrong end tag is an error.
     fn still_open(page: &str) -> Result<Vec<String>, String> {
         let mut open = Vec::new();
         for tag in page.split('<').skip(1) {
@@ -151,7 +151,7 @@ mod tests {
         let page = page().render();
         assert_eq!(still_open(&page), Ok(Vec::new()), "{page}");
         assert!(!page.contains(TEXT));
-        // The heading, the title and every block that has the text.
+        // The text appears in the heading, the title and every block that has it.
         assert_eq!(page.matches(SHOWN).count(), 2 + 8, "{page}");
     }
 

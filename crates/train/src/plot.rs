@@ -1,11 +1,11 @@
-//! Plots as SVG: lines, points, rooflines and what was planned, over linear or logarithmic axes.
+//! Plots as SVG: lines, points, rooflines and planned values, over linear or logarithmic axes.
 //!
-//! Colors are CSS variables, so that one drawing is right on light and dark paper. A long line is drawn as the mean of equal parts with a
-//! band from the lowest to the highest value of each, so that no spike is lost.
-//! Trade-off: fixed proportions; a narrow window shows smaller letters, and close points cover each other.
+//! Colors are CSS variables, so one drawing fits light and dark backgrounds. A long line is drawn as the mean of equal parts with a band from the
+//! lowest to the highest value of each, so that no spike is lost.
+//! Trade-off: proportions are fixed, so a narrow window shows smaller letters, and close points cover each other.
 
-/// Colors and rules of drawings, and the colors of the page around them. The colors of lines are those of Okabe and Ito, which color-blind
-/// readers distinguish, darkened or lightened for contrast.
+/// Colors and rules of drawings, and the colors of the page around them. The lines have the colors of Okabe and Ito, which color-blind readers can
+/// distinguish, darkened or lightened for contrast.
 pub const STYLE: &str = "\
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --faint: #5c5c5c; --edge: #e6e6e6; --bar: #5b8def; --plan: #8a8a8a;
   --c0: #0072b2; --c1: #d55e00; --c2: #00805f; --c3: #b0568c; --c4: #8a6d00; --c5: #3a8fc4; --c6: #5c5c5c; --c7: #7048a8 }
@@ -22,18 +22,18 @@ svg text { fill: var(--faint); paint-order: stroke; stroke: var(--paper); stroke
 .key::before { content: \"\"; display: inline-block; width: 0.9rem; height: 0.2rem; margin: 0 0.35rem 0.2rem 0; background: var(--c) }
 ";
 
-/// Points per line, at most; more are averaged.
+/// Maximum points per line; more are averaged.
 const MAX_POINTS: usize = 400;
-/// Lines of so few points have dots, as evaluations between steps.
+/// Lines with at most this many points get dots, such as evaluations between steps.
 const DOTTED: usize = 40;
-/// Colors before lines are dashed.
+/// Number of colors before lines are dashed.
 const COLORS: usize = 8;
-/// Room right of a drawing, above it and below it.
+/// Margins to the right of a drawing, above it and below it.
 const RIGHT: f64 = 12.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 34.0;
 
-/// How values become places.
+/// The mapping from values to places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     /// Equal differences are equal distances.
@@ -47,11 +47,11 @@ pub enum Scale {
 /// An axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// What it shows.
+    /// The quantity it shows.
     pub title: String,
     /// Its scale.
     pub scale: Scale,
-    /// Writes a value.
+    /// Formats a value.
     pub label: fn(f64) -> String,
 }
 
@@ -60,18 +60,18 @@ pub struct Axis {
 pub struct Series {
     /// The name in the key.
     pub name: String,
-    /// The points; where a line joins them, ascending.
+    /// The points; ascending if a line joins them.
     pub points: Vec<[f64; 2]>,
-    /// The tooltip of each point. Without any, a line joins the points, whose tooltips are name and value.
+    /// The tooltip of each point. If there are none, a line joins the points, and their tooltips are name and value.
     pub notes: Vec<String>,
 }
 
-/// What the points are compared with.
+/// A value or curve that the points are compared with.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reference {
     /// A planned value.
     Limit(f64),
-    /// From one planned value to another.
+    /// The range between two planned values.
     Between(f64, f64),
     /// At most `slope` times x, and at most `peak`: the lines of a roofline.
     Roofline {
@@ -87,24 +87,24 @@ pub enum Reference {
 /// One plot.
 #[derive(Clone, Debug)]
 pub struct Plot {
-    /// What it shows.
+    /// The quantity it shows.
     pub title: String,
-    /// Of what unit the values are; may be empty.
+    /// The unit of the values; may be empty.
     pub unit: String,
-    /// Width and height, in units of 1/11 of the letters.
+    /// Width and height, in units of 1/11 of the letter size.
     pub size: [f64; 2],
     /// The horizontal axis.
     pub x: Axis,
     /// The vertical axis. Its title is the plot's.
     pub y: Axis,
-    /// Points; their place in this list is their color.
+    /// Series of points; the index in this list determines the color.
     pub series: Vec<Series>,
-    /// What they are compared with.
+    /// What the series are compared with.
     pub references: Vec<Reference>,
 }
 
 impl Plot {
-    /// Drawing, caption and key; nothing if there is no point.
+    /// Returns drawing, caption and key; empty if there is no point.
     pub fn figure(&self) -> String {
         let drawing = self.svg();
         if drawing.is_empty() {
@@ -119,7 +119,7 @@ impl Plot {
         format!("<figure><figcaption>{title}<span>{unit}</span></figcaption>\n{keys}\n{drawing}</figure>\n")
     }
 
-    /// The drawing as a file of its own, with title, key and colors.
+    /// Returns the drawing as a separate file, with title, key and colors.
     pub fn file(&self) -> String {
         let [width, height] = self.size;
         let title = escape(&format!("{}, {}", self.title, self.unit));
@@ -139,7 +139,7 @@ impl Plot {
         out + &self.svg().replacen("<svg ", &place, 1) + "</svg>\n"
     }
 
-    /// Colors and names of what the title does not name.
+    /// Returns colors and names for the key: the series that the title does not name, and the planned values.
     fn keys(&self) -> Vec<(String, &str)> {
         let is_named = |series: &Series| !series.points.is_empty() && series.name != self.title;
         let named = self.series.iter().enumerate().filter(|(_, series)| is_named(series));
@@ -148,7 +148,7 @@ impl Plot {
         lines.chain(is_planned.then(|| ("plan".to_owned(), "planned"))).collect()
     }
 
-    /// The drawing alone; nothing if there is no point.
+    /// Returns the drawing alone; empty if there is no point.
     pub fn svg(&self) -> String {
         let Some(frame) = Frame::of(self) else { return String::new() };
         let ([width, height], title) = (self.size, escape(&self.title));
@@ -175,7 +175,7 @@ impl Plot {
             *out += &format!("<line class=\"grid\" x1=\"{left:.1}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\"/>");
             *out += &format!("<text x=\"{before:.1}\" y=\"{below:.1}\" text-anchor=\"end\">{label}</text>\n");
         }
-        // On a linear axis are steps, which are whole.
+        // A linear axis shows steps, which are whole numbers.
         for tick in x.ticks(6.0).into_iter().filter(|tick| x.is_log || tick.fract() == 0.0) {
             let (at, label) = (x.at(tick), escape(&(self.x.label)(tick)));
             *out += &format!("<line class=\"grid\" x1=\"{at:.1}\" y1=\"{bottom}\" x2=\"{at:.1}\" y2=\"{top}\"/>");
@@ -210,7 +210,7 @@ impl Plot {
                     let start = x_min.max(y_min / slope);
                     let knee = (peak / slope).clamp(start, x_max);
                     let points = [start, knee, x_max].map(|x| pair(frame.place([x, (x * slope).min(*peak)]))).join(" ");
-                    // Above its line, unless the label of a higher peak is there.
+                    // The label is above its line, unless the label of a higher peak is there.
                     let above = frame.y.at(*peak) - 5.0;
                     label_y = if above - label_y < 13.0 { label_y + 13.0 } else { above };
                     let (x, name) = (right - 4.0, escape(name));
@@ -259,7 +259,7 @@ fn pair([x, y]: [f64; 2]) -> String {
     format!("{x:.1},{y:.1}")
 }
 
-/// Neighboring points as one: the middle of their places, mean, lowest and highest value.
+/// Neighboring points combined: the middle of their places, and the mean, lowest and highest value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Part {
     x: f64,
@@ -296,7 +296,7 @@ struct Frame {
 }
 
 impl Frame {
-    /// Around all points and what they are compared with; `None` without a point.
+    /// Creates the axes around all points and references; `None` without a point.
     fn of(plot: &Plot) -> Option<Self> {
         let points: Vec<[f64; 2]> = plot.series.iter().flat_map(|series| series.points.iter().copied()).collect();
         if points.is_empty() {
@@ -307,7 +307,7 @@ impl Frame {
         for reference in &plot.references {
             match reference {
                 Reference::Limit(value) => ys.push(*value),
-                // A promise that is far from what happened would squeeze the line: three times the measured range at most.
+                // A planned range far from the measurements would squeeze the line, so it extends to three times the measured range at most.
                 Reference::Between(from, to) => ys.extend([from.max(low / 3.0), to.min(high * 3.0)]),
                 Reference::Roofline { slope, peak, .. } => {
                     xs.push(peak / slope);
@@ -318,7 +318,7 @@ impl Frame {
         let [width, height] = plot.size;
         let mut y = Range::around(&ys, plot.y.scale, [height - BOTTOM, TOP])?;
         let longest = y.ticks(5.0).into_iter().map(|tick| (plot.y.label)(tick).chars().count()).max().unwrap_or(0);
-        // Tenths of a unit are written, and points may not be outside by one.
+        // Coordinates are written to tenths of a unit, and a point must not be outside by one.
         y.place = y.place.map(f64::round);
         let left = (16.0 + 6.2 * longest as f64).round();
         Some(Self { x: Range::around(&xs, plot.x.scale, [left, width - RIGHT])?, y })
@@ -329,14 +329,14 @@ impl Frame {
     }
 }
 
-/// The least and the greatest of the finite values.
+/// Returns the least and the greatest of the finite values.
 fn ends(values: &[f64]) -> Option<[f64; 2]> {
     let finite = || values.iter().copied().filter(|value| value.is_finite());
     Some([finite().reduce(f64::min)?, finite().reduce(f64::max)?])
 }
 
 impl Range {
-    /// Around values, with some room at the ends.
+    /// Creates a range around values, with some room at the ends.
     fn around(values: &[f64], scale: Scale, place: [f64; 2]) -> Option<Self> {
         if scale == Scale::Log {
             let positive: Vec<f64> = values.iter().copied().filter(|value| *value > 0.0).collect();
@@ -364,7 +364,7 @@ impl Range {
         self.place[0] + share * (self.place[1] - self.place[0])
     }
 
-    /// Powers of ten, with few of them two and five times them as well; on a linear axis about `count` multiples of 1, 2 or 5 times a
+    /// Returns powers of ten, and if there are few, two and five times them as well; on a linear axis about `count` multiples of 1, 2 or 5 times a
     /// power of ten.
     fn ticks(&self, count: f64) -> Vec<f64> {
         let [low, high] = self.values;
@@ -386,7 +386,7 @@ impl Range {
     }
 }
 
-/// `1.5k`, `2e-4`: short enough for an axis.
+/// Formats `1.5k`, `2e-4`: short enough for an axis.
 pub fn short(value: f64) -> String {
     let trimmed = |text: String| {
         if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
@@ -401,12 +401,12 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// Text that a browser shows instead of interpreting it, and a terminal that prints a page.
+/// Escapes a text, so that a browser shows it instead of interpreting it, and so does a terminal that prints a page.
 pub(crate) fn escape(text: &str) -> String {
     visible(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Text that a terminal shows instead of interpreting it: control characters are named.
+/// Names control characters, so that a terminal shows a text instead of interpreting it.
 pub(crate) fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {

@@ -1,17 +1,17 @@
-//! Everything that can end a run early, in one enum: what, expected, got, where, and what to do next.
+//! The errors that end a run early, in one enum: what failed, what was expected and found, where, and what to do next.
 //!
-//! Errors of the crates below pass through unchanged; `main` prints the chain once. Trade-off: what no caller distinguishes is a text, made
-//! where it is found.
+//! Errors of the crates below pass through unchanged; `main` prints the chain once. Trade-off: errors that no caller distinguishes are texts, written
+//! where they are found.
 
 use std::error::Error;
 use std::io::{self, ErrorKind};
 
 use crate::storage::StorageError;
 
-/// Why a command could not do its work.
+/// The reasons why a command could not do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// What a message alone describes: no caller distinguishes such errors.
+    /// An error that needs only a message, since no caller distinguishes it.
     #[error("{0}")]
     Refused(String),
     /// The recipe.
@@ -67,7 +67,7 @@ pub enum RunError {
         /// Global norm.
         grad_norm: f32,
     },
-    /// The trained weights are not numbers, or so large that their norm is none.
+    /// The trained weights are not finite, or so large that their norm is not.
     #[error(
         "step {step}: its update left weights whose norm is {norm}: training has diverged and was stopped. Nothing of \
          this step is saved, and earlier checkpoints are untouched. Lower train.learning_rate, or raise \
@@ -79,7 +79,7 @@ pub enum RunError {
         /// Global norm of the trained weights.
         norm: f32,
     },
-    /// The first loss of preference training is not that of a model which is its own reference.
+    /// The first loss of preference training does not match that of a model which is its own reference.
     #[error(
         "the first loss of pairs is {loss:.6}, and it must be ln 2 = 0.693147 within {tolerance:.0e}, because before \
          its first step the model is its own reference: what it was compared with is another model. {advice}"
@@ -92,18 +92,18 @@ pub enum RunError {
         /// Where the log-probabilities of the reference came from, and what to do.
         advice: String,
     },
-    /// Messages of a chat cannot be read, or answers not be written.
+    /// A chat's messages cannot be read, or its answers cannot be written.
     #[error("the terminal is gone: {0}")]
     Terminal(io::Error),
 }
 
 impl RunError {
-    /// Whether the numbers of a step are wrong, so that nothing of it may be saved.
+    /// Returns whether the numbers of a step are wrong, so that nothing of the step may be saved.
     pub fn is_of_numbers(&self) -> bool {
         matches!(self, Self::NotFinite { .. } | Self::WeightsNotFinite { .. } | Self::NotItsReference { .. })
     }
 
-    /// Whether there was no room on a disk for what was to be written.
+    /// Returns whether a disk had no room for what was to be written.
     pub fn is_disk_full(&self) -> bool {
         if let Self::Storage(StorageError::DiskFull { .. } | StorageError::DiskOfOtherRankFull { .. }) = self {
             return true;

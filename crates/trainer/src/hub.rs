@@ -1,9 +1,9 @@
-//! From the name of a model or an adapter to a folder: a local one, a repository of a Hub cache, or what an id of the Hub stands for.
+//! Resolves the name of a model or an adapter to a folder: a local one, a repository of a Hub cache, or the download of a Hub id.
 //!
-//! A local folder wins over an id. An id whose owner is a folder here is taken for a misspelled path, and nothing is requested.
-//! Of the ranks of a job, rank 0 alone asks what ids stand for.
-//! Trade-off: the commit of a branch is requested at every start. `@COMMIT` at the end of the id saves that once the
-//! model is in the cache as a whole, whichever program put it there; `HF_HUB_OFFLINE=1` saves it for everything.
+//! A local folder takes precedence over an id. An id whose owner is a folder here is taken for a misspelled path, and nothing is requested. Of the
+//! ranks of a job, only rank 0 asks the Hub what an id stands for.
+//! Trade-off: every start requests the commit of the branch. `@COMMIT` at the end of the id avoids that once the whole model is in the cache,
+//! whichever program put it there; `HF_HUB_OFFLINE=1` avoids it for everything.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,19 +21,19 @@ use crate::error::RunError;
 use crate::state::checkpoint::{ADAPTER, MODEL};
 
 impl RunConfig {
-    /// The folder that `model` names, with everything but the weights where it is on the Hub.
+    /// Returns the folder that `model` names. From the Hub everything but the weights is downloaded.
     pub fn model_folder(&self) -> Result<PathBuf, RunError> {
         Ok(model_folder(Path::new(&self.model), Need::Description, Console::QUIET)?.folder)
     }
 
-    /// The folder that `model` names, with what is needed of it; a run from random weights needs none.
+    /// Returns the folder that `model` names, with the files that `need` names; a run from random weights needs no weights.
     pub fn fetch_model(&self, need: Need, console: Console) -> Result<ModelFolder, RunError> {
         let need = if self.init == Init::Pretrained { need } else { Need::Description };
         model_folder(Path::new(&self.model), need, console)
     }
 
-    /// As [`RunConfig::fetch_model`], on the ranks of a job. Rank 0 alone asks the Hub about model, adapter and
-    /// `sources`, so all ranks see the same commits; the first rank of each machine downloads before the others look.
+    /// Fetches the model as [`RunConfig::fetch_model`] does, on the ranks of a job. Only rank 0 asks the Hub about model, adapter and `sources`, so
+    /// all ranks see the same commits; the first rank of each machine downloads before the others look.
     pub fn fetch_model_on(
         &self,
         ranks: &Ranks,
@@ -45,7 +45,7 @@ impl RunConfig {
             let hub = Hub::from_environment();
             if ranks.is_main() {
                 self.fetch_model(Need::Description, Console::QUIET)?;
-                // What is wrong with these is an error where they are read.
+                // Errors of these are reported where they are read.
                 let _ = self.fetch_adapter(Need::Description, Console::QUIET);
                 sources.iter().for_each(|source| drop(source.spec().resolve(&hub)));
             }
@@ -65,7 +65,7 @@ impl RunConfig {
         Ok(found)
     }
 
-    /// The folder of the adapter that the run starts from, with what is needed of it; `None` where it starts from none.
+    /// Returns the folder of the adapter that the run starts from, with the files that `need` names; `None` if it starts from none.
     pub fn fetch_adapter(&self, need: Need, console: Console) -> Result<Option<PathBuf>, RunError> {
         let Some(from) = self.lora.as_ref().and_then(|lora| lora.init_from.as_ref()) else { return Ok(None) };
         match model_folder(Path::new(from), need, console) {
@@ -78,7 +78,7 @@ impl RunConfig {
     }
 }
 
-/// The folder of a model or an adapter; its files are downloaded where it is named by an id of the Hub.
+/// Returns the folder of a model or an adapter, downloading its files if the name is an id of the Hub.
 ///
 /// # Errors
 /// Neither a folder nor an id; a repository that cannot be read, or is not a model.
@@ -95,7 +95,7 @@ pub fn model_folder(model: &Path, need: Need, console: Console) -> Result<ModelF
     Ok(client(console).model(&id, need)?)
 }
 
-/// What a run or one of its checkpoints saved, where `folder` is one: its adapter or its model.
+/// Returns the folder of the adapter or the model that a run or one of its checkpoints saved in `folder`, else `folder` itself.
 pub fn result_of(folder: &Path) -> PathBuf {
     let results = [(ADAPTER, ADAPTER_CONFIG_FILE), (MODEL, CONFIG_FILE)];
     if results.iter().any(|(_, file)| folder.join(file).is_file()) {
@@ -105,12 +105,12 @@ pub fn result_of(folder: &Path) -> PathBuf {
     saved.map_or_else(|| folder.to_owned(), |(name, _)| folder.join(name))
 }
 
-/// The Hub with the settings of the environment, whose transfers the console shows.
+/// Returns a Hub client with the settings of the environment, whose transfers the console shows.
 pub fn client(console: Console) -> Hub {
     Hub::from_environment().watched_by(Arc::new(Download::new(console)))
 }
 
-/// The id that a text stands for, if it is no path on this machine.
+/// Returns the id that a text stands for, unless it is a path on this machine.
 pub(crate) fn hub_id(model: &Path) -> Option<HubId> {
     let is_local = model.exists() || model.parent().is_some_and(Path::is_dir);
     HubId::parse(RepoKind::Model, model.to_str().filter(|_| !is_local)?, None)

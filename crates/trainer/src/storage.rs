@@ -1,11 +1,11 @@
-//! Writing to disk so that a crash, a kill or a full disk at any moment loses nothing that was there before.
+//! Writes to disk so that a crash, a kill or a full disk at any moment loses nothing that was there before.
 //!
-//! Trade-off: speed. Every write here waits for the disk, so it is for checkpoints and summaries, not for every step.
+//! Trade-off: speed. Every write here waits for the disk, so use it for checkpoints and summaries, not for every step.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why something could not be stored or read back.
+/// An error of storing something or reading it back.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
     /// Reading, writing or renaming failed.
@@ -18,21 +18,21 @@ pub enum StorageError {
         /// The system's error.
         source: io::Error,
     },
-    /// No room left.
+    /// The disk is full.
     #[error(
         "the disk that holds {} is full: {}; free some space, lower checkpoint.keep, or set output_dir to a folder on \
          another disk, then continue with --resume; the newest saved checkpoint is untouched",
         path.display(), amounts(*needed, *free)
     )]
     DiskFull {
-        /// What was being written.
+        /// The file or folder that was being written.
         path: PathBuf,
         /// Bytes that were to be written.
         needed: u64,
         /// Bytes that are free, if the system reports it.
         free: Option<u64>,
     },
-    /// No room left where another rank writes its part of a checkpoint.
+    /// The disk where another rank writes its part of a checkpoint is full.
     #[error(
         "another rank could not write its part of a checkpoint in {}, because the disk is full; free some space, lower \
          checkpoint.keep, or set output_dir to a folder on another disk, then continue with --resume; the newest \
@@ -42,7 +42,7 @@ pub enum StorageError {
         /// The run folder.
         path: PathBuf,
     },
-    /// The run folder cannot be made or written to.
+    /// The run folder cannot be created or written to.
     #[error(
         "cannot write the run folder {}: {source}; give yourself permission to write there, or set output_dir to another \
          folder", path.display()
@@ -67,7 +67,7 @@ pub enum StorageError {
     NothingToResume {
         /// The run folder.
         path: PathBuf,
-        /// What is there instead.
+        /// The content found instead.
         found: &'static str,
     },
     /// A file of a checkpoint is not what was saved.
@@ -78,7 +78,7 @@ pub enum StorageError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// How it differs.
+        /// The difference.
         problem: String,
     },
     /// A checkpoint of another version of this program.
@@ -102,7 +102,7 @@ impl StorageError {
         StorageError::Io { action, path: path.to_path_buf(), source }
     }
 
-    /// Wraps the system's error about writing `needed` bytes: a full disk has a separate message.
+    /// Wraps the system's error about writing `needed` bytes; a full disk gets a separate message.
     pub fn writing(path: &Path, needed: u64, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -112,7 +112,7 @@ impl StorageError {
         }
     }
 
-    /// What is wrong, without the advice for a run that ends.
+    /// Returns the problem, without the advice for a run that ends.
     pub fn problem(&self) -> String {
         match self {
             StorageError::DiskFull { path, needed, free } => {
@@ -126,7 +126,7 @@ impl StorageError {
     }
 }
 
-/// "3.2 GB are needed and 1.1 GB are free".
+/// Formats "3.2 GB are needed and 1.1 GB are free".
 fn amounts(needed: u64, free: Option<u64>) -> String {
     match free {
         Some(free) => format!("{} are needed and {} are free", bytes_in_words(needed), bytes_in_words(free)),
@@ -134,7 +134,7 @@ fn amounts(needed: u64, free: Option<u64>) -> String {
     }
 }
 
-/// A number of bytes as text: "512 bytes", "3.2 GB" (10^9 bytes).
+/// Formats a number of bytes: "512 bytes", "3.2 GB" (10^9 bytes).
 pub fn bytes_in_words(bytes: u64) -> String {
     let scaled = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
     match scaled.into_iter().find(|(scale, _)| bytes as f64 >= *scale) {
@@ -143,11 +143,11 @@ pub fn bytes_in_words(bytes: u64) -> String {
     }
 }
 
-/// Bytes that this user may still write on the disk that holds `path`, if the system reports it.
+/// Returns the bytes that this user may still write on the disk that holds `path`, if the system reports it.
 pub fn free_space(path: &Path) -> Option<u64> {
     #[cfg(unix)]
     {
-        // A path that does not exist yet will be on the disk of the nearest folder above it that does.
+        // A path that does not exist yet will be on the disk of its nearest existing parent.
         let existing = path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("."));
         let disk = rustix::fs::statvfs(existing).ok()?;
         Some(disk.f_bavail.saturating_mul(disk.f_frsize))
@@ -162,7 +162,7 @@ pub fn free_space(path: &Path) -> Option<u64> {
 /// Refuses to begin writing `bytes` inside `path` if they will not fit.
 ///
 /// # Errors
-/// [`StorageError::DiskFull`]; none if the system does not report how much is free.
+/// [`StorageError::DiskFull`]; none if the system does not report the free space.
 pub fn ensure_free_space(path: &Path, bytes: u64) -> Result<(), StorageError> {
     match free_space(path) {
         Some(free) if free < bytes => {
@@ -172,7 +172,7 @@ pub fn ensure_free_space(path: &Path, bytes: u64) -> Result<(), StorageError> {
     }
 }
 
-/// Writes a whole file; after a crash at any moment it holds either the old bytes or the new ones.
+/// Writes a whole file; after a crash at any moment it contains either the old bytes or the new ones.
 ///
 /// # Errors
 /// [`StorageError::DiskFull`] or [`StorageError::Io`]; the old file is untouched then.

@@ -1,4 +1,4 @@
-//! Conversations and a tokenizer: those of the command line, or generated from the text files of this repository.
+//! Conversations and a tokenizer: either given on the command line, or generated from the text files of this repository.
 //!
 //! Trade-off: generated conversations have less regular text than real ones.
 
@@ -94,7 +94,7 @@ fn conversations(texts: &[String]) -> String {
     rows
 }
 
-/// A byte-level BPE tokenizer with a trained vocabulary, in a separate folder.
+/// Returns a byte-level BPE tokenizer with a trained vocabulary, in a separate folder.
 fn train(texts: &[String], folder: &Path) -> PathBuf {
     let pattern = SplitPattern::Regex(WORDS.to_owned());
     let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).expect("a pattern that is right");

@@ -50,7 +50,7 @@ impl Options {
         let workers = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let mut options = Self { workers, turns: 5, rows: None, tokenizer: None, gigabytes: None };
         while let Some(name) = arguments.next() {
-            // Cargo adds it.
+            // Cargo adds this argument.
             if name == "--bench" {
                 continue;
             }

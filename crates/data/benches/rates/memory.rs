@@ -1,7 +1,6 @@
 //! Peak memory of a process that tokenizes a file of many gigabytes into the cache, packs it and loads rows of it.
 //!
-//! Trade-off: memory is read from Linux (`VmHWM`, and `RssAnon` for the part without mapped files); other systems print
-//! none.
+//! Trade-off: memory is read from Linux (`VmHWM`, and `RssAnon` for the part without mapped files); other systems print none.
 
 use std::fs::{File, read_to_string};
 use std::io::{BufWriter, Write};
@@ -56,7 +55,7 @@ fn repeat(chats: &Chats, gigabytes: f64, path: &std::path::Path) {
     file.flush().expect("room for the file");
 }
 
-/// Peak memory in bytes, without mapped files, while `work` runs; sampled every 20 ms.
+/// Runs `work` and returns its peak memory in bytes, without mapped files, sampled every 20 ms.
 fn with_peak<T>(work: impl FnOnce() -> T) -> (u64, T) {
     let (is_over, peak) = (AtomicBool::new(false), AtomicU64::new(0));
     let result = scope(|scope| {

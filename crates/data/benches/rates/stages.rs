@@ -48,7 +48,7 @@ pub(crate) fn measure(chats: &Chats, workers: NonZeroUsize, turns: usize) {
     }
 }
 
-/// The rate at which the reading thread parses rows, and at which their content is hashed for the cache's key.
+/// Prints the rate at which the reading thread parses rows, and the rate at which their content is hashed for the cache's key.
 fn reading(rows: &Path, turns: usize) {
     let path = rows.to_str().expect("a plain path");
     let source = SourceSpec::new(path).resolve(&Hub::from_environment()).expect("the rows are there");
@@ -90,7 +90,7 @@ fn case(chats: &Chats, name: &str, template: String, workers: NonZeroUsize, turn
         rate(pipeline),
         100.0 * fast / pipeline,
         100.0 * copies / pipeline,
-        // Rendering is on one thread here.
+        // Rendering runs on one thread here.
         100.0 * render / (fast * workers.get() as f64),
         100.0 * packed.report().efficiency
     );
@@ -120,7 +120,7 @@ fn rendered(conversations: &[Chat], tokenizer: &Tokenizer) -> Vec<String> {
     conversations.iter().map(|chat| template.render(chat, false).expect("the template takes all rows")).collect()
 }
 
-/// Tokens of all texts. Each thread takes the next text when it is free, and has its own encoding function.
+/// Counts the tokens of all texts. Each thread takes the next text when it is free, and has its own encoding function.
 fn on_threads<F: Fn(&str) -> tokenizers::Result<tokenizers::Encoding>>(
     texts: &[String],
     workers: NonZeroUsize,
@@ -141,14 +141,14 @@ fn on_threads<F: Fn(&str) -> tokenizers::Result<tokenizers::Encoding>>(
     })
 }
 
-/// From the file to packed rows.
+/// Runs the pipeline from the file to packed rows.
 fn whole(chats: &Chats, tokenizer: &Tokenizer, workers: NonZeroUsize) -> (PackedDataset, Diagnosis) {
     let mut tokenized = corpus(&chats.rows, tokenizer, workers).in_memory().expect("rows that can be trained on");
     let documents = DocumentSet::all(Arc::new(tokenized.store));
     (PackedDataset::new(documents, PackOptions::new(MAX_SEQ_LEN)), tokenized.diagnoses.remove(0))
 }
 
-/// The conversations of a file, with the assistant's answers in the loss.
+/// Returns the conversations of a file, with the assistant's answers in the loss.
 pub(crate) fn corpus<'a>(rows: &Path, tokenizer: &'a Tokenizer, workers: NonZeroUsize) -> Corpus<'a> {
     let path = rows.to_str().expect("a plain path");
     let source = SourceSpec::new(path).resolve(&Hub::from_environment()).expect("the rows are there");
@@ -159,7 +159,7 @@ pub(crate) fn corpus<'a>(rows: &Path, tokenizer: &'a Tokenizer, workers: NonZero
     corpus
 }
 
-/// The rate of packed rows from one thread.
+/// Prints the rate of packed rows from one thread.
 fn loader(packed: PackedDataset) {
     let config = LoaderConfig {
         rows_per_batch: 8,

@@ -1,4 +1,4 @@
-//! Feeds libFuzzer's bytes to the target of this binary's name, which src/targets describes.
+//! Passes libFuzzer's bytes to the target with this binary's name, which src/targets describes.
 //!
 //! Trade-off: cargo warns that several binaries share this file.
 #![no_main]

@@ -1,4 +1,4 @@
-//! One document: in memory, and in its stored form, tokens of two or four bytes and a bit mask, read without copying first.
+//! One document, in memory and in its stored form: tokens of two or four bytes and a bit mask, read without a copy.
 //!
 //! Trade-off: in memory five bytes per token; stored, two-byte tokens are unpacked on every read.
 
@@ -16,12 +16,12 @@ pub struct Example {
 }
 
 impl Example {
-    /// Number of tokens that count in the loss.
+    /// Returns the number of tokens that count in the loss.
     pub fn loss_tokens(&self) -> usize {
         self.loss_mask.iter().filter(|&&counts| counts).count()
     }
 
-    /// Hash of the tokens and the mask, the same on every machine. Splits and fingerprints are stored by it.
+    /// Returns a hash of the tokens and the mask, the same on every machine. Splits and fingerprints depend on it.
     pub(crate) fn content_hash(&self) -> u64 {
         let mut bytes = Vec::with_capacity(5 * self.tokens.len());
         bytes.extend(self.tokens.iter().flat_map(|token| token.to_le_bytes()));
@@ -40,13 +40,13 @@ pub struct Document<'a> {
 }
 
 impl<'a> Document<'a> {
-    /// Panics if there are fewer `words` than a document of `len` tokens takes.
+    /// Borrows a document. Panics if there are fewer `words` than a document of `len` tokens takes.
     pub(super) fn new(words: &'a [u32], len: usize, width: TokenWidth) -> Self {
         let (tokens, mask) = words.split_at(width.token_words(len));
         Self { tokens, mask: &mask[..len.div_ceil(32)], len, width }
     }
 
-    /// Number of tokens, at least 1.
+    /// Returns the number of tokens, at least 1.
     #[expect(clippy::len_without_is_empty, reason = "no document is empty")]
     pub fn len(&self) -> usize {
         self.len
@@ -64,19 +64,19 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The loss mask, 32 tokens per word, the first token in the lowest bit; unused bits are 0.
+    /// Returns the loss mask, 32 tokens per word, the first token in the lowest bit; unused bits are 0.
     pub(crate) fn mask(&self) -> &'a [u32] {
         self.mask
     }
 
-    /// Whether tokens count in the loss, and nothing follows or interrupts them.
+    /// Returns whether some tokens count in the loss, contiguously and up to the end.
     pub(crate) fn ends_in_targets(&self) -> bool {
         let targets = self.mask.iter().map(|word| word.count_ones() as usize).sum::<usize>();
         let counts = |index: usize| self.mask[index / 32] >> (index % 32) & 1 == 1;
         targets > 0 && (self.len - targets..self.len).all(counts)
     }
 
-    /// A copy.
+    /// Copies the document.
     pub fn to_example(&self) -> Example {
         let mut tokens = Vec::with_capacity(self.len);
         self.append_tokens(&mut tokens);

@@ -1,8 +1,8 @@
 //! The folder of token files, one per key.
 //!
-//! Two processes that miss the same file both build it under different temporary names. The second to finish replaces
-//! the first's file with an equal one, which readers of the first do not notice. Trade-off: the second build is not
-//! avoided (waiting for a process that may hang is worse), and files of old keys stay until the folder is deleted.
+//! Two processes that miss the same file both build it under different temporary names. The second to finish replaces the first's file with an equal
+//! one, which readers of the first do not notice. Trade-off: the second build is not avoided (waiting for a process that may hang is worse), and
+//! files of old keys stay until the folder is deleted.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use super::writer::{PARTIAL, StoreWriter};
 
 /// A build locks its file right after creating it, so only older files without a lock count as dead.
 const SWEPT_UNLOCKED: Duration = Duration::from_secs(600);
-/// Where files cannot be locked, a build that wrote nothing for this long counts as dead.
+/// If files cannot be locked, a build that has written nothing for this long counts as dead.
 const SWEPT_WITHOUT_LOCKS: Duration = Duration::from_secs(3 * 24 * 3600);
 
 /// Finds tokenized data or builds it.
@@ -38,32 +38,29 @@ pub struct Cached {
 }
 
 impl TokenCache {
-    /// A cache in a folder, which is created when something is built.
+    /// Creates a cache in a folder; the folder is created when something is built.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
 
-    /// The folder `data` of all caches ([`cache_folder`]). Errors: the environment defines neither the folder nor a
-    /// home.
+    /// Uses the folder `data` of all caches ([`cache_folder`]). Errors: the environment defines neither the folder nor a home.
     pub fn in_default_folder() -> Result<Self, CacheError> {
         cache_folder("data").map(Self::in_folder).ok_or(CacheError::NoFolder)
     }
 
-    /// The folder of the cache.
+    /// Returns the folder of the cache.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Opens the documents of a key and a vocabulary, if they were built before. Errors: the file is damaged or cannot
-    /// be read.
+    /// Opens the documents of a key and a vocabulary, if they were built before. Errors: the file is damaged or cannot be read.
     pub fn open(&self, key: CacheKey, vocab_size: usize) -> Result<Option<TokenStore>, CacheError> {
         let key = key.with_vocabulary(vocab_size);
         TokenStore::open(&self.path_of(key), key)
     }
 
-    /// Opens the documents of a key. If there are none, or the file is damaged, `build` writes them and returns the
-    /// metadata to store with them. All tokens are below `vocab_size`. Errors: the errors of `build`; a folder that
-    /// cannot be written; a token outside the vocabulary.
+    /// Opens the documents of a key. If there are none, or the file is damaged, `build` writes them and returns the metadata to store with them. All
+    /// tokens must be below `vocab_size`. Errors: the errors of `build`; a folder that cannot be written; a token outside the vocabulary.
     pub fn get_or_build<E: From<CacheError>>(
         &self,
         key: CacheKey,
@@ -96,8 +93,8 @@ impl TokenCache {
         self.folder.join(format!("{key}.tokens"))
     }
 
-    /// Removes what dead builds left: files that are old enough and not locked. Files that cannot be inspected or
-    /// removed stay and cost only space.
+    /// Removes the remains of dead builds: files that are old enough and not locked. Files that cannot be inspected or removed stay and cost only
+    /// space.
     fn sweep(&self, unlocked_age: Duration) {
         let Ok(entries) = fs::read_dir(&self.folder) else { return };
         let paths = entries.flatten().map(|entry| entry.path());
@@ -255,7 +252,7 @@ mod tests {
                         barrier.wait();
                         let built = build(&cache, &[round]);
                         assert_holds_examples(&built.store);
-                        // While slower threads replace the files that faster ones have mapped.
+                        // Slower threads may be replacing files that faster ones have mapped.
                         assert_holds_examples(&cache.open(key(&[round]), VOCABULARY).unwrap().unwrap());
                     }
                 });

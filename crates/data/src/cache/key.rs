@@ -1,4 +1,4 @@
-//! The key of a cache of tokenized data: one number for everything that the data depends on.
+//! The key of a cache of tokenized data: a number that covers everything that the data depends on.
 //!
 //! The number is a 128-bit XXH3 hash. Trade-off: it is not safe against inputs that are crafted to collide, and inputs
 //! that differ but tokenize to the same tokens are built twice.
@@ -7,23 +7,22 @@ use std::fmt::{Display, Formatter, Result as FormatResult};
 
 use xxhash_rust::xxh3::Xxh3;
 
-/// Version of the layout of token files. Raised when the layout changes.
+/// Version of the layout of token files, incremented when the layout changes.
 pub(super) const FORMAT_VERSION: u32 = 3;
 
-/// Equal exactly when all parts are equal (up to hash collisions), in builds with the same file layout. The owners of
-/// the parts define their meaning: an encoder's fingerprint contains the version of its code, a source's content key
-/// that of its readers.
+/// A key that is equal exactly when all parts are equal (up to hash collisions), in builds with the same file layout. The owners of the parts define
+/// their meaning: an encoder's fingerprint contains the version of its code, a source's content key that of its readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CacheKey(pub(super) u128);
 
 impl CacheKey {
-    /// The key of named parts: the data's content key, the tokenizer's bytes, the template, the options. Names and
-    /// order matter; lengths are hashed too, so parts cannot be confused with each other.
+    /// Creates the key of named parts: the data's content key, the tokenizer's bytes, the template, the options. Names and order matter; lengths are
+    /// hashed too, so parts cannot be confused with each other.
     pub fn from_parts<'a>(parts: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Self {
         Self::in_version(FORMAT_VERSION, parts)
     }
 
-    /// The vocabulary determines how tokens are stored and which are refused.
+    /// Adds the vocabulary, which determines how tokens are stored and which are refused.
     pub(super) fn with_vocabulary(self, vocab_size: usize) -> Self {
         let parts = [("key", &self.0.to_le_bytes()[..]), ("vocab_size", &(vocab_size as u64).to_le_bytes()[..])];
         Self::from_parts(parts)

@@ -41,13 +41,13 @@ impl TokenWidth {
         }
     }
 
-    /// Words that a document takes: tokens and mask.
+    /// Returns the number of words of a document: tokens and mask.
     pub(super) fn document_words(self, tokens: usize) -> usize {
         self.token_words(tokens) + tokens.div_ceil(32)
     }
 }
 
-/// Where a document came from: numbers instead of names, so that a token file does not depend on where the data lies.
+/// The origin of a document, in numbers instead of names, so that a token file does not depend on the location of the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Origin {
     /// Index of its source in the mixture.
@@ -56,12 +56,11 @@ pub struct Origin {
     pub record: u64,
     /// Index of the record's file in the source.
     pub file: u32,
-    /// Line where the record begins (Parquet and Arrow: its row), counted from 1. Larger numbers than 32 bits hold are
-    /// stored as the largest.
+    /// Line where the record begins (Parquet and Arrow: its row), counted from 1. Numbers above 32 bits are stored as the largest.
     pub line: u32,
 }
 
-/// What the index says about a document.
+/// The index entry of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DocumentEntry {
     /// First word in the data.
@@ -72,7 +71,7 @@ pub struct DocumentEntry {
     pub loss_tokens: u32,
     /// Hash of the tokens and the mask, the same on every machine.
     pub hash: u64,
-    /// Where the document came from.
+    /// The record that the document came from.
     pub origin: Origin,
 }
 
@@ -85,7 +84,7 @@ impl DocumentEntry {
         [offset, high, tokens, loss_tokens, hash, of_hash, source, record, of_record, file, line]
     }
 
-    /// Panics if there are fewer words than an entry has.
+    /// Parses an entry. Panics if there are fewer words than an entry has.
     pub(super) fn from_words(words: &[u32]) -> Self {
         let wide = |low: usize| u64::from(words[low]) | u64::from(words[low + 1]) << 32;
         let origin = Origin { source: words[6], record: wide(7), file: words[9], line: words[10] };
@@ -134,7 +133,7 @@ impl Header {
         bytes.try_into().expect("exactly the bytes of a header")
     }
 
-    /// Parses the beginning of a file. Error: what is wrong with it, as the end of a sentence.
+    /// Parses the beginning of a file. Error: the problem with it, as the end of a sentence.
     pub(super) fn from_bytes(file: &[u8]) -> Result<Self, String> {
         let Some(bytes) = file.get(..HEADER_BYTES) else {
             return Err(format!("a header has {HEADER_BYTES} bytes, the whole file {}", file.len()));
@@ -158,24 +157,24 @@ impl Header {
         Ok(Self { key, width, documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash })
     }
 
-    /// The words of the documents.
+    /// Returns the range of words with the documents.
     pub(super) fn data(&self) -> Range<usize> {
         HEADER_BYTES / 4..HEADER_BYTES / 4 + self.data_words as usize
     }
 
-    /// The words of the index.
+    /// Returns the range of words with the index.
     pub(super) fn index(&self) -> Range<usize> {
         let begin = self.data().end;
         begin..begin + self.documents as usize * ENTRY_WORDS
     }
 
-    /// The bytes of the metadata.
+    /// Returns the range of bytes with the metadata.
     pub(super) fn metadata(&self) -> Range<usize> {
         let begin = 4 * self.index().end;
         begin..begin + self.metadata_bytes as usize
     }
 
-    /// Bytes of a complete file; `None` if no file can be that long.
+    /// Returns the size of a complete file in bytes; `None` if no file can be that long.
     pub(super) fn file_bytes(&self) -> Option<u64> {
         let data = self.data_words.checked_mul(4)?;
         let index = self.documents.checked_mul(4 * ENTRY_WORDS as u64)?;

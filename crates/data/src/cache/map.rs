@@ -17,7 +17,7 @@ compile_error!("token files are little-endian and read as they lie in memory");
 
 /// The content of a token file.
 pub(super) enum Words {
-    /// Built here.
+    /// Words that this process built.
     Memory(Vec<u32>),
     /// Paged in by the operating system on access and dropped when memory is short.
     Mapped(Mmap),
@@ -41,7 +41,7 @@ impl Words {
         }
     }
 
-    /// The bytes as words of four; up to three bytes at the end are left out.
+    /// Returns the bytes as words of four; up to three bytes at the end are left out.
     pub(super) fn words(&self) -> &[u32] {
         match self {
             Self::Memory(words) => words,

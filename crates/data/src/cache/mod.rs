@@ -1,12 +1,12 @@
-//! Tokenized documents: a memory-mapped file whose key covers all that they depend on, or the same in memory.
+//! Tokenized documents: a memory-mapped file whose key covers everything that they depend on, or the same content in memory.
 //!
 //! ```text
 //! records --Pipeline--> StoreWriter --> TokenStore (mapped or in memory) --> DocumentSet (all, or a split)
 //!                        TokenCache: one file per key, built once, replaced only as a whole
 //! ```
 //!
-//! A damaged file does not stop a run: [`TokenCache::get_or_build`] rebuilds it and reports that. Trade-off: files of
-//! old keys are never deleted by the program, and errors are not chained, as in `DataError`: each message is complete.
+//! A damaged file does not stop a run: [`TokenCache::get_or_build`] rebuilds it and reports that. Trade-off: files of old keys are never deleted by
+//! the program, and errors are not chained, as in `DataError`: each message is complete.
 
 mod document;
 mod folder;
@@ -30,7 +30,7 @@ pub use set::DocumentSet;
 pub use store::TokenStore;
 pub use writer::StoreWriter;
 
-/// Why tokenized data cannot be written, found, read or split.
+/// An error of writing, finding, reading or splitting tokenized data.
 #[derive(Debug, Error)]
 pub enum CacheError {
     /// The environment defines no folder for the cache.
@@ -57,7 +57,7 @@ pub enum CacheError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Which check failed, with the expected and the found value.
+        /// The check that failed, with the expected and the found value.
         what: String,
     },
     /// A token outside the model's vocabulary.

@@ -1,6 +1,6 @@
-//! All documents of a store or some of them: both sides of a split share one store.
+//! All documents of a store, or some of them: both sides of a split share one store.
 //!
-//! Trade-off: no order of its own. Documents keep the order of the store; the loader shuffles.
+//! Trade-off: a set has no order of its own. Documents keep the order of the store; the loader shuffles.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::document::{Document, Example};
 use super::layout::DocumentEntry;
 use super::store::TokenStore;
 
-/// Documents to train on or to evaluate on. Costs 4 bytes per document unless it is the whole store.
+/// Documents to train on or to evaluate on. Takes 4 bytes per document, or none if it is the whole store.
 #[derive(Debug, Clone)]
 pub struct DocumentSet {
     store: Arc<TokenStore>,
@@ -17,22 +17,21 @@ pub struct DocumentSet {
 }
 
 impl DocumentSet {
-    /// All documents of a store.
+    /// Creates the set of all documents of a store.
     pub fn all(store: Arc<TokenStore>) -> Self {
         Self { store, chosen: None }
     }
 
-    /// Copies examples into a new store in memory. Panics: as [`TokenStore::from_examples`].
+    /// Copies examples into a new store in memory. Panics under the conditions of [`TokenStore::from_examples`].
     pub fn from_examples(examples: &[Example]) -> Self {
         Self::all(Arc::new(TokenStore::from_examples(examples)))
     }
 
     /// Splits into documents to train on and documents to hold out, both in the same order.
     ///
-    /// Of the distinct records, the share (between 0 and 1; at least one record) with the smallest hashes is held out.
-    /// `dropped` are the hashes of the records that gave no document. So the choice depends on the records alone: not
-    /// on the tokenizer, the template, the mask, the length, a seed or their order. Pieces of one record, and equal
-    /// records, are never on both sides. Reads the index only. Errors: a side would be empty.
+    /// Of the distinct records, the share (between 0 and 1; at least one record) with the smallest hashes is held out. `dropped` are the hashes of
+    /// the records that gave no document. So the choice depends only on the records, not on the tokenizer, the template, the mask, the length, a seed
+    /// or their order. Pieces of one record, and equal records, are never on both sides. Reads only the index. Errors: a side would be empty.
     pub fn split(&self, share: f64, dropped: &[u64]) -> Result<(Self, Self), CacheError> {
         let hash = |document: u32| self.store.entry(document as usize).origin.record;
         let mut hashes: Vec<u64> = self.numbers().map(hash).chain(dropped.iter().copied()).collect();
@@ -57,37 +56,37 @@ impl DocumentSet {
         Ok((half(train), half(held_out)))
     }
 
-    /// Number of documents.
+    /// Returns the number of documents.
     pub fn len(&self) -> usize {
         self.chosen.as_ref().map_or(self.store.documents(), |chosen| chosen.len())
     }
 
-    /// Whether there are no documents.
+    /// Returns whether there are no documents.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The store of the documents.
+    /// Returns the store of the documents.
     pub fn store(&self) -> &Arc<TokenStore> {
         &self.store
     }
 
-    /// Index of a document in the store. Panics if the set has no such document.
+    /// Returns the index of a document in the store. Panics if the set has no such document.
     fn number(&self, index: usize) -> usize {
         self.chosen.as_ref().map_or(index, |chosen| chosen[index] as usize)
     }
 
-    /// A document. Panics if the set has no such document.
+    /// Returns a document. Panics if the set has no such document.
     pub fn document(&self, index: usize) -> Document<'_> {
         self.store.document(self.number(index))
     }
 
-    /// Copies of all documents, one after another.
+    /// Returns copies of all documents, one after another.
     pub fn examples(&self) -> impl Iterator<Item = Example> + '_ {
         (0..self.len()).map(|index| self.document(index).to_example())
     }
 
-    /// What the index says about a document; its tokens are not read. Panics if the set has no such document.
+    /// Returns the index entry of a document; its tokens are not read. Panics if the set has no such document.
     pub fn entry(&self, index: usize) -> DocumentEntry {
         self.store.entry(self.number(index))
     }

@@ -29,7 +29,7 @@ pub struct TokenStore {
 }
 
 impl TokenStore {
-    /// A store in memory: the words of a file, of which the header's need not be filled.
+    /// Creates a store in memory from the words of a file; the header's words need not be filled.
     pub(super) fn in_memory(header: Header, words: Vec<u32>) -> Self {
         Self { path: None, words: Words::Memory(words), header }
     }
@@ -63,9 +63,8 @@ impl TokenStore {
         Ok(Some(store))
     }
 
-    /// Reads all tokens and compares their checksum: some tenths of a second per gigabyte from memory, otherwise
-    /// limited by the disk. A store in memory is not checked. Errors: the file changed after it was written, or the
-    /// disk lost data.
+    /// Reads all tokens and compares their checksum: some tenths of a second per gigabyte from memory, otherwise limited by the disk. A store in
+    /// memory is not checked. Errors: the file changed after it was written, or the disk lost data.
     pub fn verify(&self) -> Result<(), CacheError> {
         let Some(path) = &self.path else { return Ok(()) };
         let Range { start, end } = self.header.data();
@@ -76,27 +75,27 @@ impl TokenStore {
         Err(CacheError::Damaged { path: path.clone(), what })
     }
 
-    /// Number of documents.
+    /// Returns the number of documents.
     pub fn documents(&self) -> usize {
         self.header.documents as usize
     }
 
-    /// Tokens of all documents.
+    /// Returns the number of tokens in all documents.
     pub fn tokens(&self) -> u64 {
         self.header.tokens
     }
 
-    /// Tokens that count in the loss.
+    /// Returns the number of tokens that count in the loss.
     pub fn loss_tokens(&self) -> u64 {
         self.header.trained
     }
 
-    /// The metadata that the builder stored with the documents.
+    /// Returns the metadata that the builder stored with the documents.
     pub fn metadata(&self) -> &[u8] {
         &self.words.bytes()[self.header.metadata()]
     }
 
-    /// The tokens and the mask of a document. Panics if there is no such document.
+    /// Returns the tokens and the mask of a document. Panics if there is no such document.
     pub fn document(&self, index: usize) -> Document<'_> {
         let entry = self.entry(index);
         let (start, tokens) = (self.header.data().start + entry.offset as usize, entry.tokens as usize);
@@ -104,7 +103,7 @@ impl TokenStore {
         Document::new(&self.words.words()[start..start + width.document_words(tokens)], tokens, width)
     }
 
-    /// What the index says about a document; its tokens are not read. Panics if there is no such document.
+    /// Returns the index entry of a document; its tokens are not read. Panics if there is no such document.
     pub fn entry(&self, index: usize) -> DocumentEntry {
         let index_begin = self.header.index().start;
         DocumentEntry::from_words(&self.words.words()[index_begin + ENTRY_WORDS * index..][..ENTRY_WORDS])

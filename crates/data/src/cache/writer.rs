@@ -1,4 +1,4 @@
-//! Documents written one after another, to memory or to a file that becomes visible to others only when it is complete.
+//! Writes documents one after another, to memory or to a file that becomes visible to others only when it is complete.
 //!
 //! A file is built under a temporary name with an exclusive lock. Data, index and metadata are synced to disk before
 //! the header, and the header before the file gets its final name. A build that ends earlier leaves a file that is
@@ -21,15 +21,15 @@ use super::store::TokenStore;
 /// Extension of files that are being built.
 pub(super) const PARTIAL: &str = "partial";
 const BUFFER_BYTES: usize = 1 << 20;
-/// Packing numbers documents with 32 bits.
+/// The limit comes from packing, which numbers documents with 32 bits.
 const MAX_DOCUMENTS: usize = u32::MAX as usize;
 
-/// Accepts documents in their final order.
+/// Writes documents in their final order.
 pub struct StoreWriter {
     output: Output,
     vocab_size: usize,
     index: Vec<u32>,
-    /// Counts of what was written. The hashes are those of files.
+    /// Counts of the written documents. The hashes are those of files.
     header: Header,
 }
 
@@ -39,7 +39,7 @@ enum Output {
 }
 
 impl StoreWriter {
-    /// A writer into memory. Tokens must be below `vocab_size`; `usize::MAX` accepts any.
+    /// Creates a writer into memory. Tokens must be below `vocab_size`; `usize::MAX` accepts any.
     pub fn in_memory(vocab_size: usize) -> Self {
         Self::with(Output::Memory(vec![0; HEADER_BYTES / 4]), CacheKey(0), vocab_size)
     }
@@ -54,8 +54,8 @@ impl StoreWriter {
         Self { output, vocab_size, index: Vec::new(), header: Header::empty(key, width) }
     }
 
-    /// Adds a document. Errors: a token outside the vocabulary; more than 2^32 - 1 documents; a disk error. Panics if
-    /// the example is empty or its mask is of another length.
+    /// Adds a document. Errors: a token outside the vocabulary; more than 2^32 - 1 documents; a disk error. Panics if the example is empty or its
+    /// mask has another length.
     pub fn push(&mut self, example: &Example, origin: Origin) -> Result<(), CacheError> {
         let Example { tokens, loss_mask } = example;
         assert!(!tokens.is_empty(), "a document needs at least one token");
@@ -112,7 +112,7 @@ impl StoreWriter {
             .and_then(|temporary| temporary.persist(path).map_err(|error| error.error))
         {
             Ok(_) => {
-                // A name that a power failure takes back means that the file is built again.
+                // If a power failure undoes the renaming, the file is built again.
                 let _ = path.parent().map(sync_folder);
                 Ok(())
             }
@@ -124,7 +124,7 @@ impl StoreWriter {
 
 #[cfg(test)]
 impl StoreWriter {
-    /// Ends without a trace of its end: the unfinished file stays, without its lock.
+    /// Ends like a killed process: the unfinished file stays, without its lock.
     pub(super) fn kill(self) {
         let Output::File(file) = self.output else { panic!("this writer writes to memory") };
         file.file.into_inner().unwrap().keep().unwrap();
@@ -145,7 +145,7 @@ impl TokenStore {
     }
 }
 
-/// A file under a temporary name; removed when it is dropped before it is published.
+/// A file under a temporary name, removed if it is dropped before it is published.
 struct PartialFile {
     path: PathBuf,
     file: BufWriter<NamedTempFile>,

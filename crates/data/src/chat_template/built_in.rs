@@ -1,14 +1,14 @@
 //! Chat templates by name, for base models that have none.
 //!
-//! The formats are those that the named models were trained with. Trade-off: texts only. Tools and calls are left out, and
-//! the encoder reports that; a model that was trained with tools has a template of its own.
+//! The formats are those that the named models were trained with. Trade-off: texts only. Tools and calls are left out, and the encoder reports that;
+//! a model that was trained with tools has its own template.
 
-/// A template and the tokens that it cannot do without.
+/// A template and the tokens that it requires.
 pub(crate) struct BuiltIn {
     pub(crate) name: &'static str,
     pub(crate) source: &'static str,
-    /// Tokens that it writes, besides those that the tokenizer's files name. In a vocabulary without them, their text would
-    /// be cut into pieces, and no token would end a turn.
+    /// Tokens that it writes, in addition to those that the tokenizer's files name. A vocabulary without them would cut their text into pieces, and
+    /// no token would end a turn.
     pub(crate) tokens: &'static [&'static str],
 }
 

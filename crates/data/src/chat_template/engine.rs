@@ -1,15 +1,14 @@
-//! The Jinja engine, configured like transformers' sandboxed environment, with limits for templates that do not end.
+//! The Jinja engine, configured like transformers' sandboxed environment, with limits for templates that do not terminate.
 //!
-//! A template is a file in a model folder that the user chose. Bounded are the instructions of a render, the depth of
-//! recursion, the bytes it writes, into captured blocks too, and its time: a template that never ends, or that writes
-//! far more than its own text and the conversation have, is an error. (The tokenizer needs 250 bytes of memory per byte
-//! of text, so the 100 MB that a loop can write would end the process.) A panic of the engine is an error too.
-//! Trade-off: the memory of values is not bounded where the engine builds them (`{% set x = x ~ x %}` in a loop,
-//! lists), and neither is the nesting of expressions while they are compiled.
+//! A template is a file in a model folder that the user chose. Limits apply to the instructions of a render, the depth of recursion, the bytes it
+//! writes (also into captured blocks), and its time: a template that never ends, or that writes far more than its own text and the conversation
+//! contain, is an error. (The tokenizer needs 250 bytes of memory per byte of text, so the 100 MB that a loop can write would end the process.) A
+//! panic of the engine is an error too.
+//! Trade-off: the memory of values is not bounded where the engine builds them (`{% set x = x ~ x %}` in a loop, lists), and neither is the nesting
+//! of expressions while they are compiled.
 //!
-//! A render runs on a helper thread of the calling thread, which waits for it until a deadline. A helper that misses it
-//! is abandoned: it ends once its instructions are used up, or with the process. The handoff costs about 15 µs per
-//! render, some percent of tokenizing a conversation.
+//! A render runs on a helper thread of the calling thread, which waits for it until a deadline. A helper that misses it is abandoned: it ends once
+//! its instructions are used up, or with the process. The handoff costs about 15 µs per render, some percent of tokenizing a conversation.
 
 use std::cell::{Cell, RefCell};
 use std::io::{Error as IoError, Write as IoWrite};
@@ -32,12 +31,12 @@ const FUEL: u64 = 3_000_000;
 const RECURSION: usize = 100;
 /// Maximum bytes that a render may write: twice the bytes of the largest record.
 const MAX_TEXT_BYTES: usize = 128 << 20;
-/// What it may write in any case: system messages of published templates have some thousand bytes.
+/// Bytes that it may write in any case: system messages of published templates have some thousand bytes.
 const BASE_BYTES: usize = 256 << 10;
-/// What it may write in addition, per byte of the template and the conversation. Published templates write each content
-/// once, with less than 80 bytes around it; tools as indented JSON take up to 8 times their bytes.
+/// Bytes that it may write in addition, per byte of the template and the conversation. Published templates write each content once, with less than 80
+/// bytes around it; tools as indented JSON take up to 8 times their bytes.
 const BYTES_PER_BYTE: usize = 16;
-/// How often a text may be written: into blocks that are captured, out of them, and at the end.
+/// Number of times a text may be written: into blocks that are captured, out of them, and at the end.
 const WRITES: usize = 8;
 /// Maximum time of a render. Published templates need less than a millisecond per conversation.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
@@ -49,12 +48,12 @@ thread_local! {
     static LEFT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The bytes that a render may write, where the template and the conversation have `bytes` together.
+/// Returns the maximum number of bytes that a render may write, if template and conversation have `bytes` together.
 pub(super) fn max_text_bytes(bytes: usize) -> usize {
     MAX_TEXT_BYTES.min(BASE_BYTES.saturating_add(bytes.saturating_mul(BYTES_PER_BYTE)))
 }
 
-/// An environment with everything but the template.
+/// Creates an environment with everything but the template.
 pub(super) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
@@ -83,7 +82,7 @@ fn write(output: &mut Output<'_>, _: &State<'_, '_>, value: &Value) -> Result<()
     Ok(output.write_str(&text)?)
 }
 
-/// The tests of Jinja that follow Python's notion of types.
+/// Adds the tests of Jinja that follow Python's notion of types.
 fn add_tests(environment: &mut Environment<'static>) {
     let is_collection =
         |kind| matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable);
@@ -94,8 +93,8 @@ fn add_tests(environment: &mut Environment<'static>) {
     environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
 }
 
-/// Renders a template of the environment within the limits; `max_bytes` is what it may write. Error: the template's or
-/// the engine's, with the line; or the limit that was exceeded.
+/// Renders a template of the environment within the limits, writing at most `max_bytes`. Error: the template's or the engine's, with the line; or the
+/// limit that was exceeded.
 pub(super) fn render(
     environment: &Arc<Environment<'static>>,
     name: &'static str,
@@ -141,13 +140,13 @@ impl Helper {
                 }
             }
         };
-        // Only a system without free threads refuses one; nothing could be rendered there.
+        // A system refuses a thread only if it has none free; then nothing could be rendered.
         let builder = Builder::new().name("chat-template".to_owned()).stack_size(STACK_BYTES);
         builder.spawn(work).expect("the system refused a thread");
         Self { jobs, results }
     }
 
-    /// `None` if the deadline was missed.
+    /// Runs a job; `None` if it missed the deadline.
     fn run(&self, job: Job, deadline: Duration) -> Option<Result<String, String>> {
         // Panics are caught in the helper, so it lives as long as `self`.
         self.jobs.send(job).expect("the helper waits for jobs");
@@ -176,7 +175,7 @@ fn render_here(job: Job) -> Result<String, String> {
     String::from_utf8(text.bytes).map_err(|_| "the engine wrote an incomplete character".to_owned())
 }
 
-/// The engine's error with its causes and the template's line.
+/// Returns the engine's error with its causes and the template's line.
 pub(super) fn full_reason(error: &Error) -> String {
     let mut reason = match error.kind() {
         ErrorKind::OutOfFuel => "it executes too many instructions; the template may not end".to_owned(),

@@ -1,7 +1,6 @@
-//! The filters of Jinja whose result differs from Python's in the engine, and the functions of transformers.
+//! Jinja's filters for which the engine's result differs from Python's, and the functions of transformers.
 //!
-//! Source: Jinja's "List of Builtin Filters". Trade-off: the widths in `format` are not bounded, and neither are lists
-//! (see `engine`).
+//! Source: Jinja's "List of Builtin Filters". Trade-off: the widths in `format` are not bounded, and neither are lists (see `engine`).
 
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, FormatStyle, State, Value, format_filter};
@@ -35,12 +34,12 @@ pub(super) fn add_filters(environment: &mut Environment<'static>) {
     });
 }
 
-/// A string, or what Python writes for another value.
+/// Returns a string unchanged, and any other value as Python writes it.
 fn text_of(value: &Value) -> Result<Value, Error> {
     Ok(if value.as_str().is_some() { value.clone() } else { to_str(value)?.into() })
 }
 
-/// Jinja's `join`: the items as Python writes them, or one attribute of each.
+/// Implements Jinja's `join`: the items as Python writes them, or one attribute of each.
 fn join(value: &Value, arguments: Rest<Value>) -> Result<String, Error> {
     let (separator, attribute, named): (Option<Value>, Option<Value>, Kwargs) = from_args(&arguments)?;
     let separator = separator.or(named.get("d")?).filter(|value| !value.is_none()).unwrap_or_default();
@@ -62,7 +61,7 @@ fn join(value: &Value, arguments: Rest<Value>) -> Result<String, Error> {
     Ok(text)
 }
 
-/// Python's `dict` of nothing, of a dictionary or of a list of pairs, with more keys.
+/// Implements Python's `dict` of nothing, of a dictionary or of a list of pairs, with more keys.
 pub(super) fn dict(arguments: Rest<Value>) -> Result<Value, Error> {
     let (first, more): (Option<Value>, Kwargs) = from_args(&arguments)?;
     let mut pairs: Vec<(Value, Value)> = Vec::new();
@@ -83,7 +82,7 @@ pub(super) fn dict(arguments: Rest<Value>) -> Result<Value, Error> {
     Ok(Value::from_iter(pairs))
 }
 
-/// Jinja's `int(default=0)`: the default for a value that is not a number.
+/// Implements Jinja's `int(default=0)`: the default for a value that is not a number.
 fn int(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let (default, named): (Option<Value>, Kwargs) = from_args(arguments)?;
     let default = default.or(named.get("default")?).unwrap_or_else(|| 0.into());
@@ -105,7 +104,7 @@ fn int(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     }
 }
 
-/// Jinja's `float(default=0.0)`.
+/// Implements Jinja's `float(default=0.0)`.
 fn float(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     let (default, named): (Option<Value>, Kwargs) = from_args(arguments)?;
     let default = default.or(named.get("default")?).unwrap_or_else(|| 0.0.into());
@@ -119,7 +118,7 @@ fn float(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
     Ok(number.map_or(default, Value::from))
 }
 
-/// Jinja's `indent(width=4, first=False, blank=False)`.
+/// Implements Jinja's `indent(width=4, first=False, blank=False)`.
 fn indent(text: &str, arguments: &[Value]) -> Result<String, Error> {
     let (width, first, blank, named): (Option<Value>, Option<bool>, Option<bool>, Kwargs) = from_args(arguments)?;
     let width = width.or(named.get("width")?);
@@ -151,7 +150,7 @@ fn indent(text: &str, arguments: &[Value]) -> Result<String, Error> {
     Ok(indented)
 }
 
-/// The function `raise_exception` of transformers.
+/// Implements the function `raise_exception` of transformers.
 pub(super) fn raise_exception(message: &Value) -> Result<Value, Error> {
     let mut message = to_str(message)?.into_owned();
     if let Some((end, _)) = message.char_indices().nth(10_000) {

@@ -1,15 +1,15 @@
-//! `{% generation %}` blocks, which the engine does not know: their tags become those of a `{% filter %}` that writes the body
-//! between marks, around a `{% with %}` that ends the scope of what the body sets.
+//! Translates `{% generation %}` blocks, which the engine does not know. Their tags become those of a `{% filter %}` that writes the body between
+//! marks, around a `{% with %}` that ends the scope of what the body sets.
 //!
-//! As the body of a `{% call %}`, which it is in transformers, it would not see every variable: the engine (minijinja 2.24)
-//! does not find those that are only sliced, only assigned to (`{% set ns.a = b %}`), or `loop` where a loop begins.
+//! As the body of a `{% call %}`, which transformers uses, it would not see every variable: the engine (minijinja 2.24) does not find those that are
+//! only sliced, only assigned to (`{% set ns.a = b %}`), or `loop` at the beginning of a loop.
 //!
 //! Reads the source as Jinja's lexer does (texts, comments, raw blocks, strings inside tags), so that only real tags
 //! change; lines keep their numbers. Not supported: custom delimiters, which no chat template has.
 
 use crate::text_marks::{BLOCK_END, BLOCK_START};
 
-/// The filter that `{% generation %}` becomes.
+/// The filter that replaces `{% generation %}`.
 pub(super) const FILTER: &str = "firebrick_generation";
 
 /// Writes the body of a block between marks.
@@ -17,14 +17,14 @@ pub(super) fn generation(body: &str) -> String {
     format!("{BLOCK_START}{body}{BLOCK_END}")
 }
 
-/// The source for the engine, and whether it has generation blocks.
+/// Returns the source for the engine, and whether it has generation blocks.
 pub(super) fn rewrite(source: &str) -> (String, bool) {
     let mut text = String::with_capacity(source.len() + 256);
     let (mut has_blocks, mut rest) = (false, source);
     while let Some(start) = next_tag(rest) {
         text.push_str(&rest[..start]);
         rest = &rest[start..];
-        // A tag without an end: the engine reports it with the line.
+        // If a tag has no end, the engine reports it with the line.
         let Some(length) = tag_length(rest) else { break };
         let (tag, after) = rest.split_at(length);
         rest = after;
@@ -51,7 +51,7 @@ fn next_tag(text: &str) -> Option<usize> {
     text.as_bytes().windows(2).position(|two| two[0] == b'{' && matches!(two[1], b'%' | b'{' | b'#'))
 }
 
-/// Bytes of the tag at the start of `rest`, its end included. Ends inside strings and brackets do not count.
+/// Returns the length in bytes of the tag at the start of `rest`, its end included. Ends inside strings and brackets do not count.
 fn tag_length(rest: &str) -> Option<usize> {
     let end = match &rest[..2] {
         "{#" => return rest[2..].find("#}").map(|end| end + 4),
@@ -78,13 +78,13 @@ fn tag_length(rest: &str) -> Option<usize> {
     None
 }
 
-/// The whole inside of a `{% %}` tag, without the signs that trim around it; empty for other tags.
+/// Returns the inside of a `{% %}` tag, without the signs that trim around it; empty for other tags.
 fn keyword(tag: &str) -> &str {
     let inside = tag.strip_prefix("{%").and_then(|tag| tag.strip_suffix("%}")).unwrap_or_default();
     inside.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim()
 }
 
-/// Bytes before the tag that ends a raw block; all bytes if there is none.
+/// Returns the number of bytes before the tag that ends a raw block; the whole length if there is none.
 fn raw_length(text: &str) -> usize {
     let mut from = 0;
     while let Some(at) = text[from..].find("{%").map(|at| from + at) {

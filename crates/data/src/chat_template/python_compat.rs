@@ -1,7 +1,7 @@
 //! The Python behavior that chat templates rely on: `json.dumps`, `datetime.now().strftime`, `str` and `repr`.
 //!
-//! Not supported: the local time zone (dates are UTC, so that two machines render the same prompt), locales other than
-//! English, and integers beyond 64 bits.
+//! Not supported: the local time zone (dates are UTC, so that two machines render the same prompt), locales other than English, and integers beyond
+//! 64 bits.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ const MAX_DEPTH: usize = 256;
 /// Maximum bytes of a text that a filter or a method builds.
 const MAX_VALUE_BYTES: usize = 128 << 20;
 
-/// Error: a text of this many bytes is too large.
+/// Refuses a text of this many bytes if it is too large.
 pub(super) fn check_size(bytes: usize) -> Result<(), Error> {
     if bytes <= MAX_VALUE_BYTES {
         return Ok(());
@@ -25,7 +25,7 @@ pub(super) fn check_size(bytes: usize) -> Result<(), Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
-/// The template filter `tojson`: Python's `json.dumps` with `ensure_ascii=False`, not Jinja's HTML-safe filter.
+/// Implements the template filter `tojson`: Python's `json.dumps` with `ensure_ascii=False`, not Jinja's HTML-safe filter.
 pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
     let failed = |message: String| Error::new(ErrorKind::InvalidOperation, format!("tojson: {message}"));
     let ensure_ascii = arguments.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
@@ -58,8 +58,8 @@ pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
     Ok(Value::from(writer.text))
 }
 
-/// Python's `str` of a value: a string unchanged, everything else as its `repr`. Undefined is empty, as in Jinja.
-/// Errors: the value is too deep or too large.
+/// Returns Python's `str` of a value: a string unchanged, everything else as its `repr`. Undefined is empty, as in Jinja. Errors: the value is too
+/// deep or too large.
 pub(super) fn to_str(value: &Value) -> Result<Cow<'_, str>, Error> {
     if let Some(text) = value.as_str() {
         return Ok(Cow::Borrowed(text));
@@ -93,7 +93,7 @@ fn repr_string(string: &str, text: &mut String) {
     text.push(quote);
 }
 
-/// Python's `str.isprintable`, except for unassigned code points.
+/// Implements Python's `str.isprintable`, except for unassigned code points.
 fn is_printable(character: char) -> bool {
     let hidden = character.is_control()
         || (character.is_whitespace() && character != ' ')
@@ -102,8 +102,7 @@ fn is_printable(character: char) -> bool {
     !hidden
 }
 
-/// Python's `repr` of a float: the fewest digits that round-trip; exponents of at least two digits from 1e16 and below
-/// 1e-4.
+/// Returns Python's `repr` of a float: the fewest digits that round-trip; exponents of at least two digits from 1e16 and below 1e-4.
 fn repr_float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();
@@ -124,7 +123,7 @@ fn repr_float(value: f64) -> String {
 
 /// Writes values as `repr` or as `json.dumps` does.
 struct ValueWriter {
-    /// `None`: as `repr`.
+    /// `None` writes like `repr`.
     json: Option<JsonStyle>,
     item_separator: String,
     key_separator: String,
@@ -138,7 +137,7 @@ struct JsonStyle {
 }
 
 impl ValueWriter {
-    /// Errors: the value is too deep or too large, or has a key that JSON does not allow.
+    /// Writes a value. Errors: it is too deep or too large, or has a key that JSON does not allow.
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deeply to be written"));
@@ -200,7 +199,7 @@ impl ValueWriter {
         Ok(())
     }
 
-    /// The text before an item.
+    /// Writes the text that precedes an item.
     fn before(&mut self, index: usize, depth: usize) {
         if index > 0 {
             self.text.push_str(&self.item_separator);
@@ -244,8 +243,7 @@ impl ValueWriter {
     }
 }
 
-/// `datetime.strftime` of a moment in UTC, in seconds since 1970. Errors: an unknown directive, or a moment outside the
-/// calendar.
+/// Implements `datetime.strftime` for a moment in UTC, in seconds since 1970. Errors: an unknown directive, or a moment outside the calendar.
 pub(super) fn strftime(format: &str, unix_seconds: i64) -> Result<String, Error> {
     let failed = |message: String| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {message}"));
     let moment = DateTime::from_timestamp(unix_seconds, 0).ok_or_else(|| failed("date out of range".to_owned()))?;

@@ -1,8 +1,7 @@
-//! The methods of Python's strings, lists and dictionaries, for templates that call them.
+//! Python's methods of strings, lists and dictionaries, for templates that call them.
 //!
-//! Written against Python's behavior (checked by the goldens), because `pycompat` of minijinja-contrib counts bytes where
-//! Python counts characters and lacks half of the methods. Not supported: methods that modify a value, which the sandbox
-//! of transformers forbids too, and locales.
+//! Written to match Python (checked by the goldens), because `pycompat` of minijinja-contrib counts bytes where Python counts characters and lacks
+//! half of the methods. Not supported: methods that modify a value, which the sandbox of transformers forbids too, and locales.
 
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, FormatStyle, State, Value, format_filter};
@@ -117,7 +116,7 @@ pub(crate) fn capitalize(text: &str) -> String {
     first + &characters.as_str().to_lowercase()
 }
 
-/// `str.title`: a letter after anything but a letter is upper case, every other letter lower case.
+/// Implements `str.title`: a letter after anything but a letter becomes upper case, every other letter lower case.
 fn title(text: &str) -> String {
     let mut titled = String::with_capacity(text.len());
     let mut inside = false;
@@ -144,7 +143,7 @@ fn swap_case(text: &str) -> String {
     swapped
 }
 
-/// `strip`, `lstrip` and `rstrip`, of white space or of a set of characters.
+/// Implements `strip`, `lstrip` and `rstrip`, of white space or of a set of characters.
 fn strip(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (set,): (Option<&str>,) = from_args(args)?;
     let strips = |character: char| set.map_or_else(|| is_space(character), |set| set.contains(character));
@@ -177,7 +176,7 @@ fn split(text: &str, args: &[Value], from_right: bool) -> Result<Value, Error> {
     Ok(parts.into_iter().map(Value::from).collect::<Vec<_>>().into())
 }
 
-/// `split` without a separator: runs of white space, none at the ends.
+/// Implements `split` without a separator: splits at runs of white space, ignoring those at the ends.
 fn split_space(text: &str, most: Option<usize>, from_right: bool) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut rest = text.trim_matches(is_space);
@@ -257,7 +256,7 @@ fn join(separator: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(text.into())
 }
 
-/// `startswith` and `endswith` with one string or several.
+/// Implements `startswith` and `endswith` with one string or several.
 fn affix(args: &[Value], holds: impl Fn(&str) -> bool) -> Result<Value, Error> {
     let (affix,): (&Value,) = from_args(args)?;
     if let Some(affix) = affix.as_str() {
@@ -284,7 +283,7 @@ fn partition(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(parts.into_iter().map(Value::from).collect::<Vec<_>>().into())
 }
 
-/// `find`, `rfind`, `index` and `rindex`, in characters.
+/// Implements `find`, `rfind`, `index` and `rindex`, in characters.
 fn find(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (what, start): (&str, Option<usize>) = from_args(args)?;
     let skipped = text.char_indices().nth(start.unwrap_or(0)).map_or(text.len(), |(byte, _)| byte);

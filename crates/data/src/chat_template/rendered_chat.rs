@@ -1,5 +1,5 @@
-//! A conversation as values of the template engine, prepared as in transformers (without nulls, reasoning under each of its
-//! names), plain and with marks around its contents.
+//! A conversation as values of the template engine, prepared as in transformers (nulls removed, reasoning under each of its names), plain and with
+//! marks around its contents.
 //!
 //! Trade-off: a message that contains the marks itself is not marked.
 
@@ -40,7 +40,7 @@ impl<'a> RenderedChat<'a> {
         rendered.map_err(|error| self.explain_ids(error))
     }
 
-    /// Mistral's templates demand ids of nine characters, which OpenAI's `call_...` do not have: adds what to do.
+    /// Adds advice if ids are the problem: Mistral's templates demand nine characters, which OpenAI's `call_...` do not have.
     fn explain_ids(&self, error: DataError) -> DataError {
         let DataError::TemplateFailed { roles, mut reason } = error else { return error };
         let source: String = self.template.source().split_whitespace().collect();
@@ -67,17 +67,16 @@ impl<'a> RenderedChat<'a> {
 }
 
 impl ChatTemplate {
-    /// Renders a conversation as `apply_chat_template(..., tokenize=False)` of transformers does, after the default
-    /// system prompt if it has no system message. `add_generation_prompt` appends the text that precedes an assistant's
-    /// answer. Errors: the template refuses the messages (an unknown role, two users in a row, ...), takes too long or
-    /// writes too much.
+    /// Renders a conversation as `apply_chat_template(..., tokenize=False)` of transformers does, after the default system prompt if it has no system
+    /// message. `add_generation_prompt` appends the text that precedes an assistant's answer. Errors: the template refuses the messages (an unknown
+    /// role, two users in a row, ...), takes too long or writes too much.
     pub fn render(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, DataError> {
         let chat = chat.clone().with_system(self.system_prompt());
         let rendered_chat = RenderedChat::new(self, &chat);
         Ok(rendered_chat.render(&rendered_chat.plain, add_generation_prompt)?.0)
     }
 
-    /// Whether the text of a conversation depends on the date.
+    /// Returns whether the text of a conversation depends on the date.
     pub fn writes_date(&self, chat: &Chat) -> bool {
         // A Thursday in January and a Sunday in September.
         let [first, second] = [0, 1_000_000_000].map(|unix_seconds| {
@@ -89,7 +88,7 @@ impl ChatTemplate {
     }
 }
 
-/// Whether the tool calls of a message, or the call that it answers, have ids of nine letters or digits.
+/// Returns whether the tool calls of a message, or the call that it answers, have ids of nine letters or digits.
 fn has_ids_of_nine(turn: &Turn) -> bool {
     let is_id = |id: Option<&Json>| {
         let id = id.and_then(Json::as_str).unwrap_or_default();
@@ -99,7 +98,7 @@ fn has_ids_of_nine(turn: &Turn) -> bool {
     calls.all(|call| is_id(call.get("id"))) && (turn.role() != "tool" || is_id(turn.message.get("tool_call_id")))
 }
 
-/// A message as a value of the engine, with another content if one is given.
+/// Converts a message to a value of the engine, with another content if one is given.
 fn to_value(message: &Map<String, Json>, content: Option<&str>) -> Value {
     let mut pairs: Vec<(Value, Value)> = Vec::with_capacity(message.len() + 2);
     let reasoning = REASONING.iter().find_map(|key| message.get(*key).filter(|value| !value.is_null()));

@@ -1,4 +1,4 @@
-//! A compiled chat template: messages in, the exact text that the model was trained on out.
+//! A compiled chat template. It turns messages into the exact text that the model was trained on.
 //!
 //! Runs Jinja templates as transformers 5 runs them: block trimming, loop controls, `{% generation %}` blocks, tools,
 //! documents, `raise_exception`, `strftime_now`, Python's methods and `tojson`. Keys of a message that are null are left
@@ -26,7 +26,7 @@ const NAME: &str = "chat_template";
 /// The names of a message's reasoning. A template reads one of them.
 pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// What a template gets where a conversation does not say otherwise.
+/// Values that a template receives unless a conversation overrides them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct TemplateDefaults {
     /// Variables (`enable_thinking`, for example): `chat_template_kwargs` of transformers.
@@ -64,15 +64,15 @@ impl ChatTemplate {
         Ok(Self { environment, source, special_tokens, marks_generation, uses_date, defaults, skeletons })
     }
 
-    /// Fixes the date that `strftime_now` returns, in seconds since 1970 UTC. By default it is the time of loading. A run
-    /// that is resumed on another day must set the date of its start, or its prompts change.
+    /// Fixes the date that `strftime_now` returns, in seconds since 1970 UTC. By default it is the time of loading. A run that is resumed on another
+    /// day must set the date of its start, or its prompts change.
     pub fn set_date(&mut self, unix_seconds: i64) {
         let environment = Arc::make_mut(&mut self.environment);
         environment.add_function("strftime_now", move |format: &str| strftime(format, unix_seconds));
         self.skeletons.clear();
     }
 
-    /// Sets what conversations get that do not say otherwise.
+    /// Sets the defaults of conversations.
     pub(crate) fn set_defaults(&mut self, defaults: &TemplateDefaults) {
         self.defaults = defaults.clone();
         self.skeletons.clear();
@@ -82,12 +82,12 @@ impl ChatTemplate {
         self.defaults.system_prompt.as_deref()
     }
 
-    /// Whether the template reads the date, so that [`ChatTemplate::set_date`] matters.
+    /// Returns whether the template reads the date, so that [`ChatTemplate::set_date`] matters.
     pub fn uses_date(&self) -> bool {
         self.uses_date
     }
 
-    /// The source of the template.
+    /// Returns the source of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -96,14 +96,13 @@ impl ChatTemplate {
         &self.skeletons
     }
 
-    /// Whether the template marks the assistant's text with `{% generation %}` blocks.
+    /// Returns whether the template marks the assistant's text with `{% generation %}` blocks.
     pub(crate) fn marks_generation(&self) -> bool {
         self.marks_generation
     }
 
-    /// Renders messages with some `variables` and more `arguments` (`enable_thinking`, for example), which take precedence
-    /// over special tokens; the whole conversation has about `bytes` bytes. Returns the text and the byte ranges that
-    /// came from `{% generation %}` blocks.
+    /// Renders messages with some `variables` and more `arguments` (`enable_thinking`, for example), which take precedence over special tokens; the
+    /// whole conversation has about `bytes` bytes. Returns the text and the byte ranges that came from `{% generation %}` blocks.
     pub(super) fn render_values(
         &self,
         messages: &[Value],
@@ -130,7 +129,7 @@ impl ChatTemplate {
 
 const NO_MESSAGE: &str = "no message at all";
 
-/// The role, and whether the content that templates read is absent.
+/// Returns the role, and whether the content that templates read is absent.
 fn describe(message: &Value) -> String {
     let role = message.get_attr("role").unwrap_or_default();
     let without = message.get_attr("content").is_ok_and(|content| content.is_undefined());

@@ -1,4 +1,4 @@
-//! Where a tokenizer's chat templates are stored and which of several applies, as in transformers.
+//! Finds a tokenizer's chat templates and chooses the one that applies, as in transformers.
 //!
 //! `chat_template.jinja` and `additional_chat_templates/*.jinja` take precedence over the key in `tokenizer_config.json`,
 //! which takes precedence over `chat_template.json`. Not supported: templates of image processors.
@@ -16,7 +16,7 @@ use super::template::{ChatTemplate, TemplateDefaults};
 use crate::error::DataError;
 
 const DEFAULT: &str = "default";
-/// The template for conversations with tools, if there is one of this name.
+/// The name of the template for conversations with tools.
 const TOOL_USE: &str = "tool_use";
 
 /// A chat template to use instead of the tokenizer's default.
@@ -64,7 +64,7 @@ impl TemplateSet {
         Ok(set)
     }
 
-    /// The template for a conversation with or without tools.
+    /// Returns the template for a conversation with or without tools.
     pub(crate) fn get(&self, has_tools: bool) -> Option<&ChatTemplate> {
         self.tool_use.as_ref().filter(|_| has_tools).or(self.default.as_ref())
     }
@@ -93,7 +93,7 @@ impl TemplateSet {
         Ok(())
     }
 
-    /// Gives the templates the date and the defaults, which changed.
+    /// Passes the changed date and defaults to the templates.
     pub(crate) fn apply(&mut self) {
         for template in self.default.iter_mut().chain(&mut self.tool_use) {
             template.set_date(self.date);
@@ -101,7 +101,7 @@ impl TemplateSet {
         }
     }
 
-    /// The built-in template that a name means; `None` if the tokenizer has one of this name.
+    /// Returns the built-in template of this name; `None` if the tokenizer has one of this name.
     pub(crate) fn built_in(&self, name: &str) -> Option<&'static BuiltIn> {
         BuiltIn::named(name).filter(|_| !self.sources.contains_key(name))
     }
@@ -123,7 +123,7 @@ impl TemplateSet {
     }
 }
 
-/// The text of a file; the error names the line that is not UTF-8.
+/// Reads the text of a file; the error names the line that is not UTF-8.
 fn read_text(path: &Path) -> IoResult<String> {
     String::from_utf8(read(path)?).map_err(|error| {
         let line =
@@ -132,7 +132,7 @@ fn read_text(path: &Path) -> IoResult<String> {
     })
 }
 
-/// Templates in separate files.
+/// Reads templates in separate files.
 fn files(dir: &Path) -> Result<BTreeMap<String, (String, PathBuf)>, DataError> {
     let mut sources = BTreeMap::new();
     let path = dir.join(CHAT_TEMPLATE_FILE);
@@ -160,7 +160,7 @@ fn files(dir: &Path) -> Result<BTreeMap<String, (String, PathBuf)>, DataError> {
     Ok(sources)
 }
 
-/// Templates in JSON: a string, or a list of named ones.
+/// Reads templates in JSON: a string, or a list of named ones.
 fn named(value: Option<&Json>, path: &Path) -> BTreeMap<String, (String, PathBuf)> {
     let entry = |name: &str, source: &Json| Some((name.to_owned(), (source.as_str()?.to_owned(), path.to_owned())));
     match value {

@@ -1,17 +1,17 @@
-//! Diagnoses as bytes that are stored with the tokens in the cache.
+//! Serializes diagnoses to bytes that are stored with the tokens in the cache.
 //!
-//! Files are stored by their index in the source, not by their name: a report that is read after files were moved uses
-//! their current names. Trade-off: JSON rather than a compact format, because the report is small.
+//! Files are stored by their index in the source, not by name: a report that is read after files were moved uses their current names. Trade-off: JSON
+//! rather than a compact format, because the report is small.
 
 use std::path::{Path, PathBuf};
 
 use crate::diagnose::Diagnosis;
 
-/// Version of the stored report, part of the cache's key. Raised when the fields of [`Diagnosis`] or their meaning change.
+/// Version of the stored report, part of the cache's key. Incremented when the fields of [`Diagnosis`] or their meaning change.
 pub(super) const VERSION: [u8; 1] = [6];
 
-/// `dropped` are the hashes of the records that gave nothing, `files` the names of each source's files. Panics if a
-/// place is not in a file of its source.
+/// Serializes a report. `dropped` are the hashes of the records that gave nothing, `files` the names of each source's files. Panics if a place is not
+/// in a file of its source.
 pub(super) fn to_bytes(diagnoses: Vec<Diagnosis>, dropped: Vec<u64>, files: &[Vec<String>]) -> Vec<u8> {
     let numbered: Vec<Diagnosis> = diagnoses
         .into_iter()
@@ -22,7 +22,7 @@ pub(super) fn to_bytes(diagnoses: Vec<Diagnosis>, dropped: Vec<u64>, files: &[Ve
     serde_json::to_vec(&(numbered, dropped)).expect("numbers and strings are always valid JSON")
 }
 
-/// `None` if the bytes are not a report of sources with these files.
+/// Parses a report; `None` if the bytes are not a report of sources with these files.
 pub(super) fn from_bytes(bytes: &[u8], files: &[Vec<String>]) -> Option<(Vec<Diagnosis>, Vec<u64>)> {
     let (diagnoses, dropped): (Vec<Diagnosis>, Vec<u64>) = serde_json::from_slice(bytes).ok()?;
     if diagnoses.len() != files.len() {
@@ -34,7 +34,7 @@ pub(super) fn from_bytes(bytes: &[u8], files: &[Vec<String>]) -> Option<(Vec<Dia
     Some((diagnoses.into_iter().zip(files).map(named).collect::<Option<_>>()?, dropped))
 }
 
-/// The index of a file, as a path.
+/// Returns the index of a file, as a path.
 fn number(path: &Path, files: &[String]) -> PathBuf {
     match files.iter().position(|name| path == Path::new(name)) {
         Some(number) => number.to_string().into(),

@@ -1,7 +1,7 @@
-//! Which rows each micro-batch has: the sequence that all ranks share, divided into batches, ranks and workers.
+//! Assigns rows to micro-batches: the sequence that all ranks share, divided into batches, ranks and workers.
 //!
-//! A cursor counts rows, not batches, so that a run can resume with other batch sizes. Everything is computed from the position, so skipping to any batch costs only the order of its epoch. Trade-off: a batch
-//! at the end of an epoch contains rows of the next one.
+//! A cursor counts rows, not batches, so that a run can resume with other batch sizes. Everything is computed from the position, so skipping to any
+//! batch costs only the order of its epoch. Trade-off: a batch at the end of an epoch contains rows of the next one.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct Cursor {
     pub row: u64,
 }
 
-/// How rows become micro-batches.
+/// Options that determine how rows become micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoaderConfig {
     /// Rows per micro-batch and rank.
@@ -41,7 +41,7 @@ pub struct LoaderConfig {
 }
 
 impl LoaderConfig {
-    /// Micro-batches (each over all ranks) in `epochs` epochs of `rows` rows.
+    /// Counts the micro-batches (each over all ranks) in `epochs` epochs of `rows` rows.
     pub fn micro_batches(&self, rows: u64, epochs: u64) -> u64 {
         (rows * epochs).div_ceil(self.rows_of_all_ranks())
     }

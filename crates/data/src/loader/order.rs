@@ -1,9 +1,8 @@
-//! The order in which an epoch shows its rows. It depends on seed and epoch alone, so a cursor is all that resuming needs.
+//! The order of the rows in an epoch. It depends only on seed and epoch, so resuming needs only a cursor.
 //!
-//! Rows of different lengths are shuffled first, then sorted by length within windows of 64 groups, and the groups of a
-//! window are shuffled again: a batch within a group needs little padding, and lengths do not ascend over a window. The
-//! order does not depend on the batch size or the number of ranks, so a run can resume with others. Trade-off: batches may
-//! straddle two groups, and an order takes 4 bytes per row, for up to two epochs.
+//! Rows of different lengths are shuffled first, then sorted by length within windows of 64 groups, and the groups of a window are shuffled again: a
+//! batch within a group needs little padding, and lengths do not ascend over a window. The order does not depend on the batch size or the number of
+//! ranks, so a run can resume with others. Trade-off: batches may straddle two groups, and an order takes 4 bytes per row, for up to two epochs.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,9 +12,9 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::pack::PackedDataset;
 
-/// Groups that are sorted together.
+/// Number of groups that are sorted together.
 const WINDOW_GROUPS: usize = 64;
-/// Orders that are kept: at the end of an epoch batches contain rows of the next one.
+/// Number of orders that are kept: at the end of an epoch batches contain rows of the next one.
 const MAX_ORDERS: usize = 2;
 
 /// The orders of the current epochs, shared by the threads that build batches.
@@ -35,7 +34,7 @@ impl EpochOrders {
         &self.dataset
     }
 
-    /// The rows of an epoch in their order. Concurrent callers wait while one of them computes it.
+    /// Returns the rows of an epoch in their order. Concurrent callers wait while one of them computes it.
     pub(super) fn get(&self, epoch: u64) -> Arc<[u32]> {
         // A panic in here leaves the list valid.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,7 +60,7 @@ impl EpochOrders {
     }
 }
 
-/// A permutation of `0..rows` from seed and epoch.
+/// Returns a permutation of `0..rows` that depends on seed and epoch.
 fn shuffled(rows: usize, seed: u64, epoch: u64) -> Vec<u32> {
     let mut order: Vec<u32> = (0..rows as u32).collect();
     shuffle(&mut order, &mut random(seed, 0, epoch));
@@ -72,7 +71,7 @@ fn shuffled(rows: usize, seed: u64, epoch: u64) -> Vec<u32> {
 fn group_by_length(order: &mut [u32], group: usize, length: impl Fn(u32) -> usize, seed: u64, epoch: u64) {
     let mut random = random(seed, 1, epoch);
     for window in order.chunks_mut(WINDOW_GROUPS * group) {
-        // Stable: equally long rows stay shuffled.
+        // The sort is stable, so equally long rows stay shuffled.
         window.sort_by_cached_key(|&row| length(row));
         let mut places: Vec<u32> = (0..(window.len() / group) as u32).collect();
         shuffle(&mut places, &mut random);
@@ -83,7 +82,7 @@ fn group_by_length(order: &mut [u32], group: usize, length: impl Fn(u32) -> usiz
     }
 }
 
-/// Random numbers for one `purpose` in an epoch.
+/// Returns the generator for one `purpose` in an epoch.
 fn random(seed: u64, purpose: u8, epoch: u64) -> ChaCha8Rng {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -93,8 +92,8 @@ fn random(seed: u64, purpose: u8, epoch: u64) -> ChaCha8Rng {
     random
 }
 
-/// The Fisher-Yates shuffle. Written here because a library's shuffle may change with its version, and a run must resume
-/// after an update.
+/// Shuffles by the Fisher-Yates algorithm. Not taken from a library, whose shuffle may change with its version: a run must be resumable after an
+/// update.
 fn shuffle(order: &mut [u32], random: &mut ChaCha8Rng) {
     for last in (1..order.len()).rev() {
         // The high half of the product is uniform in 0..=last, except for 1 part in 2^32.

@@ -10,7 +10,7 @@ use crate::record_format::{Chat, Turn};
 use crate::selection::ASSISTANT;
 use crate::skeleton::{Part, Skeleton};
 
-/// The skeleton of a conversation; `None` if its messages are more than texts, or the template has none.
+/// Returns the skeleton of a conversation; `None` if its messages are more than texts, or the template has no skeleton.
 pub(super) fn skeleton_of(rendered_chat: &RenderedChat<'_>) -> Option<Arc<Skeleton>> {
     rendered_chat.template.skeletons().get_or_learn(rendered_chat.chat, || learn(rendered_chat))
 }
@@ -26,7 +26,7 @@ fn learn(rendered_chat: &RenderedChat<'_>) -> Option<Skeleton> {
     let (mut parts, mut at) = (Vec::new(), 0);
     for (index, position) in positions.iter().enumerate() {
         let Some(content) = position else {
-            // Written twice or not completely: a comparison cannot locate it.
+            // Written twice or incompletely, so a comparison cannot locate it.
             if written[index] {
                 return None;
             }
@@ -57,7 +57,7 @@ mod tests {
         ChatTemplate::new(source, "chat_template.jinja".as_ref(), tokens.into()).unwrap()
     }
 
-    /// The spans by comparison and by marks.
+    /// Returns the spans found by comparison and those found by marks.
     fn both(template: &ChatTemplate, chat: &Chat) -> (Option<Vec<Span>>, Vec<Span>) {
         let rendered_chat = RenderedChat::new(template, chat);
         let (text, _) = rendered_chat.render(&rendered_chat.plain, false).unwrap();
@@ -77,7 +77,7 @@ mod tests {
     fn comparison_and_marks_give_the_same_spans() {
         let trimmed = TEMPLATE.replace("message.content", "message.content | trim");
         assert_ne!(trimmed, TEMPLATE);
-        // The last answer has another header than the others.
+        // The header of the last answer differs from that of the others.
         let last = "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' and loop.last %}<think>\n\n\
             </think>\n\n{% endif %}{{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}";
         for source in [TEMPLATE, &trimmed, last] {

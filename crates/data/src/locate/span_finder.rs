@@ -1,6 +1,6 @@
 //! Locates the text of messages in a rendered conversation by rendering it again with marks, or by comparing prefixes.
 //!
-//! Trade-off: up to three more renders per conversation. Conversations of texts alone use skeletons instead.
+//! Trade-off: up to three more renders per conversation. Conversations that consist only of texts use skeletons instead.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,11 +17,11 @@ use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END, common_prefix, fin
 /// Characters that a message header may end with.
 const HEADER_END: [char; 4] = ['>', ']', ':', '\n'];
 
-/// The range of each message's content in a text, where it is known.
+/// The range of each message's content in a text, if known.
 pub(super) type Positions = Vec<Option<Range<usize>>>;
 
-/// Removes the marks and returns the byte range between those of each of `turns` messages. A content that is written
-/// twice or not completely has no range. The last value tells which messages are written at all.
+/// Removes the marks and returns the byte range between those of each of `turns` messages. A content that is written twice or incompletely has no
+/// range. The last value tells which messages are written at all.
 fn take_marks(marked: &str, turns: usize) -> (String, Positions, Vec<bool>) {
     let mut text = String::with_capacity(marked.len());
     let (mut starts, mut ends) = (vec![Vec::new(); turns], vec![Vec::new(); turns]);
@@ -53,12 +53,11 @@ pub(super) struct SpanFinder<'a> {
     rendered_chat: &'a RenderedChat<'a>,
     /// The rendered conversation.
     text: &'a str,
-    /// The marked messages, the ranges of their contents, and whether each is written; `None` where marks change the
-    /// output of the template.
+    /// The marked messages, the ranges of their contents, and whether each is written; `None` if marks change the output of the template.
     pub(super) marks: Option<(Vec<Value>, Positions, Vec<bool>)>,
-    /// What the template writes after a message of a role and before an answer.
+    /// The text between a message of a role and an answer.
     prompts: RefCell<HashMap<&'a str, String>>,
-    /// What it writes after an answer without tool calls.
+    /// The text after an answer without tool calls.
     closing: RefCell<Option<String>>,
 }
 
@@ -76,19 +75,19 @@ impl<'a> SpanFinder<'a> {
         self.marks.as_ref()?.1.get(index)?.clone()
     }
 
-    /// Where the content of an answer ends, if only the end of the turn comes after it.
+    /// Returns the end of an answer's content, if only the end of the turn follows it.
     pub(super) fn content_end(&self, index: usize) -> Option<usize> {
         self.position(index).filter(|_| !self.calls_tools(index)).map(|content| content.end)
     }
 
-    /// The messages with a text of which the template writes nothing; none if marks change its output.
+    /// Returns the messages with a text that the template does not write at all; none if marks change its output.
     pub(super) fn ignored(&self) -> Vec<usize> {
         let Some((_, _, written)) = &self.marks else { return Vec::new() };
         let turns = self.rendered_chat.chat.turns.iter().zip(written).enumerate();
         turns.filter(|(_, (turn, written))| !**written && trimmed(turn).is_some()).map(|(index, _)| index).collect()
     }
 
-    /// What the assistant writes in message `index`: from the end of the generation prompt to the end of its turn.
+    /// Locates the assistant's text in message `index`: from the end of the generation prompt to the end of its turn.
     pub(super) fn assistant(&self, index: usize) -> Result<Range<usize>, DataError> {
         let found = match self.start(index)? {
             Some(start) => self.end(index, start)?.filter(|&end| start <= end).map(|end| start..end),
@@ -97,7 +96,7 @@ impl<'a> SpanFinder<'a> {
         found.map_or_else(|| self.by_prefixes(index), Ok)
     }
 
-    /// Where the generation prompt before message `index` ends.
+    /// Returns the end of the generation prompt before message `index`.
     fn start(&self, index: usize) -> Result<Option<usize>, DataError> {
         let own = self.position(index);
         if index == 0 {
@@ -127,12 +126,12 @@ impl<'a> SpanFinder<'a> {
         Ok(Some(before.end + common))
     }
 
-    /// The last message before `index` whose content is in the text.
+    /// Returns the last message before `index` whose content is in the text.
     fn anchor(&self, index: usize) -> Option<(usize, Range<usize>)> {
         (0..index).rev().find_map(|before| Some((before, self.position(before)?)))
     }
 
-    /// Where the turn ends: as far as the text agrees with the end of the conversation truncated after this message.
+    /// Returns the end of the turn: the text agrees that far with the end of the conversation truncated after this message.
     fn end(&self, index: usize, start: usize) -> Result<Option<usize>, DataError> {
         if index + 1 == self.rendered_chat.chat.turns.len() {
             return Ok(Some(self.text.len()));
@@ -155,8 +154,8 @@ impl<'a> SpanFinder<'a> {
             }
             return Ok(Some(content.end + common));
         }
-        // As the last turn it has another form. Either that form only begins with more (with reasoning, for example), or
-        // the text that ends a plain answer ends this turn too.
+        // As the last turn it has another form. Either that form only begins with more (with reasoning, for example), or the text that ends a plain
+        // answer ends this turn too.
         if let Some(name) = self.called_name(index)
             && let Some(length) = tail_that_starts(&closing, &self.text[start..])
             && self.text[start..start + length].contains(name)
@@ -168,7 +167,7 @@ impl<'a> SpanFinder<'a> {
         Ok(self.text.get(start..next).and_then(|turn| Some(start + turn.find(&closing)? + closing.len())))
     }
 
-    /// Whether the message has tool calls that the template writes, judging by the text after its content.
+    /// Returns whether the message has tool calls that the template writes, judging by the text after its content.
     fn calls_tools(&self, index: usize) -> bool {
         if !self.rendered_chat.chat.turns[index].message.contains_key("tool_calls") {
             return false;
@@ -180,13 +179,13 @@ impl<'a> SpanFinder<'a> {
         name.zip(after).is_none_or(|(name, after)| after.contains(name))
     }
 
-    /// The name in the first tool call of a message.
+    /// Returns the name in the first tool call of a message.
     fn called_name(&self, index: usize) -> Option<&str> {
         let call = self.rendered_chat.chat.turns[index].message.get("tool_calls")?.get(0)?;
         call.get("function").unwrap_or(call).get("name")?.as_str()
     }
 
-    /// What the template writes after a plain answer, without white space at the end; `None` if that is nothing.
+    /// Returns the text that the template writes after a plain answer, without white space at the end; `None` if it is empty.
     fn plain_closing(&self) -> Result<Option<String>, DataError> {
         let chat = Chat::new(&[("user", "question"), ("assistant", "answer")]);
         let rendered_chat = RenderedChat::new(self.rendered_chat.template, &chat);
@@ -196,16 +195,16 @@ impl<'a> SpanFinder<'a> {
         Ok(closing.filter(|closing| !closing.is_empty()))
     }
 
-    /// What follows the content of message `anchor` in the conversation truncated after message `last`.
+    /// Returns the text after the content of message `anchor` in the conversation truncated after message `last`.
     fn text_after(&self, last: usize, anchor: usize, prompt: bool) -> Result<Option<String>, DataError> {
         let Some((marked, _, _)) = &self.marks else { return Ok(None) };
-        // A template may refuse to end there.
+        // A template may refuse a conversation that ends there.
         let Ok((rendered, _)) = self.rendered_chat.render(&marked[..=last], prompt) else { return Ok(None) };
         let (text, positions, _) = take_marks(&rendered, marked.len());
         Ok(positions[anchor].as_ref().map(|content| text[content.end..].to_owned()))
     }
 
-    /// The span of an answer by whole prefixes: what rendering up to and including it adds to rendering up to it.
+    /// Locates an answer by whole prefixes: the text that is added when the rendering includes it.
     fn by_prefixes(&self, index: usize) -> Result<Range<usize>, DataError> {
         let messages = &self.rendered_chat.plain;
         let (before, _) = self.rendered_chat.render(&messages[..index], true)?;
@@ -219,12 +218,12 @@ impl<'a> SpanFinder<'a> {
         Ok(before.len()..with.len())
     }
 
-    /// The content of a message that is not the assistant's.
+    /// Returns the content of a message that is not the assistant's.
     pub(super) fn content(&self, index: usize) -> Result<Range<usize>, DataError> {
         self.position(index).ok_or_else(|| not_found(index, self.rendered_chat.chat))
     }
 
-    /// The generation blocks between the messages around an answer.
+    /// Returns the generation blocks between the messages around an answer.
     pub(super) fn blocks_of(&self, index: usize, blocks: &[Range<usize>]) -> Result<Vec<Range<usize>>, DataError> {
         let missing = || not_found(index, self.rendered_chat.chat);
         let from = if index == 0 { 0 } else { self.position(index - 1).ok_or_else(missing)?.end };
@@ -237,7 +236,7 @@ impl<'a> SpanFinder<'a> {
     }
 }
 
-/// Bytes of the longest end of `text` that `other` starts with, if there is one.
+/// Returns the length in bytes of the longest end of `text` that `other` starts with, if there is one.
 fn tail_that_starts(text: &str, other: &str) -> Option<usize> {
     text.char_indices().map(|(start, _)| &text[start..]).find(|tail| other.starts_with(tail)).map(str::len)
 }

@@ -1,8 +1,8 @@
-//! Which documents share a row, from their lengths alone.
+//! Decides which documents share a row, only from their lengths.
 //!
-//! Best-fit decreasing: the longest document first, each into the fullest row that still has room for it. It works on
-//! windows of the data (at least 4096 documents and 256 rows' worth of tokens), so that rows keep the approximate order
-//! of the data and time is linear. Trade-off: memory for one window and the table, 4 bytes per document and 4 per row.
+//! Best-fit decreasing: the longest document first, each into the fullest row that still has room for it. It works on windows of the data (at least
+//! 4096 documents and 256 rows' worth of tokens), so that rows keep the approximate order of the data and time is linear. Trade-off: memory for one
+//! window and the table, 4 bytes per document and 4 per row.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ const WINDOW_ROWS: usize = 256;
 pub(super) struct RowTable {
     /// Documents of the first row, ascending, then those of the second, and so on.
     documents: Vec<u32>,
-    /// Where each row ends in `documents`.
+    /// The end of each row in `documents`.
     ends: Vec<u32>,
 }
 
@@ -42,7 +42,7 @@ impl RowTable {
     fn push_window(&mut self, window: &mut Vec<(u32, u32)>, row_len: usize) {
         window.sort_unstable_by_key(|&(len, document)| (Reverse(len), document));
         let mut rows: Vec<Vec<u32>> = Vec::new();
-        // Space that is left and the row that has it.
+        // The remaining space, and the row that has it.
         let mut open = BTreeSet::new();
         for (len, document) in window.drain(..) {
             let tightest = open.range((len, 0)..).next().copied();
@@ -51,7 +51,7 @@ impl RowTable {
                 (row_len as u32, rows.len() - 1)
             });
             open.remove(&(room, row));
-            // A full row cannot hold more.
+            // A full row has no room for another document.
             if room > len {
                 open.insert((room - len, row));
             }
@@ -82,7 +82,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Pseudo-random numbers below 2^31, the same on every machine.
+    /// Returns pseudo-random numbers below 2^31, the same on every machine.
     pub(in super::super) fn random() -> impl Iterator<Item = usize> {
         let mut random = ChaCha8Rng::seed_from_u64(12_345);
         std::iter::repeat_with(move || (random.next_u64() >> 33) as usize)
@@ -92,7 +92,7 @@ pub(super) mod tests {
         random().map(|number| 1 + number % longest).take(count).collect()
     }
 
-    /// Lengths like those of conversations: their logarithms are normally distributed (Box-Muller method).
+    /// Returns lengths like those of conversations: their logarithms are normally distributed (Box-Muller method).
     fn log_normal(median: f64, sigma: f64) -> impl Iterator<Item = usize> {
         let mut uniform = random().map(|number| (number as f64 + 0.5) / f64::from(1_u32 << 31));
         std::iter::from_fn(move || {

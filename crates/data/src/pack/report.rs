@@ -1,4 +1,4 @@
-//! How long documents are and how well they fill rows, for the report before a run and for `inspect`.
+//! Statistics of document lengths and of how well documents fill rows, for the report before a run and for `inspect`.
 //!
 //! Trade-off: no quantiles. The histogram has steps of half an octave.
 
@@ -23,7 +23,7 @@ pub struct PackReport {
 }
 
 impl PackReport {
-    /// Loss tokens divided by tokens, 0 to 1.
+    /// Returns the loss tokens divided by tokens, 0 to 1.
     pub fn loss_share(&self) -> f64 {
         self.loss_tokens as f64 / self.tokens as f64
     }

@@ -54,18 +54,17 @@ pub struct Fields {
 /// Columns of a question, and of its answer, under the names that public sets use.
 const QUESTIONS: [&str; 5] = ["instruction", "question", "prompt", "query", "input"];
 const ANSWERS: [&str; 3] = ["output", "response", "answer"];
-/// What accompanies a question.
+/// Keys of text that accompanies a question.
 const INPUTS: [&str; 2] = ["input", "context"];
-/// Other words for known keys. They are suggested and never taken.
+/// Other words for known keys. They are suggested, never used.
 const OTHER_MESSAGES: [&str; 5] = ["conversation", "dialog", "dialogue", "chat", "turns"];
 const OTHER_QUESTIONS: [&str; 4] = ["task", "problem", "inputs", "user"];
 const OTHER_ANSWERS: [&str; 6] = ["completion", "solution", "target", "targets", "reply", "assistant"];
 const OTHER_TEXTS: [&str; 4] = ["text", "content", "body", "document"];
 
 impl Fields {
-    /// Where the record has no key with the names of instruction and output, and a question and an answer under other
-    /// common names, takes those: of several a key with a text, otherwise one with null. Names that the recipe gives stay.
-    /// Returns whether the record has both.
+    /// If the record lacks the keys named for instruction and output, takes a question and an answer under other common names: of several keys one
+    /// with a text, otherwise one with null. Names that the recipe gives stay. Returns whether the record has both.
     pub(super) fn take_common_pair(&mut self, fields: &Object) -> bool {
         let usual = Self::default();
         let first = |keys: &[&'static str]| {
@@ -80,15 +79,15 @@ impl Fields {
             (self.instruction, self.output) = (question.to_owned(), answer.to_owned());
             if self.input == usual.input {
                 let input = first(&INPUTS).filter(|&input| input != question).unwrap_or("input");
-                // A question that is called "input" has none of its own.
+                // A question named "input" has no separate input.
                 self.input = if input == question { "context" } else { input }.to_owned();
             }
         }
         fields.contains_key(&self.instruction) && fields.contains_key(&self.output)
     }
 
-    /// The line of a recipe that maps the keys of a record which are other words for known keys, or known keys in another
-    /// case. `None` if there are no such keys.
+    /// Returns the line of a recipe that maps the record's keys, if they are other words for known keys or known keys in another case. `None` if
+    /// there are no such keys.
     pub(super) fn suggestion(&self, fields: &Object) -> Option<String> {
         let is_cell = |value: &Json| value.is_null() || is_text(value);
         let has_turns = |value: &Json| value.as_array().is_some_and(|turns| turns.iter().all(Json::is_object));
@@ -121,7 +120,7 @@ impl Fields {
     }
 }
 
-/// The key that is the first of these words, in any case, and whose value fits.
+/// Returns the key that is the first of these words, in any case, and whose value fits.
 fn find<'a>(fields: &'a Object, words: &[&str], fits: impl Fn(&Json) -> bool) -> Option<&'a str> {
     words.iter().find_map(|word| {
         let mut keys = fields.iter().filter(|(_, value)| fits(value)).map(|(key, _)| key.as_str());

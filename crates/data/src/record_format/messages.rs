@@ -11,8 +11,7 @@ use super::row::{Chat, Object, Turn};
 use super::value::{Parsed, Reader, bad_value, list, missing_key, string, text, wrong_type};
 use crate::source::Place;
 
-/// Keys of a message that hold its training flag: a boolean, or a weight of 0 or 1 (OpenAI; `loss_weight`
-/// in LLaMA-Factory).
+/// Keys of a message that contain its training flag: a boolean, or a weight of 0 or 1 (OpenAI; `loss_weight` in LLaMA-Factory).
 const TRAIN_KEYS: [&str; 5] = ["train", "training", "trained", "weight", "loss_weight"];
 /// Keys that a message may have instead of a content.
 const OTHER_CONTENT: [&str; 5] = ["tool_calls", "function_call", "reasoning_content", "thinking", "reasoning"];
@@ -51,8 +50,7 @@ pub(crate) fn parse_extras(record: Reader<'_>, names: &Fields, chat: &mut Chat) 
     Ok(())
 }
 
-/// The schema of a function as servers pass it to templates: inside of a tool. A schema without that is wrapped, so that
-/// training sees what serving will show.
+/// Wraps the schema of a function in a tool, as servers pass it to templates, unless it is wrapped already; training then sees the same as serving.
 fn wrap_tool(tool: Json) -> Json {
     let is_function = tool.get("name").is_some_and(Json::is_string) && tool.get("function").is_none();
     let is_typed = tool.get("type").is_some_and(|kind| kind != "function");
@@ -115,7 +113,7 @@ pub(crate) fn parse_message(message: &Json, key: &str, names: &Fields, place: &P
     Ok(turn)
 }
 
-/// The named key of a message, or the first of the usual keys that it has.
+/// Returns the named key of a message, or the first of the usual keys that it has.
 fn pick<'a>(fields: &Object, named: Option<&'a str>, usual: [&'a str; 2]) -> &'a str {
     named.unwrap_or_else(|| usual.into_iter().find(|key| fields.contains_key(*key)).unwrap_or(usual[0]))
 }
@@ -125,7 +123,7 @@ fn need<'a>(fields: &'a Object, name: &str, key: &str, place: &Place) -> Parsed<
     fields.get(name).ok_or_else(|| missing_key(place, &format!("{name:?} in {key}"), fields, hint))
 }
 
-/// The role's name in chat templates.
+/// Returns the role's name in chat templates.
 fn template_role<'a>(role: &'a str, names: &'a Fields) -> &'a str {
     if let Some(name) = names.roles.get(role) {
         return name;
@@ -198,8 +196,8 @@ fn flag(value: &Json, key: &str, place: &Place) -> Parsed<bool> {
     }
 }
 
-/// Tool calls. OpenAI writes the arguments as a string of JSON; templates (and the servers that fill them) expect an
-/// object, so the string is parsed. A string that is not a JSON object stays a string.
+/// Reads tool calls. OpenAI writes the arguments as a string of JSON; templates (and the servers that fill them) expect an object, so the string is
+/// parsed. A string that is not a JSON object stays a string.
 fn tool_calls(value: &Json, key: &str, place: &Place) -> Parsed<Json> {
     let calls = list(value, key, "a list of tool calls", place)?;
     let read = |(index, call): (usize, &Json)| {
@@ -225,7 +223,7 @@ fn parse_arguments(function: &mut Object) {
     }
 }
 
-/// The calls in a JSON text: `{"name": ..., "arguments": ...}` or a list of those.
+/// Parses the calls in a JSON text: `{"name": ..., "arguments": ...}` or a list of those.
 fn calls_of(text: &str) -> Option<Vec<Json>> {
     let content = serde_json::from_str(text).ok()?;
     let calls = if let Json::Array(calls) = content { calls } else { vec![content] };

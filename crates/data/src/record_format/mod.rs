@@ -1,8 +1,8 @@
-//! From the keys of a record to its content: a text, a conversation, a prompt with its completion or with two, or token ids.
+//! Converts the keys of a record to its content: a text, a conversation, a prompt with one or two completions, or token ids.
 //!
-//! The format is named in the recipe or detected from the first record. Trade-off: no guessing within a source. All its
-//! records have one format, and a record of another format is an error that lists the keys found. A value that is null or
-//! no text where a text is expected is an error about that record alone ([`RecordFormatError::is_bad_cell`]).
+//! The format is named in the recipe or detected from the first record. Trade-off: no guessing within a source. All its records have one format, and
+//! a record of another format is an error that lists the keys found. A null or another value that is not a text, where a text is expected, is an
+//! error about that record alone ([`RecordFormatError::is_bad_cell`]).
 
 mod fields;
 mod messages;
@@ -55,10 +55,9 @@ pub enum RecordFormat {
 }
 
 impl RecordFormat {
-    /// Returns this format, or for `Auto` the format that the keys of a source's first record show. Where the record
-    /// has a common pair of columns under other names (`question` and `answer`, ...), `names` becomes these names.
-    /// Errors: the keys match no format, and the message lists the keys and the formats; or they are those of a set for
-    /// preference training.
+    /// Returns this format, or for `Auto` the format that the keys of a source's first record show. If the record has a common pair of columns under
+    /// other names (`question` and `answer`, ...), `names` becomes these names. Errors: the keys match no format, and the message lists the keys and
+    /// the formats; or they are those of a set for preference training.
     pub fn resolve(self, fields: &Object, names: &mut Fields, place: &Place) -> Result<Self, RecordFormatError> {
         if self == Self::Preference {
             preference::resolve(fields, names, place)?;
@@ -94,14 +93,12 @@ impl RecordFormat {
         }
     }
 
-    /// Parses a record. Errors: a key is missing, has the wrong type, or holds images, audio or video; the message
-    /// names place and key.
+    /// Parses a record. Errors: a key is missing, has the wrong type, or contains images, audio or video; the message names place and key.
     pub fn parse(self, fields: &Object, names: &Fields, place: &Place) -> Result<Row, RecordFormatError> {
         self.parse_whole(fields, names, place).map(|(row, _)| row)
     }
 
-    /// Parses a record, and lists the keys with a value that the format does not read. Errors: as
-    /// [`RecordFormat::parse`].
+    /// Parses a record, and lists the keys with a value that the format does not read. Errors: those of [`RecordFormat::parse`].
     pub(crate) fn parse_whole<'a>(
         self,
         fields: &'a Object,

@@ -2,8 +2,8 @@
 //! earlier turns (`history`, a list of `[question, answer]`, as in LLaMA-Factory); and a prompt with its completion, two
 //! strings or two lists of messages.
 //!
-//! Trade-off: the sentence that the Alpaca project wrote before every instruction is left out. With a chat template it
-//! is foreign to the model, and without one the headings say the same.
+//! Trade-off: the sentence that the Alpaca project wrote before every instruction is left out. With a chat template it is foreign to the model, and
+//! without one the headings say the same.
 
 use std::borrow::Cow;
 
@@ -22,7 +22,7 @@ pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Parsed<Ch
     Ok(chat)
 }
 
-/// Parses what comes before the answer to an instruction: system message, earlier turns, and the instruction, under the key `question`.
+/// Parses the part before the answer to an instruction: system message, earlier turns, and the instruction, under the key `question`.
 pub(crate) fn parse_question(record: Reader<'_>, names: &Fields, question: &str) -> Parsed<Chat> {
     let mut chat = Chat::default();
     if let Some(system) = record.text(&names.system)?.filter(|system| !system.is_empty()) {
@@ -80,7 +80,7 @@ fn read_pair<'a>(pair: &'a Json, key: &str, place: &Place) -> Parsed<[Cow<'a, st
     }
 }
 
-/// A conversation under plain headings, for tokenizers without a chat template: the prompt and the completion.
+/// Writes a conversation under plain headings, for tokenizers without a chat template, as prompt and completion.
 ///
 /// `None` if it is more than an optional system message, a question and an answer.
 pub(crate) fn headed_text(chat: &Chat) -> Option<(String, String)> {

@@ -1,5 +1,5 @@
-//! Sets for preference training: a prompt with a chosen and a rejected answer (DPO, ORPO). They are read where the recipe asks for pairs, and
-//! refused by name elsewhere; KTO's sets, whose answers have a label each, are always refused.
+//! Sets for preference training: a prompt with a chosen and a rejected answer (DPO, ORPO). They are read if the recipe requests pairs, and refused by
+//! name otherwise; KTO's sets, whose answers have a label each, are always refused.
 //!
 //! ```text
 //! prompt                   chosen, rejected
@@ -11,7 +11,7 @@
 //! none                     whole conversations or texts: what both begin with is the prompt
 //! ```
 //!
-//! A prompt next to whole conversations is inside of them already, as in TRL. Trade-off: recognized by the first record of a source.
+//! A prompt next to whole conversations is already part of them, as in TRL. Trade-off: the form is recognized by the first record of a source.
 
 use std::borrow::Cow;
 
@@ -25,15 +25,14 @@ use super::value::{Parsed, Reader, RecordFormatError, bad_value, is_text, missin
 use crate::selection::ASSISTANT;
 use crate::source::Place;
 
-/// Keys of KTO sets: whether the answer is a good one.
+/// Keys of KTO sets that say whether the answer is good.
 const LABELS: [&str; 2] = ["label", "kto_tag"];
 /// Keys of a record that has an answer.
 const ANSWERS: [&str; 6] = ["messages", "conversations", "completion", "output", "response", "answer"];
 /// Keys of a question that has no key named in `fields`; the first is its usual name.
 const QUESTIONS: [&str; 4] = ["instruction", "question", "query", "input"];
 
-/// Refuses a record with chosen and rejected answers, unless the recipe maps one of them; and one whose answer has a
-/// label.
+/// Refuses a record with chosen and rejected answers, unless the recipe maps one of them; and a record whose answer has a label.
 pub(super) fn refuse(fields: &Object, names: &Fields, place: &Place) -> Parsed<()> {
     let rejected =
         fields.keys().find(|key| key.starts_with("rejected") && is_of_pair(key) && !fields[*key].is_number());
@@ -69,7 +68,7 @@ fn is_of_pair(key: &str) -> bool {
     ["chosen", "rejected"].iter().any(|word| key == *word || key.starts_with(&format!("{word}_")))
 }
 
-/// How to train on the chosen answers alone, where a mapping of keys can express it.
+/// Returns advice on training on the chosen answers alone, if a mapping of keys can express it.
 fn hint(fields: &Object, chosen: &str) -> String {
     let mapped = match fields.get(chosen) {
         Some(Json::Array(_)) => "messages",
@@ -81,7 +80,7 @@ fn hint(fields: &Object, chosen: &str) -> String {
     format!("To train on the chosen answers alone, name their key: fields = {{ {mapped} = {chosen:?} }}")
 }
 
-/// Takes the names of the answers from the first record where they are common ones, and checks that there are two.
+/// Takes the names of the answers from the first record if they are common ones, and checks that there are two.
 pub(super) fn resolve(fields: &Object, names: &mut Fields, place: &Place) -> Parsed<()> {
     for name in [&mut names.chosen, &mut names.rejected] {
         let alias = format!("{name}_response");
@@ -118,7 +117,7 @@ pub(super) fn parse(record: Reader<'_>, names: &Fields) -> Parsed<Row> {
 }
 
 enum Prompt<'a> {
-    /// To be joined with its answer, or the user's turn.
+    /// Text to be joined with its answer, or the user's turn.
     Text(Cow<'a, str>),
     Chat(Chat),
 }
@@ -128,7 +127,7 @@ fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Parsed<Option<Prompt<'a>>> 
     if record.fields.keys().any(of_messages) {
         return messages::parse(record, names, false).map(|chat| Some(Prompt::Chat(chat)));
     }
-    // A question that the recipe names is the user's turn, also where it is called `prompt`.
+    // A question that the recipe names is the user's turn, even if it is called `prompt`.
     let question = names.instruction.as_str();
     let is_question = |value: &Json| value.is_null() || is_text(value);
     if question != QUESTIONS[0] && record.fields.get(question).is_some_and(is_question) {
@@ -151,7 +150,7 @@ fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Parsed<Option<Prompt<'a>>> 
     }
 }
 
-/// Texts that are joined without a template.
+/// Builds completions from texts that are joined without a template.
 fn texts(prompt: &str, answers: [&Json; 2], record: Reader<'_>, names: &Fields) -> Parsed<[Row; 2]> {
     let row = |answer: &Json, key: &str| -> Parsed<Row> {
         let completion = text(answer, key, record.place)?.into_owned();
@@ -173,7 +172,7 @@ fn conversations(
     let [chosen, rejected] = [turns(answers[0], &names.chosen)?, turns(answers[1], &names.rejected)?];
     let is_whole = chosen.first().is_some_and(|turn| matches!(turn.role(), "system" | "user"));
     let mut chat = match prompt {
-        // Inside of the conversations already.
+        // The prompt is already part of the conversations.
         _ if is_whole => Chat::default(),
         Some(Prompt::Chat(chat)) => chat,
         Some(Prompt::Text(text)) => Chat { turns: vec![Turn::new("user", &text)], ..Chat::default() },
@@ -201,7 +200,7 @@ fn conversations(
     Ok([whole(chosen), whole(rejected)])
 }
 
-/// The error for a record whose prompt cannot be found; one whose prompt is null is a bad record among others.
+/// Creates the error for a record whose prompt cannot be found; if the prompt is null, only this record is bad.
 fn without_prompt(record: Reader<'_>, names: &Fields, problem: &str, hint: &str) -> RecordFormatError {
     let is_bad_cell = record.has(&names.prompt);
     RecordFormatError { is_bad_cell, ..bad_value(record.place, &names.chosen, problem, hint) }
@@ -216,13 +215,13 @@ fn answer_turns(answer: &Json, key: &str, record: Reader<'_>, names: &Fields) ->
     }
 }
 
-/// How many messages both conversations begin with; the last one of the shorter is never among them.
+/// Counts the messages that both conversations begin with; the last one of the shorter is never among them.
 fn common_turns(chosen: &[Turn], rejected: &[Turn]) -> usize {
     let most = chosen.len().min(rejected.len()).saturating_sub(1);
     chosen.iter().zip(rejected).take(most).take_while(|(one, other)| one.message == other.message).count()
 }
 
-/// Whole texts: the prompt is what both begin with; a space before the answers belongs to them, as in TRL.
+/// Splits whole texts: the prompt is what both begin with; a space before the answers belongs to them, as in TRL.
 fn implicit_texts(answers: [&Json; 2], record: Reader<'_>, names: &Fields) -> Parsed<[Row; 2]> {
     let chosen = text(answers[0], &names.chosen, record.place)?;
     let rejected = text(answers[1], &names.rejected, record.place)?;

@@ -13,12 +13,12 @@ pub(crate) type Object = Map<String, Json>;
 pub struct Turn {
     /// `role`, `content` and the record's other keys, without nulls and training flags.
     pub message: Object,
-    /// The message's own training flag.
+    /// The training flag of the message.
     pub train: Option<bool>,
 }
 
 impl Turn {
-    /// A message with a role and a text.
+    /// Creates a message with a role and a text.
     pub fn new(role: &str, content: &str) -> Self {
         let message = [("role", role), ("content", content)];
         Self {
@@ -27,12 +27,12 @@ impl Turn {
         }
     }
 
-    /// The role, or an empty string.
+    /// Returns the role, or an empty string.
     pub fn role(&self) -> &str {
         self.message.get("role").and_then(Json::as_str).unwrap_or_default()
     }
 
-    /// The content, if it is a string.
+    /// Returns the content, if it is a string.
     pub fn content(&self) -> Option<&str> {
         self.message.get("content").and_then(Json::as_str)
     }
@@ -54,25 +54,25 @@ pub struct Chat {
 }
 
 impl Chat {
-    /// Messages with roles and texts.
+    /// Creates messages with roles and texts.
     pub fn new(turns: &[(&str, &str)]) -> Self {
         Self { turns: turns.iter().map(|(role, content)| Turn::new(role, content)).collect(), ..Self::default() }
     }
 
-    /// Messages as templates see them.
+    /// Creates a conversation from messages as templates see them.
     pub fn from_messages(messages: impl IntoIterator<Item = Map<String, Json>>) -> Self {
         let turns = messages.into_iter().map(|message| Turn { message, train: None }).collect();
         Self { turns, ..Self::default() }
     }
 
-    /// Approximate bytes of what a template gets of it.
+    /// Returns the approximate size in bytes of what a template receives.
     pub(crate) fn bytes(&self) -> usize {
         let messages = self.turns.iter().map(|turn| fields_weight(&turn.message));
         let lists = [&self.tools, &self.documents].into_iter().flatten().flatten().map(weight);
         messages.chain(lists).sum::<usize>() + fields_weight(&self.arguments)
     }
 
-    /// The conversation after a system message, unless it has one.
+    /// Returns the conversation with a system message in front, unless it has one.
     pub(crate) fn with_system(mut self, prompt: Option<&str>) -> Self {
         if let Some(prompt) = prompt
             && self.turns.iter().all(|turn| turn.role() != "system")
@@ -115,7 +115,7 @@ pub enum Row {
 }
 
 impl Row {
-    /// Hash of the content, the same on every machine, whatever the order of keys, the file format and the loss mask.
+    /// Returns a hash of the content, the same on every machine, for any order of keys, file format and loss mask.
     pub(crate) fn content_hash(&self) -> u64 {
         let mut hash = Xxh3::new();
         match self {
@@ -143,14 +143,14 @@ impl Row {
     }
 }
 
-/// Hash of a record that has no content because one of its values is bad.
+/// Returns a hash of a record that has no content because one of its values is bad.
 pub(crate) fn fields_hash(fields: &Object) -> u64 {
     let mut hash = Xxh3::new();
     add_object(&mut hash, fields);
     hash.digest()
 }
 
-/// Approximate bytes of a value in memory.
+/// Returns the approximate size of a value in memory, in bytes.
 pub(crate) fn weight(value: &Json) -> usize {
     match value {
         Json::String(text) => text.len(),
@@ -164,7 +164,7 @@ pub(crate) fn fields_weight(fields: &Object) -> usize {
     fields.iter().map(|(key, value)| key.len() + weight(value)).sum()
 }
 
-/// With its length, so that no two texts give the bytes of two others.
+/// Adds a text with its length, so that no two texts give the bytes of two others.
 fn add_text(hash: &mut Xxh3, kind: u8, text: &str) {
     hash.update(&[kind]);
     hash.update(&(text.len() as u64).to_le_bytes());
@@ -184,7 +184,7 @@ fn add_json(hash: &mut Xxh3, value: &Json) {
     }
 }
 
-/// Keys in alphabetical order, without nulls: tables have null where other formats have no key.
+/// Adds keys in alphabetical order, without nulls: tables have null where other formats have no key.
 fn add_object(hash: &mut Xxh3, fields: &Object) {
     let mut keys: Vec<&String> = fields.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key).collect();
     keys.sort_unstable();

@@ -1,8 +1,8 @@
 //! Typed access to the values of a record, with errors that name the place and the path of the value.
 //!
-//! Trade-off: few conversions. The string "3" is not a number; where a text is expected, a number or a boolean is read as
-//! JSON writes it, as CSV has them. Only a list or an object may be written as a JSON string, because table formats have
-//! no other way to store one. Keys that a format does not read are known for the record itself, not for its messages.
+//! Trade-off: few conversions. The string "3" is not a number; where a text is expected, a number or a boolean is read as JSON writes it, as CSV has
+//! them. Only a list or an object may be written as a JSON string, because table formats have no other way to store one. Unread keys are tracked for
+//! the record itself, not for its messages.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -14,30 +14,30 @@ use thiserror::Error;
 use super::row::Object;
 use crate::source::Place;
 
-/// A record that does not match its format. The message is complete: what was found, what was expected, what to do.
+/// A record that does not match its format. The message is complete: what was found, what was expected, and the remedy.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[error("{place}: {problem}")]
 pub struct RecordFormatError {
     /// File and line.
     pub place: Place,
-    /// What is wrong and what to do.
+    /// The problem, and the remedy.
     pub problem: String,
-    /// Whether one value of this record is at fault rather than its keys: null, or no text where a text is expected. Such
-    /// a record is counted as a bad one and does not end the run.
+    /// Whether one value of this record is at fault rather than its keys: null, or not a text where a text is expected. Such a record counts as bad
+    /// and does not end the run.
     pub is_bad_cell: bool,
 }
 
-/// What a record says, or what is wrong with it.
+/// A parsed value, or the problem with it.
 pub(crate) type Parsed<T> = Result<T, RecordFormatError>;
 
 impl RecordFormatError {
-    /// An error that ends the run.
+    /// Creates an error that ends the run.
     pub(crate) fn new(place: &Place, problem: String) -> Self {
         Self { place: place.clone(), problem, is_bad_cell: false }
     }
 }
 
-/// Keys of an object that messages list.
+/// Maximum number of keys of an object that messages list.
 const SHOWN_KEYS: usize = 24;
 
 #[derive(Clone, Copy)]
@@ -49,24 +49,24 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The value of a key, null included.
+    /// Returns the value of a key, null included.
     fn find(&self, key: &str) -> Option<&'a Json> {
         let value = self.fields.get(key)?;
         self.read.borrow_mut().push(value);
         Some(value)
     }
 
-    /// The value of a key. Null counts as absent, because tables fill missing values with it.
+    /// Returns the value of a key. Null counts as absent, because tables fill missing values with it.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Json> {
         self.find(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is present, even if null.
+    /// Returns whether the key is present, even if null.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.fields.contains_key(key)
     }
 
-    /// The value of a required key, null included.
+    /// Returns the value of a required key, null included.
     pub(crate) fn need(&self, key: &str) -> Parsed<&'a Json> {
         let hint = "All rows of a source have the same format";
         self.find(key).ok_or_else(|| missing_key(self.place, &format!("{key:?}"), self.fields, hint))
@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
         self.get(key).map(|value| text(value, key, self.place)).transpose()
     }
 
-    /// An optional list of objects, possibly written as a JSON string. An empty list counts as absent.
+    /// Reads an optional list of objects, possibly written as a JSON string. An empty list counts as absent.
     pub(crate) fn objects(&self, key: &str, expected: &'static str) -> Parsed<Option<Vec<Json>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let value = unfold(value, key, self.place)?;
@@ -94,7 +94,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The value itself, or the parsed content of a JSON string.
+/// Returns the value itself, or the parsed content of a JSON string.
 fn unfold(value: &Json, key: &str, place: &Place) -> Parsed<Json> {
     let Json::String(text) = value else { return Ok(value.clone()) };
     if text.trim().is_empty() {
@@ -106,12 +106,12 @@ fn unfold(value: &Json, key: &str, place: &Place) -> Parsed<Json> {
     })
 }
 
-/// Whether a value can be read as a text.
+/// Returns whether a value can be read as a text.
 pub(crate) fn is_text(value: &Json) -> bool {
     matches!(value, Json::String(_) | Json::Number(_) | Json::Bool(_))
 }
 
-/// A text: a string, or a number or a boolean as JSON writes it.
+/// Reads a text: a string, or a number or a boolean as JSON writes it.
 pub(crate) fn text<'a>(value: &'a Json, key: &str, place: &Place) -> Parsed<Cow<'a, str>> {
     match value {
         Json::Number(_) | Json::Bool(_) => Ok(Cow::Owned(value.to_string())),
@@ -119,7 +119,7 @@ pub(crate) fn text<'a>(value: &'a Json, key: &str, place: &Place) -> Parsed<Cow<
     }
 }
 
-/// A string without NUL characters.
+/// Reads a string without NUL characters.
 pub(crate) fn string<'a>(value: &'a Json, key: &str, place: &Place) -> Parsed<&'a str> {
     let Json::String(text) = value else {
         return Err(RecordFormatError { is_bad_cell: true, ..wrong_type(place, key, "a string", value) });
@@ -135,7 +135,7 @@ pub(crate) fn list<'a>(value: &'a Json, key: &str, expected: &'static str, place
     value.as_array().map(Vec::as_slice).ok_or_else(|| wrong_type(place, key, expected, value))
 }
 
-/// The keys of an object, for messages.
+/// Lists the keys of an object, for messages.
 pub(crate) fn names(fields: &Object) -> String {
     if fields.is_empty() {
         return "no key".to_owned();
@@ -147,7 +147,7 @@ pub(crate) fn names(fields: &Object) -> String {
     }
 }
 
-/// The error for a value of the wrong type; null is a bad cell of its record.
+/// Creates the error for a value of the wrong type; null is a bad cell of its record.
 pub(crate) fn wrong_type(place: &Place, key: &str, expected: &str, found: &Json) -> RecordFormatError {
     let is_bad_cell = found.is_null();
     let found = match found {
@@ -174,12 +174,11 @@ pub(crate) fn bad_value(place: &Place, key: &str, problem: &str, hint: &str) -> 
 /// Columns of images, audio and video (LLaMA-Factory's in the plural, LLaVA's in the singular).
 const MEDIA: [&str; 6] = ["images", "audios", "videos", "image", "audio", "video"];
 
-/// The keys with a value, except for those whose values are among `read`. Error: one of them holds images, audio or
-/// video.
+/// Returns the keys with a value, except for those whose values are among `read`. Error: one of them contains images, audio or video.
 pub(super) fn unread_keys<'a>(fields: &'a Object, read: &[&Json], place: &Place) -> Parsed<Vec<&'a str>> {
     let is_unread = |value: &Json| !is_empty(value) && !read.iter().any(|&known| ptr::eq(known, value));
     let unread: Vec<&str> = fields.iter().filter(|(_, value)| is_unread(value)).map(|(key, _)| key.as_str()).collect();
-    // A number or a yes or no is about the media, not the media.
+    // A number or a boolean describes media rather than containing it.
     let is_media = |key: &str| MEDIA.contains(&key) && !matches!(fields[key], Json::Bool(_) | Json::Number(_));
     match unread.iter().find(|key| is_media(key)) {
         Some(key) => {
@@ -192,7 +191,7 @@ pub(super) fn unread_keys<'a>(fields: &'a Object, read: &[&Json], place: &Place)
     }
 }
 
-/// Whether there is nothing in a value: tables fill rows with null, and with empty texts and lists.
+/// Returns whether a value is empty: tables fill rows with null, and with empty texts and lists.
 fn is_empty(value: &Json) -> bool {
     match value {
         Json::Null => true,

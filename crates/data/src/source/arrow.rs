@@ -1,9 +1,9 @@
 //! Arrow IPC, both forms: a stream of messages, and the file form, which is that stream between two markers and an
 //! index.
 //!
-//! Always read as a stream, so it may be compressed and needs no seeking. Memory grows with the bytes that are there, not
-//! with those that a message claims. Not bounded: what a buffer that is compressed inside of the file decompresses to.
-//! Not supported: files whose messages are not in order (the format allows them, no known writer produces them).
+//! Always read as a stream, so it may be compressed and needs no seeking. Memory grows with the bytes that are present, not with those that a message
+//! claims. Not bounded: the decompressed size of a buffer that is compressed inside the file. Not supported: files whose messages are not in order
+//! (the format allows them, no known writer produces them).
 //!
 //! Source: Arrow columnar format, "Serialization and Interprocess Communication".
 
@@ -23,10 +23,10 @@ const FORMAT: &str = "Arrow";
 const FILE_MAGIC: &[u8; 8] = b"ARROW1\0\0";
 const CONTINUATION: [u8; 4] = [0xff; 4];
 const MAX_PADDING_BYTES: usize = 512;
-/// Maximum size of what follows the stream in a file; an index of millions of batches is smaller.
+/// Maximum size of the part after the stream in a file; an index of millions of batches is smaller.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
-/// The records of an Arrow file; the first bytes distinguish the two forms.
+/// Opens an Arrow file; the first bytes distinguish the two forms.
 pub(super) fn open_arrow(mut bytes: Bytes, path: &Path, columns: Option<&[String]>) -> SourceResult<BatchRecords> {
     let failed = |reason| read_failed(path, 1, &reason);
     let mut start = Vec::new();
@@ -59,7 +59,7 @@ fn decode<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_panic("the decoder", work).map_err(|reason| format!("{reason} (it is damaged or was cut short)"))
 }
 
-/// The first word after the marker of a file that is not zero: writers pad to 8 or 64 bytes.
+/// Returns the first word after the marker of a file that is not zero: writers pad to 8 or 64 bytes.
 fn after_padding(bytes: &mut Bytes) -> IoResult<Vec<u8>> {
     let mut word = Vec::new();
     for _ in 0..MAX_PADDING_BYTES / 4 {
@@ -71,7 +71,7 @@ fn after_padding(bytes: &mut Bytes) -> IoResult<Vec<u8>> {
     Ok(word)
 }
 
-/// Whether a file ends with its marker, which follows the index.
+/// Returns whether a file ends with its marker, which follows the index.
 fn has_index(bytes: &mut Bytes) -> bool {
     let mut index = Vec::new();
     bytes.take(MAX_INDEX_BYTES).read_to_end(&mut index).is_ok() && index.ends_with(&FILE_MAGIC[..6])

@@ -1,4 +1,4 @@
-//! Files whose rows come in column batches (Parquet and Arrow) as single records.
+//! Reads files whose rows come in column batches (Parquet and Arrow) as single records.
 //!
 //! Not supported: types that have no JSON form (bytes, times, decimals, maps); [`select_columns`] refuses them by name.
 //! A float that is not finite becomes null, because JSON cannot represent it. Trade-off: no reading after an error.

@@ -1,8 +1,8 @@
-//! A key for the content of sources: the same rows give the same key, other content another.
+//! Computes keys of the content of sources: the same rows give the same key, other content another.
 //!
-//! The hash is 128-bit XXH3. Hashes of large files are cached by path, size and modification times, so that the second
-//! run reads no data; a file that changed in the last seconds is not cached, because its times may not show the next
-//! change. Trade-off: the hash is not safe against files that are crafted to collide.
+//! The hash is 128-bit XXH3. Hashes of large files are cached by path, size and modification times, so that the second run reads no data; a file that
+//! changed in the last seconds is not cached, because its times may not show the next change. Trade-off: the hash is not safe against files that are
+//! crafted to collide.
 
 use std::fs::{self, File, Metadata};
 use std::io::Read;
@@ -48,7 +48,7 @@ impl ContentKeys {
     }
 
     pub(super) fn of_source(&self, spec: &SourceSpec, format: FileFormat, files: &[SourceFile]) -> SourceResult<u128> {
-        // Everything that changes which records come out belongs here, unlike what changes only where they are found.
+        // Everything that changes which records result belongs here; what only changes where they are found does not.
         let reading = json!([1, format.name(), spec.field, spec.columns, spec.text_unit, spec.limit]);
         let mut hash = Xxh3::new();
         hash.update(reading.to_string().as_bytes());
@@ -62,7 +62,7 @@ impl ContentKeys {
         Ok(hash.digest128())
     }
 
-    /// The hash of a file's bytes. Error: it cannot be read.
+    /// Returns the hash of a file's bytes. Error: it cannot be read.
     fn of_file(&self, path: &Path) -> SourceResult<u128> {
         let refused = |reason| SourceError::Open { path: path.to_owned(), reason };
         let mut file = File::open(path).map_err(refused)?;
@@ -108,7 +108,7 @@ impl ContentKeys {
     }
 }
 
-/// What changes when a file is written; `None` if the last change is too recent to distinguish it from the next one.
+/// Returns values that change when a file is written; `None` if the last change is too recent to distinguish it from the next one.
 fn stamp(path: &Path, metadata: &Metadata) -> Option<Json> {
     let modified = metadata.modified().ok()?;
     let age = SystemTime::now().duration_since(modified).ok()?;
@@ -117,7 +117,7 @@ fn stamp(path: &Path, metadata: &Metadata) -> Option<Json> {
     (age >= SETTLED).then(|| json!([path, metadata.len(), nanoseconds, unix_stamp(metadata)]))
 }
 
-/// The inode number and the time of the last status change, which programs cannot set back.
+/// Returns the inode number and the time of the last status change, which programs cannot set back.
 #[cfg(unix)]
 fn unix_stamp(metadata: &Metadata) -> Json {
     use std::os::unix::fs::MetadataExt;
@@ -146,12 +146,12 @@ mod tests {
         write("one");
         let one = keys.of_file(&file).unwrap();
         assert_eq!(one, ContentKeys::uncached().of_file(&file).unwrap());
-        // A cache with a wrong hash shows that it is used.
+        // A wrong hash in the cache shows that the cache is used.
         let entry = keys.entry_path(&file).unwrap();
         let text = fs::read_to_string(&entry).unwrap();
         fs::write(&entry, text.replace(&format!("{one:032x}"), &format!("{:032x}", 7))).unwrap();
         assert_eq!(keys.of_file(&file).unwrap(), 7);
-        // Same size and same modification time: on Unix the status change time differs.
+        // Size and modification time are the same; on Unix the status change time differs.
         write("two");
         if cfg!(unix) {
             assert_eq!(keys.of_file(&file).unwrap(), ContentKeys::uncached().of_file(&file).unwrap());

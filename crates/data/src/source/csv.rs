@@ -1,8 +1,6 @@
-//! Comma- or tab-separated values with a header row (RFC 4180: quotes doubled inside quotes, line breaks inside
-//! quotes).
+//! Comma- or tab-separated values with a header row (RFC 4180: quotes doubled inside quotes, line breaks inside quotes).
 //!
-//! Trade-off: all values are strings and an empty one is the empty string. Guessing types would change texts like "007"
-//! or "NA".
+//! Trade-off: all values are strings and an empty one is the empty string. Guessing types would change texts like "007" or "NA".
 
 use std::collections::HashSet;
 use std::io::{Error as IoError, Read, Result as IoResult};
@@ -17,7 +15,7 @@ use super::open::{Bytes, checked_text, read_failed};
 use super::record::{MAX_RECORD_BYTES, Place, Record};
 
 const BUFFER_BYTES: usize = 256 << 10;
-/// Each row repeats the names of all columns.
+/// Maximum number of columns, because each row repeats the names of all columns.
 const MAX_COLUMNS: usize = 100_000;
 
 /// Stops reading when one row has taken too many bytes: an unclosed quote would take in the whole file.
@@ -36,7 +34,7 @@ impl Read for LimitedReader {
         let size = buffer.len().min(self.left);
         let read = self.bytes.read(&mut buffer[..size])?;
         self.left -= read;
-        // The reader reads more only inside a row or for the next one.
+        // The reader reads more only inside a row or for the next row.
         self.has_ended |= read == 0 && !buffer.is_empty();
         Ok(read)
     }
@@ -96,7 +94,7 @@ impl CsvRecords {
         Place { path: self.path.clone(), line: self.line }
     }
 
-    /// The values of the row; line breaks may be `\r\n`.
+    /// Returns the values of the row; line breaks may be `\r\n`.
     fn cells(&self) -> impl Iterator<Item = &[u8]> {
         let last = self.row.len().saturating_sub(1);
         let cells = self.row.iter().enumerate();
@@ -115,8 +113,8 @@ impl CsvRecords {
             if !self.reader.read_byte_record(&mut self.row).map_err(|error| self.failed(&error))? {
                 return Ok(false);
             }
-            // The reader's position is before the blank lines that it skips. At the end of the file the last row may
-            // have no line break, or one that belongs to an unclosed quote.
+            // The reader's position is before the blank lines that it skips. At the end of the file the last row may have no line break, or one that
+            // belongs to an unclosed quote.
             let inside = self.row.as_slice().iter().filter(|&&byte| byte == b'\n').count();
             self.line = self.lines_passed() + usize::from(self.reader.get_ref().has_ended) - inside;
             if !self.is_blank() {

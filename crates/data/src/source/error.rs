@@ -1,7 +1,7 @@
 //! Errors of data sources, worded so that the user can fix the cause.
 //!
-//! The variants say what an error is about; the text says the rest. Trade-off: no error chaining, as in
-//! [`DataError`](crate::DataError). Each message is complete.
+//! A variant says what an error is about; the text says the rest. Trade-off: no error chaining, as in [`DataError`](crate::DataError). Each message
+//! is complete.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,10 @@ use thiserror::Error;
 
 use super::record::{MAX_RECORD_BYTES, Place};
 
-/// The result of what reads a source.
+/// The result of a function that reads a source.
 pub(super) type SourceResult<T> = Result<T, SourceError>;
 
-/// What went wrong between a path or Hub id and its records.
+/// An error between a path or Hub id and its records.
 #[derive(Debug, Error)]
 pub enum SourceError {
     /// The operating system could not open or inspect a file.
@@ -31,7 +31,7 @@ pub enum SourceError {
     BadSpec {
         /// The key.
         key: &'static str,
-        /// What is wrong and what to do.
+        /// The problem, and the remedy.
         reason: String,
     },
     /// A file that is not what it is read as, is damaged, or lacks a column.
@@ -39,7 +39,7 @@ pub enum SourceError {
     BadFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The problem, and the remedy.
         problem: String,
     },
     /// A record that cannot be read.
@@ -47,9 +47,9 @@ pub enum SourceError {
     BadRecord {
         /// File and line.
         place: Place,
-        /// Byte offset in the line, counted from 1, where it is known.
+        /// Byte offset in the line, counted from 1, if known.
         column: Option<usize>,
-        /// What is wrong and what to do.
+        /// The problem, and the remedy.
         problem: String,
         /// Whether the records after it can still be read.
         can_continue: bool,
@@ -60,7 +60,7 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// An error about a record, after which nothing can be read.
+    /// Creates an error about a record, after which nothing can be read.
     pub(super) fn record(place: Place, column: Option<usize>, problem: impl Into<String>) -> Self {
         Self::BadRecord { place, column, problem: problem.into(), can_continue: false }
     }
@@ -81,22 +81,22 @@ impl SourceError {
         Self::file(path, format!("read as {expected}, but it is {found}. {hint}"))
     }
 
-    /// A folder or dataset without readable files.
+    /// Creates the error for a folder or dataset without readable files.
     pub(super) fn no_data(place: &str, hint: &str) -> Self {
         Self::NotFound(format!("no data files in {place}: {hint}"))
     }
 
-    /// A split or configuration ("split" or "config") that a folder or dataset does not have, or that must be chosen.
+    /// Creates the error for a split or configuration ("split" or "config") that does not exist or must be chosen.
     pub(super) fn no_such_part(place: &str, what: &str, requested: &str, hint: &str) -> Self {
         Self::NotFound(format!("{place} has no {what} {requested:?}: {hint}"))
     }
 
-    /// A row of a Parquet or Arrow file (its index) that cannot be decoded.
+    /// Creates the error for a row of a Parquet or Arrow file (by index) that cannot be decoded.
     pub(super) fn bad_row(path: &Path, format: &str, row: usize, reason: &str) -> Self {
         Self::file(path, format!("cannot decode this {format} file at row {}: {reason}", row + 1))
     }
 
-    /// The same error, after which records can still be read.
+    /// Marks the error as one after which records can still be read.
     pub(super) fn recoverable(mut self) -> Self {
         if let Self::BadRecord { can_continue, .. } = &mut self {
             *can_continue = true;

@@ -1,4 +1,4 @@
-//! From a path to the files it stands for, in the order in which they are read.
+//! Finds the files that a path stands for, in the order in which they are read.
 //!
 //! Trade-off: files are sorted by name, not by content, so the same folder gives the same rows everywhere.
 
@@ -18,12 +18,11 @@ use super::records::Source;
 use super::spec::SourceSpec;
 use super::splits;
 
-/// The files of a source, their common format, and the splits next to the one that was taken because the recipe names
-/// none.
+/// The files of a source, their common format, and the unread splits next to the one that is read by default.
 type Found = (Vec<SourceFile>, FileFormat, Vec<String>);
 
 impl SourceSpec {
-    /// Finds the files (for a Hub dataset their names; they are downloaded when read). Errors: see [`SourceError`].
+    /// Finds the files (of a Hub dataset only their names; they are downloaded when read). Errors: see [`SourceError`].
     pub fn resolve(&self, hub: &Hub) -> Result<Source, SourceError> {
         self.check()?;
         let (files, format, unread_splits) = resolve_files(self, hub)?;
@@ -88,8 +87,7 @@ fn on_hub(spec: &SourceSpec, hub: &Hub) -> SourceResult<Found> {
     Ok((files, format, Vec::new()))
 }
 
-/// Whether a path that does not exist was meant as a local path: its name ends like a data file's, or its folder
-/// exists.
+/// Returns whether a path that does not exist was meant as a local path: its name ends like a data file's, or its folder exists.
 fn looks_local(path: &Path) -> bool {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     FileFormat::of_name(path).is_some()
@@ -110,7 +108,7 @@ fn local(spec: &SourceSpec, files: Vec<PathBuf>, unread_splits: Vec<String>) -> 
     Ok((files, format, unread_splits))
 }
 
-/// The common format of all files. Errors: a name shows no format; the names show several.
+/// Returns the common format of all files. Errors: a name shows no format; the names show several.
 fn common_format<'a>(
     files: impl Iterator<Item = &'a Path>,
     named: Option<FileFormat>,
@@ -143,7 +141,7 @@ fn common_format<'a>(
     }
 }
 
-/// The files that a pattern matches, if the path is a pattern. Error: nothing matches.
+/// Returns the files that a pattern matches; `None` if the path is not a pattern. Error: nothing matches.
 fn matches_of(pattern: &str) -> SourceResult<Option<Vec<PathBuf>>> {
     if !pattern.contains(['*', '?', '[']) {
         return Ok(None);
@@ -161,7 +159,7 @@ fn matches_of(pattern: &str) -> SourceResult<Option<Vec<PathBuf>>> {
         }
     }
     if files.is_empty() {
-        // The longest prefix without a pattern that exists.
+        // The longest existing prefix without a pattern.
         let plain = pattern.split(['*', '?', '[']).next().unwrap_or_default();
         return Err(no_match(siblings_of(&Path::new(plain).join("*"))));
     }
@@ -169,7 +167,7 @@ fn matches_of(pattern: &str) -> SourceResult<Option<Vec<PathBuf>>> {
     Ok(Some(files))
 }
 
-/// What the folder of a missing path contains, for messages.
+/// Lists what the folder of a missing path contains, for messages.
 fn siblings_of(path: &Path) -> String {
     const SHOWN: usize = 8;
     let folder = match path.parent() {
@@ -194,8 +192,8 @@ fn siblings_of(path: &Path) -> String {
     }
 }
 
-/// The data files of a folder: those that `datasets.save_to_disk` lists, or all inside, by name and split; and the splits
-/// that are not read although the recipe names none.
+/// Finds the data files of a folder: those that `datasets.save_to_disk` lists, or all inside, by name and split. Also returns the splits that are not
+/// read although the recipe names none.
 fn files_of_folder(spec: &SourceSpec, folder: &Path) -> SourceResult<(Vec<PathBuf>, Vec<String>)> {
     let place = spec.path.trim_end_matches('/');
     if let Some(saved) = saved_splits(folder)? {
@@ -254,16 +252,16 @@ fn json_in(folder: &Path, name: &str) -> SourceResult<Option<Json>> {
     Ok(serde_json::from_slice(&text).ok())
 }
 
-/// The splits of a saved `DatasetDict`.
+/// Returns the splits of a saved `DatasetDict`.
 fn saved_splits(folder: &Path) -> SourceResult<Option<Vec<String>>> {
     let Some(json) = json_in(folder, "dataset_dict.json")? else { return Ok(None) };
     let names = json["splits"].as_array().map(|names| names.iter().filter_map(Json::as_str).map(str::to_owned));
-    // The names become folders: none may point elsewhere.
+    // The names become folders, so none may point elsewhere.
     let is_inside = |name: &String| !name.contains(['/', '\\']) && !["", ".", ".."].contains(&name.as_str());
     Ok(names.map(|names| names.filter(is_inside).collect()))
 }
 
-/// The files of a saved `Dataset`, in the order of its rows.
+/// Returns the files of a saved `Dataset`, in the order of its rows.
 fn saved_files(folder: &Path) -> SourceResult<Option<Vec<PathBuf>>> {
     let Some(json) = json_in(folder, "state.json")? else { return Ok(None) };
     let Some(files) = json["_data_files"].as_array() else { return Ok(None) };

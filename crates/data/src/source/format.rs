@@ -29,7 +29,7 @@ pub enum FileFormat {
     Text,
 }
 
-/// How a file is compressed as a whole.
+/// The compression of a whole file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compression {
     /// Not compressed.
@@ -74,14 +74,14 @@ const PACKED_ENDINGS: [(&str, Compression); 4] = [
     ("zstd", Compression::Zstandard),
 ];
 
-/// The file extensions of known formats, for messages.
+/// Returns the file extensions of known formats, for messages.
 pub(super) fn known_endings() -> String {
     let list = |endings: Vec<&str>| endings.iter().map(|end| format!(".{end}")).collect::<Vec<_>>().join(", ");
     let packed = list(PACKED_ENDINGS.iter().map(|(end, _)| *end).collect());
     format!("{} (then also {packed})", list(ENDINGS.iter().map(|(end, _)| *end).collect()))
 }
 
-/// The name without its compression extension, and the compression.
+/// Returns the name without its compression extension, and the compression.
 fn unpacked_name(path: &Path) -> (String, Compression) {
     let name = path.file_name().map(|name| name.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
     for (end, compression) in PACKED_ENDINGS {
@@ -99,14 +99,14 @@ impl Compression {
 }
 
 impl FileFormat {
-    /// The format that a file name implies, with or without a compression extension.
+    /// Returns the format that a file name implies, with or without a compression extension.
     pub fn of_name(path: &Path) -> Option<Self> {
         let (name, _) = unpacked_name(path);
         let (_, end) = name.rsplit_once('.')?;
         ENDINGS.iter().find(|(known, _)| *known == end).map(|(_, format)| *format)
     }
 
-    /// The name as recipes spell it.
+    /// Returns the name as recipes spell it.
     pub fn name(self) -> String {
         format!("{self:?}").to_ascii_lowercase()
     }
@@ -118,7 +118,7 @@ impl Display for FileFormat {
     }
 }
 
-/// Recognizes a binary file by its first bytes: what it is and what to do about it.
+/// Recognizes a binary file by its first bytes; returns what it is and what to do about it.
 pub(super) fn magic(start: &[u8]) -> Option<(&'static str, &'static str)> {
     const NAME_PARQUET: &str = "Name it with file_format = \"parquet\"";
     const NAME_ARROW: &str = "Name it with file_format = \"arrow\"";

@@ -1,4 +1,4 @@
-//! A JSON document with a list of rows, streamed: one row is in memory at a time, whatever the size of the list.
+//! Streams a JSON document with a list of rows: one row is in memory at a time, for any size of the list.
 //!
 //! Accepted: a list of objects; an object in which exactly one key (or the one named by `field`) holds a list of
 //! objects; and one object per line, which many files called `.json` contain. The parser limits nesting within a row
@@ -24,7 +24,7 @@ pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> Sourc
     }
     let Scanner { mut bytes, line, .. } = scanner;
     let failed = |reason| read_failed(path, line, &reason);
-    // Lines are distinguished from a document by the first line that is not blank and whether anything follows it.
+    // The first line that is not blank, and whether anything follows it, distinguish lines from a document.
     let mut start = Vec::new();
     (&mut bytes).take(MAX_RECORD_BYTES as u64).read_until(b'\n', &mut start).map_err(failed)?;
     let first: Option<Json> = if start.starts_with(b"{") { serde_json::from_slice(&start).ok() } else { None };
@@ -158,14 +158,14 @@ impl JsonDocument {
         self.scanner.value(0, Some(&mut key))?;
         serde_json::from_slice(&key).map_err(|reason| {
             let whole = reason.to_string();
-            // The position it gives is within the key.
+            // The position that the message gives is within the key.
             self.scanner.bad(whole.split(" at line ").next().unwrap_or(&whole))
         })
     }
 
-    /// After the list of rows: what follows must end the document.
+    /// Checks that nothing but the end of the document follows the list of rows.
     fn finish(&mut self) -> SourceResult<()> {
-        // Where no list is named, a second one would make the choice a guess.
+        // If no list is named, a second one would make the choice a guess.
         if self.in_object && self.next_list(false, self.field.is_none())? {
             return Err(self.no_rows("several keys hold lists of objects"));
         }

@@ -1,4 +1,4 @@
-//! Formats of lines: one JSON object per line, and plain text, one document per file or per line.
+//! Line formats: one JSON object per line, and plain text, one document per file or per line.
 //!
 //! A bad line is an error with file, line and column; the lines after it can still be read. Trade-off: objects that
 //! span several lines are not supported, and a text read as one document must fit the limit of a record.
@@ -40,7 +40,7 @@ pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> S
         return Err(SourceError::record(place.clone(), None, problem));
     }
     match serde_json::from_slice(bytes) {
-        // The parser has checked the UTF-8 of all strings, and bytes outside of strings are ASCII.
+        // The parser has checked the UTF-8 of all strings, and bytes outside strings are ASCII.
         Ok(Json::Object(fields)) => Ok(fields),
         Ok(other) => {
             let problem = format!("a row must be a JSON object like {{\"text\": \"...\"}}, found {}", describe(&other));
@@ -58,7 +58,7 @@ pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> S
     }
 }
 
-/// Estimates the number of values of a JSON text: commas and brackets outside of strings.
+/// Estimates the number of values of a JSON text: commas and brackets outside strings.
 fn values(bytes: &[u8]) -> usize {
     let (mut count, mut in_string, mut escaped) = (0, false, false);
     for &byte in bytes {

@@ -71,17 +71,17 @@ impl Mixture {
         Ok(Self { sources, order, until, seed })
     }
 
-    /// The sources.
+    /// Returns the sources.
     pub fn sources(&self) -> &[Source] {
         &self.sources
     }
 
-    /// Size of all files in bytes, before decompression.
+    /// Returns the size of all files in bytes, before decompression.
     pub fn bytes(&self) -> u64 {
         self.sources.iter().map(Source::bytes).sum()
     }
 
-    /// As [`Source::content_key`], with the order, the weights and the seed. Errors: a file cannot be read.
+    /// Returns [`Source::content_key`] combined with the order, the weights and the seed. Errors: a file cannot be read.
     pub fn content_key(&self, keys: &ContentKeys) -> Result<u128, SourceError> {
         let mut text = match self.order {
             Mix::Weight => format!("weight {:?} {}", self.until, self.seed),
@@ -93,7 +93,7 @@ impl Mixture {
         Ok(xxh3_128(text.as_bytes()))
     }
 
-    /// The records, from the first.
+    /// Returns the records, starting with the first.
     pub fn records(&self) -> MixedRecords {
         MixedRecords {
             inputs: self.sources.iter().map(Input::new).collect(),
@@ -126,7 +126,7 @@ impl Input {
         Self { source: source.clone(), records, bytes, weight, is_done: false, has_rows: false }
     }
 
-    /// The share that was read.
+    /// Returns the share that was read.
     fn share(&self) -> f64 {
         self.records.bytes_read() as f64 / self.bytes as f64
     }
@@ -142,7 +142,7 @@ pub struct MixedRecords {
 }
 
 impl MixedRecords {
-    /// The source of the next record; `None` if all are done.
+    /// Chooses the source of the next record; `None` if all are done.
     fn choose(&mut self) -> Option<usize> {
         let open = |(_, input): &(usize, &Input)| !input.is_done;
         match self.order {
@@ -162,7 +162,7 @@ impl MixedRecords {
         }
         let weight = |input: &Input| if input.is_done && !repeats { 0.0 } else { input.weight };
         let total: f64 = self.inputs.iter().map(weight).sum();
-        // 53 bits: a float between 0 and 1 in equal steps.
+        // 53 bits give a float between 0 and 1 in equal steps.
         let mut point = (self.random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64 * total;
         let mut last = None;
         for (index, input) in self.inputs.iter().enumerate().filter(|(_, input)| weight(input) > 0.0) {
@@ -175,7 +175,7 @@ impl MixedRecords {
         last
     }
 
-    /// A source has no more rows; returns whether the mixture continues.
+    /// Handles a source that has no more rows; returns whether the mixture continues.
     fn ran_out(&mut self, index: usize) -> bool {
         let input = &mut self.inputs[index];
         input.is_done = true;

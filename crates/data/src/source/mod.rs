@@ -1,5 +1,4 @@
-//! Where records come from: files, patterns, folders and Hub datasets, in all supported formats, as a stream of
-//! [`Record`]s.
+//! Reads records from files, patterns, folders and Hub datasets, in all supported formats, as a stream of [`Record`]s.
 //!
 //! ```text
 //! SourceSpec --resolve--> Source (files in order, one format) --records--> Records: Iterator<Record>

@@ -1,7 +1,7 @@
 //! Opens a file as a stream of uncompressed bytes and counts how much of it was read.
 //!
-//! Memory is limited to a few buffers and the decompressor's window, so a file that decompresses to terabytes costs
-//! only time. Trade-off: a decompressor runs on the reading thread.
+//! Memory is limited to a few buffers and the decompressor's window, so a file that decompresses to terabytes costs only time. Trade-off: a
+//! decompressor runs on the reading thread.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Result as IoResult};
@@ -69,7 +69,7 @@ pub(super) fn open_bytes(path: &Path, progress: &Progress) -> SourceResult<Bytes
     })
 }
 
-/// As [`open_bytes`], for text formats: skips a byte order mark and refuses binary files.
+/// Opens a file as [`open_bytes`] does, for text formats: skips a byte order mark and refuses binary files.
 pub(super) fn open_text(path: &Path, format: FileFormat, progress: &Progress) -> SourceResult<Bytes> {
     let mut bytes = open_bytes(path, progress)?;
     let start = bytes.fill_buf().map_err(|reason| read_failed(path, 1, &reason))?;
@@ -114,17 +114,17 @@ pub(super) struct Lines {
     bytes: Bytes,
     /// The last line.
     place: Place,
-    /// What to do about a line that is too long.
+    /// Advice about a line that is too long.
     hint: &'static str,
 }
 
 impl Lines {
-    /// The lines after the first `number`.
+    /// Creates a reader of the lines after the first `number`.
     pub(super) fn after(number: usize, bytes: Bytes, path: &Path, hint: &'static str) -> Self {
         Self { bytes, place: Place { path: path.to_owned(), line: number }, hint }
     }
 
-    /// The next line that is not blank; empty at the end.
+    /// Returns the next line that is not blank; empty at the end.
     fn advance(&mut self) -> SourceResult<Vec<u8>> {
         let mut line = Vec::new();
         loop {

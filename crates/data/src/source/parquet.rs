@@ -1,9 +1,8 @@
 //! Parquet, one batch of rows at a time.
 //!
-//! Batches are small where rows are large, and strings stay in their pages until a record is built from them. Not
-//! bounded: what a single page decompresses to, because the decoder trusts the page headers of a file that the user
-//! chose. Not supported: brotli (rare, and another decoder), and compressed Parquet files, because reading begins at
-//! the end of the file.
+//! Batches are small if rows are large, and strings stay in their pages until a record is built from them. Not bounded: the decompressed size of a
+//! single page, because the decoder trusts the page headers of a file that the user chose. Not supported: brotli (rare, and another decoder), and
+//! compressed Parquet files, because reading begins at the end of the file.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -28,8 +27,7 @@ const FORMAT: &str = "Parquet";
 const BATCH_BYTES: u64 = 16 << 20;
 const MAX_BATCH_ROWS: u64 = 1024;
 
-/// The records of a Parquet file. Errors: the file is not Parquet or is damaged; a column has no JSON form or does not
-/// exist.
+/// Opens a Parquet file. Errors: the file is not Parquet or is damaged; a column has no JSON form or does not exist.
 pub(super) fn open_parquet(path: &Path, columns: Option<&[String]>, progress: &Progress) -> SourceResult<BatchRecords> {
     check_is_parquet(path)?;
     let bad = |reason: String| SourceError::bad_row(path, FORMAT, 0, &reason);
@@ -58,8 +56,8 @@ fn decode<T, E: Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, Strin
     catch_panic("the decoder", || work().map_err(|error| error.to_string()))
 }
 
-/// The file's metadata with string columns as views: a dictionary of one long string for a million rows is then read as
-/// such, and not as a million long strings.
+/// Reads the file's metadata with string columns as views: a dictionary of one long string for a million rows is then read as such, and not as a
+/// million long strings.
 fn read_metadata(file: &File) -> Result<ArrowReaderMetadata, ParquetError> {
     let metadata = ArrowReaderMetadata::load(file, ArrowReaderOptions::new())?;
     let schema = Schema::new_with_metadata(as_views(metadata.schema().fields()), metadata.schema().metadata().clone());
@@ -96,7 +94,7 @@ fn check_is_parquet(path: &Path) -> SourceResult<()> {
     }
 }
 
-/// The number of rows for a batch of about [`BATCH_BYTES`], by the largest mean row size of a row group.
+/// Returns the number of rows for a batch of about [`BATCH_BYTES`], from the largest mean row size of a row group.
 fn batch_rows(metadata: &ParquetMetaData) -> usize {
     let mean = |rows: i64, bytes: i64| u64::try_from(bytes).unwrap_or(0) / u64::try_from(rows).unwrap_or(0).max(1);
     let groups = metadata.row_groups().iter();

@@ -1,7 +1,7 @@
-//! One row of a data file, where it is, and how large it may be.
+//! One row of a data file, its place, and the limits of its size.
 //!
-//! Trade-off: rows over the limits are refused, so that memory is bounded without looking at the whole file. A place
-//! has no column; errors that know one name it themselves.
+//! Trade-off: rows over the limits are refused, so that memory is bounded without reading the whole file first. A place has no column; errors that
+//! know one name it themselves.
 
 use std::fmt::{Display, Formatter, Result as FormatResult};
 use std::path::PathBuf;
@@ -29,13 +29,13 @@ pub struct Record {
 }
 
 impl Record {
-    /// A record of the only source.
+    /// Creates a record of the only source.
     pub fn new(fields: Map<String, Json>, place: Place) -> Self {
         Self { fields, place, source: 0, file: 0 }
     }
 }
 
-/// A line of a data file, shown as `path:line`. In Parquet and Arrow files, which have no lines, a row.
+/// A line of a data file, shown as `path:line`; in Parquet and Arrow files, which have no lines, a row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The data file.

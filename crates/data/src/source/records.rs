@@ -31,12 +31,12 @@ pub struct Source {
 }
 
 impl Source {
-    /// The description in the recipe.
+    /// Returns the description in the recipe.
     pub fn spec(&self) -> &SourceSpec {
         &self.spec
     }
 
-    /// The format of all its files.
+    /// Returns the format of all its files.
     pub fn format(&self) -> FileFormat {
         self.format
     }
@@ -46,7 +46,7 @@ impl Source {
         &self.unread_splits
     }
 
-    /// The names of its files in reading order: paths, or `owner/name@commit/path` on the Hub.
+    /// Returns the names of its files in reading order: paths, or `owner/name@commit/path` on the Hub.
     pub fn file_names(&self) -> Vec<String> {
         let name = |file: &SourceFile| match file {
             SourceFile::Local { path, .. } => path.display().to_string(),
@@ -55,7 +55,7 @@ impl Source {
         self.files.iter().map(name).collect()
     }
 
-    /// Size of all its files in bytes, before decompression.
+    /// Returns the size of all its files in bytes, before decompression.
     pub fn bytes(&self) -> u64 {
         let size = |file: &SourceFile| match file {
             SourceFile::Local { size, .. } => *size,
@@ -64,14 +64,14 @@ impl Source {
         self.files.iter().map(size).sum()
     }
 
-    /// A 128-bit hash of everything that determines the records: the content of the files in order, and how they are
-    /// read. Names and locations of local files do not matter; a Hub file counts by dataset, commit and path, whose
-    /// content never changes. `weight` does not matter (a mixture's key includes it). Errors: a file cannot be read.
+    /// Returns a 128-bit hash of everything that determines the records: the content of the files in order, and how they are read. Names and
+    /// locations of local files do not matter; a Hub file counts by dataset, commit and path, whose content never changes. `weight` does not matter
+    /// (a mixture's key includes it). Errors: a file cannot be read.
     pub fn content_key(&self, keys: &ContentKeys) -> Result<u128, SourceError> {
         keys.of_source(&self.spec, self.format, &self.files)
     }
 
-    /// The records, from the first.
+    /// Returns the records, starting with the first.
     pub fn records(&self) -> Records {
         let left = self.spec.limit.unwrap_or(u64::MAX);
         Records {
@@ -122,12 +122,12 @@ pub struct Records {
 }
 
 impl Records {
-    /// Number of bytes of the source's files read so far, of [`Source::bytes`].
+    /// Returns how many bytes of the source's files were read so far, out of [`Source::bytes`].
     pub(super) fn bytes_read(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }
 
-    /// Whether an error occurred after which nothing more can be read.
+    /// Returns whether an error occurred after which nothing more can be read.
     pub(super) fn has_failed(&self) -> bool {
         self.failed
     }

@@ -24,9 +24,9 @@ pub struct SourceSpec {
     pub revision: Option<String>,
     /// Key of a JSON document that holds the list of rows.
     pub field: Option<String>,
-    /// Only these columns or keys; the others are not even decoded where the format allows it.
+    /// Only these columns or keys; the others are not even decoded if the format allows that.
     pub columns: Option<Vec<String>>,
-    /// What counts as one document of a text file.
+    /// The unit that counts as one document of a text file.
     pub text_unit: TextDocument,
     /// Maximum number of rows, from the beginning.
     pub limit: Option<u64>,
@@ -35,7 +35,7 @@ pub struct SourceSpec {
 }
 
 impl SourceSpec {
-    /// A source with nothing but a path.
+    /// Creates a source with only a path.
     pub fn new(path: impl Into<String>) -> Self {
         Self { path: path.into(), ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! Which files of a folder or dataset belong to a split, by their names, as the `datasets` library decides it.
+//! Decides by name which files of a folder or dataset belong to a split, like the `datasets` library.
 //!
 //! `train-00000-of-00003.parquet` names its split exactly; otherwise a word in the name of the file or of a folder
 //! (train, test, validation and their usual synonyms) does; files without such a word belong to the split "train".
@@ -11,16 +11,16 @@ use std::path::Path;
 use super::error::{SourceError, SourceResult};
 
 pub(super) const TRAIN: &str = "train";
-/// Deeper folders are not entered: a link that leads upwards would never end.
+/// Deeper folders are not entered: a link to a parent would never end.
 const MAX_DEPTH: usize = 32;
 
-/// Whether a path (with `/`) is that of a file in data folders that describes data and contains none.
+/// Returns whether a path (with `/`) is that of a file that describes the data of its folder and contains none.
 pub(super) fn describes(path: &str) -> bool {
     let names = ["state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "metadata.json"];
     names.contains(&path.rsplit('/').next().unwrap_or_default())
 }
 
-/// All files below a folder as paths with `/` after `prefix`, except hidden ones. Links are followed.
+/// Lists all files below a folder as paths with `/` after `prefix`, except hidden ones. Links are followed.
 pub(super) fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<String>) -> SourceResult<()> {
     let refused = |reason| SourceError::Open { path: folder.to_owned(), reason };
     for entry in fs::read_dir(folder).map_err(refused)? {
@@ -38,7 +38,7 @@ pub(super) fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut 
     Ok(())
 }
 
-/// The split that a path (with `/`) implies.
+/// Returns the split that a path (with `/`) implies.
 pub(super) fn split_of(path: &str) -> Option<String> {
     let mut parts = path.rsplit('/');
     let stem = parts.next().and_then(|name| name.split('.').next()).unwrap_or_default();
@@ -50,7 +50,7 @@ pub(super) fn split_of(path: &str) -> Option<String> {
     })
 }
 
-/// `NAME` of `NAME-00000-of-00003`.
+/// Returns `NAME` of `NAME-00000-of-00003`.
 fn sharded(stem: &str) -> Option<&str> {
     let digits = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
     let (rest, count) = stem.rsplit_once("-of-")?;
@@ -58,7 +58,7 @@ fn sharded(stem: &str) -> Option<&str> {
     (digits(count) && digits(index) && !name.is_empty()).then_some(name)
 }
 
-/// The usual synonyms of the three usual splits.
+/// Maps the usual synonyms of the three usual splits.
 fn keyword(word: &str) -> Option<&'static str> {
     match word.to_ascii_lowercase().as_str() {
         "train" | "training" => Some(TRAIN),
@@ -72,7 +72,7 @@ fn same_split(found: &str, name: &str) -> bool {
     found == name || keyword(name).is_some_and(|usual| found == usual)
 }
 
-/// The splits that the paths imply, each once, sorted.
+/// Returns the splits that the paths imply, each once, sorted.
 pub(super) fn splits_of<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let mut splits: Vec<String> = paths.into_iter().filter_map(split_of).collect();
     splits.sort();
@@ -80,7 +80,7 @@ pub(super) fn splits_of<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<Str
     splits
 }
 
-/// The paths of a configuration: those in a folder of its name. Error: there is no such folder.
+/// Returns the paths of a configuration: those in a folder of its name. Error: there is no such folder.
 pub(super) fn of_config(paths: Vec<String>, config: Option<&str>, place: &str) -> SourceResult<Vec<String>> {
     let Some(config) = config else { return Ok(paths) };
     let folders = |path: &String| -> Vec<String> {
@@ -104,7 +104,7 @@ pub(super) fn of_config(paths: Vec<String>, config: Option<&str>, place: &str) -
     Ok(inside)
 }
 
-/// The paths of a split, "train" by default. Error: no path belongs to it.
+/// Returns the paths of a split, "train" by default. Error: no path belongs to it.
 pub(super) fn of_split(paths: Vec<String>, split: Option<&str>, place: &str) -> SourceResult<Vec<String>> {
     let name = split.unwrap_or(TRAIN);
     let known = splits_of(paths.iter().map(String::as_str));

@@ -1,4 +1,4 @@
-//! From files to documents: order, what is counted, what is refused and where, and the cache.
+//! Tests from files to documents: order, counts, refusals and their places, and the cache.
 //!
 //! Trade-off: small files; `cargo bench -p firebrick-data` measures large ones.
 
@@ -58,7 +58,7 @@ fn examples(tokenized: Tokenized) -> Vec<Example> {
     DocumentSet::all(tokenized.store.into()).examples().collect()
 }
 
-/// The error of a file, which must hold all the words.
+/// Returns the error of a file, which must contain all the words.
 fn refuses(content: impl AsRef<[u8]>, words: &[&str]) -> DataError {
     let error = read(content).unwrap_err();
     let message = error.to_string();
@@ -285,7 +285,7 @@ fn every_option_and_the_content_of_a_file_change_the_key() {
     assert_ne!(same, key(&one, &options));
 }
 
-/// The lines of the held-out records.
+/// Returns the lines of the held-out records.
 fn held_out_lines(tokenized: Tokenized) -> Vec<u32> {
     let (train, held_out) = DocumentSet::all(tokenized.store.into()).split(0.1, &tokenized.dropped).unwrap();
     let lines = |set: &DocumentSet| (0..set.len()).map(|index| set.entry(index).origin.line).collect::<Vec<_>>();

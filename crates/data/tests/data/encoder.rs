@@ -1,4 +1,4 @@
-//! From records to examples: masks, lengths, what is dropped and why, and which template applies.
+//! Tests from records to examples: masks, lengths, dropped records with reasons, and the choice of the template.
 //!
 //! Trade-off: a small byte-level tokenizer instead of a trained vocabulary.
 
@@ -28,7 +28,7 @@ fn encode(tokenizer: &Tokenizer, options: &EncodeOptions, record: &Json) -> Resu
     Encoder::new(tokenizer, options.clone(), &record)?.encode(&record)
 }
 
-/// The text of the loss tokens of each example; each run of other tokens is a dot.
+/// Returns the text of the loss tokens of each example; each run of other tokens is a dot.
 fn loss_text(tokenizer: &Tokenizer, encoded: &Encoded) -> Vec<String> {
     let shown = |example: &firebrick_data::Example| {
         let pairs: Vec<_> = example.tokens.iter().zip(&example.loss_mask).collect();
@@ -41,7 +41,7 @@ fn loss_text(tokenizer: &Tokenizer, encoded: &Encoded) -> Vec<String> {
     encoded.examples.iter().map(shown).collect()
 }
 
-/// The same of a record.
+/// Encodes a record and returns its [`loss_text`].
 fn trained(tokenizer: &Tokenizer, options: &EncodeOptions, record: &Json) -> Vec<String> {
     loss_text(tokenizer, &encode(tokenizer, options, record).unwrap())
 }
@@ -97,7 +97,7 @@ fn a_pair_gives_two_examples_in_which_the_answers_alone_count() {
     assert_eq!((kinds(&encoded), encoded.examples.len()), (vec![FindingKind::SameAnswers], 0));
 }
 
-/// The template writes a line break after the token that ends the answer: no loss counts it.
+/// Uses a template that writes a line break after the token that ends the answer; no loss counts it.
 #[test]
 fn cross_entropy_of_a_pair_counts_exactly_its_prompt_and_what_the_preference_loss_counts() {
     let tokenizer = tokenizer(Some(TEMPLATE));

@@ -1,7 +1,7 @@
 //! The guarantees of the crate, tested through its public interface, and a small tokenizer for these tests.
 //!
-//! Trade-off: the tokenizer is written to a folder for each test, as a model's is. The words of recipes are repeated
-//! here, so that renaming a variant is noticed.
+//! Trade-off: the tokenizer is written to a folder for each test, like a model's. The words of recipes are repeated here, so that renaming a variant
+//! is noticed.
 
 mod corpus;
 mod encoder;
@@ -21,12 +21,12 @@ use tempfile::TempDir;
 pub(crate) const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\
     {{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}";
 
-/// `tokenizer_config.json` of a tokenizer that adds a beginning-of-text token and pads with the end-of-text token.
+/// Returns the `tokenizer_config.json` of a tokenizer that adds a beginning-of-text token and pads with the end-of-text token.
 pub(crate) fn config() -> Json {
     json!({ "bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "add_bos_token": true })
 }
 
-/// The tokenizer of a folder of the goldens with a template and a configuration.
+/// Returns the tokenizer of a folder of the goldens with a template and a configuration.
 pub(crate) fn tokenizer(golden: &str, template: Option<&str>, config: &Json) -> Tokenizer {
     let folder = TempDir::new().unwrap();
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(golden).join("tokenizer.json");

@@ -1,4 +1,4 @@
-//! Records of every format, and the errors about those that have none.
+//! Tests of records of every format, and of the errors about records without one.
 //!
 //! Trade-off: parsing only; `encoder.rs` covers tokens and masks.
 
@@ -27,7 +27,7 @@ fn chat(record: Json) -> (Vec<Turn>, Option<Vec<Json>>) {
     }
 }
 
-/// Roles and contents.
+/// Returns roles and contents.
 fn texts(turns: &[Turn]) -> Vec<(&str, &str)> {
     turns.iter().map(|turn| (turn.role(), turn.content().unwrap_or("-"))).collect()
 }
@@ -319,7 +319,7 @@ fn sets_for_preference_training_are_refused_by_name_unless_the_chosen_answers_ar
     assert!(parse(json!({ "messages": turns, "score_rejected": 0.5 })).is_ok());
 }
 
-/// Both answers of a pair as conversations, with the number of messages before the answer.
+/// Returns both answers of a pair as conversations, with the number of messages before the answer.
 fn pair(record: &Json) -> [(Vec<(String, String)>, usize); 2] {
     let Row::Pair { chosen, rejected } = parse_with(record, RecordFormat::Preference, &Fields::default()).unwrap()
     else {
@@ -352,7 +352,7 @@ fn pairs_of_every_shape_have_one_prompt_and_two_answers() {
         json!({ "question": "q", "chosen": "a", "rejected": "b" }),
         json!({ "input": "q", "chosen_response": "a", "rejected_response": "b" }),
         json!({ "chosen": whole("a"), "rejected": whole("b") }),
-        // As in ultrafeedback_binarized: prompt and messages repeat what the conversations have.
+        // As in ultrafeedback_binarized: prompt and messages repeat the content of the conversations.
         json!({ "prompt": "q", "messages": whole("a"), "chosen": whole("a"), "rejected": whole("b"), "score_chosen": 9.0 }),
     ];
     for record in chats {

@@ -1,7 +1,7 @@
 //! Comparison with Hugging Face transformers: the rendered text, the token ids, and the loss mask.
 //!
-//! Goldens and the script that generates them are in `tests/golden/`. Trade-off: the two tokenizers there are small, but of
-//! the two kinds that Llama-like models have (byte level, and SentencePiece-like).
+//! Goldens and the script that generates them are in `tests/golden/`. Trade-off: the two tokenizers there are small, but cover the two kinds of
+//! Llama-like models (byte level, and SentencePiece-like).
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
@@ -30,7 +30,7 @@ struct Style {
     cases: Vec<Case>,
 }
 
-/// The output of transformers for a conversation. Without a text: the template refuses it.
+/// The output of transformers for a conversation; without a text if the template refuses it.
 #[derive(Deserialize)]
 struct Case {
     text: Option<String>,
@@ -57,7 +57,7 @@ fn golden() -> Golden {
     serde_json::from_str(&read_to_string(golden_folder().join("templates.json")).unwrap()).unwrap()
 }
 
-/// A tokenizer with a template. Without `blocks`, the template's generation tags become plain conditions.
+/// Returns a tokenizer with a template. Without `blocks`, the template's generation tags become plain conditions.
 fn tokenizer(name: &str, style: &Style, blocks: bool) -> Tokenizer {
     let mut template = read_to_string(golden_folder().join(format!("templates/{name}.jinja"))).unwrap();
     if !blocks {
@@ -68,7 +68,7 @@ fn tokenizer(name: &str, style: &Style, blocks: bool) -> Tokenizer {
     crate::tokenizer(&style.tokenizer, Some(&template), &json!(style.special_tokens))
 }
 
-/// The tokens of a conversation and their mask, or why it was dropped.
+/// Returns the tokens of a conversation and their mask, or why it was dropped.
 fn encode(tokenizer: &Tokenizer, conversation: &Conversation) -> Result<(Vec<u32>, Vec<bool>), FindingKind> {
     let record = json!({ "messages": conversation.messages, "tools": conversation.tools });
     let place = Place { path: "golden".into(), line: 1 };

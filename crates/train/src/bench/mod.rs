@@ -1,7 +1,7 @@
-//! `train bench`: how fast this machine trains a model of this shape, on synthetic tokens.
+//! `train bench`: measures how fast this machine trains a model of this shape, on synthetic tokens.
 //!
-//! QLoRA through the code of a run: recipe, plan, trainer, step. Left out is what a run keeps off the step's path: the loader, the
-//! log, checkpoints, evaluation. A step ends when its loss has been read, so steps do not overlap.
+//! Runs QLoRA through the code of a run: recipe, plan, trainer, step. It leaves out what a run keeps off the step's path: loader, log, checkpoints,
+//! evaluation. A step ends when its loss has been read, so steps do not overlap.
 //! Not supported: full fine-tuning and dense bases, whose step has the same parts.
 
 mod options;
@@ -43,7 +43,7 @@ use trace::StepTrace;
 pub(crate) use trace::sums;
 use usage::UsageCost;
 
-/// What is measured, and where progress goes.
+/// A benchmark to run, and where its progress goes.
 struct Case<'a> {
     options: &'a BenchOptions,
     profile: &'a HardwareProfile,
@@ -54,11 +54,10 @@ struct Case<'a> {
     print: &'a dyn Fn(&str),
 }
 
-/// Plans, loads, steps and measures, each rank with tokens of its own. `clock` was started first in `main`; `print` gets lines about the
-/// progress.
+/// Plans, loads, steps and measures; each rank has its own tokens. `clock` was started first in `main`; `print` receives lines about the progress.
 ///
 /// # Errors
-/// Whatever stops a run of the same recipe, including a run that does not fit; a loss that is not finite.
+/// Any error that stops a run of the same recipe, including a run that does not fit; a loss that is not finite.
 pub fn bench(
     options: &BenchOptions,
     ranks: &Ranks,
@@ -108,7 +107,7 @@ fn planned_and_measured(
         .unwrap_or_else(|failure| Err(report.error(failure)))
 }
 
-/// Loads, steps, and then, when the card is warm, measures the peak rates that the steps are compared with.
+/// Loads the model and takes steps; then, on the warm card, measures the peak rates that the steps are compared with.
 fn measure<B: Kernels>(case: &Case<'_>) -> Result<BenchReport, RunError> {
     let Case { options, plan, model, ranks, print, .. } = *case;
     let device = B::device_of(ranks.local_rank());
@@ -125,7 +124,7 @@ fn measure<B: Kernels>(case: &Case<'_>) -> Result<BenchReport, RunError> {
     let started = Instant::now();
     let source = if options.random_base { WeightSource::Synthetic } else { WeightSource::Folder };
     let mut trainer = assemble::trainer::<B>(plan, model, source, ranks.clone(), &device, &mut |_| ())?;
-    // Random tokens are no pairs of answers.
+    // Random tokens contain no pairs of answers.
     trainer.pairs = None;
     wait::<B>(&device)?;
     let load_s = started.elapsed().as_secs_f64();
@@ -154,7 +153,7 @@ fn measure<B: Kernels>(case: &Case<'_>) -> Result<BenchReport, RunError> {
     Ok(BenchReport { load_s, self_test_s, usage, trace, ..report })
 }
 
-/// Seconds of the steps after the warm-up, and until the host had nothing left to do but to wait for the loss; the losses of all steps.
+/// Seconds of the steps after the warm-up, seconds until the host only waits for the loss, and the losses of all steps.
 struct Steps {
     seconds: Vec<f64>,
     host_seconds: Vec<f64>,
@@ -187,7 +186,7 @@ fn timed_steps<B: Kernels>(
     Ok(steps)
 }
 
-/// One step to its end: the mean loss, read back, and the seconds before the host waited for it.
+/// Takes one step to its end. Returns the mean loss, read back, and the seconds before the host waited for it.
 fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<(f32, f64), RunError> {
     let (host_s, outcome) = timed(|| trainer.step(std::slice::from_ref(batch)));
     let outcome = outcome?;
@@ -201,7 +200,7 @@ fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<(f32, f64
     }
 }
 
-/// The measurements, with what follows from them.
+/// Builds the report from the measurements.
 fn report(case: &Case<'_>, steps: Steps, (peak_bytes, peak_source): (u64, MemorySource), peaks: Peaks) -> BenchReport {
     const GIB: f64 = (1u64 << 30) as f64;
     let Case { options, profile, plan, model, .. } = *case;
@@ -257,7 +256,7 @@ fn report(case: &Case<'_>, steps: Steps, (peak_bytes, peak_source): (u64, Memory
     }
 }
 
-/// The rate that utilization is relative to: the maker's if the card is known and a half format runs on it, else the measured one.
+/// Returns the rates that utilization is relative to: the maker's if the card is known and computes in a half format, else the measured ones.
 fn rates(profile: &HardwareProfile, plan: &Plan, peaks: &Peaks) -> (Rates, String) {
     let spec = profile.cuda_card().and_then(|card| card.spec);
     let peak = spec.and_then(|spec| Some((spec, Rates::of_spec(&spec, MathFormat::Bf16)?)));

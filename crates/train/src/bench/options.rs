@@ -13,7 +13,7 @@ use firebrick_trainer::config::compute::Compute;
 use firebrick_trainer::config::{BackendChoice, RunConfig, compute, from_name, to_name};
 use toml::Value;
 
-/// What the options leave open: QLoRA on all projections, at one learning rate, over data that is never opened.
+/// The settings without options: QLoRA on all projections, at one learning rate, over data that is never opened.
 const RECIPE: &str = r#"
 name = "bench"
 seed = 0
@@ -97,7 +97,7 @@ pub struct BenchOptions {
 }
 
 impl BenchOptions {
-    /// The recipe of a run that does the same work.
+    /// Returns the recipe of a run that does the same work.
     ///
     /// # Errors
     /// Options that exclude each other.
@@ -133,7 +133,7 @@ impl BenchOptions {
     }
 }
 
-/// A whole number, at least 1.
+/// Parses a whole number of at least 1.
 fn count(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".to_owned()),
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(config.quantized_base(), Some(QuantFormat::Nf4 { double_quant: true }));
         let config = parse("--base nvfp4 --compute fp8").unwrap().recipe().unwrap();
         assert_eq!(config.quantized_base(), Some(QuantFormat::Nvfp4));
-        // A path with quotes is one path.
+        // A path with quotes is still one path.
         let options = BenchOptions { model: "a'b\"c".into(), ..parse("").unwrap() };
         assert_eq!(options.recipe().unwrap().model, "a'b\"c");
     }

@@ -1,4 +1,4 @@
-//! The results of a benchmark: the fields of its JSON object, and the same as text.
+//! The results of a benchmark, as a JSON object and as text.
 //!
 //! Trade-off: field names are stable, because files of results are compared across versions.
 
@@ -27,13 +27,13 @@ pub(super) struct Utilization {
     pub(super) rate_name: String,
 }
 
-/// Everything that a benchmark measured, under the names of its JSON object.
+/// All measurements of a benchmark, under the names of its JSON object.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BenchReport {
     pub(super) model: String,
     pub(super) backend: BackendKind,
     pub(super) device: String,
-    /// The format that was computed in, which may not be the requested one.
+    /// The format that was used, which may not be the requested one.
     pub(super) compute: FloatType,
     pub(super) gemms: GemmFormat,
     pub(super) base: QuantFormat,
@@ -52,7 +52,7 @@ pub struct BenchReport {
     /// Tokens per second at the median step, of all ranks together.
     pub(super) tok_s: f64,
     pub(super) step_s: Spread,
-    /// Seconds per step before the host waits for the loss: what it computes and hands to the device, and where it has to wait for room there.
+    /// Seconds per step before the host waits for the loss: computing, handing work to the device, and waiting for room there.
     pub(super) host_s: Spread,
     pub(super) load_s: f64,
     /// Seconds from the start of the process to the end of the first step.

@@ -1,20 +1,20 @@
-//! What is timed, and what came of it: micro-batches of random tokens, where every next token counts in the loss, and repeated timings.
+//! Inputs and results of timings: micro-batches of random tokens, where every next token counts in the loss, and the spread of repeated timings.
 //!
-//! Trade-off: five numbers of a distribution; the samples themselves are not saved. The loss of random tokens stays that of guessing.
+//! Trade-off: five numbers describe a distribution; the samples themselves are not saved. The loss of random tokens stays that of guessing.
 
 use std::time::Instant;
 
 use firebrick_data::{Batch, IGNORE_INDEX};
 use serde::{Deserialize, Serialize};
 
-/// Seconds of repeated work. The median is what is reported; the minimum shows what the machine can do undisturbed.
+/// Seconds of repeated work. The median is reported; the minimum shows what the machine can do undisturbed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Minimum.
     pub min: f64,
     /// A quarter of the samples is below this.
     pub p25: f64,
-    /// Median; of an even number, the mean of the two in the middle.
+    /// Median; for an even number of samples, the mean of the two in the middle.
     pub median: f64,
     /// A quarter of the samples is above this.
     pub p75: f64,
@@ -24,7 +24,7 @@ pub struct Spread {
 
 impl Spread {
     /// # Panics
-    /// Without any sample, or with one that is not a number.
+    /// If there is no sample, or one is not a number.
     pub fn of(mut samples: Vec<f64>) -> Self {
         assert!(!samples.is_empty(), "a spread needs at least one sample");
         assert!(samples.iter().all(|sample| !sample.is_nan()), "samples are numbers, got {samples:?}");
@@ -39,20 +39,20 @@ impl Spread {
         Self { min, p25, median, p75, max }
     }
 
-    /// The distance of the quartiles over the median: what the samples disagree by, without the few slowest.
+    /// Returns the interquartile range over the median: how much the samples disagree, without the few slowest.
     pub fn relative_spread(&self) -> f64 {
         (self.p75 - self.p25) / self.median
     }
 }
 
-/// Seconds that `work` takes, and what it returns.
+/// Returns the seconds that `work` takes, and its result.
 pub fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
     let started = Instant::now();
     let result = work();
     (started.elapsed().as_secs_f64(), result)
 }
 
-/// Builds micro-batches, each of different tokens, the same ones for the same seed.
+/// Builds micro-batches, each of different tokens; the same seed gives the same ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Synthetic {
     /// Rows per micro-batch.
@@ -61,14 +61,14 @@ pub struct Synthetic {
     pub row_len: usize,
     /// Documents per row.
     pub documents: usize,
-    /// Tokens are less than this.
+    /// Tokens are below this.
     pub vocab_size: usize,
     /// State of the generator.
     pub seed: u64,
 }
 
 impl Synthetic {
-    /// The next micro-batch.
+    /// Returns the next micro-batch.
     pub fn next_batch(&mut self) -> Batch {
         let tokens = self.rows * self.row_len;
         let mut batch = Batch {
@@ -82,7 +82,7 @@ impl Synthetic {
             pairs: None,
         };
         for document in (0..self.rows).flat_map(|_| 0..self.documents) {
-            // The first ones of a row take the remainder.
+            // The first documents of a row take the remainder.
             let length = self.row_len / self.documents + usize::from(document < self.row_len % self.documents);
             let start = batch.targets.len();
             batch.targets.extend(batch.input_ids[start + 1..start + length].iter().map(|&id| i64::from(id)));
@@ -93,7 +93,7 @@ impl Synthetic {
         batch
     }
 
-    /// SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014).
+    /// Returns the next number of SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014).
     fn random(&mut self) -> u64 {
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -110,7 +110,7 @@ mod tests {
     fn the_median_is_not_moved_by_one_slow_sample_and_quartiles_are_those_of_numpy() {
         let spread = Spread::of(vec![2.0, 900.0, 1.0]);
         assert_eq!((spread.min, spread.median, spread.max), (1.0, 2.0, 900.0));
-        // numpy.percentile([1, 2, 3, 4, 10], [25, 75]) is [2, 4]; of [1, 2, 3, 4] it is [1.75, 3.25].
+        // numpy.percentile([1, 2, 3, 4, 10], [25, 75]) is [2, 4]; for [1, 2, 3, 4] it is [1.75, 3.25].
         let spread = Spread::of(vec![10.0, 4.0, 3.0, 2.0, 1.0]);
         assert_eq!((spread.p25, spread.p75, spread.relative_spread()), (2.0, 4.0, 2.0 / 3.0));
         let spread = Spread::of(vec![4.0, 1.0, 2.0, 3.0]);

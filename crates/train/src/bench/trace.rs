@@ -1,4 +1,4 @@
-//! Where the time of a step goes, operation by operation, and how close each is to its peak rate.
+//! Shows where the time of a step goes, operation by operation, and how close each operation is to its peak rate.
 //!
 //! Trade-off: timing each launch makes the traced step a little slower than the others.
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use firebrick_trainer::run::peaks::Peaks;
 
-/// All launches of one name, and for GEMMs of one size.
+/// All launches with one name; for GEMMs, also with one size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct OperationTime {
     pub(super) name: &'static str,
@@ -19,12 +19,12 @@ pub(super) struct OperationTime {
     pub(super) ms: f64,
     /// Fraction of the untraced step's time.
     pub(super) share: f64,
-    /// 1e12 operations per second; 0 for what only moves memory.
+    /// 1e12 operations per second; 0 for operations that only move memory.
     pub(super) tflops: f64,
     /// 1e9 bytes per second, each byte counted once.
     pub(super) gb_s: f64,
     pub(super) bound: Bound,
-    /// Fraction of that peak that was reached: the time at the peak over the measured time.
+    /// Fraction of that peak that was reached: time at the peak over measured time.
     pub(super) roofline_share: f64,
 }
 
@@ -33,11 +33,11 @@ pub(super) struct OperationTime {
 pub(super) struct StepTrace {
     /// Longest first; empty if the backend cannot trace.
     pub(super) operations: Vec<OperationTime>,
-    /// Fraction of the untraced step in which none ran, slightly low since traced launches take longer; `None` without a trace.
+    /// Fraction of the untraced step without any operation, slightly low since traced launches take longer; `None` without a trace.
     pub(super) idle: Option<f64>,
 }
 
-/// Launches of one key together, and how many they are, the longest first.
+/// Sums the launches with the same key and counts them, the longest first.
 pub(crate) fn sums<K: Ord>(
     launches: &[TracedOperation],
     key: impl Fn(&TracedOperation) -> K,
@@ -59,7 +59,7 @@ pub(crate) fn sums<K: Ord>(
 impl StepTrace {
     /// Adds up the launches of one step whose untraced median is `step_s`.
     pub(super) fn new(launches: &[TracedOperation], step_s: f64, peaks: &Peaks) -> Self {
-        // By name, and for GEMMs by size.
+        // Keyed by name, and for GEMMs also by size.
         let sums = sums(launches, |launch| (launch.name, launch.gemm));
         let operations: Vec<_> =
             sums.iter().map(|(calls, sum)| OperationTime::new(*calls, sum, step_s, peaks)).collect();
@@ -71,7 +71,7 @@ impl StepTrace {
 impl OperationTime {
     fn new(calls: usize, sum: &TracedOperation, step_s: f64, peaks: &Peaks) -> Self {
         let seconds = sum.milliseconds / 1e3;
-        // Too short for the device's clock: its rate is unknown.
+        // An operation too short for the device's clock has an unknown rate.
         let per_second = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
         let (math_s, memory_s) = (sum.flops / (peaks.gemm_tflops * 1e12), sum.bytes / (peaks.copy_tb_s * 1e12));
         Self {

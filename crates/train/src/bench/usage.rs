@@ -1,7 +1,7 @@
-//! What it costs a step that the machine's usage is sampled meanwhile, as a training run does all the time.
+//! Measures how much sampling the machine's usage slows a step; a training run samples all the time.
 //!
-//! Steps with the sampling thread and without it take turns in blocks, so that a card that warms up slows both; all ranks take as many.
-//! Trade-off: samples are seconds apart where a driver is slow to answer, so the measurement takes half a minute.
+//! Blocks of steps with and without the sampling thread alternate, so that a card that warms up slows both; all ranks take as many steps.
+//! Trade-off: samples are seconds apart if a driver answers slowly, so the measurement takes half a minute.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ use firebrick_trainer::run::step::Trainer;
 
 /// Blocks of each kind.
 const BLOCKS: usize = 5;
-/// Seconds of a block, about.
+/// Approximate seconds of a block.
 const BLOCK_S: f64 = 3.0;
 
 /// Steps with and without sampling.
@@ -27,17 +27,17 @@ pub(super) struct UsageCost {
     /// Mean seconds of a step while usage is sampled.
     sampled_step_s: f64,
     step_s: f64,
-    /// The largest difference of two blocks without sampling, relative to their mean: what a difference has to exceed.
+    /// The largest difference between two blocks without sampling, relative to their mean; a significant difference exceeds it.
     noise: f64,
     samples: u64,
-    /// Seconds that the sampling thread needed for them.
+    /// Seconds that the sampling thread needed for the samples.
     sampling_s: f64,
-    /// What could not be sampled, in sentences.
+    /// Sentences about what could not be sampled.
     notes: Vec<String>,
 }
 
 impl UsageCost {
-    /// Takes steps of both kinds in turn; a step takes about `step_s` seconds.
+    /// Alternates steps of both kinds; a step takes about `step_s` seconds.
     pub(super) fn measure<B: Kernels>(
         case: &Case<'_>,
         trainer: &mut Trainer<B>,
@@ -66,7 +66,7 @@ impl UsageCost {
     }
 }
 
-/// Mean seconds of so many steps.
+/// Takes this many steps and returns their mean seconds.
 fn block<B: Kernels>(trainer: &mut Trainer<B>, batches: &mut Synthetic, steps: usize) -> Result<f64, RunError> {
     let mut seconds = 0.0;
     for _ in 0..steps {

@@ -1,10 +1,10 @@
 //! The program `firebrick` under its other name: `cargo run --bin train`.
 //!
-//! Trade-off: a second link of the same code.
+//! Trade-off: the same code is linked a second time.
 
 use std::process::ExitCode;
 
-/// As in `main.rs`.
+/// The allocator of `main.rs`, for the same reason.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,4 +1,4 @@
-//! What machine this is, or one that is named, and its measured peaks.
+//! Describes this machine or a named one, and measures its peaks.
 //!
 //! Trade-off: a machine is named by a row of the table, not described by options.
 
@@ -39,7 +39,7 @@ pub(crate) fn profile(arguments: &Profile) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures the peaks of a backend here, keeps them, and puts them into the profile.
+/// Measures the peaks of a backend here, stores them, and puts them into the profile.
 fn measure(profile: &mut HardwareProfile, choice: BackendChoice) -> anyhow::Result<()> {
     let backend = choose_backend(choice, profile)?.value;
     let peaks = measure_peaks(backend, profile, &warn)?;

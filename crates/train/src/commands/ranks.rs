@@ -1,6 +1,6 @@
-//! Ranks on this machine, as the commands that train and time take them.
+//! Local ranks, for the commands that train and time.
 //!
-//! Trade-off: processes are the only kind of ranks, on the CPU too.
+//! Trade-off: every rank is a process, on the CPU too.
 
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -23,8 +23,8 @@ pub(crate) struct LocalRankCount {
 }
 
 impl LocalRankCount {
-    /// Starts the ranks that are requested and returns the status with which they have ended; unless this process is one of them, or was
-    /// started as one by another launcher: then it joins them.
+    /// Starts the requested ranks and returns the status with which they ended. A process that is one of them, or that another launcher started as a
+    /// rank, joins the others instead.
     pub(crate) fn join(
         &self,
         backend: BackendChoice,
@@ -44,7 +44,7 @@ impl LocalRankCount {
         Ok(ControlFlow::Continue((ranks, interrupt)))
     }
 
-    /// The option as it was typed.
+    /// Returns the option as it was typed.
     pub(crate) fn words(&self) -> Vec<String> {
         let gpus = self.gpus.map(|gpus| match gpus {
             GpuCount::All => ["--gpus".to_owned(), "all".to_owned()],
@@ -54,7 +54,7 @@ impl LocalRankCount {
     }
 }
 
-/// A status that fits into what a process can return; any other is a failure.
+/// Converts a status that fits into an exit code; any other is a failure.
 pub(crate) fn status(status: i32) -> ExitCode {
     u8::try_from(status).map_or(ExitCode::FAILURE, ExitCode::from)
 }

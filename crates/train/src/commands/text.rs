@@ -1,4 +1,4 @@
-//! What a model writes: prompts continued, a chat, and its logits against a golden file.
+//! Commands about a model's output: continued prompts, a chat, and logits against a golden file.
 //!
 //! Trade-off: a model is loaded for one command and dropped with it.
 
@@ -160,7 +160,7 @@ pub(crate) fn write_text(arguments: Generate) -> anyhow::Result<()> {
     std::fs::write(&path, lines).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Part of a text on standard output, at once; which may be closed.
+/// Writes a part of a text to standard output at once. A closed pipe is ignored.
 fn print_part(text: &str) {
     let mut output = std::io::stdout();
     let _ = write!(output, "{text}").and_then(|()| output.flush());
@@ -213,7 +213,7 @@ pub(crate) fn compare(arguments: Verify) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where and with what text is written, and how its tokens are chosen.
+/// Chooses the backend, how the model is loaded, and how tokens are sampled.
 fn choose(weights: Weights, choice: &TokenChoice) -> Result<(BackendKind, LoadOptions, ChosenSampling), RunError> {
     let backend = backend(&weights)?;
     let compute = choice.dtype.unwrap_or_else(|| compute_format(FloatType::Bf16, backend).value);

@@ -1,6 +1,6 @@
-//! Timing steps and the writing of text.
+//! Commands that time training steps and text generation.
 //!
-//! Trade-off: reports go to standard output as text or as one JSON object, in no other format.
+//! Trade-off: reports go to standard output as text or as one JSON object; there is no other format.
 
 use std::fmt::Display;
 use std::ops::ControlFlow;
@@ -51,12 +51,12 @@ pub(crate) fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints how fast text is written.
+/// Prints how fast text is generated.
 pub(crate) fn time_generation(BenchGenerate { options, json }: &BenchGenerate) -> anyhow::Result<()> {
     print(&bench_generation(options)?, *json)
 }
 
-/// Prints a report: as text, or as text on standard error and one JSON object.
+/// Prints a report as text; or prints the text on standard error and the report as one JSON object.
 fn print(report: &(impl Display + Serialize), json: bool) -> anyhow::Result<()> {
     let text = report.to_string();
     if json {

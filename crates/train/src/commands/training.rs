@@ -1,6 +1,6 @@
-//! Recipes: train one, plan it, show its data.
+//! Commands on recipes: train one, plan it, show its data.
 //!
-//! Trade-off: a recipe is read again by each command.
+//! Trade-off: every command reads the recipe again.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ pub(crate) struct Train {
 }
 
 impl Train {
-    /// The recipe file: the given one, or the config.toml of the run folder that RUN is or is inside of.
+    /// Returns the recipe file: the given one, or the config.toml of the run folder that RUN is or is inside.
     fn config(&self) -> anyhow::Result<PathBuf> {
         if let Some(config) = &self.config {
             return Ok(config.clone());
@@ -77,7 +77,7 @@ pub(crate) struct PlanArguments {
     ranks: u32,
 }
 
-/// A price: a number above 0.
+/// Parses a price: a number above 0.
 fn price(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(price) if price > 0.0 && price.is_finite() => Ok(price),
@@ -113,7 +113,7 @@ pub(crate) struct Inspect {
     html: Option<PathBuf>,
 }
 
-/// Trains. The exit status of a run that a signal ended is that of a process which the signal killed.
+/// Trains. If a signal ended the run, the exit status is that of a process killed by the signal.
 pub(crate) fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let path = arguments.config()?;
     let config = RunConfig::load(&path, &arguments.overrides)?;

@@ -1,7 +1,7 @@
-//! What a recipe will train on, to be looked at before anything is trained: counts, lengths, packing, findings with
-//! their records, and samples with the tokens that count in the loss marked.
+//! Shows what a recipe will train on, before anything is trained: counts, lengths, packing, findings with their records, and samples with the loss
+//! tokens marked.
 //!
-//! Reads data and tokenizer as a run does, and nothing of the model's weights. Not supported: searching for a row.
+//! It reads data and tokenizer as a run does, but none of the model's weights. Not supported: searching for a row.
 
 mod page;
 mod record;
@@ -26,25 +26,25 @@ pub use record::SampleRecord;
 pub use sample::{SampleDocument, SampleRow, SampleToken};
 pub use text::Style;
 
-/// Everything that is shown of a recipe's data.
+/// The inspection of a recipe's data.
 #[derive(Debug)]
 pub struct Inspection {
     /// The run's name.
     pub name: String,
-    /// The model, its tokenizer and template, and the keys that decide about tokens and masks; with their names.
+    /// The model, its tokenizer and template, and the keys that determine tokens and masks; each with its name.
     pub settings: Vec<(&'static str, String)>,
-    /// The training data, then the held-out data where there is any.
+    /// The training data, followed by the held-out data if there is any.
     pub sets: Vec<SetView>,
 }
 
-/// What is shown of a set of documents.
+/// The inspection of a set of documents.
 #[derive(Debug)]
 pub struct SetView {
     /// "training data" or "held-out data".
     pub title: &'static str,
-    /// Where the tokens are, in a sentence.
+    /// A sentence about where the tokens are.
     pub location: String,
-    /// What was found in the sources' records; none if the set is a part of the one before.
+    /// Findings in the sources' records; none if the set is a part of the preceding one.
     pub sources: Vec<SourceReport>,
     /// How documents fill rows.
     pub packing: PackReport,
@@ -52,16 +52,16 @@ pub struct SetView {
     pub row_len: usize,
     /// Rows, spread evenly.
     pub rows: Vec<SampleRow>,
-    /// The longest, the shortest and random documents, with a title each.
+    /// The longest, the shortest and random documents, each group with a title.
     pub documents: Vec<(String, Vec<SampleDocument>)>,
     /// The first records of each kind of finding.
     pub records: Vec<SampleRecord>,
 }
 
-/// Reads a recipe's data; `count` samples of each kind are shown.
+/// Reads a recipe's data and takes `count` samples of each kind.
 ///
 /// # Errors
-/// As a run: the recipe's data, its tokenizer, or the model folder cannot be used.
+/// The recipe's data, its tokenizer, or the model folder cannot be used.
 pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError> {
     let tokenizer = data_sets::tokenizer(config, &config.model_folder()?, prepare::now())?;
     let data = data_sets::read(config, &tokenizer, plan::tokenizing(config, &HardwareProfile::detect()))?;
@@ -93,7 +93,7 @@ fn records(inputs: &[Input], sources: &[SourceReport], tokenizer: &Tokenizer) ->
     Ok(inputs.iter().zip(sources).map(of_source).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-/// The packing and the samples of a set.
+/// Packs a set and takes its samples.
 fn set_view(
     config: &RunConfig,
     tokenizer: &Tokenizer,
@@ -145,7 +145,7 @@ fn set_view(
     })
 }
 
-/// What decides about tokens and masks.
+/// Returns the settings that determine tokens and masks.
 fn settings(config: &RunConfig, tokenizer: &Tokenizer, data: &DataSets) -> Vec<(&'static str, String)> {
     let token = |id: Option<u32>| match id {
         Some(id) => format!("{} ({id})", tokenizer.decode(&[id], false).unwrap_or_default()),
@@ -177,7 +177,7 @@ fn settings(config: &RunConfig, tokenizer: &Tokenizer, data: &DataSets) -> Vec<(
     settings
 }
 
-/// What the chat template does with today's date, and how to fix it; `None` if it writes none that matters.
+/// Returns a note on how the chat template uses today's date, and how to fix the date; `None` if that does not matter.
 fn date_note(tokenizer: &Tokenizer, data: &DataSets) -> Option<String> {
     let has_chats = data.train.sources.iter().chain(&data.held_out_sources).any(|source| source.diagnosis.chats > 0);
     tokenizer.date().filter(|_| has_chats)?;
@@ -205,13 +205,13 @@ fn date_note(tokenizer: &Tokenizer, data: &DataSets) -> Option<String> {
 }
 
 impl Inspection {
-    /// For a terminal or a file.
+    /// Formats the inspection for a terminal or a file.
     #[must_use]
     pub fn text(&self, style: Style) -> String {
         text::render(self, style)
     }
 
-    /// One self-contained HTML page.
+    /// Formats the inspection as one self-contained HTML page.
     #[must_use]
     pub fn page(&self) -> String {
         page::render(self)
@@ -219,7 +219,7 @@ impl Inspection {
 }
 
 impl SetView {
-    /// The measures of the set with their names.
+    /// Returns the measures of the set with their names.
     fn measures(&self) -> Vec<(&'static str, String)> {
         let packing = &self.packing;
         let number = |number: usize| grouped(number as f64);
@@ -234,7 +234,7 @@ impl SetView {
         ]
     }
 
-    /// The steps of the histogram: tokens from and to, documents.
+    /// Returns the steps of the histogram: tokens from and to, number of documents.
     fn histogram(&self) -> Vec<(usize, usize, usize)> {
         let steps = &self.packing.lengths.steps;
         let from = |index: usize| index.checked_sub(1).map_or(1, |previous| steps[previous].up_to + 1);
@@ -242,7 +242,7 @@ impl SetView {
         all.skip_while(|&(_, _, documents)| documents == 0).collect()
     }
 
-    /// The findings of all sources, most frequent first.
+    /// Returns the findings of all sources, most frequent first.
     fn findings(&self) -> Vec<FindingRow> {
         let of_source = |source: &SourceReport| {
             let rows = source.diagnosis.rows;
@@ -260,7 +260,7 @@ impl SetView {
     }
 }
 
-/// What a source has to note besides its counts, a line each.
+/// Returns notes on a source in addition to its counts, one per line.
 fn notes(source: &SourceReport) -> impl Iterator<Item = String> + '_ {
     let remarks = source.remarks.iter().map(|remark| format!("note: {remark}"));
     let warning = source.diagnosis.loss_warning().map(|warning| format!("WARNING: {warning}"));
@@ -271,8 +271,8 @@ fn notes(source: &SourceReport) -> impl Iterator<Item = String> + '_ {
 struct FindingRow {
     kind: FindingKind,
     count: u64,
-    /// Of the source's records.
+    /// Percentage of the source's records.
     percent: f64,
-    /// The first place and what was found there.
+    /// The first place, and the finding there.
     first: String,
 }

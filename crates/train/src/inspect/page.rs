@@ -1,7 +1,7 @@
-//! The inspection as one self-contained HTML page: style inside, no script, nothing that is fetched.
+//! Writes the inspection as one self-contained HTML page: style inside, no script, no external resources.
 //!
-//! Every token is one element with its id as the title, so that boundaries can be seen and ids read. Trade-off: that makes a
-//! page of some megabytes for long samples.
+//! Every token is one element with its id as the title, so that boundaries can be seen and ids read. Trade-off: a page with long samples has some
+//! megabytes.
 
 use std::fmt::Write;
 
@@ -57,7 +57,7 @@ fn describe(blocks: &mut Vec<Block>, set: &SetView) {
     blocks.extend([Block::Heading(3, "Lengths".to_owned()), Block::Table(lengths)]);
 }
 
-/// The findings as a table, and their records.
+/// Adds the findings as a table, and their records.
 fn findings(blocks: &mut Vec<Block>, set: &SetView) {
     let row = |row: super::FindingRow| {
         let class = if row.kind.is_drop() { "drop" } else { "change" };
@@ -112,7 +112,7 @@ fn document(document: &SampleDocument, cut_at: Option<usize>) -> Block {
             add(format_args!("<span class=\"mark\">cut here</span><span class=\"cut\">"));
         }
         let tag = if token.in_loss && !is_cut { 'b' } else { 'i' };
-        // A line break at the end of a line could not be seen. The style draws its mark, so that it is not copied with the text.
+        // A line break at the end of a line would be invisible. The style draws a mark for it, which is not copied with the text.
         let text =
             if token.text.is_empty() { "▯".to_owned() } else { escape(&token.text).replace('\n', "<u></u>\n") };
         add(format_args!("<{tag} title={}>{text}</{tag}>", token.id));
@@ -135,7 +135,7 @@ pub(super) mod tests {
     use crate::inspect::{SampleRow, SampleToken};
     use firebrick_trainer::run::data_sets::SourceReport;
 
-    /// Two documents in a row, the first with this prompt.
+    /// Returns two documents in a row, the first with this prompt.
     pub(in crate::inspect) fn inspection(prompt: &str) -> Inspection {
         let text = |text: &str| text.to_owned();
         let document = |len: usize, parts: &[(&str, bool)]| SampleDocument {
@@ -202,11 +202,11 @@ pub(super) mod tests {
             "note: a remark",
             "<br/>\nkeys not read: functions (20 rows)",
             "<td class=\"text\">model</td><td class=\"text\">folder</td>",
-            // Every token is an element with its id, and every document has its place.
+            // Every token is an element with its id, and every document shows its place.
             "<i title=7>question</i><b title=8>ans</b><b title=9>wer</b>",
             "a.jsonl:3: 3 tokens, 2 in the loss",
             "Longest documents",
-            // Findings are rows in the color of what happened, with their records and the cut.
+            // Findings are rows colored by what happened, with their records and the cut.
             "<tr class=\"drop\"><td class=\"number\">3</td><td class=\"number\">0.2 %</td>",
             "<tr class=\"change\">",
             "no &lt;role&gt;",

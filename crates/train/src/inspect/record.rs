@@ -1,4 +1,4 @@
-//! The records with findings: what was dropped, cut, or trained without a part of it.
+//! Records with findings: dropped, cut, or trained without a part.
 //!
 //! Trade-off: the sources are read again, up to the last of these records.
 
@@ -9,31 +9,31 @@ use firebrick_trainer::run::data_sets::Input;
 
 use super::sample::SampleDocument;
 
-/// Records of each kind of finding that are shown.
+/// Maximum number of records shown per kind of finding.
 const RECORDS_PER_KIND: usize = 2;
-/// Characters of a record that are shown.
+/// Maximum characters shown of a record.
 const RECORD_CHARACTERS: usize = 2000;
-/// Tokens around a cut that are shown.
+/// Maximum tokens shown around a cut.
 const TOKENS_AROUND_CUT: usize = 150;
 
 /// A record with a finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleRecord {
-    /// What was found.
+    /// The kind of finding.
     pub kind: FindingKind,
     /// File and line.
     pub place: String,
-    /// What exactly, and what to do.
+    /// The exact finding, and the remedy.
     pub detail: String,
-    /// The record as JSON, its beginning.
+    /// The beginning of the record as JSON.
     pub json: String,
-    /// Its tokens, where it has any: around the cut, or from the beginning.
+    /// Its tokens, if it has any: around the cut, or from the beginning.
     pub document: Option<SampleDocument>,
-    /// The token before which it was cut.
+    /// The record was cut before this token.
     pub cut_at: Option<usize>,
 }
 
-/// The first records of each kind of finding of a source.
+/// Returns the first records of each kind of finding in a source.
 ///
 /// # Errors
 /// A record cannot be read again.
@@ -75,7 +75,7 @@ fn sample(
     let limit = input.options.max_seq_len;
     let is_cut =
         matches!(kind, FindingKind::Truncated | FindingKind::Split | FindingKind::CutToNothing | FindingKind::TooLong);
-    // The whole record, as it was before it was cut.
+    // Encodes the whole record, as it was before the cut.
     let options = EncodeOptions { max_seq_len: usize::MAX, ..input.options.clone() };
     let encoded = Encoder::new(tokenizer, options, record)?.encode(record)?;
     let shown: Range<usize> =

@@ -4,7 +4,7 @@
 
 use firebrick_data::{DataError, Example, Tokenizer};
 
-/// Tokens of a document that are shown at most.
+/// Maximum tokens shown of a document.
 const SHOWN_TOKENS: usize = 4096;
 
 /// One packed row.
@@ -19,7 +19,7 @@ pub struct SampleRow {
 /// One document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleDocument {
-    /// File and line of its record; of a pair, followed by which answer it is.
+    /// File and line of its record; for a pair, followed by which answer it is.
     pub place: String,
     /// Number of tokens.
     pub len: usize,
@@ -36,26 +36,26 @@ pub struct SampleDocument {
 pub struct SampleToken {
     /// Its id.
     pub id: u32,
-    /// What it adds to the text, special tokens included.
+    /// The text that it adds, special tokens included.
     pub text: String,
     /// Whether it counts in the loss.
     pub in_loss: bool,
 }
 
 impl SampleRow {
-    /// Tokens without padding.
+    /// Returns the number of tokens without padding.
     pub fn tokens(&self) -> usize {
         self.documents.iter().map(|document| document.len).sum()
     }
 }
 
 impl SampleDocument {
-    /// The beginning of a document. Errors: the tokenizer cannot turn its tokens to text.
+    /// Returns the beginning of a document. Errors: the tokenizer cannot turn its tokens into text.
     pub(super) fn new(place: String, example: &Example, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         Self::around(place, example, 0..SHOWN_TOKENS, tokenizer)
     }
 
-    /// A part of a document.
+    /// Returns a part of a document.
     pub(super) fn around(
         place: String,
         example: &Example,
@@ -74,20 +74,19 @@ impl SampleDocument {
         Ok(Self { place, len, loss_tokens, skipped: shown.start, tokens })
     }
 
-    /// The text in runs of tokens that all count in the loss or all do not.
+    /// Returns the text in runs of tokens that either all count in the loss or all do not.
     pub(super) fn runs(&self) -> impl Iterator<Item = (bool, String)> + '_ {
         let runs = self.tokens.chunk_by(|one, other| one.in_loss == other.in_loss);
         runs.map(|run| (run[0].in_loss, run.iter().map(|token| token.text.as_str()).collect()))
     }
 
-    /// Tokens after the last one that is shown.
+    /// Returns the number of tokens after the last one that is shown.
     pub(super) fn hidden(&self) -> usize {
         self.len - self.skipped - self.tokens.len()
     }
 }
 
-/// What each token adds to the text. Some tokenizers drop a space before the first token, so each is decoded after the ones
-/// before it.
+/// Returns the text that each token adds. Some tokenizers drop a space before the first token, so each token is decoded after those before it.
 fn texts(tokens: &[u32], tokenizer: &Tokenizer) -> Result<Vec<String>, DataError> {
     let (mut context, mut done) = (0, 0);
     let text = |index: usize| {

@@ -1,11 +1,11 @@
-//! The inspection as text: colors on a terminal, markers elsewhere.
+//! Formats the inspection as text: with colors on a terminal, with markers elsewhere.
 //!
-//! Trade-off: long rows are cut; the HTML page has them complete.
+//! Trade-off: long rows are cut; the HTML page shows them completely.
 
 use super::{Inspection, SampleDocument, SampleRow, SetView, notes};
 use crate::plot::visible;
 
-/// How loss tokens are marked.
+/// The marking of loss tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     /// Green and dim, by ANSI escapes.
@@ -14,7 +14,7 @@ pub enum Style {
     Markers,
 }
 
-/// Characters of a row that are shown.
+/// Maximum characters shown of a row.
 const SHOWN_CHARACTERS: usize = 4000;
 /// Characters of the longest bar.
 const BAR: usize = 40;

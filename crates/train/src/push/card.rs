@@ -1,6 +1,6 @@
-//! The model card (README.md) of a folder that has none: what is known of base, data and license, and how to use it.
+//! Writes the model card (README.md) of a folder without one: known facts about base, data and license, and how to use the model.
 //!
-//! Trade-off: what is not known is left out; nothing is guessed from names.
+//! Trade-off: unknown facts are left out; nothing is guessed from names.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -20,14 +20,14 @@ pub(super) const FILE: &str = "README.md";
 /// The recipe of the run that saved the folder, next to the folder.
 const RECIPE: &str = "config.toml";
 
-/// What is known of a folder.
+/// Known facts about a folder.
 #[derive(Debug, PartialEq)]
 pub(super) struct Facts {
-    /// Whether it is an adapter, and not a whole model.
+    /// Whether it is an adapter rather than a whole model.
     is_adapter: bool,
-    /// The base's id, where it has one.
+    /// The base's id, if it has one.
     pub(super) base: Option<HubId>,
-    /// What an adapter names as its base, if that is a path.
+    /// The base that an adapter names, if that is a path.
     pub(super) local_base: Option<String>,
     /// Ids of datasets.
     datasets: Vec<String>,
@@ -38,12 +38,12 @@ pub(super) struct Facts {
 /// The terms of a base model, as its own card states them.
 #[derive(Debug, PartialEq)]
 pub(super) struct License {
-    /// `license`, `license_name` and `license_link` of the card, those that are there.
+    /// `license`, `license_name` and `license_link` of the card, if present.
     keys: Vec<(&'static str, String)>,
 }
 
 impl License {
-    /// The license of a base; `None` where its card cannot be read or states none.
+    /// Reads the license of a base; `None` if its card cannot be read or states none.
     pub(super) fn of_base(hub: &Hub, base: &HubId) -> Option<Self> {
         let listing = hub.listing(base).ok()?;
         let text = |key: &'static str| Some((key, listing.card(key).as_str()?.to_owned()));
@@ -53,7 +53,7 @@ impl License {
 }
 
 impl Facts {
-    /// Reads a folder, and the recipe of the run that it was saved by.
+    /// Reads a folder, and the recipe of the run that saved it.
     ///
     /// # Errors
     /// Neither an adapter nor a model; files that cannot be read.
@@ -81,7 +81,7 @@ impl Facts {
         Ok(Self { is_adapter, base, local_base, datasets, lora })
     }
 
-    /// The card of the repository `name`.
+    /// Writes the card of the repository `name`.
     pub(super) fn card(&self, name: &str, license: Option<&License>) -> String {
         let mut text = String::from("---\n");
         let library = if self.is_adapter { "peft" } else { "transformers" };
@@ -115,7 +115,7 @@ impl Facts {
     }
 }
 
-/// The id that a text is, if it is no path on this machine.
+/// Returns the id that a text is, unless it is a path on this machine.
 fn on_hub(kind: RepoKind, text: &str) -> Option<HubId> {
     HubId::parse(kind, text, None).filter(|_| fs::metadata(text).is_err())
 }

@@ -1,4 +1,4 @@
-//! `push`: an adapter folder or a model folder becomes a commit of a repository on the Hub.
+//! `push`: commits an adapter folder or a model folder to a repository on the Hub.
 //!
 //! Trade-off: the repository is public unless `--private` is given or its organization's settings say otherwise, as with
 //! `huggingface_hub`; the command says which it was.
@@ -32,16 +32,16 @@ pub struct PushOptions {
     pub message: String,
 }
 
-/// Why nothing was pushed.
+/// The reasons why nothing was pushed.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {
-    /// A repository to push to that is no id.
+    /// The repository to push to is not a valid id.
     #[error("--to {to}: this is no repository. Write OWNER/NAME or OWNER/NAME@BRANCH")]
     NoRepository {
-        /// What was typed.
+        /// The text that was typed.
         to: String,
     },
-    /// A folder to push that holds no model.
+    /// The folder to push contains no model.
     #[error(
         "{}: neither an adapter (adapter_config.json) nor a model (config.json) is in this folder, nor is it that of a run that \
          saved one",
@@ -51,7 +51,7 @@ pub enum PushError {
         /// The folder.
         folder: PathBuf,
     },
-    /// An adapter to push whose base only this machine has.
+    /// The base of the adapter to push exists only on this machine.
     #[error(
         "{}: the adapter's base is `{base}`, a path of this machine, so it would not load anywhere else. Write the id of the base on the \
          Hub as base_model_name_or_path in its adapter_config.json, and in its README.md, which has the path too. \
@@ -61,24 +61,24 @@ pub enum PushError {
     LocalBase {
         /// The folder.
         folder: PathBuf,
-        /// What its settings name.
+        /// The base that its settings name.
         base: String,
     },
-    /// The folder's files.
+    /// An error in the folder's files.
     #[error(transparent)]
     Folder(#[from] ArchError),
-    /// The recipe of the run that saved the folder.
+    /// An error in the recipe of the run that saved the folder.
     #[error(transparent)]
     Recipe(#[from] ConfigError),
-    /// The Hub.
+    /// An error of the Hub.
     #[error(transparent)]
     Hub(#[from] HubError),
 }
 
-/// Pushes; returns what to tell the user. A folder without README.md gets a model card of what is known, in the repository alone.
+/// Pushes a folder and returns a text for the user. A folder without README.md gets a model card of known facts, only in the repository.
 ///
 /// # Errors
-/// A folder that is no model; an adapter whose base is a path; an id that is none; whatever the Hub does not take.
+/// A folder without a model; an adapter whose base is a path; an invalid id; an error of the Hub.
 pub fn push(options: &PushOptions, console: Console) -> Result<String, PushError> {
     let PushOptions { folder, to, private, message } = options;
     let id = HubId::parse(RepoKind::Model, to, None).ok_or_else(|| PushError::NoRepository { to: to.clone() })?;

@@ -1,7 +1,7 @@
-//! The report of a run: one self-contained HTML page with plots, made from what the run folder holds.
+//! The report of a run: one self-contained HTML page with plots, built from the files of the run folder.
 //!
-//! A run writes it when it ends or is stopped, and `firebrick report` writes it again, also while a run is going on. Everything is read from
-//! `metrics.jsonl`, `plan.toml`, `summary.json` and `config.toml`, so a page never knows more than the folder.
+//! A run writes it when it ends or is stopped, and `firebrick report` writes it again, also during a run. It is built only from `metrics.jsonl`,
+//! `plan.toml`, `summary.json` and `config.toml`, so a page never shows more than the folder contains.
 //! Trade-off: one run per page; TensorBoard and MLflow compare runs.
 
 mod page;
@@ -16,7 +16,7 @@ pub use record::{ReportError, RunRecord};
 /// Name of the page in a run folder.
 pub const REPORT: &str = "report.html";
 
-/// The page of a run folder.
+/// Renders the page of a run folder.
 ///
 /// # Errors
 /// [`ReportError`]: there are no metrics, or they cannot be read.

@@ -1,6 +1,6 @@
 //! The page: facts, plots, the planned memory part by part, every decision with its reason, and the recipe.
 //!
-//! Trade-off: what a run did not record has no plot, rather than an empty one.
+//! Trade-off: a quantity that the run did not record has no plot, rather than an empty one.
 
 use firebrick_hwprofile::memory::human_bytes;
 use toml::Value;
@@ -27,7 +27,7 @@ pub(super) fn render(run: &RunRecord) -> String {
     Page { name: run.name.clone(), what: "report".to_owned(), style: "", blocks }.render()
 }
 
-/// The numbers that a reader looks for first.
+/// Returns the numbers that a reader looks for first.
 fn facts(run: &RunRecord) -> Vec<(&'static str, String)> {
     let words = |decision: &str| run.planned_word(decision);
     let change = |before: Option<f64>, after: Option<f64>, show: fn(f64) -> String| match (before, after) {
@@ -71,7 +71,7 @@ fn with_compute(run: &RunRecord, backend: String) -> String {
     format!("{backend}{compute}{}", machine.map_or_else(String::new, |machine| format!(", {machine}")))
 }
 
-/// Measured, and what the plan promised of it.
+/// Compares the measured speed with the planned one.
 fn speed(run: &RunRecord) -> Option<String> {
     let measured = grouped(run.summed("tokens_per_s")?);
     Some(match planned_speed(run) {
@@ -107,7 +107,7 @@ fn throttled(run: &RunRecord) -> Option<String> {
     (lines > 0).then(|| format!("in {lines} of {} logged steps: {}", run.series("loss").len(), reasons.join(", ")))
 }
 
-/// Plots of what is learned and how fast.
+/// Plots what is learned, and how fast.
 fn training(run: &RunRecord) -> Vec<Plot> {
     let one = |title, unit, key: &str, from_zero| plot_of(run, title, unit, &[("", key)], 1.0, from_zero);
     let mut speed = one("Tokens per second", "", "tokens_per_s", true);
@@ -126,7 +126,7 @@ fn training(run: &RunRecord) -> Vec<Plot> {
     ]
 }
 
-/// Plots of the machine.
+/// Plots the usage of the machine.
 fn machine(run: &RunRecord) -> Vec<Plot> {
     let utilization = [
         ("GPU", "gpu_util"),
@@ -155,7 +155,7 @@ fn machine(run: &RunRecord) -> Vec<Plot> {
     ]
 }
 
-/// A plot of keys of the metrics, each with the name of its line and times a factor.
+/// Plots keys of the metrics, each with the name of its line and multiplied by a factor.
 fn plot_of(run: &RunRecord, title: &str, unit: &str, keys: &[(&str, &str)], factor: f64, from_zero: bool) -> Plot {
     let series = |&(name, key): &(&str, &str)| {
         let name = if name.is_empty() { title } else { name }.to_owned();
@@ -174,7 +174,7 @@ fn plot_of(run: &RunRecord, title: &str, unit: &str, keys: &[(&str, &str)], fact
     }
 }
 
-/// The parts of the planned memory as bars.
+/// Shows the parts of the planned memory as bars.
 fn memory(run: &RunRecord) -> Vec<Block> {
     let Some(lines) = run.plan.get("memory").and_then(Value::as_array) else { return Vec::new() };
     let bytes = |line: &Value| line.get("bytes").and_then(Value::as_integer).unwrap_or(0);
@@ -189,7 +189,7 @@ fn memory(run: &RunRecord) -> Vec<Block> {
     vec![Block::heading("Memory, as planned"), Block::Table(table)]
 }
 
-/// Every decision of the plan with its value and reason.
+/// Lists every decision of the plan with its value and reason.
 fn decisions(run: &RunRecord) -> Option<Block> {
     let row = |(name, decision): (&String, &Value)| {
         let (value, reason) = (decision.get("value")?, decision.get("reason").and_then(Value::as_str)?);

@@ -1,7 +1,7 @@
-//! What a run folder says about its run: the lines of metrics, the plan, and the summary of a finished run.
+//! Reads the content of a run folder: the lines of metrics, the plan, and the summary of a finished run.
 //!
-//! Files are read as plain data and not as the types that wrote them, so that folders of other versions can be shown too.
-//! Trade-off: a number under another name is not found and not missed.
+//! Files are read as plain data rather than as the types that wrote them, so that folders of other versions can be shown too.
+//! Trade-off: a number under another name is silently missing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,25 +10,25 @@ use std::path::{Path, PathBuf};
 use firebrick_trainer::storage::StorageError;
 use serde_json::Value;
 
-/// Why there is no report.
+/// The reasons why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// No run folder.
+    /// The folder has no metrics.
     #[error("{path}: no metrics.jsonl to report on; give the folder of a run, such as runs/my-run ({source})")]
     NoMetrics {
         /// The folder.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file that is there and cannot be understood.
+    /// A file exists but cannot be parsed.
     #[error("{path}: expected {expected}: {problem}")]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What should be in it.
+        /// The expected content.
         expected: &'static str,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// The page cannot be written.
@@ -36,14 +36,14 @@ pub enum ReportError {
     Write(#[from] StorageError),
 }
 
-/// A run, as its folder tells it.
+/// The record of a run in its folder.
 #[derive(Clone, Debug)]
 pub struct RunRecord {
     /// Name of the folder.
     pub name: String,
-    /// The lines of metrics.jsonl, in their order.
+    /// The lines of metrics.jsonl, in order.
     pub lines: Vec<Value>,
-    /// plan.toml; empty where there is none.
+    /// plan.toml; empty if there is none.
     pub plan: toml::Table,
     /// summary.json; `None` for a run that has not finished.
     pub summary: Option<Value>,
@@ -55,8 +55,7 @@ impl RunRecord {
     /// Reads a run folder.
     ///
     /// # Errors
-    /// [`ReportError`]: there are no metrics, or a file is not what its name says. A last line that is cut off, as of a run that goes on,
-    /// is left out.
+    /// [`ReportError`]: there are no metrics, or a file's content does not match its name. An incomplete last line, as of a running run, is left out.
     pub fn read(run: &Path) -> Result<Self, ReportError> {
         const METRICS: &str = "metrics.jsonl";
         let missing = |source| ReportError::NoMetrics { path: run.to_owned(), source };
@@ -83,18 +82,18 @@ impl RunRecord {
         })
     }
 
-    /// The points (step, value) of a key, without those that are no finite number.
+    /// Returns the points (step, value) of a key, without values that are not finite.
     pub fn series(&self, key: &str) -> Vec<(f64, f64)> {
         let point = |line: &Value| Some((line.get("step")?.as_f64()?, line.get(key)?.as_f64()?));
         self.lines.iter().filter_map(point).filter(|(_, value)| value.is_finite()).collect()
     }
 
-    /// The last step that the metrics have.
+    /// Returns the last step in the metrics.
     pub fn last_step(&self) -> Option<u64> {
         self.lines.iter().filter_map(|line| line.get("step")?.as_u64()).max()
     }
 
-    /// Joules of the accelerator over all parts of the run: each part's meter begins at 0.
+    /// Returns the joules of the accelerator over all parts of the run; each part's meter begins at 0.
     pub fn energy_j(&self) -> Option<f64> {
         let meter = self.series("energy_j");
         let (_, first) = meter.first()?;
@@ -102,14 +101,14 @@ impl RunRecord {
         Some(first + meter.windows(2).map(growth).sum::<f64>())
     }
 
-    /// Steps at which the card ran below its highest clocks, and the reasons.
+    /// Counts the steps at which the card ran below its highest clocks, and collects the reasons.
     pub fn throttled(&self) -> (usize, BTreeSet<String>) {
         let found = self.lines.iter().filter_map(|line| line.get("throttle")?.as_array());
         let reasons = found.clone().flatten().filter_map(|reason| Some(reason.as_str()?.replace('_', " ")));
         (found.count(), reasons.collect())
     }
 
-    /// A number of the plan: the `value` of a decision, or what is below it.
+    /// Returns a number of the plan: the `value` of a decision, or a key inside it.
     pub fn planned(&self, path: &[&str]) -> Option<f64> {
         let mut at = self.plan.get(*path.first()?)?;
         for key in &path[1..] {
@@ -119,13 +118,13 @@ impl RunRecord {
         at.as_float().or_else(|| at.as_integer().map(|number| number as f64))
     }
 
-    /// A word of the plan.
+    /// Returns a text value of the plan.
     pub fn planned_word(&self, decision: &str) -> Option<String> {
         let value = self.plan.get(decision)?.get("value")?;
         Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
     }
 
-    /// A number of the summary.
+    /// Returns a number of the summary.
     pub fn summed(&self, key: &str) -> Option<f64> {
         self.summary.as_ref()?.get(key)?.as_f64()
     }

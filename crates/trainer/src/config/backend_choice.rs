@@ -12,17 +12,17 @@ use serde::de::Error as DeError;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const AUTO: &str = "auto";
-/// Every name that [`BackendChoice`] is written with.
+/// Every name of a [`BackendChoice`] in recipes.
 const NAMES: [&str; 5] =
     [AUTO, BackendKind::Cuda.name(), BackendKind::Wgpu.name(), BackendKind::Candle.name(), BackendKind::Flex.name()];
 
-/// Which backend a recipe or a command line requests.
+/// The backend that a recipe or a command line requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BackendChoice {
     /// The plan decides.
     #[default]
     Auto,
-    /// This one.
+    /// The backend with this name.
     Named(BackendKind),
 }
 

@@ -1,14 +1,13 @@
-//! What a recipe must not contain: keys that are missing, values beyond their limits, and keys that exclude each other. The rules stand in
-//! the files of the sections.
+//! Checks of a recipe: missing keys, values beyond their limits, and keys that exclude each other. The rules are in the files of the sections.
 //!
-//! Trade-off: one problem is reported at a time, the first one.
+//! Trade-off: only the first problem is reported.
 
 use crate::config::error::{ConfigError, Place};
 use crate::config::section::{Rule, rules};
 use crate::config::source::{RIVALS, Source};
 use crate::config::{RunConfig, compute, data_section, eval_section, preference_section, train_section, weights};
 
-/// Refuses the first thing that cannot work, with the place where it was typed.
+/// Refuses the recipe for the first problem found, with the place where it was typed.
 pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
     refuse_missing(config, source)?;
     refuse_rivals(source)?;
@@ -50,7 +49,7 @@ fn refuse_missing(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigE
     Err(ConfigError::missing(place, key, help))
 }
 
-/// Refuses two keys for the same setting, except where both may be there as long as they agree.
+/// Refuses two keys for the same setting, unless both are allowed as long as they agree.
 fn refuse_rivals(source: &Source<'_>) -> Result<(), ConfigError> {
     for (one, other, may_agree) in RIVALS {
         if !may_agree && source.is_typed(one) && source.is_typed(other) {
@@ -61,7 +60,7 @@ fn refuse_rivals(source: &Source<'_>) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// A password in an address would be saved with the run, in several files. The message does not repeat it.
+/// Refuses a password in an address: it would be saved with the run, in several files. The message does not repeat it.
 fn refuse_credentials(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
     const KEY: &str = "mlflow.tracking_uri";
     if config.mlflow.as_ref().is_none_or(|mlflow| !mlflow.has_credentials()) {
@@ -76,7 +75,7 @@ fn refuse_credentials(config: &RunConfig, source: &Source<'_>) -> Result<(), Con
     Err(ConfigError::key(place, KEY, problem))
 }
 
-/// The rules of names and paths.
+/// Returns the rules of names and paths.
 fn names(config: &RunConfig) -> Vec<Rule> {
     let name = &config.name;
     let is_folder_name = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);

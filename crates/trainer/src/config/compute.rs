@@ -1,4 +1,4 @@
-//! What `compute` accepts: the format of activations, and of what the GEMMs of the layers multiply where that is another one. Its older names
+//! Values of `compute`: the format of activations, and the format that the GEMMs of the layers multiply if it is another one. Its older names
 //! `train.bf16` and `bnb_4bit.compute_dtype` must agree with it.
 //!
 //! Not supported: storage formats such as "nf4"; nothing is computed in them.
@@ -13,14 +13,14 @@ use crate::config::RunConfig;
 use crate::config::section::{Rule, rule};
 use crate::config::source::Source;
 
-/// What a run computes in, as a recipe names it.
+/// The number format that a run computes in, as a recipe names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compute {
     /// Everything in one format.
     Plain(FloatType),
     /// GEMMs of the layers multiply E4M3; everything else is bfloat16.
     Fp8,
-    /// What the device is fastest with, as far as that was measured: the plan decides.
+    /// The fastest format of the device, as far as that was measured; the plan decides.
     Auto,
 }
 
@@ -30,7 +30,7 @@ const NAMES: [&str; 5] = [FloatType::F32.name(), FloatType::Bf16.name(), FloatTy
 const ALL_NAMES: [&str; 10] = ["float32", "bfloat16", "float16", "f32", "fp32", "bf16", "f16", "fp16", "fp8", "auto"];
 
 impl Compute {
-    /// The format of activations, and of all that is not a GEMM of a layer; with [`Compute::Auto`], where the device has it.
+    /// Returns the format of activations and of all that is not a GEMM of a layer. [`Compute::Auto`] takes bfloat16 where the device has it.
     pub fn activations(self) -> FloatType {
         match self {
             Self::Plain(format) => format,
@@ -38,7 +38,7 @@ impl Compute {
         }
     }
 
-    /// Its name in recipes.
+    /// Returns the name in recipes.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain(format) => format.name(),
@@ -54,7 +54,7 @@ impl fmt::Display for Compute {
     }
 }
 
-/// What has this name, for command lines.
+/// Parses a name, for command lines.
 ///
 /// # Errors
 /// A sentence with the allowed names.
@@ -65,7 +65,7 @@ pub fn parse(name: &str) -> Result<Compute, String> {
     name.parse().map(Compute::Plain).map_err(|_| format!("'{name}' is not one of {}", NAMES.join(", ")))
 }
 
-/// The same for what only names the format of activations.
+/// Parses the name of a format of activations.
 ///
 /// # Errors
 /// A sentence with the allowed names.
@@ -97,7 +97,7 @@ impl JsonSchema for Compute {
 }
 
 impl RunConfig {
-    /// What the recipe requests to compute in.
+    /// Returns what the recipe computes in, by whichever key names it.
     pub fn compute(&self) -> Compute {
         match (self.compute.or(self.compute_dtype()), self.train.bf16) {
             (Some(compute), _) => compute,
@@ -111,7 +111,7 @@ impl RunConfig {
     }
 }
 
-/// The keys that name the format must not contradict each other.
+/// Checks that the keys that name the format agree.
 pub(super) fn agreement(config: &RunConfig, source: &Source<'_>) -> Option<Rule> {
     let activations = config.compute().activations();
     let named = |key: &'static str, compute: Option<Compute>| {
@@ -131,7 +131,7 @@ pub(super) fn agreement(config: &RunConfig, source: &Source<'_>) -> Option<Rule>
     Some(rule(false, *wrong, problem, help))
 }
 
-/// `bnb_4bit.compute_dtype`, which names only the format of activations.
+/// Reads `bnb_4bit.compute_dtype`, which names only the format of activations.
 pub(super) fn deserialize_format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<FloatType>, D::Error> {
     let name = String::deserialize(deserializer)?;
     parse_format(&name).map(Some).map_err(|_| D::Error::unknown_variant(&name, &NAMES[..3]))
@@ -156,7 +156,7 @@ mod tests {
             (plain(FloatType::F16), plain(FloatType::Bf16), plain(FloatType::F32))
         );
         for format in QuantFormat::ALL {
-            // A stored base may be in fp8 too, which is another thing: the rest is bfloat16.
+            // A stored base may be in fp8 too, but that is a storage format: the rest is bfloat16.
             assert_eq!(parse(format.name()).is_ok(), format == QuantFormat::Fp8, "{format}");
         }
         assert_eq!(parse("nf4").unwrap_err(), "'nf4' is not one of float32, bfloat16, float16, fp8, auto");

@@ -1,7 +1,7 @@
 //! `[data]`: what to train and evaluate on. The doc comments here are the descriptions in docs/config.schema.json.
 //!
-//! Not supported: keys for the tokenizer itself, which is the model folder's. Trade-off: files are not looked at; whether they exist, and
-//! what they hold, is found when they are read.
+//! Not supported: keys for the tokenizer itself, which belongs to the model folder. Trade-off: files are not opened here; whether they exist, and
+//! what they contain, is found when they are read.
 
 use std::collections::BTreeMap;
 
@@ -85,17 +85,17 @@ section_of_a_source! {
 }
 
 impl DataConfig {
-    /// Whether the tokenizer gets tokens that the model's folder does not have.
+    /// Returns whether the tokenizer gets tokens that the model's folder does not have.
     pub fn adds_tokens(&self) -> bool {
         !self.new_tokens.is_empty() || !self.new_special_tokens.is_empty()
     }
 
-    /// The training sources: those of `sources`, or the one of `path`.
+    /// Returns the training sources: those of `sources`, or the one of `path`.
     pub fn training_sources(&self) -> Vec<SourceConfig> {
         if self.sources.is_empty() { vec![self.own_source()] } else { self.sources.clone() }
     }
 
-    /// The sources of a separate held-out set; none if there is no such set.
+    /// Returns the sources of a separate held-out set; none if there is no such set.
     pub fn held_out_sources(&self) -> Vec<SourceConfig> {
         let Some(path) = &self.eval_path else { return self.eval_sources.clone() };
         let revision = self.revision.clone().filter(|_| *path == self.path);
@@ -103,12 +103,12 @@ impl DataConfig {
         vec![SourceConfig { path, split, revision, limit: None, ..self.own_source() }]
     }
 
-    /// As [`SourceConfig::field_names`], for `path` and `eval_path`.
+    /// Returns the names of the record's keys for `path` and `eval_path`, as [`SourceConfig::field_names`] does for a source.
     pub fn field_names(&self) -> Result<Fields, String> {
         self.own_source().field_names()
     }
 
-    /// `path` as the keys next to it describe it.
+    /// Returns `path` as a source, described by the keys next to it.
     fn own_source(&self) -> SourceConfig {
         SourceConfig {
             path: self.path.clone(),
@@ -129,7 +129,7 @@ impl DataConfig {
 }
 
 impl RunConfig {
-    /// Which tokens count in the loss.
+    /// Returns which tokens count in the loss.
     pub fn train_on(&self) -> TrainOn {
         match (self.data.train_on, self.data.format) {
             (Some(train_on), _) => train_on,
@@ -138,19 +138,19 @@ impl RunConfig {
         }
     }
 
-    /// Seed of the order of rows and of mixtures.
+    /// Returns the seed of the order of rows and of mixtures.
     pub fn data_seed(&self) -> u64 {
         self.data.data_seed.unwrap_or(self.seed)
     }
 
-    /// Whether there is anything to evaluate on.
+    /// Returns whether there is data to evaluate on.
     pub fn has_eval_data(&self) -> bool {
         let data = &self.data;
         data.eval_path.is_some() || data.eval_fraction.is_some() || !data.eval_sources.is_empty()
     }
 }
 
-/// The rules of `[data]`.
+/// Returns the rules of `[data]`.
 pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let data = &config.data;
     let mut rules = rules! {
@@ -182,7 +182,7 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     rules
 }
 
-/// Keys that only mean something together with others.
+/// Returns the rules of keys that need other keys.
 fn agreements(config: &RunConfig) -> Vec<Rule> {
     let data = &config.data;
     let has_roles = !matches!(config.train_on(), TrainOn::All | TrainOn::Flags);

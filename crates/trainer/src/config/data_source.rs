@@ -1,6 +1,6 @@
 //! A source of data: the keys that describe one, which `[data]` and each table of `[[data.sources]]` have.
 //!
-//! Values have the types of the data crate. Trade-off: in `[data]` the keys describe `path`, and `eval_path` as far as they fit there.
+//! Values have the types of the data crate. Trade-off: in `[data]` the keys describe `path`, and `eval_path` too as far as they apply to it.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use crate::config::from_name;
 use crate::config::section::{AboveZero, Rule, rule};
 
-/// A section with the keys of a source, and after them its own.
+/// Defines a section with the keys of a source, followed by its own keys.
 macro_rules! section_of_a_source {
     ($(#[$about:meta])* pub struct $name:ident in $prefix:literal { $($own:tt)* }) => {
         $crate::config::section::section! {
@@ -68,7 +68,7 @@ section_of_a_source! {
 }
 
 impl SourceConfig {
-    /// The source as the data crate describes it.
+    /// Returns the source as the data crate describes it.
     pub fn spec(&self) -> SourceSpec {
         SourceSpec {
             path: self.path.clone(),
@@ -84,7 +84,7 @@ impl SourceConfig {
         }
     }
 
-    /// The names of the record's keys.
+    /// Returns the names of the record's keys.
     ///
     /// # Errors
     /// A sentence about a name that is not one of [`Fields`]'.
@@ -100,7 +100,7 @@ impl SourceConfig {
         serde_json::from_value(Value::Object(map)).map_err(|error| error.to_string())
     }
 
-    /// The keys that say something else than their default.
+    /// Returns the keys whose value differs from the default.
     pub(super) fn described(&self) -> Vec<String> {
         let keys = |source: &Self| match serde_json::to_value(source) {
             Ok(Value::Object(keys)) => keys,
@@ -110,7 +110,7 @@ impl SourceConfig {
         keys(self).into_iter().filter(|(key, value)| plain.get(key) != Some(value)).map(|(key, _)| key).collect()
     }
 
-    /// The rules of one source of a list, which messages name by its number there.
+    /// Returns the rules of one source of a list; messages name the source by its number in the list.
     pub(super) fn rules(&self, key: &'static str, index: usize, mix: Mix) -> Vec<Rule> {
         let of_source = |holds, problem: &str, help| rule(holds, key, format!("source {}: {problem}", index + 1), help);
         let fields = self.field_names().err();
@@ -140,7 +140,7 @@ impl SourceConfig {
     }
 }
 
-/// A record format; the error about a file format names its key.
+/// Reads a record format. If the value is a file format, the error names the key for that.
 pub(super) fn record_format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RecordFormat, D::Error> {
     let name = String::deserialize(deserializer)?;
     let parse = |name: &str| RecordFormat::deserialize(IntoDeserializer::<D::Error>::into_deserializer(name));

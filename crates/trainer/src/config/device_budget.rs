@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const AUTO: &str = "auto";
 
-/// How much of something stays on the device where the rest can be fetched or made again.
+/// How much of something stays on the device if the rest can be fetched or computed again.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum DeviceBudget {
     /// As much as fits.

@@ -1,4 +1,4 @@
-//! What can be wrong with a recipe: every message names the place, the key, and the way out.
+//! Errors of recipes. Every message names the place, the key, and the remedy.
 //!
 //! Trade-off: problems are sentences, not types, because no caller distinguishes them.
 
@@ -8,10 +8,10 @@ use std::path::PathBuf;
 
 use crate::config::other_names;
 
-/// Where something was typed.
+/// The place where something was typed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// Somewhere in a file, for what is missing rather than wrong.
+    /// Somewhere in a file; for a key that is missing.
     File(PathBuf),
     /// A line of a file, counted from 1.
     Line(PathBuf, usize),
@@ -29,7 +29,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Why a recipe is refused. Keys are written as in `--set`: `train.learning_rate`.
+/// The reasons why a recipe is refused. Keys are written as in `--set`: `train.learning_rate`.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file could not be read.
@@ -48,7 +48,7 @@ pub enum ConfigError {
     /// Anything else that is wrong at a place.
     #[error("{place}: {message}")]
     At {
-        /// Where.
+        /// The place.
         place: Place,
         /// The key if it is one, what is wrong, and what to write instead.
         message: String,
@@ -66,18 +66,18 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// A key whose value cannot work.
+    /// Creates the error for a key whose value cannot work.
     pub(super) fn key(place: Place, key: &str, problem: impl fmt::Display) -> Self {
         Self::At { place, message: format!("{key}: {problem}") }
     }
 
-    /// A key without a default that is not there.
+    /// Creates the error for a missing key that has no default.
     pub(super) fn missing(place: Place, key: &str, help: impl fmt::Display) -> Self {
         Self::At { place, message: format!("{key} is missing; {help}") }
     }
 }
 
-/// Turns a message of the TOML reader about the value of `key` into one of ours.
+/// Turns the TOML reader's message about the value of `key` into ours.
 pub(super) fn from_reader(place: Place, key: &str, message: &str) -> ConfigError {
     let wrong_type = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
     if let Some((got, expected)) = wrong_type.and_then(|rest| rest.split_once(", expected ")) {
@@ -94,7 +94,7 @@ pub(super) fn from_reader(place: Place, key: &str, message: &str) -> ConfigError
     ConfigError::key(place, key, message)
 }
 
-/// The reader's "unknown variant `x`, expected one of `a`, `b`": the words between backticks are what counts.
+/// Rewrites the reader's "unknown variant `x`, expected one of `a`, `b`". Only the words between backticks matter.
 fn unknown_value(key: &str, message: &str) -> String {
     let mut words = message.split('`').skip(1).step_by(2);
     let got = words.next().unwrap_or_default();
@@ -107,7 +107,7 @@ fn unknown_value(key: &str, message: &str) -> String {
     format!("'{got}' is not one of '{}'; {hint}", allowed.join("', '"))
 }
 
-/// What to write instead of a value of the wrong type, where that is clear; it follows the value.
+/// Returns advice to append to a value of the wrong type, if it is clear what was meant.
 fn advice_on_type(key: &str, got: &str, expected: &str) -> &'static str {
     let text = got.strip_prefix("string \"").and_then(|rest| rest.strip_suffix('"'));
     match (text, expected) {
@@ -118,7 +118,7 @@ fn advice_on_type(key: &str, got: &str, expected: &str) -> &'static str {
     }
 }
 
-/// Rust's name of a type in plain words.
+/// Translates Rust's name of a type into plain words.
 fn plain_type(expected: &str) -> &str {
     match expected {
         "f64" => "a number",
@@ -129,17 +129,17 @@ fn plain_type(expected: &str) -> &str {
     }
 }
 
-/// A value as the reader shows it, without Rust's name of the type of a large integer.
+/// Returns a value as the reader shows it, without Rust's name of a large integer's type.
 fn plain_value(got: &str) -> &str {
     got.trim_end_matches(" as i128").trim_end_matches(" as u128")
 }
 
-/// The candidate that `typed` is a misspelling or a part of, if there is one. Names that merely look alike may mean different things
-/// (`use_dora` and `use_rslora`, 32 and 8 bits), so a candidate with other digits or more than a few edits away is none.
+/// Returns the candidate that `typed` is a misspelling or a part of, if there is one. Names that merely look alike may mean different things
+/// (`use_dora` and `use_rslora`, 32 and 8 bits), so candidates with other digits or more than a few edits away do not count.
 pub(super) fn nearest<'a>(typed: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     /// One edit in this many characters is a misspelling.
     const CHARACTERS_PER_EDIT: usize = 4;
-    /// A name of which the typed one has this share, from the beginning, is meant.
+    /// A name that begins with the other one counts as meant if the shorter is at least this share of the longer.
     const PART: f64 = 0.65;
     let digits = |name: &str| name.chars().filter(char::is_ascii_digit).collect::<String>();
     let edits = |candidate: &str| {

@@ -9,7 +9,7 @@ use crate::config::extraction::Extraction;
 use crate::config::section::{COUNT, Epochs, ROWS, Rule, TOKENS, Whole, rule, rules, section};
 use crate::config::train_section::Interval;
 
-/// Steps between two checkpoints if the recipe has no key for it.
+/// Steps between two checkpoints if the recipe does not set them.
 const DEFAULT_CHECKPOINT_STEPS: u64 = 500;
 
 section! {
@@ -52,23 +52,23 @@ section! {
 }
 
 impl RunConfig {
-    /// How often the held-out data is evaluated.
+    /// Returns how often the held-out data is evaluated.
     pub fn eval_interval(&self) -> Interval {
         Interval::of(self.eval.every_steps, self.eval.every_epochs, 0)
     }
 
-    /// How often a checkpoint is saved.
+    /// Returns how often a checkpoint is saved.
     pub fn checkpoint_interval(&self) -> Interval {
         Interval::of(self.checkpoint.every_steps, self.checkpoint.every_epochs, DEFAULT_CHECKPOINT_STEPS)
     }
 
-    /// Rows per forward pass of the evaluation.
+    /// Returns the rows per forward pass of the evaluation.
     pub fn eval_micro_batch_size(&self) -> usize {
         self.eval.micro_batch_size.unwrap_or(self.train.micro_batch_size)
     }
 }
 
-/// The rules of `[eval]`: it needs something to evaluate on.
+/// Returns the rules of `[eval]`, which needs data to evaluate on.
 pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let eval = &config.eval;
     let with_data = |is_absent: bool, key: &'static str| {

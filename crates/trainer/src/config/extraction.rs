@@ -1,4 +1,4 @@
-//! `eval.extract`: what of an answer is compared with the reference.
+//! `eval.extract`: the part of an answer that is compared with the reference.
 //!
 //! Trade-off: the last match counts, in answer and reference alike, because models reason first and answer last.
 
@@ -9,7 +9,7 @@ const NUMBER: &str = r"(-?\d[\d,]*(?:\.\d+)?)";
 /// A letter from A to J that stands alone.
 const CHOICE: &str = r"\b([A-J])\b";
 
-/// What of an answer is compared.
+/// The part of an answer that is compared.
 #[derive(Clone, Debug)]
 pub enum Extraction {
     /// All of it, without white space around it.
@@ -21,7 +21,7 @@ pub enum Extraction {
 }
 
 impl Extraction {
-    /// The extraction that a recipe names.
+    /// Parses the extraction that a recipe names.
     ///
     /// # Errors
     /// A sentence about what is wrong with the regular expression.
@@ -41,7 +41,7 @@ impl Extraction {
         }
     }
 
-    /// The part of an answer that is compared; `None` if it is not there.
+    /// Returns the part of an answer that is compared; `None` if it is not there.
     pub fn part(&self, answer: &str) -> Option<String> {
         let last = |regex: &Regex| {
             let found = regex.captures_iter(answer).last()?.get(1)?;
@@ -54,14 +54,14 @@ impl Extraction {
         }
     }
 
-    /// Whether an answer counts as the reference. An answer without the part is wrong.
+    /// Returns whether an answer matches the reference. An answer without the part is wrong.
     pub fn matches(&self, answer: &str, reference: &str) -> bool {
         let part = self.part(answer);
         part.is_some() && part == self.part(reference)
     }
 }
 
-/// "1,234.50" as "1234.5".
+/// Writes "1,234.50" as "1234.5".
 fn plain_number(number: &str) -> String {
     let digits = number.replace(',', "");
     match digits.contains('.') {
@@ -70,7 +70,7 @@ fn plain_number(number: &str) -> String {
     }
 }
 
-/// The last line of a message of the regex crate says what is wrong; the lines above point at the place.
+/// Returns the last line of a message of the regex crate, which states the problem; the lines above point at the place.
 fn one_line(message: &str) -> String {
     message.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }

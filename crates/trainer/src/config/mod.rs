@@ -1,10 +1,9 @@
 //! The recipe: what the user typed, read from a TOML or YAML file and `--set` overrides into [`RunConfig`].
 //!
-//! Everything that can be refused without looking at the machine is refused here, with the file and line, the key, and what to do. What
-//! depends on the machine (does it fit, is the backend available) belongs to the plan. The doc comments of keys are the descriptions in
-//! docs/config.schema.json. Values have the types of the crates that use them, so a number format, an optimizer or a schedule has one type
-//! in the whole workspace.
-//! Trade-off: unknown keys are reported together, of other problems the first one. A library's settings carry the recipe's names of their
+//! Everything that can be refused without knowing the machine is refused here, with the file and line, the key, and the remedy. The plan decides what
+//! depends on the machine (does it fit, is the backend available). The doc comments of keys are the descriptions in docs/config.schema.json. Values
+//! have the types of the crates that use them, so a number format, an optimizer or a schedule has one type in the whole workspace.
+//! Trade-off: all unknown keys are reported together, but only the first of other problems. A library's settings use the recipe's names for their
 //! keys.
 
 mod backend_choice;
@@ -118,7 +117,7 @@ pub enum Init {
 }
 
 impl RunConfig {
-    /// Every key that has a limit.
+    /// Returns every key that has a limit.
     fn all_limits(&self) -> Vec<Limited> {
         let sections = [self.data.limits(), self.train.limits(), self.eval.limits(), self.checkpoint.limits()];
         let optional = self.preference.iter().map(PreferenceSection::limits);
@@ -127,7 +126,7 @@ impl RunConfig {
         own.into_iter().chain(optional).chain(sections).flatten().collect()
     }
 
-    /// What this recipe would be if it said nothing but what it trains: model, data, and which weights in which form.
+    /// Returns this recipe with nothing but what it trains: model, data, and which weights in which form. Other keys have their defaults.
     pub fn with_default_keys(&self) -> RunConfig {
         let RunConfig { name, pack, max_seq_len, output_dir, seed, train, eval, checkpoint, .. } = RunConfig::default();
         let mut plain =
@@ -137,7 +136,7 @@ impl RunConfig {
     }
 }
 
-/// The name of a value such as `Recompute::Full`: "full". A variant that holds a value is followed by that value's name.
+/// Returns the name of a value such as `Recompute::Full`: "full". If the variant holds a value, that value's name follows.
 pub fn to_name(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(value) => plain(&value),
@@ -155,7 +154,7 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// The value with a name, for command lines.
+/// Parses the name of a value, for command lines.
 ///
 /// # Errors
 /// A sentence with the allowed names.
@@ -163,7 +162,7 @@ pub fn from_name<T: DeserializeOwned>(name: &str) -> Result<T, String> {
     let deserializer: serde::de::value::StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
     T::deserialize(deserializer).map_err(|error| {
         let message = error.to_string().replace('`', "");
-        // The name itself is in every message about a command line already.
+        // Every message about a command line contains the name already.
         message.split_once(", expected ").map_or(message.clone(), |(_, names)| format!("expected {names}"))
     })
 }

@@ -1,4 +1,4 @@
-//! Names that users of axolotl, TRL, transformers, LLaMA-Factory and Unsloth type, and what each is here: `other_names.toml`.
+//! Keys of axolotl, TRL, transformers, LLaMA-Factory and Unsloth, and their equivalents here: `other_names.toml`.
 //!
 //! Trade-off: the table is kept by hand; a test checks that every key and section in it exists.
 
@@ -7,9 +7,9 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-/// Answers, and the names that each is for.
+/// Answers, each with the names it is for.
 type Answers = BTreeMap<String, Vec<String>>;
-/// What makes an answer of its text.
+/// Builds an answer from its text.
 type Kind = fn(&'static str) -> Answer;
 
 #[derive(Deserialize)]
@@ -24,21 +24,21 @@ struct Names {
 static NAMES: LazyLock<Names> =
     LazyLock::new(|| toml::from_str(include_str!("other_names.toml")).expect("a test has read the table"));
 
-/// What a name of another trainer is here.
+/// The equivalent of another trainer's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// This key, written `section.key`, and how its values are written if that is different.
+    /// This key, written `section.key`, and the form of its values if that differs.
     Key(&'static str, Option<&'static str>),
     /// This section.
     Section(&'static str),
-    /// Nothing yet, because.
+    /// Not supported yet; the reason.
     NotYet(&'static str),
-    /// Nothing, because it happens anyway or elsewhere.
+    /// Not needed: it happens anyway or elsewhere.
     NotNeeded(&'static str),
 }
 
 impl Answer {
-    /// The answer as advice to a user who typed the name in `section`.
+    /// Returns the answer as advice to a user who typed the name in `section`.
     pub(super) fn advice(self, section: &str) -> String {
         match self {
             Self::Key(path, None) => format!("here it is {}", place(path, section)),
@@ -50,7 +50,7 @@ impl Answer {
     }
 }
 
-/// "'r' in [lora]", or "'r'" inside of that section.
+/// Writes "'r' in [lora]", or "'r'" inside that section.
 fn place(path: &str, section: &str) -> String {
     match path.split_once('.').unwrap_or(("", path)) {
         (home, key) if home == section => format!("'{key}'"),
@@ -59,12 +59,12 @@ fn place(path: &str, section: &str) -> String {
     }
 }
 
-/// The answer for the name of a key.
+/// Returns the answer for the name of a key.
 pub(super) fn key(name: &str) -> Option<Answer> {
     names().find(|(known, _)| *known == name).map(|(_, answer)| answer)
 }
 
-/// Every name with its answer.
+/// Returns every name with its answer.
 pub(super) fn names() -> impl Iterator<Item = (&'static str, Answer)> {
     let here = |text: &'static str| match text.split_once(": ") {
         Some((key, note)) => Answer::Key(key, Some(note)),
@@ -81,7 +81,7 @@ pub(super) fn names() -> impl Iterator<Item = (&'static str, Answer)> {
     })
 }
 
-/// The advice for a value of another trainer.
+/// Returns the advice for a value of another trainer.
 pub(super) fn value(key: &str, got: &str) -> Option<&'static str> {
     let found = NAMES.values.get(key)?.iter().find(|(_, names)| names.iter().any(|name| name == got));
     found.map(|(advice, _)| advice.as_str())

@@ -1,7 +1,7 @@
 //! `[preference]`: training on pairs of answers, under TRL's names.
 //!
-//! Trade-off: of TRL's losses those that one pair decides alone; losses that sort a batch or look at other pairs are not there. Whether the
-//! data has pairs is found when it is read.
+//! Trade-off: only those of TRL's losses that depend on a single pair; losses that sort a batch or compare pairs are missing. Whether the data
+//! contains pairs is found when it is read.
 
 use firebrick_data::{OverflowPolicy, RecordFormat, TrainOn};
 use firebrick_kernels::{PairLoss, PairLossKind};
@@ -68,7 +68,7 @@ pub enum LossType {
 }
 
 impl PreferenceSection {
-    /// The loss of a pair.
+    /// Returns the loss of a pair.
     pub fn pair_loss(&self) -> PairLoss {
         let kind = match (self.loss, self.loss_type) {
             (PreferenceLoss::Orpo, _) => PairLossKind::OddsRatio,
@@ -80,7 +80,7 @@ impl PreferenceSection {
         PairLoss { kind, beta: self.beta, label_smoothing: self.label_smoothing }
     }
 
-    /// Weight of the mean cross entropy of the chosen.
+    /// Returns the weight of the mean cross entropy of the chosen answers.
     pub fn nll_weight(&self) -> f64 {
         match self.loss {
             PreferenceLoss::Orpo => 1.0,
@@ -88,20 +88,20 @@ impl PreferenceSection {
         }
     }
 
-    /// Whether the prompt of the chosen counts in that cross entropy.
+    /// Returns whether the prompt of the chosen answer counts in that cross entropy.
     pub fn counts_prompt(&self) -> bool {
         self.loss == PreferenceLoss::Orpo && self.prompt_loss.unwrap_or(true)
     }
 
-    /// Whether the loss compares with the model as it was before training.
+    /// Returns whether the loss compares with the model as it was before training.
     pub fn has_reference(&self) -> bool {
         self.loss == PreferenceLoss::Dpo
     }
 }
 
 impl RunConfig {
-    /// Whether the reference of a preference loss is not the base without its adapter: the adapter starts from a folder, trains modules or
-    /// rows of tokens whole, those of new tokens too, or there is none.
+    /// Returns whether the reference of a preference loss differs from the base without its adapter: the adapter starts from a folder or trains whole
+    /// modules or rows of tokens (those of new tokens included), or there is no adapter.
     pub fn reference_is_precomputed_always(&self) -> bool {
         if self.data.adds_tokens() {
             return true;
@@ -117,7 +117,7 @@ impl RunConfig {
     }
 }
 
-/// The rules of pairs of answers; without the section, that no source is one of pairs.
+/// Returns the rules of pairs of answers. Without the section, no source may contain pairs.
 pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let formats: Vec<RecordFormat> = config
         .data

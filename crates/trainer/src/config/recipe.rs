@@ -1,6 +1,6 @@
 //! Reading and writing recipes.
 //!
-//! Trade-off: a recipe that is written out has the defaults of its mode as values, so they stay if the mode is changed later.
+//! Trade-off: a written recipe contains the defaults of its mode as values, so they stay if the mode is changed later.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ impl RunConfig {
         RunConfig::from_source(Source::parse(&text, &file, Language::of(&file), overrides)?, &file)
     }
 
-    /// As [`RunConfig::load`], from TOML that is already in memory; `file` is what error messages call it.
+    /// Reads a recipe as [`RunConfig::load`] does, from TOML in memory; error messages call it `file`.
     pub fn from_toml(text: &str, file: &Path, overrides: &[String]) -> Result<RunConfig, ConfigError> {
         RunConfig::from_source(Source::parse(text, file, Language::Toml, overrides)?, file)
     }
@@ -45,14 +45,13 @@ impl RunConfig {
         Ok(config.resolved())
     }
 
-    /// The whole recipe as TOML with every default filled in: the run folder's `config.toml`.
-    /// Reading it back gives the same `RunConfig`.
+    /// Writes the whole recipe as TOML with every default filled in: the run folder's `config.toml`. Reading it back gives the same `RunConfig`.
     pub fn to_toml(&self) -> String {
         // Invariant: a RunConfig is plain strings, numbers, lists and tables, and TOML can hold all of them.
         toml::to_string(&self.resolved()).expect("a RunConfig is always expressible as TOML")
     }
 
-    /// The same recipe with every default that depends on another key filled in, and one name for each setting.
+    /// Returns the recipe with every default that depends on another key filled in, and one name for each setting.
     fn resolved(&self) -> RunConfig {
         let mut config = self.clone();
         match self.length() {
@@ -81,7 +80,7 @@ impl RunConfig {
     }
 }
 
-/// `path` itself where it exists or names a folder, otherwise the recipe of that name in `configs/`.
+/// Returns `path` itself if it exists or names a folder, otherwise the recipe of that name in `configs/`.
 fn find_recipe(path: &Path) -> PathBuf {
     let is_bare = path.parent().is_none_or(|parent| parent.as_os_str().is_empty());
     if !is_bare || path.exists() {
@@ -92,7 +91,7 @@ fn find_recipe(path: &Path) -> PathBuf {
     found.unwrap_or_else(|| path.to_path_buf())
 }
 
-/// One sentence that lists the shipped recipes, for the message about a file that cannot be read.
+/// Returns a sentence that lists the shipped recipes, for the message about a file that cannot be read.
 fn known_recipes() -> String {
     let mut names: Vec<String> = fs::read_dir(RECIPE_FOLDER)
         .into_iter()

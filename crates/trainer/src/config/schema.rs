@@ -12,7 +12,7 @@ use crate::config::section::{Limit, Limited};
 use crate::config::source::Source;
 use crate::config::{RunConfig, other_names};
 
-/// The JSON schema (draft 2020-12) of a recipe, indented, with a newline at the end.
+/// Returns the JSON schema (draft 2020-12) of a recipe, indented, with a newline at the end.
 pub fn json_schema() -> String {
     let mut schema = schema();
     for Limited { key, limit, .. } in RunConfig::default().all_limits() {
@@ -26,7 +26,7 @@ pub fn json_schema() -> String {
     format!("{schema:#}\n")
 }
 
-/// The schema without limits. To serde every key has a default; those that a recipe has to have are required here.
+/// Returns the schema without limits. To serde every key has a default, so the keys that a recipe must have are marked as required here.
 fn schema() -> Value {
     let mut schema = schema_for!(RunConfig).to_value();
     remove_nulls(&mut schema);
@@ -88,17 +88,17 @@ pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError
     if unknown.is_empty() { Ok(()) } else { Err(ConfigError::UnknownKeys(unknown.join("\n"))) }
 }
 
-/// "in `[train]`", "at the top of the file".
+/// Writes "in `[train]`" or "at the top of the file".
 fn in_section(section: &str) -> String {
     if section.is_empty() { "at the top of the file".to_string() } else { format!("in [{section}]") }
 }
 
-/// The most helpful advice about an unknown key: where it belongs, what it is called here, or which key it is a misspelling of.
+/// Returns the most helpful advice about an unknown key: where it belongs, what it is called here, or the key it is a misspelling of.
 fn hint(known: &KnownKeys, section: &str, key: &str) -> String {
     if let Some(answer) = other_names::key(key) {
         return answer.advice(section);
     }
-    // A key that several sections have is most likely the one of [train].
+    // If several sections have the key, the one of [train] is most likely meant.
     let has_it =
         |name: &str| name != section && known.get(name).is_some_and(|keys| keys.iter().any(|known| known == key));
     let sections = ["train"].into_iter().chain(known.keys().map(String::as_str));
@@ -133,7 +133,7 @@ fn known_keys() -> KnownKeys {
     known
 }
 
-/// The JSON pointer that a property refers to, directly or as one of several.
+/// Returns the JSON pointer that a property refers to, directly or as one of several.
 fn reference(value: &Value) -> Option<&str> {
     let direct = |value: &'_ Value| value.get("$ref").is_some();
     let holder = if direct(value) {
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use crate::config::other_names::Answer;
 
-    /// UPDATE_GOLDEN=1 writes the file instead of comparing.
+    /// Writes the file instead of comparing it if UPDATE_GOLDEN=1.
     #[test]
     fn schema_in_docs_is_the_schema_of_the_code() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.schema.json");

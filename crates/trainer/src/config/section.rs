@@ -1,12 +1,12 @@
-//! What a section of the recipe is made of: keys, each with its doc, default and limit in one place, and rules about several keys.
+//! The macro that defines a section of the recipe (each key with its doc, default and limit in one place), and the rules about several keys.
 //!
-//! Limits are far above what any run uses, and low enough that the plan's products of several numbers fit into 64 bits.
+//! Limits are far above any real run, and low enough that the plan's products of several numbers fit into 64 bits.
 //! Trade-off: a rule is evaluated even if an earlier one is already broken; there are a few dozen.
 
 use std::fmt;
 
-/// The struct of a section. A key is `name: type = default`, and where its value is a number, its [`Limit`] may follow. `limits` has the
-/// keys that have one, named as in `--set`.
+/// Defines the struct of a section. A key is `name: type = default`; a [`Limit`] may follow if its value is a number. `limits` returns the keys that
+/// have one, named as in `--set`.
 macro_rules! section {
     (
         $(#[$about:meta])*
@@ -38,23 +38,23 @@ macro_rules! section {
 }
 pub(super) use section;
 
-/// Tokens of a row, of an answer, of a chunk of the loss.
+/// Tokens of a row, an answer, or a chunk of the loss.
 pub(super) const TOKENS: u64 = 1 << 24;
 /// Rows of a micro-batch.
 pub(super) const ROWS: u64 = 1 << 16;
-/// Steps, records, and what else is counted.
+/// Steps, records, and other counts.
 pub(super) const COUNT: u64 = 1 << 32;
 /// Passes over the data.
 const EPOCHS: f64 = 1e6;
 /// The largest whole number of TOML.
 pub(super) const SEED: u64 = i64::MAX as u64;
 
-/// Which values a number may have.
+/// The allowed values of a number.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Limit {
-    /// From the first to the second.
+    /// From the first to the second, both included.
     Whole(u64, u64),
-    /// Above 0, and so many passes over the data at most.
+    /// Above 0, and at most `EPOCHS` passes over the data.
     Epochs,
     AboveZero,
     ZeroOrMore,
@@ -120,7 +120,7 @@ impl Limited {
         Self { key, limit, value: value.number() }
     }
 
-    /// What is wrong with the value, and what to write instead; `None` where it is within its limit.
+    /// Returns the problem with the value and the remedy; `None` if the value is within its limit.
     pub(super) fn broken(&self) -> Option<(String, &'static str)> {
         let value = self.value?;
         let (problem, help) = match (self.limit, value) {
@@ -148,24 +148,24 @@ impl Limited {
     }
 }
 
-/// Something that must hold for a recipe, with what to say where it does not.
+/// Something that must hold for a recipe, and the message if it does not.
 pub(super) struct Rule {
     /// Whether it holds.
     pub(super) holds: bool,
     /// The key that breaks it.
     pub(super) key: String,
-    /// Why that cannot work.
+    /// Why it cannot work.
     pub(super) problem: String,
     /// What to write instead.
     pub(super) help: &'static str,
 }
 
-/// `holds` is what must be true.
+/// Creates a rule; `holds` must be true.
 pub(super) fn rule(holds: bool, key: impl Into<String>, problem: impl Into<String>, help: &'static str) -> Rule {
     Rule { holds, key: key.into(), problem: problem.into(), help }
 }
 
-/// Rules as `key: what must be true, problem => help;`.
+/// Builds rules from `key: what must be true, problem => help;`.
 macro_rules! rules {
     ($($key:tt: $holds:expr, $problem:expr => $help:expr;)*) => {
         vec![$($crate::config::section::rule($holds, $key, $problem, $help)),*]

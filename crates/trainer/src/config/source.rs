@@ -1,7 +1,7 @@
 //! The recipe as typed: the file's tree with the overrides applied, where every value keeps its place.
 //!
-//! The parsers give each key and value its byte range in the file; a YAML file becomes the same tree as a TOML file. Values from `--set` get synthetic positions after
-//! the end of the file, one each, so that one number says where anything was typed.
+//! The parsers give each key and value its byte range in the file; a YAML file becomes the same tree as a TOML file. Each value from `--set` gets a
+//! synthetic position after the end of the file, so one number says where anything was typed.
 //! Trade-off: an override's place is the whole override, not a column in it.
 
 use std::mem;
@@ -16,8 +16,8 @@ use crate::config::RunConfig;
 use crate::config::error::{ConfigError, Place, from_reader};
 use crate::config::yaml::{self, YamlError};
 
-/// Two keys (or sections) for one setting, and whether both may be there as long as they agree. An override of one replaces the other of the
-/// file.
+/// Pairs of keys (or sections) for one setting, and whether both may be given if they agree. Overriding one of a pair removes the other from the
+/// file's tree.
 pub(super) const RIVALS: [(&str, &str, bool); 14] = [
     ("base", "bnb_4bit", false),
     ("train.steps", "train.epochs", false),
@@ -35,7 +35,7 @@ pub(super) const RIVALS: [(&str, &str, bool); 14] = [
     ("train.bf16", "bnb_4bit.compute_dtype", true),
 ];
 
-/// What a recipe file is written in.
+/// The language of a recipe file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Language {
     Toml,
@@ -43,7 +43,7 @@ pub(super) enum Language {
 }
 
 impl Language {
-    /// That of a file with this name.
+    /// Returns the language of a file by its extension.
     pub(super) fn of(file: &Path) -> Self {
         let is = |name: &str| file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(name));
         if is("yaml") || is("yml") { Self::Yaml } else { Self::Toml }
@@ -62,9 +62,9 @@ impl Language {
 pub(super) struct Entry {
     /// `train.learning_rate`.
     pub(super) path: String,
-    /// Where the key was typed.
+    /// The place where the key was typed.
     pub(super) key_span: Range<usize>,
-    /// Where the value was typed.
+    /// The place where the value was typed.
     value_span: Range<usize>,
     /// Whether the value is a table.
     pub(super) is_table: bool,
@@ -112,14 +112,14 @@ impl<'i> Source<'i> {
         Ok(source)
     }
 
-    /// Reads the tree as a [`RunConfig`]. The value of an override such as `name=2024`, whose key takes a text, becomes that text.
+    /// Reads the tree as a [`RunConfig`]. If the key of an override such as `name=2024` takes a text, the value becomes that text.
     pub(super) fn read_config(&mut self) -> Result<RunConfig, ConfigError> {
         loop {
             let error = match RunConfig::deserialize(Deserializer::from(self.tree.clone())) {
                 Ok(config) => return Ok(config),
                 Err(error) => error,
             };
-            // The whole file's span means that the top of the file lacks a key.
+            // A span of the whole file means that a key is missing at the top of the file.
             let span = error.span().filter(|span| *span != self.tree.span());
             let entry = span.and_then(|span| self.entry_at(&span));
             if let Some(index) = entry.and_then(|entry| self.text_override(entry, error.message())) {
@@ -136,7 +136,7 @@ impl<'i> Source<'i> {
         }
     }
 
-    /// The override of a key that takes a text by the reader's message, if TOML made something else of its value.
+    /// Returns the override of a key that takes a text according to the reader's message, if TOML parsed its value as something else.
     fn text_override(&self, entry: &Entry, message: &str) -> Option<usize> {
         let takes_text =
             ["a string", "path string"].iter().any(|kind| message.ends_with(&format!(", expected {kind}")));
@@ -145,17 +145,17 @@ impl<'i> Source<'i> {
         (takes_text && is_other && key_of(&self.overrides[index]) == entry.path).then_some(index)
     }
 
-    /// Every key that was typed.
+    /// Returns every key that was typed.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Whether a key was typed, rather than left at its default.
+    /// Returns whether a key was typed, rather than left at its default.
     pub(super) fn is_typed(&self, path: &str) -> bool {
         self.entries.iter().any(|entry| entry.path == path)
     }
 
-    /// Where a key was typed; the file alone where it was not.
+    /// Returns where a key was typed; only the file if it was not.
     pub(super) fn place(&self, path: &str) -> Place {
         match self.entries.iter().find(|entry| entry.path == path) {
             Some(entry) => self.place_of(&entry.key_span),
@@ -163,12 +163,12 @@ impl<'i> Source<'i> {
         }
     }
 
-    /// The file, for what is missing in it.
+    /// Returns the file, as the place of what is missing in it.
     pub(super) fn file_place(&self) -> Place {
         Place::File(self.file.clone())
     }
 
-    /// The place that a byte range stands for.
+    /// Returns the place that a byte range stands for.
     pub(super) fn place_of(&self, span: &Range<usize>) -> Place {
         match self.override_at(span) {
             Some(index) => Place::Set(self.overrides[index].clone()),
@@ -176,12 +176,12 @@ impl<'i> Source<'i> {
         }
     }
 
-    /// The override that a byte range lies in.
+    /// Returns the override that a byte range lies in.
     fn override_at(&self, span: &Range<usize>) -> Option<usize> {
         span.start.checked_sub(self.text.len() + 1).and_then(|index| self.synthetic.get(index)).copied()
     }
 
-    /// The innermost key whose name or value holds a byte range.
+    /// Returns the innermost key whose name or value contains a byte range.
     fn entry_at(&self, span: &Range<usize>) -> Option<&Entry> {
         let holds = |outer: &Range<usize>| outer.start <= span.start && span.end <= outer.end;
         self.entries
@@ -228,7 +228,7 @@ impl<'i> Source<'i> {
         })
     }
 
-    /// A new position after the end of the file that stands for override `index`.
+    /// Returns a new position after the end of the file that stands for override `index`.
     fn synthetic_position(&mut self, index: usize) -> Range<usize> {
         self.synthetic.push(index);
         let position = self.text.len() + self.synthetic.len();
@@ -256,17 +256,17 @@ impl<'i> Source<'i> {
             }
             other => other,
         };
-        // The positions handed out since then belong to the values inside.
+        // The positions assigned since then belong to the values inside.
         Spanned::new(start..self.text.len() + self.synthetic.len(), value)
     }
 }
 
-/// The key of an `a.b=c` override.
+/// Returns the key of an `a.b=c` override.
 fn key_of(text: &str) -> &str {
     text.split_once('=').map_or(text, |(key, _)| key).trim()
 }
 
-/// The line, counted from 1, of a byte of `text`.
+/// Returns the line, counted from 1, of a byte of `text`.
 fn line_of(text: &str, byte: usize) -> usize {
     1 + text.bytes().take(byte).filter(|&byte| byte == b'\n').count()
 }
@@ -313,7 +313,7 @@ fn insert<'i>(
     let ((name, span), rest) = path.split_first().expect("a key has at least one part");
     let key = Spanned::new(span.clone(), (*name).into());
     if rest.is_empty() {
-        // Removed first, so that the key's place becomes the override's.
+        // The entry is removed first, so that the key's place becomes the override's.
         table.remove(*name);
         table.insert(key, value);
         return Ok(());

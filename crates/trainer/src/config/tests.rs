@@ -1,4 +1,4 @@
-//! Recipes that are read, and recipes that are refused, with their messages.
+//! Tests of recipes that are read, and of recipes that are refused, with their messages.
 //!
 //! Trade-off: recipes go through the whole reader, so one test covers several files of this folder.
 
@@ -12,9 +12,9 @@ use firebrick_precision::{FloatType, Format, QuantFormat};
 use super::*;
 use crate::config::compute::Compute;
 
-/// The smallest recipe there is: every other key has a default.
+/// The smallest recipe: every other key has a default.
 const SMALLEST: &str = "model = \"m\"\nlora = {}\ndata.path = \"d.jsonl\"\n";
-/// Two sources with everything that a source may say about itself.
+/// Two sources that use every key of a source.
 const SEVERAL: &str = "model = 'm'\nmode = 'full'\n[data]\nmix = 'weight'\nmix_until = 'never'\n[[data.sources]]\npath = 'a/*.csv'\n\
                        file_format = 'csv'\nformat = 'chat'\nlimit = 9\nweight = 2\nfields = { messages = 'turns' }\n\
                        roles = { bot = 'assistant' }\n[[data.sources]]\npath = 'owner/name'\nsplit = 'train_sft'\n";
@@ -72,7 +72,7 @@ fn a_quantized_base_is_written_with_one_key_in_any_format() {
         let again = read(&config.to_toml(), &[]).unwrap();
         assert_eq!(again.quantized_base(), Some(format));
     }
-    // An override of one replaces the other of the file.
+    // Overriding one of them removes the other of the file.
     let bnb = format!("{SMALLEST}[bnb_4bit]\n");
     let replaced = read(&bnb, &["base=mxfp4"]).unwrap();
     assert_eq!((replaced.quantized_base(), replaced.bnb_4bit), (Some(QuantFormat::Mxfp4), None));
@@ -88,7 +88,7 @@ fn a_quantized_base_is_written_with_one_key_in_any_format() {
 fn a_yaml_recipe_is_the_same_as_its_toml() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.yaml");
-    // The keys that were published first, put together, with the two that have no default.
+    // The keys that were published first, together with the two that have no default.
     let published = "model: m\npack: true\nmax_seq_len: 4096\ntrain:\n  grad_checkpointing: true\n  \
                    optimizer: paged_adamw_8bit\n  bf16: true\n  micro_batch_size: 8\n  gradient_accumulation: 6\n  \
                    # Effective batch size: 48\nbnb_4bit:\n  compute_dtype: bfloat16\ndata:\n  path: d\n";
@@ -100,7 +100,7 @@ fn a_yaml_recipe_is_the_same_as_its_toml() {
     assert_eq!(config, read(toml, &[]).unwrap());
     assert_eq!((config.mode(), config.rows_per_step()), (Mode::Qlora, 48));
     assert_eq!(config.train.optimizer, OptimizerKind::PagedAdamW8bit);
-    // With the adapter written out.
+    // The same with the adapter's section written out.
     assert_eq!(read(&format!("{toml}[lora]\n"), &[]).unwrap().rows_per_step(), 48);
 
     let refused = |text: &str| {
@@ -331,7 +331,7 @@ fn override_of_compute_replaces_the_older_names_of_the_file() {
     assert_eq!(read(SMALLEST, &beside).unwrap().compute(), Compute::Fp8, "bfloat16 is the rest of the arithmetic");
 }
 
-/// Each impossible combination, as overrides of the smallest recipe, and a piece of the expected message.
+/// Lists each impossible combination as overrides of the smallest recipe, with a part of the expected message.
 #[test]
 fn impossible_combinations_are_refused_with_the_way_out() {
     let cases: &[(&[&str], &str)] = &[

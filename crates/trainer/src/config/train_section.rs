@@ -1,6 +1,6 @@
 //! `[train]`: the training step and the number of steps.
 //!
-//! Trade-off: keys of pairs such as `steps` and `epochs` are two fields; what they mean together is a method.
+//! Trade-off: a pair of keys such as `steps` and `epochs` is two fields; a method combines them.
 
 use firebrick_kernels::Recompute;
 use firebrick_optim::{OptimizerKind, ScheduleKind};
@@ -18,13 +18,13 @@ use crate::config::{Init, RunConfig};
 const MICRO_BATCHES: u64 = 1 << 20;
 /// Tokens of a micro-batch.
 const MICRO_BATCH_TOKENS: u64 = 1 << 32;
-/// The fraction of a run that warms up if the recipe has no key for it and the rate falls afterwards.
+/// The fraction of a run that warms up if the recipe does not set it and the rate decreases afterwards.
 const DEFAULT_WARMUP_RATIO: f64 = 0.03;
-/// The highest learning rate if the recipe has no key for it: of adapters, and of weights drawn from the seed.
+/// The default peak learning rate of adapters and of weights drawn from the seed.
 const NEW_WEIGHTS_RATE: f64 = 2e-4;
-/// The same where every weight of a pretrained model trains: TRL's default. Ten times as much destroys what the model knows.
+/// The default where every weight of a pretrained model trains, as in TRL. Ten times as much destroys what the model knows.
 const PRETRAINED_WEIGHTS_RATE: f64 = 2e-5;
-/// The same where adapters train on pairs of answers, and where every weight does: TRL's advice and default for DPO.
+/// The defaults for pairs of answers, of adapters and of full training: TRL's advice and default for DPO.
 const PAIRS_RATES: [f64; 2] = [1e-5, 1e-6];
 
 section! {
@@ -120,7 +120,7 @@ pub enum Warmup {
     Ratio(f64),
 }
 
-/// How often something happens during a run: a key in steps and one in epochs.
+/// How often something happens during a run; set by a key in steps or one in epochs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Interval {
     /// Optimizer steps; 0 is never.
@@ -130,7 +130,7 @@ pub enum Interval {
 }
 
 impl Interval {
-    /// The interval of a pair of keys, of which at most one is there.
+    /// Returns the interval of a pair of keys, of which at most one is given.
     pub(super) fn of(steps: Option<u64>, epochs: Option<f64>, default_steps: u64) -> Self {
         match (steps, epochs) {
             (None, Some(epochs)) => Self::Epochs(epochs),
@@ -138,7 +138,7 @@ impl Interval {
         }
     }
 
-    /// The same as the values of its two keys.
+    /// Returns the interval as the values of its two keys.
     pub(super) fn keys(self) -> (Option<u64>, Option<f64>) {
         match self {
             Self::Steps(steps) => (Some(steps), None),
@@ -148,7 +148,7 @@ impl Interval {
 }
 
 impl RunConfig {
-    /// The highest learning rate.
+    /// Returns the highest learning rate.
     pub fn learning_rate(&self) -> f64 {
         let is_full = self.mode() == Mode::Full;
         let [pairs_adapters, pairs_full] = PAIRS_RATES;
@@ -160,12 +160,12 @@ impl RunConfig {
         })
     }
 
-    /// How often metrics are written.
+    /// Returns how often metrics are written.
     pub fn log_interval(&self) -> Interval {
         Interval::of(self.train.log_every, self.train.log_every_epochs, 1)
     }
 
-    /// How long the run is.
+    /// Returns how long the run is.
     pub fn length(&self) -> RunLength {
         match self.train.steps {
             Some(steps) => RunLength::Steps(steps),
@@ -173,7 +173,7 @@ impl RunConfig {
         }
     }
 
-    /// How long the learning rate increases.
+    /// Returns how long the learning rate increases.
     pub fn warmup(&self) -> Warmup {
         match self.train.warmup_steps {
             Some(steps) => Warmup::Steps(steps),
@@ -184,7 +184,7 @@ impl RunConfig {
         }
     }
 
-    /// What the backward pass of a layer computes again.
+    /// Returns what the backward pass of a layer recomputes.
     pub fn recompute(&self) -> Recompute {
         match (self.train.recompute, self.train.grad_checkpointing) {
             (Some(recompute), _) => recompute,
@@ -193,13 +193,13 @@ impl RunConfig {
         }
     }
 
-    /// Rows per step of one rank: the effective batch.
+    /// Returns the rows per step of one rank: its effective batch.
     pub fn rows_per_step(&self) -> usize {
         self.train.micro_batch_size * self.train.gradient_accumulation
     }
 }
 
-/// The rules of several keys.
+/// Returns the rules about several keys.
 pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let (train, peak, stage) = (&config.train, config.learning_rate(), config.train.zero_stage);
     let warmup_fits = train.warmup_steps.zip(train.steps).is_none_or(|(warmup, steps)| warmup <= steps);

@@ -1,8 +1,8 @@
-//! Which weights train, and in which form the others are: `mode`, `base`, `[bnb_4bit]` and `[lora]`.
+//! The weights that train, and the form of the others: `mode`, `base`, `[bnb_4bit]` and `[lora]`.
 //!
-//! A saved adapter names its base by a Hub id only where that is known to be one: other programs resolve a text such as `models/SmolLM2`
-//! as a Hub id, so a folder is named by its absolute path, which is none.
-//! Trade-off: that path holds only on this machine; `lora.base_model_name_or_path` gives an id.
+//! A saved adapter names its base by a Hub id only if that is known to be one. Other programs resolve a text such as `models/SmolLM2` as a Hub id, so
+//! a folder is named by its absolute path, which is not a valid id.
+//! Trade-off: that path holds only on this machine; `lora.base_model_name_or_path` sets an id.
 
 use std::path::{Path, absolute};
 
@@ -44,7 +44,7 @@ section! {
 }
 
 impl Bnb4bitSection {
-    /// The format that the section describes.
+    /// Returns the format that the section describes.
     pub fn format(&self) -> QuantFormat {
         match self.quant_type {
             QuantType::Nf4 => QuantFormat::Nf4 { double_quant: self.double_quant },
@@ -61,7 +61,7 @@ pub enum QuantType {
 }
 
 impl RunConfig {
-    /// Which weights train.
+    /// Returns which weights train.
     pub fn mode(&self) -> Mode {
         match (self.mode, self.quantized_base(), &self.lora) {
             (Some(mode), ..) => mode,
@@ -71,21 +71,21 @@ impl RunConfig {
         }
     }
 
-    /// The format that the frozen base is quantized to, by whichever key says so; `None` where none does.
+    /// Returns the format that the frozen base is quantized to, from whichever key sets it; `None` if none does.
     pub fn quantized_base(&self) -> Option<QuantFormat> {
         self.base.or_else(|| self.bnb_4bit.as_ref().map(Bnb4bitSection::format))
     }
 
-    /// The adapter on the base in the folder `model`, without where it starts and how fast it learns, which are decisions of their own;
-    /// `None` where every weight trains.
+    /// Returns the adapter on the base in the folder `model`, without where it starts and how fast it learns, which are separate decisions; `None` if
+    /// every weight trains.
     pub fn adapter(&self, model: &Path) -> Option<LoraConfig> {
         let lora = self.lora.clone()?;
         let base = lora.base_model_name_or_path.unwrap_or_else(|| base_name(model));
         Some(LoraConfig { base_model_name_or_path: Some(base), init_from: None, loraplus_lr_ratio: None, ..lora })
     }
 
-    /// Gives the mode its sections. A mode that they (or `base`) express is not written a second time, so that removing a section of a
-    /// written-out recipe changes the mode.
+    /// Adds the mode's sections. A mode that they (or `base`) express is not written a second time, so removing a section of a written recipe changes
+    /// the mode.
     pub(super) fn resolve_mode(&mut self) {
         let mode = self.mode();
         if mode != Mode::Full {
@@ -98,7 +98,7 @@ impl RunConfig {
     }
 }
 
-/// The keys of `[lora]`, whose struct is that of PEFT's file, that have limits. No module of a model is as wide as the largest rank.
+/// Returns the keys of `[lora]` that have limits; the struct is that of PEFT's file. No module of a model is as wide as the largest rank.
 pub(super) fn lora_limits(lora: Option<&LoraConfig>) -> Vec<Limited> {
     const RANK: u64 = 1 << 16;
     let real = |key, value: fn(&LoraConfig) -> Option<f64>, limit| Limited::new(key, lora.and_then(value), limit);
@@ -113,7 +113,7 @@ pub(super) fn lora_limits(lora: Option<&LoraConfig>) -> Vec<Limited> {
     limits
 }
 
-/// A recipe has to say which weights train: all of a pretrained model by omission would be an accident.
+/// Refuses a recipe that does not say which weights train: training all of a pretrained model by omission would be an accident.
 pub(super) fn refuse_missing_mode(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
     let is_said = config.mode.is_some() || config.lora.is_some() || config.quantized_base().is_some();
     if is_said || config.init == Init::Random {
@@ -124,7 +124,7 @@ pub(super) fn refuse_missing_mode(config: &RunConfig, source: &Source<'_>) -> Re
     Err(ConfigError::missing(source.file_place(), "mode", help))
 }
 
-/// The rules of what trains.
+/// Returns the rules about what trains.
 pub(super) fn rules(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
     let typed = |section: &str| source.is_typed(section);
     let quantized = ["bnb_4bit", "base"].into_iter().find(|key| typed(key));
@@ -152,7 +152,7 @@ pub(super) fn rules(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
     rules
 }
 
-/// The rules of `[lora]`: what it names, and what an adapter that starts as a part of its base does not go with.
+/// Returns the rules of `[lora]`: names that must exist, and settings that exclude an adapter that starts as a part of its base.
 fn of_lora(config: &RunConfig, lora: &LoraConfig) -> Vec<Rule> {
     let divides_weights = config.train.zero_stage.divides_weights();
     let is_whole = lora.modules_to_save.as_ref().is_some_and(|names| !names.is_empty());
@@ -181,7 +181,7 @@ fn of_lora(config: &RunConfig, lora: &LoraConfig) -> Vec<Rule> {
     }
 }
 
-/// The Hub id where the text is one, or the folder a repository of a Hub cache (`models--ORG--NAME`) or a snapshot of one
+/// Returns the Hub id if the text is one or the folder is a repository of a Hub cache (`models--ORG--NAME`) or a snapshot of one
 /// (`models--ORG--NAME/snapshots/HASH`); otherwise the folder's absolute path.
 fn base_name(folder: &Path) -> String {
     let is_here = folder.exists() || folder.parent().is_some_and(Path::is_dir);
@@ -198,7 +198,7 @@ fn hub_id(snapshot: &Path) -> Option<String> {
     let is_repository = snapshot.join("snapshots").is_dir();
     let repository = snapshots.and_then(Path::parent).or(is_repository.then_some(snapshot))?;
     let repository = repository.file_name()?.to_str()?.strip_prefix("models--")?;
-    // Hub ids have no double hyphen, so that the cache can write `/` as one.
+    // Hub ids contain no double hyphen, so the cache writes `/` as one.
     Some(repository.replacen("--", "/", 1))
 }
 

@@ -1,7 +1,7 @@
-//! YAML recipes: a file's mappings, lists and scalars as the tree that a TOML file gives, with the places where they were typed.
+//! YAML recipes: a file's mappings, lists and scalars become the tree of a TOML file, with the places where they were typed.
 //!
-//! Scalars mean what YAML 1.2's core schema says; a key without a value, or with null, is as if it were not there, unless it is a section
-//! that says something by being there. Not supported: anchors, tags, several documents, lists with null; each is an error with its line.
+//! Scalars follow YAML 1.2's core schema. A key without a value, or with null, counts as absent, unless it is a section that means something by its
+//! presence. Not supported: anchors, tags, several documents, lists with null; each is an error with its line.
 
 use std::borrow::Cow;
 use std::iter::Peekable;
@@ -11,13 +11,13 @@ use saphyr_parser::{Event, Parser, ScalarStyle, Span, StrInput};
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-/// Sections that say something by being there, so that one without keys needs a value.
+/// Sections that mean something by their presence, so a section without keys still needs a value.
 pub(super) const SECTIONS_BY_PRESENCE: [&str; 4] = ["bnb_4bit", "lora", "preference", "mlflow"];
 
-/// Mappings and lists inside each other; a recipe has three.
+/// Maximum depth of nested mappings and lists; a recipe has three levels.
 const MAX_DEPTH: usize = 16;
 
-/// What is wrong with a YAML file.
+/// An error in a YAML file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct YamlError {
     /// The line, from 1.
@@ -26,7 +26,7 @@ pub(super) struct YamlError {
     pub(super) message: String,
 }
 
-/// The tree of a YAML recipe. An empty file is an empty table, as in TOML.
+/// Parses a YAML recipe. An empty file is an empty table, as in TOML.
 pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, YamlError> {
     let starts = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
     let mut reader = Reader { events: Parser::new_from_str(text).peekable(), text, starts };
@@ -70,7 +70,7 @@ impl<'i> Reader<'i> {
         }
     }
 
-    /// The mapping whose start was just read.
+    /// Reads the mapping whose start was just read.
     fn table(&mut self, depth: usize) -> Result<DeTable<'i>, YamlError> {
         let mut table = DeTable::new();
         loop {
@@ -97,7 +97,7 @@ impl<'i> Reader<'i> {
         }
     }
 
-    /// Whether null comes next, which is skipped then.
+    /// Skips null if it comes next, and returns whether it did.
     fn skips_null(&mut self) -> bool {
         let next = self.events.peek();
         let is_null = matches!(next, Some(Ok((Event::Scalar(text, ScalarStyle::Plain, 0, None), _))) if is_null(text));
@@ -107,7 +107,7 @@ impl<'i> Reader<'i> {
         is_null
     }
 
-    /// The value of `key`, or of an element of its list.
+    /// Reads the value of `key`, or of an element of its list.
     fn value(&mut self, key: &str, depth: usize) -> Result<Spanned<DeValue<'i>>, YamlError> {
         let (event, span) = self.next()?;
         if depth >= MAX_DEPTH {
@@ -117,7 +117,7 @@ impl<'i> Reader<'i> {
         let value = match event {
             Event::Scalar(text, style, anchor, tag) => {
                 plain(anchor, tag.is_some(), span)?;
-                // The parser copies some scalars; a number is read from where it was typed.
+                // The parser copies some scalars; a number is read from the place where it was typed.
                 let typed = &self.text[self.bytes(span)];
                 let text = if typed == text { Cow::Borrowed(typed) } else { text };
                 scalar(key, text, style).map_err(|message| error(span, &message))?
@@ -178,7 +178,7 @@ fn plain(anchor: usize, has_tag: bool, span: Span) -> Result<(), YamlError> {
     }
 }
 
-/// A scalar by the core schema: null is refused, and what is no number and no truth value is a string.
+/// Parses a scalar by the core schema. Null is refused; anything but a number or a boolean is a string.
 fn scalar<'i>(key: &str, text: Cow<'i, str>, style: ScalarStyle) -> Result<DeValue<'i>, String> {
     if style != ScalarStyle::Plain {
         return Ok(DeValue::String(text));
@@ -197,7 +197,7 @@ fn scalar<'i>(key: &str, text: Cow<'i, str>, style: ScalarStyle) -> Result<DeVal
     if !is_number {
         return Ok(DeValue::String(text));
     }
-    // Numbers of both languages look the same, except for a point without digits on both sides.
+    // Numbers of both languages are written alike, except for a decimal point without digits on both sides.
     match text {
         Cow::Borrowed(text) => match DeValue::parse(text).map(Spanned::into_inner) {
             Ok(number @ (DeValue::Integer(_) | DeValue::Float(_))) => Ok(number),

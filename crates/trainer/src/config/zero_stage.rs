@@ -1,6 +1,6 @@
-//! What ranks divide instead of each having all of it (ZeRO): `train.zero_stage`.
+//! What ranks divide instead of each holding all of it (ZeRO): `train.zero_stage`.
 //!
-//! Trade-off: a stage that does not exist can be read, so that the check of the recipe refuses it like any other number out of its range.
+//! Trade-off: a stage that does not exist can be read; the check of the recipe then refuses it like any number outside its range.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -23,22 +23,22 @@ impl ZeroStage {
     /// The weights of the layers too.
     pub const WEIGHTS: Self = Self(3);
 
-    /// Whether ZeRO has this stage.
+    /// Returns whether ZeRO has this stage.
     pub(super) fn exists(self) -> bool {
         self.0 <= Self::WEIGHTS.0
     }
 
-    /// Whether a rank has only its share of the optimizer's state.
+    /// Returns whether a rank has only its share of the optimizer's state.
     pub fn divides_state(self) -> bool {
         self.0 >= Self::STATE.0
     }
 
-    /// Whether a rank has only its share of the gradients.
+    /// Returns whether a rank has only its share of the gradients.
     pub fn divides_gradients(self) -> bool {
         self.0 >= Self::GRADIENTS.0
     }
 
-    /// Whether a rank has only its share of the weights of the layers.
+    /// Returns whether a rank has only its share of the weights of the layers.
     pub fn divides_weights(self) -> bool {
         self.0 >= Self::WEIGHTS.0
     }
@@ -50,7 +50,7 @@ impl fmt::Display for ZeroStage {
     }
 }
 
-/// That of the number.
+/// Has the schema of its number.
 impl JsonSchema for ZeroStage {
     fn inline_schema() -> bool {
         true

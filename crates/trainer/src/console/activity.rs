@@ -1,4 +1,4 @@
-//! What a run does before its first step, while it takes long: a spinner on a terminal, a line every few seconds in a log file.
+//! Shows what a run is doing before its first step: a spinner on a terminal, a line every few seconds in a log file.
 //!
 //! Trade-off: a thread asks for the state twice per second, so that the work itself reports nothing.
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Time between two looks on a terminal.
+/// Time between two updates on a terminal.
 const ON_TERMINAL: Duration = Duration::from_millis(500);
 /// Time between two lines if there is no terminal.
 const IN_LOG: Duration = Duration::from_secs(5);
@@ -47,7 +47,7 @@ impl Drop for Activity {
     }
 }
 
-/// Waits for `time`; whether the activity is over.
+/// Waits for `time`; returns whether the activity is over.
 fn is_over_after(state: &(Mutex<bool>, Condvar), time: Duration) -> bool {
     let (is_over, changed) = state;
     let guard = is_over.lock().unwrap_or_else(PoisonError::into_inner);

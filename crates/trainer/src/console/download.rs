@@ -77,7 +77,7 @@ impl Progress for Download {
     }
 }
 
-/// A line on standard error, which may be closed: then there is nothing to do about it.
+/// Writes a line on standard error. A closed pipe is ignored.
 fn line(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }

@@ -1,5 +1,4 @@
-//! What the user reads when the device fails in the middle of a run: the expected memory, the next smaller run, what is saved, and
-//! how to continue.
+//! The message for a device that fails in the middle of a run: expected memory, next smaller run, what is saved, and how to continue.
 //!
 //! Trade-off: the report is built before the run, because a failure takes the run's values with it.
 
@@ -12,18 +11,18 @@ use crate::error::RunError;
 use crate::plan::{Plan, SmallerRun};
 use crate::state::checkpoint_folder::latest;
 
-/// What ended a piece of device work.
+/// A failure of device work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The operation.
     pub operation: String,
-    /// Whether memory ran out: a smaller run may work.
+    /// Whether memory ran out, so a smaller run may work.
     pub out_of_memory: bool,
     /// The library's message.
     pub message: String,
 }
 
-/// What is known before a run about the ways to continue it.
+/// The report on a failed run, prepared before the run: how to continue it.
 #[derive(Clone, Debug)]
 pub struct FailureReport {
     smaller: SmallerRun,
@@ -32,12 +31,12 @@ pub struct FailureReport {
 }
 
 impl FailureReport {
-    /// For a run of this plan, which saves to `folder`.
+    /// Creates the report for a run of this plan, which saves to `folder`.
     pub fn new(plan: &Plan, folder: Option<PathBuf>) -> Self {
         Self { smaller: plan.smaller.clone(), folder }
     }
 
-    /// The failure as an error of the run.
+    /// Returns the failure as an error of the run.
     pub fn error(self, failure: Failure) -> RunError {
         let Failure { operation, out_of_memory, message } = failure;
         if !out_of_memory {
@@ -58,8 +57,7 @@ impl FailureReport {
         ))
     }
 
-    /// The loss of another rank as an error of the run. Rank 0 alone says what is saved: it may be saving while the
-    /// others end.
+    /// Returns the loss of another rank as an error of the run. Only rank 0 says what is saved, since it may be saving while the others end.
     pub fn lost(self, lost: &ParallelError, is_main: bool) -> RunError {
         let advice = match &self.folder {
             Some(folder) if !is_main => format!(

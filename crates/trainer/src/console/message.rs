@@ -1,6 +1,6 @@
-//! An error as the one message that ends the program: its causes once each, and not longer than a screen.
+//! Formats an error as the message that ends the program: each cause once, at most a screen long.
 //!
-//! Trade-off: the middle of a message that is too long is left out, because its beginning says what and its end what to do.
+//! Trade-off: a message that is too long loses its middle, because the beginning names the problem and the end the remedy.
 
 use std::error::Error;
 
@@ -9,7 +9,7 @@ const MAX_CHARACTERS: usize = 4000;
 /// Characters at the end of a message that is cut.
 const END_CHARACTERS: usize = 1000;
 
-/// The error and its causes, joined by colons. A cause that the message before it contains is not repeated.
+/// Joins the error and its causes with colons, leaving out any cause that the message before it contains.
 pub fn error_message(error: &dyn Error) -> String {
     let mut message = String::new();
     let mut next: Option<&dyn Error> = Some(error);

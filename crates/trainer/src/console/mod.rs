@@ -1,6 +1,6 @@
-//! What a run shows the user: sentences and tables on standard output, progress on standard error, and the texts of failures.
+//! The output of a run for the user: sentences and tables on standard output, progress on standard error, and messages of failures.
 //!
-//! Trade-off: the only place in the library that prints; everything else returns values.
+//! Trade-off: only this module of the library prints; everything else returns values.
 
 mod activity;
 mod download;
@@ -42,7 +42,7 @@ impl Console {
     /// Prints nothing.
     pub const QUIET: Self = Self { verbose: false };
 
-    /// A line of text. A terminal or a pipe that is gone must not end a run, so what cannot be written is dropped.
+    /// Prints a line. What cannot be written is dropped, since a terminal or pipe that is gone must not end a run.
     pub fn print(self, text: &str) {
         if self.verbose {
             let mut out = std::io::stdout().lock();
@@ -55,7 +55,7 @@ impl Console {
         Activity::start(self.verbose, describe)
     }
 
-    /// The command that continues a stopped run. `arguments` are those of this one: the recipe and its overrides.
+    /// Prints the command that continues a stopped run. `arguments` are those of this run: the recipe and its overrides.
     pub fn stopped(self, step: u64, arguments: &[String], folder: &Path) {
         let words: String = arguments.iter().map(|word| format!(" {}", shell_quoted(word))).collect();
         let (program, folder) = (program(), shell_quoted(&folder.display().to_string()));
@@ -64,12 +64,12 @@ impl Console {
         ));
     }
 
-    /// The plan under the run's name.
+    /// Prints the plan under the run's name.
     pub fn plan(self, plan: &Plan) {
         self.print(&format!("plan for {}\n{plan}", plan.name.value));
     }
 
-    /// An evaluation under its title.
+    /// Prints an evaluation under its title.
     pub fn evaluation(self, title: &str, evaluation: &Evaluation) {
         let pairs = evaluation.pairs;
         let loss = evaluation.loss.map(|loss| match &pairs {
@@ -86,14 +86,14 @@ impl Console {
         }
     }
 
-    /// Prompts with their answers.
+    /// Prints prompts with their answers.
     pub fn samples(self, title: &str, prompts: &[String], answers: &[String]) {
         for (prompt, answer) in prompts.iter().zip(answers) {
             self.print(&format!("{title}: {prompt:?} -> {answer:?}"));
         }
     }
 
-    /// The results of a finished run, and what to try next.
+    /// Prints the results of a finished run, and what to try next.
     pub fn summary(self, summary: &Summary, plan: &Plan) {
         self.print(&summary.to_string());
         let model = plan.model_folder.value.display().to_string();
@@ -114,7 +114,7 @@ impl Console {
     }
 }
 
-/// The flags of `generate` that compute and stop as the run did, where they are not its defaults.
+/// Returns the flags that make `generate` compute and stop as the run did, if its defaults differ.
 fn generate_formats(plan: &Plan) -> String {
     let base = match plan.base.value {
         BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })) => " --nf4".to_owned(),

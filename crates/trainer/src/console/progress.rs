@@ -45,7 +45,7 @@ impl Progress {
         let style = ProgressStyle::with_template("{bar:32} step {pos}/{len}  {msg}  {eta} left");
         // Invariant: the template above is fixed, and it is well formed.
         bar.set_style(style.expect("the template is well formed").progress_chars("█▉▊▋▌▍▎▏ "));
-        // The time left follows from this process's steps, not from those before a resume.
+        // The remaining time follows from this process's steps, not from those before a resume.
         bar.reset_eta();
         bar.set_message("starting");
         bar.enable_steady_tick(Duration::from_millis(500));
@@ -76,7 +76,7 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        // A bar that keeps ticking would overwrite what comes after it.
+        // A bar that keeps ticking would overwrite the output that follows it.
         self.finish();
     }
 }
@@ -129,7 +129,7 @@ impl MetricSink for Progress {
 }
 
 impl Lines {
-    /// Writes a line if none was written for some seconds.
+    /// Writes a line if the last one is some seconds old.
     fn activity(&mut self, what: &str) {
         if self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY) {
             self.last_line = Some(Instant::now());
@@ -137,7 +137,7 @@ impl Lines {
         }
     }
 
-    /// Writes a line for the first step, the last one, and every few seconds between.
+    /// Writes a line for the first step, the last one, and every few seconds in between.
     fn step(&mut self, step: u64, message: &str) {
         let is_due = self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY);
         if !is_due && step < self.total_steps {
@@ -150,22 +150,22 @@ impl Lines {
     }
 }
 
-/// "  margin 0.1200  accuracy 75.0 %".
+/// Formats "  margin 0.1200  accuracy 75.0 %".
 fn rewards(pairs: &PairMetrics) -> String {
     format!("  margin {:.4}  accuracy {:.1} %", pairs.margin, 100.0 * pairs.accuracy)
 }
 
-/// A closed pipe must not end a training run.
+/// Writes a line; a closed pipe must not end a training run.
 fn write_line(out: &mut dyn Write, text: &str) {
     let _ = writeln!(out, "{text}");
 }
 
-/// "12,345".
+/// Formats "12,345".
 pub fn grouped(number: f64) -> String {
     human::grouped(&format!("{number:.0}"))
 }
 
-/// "2h05m", "3m20s", "45s".
+/// Formats "2h05m", "3m20s", "45s".
 fn with_units(time: Duration) -> String {
     let seconds = time.as_secs();
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);

@@ -1,12 +1,12 @@
-//! Commands that the user may paste into a shell: how this program is called, and words as a shell reads them back.
+//! Commands for the user to paste into a shell: the name of this program, and words quoted for a shell.
 //!
-//! A program that another one started shows its own name, unless the other one says how it was called.
+//! A program started by another one shows its own name, unless the other one passes the name that it was called by.
 //! Not supported: shells without POSIX quoting, such as cmd.exe.
 
-/// Set by a program that starts this one: what the user typed instead of this program's name.
+/// Environment variable set by a program that starts this one: what the user typed instead of this program's name.
 const CALLED_AS: &str = "FIREBRICK_CALLED_AS";
 
-/// The words that start this program: `cargo xtask`, or its own path as it was typed.
+/// Returns the words that start this program: `cargo xtask`, or its own path as it was typed.
 pub fn program() -> String {
     match std::env::var(CALLED_AS) {
         Ok(words) if !words.is_empty() => words,
@@ -14,7 +14,7 @@ pub fn program() -> String {
     }
 }
 
-/// A word as a POSIX shell reads it back.
+/// Quotes a word so that a POSIX shell reads it back.
 pub fn shell_quoted(word: &str) -> String {
     let is_plain = |character: char| character.is_ascii_alphanumeric() || "-_./=:,+@%".contains(character);
     if !word.is_empty() && word.chars().all(is_plain) {

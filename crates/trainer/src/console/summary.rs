@@ -1,4 +1,4 @@
-//! How a run ended, and its results in numbers: `summary.json`.
+//! The outcome of a run, and its results in numbers: `summary.json`.
 //!
 //! Trade-off: rates and times cover this process and the resumed parts before it as their fields say; they are not comparable
 //! across machines.
@@ -20,7 +20,7 @@ pub struct Summary {
     pub eval_loss_before: Option<f64>,
     /// Held-out loss after the last step.
     pub eval_loss_after: Option<f64>,
-    /// Fraction of the held-out loss tokens that no other token was more probable than, before the first step.
+    /// Fraction of the held-out loss tokens that were the most probable token, before the first step.
     pub token_accuracy_before: Option<f64>,
     /// The same after the last step.
     pub token_accuracy_after: Option<f64>,
@@ -42,7 +42,7 @@ pub struct Summary {
     pub wall_s: f64,
     /// The backend.
     pub backend: String,
-    /// Which share of the operations of a step ran in which format, as the plan counts them.
+    /// Share of the operations of a step per number format, as the plan counts them.
     pub arithmetic: String,
     /// What every rank measured, as means over the steps of this process; with several ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,7 +51,7 @@ pub struct Summary {
     pub weights: String,
 }
 
-/// A held-out loss above this multiple of the one before the run is worth a warning.
+/// A held-out loss above this multiple of the one before the run causes a warning.
 const RISEN: f64 = 1.01;
 
 impl fmt::Display for Summary {
@@ -101,7 +101,7 @@ impl fmt::Display for Summary {
     }
 }
 
-/// A line "name  before -> after"; the number after training alone if there is none before.
+/// Writes a line "name  before -> after", or only the number after training if there is none before.
 fn change(
     formatter: &mut fmt::Formatter<'_>,
     name: &str,
@@ -115,7 +115,7 @@ fn change(
     }
 }
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// Every step was taken.

@@ -1,4 +1,4 @@
-//! A file that only grows, a whole record at a time: what a full disk cut off is removed again, so later records follow whole ones.
+//! A file that grows by whole records. A record that a full disk cut off is removed, so later records follow whole ones.
 //!
 //! Trade-off: a file that cannot be shortened (a device) keeps the torn record.
 
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use crate::storage::StorageError;
 
-/// An open file at its end.
+/// An open file, positioned at its end.
 #[derive(Debug)]
 pub(super) struct AppendedFile {
     file: File,
@@ -18,13 +18,13 @@ pub(super) struct AppendedFile {
 }
 
 impl AppendedFile {
-    /// A file that was just opened for appending or created.
+    /// Wraps a file that was just opened for appending or created.
     pub(super) fn new(file: File, path: PathBuf) -> Self {
         let length = file.metadata().map_or(0, |metadata| metadata.len());
         Self { file, path, length }
     }
 
-    /// Where it is.
+    /// Returns its path.
     #[cfg(test)]
     pub(super) fn path(&self) -> &std::path::Path {
         &self.path
@@ -41,7 +41,7 @@ impl AppendedFile {
         Ok(())
     }
 
-    /// Waits until everything is on the disk.
+    /// Waits until all records are on the disk.
     pub(super) fn flush(&mut self) -> Result<(), StorageError> {
         self.file.sync_data().map_err(|source| StorageError::writing(&self.path, 0, source))
     }

@@ -1,7 +1,7 @@
 //! `metrics.jsonl`: one JSON object per logged step or evaluation.
 //!
-//! A line is written when it is due and reaches the disk at the next flush; a checkpoint flushes first. A resumed run drops the
-//! lines after the step that it resumes from, because it writes them again.
+//! A line is written as soon as it is due and reaches the disk at the next flush; a checkpoint flushes first. A resumed run drops the lines after the
+//! step that it resumes from, because it writes them again.
 //! Trade-off: dropping lines reads the whole file.
 
 use std::fs::{self, File};
@@ -21,8 +21,7 @@ pub struct JsonLines {
 }
 
 impl JsonLines {
-    /// Opens the file to append to it. With `resumed_step`, lines of later steps are dropped first, and a last line that
-    /// was cut off by a crash.
+    /// Opens the file to append to it. With `resumed_step`, the lines of later steps and a last line that a crash cut off are dropped first.
     ///
     /// # Errors
     /// [`StorageError`] if the file cannot be read or written.

@@ -1,4 +1,4 @@
-//! How much memory a run uses: of a card as its driver reports it, of this process elsewhere.
+//! Measures the memory of a run: that of a card as its driver reports it, or that of this process on other backends.
 //!
 //! A reading is taken between steps. Memory pools keep what they allocated once, so a reading shows the peak inside a step too.
 //! Trade-off: what a library allocates and frees within a step is missed, and on a card all processes count together, because
@@ -8,7 +8,7 @@ use firebrick_hwprofile::measure::process_peak_resident_bytes;
 use firebrick_kernels::BackendKind;
 use serde::Serialize;
 
-/// Who reports the number.
+/// The source of the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemorySource {
@@ -26,7 +26,7 @@ pub struct MemoryMeter {
 }
 
 impl MemoryMeter {
-    /// A meter for the memory where this backend's tensors live, on the device of the rank with this number on its machine.
+    /// Creates a meter of the memory that holds this backend's tensors, on the device of the rank with this number on its machine.
     pub fn new(backend: BackendKind, local_rank: usize) -> Self {
         #[cfg(not(feature = "cuda"))]
         let _ = (backend, local_rank);
@@ -37,7 +37,7 @@ impl MemoryMeter {
         }
     }
 
-    /// Who reports the numbers.
+    /// Returns the source of the numbers.
     pub fn source(&self) -> MemorySource {
         #[cfg(feature = "cuda")]
         if self.card.is_some() {
@@ -46,7 +46,7 @@ impl MemoryMeter {
         MemorySource::Process
     }
 
-    /// Reads again and returns the maximum so far, in bytes; 0 if neither driver nor system reports it.
+    /// Takes a reading and returns the maximum so far, in bytes; 0 if neither driver nor system reports it.
     pub fn sample(&mut self) -> u64 {
         self.peak_bytes = self.peak_bytes.max(self.read().unwrap_or(0));
         self.peak_bytes
@@ -62,7 +62,7 @@ impl MemoryMeter {
     }
 }
 
-/// The card of a rank.
+/// Returns the card of a rank.
 #[cfg(feature = "cuda")]
 fn card(local_rank: usize) -> Option<firebrick_cuda::Context> {
     use firebrick_kernels::MemoryOps;

@@ -1,9 +1,9 @@
-//! MLflow's tracking server over REST, as a sink that is off unless the recipe has `[mlflow]`.
+//! A sink for MLflow's tracking server over REST, off unless the recipe has `[mlflow]`.
 //!
-//! A thread of its own sends what steps leave in a queue, many numbers per request, so a slow or lost server never delays a step. The
-//! run's identifier is kept in the run folder, so a resumed run goes on in the same MLflow run. Credentials come from MLflow's own
-//! variables: `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
-//! Trade-off: while a server cannot be reached, the newest numbers wait and the oldest beyond [`QUEUE`] are dropped; metrics.jsonl has all.
+//! Steps queue their numbers, and a separate thread sends many of them per request, so a slow or lost server never delays a step. The run's
+//! identifier is stored in the run folder, so a resumed run continues the same MLflow run. Credentials come from MLflow's own variables:
+//! `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
+//! Trade-off: while a server cannot be reached, numbers wait, and the oldest beyond [`QUEUE`] are dropped; metrics.jsonl has all.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -36,7 +36,7 @@ fn default_experiment() -> String {
 }
 
 impl MlflowSection {
-    /// Whether the address holds a user name or a password: what stands before an `@` in its authority (RFC 3986).
+    /// Returns whether the address contains a user name or a password: the text before an `@` in its authority (RFC 3986).
     pub fn has_credentials(&self) -> bool {
         let uri = self.tracking_uri.as_str();
         let after_scheme = uri.split_once("://").map_or(uri, |(_, rest)| rest);
@@ -44,10 +44,10 @@ impl MlflowSection {
     }
 }
 
-/// Why a run is not tracked.
+/// The reasons why a run is not tracked.
 #[derive(Debug, thiserror::Error)]
 pub enum MlflowError {
-    /// What the server refused, or why it was not reached.
+    /// The server refused a request or could not be reached.
     #[error(
         "mlflow.tracking_uri = \"{uri}\": {problem} ({request}). Start the server (`mlflow server`), correct the address, or leave \
          [mlflow] out"
@@ -57,10 +57,10 @@ pub enum MlflowError {
         uri: String,
         /// The request of MLflow's REST API.
         request: &'static str,
-        /// The server's or the system's words.
+        /// The server's or the system's message.
         problem: String,
     },
-    /// The run's identifier cannot be kept in the run folder.
+    /// The run's identifier cannot be written to the run folder.
     #[error(transparent)]
     Note(#[from] StorageError),
     /// No thread can be started.
@@ -68,13 +68,13 @@ pub enum MlflowError {
     Thread(#[from] std::io::Error),
 }
 
-/// Numbers that wait for the server, at most.
+/// Maximum count of numbers that wait for the server.
 const QUEUE: usize = 100_000;
 /// Numbers per request; MLflow takes 1,000.
 const BATCH: usize = 1000;
 /// Parameters per request; MLflow takes 100.
 const PARAMETERS: usize = 100;
-/// Letters of a parameter's value; older servers take 500.
+/// Maximum characters of a parameter's value; older servers take 500.
 const VALUE_LETTERS: usize = 500;
 /// Longest wait between two attempts, and for the last numbers at the end of a run.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -100,7 +100,7 @@ struct State {
 }
 
 impl Mlflow {
-    /// Looks for the experiment, so that a server which is not there or refuses is found before anything else is done.
+    /// Looks up the experiment, so that a server which is down or refuses is found before anything else is done.
     ///
     /// # Errors
     /// The server cannot be reached or refuses.
@@ -108,7 +108,7 @@ impl Mlflow {
         Client::new(&section.tracking_uri).find_experiment(&section.experiment_name).map(|_| ())
     }
 
-    /// Begins an MLflow run, or goes on with the one that `note`, a file of the run folder, names; sends the parameters.
+    /// Begins an MLflow run, or continues the one that `note`, a file of the run folder, names; sends the parameters.
     ///
     /// # Errors
     /// The server cannot be reached or refuses; the note cannot be written.
@@ -190,7 +190,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for numbers or the end, or for a pause to be over.
+    /// Waits for numbers or the end, or until a pause is over.
     fn wait(&self, pause: Option<Duration>) {
         let waits = |state: &mut State| pause.is_some() || state.end.is_none() && state.metrics.is_empty();
         let longest = pause.unwrap_or(Duration::from_secs(3600));
@@ -198,7 +198,7 @@ impl Shared {
     }
 }
 
-/// Sends until the run has ended and nothing waits, or the server stays lost after that.
+/// Sends until the run has ended and nothing waits, or until the server stays lost after the end.
 fn send(client: &Client, run_id: &str, shared: &Shared) {
     let mut pause = None;
     loop {
@@ -217,7 +217,7 @@ fn send(client: &Client, run_id: &str, shared: &Shared) {
         match client.log_batch(run_id, &batch) {
             Ok(()) => {
                 let mut state = shared.lock();
-                // Some of what was sent may have been dropped from the front meanwhile.
+                // Some of the numbers that were sent may have been dropped from the front meanwhile.
                 let gone = (state.dropped - dropped_before) as usize;
                 let sent = batch.len().saturating_sub(gone);
                 state.metrics.drain(..sent);
@@ -249,7 +249,7 @@ impl RunEnd {
     }
 }
 
-/// The run that a note names, if it is on that server.
+/// Returns the run that a note names, if it is on this server.
 fn known_run(note: &Path, uri: &str) -> Option<String> {
     let note: Value = serde_json::from_str(&fs::read_to_string(note).ok()?).ok()?;
     (note["tracking_uri"] == uri).then(|| note["run_id"].as_str().map(str::to_owned)).flatten()
@@ -259,7 +259,7 @@ fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
 }
 
-/// The five requests of MLflow's REST API that are needed (version 2.0).
+/// A client for the five requests of MLflow's REST API (version 2.0) that are needed.
 #[derive(Debug)]
 struct Client {
     uri: String,
@@ -292,7 +292,7 @@ impl Client {
         Ok(run_id)
     }
 
-    /// The identifier of an experiment, which is created if there is none of that name.
+    /// Returns the identifier of an experiment, creating one if none has that name.
     fn experiment(&self, name: &str) -> Result<String, MlflowError> {
         if let Some(found) = self.find_experiment(name)? {
             return Ok(found);
@@ -302,7 +302,7 @@ impl Client {
             .ok_or_else(|| self.error("experiments/create", "the answer has no experiment_id".to_owned()))
     }
 
-    /// The identifier of an experiment; `None` if there is none of that name.
+    /// Returns the identifier of an experiment; `None` if none has that name.
     fn find_experiment(&self, name: &str) -> Result<Option<String>, MlflowError> {
         const GET: &str = "experiments/get-by-name";
         let url = format!("{}/api/2.0/mlflow/{GET}?experiment_name={}", self.uri, percent_encoded(name));
@@ -340,7 +340,7 @@ impl Client {
         if status == 200 { Ok(answer) } else { Err(self.refused(request, status, &answer)) }
     }
 
-    /// Status and body of an answer.
+    /// Reads status and body of an answer.
     fn read(
         &self,
         request: &'static str,
@@ -370,7 +370,7 @@ fn shortened(value: &str) -> String {
     value.chars().take(VALUE_LETTERS).collect()
 }
 
-/// Text as a part of an address (RFC 3986).
+/// Percent-encodes a text as a part of an address (RFC 3986).
 fn percent_encoded(text: &str) -> String {
     let byte = |byte: u8| {
         let is_plain = byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
@@ -379,7 +379,7 @@ fn percent_encoded(text: &str) -> String {
     text.bytes().map(byte).collect()
 }
 
-/// Base64 with padding (RFC 4648), for basic authentication.
+/// Encodes Base64 with padding (RFC 4648), for basic authentication.
 fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let group = |group: &[u8]| {

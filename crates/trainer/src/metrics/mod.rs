@@ -1,7 +1,7 @@
 //! The numbers of a run, step by step, and where they go: metrics.jsonl, TensorBoard, the progress bar.
 //!
-//! Trade-off: a sink that cannot write, on a full disk for instance, is reported and tried again at the next step; the run goes on,
-//! and the numbers in between are missing there.
+//! Trade-off: if a sink cannot write, for instance on a full disk, that is reported and it is tried again at the next step; the run continues, and
+//! the numbers in between are missing there.
 
 mod appended;
 mod jsonl;
@@ -52,26 +52,25 @@ pub struct StepMetrics {
     /// Rewards and log-probabilities, in preference training, where `loss` is a mean over pairs.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<PairMetrics>,
-    /// Milliseconds of the step in which the device waited for tensors from host memory, where some are there: what offloading and
-    /// paging cost.
+    /// Milliseconds of the step in which the device waited for tensors from host memory, if some are there: the cost of offloading and paging.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restore_wait_ms: Option<f64>,
-    /// Milliseconds of the step in which rank 0 waited for other ranks: communication that no other work hides, and ranks that are slower.
+    /// Milliseconds of the step in which rank 0 waited for other ranks: communication that no other work hides, and slower ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comm_wait_ms: Option<f64>,
-    /// The same of every rank, with its time in collectives and its own time.
+    /// The waiting time of every rank, with its time in collectives and its own time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RankMetrics>,
-    /// Bytes that the backend's memory pools hold on the device, where no driver reports the memory of the card: on wgpu.
+    /// Bytes that the backend's memory pools hold on the device, if no driver reports the memory of the card (wgpu).
     #[serde(rename = "allocated", skip_serializing_if = "Option::is_none")]
     pub allocated_bytes: Option<u64>,
-    /// How busy rank 0's device and process were since the line before; without values after a short step.
+    /// How busy rank 0's device and process were since the previous line; without values after a short step.
     #[serde(flatten)]
     pub usage: Usage,
 }
 
 impl StepMetrics {
-    /// Everything as numbers under names, for sinks that plot: `train/loss`, ..., `usage/gpu_util`, ...
+    /// Returns all numbers by name, for sinks that plot: `train/loss`, ..., `usage/gpu_util`, ...
     pub fn scalars(&self) -> Vec<(String, f64)> {
         let always = [
             ("loss", self.loss),
@@ -105,12 +104,12 @@ impl StepMetrics {
 pub struct EvalMetrics {
     /// Steps done before this evaluation.
     pub step: u64,
-    /// Mean cross entropy over the loss tokens of the evaluation data, in nats; of pairs, their mean loss.
+    /// Mean cross entropy over the loss tokens of the evaluation data, in nats; for pairs, their mean loss.
     pub eval_loss: f64,
-    /// `exp(eval_loss)`, where that is a cross entropy.
+    /// `exp(eval_loss)`, if that is a cross entropy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// Fraction of the loss tokens that no other token was more probable than, given the true tokens before.
+    /// Fraction of the loss tokens that were the most probable token, given the true tokens before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_accuracy: Option<f64>,
     /// Fraction of the held-out prompts that were answered as the reference, if it was measured.
@@ -122,7 +121,7 @@ pub struct EvalMetrics {
 }
 
 impl EvalMetrics {
-    /// The numbers of an evaluation after `step` steps, with its perplexity; `None` if it has no loss.
+    /// Returns the numbers of an evaluation after `step` steps, with its perplexity; `None` if it has no loss.
     pub fn new(step: u64, evaluation: &Evaluation) -> Option<Self> {
         let Evaluation { loss, token_accuracy, exact_match, pairs } = *evaluation;
         let eval_loss = loss?;
@@ -130,7 +129,7 @@ impl EvalMetrics {
         Some(EvalMetrics { step, eval_loss, perplexity, token_accuracy, exact_match, pairs })
     }
 
-    /// Everything as numbers under names, for sinks that plot: `eval/loss`, ...
+    /// Returns all numbers by name, for sinks that plot: `eval/loss`, ...
     pub fn scalars(&self) -> Vec<(String, f64)> {
         let measured = [
             ("loss", Some(self.eval_loss)),
@@ -149,27 +148,27 @@ impl EvalMetrics {
 pub struct Evaluation {
     /// Mean cross entropy over the loss tokens, in nats; `None` without held-out rows.
     pub loss: Option<f64>,
-    /// Fraction of the loss tokens that no other token was more probable than; `None` without held-out rows.
+    /// Fraction of the loss tokens that were the most probable token; `None` without held-out rows.
     pub token_accuracy: Option<f64>,
     /// Fraction of the prompts whose greedy answer counts as the reference; `None` without prompts.
     pub exact_match: Option<f64>,
-    /// Of held-out pairs of answers; then `loss` is their mean loss, and there is no token accuracy.
+    /// Numbers of held-out pairs of answers; then `loss` is their mean loss, and there is no token accuracy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<PairMetrics>,
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd {
     /// All steps were taken.
     Finished,
     /// A signal came; the run can be resumed.
     Interrupted,
-    /// An error ended it.
+    /// An error.
     Failed,
 }
 
-/// A place where metrics go.
+/// A destination of metrics.
 pub trait MetricSink {
     /// Takes the numbers of a step.
     ///
@@ -191,17 +190,17 @@ pub trait MetricSink {
         Ok(())
     }
 
-    /// Learns how the run ended; no numbers come after that. A sink that is dropped without this belongs to a run that failed.
+    /// Takes note of how the run ended; no numbers come after that. A sink dropped without this call belongs to a run that failed.
     fn end(&mut self, _how: RunEnd) {}
 
-    /// Shows what the run is doing besides steps, if this is what the user looks at.
+    /// Shows what the run is doing besides steps, if the user looks at this sink.
     fn activity(&mut self, _what: &str) {}
 
-    /// Shows a sentence, if this is what the user looks at.
+    /// Shows a sentence, if the user looks at this sink.
     fn notice(&mut self, _text: &str) {}
 }
 
-/// Several sinks as one, served in order. One that fails is reported and tried again.
+/// Several sinks as one, served in order. A sink that fails is reported and tried again.
 #[derive(Default)]
 pub struct MetricSinks {
     sinks: Vec<Entry>,
@@ -209,7 +208,7 @@ pub struct MetricSinks {
 
 struct Entry {
     sink: Box<dyn MetricSink>,
-    /// Numbers that it could not take since it last took any.
+    /// Count of numbers that were lost since the sink last took any.
     missing: u64,
 }
 
@@ -242,7 +241,7 @@ impl MetricSinks {
         self.sinks.iter_mut().for_each(|entry| entry.sink.activity(what));
     }
 
-    /// Closes every sink of a run that ended so.
+    /// Closes every sink and tells it how the run ended.
     pub fn close(&mut self, how: RunEnd) {
         self.sinks.iter_mut().for_each(|entry| entry.sink.end(how));
         self.sinks.clear();
@@ -285,7 +284,7 @@ mod tests {
 
     use super::*;
 
-    /// A disk that is full for some of the writes, and what the user saw.
+    /// A disk that is full for some of the writes, and the messages that the user saw.
     #[derive(Clone, Default)]
     struct Disk {
         is_full: Rc<RefCell<bool>>,

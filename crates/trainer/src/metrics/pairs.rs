@@ -5,7 +5,7 @@
 use firebrick_kernels::PAIR_NUMBERS;
 use serde::{Deserialize, Serialize};
 
-/// Means over the pairs of a step or of an evaluation, under the names that TRL gives them.
+/// Means over the pairs of a step or of an evaluation, under TRL's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PairMetrics {
     /// Reward of the chosen answers: `beta` times the log ratio to the reference; ORPO: times the log-probability per token.
@@ -14,7 +14,7 @@ pub struct PairMetrics {
     /// Reward of the rejected answers.
     #[serde(rename = "rewards/rejected")]
     pub rejected_reward: f64,
-    /// Reward of the chosen above that of the rejected.
+    /// Reward of the chosen answer minus that of the rejected one.
     #[serde(rename = "rewards/margins")]
     pub margin: f64,
     /// Fraction of the pairs whose chosen answer has the higher reward.
@@ -31,7 +31,7 @@ pub struct PairMetrics {
 }
 
 impl PairMetrics {
-    /// Loss and means of summed numbers, as `PairResult::numbers` has them, over this many pairs and targets of chosen documents.
+    /// Returns the loss, and the means over this many pairs and targets of chosen documents of sums as `PairResult::numbers` has them.
     pub fn new(sums: [f64; PAIR_NUMBERS], [pairs, chosen_targets]: [u64; 2], nll_weight: f64) -> (f64, Self) {
         let [loss, nll, chosen_reward, rejected_reward, correct, chosen, rejected] = sums;
         let per_pair = |sum: f64| sum / pairs as f64;
@@ -48,7 +48,7 @@ impl PairMetrics {
         (per_pair(loss) + nll_weight * nll_loss, metrics)
     }
 
-    /// The values under their names, for sinks that plot.
+    /// Returns the values by name, for sinks that plot.
     pub fn scalars(&self) -> [(&'static str, f64); 7] {
         [
             ("rewards/chosen", self.chosen_reward),

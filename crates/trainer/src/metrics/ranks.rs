@@ -1,38 +1,37 @@
-//! What every rank of a job measured of its steps: which one is the slowest, and what communication costs.
+//! Times that every rank of a job measured of its steps. They show the slowest rank and the cost of communication.
 //!
-//! A rank's own time of a step is the step without waiting for other ranks, so the slowest rank has the longest, although all of them end
-//! their steps together.
-//! Trade-off: a device's time is taken from the host's clock around a step, so single steps are off by what the host was late; means are not.
+//! A rank's own time is the step without waiting for other ranks, so the slowest rank has the longest, although all ranks end their steps together.
+//! Trade-off: a device's time is taken from the host's clock around a step, so single steps are off by the host's delay; means are not.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What one rank measured of a step, in milliseconds.
+/// Times that one rank measured of a step, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankTimes {
     /// The step without `comm_wait`.
     pub own: f64,
-    /// Exchanges of tensors; where ranks exchange them through host memory, all exchanges.
+    /// Exchanges of tensors; all exchanges, if ranks exchange tensors through host memory.
     pub collectives: f64,
-    /// The part of it that no other work hides.
+    /// The part of `collectives` that no other work hides.
     pub comm_wait: f64,
 }
 
 impl RankTimes {
-    /// Whole microseconds, as ranks send them.
+    /// Rounds to whole microseconds, as ranks send them.
     pub fn to_microseconds(self) -> [u64; 3] {
         [self.own, self.collectives, self.comm_wait].map(|ms| (1e3 * ms).round() as u64)
     }
 
-    /// The inverse of [`RankTimes::to_microseconds`].
+    /// Reverses [`RankTimes::to_microseconds`].
     pub fn from_microseconds(numbers: [u64; 3]) -> Self {
         let [own, collectives, comm_wait] = numbers.map(|us| us as f64 / 1e3);
         Self { own, collectives, comm_wait }
     }
 }
 
-/// A step, or the mean over steps, of every rank. Milliseconds, in rank order.
+/// Times of a step, or means over steps, of every rank. Milliseconds, in rank order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankMetrics {
     /// The rank with the longest own time.
@@ -41,12 +40,12 @@ pub struct RankMetrics {
     pub own_ms: Vec<f64>,
     /// Time in collectives.
     pub collectives_ms: Vec<f64>,
-    /// Time in which nothing but communication was going on.
+    /// Time in which only communication was going on.
     pub comm_wait_ms: Vec<f64>,
 }
 
 impl RankMetrics {
-    /// The times of all ranks, in rank order.
+    /// Collects the times of all ranks, in rank order.
     ///
     /// # Panics
     /// If there is no rank.
@@ -62,7 +61,7 @@ impl RankMetrics {
         }
     }
 
-    /// What sinks that plot show: the slowest rank, its own time, and rank 0's time in collectives.
+    /// Returns the numbers for sinks that plot: the slowest rank, its own time, and rank 0's time in collectives.
     pub(super) fn scalars(&self) -> Vec<(String, f64)> {
         let values = [
             ("slowest", self.slowest as f64),
@@ -72,7 +71,7 @@ impl RankMetrics {
         values.map(|(name, value)| (format!("ranks/{name}"), value)).into()
     }
 
-    /// The rank with the shortest own time.
+    /// Returns the rank with the shortest own time.
     fn fastest(&self) -> usize {
         let own = &self.own_ms;
         (0..own.len()).min_by(|&a, &b| own[a].total_cmp(&own[b])).expect("a job has ranks")
@@ -95,7 +94,7 @@ impl fmt::Display for RankMetrics {
     }
 }
 
-/// The mean over the steps of a process. Its first step, which compiles and allocates, does not count if there are others.
+/// Averages the steps of a process. The first step, which compiles and allocates, counts only if there are no others.
 #[derive(Clone, Debug, Default)]
 pub struct RankMeter {
     steps: u64,
@@ -116,7 +115,7 @@ impl RankMeter {
         }
     }
 
-    /// The means; `None` before any step.
+    /// Returns the means; `None` before any step.
     pub fn mean(&self) -> Option<RankMetrics> {
         let steps = self.steps.saturating_sub(1).max(1) as f64;
         let mean = |sum: &RankTimes| RankTimes {

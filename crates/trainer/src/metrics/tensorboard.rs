@@ -1,11 +1,11 @@
 //! Scalars as TensorBoard event files.
 //!
-//! An event file is a list of records: length (u64, little-endian), masked CRC-32C of the length (u32), the bytes of a
-//! protobuf `Event`, masked CRC-32C of the bytes (u32). Only four fields of `Event` are needed, so they are encoded here by
-//! hand (field numbers: tensorflow/core/util/event.proto and framework/summary.proto).
+//! An event file is a list of records: length (u64, little-endian), masked CRC-32C of the length (u32), the bytes of a protobuf `Event`, masked
+//! CRC-32C of the bytes (u32). Only four fields of `Event` are needed, so they are encoded by hand (field numbers: tensorflow/core/util/event.proto
+//! and framework/summary.proto).
 //!
-//! A resumed run adds a file that begins with a session start at its first step: TensorBoard then forgets what the older
-//! files say about that step and later ones. Not supported: images, text, histograms.
+//! A resumed run adds a file that begins with a session start at its first step, so TensorBoard ignores what older files contain from that step on.
+//! Not supported: images, text, histograms.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -96,12 +96,12 @@ fn new_file(folder: &Path) -> Result<(File, PathBuf), StorageError> {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
 
-/// CRC-32C, rotated and shifted as the record format requires.
+/// Returns the CRC-32C, rotated and shifted as the record format requires.
 fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -111,7 +111,7 @@ const WIRE_FIXED_64: u8 = 1;
 const WIRE_BYTES: u8 = 2;
 const WIRE_FIXED_32: u8 = 5;
 
-/// `Event { 1: wall_time, 2: step, ..what }`.
+/// Encodes `Event { 1: wall_time, 2: step, ..what }`.
 fn event(wall_time: f64, step: u64, what: &[u8]) -> Vec<u8> {
     let mut event = key(1, WIRE_FIXED_64);
     event.extend(wall_time.to_le_bytes());
@@ -141,7 +141,7 @@ fn bytes(field: u8, content: &[u8]) -> Vec<u8> {
     encoded
 }
 
-/// Seven bits at a time, low ones first; the top bit is set if more follow.
+/// Appends a varint: seven bits at a time, low ones first; the top bit is set if more follow.
 fn push_varint(encoded: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         encoded.push(value as u8 | 0x80);
@@ -154,7 +154,7 @@ fn push_varint(encoded: &mut Vec<u8>, mut value: u64) {
 mod tests {
     use super::*;
 
-    /// The event of each record, after checking both checksums.
+    /// Checks both checksums of each record and returns its event.
     fn records(file: &[u8]) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
         let mut rest = file;
@@ -169,7 +169,7 @@ mod tests {
         found
     }
 
-    /// The fields of a protobuf message as (number, raw bytes); a varint is given as 8 bytes.
+    /// Splits a protobuf message into its fields as (number, raw bytes); a varint becomes 8 bytes.
     fn fields(mut message: &[u8]) -> Vec<(u8, Vec<u8>)> {
         fn take_varint(message: &mut &[u8]) -> u64 {
             let mut value = 0;

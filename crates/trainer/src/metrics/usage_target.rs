@@ -1,12 +1,12 @@
-//! Which accelerator's usage a run samples: the one that its backend computes on.
+//! Chooses the accelerator whose usage a run samples: the one that its backend computes on.
 //!
-//! Trade-off: wgpu does not report which card it took, so on a machine with several none is sampled.
+//! Trade-off: wgpu does not report which card it took, so on a machine with several cards none is sampled.
 
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::usage::UsageTarget;
 use firebrick_kernels::BackendKind;
 
-/// What to sample for the rank with this number on its machine, and why that is the process alone where a user would expect a card.
+/// Returns the target for the rank with this number on its machine, and why it is only the process where a user would expect a card.
 pub fn usage_target(backend: BackendKind, local_rank: usize) -> (UsageTarget, Option<String>) {
     match backend {
         BackendKind::Flex | BackendKind::Candle => (UsageTarget::Process, None),
@@ -15,7 +15,7 @@ pub fn usage_target(backend: BackendKind, local_rank: usize) -> (UsageTarget, Op
     }
 }
 
-/// The card with this number among those that CUDA shows, or the only card of the machine.
+/// Returns the card with this number among those that CUDA sees, or the only card of the machine.
 fn of_card(profile: &HardwareProfile, cuda_index: Option<usize>) -> (UsageTarget, Option<String>) {
     let is_cuda = cuda_index.is_some();
     let mut cards = profile.gpus.iter().filter(|gpu| !is_cuda || gpu.maker == firebrick_hwprofile::spec::Maker::Nvidia);
@@ -40,7 +40,7 @@ fn of_card(profile: &HardwareProfile, cuda_index: Option<usize>) -> (UsageTarget
     }
 }
 
-/// The number of a rank's card among those that CUDA shows.
+/// Returns the number of a rank's card among those that CUDA sees.
 fn cuda_index(local_rank: usize) -> usize {
     #[cfg(feature = "cuda")]
     {

@@ -1,10 +1,10 @@
-//! Decisions about weights: how the base stores them, what of a model trains, where that starts, how adapters are computed, and what the
-//! reference of a preference loss is.
+//! Decisions about weights: how the base stores them, which of them train, where they start, how adapters are computed, and the reference of a
+//! preference loss.
 //!
-//! All frozen projections have one storage format; the embedding and the head stay dense. An adapter that starts at zero is its own
-//! reference in every step, which costs a forward pass and needs no second copy of the base; log-probabilities that were computed before
-//! cost that pass once per document instead of once per epoch.
-//! Trade-off: without an adapter these are asked all the same, and answer with nothing or with the whole model.
+//! All frozen projections have one storage format; the embedding and the head stay dense. An adapter that starts at zero is its own reference in
+//! every step, which costs a forward pass but no second copy of the base; precomputed log-probabilities cost that pass once per document instead of
+//! once per epoch.
+//! Trade-off: without an adapter these functions run all the same, and return nothing or the whole model.
 
 use std::path::PathBuf;
 
@@ -17,17 +17,17 @@ use crate::config::{PreferenceLoss, PreferenceSection, RunConfig};
 use crate::error::RunError;
 use crate::plan::{Chosen, Made};
 
-/// Where the reference's log-probabilities come from.
+/// The source of the reference's log-probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PlannedReference {
-    /// Of the base without its adapter, in every pass.
+    /// Computed from the base without its adapter, in every pass.
     BaseWithoutAdapter,
     /// Computed once, before the first step.
     Precomputed,
 }
 
-/// What the recipe says, with the format that weights have where it says nothing.
+/// Returns the storage that the recipe sets. Weights that it does not quantize have the format `compute`.
 pub(super) fn storage(config: &RunConfig, compute: FloatType) -> BaseStorage {
     match (config.quantized_base(), &config.lora) {
         (Some(format), _) => BaseStorage::Frozen(Format::Quantized(format)),
@@ -36,7 +36,7 @@ pub(super) fn storage(config: &RunConfig, compute: FloatType) -> BaseStorage {
     }
 }
 
-/// The storage with its reason.
+/// Returns the storage with its reason.
 ///
 /// # Errors
 /// A projection has rows that the format does not take.
@@ -64,13 +64,13 @@ fn check_widths(format: QuantFormat, spec: &ModelSpec) -> Result<(), RunError> {
     })
 }
 
-/// The adapter; without one every weight trains.
+/// Returns the adapter; without one every weight trains.
 pub(super) fn lora(made: &Made<'_>) -> Chosen<Option<LoraConfig>> {
     let why = if made.config.lora.is_some() { "[lora]" } else { "mode = \"full\"" };
     Chosen::new(made.training.lora.clone(), why)
 }
 
-/// How many parameters train, and of how many.
+/// Counts the parameters that train; the reason gives their share of the model.
 pub(super) fn trained_parameters(made: &Made<'_>) -> Chosen<u64> {
     let Made { trained, .. } = made;
     let count: u64 = trained.iter().map(|tensor| tensor.elements() as u64).sum();
@@ -87,7 +87,7 @@ pub(super) fn trained_parameters(made: &Made<'_>) -> Chosen<u64> {
     Chosen::new(count, format!("{kind} of rank {rank}: {share:.2} % of {total} parameters{whole}{rows}"))
 }
 
-/// The adapter folder that the matrices come from; the reason says how they start.
+/// Returns the adapter folder that the matrices come from; the reason says how they start.
 pub(super) fn init_from(config: &RunConfig) -> Chosen<Option<PathBuf>> {
     let folder = config.lora.as_ref().and_then(|lora| lora.init_from.as_ref()).map(PathBuf::from);
     if let Some(lora) = config.lora.as_ref().filter(|lora| !lora.init_lora_weights.is_uniform()) {
@@ -106,7 +106,7 @@ pub(super) fn init_from(config: &RunConfig) -> Chosen<Option<PathBuf>> {
     Chosen::new(folder, why)
 }
 
-/// Tokens that the recipe adds; `None` where it adds none.
+/// Returns the tokens that the recipe adds; `None` if it adds none.
 pub(super) fn new_tokens(config: &RunConfig, model: &ModelConfig) -> Option<Chosen<Vec<String>>> {
     let (first, last) = (model.new_tokens.first()?, model.new_tokens.last()?);
     let (stored, rows) = (model.stored_vocab_size, model.spec.vocab_size);
@@ -122,7 +122,7 @@ pub(super) fn new_tokens(config: &RunConfig, model: &ModelConfig) -> Option<Chos
     ))
 }
 
-/// Dropout of what adapters read; `None` where nothing is dropped.
+/// Returns the dropout of the values that adapters read; `None` if nothing is dropped.
 pub(super) fn dropout(config: &RunConfig, backend: BackendKind) -> Option<Chosen<f64>> {
     let dropout = config.lora.as_ref()?.lora_dropout;
     let how = if backend == BackendKind::Cuda {
@@ -133,7 +133,7 @@ pub(super) fn dropout(config: &RunConfig, backend: BackendKind) -> Option<Chosen
     (dropout > 0.0).then(|| Chosen::new(dropout, format!("one mask per group and micro-batch, {how}")))
 }
 
-/// The ratio of LoRA+; `None` without it.
+/// Returns the ratio of LoRA+; `None` without it.
 pub(super) fn loraplus_lr_ratio(config: &RunConfig) -> Option<Chosen<f64>> {
     let ratio = config.lora.as_ref()?.loraplus_lr_ratio?;
     let rate = ratio * config.learning_rate();
@@ -143,7 +143,7 @@ pub(super) fn loraplus_lr_ratio(config: &RunConfig) -> Option<Chosen<f64>> {
     ))
 }
 
-/// Which adapters join the base's GEMMs; `None` without an adapter.
+/// Returns a text about which adapters join the base's GEMMs; `None` without an adapter.
 pub(super) fn gemms(backend: BackendKind, spec: &ModelSpec, training: &TrainingShape) -> Option<Chosen<String>> {
     let why = if backend == BackendKind::Cuda {
         "few ranks join the base's GEMM, exact at any size; many, or those on a base that is not quantized, are cheaper on their own"
@@ -153,7 +153,7 @@ pub(super) fn gemms(backend: BackendKind, spec: &ModelSpec, training: &TrainingS
     Some(Chosen::new(backend.adapter_gemms(spec, training)?, why))
 }
 
-/// The loss of pairs.
+/// Returns the loss of pairs; `None` without pairs.
 pub(super) fn preference(config: &RunConfig) -> Option<Chosen<PreferenceSection>> {
     let section = config.preference.clone()?;
     let why = match section.loss {
@@ -165,7 +165,7 @@ pub(super) fn preference(config: &RunConfig) -> Option<Chosen<PreferenceSection>
     Some(Chosen::new(section, why))
 }
 
-/// The reference of that loss; none where it has none.
+/// Returns the reference of the preference loss; `None` if the loss has none.
 pub(super) fn reference(config: &RunConfig) -> Option<Chosen<PlannedReference>> {
     let section = config.preference.as_ref().filter(|section| section.has_reference())?;
     if config.reference_is_precomputed_always() {
@@ -187,7 +187,7 @@ pub(super) fn reference(config: &RunConfig) -> Option<Chosen<PlannedReference>> 
     })
 }
 
-/// What that adds to a step.
+/// Returns the passes that pairs add to a step; `None` without pairs.
 pub(super) fn passes(config: &RunConfig) -> Option<PairPasses> {
     config.preference.as_ref()?;
     let in_step = reference(config).is_some_and(|chosen| chosen.value == PlannedReference::BaseWithoutAdapter);

@@ -1,4 +1,4 @@
-//! How many prompts are answered at a time: as many as need no more memory than the run does anyway.
+//! Decides how many prompts are answered at a time: as many as need no more memory than the rest of the run.
 //!
 //! Trade-off: a prompt may be as long as the longest document, so short prompts could sometimes be answered in larger groups.
 
@@ -8,20 +8,20 @@ use crate::config::RunConfig;
 use crate::plan::inputs::DataShape;
 use crate::plan::{Chosen, fit};
 
-/// Prompts that are answered at the same time, at most.
+/// Maximum number of prompts that are answered at the same time.
 pub const MAX_PROMPTS_AT_ONCE: usize = 64;
 
-/// Tokens that a chat template adds to a sample prompt, about.
+/// Approximate number of tokens that a chat template adds to a sample prompt.
 const TEMPLATE_TOKENS: usize = 64;
 
-/// What a recipe evaluates, without the held-out prompts that are answered.
+/// Returns what a recipe evaluates, without the held-out prompts that are answered.
 pub(super) fn evaluation(config: &RunConfig) -> EvaluationShape {
     let rows = match (config.has_eval_data(), config.eval.micro_batch_size) {
         (false, _) => EvaluatedRows::None,
         (true, None) => EvaluatedRows::LikeTraining,
         (true, Some(rows)) => EvaluatedRows::Fixed(rows),
     };
-    // A prompt has at most one token per byte. All of them are answered together.
+    // A prompt has at most one token per byte. All prompts are answered together.
     let lengths = config.eval.prompts.iter().map(|prompt| prompt.len() + TEMPLATE_TOKENS + config.eval.max_new_tokens);
     let samples = lengths.fold(Answers { prompts: 0, tokens: 0, longest: 0 }, |all, length| Answers {
         prompts: all.prompts + 1,
@@ -31,7 +31,7 @@ pub(super) fn evaluation(config: &RunConfig) -> EvaluationShape {
     EvaluationShape { rows, answers: Vec::from_iter((samples.prompts > 0).then_some(samples)) }
 }
 
-/// Tokens of the held-out prompts that are answered at the same time, and of their answers; and the run with them.
+/// Returns the tokens of the held-out prompts that are answered at a time, with their answers, and the run with them.
 pub(super) fn decide(
     case: &fit::Case<'_>,
     config: &RunConfig,

@@ -1,5 +1,5 @@
-//! Which backend a run uses, the one that the recipe names or the fastest that works here, and what the backend decides: the format
-//! it computes in and whether what layers save is offloaded.
+//! Chooses the backend of a run: the one that the recipe names, or the fastest that works here. Also decides what depends on the backend: the format
+//! of activations, and whether what layers save is offloaded.
 //!
 //! Trade-off: a backend is probed by opening its device, which takes some milliseconds.
 
@@ -13,7 +13,7 @@ use crate::config::{BackendChoice, RunConfig};
 use crate::error::RunError;
 use crate::plan::Chosen;
 
-/// Turns the recipe's `backend` into one that works here, with the reason; for a named machine, into the one that would run there.
+/// Turns the recipe's `backend` into one that works here, with the reason; for a named machine, into the one that would run on it.
 ///
 /// # Errors
 /// A named backend that is not in this binary or finds no device.
@@ -30,7 +30,7 @@ pub fn choose_backend(choice: BackendChoice, profile: &HardwareProfile) -> Resul
     }
 }
 
-/// What would run on a machine that is planned for and not here; `None`: the profile is of this machine.
+/// Returns the backend for a named machine that is planned for; `None` if the profile describes this machine.
 fn for_named_machine(choice: BackendChoice, profile: &HardwareProfile) -> Option<Chosen<BackendKind>> {
     profile.named?;
     let spec = profile.gpus.first()?.spec?;
@@ -89,7 +89,7 @@ fn check(backend: BackendKind) -> Result<(), RunError> {
         )));
     }
     let advice = match backend {
-        // The driver's own message says what to install.
+        // The message of the driver itself names what to install.
         BackendKind::Cuda => "For the CPU: --set backend=flex",
         _ => {
             "Install a Vulkan driver (on Debian: mesa-vulkan-drivers for Intel, AMD and software rendering), or train on the CPU with \
@@ -100,7 +100,7 @@ fn check(backend: BackendKind) -> Result<(), RunError> {
     backend.probe().map_err(|looked_for| RunError::Refused(no_device(looked_for)))
 }
 
-/// The format of activations: what the recipe names, or what the device has.
+/// Returns the format of activations: the one that the recipe names, or for "auto" one that the device has.
 pub(super) fn activations(
     requested: Compute,
     backend: BackendKind,
@@ -117,7 +117,7 @@ pub(super) fn activations(
     if requested == Compute::Auto { Chosen::new(chosen.value, format!("auto: {}", chosen.reason)) } else { chosen }
 }
 
-/// The format that a backend computes in when `requested` is.
+/// Returns the format that a backend computes in when `requested` is requested.
 pub fn compute_format(requested: FloatType, backend: BackendKind) -> Chosen<FloatType> {
     match (backend, requested) {
         (_, FloatType::F16) if backend.computes_in_f16() => Chosen::new(
@@ -132,7 +132,7 @@ pub fn compute_format(requested: FloatType, backend: BackendKind) -> Chosen<Floa
     }
 }
 
-/// Whether what layers save waits in host memory.
+/// Returns whether what layers save waits in host memory.
 pub(super) fn offload(config: &RunConfig, backend: BackendKind) -> Chosen<bool> {
     match (backend, config.recompute(), config.train.offload) {
         (BackendKind::Cuda, recompute, None | Some(true)) if recompute.may_offload() => {

@@ -1,7 +1,6 @@
-//! The decisions that are made in an order, since each counts the memory that those before it need, and small ones that need no file of
-//! their own.
+//! Decisions that are made in order, since each counts the memory that the earlier ones need, and small ones that need no separate file.
 //!
-//! Trade-off: a decision that only repeats the recipe has "the recipe" as its reason.
+//! Trade-off: a decision that only repeats the recipe has the reason "the recipe".
 
 use firebrick_arch::{LongRopeFactors, MlpSpec, ModelSpec, Rope, RopeScaling};
 use firebrick_hwprofile::memory::human_bytes;
@@ -27,7 +26,7 @@ impl<'a> Made<'a> {
         let compute = activations(config.compute(), backend.value, case.hardware());
         let lora = shapes::lora(config);
         let trained = shapes::trained_tensors(spec, lora.as_ref())?;
-        // The state that a rank has; of all trained tensors unless ranks divide it.
+        // Optimizer state of one rank: that of all trained tensors, unless ranks divide it.
         let stated = shapes::largest_share(config, &trained, world_size);
 
         let training = shapes::training(config, compute.value, backend.value, data, &stated);
@@ -83,7 +82,7 @@ impl<'a> Made<'a> {
     }
 }
 
-/// Which share of the operations is in which format.
+/// Returns a text with each format's share of the operations.
 pub(super) fn arithmetic(made: &Made<'_>) -> Chosen<String> {
     let Made { case, training, data, .. } = made;
     let document_tokens = training.row_len as f64 / data.documents_per_row.max(1) as f64;
@@ -131,7 +130,7 @@ pub(super) fn experts(spec: &ModelSpec) -> Option<Chosen<String>> {
     Some(Chosen::new(format!("{top_k} of {count} per token in {mixtures} of {} layers", spec.layers.len()), why))
 }
 
-/// transformers chooses for each batch, by its longest sequence; a run chooses once.
+/// Chooses longrope's factors once per run; transformers chooses them for each batch, by its longest sequence.
 pub(super) fn long_rope(config: &RunConfig, spec: &ModelSpec) -> Option<Chosen<&'static str>> {
     let tokens = config.max_seq_len;
     let of_rope = |rope: &Rope| match &rope.scaling {

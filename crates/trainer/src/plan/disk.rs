@@ -1,6 +1,6 @@
-//! What a run writes to the disk, and whether there is room for it.
+//! Plans what a run writes to the disk, and checks whether there is room for it.
 //!
-//! Trade-off: only what grows with the model counts. Metrics, texts and cached tokens come on top.
+//! Trade-off: only what grows with the model counts; metrics, texts and cached tokens come on top.
 
 use firebrick_arch::{EMBEDDING, HEAD, ModelConfig, TensorSpec};
 use firebrick_hwprofile::memory::human_bytes;
@@ -16,7 +16,7 @@ const TRAINED_BYTES: u64 = 4;
 /// The largest whole number of TOML, in which a plan is saved.
 const MOST: u64 = i64::MAX as u64;
 
-/// When a run saves, and how much of it stays.
+/// The interval of checkpoints, and the number that stays.
 pub(super) struct Saves {
     pub(super) steps: u64,
     /// Steps between two checkpoints; 0: only at the end.
@@ -25,14 +25,14 @@ pub(super) struct Saves {
 }
 
 impl Saves {
-    /// Checkpoints that are on the disk at the same time, at most: an old one goes when the new one is complete.
+    /// Returns the maximum number of checkpoints on the disk at the same time: an old one is removed when the new one is complete.
     fn at_once(&self) -> u64 {
         let saved = if self.every == 0 { 1 } else { self.steps.div_ceil(self.every).max(1) };
         saved.min((self.keep.max(1) as u64).saturating_add(1))
     }
 }
 
-/// Bytes of a checkpoint, and of the whole run folder at the end.
+/// Returns the bytes of a checkpoint, and of the whole run folder at the end.
 pub(super) fn decide(
     config: &RunConfig,
     model: &ModelConfig,
@@ -40,7 +40,7 @@ pub(super) fn decide(
     saves: &Saves,
 ) -> [Chosen<u64>; 2] {
     let weights = TRAINED_BYTES * trained.iter().map(|tensor| tensor.elements() as u64).sum::<u64>();
-    // A code is a byte there, whatever the backend has.
+    // A code takes a byte in the file, whatever the backend uses.
     let state = shapes::optimizer(config).state_bytes(trained, 1);
     let checkpoint = weights + state;
     let why = format!("{} of trained weights, {} of optimizer state", human_bytes(weights), human_bytes(state));
@@ -54,17 +54,17 @@ pub(super) fn decide(
     [Chosen::new(checkpoint, why), Chosen::new(run, whole)]
 }
 
-/// Bytes of the model as a folder of Hugging Face, in the format that its config names.
+/// Returns the size in bytes of the model as a Hugging Face folder, in the format that its config names.
 fn model_bytes(model: &ModelConfig) -> u64 {
     float_type_of(model).bytes() as u64 * model.spec.parameters()
 }
 
-/// What files made of an adapter will take.
+/// Describes the sizes of files exported from an adapter.
 fn exports(model: &ModelConfig) -> String {
     format!("merged it is a model of {}, {}", human_bytes(model_bytes(model)), ggufs(model))
 }
 
-/// What GGUF files of the model will take: f16 has 2 bytes per weight; q4_0 18 per 32, and 34 where it keeps tables in q8_0.
+/// Describes the sizes of GGUF files of the model: f16 has 2 bytes per weight; q4_0 18 per 32, and 34 where it stores tables in q8_0.
 fn ggufs(model: &ModelConfig) -> String {
     let (all, tensors) = (model.spec.parameters(), model.spec.tensors());
     let tables = tensors.iter().filter(|tensor| [EMBEDDING, HEAD].contains(&tensor.name.as_str()));
@@ -74,10 +74,10 @@ fn ggufs(model: &ModelConfig) -> String {
 }
 
 impl Plan {
-    /// Looks at the disk of the run folder. Returns a warning if it has no room for all that the run keeps.
+    /// Checks the disk of the run folder. Returns a warning if it has no room for all that the run keeps.
     ///
     /// # Errors
-    /// There is none for one checkpoint: the run would train and could save nothing.
+    /// The disk has no room for one checkpoint: the run would train and could save nothing.
     pub(crate) fn check_disk(&self) -> Result<Option<String>, RunError> {
         free_space(&self.output_dir.value).map_or(Ok(None), |free| self.check_free(free))
     }
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!((plan.checkpoint_bytes.value, plan.disk_bytes.value), (12 * trained, (4 * 12 + 4) * trained));
         let full = resolve(&[&settings[..], &["lora=", "mode=full"]].concat()).unwrap();
         let parameters = full.trained_parameters.value;
-        // The config of the tiny model names no format: the result is f32.
+        // The config of the tiny model names no format, so the result is f32.
         assert_eq!(full.disk_bytes.value, (4 * 12 + 4) * parameters);
         let line = |plan: &Plan| plan.to_string().lines().find(|line| line.contains("GGUF")).unwrap().to_owned();
         assert!(line(&plan).contains("merged it is a model of") && line(&plan).contains("4 checkpoints of"));

@@ -1,7 +1,6 @@
-//! The plan as a table for the terminal, and the words for its values.
+//! Prints the plan as a table on the terminal, with its values in words.
 //!
-//! Trade-off: only the decisions that a user looks for are shown; `plan.toml` has all of them. Rows are read from the serialized plan, by the
-//! names that `values` gives them.
+//! Trade-off: only the decisions that a user looks for are shown; `plan.toml` has all of them. Rows are read from the serialized plan by name.
 
 use std::fmt;
 
@@ -12,10 +11,10 @@ use crate::config::{PreferenceLoss, to_name};
 use crate::plan::Plan;
 use crate::plan::forecast::Forecast;
 
-/// What a serialized value is in words; `None` where there is nothing to show.
+/// Puts a serialized value in words; `None` if there is nothing to show.
 pub(super) type Words = fn(&Plan, &Value) -> Option<String>;
 
-/// A number, a name, or several of them.
+/// Shows a number, a name, or several of them.
 pub(super) fn plain(_: &Plan, value: &Value) -> Option<String> {
     match value {
         Value::Null => None,
@@ -25,7 +24,7 @@ pub(super) fn plain(_: &Plan, value: &Value) -> Option<String> {
     }
 }
 
-/// What several ranks decide.
+/// Shows a value only if there are several ranks.
 pub(super) fn of_several_ranks(plan: &Plan, value: &Value) -> Option<String> {
     plain(plan, value).filter(|_| plan.world_size.value > 1)
 }
@@ -34,12 +33,12 @@ pub(super) fn bytes(_: &Plan, value: &Value) -> Option<String> {
     value.as_u64().map(human_bytes)
 }
 
-/// Bytes, where there are any.
+/// Shows bytes, unless there are none.
 pub(super) fn some_bytes(_: &Plan, value: &Value) -> Option<String> {
     value.as_u64().filter(|&bytes| bytes > 0).map(human_bytes)
 }
 
-/// "2e-4", and "0" without an exponent.
+/// Shows "2e-4", and "0" without an exponent.
 pub(super) fn rate(_: &Plan, value: &Value) -> Option<String> {
     value.as_f64().map(|rate| if rate == 0.0 { "0".to_owned() } else { format!("{rate:e}") })
 }
@@ -48,7 +47,7 @@ pub(super) fn times(_: &Plan, value: &Value) -> Option<String> {
     value.as_f64().map(|ratio| format!("{ratio} x"))
 }
 
-/// What an adapter starts as, if not as zero.
+/// Shows how an adapter starts, unless it starts at zero.
 pub(super) fn start(plan: &Plan, folder: &Value) -> Option<String> {
     let is_pissa = plan.lora.value.as_ref().is_some_and(|lora| !lora.init_lora_weights.is_uniform());
     folder.as_str().map(str::to_owned).or(is_pissa.then(|| "PiSSA".to_owned()))
@@ -96,7 +95,7 @@ impl fmt::Display for Plan {
 }
 
 impl Plan {
-    /// When the run is evaluated and saved: name, value and reason of each line.
+    /// Returns when the run is evaluated and saved: name, value and reason of each line.
     fn results(&self) -> impl Iterator<Item = [String; 3]> {
         let is_during = |every: u64| (1..self.steps.value).contains(&every);
         let when = |every: u64| if is_during(every) { format!("every {every} steps") } else { "at the end".to_owned() };

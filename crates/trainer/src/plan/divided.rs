@@ -1,8 +1,8 @@
-//! What ranks divide (ZeRO), as the plan counts it: for the rank that has the most.
+//! Counts what ranks divide (ZeRO), for the rank with the largest share.
 //!
-//! The formulas are those of docs/scaling.md. The largest shares of gradients and of weights are counted together, even where they are on
-//! different ranks.
-//! Trade-off: a parameter is never divided, so with few parameters or many ranks the largest share is above the even one.
+//! The formulas are those of docs/scaling.md. The largest shares of gradients and of weights are counted together, even if they are on different
+//! ranks.
+//! Trade-off: a parameter is never divided, so with few parameters or many ranks the largest share is above average.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use firebrick_precision::Format;
 
 use crate::config::ZeroStage;
 
-/// The rank that has each weight of the layers, where ranks divide them: a trained one is where its optimizer state is.
+/// Returns the owner of each layer weight that ranks divide; that of a trained weight also has its optimizer state.
 pub fn weight_owners(spec: &ModelSpec, trains: bool, world_size: usize) -> BTreeMap<String, usize> {
     let is_divided = |tensor: &TensorSpec| tensor.role == Role::Projection;
     let tensors: Vec<TensorSpec> = spec.tensors().into_iter().filter(|tensor| trains || is_divided(tensor)).collect();
@@ -26,7 +26,7 @@ fn owners_of(tensors: &[TensorSpec], world_size: usize) -> Vec<usize> {
     owners(tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.elements())), world_size)
 }
 
-/// What a stage divides of a model that is trained like this.
+/// Returns the bytes that a stage divides in a model that is trained this way.
 pub(super) fn divided_bytes(
     stage: ZeroStage,
     world_size: usize,
@@ -49,7 +49,7 @@ pub(super) fn divided_bytes(
     divided
 }
 
-/// Gradients that other ranks keep, and those that leave: two buckets, each of which may end with a parameter larger than itself.
+/// Returns the gradient bytes that other ranks hold, and those in flight: two buckets, each of which may end with a parameter larger than itself.
 fn gradients(trained: &[TensorSpec], world_size: usize) -> (u64, u64) {
     let bytes = |tensor: &TensorSpec| tensor.elements() as u64 * TRAINED_BYTES;
     let all: u64 = trained.iter().map(bytes).sum();
@@ -63,10 +63,10 @@ fn gradients(trained: &[TensorSpec], world_size: usize) -> (u64, u64) {
     (all - shares.into_iter().max().unwrap_or(0), leaving.min(all))
 }
 
-/// Weights of the layers that other ranks have, and those of two layers in a row that are borrowed.
+/// Returns the bytes of layer weights owned by other ranks, and those of the two consecutive layers that are gathered at a time.
 fn weights(spec: &ModelSpec, trains: bool, stored: Format, world_size: usize) -> (u64, u64) {
     let owners = weight_owners(spec, trains, world_size);
-    // By layer and rank.
+    // Indexed by layer, then by rank.
     let mut bytes = vec![vec![0u64; world_size]; spec.layers.len()];
     for tensor in spec.tensors() {
         if let (Some(owner), Some(layer)) = (owners.get(&tensor.name), tensor.layer) {
@@ -101,7 +101,7 @@ mod tests {
             let (elsewhere, leaving) = gradients(&trained, ranks);
             let share = bytes - elsewhere;
             assert!(share >= bytes / ranks as u64 && share < bytes / ranks as u64 * 11 / 10, "{ranks}: {share}");
-            // Embedding and head.
+            // The two largest parameters are the embedding and the head.
             assert_eq!(leaving, 2 * (25 << 20) + 2 * 4 * 128_256 * 4096);
         }
     }

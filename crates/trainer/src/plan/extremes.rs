@@ -1,4 +1,4 @@
-//! Extreme whole numbers in a recipe: each key of the schema, from 0 to the largest number of 64 bits.
+//! Tests extreme whole numbers in a recipe: each key of the schema, from 0 to the largest number of 64 bits.
 //!
 //! Trade-off: one key at a time, on a tiny model. Nothing is trained.
 
@@ -31,7 +31,7 @@ fn collect(schema: &Value, node: &Value, path: &str, around: &str, found: &mut V
     for (key, value) in node.get("properties").and_then(Value::as_object).into_iter().flatten() {
         match path {
             "" => collect(schema, value, key, "#", found),
-            // A source of a list has to have a path.
+            // A source in a list must have a path.
             _ if around.contains('[') => {
                 collect(schema, value, path, &inside(&format!("{{path='d', {key}=#}}")), found)
             }
@@ -57,7 +57,7 @@ fn whole_numbers() -> Vec<String> {
     found
 }
 
-/// Reads the recipe with an override and plans it for a processor and for a card, as it is and forced.
+/// Reads the recipe with an override and plans it for a processor and for a card, with and without `--force`.
 fn plan(set: &str) -> Result<(), String> {
     let config =
         RunConfig::from_toml(RECIPE, Path::new("r.toml"), &[set.to_owned()]).map_err(|error| error.to_string())?;

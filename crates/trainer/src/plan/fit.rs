@@ -1,8 +1,7 @@
-//! Whether a run fits into memory, and the nearest change that does if it does not.
+//! Decides whether a run fits into memory, and finds the nearest change that makes it fit.
 //!
-//! Two memories count: the one where the tensors live, and the host's, in which what layers save and optimizer state may wait.
-//! Trade-off: a tenth of the free memory is left unplanned for what the estimate cannot see, so a run that would just fit is
-//! refused.
+//! Two memories count: the one that holds the tensors, and that of the host, where what layers save and optimizer state may wait.
+//! Trade-off: a tenth of the free memory is left unplanned for what the estimate cannot see, so a run that would just fit is refused.
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine, human_bytes};
@@ -15,29 +14,29 @@ use crate::config::to_name;
 use crate::error::RunError;
 use crate::plan::Chosen;
 
-/// The fraction of the free memory that a plan may use: the estimate leaves out rounding and what a backend reserves for itself.
+/// The fraction of the free memory that a plan may use. The estimate leaves out rounding and what a backend reserves for itself.
 const USABLE: f64 = 0.9;
 
-/// The part of a failed run's memory that a smaller one may need at most: the plan itself is not exact to more.
+/// A run counts as smaller if it needs at most this fraction of the failed run's memory: the plan is no more exact than that.
 const NOTABLY_LESS: f64 = 0.95;
 
 /// Tokens of the shortest row that is proposed; longer ones are multiples of it.
 const SHORTEST_ROW: usize = 256;
 
-/// Where a model is trained.
+/// A model, a backend and a machine to train it on.
 #[derive(Clone, Copy)]
 pub(super) struct Case<'a> {
     pub(super) profile: &'a HardwareProfile,
     pub(super) backend: BackendKind,
     pub(super) spec: &'a ModelSpec,
-    /// Whether the recipe lets what layers save wait in host memory where the backend can do it.
+    /// Whether the recipe allows what layers save to wait in host memory if the backend supports that.
     pub(super) may_offload: bool,
     /// Processes that train together.
     pub(super) ranks: usize,
 }
 
 impl Case<'_> {
-    /// Free bytes where the backend's tensors live, and the name of that place.
+    /// Returns the free bytes where the backend's tensors live, and the name of that place.
     pub(super) fn available(&self) -> (u64, &'static str) {
         match self.card() {
             Some(card) if card.unified_memory => (card.memory_free_bytes, "for the GPU in unified memory"),
@@ -46,36 +45,36 @@ impl Case<'_> {
         }
     }
 
-    /// The kind of the accelerator that the run would use; `None` on a processor, and where a card does not say.
+    /// Returns the kind of the accelerator that the run would use; `None` on a processor, and for a card that does not report it.
     pub(super) fn hardware(&self) -> Option<HardwareKind> {
         let card = self.card()?;
         let of_capability = card.compute_capability.map(HardwareKind::of_compute_capability);
         of_capability.or(card.spec.map(|spec| spec.kind))
     }
 
-    /// The accelerator that the backend computes on, where its memory is known.
+    /// Returns the accelerator that the backend computes on, if its memory is known.
     pub(super) fn card(&self) -> Option<&Gpu> {
         match self.backend {
             BackendKind::Cuda | BackendKind::Wgpu if self.profile.named.is_some() => self.profile.gpus.first(),
             BackendKind::Cuda => self.profile.cuda_card(),
-            // wgpu does not say which card it takes nor how much memory that has; unified and software devices share the host's.
+            // wgpu reports neither the card it took nor its memory; unified and software devices share the host's memory.
             BackendKind::Wgpu => self.profile.gpus.iter().find(|gpu| gpu.unified_memory),
             BackendKind::Flex | BackendKind::Candle => None,
         }
     }
 
-    /// Bytes that a run leaves free of those that a plan may use.
+    /// Returns the bytes that a run leaves free of those that a plan may use.
     pub(super) fn left(&self, training: &TrainingShape) -> u64 {
         let usable = (self.available().0 as f64 * USABLE) as u64;
         usable.saturating_sub(self.estimate(training).total_bytes())
     }
 
-    /// Whether a run fits.
+    /// Returns whether a run fits.
     pub(super) fn fits(&self, training: &TrainingShape) -> bool {
         self.shortage(&self.estimate(training)).is_none()
     }
 
-    /// Bytes of a run at its peak, where the tensors live.
+    /// Returns the peak bytes of a run where the tensors live.
     pub(super) fn bytes(&self, training: &TrainingShape) -> u64 {
         self.estimate(training).total_bytes()
     }
@@ -108,14 +107,14 @@ struct Shortage<'e> {
 }
 
 impl Shortage<'_> {
-    /// What there is of it.
+    /// Returns a text about the memory that is free.
     fn room(&self) -> String {
         let (free, usable) = (human_bytes(self.free), human_bytes((self.free as f64 * USABLE) as u64));
         format!("{free} are free {}, of which {usable} may be planned", self.place)
     }
 }
 
-/// The estimate of a run that fits, or that is forced although it does not; then with what is short.
+/// Returns the estimate of a run that fits, or that is forced although it does not; in that case with the shortage.
 ///
 /// # Errors
 /// A run that does not fit, with the table and the nearest change that fits.
@@ -145,7 +144,7 @@ pub(super) fn check(
     Err(RunError::Refused(format!("this run needs {needed} of memory, and {available}{breakdown}\n{advice}")))
 }
 
-/// What to change where no micro-batch fits: shorter rows if they do, else what takes less whatever the rows are.
+/// Returns the change to make if no micro-batch fits: shorter rows if they do, else what takes less memory for any rows.
 fn beyond_micro_batches(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> String {
     if let Some(length) = longest_row(case, training) {
         let accumulation = accumulation * training.micro_batch_size;
@@ -161,7 +160,7 @@ fn beyond_micro_batches(case: &Case<'_>, training: &TrainingShape, accumulation:
     )
 }
 
-/// The longest row below the run's that fits alone; memory grows with it.
+/// Returns the longest row, shorter than the run's, that fits alone; memory grows with it.
 fn longest_row(case: &Case<'_>, training: &TrainingShape) -> Option<usize> {
     let (mut fits, mut is_too_long) = (0_usize, training.row_len.div_ceil(SHORTEST_ROW));
     while is_too_long - fits > 1 {
@@ -175,7 +174,7 @@ fn longest_row(case: &Case<'_>, training: &TrainingShape) -> Option<usize> {
     (fits > 0).then_some(fits * SHORTEST_ROW)
 }
 
-/// The run with one row of this length at a time, and with whatever else takes less of the device.
+/// Returns the run with one row of this length at a time, and with every other setting that takes less of the device.
 fn of_one_row(case: &Case<'_>, training: &TrainingShape, row_len: usize) -> TrainingShape {
     let mut next = training.clone();
     (next.micro_batch_size, next.documents, next.row_len) = (1, 1, row_len);
@@ -186,7 +185,7 @@ fn of_one_row(case: &Case<'_>, training: &TrainingShape, row_len: usize) -> Trai
     next
 }
 
-/// What takes less memory whatever the rows are, nearest first.
+/// Returns advice that saves memory whatever the rows are, nearest first.
 fn other_runs(case: &Case<'_>, training: &TrainingShape) -> String {
     let mut advice = Vec::new();
     if case.backend.code_bytes() == 1 && training.optimizer_bytes > 4 * training.trained_parameters(case.spec) {
@@ -204,17 +203,17 @@ fn other_runs(case: &Case<'_>, training: &TrainingShape) -> String {
     advice.join("; ")
 }
 
-/// A run that needs less than a planned one, for the case that the planned one runs out of memory.
+/// A run that needs less memory than the planned one, in case that one runs out of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SmallerRun {
-    /// What the planned run is expected to need, line by line.
+    /// The memory that the planned run is expected to need, line by line.
     pub table: String,
-    /// The settings to change, and what they are expected to need; `None` if nothing is left to change. A checkpoint of the
-    /// planned run can be resumed with them.
+    /// The settings to change, and the memory they are expected to need; `None` if nothing is left to change. A checkpoint of the planned run can be
+    /// resumed with them.
     pub settings: Option<String>,
 }
 
-/// The next smaller run.
+/// Returns the next smaller run.
 pub(super) fn next_smaller(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> SmallerRun {
     let planned = case.estimate(training);
     let next = smaller(case, training, accumulation).into_iter().find_map(|(settings, training)| {
@@ -232,7 +231,7 @@ fn table(lines: &[MemoryLine]) -> String {
     lines.iter().map(|line| format!("\n  {:<34} {:>10}  {}", line.what, human_bytes(line.bytes), line.why)).collect()
 }
 
-/// Smaller runs with the same effective batch, nearest first: layers save less, then save it elsewhere, then fewer rows at a time.
+/// Returns smaller runs with the same effective batch, nearest first: layers save less, then save it elsewhere, then fewer rows at a time.
 fn smaller(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> Vec<(String, TrainingShape)> {
     let is_cuda = case.backend == BackendKind::Cuda;
     let mut runs = Vec::new();
@@ -252,7 +251,7 @@ fn smaller(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> Ve
         let less = TrainingShape { recompute, offload, ..next.clone() };
         let words = format!("{evaluation} --set train.recompute={}", to_name(&recompute)).trim_start().to_owned();
         runs.push((words.clone(), less.clone()));
-        // What saves less may take more of the card, where it is offloaded: then it only helps a host that is short of memory.
+        // Saving less may take more of the card if it is offloaded; then it helps only a host that is short of memory.
         if case.bytes(&less) < case.bytes(&next) {
             (next, settings) = (less, words);
         }
@@ -263,7 +262,7 @@ fn smaller(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> Ve
         runs.push((words.trim_start().to_owned(), halves));
     }
     if is_cuda {
-        // To the host if the device is short of memory, and back if the host is.
+        // Moves to the host if the device is short of memory, and back if the host is.
         let moved = TrainingShape { offload: !next.offload, ..next.clone() };
         let words = format!("{settings} --set train.offload={}", moved.offload).trim_start().to_owned();
         runs.push((words.clone(), moved.clone()));
@@ -339,7 +338,7 @@ mod tests {
         let message = Example::new(&["train.recompute=none"], 40, 64).refusal();
         assert!(message.contains("on the card") && message.contains("saved activations"), "{message}");
         assert!(message.ends_with("--set train.recompute=projections"), "{message}");
-        // On the card "full" takes more than "projections", so it is no advice where the card is short, but it is where the host is.
+        // On the card "full" takes more than "projections", so it is advice only where the host is short.
         let message = Example::new(&["train.recompute=projections"], 13, 64).refusal();
         assert!(message.contains(": --set train.micro_batch_size=4 "), "{message}");
         let message = Example::new(&["train.recompute=projections"], 20, 24).refusal();

@@ -1,6 +1,6 @@
-//! What tests of plans share: an 8B and a tiny model, rows, the inputs of a plan, and a QLoRA run on a card of any size.
+//! Shared inputs for tests of plans: an 8B and a tiny model, rows, the inputs of a plan, and a QLoRA run on a card of any size.
 //!
-//! Trade-off: an [`Example`] is sized for CUDA wherever tests run, so it says nothing about the choice of a backend.
+//! Trade-off: an [`Example`] is sized for CUDA wherever tests run, so it does not test the choice of a backend.
 
 use std::path::Path;
 
@@ -18,13 +18,13 @@ use crate::plan::Plan;
 use crate::plan::fit::Case;
 use crate::plan::{DataShape, PlanInputs, PlanRequest, shapes};
 
-/// config.json of Llama-3.1-8B.
+/// The config.json of Llama-3.1-8B.
 pub(super) const LLAMA_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256,
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5,
     "hidden_act": "silu", "tie_word_embeddings": false}"#;
 
-/// config.json of a model of two tiny layers.
+/// The config.json of a model with two tiny layers.
 #[cfg(feature = "flex")]
 pub(super) const TINY: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
     "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -35,18 +35,18 @@ pub(super) const TINY: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_
 const RECIPE: &str = "model='m'\nmax_seq_len=4096\n[bnb_4bit]\n[lora]\n[data]\npath='d'\n[train]\n\
                       optimizer='adamw_8bit'\nmicro_batch_size=8\n";
 
-/// The recipe with these overrides.
+/// Reads the recipe with these overrides.
 pub(super) fn read_recipe(text: &str, changes: &[&str]) -> RunConfig {
     let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
     RunConfig::from_toml(text, Path::new("recipe.toml"), &changes).unwrap()
 }
 
-/// The model of a config.json.
+/// Parses the model of a config.json.
 pub(super) fn read_model(text: &str) -> ModelConfig {
     ModelConfig::parse(text, Path::new("config.json")).unwrap()
 }
 
-/// Rows of one document each.
+/// Returns rows of one document each.
 pub(super) fn full_rows(row_len: usize) -> DataShape {
     DataShape {
         rows: 4800,
@@ -59,7 +59,7 @@ pub(super) fn full_rows(row_len: usize) -> DataShape {
     }
 }
 
-/// What a plan for one rank is made from, where a command requests nothing.
+/// Returns the inputs of a plan for one rank, of a command that requests nothing.
 pub(super) fn inputs<'a>(
     config: &'a RunConfig,
     profile: &'a HardwareProfile,
@@ -70,13 +70,13 @@ pub(super) fn inputs<'a>(
     PlanInputs { config, profile, model, data, world_size: 1, request: &NOTHING }
 }
 
-/// The plan of the tiny model on one rank of a small processor, for a short recipe with these overrides.
+/// Plans the tiny model on one rank of a small processor, for a short recipe with these overrides.
 #[cfg(feature = "flex")]
 pub(super) fn resolve(changes: &[&str]) -> Result<Plan, RunError> {
     resolve_for(TINY, 1, changes)
 }
 
-/// The same of another model and number of ranks.
+/// Plans another model or number of ranks in the same way.
 #[cfg(feature = "flex")]
 pub(super) fn resolve_for(model: &str, world_size: usize, changes: &[&str]) -> Result<Plan, RunError> {
     let recipe = "name='n'\nmodel='m'\nbackend='flex'\nmax_seq_len=64\n[lora]\nr=4\n[data]\npath='d'\n";
@@ -86,7 +86,7 @@ pub(super) fn resolve_for(model: &str, world_size: usize, changes: &[&str]) -> R
     Plan::resolve(PlanInputs { world_size, ..inputs(&config, &profile, &model, &data) })
 }
 
-/// QLoRA of an 8B on one card.
+/// QLoRA of an 8B model on one card.
 pub(super) struct Example {
     pub(super) config: RunConfig,
     pub(super) profile: HardwareProfile,
@@ -95,7 +95,7 @@ pub(super) struct Example {
 }
 
 impl Example {
-    /// On a card and a host with this much memory.
+    /// Creates the example on a card and a host with this much memory.
     pub(super) fn new(changes: &[&str], card_gib: u64, host_gib: u64) -> Self {
         let card = Gpu::described(Maker::Nvidia, "card", card_gib << 30);
         Self {
@@ -106,7 +106,7 @@ impl Example {
         }
     }
 
-    /// On a machine of the table.
+    /// Creates the example on a machine of the table.
     pub(super) fn on(machine: &str, changes: &[&str]) -> Self {
         let profile = HardwareProfile::of_machine(AcceleratorSpec::named(machine).unwrap());
         Self { profile, ..Self::new(changes, 80, 512) }

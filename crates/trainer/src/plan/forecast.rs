@@ -1,7 +1,7 @@
-//! What a run will cost on an accelerator whose peaks are known: time of a step, tokens per second, time, energy and money, and the tuning
-//! of that hardware next to the recipe's.
+//! Forecasts the cost of a run on an accelerator whose peaks are known (time of a step, tokens per second, time, energy and money), and shows the
+//! tuning of that hardware next to the recipe's.
 //!
-//! Trade-off: a row is taken to hold between one document and the most that any row holds, so data with one odd row has a wider range.
+//! Trade-off: a row is assumed to contain between one document and the maximum of any row, so data with one odd row has a wider range.
 
 use firebrick_hwprofile::forecast::{ALLOWANCE, HostSide, Range, RunCost, StepBound, StepTime};
 use firebrick_hwprofile::human::{human_energy, human_range, human_seconds};
@@ -19,15 +19,15 @@ use serde::Serialize;
 use crate::config::ZeroStage;
 use crate::plan::{Chosen, fit};
 
-/// What a run will cost.
+/// The cost of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Forecast {
     /// Name of the accelerator.
     pub machine: Chosen<String>,
     /// Seconds per step.
     pub step_seconds: Chosen<Range>,
-    /// Seconds per step in which a rank only communicates and computes nothing; part of `step_seconds`. `None` with one rank, where the
-    /// accelerator's links are not in the table, and under ZeRO-3.
+    /// Seconds per step in which a rank only communicates; part of `step_seconds`. `None` with one rank, under ZeRO-3, and if the table lacks the
+    /// accelerator's links.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communication_seconds: Option<Chosen<Range>>,
     /// Tokens per second of all ranks, padding included.
@@ -36,20 +36,20 @@ pub struct Forecast {
     pub run_seconds: Chosen<Range>,
     /// kWh of the accelerators.
     pub energy_kwh: Chosen<Option<Range>>,
-    /// Money.
+    /// Price of the run, in the currency of the hourly price.
     pub cost: Chosen<Option<Range>>,
-    /// Attention that runs there.
+    /// The attention implementation that runs there.
     pub attention: Chosen<String>,
-    /// Format that the hardware prefers.
+    /// The format that the hardware prefers.
     pub precision: Chosen<String>,
     /// Rows of 4,096 tokens to start with there.
     pub micro_batch_start: Chosen<usize>,
-    /// Multiples that rows and widths fill the hardware with.
+    /// Row lengths and widths should be multiples of this to fill the hardware.
     pub padding: Chosen<String>,
 }
 
 impl Forecast {
-    /// Name, value and reason of each line, to print.
+    /// Returns name, value and reason of each line to print.
     pub(super) fn lines(&self) -> Vec<(&'static str, String, &str)> {
         let unknown = || "unknown".to_owned();
         let mut lines: Vec<(&'static str, String, &str)> = vec![
@@ -80,15 +80,15 @@ pub(super) struct Extent {
     pub(super) micro_batches: usize,
     /// Processes that train together.
     pub(super) world_size: usize,
-    /// What they divide: `train.zero_stage`.
+    /// What the ranks divide: `train.zero_stage`.
     pub(super) zero_stage: ZeroStage,
-    /// The most documents in a row.
+    /// Maximum number of documents in a row.
     pub(super) documents_per_row: usize,
     /// Price of the machine per hour.
     pub(super) price_per_hour: Option<f64>,
 }
 
-/// The forecast of a run; `None` on a processor, and on an accelerator whose peaks are not known.
+/// Returns the forecast of a run; `None` on a processor, and on an accelerator whose peaks are unknown.
 pub(super) fn forecast(
     case: &fit::Case<'_>,
     training: &TrainingShape,
@@ -135,7 +135,7 @@ pub(super) fn forecast(
     })
 }
 
-/// What the computation of a step does not hide of the communication between its ranks, on machines of eight.
+/// Returns the communication between ranks that the computation of a step does not hide, on machines of eight.
 fn communication(
     case: &fit::Case<'_>,
     training: &TrainingShape,
@@ -166,7 +166,7 @@ fn communication(
         rank.on(extent.world_size, &links, sharding).exposed
     };
     let ends = [exposed(step.seconds.lower), exposed(step.seconds.upper)];
-    // What computes longer hides more.
+    // A longer computation hides more communication.
     let range = Range { lower: ends[1].min(ends[0]), upper: ends[0].max(ends[1]) };
     let Network { per_machine, gb_s } = EIGHT_BY_400_GBIT;
     let between = match extent.world_size > per_machine {
@@ -183,14 +183,14 @@ fn communication(
     Some(Chosen::new(range, why))
 }
 
-/// What is known of an accelerator's rates.
+/// The known rates of an accelerator.
 #[derive(Clone, Copy)]
 struct Rated<'a> {
     spec: Option<&'a AcceleratorSpec>,
     measured: Option<&'a MeasuredPeaks>,
 }
 
-/// The range of a step: from rows of many documents, whose attention is short, to rows of one.
+/// Returns the range of a step: from rows of many documents, whose attention is short, to rows of one.
 fn step_time(
     case: &fit::Case<'_>,
     training: &TrainingShape,
@@ -298,7 +298,7 @@ fn cost_reason(price: Option<f64>) -> String {
     }
 }
 
-/// Rows that are one document each, without padding, have one length.
+/// Returns the attention implementation. Rows that are one document each, without padding, have one length.
 fn attention(config: &HardwareConfig, documents_per_row: usize) -> Chosen<String> {
     let why = match config.use_flash_attention {
         FlashAttention::None => format!("docs/hardware.md names no FlashAttention for {:?}", config.kind),

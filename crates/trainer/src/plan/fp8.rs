@@ -1,8 +1,8 @@
-//! Whether the GEMMs of the layers multiply 8-bit floats, and whether the algorithms of large GEMMs are measured before they are used.
+//! Decides whether the GEMMs of the layers multiply 8-bit floats, and whether the algorithms of large GEMMs are measured before use.
 //!
-//! Trade-off: "auto" knows the shapes that were measured on Hopper, and takes the compute format for others; on other cards it goes by
-//! their measured peaks. A run that is planned to be short takes the algorithms that the library proposes first, even if it is repeated
-//! often; `train.tune_gemms` measures once for all of them.
+//! Trade-off: on Hopper "auto" takes 8-bit floats only for shapes that were measured to be faster; on other cards it goes by their measured peaks. A
+//! run that is planned to be short takes the algorithms that the library proposes first, even if it is repeated often; `train.tune_gemms` measures
+//! once for all of them.
 
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
 use firebrick_kernels::{BackendKind, GemmAlgorithms, GemmFormat, TrainingShape, fp8_refusal};
@@ -13,18 +13,17 @@ use crate::plan::Chosen;
 use crate::plan::fit::Case;
 use crate::plan::forecast::Forecast;
 
-/// From which width of a model, and which width times tokens of a micro-batch, 8-bit floats were measured to be faster
-/// (docs/roofline.md): 896 wide with 32,768 tokens 1.12 times, 2,048 wide with 4,096 tokens 1.21 times, with 512 tokens 0.95 times.
+/// Minimum width of a model, and minimum width times tokens of a micro-batch, from which 8-bit floats were measured to be faster (docs/roofline.md):
+/// 896 wide with 32,768 tokens 1.12 times, 2,048 wide with 4,096 tokens 1.21 times, with 512 tokens 0.95 times.
 const MIN_WIDTH: usize = 896;
 const MIN_VALUES: u64 = 2048 * 4096;
-/// GEMMs in 8-bit floats have to be this many times as fast as in bfloat16 for "auto" to take them. On Hopper they are 1.9 times as fast,
-/// and a whole step of the smallest measured shape is 1.12 times as fast: quantization, which a peak leaves out, takes time too. So do the
-/// passes over results on Ada.
+/// "auto" takes GEMMs in 8-bit floats if they are this many times as fast as in bfloat16. On Hopper they are 1.9 times as fast, and a whole step of
+/// the smallest measured shape is 1.12 times as fast: quantization takes time too, which a peak leaves out. So do the passes over results on Ada.
 const MIN_RATIO: f64 = 1.75;
-/// Runs of at least so many seconds earn back what measuring takes.
+/// A run of at least this many seconds earns back the time of measuring.
 const LONG_SECONDS: f64 = 600.0;
 
-/// What the GEMMs of the layers multiply.
+/// Returns the format that the GEMMs of the layers multiply.
 ///
 /// # Errors
 /// The machine or the model does not allow the 8-bit floats that the recipe asks for.
@@ -48,7 +47,7 @@ pub(super) fn gemms(
     }
 }
 
-/// What is multiplied, and how it is scaled, on a kind of card.
+/// Describes the operands and their scaling, on a kind of card.
 fn how(kind: Option<HardwareKind>) -> String {
     let scale = match kind {
         Some(HardwareKind::Ada) => "with a scale per row, applied to what the GEMM gives,",
@@ -58,7 +57,7 @@ fn how(kind: Option<HardwareKind>) -> String {
     format!("E4M3 {scale} computed from the row; adapters, norms, attention, head and loss in bfloat16")
 }
 
-/// Why there are no GEMMs in 8-bit floats for a run; `None` if there are.
+/// Returns why a run cannot have GEMMs in 8-bit floats; `None` if it can.
 fn refusal(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     if case.backend != BackendKind::Cuda {
         return Some(format!("backend {} has no matrix multiplications in 8-bit floats", case.backend));
@@ -74,7 +73,7 @@ fn refusal(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     }
 }
 
-/// Why 8-bit floats would not be faster than bfloat16, by what was measured; `None` if they would.
+/// Returns why 8-bit floats would not be faster than bfloat16, going by measurements; `None` if they would.
 fn slower(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     let (width, tokens) = (case.spec.hidden_size, training.tokens());
     if training.divided.weights_elsewhere > 0 {
@@ -100,7 +99,7 @@ fn slower(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     })
 }
 
-/// Why the card's own peaks do not speak for 8-bit floats; `None` if they do.
+/// Returns why the card's own peaks do not speak for 8-bit floats; `None` if they do.
 fn slower_peak(case: &Case<'_>, kind: HardwareKind) -> Option<String> {
     let peaks = case.card().and_then(|card| case.profile.measured_peaks("cuda", &card.name));
     let ratio = peaks.and_then(|peaks| Some(peaks.rate(MathFormat::Fp8)? / peaks.rate(MathFormat::Bf16)?));
@@ -115,7 +114,7 @@ fn slower_peak(case: &Case<'_>, kind: HardwareKind) -> Option<String> {
     }
 }
 
-/// How algorithms of large GEMMs are chosen; `None` where there is no choice.
+/// Returns how the algorithms of large GEMMs are chosen; `None` if there is no choice.
 pub(super) fn algorithms(
     backend: BackendKind,
     tune_gemms: Option<bool>,

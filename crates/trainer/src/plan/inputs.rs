@@ -1,6 +1,6 @@
-//! What a plan is made from: the recipe, the machine, the model, the shape of the data, and what the command requests.
+//! The inputs of a plan: the recipe, the machine, the model, the shape of the data, and the command's requests.
 //!
-//! Trade-off: of the data only the largest numbers of any row count, so data with one odd row is planned too large.
+//! Trade-off: the data is described by the maxima over all rows, so data with one odd row is planned too large.
 
 use firebrick_arch::ModelConfig;
 use firebrick_data::PackedDataset;
@@ -23,12 +23,12 @@ pub struct DataShape {
     pub loss_tokens_per_row: usize,
     /// Whether any of the data is rendered with the chat template.
     pub has_chats: bool,
-    /// How well documents fill the rows, in a sentence.
+    /// A sentence about how well documents fill the rows.
     pub report: String,
 }
 
 impl DataShape {
-    /// The shape of packed data. `has_chats`: whether any of it is rendered with the chat template.
+    /// Returns the shape of packed data. `has_chats`: whether any of it is rendered with the chat template.
     pub fn new(data: &PackedDataset, has_chats: bool) -> Self {
         let report = data.report();
         Self {
@@ -43,12 +43,12 @@ impl DataShape {
     }
 }
 
-/// What a plan is made from.
+/// The inputs of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanInputs<'a> {
-    /// What was typed.
+    /// The recipe as typed.
     pub config: &'a RunConfig,
-    /// What was found.
+    /// The machine as found.
     pub profile: &'a HardwareProfile,
     /// The model's config.
     pub model: &'a ModelConfig,
@@ -56,11 +56,11 @@ pub struct PlanInputs<'a> {
     pub data: &'a DataShape,
     /// Number of processes that train together.
     pub world_size: usize,
-    /// What was requested on the command line.
+    /// The requests on the command line.
     pub request: &'a PlanRequest,
 }
 
-/// What a command requests of a plan in addition to the recipe.
+/// A command's requests in addition to the recipe.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PlanRequest {
     /// The machine to plan for; `None`: this one.
@@ -74,11 +74,11 @@ pub struct PlanRequest {
 }
 
 impl PlanRequest {
-    /// The machine: the named one, or this one as it is found.
+    /// Returns the machine: the named one, or this one as detected.
     pub fn profile(&self) -> HardwareProfile {
         let mut profile = match self.machine {
             Some(spec) => HardwareProfile::of_machine(spec),
-            // Metal's GPUs are known to wgpu alone.
+            // Only wgpu knows Metal's GPUs.
             None if cfg!(target_os = "macos") => HardwareProfile::detect_with_adapters(),
             None => HardwareProfile::detect(),
         };
@@ -90,7 +90,7 @@ impl PlanRequest {
     }
 }
 
-/// The maximum number of documents in a row, the padding at its end included.
+/// Returns the maximum number of documents in a row, the padding at its end included.
 fn max_documents_per_row(data: &PackedDataset) -> usize {
     let documents = |row: usize| {
         let padding = usize::from(data.row_tokens(row) < data.row_len());
@@ -99,7 +99,7 @@ fn max_documents_per_row(data: &PackedDataset) -> usize {
     (0..data.rows()).map(documents).max().unwrap_or(1)
 }
 
-/// The maximum number of tokens in a row that count in the loss. Of pairs those of their prompts may count too.
+/// Returns the maximum number of tokens in a row that count in the loss. In pairs the tokens of the prompt may count too.
 fn max_loss_tokens_per_row(data: &PackedDataset) -> usize {
     if data.pairs() > 0 {
         return data.row_len();

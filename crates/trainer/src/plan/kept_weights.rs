@@ -1,7 +1,7 @@
-//! How many frozen weights stay on the device as GEMMs read them, instead of being converted again in every pass.
+//! Decides how many frozen weights stay on the device in the form that GEMMs read, instead of being converted again in every pass.
 //!
-//! In 8-bit floats each pass has its own; those of the backward come first, since writing them transposed costs more than writing them as
-//! they are. In the compute format both passes read the same.
+//! In 8-bit floats each pass has its own copy; those of the backward come first, since writing them transposed costs more. In the compute format both
+//! passes read the same copy.
 //! Trade-off: with "auto" the memory of a run depends on what is free; its numbers do not.
 
 use firebrick_hwprofile::memory::human_bytes;
@@ -11,7 +11,7 @@ use crate::config::{DeviceBudget, RunConfig};
 use crate::plan::Chosen;
 use crate::plan::fit::Case;
 
-/// Bytes of what stays, `None` where no weights are converted; and the run with it.
+/// Returns the bytes of the weights that stay (`None` if no weights are converted), and the run with them.
 pub(super) fn decide(
     case: &Case<'_>,
     config: &RunConfig,
@@ -43,7 +43,7 @@ mod tests {
 
     const GIB: f64 = (1_u64 << 30) as f64;
 
-    /// GiB that stay for the forward and for the backward of an 8B, on a card of this size.
+    /// Returns the GiB that stay for the forward and for the backward of an 8B model, on a card of this size.
     fn kept(changes: &[&str], card_gib: u64) -> Option<[f64; 2]> {
         let fp8 = ["pack=true", "compute=fp8", "train.recompute=selective", "train.micro_batch_size=3"];
         let example = Example::new(&[&fp8, changes].concat(), card_gib, 512);

@@ -1,7 +1,7 @@
-//! The forecast next to every step of an H100 in `benches/results/`: QLoRA of three models, in bf16 and FP8, uniform and packed rows,
-//! layers saved and recomputed, what they save offloaded, weights kept and converted again.
+//! Compares the forecast with every step of an H100 in `benches/results/`: QLoRA of three models, in bf16 and FP8, uniform and packed rows, layers
+//! saved and recomputed, with and without offloading, weights kept and converted again.
 //!
-//! Trade-off: the accelerator's row of the table is forecast, not the card's own measured peaks, so cards that differ share one range.
+//! Trade-off: the forecast is of the accelerator's row in the table, not of the card's own measured peaks, so cards that differ share one range.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::config::RunConfig;
 use crate::plan::fixtures::{full_rows, inputs, read_model};
 use crate::plan::{DataShape, Plan};
 
-/// What `firebrick bench --json` wrote: those of its fields that a recipe follows from, and the result.
+/// Output of `firebrick bench --json`: the fields that a recipe follows from, and the result.
 #[derive(Deserialize)]
 struct Report {
     model: String,
@@ -24,9 +24,9 @@ struct Report {
     documents: usize,
     tok_s: f64,
     warmup: usize,
-    /// Written by hand where builds were compared.
+    /// Written by hand if builds were compared.
     build: Option<String>,
-    /// Written by hand where it was varied.
+    /// Written by hand if it was varied.
     kept_weights: Option<String>,
     #[serde(default)]
     planned: Vec<PlannedLine>,
@@ -39,13 +39,13 @@ struct PlannedLine {
 }
 
 impl Report {
-    /// Whether the step is one of today's: after a warm-up, and where it waits for the host, since memory of sections is used again.
+    /// Returns whether the step is like today's: after a warm-up and, if it waits for the host, of a build whose sections reuse memory.
     fn is_current(&self) -> bool {
         let waits_for_the_host = self.seq * self.micro_batch <= 512;
         self.warmup > 0 && (!waits_for_the_host || self.build.as_deref().is_some_and(|build| build != "before"))
     }
 
-    /// GiB of converted weights that stayed.
+    /// Returns the GiB of converted weights that stayed.
     fn kept_gib(&self) -> f64 {
         match self.kept_weights.as_deref() {
             Some("none") => 0.0,

@@ -1,10 +1,10 @@
-//! What was decided for a run: every value with its reason, printed before the first weight is read and saved as `plan.toml`.
+//! The plan: every decision about a run with its reason, printed before the first weight is read and saved as `plan.toml`.
 //!
-//! The plan follows from the recipe (what was typed), the hardware profile (what was found), the model's config and the size
-//! of the data. The run reads the plan and nothing else; the recipe is only saved next to it. A decision is one row below: what plan.toml
-//! calls it, its type, how it is made, whether the terminal shows it, and whether a run that is resumed must have the same.
-//! Trade-off: the plan is made after the data has been read, because steps and memory depend on it. It is one flat struct, so that
-//! `plan.toml` has one table per decision.
+//! The plan follows from the recipe (as typed), the hardware profile (as found), the model's config and the size of the data. The run reads only the
+//! plan; the recipe is saved next to it. A decision is one row below: its name in plan.toml, its type, how it is made, whether the terminal shows it,
+//! and whether a resumed run must share it.
+//! Trade-off: the plan is made after the data has been read, because steps and memory depend on it. It is one flat struct, so that `plan.toml` has
+//! one table per decision.
 
 mod adapter;
 mod answers;
@@ -56,27 +56,27 @@ pub use forecast::Forecast;
 pub use inputs::{DataShape, PlanInputs, PlanRequest};
 pub use workers::tokenizing;
 
-/// A decision and why it was made. Reasons are sentences, built even when no one prints them: a plan is resolved once per run.
+/// A decision and its reason. Reasons are sentences, built even if they are not printed: a plan is resolved once per run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Chosen<T> {
     /// The decision.
     pub value: T,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
 impl<T> Chosen<T> {
-    /// A decision and its reason.
+    /// Creates a decision with its reason.
     pub fn new(value: T, reason: impl Into<String>) -> Self {
         Self { value, reason: reason.into() }
     }
 
-    /// A value that the recipe states, where it has no default of its own.
+    /// Creates a decision from a value that the recipe states and that has no default.
     pub fn recipe(value: T) -> Self {
         Self::new(value, "the recipe")
     }
 
-    /// The value of a key; the reason says whether it is anything but what the key would be without the recipe.
+    /// Creates a decision from the value of a key; the reason says whether it differs from the default.
     pub fn key(value: T, default: &T) -> Self
     where
         T: PartialEq,
@@ -87,16 +87,16 @@ impl<T> Chosen<T> {
 }
 
 impl<T: PartialEq> Chosen<T> {
-    /// The value of a key, read from the recipe and from what it would be if it said nothing.
+    /// Creates a decision from the value of a key in the recipe and in the recipe with default keys.
     fn of(made: &Made<'_>, key: impl Fn(&RunConfig) -> T) -> Self {
         Self::key(key(made.config), &key(&made.default))
     }
 }
 
-/// What the rest of a plan follows from: its inputs, and what was decided in an order.
+/// What a plan is built from: its inputs, and the decisions that are made in order.
 struct Made<'a> {
     config: &'a RunConfig,
-    /// The recipe if it said nothing but what it trains.
+    /// The recipe with default keys.
     default: RunConfig,
     profile: &'a HardwareProfile,
     model: &'a ModelConfig,
@@ -115,7 +115,7 @@ struct Made<'a> {
     paging: Paging,
     kept_weights_bytes: Option<Chosen<u64>>,
     steps: Chosen<u64>,
-    /// The memory that a run takes.
+    /// The memory that the run needs.
     estimate: MemoryEstimate,
     /// A shortage that the user chose to ignore.
     forced: Option<Chosen<bool>>,
@@ -125,9 +125,9 @@ struct Made<'a> {
     disk: [Chosen<u64>; 2],
 }
 
-/// The struct, its construction, and what is done with rows by name. A row is `name: type = decision`, then optionally `shown` with a label
-/// and the function of `display` that puts the value in words, and the recipe's key of a decision that identifies a run or that may change
-/// when it is resumed. Rows that are shown stand in the order in which they are shown.
+/// Defines the struct, its construction, and access to rows by name. A row is `name: type = decision`, optionally followed by `shown` with a label
+/// and the function of `display` that puts the value in words, and by the recipe's key of a decision that identifies a run or that may change when it
+/// is resumed. Rows that are shown are in the order in which they are shown.
 macro_rules! plan {
     ($made:ident; $(
         $(#[$doc:meta])*

@@ -1,6 +1,6 @@
-//! How much optimizer state a run pages to host memory: what the recipe says, or as much as does not fit on the device.
+//! Decides how much optimizer state a run pages to host memory: the amount in the recipe, or as much as does not fit on the device.
 //!
-//! Trade-off: with "auto" two runs on cards with different free memory page differently. Their numbers are the same bit for bit.
+//! Trade-off: with "auto", cards with different free memory page differently. The numbers are the same bit for bit.
 
 use firebrick_arch::TensorSpec;
 use firebrick_hwprofile::memory::human_bytes;
@@ -10,7 +10,7 @@ use firebrick_optim::{OptimizerKind, PagedBytes};
 use crate::config::{DeviceBudget, RunConfig};
 use crate::plan::{Chosen, fit, shapes};
 
-/// What was decided.
+/// The decisions about paging.
 pub(super) struct Paging {
     /// Bytes of state that stay on the device.
     pub(super) resident: Chosen<u64>,
@@ -18,7 +18,7 @@ pub(super) struct Paging {
     pub(super) paged: Chosen<u64>,
 }
 
-/// Rule and state format, with what that state is on a backend.
+/// Returns the rule and state format, with the form of that state on the backend.
 pub(super) fn optimizer(kind: OptimizerKind, backend: BackendKind) -> Chosen<OptimizerKind> {
     let state = kind.state();
     match (kind, backend.code_bytes()) {
@@ -32,7 +32,7 @@ pub(super) fn optimizer(kind: OptimizerKind, backend: BackendKind) -> Chosen<Opt
     }
 }
 
-/// What is paged, and the run with it.
+/// Decides what is paged, and returns the run with it.
 pub(super) fn decide(
     case: &fit::Case<'_>,
     config: &RunConfig,
@@ -66,7 +66,7 @@ pub(super) fn decide(
     (paging, TrainingShape { paged_bytes: host, paging_bytes: staging, ..training })
 }
 
-/// The largest budget with which the run fits, in steps of a sixteenth of the state.
+/// Returns the largest budget with which the run fits, in steps of a sixteenth of the state.
 fn automatic(case: &fit::Case<'_>, training: &TrainingShape, paging: impl Fn(u64) -> PagedBytes) -> (u64, String) {
     let all = training.optimizer_bytes;
     let fits = |budget: &u64| {
@@ -77,12 +77,12 @@ fn automatic(case: &fit::Case<'_>, training: &TrainingShape, paging: impl Fn(u64
     match budgets.into_iter().find(fits) {
         Some(budget) if budget == all => (all, "auto: all of it fits".to_owned()),
         Some(budget) => (budget, format!("auto: at most {} of {} fit", human_bytes(budget), human_bytes(all))),
-        // The refusal that follows names what is missing.
+        // The refusal that follows names the missing memory.
         None => (0, "auto: not even without it the run fits".to_owned()),
     }
 }
 
-/// Parts of the state that "auto" decides about.
+/// Number of parts of the state that "auto" chooses among.
 const SHARES: u64 = 16;
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! Decisions about the course of a run: its steps, what happens every so many of them, the learning rate, and the order of rows.
+//! Decisions about the course of a run: its steps, the intervals between events, the learning rate, and the order of rows.
 //!
-//! Trade-off: lengths in epochs become whole steps here, so that everything after the plan counts steps alone.
+//! Trade-off: lengths in epochs become whole steps here, so that only steps are counted after the plan.
 
 use crate::config::{Interval, Mode, RunConfig, RunLength, Warmup};
 use crate::plan::inputs::DataShape;
 use crate::plan::{Chosen, Made};
 
-/// Optimizer steps of the run.
+/// Returns the number of optimizer steps of the run.
 pub(super) fn steps(config: &RunConfig, data: &DataShape, world_size: usize) -> Chosen<u64> {
     let (rows, per_step) = (data.rows, config.rows_per_step() * world_size);
     match config.length() {
@@ -21,7 +21,7 @@ pub(super) fn steps(config: &RunConfig, data: &DataShape, world_size: usize) -> 
     }
 }
 
-/// Steps between two evaluations, checkpoints or lines of metrics.
+/// Returns the number of steps between two evaluations, checkpoints or lines of metrics.
 pub(super) fn every(made: &Made<'_>, interval: fn(&RunConfig) -> Interval) -> Chosen<u64> {
     let (own, default) = (interval(made.config), interval(&made.default));
     let steps = whole_steps(own, made.config, made.data, made.world_size);
@@ -34,7 +34,7 @@ pub(super) fn every(made: &Made<'_>, interval: fn(&RunConfig) -> Interval) -> Ch
     }
 }
 
-/// An interval in steps.
+/// Converts an interval to steps.
 pub(super) fn whole_steps(interval: Interval, config: &RunConfig, data: &DataShape, world_size: usize) -> u64 {
     match interval {
         Interval::Steps(steps) => steps,
@@ -45,19 +45,19 @@ pub(super) fn whole_steps(interval: Interval, config: &RunConfig, data: &DataSha
     }
 }
 
-/// Steps of increasing learning rate.
+/// Returns the number of steps with increasing learning rate.
 pub(super) fn warmup(config: &RunConfig, steps: u64) -> Chosen<u64> {
     match config.warmup() {
         Warmup::Steps(warmup) => Chosen::recipe(warmup),
         Warmup::Ratio(ratio) => {
-            // Less a rounding error of the product, which must not make a step more.
+            // Subtracts the rounding error of the product, which must not add a step.
             let warmup = (ratio * steps as f64 - 1e-9).ceil().max(0.0) as u64;
             Chosen::new(warmup, format!("{:.1} % of the steps, rounded up", 100.0 * ratio))
         }
     }
 }
 
-/// The highest learning rate.
+/// Returns the highest learning rate.
 pub(super) fn learning_rate(config: &RunConfig, default: &RunConfig) -> Chosen<f64> {
     let (rate, usual) = (config.learning_rate(), default.learning_rate());
     if rate != usual {
@@ -68,13 +68,13 @@ pub(super) fn learning_rate(config: &RunConfig, default: &RunConfig) -> Chosen<f
     Chosen::new(rate, format!("the default for {trains}{on}"))
 }
 
-/// The seed of the order of rows.
+/// Returns the seed of the order of rows.
 pub(super) fn data_seed(config: &RunConfig) -> Chosen<u64> {
     let seed = config.data_seed();
     Chosen::new(seed, if config.data.data_seed.is_some() { "the recipe" } else { "as seed" })
 }
 
-/// Micro-batches per step; the reason counts the rows of all ranks.
+/// Returns the micro-batches per step; the reason counts the rows of all ranks.
 pub(super) fn accumulation(config: &RunConfig, world_size: usize) -> Chosen<usize> {
     let own = config.rows_per_step();
     let rows = own * world_size;

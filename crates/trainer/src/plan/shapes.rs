@@ -1,4 +1,4 @@
-//! From the recipe to the shapes that memory and work depend on.
+//! Converts the recipe to the shapes that memory and work depend on.
 //!
 //! Trade-off: memory is planned for the row with the most documents, so data with one such row is planned too large.
 
@@ -14,12 +14,12 @@ use crate::plan::backend::offload;
 use crate::plan::inputs::DataShape;
 use crate::plan::{adapter, answers};
 
-/// The recipe's adapter; `None` if every weight trains.
+/// Returns the recipe's adapter; `None` if every weight trains.
 pub(super) fn lora(config: &RunConfig) -> Option<LoraConfig> {
     config.adapter(config.model.as_ref())
 }
 
-/// The tensors that train.
+/// Returns the tensors that train.
 ///
 /// # Errors
 /// A LoRA target that matches no module of the model.
@@ -30,7 +30,7 @@ pub(super) fn trained_tensors(spec: &ModelSpec, lora: Option<&LoraConfig>) -> Re
     })
 }
 
-/// The trained tensors whose optimizer state is on one rank, of the rank that has the most.
+/// Returns the trained tensors whose optimizer state is on the rank with the largest share.
 pub(super) fn largest_share(config: &RunConfig, trained: &[TensorSpec], world_size: usize) -> Vec<TensorSpec> {
     if !config.train.zero_stage.divides_state() || world_size == 1 {
         return trained.to_vec();
@@ -44,7 +44,7 @@ pub(super) fn largest_share(config: &RunConfig, trained: &[TensorSpec], world_si
     (0..world_size).map(of).max_by_key(elements).unwrap_or_default()
 }
 
-/// How a recipe's model is trained on a backend, with all optimizer state there.
+/// Returns how a recipe's model is trained on a backend, with all optimizer state there.
 pub(super) fn training(
     config: &RunConfig,
     compute: FloatType,
@@ -75,7 +75,7 @@ pub(super) fn training(
     }
 }
 
-/// The recipe's optimizer, as far as its state depends on it.
+/// Returns the recipe's optimizer, as far as its state depends on it.
 pub(super) fn optimizer(config: &RunConfig) -> OptimizerConfig {
     let train = &config.train;
     OptimizerConfig {

@@ -1,6 +1,6 @@
-//! The plan as the types of the crates below, and as text.
+//! Converts the plan to the types of the crates below, and to text.
 //!
-//! Trade-off: what reads decisions by name serializes the whole plan, which happens a few times per run.
+//! Trade-off: reading decisions by name serializes the whole plan, which happens a few times per run.
 
 use firebrick_optim::{OptimizerConfig, Schedule};
 use serde_json::{Map, Value};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::plan::Plan;
 
 impl Plan {
-    /// The optimizer's settings.
+    /// Returns the optimizer's settings.
     pub fn optimizer_config(&self) -> OptimizerConfig {
         OptimizerConfig {
             kind: self.optimizer.value,
@@ -20,7 +20,7 @@ impl Plan {
         }
     }
 
-    /// The learning rate by step.
+    /// Returns the learning rate by step.
     pub fn learning_rate_schedule(&self) -> Schedule {
         Schedule {
             kind: self.schedule.value,
@@ -31,17 +31,17 @@ impl Plan {
         }
     }
 
-    /// Rows per step over all ranks.
+    /// Returns the number of rows per step over all ranks.
     pub fn rows_per_step(&self) -> usize {
         self.micro_batch_size.value * self.gradient_accumulation.value * self.world_size.value
     }
 
-    /// The decisions that a resumed run must share with the run that it continues, under the recipe's keys.
+    /// Returns the decisions that a resumed run must share with the run that it continues, under the recipe's keys.
     pub fn identity(&self) -> Map<String, Value> {
         self.values(Self::IDENTITY)
     }
 
-    /// The decisions that may change when a run is resumed, under the recipe's keys.
+    /// Returns the decisions that may change when a run is resumed, under the recipe's keys.
     pub fn settings(&self) -> Map<String, Value> {
         self.values(Self::SETTINGS)
     }
@@ -51,13 +51,13 @@ impl Plan {
         rows.iter().map(|(name, key)| ((*key).to_owned(), plan[name]["value"].clone())).collect()
     }
 
-    /// Every decision by its name: an object with its value and its reason, or null where the run does not take it.
+    /// Returns every decision by name: an object with its value and reason, or null if the run does not take it.
     pub(super) fn serialized(&self) -> Value {
         // Invariant: as in `to_toml`.
         serde_json::to_value(self).expect("a plan of plain fields is expressible as JSON")
     }
 
-    /// Every decision as words, for a tracking server: its name, and its value as plan.toml has it.
+    /// Returns every decision as words, for a tracking server: its name, and its value as in plan.toml.
     pub fn parameters(&self) -> Vec<(String, String)> {
         // Invariant: as in `to_toml`.
         let table = toml::Table::try_from(self).expect("a plan of plain fields is expressible as TOML");
@@ -68,7 +68,7 @@ impl Plan {
         table.into_iter().filter_map(value).collect()
     }
 
-    /// The text of `plan.toml`.
+    /// Returns the text of `plan.toml`.
     pub fn to_toml(&self) -> String {
         // Invariant: a plan is plain strings, numbers, lists and tables, and TOML can hold all of them.
         toml::to_string(self).expect("a plan of plain fields is expressible as TOML")

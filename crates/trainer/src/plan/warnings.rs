@@ -1,16 +1,16 @@
-//! What a recipe may say and hardly anybody means. A run does it all the same.
+//! Warnings about settings that a recipe may have but hardly anybody intends. The run uses them all the same.
 //!
-//! Trade-off: limits are rules of thumb; what is impossible is refused elsewhere.
+//! Trade-off: limits are rules of thumb; impossible settings are refused elsewhere.
 
 use firebrick_arch::ModelSpec;
 
 use crate::config::{RunConfig, ZeroStage};
 use crate::plan::inputs::DataShape;
 
-/// The highest learning rate without a warning: hundreds of times what trains adapters.
+/// The highest learning rate without a warning: hundreds of times a usual rate of adapters.
 const HIGH_RATE: f64 = 0.1;
 
-/// Sentences about such settings of a recipe.
+/// Returns sentences about such settings of a recipe.
 pub(super) fn of(config: &RunConfig, spec: &ModelSpec, data: &DataShape, world_size: usize) -> Vec<String> {
     [positions(config, spec, data), zero_stage(config, world_size), learning_rate(config)]
         .into_iter()
@@ -18,7 +18,7 @@ pub(super) fn of(config: &RunConfig, spec: &ModelSpec, data: &DataShape, world_s
         .collect()
 }
 
-/// Documents, or a maximum length of them, beyond any that the model was made for.
+/// Warns if documents, or their maximum length, exceed what the model was made for.
 fn positions(config: &RunConfig, spec: &ModelSpec, data: &DataShape) -> Option<String> {
     let (longest, positions) = (data.longest_document, spec.max_position_embeddings);
     let what = match (longest > positions, config.max_seq_len > positions) {
@@ -54,7 +54,7 @@ fn learning_rate(config: &RunConfig) -> Option<String> {
 mod tests {
     use crate::plan::fixtures::{TINY, resolve, resolve_for};
 
-    /// The plan's only warning.
+    /// Returns the plan's only warning.
     fn warning(changes: &[&str]) -> String {
         let plan = resolve(changes).unwrap();
         let [warning] = &plan.warnings[..] else { panic!("one warning is expected: {:?}", plan.warnings) };

@@ -1,4 +1,4 @@
-//! How many threads tokenize, and how many build batches.
+//! Decides how many threads tokenize, and how many build batches.
 //!
 //! A recipe's `data.workers` sets both. Trade-off: other processes on the machine are ignored; the cores that this process may
 //! use count, whether they are busy or not.
@@ -15,7 +15,7 @@ use crate::plan::Chosen;
 /// Threads that build batches of rows of different lengths for an accelerator.
 const UNPACKED: usize = 2;
 
-/// The pipeline that tokenizes a recipe's data.
+/// Returns the pipeline that tokenizes a recipe's data.
 pub fn tokenizing(config: &RunConfig, profile: &HardwareProfile) -> Pipeline {
     let workers = NonZeroUsize::new(to_tokenize(config, profile).value).expect("at least one thread is chosen");
     Pipeline { workers }

@@ -1,6 +1,6 @@
-//! From a plan to the trainer it describes: model, optimizer, schedule, ranks, and the loader that feeds them.
+//! Builds the trainer that a plan describes: model, optimizer, schedule, ranks, and the loader that feeds them.
 //!
-//! Benchmarks build their trainers here too, so that what is timed is what runs.
+//! Benchmarks build their trainers here too, so they time what runs.
 //! Trade-off: the number of batches built ahead is fixed.
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::run::step::Trainer;
 /// Batches built ahead of the step.
 const PREFETCH: usize = 4;
 
-/// Where the base weights come from.
+/// The source of the base weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightSource {
     /// The model folder.
@@ -43,8 +43,7 @@ impl From<Init> for WeightSource {
     }
 }
 
-/// Builds the trainer of a plan for a model of this config, with weights from `source`. `progress` is called with the name of each tensor
-/// that is read.
+/// Builds the trainer of a plan for a model of this config, with weights from `source`. Calls `progress` with the name of each tensor that is read.
 ///
 /// # Errors
 /// A model folder that cannot be read, or a LoRA target that the model does not have.
@@ -65,7 +64,7 @@ pub fn trainer<B: Kernels>(
         max_positions: plan.max_positions.value,
         sequence_tokens: plan.max_seq_len.value,
     };
-    // Before weights are read: locking pages takes a second or two, which pass while the weights are read.
+    // Opened before weights are read: locking pages takes a second or two, which pass during the reading.
     B::open(device, &run_shape(plan, &model_config.spec));
     let (config, division) = (model_config.clone(), division(plan, &model_config.spec, &ranks));
     let model = match source {
@@ -94,7 +93,7 @@ pub fn trainer<B: Kernels>(
     })
 }
 
-/// How a run of the plan uses the device.
+/// Returns how a run of the plan uses the device.
 fn run_shape(plan: &Plan, spec: &ModelSpec) -> RunShape {
     let tokens = plan.training.tokens() as usize;
     let bytes = |[count, width]: [usize; 2]| [count, tokens * width * plan.compute.value.bytes()];
@@ -113,7 +112,7 @@ fn run_shape(plan: &Plan, spec: &ModelSpec) -> RunShape {
     }
 }
 
-/// The optimizer of a plan, with the state of this rank's share of the parameters.
+/// Creates the optimizer of a plan, with the state of this rank's share of the parameters.
 fn optimizer<B: Kernels>(plan: &Plan, model: &Decoder<B>, ranks: &Ranks) -> Optimizer<B> {
     let mut optimizer = Optimizer::new(plan.optimizer_config());
     if let Some(ratio) = &plan.loraplus_lr_ratio {
@@ -132,7 +131,7 @@ fn optimizer<B: Kernels>(plan: &Plan, model: &Decoder<B>, ranks: &Ranks) -> Opti
     optimizer
 }
 
-/// Which rank has which weights of the layers, if the plan divides them. A trained weight is where its optimizer state is.
+/// Returns the owner of each layer weight, if the plan divides them. A trained weight is on the rank that has its optimizer state.
 fn division(plan: &Plan, spec: &ModelSpec, ranks: &Ranks) -> Option<Division> {
     if !plan.zero_stage.value.divides_weights() || ranks.world_size() == 1 {
         return None;
@@ -141,7 +140,7 @@ fn division(plan: &Plan, spec: &ModelSpec, ranks: &Ranks) -> Option<Division> {
     Some(Division { communicator: ranks.communicator().clone(), owners })
 }
 
-/// The loader of the training rows: without end, from the cursor on.
+/// Creates an endless loader of the training rows, starting at the cursor.
 pub fn loader(plan: &Plan, rows: Arc<PackedDataset>, ranks: &Ranks, start: Cursor) -> Loader {
     let config = LoaderConfig {
         rows_per_batch: plan.micro_batch_size.value,
@@ -156,7 +155,7 @@ pub fn loader(plan: &Plan, rows: Arc<PackedDataset>, ranks: &Ranks, start: Curso
     Loader::new(rows, config, start)
 }
 
-/// A rank's share of rows that are read once, in their order.
+/// Creates the loader of a rank's share of rows that are read once, in order.
 pub(super) fn loader_once(rows: &Arc<PackedDataset>, rows_per_batch: usize, rank: usize, world_size: usize) -> Loader {
     let (seed, shuffle, epochs) = (0, false, Some(1));
     let config = LoaderConfig { rows_per_batch, seed, shuffle, epochs, rank, world_size, prefetch: 1, workers: 1 };

@@ -1,10 +1,10 @@
-//! What a chat template gets in addition to the messages, and the length by which training chose longrope's factors, in the file that
-//! travels with a result: written by a run, read by `generate` and `chat`.
+//! The file that travels with a result: what a chat template receives in addition to the messages, and the length by which training chose longrope's
+//! factors. A run writes it; `generate` and `chat` read it.
 //!
 //! ```json
 //! {"system_prompt": "Answer in one word.", "chat_template_kwargs": {"enable_thinking": false}, "longrope_sequence_tokens": 8192}
 //! ```
-//! Trade-off: the date is not in it: a template that writes the date gets today's, as wherever else a model is used.
+//! Trade-off: the date is not in the file; a template that writes the date gets today's, as in any other use of a model.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ const SYSTEM_PROMPT: &str = "system_prompt";
 const ARGUMENTS: &str = "chat_template_kwargs";
 const SEQUENCE_TOKENS: &str = "longrope_sequence_tokens";
 
-/// The content of the file; empty if a template gets nothing more than the messages, and the model has no factors to choose.
+/// Returns the content of the file; empty if a template receives nothing but the messages, and the model has no factors to choose.
 pub fn to_json(defaults: &TemplateDefaults, sequence_tokens: Option<usize>) -> Map<String, Value> {
     let mut file = Map::new();
     if let Some(prompt) = &defaults.system_prompt {
@@ -34,7 +34,7 @@ pub fn to_json(defaults: &TemplateDefaults, sequence_tokens: Option<usize>) -> M
     file
 }
 
-/// The file of a folder and its content, without any key if there is no such file.
+/// Opens the file of a folder and returns its path and content; without any key if there is no such file.
 fn open(folder: &Path) -> Result<(PathBuf, Map<String, Value>), RunError> {
     let path = folder.join(CHAT_SETTINGS_FILE);
     if !path.is_file() {
@@ -49,13 +49,13 @@ fn open(folder: &Path) -> Result<(PathBuf, Map<String, Value>), RunError> {
     Ok((path, map))
 }
 
-/// The length by which the training of a result chose longrope's factors; `None` if the folder does not say it.
+/// Reads the length by which the training of a result chose longrope's factors; `None` if the folder does not record it.
 pub fn read_sequence_tokens(folder: &Path) -> Result<Option<usize>, RunError> {
     let (path, map) = open(folder)?;
     Ok(JsonObject::new(&path, &map).usize(SEQUENCE_TOKENS)?)
 }
 
-/// What a folder says of its chat template; nothing if it has no such file.
+/// Reads the chat settings of a folder; empty if it has no such file.
 ///
 /// # Errors
 /// A file that cannot be read, is no JSON object, has a key of another type, or one that is not known.
@@ -70,7 +70,7 @@ pub fn read(folder: &Path) -> Result<TemplateDefaults, RunError> {
     Ok(TemplateDefaults { system_prompt: json.str(SYSTEM_PROMPT)?.map(str::to_owned), arguments })
 }
 
-/// A sentence about them; `None` if there are none.
+/// Returns a sentence about the settings; `None` if there are none.
 pub fn note(defaults: &TemplateDefaults) -> Option<String> {
     let prompt = defaults.system_prompt.as_ref().map(|prompt| format!("the system prompt {prompt:?}"));
     let arguments = defaults.arguments.iter().map(|(key, value)| format!("{key} = {value}"));

@@ -1,6 +1,6 @@
-//! From the recipe's sources to tokenized documents: found, tokenized by the data crate's [`Corpus`], stored for the next run.
+//! Finds the recipe's sources, tokenizes them with the data crate's [`Corpus`], and stores the documents for the next run.
 //!
-//! This file adds what only a recipe knows: which folder stores tokens, and the names in reports.
+//! This file adds what only a recipe knows: the folder that stores tokens, and the names in reports.
 //! Trade-off: small data is tokenized by every run, which takes a second and leaves no files.
 
 use std::fmt::{self, Display};
@@ -19,22 +19,22 @@ use crate::config::{RunConfig, SourceConfig, to_name};
 const SMALL_BYTES: u64 = 8_000_000;
 /// Data of up to this many bytes is kept in memory if the cache cannot be written.
 const MEMORY_BYTES: u64 = 1 << 30;
-/// Share of a source's tokens that may be cut off without a remark.
+/// Maximum share of a source's tokens that may be cut off without a remark.
 const NOTABLE_CUT: f64 = 0.05;
 const SECONDS_PER_DAY: i64 = 86_400;
 
-/// Tokenized documents, and what was found in their records.
+/// Tokenized documents, and the findings in their records.
 #[derive(Debug)]
 pub struct ReadSet {
     /// The documents, in the order of the data.
     pub documents: DocumentSet,
     /// Hashes of the records that gave no document.
     dropped: Vec<u64>,
-    /// What each source contained.
+    /// Reports on the contents of the sources.
     pub sources: Vec<SourceReport>,
-    /// The sources, with how their records were encoded.
+    /// The sources, with the options by which their records were encoded.
     pub inputs: Vec<Input>,
-    /// Where the tokens are, in a sentence.
+    /// A sentence about where the tokens are.
     pub location: String,
     /// The folder of the cache; `None` where the tokens are in memory.
     pub cache: Option<PathBuf>,
@@ -47,9 +47,9 @@ pub struct SourceReport {
     pub name: String,
     /// Its file format.
     pub file_format: String,
-    /// What its records are.
+    /// The format of its records.
     pub record_format: String,
-    /// What was found in them.
+    /// The findings in its records.
     pub diagnosis: Diagnosis,
     /// Sentences about how it was read.
     pub remarks: Vec<String>,
@@ -67,31 +67,31 @@ impl Display for SourceReport {
 pub struct Input {
     /// Its files.
     pub source: Source,
-    /// How its records became documents; the record format is never `Auto`.
+    /// How its records became documents; the record format is resolved, never `Auto`.
     pub options: EncodeOptions,
 }
 
-/// File and line of a document's record.
+/// Returns file and line of a document's record.
 pub fn place(inputs: &[Input], origin: Origin) -> String {
     let files = inputs[origin.source as usize].source.file_names();
     format!("{}:{}", files[origin.file as usize], origin.line)
 }
 
-/// What a recipe trains and evaluates on.
+/// The data that a recipe trains and evaluates on.
 #[derive(Debug)]
 pub struct DataSets {
     /// Documents to train on.
     pub train: ReadSet,
     /// Documents to evaluate on.
     pub held_out: Option<DocumentSet>,
-    /// What was found in the held-out records, if they are a separate set, and where they are.
+    /// Reports on the held-out sources, if they are a separate set.
     pub held_out_sources: Vec<SourceReport>,
     /// The held-out sources, if they are a separate set.
     pub held_out_inputs: Vec<Input>,
 }
 
-/// The model's tokenizer, with the tokens that the recipe adds and the chat template that it names. Templates that use the date get the beginning of the UTC
-/// day of `date` (seconds since 1970), so that all runs that begin on one day get the same.
+/// Loads the model's tokenizer with the tokens that the recipe adds and the chat template that it names. Templates that use the date see the
+/// beginning of the UTC day of `date` (seconds since 1970), so all runs that begin on one day see the same date.
 ///
 /// # Errors
 /// A folder without a tokenizer, a new token that is none, or a template that does not exist or does not parse.
@@ -111,7 +111,7 @@ pub fn tokenizer(config: &RunConfig, folder: &Path, date: i64) -> Result<Tokeniz
     Ok(tokenizer)
 }
 
-/// What the recipe gives to the chat template in addition to the messages.
+/// Returns what the recipe passes to the chat template in addition to the messages.
 pub fn template_defaults(config: &RunConfig) -> TemplateDefaults {
     TemplateDefaults {
         arguments: config.data.chat_template_kwargs.clone().into_iter().collect(),
@@ -119,7 +119,7 @@ pub fn template_defaults(config: &RunConfig) -> TemplateDefaults {
     }
 }
 
-/// Reads everything that a recipe trains and evaluates on; tokenizes on the threads of `pipeline`.
+/// Reads all data that a recipe trains and evaluates on; tokenizes on the threads of `pipeline`.
 ///
 /// # Errors
 /// Data that cannot be found, read or parsed; too many records that cannot be trained on; nothing to train on.
@@ -142,7 +142,7 @@ pub fn read(config: &RunConfig, tokenizer: &Tokenizer, pipeline: Pipeline) -> Re
 }
 
 impl DataSets {
-    /// Whether any training data is rendered with the chat template.
+    /// Returns whether any training data is rendered with the chat template.
     pub fn has_chats(&self, tokenizer: &Tokenizer) -> bool {
         let is_chat = |input: &Input| {
             let format = input.options.record_format;
@@ -154,7 +154,7 @@ impl DataSets {
         tokenizer.chat_template().is_ok() && self.train.inputs.iter().any(is_chat)
     }
 
-    /// Sentences about the data, to print before a run.
+    /// Returns sentences about the data, to print before a run.
     pub fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> =
             self.train.sources.iter().map(|source| format!("training data: {source}")).collect();
@@ -195,7 +195,7 @@ fn read_set(
     Ok(ReadSet { documents, dropped, sources, inputs, location, cache })
 }
 
-/// What a user may not expect about how a source is read.
+/// Returns what a user may not expect about how a source is read.
 fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec<String> {
     let mut remarks = Vec::new();
     if !source.unread_splits().is_empty() {
@@ -268,7 +268,7 @@ fn encode_options(config: &RunConfig, source: &SourceConfig) -> EncodeOptions {
     }
 }
 
-/// The tokens, from the cache or tokenized now, with a sentence about where they are and the folder of the cache.
+/// Returns the tokens, from the cache or tokenized now, with a sentence about where they are and the folder of the cache.
 fn tokenized(corpus: &Corpus<'_>, config: &RunConfig) -> Result<(Tokenized, String, Option<PathBuf>), DataError> {
     let bytes = corpus.mixture().bytes();
     let cache = match &config.data.cache {

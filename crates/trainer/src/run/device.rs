@@ -12,7 +12,7 @@ use firebrick_precision::FloatType;
 use crate::console::Failure;
 use crate::error::RunError;
 
-/// Burn's name of a type.
+/// Converts a type to Burn's.
 pub fn dtype_of(float: FloatType) -> DType {
     match float {
         FloatType::F32 => DType::F32,
@@ -21,13 +21,12 @@ pub fn dtype_of(float: FloatType) -> DType {
     }
 }
 
-/// Width of an attention head of the model's first layer, for [`self_test`]; 0 for a model without layers.
+/// Returns the width of an attention head in the model's first layer, for [`self_test`]; 0 for a model without layers.
 pub fn head_dim(spec: &ModelSpec) -> usize {
     spec.layers.first().map_or(0, |layer| layer.attention.head_dim)
 }
 
-/// Runs every operation of a run on small input before the device is trusted. Returns the seconds that took; `None` if the backend
-/// has nothing to test.
+/// Runs every operation of a run on small input before the device is trusted. Returns the seconds it took; `None` if the backend has nothing to test.
 ///
 /// # Errors
 /// The operation that computes wrong results.
@@ -62,8 +61,7 @@ pub fn wait<B: Kernels>(device: &B::Device) -> Result<(), RunError> {
     })
 }
 
-/// Runs device work. A device that cannot do an operation unwinds from it; that ends here, as a [`Failure`]. Other panics
-/// continue: they are bugs.
+/// Runs device work. A device that cannot do an operation unwinds; this function catches that as a [`Failure`]. Other panics are bugs and continue.
 ///
 /// # Errors
 /// The device's failure.
@@ -88,7 +86,7 @@ pub fn catch_failure<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
     }
 }
 
-/// As [`catch_failure`], for work that saves nothing and has no plan.
+/// Runs device work as [`catch_failure`] does, for work that saves nothing and has no plan.
 ///
 /// # Errors
 /// The errors of `work`, or [`RunError::DeviceFailed`].

@@ -1,6 +1,6 @@
-//! The tokens that end a turn in what a run trains on: generation stops at them, in the run and wherever its result is used.
+//! Finds the tokens that end a turn in the training data: generation stops at them, in the run and wherever its result is used.
 //!
-//! Trade-off: at most `MAX_DOCUMENTS` documents are looked at, spread over the data.
+//! Trade-off: at most `MAX_DOCUMENTS` documents are inspected, spread over the data.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use firebrick_data::{Chat, DocumentSet, Tokenizer};
 
 use crate::error::RunError;
 
-/// Documents that are looked at.
+/// Maximum number of documents that are inspected.
 const MAX_DOCUMENTS: usize = 512;
-/// A token that ends fewer than one in this many spans of loss tokens ends them by accident, where a text was cut.
+/// A token that ends fewer than one in this many spans of loss tokens does so by accident, where a text was cut.
 const RARE: usize = 20;
-/// An answer that no template writes.
+/// An answer that no template contains.
 const ANSWER: &str = "zqxj";
 
-/// The special tokens that end the spans of loss tokens, most frequent first; empty where the data train none.
+/// Returns the special tokens that end the spans of loss tokens, most frequent first; empty if the data trains none.
 pub(super) fn trained(documents: &DocumentSet, tokenizer: &Tokenizer) -> Vec<u32> {
     let step = documents.len().div_ceil(MAX_DOCUMENTS).max(1);
     let (mut spans, mut ends) = (0, BTreeMap::<u32, usize>::new());
@@ -34,8 +34,8 @@ pub(super) fn trained(documents: &DocumentSet, tokenizer: &Tokenizer) -> Vec<u32
     ends.into_iter().map(|(token, _)| token).collect()
 }
 
-/// The special token that the chat template writes after an assistant's answer: where every token counts in the loss, the spans do not
-/// show it. `None` if there is none.
+/// Returns the special token that the chat template writes after an assistant's answer; `None` if there is none. If every token counts in the loss,
+/// the spans do not show it.
 ///
 /// # Errors
 /// The tokenizer fails on the rendered text. A template that refuses the conversation is none.
@@ -48,7 +48,7 @@ pub fn in_template(tokenizer: &Tokenizer) -> Result<Option<u32>, RunError> {
     Ok(first.filter(|&token| tokenizer.is_special(token)))
 }
 
-/// A sentence about these tokens; `None` if there are none.
+/// Returns a sentence about these tokens; `None` if there are none.
 ///
 /// # Errors
 /// The tokenizer cannot decode one of them.

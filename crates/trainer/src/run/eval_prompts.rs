@@ -1,4 +1,4 @@
-//! The held-out prompts that are answered in an evaluation, and what was skipped on the way to them.
+//! The held-out prompts that an evaluation answers, and the records that were skipped.
 //!
 //! Trade-off: the first prompts of the held-out data are taken, so that all evaluations of a run answer the same ones.
 
@@ -14,7 +14,7 @@ pub struct EvalPrompts {
     skipped: Skipped,
 }
 
-/// Held-out records without a question that can be asked, by reason.
+/// Held-out records that yield no prompt, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Skipped {
     /// Every token counts in the loss, as in plain text: the answer cannot be distinguished from the prompt.
@@ -45,11 +45,11 @@ impl Skipped {
 }
 
 impl EvalPrompts {
-    /// The first `limit` prompts of some documents, in their order, whose answers have at most `max_new_tokens` and the part that is
+    /// Finds the first `limit` prompts of some documents, in order, whose answers have at most `max_new_tokens` tokens and contain the part that is
     /// compared.
     ///
     /// # Errors
-    /// There is none but some were to be found; an answer that the tokenizer cannot decode.
+    /// No prompt was found although some were requested; an answer that the tokenizer cannot decode.
     pub fn find(
         documents: &DocumentSet,
         tokenizer: &Tokenizer,
@@ -80,17 +80,17 @@ impl EvalPrompts {
         Ok(found)
     }
 
-    /// Number of prompts.
+    /// Returns the number of prompts.
     pub fn len(&self) -> usize {
         self.prompts.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no prompts.
     pub fn is_empty(&self) -> bool {
         self.prompts.is_empty()
     }
 
-    /// What is answered and what was skipped, as a sentence; `None` if nothing is answered.
+    /// Returns a sentence about what is answered and what was skipped; `None` if nothing is answered.
     pub fn note(&self) -> Option<String> {
         let skipped = match self.skipped.total() {
             0 => String::new(),
@@ -99,8 +99,8 @@ impl EvalPrompts {
         (!self.is_empty()).then(|| format!("exact match: {} held-out prompts{skipped}", self.len()))
     }
 
-    /// The prompts in groups of at most `max_prompts`, whose texts have at most `max_tokens` together once they are answered; a prompt
-    /// that is longer is a group of its own.
+    /// Splits the prompts into groups of at most `max_prompts` whose texts, with their answers, have at most `max_tokens` together; a longer prompt
+    /// forms a group of its own.
     pub fn groups(
         &self,
         max_tokens: usize,
@@ -122,7 +122,7 @@ impl EvalPrompts {
     }
 }
 
-/// Tokens of the reference answer, without the token that ends it and what follows, such as a line break.
+/// Counts the tokens of the reference answer, without the token that ends it and what follows, such as a line break.
 fn answer_tokens(example: &Example, prompt: &EvalPrompt) -> usize {
     let after = example.loss_mask.iter().rev().take_while(|&&counts| !counts).count();
     example.tokens.len() - prompt.prompt.len() - after - 1

@@ -1,10 +1,9 @@
 //! Evaluation: held-out loss and token accuracy through the same chunked loss as training, and exact match of greedy answers.
 //!
-//! The loss is the mean over all loss tokens; transformers reports the mean of the batches' means, which weighs tokens of short batches
-//! more. Rows are read again for each evaluation, and prompts are answered in groups of bounded length, so memory does not grow with the
-//! held-out data.
-//! Several ranks take turns at batches and groups of answers, and add up what they counted: the same batches as one rank has, so the
-//! same numbers. Where they divide the weights too, every pass is one of all ranks: each answers all prompts, and counts its share.
+//! The loss is the mean over all loss tokens; transformers reports the mean of the batches' means, which gives tokens of short batches more weight.
+//! Rows are read again for each evaluation, and prompts are answered in groups of bounded length, so memory does not grow with the held-out data.
+//! Several ranks take turns at batches and groups of answers, and sum their counts. The batches are those of a single rank, so the numbers are the
+//! same. If they divide the weights too, every pass involves all ranks: each answers all prompts, and counts only its share.
 //! Trade-off: every rank builds all batches on its host, and the slowest one decides when the evaluation is over.
 
 use std::ops::ControlFlow;
@@ -25,7 +24,7 @@ use crate::run::generate::continue_prompts;
 use crate::run::preference::{PairObjective, Reference, StepCounts};
 use crate::run::step::scalar;
 
-/// What a run is evaluated on.
+/// The data that a run is evaluated on.
 #[derive(Clone, Debug, Default)]
 pub struct EvaluationSet {
     held_out: Option<HeldOut>,
@@ -41,16 +40,16 @@ struct HeldOut {
     max_new_tokens: usize,
     answer_tokens: usize,
     loss_chunk_tokens: usize,
-    /// What pairs are evaluated by; `None`: single documents.
+    /// The loss of pairs; `None` for single documents.
     pairs: Option<PairObjective>,
 }
 
-/// Where an evaluation is, for a display.
+/// The progress of an evaluation, for a display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Batches of the loss that are done, and all of them.
+    /// Batches of the loss: done, and total.
     Loss(usize, usize),
-    /// Prompts that are answered, and all of them.
+    /// Prompts: answered, and total.
     Answers(usize, usize),
 }
 
@@ -67,7 +66,7 @@ impl std::fmt::Display for Stage {
 pub type Watch<'a> = &'a mut dyn FnMut(Stage) -> ControlFlow<()>;
 
 impl EvaluationSet {
-    /// The evaluation that a plan describes, of these held-out documents.
+    /// Prepares the evaluation that a plan describes, of these held-out documents.
     ///
     /// # Errors
     /// The plan wants answers, and no document has a prompt with a complete answer; or the tokenizer cannot decode an answer.
@@ -98,26 +97,26 @@ impl EvaluationSet {
         Ok(Self { held_out: Some(held_out) })
     }
 
-    /// The held-out rows.
+    /// Returns the held-out rows.
     pub(super) fn rows(&self) -> Option<&Arc<PackedDataset>> {
         self.held_out.as_ref().map(|held_out| &held_out.rows)
     }
 
-    /// Sets where the reference of held-out pairs comes from.
+    /// Sets the source of the reference for held-out pairs.
     pub(super) fn set_reference(&mut self, reference: Reference) {
         if let Some(pairs) = self.held_out.as_mut().and_then(|held_out| held_out.pairs.as_mut()) {
             pairs.reference = reference;
         }
     }
 
-    /// What identifies the held-out rows, in a few words.
+    /// Returns a short text that identifies the held-out rows.
     pub fn fingerprint(&self) -> String {
         self.held_out
             .as_ref()
             .map_or("none".to_owned(), |held_out| format!("rows {:016x}", held_out.rows.fingerprint()))
     }
 
-    /// What is answered, and what was skipped and why, as a sentence; `None` if nothing is answered.
+    /// Returns a sentence about what is answered, and what was skipped and why; `None` if nothing is answered.
     pub fn note(&self) -> Option<String> {
         self.held_out.as_ref().and_then(|held_out| held_out.prompts.note())
     }
@@ -132,7 +131,7 @@ impl EvaluationSet {
         Ok(evaluation.expect("an evaluation that nothing stops has a result"))
     }
 
-    /// As [`EvaluationSet::evaluate`], by all ranks together; `None` if `watch` ended it on one of them.
+    /// Evaluates as [`EvaluationSet::evaluate`] does, on all ranks together; `None` if `watch` ended it on one of them.
     pub fn evaluate_watched<B: Kernels>(
         &self,
         model: &Decoder<B>,
@@ -141,7 +140,7 @@ impl EvaluationSet {
         watch: Watch<'_>,
     ) -> Result<Option<Evaluation>, RunError> {
         let Some(held_out) = &self.held_out else { return Ok(Some(Evaluation::default())) };
-        // What the last step left for reuse has other sizes than what follows, and the other way around.
+        // Buffers that the last step left for reuse have other sizes than those of the evaluation, and vice versa.
         B::release_memory(model.device());
         let evaluation = held_out.evaluate(model, tokenizer, ranks, watch);
         B::release_memory(model.device());
@@ -149,14 +148,14 @@ impl EvaluationSet {
     }
 }
 
-/// What was counted in some batches and answers.
+/// Counts from some batches and answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Tally {
     loss_sum: f64,
     correct: f64,
     tokens: u64,
     right_answers: u64,
-    /// Sums over pairs, and what they are divided by.
+    /// Sums over pairs, and their denominators.
     pair_sums: [f64; PAIR_NUMBERS],
     counts: StepCounts,
     /// Whether the evaluation was ended before all of it was counted.
@@ -164,7 +163,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// The sums over all ranks, added in rank order.
+    /// Sums over all ranks, in rank order.
     fn over(self, ranks: &Ranks) -> Result<Self, RunError> {
         if ranks.world_size() == 1 {
             return Ok(self);
@@ -216,7 +215,7 @@ impl HeldOut {
         Ok((!is_stopped).then_some(Evaluation { loss, token_accuracy, exact_match, pairs: None }))
     }
 
-    /// This rank's share of the batches: sums of the loss and of the right tokens.
+    /// Scores this rank's share of the batches: sums the loss and counts the right tokens.
     fn score<B: Kernels>(&self, model: &Decoder<B>, ranks: &Ranks, watch: Watch<'_>) -> Result<Tally, RunError> {
         let batches = self.rows.rows().div_ceil(self.rows_per_batch).min(self.max_batches);
         let mut loader = loader_once(&self.rows, self.rows_per_batch, 0, 1);
@@ -227,7 +226,7 @@ impl HeldOut {
             }
             let Some((batch, _)) = loader.next_batch() else { break };
             let is_own = done % ranks.world_size() == ranks.rank();
-            // Where ranks divide the weights they pass through them together: without a batch left, with one that is not counted.
+            // Ranks that divide the weights pass through them together; a rank without a batch left joins with one that is not counted.
             let of_last_round = batches - done / ranks.world_size() * ranks.world_size();
             let joins = model.is_divided() && done + 1 == batches && ranks.rank() >= of_last_round;
             if !is_own && !joins {
@@ -255,7 +254,7 @@ impl HeldOut {
         Ok(tally)
     }
 
-    /// This rank's share of the prompts: counts the right answers.
+    /// Answers this rank's share of the prompts, and counts the right answers.
     fn answer<B: Kernels>(
         &self,
         model: &Decoder<B>,

@@ -1,9 +1,9 @@
-//! The first loss of preference training, which is known before it is computed: the model is still its own reference.
+//! Checks the first loss of preference training, which is known in advance: the model is still its own reference.
 //!
-//! All margins are zero then, and so the mean of a logistic loss is ln 2, whatever `beta` and label smoothing are.
-//! Another value says that the log-probabilities of the reference are those of another model.
-//! Trade-off: losses of another shape and runs with dropout are not checked. Where values are rounded more than in f32,
-//! or rounding chooses experts, only a note says how near the loss is.
+//! All margins are zero then, so the mean of a logistic loss is ln 2, for any `beta` and label smoothing. Another value means that the
+//! log-probabilities of the reference are those of another model.
+//! Trade-off: losses of another shape and runs with dropout are not checked. If values are rounded more than in f32, or rounding chooses experts, a
+//! note only reports how close the loss is.
 
 use std::f64::consts::LN_2;
 use std::path::Path;
@@ -17,15 +17,15 @@ use crate::metrics::PairMetrics;
 use crate::plan::Plan;
 use crate::run::step::StepNumbers;
 
-/// What f32 may be off by.
+/// Tolerance of f32.
 const EXACT: f64 = 1e-5;
-/// The same as a fraction of the numbers that are subtracted, where they are large: eight roundings of f32.
+/// The same as a fraction of the subtracted numbers, if they are large: eight roundings of f32.
 const EXACT_FRACTION: f64 = 1e-6;
-/// A distance that is more than the usual rounding of half precision and FP8.
+/// A distance above the usual rounding of half precision and FP8.
 const NOTABLE: f64 = 5e-3;
 
-/// Checks the numbers of the first step of a run. Returns a note where only that is possible. `found_in` is the file in
-/// which the log-probabilities of the reference were found, if they were not computed by this run.
+/// Checks the numbers of the first step of a run. Returns a note if more is not possible. `found_in` is the file with the log-probabilities of the
+/// reference, if this run did not compute them.
 ///
 /// # Errors
 /// [`RunError::NotItsReference`].

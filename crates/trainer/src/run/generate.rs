@@ -1,6 +1,6 @@
 //! `generate`: text from a model folder, with or without an adapter.
 //!
-//! Prompts are answered in a batch of bounded size: what has ended makes room for the next.
+//! Prompts are answered in a batch of bounded size: a sequence that ends makes room for the next.
 //! Trade-off: the room is for the longest prompt, times the number of sequences.
 
 use std::ops::ControlFlow;
@@ -19,7 +19,7 @@ use crate::run::device::dtype_of;
 use crate::run::text_stream::TextStream;
 use crate::run::{chat_settings, end_of_turn};
 
-/// Prompts of this many times the model's positions are read, with a warning.
+/// A prompt may have up to this many times the model's positions; beyond the positions it causes a warning.
 const MAX_OF_POSITIONS: usize = 4;
 
 /// A model folder and how it is loaded.
@@ -29,7 +29,7 @@ pub struct LoadOptions {
     pub model: PathBuf,
     /// PEFT adapter folder.
     pub adapter: Option<PathBuf>,
-    /// How the base is stored.
+    /// The storage format of the base.
     pub storage: BaseStorage,
     /// Format of activations and GEMMs.
     pub compute: FloatType,
@@ -66,7 +66,7 @@ impl LoadOptions {
         Ok(model)
     }
 
-    /// The model's config, with rows for the tokens that the adapter has and the model lacks.
+    /// Reads the model's config, with rows for the tokens that the adapter has and the model lacks.
     fn config(&self) -> Result<ModelConfig, RunError> {
         let mut config = ModelConfig::read(&self.model)?;
         if let Some(adapter) = &self.adapter {
@@ -75,10 +75,9 @@ impl LoadOptions {
         Ok(config)
     }
 
-    /// The tokens by which the training of the adapter, or of the model if there is none, chose longrope's factors; 0
-    /// where nothing says it. A prompt that is longer chooses by its own length, as transformers does when it reads a
-    /// prompt. So neither its neighbors nor the room for its answer change a text; transformers changes the factors
-    /// again where an answer crosses the old context.
+    /// Returns the tokens by which the training of the adapter, or of the model if there is none, chose longrope's factors; 0 if no file records it.
+    /// A longer prompt chooses by its own length, as transformers does when it reads a prompt. So neither its neighbors nor the room for its answer
+    /// change a text; transformers changes the factors again when an answer crosses the old context.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -86,7 +85,7 @@ impl LoadOptions {
         Ok(chat_settings::read_sequence_tokens(self.adapter.as_deref().unwrap_or(&self.model))?.unwrap_or(0))
     }
 
-    /// What the chat template got in the training of the adapter, or of the model if there is none.
+    /// Returns what the chat template received in the training of the adapter, or of the model if there is none.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -94,7 +93,7 @@ impl LoadOptions {
         chat_settings::read(self.adapter.as_deref().unwrap_or(&self.model))
     }
 
-    /// The same with another system prompt, if one was typed; an empty one is none.
+    /// Returns the same with the system prompt that was typed, if any; an empty one means none.
     pub fn template_defaults(&self, system_prompt: Option<&str>) -> Result<TemplateDefaults, RunError> {
         let mut defaults = self.chat_settings()?;
         if let Some(prompt) = system_prompt {
@@ -103,8 +102,7 @@ impl LoadOptions {
         Ok(defaults)
     }
 
-    /// The tokenizer of the adapter's folder, where it has one, otherwise the model's; with the adapter's chat template and settings in
-    /// both cases.
+    /// Loads the tokenizer of the adapter's folder if it has one, otherwise the model's; with the adapter's chat template and settings in both cases.
     ///
     /// # Errors
     /// No tokenizer, one that cannot be read, or one with tokens that the model has no embedding for.
@@ -122,7 +120,7 @@ impl LoadOptions {
     }
 }
 
-/// What to generate, and how.
+/// A request to generate text.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
     /// The model.
@@ -131,25 +129,25 @@ pub struct GenerateRequest {
     pub prompts: Vec<String>,
     /// Whether a prompt is a user's turn, rendered with the chat template, or plain text to continue.
     pub chat: bool,
-    /// The system message of a chat, instead of the one of the training; empty: none.
+    /// The system message of a chat, instead of the one from training; empty: none.
     pub system_prompt: Option<String>,
     /// Maximum new tokens per prompt.
     pub max_new_tokens: usize,
-    /// How tokens are chosen.
+    /// The sampler that chooses tokens.
     pub sampler: Sampler,
-    /// Prompts that are answered at the same time, at most.
+    /// Maximum number of prompts that are answered at the same time.
     pub sequences: usize,
 }
 
 impl GenerateRequest {
-    /// What the chat template gets in addition to the prompt.
+    /// Returns what the chat template receives in addition to the prompt.
     pub fn template_defaults(&self) -> Result<TemplateDefaults, RunError> {
         self.load.template_defaults(self.system_prompt.as_deref())
     }
 }
 
-/// Refuses a prompt of far more tokens than the model has positions, before it is read: attention over it takes minutes
-/// and gigabytes. A note where it has more than the positions, beyond which a run may have trained.
+/// Refuses a prompt of far more tokens than the model has positions, before it is read: attention over it takes minutes and gigabytes. Returns a note
+/// if it exceeds the positions; a run may have trained beyond them.
 pub fn check_positions(tokens: usize, positions: usize) -> Result<Option<String>, RunError> {
     if tokens > MAX_OF_POSITIONS.saturating_mul(positions) {
         return Err(RunError::Refused(format!(
@@ -175,7 +173,7 @@ pub fn generate<B: Kernels>(request: &GenerateRequest, device: &B::Device) -> Re
     generate_streaming::<B>(request, device, &mut |_, _| ())
 }
 
-/// As [`generate`], with a call for each piece of text, in the order in which they are written: index of the prompt, and text.
+/// Generates as [`generate`] does, and calls back for each piece of text as it is written, with the index of the prompt and the text.
 pub fn generate_streaming<B: Kernels>(
     request: &GenerateRequest,
     device: &B::Device,
@@ -226,8 +224,7 @@ pub fn generate_streaming<B: Kernels>(
     streams.into_iter().enumerate().map(finish).collect()
 }
 
-/// The indices of the prompts, in groups that have the same factors of longrope: each chooses by its length, or by that
-/// of the training where that is longer.
+/// Groups the indices of the prompts by longrope's factors: each chooses by its length, or by that of the training if that is longer.
 fn groups(spec: &ModelSpec, prompts: &[Vec<u32>], trained: usize) -> Vec<Vec<usize>> {
     let long = Some(LongRopeFactors::Long);
     let is_long = |&index: &usize| {
@@ -249,7 +246,7 @@ pub(super) fn check_vocabulary(tokens: usize, rows: usize) -> Result<(), RunErro
     )))
 }
 
-/// The prompts of a file: of each line of a `.jsonl` file the text of `prompt`, of any other file each line that is not empty.
+/// Reads the prompts of a file: the `prompt` of each line of a `.jsonl` file; of any other file, each line that is not empty.
 ///
 /// # Errors
 /// A file that cannot be read, that has no prompt, or a line that is no object with a `prompt`.
@@ -276,7 +273,7 @@ pub fn read_prompts(path: &Path) -> Result<Vec<String>, RunError> {
     Ok(prompts)
 }
 
-/// A prompt's token ids: a user's turn through the chat template, or plain text.
+/// Encodes a prompt: a user's turn through the chat template, or plain text.
 ///
 /// # Errors
 /// The tokenizer has no chat template, or the template refuses the message.
@@ -288,7 +285,7 @@ pub fn encode_prompt(tokenizer: &Tokenizer, text: &str, chat: bool) -> Result<Ve
     Ok(tokenizer.encode(&rendered, false)?)
 }
 
-/// Continues token prompts, of chats or of plain text, and decodes the new tokens.
+/// Continues tokenized prompts, of chats or of plain text, and decodes the new tokens.
 ///
 /// # Errors
 /// A prompt that leaves no room, or logits that are not finite.
@@ -306,7 +303,7 @@ pub fn continue_prompts<B: Kernels>(
     written.iter().map(|tokens| Ok(tokenizer.decode(tokens, true)?)).collect()
 }
 
-/// The tokens that end a text: those of the model's folder and its adapter's, the tokenizer's, and in a chat the one with which the template
+/// Returns the tokens that end a text: those of the model's and the adapter's folder, the tokenizer's, and in a chat the one with which the template
 /// closes a turn.
 ///
 /// # Errors
@@ -339,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_prompt_chooses_longrope_factors_by_the_longer_of_itself_and_what_was_trained() {
-        // Its old context has 128 tokens.
+        // The model's original context has 128 tokens.
         let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-phi3"));
         let spec = ModelConfig::read(model).unwrap().spec;
         let prompts = [vec![1; 129], vec![1; 128], vec![1; 200]];
@@ -371,7 +368,7 @@ mod tests {
         assert!(read_prompts(Path::new("nowhere.txt")).unwrap_err().to_string().contains("nowhere.txt"));
     }
 
-    /// Only the template knows the end of turn of this model: its settings name another token.
+    /// Uses a model whose end of turn only the template knows: its settings name another token.
     #[cfg(feature = "flex")]
     #[test]
     fn a_chat_ends_where_its_template_closes_a_turn() {

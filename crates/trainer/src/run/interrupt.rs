@@ -1,25 +1,25 @@
 //! Signals that end a run: Ctrl-C, SIGTERM, a closed terminal (SIGHUP), and the warning that batch systems send (SIGUSR1).
 //!
-//! While nothing has been trained yet (data is read, the model is loaded), the first signal ends the process at once. From then on it
-//! makes the run finish its step, save everything and end; a second one ends it at once. The exit status is 128 plus the signal's
-//! number, as in shells, so that `train && upload` does not upload half a run.
+//! While nothing has been trained yet (data is read, the model is loaded), the first signal ends the process at once. After that it makes the run
+//! finish its step, save everything and end; a second signal ends it at once. The exit status is 128 plus the signal's number, as in shells, so that
+//! `train && upload` does not upload half a run.
 //! Trade-off: no cleanup when the process ends at once. What is already saved stays complete, because saves are atomic.
 
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-/// What is stored for a request without a signal.
+/// The stored value of a request without a signal.
 const NO_SIGNAL: i32 = -1;
 
-/// Whether the run should end. Clones share their state.
+/// A flag that requests the end of the run. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub struct Interrupt {
     /// 0: no request.
     request: Arc<AtomicI32>,
     /// Whether there is anything to save.
     is_training: Arc<AtomicBool>,
-    /// Whether the request is another rank's, whose signal may still be on its way to this one.
+    /// Whether another rank made the request; its signal may still be on its way to this rank.
     is_adopted: Arc<AtomicBool>,
 }
 
@@ -34,17 +34,17 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// An interrupt without signal handlers, for runs inside a test.
+    /// Creates an interrupt without signal handlers, for runs inside a test.
     pub fn detached() -> Interrupt {
         Interrupt::default()
     }
 
-    /// Whether the run should end.
+    /// Returns whether the run should end.
     pub fn is_requested(&self) -> bool {
         self.request.load(Ordering::Relaxed) != 0
     }
 
-    /// The number of the signal that requested the end.
+    /// Returns the number of the signal that requested the end.
     pub fn signal(&self) -> Option<i32> {
         Some(self.request.load(Ordering::Relaxed)).filter(|&request| request > 0)
     }
@@ -54,12 +54,12 @@ impl Interrupt {
         self.request.store(NO_SIGNAL, Ordering::Relaxed);
     }
 
-    /// The request as a number that other ranks understand; 0 if there is none.
+    /// Returns the request as a number that other ranks understand; 0 if there is none.
     pub(crate) fn code(&self) -> u64 {
         u64::from(self.request.load(Ordering::Relaxed).cast_unsigned())
     }
 
-    /// Takes over a request of another rank, unless there is one here.
+    /// Takes over the request of another rank, unless there is one here.
     pub(crate) fn adopt(&self, code: u64) {
         let request = u32::try_from(code).map_or(NO_SIGNAL, u32::cast_signed);
         if self.request.compare_exchange(0, request, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
@@ -67,14 +67,14 @@ impl Interrupt {
         }
     }
 
-    /// From now on there is something to save, and a signal lets the run do that.
+    /// Marks that there is something to save, so a signal lets the run save it.
     pub fn training_begins(&self) {
         self.is_training.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the run for this reason: after its step, or the process at once if nothing was trained yet.
+    /// Ends the run for this reason: after its step, or at once with the process if nothing was trained yet.
     pub(crate) fn end(&self, reason: &str) {
-        // Standard error may be closed, and then there is nothing to do about it.
+        // A closed standard error is ignored.
         let _ = writeln!(io::stderr(), "{reason}");
         if !self.is_training.load(Ordering::Relaxed) {
             end_process(1);
@@ -82,7 +82,7 @@ impl Interrupt {
         self.request();
     }
 
-    /// A thread receives the signals, because a signal handler must not print.
+    /// Receives the signals on a thread, because a signal handler must not print.
     #[cfg(unix)]
     fn listen(&self) -> io::Result<()> {
         use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -108,7 +108,7 @@ impl Interrupt {
             print_line("stopped; nothing was trained yet");
             end_process(exit_status(signal));
         }
-        // All ranks get one signal of a terminal or a launcher, and an exchange may tell this one of it first.
+        // A terminal or a launcher signals all ranks, and an exchange may report the signal to this rank first.
         if self.is_requested() && !self.is_adopted.swap(false, Ordering::Relaxed) {
             print_line("stopped at once; what was saved before is complete: continue with --resume");
             end_process(exit_status(signal));
@@ -117,7 +117,7 @@ impl Interrupt {
         print_line("finishing this step, then saving everything; press Ctrl-C again to stop at once");
     }
 
-    /// Windows has no signal iterator: the first signal lets the run save, the second one ends it, without messages.
+    /// Listens without messages: Windows has no signal iterator. The first signal lets the run save, the second one ends it.
     #[cfg(not(unix))]
     fn listen(&self) -> io::Result<()> {
         use signal_hook::consts::{SIGINT, SIGTERM};
@@ -142,31 +142,31 @@ impl Interrupt {
     }
 }
 
-/// Ends the process at once, from any thread. Exit handlers do not run: they would take down libraries that another thread is inside of.
+/// Ends the process at once, from any thread. Exit handlers do not run: they would tear down libraries that another thread is using.
 pub(crate) fn end_process(status: i32) -> ! {
-    // Standard output may be closed, and then there is nothing to do about it.
+    // A closed standard output is ignored.
     let _ = io::stdout().flush();
     signal_hook::low_level::exit(status)
 }
 
-/// The exit status of a process that a signal ended, as in shells.
+/// Returns the exit status of a process that a signal ended, as in shells.
 pub fn exit_status(signal: i32) -> i32 {
     128 + signal
 }
 
-/// Whether this process is to survive its terminal, as under `nohup`: a handler would undo that.
+/// Returns whether this process must survive its terminal, as under `nohup`; a handler would undo that.
 #[cfg(unix)]
 pub(crate) fn hangups_are_ignored() -> bool {
     use std::io::IsTerminal;
 
     match std::fs::read_to_string("/proc/self/status") {
         Ok(status) => ignored_signals(&status) & 1 << (signal_hook::consts::SIGHUP - 1) != 0,
-        // Elsewhere the system does not say it. `nohup` leaves no terminal on the standard streams.
+        // Other systems do not report it. `nohup` leaves no terminal on the standard streams.
         Err(_) => !(io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal()),
     }
 }
 
-/// The mask of ignored signals in the text of `/proc/self/status`; bit n - 1 is signal n.
+/// Parses the mask of ignored signals in the text of `/proc/self/status`; bit n - 1 is signal n.
 #[cfg(unix)]
 fn ignored_signals(status: &str) -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -176,7 +176,7 @@ fn ignored_signals(status: &str) -> u64 {
 /// Prints a line below the progress bar.
 #[cfg(unix)]
 fn print_line(message: &str) {
-    // Standard error may be closed, and then there is nothing to do about it.
+    // A closed standard error is ignored.
     let _ = writeln!(io::stderr(), "\n{message}");
 }
 
@@ -191,14 +191,14 @@ mod tests {
 
     use super::*;
 
-    /// Set in the process that a test starts of itself, because a signal reaches a whole process.
+    /// Set in the child process of a test; a signal reaches a whole process, so the test runs in one of its own.
     const CHILD: &str = "FIREBRICK_INTERRUPT_TEST";
 
     fn is_child() -> bool {
         std::env::var_os(CHILD).is_some()
     }
 
-    /// Runs the calling test in a process of its own.
+    /// Runs the calling test in a child process.
     fn in_a_child() -> Output {
         let name = std::thread::current().name().unwrap().to_string();
         let arguments = ["--exact", &name, "--nocapture"];

@@ -1,6 +1,6 @@
-//! From a recipe to a run on its backend: prepare, find the folder or the checkpoint to resume, train.
+//! Runs a recipe on its backend: prepares it, finds the folder or the checkpoint to resume, and trains.
 //!
-//! All ranks of a job run this, in the same order; what one of them fails with is given to the others.
+//! All ranks of a job run this in the same order; an error on one of them is passed to the others.
 //! Trade-off: a resumed run reads its data before its recipe is compared with the checkpoint, because the data is part of the
 //! comparison.
 
@@ -31,7 +31,7 @@ use crate::state::identity::{RunIdentity, RunSettings};
 use crate::state::resume_point::{ResumeFrom, ResumePoint};
 use crate::with_backend;
 
-/// How to run a recipe.
+/// A recipe, and how to run it.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
     /// The recipe.
@@ -42,9 +42,9 @@ pub struct RunOptions {
     pub console: Console,
     /// Requests the end of the run.
     pub interrupt: Interrupt,
-    /// Steps to write a trace of.
+    /// Steps to trace.
     pub trace: Option<TraceSteps>,
-    /// Train although the plan says that memory is short.
+    /// Train even if the plan says that memory is short.
     pub force: bool,
     /// The processes that train together.
     pub ranks: Ranks,
@@ -55,7 +55,7 @@ pub struct RunOptions {
 /// Runs a recipe, from its start or from a checkpoint, to its end or to a signal.
 ///
 /// # Errors
-/// Whatever stops it; everything that was saved stays.
+/// Any error that stops the run; what was saved stays.
 pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     let ranks = options.ranks.clone();
     let is_saving = Arc::<AtomicBool>::default();
@@ -99,7 +99,7 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     }
     if let Some(point) = &resumed {
         let found = already_finished(point, &prepared.plan);
-        // One rank that sees it otherwise goes on as rank 0 does.
+        // The run ends here only if all ranks find them: one rank may see the folder differently.
         let missing = ranks.all_reduce_count(u64::from(found.is_none()))?;
         if let (Some((summary, note)), 0) = (found, missing) {
             console.print(&note);
@@ -127,7 +127,7 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
         }))
     });
     match (result, job.check("training")) {
-        // What a device or an exchange says once another rank is lost is a consequence of that.
+        // Errors of a device or an exchange after another rank is lost are consequences of the loss.
         (Err(_), Err(lost)) => Err(report.lost(&lost, job.is_main())),
         (Ok(Err(RunError::Parallel(ParallelError::Comm(CommError::Lost { .. })))), Err(lost)) => {
             Err(report.lost(&lost, job.is_main()))
@@ -137,12 +137,12 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     }
 }
 
-/// What is shown while data is read and tokenized.
+/// Returns the text to show while data is read and tokenized.
 pub fn reading_data() -> String {
     format!("reading data: {} records tokenized", records_encoded())
 }
 
-/// Refuses another run than the saved one. Returns sentences about what changed.
+/// Errors if the checkpoint belongs to another run; otherwise returns a sentence for each changed setting.
 fn compare(point: &ResumePoint, prepared: &Prepared) -> Result<Vec<String>, RunError> {
     let identity = |data| RunIdentity::new(&prepared.plan, data);
     let earlier = prepared.train.earlier_fingerprint().map(identity);
@@ -160,8 +160,8 @@ fn compare(point: &ResumePoint, prepared: &Prepared) -> Result<Vec<String>, RunE
     Ok(point.notes.iter().cloned().chain(changes).collect())
 }
 
-/// The results of a run that has taken all steps of the plan and written them, and a sentence on how to train further;
-/// `None` where any of that is missing.
+/// Returns the results of a run that has taken all steps of the plan and written them, with a sentence on how to train further; `None` if any of that
+/// is missing.
 fn already_finished(point: &ResumePoint, plan: &Plan) -> Option<(Summary, String)> {
     let step = point.state.step;
     let (result, key) = match plan.lora.value {

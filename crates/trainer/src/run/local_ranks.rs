@@ -1,6 +1,6 @@
-//! `--gpus N` and `--ranks N`: one process per rank on this machine, started and supervised by this one, with one log.
+//! `--gpus N` and `--ranks N`: this process starts and supervises one process per rank on this machine, with one log.
 //!
-//! A process that a launcher started is a rank already, and joins its job instead.
+//! A process that a launcher started is already a rank, and joins its job instead.
 //! Trade-off: ranks on CPUs divide the cores evenly, whatever else the machine does.
 
 use std::env;
@@ -22,12 +22,12 @@ use crate::run::interrupt::Interrupt;
 #[cfg(unix)]
 use crate::run::interrupt::hangups_are_ignored;
 
-/// How many GPUs were requested.
+/// The number of GPUs that was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuCount {
-    /// All that this process sees.
+    /// All GPUs that this process sees.
     All,
-    /// The first so many.
+    /// The first GPUs, this many.
     Number(usize),
 }
 
@@ -43,7 +43,7 @@ impl FromStr for GpuCount {
     }
 }
 
-/// The number of ranks on this machine that `--gpus` or `--ranks` requests; 1 without them.
+/// Returns the number of ranks on this machine that `--gpus` or `--ranks` requests; 1 without them.
 ///
 /// # Errors
 /// The option does not fit the backend, or the machine has fewer GPUs; a backend that cannot be used.
@@ -86,10 +86,10 @@ pub fn is_supervised() -> bool {
     env::var_os(SUPERVISED).is_some()
 }
 
-/// This process's place in a job, as its launcher says. `several`: whether the command line requests ranks of its own.
+/// Returns this process's place in a job, from its launcher's variables. `several`: whether the command line requests ranks too.
 ///
 /// # Errors
-/// As [`Placement::from_environment`]; a launcher and the command line both request ranks.
+/// Errors of [`Placement::from_environment`]; a launcher and the command line both request ranks.
 pub fn placement(several: bool) -> Result<Option<Placement>, RunError> {
     let found = Placement::from_environment()?;
     match &found {
@@ -102,8 +102,8 @@ pub fn placement(several: bool) -> Result<Option<Placement>, RunError> {
     }
 }
 
-/// Starts this program again as `count` ranks, and returns the exit status of the job. `is_for_programs`: what rank 0 writes to standard
-/// output is passed on as it is, because a program reads it.
+/// Starts this program again as `count` ranks, and returns the exit status of the job. `is_for_programs`: a program reads what rank 0 writes to
+/// standard output, so it is passed on unchanged.
 ///
 /// # Errors
 /// [`ParallelError::Start`], or no signals can be listened for.
@@ -124,25 +124,25 @@ pub fn run_supervised(count: usize, is_for_programs: bool) -> Result<i32, RunErr
     Ok(supervise(&ranks, &signals, print)?)
 }
 
-/// As [`print()`], with the standard output of rank 0 unchanged.
+/// Prints a line as [`print()`] does, but leaves the standard output of rank 0 unchanged.
 fn print_for_programs(rank: usize, printed: Printed, line: &str) {
     match (rank, printed) {
-        // Output that is closed must not end the job.
+        // A closed output must not end the job.
         (0, Printed::Output) => drop(writeln!(io::stdout().lock(), "{line}")),
         _ => print(rank, printed, line),
     }
 }
 
-/// A line of a rank, with the rank before it.
+/// Prints a line of a rank, prefixed with the rank.
 fn print(rank: usize, printed: Printed, line: &str) {
-    // Output that is closed must not end the job.
+    // A closed output must not end the job.
     let _ = match printed {
         Printed::Output => writeln!(io::stdout().lock(), "[rank {rank}] {line}"),
         Printed::Error => writeln!(io::stderr().lock(), "[rank {rank}] {line}"),
     };
 }
 
-/// Signals that arrive from now on, to be passed on.
+/// Returns the signals that arrive from now on, to be passed on.
 #[cfg(unix)]
 fn signals() -> io::Result<Receiver<i32>> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -158,11 +158,11 @@ fn signals() -> io::Result<Receiver<i32>> {
     Ok(receiver)
 }
 
-/// A console's Ctrl-C reaches the ranks without help.
+/// Returns no signals: a console's Ctrl-C reaches the ranks directly.
 #[cfg(not(unix))]
 fn signals() -> io::Result<Receiver<i32>> {
     let (sender, receiver) = channel();
-    // Kept, so that the receiver waits for ever.
+    // Kept open, so that the receiver waits forever.
     std::mem::forget(sender);
     Ok(receiver)
 }
@@ -174,11 +174,11 @@ pub fn follow_supervisor(interrupt: &Interrupt) {
     }
     let interrupt = interrupt.clone();
     let wait = move || {
-        // Nothing is ever written to it: this returns when it is closed.
+        // Nothing is ever written to standard input: this returns when it is closed.
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         interrupt.end("the process that started this rank is gone");
     };
-    // Without a thread, a rank whose supervisor is gone ends with its run.
+    // Without this thread, a rank whose supervisor is gone ends with its run.
     let _ = thread::Builder::new().name("supervisor".to_owned()).spawn(wait);
 }
 

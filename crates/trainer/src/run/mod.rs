@@ -1,4 +1,4 @@
-//! What a run does, and what uses its parts: prepare, train step by step, evaluate, generate.
+//! The stages of a run and the commands that use them: prepare, train step by step, evaluate, generate.
 //!
 //! Trade-off: concrete backends are named in one macro, [`with_backend!`](crate::with_backend), so every command is compiled once
 //! per backend.

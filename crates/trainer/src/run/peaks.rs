@@ -1,8 +1,8 @@
-//! The peak rates of a device: large GEMMs in each format, and large streams through memory. A benchmark measures them in the same minute
-//! as the steps that it compares with them; `profile --measure` keeps them.
+//! Measures the peak rates of a device: large GEMMs in each format, and large streams through memory. A benchmark measures them in the same minute as
+//! the steps that it compares with them; `profile --measure` stores them.
 //!
-//! Of an 8-bit GEMM the device's own time counts, without the quantization of its operands, as makers and other libraries count it.
-//! Trade-off: these are the peaks of this project's own operations; a library that is faster does not show.
+//! The time of an 8-bit GEMM is the device's own, without the quantization of its operands, as makers and other libraries count it.
+//! Trade-off: these are the peaks of this project's own operations; a faster library does not show.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -30,17 +30,17 @@ const ROUNDS: usize = 4;
 pub struct Peaks {
     /// GEMMs, 1e12 operations per second.
     pub gemm_tflops: f64,
-    /// GEMMs of 8-bit floats; only where the layers' GEMMs are of that kind.
+    /// GEMMs of 8-bit floats; only if the layers' GEMMs multiply them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp8_gemm_tflops: Option<f64>,
-    /// Rows, columns and length of the sums of the GEMMs that reached it.
+    /// Rows, columns and inner dimension of the GEMMs that reached it.
     pub gemm_size: usize,
     /// Memory traffic of a copy-like pass, 1e12 bytes per second, reads and writes together.
     pub copy_tb_s: f64,
 }
 
 impl Peaks {
-    /// For the roofline. Attention is compared with the rate of GEMMs, which it does not reach.
+    /// Returns the rates for the roofline. Attention is compared with the rate of GEMMs, which it does not reach.
     pub fn rates(&self) -> Rates {
         Rates {
             matmul_flops_per_s: self.gemm_tflops * 1e12,
@@ -55,7 +55,7 @@ impl Peaks {
 /// Sizes of the work that is timed.
 #[derive(Clone, Copy, Debug)]
 pub struct Probe {
-    /// Rows, columns and length of the sums of a GEMM.
+    /// Rows, columns and inner dimension of a GEMM.
     pub gemm_size: usize,
     /// Bytes of a stream.
     pub copy_bytes: usize,
@@ -64,10 +64,10 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// For a GPU through operations that are slow to tune at large sizes.
+    /// Sizes for a GPU whose operations are slow to tune at large sizes.
     pub const MEDIUM: Self = Self { gemm_size: 4096, copy_bytes: 512 << 20, launches: 4 };
 
-    /// Large enough for the best rate of the device, small enough to take milliseconds; copies well beyond its caches.
+    /// Returns sizes that are large enough for the best rate of the device and small enough to take milliseconds; copies far exceed its caches.
     pub fn of(is_cpu: bool) -> Self {
         if is_cpu {
             Self { gemm_size: 1024, copy_bytes: 128 << 20, launches: 1 }
@@ -76,7 +76,7 @@ impl Probe {
         }
     }
 
-    /// All peaks of a device that has nothing else to do.
+    /// Measures all peaks of an otherwise idle device.
     ///
     /// # Errors
     /// The device failed.
@@ -90,7 +90,7 @@ impl Probe {
         })
     }
 
-    /// The best rate of square GEMMs, 1e12 operations per second.
+    /// Measures the best rate of square GEMMs, in 1e12 operations per second.
     fn gemm_tflops<B: Kernels>(self, device: &B::Device, dtype: DType, gemms: GemmFormat) -> Result<f64, RunError> {
         let size = self.gemm_size;
         let random = || Tensor::<B, 2>::random([size, size], Distribution::Uniform(-1.0, 1.0), device).cast(dtype);
@@ -111,7 +111,7 @@ impl Probe {
         Ok(2.0 * (size as f64).powi(3) / seconds / 1e12)
     }
 
-    /// The best rate of two streaming passes, 1e12 bytes per second: one that reads and writes, and one that reads two and writes one.
+    /// Measures the best rate of two streaming passes, in 1e12 bytes per second: one reads and writes, the other reads two and writes one.
     fn copy_tb_s<B: Kernels>(self, device: &B::Device) -> Result<f64, RunError> {
         let elements = self.copy_bytes / size_of::<f32>();
         let x = Tensor::<B, 1>::ones([elements], device);
@@ -132,7 +132,7 @@ impl Probe {
         Ok(rate(written, 2).max(rate(added, 3)) / 1e12)
     }
 
-    /// Minimum seconds of one of the launches in `work`, after one round that does not count.
+    /// Measures the minimum seconds of a launch in `work`, after one round that does not count.
     fn min_seconds<B: Kernels>(self, device: &B::Device, mut work: impl FnMut()) -> Result<f64, RunError> {
         let mut minimum = f64::INFINITY;
         for round in 0..=ROUNDS {
@@ -148,8 +148,8 @@ impl Probe {
     }
 }
 
-/// Seconds of a GEMM on the device: the mean of a round, the minimum of the rounds after one that does not count. Only CUDA has GEMMs of
-/// 8-bit floats, and it can trace.
+/// Measures the seconds of a GEMM on the device: the mean of a round, and the minimum over the rounds after one that does not count. Only CUDA has
+/// GEMMs of 8-bit floats, and it can trace.
 fn min_traced_gemm<B: Kernels>(device: &B::Device, work: impl Fn()) -> Result<f64, RunError> {
     let mut minimum = f64::INFINITY;
     for round in 0..=ROUNDS {
@@ -186,7 +186,7 @@ fn of_backend<B: Kernels>(
     let mut gemms = Vec::new();
     for (format, dtype, kind) in formats(backend, profile) {
         let tflops = match device_work(|| probe.gemm_tflops::<B>(&device, dtype, kind)) {
-            // Not tried on every generation that should have them; the other peaks are worth having.
+            // Untested on some generations that should have them; the other peaks are still worth measuring.
             Err(error @ RunError::DeviceFailed { .. }) if kind == GemmFormat::Fp8 => {
                 print(&format!("{} GEMM: {error}", format.name()));
                 continue;
@@ -204,7 +204,7 @@ fn of_backend<B: Kernels>(
     Ok(MeasuredPeaks { backend, device, driver, measured_at, gemm_size, gemms, copy_tb_s })
 }
 
-/// What the backend multiplies on this machine.
+/// Returns the formats that the backend multiplies on this machine.
 fn formats(backend: BackendKind, profile: &HardwareProfile) -> Vec<(MathFormat, DType, GemmFormat)> {
     let half = [(FloatType::F16, MathFormat::F16, DType::F16), (FloatType::Bf16, MathFormat::Bf16, DType::BF16)];
     let half = half.into_iter().filter(|(format, ..)| compute_format(*format, backend).value == *format);
@@ -213,14 +213,14 @@ fn formats(backend: BackendKind, profile: &HardwareProfile) -> Vec<(MathFormat, 
     std::iter::once((MathFormat::F32, DType::F32, GemmFormat::Compute)).chain(half).chain(fp8).collect()
 }
 
-/// Whether the device that the backend computes on multiplies 8-bit floats.
+/// Returns whether the device that the backend computes on multiplies 8-bit floats.
 pub fn has_fp8(backend: BackendKind, profile: &HardwareProfile) -> bool {
     let capability = profile.cuda_card().and_then(|card| card.compute_capability);
     let has_them = |capability| HardwareKind::of_compute_capability(capability).has_fp8();
     backend == BackendKind::Cuda && capability.is_some_and(has_them)
 }
 
-/// Name and driver of the device that the backend computes on.
+/// Returns name and driver of the device that the backend computes on.
 fn key(backend: BackendKind, profile: &HardwareProfile) -> (String, String) {
     let card = match backend {
         BackendKind::Cuda => profile.cuda_card(),

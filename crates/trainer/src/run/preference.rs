@@ -1,7 +1,7 @@
-//! Pairs of answers in a step: their loss, and where the reference comes from.
+//! Pairs of answers in a step: their loss, and the source of the reference.
 //!
-//! Trade-off: the cross entropy of the chosen (ORPO, RPO) is a mean over the tokens of the whole step, the loss of the margin one over its
-//! pairs, so a step has two denominators.
+//! Trade-off: a step has two denominators. The cross entropy of the chosen (ORPO, RPO) is a mean over the tokens of the whole step, the loss of the
+//! margin a mean over its pairs.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use firebrick_model::{Decoder, LossOptions, ModelError, PairBatch, PairReference
 
 use crate::plan::{Plan, PlannedReference};
 
-/// What pairs are trained for, without what belongs to a set of documents.
+/// The objective of training on pairs, with the reference of one set of documents.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PairObjective {
     /// The loss of a pair.
@@ -23,7 +23,7 @@ pub struct PairObjective {
     pub reference: Reference,
 }
 
-/// Where the reference's log-probabilities of a set's answers come from.
+/// The source of the reference's log-probabilities for the answers of a set.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reference {
     /// The loss has none.
@@ -34,7 +34,7 @@ pub enum Reference {
     Cached(Arc<Vec<f32>>),
 }
 
-/// What a step divides by, over all micro-batches and ranks.
+/// The denominators of a step, over all micro-batches and ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepCounts {
     /// Targets that count in the loss.
@@ -46,7 +46,7 @@ pub struct StepCounts {
 }
 
 impl StepCounts {
-    /// Those of some micro-batches.
+    /// Counts those of some micro-batches.
     pub fn of(micro_batches: &[Batch]) -> Self {
         let mut counts = Self::default();
         for batch in micro_batches {
@@ -57,7 +57,7 @@ impl StepCounts {
         counts
     }
 
-    /// The sums.
+    /// Adds two counts.
     pub fn plus(self, other: Self) -> Self {
         Self {
             loss_tokens: self.loss_tokens + other.loss_tokens,
@@ -68,7 +68,7 @@ impl StepCounts {
 }
 
 impl PairObjective {
-    /// What a plan trains pairs for; `None` if it trains none. A reference that is computed before training is empty until then.
+    /// Returns the objective of a plan; `None` if it trains no pairs. A reference that is computed before training is empty until then.
     pub fn planned(plan: &Plan) -> Option<Self> {
         let section = &plan.preference.as_ref()?.value;
         let reference = match plan.reference.as_ref().map(|reference| reference.value) {
@@ -79,13 +79,13 @@ impl PairObjective {
         Some(Self { loss: section.pair_loss(), nll_weight: section.nll_weight(), reference })
     }
 
-    /// A batch of pairs on the device, with its reference.
+    /// Uploads a batch of pairs with its reference.
     ///
     /// # Errors
-    /// As [`Decoder::upload`].
+    /// Errors of [`Decoder::upload`].
     ///
     /// # Panics
-    /// If the batch is none of pairs, unless it is padding.
+    /// If the batch does not consist of pairs, unless it is padding.
     pub fn upload<B: Kernels>(&self, model: &Decoder<B>, batch: &Batch) -> Result<PairBatch<B>, ModelError> {
         let tokens = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
         let is_answer = batch.pairs.as_ref().and_then(|pairs| pairs.is_answer.as_deref());
@@ -106,8 +106,8 @@ impl PairObjective {
         Ok(PairBatch { batch: tokens, targets, reference })
     }
 
-    /// Forward and backward of a micro-batch of a step with these counts; `PairResult::numbers`, `[7]`. `loss_scale` is a factor
-    /// of the gradients alone.
+    /// Runs forward and backward of a micro-batch, in a step with these counts. Returns `PairResult::numbers`, `[7]`. `loss_scale` scales only the
+    /// gradients.
     pub fn loss_and_gradients<B: Kernels>(
         &self,
         model: &Decoder<B>,

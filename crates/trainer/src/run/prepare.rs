@@ -1,4 +1,4 @@
-//! Everything before the first weight is read: tokenizer, data, model config and the headers of its weight files, plan.
+//! Everything before the first weight is read: tokenizer, data, model config, headers of the weight files, and the plan.
 //!
 //! Trade-off: the data is read before the plan is made, because the plan depends on its size.
 
@@ -25,32 +25,32 @@ use crate::run::{chat_settings, data_sets, end_of_turn};
 
 /// A run that is ready to load its model.
 pub struct Prepared {
-    /// What was typed. The run only saves it; everything else reads the plan.
+    /// The recipe as typed. The run only saves it; everything else reads the plan.
     pub recipe: RunConfig,
-    /// What was decided.
+    /// The plan.
     pub plan: Plan,
     /// The model's config; its end-of-text tokens include those that end a turn in the data.
     pub model_config: ModelConfig,
-    /// What is saved next to the trained weights.
+    /// Files that are saved next to the trained weights.
     pub companions: Companions,
     /// The model's tokenizer.
     pub tokenizer: Tokenizer,
     /// When the run began, in seconds since 1970: the date that chat templates see.
     pub date: i64,
-    /// The folder that tokens are cached in; `None` where they are not.
+    /// The folder that caches tokens; `None` if none does.
     pub cache: Option<PathBuf>,
     /// Rows to train on.
     pub train: Arc<PackedDataset>,
-    /// What to evaluate on.
+    /// The data to evaluate on.
     pub evaluation: EvaluationSet,
     /// How the answers to sample prompts are chosen.
     pub sampling: ChosenSampling,
-    /// Sentences about the data, and about a machine that is not this one, to print.
+    /// Sentences to print about the data, and about a machine that is not this one.
     pub data_notes: Vec<String>,
 }
 
-/// As [`prepare`], for a plan of a new run that would begin now. Of a model on the Hub the weights are left there; an adapter to start from
-/// is fetched, because its shapes are checked.
+/// Prepares the plan of a new run that would begin now, as [`prepare`] does. The weights of a model on the Hub are not downloaded; an adapter to
+/// start from is, because its shapes are checked.
 pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) -> Result<Prepared, RunError> {
     check_start(&recipe)?;
     prepare(recipe, now(), world_size, request, Need::Description)
@@ -76,8 +76,8 @@ pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
     }
 }
 
-/// Reads the data and makes the plan of a run of `world_size` processes that began at `date` (seconds since 1970), which chat templates see,
-/// on the machine and with the liberties of `request`.
+/// Reads the data and makes the plan of a run of `world_size` processes that began at `date` (seconds since 1970; chat templates see it), on the
+/// machine and with the exceptions of `request`.
 ///
 /// # Errors
 /// Anything wrong with the recipe, the tokenizer, the data, the model's config or the machine.
@@ -92,14 +92,14 @@ pub fn prepare(
     let folder = found.folder;
     let mut model_config = ModelConfig::read(&folder)?;
     let (weights, no_weights) = match check_model(&recipe, &folder, &model_config, found.missing_bytes == 0) {
-        // A plan needs none; what is wrong with weights that are there is said now.
+        // A plan needs no weights; errors in weights that are present are reported now.
         Err(RunError::Model(error @ ModelError::NotThere { .. })) if need == Need::Description => (None, Some(error)),
         weights => (weights?, None),
     };
     let tokenizer = data_sets::tokenizer(&recipe, &folder, date)?;
     let mut planned = with_new_tokens(&recipe, &tokenizer, &mut model_config)?;
-    // A new run was refused before this if its adapter is not there. A resumed one needs it only as the reference of a
-    // preference loss, and looks for it then.
+    // A new run with a missing adapter was refused earlier. A resumed run needs the adapter only as the reference of a preference loss, and looks for
+    // it then.
     let from = recipe.fetch_adapter(need, Console::QUIET).ok().flatten();
     let start_note = from.as_deref().and_then(|from| start_note(from, &planned, &folder));
     if let Some((lora, from)) = planned.lora.as_mut().zip(from) {
@@ -132,9 +132,9 @@ pub fn prepare(
     let inputs =
         PlanInputs { config: &planned, profile: &profile, model: &model_config, data: &shape, world_size, request };
     let mut plan = Plan::resolve(inputs)?;
-    // The recipe may name it by its id.
+    // The recipe may name the model by its id.
     plan.model_folder.value.clone_from(&folder);
-    // The disk of another machine is not known.
+    // The disk of another machine is unknown.
     let of_disk = if profile.named.is_none() { plan.check_disk()? } else { None };
     plan.warnings.extend(of_disk);
     data_notes.extend(weights.and_then(|weights| base_note(&weights, &model_config, &plan)));
@@ -171,14 +171,14 @@ pub fn prepare(
     })
 }
 
-/// The text of the chat template, if the recipe chose it.
+/// Returns the text of the chat template if the recipe chose it.
 fn chosen_template(recipe: &RunConfig, tokenizer: &Tokenizer) -> Result<Option<String>, RunError> {
     let template = recipe.data.chat_template.as_ref().map(|_| tokenizer.chat_template()).transpose()?;
     Ok(template.map(|template| template.source().to_owned()))
 }
 
-/// Refuses settings of the adapter and weight files that do not fit the model, before data is read, which may take long. Returns the
-/// weights that the run starts from, if they are here.
+/// Refuses adapter settings and weight files that do not fit the model, before the data is read, which may take long. Returns the weights that the
+/// run starts from, if they are here.
 fn check_model(
     recipe: &RunConfig,
     folder: &Path,
@@ -201,8 +201,7 @@ fn check_model(
     }
 }
 
-/// A note on an adapter whose base has another id of the Hub than the model in `folder`; only shapes are a reason to refuse it. Paths are
-/// not compared.
+/// Returns a note if the adapter's base has another Hub id than the model in `folder`; only shapes are a reason to refuse it. Paths are not compared.
 fn start_note(from: &Path, planned: &RunConfig, folder: &Path) -> Option<String> {
     let name = planned.lora.as_ref()?.init_from.clone()?;
     let made_for = read_adapter_config(from).ok()?.base_model_name_or_path?;
@@ -212,7 +211,7 @@ fn start_note(from: &Path, planned: &RunConfig, folder: &Path) -> Option<String>
     differs.then(|| format!("adapter: {name} was made for {made_for}, and this run trains on {base}"))
 }
 
-/// What becomes of weights that the folder stores quantized; `None` for an unquantized folder.
+/// Returns a note on how quantized weights of the folder are used; `None` for an unquantized folder.
 fn base_note(weights: &HfFolder, model_config: &ModelConfig, plan: &Plan) -> Option<String> {
     let stored = weights.quantized_weights();
     let count: usize = stored.values().sum();
@@ -242,11 +241,11 @@ fn base_note(weights: &HfFolder, model_config: &ModelConfig, plan: &Plan) -> Opt
     Some(note)
 }
 
-/// Gives the model the rows of the tokens that the tokenizer got, and the recipe's adapter these rows to train. Returns the recipe that
-/// the plan sees; what was typed stays as it is.
+/// Adds rows to the model for the tokens that were added to the tokenizer, and makes the recipe's adapter train them. Returns the recipe that the
+/// plan sees; the typed one stays as it is.
 ///
 /// # Errors
-/// A tokenizer that had more tokens than the model has rows, or `lora.modules_to_save` that names one of two tables that are one.
+/// The tokenizer already had more tokens than the model has rows, or `lora.modules_to_save` names one of two tied tables.
 fn with_new_tokens(recipe: &RunConfig, tokenizer: &Tokenizer, model: &mut ModelConfig) -> Result<RunConfig, RunError> {
     let ids: Vec<usize> = tokenizer.new_tokens().iter().map(|token| token.id as usize).collect();
     let (tokens, rows) = (ids.first().copied().unwrap_or(tokenizer.vocab_size()), model.spec.vocab_size);
@@ -259,7 +258,7 @@ fn with_new_tokens(recipe: &RunConfig, tokenizer: &Tokenizer, model: &mut ModelC
     Ok(planned)
 }
 
-/// Checks that an adapter folder which has a tokenizer gives the new tokens the ids that they have here: its rows are theirs.
+/// Checks that an adapter folder with a tokenizer assigns the new tokens the same ids as here, since its rows belong to its ids.
 ///
 /// # Errors
 /// A tokenizer that cannot be read, or that gives one of them another id.
@@ -283,15 +282,15 @@ fn check_adapter_tokens(adapter: &Path, tokenizer: &Tokenizer) -> Result<(), Run
     Ok(())
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 pub fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64)
 }
 
-/// How the recipe puts documents into rows.
+/// Returns how the recipe packs documents into rows.
 pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer) -> PackOptions {
     let defaults = PackOptions::new(config.max_seq_len);
-    // Groups of several micro-batches, so that chance still decides which rows share a micro-batch.
+    // A group has several micro-batches, so that chance still decides which rows share a micro-batch.
     let length_group = defaults.length_group.map(|rows| rows.max(4 * config.train.micro_batch_size));
     PackOptions {
         pack: config.pack,

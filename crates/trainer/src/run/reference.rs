@@ -1,10 +1,9 @@
-//! Log-probabilities of a preference loss's reference, computed before training where the model cannot be its own reference later: every
-//! weight trains, or the adapter did not start at zero.
+//! Computes the log-probabilities of a preference loss's reference before training, if the model cannot be its own reference later: every weight
+//! trains, or the adapter did not start at zero.
 //!
-//! They lie next to the tokens in the cache, under a key of everything that they depend on: the documents, the content
-//! of the weights, the description of the model, and what `state/reference_identity.rs` lists. All ranks take turns at
-//! the batches.
-//! Trade-off: of a model with random weights, and of data too small to be cached, they are computed by every run.
+//! They are cached next to the tokens, under a key of everything that they depend on: the documents, the content of the weights, the description of
+//! the model, and the fields of `state/reference_identity.rs`. All ranks take turns at the batches.
+//! Trade-off: for a model with random weights, and for data too small to be cached, every run computes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,12 +27,12 @@ use crate::run::step::Trainer;
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::storage::{StorageError, write_atomically};
 
-/// Raised when the same inputs give other log-probabilities.
+/// Incremented when the same inputs give other log-probabilities.
 const VERSION: u64 = 2;
 const MAGIC: &[u8; 8] = b"FBREFLP1";
 
-/// Computes those of this reference, for the rows to train on and those to evaluate on; nothing where there is none to
-/// compute. Returns the file in which those of the rows to train on were found, if they were.
+/// Computes the log-probabilities for the rows to train on and those to evaluate on, if the reference needs them. Returns the file in which those of
+/// the training rows were found, if they were.
 ///
 /// # Errors
 /// The adapter to start from cannot be read, the cache cannot be written, or a rank is gone.
@@ -64,27 +63,27 @@ pub(super) fn prepare<B: Kernels>(
 /// Log-probabilities of a set, and the file in which they were found.
 type FoundSums = (Arc<Vec<f32>>, Option<PathBuf>);
 
-/// How a set's log-probabilities are computed.
+/// A pass that computes a set's log-probabilities.
 struct ReferencePass<'a, B: Kernels> {
     /// The model before its first step.
     trainer: &'a mut Trainer<B>,
     /// Names the adapter that the run starts from.
     plan: &'a Plan,
-    /// Where they are kept, and the hash of the model that they come from; `None`: nowhere.
+    /// The cache folder, and the hash of the model that the sums come from; `None` if they are not cached.
     cache: Option<(&'a Path, Xxh3)>,
-    /// Whether the trainer has the matrices of the adapter that the run starts from.
+    /// Whether the trainer has loaded the matrices of the adapter that the run starts from.
     is_adapter_loaded: bool,
-    /// Where it is said.
+    /// The console that shows the progress.
     console: Console,
 }
 
 impl<B: Kernels> ReferencePass<'_, B> {
-    /// One sum per document, over the targets of its answer, and the file in which they were found, if they were.
+    /// Returns one sum per document, over the targets of its answer, and the file in which the sums were found, if they were.
     fn of(&mut self, rows: &Arc<PackedDataset>, rows_per_batch: usize) -> Result<FoundSums, RunError> {
         let file = self.file(rows);
         let documents = rows.documents().len();
         let found = file.as_deref().and_then(|file| read(file, documents));
-        // Every rank computes, or none: they may see different folders.
+        // Either all ranks compute or none: they may see different folders.
         let missing = self.trainer.ranks.all_reduce_count(u64::from(found.is_none()))?;
         if let (Some(sums), 0) = (found, missing) {
             let shown = file.as_deref().unwrap_or(Path::new("")).display();
@@ -107,7 +106,7 @@ impl<B: Kernels> ReferencePass<'_, B> {
         Ok((Arc::new(sums), None))
     }
 
-    /// The file of these rows; `None` where nothing is cached.
+    /// Returns the cache file of these rows; `None` if nothing is cached.
     fn file(&self, rows: &PackedDataset) -> Option<PathBuf> {
         let (folder, mut key) = self.cache.clone()?;
         let documents = rows.documents();
@@ -133,7 +132,7 @@ impl<B: Kernels> ReferencePass<'_, B> {
     }
 }
 
-/// A hash of the model before its first step and of the backend, to which that of the documents is added.
+/// Hashes the model before its first step and the backend; the hash of the documents is added to it.
 fn key_of_model(prepared: &Prepared, identity: &ReferenceIdentity, weights: u64) -> Xxh3 {
     let identity = serde_json::to_vec(identity).expect("an identity of plain fields is expressible as JSON");
     let model = format!("{:?} {}", prepared.model_config.spec, prepared.plan.backend.value);
@@ -144,7 +143,7 @@ fn key_of_model(prepared: &Prepared, identity: &ReferenceIdentity, weights: u64)
     key
 }
 
-/// The documents of a batch. The adapter takes part: it is as it is before the first step.
+/// Scores the documents of a batch. The adapter takes part, as it is before the first step.
 fn score<B: Kernels>(model: &Decoder<B>, batch: &Batch, chunk_tokens: usize, sums: &mut [f32]) -> Result<(), RunError> {
     let tokens = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
     let is_answer = batch.pairs.as_ref().and_then(|pairs| pairs.is_answer.as_deref());
@@ -157,7 +156,7 @@ fn score<B: Kernels>(model: &Decoder<B>, batch: &Batch, chunk_tokens: usize, sum
     Ok(())
 }
 
-/// The sums of all ranks, of which each has its own documents and zeros.
+/// Combines the sums of all ranks; each has those of its own documents, and zeros for the others.
 fn over_ranks<B: Kernels>(sums: Vec<f32>, ranks: &Ranks, device: &B::Device) -> Result<Vec<f32>, RunError> {
     if ranks.world_size() == 1 {
         return Ok(sums);
@@ -168,7 +167,7 @@ fn over_ranks<B: Kernels>(sums: Vec<f32>, ranks: &Ranks, device: &B::Device) -> 
     Ok(all.into_data().iter::<f32>().collect())
 }
 
-/// The stored sums; `None` where there is no such file, or another one.
+/// Reads the stored sums; `None` if the file is missing or belongs to something else.
 fn read(file: &Path, documents: usize) -> Option<Vec<f32>> {
     let bytes = fs::read(file).ok()?;
     let (magic, rest) = bytes.split_at_checked(MAGIC.len())?;

@@ -1,4 +1,4 @@
-//! How answers are sampled: what the user typed, then what the folder's `generation_config.json` says, then greedy.
+//! Chooses how answers are sampled: as the user typed, else as the folder's `generation_config.json` says, else greedily.
 //!
 //! A run and `generate` read the same keys and start with the same seed, and the file travels with the result, so both write the same text.
 //! Trade-off: the answers of an evaluation are greedy whatever the folder says, since a measure must not depend on chance.
@@ -10,43 +10,43 @@ use firebrick_model::{FolderSampling, Sampler, Sampling};
 
 use crate::error::RunError;
 
-/// The seed of samples where none was typed.
+/// The seed of samples if none was typed.
 pub const SEED: u64 = 0;
 
-/// Where the sampling came from and what was left out, to print.
+/// The chosen sampling, its source, and the settings that were left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChosenSampling {
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// Seed of the random stream.
     pub seed: u64,
-    /// Whether the folder's file says anything that was not overridden.
+    /// Whether the folder's file sets anything that was not overridden.
     from_folder: bool,
     not_applied: Vec<&'static str>,
 }
 
-/// What a user may type instead of what the folder says.
+/// Settings that a user may type to override those of the folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TypedSampling {
-    /// As in [`Sampling`].
+    /// Overrides `Sampling::temperature`.
     pub temperature: Option<f32>,
-    /// As in [`Sampling`].
+    /// Overrides `Sampling::top_p`.
     pub top_p: Option<f32>,
-    /// As in [`Sampling`].
+    /// Overrides `Sampling::top_k`.
     pub top_k: Option<usize>,
-    /// As in [`Sampling`].
+    /// Overrides `Sampling::min_p`.
     pub min_p: Option<f32>,
-    /// As in [`Sampling`].
+    /// Overrides `Sampling::repetition_penalty`.
     pub repetition_penalty: Option<f32>,
     /// Default [`SEED`].
     pub seed: Option<u64>,
 }
 
 impl ChosenSampling {
-    /// The sampling of a result: of the adapter's folder where it has the file, otherwise of the model's; typed keys take precedence.
+    /// Resolves the sampling of a result: from the adapter's folder if it has the file, otherwise from the model's; typed keys take precedence.
     ///
     /// # Errors
-    /// A file that cannot be read or has values that cannot be; typed values that cannot be, or that a greedy choice ignores.
+    /// A file that cannot be read or has invalid values; typed values that are invalid, or that greedy decoding ignores.
     pub fn resolve(model: &Path, adapter: Option<&Path>, typed: TypedSampling) -> Result<Self, RunError> {
         let of_adapter = adapter.map(FolderSampling::read).transpose()?.flatten();
         let found = match of_adapter {
@@ -77,7 +77,7 @@ impl ChosenSampling {
         Ok(Self { sampling: chosen, seed: seed.unwrap_or(SEED), from_folder, not_applied })
     }
 
-    /// A sampler at the beginning of its random stream.
+    /// Creates a sampler at the beginning of its random stream.
     ///
     /// # Panics
     /// Never: the values were checked.
@@ -85,7 +85,7 @@ impl ChosenSampling {
         self.sampler_at(0)
     }
 
-    /// The same for a turn of a conversation, counted from 0: each has a random stream of its own.
+    /// Creates the sampler for a turn of a conversation, counted from 0: each turn has a separate random stream.
     ///
     /// # Panics
     /// Never: the values were checked.
@@ -93,7 +93,7 @@ impl ChosenSampling {
         Sampler::new(self.sampling, self.seed.wrapping_add(turn)).expect("the values were checked")
     }
 
-    /// What is done because the folder says so, and what is not, in a sentence; `None` if it says nothing.
+    /// Returns a sentence about which settings of the folder are applied and which are not; `None` if it sets nothing.
     pub fn note(&self) -> Option<String> {
         let not_applied = match self.not_applied.as_slice() {
             [] => String::new(),

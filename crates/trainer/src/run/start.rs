@@ -1,4 +1,4 @@
-//! The state that a run starts with: evaluated before its first step, or restored from a checkpoint.
+//! Creates the state that a run starts with: evaluated before its first step, or restored from a checkpoint.
 //!
 //! Trade-off: a new run is evaluated before it trains, which costs an evaluation and shows what training changed.
 
@@ -26,7 +26,7 @@ use crate::state::reference_identity::ReferenceIdentity;
 use crate::state::resume_point::ResumePoint;
 use crate::state::run_folder::RunFolder;
 
-/// Where a run begins.
+/// The place where a run begins.
 pub(super) enum Place {
     /// At its first step, in a new folder.
     New(RunFolder),
@@ -35,7 +35,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// The checkpoint that a resumed run continues from.
+    /// Returns the checkpoint that a resumed run continues from.
     pub(super) fn checkpoint(&self) -> Option<&Path> {
         match self {
             Self::New(_) => None,
@@ -43,7 +43,7 @@ impl Place {
         }
     }
 
-    /// The run folder.
+    /// Returns the run folder.
     pub(super) fn folder(&self) -> &RunFolder {
         match self {
             Self::New(folder) => folder,
@@ -51,8 +51,7 @@ impl Place {
         }
     }
 
-    /// Compares the reference of a preference loss with that of the checkpoint. Returns a note where the checkpoint
-    /// does not say it.
+    /// Compares the reference of a preference loss with that of the checkpoint. Returns a note if the checkpoint does not record it.
     pub(super) fn check_reference(&self, now: Option<&ReferenceIdentity>) -> Result<Option<&'static str>, RunError> {
         match self {
             Self::New(_) => Ok(None),
@@ -61,7 +60,7 @@ impl Place {
     }
 }
 
-/// Where a run starts.
+/// The starting point of a run.
 pub(super) struct Start {
     /// The run folder, with recipe and plan in it.
     pub(super) folder: RunFolder,
@@ -72,8 +71,7 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Evaluates a new run, or gives the trainer the tensors of a checkpoint. `reference` is that of the run's
-    /// preference loss.
+    /// Evaluates a new run, or restores the trainer from a checkpoint. `reference` is that of the run's preference loss.
     ///
     /// # Errors
     /// A checkpoint that does not belong to this run, or a folder that cannot be written.
@@ -115,13 +113,13 @@ fn save_texts(folder: &RunFolder, prepared: &Prepared, ranks: &Ranks) -> Result<
     Ok(folder.write("plan.toml", &prepared.plan.to_toml())?)
 }
 
-/// The state before the first step: evaluated and sampled, unless the plan leaves that out.
+/// Returns the state before the first step: evaluated and sampled, unless the plan leaves that out.
 fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: Console) -> Result<RunState, RunError> {
     let (mut before, mut samples_before) = (Evaluation::default(), Vec::new());
     if prepared.plan.eval_on_start.value {
         before = evaluated(prepared, trainer, console)?;
         console.evaluation("before training", &before);
-        // A pass over weights that ranks divide is one of all ranks.
+        // A pass over divided weights involves all ranks.
         if trainer.ranks.is_main() || trainer.model.is_divided() {
             samples_before = sample(prepared, &trainer.model)?;
         }
@@ -148,7 +146,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
     })
 }
 
-/// Evaluates, and shows where it is.
+/// Evaluates, and shows the progress.
 fn evaluated<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: Console) -> Result<Evaluation, RunError> {
     let stage = Arc::new(Mutex::new(None));
     let shown = Arc::clone(&stage);
@@ -166,7 +164,7 @@ fn evaluated<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: Con
     Ok(evaluation.expect("an evaluation that nothing stops has a result"))
 }
 
-/// Gives the trainer the tensors of a checkpoint, after comparing the base model with the saved one by content.
+/// Restores the trainer from a checkpoint, after comparing the base model with the saved one by content.
 fn continue_from<B: Kernels>(
     point: ResumePoint,
     prepared: &Prepared,
@@ -197,7 +195,7 @@ fn continue_from<B: Kernels>(
     Ok((folder, state))
 }
 
-/// Answers to the plan's sample prompts, chosen as the model's folder says.
+/// Answers the plan's sample prompts, sampling as the model's folder says.
 ///
 /// # Errors
 /// A prompt that the chat template refuses, or logits that are not finite.
@@ -208,7 +206,7 @@ pub(super) fn sample<B: Kernels>(prepared: &Prepared, model: &Decoder<B>) -> Res
     let encoded: Vec<Vec<u32>> = prompts.map(|text| encode_prompt(tokenizer, text, chat)).collect::<Result<_, _>>()?;
     let (new, sampler) = (plan.max_new_tokens.value, prepared.sampling.sampler());
     let answers = continue_prompts(model, tokenizer, (&encoded, chat), new, sampler, BatchLimits::NONE);
-    // The steps that may follow cannot use memory of these sizes.
+    // The steps that follow cannot reuse buffers of these sizes.
     B::release_memory(model.device());
     answers
 }

@@ -1,8 +1,8 @@
-//! One optimizer step, from host batches to updated parameters. Nothing of this step is waited for here.
+//! One optimizer step, from host batches to updated parameters. Nothing here waits for this step's own work.
 //!
-//! The loss is the sum over all loss tokens of the step divided by their number, over every micro-batch and every rank, so 8 rows at
-//! once and 8 rows one by one give the same update. Gradients are summed in f32, reduced over ranks during the last micro-batch,
-//! clipped to a global norm, and passed to the optimizer. In float16 the loss is multiplied by a dynamic scale.
+//! The loss is the sum over all loss tokens of the step divided by their number, over every micro-batch and every rank, so 8 rows at once and 8 rows
+//! one by one give the same update. Gradients are summed in f32, reduced over ranks during the last micro-batch, clipped to a global norm, and passed
+//! to the optimizer. In float16 the loss is multiplied by a dynamic scale.
 //! Trade-off: the number of loss tokens is agreed on before the first forward pass, which costs one small reduction.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use crate::error::RunError;
 use crate::metrics::PairMetrics;
 use crate::run::preference::{PairObjective, StepCounts};
 
-/// What trains, and how one step is taken.
+/// A model with everything needed to train it step by step.
 pub struct Trainer<B: Kernels> {
     /// The model.
     pub model: Decoder<B>,
@@ -31,13 +31,13 @@ pub struct Trainer<B: Kernels> {
     pub schedule: Schedule,
     /// The processes that train together.
     pub ranks: Ranks,
-    /// What is divided over them (ZeRO).
+    /// What the ranks divide (ZeRO).
     pub zero_stage: ZeroStage,
-    /// What the forward pass saves, and where. A seed of dropout is the run's: those of micro-batches follow from it.
+    /// What the forward pass saves, and where. Its dropout seed is that of the run; those of micro-batches follow from it.
     pub pass: PassOptions,
     /// Rows of logits at a time.
     pub loss_chunk_tokens: usize,
-    /// What pairs of answers are trained for; `None`: the cross entropy of single documents.
+    /// The objective for pairs of answers; `None`: the cross entropy of single documents.
     pub pairs: Option<PairObjective>,
 }
 
@@ -52,7 +52,7 @@ pub struct StepOutcome {
     nll_weight: f64,
     /// The learning rate that was used.
     pub learning_rate: f64,
-    /// Gradient norm, the loss sum or the sums of pairs, and the loss scale where there is one.
+    /// Gradient norm, the loss sum or the sums of pairs, and the loss scale if there is one.
     numbers: Readback,
     restore_wait: Option<Readback>,
     comm_wait: Option<Readback>,
@@ -62,9 +62,9 @@ pub struct StepOutcome {
 /// The numbers of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepNumbers {
-    /// Mean cross entropy over the loss tokens of all ranks; of pairs, their mean loss.
+    /// Mean cross entropy over the loss tokens of all ranks; for pairs, their mean loss.
     pub loss: f32,
-    /// What is reported of pairs.
+    /// The reported numbers of pairs.
     pub pairs: Option<PairMetrics>,
     /// Global norm of the gradients before clipping, without the loss scale.
     pub grad_norm: f32,
@@ -74,12 +74,12 @@ pub struct StepNumbers {
     pub restore_wait_ms: f32,
     /// Milliseconds for which the device waited for other ranks; `None` with one rank, or where it is not measured.
     pub comm_wait_ms: Option<f32>,
-    /// Milliseconds of operations between devices; `None` as above.
+    /// Milliseconds of operations between devices; `None` under the same conditions.
     pub comm_ms: Option<f32>,
 }
 
 impl StepOutcome {
-    /// The numbers. Waits for the end of this step on the device, not for later ones where the backend can distinguish them.
+    /// Reads the numbers. Waits for the end of this step on the device, but not for later steps if the backend can distinguish them.
     pub fn read(self) -> StepNumbers {
         let numbers = self.numbers.wait();
         let counts = self.counts;
@@ -104,7 +104,7 @@ impl StepOutcome {
 }
 
 impl StepNumbers {
-    /// Whether the gradients overflowed under the loss scale, so that the step changed nothing but the scale.
+    /// Returns whether the gradients overflowed under the loss scale, so that the step changed only the scale.
     pub fn was_skipped(&self) -> bool {
         self.loss_scale.is_some() && !self.grad_norm.is_finite()
     }
@@ -128,11 +128,11 @@ impl<B: Kernels> Trainer<B> {
         self.step_of(micro_batches, counts)
     }
 
-    /// As [`Trainer::step`], for a step whose ranks have agreed that it has these counts.
+    /// Takes a step as [`Trainer::step`] does, after the ranks have agreed on these counts.
     pub fn step_of(&mut self, micro_batches: &[Batch], counts: StepCounts) -> Result<StepOutcome, RunError> {
         assert!(counts.loss_tokens > 0, "a step needs at least one loss token");
         assert!(self.pairs.is_none() || counts.pairs > 0, "a step of preference training needs a pair");
-        // Waits of an evaluation before this step are not the step's.
+        // Waits of an evaluation before this step do not belong to the step.
         drop(B::device_time(self.model.device(), DeviceTime::RankWait));
         let loss_scale = self.optimizer.loss_scale();
         let owners = self.owners();
@@ -148,11 +148,11 @@ impl<B: Kernels> Trainer<B> {
             (loss_sum, sink.finish()?)
         };
 
-        // With loss scaling this waits for the preceding step: the forward and backward passes above are queued by now.
+        // With loss scaling this waits for the preceding step; the forward and backward passes above are already queued.
         let learning_rate = self.schedule.rate(self.optimizer.next_update());
         let (loss_sum, report) = self.update(loss_sum, gradients, owners, learning_rate)?;
         let sums: Vec<Tensor<B, 1>> = match self.pairs {
-            // The loss scale is in the weights of their targets only.
+            // The loss scale is only in the weights of the targets.
             Some(_) => (0..PAIR_NUMBERS).map(|number| loss_sum.clone().narrow(0, number, 1)).collect(),
             None => vec![loss_scale.into_iter().fold(loss_sum, Tensor::div)],
         };
@@ -172,17 +172,17 @@ impl<B: Kernels> Trainer<B> {
         })
     }
 
-    /// Whether a rank has only its share of the gradients.
+    /// Returns whether a rank has only its share of the gradients.
     fn divides_gradients(&self) -> bool {
         self.zero_stage.divides_gradients() && self.ranks.world_size() > 1
     }
 
-    /// The rank that updates each parameter, by name, where ranks divide that; else none.
+    /// Returns the rank that updates each parameter, by name, if ranks divide the updates; else nothing.
     fn owners(&self) -> BTreeMap<Arc<str>, usize> {
         if self.optimizer.is_partial() { self.ranks.owners(&self.model.parameters()) } else { BTreeMap::new() }
     }
 
-    /// Forward and backward of all micro-batches: the sum of the cross entropies times the loss scale, or the sums of pairs.
+    /// Runs forward and backward of all micro-batches. Returns the sum of the cross entropies times the loss scale, or the sums of pairs.
     fn micro_batches(
         &self,
         micro_batches: &[Batch],
@@ -213,7 +213,7 @@ impl<B: Kernels> Trainer<B> {
         Ok(sum.expect("a step has a micro-batch"))
     }
 
-    /// Sums the loss over all ranks, updates what this rank updates, and gives it to the others.
+    /// Sums the loss over all ranks, updates this rank's parameters, and broadcasts them to the other ranks.
     fn update(
         &mut self,
         loss_sum: Tensor<B, 1>,
@@ -240,7 +240,7 @@ impl<B: Kernels> Trainer<B> {
             let loss_sum = self.ranks.all_reduce_scalar(loss_sum)?;
             (loss_sum, self.optimizer.step(self.model.parameters_mut(), gradients, learning_rate))
         };
-        // What is divided stays on its rank.
+        // Divided weights stay on their rank.
         owners.retain(|name, _| !self.model.divides(name));
         let shared = self.model.parameters_mut().into_iter();
         let shared = shared.filter_map(|parameter| {
@@ -252,8 +252,8 @@ impl<B: Kernels> Trainer<B> {
         Ok((loss_sum, report))
     }
 
-    /// What the masks of a micro-batch of the coming step follow from: the run's seed, the step, and the number of the micro-batch over all
-    /// ranks. Nothing of it is state, so a resumed run has the masks of one that was not interrupted.
+    /// Returns the seed of a micro-batch's masks in the coming step. It follows from the run's seed, the step, and the number of the micro-batch over
+    /// all ranks; none of it is state, so a resumed run has the masks of an uninterrupted one.
     fn dropout_seed(&self, micro_batch: usize) -> Option<u64> {
         let seed = self.pass.dropout_seed?;
         let micro_batch = micro_batch * self.ranks.world_size() + self.ranks.rank();
@@ -262,13 +262,13 @@ impl<B: Kernels> Trainer<B> {
     }
 }
 
-/// A weight `[1]` for each of `count` targets. The loss scale is a weight, so that it stays on the device: the loss multiplies it with one
-/// over the loss tokens in f32 before anything is rounded to the compute format.
+/// Repeats a weight `[1]` for each of `count` targets. The loss scale is a weight, so that it stays on the device: the loss multiplies it by one over
+/// the loss tokens in f32 before anything is rounded to the compute format.
 fn repeated<B: Kernels>(weight: &Tensor<B, 1>, count: usize) -> Tensor<B, 1> {
     Tensor::ones([count], &weight.device()).mul(weight.clone())
 }
 
-/// Reads one f32 back from the device: waits for everything that was queued before it.
+/// Reads one f32 back from the device, waiting for everything queued before it.
 pub fn scalar<B: Kernels>(tensor: Tensor<B, 1>) -> f32 {
     tensor.into_data().convert::<f32>().to_vec::<f32>().expect("the value was just converted to f32")[0]
 }

@@ -1,4 +1,4 @@
-//! Text of tokens that come one at a time: what each of them adds, once it is whole characters.
+//! Decodes tokens that come one at a time: returns the text that each adds, as soon as it is whole characters.
 //!
 //! A token may be part of a character, and the text of a token may depend on those before it, so a window of the last tokens is decoded
 //! with each new one.
@@ -6,10 +6,10 @@
 
 use firebrick_data::{DataError, Tokenizer};
 
-/// What a character that is not whole yet decodes to.
+/// The decoded text of an incomplete character.
 const REPLACEMENT: char = '\u{fffd}';
 
-/// See the head of this file.
+/// Decodes a stream of tokens with a window of the last ones.
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     tokens: Vec<u32>,
@@ -21,12 +21,12 @@ pub struct TextStream<'a> {
 }
 
 impl<'a> TextStream<'a> {
-    /// No text yet.
+    /// Creates an empty stream.
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
         Self { tokenizer, tokens: Vec::new(), start: 0, next: 0, returned: String::new() }
     }
 
-    /// The text that a token adds; empty while a character is not whole. Special tokens have none.
+    /// Adds a token and returns its text; empty while a character is incomplete. Special tokens have no text.
     ///
     /// # Errors
     /// The tokenizer cannot decode the tokens.
@@ -43,7 +43,7 @@ impl<'a> TextStream<'a> {
         Ok(added.to_owned())
     }
 
-    /// The text of all tokens, and the end of it that was not returned.
+    /// Returns the text of all tokens, and the end of it that was not returned yet.
     ///
     /// # Errors
     /// The tokenizer cannot decode the tokens.

@@ -1,7 +1,7 @@
-//! What the ranks of a run settle with each other: what they are about to do, where they start, and that their weights are the same.
+//! Agreement between the ranks of a run: on what they are about to do, where they start, and that their weights are the same.
 //!
-//! Rank 0 decides what only one can decide: the date of the run, its folder, the checkpoint to continue from. With one rank all of this
-//! is nothing.
+//! Rank 0 decides what only one rank can decide: the date of the run, its folder, and the checkpoint to continue from. With one rank none of this
+//! does anything.
 //! Trade-off: a resumed run reads its checkpoint on every rank, so all machines see it under the same path.
 
 use std::collections::BTreeSet;
@@ -29,16 +29,16 @@ use crate::state::resume_point::{ResumeFrom, ResumePoint};
 use crate::state::run_folder::RunFolder;
 use crate::storage::StorageError;
 
-/// How long a rank may take to end by itself once another one is lost.
+/// The time that a rank may take to end by itself once another one is lost.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// How long a rank looks for a file of rank 0: a network file system may show it a little later.
+/// The time that a rank waits for a file of rank 0: a network file system may show it a little later.
 const SEEN_WITHIN: Duration = Duration::from_secs(5);
 
-/// Keys of a recipe that name places, which may differ between machines: what lies there is compared.
+/// Keys of a recipe that name places, which may differ between machines; their contents are compared instead.
 const PLACES: [&str; 7] = ["model", "output_dir", "path", "eval_path", "cache", "init_from", "chat_template"];
 
-/// Where rank 0 starts, for the others.
+/// The start of rank 0, for the others.
 #[derive(Debug, Serialize, Deserialize)]
 struct SharedStart {
     date: i64,
@@ -46,10 +46,10 @@ struct SharedStart {
     resumed: Option<(PathBuf, String, PathBuf)>,
 }
 
-/// The date of the run and the checkpoint that it continues from, as rank 0 finds them.
+/// Returns the date of the run and the checkpoint that it continues from, as rank 0 finds them.
 ///
 /// # Errors
-/// As [`ResumePoint::open`]; a checkpoint that this rank cannot see; a rank is gone.
+/// Errors of [`ResumePoint::open`]; a checkpoint that this rank cannot see; a rank is gone.
 pub(super) fn start_of(
     ranks: &Ranks,
     config: &RunConfig,
@@ -79,8 +79,7 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Refuses ranks that do not see the folder of rank 0 or cannot write to it, where each of them writes its part of the
-/// checkpoints.
+/// Refuses ranks that cannot see the folder of rank 0, or cannot write to it if each rank writes its part of the checkpoints.
 ///
 /// # Errors
 /// The first such rank, the same on all ranks; rank 0 cannot write to the folder; a rank is gone.
@@ -94,7 +93,7 @@ pub(super) fn agree_on_folder(ranks: &Ranks, plan: &Plan, resumed: Option<&Resum
         fs::create_dir_all(&folder)?;
         firebrick_files::temporary_in(&folder, ".seen-by-all-ranks-", "")
     };
-    // It is there until this function returns.
+    // The mark exists until this function returns.
     let mark = ranks.is_main().then(mark).transpose();
     let mark = mark.map_err(|source| StorageError::NotWritable { path: folder.clone(), source })?;
     let own = mark.as_ref().map(|mark| (folder, mark.path().file_name().map(PathBuf::from).unwrap_or_default()));
@@ -104,7 +103,7 @@ pub(super) fn agree_on_folder(ranks: &Ranks, plan: &Plan, resumed: Option<&Resum
     compare_access(ranks, [is_seen, is_writable], folder, stage)
 }
 
-/// Refuses a folder that one of the ranks does not see, or cannot write to.
+/// Refuses a folder that a rank cannot see or write to.
 fn compare_access(ranks: &Ranks, access: [bool; 2], folder: PathBuf, stage: ZeroStage) -> Result<(), RunError> {
     let all = ranks.all_gather_numbers("output_dir", access.map(u64::from))?;
     match all.iter().enumerate().find(|(_, access)| access.contains(&0)) {
@@ -124,7 +123,7 @@ fn compare_access(ranks: &Ranks, access: [bool; 2], folder: PathBuf, stage: Zero
     }
 }
 
-/// Whether a file is there, now or within this time.
+/// Returns whether a file exists, now or within this time.
 fn appears(file: &Path, patience: Duration) -> bool {
     let started = Instant::now();
     while !file.exists() {
@@ -136,10 +135,10 @@ fn appears(file: &Path, patience: Duration) -> bool {
     true
 }
 
-/// The folder of a new run: created on rank 0.
+/// Creates the folder of a new run on rank 0, and returns it on all ranks.
 ///
 /// # Errors
-/// As [`RunFolder::create`]; a rank is gone.
+/// Errors of [`RunFolder::create`]; a rank is gone.
 pub(super) fn new_folder(ranks: &Ranks, plan: &Plan) -> Result<RunFolder, RunError> {
     if ranks.is_main() {
         let folder = RunFolder::create(&plan.output_dir.value, &plan.name.value)?;
@@ -150,7 +149,7 @@ pub(super) fn new_folder(ranks: &Ranks, plan: &Plan) -> Result<RunFolder, RunErr
     Ok(RunFolder::of_main_rank(path, name))
 }
 
-/// A value of rank 0, on all ranks.
+/// Shares a value of rank 0 with all ranks.
 fn share<T: Serialize + for<'a> Deserialize<'a>>(
     ranks: &Ranks,
     operation: &'static str,
@@ -165,10 +164,10 @@ fn share<T: Serialize + for<'a> Deserialize<'a>>(
     })
 }
 
-/// Prepares a run: first on one rank of each machine, so that the others find its tokens in the cache.
+/// Prepares a run, first on one rank of each machine, so that the others find its tokens in the cache.
 ///
 /// # Errors
-/// Those of `prepare`; a rank is gone.
+/// Errors of `prepare`; a rank is gone.
 pub(super) fn prepare_in_turn(
     ranks: &Ranks,
     prepare: impl FnOnce() -> Result<Prepared, RunError>,
@@ -197,7 +196,7 @@ pub(super) fn agree_on_recipe(ranks: &Ranks, config: &RunConfig) -> Result<(), R
     Ok(ranks.agree(&facts)?)
 }
 
-/// Version and content of the program.
+/// Returns the version of the program and the hash of its content.
 fn program() -> String {
     let content = std::env::current_exe().and_then(std::fs::read).map_or(0, |bytes| xxh3_64(&bytes));
     format!("{} {} {content:016x}", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
@@ -237,7 +236,7 @@ pub(super) fn agree_on_data(ranks: &Ranks, prepared: &Prepared) -> Result<(), Ru
     Ok(ranks.agree(&facts)?)
 }
 
-/// Refuses ranks that read another base, and gives all of them the trained weights of rank 0 where they differ by a bit.
+/// Refuses ranks with different base weights. If trained weights differ by a bit, all ranks get those of rank 0.
 ///
 /// # Errors
 /// [`ParallelError::Differs`]; adapters that are parts of different bases; a rank is gone.
@@ -262,8 +261,8 @@ pub(super) fn agree_on_weights<B: Kernels>(ranks: &Ranks, plan: &Plan, model: &m
     Ok(ranks.agree(&facts)?)
 }
 
-/// Whether the trained weights of all ranks have one checksum. Where they started as a part of the base, those of rank
-/// 0 do not fit the base of a rank that has others.
+/// Returns whether the trained weights of all ranks have one checksum. Errors if weights that started as a part of the base differ: those of rank 0
+/// do not fit another base.
 fn are_the_same(ranks: &Ranks, checksum: u64, is_part_of_base: bool) -> Result<bool, RunError> {
     let sums = ranks.all_gather_numbers("weights", [checksum])?;
     match sums.iter().position(|sum| *sum != sums[0]) {
@@ -277,7 +276,7 @@ fn are_the_same(ranks: &Ranks, checksum: u64, is_part_of_base: bool) -> Result<b
     }
 }
 
-/// A hash of all trained weights with their names, but for those that are on one rank alone.
+/// Hashes all trained weights with their names, except those that only one rank has.
 fn checksum<B: Kernels>(model: &Decoder<B>) -> u64 {
     let mut hash = Xxh3::new();
     for parameter in model.parameters().into_iter().filter(|parameter| !model.divides(&parameter.name)) {
@@ -287,16 +286,16 @@ fn checksum<B: Kernels>(model: &Decoder<B>) -> u64 {
     hash.digest()
 }
 
-/// Runs work in which weights of other ranks may not arrive, and returns that as an error.
+/// Runs work that may fail because weights of other ranks do not arrive, and returns that failure as an error.
 ///
 /// # Errors
-/// Those of `work`; a rank is gone.
+/// Errors of `work`; a rank is gone.
 pub fn catch_loss<T>(work: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
     CommError::catch(work).unwrap_or_else(|error| Err(ParallelError::from(error).into()))
 }
 
-/// From now on this process ends when another rank is lost, even if it does not notice, because it waits for a device or computes for
-/// long. A save that is under way is finished; others are complete, because saves are atomic.
+/// Ends this process from now on when another rank is lost, even if the process does not notice because it waits for a device or computes for long. A
+/// save in progress is finished; earlier ones are complete, because saves are atomic.
 pub fn end_when_lost(ranks: &Ranks, is_saving: Arc<AtomicBool>) {
     ranks.when_lost(move |problem| {
         let lost = Instant::now();
@@ -316,7 +315,7 @@ mod tests {
 
     use super::*;
 
-    /// What three ranks find, in their order.
+    /// Returns the results of three ranks, in rank order.
     fn on_three_ranks<T: Send>(find: impl Fn(Ranks) -> Result<T, RunError> + Sync) -> Vec<Result<T, String>> {
         thread::scope(|scope| {
             let find = &find;

@@ -1,9 +1,9 @@
-//! A trace of some steps of a run: when the host queued what, and when the device ran it, on one clock, for Perfetto or chrome://tracing.
+//! A trace of some steps of a run, for Perfetto or chrome://tracing: when the host queued work and when the device ran it, on one clock.
 //!
-//! Device operations come from events around each launch, host spans from the run loop. While steps are traced nothing waits that does
-//! not wait otherwise, so a pause of the device in the trace is one of the run. The first traced step begins with an idle device.
-//! Trade-off: launches take a little longer while they are traced, and Burn's own small operations on CUDA are not in the trace: the
-//! device looks idle while they run.
+//! Device operations come from events around each launch, host spans from the run loop. Tracing adds no waits within the steps, so a pause of the
+//! device in the trace is one of the run. The first traced step begins with an idle device.
+//! Trade-off: launches take a little longer while they are traced, and Burn's own small operations on CUDA are missing from the trace: the device
+//! looks idle while they run.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use std::time::Instant;
 use firebrick_kernels::{COLLECTIVE, TracedOperation};
 use serde_json::{Value, json};
 
-/// Which steps are traced.
+/// The steps to trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceSteps {
     /// The first, from 1.
@@ -25,7 +25,7 @@ pub struct TraceSteps {
 impl FromStr for TraceSteps {
     type Err = String;
 
-    /// "5-8", or "5" alone.
+    /// Parses "5-8", or "5" alone.
     fn from_str(text: &str) -> Result<Self, String> {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
         match (first.trim().parse(), last.trim().parse()) {
@@ -35,7 +35,7 @@ impl FromStr for TraceSteps {
     }
 }
 
-/// What the host did while it was traced.
+/// Spans of the host's work while it was traced.
 #[derive(Debug)]
 pub(super) struct HostSpans {
     began: Instant,
@@ -51,12 +51,12 @@ struct HostSpan {
 }
 
 impl HostSpans {
-    /// Nothing yet; the trace begins now.
+    /// Creates an empty list; the trace begins now.
     pub(super) fn start() -> Self {
         Self { began: Instant::now(), spans: Vec::new() }
     }
 
-    /// Adds what the host has done for `step` since `started`.
+    /// Adds the host's work for `step` since `started`.
     pub(super) fn add(&mut self, name: &'static str, step: u64, started: Instant) {
         let start_ms = 1e3 * started.saturating_duration_since(self.began).as_secs_f64();
         self.spans.push(HostSpan { name, step, start_ms, ms: 1e3 * started.elapsed().as_secs_f64() });
@@ -71,7 +71,7 @@ pub(super) struct RunTrace {
     pub(super) device: Vec<TracedOperation>,
 }
 
-/// What the device did, in numbers.
+/// Summary of the device's time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct DeviceTime {
     /// From the first operation to the end of the last.
@@ -81,7 +81,7 @@ struct DeviceTime {
 }
 
 impl RunTrace {
-    /// The events of a rank, a list in Chrome's trace event format, times in microseconds. A rank is a process there.
+    /// Returns the events of a rank as a list in Chrome's trace event format, with times in microseconds. A rank is a process there.
     pub(super) fn events(&self, rank: usize) -> Vec<u8> {
         let name = |what: &str, id: u32, name: &str| json!({"ph": "M", "name": what, "pid": rank, "tid": id, "args": {"name": name}});
         let event = |thread: u32, name: &str, start_ms: f64, ms: f64, args: Value| json!({"ph": "X", "name": name, "pid": rank, "tid": thread, "ts": 1e3 * start_ms, "dur": 1e3 * ms, "args": args});
@@ -103,7 +103,7 @@ impl RunTrace {
     }
 
     fn device_time(&self) -> Option<DeviceTime> {
-        // Operations between devices run while others do.
+        // Operations between devices overlap others.
         let mut operations = self.device.iter().filter(|operation| operation.name != COLLECTIVE).peekable();
         let first = operations.peek()?.start_ms;
         let (mut end, mut busy_ms, mut longest_pause_ms) = (first, 0.0, 0.0f64);
@@ -141,7 +141,7 @@ impl fmt::Display for RunTrace {
     }
 }
 
-/// The text of a trace file, of the events of all ranks.
+/// Joins the events of all ranks to the text of a trace file.
 pub(super) fn of_all_ranks(events: &[Arc<[u8]>]) -> String {
     let list = |events: &Arc<[u8]>| String::from_utf8_lossy(events).trim_matches(['[', ']']).to_owned();
     let lists: Vec<String> = events.iter().map(list).collect();

@@ -1,9 +1,8 @@
 //! The run loop: evaluate, step, log, evaluate, save, until the plan's last step or a signal.
 //!
-//! The numbers of a step come back through an event and are read once the next step has been queued, so that the device never waits
-//! for the host: it runs step N + 1 while the host logs step N and builds the batches of step N + 2. Everything that a resumed run needs
-//! is in the checkpoint. Several ranks run this loop in step: rank 0 writes, and all end after the same step. What comes of the numbers is in
-//! `numbers.rs`, what is saved in `saving.rs`.
+//! The numbers of a step come back through an event and are read once the next step has been queued, so that the device never waits for the host: it
+//! runs step N + 1 while the host logs step N and builds the batches of step N + 2. The checkpoint contains everything that a resumed run needs.
+//! Several ranks run this loop in step: rank 0 writes, and all end after the same step. `numbers.rs` handles the numbers, `saving.rs` what is saved.
 //! Trade-off: a step that is not finite is found one step late, but always before anything of it is saved.
 
 mod numbers;
@@ -38,8 +37,8 @@ use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights};
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::state::run_folder::RunFolder;
 
-/// Writes a report of the run in a folder, once it has ended or was stopped, and returns a line to print. The text is the
-/// summary of a run that has ended, which will be the last file in the folder. A run does not fail for its report.
+/// Writes a report of the run in a folder, once it has ended or was stopped, and returns a line to print. The text is the summary of a run that has
+/// ended; it will be the last file in the folder. A failed report does not fail the run.
 pub type ReportWriter = fn(&Path, Option<&str>) -> String;
 
 /// A run on a backend.
@@ -51,29 +50,29 @@ pub(super) struct Run<B: Kernels> {
     weights: SavedWeights,
     sinks: MetricSinks,
     state: RunState,
-    /// Where the log-probabilities of the reference were found, if they were.
+    /// The file with the log-probabilities of the reference, if they were found.
     reference_file: Option<PathBuf>,
     interrupt: Interrupt,
     loader: Loader,
     meter: MemoryMeter,
-    /// Of rank 0, which writes the metrics.
+    /// Only on rank 0, which writes the metrics.
     usage: Option<UsageMonitor>,
     started: Instant,
     wall_before: f64,
     pending: Option<Pending>,
-    /// A step whose numbers have come, until those of the other ranks have.
+    /// A step whose numbers have arrived, until those of the other ranks have too.
     unreported: Option<Unreported>,
     rank_meter: RankMeter,
     watchdog: Watchdog,
-    /// Steps to write a trace of.
+    /// Steps to trace.
     pub(super) trace: Option<TraceSteps>,
-    /// While steps are traced.
+    /// Host spans while steps are traced.
     spans: Option<HostSpans>,
     /// Whether the ranks agreed to end after this step.
     ends_together: bool,
-    /// Whether a checkpoint is being written, which is finished even if another rank is lost.
+    /// Whether a checkpoint is being written; it is finished even if another rank is lost.
     pub(super) is_saving: Arc<AtomicBool>,
-    /// Writes a report at its end.
+    /// Writes a report at the end.
     pub(super) report: Option<ReportWriter>,
 }
 
@@ -155,7 +154,7 @@ impl<B: Kernels> Run<B> {
             Ok(true) => self.finish(),
             Ok(false) => Ok(self.interrupted()),
             Err(error) => {
-                // All ranks end for such numbers, and the first to end is no loss to the others.
+                // All ranks end for such numbers, so the first to end is not a loss to the others.
                 if !error.is_of_numbers() {
                     self.save_after_loss();
                 }
@@ -165,13 +164,13 @@ impl<B: Kernels> Run<B> {
         }
     }
 
-    /// Takes all steps and saves. Whether all of them were taken.
+    /// Takes all steps and saves. Returns whether all were taken.
     fn take_steps(&mut self) -> Result<bool, RunError> {
         let total = self.prepared.plan.steps.value;
         if self.state.evaluation_is_due && self.state.step < total {
             self.evaluate()?;
             if self.state.evaluation_is_due {
-                // Stopped again: the checkpoint that this run started from is still what there is to continue.
+                // The run was stopped again, so it still continues from the checkpoint that it started from.
                 return Ok(false);
             }
         }
@@ -192,12 +191,12 @@ impl<B: Kernels> Run<B> {
         Ok(true)
     }
 
-    /// Whether the run is to end after this step, on all ranks.
+    /// Returns whether all ranks end after this step.
     fn ends(&self) -> bool {
         if self.trainer.ranks.world_size() == 1 { self.interrupt.is_requested() } else { self.ends_together }
     }
 
-    /// One step, and the evaluation and the checkpoint that are due after it. Whether a signal ends the run, which is then saved.
+    /// Takes one step, with the evaluation and the checkpoint that are due after it. Returns whether a signal ends the run, which is then saved.
     fn advance(&mut self) -> Result<bool, RunError> {
         self.watchdog.step_begins(self.state.step + 1);
         let started = Instant::now();
@@ -217,7 +216,7 @@ impl<B: Kernels> Run<B> {
         self.state.step = outcome.step;
         self.state.cursor = cursor;
         self.state.loss_tokens += outcome.loss_tokens;
-        // Waits for the end of the previous step, while the device has this one to run: at most two steps are in flight.
+        // Waits for the end of the previous step while the device runs this one: at most two steps are in flight.
         if let Some(previous) = self.pending.take() {
             self.log(previous)?;
         }
@@ -229,7 +228,7 @@ impl<B: Kernels> Run<B> {
         self.after_step()
     }
 
-    /// What is due after a step. Whether a signal ends the run.
+    /// Does what is due after a step. Returns whether a signal ends the run.
     fn after_step(&mut self) -> Result<bool, RunError> {
         let (step, total) = (self.state.step, self.prepared.plan.steps.value);
         let is_due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
@@ -246,7 +245,7 @@ impl<B: Kernels> Run<B> {
         Ok(false)
     }
 
-    /// Evaluates after a step, unless the run is to end: then the run that resumes it evaluates first.
+    /// Evaluates after a step, unless the run is about to end: then the resumed run evaluates first.
     fn evaluate(&mut self) -> Result<(), RunError> {
         self.flush()?;
         self.state.evaluation_is_due = true;
@@ -258,7 +257,7 @@ impl<B: Kernels> Run<B> {
         Ok(())
     }
 
-    /// The evaluation of the model as it is; `None` if the run is to end.
+    /// Evaluates the model as it is; `None` if the run is about to end.
     fn evaluation(&mut self) -> Result<Option<Evaluation>, RunError> {
         let (interrupt, sinks) = (&self.interrupt, &mut self.sinks);
         let watch = &mut |stage: Stage| {
@@ -273,11 +272,11 @@ impl<B: Kernels> Run<B> {
         Ok(evaluation)
     }
 
-    /// Traces steps, and writes the trace. The steps run as all others do; the device is waited for before the first and after the last.
+    /// Traces steps and writes the trace. The steps run like all others; the host waits for the device before the first and after the last.
     fn advance_traced(&mut self, steps: TraceSteps) -> Result<bool, RunError> {
         let device = self.trainer.model.device().clone();
         let last = steps.last.min(self.prepared.plan.steps.value);
-        // So that the clocks of all ranks begin together.
+        // The clocks of all ranks begin together.
         self.trainer.ranks.barrier()?;
         let (is_stopped, operations) = B::trace(&device, || {
             self.spans = Some(HostSpans::start());
@@ -300,7 +299,7 @@ impl<B: Kernels> Run<B> {
         Ok(is_stopped)
     }
 
-    /// Adds what the host has done since `started` to the trace, if there is one.
+    /// Adds the host's work since `started` to the trace, if there is one.
     fn note(&mut self, name: &'static str, step: u64, started: Instant) {
         if let Some(spans) = &mut self.spans {
             spans.add(name, step, started);
@@ -321,7 +320,7 @@ impl<B: Kernels> Run<B> {
     }
 }
 
-/// Builds the trainer, and shows how far its weights are read.
+/// Builds the trainer, and shows the progress of reading its weights.
 fn load<B: Kernels>(
     prepared: &Prepared,
     checkpoint: Option<&Path>,
@@ -331,7 +330,7 @@ fn load<B: Kernels>(
 ) -> Result<Trainer<B>, RunError> {
     let (mut plan, model) = (prepared.plan.clone(), &prepared.model_config);
     if let (Some(lora), Some(checkpoint)) = (&mut plan.lora.value, checkpoint) {
-        // Where the base lost a part to the adapter, the checkpoint says which.
+        // If the base lost a part to the adapter, the checkpoint determines that part.
         lora.init_from = Some(checkpoint.join(ADAPTER).to_string_lossy().into_owned());
     }
     let (read, all) = (Arc::new(AtomicUsize::new(0)), model.spec.tensors().len());

@@ -1,7 +1,7 @@
 //! `verify`: compares this model's logits on this backend with those of another implementation.
 //!
-//! The golden file is a safetensors file with `input_ids` `[B, T]` (i64), `logits` `[B, T, V]` (f32) and optionally `loss` `[1]`,
-//! written for instance with transformers (tests/golden/make_llama_goldens.py shows how). Trade-off: rows run one at a time.
+//! The golden file is a safetensors file with `input_ids` `[B, T]` (i64), `logits` `[B, T, V]` (f32) and optionally `loss` `[1]`, written for
+//! instance with transformers (see tests/golden/make_llama_goldens.py). Trade-off: rows run one at a time.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::run::generate::LoadOptions;
 use firebrick_kernels::Kernels;
 use safetensors::{Dtype, SafeTensors};
 
-/// What to compare with what.
+/// Options of a comparison.
 #[derive(Clone, Debug)]
 pub struct VerifyOptions {
     /// The model.
@@ -21,7 +21,7 @@ pub struct VerifyOptions {
     pub tolerance: f32,
 }
 
-/// How much the logits differ.
+/// Difference between the logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Difference {
     /// Largest absolute difference of a logit.
@@ -34,7 +34,7 @@ pub struct Difference {
     pub loss: Option<f32>,
 }
 
-/// A golden file, read.
+/// The content of a golden file.
 struct Golden {
     rows: usize,
     tokens: usize,

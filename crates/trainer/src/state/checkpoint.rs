@@ -1,11 +1,11 @@
-//! What a checkpoint contains: everything that the rest of the run depends on, so that resuming continues bit for bit.
+//! The content of a checkpoint: everything that the rest of the run depends on, so that resuming continues bit for bit.
 //!
 //! ```text
-//! step-N/  adapter/ (PEFT) or model/ (Hugging Face, f32), with tokenizer files  optimizer.safetensors  state.json  config.toml  plan.toml  manifest.json
+//! step-N/  adapter/ (PEFT) or model/ (HF, f32), with tokenizer files  optimizer.safetensors  state.json  config.toml  plan.toml  manifest.json
 //! ```
 //!
 //! `checkpoint_folder` makes the folder complete or absent; this file defines its content.
-//! Trade-off: the optimizer's state is copied to the host as a whole before it is written.
+//! Trade-off: the whole optimizer state is copied to the host before it is written.
 
 use std::borrow::Cow;
 use std::fs;
@@ -30,11 +30,11 @@ use crate::storage::StorageError;
 pub(crate) const ADAPTER: &str = "adapter";
 pub(crate) const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer.safetensors";
-/// Beginning of the names of the files of other ranks, where they divide the optimizer's state.
+/// Prefix of the file names of other ranks, if ranks divide the optimizer's state.
 const OPTIMIZER_PART: &str = "optimizer-";
 const STATE: &str = "state.json";
 
-/// Where a run stands, in addition to its tensors.
+/// The progress of a run, in addition to its tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunState {
     /// Steps taken.
@@ -47,13 +47,13 @@ pub struct RunState {
     pub date: i64,
     /// Seconds of training so far, over all resumed parts.
     pub wall_s: f64,
-    /// Of these the seconds in steps. Checkpoints of earlier versions do not have it.
+    /// The part of `wall_s` spent in steps. Checkpoints of earlier versions lack it.
     #[serde(default)]
     pub step_s: f64,
     /// Input tokens of those steps over all ranks, without padding.
     #[serde(default)]
     pub step_tokens: u64,
-    /// Where dynamic loss scaling stands; `None` without it.
+    /// The state of dynamic loss scaling; `None` without it.
     #[serde(default)]
     pub loss_scale: Option<LossScaleState>,
     /// Mean losses of the last steps, oldest first: the summary's training loss.
@@ -70,17 +70,16 @@ pub struct RunState {
     /// Bytes of the pieces in which weights were hashed; `None` in checkpoints of versions that hashed them whole.
     #[serde(default)]
     pub hashed_piece: Option<usize>,
-    /// What the reference of a preference loss is, where it was computed before training; `None` also in checkpoints of
-    /// earlier versions.
+    /// The reference of a preference loss, if it was computed before training; `None` also in checkpoints of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<ReferenceIdentity>,
-    /// What a run that continues must share.
+    /// Settings that a continued run must share.
     pub identity: RunIdentity,
-    /// What may have changed when a run continues.
+    /// Settings that may change when a run continues.
     pub settings: RunSettings,
 }
 
-/// Which weights train, and so are saved, and the files that are saved with them.
+/// The weights that train, and so are saved, with the files that are saved next to them.
 #[derive(Clone, Debug)]
 pub struct SavedWeights {
     /// The adapter whose LoRA pairs are saved in PEFT's format; `None`: every weight, in Hugging Face's format.
@@ -90,7 +89,7 @@ pub struct SavedWeights {
 }
 
 impl SavedWeights {
-    /// Writes the trained weights into `folder`: `adapter/` or `model/`. `collected` has those that ranks divide. Returns the path.
+    /// Writes the trained weights into `folder`: `adapter/` or `model/`. `collected` contains those that ranks divide. Returns the path.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -117,24 +116,24 @@ impl SavedWeights {
     }
 }
 
-/// What a checkpoint is made of.
+/// The parts of a checkpoint.
 pub struct Snapshot<'a, B: Kernels> {
     /// The model.
     pub model: &'a Decoder<B>,
-    /// Which of its weights are saved.
+    /// The weights to save.
     pub weights: &'a SavedWeights,
-    /// Those of them that ranks divide.
+    /// Those of the weights that ranks divide.
     pub collected: CollectedWeights,
     /// The optimizer.
     pub optimizer: &'a Optimizer<B>,
-    /// Where the run stands.
+    /// The progress of the run.
     pub state: &'a RunState,
     /// Text files: name and content.
     pub texts: &'a [(&'a str, String)],
 }
 
 impl<B: Kernels> Snapshot<'_, B> {
-    /// Writes a checkpoint that others may add their parts to before it is committed, with `keep` again.
+    /// Writes a checkpoint. Other ranks may add their parts before it is committed, which takes `keep` again.
     ///
     /// # Errors
     /// A disk that is full or refuses; nothing of the checkpoint is left then.
@@ -187,7 +186,7 @@ pub fn read_state(folder: &Path) -> Result<RunState, StorageError> {
 /// Gives model and optimizer the tensors and the loss scale of a checkpoint whose state is `state`.
 ///
 /// # Errors
-/// A checkpoint whose tensors are not those of this model and optimizer.
+/// A checkpoint whose tensors do not fit this model and optimizer.
 pub fn restore<B: Kernels>(
     folder: &Path,
     weights: &SavedWeights,
@@ -204,14 +203,14 @@ pub fn restore<B: Kernels>(
         tensors.extend(read_optimizer(&part)?);
     }
     optimizer.load(&model.parameters(), tensors, state.step)?;
-    // A run in another format is refused before this.
+    // A run in another format was refused earlier.
     if let Some(loss_scale) = state.loss_scale {
         optimizer.restore_loss_scale(loss_scale);
     }
     Ok(())
 }
 
-/// A state tensor as safetensors writes it: one at a time, so that the bytes of all never exist at once.
+/// A state tensor that safetensors writes one at a time, so that the bytes of all tensors never exist at once.
 struct StoredTensor<'a> {
     tensor: &'a HostTensor,
     shape: [usize; 1],
@@ -254,7 +253,7 @@ impl View for StoredTensor<'_> {
     }
 }
 
-/// The files of other ranks, in the order of their names.
+/// Returns the files of other ranks, sorted by name.
 fn optimizer_parts(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
     let listed = fs::read_dir(folder).map_err(|source| StorageError::io("list", folder, source))?;
     let is_part = |path: &PathBuf| {
@@ -310,7 +309,7 @@ mod tests {
     #[test]
     fn full_disk_is_a_clear_error() {
         let state: StateDict = [("a".to_owned(), HostTensor::F32(vec![1.0; 4096]))].into();
-        // Linux answers every write to /dev/full as a full disk does.
+        // Linux answers every write to /dev/full like a full disk.
         let error = write_optimizer(Path::new("/dev/full"), &state, 16384).unwrap_err();
         assert!(matches!(error, StorageError::DiskFull { needed: 16384, .. }), "{error}");
     }

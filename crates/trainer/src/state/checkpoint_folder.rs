@@ -1,9 +1,8 @@
-//! Checkpoint folders that are complete or not there: `checkpoints/step-N/`, complete once it has a `manifest.json`.
+//! Checkpoint folders that are either complete or absent: `checkpoints/step-N/`, complete once it contains a `manifest.json`.
 //!
-//! A checkpoint is written into `step-N.tmp`; every file, then the manifest, is flushed to the disk; then the folder is
-//! renamed; only then are older checkpoints removed. A failure before the rename leaves all earlier checkpoints as they were.
-//! Where there is no room for both, the older ones that a new checkpoint replaces are removed before it is written, but
-//! never the newest.
+//! A checkpoint is written into `step-N.tmp`; every file, then the manifest, is flushed to the disk; then the folder is renamed; only then are older
+//! checkpoints removed. A failure before the rename leaves all earlier checkpoints as they were. If there is no room for both, the older checkpoints
+//! that a new one replaces are removed before it is written, but never the newest.
 //! Trade-off: writing waits for the disk; the run stands still meanwhile.
 
 use std::fs::{self, File};
@@ -16,8 +15,7 @@ use crate::storage::{StorageError, ensure_free_space, free_space, rename_durably
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 const PREFIX: &str = "step-";
 const UNFINISHED: &str = ".tmp";
-/// Ending of checkpoints after the one that a run was resumed from. They count as kept, and are the first to be
-/// removed.
+/// Suffix of checkpoints later than the one that a run was resumed from. They count as kept, and are removed first.
 const SET_ASIDE: &str = ".set-aside";
 
 /// A checkpoint that is being written. Dropped without [`CheckpointWriter::commit`], it leaves nothing behind.
@@ -30,7 +28,7 @@ pub struct CheckpointWriter {
 }
 
 impl CheckpointWriter {
-    /// Begins the checkpoint of `step` in a run folder, after removing what an interrupted one left there.
+    /// Begins the checkpoint of `step` in a run folder, after removing the remains of an interrupted one.
     ///
     /// # Errors
     /// [`StorageError::DiskFull`] if `expected_bytes` do not fit, [`StorageError::Io`] if the folder cannot be created.
@@ -45,12 +43,12 @@ impl CheckpointWriter {
         Ok(CheckpointWriter { step, temporary, target, is_committed: false })
     }
 
-    /// Where the unfinished checkpoint of `step` is, for ranks that add their part to what rank 0 has begun.
+    /// Returns the path of the unfinished checkpoint of `step`, for ranks that add their part to the one that rank 0 has begun.
     pub fn unfinished(run_folder: &Path, step: u64) -> PathBuf {
         run_folder.join(CHECKPOINTS).join(format!("{PREFIX}{step}{UNFINISHED}"))
     }
 
-    /// Where to write the file `name`, for writers that need a path.
+    /// Returns the path of the file `name`, for writers that need a path.
     pub fn file(&self, name: &str) -> PathBuf {
         self.temporary.join(name)
     }
@@ -63,8 +61,7 @@ impl CheckpointWriter {
         write_atomically(&self.file(name), bytes)
     }
 
-    /// Completes the checkpoint, then removes all but the `keep` newest, and those that were set aside before others.
-    /// Returns its folder.
+    /// Completes the checkpoint, then removes all but the `keep` newest, first those that were set aside. Returns its folder.
     ///
     /// A complete checkpoint of the same step is left as it is: a run that is resumed at its end saves the same state again.
     ///
@@ -91,14 +88,13 @@ impl CheckpointWriter {
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
         if !self.is_committed {
-            // Best effort, to free the space at once; the next `begin` removes what is left.
+            // Best effort, to free the space at once; the next `begin` removes the rest.
             let _ = fs::remove_dir_all(&self.temporary);
         }
     }
 }
 
-/// Removes checkpoints that the next one, of about `bytes`, would replace, if it does not fit next to them and fits
-/// without them.
+/// Removes checkpoints that the next one, of about `bytes`, would replace, if it fits only without them.
 ///
 /// # Errors
 /// [`StorageError::Io`] if the folder cannot be listed, or a checkpoint not be removed.
@@ -116,7 +112,7 @@ pub fn make_room(run_folder: &Path, bytes: u64, keep: usize) -> Result<(), Stora
     Ok(())
 }
 
-/// The complete checkpoints of a run folder, oldest first: their steps and folders. Their files are not looked at.
+/// Returns the complete checkpoints of a run folder, oldest first: steps and folders. Their files are not checked.
 ///
 /// # Errors
 /// [`StorageError::Io`] if the folder cannot be listed.
@@ -124,8 +120,8 @@ pub fn checkpoints(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageErro
     complete(&run_folder.join(CHECKPOINTS))
 }
 
-/// The folders named like checkpoints that have no manifest, oldest first: a checkpoint gets its name only with its manifest in it, so
-/// something has removed that.
+/// Returns the folders named like checkpoints that have no manifest, oldest first. A checkpoint gets its name only with a manifest in it, so
+/// something has removed the manifest.
 ///
 /// # Errors
 /// [`StorageError::Io`] if the folder cannot be listed.
@@ -135,7 +131,7 @@ pub fn without_manifest(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, Storag
     Ok(found)
 }
 
-/// The newest complete checkpoint of a run folder: its step and folder.
+/// Returns the newest complete checkpoint of a run folder: its step and folder.
 ///
 /// # Errors
 /// [`StorageError::Io`] if the folder cannot be listed.
@@ -143,9 +139,8 @@ pub fn latest(run_folder: &Path) -> Result<Option<(u64, PathBuf)>, StorageError>
     Ok(checkpoints(run_folder)?.pop())
 }
 
-/// Renames the checkpoints after `step` to `step-N.set-aside`, or `step-N.set-aside-2` where that is taken and so on, so
-/// that a run that continues from `step` does not mix with them. Returns all folders that are set aside, those of
-/// earlier times too.
+/// Renames the checkpoints after `step` to `step-N.set-aside`, or `step-N.set-aside-2` if that is taken and so on, so that a run that continues from
+/// `step` does not mix with them. Returns all folders that are set aside, including those of earlier times.
 ///
 /// # Errors
 /// [`StorageError::Io`] if a folder cannot be renamed.
@@ -162,14 +157,14 @@ pub fn set_aside_after(run_folder: &Path, step: u64) -> Result<Vec<PathBuf>, Sto
     Ok(set_aside(&run_folder.join(CHECKPOINTS))?.into_iter().map(|(_, path)| path).collect())
 }
 
-/// The complete checkpoints in a folder, oldest step first.
+/// Returns the complete checkpoints in a folder, oldest step first.
 fn complete(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     let mut found = named(folder)?;
     found.retain(|(_, path)| Manifest::is_in(path));
     Ok(found)
 }
 
-/// Everything in a folder that is named like a checkpoint, oldest step first.
+/// Returns every path in a folder that is named like a checkpoint, oldest step first.
 fn named(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix(PREFIX)?.parse().ok();
     let mut found: Vec<(u64, PathBuf)> =
@@ -178,7 +173,7 @@ fn named(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     Ok(found)
 }
 
-/// The checkpoints in a folder that were set aside, oldest step first.
+/// Returns the checkpoints in a folder that were set aside, oldest step first.
 fn set_aside(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     let step = |path: &Path| {
         let (step, time) = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split_once(SET_ASIDE)?;
@@ -191,7 +186,7 @@ fn set_aside(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     Ok(found)
 }
 
-/// Removes what interrupted writers left behind.
+/// Removes the remains of interrupted writers.
 fn remove_unfinished(folder: &Path) -> Result<(), StorageError> {
     for path in list(folder)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -202,7 +197,7 @@ fn remove_unfinished(folder: &Path) -> Result<(), StorageError> {
     Ok(())
 }
 
-/// Removes all but `keep` checkpoints: those that were set aside, then the oldest, and never that of `just_saved`.
+/// Removes all but `keep` checkpoints: first those that were set aside, then the oldest, but never that of `just_saved`.
 fn prune(folder: &Path, keep: usize, just_saved: u64) -> Result<(), StorageError> {
     let (aside, complete) = (set_aside(folder)?, complete(folder)?);
     let surplus = (aside.len() + complete.len()).saturating_sub(keep.max(1));
@@ -210,8 +205,8 @@ fn prune(folder: &Path, keep: usize, just_saved: u64) -> Result<(), StorageError
     aside.into_iter().chain(older).take(surplus).try_for_each(|(_, path)| remove_checkpoint(&path))
 }
 
-/// What of that is removed before a checkpoint of about `bytes` is written where `free` bytes are: as little as makes
-/// it fit, and nothing if all of it is not enough. The newest checkpoint stays.
+/// Returns what to remove before a checkpoint of about `bytes` is written where `free` bytes are: as little as makes it fit, or nothing if removing
+/// everything is not enough. The newest checkpoint stays.
 fn in_the_way(folder: &Path, free: u64, bytes: u64, keep: usize) -> Result<Vec<PathBuf>, StorageError> {
     let complete = complete(folder)?;
     let Some((_, newest)) = complete.last() else { return Ok(Vec::new()) };
@@ -227,7 +222,7 @@ fn in_the_way(folder: &Path, free: u64, bytes: u64, keep: usize) -> Result<Vec<P
     Ok(removed)
 }
 
-/// Bytes of the files of a checkpoint.
+/// Sums the bytes of a checkpoint's files.
 fn size(checkpoint: &Path) -> Result<u64, StorageError> {
     let bytes = |path: &PathBuf| fs::metadata(path).map_or(0, |metadata| metadata.len());
     Ok(files_below(checkpoint)?.iter().map(bytes).sum())
@@ -298,7 +293,7 @@ mod tests {
             save(run.path(), step, 2);
         }
         assert_eq!(steps(run.path()), [11, 100]);
-        // A limit of 0 is read as 1: the newest is never removed.
+        // A limit of 0 counts as 1: the newest checkpoint is never removed.
         save(run.path(), 101, 0);
         assert_eq!(steps(run.path()), [101]);
     }
@@ -396,7 +391,7 @@ mod tests {
         save(run.path(), 1, 1);
         let writer = CheckpointWriter::begin(run.path(), 2, 0).unwrap();
         writer.write("state.json", b"half").unwrap();
-        // A folder in the way fails the write for every user, root included.
+        // A folder of this name fails the write for every user, root included.
         fs::create_dir(writer.file("weights")).unwrap();
         fs::create_dir(writer.file("weights/in-the-way")).unwrap();
         writer.write("weights", &[0; 4096]).unwrap_err();

@@ -1,9 +1,9 @@
-//! What makes two runs the same run, and what may change between a checkpoint and the run that resumes it.
+//! Values that identify a run, and values that may change between a checkpoint and the run that resumes it.
 //!
-//! Both are values of the plan under the recipe's keys, which the plan's rows name, compared key by key. The model itself is compared by
-//! the content of its weight files, once they are loaded.
-//! Trade-off: `micro_batch_size` and `gradient_accumulation` may change as long as their product stays; sums are then rounded in
-//! another order, so the result is equal up to rounding, not bit for bit.
+//! Both are values of the plan under the recipe's keys, which the plan's rows name, and are compared key by key. The model itself is compared by the
+//! content of its weight files, once they are loaded.
+//! Trade-off: `micro_batch_size` and `gradient_accumulation` may change as long as their product stays; sums are then rounded in another order, so
+//! the result is equal up to rounding, not bit for bit.
 
 use firebrick_arch::LoraConfig;
 use firebrick_model::HASHED_PIECE;
@@ -13,11 +13,11 @@ use serde_json::{Map, Value, json};
 use crate::error::RunError;
 use crate::plan::Plan;
 
-/// What a resumed run must share with the run it continues.
+/// Values that a resumed run must share with the run it continues.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunIdentity(Map<String, Value>);
 
-/// What may change when a run is resumed. Each change is reported.
+/// Values that may change when a run is resumed. Each change is reported.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunSettings(Map<String, Value>);
 
@@ -28,18 +28,18 @@ pub struct Difference {
     pub key: String,
     /// The checkpoint's value.
     pub saved: String,
-    /// The value now.
+    /// The current value.
     pub now: String,
 }
 
-/// Of an adapter's settings those that a run which continues must share.
+/// Returns the settings of an adapter that a continued run must share.
 pub(super) fn adapter_identity(lora: &LoraConfig) -> LoraConfig {
     let lora = lora.clone();
     LoraConfig { lora_dropout: 0.0, loraplus_lr_ratio: None, init_from: None, base_model_name_or_path: None, ..lora }
 }
 
 impl RunIdentity {
-    /// The identity of a planned run on packed rows with this fingerprint.
+    /// Creates the identity of a planned run on packed rows with this fingerprint.
     pub fn new(plan: &Plan, data_fingerprint: u64) -> Self {
         let mut values = plan.identity();
         values["lora"] = json!(plan.lora.value.as_ref().map(adapter_identity));
@@ -51,7 +51,7 @@ impl RunIdentity {
         Self(values)
     }
 
-    /// Compares a saved identity with that of the run that wants to continue.
+    /// Compares a saved identity with that of the run that continues.
     ///
     /// # Errors
     /// The first key that differs.
@@ -64,7 +64,7 @@ impl RunIdentity {
 }
 
 impl RunSettings {
-    /// The settings of a planned run.
+    /// Creates the settings of a planned run.
     pub fn new(plan: &Plan) -> Self {
         let mut values = plan.settings();
         if values["lora.dropout"].is_null() {
@@ -73,7 +73,7 @@ impl RunSettings {
         Self(values)
     }
 
-    /// What changed between these saved settings and those of the run that continues, as a sentence; `None` if nothing did.
+    /// Returns a sentence about the changes from these saved settings to those of the run that continues; `None` if there are none.
     pub fn changes(&self, now: &Self) -> Option<String> {
         let changes: Vec<String> = differences(self, now)
             .into_iter()
@@ -83,9 +83,8 @@ impl RunSettings {
     }
 }
 
-/// Compares the base model of a checkpoint with the one that was loaded, by the hash of its weights, which is of pieces of `piece_bytes`.
-/// Returns a note where they cannot be compared: in pieces of another size, weights above it have other hashes, and before there were
-/// pieces they were hashed whole.
+/// Compares the base model of a checkpoint with the one that was loaded, by the hash of its weights, which is of pieces of `piece_bytes`. Returns a
+/// note if they cannot be compared: larger weights have other hashes with pieces of another size, and earlier versions hashed them whole.
 ///
 /// # Errors
 /// They differ.
@@ -114,7 +113,7 @@ fn changed(key: &str, saved: &str, now: &str) -> RunError {
     ))
 }
 
-/// The fields whose values differ, in their order. A field that is null, or an empty list, is as if it were not there.
+/// Returns the fields whose values differ, in order. A field that is null, or an empty list, counts as absent.
 pub(super) fn differences<T: Serialize>(saved: &T, now: &T) -> Vec<Difference> {
     let fields = |value: &T| match serde_json::to_value(value) {
         Ok(Value::Object(mut fields)) => {
@@ -148,7 +147,7 @@ mod tests {
         serde_json::from_value(values).unwrap()
     }
 
-    /// The same with another value.
+    /// Returns the identity with another value.
     fn with(key: &str, value: Value) -> RunIdentity {
         let mut other = identity();
         other.0.insert(key.to_owned(), value);

@@ -1,7 +1,7 @@
-//! `manifest.json`: the format of a checkpoint, and size and checksum of each of its files.
+//! `manifest.json`: the format of a checkpoint, and the size and checksum of each of its files.
 //!
-//! The manifest is the last file of a checkpoint; a folder without one is not a checkpoint. Checksums are xxh3 (64 bits), which
-//! finds damage, not forgery.
+//! The manifest is the last file of a checkpoint; a folder without one is not a checkpoint. Checksums are xxh3 (64 bits), which finds damage, not
+//! forgery.
 //! Trade-off: a checkpoint is read once more after it was written, and once before it is resumed.
 
 use std::fs::{self, File};
@@ -13,16 +13,16 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::storage::{StorageError, write_atomically};
 
-/// Version of everything in a checkpoint folder. Raised when an older program could not read it, or this one an older folder.
+/// Version of all files in a checkpoint folder. Incremented when an older program could not read it, or this one an older folder.
 pub const FORMAT_VERSION: u32 = 1;
 /// Name of the file.
 pub(crate) const MANIFEST: &str = "manifest.json";
-/// The marker of a complete checkpoint before there were manifests.
+/// The marker of a complete checkpoint before manifests existed.
 const OLD_MARKER: &str = "DONE";
 /// Bytes read at a time.
 const BUFFER: usize = 1 << 20;
 
-/// A checkpoint's description of itself.
+/// The description of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -46,7 +46,7 @@ pub struct ManifestFile {
     pub xxh3: String,
 }
 
-/// The version alone, which must be readable in every version.
+/// Only the version, which must be readable in every version.
 #[derive(Deserialize)]
 struct Version {
     format_version: u32,
@@ -74,7 +74,7 @@ impl Manifest {
         write_atomically(&folder.join(MANIFEST), text.as_bytes())
     }
 
-    /// Whether a folder is a checkpoint of any version.
+    /// Returns whether a folder is a checkpoint of any version.
     pub fn is_in(folder: &Path) -> bool {
         folder.join(MANIFEST).is_file() || folder.join(OLD_MARKER).is_file()
     }
@@ -82,8 +82,7 @@ impl Manifest {
     /// Reads the manifest of a checkpoint folder.
     ///
     /// # Errors
-    /// [`StorageError::OtherFormat`] for another version, [`StorageError::Damaged`] for a manifest that cannot be read or is not what
-    /// was written.
+    /// [`StorageError::OtherFormat`] for another version, [`StorageError::Damaged`] for a manifest that is unreadable or was changed.
     pub fn read(folder: &Path) -> Result<Self, StorageError> {
         let path = folder.join(MANIFEST);
         let other_format =
@@ -99,7 +98,7 @@ impl Manifest {
         let checksum_is_right =
             |manifest: &Self| manifest.xxh3.as_ref().map(|saved| *saved == own_checksum(&manifest.files));
         let is_right = manifest.as_ref().ok().and_then(checksum_is_right);
-        // The checksum is that of this format: where it is right, only the version itself can be damaged.
+        // The checksum is that of this format: if it is right, only the version itself can be damaged.
         match (format_version == FORMAT_VERSION, is_right) {
             (true, Some(true) | None) => manifest,
             (false, Some(false) | None) => Err(other_format(format!("format {format_version}"))),
@@ -127,13 +126,13 @@ impl Manifest {
     }
 }
 
-/// Checksum of a manifest of this format with these files.
+/// Returns the checksum of a manifest of this format with these files.
 fn own_checksum(files: &[ManifestFile]) -> String {
     let text = serde_json::to_vec(&(FORMAT_VERSION, files)).expect("a manifest of plain fields is expressible as JSON");
     format!("{:016x}", xxh3_64(&text))
 }
 
-/// Size and checksum of a file.
+/// Returns size and checksum of a file.
 fn checksum(path: &Path) -> io::Result<(u64, String)> {
     let mut file = File::open(path)?;
     let (mut hash, mut bytes) = (Xxh3::new(), 0);
@@ -149,7 +148,7 @@ fn checksum(path: &Path) -> io::Result<(u64, String)> {
     }
 }
 
-/// Every file in a folder and in the folders below it.
+/// Lists every file in a folder and in the folders below it.
 pub(crate) fn files_below(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
     let mut files = Vec::new();
     for path in list(folder)? {
@@ -162,7 +161,7 @@ pub(crate) fn files_below(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
     Ok(files)
 }
 
-/// The paths in a folder; none if it does not exist.
+/// Lists the paths in a folder; none if it does not exist.
 pub(crate) fn list(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
     if !folder.exists() {
         return Ok(Vec::new());
@@ -172,7 +171,7 @@ pub(crate) fn list(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
         .map_err(|source| StorageError::io("list", folder, source))
 }
 
-/// A path inside a folder, with `/` on every system.
+/// Returns a path relative to a folder, with `/` on every system.
 fn relative(folder: &Path, path: &Path) -> String {
     let inside = path.strip_prefix(folder).unwrap_or(path);
     inside.components().map(|part| part.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/")

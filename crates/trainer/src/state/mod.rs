@@ -1,4 +1,4 @@
-//! What a run leaves on disk: its folder, its checkpoints, and what decides whether a checkpoint can be resumed.
+//! The files of a run on disk: its folder, its checkpoints, and the checks whether a checkpoint can be resumed.
 //!
 //! Trade-off: one process writes; several ranks share the main rank's folder.
 

@@ -1,10 +1,8 @@
-//! What the reference of a preference loss is where it is computed before training: the model before its first step.
+//! The identity of a preference loss's reference that is computed before training: the model before its first step.
 //!
-//! Its log-probabilities are stored under this identity, and a resumed run must have the same: after the first step the
-//! weights do not show any more what they started as. The weights of the base are not in it: wherever it is used, their
-//! hash is next to it.
-//! Trade-off: settings of the adapter are in it only where the start depends on them, so that runs that differ in
-//! others share what one of them computed.
+//! Its log-probabilities are stored under this identity, and a resumed run must have the same: after the first step the weights no longer show how
+//! they started. The weights of the base are not part of it: wherever it is used, their hash is next to it.
+//! Trade-off: it contains settings of the adapter only if the start depends on them, so runs that differ in others share what one of them computed.
 
 use std::fs;
 use std::path::Path;
@@ -20,32 +18,32 @@ use crate::error::RunError;
 use crate::plan::{Plan, PlannedReference};
 use crate::state::identity::{Difference, adapter_identity, differences};
 
-/// All but the base's weights that the model before the first step depends on.
+/// Everything except the base's weights that the model before the first step depends on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReferenceIdentity {
     /// Content of the adapter that the run starts from; `None`: it starts from none.
     #[serde(rename = "lora.init_from")]
     pub init_from: Option<String>,
-    /// The adapter's settings, where it starts as a part of its base or modules train whole.
+    /// The adapter's settings, if it starts as a part of its base or trains whole modules.
     pub lora: Option<LoraConfig>,
-    /// The seed, where the start depends on it.
+    /// The seed, if the start depends on it.
     pub seed: Option<u64>,
-    /// Tokens that the tokenizer got: their rows are in the head.
+    /// Tokens that were added to the tokenizer: their rows are in the head.
     #[serde(rename = "data.new_tokens")]
     pub new_tokens: Vec<String>,
-    /// The factors of longrope that max_seq_len chooses.
+    /// The longrope factors that max_seq_len selects.
     #[serde(rename = "the longrope factors")]
     pub long_rope: Option<String>,
     /// How the base weights are stored.
     pub base: BaseStorage,
     /// Format of activations and GEMMs.
     pub compute: FloatType,
-    /// What the GEMMs of the layers multiply.
+    /// The format that the GEMMs of the layers multiply.
     pub gemms: GemmFormat,
 }
 
 impl ReferenceIdentity {
-    /// The reference of a planned run; `None` where it is not computed before training.
+    /// Returns the reference of a planned run; `None` if it is not computed before training.
     ///
     /// # Errors
     /// The adapter that the run starts from cannot be read.
@@ -70,8 +68,8 @@ impl ReferenceIdentity {
         }))
     }
 
-    /// Compares the reference of a checkpoint with that of the run that continues from it. Returns a note where the
-    /// checkpoint does not say which it had.
+    /// Compares the reference of a checkpoint with that of the run that continues from it. Returns a note if the checkpoint does not record its
+    /// reference.
     ///
     /// # Errors
     /// The first part that differs.
@@ -94,7 +92,7 @@ impl ReferenceIdentity {
     }
 }
 
-/// Hashes of the matrices of an adapter and of those of its settings that its outputs depend on.
+/// Hashes the matrices of an adapter and the settings that its outputs depend on.
 fn content(folder: &Path) -> Result<String, RunError> {
     let path = folder.join(ADAPTER_WEIGHTS_FILE);
     let matrices = fs::read(&path).map_err(|error| {

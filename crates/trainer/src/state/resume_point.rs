@@ -1,4 +1,4 @@
-//! Where a resumed run continues: the run folder, and its newest checkpoint whose checksums are right.
+//! The point where a resumed run continues: the run folder, and its newest checkpoint with correct checksums.
 //!
 //! Trade-off: a damaged checkpoint stays on disk; it is renamed once the run continues from an older one.
 
@@ -11,7 +11,7 @@ use crate::state::manifest::{MANIFEST, Manifest};
 use crate::state::run_folder::{RunFolder, newest_run};
 use crate::storage::StorageError;
 
-/// What to resume.
+/// The run or checkpoint to resume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResumeFrom {
     /// The newest run of the recipe's name.
@@ -27,9 +27,9 @@ pub struct ResumePoint {
     pub folder: RunFolder,
     /// The checkpoint.
     pub checkpoint: PathBuf,
-    /// Where the run stood there.
+    /// The progress of the run there.
     pub state: RunState,
-    /// Sentences about damaged checkpoints that were passed over.
+    /// Sentences about damaged checkpoints that were skipped.
     pub notes: Vec<String>,
 }
 
@@ -61,7 +61,7 @@ impl ResumePoint {
                 Err(other) => return Err(other.into()),
             }
         }
-        // Invariant: a folder that could be reopened has a checkpoint, and none of them was good.
+        // Invariant: a folder that could be reopened has a checkpoint, and all of them are damaged.
         Err(damaged.swap_remove(0).1.into())
     }
 
@@ -79,7 +79,7 @@ impl ResumePoint {
     }
 }
 
-/// The state of a checkpoint whose files are all as they were saved.
+/// Verifies the files of a checkpoint, then reads its state.
 fn verified(checkpoint: &Path) -> Result<RunState, StorageError> {
     Manifest::read(checkpoint)?.verify(checkpoint)?;
     read_state(checkpoint)
@@ -137,7 +137,7 @@ mod tests {
         }
     }
 
-    /// A run with checkpoints after these steps.
+    /// Creates a run with checkpoints after these steps.
     fn run(output: &Path, steps: &[u64]) -> PathBuf {
         let run = RunFolder::create(output, "run").unwrap();
         for &step in steps {

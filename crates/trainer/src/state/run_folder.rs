@@ -4,8 +4,8 @@
 //! runs/<name>/config.toml  plan.toml  metrics.jsonl  tensorboard/  checkpoints/step-N/  adapter/  summary.json
 //! ```
 //!
-//! No run overwrites another: a name that is taken becomes `<name>-2`, `<name>-3`, …, one more than the highest that is
-//! there. The lock holds the name in the recipe, so that a recipe named `<name>-2` is not taken for a second run.
+//! No run overwrites another: a run whose name is taken becomes `<name>-2`, `<name>-3`, …, one more than the highest that exists. The lock contains
+//! the name in the recipe, so that a recipe named `<name>-2` is not taken for a second run.
 //! Trade-off: one process at a time writes to a folder.
 
 use std::fs::{self, File, TryLockError};
@@ -16,15 +16,14 @@ use crate::state::checkpoint_folder::{CHECKPOINTS, latest};
 use crate::state::manifest::list;
 use crate::storage::{StorageError, rename_durably, write_atomically};
 
-/// Held while a process writes to the folder. Its text is the name in the recipe that the run was started with; earlier
-/// versions left it empty.
+/// Held while a process writes to the folder. It contains the name in the recipe that started the run; earlier versions left it empty.
 const LOCK: &str = "lock";
 /// The results of the run.
 const SUMMARY: &str = "summary.json";
-/// Those of an earlier end, while a run trains on from a step before it.
+/// The summary of an earlier end, while a run trains on from a step before it.
 const EARLIER_SUMMARY: &str = "summary.json.set-aside";
 
-/// An open run folder. The lock on it ends with this value.
+/// An open run folder, locked as long as this value exists.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
@@ -36,9 +35,8 @@ pub struct RunFolder {
 
 impl RunFolder {
     /// Creates the folder of a new run.
-    ///
-    /// A run whose name is taken by a folder that is not empty takes one more than the highest of `<name>-2`, `-3`, …,
-    /// and [`RunFolder::notice`] reports it.
+    /// If a folder that is not empty has the name, the run takes one more than the highest of `<name>-2`, `-3`, …, and [`RunFolder::notice`] reports
+    /// it.
     ///
     /// # Errors
     /// [`StorageError::NotWritable`] or [`StorageError::InUse`].
@@ -93,7 +91,7 @@ impl RunFolder {
             File::options().write(true).create(true).truncate(false).open(path.join(LOCK)).map_err(not_writable)?;
         match lock.try_lock() {
             Err(TryLockError::WouldBlock) => return Err(StorageError::InUse { path }),
-            // A file system without locks: nothing protects from a second process, but training works.
+            // A file system without locks: nothing protects against a second process, but training works.
             Err(TryLockError::Error(_)) | Ok(()) => {}
         }
         if let Some(recipe) = recipe {
@@ -105,40 +103,40 @@ impl RunFolder {
         Ok(RunFolder { path, name, notice, _lock: Some(lock) })
     }
 
-    /// The folder that rank 0 has opened, on a rank that does not write to it.
+    /// Returns the folder that rank 0 has opened, for a rank that does not write to it.
     pub fn of_main_rank(path: PathBuf, name: String) -> RunFolder {
         RunFolder { path, name, notice: None, _lock: None }
     }
 
-    /// The folder itself.
+    /// Returns the folder itself.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The name in use: `name`, or `name-2` if that was taken. What `--resume` needs.
+    /// Returns the name in use: `name`, or `name-2` if that was taken. `--resume` takes it.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the user should know about the choice of the folder.
+    /// Returns what the user should know about the choice of the folder.
     pub fn notice(&self) -> Option<&str> {
         self.notice.as_deref()
     }
 
-    /// The results of the run.
+    /// Returns the path of the run's results.
     pub fn summary_json(&self) -> PathBuf {
         self.path.join(SUMMARY)
     }
 
-    /// Writes the summary, in place of that of an earlier end.
+    /// Writes the summary, replacing that of an earlier end.
     pub fn write_summary(&self, text: &str) -> Result<(), StorageError> {
         self.write(SUMMARY, text)?;
-        // Best effort: this one is the run's now.
+        // Best effort: the new summary is valid now.
         let _ = fs::remove_file(self.path.join(EARLIER_SUMMARY));
         Ok(())
     }
 
-    /// Renames the summary of a run that trains on, so that a folder with a summary is that of a run that has ended.
+    /// Renames the summary of a run that trains on, so that only the folder of a finished run contains a summary.
     ///
     /// # Errors
     /// [`StorageError::Io`] if it cannot be renamed.
@@ -153,8 +151,7 @@ impl RunFolder {
     }
 }
 
-/// The newest run of a recipe's name that has a checkpoint: of `name`, `name-2`, `name-3`, … the one with the highest
-/// number.
+/// Returns the newest run of a recipe's name that has a checkpoint: the one with the highest number among `name`, `name-2`, `name-3`, ….
 ///
 /// # Errors
 /// [`StorageError::NothingToResume`] if there is none; [`StorageError::Io`] if the folder cannot be listed.
@@ -176,9 +173,8 @@ pub fn newest_run(output_dir: &Path, name: &str) -> Result<PathBuf, StorageError
     Err(StorageError::NothingToResume { path, found })
 }
 
-/// The runs of a recipe's name with their numbers, in ascending order: `name` is 1, `name-2` is 2. Some may be missing,
-/// and some be runs of another recipe. A folder of an earlier version does not say whose it is: it counts if no number
-/// before it is missing.
+/// Returns the runs of a recipe's name with their numbers, in ascending order: `name` is 1, `name-2` is 2. Some numbers may be missing, and some
+/// belong to another recipe. A folder of an earlier version does not record its recipe: it counts if no lower number is missing.
 fn runs(output_dir: &Path, name: &str) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     let number = |path: &Path| {
         let rest = path.file_name()?.to_str()?.strip_prefix(name)?;
@@ -199,18 +195,17 @@ fn runs(output_dir: &Path, name: &str) -> Result<Vec<(u64, PathBuf)>, StorageErr
     Ok(runs)
 }
 
-/// The name in the recipe that a run was started with, if its folder says it.
+/// Returns the name in the recipe that started a run, if its folder records it.
 fn recipe_name(run: &Path) -> Option<String> {
     fs::read_to_string(run.join(LOCK)).ok().filter(|name| !name.is_empty())
 }
 
-/// Creates the first folder from this number on that is not there, or takes one that is empty: `name` is 1, `name-2`
-/// is 2.
+/// Creates the first folder from this number on that does not exist, or takes one that is empty: `name` is 1, `name-2` is 2.
 fn free_folder(output_dir: &Path, name: &str, mut number: u64) -> Result<(PathBuf, String), StorageError> {
     loop {
         let candidate = if number == 1 { name.to_string() } else { format!("{name}-{number}") };
         let path = output_dir.join(&candidate);
-        // `create_dir` fails where the folder exists, so two processes never get the same new one.
+        // `create_dir` fails if the folder exists, so two processes never get the same new one.
         match fs::create_dir(&path) {
             Ok(()) => return Ok((path, candidate)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !is_empty_folder(&path) => number += 1,

@@ -1,7 +1,7 @@
 //! Huge lines and records, deep nesting, decompression bombs, small Parquet and Arrow files that decompress to much.
 //!
-//! Trade-off: sizes just above the limits, so that the tests stay fast. Not covered: single Parquet pages that
-//! decompress to much, which the reader does not bound.
+//! Trade-off: sizes just above the limits, so that the tests stay fast. Not covered: single Parquet pages that decompress to much, which the reader
+//! does not bound.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -119,7 +119,7 @@ fn gzip(first: u8, byte: u8, count: usize) -> Vec<u8> {
     packed_with(first, b"", byte, count)
 }
 
-/// gzip, after the byte that selects the inner format.
+/// Returns gzip data after the byte that selects the inner format.
 fn packed_with(first: u8, start: &[u8], byte: u8, count: usize) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(vec![first], flate2::Compression::best());
     encoder.write_all(start).expect("memory has no write errors");
@@ -145,7 +145,7 @@ fn parquet(texts: &[&str], page: usize) -> Vec<u8> {
         .build();
     let batch = batch(&texts[..1]);
     let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties)).expect("a writer");
-    // Row by row, because one batch of all rows would be larger than what is tested here.
+    // Written row by row, because one batch of all rows would be larger than what is tested here.
     for text in texts {
         writer.write(&self::batch(&[*text])).expect("memory has no write errors");
     }

@@ -1,4 +1,4 @@
-//! Templates whose source is one construct many times.
+//! Templates whose source repeats one construct many times.
 //!
 //! Not covered: chains of thousands of operators or filters, for which the engine's compiler needs a deep stack.
 
@@ -27,7 +27,7 @@ pub(super) fn all() -> Vec<Hostile> {
     ]
 }
 
-/// May be refused or rendered, within the time limit.
+/// Creates an input that may be refused or rendered, within the time limit.
 fn long(name: &'static str, make: impl Fn() -> String + 'static) -> Hostile {
     Hostile::new("template", name, &[], move || make().into_bytes())
 }

@@ -1,6 +1,6 @@
 //! Records of every format, encoded as examples.
 //!
-//! Trade-off: a tokenizer of single bytes.
+//! Trade-off: the tokenizer has only single bytes.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -20,7 +20,7 @@ const FORMATS: [RecordFormat; 7] = [
     RecordFormat::Pretokenized,
 ];
 
-/// JSON objects, one per line; the first byte chooses the options. Each record is parsed as every format.
+/// Reads JSON objects, one per line; the first byte chooses the options. Each record is parsed as every format.
 pub(crate) fn rows(bytes: &[u8]) -> Outcome {
     static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
     let tokenizer = TOKENIZER.get_or_init(tokenizer::small);

@@ -40,7 +40,7 @@ impl Outcome {
     }
 }
 
-/// A target takes any bytes.
+/// A function that takes any bytes.
 pub(crate) type Target = fn(&[u8]) -> Outcome;
 
 /// All targets by name; the corpus of each is the folder of its name.
@@ -90,7 +90,7 @@ impl Folder {
         self.0.path()
     }
 
-    /// Writes a file, with the folders above it, and gives its path.
+    /// Writes a file and the folders above it, and returns its path.
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.path().join(name);
         fs::create_dir_all(path.parent().expect("inside the folder")).expect("a folder can be made");

@@ -10,7 +10,7 @@ use super::{Folder, Outcome, parts};
 const MAX_ROWS: usize = 100_000;
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Without a named list, and with one.
+/// Reads JSON without a named list, and with one.
 pub(crate) fn json(bytes: &[u8]) -> Outcome {
     let mut outcome = read("rows.json", bytes, SourceSpec::default());
     let named = read("rows.json", bytes, SourceSpec { field: Some("data".to_owned()), ..SourceSpec::default() });
@@ -19,20 +19,20 @@ pub(crate) fn json(bytes: &[u8]) -> Outcome {
     outcome
 }
 
-/// The first byte: separated by tabs if it is odd.
+/// Reads CSV. If the first byte is odd, tabs separate the values.
 pub(crate) fn csv(bytes: &[u8]) -> Outcome {
     let (first, rest) = bytes.split_first().unwrap_or((&0, &[]));
     read(if first % 2 == 0 { "rows.csv" } else { "rows.tsv" }, rest, SourceSpec::default())
 }
 
-/// The first byte: one document per line if it is odd.
+/// Reads text. If the first byte is odd, each line is a document.
 pub(crate) fn text(bytes: &[u8]) -> Outcome {
     let (first, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let text_unit = if first % 2 == 0 { TextDocument::File } else { TextDocument::Line };
     read("rows.txt", rest, SourceSpec { text_unit, ..SourceSpec::default() })
 }
 
-/// The first byte chooses the compression and what is inside.
+/// Reads a compressed file. The first byte chooses the compression and the inner format.
 pub(crate) fn packed(bytes: &[u8]) -> Outcome {
     const INSIDE: [&str; 7] = ["jsonl", "json", "csv", "tsv", "txt", "arrow", "parquet"];
     let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
@@ -41,7 +41,7 @@ pub(crate) fn packed(bytes: &[u8]) -> Outcome {
     read(&format!("rows.{inside}.{ending}"), rest, SourceSpec::default())
 }
 
-/// A folder of `Dataset.save_to_disk` or `DatasetDict.save_to_disk`: `state.json`, then `dataset_dict.json`.
+/// Reads a folder of `Dataset.save_to_disk` or `DatasetDict.save_to_disk`: `state.json`, then `dataset_dict.json`.
 pub(crate) fn saved_folder(bytes: &[u8]) -> Outcome {
     let folder = Folder::new();
     let row = b"{\"text\":\"a\"}\n";
@@ -55,7 +55,7 @@ pub(crate) fn saved_folder(bytes: &[u8]) -> Outcome {
     records(&SourceSpec::new(path), &folder)
 }
 
-/// The Hub's response about a dataset. The first byte: the requested configuration and split.
+/// Reads the Hub's response about a dataset. The first byte: the requested configuration and split.
 pub(crate) fn hub_listing(bytes: &[u8]) -> Outcome {
     let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let folder = Folder::new();
@@ -80,7 +80,7 @@ pub(crate) fn read(name: &str, bytes: &[u8], spec: SourceSpec) -> Outcome {
     outcome
 }
 
-/// Reads a source, with a Hub without a network whose cache is the folder.
+/// Reads a source through a Hub without a network, whose cache is the folder.
 fn records(spec: &SourceSpec, folder: &Folder) -> Outcome {
     let (endpoint, cache) = ("http://127.0.0.1:9".to_owned(), folder.path().to_owned());
     let hub = Hub::new(HubSettings { endpoint, cache, token: None, is_offline: true });

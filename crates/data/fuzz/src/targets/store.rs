@@ -12,8 +12,8 @@ use super::{Folder, Outcome};
 const HEADER_BYTES: usize = 128;
 const VOCABULARY: usize = 1000;
 
-/// If the first byte is 0, the rest is the file. Otherwise the rest are changes to a valid file, 4 bytes each (the position
-/// in 2 bytes, what is added to that byte and to the next one); if the first byte is even, the checksums are fixed.
+/// Reads a token file. If the first byte is 0, the rest is the file. Otherwise the rest is changes to a valid file, 4 bytes each (the position in 2
+/// bytes, and what is added to that byte and to the next); if the first byte is even, the checksums are fixed.
 pub(crate) fn token_store(bytes: &[u8]) -> Outcome {
     let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let folder = Folder::new();
@@ -71,7 +71,7 @@ fn fix_checksums(file: &mut [u8]) {
     let (data, tail) = (xxh3_64(&file[HEADER_BYTES..end]), xxh3_64(&file[end..]));
     file[72..80].copy_from_slice(&data.to_le_bytes());
     file[80..88].copy_from_slice(&tail.to_le_bytes());
-    // The header's checksum covers those two.
+    // The header's checksum covers these two.
     let header = xxh3_64(&file[..96]);
     file[96..104].copy_from_slice(&header.to_le_bytes());
 }

@@ -33,7 +33,7 @@ const TEMPLATES: [&str; 8] = [
     include_str!("../../../tests/golden/templates/reasoning.jinja"),
 ];
 
-/// The source of a template.
+/// Compiles and renders the source of a template.
 pub(crate) fn template(bytes: &[u8]) -> Outcome {
     let mut outcome = Outcome::default();
     let mut tokenizer: MutexGuard<'_, Tokenizer> = TOKENIZER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,7 +59,7 @@ pub(crate) fn template(bytes: &[u8]) -> Outcome {
     outcome
 }
 
-/// A record with messages and other keys; the first byte chooses the template.
+/// Renders a record with messages and other keys; the first byte chooses the template.
 pub(crate) fn messages(bytes: &[u8]) -> Outcome {
     let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let mut outcome = Outcome::default();
@@ -75,7 +75,7 @@ fn encode_record(tokenizer: &Tokenizer, fields: Map<String, Json>, outcome: &mut
     encode::encode(&encoder, &record, outcome);
 }
 
-/// A conversation from text that is not JSON: one message per line, the roles in turn.
+/// Builds a conversation from text that is not JSON: one message per line, the roles in turn.
 fn lines(bytes: &[u8]) -> Map<String, Json> {
     let text = String::from_utf8_lossy(bytes);
     let role = |index: usize| ["system", "user", "assistant", "tool"][index % 4];
@@ -85,7 +85,7 @@ fn lines(bytes: &[u8]) -> Map<String, Json> {
     Map::from_iter([("messages".to_owned(), Json::Array(messages))])
 }
 
-/// Roles, reasoning, a tool, and a tool call with its result.
+/// Returns a conversation with several roles, reasoning, a tool, and a tool call with its result.
 fn conversation() -> Map<String, Json> {
     let call = json!({ "type": "function", "id": "abcdefghi", "function": {
         "name": "weather", "arguments": { "city": "Paris", "days": 2 }

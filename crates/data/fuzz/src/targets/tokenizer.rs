@@ -15,7 +15,7 @@ const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\n\
     <|{{ message.role }}|>\n{{ message.content }}{{ eos_token }}\n{% endfor %}\n\
     {% if add_generation_prompt %}\n<|assistant|>\n{% endif %}\n";
 
-/// `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.json`, `chat_template.jinja`, a named template.
+/// Reads `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.json`, `chat_template.jinja`, and a named template.
 pub(crate) fn tokenizer_config(bytes: &[u8]) -> Outcome {
     let folder = Folder::new();
     folder.write("tokenizer.json", BYTES.as_bytes());
@@ -32,8 +32,8 @@ pub(crate) fn tokenizer_config(bytes: &[u8]) -> Outcome {
     load(folder.path())
 }
 
-/// `tokenizer.json` itself, which the `tokenizers` crate reads. It panics on some (a `Precompiled` normalizer with damaged
-/// tables), which must become an error.
+/// Reads `tokenizer.json`, which the `tokenizers` crate parses. It panics on some files (a `Precompiled` normalizer with damaged tables); that must
+/// become an error.
 pub(crate) fn tokenizer_json(bytes: &[u8]) -> Outcome {
     let folder = Folder::new();
     folder.write("tokenizer.json", bytes);
@@ -54,7 +54,7 @@ fn load(folder: &Path) -> Outcome {
     outcome
 }
 
-/// A token per byte, and a few special tokens.
+/// Returns a tokenizer with a token per byte and a few special tokens.
 pub(crate) fn small() -> Tokenizer {
     let folder = Folder::new();
     folder.write("tokenizer.json", BYTES.as_bytes());

@@ -1,4 +1,4 @@
-//! Cuts a JSON document into the texts of its values, without holding the document.
+//! Cuts a JSON document into the texts of its values, without storing the document.
 //!
 //! Trade-off: only the extent of a value is determined here, by counting brackets; the parser checks the values that
 //! are kept.
@@ -40,7 +40,7 @@ impl Scanner {
         self.column = if newlines > 0 { after_newline + 1 } else { self.column + count };
     }
 
-    /// The next byte that is not blank, without consuming it; `None` at the end.
+    /// Returns the next byte that is not blank, without consuming it; `None` at the end.
     pub(super) fn peek(&mut self) -> SourceResult<Option<u8>> {
         loop {
             let buffer = self.fill()?;
@@ -107,7 +107,7 @@ struct Extent {
 }
 
 impl Extent {
-    /// How many of the bytes belong to the value, and whether it ends there.
+    /// Returns how many of the bytes belong to the value, and whether it ends there.
     fn pass(&mut self, bytes: &[u8]) -> (usize, bool) {
         for (index, &byte) in bytes.iter().enumerate() {
             if self.in_string {
@@ -135,7 +135,7 @@ impl Extent {
     }
 }
 
-/// A byte for messages.
+/// Formats a byte for messages.
 pub(super) fn show(byte: Option<u8>) -> String {
     byte.map_or("the end of the file".to_owned(), |byte| format!("{:?}", char::from(byte)))
 }

@@ -1,4 +1,4 @@
-//! Invariants for arbitrary bytes: no panic, bounded memory, an error that names the file and the line.
+//! Tests invariants for arbitrary bytes: no panic, bounded memory, an error that names the file and the line.
 //!
 //! Trade-off: every third or fifth byte is damaged, not every one. `tests/fuzz_corpus.rs` has records that never end.
 
@@ -85,7 +85,7 @@ fn truncated_compressed_files_are_refused_with_the_line() {
     }
 }
 
-/// Changes every `step`-th byte in turn, and cuts the file there: any result but a panic is accepted.
+/// Changes every `step`-th byte in turn, and cuts the file there; any result but a panic is accepted.
 fn survives(bytes: &[u8], name: &str, step: usize) {
     let folder = Folder::new();
     let mut refused = 0;

@@ -1,5 +1,5 @@
-//! All formats of the same rows give the same records, also the files that `datasets` and `pyarrow` wrote
-//! (tests/golden/sources, with its script).
+//! Tests that all formats of the same rows give the same records, including files that `datasets` and `pyarrow` wrote (tests/golden/sources, with its
+//! script).
 //!
 //! Trade-off: one set of seven rows, one version of each library.
 
@@ -160,7 +160,7 @@ fn keys_that_the_format_does_not_read_are_the_same_in_every_file_format() {
         };
         read(&folder.spec(name)).unwrap().iter().map(of_record).collect()
     };
-    // Null and an empty list are nothing.
+    // Null and an empty list count as nothing.
     let expected: Vec<Vec<String>> = (0..7)
         .map(|index| {
             let keys = [

@@ -1,4 +1,4 @@
-//! Datasets of the Hub: selected by configuration and split, fetched, and read offline; against a server on this machine.
+//! Tests of Hub datasets: selected by configuration and split, fetched, and read offline; against a server on this machine.
 //!
 //! Trade-off: no TLS, which the client's library covers.
 
@@ -15,7 +15,7 @@ use super::super::{ContentKeys, Record, SourceError, SourceSpec};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A dataset with these files and these configurations on its card.
+/// Returns a dataset with these files and these configurations on its card.
 fn dataset(files: &[(&str, &str)], configs: Json) -> impl Fn(&Request) -> Answer + Send + Sync + use<> {
     let files: Vec<(String, String)> = files.iter().map(|&(path, text)| (path.to_owned(), text.to_owned())).collect();
     move |request| {
@@ -204,7 +204,7 @@ fn a_private_dataset_needs_a_token_which_only_the_hub_receives() {
     let error = client.error(&spec());
     assert!(error.contains("HF_TOKEN") && error.contains("private"), "{error}");
     client.settings.token = Some("secret".to_owned());
-    // The storage of the test has another port and so another origin, and is not encrypted: it is refused as such ...
+    // The storage of the test has another port and so another origin, and is not encrypted, so it is refused.
     let error = client.error(&spec());
     assert!(error.contains("not encrypted"), "{error}");
     assert!(storage.requests().is_empty());

@@ -1,4 +1,4 @@
-//! Mixtures: no row is lost, none is repeated unless configured, and the order is always the same.
+//! Tests of mixtures: no row is lost, none is repeated unless configured, and the order is always the same.
 //!
 //! Trade-off: shares of random draws are checked with a tolerance.
 

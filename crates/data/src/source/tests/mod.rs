@@ -38,7 +38,7 @@ impl Folder {
     fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // Some file systems bring a file that is written again to the disk at once, and a new one later.
+        // Some file systems flush a rewritten file to the disk at once, and a new one later.
         let _ = fs::remove_file(&path);
         fs::write(&path, bytes).unwrap();
         path
@@ -70,7 +70,7 @@ fn texts(records: &[Record]) -> Vec<&str> {
     records.iter().map(|record| record.fields["text"].as_str().unwrap()).collect()
 }
 
-/// Rows with values of all types.
+/// Returns rows with values of all types.
 fn rows() -> Vec<Json> {
     let row = |index: i64| {
         let message = |turn: i64| {
@@ -94,7 +94,7 @@ fn lines(rows: &[Json]) -> String {
     rows.iter().map(|row| format!("{row}\n")).collect()
 }
 
-/// The rows as a batch of columns.
+/// Returns the rows as a batch of columns.
 fn batch(rows: &[Json]) -> RecordBatch {
     let members: Fields =
         vec![Field::new("role", DataType::Utf8, true), Field::new("content", DataType::Utf8, true)].into();
@@ -121,7 +121,7 @@ fn batch(rows: &[Json]) -> RecordBatch {
     RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, column)| (name, column, true))).unwrap()
 }
 
-/// The rows as a Parquet file with two row groups.
+/// Returns the rows as a Parquet file with two row groups.
 fn parquet_bytes(rows: &[Json]) -> Vec<u8> {
     let (first, second) = rows.split_at(rows.len() / 2);
     let mut writer = parquet::arrow::ArrowWriter::try_new(Vec::new(), batch(first).schema(), None).unwrap();
@@ -131,7 +131,7 @@ fn parquet_bytes(rows: &[Json]) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
-/// The rows as an Arrow stream, or with `is_file` as an Arrow file, in two batches.
+/// Returns the rows as an Arrow stream, or with `is_file` as an Arrow file, in two batches.
 fn arrow_bytes(rows: &[Json], is_file: bool) -> Vec<u8> {
     use arrow_ipc::writer::{FileWriter, StreamWriter};
     let (first, second) = rows.split_at(rows.len() / 2);

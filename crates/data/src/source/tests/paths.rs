@@ -1,4 +1,4 @@
-//! Files, patterns and folders, and the order of their content.
+//! Tests of files, patterns and folders, and the order of their content.
 //!
 //! Trade-off: file names of ASCII only.
 

@@ -1,6 +1,6 @@
-//! Whole plans: that decisions agree with each other, and that each has a reason.
+//! Tests of whole plans: decisions agree with each other, and each has a reason.
 //!
-//! Trade-off: one tiny model on the processor stands for all.
+//! Trade-off: all tests plan one tiny model on the processor.
 
 use firebrick_arch::LoraConfig;
 use firebrick_kernels::BaseStorage;
@@ -107,7 +107,7 @@ fn a_lora_target_that_matches_nothing_is_refused_before_any_weight_is_read() {
     assert!(message.contains("q_projection"), "{message}");
 }
 
-/// Both as `state.json` had them when each value was a field of a struct.
+/// Uses both as `state.json` stored them when each value was a field of a struct.
 #[test]
 fn a_plan_continues_the_run_of_a_state_with_the_same_values() {
     let plan = resolve(&["bnb_4bit={}", "seed=7", "lora.dropout=0.1", "lora.base_model_name_or_path=a/b"]).unwrap();

@@ -1,6 +1,6 @@
-//! Forecasts of whole recipes on the machines of the table, against speeds that were measured.
+//! Tests forecasts of whole recipes on the machines of the table against measured speeds.
 //!
-//! Trade-off: nothing runs here, so only the rows of docs/roofline.md say whether a forecast is right.
+//! Trade-off: nothing runs here, so only the rows of docs/roofline.md show whether a forecast is right.
 
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::peaks::MeasuredGemm;
@@ -36,7 +36,7 @@ fn several_ranks_add_the_communication_that_they_do_not_hide() {
     let exposed = two.communication_seconds.as_ref().unwrap().value;
     let sum = two.step_seconds.value.lower - one.step_seconds.value.lower;
     assert!(exposed.lower > 0.0 && (sum / exposed.lower - 1.0).abs() < 1e-6, "{exposed:?}");
-    // An adapter's gradients are 168 MiB. Even on 1,024 cards their sum takes well below 1 % of a step.
+    // An adapter's gradients are 168 MiB. Even on 1,024 cards, summing them takes well below 1 % of a step.
     let share = |of: &Forecast| of.communication_seconds.as_ref().unwrap().value.upper / of.step_seconds.value.lower;
     assert!(share(&two) < share(&many) && share(&many) < 0.01, "{} {}", share(&two), share(&many));
     let text = plan_of_ranks(RECIPE, "h100", &[], PlanRequest::default(), 1024).to_string();
@@ -68,7 +68,7 @@ fn the_recipe_for_an_h100_is_planned_two_to_three_times_faster_on_an_h100_than_o
     let (h100, a100) = (forecast_of("h100", &[]).step_seconds.value, forecast_of("a100", &[]).step_seconds.value);
     let at_measured_rates = a100.upper / h100.upper;
     assert!((2.0..3.0).contains(&at_measured_rates), "{at_measured_rates}");
-    // The peaks alone promise more: 989.4 / 312 = 3.17 where arithmetic is everything.
+    // The peaks alone promise more: 989.4 / 312 = 3.17 if arithmetic takes all the time.
     let at_the_peaks = a100.lower / h100.lower;
     assert!((3.0..3.2).contains(&at_the_peaks), "{at_the_peaks}");
 }
@@ -144,7 +144,7 @@ fn every_machine_of_the_table_answers_with_reasons() {
     }
 }
 
-/// A machine with an NVIDIA card that no table has.
+/// Returns a machine with an NVIDIA card that no table has.
 fn unknown_card(compute_capability: (u32, u32), clocks: CardClocks) -> HardwareProfile {
     let (name, bytes) = ("NVIDIA Card of Tomorrow", 80 << 30);
     let spec = AcceleratorSpec::of_unknown_card(name, compute_capability, clocks, bytes);
@@ -152,7 +152,7 @@ fn unknown_card(compute_capability: (u32, u32), clocks: CardClocks) -> HardwareP
     HardwareProfile::described(16, 256 << 30, vec![card])
 }
 
-/// The forecast of an [`Example`] on a machine.
+/// Returns the forecast of an [`Example`] on a machine.
 fn forecast_on(profile: HardwareProfile) -> Option<Forecast> {
     let mut example = Example::new(&[], 80, 256);
     example.profile = profile;
@@ -171,7 +171,7 @@ fn forecast_on(profile: HardwareProfile) -> Option<Forecast> {
 
 #[test]
 fn a_card_that_no_table_has_is_forecast_from_its_compute_capability_and_clocks() {
-    // Those of an H100.
+    // The clocks of an H100.
     let clocks = CardClocks { sm_mhz: 1830, memory_mhz: 2619, cores: 16_896, bus_bits: 5120 };
     let of = |capability, clocks| forecast_on(unknown_card(capability, clocks));
     let known = forecast_on(HardwareProfile::of_machine(AcceleratorSpec::named("h100").unwrap())).unwrap();

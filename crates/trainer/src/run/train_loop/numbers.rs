@@ -1,6 +1,6 @@
-//! The numbers of steps: read one step late, put together with those of the other ranks, and sent to the sinks.
+//! The numbers of steps: read one step late, combined with those of the other ranks, and sent to the sinks.
 //!
-//! Trade-off: what is logged of a step with several ranks comes with the exchange of the next one.
+//! Trade-off: with several ranks, a step is logged after the exchange of the next one.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use crate::run::trace::NUMBERS;
 use crate::state::checkpoint::RunState;
 use crate::state::run_folder::RunFolder;
 
-/// A loss scale below which float16 cannot be what makes the gradients overflow (fairseq's `min_loss_scale`).
+/// Below this loss scale, float16 cannot be the reason why gradients overflow (fairseq's `min_loss_scale`).
 const MIN_LOSS_SCALE: f32 = 1e-4;
 
 /// A step whose numbers are still on their way.
@@ -33,19 +33,19 @@ pub(super) struct Pending {
     pub(super) loss_tokens: u64,
     pub(super) tokens: u64,
     pub(super) seconds: f64,
-    /// Of it in exchanges with other ranks through host memory.
+    /// The part of `seconds` spent in exchanges with other ranks through host memory.
     pub(super) exchanged: Duration,
 }
 
-/// What this rank knows of a step.
+/// The numbers of a step that this rank knows.
 pub(super) struct Unreported {
-    /// `None` where the step is not logged.
+    /// `None` if the step is not logged.
     pub(super) metrics: Option<StepMetrics>,
     pub(super) times: RankTimes,
 }
 
 impl<B: Kernels> Run<B> {
-    /// Sums what the next step divides by and its tokens over all ranks, and notes whether one of them is requested to end.
+    /// Sums the next step's denominators and its tokens over all ranks, and notes whether a rank is requested to end.
     pub(super) fn agree_on_step(&mut self, counts: StepCounts, tokens: u64) -> Result<(StepCounts, u64), RunError> {
         let ranks = &self.trainer.ranks;
         if ranks.world_size() == 1 {
@@ -78,14 +78,14 @@ impl<B: Kernels> Run<B> {
         }
     }
 
-    /// Reports it without the other ranks, of which one is lost.
+    /// Reports that step without the other ranks, of which one is lost.
     pub(super) fn report_alone(&mut self) {
         if let Some(metrics) = self.unreported.take().and_then(|step| step.metrics) {
             self.sinks.step(&metrics);
         }
     }
 
-    /// Reports it now: all ranks do so after the same step.
+    /// Reports that step now; all ranks do so after the same step.
     pub(super) fn report_now(&mut self) -> Result<(), RunError> {
         let ranks = &self.trainer.ranks;
         let Some(step) = &self.unreported else { return Ok(()) };
@@ -160,7 +160,7 @@ impl<B: Kernels> Run<B> {
         Ok(())
     }
 
-    /// Reports a skipped step. An overflow that no loss scale avoids ends the run, as does any without loss scaling.
+    /// Reports a skipped step. An overflow ends the run if no loss scale avoids it, or if there is no loss scaling.
     fn check_finite(&self, step: u64, numbers: &StepNumbers) -> Result<(), RunError> {
         let &StepNumbers { loss, grad_norm, loss_scale, .. } = numbers;
         match loss_scale {
@@ -187,7 +187,7 @@ impl<B: Kernels> Run<B> {
     }
 }
 
-/// The times of one rank in a step that took `ms` milliseconds. `exchanged` is the part spent in exchanges through host memory. Where devices
+/// Returns the times of one rank in a step that took `ms` milliseconds. `exchanged` is the part spent in exchanges through host memory. If devices
 /// exchange tensors themselves, the host exchanges only a few numbers, and no device waits for them.
 fn rank_times(ms: f64, exchanged: Duration, numbers: &StepNumbers) -> RankTimes {
     let exchanged = 1e3 * exchanged.as_secs_f64();
@@ -197,7 +197,7 @@ fn rank_times(ms: f64, exchanged: Duration, numbers: &StepNumbers) -> RankTimes 
     RankTimes { own: (ms - comm_wait).max(0.0), collectives, comm_wait }
 }
 
-/// The files of metrics, with the evaluation before the first step if that comes next.
+/// Opens the files of metrics; writes the evaluation before the first step if that comes next.
 pub(super) fn open_sinks(
     folder: &RunFolder,
     resumed: Option<u64>,
@@ -217,7 +217,7 @@ pub(super) fn open_sinks(
     Ok(sinks)
 }
 
-/// Starts to sample how busy the device of this rank and this process are.
+/// Starts to sample the usage of this rank's device and of this process.
 pub(super) fn watch_usage(prepared: &Prepared, local_rank: usize, console: Console) -> UsageMonitor {
     let (target, note) = usage_target(prepared.plan.backend.value, local_rank);
     if let Some(note) = note {

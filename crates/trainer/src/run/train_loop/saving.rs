@@ -1,7 +1,7 @@
-//! What a run leaves behind: checkpoints, and at its end the trained weights, the summary and the line of the report.
+//! The files of a run: checkpoints, and at its end the trained weights, the summary and the line of the report.
 //!
-//! Trade-off: a checkpoint is written while the device waits, and the trained weights once more next to the last
-//! checkpoint, which contains them too.
+//! Trade-off: the device waits while a checkpoint is written, and the trained weights are written once more next to the last checkpoint, which
+//! contains them too.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::state::checkpoint::{MODEL, SavedWeights, Snapshot, save_part};
 use crate::storage::StorageError;
 
 impl<B: Kernels> Run<B> {
-    /// Saves the last step if another rank was lost since, where that step cannot have been touched by the loss.
+    /// Saves the last step after another rank was lost, if the loss cannot have affected that step.
     pub(super) fn save_after_loss(&mut self) {
         let ranks = &self.trainer.ranks;
         let is_whole = self.state.step > 0 && self.trainer.optimizer.steps() == self.state.step;
@@ -63,8 +63,7 @@ impl<B: Kernels> Run<B> {
         saved
     }
 
-    /// Saves before the end of the run. A full disk does not end it: what was saved before stays, and the next save is
-    /// another chance.
+    /// Saves before the end of the run. A full disk does not end the run: earlier saves stay, and the next save tries again.
     pub(super) fn save_on_the_way(&mut self) -> Result<(), RunError> {
         let error = match self.save() {
             Err(error) if error.is_disk_full() => error,
@@ -83,8 +82,7 @@ impl<B: Kernels> Run<B> {
         Ok(())
     }
 
-    /// On rank 0: writes a checkpoint, to which the other ranks add their shares of the optimizer's state where they
-    /// divide it.
+    /// Writes a checkpoint on rank 0; the other ranks add their shares of the optimizer's state if they divide it.
     fn write_checkpoint(&self, collected: CollectedWeights) -> Result<(), RunError> {
         let texts = [("config.toml", self.prepared.recipe.to_toml()), ("plan.toml", self.prepared.plan.to_toml())];
         let snapshot = Snapshot {
@@ -96,14 +94,14 @@ impl<B: Kernels> Run<B> {
             texts: &texts,
         };
         let keep = self.prepared.plan.checkpoints_kept.value;
-        // The folder is there for the others, and then their parts are in it.
+        // Now the others find the folder, and after the second exchange it contains their parts.
         let begun = self.where_all_have_room(snapshot.write(self.folder.path(), keep))?;
         self.where_all_have_room(Ok(begun))?.commit(keep)?;
         Ok(())
     }
 
-    /// What this rank has written of a checkpoint, once all ranks have written as much. Where the disk of one is full,
-    /// all know it and none waits for a part that does not come.
+    /// Returns `written` once all ranks have written their part of a checkpoint. If one disk is full, all ranks learn it and none waits for a part
+    /// that will not come.
     fn where_all_have_room<T>(&self, written: Result<T, RunError>) -> Result<T, RunError> {
         if !self.trainer.optimizer.is_partial() {
             return written;
@@ -117,8 +115,8 @@ impl<B: Kernels> Run<B> {
         if full > 0 && !is_full { Err(StorageError::DiskOfOtherRankFull { path }.into()) } else { written }
     }
 
-    /// Refuses weights that the last update has ruined: loss and gradient norm of its step are those before it. All
-    /// ranks come to the same result.
+    /// Refuses weights that the last update has ruined: its step's loss and gradient norm come from before the update. All ranks reach the same
+    /// result.
     fn check_weights(&self) -> Result<(), RunError> {
         let Trainer { model, ranks, .. } = &self.trainer;
         let values: Vec<_> = model.parameters().iter().map(|parameter| parameter.value.clone()).collect();
@@ -130,7 +128,7 @@ impl<B: Kernels> Run<B> {
         if norm.is_finite() { Ok(()) } else { Err(RunError::WeightsNotFinite { step: self.state.step, norm }) }
     }
 
-    /// On a rank other than 0: adds its share of the optimizer's state to the checkpoint, where ranks divide it.
+    /// Adds the optimizer's share of a rank other than 0 to the checkpoint, if ranks divide the state.
     fn save_part(&self) -> Result<(), RunError> {
         let Trainer { ranks, optimizer, .. } = &self.trainer;
         if optimizer.is_partial() {
@@ -141,14 +139,14 @@ impl<B: Kernels> Run<B> {
     }
 
     pub(super) fn finish(mut self) -> Result<Outcome, RunError> {
-        // Everything is saved: a run that is stopped here is evaluated and finished by the one that resumes it.
+        // Everything is saved: if the run is stopped here, the resumed run evaluates and finishes it.
         let Some(after) = self.evaluation()? else { return Ok(self.interrupted()) };
         report_evaluation(&mut self.sinks, self.state.step, &after);
         self.sinks.flush();
         self.sinks.activity("writing the results");
         let plan = &self.prepared.plan;
         let is_main = self.trainer.ranks.is_main();
-        // A pass over weights that ranks divide is one of all ranks.
+        // A pass over divided weights involves all ranks.
         let takes_part = is_main || self.trainer.model.is_divided();
         let (weights, samples) = if takes_part { self.results()? } else { Default::default() };
         let summary = Summary {
@@ -171,11 +169,10 @@ impl<B: Kernels> Run<B> {
             ranks: self.rank_meter.mean().map(Box::new),
         };
         let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields is expressible as JSON");
-        // Not before: a run whose weights cannot be written has failed.
+        // Not earlier: a run whose weights cannot be written has failed.
         self.sinks.close(RunEnd::Finished);
         let report = self.write_report(Some(&text));
-        // Last: a run that is killed before is not taken for one with all of its results, and the one that resumes it
-        // ends again.
+        // Written last: a run killed before this does not count as complete, and the resumed run ends again.
         if is_main {
             self.folder.write_summary(&(text + "\n"))?;
         }
@@ -187,7 +184,7 @@ impl<B: Kernels> Run<B> {
         Ok(Outcome::Finished(summary))
     }
 
-    /// On rank 0: writes the report of the run, with its summary if it has one. Returns a line to print.
+    /// Writes the report of the run on rank 0, with its summary if it has one. Returns a line to print.
     fn write_report(&self, summary: Option<&str>) -> Option<String> {
         let write = self.report.filter(|_| self.trainer.ranks.is_main())?;
         Some(write(self.folder.path(), summary))
@@ -204,13 +201,13 @@ impl<B: Kernels> Run<B> {
         Ok((folder, samples))
     }
 
-    /// Seconds from start, over all resumed parts.
+    /// Returns the seconds since the start, over all resumed parts.
     pub(super) fn wall_s(&self) -> f64 {
         self.wall_before + self.started.elapsed().as_secs_f64()
     }
 }
 
-/// Writes the trained weights into the run folder, `collected` among them. A whole model keeps the number format of the one it came from. Returns the path.
+/// Writes the trained weights, including `collected`, into the run folder; returns the path. A whole model keeps its original number format.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -221,7 +218,7 @@ fn write_weights<B: Kernels>(
     collected: CollectedWeights,
 ) -> Result<PathBuf, RunError> {
     let dtype = float_type_of(&model.config);
-    // The last checkpoint has the same weights, so an earlier copy of a resumed run may be removed.
+    // The last checkpoint contains the same weights, so an earlier copy of a resumed run may be removed.
     let earlier = run_folder.join(MODEL);
     if earlier.exists() {
         fs::remove_dir_all(&earlier).map_err(|error| StorageError::io("replace", &earlier, error))?;
