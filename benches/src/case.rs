@@ -1,10 +1,10 @@
-//! A case of the matrix: what it is, how its inputs are built, how its result is checked, and how it is timed.
+//! A case of the matrix: its description, its inputs, the check of its result, and its timing.
 //!
-//! A case builds as many independent sets of inputs as the caches of the device require, and checks the result of the first call of
-//! the first set: the call that is timed, not a smaller one. Then come warm-up and samples that each end with a synchronization. A sample is
-//! as many calls as fill a millisecond, so that the synchronization and the clock do not show in the time of a short operation.
-//! Trade-off: large results are checked in their first and last rows (and columns) only; the reference of the whole would take minutes.
-//! Calls of one sample may overlap on the device, as they do in training; the latency of a single call is not reported.
+//! A case builds as many independent sets of inputs as the caches of the device require, and checks the result of the first call on the first set:
+//! the timed call, not a smaller one. Then come warm-up and samples that each end with a synchronization. A sample is as many calls as fill a
+//! millisecond, so that the synchronization and the clock do not affect the time of a short operation.
+//! Trade-off: large results are checked in their first and last rows (and columns) only, because the full reference would take minutes. Calls of one
+//! sample may overlap on the device, as they do in training; the latency of a single call is not reported.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ pub(crate) struct Case<B: Kernels> {
     pub(crate) axis: Option<Axis>,
     /// The largest relative error that rounding explains.
     pub(crate) tolerance: f64,
-    /// Bytes of one set of inputs; 0 for work that does not depend on where its inputs lie.
+    /// Bytes of one set of inputs; 0 if the time does not depend on the location of the inputs.
     pub(crate) set_bytes: f64,
     /// Builds one set of inputs.
     pub(crate) prepare: Box<dyn Fn() -> Prepared<B>>,
@@ -32,7 +32,7 @@ pub(crate) struct Case<B: Kernels> {
 
 /// A set of inputs.
 pub(crate) struct Prepared<B: Kernels> {
-    /// Does the work on them once; queued, not waited for.
+    /// Runs the operation on them once; it is queued, not waited for.
     pub(crate) call: Box<dyn FnMut() -> Output<B>>,
     /// Compares the result of the first call with the reference.
     pub(crate) check: Box<dyn FnOnce(Output<B>) -> Vec<Comparison>>,
@@ -47,7 +47,7 @@ impl<B: Kernels> Prepared<B> {
     }
 }
 
-/// What a call returns: tensors, a quantized weight, or a number on the host, such as a loss. A check takes what its call returned.
+/// The result of a call: tensors, a quantized weight, or a number on the host, such as a loss.
 pub(crate) enum Output<B: Kernels> {
     Tensors(Vec<Tensor<B, 2>>),
     Weight(QuantizedWeight<B>),
@@ -74,7 +74,7 @@ impl<B: Kernels> Output<B> {
 /// A part of a result next to its reference.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Comparison {
-    /// Which part.
+    /// The compared part.
     pub(crate) what: &'static str,
     /// `‖got − expected‖ / ‖expected‖`; infinite where a value is not finite.
     pub(crate) error: f64,
@@ -92,7 +92,7 @@ impl Comparison {
         Self { what, error: if error.is_nan() { f64::INFINITY } else { error } }
     }
 
-    /// The same for tensors.
+    /// Compares tensors.
     pub(crate) fn of_tensors<B: Kernels, const D: usize>(
         what: &'static str,
         got: Tensor<B, D>,
@@ -102,43 +102,43 @@ impl Comparison {
     }
 }
 
-/// The parts of a [`Key`] that a subject decides.
+/// Builds the parts of a [`Key`] that a subject decides.
 pub(crate) fn key(subject: &str, pass: &str, what: &str, format: &str, sizes: &[(&str, usize)]) -> Key {
     let sizes = sizes.iter().map(|&(name, size)| (name.to_owned(), size as u64)).collect();
     let [subject, pass, what, format] = [subject, pass, what, format].map(str::to_owned);
     Key { backend: String::new(), subject, pass, what, format, sizes }
 }
 
-/// Work per call whose throughput counts `units`.
+/// Builds the work of a call whose throughput counts `units`.
 pub(crate) fn work(units: f64, unit: &str, flops: f64, bytes: f64) -> Work {
     Work { flops, bytes, units, unit: unit.to_owned() }
 }
 
-/// A place in a sweep.
+/// Builds a place in a sweep.
 pub(crate) fn axis(name: &str, value: usize) -> Option<Axis> {
     Some(Axis { name: name.to_owned(), value: value as f64 })
 }
 
-/// The values of a tensor on the host.
+/// Copies the values of a tensor to the host.
 pub(crate) fn to_floats<B: Kernels, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
     tensor.into_data().convert_dtype(DType::F32).to_vec().expect("converted to f32")
 }
 
-/// A tensor with the values of another one, in f32 on the CPU, where the references run.
+/// Copies a tensor in f32 to the CPU, where the references run.
 pub(crate) fn to_reference<B: Kernels, const D: usize>(tensor: Tensor<B, D>) -> Tensor<Flex, D> {
     Tensor::from_data(tensor.into_data().convert_dtype(DType::F32), &Default::default())
 }
 
-/// How long and how often.
+/// Duration and number of the samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Effort {
     /// Samples are taken until they fill this time.
     pub(crate) target: Duration,
     /// After this time one sample is enough.
     pub(crate) longest: Duration,
-    /// At least so many, if they take less than four times the target; at least [`FEWEST`] otherwise.
+    /// Minimum number of samples, if they take less than four times the target; [`FEWEST`] otherwise.
     pub(crate) min_samples: usize,
-    /// Inputs have this many bytes together, if there are not too many of them.
+    /// Target for the total bytes of all input sets, up to a maximum number of sets.
     pub(crate) fresh_bytes: f64,
     /// After this moment one sample is enough.
     pub(crate) deadline: Instant,
@@ -155,7 +155,7 @@ const MAX_SETS: usize = 32;
 /// Seconds that a sample should last.
 const SAMPLE_S: f64 = 1e-3;
 
-/// What the clock found.
+/// The measured times.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Samples {
     /// Seconds per call of each sample.
@@ -168,7 +168,7 @@ pub(crate) struct Samples {
     pub(crate) comparisons: Vec<Comparison>,
 }
 
-/// Runs a case: first the call that is checked, then warm-up and samples. Of a result that is wrong no time is taken.
+/// Runs a case: first the checked call, then warm-up and samples. A case with a wrong result is not timed.
 pub(crate) fn run<B: Kernels>(case: &Case<B>, effort: Effort, device: &B::Device) -> Result<Samples, RunError> {
     let Prepared { mut call, check } = (case.prepare)();
     wait::<B>(device)?;
@@ -180,7 +180,7 @@ pub(crate) fn run<B: Kernels>(case: &Case<B>, effort: Effort, device: &B::Device
     }
     let mut sets = vec![call];
     let wanted = if case.set_bytes > 0.0 { (effort.fresh_bytes / case.set_bytes).ceil() as usize } else { 1 };
-    // Work on inputs that fill the caches several times over finds nothing of its last call there.
+    // If the inputs are several times larger than the caches, no call finds the previous call's data there.
     let fewest = if case.set_bytes > 0.0 && case.set_bytes < effort.fresh_bytes { 2 } else { 1 };
     for _ in 1..wanted.clamp(fewest, MAX_SETS) {
         sets.push((case.prepare)().call);
@@ -199,7 +199,7 @@ pub(crate) fn run<B: Kernels>(case: &Case<B>, effort: Effort, device: &B::Device
         Ok(seconds / calls as f64)
     };
     let first = sample(1)?;
-    // Work that takes so long is warm after the checked call, and each sample counts.
+    // An operation this long is warm after the checked call, and each sample counts.
     let is_long = first >= effort.target.as_secs_f64();
     let (warm, mut seconds) = if is_long { (first, vec![first]) } else { (sample(2)?, Vec::new()) };
     let calls = ((SAMPLE_S / warm).ceil() as usize).clamp(1, MAX_CALLS);
@@ -210,7 +210,7 @@ pub(crate) fn run<B: Kernels>(case: &Case<B>, effort: Effort, device: &B::Device
     Ok(Samples { seconds, calls, input_sets: sets.len(), comparisons })
 }
 
-/// Whether so many samples in so much time are enough.
+/// Returns whether there are enough samples for the elapsed time.
 fn is_enough(samples: usize, elapsed: Duration, effort: Effort) -> bool {
     let is_late = elapsed > effort.longest || Instant::now() > effort.deadline;
     if samples >= MAX_SAMPLES || (samples > 0 && is_late) {
@@ -247,7 +247,7 @@ mod tests {
         Effort { target: Duration::from_millis(1), longest, min_samples: 4, fresh_bytes: 1e3, deadline }
     }
 
-    /// A case over sets of 100 bytes whose result is `value` where the reference is 1; counts sets and calls.
+    /// Creates a case over sets of 100 bytes whose result is `value` where the reference is 1; counts sets and calls.
     fn case(value: f32, counts: &Rc<[Cell<usize>; 2]>) -> Case<Flex> {
         let counts = counts.clone();
         let prepare = move || {

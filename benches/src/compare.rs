@@ -1,8 +1,8 @@
-//! Two runs of the matrix next to each other: which changes exceed the noise.
+//! Compares two runs of the matrix: which changes exceed the noise.
 //!
-//! A change counts if the medians differ by more than [`NOISE_FACTOR`] times the joint spread of both runs' samples and by more than
-//! [`SMALLEST`]. The spread is the distance of the quartiles; of independent samples, spreads add in squares.
-//! Trade-off: what varies from run to run and not from sample to sample (memory layout, clocks) is only covered by the smallest change.
+//! A change counts if the medians differ by more than [`NOISE_FACTOR`] times the joint spread of both runs' samples and by more than [`SMALLEST`].
+//! The spread is the distance of the quartiles; for independent samples, spreads add in squares.
+//! Trade-off: variation between runs but not between samples (memory layout, clocks) is only covered by the smallest change.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,12 +13,12 @@ use crate::case::FEWEST;
 use crate::numbers::{percent, seconds_text};
 use crate::results::{Key, MatrixResults, Row};
 
-/// How many joint spreads a change exceeds.
+/// Minimum change in joint spreads.
 const NOISE_FACTOR: f64 = 2.0;
 /// The smallest change that counts, relative to the earlier run.
 const SMALLEST: f64 = 0.05;
 
-/// A case that takes another time than before.
+/// A case whose time changed.
 #[derive(Clone, Debug, PartialEq)]
 struct Change {
     key: Key,
@@ -29,24 +29,24 @@ struct Change {
 }
 
 impl Change {
-    /// Relative change of the time: below 0 is faster.
+    /// Returns the relative change of the time: below 0 is faster.
     fn relative(&self) -> f64 {
         self.seconds[1] / self.seconds[0] - 1.0
     }
 }
 
-/// What differs between two runs.
+/// The differences between two runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Comparison {
     /// Cases that became slower, the worst first, and those that became faster, the best first.
     slower: Vec<Change>,
     faster: Vec<Change>,
     unchanged: usize,
-    /// Cases that were timed before and are not now.
+    /// Cases that were timed only in the earlier run.
     lost: Vec<Key>,
-    /// Cases that are timed now and were not before.
+    /// Number of cases that were timed only in this run.
     new: usize,
-    /// Why the runs are not comparable, in sentences.
+    /// Reasons why the runs are not comparable, in sentences.
     warnings: Vec<String>,
 }
 
@@ -74,11 +74,11 @@ pub(crate) fn compare(earlier: &MatrixResults, now: &MatrixResults) -> Compariso
     comparison
 }
 
-/// The change of a case; `None` within the noise.
+/// Compares the times of a case; `None` within the noise.
 fn change(old: &Row, new: &Row) -> Option<Change> {
     let (before, after) = (old.timing()?, new.timing()?);
     if before.samples.min(after.samples) < FEWEST {
-        // The time ran out: too few samples to know the noise.
+        // The time ran out: there are too few samples to know the noise.
         return None;
     }
     let (before, after) = (before.seconds, after.seconds);
@@ -134,7 +134,7 @@ mod tests {
     use crate::results::Outcome;
     use crate::results::tests::{results, row};
 
-    /// The first row of the earlier run takes `factor` times as long.
+    /// Compares two runs, where the first row of the earlier one takes `factor` times as long.
     fn changed(factor: f64) -> Comparison {
         let (earlier, mut now) = (results(), results());
         now.rows[0] = row("flex", "gemm", 64, 1e-2 * factor);
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn changes_beyond_the_noise_are_reported_and_others_are_not() {
-        // Quartiles 1 % to both sides in both runs: the joint spread is 2.8 %, twice that is the noise.
+        // Quartiles are 1 % to both sides in both runs: the joint spread is 2.8 %, and twice that is the noise.
         assert_eq!(changed(1.05).slower.len(), 0);
         let slower = changed(1.10);
         assert_eq!((slower.slower.len(), slower.faster.len(), slower.unchanged), (1, 0, 3));

@@ -1,9 +1,9 @@
-//! `bench-matrix`: the operations of training and whole steps on every backend that is there, each checked against its reference
-//! in the run that times it, next to peaks that are measured in the same run.
+//! `bench-matrix`: the operations of training and whole steps on every available backend, each checked against its reference in the run that times
+//! it, next to peaks that are measured in the same run.
 //!
-//! The order is: peaks, then cases, backend by backend; then other programs on the same work, if requested; then the files. Every
-//! backend has a share of the time, and what does not fit into it is named.
-//! Trade-off: one process for all backends, so a driver that aborts takes the run with it; results are written after each backend.
+//! The order is: peaks, then cases, backend by backend; then other programs on the same work, if requested; then the files. Every backend has a share
+//! of the time, and cases that do not fit into it are named.
+//! Trade-off: one process for all backends, so a driver that aborts ends the whole run; results are written after each backend.
 
 mod case;
 mod compare;
@@ -39,16 +39,15 @@ use results::{MatrixResults, SCHEMA, VERSION};
 use run_backend::{Request, run_backend};
 use subjects::StepReference;
 
-/// The allocator of the `train` binary: what is timed is what runs.
+/// The allocator of the `train` binary, so that timings match it.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Seconds of the short run and of the whole one without other programs: cases that have begun and the files still end below 2 and
-/// 10 minutes.
+/// Seconds of the short run and of the whole one without other programs: with the last case and the files they stay below 2 and 10 minutes.
 const QUICK_S: u64 = 95;
 const WHOLE_S: u64 = 540;
 
-/// A backend with less time than this would spend it on its peaks.
+/// Minimum time of a backend: with less it would measure only its peaks.
 const LEAST_OF_A_BACKEND: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -60,7 +59,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Fails if a result was wrong or a device failed, after everything was printed and written.
+/// Runs the matrix. Fails if a result was wrong or a device failed, after everything was printed and written.
 fn execute(options: &MatrixOptions) -> anyhow::Result<ExitCode> {
     if let Some(refusal) = options.refusal() {
         anyhow::bail!("--subjects: {refusal}");
@@ -77,12 +76,12 @@ fn execute(options: &MatrixOptions) -> anyhow::Result<ExitCode> {
     Ok(if wrong + failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A line about the progress, on standard error, which may be closed: then there is nothing to do about it.
+/// Prints a progress line to standard error. If that is closed, the error is ignored.
 fn warn(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Runs the matrix, and writes its files. A case that is wrong or fails is a row of the results, not an error.
+/// Runs the matrix and writes its files. A wrong or failed case is a row of the results, not an error.
 fn run(options: &MatrixOptions) -> anyhow::Result<(MatrixResults, Vec<PathBuf>)> {
     let (started, profile) = (Instant::now(), HardwareProfile::detect_with_adapters());
     let mut results = begin(options, &profile);
@@ -102,7 +101,7 @@ fn run(options: &MatrixOptions) -> anyhow::Result<(MatrixResults, Vec<PathBuf>)>
             options,
             profile: &profile,
             reference: reference.filter(|_| kind != BackendKind::Flex),
-            // What one backend does not need is the next one's.
+            // The next backend gets the time that one does not need.
             deadline: Instant::now() + left.mul_f64(share(&backends[index..])),
             print: &warn,
         };
@@ -119,7 +118,7 @@ fn run(options: &MatrixOptions) -> anyhow::Result<(MatrixResults, Vec<PathBuf>)>
     Ok((results, written))
 }
 
-/// Results without rows: date, program and machine.
+/// Creates the results without rows: date, program and machine.
 fn begin(options: &MatrixOptions, profile: &HardwareProfile) -> MatrixResults {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let date = DateTime::from_timestamp(since.as_secs() as i64, 0);
@@ -153,14 +152,14 @@ fn machine(profile: &HardwareProfile) -> Vec<String> {
     lines
 }
 
-/// What else the processor was doing: other work makes times longer.
+/// Reports other load on the processor, which makes times longer.
 fn load_note(when: &str, profile: &HardwareProfile) -> Option<String> {
     let text = fs::read_to_string("/proc/loadavg").ok()?;
     let load: f64 = text.split_whitespace().next()?.parse().ok()?;
     Some(format!("Load average {when}: {load:.2} on {} hardware threads.", profile.cpu.logical_cores))
 }
 
-/// The backends that are requested, or all that are compiled in and find a device.
+/// Returns the requested backends, or all that are compiled in and find a device.
 fn backends(
     options: &MatrixOptions,
     profile: &HardwareProfile,
@@ -183,7 +182,7 @@ fn backends(
     Ok(usable)
 }
 
-/// The part of the time that the first of these backends gets: as its cases are many and important.
+/// Returns the first backend's share of the time, weighted by the number and importance of cases.
 fn share(backends: &[BackendKind]) -> f64 {
     let weight = |kind: &BackendKind| match kind {
         BackendKind::Cuda => 4.0,
@@ -193,7 +192,7 @@ fn share(backends: &[BackendKind]) -> f64 {
     weight(&backends[0]) / backends.iter().map(weight).sum::<f64>()
 }
 
-/// Writes all files of the results, where a folder was given.
+/// Writes all files of the results, if a folder was given.
 fn write(folder: Option<&Path>, results: &MatrixResults) -> anyhow::Result<Vec<PathBuf>> {
     let Some(folder) = folder else { return Ok(Vec::new()) };
     let failed = || format!("the results cannot be written to {}", folder.display());

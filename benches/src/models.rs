@@ -1,4 +1,4 @@
-//! The models whose sizes the matrix uses, as the `config.json` that a folder of theirs has.
+//! The models whose sizes the matrix uses, as the `config.json` in their folders.
 //!
 //! Sizes of SmolLM2 135M and 360M, Llama 3.2 1B and Llama 3.1 8B, from their config.json files on the Hub.
 //! Trade-off: a model that is too large for the time of a run is cut after some layers, and its name says so.
@@ -25,8 +25,8 @@ pub(crate) struct Model {
     pub(crate) layers: usize,
 }
 
-/// A model by its name, `[hidden, intermediate, heads, kv_heads, head_dim, layers]`, vocabulary, whether the head is the embedding, and
-/// the base of its rotation.
+/// Creates a model from its name, `[hidden, intermediate, heads, kv_heads, head_dim, layers]`, vocabulary, whether the head is tied to the embedding,
+/// and the base of its rotation.
 const fn model(name: &'static str, sizes: [usize; 6], vocab: usize, tied: bool, theta: f64) -> Model {
     let [hidden, intermediate, heads, kv_heads, head_dim, layers] = sizes;
     let all_layers = layers;
@@ -42,18 +42,18 @@ pub(crate) const LLAMA_8B: Model = model("llama-3.1-8b", [4096, 14_336, 32, 8, 1
 pub(crate) type GroupShape = (&'static str, [usize; 2]);
 
 impl Model {
-    /// The same model with fewer layers.
+    /// Cuts the model to its first layers.
     pub(crate) const fn first_layers(self, layers: usize) -> Self {
         Self { layers, ..self }
     }
 
-    /// Its name, with the layers where not all are used.
+    /// Returns its name, with the number of layers if not all are used.
     pub(crate) fn name(&self) -> String {
         let Self { name, layers, all_layers, .. } = *self;
         if layers == all_layers { name.to_owned() } else { format!("{name} ({layers} of {all_layers} layers)") }
     }
 
-    /// The four GEMMs of a layer.
+    /// Returns the four GEMMs of a layer.
     pub(crate) fn groups(&self) -> [GroupShape; 4] {
         let (query, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         [
@@ -64,22 +64,22 @@ impl Model {
         ]
     }
 
-    /// Attention of a layer.
+    /// Describes the attention of a layer.
     pub(crate) fn attention(&self) -> AttentionSpec {
         self.config().spec.layers[0].attention.clone()
     }
 
-    /// Parameters of the layers that are used, embedding and head.
+    /// Counts the parameters of the layers in use, embedding and head.
     pub(crate) fn parameters(&self) -> u64 {
         self.config().spec.parameters()
     }
 
-    /// The description that a model folder would give.
+    /// Returns the description that its model folder would give.
     pub(crate) fn config(&self) -> ModelConfig {
         ModelConfig::parse(&self.config_json(), Path::new("config.json")).expect("a config.json of ours parses")
     }
 
-    /// The text of `config.json`, for a folder or for another program.
+    /// Returns the text of `config.json`, for a folder or for another program.
     pub(crate) fn config_json(&self) -> String {
         let config = json!({
             "architectures": ["LlamaForCausalLM"],

@@ -1,15 +1,15 @@
-//! Numbers as readers like them: three digits and a unit.
+//! Formats numbers for readers: three digits and a unit.
 //!
 //! Trade-off: the exact ones are in `matrix.json`.
 
-/// Three digits with the prefix of a unit: `1.23 G`.
+/// Formats three digits with the prefix of a unit: `1.23 G`.
 pub(crate) fn si(value: f64) -> String {
     let prefixes = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")];
     let (factor, prefix) = prefixes.into_iter().find(|(factor, _)| value >= *factor).unwrap_or((1.0, ""));
     format!("{} {prefix}", three_digits(value / factor))
 }
 
-/// Seconds in a unit that suits them.
+/// Formats seconds in a suitable unit.
 pub(crate) fn seconds_text(seconds: f64) -> String {
     let (factor, unit) = match seconds {
         seconds if seconds >= 1.0 => (1.0, "s"),
@@ -28,7 +28,7 @@ fn three_digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// A number of an axis, without zeros after the point: `10 ms` and not `10.0 ms`.
+/// Formats a number of an axis without zeros after the point: `10 ms` and not `10.0 ms`.
 pub(crate) fn round(text: &str) -> String {
     let (number, unit) = text.split_once(' ').unwrap_or((text, ""));
     let number = if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number };

@@ -40,13 +40,13 @@ pub(crate) const SUBJECTS: &str =
     "gemm,attention,step,generation,norm,rotary,gated,cross_entropy,quantize,dequantize,optimizer,collective,data";
 
 impl MatrixOptions {
-    /// A subject that does not exist, with those that do.
+    /// Refuses an unknown subject, and lists the known ones.
     pub(crate) fn refusal(&self) -> Option<String> {
         let unknown = self.subjects.iter().find(|subject| !SUBJECTS.split(',').any(|known| known == *subject))?;
         Some(format!("there is no subject `{unknown}`: expected some of {SUBJECTS}"))
     }
 
-    /// Whether a subject is requested.
+    /// Returns whether a subject is requested.
     pub(crate) fn includes(&self, subject: &str) -> bool {
         self.subjects.is_empty() || self.subjects.iter().any(|named| named == subject)
     }

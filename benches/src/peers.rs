@@ -1,8 +1,8 @@
-//! The same work by other programs: a Python script gets the cases as JSON and writes a line of JSON for each result.
+//! Runs the same work in other programs: a Python script gets the cases as JSON and writes a line of JSON for each result.
 //!
-//! The script lies in peers/peers.py and in this binary, so that one file is enough on a machine with a GPU. It has a time limit of its
-//! own between cases; a program that hangs inside one is ended here, and what came before counts.
-//! Trade-off: what Python lacks is named and left out; it is not installed.
+//! The script is in peers/peers.py and in this binary, so that one file is enough on a machine with a GPU. It has its own time limit between cases; a
+//! program that hangs inside one is ended here, and earlier results count.
+//! Trade-off: missing Python packages are named and skipped, not installed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -25,7 +25,7 @@ const SCRIPT: &str = include_str!("../peers/peers.py");
 /// Seconds for the cases of the short run and of the whole one.
 const QUICK_S: u64 = 60;
 const WHOLE_S: u64 = 300;
-/// Seconds in addition before a program is ended: for imports, the case that was begun last, and Unsloth's own process.
+/// Additional seconds before a program is ended: for imports, the last case, and Unsloth's separate process.
 const GRACE_S: u64 = 180;
 
 /// A line of what the script writes.
@@ -34,11 +34,11 @@ const GRACE_S: u64 = 180;
 enum Line {
     /// A package that was found, and its version.
     Version([String; 2]),
-    /// What it runs on.
+    /// The device it runs on.
     Device(String),
     /// Something that was left out, and why.
     Note(String),
-    /// A peak rate of PyTorch, by the name that ours has.
+    /// A peak rate of PyTorch, under the name of ours.
     Peak { name: String, rate: f64 },
     /// Seconds of a case.
     Row { index: usize, peer: String, samples: Vec<f64> },
@@ -46,7 +46,7 @@ enum Line {
     End,
 }
 
-/// Runs the script on the cases of the fastest backend per kind of device; the reason is a note where it cannot run.
+/// Runs the script on the cases of the fastest backend per kind of device; a note gives the reason if it cannot run.
 pub(crate) fn run(options: &MatrixOptions, results: &MatrixResults, print: &dyn Fn(&str)) -> PeerResults {
     let rows = compared(results);
     let mut peers = PeerResults::default();
@@ -78,7 +78,7 @@ fn add(peers: &mut PeerResults, rows: &[&Row], line: Line, print: &dyn Fn(&str))
     }
 }
 
-/// The rows that other programs are compared with: those of CUDA if it ran, else those of flex.
+/// Returns the rows to compare with other programs: those of CUDA if it ran, else those of flex.
 fn compared(results: &MatrixResults) -> Vec<&Row> {
     let Some(backend) = results.compared_backend() else { return Vec::new() };
     let name = &backend.backend;
@@ -121,7 +121,7 @@ fn ask(
         .map_err(|error| format!("{python} could not be started, so no other program was timed: {error}"))?;
     let deadline = Instant::now() + Duration::from_secs(limit_s + GRACE_S);
     let ended = hand_on(&lines_of(&mut program), deadline, take);
-    // It has said everything, or hangs: nothing is lost with it.
+    // It has finished, or hangs: nothing is lost with it.
     let killed = program.kill();
     let status = program.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
     match ended {
@@ -134,7 +134,7 @@ fn ask(
     }
 }
 
-/// How the lines of a program ended.
+/// The end of a program's lines.
 #[derive(Debug, PartialEq)]
 enum Ended {
     /// With [`Line::End`].
@@ -145,7 +145,7 @@ enum Ended {
     Late,
 }
 
-/// What a program writes, line by line, from a thread that waits for it; lines that are no JSON of ours are its chatter.
+/// Reads the lines of a program on a thread; lines that are not our JSON are other output.
 fn lines_of(program: &mut Child) -> Receiver<Line> {
     let (send, lines) = mpsc::channel();
     let output = BufReader::new(program.stdout.take().expect("its output is piped"));
@@ -167,7 +167,7 @@ fn hand_on(lines: &Receiver<Line>, deadline: Instant, take: &mut dyn FnMut(Line)
     }
 }
 
-/// The config.json of the model that a case names, for programs that build it.
+/// Returns the config.json of a case's model, for programs that build it.
 fn config_of(what: &str) -> Option<String> {
     let models = [SMOLLM2_135M, SMOLLM2_360M, LLAMA_1B, LLAMA_8B];
     let cut = |model: Model| (1..=model.layers).map(move |layers| model.first_layers(layers));

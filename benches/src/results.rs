@@ -1,7 +1,7 @@
 //! The results of the matrix as data: the schema of `matrix.json`.
 //!
-//! Trade-off: names and not types, so that files of other versions stay readable. A renamed or removed field needs a new [`VERSION`], a
-//! new one a default.
+//! Trade-off: names and not types, so that files of other versions stay readable. A renamed or removed field needs a new [`VERSION`], a new field a
+//! default.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 pub(crate) const SCHEMA: &str = "firebrick-bench-matrix";
 pub(crate) const VERSION: u32 = 1;
 
-/// What was measured: equal keys of two runs are the same work.
+/// Identifies the measured work: equal keys of two runs are the same work.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Key {
     pub(crate) backend: String,
     /// The kind of work, such as `gemm`.
     pub(crate) subject: String,
-    /// Which part of it, such as `forward`.
+    /// The measured part, such as `forward`.
     pub(crate) pass: String,
     /// The model and module whose sizes these are.
     pub(crate) what: String,
@@ -40,7 +40,7 @@ pub(crate) struct MatrixResults {
     /// UTC date and time of the start.
     pub(crate) date: String,
     pub(crate) quick: bool,
-    /// Whether the build was optimized: times of others mean nothing.
+    /// Whether the build was optimized: times of other builds mean nothing.
     pub(crate) optimized: bool,
     pub(crate) seconds: f64,
     /// Processor, memory and accelerators in words.
@@ -48,7 +48,7 @@ pub(crate) struct MatrixResults {
     pub(crate) backends: Vec<BackendResults>,
     pub(crate) rows: Vec<Row>,
     pub(crate) peers: Option<PeerResults>,
-    /// What was left out or disturbs the numbers, in sentences.
+    /// Skipped parts and disturbances of the numbers, in sentences.
     pub(crate) notes: Vec<String>,
 }
 
@@ -81,11 +81,11 @@ pub(crate) struct Row {
 /// Work of one call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Work {
-    /// Floating-point operations; about that many outside of GEMMs.
+    /// Floating-point operations; approximate outside of GEMMs.
     pub(crate) flops: f64,
     /// Bytes that must be read or written, each once.
     pub(crate) bytes: f64,
-    /// What throughput counts, and the name of that, such as `tokens`.
+    /// The number of units that throughput counts, and their name, such as `tokens`.
     pub(crate) units: f64,
     pub(crate) unit: String,
 }
@@ -97,13 +97,13 @@ pub(crate) struct Axis {
     pub(crate) value: f64,
 }
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
     /// The result was right, and this is its time.
     Timed(Timing),
-    /// This part of the result differs from the reference by more than rounding explains; its time means nothing and is not kept.
+    /// This part of the result differs from the reference by more than rounding explains; its time means nothing and is dropped.
     Wrong { what: String, error: f64, tolerance: f64 },
     /// The device refused or failed.
     Failed { message: String },
@@ -125,11 +125,11 @@ pub(crate) struct Timing {
     /// Largest relative error against the reference, and the largest that would pass.
     pub(crate) error: f64,
     pub(crate) tolerance: f64,
-    /// What the card reported at the end of the samples.
+    /// The card's report at the end of the samples.
     pub(crate) conditions: Option<CardConditions>,
 }
 
-/// What other programs needed.
+/// The times of other programs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PeerResults {
     /// Versions of what was found, by package.
@@ -138,7 +138,7 @@ pub(crate) struct PeerResults {
     /// PyTorch's peaks, measured as ours: operations per second of GEMMs by format, and bytes per second under `memory`.
     #[serde(default)]
     pub(crate) peaks: BTreeMap<String, f64>,
-    /// What was left out, and why; in sentences.
+    /// Skipped parts with their reasons, in sentences.
     pub(crate) notes: Vec<String>,
     pub(crate) rows: Vec<PeerRow>,
 }
@@ -173,7 +173,7 @@ impl Row {
         self.timing().map(|timing| self.work.flops / timing.seconds.median)
     }
 
-    /// Whether the device's peaks bound it: not what runs on the host or between ranks.
+    /// Returns whether the device's peaks bound it: not work on the host or between ranks.
     pub(crate) fn has_roofline(&self) -> bool {
         !matches!(self.key.subject.as_str(), "data" | "collective" | "generation") && self.work.flops > 0.0
     }
@@ -184,12 +184,12 @@ impl MatrixResults {
         self.backends.iter().find(|backend| backend.backend == name)
     }
 
-    /// The backend that other programs are compared with: CUDA if it ran, else flex.
+    /// Returns the backend to compare with other programs: CUDA if it ran, else flex.
     pub(crate) fn compared_backend(&self) -> Option<&BackendResults> {
         self.backend("cuda").or_else(|| self.backend("flex"))
     }
 
-    /// The time that the measured peaks allow a row, over its median: 1 is on the roofline.
+    /// Returns the time of a row at the measured peaks over its median: 1 is on the roofline.
     pub(crate) fn roofline_share(&self, row: &Row) -> Option<f64> {
         let (backend, timing) = (self.backend(&row.key.backend)?, row.timing()?);
         let of_format = backend.flops_per_s.get(&row.key.format).copied();
@@ -197,7 +197,7 @@ impl MatrixResults {
         Some((row.work.flops / peak).max(row.work.bytes / backend.bytes_per_s) / timing.seconds.median)
     }
 
-    /// Numbers of rows: timed, wrong, failed, skipped.
+    /// Counts the rows: timed, wrong, failed, skipped.
     pub(crate) fn counts(&self) -> [usize; 4] {
         let mut counts = [0; 4];
         for row in &self.rows {
@@ -211,7 +211,7 @@ impl MatrixResults {
         counts
     }
 
-    /// Reads a file of results. Error: it cannot be read, is no result of the matrix, or has another version.
+    /// Reads a file of results. Fails if it cannot be read, is no result of the matrix, or has another version.
     pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path).map_err(anyhow::Error::from);
         let parsed = text.and_then(|text| Self::parse(&text));
@@ -237,7 +237,7 @@ impl MatrixResults {
 pub(crate) mod tests {
     use super::*;
 
-    /// A row of 1e9 operations and 1e8 bytes that took `seconds`, with quartiles 1 % to both sides.
+    /// Creates a row of 1e9 operations and 1e8 bytes that took `seconds`, with quartiles 1 % to both sides.
     pub(crate) fn row(backend: &str, subject: &str, tokens: u64, seconds: f64) -> Row {
         let [backend, subject, pass, what, format] =
             [backend, subject, "forward", "a <b> & c", "f32"].map(str::to_owned);
@@ -258,7 +258,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Two backends, a sweep, and one row of each outcome.
+    /// Creates results of two backends, a sweep, and one row of each outcome.
     pub(crate) fn results() -> MatrixResults {
         let mut rows: Vec<Row> = [64, 128, 256].map(|tokens| row("flex", "gemm", tokens, 1e-2)).into();
         rows.push(row("wgpu", "gemm", 64, 0.1));

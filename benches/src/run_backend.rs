@@ -1,6 +1,6 @@
 //! One backend of the matrix: its peaks, then its cases until its share of the time is spent.
 //!
-//! Trade-off: a case that fails is a row and the next one runs; after a CUDA error that cannot be recovered from, the rest fails too.
+//! Trade-off: a failed case is a row and the next one runs; after a CUDA error without recovery, the other cases fail too.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,14 +20,14 @@ use crate::results::{BackendResults, MatrixResults, Outcome, Row, Timing};
 use crate::show::progress;
 use crate::subjects::{Scale, Setting, StepReference, cases};
 
-/// Bytes of inputs that no cache of a GPU holds.
+/// Bytes of inputs that exceed the cache of any GPU.
 const GPU_CACHES: f64 = 256e6;
-/// Calls that a case takes at least: the checked one, its reference, and one sample.
+/// Minimum calls of a case: the checked one, its reference, and one sample.
 const CALLS_OF_A_CASE: f64 = 3.0;
-/// The same for processors that do not state their caches.
+/// The same for processors that do not report their caches.
 const CPU_CACHES: f64 = 64e6;
 
-/// What to run.
+/// The backend and cases to run.
 pub(crate) struct Request<'a> {
     pub(crate) kind: BackendKind,
     pub(crate) options: &'a MatrixOptions,
@@ -87,7 +87,8 @@ pub(crate) fn run_backend<B: Kernels>(request: &Request<'_>, results: &mut Matri
     results.backends.push(backend);
 }
 
-/// The first case of each subject, then the second of each, and so on, with their places: when the time is spent, every subject has cases.
+/// Orders the cases in turns: the first of each subject, then the second of each, and so on, with their places, so that every subject has cases when
+/// the time ends.
 fn in_turns<C>(cases: Vec<C>, subject: impl Fn(&C) -> String) -> Vec<(usize, C)> {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     let mut turns: Vec<(usize, usize, C)> = Vec::new();
@@ -100,7 +101,7 @@ fn in_turns<C>(cases: Vec<C>, subject: impl Fn(&C) -> String) -> Vec<(usize, C)>
     turns.into_iter().map(|(_, index, case)| (index, case)).collect()
 }
 
-/// The slowest operations per second of each subject, from which the time of its next case follows.
+/// The lowest operations per second of each subject, from which the time of its next case is estimated.
 #[derive(Default)]
 struct Pace(BTreeMap<String, f64>);
 
@@ -112,19 +113,19 @@ impl Pace {
         }
     }
 
-    /// Why a case is not begun with so many seconds left: none are, or the checked call and a sample would take longer.
+    /// Returns why a case does not start with this many seconds left: none are, or the checked call and a sample would take longer.
     fn refusal(&self, subject: &str, flops: f64, left: f64) -> Option<String> {
         if left <= 0.0 {
             return Some("the time was spent of".to_owned());
         }
-        // Before its first case a subject is taken to be as fast as GEMMs.
+        // Before its first case, a subject is assumed to be as fast as GEMMs.
         let rate = self.0.get(subject).or_else(|| self.0.get("gemm"))?;
         let needed = CALLS_OF_A_CASE * flops / rate;
         (needed > left).then(|| format!("about {needed:.0} s would be needed, {left:.0} s were left of"))
     }
 }
 
-/// A GEMM of a case may be faster than the square one: the peak is the fastest of the run.
+/// Raises the peak to the fastest GEMM of the run, because a case's GEMM may be faster than the square one.
 fn raise_peak(backend: &mut BackendResults, row: &Row) {
     if let (true, Some(rate)) = (row.key.subject == "gemm", row.flops_per_s()) {
         let peak = backend.flops_per_s.entry(row.key.format.clone()).or_insert(rate);
@@ -154,7 +155,7 @@ fn outcome<B: Kernels>(
     Outcome::Failed { message }
 }
 
-/// The verdict over a case: the largest error decides.
+/// Judges a case by its largest error.
 fn judged(tolerance: f64, samples: Samples, reader: Option<&ConditionsReader>) -> Outcome {
     let worst = samples.comparisons.iter().max_by(|a, b| a.error.total_cmp(&b.error));
     let worst = worst.expect("every case compares something");
@@ -180,7 +181,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 
 fn peaks<B: Kernels>(setting: &Setting<B>) -> Result<BackendResults, RunError> {
     let on_cpu = setting.scale == Scale::Small;
-    // Autotuning tries many kernels at the size of the peak, which wgpu's are slow at.
+    // Autotuning tries many kernels at the size of the peak, where wgpu's kernels are slow.
     let probe = if setting.scale == Scale::Medium { Probe::MEDIUM } else { Probe::of(on_cpu) };
     let mut backend = BackendResults {
         backend: setting.kind.to_string(),
@@ -202,7 +203,7 @@ fn peaks<B: Kernels>(setting: &Setting<B>) -> Result<BackendResults, RunError> {
     Ok(backend)
 }
 
-/// How much a backend is given on this machine.
+/// Returns the scale of a backend's cases on this machine.
 fn scale(kind: BackendKind, profile: &HardwareProfile) -> Scale {
     match kind {
         BackendKind::Flex | BackendKind::Candle => Scale::Small,
@@ -212,7 +213,7 @@ fn scale(kind: BackendKind, profile: &HardwareProfile) -> Scale {
     }
 }
 
-/// Whether wgpu has nothing but a driver that computes on the processor, such as Mesa's lavapipe.
+/// Returns whether wgpu has only a driver that computes on the processor, such as Mesa's lavapipe.
 fn runs_in_software(profile: &HardwareProfile) -> bool {
     !profile.adapters.iter().any(|adapter| adapter.kind != AdapterKind::Software)
 }
@@ -232,7 +233,7 @@ fn device_name(kind: BackendKind, profile: &HardwareProfile) -> String {
     }
 }
 
-/// Of the card that CUDA computes on, or wgpu where it has a real GPU of NVIDIA's.
+/// Opens the card that CUDA computes on, or wgpu if it has a real NVIDIA GPU.
 fn card_reader(kind: BackendKind, profile: &HardwareProfile) -> Option<ConditionsReader> {
     let on_card = kind == BackendKind::Cuda || (kind == BackendKind::Wgpu && !runs_in_software(profile));
     let card = profile.cuda_card().filter(|_| on_card)?;
@@ -243,7 +244,7 @@ fn effort(scale: Scale, request: &Request<'_>) -> Effort {
     let quick = request.options.quick;
     let largest = request.profile.cpu.caches.iter().map(|cache| cache.bytes).max();
     let fresh_bytes = match scale {
-        // A shared machine shows the cache of the whole processor: what is beyond 128 MB would only take time to fill.
+        // A shared machine shows the cache of the whole processor: filling more than 128 MB would only take time.
         Scale::Small => largest.map_or(CPU_CACHES, |bytes| 2.0 * bytes as f64).min(128e6),
         Scale::Medium | Scale::Large => GPU_CACHES,
     };

@@ -1,4 +1,4 @@
-//! The results for readers: a table for the terminal, Markdown, one HTML page, and a roofline per backend as SVG.
+//! Shows the results: a table for the terminal, Markdown, one HTML page, and a roofline per backend as SVG.
 //!
 //! Trade-off: numbers have three digits and plots do not zoom; the exact numbers are in `matrix.json`, those of a point in its tooltip.
 
@@ -16,10 +16,10 @@ tr.bad td:nth-child(5), tr.skipped td:nth-child(5) { text-align: left; white-spa
 tr.slower td.bar div { background: var(--c1) }
 ";
 
-/// The name of the peak of memory traffic among those of other programs.
+/// The name of the memory traffic peak among those of other programs.
 const MEMORY: &str = "memory";
 
-/// Subjects that share a color, and its name in the key.
+/// Subjects that share a color, with its name in the key.
 const FAMILIES: [(&str, &[&str]); 7] = [
     ("GEMM", &["gemm"]),
     ("attention", &["attention"]),
@@ -30,12 +30,12 @@ const FAMILIES: [(&str, &[&str]); 7] = [
     ("training step", &["step"]),
 ];
 
-/// A line about a case that has just run.
+/// Formats a line about a case that has just run.
 pub(crate) fn progress(row: &Row) -> String {
     format!("{}: {}", row.key, outcome_words(row))
 }
 
-/// The same for another program.
+/// Formats a line about another program's case.
 pub(crate) fn peer_progress(row: &PeerRow) -> String {
     format!("{}: {} {}", row.key, row.peer, seconds_text(row.seconds.median))
 }
@@ -53,7 +53,7 @@ fn outcome_words(row: &Row) -> String {
     }
 }
 
-/// The results for a terminal.
+/// Formats the results for a terminal.
 pub(crate) fn terminal(results: &MatrixResults) -> String {
     let mut out = format!("bench-matrix of {}, {:.0} s\n", results.date, results.seconds);
     out.extend(results.machine.iter().chain(&peak_lines(results)).map(|line| format!("  {line}\n")));
@@ -66,7 +66,7 @@ pub(crate) fn terminal(results: &MatrixResults) -> String {
     out
 }
 
-/// The results as Markdown.
+/// Formats the results as Markdown.
 pub(crate) fn markdown(results: &MatrixResults) -> String {
     let kind = if results.quick { "short run" } else { "whole run" };
     let MatrixResults { date, seconds, program, .. } = results;
@@ -84,7 +84,7 @@ pub(crate) fn markdown(results: &MatrixResults) -> String {
     out
 }
 
-/// The results as one self-contained HTML page.
+/// Formats the results as one self-contained HTML page.
 pub(crate) fn page(results: &MatrixResults) -> String {
     let kind = if results.quick { "Short run" } else { "Whole run" };
     let MatrixResults { date, seconds, program, .. } = results;
@@ -116,7 +116,7 @@ pub(crate) fn page(results: &MatrixResults) -> String {
     Page { name: "bench-matrix".to_owned(), what: date.clone(), style: STYLE, blocks }.render()
 }
 
-/// Cases, one row each: what it is, then its numbers.
+/// Builds the table of cases, one row each: its description, then its numbers.
 fn case_table(results: &MatrixResults, wanted: impl Fn(&Row) -> bool) -> Table {
     let texts = ["backend", "operation", "format", "sizes"].map(|name| (name, Column::Text));
     let numbers = ["time", "throughput", "rate", "of the roofline"].map(|name| (name, Column::Number));
@@ -147,7 +147,7 @@ fn cells(results: &MatrixResults, row: &Row) -> [String; 8] {
     [backend, name, format, place, time, throughput, rate, share]
 }
 
-/// The same work on several backends.
+/// Builds the table of the same work on several backends.
 fn shared_table(results: &MatrixResults) -> Table {
     let mut cases: BTreeMap<Key, Vec<(&Row, f64)>> = BTreeMap::new();
     for row in &results.rows {
@@ -167,7 +167,7 @@ fn shared_table(results: &MatrixResults) -> Table {
     Table { columns: ["case", "backend", "", "time", "of the fastest"].into_iter().zip(kinds).collect(), rows }
 }
 
-/// Other programs next to ours.
+/// Builds the table of other programs next to ours.
 fn peer_table(peers: &PeerResults, results: &MatrixResults) -> Table {
     let row = |peer: &PeerRow| {
         let ours = results.rows.iter().find(|row| row.key == peer.key)?.timing()?.seconds.median;
@@ -192,7 +192,7 @@ fn introduction(peers: &PeerResults, results: &MatrixResults) -> Vec<String> {
     found.into_iter().chain(peak_ratios(peers, results)).chain(peers.notes.iter().cloned()).collect()
 }
 
-/// PyTorch's peaks over ours.
+/// Builds the table of PyTorch's peaks over ours.
 fn peak_ratios(peers: &PeerResults, results: &MatrixResults) -> Option<String> {
     let backend = results.compared_backend()?;
     let ratio = |(name, &theirs): (&String, &f64)| {
@@ -206,7 +206,7 @@ fn peak_ratios(peers: &PeerResults, results: &MatrixResults) -> Option<String> {
     (!ratios.is_empty()).then(|| format!("PyTorch's peaks over ours on {}: {}.", backend.backend, ratios.join(", ")))
 }
 
-/// Head and rows, without the bars, which text cannot show.
+/// Returns head and rows as text, without the bars.
 fn texts(table: &Table) -> Vec<Vec<&str>> {
     let shown: Vec<usize> = (0..table.columns.len()).filter(|&column| table.columns[column].1 != Column::Bar).collect();
     let head = shown.iter().map(|&column| table.columns[column].0).collect();
@@ -239,7 +239,7 @@ fn as_markdown(table: &Table) -> String {
     lines.concat()
 }
 
-/// The measured peaks, one line per backend.
+/// Formats the measured peaks, one line per backend.
 fn peak_lines(results: &MatrixResults) -> Vec<String> {
     let line = |backend: &BackendResults| {
         let rates: Vec<String> =
@@ -250,7 +250,7 @@ fn peak_lines(results: &MatrixResults) -> Vec<String> {
     results.backends.iter().map(line).collect()
 }
 
-/// The notes of the run, and what follows from its rows.
+/// Returns the notes of the run, and those that follow from its rows.
 fn summary_notes(results: &MatrixResults) -> Vec<String> {
     let [timed, wrong, failed, skipped] = results.counts();
     let counts =
@@ -258,7 +258,7 @@ fn summary_notes(results: &MatrixResults) -> Vec<String> {
     std::iter::once(counts).chain(conditions_note(results)).chain(results.notes.iter().cloned()).collect()
 }
 
-/// The card's clocks and power over the run, and what held it down.
+/// Formats the card's clocks and power over the run, and the reasons for low clocks.
 fn conditions_note(results: &MatrixResults) -> Option<String> {
     let conditions: Vec<_> = results.rows.iter().filter_map(|row| row.timing()?.conditions.as_ref()).collect();
     if conditions.is_empty() {
@@ -283,13 +283,13 @@ fn conditions_note(results: &MatrixResults) -> Option<String> {
     ))
 }
 
-/// The roofline of a backend as a file of its own.
+/// Builds the roofline of a backend as a separate file.
 pub(crate) fn roofline_file(results: &MatrixResults, backend: &BackendResults) -> String {
     let plot = roofline(results, backend);
     Plot { title: format!("{} ({})", plot.title, results.date), ..plot }.file()
 }
 
-/// Every case of a backend as a point, below the measured peaks.
+/// Plots every case of a backend as a point, below the measured peaks.
 fn roofline(results: &MatrixResults, backend: &BackendResults) -> Plot {
     let kind = if backend.on_cpu { " (computes on the processor)" } else { "" };
     let series = |(name, subjects): (&str, &[&str])| {
@@ -322,14 +322,14 @@ fn roofline(results: &MatrixResults, backend: &BackendResults) -> Plot {
     }
 }
 
-/// Time against the size of the work, a plot for each sweep.
+/// Plots the time against the size of the work, one plot per sweep.
 fn costs(results: &MatrixResults) -> Vec<Plot> {
     type Lines = BTreeMap<String, Vec<[f64; 2]>>;
     let mut sweeps: BTreeMap<(&str, &str), Lines> = BTreeMap::new();
     for row in &results.rows {
         let (Some(axis), Some(timing)) = (&row.axis, row.timing()) else { continue };
         let Key { backend, subject, pass, format, .. } = &row.key;
-        // Rows of attention hold the same tokens at each length.
+        // Rows of attention have the same number of tokens at each length.
         let (per, unit) = if axis.name == "row length" { (row.work.units, " (per token)") } else { (1.0, "") };
         let lines = sweeps.entry((subject.as_str(), axis.name.as_str())).or_default();
         let line = lines.entry(format!("{backend} {pass} {format}{unit}")).or_default();
@@ -395,7 +395,7 @@ mod tests {
         let page = page(&results);
         assert_eq!(page.matches("aria-label=\"Roofline of").count(), 2);
         assert!(page.contains("gemm: time against tokens") && page.contains("flex forward f32"));
-        // 64 tokens on flex and on wgpu, which takes ten times as long.
+        // The case of 64 tokens runs on flex and on wgpu, which takes ten times as long.
         assert!(page.contains("width: 100.0%") && page.contains("width: 10.0%"), "{page}");
         // Two tables with a head; the same work on two backends; all cases.
         assert_eq!(page.matches("<tr").count(), 2 + 2 + results.rows.len());

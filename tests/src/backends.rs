@@ -1,11 +1,11 @@
-//! One test of a generic function for each backend that runs without a card, and what a test leaves out on wgpu.
+//! Runs a generic test function on each backend that needs no card, and selects what a test skips on wgpu.
 //!
-//! Trade-off: CUDA is left out; its tests are in `tests/gpu.rs`, with its own tolerances.
+//! Trade-off: CUDA is left out; its tests are in `tests/gpu`, with their own tolerances.
 
 use firebrick_kernels::Kernels;
 
-/// Tests `function::<B>()` on flex, on candle and on wgpu, as far as they are compiled. Where wgpu finds no adapter its test prints that
-/// and returns; with the variable `CI` set it fails.
+/// Tests `function::<B>()` on flex, candle and wgpu, if they are compiled in. If wgpu finds no adapter, its test prints that and returns; with the
+/// variable `CI` set it fails.
 #[macro_export]
 macro_rules! on_every_backend {
     ($(#[$meta:meta])* $name:ident, $function:ident) => {
@@ -34,11 +34,10 @@ macro_rules! on_every_backend {
     };
 }
 
-/// Whether wgpu finds an adapter. Prints why not.
+/// Returns whether wgpu finds an adapter. Prints why not.
 ///
 /// # Panics
-/// Without an adapter where the variable `CI` is set: where tests decide over a change, a missing software Vulkan driver must not pass
-/// unseen.
+/// Without an adapter if the variable `CI` is set: CI must not pass unnoticed without a software Vulkan driver.
 #[cfg(feature = "wgpu")]
 #[expect(clippy::print_stderr, reason = "a test that does not run must be seen")]
 pub fn has_wgpu() -> bool {
@@ -52,7 +51,7 @@ pub fn has_wgpu() -> bool {
     }
 }
 
-/// Whether `B` is wgpu. Without a GPU, each of its launches takes a software driver many times as long as the other backends take.
+/// Returns whether `B` is wgpu. Without a GPU, its launches take a software driver many times as long as other backends.
 pub fn is_wgpu<B: Kernels>() -> bool {
     #[cfg(feature = "wgpu")]
     {
@@ -64,8 +63,8 @@ pub fn is_wgpu<B: Kernels>() -> bool {
     }
 }
 
-/// The cases that a test tries with its `turn`-th model: all of them, but on wgpu one, so that there its models take the cases in turn.
-/// For cases that launch the same kernels and that the host alone distinguishes, such as what is recomputed.
+/// Returns the cases for a test's `turn`-th model: all of them, but on wgpu one, so that there its models take the cases in turn. For cases that
+/// launch the same kernels and differ on the host alone, such as recompute policies.
 pub fn in_turn<B: Kernels, T: Clone>(cases: &[T], turn: usize) -> Vec<T> {
     if is_wgpu::<B>() { vec![cases[turn % cases.len()].clone()] } else { cases.to_vec() }
 }

@@ -1,9 +1,7 @@
-//! Losses that Firebrick does not have, written outside its crates: direct preference optimization of one pair, and cross entropy with
-//! a penalty on the normalizer.
+//! Losses outside of Firebrick's crates: direct preference optimization of one pair, and cross entropy with a penalty on the normalizer.
 //!
-//! They show that forward, loss and backward are separate calls, that the adapter can be left out of a pass, that a loss returns
-//! log-probabilities and takes weights, that another operation can take the place of the fused cross entropy, and that ordinary Burn
-//! operations run inside `pause`.
+//! They show that forward, loss and backward are separate calls, that a pass can leave the adapter out, that a loss returns log-probabilities and
+//! takes weights, that another operation can replace the fused cross entropy, and that ordinary Burn operations run inside `pause`.
 //! Trade-off: the first computes the log-probabilities of the targets twice, once to find their weights and once for the gradient; the
 //! second has all logits at once.
 
@@ -14,10 +12,9 @@ use firebrick_kernels::{
 };
 use firebrick_model::{Decoder, LossOptions, MicroBatch, PassOptions};
 
-/// Loss of a pair of documents under the model with its adapter, against the model without it (Rafailov et al., Direct preference
-/// optimization, 2023): `-log sigmoid(beta * (gain(chosen) - gain(rejected)))`, where the gain of a document is how much more likely the
-/// adapter makes it. The first `chosen` targets of the batch belong to the chosen document, the others to the rejected one. Gradients go
-/// to the sink.
+/// Computes the loss of a pair of documents under the model with its adapter, against the model without it (Rafailov et al., Direct preference
+/// optimization, 2023): `-log sigmoid(beta * (gain(chosen) - gain(rejected)))`, where a document's gain is how much more likely the adapter makes it.
+/// The first `chosen` targets of the batch belong to the chosen document, the others to the rejected one. Gradients go to the sink.
 pub fn preference_loss<B: Kernels>(
     model: &Decoder<B>,
     batch: &MicroBatch<B>,
@@ -44,7 +41,7 @@ pub fn preference_loss<B: Kernels>(
             (softplus(margin.neg(), 1.0), Tensor::cat(weights.to_vec(), 0))
         });
 
-        // The cross entropy weighs minus the log-probability of each target, so its weights are minus the derivatives.
+        // The cross entropy weighs the negative log-probability of each target, so its weights are minus the derivatives.
         let targets = LossTargets { weights_m: Some(weights_m), ..batch.targets.clone() };
         let options = LossOptions { gradient_scale: Some(1.0), log_probs: false, ..options };
         let d_hidden_nd = model.loss(hidden_nd, &targets, options, sink).d_hidden_nd;
@@ -53,7 +50,7 @@ pub fn preference_loss<B: Kernels>(
     })
 }
 
-/// Cross entropy plus `penalty * logsumexp(logits)^2` of each target, which keeps the normalizer near one (Chowdhery et al., PaLM, 2022,
+/// Computes the cross entropy plus `penalty * logsumexp(logits)^2` of each target, which keeps the normalizer near one (Chowdhery et al., PaLM, 2022,
 /// section 5): an operation for [`Decoder::loss_with`]. The head must be dense and in the format of the hidden states.
 pub fn z_loss<B: Kernels>(
     penalty: f64,

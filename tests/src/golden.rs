@@ -1,4 +1,4 @@
-//! Golden files, read by key, and measures of how far a result is from them.
+//! Golden files, read by key, and measures of a result's distance from them.
 //!
 //! Trade-off: each access parses the file's header again; the files are small.
 
@@ -32,7 +32,7 @@ impl Golden {
         view.data().to_vec()
     }
 
-    /// The keys that begin with `prefix`, in order, without it.
+    /// Lists the keys that begin with `prefix`, in order, without it.
     pub fn keys(&self, prefix: &str) -> Vec<String> {
         let mut keys: Vec<String> =
             self.file().names().iter().filter_map(|key| key.strip_prefix(prefix)).map(str::to_owned).collect();
@@ -40,31 +40,31 @@ impl Golden {
         keys
     }
 
-    /// Values of an f32 tensor.
+    /// Returns the values of an f32 tensor.
     pub fn f32s(&self, key: &str) -> Vec<f32> {
         let value = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("chunks of four bytes"));
         self.bytes(key, Dtype::F32).chunks_exact(4).map(value).collect()
     }
 
-    /// Bytes of a u8 tensor.
+    /// Returns the bytes of a u8 tensor.
     pub fn u8s(&self, key: &str) -> Vec<u8> {
         self.bytes(key, Dtype::U8)
     }
 
-    /// Values of an i64 tensor, such as targets, which are negative where nothing counts in the loss.
+    /// Returns the values of an i64 tensor, such as targets, which are negative outside of the loss.
     pub fn i64s(&self, key: &str) -> Vec<i64> {
         let value = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().expect("chunks of eight bytes"));
         self.bytes(key, Dtype::I64).chunks_exact(8).map(value).collect()
     }
 
-    /// Values of an i64 tensor of token ids or positions.
+    /// Returns the values of an i64 tensor of token ids or positions.
     pub fn ids(&self, key: &str) -> Vec<u32> {
         let id = |value| u32::try_from(value).expect("ids and positions are not negative");
         self.i64s(key).into_iter().map(id).collect()
     }
 }
 
-/// `‖ours − expected‖ / ‖expected‖`; infinite where one of our values is not a number.
+/// Computes `‖ours − expected‖ / ‖expected‖`; infinite if one of our values is not a number.
 pub fn relative_difference(ours: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(ours.len(), expected.len(), "different numbers of values");
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
@@ -74,7 +74,7 @@ pub fn relative_difference(ours: &[f32], expected: &[f32]) -> f64 {
     if relative.is_nan() { f64::INFINITY } else { relative }
 }
 
-/// Largest absolute difference of two values at the same place; infinite where one of our values is not a number.
+/// Returns the largest absolute difference of two values at the same place; infinite if one of our values is not a number.
 pub fn largest_difference(ours: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(ours.len(), expected.len(), "different numbers of values");
     let difference = |(&a, &b): (&f32, &f32)| if a.is_nan() { f32::INFINITY } else { (a - b).abs() };

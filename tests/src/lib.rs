@@ -1,9 +1,8 @@
-//! What the whole-system tests share: golden files, fixture models, and recipes that run from start to end.
+//! Shared code of the whole-system tests: golden files, fixture models, and recipes that run from start to end.
 //!
-//! The tests are in `tests/`, in few binaries because each links every backend: `numbers` (our numbers equal those of the reference
-//! implementations, on every backend), `runs` (what a run leaves on disk, how it resumes, what it refuses), `backends` (all backends
-//! train alike) and `gpu` (the same on a card).
-//! Trade-off: everything here panics with a sentence where a test cannot go on.
+//! The tests are in `tests/`, in few binaries because each links every backend: `numbers` (our numbers equal those of the reference implementations,
+//! on every backend), `runs` (a run's files, resuming and refusals), `backends` (all backends train alike) and `gpu` (the same on a card).
+//! Trade-off: everything here panics with a sentence if a test cannot go on.
 
 mod backends;
 mod custom_loss;
@@ -47,7 +46,7 @@ pub const FAMILIES: [&str; 12] = [
 /// Those of [`FAMILIES`] with experts.
 pub const MIXTURES: [&str; 2] = ["tiny-mixtral", "tiny-qwen3-moe"];
 
-/// A path in this package, or in the folder that `FIREBRICK_TESTS` names: where the GPU suite was unpacked.
+/// Returns a path in this package, or in the folder that `FIREBRICK_TESTS` names: the unpacked GPU suite.
 fn here(parts: &[&str]) -> PathBuf {
     let package = || PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let mut path = std::env::var_os("FIREBRICK_TESTS").map_or_else(package, PathBuf::from);
@@ -55,17 +54,17 @@ fn here(parts: &[&str]) -> PathBuf {
     path
 }
 
-/// A model, an adapter or a data file in `tests/fixtures`.
+/// Returns the path of a model, an adapter or a data file in `tests/fixtures`.
 pub fn fixture(name: &str) -> PathBuf {
     fixtures().join(name)
 }
 
-/// The folder of the fixtures.
+/// Returns the path of the fixtures.
 pub fn fixtures() -> PathBuf {
     here(&["fixtures"])
 }
 
-/// A file in `tests/golden`.
+/// Returns the path of a file in `tests/golden`.
 pub fn golden_file(name: &str) -> PathBuf {
     here(&["golden", name])
 }

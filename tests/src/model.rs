@@ -1,4 +1,4 @@
-//! Fixture models on a device, batches built by hand, and what a batch gives.
+//! Fixture models on a device, batches built by hand, and the results of a batch.
 //!
 //! Trade-off: models compute in f32, so that their numbers compare with the golden files, unless a test names another format.
 
@@ -19,7 +19,7 @@ use firebrick_trainer::run::step::Trainer;
 
 use crate::fixture;
 
-/// Positions that the models loaded here have rotary angles for.
+/// Number of positions in the rotary tables of the models loaded here.
 pub const POSITIONS: usize = 128;
 
 /// The base as it is stored, frozen.
@@ -34,7 +34,7 @@ pub fn load<B: Kernels>(model: &str, adapter: Option<&str>, storage: BaseStorage
     load_in(model, adapter, storage, DType::F32)
 }
 
-/// [`load`], to compute in a format.
+/// Does the same as [`load`] in a compute format.
 pub fn load_in<B: Kernels>(
     model: &str,
     adapter: Option<&str>,
@@ -44,7 +44,7 @@ pub fn load_in<B: Kernels>(
     load_divided(model, adapter, storage, compute_dtype, None)
 }
 
-/// [`load_in`], where ranks divide the weights of the layers.
+/// Does the same as [`load_in`] with the layer weights divided over ranks.
 pub fn load_divided<B: Kernels>(
     model: &str,
     adapter: Option<&str>,
@@ -87,7 +87,7 @@ fn load_as<B: Kernels>(
     loaded
 }
 
-/// What takes steps over the model that [`load_in`] returns, whose GEMMs multiply in a format.
+/// Creates a trainer for the model that [`load_in`] returns, with this operand format of its GEMMs.
 pub fn trainer<B: Kernels>(
     model: &str,
     adapter: Option<&str>,
@@ -99,7 +99,7 @@ pub fn trainer<B: Kernels>(
     trainer_of(load_as(model, adapter, storage, dtype, gemms, None), pass)
 }
 
-/// What takes steps over a model: 8-bit AdamW at a rate of 1e-3.
+/// Creates a trainer for a model: 8-bit AdamW at a rate of 1e-3.
 pub fn trainer_of<B: Kernels>(model: Decoder<B>, pass: PassOptions) -> Trainer<B> {
     Trainer {
         model,
@@ -126,23 +126,22 @@ pub fn upload<B: Kernels>(model: &Decoder<B>, batch: &Batch) -> MicroBatch<B> {
     on_device.expect("the batch has tokens of the model")
 }
 
-/// Values of a tensor on the host.
+/// Copies the values of a tensor to the host.
 pub fn host<B: Kernels, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
     tensor.into_data().convert::<f32>().to_vec().expect("values were just converted to f32")
 }
 
-/// Gradients on the host, by name.
+/// Copies the gradients to the host, by name.
 pub fn host_gradients<B: Kernels>(gradients: &GradientMap<B>) -> BTreeMap<String, Vec<f32>> {
     gradients.iter().map(|(name, values)| (name.to_string(), host(values.clone()))).collect()
 }
 
-/// Loss options of most tests. The chunk does not divide the tokens of the golden batches, so that the last chunk of the loss is a
-/// short one.
+/// Returns the loss options of most tests. The chunk does not divide the tokens of the golden batches, so the last chunk of the loss is a short one.
 pub fn loss_options(gradient_scale: f64) -> LossOptions {
     LossOptions { chunk_tokens: 20, gradient_scale: Some(gradient_scale), log_probs: false }
 }
 
-/// Sum of the losses of a batch, and the gradients of the mean loss by name.
+/// Returns the sum of the losses of a batch, and the gradients of the mean loss by name.
 pub fn loss_and_gradients<B: Kernels>(
     model: &Decoder<B>,
     batch: &Batch,
@@ -155,7 +154,7 @@ pub fn loss_and_gradients<B: Kernels>(
     (loss, host_gradients(&gradients))
 }
 
-/// Sequences of equal length, each one document. `counts(sequence, index)` tells whether the token at `index` counts in the loss.
+/// Builds a batch of sequences of equal length, each one document. `counts(sequence, index)` decides whether the token at `index` counts in the loss.
 pub fn batch(rows: &[Vec<u32>], counts: impl Fn(usize, usize) -> bool) -> Batch {
     let row_len = rows[0].len();
     assert!(rows.iter().all(|row| row.len() == row_len), "sequences of one batch have one length");
@@ -179,13 +178,13 @@ pub fn batch(rows: &[Vec<u32>], counts: impl Fn(usize, usize) -> bool) -> Batch 
     }
 }
 
-/// The golden files' batch: `row_len` tokens per sequence, every next token counts in the loss.
+/// Builds the golden files' batch: `row_len` tokens per sequence, every next token counts in the loss.
 pub fn every_next_token(input_ids: &[u32], row_len: usize) -> Batch {
     let rows: Vec<Vec<u32>> = input_ids.chunks(row_len).map(<[u32]>::to_vec).collect();
     batch(&rows, |_, _| true)
 }
 
-/// Documents one after the other in one packed sequence; every next token inside a document counts in the loss.
+/// Packs documents one after the other into one sequence; every next token inside a document counts in the loss.
 pub fn packed(documents: &[&[u32]]) -> Batch {
     let tokens = documents.iter().map(|document| document.len()).sum();
     let mut batch = Batch {

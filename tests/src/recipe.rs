@@ -1,4 +1,4 @@
-//! Recipes over the tiny models, run in this process, and what they leave on disk.
+//! Recipes over the tiny models, run in this process, and the files that they write.
 //!
 //! Trade-off: a run's console is off, so notes are tested where they are computed.
 
@@ -48,7 +48,7 @@ loss_chunk_tokens = 48
 max_new_tokens = 8
 "#;
 
-/// QLoRA of `tiny-llama` on the chats, into `output/run`, with `changes` as `--set` has them.
+/// Builds a recipe for QLoRA of `tiny-llama` on the chats, into `output/run`, with `changes` as for `--set`.
 pub fn recipe(output: &Path, changes: &[&str]) -> RunConfig {
     let set = |key: &str, path: &Path| format!("{key}='{}'", path.display());
     let mut overrides = vec![
@@ -63,7 +63,7 @@ pub fn recipe(output: &Path, changes: &[&str]) -> RunConfig {
 /// Runs a recipe, from its start or from a checkpoint. An `interrupt` that is already requested lets it take one step.
 ///
 /// # Errors
-/// Whatever stops the run.
+/// Any error that stops the run.
 pub fn train(config: RunConfig, resume: Option<ResumeFrom>, interrupt: &Interrupt) -> Result<Outcome, RunError> {
     let interrupt = interrupt.clone();
     run(RunOptions {
@@ -78,7 +78,7 @@ pub fn train(config: RunConfig, resume: Option<ResumeFrom>, interrupt: &Interrup
     })
 }
 
-/// Takes one step, then ends as after a signal; the number of steps taken so far.
+/// Takes one step, then ends as after a signal; returns the number of steps taken so far.
 pub fn one_step(config: RunConfig, resume: Option<ResumeFrom>) -> u64 {
     let interrupt = Interrupt::detached();
     interrupt.request();
@@ -116,7 +116,7 @@ pub fn finish_traced(config: RunConfig, steps: TraceSteps) -> Summary {
     }
 }
 
-/// Runs a recipe that has to be refused; the error message, causes included.
+/// Runs a recipe that must be refused; returns the error message with its causes.
 pub fn refusal(config: RunConfig, resume: Option<ResumeFrom>) -> String {
     let error = match train(config, resume, &Interrupt::detached()) {
         Ok(outcome) => panic!("the run was to be refused, but ended with {outcome:?}"),
@@ -126,23 +126,23 @@ pub fn refusal(config: RunConfig, resume: Option<ResumeFrom>) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// The lines of a run's metrics.jsonl.
+/// Returns the lines of a run's metrics.jsonl.
 pub fn metrics(run: &Path) -> Vec<Value> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).expect("the run wrote metrics.jsonl");
     text.lines().map(|line| serde_json::from_str(line).expect("each line is JSON")).collect()
 }
 
-/// The training loss of each step that was logged.
+/// Returns the training loss of each logged step.
 pub fn step_losses(run: &Path) -> Vec<f64> {
     metrics(run).iter().filter_map(|line| line.get("loss")?.as_f64()).collect()
 }
 
-/// The folder of the checkpoint after `step`.
+/// Returns the folder of the checkpoint after `step`.
 pub fn checkpoint_folder(run: &Path, step: u64) -> PathBuf {
     run.join("checkpoints").join(format!("step-{step}"))
 }
 
-/// Every file below a folder with its bytes, except the lock and the run's own plan, which names the memory that was free.
+/// Reads every file below a folder, except the lock and the run's plan, which contains the free memory.
 pub fn snapshot(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = BTreeMap::new();
     let mut folders = vec![folder.to_path_buf()];

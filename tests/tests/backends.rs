@@ -1,18 +1,18 @@
 //! The same recipe gives the same losses on every backend.
 //!
-//! A binary of its own, because the settings of a backend belong to the whole process.
-//! Trade-off: CUDA is left out. It computes in bfloat16 by default and needs a card: `gpu.rs`.
+//! It is a separate binary, because the settings of a backend belong to the whole process.
+//! Trade-off: CUDA is left out. It computes in bfloat16 by default and needs a card: `gpu`.
 
 use firebrick_precision::QuantFormat;
 use firebrick_tests::{FAMILIES, NEW, finish, fixture, recipe, step_losses};
 use tempfile::tempdir;
 
-/// Families whose modules, norms and layers differ most: fused projections, norms of heads with a scaled embedding, experts.
+/// The families whose modules, norms and layers differ most: fused projections, norms of heads with a scaled embedding, experts.
 const DIFFERENT: [&str; 3] = ["tiny-phi3", "tiny-gemma3", "tiny-qwen3-moe"];
 /// Three micro-batches instead of six: `numbers/sinks.rs` accumulates on every backend.
 const QUICK: &str = "train.gradient_accumulation=1";
 
-/// The backends of this binary that find a device and are compared with flex.
+/// Returns the backends of this binary that find a device and must agree with flex.
 fn backends() -> Vec<&'static str> {
     let mut found = Vec::new();
     if cfg!(feature = "candle") {
@@ -28,7 +28,7 @@ fn backends() -> Vec<&'static str> {
 fn losses(backend: &str, changes: &[&str]) -> Vec<f64> {
     let output = tempdir().unwrap();
     let backend = format!("backend={backend}");
-    // A rate at which a wrong gradient shows in the next loss.
+    // At this rate a wrong gradient changes the next loss.
     let three_steps =
         [backend.as_str(), "train.steps=3", "train.warmup_steps=0", "train.learning_rate=1e-2", "data.eval_fraction="];
     let summary = finish(recipe(output.path(), &[&three_steps, changes].concat()), NEW);
@@ -64,8 +64,8 @@ fn three_steps_with_8_bit_moments_have_the_same_losses_on_every_backend() {
     assert_agree(&backends(), &["lora.r=64", "train.optimizer=adamw_8bit", QUICK]);
 }
 
-/// Three families on wgpu: what a family adds to a step is its forward and backward, which `numbers/` compares for each family on each
-/// backend; the optimizer and the run know no family.
+/// wgpu trains three families only: a family adds its forward and backward to a step, which `numbers/` compares for each family on each backend; the
+/// optimizer and the run do not depend on the family.
 #[test]
 fn three_steps_of_every_family_have_the_same_losses_on_every_backend() {
     for family in FAMILIES {

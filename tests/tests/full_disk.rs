@@ -1,6 +1,6 @@
-//! A run on a disk that becomes full: a small file system in memory, in a namespace of the process's own.
+//! A run on a disk that becomes full: a small file system in memory, in the process's own namespace.
 //!
-//! Trade-off: where a user may not mount anything, as in some containers, nothing of this is tested.
+//! Trade-off: nothing is tested where a user may not mount file systems, as in some containers.
 #![cfg(all(target_os = "linux", feature = "flex"))]
 
 use std::fs;

@@ -1,6 +1,6 @@
-//! A run whose model and adapter are ids of the Hub, as users start it; against a server on this machine that answers as the Hub does.
+//! A run whose model and adapter are Hub ids, as users start it; against a server on this machine that answers as the Hub does.
 //!
-//! Trade-off: one step on the tiny model; what the client does when connections break is tested in firebrick-hub.
+//! Trade-off: one step on the tiny model; firebrick-hub tests broken connections.
 #![cfg(all(unix, feature = "flex"))]
 
 use std::fs;

@@ -1,7 +1,7 @@
-//! What launchers do, done for real: the variables of torchrun, `srun` and `mpirun`, and the scripts of `configs/launch`, each starting two
-//! or four processes that train together.
+//! Imitates launchers: the variables of torchrun, `srun` and `mpirun`, and the scripts of `configs/launch`, each starting two or four processes that
+//! train together.
 //!
-//! Trade-off: the launchers themselves are not there. Their variables are those of their documentation, and all machines are this one.
+//! Trade-off: no launcher runs. The variables are those in their documentation, and all machines are this one.
 #![cfg(all(unix, feature = "flex"))]
 
 use std::fs;
@@ -33,7 +33,7 @@ impl Place {
         Self { folder }
     }
 
-    /// A command in that folder, in an environment without a launcher's variables.
+    /// Creates a command in that folder, in an environment without a launcher's variables.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -43,21 +43,21 @@ impl Place {
         command
     }
 
-    /// The program as one rank of a job, with a launcher's variables.
+    /// Starts the program as one rank of a job, with a launcher's variables.
     fn rank(&self, variables: &[(&str, String)]) -> Child {
         let mut command = self.command(Path::new(env!("CARGO_BIN_EXE_firebrick-under-test")));
         command.args(["train", "--config", "recipe.toml"]).envs(variables.iter().map(|(name, value)| (*name, value)));
         command.env("FIREBRICK_JOB_TOKEN", TOKEN).spawn().unwrap()
     }
 
-    /// A script of `configs/launch`, with the program in `TRAIN`.
+    /// Creates the command of a script in `configs/launch`, with the program in `TRAIN`.
     fn script(&self, name: &str) -> Command {
         let mut command = self.command(Path::new("bash"));
         command.arg(root().join("configs/launch").join(name)).env("TRAIN", env!("CARGO_BIN_EXE_firebrick-under-test"));
         command
     }
 
-    /// All processes ended well, and as many ranks trained together.
+    /// Asserts that all processes finished cleanly, and that this many ranks trained together.
     fn assert_trained(&self, outputs: Vec<Output>, ranks: usize) {
         for output in outputs {
             let printed = [&output.stdout[..], &output.stderr].concat();
@@ -77,7 +77,7 @@ fn ended(children: Vec<Child>) -> Vec<Output> {
     children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
 }
 
-/// The variables of a rank of a job on this machine, as torchrun names them.
+/// Returns torchrun's variables for a rank of a job on this machine.
 fn torchrun(rank: usize, port: u16) -> Vec<(&'static str, String)> {
     let numbers = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_WORLD_SIZE", 2)];
     let mut all: Vec<_> = numbers.into_iter().map(|(name, number)| (name, number.to_string())).collect();
@@ -85,7 +85,7 @@ fn torchrun(rank: usize, port: u16) -> Vec<(&'static str, String)> {
     all
 }
 
-/// The agent keeps a store on MASTER_PORT; here rank 0 of another job, whose other rank never comes, is what uses that port.
+/// The agent keeps a store on MASTER_PORT; here rank 0 of another job, whose other rank never comes, uses that port.
 #[test]
 fn torchruns_ranks_train_together_although_its_agent_uses_the_port() {
     let (here, port) = (Place::new(), free_port().unwrap());
@@ -102,7 +102,7 @@ fn torchruns_ranks_train_together_although_its_agent_uses_the_port() {
 #[test]
 fn sruns_tasks_train_together_across_two_nodes() {
     let (here, port) = (Place::new(), free_port().unwrap());
-    // Two nodes with one task each, whose names are this machine's.
+    // Two nodes with one task each; both names are this machine's.
     let variables = |rank: usize| {
         let text = |text: &str| text.to_owned();
         vec![
@@ -154,7 +154,7 @@ fn the_script_for_two_machines_names_what_is_missing() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("the number of machines"), "{output:?}");
 }
 
-/// What a container of `kubernetes.yaml` runs, with the variables that it and an indexed Job set.
+/// Runs the command of a container in `kubernetes.yaml`, with the variables that it and an indexed Job set.
 #[test]
 fn the_pods_of_the_indexed_job_train_together() {
     let (here, port) = (Place::new(), free_port().unwrap().to_string());
@@ -175,7 +175,7 @@ fn the_pods_of_the_indexed_job_train_together() {
     here.assert_trained(ended(vec![pod("0"), pod("1")]), 2);
 }
 
-/// `slurm.sbatch` as SLURM runs it: `srun` starts the tasks with the variables of each.
+/// Runs `slurm.sbatch` as SLURM does: `srun` starts the tasks with the variables of each.
 #[test]
 fn the_batch_script_starts_the_tasks_of_a_slurm_job() {
     const SRUN: &str = r#"#!/usr/bin/env bash

@@ -1,5 +1,5 @@
-//! Training on several ranks, each a process of its own as users start them: the same losses and weights as one rank, and one clear end
-//! when something is wrong with one of them.
+//! Training on several ranks, each a separate process as users start them: the losses and weights equal those of one rank, and a failure of one rank
+//! ends all with a clear reason.
 //!
 //! Trade-off: all ranks are on one machine, and compute on its CPU.
 #![cfg(all(unix, feature = "flex"))]
@@ -19,9 +19,9 @@ use tempfile::TempDir;
 
 /// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Of a lost rank to the end of all others.
+/// Maximum time from a lost rank to the end of all others.
 const END: Duration = Duration::from_secs(30);
-/// What losses and weights may differ by.
+/// Tolerance of losses and weights.
 const TOLERANCE: f64 = 1e-6;
 /// LoRA, and every weight of a model whose head is its embedding.
 const KINDS: [&[&str]; 2] =
@@ -71,7 +71,7 @@ impl Place {
     }
 }
 
-/// What the ranks of a job share.
+/// The shared state of a job's ranks.
 struct Job {
     world_size: usize,
     port: u16,
@@ -104,14 +104,14 @@ impl Job {
     }
 }
 
-/// A rank that was started. It does not outlive its test.
+/// A started rank. It does not outlive its test.
 struct Running {
     child: Child,
     log: PathBuf,
 }
 
 impl Running {
-    /// Waits for the end: its status, and what it printed on standard error.
+    /// Waits for the end; returns the status and the text on standard error.
     fn end(mut self) -> (Option<i32>, String) {
         let mut status = None;
         wait(|| {
@@ -152,7 +152,7 @@ fn succeeded(output: &Output) -> String {
     printed
 }
 
-/// Losses, norms and evaluations by step.
+/// Returns the losses, norms and evaluations by step.
 fn numbers(run: &Path) -> Vec<(u64, String, f64)> {
     let of_training =
         ["loss", "grad_norm", "loss_tokens", "learning_rate", "eval_loss", "token_accuracy", "exact_match"];
@@ -166,7 +166,7 @@ fn numbers(run: &Path) -> Vec<(u64, String, f64)> {
     metrics(run).into_iter().flat_map(of_line).collect()
 }
 
-/// Every f32 tensor of a checkpoint: trained weights and the optimizer's state, of all ranks where they divide it.
+/// Reads every f32 tensor of a checkpoint: trained weights and the optimizer's state, of all ranks if they divide it.
 fn tensors(checkpoint: &Path) -> BTreeMap<String, Vec<f32>> {
     let parts = (1..4).map(|rank| format!("optimizer-{rank}.safetensors"));
     let files = ["adapter/adapter_model.safetensors", "model/model.safetensors", "optimizer.safetensors"];
@@ -188,7 +188,7 @@ fn tensors_of(folder: &Path, files: impl Iterator<Item = String>) -> BTreeMap<St
     all
 }
 
-/// The result of a run, and the texts that it printed.
+/// Asserts that two runs have the same result and the same printed texts.
 fn assert_same_results(found: &Path, expected: &Path) {
     let read = |run: &Path| -> Value { serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap() };
     let (found_summary, expected_summary) = (read(found), read(expected));
@@ -232,8 +232,8 @@ fn ranks_times_accumulation_equals_one_rank_with_all_of_it() {
     KINDS.into_iter().for_each(|kind| assert_ranks_equal_one_rank(kind, &[("2", 2), ("4", 1)]));
 }
 
-/// Pairs have two denominators, of pairs and of the chosen's tokens, and a reference: in the pass, or of all pairs before training. Four
-/// ranks where the reference is that of all pairs, of which each rank computes a share, and two otherwise.
+/// Pairs have two denominators, of pairs and of the chosen's tokens, and a reference: in the pass, or of all pairs before training. Four ranks run
+/// where the reference is precomputed, and each computes a share of it; otherwise two.
 #[test]
 fn ranks_train_on_pairs_as_one_rank_with_all_of_them() {
     let pairs = ["data.path='{fixtures}/data/pairs-tiny.jsonl'", "max_seq_len=128", "eval.exact_match_prompts=0"];
@@ -244,12 +244,12 @@ fn ranks_train_on_pairs_as_one_rank_with_all_of_them() {
         &["preference={}", "mode=full", "lora="],
     ];
     for (kind, ranks) in kinds.into_iter().zip([("2", 2), ("4", 1), ("2", 2), ("2", 2)]) {
-        // Adam divides a gradient that is almost zero, and its rounding, by itself: a rate of 1e-3 makes 1e-6 of that.
+        // Adam divides an almost zero gradient and its rounding by itself: a rate of 1e-3 turns that into 1e-6.
         assert_ranks_equal_one_rank(&[LORA, &pairs, kind, &["train.learning_rate=1e-4"]].concat(), &[ranks]);
     }
 }
 
-/// Numbers of ranks, each with the accumulation that makes four micro-batches of a step.
+/// Takes numbers of ranks, each with the accumulation that makes four micro-batches per step.
 fn assert_ranks_equal_one_rank(kind: &[&str], all: &[(&str, usize)]) {
     let here = Place::new();
     let one = [kind, &["name='one'", "train.gradient_accumulation=4"]].concat();
@@ -302,7 +302,7 @@ fn a_trace_of_two_ranks_is_one_file_with_both() {
     }
 }
 
-/// ZeRO stage 1: each rank has the state of its own parameters, and writes it. Any number of ranks continues, with or without it.
+/// In ZeRO stage 1 each rank has the state of its own parameters, and writes it. Any number of ranks continues, with or without it.
 #[test]
 fn a_divided_optimizer_equals_a_whole_one_and_resumes_on_other_ranks() {
     for kind in [&[KINDS[0], &["train.optimizer=adamw_8bit", "lora.r=64"]].concat(), KINDS[1]] {
@@ -343,7 +343,7 @@ fn a_divided_optimizer_equals_a_whole_one_and_resumes_on_other_ranks() {
     }
 }
 
-/// Every weight and QLoRA under ZeRO stages 2 and 3: the numbers, the weights and the optimizer's state of one rank that has everything.
+/// Under ZeRO stages 2 and 3, full training and QLoRA have the numbers, weights and optimizer state of one rank that has everything.
 #[test]
 fn divided_gradients_and_weights_train_as_one_rank_that_has_all_of_them() {
     let qlora: &[&str] = &["bnb_4bit={}", "lora={r=4,alpha=8}", "train.learning_rate=1e-3", "compute=float32"];
@@ -369,7 +369,7 @@ fn divided_gradients_and_weights_train_as_one_rank_that_has_all_of_them() {
     }
 }
 
-/// Routers and experts: under each stage the weights and the optimizer's state are those of one rank.
+/// Under each stage, the weights and the optimizer's state of routers and experts are those of one rank.
 #[test]
 fn a_mixture_of_experts_trains_under_every_zero_stage_as_on_one_rank() {
     let steps = ["train.steps=2", "eval.every_steps=0", "eval.exact_match_prompts=0", "checkpoint.every_steps=2"];
@@ -483,21 +483,21 @@ fn a_killed_rank_ends_the_others_with_the_reason_and_the_last_step_is_saved() {
             .collect();
         let newest = *steps.iter().max().unwrap();
         tensors(&here.run("run").join(format!("checkpoints/step-{newest}")));
-        // Rank 0 saves the step that it has; without rank 0, the last checkpoint stands.
+        // Rank 0 saves the current step; without rank 0, the last checkpoint stays.
         let printed = fs::read_to_string(here.folder.path().join("log-0.out")).unwrap();
         assert_eq!(printed.contains(&format!("saved step {newest} before ending")), killed == 1, "{printed}");
         assert!(newest >= 7 && (killed == 1 || newest.is_multiple_of(7)), "{steps:?}");
     }
 }
 
-/// Another one cannot know it, because rank 0 may be saving just then.
+/// The other ranks cannot know it, because rank 0 may be saving just then.
 fn assert_only_rank_0_says_what_is_saved(rank: usize, log: &str) {
     assert!(log.contains("continue as it was and --resume"), "{log}");
     assert_eq!(log.contains("Everything up to step"), rank == 0, "{log}");
     assert!(!log.contains("Nothing was saved"), "{log}");
 }
 
-/// As a batch system suspends all processes of a job, for longer than a step may take.
+/// A batch system suspends all processes of a job like this, for longer than a step may take.
 #[test]
 fn a_job_that_is_suspended_as_a_whole_goes_on_when_it_continues() {
     let (here, job) = (Place::new(), Job { stuck_timeout: 3, ..Job::new(2) });
@@ -518,7 +518,7 @@ fn a_job_that_is_suspended_as_a_whole_goes_on_when_it_continues() {
     }
 }
 
-/// Its connections stay open, and nothing comes over them any more.
+/// Its connections stay open but carry nothing any more.
 #[test]
 fn a_stopped_rank_ends_the_others_with_the_reason_within_30_seconds() {
     let (here, job) = (Place::new(), Job::new(2));
@@ -552,7 +552,7 @@ fn garbage_at_the_rendezvous_is_refused_and_the_job_goes_on() {
     assert!(here.run("run").join("summary.json").is_file());
 }
 
-/// Whether a step is finite is decided from sums over all ranks, which are the same bits everywhere.
+/// Sums over all ranks decide whether a step is finite, and they are the same bits everywhere.
 #[test]
 fn a_run_that_diverges_ends_on_all_ranks_at_the_same_step() {
     let (here, job) = (Place::new(), Job::new(3));
@@ -616,7 +616,7 @@ fn ranks_with_another_recipe_model_or_data_are_refused_before_training() {
     }
 }
 
-/// As on two machines, each with a folder of its own under the same name.
+/// Simulates two machines, each with its own folder under the same name.
 #[test]
 fn ranks_without_a_common_folder_are_refused_before_training_where_all_of_them_write_to_it() {
     for (stage, expected) in [(1, Some(1)), (0, Some(0))] {
@@ -687,7 +687,7 @@ fn a_benchmark_of_two_ranks_counts_the_tokens_of_both() {
     assert!((tokens_per_s * step_s - 64.0).abs() < 1e-6, "{report}");
 }
 
-/// Shapes whose weights are nowhere: the folder has a config alone, and each rank builds its share.
+/// There are no weights: the folder contains only a config, and each rank builds its share.
 #[test]
 fn a_benchmark_of_a_divided_random_base_needs_no_weights_and_plans_what_is_borrowed() {
     let here = Place::new();

@@ -1,7 +1,7 @@
-//! The program `firebrick` as a user meets it in a terminal: commands that are printed work as printed, signals end a run with the status
-//! that shells expect, and mistakes are one error line.
+//! The program `firebrick` as a user meets it in a terminal: printed commands work as printed, signals end a run with the status that shells expect,
+//! and mistakes are one error line.
 //!
-//! Trade-off: whole processes on the tiny model, so only what a test inside of one process cannot see is here.
+//! Trade-off: whole processes on the tiny model, so only what a test inside one process cannot see is tested here.
 #![cfg(all(unix, feature = "flex"))]
 
 use std::fs::{self, File};
@@ -90,7 +90,7 @@ fn wait(child: &mut Child, mut is_there: impl FnMut() -> bool) {
     }
 }
 
-/// The command on the line after the one that contains `before`.
+/// Returns the command on the line after the one that contains `before`.
 fn printed<'a>(text: &'a str, before: &str) -> &'a str {
     let mut lines = text.lines().skip_while(|line| !line.contains(before)).skip(1);
     lines.next().unwrap_or_else(|| panic!("no command after {before:?} in {text}")).trim()
@@ -131,7 +131,7 @@ fn printed_commands_work_as_printed_and_a_signal_is_the_exit_status() {
 fn a_closed_terminal_saves_the_run() {
     let here = Workplace::new();
     let mut command = Command::new("sh");
-    // A shell of its own, where hangups are not ignored even if the tests were started with nohup.
+    // A separate shell, which does not ignore hangups even if the tests were started with nohup.
     let line = "trap - HUP; exec \"$0\" train --config 'my recipe.yaml'";
     command.args(["-c", line, env!("CARGO_BIN_EXE_firebrick-under-test")]);
     let ignored = fs::read_to_string("/proc/self/status").unwrap_or_default();

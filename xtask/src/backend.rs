@@ -1,7 +1,6 @@
-//! Which backend a run needs, and why: from the command line, the recipe, or what this machine has.
+//! Selects the backend of a run, with the reason: from the command line, the recipe, or the hardware of this machine.
 //!
-//! Trade-off: this decides only what is compiled in, from the presence of a driver. The `firebrick` binary decides again, and
-//! finally, which of the compiled backends it uses.
+//! Trade-off: this decides only what is compiled in, from the presence of a driver. The `firebrick` binary then selects one of the compiled backends.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -23,10 +22,10 @@ pub(crate) enum Backend {
 }
 
 impl Backend {
-    /// Every backend, in the order in which features are written.
+    /// Every backend, in the order of the written features.
     pub(crate) const ALL: [Self; 4] = [Self::Flex, Self::Candle, Self::Wgpu, Self::Cuda];
 
-    /// Name in recipes, on the command line, and as cargo feature.
+    /// Returns the name in recipes, on the command line, and as cargo feature.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Flex => "flex",
@@ -36,7 +35,7 @@ impl Backend {
         }
     }
 
-    /// The backend called `name`; `None` for `auto`; fails on any other word, naming `origin`.
+    /// Parses a backend's name; `None` for `auto`; fails on any other word, naming `origin`.
     pub(crate) fn parse(name: &str, origin: &str) -> Result<Option<Self>> {
         match Self::ALL.into_iter().find(|backend| backend.name() == name) {
             Some(backend) => Ok(Some(backend)),
@@ -46,22 +45,22 @@ impl Backend {
     }
 }
 
-/// What `auto` depends on.
+/// The facts on which `auto` depends.
 pub(crate) struct Machine {
-    /// Where an NVIDIA driver was found.
+    /// The NVIDIA driver, if it was found.
     pub(crate) nvidia_driver: Option<PathBuf>,
-    /// Apple's systems have Metal, which wgpu drives.
+    /// Whether the system is Apple's, which has Metal for wgpu.
     pub(crate) macos: bool,
 }
 
 impl Machine {
-    /// Looks for the driver where loaders look for it; opens nothing, starts nothing.
+    /// Looks for the driver in the folders that loaders use; opens nothing, starts nothing.
     pub(crate) fn detect() -> Self {
         Self { nvidia_driver: candidates().into_iter().find(|path| path.exists()), macos: cfg!(target_os = "macos") }
     }
 }
 
-/// Places of the NVIDIA driver library, then of `nvidia-smi`.
+/// Lists the possible paths of the NVIDIA driver library, then of `nvidia-smi`.
 fn candidates() -> Vec<PathBuf> {
     let split =
         |name: &str| env::var_os(name).map(|list| env::split_paths(&list).collect::<Vec<_>>()).unwrap_or_default();
@@ -84,36 +83,36 @@ fn candidates() -> Vec<PathBuf> {
 /// The backends to build, with the reason in words.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
-    /// What to build.
+    /// The backends to build.
     backends: Vec<Backend>,
     /// Completes "building with these features because ...".
     pub(crate) reason: String,
 }
 
 impl Choice {
-    /// This backend, and always `flex`.
+    /// Chooses this backend, and always `flex`.
     pub(crate) fn one(backend: Backend, reason: String) -> Self {
         let others = Some(backend).filter(|backend| *backend != Backend::Flex);
         Self { backends: [Backend::Flex].into_iter().chain(others).collect(), reason }
     }
 
-    /// Every backend in one binary.
+    /// Chooses every backend in one binary.
     pub(crate) fn all(reason: String) -> Self {
         Self { backends: compiled_backends(), reason }
     }
 
-    /// Cargo features of the program's package.
+    /// Returns the Cargo features of the program's package.
     pub(crate) fn features(&self) -> String {
         self.backends.iter().map(|backend| backend.name()).collect::<Vec<_>>().join(",")
     }
 }
 
-/// The backends that can be compiled here. Apple's systems have no CUDA driver to bind to.
+/// Lists the backends that can be compiled here. Apple's systems have no CUDA driver to bind to.
 pub(crate) fn compiled_backends() -> Vec<Backend> {
     Backend::ALL.into_iter().filter(|backend| !(cfg!(target_os = "macos") && *backend == Backend::Cuda)).collect()
 }
 
-/// Decides from what was `requested`, a backend's name and where it was named; `None` means `auto`.
+/// Chooses by `requested`, a backend's name and the place where it was named; `None` means `auto`.
 pub(crate) fn choose(requested: Option<(&str, &str)>, machine: &Machine) -> Result<Choice> {
     let (prefix, named) = match requested {
         Some((name, origin)) => (format!("{origin} says {name}"), Backend::parse(name, origin)?),
@@ -130,7 +129,7 @@ pub(crate) fn choose(requested: Option<(&str, &str)>, machine: &Machine) -> Resu
     Ok(Choice::one(backend, format!("{prefix} and {found}")))
 }
 
-/// The `backend` key of a recipe; `None` if it has none. Fails, with line and column, on a text that is not what its name says: the
+/// Reads the `backend` key of a recipe; `None` if it has none. Fails, with line and column, on a text that does not parse as its file name says: the
 /// `firebrick` binary would refuse it too, but only after the build.
 pub(crate) fn backend_key(recipe: &str, path: &Path) -> Result<Option<String>> {
     if is_yaml(path) {
@@ -147,14 +146,14 @@ pub(crate) fn backend_key(recipe: &str, path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// Whether a recipe of this name is YAML, as `train` decides it.
+/// Returns whether a recipe of this name is YAML, by the rule of `train`.
 pub(crate) fn is_yaml(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
 }
 
-/// The value of `backend:` at the top level of a YAML recipe.
+/// Reads the value of `backend:` at the top level of a YAML recipe.
 fn yaml_key(recipe: &str, path: &Path) -> Result<Option<String>> {
-    // Mappings and lists that are open, and whether the next scalar of the top level is the value of `backend`.
+    // The open mappings and lists, and whether the next scalar of the top level is the value of `backend`.
     let (mut depth, mut is_key, mut is_backend) = (0, true, false);
     for event in Parser::new_from_str(recipe) {
         let (event, _) = event.with_context(|| format!("{} is not well-formed YAML", path.display()))?;

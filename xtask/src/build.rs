@@ -1,5 +1,5 @@
-//! Builds programs with cargo and finds them. Cargo's own build messages name the place, so target folders, profiles and
-//! platforms need no rules here.
+//! Builds programs with cargo and finds them. Cargo's build messages contain their paths, so target folders, profiles and platforms need no rules
+//! here.
 //!
 //! Trade-off: cargo is started as a child process; its messages are the interface, not its library.
 
@@ -25,7 +25,7 @@ pub(crate) const FIREBRICK: Program = Program { package: "firebrick-train", bina
 /// Every operation on every backend.
 pub(crate) const BENCH_MATRIX: Program = Program { package: "firebrick-benches", binary: "bench-matrix" };
 
-/// Arguments of the cargo call that builds `program` for `choice` under a cargo `profile`.
+/// Builds the arguments of the cargo call that builds `program` for `choice` under a cargo `profile`.
 fn build_args(program: Program, profile: &str, choice: &Choice) -> Vec<String> {
     let Program { package, binary } = program;
     let flags =

@@ -10,7 +10,7 @@ use clap::{Arg, FromArgMatches, Subcommand};
 
 use crate::lint::Stage;
 
-/// What the commands of the `firebrick` binary have in common.
+/// Help that the commands of the `firebrick` binary share.
 const TRAIN_HELP: &str = "\
 Builds `firebrick` (cargo profile `fast`) with the cargo features that the backend needs, and runs it with the same
 arguments in the current folder. Its exit code is the exit code. `cargo xtask train --help` asks the binary itself, which
@@ -26,7 +26,7 @@ else it is `auto`: cuda if an NVIDIA driver is installed, wgpu on macOS, otherwi
 well, so that `auto` can fall back at run time without another build. `plan --for MACHINE` needs no backend and builds flex
 alone, and so does `report`; `profile` builds wgpu, which finds the GPUs of every maker, unless it is to `--measure`.";
 
-/// What `bench-matrix` does differently.
+/// Help for the options in which `bench-matrix` differs.
 const MATRIX_HELP: &str = "\
 Builds `bench-matrix` of benches/ (cargo profile `fast`) with every backend that can be compiled here and runs it with the
 same arguments in the current folder: peaks, operations and training steps on each backend that finds a device, each
@@ -55,7 +55,7 @@ and world sizes may be named, headers and sizes of files, words that are not pla
 launches, ignored tests, reasons for dependencies, machine paths.
 Each finding says where it is and what to do. Needs cargo and git, no network, no build.";
 
-/// The commands of the `firebrick` binary, and what the overview says about each.
+/// The commands of the `firebrick` binary, with their lines in the overview.
 const PASSED_ON: [(&str, &str); 16] = [
     ("train", "Train a recipe and write a run folder: `--config FILE`, `--set a.b=c`"),
     ("plan", "Print what a run would do, and why: `--config FILE`, `--set a.b=c`, `--for b200`"),
@@ -132,7 +132,7 @@ pub(crate) enum Command {
     },
 }
 
-/// What the command line requests.
+/// The request of the command line.
 #[derive(Debug)]
 pub(crate) enum Call {
     /// The list of commands.
@@ -147,7 +147,7 @@ impl Call {
     /// Reads the words of the command line, the program's name first.
     ///
     /// # Errors
-    /// What is not understood, and requests for help, as clap reports them.
+    /// Errors and requests for help, as clap reports them.
     pub(crate) fn parse(words: Vec<String>) -> Result<Self, clap::Error> {
         let matches = command_line().try_get_matches_from(with_leading_dashes(words))?;
         match matches.subcommand() {
@@ -161,7 +161,7 @@ impl Call {
     }
 }
 
-/// Everything that can be typed, for clap.
+/// Describes everything that can be typed, for clap.
 pub(crate) fn command_line() -> clap::Command {
     let args = Arg::new("args").help("Arguments, passed on as they are").value_name("ARGUMENTS").num_args(0..);
     let args = args.trailing_var_arg(true).allow_hyphen_values(true);
@@ -175,8 +175,8 @@ pub(crate) fn command_line() -> clap::Command {
         .after_help("`cargo xtask help COMMAND` says more")
 }
 
-/// The words of the command line, with a `--` that directly follows a known command doubled: clap takes the first one for
-/// itself, and the commands that start another program pass the second one on.
+/// Doubles a `--` that directly follows a known command: clap removes the first one, and the commands that start another program pass the second one
+/// on.
 fn with_leading_dashes(mut words: Vec<String>) -> Vec<String> {
     let is_known = words.get(1).is_some_and(|command| command_line().find_subcommand(command).is_some());
     if is_known && words.get(2).is_some_and(|word| word == "--") {

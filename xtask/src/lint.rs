@@ -1,7 +1,6 @@
-//! `cargo xtask lint`: everything that checks the source without running it, cheap stages first. CI calls the same stages
-//! by name.
+//! `cargo xtask lint`: all checks of the source that do not run it, cheap stages first. CI calls the same stages by name.
 //!
-//! Trade-off: a stage whose tool is not installed says so and counts as passed, so CI may find what a local run skipped.
+//! Trade-off: a stage whose tool is not installed reports that and counts as passed, so CI may find what a local run skipped.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -32,13 +31,13 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    /// Name on the command line.
+    /// Returns the name on the command line.
     fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
-/// How a stage ended.
+/// The result of a stage.
 enum Outcome {
     Passed,
     Failed,
@@ -68,7 +67,7 @@ pub(crate) fn run(workspace: &Workspace, named: &[Stage]) -> Result<ExitCode> {
     Ok(exit_code(failed.is_empty()))
 }
 
-/// The stages to run, in their own order whatever the order on the command line.
+/// Returns the stages to run, in their fixed order.
 fn selected(named: &[Stage]) -> Vec<Stage> {
     Stage::value_variants().iter().copied().filter(|stage| named.is_empty() || named.contains(stage)).collect()
 }
@@ -93,7 +92,7 @@ fn run_stage(workspace: &Workspace, stage: Stage) -> Result<Outcome> {
     succeeds(&mut command).map(outcome)
 }
 
-/// Arguments for cargo in the stages that are cargo calls.
+/// Returns cargo's arguments for the stages that are cargo calls.
 fn stage_args(stage: Stage) -> Vec<String> {
     let workspace = selection(&compiled_backends());
     words(&match stage {
@@ -101,8 +100,7 @@ fn stage_args(stage: Stage) -> Vec<String> {
         // Advisories need the network and change after a commit is finished: run that check by hand.
         Stage::Deny => "deny check bans licenses sources".to_owned(),
         Stage::Clippy => format!("clippy --all-targets {workspace} -- -D warnings"),
-        // `--examples` makes cargo count dev-dependencies into the features, as clippy and test do: without it rustdoc
-        // would check Burn once more.
+        // `--examples` makes cargo include the features of dev-dependencies, as clippy and test do: otherwise rustdoc would check Burn once more.
         _ => format!("doc --no-deps --lib --bins --examples {workspace}"),
     })
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask COMMAND`: the project's own commands. It builds and starts programs and checks the project rules; it knows
 //! nothing about training.
 //!
-//! Trade-off: the options of the `firebrick` binary are explained only by itself, so asking for them may build it first.
+//! Trade-off: only the `firebrick` binary explains its options, so `--help` may build it first.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a command-line tool talks to its terminal
 
 mod backend;

@@ -1,14 +1,14 @@
-//! docs/models.md: what works for which model family, derived from the registry of families and from the tests that assert it.
+//! docs/models.md: the features that work for each model family, derived from the registry of families and from the tests that assert them.
 //!
-//! A family is a row because it is in `FAMILIES` of crates/arch, and has a mark where a test runs over every model of `FAMILIES` of
-//! tests/src/lib.rs and the golden file that the test reads is there. `UPDATE_GOLDEN=1` writes the file.
-//! Trade-off: sources are read as text, by the way they are formatted; a test that is renamed has to be renamed here.
+//! A row is a family in `FAMILIES` of crates/arch. It has a mark if a test runs over every model of `FAMILIES` in tests/src/lib.rs and the golden
+//! file of the test exists. `UPDATE_GOLDEN=1` writes the file.
+//! Trade-off: sources are read as text and depend on their formatting; a test that is renamed has to be renamed here.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What is marked, file and name of the test that asserts it for every model, and the end of the golden file's name.
+/// The feature, file and name of the test that asserts it for every model, and the suffix of the golden file's name.
 type Column = [&'static str; 4];
 
 const COLUMNS: [Column; 7] = [
@@ -50,12 +50,12 @@ fn read(root: &Path, path: &str) -> String {
     fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// What stands between two quotes after `start`, again and again.
+/// Iterates over the strings between double quotes.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('"').skip(1).step_by(2)
 }
 
-/// Architecture and model type of every family of the registry.
+/// Reads the architecture and model type of every family in the registry.
 fn registry(root: &Path) -> Vec<(String, String)> {
     let text = read(root, "crates/arch/src/families/mod.rs");
     let names = |call: &str| {
@@ -66,7 +66,7 @@ fn registry(root: &Path) -> Vec<(String, String)> {
     text.split("family(\"").skip(1).map(names).collect()
 }
 
-/// Names of the test models, and the model type of each.
+/// Reads the names of the test models, and the model type of each.
 fn test_models(root: &Path) -> Vec<(String, String)> {
     let text = read(root, "tests/src/lib.rs");
     let list = text.split("pub const FAMILIES").nth(1).and_then(|rest| rest.split("];").next()).expect("a list");
@@ -79,14 +79,14 @@ fn test_models(root: &Path) -> Vec<(String, String)> {
     lines.map(with_kind).collect()
 }
 
-/// Model types that are written as GGUF: the strings before the arrows of the writer's match.
+/// Reads the model types that are written as GGUF: the strings before the arrows of the writer's match.
 fn gguf(root: &Path) -> Vec<String> {
     let text = read(root, "crates/model/src/gguf/mod.rs");
     let arms = text.lines().filter(|line| line.trim_start().starts_with('"') && line.contains("=> (\""));
     arms.flat_map(|arm| quoted(arm.split("=>").next().unwrap_or_default())).map(str::to_owned).collect()
 }
 
-/// Whether the test of a column is there and runs over all models.
+/// Returns whether the test of a column exists and runs over all models.
 fn is_tested([_, file, test, _]: &Column, root: &Path) -> bool {
     let text = read(root, &format!("tests/tests/{file}"));
     let on_each = text.contains(&format!(", {test});")) || text.contains(&format!("\n    {test}\n"));

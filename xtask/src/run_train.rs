@@ -1,7 +1,7 @@
-//! `cargo xtask train`, `plan`, `inspect`, `bench` and the rest: find out which backend is needed, build, run.
+//! `cargo xtask train`, `plan`, `inspect`, `bench` and the others: select the backend, build, run.
 //!
-//! Trade-off: the options belong to the `firebrick` binary. Only those that decide the build are read here, and they are passed
-//! on; a mistake in any other option is reported by the binary, after the build.
+//! Trade-off: the options belong to the `firebrick` binary. Only those that decide the build are read here, and they are passed on; the binary
+//! reports a mistake in any other option, after the build.
 
 use std::env;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::backend::{Choice, Machine, backend_key, choose, is_yaml};
 use crate::build::{BENCH_MATRIX, FIREBRICK, build};
 use crate::workspace::{Workspace, forget_cargo_run, shown};
 
-/// What the command line requests for the build, and the arguments for the `firebrick` binary.
+/// The request for the build, and the arguments for the `firebrick` binary.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Request {
     /// Value of `--config`, and its index in `args`.
@@ -28,8 +28,8 @@ struct Request {
 }
 
 impl Request {
-    /// Reads `rest`, the arguments after `subcommand`. `--backend X` becomes `--set backend=X` where a recipe is read, so
-    /// that the binary uses the same backend; the last of several requests wins, as it does there.
+    /// Reads `rest`, the arguments after `subcommand`. `--backend X` becomes `--set backend=X` for commands that read a recipe, so that the binary
+    /// uses the same backend; the last of several requests wins, as it does there.
     fn parse(subcommand: &str, rest: &[String]) -> Result<Self> {
         let reads_recipe = matches!(subcommand, "train" | "plan" | "inspect");
         let mut request = Self { args: vec![subcommand.to_owned()], ..Self::default() };
@@ -64,11 +64,11 @@ impl Request {
         Ok(request)
     }
 
-    /// Notes one of the options that decide the build, and passes it on to the binary, as it was `typed` where possible.
+    /// Records one of the options that decide the build, and passes it on to the binary, as it was `typed` if possible.
     fn take(&mut self, name: &str, value: String, typed: Vec<String>, reads_recipe: bool) {
         self.args.extend(match name {
             "--backend" if reads_recipe => vec!["--set".to_owned(), format!("backend={value}")],
-            // As a word of its own, so that the file's full path can replace it.
+            // A separate word, so that the file's full path can replace it.
             "--config" => vec![name.to_owned(), value.clone()],
             _ => typed,
         });
@@ -86,8 +86,8 @@ impl Request {
     }
 }
 
-/// Builds `firebrick`, or `bench-matrix`, for what `rest` requests and runs it. On Unix it replaces this process, so Ctrl-C, SIGTERM and the exit
-/// code go directly to and from the binary; elsewhere this process waits for it.
+/// Builds `firebrick` or `bench-matrix` as `rest` requests and runs it. On Unix it replaces this process, so Ctrl-C, SIGTERM and the exit code go
+/// directly to and from the binary; elsewhere this process waits for it.
 pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> Result<ExitCode> {
     let mut request = Request::parse(subcommand, rest)?;
     let here = env::current_dir().context("the current folder does not exist any more")?;
@@ -96,7 +96,7 @@ pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> R
         request.args[*place] = path.to_string_lossy().into_owned();
     }
     let (program, choice) = if subcommand == "bench-matrix" {
-        // A program of its own, whose name is the subcommand.
+        // A separate program with the name of the subcommand.
         request.args.remove(0);
         (BENCH_MATRIX, Choice::all("bench-matrix times every backend that is there".to_owned()))
     } else {
@@ -104,13 +104,13 @@ pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> R
     };
     let binary = build(workspace, program, "fast", &choice)?;
     let mut command = Command::new(binary);
-    // What `firebrick` calls itself in the commands that it prints.
+    // The name of `firebrick` in the commands that it prints.
     command.args(&request.args).env("FIREBRICK_CALLED_AS", "cargo xtask");
     forget_cargo_run(&mut command);
     become_child(command)
 }
 
-/// The backend that `request` needs: from the command line, else from its recipe, else from the run it resumes.
+/// Chooses the backend for `request`: from the command line, else from its recipe, else from the run it resumes.
 fn choose_backend(request: &Request, machine: &Machine) -> Result<Choice> {
     if let Some(choice) = without_a_device(&request.args) {
         return choose(Some(choice), machine);
@@ -130,13 +130,13 @@ fn choose_backend(request: &Request, machine: &Machine) -> Result<Choice> {
     choose(key.as_deref().map(|name| (name, origin.as_str())), machine)
 }
 
-/// The backend, and why, of a command that computes nothing: any binary plans for another machine, and one with wgpu finds the GPUs
+/// Returns the backend, and the reason, for a command that computes nothing: any binary plans for another machine, and one with wgpu finds the GPUs
 /// of every maker.
 fn without_a_device(args: &[String]) -> Option<(&'static str, &'static str)> {
     let is_for = |word: &String| word == "--for" || word.starts_with("--for=");
     match args.first().map(String::as_str) {
         Some("plan" | "profile") if args.iter().any(is_for) => Some(("flex", "--for")),
-        // What is measured is what --backend says, or what a run would use.
+        // The measurement needs the backend of --backend, or the one that a run would use.
         Some("profile") if args.iter().any(|word| word == "--measure") => None,
         Some("profile") => Some(("wgpu", "profile")),
         Some("report") => Some(("flex", "report")),
@@ -144,7 +144,7 @@ fn without_a_device(args: &[String]) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// The file that `--config name` means: a path as it is, or a bare name in the workspace's `configs/`.
+/// Finds the file of `--config name`: a path as it is, or a bare name in the workspace's `configs/`.
 fn find_config(name: &str, here: &Path, root: &Path) -> Result<PathBuf> {
     if here.join(name).is_file() {
         return Ok(PathBuf::from(name));
@@ -161,7 +161,7 @@ fn find_config(name: &str, here: &Path, root: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Names of the recipes in `folder`, for a message.
+/// Lists the recipes in `folder`, for a message.
 fn list(folder: &Path) -> String {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -170,7 +170,7 @@ fn list(folder: &Path) -> String {
     if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
 }
 
-/// The `config.toml` of the run folder that `resumed`, the folder itself or a checkpoint in it, belongs to.
+/// Returns the `config.toml` of a run, given its folder or one of its checkpoints.
 fn config_of_run(resumed: &Path) -> Option<PathBuf> {
     resumed.ancestors().take(3).map(|folder| folder.join("config.toml")).find(|path| path.is_file())
 }
@@ -178,7 +178,7 @@ fn config_of_run(resumed: &Path) -> Option<PathBuf> {
 #[cfg(unix)]
 fn become_child(mut command: Command) -> Result<ExitCode> {
     use std::os::unix::process::CommandExt;
-    // Returns only if it failed.
+    // `exec` returns only if it failed.
     let error = command.exec();
     Err(error).with_context(|| format!("could not start {}", shown(&command)))
 }
@@ -235,7 +235,7 @@ mod tests {
             ("train --config a.toml --set=backend=\"wgpu\"", "flex,wgpu"),
             ("train --set backend=cuda --backend candle", "flex,candle"),
             ("bench --backend candle", "flex,candle"),
-            // A plan for another machine is made by the smallest binary.
+            // The smallest binary makes a plan for another machine.
             ("plan --config a.toml --set backend=cuda --for b200", "flex"),
             ("plan --config a.toml --for=m4-max", "flex"),
             ("profile --json", "flex,wgpu"),

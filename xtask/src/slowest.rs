@@ -1,7 +1,6 @@
-//! What took longest in a test run: tests from the JUnit file of nextest, programs from what `cargo test` prints.
+//! Lists the slowest parts of a test run: tests from nextest's JUnit file, programs from the output of `cargo test`.
 //!
-//! Trade-off: the stable compiler's test programs do not time their tests, so without nextest one slow test is found only
-//! as the program that it is in.
+//! Trade-off: test programs of stable Rust do not time their tests, so without nextest only the program of a slow test is found.
 
 use std::io::{BufRead, BufReader, pipe};
 use std::process::Command;
@@ -10,19 +9,19 @@ use crate::tidy::pattern;
 use crate::workspace::shown;
 use anyhow::{Context, Result};
 
-/// How many are listed.
+/// Number of listed tests or programs.
 const LISTED: usize = 20;
-/// What takes less is not listed.
+/// Shorter times are not listed.
 const LEAST_SECONDS: f64 = 0.5;
 
-/// A test or a test program, and how long it took.
+/// A test or a test program, and its time.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Timed {
     seconds: f64,
     name: String,
 }
 
-/// The tests of a JUnit file as nextest writes it.
+/// Reads the tests from nextest's JUnit file.
 pub(crate) fn of_junit(text: &str) -> Vec<Timed> {
     let case = pattern(r#"<testcase name="([^"]*)" classname="([^"]*)"[^>]* time="([0-9.]+)""#);
     let cases = case.captures_iter(text).map(|found| found.extract().1);
@@ -32,7 +31,7 @@ pub(crate) fn of_junit(text: &str) -> Vec<Timed> {
     cases.filter_map(timed).collect()
 }
 
-/// The test programs of `cargo test` by the lines that it and they print.
+/// Reads the test programs of `cargo test` from the lines that it and they print.
 fn of_lines<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Timed> {
     // Cargo may color the word.
     let begins = pattern(r"(?:Running|Doc-tests)(?:\x1b\[[0-9;]*m)* (.+)$");
@@ -48,13 +47,13 @@ fn of_lines<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Timed> {
     all
 }
 
-/// Runs `cargo test`, showing what it prints; whether it succeeded, and its programs. Fails if it cannot be started.
+/// Runs `cargo test`, showing its output; returns whether it succeeded, and its programs. Fails if it cannot be started.
 pub(crate) fn run_programs(mut command: Command) -> Result<(bool, Vec<Timed>)> {
     // One pipe keeps the lines of cargo and of the programs in order.
     let (reader, writer) = pipe().context("could not make a pipe")?;
     command.stdout(writer.try_clone().context("could not make a pipe")?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("could not start {}", shown(&command)))?;
-    // It holds the pipe's other end, which has to be closed for the last line to come.
+    // The command holds the pipe's other end, which has to be closed for the last line to come.
     drop(command);
     let mut lines = Vec::new();
     for line in BufReader::new(reader).split(b'\n') {
@@ -66,7 +65,7 @@ pub(crate) fn run_programs(mut command: Command) -> Result<(bool, Vec<Timed>)> {
     Ok((status.success(), of_lines(lines.iter().map(String::as_str))))
 }
 
-/// The slowest, one a line; empty if none took long.
+/// Formats the slowest, one per line; empty if none took long.
 pub(crate) fn list(mut timed: Vec<Timed>) -> String {
     timed.retain(|one| one.seconds >= LEAST_SECONDS);
     timed.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));

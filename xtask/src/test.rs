@@ -15,21 +15,21 @@ use crate::backend::{Backend, compiled_backends};
 use crate::slowest;
 use crate::workspace::{Workspace, exit_code, is_installed, shown, succeeds, words};
 
-/// Package whose features switch the backends on for the whole workspace.
+/// Package whose features enable the backends in the whole workspace.
 const SWITCH: &str = "firebrick-tests";
 
-/// Cargo arguments that select the whole workspace with `backends`.
+/// Returns the Cargo arguments that select the whole workspace with `backends`.
 pub(crate) fn selection(backends: &[Backend]) -> String {
     let features: Vec<String> = backends.iter().map(|backend| format!("{SWITCH}/{}", backend.name())).collect();
     format!("--workspace --features {}", features.join(","))
 }
 
-/// What the command line requests.
+/// The request of the command line.
 #[derive(Debug, PartialEq, Eq)]
 struct Request {
     backends: Vec<Backend>,
     nextest: bool,
-    /// Whole corpora, of which other runs take a part.
+    /// Whole corpora, which other runs sample.
     slow: bool,
     /// Options and filters for the test runner.
     rest: Vec<String>,
@@ -60,8 +60,8 @@ impl Request {
         Ok(request)
     }
 
-    /// The cargo calls that answer the request, in order. nextest has no doc tests, so they follow on their own,
-    /// unless a filter or option meant for nextest was given.
+    /// Returns the cargo calls for the request, in order. nextest runs no doc tests, so they follow separately, unless a filter or option for nextest
+    /// was given.
     fn calls(&self) -> Vec<Vec<String>> {
         let with = |verb: &str| [words(&format!("{verb} {}", selection(&self.backends))), self.rest.clone()].concat();
         match (self.nextest, self.rest.is_empty()) {
@@ -82,8 +82,8 @@ fn parse_list(list: &str) -> Result<Vec<Backend>> {
     Ok(backends)
 }
 
-/// A folder in memory for what the tests write, if there is room. Checkpoints and caches wait until their files are on the
-/// disk; in memory a run of the tests is much faster, and nothing of it is to stay. A `TMPDIR` that the user has set stays.
+/// Creates a folder in memory for the tests' files, if there is room. Checkpoints and caches wait until their files are on the disk; in memory a run
+/// of the tests is much faster, and its files are temporary anyway. A `TMPDIR` that the user has set stays.
 #[cfg(target_os = "linux")]
 fn memory_folder() -> Option<TempDir> {
     use rustix::fs::{StatVfsMountFlags, statvfs};
@@ -108,7 +108,7 @@ fn memory_folder() -> Option<TempDir> {
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode> {
     let mut request = Request::parse(args)?;
     request.nextest = request.nextest && is_installed("cargo-nextest", &["nextest", "--version"]);
-    // nextest keeps its results there even where CARGO_TARGET_DIR names another folder.
+    // nextest keeps its results there even if CARGO_TARGET_DIR names another folder.
     let junit = workspace.root().join("target/nextest/default/junit.xml");
     let _ = fs::remove_file(&junit);
     let memory = memory_folder();

@@ -1,5 +1,5 @@
-//! Where the workspace is, and how commands are started inside it. Child processes see the environment of the user's
-//! shell, not the one that `cargo run` created for xtask.
+//! The workspace folder, and commands that are started in it. Child processes get the environment of the user's shell, not the one that `cargo run`
+//! created for xtask.
 //!
 //! Not supported: another workspace layout than `xtask/` directly below the root.
 
@@ -20,14 +20,14 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// The workspace whose `xtask` folder is running; fails if the folder above does not hold a `Cargo.toml`.
+    /// Finds the workspace whose `xtask` folder is running; fails if the folder above has no `Cargo.toml`.
     pub(crate) fn find() -> Result<Self> {
         // The run-time variable is right even if the checkout was moved together with its target folder.
         let xtask = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| OsString::from(env!("CARGO_MANIFEST_DIR")));
         Self::at(Path::new(&xtask).parent().unwrap_or(Path::new("")))
     }
 
-    /// The workspace in `root`; fails if that folder does not hold a `Cargo.toml`.
+    /// Opens the workspace in `root`; fails if that folder has no `Cargo.toml`.
     pub(crate) fn at(root: &Path) -> Result<Self> {
         anyhow::ensure!(
             root.join("Cargo.toml").is_file(),
@@ -39,32 +39,32 @@ impl Workspace {
         Ok(Self { root })
     }
 
-    /// The folder that holds the workspace's `Cargo.toml`.
+    /// Returns the folder of the workspace's `Cargo.toml`.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// `program`, to be started in the workspace root. The project's target folder is cargo's own choice there:
-    /// `CARGO_TARGET_DIR` as the user gave it, else `target/`. xtask's `--target-dir` is not inherited.
+    /// Creates a command for `program` in the workspace root. The project's target folder is cargo's own choice there: `CARGO_TARGET_DIR` as the user
+    /// set it, else `target/`. xtask's `--target-dir` is not inherited.
     pub(crate) fn command(&self, program: impl Into<OsString>) -> Command {
         let mut command = Command::new(program.into());
         command.current_dir(&self.root);
         forget_cargo_run(&mut command);
-        // A relative folder means one relative to the user's folder, as in cargo itself.
+        // A relative folder is relative to the user's folder, as in cargo itself.
         if let Some(folder) = env::var_os("CARGO_TARGET_DIR").filter(|folder| !folder.is_empty()) {
             command.env("CARGO_TARGET_DIR", std::path::absolute(&folder).unwrap_or_else(|_| PathBuf::from(&folder)));
         }
         command
     }
 
-    /// `cargo` with `args`, to be started in the workspace root.
+    /// Creates a `cargo` command with `args` in the workspace root.
     pub(crate) fn cargo<S: AsRef<str>>(&self, args: &[S]) -> Command {
         let mut command = self.command(cargo_path());
         command.args(args.iter().map(AsRef::as_ref));
         command
     }
 
-    /// The workspace's own packages, without resolving what they depend on: needs neither network nor a build.
+    /// Reads the workspace's own packages without resolving their dependencies: needs neither network nor a build.
     pub(crate) fn members(&self) -> Result<Metadata> {
         MetadataCommand::new()
             .cargo_path(cargo_path())
@@ -75,12 +75,12 @@ impl Workspace {
     }
 }
 
-/// The cargo that started xtask, so that the pinned toolchain is used throughout.
+/// Returns the cargo that started xtask, so that the pinned toolchain is used throughout.
 fn cargo_path() -> PathBuf {
     env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }
 
-/// Removes from `command`'s environment what `cargo run` added to ours.
+/// Removes the variables of `cargo run` from `command`'s environment.
 pub(crate) fn forget_cargo_run(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let of_cargo = name.to_str().is_some_and(|name| OF_CARGO_RUN.contains(&name) || name.starts_with("CARGO_PKG_"));
@@ -90,30 +90,30 @@ pub(crate) fn forget_cargo_run(command: &mut Command) {
     }
 }
 
-/// Runs `command` to its end with our terminal; true if it succeeded. Fails only if it cannot be started.
+/// Runs `command` to its end with our terminal; returns true if it succeeded. Fails only if it cannot be started.
 pub(crate) fn succeeds(command: &mut Command) -> Result<bool> {
     let status = command.status().with_context(|| format!("could not start {}", shown(command)))?;
     Ok(status.success())
 }
 
-/// Whether `program args` can be started and succeeds, with its output discarded: "is this tool installed?".
+/// Returns whether `program args` can be started and succeeds, with its output discarded: "is this tool installed?".
 pub(crate) fn is_installed(program: &str, args: &[&str]) -> bool {
     Command::new(program).args(args).stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
 }
 
-/// The command as it would be typed.
+/// Formats the command as it would be typed.
 pub(crate) fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_stem().unwrap_or(command.get_program());
     let words: Vec<_> = [program].into_iter().chain(command.get_args()).map(|word| word.to_string_lossy()).collect();
     words.join(" ")
 }
 
-/// The words of a command line without quotes.
+/// Splits a command line without quotes into words.
 pub(crate) fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Success or failure as an exit code.
+/// Converts success or failure to an exit code.
 pub(crate) fn exit_code(success: bool) -> ExitCode {
     if success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

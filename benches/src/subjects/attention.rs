@@ -1,7 +1,7 @@
 //! Causal attention of packed documents, forward and backward, over row lengths.
 //!
-//! One group of heads of the first document is compared with the reference, up to the length that the reference's square of scores
-//! allows: a longer document in its first queries, which see no later token, and its keys' gradients not at all.
+//! One group of heads of the first document is compared with the reference, up to the length that the reference's square of scores allows. Of a
+//! longer document only the first queries are checked, which see no later token, and no gradients of its keys.
 //! Trade-off: gradients of keys and values are checked at the shorter lengths of the sweep only.
 
 use burn_tensor::{DType, Tensor};
@@ -25,7 +25,7 @@ pub(super) fn cases<B: Kernels>(setting: &Setting<B>) -> Vec<Case<B>> {
     };
     let mut cases = Vec::new();
     for &length in &lengths {
-        // The same tokens at each length, so that only the length differs.
+        // The same number of tokens at each length, so that only the length differs.
         let documents = (lengths[lengths.len() - 1].min(8192) / length).max(1);
         for backward in [false, true] {
             cases.push(case(setting, &spec, [documents, length], setting.main_format(), backward));
@@ -125,7 +125,7 @@ fn check_backward<B: Kernels>(
     comparisons
 }
 
-/// The part that is compared: the first tokens of the first document, the heads of its last key.
+/// The compared part: the first tokens of the first document, the heads of its last key.
 struct Checked {
     qkv: Qkv<Flex>,
     spec: AttentionSpec,

@@ -1,4 +1,4 @@
-//! The sum over two ranks of this process that exchange tensors through host memory.
+//! The sum over two ranks in this process that exchange tensors through host memory.
 //!
 //! Trade-off: both ranks share one device and no library carries tensors between them, so this is the path of CPUs and tests;
 //! `train bench --gpus N` times steps whose gradients NCCL reduces.

@@ -46,7 +46,7 @@ fn documents_of(count: usize) -> DocumentSet {
     DocumentSet::from_examples(&(0..count).map(example).collect::<Vec<_>>())
 }
 
-/// No document is lost or doubled.
+/// Packs the documents and checks that none is lost or doubled.
 fn packing<B: Kernels>(set: &DocumentSet) -> Prepared<B> {
     let (input, expected) = (set.clone(), set.len());
     let call = move || {
@@ -58,7 +58,7 @@ fn packing<B: Kernels>(set: &DocumentSet) -> Prepared<B> {
     Prepared::new(call, check)
 }
 
-/// The first batch has the sums of the rows that the dataset gives without threads.
+/// Checks that the first batch has the sums of the dataset's rows without threads.
 fn loading<B: Kernels>(dataset: &Arc<PackedDataset>) -> Prepared<B> {
     let config = LoaderConfig {
         rows_per_batch: ROWS_PER_BATCH,
@@ -83,7 +83,7 @@ fn loading<B: Kernels>(dataset: &Arc<PackedDataset>) -> Prepared<B> {
     Prepared::new(call, check)
 }
 
-/// A number that differs where ids, targets or their places do; exact in f64.
+/// Computes a number that changes with ids, targets or their places; exact in f64.
 fn checksum(batch: &Batch) -> f64 {
     let mix = |sum: u64, value: u64| (sum * 31 + value) % 1_000_000_007;
     let ids = batch.input_ids.iter().fold(1, |sum, &id| mix(sum, u64::from(id)));

@@ -1,7 +1,7 @@
 //! GEMMs of real models, forward and both gradients, over dense and quantized weights.
 //!
-//! The result is checked in blocks at its corners, which need all of the inner dimension and little else.
-//! Trade-off: 8-bit GEMMs are compared with exact products and allowed the rounding of their codes.
+//! The result is checked in blocks at its corners, which need the whole inner dimension and little else.
+//! Trade-off: 8-bit GEMMs are compared with exact results, with a tolerance for the rounding of their codes.
 
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::backends::Flex;
@@ -15,10 +15,10 @@ use super::{Scale, Setting, at_edges, random, tolerance};
 use crate::case::{Case, Comparison, Output, Prepared, axis, key, to_reference, work};
 use crate::models::{GroupShape, LLAMA_1B, Model};
 
-/// What rounding both operands to 8-bit floats with a scale per row costs, relative to exact products.
+/// Relative error from rounding both operands to 8-bit floats with a scale per row.
 const FP8_TOLERANCE: f64 = 0.06;
 
-/// What a GEMM multiplies.
+/// The operands of a GEMM.
 #[derive(Clone, Copy)]
 struct Operands {
     dtype: DType,
@@ -27,7 +27,7 @@ struct Operands {
     base: Option<QuantFormat>,
 }
 
-/// Which GEMM of a linear layer.
+/// The GEMM of a linear layer to time.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
     /// `x Wᵀ`.
@@ -163,7 +163,7 @@ fn prepare<B: Kernels>(
     Prepared::new(call, check)
 }
 
-/// One module that covers all outputs.
+/// Builds a group of one module that covers all outputs.
 fn group<B: Kernels>(weight: Weight<B>, gemms: GemmFormat, trains: bool) -> Group<B> {
     let outputs = weight.shape()[0];
     let weight_gradient = if trains { WeightGradient::New } else { WeightGradient::Frozen };
@@ -171,7 +171,7 @@ fn group<B: Kernels>(weight: Weight<B>, gemms: GemmFormat, trains: bool) -> Grou
     Group { modules: vec![module], parts: vec![outputs], gemms, dropout: None }
 }
 
-/// The values that are multiplied: quantizing them is a case of its own.
+/// Returns the dequantized weight, because quantizing is a separate case.
 fn dense<B: Kernels>(weight: &Weight<B>) -> Tensor<B, 2> {
     match weight {
         Weight::Dense(values) => values.clone(),
@@ -179,7 +179,7 @@ fn dense<B: Kernels>(weight: &Weight<B>) -> Tensor<B, 2> {
     }
 }
 
-/// A corner of the output is a GEMM of some rows of the input and of the weight.
+/// Checks corners of the output by GEMMs of some rows of the input and of the weight.
 fn check_forward<B: Kernels>(y: &Tensor<B, 2>, x: &Tensor<B, 2>, weight: &Tensor<B, 2>) -> Vec<Comparison> {
     let weight = Weight::Dense(to_reference(at_edges(weight, 0)));
     let prologue = Prologue::<Flex>::None { x: to_reference(at_edges(x, 0)) };
@@ -188,8 +188,8 @@ fn check_forward<B: Kernels>(y: &Tensor<B, 2>, x: &Tensor<B, 2>, weight: &Tensor
     vec![Comparison::of_tensors("output", at_edges(&at_edges(y, 0), 1), expected.remove(0))]
 }
 
-/// A corner of the input's gradient takes some rows of `dy` and some columns of the weight; one of the weight's gradient takes some
-/// columns of `dy` and of `x`.
+/// Checks corners of the gradients: for the input's, some rows of `dy` and some columns of the weight; for the weight's, some columns of `dy` and of
+/// `x`.
 fn check_gradients<B: Kernels>(
     got: &[Tensor<B, 2>],
     x: &Tensor<B, 2>,

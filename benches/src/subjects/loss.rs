@@ -1,6 +1,6 @@
 //! Cross entropy of logits, and the head with its loss in chunks, with gradients.
 //!
-//! Trade-off: of the head, the loss is checked only through the gradient of the hidden states at both ends.
+//! Trade-off: for the head, the loss is checked only through the gradient of the hidden states at both ends.
 
 use std::ops::Range;
 
@@ -71,7 +71,7 @@ fn of_head<B: Kernels>(setting: &Setting<B>, [count, hidden, vocab]: [usize; 3],
     let weight_bytes = (dtype.size() * hidden * vocab) as f64;
     let sizes = [("tokens", count), ("hidden", hidden), ("vocab", vocab)];
     let prepare = move || {
-        // Logits of a few units, as those of a model that has learned something.
+        // Logits of a few units, as in a model that has learned something.
         let states = random::<B, 2>([count, hidden], 1.0, dtype, &device);
         let weight = random::<B, 2>([vocab, hidden], 3.0 / (hidden as f64).sqrt(), dtype, &device);
         let on_device = loss_targets::<B>(&targets(0..count, vocab), &device);
@@ -117,7 +117,7 @@ fn options<B: Kernels>() -> CrossEntropyOptions<B> {
     }
 }
 
-/// A target of each token, spread over the vocabulary.
+/// Returns a target for each token, spread over the vocabulary.
 fn targets(tokens: Range<usize>, vocab: usize) -> Vec<usize> {
     tokens.map(|token| (token * 7919 + 13) % vocab).collect()
 }

@@ -1,6 +1,6 @@
-//! The subjects of the matrix, one file each: which cases a backend gets, most important first.
+//! The subjects of the matrix, one file each: the cases of a backend, most important first.
 //!
-//! Trade-off: sizes are chosen by kind of device and not measured first, so a slow device skips the last cases for lack of time.
+//! Trade-off: the kind of device decides the sizes without a measurement, so a slow device skips the last cases for lack of time.
 
 mod attention;
 mod comm;
@@ -20,18 +20,18 @@ use crate::models::{LLAMA_1B, LLAMA_8B, Model, SMOLLM2_135M};
 
 pub(crate) use model::StepReference;
 
-/// How much a device is given.
+/// The scale of a device's cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scale {
     /// A processor, or a graphics driver that runs on one.
     Small,
-    /// A GPU through wgpu, in operations that are not tuned for it.
+    /// A GPU through wgpu, whose operations are not tuned for it.
     Medium,
     /// A GPU through CUDA.
     Large,
 }
 
-/// What the cases of one backend are built for.
+/// The settings for building the cases of one backend.
 pub(crate) struct Setting<B: Kernels> {
     pub(crate) kind: BackendKind,
     pub(crate) device: B::Device,
@@ -39,12 +39,12 @@ pub(crate) struct Setting<B: Kernels> {
     pub(crate) quick: bool,
     /// Whether the device multiplies 8-bit floats.
     pub(crate) has_fp8: bool,
-    /// What the first step of a small model should give; `None` on the backend that gives it.
+    /// The expected result of a small model's first step; `None` on the backend that computes it.
     pub(crate) reference: Option<StepReference>,
 }
 
 impl<B: Kernels> Setting<B> {
-    /// The model whose layers give the sizes.
+    /// Returns the model whose layers give the sizes.
     fn model(&self) -> Model {
         match self.scale {
             Scale::Small => SMOLLM2_135M,
@@ -53,7 +53,7 @@ impl<B: Kernels> Setting<B> {
         }
     }
 
-    /// Tokens of a micro-batch.
+    /// Returns the tokens of a micro-batch.
     fn tokens(&self) -> usize {
         match self.scale {
             Scale::Small => 256,
@@ -62,12 +62,12 @@ impl<B: Kernels> Setting<B> {
         }
     }
 
-    /// The format that training computes in here, and its name.
+    /// Returns the compute format of training here, and its name.
     fn main_format(&self) -> (DType, &'static str) {
         if self.kind == BackendKind::Cuda { (DType::BF16, "bf16") } else { (DType::F32, "f32") }
     }
 
-    /// All formats that the backend computes in, the main one first.
+    /// Returns all compute formats of the backend, the main one first.
     pub(crate) fn formats(&self) -> Vec<(DType, &'static str)> {
         let mut formats = vec![self.main_format()];
         if self.kind == BackendKind::Cuda {
@@ -79,13 +79,13 @@ impl<B: Kernels> Setting<B> {
         formats
     }
 
-    /// The values of a sweep, fewer in the short run.
+    /// Returns the values of a sweep, fewer in the short run.
     fn sweep(&self, quick: &[usize], whole: &[usize]) -> Vec<usize> {
         if self.quick { quick.to_vec() } else { whole.to_vec() }
     }
 }
 
-/// All cases of a backend.
+/// Builds all cases of a backend.
 pub(crate) fn cases<B: Kernels>(setting: &Setting<B>) -> Vec<Case<B>> {
     type Subject<B> = fn(&Setting<B>) -> Vec<Case<B>>;
     let subjects: [Subject<B>; 8] = [
@@ -105,25 +105,25 @@ pub(crate) fn cases<B: Kernels>(setting: &Setting<B>) -> Vec<Case<B>> {
     cases
 }
 
-/// The largest relative error that rounding to a format explains in a result of several roundings.
+/// Returns the relative error that several roundings to a format explain.
 fn tolerance(dtype: DType) -> f64 {
     2.0 * firebrick_kernels::conformance::tolerance(dtype)
 }
 
-/// Values in `-scale..scale`.
+/// Creates random values in `-scale..scale`.
 fn random<B: Kernels, const D: usize>(shape: [usize; D], scale: f64, dtype: DType, device: &B::Device) -> Tensor<B, D> {
     Tensor::<B, D>::random(shape, Distribution::Uniform(-scale, scale), device).cast(dtype)
 }
 
-/// Rows and columns at both ends of a matrix: how many of each.
+/// Number of rows or columns at each end of a matrix.
 const EDGE: usize = 32;
 
-/// The first and the last indices of an axis of this length.
+/// Returns the first and the last indices of an axis of this length.
 fn edges(length: usize) -> Vec<(usize, usize)> {
     if length <= 2 * EDGE { vec![(0, length)] } else { vec![(0, EDGE), (length - EDGE, EDGE)] }
 }
 
-/// The slices of a tensor at both ends of an axis, joined.
+/// Joins the slices of a tensor at both ends of an axis.
 fn at_edges<B: Kernels>(x: &Tensor<B, 2>, axis: usize) -> Tensor<B, 2> {
     let slices = edges(x.dims()[axis]).into_iter().map(|(start, length)| x.clone().narrow(axis, start, length));
     Tensor::cat(slices.collect(), axis)
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(at_edges(&matrix, 1).dims(), [100, 3]);
     }
 
-    /// The smallest cases of a backend in the short run, with what is expected of them.
+    /// Creates the settings for the smallest cases of a backend in the short run, with their expected results.
     fn setting() -> Setting<Flex> {
         Setting {
             kind: BackendKind::Flex,
@@ -162,7 +162,7 @@ mod tests {
         }
     }
 
-    /// The result with an error of a size that no rounding explains.
+    /// Adds an error to the result that no rounding explains.
     fn with_an_error(output: Output<Flex>) -> Output<Flex> {
         match output {
             Output::Tensors(mut tensors) => {
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn every_result_passes_its_check_and_one_with_an_error_does_not() {
-        // Whole models take minutes in an unoptimized build; their checks have tests of their own.
+        // Whole models take minutes in an unoptimized build; their checks have separate tests.
         let is_quick = |case: &Case<Flex>| !matches!(case.key.subject.as_str(), "step" | "generation");
         for case in cases(&setting()).into_iter().filter(is_quick) {
             let is_right = |change: fn(Output<Flex>) -> Output<Flex>| {

@@ -1,8 +1,8 @@
 //! Whole models: a QLoRA training step through the run's own trainer, and generation over the cache.
 //!
-//! The first step of a small model must have the loss and the gradient norm that flex gets from the same weights and tokens; flex itself
-//! must have the loss of random weights. A generated token must have the largest logit of a pass without the cache.
-//! Trade-off: weights are random, since their values do not change the work; a step ends when its loss was read.
+//! The first step of a small model must have the loss and the gradient norm that flex computes from the same weights and tokens; flex itself must
+//! have the loss of random weights. A generated token must have the largest logit of a pass without the cache.
+//! Trade-off: weights are random, since their values do not change the work; a step ends when its loss is on the host.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -53,7 +53,7 @@ zero_stage = 0
 max_new_tokens = 1
 "#;
 
-/// The model, the rows and the row length of the step that all backends must agree about.
+/// The model, the rows and the row length of the step on which all backends must agree.
 const SMALL: (Model, [usize; 2]) = (SMOLLM2_135M.first_layers(2), [1, 64]);
 
 /// The first step of the small model.
@@ -66,7 +66,7 @@ pub(crate) struct StepReference {
 }
 
 impl StepReference {
-    /// By flex.
+    /// Computes the reference of the small step with flex.
     pub(crate) fn compute() -> Result<Self, RunError> {
         first_step::<Flex>(BackendKind::Flex)
     }
@@ -105,7 +105,7 @@ fn step<B: Kernels>(setting: &Setting<B>, model: Model, [rows, length]: [usize; 
             let exact = step_work(&config.spec, &plan.training, 1, length as f64);
             work(count as f64, "tokens", exact.matmul_flops + exact.fp8_flops + exact.attention_flops, exact.bytes)
         }
-        // 4 operations per parameter and token forward and back, through frozen weights.
+        // Forward and backward through frozen weights take 4 operations per parameter and token.
         Err(_) => {
             let parameters = model.parameters() as f64;
             work(count as f64, "tokens", 4.0 * parameters * count as f64, parameters)
@@ -136,7 +136,7 @@ fn step<B: Kernels>(setting: &Setting<B>, model: Model, [rows, length]: [usize; 
     }
 }
 
-/// The small step next to flex's, or next to what random weights must give.
+/// Compares the small step with flex's, or with the expected result of random weights.
 fn compare(got: Result<StepReference, RunError>, reference: Option<StepReference>) -> Vec<Comparison> {
     let got = got.unwrap_or_else(|error| panic!("{error}"));
     let Some(expected) = reference else {
@@ -175,7 +175,7 @@ fn trainer<B: Kernels>(
     assemble::trainer::<B>(&plan, &config, WeightSource::Seed, Ranks::single(), device, &mut |_| ())
 }
 
-/// The plan of the recipe for a folder that has nothing but this model's config.json.
+/// Plans the recipe for a folder that contains only this model's config.json.
 fn plan(kind: BackendKind, model: &Model, [rows, row_len]: [usize; 2]) -> Result<(Plan, ModelConfig), RunError> {
     let failed = |error: std::io::Error| RunError::DeviceFailed {
         operation: "writing a config.json to a temporary folder".to_owned(),
@@ -269,7 +269,7 @@ fn decoder<B: Kernels>(model: &Model, storage: FloatType, device: &B::Device) ->
     Ok(Decoder::random(model.config(), &build, None, device)?)
 }
 
-/// How far below the largest logit of a pass over the whole text the chosen tokens are, relative to it.
+/// Returns the relative distance of the chosen tokens' logits from the largest ones in a pass over the whole text.
 fn without_cache<B: Kernels>(decoder: &Decoder<B>, prompt: &[u32], written: &[u32]) -> Comparison {
     let ids: Vec<u32> = prompt.iter().chain(written).copied().collect();
     let count = ids.len();

@@ -1,7 +1,7 @@
 //! The optimizer's arithmetic: the global norm, AdamW in f32 and with 8-bit moments.
 //!
-//! Each call updates the state that the last one left, in place where the backend can, as a run does.
-//! Trade-off: the checked call updates a copy of the state, since its input is still needed for the reference.
+//! Each call updates the state that the previous one left, in place if the backend can, as a run does.
+//! Trade-off: the checked call updates a copy of the state, since the reference still needs its input.
 
 use std::cell::Cell;
 
@@ -17,10 +17,10 @@ use crate::case::{Case, Comparison, Output, Prepared, axis, key, to_reference, w
 
 const HYPER: AdamW = AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay: 0.1, step: 1 };
 
-/// Which operation: its pass and format, operations per parameter, bytes per parameter.
+/// An operation: its pass and format, operations per parameter, bytes per parameter.
 type Operation = (&'static str, &'static str, f64, f64);
 const SQUARED_NORM: Operation = ("squared_norm", "f32", 2.0, 4.0);
-/// Parameter and moments in and out, the gradient in.
+/// AdamW reads and writes parameter and moments, and reads the gradient.
 const ADAMW: Operation = ("adamw", "f32", 15.0, 28.0);
 const ADAMW_8BIT: Operation = ("adamw_8bit", "int8_blockwise", 25.0, 12.0 + 4.0 + 16.0 / BLOCK_SIZE as f64);
 
@@ -62,7 +62,7 @@ fn squared_norm<B: Kernels>(elements: usize, device: &B::Device) -> Prepared<B> 
     })
 }
 
-/// The state before the first step.
+/// Creates the state before the first step.
 fn state<B: Kernels>(operation: Operation, parameter: Tensor<B, 1>) -> AdamWState<B> {
     let ([elements], device) = (parameter.dims(), parameter.device());
     let zeros = |elements| Tensor::zeros([elements], (&device, DType::F32));
@@ -100,7 +100,7 @@ fn update<B: Kernels>(operation: Operation, elements: usize, device: &B::Device)
         Output::Tensors(vec![updated])
     };
     let check = move |output: Output<B>| {
-        // Whole blocks at the beginning: blocks do not depend on each other.
+        // The first whole blocks: blocks do not depend on each other.
         let checked = elements.min(64 * BLOCK_SIZE);
         let part = |x: Tensor<B, 1>| to_reference(x.narrow(0, 0, checked));
         let scale = Tensor::<Flex, 1>::ones([1], &Default::default());
@@ -108,7 +108,7 @@ fn update<B: Kernels>(operation: Operation, elements: usize, device: &B::Device)
         let after = reference::adamw_foreach(vec![before], vec![part(gradient)], scale, &HYPER).remove(0).parameter;
         let before = part(parameter);
         let got = to_reference(output.tensors().remove(0).narrow(1, 0, checked)).flatten::<1>(0, 1);
-        // The change, not the parameter: a step is a thousandth of it, and no update at all would pass.
+        // The change is compared, not the parameter: a step is a thousandth of it, and no update at all would pass.
         vec![Comparison::of_tensors("change of the parameter", got.sub(before.clone()), after.sub(before))]
     };
     Prepared::new(call, check)

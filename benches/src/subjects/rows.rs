@@ -1,4 +1,4 @@
-//! What works row by row: RMSNorm, rotary embedding and gated activation, forward and backward.
+//! Row-wise operations: RMSNorm, rotary embedding and gated activation, forward and backward.
 //!
 //! Trade-off: operations other than GEMMs are counted by hand (a root or an exponential as one), which places them on the roofline's
 //! left side; their bytes decide.
@@ -13,7 +13,7 @@ use crate::case::{Case, Comparison, Output, Prepared, axis, key, to_reference, w
 
 const SILU: Activation = Activation::Silu;
 
-/// What an operation takes in addition to its rows.
+/// Inputs of an operation in addition to its rows.
 struct Shared<B: Kernels> {
     norm: NormWeight<B>,
     rotary: RotaryTables<B>,
@@ -144,7 +144,7 @@ fn case<B: Kernels>(
 impl<B: Kernels> Shared<B> {
     fn new([count, width]: [usize; 2], head_dim: usize, device: &B::Device) -> Self {
         let weight = random::<B, 1>([width], 1.0, DType::F32, device);
-        // Rotations by any angles: a table of cosines and one of sines need not belong together for their cost, but for the check.
+        // The cost does not depend on the angles, but the check needs cosines and sines of the same ones.
         let angles = random::<B, 2>([count, head_dim / 2], 3.0, DType::F32, device);
         Self {
             norm: NormWeight { weight, offset: 0.0, epsilon: 1e-5, trains: false },
@@ -153,7 +153,7 @@ impl<B: Kernels> Shared<B> {
         }
     }
 
-    /// For the rows at both ends.
+    /// Copies the shared inputs of the rows at both ends.
     fn to_reference(&self) -> Shared<Flex> {
         let NormWeight { weight, offset, epsilon, trains } = self.norm.clone();
         let norm = NormWeight { weight: to_reference(weight), offset, epsilon, trains };

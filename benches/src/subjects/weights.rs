@@ -1,6 +1,6 @@
 //! Quantizing and dequantizing a weight in every format.
 //!
-//! The result of quantizing is dequantized by the reference and compared with what the host's codec makes of the same values.
+//! The reference dequantizes the result of quantizing, which is compared with the host codec's result for the same values.
 //! Trade-off: a device that does not quantize itself is timed with the copies to the host and back.
 
 use burn_tensor::DType;
@@ -42,7 +42,7 @@ fn case<B: Kernels>(setting: &Setting<B>, format: QuantFormat, dequantize: bool)
     };
     Case {
         key: key(subject, pass, &format!("o of {}", model.name()), format.name(), &sizes),
-        // A multiplication by the scale; finding the nearest code is counted as four more.
+        // A multiplication by the scale; the search for the nearest code counts as four more.
         work: work(values, "values", if dequantize { values } else { 5.0 * values }, 4.0 * values + coded),
         axis: None,
         tolerance: tolerance(DType::F32),

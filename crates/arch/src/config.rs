@@ -1,7 +1,7 @@
 //! `config.json` of a model folder: the [`ModelSpec`] that its family reads from it, the special tokens, and the text itself.
 //!
-//! Keys that decide a shape must be there; the others default as transformers does for the family. The text of the file is kept, so
-//! that saving a model writes it back unchanged.
+//! Keys that decide a shape must be there; the others default as in transformers. The text of the file is stored, so that saving a model writes it
+//! back unchanged.
 //! Trade-off: token ids that neither file names stay absent, where transformers has defaults that fit one vocabulary only.
 
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::json::{JsonObject, parse_object, read_text};
 use crate::quantization::QUANTIZATION_CONFIG;
 use crate::spec::ModelSpec;
 
-/// What a model folder's `config.json` describes.
+/// The contents of a model folder's `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// The decoder.
@@ -24,13 +24,13 @@ pub struct ModelConfig {
     pub model_type: String,
     /// The token that begins a text.
     pub bos_token_id: Option<u32>,
-    /// The tokens that end a text: `config.json`'s, then those that only `generation_config.json` names, then those that a run trains.
+    /// End-of-text tokens: `config.json`'s, then those that only `generation_config.json` names, then those that a run trains.
     pub eos_token_ids: Vec<u32>,
     /// The number format that the weights were stored in, such as "bfloat16" (`dtype`, in transformers 4 `torch_dtype`).
     pub dtype: Option<String>,
     /// Rows of embedding and head in the folder: fewer than `spec.vocab_size` where tokens were added.
     pub stored_vocab_size: usize,
-    /// Added tokens, whose rows start at the mean of the folder's.
+    /// Added tokens. Their rows start at the mean of the folder's rows.
     pub new_tokens: Vec<usize>,
     text: String,
 }
@@ -60,19 +60,19 @@ impl ModelConfig {
         }
     }
 
-    /// Gives the head a table of its own, where it shared the embedding's.
+    /// Gives the head its own table if it shares the embedding's.
     pub fn untie(&mut self) {
         self.spec.tie_word_embeddings = false;
         self.set("tie_word_embeddings", false.into());
     }
 
-    /// Adds tokens of these ids: embedding and head get the rows that they lack, and the rows of all of them start at the mean of the table.
+    /// Adds tokens with these ids: embedding and head get the missing rows, and the rows of all these ids start at the mean of the table.
     pub fn add_tokens(&mut self, ids: &[usize]) {
         self.new_tokens.extend(ids);
         self.grow_vocabulary(ids.iter().max().map_or(0, |id| id + 1));
     }
 
-    /// Gives embedding and head at least this many rows; a table that has as many keeps its size.
+    /// Grows embedding and head to at least this many rows; never shrinks a table.
     pub fn grow_vocabulary(&mut self, rows: usize) {
         if rows > self.spec.vocab_size {
             self.spec.vocab_size = rows;
@@ -80,7 +80,7 @@ impl ModelConfig {
         }
     }
 
-    /// The decoder as its folder has it: without rows that were added.
+    /// Returns the decoder as stored in its folder, without the added rows.
     pub fn stored_spec(&self) -> ModelSpec {
         ModelSpec { vocab_size: self.stored_vocab_size, ..self.spec.clone() }
     }
@@ -114,13 +114,13 @@ impl ModelConfig {
         })
     }
 
-    /// The text of the `config.json` that this was parsed from.
+    /// Returns the text of the `config.json` that this was parsed from.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The text of a `config.json` for weights saved as `dtype` ("float32", "bfloat16"), and quantized as `quantization`
-    /// describes: the original text, unless it says something else.
+    /// Returns the text of a `config.json` for weights saved as `dtype` ("float32", "bfloat16") and quantized as `quantization` describes. The text
+    /// is the original unless one of these changes it.
     pub fn text_with(&self, dtype: &str, quantization: Option<Value>) -> String {
         // `text` parsed as an object when `self` was built, and an object always prints.
         let mut map = parse_object(&self.text, Path::new(CONFIG_FILE)).expect("the text was parsed before");
@@ -137,7 +137,7 @@ impl ModelConfig {
     }
 }
 
-/// The end-of-text tokens that the `generation_config.json` of a model or adapter folder names; none if there is no such file.
+/// Returns the end-of-text tokens that the `generation_config.json` of a model or adapter folder names; none if there is no such file.
 ///
 /// # Errors
 /// A file that cannot be read or is no JSON object, or a key `eos_token_id` that is neither a token id nor a list of them.
@@ -160,7 +160,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::rope::Rope;
 
-    /// A tiny model's `config.json` in the layout of transformers 4 with some keys replaced; a null removes the key.
+    /// Returns a tiny model's `config.json` in the layout of transformers 4 with some keys replaced; a null removes the key.
     pub(crate) fn family_json(architecture: &str, model_type: &str, changes: &[(&str, Value)]) -> String {
         let mut value = json!({
             "architectures": [architecture], "model_type": model_type, "hidden_act": "silu",
@@ -176,7 +176,7 @@ pub(crate) mod tests {
         to_string_pretty(&value).unwrap()
     }
 
-    /// A tiny Llama's `config.json` with some keys replaced; a null removes the key.
+    /// Returns a tiny Llama's `config.json` with some keys replaced; a null removes the key.
     pub(crate) fn tiny_json(changes: &[(&str, Value)]) -> String {
         family_json("LlamaForCausalLM", "llama", changes)
     }
@@ -189,7 +189,7 @@ pub(crate) mod tests {
         parse(&tiny_json(changes))
     }
 
-    /// The same model in the layout of transformers 5: `rope_parameters` and `dtype`.
+    /// Returns the same model in the layout of transformers 5: `rope_parameters` and `dtype`.
     pub(crate) fn layout_5_of(
         architecture: &str,
         model_type: &str,
@@ -210,7 +210,7 @@ pub(crate) mod tests {
         layout_5_of("LlamaForCausalLM", "llama", changes)
     }
 
-    /// The rotary embedding of a tiny Llama with heads of 32 columns and these `rope_parameters`.
+    /// Returns the rotary embedding of a tiny Llama with heads of 32 columns and these `rope_parameters`.
     pub(crate) fn rope(parameters: Value) -> Result<Rope, ArchError> {
         let config = tiny(&[
             ("head_dim", json!(32)),

@@ -8,24 +8,24 @@ use crate::spec::{AttentionSpec, ModelSpec};
 use crate::tensors::{Role, TensorSpec};
 
 impl ModelSpec {
-    /// All parameters: 8.03e9 for Llama-3.1-8B. `u64::MAX` for more, which a hostile config.json can describe.
+    /// Counts all parameters: 8.03e9 for Llama-3.1-8B. Returns `u64::MAX` for more, which a hostile config.json can describe.
     pub fn parameters(&self) -> u64 {
         total(&self.tensors(), |_| true)
     }
 
-    /// Parameters of tensors with this role.
+    /// Counts the parameters of tensors with this role.
     pub fn parameters_of(&self, role: Role) -> u64 {
         total(&self.tensors(), |tensor| tensor.role == role)
     }
 
-    /// Parameters that a token is multiplied with: the projections and routers of all layers and the head, tied or not; of experts those
-    /// that a token goes to.
+    /// Counts the parameters that a token is multiplied with: the projections and routers of all layers and the head, tied or not. Only a token's
+    /// `top_k` experts count.
     pub fn matmul_parameters(&self) -> u64 {
         let head = (self.vocab_size as u64).saturating_mul(self.hidden_size as u64);
         self.active_projections().saturating_add(head)
     }
 
-    /// Parameters of all projections and routers that a token is multiplied with.
+    /// Counts the parameters of all projections and routers that a token is multiplied with.
     pub fn active_projections(&self) -> u64 {
         let of_layer = |layer: usize| -> u64 {
             let groups = self.layer_groups(layer);
@@ -41,9 +41,8 @@ impl ModelSpec {
         (0..self.layers.len()).map(of_layer).fold(0, u64::saturating_add)
     }
 
-    /// Operations per token of the two GEMMs inside attention, forward, all layers, for documents of `document_tokens` tokens. A GEMM
-    /// takes `2 * keys * query_size` operations per query. A causal query sees half of its document on average, and no more than its
-    /// window.
+    /// Returns the forward FLOPs per token of the two attention GEMMs, over all layers, for documents of `document_tokens` tokens. A GEMM takes `2 *
+    /// keys * query_size` FLOPs per query. A causal query sees half of its document on average, and no more than its window.
     pub fn attention_forward_flops_per_token(&self, document_tokens: f64) -> f64 {
         let of_layer = |attention: &AttentionSpec| {
             4.0 * mean_keys(attention.window, document_tokens) * attention.query_size() as f64
@@ -51,7 +50,7 @@ impl ModelSpec {
         self.layers.iter().map(|layer| of_layer(&layer.attention)).sum()
     }
 
-    /// Operations per token that training takes, the numerator of MFU.
+    /// Returns the FLOPs per token of a training step, the numerator of MFU.
     ///
     /// A matrix of `N` parameters takes `2 N` operations per token forward, `2 N` for the gradient of its input, and `2 N` for the
     /// gradient of itself: `6 N` for full training and `4 N` for LoRA, whose frozen matrices need no gradient of themselves. The backward
@@ -67,7 +66,7 @@ fn total(tensors: &[TensorSpec], counts: impl Fn(&TensorSpec) -> bool) -> u64 {
     counted.fold(0, |total: u64, tensor| total.saturating_add(tensor.elements() as u64))
 }
 
-/// Keys that a causal query sees on average in a document of `document_tokens` tokens.
+/// Returns the mean number of keys that a causal query sees in a document of `document_tokens` tokens.
 fn mean_keys(window: Option<usize>, document_tokens: f64) -> f64 {
     match window.map(|window| window as f64).filter(|&window| window < document_tokens) {
         // The first `window` queries see a triangle, the others a full window.

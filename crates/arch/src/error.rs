@@ -1,8 +1,8 @@
-//! Everything that can be wrong with a model's description: its `config.json`, or an adapter that does not fit it.
+//! Errors in a model's description: in its `config.json`, or in an adapter that does not fit it.
 //!
-//! Each message names the file and the key, what was expected, what was found, and what to do next. Messages that wrap another error
-//! leave its text to the error chain (`source`), so that a report that prints the chain repeats nothing.
-//! Trade-off: values are kept as text for the message, not as types to match on.
+//! Each message names the file and the key, what was expected, what was found, and what to do next. Messages that wrap another error leave its text
+//! to the error chain (`source`), so that a report that prints the chain repeats nothing.
+//! Trade-off: values are stored as text for the message, not as types to match on.
 
 use std::io::{Error as IoError, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Error as JsonError;
 use thiserror::Error;
 
-/// What can go wrong while a model's description is read or an adapter is matched with it.
+/// An error while a model's description is read or an adapter is matched with it.
 #[derive(Debug, Error)]
 pub enum ArchError {
     /// The operating system refused a read.
@@ -20,7 +20,7 @@ pub enum ArchError {
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system reported.
+        /// The error of the operating system.
         source: IoError,
     },
 
@@ -31,7 +31,7 @@ pub enum ArchError {
         dir: PathBuf,
         /// The file that is missing.
         missing: &'static str,
-        /// What to do next.
+        /// Advice to the user.
         advice: &'static str,
     },
 
@@ -90,7 +90,7 @@ pub enum ArchError {
         key: String,
         /// The value in the file.
         got: String,
-        /// What is supported, or what to do next.
+        /// The supported values, or other advice to the user.
         advice: String,
     },
 
@@ -126,18 +126,18 @@ pub enum ArchError {
         modules: Vec<String>,
     },
 
-    /// A setting of the adapter that matches nothing of the model.
+    /// A setting of the adapter matches nothing of the model.
     #[error("{key}: `{value}` matches nothing of this model, which has {has}")]
     Unused {
         /// The setting.
         key: &'static str,
         /// The name, expression or number that was given.
         value: String,
-        /// What it could match.
+        /// The names or layers that it could match.
         has: String,
     },
 
-    /// Two keys of a pattern that give one module different values.
+    /// Two keys of a pattern give one module different values.
     #[error("`{first}` and `{other}` give `{module}` different values; write keys of which one matches each module")]
     TwoValues {
         /// The module.
@@ -148,7 +148,7 @@ pub enum ArchError {
         other: String,
     },
 
-    /// Layers next to an expression, which names its own.
+    /// Layers were given next to a regular expression, which already selects layers by their paths.
     #[error("layers_to_transform needs targets as a list of names; a regular expression says the layers itself")]
     LayersAndExpression,
 
@@ -157,11 +157,11 @@ pub enum ArchError {
     BadPattern {
         /// The text.
         pattern: String,
-        /// What is wrong with it.
+        /// The error of the parser.
         source: Box<fancy_regex::Error>,
     },
 
-    /// A weight has no principal part of this rank.
+    /// The rank exceeds that of the weight, so there is no principal part of this rank.
     #[error(
         "`{module}` has rank {rank}, but a principal part of it at most {most}: write a smaller lora.r, or one of its own in lora.rank_pattern"
     )]
@@ -180,13 +180,13 @@ pub enum ArchError {
 }
 
 impl ArchError {
-    /// "cannot `action` `path`": for use in `map_err`.
+    /// Builds the error "cannot `action` `path`": for use in `map_err`.
     pub fn io(action: &'static str, path: &Path) -> impl FnOnce(IoError) -> Self {
         move |source| Self::Io { action, path: path.to_path_buf(), source }
     }
 }
 
-/// What to do about the kinds of I/O error that a user can fix.
+/// Returns advice for the kinds of I/O error that a user can fix.
 fn io_advice(error: &IoError) -> &'static str {
     match error.kind() {
         ErrorKind::PermissionDenied => "; check the permissions or choose another place",

@@ -1,14 +1,14 @@
 //! Names of the files in a model folder or an adapter folder, as transformers and PEFT write them.
 //!
-//! Trade-off: names only; what is in a file is known where it is read.
+//! Trade-off: names only; the contents are described where they are read.
 
-/// What the model is: [`crate::ModelConfig`].
+/// The model's settings: [`crate::ModelConfig`].
 pub const CONFIG_FILE: &str = "config.json";
-/// Settings of generation, which may hold further end-of-text tokens.
+/// Settings of generation, which may name further end-of-text tokens.
 pub const GENERATION_CONFIG_FILE: &str = "generation_config.json";
 /// The weights of a model that is not split.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
-/// Which shard holds which tensor.
+/// The map from tensors to shards.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 /// The settings of an adapter: [`crate::LoraConfig`].
 pub const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
@@ -37,11 +37,11 @@ pub const CHAT_TEMPLATE_FILE: &str = "chat_template.jinja";
 pub const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 /// A folder of further chat templates by name.
 pub const ADDITIONAL_TEMPLATES: &str = "additional_chat_templates";
-/// What a chat template got in training in addition to the messages, its arguments and the system prompt, and the length that chose
-/// longrope's factors. Ours.
+/// Our file with the settings of a chat besides its messages: template arguments and system prompt of the training, and the length that chose
+/// longrope's factors.
 pub const CHAT_SETTINGS_FILE: &str = "chat_settings.json";
 
-/// Whether a file states the terms of a model. Most licenses require that they travel with copies and derivatives.
+/// Returns whether a file states the terms of a model. Most licenses require that they travel with copies and derivatives.
 pub fn states_terms(name: &str) -> bool {
     let name = name.to_lowercase();
     ["licen", "notice", "copying", "use_policy", "acceptable_use"].iter().any(|start| name.starts_with(start))

@@ -1,15 +1,15 @@
 //! The linear modules of a layer, in groups that share an input.
 //!
-//! Queries, keys and values read the same normalized input, and so do gate and up: a backend multiplies a group at once. A group has
-//! parts (what its consumer reads: q, k, v) and modules (what a checkpoint stores and what LoRA targets). A module covers a range of
-//! the group's output columns, so a checkpoint with one fused `qkv_proj` is one module over three parts.
-//! Trade-off: a group is rebuilt on each call, strings included; callers that ask often keep it.
+//! Queries, keys and values read the same normalized input, and so do gate and up: a backend multiplies a group at once. A group has parts (q, k, v:
+//! what its consumer reads) and modules (what a checkpoint stores and LoRA targets). A module covers a range of the group's output columns, so a
+//! checkpoint with one fused `qkv_proj` is one module over three parts.
+//! Trade-off: a group is rebuilt on each call, strings included; frequent callers should store it.
 
 use std::ops::Range;
 
 use crate::spec::{LayerSpec, MlpSpec, ModelSpec};
 
-/// Which group of a layer.
+/// The purpose of a group in its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum GroupKind {
     /// Query, key and value projections; parts q, k, v.
@@ -46,7 +46,7 @@ pub enum MlpGroups {
     Gated(Box<[GroupSpec; 2]>),
     /// A mixture of experts.
     Experts {
-        /// From the hidden size to one value per expert.
+        /// The router, from the hidden size to one value per expert.
         router: Box<GroupSpec>,
         /// Gate and up, then down, of each expert.
         experts: Vec<[GroupSpec; 2]>,
@@ -54,7 +54,7 @@ pub enum MlpGroups {
 }
 
 impl LayerGroups {
-    /// Gate and up, then down: of the MLP, or of the first expert, which has the shapes of all.
+    /// Returns gate and up, then down: of the MLP, or of the first expert, because all experts have the same shapes.
     ///
     /// # Panics
     /// If a mixture has no experts, which no family reads.
@@ -81,7 +81,7 @@ impl LayerGroups {
 /// Modules that share an input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupSpec {
-    /// Which one.
+    /// Its purpose in the layer.
     pub kind: GroupKind,
     /// Width of the shared input.
     pub in_features: usize,
@@ -103,40 +103,40 @@ pub struct ModuleSpec {
 }
 
 impl ModuleSpec {
-    /// Width of its output.
+    /// Returns the width of the module's output.
     pub fn out_features(&self) -> usize {
         self.columns.len()
     }
 
-    /// Last part of the path, e.g. `q_proj`.
+    /// Returns the last part of the path, e.g. `q_proj`.
     pub fn name(&self) -> &str {
         self.path.rsplit('.').next().unwrap_or(&self.path)
     }
 
-    /// Name of the weight `[out, in]` in a checkpoint.
+    /// Returns the name of the weight `[out, in]` in a checkpoint.
     pub fn weight_name(&self) -> String {
         format!("{}.weight", self.path)
     }
 
-    /// Name of the bias `[out]` in a checkpoint.
+    /// Returns the name of the bias `[out]` in a checkpoint.
     pub fn bias_name(&self) -> String {
         format!("{}.bias", self.path)
     }
 }
 
 impl GroupSpec {
-    /// Width of all outputs together.
+    /// Returns the width of all outputs together.
     pub fn out_features(&self) -> usize {
         self.parts.iter().sum()
     }
 
-    /// Parameters of the weights of all modules.
+    /// Counts the parameters of the weights of all modules.
     pub fn weight_parameters(&self) -> u64 {
         self.out_features() as u64 * self.in_features as u64
     }
 }
 
-/// Modules by name and width, side by side in one group of layer `layer`; one module of this name where they are `fused`.
+/// Builds a group of layer `layer` from modules by name and width, side by side; one module with the name `fused` if that is given.
 fn group(
     layer: usize,
     kind: GroupKind,
@@ -161,18 +161,18 @@ fn group(
 }
 
 impl ModelSpec {
-    /// The groups of layer `layer`, in the order of the forward pass: four, or with a mixture of experts two, the router, and two per
-    /// expert.
+    /// Returns the groups of layer `layer` in the order of the forward pass: four; for a mixture of experts the two of attention, the router, and two
+    /// per expert.
     pub fn groups(&self, layer: usize) -> Vec<GroupSpec> {
         self.layer_groups(layer).into_groups()
     }
 
-    /// The groups of all layers, in the order of the forward pass.
+    /// Returns the groups of all layers, in the order of the forward pass.
     pub fn all_groups(&self) -> impl Iterator<Item = GroupSpec> + '_ {
         (0..self.layers.len()).flat_map(|layer| self.groups(layer))
     }
 
-    /// The groups of layer `layer` by what they are for.
+    /// Returns the groups of layer `layer` by purpose.
     pub fn layer_groups(&self, layer: usize) -> LayerGroups {
         let LayerSpec { attention, .. } = &self.layers[layer];
         let (hidden, query, kv) = (self.hidden_size, attention.query_size(), attention.kv_size());
@@ -217,8 +217,8 @@ impl ModelSpec {
         }
     }
 
-    /// Every linear module of every layer, in the order of the forward pass, with the width of its input. Routers are none: PEFT adapts
-    /// no router either.
+    /// Returns every linear module of every layer, in the order of the forward pass, with the width of its input. Routers are not included: PEFT
+    /// adapts none either.
     pub fn modules(&self) -> impl Iterator<Item = (ModuleSpec, usize)> + '_ {
         self.all_groups().filter(|group| group.kind != GroupKind::Router).flat_map(|group| {
             let in_features = group.in_features;

@@ -10,8 +10,8 @@ use serde_json::{Map, Value, from_str};
 
 use crate::error::ArchError;
 
-/// A JSON object, where it came from, and the key that led to it. Every typed getter returns `None` for an absent key and
-/// [`ArchError::WrongType`] for a value of another type.
+/// A JSON object with its file and the key that led to it. Every typed getter returns `None` for an absent key and [`ArchError::WrongType`] for a
+/// value of another type.
 #[derive(Clone, Copy)]
 pub struct JsonObject<'a> {
     /// The file, for messages.
@@ -23,7 +23,7 @@ pub struct JsonObject<'a> {
 /// Reads a file as text, for [`parse_object`].
 ///
 /// # Errors
-/// What the operating system refuses.
+/// An error of the operating system.
 pub fn read_text(path: &Path) -> Result<String, ArchError> {
     read_to_string(path).map_err(ArchError::io("read", path))
 }
@@ -37,48 +37,48 @@ pub fn parse_object(text: &str, path: &Path) -> Result<Map<String, Value>, ArchE
 }
 
 impl<'a> JsonObject<'a> {
-    /// The top level of a file.
+    /// Creates the top level of a file.
     pub fn new(path: &'a Path, map: &'a Map<String, Value>) -> Self {
         Self { path, parent: "", map }
     }
 
-    /// The value under `key`, unless it is absent or null.
+    /// Returns the value under `key`, unless it is absent or null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether `key` is there and null.
+    /// Returns whether `key` is there and null.
     pub fn is_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)
     }
 
-    /// The object under `key`.
+    /// Returns the object under `key`.
     pub fn object(&self, key: &'a str) -> Result<Option<JsonObject<'a>>, ArchError> {
         let map = self.typed(key, "an object", Value::as_object)?;
         Ok(map.map(|map| JsonObject { path: self.path, parent: key, map }))
     }
 
-    /// A whole number of at least zero.
+    /// Reads a whole number of at least zero.
     pub fn usize(&self, key: &str) -> Result<Option<usize>, ArchError> {
         self.typed(key, "a whole number", |value| value.as_u64()?.try_into().ok())
     }
 
-    /// A number.
+    /// Reads a number.
     pub fn f64(&self, key: &str) -> Result<Option<f64>, ArchError> {
         self.typed(key, "a number", Value::as_f64)
     }
 
-    /// `true` or `false`.
+    /// Reads `true` or `false`.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, ArchError> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
-    /// A string.
+    /// Reads a string.
     pub fn str(&self, key: &str) -> Result<Option<&'a str>, ArchError> {
         self.typed(key, "a string", Value::as_str)
     }
 
-    /// One token id or a list of them.
+    /// Reads one token id or a list of them.
     pub fn token_ids(&self, key: &str) -> Result<Option<Vec<u32>>, ArchError> {
         let id = |value: &Value| value.as_u64().and_then(|id| id.try_into().ok());
         self.typed(key, "a token id or a list of token ids", |value| match value {
@@ -92,19 +92,19 @@ impl<'a> JsonObject<'a> {
         value.ok_or_else(|| ArchError::MissingKey { path: self.path.to_path_buf(), key: self.dotted(key), expected })
     }
 
-    /// The error for a value that breaks a rule.
+    /// Builds the error for a value that breaks a rule.
     pub fn bad(&self, key: &str, got: impl ToString, expected: impl ToString) -> ArchError {
         let (path, key) = (self.path.to_path_buf(), self.dotted(key));
         ArchError::BadValue { path, key, got: got.to_string(), expected: expected.to_string() }
     }
 
-    /// The error for a value that asks for something that is not supported.
+    /// Builds the error for a value that requires something unsupported.
     pub fn unsupported(&self, key: &str, got: impl ToString, advice: impl ToString) -> ArchError {
         let (path, key) = (self.path.to_path_buf(), self.dotted(key));
         ArchError::Unsupported { path, key, got: got.to_string(), advice: advice.to_string() }
     }
 
-    /// The error for a value of the wrong type.
+    /// Builds the error for a value of the wrong type.
     pub fn wrong_type(&self, key: &str, expected: &'static str, got: &Value) -> ArchError {
         let (path, key) = (self.path.to_path_buf(), self.dotted(key));
         ArchError::WrongType { path, key, expected, got: got.to_string() }

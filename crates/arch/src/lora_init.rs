@@ -1,6 +1,6 @@
-//! How the matrices of an adapter start: PEFT's `init_lora_weights`.
+//! The start values of an adapter's matrices: PEFT's `init_lora_weights`.
 //!
-//! Trade-off: of PEFT's ways only its default and PiSSA are here; others are refused by name.
+//! Trade-off: only PEFT's default and PiSSA are supported; the other methods are refused by name.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ pub enum LoraInit {
 }
 
 impl LoraInit {
-    /// Whether it is PEFT's default.
+    /// Returns whether it is PEFT's default.
     pub fn is_uniform(&self) -> bool {
         *self == Self::Uniform
     }

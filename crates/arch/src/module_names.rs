@@ -1,5 +1,4 @@
-//! Which modules of a model a setting means: "all-linear", a list of names, or a regular expression; and values by pattern. Matching is
-//! PEFT's.
+//! Selects modules of a model: "all-linear", a list of names, or a regular expression; and values by pattern. Matching is PEFT's.
 //!
 //! Trade-off: a regular expression is searched with backtracking, as Python does, because its dialect has look-ahead.
 
@@ -17,11 +16,11 @@ use crate::spec::ModelSpec;
 /// PEFT's name for every linear layer but the head.
 pub const ALL_LINEAR: &str = "all-linear";
 
-/// Which linear modules carry LoRA. In a recipe: `"all-linear"`, a list of names such as `["q_proj", "v_proj"]`, or a regular expression.
+/// The linear modules that carry LoRA. In a recipe: `"all-linear"`, a list of names such as `["q_proj", "v_proj"]`, or a regular expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetModules {
-    /// Every linear module of every layer, never the head: PEFT's "all-linear", but without the experts of a mixture, which carry LoRA
-    /// only where they are named.
+    /// Every linear module of every layer, never the head: PEFT's "all-linear" without a mixture's experts, which carry LoRA only where they are
+    /// named.
     AllLinear,
     /// Modules whose path is one of these or ends in a dot and one of these, as PEFT matches a list: `q_proj`, `self_attn.q_proj`, or a
     /// whole path such as `model.layers.3.self_attn.q_proj`.
@@ -46,7 +45,7 @@ impl PathPattern {
         Self::anchored(text, format!("^(?:{text})$"))
     }
 
-    /// For the key of a pattern table: the path, or its end after a dot.
+    /// Compiles the key of a pattern table, which matches the path or its end after a dot.
     fn of_end(text: &str) -> Result<Self, ArchError> {
         Self::anchored(text, format!(r"^(?:.*\.)?(?:{text})$"))
     }
@@ -56,12 +55,12 @@ impl PathPattern {
         Ok(Self { text: text.to_owned(), whole: Regex::new(&whole).map_err(bad)? })
     }
 
-    /// The expression as it was written.
+    /// Returns the expression as it was written.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Whether it matches a path. An expression that exceeds the limit of backtracking matches nothing.
+    /// Returns whether the expression matches a path. An expression that exceeds the backtracking limit matches nothing.
     pub fn matches(&self, path: &str) -> bool {
         self.whole.is_match(path).unwrap_or(false)
     }
@@ -76,7 +75,7 @@ impl PartialEq for PathPattern {
 impl Eq for PathPattern {}
 
 impl TargetModules {
-    /// Targets by name. A list that is just "all-linear" is [`TargetModules::AllLinear`].
+    /// Builds targets from names. A list that is just "all-linear" becomes [`TargetModules::AllLinear`].
     pub fn from_names(names: Vec<String>) -> Self {
         match names.as_slice() {
             [only] if only.eq_ignore_ascii_case(ALL_LINEAR) => Self::AllLinear,
@@ -84,7 +83,7 @@ impl TargetModules {
         }
     }
 
-    /// Targets by one string: "all-linear" or a regular expression.
+    /// Builds targets from one string: "all-linear" or a regular expression.
     ///
     /// # Errors
     /// [`ArchError::BadPattern`].
@@ -95,7 +94,7 @@ impl TargetModules {
         Ok(Self::Matching(PathPattern::new(text)?))
     }
 
-    /// Whether the linear module at a path such as `model.layers.0.self_attn.q_proj` is meant. `path` must come from
+    /// Returns whether the targets include the linear module at a path such as `model.layers.0.self_attn.q_proj`. `path` must come from
     /// [`ModelSpec::modules`].
     pub fn matches(&self, path: &str) -> bool {
         match self {
@@ -105,8 +104,8 @@ impl TargetModules {
         }
     }
 
-    /// These targets, checked against a model. A list that names every kind of linear module becomes [`TargetModules::AllLinear`], so
-    /// that targets which mean the same compare equal.
+    /// Returns these targets, checked against a model. A list that names every kind of linear module becomes [`TargetModules::AllLinear`], so that
+    /// equivalent targets compare equal.
     ///
     /// # Errors
     /// An empty list, and a name or expression that matches no linear module of the model, `lm_head` and `embed_tokens` among them.
@@ -131,7 +130,7 @@ impl TargetModules {
         }
     }
 
-    /// As a list for PEFT. "all-linear" is spelled out, because readers other than PEFT may not know it; an expression is one name.
+    /// Returns the list for PEFT. "all-linear" is spelled out, because readers other than PEFT may not know it; an expression is one name.
     pub fn names(&self, spec: &ModelSpec) -> Vec<String> {
         match self {
             Self::AllLinear => spec.linear_module_names(),
@@ -141,12 +140,12 @@ impl TargetModules {
     }
 }
 
-/// Whether the module at a path belongs to one expert of a mixture.
+/// Returns whether the module at a path belongs to an expert.
 pub(crate) fn is_expert(path: &str) -> bool {
     path.contains(".experts.")
 }
 
-/// Whether a path is `end`, or ends in a dot and `end`.
+/// Returns whether a path is `end`, or ends in a dot and `end`.
 pub(crate) fn path_ends_in(path: &str, end: &str) -> bool {
     path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
@@ -157,7 +156,7 @@ pub(crate) fn path_ends_in(path: &str, end: &str) -> bool {
 pub struct ByPattern<T>(Vec<(PathPattern, T)>);
 
 impl<T: Copy + PartialEq> ByPattern<T> {
-    /// From keys and values in their order.
+    /// Builds the table from keys and values, in their order.
     ///
     /// # Errors
     /// [`ArchError::BadPattern`].
@@ -166,34 +165,34 @@ impl<T: Copy + PartialEq> ByPattern<T> {
         Ok(Self(entries.into_iter().map(compiled).collect::<Result<_, _>>()?))
     }
 
-    /// The value of the module at `path`.
+    /// Returns the value of the module at `path`.
     pub fn get(&self, path: &str) -> Option<T> {
         self.0.iter().find(|(pattern, _)| pattern.matches(path)).map(|(_, value)| *value)
     }
 
-    /// Keys and values in their order.
+    /// Iterates over keys and values in their order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, T)> {
         self.0.iter().map(|(pattern, value)| (pattern.as_str(), *value))
     }
 
-    /// The same keys with other values.
+    /// Returns the same keys with other values.
     #[must_use]
     pub fn map(&self, to: impl Fn(T) -> T) -> Self {
         Self(self.0.iter().map(|(pattern, value)| (pattern.clone(), to(*value))).collect())
     }
 
-    /// Whether there is none.
+    /// Returns whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The keys that match no path of these.
+    /// Returns the keys that match none of these paths.
     pub(crate) fn unused<'a>(&'a self, paths: &'a [String]) -> impl Iterator<Item = &'a str> {
         let matches_none = |pattern: &&(PathPattern, T)| !paths.iter().any(|path| pattern.0.matches(path));
         self.0.iter().filter(matches_none).map(|(pattern, _)| pattern.as_str())
     }
 
-    /// Two keys that match the same path with different values.
+    /// Returns two keys that match the same path with different values.
     pub(crate) fn ambiguous<'a>(&'a self, paths: &'a [String]) -> Option<(&'a str, &'a str, &'a str)> {
         paths.iter().find_map(|path| {
             let mut matching = self.0.iter().filter(|(pattern, _)| pattern.matches(path));

@@ -1,6 +1,6 @@
-//! Tokens that are added to a model, as an adapter sees them: their rows of embedding and head train, and nothing else of the tables.
+//! Tokens added to a model that trains an adapter: their rows of embedding and head train, and no others.
 //!
-//! Trade-off: rows of the head are parameters of their own where it has a table of its own, also of tokens that are never predicted.
+//! Trade-off: an untied head trains a row for every new token, also for those that are never predicted.
 
 use crate::error::ArchError;
 use crate::lora::LoraConfig;
@@ -9,7 +9,7 @@ use crate::tensors::{EMBEDDING, HEAD};
 use crate::token_rows::TokenIndices;
 
 impl LoraConfig {
-    /// These settings where the rows of new tokens train too, in every table that does not train whole.
+    /// Returns these settings with the rows of new tokens added, in every table that does not train whole.
     ///
     /// # Errors
     /// One of embedding and head trains whole where they share a table: the other would keep the rows of the new tokens as they start.

@@ -1,7 +1,7 @@
-//! `quantization_config` of a `config.json`: which quantized checkpoints are read, and the refusal of all others by name.
+//! `quantization_config` of a `config.json`: reads the supported methods and refuses all others by name.
 //!
-//! What a weight is made of is seen from the tensors in the folder; this decides whether their arithmetic is one that is known.
-//! Trade-off: only the keys that decide the arithmetic of weights are looked at, not those of activations and compute formats.
+//! The tensors in the folder show how a weight is stored; this decides whether its arithmetic is supported.
+//! Trade-off: only keys that decide the arithmetic of weights are read, not those of activations and compute formats.
 
 use serde_json::{Value, json};
 
@@ -10,12 +10,12 @@ use crate::json::JsonObject;
 
 /// The key of `config.json`.
 pub const QUANTIZATION_CONFIG: &str = "quantization_config";
-/// What is read, for messages.
+/// The supported methods, for messages.
 const SUPPORTED: &str = "Supported: bitsandbytes in 4 bits (nf4 and fp4), fp8 with weight_block_size [128, 128] (DeepSeek and Qwen3 \
                          style), compressed-tensors with format nvfp4-pack-quantized. Use such a checkpoint, or the unquantized one: \
                          the base is quantized while it is read, if the run asks for it";
 
-/// How the weights of a checkpoint are quantized.
+/// The quantization method of a checkpoint's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantization {
     /// 4-bit blocks of bitsandbytes.
@@ -30,7 +30,7 @@ impl Quantization {
     /// Reads `quantization_config` of a `config.json`; `None` if there is none.
     ///
     /// # Errors
-    /// A method, or a variant of it, that is not read.
+    /// A method, or a variant of one, that is not supported.
     pub fn parse(json: &JsonObject) -> Result<Option<Self>, ArchError> {
         let Some(config) = json.object(QUANTIZATION_CONFIG)? else { return Ok(None) };
         let refused = |got: String| Err(json.unsupported(QUANTIZATION_CONFIG, got, SUPPORTED));

@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
-    /// How the frequencies are stretched for long contexts.
+    /// Stretches the frequencies for long contexts.
     pub scaling: RopeScaling,
     /// Columns of each head that are rotated; even. The others pass through.
     pub rotary_dim: usize,
 }
 
-/// How the frequencies are stretched so that positions beyond the pretraining context stay in range.
+/// Stretching of the frequencies that keeps positions beyond the pretraining context in range.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
@@ -53,12 +53,12 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// The old context, in tokens.
         original_max_position_embeddings: usize,
-        /// What cos and sin are multiplied by.
+        /// Factor of cos and sin.
         attention_factor: f64,
         /// Whether the ends of the ramp are rounded outwards to whole dimensions.
         truncate: bool,
     },
-    /// LongRoPE: a divisor of its own for each frequency, from one of two lists, and larger cos and sin.
+    /// LongRoPE: a separate divisor for each frequency, from one of two lists, and larger cos and sin.
     LongRope {
         /// Divisors for sequences within the old context, one per column pair.
         short_factor: Vec<f64>,
@@ -66,12 +66,12 @@ pub enum RopeScaling {
         long_factor: Vec<f64>,
         /// The old context, in tokens.
         original_max_position_embeddings: usize,
-        /// What cos and sin are multiplied by, with either list.
+        /// Factor of cos and sin, with either list.
         attention_factor: f64,
     },
 }
 
-/// Which of its two lists of divisors a [`RopeScaling::LongRope`] uses.
+/// The list of divisors that a [`RopeScaling::LongRope`] uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LongRopeFactors {
     /// `short_factor`: the sequence lies within the old context.
@@ -81,7 +81,7 @@ pub enum LongRopeFactors {
 }
 
 impl RopeScaling {
-    /// The list that sequences of `sequence_tokens` tokens use; `None` for scalings without such lists.
+    /// Returns the list that sequences of `sequence_tokens` tokens use; `None` for scalings without such lists.
     pub fn long_rope_factors(&self, sequence_tokens: usize) -> Option<LongRopeFactors> {
         let Self::LongRope { original_max_position_embeddings, .. } = self else { return None };
         let is_long = sequence_tokens > *original_max_position_embeddings;
@@ -90,8 +90,8 @@ impl RopeScaling {
 }
 
 impl Rope {
-    /// The angle per position of each of the `rotary_dim / 2` column pairs, and what cos and sin are multiplied by, for sequences of up to
-    /// `sequence_tokens` tokens, on which only longrope depends. transformers looks at the longest sequence of each batch instead.
+    /// Returns the angle per position of each of the `rotary_dim / 2` column pairs, and the factor of cos and sin, for sequences of up to
+    /// `sequence_tokens` tokens. Only longrope depends on that length; transformers uses the longest sequence of each batch instead.
     pub fn inverse_frequencies(&self, sequence_tokens: usize) -> (Vec<f32>, f32) {
         let periods = periods(self.rotary_dim, self.theta);
         let plain = periods.iter().map(|period| 1.0 / period);
@@ -143,7 +143,7 @@ impl Rope {
         }
     }
 
-    /// The column pairs between which YaRN passes from kept to divided frequencies.
+    /// Returns the column pairs between which YaRN passes from kept to divided frequencies.
     fn yarn_ramp(&self, beta_fast: f64, beta_slow: f64, context: f64, truncate: bool) -> (f64, f64) {
         let rotary_dim = self.rotary_dim as f64;
         // The pair that turns `rotations` times within the old context.
@@ -158,14 +158,14 @@ impl Rope {
     }
 }
 
-/// Positions per radian of each column pair: `theta^(2i / rotary_dim)`. The power is taken in f64 and rounded once, which is within one
-/// unit in the last place of any f32 library's own power.
+/// Returns the positions per radian of each column pair: `theta^(2i / rotary_dim)`. The power is computed in f64 and rounded once, which is within
+/// one unit in the last place of any f32 library's own power.
 fn periods(rotary_dim: usize, theta: f64) -> Vec<f32> {
     let exponents = (0..rotary_dim / 2).map(|pair| (2 * pair) as f32 / rotary_dim as f32);
     exponents.map(|exponent| f64::from(theta as f32).powf(f64::from(exponent)) as f32).collect()
 }
 
-/// The cos and the sin tables, each `[positions, rotary_dim / 2]` row by row, times `attention_scaling`. Angles are f32 products, as in
+/// Returns the cos and the sin tables, each `[positions, rotary_dim / 2]` row by row, times `attention_scaling`. Angles are f32 products, as in
 /// transformers.
 pub fn tables(positions: &[u32], inverse_frequencies: &[f32], attention_scaling: f32) -> (Vec<f32>, Vec<f32>) {
     let angles = || positions.iter().flat_map(|&position| inverse_frequencies.iter().map(move |f| position as f32 * f));

@@ -1,23 +1,23 @@
 //! Published sizes of well-known models, for benchmarks, memory estimates and documentation.
 //!
-//! Trade-off: constants in code and no files, so only what decides arithmetic and memory is here; a run reads the model's config.json.
+//! Trade-off: constants instead of files, so only values that decide arithmetic and memory are here; a run reads the model's config.json.
 
 use crate::rope::{Rope, RopeScaling};
 use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
 
-/// Llama 3.1 8B: the config.json of <https://huggingface.co/meta-llama/Llama-3.1-8B>.
+/// Describes Llama 3.1 8B: the config.json of <https://huggingface.co/meta-llama/Llama-3.1-8B>.
 pub fn llama_3_1_8b() -> ModelSpec {
     let rope = Rope { theta: 500_000.0, scaling: llama3_scaling(8.0), rotary_dim: 128 };
     spec([128_256, 4096, 14_336, 32, 131_072], false, rope, 1e-5)
 }
 
-/// Llama 3.2 1B: the config.json of <https://huggingface.co/meta-llama/Llama-3.2-1B>.
+/// Describes Llama 3.2 1B: the config.json of <https://huggingface.co/meta-llama/Llama-3.2-1B>.
 pub fn llama_3_2_1b() -> ModelSpec {
     let rope = Rope { theta: 500_000.0, scaling: llama3_scaling(32.0), rotary_dim: 64 };
     spec([128_256, 2048, 8192, 16, 131_072], true, rope, 1e-5)
 }
 
-/// Qwen3 8B: the config.json of <https://huggingface.co/Qwen/Qwen3-8B>.
+/// Describes Qwen3 8B: the config.json of <https://huggingface.co/Qwen/Qwen3-8B>.
 pub fn qwen3_8b() -> ModelSpec {
     let rope = Rope { theta: 1_000_000.0, scaling: RopeScaling::Default, rotary_dim: 128 };
     let mut spec = spec([151_936, 4096, 12_288, 36, 40_960], false, rope, 1e-6);
@@ -25,7 +25,7 @@ pub fn qwen3_8b() -> ModelSpec {
     spec
 }
 
-/// Mistral 7B, with its window of 4096 tokens: the config.json of <https://huggingface.co/mistralai/Mistral-7B-v0.1>.
+/// Describes Mistral 7B, with its window of 4096 tokens: the config.json of <https://huggingface.co/mistralai/Mistral-7B-v0.1>.
 pub fn mistral_7b() -> ModelSpec {
     let rope = Rope { theta: 10_000.0, scaling: RopeScaling::Default, rotary_dim: 128 };
     let mut spec = spec([32_000, 4096, 14_336, 32, 32_768], false, rope, 1e-5);
@@ -37,7 +37,7 @@ fn llama3_scaling(factor: f64) -> RopeScaling {
     RopeScaling::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 8192 }
 }
 
-/// A model of 32 query heads and 8 key heads with these sizes: vocabulary, hidden size, MLP width, layers, context.
+/// Builds a model of 32 query heads and 8 key heads with these sizes: vocabulary, hidden size, MLP width, layers, context.
 fn spec(sizes: [usize; 5], tie_word_embeddings: bool, rope: Rope, rms_norm_eps: f64) -> ModelSpec {
     let [vocab_size, hidden_size, intermediate_size, layers, max_position_embeddings] = sizes;
     let attention = AttentionSpec::new(32, 8, rope.rotary_dim);

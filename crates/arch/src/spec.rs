@@ -23,7 +23,7 @@ pub struct ModelSpec {
     pub rms_norm_eps: f64,
     /// Added to the weight of every RMSNorm before it multiplies: 1 where a checkpoint stores `weight - 1` (Gemma), else 0.
     pub norm_offset: f64,
-    /// What rows of the embedding are multiplied by; `None`: nothing. It is rounded to the compute format first, as transformers does.
+    /// Factor of the embedding's rows; `None`: 1. It is rounded to the compute format first, as in transformers.
     pub embedding_scale: Option<f64>,
     /// `cap`, where logits become `cap * tanh(logits / cap)`.
     pub logit_soft_cap: Option<f64>,
@@ -42,11 +42,11 @@ pub struct LayerSpec {
     pub attention: AttentionSpec,
     /// The MLP.
     pub mlp: MlpSpec,
-    /// Where the RMSNorms are.
+    /// The places of the RMSNorms.
     pub norms: LayerNorms,
 }
 
-/// Where a layer normalizes: the inputs of attention and MLP, their outputs before they are added to the residual stream, or both.
+/// The places where a layer normalizes: the inputs of attention and MLP, their outputs before they are added to the residual stream, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerNorms {
@@ -61,18 +61,18 @@ pub enum LayerNorms {
 /// Hugging Face's names of the RMSNorms of a layer over the hidden size, `None` where a layer has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormNames {
-    /// Of the input of attention.
+    /// Norm of attention's input.
     pub before_attention: Option<&'static str>,
-    /// Of the output of attention.
+    /// Norm of attention's output.
     pub after_attention: Option<&'static str>,
-    /// Of the input of the MLP.
+    /// Norm of the MLP's input.
     pub before_mlp: Option<&'static str>,
-    /// Of the output of the MLP.
+    /// Norm of the MLP's output.
     pub after_mlp: Option<&'static str>,
 }
 
 impl LayerNorms {
-    /// The names of the norms in a checkpoint. `post_attention_layernorm` is the MLP's input norm in one family and attention's output
+    /// Returns the names of the norms in a checkpoint. `post_attention_layernorm` is the MLP's input norm in one family and attention's output
     /// norm in another.
     pub const fn names(self) -> NormNames {
         const INPUT: &str = "input_layernorm";
@@ -88,7 +88,7 @@ impl LayerNorms {
 }
 
 impl NormNames {
-    /// How many outputs are normalized: each is read again by the backward, as it was before its norm.
+    /// Counts the normalized outputs: the backward reads each of them again, as it was before its norm.
     pub fn outputs(&self) -> usize {
         [self.after_attention, self.after_mlp].iter().flatten().count()
     }
@@ -135,7 +135,7 @@ pub enum QkNorm {
 }
 
 impl QkNorm {
-    /// Widths of the weights of queries and of keys; `None` without norms.
+    /// Returns the widths of the query and key norm weights; `None` without norms.
     pub fn widths(self, attention: &AttentionSpec) -> Option<[usize; 2]> {
         match self {
             Self::None => None,
@@ -173,7 +173,7 @@ pub enum MlpSpec {
         activation: Activation,
         /// Whether the weights of a token's experts add up to one. Otherwise they are its largest probabilities over all experts.
         normalizes_weights: bool,
-        /// What a checkpoint calls the router and the experts.
+        /// Names of the router and the experts in a checkpoint.
         names: ExpertNames,
     },
 }
@@ -189,7 +189,7 @@ pub enum ExpertNames {
 }
 
 impl ExpertNames {
-    /// Path of the block inside its layer.
+    /// Returns the path of the block inside its layer.
     pub const fn block(self) -> &'static str {
         match self {
             Self::Mixtral => "block_sparse_moe",
@@ -197,7 +197,7 @@ impl ExpertNames {
         }
     }
 
-    /// Names of an expert's gate, up and down projections.
+    /// Returns the names of an expert's gate, up and down projections.
     pub const fn projections(self) -> [&'static str; 3] {
         match self {
             Self::Mixtral => ["w1", "w3", "w2"],
@@ -220,7 +220,7 @@ impl Activation {
     /// All of them.
     pub const ALL: [Self; 2] = [Self::Silu, Self::GeluTanh];
 
-    /// The name in `hidden_act` of a `config.json`.
+    /// Returns the name in `hidden_act` of a `config.json`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Silu => "silu",
@@ -230,7 +230,7 @@ impl Activation {
 }
 
 impl AttentionSpec {
-    /// Attention as most families have it: over all earlier tokens, rotated by the model's first rope, without norms and biases.
+    /// Describes attention as in most families: over all earlier tokens, rotated by the model's first rope, without norms and biases.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
         Self {
             heads,
@@ -247,38 +247,38 @@ impl AttentionSpec {
         }
     }
 
-    /// Width of all query heads together.
+    /// Returns the width of all query heads together.
     pub fn query_size(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Width of all key heads (or of all value heads) together.
+    /// Returns the width of all key heads (or of all value heads) together.
     pub fn kv_size(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// The window, if it hides anything in a document of `longest` tokens.
+    /// Returns the window, if it hides anything in a document of `longest` tokens.
     pub fn window_within(&self, longest: usize) -> Option<usize> {
         self.window.filter(|&window| window < longest)
     }
 }
 
 impl MlpSpec {
-    /// Hidden width of the MLP, or of one expert.
+    /// Returns the hidden width of the MLP, or of one expert.
     pub fn intermediate_size(&self) -> usize {
         match self {
             Self::Gated { intermediate_size, .. } | Self::Experts { intermediate_size, .. } => *intermediate_size,
         }
     }
 
-    /// Activation of the gate.
+    /// Returns the activation of the gate.
     pub fn activation(&self) -> Activation {
         match self {
             Self::Gated { activation, .. } | Self::Experts { activation, .. } => *activation,
         }
     }
 
-    /// MLPs of this width that a token goes through.
+    /// Counts the MLPs of this width that a token goes through.
     pub fn rows_per_token(&self) -> usize {
         match self {
             Self::Gated { .. } => 1,
@@ -286,14 +286,14 @@ impl MlpSpec {
         }
     }
 
-    /// Whether it is a mixture of experts.
+    /// Returns whether the MLP is a mixture of experts.
     pub fn is_mixture(&self) -> bool {
         matches!(self, Self::Experts { .. })
     }
 }
 
 impl ModelSpec {
-    /// Whether any layer is a mixture of experts.
+    /// Returns whether any layer is a mixture of experts.
     pub fn is_mixture(&self) -> bool {
         self.layers.iter().any(|layer| layer.mlp.is_mixture())
     }

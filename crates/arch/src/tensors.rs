@@ -1,7 +1,7 @@
 //! Every tensor of a model: name on disk, shape and role, in the order in which the forward pass meets them.
 //!
-//! The one list. What a checkpoint must hold, the order of loading, parameter counts, memory and the optimizer's groups all follow
-//! from it. Names are Hugging Face's.
+//! This list is the single source for checkpoint contents, the order of loading, parameter counts, memory and the optimizer's groups. Names are
+//! Hugging Face's.
 //! Trade-off: the list is rebuilt on each call; a model has a few hundred tensors.
 
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ pub const FINAL_NORM: &str = "model.norm.weight";
 /// Name of the head in a checkpoint; absent where it is tied to the embedding.
 pub const HEAD: &str = "lm_head.weight";
 
-/// What a tensor is for.
+/// The purpose of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -38,12 +38,12 @@ pub enum Role {
     LoraB,
     /// DoRA's magnitudes `[out]`.
     LoraMagnitude,
-    /// Rows of embedding or head that train alone, `[tokens, hidden]`.
+    /// Single rows of embedding or head that train, `[tokens, hidden]`.
     TokenRows,
 }
 
 impl GroupKind {
-    /// What the weights of its modules are for.
+    /// Returns the role of the weights of the group's modules.
     pub fn weight_role(self) -> Role {
         if self == Self::Router { Role::Router } else { Role::Projection }
     }
@@ -56,26 +56,26 @@ pub struct TensorSpec {
     pub name: String,
     /// Shape on disk.
     pub shape: Vec<usize>,
-    /// What it is for.
+    /// Its purpose.
     pub role: Role,
     /// The layer it belongs to; `None` for embedding, final norm and head.
     pub layer: Option<usize>,
 }
 
 impl TensorSpec {
-    /// Number of values; `usize::MAX` for a shape of more, which a hostile config.json can describe.
+    /// Returns the number of values; `usize::MAX` for more, which a hostile config.json can describe.
     pub fn elements(&self) -> usize {
         self.shape.iter().fold(1, |elements, &size| elements.saturating_mul(size))
     }
 }
 
-/// Name of a norm of a layer, e.g. `layer_norm_name(0, "input_layernorm")`.
+/// Returns the name of a layer's norm, e.g. `layer_norm_name(0, "input_layernorm")`.
 pub fn layer_norm_name(layer: usize, norm: &str) -> String {
     format!("model.layers.{layer}.{norm}.weight")
 }
 
 impl ModelSpec {
-    /// Every tensor of the model in the order of the forward pass. A tied head is not listed: it is the embedding.
+    /// Lists every tensor of the model in the order of the forward pass. A tied head is not listed: it is the embedding.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let table = vec![self.vocab_size, self.hidden_size];
         let outside =

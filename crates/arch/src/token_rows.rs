@@ -1,4 +1,4 @@
-//! Single rows of embedding and head that train next to an adapter: those of some tokens, as PEFT's `trainable_token_indices` has them.
+//! Single rows of embedding and head that train next to an adapter, by token id: PEFT's `trainable_token_indices`.
 //!
 //! Where embedding and head share one table, they share the rows too.
 //! Not supported: other rows of the head than of the embedding, where they share a table.
@@ -24,7 +24,7 @@ pub enum TokenIndices {
 }
 
 impl TokenIndices {
-    /// The tokens of the table of this name.
+    /// Returns the tokens of the table with this name.
     pub fn of(&self, table: &str) -> &[usize] {
         let path = table.strip_suffix(".weight").unwrap_or(table);
         match self {
@@ -79,7 +79,7 @@ impl TokenIndices {
     }
 }
 
-/// Ids as runs of neighbors, in their order.
+/// Splits ids into runs of neighbors, in their order.
 pub fn token_runs(ids: &[usize]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for &id in ids {

@@ -20,7 +20,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
 }
 
-/// Names and shapes in the header of a safetensors file: its length as a little-endian u64, then JSON.
+/// Reads names and shapes from the header of a safetensors file: its length as a little-endian u64, then JSON.
 fn header(path: &Path) -> Shapes {
     let bytes = read(path).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -38,7 +38,7 @@ fn spec(name: &str) -> ModelSpec {
     ModelConfig::read(&fixture(name)).unwrap().spec
 }
 
-/// What the fixtures have in common: plain Llama with four heads of 16 columns.
+/// Builds the spec that the fixtures share, plain Llama with four heads of 16 columns, with one change.
 fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
     let mut attention = AttentionSpec {
         heads: 4,
@@ -143,7 +143,7 @@ fn tiny_smollm3_does_not_rotate_in_its_second_layer() {
     assert_eq!(spec("tiny-smollm3"), expected);
 }
 
-/// What both Gemmas have in common: a window in the first of two layers.
+/// Builds the spec that both Gemmas share: a window in the first of two layers.
 fn expected_gemma() -> ModelSpec {
     let mut expected = expected(|attention| attention.head_dim = 32);
     for layer in &mut expected.layers {

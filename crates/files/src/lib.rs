@@ -13,8 +13,8 @@ use tempfile::{Builder, NamedTempFile, TempDir};
 /// Held in a folder that is being written.
 const FOLDER_LOCK: &str = ".lock";
 
-/// A file that is written under a temporary name next to `path`, and appears at `path` with [`AtomicFile::commit`]. Dropped
-/// without it, it leaves nothing behind, and what stood at `path` stays.
+/// A file that is written under a temporary name next to `path`, and appears at `path` with [`AtomicFile::commit`]. If it is dropped before that, it
+/// is removed, and an older file at `path` stays.
 #[derive(Debug)]
 pub struct AtomicFile {
     file: BufWriter<NamedTempFile>,
@@ -22,7 +22,7 @@ pub struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Begins a file in the folder of `path`, which exists.
+    /// Creates the temporary file in the folder of `path`, which must exist.
     ///
     /// # Errors
     /// The temporary file cannot be created.
@@ -31,7 +31,7 @@ impl AtomicFile {
         Ok(Self { file: BufWriter::new(file), path: path.to_owned() })
     }
 
-    /// Flushes the file to the disk, gives it its name, in place of an older file, and waits until the name is on the disk.
+    /// Flushes the file to the disk, renames it to `path`, which replaces an older file, and waits until the name is on the disk.
     ///
     /// # Errors
     /// The file cannot be written or renamed: the older file is as it was. The folder cannot be flushed.
@@ -62,7 +62,7 @@ impl Seek for AtomicFile {
 /// Writes a whole file; after a crash at any moment it holds either the old bytes or the new ones.
 ///
 /// # Errors
-/// As [`AtomicFile::create`] and [`AtomicFile::commit`].
+/// Those of [`AtomicFile::create`] and [`AtomicFile::commit`].
 pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
     let mut file = AtomicFile::create(path)?;
     file.write_all(bytes.as_ref())?;
@@ -78,8 +78,8 @@ pub fn rename(from: &Path, to: &Path) -> Result<()> {
     sync_folder(parent(to))
 }
 
-/// Waits until a folder's list of names is on the disk, so that a rename in it lasts through a power cut. Windows does not offer this
-/// and does it by itself; some network file systems refuse it, which is no reason to stop.
+/// Waits until a folder's list of names is on the disk, so that a rename in it survives a power cut. Windows has no such call and does it by itself;
+/// some network file systems refuse it, and that is ignored.
 ///
 /// # Errors
 /// The folder cannot be opened or flushed.
@@ -93,8 +93,8 @@ pub fn sync_folder(folder: &Path) -> Result<()> {
     }
 }
 
-/// A temporary file in `folder` with a name between `prefix` and `suffix`, removed when it is dropped before
-/// `NamedTempFile::persist`. As for any other new file, the user's umask determines who may read it.
+/// Creates a temporary file in `folder` with a name between `prefix` and `suffix`, removed when it is dropped before `NamedTempFile::persist`. As for
+/// any other new file, the user's umask determines who may read it.
 ///
 /// # Errors
 /// The file cannot be created.
@@ -109,21 +109,19 @@ pub fn temporary_in(folder: &Path, prefix: &str, suffix: &str) -> Result<NamedTe
     builder.tempfile_in(folder)
 }
 
-/// A folder that is written under a temporary name of its own, which begins with that of `path`, and appears at `path`
-/// with [`AtomicFolder::commit`]. Dropped without it, it leaves nothing behind; what a killed process leaves is removed
-/// by the next folder for the same path, which sees that nothing locks it. As for any other new folder, the user's
-/// umask determines who may read it.
+/// A folder that is written under a temporary name, which begins with that of `path`, and appears at `path` with [`AtomicFolder::commit`]. If it is
+/// dropped before that, it is removed. The next folder for the same path removes what a killed process left, recognized by its free lock. As for any
+/// other new folder, the user's umask determines who may read it.
 #[derive(Debug)]
 pub struct AtomicFolder {
-    /// `None` on a file system without locks. It ends before the folder, which Windows does not remove while a file in
-    /// it is open.
+    /// `None` on a file system without locks. It is dropped before the folder, because Windows does not remove a folder with an open file.
     lock: Option<File>,
     folder: TempDir,
     path: PathBuf,
 }
 
 impl AtomicFolder {
-    /// Begins a folder next to `path`, in a folder that exists.
+    /// Creates the temporary folder next to `path`, in a folder that must exist.
     ///
     /// # Errors
     /// The temporary folder, or the lock in it, cannot be created.
@@ -138,7 +136,7 @@ impl AtomicFolder {
             builder.permissions(fs::Permissions::from_mode(0o777));
         }
         let folder = builder.tempdir_in(parent(path))?;
-        // It gets its name once it is held: a lock that can be taken is one whose process has ended.
+        // The lock file gets its name once the lock is held: so a lock that can be taken is one whose process has ended.
         let unnamed = folder.path().join(".lock-new");
         let lock = File::create(&unnamed)?;
         let lock = if lock.try_lock().is_ok() {
@@ -151,20 +149,20 @@ impl AtomicFolder {
         Ok(Self { lock, folder, path: path.to_owned() })
     }
 
-    /// Where to write.
+    /// Returns the path to write to.
     #[must_use]
     pub fn temporary(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Gives the folder its name, and waits until the name is on the disk.
+    /// Renames the folder to its final name, and waits until the name is on the disk.
     ///
     /// # Errors
-    /// There is a folder of that name with something in it, or the rename fails: then the folder is removed.
+    /// A folder of that name is not empty, or the rename fails: then the temporary folder is removed.
     pub fn commit(self) -> Result<()> {
         let Self { lock, folder, path } = self;
         if lock.is_some() {
-            // Before it is free, so that no other writer takes it.
+            // Removed before the lock is free, so that no other writer takes it.
             fs::remove_file(folder.path().join(FOLDER_LOCK))?;
         }
         drop(lock);
@@ -177,7 +175,7 @@ impl AtomicFolder {
     }
 }
 
-/// Removes the folders whose names begin with this and whose locks no process holds, as far as that is possible.
+/// Removes the folders whose names begin with `prefix` and whose locks no process holds, as far as possible.
 fn remove_abandoned(parent: &Path, prefix: &str) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if !entry.file_name().to_string_lossy().starts_with(prefix) {
@@ -186,7 +184,7 @@ fn remove_abandoned(parent: &Path, prefix: &str) {
         let name = entry.path().join(FOLDER_LOCK);
         // Locking needs a writable handle on some systems; nothing is written.
         let Ok(lock) = File::options().append(true).open(&name) else { continue };
-        // The lock of a folder that was completed meanwhile is free as well, and has lost its name before.
+        // The lock of a folder that was completed meanwhile is free too, but its file was removed before.
         if lock.try_lock().is_ok() && name.exists() {
             drop(lock);
             let _ = fs::remove_dir_all(entry.path());
@@ -194,9 +192,9 @@ fn remove_abandoned(parent: &Path, prefix: &str) {
     }
 }
 
-/// The folder for files of one kind that later runs use again: `<kind>` in `$FIREBRICK_CACHE`, or else `firebrick/<kind>` in the user's cache
-/// folder, which is `$XDG_CACHE_HOME` or `~/.cache`, `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows. `None`: the environment
-/// defines none of them, and the user has no home.
+/// Returns the cache folder for files of one kind: `<kind>` in `$FIREBRICK_CACHE`, or else `firebrick/<kind>` in the user's cache folder, which is
+/// `$XDG_CACHE_HOME` or `~/.cache`, `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows. `None`: the environment defines none of them, and the
+/// user has no home.
 pub fn cache_folder(kind: &str) -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     cache_folder_from(set, env::home_dir()).map(|folder| folder.join(kind))
@@ -248,7 +246,7 @@ mod tests {
         let killed = AtomicFolder::create(&path).unwrap();
         let left = killed.temporary().to_owned();
         write(&left.join("half"), "half").unwrap();
-        // As the end of its process does.
+        // The end of a process does the same.
         let AtomicFolder { lock, folder, .. } = killed;
         let _ = folder.keep();
         drop(lock);

@@ -19,23 +19,23 @@ use tempfile::Builder;
 use crate::error::HubError;
 use crate::id::{RepoKind, is_commit};
 
-/// Deeper folders are not entered: a link that leads upwards would never end.
+/// Maximum depth of folders: a link that leads upwards would never end.
 const MAX_DEPTH: usize = 32;
 
-/// The part of the cache that belongs to one repository.
+/// One repository's part of the cache.
 pub(crate) struct RepoCache {
     root: PathBuf,
     locks: PathBuf,
 }
 
 impl RepoCache {
-    /// `name` is `owner/name`.
+    /// Creates the cache of a repository; `name` is `owner/name`.
     pub(crate) fn new(cache: &Path, kind: RepoKind, name: &str) -> Self {
         let folder = format!("{}--{}", kind.plural(), name.replace('/', "--"));
         Self { root: cache.join(&folder), locks: cache.join(".locks").join(folder) }
     }
 
-    /// The commit of a revision, if it is known.
+    /// Returns the commit of a revision, if it is known.
     pub(crate) fn commit(&self, revision: &str) -> Option<String> {
         if is_commit(revision) && self.snapshot(revision).is_dir() {
             return Some(revision.to_owned());
@@ -53,29 +53,29 @@ impl RepoCache {
         write(&self.root.join("refs").join(revision), commit.as_bytes())
     }
 
-    /// The folder of a commit.
+    /// Returns the folder of a commit.
     pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
         self.root.join("snapshots").join(commit)
     }
 
-    /// The path of a file.
+    /// Returns the path of a file.
     pub(crate) fn file(&self, commit: &str, path: &str) -> PathBuf {
         path.split('/').fold(self.snapshot(commit), |folder, part| folder.join(part))
     }
 
-    /// All files of a commit that are in the cache, as paths with `/`, with sizes.
+    /// Returns all files of a commit that are in the cache, as paths with `/`, with sizes.
     pub(crate) fn files(&self, commit: &str) -> Vec<(String, u64)> {
         let mut files = Vec::new();
         list_files(&self.snapshot(commit), "", 0, &mut files);
         files
     }
 
-    /// Whether `huggingface_hub` noted that a commit has no such file: it requested it in vain.
+    /// Returns whether `huggingface_hub` recorded that a commit has no such file.
     pub(crate) fn is_known_absent(&self, commit: &str, path: &str) -> bool {
         self.root.join(".no_exist").join(commit).join(path).is_file()
     }
 
-    /// The stored listing of a commit.
+    /// Returns the stored listing of a commit.
     pub(crate) fn listing(&self, commit: &str) -> Option<serde_json::Value> {
         serde_json::from_slice(&fs::read(self.listing_path(commit)).ok()?).ok()
     }
@@ -92,13 +92,13 @@ impl RepoCache {
         self.root.join(".firebrick").join(format!("{commit}.json"))
     }
 
-    /// The path of a blob.
+    /// Returns the path of a blob.
     pub(crate) fn blob(&self, etag: &str) -> PathBuf {
         self.root.join("blobs").join(etag)
     }
 
-    /// Waits until no other process downloads this content; the lock ends with the returned file. `None`: the file
-    /// system has no locks (NFS and Lustre are often mounted without).
+    /// Waits until no other process downloads this content; dropping the returned file releases the lock. `None`: the file system has no locks (NFS
+    /// and Lustre are often mounted without).
     pub(crate) fn lock(&self, etag: &str) -> Result<Option<File>, HubError> {
         let path = self.locks.join(format!("{etag}.lock"));
         let failed = HubError::cache(&path);
@@ -113,7 +113,7 @@ impl RepoCache {
         let failed = |reason| HubError::Cache { path: place.clone(), reason };
         let folder = place.parent().expect("inside the snapshot");
         fs::create_dir_all(folder).map_err(failed)?;
-        // A relative link stays valid when the cache is moved: it goes up from its folder to the repository's.
+        // A relative link stays valid when the cache is moved: it goes up to the repository's folder.
         let up = "../".repeat(path.split('/').count() + 1);
         let target = format!("{up}blobs/{etag}");
         let link = Builder::new()
@@ -123,8 +123,8 @@ impl RepoCache {
     }
 }
 
-/// All files below a folder as paths with `/` after `prefix`, with sizes, except hidden ones. Links are followed; what cannot be
-/// listed is not in the cache.
+/// Lists all files below a folder as paths with `/` after `prefix`, with sizes, except hidden ones. Links are followed; folders that cannot be listed
+/// count as not in the cache.
 fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<(String, u64)>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
@@ -140,8 +140,8 @@ fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<(String
     }
 }
 
-/// The snapshot that a folder stands for: that of `refs/main`, or the only one, where the folder is a repository of a cache
-/// (`models--OWNER--NAME`); the folder itself otherwise.
+/// Returns the snapshot to use if the folder is a repository of a cache (`models--OWNER--NAME`): that of `refs/main`, or the only one. Otherwise it
+/// returns the folder itself.
 ///
 /// # Errors
 /// A repository of a cache with no snapshot, or with several and no `refs/main`.
@@ -177,7 +177,7 @@ fn symlink(target: &Path, link: &Path) -> std::io::Result<()> {
     std::os::unix::fs::symlink(target, link)
 }
 
-/// Links need a privilege on Windows that few users have: a copy is made instead.
+/// Fails on Windows, where links need a privilege that few users have: the caller makes a copy instead.
 #[cfg(not(unix))]
 fn symlink(_: &Path, _: &Path) -> std::io::Result<()> {
     Err(std::io::ErrorKind::Unsupported.into())

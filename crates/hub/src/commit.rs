@@ -17,12 +17,12 @@ use crate::hub::Hub;
 use crate::id::HubId;
 use crate::send;
 
-/// The Hub looks at the first bytes of a file to tell text from binary data.
+/// Size of the sample from which the Hub tells text from binary data.
 const SAMPLE_BYTES: u64 = 512;
-/// Files per question, as `huggingface_hub` asks.
+/// Files per request, as in `huggingface_hub`.
 const FILES_PER_REQUEST: usize = 256;
 
-/// Where the content of a file is.
+/// The source of a file's content.
 #[derive(Debug)]
 pub(crate) enum Content {
     File(PathBuf),
@@ -36,7 +36,7 @@ pub(crate) struct Upload {
     pub(crate) path: String,
     pub(crate) content: Content,
     pub(crate) size: u64,
-    /// The SHA-256 where the file goes to large-file storage.
+    /// The SHA-256, if the file goes to large-file storage.
     pub(crate) sha256: Option<String>,
 }
 
@@ -77,7 +77,7 @@ impl Upload {
         digest::sha256(self.open()?).map_err(|reason| self.unreadable(reason))
     }
 
-    /// The hash under which git knows the content.
+    /// Computes git's hash of the content.
     fn git_blob(&self) -> Result<String, HubError> {
         digest::git_blob(self.open()?, self.size).map_err(|reason| self.unreadable(reason))
     }
@@ -89,8 +89,8 @@ pub(crate) trait ReadSeek: Read + std::io::Seek {}
 impl<T: Read + std::io::Seek> ReadSeek for T {}
 
 impl Hub {
-    /// Asks which files go to large-file storage, and hashes those; drops what the repository already has and what it ignores. Returns
-    /// the paths of the latter.
+    /// Asks which files go to large-file storage, and hashes those. Drops the files that the repository already has and those that it ignores, and
+    /// returns the paths of the latter.
     pub(crate) fn choose_modes(&self, id: &HubId, uploads: &mut Vec<Upload>) -> Result<Vec<String>, HubError> {
         let url = self.address(id, "preupload");
         let (mut kept, mut ignored) = (Vec::new(), Vec::new());
@@ -145,7 +145,7 @@ impl Hub {
         }
         let body: String = lines.iter().map(|line| format!("{line}\n")).collect();
         let url = self.address(id, "commit");
-        // Sent once: a commit whose answer was lost would be made twice.
+        // Sent once: if only the answer were lost, a second request would commit again.
         let (status, answer) = send::post_once(&self.settings, &url, "application/x-ndjson", body.as_bytes())?;
         match answer["commitOid"].as_str().filter(|_| matches!(status, 200 | 201)) {
             Some(commit) => Ok(commit.to_owned()),

@@ -1,7 +1,7 @@
-//! The hashes that name content: SHA-256 for large files, git's blob hash for small ones.
+//! The hashes that identify content: SHA-256 for large files, git's blob hash for small ones.
 //!
-//! Both are what the Hub sends as ETag, so a download is checked against its own name.
-//! Trade-off: an ETag of another form (a mirror's) names content and checks nothing but its length.
+//! The Hub sends them as ETag, so a download is checked against its own name.
+//! Trade-off: an ETag of another form (from a mirror) identifies content, but only the length is checked.
 
 use std::fs::File;
 use std::io::{Read, Result as IoResult};
@@ -13,12 +13,12 @@ use crate::error::HubError;
 
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// The SHA-256 of content, in hexadecimal digits.
+/// Computes the SHA-256 of content, in hexadecimal digits.
 pub(crate) fn sha256(content: impl Read) -> IoResult<String> {
     hashed(&SHA256, "", content)
 }
 
-/// The hash that git gives a file of this content: SHA-1 of `blob SIZE\0` and the content.
+/// Computes git's hash of a file with this content: SHA-1 of `blob SIZE\0` and the content.
 pub(crate) fn git_blob(content: impl Read, size: u64) -> IoResult<String> {
     hashed(&SHA1_FOR_LEGACY_USE_ONLY, &format!("blob {size}\0"), content)
 }

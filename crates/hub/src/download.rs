@@ -1,8 +1,7 @@
-//! From a file of a repository to a file in the cache.
+//! Downloads files of a repository into the cache.
 //!
-//! What arrived stays when a connection breaks, and the next attempt asks for the rest; the whole is checked against the hash that is
-//! its name before it appears in the cache. Where files cannot be locked, processes that want the same content each write
-//! a file of their own, which ends with them.
+//! When a connection breaks, the bytes received so far stay, and the next attempt requests the rest. The whole file is checked against the hash that
+//! is its name before it appears in the cache. If files cannot be locked, each process that needs the same content writes a separate temporary file.
 //! Trade-off: the check reads a large file once more, from the page cache.
 
 use std::fs::{self, File};
@@ -23,11 +22,10 @@ const ATTEMPTS: u32 = 5;
 const CONNECTIONS: usize = 4;
 
 impl Hub {
-    /// The path of a file in the cache; downloaded if it is not there.
+    /// Returns the path of a file in the cache, after downloading it if it is not there.
     ///
     /// # Errors
-    /// No access; requests that keep failing; content that is not what its name says; a cache that cannot be written; offline and not
-    /// in the cache.
+    /// No access; requests that keep failing; content that does not match its hash; a cache that cannot be written; offline and not in the cache.
     pub fn fetch(&self, file: &HubFile) -> Result<PathBuf, HubError> {
         let (place, is_there) = self.place(file);
         if is_there {
@@ -74,14 +72,14 @@ impl Hub {
         result
     }
 
-    /// Downloads content into the cache and resumes an interrupted download. `is_locked`: no other process downloads
-    /// it now.
+    /// Downloads content into the cache and resumes an interrupted download. `is_locked`: this process has the lock, so no other one downloads it
+    /// now.
     fn download(&self, file: &HubFile, first: Content, blob: &Path, is_locked: bool) -> Result<(), HubError> {
         let folder = blob.parent().expect("inside the cache");
         fs::create_dir_all(folder).map_err(HubError::cache(folder))?;
         let of_this_process = match is_locked {
             true => None,
-            // Removed with this value. Nothing says whose it is, so that of a killed process stays in the cache for good.
+            // Removed when this value is dropped. Nothing says whose file it is, so that of a killed process stays in the cache for good.
             false => Some(
                 firebrick_files::temporary_in(folder, &format!("{}.", first.etag), ".incomplete")
                     .map_err(HubError::cache(folder))?
@@ -105,7 +103,7 @@ impl Hub {
                 Some(content) => content,
                 None => http::content(&self.settings, file, done)?,
             };
-            // Other content, or the content from its beginning: the partial file cannot be continued.
+            // The content is another one, or starts at its beginning: the partial file cannot be continued.
             if next.etag != etag || next.begins_at != done {
                 output.set_len(0).map_err(&failed)?;
                 done = 0;
@@ -117,7 +115,7 @@ impl Hub {
             let before = done;
             let ended = self.receive(next.body, &mut output, &mut done, size).map_err(&failed)?;
             let Some(reason) = ended else { break };
-            // What was resumed and went on may be interrupted any number of times.
+            // A download that resumed and made progress may be interrupted any number of times.
             let is_resumed = before > 0 && done > before;
             attempt = self.retry_after(if is_resumed { 0 } else { attempt }, file, &reason)?;
         }
@@ -129,8 +127,8 @@ impl Hub {
         fs::rename(&partial, blob).map_err(&failed)
     }
 
-    /// Appends content to a file of which `done` bytes are there, until it has `size` of them. Returns why the content ended before that;
-    /// an error is the file's.
+    /// Appends content to a file that has `done` bytes, until it has `size` of them. Returns why the content ended before that; an error is one of
+    /// the file.
     fn receive(
         &self,
         mut content: impl Read,

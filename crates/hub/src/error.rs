@@ -1,4 +1,4 @@
-//! What can go wrong between an id and its files, worded so that the user can fix the cause.
+//! Errors of finding, downloading and pushing files, worded so that the user can fix the cause.
 //!
 //! Trade-off: the text of a server's refusal is ours, by its error code; the server's own words are quoted for uploads only.
 
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::id::HubId;
 
-/// Why files of the Hub are not here, or not there.
+/// An error of access to the Hub or its cache.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// Offline, and not in the cache.
@@ -22,7 +22,7 @@ pub enum HubError {
         /// Cache folder.
         cache: PathBuf,
     },
-    /// Nothing answers for the Hub, and the cache does not do.
+    /// The Hub does not respond, and the cache is incomplete.
     #[error(
         "the cache {} does not hold all of {what}, and the Hub cannot be reached ({reason}). Try again when it can, or \
          copy the cache of a machine that has it",
@@ -51,18 +51,18 @@ pub enum HubError {
     Request {
         /// Address without its query.
         url: String,
-        /// What happened.
+        /// The cause.
         reason: String,
     },
-    /// A request of a push that nothing answered.
+    /// A request of a push got no response.
     #[error("cannot reach {url}: {reason}. Push again when it can be reached; files that it has are not sent again")]
     NotSent {
         /// Address without its query.
         url: String,
-        /// What happened.
+        /// The cause.
         reason: String,
     },
-    /// Content that is not what the Hub announced.
+    /// Downloaded content has another hash than the Hub announced.
     #[error(
         "{what}: the downloaded file has the {algorithm} {got} instead of {expected}. It was removed; try again. If it happens again, \
          something between you and the Hub changes files"
@@ -85,22 +85,22 @@ pub enum HubError {
         /// The operating system's error.
         reason: IoError,
     },
-    /// A repository without files that can be used.
+    /// A repository has no usable files.
     #[error("{id} has no {missing}: {hint}")]
     NotAModel {
         /// The repository.
         id: String,
-        /// What it lacks.
+        /// The missing files.
         missing: &'static str,
-        /// What it has, and what to do.
+        /// The files that are there, and advice.
         hint: String,
     },
-    /// A folder given as a Hub cache that does not hold the model.
+    /// A folder in the layout of a Hub cache does not contain the model.
     #[error("{}: this is a repository of a Hub cache without {missing}. Download the model again, or give one of its snapshots", folder.display())]
     NoSnapshot {
         /// The folder.
         folder: PathBuf,
-        /// What is missing.
+        /// The missing part.
         missing: String,
     },
     /// A file to upload that cannot be read.
@@ -111,7 +111,7 @@ pub enum HubError {
         /// The operating system's error.
         reason: IoError,
     },
-    /// An upload that cannot be made or that the Hub did not take.
+    /// An upload is impossible, or the Hub refused it.
     #[error("cannot push to {repository}: {reason}")]
     Push {
         /// `owner/name`.
@@ -122,33 +122,33 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// An error of the cache at this path.
+    /// Builds an error of the cache at this path.
     pub(crate) fn cache(path: &Path) -> impl Fn(IoError) -> Self + '_ {
         |reason| Self::Cache { path: path.to_owned(), reason }
     }
 
-    /// The error of a request that nothing answered.
+    /// Builds the error for a request without a response.
     pub(crate) fn unreachable(cache: &Path, what: &str, reason: &str) -> Self {
         Self::Unreachable { what: what.to_owned(), reason: reason.to_owned(), cache: cache.to_owned() }
     }
 
-    /// The error of a request that failed.
+    /// Builds the error for a failed request.
     pub(crate) fn request(url: &str, reason: impl Into<String>) -> Self {
         Self::Request { url: without_query(url), reason: reason.into() }
     }
 
-    /// The error of a request of a push that nothing answered.
+    /// Builds the error for a push request without a response.
     pub(crate) fn not_sent(url: &str, reason: String) -> Self {
         Self::NotSent { url: without_query(url), reason }
     }
 
-    /// The error of a push to this repository.
+    /// Builds the error for a failed push to this repository.
     pub(crate) fn push(id: &HubId, reason: impl Into<String>) -> Self {
         Self::Push { repository: id.name.clone(), reason: reason.into() }
     }
 }
 
-/// Queries of addresses may be signatures and stay out of messages.
+/// Removes the query of a URL, because queries may be signatures and stay out of messages.
 fn without_query(url: &str) -> String {
     url.split('?').next().unwrap_or(url).to_owned()
 }

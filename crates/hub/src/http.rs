@@ -1,7 +1,7 @@
 //! Requests that read from the Hub: a repository's listing and the content of a file.
 //!
-//! Redirects are followed here, because only the Hub may receive the token, and because the name of the content (its
-//! ETag) is in the Hub's own response, not in that of the storage it redirects to.
+//! Redirects are followed here, because only the Hub may receive the token, and because the content's name (its ETag) is in the Hub's response, not
+//! in the one of the storage that it redirects to.
 //! Trade-off: one file is downloaded over one connection.
 
 use std::io::{ErrorKind, Read};
@@ -22,7 +22,7 @@ use crate::settings::HubSettings;
 const MAX_LISTING_BYTES: u64 = 256 << 20;
 const MAX_REDIRECTS: usize = 10;
 pub(crate) const ATTEMPTS: u32 = 5;
-/// Before the second attempt; tests do not wait for an imitation.
+/// Time before the second attempt; tests do not wait for an imitation.
 const FIRST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 200 });
 
 /// One connection pool for the process.
@@ -42,7 +42,7 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
         .new_agent()
 });
 
-/// The client for HTTP requests of this process: TLS by the system's certificates, no redirects, statuses as answers, time limits.
+/// Returns the HTTP client of this process: TLS by the system's certificates, no redirects, statuses as answers, time limits.
 pub fn http_agent() -> &'static Agent {
     &AGENT
 }
@@ -59,11 +59,11 @@ pub(crate) struct Content {
     pub(crate) body: Box<dyn Read + Send>,
 }
 
-/// Why there is no answer.
+/// A request without a usable response.
 enum Failure {
-    /// The network, or a server that is busy or broken.
+    /// The network fails, or the server is busy or broken.
     Unreachable(String),
-    /// What answered is not what was expected.
+    /// The response is not the expected one.
     Unusable(String),
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn content(settings: &HubSettings, file: &HubFile, begin: u64) -> Res
     Ok(Content { etag, size, begins_at, body: Box::new(response.into_body().into_reader()) })
 }
 
-/// A GET with the token and with retries that follows redirects; also returns the ETag of the Hub itself.
+/// Sends a GET with the token and with retries, and follows redirects; also returns the ETag of the Hub itself.
 fn get(
     settings: &HubSettings,
     url: &str,
@@ -165,7 +165,7 @@ fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Bod
     Err(unusable("too many redirects"))
 }
 
-/// What the error of a request says. Certificates that are not accepted arrive as invalid data: something answered.
+/// Classifies the error of a request. Certificates that are not accepted arrive as invalid data: the server responded.
 fn failure(url: &str, error: &TransportError) -> Failure {
     let is_of_network = match error {
         TransportError::Io(error) => error.kind() != ErrorKind::InvalidData,
@@ -176,13 +176,13 @@ fn failure(url: &str, error: &TransportError) -> Failure {
     if is_of_network { Failure::Unreachable(reason) } else { Failure::Unusable(reason) }
 }
 
-/// Scheme, host and port.
+/// Returns scheme, host and port.
 pub(crate) fn origin(url: &str) -> &str {
     let start = url.find("://").map_or(0, |at| at + 3);
     url[start..].find(['/', '?', '#']).map_or(url, |end| &url[..start + end])
 }
 
-/// Why the Hub refuses access to a repository, and what to do about it.
+/// Explains why the Hub refuses access to a repository, with advice.
 pub(crate) fn refused(
     settings: &HubSettings,
     url: &str,
@@ -221,7 +221,7 @@ pub(crate) fn refused(
     HubError::Refused { endpoint: settings.endpoint.clone(), what: format!("{} {what:?}", kind.noun()), hint }
 }
 
-/// Whether an ETag can be a file name.
+/// Returns whether an ETag can be a file name.
 fn is_name(etag: &str) -> bool {
     (1..=128).contains(&etag.len()) && etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }

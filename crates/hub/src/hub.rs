@@ -1,10 +1,8 @@
-//! Access to the Hub: what a repository contains, and its files in the cache.
+//! Access to the Hub: listings of repositories, and their files in the cache.
 //!
-//! What a branch stands for is requested once, so a process sees one commit of it from its beginning to its end. Where
-//! nothing answers, it is the last commit that the cache knows, with a warning.
-//! Of several processes of a job one asks the Hub, and the others learn from it ([`Hub::learn`]).
-//! Trade-off: every process requests it again, so that it sees new commits; what a pinned commit contains is requested
-//! once for all.
+//! The commit of a branch is requested once, so a process sees the same commit from beginning to end. If the Hub does not respond, the last commit in
+//! the cache is used, with a warning. If a job has several processes, one asks the Hub, and the others learn from it ([`Hub::learn`]).
+//! Trade-off: every new process requests the commit again, so that it sees new ones; the listing of a pinned commit is requested only once.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,28 +17,28 @@ use crate::id::{HubId, RepoKind};
 use crate::listing::{HubFile, Listing, Origin};
 use crate::settings::HubSettings;
 
-/// Watches transfers. Every method has a body, so that a watcher writes only what it shows.
+/// Watches transfers. Every method has a default body, so that a watcher implements only what it shows.
 pub trait Progress: Send + Sync {
-    /// A transfer begins: what, and its bytes, of which some may be here already.
+    /// Called when a transfer begins, with its name and its bytes, some of which may be here already.
     fn begin(&self, _what: &str, _bytes: u64) {}
-    /// So many more bytes are through.
+    /// Called when this many more bytes are transferred.
     fn advance(&self, _bytes: u64) {}
-    /// The transfer has ended, well or not.
+    /// Called when the transfer has ended, whether it succeeded or not.
     fn end(&self) {}
 }
 
 /// Shows nothing.
 impl Progress for () {}
 
-/// What was found out so far.
+/// The answers of the Hub so far.
 #[derive(Default)]
 struct Known {
     listings: BTreeMap<HubId, Listing>,
-    /// Why the Hub could not be reached.
+    /// The reason why the Hub could not be reached.
     unreachable: Option<String>,
 }
 
-/// Access to the Hub with some settings. Clones share what they know of it.
+/// Access to the Hub with some settings. Clones share the answers so far.
 #[derive(Clone)]
 pub struct Hub {
     pub(crate) settings: Arc<HubSettings>,
@@ -55,24 +53,24 @@ impl std::fmt::Debug for Hub {
 }
 
 impl Hub {
-    /// With the given settings; nothing watches.
+    /// Creates a client with the given settings and without a watcher.
     pub fn new(settings: HubSettings) -> Self {
         Self { settings: Arc::new(settings), progress: Arc::new(()), known: Arc::default() }
     }
 
-    /// With the settings of this process's environment variables; the same for every caller.
+    /// Creates a client with the settings of this process's environment variables; the same for every caller.
     pub fn from_environment() -> Self {
         static OF_PROCESS: LazyLock<Hub> = LazyLock::new(|| Hub::new(HubSettings::from_environment()));
         OF_PROCESS.clone()
     }
 
-    /// The same, watched.
+    /// Sets the watcher of transfers.
     #[must_use]
     pub fn watched_by(self, progress: Arc<dyn Progress>) -> Self {
         Self { progress, ..self }
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn settings(&self) -> &HubSettings {
         &self.settings
     }
@@ -85,8 +83,8 @@ impl Hub {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The listing of a repository: from the Hub, or from the cache if offline, if the revision is a known commit, or,
-    /// with a warning, if the Hub cannot be reached. The same at every call.
+    /// Returns the listing of a repository: from the Hub, or from the cache if offline, if the revision is a known commit, or, with a warning, if the
+    /// Hub cannot be reached. Every call returns the same.
     ///
     /// # Errors
     /// No access; a failed request; offline, or the Hub cannot be reached, and not in the cache.
@@ -118,7 +116,7 @@ impl Hub {
             return cached.ok_or_else(|| self.not_cached(id.to_string()));
         }
         let answer = match (unreachable.as_ref(), &cached) {
-            // Nothing answered a moment ago, and waiting for it may take minutes.
+            // The Hub did not respond a moment ago, and waiting for it may take minutes.
             (Some(reason), Some(_)) => Err(HubError::unreachable(&self.settings.cache, &id.to_string(), reason)),
             _ => http::listing(&self.settings, id),
         };
@@ -143,18 +141,17 @@ impl Hub {
         Ok(listing)
     }
 
-    /// Writes down what the Hub said. A cache that cannot be written still gives what it holds; for a file that it
-    /// lacks, the download says so.
+    /// Stores the Hub's answer in the cache. A cache that cannot be written can still be read; if it lacks a file, the download reports the error.
     fn remember(&self, id: &HubId, listing: &Listing) {
         let cache = self.cache(id);
         if let Err(error) = cache.set_commit(&id.revision, &listing.commit) {
             tracing::warn!("{error}. Offline, {id} stays at the commit that this cache knows, not {}", listing.commit);
         }
-        // Without it, the files in the cache are what is known of this commit offline.
+        // Without the listing, only the files in the cache are known of this commit offline.
         let _ = cache.set_listing(&listing.commit, &listing.to_json());
     }
 
-    /// What is known of repositories so far, for [`Hub::learn`] in another process.
+    /// Returns the answers so far, for [`Hub::learn`] in another process.
     pub fn to_share(&self) -> Vec<u8> {
         let entry = |(id, listing): (&HubId, &Listing)| {
             json!({
@@ -166,8 +163,8 @@ impl Hub {
         Json::from(entries).to_string().into_bytes()
     }
 
-    /// Takes over what another process knows; none of it is requested any more. What that process has from the Hub is
-    /// written into this one's cache, as if it had been requested here.
+    /// Adopts the answers of another process, which are then not requested again. Those that it got from the Hub are also written into this process's
+    /// cache.
     pub fn learn(&self, shared: &[u8]) {
         let entries: Vec<Json> = serde_json::from_slice(shared).unwrap_or_default();
         for entry in &entries {
@@ -183,7 +180,7 @@ impl Hub {
         HubError::NotCached { what, cache: self.settings.cache.clone() }
     }
 
-    /// The place of a file in the cache, and whether it is there.
+    /// Returns the place of a file in the cache, and whether it is there.
     pub(crate) fn place(&self, file: &HubFile) -> (PathBuf, bool) {
         let cache = RepoCache::new(&self.settings.cache, file.kind, &file.name);
         let place = cache.file(&file.commit, &file.path);
@@ -191,12 +188,12 @@ impl Hub {
         (place, is_there)
     }
 
-    /// Whether the cache must do.
+    /// Returns whether only the cache may be used.
     pub(crate) fn is_closed(&self, listing: &Listing) -> bool {
         self.settings.is_offline || listing.unreachable().is_some()
     }
 
-    /// The error of something that the cache does not hold where [`Hub::is_closed`].
+    /// Builds the error for a file that the cache lacks if [`Hub::is_closed`].
     pub(crate) fn absent(&self, listing: &Listing, what: String) -> HubError {
         match listing.unreachable() {
             Some(reason) => HubError::unreachable(&self.settings.cache, &what, reason),
@@ -204,8 +201,7 @@ impl Hub {
         }
     }
 
-    /// Offline, or where the Hub cannot be reached, all files that will be read must be in the cache; with a row limit,
-    /// at least the first.
+    /// Checks that all files to be read are in the cache, if offline or without a connection to the Hub; with a row limit, at least the first.
     ///
     /// # Errors
     /// The first that is missing.
@@ -225,7 +221,7 @@ impl Hub {
     }
 }
 
-/// An entry of [`Hub::to_share`].
+/// Parses an entry of [`Hub::to_share`].
 fn shared_listing(entry: &Json) -> Option<(HubId, Listing)> {
     let text = |key: &str| entry[key].as_str();
     let kind = [RepoKind::Model, RepoKind::Dataset].into_iter().find(|kind| Some(kind.noun()) == text("kind"))?;

@@ -1,10 +1,10 @@
-//! What a repository of the Hub is called.
+//! Names of repositories on the Hub.
 //!
 //! Trade-off: names without an owner, such as `gpt2`, are not ids here; a misspelled folder would become a request.
 
 use std::fmt::{Display, Formatter, Result as FormatResult};
 
-/// What a repository holds; it decides the addresses of its pages and files.
+/// The kind of a repository, which decides the URLs of its pages and files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RepoKind {
     /// Weights, or an adapter.
@@ -14,7 +14,7 @@ pub enum RepoKind {
 }
 
 impl RepoKind {
-    /// The word in messages.
+    /// Returns the word in messages.
     pub(crate) fn noun(self) -> &'static str {
         match self {
             Self::Model => "model",
@@ -22,7 +22,7 @@ impl RepoKind {
         }
     }
 
-    /// The word in addresses of the interface (`/api/models/...`) and in names of cache folders (`models--...`).
+    /// Returns the word in URLs of the API (`/api/models/...`) and in names of cache folders (`models--...`).
     pub(crate) fn plural(self) -> &'static str {
         match self {
             Self::Model => "models",
@@ -30,7 +30,7 @@ impl RepoKind {
         }
     }
 
-    /// What stands before `owner/name` in the addresses of pages and files.
+    /// Returns the path before `owner/name` in the URLs of pages and files.
     pub(crate) fn prefix(self) -> &'static str {
         match self {
             Self::Model => "",
@@ -85,7 +85,7 @@ impl Display for HubId {
     }
 }
 
-/// Whether a text is the hash of a commit.
+/// Returns whether a text is the hash of a commit.
 pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

@@ -1,6 +1,6 @@
 //! The Hugging Face Hub: ids of models and datasets become local files, and folders become repositories.
 //!
-//! Trade-off: files go over plain HTTPS, one connection each; the Xet protocol, which every file can also do without, is not spoken.
+//! Trade-off: files are transferred over plain HTTPS, one connection each; the optional Xet protocol is not supported.
 #![doc = include_str!("../README.md")]
 
 mod cache;

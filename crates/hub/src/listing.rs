@@ -1,6 +1,6 @@
-//! What a repository contains at a commit.
+//! The contents of a repository at a commit.
 //!
-//! Trade-off: of the card (the metadata at the top of README.md) only the keys that something reads are kept.
+//! Trade-off: of the card (the metadata at the top of README.md) only the keys that something reads are stored.
 
 use std::fmt::{Display, Formatter, Result as FormatResult};
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::id::{HubId, RepoKind, is_commit};
 
-/// The keys of a card that are kept: the configurations of datasets, and what a model card says of its terms.
+/// The card's keys that are stored: the configurations of datasets, and a model's terms.
 const CARD_KEYS: [&str; 4] = ["configs", "license", "license_name", "license_link"];
 
 /// A file of a repository at a commit.
@@ -29,14 +29,14 @@ impl Display for HubFile {
     }
 }
 
-/// Where a listing is from.
+/// Source of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// The Hub's answer to this process.
     Hub,
     /// The cache, or another process.
     Cache,
-    /// The cache, because the Hub could not be reached: why.
+    /// The cache, because the Hub could not be reached, with the reason.
     InsteadOfTheHub(String),
 }
 
@@ -64,24 +64,24 @@ impl Listing {
         Some(Self { commit, files, card: Json::Object(kept.collect::<Map<_, _>>()), origin: Origin::Cache })
     }
 
-    /// The listing in the form of the Hub's response, for the cache.
+    /// Returns the listing in the form of the Hub's response, for the cache.
     pub(crate) fn to_json(&self) -> Json {
         let siblings: Vec<Json> =
             self.files.iter().map(|(path, size)| json!({ "rfilename": path, "size": size })).collect();
         json!({ "sha": self.commit, "siblings": siblings, "cardData": self.card })
     }
 
-    /// A listing for a commit in the cache of which only the files are known.
+    /// Creates a listing for a commit in the cache of which only the files are known.
     pub(crate) fn of_files(commit: String, files: Vec<(String, u64)>) -> Self {
         Self { commit, files, card: Json::Null, origin: Origin::Cache }
     }
 
-    /// The same from elsewhere.
+    /// Sets the origin.
     pub(crate) fn with_origin(self, origin: Origin) -> Self {
         Self { origin, ..self }
     }
 
-    /// Why the Hub could not be reached, where the cache was taken instead.
+    /// Returns why the Hub could not be reached, if the cache was used instead.
     pub(crate) fn unreachable(&self) -> Option<&str> {
         match &self.origin {
             Origin::InsteadOfTheHub(reason) => Some(reason),
@@ -89,22 +89,22 @@ impl Listing {
         }
     }
 
-    /// The paths of all files.
+    /// Iterates over the paths of all files.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.files.iter().map(|(path, _)| path.as_str())
     }
 
-    /// Whether there is a file of this path.
+    /// Returns whether there is a file of this path.
     pub fn has(&self, path: &str) -> bool {
         self.paths().any(|known| known == path)
     }
 
-    /// A value of the card; null where there is none.
+    /// Returns a value of the card; null if there is none.
     pub fn card(&self, key: &str) -> &Json {
         &self.card[key]
     }
 
-    /// These files with their sizes.
+    /// Returns these files with their sizes.
     pub fn files<'a>(&'a self, id: &'a HubId, paths: &'a [String]) -> impl Iterator<Item = HubFile> + use<'a> {
         let size = |path: &String| self.files.iter().find(|(known, _)| known == path).map_or(0, |(_, size)| *size);
         paths.iter().map(move |path| HubFile {
@@ -117,7 +117,7 @@ impl Listing {
     }
 }
 
-/// Whether a path from the network stays inside the folder it is written to.
+/// Returns whether a path from the network stays inside the folder it is written to.
 pub(crate) fn is_safe(path: &str) -> bool {
     !path.contains(['\\', '\0'])
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")

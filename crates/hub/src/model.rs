@@ -1,10 +1,10 @@
-//! Which files of a repository are a model, or an adapter: what reads them, and nothing else.
+//! Selects the files of a repository that make up a model or an adapter, and downloads nothing else.
 //!
-//! Weights in safetensors only; copies of them in other formats, which many repositories also hold, are left where they are.
-//! A commit that another program downloaded needs no request if it is a whole model: config, tokenizer, all weights, and
-//! chat template and settings of generation, or that program's note that the commit has none.
-//! Trade-off: a repository of several models in folders is not searched; the files of its top folder count. Of a commit
-//! that another program downloaded, other files that a model can do without and that program left out are not missed.
+//! Only safetensors weights are used; copies in other formats, which many repositories also contain, are not downloaded. A commit that another
+//! program downloaded needs no request if it is a whole model: config, tokenizer, all weights, and chat template and settings of generation, or that
+//! program's note that the commit has none.
+//! Trade-off: only the files in a repository's top folder count, not models in subfolders. If another program downloaded a commit without other
+//! optional files, they are not noticed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,7 +22,7 @@ use crate::hub::Hub;
 use crate::id::{HubId, is_commit};
 use crate::listing::{HubFile, Listing, is_safe};
 
-/// What may follow the names of weight files where they are compressed.
+/// Suffixes of compressed weight files.
 const COMPRESSED: [&str; 3] = ["", ".zst", ".lz4"];
 /// Files that describe a model, besides those of its tokenizer: sizes, template, settings of generation and of a run's chats.
 const DESCRIPTION: [&str; 8] = [
@@ -36,7 +36,7 @@ const DESCRIPTION: [&str; 8] = [
     "hf_quant_config.json",
 ];
 
-/// How much of a model is needed.
+/// The required part of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     /// Everything but the weights.
@@ -50,15 +50,15 @@ pub enum Need {
 pub struct ModelFolder {
     /// Its snapshot.
     pub folder: PathBuf,
-    /// Bytes of weights that are not in it, because only its description was needed.
+    /// Bytes of the weights that were not downloaded, because only the description was needed.
     pub missing_bytes: u64,
 }
 
 impl Hub {
-    /// The snapshot of a model or an adapter, with its files; those that are not in the cache are downloaded.
+    /// Returns the snapshot of a model or an adapter, after downloading the files that are not in the cache.
     ///
     /// # Errors
-    /// As [`Hub::listing`] and [`Hub::fetch`]; a repository without weights in safetensors.
+    /// Those of [`Hub::listing`] and [`Hub::fetch`]; a repository without weights in safetensors.
     pub fn model(&self, id: &HubId, need: Need) -> Result<ModelFolder, HubError> {
         let listing = self.whole_snapshot(id).map_or_else(|| self.listing(id), Ok)?;
         let described: Vec<String> = listing.paths().filter(|path| is_description(path)).map(str::to_owned).collect();
@@ -71,7 +71,7 @@ impl Hub {
         Ok(ModelFolder { folder: self.cache(id).snapshot(&listing.commit), missing_bytes: missing.sum() })
     }
 
-    /// The files of a commit in the cache that no listing is known of, if they are a whole model or adapter.
+    /// Lists the files of a commit in the cache without a stored listing, if they are a whole model or adapter.
     fn whole_snapshot(&self, id: &HubId) -> Option<Listing> {
         let cache = self.cache(id);
         if self.settings.is_offline || !is_commit(&id.revision) || cache.listing(&id.revision).is_some() {
@@ -80,7 +80,7 @@ impl Hub {
         let listing = Listing::of_files(id.revision.clone(), cache.files(&id.revision));
         let has_config = listing.has(CONFIG_FILE) || listing.has(ADAPTER_CONFIG_FILE);
         let has_tokenizer = listing.has(TOKENIZER_FILE) && listing.has(TOKENIZER_CONFIG_FILE);
-        // Without one of these a model renders chats or ends its texts otherwise, and nothing would say so.
+        // Without one of these a model silently renders chats or ends its texts differently.
         let is_settled = |file| listing.has(file) || cache.is_known_absent(&id.revision, file);
         let has_settings = [CHAT_TEMPLATE_FILE, GENERATION_CONFIG_FILE].into_iter().all(is_settled);
         (has_config && has_tokenizer && has_settings && self.weights(id, &listing).is_ok()).then_some(listing)
@@ -92,7 +92,7 @@ impl Hub {
         self.fetch_all(what, &listing.files(id, paths).collect::<Vec<HubFile>>())
     }
 
-    /// The paths of the weights, in the order in which a model folder is read: one file wins over an index.
+    /// Returns the paths of the weights, with the precedence of a model folder: one file before an index.
     fn weights(&self, id: &HubId, listing: &Listing) -> Result<Vec<String>, HubError> {
         let name = if listing.has(ADAPTER_CONFIG_FILE) { ADAPTER_WEIGHTS_FILE } else { WEIGHTS_FILE };
         if let Some(path) = COMPRESSED.iter().map(|end| format!("{name}{end}")).find(|path| listing.has(path)) {
@@ -118,7 +118,7 @@ impl Hub {
         Err(HubError::NotAModel { id: id.to_string(), missing: "weights in safetensors", hint })
     }
 
-    /// The shards that the index names.
+    /// Reads the names of the shards from the index.
     fn shards(&self, id: &HubId, listing: &Listing) -> Result<Vec<String>, HubError> {
         let index = [INDEX_FILE.to_owned()];
         self.check_cached(id, listing, &index, false)?;

@@ -1,4 +1,4 @@
-//! A folder becomes a commit of a repository.
+//! Pushes a folder as a commit of a repository.
 //!
 //! ```text
 //! GET  /api/models/OWNER/NAME                     is it there? 404: POST /api/repos/create
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Files that the repository already has are not sent again.
-//! Trade-off: nothing is deleted; a file that is in the repository and not in the folder stays.
+//! Trade-off: nothing is deleted; a file in the repository that the folder lacks stays.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,33 +21,33 @@ use crate::hub::Hub;
 use crate::id::HubId;
 use crate::send;
 
-/// Deeper folders are not entered: a link that leads upwards would never end.
+/// Maximum depth of folders: a link that leads upwards would never end.
 const MAX_DEPTH: usize = 16;
 
-/// What to push where.
+/// The content and the target of a push.
 #[derive(Debug, Clone)]
 pub struct Push {
     /// The repository and its branch.
     pub id: HubId,
-    /// Whether a repository that has to be created is private. `None`: as `huggingface_hub` does it, public unless the organization's
-    /// settings say otherwise. One that exists stays as it is.
+    /// Whether a new repository is private. `None`: as in `huggingface_hub`, public unless the organization's settings say otherwise. An existing
+    /// repository stays as it is.
     pub private: Option<bool>,
     /// First line of the commit.
     pub message: String,
     /// The folder; hidden files are left out.
     pub folder: PathBuf,
-    /// Further files: paths in the repository, and texts. They win over files of the folder.
+    /// Additional files: paths in the repository, and texts. They replace files of the folder.
     pub texts: Vec<(String, String)>,
 }
 
-/// What was pushed.
+/// The result of a push.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pushed {
     /// Address of the repository's page.
     pub page: String,
     /// Whether the repository was created.
     pub is_new: bool,
-    /// The new commit; `None` if the repository had all of it.
+    /// The new commit; `None` if the repository already had everything.
     pub commit: Option<String>,
     /// Paths that are in the commit.
     pub files: Vec<String>,
@@ -61,7 +61,7 @@ impl Hub {
     /// Pushes a folder.
     ///
     /// # Errors
-    /// Offline; no token, or one that may not write there; files that cannot be read; whatever the Hub does not take.
+    /// Offline; no token, or one without write access; files that cannot be read; anything that the Hub refuses.
     pub fn push(&self, push: &Push) -> Result<Pushed, HubError> {
         let repository = &push.id;
         if self.settings.is_offline {
@@ -88,7 +88,7 @@ impl Hub {
         Ok(Pushed { page, is_new, commit, files, ignored, stored_bytes })
     }
 
-    /// Creates the repository if there is none; whether it did.
+    /// Creates the repository if there is none; returns whether it did.
     fn create(&self, id: &HubId, private: Option<bool>) -> Result<bool, HubError> {
         let url = format!("{}/api/{}/{}", self.settings.endpoint, id.kind.plural(), id.name);
         let (status, _) = send::ask(&self.settings, &url)?;
@@ -110,7 +110,7 @@ impl Hub {
         }
     }
 
-    /// The error of an answer that is no success.
+    /// Builds the error for a status that is not success.
     pub(crate) fn not_taken(&self, id: &HubId, doing: &str, status: u16, answer: &Json) -> HubError {
         let said = answer["error"].as_str().or(answer["message"].as_str()).unwrap_or_default();
         let hint = match status {
@@ -126,7 +126,7 @@ impl Hub {
     }
 }
 
-/// All files below a folder, except hidden ones. Links are followed.
+/// Lists all files below a folder, except hidden ones. Links are followed.
 fn list(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<Upload>) -> Result<(), HubError> {
     let failed = |reason| HubError::Read { path: folder.to_owned(), reason };
     for entry in fs::read_dir(folder).map_err(failed)? {

@@ -1,7 +1,7 @@
-//! Requests that write to the Hub, and one that asks whether something is there.
+//! Requests that write to the Hub, and one that asks whether a repository exists.
 //!
-//! Redirects are not followed: a repository that has moved is pushed to under its new name. The token goes to the Hub alone.
-//! Trade-off: a body is sent again as a whole when its request failed.
+//! Redirects are not followed: push to a moved repository under its new name. Only the Hub receives the token.
+//! Trade-off: a failed request is repeated with the whole body.
 
 use std::io::Read;
 
@@ -13,7 +13,7 @@ use crate::error::HubError;
 use crate::http::{ATTEMPTS, http_agent, origin, wait_after};
 use crate::settings::HubSettings;
 
-/// Status and JSON of a GET with the token; null for an answer that is no JSON.
+/// Sends a GET with the token and returns status and JSON; null for a response that is not JSON.
 pub(crate) fn ask(settings: &HubSettings, url: &str) -> Result<(u16, Json), HubError> {
     repeated(url, || {
         let mut request = http_agent().get(url);
@@ -25,19 +25,19 @@ pub(crate) fn ask(settings: &HubSettings, url: &str) -> Result<(u16, Json), HubE
     .map(answer)
 }
 
-/// Status and JSON of a POST with the token, repeated where the server is busy.
+/// Sends a POST with the token, repeated while the server is busy, and returns status and JSON.
 pub(crate) fn post(settings: &HubSettings, url: &str, kind: &str, body: &[u8]) -> Result<(u16, Json), HubError> {
     allowed(settings, url)?;
     repeated(url, || send(settings, url, kind, body)).map(answer)
 }
 
-/// The same, once: for what must not happen twice.
+/// Sends a POST only once: for requests that must not happen twice.
 pub(crate) fn post_once(settings: &HubSettings, url: &str, kind: &str, body: &[u8]) -> Result<(u16, Json), HubError> {
     allowed(settings, url)?;
     send(settings, url, kind, body).map(answer).map_err(|reason| HubError::not_sent(url, reason))
 }
 
-/// Status and ETag of a PUT of so many bytes to a signed address; `open` gives them from the beginning for each attempt.
+/// Sends a PUT of `bytes` bytes to a signed URL and returns status and ETag; `open` opens the content again for each attempt.
 pub(crate) fn put<R: Read>(
     settings: &HubSettings,
     url: &str,
@@ -45,7 +45,7 @@ pub(crate) fn put<R: Read>(
     open: impl Fn() -> Result<R, HubError>,
 ) -> Result<(u16, Option<String>), HubError> {
     allowed(settings, url)?;
-    // Whether it can be read at all; each attempt opens it again.
+    // Checks that the content can be read at all; each attempt opens it again.
     open()?;
     let response = repeated(url, || {
         let mut body = open().map_err(|error| error.to_string())?;
@@ -67,7 +67,7 @@ fn send(settings: &HubSettings, url: &str, kind: &str, body: &[u8]) -> Result<Re
     request.send(body).map_err(|error| error.to_string())
 }
 
-/// Repeats a request that got no answer, or one that says to come again.
+/// Repeats a request that got no response, or a response that asks for a retry.
 fn repeated(url: &str, request: impl Fn() -> Result<Response<Body>, String>) -> Result<Response<Body>, HubError> {
     let mut attempt = 1;
     loop {
@@ -86,13 +86,13 @@ fn answer(mut response: Response<Body>) -> (u16, Json) {
     (response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Json::Null))
 }
 
-/// The header for the Hub's own addresses; nothing for any other.
+/// Returns the authorization header for the Hub's own URLs; `None` for any other.
 fn token_for(settings: &HubSettings, url: &str) -> Option<String> {
     let token = settings.token.as_ref().filter(|_| origin(url) == origin(&settings.endpoint))?;
     Some(format!("Bearer {token}"))
 }
 
-/// What a server asks us to write to is encrypted, or the Hub itself.
+/// Checks that the URL to write to is encrypted, or belongs to the Hub itself.
 fn allowed(settings: &HubSettings, url: &str) -> Result<(), HubError> {
     if url.starts_with("https://") || origin(url) == origin(&settings.endpoint) {
         return Ok(());

@@ -5,20 +5,20 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How to reach the Hub.
+/// Addresses and secrets for access to the Hub.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HubSettings {
     /// URL without a trailing slash: `HF_ENDPOINT`, or `https://huggingface.co`.
     pub endpoint: String,
     /// Cache folder: `HF_HUB_CACHE`, `HF_HOME/hub`, or `huggingface/hub` in the user's cache folder.
     pub cache: PathBuf,
-    /// `HF_TOKEN`, or what `hf auth login` wrote to `HF_HOME/token`.
+    /// `HF_TOKEN`, or the token that `hf auth login` wrote to `HF_HOME/token`.
     pub token: Option<String>,
     /// `HF_HUB_OFFLINE`: only the cache is used.
     pub is_offline: bool,
 }
 
-// Written by hand so that no log shows the token.
+// Implemented by hand so that no log shows the token.
 impl std::fmt::Debug for HubSettings {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let token = self.token.as_ref().map(|_| "(hidden)");

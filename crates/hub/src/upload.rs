@@ -1,6 +1,6 @@
-//! Large files: the batch interface of git LFS says where each goes, and that it is there already.
+//! Large files: the batch API of git LFS returns the URL for each, or that it is already stored.
 //!
-//! The storage gets no token: the address it is written to is signed. Parts have the size that the server asks for.
+//! The storage gets no token, because its URLs are signed. Parts have the size that the server requests.
 //! Trade-off: one file at a time, and a part that fails is sent again from its beginning.
 
 use std::io::{Read, Seek, SeekFrom, Take};
@@ -14,7 +14,7 @@ use crate::id::HubId;
 use crate::send;
 
 const LFS_JSON: &str = "application/vnd.git-lfs+json";
-/// Objects per question, as `huggingface_hub` asks.
+/// Objects per request, as in `huggingface_hub`.
 const OBJECTS_PER_REQUEST: usize = 256;
 
 /// A body of known length that reports its progress.
@@ -32,7 +32,7 @@ impl Read for Part<'_> {
 }
 
 impl Hub {
-    /// Stores those of the files that are large and not stored yet; how many bytes that were.
+    /// Stores the large files that are not stored yet; returns the number of their bytes.
     pub(crate) fn store(&self, id: &HubId, uploads: &[Upload]) -> Result<u64, HubError> {
         let large: Vec<(&Upload, &str)> =
             uploads.iter().filter_map(|upload| Some((upload, upload.sha256.as_deref()?))).collect();
@@ -57,7 +57,7 @@ impl Hub {
         Ok(stored)
     }
 
-    /// What to do with each of the files.
+    /// Asks what to do with each of the files.
     fn batch(&self, id: &HubId, group: &[(&Upload, &str)]) -> Result<Vec<Json>, HubError> {
         let objects: Vec<Json> = group.iter().map(|(upload, oid)| json!({ "oid": oid, "size": upload.size })).collect();
         let body = json!({
@@ -76,7 +76,7 @@ impl Hub {
         Ok(objects.clone())
     }
 
-    /// Stores a file, unless the answer names nothing to do; its bytes.
+    /// Stores a file, unless the answer requires nothing; returns its bytes.
     fn store_one(&self, id: &HubId, upload: &Upload, oid: &str, actions: &Json) -> Result<u64, HubError> {
         let Some(address) = actions["upload"]["href"].as_str() else { return Ok(0) };
         let header = &actions["upload"]["header"];
@@ -95,7 +95,7 @@ impl Hub {
         Ok(upload.size)
     }
 
-    /// The parts that the header lists by number, then the message that they are complete.
+    /// Stores the parts that the header lists by number, then reports that they are complete.
     fn store_parts(
         &self,
         id: &HubId,
@@ -126,7 +126,7 @@ impl Hub {
         if status == 200 { Ok(()) } else { Err(self.not_taken(id, "completing a large file", status, &answer)) }
     }
 
-    /// Writes `bytes` of a file from `begin` on to the storage; the ETag of the answer.
+    /// Writes `bytes` of a file from `begin` on to the storage; returns the ETag of the response.
     fn put(
         &self,
         id: &HubId,

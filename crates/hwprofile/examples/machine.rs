@@ -1,7 +1,7 @@
-//! Prints what this machine is; with `--record` what NVML says about it, as the recordings in `tests/recorded` hold it; with `--watch` how
-//! busy its first accelerator is, ten times.
+//! Prints the hardware profile of this machine; with `--record` NVML's data about it, as in the recordings in `tests/recorded`; with `--watch` the
+//! usage of its first accelerator, ten times.
 //!
-//! Trade-off: identifiers of cards are printed as they are; replace them before a recording is kept.
+//! Trade-off: identifiers of cards are printed unchanged; replace them before you commit a recording.
 #![allow(clippy::print_stdout, reason = "an example talks to its terminal")]
 
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! GPUs as wgpu's adapters: Apple's, Intel's, and every other that Vulkan, Metal or DirectX drives.
+//! GPUs as wgpu's adapters: Apple's, Intel's, and every other one with Vulkan, Metal or DirectX.
 //!
-//! Trade-off: an adapter states neither its memory nor its speed, so only its name and whether it shares the host's memory are used.
+//! Trade-off: an adapter reports neither its memory nor its speed, so only its name and whether it shares the host's memory are used.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::Memory;
 use crate::gpu::{Gpu, unified_share};
 use crate::spec::{AcceleratorSpec, Maker};
 
-/// What an adapter is.
+/// The kind of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdapterKind {
@@ -31,7 +31,7 @@ pub struct Adapter {
     pub name: String,
     /// Interface: `vulkan`, `metal`, `dx12`.
     pub interface: String,
-    /// What it is.
+    /// Its kind.
     pub kind: AdapterKind,
     /// PCI vendor, or 0.
     pub vendor: u32,
@@ -42,7 +42,7 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Its maker.
+    /// Returns its maker.
     pub fn maker(&self) -> Maker {
         match self.vendor {
             0x10de => Maker::Nvidia,
@@ -54,7 +54,7 @@ impl Adapter {
         }
     }
 
-    /// The accelerator that it is; `None` for a program on the processor, and for a card whose memory no interface states.
+    /// Returns the adapter as an accelerator; `None` for a software renderer, and for a card of unknown memory size.
     pub(crate) fn gpu(&self, host: Memory) -> Option<Gpu> {
         let maker = self.maker();
         let unified = self.kind == AdapterKind::Integrated || maker == Maker::Apple;
@@ -76,7 +76,7 @@ impl Adapter {
     }
 }
 
-/// Adds the accelerators that adapters are and no other interface has found. Unified memory is the host's and not added to it.
+/// Adds the adapters that are accelerators and that no other interface has found. Unified memory is the host's and not added to it.
 pub(crate) fn add(gpus: &mut Vec<Gpu>, adapters: &[Adapter], host: Memory, notes: &mut Vec<String>) {
     for adapter in adapters {
         let maker = adapter.maker();
@@ -91,7 +91,7 @@ pub(crate) fn add(gpus: &mut Vec<Gpu>, adapters: &[Adapter], host: Memory, notes
     }
 }
 
-/// The adapters of this machine. Empty where this binary was built without wgpu.
+/// Lists the adapters of this machine. Empty if this binary was built without wgpu.
 #[cfg(feature = "wgpu")]
 pub(crate) fn adapters() -> Vec<Adapter> {
     let descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
@@ -123,7 +123,7 @@ fn described(adapter: &wgpu::Adapter) -> Adapter {
     }
 }
 
-/// Waits for a future that does not need waking: wgpu lists adapters at once everywhere but in browsers.
+/// Polls a future that needs no waking: wgpu lists adapters at once everywhere except in browsers.
 #[cfg(feature = "wgpu")]
 fn finish<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);

@@ -8,24 +8,24 @@ use std::path::{Path, PathBuf};
 use crate::gpu::{Gpu, Pcie};
 use crate::spec::{AcceleratorSpec, Maker};
 
-/// Where the kernel lists graphics cards.
+/// The kernel's folder of graphics cards.
 pub(crate) const SYSFS: &str = "/sys/class/drm";
 
 /// PCI vendor of AMD.
 const AMD: u32 = 0x1002;
 
-/// PCI devices of the Instinct cards whose driver does not state a name.
+/// PCI devices of the Instinct cards whose driver does not report a name.
 const DEVICES: [(u32, &str); 3] =
     [(0x74a1, "AMD Instinct MI300X"), (0x74a5, "AMD Instinct MI325X"), (0x75a3, "AMD Instinct MI355X")];
 
-/// The cards below a folder like [`SYSFS`], in the order of their numbers.
+/// Finds the cards below a folder like [`SYSFS`], in the order of their numbers.
 pub(crate) fn detect(root: &Path, notes: &mut Vec<String>) -> Vec<Gpu> {
     let cards = folders(root);
     let indexed = cards.iter().zip(0u32..);
     indexed.filter_map(|((number, device), index)| card(device, *number, index, notes)).collect()
 }
 
-/// Numbers and folders of AMD's cards, in the order of their numbers.
+/// Lists numbers and folders of AMD's cards, in the order of their numbers.
 pub(crate) fn folders(root: &Path) -> Vec<(u32, PathBuf)> {
     let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
     let number = |name: &str| name.strip_prefix("card")?.parse::<u32>().ok();
@@ -70,17 +70,17 @@ fn name(device: &Path) -> String {
     text(device, "product_name").filter(|name| !name.is_empty()).or_else(known).unwrap_or_else(unnamed)
 }
 
-/// `hwmon/hwmon*/power1_cap`, in microwatts.
+/// Reads `hwmon/hwmon*/power1_cap`, which is in microwatts.
 fn power_limit(device: &Path) -> Option<f64> {
     monitors(device).find_map(|monitor| integer(&monitor, "power1_cap")).map(|limit| limit as f64 / 1e6)
 }
 
-/// The folders of a card's sensors.
+/// Lists the folders of a card's sensors.
 pub(crate) fn monitors(device: &Path) -> impl Iterator<Item = PathBuf> {
     fs::read_dir(device.join("hwmon")).into_iter().flatten().flatten().map(|monitor| monitor.path())
 }
 
-/// `max_link_speed` is like `32.0 GT/s PCIe`, `max_link_width` like `16`.
+/// Reads the PCIe link: `max_link_speed` is like `32.0 GT/s PCIe`, `max_link_width` like `16`.
 fn pcie(device: &Path) -> Option<Pcie> {
     let speed: f64 = text(device, "max_link_speed")?.split_whitespace().next()?.parse().ok()?;
     let generation = match speed {
@@ -110,7 +110,7 @@ fn hex(folder: &Path, file: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// A folder like `/sys/class/drm` with an MI300X that states no name, a card without memory, another maker's card and a connector.
+    /// Creates a folder like `/sys/class/drm` with an MI300X without a name, a card without memory, another maker's card and a connector.
     fn machine() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {

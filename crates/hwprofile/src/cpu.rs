@@ -1,6 +1,6 @@
-//! What a processor is.
+//! Description of a processor.
 //!
-//! Trade-off: cores of two speeds are counted alike.
+//! Trade-off: fast and efficient cores are counted alike.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 pub struct Cpu {
     /// Brand name.
     pub name: String,
-    /// Hardware threads that this process may run on (affinity and cgroup quota counted in).
+    /// Hardware threads that this process may use, within its affinity and cgroup quota.
     pub logical_cores: usize,
     /// Cores, at most `logical_cores`.
     pub physical_cores: usize,
@@ -17,7 +17,7 @@ pub struct Cpu {
     pub features: Vec<String>,
     /// The widest of them.
     pub simd: SimdLevel,
-    /// Data caches that a core sees, nearest first; empty where the system does not say.
+    /// Data caches of one core, nearest first; empty if the system does not report them.
     pub caches: Vec<Cache>,
 }
 
@@ -36,11 +36,11 @@ pub struct Cache {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SimdLevel {
-    /// What every processor of the architecture has.
+    /// The baseline of the architecture.
     Baseline,
     /// 128 bits on ARM.
     Neon,
-    /// Vectors of a length that the processor decides, on ARM.
+    /// Vectors whose length the processor decides, on ARM.
     Sve,
     /// 256 bits, without multiply-add.
     Avx,
@@ -51,7 +51,7 @@ pub enum SimdLevel {
 }
 
 impl SimdLevel {
-    /// The level of a list of extensions.
+    /// Returns the level of a list of extensions.
     pub fn of(features: &[String]) -> Self {
         let has = |name: &str| features.iter().any(|feature| feature == name);
         if has("avx512f") {
@@ -69,7 +69,7 @@ impl SimdLevel {
         }
     }
 
-    /// Name to print.
+    /// Returns the name to print.
     pub fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
@@ -83,7 +83,7 @@ impl SimdLevel {
 }
 
 impl Cpu {
-    /// A processor of which only the number of cores is stated.
+    /// Describes a processor by its number of cores alone.
     pub fn described(cores: usize) -> Self {
         Self {
             name: "a processor".to_owned(),

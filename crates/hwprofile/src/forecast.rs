@@ -1,4 +1,4 @@
-//! What a run on an accelerator costs: time of a step as a range, and what follows from it: tokens per second, time, energy, money.
+//! The cost of a run on an accelerator: the time of a step as a range, and tokens per second, time, energy and money that follow from it.
 //!
 //! ```text
 //! lower = max(arithmetic, memory traffic, host traffic)    at the maker's peaks, everything overlaps: no implementation is faster
@@ -19,34 +19,34 @@ use crate::peaks::MeasuredPeaks;
 use crate::roofline::{Rates, RooflineTime, Work};
 use crate::spec::{AcceleratorSpec, Link, MathFormat};
 
-/// Rate of attention, forward and backward, over that of plain GEMMs: cuDNN was measured at 490 TFLOP/s where cuBLASLt reached 735.
+/// Rate of attention, forward and backward, relative to plain GEMMs: cuDNN was measured at 490 TFLOP/s where cuBLASLt reached 735.
 pub const ATTENTION_SHARE: f64 = 490.0 / 735.0;
 
-/// Share of the peak that GEMMs of 8-bit floats reach, over that of bf16 GEMMs: with the quantization of their rows, which a step has to do
-/// as well, 1,307 of 1,979 TFLOP/s were measured, where bf16 reached 785 of 989 on the same H100. The fastest launch of the GEMM alone reached 1,520.
+/// Share of the peak that 8-bit float GEMMs reach, relative to that of bf16 GEMMs. Including the quantization of their rows, which a step needs as
+/// well, 1,307 of 1,979 TFLOP/s were measured, where bf16 reached 785 of 989 on the same H100. The fastest launch of the GEMM alone reached 1,520.
 pub const FP8_SHARE: f64 = (1307.0 / 1979.0) / (785.0 / 989.0);
 
-/// A step over the sum of its counted parts, at most: launches, low-rank GEMMs and some passes over memory are not counted. A round number
-/// under which all steps measured on an H100 lie; a test of the plan compares them.
+/// Maximum time of a step over the sum of its counted parts: launches, low-rank GEMMs and some passes over memory are not counted. All steps measured
+/// on an H100 are below this round number; a test of the plan compares them.
 pub const ALLOWANCE: f64 = 1.25;
 
-/// Share of the memory's peak that copies reach: 2.88 to 2.92 of 3.35 TB/s on H100s (docs/roofline.md).
+/// Share of the memory bandwidth that copies reach: 2.88 to 2.92 of 3.35 TB/s on H100s (docs/roofline.md).
 pub const MEMORY_SHARE: f64 = 2.9 / 3.35;
 
-/// Host time of a launch, at most, in seconds. Steps of 805 launches over 512 tokens took 10 to 11 ms, 13 µs per launch, on one host
-/// (`h100-memory-used-again.json` in `benches/results/`); hosts differ by half. Where batches are alike, launches are graphs and take 6 to 9 µs.
+/// Maximum host time per launch, in seconds. Steps of 805 launches over 512 tokens took 10 to 11 ms, 13 µs per launch, on one host
+/// (`h100-memory-used-again.json` in `benches/results/`); hosts differ by half. If batches are alike, launches are graphs and take 6 to 9 µs.
 pub const LAUNCH_S: f64 = 20e-6;
 
-/// What a step needs of the host.
+/// The host's part of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostSide {
     /// Bytes that are copied to or from it.
     pub bytes: f64,
-    /// Kernels that it launches; 0 where that is not known.
+    /// Number of kernel launches; 0 if unknown.
     pub launches: f64,
 }
 
-/// From the best to the worst case.
+/// A range from the best to the worst case.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Range {
     /// The smallest value.
@@ -56,23 +56,23 @@ pub struct Range {
 }
 
 impl Range {
-    /// Both ends times a factor.
+    /// Multiplies both ends by a factor.
     pub fn times(self, factor: f64) -> Self {
         Self { lower: self.lower * factor, upper: self.upper * factor }
     }
 
-    /// `factor` over both ends.
+    /// Divides `factor` by both ends.
     pub fn divide(self, factor: f64) -> Self {
         Self { lower: factor / self.upper, upper: factor / self.lower }
     }
 
-    /// Whether a value lies in it.
+    /// Returns whether a value lies in it.
     pub fn contains(self, value: f64) -> bool {
         (self.lower..=self.upper).contains(&value)
     }
 }
 
-/// What bounds a step from below.
+/// The lower bound that binds a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StepBound {
@@ -87,25 +87,25 @@ pub enum StepBound {
 /// The time of a step, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepTime {
-    /// From `lower` to `upper`.
+    /// The range from `lower` to `upper`.
     pub seconds: Range,
     /// Arithmetic at the peak.
     pub t_math: f64,
     /// Memory traffic at the peak.
     pub t_memory: f64,
-    /// Host traffic at the peak of its link, in one direction at a time.
+    /// Host traffic at the peak rate of its link, in one direction at a time.
     pub t_host: f64,
     /// Host time of all launches.
     pub t_launch: f64,
-    /// Share of the arithmetic peak that `upper` counts with.
+    /// Share of the arithmetic peak that `upper` assumes.
     pub sustained_share: f64,
     /// The largest of the three.
     pub bound: StepBound,
 }
 
 impl StepTime {
-    /// As [`of`](Self::of), on an accelerator whose rates were measured: `upper` counts with these, arithmetic and memory alike, and
-    /// `lower` with the maker's peaks, or with the measured ones where those are higher or nothing is known of the accelerator.
+    /// Does the same as [`of`](Self::of) on an accelerator with measured rates: `upper` uses these for arithmetic and memory, and `lower` uses the
+    /// maker's peaks, or the measured rates if those are higher or the accelerator is unknown.
     pub fn at_measured(
         work: &Work,
         host: HostSide,
@@ -123,7 +123,7 @@ impl StepTime {
         Some(Self::between(work, host, host_link, best, reached, share))
     }
 
-    /// The time of `work` in `format` on an accelerator. `None`: it does not multiply that format.
+    /// Estimates the time of `work` in `format` on an accelerator. `None`: it does not multiply that format.
     pub fn of(work: &Work, host: HostSide, spec: &AcceleratorSpec, format: MathFormat) -> Option<Self> {
         let peak = Rates::of_spec(spec, format)?;
         let (share, _) = spec.sustained_share();
@@ -131,7 +131,7 @@ impl StepTime {
         Some(Self::between(work, host, spec.host_link, peak, sustained, share))
     }
 
-    /// From the time at the best rates with everything overlapping to that at the reached ones with nothing.
+    /// Estimates from the best rates with full overlap to the reached rates with none.
     fn between(
         work: &Work,
         host: HostSide,
@@ -155,21 +155,21 @@ impl StepTime {
     }
 }
 
-/// What a whole run costs.
+/// The cost of a whole run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RunCost {
     /// Tokens per second, padding included.
     pub tokens_per_s: Range,
     /// Seconds of training.
     pub seconds: Range,
-    /// Energy of the accelerator at its power limit, kWh. `None`: its power is not known.
+    /// Energy of the accelerator at its power limit, kWh. `None`: its power is unknown.
     pub energy_kwh: Option<Range>,
     /// Money, in the unit of the price. `None`: no price.
     pub cost: Option<Range>,
 }
 
 impl RunCost {
-    /// `steps` steps of `tokens` tokens each; `price_per_hour` of the machine.
+    /// Computes the cost of `steps` steps of `tokens` tokens each; `price_per_hour` is that of the machine.
     pub fn of(step: &StepTime, steps: u64, tokens: f64, power_w: Option<f64>, price_per_hour: Option<f64>) -> Self {
         let seconds = step.seconds.times(steps as f64);
         Self {

@@ -1,6 +1,6 @@
 //! A card or another accelerator that was found or named.
 //!
-//! Trade-off: one type for every maker; what a maker's interface does not state is `None`.
+//! Trade-off: one type for every maker; `None` for values that a maker's interface does not report.
 
 use serde::Serialize;
 
@@ -10,19 +10,19 @@ use crate::spec::{AcceleratorSpec, CardClocks, Feature, Maker};
 /// One accelerator.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
-    /// Number among its maker's cards; NVML's for NVIDIA, the order of the PCI bus, which `CUDA_VISIBLE_DEVICES` does not change.
+    /// Number among its maker's cards; for NVIDIA NVML's, the order of the PCI bus, which `CUDA_VISIBLE_DEVICES` does not change.
     pub index: u32,
     /// Its maker.
     pub maker: Maker,
-    /// What no other card has.
+    /// Unique identifier of the card.
     pub uuid: Option<String>,
     /// Name that the driver reports, such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
-    /// Bytes of memory; the host's where it is unified.
+    /// Bytes of memory; of the host's if it is unified.
     pub memory_total_bytes: u64,
-    /// Bytes of it that are free now, and that the accelerator may use.
+    /// Bytes of memory that are free now and that the accelerator may use.
     pub memory_free_bytes: u64,
-    /// Whether that memory is the host's: it is counted once.
+    /// Whether the memory is the host's: it is then counted once.
     pub unified_memory: bool,
     /// Version of the driver.
     pub driver_version: String,
@@ -40,7 +40,7 @@ pub struct Gpu {
     pub peers: Vec<Peer>,
     /// Whether it is a partition of a card (MIG).
     pub is_partition: bool,
-    /// What its maker states, or what follows from its compute capability.
+    /// The maker's figures, or those that follow from its compute capability.
     pub spec: Option<AcceleratorSpec>,
 }
 
@@ -58,7 +58,7 @@ pub struct Pcie {
 pub struct NvLinks {
     /// Version; 4 on Hopper.
     pub version: u32,
-    /// How many are up.
+    /// Number of links that are up.
     pub links: usize,
     /// Whether they lead to a switch.
     pub to_switch: bool,
@@ -71,12 +71,12 @@ pub struct Peer {
     pub index: u32,
     /// NVLinks between the two, directly or through a switch.
     pub nvlinks: usize,
-    /// What lies between on the PCI bus.
+    /// The path between the two on the PCI bus.
     pub through: PciPath,
 }
 
 impl Gpu {
-    /// A card of which only name and memory are stated, all of it free.
+    /// Describes a card by name and memory alone, all of it free.
     pub fn described(maker: Maker, name: &str, memory_bytes: u64) -> Self {
         Self {
             index: 0,
@@ -98,7 +98,7 @@ impl Gpu {
         }
     }
 
-    /// The accelerator of a row of the table, all of its memory free, and of unified memory what a GPU may use.
+    /// Describes the accelerator of a table row, with all its memory free; of unified memory the part that a GPU may use.
     pub fn of_spec(spec: &AcceleratorSpec) -> Self {
         let mut gpu = Self::described(spec.maker, spec.name, spec.memory_bytes());
         gpu.unified_memory = spec.has(Feature::UnifiedMemory);
@@ -111,12 +111,12 @@ impl Gpu {
     }
 }
 
-/// From this much unified memory on, a GPU may use three quarters of it; of less, two thirds.
+/// With at least this much unified memory, a GPU may use three quarters of it; with less, two thirds.
 const LARGE_UNIFIED: u64 = 36 << 30;
 
-/// The part of unified memory that a GPU may use. wgpu does not report Metal's own figure (`recommendedMaxWorkingSetSize`), which depends on
-/// the version of macOS too: 21.3 of 32 GiB on an M2 Max (ollama, issue 434), 107.5 of 128 GiB on an M5 Max with macOS 26. This is no more
-/// than either; a limit that the user has raised (`iogpu.wired_limit_mb`) is not seen.
+/// Returns the part of unified memory that a GPU may use. wgpu does not report Metal's own figure (`recommendedMaxWorkingSetSize`), which depends on
+/// the version of macOS too: 21.3 of 32 GiB on an M2 Max (ollama, issue 434), 107.5 of 128 GiB on an M5 Max with macOS 26. The result exceeds
+/// neither; a limit that the user has raised (`iogpu.wired_limit_mb`) is not seen.
 pub(crate) fn unified_share(total_bytes: u64) -> u64 {
     if total_bytes < LARGE_UNIFIED { total_bytes / 3 * 2 } else { total_bytes / 4 * 3 }
 }

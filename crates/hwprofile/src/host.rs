@@ -1,6 +1,6 @@
-//! Asking about processor and memory: sysinfo, the standard library's feature detection, and sysfs for caches.
+//! Detection of processor and memory: sysinfo, the standard library's feature detection, and sysfs for caches.
 //!
-//! Trade-off: caches are known on Linux only, and NUMA nodes nowhere.
+//! Trade-off: caches are detected on Linux only, and NUMA nodes nowhere.
 
 use std::path::Path;
 use std::{env, fs, thread};
@@ -16,7 +16,7 @@ pub(crate) fn cpu(notes: &mut Vec<String>) -> Cpu {
     Cpu {
         name: cpu_name(notes),
         logical_cores,
-        // sysinfo counts the cores of the machine, also where this process may use only some of them.
+        // sysinfo counts the cores of the machine, even if this process may use only some of them.
         physical_cores: physical_cores.clamp(1, logical_cores),
         simd: SimdLevel::of(&features),
         features,
@@ -24,7 +24,7 @@ pub(crate) fn cpu(notes: &mut Vec<String>) -> Cpu {
     }
 }
 
-/// The data caches that the first core sees, nearest first, from a folder like `/sys/devices/system/cpu/cpu0/cache`.
+/// Reads the data caches of the first core, nearest first, from a folder like `/sys/devices/system/cpu/cpu0/cache`.
 fn caches(root: &Path) -> Vec<Cache> {
     let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
     let mut found: Vec<Cache> = entries.flatten().filter_map(|entry| cache(&entry.path())).collect();
@@ -51,7 +51,7 @@ fn cache(folder: &Path) -> Option<Cache> {
     })
 }
 
-/// How many processors a list like `0-3,8` names.
+/// Counts the processors in a list like `0-3,8`.
 fn cpus_in_list(list: &str) -> Option<usize> {
     let span = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -111,7 +111,7 @@ pub(crate) fn memory(notes: &mut Vec<String>) -> Memory {
     }
 }
 
-/// Limit of this process's cgroup, and the bytes of it that are in use and not mere file cache.
+/// Limit of this process's cgroup, and its bytes in use without the file cache.
 struct CgroupLimit {
     total_bytes: u64,
     used_bytes: u64,
@@ -124,7 +124,7 @@ fn cgroup(system: &mut System) -> Option<CgroupLimit> {
     Some(CgroupLimit { total_bytes: limits.total_memory, used_bytes: limits.rss })
 }
 
-/// File cache counts against a cgroup but is given back on demand, so what is available is the limit less what is resident.
+/// Applies a cgroup's limit. File cache counts against it but is freed on demand, so the limit less the resident bytes is available.
 fn within_limit(machine: Memory, limit: CgroupLimit, notes: &mut Vec<String>) -> Memory {
     if limit.total_bytes == 0 || limit.total_bytes >= machine.total_bytes {
         return machine;

@@ -1,16 +1,16 @@
-//! Ranges as users read them: one unit for both ends, and no more digits than a forecast supports.
+//! Formats ranges for users: one unit for both ends, and no more digits than a forecast supports.
 //!
 //! Trade-off: two significant digits hide a difference of a few percent; `plan.toml` has all digits.
 
 use crate::forecast::Range;
 
-/// `1.8 to 96`, or `10,700 to 586,000`: two significant digits, three from a hundred on. A single number where both ends read alike.
+/// Formats `1.8 to 96`, or `10,700 to 586,000`: two significant digits, three from a hundred on. Returns a single number if both ends read alike.
 pub fn human_range(range: Range) -> String {
     let [lower, upper] = [range.lower, range.upper].map(digits);
     if lower == upper { lower } else { format!("{lower} to {upper}") }
 }
 
-/// Seconds as `1.8 to 96 ms`, in the unit that suits the larger end, from milliseconds to days.
+/// Formats seconds as `1.8 to 96 ms`, in the unit that suits the larger end, from milliseconds to days.
 pub fn human_seconds(seconds: Range) -> String {
     let (per_second, unit) = match seconds.upper {
         upper if upper < 1.0 => (1e3, "ms"),
@@ -22,7 +22,7 @@ pub fn human_seconds(seconds: Range) -> String {
     format!("{} {unit}", human_range(seconds.times(per_second)))
 }
 
-/// An energy in kWh as `2.1 to 3.3 kWh`, or in Wh where that is less than one.
+/// Formats an energy in kWh as `2.1 to 3.3 kWh`, or in Wh if it is less than one.
 pub fn human_energy(kwh: Range) -> String {
     if kwh.upper < 1.0 { format!("{} Wh", human_range(kwh.times(1e3))) } else { format!("{} kWh", human_range(kwh)) }
 }
@@ -33,7 +33,7 @@ fn digits(value: f64) -> String {
     grouped(&rounded.to_string())
 }
 
-/// The digits of a number that is not negative, with separators of thousands before its point: `12,345.5`.
+/// Groups the digits of a nonnegative number by thousands before its point: `12,345.5`.
 pub fn grouped(ungrouped: &str) -> String {
     let whole = ungrouped.find('.').unwrap_or(ungrouped.len());
     let mut text = String::new();

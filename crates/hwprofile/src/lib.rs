@@ -32,7 +32,7 @@ pub use gpu::{Gpu, NvLinks, Pcie, Peer};
 pub use numa::NumaNode;
 pub use spec::AcceleratorSpec;
 
-/// What was found on this machine, or is known about a named one. A part that could not be asked is left out and named in `notes`.
+/// The detected hardware of this machine, or the known facts about a named one. `notes` names the parts that could not be detected.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HardwareProfile {
     /// Name of the machine in the table of accelerators; `None`: this machine.
@@ -43,15 +43,15 @@ pub struct HardwareProfile {
     pub memory: Memory,
     /// Accelerators; NVIDIA's first, in the order in which CUDA shows them to this process.
     pub gpus: Vec<Gpu>,
-    /// wgpu's adapters, where they were requested.
+    /// wgpu's adapters, if they were requested.
     pub adapters: Vec<Adapter>,
-    /// Peaks that were measured on this machine before, of its present devices and drivers.
+    /// Peaks that were measured on this machine before, for its present devices and drivers.
     pub measured: Vec<MeasuredPeaks>,
-    /// What could not be found out, and why; in sentences to print.
+    /// Failures of detection with their reasons, in sentences to print.
     pub notes: Vec<String>,
 }
 
-/// The host's memory, as far as this process may use it: a cgroup's limit counts where it is lower.
+/// The host's memory that this process may use: a lower cgroup limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Memory {
     /// Bytes in all.
@@ -61,8 +61,8 @@ pub struct Memory {
 }
 
 impl HardwareProfile {
-    /// Looks at this machine: some milliseconds, no GPU work, no network. Never fails and never panics: what cannot be
-    /// asked becomes a note.
+    /// Detects this machine: some milliseconds, no GPU work, no network. Never fails and never panics: everything that cannot be detected becomes a
+    /// note.
     pub fn detect() -> Self {
         let mut notes = Vec::new();
         let (cpu, memory) = (host::cpu(&mut notes), host::memory(&mut notes));
@@ -71,7 +71,7 @@ impl HardwareProfile {
         Self { named: None, cpu, memory, gpus, adapters: Vec::new(), measured: Vec::new(), notes }.with_measured_peaks()
     }
 
-    /// The same profile with the peaks that were kept of its devices.
+    /// Adds the peaks that were stored for its devices.
     fn with_measured_peaks(mut self) -> Self {
         self.measured =
             peaks::cache_folder().map_or_else(Vec::new, |folder| MeasuredPeaks::load_all(&folder, &mut self.notes));
@@ -80,25 +80,25 @@ impl HardwareProfile {
         self
     }
 
-    /// The peaks that a backend reached on a device, if they were measured. On a processor `device` is its [`peaks::processor_key`].
+    /// Returns the measured peaks of a backend on a device, if there are any. For a processor `device` is its [`peaks::processor_key`].
     pub fn measured_peaks(&self, backend: &str, device: &str) -> Option<&MeasuredPeaks> {
         self.measured.iter().find(|peaks| peaks.backend == backend && peaks.device == device)
     }
 
-    /// As [`detect`](Self::detect), with wgpu's adapters, through which Apple's and other GPUs are found. Loads the graphics drivers,
-    /// which may take a second; finds nothing more where this binary was built without wgpu.
+    /// Does the same as [`detect`](Self::detect) with wgpu's adapters, which show Apple's and other GPUs. Loads the graphics drivers, which may take
+    /// a second; finds nothing more if this binary was built without wgpu.
     pub fn detect_with_adapters() -> Self {
         let mut profile = Self::detect();
         profile.adapters = adapter::adapters();
         adapter::add(&mut profile.gpus, &profile.adapters, profile.memory, &mut profile.notes);
-        // Notes about unreadable files were made by `detect`.
+        // `detect` already added the notes about unreadable files.
         let known = profile.notes.len();
         let mut profile = profile.with_measured_peaks();
         profile.notes.truncate(known);
         profile
     }
 
-    /// A machine of which only these are stated, all of its memory free.
+    /// Describes a machine by these facts alone, with all its memory free.
     pub fn described(cores: usize, memory_bytes: u64, gpus: Vec<Gpu>) -> Self {
         Self {
             named: None,
@@ -111,8 +111,8 @@ impl HardwareProfile {
         }
     }
 
-    /// A machine with one accelerator of the table. Its host is not known: 16 cores and four times the accelerator's memory are assumed,
-    /// or the accelerator's own memory where that is unified.
+    /// Describes a machine with one accelerator of the table. Its host is unknown: 16 cores and four times the accelerator's memory are assumed, or
+    /// the accelerator's own memory if that is unified.
     pub fn of_machine(spec: &'static AcceleratorSpec) -> Self {
         const CORES: usize = 16;
         let gpu = Gpu::of_spec(spec);
@@ -127,7 +127,7 @@ impl HardwareProfile {
         profile
     }
 
-    /// The first NVIDIA card, which is CUDA's device 0.
+    /// Returns the first NVIDIA card, which is CUDA's device 0.
     pub fn cuda_card(&self) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.maker == spec::Maker::Nvidia)
     }

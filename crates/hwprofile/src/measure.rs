@@ -1,13 +1,11 @@
-//! How much memory this process holds, now and at its peak, and how long it has been running.
+//! Memory of this process, now and at its peak, and its running time.
 //!
-//! Linux counts pages per processor and adds up lazily, so a figure may be some hundred KiB off.
-//! Trade-off: on other systems the time before `main` is left out, since they do not report when a process began without further
-//! libraries.
+//! Linux counts pages per processor and sums them lazily, so a value may be off by some hundred KiB.
+//! Trade-off: other systems do not report the start of a process without further libraries, so there the time before `main` is left out.
 
 use std::time::{Duration, Instant};
 
-/// Counts from the start of the process, dynamic linking included, where the system says when that was; else from its own
-/// creation.
+/// Counts from the start of the process, dynamic linking included, if the system reports it; otherwise from its own creation.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessClock {
     created: Instant,
@@ -15,15 +13,15 @@ pub struct ProcessClock {
 }
 
 impl ProcessClock {
-    /// To be called first in `main`.
+    /// Starts the clock; call it first in `main`.
     pub fn start() -> Self {
-        // A container may be shown another machine's clock: a process that old is not at the start of its `main`.
+        // A container may see another machine's clock: a process this old is not at the start of its `main`.
         const OLDEST: Duration = Duration::from_secs(60);
         let before = process_age().filter(|&age| age < OLDEST).unwrap_or_default();
         Self { created: Instant::now(), before }
     }
 
-    /// Time since the process began, to a hundredth of a second.
+    /// Returns the time since the process began, to a hundredth of a second.
     pub fn elapsed(&self) -> Duration {
         self.before + self.created.elapsed()
     }
@@ -33,7 +31,7 @@ impl ProcessClock {
 #[cfg(target_os = "linux")]
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Time since the system started this process: `/proc/uptime` less field 22 of `/proc/self/stat` (proc_pid_stat(5)).
+/// Returns the time since the system started this process: `/proc/uptime` less field 22 of `/proc/self/stat` (proc_pid_stat(5)).
 #[cfg(target_os = "linux")]
 fn process_age() -> Option<Duration> {
     let uptime: f64 = std::fs::read_to_string("/proc/uptime").ok()?.split_whitespace().next()?.parse().ok()?;
@@ -48,7 +46,7 @@ fn process_age() -> Option<Duration> {
     None
 }
 
-/// Seconds of processor time of all threads of this process: fields 14 and 15 of `/proc/self/stat`. `None` on other systems.
+/// Returns the seconds of processor time of all threads of this process: fields 14 and 15 of `/proc/self/stat`. `None` on other systems.
 #[cfg(target_os = "linux")]
 pub fn process_cpu_seconds() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
@@ -57,18 +55,18 @@ pub fn process_cpu_seconds() -> Option<f64> {
     Some((ticks()? + ticks()?) / TICKS_PER_SECOND)
 }
 
-/// Seconds of processor time of all threads of this process. `None`: only Linux is asked.
+/// Returns the seconds of processor time of all threads of this process. `None`: only Linux is asked.
 #[cfg(not(target_os = "linux"))]
 pub fn process_cpu_seconds() -> Option<f64> {
     None
 }
 
-/// Bytes of this process in physical memory now. `None` where the system does not say.
+/// Returns the bytes of this process in physical memory now. `None` if the system does not report them.
 pub fn process_resident_bytes() -> Option<u64> {
     resident()
 }
 
-/// Most bytes that this process ever had in physical memory. Only Linux says; `None` elsewhere.
+/// Returns the peak of this process's bytes in physical memory. Linux only; `None` elsewhere.
 pub fn process_peak_resident_bytes() -> Option<u64> {
     peak()
 }
@@ -83,7 +81,7 @@ fn peak() -> Option<u64> {
     status_bytes("VmHWM:")
 }
 
-/// A line of `/proc/self/status`, which counts in units of 1024 bytes (proc_pid_status(5)).
+/// Reads a line of `/proc/self/status`, which counts in units of 1024 bytes (proc_pid_status(5)).
 #[cfg(target_os = "linux")]
 fn status_bytes(key: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;

@@ -1,7 +1,8 @@
 //! The memory that a run needs, as lines with reasons.
 //!
-//! Each backend states its own lines next to the code that allocates (`firebrick-kernels`); here is only what a line and an estimate
-//! are, and how bytes are written.
+//! Each backend states its own lines next to the code that allocates (`firebrick-kernels`); here are only the types of a line and an estimate, and
+//! the formatting of bytes.
+//! Trade-off: a line's name is a fixed string, so that plans and tests can search for it.
 //! Trade-off: a line's name is a fixed string, so that plans and tests can ask for it.
 
 use serde::Serialize;
@@ -9,37 +10,37 @@ use serde::Serialize;
 /// One part of an estimate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryLine {
-    /// What it is.
+    /// Name of the allocation.
     pub what: &'static str,
-    /// How much.
+    /// Its size.
     pub bytes: u64,
     /// The arithmetic, in words.
     pub why: String,
 }
 
-/// What a run needs at its peak.
+/// Memory of a run at its peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryEstimate {
-    /// Which moment this is.
+    /// The moment of the peak.
     pub peak: &'static str,
-    /// Parts that exist at the same time where the tensors live, none of them empty.
+    /// Parts that exist at the same time in the memory of the tensors, none of them empty.
     pub lines: Vec<MemoryLine>,
-    /// Parts in host memory in addition, none of them empty.
+    /// Additional parts in host memory, none of them empty.
     pub host_lines: Vec<MemoryLine>,
 }
 
 impl MemoryEstimate {
-    /// All lines together, without those in host memory.
+    /// Returns all lines together, without those in host memory.
     pub fn total_bytes(&self) -> u64 {
         sum(&self.lines)
     }
 
-    /// What host memory holds in addition to the device.
+    /// Sums the parts in host memory.
     pub fn host_bytes(&self) -> u64 {
         sum(&self.host_lines)
     }
 
-    /// The line to shrink first.
+    /// Returns the line to shrink first.
     pub fn largest(&self) -> Option<&MemoryLine> {
         self.lines.iter().max_by_key(|line| line.bytes)
     }
@@ -49,7 +50,7 @@ fn sum(lines: &[MemoryLine]) -> u64 {
     lines.iter().map(|line| line.bytes).sum()
 }
 
-/// `1610612736` as `1.50 GiB`: three digits, the largest unit that leaves one before the point.
+/// Formats `1610612736` as `1.50 GiB`: three digits, in the largest unit with at least one before the point.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;

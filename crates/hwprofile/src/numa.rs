@@ -1,13 +1,13 @@
-//! Which NUMA node a PCI device is on, and which processors are near it, as Linux says in sysfs.
+//! NUMA nodes of PCI devices and the processors near them, from Linux's sysfs.
 //!
-//! A machine with several sockets has memory and PCI slots on each of them; a copy between a card and the memory of another socket crosses
-//! the link between the sockets.
-//! Trade-off: Linux only; elsewhere, and in virtual machines that do not say, a device has no node.
+//! A machine with several sockets has memory and PCI slots on each of them; a copy between a card and the memory of another socket crosses the link
+//! between the sockets.
+//! Trade-off: Linux only; elsewhere, and in virtual machines that hide it, a device has no node.
 
 use std::fs;
 use std::path::Path;
 
-/// Where Linux lists PCI devices.
+/// Linux's folder of PCI devices.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 
 /// A NUMA node.
@@ -15,12 +15,12 @@ const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 pub struct NumaNode {
     /// Its number.
     pub id: u32,
-    /// Processors of the node, as numbers of the system, ascending.
+    /// Processors of the node, by the system's numbers, ascending.
     pub processors: Vec<usize>,
 }
 
 impl NumaNode {
-    /// The node of the PCI device at `bus_id`, such as `0000:18:00.0`; `None` where the system does not say.
+    /// Returns the node of the PCI device at `bus_id`, such as `0000:18:00.0`; `None` if the system does not report it.
     pub fn of_pci_device(bus_id: &str) -> Option<Self> {
         Self::of_listed(Path::new(PCI_DEVICES), bus_id)
     }
@@ -34,7 +34,7 @@ impl NumaNode {
     }
 }
 
-/// Numbers of a list such as `0-15,32-47`.
+/// Parses a list such as `0-15,32-47`.
 fn parse_list(list: &str) -> Option<Vec<usize>> {
     let mut numbers = Vec::new();
     for part in list.split(',').filter(|part| !part.is_empty()) {

@@ -1,7 +1,7 @@
-//! Peak rates that were measured on this machine, kept from one process to the next: `profile --measure` writes them, plans read them.
+//! Measured peak rates of this machine, stored between processes: `profile --measure` writes them, plans read them.
 //!
 //! One JSON file per backend, device and driver in `firebrick/peaks` in the user's cache folder, so that a new driver is measured again.
-//! Trade-off: a card whose power limit or clocks were changed since keeps its old peaks until it is measured again.
+//! Trade-off: if the power limit or clocks of a card change, its old peaks stay until it is measured again.
 
 use std::fs;
 use std::io;
@@ -16,16 +16,16 @@ use crate::spec::MathFormat;
 /// The rate of large GEMMs in a format.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredGemm {
-    /// What they multiply.
+    /// Format of the operands.
     pub format: MathFormat,
     /// 1e12 operations per second.
     pub tflops: f64,
 }
 
-/// What a backend reached on a device.
+/// The measured peaks of a backend on a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredPeaks {
-    /// Backend that computed: `cuda`, `wgpu`, `candle`, `flex`.
+    /// The backend: `cuda`, `wgpu`, `candle`, `flex`.
     pub backend: String,
     /// Name of the device.
     pub device: String,
@@ -33,21 +33,21 @@ pub struct MeasuredPeaks {
     pub driver: String,
     /// When, in seconds since 1970.
     pub measured_at: u64,
-    /// Rows, columns and length of the sums of the GEMMs.
+    /// Size of the square GEMMs: rows, columns and inner dimension.
     pub gemm_size: usize,
-    /// GEMMs, one entry per format that the backend multiplies there.
+    /// GEMMs, one entry per format that the backend supports there.
     pub gemms: Vec<MeasuredGemm>,
     /// Memory traffic of a copy-like pass, 1e12 bytes per second, reads and writes together.
     pub copy_tb_s: f64,
 }
 
 impl MeasuredPeaks {
-    /// The rate in a format, 1e12 operations per second; `None`: not measured.
+    /// Returns the rate in a format, 1e12 operations per second; `None`: not measured.
     pub fn rate(&self, format: MathFormat) -> Option<f64> {
         self.gemms.iter().find(|gemm| gemm.format == format).map(|gemm| gemm.tflops)
     }
 
-    /// Rates for GEMMs in a format, with attention at a share of them. `None`: that format was not measured.
+    /// Returns the rates for GEMMs in a format, with attention at a share of them. `None`: that format was not measured.
     pub fn rates(&self, format: MathFormat, attention_share: f64) -> Option<Rates> {
         let flops = self.rate(format)? * 1e12;
         Some(Rates {
@@ -59,7 +59,7 @@ impl MeasuredPeaks {
         })
     }
 
-    /// Keeps them in a folder, in place of earlier ones of the same key. Returns the file.
+    /// Stores the peaks in a folder, in place of earlier ones with the same key. Returns the file.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -71,12 +71,12 @@ impl MeasuredPeaks {
             word.split('-').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
         };
         let path = folder.join(format!("{}_{}_{}.json", word(&self.backend), word(&self.device), word(&self.driver)));
-        // Another process may read it at this moment.
+        // Another process may be reading the file.
         firebrick_files::write(&path, serde_json::to_string_pretty(self)? + "\n")?;
         Ok(path)
     }
 
-    /// All that were kept in a folder; a file that cannot be read becomes a note.
+    /// Reads all peaks in a folder; a file that cannot be read becomes a note.
     pub fn load_all(folder: &Path, notes: &mut Vec<String>) -> Vec<Self> {
         let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
         let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -90,7 +90,7 @@ impl MeasuredPeaks {
         paths.iter().filter_map(read).collect()
     }
 
-    /// Whether they are of a device of this machine, under its present driver.
+    /// Returns whether the peaks belong to a device of this machine, under its present driver.
     pub fn is_of(&self, profile: &HardwareProfile) -> bool {
         let is_card = || profile.gpus.iter().any(|gpu| gpu.name == self.device && gpu.driver_version == self.driver);
         let is_adapter =
@@ -99,12 +99,12 @@ impl MeasuredPeaks {
     }
 }
 
-/// The name under which the peaks of this machine's processor are kept: they depend on the threads that a process may use.
+/// Returns the key of the peaks of this machine's processor, which depend on the threads that a process may use.
 pub fn processor_key(profile: &HardwareProfile) -> String {
     format!("{}, {} threads", profile.cpu.name, profile.cpu.logical_cores)
 }
 
-/// Where peaks are kept. `None`: the user has no cache folder.
+/// Returns the folder of the stored peaks. `None`: the user has no cache folder.
 pub fn cache_folder() -> Option<PathBuf> {
     firebrick_files::cache_folder("peaks")
 }

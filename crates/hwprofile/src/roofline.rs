@@ -1,4 +1,4 @@
-//! How long a piece of work must take: the time that arithmetic needs, and the time that memory traffic needs, at given rates.
+//! Roofline bounds on the time of some work: the time of its arithmetic, and the time of its memory traffic, at given rates.
 //!
 //! ```text
 //! t_math   = GEMM operations / GEMM rate + those in FP8 / their rate + attention operations / attention rate
@@ -7,14 +7,14 @@
 //! upper    = t_math + t_memory        nothing overlaps: a good implementation is not slower
 //! ```
 //!
-//! Trade-off: launch overheads, caches and communication between devices are left out. A bound is as good as its rates: use measured
-//! ones where there is time to measure. The work of a training step is counted in `firebrick-kernels`.
+//! Trade-off: launch overheads, caches and communication between devices are left out. A bound is as good as its rates: use measured ones if there is
+//! time to measure. `firebrick-kernels` counts the work of a training step.
 
 use serde::Serialize;
 
 use crate::spec::{AcceleratorSpec, MathFormat};
 
-/// Where rates come from.
+/// Origin of rates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RateSource {
@@ -24,23 +24,23 @@ pub enum RateSource {
     Spec,
 }
 
-/// What a device does per second.
+/// Rates of a device per second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rates {
     /// Operations per second in GEMMs.
     pub matmul_flops_per_s: f64,
-    /// Operations per second in GEMMs of 8-bit floats; the same where the device has none.
+    /// Operations per second in GEMMs of 8-bit floats; equal to the other GEMMs if the device has none.
     pub fp8_flops_per_s: f64,
     /// Operations per second in the GEMMs of attention.
     pub attention_flops_per_s: f64,
     /// Bytes per second to and from memory.
     pub bytes_per_s: f64,
-    /// Where the numbers come from.
+    /// Origin of the numbers.
     pub source: RateSource,
 }
 
 impl Rates {
-    /// The maker's peaks in `format`, attention included. `None`: the accelerator has no such unit.
+    /// Returns the maker's peaks in `format`, attention included. `None`: the accelerator has no such unit.
     pub fn of_spec(spec: &AcceleratorSpec, format: MathFormat) -> Option<Self> {
         let flops = spec.rate(format)?.value * 1e12;
         Some(Self {
@@ -52,7 +52,7 @@ impl Rates {
         })
     }
 
-    /// The higher of each of two rates, as what no implementation exceeds.
+    /// Returns the higher of each pair of rates, as a limit that no implementation exceeds.
     pub fn or_faster(self, other: Self) -> Self {
         Self {
             matmul_flops_per_s: self.matmul_flops_per_s.max(other.matmul_flops_per_s),
@@ -63,7 +63,7 @@ impl Rates {
         }
     }
 
-    /// These rates with a share of each kind of arithmetic, and of the bandwidth.
+    /// Scales each kind of arithmetic and the bandwidth by a share.
     pub fn at_shares(self, matmul: f64, fp8: f64, attention: f64, memory: f64) -> Self {
         Self {
             matmul_flops_per_s: self.matmul_flops_per_s * matmul,
@@ -75,7 +75,7 @@ impl Rates {
     }
 }
 
-/// What a piece of work consists of.
+/// Operations and bytes of some work.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Work {
     /// Operations in GEMMs of the compute format.
@@ -89,13 +89,13 @@ pub struct Work {
 }
 
 impl Work {
-    /// Part of the operations that are in GEMMs of 8-bit floats.
+    /// Returns the fraction of the operations that are in GEMMs of 8-bit floats.
     pub fn fp8_share(&self) -> f64 {
         self.fp8_flops / (self.matmul_flops + self.fp8_flops + self.attention_flops)
     }
 }
 
-/// What binds a piece of work.
+/// The resource that limits some work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
@@ -117,7 +117,7 @@ pub struct RooflineTime {
 }
 
 impl RooflineTime {
-    /// The time of `work` at `rates`.
+    /// Computes the time of `work` at `rates`.
     pub fn of(work: &Work, rates: &Rates) -> Self {
         Self {
             t_math: work.matmul_flops / rates.matmul_flops_per_s
@@ -128,24 +128,24 @@ impl RooflineTime {
         }
     }
 
-    /// Seconds if all traffic hides behind arithmetic, or the other way round.
+    /// Returns the time in seconds if arithmetic hides all traffic, or the other way round.
     pub fn lower(&self) -> f64 {
         self.t_math.max(self.t_memory)
     }
 
-    /// Seconds if nothing overlaps.
+    /// Returns the time in seconds if nothing overlaps.
     pub fn upper(&self) -> f64 {
         self.t_math + self.t_memory
     }
 
-    /// The larger of the two.
+    /// Returns the resource with the longer time.
     pub fn bound(&self) -> Bound {
         if self.t_math >= self.t_memory { Bound::Math } else { Bound::Memory }
     }
 }
 
-/// Model FLOPs utilization: progress per second over what the matrix unit could do. `flops_per_token` are the operations that MFU counts
-/// (`firebrick_arch::ModelSpec::model_flops_per_token`: recomputation is not progress), `tokens_per_s` counts all tokens.
+/// Computes the model FLOPs utilization: progress per second over the peak rate of the matrix unit. `flops_per_token` are the operations that MFU
+/// counts (`firebrick_arch::ModelSpec::model_flops_per_token`: recomputation is not progress), `tokens_per_s` counts all tokens.
 pub fn model_flops_utilization(flops_per_token: f64, tokens_per_s: f64, rates: &Rates) -> f64 {
     flops_per_token * tokens_per_s / rates.matmul_flops_per_s
 }

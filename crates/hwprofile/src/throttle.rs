@@ -1,10 +1,10 @@
-//! What holds the clocks of a card down.
+//! Reasons for low clocks of a card.
 //!
-//! Trade-off: what drivers distinguish further (heat of chip or memory, seen by hardware or driver) is one reason here.
+//! Trade-off: finer distinctions of the drivers (heat of chip or memory, seen by hardware or driver) are one reason here.
 
 use serde::{Deserialize, Serialize};
 
-/// Why a card runs below its highest clocks.
+/// A reason for clocks below the card's maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Throttle {
@@ -24,7 +24,7 @@ pub enum Throttle {
 }
 
 impl Throttle {
-    /// Name to print.
+    /// Returns the name to print.
     pub fn name(self) -> &'static str {
         match self {
             Self::PowerCap => "power cap",

@@ -1,8 +1,8 @@
-//! How each kind of hardware is programmed and started: `get_optimal_config` and its table, `HARDWARE_CONFIGS`.
+//! Programming and start settings for each kind of hardware: `get_optimal_config` and its table, `HARDWARE_CONFIGS`.
 //!
-//! `use_*`, `tile_size`, `precision`, `batch_size` and `enable_compression` are what suits the hardware in general, whatever framework runs
-//! there; the other fields say what this framework does there. Where the two differ, `notes` says why.
-//! Trade-off: a start is where a search begins, not its result: the plan checks memory, and `train bench` measures.
+//! `use_*`, `tile_size`, `precision`, `batch_size` and `enable_compression` suit the hardware in general, in any framework; the other fields describe
+//! this framework. If the two differ, `notes` says why.
+//! Trade-off: these are start values for a search, not its result: the plan checks memory, and `train bench` measures.
 
 use std::sync::LazyLock;
 
@@ -34,7 +34,7 @@ pub struct PaddingRule {
     pub width: usize,
 }
 
-/// How one kind of hardware is programmed and started.
+/// Programming and start settings for one kind of hardware.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HardwareConfig {
@@ -42,33 +42,33 @@ pub struct HardwareConfig {
     pub kind: HardwareKind,
     /// Fused attention to prefer there.
     pub use_flash_attention: FlashAttention,
-    /// Whether FP8 products are worth it for training there; [`HardwareKind::has_fp8`] says whether there are any.
+    /// Whether FP8 matmuls are worth it for training there; [`HardwareKind::has_fp8`] says whether the hardware has them.
     pub use_fp8: bool,
-    /// Whether FP4 products are worth it (for inference).
+    /// Whether FP4 matmuls are worth it (for inference).
     pub use_fp4: bool,
-    /// Side of the output tile of a matrix product that suits its shared memory.
+    /// Side of the output tile of a matmul that suits its shared memory.
     pub tile_size: usize,
-    /// Format to prefer there, to print: `Fp8`, `Bf16`, `Fp16` or `Fp32`.
+    /// Preferred format, to print: `Fp8`, `Bf16`, `Fp16` or `Fp32`.
     pub precision: String,
-    /// Batch that suits it in general, in short rows.
+    /// Batch size that suits it in general, for short sequences.
     pub batch_size: usize,
-    /// Whether data are decompressed by the accelerator.
+    /// Whether the accelerator decompresses data.
     pub enable_compression: bool,
     /// Attention that this framework runs there.
     pub attention_here: String,
-    /// Attention that it runs there on documents of several lengths: cuDNN takes those on data center GPUs since Hopper alone.
+    /// Attention that this framework runs there on documents of several lengths: among data center GPUs, cuDNN supports those from Hopper on.
     pub packed_attention_here: String,
-    /// Format that this framework computes in there, to print: `Bf16` or `Fp32`.
+    /// Compute format of this framework there, to print: `Bf16` or `Fp32`.
     pub compute_here: String,
     /// Rows of 4,096 tokens to start with.
     pub micro_batch_start: usize,
     /// Padding.
     pub padding: PaddingRule,
-    /// Why what runs here differs from what suits the hardware, and what else to know.
+    /// Why the settings of this framework differ from the general ones, and further remarks.
     pub notes: String,
 }
 
-/// The configuration of a kind of hardware. Every kind has one; that of an NVIDIA card follows from its compute capability
+/// Returns the configuration of a kind of hardware. Every kind has one; that of an NVIDIA card follows from its compute capability
 /// ([`HardwareKind::of_compute_capability`]).
 pub fn get_optimal_config(kind: HardwareKind) -> &'static HardwareConfig {
     // Invariant: a test finds every kind in the table.
@@ -138,7 +138,7 @@ mod tests {
         for spec in AcceleratorSpec::all() {
             let config = get_optimal_config(spec.kind);
             assert!(!config.use_fp8 || spec.has(Feature::Fp8), "{}", spec.name);
-            // Of Google's the v5p alone states such a rate, and nothing runs there.
+            // Among Google's, only the v5p has a documented rate, and nothing runs there.
             let is_tpu = spec.kind == HardwareKind::Tpu;
             assert!(is_tpu || spec.kind.has_fp8() == spec.has(Feature::Fp8), "{}", spec.name);
             assert!(!config.enable_compression || spec.has(Feature::DecompressionEngine), "{}", spec.name);

@@ -1,4 +1,4 @@
-//! docs/hardware.md says what the tables say. `UPDATE_GOLDEN=1 cargo test -p firebrick-hwprofile` writes it.
+//! Checks that docs/hardware.md equals the tables. `UPDATE_GOLDEN=1 cargo test -p firebrick-hwprofile` writes it.
 //!
 //! Trade-off: the page repeats the tables, because they are long to read in code.
 

@@ -1,4 +1,4 @@
-//! What follows from NVML's answers, tested with a recording of one card (`recorded/record.py` has the calls).
+//! Tests what follows from NVML's answers, with a recording of one card (`recorded/record.py` has the calls).
 //!
 //! Trade-off: partitions, NVLinks and a second card are added to the recording by hand, because that machine had none.
 
@@ -43,7 +43,7 @@ fn clocks_of_the_recording_give_the_peaks_of_the_table() {
     assert_eq!(derived.kind, row.kind);
     let bandwidth = derived.bandwidth_tb_s.value / row.bandwidth_tb_s.value;
     assert!((bandwidth - 1.0).abs() < 0.01, "{bandwidth}");
-    // The driver's largest clock is above the one that the maker counts with.
+    // The driver's maximum clock is above the one in the maker's figure.
     let bf16 = derived.rates.bf16.value / row.rates.bf16.value;
     assert!((1.0..1.1).contains(&bf16), "{bf16}");
     assert!(notes.iter().any(|note| note.contains("compute capability")), "{notes:?}");

@@ -1,6 +1,6 @@
-//! Sampling through the calls of NVML, with a library of fixed answers (`fake_nvml.c`) in the driver's place.
+//! Tests sampling through NVML's calls, with a library of fixed answers (`fake_nvml.c`) in place of the driver's.
 //!
-//! Trade-off: it answers as the header says that a driver does; what a real one does is tested on a card (`tests/tests/gpu.rs`).
+//! Trade-off: the library answers as NVML's header documents; a real driver is tested on a card (`tests/tests/gpu`).
 #![cfg(unix)]
 
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ fn library(folder: &tempfile::TempDir) -> PathBuf {
     path
 }
 
-/// The reading of two looks at a card, and the notes.
+/// Returns the reading of two samples of a card, and the notes.
 fn watch(uuid: &str) -> (Usage, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let library = Some(library(&folder));
@@ -44,7 +44,7 @@ fn a_hopper_card_reports_the_counters_of_gpm() {
     assert!((read(Gauge::PcieTxGbS) - 1.048_576).abs() < 1e-9 && (read(Gauge::PcieRxGbS) - 2.097_152).abs() < 1e-9);
     assert_eq!(usage.get(Gauge::NvlinkTxGbS), None, "a counter that is not supported is left out");
     assert_eq!(usage.get(Gauge::MemoryBusy), None, "bandwidth is counted, so the older figure is not needed");
-    // The fake adds 250 J per question: one at the start, one per look.
+    // The fake adds 250 J per call: one at the start, one per sample.
     assert!(read(Gauge::EnergyJ) >= 500.0 && read(Gauge::EnergyJ) % 250.0 == 0.0);
     assert_eq!(usage.throttle().iter().copied().collect::<Vec<_>>(), [Throttle::PowerCap]);
     assert!(notes.is_empty(), "{notes:?}");

@@ -15,9 +15,8 @@ use crate::linear::Linear;
 use crate::peft::{self, LoraConfig, TensorF32};
 
 impl<B: Kernels> Decoder<B> {
-    /// Computes what follows from the trained parameters: the norms that DoRA's magnitudes stand over, and the rows of embedding and head that
-    /// train alone in the format of their tables. After every change of them, so once per optimizer step. Where ranks divide weights, all of them
-    /// call it together. Nothing is waited for.
+    /// Computes the norms in DoRA's denominator, and the copies of trained embedding and head rows in the format of their tables. Call it after every
+    /// change of the trained parameters, so once per optimizer step; if ranks divide weights, all of them call it together. It waits for nothing.
     pub fn refresh_adapter(&mut self) {
         if let Some(rows) = &self.embed_rows {
             rows.write_to(&mut self.embed_tokens);
@@ -47,7 +46,7 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Sets DoRA's magnitudes to the norms of their rows: a start that leaves every output as it is.
+    /// Sets DoRA's magnitudes to the norms of their rows, so that every output stays as it is.
     pub(crate) fn start_magnitudes(&mut self) {
         self.refresh_norms();
         for linear in self.layers.iter_mut().flat_map(|layer| layer.linears_mut()) {
@@ -58,7 +57,7 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Replaces the values of the model's LoRA pairs and of what trains whole by those of a PEFT adapter folder.
+    /// Replaces the values of the model's LoRA pairs and of modules that train whole by those of a PEFT adapter folder.
     ///
     /// # Errors
     /// A folder that is not a readable adapter, or one whose modules or ranks are not the ones this model was built with.
@@ -97,8 +96,8 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Writes the model's LoRA pairs and what trains whole as a PEFT adapter folder for the original base, each file replacing an earlier one only once it is on disk. With
-    /// companions the folder also holds tokenizer, chat template, generation settings and license: all that a prompt needs.
+    /// Writes LoRA pairs and modules that train whole as a PEFT adapter folder for the original base. Each file replaces an earlier one only once it
+    /// is on disk. With companions the folder also holds tokenizer, chat template, generation settings and license: all that a prompt needs.
     ///
     /// # Errors
     /// The folder cannot be written, or a companion cannot be read.

@@ -1,8 +1,7 @@
-//! The files that travel with saved weights, so that other programs use them as they were trained: tokenizer, chat template,
-//! settings of chats and of generation, license.
+//! The files that other programs need to use saved weights as they were trained: tokenizer, chat template, settings of chats and of generation,
+//! license.
 //!
-//! They come from the model's folder, byte for byte, except what training has changed: the chat template where the run had another
-//! one, and the tokens that end a text.
+//! They are copied from the model's folder byte for byte, except for changes by training: another chat template, and more end-of-text tokens.
 //! Trade-off: each file is held in memory while it is copied; a tokenizer has 20 MB at most.
 
 use std::collections::BTreeMap;
@@ -20,21 +19,21 @@ use serde_json::{Map, Value, json, to_string_pretty};
 
 use crate::error::ModelError;
 
-/// What is saved next to trained weights.
+/// Files and settings that are saved next to trained weights.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Companions {
     /// The folder of the model that was trained.
     pub from: PathBuf,
-    /// The chat template that it was trained with, if that is none of the folder's own.
+    /// The chat template of the training, if it is none of the folder's own.
     pub chat_template: Option<String>,
-    /// What [`CHAT_SETTINGS_FILE`] says; nothing is written if it is empty.
+    /// The contents of [`CHAT_SETTINGS_FILE`], which is not written if they are empty.
     pub chat_settings: Map<String, Value>,
-    /// The text of files of the tokenizer that training has changed, by name: instead of the folder's.
+    /// The tokenizer files that training has changed, as text by name: they replace the folder's.
     pub tokenizer: BTreeMap<String, String>,
 }
 
 impl Companions {
-    /// The files of the tokenizer in an adapter's folder, which may have tokens that its base lacks; none where it has no tokenizer.
+    /// Reads the tokenizer files of an adapter's folder, which may have tokens that its base lacks; empty if it has no tokenizer.
     ///
     /// # Errors
     /// A file that cannot be read.
@@ -47,7 +46,7 @@ impl Companions {
         there.map(|file| Ok((file.to_owned(), read_text(&adapter.join(file))?))).collect()
     }
 
-    /// Writes the files into `to`. The generation settings name `eos_token_ids` in addition to those they had.
+    /// Writes the files into `to`. The generation settings name `eos_token_ids` in addition to those already there.
     pub(crate) fn write(&self, to: &Path, eos_token_ids: &[u32]) -> Result<(), ModelError> {
         for file in TOKENIZER_FILES {
             self.copy(file, to)?;
@@ -77,7 +76,7 @@ impl Companions {
         write_file(&to.join(file), read(&path).map_err(ModelError::io("read", &path))?)
     }
 
-    /// The names of the files that state the model's terms.
+    /// Returns the names of the files that state the model's terms.
     fn terms(&self) -> Result<Vec<String>, ModelError> {
         let listed = read_dir(&self.from).map_err(ModelError::io("list", &self.from))?;
         let names = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -102,7 +101,7 @@ impl Companions {
         Ok(())
     }
 
-    /// Writes a template for old and new readers; those of the folder would take precedence or contradict it, and stay behind.
+    /// Writes a template for old and new readers. The folder's own files are not copied: they would take precedence or contradict it.
     fn write_template(&self, to: &Path, template: &str) -> Result<(), ModelError> {
         write_file(&to.join(CHAT_TEMPLATE_FILE), template)?;
         let path = self.from.join(TOKENIZER_CONFIG_FILE);
@@ -126,7 +125,7 @@ impl Companions {
             return self.copy(GENERATION_CONFIG_FILE, to);
         }
         let config = if path.is_file() { parse_object(&read_text(&path)?, &path)? } else { Map::new() };
-        // Readers may replace settings that carry this mark by those of config.json.
+        // Readers may replace settings with this mark by those of config.json.
         let mut config: Map<_, _> = config.into_iter().filter(|(key, _)| key != "_from_model_config").collect();
         let value = if let [only] = ids[..] { json!(only) } else { json!(ids) };
         config.insert("eos_token_id".to_owned(), value);

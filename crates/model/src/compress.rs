@@ -1,8 +1,8 @@
-//! Model folders with compressed weights, and back: byte for byte what they were.
+//! Compresses the weights of model folders, and restores them byte for byte.
 //!
-//! Every `X.safetensors` becomes `X.safetensors.zst` or `.lz4` (weights/compressed.rs); all other files are copied. Such a folder is read
-//! as it is.
-//! Trade-off: folders inside of the folder are not copied, except further chat templates; what was left out is returned.
+//! Every `X.safetensors` becomes `X.safetensors.zst` or `.lz4` (weights/compressed.rs); all other files are copied. Such a folder can be read without
+//! decompressing it first.
+//! Trade-off: subfolders are not copied, except further chat templates; the report lists them.
 
 use std::fs::{copy, create_dir, read_dir};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -20,7 +20,7 @@ use crate::weights::compressed::{
 };
 use crate::weights::{Codec, HfFolder, Shard, write_folder};
 
-/// What was written.
+/// The result of compressing or restoring a folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompressReport {
     /// Weight files.
@@ -29,7 +29,7 @@ pub struct CompressReport {
     pub read: u64,
     /// Their bytes after.
     pub written: u64,
-    /// Folders inside of the folder that were not copied.
+    /// Subfolders that were not copied.
     pub left_out: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ pub fn compress_folder(from: &Path, to: &Path, codec: Codec) -> Result<CompressR
     })
 }
 
-/// Writes the model of the folder `from` to the new folder `to` with its weights as they were before they were compressed.
+/// Writes the model of the folder `from` to the new folder `to` with its weights restored from their compressed form.
 ///
 /// # Errors
 /// A folder that cannot be read, a damaged block, or `to` that holds something.
@@ -67,7 +67,7 @@ pub fn decompress_folder(from: &Path, to: &Path) -> Result<CompressReport, Model
     })
 }
 
-/// Copies a folder; `convert` writes the files that it knows, by their path, their name and the new folder.
+/// Copies a folder. `convert` writes the files that it knows, given their path, their name and the new folder.
 fn convert_folder(
     from: &Path,
     to: &Path,
@@ -97,7 +97,7 @@ fn convert_folder(
     Ok(report)
 }
 
-/// Bytes of the weight files of a folder.
+/// Sums the bytes of the weight files of a folder.
 fn written(dir: &Path) -> Result<u64, ModelError> {
     let mut total = 0;
     for entry in read_dir(dir).map_err(ModelError::io("list", dir))? {
@@ -160,11 +160,11 @@ fn compress_file(from: &Path, to: &Path, codec: Codec) -> Result<(), ModelError>
     file.seek(SeekFrom::Start(0)).map_err(failed())?;
     [&head, prefix, &table].into_iter().try_for_each(|part| file.write_all(part)).map_err(failed())?;
     file.commit().map_err(failed())?;
-    // A file that its reader refuses must not replace what it was made from.
+    // A file that its reader refuses must not replace its source.
     Shard::open(to).map(|_| ())
 }
 
-/// Reads chunks, and compresses each on its own thread.
+/// Reads chunks and compresses each on its own thread.
 fn compress_chunks(reader: &mut impl Read, chunks: &[Chunk], codec: Codec) -> std::io::Result<Vec<Packed>> {
     let mut read = Vec::with_capacity(chunks.len());
     for chunk in chunks {
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use crate::weights::{INDEX_FILE, TensorInfo, WEIGHTS_FILE, write_safetensors};
 
-    /// A folder with tensors of every element size, one of them larger than a chunk, in one shard or with an index.
+    /// Returns a folder with tensors of every element size, one of them larger than a chunk, in one shard or with an index.
     fn folder(sharded: bool) -> (TempDir, PathBuf) {
         let temp = tempdir().unwrap();
         let dir = temp.path().join("model");

@@ -1,4 +1,4 @@
-//! The decoder, and how a token becomes a gradient: forward, loss and backward as three public calls.
+//! The decoder: forward, loss and backward as three public calls.
 //!
 //! ```text
 //! let (hidden, tape) = model.forward(&batch, pass);
@@ -6,10 +6,9 @@
 //! model.backward(tape, loss.d_hidden_nd, &mut sink);
 //! ```
 //!
-//! A caller opens one section around the three ([`Decoder::loss_and_gradients`] does). Any other loss is a function from the hidden
-//! states to their gradient. Peak memory is what the recompute policy saves of each layer, plus one layer.
-//! Parameters carry Hugging Face's names.
-//! Trade-off: one kind of decoder, layers one after another; what a family adds has to be a field of `ModelSpec`.
+//! A caller opens one section around the three ([`Decoder::loss_and_gradients`] does). A custom loss is a function from the hidden states to their
+//! gradient. Peak memory is what the recompute policy saves of each layer, plus one layer. Parameters carry Hugging Face's names.
+//! Trade-off: there is one kind of decoder, layers one after another; anything that a family adds has to be a field of `ModelSpec`.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +29,7 @@ use crate::norm::Norm;
 use crate::pass::{BackwardItems, PassOptions, SavedLayer, backward_layer, forward_layer};
 use crate::token_rows::TokenRows;
 
-/// How the cross entropy over the vocabulary is computed.
+/// Settings of the cross entropy over the vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossOptions {
     /// Rows of logits that exist at a time.
@@ -38,7 +37,7 @@ pub struct LossOptions {
     /// Factor of the gradients: usually one over the loss tokens of the whole step, so that micro-batches add up to the mean. `None`: the
     /// loss only.
     pub gradient_scale: Option<f64>,
-    /// Whether the log-probability of each target is returned.
+    /// Whether to return the log-probability of each target.
     pub log_probs: bool,
 }
 
@@ -47,7 +46,7 @@ pub struct LossOptions {
 pub struct MicroBatch<B: Kernels> {
     /// Token ids, `[n]`.
     pub ids_n: Tensor<B, 1, Int>,
-    /// Which of the embedding's rows that train alone each token is, -1 for none, `[n]`; `None` where there are none.
+    /// For each token the index of its row among the embedding's trained rows, -1 if it has none, `[n]`; `None` if no rows train.
     pub slots_n: Option<Tensor<B, 1, Int>>,
     /// Document boundaries and rotary angles.
     pub context: Context<B>,
@@ -66,7 +65,7 @@ pub struct Loss<B: Kernels> {
     pub d_hidden_nd: Option<Tensor<B, 2>>,
 }
 
-/// What a forward pass leaves for its backward.
+/// The state that a forward pass leaves for its backward.
 pub struct Tape<B: Kernels> {
     saved: Vec<Option<SavedLayer<B>>>,
     /// The last layer's output: the final norm's input.
@@ -83,7 +82,7 @@ pub struct Decoder<B: Kernels> {
     /// The model's own description.
     pub config: ModelConfig,
     pub(crate) embed_tokens: Base<B>,
-    /// Rows of it that train alone; of the head too, where that is tied.
+    /// Rows of the embedding that train alone; also the head's if it is tied.
     pub(crate) embed_rows: Option<TokenRows<B>>,
     pub(crate) layers: Vec<Layer<B>>,
     pub(crate) norm: Norm<B>,
@@ -94,11 +93,11 @@ pub struct Decoder<B: Kernels> {
     /// Angles by position, one pair of tables per rope.
     pub(crate) rotary: Vec<RotaryTables<B>>,
     pub(crate) max_positions: usize,
-    /// What longrope's factors were chosen by.
+    /// The sequence length that selected longrope's factors.
     pub(crate) sequence_tokens: usize,
     pub(crate) compute_dtype: DType,
     pub(crate) base_hash: Option<u64>,
-    /// Where the weights of the layers are, if ranks divide them.
+    /// The owners of the layer weights, if ranks divide them.
     pub(crate) division: Option<Division>,
     pub(crate) device: B::Device,
 }
@@ -147,7 +146,7 @@ impl<B: Kernels> Decoder<B> {
         })
     }
 
-    /// Refuses ids that embedding and head have no row for: a device does not check them, and would read other memory.
+    /// Refuses ids without a row in embedding and head: a device does not check them, and would read other memory.
     pub(crate) fn check_ids(&self, ids: impl Iterator<Item = u64>) -> Result<(), ModelError> {
         let vocabulary = self.config.spec.vocab_size;
         match ids.max().filter(|&id| id >= vocabulary as u64) {
@@ -156,8 +155,8 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Forward, loss and backward of a micro-batch in one section: the sum of the cross entropies `[1]`; gradients of that sum times the
-    /// gradient scale go to the sink.
+    /// Runs forward, loss and backward of a micro-batch in one section. Returns the sum of the cross entropies `[1]`; the gradients of that sum times
+    /// the gradient scale go to the sink.
     ///
     /// # Panics
     /// If the loss options have no gradient scale.
@@ -178,11 +177,11 @@ impl<B: Kernels> Decoder<B> {
         })
     }
 
-    /// Starts to prepare what takes long and the attention of both passes over a micro-batch will need.
+    /// Starts the slow preparations for the attention of both passes over a micro-batch.
     pub(crate) fn begin_attention(&self, batch: &MicroBatch<B>) {
         let layers = &self.config.spec.layers;
         for (index, layer) in layers.iter().enumerate() {
-            // Layers in a row mostly have one kind of attention.
+            // Consecutive layers mostly have the same kind of attention.
             if index == 0 || layers[index - 1].attention != layer.attention {
                 let (dtype, documents) = (self.compute_dtype, &batch.context.documents);
                 B::hint(&self.device, Hint::Attention { spec: &layer.attention, dtype, documents });
@@ -190,7 +189,7 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Hidden states after the final norm, `[n, d]`, and what the backward needs.
+    /// Returns the hidden states after the final norm, `[n, d]`, and what the backward needs.
     pub fn forward(&self, batch: &MicroBatch<B>, pass: PassOptions) -> (Tensor<B, 2>, Tape<B>) {
         let mut x_nd = self.embed(batch.ids_n.clone());
         let context = &batch.context;
@@ -218,8 +217,8 @@ impl<B: Kernels> Decoder<B> {
         (self.norm.forward(x_nd), tape)
     }
 
-    /// Head and cross entropy of hidden states `[n, d]`: the loss, and with a gradient scale the gradient of the hidden states; the
-    /// head's gradient goes to the sink where it trains.
+    /// Computes head and cross entropy of hidden states `[n, d]`: the loss, and with a gradient scale the gradient of the hidden states. The gradient
+    /// of a trained head goes to the sink.
     pub fn loss(
         &self,
         hidden_nd: Tensor<B, 2>,
@@ -230,8 +229,8 @@ impl<B: Kernels> Decoder<B> {
         self.loss_with(hidden_nd, targets, options, sink, B::linear_cross_entropy)
     }
 
-    /// [`Decoder::loss`] with another operation over hidden states, head and targets than [`LossOps::linear_cross_entropy`]. Where the
-    /// options have a soft cap, the operation applies it.
+    /// Computes [`Decoder::loss`] with another operation over hidden states, head and targets than [`LossOps::linear_cross_entropy`]. If the options
+    /// have a soft cap, the operation must apply it.
     ///
     /// [`LossOps::linear_cross_entropy`]: firebrick_kernels::LossOps::linear_cross_entropy
     pub fn loss_with(
@@ -260,7 +259,7 @@ impl<B: Kernels> Decoder<B> {
         Loss { loss_sum: loss.loss_sum, log_probs_m: loss.log_probs_m, d_hidden_nd: loss.d_hidden_nd }
     }
 
-    /// How a cross entropy is computed of which nothing but the sum is needed.
+    /// Returns the options of a cross entropy of which only the sum is needed.
     pub(crate) fn without_gradients(&self, chunk_tokens: usize) -> CrossEntropyOptions<B> {
         CrossEntropyOptions {
             chunk_tokens,
@@ -273,7 +272,7 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// From the gradient of the hidden states that [`Decoder::forward`] returned to the gradients of all parameters below the head.
+    /// Computes the gradients of all parameters below the head from the gradient of the hidden states that [`Decoder::forward`] returned.
     pub fn backward(&self, tape: Tape<B>, d_hidden_nd: Tensor<B, 2>, sink: &mut dyn GradientSink<B>) {
         let Tape { saved, last_nd, ids_n, slots_n, context, adapters } = tape;
         let mut dx_nd = self.norm.backward(last_nd, d_hidden_nd, None, sink);
@@ -292,12 +291,12 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Logits of every token, `[n, v]` f32: for verification of small inputs, not for training.
+    /// Computes the logits of every token, `[n, v]` f32: for verification of small inputs, not for training.
     pub fn logits(&self, batch: &MicroBatch<B>) -> Tensor<B, 2> {
         self.head_logits(self.hidden(batch, true))
     }
 
-    /// Hidden states after the final norm, `[n, d]`, with or without adapters.
+    /// Computes the hidden states after the final norm, `[n, d]`, with or without adapters.
     pub(crate) fn hidden(&self, batch: &MicroBatch<B>, adapters: bool) -> Tensor<B, 2> {
         let adapters = AdapterPass { are_on: adapters, ..AdapterPass::PLAIN };
         let mut x_nd = self.embed(batch.ids_n.clone());
@@ -317,7 +316,7 @@ impl<B: Kernels> Decoder<B> {
         B::embed(table_vd, ids_n, self.embedding_scale(), self.compute_dtype)
     }
 
-    /// The factor of the embedding, rounded to the compute format as transformers rounds it to that of the weights.
+    /// Returns the factor of the embedding, rounded to the compute format (transformers rounds it to the format of the weights).
     fn embedding_scale(&self) -> f32 {
         let scale = self.config.spec.embedding_scale.unwrap_or(1.0) as f32;
         match self.compute_dtype {
@@ -327,14 +326,14 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Logits `[c, v]` of hidden states, in f32 and with their soft cap: outside of sections.
+    /// Computes the logits `[c, v]` of hidden states, in f32 and with their soft cap. Call it outside of sections.
     pub(crate) fn head_logits(&self, hidden_cd: Tensor<B, 2>) -> Tensor<B, 2> {
         let logits_cv = self.rounded_logits(hidden_cd);
         let logits_cv = if logits_cv.dtype() == DType::F32 { logits_cv } else { logits_cv.cast(DType::F32) };
         loss::reference::capped(logits_cv, self.config.spec.logit_soft_cap)
     }
 
-    /// Logits `[c, v]` of hidden states, in the compute format and before any soft cap.
+    /// Computes the logits `[c, v]` of hidden states, in the compute format and before any soft cap.
     pub(crate) fn rounded_logits(&self, hidden_cd: Tensor<B, 2>) -> Tensor<B, 2> {
         times_transposed(hidden_cd, self.head(), self.config.spec.vocab_size)
     }
@@ -352,7 +351,7 @@ impl<B: Kernels> Decoder<B> {
         Tensor::from_ints(ids.as_slice(), &self.device)
     }
 
-    /// Rows of the rotary tables at the given positions.
+    /// Gathers the rows of the rotary tables at the given positions.
     pub(crate) fn rotary_at(&self, positions: &[u32]) -> Vec<RotaryTables<B>> {
         let highest = positions.iter().copied().max().unwrap_or(0) as usize;
         let rows = self.max_positions;
@@ -362,43 +361,43 @@ impl<B: Kernels> Decoder<B> {
         self.rotary.iter().map(|tables| RotaryTables { cos: rows(&tables.cos), sin: rows(&tables.sin) }).collect()
     }
 
-    /// Number of positions the rotary tables were built for.
+    /// Returns the number of positions the rotary tables were built for.
     pub fn max_positions(&self) -> usize {
         self.max_positions
     }
 
-    /// Where the model lives.
+    /// Returns the device of the model.
     pub fn device(&self) -> &B::Device {
         &self.device
     }
 
-    /// Hash of the content of all weights, computed while they were loaded; `None` for a model of random weights.
+    /// Returns the hash of the content of all weights, computed while they were loaded; `None` for a model of random weights.
     pub fn base_hash(&self) -> Option<u64> {
         self.base_hash
     }
 
-    /// The decoder layers.
+    /// Returns the decoder layers.
     pub fn layers(&self) -> &[Layer<B>] {
         &self.layers
     }
 
-    /// The layers, for a pass.
+    /// Returns the layers, for a pass.
     pub(crate) fn blocks(&self) -> Blocks<'_, B> {
         let (layers, division, device) = (&self.layers, self.division.as_ref(), &self.device);
         Blocks { layers, division, device, coming: BTreeMap::new() }
     }
 
-    /// Whether ranks divide the weights of the layers: then every pass is one of all ranks.
+    /// Returns whether ranks divide the layer weights. Then every pass needs all ranks.
     pub fn is_divided(&self) -> bool {
         self.division.is_some()
     }
 
-    /// Whether a tensor is on one rank alone.
+    /// Returns whether a tensor is on one rank alone.
     pub fn divides(&self, name: &str) -> bool {
         self.division.as_ref().is_some_and(|division| division.owners.contains_key(name))
     }
 
-    /// How many gradient contributions each parameter gets per micro-batch: a tied head adds to the embedding a second time.
+    /// Counts the gradient contributions of each parameter per micro-batch: a tied head adds to the embedding a second time.
     pub fn contributions(&self) -> Contributions {
         let rows = self.embed_rows.as_ref().map(|rows| &rows.parameter);
         let shared = self.embed_tokens.trained().or(rows).filter(|_| self.lm_head.is_none());
@@ -406,8 +405,8 @@ impl<B: Kernels> Decoder<B> {
     }
 }
 
-/// Cosines and sines of `max_positions` positions, one pair of tables per rope, with the frequencies of sequences of
-/// `sequence_tokens` tokens.
+/// Computes the cosines and sines of `max_positions` positions, one pair of tables per rope, with the frequencies for sequences of `sequence_tokens`
+/// tokens.
 pub(crate) fn rotary_tables<B: Kernels>(
     spec: &ModelSpec,
     max_positions: usize,

@@ -1,12 +1,11 @@
-//! Base weights of the layers that ranks divide (ZeRO stage 3; Rajbhandari et al., 2020): each is on one rank, and the others have it only
+//! Base weights of the layers that are divided over ranks (ZeRO stage 3; Rajbhandari et al., 2020): one rank owns each, and the others have it only
 //! while they compute with its layer.
 //!
-//! A pass walks the layers on the schedule that also brings offloaded inputs back: the weights of the next layer are on their way while
-//! one is computed. What travels is what is stored: codes and scales of a quantized base, f32 of trained weights. Embedding, head, norms,
-//! biases and adapters are on every rank.
-//! Every rank walks the same layers in the same order, so a pass on one rank is a pass on all.
-//! Trade-off: whole tensors are assigned, not slices of each. Embedding and head are not divided, since the loss needs all of the head at
-//! the moment that takes the most memory.
+//! A pass walks the layers on the schedule that also brings offloaded inputs back: the weights of the next layer arrive while one layer is computed.
+//! Weights travel as they are stored: codes and scales of a quantized base, f32 of trained weights. Embedding, head, norms, biases and adapters are
+//! on every rank. All ranks walk the same layers in the same order, so a pass on one rank is a pass on all.
+//! Trade-off: whole tensors are assigned, not slices of each. Embedding and head are not divided, since the loss needs the whole head at the moment
+//! of peak memory.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -17,7 +16,7 @@ use firebrick_kernels::{Communicator, Exchange, Kernels, Loan, Parameter, Payloa
 use crate::layer::Layer;
 use crate::linear::Base;
 
-/// Which rank has which base weight of the layers.
+/// The owner of each base weight of the layers.
 #[derive(Clone, Debug)]
 pub struct Division {
     /// The ranks.
@@ -27,7 +26,7 @@ pub struct Division {
 }
 
 impl Division {
-    /// Whether a tensor is on another rank.
+    /// Returns whether a tensor is on another rank.
     pub(crate) fn is_elsewhere(&self, name: &str) -> bool {
         self.owners.get(name).is_some_and(|owner| *owner != self.communicator.rank())
     }
@@ -81,11 +80,11 @@ impl<'a, B: Kernels> Store for Blocks<'a, B> {
         }
     }
 
-    /// Weights that were borrowed are dropped.
+    /// Drops the borrowed weights.
     fn put(&mut self, _index: usize, _layer: LayerRef<'a, B>) {}
 }
 
-/// The weights of a layer that ranks give each other, in the order of its modules.
+/// Lists the weights of a layer that ranks exchange, in the order of its modules.
 fn loans<B: Kernels>(layer: &Layer<B>, division: &Division) -> Vec<Loan<B>> {
     let mut loans = Vec::new();
     for linear in layer.linears() {
@@ -102,7 +101,7 @@ fn loans<B: Kernels>(layer: &Layer<B>, division: &Division) -> Vec<Loan<B>> {
     loans
 }
 
-/// The layer with the base weights that arrived, in the order of [`loans`].
+/// Builds the layer with the base weights that arrived, in the order of [`loans`].
 fn with_bases<B: Kernels>(layer: &Layer<B>, arrived: Vec<Payload<B>>) -> Layer<B> {
     let (mut layer, mut arrived) = (layer.clone(), arrived.into_iter());
     for linear in layer.linears_mut() {
@@ -113,7 +112,7 @@ fn with_bases<B: Kernels>(layer: &Layer<B>, arrived: Vec<Payload<B>>) -> Layer<B
     layer
 }
 
-/// What of a base is sent.
+/// Returns the tensors of a base, as they are sent.
 fn parts<B: Kernels>(base: &Base<B>) -> Vec<Payload<B>> {
     match base {
         Base::Trained(parameter) => vec![Payload::Values(parameter.value.clone())],
@@ -125,7 +124,7 @@ fn parts<B: Kernels>(base: &Base<B>) -> Vec<Payload<B>> {
     }
 }
 
-/// The layout of [`parts`], of a base that may be on another rank.
+/// Returns the layout of [`parts`] for a base that may be on another rank.
 fn layouts<B: Kernels>(base: &Base<B>, shape: [usize; 2]) -> Vec<PayloadLayout> {
     let values = |dtype| vec![PayloadLayout { is_codes: false, dtype, elements: shape[0] * shape[1] }];
     match base {
@@ -135,7 +134,7 @@ fn layouts<B: Kernels>(base: &Base<B>, shape: [usize; 2]) -> Vec<PayloadLayout> 
     }
 }
 
-/// The base of these parts.
+/// Builds the base from these parts.
 fn with_parts<B: Kernels>(base: &Base<B>, shape: [usize; 2], parts: Vec<Payload<B>>) -> Base<B> {
     let values = |parts: Vec<Payload<B>>| parts.into_iter().next().expect("a base has a value").into_values();
     match base {

@@ -1,7 +1,7 @@
-//! Everything that can be wrong with a model folder, an adapter folder or a sampling setting, in one enum.
+//! All errors of model folders, adapter folders and sampling settings, in one enum.
 //!
-//! Each message says what was expected, what was found, in which file, and what to do next. Messages that wrap another
-//! error leave its text to the error chain (`source`), so a report that prints the chain says nothing twice.
+//! Each message says what was expected, what was found, in which file, and what to do next. Messages that wrap another error leave its text to the
+//! error chain (`source`), so a report that prints the chain says nothing twice.
 //! Trade-off: one enum for the whole crate, so a caller may match on variants that its function never returns.
 
 use std::io::{Error as IoError, ErrorKind};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use firebrick_arch::ArchError;
 use thiserror::Error;
 
-/// What can go wrong while a model or an adapter is read, checked, written or sampled from.
+/// An error while a model or an adapter is read, checked, written or sampled from.
 #[derive(Debug, Error)]
 pub enum ModelError {
     /// A config.json or adapter_config.json that cannot be used, or an adapter that does not fit the model.
@@ -24,7 +24,7 @@ pub enum ModelError {
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system reported.
+        /// The error of the operating system.
         source: IoError,
     },
 
@@ -35,7 +35,7 @@ pub enum ModelError {
         dir: PathBuf,
         /// The file or files that were looked for.
         missing: &'static str,
-        /// What to do next.
+        /// Advice to the user.
         advice: &'static str,
     },
 
@@ -44,11 +44,11 @@ pub enum ModelError {
         "no GGUF file can be written of {what}. llama.cpp's convert_hf_to_gguf.py knows more families and tokenizers"
     )]
     NoGguf {
-        /// What stands in the way.
+        /// The obstacle.
         what: String,
     },
 
-    /// A mixture of experts in bitsandbytes' 4 bits, which no transformers loads.
+    /// A mixture of experts in bitsandbytes' 4 bits, which no version of transformers loads.
     #[error(
         "no 4-bit folder can be written of {family}, a mixture of experts: transformers 4 would expect its routers in 4 bits, and transformers \
          5 holds its experts in fused tensors that bitsandbytes does not read. Write it unquantized; [bnb_4bit] of a recipe and `generate \
@@ -59,12 +59,12 @@ pub enum ModelError {
         family: String,
     },
 
-    /// A weight that its quantization does not take.
+    /// The quantization does not accept a weight.
     #[error("`{name}` cannot be quantized as in training")]
     NotQuantizable {
         /// The tensor.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         source: firebrick_precision::Error,
     },
 
@@ -109,7 +109,7 @@ pub enum ModelError {
         path: PathBuf,
         /// The first tensor that it places there.
         tensor: String,
-        /// What it says.
+        /// The file that it names.
         file: String,
     },
 
@@ -133,7 +133,7 @@ pub enum ModelError {
     BadHeader {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the header.
+        /// The reason.
         reason: String,
     },
 
@@ -159,7 +159,7 @@ pub enum ModelError {
         name: String,
     },
 
-    /// A tensor's shape is not what config.json asks for.
+    /// A tensor's shape differs from the one that config.json decides.
     #[error(
         "`{name}` in `{}` has shape {got:?}, but {keys} in config.json ask for {expected:?}. The weights and \
          config.json do not belong together: download both again from one place",
@@ -202,7 +202,7 @@ pub enum ModelError {
         dir: PathBuf,
         /// The weight.
         name: String,
-        /// What is wrong, as a clause.
+        /// The problem, as a clause.
         problem: String,
     },
 
@@ -216,11 +216,11 @@ pub enum ModelError {
         name: String,
         /// The file that holds it.
         path: PathBuf,
-        /// What the operating system reported.
+        /// The error of the operating system.
         source: IoError,
     },
 
-    /// A weight is NaN or infinite, or too large for the number format that it is to have on the device.
+    /// A weight is NaN or infinite, or too large for its number format on the device.
     #[error(
         "value {index} of `{name}` in `{}` is {value:e}, which is no finite number in {format}: the weights are damaged or \
          come from a run that diverged. Download the file again, or go back to an earlier checkpoint",
@@ -270,7 +270,7 @@ pub enum ModelError {
         problem: String,
     },
 
-    /// An adapter that a run is to continue from was made with other settings.
+    /// An adapter that a run should continue has other settings.
     #[error(
         "the adapter in `{}` cannot be continued with these settings: it has {}. Write its own settings under [lora]: {settings}",
         dir.display(), differences.join("; ")
@@ -278,7 +278,7 @@ pub enum ModelError {
     OtherAdapter {
         /// The adapter folder.
         dir: PathBuf,
-        /// One entry for each setting: what the adapter has, and what was requested.
+        /// One entry for each setting: the adapter's value, and the requested one.
         differences: Vec<String>,
         /// The adapter's settings, as a recipe writes them.
         settings: String,
@@ -299,7 +299,7 @@ pub enum ModelError {
     Quantize {
         /// The tensor.
         name: String,
-        /// What is wrong with its values.
+        /// The reason.
         source: firebrick_precision::Error,
     },
 
@@ -326,7 +326,7 @@ pub enum ModelError {
         room: usize,
     },
 
-    /// A token that embedding and head have no row for.
+    /// Embedding and head have no row for a token.
     #[error(
         "token id {id} is outside the model's vocabulary of {vocabulary} tokens: the tokenizer and the model do not belong together. Take \
          tokenizer.json from the model's own folder; if it is from there, its post_processor may add the token to every text"
@@ -338,7 +338,7 @@ pub enum ModelError {
         vocabulary: usize,
     },
 
-    /// The model gave logits that no token can be chosen from.
+    /// The model's logits are not finite, so no token can be chosen.
     #[error("logit {index} is {value}: the model's output is not finite. Lower the learning rate or check the weights")]
     NotFinite {
         /// The token id of the first bad logit.
@@ -347,7 +347,7 @@ pub enum ModelError {
         value: f32,
     },
 
-    /// The same, where the tokens are chosen on the device.
+    /// The same error when tokens are chosen on the device.
     #[error(
         "the logits after prompt {prompt} are not finite (prompts count from 0). Lower the learning rate or check the weights"
     )]
@@ -358,16 +358,16 @@ pub enum ModelError {
 }
 
 impl ModelError {
-    /// "cannot `action` `path`": for use in `map_err`.
+    /// Builds the error "cannot `action` `path`": for use in `map_err`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(IoError) -> Self {
         move |source| Self::Io { action, path: path.to_path_buf(), source }
     }
 }
 
-/// How many entries of a long list a message shows.
+/// Number of entries of a long list that a message shows.
 const SHOWN: usize = 5;
 
-/// The first entries of a list, and how many more there are.
+/// Joins the first entries of a list, with the number of the others.
 pub(crate) fn first_few(items: &[String]) -> String {
     let shown = items.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
     match items.len().saturating_sub(SHOWN) {
@@ -376,12 +376,12 @@ pub(crate) fn first_few(items: &[String]) -> String {
     }
 }
 
-/// "1 shard", "2 shards".
+/// Formats "1 shard", "2 shards".
 pub(crate) fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// What to do about the kinds of I/O error that a user can fix.
+/// Returns advice for the kinds of I/O error that a user can fix.
 fn io_advice(error: &IoError) -> &'static str {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free space on that disk or write somewhere else",

@@ -1,9 +1,9 @@
 //! A mixture of experts in place of a layer's MLP: forward, what it saves, and backward.
 //!
-//! The normalized input goes to the router, and each token's row to its experts. An expert is two groups of linear modules over the rows
-//! that it got; those without rows compute nothing, and their gradients are zero.
-//! Trade-off: experts run one after the other, each as its own GEMMs, and the host waits once per routing for their numbers of rows. A
-//! layer that is computed again routes again.
+//! The normalized input goes to the router, and each token's row to its experts. An expert is two groups of linear modules over its rows; experts
+//! without rows compute nothing, and their gradients are zero.
+//! Trade-off: experts run one after the other, each with separate GEMMs, and the host waits once per routing for the row counts. A recomputed layer
+//! routes again.
 
 use burn_tensor::Tensor;
 use firebrick_arch::Activation;
@@ -16,7 +16,7 @@ use crate::norm::Norm;
 /// Router and experts.
 #[derive(Clone, Debug)]
 pub struct Experts<B: Kernels> {
-    /// From the hidden size to one logit per expert; never quantized.
+    /// The router, from the hidden size to one logit per expert; never quantized.
     pub router: LinearGroup<B>,
     /// Gate and up, then down, of each expert.
     pub experts: Vec<[LinearGroup<B>; 2]>,
@@ -28,24 +28,24 @@ pub struct Experts<B: Kernels> {
     pub activation: Activation,
 }
 
-/// What an expert's two groups saved: gate and up, and down.
+/// The saved tensors of an expert's two groups: gate and up, and down.
 type SavedExpert<B> = [Box<ProjectSaved<B>>; 2];
 
-/// What the backward needs of the forward.
+/// The forward's results that the backward needs.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedExperts<B: Kernels> {
     /// The input before its norm.
     h_nd: Tensor<B, 2>,
     router: Box<ProjectSaved<B>>,
     routing: Routing<B>,
-    /// Of the experts that have rows, in their order.
+    /// Experts with rows, in their order.
     experts: Vec<SavedExpert<B>>,
     /// Their outputs.
     y_sd: Tensor<B, 2>,
 }
 
 impl<B: Kernels> Experts<B> {
-    /// The residual stream `h` plus the weighted outputs of the experts.
+    /// Returns the residual stream `h` plus the weighted outputs of the experts.
     pub(crate) fn forward(
         &self,
         h_nd: Tensor<B, 2>,
@@ -85,7 +85,7 @@ impl<B: Kernels> Experts<B> {
         (into_single(y), saved_gate_up.zip(saved_down).map(Into::into))
     }
 
-    /// From the gradient of the output to the gradient of `h`; gradients of parameters go to the sink.
+    /// Computes the gradient of `h` from that of the output; gradients of parameters go to the sink.
     pub(crate) fn backward(
         &self,
         saved: SavedExperts<B>,
@@ -112,14 +112,14 @@ impl<B: Kernels> Experts<B> {
         norm.backward(h_nd, dx_nd, Some(dy_nd), sink)
     }
 
-    /// The experts that have rows, in their order.
+    /// Iterates over the experts with rows, in their order.
     fn with_rows(&self, routing: &Routing<B>) -> impl Iterator<Item = &[LinearGroup<B>; 2]> {
         let rows = routing.rows.clone();
         self.experts.iter().zip(rows).filter(|(_, rows)| *rows > 0).map(|(expert, _)| expert)
     }
 }
 
-/// From the gradient of an expert's outputs to that of its rows.
+/// Computes the gradient of an expert's rows from that of its outputs.
 fn expert_backward<B: Kernels>(
     [gate_up, down]: &[LinearGroup<B>; 2],
     [saved_gate_up, saved_down]: SavedExpert<B>,
@@ -131,7 +131,7 @@ fn expert_backward<B: Kernels>(
     mlp_backward(groups, None, dy, None, adapters, sink).input.plain()
 }
 
-/// A sink waits for a contribution of every parameter.
+/// Adds zero gradients, because a sink waits for a contribution of every parameter.
 fn add_zeros<B: Kernels>(linear: &Linear<B>, device: &B::Device, sink: &mut dyn GradientSink<B>) {
     for parameter in linear.parameters() {
         match sink.lend(parameter) {

@@ -1,9 +1,9 @@
-//! Writing text: prompts are read packed in one pass, then every sequence grows by one token per step over caches of keys and values.
+//! Text generation: prompts are read packed in one pass, then every sequence grows by one token per step over caches of keys and values.
 //!
-//! All running sequences share each step's projections, so weights are read once per step, not once per sequence. A sequence that has
-//! ended makes room for the next prompt, so memory is bounded by [`BatchLimits`], whatever the number of prompts. Greedy tokens are chosen
-//! on the device; only their ids come to the host.
-//! Trade-off: a new prompt is read in a pass of its own, while the running sequences wait.
+//! All running sequences share each step's projections, so weights are read once per step, not once per sequence. A finished sequence makes room for
+//! the next prompt, so [`BatchLimits`] bounds memory whatever the number of prompts. Greedy tokens are chosen on the device; only their ids come to
+//! the host.
+//! Trade-off: a new prompt is read in a separate pass, while the running sequences wait.
 
 mod cache;
 
@@ -30,18 +30,18 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// Tokens that end a text; they are not part of the result.
     pub stop_tokens: Vec<u32>,
-    /// How the next token is chosen. Every prompt gets a copy, so an answer does not depend on the prompts next to it.
+    /// Chooses the next token. Every prompt gets a copy, so an answer does not depend on the prompts next to it.
     pub sampler: Sampler,
-    /// How much is written at the same time.
+    /// Bounds of the batch.
     pub limits: BatchLimits,
 }
 
-/// What bounds the memory of generation.
+/// Bounds on the memory of generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
-    /// Sequences that are written at the same time; at least one is.
+    /// Sequences that are generated at the same time; at least one always is.
     pub sequences: usize,
-    /// Tokens of these sequences, with the longest answers they may get. A prompt that needs more is answered alone.
+    /// Total tokens of these sequences, counting the longest possible answers. A prompt that needs more is answered alone.
     pub tokens: usize,
 }
 
@@ -73,17 +73,16 @@ struct Batch<'a, B: Kernels> {
     running: Vec<Running>,
 }
 
-/// What a pass reads besides the weights.
+/// The inputs of a pass besides the weights.
 struct Pass<B: Kernels> {
     ids_n: Tensor<B, 1, Int>,
     rotary: Vec<RotaryTables<B>>,
     tokens: CachedTokens<B>,
-    /// Where the prompts begin, if it is a pass over whole prompts.
+    /// Boundaries of the prompts, if the pass reads whole prompts.
     documents: Option<Documents<B>>,
 }
 
-/// A conversation: its tokens and what the model computed of them, so that a longer prompt that begins with the same tokens is read from
-/// there on.
+/// A conversation: its tokens and their cached keys and values, so that a longer prompt with the same beginning is read from there on.
 pub struct Conversation<B: Kernels> {
     caches: Caches<B>,
     rows: usize,
@@ -91,14 +90,14 @@ pub struct Conversation<B: Kernels> {
 }
 
 impl<B: Kernels> Conversation<B> {
-    /// Forgets what was computed; the next prompt is read from its start.
+    /// Forgets the cached tokens, so that the next prompt is read from its start.
     pub fn forget(&mut self) {
         self.tokens.clear();
     }
 }
 
 impl<B: Kernels> Decoder<B> {
-    /// Chooses longrope's factors by a sequence of this many tokens, from now on; other ropes have no choice. Whether they changed: then a
+    /// Selects longrope's factors for a sequence of this many tokens, from now on; other ropes have no choice. Returns whether they changed: then a
     /// conversation has to be read again.
     pub fn choose_rope_factors(&mut self, sequence_tokens: usize) -> bool {
         let spec = &self.config.spec;
@@ -115,7 +114,7 @@ impl<B: Kernels> Decoder<B> {
         true
     }
 
-    /// Continues each prompt; the results are in the order of the prompts and hold new tokens only.
+    /// Continues each prompt; the results are in the order of the prompts and contain new tokens only.
     ///
     /// # Errors
     /// An empty prompt, one that leaves no room within the positions the model was built for, a token outside the vocabulary, or logits
@@ -129,8 +128,8 @@ impl<B: Kernels> Decoder<B> {
         Ok(written)
     }
 
-    /// As [`Decoder::generate`], with a call for each new token, in the order in which they are chosen: index of the prompt, and token. A
-    /// break ends all texts.
+    /// Generates as [`Decoder::generate`] does, and calls `on_token` for every new token in the order in which they are chosen, with the index of the
+    /// prompt and the token. A break ends all texts.
     pub fn generate_each(
         &self,
         prompts: &[Vec<u32>],
@@ -158,16 +157,16 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// An empty conversation of at most `rows` tokens.
+    /// Creates an empty conversation of at most `rows` tokens.
     pub fn conversation(&self, rows: usize) -> Conversation<B> {
         let caches = Caches::new(&self.config.spec, rows, self.compute_dtype, &self.device);
         Conversation { caches, rows, tokens: Vec::new() }
     }
 
-    /// Continues a prompt, reading only what the conversation does not begin with; the new tokens become part of it.
+    /// Continues a prompt, reading only the part that the conversation does not begin with; the new tokens become part of it.
     ///
     /// # Errors
-    /// As [`Decoder::generate`], or a prompt that leaves no room in the conversation.
+    /// Those of [`Decoder::generate`], or a prompt that leaves no room in the conversation.
     pub fn converse(
         &self,
         conversation: &mut Conversation<B>,
@@ -180,7 +179,7 @@ impl<B: Kernels> Decoder<B> {
         if prompt.len() > room {
             return Err(ModelError::PromptLength { got: prompt.len(), room });
         }
-        // The last token is read again in any case: its logits choose the next one.
+        // The last token is read again in any case: its logits determine the next one.
         let common = prompt.iter().zip(&conversation.tokens).take_while(|(left, right)| left == right).count();
         let past = common.min(prompt.len() - 1);
         conversation.tokens.truncate(past);
@@ -201,7 +200,7 @@ impl<B: Kernels> Decoder<B> {
             on_token(token)
         });
         conversation.caches = batch.caches;
-        // The last token that was chosen was not read.
+        // The last chosen token was not read.
         conversation.tokens.extend(&prompt[past..]);
         conversation.tokens.extend(&written[..written.len().saturating_sub(1)]);
         result
@@ -217,7 +216,7 @@ impl<B: Kernels> Decoder<B> {
 }
 
 impl<B: Kernels> Batch<'_, B> {
-    /// Starts as many of the prompts that wait as there is room for, in their order; how many.
+    /// Starts as many of the waiting prompts as fit, in their order; returns their number.
     fn admit(&mut self, waiting: &mut VecDeque<(usize, &Vec<u32>)>) -> usize {
         let before = self.running.len();
         while let Some(&(prompt, tokens)) = waiting.front() {
@@ -243,7 +242,7 @@ impl<B: Kernels> Batch<'_, B> {
         Ok(())
     }
 
-    /// One pass: over the prompts of the last `fresh` sequences, or over the new tokens of all. Chooses a token for each of them.
+    /// Runs one pass over the prompts of the last `fresh` sequences, or over the new tokens of all. Chooses a token for each of them.
     fn pass(
         &mut self,
         fresh: usize,
@@ -272,7 +271,7 @@ impl<B: Kernels> Batch<'_, B> {
         Ok(flow)
     }
 
-    /// The next token of each sequence from `first` on.
+    /// Chooses the next token of each sequence from `first` on.
     fn choose(&mut self, first: usize, are_prompts: bool) -> Result<Vec<u32>, ModelError> {
         let model = self.model;
         let is_greedy = self.running[first..].iter().all(|sequence| sequence.sampler.is_greedy());
@@ -301,7 +300,7 @@ impl<B: Kernels> Batch<'_, B> {
         chosen.into_iter().collect()
     }
 
-    /// What was chosen on the device for each sequence from `first` on.
+    /// Copies to the host what the device chose for each sequence from `first` on.
     fn tokens_of(&self, first: usize, ids: Tensor<B, 1, Int>) -> Result<Vec<u32>, ModelError> {
         let ids = ids.into_data();
         let token = |(id, sequence): (i64, &Running)| {
@@ -310,7 +309,7 @@ impl<B: Kernels> Batch<'_, B> {
         ids.iter::<i64>().zip(&self.running[first..]).map(token).collect()
     }
 
-    /// Uploads what a pass over the new tokens of the sequences from `first` on reads.
+    /// Uploads the inputs of a pass over the new tokens of the sequences from `first` on.
     fn prepare(&self, first: usize, are_prompts: bool) -> Pass<B> {
         let (model, running) = (self.model, &self.running[first..]);
         let ids: Vec<u32> = running.iter().flat_map(|sequence| &sequence.new).copied().collect();
@@ -329,7 +328,7 @@ impl<B: Kernels> Batch<'_, B> {
         Pass { ids_n: model.indices(&ids), rotary: model.rotary_at(&positions), tokens, documents }
     }
 
-    /// Hidden states before the final norm, `[n, d]`; the caches take the new tokens in. Inside a section.
+    /// Computes the hidden states before the final norm, `[n, d]`, and adds the new tokens to the caches. Runs inside a section.
     fn layers(&mut self, pass: &Pass<B>) -> Tensor<B, 2> {
         let model = self.model;
         let mut x_nd = model.embed(pass.ids_n.clone());

@@ -1,11 +1,11 @@
 //! One transformer layer: forward, what it saves, and backward, side by side in the same order.
 //!
-//! A layer has two halves, attention and the MLP, which can be computed again and go back one at a time. Five calls forward, five back: the
-//! qkv group, attention, the output projection, the gate and up group, the down projection; or a mixture of experts (`experts.rs`) in
-//! place of the last two. Norms and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums
-//! are epilogues. Training, recomputation and the cached forward of generation are one function, which differs in how it attends.
-//! Inside a section only operations of `Kernels` touch the device. Tensor suffixes as in `firebrick_kernels::linear`.
-//! Trade-off: the order of the five calls is fixed; layers that differ in it need a function of their own.
+//! A layer has two halves, attention and the MLP, which can be recomputed and run backward one at a time. Five calls forward, five back: the qkv
+//! group, attention, the output projection, the gate and up group, the down projection; or a mixture of experts (`experts.rs`) in place of the last
+//! two. Norms and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums are epilogues. Training,
+//! recomputation and the cached forward of generation are one function, which differs in how it attends. Inside a section only operations of
+//! `Kernels` touch the device. Tensor suffixes as in `firebrick_kernels::linear`.
+//! Trade-off: the order of the five calls is fixed; layers with another order need a separate function.
 
 use burn_tensor::Tensor;
 use firebrick_arch::LayerSpec;
@@ -19,7 +19,7 @@ use crate::experts::{Experts, SavedExperts};
 use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
 use crate::norm::Norm;
 
-/// What all layers share for one micro-batch.
+/// Inputs that all layers share for one micro-batch.
 #[derive(Clone, Debug)]
 pub struct Context<B: Kernels> {
     /// Document boundaries.
@@ -66,7 +66,7 @@ pub enum Mlp<B: Kernels> {
 }
 
 impl<B: Kernels> Mlp<B> {
-    /// The groups of linear modules, without a router.
+    /// Iterates over the groups of linear modules, without a router.
     fn groups(&self) -> impl Iterator<Item = &LinearGroup<B>> {
         let groups: Vec<&LinearGroup<B>> = match self {
             Self::Gated { gate_up, down } => vec![gate_up, down],
@@ -83,14 +83,14 @@ impl<B: Kernels> Mlp<B> {
     }
 }
 
-/// What one layer's backward needs of its forward.
+/// The forward's results that one layer's backward needs.
 #[derive(Clone, Debug)]
 pub struct SavedForBackward<B: Kernels> {
     attention: SavedAttention<B>,
     mlp: SavedMlp<B>,
 }
 
-/// What the backward of the attention half needs of its forward.
+/// The forward's results that the backward of the attention half needs.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedAttention<B: Kernels> {
     qkv: Box<ProjectSaved<B>>,
@@ -99,14 +99,14 @@ pub(crate) struct SavedAttention<B: Kernels> {
     attention_output: Box<ProjectSaved<B>>,
 }
 
-/// What the backward of an MLP needs of its forward.
+/// The forward's results that the backward of an MLP needs.
 #[derive(Clone, Debug)]
 pub(crate) enum SavedMlp<B: Kernels> {
     Gated { gate_up: Box<ProjectSaved<B>>, down: Box<ProjectSaved<B>> },
     Experts(Box<SavedExperts<B>>),
 }
 
-/// What is there after attention.
+/// The results of the attention half.
 pub(crate) struct AfterAttention<B: Kernels> {
     qkv: Option<Box<ProjectSaved<B>>>,
     heads: Qkv<B>,
@@ -118,41 +118,41 @@ pub(crate) struct AfterAttention<B: Kernels> {
 }
 
 impl<B: Kernels> AfterAttention<B> {
-    /// With what the MLP saved, all that the backward needs; `None` where nothing was saved.
+    /// Adds the MLP's saved results, which completes what the backward needs; `None` if nothing was saved.
     pub(crate) fn saved(self, mlp: Option<SavedMlp<B>>) -> Option<Box<SavedForBackward<B>>> {
         let Self { qkv, heads, output, attention_output, .. } = self;
         let attention = SavedAttention { qkv: qkv?, heads, output: output?, attention_output: attention_output? };
         Some(Box::new(SavedForBackward { attention, mlp: mlp? }))
     }
 
-    /// What attention computed, what the adapter of its output projection kept, and the residual stream, which is what the MLP reads.
+    /// Returns attention's output, the saved low-rank GEMM of its output projection, and the residual stream, which is the MLP's input.
     pub(crate) fn into_outputs(self) -> (AttentionOutput<B>, LowRank<B>, Tensor<B, 2>) {
         let output = self.output.expect("attention over documents returns what its backward reads");
         (output, self.attention_output.and_then(|saved| saved.low_rank), self.h_nd)
     }
 }
 
-/// `x Aᵀ` of a group's adapters `[n, ranks]`, where there are any and the backend keeps it.
+/// `x Aᵀ` of a group's adapters `[n, ranks]`, if there are any and the backend saves it.
 pub(crate) type LowRank<B> = Option<Tensor<B, 2>>;
 
-/// What a group keeps whose inputs are computed again before the backward: `runs_again` says whether its forward is, too.
+/// Returns what to save of a group whose inputs are recomputed before the backward; `runs_again` says whether its forward is, too.
 fn kept_of_inputs(runs_again: bool) -> Keep {
     if runs_again { Keep::Nothing } else { Keep::LowRank }
 }
 
-/// Under [`Keep::Inputs`] and [`Keep::Everything`].
+/// Message for results that exist under [`Keep::Inputs`] and [`Keep::Everything`].
 const KEPT: &str = "a group keeps what its backward needs";
 
-/// Which keys the queries meet.
+/// The keys that each query attends to.
 pub(crate) enum Attend<'a, B: Kernels> {
     /// The earlier tokens of the same document.
     Documents(&'a Documents<B>),
-    /// All earlier tokens of the same sequence, which are stored; so are the new ones. Of prompts, each document begins
-    /// a sequence.
+    /// All earlier tokens of the same sequence, from the cache, which also stores the new ones. In a pass over prompts, each document begins a
+    /// sequence.
     Cached { tokens: &'a CachedTokens<B>, cache: &'a mut KvCache<B>, prompts: Option<&'a Documents<B>> },
 }
 
-/// The input of a group, normalized where there is a norm.
+/// Builds the input of a group, normalized if there is a norm.
 fn input<B: Kernels>(x: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Prologue<B> {
     match norm {
         Some(norm) => Prologue::Norm { x, norm: norm.operand() },
@@ -160,7 +160,7 @@ fn input<B: Kernels>(x: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Prologue<B> {
     }
 }
 
-/// The output of a group, normalized where there is a norm, plus the residual stream.
+/// Builds the epilogue that adds a group's output, normalized if there is a norm, to the residual stream.
 fn added_to<B: Kernels>(residual: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Epilogue<B> {
     match norm {
         Some(norm) => Epilogue::NormResidual { norm: norm.operand(), residual },
@@ -175,7 +175,7 @@ fn add_gradient<B: Kernels>(norm: Option<&Norm<B>>, d_weight: Option<Tensor<B, 1
 }
 
 impl<B: Kernels> Layer<B> {
-    /// The layer's output, without anything for a backward.
+    /// Computes the layer's output without saving anything for a backward.
     pub(crate) fn forward(
         &self,
         x_nd: Tensor<B, 2>,
@@ -187,7 +187,7 @@ impl<B: Kernels> Layer<B> {
         self.forward_mlp(after.h_nd.clone(), Keep::Nothing, adapters).0
     }
 
-    /// What the backward needs, from the layer's input and what [`Self::forward_mlp_of_inputs`] kept.
+    /// Computes what the backward needs from the layer's input and the low-rank result that [`Self::forward_mlp_of_inputs`] saved.
     pub(crate) fn recompute(
         &self,
         x_nd: Tensor<B, 2>,
@@ -201,7 +201,7 @@ impl<B: Kernels> Layer<B> {
         after.saved(Some(mlp)).expect(KEPT)
     }
 
-    /// The first half of the layer: from its input to the sum after attention. Under [`Keep::LowRank`] queries, keys and values run again.
+    /// Computes the first half of the layer: from its input to the sum after attention. Under [`Keep::LowRank`] queries, keys and values run again.
     pub(crate) fn forward_attention(
         &self,
         x_nd: Tensor<B, 2>,
@@ -227,8 +227,8 @@ impl<B: Kernels> Layer<B> {
         AfterAttention { qkv, heads, output, attention_output, h_nd: into_single(h_nd) }
     }
 
-    /// What the backward of the attention half needs, from its input and what it computed and kept. The output projection does not run,
-    /// unless its output is normalized: nothing else reads it a second time.
+    /// Computes what the backward of the attention half needs, from its input and its saved results. The output projection runs only if its output is
+    /// normalized: otherwise no caller reads the output again.
     pub(crate) fn recompute_attention(
         &self,
         x_nd: Tensor<B, 2>,
@@ -252,7 +252,7 @@ impl<B: Kernels> Layer<B> {
         SavedAttention { qkv: qkv.expect(KEPT), heads, output, attention_output }
     }
 
-    /// The second half of the layer: from the sum after attention to its output.
+    /// Computes the second half of the layer: from the sum after attention to its output.
     pub(crate) fn forward_mlp(
         &self,
         h_nd: Tensor<B, 2>,
@@ -268,7 +268,7 @@ impl<B: Kernels> Layer<B> {
         }
     }
 
-    /// [`Self::forward_mlp`] of an input that is all that is saved, and what the adapter of the down projection keeps.
+    /// Computes [`Self::forward_mlp`] when only its input is saved, and returns the low-rank result of the down projection's adapter.
     pub(crate) fn forward_mlp_of_inputs(
         &self,
         h_nd: Tensor<B, 2>,
@@ -286,8 +286,8 @@ impl<B: Kernels> Layer<B> {
         }
     }
 
-    /// What the backward of the MLP needs, from its input and what it kept. The output of a gated MLP is not computed, unless it is normalized:
-    /// nothing else reads it a second time.
+    /// Computes what the backward of the MLP needs, from its input and the saved low-rank result. The output of a gated MLP is computed only if it is
+    /// normalized: otherwise no caller reads it again.
     pub(crate) fn recompute_mlp(&self, h_nd: Tensor<B, 2>, low_rank: LowRank<B>, adapters: AdapterPass) -> SavedMlp<B> {
         match &self.mlp {
             Mlp::Gated { gate_up, .. } if self.after_mlp.is_none() => {
@@ -298,7 +298,7 @@ impl<B: Kernels> Layer<B> {
         }
     }
 
-    /// What the down projection reads, and what gate and up save.
+    /// Computes the input of the down projection, and what gate and up save.
     fn forward_gate(
         &self,
         gate_up: &LinearGroup<B>,
@@ -326,7 +326,7 @@ impl<B: Kernels> Layer<B> {
         (into_single(y_nd), gate_up.zip(down).map(|(gate_up, down)| SavedMlp::Gated { gate_up, down }))
     }
 
-    /// From the gradient of the output to the gradient of the input; gradients of parameters go to the sink.
+    /// Computes the gradient of the input from that of the output; gradients of parameters go to the sink.
     pub(crate) fn backward(
         &self,
         saved: SavedForBackward<B>,
@@ -340,7 +340,7 @@ impl<B: Kernels> Layer<B> {
         self.backward_attention(attention, context, dh_nd, adapters, sink)
     }
 
-    /// From the gradient of the output to that of the sum after attention.
+    /// Computes the gradient of the sum after attention from that of the output.
     pub(crate) fn backward_mlp(
         &self,
         saved: SavedMlp<B>,
@@ -363,7 +363,7 @@ impl<B: Kernels> Layer<B> {
         }
     }
 
-    /// From the gradient of the sum after attention to that of the input.
+    /// Computes the gradient of the input from that of the sum after attention.
     pub(crate) fn backward_attention(
         &self,
         saved: SavedAttention<B>,
@@ -389,7 +389,7 @@ impl<B: Kernels> Layer<B> {
         grads.input.plain()
     }
 
-    /// The norm of what router and experts read.
+    /// Returns the norm before router and experts.
     fn experts_norm(&self) -> &Norm<B> {
         self.before_mlp.as_ref().expect("every family with experts normalizes the input of its MLP")
     }
@@ -416,7 +416,7 @@ impl<B: Kernels> Layer<B> {
         }
     }
 
-    /// The linear modules, in the order of the forward pass. A router is none of them.
+    /// Iterates over the linear modules in the order of the forward pass, without a router.
     pub fn linears(&self) -> impl Iterator<Item = &Linear<B>> {
         let groups = [&self.qkv, &self.attention_output].into_iter().chain(self.mlp.groups());
         groups.flat_map(|group| &group.modules)

@@ -27,7 +27,7 @@ pub enum Base<B: Kernels> {
 }
 
 impl<B: Kernels> Base<B> {
-    /// The weight as an operation takes it; a handle, not a copy.
+    /// Returns the weight as an operand: a handle, not a copy.
     pub fn weight(&self) -> Weight<B> {
         match self {
             Self::Frozen(weight) => weight.clone(),
@@ -35,7 +35,7 @@ impl<B: Kernels> Base<B> {
         }
     }
 
-    /// The parameter, if the base trains.
+    /// Returns the parameter, if the base trains.
     pub fn trained(&self) -> Option<&Parameter<B>> {
         match self {
             Self::Frozen(_) => None,
@@ -60,7 +60,7 @@ pub struct ModuleBias<B: Kernels> {
     pub trains: bool,
 }
 
-/// A LoRA pair as it trains: A `[r, in]`, B `[out, r]`.
+/// A LoRA pair in training: A `[r, in]`, B `[out, r]`.
 #[derive(Clone, Debug)]
 pub struct Lora<B: Kernels> {
     /// `..lora_A.weight`.
@@ -69,7 +69,7 @@ pub struct Lora<B: Kernels> {
     pub b: Parameter<B>,
     /// `alpha / r`, or `alpha / sqrt(r)`.
     pub scale: f64,
-    /// The values that the pair started with, where the base lost them (PiSSA).
+    /// The start values of the pair, if the base lost them (PiSSA).
     pub(crate) start: Option<StartPair>,
     /// DoRA's magnitudes.
     pub magnitude: Option<LoraMagnitude<B>>,
@@ -82,12 +82,12 @@ pub(crate) struct StartPair {
     pub(crate) b: Vec<f32>,
 }
 
-/// DoRA's magnitudes of a module's outputs, and the norms that they stand over.
+/// DoRA's magnitudes of a module's outputs, and the norms in their denominator.
 #[derive(Clone, Debug)]
 pub struct LoraMagnitude<B: Kernels> {
     /// `..lora_magnitude_vector`, `[out]`.
     pub parameter: Parameter<B>,
-    /// What [`Decoder::refresh_adapter`](crate::Decoder::refresh_adapter) computed last.
+    /// The last result of [`Decoder::refresh_adapter`](crate::Decoder::refresh_adapter).
     pub norms: Option<AdaptedNorms<B>>,
 }
 
@@ -108,7 +108,7 @@ impl<B: Kernels> LoraMagnitude<B> {
 }
 
 impl<B: Kernels> Lora<B> {
-    /// The pair without its magnitudes.
+    /// Returns the pair without its magnitudes.
     fn pair(&self) -> Adapter<B> {
         Adapter { a: self.a.matrix(), b: self.b.matrix(), scale: self.scale, magnitude: None }
     }
@@ -123,7 +123,7 @@ impl<B: Kernels> Lora<B> {
 pub struct Linear<B: Kernels> {
     /// Hugging Face module path, e.g. `model.layers.0.self_attn.q_proj`.
     pub path: String,
-    /// Columns of its group's output that it computes.
+    /// Columns of the group's output that it computes.
     pub columns: Range<usize>,
     /// `[out, in]`.
     pub shape: [usize; 2],
@@ -136,7 +136,7 @@ pub struct Linear<B: Kernels> {
 }
 
 impl<B: Kernels> Linear<B> {
-    /// The norms of the rows of the adapted weight as they are now; `None` where the module has no magnitudes.
+    /// Computes the norms of the rows of the adapted weight as they are now; `None` if the module has no magnitudes.
     pub(crate) fn adapted_norms(&self, compute_dtype: DType) -> Option<AdaptedNorms<B>> {
         let lora = self.lora.as_ref()?;
         let known = lora.magnitude.as_ref()?.norms.as_ref().map(|norms| norms.row_squares.clone());
@@ -173,7 +173,7 @@ impl<B: Kernels> Linear<B> {
     }
 }
 
-/// How a weight's gradient is to be computed, and whether the sink lent its running sum for that.
+/// Decides how a weight's gradient is computed, and whether the sink lends its running sum for that.
 pub(crate) fn weight_gradient<B: Kernels>(
     parameter: Option<&Parameter<B>>,
     sink: &mut dyn GradientSink<B>,
@@ -185,7 +185,7 @@ pub(crate) fn weight_gradient<B: Kernels>(
     }
 }
 
-/// Hands a matrix gradient to the sink: a contribution of its own, or the sum that was lent with one more in it.
+/// Hands a matrix gradient to the sink: as a new contribution, or as the lent sum that already includes it.
 pub(crate) fn add_matrix<B: Kernels>(
     parameter: &Parameter<B>,
     gradient: Tensor<B, 2>,
@@ -202,7 +202,7 @@ fn flat<B: Kernels>(matrix: Tensor<B, 2>) -> Tensor<B, 1> {
     matrix.reshape([rows * columns])
 }
 
-/// `x Wᵀ` by the backend's own GEMM, of a weight with this many rows.
+/// Computes `x Wᵀ` by the backend's own GEMM; the weight has this many rows.
 pub(crate) fn times_transposed<B: Kernels>(x: Tensor<B, 2>, weight: Weight<B>, rows: usize) -> Tensor<B, 2> {
     let (columns, weight_gradient) = (0..rows, WeightGradient::Frozen);
     let modules = vec![Module { columns, weight, weight_gradient, bias: None, adapter: None }];
@@ -210,12 +210,12 @@ pub(crate) fn times_transposed<B: Kernels>(x: Tensor<B, 2>, weight: Weight<B>, r
     into_single(B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Nothing).0)
 }
 
-/// How adapters take part in a pass.
+/// Use of the adapters in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdapterPass {
-    /// Whether they do.
+    /// Whether adapters take part.
     pub(crate) are_on: bool,
-    /// What the masks of their dropout follow from; `None`: nothing is dropped.
+    /// Seed of their dropout masks; `None`: nothing is dropped.
     pub(crate) dropout_seed: Option<u64>,
 }
 
@@ -231,13 +231,13 @@ pub struct LinearGroup<B: Kernels> {
     pub modules: Vec<Linear<B>>,
     /// Widths of the outputs that the consumer reads.
     pub parts: Vec<usize>,
-    /// What its GEMMs multiply.
+    /// Operand format of its GEMMs.
     pub gemms: GemmFormat,
     /// Probability with which a value that the adapters read is dropped in training.
     pub dropout: f64,
 }
 
-/// What a group's backward returns to the layer; gradients of the modules went to the sink.
+/// Results of a group's backward for the layer; gradients of the modules went to the sink.
 pub(crate) struct GroupBackward<B: Kernels> {
     pub(crate) input: InputGradient<B>,
     pub(crate) norm: Option<Tensor<B, 1>>,
@@ -246,21 +246,21 @@ pub(crate) struct GroupBackward<B: Kernels> {
 }
 
 impl<B: Kernels> LinearGroup<B> {
-    /// The mask of this group in a pass: by the pass and by the path of its first module.
+    /// Derives the mask of this group in a pass from the pass and the path of its first module.
     fn mask(&self, adapters: AdapterPass) -> Option<Dropout> {
         let seed = adapters.dropout_seed?;
         let first = self.modules.first()?;
         Dropout::new(self.dropout, xxh3_64_with_seed(first.path.as_bytes(), seed))
     }
 
-    /// The group as its forward takes it, without gradients of its weights.
+    /// Builds the operand of the group for a forward, without gradients of its weights.
     pub(crate) fn frozen(&self, adapters: AdapterPass) -> Group<B> {
         let modules =
             self.modules.iter().map(|linear| linear.module(adapters.are_on, WeightGradient::Frozen)).collect();
         Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout: self.mask(adapters) }
     }
 
-    /// Backward of a projection by [`LinearGroup::frozen`].
+    /// Runs the backward of a projection by [`LinearGroup::frozen`].
     pub(crate) fn backward(
         &self,
         saved: ProjectSaved<B>,
@@ -274,7 +274,7 @@ impl<B: Kernels> LinearGroup<B> {
         self.take_gradients(gradients, lent, sink)
     }
 
-    /// The group with its running sums where the sink lends them, and which of them it lent.
+    /// Builds the operand of the group for a backward, with the running sums that the sink lends; also returns which ones it lent.
     fn training(&self, adapters: AdapterPass, sink: &mut dyn GradientSink<B>) -> (Group<B>, Vec<bool>) {
         let (modules, lent): (Vec<_>, Vec<bool>) = self
             .modules
@@ -306,8 +306,8 @@ impl<B: Kernels> LinearGroup<B> {
     }
 }
 
-/// Backward of a gated MLP from the gradient of its output: of the down projection and the norm after it, then of gate and up, whose
-/// result is returned.
+/// Runs the backward of a gated MLP from the gradient of its output: of the down projection and the norm after it, then of gate and up, whose result
+/// is returned.
 pub(crate) fn mlp_backward<B: Kernels>(
     [(gate_up, saved_gate_up), (down, saved_down)]: [(&LinearGroup<B>, ProjectSaved<B>); 2],
     after_mlp: Option<&Norm<B>>,

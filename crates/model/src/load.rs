@@ -1,10 +1,9 @@
 //! Building a model on a device: from a Hugging Face folder, quantized while it is read, or from random numbers.
 //!
-//! Threads read tensors ahead, in the number format that the device is to have, while this thread hands them to the device in the order
-//! of `ModelSpec::tensors`: quantized there if the base is to be quantized and the backend can, else quantized before the upload. LoRA
-//! pairs start as PEFT starts them (A uniform in ±1/sqrt(in), B zero, magnitudes the norms of the rows), each from a random stream of its
-//! own name, so that the set of adapted modules changes no other start. Weights that the folder stores in the format of the base are
-//! uploaded as they are.
+//! Threads read tensors ahead, in the number format for the device, while this thread hands them to the device in the order of `ModelSpec::tensors`:
+//! quantized there if the base is to be quantized and the backend can, else quantized before the upload. LoRA pairs start as in PEFT (A uniform in
+//! ±1/sqrt(in), B zero, magnitudes the norms of the rows). Each has its own random stream, seeded by its name, so the set of adapted modules changes
+//! no other start. Weights that the folder stores in the format of the base are uploaded unchanged.
 //! Trade-off: the model cannot run before its last tensor has arrived.
 
 mod layers;
@@ -28,20 +27,20 @@ use crate::division::Division;
 use crate::error::ModelError;
 use crate::weights::{HfFolder, Limits, Request, Shard, Values, read_ahead};
 
-/// Threads that read weights: a few keep up with any link to a device, and more only take turns at the memory.
+/// Threads that read weights: a few saturate any link to a device, and more only compete for memory bandwidth.
 const MAX_READERS: usize = 8;
 /// Bytes read ahead of a device that quantizes: two pieces for each reader, and codes of a few weights, in pinned memory.
 const LOOK_AHEAD: usize = 384 << 20;
 /// Bytes read ahead where quantizing is the host's work, which is slower than reading.
 const LOOK_AHEAD_OF_HOST: usize = 256 << 20;
-/// Bytes that one reader reads of a tensor at a time, and of which one hash is. Another number gives other hashes of larger tensors, so a
-/// checkpoint says next to the hash of its base which it was.
+/// Bytes that one reader reads of a tensor at a time, and that one hash covers. Another number gives other hashes of larger tensors, so a checkpoint
+/// records this number next to the hash of its base.
 pub const HASHED_PIECE: usize = 16 << 20;
 
-/// What to build in addition to what the checkpoint describes.
+/// Build settings in addition to the checkpoint's description.
 #[derive(Clone, Debug)]
 pub struct BuildOptions {
-    /// How the base weights live on the device.
+    /// Storage of the base weights on the device.
     pub storage: BaseStorage,
     /// The adapter to add.
     pub lora: Option<LoraConfig>,
@@ -49,7 +48,7 @@ pub struct BuildOptions {
     pub seed: u64,
     /// Dtype of activations and of frozen dense weights.
     pub compute_dtype: DType,
-    /// What the GEMMs of the layers multiply.
+    /// Operand format of the layers' GEMMs.
     pub gemms: GemmFormat,
     /// Positions the rotary tables cover: the longest packed sequence, or the longest generated text.
     pub max_positions: usize,
@@ -74,8 +73,7 @@ impl<B: Kernels> Decoder<B> {
         Self::load_divided(folder, config, options, None, device, progress)
     }
 
-    /// As [`Decoder::load`], where ranks divide the weights of the layers. Every rank reads all of them; those of another rank are not
-    /// brought to the device.
+    /// Reads a model as [`Decoder::load`] does, with the layer weights divided over ranks. Every rank reads all of them, and uploads only its own.
     pub fn load_divided(
         folder: &HfFolder,
         config: ModelConfig,
@@ -141,7 +139,7 @@ impl<B: Kernels> Decoder<B> {
 }
 
 impl BuildOptions {
-    /// The number format in which a tensor is read that is quantized to `format`; `None`: as it is stored.
+    /// Returns the number format in which to read a tensor that is quantized to `format`; `None`: as it is stored.
     fn dtype_to_read(
         &self,
         tensor: &TensorSpec,
@@ -150,7 +148,7 @@ impl BuildOptions {
     ) -> Option<DType> {
         match tensor.role {
             Role::Norm | Role::Bias => Some(DType::F32),
-            // Widened by the device, it is half the bytes to upload.
+            // Widening on the device halves the bytes to upload.
             _ if self.trains(&tensor.name) => (!quantizes_on_device).then_some(DType::F32),
             _ if format.is_some() => None,
             _ => Some(match self.compute_dtype {
@@ -160,7 +158,7 @@ impl BuildOptions {
         }
     }
 
-    /// The format that tensors of this role are quantized to.
+    /// Returns the quantization format for tensors of this role.
     fn quantized(&self, role: Role) -> Option<QuantFormat> {
         match self.storage {
             BaseStorage::Frozen(Format::Quantized(format)) if role == Role::Projection => Some(format),
@@ -168,36 +166,36 @@ impl BuildOptions {
         }
     }
 
-    /// Whether a tensor of the base trains.
+    /// Returns whether a tensor of the base trains.
     fn trains(&self, name: &str) -> bool {
         self.storage == BaseStorage::Trained || self.lora.as_ref().is_some_and(|lora| lora.saves_tensor(name))
     }
 
-    /// Whether embedding and head, which share one table on disk, are two.
+    /// Returns whether embedding and head are separate, although they share one table on disk.
     fn unties(&self, spec: &ModelSpec) -> bool {
         spec.tie_word_embeddings && self.lora.as_ref().is_some_and(LoraConfig::unties)
     }
 
-    /// The name under which a trained tensor of the base is saved.
+    /// Returns the name under which a trained tensor of the base is saved.
     fn saved_name(&self, name: &str) -> String {
         if self.lora.is_some() && self.trains(name) { saved_tensor_name(name) } else { name.to_owned() }
     }
 }
 
-/// Where the values of a tensor come from. A folder's come in the order of `ModelSpec::tensors` only.
+/// Source of a tensor's values. A folder's tensors come only in the order of `ModelSpec::tensors`.
 type Read<'a, 'v> = &'a mut dyn FnMut(&TensorSpec) -> Result<Values<'v>, ModelError>;
 
 struct Builder<'a, 'v, B: Kernels> {
     config: &'a ModelConfig,
     options: &'a BuildOptions,
     division: Option<Division>,
-    /// Projections that stay unquantized, because the folder leaves them so.
+    /// Projections that stay unquantized, as they are in the folder.
     dense: BTreeSet<String>,
     device: &'a B::Device,
     quantizes_on_device: bool,
     read: Read<'a, 'v>,
     progress: &'a mut dyn FnMut(&str),
-    /// The adapter that the run continues, where its modules started as parts of their weights; open from the first of them on.
+    /// The adapter that the run continues, if its modules started as parts of their weights; opened for the first of them.
     starts: Option<Shard>,
 }
 

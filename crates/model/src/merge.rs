@@ -1,10 +1,10 @@
-//! An adapter merged into its base: a model folder that needs no adapter, written one tensor at a time.
+//! Merges an adapter into its base: writes a model folder that needs no adapter, one tensor at a time.
 //!
-//! Every adapted weight becomes `W + scale B A`, its rows of the norms that DoRA's magnitudes say if there are any, computed in f32 and
-//! rounded once to the format of the folder. What was written is read again and multiplied with a few test vectors next to base and
-//! adapter, so a folder is only reported as done when it computes what they compute.
-//! Trade-off: rounding to a half format costs part of a small adapter; how much is measured on the same vectors and returned. The test
-//! vectors are smooth, not activations of the model.
+//! Every adapted weight becomes `W + scale B A`, computed in f32 and rounded once to the format of the folder; with DoRA its rows are scaled to the
+//! norms in the magnitudes. The written folder is read again and multiplied with a few test vectors next to base and adapter, so a folder is reported
+//! as done only if both compute the same.
+//! Trade-off: rounding to a half format costs part of a small adapter; how much is measured on the same vectors and returned. The test vectors are
+//! smooth, not activations of the model.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,16 +25,16 @@ use crate::weights::{
 
 /// Vectors that the written weights are tested with.
 const PROBES: usize = 4;
-/// Columns that one thread updates at a time: what fits into its nearest cache, next to the matrix that it comes from.
+/// Columns that one thread updates at a time: they fit into its L1 cache, next to the source matrix.
 const COLUMNS: usize = 2048;
 /// Rows that one processor works on at a time.
 const ROWS: usize = 16;
 
-/// How far outputs of a merged weight in 4 bits may be from those of base and adapter, relative to them: several times what rounding of
-/// normally distributed weights explains.
+/// Largest relative difference between outputs of a merged 4-bit weight and those of base and adapter: several times what the rounding of normally
+/// distributed weights explains.
 const BNB_4BIT_BOUND: f64 = 0.4;
 
-/// What to merge, and how.
+/// Inputs and settings of a merge.
 #[derive(Debug)]
 pub struct Merge<'a> {
     /// Folder of the base model.
@@ -47,18 +47,18 @@ pub struct Merge<'a> {
     pub dtype: Option<FloatType>,
     /// Quantizes the projections of the merged model; the rest has `dtype`.
     pub bnb_4bit: Option<Bnb4bit>,
-    /// What travels with the weights besides the base's own files.
+    /// Files to write next to the weights besides the base's own.
     pub companions: Companions,
 }
 
-/// What a merge did, as far as it was measured.
+/// Measured results of a merge.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MergeReport {
     /// Modules that have another weight now.
     pub modules: usize,
     /// Largest difference between the outputs of a merged weight and those of base and adapter, relative to the output.
     pub largest_error: f64,
-    /// The same difference relative to what the adapter contributes, over all modules: what rounding took of the adapter.
+    /// The same difference relative to the adapter's contribution, over all modules: the part of the adapter that rounding lost.
     pub lost_of_adapter: f64,
     /// Number format of the merged weights.
     pub dtype: FloatType,
@@ -84,8 +84,8 @@ pub fn quantize_folder(model: &Path, to: &Path, format: Bnb4bit, companions: &Co
 /// Writes the merged model to `to`, which appears only when it is complete, and checks it.
 ///
 /// # Errors
-/// Folders that cannot be read or do not fit each other; a folder `to` that holds something; [`ModelError::MergedWrong`] if what is
-/// on the disk does not compute what base and adapter do.
+/// Folders that cannot be read or do not fit each other; a folder `to` that is not empty; [`ModelError::MergedWrong`] if the written weights do not
+/// compute what base and adapter do.
 pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelError> {
     let base = HfFolder::open(merge.model)?;
     let mut config = ModelConfig::read(merge.model)?;
@@ -129,7 +129,7 @@ struct ModuleAdapter<'a> {
 }
 
 impl ModuleAdapter<'_> {
-    /// What the rows of `W + scale B A` are multiplied by, in f64: magnitude over norm, or 1.
+    /// Returns the factors of the rows of `W + scale B A`, in f64: magnitude over norm, or 1.
     fn row_factors(&self, base: &[f32]) -> Vec<f64> {
         let Some(magnitude) = self.magnitude else { return vec![1.0; self.b.shape[0]] };
         let (mut values, inputs) = (base.to_vec(), self.a.shape[1]);
@@ -139,7 +139,7 @@ impl ModuleAdapter<'_> {
     }
 }
 
-/// Where merged weights come from.
+/// The inputs of the merged weights.
 struct Source<'a> {
     base: &'a HfFolder,
     tensors: &'a BTreeMap<String, TensorF32>,
@@ -150,7 +150,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The adapter of a weight's module.
+    /// Returns the adapter of a weight's module.
     fn adapter_of(&self, name: &str) -> Option<ModuleAdapter<'_>> {
         let path = name.strip_suffix(".weight")?;
         let (a, b) = lora_tensor_names(path);
@@ -162,7 +162,7 @@ impl Source<'_> {
         })
     }
 
-    /// The values of a tensor that the adapter changes.
+    /// Computes the values of a tensor that the adapter changes.
     fn merged(&self, name: &str) -> Result<Option<Vec<f32>>, ModelError> {
         if let Some(trained) = self.tensors.get(&saved_tensor_name(name)) {
             return Ok(Some(trained.values.clone()));
@@ -179,9 +179,9 @@ impl Source<'_> {
         Ok(Some(values))
     }
 
-    /// A tensor that has no adapter: byte for byte where the format stays.
+    /// Reads a tensor without an adapter: byte for byte if the format stays.
     fn unchanged(&self, name: &str, dtype: FloatType) -> Result<Fetched, ModelError> {
-        // An untied head that does not train stays the table that it shared.
+        // An untied head that does not train is still the table that it shared.
         let name = if name == HEAD && self.base.info(name).is_err() { EMBEDDING } else { name };
         if self.base.info(name)?.dtype == stored_as(dtype) {
             return Ok(Fetched::Bytes(self.base.read(name)?.bytes));
@@ -189,7 +189,7 @@ impl Source<'_> {
         Ok(Fetched::Values(self.base.read_f32(name, &self.shapes[name])?))
     }
 
-    /// A table of the base with the rows that trained alone.
+    /// Reads a table of the base and replaces the rows that trained alone.
     fn with_rows(&self, name: &str, rows: &TensorF32) -> Result<Vec<f32>, ModelError> {
         let stored = if name == HEAD && self.base.info(name).is_err() { EMBEDDING } else { name };
         let mut values = self.base.read_f32(stored, &self.base.info(stored)?.shape)?;
@@ -201,7 +201,7 @@ impl Source<'_> {
         Ok(values)
     }
 
-    /// A weight of the base, as the adapter was trained on it.
+    /// Reads a weight of the base as the adapter was trained on it.
     fn base_weight(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let shape = &self.shapes[name];
         let values = self.base.read_f32(name, shape)?;
@@ -218,7 +218,7 @@ impl Source<'_> {
         }
     }
 
-    /// Multiplies test vectors with what was written, and with base and adapter.
+    /// Multiplies test vectors with the written weights, and with base and adapter.
     fn check(&self, written: &HfFolder, dtype: FloatType) -> Result<MergeReport, ModelError> {
         let bnb_4bit = self.merge.bnb_4bit;
         let mut report = MergeReport { modules: 0, largest_error: 0.0, lost_of_adapter: 0.0, dtype, bnb_4bit };
@@ -257,7 +257,7 @@ impl Source<'_> {
     }
 }
 
-/// How far outputs of a merged weight may be from those of base and adapter: several times what its rounding explains.
+/// Returns the largest allowed difference of a merged weight's outputs: several times what its rounding explains.
 fn merge_bound(dtype: FloatType) -> f64 {
     match dtype {
         FloatType::F32 => 1e-5,
@@ -266,12 +266,12 @@ fn merge_bound(dtype: FloatType) -> f64 {
     }
 }
 
-/// The norm of a row.
+/// Computes the norm of a row.
 fn norm(row: &[f32]) -> f64 {
     row.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt()
 }
 
-/// Rows of these norms, in their own directions; a norm may be negative, as DoRA's magnitudes may.
+/// Scales rows to these norms; a norm may be negative, as DoRA's magnitudes may.
 fn set_norms(values: &mut [f32], norms: &[f32]) {
     let inputs = values.len() / norms.len().max(1);
     for (row, &target) in values.chunks_mut(inputs.max(1)).zip(norms) {
@@ -280,7 +280,7 @@ fn set_norms(values: &mut [f32], norms: &[f32]) {
     }
 }
 
-/// `values += scale b a`, rows on all processors. `values` is `[out, in]`, `b` `[out, r]`, `a` `[r, in]`.
+/// Computes `values += scale b a`, rows on all processors. `values` is `[out, in]`, `b` `[out, r]`, `a` `[r, in]`.
 fn add_product(values: &mut [f32], a: &TensorF32, b: &TensorF32, scale: f32) {
     let [r, inputs] = [a.shape[0], a.shape[1]];
     values.par_chunks_mut(ROWS * inputs).zip(b.values.par_chunks(ROWS * r)).for_each(|(values, b)| {
@@ -297,7 +297,7 @@ fn add_product(values: &mut [f32], a: &TensorF32, b: &TensorF32, scale: f32) {
     });
 }
 
-/// Test vectors of this width: cosines, each of another frequency, with values of every size and sign.
+/// Creates test vectors of this width: cosines with different frequencies, so that values of every size and sign occur.
 fn probes(width: usize) -> Vec<Vec<f64>> {
     let probe = |index: usize| {
         let frequency = 0.37 + 1.13 * index as f64;
@@ -306,12 +306,12 @@ fn probes(width: usize) -> Vec<Vec<f64>> {
     (0..PROBES).map(probe).collect()
 }
 
-/// `W x` of each vector, in f64, rows on all processors: `[row][vector]`.
+/// Computes `W x` of each vector in f64, rows on all processors: `[row][vector]`.
 fn product(values: &[f32], shape: &[usize], x: &[Vec<f64>]) -> Vec<Vec<f64>> {
     values.par_chunks(shape[1]).with_min_len(ROWS).map(|row| x.iter().map(|x| dot(row, x)).collect()).collect()
 }
 
-/// With eight sums, so that they can be computed at once.
+/// Uses eight partial sums, so that they can be computed at once.
 fn dot(a: &[f32], b: &[f64]) -> f64 {
     let mut sums = [0.0; 8];
     for (a, b) in a.chunks(8).zip(b.chunks(8)) {
@@ -332,13 +332,13 @@ mod tests {
     use crate::peft::{TargetModules, write_adapter};
     use crate::test_config::{shapes, tiny};
 
-    /// Values of every size that half formats have to round.
+    /// Creates values of every size that half formats have to round.
     fn values(name: &str, count: usize, size: f32) -> Vec<f32> {
         let seed = name.bytes().fold(1_u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
         (0..count).map(|at| size * (0.7 * at as f32 + seed as f32 % 91.0).sin()).collect()
     }
 
-    /// A base and an adapter of every projection, whose contribution has this size.
+    /// Creates a base and an adapter for every projection, whose contribution has this size.
     fn folders(dtype: FloatType, size: f32, use_dora: bool) -> TempDir {
         let temp = tempdir().unwrap();
         let config = tiny(&[]).unwrap();

@@ -17,7 +17,7 @@ pub struct Norm<B: Kernels> {
 }
 
 impl<B: Kernels> Norm<B> {
-    /// The norm as an operation takes it; a handle, not a copy.
+    /// Returns the norm as an operand: a handle, not a copy.
     pub(crate) fn operand(&self) -> NormWeight<B> {
         NormWeight {
             weight: self.weight.value.clone(),
@@ -31,7 +31,7 @@ impl<B: Kernels> Norm<B> {
         B::rms_norm(x_nd, &self.operand(), None)
     }
 
-    /// The gradient of `x`, plus the one that flows past the norm if there is one; that of the weight goes to the sink.
+    /// Computes the gradient of `x`, plus the one that flows past the norm if there is one; the gradient of the weight goes to the sink.
     pub(crate) fn backward(
         &self,
         x_nd: Tensor<B, 2>,
@@ -44,7 +44,7 @@ impl<B: Kernels> Norm<B> {
         dx_nd
     }
 
-    /// Hands the weight's gradient to the sink, where there is one.
+    /// Hands the weight's gradient to the sink, if there is one.
     pub(crate) fn add_gradient(&self, d_weight: Option<Tensor<B, 1>>, sink: &mut dyn GradientSink<B>) {
         if let Some(d_weight) = d_weight {
             sink.add(&self.weight, d_weight);

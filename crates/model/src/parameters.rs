@@ -1,4 +1,4 @@
-//! What trains, from one list: what `parameters` reads and what `parameters_mut` updates come in one order.
+//! The parameters that train, from one list: `parameters` reads and `parameters_mut` updates them in the same order.
 //!
 //! Trade-off: a macro writes both, because a list of shared references cannot become one of mutable references.
 
@@ -32,7 +32,7 @@ macro_rules! lists {
         }
 
         impl<B: Kernels> Layer<B> {
-            /// Norms first, then the linear modules with the router.
+            /// Iterates over the norms first, then over the linear modules with the router.
             pub(crate) fn $parameters(&$($mutable)? self) -> impl Iterator<Item = &$($mutable)? Parameter<B>> {
                 let Self { before_attention, after_attention, before_mlp, after_mlp, qk_norm, .. } = self;
                 let norms = [before_attention, after_attention, before_mlp, after_mlp].into_iter().flatten();
@@ -51,8 +51,7 @@ macro_rules! lists {
         }
 
         impl<B: Kernels> Decoder<B> {
-            /// Every parameter that trains, in the order of the forward pass: `parameters` to be read,
-            /// `parameters_mut` to be updated.
+            /// Lists every trained parameter in the order of the forward pass: `parameters` for reading, `parameters_mut` for updates.
             pub fn $parameters(&$($mutable)? self) -> Vec<&$($mutable)? Parameter<B>> {
                 let Self { embed_tokens, embed_rows, layers, norm, lm_head, head_rows, .. } = self;
                 let embed_rows = embed_rows.into_iter().map(|TokenRows { parameter, .. }| parameter);

@@ -1,9 +1,9 @@
-//! How a training pass goes through the layers: what each saves in the forward, where that waits, and how its backward gets it.
+//! A training pass through the layers: what each saves in the forward, where that waits, and how its backward gets it.
 //!
-//! Under [`Recompute::Projections`] a layer goes back in its two halves, and each is fetched on its own: the input of the MLP comes while the
-//! layer after it goes back, the inputs of the attention half while its MLP does. So the two halves are never computed again at the same time,
-//! and what waits in host memory is on the device for the time of a half.
-//! Trade-off: what is saved follows one policy for all layers.
+//! Under [`Recompute::Projections`] the two halves of a layer run backward one after the other, and each is fetched separately: the input of the MLP
+//! arrives while the layer above runs backward, the inputs of the attention half while its MLP does. So the two halves are never recomputed at the
+//! same time, and offloaded tensors are on the device only while their half runs.
+//! Trade-off: one policy decides what all layers save.
 
 use burn_tensor::Tensor;
 use firebrick_kernels::memory::prefetch::Store;
@@ -15,18 +15,18 @@ use crate::division::{Blocks, LayerRef};
 use crate::layer::{Attend, Context, Layer, LowRank, SavedForBackward};
 use crate::linear::AdapterPass;
 
-/// How a training pass goes through the layers.
+/// Settings of a training pass through the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassOptions {
-    /// What the forward pass saves of each layer.
+    /// The policy for what the forward pass saves of each layer.
     pub recompute: Recompute,
-    /// Where [`Recompute::may_offload`]: whether what layers save waits for the backward in host memory, where the backend can copy it there
-    /// and back while other work runs.
+    /// Whether saved tensors wait for the backward in host memory. Needs a policy with [`Recompute::may_offload`], and a backend that can copy them
+    /// there and back while other work runs.
     pub offload: bool,
     /// Whether LoRA pairs take part. Without them the model is its frozen base: the reference of a preference loss. Modules and rows that train
     /// whole always do.
     pub adapters: bool,
-    /// What the masks of dropout follow from: another number in each micro-batch of a run. `None`: nothing is dropped.
+    /// Seed of the dropout masks, different in each micro-batch of a run. `None`: nothing is dropped.
     pub dropout_seed: Option<u64>,
 }
 
@@ -42,23 +42,23 @@ impl Default for PassOptions {
     }
 }
 
-/// What the forward saved of one layer.
+/// The tensors that the forward saved of one layer.
 pub(crate) enum SavedLayer<B: Kernels> {
     /// Its input.
     Input { x_nd: Offloaded<B>, low_rank: LowRank<B> },
     /// The inputs of its two halves.
     Halves { attention: Box<AttentionInputs<B>>, h_nd: Offloaded<B>, low_rank: LowRank<B> },
-    /// All that its backward needs, but for what is cheap to compute.
+    /// All that its backward needs, except for what is cheap to compute.
     Activations(Box<SavedForBackward<B>>),
 }
 
-/// What the attention half is computed again from.
+/// The tensors from which the attention half is recomputed.
 pub(crate) struct AttentionInputs<B: Kernels> {
     x_nd: Offloaded<B>,
     o_nd: Offloaded<B>,
-    /// One value per head and token, which stay on the device.
+    /// One value per head and token; they stay on the device.
     statistics: SoftmaxStatistics<B>,
-    /// Of the output projection; so do these.
+    /// The low-rank result of the output projection; it stays on the device too.
     low_rank: LowRank<B>,
 }
 
@@ -79,7 +79,7 @@ fn put_away<B: Kernels>(x_nd: Tensor<B, 2>, offload: bool) -> Offloaded<B> {
     if offload { B::offload(x_nd) } else { Offloaded::on_device(x_nd) }
 }
 
-/// A layer's output, and what is saved of it. The last layer goes back next, so that what its backward needs first stays on the device.
+/// Returns a layer's output and its saved tensors. The last layer runs backward next, so what its backward needs first stays on the device.
 pub(crate) fn forward_layer<B: Kernels>(
     layer: &Layer<B>,
     x_nd: Tensor<B, 2>,
@@ -118,14 +118,14 @@ pub(crate) fn forward_layer<B: Kernels>(
     }
 }
 
-/// What a layer's backward starts from. Tensors are on the device, or on their way to it.
+/// The inputs of a layer's backward. Tensors are on the device, or on their way to it.
 pub(crate) enum Restored<B: Kernels> {
     Input { x_nd: Tensor<B, 2>, low_rank: LowRank<B> },
     Halves { attention: Box<AttentionInputs<B>>, h_nd: Tensor<B, 2>, low_rank: LowRank<B> },
     Activations(Box<SavedForBackward<B>>),
 }
 
-/// From the gradient of a layer's output to that of its input.
+/// Computes the gradient of a layer's input from that of its output.
 pub(crate) fn backward_layer<B: Kernels>(
     layer: &Layer<B>,
     saved: Restored<B>,
@@ -148,7 +148,7 @@ pub(crate) fn backward_layer<B: Kernels>(
     layer.backward(*saved, context, dy_nd, adapters, sink)
 }
 
-/// What the backward fetches ahead: the layers, and what the forward saved of them.
+/// The items that the backward fetches ahead: the layers, and their saved tensors.
 pub(crate) struct BackwardItems<'a, B: Kernels> {
     pub(crate) blocks: Blocks<'a, B>,
     pub(crate) saved: Vec<Option<SavedLayer<B>>>,
@@ -183,6 +183,6 @@ impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
         (self.blocks.take(index), saved)
     }
 
-    /// A backward gives nothing back.
+    /// Drops the item: a backward returns nothing.
     fn put(&mut self, _index: usize, _item: Self::Item) {}
 }

@@ -1,9 +1,8 @@
 //! LoRA adapters in PEFT's format: `adapter_config.json` here, the tensors in `peft/adapter.rs`.
 //!
-//! What is written loads in PEFT unchanged, and adapters that PEFT wrote load here: patterns, excluded modules, layers and modules that
-//! train whole included.
-//! Not supported: variants that need other arithmetic (QALoRA, aLoRA, ...). They are refused by the name of the setting, never loaded
-//! approximately.
+//! Adapters written here load in PEFT unchanged, and adapters that PEFT wrote load here: patterns, excluded modules, layers and modules that train
+//! whole included.
+//! Not supported: variants that need other arithmetic (QALoRA, aLoRA, ...). They are refused by the name of the setting, never approximated.
 
 mod adapter;
 mod start;
@@ -40,12 +39,12 @@ const REFUSED: [&str; 13] = [
     "megatron_config",
     "ensure_weight_tying",
 ];
-/// What the values of `rank_pattern` and `alpha_pattern` are.
+/// Description of a valid `rank_pattern` or `alpha_pattern`, for messages.
 const PATTERNS: &str = "an object of names or regular expressions and numbers";
-/// Ways of initializing that leave the base weights as they were.
+/// Initializations that leave the base weights unchanged.
 const HARMLESS_INITS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 
-/// The text of `adapter_config.json`, sorted, indented by two. Only keys that differ from PEFT's defaults are written: PEFT refuses keys
+/// Returns the text of `adapter_config.json`, sorted, indented by two. Only keys that differ from PEFT's defaults are written: PEFT refuses keys
 /// that it does not know, and these are known to all its versions. `targets` are the module names that the adapter has matrices for:
 /// "all-linear" is spelled out, because readers other than PEFT may not know it.
 fn config_json(config: &LoraConfig, targets: &[String]) -> String {
@@ -75,7 +74,7 @@ fn config_json(config: &LoraConfig, targets: &[String]) -> String {
     to_string_pretty(&keys).expect("a JSON object prints") + "\n"
 }
 
-/// An expression as it is; otherwise a list.
+/// Returns an expression as it is; otherwise a list.
 fn targets_json(targets: &TargetModules, names: &[String]) -> Value {
     match targets {
         TargetModules::Matching(pattern) => json!(pattern.as_str()),
@@ -83,8 +82,8 @@ fn targets_json(targets: &TargetModules, names: &[String]) -> Value {
     }
 }
 
-/// Reads the settings. `modules` are the module paths that the adapter has matrices for: they say what was chosen where the file holds
-/// an expression that only Python reads.
+/// Reads the settings. `modules` are the module paths of the adapter's matrices: they give the targets if the file has an expression that only Python
+/// reads.
 fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, ArchError> {
     check_supported(json)?;
     let r = json.required("r", json.usize("r")?, "a whole number")?;
@@ -119,7 +118,7 @@ fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, Arch
     })
 }
 
-/// A value of this type.
+/// Reads a value of this type.
 fn typed<T: DeserializeOwned>(
     json: &JsonObject,
     key: &str,
@@ -129,12 +128,12 @@ fn typed<T: DeserializeOwned>(
     T::deserialize(value).map_err(|_| json.wrong_type(key, expected, value))
 }
 
-/// The value of a key that is on, or `None`.
+/// Reads the value of a key that is on, or `None`.
 fn read<T: DeserializeOwned>(json: &JsonObject, key: &str, expected: &'static str) -> Result<Option<T>, ArchError> {
     json.get(key).filter(|value| is_on(value)).map(|value| typed(json, key, expected, value)).transpose()
 }
 
-/// A list of names or an expression; `None` where it is absent, or an expression that cannot be read here.
+/// Reads a list of names or an expression; `None` if it is absent, or an expression that cannot be read here.
 fn module_names(json: &JsonObject, key: &str) -> Result<Option<TargetModules>, ArchError> {
     match json.get(key) {
         Some(Value::String(text)) => match TargetModules::from_text(text) {
@@ -155,7 +154,7 @@ fn whole_if_whole(value: f64) -> Value {
     if value.fract() == 0.0 && value.abs() < 1e15 { json!(value as i64) } else { json!(value) }
 }
 
-/// Whether a setting is anything but "off" in one of the ways that PEFT writes it.
+/// Returns whether a setting is anything but one of PEFT's spellings of "off".
 fn is_on(value: &Value) -> bool {
     match value {
         Value::Null => false,
@@ -180,7 +179,7 @@ fn check_supported(json: &JsonObject) -> Result<(), ArchError> {
         }
     }
     if let Some(pattern) = json.get("layers_pattern").filter(|pattern| is_on(pattern)) {
-        // Paths of layers have this name and no other.
+        // This is the only name in the paths of layers.
         if ![json!("layers"), json!(["layers"])].contains(pattern) {
             return Err(json.unsupported("layers_pattern", pattern, advice));
         }
@@ -215,7 +214,7 @@ mod tests {
         LoraConfig { target_modules, base_model_name_or_path, ..LoraConfig::default() }
     }
 
-    /// The names of the seven projections.
+    /// Returns the names of the seven projections.
     fn seven() -> Vec<String> {
         tiny(&[]).unwrap().spec.linear_module_names()
     }
@@ -224,7 +223,7 @@ mod tests {
         parse_config(text, Path::new("adapter_config.json"), &["model.layers.1.mlp.up_proj".to_owned()])
     }
 
-    /// What is written, with one key changed.
+    /// Parses what we write, with one key changed.
     fn with(key: &str, value: Value) -> Result<LoraConfig, ArchError> {
         let mut json = from_str::<Value>(&config_json(&lora(TargetModules::AllLinear), &seven())).unwrap();
         json[key] = value;

@@ -1,5 +1,5 @@
-//! Preference training of a micro-batch: two passes over the head, and where the reference is the base without its adapter one more pass
-//! over the layers, in one section.
+//! Preference training of a micro-batch in one section: two passes over the head, and if the reference is the base without its adapter, one more pass
+//! over the layers.
 //!
 //! ```text
 //! reference log-probabilities   forward without adapters, head      (or given: cached before training)
@@ -8,7 +8,7 @@
 //! gradients                     head with these weights, backward
 //! ```
 //!
-//! The base exists once. Trade-off: the head multiplies every target twice, where a plain loss multiplies it once.
+//! There is one copy of the base. Trade-off: the head multiplies every target twice, where a plain loss multiplies it once.
 
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::{
@@ -19,7 +19,7 @@ use firebrick_kernels::{
 use crate::decoder::{Decoder, LossOptions, MicroBatch};
 use crate::pass::PassOptions;
 
-/// Where the log-probabilities of the reference come from.
+/// Source of the reference's log-probabilities.
 #[derive(Clone, Debug)]
 pub enum PairReference<B: Kernels> {
     /// The loss has no reference.
@@ -35,15 +35,15 @@ pub enum PairReference<B: Kernels> {
 pub struct PairBatch<B: Kernels> {
     /// The tokens.
     pub batch: MicroBatch<B>,
-    /// Which targets belong to which answer; `None` where a rank has nothing but padding.
+    /// Assigns targets to answers; `None` if a rank has nothing but padding.
     pub targets: Option<PairTargets<B>>,
     /// The reference.
     pub reference: PairReference<B>,
 }
 
 impl<B: Kernels> Decoder<B> {
-    /// Which targets of an uploaded micro-batch belong to which answer: documents with targets alternate, chosen and rejected. `is_answer`
-    /// has one entry per token, whether its target belongs to an answer; without it all do.
+    /// Uploads the assignment of a micro-batch's targets to answers: documents with targets alternate, chosen and rejected. `is_answer` says for each
+    /// token whether its target belongs to an answer; without it all do.
     ///
     /// # Panics
     /// If the documents are no pairs.
@@ -62,8 +62,8 @@ impl<B: Kernels> Decoder<B> {
         (!documents.is_empty()).then(|| PairTargets::new(&documents, self.device()))
     }
 
-    /// Forward, loss and backward of a micro-batch of pairs in one section. Returns [`PairResult::numbers`]; the gradients of the losses'
-    /// sum times the gradient scale go to the sink.
+    /// Runs forward, loss and backward of a micro-batch of pairs in one section. Returns [`PairResult::numbers`]; the gradients of the losses' sum
+    /// times the gradient scale go to the sink.
     ///
     /// # Panics
     /// If the loss options have no gradient scale, or a loss of log ratios has no reference.
@@ -93,7 +93,7 @@ impl<B: Kernels> Decoder<B> {
         self.or_zeros(numbers)
     }
 
-    /// [`PairResult::numbers`] of a micro-batch, without gradients.
+    /// Computes [`PairResult::numbers`] of a micro-batch without gradients.
     pub fn pair_score(&self, pairs: &PairBatch<B>, pair_loss: PairLoss, chunk_tokens: usize) -> Tensor<B, 1> {
         let numbers = B::section(self.device(), || {
             let reference = self.reference(pairs, chunk_tokens);
@@ -106,8 +106,8 @@ impl<B: Kernels> Decoder<B> {
         self.or_zeros(numbers)
     }
 
-    /// Log-probabilities of the answers of a micro-batch, summed over their targets, `[2p]` f32; with or without adapters. `None` where
-    /// there is nothing but padding, which ranks that divide the weights pass through the layers all the same.
+    /// Computes the log-probabilities of a micro-batch's answers, summed over their targets, `[2p]` f32, with or without adapters. `None` if there is
+    /// only padding, which still passes through the layers when ranks divide the weights.
     pub fn answer_log_probs(
         &self,
         batch: &MicroBatch<B>,
@@ -141,7 +141,7 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Log-probability of each target, `[m]` f32.
+    /// Computes the log-probability of each target, `[m]` f32.
     fn target_log_probs(&self, hidden_nd: Tensor<B, 2>, targets: &LossTargets<B>, chunk_tokens: usize) -> Tensor<B, 1> {
         let options = CrossEntropyOptions { log_probs: true, ..self.without_gradients(chunk_tokens) };
         let loss = B::linear_cross_entropy(hidden_nd, &self.head(), targets, options);

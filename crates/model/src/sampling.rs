@@ -17,22 +17,22 @@ use rand_chacha::ChaCha8Rng;
 pub use self::folder::FolderSampling;
 use crate::error::ModelError;
 
-/// Most probable tokens among which the nucleus is looked for first.
+/// Number of most probable tokens in which the nucleus is searched first.
 const FIRST_SORTED: usize = 256;
 
-/// How tokens are chosen. The penalty comes first, then the temperature, top-k, top-p of what is left, and min-p, as in transformers.
+/// Settings for choosing tokens. The penalty comes first, then the temperature, top-k, top-p of the remaining tokens, and min-p, as in transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 is greedy; above, logits are divided by it.
+    /// Divisor of the logits; 0 is greedy.
     pub temperature: f32,
     /// Keep the most probable tokens up to this sum of probabilities; 1 keeps every token.
     pub top_p: f32,
     /// Keep this many most probable tokens; 0 keeps every token.
     pub top_k: usize,
-    /// Keep the tokens that have at least this part of the largest probability; 0 keeps every token.
+    /// Keep the tokens with at least this fraction of the largest probability; 0 keeps every token.
     pub min_p: f32,
-    /// Logits of tokens that prompt or answer have already are divided by it where they are positive, and multiplied where negative; 1
-    /// changes nothing.
+    /// Penalty of tokens that are already in the prompt or the answer: positive logits are divided by it, negative ones multiplied; 1 changes
+    /// nothing.
     pub repetition_penalty: f32,
 }
 
@@ -46,7 +46,7 @@ impl Sampling {
         self.problem().map_or(Ok(()), |(key, got, expected)| Err(ModelError::Sampling { key, got, expected }))
     }
 
-    /// The first value out of its range: key, value, and what it may be.
+    /// Returns the first value out of its range: key, value, and the valid range.
     fn problem(self) -> Option<(&'static str, f32, &'static str)> {
         let Self { temperature, top_p, min_p, repetition_penalty: penalty, .. } = self;
         let is_temperature = temperature.is_finite() && temperature >= 0.0;
@@ -60,28 +60,28 @@ impl Sampling {
     }
 }
 
-/// Chooses tokens one at a time; holds the state of its random stream.
+/// Chooses tokens one at a time, with its own random stream.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
     random: ChaCha8Rng,
-    /// The tokens that are there already, where they are penalized.
+    /// The tokens so far, if they are penalized.
     seen: HashSet<u32>,
 }
 
 impl Sampler {
-    /// A sampler with its own random stream, of settings that [`Sampling::check`] accepts.
+    /// Creates a sampler with a separate random stream; the settings must pass [`Sampling::check`].
     pub fn new(sampling: Sampling, seed: u64) -> Result<Self, ModelError> {
         sampling.check()?;
         Ok(Self { sampling, random: ChaCha8Rng::seed_from_u64(seed), seen: HashSet::new() })
     }
 
-    /// The sampler that always takes the largest logit, the lowest token id among equals.
+    /// Creates the sampler that always takes the largest logit, the lowest token id among equals.
     pub fn greedy() -> Self {
         Self { sampling: Sampling::GREEDY, random: ChaCha8Rng::seed_from_u64(0), seen: HashSet::new() }
     }
 
-    /// The sampler after the tokens of a prompt.
+    /// Returns the sampler in its state after the tokens of a prompt.
     #[must_use]
     pub fn after(mut self, prompt: &[u32]) -> Self {
         if self.penalizes() {
@@ -90,7 +90,7 @@ impl Sampler {
         self
     }
 
-    /// Whether it always takes the largest logit as it is.
+    /// Returns whether the sampler always takes the largest unmodified logit.
     pub fn is_greedy(&self) -> bool {
         self.sampling.temperature == 0.0 && !self.penalizes()
     }
@@ -99,7 +99,7 @@ impl Sampler {
         self.sampling.repetition_penalty != 1.0
     }
 
-    /// The id of the next token. A logit of minus infinity masks its token.
+    /// Chooses the next token. A logit of minus infinity masks its token.
     ///
     /// # Errors
     /// A logit that is NaN or plus infinity, or no logit above minus infinity.
@@ -141,7 +141,7 @@ impl Sampler {
             keep_nucleus(&mut candidates, f64::from(top_p));
         }
         if min_p > 0.0 {
-            // The most probable token has weight 1, and is kept by whatever came before.
+            // The most probable token has weight 1, and every earlier filter keeps it.
             candidates.retain(|&(_, weight)| weight >= f64::from(min_p));
         }
         let total = candidates.iter().map(|(_, weight)| weight).sum::<f64>();
@@ -152,12 +152,12 @@ impl Sampler {
             }
             left -= weight;
         }
-        // Rounding may leave a hair of `left` after the last candidate.
+        // Rounding may leave a tiny rest of `left` after the last candidate.
         Ok(best as u32)
     }
 }
 
-/// The first index of the largest logit.
+/// Returns the first index of the largest logit.
 fn greedy(logits: &[f32]) -> Result<usize, ModelError> {
     assert!(!logits.is_empty(), "there is always at least one token");
     let mut best = 0;
@@ -175,7 +175,7 @@ fn greedy(logits: &[f32]) -> Result<usize, ModelError> {
     }
 }
 
-/// By probability, descending; the lowest id first among equals.
+/// Orders by descending probability, the lowest id first among equals.
 fn more_probable(left: &(usize, f64), right: &(usize, f64)) -> Ordering {
     right.1.total_cmp(&left.1).then(left.0.cmp(&right.0))
 }
@@ -187,7 +187,7 @@ fn keep_most_probable(candidates: &mut Vec<(usize, f64)>, count: usize) {
     candidates.sort_unstable_by_key(|&(token, _)| token);
 }
 
-/// Keeps the smallest set of most probable tokens that holds at least `top_p` of the mass; at least one. Sorts no more than it has to.
+/// Keeps the smallest set of most probable tokens with at least `top_p` of the mass; at least one. Sorts no more than necessary.
 fn keep_nucleus(candidates: &mut Vec<(usize, f64)>, top_p: f64) {
     let enough = top_p * candidates.iter().map(|(_, weight)| weight).sum::<f64>();
     let mut count = FIRST_SORTED.min(candidates.len());
@@ -276,7 +276,7 @@ mod tests {
         }
     }
 
-    /// Probabilities of temperature, top-k and top-p by sorting and dividing, as their definitions say.
+    /// Computes the probabilities of temperature, top-k and top-p by sorting and dividing, as in their definitions.
     fn by_definition(logits: &[f32], sampling: Sampling) -> Vec<f64> {
         let powers: Vec<f64> = logits.iter().map(|&l| (f64::from(l) / f64::from(sampling.temperature)).exp()).collect();
         let mut order: Vec<usize> = (0..logits.len()).collect();
@@ -305,7 +305,7 @@ mod tests {
         assert_close(&frequencies(of(1.0), 100), &[1.0, 0.0, 0.0, 0.0]);
     }
 
-    /// The values that transformers' RepetitionPenaltyLogitsProcessor gives are these by its definition.
+    /// transformers' RepetitionPenaltyLogitsProcessor gives these values by its definition.
     #[test]
     fn tokens_that_are_there_are_penalized_whatever_the_sign_of_their_logit() {
         let greedy = Sampling { repetition_penalty: 2.0, ..Sampling::GREEDY };

@@ -1,4 +1,4 @@
-//! A fully trained model, to and from a Hugging Face folder.
+//! Writes a fully trained model to a Hugging Face folder, and reads it back.
 //! Trade-off: every weight has to train; a model with a frozen part is saved as an adapter.
 
 use std::collections::BTreeMap;
@@ -15,12 +15,12 @@ use crate::error::ModelError;
 use crate::layer::Layer;
 use crate::weights::{Fetched, HfFolder, write_hf_folder};
 
-/// Values of trained parameters in host memory, by name: those that ranks divide.
+/// Values of the trained parameters that ranks divide, in host memory, by name.
 pub type CollectedWeights = BTreeMap<Arc<str>, Vec<f32>>;
 
 impl<B: Kernels> Decoder<B> {
-    /// Writes a model whose every weight trains as a Hugging Face folder, with its companions: tokenizer, chat template, generation
-    /// settings, license. `collected` is what [`Decoder::collect_weights`] returned on rank 0.
+    /// Writes a model in which every weight trains as a Hugging Face folder, with its companions: tokenizer, chat template, generation settings,
+    /// license. `collected` is what [`Decoder::collect_weights`] returned on rank 0.
     ///
     /// # Errors
     /// The folder already holds something, or cannot be written.
@@ -46,8 +46,8 @@ impl<B: Kernels> Decoder<B> {
         })
     }
 
-    /// The trained weights that ranks divide, on rank 0, to be saved; nothing on the others, or where nothing is divided. Every rank
-    /// calls it. Rank 0 then has a copy of them in host memory.
+    /// Collects the trained weights that ranks divide on rank 0, which then has a copy of them in host memory. Returns nothing on the others, or if
+    /// nothing is divided. Every rank calls it.
     pub fn collect_weights(&self) -> CollectedWeights {
         let mut collected = CollectedWeights::new();
         let Some(division) = &self.division else { return collected };
@@ -67,7 +67,7 @@ impl<B: Kernels> Decoder<B> {
         collected
     }
 
-    /// Takes the values of every trained parameter that is on this rank from a folder that [`Decoder::save_model`] wrote in f32.
+    /// Reads the values of every trained parameter on this rank from a folder that [`Decoder::save_model`] wrote in f32.
     ///
     /// # Errors
     /// A folder that lacks a parameter or holds it in another shape.

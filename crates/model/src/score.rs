@@ -1,7 +1,7 @@
-//! Evaluation of a micro-batch: the loss without gradients, and how many targets the model would have chosen.
+//! Evaluation of a micro-batch: the loss without gradients, and the number of targets that the model would have chosen.
 //!
-//! Both come from the same logits, of a bounded number of rows at a time, in one pass over the head.
-//! Trade-off: nothing else is known of a wrong choice, such as its rank.
+//! Both come from the same logits, for a bounded number of rows at a time, in one pass over the head.
+//! Trade-off: nothing else is known about a wrong choice, such as its rank.
 
 use burn_tensor::Tensor;
 use firebrick_kernels::{CrossEntropy, CrossEntropyOptions, Kernels};
@@ -13,17 +13,17 @@ use crate::decoder::{Decoder, MicroBatch};
 pub struct Score<B: Kernels> {
     /// Sum of the cross entropies of the targets, `[1]` f32.
     pub loss_sum: Tensor<B, 1>,
-    /// Number of targets that no other token has a higher logit than, `[1]` f32.
+    /// Number of targets whose logit is the largest, `[1]` f32.
     pub correct: Tensor<B, 1>,
 }
 
 impl<B: Kernels> Decoder<B> {
-    /// Sum of the cross entropies of the targets, `[1]`, without gradients.
+    /// Computes the sum of the cross entropies of the targets, `[1]`, without gradients.
     pub fn loss_only(&self, batch: &MicroBatch<B>, chunk_tokens: usize) -> Tensor<B, 1> {
         self.evaluate(batch, chunk_tokens, false).loss_sum
     }
 
-    /// As [`Decoder::loss_only`], with the number of targets that the model would have chosen.
+    /// Computes [`Decoder::loss_only`], and the number of targets that the model would have chosen.
     ///
     /// # Panics
     /// If `chunk_tokens` is 0.
@@ -57,7 +57,7 @@ mod tests {
         let upload = |targets: &[i64]| model.upload(&ids, targets, &(0..20).collect::<Vec<_>>(), &[0, 20]).unwrap();
         let host = |value: Tensor<Flex, 1>| value.into_scalar();
 
-        // What the model would choose is the target of every second token: all of those are right, the others are not.
+        // Every second target is the model's own choice: all of those are correct, the others are not.
         let hidden_nd = model.hidden(&upload(&[0; 20]), true);
         let chosen: Vec<i64> = model.rounded_logits(hidden_nd).argmax(1).into_data().iter::<i64>().collect();
         let target = |token: usize| if token.is_multiple_of(2) { chosen[token] } else { (chosen[token] + 1) % 11 };

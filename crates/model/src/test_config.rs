@@ -1,4 +1,4 @@
-//! A tiny model for unit tests: its description, its folder, how it is built.
+//! A tiny model for unit tests: its description, its folder, and its build options.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::error::ModelError;
 use crate::load::BuildOptions;
 use crate::weights::{Fetched, write_hf_folder};
 
-/// A tiny Llama's `config.json` with some keys replaced; a null removes the key.
+/// Returns a tiny Llama's `config.json` with some keys replaced; a null removes the key.
 pub(crate) fn tiny(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
     let mut value = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
@@ -32,12 +32,12 @@ pub(crate) fn tiny(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> 
     ModelConfig::parse(&to_string_pretty(&value).expect("JSON prints"), Path::new("m/config.json"))
 }
 
-/// The shape of every tensor by name.
+/// Returns the shapes of all tensors by name.
 pub(crate) fn shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
     config.spec.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect()
 }
 
-/// Writes a model's folder in which every weight has this value.
+/// Writes a model folder whose weights all have this value.
 pub(crate) fn write_folder_of(
     value: f32,
     dir: &Path,
@@ -50,7 +50,7 @@ pub(crate) fn write_folder_of(
     write_hf_folder(dir, config, dtype, companions, fetch)
 }
 
-/// How to build a model whose every weight is in f32.
+/// Returns build options with every weight in f32.
 pub(crate) fn build_options(storage: BaseStorage, max_positions: usize) -> BuildOptions {
     BuildOptions {
         storage,
@@ -63,7 +63,7 @@ pub(crate) fn build_options(storage: BaseStorage, max_positions: usize) -> Build
     }
 }
 
-/// The bytes of values in a format of safetensors.
+/// Encodes values in a format of safetensors.
 pub(crate) fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
     match dtype {
         Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),

@@ -1,7 +1,7 @@
 //! Rows of embedding or head that train while the rest of the table is frozen.
 //!
-//! The rows are parameters in f32; the table, in the compute format, holds a rounded copy of them, which is written again after each change.
-//! A forward pass reads the table and needs to know nothing of this. Gradients are of these rows alone.
+//! The rows are parameters in f32. The table, in the compute format, holds a rounded copy of them, which is updated after each change, so a forward
+//! pass just reads the table. Gradients exist for these rows alone.
 //! Trade-off: a pass without adapters reads the rows as they are now, not as they were.
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ pub(crate) struct TokenRows<B: Kernels> {
 }
 
 impl<B: Kernels> TokenRows<B> {
-    /// The rows of this table that the settings name, as they are; `None` where they name none.
+    /// Copies the rows of this table that the settings name; `None` if they name none.
     pub(crate) fn new(name: &str, table: &Base<B>, spec: &ModelSpec, lora: Option<&LoraConfig>) -> Option<Self> {
         let ids = lora?.token_rows(name, spec).to_vec();
         if ids.is_empty() {
@@ -37,19 +37,19 @@ impl<B: Kernels> TokenRows<B> {
         Some(Self { parameter, ids })
     }
 
-    /// The rows as runs of neighbors in the table.
+    /// Returns the rows as runs of neighbors in the table.
     pub(crate) fn runs(&self) -> Vec<Range<usize>> {
         token_runs(&self.ids)
     }
 
-    /// Which row each token is, -1 where it is none, `[n]`.
+    /// Returns the row index of each token, -1 if it has none, `[n]`.
     pub(crate) fn slots(&self, ids: &[u32], device: &B::Device) -> Tensor<B, 1, Int> {
         let rows: HashMap<usize, i32> = self.ids.iter().copied().zip(0..).collect();
         let slots: Vec<i32> = ids.iter().map(|id| rows.get(&(*id as usize)).copied().unwrap_or(-1)).collect();
         Tensor::from_ints(slots.as_slice(), device)
     }
 
-    /// The gradient of the rows from that of the embedded tokens.
+    /// Computes the gradient of the rows from that of the embedded tokens.
     pub(crate) fn embedding_gradient(
         &self,
         slots_n: Tensor<B, 1, Int>,
@@ -63,7 +63,7 @@ impl<B: Kernels> TokenRows<B> {
     pub(crate) fn write_to(&self, table: &mut Base<B>) {
         let Base::Frozen(Weight::Dense(values)) = table else { unreachable!("a table of which rows train is frozen") };
         let (device, dtype, width) = (values.device(), values.dtype(), values.dims()[1]);
-        // Only where nothing else holds the table, it is written in place.
+        // The table is written in place only if it has no other handle.
         let mut table_vd = std::mem::replace(values, Tensor::empty([1, 1], (&device, dtype)));
         let (rows, mut first) = (self.parameter.matrix().cast(dtype), 0);
         for run in self.runs() {

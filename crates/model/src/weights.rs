@@ -1,9 +1,9 @@
-//! Weights in a Hugging Face folder: `model.safetensors`, or shards with `model.safetensors.index.json`; either may be compressed
-//! (`compressed`), and weights may be quantized (`quantized`), which no caller sees unless it asks.
+//! Weights in a Hugging Face folder: `model.safetensors`, or shards with `model.safetensors.index.json`. Either may be compressed (`compressed`), and
+//! weights may be quantized (`quantized`), which a caller need not know.
 //!
-//! Opening a folder reads every shard's header and compares the file's length with it, so that a download that did not
-//! finish is found before any weight is read. Tensors are then read with plain positioned reads, one at a time or by threads
-//! that read ahead within a bound (`read_ahead`): no `unsafe` memory map is needed, and host memory is a choice.
+//! Opening a folder reads every shard's header and compares the file's length with it, so that an incomplete download is found before any weight is
+//! read. Tensors are then read with plain positioned reads, one at a time or by threads that read ahead within a bound (`read_ahead`): no `unsafe`
+//! memory map is needed, and host memory is a choice.
 //! Not supported: PyTorch `.bin` files.
 
 mod complete;
@@ -37,7 +37,7 @@ pub use self::write::{float_type_of, write_safetensors};
 pub(crate) use self::write_bnb::write_bnb_folder;
 use crate::error::{ModelError, counted, first_few};
 
-/// How a tensor is stored.
+/// Number format and shape of a stored tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Number format of the elements.
@@ -47,7 +47,7 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// Bytes that the tensor takes in a file.
+    /// Returns the bytes that the tensor takes in a file.
     pub fn byte_len(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
     }
@@ -78,20 +78,20 @@ pub struct TensorF32 {
 pub struct HfFolder {
     dir: PathBuf,
     shards: Vec<Shard>,
-    /// Where each tensor of the model is.
+    /// The place of each tensor of the model.
     holder: BTreeMap<String, Holder>,
 }
 
-/// Where a tensor of the model is.
+/// The place of a tensor of the model.
 #[derive(Debug)]
 enum Holder {
-    /// As it is, in this shard.
+    /// Unquantized, in this shard.
     Plain(usize),
     /// In several tensors of the shards.
     Quantized(QuantizedWeight),
 }
 impl HfFolder {
-    /// Opens a model folder. `model.safetensors` wins over an index, as in transformers, and a file over its compressed form.
+    /// Opens a model folder. `model.safetensors` takes precedence over an index, as in transformers, and a file over its compressed form.
     ///
     /// # Errors
     /// No weights; shards that are missing, cut short or damaged; an index that does not fit its shards; a quantized weight whose parts
@@ -145,22 +145,22 @@ impl HfFolder {
         Ok(Self { dir, shards, holder })
     }
 
-    /// The folder that was opened.
+    /// Returns the folder that was opened.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// All tensor names, sorted. The parts of a quantized weight go by the name of the weight.
+    /// Returns all tensor names, sorted. The parts of a quantized weight appear under the name of the weight.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.holder.keys().map(String::as_str)
     }
 
-    /// Whether a tensor of this name is there.
+    /// Returns whether a tensor of this name is there.
     pub fn contains(&self, name: &str) -> bool {
         self.holder.contains_key(name)
     }
 
-    /// How a tensor is stored; a quantized weight is shown as what it is read as, F32.
+    /// Returns format and shape of a tensor; for a quantized weight those of its dequantized values, F32.
     ///
     /// # Errors
     /// No tensor of this name.
@@ -171,7 +171,7 @@ impl HfFolder {
         })
     }
 
-    /// The format in which the folder stores a weight, where it is one of ours, bit for bit.
+    /// Returns the format in which the folder stores a weight, if it is one of ours, bit for bit.
     pub fn stored_format(&self, name: &str) -> Option<QuantFormat> {
         match self.holder.get(name) {
             Some(Holder::Quantized(weight)) => weight.format(),
@@ -179,7 +179,7 @@ impl HfFolder {
         }
     }
 
-    /// How quantized weights are stored, with their number; empty for an unquantized folder.
+    /// Returns the stored formats of quantized weights, with their number; empty for an unquantized folder.
     pub fn quantized_weights(&self) -> BTreeMap<&'static str, usize> {
         let mut counts = BTreeMap::new();
         for holder in self.holder.values() {
@@ -190,13 +190,13 @@ impl HfFolder {
         counts
     }
 
-    /// Whether a bitsandbytes folder leaves this tensor unquantized (`llm_int8_skip_modules`).
+    /// Returns whether a bitsandbytes folder leaves this tensor unquantized (`llm_int8_skip_modules`).
     pub fn skips(&self, name: &str) -> bool {
         let is_bnb = |holder: &Holder| matches!(holder, Holder::Quantized(weight) if weight.is_bnb());
         matches!(self.holder.get(name), Some(Holder::Plain(_))) && self.holder.values().any(is_bnb)
     }
 
-    /// The codes and scales of a weight for which [`HfFolder::stored_format`] names a format.
+    /// Reads the codes and scales of a weight for which [`HfFolder::stored_format`] names a format.
     ///
     /// # Errors
     /// No such weight, or a failed read.
@@ -210,7 +210,7 @@ impl HfFolder {
         }
     }
 
-    /// Format, codes and scales of a weight that bitsandbytes quantized; `None` for any other tensor.
+    /// Reads format, codes and scales of a weight that bitsandbytes quantized; `None` for any other tensor.
     pub(crate) fn read_bnb(&self, name: &str) -> Result<Option<(Bnb4bit, Vec<u8>, BlockScales)>, ModelError> {
         match self.holder.get(name) {
             Some(Holder::Quantized(weight)) => weight.read_bnb(&self.shards),
@@ -218,7 +218,7 @@ impl HfFolder {
         }
     }
 
-    /// Reads one tensor as [`HfFolder::info`] shows it.
+    /// Reads one tensor in the format that [`HfFolder::info`] returns.
     ///
     /// # Errors
     /// No tensor of this name, or a failed read.
@@ -232,8 +232,8 @@ impl HfFolder {
         }
     }
 
-    /// Reads one tensor stored as F32, BF16 or F16, or a quantized weight, into f32. Besides the result, one block of 1 MiB is held,
-    /// or the codes of the weight.
+    /// Reads one tensor stored as F32, BF16 or F16, or a quantized weight, into f32. Besides the result it holds one block of 1 MiB, or the codes of
+    /// the weight.
     ///
     /// # Errors
     /// No tensor of this name, a shape other than `expected_shape` (which config.json decides), another number format,
@@ -245,7 +245,7 @@ impl HfFolder {
         }
     }
 
-    /// A tensor whose shape is what config.json decides.
+    /// Locates a tensor and checks that it has the shape that config.json decides.
     fn locate_shaped(&self, name: &str, expected_shape: &[usize]) -> Result<Located<'_>, ModelError> {
         let located = self.locate(name)?;
         if located.shape() == expected_shape {
@@ -269,12 +269,12 @@ impl HfFolder {
     }
 }
 
-/// The names in one safetensors file, by its header alone.
+/// Reads the names in one safetensors file from its header.
 pub(crate) fn safetensors_names(path: &Path) -> Result<Vec<String>, ModelError> {
     Ok(Shard::open(path)?.names().collect())
 }
 
-/// The shapes of the tensors in one safetensors file, by its header alone.
+/// Reads the shapes of the tensors in one safetensors file from its header.
 pub(crate) fn safetensors_shapes(path: &Path) -> Result<BTreeMap<String, Vec<usize>>, ModelError> {
     let shard = Shard::open(path)?;
     Ok(shard.names().map(|name| (name.clone(), shard.known(&name).shape.clone())).collect())
@@ -290,7 +290,7 @@ pub(crate) fn read_safetensors_f32(path: &Path) -> Result<BTreeMap<String, Tenso
     shard.names().map(read).collect()
 }
 
-/// The tensors that the index places in each shard.
+/// Reads from the index which tensors are in each shard.
 fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, ModelError> {
     let map = parse_object(&read_text(path)?, path)?;
     let json = JsonObject::new(path, &map);
@@ -312,7 +312,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, ModelError> 
     Ok(by_shard)
 }
 
-/// Whether a name leads to a file in the same folder on every system.
+/// Returns whether a name leads to a file in the same folder on every system.
 fn is_file_name(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', ':', '\0'])
 }
@@ -336,7 +336,7 @@ mod tests {
         (0..len).map(|i| start + i as f32 * 0.25).collect()
     }
 
-    /// The tiny model of the config tests, in three shards.
+    /// Returns the tiny model of the config tests, in three shards.
     fn sharded() -> (TempDir, PathBuf, ModelConfig) {
         let (temp, config) = (tempdir().unwrap(), tiny(&[]).unwrap());
         let dir = temp.path().join("model");

@@ -1,6 +1,5 @@
-//! Runs the inputs of the fuzz corpus, and inputs that differ from one of them by a byte, through their targets: no panic, bounded time,
-//! errors that say something. All inputs with `cargo xtask test --slow`, otherwise about ten for each target, with fewer changes.
-//! `fuzz/README.md` explains how inputs are found.
+//! Runs the inputs of the fuzz corpus, and variants with one changed byte, through their targets: no panic, bounded time, meaningful errors. `cargo
+//! xtask test --slow` runs all inputs, otherwise about ten per target with fewer changes. `fuzz/README.md` explains how inputs are found.
 //!
 //! Trade-off: long inputs are changed at some of their bytes only.
 
@@ -15,12 +14,12 @@ use targets::{TARGETS, Target};
 
 /// Time limit per input. Test builds are several times slower than fuzzing builds, which have a limit of one second.
 const MAX_TIME: Duration = Duration::from_secs(10);
-/// Places at which each input is changed, and in a slow run.
+/// Changes per input, and changes per input in a slow run.
 const CHANGES: [usize; 2] = [8, 25];
-/// Inputs of a target that are not only tried in a slow run.
+/// Inputs per target outside of slow runs.
 const INPUTS: usize = 10;
 
-/// Whether `cargo xtask test --slow` started this.
+/// Returns whether `cargo xtask test --slow` started this.
 fn is_slow() -> bool {
     env::var_os("FIREBRICK_SLOW_TESTS").is_some()
 }
@@ -32,7 +31,7 @@ fn run(target: Target, name: &str, bytes: &[u8]) {
     assert!(messages.iter().all(|message| !message.is_empty()), "{name}: an empty error message");
 }
 
-/// Versions of an input: cut, and with one byte changed, at places spread over it.
+/// Generates versions of an input: cut, and with one byte changed, at places spread over it.
 fn changed(bytes: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     (0..bytes.len()).step_by((bytes.len() / CHANGES[usize::from(is_slow())]).max(1)).flat_map(move |at| {
         let mut flipped = bytes.to_vec();

@@ -1,6 +1,6 @@
-//! Which optimizer a run uses, and with which constants.
+//! The optimizer of a run and its constants.
 //!
-//! Trade-off: one set of constants for every rule; a rule ignores the ones that it does not have.
+//! Trade-off: all rules share one set of constants, and each ignores those that it does not use.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,12 +20,12 @@ pub enum OptimizerKind {
 }
 
 impl OptimizerKind {
-    /// Whether state beyond a budget waits in host memory, on a backend that can copy while other work runs.
+    /// Returns whether state beyond a budget waits in host memory, on a backend that can copy while other work runs.
     pub const fn is_paged(self) -> bool {
         matches!(self, Self::PagedAdamW8bit)
     }
 
-    /// What its state is, for a plan's reader.
+    /// Describes its state for the reader of a plan.
     pub const fn state(self) -> &'static str {
         match self {
             Self::AdamW => "moments in f32",
@@ -40,7 +40,7 @@ impl OptimizerKind {
 /// The optimizer of a run and its constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerConfig {
-    /// Which optimizer.
+    /// The optimizer.
     pub kind: OptimizerKind,
     /// Decay of the first moment.
     pub beta1: f64,

@@ -1,18 +1,16 @@
-//! Dynamic loss scaling for training in float16 (Micikevicius et al., Mixed precision training, 2018), counted as torch's `GradScaler`
-//! counts.
+//! Dynamic loss scaling for training in float16 (Micikevicius et al., Mixed precision training, 2018), with the counting of torch's `GradScaler`.
 //!
-//! The gradient of the loss is multiplied by a scale, so that small gradients of activations do not become 0. A step whose gradients
-//! overflow is skipped and lowers the scale; many good steps in a row raise it. Scale and count stay on the device, where one step
-//! follows the other without the host. How many steps were skipped, which bias corrections and the schedule depend on, is read one
-//! step late, when the device has computed it anyway.
-//! Trade-off: a step is judged by its global norm, so gradients whose squares overflow f32 (a scaled norm above 1.8e19) are skipped
+//! The gradient of the loss is multiplied by a scale, so that small gradients of activations do not become 0. A step whose gradients overflow is
+//! skipped and lowers the scale; many good steps in a row raise it. Scale and count stay on the device, so a step does not wait for the host. Bias
+//! corrections and the schedule depend on the number of skipped steps, which is read one step late, when the device has computed it anyway.
+//! Trade-off: the global norm decides whether a step is skipped, so gradients whose squares overflow f32 (a scaled norm above 1.8e19) are skipped
 //! although each of them is finite.
 
 use burn_tensor::{Bool, Tensor};
 use firebrick_kernels::{Kernels, Readback};
 use serde::{Deserialize, Serialize};
 
-/// How the scale changes. The default is that of torch's `GradScaler`.
+/// Constants of the scale's growth and backoff. The defaults are those of torch's `GradScaler`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaling {
     /// Scale of the first step.
@@ -31,7 +29,7 @@ impl Default for LossScaling {
     }
 }
 
-/// Where the scale stands between two steps: what a checkpoint keeps.
+/// Scale and count between two steps, for a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScaleState {
     /// Scale of the next step.
@@ -65,12 +63,12 @@ impl<B: Kernels> LossScaler<B> {
         }
     }
 
-    /// The scale of the next step, `[1]`.
+    /// Returns the scale of the next step, `[1]`.
     pub(crate) fn scale(&self) -> Tensor<B, 1> {
         self.scale.clone()
     }
 
-    /// Steps that were skipped. Waits for the end of the last step.
+    /// Counts the skipped steps. Waits for the end of the last step.
     pub(crate) fn skipped_steps(&mut self) -> u64 {
         if let Some(last_step) = self.last_step.take() {
             let was_skipped = last_step.wait()[0] == 0.0;
@@ -79,7 +77,7 @@ impl<B: Kernels> LossScaler<B> {
         self.skipped_steps
     }
 
-    /// Ends a step whose gradients were all finite, or not (`[1]`): `torch._amp_update_scale_`.
+    /// Ends a step; `is_finite` `[1]`: whether all its gradients were finite. This is `torch._amp_update_scale_`.
     pub(crate) fn end_step(&mut self, is_finite: Tensor<B, 1, Bool>) {
         self.skipped_steps();
         let LossScaling { growth, backoff, growth_interval, .. } = self.scaling;
@@ -93,7 +91,7 @@ impl<B: Kernels> LossScaler<B> {
         self.last_step = Some(B::read_later(vec![is_finite.float()]));
     }
 
-    /// What a checkpoint keeps. Waits for the device.
+    /// Returns the state for a checkpoint. Waits for the device.
     pub(crate) fn state(&mut self) -> LossScaleState {
         let skipped_steps = self.skipped_steps();
         let numbers = B::read_later(vec![self.scale.clone(), self.good_steps.clone()]).wait();
@@ -119,7 +117,7 @@ mod tests {
         Tensor::from_data([is_finite], &Default::default())
     }
 
-    /// `torch.amp.GradScaler.update` by its documentation, on the host.
+    /// Implements `torch.amp.GradScaler.update` by its documentation, on the host.
     fn reference(state: &mut (f32, u32), is_finite: bool, scaling: &LossScaling) {
         let (scale, good_steps) = state;
         if !is_finite {

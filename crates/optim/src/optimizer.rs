@@ -1,13 +1,12 @@
 //! The optimizer of a run: clips gradients to their global norm, applies a rule to groups of parameters, and keeps the state by name.
 //!
-//! Nothing is waited for in a step: norm and clip coefficient stay on the device. With loss scaling, what became of the preceding step is
-//! read, which the device has computed by then.
+//! A step waits for nothing: norm and clip coefficient stay on the device. With loss scaling it reads whether the preceding step was skipped, which
+//! the device has computed by then.
 //!
-//! Gradients with NaNs or infinities: with loss scaling the whole step is skipped. Without, an element whose gradient is not finite is
-//! treated as the rule says (8-bit AdamW keeps the parameter and sets both moments to zero, as bitsandbytes does; f32 AdamW makes the
-//! parameter NaN, as torch does). With clipping, the global norm is then not finite either, and the coefficient is 0: all other elements
-//! take the step with a gradient of zero. (torch's coefficient is 0 for an infinite norm, too, but NaN for a norm that is NaN, which
-//! destroys every parameter.)
+//! Gradients with NaNs or infinities: with loss scaling the whole step is skipped. Without, the rule handles each element whose gradient is not
+//! finite (8-bit AdamW keeps the parameter and sets both moments to zero, as bitsandbytes does; f32 AdamW makes the parameter NaN, as torch does).
+//! With clipping, the global norm is then not finite either, and the coefficient is 0: all other elements take the step with a gradient of zero.
+//! (torch's coefficient is 0 for an infinite norm, too, but NaN for a norm that is NaN, which destroys every parameter.)
 //! Trade-off: all gradients of a step exist at the same time, and all of the state is in host memory while it is saved.
 //! Weight decay and learning rate of a parameter follow from its role alone; a recipe cannot set them by name.
 
@@ -25,7 +24,7 @@ use crate::paging::{self, BUCKETS_AHEAD, PagedState};
 use crate::rules::{self, Rule, StepNumbers, Update};
 use crate::state::{OptimError, ParameterState, StateDict, StateSpec, StateTensor};
 
-/// What a step leaves for the log, still on the device.
+/// Results of a step for the log, still on the device.
 pub struct StepReport<B: Kernels> {
     /// Global norm of the gradients before clipping, `[1]`. With loss scaling it is that of the gradients without the scale, and not
     /// finite if the step was skipped.
@@ -52,11 +51,11 @@ pub struct Optimizer<B: Kernels> {
     loraplus_lr_ratio: f64,
 }
 
-/// Parameters on their way through an update, with the layouts of their state.
+/// Parameters during an update, with the layouts of their state.
 type Owners<'a, B> = Vec<(&'a mut Parameter<B>, Vec<StateSpec>)>;
 
 impl<B: Kernels> Optimizer<B> {
-    /// An optimizer that has taken no step.
+    /// Creates an optimizer that has taken no step.
     pub fn new(config: OptimizerConfig) -> Self {
         Self {
             rule: rules::rule(&config),
@@ -71,19 +70,19 @@ impl<B: Kernels> Optimizer<B> {
         }
     }
 
-    /// The same optimizer, in which B and trained vectors learn at `ratio` times the learning rate (LoRA+).
+    /// Sets the learning rate of B and trained vectors to `ratio` times the learning rate (LoRA+).
     #[must_use]
     pub fn with_loraplus(self, ratio: f64) -> Self {
         Self { loraplus_lr_ratio: ratio, ..self }
     }
 
-    /// The same optimizer, which updates only these parameters, and has no state of the others. The norm is still that of all gradients.
+    /// Restricts updates and state to these parameters. The norm is still that of all gradients.
     #[must_use]
     pub fn owning(self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
         Self { owned: Some(names.into_iter().collect()), ..self }
     }
 
-    /// Whether it updates only some of the parameters.
+    /// Returns whether the optimizer updates only some of the parameters.
     pub fn is_partial(&self) -> bool {
         self.owned.is_some()
     }
@@ -92,36 +91,36 @@ impl<B: Kernels> Optimizer<B> {
         self.owned.as_ref().is_none_or(|owned| owned.contains(name))
     }
 
-    /// The same optimizer, which keeps only `resident_bytes` of its state on the device between two steps, as far as that can be met,
-    /// and the rest in host memory, on backends that can copy while other work runs. Its numbers are the same bit for bit.
+    /// Keeps only `resident_bytes` of the state on the device between two steps, as far as possible, and the rest in host memory, on backends that
+    /// can copy while other work runs. The results are the same bit for bit.
     #[must_use]
     pub fn with_paging(self, resident_bytes: u64) -> Self {
         Self { resident_bytes: Some(resident_bytes), ..self }
     }
 
-    /// The same optimizer, for gradients that were multiplied by [`Optimizer::loss_scale`].
+    /// Turns on loss scaling, for gradients that were multiplied by [`Optimizer::loss_scale`].
     #[must_use]
     pub fn with_loss_scaling(self, scaling: LossScaling, device: &B::Device) -> Self {
         Self { loss_scaler: Some(LossScaler::new(scaling, device)), ..self }
     }
 
-    /// Steps so far, those included that were skipped.
+    /// Returns the number of steps so far, including skipped ones.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// The number of the next update, from 1: skipped steps do not count. Waits for the end of the last step if there is loss scaling.
+    /// Returns the number of the next update, from 1; skipped steps do not count. With loss scaling it waits for the end of the last step.
     pub fn next_update(&mut self) -> u64 {
         let skipped = self.loss_scaler.as_mut().map_or(0, LossScaler::skipped_steps);
         self.steps - skipped + 1
     }
 
-    /// What the gradients of the next step must be multiplied by, `[1]`; `None`: by nothing.
+    /// Returns the factor for the gradients of the next step, `[1]`; `None`: 1.
     pub fn loss_scale(&self) -> Option<Tensor<B, 1>> {
         self.loss_scaler.as_ref().map(LossScaler::scale)
     }
 
-    /// Where loss scaling stands, for a checkpoint; `None` without it. Waits for the device.
+    /// Returns the state of loss scaling for a checkpoint; `None` without it. Waits for the device.
     pub fn loss_scale_state(&mut self) -> Option<LossScaleState> {
         self.loss_scaler.as_mut().map(LossScaler::state)
     }
@@ -135,7 +134,7 @@ impl<B: Kernels> Optimizer<B> {
         scaler.expect("only an optimizer with loss scaling has such a state").restore(state);
     }
 
-    /// Bytes of state in host memory.
+    /// Counts the bytes of state in host memory.
     pub fn paged_bytes(&self) -> u64 {
         let paged = self.paged.iter().flatten().filter_map(|name| self.state.get(name));
         paged.map(|state| paging::paged_bytes(&state.layout)).sum()
@@ -155,8 +154,8 @@ impl<B: Kernels> Optimizer<B> {
         self.step_of_share(parameters, gradients, squared_norm, learning_rate)
     }
 
-    /// As [`Optimizer::step`], where ranks divide the gradients: `parameters` are those that have one here, and `squared_norm` `[1]` is
-    /// that of the gradients of all ranks.
+    /// Does the same as [`Optimizer::step`] when ranks divide the gradients: `parameters` are those with a gradient on this rank, and `squared_norm`
+    /// `[1]` covers the gradients of all ranks.
     pub fn step_of_share(
         &mut self,
         parameters: Vec<&mut Parameter<B>>,
@@ -186,7 +185,7 @@ impl<B: Kernels> Optimizer<B> {
         StepReport { grad_norm, loss_scale }
     }
 
-    /// The global norm without the loss scale, and the factor of the gradients in the update: not finite if the step is skipped.
+    /// Returns the global norm without the loss scale, and the factor of the gradients in the update: not finite if the step is skipped.
     fn gradient_scale(&self, squared_norm: Tensor<B, 1>) -> (Tensor<B, 1>, Tensor<B, 1>) {
         let clip = |squared_norm: Tensor<B, 1>| match self.config.max_grad_norm {
             Some(max_norm) => B::clip(squared_norm, max_norm),
@@ -199,7 +198,7 @@ impl<B: Kernels> Optimizer<B> {
         (norm, factor.mul(inverse).mask_fill(is_skipped, f32::NAN))
     }
 
-    /// Decides what is paged, and creates the state of parameters that have none.
+    /// Decides which state is paged, and creates the state of new parameters.
     fn prepare(&mut self, parameters: &[&mut Parameter<B>]) {
         if self.paged.is_none() {
             self.paged = Some(self.choose_paged(parameters.iter().map(|parameter| &**parameter)));
@@ -223,15 +222,14 @@ impl<B: Kernels> Optimizer<B> {
         self.paged.as_ref().is_some_and(|paged| paged.contains(name))
     }
 
-    /// Keeps state where it belongs between two steps.
+    /// Stores state where it belongs between two steps.
     fn keep(&mut self, name: Arc<str>, state: ParameterState<B>) {
         let state = if self.is_paged(&name) { state.paged() } else { state };
         self.state.insert(name, state);
     }
 
-    /// One call of the rule for all state of a group that is on the device, since an adapter is hundreds of small parameters, and one
-    /// per bucket of paged state, while the next buckets are on their way. In one section: copies to the host are waited for at its
-    /// end.
+    /// Calls the rule once for all state of a group that is on the device, since an adapter is hundreds of small parameters, and once per bucket of
+    /// paged state, while the next buckets are on their way. Runs in one section, because its end waits for the copies to the host.
     fn update(
         &mut self,
         group: Group<'_, B>,
@@ -267,7 +265,7 @@ impl<B: Kernels> Optimizer<B> {
         self.rule.state(parameter.role, &parameter.shape)
     }
 
-    /// The state by name, for a checkpoint. Waits for the device.
+    /// Returns the state by name, for a checkpoint. Waits for the device.
     pub fn save(&self) -> StateDict {
         let mut saved = StateDict::new();
         for (parameter, state) in &self.state {
@@ -300,7 +298,7 @@ impl<B: Kernels> Optimizer<B> {
         Ok(())
     }
 
-    /// Refuses a saved state that is not that of these parameters.
+    /// Refuses a saved state that does not fit these parameters.
     fn check(&self, parameters: &[&Parameter<B>], saved: &StateDict) -> Result<(), OptimError> {
         let mut needed = BTreeSet::new();
         for parameter in parameters {
@@ -333,8 +331,8 @@ struct Group<'a, B: Kernels> {
     parameters: Vec<&'a mut Parameter<B>>,
 }
 
-/// Groups by weight decay and learning rate, none of them empty. `loraplus_lr_ratio` is the factor of LoRA+ (Hayou et al., 2024) for B and
-/// for vectors, as PEFT's `create_loraplus_optimizer` groups them.
+/// Groups parameters by weight decay and learning rate; no group is empty. `loraplus_lr_ratio` is the factor of LoRA+ (Hayou et al., 2024) for B and
+/// for vectors, as in PEFT's `create_loraplus_optimizer`.
 fn by_numbers<B: Kernels>(
     parameters: Vec<&mut Parameter<B>>,
     weight_decay: f64,
@@ -354,7 +352,7 @@ fn by_numbers<B: Kernels>(
     groups
 }
 
-/// Whether weight decay applies to this role: as transformers' `Trainer.get_decay_parameter_names` chooses.
+/// Returns whether weight decay applies to this role, as in transformers' `Trainer.get_decay_parameter_names`.
 fn decays(role: Role) -> bool {
     match role {
         Role::Embedding
@@ -369,7 +367,7 @@ fn decays(role: Role) -> bool {
     }
 }
 
-/// One call of the rule; names with the new state, in order.
+/// Calls the rule once; returns names with the new state, in order.
 fn step_parameters<B: Kernels>(
     rule: &dyn Rule<B>,
     parameters: Vec<(ParameterState<B>, &mut Parameter<B>)>,
@@ -397,14 +395,14 @@ fn step_parameters<B: Kernels>(
     owners.into_iter().zip(rule.step(updates, scale.clone(), numbers)).map(keep).collect()
 }
 
-/// The sum of the squares of all gradients, `[1]`; `None` if there are none.
+/// Sums the squares of all gradients, `[1]`; `None` if there are none.
 pub fn squared_norm<B: Kernels>(gradients: &GradientMap<B>) -> Option<Tensor<B, 1>> {
     let gradients: Vec<_> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
     (!gradients.is_empty()).then(|| B::squared_norm(&gradients))
 }
 
-/// Takes the value out and leaves a handle of the gradient in its place. The update then holds the only handle of the value, so that a
-/// backend can write in place.
+/// Takes the value out and leaves a handle of the gradient in its place. The update then has the only handle of the value, so that a backend can
+/// write in place.
 fn take_value<B: Kernels>(parameter: &mut Parameter<B>, gradient: &Tensor<B, 1>) -> Tensor<B, 1> {
     std::mem::replace(&mut parameter.value, gradient.clone())
 }

@@ -1,7 +1,7 @@
-//! Which optimizer state waits in host memory, and how it passes through the device: bucket by bucket, fetched ahead of its update.
+//! Selects the optimizer state that waits in host memory, and passes it through the device: bucket by bucket, fetched ahead of its update.
 //!
-//! Copies run next to other work where the backend can do that (`firebrick_kernels::memory::prefetch` has the schedule). Where it cannot,
-//! nothing moves, and the numbers are the same.
+//! Copies run next to other work on backends that can do that (`firebrick_kernels::memory::prefetch` has the schedule). On the others nothing moves,
+//! and the numbers are the same.
 //! Trade-off: a parameter's state is on the device as a whole while it is updated, so state above [`MAX_PARAMETER_BYTES`] (f32 moments of
 //! an embedding) is never paged, and a budget below it cannot be met.
 
@@ -13,7 +13,7 @@ use firebrick_kernels::{Kernels, Parameter};
 
 use crate::state::{ParameterState, StateSpec};
 
-/// A parameter with more paged bytes than these stays on the device.
+/// A parameter with more bytes of pageable state stays on the device.
 const MAX_PARAMETER_BYTES: u64 = 256 << 20;
 /// Paged bytes that are updated at once.
 const BUCKET_BYTES: u64 = 64 << 20;
@@ -22,13 +22,12 @@ pub(crate) const BUCKETS_AHEAD: usize = 2;
 /// Bytes of one stored code where state is paged.
 const CODE_BYTES: u64 = 1;
 
-/// Bytes of a parameter's state that would be in host memory if it is paged.
+/// Returns the bytes of a parameter's state that are in host memory when it is paged.
 pub(crate) fn paged_bytes(layout: &[StateSpec]) -> u64 {
     layout.iter().filter(|spec| spec.is_paged()).map(|spec| spec.bytes(CODE_BYTES)).sum()
 }
 
-/// The names of the parameters whose state is paged so that `resident_bytes` of all state stay on the device: from the last name
-/// backwards.
+/// Selects the parameters whose state is paged so that `resident_bytes` of all state stay on the device: from the last name backwards.
 pub(crate) fn choose<'a>(layouts: &BTreeMap<&'a str, Vec<StateSpec>>, resident_bytes: u64) -> Vec<&'a str> {
     let mut resident: u64 = layouts.values().flatten().map(|spec| spec.bytes(CODE_BYTES)).sum();
     let mut paged = Vec::new();
@@ -42,14 +41,14 @@ pub(crate) fn choose<'a>(layouts: &BTreeMap<&'a str, Vec<StateSpec>>, resident_b
     paged
 }
 
-/// Device bytes that passing state takes at most, `paged` bytes of it being in host memory: a bucket in use, those ahead, and one on
-/// its way out. A bucket may be as large as the largest parameter's state.
+/// Returns the maximum device memory for paging if `paged` bytes of state are in host memory: a bucket in use, those ahead, and one on its way out. A
+/// bucket may be as large as the largest parameter's state.
 pub(crate) fn staging_bytes(paged: u64, largest: u64) -> u64 {
     let bucket = BUCKET_BYTES + largest;
     paged.min(bucket * (BUCKETS_AHEAD as u64 + 2))
 }
 
-/// Parameters in order, cut into buckets.
+/// Cuts the parameters into buckets, in order.
 pub(crate) fn buckets<'a, B: Kernels>(
     parameters: Vec<&'a mut Parameter<B>>,
     bytes: impl Fn(&Parameter<B>) -> u64,

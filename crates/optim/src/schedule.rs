@@ -1,9 +1,8 @@
-//! The learning rate over a run: linear warm-up, then constant, or a linear or cosine decay to a lowest rate.
+//! The learning rate over a run: linear warm-up, then constant, or a linear or cosine decay to a minimum rate.
 //!
-//! Steps count from 1, as in the logs, and step `warmup_steps` is the first at the full rate. transformers counts from 0 and its first
-//! warm-up step has a rate of 0: a step that costs its time and changes nothing. So the rates of a run of T steps with W warm-up steps
-//! are those of transformers for T + 1 steps and the same W, without the first one; without warm-up (W = 0) they are those of
-//! transformers for T steps.
+//! Steps count from 1, as in the logs, and step `warmup_steps` is the first at the full rate. transformers counts from 0, so the rate of its first
+//! warm-up step is 0: a step that takes time and changes nothing. So the rates of a run of T steps with W warm-up steps are those of transformers for
+//! T + 1 steps and the same W, without the first one; without warm-up (W = 0) they are those of transformers for T steps.
 //! Not supported: restarts.
 
 use std::f64::consts::PI;
@@ -30,7 +29,7 @@ pub struct Schedule {
     pub kind: ScheduleKind,
     /// The highest rate.
     pub peak: f64,
-    /// The rate that the decay leads to, one step after the last.
+    /// The final rate of the decay, one step after the last.
     pub lowest: f64,
     /// Steps in which the rate increases linearly.
     pub warmup_steps: u64,
@@ -39,13 +38,13 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Learning rate of step `step`, from 1.
+    /// Returns the learning rate of step `step`, from 1.
     ///
     /// # Panics
     /// If `step` is 0.
     pub fn rate(&self, step: u64) -> f64 {
         assert!(step > 0, "steps count from 1");
-        // Without warm-up the first step has the full rate, as the last step of a warm-up has.
+        // Without warm-up the first step has the full rate, like the last step of a warm-up.
         let full_rate_at = self.warmup_steps.max(1);
         if step < full_rate_at {
             return self.peak * step as f64 / full_rate_at as f64;
@@ -85,7 +84,7 @@ mod tests {
         assert_eq!(schedule(ScheduleKind::Constant).rate(12), 1.0);
     }
 
-    /// The multiplier of `get_linear_schedule_with_warmup` and `get_cosine_schedule_with_warmup`, of a step that counts from 0.
+    /// Computes the factor of `get_linear_schedule_with_warmup` and `get_cosine_schedule_with_warmup` for a step that counts from 0.
     fn of_transformers(kind: ScheduleKind, step: u64, warmup: u64, total: u64) -> f64 {
         if step < warmup {
             return step as f64 / warmup.max(1) as f64;
@@ -107,7 +106,7 @@ mod tests {
             for (warmup_steps, total_steps) in [(0, 9), (1, 9), (4, 12), (12, 12), (0, 1)] {
                 let schedule = Schedule { warmup_steps, total_steps, ..schedule(kind) };
                 for step in 1..=total_steps {
-                    // The step counted from 0: the same number where the first one was left out.
+                    // The step counted from 0: the same number if the first one was left out.
                     let (theirs, of) =
                         if warmup_steps == 0 { (step - 1, total_steps) } else { (step, total_steps + 1) };
                     let expected = of_transformers(kind, theirs, warmup_steps, of);

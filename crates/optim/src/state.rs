@@ -1,16 +1,15 @@
-//! Optimizer state: on the device while a run trains, or in host memory between two updates, and on the host by name, as a checkpoint
-//! stores it.
+//! Optimizer state: on the device in training, or in host memory between two updates, and by name on the host, as a checkpoint stores it.
 //!
 //! A parameter has the state tensors that its rule lists. On the host a state tensor is named `<parameter name>.<part>`, for example
 //! `model.norm.weight.exp_avg`. Saving and loading keep every bit.
-//! Trade-off: the whole state is copied to the host at once, which takes as much host memory as the state has bytes.
+//! Trade-off: the whole state is copied to the host at once, which needs as much host memory as the state has bytes.
 
 use std::collections::BTreeMap;
 
 use burn_tensor::{BasicOps, DType, Int, IntDType, Tensor, TensorData};
 use firebrick_kernels::{Kernels, Offloaded, Payload};
 
-/// A state tensor of fewer elements stays on the device, as bitsandbytes keeps it: copying it would cost more than it saves.
+/// Smaller state tensors stay on the device, as in bitsandbytes: copying them would cost more than it saves.
 const MIN_PAGED_ELEMENTS: usize = 100_000;
 
 /// The values of one stored tensor.
@@ -41,9 +40,9 @@ pub enum OptimError {
     Mismatch {
         /// Name inside the state file.
         name: String,
-        /// What the run needs.
+        /// Size and format that the run needs.
         expected: String,
-        /// What the file holds.
+        /// Size and format in the file.
         got: String,
     },
     /// A tensor of the state belongs to no parameter of the run.
@@ -82,7 +81,7 @@ pub(crate) enum StateTensor<B: Kernels> {
 }
 
 impl HostTensor {
-    /// Format and number of elements, for messages.
+    /// Describes format and number of elements, for messages.
     pub fn describe(&self) -> String {
         match self {
             Self::F32(values) => describe_f32(values.len()),
@@ -100,7 +99,7 @@ fn describe_u8(elements: usize) -> String {
 }
 
 impl StateSpec {
-    /// Bytes on a device that stores an 8-bit code in `code_bytes` bytes.
+    /// Returns its size on a device that stores an 8-bit code in `code_bytes` bytes.
     pub(crate) fn bytes(&self, code_bytes: u64) -> u64 {
         let element_bytes = match self.init {
             StateInit::F32(_) => size_of::<f32>() as u64,
@@ -109,7 +108,7 @@ impl StateSpec {
         self.elements as u64 * element_bytes
     }
 
-    /// Whether it waits in host memory where its parameter's state is paged.
+    /// Returns whether the tensor waits in host memory when its parameter's state is paged.
     pub(crate) fn is_paged(&self) -> bool {
         self.elements >= MIN_PAGED_ELEMENTS
     }
@@ -126,7 +125,7 @@ impl StateSpec {
         }
     }
 
-    /// Format and number of elements, for messages.
+    /// Describes format and number of elements, for messages.
     pub(crate) fn describe(&self) -> String {
         match self.init {
             StateInit::F32(_) => describe_f32(self.elements),
@@ -134,7 +133,7 @@ impl StateSpec {
         }
     }
 
-    /// The tensor before the first step.
+    /// Creates the tensor before the first step.
     pub(crate) fn initial<B: Kernels>(&self, device: &B::Device) -> StateTensor<B> {
         match self.init {
             StateInit::F32(value) => StateTensor::F32(Tensor::full([self.elements], value, (device, DType::F32))),
@@ -156,12 +155,12 @@ enum StoredTensor<B: Kernels> {
 }
 
 impl<B: Kernels> ParameterState<B> {
-    /// State on the device.
+    /// Wraps state that is on the device.
     pub(crate) fn new(layout: Vec<StateSpec>, tensors: Vec<StateTensor<B>>) -> Self {
         Self { layout, tensors: tensors.into_iter().map(StoredTensor::Resident).collect() }
     }
 
-    /// Layout and tensors, for an update.
+    /// Splits the state into layout and tensors, for an update.
     pub(crate) fn into_parts(self) -> (Vec<StateSpec>, Vec<StateTensor<B>>) {
         let resident = |stored| match stored {
             StoredTensor::Resident(tensor) => tensor,
@@ -170,7 +169,7 @@ impl<B: Kernels> ParameterState<B> {
         (self.layout, self.tensors.into_iter().map(resident).collect())
     }
 
-    /// Puts the tensors that are worth it into host memory.
+    /// Moves the tensors that are worth it into host memory.
     pub(crate) fn paged(self) -> Self {
         let page = |(spec, stored): (&StateSpec, _)| match stored {
             StoredTensor::Resident(tensor) if spec.is_paged() => tensor.page(),
@@ -180,7 +179,7 @@ impl<B: Kernels> ParameterState<B> {
         Self { tensors, layout: self.layout }
     }
 
-    /// Starts to bring the tensors back to the device.
+    /// Starts copying the tensors back to the device.
     pub(crate) fn prefetch(&mut self, device: &B::Device) {
         for stored in &mut self.tensors {
             match stored {
@@ -202,7 +201,7 @@ impl<B: Kernels> ParameterState<B> {
         Self::new(self.layout, self.tensors.into_iter().map(fetch).collect())
     }
 
-    /// The tensors by part, on the host. Waits for the device.
+    /// Copies the tensors to the host, by part. Waits for the device.
     pub(crate) fn download(&self) -> impl Iterator<Item = (&StateSpec, HostTensor)> {
         let host = |(spec, stored): (&StateSpec, &StoredTensor<B>)| match (stored, spec.init) {
             (StoredTensor::Resident(tensor), _) => tensor.download(),

@@ -1,4 +1,4 @@
-//! Whether all ranks are about to do the same: every rank lists what its run depends on, and the lists must be equal.
+//! Checks that all ranks are about to do the same: every rank lists the facts that its run depends on, and the lists must be equal.
 //!
 //! Trade-off: values are compared as text, and the first difference is reported, not all of them.
 
@@ -7,10 +7,10 @@ use firebrick_kernels::Communicator;
 use crate::error::ParallelError;
 use crate::wire;
 
-/// Longest value in a message; values of some keys are whole sections of a recipe.
+/// Maximum length of a value in a message; some values are whole sections of a recipe.
 const MAX_SHOWN: usize = 200;
 
-/// What a run depends on: keys with their values, in order.
+/// The facts that a run depends on: keys with their values, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts(Vec<(String, String)>);
 
@@ -31,7 +31,7 @@ impl Facts {
         Self(parts.chunks_exact(2).map(|pair| (text(pair[0]), text(pair[1]))).collect())
     }
 
-    /// The first key whose value differs, with this list's value and the other's.
+    /// Returns the first key whose value differs, with this list's value and the other's.
     fn difference<'a>(&'a self, other: &'a Self) -> Option<(&'a str, &'a str, &'a str)> {
         const NOTHING: &str = "nothing";
         let value = |facts: &'a Self, key: &str| {
@@ -43,7 +43,7 @@ impl Facts {
     }
 }
 
-/// Compares the facts of all ranks; all of them get the same error.
+/// Compares the facts of all ranks; every rank gets the same error.
 pub(crate) fn agree(communicator: &Communicator, facts: &Facts) -> Result<(), ParallelError> {
     let gathered = communicator.all_gather_bytes("agree", facts.to_bytes())?;
     let all: Vec<Facts> = gathered.iter().map(|bytes| Facts::from_bytes(bytes)).collect();

@@ -1,4 +1,4 @@
-//! What can go wrong between ranks.
+//! Errors between ranks.
 //!
 //! Trade-off: a lost rank ends the run on every rank; nothing is repaired here.
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use firebrick_kernels::CommError;
 
-/// Ranks could not be started, do not find each other, are not of one job, or an exchange between them failed. No step may be taken.
+/// Ranks could not be started, do not find each other, do not belong to one job, or an exchange failed. No step may be taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParallelError {
     /// A rank is gone, or ranks disagree about what they exchange.
@@ -17,7 +17,7 @@ pub enum ParallelError {
     Environment {
         /// Whose variables were found.
         launcher: &'static str,
-        /// What is wrong, expected and found, and what to do.
+        /// The problem, expected and found, and advice.
         problem: String,
     },
     /// The master's address cannot be used on rank 0.
@@ -26,9 +26,9 @@ pub enum ParallelError {
          free there: choose another with MASTER_PORT, or FIREBRICK_PORT where the launcher uses MASTER_PORT itself"
     )]
     Listen {
-        /// Where it tried to listen.
+        /// The address on which it tried to listen.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         problem: String,
     },
     /// Not all ranks came in time.
@@ -40,11 +40,11 @@ pub enum ParallelError {
     Missing {
         /// The ranks, in words.
         missing: String,
-        /// How many ranks the job has.
+        /// Number of ranks of the job.
         world_size: usize,
-        /// Where rank 0 listened.
+        /// The address on which rank 0 listened.
         address: String,
-        /// How long it waited.
+        /// Time that it waited.
         waited: Duration,
         /// Connections that were refused, in words; may be empty.
         refused: String,
@@ -57,21 +57,21 @@ pub enum ParallelError {
     Unreachable {
         /// This rank.
         rank: usize,
-        /// Where rank 0 should be.
+        /// The expected address of rank 0.
         address: String,
-        /// How long it was tried.
+        /// Time that it tried.
         waited: Duration,
-        /// What the last attempt failed with.
+        /// Error of the last attempt.
         problem: String,
     },
-    /// Rank 0 did not accept this rank, or is not what this rank expects.
+    /// Rank 0 did not accept this rank, or is not the expected rank 0.
     #[error("rank {rank} was not accepted into the job at {address}: {reason}")]
     Refused {
         /// This rank.
         rank: usize,
-        /// Where rank 0 is.
+        /// Address of rank 0.
         address: String,
-        /// Why not, and what to do.
+        /// The reason, and advice.
         reason: String,
     },
     /// A rank would not compute the same run.
@@ -82,7 +82,7 @@ pub enum ParallelError {
     Differs {
         /// The first rank that differs from rank 0.
         rank: usize,
-        /// What differs.
+        /// The key that differs.
         key: String,
         /// The value of that rank.
         found: String,
@@ -96,7 +96,7 @@ pub enum ParallelError {
         rank: usize,
         /// The program.
         program: String,
-        /// What the system said.
+        /// The error of the system.
         problem: String,
     },
 }

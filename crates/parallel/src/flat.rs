@@ -1,9 +1,9 @@
 //! The gradients of adapters in one flat sum, which ranks add up in one exchange.
 //!
-//! An adapter is hundreds of small tensors. Each has its range in one tensor from the first micro-batch on; gradients are written or added
-//! there, many in one launch, as the backward computes them. What is exchanged is that tensor, and what the optimizer gets are its ranges.
-//! Ranges follow the order of the model's parameters, so they are the same on every rank.
-//! Trade-off: one more pass over each gradient than in buckets, and nothing is exchanged before the end of the backward.
+//! An adapter is hundreds of small tensors. From the first micro-batch on, each has its range in one flat tensor; the backward writes or adds
+//! gradients there as it computes them, many in one launch. Ranks exchange that tensor once, and the optimizer gets its ranges. Ranges follow the
+//! order of the model's parameters, so they are the same on every rank.
+//! Trade-off: one more pass over each gradient than with buckets, and nothing is exchanged before the end of the backward.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use crate::ranks::Ranks;
 
 /// Gradients that are added at once, as many as a launch of the CUDA backend takes.
 const TOGETHER: usize = 64;
-/// Ranges begin at multiples of so many elements: at 16 bytes, as vector loads need it.
+/// Ranges begin at multiples of this many elements: 16 bytes, as vector loads require.
 const ALIGNMENT: usize = 4;
 
-/// Whether only adapters train.
+/// Returns whether only adapters train.
 pub(crate) fn are_adapters<B: Kernels>(parameters: &[&Parameter<B>]) -> bool {
     parameters.iter().all(|parameter| matches!(parameter.role, Role::LoraA | Role::LoraB | Role::LoraMagnitude))
 }
 
-/// See the head of this file.
+/// Gradients of the adapters as ranges of one flat tensor.
 pub(crate) struct FlatGradients<B: Kernels> {
     ranges: BTreeMap<Arc<str>, Range>,
     /// Elements of the sum.
@@ -43,7 +43,7 @@ struct Range {
 }
 
 impl<B: Kernels> FlatGradients<B> {
-    /// Room for the gradients of these parameters.
+    /// Allocates the flat tensor for the gradients of these parameters.
     pub(crate) fn new(parameters: &[&Parameter<B>]) -> Self {
         let (mut ranges, mut length) = (BTreeMap::new(), 0);
         for parameter in parameters {
@@ -76,7 +76,7 @@ impl<B: Kernels> FlatGradients<B> {
         }
     }
 
-    /// Sums over all ranks; the gradients by name.
+    /// Sums over all ranks and returns the gradients by name.
     pub(crate) fn finish(mut self, ranks: &Ranks) -> Result<GradientMap<B>, ParallelError> {
         self.flush();
         for (name, range) in &self.ranges {

@@ -1,4 +1,4 @@
-//! How a rank and rank 0 recognize each other: both prove to know the job's token before anything else is read.
+//! Mutual authentication of a rank and rank 0: both prove to know the job's token before anything else is read.
 //!
 //! ```text
 //! rank 0 -> rank   magic, version, random number
@@ -6,8 +6,8 @@
 //! rank 0 -> rank   accepted or refused, a reason, proof over all of that
 //! ```
 //!
-//! All lengths are fixed, so a stranger can make rank 0 read 82 bytes. Rank 0 waits for none of them: it looks at each
-//! connection now and then, and a handshake that is not over after [`PATIENCE`] is refused.
+//! All lengths are fixed, so a stranger can make rank 0 read at most 82 bytes. Rank 0 waits for no connection: it polls each one, and refuses a
+//! handshake that takes longer than [`PATIENCE`].
 //! Trade-off: another version is refused, never translated.
 
 use std::io::{self, Read, Write};
@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 use crate::patient::is_timeout;
 use crate::token::{JobToken, PROOF, random_bytes};
 
-/// How long a handshake may take.
+/// Time limit of a handshake.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// First bytes of each side.
 const MAGIC: [u8; 8] = *b"FBRANKS\n";
-/// Of what ranks say to each other: raised whenever that changes.
+/// Version of the protocol between ranks: increase it with every change.
 const VERSION: u16 = 1;
 /// Bytes of magic, version and random number.
 const GREETING: usize = 8 + 2 + PROOF;
@@ -29,19 +29,19 @@ const GREETING: usize = 8 + 2 + PROOF;
 const CLAIM: usize = 4 + 4;
 /// Bytes that a rank sends.
 const INTRODUCTION: usize = GREETING + CLAIM + PROOF;
-/// What a rank calls what it has reached, until that has proved to be rank 0.
+/// Name of the other side in messages, until it has proved to be rank 0.
 const LISTENER: &str = "what listens there";
 /// Longest reason of a refusal.
 const MAX_REASON: usize = 512;
 
-/// Why a handshake did not succeed.
+/// A failed handshake.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The connection failed; it may work the next time.
+    /// The connection failed; a retry may succeed.
     Connection(io::Error),
-    /// The other side does not speak as ranks do.
+    /// The other side does not speak the protocol.
     Stranger(String),
-    /// The other side speaks as ranks do, and is not what was expected or does not accept this one.
+    /// The other side speaks the protocol, but is not the expected one or does not accept this one.
     Refused(String),
 }
 
@@ -52,7 +52,7 @@ impl From<io::Error> for Failure {
 }
 
 impl Failure {
-    /// Why, in words.
+    /// Returns the reason in words.
     pub(crate) fn reason(self) -> String {
         match self {
             Self::Connection(error) => error.to_string(),
@@ -61,7 +61,7 @@ impl Failure {
     }
 }
 
-/// Rank and world size, as a rank claims them.
+/// Rank and world size that a rank claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) rank: usize,
@@ -74,11 +74,11 @@ pub(crate) struct Guest {
     came: Instant,
     greeting: [u8; GREETING],
     received: [u8; INTRODUCTION],
-    /// How many bytes of it have arrived.
+    /// Number of bytes that have arrived.
     length: usize,
 }
 
-/// How far a handshake is.
+/// State of a handshake.
 pub(crate) enum Progress {
     /// Not all bytes have arrived.
     Waits(Guest),
@@ -86,7 +86,7 @@ pub(crate) enum Progress {
     Proved(Candidate),
 }
 
-/// A connection to a rank that knows the token, and waits for an answer.
+/// A connection to a rank that knows the token and waits for an answer.
 pub(crate) struct Candidate {
     stream: TcpStream,
     pub(crate) claim: Claim,
@@ -101,7 +101,7 @@ fn greeting() -> [u8; GREETING] {
     bytes
 }
 
-/// Checks a greeting, or what has arrived of it.
+/// Checks a greeting, or the part of it that has arrived.
 fn check_greeting(bytes: &[u8], other: &str) -> Result<(), Failure> {
     let magic = bytes.len().min(MAGIC.len());
     if bytes[..magic] != MAGIC[..magic] {
@@ -115,7 +115,7 @@ fn check_greeting(bytes: &[u8], other: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A handshake that takes too long.
+/// Builds the error for a handshake that takes too long.
 fn too_slow(other: &str, is_silent: bool) -> Failure {
     let seconds = PATIENCE.as_secs();
     let problem = match is_silent {
@@ -130,7 +130,7 @@ fn closed(other: &str) -> Failure {
 }
 
 impl Guest {
-    /// On rank 0: greets what connected. Does not wait.
+    /// Greets a new connection, on rank 0. Does not wait.
     pub(crate) fn greet(mut stream: TcpStream, now: Instant) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
@@ -158,7 +158,7 @@ impl Guest {
         self.prove(token)
     }
 
-    /// Whether all that arrived was sent by a rank that knows the token.
+    /// Checks that all received bytes come from a rank that knows the token.
     fn prove(mut self, token: &JobToken) -> Result<Progress, Failure> {
         let (theirs, rest) = self.received.split_at(GREETING);
         let (claim, proof) = rest.split_at(CLAIM);
@@ -175,7 +175,7 @@ impl Guest {
 }
 
 impl Candidate {
-    /// On rank 0: accepts the rank, or says why not. Does not wait.
+    /// Accepts the rank, or sends the reason for a refusal, on rank 0. Does not wait.
     pub(crate) fn answer(mut self, token: &JobToken, verdict: Result<(), &str>) -> io::Result<TcpStream> {
         answer(&mut self.stream, token, &self.transcript, verdict)?;
         self.stream.set_nonblocking(false)?;
@@ -197,7 +197,7 @@ fn answer(stream: &mut TcpStream, token: &JobToken, transcript: &[u8], verdict: 
     stream.write_all(&bytes)
 }
 
-/// On another rank: says who it is, and waits for the answer.
+/// Introduces this rank to rank 0, and waits for the answer.
 pub(crate) fn present(mut stream: TcpStream, token: &JobToken, claim: Claim) -> Result<TcpStream, Failure> {
     let deadline = Instant::now() + PATIENCE;
     stream.set_nodelay(true)?;
@@ -257,7 +257,7 @@ mod tests {
 
     use super::*;
 
-    /// What connects, and how far rank 0 is with it once it has seen all that was sent.
+    /// Connects a peer that sends `bytes`; returns it with rank 0's progress after reading them.
     fn guest_that_sends(bytes: &[u8]) -> (TcpStream, Result<Progress, Failure>, Instant) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

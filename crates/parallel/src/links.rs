@@ -1,8 +1,8 @@
-//! The connections of one rank: what arrives on them, signs of life, and the one reason why the job cannot go on.
+//! The connections of one rank: received parts, heartbeats, and the one reason why the job cannot go on.
 //!
-//! Each connection has a thread that reads it, so that no rank waits for another to read. Another thread sends a sign of life every two
-//! seconds. A connection that ends, or is silent for [`SILENCE`] waits, is a lost rank; rank 0 then gives the reason to
-//! all others. A job that is suspended as a whole and continues loses no rank.
+//! Each connection has a reader thread, so that no rank waits for another to read. Another thread sends a heartbeat every two seconds. A rank is lost
+//! if its connection ends or is silent for [`SILENCE`] waits; rank 0 then sends the reason to all others. A job that is suspended as a whole and
+//! continues loses no rank.
 //! Trade-off: a rank that lives but computes forever is not noticed here.
 
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ use crate::wire::{self, Message};
 
 /// One wait for a rank.
 const WAIT: Duration = Duration::from_secs(1);
-/// A rank that sends nothing for so many waits is lost.
+/// A rank that sends nothing for this many waits is lost.
 const SILENCE: u32 = 15;
 /// Time between two signs of life.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -51,12 +51,12 @@ struct State {
     lost: Option<String>,
     is_closed: bool,
     watchers: Vec<Watcher>,
-    /// The thread that gives the reason to the other ranks.
+    /// The thread that sends the reason to the other ranks.
     telling: Option<JoinHandle<()>>,
 }
 
 impl Links {
-    /// Takes over connections to ranks that were accepted.
+    /// Starts the links over accepted connections.
     pub(crate) fn start(connections: Vec<(usize, TcpStream)>) -> io::Result<Arc<Self>> {
         let peers =
             connections.into_iter().map(|(rank, stream)| Peer::new(rank, stream)).collect::<io::Result<Vec<_>>>()?;
@@ -79,7 +79,7 @@ impl Links {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of connections.
+    /// Returns the number of connections.
     pub(crate) fn len(&self) -> usize {
         self.peers.len()
     }
@@ -115,12 +115,12 @@ impl Links {
         }
     }
 
-    /// Why the job cannot go on.
+    /// Returns why the job cannot go on.
     pub(crate) fn lost(&self) -> Option<String> {
         self.state().lost.clone()
     }
 
-    /// Notes why the job cannot go on, and gives the reason to all others. The first reason stays; it is returned.
+    /// Records why the job cannot go on, and sends the reason to all others. The first reason stays; it is returned.
     pub(crate) fn lose(self: &Arc<Self>, problem: String) -> String {
         let watchers = {
             let mut state = self.state();
@@ -131,7 +131,7 @@ impl Links {
                 return problem;
             }
             let (links, message) = (Arc::clone(self), Message::Failed(problem.clone()));
-            // The other ranks may be gone too, so the thread that noticed does not wait for them. It is there before anything sees the
+            // The other ranks may be gone too, so the thread that noticed does not wait for them. The sending thread exists before anything sees the
             // loss, and closes the connections.
             let tell = move || links.peers.iter().for_each(|peer| peer.tell(&message));
             state.telling = thread::Builder::new().name("last-words".to_owned()).spawn(tell).ok();
@@ -143,7 +143,7 @@ impl Links {
         problem
     }
 
-    /// As `Transport::when_lost`.
+    /// Implements `Transport::when_lost`.
     pub(crate) fn when_lost(&self, watcher: Watcher) {
         let mut state = self.state();
         match state.lost.clone() {
@@ -152,22 +152,22 @@ impl Links {
         }
     }
 
-    /// Says that this rank has nothing more to exchange.
+    /// Tells the peers that this rank has nothing more to exchange.
     pub(crate) fn close(&self) {
         self.state().is_closed = true;
         self.state().watchers.clear();
         for peer in &self.peers {
-            // A peer that is gone already has nothing more to exchange either.
+            // A peer that is already gone has nothing more to exchange either.
             let _ = wire::write(&mut *peer.writer(), &Message::Leaving);
         }
         self.changed.notify_all();
     }
 
-    /// Waits until the reason of a loss is with the other ranks, then closes all connections.
+    /// Waits until the other ranks have the reason of a loss, then closes all connections.
     pub(crate) fn end(&self) {
         let telling = self.state().telling.take();
         if let Some(telling) = telling {
-            // It cannot panic, and there is nothing to do about it here.
+            // The thread cannot panic, and an error could not be handled here.
             let _ = telling.join();
         }
         self.state().is_closed = true;
@@ -212,7 +212,7 @@ impl Peer {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends the reason of a loss, unless the other rank does not read. A thread may be in the middle of another message.
+    /// Sends the reason of a loss, unless the other rank does not read. Another thread may be in the middle of a message.
     fn tell(&self, message: &Message) {
         let started = Instant::now();
         while started.elapsed() < LAST_WORDS * WAIT {
@@ -226,7 +226,7 @@ impl Peer {
         }
     }
 
-    /// What an error of the connection means.
+    /// Explains an error of the connection.
     fn gone(&self, error: &io::Error) -> String {
         let Self { rank, address, .. } = self;
         if is_timeout(error) {
@@ -259,7 +259,7 @@ fn receive_all(stream: TcpStream, index: usize, links: &Weak<Links>) {
             Err(error) => {
                 let peer = &links.peers[index];
                 links.lose(peer.gone(&error));
-                // A thread that writes to it now must not wait.
+                // A thread that is writing to it must not wait.
                 let _ = peer.stream.shutdown(Shutdown::Both);
                 return;
             }
@@ -267,7 +267,7 @@ fn receive_all(stream: TcpStream, index: usize, links: &Weak<Links>) {
     }
 }
 
-/// Sends a sign of life to all; whether to go on.
+/// Sends a heartbeat to all peers; returns whether to go on.
 fn beat(links: &Weak<Links>) -> bool {
     let Some(links) = links.upgrade() else { return false };
     let state = links.state();
@@ -281,7 +281,7 @@ fn beat(links: &Weak<Links>) -> bool {
     }
     drop(state);
     for peer in &links.peers {
-        // Where another thread writes just now, that is the sign of life.
+        // If another thread is writing, its message serves as the heartbeat.
         if let Ok(mut writer) = peer.writer.try_lock()
             && let Err(error) = wire::write(&mut *writer, &Message::Heartbeat)
         {

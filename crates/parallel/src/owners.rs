@@ -1,10 +1,10 @@
-//! Which rank updates which parameter, and has which weight, where ranks divide them (ZeRO; Rajbhandari et al., 2020).
+//! Assigns each parameter, and each divided weight, to a rank (ZeRO; Rajbhandari et al., 2020).
 //!
-//! Whole parameters are assigned, the largest first, each to the rank that has least so far, so every rank computes the same assignment
+//! Whole parameters are assigned, the largest first, each to the rank with the fewest elements so far, so every rank computes the same assignment
 //! from names and sizes alone.
 //! Trade-off: a parameter is never divided, so one large embedding can be more than a rank's even share.
 
-/// The owner of each parameter, in the order of `sizes`: names, which are unique, and numbers of elements.
+/// Returns the owner of each parameter, in the order of `sizes`: names, which are unique, and numbers of elements.
 pub fn owners<'a>(sizes: impl IntoIterator<Item = (&'a str, usize)>, world_size: usize) -> Vec<usize> {
     let sizes: Vec<(&str, usize)> = sizes.into_iter().collect();
     let mut order: Vec<usize> = (0..sizes.len()).collect();

@@ -1,19 +1,19 @@
 //! A connection whose other side may be silent for a while: silence is counted in short waits, not by a clock.
 //!
-//! After a pause of the whole job a clock says that all other ranks were silent for long. A wait is at most one wait,
-//! however long this process was suspended in it, so the others have time to show that they are there again.
+//! After a pause of the whole job, a clock would show a long silence of all other ranks. A wait counts once however long this process was suspended
+//! in it, so the others have time to show that they are there again.
 //! Trade-off: a wait that a signal interrupts begins again.
 
 use std::io::{self, Read, Write};
 
-/// A stream with read and write timeouts, which are waited for several times.
+/// A stream with read and write timeouts that is retried several times.
 pub(crate) struct Patient<S> {
     stream: S,
     waits: u32,
 }
 
 impl<S> Patient<S> {
-    /// A stream that fails once this many waits in a row have ended without a byte.
+    /// Creates a stream that fails after this many consecutive waits without a byte.
     pub(crate) fn new(stream: S, waits: u32) -> Self {
         Self { stream, waits }
     }
@@ -35,7 +35,7 @@ impl<S> Patient<S> {
     }
 }
 
-/// Whether nothing came or could be sent for as long as the stream waits.
+/// Returns whether the error is a timeout: nothing was received or sent during the wait.
 pub(crate) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
@@ -60,7 +60,7 @@ impl<S: Write> Write for Patient<S> {
 mod tests {
     use super::*;
 
-    /// Times out, or is interrupted, so many times before each byte.
+    /// Times out, or is interrupted, this many times before each byte.
     struct Slow {
         kinds: Vec<io::ErrorKind>,
         next: usize,

@@ -1,8 +1,7 @@
-//! Which rank this process is, as its launcher says in environment variables: torchrun's names, those of SLURM's `srun`, or of Open
-//! MPI's `mpirun`.
+//! The rank of this process, from the environment variables of its launcher: torchrun's names, those of SLURM's `srun`, or of Open MPI's `mpirun`.
 //!
 //! Without such variables, or in a job of one rank, there is nothing to join and no socket is opened.
-//! Trade-off: only `srun` makes ranks of SLURM's tasks; a batch script that starts a program without it runs one rank.
+//! Trade-off: SLURM's tasks become ranks only with `srun`; a batch script that starts a program without it runs one rank.
 
 use std::env;
 use std::time::Duration;
@@ -10,9 +9,9 @@ use std::time::Duration;
 use crate::error::ParallelError;
 use crate::token::JobToken;
 
-/// How long ranks wait for each other unless `FIREBRICK_RENDEZVOUS_TIMEOUT` says otherwise.
+/// Time limit for ranks to join, unless `FIREBRICK_RENDEZVOUS_TIMEOUT` is set.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// The port of rank 0 where no launcher chose one; torch's default too.
+/// The port of rank 0 if the launcher chose none; torch's default too.
 const PORT: u16 = 29500;
 
 /// A rank's place in its job.
@@ -22,7 +21,7 @@ pub struct Placement {
     pub rank: usize,
     /// Number of ranks, at least 2.
     pub world_size: usize,
-    /// This rank among those of its machine, from 0: which card it uses.
+    /// Index of this rank on its machine, from 0; it selects the card.
     pub local_rank: usize,
     /// Number of ranks on this machine.
     pub local_world_size: usize,
@@ -30,16 +29,16 @@ pub struct Placement {
     pub master_host: String,
     /// Port that rank 0 listens on.
     pub master_port: u16,
-    /// What all ranks of the job know.
+    /// The shared secret of the job's ranks.
     pub token: JobToken,
-    /// How long ranks wait for each other.
+    /// Time limit for ranks to join.
     pub timeout: Duration,
 }
 
-/// Reads a variable; empty ones count as not set.
+/// Reads a variable; empty ones count as unset.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The names that a launcher gives its numbers.
+/// A launcher's names for the numbers.
 struct Names {
     launcher: &'static str,
     rank: &'static str,
@@ -71,7 +70,7 @@ const OPEN_MPI: Names = Names {
 };
 
 impl Placement {
-    /// The place that this process's environment names; `None` for a job of one rank.
+    /// Reads the place of this process from its environment; `None` for a job of one rank.
     ///
     /// # Errors
     /// [`ParallelError::Environment`] if variables are missing or contradict each other.
@@ -94,7 +93,7 @@ impl Placement {
         names.read(lookup)
     }
 
-    /// Where rank 0 listens.
+    /// Returns the address on which rank 0 listens.
     #[must_use]
     pub fn master(&self) -> String {
         if self.master_host.contains(':') {
@@ -155,7 +154,7 @@ impl Names {
         lookup(name).map(parse).transpose()
     }
 
-    /// Ranks of this machine. SLURM lists them by node, such as `4(x2),3`; they are equal on all nodes but maybe the last.
+    /// Returns the number of ranks on this machine. SLURM lists them by node, such as `4(x2),3`; they are equal on all nodes except maybe the last.
     fn local_world_size(&self, lookup: Lookup<'_>) -> Result<Option<usize>, ParallelError> {
         if self.launcher != SLURM.launcher {
             return self.number(lookup, self.local_world_size);
@@ -179,7 +178,7 @@ impl Names {
         })
     }
 
-    /// torchrun itself listens on MASTER_PORT, where its agent keeps a store for the ranks; the next port is taken then.
+    /// Returns the port of rank 0. Under torchrun the default is the port after MASTER_PORT, on which torchrun's agent keeps a store for the ranks.
     fn port(&self, lookup: Lookup<'_>) -> Result<u16, ParallelError> {
         let (name, offset) = match lookup("FIREBRICK_PORT") {
             Some(_) => ("FIREBRICK_PORT", 0),
@@ -203,7 +202,7 @@ impl Names {
     }
 }
 
-/// Tasks of node `node` in SLURM's list, such as 3 for node 2 in `4(x2),3`.
+/// Returns the number of tasks on node `node` in SLURM's list, such as 3 for node 2 in `4(x2),3`.
 fn tasks_of_node(list: &str, node: usize) -> Option<usize> {
     let mut first = 0;
     for part in list.split(',') {
@@ -219,7 +218,7 @@ fn tasks_of_node(list: &str, node: usize) -> Option<usize> {
     None
 }
 
-/// The first host of SLURM's list, such as `gpu-03` of `gpu-[03-05,09],login`.
+/// Returns the first host of SLURM's list, such as `gpu-03` of `gpu-[03-05,09],login`.
 fn first_node(list: &str) -> String {
     let Some((prefix, rest)) = list.split_once('[').filter(|(prefix, _)| !prefix.contains(',')) else {
         return list.split(',').next().unwrap_or(list).trim().to_owned();

@@ -1,4 +1,4 @@
-//! Which rank this is, of how many, and the small exchanges that are not gradients: counts, loss sums, barriers.
+//! This rank, the number of ranks, and the small exchanges that are not gradients: counts, loss sums, barriers.
 //!
 //! Every rank calls the same exchanges in the same order.
 //! Trade-off: counts go through host memory, one message per call; there are a few per step.
@@ -16,8 +16,7 @@ use crate::owners::owners;
 use crate::placement::Placement;
 use crate::rendezvous;
 
-/// The ranks of a job, as one of them sees it. Clones are the same rank. Every exchange fails where a rank is gone or
-/// exchanges something else.
+/// The ranks of a job, as seen by one of them. Clones are the same rank. Every exchange fails if a rank is gone or exchanges something else.
 #[derive(Clone, Debug)]
 pub struct Ranks {
     communicator: Communicator,
@@ -26,12 +25,12 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// A job of one rank: every sum is its only term.
+    /// Creates a job of one rank: every sum is its only term.
     pub fn single() -> Self {
         Self::new(Communicator::single())
     }
 
-    /// The rank of a communicator.
+    /// Creates the rank of a communicator.
     pub fn new(communicator: Communicator) -> Self {
         Self { communicator, local_rank: 0, local_world_size: 1 }
     }
@@ -39,44 +38,44 @@ impl Ranks {
     /// Joins a job: waits until all its ranks are there.
     ///
     /// # Errors
-    /// A rank that does not come in time, or one that is not accepted; see [`ParallelError`].
+    /// A rank that does not come in time, or one that is not accepted.
     pub fn join(placement: &Placement) -> Result<Self, ParallelError> {
         let communicator = rendezvous::join(placement)?;
         let &Placement { local_rank, local_world_size, .. } = placement;
         Ok(Self { communicator, local_rank, local_world_size })
     }
 
-    /// This rank, from 0.
+    /// Returns the number of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.communicator.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.communicator.world_size()
     }
 
-    /// Whether this rank writes the run folder and prints.
+    /// Returns whether this rank writes the run folder and prints.
     pub fn is_main(&self) -> bool {
         self.rank() == 0
     }
 
-    /// This rank among those of its machine: which of its devices it uses.
+    /// Returns the index of this rank on its machine, which selects its device.
     pub fn local_rank(&self) -> usize {
         self.local_rank
     }
 
-    /// Number of ranks on this machine, which share its cores and its memory.
+    /// Returns the number of ranks on this machine, which share its cores and its memory.
     pub fn local_world_size(&self) -> usize {
         self.local_world_size
     }
 
-    /// What carries bytes and tensors between the ranks, for collectives that this type does not have.
+    /// Returns the carrier of bytes and tensors between the ranks, for collectives that this type does not have.
     pub fn communicator(&self) -> &Communicator {
         &self.communicator
     }
 
-    /// Refuses ranks that would not compute the same run.
+    /// Refuses ranks that would compute different runs.
     ///
     /// # Errors
     /// [`ParallelError::Differs`], the same on all ranks; or a rank is gone.
@@ -84,8 +83,8 @@ impl Ranks {
         if self.world_size() == 1 { Ok(()) } else { agree(&self.communicator, facts) }
     }
 
-    /// Connects the devices of all ranks, where the backend has a library for that. Returns what carries tensors
-    /// between them; `None` with one rank.
+    /// Connects the devices of all ranks, if the backend has a library for that. Returns the name of what carries tensors between them; `None` with
+    /// one rank.
     ///
     /// # Errors
     /// A library that is missing, or a rank is gone.
@@ -96,17 +95,17 @@ impl Ranks {
         Ok(Some(backend.connect(&self.communicator, self.local_rank)?))
     }
 
-    /// Whether a step that ended before a rank was lost is whole: not if its sums may still have been under way.
+    /// Returns whether a step that ended before a rank was lost is complete, which is false if its sums may still have been under way.
     pub fn is_exact_after_loss(&self) -> bool {
         self.communicator.is_exact_after_loss()
     }
 
-    /// The bytes of every rank, in rank order. `operation` names the exchange in errors.
+    /// Gathers the bytes of every rank, in rank order. `operation` names the exchange in errors.
     pub fn all_gather(&self, operation: &'static str, bytes: Vec<u8>) -> Result<Vec<Arc<[u8]>>, ParallelError> {
         Ok(self.communicator.all_gather_bytes(operation, bytes)?)
     }
 
-    /// The numbers of every rank, in rank order; all ranks pass the same number of them.
+    /// Gathers the numbers of every rank, in rank order; all ranks pass the same number of them.
     pub fn all_gather_numbers<const N: usize>(
         &self,
         operation: &'static str,
@@ -125,14 +124,14 @@ impl Ranks {
         Ok(gathered.iter().enumerate().map(read).collect::<Result<_, _>>()?)
     }
 
-    /// The bytes of rank 0, on every rank; the others pass nothing.
+    /// Returns the bytes of rank 0 on every rank; the others' bytes are ignored.
     pub fn from_main(&self, operation: &'static str, bytes: Vec<u8>) -> Result<Arc<[u8]>, ParallelError> {
         let own = if self.is_main() { bytes } else { Vec::new() };
         let mut gathered = self.communicator.all_gather_bytes(operation, own)?;
         Ok(gathered.swap_remove(0))
     }
 
-    /// Gives every rank the values that parameters have on rank 0.
+    /// Copies the parameter values of rank 0 to every rank.
     pub fn broadcast_parameters<'a, B: Kernels>(
         &self,
         parameters: impl IntoIterator<Item = &'a mut Parameter<B>>,
@@ -147,14 +146,14 @@ impl Ranks {
         Ok(())
     }
 
-    /// The rank that updates each parameter, by its name, where the optimizer's state is divided over ranks.
+    /// Returns the rank that updates each parameter, by its name, when ranks divide the optimizer's state.
     pub fn owners<B: Kernels>(&self, parameters: &[&Parameter<B>]) -> BTreeMap<Arc<str>, usize> {
         let sizes = parameters.iter().map(|parameter| (parameter.name.as_ref(), parameter.elements()));
         let names = parameters.iter().map(|parameter| parameter.name.clone());
         names.zip(owners(sizes, self.world_size())).collect()
     }
 
-    /// Gives every rank the value of each parameter that its owner, the rank named with it, has.
+    /// Copies the value of each parameter from its owner, the rank given with it, to every rank.
     pub fn share_updates<B: Kernels>(
         &self,
         mut parameters: Vec<(&mut Parameter<B>, usize)>,
@@ -173,12 +172,12 @@ impl Ranks {
         Ok(())
     }
 
-    /// Fails once another rank is lost: what was computed together since then must not be used.
+    /// Fails once another rank is lost: results that were computed together since then must not be used.
     pub fn check(&self, operation: &'static str) -> Result<(), ParallelError> {
         Ok(self.communicator.check(operation)?)
     }
 
-    /// Time that exchanges through host memory have taken so far, waiting for other ranks included.
+    /// Returns the total time of exchanges through host memory, including the wait for other ranks.
     pub fn exchanged(&self) -> Duration {
         self.communicator.exchanged()
     }
@@ -188,24 +187,24 @@ impl Ranks {
         self.communicator.fail(problem);
     }
 
-    /// Once another rank is lost, starts a thread that calls `act` with the reason.
+    /// Starts a thread that calls `act` with the reason once another rank is lost.
     pub fn when_lost(&self, act: impl FnOnce(&str) + Send + 'static) {
         self.communicator.when_lost(act);
     }
 
-    /// Waits until every rank has nothing more to exchange; then a rank that ends is no loss to the others.
+    /// Waits until every rank has nothing more to exchange; after that, the end of a rank is no loss to the others.
     pub fn leave(&self) -> Result<(), ParallelError> {
         self.barrier()?;
         self.communicator.close();
         Ok(())
     }
 
-    /// A count summed over all ranks, for example the loss tokens of a step.
+    /// Sums a count over all ranks, for example the loss tokens of a step.
     pub fn all_reduce_count(&self, count: u64) -> Result<u64, ParallelError> {
         Ok(self.all_gather_numbers("all_reduce_count", [count])?.iter().map(|[count]| count).sum())
     }
 
-    /// A tensor `[1]` f32 summed over all ranks, for example the sum of the losses of a step. With one rank, the tensor itself.
+    /// Sums a tensor `[1]` f32 over all ranks, for example the losses of a step. With one rank it returns the tensor itself.
     pub fn all_reduce_scalar<B: Kernels>(&self, scalar: Tensor<B, 1>) -> Result<Tensor<B, 1>, ParallelError> {
         let mut sums = self.all_reduce_sum::<B>(vec![scalar])?;
         Ok(sums.pop().expect("a sum over ranks has as many tensors as it was given"))
@@ -217,7 +216,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// Each tensor summed over all ranks, in one exchange; the same bits on every rank.
+    /// Sums each tensor over all ranks, in one exchange; every rank gets the same bits.
     pub fn all_reduce_sum<B: Kernels>(&self, tensors: Vec<Tensor<B, 1>>) -> Result<Vec<Tensor<B, 1>>, ParallelError> {
         if self.world_size() == 1 { Ok(tensors) } else { Ok(self.communicator.all_reduce_sum(tensors)?) }
     }

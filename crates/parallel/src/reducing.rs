@@ -1,11 +1,11 @@
 //! A gradient sink that sums gradients over ranks while the backward still runs.
 //!
-//! A gradient is complete after its last contribution in the last micro-batch of a step. Complete gradients go into a bucket, and a
-//! full bucket is summed over all ranks at once, inside the backward: few large exchanges instead of one per parameter, and all but
-//! the last while later layers are still computed. (PyTorch's DistributedDataParallel does the same; Li et al., 2020.)
+//! A gradient is complete after its last contribution in the last micro-batch of a step. Complete gradients go into a bucket, and a full bucket is
+//! summed over all ranks at once, inside the backward: few large exchanges instead of one per parameter, and all but the last while later layers are
+//! still computed. (PyTorch's DistributedDataParallel does the same; Li et al., 2020.)
 //!
-//! The order of buckets is the order in which gradients become complete. It follows from the model alone, so it is the same on
-//! every rank, as collectives require. Gradients of adapters go another way (`flat.rs`).
+//! The order of buckets is the order in which gradients become complete. It follows from the model alone, so it is the same on every rank, as
+//! collectives require. Gradients of adapters are exchanged differently (`flat.rs`).
 //! Trade-off: only the last micro-batch overlaps with communication, and every rank holds all gradients.
 
 use std::sync::Arc;
@@ -28,9 +28,9 @@ pub struct ReducingSink<B: Kernels> {
     /// Sums over this rank's contributions; with one rank, all gradients until the end.
     local: GradientMap<B>,
     bucket: Bucket<B>,
-    /// Where only adapters train on several ranks: all gradients, instead of `local` and `bucket`.
+    /// All gradients, instead of `local` and `bucket`, if only adapters train on several ranks.
     flat: Option<FlatGradients<B>>,
-    /// Sums over all ranks, or why there are none.
+    /// Sums over all ranks, or the error that prevented them.
     reduced: Result<GradientMap<B>, ParallelError>,
 }
 
@@ -43,20 +43,20 @@ struct Bucket<B: Kernels> {
 }
 
 impl<B: Kernels> ReducingSink<B> {
-    /// A sink for one step, with buckets of [`BUCKET_BYTES`].
+    /// Creates a sink for one step, with buckets of [`BUCKET_BYTES`].
     pub fn new(ranks: &Ranks, contributions: Contributions) -> Self {
         Self::with_bucket_bytes(ranks, contributions, BUCKET_BYTES)
     }
 
-    /// A sink for one step of these parameters: with buckets of [`BUCKET_BYTES`], or, where only adapters train, with one exchange of all
-    /// gradients at the end. Those are small: several exchanges during the backward would take more from it than they hide.
+    /// Creates a sink for one step of these parameters: with buckets of [`BUCKET_BYTES`], or, if only adapters train, with one exchange of all
+    /// gradients at the end. Those are small: several exchanges would slow the backward down by more than they hide.
     pub fn for_parameters(ranks: &Ranks, contributions: Contributions, parameters: &[&Parameter<B>]) -> Self {
         let is_flat = ranks.world_size() > 1 && are_adapters(parameters);
         let flat = is_flat.then(|| FlatGradients::new(parameters));
         Self { flat, ..Self::new(ranks, contributions) }
     }
 
-    /// A sink for one step that sums gradients once `bucket_bytes` bytes of them are complete.
+    /// Creates a sink for one step that sums gradients once `bucket_bytes` bytes of them are complete.
     pub fn with_bucket_bytes(ranks: &Ranks, contributions: Contributions, bucket_bytes: usize) -> Self {
         Self {
             ranks: ranks.clone(),
@@ -69,7 +69,7 @@ impl<B: Kernels> ReducingSink<B> {
         }
     }
 
-    /// Sums what is left and returns the gradients of the step, the same bits on every rank.
+    /// Sums the remaining gradients and returns those of the step, the same bits on every rank.
     ///
     /// # Errors
     /// The first exchange that failed, here or inside the backward. The step must not be taken.
@@ -91,7 +91,7 @@ impl<B: Kernels> ReducingSink<B> {
         self.reduced
     }
 
-    /// Notes a contribution that `local` already contains, and passes the gradient on if it was the last one.
+    /// Records a contribution that `local` already contains, and passes the gradient on if it was the last one.
     fn arrive(&mut self, parameter: &Parameter<B>) {
         let is_complete = self.contributions.arrive(&parameter.name);
         if !is_complete || self.ranks.world_size() == 1 {

@@ -1,9 +1,9 @@
-//! How ranks find each other: rank 0 listens on the master's address until all others have come, then the job begins for all at once.
+//! The rendezvous of ranks: rank 0 listens on the master's address until all others have come, then the job begins for all at once.
 //!
-//! A connection must prove to know the job's token; anything else is refused, noted and otherwise ignored, so a port scan or a rank
-//! of another job does no harm. Rank 0 waits for no single connection, and where there are too many the oldest makes
-//! room. It listens on that address alone, and stops once all ranks are there.
-//! Trade-off: ranks cannot join later, and a rank that is gone is not replaced.
+//! A connection must prove to know the job's token. All others are refused, recorded and otherwise ignored, so a port scan or a rank of another job
+//! does no harm. Rank 0 waits for no single connection, and drops the oldest if there are too many. It listens on that address alone, and stops once
+//! all ranks are there.
+//! Trade-off: ranks cannot join later, and a lost rank is not replaced.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -23,16 +23,15 @@ use crate::placement::Placement;
 use crate::socket::SocketTransport;
 use crate::wire::{self, Message};
 
-/// Time between two looks for a connection, and between two attempts to connect.
+/// Time between two polls for a connection, and between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Connections that may be in their handshake at a time, or as many as there are ranks.
+/// Maximum number of connections in their handshake at a time, unless there are more ranks.
 const MAX_GUESTS: usize = 128;
-/// Connections that are accepted between two looks at all of them: a rank that answers at once is through before it is
-/// the oldest.
+/// Connections that are accepted between two polls of all of them: a rank that answers at once has finished before it is the oldest.
 const ACCEPTED_AT_ONCE: usize = 16;
-/// Different refusals of connections that spoke as ranks do, which are remembered for a message: more than a job with a mistake has.
+/// Maximum number of different refusals of ranks that are remembered for a message: more than a job with a mistake has.
 const MAX_REASONS: usize = 1000;
-/// The operation of the message with which the job begins.
+/// Operation name of the message that begins the job.
 const BEGIN: &str = "begin";
 
 /// Waits for all ranks of the job, and connects them.
@@ -53,7 +52,7 @@ impl Placement {
     }
 }
 
-/// On rank 0: listens until every other rank has come.
+/// Listens on rank 0 until every other rank has come.
 fn gather(placement: &Placement) -> Result<Vec<(usize, TcpStream)>, ParallelError> {
     let listener = TcpListener::bind((placement.master_host.as_str(), placement.master_port));
     let listener = listener.map_err(|error| placement.listen_error(&error))?;
@@ -72,7 +71,7 @@ fn gather(placement: &Placement) -> Result<Vec<(usize, TcpStream)>, ParallelErro
     Ok(hall.begin())
 }
 
-/// Where ranks wait on rank 0 until all have come.
+/// The ranks that wait on rank 0 until all have come.
 struct Hall<'a> {
     placement: &'a Placement,
     /// Connections in their handshake with their addresses, the oldest first.
@@ -86,10 +85,10 @@ impl<'a> Hall<'a> {
         Self { placement, guests: VecDeque::new(), joined: BTreeMap::new(), refusals: Refusals::default() }
     }
 
-    /// Greets connections that have come. Whether there was one.
+    /// Greets new connections; returns whether there were any.
     fn accept(&mut self, listener: &TcpListener) -> bool {
         for count in 0..ACCEPTED_AT_ONCE {
-            // Nothing to accept, or a connection that ended before it was accepted.
+            // There is nothing to accept, or the connection ended before it was accepted.
             let Ok((stream, address)) = listener.accept() else { return count > 0 };
             if self.guests.len() >= MAX_GUESTS.max(self.placement.world_size)
                 && let Some((oldest, _)) = self.guests.pop_front()
@@ -105,7 +104,7 @@ impl<'a> Hall<'a> {
         true
     }
 
-    /// Reads what the connections have sent, and accepts the ranks whose handshake is done.
+    /// Reads the received bytes of all connections, and accepts the ranks whose handshake is done.
     fn look(&mut self) {
         let now = Instant::now();
         for (address, guest) in mem::take(&mut self.guests) {
@@ -147,20 +146,20 @@ impl<'a> Hall<'a> {
         }
     }
 
-    /// All ranks are there.
+    /// Begins the job once all ranks are there.
     fn begin(self) -> Vec<(usize, TcpStream)> {
         if self.refusals.count > 1 {
             tracing::warn!("rendezvous: {} connections were refused in all", self.refusals.count);
         }
         let joined = self.joined.into_iter().map(|(rank, mut stream)| {
-            // A rank that is gone by now is noticed by its first exchange.
+            // The first exchange with a rank will notice if it is gone by now.
             let _ = wire::write(&mut stream, &Message::Part { operation: BEGIN.to_owned(), bytes: Vec::new() });
             (rank, stream)
         });
         joined.collect()
     }
 
-    /// Time is over: says so to those that came.
+    /// Ends the rendezvous after the time limit, and tells the ranks that came.
     fn dismiss(self) -> ParallelError {
         let Placement { world_size, timeout, .. } = *self.placement;
         let missing: Vec<usize> = (1..world_size).filter(|rank| !self.joined.contains_key(rank)).collect();
@@ -180,11 +179,11 @@ impl<'a> Hall<'a> {
     }
 }
 
-/// Connections that were refused, for the user to read if a rank is missing in the end. The first is logged.
+/// Refused connections, for the message if a rank is missing in the end. The first is logged.
 #[derive(Default)]
 struct Refusals {
     count: usize,
-    /// The different ones of connections that spoke as ranks do: however many strangers come, they hide none.
+    /// The distinct refusals of ranks, stored separately so that any number of strangers hides none.
     of_ranks: Vec<String>,
     /// The first of the others.
     of_strangers: Option<String>,
@@ -209,14 +208,14 @@ impl Refusals {
     }
 }
 
-/// Whether the other side has not closed the connection. It sends nothing while it waits.
+/// Returns whether the other side has not closed the connection. It sends nothing while it waits.
 fn is_open(stream: &TcpStream) -> bool {
     let looked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
     let is_open = matches!(looked, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
     is_open && stream.set_nonblocking(false).is_ok()
 }
 
-/// `rank 3` or `ranks 1, 2 and 5`.
+/// Formats `rank 3` or `ranks 1, 2 and 5`.
 fn in_words(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
     match numbers.as_slice() {
@@ -226,7 +225,7 @@ fn in_words(ranks: &[usize]) -> String {
     }
 }
 
-/// On another rank: reaches rank 0, which may start later, and waits until the job begins.
+/// Connects to rank 0, which may start later, and waits until the job begins; on all other ranks.
 fn reach(placement: &Placement) -> Result<TcpStream, ParallelError> {
     let started = Instant::now();
     let mut problem = "nothing listens there".to_owned();
@@ -243,7 +242,7 @@ fn reach(placement: &Placement) -> Result<TcpStream, ParallelError> {
 }
 
 fn connect(placement: &Placement, started: Instant) -> Result<TcpStream, Failure> {
-    // Resolved every time: the name of a container that starts later is not known at first.
+    // The name is resolved on every attempt: that of a container that starts later is not known at first.
     let addresses = (placement.master_host.as_str(), placement.master_port).to_socket_addrs()?;
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name of the host has no address");
     for address in addresses {

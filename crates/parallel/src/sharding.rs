@@ -1,10 +1,10 @@
 //! A gradient sink that keeps only this rank's share of the gradients (ZeRO stage 2; Rajbhandari et al., 2020).
 //!
-//! In every micro-batch a bucket of complete gradients is summed over all ranks, each for the rank that updates its parameter, and only
-//! that rank keeps the sum. A bucket is on its way while the next one fills; what became of it is added when that one is full.
-//! The order of buckets follows from the model alone, so it is the same on every rank.
-//! Trade-off: gradients travel in every micro-batch, where [`ReducingSink`](crate::ReducingSink) sends those of the last one; a bucket
-//! holds whole parameters, so it can be as large as the embedding.
+//! In every micro-batch a bucket of complete gradients is summed over all ranks, each for the rank that updates its parameter, and only that rank
+//! keeps the sum. A bucket is on its way while the next one fills; its sums are added when that one is full. The order of buckets follows from the
+//! model alone, so it is the same on every rank.
+//! Trade-off: gradients travel in every micro-batch, where [`ReducingSink`](crate::ReducingSink) sends only those of the last one; a bucket holds
+//! whole parameters, so it can be as large as the embedding.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,13 +29,13 @@ pub struct ShardingSink<B: Kernels> {
     bucket: Vec<(Arc<str>, Tensor<B, 1>)>,
     /// The bucket that is being summed.
     under_way: Option<(Vec<Arc<str>>, Exchange<B>)>,
-    /// This rank's share, over the micro-batches so far, or why there is none.
+    /// This rank's share, summed over the micro-batches so far, or the error that prevented it.
     sums: Result<GradientMap<B>, ParallelError>,
 }
 
 impl<B: Kernels> ShardingSink<B> {
-    /// A sink for one step. `owners` has the rank of each parameter by name, as [`Ranks::owners`] returns it; a bucket
-    /// is sent once it has `bucket_bytes` bytes.
+    /// Creates a sink for one step. `owners` maps parameter names to ranks, as [`Ranks::owners`] returns it; a bucket is sent once it has
+    /// `bucket_bytes` bytes.
     pub fn new(
         ranks: &Ranks,
         owners: BTreeMap<Arc<str>, usize>,
@@ -56,7 +56,7 @@ impl<B: Kernels> ShardingSink<B> {
         }
     }
 
-    /// Sums what is left and returns the gradients of the step that this rank owns.
+    /// Sums the remaining gradients and returns those that this rank owns.
     ///
     /// # Errors
     /// The first exchange that failed, here or inside the backward. The step must not be taken.
@@ -69,7 +69,7 @@ impl<B: Kernels> ShardingSink<B> {
         self.sums
     }
 
-    /// Checks that every contribution has arrived, and adds what is under way.
+    /// Checks that every contribution has arrived, and adds the sums that are under way.
     fn end_micro_batch(&mut self) {
         self.contributions.begin_micro_batch(true);
         assert!(self.incomplete.is_empty(), "{} gradients are not complete", self.incomplete.len());
@@ -77,7 +77,7 @@ impl<B: Kernels> ShardingSink<B> {
         self.add_arrived();
     }
 
-    /// Starts to sum the bucket, once the one before it has arrived. After an error nothing is exchanged any more.
+    /// Starts to sum the bucket, once the previous one has arrived. After an error nothing is exchanged any more.
     fn send_bucket(&mut self) {
         self.add_arrived();
         let bucket = std::mem::take(&mut self.bucket);

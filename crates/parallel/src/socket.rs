@@ -1,8 +1,8 @@
 //! Exchanges over the connections of the rendezvous: every rank sends its part to rank 0, which sends all parts to every rank.
 //!
 //! The order of parts is that of the ranks, whichever arrives first, so results do not depend on timing.
-//! Trade-off: rank 0 sends the parts of all to all. Right for counts and for small models on CPUs; at scale, tensors travel through the
-//! library of the backend.
+//! Trade-off: rank 0 sends all parts to all ranks. That suits counts, and small models on CPUs; at scale, tensors travel through the backend's
+//! library.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use firebrick_kernels::comm::Transport;
 use crate::links::{Links, Watcher};
 use crate::wire;
 
-/// A rank's end of the connections: of rank 0 to all others, or of another rank to rank 0.
+/// A rank's end of the connections: from rank 0 to all others, or from another rank to rank 0.
 pub(crate) struct SocketTransport {
     rank: usize,
     world_size: usize,
@@ -25,7 +25,7 @@ impl SocketTransport {
         Self { rank, world_size, links }
     }
 
-    /// Rank 0: gathers the parts in rank order and sends all of them to all.
+    /// Gathers the parts on rank 0, in rank order, and sends all of them to all ranks.
     fn gather(&self, operation: &str, own: Vec<u8>) -> Result<Vec<Arc<[u8]>>, String> {
         let mut parts: Vec<Arc<[u8]>> = vec![own.into()];
         for index in 0..self.links.len() {
@@ -38,7 +38,7 @@ impl SocketTransport {
         Ok(parts)
     }
 
-    /// Another rank: sends its part and waits for all of them.
+    /// Sends this rank's part to rank 0 and waits for all parts.
     fn contribute(&self, operation: &str, own: Vec<u8>) -> Result<Vec<Arc<[u8]>>, String> {
         self.links.send(0, operation, own)?;
         let joined = self.links.receive(0, self.rank, operation)?;

@@ -1,8 +1,8 @@
-//! Starts the ranks of one machine as processes, passes on what they print and what signals arrive, and ends all when one fails.
+//! Starts the ranks of one machine as processes, passes on their output and incoming signals, and ends all when one fails.
 //!
-//! Ranks get the same variables as from torchrun, a random job token, and a pipe as standard input that nothing is written to: when it
-//! closes, the supervisor is gone, and a rank ends too. They are in process groups of their own, so that a Ctrl-C in a terminal reaches
-//! the supervisor alone, which sends it to each rank once.
+//! Ranks get the same variables as from torchrun, a random job token, and a pipe as standard input to which nothing is written: when it closes, the
+//! supervisor is gone, and the rank ends too. They are in separate process groups, so that a Ctrl-C in a terminal reaches only the supervisor, which
+//! sends it to each rank once.
 //! Trade-off: the port of rank 0 is free when it is chosen, and another program may take it before rank 0 does; the run is then started
 //! again.
 
@@ -18,19 +18,19 @@ use std::time::{Duration, Instant};
 use crate::error::ParallelError;
 use crate::token::JobToken;
 
-/// Set for ranks whose standard input closes when the supervisor is gone.
+/// Set for ranks that must end when their standard input closes, because the supervisor is gone.
 pub const SUPERVISED: &str = "FIREBRICK_SUPERVISED";
 
 /// Time between two looks at the ranks.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long the other ranks may take to end by themselves once one has failed: they say why.
+/// Time for the other ranks to end by themselves once one has failed, so that they can report why.
 const GRACE: Duration = Duration::from_secs(5);
-/// When they are killed.
+/// Time until they are killed.
 const END: Duration = Duration::from_secs(25);
-/// When they are killed if all of them are stopped (SIGSTOP), so that none can end by itself or save anything.
+/// Time until they are killed if all of them are stopped (SIGSTOP), so that none can end by itself or save anything.
 const STOPPED_END: Duration = Duration::from_secs(1);
 
-/// Where a rank printed a line.
+/// The output stream of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Printed {
     /// Standard output.
@@ -48,11 +48,11 @@ pub struct LocalRanks {
     pub arguments: Vec<OsString>,
     /// Number of ranks.
     pub count: usize,
-    /// Variables to set for all ranks in addition.
+    /// Additional variables for all ranks.
     pub variables: Vec<(String, String)>,
 }
 
-/// Called with a rank, where it printed, and the line without its end.
+/// Called with a rank, its output stream, and the line without its end.
 pub type Print = dyn Fn(usize, Printed, &str) + Send + Sync;
 
 /// Starts all ranks and waits for their end. `signals` are numbers of signals to pass on. Returns the exit status of the job: 0, or that
@@ -87,7 +87,7 @@ struct Children {
 
 struct Running {
     child: Child,
-    /// Whether it did not end after another rank had failed, so that it got a signal from here.
+    /// Whether the supervisor sent it a signal because it did not end after another rank had failed.
     is_ended_here: bool,
     /// `None` while it runs.
     status: Option<i32>,
@@ -109,7 +109,7 @@ impl Children {
         Ok(children)
     }
 
-    /// Whether a rank still runs. Prints which signal killed one.
+    /// Returns whether a rank still runs. Prints the signal that killed one.
     fn any_runs(&mut self, print: &Print) -> bool {
         for (rank, running) in self.children.iter_mut().enumerate().filter(|(_, running)| running.status.is_none()) {
             let ended = running.child.try_wait();
@@ -138,7 +138,7 @@ impl Children {
         self.running().for_each(|running| send(&running.child, signal));
     }
 
-    /// Ends the ranks that still run after another one has failed for this long.
+    /// Ends the ranks that still run this long after another one has failed.
     fn end_after(&mut self, time: Duration) {
         if time >= END || (time >= STOPPED_END && self.running().all(|running| is_stopped(&running.child))) {
             self.end_with(kill);
@@ -167,7 +167,7 @@ impl Drop for Children {
     fn drop(&mut self) {
         self.end_with(kill);
         for running in &mut self.children {
-            // So that no dead process stays in the system's table.
+            // Waiting removes the dead process from the system's table.
             let _ = running.child.wait();
         }
     }
@@ -193,7 +193,7 @@ impl LocalRanks {
     }
 }
 
-/// A port of this machine that nothing uses now.
+/// Finds a port of this machine that is free now.
 ///
 /// # Errors
 /// All are in use.
@@ -219,7 +219,7 @@ fn status_of(status: ExitStatus) -> i32 {
     signal_of(status).map_or_else(|| status.code().unwrap_or(1), |signal| 128 + signal)
 }
 
-/// The signal that killed a process.
+/// Returns the signal that killed a process.
 #[cfg(unix)]
 fn signal_of(status: ExitStatus) -> Option<i32> {
     std::os::unix::process::ExitStatusExt::signal(&status)
@@ -230,7 +230,7 @@ fn signal_of(_status: ExitStatus) -> Option<i32> {
     None
 }
 
-/// Whether a process is stopped (SIGSTOP). It stays to be waited for.
+/// Returns whether a process is stopped (SIGSTOP). Its exit status can still be waited for.
 #[cfg(unix)]
 fn is_stopped(child: &Child) -> bool {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
@@ -252,7 +252,7 @@ fn send(child: &Child, signal: i32) {
     }
 }
 
-/// Not supported on Windows: a console's Ctrl-C reaches the ranks without help there.
+/// Does nothing on Windows: a console's Ctrl-C reaches the ranks without help there.
 #[cfg(not(unix))]
 fn send(_child: &Child, _signal: i32) {}
 
@@ -289,7 +289,7 @@ mod tests {
         LocalRanks { program: "sh".into(), arguments, count, variables: vec![("EXTRA".into(), "x".into())] }
     }
 
-    /// Where a test's ranks print.
+    /// Collects the output of a test's ranks.
     fn log() -> (&'static Mutex<Vec<String>>, &'static Print) {
         let lines: &'static Mutex<Vec<String>> = Box::leak(Box::default());
         let print = move |rank: usize, printed: Printed, line: &str| {
@@ -321,7 +321,7 @@ mod tests {
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
     }
 
-    /// The others have all the time that they have without it.
+    /// The stopped rank does not shorten the time of the others.
     #[test]
     fn a_stopped_rank_is_killed_soon_after_the_others_have_left_which_is_said() {
         let (started, (lines, print)) = (Instant::now(), log());

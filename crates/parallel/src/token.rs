@@ -1,7 +1,7 @@
 //! The secret of a job: ranks prove to each other that they know it, without sending it.
 //!
-//! A proof is a keyed hash (HMAC-SHA256) over what both sides said, with a random number of each in it, so that a recorded proof is of no
-//! use later. Proofs are compared in constant time.
+//! A proof is a keyed hash (HMAC-SHA256) over the messages of both sides, with a random number from each, so that a recorded proof cannot be
+//! replayed. Proofs are compared in constant time.
 //! Trade-off: what ranks send each other afterwards is neither encrypted nor signed, as with NCCL: the token keeps strangers and other
 //! jobs out, not an attacker who can change packets on the way. Use a network that you trust.
 
@@ -29,14 +29,14 @@ impl fmt::Debug for JobToken {
 }
 
 impl JobToken {
-    /// A token that a user or a launcher chose; `None` if it has fewer than 16 characters.
+    /// Creates a token from a user's or a launcher's text; `None` if it has fewer than 16 characters.
     #[must_use]
     pub fn from_text(text: &str) -> Option<Self> {
         let key = hmac::Key::new(hmac::HMAC_SHA256, text.as_bytes());
         (text.chars().count() >= MIN_CHARACTERS).then(|| Self { text: text.to_owned(), key })
     }
 
-    /// A new random token.
+    /// Creates a new random token.
     ///
     /// # Panics
     /// If the system has no random numbers.
@@ -46,7 +46,7 @@ impl JobToken {
         Self::from_text(&text).expect("64 characters are enough")
     }
 
-    /// The secret itself, to hand it to another rank.
+    /// Returns the secret itself, to hand it to another rank.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
@@ -58,13 +58,13 @@ impl JobToken {
         tag.as_ref().try_into().expect("a SHA-256 has 32 bytes")
     }
 
-    /// Whether a proof over `parts` was made with this token.
+    /// Returns whether a proof over `parts` was made with this token.
     pub(crate) fn accepts(&self, parts: &[&[u8]], proof: &[u8]) -> bool {
         hmac::verify(&self.key, &joined(parts), proof).is_ok()
     }
 }
 
-/// The parts with their lengths, so that no two lists of parts are the same bytes.
+/// Joins the parts with their lengths, so that different lists of parts never give the same bytes.
 fn joined(parts: &[&[u8]]) -> Vec<u8> {
     let mut joined = Vec::new();
     for part in parts {
@@ -74,7 +74,7 @@ fn joined(parts: &[&[u8]]) -> Vec<u8> {
     joined
 }
 
-/// Random bytes that an attacker cannot guess.
+/// Generates random bytes that an attacker cannot guess.
 pub(crate) fn random_bytes() -> [u8; PROOF] {
     let mut bytes = [0; PROOF];
     SystemRandom::new().fill(&mut bytes).expect("the system has random numbers");

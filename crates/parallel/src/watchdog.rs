@@ -1,11 +1,10 @@
-//! Finds out that this rank is stuck in a step, and ends the job: its signs of life go on, so the other ranks cannot see it.
+//! Ends the job if this rank is stuck in a step: its heartbeats go on, so the other ranks cannot notice.
 //!
-//! A step may take as long as [`Limits::least`], or four times as long as the longest one so far if that is more. Time in which the rank
-//! waits for others in an exchange does not count: then another rank is stuck, and says so itself. A rank that waits for its device, where
-//! kernels may wait for another rank, has [`Limits::device`] longer, so that the rank that is stuck is named first.
-//! Where the watcher itself did not run, the process was suspended, and the time of its step begins again; the other
-//! ranks notice one that is suspended alone.
-//! Trade-off: only steps are watched, and none before two were taken: how long evaluation, saving and the first step may take is not known.
+//! The limit of a step is [`Limits::least`], or four times the longest step so far if that is more. Time in which the rank waits for others in an
+//! exchange does not count: then another rank is stuck, and reports it itself. A rank that waits for its device, where kernels may wait for another
+//! rank, has [`Limits::device`] longer, so that the stuck rank is named first. If the watcher itself did not run, the process was suspended, and the
+//! time of its step begins again; the other ranks notice one that is suspended alone.
+//! Trade-off: only steps are watched, and only after two were taken: the duration of evaluation, saving and the first step is unknown.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -13,27 +12,27 @@ use std::time::{Duration, Instant};
 
 use crate::ranks::Ranks;
 
-/// Steps after which it is known how long one takes.
+/// Steps after which the duration of a step is known.
 const WARM_UP: u64 = 2;
-/// How much longer than the longest step so far a step may take.
+/// Limit of a step as a multiple of the longest step so far.
 const FACTOR: u32 = 4;
-/// A watcher that has not run for so many of its pauses was suspended.
+/// A watcher that has not run for this many of its pauses was suspended.
 const SUSPENDED: u32 = 3;
 
-/// How long a step may take.
+/// Time limits of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// At least.
     pub least: Duration,
-    /// In addition, while the rank waits for its device.
+    /// Additional time while the rank waits for its device.
     pub device: Duration,
 }
 
 impl Limits {
-    /// Short enough to end a job of short steps within 30 s of what stopped it, with the 10 s that ranks have to end by themselves.
+    /// Ends a job of short steps within 30 s of the failure, including the 10 s that ranks have to end by themselves.
     pub const DEFAULT: Self = Self { least: Duration::from_secs(15), device: Duration::from_secs(4) };
 
-    /// As `FIREBRICK_STUCK_TIMEOUT` says, in seconds; 0 watches nothing.
+    /// Reads `FIREBRICK_STUCK_TIMEOUT`, in seconds; 0 watches nothing.
     #[must_use]
     pub fn from_environment() -> Option<Self> {
         let text = std::env::var("FIREBRICK_STUCK_TIMEOUT").ok();
@@ -45,7 +44,7 @@ impl Limits {
     }
 }
 
-/// Watches the steps of a rank. Its thread ends with it.
+/// Watches the steps of a rank. Its thread ends when it is dropped.
 #[derive(Debug)]
 pub struct Watchdog {
     shared: Arc<Shared>,
@@ -60,12 +59,12 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The step that goes on: its number, its beginning, and since when it has not been in an exchange.
+    /// The current step: its number, its start, and since when it has not been in an exchange.
     step: Option<(u64, Instant, Instant)>,
     waits_for_device: bool,
     taken: u64,
     longest: Duration,
-    /// When this process was last seen to run, and the time between two looks; `None` where nothing is watched.
+    /// The last time that this process was seen to run, and the time between two polls; `None` if nothing is watched.
     seen: Option<(Instant, Duration)>,
     is_over: bool,
 }
@@ -95,18 +94,18 @@ impl Watchdog {
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let (ranks, watched) = (ranks.clone(), Arc::clone(&shared));
         let watch = move || watch(&ranks, &watched, limits, pause);
-        // Without a thread a stuck rank is not noticed, as without a watchdog.
+        // Without a thread, a stuck rank is not noticed.
         let thread = thread::Builder::new().name("watchdog".to_owned()).spawn(watch).ok();
         Self { shared, thread }
     }
 
-    /// A step begins.
+    /// Notes that a step begins.
     pub fn step_begins(&self, step: u64) {
         let now = Instant::now();
         self.shared.state().step = Some((step, now, now));
     }
 
-    /// The step is over.
+    /// Notes that the step is over.
     pub fn step_ends(&self) {
         self.shared.state().step_ends(Instant::now());
     }
@@ -125,13 +124,13 @@ impl Drop for Watchdog {
         self.shared.state().is_over = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It cannot panic, and there is nothing to do about it here.
+            // The thread cannot panic, and an error could not be handled here.
             let _ = thread.join();
         }
     }
 }
 
-/// Looks at the step every half second, or more often where it may take less.
+/// Polls the step every half second, or more often for shorter limits.
 fn watch(ranks: &Ranks, shared: &Shared, limits: Limits, pause: Duration) {
     let mut state = shared.state();
     while !state.is_over {
@@ -145,7 +144,7 @@ fn watch(ranks: &Ranks, shared: &Shared, limits: Limits, pause: Duration) {
 }
 
 impl State {
-    /// Leaves out time in which this process did not run.
+    /// Leaves out the time during which this process did not run.
     fn leave_out_suspension(&mut self, now: Instant) {
         let Some((seen, pause)) = &mut self.seen else { return };
         let unseen = now.saturating_duration_since(std::mem::replace(seen, now));
@@ -168,7 +167,7 @@ impl State {
         }
     }
 
-    /// Why the rank is stuck; `None` while it is not.
+    /// Returns why the rank is stuck; `None` if it is not.
     fn look(&mut self, now: Instant, is_exchanging: bool, limits: Limits) -> Option<String> {
         self.leave_out_suspension(now);
         let taken = self.taken;
@@ -242,7 +241,7 @@ mod tests {
             assert_eq!(state.look(at(5), false, LIMITS), None);
             state
         };
-        // For a minute; then its time begins again.
+        // Suspended for a minute; then its time begins again.
         let mut state = suspended();
         for ms in [60_000, 60_005, 60_010, 60_015, 60_020] {
             assert_eq!(state.look(at(ms), false, LIMITS), None, "{ms}");

@@ -1,18 +1,18 @@
-//! Messages between ranks as bytes of a stream: what kind, which operation, how long, and then the content.
+//! Messages between ranks as bytes of a stream: kind, operation, length, and then the content.
 //!
-//! Trade-off: lengths are trusted up to a bound, because only ranks that proved to know the job's token send messages.
+//! Trade-off: lengths are trusted up to a limit, because only ranks that know the job's token send messages.
 
 use std::io::{self, Read, Write};
 
 /// Most bytes of one message.
 const MAX_BYTES: u64 = 1 << 36;
 
-/// What ranks send each other once they have joined.
+/// Messages between ranks that have joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// A part of an exchange, or its result.
     Part {
-        /// What is exchanged.
+        /// Name of the exchange.
         operation: String,
         /// The content.
         bytes: Vec<u8>,
@@ -70,14 +70,14 @@ fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Memory grows as bytes arrive, not as a length promises.
+/// Reads `length` bytes. Memory grows as bytes arrive, not as a length promises.
 fn exactly(stream: &mut impl Read, length: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(length.min(1 << 20) as usize);
     let got = stream.take(length).read_to_end(&mut bytes)?;
     if got as u64 == length { Ok(bytes) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-/// The parts of all ranks as one content.
+/// Joins the parts of all ranks into one content.
 pub(crate) fn join(parts: &[impl AsRef<[u8]>]) -> Vec<u8> {
     let mut joined = Vec::with_capacity(parts.iter().map(|part| part.as_ref().len() + 8).sum());
     for part in parts {
@@ -87,7 +87,7 @@ pub(crate) fn join(parts: &[impl AsRef<[u8]>]) -> Vec<u8> {
     joined
 }
 
-/// The inverse of [`join`]; `None` if the content is something else.
+/// Reverses [`join`]; `None` if the content is something else.
 pub(crate) fn split(mut joined: &[u8]) -> Option<Vec<&[u8]>> {
     let mut parts = Vec::new();
     while !joined.is_empty() {

@@ -1,4 +1,4 @@
-//! Ranks that find each other over TCP, and what happens when one of them is missing, is another program, or is lost.
+//! Tests of ranks that find each other over TCP, and of missing, foreign and lost ranks.
 //!
 //! Trade-off: ranks are threads here; the tests of `firebrick-train` start processes.
 
@@ -12,7 +12,7 @@ use burn_flex::Flex;
 use burn_tensor::Tensor;
 use firebrick_parallel::{Facts, JobToken, Limits, ParallelError, Placement, Ranks, Watchdog};
 
-/// Places for a job on this machine, at a port that nothing uses.
+/// Returns placements for a job on this machine, at a free port.
 fn placements(world_size: usize) -> Vec<Placement> {
     let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
     let token = JobToken::random();
@@ -29,7 +29,7 @@ fn placements(world_size: usize) -> Vec<Placement> {
     (0..world_size).map(of_rank).collect()
 }
 
-/// Runs each rank on a thread; what they return, in rank order.
+/// Runs each rank on a thread; returns their results in rank order.
 fn on_ranks<T: Send>(placements: Vec<Placement>, work: impl Fn(Placement) -> T + Sync) -> Vec<T> {
     let work = &work;
     thread::scope(|scope| {
@@ -67,7 +67,7 @@ fn ranks_that_start_in_any_order_exchange_bytes_numbers_and_tensors_in_rank_orde
     assert!(!is_reachable(results[0]), "rank 0 still listens");
 }
 
-/// Its connections are alive; the other rank waits for it in an exchange, and is not blamed.
+/// The stuck rank's connections are alive; the other rank waits for it in an exchange, and is not blamed.
 #[test]
 fn a_rank_that_is_stuck_in_a_step_ends_the_job_and_says_so() {
     let limits = Limits { least: Duration::from_millis(300), device: Duration::from_millis(100) };
@@ -111,7 +111,7 @@ fn strangers_garbage_and_wrong_tokens_are_refused_without_ending_the_job() {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream.write_all(garbage).unwrap();
     }
-    // One that says nothing and stays must not keep others waiting.
+    // A silent connection that stays open must not delay the others.
     let silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let refusal = |placement: &Placement| match Ranks::join(placement) {
         Err(ParallelError::Refused { reason, .. }) => reason,
@@ -127,8 +127,7 @@ fn strangers_garbage_and_wrong_tokens_are_refused_without_ending_the_job() {
     drop(silent);
 }
 
-/// More strangers than rank 0 listens to at once. Some say nothing; the others send a byte of what a rank sends now and
-/// then.
+/// There are more strangers than rank 0 listens to at once. Some are silent; the others send a byte of a rank's message now and then.
 #[test]
 fn slow_strangers_keep_no_rank_out_and_rank_0_waits_no_longer_for_them() {
     let all = placements(2);

@@ -1,4 +1,4 @@
-//! Every gradient sink gives the same sums: a map, a reducing sink on one rank, and reducing sinks on several ranks that share the data.
+//! Tests that every gradient sink gives the same sums: a map, a reducing sink on one rank, and reducing sinks on several ranks that share the data.
 //!
 //! The model has a tied embedding, which gets two contributions per micro-batch; steps have several micro-batches; GEMMs add in place
 //! where a sink lends its sum. Most gradients are small integers: then sums are exact in f32 and independent of their order.
@@ -23,7 +23,7 @@ const BUCKETS: [usize; 3] = [1, 200, 1 << 20];
 const UP: &str = "model.layers.0.mlp.up_proj.weight";
 const DOWN: &str = "model.layers.0.mlp.down_proj.weight";
 
-/// In the order in which the backward meets them. The embedding is also the head: it is met first and last.
+/// Lists the parameters in the order of the backward. The embedding is also the head: it comes first and last.
 fn parameters() -> Vec<Parameter<Flex>> {
     [
         (EMBEDDING, vec![11, 4], Role::Embedding),
@@ -44,19 +44,19 @@ fn contributions() -> Contributions {
     Contributions::with_twice(vec![EMBEDDING.into()])
 }
 
-/// Integers from -8 to 8 that differ between micro-batches, contributions and elements.
+/// Returns integers from -8 to 8 that differ between micro-batches, contributions and elements.
 fn integers(micro_batch: usize, contribution: usize, elements: usize) -> Vec<f32> {
     let seed = micro_batch * 31 + contribution * 7;
     (0..elements).map(|index| ((index * index + seed * (index + 3)) % 17) as f32 - 8.0).collect()
 }
 
-/// Values whose sums depend on the order of their terms.
+/// Returns values whose sums depend on the order of their terms.
 fn fractions(micro_batch: usize, contribution: usize, elements: usize) -> Vec<f32> {
     let start = (micro_batch * 5 + contribution) as f32;
     (0..elements).map(|index| (start + index as f32 * 0.73).sin()).collect()
 }
 
-/// The backward passes of a step. Projections add in place if the sink lends its sum.
+/// Runs the backward passes of a step. Projections add in place if the sink lends its sum.
 fn backward<S: GradientSink<Flex>>(
     sink: &mut S,
     micro_batches: &[usize],
@@ -86,14 +86,14 @@ fn bits(gradients: &GradientMap<Flex>) -> Bits {
         .collect()
 }
 
-/// What `GradientMap` gives for all micro-batches.
+/// Returns the sums of a `GradientMap` for all micro-batches.
 fn sums_of_a_map() -> Bits {
     let mut map = GradientMap::default();
     backward(&mut map, &(0..MICRO_BATCHES).collect::<Vec<_>>(), integers);
     bits(&map)
 }
 
-/// Runs `work` on one thread per rank; results in rank order.
+/// Runs `work` on one thread per rank; returns the results in rank order.
 fn on_ranks<T: Send>(world_size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
     let work = &work;
     thread::scope(|scope| {
@@ -105,7 +105,7 @@ fn on_ranks<T: Send>(world_size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec
     })
 }
 
-/// The gradients of a step in which each rank gets its share of the micro-batches.
+/// Computes the gradients of a step in which each rank gets its share of the micro-batches.
 fn reduce(
     ranks: &Ranks,
     bucket_bytes: usize,
@@ -165,7 +165,7 @@ fn every_rank_gets_the_same_bits_where_sums_are_rounded() {
     }
 }
 
-/// Every rank takes its share of the micro-batches of a step; returns the gradients that this rank owns afterwards.
+/// Gives every rank its share of the micro-batches of a step; returns the gradients that this rank owns afterwards.
 fn shard(
     ranks: &Ranks,
     bucket_bytes: usize,
@@ -221,7 +221,7 @@ fn a_rank_that_dies_gives_an_error_where_gradients_are_divided() {
     }
 }
 
-/// A second rank that always has the same bytes as the first, and a record of how many bytes each exchange had.
+/// A second rank that always has the same bytes as the first, and a record of the size of each exchange.
 #[derive(Default)]
 struct Mirror {
     exchanges: Mutex<Vec<usize>>,
@@ -257,7 +257,7 @@ fn full_buckets_are_reduced_inside_the_last_backward_and_the_rest_at_the_end() {
     assert_eq!(bits(&sums), bits(&map));
 }
 
-/// More adapters than are added at once, of sizes that are aligned and not, in an order that is not that of their names.
+/// Returns more adapters than are added at once, of aligned and unaligned sizes, whose order is not that of their names.
 fn adapters() -> Vec<Parameter<Flex>> {
     let adapter = |index: usize| {
         let (name, elements) = (format!("adapter.{}", index * 37 % 150), 1 + index % 9);

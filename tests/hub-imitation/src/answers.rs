@@ -1,6 +1,6 @@
-//! How an imitated Hub answers, request by request, in the form of huggingface.co.
+//! The responses of an imitated Hub, request by request, in the form of huggingface.co.
 //!
-//! Trade-off: only what `huggingface_hub` and `firebrick-hub` ask for.
+//! Trade-off: only the requests of `huggingface_hub` and `firebrick-hub`.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -10,7 +10,7 @@ use super::server::{Answer, Request};
 use super::store::{Files, Repo, Store};
 use crate::{git_blob, sha256};
 
-/// The answer to a request.
+/// Answers a request.
 pub(super) fn answer(store: &mut Store, request: &Request) -> Answer {
     let target = request.target.split('?').next().unwrap_or_default().trim_start_matches('/').replace("%2F", "/");
     let parts: Vec<&str> = target.split('/').collect();
@@ -50,7 +50,7 @@ fn body(request: &Request) -> Json {
     serde_json::from_slice(&request.body).unwrap_or_default()
 }
 
-/// The address under which the server was asked.
+/// Returns the address to which the request was sent.
 fn host(request: &Request) -> String {
     format!("http://{}", request.header("host").unwrap_or_default())
 }
@@ -59,10 +59,10 @@ fn json_answer(status: u16, json: &Json) -> Answer {
     Answer::new(status, json.to_string()).with("content-type", "application/json")
 }
 
-/// The repository, unless it is hidden.
+/// Returns the repository, unless it is hidden.
 fn seen<'a>(store: &'a Store, key: &str, has_token: bool) -> Result<&'a Repo, Answer> {
     let found = store.repos.get(key).filter(|repo| has_token || !repo.is_private);
-    // As huggingface.co: who is not logged in does not learn what exists.
+    // As on huggingface.co, users who are not logged in do not learn what exists.
     let status = if has_token { 404 } else { 401 };
     found.ok_or_else(|| {
         json_answer(status, &json!({ "error": "Repository not found" })).with("x-error-code", "RepoNotFound")
@@ -79,7 +79,7 @@ fn about(store: &Store, key: &str, rest: &[&str], has_token: bool) -> Answer {
         [what, revision @ ..] => (*what, revision.join("/")),
     };
     let Some((commit, files)) = repo.at(&revision) else {
-        // A repository without commits is there all the same.
+        // A repository without commits exists all the same.
         return if rest.is_empty() && repo.commits.is_empty() {
             json_answer(200, &json!({ "id": key, "siblings": [] }))
         } else {
@@ -198,7 +198,7 @@ fn batch(store: &Store, request: &Request) -> Answer {
     json_answer(200, &json!({ "transfer": "basic", "objects": objects }))
 }
 
-/// A large file, or part `number` of one, counted from 1.
+/// Stores a large file, or part `number` of one, counted from 1.
 fn put(store: &mut Store, oid: &str, number: &str, request: &Request) -> Answer {
     if request.header("content-length").is_none() {
         return Answer::new(411, "the storage needs a length");

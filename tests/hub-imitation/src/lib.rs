@@ -1,6 +1,6 @@
 //! A Hub on this machine, for tests: repositories, commits, large-file storage, gates, and connections that break.
 //!
-//! It answers `huggingface_hub` as well as `firebrick-hub` (tests/golden/check_hub.py), so that neither is tested against itself alone.
+//! It answers both `huggingface_hub` and `firebrick-hub` (tests/golden/check_hub.py), so that neither is tested against itself alone.
 //! Trade-off: no TLS, no Xet, and no pages; lists have one page.
 
 mod answers;
@@ -24,12 +24,12 @@ pub struct ImitatedHub {
 }
 
 impl ImitatedHub {
-    /// A Hub without repositories, at a free port. Who writes needs this token.
+    /// Creates a Hub without repositories, at a free port. Writing needs this token.
     pub fn new(token: &str) -> Self {
         Self::at("127.0.0.1:0", token)
     }
 
-    /// The same at this address.
+    /// Creates a Hub at this address.
     pub fn at(address: &str, token: &str) -> Self {
         let store = Arc::new(Mutex::new(Store { token: token.to_owned(), ..Store::default() }));
         let answering = Arc::clone(&store);
@@ -40,24 +40,24 @@ impl ImitatedHub {
         Self { server, store }
     }
 
-    /// What it holds.
+    /// Locks and returns the contents.
     pub fn store(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a repository of these files, as its only commit.
+    /// Adds a repository with these files as its only commit.
     pub fn add(&self, id: &str, files: &[(&str, &[u8])]) {
         let files: BTreeMap<_, _> = files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.to_vec())).collect();
         self.store().repos.entry(id.to_owned()).or_default().commit(files);
     }
 }
 
-/// The hash that git gives a file of these bytes.
+/// Computes git's hash of a file with these bytes.
 pub fn git_blob(bytes: &[u8]) -> String {
     hashed(&SHA1_FOR_LEGACY_USE_ONLY, &[format!("blob {}\0", bytes.len()).as_bytes(), bytes].concat())
 }
 
-/// The SHA-256 of bytes.
+/// Computes the SHA-256 of bytes.
 pub fn sha256(bytes: &[u8]) -> String {
     hashed(&SHA256, bytes)
 }

@@ -20,7 +20,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// The value of a header, in lower case.
+    /// Returns the value of a header, in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
@@ -32,25 +32,25 @@ pub struct Answer {
     status: u16,
     head: Vec<(String, String)>,
     body: Vec<u8>,
-    /// Only this many bytes of the body are sent, then the connection ends.
+    /// Number of body bytes to send before the connection ends.
     pub sent: usize,
 }
 
 impl Answer {
-    /// A status and a body.
+    /// Creates a status and a body.
     pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
         let body = body.into();
         Self { status, head: Vec::new(), sent: body.len(), body }
     }
 
-    /// The same with a header.
+    /// Adds a header.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<String>) -> Self {
         self.head.push((name.to_owned(), value.into()));
         self
     }
 
-    /// The part of a body that a request's range asks for.
+    /// Builds the response with the range of the body that a request asks for.
     pub fn ranged(request: &Request, body: &[u8]) -> Self {
         let range = request.header("range").and_then(|range| range.strip_prefix("bytes="));
         let Some((begin, end)) = range.and_then(|range| range.split_once('-')) else { return Self::new(200, body) };
@@ -64,7 +64,7 @@ impl Answer {
     }
 }
 
-/// A server that responds with a function, and the log of its requests.
+/// A server that responds by a function, and the log of its requests.
 #[derive(Debug)]
 pub struct Server {
     /// `http://127.0.0.1:PORT`.
@@ -74,7 +74,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server at a free port.
+    /// Creates a server at a free port.
     ///
     /// # Panics
     /// No port is free.
@@ -82,7 +82,7 @@ impl Server {
         Self::at("127.0.0.1:0", answer)
     }
 
-    /// A server at this address.
+    /// Creates a server at this address.
     ///
     /// # Panics
     /// The address is taken.
@@ -101,7 +101,7 @@ impl Server {
         Self { address, log }
     }
 
-    /// The requests so far, as method and target.
+    /// Returns the requests so far, as method and target.
     pub fn requests(&self) -> Vec<String> {
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         log.iter().map(|request| format!("{} {}", request.method, request.target)).collect()
@@ -138,7 +138,7 @@ fn serve(
     if is_head { Ok(()) } else { stream.write_all(&answer.body[..answer.sent]) }
 }
 
-/// The body of a request, of known length or in chunks.
+/// Reads the body of a request, of known length or in chunks.
 fn body(request: &Request, reader: &mut impl BufRead) -> std::io::Result<Vec<u8>> {
     let mut body = Vec::new();
     if request.header("transfer-encoding") == Some("chunked") {

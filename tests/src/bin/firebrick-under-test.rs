@@ -1,4 +1,4 @@
-//! The program `firebrick` for the tests here that start processes: cargo tells a test only the binaries of its own package.
+//! The program `firebrick` for the tests here that start processes: cargo gives a test only the binaries of its own package.
 //!
 //! Trade-off: it is linked once more, without the program's allocator.
 

@@ -1,7 +1,7 @@
-//! Text written on a card: through the caches as without them, by the kernels for few rows and cached attention and never by a reference
-//! body, for one sequence and for many, and with nothing left behind.
+//! Text generation on a card: the caches give the same text as without them, the kernels for few rows and cached attention run and never a reference
+//! implementation, for one sequence and for many, and no memory is left behind.
 //!
-//! Trade-off: weights are random, so logits are close to each other; a chosen token may be as far below the largest as rounding explains.
+//! Trade-off: weights are random, so logits are close to each other; a chosen token may be below the largest by the rounding error.
 
 use std::collections::BTreeMap;
 
@@ -28,8 +28,7 @@ fn written<B: Kernels>(model: &Decoder<B>, prompts: &[Vec<u32>], limits: BatchLi
     model.generate(prompts, &options).expect("the logits are finite")
 }
 
-/// The largest distance of a chosen token's logit from the largest one, as a part of the range of the logits, in a pass over the whole
-/// text.
+/// Returns the largest distance of a chosen token's logit from the largest one, relative to the range of the logits, in a pass over the whole text.
 fn distance(model: &Decoder<Cuda>, prompt: &[u32], written: &[u32]) -> f32 {
     let text = [prompt, written].concat();
     let logits = host(model.logits(&upload(model, &every_next_token(&text, text.len()))));
@@ -42,7 +41,7 @@ fn distance(model: &Decoder<Cuda>, prompt: &[u32], written: &[u32]) -> f32 {
     rows.zip(written).map(of_row).fold(0.0, f32::max)
 }
 
-/// How often each operation of the engine runs while something is written.
+/// Counts the calls of each engine operation during generation.
 fn operations(model: &Decoder<Cuda>, prompts: &[Vec<u32>]) -> BTreeMap<&'static str, usize> {
     let (_, trace) = Cuda::trace(model.device(), || written(model, prompts, BatchLimits::NONE));
     let mut counts = BTreeMap::new();
@@ -102,7 +101,7 @@ fn every_base_format_writes_with_few_rows_what_it_computes_with_many() {
         for family in ["tiny-llama", "tiny-qwen2"] {
             let mut model = random_model::<Cuda>(family, 64, DType::BF16, BaseStorage::Frozen(format));
             fill_adapters(&mut model);
-            // One for each size of the kernels, and one that is too many for them.
+            // One count for each size of the kernels, and one that is too large for them.
             for count in [1, 12, 30, 64, 70] {
                 let prompts = prompts(count);
                 for (prompt, text) in prompts.iter().zip(written(&model, &prompts, BatchLimits::NONE)) {

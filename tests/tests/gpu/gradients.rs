@@ -1,9 +1,9 @@
-//! Gradients of a card in bf16 and FP8, tensor by tensor, against f32 on the same card.
+//! Gradients on a card in bf16 and FP8, tensor by tensor, against f32 on the same card.
 //!
-//! With `FIREBRICK_TEST_MODEL` the model is that folder (a Hugging Face model with its tokenizer) and the tokens are real text; without
-//! it, a small random model and synthetic tokens. With `FIREBRICK_TEST_GRADIENTS` full gradients are compared with those of PyTorch in that
-//! file (`golden/make_model_gradients.py`), ours in f32 as well.
-//! Trade-off: without the file f32 is the engine's own, which other tests compare with the CPU.
+//! With `FIREBRICK_TEST_MODEL` the model is that folder (a Hugging Face model with its tokenizer) and the tokens are real text; without it, a small
+//! random model and synthetic tokens. With `FIREBRICK_TEST_GRADIENTS` full gradients are compared with PyTorch's in that file
+//! (`golden/make_model_gradients.py`), ours in f32 as well.
+//! Trade-off: without the file, f32 is our engine's, which other tests compare with the CPU.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use firebrick_tests::{FROZEN, Golden, NF4, TRAINED, fixture, loss_and_gradients,
 
 use super::{has_card, has_fp8, random_model, sequence_of};
 
-/// The lowest cosine, the lowest mean of all, and how far a norm may be from that in f32.
+/// The minimum cosine, its minimum mean, and the maximum relative difference of a norm from f32.
 struct Bounds {
     lowest: f64,
     mean: f64,
@@ -33,20 +33,20 @@ const IN_BF16: Bounds = Bounds { lowest: 0.995, mean: 0.999, norms: 0.06 };
 const IN_BF16_RANDOM: Bounds = Bounds { lowest: 0.99, mean: 0.99, norms: 0.06 };
 /// PyTorch with the same roundings to E4M3 and f32 otherwise has 0.68, 0.967 and 0.66 (`benches/results/smollm2-fp8-gradients.json`).
 const IN_FP8: Bounds = Bounds { lowest: 0.6, mean: 0.95, norms: 0.8 };
-/// Of adapters.
+/// The same for adapters.
 const IN_FP8_LORA: Bounds = Bounds { lowest: 0.75, mean: 0.95, norms: 0.5 };
 
 /// Tokens of the batch of real text, in four documents of unequal length.
 const TOKENS: usize = 2048;
 
-/// How the gradient of a parameter compares with the expected one.
+/// Agreement of a parameter's gradient with the expected one.
 struct Agreement {
     name: String,
     cosine: f64,
     norm_ratio: f64,
 }
 
-/// The model under test, in a compute format, with an adapter of which nothing is zero unless every weight trains.
+/// Creates the model under test, in a compute format, with an adapter without zeros unless every weight trains.
 fn model(storage: BaseStorage, dtype: DType, gemms: GemmFormat) -> Decoder<Cuda> {
     let Some(folder) = real_model() else {
         let mut model = random_model::<Cuda>("tiny-llama", 64, dtype, storage);
@@ -76,7 +76,7 @@ fn real_model() -> Option<PathBuf> {
     std::env::var_os("FIREBRICK_TEST_MODEL").map(PathBuf::from)
 }
 
-/// `B` as it is after some training: A has no gradient while B is zero.
+/// Fills `B` as after some training: A has no gradient while B is zero.
 pub(super) fn fill_adapters(model: &mut Decoder<Cuda>) {
     for parameter in model.parameters_mut() {
         if parameter.name.contains("lora_B") {
@@ -89,7 +89,7 @@ pub(super) fn fill_adapters(model: &mut Decoder<Cuda>) {
     }
 }
 
-/// Four documents of text in one row, or of synthetic tokens.
+/// Returns four documents in one row, of real text or of synthetic tokens.
 fn text() -> Batch {
     let Some(folder) = real_model() else { return sequence_of(&[40, 100, 61], None, 0) };
     let tokenizer = Tokenizer::from_folder(&folder).expect("the model has a tokenizer");
@@ -107,7 +107,7 @@ fn gradients(storage: BaseStorage, dtype: DType, gemms: GemmFormat) -> Gradients
     loss_and_gradients(&model(storage, dtype, gemms), &text(), PassOptions::default()).1
 }
 
-/// Full gradients of PyTorch in f32, for the parameters of ours.
+/// Reads PyTorch's full gradients in f32 for our parameters.
 fn of_torch(ours: &Gradients) -> Option<Gradients> {
     let file = std::env::var("FIREBRICK_TEST_GRADIENTS").ok()?;
     let golden = Golden::open(file.trim_end_matches(".safetensors"));
@@ -128,7 +128,7 @@ fn agreements(expected: &Gradients, found: &Gradients) -> Vec<Agreement> {
     expected.iter().map(compare).collect()
 }
 
-/// Prints the worst tensor and the mean; whether both are within the bounds.
+/// Prints the worst tensor and the mean; returns whether both are within the bounds.
 #[expect(clippy::print_stderr, reason = "the figures are what the test is run for")]
 fn agree(context: &str, agreements: &[Agreement], bounds: &Bounds) -> bool {
     let by_cosine = |a: &&Agreement, b: &&Agreement| a.cosine.total_cmp(&b.cosine);

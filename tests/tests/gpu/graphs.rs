@@ -1,6 +1,6 @@
-//! Steps whose launches are repeated as CUDA graphs against the same steps launch by launch.
+//! Steps whose launches are repeated as CUDA graphs, against the same steps launch by launch.
 //!
-//! Trade-off: sums of attention's backward in bf16 are added in any order, so two runs are only nearly alike there.
+//! Trade-off: sums of attention's backward in bf16 have no fixed order, so two runs are only nearly alike there.
 
 use burn_tensor::DType;
 use firebrick_kernels::backends::Cuda;
@@ -13,7 +13,7 @@ use super::{has_card, has_fp8, ids};
 
 const STEPS: usize = 8;
 
-/// Losses of steps over batches that come in turn, of which the third has documents of other lengths, and launches in graphs afterwards.
+/// Returns the losses of steps over alternating batches, the third of which has documents of other lengths, and the number of launches in graphs.
 fn losses(
     storage: BaseStorage,
     (dtype, gemms): (DType, GemmFormat),

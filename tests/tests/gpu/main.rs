@@ -1,4 +1,4 @@
-//! Whole runs and whole models on an NVIDIA card against the same on the CPU. Part of the GPU suite (`cargo xtask dist --tests`).
+//! Whole runs and whole models on an NVIDIA card, against the same on the CPU. Part of the GPU suite (`cargo xtask dist --tests`).
 //!
 //! Trade-off: without a card each test prints that and passes.
 #![cfg(feature = "cuda")]
@@ -47,7 +47,7 @@ fn losses(backend: &str, changes: &[&str]) -> Vec<f64> {
     step_losses(&output.path().join("run"))
 }
 
-/// Every step's loss on the card is the CPU's, to this absolute tolerance.
+/// Asserts that every step's loss on the card is the CPU's, to this absolute tolerance.
 fn assert_agrees(changes: &[&str], tolerance: f64) {
     let (ours, expected) = (losses("cuda", changes), losses("flex", changes));
     assert_eq!((ours.len(), expected.len()), (20, 20));
@@ -97,7 +97,7 @@ fn twenty_steps_over_a_base_in_every_format_have_the_losses_of_the_cpu() {
     }
 }
 
-/// DoRA and rows of single tokens, on a quantized and on a dense base, with and without dropout and under each recompute policy. One id is in
+/// DoRA and rows of single tokens, on a quantized and on a dense base, with and without dropout and under each recompute policy. One id occurs in
 /// most texts, one in none.
 #[test]
 fn twenty_steps_of_dora_and_token_rows_have_the_losses_of_the_cpu() {
@@ -115,8 +115,8 @@ fn twenty_steps_of_dora_and_token_rows_have_the_losses_of_the_cpu() {
     }
 }
 
-/// Full fine-tuning adds the gradients of weights, norms and biases. Adam's first updates are nearly the sign of a gradient, so where
-/// one is close to zero bf16 turns whole weights the other way: it is allowed six times what f32 is.
+/// Full fine-tuning adds the gradients of weights, norms and biases. Adam's first updates are nearly the sign of a gradient, so if one is close to
+/// zero, bf16 turns whole weights the other way: its tolerance is six times that of f32.
 #[test]
 fn twenty_steps_of_full_fine_tuning_of_every_family_have_the_losses_of_the_cpu() {
     if has_card() {
@@ -143,7 +143,7 @@ fn twenty_steps_in_fp8_have_nearly_the_losses_of_bf16_in_every_mode() {
     if !has_card() || !has_fp8() {
         return;
     }
-    // Differences of 1 % of the loss were seen: 0.062 of 6.0 after 20 steps over NF4, and 0.054 in full fine-tuning, which takes the loss
+    // The largest observed differences are 1 % of the loss: 0.062 of 6.0 after 20 steps over NF4, and 0.054 in full fine-tuning, which takes the loss
     // from 6.3 to 4.6 in five steps.
     let modes = [
         (&["bnb_4bit={}"][..], 0.1),
@@ -174,13 +174,13 @@ fn twenty_steps_in_fp8_have_nearly_the_losses_of_bf16_in_every_mode() {
     }
 }
 
-/// Whether the card multiplies 8-bit floats.
+/// Returns whether the card multiplies 8-bit floats.
 fn has_fp8() -> bool {
     let device = firebrick_cuda::Driver::load().and_then(|driver| driver.device(0));
     device.is_ok_and(|device| device.compute_capability >= (8, 9))
 }
 
-/// Scales as other generations of cards take them, on this one.
+/// Applies scales on this card as other generations of cards do.
 #[test]
 fn losses_in_fp8_do_not_depend_on_where_the_scales_are_applied() {
     if !has_card() || !has_fp8() {
@@ -188,7 +188,7 @@ fn losses_in_fp8_do_not_depend_on_where_the_scales_are_applied() {
     }
     let modes = [(&["bnb_4bit={}"][..], 0.1), (&["base=fp8"], 0.1), (&["bnb_4bit=", "lora=", "mode=full"], 0.1)];
     let ways = [RowScaling::Afterwards, RowScaling::InGemm { powers_of_two: true }];
-    // On kernels that add in a fixed order, so that two runs in one way are the same.
+    // These kernels add in a fixed order, so that two runs in one way are the same.
     refuse_cudnn(&Default::default(), true, true);
     for (mode, tolerance) in modes {
         let changes = [mode, &["compute=fp8"]].concat();
@@ -203,7 +203,7 @@ fn losses_in_fp8_do_not_depend_on_where_the_scales_are_applied() {
     }
 }
 
-/// Full fine-tuning with the state of every parameter that is large enough in host memory, on kernels that add in a fixed order.
+/// Full fine-tuning with all state that is large enough for paging in host memory, on kernels that add in a fixed order.
 #[test]
 fn paging_changes_no_bit_of_a_run() {
     if !has_card() {
@@ -241,7 +241,7 @@ fn paging_changes_no_bit_of_a_run() {
     assert!(resident.1 == paged.1, "weights and state are the same bytes");
 }
 
-/// A copy of `tiny-llama` whose projections have enough elements for their state to be paged.
+/// Writes a copy of `tiny-llama` whose projections have enough elements for their state to be paged.
 fn wide_model(folder: &std::path::Path) {
     for file in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(fixture("tiny-llama").join(file), folder.join(file)).expect("the fixture can be copied");
@@ -305,7 +305,7 @@ fn recomputation_and_offloading_change_no_loss() {
     }
 }
 
-/// What evaluations and answers allocate is returned between steps, with scratch memory: the next step allocates its own again.
+/// Memory of evaluations and answers is returned between steps, including scratch memory: the next step allocates again.
 #[test]
 fn evaluations_between_steps_change_no_loss() {
     if !has_card() {
@@ -321,7 +321,7 @@ fn evaluations_between_steps_change_no_loss() {
     }
 }
 
-/// A small model of a family with random weights and heads of this width; with an adapter on all projections if the base is frozen.
+/// Creates a small model of a family with random weights and heads of this width; with an adapter on all projections if the base is frozen.
 fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage: BaseStorage) -> Decoder<B> {
     let mut config = ModelConfig::read(&fixture(family)).expect("the model has a readable config");
     config.spec.hidden_size = 256;
@@ -363,7 +363,7 @@ fn ids(document: usize, length: usize, shift: u32) -> Vec<u32> {
     (0..length as u32).map(|index| (index * 37 + 11 * document as u32 + shift) % 256).collect()
 }
 
-/// One packed sequence; every next token counts in the loss except in the document `changed`, whose tokens `shift` replaces by others.
+/// Builds one packed sequence; every next token counts in the loss except in the document `changed`, whose tokens `shift` replaces by others.
 fn sequence_of(lengths: &[usize], changed: Option<usize>, shift: u32) -> Batch {
     let is_changed = |document| changed == Some(document);
     let documents: Vec<Vec<u32>> = (0..lengths.len())
@@ -377,7 +377,7 @@ fn sequence_of(lengths: &[usize], changed: Option<usize>, shift: u32) -> Batch {
     batch
 }
 
-/// How often each operation of the engine runs in a forward and a backward pass. Reference bodies are not among them.
+/// Counts the calls of each engine operation in a forward and a backward pass. Reference implementations are not counted.
 fn operations(model: &Decoder<Cuda>, batch: &Batch) -> BTreeMap<&'static str, usize> {
     let (_, trace) = Cuda::trace(model.device(), || loss_and_gradients(model, batch, PassOptions::default()));
     let mut counts = BTreeMap::new();
@@ -387,7 +387,7 @@ fn operations(model: &Decoder<Cuda>, batch: &Batch) -> BTreeMap<&'static str, us
     counts
 }
 
-/// Whether the forward and the backward of attention ran in every layer, by cuDNN or by the flash kernels.
+/// Returns whether the forward and the backward of attention ran in every layer, by cuDNN or by the flash kernels.
 fn attention_is_fused(model: &Decoder<Cuda>, operations: &BTreeMap<&'static str, usize>) -> bool {
     let layers = model.config.spec.layers.len();
     let count = |name: &str| operations.get(name).copied().unwrap_or(0);
@@ -396,7 +396,7 @@ fn attention_is_fused(model: &Decoder<Cuda>, operations: &BTreeMap<&'static str,
         && count("attention_backward") + count("flash_backward_keys") >= layers
 }
 
-/// Prints whether the fixture's head width, which is smaller than those of real models, falls back to the reference body.
+/// Prints whether the fixture's head width, which is smaller than that of real models, uses the reference implementation.
 #[expect(clippy::print_stderr, reason = "which attention is tested must be seen")]
 fn print_attention(family: &str, dtype: DType) {
     let config = ModelConfig::read(&fixture(family)).expect("the model has a readable config");
@@ -450,8 +450,7 @@ fn every_family_with_heads_of_64_and_128_runs_without_reference_bodies_and_has_t
     }
 }
 
-/// f32 is not TF32, whichever kernels or reference bodies the head width goes to: 40 and the others that are no multiple of 32 go to reference
-/// bodies.
+/// f32 is not TF32, whichever kernels or reference implementations a head width uses: 40 and others that are no multiple of 32 use the reference.
 #[test]
 fn every_family_in_f32_has_the_loss_and_the_gradients_of_the_cpu_at_every_head_width() {
     if !has_card() {
@@ -477,7 +476,7 @@ fn every_family_in_f32_has_the_loss_and_the_gradients_of_the_cpu_at_every_head_w
     }
 }
 
-/// Each thread has an engine of its own, and Burn operations of one run while the other is inside a section.
+/// Each thread has its own engine, and one runs Burn operations while the other is inside a section.
 #[test]
 fn two_models_that_train_in_two_threads_have_the_losses_of_one_after_the_other() {
     if !has_card() {
@@ -518,7 +517,7 @@ fn qlora_of_every_family_with_heads_of_64_and_128_runs_without_reference_bodies(
     }
 }
 
-/// The loss and the gradients of the adapter.
+/// Computes the loss and the gradients of the adapter.
 fn preference<B: Kernels>(family: &str) -> (f32, BTreeMap<String, Vec<f32>>) {
     let model = load::<B>(family, Some(&format!("{family}-lora")), FROZEN);
     let golden = Golden::open(&format!("{family}-packed"));
@@ -589,8 +588,8 @@ fn results<B: Kernels>(model: &Decoder<B>, batch: &Batch) -> Results {
     (loss, gradients, batch.cu_seqlens.windows(2).map(of_document).collect())
 }
 
-/// Changes one document at a time. Logits and loss of the others stay the same to the bit; so do the gradients where sums have a fixed
-/// order (`to_the_bit`), elsewhere they differ no more than those of two runs on the same sequence.
+/// Changes one document at a time. Logits and loss of the others stay the same to the bit; so do the gradients if sums have a fixed order
+/// (`to_the_bit`), otherwise they differ no more than those of two runs on the same sequence.
 fn assert_no_leak<B: Kernels>(family: &str, lengths: &[usize], to_the_bit: bool) {
     let model = random_model::<B>(family, 64, DType::BF16, TRAINED);
     for changed in [0, lengths.len() / 2, lengths.len() - 1] {

@@ -1,12 +1,12 @@
-//! What steps, an evaluation and generation launch, compared with what was recorded: over families, formats of weights, adapters, what
-//! layers save, and formats of GEMMs. Two builds that launch the same compute the same on a card.
+//! Compares the launches of steps, an evaluation and generation with a recording: over families, formats of weights, adapters, what layers save, and
+//! formats of GEMMs. Two builds with the same launches compute the same on a card.
 //!
-//! `tests/golden/cuda-launches.txt` has a line per case: how many launches, and the hash of their text. That is what `recording.h` wrote of
-//! kernels with their grids and arguments, GEMMs, attention and copies, stream by stream, with allocations numbered as they appear.
-//! `UPDATE_GOLDEN=1 cargo test -p firebrick-tests --features firebrick-tests/cuda --test null_cuda recorded` writes the file. Every run leaves
-//! the text of each case in `launches`, in the target folder's `tmp`: copy it before a change, and `diff -r` shows what the change does.
-//! Trade-off: the cases are not all combinations, but enough to take each branch of the linear groups. Events are not written, so the order
-//! of streams among each other is not compared.
+//! `tests/golden/cuda-launches.txt` has a line per case: the number of launches, and the hash of their text. `recording.h` writes that text: kernels
+//! with their grids and arguments, GEMMs, attention and copies, stream by stream, with allocations numbered as they appear. `UPDATE_GOLDEN=1 cargo
+//! test -p firebrick-tests --features firebrick-tests/cuda --test null_cuda recorded` writes the file. Every run leaves the text of each case in
+//! `launches`, in the target folder's `tmp`: copy it before a change, and `diff -r` shows the effect of the change.
+//! Trade-off: not all combinations are cases, but enough to take each branch of the linear groups. Events are not written, so the order of streams
+//! among each other is not compared.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
@@ -46,13 +46,13 @@ struct Case {
     gemms: GemmFormat,
     recompute: Recompute,
     offload: bool,
-    /// Bytes of converted weights that may be kept in each pass.
+    /// Maximum bytes of converted weights kept in each pass.
     kept: u64,
-    /// Shared memory of a block, where it is less than the card's.
+    /// Shared memory per block, if less than the card's.
     shared_bytes: Option<usize>,
 }
 
-/// Adapters of rank 8 on all linear modules of a Llama in NF4: appended, and of a rank that the passes take.
+/// Adapters of rank 8 on all linear modules of a Llama in NF4: appended, and of a rank that the adapter passes support.
 const PLAIN: Case = Case {
     family: "tiny-llama",
     sizes: [256, 512],
@@ -73,12 +73,12 @@ const NONE: Lora = ("", "");
 const R8: Lora = ("r8", r#"{"r": 8}"#);
 /// Separate in every group.
 const R64: Lora = ("r64", r#"{"r": 64}"#);
-/// Of a rank that no pass takes.
+/// A rank that no adapter pass supports.
 const R4: Lora = ("r4", r#"{"r": 4}"#);
 const DROPOUT: Lora = ("dropout", r#"{"r": 8, "dropout": 0.1}"#);
 const DORA: Lora = ("dora", r#"{"r": 8, "use_dora": true}"#);
 const DORA_DROPOUT: Lora = ("dora-dropout", r#"{"r": 8, "use_dora": true, "dropout": 0.1}"#);
-/// On experts as well.
+/// Adapters on experts too.
 const EXPERTS: Lora = ("experts", r#"{"r": 8, "target": ".*(q_proj|o_proj|w1|w2|w3|gate_proj|up_proj|down_proj)"}"#);
 const EXPERTS_DROPOUT: Lora =
     ("experts-dropout", r#"{"r": 8, "dropout": 0.1, "target": ".*(q_proj|w1|w2|w3|up_proj|down_proj)"}"#);
@@ -110,7 +110,7 @@ const fn quantized(format: QuantFormat) -> BaseStorage {
     BaseStorage::Frozen(Format::Quantized(format))
 }
 
-/// Formats of weights and GEMMs, adapters, what layers save, and kept weights.
+/// Lists the cases of one family: formats of weights and GEMMs, adapters, what layers save, and kept weights.
 fn cases_of_one_family() -> Vec<Case> {
     let mut cases = Vec::new();
     for gemms in [GemmFormat::Compute, GemmFormat::Fp8] {
@@ -144,7 +144,7 @@ fn cases_of_one_family() -> Vec<Case> {
             cases.push(Case { base, lora, compute, ..PLAIN });
         }
     }
-    // Enough for attention, and too little for the passes.
+    // This is enough for attention, and too little for the adapter passes.
     cases.push(Case { shared_bytes: Some(72 << 10), ..PLAIN });
     // Rows that are no whole vectors.
     for (base, lora) in [(NF4, R8), (FROZEN, R8), (TRAINED, NONE)] {
@@ -155,7 +155,7 @@ fn cases_of_one_family() -> Vec<Case> {
     cases
 }
 
-/// The other families.
+/// Lists the cases of the other families.
 fn cases_of_families() -> Vec<Case> {
     let mut cases = Vec::new();
     for family in FAMILIES.into_iter().filter(|family| !MIXTURES.contains(family) && *family != PLAIN.family) {
@@ -176,7 +176,7 @@ fn cases_of_families() -> Vec<Case> {
     cases
 }
 
-/// The same of cards whose GEMMs take the scales of 8-bit rows in another way, and whose blocks have less shared memory.
+/// Lists cases of cards whose GEMMs take the scales of 8-bit rows differently, and whose blocks have less shared memory.
 fn cases_of_other_cards() -> Vec<Case> {
     let adapters = [(NF4, R8), (NF4, DROPOUT), (FROZEN, R64), (TRAINED, NONE)];
     let mut cases = vec![PLAIN];
@@ -184,12 +184,12 @@ fn cases_of_other_cards() -> Vec<Case> {
     cases
 }
 
-/// Where the launches of a card of this compute capability are written.
+/// Returns the folder for the launches of a card with this compute capability.
 fn folder(capability: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("launches").join(capability)
 }
 
-/// Writes what each case launches on the card that this process has.
+/// Writes the launches of each case on the card that this process sees.
 pub(crate) fn record() {
     BackendKind::Cuda.probe().expect("the libraries are found");
     use_graphs(&Default::default(), false);
@@ -208,7 +208,7 @@ pub(crate) fn record() {
     }
 }
 
-/// Compares what [`record`] wrote with the golden file.
+/// Compares the output of [`record`] with the golden file.
 pub(crate) fn compare() {
     let mut found = String::new();
     for capability in CAPABILITIES {
@@ -236,7 +236,7 @@ pub(crate) fn compare() {
     );
 }
 
-/// FNV-1a.
+/// Hashes bytes with FNV-1a.
 fn fnv(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
@@ -266,7 +266,7 @@ impl Case {
         name.to_lowercase().replace("  ", " ").replace(' ', "_")
     }
 
-    /// The family's fixture in other sizes.
+    /// Builds the config of the family's fixture in other sizes.
     fn config(&self) -> ModelConfig {
         let path = fixture(self.family).join("config.json");
         let mut config: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
@@ -302,8 +302,8 @@ impl Case {
         model
     }
 
-    /// What is launched: two steps, of which the first has two micro-batches, an evaluation, a forward pass without adapters (the reference of
-    /// preference losses), and generation.
+    /// Records two steps, the first of which has two micro-batches, an evaluation, a forward pass without adapters (the reference of preference
+    /// losses), and generation.
     fn text(&self) -> String {
         let device = Default::default();
         Cuda::release_memory(&device);
@@ -348,12 +348,12 @@ fn documents(lengths: [u32; 3]) -> Batch {
 #[derive(Default)]
 struct Text {
     text: String,
-    /// Allocations in the order in which they appeared.
+    /// Allocations in the order of their appearance.
     allocations: HashMap<String, usize>,
 }
 
 impl Text {
-    /// Adds what `work` launches, stream by stream: the engine's, then those that copy to and from the host.
+    /// Adds the launches of `work`, stream by stream: the engine's, then those that copy to and from the host.
     fn record(&mut self, name: &str, work: impl FnOnce()) {
         let file = PathBuf::from(env::var_os(LAUNCHES).expect("the caller names the file"));
         Cuda::sync(&Default::default()).expect("nothing fails here");
@@ -374,7 +374,7 @@ impl Text {
         }
     }
 
-    /// Adds a launch, with other numbers of its allocations.
+    /// Adds a launch with its allocations renumbered.
     fn add(&mut self, launch: &str) {
         for word in launch.split(' ') {
             let known = self.allocations.len();
@@ -391,7 +391,7 @@ impl Text {
     }
 }
 
-/// What a stream is for.
+/// The purpose of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Engine,

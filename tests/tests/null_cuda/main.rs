@@ -1,9 +1,9 @@
-//! The host's side of the CUDA backend on a machine without a card: training steps over a driver and libraries that compute nothing
-//! (`null_cuda.c`) and count what they are called for. CI has no card. What needs none is found here: a step that panics, that allocates
-//! in every step, that does not launch what the step before it launched, or that launches something else than was recorded (`launches.rs`).
+//! The host side of the CUDA backend on a machine without a card: training steps over a driver and libraries that compute nothing (`null_cuda.c`) and
+//! count their calls. CI has no card, so these tests find failures that need none: a step that panics, that allocates in every step, that launches
+//! something else than the step before it, or something else than was recorded (`launches.rs`).
 //!
-//! The libraries have to be there when a process starts, so the test builds them and starts itself again.
-//! Trade-off: numbers mean nothing here, but for the rows of experts, which the libraries make up. Needs Linux and a C compiler.
+//! The libraries must exist when a process starts, so the test builds them and starts itself again.
+//! Trade-off: numbers mean nothing here, except for the row counts of experts, which the libraries invent. Needs Linux and a C compiler.
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 
 #[cfg(debug_assertions)]
@@ -25,20 +25,20 @@ use firebrick_trainer::run::step::Trainer;
 
 /// The file that the libraries count in.
 const COUNTS: &str = "NULL_CUDA_COUNTS";
-/// The file that they write what they are called for in.
+/// Variable with the file in which the libraries record their calls.
 #[cfg(debug_assertions)]
 const LAUNCHES: &str = "NULL_CUDA_LAUNCHES";
-/// The compute capability of the card that they say is there.
+/// Variable with the compute capability of the card that they report.
 const CAPABILITY: &str = "NULL_CUDA_CAPABILITY";
 /// The family that has layers with and without a window.
 const WINDOWED: &str = "tiny-gemma3";
-/// After which the process is taken to hang; it needs some seconds.
+/// Time after which the process counts as hanging; it needs some seconds.
 const LONGEST: Duration = Duration::from_secs(180);
-/// Names under which the libraries are looked for: of NVIDIA's for CUDA 13.
+/// File names of the libraries: NVIDIA's for CUDA 13.
 const LIBRARIES: [&str; 6] =
     ["libcuda.so.1", "libcuda.so", "libcublasLt.so.13", "libcudnn.so.9", "libnvrtc.so.13", "libnvrtc.so"];
 
-/// What layers save, whether it waits on the host, and what is computed in.
+/// The recompute policy, whether saved tensors wait on the host, and the compute format.
 const PASSES: [(Recompute, bool, DType); 7] = [
     (Recompute::Full, false, DType::BF16),
     (Recompute::Full, true, DType::BF16),
@@ -49,7 +49,7 @@ const PASSES: [(Recompute, bool, DType); 7] = [
     (Recompute::Selective, false, DType::F32),
 ];
 
-/// What was counted so far, in the order of `enum count` of `null_cuda.c`.
+/// The counts so far, in the order of `enum count` in `null_cuda.c`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Counts {
     launches: i64,
@@ -71,7 +71,7 @@ impl Counts {
         Self { launches, launched, gemms, attentions, bytes: next(), allocations: next(), submitted: next() }
     }
 
-    /// What was counted from an earlier time on.
+    /// Returns the counts since an earlier time.
     fn since(self, earlier: Self) -> Self {
         Self {
             launches: self.launches - earlier.launches,
@@ -84,7 +84,7 @@ impl Counts {
         }
     }
 
-    /// What the device did, by however many calls of the host.
+    /// Returns the device's work, independent of the number of host calls.
     fn done(self) -> Self {
         Self { submitted: 0, ..self }
     }
@@ -109,7 +109,7 @@ fn the_launches_of_every_group_are_as_recorded() {
     }
 }
 
-/// Ada has its own number of launches for the scales, and so has Blackwell, whose GEMMs are refused where descriptors do not fit.
+/// Ada has another number of launches for the scales, and so has Blackwell, whose GEMMs are refused if descriptors do not fit.
 #[test]
 fn steps_in_8_bit_floats_are_alike_on_every_generation_that_has_them() {
     let this = "steps_in_8_bit_floats_are_alike_on_every_generation_that_has_them";
@@ -118,8 +118,8 @@ fn steps_in_8_bit_floats_are_alike_on_every_generation_that_has_them() {
     }
 }
 
-/// Does `work` in a process that finds the libraries of `null_cuda.c`, as a card of this compute capability, which write to these files;
-/// `test` calls this again there.
+/// Runs `work` in a process that finds the libraries of `null_cuda.c`, as a card of this compute capability, which write to these files; `test` calls
+/// this again there.
 fn over_null_cuda(test: &str, capability: &str, files: &[&str], work: fn()) {
     if env::var_os(COUNTS).is_some() {
         if env::var(CAPABILITY).is_ok_and(|own| own == capability) {
@@ -139,7 +139,7 @@ fn over_null_cuda(test: &str, capability: &str, files: &[&str], work: fn()) {
         .args([test, "--exact", "--nocapture"])
         .env("LD_LIBRARY_PATH", env::join_paths(paths).unwrap())
         .env("FIREBRICK_CACHE", folder.path().join("cache"))
-        // CubeCL looks for headers there, which nothing reads here.
+        // CubeCL searches this path for headers, which nothing reads here.
         .env("CUDA_PATH", folder.path())
         .envs(files.iter().map(|name| (name, folder.path().join(name))))
         .env(CAPABILITY, capability)
@@ -160,7 +160,7 @@ fn over_null_cuda(test: &str, capability: &str, files: &[&str], work: fn()) {
     assert!(status.success() && text.contains("1 passed"), "{capability}: {status} after {took:?}\n{text}");
 }
 
-/// Compiles the libraries: one for all, which has each name.
+/// Compiles the libraries: one file, which gets every name.
 fn build(folder: &Path) {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/null_cuda/null_cuda.c");
     let first = folder.join(LIBRARIES[0]);
@@ -226,7 +226,7 @@ fn steps_in_8_bit_floats() {
         let (own, passes) = (launches(default_scaling), launches(RowScaling::Afterwards));
         match default_scaling {
             RowScaling::Afterwards => assert_eq!(own, passes),
-            // A pass over the result of each of these GEMMs.
+            // There is a pass over the result of each of these GEMMs.
             RowScaling::InGemm { .. } => assert!(own < passes, "{own} launches, {passes} with passes"),
             // One for the blocks of each operand.
             RowScaling::InBlocks => {
@@ -237,8 +237,8 @@ fn steps_in_8_bit_floats() {
     }
 }
 
-/// The first two steps allocate, compile and choose; after them nothing is new, and in the fifth most launches are in graphs. Returns
-/// launches of a step.
+/// Checks that the first two steps allocate, compile and choose, that after them nothing is new, and that in the fifth most launches are in graphs.
+/// Returns the launches of a step.
 fn steps_are_alike(mut trainer: Trainer<Cuda>, lengths: [u32; 3], case: &str) -> i64 {
     let documents: [Vec<u32>; 3] = lengths.map(|length| (1..=length).collect());
     let batch = [packed(&documents.each_ref().map(Vec::as_slice))];
@@ -255,12 +255,12 @@ fn steps_are_alike(mut trainer: Trainer<Cuda>, lengths: [u32; 3], case: &str) ->
     let Counts { launches, gemms, attentions, bytes, allocations, .. } = in_a_step;
     assert_eq!((allocations, bytes), (0, 0), "{case}: memory");
     assert!(launches > 0 && gemms > 0, "{case}: {launches} launches and {gemms} GEMMs");
-    // The layers whose attention is not cuDNN's are too narrow for our kernels: operations of Burn's interrupt the section.
+    // Layers without cuDNN attention are too narrow for our kernels: Burn operations interrupt the section.
     let is_whole = attentions > 0 && !case.starts_with(WINDOWED);
     let (all, submitted) = (launches + gemms + attentions, fifth.since(fourth).submitted);
     let most = if is_whole { all / 5 } else { all - 1 };
     assert!(submitted <= most, "{case}: {submitted} submissions of {all} launches");
-    // Graphs of all cases together are more than are kept.
+    // All cases together need more graphs than are kept.
     use_graphs(trainer.model.device(), false);
     use_graphs(trainer.model.device(), true);
     launches

@@ -11,7 +11,7 @@ use firebrick_tests::{
 const WITHOUT_ADAPTER: PassOptions =
     PassOptions { recompute: Recompute::Full, offload: false, adapters: false, dropout_seed: None };
 
-/// Log-probabilities of all targets of the golden batch.
+/// Computes the log-probabilities of all targets of the golden batch.
 fn log_probs<B: Kernels>(model: &Decoder<B>, golden: &Golden, pass: PassOptions) -> Vec<f32> {
     let batch = upload(model, &every_next_token(&golden.ids("input_ids"), 48));
     let options = LossOptions { chunk_tokens: 20, gradient_scale: None, log_probs: true };
@@ -41,7 +41,7 @@ fn adapter_off<B: Kernels>() {
 
 on_every_backend!(a_pass_without_the_adapter_equals_the_base_model_to_the_bit, adapter_off);
 
-/// The custom loss of a chosen and a rejected document, and the gradients of the adapter.
+/// Computes the custom loss of a chosen and a rejected document, and the gradients of the adapter.
 fn preference<B: Kernels>(model: &Decoder<B>) -> (f32, GradientMap<B>) {
     let golden = Golden::open("tiny-llama-packed");
     let documents = [golden.ids("doc0.input_ids"), golden.ids("doc1.input_ids")];

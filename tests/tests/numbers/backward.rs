@@ -17,7 +17,7 @@ fn pass(recompute: Recompute) -> PassOptions {
     PassOptions { recompute, offload: recompute.may_offload(), adapters: true, dropout_seed: None }
 }
 
-/// Under every recompute policy, we have every gradient of the golden file, and no other. On wgpu the models take the policies in turn.
+/// Asserts that under every recompute policy, the gradients are those of the golden file and no others. On wgpu the models take the policies in turn.
 fn assert_gradients_agree<B: Kernels>(golden_name: &str, model: &Decoder<B>, turn: usize) {
     let golden = Golden::open(golden_name);
     let batch = every_next_token(&golden.ids("input_ids"), TOKENS);
@@ -46,7 +46,7 @@ fn gradients_of_adapters<B: Kernels>() {
 
 on_every_backend!(lora_gradients_equal_those_of_peft_under_every_recompute_policy, gradients_of_adapters);
 
-/// A model whose adapters drop a quarter of what they read.
+/// Loads a model whose adapters drop a quarter of their inputs.
 fn with_dropout<B: Kernels>() -> Decoder<B> {
     let lora = LoraConfig { lora_dropout: 0.25, r: 4, ..LoraConfig::default() };
     let folder = fixture("tiny-llama");
@@ -66,7 +66,7 @@ fn with_dropout<B: Kernels>() -> Decoder<B> {
     model
 }
 
-/// Loss and gradients depend on the seed of the masks and on nothing else: not on what is recomputed, and not on the backend.
+/// Checks that loss and gradients depend on the seed of the masks and on nothing else: neither on the recompute policy nor on the backend.
 fn dropout_in_training<B: Kernels>() {
     let (model, reference) = (with_dropout::<B>(), with_dropout::<Flex>());
     let batch = every_next_token(&Golden::open("tiny-llama-lora").ids("input_ids"), TOKENS);
@@ -90,7 +90,7 @@ on_every_backend!(dropout_depends_on_its_seed_and_on_nothing_else, dropout_in_tr
 fn gradients_of_all_weights<B: Kernels>() {
     for (turn, family) in FAMILIES.into_iter().enumerate() {
         let model = load::<B>(family, None, TRAINED);
-        // Another policy than the family's adapter has.
+        // Uses another policy than for the family's adapter.
         assert_gradients_agree(&format!("{family}-full-gradients"), &model, turn + 2);
     }
 }

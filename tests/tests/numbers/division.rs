@@ -1,5 +1,5 @@
-//! Weights that ranks divide: a pass over them gives the numbers of a model that is whole, for every form in which a
-//! base is stored; and what trains is listed in one order.
+//! Weights that ranks divide: a pass over them gives the numbers of a whole model, for every storage format of the base; and trained parameters are
+//! listed in one order.
 //!
 //! Trade-off: ranks are threads of this process, and exchange through host memory.
 
@@ -25,7 +25,7 @@ use crate::forward::ADAPTERS;
 /// Loss and gradients of a pass.
 type Pass = (Vec<f32>, BTreeMap<String, Vec<f32>>);
 
-/// What a model computes: losses and gradients under each recompute policy, a score, and answers.
+/// The results of a model: losses and gradients under each recompute policy, a score, and answers.
 #[derive(Debug, PartialEq)]
 struct Numbers {
     passes: Vec<Pass>,
@@ -61,7 +61,7 @@ fn numbers<B: Kernels>(model: &Decoder<B>, policies: &[Recompute]) -> Numbers {
     }
 }
 
-/// What each of `world_size` ranks computes with its share of the weights.
+/// Computes the numbers of each of `world_size` ranks with its share of the weights.
 fn on_ranks<B: Kernels>(
     world_size: usize,
     adapter: Option<&str>,

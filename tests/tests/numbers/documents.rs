@@ -10,7 +10,7 @@ use firebrick_tests::{
     on_every_backend, packed, upload,
 };
 
-/// Where the second document of the golden sequences begins.
+/// Start of the second document in the golden sequences.
 const SECOND: usize = 19;
 
 fn mean_loss<B: Kernels>(model: &Decoder<B>, batch: &Batch) -> f32 {
@@ -43,7 +43,7 @@ fn packed_equals_separate<B: Kernels>() {
 
 on_every_backend!(packed_documents_of_every_family_have_the_logits_and_losses_they_have_alone, packed_equals_separate);
 
-/// What a batch gives: the loss of the document that counts, its gradients by name, the logits of both documents.
+/// The results of a batch: the loss of the document that counts, its gradients by name, the logits of both documents.
 struct Results {
     loss: f32,
     gradients: BTreeMap<String, Vec<f32>>,
@@ -57,9 +57,9 @@ fn results<B: Kernels>(model: &Decoder<B>, batch: &Batch) -> Results {
     Results { loss, gradients, logits: [first, second] }
 }
 
-/// Changes one document of the sequence, then the other; on wgpu one of them, in turn. Every result of the unchanged one must stay the same
-/// to the bit. Not in mixtures: an expert's GEMMs read the rows of all documents together, and how many there are decides the order of their
-/// sums. That packed documents have the results that they have alone is tested for them too.
+/// Changes one document of the sequence, then the other; on wgpu one of them, in turn. Every result of the unchanged one must stay the same to the
+/// bit. Mixtures are excluded: an expert's GEMMs read the rows of all documents together, and their number decides the order of their sums. Another
+/// test covers mixtures: packed documents have the same results as alone.
 fn no_leak<B: Kernels>() {
     for (turn, family) in FAMILIES.into_iter().filter(|family| !MIXTURES.contains(family)).enumerate() {
         let ids = Golden::open(&format!("{family}-packed")).ids("packed.input_ids");

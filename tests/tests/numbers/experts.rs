@@ -1,6 +1,6 @@
-//! What is particular to mixtures of experts: adapters on experts, and experts that no token reaches.
+//! Special cases of mixtures of experts: adapters on experts, and experts that no token reaches.
 //!
-//! Trade-off: the gradient of an adapter is derived from the golden gradient of its weight, so only adapters whose B is zero are tried.
+//! Trade-off: the gradient of an adapter is derived from the golden gradient of its weight, so only adapters with B zero are tested.
 
 use burn_tensor::DType;
 use firebrick_kernels::backends::Flex;
@@ -20,7 +20,7 @@ const PAIRS: [(&str, &str, [&str; 3]); 2] = [
     ("tiny-qwen3-moe", "mlp.experts", ["gate_proj", "up_proj", "down_proj"]),
 ];
 
-/// The model with new adapters on these modules.
+/// Creates the model with new adapters on these modules.
 fn adapted<B: Kernels>(model: &str, targets: &[&str]) -> Decoder<B> {
     let target_modules = TargetModules::from_names(targets.iter().map(|&name| name.to_owned()).collect());
     let lora = LoraConfig { r: 4, lora_alpha: 12.0, target_modules, ..LoraConfig::default() };
@@ -39,7 +39,7 @@ fn adapted<B: Kernels>(model: &str, targets: &[&str]) -> Decoder<B> {
     Decoder::load(&weights, config, &options, &B::Device::default(), &mut |_| ()).expect("it loads")
 }
 
-/// `scale dW Aᵀ` of `dW [o, i]` and `A [r, i]`: the gradient of B where B is zero.
+/// Computes `scale dW Aᵀ` of `dW [o, i]` and `A [r, i]`: the gradient of B if B is zero.
 fn gradient_of_b(d_weight: &[f32], a: &[f32], inputs: usize, scale: f32) -> Vec<f32> {
     let dot = |row: &[f32], other: &[f32]| scale * row.iter().zip(other).map(|(x, y)| x * y).sum::<f32>();
     d_weight.chunks(inputs).flat_map(|row| a.chunks(inputs).map(move |other| dot(row, other))).collect()

@@ -1,6 +1,6 @@
-//! A base in every storage format: exactly what the host codec gives, and how far its loss is from the dense one's.
+//! A base in every storage format: exactly the values of the host codec, and a loss near the dense one.
 //!
-//! Trade-off: the bounds hold for this fixture, whose weights are random; `docs/decisions.md` has the errors of a trained model.
+//! Trade-off: the bounds hold for this fixture with random weights; `docs/decisions.md` has the errors of a trained model.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use tempfile::{TempDir, tempdir};
 
 use crate::forward::TOKENS;
 
-/// `tiny-llama` with each projection replaced by what its codes stand for, as the host codec has it.
+/// Writes `tiny-llama` with each projection replaced by the values of its codes, from the host codec.
 fn dequantized(format: QuantFormat) -> TempDir {
     let (source, folder) = (fixture("tiny-llama"), tempdir().unwrap());
     let weights = HfFolder::open(&source).expect("the fixture has weights");
@@ -50,7 +50,7 @@ fn loss_and_logits<B: Kernels>(model: &str, storage: BaseStorage) -> (f32, Vec<f
     (loss, host(model.logits(&on_device)))
 }
 
-/// A weight is dequantized to the values of the host codec in every format; only double quantization may differ, in a last bit.
+/// Checks that a weight is dequantized to the values of the host codec in every format; only double quantization may differ, in a last bit.
 fn the_values_of_the_host_codec<B: Kernels>() {
     for format in QuantFormat::ALL {
         let folder = dequantized(format);

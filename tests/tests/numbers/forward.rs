@@ -33,7 +33,7 @@ pub(crate) const ADAPTERS: [(&str, &str); 10] = [
 /// Tokens per sequence of the golden batches, if the golden file does not say otherwise.
 pub(crate) const TOKENS: usize = 48;
 
-/// Largest difference of a logit, and difference of the mean loss, between a fixture and its golden.
+/// Returns the largest difference of a logit, and the difference of the mean loss, between a fixture and its golden.
 pub(crate) fn differences<B: Kernels>(
     golden: &str,
     model: &str,
@@ -75,7 +75,7 @@ on_every_backend!(
     every_family_with_its_adapter
 );
 
-/// A tied head with `rope_scaling` of type llama3, four shards with linear scaling, yarn with an explicit attention factor, and the long
+/// Covers a tied head with `rope_scaling` of type llama3, four shards with linear scaling, yarn with an explicit attention factor, and the long
 /// factors of longrope with a window; adapters with rank stabilization, patterns, modules that train whole, and on a tied model.
 fn special_checkpoints<B: Kernels>() {
     for name in ["tiny-llama-tied", "tiny-llama-sharded", "tiny-llama-yarn", "tiny-phi3-long"] {
@@ -126,7 +126,7 @@ fn rope_frequencies_equal_those_of_transformers_for_every_scaling() {
     }
 }
 
-/// Targets that transformers' logits predict at every second token, and miss at the others.
+/// Uses targets that transformers' logits predict at every second token, and miss at the others.
 fn score_of_every_family<B: Kernels>() {
     for (turn, family) in FAMILIES.into_iter().enumerate() {
         let golden = Golden::open(family);

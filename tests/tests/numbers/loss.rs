@@ -11,7 +11,7 @@ fn matrix<B: Kernels>(golden: &Golden, key: &str, shape: [usize; 2]) -> Tensor<B
     Tensor::<B, 1>::from_floats(golden.f32s(key).as_slice(), &B::Device::default()).reshape(shape)
 }
 
-/// Positions that count, as `Decoder::upload` lists them.
+/// Lists the positions that count, as `Decoder::upload` does.
 fn counted(targets: &[i64]) -> Vec<usize> {
     (0..targets.len()).filter(|&position| targets[position] >= 0).collect()
 }
@@ -50,7 +50,7 @@ fn weighted_loss<B: Kernels>() {
     let golden = Golden::open("loss-weights");
     let positions = counted(&golden.i64s("targets"));
     let expected: Vec<f32> = positions.iter().map(|&position| golden.f32s("target_log_probs")[position]).collect();
-    // One chunk, chunks of which the last is short, and one chunk per token.
+    // One chunk, chunks with a short last one, and one chunk per token.
     for chunk_tokens in [64, 4, 3, 1] {
         let ours = cross_entropy::<B>(&golden, chunk_tokens, Some(1.0));
         let checks = [

@@ -1,6 +1,6 @@
-//! Training in float16: what the loss scale keeps of the gradients, steps that follow those in f32, and steps that overflow.
+//! Training in float16: the loss scale preserves small gradients, steps follow those in f32, and steps that overflow are skipped.
 //!
-//! Trade-off: CPU backends compute in float16 here although no plan lets them, since it tests the same code without a device.
+//! Trade-off: CPU backends compute in float16 here although no plan allows it, since it tests the same code without a device.
 
 use std::collections::BTreeMap;
 
@@ -19,12 +19,12 @@ use firebrick_tests::{
 use firebrick_trainer::config::ZeroStage;
 use firebrick_trainer::run::step::{StepNumbers, Trainer};
 
-/// The base in the format that it is multiplied in.
+/// A frozen base in the format of its GEMMs.
 const FROZEN_F16: BaseStorage = BaseStorage::Frozen(Format::Float(FloatType::F16));
-/// How many tokens count in the loss of one step of `configs/h100.toml`.
+/// Number of loss tokens in one step of `configs/h100.toml`.
 const LOSS_TOKENS: f64 = 196_608.0;
 
-/// Whether this backend is wgpu on a device without float16.
+/// Returns whether this backend is wgpu on a device without float16.
 fn lacks_f16<B: Kernels>() -> bool {
     is_wgpu::<B>() && !BackendKind::Wgpu.computes_in_f16()
 }
@@ -33,7 +33,7 @@ fn golden_batch() -> Batch {
     every_next_token(&Golden::open("tiny-llama-lora-train").ids("input_ids"), 48)
 }
 
-/// Gradients of a share of a large step, with the loss multiplied by `scale` and the gradients divided by it.
+/// Computes the gradients of a share of a large step, with the loss multiplied by `scale` and the gradients divided by it.
 fn gradients<B: Kernels>(dtype: DType, storage: BaseStorage, scale: f32) -> BTreeMap<String, Vec<f32>> {
     let model: Decoder<B> = load_in("tiny-llama", Some("tiny-llama-lora"), storage, dtype);
     let mut batch = upload(&model, &golden_batch());

@@ -1,7 +1,7 @@
-//! Our numbers equal those of transformers, PEFT, torch and bitsandbytes, in f32, on every backend that runs without a card; and training
-//! in float16 follows f32.
+//! Tests that our numbers equal those of transformers, PEFT, torch and bitsandbytes, in f32, on every backend that runs without a card; and that
+//! training in float16 follows f32.
 //!
-//! Trade-off: the models are tiny. Large shapes are compared between backends and reference bodies in `firebrick-kernels`.
+//! Trade-off: the models are tiny. `firebrick-kernels` compares large shapes between backends and reference implementations.
 
 mod adapter;
 mod backward;

@@ -1,4 +1,4 @@
-//! Tokens that are added to a model: ids, files and first rows, next to those of transformers.
+//! Tokens that are added to a model: ids, files and first rows, compared with transformers.
 
 use std::fs;
 

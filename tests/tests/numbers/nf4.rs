@@ -1,4 +1,4 @@
-//! The 4-bit base: our packed bytes and what the model computes from them, against bitsandbytes.
+//! The 4-bit base: our packed bytes and the model's results with them, against bitsandbytes.
 
 use firebrick_kernels::Kernels;
 use firebrick_model::{HfFolder, ModelConfig};
@@ -24,7 +24,7 @@ fn packed_codes_of_the_base_are_those_of_bitsandbytes() {
         };
         assert_eq!(absmax, golden.f32s(&key(".nested_absmax")), "{name}");
         assert_eq!([offset].as_slice(), golden.f32s(&key(".offset")), "{name}");
-        // The CPU path of bitsandbytes looks the scales up in a coarser table than its CUDA path and we do: a neighboring code.
+        // The CPU path of bitsandbytes looks the scales up in a coarser table than its CUDA path and we do: the code may be a neighbor.
         for (ours, theirs) in codes.iter().zip(golden.u8s(&key(".absmax"))) {
             assert!(ours.abs_diff(theirs) <= 1, "{name}: {ours} {theirs}");
         }

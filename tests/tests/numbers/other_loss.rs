@@ -1,4 +1,4 @@
-//! A loss operation that takes the place of the fused cross entropy: its gradients reach the head, the hidden states and every weight.
+//! A loss operation that replaces the fused cross entropy: its gradients reach the head, the hidden states and every weight.
 
 use burn_autodiff::Autodiff;
 use burn_tensor::{Int, Tensor, TensorData};
@@ -14,13 +14,13 @@ const PENALTY: f64 = 0.02;
 /// Factor of the gradients.
 const SCALE: f64 = 0.25;
 
-/// The golden batch; every third token has no target.
+/// Uploads the golden batch; every third token has no target.
 fn micro_batch<B: Kernels>(model: &Decoder<B>) -> MicroBatch<B> {
     let rows: Vec<Vec<u32>> = Golden::open("tiny-llama").ids("input_ids").chunks(48).map(<[u32]>::to_vec).collect();
     upload(model, &batch(&rows, |_, index| index % 3 > 0))
 }
 
-/// Loss, gradient of the hidden states, and the hidden states. Gradients of parameters go to the sink.
+/// Returns the loss, the gradient of the hidden states, and the hidden states. Gradients of parameters go to the sink.
 fn loss<B: Kernels>(model: &Decoder<B>, sink: &mut GradientMap<B>) -> [Vec<f32>; 3] {
     let batch = micro_batch(model);
     B::section(model.device(), || {
@@ -32,7 +32,7 @@ fn loss<B: Kernels>(model: &Decoder<B>, sink: &mut GradientMap<B>) -> [Vec<f32>;
     })
 }
 
-/// The same loss of the same hidden states and head, differentiated by Burn: loss, gradient of the hidden states, of the head.
+/// Computes the same loss of the same hidden states and head, differentiated by Burn: loss, gradient of the hidden states, of the head.
 fn recorded(hidden: &[f32], head: &[f32], batch: &MicroBatch<Flex>, [width, vocabulary]: [usize; 2]) -> [Vec<f32>; 3] {
     type Recorded = Autodiff<Flex>;
     let device = Default::default();

@@ -1,4 +1,4 @@
-//! Adapters that start as the principal part of their base (PiSSA), next to PEFT's.
+//! Adapters that start as the principal part of their base (PiSSA), compared with PEFT's.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ fn logits<B: Kernels>(model: &Decoder<B>, golden: &Golden) -> Vec<f32> {
     host(model.logits(&upload(model, &batch)))
 }
 
-/// `scale B A` of a module, `[out, in]`.
+/// Computes `scale B A` of a module, `[out, in]`.
 fn product<B: Kernels>(model: &Decoder<B>, path: &str, scale: f32) -> Vec<f32> {
     let by_name: BTreeMap<&str, &Parameter<B>> =
         model.parameters().into_iter().map(|parameter| (parameter.name.as_ref(), parameter)).collect();
@@ -98,7 +98,7 @@ fn an_adapter_that_moved_is_saved_for_the_original_base() {
     }
 }
 
-/// What is quantized is what the base keeps; the principal part stays in f32, so the start is nearer to the unquantized model.
+/// Only the remainder is quantized; the principal part stays in f32, so the start is nearer to the unquantized model.
 #[test]
 fn the_rest_is_quantized_and_the_start_is_nearer_to_the_base_than_a_quantized_base_is() {
     let golden = Golden::open("tiny-llama-pissa");

@@ -56,7 +56,7 @@ impl Case {
     }
 }
 
-/// The golden's pairs in rows of this many tokens.
+/// Packs the golden's pairs into rows of this many tokens.
 fn rows(golden: &Golden, case: &Case, row_len: usize) -> PackedDataset {
     let mut examples = Vec::new();
     for pair in 0..case.pairs {
@@ -71,12 +71,12 @@ fn rows(golden: &Golden, case: &Case, row_len: usize) -> PackedDataset {
     PackedDataset::new(DocumentSet::from_examples(&examples), PackOptions { pairs, ..PackOptions::new(row_len) })
 }
 
-/// One row per micro-batch.
+/// Builds one micro-batch per row.
 fn micro_batches(rows: &PackedDataset) -> Vec<Batch> {
     (0..rows.rows()).map(|row| rows.batch(&[row])).collect()
 }
 
-/// Loss, metrics and gradients of a step.
+/// Returns loss, metrics and gradients of a step.
 fn step<B: Kernels>(
     model: &Decoder<B>,
     objective: &PairObjective,
@@ -132,7 +132,7 @@ fn losses_and_gradients<B: Kernels>() {
 
 on_every_backend!(losses_rewards_and_gradients_of_pairs_equal_those_of_trl, losses_and_gradients);
 
-/// Sums of the reference that were computed before are as good as those of the pass.
+/// Cached reference sums give the same results as those of the pass.
 #[test]
 fn a_cached_reference_gives_the_same_loss_and_gradients() {
     let golden = Golden::open("tiny-llama-preference");

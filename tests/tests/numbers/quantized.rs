@@ -1,5 +1,5 @@
-//! Folders whose weights are quantized already: what is read equals what the libraries that define the formats read, codes that agree
-//! with ours are kept, and what is written is what bitsandbytes writes.
+//! Folders whose weights are quantized already: values equal those that the libraries of the formats read, codes that agree with ours are kept, and
+//! written folders equal those of bitsandbytes.
 
 use std::collections::BTreeMap;
 use std::fs::{copy, create_dir, read, read_to_string, write};
@@ -62,15 +62,15 @@ fn kept_codes<B: Kernels>() {
 
 on_every_backend!(logits_over_codes_that_are_kept_equal_those_of_transformers, kept_codes);
 
-/// Where the bytes of a tensor are in a safetensors file.
+/// Finds the bytes of a tensor in a safetensors file.
 fn place(bytes: &[u8], name: &str) -> usize {
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let infos: Value = serde_json::from_slice(&bytes[8..header]).unwrap();
     header + infos[name]["data_offsets"][0].as_u64().unwrap() as usize
 }
 
-/// A copy of the NVFP4 folder in which a weight has a global scale that is a power of two, so that its codes can be kept, and a first block
-/// scale of this sign.
+/// Copies the NVFP4 folder; one weight gets a global scale that is a power of two, so that its codes can be kept, and a first block scale of this
+/// sign.
 fn nvfp4_folder(weight: &str, is_negative: bool) -> TempDir {
     let (temp, stored) = (tempdir().unwrap(), fixture("quant-nvfp4"));
     copy(stored.join("config.json"), temp.path().join("config.json")).unwrap();
@@ -153,7 +153,7 @@ fn written_folders_have_the_bytes_that_transformers_and_bitsandbytes_write() {
     let temp = tempdir().unwrap();
     for (name, format) in BNB.into_iter().zip(Bnb4bit::ALL) {
         let theirs = fixture(name);
-        // What is in this format already is written as it was read. The codes of fp4 are those of the CUDA kernel, not of the CPU's.
+        // Weights that are already in this format are written unchanged. The codes of fp4 are those of the CUDA kernel, not of the CPU's.
         let is_nf4 = format.name().starts_with("nf4");
         for source in [is_nf4.then(|| fixture("quant-source")), Some(theirs.clone())].into_iter().flatten() {
             let ours = temp.path().join(format!("{name}-{}", source.file_name().unwrap().to_string_lossy()));
@@ -172,7 +172,7 @@ fn modules_that_a_folder_leaves_unquantized_stay_so() {
     let dir = temp.path().join("mixed");
     create_dir(&dir).unwrap();
     copy(fixture(BNB[0]).join("config.json"), dir.join("config.json")).unwrap();
-    // The file of bitsandbytes with one projection as it was.
+    // The file of bitsandbytes with one unquantized projection.
     let [source, bnb] = ["quant-source", BNB[0]].map(|name| {
         let bytes = read(fixture(name).join("model.safetensors")).unwrap();
         safetensors::SafeTensors::deserialize(&bytes)

@@ -1,7 +1,7 @@
-//! The folders that Firebrick writes, as transformers and PEFT read them.
+//! Tests the folders that Firebrick writes, as transformers and PEFT read them.
 //!
-//! `saved-adapter`, `saved-dora`, `saved-rows` and `saved-model` in the fixtures were written by this file (`UPDATE_GOLDEN=1`); `make_saved_goldens.py` loaded them.
-//! Here the same bytes are written again, and our numbers are compared with theirs.
+//! `saved-adapter`, `saved-dora`, `saved-rows` and `saved-model` in the fixtures were written by this file (`UPDATE_GOLDEN=1`), and
+//! `make_saved_goldens.py` loaded them. Here the same bytes are written again, and our numbers are compared with theirs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,10 +21,10 @@ use tempfile::tempdir;
 
 use crate::forward::{ADAPTERS, differences};
 
-/// Another template than that of the models; its turns end with another token.
+/// A template other than that of the models; its turns end with another token.
 const TEMPLATE: &str = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|eos|>{% endfor %}\
                         {% if add_generation_prompt %}<|assistant|>{% endif %}";
-/// A token that neither model names as an end of text.
+/// A token that is an end of text in neither model.
 const NEW_END: u32 = 260;
 
 fn companions(model: &str) -> Companions {
@@ -41,7 +41,7 @@ const BARE: [(&str, &str, &str); 2] =
     [("saved-dora", "tiny-llama-dora", "tiny-llama"), ("saved-rows", "tiny-llama-tied-rows", "tiny-llama-tied")];
 const SAVED: [&str; 4] = ["saved-adapter", "saved-dora", "saved-rows", "saved-model"];
 
-/// An rsLoRA adapter on two of the projections, DoRA, rows of single tokens, and a tied model with scaled rope in float16.
+/// Writes an rsLoRA adapter on two of the projections, DoRA, rows of single tokens, and a tied model with scaled rope in float16.
 fn write(folder: &Path) {
     for (name, adapter, base) in BARE {
         let lora = read_adapter_config(&fixture(adapter)).expect("the fixture is an adapter");
@@ -115,7 +115,7 @@ fn saved_folders_give_transformers_our_prompts_and_ends_of_text() {
     assert_eq!(config.dtype.as_deref(), Some("float16"));
 }
 
-/// What is written of an adapter has the settings and values of what was read.
+/// A written adapter has the settings and values of the one that was read.
 #[test]
 fn adapters_of_every_kind_read_back_as_they_were_saved() {
     for (adapter, model) in ADAPTERS {
@@ -127,7 +127,7 @@ fn adapters_of_every_kind_read_back_as_they_were_saved() {
     }
 }
 
-/// Every tiny model of the fixtures.
+/// Lists every tiny model of the fixtures.
 fn models() -> Vec<PathBuf> {
     let entries = fs::read_dir(fixture("")).expect("the fixtures can be listed");
     let paths = entries.map(|entry| entry.expect("the fixtures can be listed").path());
@@ -183,7 +183,7 @@ fn merge(base: &Path, adapter: &Path, to: &Path) {
     assert!(report.modules > 0 && report.largest_error < 1e-5, "{}: {report:?}", adapter.display());
 }
 
-/// A merged folder gives the logits of base and adapter, embedding and head being two tables where one of them trained.
+/// Asserts that a merged folder gives the logits of base and adapter; embedding and head are two tables if one of them trained.
 fn assert_merged(adapter: &str, model: &str) {
     let folder = tempdir().expect("a temporary folder");
     let merged = folder.path().join("merged");

@@ -23,7 +23,7 @@ const SEQUENCES: usize = 6;
 /// A tied head; a tied head and biases; no tied head.
 const MODELS: [&str; 3] = ["tiny-llama-tied", "tiny-qwen2", "tiny-qwen3"];
 
-/// The sequences cut into micro-batches. Sequence `n` has `4 + 3 n` loss tokens: a mean of the micro-batches' means would be wrong.
+/// Cuts the sequences into micro-batches. Sequence `n` has `4 + 3 n` loss tokens: a mean of the micro-batches' means would be wrong.
 fn micro_batches(sequences_each: usize) -> Vec<Batch> {
     let ids =
         |sequence: usize| (0..24).map(|index| (sequence * 31 + index * 17 + index * index) as u32 % 256).collect();
@@ -38,7 +38,7 @@ fn loss_tokens() -> usize {
     micro_batches(1).iter().map(Batch::loss_tokens).sum()
 }
 
-/// The backward passes of a step; the sum of the losses.
+/// Runs the backward passes of a step; returns the sum of the losses.
 fn backward<B: Kernels>(model: &Decoder<B>, batches: &[Batch], sink: &mut dyn GradientSink<B>) -> f32 {
     let options = loss_options(1.0 / loss_tokens() as f64);
     let mut loss = 0.0;
@@ -56,13 +56,13 @@ fn through_a_map<B: Kernels>(model: &Decoder<B>, batches: &[Batch]) -> (f32, Gra
 }
 
 fn through_a_reducing_sink<B: Kernels>(model: &Decoder<B>, ranks: &Ranks, batches: &[Batch]) -> (f32, Gradients) {
-    // Small buckets, so that most gradients are summed inside the backward.
+    // Buckets are small, so that most gradients are summed inside the backward.
     let mut sink = ReducingSink::with_bucket_bytes(ranks, model.contributions(), 1 << 12);
     let loss = backward(model, batches, &mut sink);
     (loss, host_gradients(&sink.finish().expect("all ranks are there")))
 }
 
-/// Each rank gets every second micro-batch; results in rank order.
+/// Gives each rank every second micro-batch; returns the results in rank order.
 fn on_two_ranks<B: Kernels>(name: &str) -> Vec<(f32, Gradients)> {
     let work = |ranks: Ranks| {
         let model = load::<B>(name, None, TRAINED);

@@ -36,8 +36,8 @@ fn greedy_within<B: Kernels>(
     model.generate(prompts, &options).expect("the prompts are short and the logits finite")
 }
 
-/// For the families with a window of 12, one prompt of 7 tokens is shorter than the window and one is longer. On wgpu fewer tokens are
-/// written: the text of the short one leaves the window after five.
+/// For the families with a window of 12, one prompt of 7 tokens is shorter than the window and one is longer. wgpu generates fewer tokens: the text
+/// of the short one leaves the window after five.
 fn greedy_text<B: Kernels>() {
     let max_new_tokens = if is_wgpu::<B>() { 8 } else { 16 };
     for family in FAMILIES {
@@ -78,7 +78,7 @@ fn text_written_through_the_cache_equals_text_written_without_it() {
     }
 }
 
-/// Prompts of many lengths, longer and shorter than the window of the families that have one.
+/// Returns prompts of many lengths, shorter and longer than the window of families with one.
 fn ragged(golden: &Golden) -> Vec<Vec<u32>> {
     let whole = prompts(golden).concat();
     [9, 1, 18, 3, 14, 2, 5].iter().enumerate().map(|(at, &length)| whole[at..at + length].to_vec()).collect()
@@ -102,7 +102,7 @@ fn a_text_does_not_depend_on_what_is_written_at_the_same_time() {
     }
 }
 
-/// A second turn that begins with the first, one that leaves it, and one that is part of it.
+/// One second turn begins with the first, one differs from it, and one is part of it.
 #[test]
 fn a_conversation_goes_on_as_if_it_were_read_at_once() {
     for family in FAMILIES {

@@ -11,7 +11,7 @@ use firebrick_tests::{FROZEN, Golden, NF4, batch, every_next_token, host, load, 
 use firebrick_trainer::config::ZeroStage;
 use firebrick_trainer::run::step::Trainer;
 
-/// The golden files' optimizer over the adapter they start from; theirs has an `epsilon` of 1e-8.
+/// Creates the golden files' optimizer over the adapter they start from; theirs has an `epsilon` of 1e-8.
 pub(crate) fn trainer(adapter: &str, storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
     Trainer {
         model: load("tiny-llama", Some(adapter), storage),
@@ -37,12 +37,12 @@ fn adapter(trainer: &Trainer<Flex>) -> BTreeMap<String, Vec<f32>> {
     parameters.into_iter().map(|parameter| (parameter.name.to_string(), host(parameter.value.clone()))).collect()
 }
 
-/// How close three steps have to come.
+/// Tolerances of three steps.
 struct Tolerance {
     loss: f32,
     /// Relative.
     grad_norm: f32,
-    /// Of each tensor's change over the three steps, relative by norm.
+    /// Tolerance of each tensor's change over the three steps, relative by norm.
     change: f64,
 }
 
@@ -87,7 +87,7 @@ fn three_steps_of_qlora_equal_those_of_bitsandbytes_peft_and_torch() {
     assert_three_steps_agree("tiny-llama-qlora-train", "tiny-llama-lora", NF4, &tolerance);
 }
 
-/// Eight sequences with 1, 4, 7, .. 22 loss tokens: a mean of the sequences' means would weigh them 22 to 1 wrongly.
+/// Returns eight sequences with 1, 4, 7, .. 22 loss tokens: a mean of the sequences' means would weigh them 22 to 1 wrongly.
 fn uneven_sequences() -> Vec<Vec<u32>> {
     (0..8u32).map(|row| (0..24).map(|index| (row * 31 + index * 17 + index * index) % 256).collect()).collect()
 }
@@ -104,7 +104,7 @@ fn micro_batches(sequences_each: usize) -> Vec<Batch> {
 fn eight_sequences_at_once_and_one_by_one_give_the_same_update() {
     for storage in [FROZEN, NF4] {
         let step = |sequences_each: usize| {
-            // Where a gradient is nothing but rounding, AdamW's first step is its sign; a larger epsilon keeps it small.
+            // If a gradient is nothing but rounding, AdamW's first step is its sign; a larger epsilon keeps it small.
             let mut trainer = trainer("tiny-llama-lora", storage, 1e-5);
             let outcome = trainer.step(&micro_batches(sequences_each)).expect("one rank reaches itself");
             assert_eq!(outcome.loss_tokens, (0..8).map(|row| 1 + 3 * row).sum::<u64>());

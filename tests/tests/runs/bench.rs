@@ -1,4 +1,4 @@
-//! `firebrick bench` on a real base: every number is there, and they agree with each other.
+//! Tests `firebrick bench` on a real base: every number is there, and they agree with each other.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What a checkpoint promises: damage is found and named, an older checkpoint takes over, and what may change on resuming changes.
+//! Guarantees of a checkpoint: damage is found and named, an older checkpoint takes over, and allowed changes take effect on resuming.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn named(path: &Path) -> Option<ResumeFrom> {
     Some(ResumeFrom::Named(path.to_path_buf()))
 }
 
-/// Every file of a folder, with its path.
+/// Lists every file of a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
     snapshot(folder).into_keys().chain([PathBuf::from("plan.toml")]).map(|name| folder.join(name)).collect()
 }
@@ -78,7 +78,7 @@ fn a_truncated_newest_checkpoint_is_reported_and_the_run_continues_from_the_olde
     assert!(after == expected);
 }
 
-/// Bytes of a file as damage may leave them: one bit changed near its start, in its middle or at its end, or a part cut off.
+/// Returns variants of a file's bytes with damage: one bit changed near its start, in its middle or at its end, or a part cut off.
 fn damages(whole: &[u8]) -> Vec<Vec<u8>> {
     let flipped = |at: usize, bit: u8| {
         let mut bytes = whole.to_vec();
@@ -96,7 +96,7 @@ fn damages(whole: &[u8]) -> Vec<Vec<u8>> {
     ]
 }
 
-/// A checkpoint is the same files for an adapter and for a whole model but for the weights, so both are tried.
+/// Checkpoints of an adapter and of a whole model differ only in the weights, so both are tried.
 #[test]
 fn damage_to_any_file_of_the_newest_checkpoint_leads_to_the_older_one_and_names_the_file() {
     for kind in [&[][..], &["bnb_4bit=", "lora=", "mode=full", "train.optimizer=adamw_8bit"]] {
@@ -165,7 +165,7 @@ fn a_run_resumes_from_any_of_its_checkpoints_by_folder_and_from_the_run_by_name_
     assert!(message.contains("nothing to resume") && message.contains("no-such-run"), "{message}");
 }
 
-/// What changed between the checkpoint after step 1 and a recipe, as the run reports it.
+/// Returns the differences between the checkpoint after step 1 and a recipe, as the run reports them.
 fn reported_changes(run: &Path, config: &RunConfig) -> Option<String> {
     let saved = read_state(&checkpoint_folder(run, 1)).unwrap().settings;
     saved.changes(&RunSettings::new(&prepare_for(config.clone(), 1, &PlanRequest::default()).unwrap().plan))

@@ -28,7 +28,7 @@ fn data_of(changes: &[&str]) -> DataSets {
     read_data(&recipe(Path::new("unused"), changes))
 }
 
-/// The recipe's data with these tables instead of its path.
+/// Formats these tables as the recipe's data instead of its path.
 fn sources(tables: &[String]) -> String {
     format!("data.sources=[{}]", tables.join(", "))
 }
@@ -37,7 +37,7 @@ fn table(path: &Path, more: &str) -> String {
     format!("{{path='{}'{more}}}", path.display())
 }
 
-/// The recipe's path is cleared first, so that the sources replace it.
+/// Builds a recipe with these tables. Its path is cleared first, so that the sources replace it.
 fn with_sources(tables: &[String], changes: &[&str]) -> DataSets {
     let sources = sources(tables);
     data_of(&[&["data.path=", sources.as_str()], changes].concat())
@@ -244,7 +244,7 @@ fn workers_and_held_out_sources_change_no_loss() {
     assert_eq!(losses("held", &[held_out.as_str()]), expected);
 }
 
-/// A template that writes the date; a run that began yesterday, as far as its checkpoint knows, is resumed today.
+/// The template writes the date; a run that began yesterday according to its checkpoint is resumed today.
 #[test]
 fn resumed_run_sees_the_date_of_its_start() {
     let output = tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What a run leaves on disk, and that other programs can use it.
+//! Tests the files that a run leaves, and that other programs can use them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -110,7 +110,7 @@ fn summary_and_metrics_hold_the_promised_keys() {
         let found = keys(line);
         let (always, sampled) = found.split_at(expected.len());
         assert_eq!(always, expected);
-        // Steps shorter than a sample have no usage; a processor's has no throttling.
+        // Steps shorter than a sample have no usage; a processor has no throttling.
         let usage = Gauge::ALL.map(Gauge::name);
         assert!(sampled.iter().all(|key| usage.contains(key)), "{sampled:?}");
         assert!(line.as_object().unwrap().values().all(Value::is_number), "{line}");
@@ -171,7 +171,7 @@ fn second_run_of_the_same_name_does_not_touch_the_first() {
     assert_eq!(second.weights, output.path().join("run-2/adapter").display().to_string());
 }
 
-/// A CPU backend has no device to trace, but the host's side is there.
+/// A CPU backend has no device to trace, but the host's spans exist.
 #[test]
 fn a_traced_run_has_the_spans_of_its_steps_and_the_numbers_of_one_that_is_not_traced() {
     let (traced, plain) = (tempdir().unwrap(), tempdir().unwrap());

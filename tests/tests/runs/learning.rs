@@ -1,4 +1,4 @@
-//! Every kind of training learns, however a step is cut into micro-batches, and a whole model reads back as it was saved.
+//! Tests that every kind of training learns, however a step is cut into micro-batches, and that a whole model reads back as it was saved.
 
 use std::collections::BTreeSet;
 use std::fs::read;
@@ -15,7 +15,7 @@ use firebrick_trainer::run::prepare::prepare_for;
 use safetensors::SafeTensors;
 use tempfile::tempdir;
 
-/// Training and held-out data are the same here: the loss must decrease; generalization is not tested.
+/// Evaluates on the training data: the loss must decrease; generalization is not tested.
 fn eval_on_the_training_data(file: &str) -> [String; 3] {
     let path = fixture("data").join(file);
     let set = |key: &str| format!("{key}='{}'", path.display());
@@ -51,7 +51,7 @@ fn tensor_names(path: &Path) -> BTreeSet<String> {
     file.names().into_iter().map(str::to_owned).collect()
 }
 
-/// QLoRA, LoRA and full fine-tuning of every family, from the same recipe with another model folder.
+/// QLoRA, LoRA and full fine-tuning of every family use the same recipe with another model folder.
 #[test]
 fn every_family_trains_from_the_same_recipe() {
     for family in FAMILIES {
@@ -60,7 +60,7 @@ fn every_family_trains_from_the_same_recipe() {
             let model = format!("model='{}'", fixture(family).display());
             let data = eval_on_the_training_data("chat-tiny.jsonl");
             let data: Vec<&str> = data.iter().map(String::as_str).collect();
-            // PEFT has no module of its own for each expert, and "all-linear" takes the dense MLPs next to them.
+            // PEFT has no separate modules for experts, and "all-linear" selects the dense MLPs next to them.
             let mixture = MIXTURES.contains(&family) && !kind.contains(&"mode=full");
             let attention = ["lora.target=['q_proj', 'k_proj', 'v_proj', 'o_proj']"];
             let target = if mixture { &attention[..] } else { &[] };

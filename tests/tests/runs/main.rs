@@ -1,6 +1,6 @@
-//! Whole runs in this process: what they learn and leave on disk, how they resume, what they refuse, how they are timed.
+//! Whole runs in this process: learning, files, resuming, refusals, and timing.
 //!
-//! Trade-off: signals and a full disk are left out; `firebrick-train` tests those next to their code.
+//! Trade-off: signals and a full disk need separate processes: `terminal.rs` and `full_disk.rs` test them.
 
 mod bench;
 mod checkpoints;

@@ -1,4 +1,4 @@
-//! `[mlflow]`: what a tracking server gets of a run, over MLflow's REST API as a small server here speaks it.
+//! `[mlflow]`: the data that a tracking server gets of a run, over MLflow's REST API as a small server here implements it.
 //!
 //! Trade-off: the server answers as the API's reference says; MLflow's own server was not tried.
 
@@ -14,7 +14,7 @@ use tempfile::tempdir;
 /// The requests so far, as their last two words and bodies.
 type Requests = Arc<Mutex<Vec<(String, Value)>>>;
 
-/// A server of one experiment and of the run in this output folder. Returns its address and what it is sent.
+/// Starts a server of one experiment and of the run in this output folder. Returns its address and the requests that it gets.
 fn server(output: &Path) -> (String, Requests) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -65,7 +65,7 @@ fn answer(mut stream: TcpStream, seen: &Requests, run: &Path) {
     write!(stream, "HTTP/1.1 {status} X\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{text}", text.len()).unwrap();
 }
 
-/// Step and value of a metric in all batches that were sent.
+/// Returns step and value of a metric in all batches that were sent.
 fn sent(requests: &Requests, key: &str) -> Vec<(u64, f64)> {
     let requests = requests.lock().unwrap();
     let batches =

@@ -1,4 +1,4 @@
-//! Runs that add tokens to their model: what they leave is read by every command.
+//! Runs that add tokens to their model: every command can read their results.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use firebrick_trainer::run::generate::LoadOptions;
 use serde_json::Value;
 use tempfile::tempdir;
 
-/// Two take rows that the model's tables of 264 rows have to spare; two make them grow.
+/// Two tokens use spare rows of the model's tables of 264 rows; two make the tables grow.
 const TOKENS: [&str; 2] = ["data.new_tokens=['th', 'e ', 'an']", "data.new_special_tokens=['in']"];
 
 fn options(model: &Path, adapter: Option<&Path>) -> LoadOptions {
@@ -21,7 +21,7 @@ fn options(model: &Path, adapter: Option<&Path>) -> LoadOptions {
     LoadOptions { model, adapter, storage: FROZEN, compute: FloatType::F32 }
 }
 
-/// The logits after a text, whose ids must be below this number of rows.
+/// Computes the logits after a text, whose ids must be below this number of rows.
 fn logits(load: &LoadOptions, text: &str, rows: usize) -> Vec<f32> {
     let ids = load.tokenizer().unwrap().encode(text, false).unwrap();
     let model = load.load::<Flex>(ids.len(), ids.len(), &Default::default()).unwrap();

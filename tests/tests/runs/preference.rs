@@ -1,5 +1,5 @@
-//! Preference training as a user runs it: rewards move apart, runs resume, the reference is that of the run, and data
-//! and recipes that do not fit together are refused.
+//! Preference training as a user runs it: the rewards diverge, runs resume, the reference is the run's own, and data and recipes that do not fit
+//! together are refused.
 
 use std::f64::consts::LN_2;
 use std::fs;
@@ -28,7 +28,7 @@ const FULL: [&str; 3] = ["bnb_4bit=", "lora=", "mode=full"];
 /// The base is the reference, and its log-probabilities are computed before training.
 const PRECOMPUTED: &str = "preference={precompute_ref_log_probs=true}";
 
-/// The files of log-probabilities, those of the rows to train on last: they are the larger ones.
+/// Lists the files of log-probabilities, those of the training rows last: they are the larger ones.
 fn references(output: &Path) -> Vec<PathBuf> {
     let cached = fs::read_dir(output.join("cache")).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> = cached.filter(|path| path.extension().is_some_and(|end| end == "reference")).collect();
@@ -49,7 +49,7 @@ fn dpo_and_orpo_move_rewards_apart_in_every_mode() {
         ("dpo, full", &["preference={}", "train.learning_rate=1e-3"], &FULL),
         ("orpo, full", &["preference={loss='orpo'}", "train.learning_rate=1e-3"], &FULL),
     ];
-    // Of the pairs that it trains on: a few steps teach nothing about others.
+    // The pairs are those of the training: a few steps teach nothing about others.
     let trained = format!("data.eval_path='{}'", fixture("data/pairs-tiny.jsonl").display());
     for (name, loss, mode) in kinds {
         let output = tempdir().unwrap();
@@ -77,7 +77,7 @@ fn a_preference_run_that_was_interrupted_equals_one_that_was_not() {
         finish(pairs(whole.path(), kind), NEW);
         let config = pairs(parts.path(), kind);
         one_step(config.clone(), NEW);
-        // The reference of a resumed run is that of the model before its first step, also where it has to be computed again.
+        // The reference of a resumed run is that of the model before its first step, even if it has to be computed again.
         let references = references(parts.path());
         assert_eq!(references.len(), if kind.len() == 1 { 0 } else { 2 }, "{kind:?}");
         references.iter().for_each(|path| fs::remove_file(path).unwrap());
@@ -183,7 +183,7 @@ fn a_preference_run_is_resumed_against_its_own_reference_alone() {
     let message = refusal(config(copy.path()), NEWEST);
     assert!(message.contains("adapter_model.safetensors` cannot be read"), "{message}");
     assert!(snapshot(&run) == before, "a refusal touched the run folder");
-    // What counts is the content, not the path or what the adapter calls its base.
+    // Only the content counts, not the path or the adapter's name for its base.
     fs::write(&matrices, whole).unwrap();
     let settings = copy.path().join("adapter_config.json");
     let text = fs::read_to_string(&settings).unwrap().replace("\"tiny-llama\"", "\"org/llama\"");

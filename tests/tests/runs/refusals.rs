@@ -1,4 +1,4 @@
-//! Bad input is one clear error, and changes nothing that was saved before.
+//! Tests that bad input is one clear error, and changes nothing that was saved before.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use firebrick_tests::{
 };
 use tempfile::{TempDir, tempdir};
 
-/// The error of a recipe with these changes, after checking that an earlier run of its name is unchanged. The run is a file in its
-/// place; the first test trains one.
+/// Returns the error of a recipe with these changes, after checking that an earlier run of its name is unchanged. A file stands in for that run; the
+/// first test trains one.
 fn refused(changes: &[&str]) -> String {
     let output = tempdir().unwrap();
     let checkpoint = checkpoint_folder(&output.path().join("run"), 1);
@@ -18,7 +18,7 @@ fn refused(changes: &[&str]) -> String {
     refused_in(output.path(), changes)
 }
 
-/// The same, next to the run that this folder has.
+/// Returns the error of a recipe with these changes next to the run in this folder.
 fn refused_in(output: &Path, changes: &[&str]) -> String {
     let run = output.join("run");
     let before = snapshot(&run);
@@ -38,7 +38,7 @@ fn data(name: &str) -> String {
     format!("data.path='{}'", fixture("data").join(name).display())
 }
 
-/// A model fixture that may be broken.
+/// Copies a model fixture so that a test may break it.
 fn copy_of(model: &str) -> TempDir {
     let copy = tempdir().unwrap();
     for entry in fs::read_dir(fixture(model)).unwrap() {
@@ -48,7 +48,7 @@ fn copy_of(model: &str) -> TempDir {
     copy
 }
 
-/// The error of a run over plain texts with this model folder.
+/// Returns the error of a run over plain texts with this model folder.
 fn refused_model(folder: &Path) -> String {
     refused(&[&format!("model='{}'", folder.display()), &data("text-tiny.jsonl")])
 }
@@ -150,7 +150,7 @@ fn missing_model_folder_is_named_with_what_to_write() {
     assert_says(&refused(&["model=./some-model"]), &["./some-model", "config.json", "id of the Hub"]);
 }
 
-/// A file in the way, because a test that runs as root may write everywhere.
+/// A file is in the way, because a test that runs as root may write everywhere.
 #[test]
 fn run_folder_that_cannot_be_created_is_one_clear_error() {
     let output = tempdir().unwrap();
@@ -201,7 +201,7 @@ fn loss_that_is_not_finite_stops_the_run_and_leaves_the_last_checkpoint() {
     assert!(snapshot(&checkpoint_folder(&run, 1)) == checkpoint);
 }
 
-/// The step's loss and gradient are finite: they are those before the update.
+/// The step's loss and gradient are finite, because they precede the update.
 #[test]
 fn weights_that_an_update_has_ruined_are_saved_nowhere_and_the_run_fails() {
     let output = tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What a run gives away: template, tokenizer and end of turn travel with its weights, and another run or program continues from them.
+//! The results of a run for others: template, tokenizer and end of turn travel with its weights, and another run or program continues from them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,14 +23,14 @@ use firebrick_trainer::state::checkpoint::read_state;
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
-/// Closes turns with `<|pad|>`, which no settings of the model name as an end of text.
+/// Closes turns with `<|pad|>`, which the model's settings do not name as an end of text.
 const TEMPLATE: &str = "{{ style }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|pad|>{% endfor %}\
                         {% if add_generation_prompt %}<|assistant|>{% endif %}";
 const PAD: u32 = 258;
 const EOS: u32 = 257;
 const PROMPT: &str = "2+2?";
 
-/// A folder with a chat template, and a copy of `tiny-llama` with a license and only `<|eos|>` as an end of text.
+/// Creates a folder with a chat template, and a copy of `tiny-llama` with a license and only `<|eos|>` as an end of text.
 fn inputs() -> (TempDir, PathBuf, PathBuf) {
     let folder = tempdir().unwrap();
     let (template, model) = (folder.path().join("mine.jinja"), folder.path().join("model"));
@@ -58,7 +58,7 @@ fn recipe_of(output: &Path, changes: &[&str]) -> (TempDir, PathBuf, RunConfig) {
     (folder, model, recipe(output, &changes))
 }
 
-/// The prompt of the runs as `generate` takes it.
+/// Builds the request of `generate` for the prompt of the runs.
 fn request(model: &Path, adapter: Option<&Path>, storage: BaseStorage) -> GenerateRequest {
     GenerateRequest {
         load: LoadOptions {
@@ -76,7 +76,7 @@ fn request(model: &Path, adapter: Option<&Path>, storage: BaseStorage) -> Genera
     }
 }
 
-/// The texts that `generate` prints for the prompt of the runs.
+/// Returns the texts that `generate` prints for the prompt of the runs.
 fn texts(model: &Path, adapter: Option<&Path>, storage: BaseStorage) -> Vec<String> {
     generate::<Flex>(&request(model, adapter, storage), &Default::default()).unwrap()
 }
@@ -101,7 +101,7 @@ fn template_tokenizer_license_and_end_of_turn_travel_with_adapters_models_and_th
     }
 }
 
-/// The samples that a run takes before its first step are those of the weights that it starts with.
+/// A run's samples before its first step are those of the weights that it starts with.
 #[test]
 fn generate_prints_what_a_run_samples_from_the_same_weights_template_and_ends_of_text() {
     let output = tempdir().unwrap();
@@ -120,7 +120,7 @@ fn generate_prints_what_a_run_samples_from_the_same_weights_template_and_ends_of
     assert_eq!(texts(&model, Some(&adapter), NF4), state.samples_before);
 }
 
-/// With a system prompt, an argument of the template, and a model folder that samples.
+/// The run has a system prompt, an argument of the template, and a model folder that samples.
 #[test]
 fn generate_prints_what_a_run_samples_with_its_system_prompt_template_arguments_and_sampling() {
     let output = tempdir().unwrap();
@@ -199,7 +199,7 @@ fn merge_options(model: &Path, adapter: &Path, to: &Path) -> ExportOptions {
     }
 }
 
-/// The number after a key of a GGUF file's metadata.
+/// Reads the number after a key of a GGUF file's metadata.
 fn gguf_number(file: &[u8], key: &str) -> Option<u32> {
     let at = file.windows(key.len()).position(|bytes| bytes == key.as_bytes())? + key.len();
     let number = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
@@ -228,7 +228,7 @@ fn a_gguf_file_and_its_modelfile_name_the_end_of_turn_that_was_trained() {
     assert_eq!(modelfile, expected);
 }
 
-/// What `chat` answers to a line.
+/// Returns the answer of `chat` to a line.
 fn answer(load: LoadOptions, line: &str, max_new_tokens: usize, context: usize) -> String {
     let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), TypedSampling::default()).unwrap();
     let request = ChatRequest { load, system_prompt: None, max_new_tokens, context, sampling };
@@ -279,7 +279,7 @@ fn neither_the_room_for_a_text_nor_its_neighbors_change_it_where_rotation_depend
     assert_eq!(settings, serde_json::json!({"longrope_sequence_tokens": 256}));
 }
 
-/// As of a model that was trained at half of its old context.
+/// The model counts as trained at half of its old context.
 #[test]
 fn a_prompt_that_is_longer_than_what_was_trained_chooses_its_own_factors_of_rotation() {
     let original = fixture("tiny-phi3");
@@ -329,7 +329,7 @@ fn a_run_continues_from_the_adapter_of_peft_or_of_another_run() {
     }
 }
 
-/// What `plan` says of a recipe that it refuses.
+/// Returns the output of `plan` for a recipe that it refuses.
 fn refused_plan(config: RunConfig) -> String {
     match prepare_for(config, 1, &PlanRequest::default()) {
         Ok(_) => panic!("the plan was to be refused"),

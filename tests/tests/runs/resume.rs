@@ -1,4 +1,4 @@
-//! A run that was stopped, in whatever way, continues to the end that it would have reached.
+//! Tests that an interrupted run, however it was stopped, continues to the end that it would have reached.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,8 +10,7 @@ use firebrick_trainer::config::RunConfig;
 use serde_json::Value;
 use tempfile::tempdir;
 
-/// Changes of the recipe that make a different kind of state to save. Rank 64 gives matrices of 4,096 elements, the fewest
-/// that get 8-bit moments.
+/// Changes of the recipe that give another kind of state to save. Rank 64 gives matrices of 4,096 elements, the minimum for 8-bit moments.
 const KINDS: [&[&str]; 13] = [
     &[],
     &["lora.r=64", "train.optimizer=adamw_8bit"],
@@ -35,19 +34,19 @@ const KINDS: [&[&str]; 13] = [
     &["bnb_4bit=", "lora=", "mode=full", "data.new_tokens=['th', 'a ', 'in']"],
 ];
 
-/// Evaluations in between must not disturb the training either.
+/// Builds a recipe with evaluations in between, which must not disturb the training.
 fn evaluated(output: &Path, kind: &[&str]) -> RunConfig {
     recipe(output, &[kind, &["train.steps=4", "eval.every_steps=2"]].concat())
 }
 
-/// Weights, optimizer state and the final weights: what must not differ by a bit.
+/// Reads weights, optimizer state and the final weights, which must not differ by a bit.
 pub(crate) fn tensors(run: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = snapshot(run);
     files.retain(|path, _| path.extension().is_some_and(|extension| extension == "safetensors"));
     files
 }
 
-/// The metrics without the clock, the memory, and how busy the machine was.
+/// Returns the metrics without the clock, the memory, and the usage of the machine.
 fn numbers(run: &Path) -> Vec<Value> {
     let mut lines = metrics(run);
     for line in &mut lines {
@@ -128,7 +127,7 @@ fn a_finished_run_trains_on_with_more_steps_and_ends_again_where_its_summary_is_
     let output = tempdir().unwrap();
     let run = output.path().join("run");
     let first = finish(recipe(output.path(), &["train.steps=2"]), NEW);
-    // As a kill before the last file leaves it.
+    // A kill before the last file leaves the folder like this.
     for last in ["report.html", "summary.json"] {
         fs::remove_file(run.join(last)).unwrap();
     }
@@ -172,7 +171,7 @@ fn resuming_another_run_is_refused_by_key_and_changes_nothing() {
     finish(recipe(output.path(), &[]), NEWEST);
 }
 
-/// The scale and its count continue where they were: what `state.json` holds and what the steps compute with.
+/// The scale and its count continue where they were, in `state.json` and in the steps.
 #[cfg(feature = "wgpu")]
 #[test]
 fn float16_run_interrupted_twice_equals_uninterrupted_run() {
@@ -181,7 +180,7 @@ fn float16_run_interrupted_twice_equals_uninterrupted_run() {
     if !firebrick_tests::has_wgpu() || !BackendKind::Wgpu.computes_in_f16() {
         return;
     }
-    // As few launches as two interruptions need.
+    // The minimum number of launches for two interruptions.
     let quick = ["train.steps=3", "train.gradient_accumulation=1", "eval.every_steps=0", "data.eval_fraction="];
     let kind = [&["backend=wgpu", "compute=float16"][..], &quick].concat();
     let (whole, parts) = (tempdir().unwrap(), tempdir().unwrap());

@@ -1,7 +1,7 @@
 //! Folders and archives: copying, and a gzipped tar whose bytes depend on the content only. Order, owners, times and mode
 //! bits are fixed, so equal inputs give equal bytes.
 //!
-//! Not supported: links and empty folders, which an archive here never has.
+//! Not supported: links and empty folders, which these archives never contain.
 
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -13,7 +13,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use tar::{Builder, EntryType, Header};
 
-/// Creates `folder`; what was in it is removed.
+/// Creates `folder` empty; its old contents are removed.
 pub(super) fn make_empty(folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| format!("could not clear {}", folder.display()))?;
@@ -35,7 +35,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Files below `folder`, as sorted relative paths with their sizes in bytes.
+/// Lists the files below `folder`, as sorted relative paths with their sizes in bytes.
 fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
     let mut found = Vec::new();
     let mut open = vec![PathBuf::new()];
@@ -55,7 +55,7 @@ fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
     Ok(found)
 }
 
-/// Bytes of all files below `folder`.
+/// Sums the bytes of all files below `folder`.
 pub(super) fn folder_size(folder: &Path) -> Result<u64> {
     Ok(files_below(folder)?.iter().map(|(_, size)| size).sum())
 }
@@ -79,8 +79,7 @@ pub(super) fn pack(folder: &Path, name: &str, archive: &Path) -> Result<()> {
     file.commit().with_context(|| format!("could not write {}", archive.display()))
 }
 
-/// Whether a path inside the archive is a program: the trainer, the matrix of benchmarks, the script that runs the GPU suite, or one of
-/// the suite.
+/// Returns whether a path inside the archive is a program: the trainer, the benchmark matrix, the script of the GPU suite, or one of its programs.
 fn is_program(path: &Path) -> bool {
     let is_named = |name: &str| path.file_stem() == Some(name.as_ref());
     let at_the_top = path.parent() == Some(Path::new(""));
@@ -92,7 +91,7 @@ fn is_program(path: &Path) -> bool {
 pub(super) mod tests {
     use super::*;
 
-    /// Paths and modes of an archive's files, in order.
+    /// Lists the paths and modes of an archive's files, in order.
     pub(in super::super) fn entries(archive: &[u8]) -> Vec<(String, u32)> {
         let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(archive));
         let entries = archive.entries().unwrap().map(|entry| entry.unwrap());

@@ -1,7 +1,7 @@
 //! `cargo xtask dist --tests`: the GPU suite as programs, for a machine that has a GPU and no Rust.
 //!
-//! CI has no GPU, so these tests return early there; the bundle is how they are run for real. Its `run.sh` runs every
-//! program and prints one line per program, several at a time where that disturbs none of them.
+//! CI has no GPU, so these tests return early there; the bundle runs them for real. Its `run.sh` runs every program and prints one line per program,
+//! several at a time unless that disturbs one of them.
 //!
 //! Not supported: Windows, where the script does not run (the programs do).
 
@@ -70,7 +70,7 @@ pub(super) fn assemble(workspace: &Workspace, folder: &Path) -> Result<()> {
     write_script(&folder.join("run.sh"))
 }
 
-/// Writes the script, executable where files have such a permission.
+/// Writes the script, executable on systems with such a permission.
 fn write_script(path: &Path) -> Result<()> {
     fs::write(path, SCRIPT).with_context(|| format!("could not write {}", path.display()))?;
     #[cfg(unix)]
@@ -79,7 +79,7 @@ fn write_script(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Arguments of the cargo call that builds the test programs of a package.
+/// Builds the arguments of the cargo call that builds the test programs of a package.
 fn build_args(package: &str, features: &str, tests: &[&str]) -> Vec<String> {
     let features = if features.is_empty() { String::new() } else { format!("--features {features}") };
     let tests: String = tests.iter().map(|test| format!(" --test {test}")).collect();

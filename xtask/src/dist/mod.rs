@@ -18,12 +18,12 @@ use crate::backend::{Backend, Choice};
 use crate::build::{BENCH_MATRIX, FIREBRICK, build};
 use crate::workspace::Workspace;
 
-/// What is packed with the binaries. Without one of these no archive is written.
+/// Files to pack with the binaries. If one is missing, no archive is written.
 const REQUIRED: [&str; 4] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "configs"];
 /// Packed if it exists; `assets` is the data of the quickstart.
 const OPTIONAL: [&str; 2] = ["CHANGELOG.md", "assets"];
 
-/// Builds, copies, packs, and prints where the result is and how large.
+/// Builds, copies, packs, and prints the path and size of the result.
 pub(crate) fn run(workspace: &Workspace, backend: Option<&str>) -> Result<ExitCode> {
     let choice = choose(backend)?;
     let binaries = [build(workspace, FIREBRICK, "dist", &choice)?, build(workspace, BENCH_MATRIX, "dist", &choice)?];
@@ -33,7 +33,7 @@ pub(crate) fn run(workspace: &Workspace, backend: Option<&str>) -> Result<ExitCo
     })
 }
 
-/// The GPU suite instead of the trainer.
+/// Packs the GPU suite instead of the trainer.
 pub(crate) fn run_gpu_suite(workspace: &Workspace) -> Result<ExitCode> {
     packed(workspace, "firebrick-gpu-tests", |folder| {
         gpu_suite::assemble(workspace, folder)?;
@@ -41,7 +41,7 @@ pub(crate) fn run_gpu_suite(workspace: &Workspace) -> Result<ExitCode> {
     })
 }
 
-/// Fills a folder in `dist/`, whose name begins with `what`, packs it, and prints what `fill` says of the folder.
+/// Fills a folder in `dist/` whose name begins with `what`, packs it, and prints the text that `fill` returns.
 fn packed(workspace: &Workspace, what: &str, fill: impl FnOnce(&Path) -> Result<String>) -> Result<ExitCode> {
     let name = format!("{what}-{}-{}", version(workspace)?, target(workspace)?);
     let out = workspace.root().join("dist");
@@ -53,7 +53,7 @@ fn packed(workspace: &Workspace, what: &str, fill: impl FnOnce(&Path) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// The backend to compile in together with flex.
+/// Chooses the backend to compile in together with flex.
 fn choose(backend: Option<&str>) -> Result<Choice> {
     let Some(name) = backend else {
         return Ok(Choice::one(Backend::Flex, "the CPU backend runs everywhere".to_owned()));
@@ -68,14 +68,14 @@ fn choose(backend: Option<&str>) -> Result<Choice> {
     }
 }
 
-/// Version of the `train` package.
+/// Reads the version of the `train` package.
 fn version(workspace: &Workspace) -> Result<String> {
     let members = workspace.members()?;
     let train = members.packages.iter().find(|package| package.name.as_str() == "firebrick-train");
     Ok(train.context("no package firebrick-train in the workspace")?.version.to_string())
 }
 
-/// The target triple that cargo builds for: the requested one, else this machine's.
+/// Returns the target triple that cargo builds for: the requested one, else this machine's.
 fn target(workspace: &Workspace) -> Result<String> {
     if let Ok(requested) = env::var("CARGO_BUILD_TARGET") {
         return Ok(requested);
@@ -112,7 +112,7 @@ mod tests {
 
     const BINARIES: [&str; 2] = ["bench-matrix", "firebrick"];
 
-    /// A project with everything that is required, and two binaries.
+    /// Creates a project with everything that is required, and two binaries.
     fn project() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("configs/sub")).unwrap();

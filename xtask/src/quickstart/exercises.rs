@@ -16,7 +16,7 @@ pub(super) struct Chat {
 }
 
 impl Chat {
-    /// The line of a JSONL file, in the `messages` layout.
+    /// Returns the line of a JSONL file, in the `messages` layout.
     pub(super) fn json_line(&self) -> String {
         let [question, answer] = [&self.question, &self.answer].map(|text| json_string(text));
         let user = format!("{{\"role\":\"user\",\"content\":{question}}}");
@@ -39,12 +39,12 @@ use Exercise::{Backwards, Capitals, Count, First, Last, Vowels};
 
 /// All of them, once.
 const ALL: [Exercise; 6] = [Backwards, Capitals, Vowels, Count, First, Last];
-/// What the chats ask, in turn: the longer answers, which cannot be right by accident, more often.
+/// The exercises of the chats, in turn: longer answers, which cannot be right by accident, occur more often.
 pub(super) const ASKED: [Exercise; 10] =
     [Backwards, Capitals, Backwards, Vowels, Count, Backwards, Capitals, First, Vowels, Last];
 
 impl Exercise {
-    /// The correct answer for this word.
+    /// Returns the correct answer for this word.
     fn answer(self, word: &str) -> String {
         match self {
             Backwards => word.chars().rev().collect(),
@@ -75,7 +75,7 @@ impl Exercise {
         }
     }
 
-    /// A question about a word and its answer.
+    /// Builds a question about a word and its answer.
     pub(super) fn chat(self, word: &str, random: &mut Random) -> Chat {
         let second = random.below(2) == 1;
         let question = match self {
@@ -96,7 +96,7 @@ impl Exercise {
     }
 }
 
-/// One document of the pretraining text: two to four statements about one word.
+/// Builds one document of the pretraining text: two to four statements about one word.
 pub(super) fn document(word: &str, random: &mut Random) -> String {
     let mut exercises = ALL;
     random.shuffle(&mut exercises);
@@ -110,13 +110,13 @@ pub(super) const SAMPLES: [&str; 3] = ["stove", "fire", "stone"];
 
 /// The words that only the evaluation may use.
 pub(super) struct HeldOut {
-    /// In the order in which the evaluation asks for them.
+    /// The words in the order of the evaluation.
     pub(super) words: Vec<String>,
     taken: HashSet<String>,
 }
 
 impl HeldOut {
-    /// `count` distinct words of at least four letters.
+    /// Chooses `count` distinct words of at least four letters.
     pub(super) fn new(count: usize) -> Self {
         let mut random = Random::new(12);
         let taken = SAMPLES.map(str::to_owned).into_iter().collect();
@@ -130,7 +130,7 @@ impl HeldOut {
         held_out
     }
 
-    /// A word that is not held out.
+    /// Draws a word that is not held out.
     pub(super) fn free_word(&self, random: &mut Random) -> String {
         loop {
             let word = word(random);

@@ -1,7 +1,7 @@
 //! The quickstart's invented language: a small random generator, and words.
 //!
-//! Trade-off: a generator written here, so that the shipped data is the same on every machine and with every version of
-//! every dependency. Its statistical quality is that of SplitMix64.
+//! Trade-off: a custom generator, so that the shipped data is the same on every machine and with every version of every dependency. Its statistical
+//! quality is that of SplitMix64.
 
 /// SplitMix64 (Steele, Lea, Flood 2014): 64 bits of state, one addition and a finalizer per draw.
 pub(super) struct Random {
@@ -9,7 +9,7 @@ pub(super) struct Random {
 }
 
 impl Random {
-    /// A separate stream for every seed.
+    /// Creates a separate stream for every seed.
     pub(super) fn new(seed: u64) -> Self {
         Self { state: seed }
     }
@@ -22,13 +22,13 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number in `0..bound`; the bias of the multiply-shift is below 2^-50 for the bounds used here.
+    /// Draws a number in `0..bound`; the bias of the multiply-shift is below 2^-50 for the bounds used here.
     pub(super) fn below(&mut self, bound: usize) -> usize {
         assert!(bound > 0, "an empty range has no number to draw");
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 
-    /// One item of a list that is not empty.
+    /// Draws one item of a list that is not empty.
     pub(super) fn pick<'a, T: ?Sized>(&mut self, items: &[&'a T]) -> &'a T {
         items[self.below(items.len())]
     }
@@ -58,7 +58,7 @@ fn syllables(random: &mut Random, count: usize) -> String {
     word
 }
 
-/// A pronounceable word of 3 to 6 letters, lower case: the subject of all the text.
+/// Draws a pronounceable word of 3 to 6 letters, lower case: the subject of all the text.
 pub(super) fn word(random: &mut Random) -> String {
     loop {
         let count = 1 + random.below(3);

@@ -43,7 +43,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What is in the repository: path below its root, and content.
+/// Returns the files in the repository: path below its root, and content.
 fn shipped_files() -> Vec<(&'static str, String)> {
     let (train, eval) = chats();
     let json_lines = |chats: &[Chat]| chats.iter().map(Chat::json_line).collect::<String>();
@@ -67,7 +67,7 @@ fn pretraining_files() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Pretraining documents of at least `tokens` tokens in total, drawn with `seed`.
+/// Draws pretraining documents of at least `tokens` tokens in total, with `seed`.
 fn documents(seed: u64, tokens: usize) -> Vec<String> {
     let held_out = HeldOut::new(EVAL_CHATS);
     let mut random = Random::new(seed);
@@ -81,7 +81,7 @@ fn documents(seed: u64, tokens: usize) -> Vec<String> {
     documents
 }
 
-/// The fine-tuning chats and the held-out ones.
+/// Draws the fine-tuning chats and the held-out ones.
 fn chats() -> (Vec<Chat>, Vec<Chat>) {
     let held_out = HeldOut::new(EVAL_CHATS);
     let mut random = Random::new(CHAT_SEED);

@@ -1,5 +1,5 @@
-//! The base folder without its weights: shape, tokenizer, chat template. One token per byte: every text can be written, and
-//! a small model can see the spelling. Settings are the shipped files themselves; the tokenizer is computed.
+//! The base folder without its weights: shape, tokenizer, chat template. One token per byte, so that every text can be written and a small model can
+//! see the spelling. Settings are the shipped files themselves; the tokenizer is computed.
 //!
 //! Trade-off: longer sequences than with a learned vocabulary.
 
@@ -19,7 +19,7 @@ pub(super) const GENERATION_CONFIG: &str = include_str!("../../../assets/quickst
 /// The chat template is here, where transformers looks for it.
 pub(super) const TOKENIZER_CONFIG: &str = include_str!("../../../assets/quickstart/base/tokenizer_config.json");
 
-/// The printable character that represents a byte in a byte-level vocabulary: printable Latin-1 represents itself, the
+/// Returns the printable character that represents a byte in a byte-level vocabulary: printable Latin-1 represents itself, the
 /// other 68 bytes take U+0100 onwards in order (the convention of GPT-2's vocabulary, which `tokenizers` implements).
 fn printable(byte: u8) -> char {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
@@ -30,13 +30,13 @@ fn printable(byte: u8) -> char {
     char::from_u32(0x100 + before).expect("U+0100 to U+0143 are characters")
 }
 
-/// A JSON string literal. The text holds no control characters: the data is plain ASCII, the vocabulary is printable.
+/// Returns a JSON string literal. The text holds no control characters: the data is plain ASCII, the vocabulary is printable.
 pub(super) fn json_string(text: &str) -> String {
     assert!(!text.chars().any(char::is_control), "a control character would need an escape that is not written here");
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// `tokenizer.json`: byte-level BPE without merges; `<|begin|>` is put before a text if special tokens are requested.
+/// Builds `tokenizer.json`: byte-level BPE without merges; a text begins with `<|begin|>` if special tokens are requested.
 pub(super) fn tokenizer_json() -> String {
     let mut added = String::new();
     for (token, id) in SPECIAL_TOKENS.iter().zip(256..) {

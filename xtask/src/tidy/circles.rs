@@ -21,7 +21,7 @@ type Edges = Vec<BTreeMap<usize, usize>>;
 /// The crate whose top modules are a stack, too.
 const STACK: &str = "crates/trainer/src";
 
-/// The circles of the crate in `source_folder`, from all its files by path.
+/// Finds the circles of the crate in `source_folder`, from all its files by path.
 pub(super) fn check(source_folder: &str, files: BTreeMap<String, FileNames>) -> Vec<Finding> {
     let graph = ModuleGraph::new(source_folder, files);
     let edges = graph.edges();
@@ -36,7 +36,7 @@ pub(super) fn check(source_folder: &str, files: BTreeMap<String, FileNames>) -> 
     found
 }
 
-/// The edges with the first file of a top module in place of each of its files; the crate root has none.
+/// Returns the edges between top modules, each represented by its first file; the crate root has none.
 fn between_top_modules(graph: &ModuleGraph, edges: &Edges) -> Edges {
     let first = |file: usize| (0..graph.len()).find(|other| graph.top(*other) == graph.top(file)).unwrap_or(file);
     let mut found: Edges = vec![BTreeMap::new(); edges.len()];
@@ -52,7 +52,7 @@ fn between_top_modules(graph: &ModuleGraph, edges: &Edges) -> Edges {
     found
 }
 
-/// Whether `circle` is a module file with its direct children, and nothing else.
+/// Returns whether `circle` is a module file with its direct children, and nothing else.
 fn is_one_subject(graph: &ModuleGraph, edges: &Edges, circle: &BTreeSet<usize>) -> bool {
     circle.iter().any(|parent| {
         let rest: BTreeSet<usize> = circle.iter().copied().filter(|file| file != parent).collect();
@@ -64,7 +64,7 @@ fn is_one_subject(graph: &ModuleGraph, edges: &Edges, circle: &BTreeSet<usize>) 
     })
 }
 
-/// The strongly connected components of more than one file among `files`.
+/// Finds the strongly connected components of more than one file among `files`.
 fn components(edges: &Edges, files: &BTreeSet<usize>) -> BTreeSet<BTreeSet<usize>> {
     let reach: BTreeMap<usize, BTreeSet<usize>> =
         files.iter().map(|from| (*from, reachable(edges, files, *from))).collect();
@@ -73,7 +73,7 @@ fn components(edges: &Edges, files: &BTreeSet<usize>) -> BTreeSet<BTreeSet<usize
     in_circles.map(component).collect()
 }
 
-/// The files that can be reached from `start` inside `files` over one edge or more.
+/// Finds the files that can be reached from `start` inside `files` over one edge or more.
 fn reachable(edges: &Edges, files: &BTreeSet<usize>, start: usize) -> BTreeSet<usize> {
     let mut seen = BTreeSet::new();
     let mut open = vec![start];
@@ -83,7 +83,7 @@ fn reachable(edges: &Edges, files: &BTreeSet<usize>, start: usize) -> BTreeSet<u
     seen
 }
 
-/// A shortest ring from `start` inside `circle` over the edges that `keep` accepts.
+/// Finds a shortest ring from `start` inside `circle` over the edges that `keep` accepts.
 fn ring(
     edges: &Edges,
     circle: &BTreeSet<usize>,
@@ -107,7 +107,7 @@ fn ring(
 }
 
 fn describe(source_folder: &str, graph: &ModuleGraph, edges: &Edges, circle: &BTreeSet<usize>) -> Finding {
-    // A ring that does not consist of a module file and its child only is the better example.
+    // A ring beyond a module file and its child is the better example.
     let kinds: [&dyn Fn(usize, usize) -> bool; 3] =
         [&|from, to| !graph.is_direct_child(from, to), &|from, to| !graph.is_direct_child(to, from), &|_, _| true];
     let shortest = |keep| circle.iter().filter_map(|start| ring(edges, circle, *start, keep)).min_by_key(Vec::len);

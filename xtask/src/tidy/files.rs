@@ -8,14 +8,14 @@
 
 use super::Finding;
 
-/// Top folders whose paths mean something on one machine only. Written in halves, or this file would break its own rule.
+/// Top folders whose paths are valid on one machine only. Written in halves, or this file would break its own rule.
 const MACHINE_FOLDERS: [&str; 4] =
     [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
 
-/// Dependencies that need no reason of their own: ours, and the Burn group, which has one for all above it.
+/// Dependencies without a reason of their own: our crates, and the Burn group, which shares one above it.
 const EXEMPT: [&str; 2] = ["firebrick-", "burn-"];
 
-/// What is wrong with the text file at `path`.
+/// Checks the text file at `path`.
 pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     let lines = text.lines().enumerate().filter_map(|(index, line)| Some((index + 1, machine_path(line)?)));
     let mut findings: Vec<Finding> = lines
@@ -33,8 +33,7 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// The machine folder that an absolute path in `line` is in. A folder of that name further down a path or an address
-/// is none.
+/// Returns the machine folder of an absolute path in `line`. A folder of that name further down a path or a URL does not count.
 fn machine_path(line: &str) -> Option<&'static str> {
     MACHINE_FOLDERS.into_iter().find(|folder| {
         line.match_indices(folder).any(|(at, _)| {
@@ -44,7 +43,7 @@ fn machine_path(line: &str) -> Option<&'static str> {
     })
 }
 
-/// Names and lines of workspace dependencies without a comment, neither at the end of the line nor on the line above.
+/// Lists names and lines of workspace dependencies without a comment, neither at the end of the line nor on the line above.
 fn unexplained(manifest: &str) -> Vec<(usize, String)> {
     let (mut found, mut inside, mut explained_above) = (Vec::new(), false, false);
     for (index, line) in manifest.lines().enumerate() {
@@ -63,7 +62,7 @@ fn unexplained(manifest: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Whether a line of TOML ends in a comment with words in it.
+/// Returns whether a line of TOML ends in a comment with words in it.
 fn has_comment(line: &str) -> bool {
     let mut quoted = false;
     let start = line.find(|c| {

@@ -1,8 +1,7 @@
 //! Rule `launches`: every CUDA kernel of `kernels` is launched by name from Rust.
 //!
-//! Rationale: a kernel that nothing launches is compiled by NVRTC at every start, is not covered by the self-test, and
-//! looks as if it were in use. The compiler cannot see it, because kernels are looked up by name at run time. Either wire
-//! it or delete it.
+//! Rationale: a kernel that nothing launches is compiled by NVRTC at every start, is not covered by the self-test, and looks as if it were in use.
+//! The compiler cannot see it, because kernels are looked up by name at run time. Launch it or delete it.
 //!
 //! Trade-off: a kernel counts as launched if its name is a string literal of non-test code of the backend; whether that
 //! code is ever reached is not checked.
@@ -15,7 +14,7 @@ use regex::Regex;
 use super::Finding;
 use super::text::{Source, line_of, pattern};
 
-/// Where the CUDA sources and the code that launches them are.
+/// Folder of the CUDA sources and the code that launches them.
 const FOLDER: &str = "crates/kernels/src/backends/cuda/";
 
 /// A kernel's declaration: `KERNEL` or `__global__`, words and attributes, and the name before a parenthesis.
@@ -37,7 +36,7 @@ pub(super) struct Launches {
 }
 
 impl Launches {
-    /// Notes what the file at `path` defines or launches.
+    /// Records what the file at `path` defines or launches.
     pub(super) fn add(&mut self, path: &str, text: &str, source: &Source) {
         if !path.starts_with(FOLDER) {
             return;
@@ -51,7 +50,7 @@ impl Launches {
         }
     }
 
-    /// The kernels that nothing launches.
+    /// Reports the kernels that nothing launches.
     pub(super) fn check(&self) -> Vec<Finding> {
         let unlaunched = self.kernels.iter().filter(|(_, _, name)| !self.literals.contains(name));
         let report = |(path, line, name): &(String, usize, String)| {
@@ -63,7 +62,7 @@ impl Launches {
     }
 }
 
-/// Lines and names of the kernels that `code` defines, directly or through a macro.
+/// Finds lines and names of the kernels that `code` defines, directly or through a macro.
 fn kernels(code: &str) -> Vec<(usize, String)> {
     let code = KERNEL.replace_all(code, "").replace('\\', " ");
     let named = DECLARATION.captures_iter(&code).filter_map(|found| found.get(1));

@@ -1,9 +1,8 @@
-//! Rule `layers`: which crate may depend on which.
+//! Rule `layers`: the allowed dependencies between crates.
 //!
-//! Rationale: a dependency may only go to a lower layer, so every crate can be read, built and tested with what is below it
-//! and nothing else, and a change never travels sideways. A few crates stay free of Burn, of CubeCL, or of recipe parsing
-//! altogether. Declared dependencies of every kind and every feature are read, so a rule cannot be switched off by a
-//! feature that happens to be off.
+//! Rationale: a dependency may only go to a lower layer, so every crate can be read, built and tested with only the layers below it, and a change
+//! never travels sideways. A few crates stay free of Burn, of CubeCL, or of recipe parsing altogether. Declared dependencies of every kind and every
+//! feature are read, so no disabled feature hides one.
 //!
 //! Trade-off: the table below has to be kept by hand, and docs/architecture.md repeats it as a drawing.
 
@@ -39,13 +38,13 @@ const PREFIX: &str = "firebrick-";
 /// Crates that stay free of Burn, directly and through our other crates.
 const WITHOUT_BURN: [&str; 7] = ["arch", "precision", "files", "hub", "data", "hwprofile", "cuda"];
 
-/// Dependencies on a lower layer that are refused all the same.
+/// Dependencies on a lower layer that are still refused.
 const FORBIDDEN: [(&str, &str, &str); 2] = [
     ("model", "data", "a model takes token ids and never knows where they come from"),
     ("model", "hub", "a model is a folder; `trainer` resolves ids"),
 ];
 
-/// A package of the workspace, as far as the rules look at it.
+/// The properties of a workspace package that the rules check.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Member {
     /// Package name.
@@ -54,20 +53,20 @@ pub(super) struct Member {
     folder: String,
     /// Names of declared dependencies of every kind: normal, build, dev.
     all: BTreeSet<String>,
-    /// The same without dev-dependencies: what a user of this crate depends on too.
+    /// The same without dev-dependencies: those that a user of this crate gets too.
     passed_on: BTreeSet<String>,
-    /// Whether README.md is there.
+    /// Whether README.md exists.
     readme: bool,
 }
 
 impl Member {
-    /// Folder name of a crate in `crates/`; `None` for tests, benches and xtask.
+    /// Returns the folder name of a crate in `crates/`; `None` for tests, benches and xtask.
     fn crate_name(&self) -> Option<&str> {
         self.folder.strip_prefix("crates/")
     }
 }
 
-/// The workspace's packages, from `cargo metadata`.
+/// Reads the workspace's packages from `cargo metadata`.
 pub(super) fn members(workspace: &Workspace) -> Result<Vec<Member>> {
     let metadata = workspace.members()?;
     let convert = |package: &cargo_metadata::Package| {
@@ -89,7 +88,7 @@ pub(super) fn members(workspace: &Workspace) -> Result<Vec<Member>> {
     Ok(metadata.workspace_packages().into_iter().map(convert).collect())
 }
 
-/// What is wrong with the graph.
+/// Checks the dependency graph.
 pub(super) fn check(members: &[Member]) -> Vec<Finding> {
     let of = |member: &Member| {
         let path = format!("{}/Cargo.toml", member.folder);
@@ -143,7 +142,7 @@ fn burn(member: &Member, members: &[Member]) -> Vec<String> {
     way.map(message).into_iter().collect()
 }
 
-/// A chain of dependencies that ends at a crate of Burn, through `members` only.
+/// Finds a chain of dependencies to a crate of Burn, through `members` only.
 fn way_to_burn<'a>(
     dependencies: &'a BTreeSet<String>,
     members: &'a [Member],
@@ -163,8 +162,7 @@ fn way_to_burn<'a>(
     None
 }
 
-/// Dependencies that belong to one crate: CubeCL to `kernels`, TOML to `trainer` (recipes and run folders) and
-/// the program above it.
+/// Reports dependencies that belong to another crate: CubeCL to `kernels`, TOML to `trainer` (recipes and run folders) and the program above it.
 fn reserved(member: &Member) -> Vec<String> {
     let mut messages = Vec::new();
     for name in &member.all {
@@ -184,7 +182,7 @@ fn reserved(member: &Member) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// A crate whose dependencies, none of them for development only, are `all`.
+    /// Creates a crate with the dependencies `all`, none of them for development only.
     fn of(folder: &str, all: &[&str]) -> Member {
         let all: BTreeSet<String> = all.iter().map(|name| (*name).to_owned()).collect();
         let name = format!("{PREFIX}{}", folder.trim_start_matches("crates/"));

@@ -1,6 +1,5 @@
-//! `cargo xtask tidy`: the project rules that no compiler checks. Each file here holds one rule or a few related ones and
-//! says in its header why the rule exists. `text` separates code from comments and strings for all of them; only the rule
-//! about circles needs the syntax tree.
+//! `cargo xtask tidy`: the project rules that no compiler checks. Each file here contains one rule or a few related ones, with the reason in its
+//! header. `text` separates code from comments and strings for all of them; only the rule about circles needs the syntax tree.
 //!
 //! Trade-off: most rules search lines, so someone determined could fool them.
 
@@ -26,21 +25,21 @@ use self::uses::FileNames;
 use self::words::Words;
 use crate::workspace::{Workspace, shown};
 
-/// A broken rule: where, what, and what to do.
+/// A broken rule: place, problem, and advice.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Finding {
     /// Path from the workspace root, with `/`.
     path: String,
-    /// Line from 1; 0 where the whole file is meant.
+    /// Line from 1; 0 for the whole file.
     line: usize,
-    /// Name of the rule, as the summary counts it.
+    /// Name of the rule in the summary.
     rule: &'static str,
-    /// What is wrong and what to do, in one sentence or two.
+    /// The problem and advice, in one or two sentences.
     message: String,
 }
 
 impl Finding {
-    /// A finding of `rule` at `line` of `path`.
+    /// Creates a finding of `rule` at `line` of `path`.
     fn new(rule: &'static str, path: &str, line: usize, message: impl Into<String>) -> Self {
         Self { path: path.to_owned(), line, rule, message: message.into() }
     }
@@ -55,12 +54,12 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Everything that the rules have to say about a workspace.
+/// The results of all rules for a workspace.
 #[derive(Default)]
 struct Report {
     /// Broken rules.
     findings: Vec<Finding>,
-    /// What should change and does not fail yet.
+    /// Findings that should be fixed but do not fail.
     warnings: Vec<Finding>,
     /// Long files, with their lines.
     long: Vec<(usize, String)>,
@@ -68,8 +67,7 @@ struct Report {
     files: usize,
 }
 
-/// Checks everything and prints the findings; true without findings. `with_warnings` prints the warnings too, which
-/// never fail.
+/// Checks everything and prints the findings; returns true if there are none. `with_warnings` also prints the warnings, which never fail.
 pub(crate) fn run(workspace: &Workspace, with_warnings: bool) -> Result<bool> {
     let report = check(workspace)?;
     if !report.long.is_empty() {
@@ -128,13 +126,13 @@ fn check(workspace: &Workspace) -> Result<Report> {
     Ok(report)
 }
 
-/// The `src` folder of the crate that the file at `path` belongs to; `None` for tests, benches and examples.
+/// Returns the `src` folder of the crate with the file at `path`; `None` for tests, benches and examples.
 fn source_folder(path: &str) -> Option<&str> {
     let in_crate = path.starts_with("xtask/src/") || path.starts_with("crates/");
     in_crate.then(|| path.find("/src/").map(|end| &path[..end + 4])).flatten()
 }
 
-/// Files under version control and new ones that are not ignored, as sorted paths with `/`.
+/// Lists the files under version control and new ones that are not ignored, as sorted paths with `/`.
 fn versioned_files(workspace: &Workspace) -> Result<Vec<String>> {
     let mut command = workspace.command("git");
     command.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
@@ -149,7 +147,7 @@ fn versioned_files(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(paths)
 }
 
-/// The bytes as text, or `None` for weights, images and the like.
+/// Returns the bytes as text, or `None` for binary data such as weights and images.
 fn as_text(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::uses::{FileNames, Import};
 
-/// How many re-exports are followed before a path counts as unknown.
+/// Maximum number of re-exports to follow before a path counts as unknown.
 const MAX_REEXPORTS: usize = 12;
 
 struct File {
@@ -30,7 +30,7 @@ pub(super) struct ModuleGraph {
     macros: HashMap<String, usize>,
 }
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
     /// The module of this file.
@@ -40,12 +40,12 @@ enum Target {
 }
 
 impl ModuleGraph {
-    /// The graph of the crate whose `src` folder is `source_folder`, from its files by path.
+    /// Creates the graph of the crate whose `src` folder is `source_folder`, from its files by path.
     pub(super) fn new(source_folder: &str, files: BTreeMap<String, FileNames>) -> Self {
         let mut found: BTreeMap<Vec<String>, File> = BTreeMap::new();
         for (path, names) in files {
             let Some(module) = module_of(&path[source_folder.len() + 1..]) else { continue };
-            // A library and a program in one crate: the program names the library from outside.
+            // If a crate has a library and a program, the program names the library from outside.
             found.entry(module.clone()).or_insert(File { path, module, names });
         }
         let with_child = |file: &File, name: &String| [&file.module[..], std::slice::from_ref(name)].concat();
@@ -63,33 +63,33 @@ impl ModuleGraph {
         Self { files, by_module, macros }
     }
 
-    /// Number of files.
+    /// Returns the number of files.
     pub(super) fn len(&self) -> usize {
         self.files.len()
     }
 
-    /// Path of a file from the workspace root.
+    /// Returns the path of a file from the workspace root.
     pub(super) fn path(&self, file: usize) -> &str {
         &self.files[file].path
     }
 
-    /// The module in the crate root that a file belongs to; `None` for the root itself.
+    /// Returns the module in the crate root that a file belongs to; `None` for the root itself.
     pub(super) fn top(&self, file: usize) -> Option<&str> {
         self.files[file].module.first().map(String::as_str)
     }
 
-    /// Whether `child` is a module directly inside `parent`.
+    /// Returns whether `child` is a module directly inside `parent`.
     pub(super) fn is_direct_child(&self, child: usize, parent: usize) -> bool {
         self.is_inside(child, parent) && self.files[child].module.len() == self.files[parent].module.len() + 1
     }
 
-    /// Whether `inner` is a module anywhere below `outer`.
+    /// Returns whether `inner` is a module anywhere below `outer`.
     pub(super) fn is_inside(&self, inner: usize, outer: usize) -> bool {
         let (inner, outer) = (&self.files[inner].module, &self.files[outer].module);
         inner.len() > outer.len() && inner.starts_with(outer)
     }
 
-    /// For every file, the files that it uses, each with the line of the first use.
+    /// Returns for every file the files that it uses, each with the line of the first use.
     pub(super) fn edges(&self) -> Vec<BTreeMap<usize, usize>> {
         (0..self.files.len()).map(|file| self.edges_of(file)).collect()
     }
@@ -113,7 +113,7 @@ impl ModuleGraph {
         edges
     }
 
-    /// The files whose items `file` gets to use through `import`.
+    /// Returns the files whose items `file` uses through `import`.
     fn used_by(&self, file: usize, import: &Import) -> Vec<usize> {
         let names = &self.files[file].names;
         let target = self.resolve(file, &import.path, 0);
@@ -135,7 +135,7 @@ impl ModuleGraph {
         }
     }
 
-    /// What `path` means in the module of `file`; `None` if it leads out of the crate.
+    /// Resolves `path` in the module of `file`; `None` if it leads out of the crate.
     fn resolve(&self, file: usize, path: &[String], followed: usize) -> Option<Target> {
         let (first, mut rest) = path.split_first()?;
         let mut target = match first.as_str() {
@@ -154,7 +154,7 @@ impl ModuleGraph {
         Some(target)
     }
 
-    /// A name that no file visibly defines: an exported macro, else something that a macro made in `module`.
+    /// Resolves a name that no file visibly defines: an exported macro, else an item that a macro defines in `module`.
     fn unknown(&self, module: usize, name: &str) -> Target {
         let exported = self.files[module].module.is_empty().then(|| self.macros.get(name)).flatten();
         Target::Item(exported.copied().unwrap_or(module))
@@ -165,7 +165,7 @@ impl ModuleGraph {
         self.by_module.get(&module[..module.len().checked_sub(1)?]).copied()
     }
 
-    /// What `name` is in the module of `file`.
+    /// Looks up `name` in the module of `file`.
     fn lookup(&self, file: usize, name: &str, followed: usize) -> Option<Target> {
         if followed > MAX_REEXPORTS {
             return None;
@@ -179,7 +179,7 @@ impl ModuleGraph {
             return Some(Target::Item(file));
         }
         if let Some(import) = names.imports.iter().find(|import| import.name == name) {
-            // `use name::...` without another meaning of `name` here is a crate, not this import itself.
+            // Without another meaning of `name` here, `use name::...` refers to a crate, not to this import itself.
             let is_itself = import.path.first().is_some_and(|first| first == name);
             return if is_itself { None } else { self.resolve(file, &import.path, followed + 1) };
         }
@@ -194,7 +194,7 @@ impl ModuleGraph {
     }
 }
 
-/// The module path of the file at `relative` below `src`; `None` for what is not a module of the crate.
+/// Returns the module path of the file at `relative` below `src`; `None` for files that are not modules of the crate.
 fn module_of(relative: &str) -> Option<Vec<String>> {
     let mut parts: Vec<String> = relative.strip_suffix(".rs")?.split('/').map(str::to_owned).collect();
     if matches!(relative, "lib.rs" | "main.rs") || parts.last().is_some_and(|last| last == "mod") {
@@ -207,7 +207,7 @@ fn module_of(relative: &str) -> Option<Vec<String>> {
 mod tests {
     use super::*;
 
-    /// Edges as `from -> to`, from files (path below `src`, code).
+    /// Returns the edges as `from -> to`, from files (path below `src`, code).
     fn edges(files: &[(&str, &str)]) -> Vec<String> {
         let read = |(path, code): &(&str, &str)| (format!("c/src/{path}"), FileNames::read(code).unwrap());
         let graph = ModuleGraph::new("c/src", files.iter().map(read).collect());

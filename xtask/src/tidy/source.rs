@@ -1,10 +1,8 @@
-//! Rules about one `.rs` file: its header and length, where unsafe code, world sizes and sockets may be, and that no test
-//! is ignored.
+//! Rules about one `.rs` file: header, length, the allowed places of unsafe code, world sizes and sockets, and no ignored tests.
 //!
-//! Rationale: a header tells the reader what a file is for and what it does not do, before the first line of code. The
-//! compiler proves every safe file; what it cannot prove is kept in a few files that a reviewer can read in full, and
-//! clippy asks each block for its reason. Ranks and the network each have one owner among the crates, so that a change of
-//! them stays there. An ignored test looks like progress and guards nothing.
+//! Rationale: a header tells the reader what a file is for and what it does not do, before the first line of code. The compiler proves every safe
+//! file; unsafe code is confined to a few files that a reviewer can read in full, and clippy requires a reason for each block. Ranks and the network
+//! each have one owner among the crates, so that changes to them stay there. An ignored test looks like progress and guards nothing.
 //!
 //! Trade-off: code is searched for words, so a renamed import is not noticed.
 
@@ -21,16 +19,16 @@ const MAX_LINES: usize = 800;
 /// Longer files are listed, so that they are noticed before they reach the limit.
 pub(super) const USUAL_LINES: usize = 300;
 
-/// Library files longer than this say in their header what they trade away or do not support.
+/// Longer library files must state a trade-off or a limit in their header.
 const SHORT_LINES: usize = 60;
 
-/// What code may contain in some files only.
+/// Code that is allowed in some files only.
 struct Rule {
     name: &'static str,
     pattern: &'static str,
     /// Whether the file at a path may contain it.
     allows: fn(&str) -> bool,
-    /// What to do.
+    /// Advice to the developer.
     message: &'static str,
 }
 
@@ -66,7 +64,7 @@ const RULES: [Rule; 4] = [
 
 static PATTERNS: LazyLock<[Regex; 4]> = LazyLock::new(|| RULES.map(|rule| pattern(rule.pattern)));
 
-/// What is wrong with the Rust file `text` at `path`, whose code without comments and literals is `code`.
+/// Checks the Rust file `text` at `path`, whose code without comments and literals is `code`.
 pub(super) fn check(path: &str, text: &str, code: &str) -> Vec<Finding> {
     let mut findings: Vec<Finding> = header(path, text).into_iter().chain(length(path, text)).collect();
     for (rule, pattern) in RULES.iter().zip(&*PATTERNS).filter(|(rule, _)| !(rule.allows)(path)) {
@@ -76,7 +74,7 @@ pub(super) fn check(path: &str, text: &str, code: &str) -> Vec<Finding> {
     findings
 }
 
-/// The number of lines, if it is more than usual.
+/// Counts the lines, if there are more than usual.
 pub(super) fn is_long(text: &str) -> Option<usize> {
     Some(text.lines().count()).filter(|lines| *lines > USUAL_LINES)
 }
@@ -88,7 +86,7 @@ fn header(path: &str, text: &str) -> Option<Finding> {
     (!good).then(|| Finding::new("header", path, 1, message))
 }
 
-/// A warning for a library file of some length whose header says nothing about its limits.
+/// Warns about a library file of some length whose header states no limits.
 pub(super) fn limits_not_stated(path: &str, text: &str) -> Option<Finding> {
     let in_library = path.strip_prefix("crates/").is_some_and(|rest| rest.contains("/src/"));
     let mut header = text.lines().take_while(|line| line.starts_with("//!") || line.trim().is_empty());
@@ -105,13 +103,13 @@ fn length(path: &str, text: &str) -> Option<Finding> {
     (lines >= MAX_LINES).then(|| Finding::new("size", path, 0, message))
 }
 
-/// The crate that the file at `path` belongs to; `None` for tests, benches and xtask.
+/// Returns the crate of the file at `path`; `None` for tests, benches and xtask.
 fn crate_of(path: &str) -> Option<&str> {
     path.strip_prefix("crates/").and_then(|rest| rest.split('/').next())
 }
 
-/// The FFI crate, the CUDA backend, the GEMM file of the CPU backend (its library takes raw pointers), and the memory map
-/// of `data`.
+/// Returns whether the file may contain unsafe code: the FFI crate, the CUDA backend, the GEMM file of the CPU backend (its library takes raw
+/// pointers), and the memory map of `data`.
 fn may_be_unsafe(path: &str) -> bool {
     let in_flex = path.strip_prefix("crates/kernels/src/backends/flex/");
     path.starts_with("crates/cuda/")
@@ -120,8 +118,8 @@ fn may_be_unsafe(path: &str) -> bool {
         || path == "crates/data/src/cache/map.rs"
 }
 
-/// `parallel` owns the world size; the communicators of `kernels` are built for one, `trainer` and `train` pass it on, and
-/// `data` takes it as a number.
+/// Returns whether the file may use the world size. `parallel` owns it; the communicators of `kernels` are built for one, `trainer` and `train` pass
+/// it on, and `data` takes it as a number.
 fn may_know_the_world_size(path: &str) -> bool {
     let of_backend = path.strip_prefix("crates/kernels/src/backends/").and_then(|rest| rest.split_once('/'));
     path.starts_with("crates/kernels/src/comm")
@@ -134,7 +132,7 @@ mod tests {
     use super::super::text::Source;
     use super::*;
 
-    /// The rules that `code`, after a header, breaks at `path`.
+    /// Returns the rules that `code`, after a header, breaks at `path`.
     fn broken(path: &str, code: &str) -> Vec<String> {
         let text = format!("//! Header.\n{code}\n");
         let found = check(path, &text, &Source::read(&text).code);

@@ -11,7 +11,7 @@ use regex::Regex;
 /// Replaces every character of code in [`Source::prose`]: no phrase can reach across it.
 pub(super) const CODE: char = '\u{1}';
 
-/// Comments, raw strings, strings, and characters; a lifetime is none of them.
+/// Matches comments, raw strings, strings, and characters, but no lifetimes.
 static PARTS: LazyLock<Regex> = LazyLock::new(|| {
     let comments = r"//[^\n]*|/\*.*?\*/";
     let strings = r###"\b[bc]?r"[^"]*"|\b[bc]?r#".*?"#|\b[bc]?r##".*?"##|"(?:\\.|[^"\\])*""###;
@@ -24,7 +24,7 @@ pub(super) struct Source {
     pub(super) code: String,
     /// Comments and strings, without comment markers; everything else is [`CODE`].
     pub(super) prose: String,
-    /// Contents of the string literals, in order. Escapes are left as they are written.
+    /// Contents of the string literals, in order, with their escapes unchanged.
     pub(super) strings: Vec<String>,
 }
 
@@ -67,17 +67,17 @@ impl Source {
     }
 }
 
-/// `text` with `cover` for every character but white space.
+/// Replaces every character of `text` except white space by `cover`.
 fn covered(text: &str, cover: char) -> impl Iterator<Item = char> {
     text.chars().map(move |c| if c.is_whitespace() { c } else { cover })
 }
 
-/// A pattern that is part of this program.
+/// Compiles a pattern that is part of this program.
 pub(crate) fn pattern(text: &str) -> Regex {
     Regex::new(text).expect("a regular expression of this program")
 }
 
-/// Line from 1 of the byte `at`.
+/// Returns the line of the byte `at`, from 1.
 pub(super) fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1
 }

@@ -1,5 +1,4 @@
-//! Reads from one Rust file what it declares, what it imports, and which paths it names: the raw material of the module
-//! graph in `modules`.
+//! Reads the declarations, imports and named paths of one Rust file: the input of the module graph in `modules`.
 //!
 //! Trade-off: the syntax tree knows no types and expands no macros. Paths in macro calls are found by their form. Inline
 //! modules, which are rare outside tests, are not read. A name that a function shadows is taken for the imported one.
@@ -33,7 +32,7 @@ pub(super) struct Import {
 /// The names in one file, without those in test code.
 #[derive(Debug, Default)]
 pub(super) struct FileNames {
-    /// Items that are defined here, of any visibility.
+    /// Items of any visibility that are defined here.
     pub(super) items: HashSet<String>,
     /// Modules that are compiled for tests only.
     pub(super) test_modules: HashSet<String>,
@@ -43,7 +42,7 @@ pub(super) struct FileNames {
     pub(super) imports: Vec<Import>,
     /// Paths of two or more segments in code, with their lines.
     pub(super) paths: Vec<(Vec<String>, usize)>,
-    /// How often each identifier occurs.
+    /// Number of occurrences of each identifier.
     pub(super) words: HashMap<String, usize>,
 }
 
@@ -65,7 +64,7 @@ impl FileNames {
         }
     }
 
-    /// Notes the paths in tokens that have no syntax of their own.
+    /// Records the paths in tokens that have no syntax tree.
     fn read_tokens(&mut self, tokens: &TokenStream, line: usize) {
         let code = Source::read(&tokens.to_string()).code;
         for found in PATH.find_iter(&code) {
@@ -138,7 +137,7 @@ impl<'ast> Visit<'ast> for FileNames {
     }
 }
 
-/// Whether an attribute keeps its item to tests.
+/// Returns whether an attribute restricts its item to tests.
 fn is_test(attribute: &Attribute) -> bool {
     let Meta::List(list) = &attribute.meta else { return false };
     let condition = list.tokens.to_string().replace(' ', "");
@@ -146,7 +145,7 @@ fn is_test(attribute: &Attribute) -> bool {
         && (condition == "test" || condition.starts_with("all(test,") || condition.starts_with("any(test,"))
 }
 
-/// The names that a tree of a `use` after `prefix` brings in, each with its path.
+/// Lists the names that a `use` tree after `prefix` imports, each with its path.
 fn leaves(tree: &UseTree, prefix: &[String], found: &mut Vec<(String, Vec<String>)>) {
     let with = |name: &Ident| match name.to_string() {
         name if name == "self" && !prefix.is_empty() => prefix.to_vec(),

@@ -1,5 +1,5 @@
-//! Gemma 2: norms of inputs and outputs that multiply by `1 + weight`, a gated GELU MLP, soft caps on attention scores and on logits, a
-//! scaled embedding, and a sliding window on every other layer.
+//! Gemma 2: RMSNorms of inputs and outputs that multiply by `1 + weight`, a gated GELU MLP, soft caps on attention scores and logits, a scaled
+//! embedding, and a sliding window on every other layer.
 //!
 //! Defaults are those of transformers' `Gemma2Config`. The scale of attention scores is `1 / sqrt(query_pre_attn_scalar)`.
 //! Not supported: the first Gemma, which is an architecture of its own, bidirectional attention, and `attention_dropout`, which is ignored.

@@ -1,5 +1,5 @@
-//! Gemma 3, the text model: Gemma 2 without soft caps on attention scores, with RMSNorms of query and key heads, and with rotary
-//! embeddings of their own for layers with a sliding window and for layers without.
+//! Gemma 3, the text model: Gemma 2 without soft caps on attention scores, with RMSNorms of query and key heads, and with separate rotary embeddings
+//! for layers with a sliding window and for layers without.
 //!
 //! Defaults are those of transformers' `Gemma3TextConfig`. `attn_logit_softcapping` is refused, because transformers reads it and does
 //! not apply it.

@@ -20,19 +20,19 @@ const MAX_EXPERTS: usize = 1024;
 /// The largest number of experts of all layers.
 const MAX_ALL_EXPERTS: usize = 1 << 16;
 
-/// A required size of at least 1.
+/// Reads a required size of at least 1.
 pub(super) fn size(json: &JsonObject, key: &str) -> Result<usize, ArchError> {
     let value = json.required(key, json.usize(key)?, "a whole number")?;
     in_range(json, key, value, MAX_SIZE)
 }
 
-/// The required number of layers.
+/// Reads the required number of layers.
 pub(super) fn layer_count(json: &JsonObject) -> Result<usize, ArchError> {
     let key = "num_hidden_layers";
     in_range(json, key, size(json, key)?, MAX_LAYERS)
 }
 
-/// The number of experts of a layer, under one of these keys (transformers knows both names), and how many of them a token goes to.
+/// Reads the number of experts of a layer, under one of these keys (transformers knows both names), and the number of experts per token.
 pub(super) fn experts(
     json: &JsonObject,
     keys: [&str; 2],
@@ -56,18 +56,18 @@ pub(super) fn experts(
     Ok((count, top_k))
 }
 
-/// A size of at least 1 with a default.
+/// Reads a size of at least 1 with a default.
 pub(super) fn size_or(json: &JsonObject, key: &str, default: usize) -> Result<usize, ArchError> {
     in_range(json, key, json.usize(key)?.unwrap_or(default), MAX_SIZE)
 }
 
-/// A constant greater than zero with a default.
+/// Reads a constant greater than zero with a default.
 pub(super) fn positive_or(json: &JsonObject, key: &str, default: f64) -> Result<f64, ArchError> {
     let value = json.f64(key)?.unwrap_or(default);
     if value.is_finite() && value > 0.0 { Ok(value) } else { Err(json.bad(key, value, "it must be greater than zero")) }
 }
 
-/// A switch with a default.
+/// Reads a switch with a default.
 pub(super) fn bool_or(json: &JsonObject, key: &str, default: bool) -> Result<bool, ArchError> {
     Ok(json.bool(key)?.unwrap_or(default))
 }
@@ -80,7 +80,7 @@ fn in_range(json: &JsonObject, key: &str, value: usize, max: usize) -> Result<us
     }
 }
 
-/// `num_key_value_heads`, which divides `heads`. A null means `heads`; an absent key means `absent`.
+/// Reads `num_key_value_heads`, which must divide `heads`. A null means `heads`; an absent key means `absent`.
 pub(super) fn kv_heads(json: &JsonObject, heads: usize, absent: usize) -> Result<usize, ArchError> {
     let key = "num_key_value_heads";
     let default = if json.is_null(key) { heads } else { absent };
@@ -91,7 +91,7 @@ pub(super) fn kv_heads(json: &JsonObject, heads: usize, absent: usize) -> Result
     Ok(kv_heads)
 }
 
-/// `head_dim`, or `hidden_size / heads` where the key is absent; even.
+/// Reads `head_dim`, which must be even; `hidden_size / heads` if the key is absent.
 pub(super) fn head_dim_or_quotient(json: &JsonObject, hidden_size: usize, heads: usize) -> Result<usize, ArchError> {
     if json.get("head_dim").is_none() && !hidden_size.is_multiple_of(heads) {
         let rule = format!("it must divide hidden_size ({hidden_size}) when head_dim is not given");
@@ -100,7 +100,7 @@ pub(super) fn head_dim_or_quotient(json: &JsonObject, hidden_size: usize, heads:
     head_dim_or(json, hidden_size / heads)
 }
 
-/// `head_dim` with a default; even.
+/// Reads `head_dim`, which must be even, with a default.
 pub(super) fn head_dim_or(json: &JsonObject, default: usize) -> Result<usize, ArchError> {
     let head_dim = json.usize("head_dim")?.unwrap_or(default);
     if head_dim == 0 || head_dim % 2 == 1 || head_dim > MAX_SIZE {
@@ -110,12 +110,12 @@ pub(super) fn head_dim_or(json: &JsonObject, default: usize) -> Result<usize, Ar
     Ok(head_dim)
 }
 
-/// `hidden_act`: SiLU, the default of most families here.
+/// Reads `hidden_act`; the default is SiLU, as in most families here.
 pub(super) fn activation(json: &JsonObject) -> Result<Activation, ArchError> {
     activation_or(json, "hidden_act", Activation::Silu)
 }
 
-/// The activation under a key, with a default.
+/// Reads the activation under a key, with a default.
 pub(super) fn activation_or(json: &JsonObject, key: &str, default: Activation) -> Result<Activation, ArchError> {
     let name = json.str(key)?.unwrap_or(default.name());
     Activation::ALL.into_iter().find(|activation| activation.name() == name).ok_or_else(|| {
@@ -124,13 +124,13 @@ pub(super) fn activation_or(json: &JsonObject, key: &str, default: Activation) -
     })
 }
 
-/// Gate, up and down as modules of their own, without biases.
+/// Reads an MLP whose gate, up and down projections are separate modules without biases.
 pub(super) fn gated_mlp(json: &JsonObject, activation: Activation) -> Result<MlpSpec, ArchError> {
     let intermediate_size = size(json, "intermediate_size")?;
     Ok(MlpSpec::Gated { intermediate_size, activation, fused: false, bias: false })
 }
 
-/// A model of these layers as most families have it: norms that multiply by their weights, and embedding and logits as they are.
+/// Builds a model of these layers with the constants of most families: norms multiply by their weights; embedding and logits are not scaled.
 pub(super) fn model(
     json: &JsonObject,
     layers: Vec<LayerSpec>,
@@ -153,7 +153,7 @@ pub(super) fn model(
     })
 }
 
-/// A soft cap: greater than zero, none where the key is null, `absent` where it is absent.
+/// Reads a soft cap greater than zero; `None` if the key is null, `absent` if it is absent.
 pub(super) fn soft_cap(json: &JsonObject, key: &str, absent: Option<f64>) -> Result<Option<f64>, ArchError> {
     match (json.is_null(key), absent) {
         (true, _) => Ok(None),
@@ -162,8 +162,8 @@ pub(super) fn soft_cap(json: &JsonObject, key: &str, absent: Option<f64>) -> Res
     }
 }
 
-/// The window of each of `layers` layers by `layer_types`, or without them one full layer after `pattern - 1` sliding ones (Gemma). The
-/// window is `sliding_window`, 4096 tokens unless given.
+/// Returns the window of each of `layers` layers: by `layer_types`, or without them one full layer after `pattern - 1` sliding ones (Gemma). The
+/// window is `sliding_window`, by default 4096 tokens.
 pub(super) fn windows_by_pattern(
     json: &JsonObject,
     layers: usize,
@@ -184,13 +184,13 @@ pub(super) fn windows_by_pattern(
     Ok(types.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
 }
 
-/// Refuses a checkpoint whose weights are quantized in a way that is not read.
+/// Refuses a checkpoint whose quantization is not supported.
 pub(super) fn refuse_quantized(json: &JsonObject) -> Result<(), ArchError> {
     Quantization::parse(json).map(|_| ())
 }
 
-/// The window of each of `layers` layers: by `layer_types` if it is there, otherwise `sliding_window` from layer `max_window_layers` on;
-/// none anywhere unless `use_sliding_window` (Qwen2 and Qwen3).
+/// Returns the window of each of `layers` layers: by `layer_types` if it is there, otherwise `sliding_window` from layer `max_window_layers` on.
+/// Without `use_sliding_window` no layer has a window (Qwen2 and Qwen3).
 pub(super) fn windows_by_layer(json: &JsonObject, layers: usize) -> Result<Vec<Option<usize>>, ArchError> {
     let window = if bool_or(json, "use_sliding_window", false)? { sliding_window(json, 4096)? } else { None };
     let Some(types) = layer_types(json, layers)? else {
@@ -204,13 +204,13 @@ pub(super) fn windows_by_layer(json: &JsonObject, layers: usize) -> Result<Vec<O
     Ok(types.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
 }
 
-/// `sliding_window` in tokens: none where it is null, `absent` where the key is absent.
+/// Reads `sliding_window` in tokens; `None` if it is null, `absent` if the key is absent.
 pub(super) fn sliding_window(json: &JsonObject, absent: usize) -> Result<Option<usize>, ArchError> {
     let key = "sliding_window";
     if json.is_null(key) { Ok(None) } else { size_or(json, key, absent).map(Some) }
 }
 
-/// Whether each layer has sliding attention, by `layer_types`.
+/// Reads `layer_types`: whether each layer has sliding attention.
 pub(super) fn layer_types(json: &JsonObject, layers: usize) -> Result<Option<Vec<bool>>, ArchError> {
     let key = "layer_types";
     let types = match json.get(key) {

@@ -1,9 +1,8 @@
 //! Model families: each family file reads one family's `config.json` into a [`ModelSpec`], top to bottom.
 //!
-//! [`FAMILIES`] is the registry: a family is one file and one line here. What a family cannot express in a [`ModelSpec`] it refuses by
-//! the key that asks for it, never computes approximately.
-//! Trade-off: a checkpoint is recognized by `architectures` and `model_type` alone, so a model that is the same under another name
-//! must be renamed in its config.json.
+//! [`FAMILIES`] is the registry: a family is one file and one line here. A family refuses what a [`ModelSpec`] cannot express, naming the key, and
+//! never approximates it.
+//! Trade-off: checkpoints are recognized by `architectures` and `model_type` alone; an identical model with another name must be renamed there.
 
 mod gemma2;
 mod gemma3;
@@ -30,14 +29,14 @@ use crate::spec::ModelSpec;
 /// Reads a family's keys into a spec.
 type ReadSpec = fn(&JsonObject) -> Result<ModelSpec, ArchError>;
 
-/// A model family: its names in `config.json`, and how the rest is read.
+/// A model family: its names in `config.json`, and the function that reads the rest.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
     /// The name in `architectures`, such as "LlamaForCausalLM".
     pub architecture: &'static str,
     /// The name in `model_type`, such as "llama".
     pub model_type: &'static str,
-    /// Keys that it reads, of those that stand for arithmetic that few families have.
+    /// The keys for uncommon arithmetic that this family reads.
     special_keys: &'static [&'static str],
     read_spec: ReadSpec,
 }

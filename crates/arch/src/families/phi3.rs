@@ -1,5 +1,5 @@
-//! Phi-3, Phi-3.5 and Phi-4: Llama whose query, key and value projections are one module and whose gate and up projections are another,
-//! with rotation of a part of each head (Phi-4-mini) and longrope.
+//! Phi-3, Phi-3.5 and Phi-4: Llama with one fused module for the query, key and value projections and another for gate and up, with rotation of a
+//! part of each head (Phi-4-mini) and longrope.
 //!
 //! Defaults are those of transformers' `Phi3Config`. LoRA targets carry the names of the fused modules, as PEFT's do.
 //! Not supported: Phi-3-small, Phi-3.5-MoE and the multimodal models, which are architectures of their own; `resid_pdrop`, `embd_pdrop`
@@ -33,7 +33,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     model(json, layers, ropes, max_position_embeddings, 1e-5)
 }
 
-/// Plain rotation or longrope. transformers reads "yarn" in a Phi-3 as longrope, so other names are refused rather than taken literally.
+/// Reads plain rotation or longrope. transformers reads "yarn" in a Phi-3 as longrope, so other names are refused rather than taken literally.
 fn rope(json: &JsonObject, head_dim: usize, max_position_embeddings: usize) -> Result<Rope, ArchError> {
     let rope = partial_rope(json, head_dim, max_position_embeddings)?;
     match rope.scaling {
@@ -59,7 +59,7 @@ mod tests {
         parse(&family_json("Phi3ForCausalLM", "phi3", changes))
     }
 
-    /// Heads of 16 columns, of which 12 are rotated.
+    /// Returns the keys of heads of 16 columns, 12 of them rotated.
     fn sizes() -> Vec<(&'static str, Value)> {
         vec![("hidden_size", json!(64)), ("partial_rotary_factor", json!(0.75))]
     }

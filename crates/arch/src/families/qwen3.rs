@@ -1,4 +1,4 @@
-//! Qwen3, dense: Llama with an RMSNorm on each query and key head, a head width of its own, and an optional sliding window.
+//! Qwen3, dense: Llama with an RMSNorm on each query and key head, a head width independent of the hidden size, and an optional sliding window.
 //!
 //! Defaults are those of transformers' `Qwen3Config`: a head of 128 columns whatever the hidden size.
 //! Not supported: `attention_dropout`, which is ignored.

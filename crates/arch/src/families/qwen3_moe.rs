@@ -59,7 +59,7 @@ fn dense(json: &JsonObject) -> Result<MlpSpec, ArchError> {
     Ok(MlpSpec::Gated { intermediate_size, activation: activation(json)?, fused: false, bias: false })
 }
 
-/// Whether each layer is a mixture: every `decoder_sparse_step`-th one that `mlp_only_layers` does not list.
+/// Returns whether each layer is a mixture: every `decoder_sparse_step`-th one that `mlp_only_layers` does not list.
 fn mixture_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchError> {
     let step = size_or(json, "decoder_sparse_step", 1)?;
     let key = "mlp_only_layers";

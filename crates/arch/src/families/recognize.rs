@@ -1,4 +1,4 @@
-//! Which family reads a `config.json`; for a model that none reads, the nearest family and what differs as far as the keys show.
+//! Finds the family of a `config.json`; for an unsupported model, the nearest family and the differences that the keys show.
 //!
 //! Trade-off: differences are recognized by keys that are common on the Hub. A model may differ in ways that no key shows, so the
 //! message never claims that two architectures are the same.
@@ -10,7 +10,7 @@ use super::{FAMILIES, Family};
 use crate::error::ArchError;
 use crate::json::JsonObject;
 
-/// Keys that few families or none here have, and the arithmetic that they stand for.
+/// Keys that few families or none here support, and the arithmetic that they stand for.
 const DIFFERENCES: [(&str, &str); 15] = [
     ("num_local_experts", "a mixture of experts"),
     ("num_experts", "a mixture of experts"),
@@ -29,7 +29,7 @@ const DIFFERENCES: [(&str, &str); 15] = [
     ("n_embd", "the layout of GPT-2"),
 ];
 
-/// The family of a `config.json`: by `architectures` and `model_type`, which must agree where both are given.
+/// Returns the family of a `config.json`: by `architectures` and `model_type`, which must agree where both are given.
 ///
 /// # Errors
 /// A model that no family reads, with the nearest supported one, and two names that contradict each other.
@@ -61,7 +61,7 @@ pub fn family_of(json: &JsonObject) -> Result<&'static Family, ArchError> {
     }
 }
 
-/// The error for a model with `found`, whose architecture or model type is `name` (empty: none).
+/// Returns the error for a model with `found`, whose architecture or model type is `name` (empty: none).
 fn unsupported(json: &JsonObject, found: String, name: &str) -> ArchError {
     let supported = FAMILIES.map(|family| format!("{} (`model_type` \"{}\")", family.architecture, family.model_type));
     let nearest = match nearest(name) {
@@ -76,7 +76,7 @@ fn unsupported(json: &JsonObject, found: String, name: &str) -> ArchError {
     }
 }
 
-/// Refuses keys that stand for arithmetic which this family does not have, unless their value is neutral.
+/// Refuses keys for arithmetic that this family does not support, unless their value is neutral.
 ///
 /// # Errors
 /// The first such key.

@@ -21,10 +21,10 @@ pub(super) fn rope(json: &JsonObject, head_dim: usize, max_position_embeddings: 
     rope_with_theta(json, head_dim, max_position_embeddings, DEFAULT_THETA)
 }
 
-/// [`rope`] for a family whose base has a default of its own.
+/// Does the same as [`rope`] for a family with another default base.
 ///
 /// # Errors
-/// As for [`rope`].
+/// Those of [`rope`].
 pub(super) fn rope_with_theta(
     json: &JsonObject,
     head_dim: usize,
@@ -39,10 +39,10 @@ pub(super) fn rope_with_theta(
     read(json, nested.as_ref(), head_dim, max_position_embeddings, default_theta)
 }
 
-/// [`rope`] over the first `partial_rotary_factor * head_dim` columns of each head (Phi-4-mini).
+/// Reads a [`rope`] over the first `partial_rotary_factor * head_dim` columns of each head (Phi-4-mini).
 ///
 /// # Errors
-/// As for [`rope`], and a share that is not above 0 and at most 1, or of an odd number of columns.
+/// Those of [`rope`], and a share that is not above 0 and at most 1, or that gives an odd number of columns.
 pub(super) fn partial_rope(
     json: &JsonObject,
     head_dim: usize,
@@ -62,12 +62,11 @@ pub(super) fn partial_rope(
     read(json, nested.as_ref(), rotary_dim, max_position_embeddings, DEFAULT_THETA)
 }
 
-/// The rotary embeddings of a family that has one per type of layer (Gemma 3): of full attention, then of sliding attention.
-/// transformers 4 writes `rope_theta` and `rope_scaling` for the one and `rope_local_base_freq` for the other, transformers 5
-/// `rope_parameters` by type.
+/// Reads the two rotary embeddings of a family that has one per layer type (Gemma 3): full attention, then sliding attention. transformers 4 writes
+/// `rope_theta` and `rope_scaling` for the first and `rope_local_base_freq` for the second; transformers 5 writes `rope_parameters` by type.
 ///
 /// # Errors
-/// As for [`rope`], and `rope_parameters` that are not nested by type.
+/// Those of [`rope`], and `rope_parameters` that are not nested by type.
 pub(super) fn ropes_by_layer_type(
     json: &JsonObject,
     head_dim: usize,
@@ -107,7 +106,7 @@ fn positive_theta(json: &JsonObject, key: &str, default: f64) -> Result<f64, Arc
     if theta.is_finite() && theta > 0.0 { Ok(theta) } else { Err(json.bad(key, theta, "it must be greater than zero")) }
 }
 
-/// `rope_scaling`, or where it is absent or null `rope_parameters`.
+/// Returns `rope_scaling`, or `rope_parameters` if that is absent or null.
 fn nested<'a>(json: &JsonObject<'a>) -> Result<Option<JsonObject<'a>>, ArchError> {
     match json.object("rope_scaling")? {
         Some(rope) => Ok(Some(rope)),
@@ -250,7 +249,7 @@ fn long_rope(
     })
 }
 
-/// A list of `count` numbers above zero.
+/// Reads a list of `count` numbers above zero.
 fn divisors(rope: &JsonObject, key: &str, count: usize) -> Result<Vec<f64>, ArchError> {
     let expected = "a list of numbers";
     let values = match rope.required(key, rope.get(key), expected)? {

@@ -1,7 +1,6 @@
-//! SmolLM3: Llama with layers that do not rotate queries and keys, every fourth one unless the config says otherwise.
+//! SmolLM3: Llama in which some layers do not rotate queries and keys, every fourth one by default.
 //!
-//! Defaults are those of transformers' `SmolLM3Config`: where a sliding window is on and no `layer_types` say where, it is on the layers
-//! without rotation.
+//! Defaults are those of transformers' `SmolLM3Config`: a sliding window without `layer_types` is on the layers without rotation.
 //! Not supported: `attention_dropout`, which is ignored.
 
 use serde_json::Value;
@@ -53,8 +52,8 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     })
 }
 
-/// Whether each layer rotates queries and keys: by `no_rope_layers` (1: it does, whatever the name says), otherwise all but every
-/// `no_rope_layer_interval`-th.
+/// Returns whether each layer rotates queries and keys: by `no_rope_layers` (in spite of its name, 1 means that the layer rotates), otherwise all but
+/// every `no_rope_layer_interval`-th.
 fn rotated_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchError> {
     let key = "no_rope_layers";
     let flags = match json.get(key) {
@@ -76,7 +75,7 @@ fn rotated_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchErr
     flags[..layers].iter().map(is_rotated).collect()
 }
 
-/// The window of each layer; none anywhere unless `use_sliding_window`.
+/// Returns the window of each layer; `None` for all unless `use_sliding_window`.
 fn windows(json: &JsonObject, rotated: &[bool]) -> Result<Vec<Option<usize>>, ArchError> {
     let has_window = bool_or(json, "use_sliding_window", false)? && json.get("sliding_window").is_some();
     // The default is never used: the key is there.

@@ -1,7 +1,7 @@
-//! When the Hub is asked, and what the cache alone is enough for: one that cannot be written, one that another program
-//! filled, and a Hub that does not answer.
+//! Tests of when the Hub is asked and when the cache is enough: one that cannot be written, one that another program filled, and a Hub that does not
+//! respond.
 //!
-//! Trade-off: a file in the place of a folder stands for a folder that cannot be written: permissions do not stop root.
+//! Trade-off: a file in place of a folder simulates a folder that cannot be written, because permissions do not stop root.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::models::hub_with_model;
 use super::{Client, NOWHERE, TOKEN, id};
 use crate::{Hub, HubSettings, Need};
 
-/// Puts an empty file in the place of a folder.
+/// Puts an empty file in place of a folder.
 fn close(folder: &Path) {
     fs::remove_dir_all(folder).unwrap();
     fs::write(folder, "").unwrap();
@@ -48,7 +48,7 @@ fn a_process_that_learned_from_another_requests_no_listing_and_sees_the_same_com
     assert!(folder.ends_with(&commit));
     let listings = hub.server.requests().iter().filter(|request| request.contains("/api/models/")).count();
     assert_eq!(listings, 1);
-    // Its cache is as if it had asked. What another process has from its own cache is no news of the branch.
+    // Its cache is as if it had asked. Data from another process's cache is no news about the branch.
     let offline = second.offline();
     let of_cache = offline.hub();
     assert_eq!(of_cache.model(&id("org/tiny"), Need::Weights).unwrap().folder, folder);
@@ -109,7 +109,7 @@ fn a_server_that_only_fails_counts_as_unreachable() {
     let hub = hub_with_model();
     let mut client = Client::new(&hub);
     let folder = client.hub().model(&id("org/tiny"), Need::Weights).unwrap().folder;
-    // As huggingface_hub leaves a cache.
+    // This is how huggingface_hub leaves a cache.
     fs::remove_dir_all(client.cache.path().join("models--org--tiny/.firebrick")).unwrap();
     let server = Server::new(|_| Answer::new(503, ""));
     client.settings.endpoint.clone_from(&server.address);
@@ -141,11 +141,11 @@ fn a_pinned_commit_that_another_program_downloaded_needs_no_request_if_it_is_a_w
         fs::write(snapshot.join(file), "{}").unwrap();
     }
     fs::write(snapshot.join("model.safetensors.index.json"), index).unwrap();
-    // Without all of it, the Hub is asked what else there is.
+    // If parts are missing, the listing is requested from the Hub.
     assert!(model().is_err());
     assert_eq!(server.requests().len(), 1);
     fs::write(snapshot.join("model-2.safetensors"), "w").unwrap();
-    // A template and settings of generation that the other program did not want may be there.
+    // The chat template and settings of generation may be there although the other program did not download them.
     fs::write(snapshot.join("chat_template.jinja"), "").unwrap();
     assert!(model().is_err());
     assert_eq!(server.requests().len(), 2);

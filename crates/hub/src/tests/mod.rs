@@ -1,6 +1,6 @@
-//! What the Hub is relied on for, against an imitation of it.
+//! Tests against an imitation of the Hub.
 //!
-//! Trade-off: no TLS; that the imitation answers as the Hub does is checked with `huggingface_hub` (tests/golden/check_hub.py).
+//! Trade-off: no TLS. `huggingface_hub` checks that the imitation answers as the Hub does (tests/golden/check_hub.py).
 
 mod cache;
 mod models;

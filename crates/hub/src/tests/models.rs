@@ -1,4 +1,4 @@
-//! Models: which files come, from where, and what is said when they do not.
+//! Tests of models: which files are downloaded, from where, and the errors when they are not.
 //!
 //! Trade-off: weights are some bytes; nothing here reads them.
 
@@ -12,7 +12,7 @@ use crate::{HubId, Need, snapshot_of};
 
 pub(super) const CONFIG: &[u8] = b"{\"model_type\": \"llama\"}";
 
-/// A model of one file of weights, with files that nothing reads.
+/// Creates a model with one file of weights, and files that nothing reads.
 pub(super) fn hub_with_model() -> ImitatedHub {
     let hub = ImitatedHub::new(TOKEN);
     let weights = [7; 5000];
@@ -60,7 +60,7 @@ fn a_model_is_the_files_that_something_reads_in_the_layout_of_huggingface_hub() 
         let link = fs::read_link(model.folder.join("model.safetensors")).unwrap();
         assert_eq!(link, Path::new("../../blobs").join(sha256(&[7; 5000])));
     }
-    // What is here is not requested again.
+    // Files that are already here are not requested again.
     let before = downloads(&hub);
     client.hub().model(&id("org/tiny"), Need::Weights).unwrap();
     assert_eq!(downloads(&hub), before);

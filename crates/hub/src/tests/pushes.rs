@@ -1,4 +1,4 @@
-//! Pushes: what arrives, by which way, and what is said when the Hub does not take it.
+//! Tests of pushes: what arrives, by which way, and the errors when the Hub refuses it.
 //!
 //! Trade-off: parts of a few bytes stand for parts of many.
 
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::{Client, NOWHERE, TOKEN, id};
 use crate::{HubError, Need, Push, Pushed};
 
-/// An adapter folder: small files, a large one, a hidden one, an empty one.
+/// Creates an adapter folder: small files, a large one, a hidden one, an empty one.
 fn adapter() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("adapter_config.json"), "{}").unwrap();
@@ -59,7 +59,7 @@ fn a_folder_becomes_a_commit_with_small_files_in_it_and_large_ones_in_the_storag
         assert!(files["adapter_model.safetensors"] == weights() && files["README.md"] == b"# card\n");
         assert!(files["empty.bin"].is_empty() && store.objects.len() == 1 && !store.repos["org/mine"].is_private);
     }
-    // What was pushed is what is fetched.
+    // The pushed files can be fetched again.
     let fetched = client.hub().model(&id("org/mine"), Need::Weights).unwrap().folder;
     assert!(fs::read(fetched.join("adapter_model.safetensors")).unwrap() == weights());
 }

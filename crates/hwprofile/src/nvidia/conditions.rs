@@ -1,6 +1,6 @@
-//! What an NVIDIA card does at a moment: clocks, power, temperature, and what holds its clocks down.
+//! Momentary state of an NVIDIA card: clocks, power, temperature, and the reasons for low clocks.
 //!
-//! Trade-off: one reading, not a mean; what happens between two readings is not seen.
+//! Trade-off: one reading, not a mean; events between two readings are not seen.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::throttle::Throttle;
 
-/// A reading of a card. What the card does not report is `None`.
+/// A reading of a card. `None` for values that the card does not report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardConditions {
     /// Clock of the multiprocessors, MHz.
@@ -22,12 +22,12 @@ pub struct CardConditions {
     pub power_mw: Option<u32>,
     /// Temperature of the chip, degrees Celsius.
     pub temperature_c: Option<u32>,
-    /// What holds the clocks below their maximum, other than having nothing to do.
+    /// The reasons for clocks below their maximum, except idleness.
     pub throttled_by: BTreeSet<Throttle>,
 }
 
 impl CardConditions {
-    /// What a card reports now.
+    /// Reads a card.
     pub(crate) fn of(card: &Device<'_>) -> Self {
         Self {
             sm_mhz: card.clock_info(Clock::SM).ok(),
@@ -46,20 +46,20 @@ pub struct ConditionsReader {
 }
 
 impl ConditionsReader {
-    /// For the card with this UUID, as [`Gpu::uuid`](crate::Gpu) has it. `None` where NVML cannot be asked.
+    /// Opens the card with this UUID ([`Gpu::uuid`](crate::Gpu)). `None` if NVML is not available.
     pub fn of_card(uuid: &str) -> Option<Self> {
         let nvml = Nvml::init().ok()?;
         nvml.device_by_uuid(uuid).ok()?;
         Some(Self { nvml, uuid: uuid.to_owned() })
     }
 
-    /// The card now; `None` if it does not answer any more.
+    /// Reads the card; `None` if it does not respond any more.
     pub fn read(&self) -> Option<CardConditions> {
         self.nvml.device_by_uuid(self.uuid.as_str()).ok().map(|card| CardConditions::of(&card))
     }
 }
 
-/// The reasons without idleness, which is no obstacle.
+/// Converts the reasons, without idleness, which is no obstacle.
 fn throttles(reasons: ThrottleReasons) -> BTreeSet<Throttle> {
     let known = [
         (ThrottleReasons::SW_POWER_CAP, Throttle::PowerCap),

@@ -1,6 +1,6 @@
-//! What NVML says about the cards of a machine, as plain data: the only place that calls NVML, and what recordings for tests hold.
+//! NVML's data about the cards of a machine, as plain data: the only place that calls NVML, and the format of recordings for tests.
 //!
-//! Trade-off: everything is read at once, also what a caller does not use; that takes some milliseconds per card.
+//! Trade-off: everything is read at once, even if a caller does not use it; that takes some milliseconds per card.
 
 use nvml_wrapper::enum_wrappers::device::Clock;
 #[cfg(target_os = "linux")]
@@ -28,7 +28,7 @@ pub struct NvmlDescription {
 pub struct CardDescription {
     /// NVML's number: the order of the PCI bus.
     pub index: u32,
-    /// `GPU-` and a number that no other card has.
+    /// `GPU-` and a unique number.
     pub uuid: String,
     /// Name, such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
@@ -40,7 +40,7 @@ pub struct CardDescription {
     pub memory_free_bytes: u64,
     /// `[9, 0]` for Hopper.
     pub compute_capability: Option<(u32, u32)>,
-    /// Largest clocks, cores, width of the memory bus; 0 where NVML does not say.
+    /// Maximum clocks, cores, width of the memory bus; 0 if NVML does not report it.
     pub clocks: CardClocks,
     /// Clock of the multiprocessors now, MHz.
     pub sm_mhz_now: Option<u32>,
@@ -60,7 +60,7 @@ pub struct CardDescription {
     pub slices: Vec<SliceDescription>,
 }
 
-/// A PCI Express connection: what is in use now (less when the card idles) and what both sides can.
+/// A PCI Express connection: its current state (slower when the card idles) and its maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PcieDescription {
     /// Generation now.
@@ -89,11 +89,11 @@ pub struct NvLinkDescription {
 pub struct PathDescription {
     /// NVML's number of the other card.
     pub to: u32,
-    /// What lies between.
+    /// The path between the two.
     pub through: PciPath,
 }
 
-/// What lies between two cards on the PCI bus, nearest first.
+/// The path between two cards on the PCI bus, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PciPath {
@@ -127,7 +127,7 @@ pub struct SliceDescription {
 /// Reads everything.
 ///
 /// # Errors
-/// NVML's, where not even the number of cards can be read.
+/// NVML's, if not even the number of cards can be read.
 pub fn describe(nvml: &Nvml) -> Result<NvmlDescription, NvmlError> {
     let mut description = NvmlDescription {
         driver_version: nvml.sys_driver_version().unwrap_or_else(|_| "unknown".to_owned()),

@@ -1,4 +1,4 @@
-//! NVIDIA's cards: what NVML says, and what follows from it.
+//! NVIDIA's cards: NVML's data, and what follows from it.
 //!
 //! `description` reads, `visible` selects, this file interprets. The last two are tested with recordings of NVML on other machines.
 //! Trade-off: NVML's library is loaded at run time, so a missing driver is found out then and not when building.
@@ -20,7 +20,7 @@ pub use description::{
 };
 pub use visible::CudaEnvironment;
 
-/// The cards of this machine that CUDA shows to this process, in CUDA's order.
+/// Returns the cards of this machine that CUDA shows to this process, in CUDA's order.
 pub(crate) fn detect(notes: &mut Vec<String>) -> Vec<Gpu> {
     let described = Nvml::init().and_then(|nvml| describe(&nvml));
     match described {
@@ -32,15 +32,15 @@ pub(crate) fn detect(notes: &mut Vec<String>) -> Vec<Gpu> {
     }
 }
 
-/// Everything that NVML says about this machine, for a recording.
+/// Reads all of NVML's data about this machine, for a recording.
 ///
 /// # Errors
-/// Why NVML cannot be asked, in a sentence.
+/// The reason why NVML is not available, in a sentence.
 pub fn describe_this_machine() -> Result<NvmlDescription, String> {
     Nvml::init().and_then(|nvml| describe(&nvml)).map_err(|error| why_no_nvml(&error))
 }
 
-/// The cards of a described machine that CUDA shows under these variables, in CUDA's order. What is missing or unusual becomes a note.
+/// Returns the cards of a described machine that CUDA shows under these variables, in CUDA's order. Missing or unusual data becomes a note.
 pub fn gpus(description: &NvmlDescription, environment: &CudaEnvironment, notes: &mut Vec<String>) -> Vec<Gpu> {
     notes.extend(description.unreadable.iter().cloned());
     if description.cards.is_empty() {
@@ -80,7 +80,7 @@ fn gpu(seen: &visible::Visible<'_>, description: &NvmlDescription, notes: &mut V
     }
 }
 
-/// The table's row, else what follows from the compute capability.
+/// Returns the table's row, or else the spec that follows from the compute capability.
 fn spec(card: &CardDescription) -> Option<AcceleratorSpec> {
     AcceleratorSpec::find(&card.name).copied().or_else(|| {
         AcceleratorSpec::of_unknown_card(&card.name, card.compute_capability?, card.clocks, card.memory_total_bytes)
@@ -116,7 +116,7 @@ fn nvlink(card: &CardDescription) -> Option<NvLinks> {
     Some(NvLinks { version, links: card.nvlinks.len(), to_switch: card.nvlinks.iter().any(|link| link.to_switch) })
 }
 
-/// The ways to the other cards: over NVLink where a link leads there or both have links to a switch, and over PCI.
+/// Finds the paths to the other cards: over NVLink if a link leads there or both have links to a switch, and over PCI.
 fn peers(card: &CardDescription, description: &NvmlDescription) -> Vec<Peer> {
     let to_switch = |card: &CardDescription| card.nvlinks.iter().filter(|link| link.to_switch).count();
     let way = |path: &PathDescription| {

@@ -1,8 +1,8 @@
-//! Which cards CUDA shows to this process, and in which order: `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` and MIG.
+//! The cards that CUDA shows to this process, and their order: `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER` and MIG.
 //!
 //! The rules are those of NVIDIA's CUDA programming guide (environment variables) and MIG user guide: numbers count from 0, `GPU-` and
 //! `MIG-` are prefixes of identifiers, and the first entry that names no card ends the list.
-//! Trade-off: CUDA numbers the fastest card first by a rule that NVIDIA does not state; cards of different names get a note.
+//! Trade-off: CUDA numbers the fastest card first by a rule that NVIDIA does not document; cards of different names get a note.
 
 use super::description::{CardDescription, NvmlDescription, SliceDescription};
 
@@ -16,7 +16,7 @@ pub struct CudaEnvironment {
 }
 
 impl CudaEnvironment {
-    /// This process's variables.
+    /// Reads this process's variables.
     pub fn of_this_process() -> Self {
         let read = |name| std::env::var(name).ok();
         Self { visible_devices: read("CUDA_VISIBLE_DEVICES"), device_order: read("CUDA_DEVICE_ORDER") }
@@ -31,7 +31,7 @@ pub(super) struct Visible<'a> {
 }
 
 impl<'a> Visible<'a> {
-    /// A whole card, or the first partition of a partitioned one; `None` for one that is to be partitioned and is not yet.
+    /// Returns a whole card, or the first partition of a partitioned one; `None` if it is to be partitioned and has no partition yet.
     fn of(card: &'a CardDescription) -> Option<Self> {
         match (card.mig_enabled, card.slices.first()) {
             (false, _) => Some(Self { card, slice: None }),
@@ -41,7 +41,7 @@ impl<'a> Visible<'a> {
     }
 }
 
-/// What CUDA shows, in its order.
+/// Returns the visible cards in CUDA's order.
 pub(super) fn visible<'a>(
     description: &'a NvmlDescription,
     environment: &CudaEnvironment,
@@ -59,7 +59,7 @@ pub(super) fn visible<'a>(
             }
             Some(found) => shown.push(found),
             None => {
-                // "", "-1" and "NoDevFiles" are how users ask for none.
+                // Users write "", "-1" or "NoDevFiles" for none.
                 if !matches!(entry, "" | "-1" | "NoDevFiles") {
                     notes.push(format!(
                         "CUDA_VISIBLE_DEVICES={list:?}: {entry:?} is no card here, so CUDA ignores it and what follows"
@@ -75,7 +75,7 @@ pub(super) fn visible<'a>(
     shown
 }
 
-/// Whole cards; where all are partitioned, CUDA shows one partition.
+/// Returns all whole cards; if all are partitioned, CUDA shows one partition.
 fn without_a_list(cards: &[CardDescription]) -> Vec<Visible<'_>> {
     let whole: Vec<_> = cards.iter().filter(|card| !card.mig_enabled).filter_map(Visible::of).collect();
     if whole.is_empty() { cards.iter().filter_map(Visible::of).take(1).collect() } else { whole }
@@ -93,7 +93,7 @@ fn named<'a>(cards: &'a [CardDescription], entry: &str) -> Option<Visible<'a>> {
     Some(Visible { card, slice: Some(slice) })
 }
 
-/// The only item; `None` if there are several: a prefix has to name one card.
+/// Returns the only item; `None` if there are several, because a prefix must be unique.
 fn only<T>(mut items: impl Iterator<Item = T>) -> Option<T> {
     let first = items.next()?;
     items.next().is_none().then_some(first)

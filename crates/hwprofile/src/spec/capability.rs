@@ -1,4 +1,4 @@
-//! An NVIDIA card that is not in the table: its compute capability decides what it can do, its clocks how fast it is.
+//! An NVIDIA card that is not in the table: its features follow from its compute capability, its speed from its clocks.
 //!
 //! Operations per core and clock are those of the table's cards of the same capability: A100 312 TFLOP/s = 6,912 cores x 1.41 GHz x 32,
 //! H100 989.4 = 16,896 x 1.83 x 32, B200 2,250 = 18,944 x 1.855 x 64, A40 149.7 = 10,752 x 1.74 x 8, RTX 4090 165.2 = 16,384 x 2.52 x 4.
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use super::figure::{Figure, Source, Voice};
 use super::types::{AcceleratorSpec, DenseRates, Feature, HardwareKind, Maker};
 
-/// What the card itself reports.
+/// The card itself as a source.
 static DRIVER: Source =
     Source { title: "this card's clocks, cores and bus, as its driver reports them", url: "NVML", voice: Voice::Maker };
 
-/// What a driver reports that speed follows from.
+/// The driver's values that determine the speed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardClocks {
     /// Largest clock of the multiprocessors, MHz.
@@ -27,7 +27,7 @@ pub struct CardClocks {
 }
 
 impl HardwareKind {
-    /// The kind of an NVIDIA card of compute capability `(major, minor)`.
+    /// Returns the kind of an NVIDIA card of compute capability `(major, minor)`.
     pub fn of_compute_capability(capability: (u32, u32)) -> Self {
         match capability {
             (12.., _) => Self::BlackwellRtx,
@@ -40,7 +40,7 @@ impl HardwareKind {
     }
 }
 
-/// bf16 operations per core and clock, and what a card of this capability has. `None`: no bf16 products.
+/// Returns bf16 operations per core and clock, and the features of this capability. `None`: no bf16 matmuls.
 fn per_core(capability: (u32, u32), is_geforce: bool) -> Option<(f64, &'static [Feature])> {
     Some(match (HardwareKind::of_compute_capability(capability), capability) {
         (HardwareKind::Blackwell, _) => {
@@ -58,7 +58,7 @@ fn per_core(capability: (u32, u32), is_geforce: bool) -> Option<(f64, &'static [
 }
 
 impl AcceleratorSpec {
-    /// What an NVIDIA card that is not in the table can do. `None` where it has no bf16 products, or the driver reports too little.
+    /// Estimates the spec of an NVIDIA card that is not in the table. `None` without bf16 matmuls, or if the driver reports too little.
     pub fn of_unknown_card(name: &str, capability: (u32, u32), clocks: CardClocks, memory_bytes: u64) -> Option<Self> {
         let is_geforce = name.to_lowercase().contains("geforce");
         let (operations, features) = per_core(capability, is_geforce)?;

@@ -1,10 +1,9 @@
-//! A figure of the table of accelerators, together with where it is from.
+//! A figure of the table of accelerators, with its origin.
 //!
-//! A figure that was not found in a document has another origin than one that was, so a plan can say on what it rests. In
-//! `accelerators.json` it has a `value` and one of: `source`, the document that states it, or with `how` the document that it follows from
-//! and the arithmetic; `halved`, the document that prints it with sparsity; `unverified`, what it is taken from without a document.
-//! `sources.json` has the documents, looked up in 2026.
-//! Trade-off: data sheets are PDF files behind forms, so many were read in somebody's account; `Voice` says so. Pages and lines are not named.
+//! A figure from a document has another origin than one without, so a plan can say on what it rests. In `accelerators.json` it has a `value` and one
+//! of: `source`, the document that states it, or with `how` the document that it follows from and the arithmetic; `halved`, the document that prints
+//! it with sparsity; `unverified`, the reason for a value without a document. `sources.json` lists the documents, read in 2026.
+//! Trade-off: data sheets are PDF files behind forms, so many were read in a third party's account; `Voice` says so. Pages and lines are not named.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -17,13 +16,13 @@ use serde::{Deserialize, Serialize};
 pub struct Source {
     /// Its title and year.
     pub title: &'static str,
-    /// Where it can be read.
+    /// Its address.
     pub url: &'static str,
     /// Whose words these are.
     pub voice: Voice,
 }
 
-/// The documents by the keys that the table names them with.
+/// The documents by their keys in the table.
 static SOURCES: LazyLock<BTreeMap<String, Source>> = LazyLock::new(|| {
     // Invariant: the file is part of the program, and a test reads it.
     serde_json::from_str(include_str!("sources.json")).expect("sources.json has documents")
@@ -35,19 +34,19 @@ static SOURCES: LazyLock<BTreeMap<String, Source>> = LazyLock::new(|| {
 pub enum Voice {
     /// The maker's own document.
     Maker,
-    /// Somebody's account of the maker's document, which was read instead of it.
+    /// A third party's account of the maker's document, which was read instead of it.
     Account,
     /// Somebody's measurement.
     Measurement,
 }
 
-/// Where a figure is from.
+/// Origin of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// It is in this document, as printed.
     Document(&'static Source),
-    /// It is half of what this document prints, which counts 2:4 sparsity. Rates alone are printed so.
+    /// Half of the value in this document, which counts 2:4 sparsity. Only rates are printed so.
     Halved(&'static Source),
     /// It follows from figures in this document.
     Derived {
@@ -56,24 +55,24 @@ pub enum Origin {
         /// The arithmetic, in words.
         how: &'static str,
     },
-    /// No document was found that states it: an assumption to check before anything rests on it.
+    /// No document was found: an assumption to check before anything rests on it.
     Unverified {
-        /// What it is taken from instead.
+        /// The reason for the value.
         why: &'static str,
     },
 }
 
-/// A number and where it is from. Its unit is that of the field that holds it.
+/// A number and its origin. Its unit is that of the field.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "WrittenFigure")]
 pub struct Figure {
     /// The number.
     pub value: f64,
-    /// Where it is from.
+    /// Its origin.
     pub origin: Origin,
 }
 
-/// A figure as `accelerators.json` has it: documents by their keys in `sources.json`.
+/// A figure as in `accelerators.json`: documents by their keys in `sources.json`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenFigure {
@@ -102,17 +101,17 @@ impl TryFrom<WrittenFigure> for Figure {
 }
 
 impl Figure {
-    /// A figure that follows from a document.
+    /// Creates a figure that follows from a document.
     pub(crate) const fn derived(value: f64, from: &'static Source, how: &'static str) -> Self {
         Self { value, origin: Origin::Derived { from, how } }
     }
 
-    /// Whether a document states it, or what it follows from.
+    /// Returns whether a document states it, or states what it follows from.
     pub fn is_verified(&self) -> bool {
         !matches!(self.origin, Origin::Unverified { .. })
     }
 
-    /// Where it is from, in a few words.
+    /// Describes its origin in a few words.
     pub fn source(&self) -> String {
         match self.origin {
             Origin::Document(source) => source.title.to_owned(),

@@ -1,8 +1,8 @@
 //! The table of accelerators, `accelerators.json`: finding one by the name that a driver reports or that a user types, and comparing rows.
 //!
-//! Rows with more words in their aliases come before rows with fewer of the same, because the first that fits a reported name is taken. A
-//! rate on which documents disagree is left out (int8 of the B300). GeForce cards multiply 16-bit and 8-bit floats at half their rate when
-//! sums are kept in f32, as training needs; those halves are in the table.
+//! Rows with more words in their aliases come before rows with fewer of the same, because the first match of a reported name is taken. A rate on
+//! which documents disagree is left out (int8 of the B300). GeForce cards multiply 16-bit and 8-bit floats at half their rate when sums are
+//! accumulated in f32, as training needs; those halves are in the table.
 //! Trade-off: a name that says "laptop" or "MIG" finds nothing, because such a card is another one.
 
 use std::sync::LazyLock;
@@ -19,31 +19,31 @@ static ACCELERATORS: LazyLock<Vec<AcceleratorSpec>> = LazyLock::new(|| {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no machine called `{name}` is in the table{hint}; known are {known}")]
 pub struct UnknownMachine {
-    /// What was typed.
+    /// The text that the user typed.
     pub name: String,
-    /// What to type instead, or nothing.
+    /// A suggestion, or nothing.
     hint: String,
     /// All names.
     known: String,
 }
 
-/// Words that say it is another or a smaller card: a slice of a card, a mobile or cut-down version.
+/// Words that mean another or a smaller card: a slice, a mobile or a cut-down version.
 const ANOTHER_CARD: [&str; 5] = ["mig", "laptop", "mobile", "q", "d"];
 
-/// Words before a name that users type and that the table leaves out, in the order in which they are written.
+/// Brand words that users type and that the table leaves out, in their usual order.
 const BRANDS: [&str; 7] = ["nvidia", "geforce", "amd", "instinct", "intel", "apple", "google"];
 
-/// The most that makers print in GB of what drivers report in GiB: 192 of a B200's 178.35.
+/// Maximum ratio of the makers' GB to the drivers' GiB: 192 of a B200's 178.35.
 const SOLD_AS: f64 = 1.08;
 
 impl AcceleratorSpec {
-    /// Every accelerator in the table.
+    /// Iterates over every accelerator in the table.
     pub fn all() -> impl Iterator<Item = &'static Self> {
         ACCELERATORS.iter()
     }
 
-    /// Share of the bf16 peak to expect of a good library, and what that rests on. Where there is no measurement of this accelerator: the smallest
-    /// share that was measured on any of the same maker, else of the whole table.
+    /// Returns the share of the bf16 peak to expect from a good library, and its basis. Without a measurement of this accelerator: the smallest
+    /// measured share of the same maker, else of the whole table.
     pub fn sustained_share(&self) -> (f64, String) {
         if let Some(measured) = self.sustained_bf16 {
             return (
@@ -65,8 +65,8 @@ impl AcceleratorSpec {
         }
     }
 
-    /// The accelerator whose words are all in `name`, as NVML, sysfs or a Vulkan or Metal driver reports it. `None` for one not in the
-    /// table, and for slices and laptop versions of those that are.
+    /// Returns the accelerator whose words are all in `name`, as reported by NVML, sysfs or a Vulkan or Metal driver. `None` for one not in the
+    /// table, and for slices and laptop versions.
     pub fn find(name: &str) -> Option<&'static Self> {
         let lower = name.to_lowercase();
         let words: Vec<&str> = lower.split(|c: char| !c.is_ascii_alphanumeric()).filter(|w| !w.is_empty()).collect();
@@ -77,11 +77,11 @@ impl AcceleratorSpec {
         Self::all().find(is_named)
     }
 
-    /// The accelerator that a user names on the command line, such as `b200`, `m4-max` or `tpu-v5p`, also as `h100-80gb`, `h100-sxm`,
-    /// `4090` or `nvidia-h100`; capitals and what separates words do not matter.
+    /// Returns the accelerator that a user names on the command line, such as `b200`, `m4-max` or `tpu-v5p`, also as `h100-80gb`, `h100-sxm`, `4090`
+    /// or `nvidia-h100`; case and separators do not matter.
     ///
     /// # Errors
-    /// [`UnknownMachine`] with the names that are known, and how to plan for several accelerators where the name counts them.
+    /// [`UnknownMachine`] with the known names, and with advice for planning several accelerators if the name has a count.
     pub fn named(name: &str) -> Result<&'static Self, UnknownMachine> {
         let typed = squeezed(name);
         if let Some(spec) = typed_as(&typed) {
@@ -98,13 +98,13 @@ impl AcceleratorSpec {
     }
 }
 
-/// Letters and digits alone, in lower case; a sign of multiplication is an `x`.
+/// Keeps letters and digits, in lower case; a multiplication sign becomes `x`.
 fn squeezed(name: &str) -> String {
     let letters = name.to_lowercase().replace(['*', '×'], "x");
     letters.chars().filter(char::is_ascii_alphanumeric).collect()
 }
 
-/// Whether squeezed text is a name of an accelerator: its id, also without `rtx` or with its GB of memory, or its printed name.
+/// Returns whether squeezed text names an accelerator: its id, also without `rtx` or with its GB of memory, or its printed name.
 fn is_name_of(spec: &AcceleratorSpec, typed: &str) -> bool {
     let id = squeezed(spec.id);
     typed == id
@@ -113,20 +113,20 @@ fn is_name_of(spec: &AcceleratorSpec, typed: &str) -> bool {
         || typed.strip_prefix(id.as_str()).is_some_and(|rest| is_memory_of(spec, rest))
 }
 
-/// Whether squeezed text is an accelerator's memory as it is sold.
+/// Returns whether squeezed text is an accelerator's memory size as sold.
 fn is_memory_of(spec: &AcceleratorSpec, typed: &str) -> bool {
     let (number, reported) = (typed.strip_suffix("gb").unwrap_or(typed), spec.memory_gib.value);
     let sold = number.parse::<u32>().ok().filter(|_| !number.starts_with('0'));
     sold.is_some_and(|gigabytes| (reported..=SOLD_AS * reported).contains(&f64::from(gigabytes)))
 }
 
-/// The accelerator that squeezed text names, with or without its brand.
+/// Returns the accelerator that squeezed text names, with or without its brand.
 fn typed_as(typed: &str) -> Option<&'static AcceleratorSpec> {
     let bare = BRANDS.iter().fold(typed, |rest, brand| rest.strip_prefix(*brand).unwrap_or(rest));
     AcceleratorSpec::all().find(|spec| is_name_of(spec, bare))
 }
 
-/// How many of which accelerator squeezed text such as `8xh100`, `8h100` or `h100x8` means.
+/// Parses a count and an accelerator from squeezed text such as `8xh100`, `8h100` or `h100x8`.
 fn several(typed: &str) -> Option<(u32, &'static AcceleratorSpec)> {
     let rest = typed.trim_start_matches(|c: char| c.is_ascii_digit());
     let count_first = (&typed[..typed.len() - rest.len()], rest.strip_prefix('x').unwrap_or(rest));
@@ -135,7 +135,7 @@ fn several(typed: &str) -> Option<(u32, &'static AcceleratorSpec)> {
     [Some(count_first), count_last].into_iter().flatten().find_map(read)
 }
 
-/// The id that squeezed text is a part of, else the longest one that it starts with.
+/// Returns the id that contains squeezed text, else the longest id that it starts with.
 fn nearest(typed: &str) -> Option<&'static str> {
     let ids = || AcceleratorSpec::all().map(|spec| spec.id);
     let whole = ids().find(|id| typed.len() > 1 && squeezed(id).contains(typed));
@@ -281,7 +281,7 @@ mod tests {
             let rates = [Some(spec.rates.bf16), spec.rates.fp8, spec.rates.fp4].map(|rate| rate.map(|rate| rate.value));
             for pair in rates.windows(2) {
                 if let [Some(wide), Some(narrow)] = pair {
-                    // Gaudi 3 has one rate for both; GeForce cards have full-rate 4-bit and half-rate wider products: a factor of 4 there.
+                    // Gaudi 3 has one rate for both; GeForce cards have full-rate 4-bit and half-rate wider GEMMs: a factor of 4 there.
                     assert!((0.99..4.02).contains(&(narrow / wide)), "{}: {wide} then {narrow}", spec.name);
                 }
             }

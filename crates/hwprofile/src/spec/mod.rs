@@ -1,8 +1,8 @@
-//! What makers say about accelerators: memory, bandwidth, dense rates per format, links, power, features; each figure with its source.
+//! The makers' figures for accelerators: memory, bandwidth, dense rates per format, links, power, features; each with its source.
 //!
-//! All rates are dense: makers print twice as much, with 2:4 sparsity, which training does not use. Where a card has two rates by
-//! accumulator, the one with f32 accumulation stands here.
-//! Trade-off: a peak is a bound for planning before anything was measured; `sustained_bf16` says how much of it a library was seen to reach.
+//! All rates are dense: makers print twice as much, with 2:4 sparsity, which training does not use. If a card has two rates by accumulator, the table
+//! has the one with f32 accumulation.
+//! Trade-off: a peak is a bound for planning before measurements; `sustained_bf16` is the best that a library was seen to reach.
 
 mod capability;
 mod figure;

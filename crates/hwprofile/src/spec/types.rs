@@ -1,6 +1,6 @@
-//! What is known about an accelerator: the types of the table's rows.
+//! The types of the rows in the table of accelerators.
 //!
-//! Trade-off: rates are those of matrix units where there are any, and vector units only in f32.
+//! Trade-off: rates are those of matrix units if there are any; vector units count only in f32.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -24,7 +24,7 @@ pub enum Maker {
     Other,
 }
 
-/// What tuning depends on: accelerators of one kind are programmed alike.
+/// Kind of hardware for tuning: accelerators of one kind are programmed alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HardwareKind {
@@ -57,7 +57,7 @@ pub enum HardwareKind {
 }
 
 impl HardwareKind {
-    /// Whether its matrix units multiply 8-bit floats; on NVIDIA's cards those from compute capability 8.9 on.
+    /// Returns whether its matrix units multiply 8-bit floats; on NVIDIA's cards from compute capability 8.9 on.
     pub fn has_fp8(self) -> bool {
         matches!(
             self,
@@ -65,7 +65,7 @@ impl HardwareKind {
         )
     }
 
-    /// What runs there.
+    /// Returns the engine that runs there.
     pub fn engine(self) -> Engine {
         match self {
             Self::Blackwell | Self::BlackwellRtx | Self::Hopper | Self::Ada | Self::Ampere => Engine::Cuda,
@@ -77,7 +77,7 @@ impl HardwareKind {
     }
 }
 
-/// What runs on a kind of hardware.
+/// The engine for a kind of hardware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     /// Backend `cuda`.
@@ -86,7 +86,7 @@ pub enum Engine {
     Wgpu,
     /// Backend `flex`.
     Cpu,
-    /// Burn has no backend for it: a plan answers, a run cannot.
+    /// Burn has no backend for it: it can be planned for but not run on.
     NoBackend,
 }
 
@@ -94,7 +94,7 @@ pub enum Engine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MathFormat {
-    /// IEEE 754 binary32, on the vector units where the matrix units have none.
+    /// IEEE 754 binary32, on the vector units if the matrix units lack it.
     F32,
     /// IEEE 754 binary16.
     F16,
@@ -105,7 +105,7 @@ pub enum MathFormat {
 }
 
 impl MathFormat {
-    /// Name to print.
+    /// Returns the name to print.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -116,8 +116,8 @@ impl MathFormat {
     }
 }
 
-/// Dense rates, 1e12 operations per second, products accumulated in f32 (i32 for integers). `None`: the accelerator has no such unit, or
-/// its maker states no rate.
+/// Dense rates, 1e12 operations per second, accumulated in f32 (i32 for integers). `None`: the accelerator has no such unit, or its maker states no
+/// rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DenseRates {
@@ -145,7 +145,7 @@ pub struct Link {
     pub gb_s: Figure,
 }
 
-/// Something that an accelerator has and others do not.
+/// A feature that only some accelerators have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Feature {
@@ -157,7 +157,7 @@ pub enum Feature {
     BulkTensorCopy,
     /// Thread blocks that read each other's shared memory.
     ThreadBlockClusters,
-    /// Matrix accumulators in a memory of their own.
+    /// Matrix accumulators in a separate memory.
     TensorMemory,
     /// Hardware that decompresses LZ4, Snappy and Deflate.
     DecompressionEngine,
@@ -165,7 +165,7 @@ pub enum Feature {
     UnifiedMemory,
     /// The host's memory is addressed coherently over a link faster than PCIe.
     CoherentHostLink,
-    /// A matrix unit of so many rows and columns.
+    /// A matrix unit with this many rows and columns.
     SystolicArray(u16),
     /// Programs are compiled by XLA.
     Xla,
@@ -173,7 +173,7 @@ pub enum Feature {
     Mig,
 }
 
-/// What is known about an accelerator.
+/// The facts about an accelerator.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AcceleratorSpec {
@@ -181,35 +181,35 @@ pub struct AcceleratorSpec {
     pub id: &'static str,
     /// Name to print.
     pub name: &'static str,
-    /// Words by which its reported name is known: all words of any one alias.
+    /// Words that identify its reported name: all words of any one alias.
     #[serde(skip_serializing, deserialize_with = "leaked")]
     pub(super) aliases: &'static [Vec<&'static str>],
     /// Its maker.
     pub maker: Maker,
-    /// What its tuning depends on.
+    /// Its kind for tuning.
     pub kind: HardwareKind,
-    /// Memory in GiB, as a driver reports it where such a report was read, else as sold (makers write GB), which is a little more. With ECC
-    /// where a card comes with it; the largest configuration where memory is unified.
+    /// Memory in GiB, as reported by a driver if known, else as sold (makers write GB), which is a little more. With ECC if the card has it; the
+    /// largest configuration if memory is unified.
     pub memory_gib: Figure,
     /// Peak memory bandwidth, 1e12 bytes per second.
     pub bandwidth_tb_s: Figure,
     /// Dense peak rates.
     pub rates: DenseRates,
-    /// The best bf16 rate that a library was measured at, 1e12 operations per second.
+    /// The best bf16 rate measured with a library, 1e12 operations per second.
     pub sustained_bf16: Option<Figure>,
-    /// To the host; `None` where memory is unified.
+    /// Link to the host; `None` if memory is unified.
     pub host_link: Option<Link>,
-    /// To other accelerators, all links of one together.
+    /// Links to other accelerators, all of one together.
     pub peer_link: Option<Link>,
     /// Board power, W; `None`: the maker states none.
     pub power_w: Option<Figure>,
-    /// What it has.
+    /// Its features.
     #[serde(deserialize_with = "leaked")]
     pub features: &'static [Feature],
 }
 
 impl AcceleratorSpec {
-    /// The dense rate in a format, 1e12 operations per second. `None`: no such unit.
+    /// Returns the dense rate in a format, 1e12 operations per second. `None`: no such unit.
     pub fn rate(&self, format: MathFormat) -> Option<Figure> {
         match format {
             MathFormat::F32 => self.rates.f32,
@@ -218,17 +218,17 @@ impl AcceleratorSpec {
         }
     }
 
-    /// Bytes of its memory.
+    /// Returns its memory in bytes.
     pub fn memory_bytes(&self) -> u64 {
         (self.memory_gib.value * (1u64 << 30) as f64) as u64
     }
 
-    /// Whether it has a feature.
+    /// Returns whether it has a feature.
     pub fn has(&self, feature: Feature) -> bool {
         self.features.contains(&feature)
     }
 
-    /// Figures that no document was found for, by name.
+    /// Lists the figures without a document, by name.
     pub fn unverified(&self) -> Vec<&'static str> {
         let figures = [
             ("memory", Some(self.memory_gib)),
@@ -248,7 +248,7 @@ impl AcceleratorSpec {
     }
 }
 
-/// A list of the table, which is read once and kept.
+/// Reads a list of the table into static memory, because the table is read once and kept.
 fn leaked<'de, D: Deserializer<'de>, T: Deserialize<'de> + 'static>(list: D) -> Result<&'static [T], D::Error> {
     Ok(Vec::<T>::deserialize(list)?.leak())
 }

@@ -1,6 +1,6 @@
 //! An AMD card's usage through sysfs, as the kernel driver `amdgpu` reports it.
 //!
-//! Trade-off: memory bandwidth and traffic of links are not in sysfs; energy is summed up from power.
+//! Trade-off: sysfs has neither memory bandwidth nor link traffic; energy is integrated from power.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -32,7 +32,7 @@ impl Card {
         sample.set(Gauge::MemoryBusy, integer(&self.folder, "mem_busy_percent").map(|percent| percent as f64));
         sample.set(Gauge::TemperatureC, of_monitor(&["temp1_input"]).map(|milli| milli / 1e3));
         sample.set(Gauge::SmMhz, of_monitor(&["freq1_input"]).map(|hertz| hertz / 1e6));
-        // Newer cards have the current draw, older ones an average of some milliseconds.
+        // Newer cards report the current power, older ones an average over some milliseconds.
         let power = of_monitor(&["power1_average", "power1_input"]).map(|micro| micro / 1e6);
         sample.set(Gauge::PowerW, power);
         if let Some(watts) = power {

@@ -1,6 +1,6 @@
-//! What is sampled: names, units, and how samples become one reading.
+//! The sampled quantities: names, units, and how samples become one reading.
 //!
-//! Trade-off: one list for all makers; a maker's interface fills the part that it has.
+//! Trade-off: one list for all makers; each maker's interface fills its part.
 
 /// A number that a machine reports about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -13,7 +13,7 @@ pub enum Gauge {
     TensorUtil,
     /// Percent of the peak memory bandwidth (GPM).
     DramUtil,
-    /// Percent of the time in which memory was read or written: what there is where bandwidth is not counted.
+    /// Percent of the time in which memory was read or written: reported if bandwidth is not counted.
     MemoryBusy,
     /// Watts.
     PowerW,
@@ -33,11 +33,11 @@ pub enum Gauge {
     NvlinkRxGbS,
     /// Percent of the hardware threads that this process may use.
     CpuUtil,
-    /// Bytes of this process in the host's memory, the most.
+    /// Bytes of this process in the host's memory, the maximum.
     HostMemory,
 }
 
-/// How samples become one reading.
+/// The combination of samples into one reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Combine {
     Mean,
@@ -65,7 +65,7 @@ impl Gauge {
         Self::HostMemory,
     ];
 
-    /// Its key in metrics.jsonl.
+    /// Returns the gauge's key in metrics.jsonl.
     pub fn name(self) -> &'static str {
         match self {
             Self::GpuUtil => "gpu_util",

@@ -1,9 +1,9 @@
-//! How busy the machine is while something runs on it: a thread samples one accelerator and this process, and its owner takes the
-//! averages since the last time it asked.
+//! Usage of the machine while something runs on it: a thread samples one accelerator and this process, and its owner takes the averages since the
+//! last call.
 //!
-//! The thread rests at least 200 times as long as a sample took, so that sampling takes less than 0.5 % of one thread whatever a driver
-//! does. What a machine does not report is missing in the readings and named once in [`UsageMonitor::notes`].
-//! Trade-off: one accelerator per monitor, and readings of short intervals rest on one sample, or on none and are then empty.
+//! The thread rests at least 200 times as long as a sample took, so that sampling takes less than 0.5 % of one thread with any driver. Values that a
+//! machine does not report are missing in the readings and named once in [`UsageMonitor::notes`].
+//! Trade-off: one accelerator per monitor; a reading of a short interval rests on one sample, or on none and is then empty.
 
 mod amd;
 mod gauge;
@@ -31,7 +31,7 @@ const EVERY: Duration = Duration::from_millis(500);
 /// A rest is this many times as long as the sample before it: at most 1 / 201 of a thread's time goes into samples.
 const REST: u32 = 200;
 
-/// What is sampled next to the process itself.
+/// The accelerator to sample in addition to the process itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum UsageTarget {
     /// The process alone.
@@ -39,9 +39,9 @@ pub enum UsageTarget {
     Process,
     /// An NVIDIA card, through NVML.
     Nvidia {
-        /// `GPU-` and a number that no other card has.
+        /// `GPU-` and a unique number.
         uuid: String,
-        /// NVML's library, where it is not the driver's own.
+        /// NVML's library, if it is not the driver's own.
         library: Option<PathBuf>,
     },
     /// An AMD card, by its folder in sysfs.
@@ -49,7 +49,7 @@ pub enum UsageTarget {
 }
 
 impl UsageTarget {
-    /// How a found card is sampled. `None`: its maker's interfaces report no usage, or it is a partition, which NVML does not measure.
+    /// Returns the way to sample a detected card. `None`: its maker's interfaces report no usage, or it is a partition, which NVML does not measure.
     pub fn of(gpu: &Gpu) -> Option<Self> {
         match gpu.maker {
             Maker::Nvidia if !gpu.is_partition => Some(Self::Nvidia { uuid: gpu.uuid.clone()?, library: None }),
@@ -62,7 +62,7 @@ impl UsageTarget {
     }
 }
 
-/// A sampling thread; it ends with this value.
+/// A sampling thread, which ends when this is dropped.
 #[derive(Debug)]
 pub struct UsageMonitor {
     shared: Arc<Shared>,
@@ -85,7 +85,7 @@ struct State {
 }
 
 impl UsageMonitor {
-    /// Starts to sample. A target that cannot be sampled becomes a note, and the process is sampled alone.
+    /// Starts sampling. A target that cannot be sampled becomes a note, and only the process is sampled.
     pub fn start(target: UsageTarget) -> Self {
         let shared = Arc::new(Shared::default());
         let seen = Arc::clone(&shared);
@@ -96,17 +96,17 @@ impl UsageMonitor {
         Self { shared, thread: thread.ok() }
     }
 
-    /// The averages since the last call; without values if no sample was taken in between.
+    /// Returns the averages since the last call; without values if no sample was taken in between.
     pub fn take(&self) -> Usage {
         self.shared.lock().totals.take()
     }
 
-    /// What could not be sampled, in sentences, each once.
+    /// Returns what could not be sampled, in sentences, each once.
     pub fn notes(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.lock().notes)
     }
 
-    /// Samples so far, and the time that they took.
+    /// Returns the number of samples so far, and their total time.
     pub fn cost(&self) -> (u64, Duration) {
         let state = self.shared.lock();
         (state.samples, state.sampling)

@@ -1,7 +1,7 @@
 //! An NVIDIA card's usage through NVML; on Hopper and later with the counters of GPM (`nvmlGpmSampleGet`, `nvmlGpmMetricsGet`).
 //!
-//! GPM compares two samples: each look keeps its sample for the next one. NVML's own "memory utilization" is the share of time in which
-//! memory was used at all, so without GPM it is reported under that name and not as bandwidth.
+//! GPM compares two samples, so each reading stores its sample for the next one. NVML's own "memory utilization" is the share of time in which memory
+//! was used at all, so without GPM it is reported under that name and not as bandwidth.
 //! Trade-off: without GPM there is no tensor-core utilization and no NVLink traffic, and NVML measures PCIe traffic by waiting 20 ms per
 //! direction.
 
@@ -19,7 +19,7 @@ use super::gauge::Gauge;
 use super::reading::Sample;
 use crate::nvidia::CardConditions;
 
-/// The counters, their gauges, and what one of their units is in the gauge's: percent, or MiB/s in 1e9 bytes per second.
+/// The counters, their gauges, and the factor from the counter's unit to the gauge's: percent, or MiB/s in 1e9 bytes per second.
 const COUNTERS: [(GpmMetricId, Gauge, f64); 7] = [
     (GpmMetricId::SmUtil, Gauge::SmUtil, 1.0),
     (GpmMetricId::AnyTensorUtil, Gauge::TensorUtil, 1.0),
@@ -54,7 +54,7 @@ struct Card<'nvml> {
     counters: Counters<'nvml>,
 }
 
-/// Where bandwidth and traffic come from.
+/// Source of bandwidth and traffic.
 enum Counters<'nvml> {
     /// GPM, with the sample of the last look.
     Gpm(GpmSample<'nvml>),
@@ -63,7 +63,7 @@ enum Counters<'nvml> {
 }
 
 impl<'nvml> Card<'nvml> {
-    /// The card, and what of it cannot be sampled.
+    /// Creates the card; also returns what cannot be sampled of it.
     fn new(nvml: &'nvml Nvml, device: Device<'nvml>) -> (Self, Vec<String>) {
         let (counters, note) = match first_sample(&device) {
             Ok(sample) => (Counters::Gpm(sample), None),
@@ -100,13 +100,13 @@ impl<'nvml> Card<'nvml> {
     }
 }
 
-/// NVML 580 crashes where two threads take or compare samples at the same time, as two runs in one process do.
+/// Serializes samples: NVML 580 crashes if two threads take or compare samples at the same time, as two runs in one process do.
 fn alone() -> MutexGuard<'static, ()> {
     static GPM: Mutex<()> = Mutex::new(());
     GPM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The first sample of GPM; else why there is none. On a partitioned card it would be of one partition and disturb what others read.
+/// Takes the first sample of GPM, or returns why there is none. On a partitioned card it would cover one partition and disturb other readers.
 fn first_sample<'nvml>(device: &Device<'nvml>) -> Result<GpmSample<'nvml>, String> {
     if device.mig_mode().is_ok_and(|mode| mode.current == 1) {
         return Err("the card is partitioned (MIG)".to_owned());
@@ -121,7 +121,7 @@ fn first_sample<'nvml>(device: &Device<'nvml>) -> Result<GpmSample<'nvml>, Strin
     }
 }
 
-/// The counters between the last look and this one.
+/// Reads the counters between the last sample and this one.
 fn gpm<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>, before: &mut GpmSample<'nvml>, sample: &mut Sample) {
     let _alone = alone();
     let Ok(now) = device.gpm_sample() else { return };

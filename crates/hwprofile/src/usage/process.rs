@@ -8,7 +8,7 @@ use super::gauge::Gauge;
 use super::reading::Sample;
 use crate::measure::{process_cpu_seconds, process_resident_bytes};
 
-/// Reads the process; keeps the processor time of the last sample.
+/// Reads the process; stores the processor time of the last sample.
 #[derive(Debug, Default)]
 pub(super) struct ProcessSampler {
     last: Option<(Instant, f64)>,

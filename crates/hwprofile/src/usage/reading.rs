@@ -1,6 +1,6 @@
-//! Samples, their sums, and the reading that they become.
+//! Samples, their sums, and the resulting reading.
 //!
-//! Trade-off: samples of an interval weigh the same, however far apart they are.
+//! Trade-off: all samples of an interval have the same weight, however far apart they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,7 +52,7 @@ impl Totals {
         self.throttle.extend(&sample.throttle);
     }
 
-    /// The reading; the next one begins empty.
+    /// Returns the reading and starts an empty one.
     pub(super) fn take(&mut self) -> Usage {
         let Self { values, throttle } = std::mem::take(self);
         let combined = |(gauge, (total, count)): (Gauge, (f64, u32))| {
@@ -62,8 +62,7 @@ impl Totals {
     }
 }
 
-/// Readings of an interval: averages of what a machine reports about itself. In JSON one key per gauge ([`Gauge::name`]), and `throttle`
-/// with a list where there are reasons.
+/// Readings of an interval: averages of the gauges. In JSON one key per gauge ([`Gauge::name`]), and `throttle` with a list if there are reasons.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Usage {
     values: BTreeMap<Gauge, f64>,
@@ -71,32 +70,32 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// A reading of these values.
+    /// Creates a reading from these values.
     pub fn of(values: impl IntoIterator<Item = (Gauge, f64)>, throttle: impl IntoIterator<Item = Throttle>) -> Self {
         Self { values: values.into_iter().collect(), throttle: throttle.into_iter().collect() }
     }
 
-    /// A value, in the unit of its gauge; `None` where it was not sampled.
+    /// Returns a value, in the unit of its gauge; `None` if it was not sampled.
     pub fn get(&self, gauge: Gauge) -> Option<f64> {
         self.values.get(&gauge).copied()
     }
 
-    /// All values, in the order of [`Gauge::ALL`].
+    /// Returns all values, in the order of [`Gauge::ALL`].
     pub fn values(&self) -> impl Iterator<Item = (Gauge, f64)> {
         self.values.iter().map(|(gauge, value)| (*gauge, *value))
     }
 
-    /// Every reason for low clocks that a sample of the interval had.
+    /// Returns every reason for low clocks in the samples of the interval.
     pub fn throttle(&self) -> &BTreeSet<Throttle> {
         &self.throttle
     }
 
-    /// Whether nothing was sampled.
+    /// Returns whether nothing was sampled.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// `GPU 98 %, tensor cores 61 %, 650 W, 61 °C, power cap`: a few words for a line of progress; `None` without a card.
+    /// Formats `GPU 98 %, tensor cores 61 %, 650 W, 61 °C, power cap`: a few words for a progress line; `None` without a card.
     pub fn in_words(&self) -> Option<String> {
         let with = |gauge, before: &str, after: &str| Some(format!("{before}{:.0}{after}", self.get(gauge)?));
         let parts = [

@@ -5,7 +5,7 @@
 
 mod targets;
 
-/// Runs a target. A violated invariant is a panic.
+/// Runs a target.
 ///
 /// # Panics
 /// If there is no such target, or an invariant is violated.

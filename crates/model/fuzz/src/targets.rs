@@ -13,7 +13,7 @@ use firebrick_model::{HfFolder, ModelConfig, ModelError};
 /// A target takes any bytes.
 pub(crate) type Target = fn(&[u8]) -> Vec<String>;
 
-/// All targets by name; the corpus of each is the folder of its name.
+/// All targets by name; the corpus of each is the folder with its name.
 pub(crate) const TARGETS: [(&str, Target); 6] = [
     ("adapter_config", adapter_config),
     ("compressed", compressed),
@@ -26,14 +26,14 @@ pub(crate) const TARGETS: [(&str, Target); 6] = [
 /// A shard that an index may name: one tensor `a`.
 const SHARD: &str = "a.safetensors";
 
-/// A folder with one file of these bytes.
+/// Creates a folder with one file of these bytes.
 fn folder_with(name: &str, bytes: &[u8]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder can be created");
     fs::write(folder.path().join(name), bytes).expect("a file can be written into it");
     folder
 }
 
-/// `config.json`: a model that is accepted has tensors with shapes, and sizes that can be counted.
+/// Checks `config.json`: an accepted model has tensors with shapes, and its sizes can be counted.
 fn config(bytes: &[u8]) -> Vec<String> {
     let Ok(text) = std::str::from_utf8(bytes) else { return Vec::new() };
     match ModelConfig::parse(text, Path::new("config.json")) {
@@ -46,7 +46,7 @@ fn config(bytes: &[u8]) -> Vec<String> {
     }
 }
 
-/// `adapter_config.json` next to the matrices of one projection: an adapter that is accepted has their rank and a scale that is a number.
+/// Checks `adapter_config.json` next to the matrices of one projection: an accepted adapter has their rank and a numeric scale.
 fn adapter_config(bytes: &[u8]) -> Vec<String> {
     let folder = folder_with("adapter_config.json", bytes);
     let q_proj = "base_model.model.model.layers.0.self_attn.q_proj";
@@ -65,7 +65,7 @@ fn adapter_config(bytes: &[u8]) -> Vec<String> {
     }
 }
 
-/// `model.safetensors.index.json` next to one shard, with a file outside of the folder that it must not reach.
+/// Checks `model.safetensors.index.json` next to one shard, with a file outside of the folder that it must not reach.
 fn index(bytes: &[u8]) -> Vec<String> {
     let outside = folder_with("secret.safetensors", &shard());
     let folder = outside.path().join("model");
@@ -83,7 +83,7 @@ fn index(bytes: &[u8]) -> Vec<String> {
     }
 }
 
-/// `model.safetensors`: every tensor of a file that is accepted can be read, or its number format is refused.
+/// Checks `model.safetensors`: every tensor of an accepted file can be read, or its number format is refused.
 fn safetensors(bytes: &[u8]) -> Vec<String> {
     read_all(WEIGHTS_FILE, bytes, |opened, name| {
         let stored = opened.read(name).expect("a tensor of an accepted file can be read");
@@ -95,7 +95,7 @@ fn safetensors(bytes: &[u8]) -> Vec<String> {
     })
 }
 
-/// The same of quantized weights, which have parts: each is read as codes where a format of ours has the same, and as values.
+/// Does the same for quantized weights, which have parts: each is read as codes if one of our formats has the same, and as values.
 fn quantized(bytes: &[u8]) -> Vec<String> {
     let folder = folder_with(WEIGHTS_FILE, bytes);
     if let Ok(opened) = HfFolder::open(folder.path()) {
@@ -108,8 +108,8 @@ fn quantized(bytes: &[u8]) -> Vec<String> {
     safetensors(bytes)
 }
 
-/// `model.safetensors.zst`, or `.lz4` where the file says so: every tensor of a file that is accepted has the bytes of its shape, or a
-/// damaged block is named.
+/// Checks `model.safetensors.zst`, or `.lz4` if the file says so: every tensor of an accepted file has the bytes of its shape, or the damaged block
+/// is named.
 fn compressed(bytes: &[u8]) -> Vec<String> {
     let extension = if bytes.get(12) == Some(&2) { "lz4" } else { "zst" };
     read_all(&format!("{WEIGHTS_FILE}.{extension}"), bytes, |opened, name| {
@@ -119,7 +119,7 @@ fn compressed(bytes: &[u8]) -> Vec<String> {
     })
 }
 
-/// Opens a folder with one file of weights and reads its tensors; the messages of what is refused.
+/// Opens a folder with one weight file and reads its tensors; returns the messages of all refusals.
 fn read_all(file: &str, bytes: &[u8], read: impl Fn(&HfFolder, &str) -> Result<(), ModelError>) -> Vec<String> {
     let folder = folder_with(file, bytes);
     match HfFolder::open(folder.path()) {
@@ -130,12 +130,12 @@ fn read_all(file: &str, bytes: &[u8], read: impl Fn(&HfFolder, &str) -> Result<(
     }
 }
 
-/// The bytes of the shard.
+/// Returns the bytes of the shard.
 fn shard() -> Vec<u8> {
     safetensors_file(&[("a".to_owned(), [1, 2])])
 }
 
-/// The bytes of a safetensors file of zeros in f32.
+/// Returns the bytes of a safetensors file of zeros in f32.
 fn safetensors_file(tensors: &[(String, [usize; 2])]) -> Vec<u8> {
     let mut end = 0;
     let entries = tensors.iter().map(|(name, [rows, columns])| {

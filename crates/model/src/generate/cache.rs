@@ -1,8 +1,8 @@
-//! Keys and values of all sequences that are being written, and which rows of them are free.
+//! Keys and values of all running sequences, and the free rows of their caches.
 //!
-//! Everything is allocated before the first token. A sequence owns the rows of its prompt and of the longest answer it may get, and they
-//! go to another one when it has ended.
-//! Trade-off: rows are given out first fit, so a long prompt may have to wait for neighbors although enough rows are free.
+//! Everything is allocated before the first token. A sequence owns the rows for its prompt and for the longest answer it may get; when it has ended,
+//! they go to another one.
+//! Trade-off: rows are assigned first fit, so a long prompt may have to wait for neighbors although enough rows are free.
 
 use std::ops::Range;
 
@@ -14,12 +14,12 @@ use firebrick_kernels::{Kernels, KvCache};
 #[derive(Debug)]
 pub(crate) struct Caches<B: Kernels> {
     pub(crate) layers: Vec<KvCache<B>>,
-    /// Free rows, ascending, with others in between.
+    /// Free rows, as ascending ranges.
     free: Vec<Range<usize>>,
 }
 
 impl<B: Kernels> Default for Caches<B> {
-    /// No layers.
+    /// Creates caches without layers.
     fn default() -> Self {
         Self { layers: Vec::new(), free: Vec::new() }
     }
@@ -32,7 +32,7 @@ impl<B: Kernels> Caches<B> {
         Self { layers, free: Vec::from_iter((rows > 0).then_some(0..rows)) }
     }
 
-    /// The first of `rows` rows that follow each other; `None` if there are not so many.
+    /// Takes `rows` consecutive rows and returns the first; `None` if there are not so many.
     pub(crate) fn take(&mut self, rows: usize) -> Option<usize> {
         let index = self.free.iter().position(|range| range.len() >= rows)?;
         let range = &mut self.free[index];
@@ -44,7 +44,7 @@ impl<B: Kernels> Caches<B> {
         Some(first)
     }
 
-    /// Returns rows that were taken.
+    /// Returns rows to the free list.
     pub(crate) fn give_back(&mut self, rows: Range<usize>) {
         let index = self.free.partition_point(|range| range.start < rows.start);
         self.free.insert(index, rows);

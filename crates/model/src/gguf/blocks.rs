@@ -4,14 +4,14 @@
 //! q8_0   32 values: f16 scale, 32 signed bytes                         scale = largest |value| / 127
 //! q4_0   32 values: f16 scale, 16 bytes of two codes, low half first   scale = the value of largest |value| / -8
 //! ```
-//! Trade-off: simple formats only; the K-quants that llama-quantize makes of these files are smaller and as exact.
+//! Trade-off: simple formats only; the K-quants that llama-quantize makes from these files are smaller and as exact.
 
 use half::{bf16, f16};
 
 /// Values of a block.
 pub(super) const BLOCK: usize = 32;
 
-/// How a tensor is stored, and most matrices of a file.
+/// The storage type of a tensor, and of most matrices of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GgmlType {
     /// float32.
@@ -22,12 +22,12 @@ pub enum GgmlType {
     Bf16,
     /// 8 bits and a scale per 32 values.
     Q8_0,
-    /// 4 bits and a scale per 32 values; as a file, embedding and head are in `q8_0`.
+    /// 4 bits and a scale per 32 values; in a file of this type, embedding and head are `q8_0`.
     Q4_0,
 }
 
 impl GgmlType {
-    /// llama.cpp's name of the type, ggml's number of it, and llama.cpp's number of a file of this type.
+    /// Returns llama.cpp's name of the type, ggml's number of it, and llama.cpp's number of a file of this type.
     const fn known_as(self) -> (&'static str, u32, u32) {
         match self {
             Self::F32 => ("f32", 0, 0),
@@ -38,23 +38,23 @@ impl GgmlType {
         }
     }
 
-    /// Its name, as llama.cpp has it.
+    /// Returns llama.cpp's name of the type.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.known_as().0
     }
 
-    /// ggml's number of the type.
+    /// Returns ggml's number of the type.
     pub(super) fn number(self) -> u32 {
         self.known_as().1
     }
 
-    /// llama.cpp's number of the kind of file.
+    /// Returns llama.cpp's number of the kind of file.
     pub(super) fn file_type(self) -> u32 {
         self.known_as().2
     }
 
-    /// Bytes of this many values.
+    /// Returns the size of this many values in bytes.
     pub(super) fn bytes_of(self, values: usize) -> usize {
         match self {
             Self::F32 => values * 4,
@@ -64,7 +64,7 @@ impl GgmlType {
         }
     }
 
-    /// Values in this type.
+    /// Encodes values in this type.
     pub(super) fn encode(self, values: &[f32]) -> Vec<u8> {
         match self {
             Self::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),

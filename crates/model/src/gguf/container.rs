@@ -10,7 +10,7 @@ use firebrick_files::AtomicFile;
 use super::blocks::GgmlType;
 use crate::error::ModelError;
 
-/// Where tensors begin: multiples of this many bytes.
+/// Alignment of tensors in bytes.
 const ALIGNMENT: usize = 32;
 
 /// A value of the metadata.
@@ -28,7 +28,7 @@ pub(super) enum Value {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Entry {
     pub name: String,
-    /// Rows first, as in PyTorch; turned around on disk.
+    /// Rows first, as in PyTorch; reversed on disk.
     pub shape: Vec<usize>,
     pub kind: GgmlType,
 }
@@ -85,7 +85,7 @@ fn text_bytes(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }
 
-/// The number that GGUF has for the type, and the value.
+/// Appends GGUF's number of the value's type, and the value.
 fn put_value(out: &mut Vec<u8>, value: &Value) {
     let (kind, bytes): (u32, Vec<u8>) = match value {
         Value::U32(value) => (4, value.to_le_bytes().to_vec()),
@@ -99,7 +99,7 @@ fn put_value(out: &mut Vec<u8>, value: &Value) {
     out.extend(bytes);
 }
 
-/// An array of values of the type of this number.
+/// Encodes an array whose elements have the type with this number.
 fn array<T: IntoIterator<Item = u8>>(kind: u32, values: impl ExactSizeIterator<Item = T>) -> Vec<u8> {
     let head = kind.to_le_bytes().into_iter().chain((values.len() as u64).to_le_bytes());
     head.chain(values.flatten()).collect()

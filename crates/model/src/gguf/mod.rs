@@ -1,9 +1,9 @@
-//! A model folder as one GGUF file, for llama.cpp and what is built on it.
+//! Writes a model folder as one GGUF file, for llama.cpp and programs built on it.
 //!
 //! Tensors get llama.cpp's names; queries and keys of Llama change the order of their rows, since llama.cpp rotates neighboring columns
 //! where Hugging Face rotates halves. Norms and biases stay in f32, as does everything whose rows are not whole blocks.
-//! Trade-off: the families whose arithmetic llama.cpp has under the same formulas (Llama, Mistral, Qwen2, Qwen3), with byte-level BPE
-//! tokenizers; anything else is refused by what is different, since a file that loads and computes something else is worse than none.
+//! Trade-off: only families for which llama.cpp has the same formulas (Llama, Mistral, Qwen2, Qwen3), with byte-level BPE tokenizers; the others are
+//! refused with the reason, since a file that loads and computes something else is worse than none.
 
 mod blocks;
 mod container;
@@ -22,10 +22,10 @@ use crate::error::ModelError;
 use crate::weights::HfFolder;
 
 impl GgmlType {
-    /// The types that the matrices of a file are offered in.
+    /// The types that are offered for the matrices of a file.
     pub const OFFERED: [Self; 4] = [Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0];
 
-    /// How a tensor is stored in a file of this type.
+    /// Returns the storage type of a tensor in a file of this type.
     fn of(self, tensor: &TensorSpec) -> Self {
         let [_, columns] = tensor.shape[..] else { return Self::F32 };
         let is_table = tensor.name == EMBEDDING || tensor.name == HEAD;
@@ -58,7 +58,7 @@ impl FromStr for GgmlType {
 pub struct GgufEnds {
     /// The token that ends a text.
     pub text: Option<u32>,
-    /// The token that ends a turn, where it is another one.
+    /// The token that ends a turn, if it differs.
     pub turn: Option<u32>,
 }
 
@@ -96,7 +96,7 @@ pub fn write_gguf(folder: &Path, to: &Path, kind: GgmlType, ends: GgufEnds) -> R
     })
 }
 
-/// What llama.cpp calls a model, and whether it rotates neighboring columns.
+/// llama.cpp's name for an architecture, and whether it rotates neighboring columns.
 struct Architecture {
     name: &'static str,
     rotates_neighbors: bool,
@@ -162,13 +162,13 @@ impl Architecture {
         metadata
     }
 
-    /// Whether the rows of a tensor change their order.
+    /// Returns whether the rows of a tensor are reordered.
     fn reorders(&self, name: &str) -> bool {
         self.rotates_neighbors && (name.contains("self_attn.q_proj") || name.contains("self_attn.k_proj"))
     }
 }
 
-/// llama.cpp's name of a tensor.
+/// Returns llama.cpp's name of a tensor.
 fn name_of(tensor: &TensorSpec) -> Result<String, ModelError> {
     const OF_LAYERS: [(&str, &str); 11] = [
         ("input_layernorm", "attn_norm"),
@@ -196,7 +196,7 @@ fn name_of(tensor: &TensorSpec) -> Result<String, ModelError> {
     of_layer().ok_or_else(|| ModelError::NoGguf { what: format!("the tensor `{}`", tensor.name) })
 }
 
-/// What frequencies are divided by under the scaling of Llama 3, which llama.cpp takes as a tensor.
+/// Computes the divisors of the frequencies under Llama 3's scaling, which llama.cpp takes as a tensor.
 fn frequency_factors(spec: &ModelSpec) -> Option<Vec<f32>> {
     let rope = &spec.ropes[0];
     if !matches!(rope.scaling, RopeScaling::Llama3 { .. }) {
@@ -207,8 +207,8 @@ fn frequency_factors(spec: &ModelSpec) -> Option<Vec<f32>> {
     Some(plain.iter().zip(&scaled).map(|(plain, scaled)| plain / scaled).collect())
 }
 
-/// The rows of each head in the order in which neighbors are rotated against each other: row `2 i` is row `i` of the head, row `2 i + 1`
-/// is row `head_dim / 2 + i`.
+/// Reorders the rows of each head so that neighbors are rotated against each other: row `2 i` is row `i` of the head, row `2 i + 1` is row `head_dim
+/// / 2 + i`.
 fn neighbors_from_halves(values: &[f32], head_dim: usize, columns: usize) -> Vec<f32> {
     let head = |rows: &[f32]| -> Vec<f32> {
         let (first, second) = rows.split_at(head_dim / 2 * columns);

@@ -1,7 +1,7 @@
 //! A byte-level BPE tokenizer as GGUF metadata, from `tokenizer.json` and `tokenizer_config.json`.
 //!
-//! llama.cpp has its own code for how text is cut before the merges, and knows it by a name. The names here are those whose rules are
-//! written in the file that is read; other rules are refused, since another cut gives other tokens.
+//! llama.cpp implements each pre-tokenizer in code and selects it by name. The names here are those whose rules equal the ones in the file; other
+//! rules are refused, since another split gives other tokens.
 //! Trade-off: no SentencePiece models (Llama 2, Mistral 7B, Gemma), and no tekken (Mistral Nemo and later).
 
 use std::collections::BTreeMap;
@@ -21,8 +21,8 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-/// Texts that llama.cpp takes for special tokens, whatever their kind. No rule here keeps letters and what follows them in one piece, so no
-/// text gives an ordinary token of such a name; llama.cpp would find it in every text that spells it.
+/// Texts that llama.cpp treats as special tokens, whatever their kind. No rule here keeps letters and what follows them in one piece, so no text
+/// gives an ordinary token of such a name; llama.cpp would find it in every text that spells it.
 const TAKEN_FOR_SPECIAL: &str = "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> \
     _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[ \
     <|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|> <|fim_suffix|> \
@@ -35,7 +35,7 @@ const LLAMA_3: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}
 /// The same with single digits.
 const QWEN_2: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-/// The metadata of the tokenizer in `folder`, for a model of `vocab_size` tokens.
+/// Returns the metadata of the tokenizer in `folder`, for a model of `vocab_size` tokens.
 pub(super) fn metadata(
     folder: &Path,
     vocab_size: usize,
@@ -73,7 +73,7 @@ pub(super) fn metadata(
     Ok(metadata)
 }
 
-/// llama.cpp's name of the rule by which text is cut, if it does everything else that the tokenizer does too: under one name a piece that is a
+/// Returns llama.cpp's name of the pre-tokenizer, if llama.cpp does everything else that the tokenizer does too: under one name a piece that is a
 /// token is not merged again, and under none is a text lowercased, or begun with a space.
 fn pre_tokenizer(json: &Map<String, Json>) -> Option<&'static str> {
     let rule = json.get("pre_tokenizer")?;
@@ -105,8 +105,8 @@ fn pre_tokenizer(json: &Map<String, Json>) -> Option<&'static str> {
     }
 }
 
-/// Whether a normalizer changes nothing of a text whose characters are composed. llama.cpp has no step for NFC: of a text with decomposed
-/// characters it makes other tokens.
+/// Returns whether a normalizer leaves texts of composed characters unchanged. llama.cpp has no step for NFC: it makes other tokens of a text with
+/// decomposed characters.
 fn leaves_composed_text(normalizer: &Json) -> bool {
     match normalizer.get("normalizers").and_then(Json::as_array) {
         Some(steps) => steps.iter().all(leaves_composed_text),
@@ -114,7 +114,7 @@ fn leaves_composed_text(normalizer: &Json) -> bool {
     }
 }
 
-/// The text and the kind of every id; ids without a token that a text could give, and that does not begin or end texts, are unused.
+/// Returns the text and the kind of every id. Ids are unused if no text gives their token and it neither begins nor ends texts.
 fn tokens(
     json: &Map<String, Json>,
     model: &Map<String, Json>,
@@ -142,7 +142,7 @@ fn tokens(
     Ok((0..vocab_size).map(token).unzip())
 }
 
-/// The merges, each as two tokens with a space between; newer files have pairs.
+/// Reads the merges, each as two tokens with a space between; newer files have pairs.
 fn merges(model: &Map<String, Json>) -> Result<Vec<String>, String> {
     let merges = model.get("merges").and_then(Json::as_array).ok_or("a tokenizer without merges")?;
     let text = |merge: &Json| match merge {
@@ -153,7 +153,7 @@ fn merges(model: &Map<String, Json>) -> Result<Vec<String>, String> {
     merges.iter().map(text).collect::<Option<_>>().ok_or_else(|| "merges in an unknown form".to_owned())
 }
 
-/// Whether the tokenizer puts this token before every text.
+/// Returns whether the tokenizer begins every text with this token.
 fn begins_with(json: &Map<String, Json>, bos: u32) -> bool {
     let processor = json.get("post_processor").unwrap_or(&Json::Null);
     let steps = processor.get("processors").and_then(Json::as_array);
@@ -164,7 +164,7 @@ fn begins_with(json: &Map<String, Json>, bos: u32) -> bool {
     })
 }
 
-/// The chat template of a folder.
+/// Reads the chat template of a folder.
 fn chat_template(folder: &Path) -> Result<Option<String>, ModelError> {
     let path = folder.join(CHAT_TEMPLATE_FILE);
     if path.is_file() {

@@ -1,6 +1,6 @@
 //! The layers of a decoder, module by module, in the order of `ModelSpec::tensors`.
 //!
-//! Trade-off: a folder is read in this order only, so fields of `Layer` are written in the order in which they are read.
+//! Trade-off: a folder is read in this order only, so the fields of `Layer` are written in reading order.
 
 use firebrick_arch::{
     EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups, MlpSpec,

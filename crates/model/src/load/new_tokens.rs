@@ -1,9 +1,9 @@
 //! Rows of embedding and head for added tokens, as transformers' `resize_token_embeddings` starts them: normal around the mean of the
 //! table's rows, with their covariance times 1e-9.
 //!
-//! Such a vector is the mean plus a weighted sum of the centered rows, with normally distributed weights, so no covariance is computed.
-//! Rows that the folder has for a new token, because its tables are larger than its tokenizer, start so too: nothing trained them.
-//! Trade-off: the whole grown table is in host memory, and one thread adds up its rows, so that the sums are the same on every machine.
+//! Such a vector is the mean plus a weighted sum of the centered rows, with normally distributed weights, so no covariance is computed. Rows that the
+//! folder already has for a new token, because its tables are larger than its tokenizer, also start so: they were never trained.
+//! Trade-off: the whole grown table is in host memory, and one thread sums its rows, so that the sums are the same on every machine.
 
 use burn_tensor::DType;
 use firebrick_arch::ModelConfig;
@@ -14,10 +14,10 @@ use crate::error::ModelError;
 use crate::weights::Values;
 use crate::weights::convert::{convert, element};
 
-/// What transformers scales the covariance by.
+/// Scale of the covariance in transformers.
 const COVARIANCE_SCALE: f64 = 1e-9;
 
-/// The table `[vocab, hidden]` of this name from the folder's `[stored vocab, hidden]`. Rows that belong to no new token are zero.
+/// Builds the table `[vocab, hidden]` of this name from the folder's `[stored vocab, hidden]`. Rows that belong to no new token are zero.
 pub(super) fn with_new_rows<'a>(
     values: Values<'a>,
     name: &str,
@@ -52,7 +52,7 @@ struct Table<'a> {
 }
 
 impl Table<'_> {
-    /// The start of `count` rows, one after the other, in f64.
+    /// Computes the start values of `count` rows, one after the other, in f64.
     fn start_rows(&self, count: usize, seed: u64, name: &str) -> Vec<f64> {
         let row_bytes = self.width * self.dtype.size();
         let rows = self.bytes.len() / row_bytes;
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
     use crate::test_config::tiny;
 
-    /// The tiny model's table of 11 rows, in this format, with rows of these new tokens.
+    /// Returns the tiny model's table of 11 rows, in this format, with rows of these new tokens.
     fn table(new_tokens: &[usize], dtype: DType) -> Vec<f64> {
         let mut config = tiny(&[]).unwrap();
         config.add_tokens(new_tokens);

@@ -43,12 +43,12 @@ impl<B: Kernels> Builder<'_, '_, B> {
         Ok(parameter)
     }
 
-    /// The format that a base weight is quantized to.
+    /// Returns the quantization format of a base weight.
     pub(super) fn format_of(&self, tensor: &TensorSpec) -> Option<QuantFormat> {
         self.options.quantized(tensor.role).filter(|_| !self.dense.contains(&tensor.name))
     }
 
-    /// A base whose values another rank has. What is quantized is quantized as one row, which has the tables and the layout of all.
+    /// Builds a base whose values are on another rank. A quantized placeholder is one quantized row, which has the tables and the layout of all.
     fn placeholder(&self, tensor: &TensorSpec, columns: usize) -> Result<Base<B>, ModelError> {
         if self.options.trains(&tensor.name) {
             let (name, shape, role) = (self.options.saved_name(&tensor.name).into(), tensor.shape.clone(), tensor.role);
@@ -65,7 +65,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
         Ok(Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [1, columns], row, format)?)))
     }
 
-    /// Quantizes a weight, where the backend does that faster, unless the folder stores it so.
+    /// Quantizes a weight where the backend is faster, unless the folder stores it quantized so.
     pub(super) fn quantize(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! PiSSA (Meng et al., 2024): an adapter that starts as the principal part of its weight, next to a base that is what is left of it.
+//! PiSSA (Meng et al., 2024): an adapter that starts as the principal part of its weight, and a base that is the remainder.
 //!
 //! The principal part comes from a randomized singular value decomposition (Halko et al., 2011): GEMMs of the weight with a few vectors
 //! on the device, which are made orthonormal by the Cholesky factors of their small Gram matrices on the host. Where these vectors span
@@ -22,15 +22,14 @@ const OVERSAMPLING: usize = 16;
 /// The same where PEFT computes the whole decomposition, and the iterations then.
 const EXACT_OVERSAMPLING: usize = 32;
 const EXACT_ITERATIONS: usize = 16;
-/// Weights with no side above this are decomposed exactly where PEFT does so.
+/// PEFT decomposes weights exactly if no side is above this.
 const SMALL: usize = 192;
-/// Added to the diagonal of a Gram matrix, relative to its largest value, so that it has a Cholesky factor: more than the rounding of its f32
-/// values, which is all that is left of a direction that the weight does not have.
+/// Added to the diagonal of a Gram matrix, relative to its largest value, so that it has a Cholesky factor. It exceeds the rounding of the f32
+/// values, which is all that remains of a direction that the weight lacks.
 const SHIFT: f64 = 1e-6;
 
 impl<B: Kernels> Builder<'_, '_, B> {
-    /// Base and adapter of a module that starts as PiSSA says: divided now, or as the adapter in the folder `init_from` was, from which a run
-    /// continues.
+    /// Splits a PiSSA module into base and adapter: now, or as the adapter in the folder `init_from` was split, if a run continues from it.
     pub(super) fn divided_at_its_principal_part(
         &mut self,
         weight: &TensorSpec,
@@ -73,7 +72,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
         Ok((Base::Frozen(base), Some(lora)))
     }
 
-    /// Quantizes a weight that is on the device, where the backend does that faster.
+    /// Quantizes a weight that is on the device, on whichever side is faster.
     fn quantize_on_either_side(
         &self,
         name: &str,
@@ -91,7 +90,8 @@ impl<B: Kernels> Builder<'_, '_, B> {
     }
 }
 
-/// The pair whose product, times `scale`, is the principal part of a weight `[out, in]` f32. The same for a seed and a name on one device.
+/// Computes the pair whose product, times `scale`, is the principal part of a weight `[out, in]` f32. A seed and a name give the same pair on one
+/// device.
 fn principal<B: Kernels>(
     weight_oi: &Tensor<B, 2>,
     rank: usize,
@@ -135,7 +135,7 @@ fn principal<B: Kernels>(
     StartPair { a: host(combine(a_rows, &small_qi)), b: host(transposed(&b_ro)) }
 }
 
-/// `W - scale B A`, f32.
+/// Computes `W - scale B A`, f32.
 fn residual<B: Kernels>(weight_oi: Tensor<B, 2>, pair: &StartPair, rank: usize, scale: f64) -> Tensor<B, 2> {
     let ([outputs, inputs], device) = (weight_oi.dims(), weight_oi.device());
     let b = uploaded(pair.b.iter().map(|value| value * scale as f32).collect(), [outputs, rank], &device);
@@ -143,12 +143,12 @@ fn residual<B: Kernels>(weight_oi: Tensor<B, 2>, pair: &StartPair, rank: usize, 
     weight_oi - times_transposed(b, &a)
 }
 
-/// `x yᵀ` by the backend's own GEMM.
+/// Computes `x yᵀ` by the backend's own GEMM.
 fn times_transposed<B: Kernels>(x: Tensor<B, 2>, y: &Tensor<B, 2>) -> Tensor<B, 2> {
     linear::times_transposed(x, Weight::Dense(y.clone()), y.dims()[0])
 }
 
-/// Rows that span the same space and are orthonormal: `L⁻¹ x` with `x xᵀ = L Lᵀ`, twice, because f32 loses part of the first.
+/// Computes orthonormal rows that span the same space: `L⁻¹ x` with `x xᵀ = L Lᵀ`, twice, because f32 loses part of the first.
 fn orthonormal<B: Kernels>(rows: Tensor<B, 2>) -> Tensor<B, 2> {
     let ([count, _], device) = (rows.dims(), rows.device());
     let once = |rows: Tensor<B, 2>| {
@@ -159,7 +159,7 @@ fn orthonormal<B: Kernels>(rows: Tensor<B, 2>) -> Tensor<B, 2> {
     once(once(rows))
 }
 
-/// The inverse of the Cholesky factor of a Gram matrix, row by row.
+/// Computes the inverse of the Cholesky factor of a Gram matrix, row by row.
 fn inverse_cholesky(gram: &[f32], n: usize) -> Vec<f32> {
     let at = |row: usize, column: usize| f64::from(gram[row * n + column]);
     let largest = (0..n).map(|index| at(index, index)).fold(1e-30, f64::max);
@@ -185,7 +185,7 @@ fn inverse_cholesky(gram: &[f32], n: usize) -> Vec<f32> {
     inverse.into_iter().map(|value| value as f32).collect()
 }
 
-/// Eigenvalues of a symmetric matrix, largest first, and their eigenvectors (cyclic Jacobi).
+/// Computes the eigenvalues of a symmetric matrix, largest first, and their eigenvectors (cyclic Jacobi).
 fn eigen(matrix: Vec<f32>, n: usize) -> (Vec<f64>, Vec<Vec<f64>>) {
     let mut matrix: Vec<f64> = matrix.into_iter().map(f64::from).collect();
     let mut vectors: Vec<Vec<f64>> =
@@ -208,7 +208,7 @@ fn eigen(matrix: Vec<f32>, n: usize) -> (Vec<f64>, Vec<Vec<f64>>) {
     (order.iter().map(|&at| matrix[at * n + at]).collect(), order.iter().map(|&at| vectors[at].clone()).collect())
 }
 
-/// The Jacobi rotation that makes the element at `p`, `q` zero, `q` below `p`. `vectors` holds eigenvectors as rows.
+/// Applies the Jacobi rotation that zeroes the element at `p`, `q`, with `q` below `p`. The rows of `vectors` are eigenvectors.
 fn rotate(matrix: &mut [f64], vectors: &mut [Vec<f64>], n: usize, p: usize, q: usize) {
     let element = matrix[p * n + q];
     if element == 0.0 {
@@ -231,10 +231,10 @@ fn rotate(matrix: &mut [f64], vectors: &mut [Vec<f64>], n: usize, p: usize, q: u
     }
 }
 
-/// The transposed matrix, laid out row by row.
+/// Returns the transposed matrix, laid out row by row.
 fn transposed<B: Kernels>(matrix: &Tensor<B, 2>) -> Tensor<B, 2> {
     let [rows, columns] = matrix.dims();
-    // Reshaping what is not contiguous copies it.
+    // Reshaping a tensor that is not contiguous copies it.
     matrix.clone().transpose().reshape([rows * columns]).reshape([columns, rows])
 }
 
@@ -252,7 +252,7 @@ mod tests {
 
     use super::*;
 
-    /// A weight with singular values 2⁰, 2⁻¹, .. on random directions.
+    /// Returns a weight with singular values 2⁰, 2⁻¹, .. on random directions.
     fn weight(outputs: usize, inputs: usize, count: usize) -> (Tensor<Flex, 2>, Vec<Tensor<Flex, 2>>) {
         let device = Default::default();
         let basis = |width: usize, name: &str| {

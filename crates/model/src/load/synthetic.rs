@@ -1,5 +1,5 @@
-//! Models without a folder: with random weights to train from, and with weights that repeat a few to measure; and the
-//! random numbers that every model starts from.
+//! Models without a folder: with random weights for training, or with repeated weights for measurements; and the random numbers that every model
+//! starts from.
 //!
 //! Trade-off: random weights pass through host memory as f32, one tensor at a time.
 
@@ -19,12 +19,12 @@ use crate::division::Division;
 use crate::error::ModelError;
 use crate::weights::Values;
 
-/// Numbers that the weights of a synthetic model repeat.
+/// Number of values that the weights of a synthetic model repeat.
 const TILE: usize = (1 << 20) + 7;
 
 impl<B: Kernels> Decoder<B> {
-    /// A model with random weights: normal with the config's `initializer_range`, norms that multiply by one, biases zero.
-    /// Ranks may divide the weights of its layers.
+    /// Creates a model with random weights: normal with the config's `initializer_range`, norms that multiply by one, biases zero. Ranks may divide
+    /// the weights of its layers.
     ///
     /// # Errors
     /// A LoRA target that the model does not have.
@@ -52,8 +52,8 @@ impl<B: Kernels> Decoder<B> {
         from_values(&config, options, division, device, &mut read)
     }
 
-    /// A model to measure, not to train: its weights repeat `TILE` random numbers, so that they are there as fast as they can be copied,
-    /// and one tensor of the base as it is stored exists at a time.
+    /// Creates a model for measurements, not for training: its weights repeat `TILE` random numbers, so they are created as fast as they can be
+    /// copied, and only one stored base tensor exists at a time.
     pub fn synthetic(
         config: ModelConfig,
         options: &BuildOptions,
@@ -74,7 +74,7 @@ impl<B: Kernels> Decoder<B> {
                 Role::Bias => &zeros,
                 _ => &random,
             };
-            // What is on another rank is not looked at.
+            // Nothing reads the values of weights on another rank.
             let is_here = !elsewhere.as_ref().is_some_and(|division| division.is_elsewhere(&tensor.name));
             let elements = if is_here { tensor.elements() } else { 1 };
             let mut buffer = B::host_buffer(device, elements * size_of::<bf16>());
@@ -82,7 +82,7 @@ impl<B: Kernels> Decoder<B> {
             Ok(Values::here(buffer, DType::BF16))
         };
         let model = from_values(&config, options, division, device, &mut read);
-        // Tensors as they were before they were quantized.
+        // Frees the tensors that were quantized.
         B::release_memory(device);
         model
     }
@@ -100,8 +100,7 @@ fn from_values<B: Kernels>(
     Builder { config, options, division, dense, device, quantizes_on_device, read, progress, starts }.build()
 }
 
-/// A random stream of its own for each seed and name (FNV-1a of the name; another hash would change what a
-/// seed gives).
+/// Creates a separate random stream for each seed and name (FNV-1a of the name; another hash would change the numbers of a seed).
 pub(super) fn stream(seed: u64, name: &str) -> ChaCha8Rng {
     let hash = name
         .bytes()
@@ -109,7 +108,7 @@ pub(super) fn stream(seed: u64, name: &str) -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(seed ^ hash)
 }
 
-/// Normal random numbers by the Box-Muller transform.
+/// Generates normal random numbers by the Box-Muller transform.
 pub(super) fn normal(elements: usize, deviation: f32, random: &mut ChaCha8Rng) -> Vec<f32> {
     let mut values = Vec::with_capacity(elements + 1);
     while values.len() < elements {

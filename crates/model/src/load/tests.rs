@@ -1,4 +1,4 @@
-//! What a loaded model holds on the device, whichever way its tensors went there.
+//! Tests of the contents of a loaded model on the device, for each way that its tensors took there.
 //!
 //! Trade-off: the tiny model in every format, on flex only.
 
@@ -23,7 +23,7 @@ fn storages() -> impl Iterator<Item = BaseStorage> {
     [BaseStorage::Trained, BaseStorage::Frozen(Format::Float(FloatType::F32))].into_iter().chain(quantized)
 }
 
-/// Larger tensors are several pieces, of which a few are read at once.
+/// Larger tensors are several pieces, a few of which are read at once.
 const NARROW: Limits = Limits { readers: 8, bytes: 4_000, piece: 600 };
 const WIDE: Limits = Limits { readers: 8, bytes: 1 << 30, piece: 1 << 20 };
 
@@ -31,13 +31,13 @@ fn options(storage: BaseStorage, compute_dtype: DType) -> BuildOptions {
     BuildOptions { seed: 0, compute_dtype, ..build_options(storage, 4) }
 }
 
-/// The tiny model, with biases, stored in a format; `damage` may change a tensor's values.
+/// Returns the tiny model, with biases, stored in a format; `damage` may change a tensor's values.
 fn folder(stored: Dtype, damage: impl Fn(&str, &mut Vec<f32>)) -> (TempDir, HfFolder, ModelConfig) {
     // Rows of whole blocks in every format.
     folder_of_width(64, stored, damage)
 }
 
-/// The same with an MLP of this width.
+/// Creates the same folder with an MLP of this width.
 fn folder_of_width(
     width: usize,
     stored: Dtype,
@@ -89,7 +89,7 @@ fn data_of_weight(weight: Weight<Flex>) -> Vec<TensorData> {
     }
 }
 
-/// Every base tensor of the model as it lies on the device, by name.
+/// Reads every base tensor of the model from the device, by name.
 fn data(model: &Decoder<Flex>) -> BTreeMap<String, Vec<TensorData>> {
     let vector = |parameter: &Parameter<Flex>| (parameter.name.to_string(), vec![parameter.value.to_data()]);
     let base = |name: String, base: &Base<Flex>| (name, data_of_weight(base.weight()));
@@ -108,7 +108,7 @@ fn data(model: &Decoder<Flex>) -> BTreeMap<String, Vec<TensorData>> {
     all
 }
 
-/// What a tensor is on the device when it is read whole as f32 and brought there by itself.
+/// Returns a tensor as it is on the device when it is read whole as f32 and uploaded alone.
 fn one_by_one(folder: &HfFolder, tensor: &TensorSpec, options: &BuildOptions) -> Vec<TensorData> {
     let TensorSpec { name, shape, role, .. } = tensor;
     let (values, device) = (folder.read_f32(name, shape).unwrap(), Default::default());
@@ -118,7 +118,7 @@ fn one_by_one(folder: &HfFolder, tensor: &TensorSpec, options: &BuildOptions) ->
     }
     let flat = Tensor::<Flex, 1>::from_floats(values.as_slice(), &device);
     match (options.storage, shape.as_slice()) {
-        // Ties to even; burn-flex rounds them otherwise.
+        // Ties to even; burn-flex rounds ties differently.
         (BaseStorage::Frozen(_), &[rows, columns]) => {
             vec![TensorData::new(values, [rows, columns]).convert_dtype(options.compute_dtype)]
         }

@@ -20,14 +20,14 @@ use crate::companions::write_file;
 use crate::error::ModelError;
 use crate::weights::{TensorF32, read_safetensors_f32, safetensors_names, safetensors_shapes, write_safetensors_f32};
 
-/// What PEFT puts before a module's path.
+/// PEFT's prefix of a module's path.
 const PREFIX: &str = "base_model.model.";
 const A_SUFFIX: &str = ".lora_A.weight";
 const B_SUFFIX: &str = ".lora_B.weight";
 const MAGNITUDE_SUFFIX: &str = ".lora_magnitude_vector";
 
-/// Reads the settings of an adapter folder. Where PEFT would find the targets by a regular expression or by layer
-/// number, the adapter's tensors say what was found.
+/// Reads the settings of an adapter folder. If PEFT finds the targets by a regular expression or by layer number, the adapter's tensors show the
+/// result.
 ///
 /// # Errors
 /// Missing or damaged files, settings that plain LoRA does not cover, tensors that are not LoRA matrices of a Llama
@@ -68,8 +68,7 @@ pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF3
     Ok((config, tensors))
 }
 
-/// Gives a model the rows of embedding and head that the adapter in `dir` has and its folder lacks: those of tokens that were added in
-/// training.
+/// Gives a model the rows of embedding and head that the adapter in `dir` has and the model's folder lacks: those of tokens added in training.
 ///
 /// # Errors
 /// Those of [`read_adapter_config`]; rows that neither the model nor the adapter has.
@@ -136,7 +135,7 @@ pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Res
     Ok(())
 }
 
-/// What two adapters must share to continue one from the other, as a recipe writes it.
+/// Returns the settings that two adapters must share to continue one from the other, as a recipe writes them.
 fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String); 11] {
     let mut names = config.target_modules.names(spec);
     names.sort();
@@ -174,7 +173,7 @@ pub(crate) fn write_adapter(
     write_file(&dir.join("README.md"), model_card(config))
 }
 
-/// The targets as a list for PEFT: those of the settings, or for "all-linear" the model's names of what has an adapter. No path of an expert
+/// Returns the targets as a list for PEFT: those of the settings, or for "all-linear" the model's names of all adapted modules. No path of an expert
 /// ends in one of them, so PEFT finds the same modules.
 fn target_names(config: &LoraConfig, spec: &ModelSpec, tensors: &BTreeMap<String, TensorF32>) -> Vec<String> {
     let mut names = config.target_modules.names(spec);
@@ -188,7 +187,7 @@ fn target_names(config: &LoraConfig, spec: &ModelSpec, tensors: &BTreeMap<String
     names
 }
 
-/// The modules that the file has matrices for, after checking that it holds nothing else.
+/// Returns the modules of the file's matrices, after checking that it holds nothing else.
 fn module_paths(path: &Path, names: &[String], config: &LoraConfig) -> Result<Vec<String>, ModelError> {
     let has_rows = config.trainable_token_indices.is_some();
     let is_rows = |name: &str| has_rows && [EMBEDDING, HEAD].iter().any(|table| name == token_rows_name(table));
@@ -206,7 +205,7 @@ fn module_paths(path: &Path, names: &[String], config: &LoraConfig) -> Result<Ve
     }
 }
 
-/// The modules that these tensors are LoRA matrices of, each once.
+/// Returns the modules of these LoRA matrices, each once.
 fn lora_modules(names: &[String]) -> Vec<String> {
     let mut modules: Vec<String> = names.iter().filter_map(|name| lora_module(name)).map(str::to_owned).collect();
     modules.sort();
@@ -214,20 +213,20 @@ fn lora_modules(names: &[String]) -> Vec<String> {
     modules
 }
 
-/// The module that a LoRA matrix or a vector of magnitudes belongs to.
+/// Returns the module of a LoRA matrix or a magnitude vector.
 fn lora_module(name: &str) -> Option<&str> {
     let suffixes = [A_SUFFIX, B_SUFFIX, MAGNITUDE_SUFFIX];
     let stem = suffixes.into_iter().find_map(|suffix| name.strip_suffix(suffix))?;
     stem.strip_prefix(PREFIX).filter(|module| is_module_of_a_layer(module))
 }
 
-/// Whether a path lies inside a layer; that the model has such a module is checked when the adapter is loaded onto one.
+/// Returns whether a path lies inside a layer. Loading onto a model checks that it has such a module.
 fn is_module_of_a_layer(module: &str) -> bool {
     let parts = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
     parts.is_some_and(|(layer, _)| layer.parse::<usize>().is_ok())
 }
 
-/// Settings and matrices must name the same modules.
+/// Checks that settings and matrices name the same modules.
 fn check_targets(
     config: &LoraConfig,
     modules: &[String],
@@ -242,7 +241,7 @@ fn check_targets(
     }
     let TargetModules::Named(names) = &config.target_modules else { return Ok(()) };
     if config.exclude_modules.is_some() || config.modules_to_save.is_some() {
-        // They may leave a target without any module.
+        // These settings may leave a target without any module.
         return Ok(());
     }
     let unused = names.iter().find(|name| {
@@ -277,7 +276,7 @@ fn check_rank(
     Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem })
 }
 
-/// Checks that a module has magnitudes exactly where the settings have DoRA, and one per output.
+/// Checks that a module has magnitudes, one per output, exactly if the settings have DoRA.
 fn check_magnitude(
     path: &Path,
     tensors: &BTreeMap<String, TensorF32>,
@@ -296,10 +295,10 @@ fn check_magnitude(
     Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem })
 }
 
-/// A README.md with the front matter that model hubs read.
+/// Builds a README.md with the front matter that model hubs read.
 fn model_card(config: &LoraConfig) -> String {
     let base = config.base_model_name_or_path.as_deref().unwrap_or("its base model");
-    // A hub takes only an id such as `owner/name` here, not a folder.
+    // A hub accepts only an id such as `owner/name` here, not a folder.
     let is_id = base.split('/').count() == 2
         && !base.starts_with(['.', '/', '~'])
         && !base.contains(['\\', ' '])
@@ -317,7 +316,7 @@ fn model_card(config: &LoraConfig) -> String {
         (true, false) => "DoRA",
         (true, true) => "rank-stabilized DoRA",
     };
-    // Tokens that were added in training need rows first.
+    // Added tokens need rows first.
     let (imports, grown) = match config.trainable_token_indices {
         None => ("AutoModelForCausalLM", ""),
         Some(_) => (
@@ -371,7 +370,7 @@ mod tests {
         tensors.into_iter().map(matrix_of).collect()
     }
 
-    /// The settings with targets that mean the same written the same.
+    /// Returns the settings with equivalent targets written the same way.
     fn resolved(config: LoraConfig) -> LoraConfig {
         let target_modules = config.target_modules.resolve(&tiny(&[]).unwrap().spec).unwrap();
         LoraConfig { target_modules, ..config }

@@ -1,7 +1,7 @@
-//! Adapters that started as a part of their base (PiSSA), as ones for the original base: A and the A that it started as, one above the
-//! other, B and minus the B that it started as, side by side. That is PEFT's conversion (`subtract_mutated_init`).
+//! Converts adapters that started as a part of their base (PiSSA) into ones for the original base: A is stacked on its start value, and B is next to
+//! minus its start value. That is PEFT's conversion (`subtract_mutated_init`).
 //!
-//! What is saved holds both pairs, so a checkpoint needs no other file.
+//! The saved adapter contains both pairs, so a checkpoint needs no other file.
 //! Trade-off: twice the adapter's size.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::error::ModelError;
 use crate::linear::StartPair;
 use crate::weights::{Shard, TensorF32};
 
-/// Puts the pair that a module's adapter started as next to the pair that it is.
+/// Combines a module's pair with its start pair.
 pub(crate) fn add_start(tensors: &mut BTreeMap<String, TensorF32>, path: &str, start: &StartPair) {
     let (a_name, b_name) = lora_tensor_names(path);
     let mut of = |name: &str| tensors.remove(name).expect("an adapted module has both matrices");
@@ -28,8 +28,7 @@ pub(crate) fn add_start(tensors: &mut BTreeMap<String, TensorF32>, path: &str, s
     tensors.insert(b_name, TensorF32 { shape: vec![outputs, 2 * rank], values });
 }
 
-/// The reverse of [`add_start`]: leaves the pair that the adapter is, and returns the one that it started as; `None` where the tensors are
-/// not of twice this rank.
+/// Reverses [`add_start`]: leaves the trained pair in `tensors` and returns the start pair; `None` if the tensors do not have twice this rank.
 pub(crate) fn take_start(tensors: &mut BTreeMap<String, TensorF32>, path: &str, rank: usize) -> Option<StartPair> {
     let (a_name, b_name) = lora_tensor_names(path);
     let (a, b) = (tensors.get(&a_name)?, tensors.get(&b_name)?);
@@ -46,12 +45,12 @@ pub(crate) fn take_start(tensors: &mut BTreeMap<String, TensorF32>, path: &str, 
     Some(StartPair { a: start_a, b: start_b })
 }
 
-/// The matrices of the adapter in a folder.
+/// Opens the matrices of the adapter in a folder.
 pub(crate) fn open_starts(dir: &Path) -> Result<Shard, ModelError> {
     Shard::open(&dir.join(ADAPTER_WEIGHTS_FILE))
 }
 
-/// The pair that an adapter started as in the module at `path`, whose weight has this shape.
+/// Reads the start pair of the module at `path`, whose weight has this shape.
 pub(crate) fn read_start(shard: &Shard, path: &str, shape: [usize; 2], rank: usize) -> Result<StartPair, ModelError> {
     let (a_name, b_name) = lora_tensor_names(path);
     let mut tensors = BTreeMap::new();

@@ -1,9 +1,9 @@
-//! How a model wants its tokens chosen: the sampling keys of `generation_config.json`, read as transformers reads them.
+//! A model's preferred sampling: the sampling keys of `generation_config.json`, read as transformers reads them.
 //!
-//! A file that does not say `do_sample` is greedy. Where it does, keys that are absent have transformers' defaults, because its writer
-//! leaves out what equals them.
-//! Trade-off: beams and less usual filters are only named, not applied; `max_new_tokens` is not read, since it is a limit of a server, not a property of
-//! a model's answers.
+//! A file without `do_sample` is greedy. With it, absent keys have transformers' defaults, because transformers does not write values that equal
+//! them.
+//! Trade-off: beams and uncommon filters are only named, not applied; `max_new_tokens` is not read, since it is a limit of a server, not a property
+//! of a model's answers.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::error::ModelError;
 /// The `top_k` of transformers where sampling is on and the file names none.
 const DEFAULT_TOP_K: usize = 50;
 
-/// Keys that change which tokens are chosen and are not read, with the value that changes nothing.
+/// Keys that change the choice of tokens and are not read, with their neutral values.
 const NOT_READ: [(&str, f64); 7] = [
     ("encoder_repetition_penalty", 1.0),
     ("no_repeat_ngram_size", 0.0),
@@ -27,12 +27,12 @@ const NOT_READ: [(&str, f64); 7] = [
     ("penalty_alpha", 0.0),
 ];
 
-/// What the `generation_config.json` of a folder says about sampling.
+/// The sampling settings in a folder's `generation_config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderSampling {
-    /// How tokens are chosen.
+    /// The settings.
     pub sampling: Sampling,
-    /// Keys of the file that would change that and are not applied.
+    /// Keys of the file that would change them and are not applied.
     pub not_applied: Vec<&'static str>,
 }
 

@@ -1,4 +1,4 @@
-//! Comparison of a folder's tensors with what the model's description lists, before any weight is read.
+//! Compares a folder's tensors with the model's description before any weight is read.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use firebrick_arch::{HEAD, ModelSpec, TensorSpec};
 use super::HfFolder;
 use crate::error::ModelError;
 
-/// A buffer that old checkpoints carry; it is computed from config.json instead.
+/// A buffer in old checkpoints; here it is computed from config.json instead.
 const OLD_BUFFER: &str = "rotary_emb.inv_freq";
 
 impl HfFolder {
@@ -42,7 +42,7 @@ impl HfFolder {
     }
 }
 
-/// The keys of config.json that decide a tensor's shape.
+/// Returns the keys of config.json that decide a tensor's shape.
 pub(super) fn deciding_keys(name: &str) -> &'static str {
     let module = name.trim_end_matches(".weight").trim_end_matches(".bias");
     match module.rsplit('.').next() {

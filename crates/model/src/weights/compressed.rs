@@ -1,9 +1,9 @@
 //! Compressed safetensors files, `X.safetensors.zst` and `X.safetensors.lz4`; docs/compressed-checkpoints.md describes the bytes.
 //!
-//! The data of a file is cut into chunks of at most 4 MiB of one tensor. The bytes of a chunk are sorted into planes (the first bytes of
-//! all elements, then the second bytes, ..), and each plane is a block of its own, compressed independently of all others or stored as it
-//! is. The exponents of floats then lie together, which is what compresses. Every size follows from the safetensors header, which is
-//! stored as it was, so a block is decompressed into a buffer of exactly its size and nothing that a file says can ask for more.
+//! The data of a file is cut into chunks of at most 4 MiB of one tensor. The bytes of a chunk are sorted into planes (the first bytes of all
+//! elements, then the second bytes, ..), and each plane is a separate block, compressed independently of all others or stored as it is. The exponents
+//! of floats are then adjacent, which compresses well. Every size follows from the safetensors header, which is stored unchanged, so a block is
+//! decompressed into a buffer of exactly its size and no file can request more.
 //! Trade-off: a read that begins in the middle of a chunk decompresses its beginning too.
 
 use std::fs::File;
@@ -14,7 +14,7 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// How a compressed file begins.
+/// First bytes of a compressed file.
 pub(crate) const MAGIC: [u8; 8] = *b"SAFETPLN";
 /// The version of the layout.
 pub(crate) const VERSION: u32 = 1;
@@ -24,23 +24,23 @@ pub(crate) const HEAD_BYTES: usize = 48;
 pub(crate) const HASHED_HEAD_BYTES: usize = 40;
 /// Bytes of a block in the table.
 pub(crate) const ENTRY_BYTES: usize = 16;
-/// Most bytes of a chunk, a multiple of every element size: what Blackwell's decompression engine takes as one block.
+/// Maximum bytes of a chunk, a multiple of every element size: the block size of Blackwell's decompression engine.
 pub(crate) const CHUNK_BYTES: usize = 4 << 20;
-/// A file that claims to be more times its size is refused: weights do not compress like this.
+/// Largest ratio of claimed to actual size; above it a file is refused, because weights do not compress like this.
 pub(crate) const MAX_RATIO: u64 = 256;
 /// Sizes below which no ratio is refused.
 const RATIO_FREE_BYTES: u64 = 16 << 20;
-/// How a plain zstd stream begins.
+/// First bytes of a plain zstd stream.
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 /// zstd's level: higher ones cost much more time and gain little on planes of weights.
 const ZSTD_LEVEL: i32 = 3;
 
-/// How blocks are compressed.
+/// The compression of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codec {
     /// Zstandard frames (RFC 8878): smaller.
     Zstd,
-    /// LZ4 blocks without a frame: faster, and what decompression engines take.
+    /// LZ4 blocks without a frame: faster, and supported by decompression engines.
     Lz4,
 }
 
@@ -48,7 +48,7 @@ impl Codec {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Zstd, Self::Lz4];
 
-    /// What the file's name has after `.safetensors`, without the dot.
+    /// Returns the file name extension after `.safetensors`, without the dot.
     #[must_use]
     pub fn extension(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ impl Codec {
         }
     }
 
-    /// The name of the compressed form of a file.
+    /// Returns the name of the compressed form of a file.
     pub(crate) fn path_of(self, path: &Path) -> PathBuf {
         let mut name = path.as_os_str().to_owned();
         name.push(".");
@@ -92,13 +92,13 @@ impl Codec {
     }
 }
 
-/// The file itself, or else a compressed form of it, whichever is there.
+/// Returns the file itself or the first of its compressed forms, whichever exists.
 pub(crate) fn existing(path: &Path) -> Option<PathBuf> {
     let compressed = Codec::ALL.map(|codec| codec.path_of(path));
     [path.to_path_buf()].into_iter().chain(compressed).find(|path| path.is_file())
 }
 
-/// The codec that the name of a file says.
+/// Returns the codec for the name of a file.
 pub(crate) fn codec_of(path: &Path) -> Option<Codec> {
     let extension = path.extension()?;
     Codec::ALL.into_iter().find(|codec| extension == codec.extension())
@@ -107,15 +107,15 @@ pub(crate) fn codec_of(path: &Path) -> Option<Codec> {
 /// A part of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
-    /// Where it begins in the data of the safetensors file.
+    /// Offset in the data of the safetensors file.
     pub(crate) start: u64,
     /// Its bytes, a multiple of `planes`.
     pub(crate) bytes: usize,
-    /// Blocks that it is divided into: the bytes of an element.
+    /// Number of blocks: the bytes per element.
     pub(crate) planes: usize,
 }
 
-/// The chunks of a file, in the order of its data. Depends on the safetensors header alone.
+/// Lists the chunks of a file, in the order of its data. Depends on the safetensors header alone.
 pub(crate) fn chunks(metadata: &Metadata) -> Vec<Chunk> {
     let mut tensors: Vec<_> = metadata.tensors().into_values().collect();
     tensors.sort_by_key(|info| info.data_offsets);
@@ -131,7 +131,7 @@ pub(crate) fn chunks(metadata: &Metadata) -> Vec<Chunk> {
     chunks
 }
 
-/// Bytes of an element, where it has several.
+/// Returns the bytes per element; 1 for elements of less than a byte.
 fn planes(dtype: Dtype) -> usize {
     match dtype.bitsize() {
         bits @ (16 | 32 | 64) => bits / 8,
@@ -154,9 +154,9 @@ fn join(plane: &[u8], index: usize, planes: usize, chunk: &mut [u8]) {
 struct Block {
     /// XXH3-64 of its bytes in the file.
     hash: u64,
-    /// Where it begins in the file.
+    /// Offset in the file.
     at: u64,
-    /// Its bytes in the file; as many as in memory where it is stored as it is.
+    /// Size in the file in bytes; as in memory if it is stored uncompressed.
     stored: usize,
 }
 
@@ -186,10 +186,10 @@ fn number(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Head {
-    /// Reads it from a file of `length` bytes.
+    /// Reads the head from a file of `length` bytes.
     ///
     /// # Errors
-    /// What is wrong with it, as a clause about the file.
+    /// The problem, as a clause about the file.
     pub(super) fn read(file: &mut impl Read, codec: Codec, length: u64) -> Result<Self, String> {
         let mut bytes = [0; HEAD_BYTES];
         file.read_exact(&mut bytes).map_err(|_| format!("it is {length} bytes, too short for a header"))?;
@@ -225,10 +225,10 @@ impl Head {
         Ok(Self { bytes, codec, prefix, data, blocks })
     }
 
-    /// Reads the table. `file` is at its beginning, `prefix` what was in front of it, `metadata` what that says.
+    /// Reads the table. `file` is at its beginning, `prefix` precedes it, and `metadata` is the prefix parsed.
     ///
     /// # Errors
-    /// What is wrong with it, as a clause about the file.
+    /// The problem, as a clause about the file.
     pub(super) fn read_table(
         self,
         file: &mut impl Read,
@@ -291,9 +291,9 @@ pub(super) struct ChunkReader<'a> {
     file: File,
     next: usize,
     chunk: Vec<u8>,
-    /// What of the chunk has been handed out.
+    /// Bytes of the chunk that have been returned.
     at: usize,
-    /// What of the next chunk is not requested.
+    /// Bytes of the next chunk to skip.
     skip: usize,
 }
 

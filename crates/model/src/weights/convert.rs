@@ -1,7 +1,7 @@
-//! Elements of a safetensors file in the number format that a device takes, and the check that they are finite.
+//! Converts elements of a safetensors file to the device's number format, and checks that they are finite.
 //!
-//! Works on blocks that stay in the cache between the read, the conversion and the check, so that each costs little compared with
-//! the read itself. What is written to files is converted whole, by all processors.
+//! Works on blocks that stay in the cache between the read, the conversion and the check, so that each costs little compared with the read. Tensors
+//! to be written are converted whole, by all processors.
 //! Not supported: big-endian machines. safetensors stores little-endian elements, and most are uploaded as they are.
 
 use burn_tensor::DType;
@@ -12,7 +12,7 @@ use safetensors::Dtype;
 const _: () =
     assert!(cfg!(target_endian = "little"), "stored elements are uploaded without turning their bytes around");
 
-/// The device's name of a stored format; `None` for what is not read as weights.
+/// Returns the device's name of a stored format; `None` for formats that are not read as weights.
 pub(super) fn device_dtype(stored: Dtype) -> Option<DType> {
     match stored {
         Dtype::F32 => Some(DType::F32),
@@ -22,7 +22,7 @@ pub(super) fn device_dtype(stored: Dtype) -> Option<DType> {
     }
 }
 
-/// Converts elements, rounded to nearest with ties to even; what is too large becomes infinite.
+/// Converts elements, rounded to nearest with ties to even; values that are too large become infinite.
 pub(crate) fn convert(stored: DType, bytes: &[u8], requested: DType, out: &mut [u8]) {
     match (stored, requested) {
         (DType::F32, DType::BF16) => each(bytes, out, |word| bf16::from_f32(f32::from_le_bytes(word)).to_le_bytes()),
@@ -37,7 +37,7 @@ pub(crate) fn convert(stored: DType, bytes: &[u8], requested: DType, out: &mut [
     }
 }
 
-/// Elements in f32.
+/// Converts elements to f32.
 pub(super) fn to_f32(stored: DType, bytes: &[u8], out: &mut [f32]) {
     match stored {
         DType::F32 => widened(bytes, out, f32::from_le_bytes),
@@ -53,7 +53,7 @@ fn widened<const N: usize>(bytes: &[u8], out: &mut [f32], to: impl Fn([u8; N]) -
     out.iter_mut().zip(words).for_each(|(out, &word)| *out = to(word));
 }
 
-/// The bytes of values in the format of `to`, on all processors.
+/// Converts values to bytes with `to`, on all processors.
 pub(super) fn from_f32<const N: usize>(values: &[f32], to: impl Fn(f32) -> [u8; N] + Sync) -> Vec<u8> {
     let mut bytes = vec![0; N * values.len()];
     let words = bytes.as_chunks_mut::<N>().0;
@@ -69,15 +69,15 @@ fn each<const N: usize, const M: usize>(bytes: &[u8], out: &mut [u8], to: impl F
     }
 }
 
-/// A bf16 is the upper half of an f32.
+/// Widens a bf16, which is the upper half of an f32.
 fn widen(word: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(word)) << 16)
 }
 
-/// Index of the first NaN or infinity.
+/// Finds the first NaN or infinity.
 pub(super) fn first_not_finite(bytes: &[u8], dtype: DType) -> Option<usize> {
-    // Without their sign, the bits of floats are ordered as the floats are, with infinity and NaN on top: one maximum over
-    // signed integers, which every vector extension has, decides over a block.
+    // Ignoring the sign, the bits of floats have the order of the floats, with infinity and NaN on top: so one maximum over signed integers, which
+    // every vector extension has, decides for a block.
     match dtype {
         DType::F32 => {
             let bits = |word: &[u8; 4]| i32::from_le_bytes(*word) & 0x7FFF_FFFF;
@@ -96,7 +96,7 @@ pub(super) fn first_not_finite(bytes: &[u8], dtype: DType) -> Option<usize> {
     }
 }
 
-/// One element as a number.
+/// Converts one element to a number.
 pub(crate) fn element(bytes: &[u8], dtype: DType, index: usize) -> f32 {
     match dtype {
         DType::F32 => f32::from_le_bytes(bytes.as_chunks().0[index]),

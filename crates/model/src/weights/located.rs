@@ -1,6 +1,6 @@
-//! Where a folder has a tensor of the model: in one tensor of a file, or quantized, in several.
+//! A located tensor of the model: one tensor of a file, or several if it is quantized.
 //!
-//! Trade-off: a tensor is in one of these two ways, so a format with another needs a third.
+//! Trade-off: a tensor is stored in one of these two ways, so a format with another needs a third variant.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::shard::Shard;
 
 /// A tensor of the model, found.
 pub(super) enum Located<'a> {
-    /// As it is.
+    /// Unquantized.
     Plain(&'a Shard, &'a TensorInfo),
     /// In several tensors of these shards.
     Quantized(&'a QuantizedWeight, &'a [Shard]),

@@ -1,9 +1,9 @@
-//! Tensors read ahead by threads, piece by piece, in the order in which one consumer takes them.
+//! Reads tensors ahead with threads, piece by piece, in the order in which one consumer takes them.
 //!
-//! Readers fill the buffers that CUDA copies from, so the read itself is the only copy on the host there; other backends join the pieces of
-//! a tensor. An unquantized tensor of any size is read by all readers, and goes to the device while its later pieces are read; a quantized
-//! weight is one piece. What is ready or being read is bounded in bytes; a piece above the bound is read alone. Weights whose codes turn out
-//! not to be kept (NVFP4 with a negative scale) take more than was counted for them. Readers also hash what they read.
+//! Readers fill the buffers that CUDA copies from, so the read is the only copy on the host there; other backends join the pieces of a tensor. All
+//! readers share an unquantized tensor of any size, which goes to the device while its later pieces are read; a quantized weight is one piece. The
+//! bytes that are ready or being read are bounded; a piece above the bound is read alone. Weights whose codes turn out not to be kept (NVFP4 with a
+//! negative scale) take more than was counted for them. Readers also hash what they read.
 //! Trade-off: nothing is read after a piece that cannot be read: the consumer gets the tensors before it, then the error.
 
 mod queue;
@@ -27,7 +27,7 @@ use super::located::Located;
 use super::{HfFolder, convert};
 use crate::error::ModelError;
 
-/// The consumer's end. When it is dropped, readers finish the pieces that they are at and end.
+/// The consumer's end. When it is dropped, readers finish their current pieces and end.
 pub(crate) struct ReadAhead<'a> {
     queue: &'a Queue<'a>,
     taken: usize,
@@ -52,7 +52,7 @@ pub(crate) fn read_ahead<R>(
     }
     let queue = Queue::new(jobs, pieces, limits, allocate);
     Ok(thread::scope(|scope| {
-        // Made before the first reader: should one fail to start, dropping this ends those that did.
+        // Created before the first reader: if one fails to start, dropping this ends the others.
         let mut ahead = ReadAhead { queue: &queue, taken: 0 };
         queue.start(scope);
         work(&mut ahead)
@@ -60,7 +60,7 @@ pub(crate) fn read_ahead<R>(
 }
 
 impl HfFolder {
-    /// A request, with the first of its pieces.
+    /// Builds the job of a request, with the index of its first piece.
     fn job<'a>(&'a self, request: &'a Request, first_piece: usize) -> Result<Job<'a>, ModelError> {
         let located = self.locate_shaped(&request.name, &request.shape)?;
         let (stored, keeps) = match &located {
@@ -82,7 +82,7 @@ impl HfFolder {
 }
 
 impl<'a> ReadAhead<'a> {
-    /// The next tensor in the order of the requests. Its pieces are to be taken before the next tensor is.
+    /// Returns the next tensor in the order of the requests. Take its pieces before the next tensor.
     pub(crate) fn take(&mut self, name: &str) -> Values<'a> {
         let Some(job) = self.queue.jobs.get(self.taken).filter(|job| job.name == name) else {
             panic!("tensors are taken in the order in which they were requested, so not {name} now")
@@ -91,7 +91,7 @@ impl<'a> ReadAhead<'a> {
         Values::ahead(self.queue, job)
     }
 
-    /// Hash of names and contents of all tensors, each counted once. Does not depend on the order in which pieces were read.
+    /// Returns the hash of names and contents of all tensors, each counted once. It does not depend on the order in which pieces were read.
     pub(crate) fn hash(&self) -> u64 {
         let (hashes, mut hash, mut seen) = (self.queue.hashes(), Xxh3::new(), BTreeSet::new());
         for job in self.queue.jobs.iter().filter(|job| seen.insert(job.name)) {

@@ -1,7 +1,6 @@
 //! One safetensors file, as it is or compressed: its header, checked against its length, and reads of single tensors.
 //!
-//! The file is opened again for each read: that costs microseconds, needs no lock between threads, and works the same on
-//! every system.
+//! The file is opened again for each read: that costs microseconds, needs no lock between threads, and works the same on every system.
 //! Trade-off: a file that is replaced between its header and a read is not noticed.
 
 use std::fs::File;
@@ -26,7 +25,7 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 const BLOCK_BYTES: usize = 1 << 20;
 /// Elements that one processor reads at a time.
 const PART: usize = 4 << 20;
-/// How a file begins that stands for one not yet fetched.
+/// First bytes of a Git LFS pointer, which stands for a file that is not yet fetched.
 const GIT_LFS_POINTER: &[u8] = b"version ";
 
 /// A safetensors file whose header has been read.
@@ -34,12 +33,12 @@ const GIT_LFS_POINTER: &[u8] = b"version ";
 pub(crate) struct Shard {
     path: PathBuf,
     metadata: Metadata,
-    /// What the file has before its data: the length of the header, and the header.
+    /// The bytes before the data: the length of the header, and the header.
     prefix: Vec<u8>,
     data: Data,
 }
 
-/// Where the data of a file is.
+/// Location of a file's data.
 #[derive(Debug)]
 enum Data {
     /// In the file, after the header.
@@ -71,7 +70,7 @@ impl Shard {
         Ok(Self { path: path.to_path_buf(), metadata, prefix, data: Data::Compressed(data) })
     }
 
-    /// The header of a file of `length` bytes, as it is stored and as it is understood.
+    /// Reads the header of a file of `length` bytes; returns its bytes and the parsed header.
     fn read_header(path: &Path, file: &mut File, length: u64) -> Result<(Vec<u8>, Metadata), ModelError> {
         let bad = |reason: String| ModelError::BadHeader { path: path.to_path_buf(), reason };
         if length < LENGTH_BYTES {
@@ -101,17 +100,17 @@ impl Shard {
         Ok((prefix, metadata))
     }
 
-    /// What the safetensors file has before its data.
+    /// Returns the bytes before the data of the safetensors file.
     pub(crate) fn prefix(&self) -> &[u8] {
         &self.prefix
     }
 
-    /// What the header says.
+    /// Returns the parsed header.
     pub(crate) fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The data of the safetensors file from `start` on.
+    /// Reads the data of the safetensors file from `start` on.
     pub(crate) fn reader(&self, start: u64) -> IoResult<Box<dyn Read + '_>> {
         let mut file = File::open(&self.path)?;
         Ok(match &self.data {
@@ -135,7 +134,7 @@ impl Shard {
         self.metadata.info(name)
     }
 
-    /// One tensor as stored. The caller has checked that it is here.
+    /// Reads one tensor as stored. The caller has checked that it is here.
     pub(super) fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
         let info = self.known(name);
         let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
@@ -143,14 +142,14 @@ impl Shard {
         Ok(TensorBytes { dtype: info.dtype, shape: info.shape.clone(), bytes })
     }
 
-    /// The bytes of one tensor, as many as `out` holds. The caller has checked that it is here.
+    /// Reads the bytes of one tensor, as many as fit into `out`. The caller has checked that it is here.
     pub(super) fn read_into(&self, name: &str, out: &mut [u8]) -> Result<(), ModelError> {
         let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
         let mut file = self.reader(self.known(name).data_offsets.0 as u64).map_err(failed)?;
         file.read_exact(out).map_err(failed)
     }
 
-    /// One tensor in f32, read and converted on all processors. The caller has checked that it is here.
+    /// Reads one tensor into f32, on all processors. The caller has checked that it is here.
     pub(crate) fn read_f32(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let info = self.known(name);
         let Some(stored) = convert::device_dtype(info.dtype) else {
@@ -165,7 +164,7 @@ impl Shard {
         Ok(values)
     }
 
-    /// Elements from a byte of the data on, as many as `out` holds.
+    /// Reads elements from the byte `start` of the data on, as many as fit into `out`.
     fn read_part(&self, start: usize, stored: DType, out: &mut [f32]) -> IoResult<()> {
         let mut file = self.reader(start as u64)?;
         let mut block = vec![0; BLOCK_BYTES.min(out.len() * stored.size())];
@@ -177,8 +176,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Elements of a tensor from `first` on, as many as `out` holds in the number format `requested`, all finite. The caller
-    /// has checked that they are here, in a format that is read as weights. Returns the XXH3 of `out`.
+    /// Reads the elements of a tensor from `first` on, as many as fit into `out` in the number format `requested`, and checks that they are finite.
+    /// The caller has checked that they are here, in a format that is read as weights. Returns the XXH3 of `out`.
     pub(super) fn read_elements(
         &self,
         name: &str,
@@ -211,13 +210,13 @@ impl Shard {
                     format: format!("{requested:?}"),
                 });
             }
-            // While the block is in the processor's cache.
+            // The block is still in the processor's cache.
             hash.update(out);
         }
         Ok(hash.digest())
     }
 
-    /// How a tensor is stored that the caller knows to be here.
+    /// Returns the info of a tensor that the caller knows to be here.
     pub(crate) fn known(&self, name: &str) -> &TensorInfo {
         self.info(name).expect("callers ask a shard only for tensors that it holds")
     }

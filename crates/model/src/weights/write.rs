@@ -1,7 +1,7 @@
 //! Writing safetensors files and whole model folders, one tensor in memory at a time.
 //!
-//! A file appears under its name only when it is complete and on the disk; so does a folder. Equal tensors give equal
-//! bytes, in the layout of the reference writer: widest element type first, then by name.
+//! A file or folder appears under its name only when it is complete and on the disk. Equal tensors give equal bytes, in the layout of the reference
+//! writer: widest element type first, then by name.
 //! Trade-off: tensors are converted and written one after another, and saving waits for the disk.
 
 use std::cmp::Reverse;
@@ -33,14 +33,14 @@ pub(crate) enum Fetched {
     Bytes(Vec<u8>),
 }
 
-/// What the weights of a saved model are, as its config.json says; f32 where that names nothing.
+/// Returns the number format of a saved model's weights, as its config.json names it; f32 if that names none.
 #[must_use]
 pub fn float_type_of(config: &ModelConfig) -> FloatType {
     let is_named = |float: &FloatType| config.dtype.as_deref() == Some(float.name());
     FloatType::ALL.into_iter().find(is_named).unwrap_or(FloatType::F32)
 }
 
-/// As safetensors names it.
+/// Converts a float type to its safetensors name.
 pub(crate) fn stored_as(float: FloatType) -> Dtype {
     match float {
         FloatType::F32 => Dtype::F32,
@@ -49,7 +49,7 @@ pub(crate) fn stored_as(float: FloatType) -> Dtype {
     }
 }
 
-/// The little-endian bytes of values, rounded to nearest, ties to even; what is too large for f16 becomes infinite.
+/// Rounds values to nearest, ties to even, and returns their little-endian bytes; values that are too large for f16 become infinite.
 pub(super) fn bytes_of(values: &[f32], float: FloatType) -> Vec<u8> {
     match float {
         FloatType::F32 => convert::from_f32(values, f32::to_le_bytes),
@@ -65,7 +65,7 @@ pub(super) fn bytes_of(values: &[f32], float: FloatType) -> Vec<u8> {
 /// A failed write, or an error of `bytes_of`; what stood at `path` before is then still there.
 ///
 /// # Panics
-/// If `bytes_of` gives another number of bytes than the tensor's info asks for.
+/// If `bytes_of` returns another number of bytes than the tensor's info requires.
 pub fn write_safetensors(
     path: &Path,
     tensors: &BTreeMap<String, TensorInfo>,
@@ -112,7 +112,7 @@ pub(crate) fn write_hf_folder(
     write_sharded(dir, config, dtype, companions, MAX_SHARD_BYTES, fetch)
 }
 
-/// [`write_hf_folder`] with another shard size.
+/// Does the same as [`write_hf_folder`], with another shard size.
 pub(super) fn write_sharded(
     dir: &Path,
     config: &ModelConfig,
@@ -127,7 +127,7 @@ pub(super) fn write_sharded(
     })
 }
 
-/// What a model folder has besides its weights; `text` is that of config.json.
+/// Writes the files of a model folder besides its weights; `text` is that of config.json.
 pub(super) fn write_companions(
     dir: &Path,
     config: &ModelConfig,
@@ -140,9 +140,8 @@ pub(super) fn write_companions(
     write_file(&dir.join(CONFIG_FILE), text)
 }
 
-/// Lets `fill` write into a new folder next to `dir`, which gets its name only when that has succeeded. Several writers of
-/// one `dir` have folders of their own, and the first to be complete gets the name; what one leaves that is killed is
-/// removed by the next.
+/// Lets `fill` write into a new folder next to `dir`, which gets its name only if that succeeds. Concurrent writers of one `dir` have separate
+/// folders, and the first to be complete gets the name; the next writer removes what a killed one left.
 pub(crate) fn write_folder(
     dir: &Path,
     mut fill: impl FnMut(&Path) -> Result<(), ModelError>,
@@ -158,7 +157,7 @@ pub(crate) fn write_folder(
     partial.commit().map_err(ModelError::io("create", dir))
 }
 
-/// The JSON header, padded with spaces so that the data begins at a multiple of 8 bytes.
+/// Builds the JSON header, padded with spaces so that the data begins at a multiple of 8 bytes.
 fn header(order: &[(&String, &TensorInfo)], metadata: &BTreeMap<String, String>) -> Vec<u8> {
     let mut metadata = metadata.clone();
     metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
@@ -215,12 +214,12 @@ fn write_shards(
     write_index(dir, total_size, &weight_map)
 }
 
-/// The name of shard number `index`, from 0.
+/// Names shard number `index`, from 0.
 pub(super) fn shard_file(index: usize, count: usize) -> String {
     if count == 1 { WEIGHTS_FILE.to_owned() } else { format!("model-{:05}-of-{count:05}.safetensors", index + 1) }
 }
 
-/// Writes the file that says which shard holds which tensor.
+/// Writes the index that maps tensors to shards.
 pub(super) fn write_index(
     dir: &Path,
     total_size: usize,

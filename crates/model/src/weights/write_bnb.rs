@@ -1,7 +1,7 @@
 //! Model folders whose projections are 4-bit weights of bitsandbytes, as transformers writes them.
 //!
-//! A weight that the base stores in the same format is written as it was, byte for byte; others are quantized as bitsandbytes does.
-//! Trade-off: how long a weight's parts are is known only once it is quantized, so the tensors of a shard wait in a temporary file.
+//! A weight that the base stores in the same format is copied byte for byte; others are quantized as bitsandbytes does.
+//! Trade-off: the sizes of a weight's parts are known only once it is quantized, so the tensors of a shard wait in a temporary file.
 
 use std::collections::BTreeMap;
 use std::fs::{File, rename};
@@ -17,8 +17,8 @@ use super::{Bnb4bit, Fetched, HfFolder, TensorInfo, write_folder, write_safetens
 use crate::companions::Companions;
 use crate::error::ModelError;
 
-/// Writes a model as a folder of 4-bit weights. Projections that a bitsandbytes `base` leaves unquantized stay so; everything that is
-/// not a projection is written in `dtype`. `fetch` is called once for each tensor that does not come as it is from `base`.
+/// Writes a model as a folder of 4-bit weights. Projections that a bitsandbytes `base` leaves unquantized stay so; all other tensors are written in
+/// `dtype`. `fetch` is called once for each tensor that is not copied from `base`.
 pub(crate) fn write_bnb_folder(
     dir: &Path,
     config: &ModelConfig,
@@ -52,7 +52,7 @@ pub(crate) fn write_bnb_folder(
     })
 }
 
-/// The tensors of the file for one of the model.
+/// Returns the tensors of the file for one tensor of the model.
 fn parts(
     tensor: &TensorSpec,
     quantizes: bool,
@@ -90,12 +90,12 @@ fn parts(
 /// Shards that are written one after another.
 struct Shards<'a> {
     dir: &'a Path,
-    /// The tensors of the shard at hand, one after another.
+    /// The tensors of the current shard, one after another.
     spool: BufWriter<File>,
-    /// Its tensors, with the place where each begins in the spool.
+    /// The tensors in the spool, with their offsets.
     tensors: BTreeMap<String, (TensorInfo, u64)>,
     filled: usize,
-    /// The number of the shard of each tensor that is written.
+    /// The shard number of each written tensor.
     written: BTreeMap<String, usize>,
     count: usize,
     total: usize,

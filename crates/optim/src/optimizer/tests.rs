@@ -1,6 +1,6 @@
-//! Whole steps of the optimizer: what is saved, clipped, paged, scaled, skipped and refused.
+//! Tests of whole optimizer steps: saving, clipping, paging, scaling, skipping and refusals.
 //!
-//! Trade-off: flex only; what backends compute for a rule is compared by the conformance checks of `kernels`.
+//! Trade-off: flex only; the conformance checks of `kernels` compare what backends compute for a rule.
 
 use burn_flex::Flex;
 use firebrick_arch::TensorSpec;
@@ -22,7 +22,7 @@ fn parameters_of(shapes: &[(&'static str, &[usize], Role)]) -> Vec<Parameter<Fle
     shapes.iter().map(parameter).collect()
 }
 
-/// A large matrix, a small one, a norm and an embedding that is large enough for 8-bit moments.
+/// Creates a large matrix, a small one, a norm and an embedding that is large enough for 8-bit moments.
 fn parameters() -> Vec<Parameter<Flex>> {
     parameters_of(&[
         ("large", &[80, 64], Role::Projection),
@@ -36,7 +36,7 @@ fn gradient_values(parameter: &Parameter<Flex>, step: u64) -> Vec<f32> {
     (0..parameter.elements()).map(|index| (index as f32 * 0.11 + step as f32).cos()).collect()
 }
 
-/// The gradients of a step, after `change` was applied to those of `large`.
+/// Creates the gradients of a step, after `change` was applied to those of `large`.
 fn gradients_with(parameters: &[Parameter<Flex>], step: u64, change: impl Fn(&mut [f32])) -> GradientMap<Flex> {
     let mut gradients = GradientMap::default();
     for parameter in parameters {
@@ -224,7 +224,7 @@ fn a_non_finite_gradient_leaves_its_parameter_as_it_was_and_all_others_finite() 
     }
 }
 
-/// Two matrices whose 8-bit state is large enough to be paged, an embedding with f32 moments that are, and small ones.
+/// Creates two matrices whose 8-bit state is large enough for paging, an embedding with pageable f32 moments, and small parameters.
 fn large_parameters() -> Vec<Parameter<Flex>> {
     parameters_of(&[
         ("embedding", &[400, 256], Role::Embedding),
@@ -247,7 +247,7 @@ fn paging_changes_no_bit_of_parameters_or_state_and_pages_what_the_plan_says() {
     let run = |resident_bytes: u64| {
         let (mut optimizer, mut parameters) = (Optimizer::new(config).with_paging(resident_bytes), large_parameters());
         take_steps(&mut optimizer, &mut parameters, 0..3);
-        // A checkpoint in the middle, loaded into another optimizer that pages as much.
+        // A checkpoint in the middle is loaded into another optimizer with the same paging.
         let mut resumed = Optimizer::new(config).with_paging(resident_bytes);
         resumed.load(&parameters.iter().collect::<Vec<_>>(), optimizer.save(), 3).unwrap();
         assert_eq!(resumed.paged_bytes(), optimizer.paged_bytes());

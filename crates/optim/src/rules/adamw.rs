@@ -2,7 +2,7 @@
 //!
 //! The 8-bit form is that of bitsandbytes: dynamic maps and blocks of 256. As there and in Hugging Face's trainer, parameters of fewer
 //! than 4,096 elements and the embedding keep f32 moments. A tied head is the embedding.
-//! Trade-off: parameters with f32 and with 8-bit moments are in one list, which a backend may have to take apart.
+//! Trade-off: parameters with f32 and with 8-bit moments are in one list, which a backend may have to split.
 
 use burn_tensor::Tensor;
 use firebrick_arch::Role;
@@ -74,7 +74,7 @@ impl<B: Kernels> Rule<B> for AdamWRule {
     }
 }
 
-/// The moments in tensors in the order of [`AdamWRule::state`].
+/// Takes the moments from tensors in the order of [`AdamWRule::state`].
 fn moments<B: Kernels>(state: Vec<StateTensor<B>>) -> Moments<B> {
     use StateTensor::{Codes, F32};
     let mut tensors = state.into_iter();

@@ -1,10 +1,9 @@
-//! Optimizer rules: how one step changes a parameter, and which state tensors that takes.
+//! Optimizer rules: the update of a parameter in one step, and the state tensors that it needs.
 //!
-//! A rule is two traits. [`StateLayout`] lists the state tensors of a parameter and depends on no backend, so that a plan can ask what
-//! an optimizer costs. [`Rule`] takes a step over a list of parameters, all with the same [`StepNumbers`].
-//! A new optimizer is a file here, a line in the registry below, and a variant of
-//! [`OptimizerKind`](crate::OptimizerKind).
-//! Trade-off: state is handed over as a list in the order of the layout; a rule that takes it apart must agree with its own layout.
+//! A rule is two traits. [`StateLayout`] lists the state tensors of a parameter and depends on no backend, so that a plan can compute the cost of an
+//! optimizer. [`Rule`] takes a step over a list of parameters, all with the same [`StepNumbers`]. A new optimizer is a file here, a line in the
+//! registry below, and a variant of [`OptimizerKind`](crate::OptimizerKind).
+//! Trade-off: state is passed as a list in the order of the layout; a rule that destructures it must agree with its own layout.
 
 pub(crate) mod adamw;
 
@@ -21,14 +20,14 @@ use adamw::AdamWRule;
 
 macro_rules! registry {
     ($($($kind:ident)|+ => $rule:expr;)+) => {
-        /// The state of the configured rule, independent of a backend.
+        /// Returns the state layout of the configured rule, independent of a backend.
         pub(crate) fn layout(config: &OptimizerConfig) -> Box<dyn StateLayout> {
             match config.kind {
                 $($(OptimizerKind::$kind)|+ => Box::new($rule(config)),)+
             }
         }
 
-        /// The configured rule.
+        /// Returns the configured rule.
         pub(crate) fn rule<B: Kernels>(config: &OptimizerConfig) -> Box<dyn Rule<B>> {
             match config.kind {
                 $($(OptimizerKind::$kind)|+ => Box::new($rule(config)),)+
@@ -42,25 +41,24 @@ registry! {
     AdamW8bit | PagedAdamW8bit => AdamWRule::with_8bit_moments;
 }
 
-/// Bytes that paging an optimizer's state takes.
+/// Memory of paged optimizer state, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PagedBytes {
     /// State in host memory.
     pub host: u64,
-    /// Maximum bytes of it on the device at the same time.
+    /// Maximum device bytes for paged state at the same time.
     pub staging: u64,
 }
 
 impl OptimizerConfig {
-    /// Bytes of the state of these parameters on the device. `code_bytes`: bytes of one stored 8-bit code on the backend (4 where it
-    /// has no bytes, else 1).
+    /// Returns the device bytes of these parameters' state. `code_bytes`: bytes per stored 8-bit code on the backend (4 without a byte type, else 1).
     pub fn state_bytes(&self, tensors: &[TensorSpec], code_bytes: u64) -> u64 {
         let layout = layout(self);
         let states = tensors.iter().flat_map(|tensor| layout.state(tensor.role, &tensor.shape));
         states.map(|state| state.bytes(code_bytes)).sum()
     }
 
-    /// What paging these parameters' state costs if `resident_bytes` of it stay on the device: as [`Optimizer::with_paging`] does it.
+    /// Returns the cost of paging these parameters' state if `resident_bytes` of it stay on the device, as [`Optimizer::with_paging`] does.
     ///
     /// [`Optimizer::with_paging`]: crate::Optimizer::with_paging
     pub fn paging(&self, tensors: &[TensorSpec], resident_bytes: u64) -> PagedBytes {
@@ -77,7 +75,7 @@ impl OptimizerConfig {
 
 /// The state tensors of a rule.
 pub(crate) trait StateLayout: Send + Sync {
-    /// The state tensors of a parameter, in the order in which [`Rule::step`] gets them.
+    /// Returns the state tensors of a parameter, in the order in which [`Rule::step`] gets them.
     fn state(&self, role: Role, shape: &[usize]) -> Vec<StateSpec>;
 }
 
@@ -95,12 +93,12 @@ pub(crate) trait Rule<B: Kernels>: StateLayout {
     ) -> Vec<(Tensor<B, 1>, Vec<StateTensor<B>>)>;
 }
 
-/// The numbers of one step for one group of parameters.
+/// The constants of one step for one group of parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct StepNumbers {
     pub(crate) learning_rate: f64,
     pub(crate) weight_decay: f64,
-    /// From 1.
+    /// Number of the step, from 1.
     pub(crate) step: u64,
 }
 

@@ -1,9 +1,8 @@
 //! Rule `words`: comments, messages, documents and test names are plain technical English with American spelling.
 //!
-//! Rationale: a reader should understand each sentence at the first reading. Idioms that only this project uses, and two
-//! spellings of one word, cost every reader a moment each time. The list in `table` keeps them out once they are gone.
-//! Read are comments, string literals, Markdown, and names of functions with four words or more, which are sentences
-//! (tests); inline code and code blocks are not. Identifiers have a list of their own.
+//! Rationale: a reader should understand each sentence at the first reading. Idioms that only this project uses, and two spellings of one word, cost
+//! every reader a moment each time. The list in `table` keeps them out once they are gone. The rule reads comments, string literals, Markdown, and
+//! function names of four or more words, which are sentences (tests), but no inline code and no code blocks. Identifiers have a separate list.
 //!
 //! Trade-off: a list cannot judge a sentence. Only phrases that are wrong nearly everywhere are on it.
 
@@ -17,7 +16,7 @@ use self::table::{EXEMPT, IDENTIFIERS, PER, PHRASES, UNIT};
 use super::Finding;
 use super::text::{CODE, Source, line_of, pattern};
 
-/// One table, compiled: a set that finds which entries occur, and each entry.
+/// A compiled table: a set that finds which entries occur, and each entry.
 struct Patterns {
     any: RegexSet,
     each: Vec<(Regex, &'static str)>,
@@ -57,12 +56,12 @@ impl Words {
         Self { phrases: Patterns::new(PHRASES, phrase), identifiers: Patterns::new(IDENTIFIERS, identifier) }
     }
 
-    /// What is wrong in the file at `path`. `source` is its split text where it is Rust or CUDA C++.
+    /// Checks the file at `path`. `source` is its split text if it is Rust or CUDA C++.
     pub(super) fn check(&self, path: &str, text: &str, source: Option<&Source>) -> Vec<Finding> {
         if EXEMPT.iter().any(|(name, _)| path == *name || (name.ends_with('/') && path.starts_with(name))) {
             return Vec::new();
         }
-        // Findings in the order of the text, one for each place.
+        // Findings in the order of the text, one per place.
         let mut found: BTreeMap<(usize, String), String> = BTreeMap::new();
         if let Some(prose) = prose_of(path, text, source) {
             self.phrases.for_each(&prose, |at, phrase, instead| {
@@ -81,7 +80,7 @@ impl Words {
     }
 }
 
-/// The whole identifier around the byte `at`.
+/// Returns the whole identifier around the byte `at`.
 fn identifier_at(code: &str, at: usize) -> &str {
     let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     let bytes = code.as_bytes();
@@ -90,7 +89,7 @@ fn identifier_at(code: &str, at: usize) -> &str {
     &code[start..end]
 }
 
-/// The text of a file that is prose, with its line breaks; `None` for kinds of files that have none.
+/// Returns the prose of a file, with its line breaks; `None` for kinds of files without prose.
 fn prose_of(path: &str, text: &str, source: Option<&Source>) -> Option<String> {
     if let Some(source) = source {
         let mut lines: Vec<String> = source.prose.lines().map(str::to_owned).collect();
@@ -110,7 +109,7 @@ fn prose_of(path: &str, text: &str, source: Option<&Source>) -> Option<String> {
     }
 }
 
-/// Names of functions with four words or more, each with the index of its line.
+/// Finds function names of four or more words, each with the index of its line.
 fn sentence_names(code: &str) -> impl Iterator<Item = (usize, &str)> {
     code.lines().enumerate().filter_map(|(index, line)| {
         let (_, after) = line.split_once("fn ")?;
@@ -119,13 +118,13 @@ fn sentence_names(code: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// `prose` with code blocks and inline code replaced by [`CODE`].
+/// Replaces code blocks and inline code in `prose` by [`CODE`].
 fn without_code(prose: &str) -> String {
     let (mut fenced, mut kept) = (false, String::with_capacity(prose.len()));
     for line in prose.lines() {
         let trimmed = line.trim_start();
         let fence = trimmed.starts_with("```");
-        // A line of code ends the comment and with it any block that was left open.
+        // A line of code ends the comment and any block that was left open.
         fenced = (fenced && !trimmed.starts_with(CODE)) ^ fence;
         if fenced || fence {
             kept.extend(line.chars().map(|_| CODE));
@@ -137,7 +136,7 @@ fn without_code(prose: &str) -> String {
     kept
 }
 
-/// Appends `line`, with every `...` between backticks as [`CODE`].
+/// Appends `line` with every `...` between backticks replaced by [`CODE`].
 fn push_without_spans(kept: &mut String, line: &str) {
     let mut rest = line;
     while let Some(open) = rest.find('`') {

@@ -2,8 +2,8 @@
 //!
 //! Trade-off: only patterns with few false positives are listed; a reader still has to judge the rest.
 //!
-//! A pattern is a regular expression without regard to case. A blank in it stands for any white space, so a phrase is found
-//! over a line break, and both ends are word boundaries.
+//! A pattern is a regular expression without regard to case. A blank in it matches any white space, so a phrase is found across a line break, and
+//! both ends are word boundaries.
 
 /// Phrases in comments, string literals, Markdown, and names of functions that read as a sentence.
 pub(super) const PHRASES: &[(&str, &str)] = &[
@@ -83,16 +83,16 @@ pub(super) const PHRASES: &[(&str, &str)] = &[
     ("grey", "gray"),
 ];
 
-/// What a rate can be of: `UNIT` above.
+/// The quantities of a rate: `UNIT` above.
 pub(super) const UNIT: &str = "[0-9]+([.,_][0-9]+)* ?(k|m|g|b|ki|mi|gi)?b?|bytes?|bits|tokens|rows|tokenizers?|values|floats|threads|\
                                sequences|tensors|kernels|layers|lines|launches|GiB|MiB|KiB|GB|MB|ms|FLOPs?|TFLOP/s|seconds";
 
-/// What a rate can be per: `PER` above.
+/// The denominators of a rate: `PER` above.
 pub(super) const PER: &str = "token|step|second|thread|row|value|weight|parameter|layer|block|tensor|file|rank|card|line|batch|\
                               column|head|program|launch|document|sequence|sample|message|element|group|warp|iteration|draw|\
                               multiprocessor|micro-batch|name|source|crate";
 
-/// Identifiers in code: parts of names that follow none of the words above. Matched with regard to case.
+/// Parts of identifiers that violate the rules above. Matched with regard to case.
 pub(super) const IDENTIFIERS: &[(&str, &str)] = &[
     (
         "([Qq]uant|[Tt]oken|[Ii]nitial|[Nn]ormal|[Uu]til|[Ss]erial|[Rr]ecogn|[Ss]ummar|[Ss]ynchron|[Vv]ector|[Pp]arallel|[Mm]inim|[Mm]axim|[Gg]eneral|[Ss]pecial|[Ff]inal|[Rr]andom|[Cc]ustom|[Oo]ptim|[Rr]egular|[Oo]rthogonal)is(e|ed|er|ers|es|ing|ation)",

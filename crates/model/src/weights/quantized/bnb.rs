@@ -24,10 +24,10 @@ use serde::Deserialize;
 use super::{Content, Part, QuantizedWeight, Scheme, Shard, Unclaimed, matrix};
 use crate::error::ModelError;
 
-/// A tensor of the file: what its name adds to the weight's, its dtype and shape, and its bytes.
+/// A tensor of the file: the suffix of its name after the weight's, its dtype and shape, and its bytes.
 pub(in crate::weights) type EncodedPart = (String, Dtype, Vec<usize>, Vec<u8>);
 
-/// What the name of the JSON has between the weight's name and the format's.
+/// The part of the JSON tensor's name between the weight's name and the format's.
 const STATE: &str = ".quant_state.bitsandbytes__";
 /// The JSON takes about 170 bytes.
 const MAX_STATE_BYTES: usize = 4096;
@@ -59,7 +59,7 @@ impl Bnb4bit {
         Self::Fp4 { double_quant: false },
     ];
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -70,7 +70,7 @@ impl Bnb4bit {
         }
     }
 
-    /// `bnb_4bit_quant_type`, and the 16 values.
+    /// Returns `bnb_4bit_quant_type` and the 16 values.
     fn quant_type(self) -> (&'static str, &'static [f32; 16]) {
         match self {
             Self::Nf4 { .. } => ("nf4", &nf4::LEVELS),
@@ -83,7 +83,7 @@ impl Bnb4bit {
         double_quant
     }
 
-    /// The format of ours with the same bytes.
+    /// Returns our format with the same bytes.
     pub(crate) fn format(self) -> Option<QuantFormat> {
         match self {
             Self::Nf4 { double_quant } => Some(QuantFormat::Nf4 { double_quant }),
@@ -91,7 +91,7 @@ impl Bnb4bit {
         }
     }
 
-    /// `quantization_config` as transformers writes it, for weights of this dtype. `skipped` are modules that stay unquantized.
+    /// Builds `quantization_config` as transformers writes it, for weights of this dtype. `skipped` are modules that stay unquantized.
     pub(crate) fn config(self, dtype: &str, skipped: Option<Vec<String>>) -> serde_json::Value {
         serde_json::json!({
             "_load_in_4bit": true,
@@ -142,7 +142,7 @@ pub(super) struct Parts {
     format: Bnb4bit,
     pub(super) codes: Part,
     absmax: Part,
-    /// Scales of the scales, and what is added to each scale.
+    /// Scales of the scales, and the offset of each scale.
     nested: Option<(Part, f32)>,
 }
 
@@ -150,7 +150,7 @@ pub(super) fn is_mark(name: &str) -> bool {
     name.contains(STATE)
 }
 
-/// The weight that has this `quant_state`.
+/// Finds the weight with this `quant_state`.
 pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<QuantizedWeight, ModelError> {
     let shards = unclaimed.shards;
     let (name, kind) = mark.split_once(STATE).expect("a mark has it");
@@ -194,7 +194,7 @@ fn check_nested_map(name: &str, map: &Part, unclaimed: &Unclaimed<'_>) -> Result
 }
 
 impl Parts {
-    /// Whether all parts have the sizes that the state asks for.
+    /// Checks that all parts have the sizes that follow from the state.
     fn check(&self, state: &State, shards: &[Shard]) -> Result<(), String> {
         let &State { blocksize, nested_blocksize, ref shape, .. } = state;
         if blocksize != nf4::BLOCK_SIZE || nested_blocksize.is_some_and(|size| size != blockwise::BLOCK_SIZE) {
@@ -231,7 +231,7 @@ impl Parts {
         self.format.name()
     }
 
-    /// The format, the codes and the scales, as they are stored.
+    /// Reads the format, the codes and the scales as they are stored.
     pub(super) fn stored(&self, shards: &[Shard]) -> Result<(Bnb4bit, Vec<u8>, BlockScales), ModelError> {
         let scales = self.scales(shards)?;
         Ok((self.format, self.codes.bytes(shards)?, scales))
@@ -260,7 +260,7 @@ impl Parts {
     }
 }
 
-/// The tensors of a weight in this format, by what their names add to the weight's. `dtype` is that of the values, as torch names it.
+/// Quantizes a weight to the tensors of this format, by the suffixes of their names. `dtype` is torch's name for the format of the values.
 pub(in crate::weights) fn encode(
     format: Bnb4bit,
     values: &[f32],
@@ -276,7 +276,7 @@ pub(in crate::weights) fn encode(
     Ok(encode_codes(format, codes, &scales, shape, dtype))
 }
 
-/// The same for a weight that is quantized already.
+/// Encodes a weight that is quantized already.
 pub(in crate::weights) fn encode_codes(
     format: Bnb4bit,
     codes: Vec<u8>,
@@ -317,7 +317,7 @@ pub(in crate::weights) fn encode_codes(
     [codes, state].into_iter().chain(parts).collect()
 }
 
-/// A number as Python's `json` writes it: the shortest digits that give it back, with an exponent below 1e-4 and from 1e16 on.
+/// Formats a number as Python's `json` does: the shortest digits that give it back, with an exponent below 1e-4 and from 1e16 on.
 fn python_float(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude == 0.0 || (1e-4..1e16).contains(&magnitude) {

@@ -2,7 +2,7 @@
 //!
 //! `X.weight` is F8_E4M3 `[out, in]`, `X.weight_scale_inv` F32 (or BF16) `[out / 128, in / 128]`, rounded up; a value is its code's value
 //! times the scale of its block, in f32. Despite its name the scale multiplies.
-//! Trade-off: no format of ours has such blocks, so the codes are never kept.
+//! Trade-off: none of our formats has such blocks, so the codes are never kept.
 
 use firebrick_precision::NarrowFloat;
 use safetensors::Dtype;
@@ -12,7 +12,7 @@ use crate::error::ModelError;
 
 /// Rows and columns that share a scale.
 const BLOCK: usize = 128;
-/// What the name of the scales adds to the weight's.
+/// Suffix of the scales' name after the weight's.
 const SUFFIX: &str = "_scale_inv";
 
 /// The tensors of a weight.
@@ -26,7 +26,7 @@ pub(super) fn is_mark(name: &str) -> bool {
     name.ends_with(".weight_scale_inv")
 }
 
-/// The weight that has these scales.
+/// Finds the weight with these scales.
 pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<QuantizedWeight, ModelError> {
     let shards = unclaimed.shards;
     let name = mark.strip_suffix(SUFFIX).expect("a mark has it");

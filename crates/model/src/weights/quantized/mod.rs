@@ -1,8 +1,8 @@
 //! Weights that a folder stores quantized: found by the names of their parts, read as codes or as values.
 //!
-//! A quantized weight is several tensors of the file (codes, scales, tables). [`find`] puts them together under the name that the model
-//! has for the weight, so that the rest of this crate sees the tensors of an unquantized checkpoint. Where codes and scales are bit for
-//! bit those of a format of ours, they are kept; otherwise the weight is dequantized in f32 with the arithmetic of its format.
+//! A quantized weight is several tensors of the file (codes, scales, tables). [`find`] combines them under the model's name for the weight, so that
+//! the rest of this crate sees the tensors of an unquantized checkpoint. If codes and scales are bit for bit those of one of our formats, they are
+//! kept; otherwise the weight is dequantized in f32 with the arithmetic of its format.
 //! Trade-off: a quantized weight is read whole, by one thread.
 
 mod bnb;
@@ -20,7 +20,7 @@ use super::TensorBytes;
 use super::shard::Shard;
 use crate::error::ModelError;
 
-/// A weight that is put together from several tensors.
+/// A weight that consists of several tensors.
 #[derive(Debug)]
 pub(crate) struct QuantizedWeight {
     /// Its name in the model.
@@ -37,7 +37,7 @@ enum Scheme {
     Nvfp4(nvfp4::Parts),
 }
 
-/// What a quantized weight is read as.
+/// The contents of a quantized weight.
 #[derive(Debug)]
 pub(crate) enum Content {
     /// Codes and scales as they are stored.
@@ -47,7 +47,7 @@ pub(crate) enum Content {
 }
 
 impl QuantizedWeight {
-    /// The format of ours that its codes and scales are in, bit for bit.
+    /// Returns our format with bit for bit the same codes and scales.
     pub(super) fn format(&self) -> Option<QuantFormat> {
         match &self.scheme {
             Scheme::Bnb(parts) => parts.format(),
@@ -56,7 +56,7 @@ impl QuantizedWeight {
         }
     }
 
-    /// How it is stored, for messages.
+    /// Names the stored format, for messages.
     pub(super) fn stored_as(&self) -> &'static str {
         match &self.scheme {
             Scheme::Bnb(parts) => parts.stored_as(),
@@ -69,7 +69,7 @@ impl QuantizedWeight {
         matches!(self.scheme, Scheme::Bnb(_))
     }
 
-    /// Format, codes and scales of a weight of bitsandbytes.
+    /// Reads format, codes and scales of a bitsandbytes weight.
     pub(super) fn read_bnb(&self, shards: &[Shard]) -> Result<Option<(Bnb4bit, Vec<u8>, BlockScales)>, ModelError> {
         match &self.scheme {
             Scheme::Bnb(parts) => parts.stored(shards).map(Some),
@@ -77,7 +77,7 @@ impl QuantizedWeight {
         }
     }
 
-    /// The file that holds its codes.
+    /// Returns the file with its codes.
     pub(super) fn path<'a>(&self, shards: &'a [Shard]) -> &'a Path {
         shards[self.codes().shard].path()
     }
@@ -89,13 +89,13 @@ impl QuantizedWeight {
         codes
     }
 
-    /// Bytes of its codes, as they are stored.
+    /// Returns the size of the stored codes in bytes.
     pub(super) fn code_bytes(&self, shards: &[Shard]) -> usize {
         self.codes().byte_len(shards)
     }
 
-    /// Reads its codes into `codes`, which has room for them, and returns its scales; `None` where they are not bit for bit those of
-    /// the format that [`QuantizedWeight::format`] names.
+    /// Reads its codes into `codes`, which has room for them, and returns its scales; `None` if they are not bit for bit those of
+    /// [`QuantizedWeight::format`].
     pub(super) fn read_codes(&self, shards: &[Shard], codes: &mut [u8]) -> Result<Option<BlockScales>, ModelError> {
         let scales = match &self.scheme {
             Scheme::Bnb(parts) => Some(parts.scales(shards)?),
@@ -108,7 +108,7 @@ impl QuantizedWeight {
         Ok(scales)
     }
 
-    /// Reads it: codes where [`QuantizedWeight::format`] names their format.
+    /// Reads it, as codes if [`QuantizedWeight::format`] names their format.
     pub(super) fn read(&self, shards: &[Shard]) -> Result<Content, ModelError> {
         match &self.scheme {
             Scheme::Bnb(parts) => parts.read(&self.shape, shards),
@@ -157,7 +157,7 @@ impl Part {
     }
 }
 
-/// The tensors of a folder that no weight has claimed.
+/// The tensors of a folder that belong to no weight yet.
 struct Unclaimed<'a> {
     dir: &'a Path,
     shards: &'a [Shard],
@@ -180,7 +180,7 @@ impl Unclaimed<'_> {
     }
 }
 
-/// Puts quantized weights together and removes their parts from `places`, which lists the shard of each tensor.
+/// Combines the parts of quantized weights and removes them from `places`, which maps tensors to shards.
 pub(super) fn find(
     dir: &Path,
     shards: &[Shard],
@@ -206,7 +206,7 @@ pub(super) fn find(
     Ok(weights)
 }
 
-/// Rows and columns of a matrix whose elements can be counted.
+/// Returns the dimensions and the element count of a matrix; `None` for other shapes, or if the count is 0 or overflows.
 fn matrix(shape: &[usize]) -> Option<([usize; 2], usize)> {
     let &[rows, columns] = shape else { return None };
     let count = rows.checked_mul(columns)?;

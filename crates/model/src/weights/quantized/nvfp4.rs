@@ -3,8 +3,8 @@
 //! `X.weight_packed` is U8 `[out, in / 2]` with E2M1 codes, the earlier one in the low nibble; `X.weight_scale` F8_E4M3 `[out, in / 16]`;
 //! `X.weight_global_scale` F32 `[1]`. A value is its code's value times (scale / global scale), in f32. `X.input_global_scale`, which
 //! scales activations, is not used: activations are not quantized here.
-//! Trade-off: ours multiplies by the scale of a tensor where this divides, so the codes are kept only where both give the same scales:
-//! where the global scale is a power of two, or rounding happens to agree.
+//! Trade-off: our format multiplies by a tensor's scale where this one divides, so the codes are kept only if both give the same scales: if the
+//! global scale is a power of two, or rounding happens to agree.
 
 use firebrick_precision::{BlockScales, HostScales, NarrowFloat, QuantFormat, QuantizedTensor, narrow_map};
 use safetensors::Dtype;
@@ -29,7 +29,7 @@ pub(super) fn is_mark(name: &str) -> bool {
     name.ends_with(SUFFIX)
 }
 
-/// The weight that has these codes.
+/// Finds the weight with these codes.
 pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<QuantizedWeight, ModelError> {
     let shards = unclaimed.shards;
     let module = mark.strip_suffix(SUFFIX).expect("a mark has it");
@@ -70,19 +70,19 @@ pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<Quantize
 }
 
 impl Parts {
-    /// NVFP4, where multiplying by `1 / global_scale` gives every scale that dividing gives.
+    /// Returns NVFP4 if multiplying by `1 / global_scale` gives the same scales as dividing.
     pub(super) fn format(&self) -> Option<QuantFormat> {
         let [ours, theirs] = [narrow_map(NarrowFloat::Ue4m3, Some(1.0 / self.global_scale)), self.map()];
         let same = ours.iter().zip(&theirs).take(SIGN).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan());
         same.then_some(QuantFormat::Nvfp4)
     }
 
-    /// The scale that each code of a scale stands for.
+    /// Returns the value of each scale code.
     fn map(&self) -> [f32; 256] {
         NarrowFloat::E4m3.table().map(|scale| scale / self.global_scale)
     }
 
-    /// The scales as NVFP4 has them; `None` where they are none of its, because one is negative for example.
+    /// Returns the scales in our NVFP4 format; `None` if they do not fit, because one is negative for example.
     pub(super) fn scales(&self, shards: &[Shard]) -> Result<Option<BlockScales>, ModelError> {
         let codes = self.scales.bytes(shards)?;
         let are_ours = self.format().is_some() && codes.iter().all(|&scale| usize::from(scale) < SIGN);
@@ -108,5 +108,5 @@ impl Parts {
     }
 }
 
-/// Codes of scales from here on are negative.
+/// Scale codes from here on are negative.
 const SIGN: usize = 0x80;

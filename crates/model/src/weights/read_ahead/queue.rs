@@ -9,18 +9,18 @@ use std::thread::{self, Scope};
 use super::read::{Allocate, Job, Piece, Ready};
 use crate::error::ModelError;
 
-/// How far, with how many threads and in what pieces to read ahead.
+/// Bounds of reading ahead: threads, bytes and pieces.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Threads that read.
     pub(crate) readers: usize,
-    /// Bytes that lie ready or are being read; a single piece may be larger.
+    /// Bytes that are ready or being read; a single piece may be larger.
     pub(crate) bytes: usize,
-    /// Bytes of a piece of an unquantized tensor. Hashes depend on it, and on nothing else here.
+    /// Bytes per piece of an unquantized tensor. Of these limits only this one affects hashes.
     pub(crate) piece: usize,
 }
 
-/// What readers and consumer share.
+/// State shared by readers and consumer.
 pub(super) struct Queue<'a> {
     pub(super) jobs: Vec<Job<'a>>,
     pub(super) pieces: Vec<Piece>,
@@ -82,7 +82,7 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// The consumer waits for the piece `index`, the next one that it has not taken.
+    /// Waits for the piece `index`, the next one that the consumer has not taken.
     pub(super) fn wait_for(&self, index: usize) -> Result<Ready, ModelError> {
         let mut state = self.lock();
         assert_eq!(index, state.hashes.len(), "tensors are taken whole, in the order in which they were requested");
@@ -99,7 +99,7 @@ impl<'a> Queue<'a> {
         Ok(ready)
     }
 
-    /// One reader.
+    /// Runs one reader.
     fn read(&self) {
         let _watch = Watch(self);
         while let Some(index) = self.claim() {
@@ -115,13 +115,13 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// The next piece, once there is room for it; `None` when there is nothing more to read.
+    /// Claims the next piece once there is room for it; `None` when there is nothing more to read.
     fn claim(&self) -> Option<usize> {
         let mut state = self.lock();
         loop {
             let index = state.next;
             let bytes = self.pieces.get(index).filter(|_| !state.closed)?.bytes;
-            // With nothing ahead, the consumer may be waiting for just this one.
+            // If nothing is ahead, the consumer may be waiting for this piece.
             if state.ahead == 0 || state.ahead + bytes <= self.limits.bytes {
                 (state.next, state.ahead) = (index + 1, state.ahead + bytes);
                 return Some(index);
@@ -130,19 +130,19 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// Readers finish the pieces that they are at and end.
+    /// Closes the queue; readers finish their current pieces and end.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.room.notify_all();
     }
 
-    /// Hashes of the pieces that were taken, in their order.
+    /// Returns the hashes of the pieces that were taken, in their order.
     pub(super) fn hashes(&self) -> Vec<u64> {
         self.lock().hashes.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic between two assignments is not possible, so what a panicking thread leaves is whole.
+        // No panic is possible between two assignments, so the state of a panicking thread is whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! What one reader does: a piece of an unquantized tensor, or a whole quantized weight, read, converted, checked and hashed.
+//! The work of one reader: a piece of an unquantized tensor, or a whole quantized weight, is read, converted, checked and hashed.
 //!
 //! Trade-off: a quantized weight is read by one thread.
 
@@ -24,11 +24,11 @@ pub(crate) struct Request {
     pub(crate) shape: Vec<usize>,
     /// F32, BF16 or F16; `None`: as it is stored, or F32 for a quantized weight.
     pub(crate) dtype: Option<DType>,
-    /// The format in which the codes of a quantized weight are kept, if the folder stores it so.
+    /// The format in which the codes of a quantized weight are kept, if that is how the folder stores it.
     pub(crate) format: Option<QuantFormat>,
 }
 
-/// Where the buffers come from that a device copies from fastest.
+/// Allocates the buffers that a device copies from fastest.
 pub(super) type Allocate<'a> = &'a (dyn Fn(usize) -> HostBuffer + Sync);
 
 /// A tensor to be read, and the format it is converted to.
@@ -50,9 +50,9 @@ pub(super) struct Piece {
     pub(super) bytes: usize,
 }
 
-/// What a reader has read.
+/// The result of reading a piece.
 pub(super) struct Ready {
-    /// Elements, or codes with the codes of zero after them that fill the last block.
+    /// Elements, or codes that are padded to whole blocks with the codes of zero.
     pub(super) buffer: HostBuffer,
     /// The scales of kept codes.
     pub(super) scales: Option<HostScales>,
@@ -65,7 +65,7 @@ impl Job<'_> {
         self.shape.iter().product()
     }
 
-    /// The parts that readers claim; `index` is this job's.
+    /// Splits the tensor into pieces that readers claim; `index` is this job's.
     pub(super) fn pieces(&self, index: usize, piece_bytes: usize) -> impl Iterator<Item = Piece> {
         let (all, size) = (self.elements(), self.dtype.size());
         let kept_bytes = self.keeps.map(|format| format.bytes(self.shape));
@@ -81,7 +81,7 @@ impl Job<'_> {
         })
     }
 
-    /// A block whose scale is not a finite number, or a value that the requested format does not have.
+    /// Builds the error for a block whose scale is not finite, or a value outside the requested format.
     fn not_finite(&self, weight: &QuantizedWeight, shards: &[Shard], index: usize, value: f32) -> ModelError {
         ModelError::NotFiniteWeight {
             name: self.name.to_owned(),
@@ -110,7 +110,7 @@ impl Job<'_> {
         }
     }
 
-    /// Codes and scales; `None` where they are not those of the format.
+    /// Reads the codes and scales; `None` if they are not those of the format.
     fn read_codes(
         &self,
         format: QuantFormat,
@@ -134,7 +134,7 @@ impl Job<'_> {
         Ok(Some(Ready { hash: hash.digest(), buffer, scales: Some(HostScales { block }) }))
     }
 
-    /// A quantized weight in the format of the request.
+    /// Reads a quantized weight in the format of the request.
     fn read_dequantized(
         &self,
         weight: &QuantizedWeight,

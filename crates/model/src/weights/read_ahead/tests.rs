@@ -1,6 +1,6 @@
-//! Any readers, look-ahead and pieces read the same bytes, within the bound, and report the first error of the folder.
+//! Tests that any number of readers, look-ahead and piece size reads the same bytes within the bound, and reports the folder's first error.
 //!
-//! Trade-off: tensors are small, so what is bounded is counted, not measured.
+//! Trade-off: tensors are small, so the bound is counted, not measured.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -34,12 +34,12 @@ fn counting(started: &AtomicUsize) -> impl Fn(usize) -> HostBuffer + Sync {
     }
 }
 
-/// Numbers of the tensor `index` that every format rounds its own way.
+/// Returns values of the tensor `index` that each format rounds differently.
 fn values(index: usize, len: usize) -> Vec<f32> {
     (0..len).map(|i| (i as f32 * 0.37 + index as f32).sin()).collect()
 }
 
-/// A folder of tensors `t000`, `t001`, ..., of these lengths; `damage` may change their values.
+/// Creates a folder with tensors `t000`, `t001`, ..., of these lengths; `damage` may change their values.
 fn folder(lengths: &[usize], dtype: Dtype, damage: impl Fn(usize, &mut Vec<f32>)) -> (TempDir, PathBuf) {
     let temp = tempdir().unwrap();
     let path = temp.path().join(WEIGHTS_FILE);
@@ -158,7 +158,7 @@ fn a_dropped_loader_joins_its_threads_before_they_have_read_everything() {
     let allocate = counting(&started);
     read_ahead(&folder, &requests, NARROW, &allocate, |ahead| ahead.take("t000").skip()).unwrap().unwrap();
     let read = started.load(Ordering::SeqCst);
-    // One taken, and ten of 400 bytes each that fit ahead.
+    // One was taken, and ten of 400 bytes each fit ahead.
     assert!((1..=11).contains(&read), "{read} of 50 tensors were read");
     thread::sleep(Duration::from_millis(30));
     assert_eq!(started.load(Ordering::SeqCst), read, "a reader outlived the loader");
@@ -203,7 +203,7 @@ fn the_hash_depends_on_contents_and_pieces_and_not_on_readers_or_repeats() {
     }
     assert_ne!(hash(9, Limits { piece: 800, ..NARROW }, false), expected);
 
-    // Checkpoints have this number: tensors of one piece by their bytes, others by the hashes of their pieces.
+    // Checkpoints store this number: tensors of one piece by their bytes, others by the hashes of their pieces.
     let mut bytes = Vec::new();
     for (index, &len) in lengths.iter().enumerate() {
         let stored = encode(&values(index, len), Dtype::F32);

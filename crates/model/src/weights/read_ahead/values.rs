@@ -1,4 +1,4 @@
-//! The values of a tensor as its consumer takes them: pieces that were read ahead, or a buffer that is here.
+//! The values of a tensor for its consumer: pieces that are read ahead, or a buffer in memory.
 //!
 //! Trade-off: the caller takes all values of a tensor, in order, before it takes the next tensor.
 
@@ -24,21 +24,21 @@ pub(crate) struct Values<'a> {
 enum Source<'a> {
     /// All elements; `None` once they were taken.
     Here(Option<HostBuffer>),
-    /// Pieces that threads read: those that were not taken yet, and whether they may be codes.
+    /// Pieces that threads read: those that are not taken yet, and whether they may be codes.
     Ahead { queue: &'a Queue<'a>, left: Range<usize>, keeps: bool },
 }
 
-/// What a tensor was read as.
+/// The contents of a tensor after reading.
 #[derive(Debug)]
 pub(crate) enum CodesOrValues<'a> {
-    /// Codes in the requested format, with the codes of zero after them that fill the last block, and their scales.
+    /// Codes in the requested format, padded to whole blocks with the codes of zero, and their scales.
     Codes { codes: HostBuffer, scales: HostScales },
     /// Elements.
     Values(Values<'a>),
 }
 
 impl<'a> Values<'a> {
-    /// Codes, where the folder stores those that were requested. Waits for them.
+    /// Returns codes if the folder stores the requested ones. Waits for them.
     pub(crate) fn into_codes_or_values(mut self) -> Result<CodesOrValues<'a>, ModelError> {
         if !matches!(self.source, Source::Ahead { keeps: true, .. }) {
             return Ok(CodesOrValues::Values(self));
@@ -50,18 +50,18 @@ impl<'a> Values<'a> {
         })
     }
 
-    /// Pieces of a tensor that are read ahead.
+    /// Wraps the pieces of a tensor that are read ahead.
     pub(super) fn ahead(queue: &'a Queue<'a>, job: &Job<'a>) -> Self {
         let (left, keeps) = (job.pieces.clone(), job.keeps.is_some());
         Self { dtype: job.dtype, source: Source::Ahead { queue, left, keeps } }
     }
 
-    /// Elements in this format that are on the host.
+    /// Wraps elements in this format that are on the host.
     pub(crate) fn here(buffer: HostBuffer, dtype: DType) -> Self {
         Self { dtype, source: Source::Here(Some(buffer)) }
     }
 
-    /// All elements in one buffer.
+    /// Returns all elements in one buffer.
     pub(crate) fn into_buffer(mut self, allocate: &dyn Fn(usize) -> HostBuffer) -> Result<HostBuffer, ModelError> {
         let bytes = match &self.source {
             Source::Ahead { queue, left, .. } if left.len() > 1 => {
