@@ -6,14 +6,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::Arc;
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{DType, IntDType, Tensor, TensorData};
 use firebrick_arch::Role;
-use firebrick_cuda::{Arguments, Compiler, Context, Driver, LaunchShape, Module, Nccl, Program, Stream};
+use firebrick_cuda::Nccl;
+use firebrick_cuda::fault::fail_device;
 use firebrick_kernels::backends::{BackendKind, Cuda};
 use firebrick_kernels::{Contributions, GradientSink, Loan, MemoryOps, Parameter, Payload};
 use firebrick_parallel::supervisor::free_port;
@@ -401,23 +401,11 @@ fn a_rank_that_is_gone_ends_the_other_within_seconds() {
     }
 }
 
-/// Fails on the device, and with it every later call in the context.
-const TRAP: &str = r#"extern "C" __global__ void trap() { asm("trap;"); }"#;
-
-/// Runs [`TRAP`] in the context that this process trains in, once the run has come to step 15.
-#[allow(unsafe_code, reason = "a launch is a promise about its arguments, and this one has none")]
-fn trap_at_step_15(lines: PathBuf, ordinal: usize) {
+/// Lets the card fail that this process trains on, once the run has come to step 15.
+fn fail_at_step_15(lines: PathBuf, ordinal: usize) {
     spawn(move || {
         wait_for_step_15(&lines);
-        let context = Context::retain(&Driver::load().unwrap(), ordinal).unwrap();
-        let stream = Arc::new(Stream::new(&context).unwrap());
-        let program = Program { name: "trap.cu".to_owned(), source: TRAP.to_owned(), options: Vec::new() };
-        let capability = context.driver().device(ordinal).unwrap().compute_capability;
-        let image = Compiler::load().unwrap().compile(&program, capability).unwrap();
-        let kernel = Module::load(&context, &image).unwrap().kernel("trap").unwrap();
-        let shape = LaunchShape { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 0 };
-        // SAFETY: the kernel takes no arguments and touches no memory.
-        unsafe { kernel.launch(&stream, shape, &Arguments::new()) }.unwrap();
+        fail_device(ordinal).unwrap();
     });
 }
 
@@ -439,7 +427,7 @@ fn a_rank_of_a_run_that_is_killed_or_stopped_or_whose_card_fails_ends_the_other_
         let ranks = Ranks::join(&placement).unwrap();
         let rank = ranks.rank();
         if rank == 1 && folder.join("trap").exists() {
-            trap_at_step_15(folder.join("run/metrics.jsonl"), ranks.local_rank());
+            fail_at_step_15(folder.join("run/metrics.jsonl"), ranks.local_rank());
         }
         let changes =
             ["backend=cuda", "train.steps=100000", "eval.every_steps=0", "checkpoint.every_steps=10", "bnb_4bit="];

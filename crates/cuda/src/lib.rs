@@ -9,6 +9,8 @@ pub mod cudnn;
 mod disk_cache;
 mod driver;
 mod error;
+#[doc(hidden)]
+pub mod fault;
 mod graph;
 mod library;
 mod memory;
