@@ -2,7 +2,7 @@
 //! step or for the work between steps, whichever needs more. Also describes how a backend runs adapters and attention.
 //!
 //! Where cuDNN may be used, each micro-batch's shape determines the attention kernel; the plan names only what is certain in advance.
-//! Trade-off: `flex`, `candle` and `wgpu` share the lines of the reference bodies, although their own kernels may need less.
+//! Trade-off: `flex`, `candle` and `wgpu` share the lines of the reference bodies, although what they run may need less.
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};

@@ -1,6 +1,6 @@
 //! Allocates tensors in CubeCL's memory, and views tensors as matrices that launches can read.
 //!
-//! A tensor that is not rows of adjacent values is made contiguous by the engine's own kernel, because Burn's copy
+//! A tensor that is not rows of adjacent values is made contiguous by a kernel of the engine, because Burn's copy
 //! would run on CubeCL's stream in the middle of a section.
 //! Trade-off: a tensor that is neither a matrix nor contiguous costs a copy in every call.
 
