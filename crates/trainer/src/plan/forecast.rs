@@ -7,7 +7,7 @@ use firebrick_hwprofile::forecast::{ALLOWANCE, HostSide, Range, RunCost, StepBou
 use firebrick_hwprofile::human::{human_energy, human_range, human_seconds};
 use firebrick_hwprofile::memory::MemoryEstimate;
 use firebrick_hwprofile::peaks::MeasuredPeaks;
-use firebrick_hwprofile::scaling::{EIGHT_BY_400_GBIT, Links, Network, RankStep, Sharding};
+use firebrick_hwprofile::scaling::{EIGHT_BY_400_GBIT, Links, Network, RankStep, Sharding, copies_slowed_by};
 use firebrick_hwprofile::spec::{Engine, HardwareKind, MathFormat};
 use firebrick_hwprofile::tuning::{FlashAttention, HardwareConfig, get_optimal_config};
 use firebrick_hwprofile::{AcceleratorSpec, Gpu};
@@ -160,6 +160,8 @@ fn communication(
             micro_batches: extent.micro_batches,
             gradient_bytes,
             weight_bytes: 0.0,
+            common_bytes: 0.0,
+            host_bytes: 0.0,
             blocks: case.spec.layers.len(),
             bucket_bytes: training.lora.is_none().then_some(BUCKET_BYTES as f64),
         };
@@ -199,8 +201,9 @@ fn step_time(
     rated: Rated<'_>,
 ) -> Option<StepTime> {
     let copied = estimate.host_bytes().saturating_sub(training.start_bytes(case.spec));
+    let sharing = rated.spec.map_or(1.0, |spec| copies_slowed_by(spec, extent.world_size));
     let host = HostSide {
-        bytes: 2.0 * copied as f64 * extent.micro_batches as f64,
+        bytes: sharing * 2.0 * copied as f64 * extent.micro_batches as f64,
         launches: match case.backend {
             BackendKind::Cuda => cuda_launches(case.spec, training, extent.micro_batches),
             _ => 0.0,
