@@ -9,6 +9,7 @@
 
 use std::env;
 use std::ffi::{CStr, c_char, c_int};
+use std::path::Path;
 use std::ptr;
 
 use cudarc::driver::result::{self, DriverError};
@@ -16,7 +17,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent, CUfu
 use libloading::Library;
 
 use crate::error::CudaError;
-use crate::library::open_first;
+use crate::library::open_file;
 
 /// `CUresult` as an integer: a newer driver may return a code that cudarc's enum does not list.
 type Status = u32;
@@ -75,10 +76,7 @@ impl Driver {
     }
 
     fn load_from(files: &[&str]) -> Result<Self, CudaError> {
-        let searched: Vec<String> = files.iter().map(ToString::to_string).collect();
-        let Some((library, file)) = open_first(&searched) else {
-            return Err(CudaError::DriverNotFound { searched, where_looked: where_the_loader_looks() });
-        };
+        let (library, file) = open_first(files)?;
         let version = read_version(&library, &file)?;
         if version < Self::MINIMUM_VERSION {
             return Err(CudaError::DriverTooOld { found: version, needed: Self::MINIMUM_VERSION });
@@ -279,6 +277,19 @@ fn read_version(library: &Library, file: &str) -> Result<u32, CudaError> {
         Ok(version) if status == 0 && version > 0 => Ok(version),
         _ => Err(CudaError::BrokenDriver { library: file.to_string(), symbol: NAME }),
     }
+}
+
+/// Opens the first of `files` that the loader can open, and returns it with its name.
+fn open_first(files: &[&str]) -> Result<(Library, String), CudaError> {
+    let mut searched = Vec::new();
+    for file in files {
+        match open_file(Path::new(file)) {
+            Ok(library) => return Ok((library, (*file).to_owned())),
+            Err(reason) if reason.contains(file) => searched.push(reason),
+            Err(reason) => searched.push(format!("{file}: {reason}")),
+        }
+    }
+    Err(CudaError::DriverNotFound { searched, where_looked: where_the_loader_looks() })
 }
 
 fn where_the_loader_looks() -> String {

@@ -7,12 +7,12 @@
 pub enum CudaError {
     /// No file of the driver library could be opened.
     #[error(
-        "the NVIDIA driver was not found: none of {} could be opened ({}). Install the NVIDIA driver (package \
+        "the NVIDIA driver was not found ({}; {}). Install the NVIDIA driver (package \
          nvidia-driver-570 or newer; in a container, start it with --gpus all), or train on the CPU with backend = \"flex\"",
         .searched.join(", "), .where_looked
     )]
     DriverNotFound {
-        /// The file names that were tried.
+        /// The file names that were tried, each with the loader's reason.
         searched: Vec<String>,
         /// Describes the folders that the loader searches.
         where_looked: String,
@@ -73,14 +73,63 @@ pub enum CudaError {
         second: usize,
     },
 
-    /// No file of cuDNN could be opened.
+    /// No place has all libraries that are needed.
     #[error(
-        "cuDNN was not found: none of {} could be opened. Install {package}, or attention uses slower kernels",
-        .searched.join(", ")
+        "{needed} of one CUDA version were not found{}. Looked in {}. Install PyTorch or NVIDIA's wheels ({}) in a Python \
+         environment, or the CUDA toolkit, or name their folder in FIREBRICK_CUDA; or train through Vulkan with \
+         backend = \"wgpu\" or on the CPU with backend = \"flex\"",
+        supported(*.cuda_major), .places.join("; "), wheels(*.cuda_major)
+    )]
+    LibrariesNotFound {
+        /// The libraries without which nothing runs.
+        needed: String,
+        /// The places in their order, each with what it lacked.
+        places: Vec<String>,
+        /// The newest major version of CUDA that the driver supports; `None` without a driver.
+        cuda_major: Option<u32>,
+    },
+
+    /// Two libraries of the only usable place are of different major versions of CUDA.
+    #[error(
+        "{first} is of CUDA {first_major} and {second} of CUDA {second_major}, and one process cannot use both: uninstall one \
+         of the two versions, or name a place that has one in FIREBRICK_CUDA; or train through Vulkan with \
+         backend = \"wgpu\" or on the CPU with backend = \"flex\""
+    )]
+    MixedMajors {
+        /// File of one library.
+        first: String,
+        /// Its major version of CUDA.
+        first_major: u32,
+        /// File of the other.
+        second: String,
+        /// Its major version of CUDA.
+        second_major: u32,
+    },
+
+    /// The loader refused a library that exists.
+    #[error(
+        "{file} could not be opened: {reason}. Reinstall it: {package}; or train through Vulkan with backend = \"wgpu\" or on \
+         the CPU with backend = \"flex\""
+    )]
+    LibraryNotOpened {
+        /// Its path.
+        file: String,
+        /// The loader's text.
+        reason: String,
+        /// The package to install.
+        package: &'static str,
+    },
+
+    /// cuDNN is not where the other libraries are, or could not be opened.
+    #[error(
+        "cuDNN was not found in {place}, where the other CUDA libraries are: {reason}. Install {package}, or attention uses \
+         slower kernels"
     )]
     CudnnNotFound {
-        /// The file names that were tried.
-        searched: Vec<String>,
+        /// The place of the other libraries.
+        place: String,
+        /// That it is not there, or the loader's text.
+        reason: String,
         /// The package to install.
         package: &'static str,
     },
@@ -123,20 +172,6 @@ pub enum CudaError {
         reason: String,
     },
 
-    /// No file of cuBLASLt could be opened.
-    #[error(
-        "cuBLASLt was not found: none of {} that a driver of CUDA {cuda_major} supports could be opened. Install {package}",
-        .searched.join(", ")
-    )]
-    BlasLtNotFound {
-        /// The file names that were tried.
-        searched: Vec<String>,
-        /// The newest major version of CUDA that the driver supports.
-        cuda_major: u32,
-        /// The package to install.
-        package: &'static str,
-    },
-
     /// A function that every cuBLASLt since CUDA 12 has is missing.
     #[error(
         "{file} is not a working cuBLASLt: its function {symbol} is missing. Remove it, or reinstall cuBLAS 12 or 13"
@@ -172,11 +207,13 @@ pub enum CudaError {
         reason: String,
     },
 
-    /// No file of NCCL could be opened.
-    #[error("NCCL was not found: none of {} could be opened. Install {package}", .searched.join(", "))]
+    /// NCCL is not where the other libraries are, or could not be opened.
+    #[error("NCCL was not found in {place}, where the other CUDA libraries are: {reason}. Install {package}")]
     NcclNotFound {
-        /// The file names that were tried.
-        searched: Vec<String>,
+        /// The place of the other libraries.
+        place: String,
+        /// That it is not there, or the loader's text.
+        reason: String,
         /// The package to install.
         package: &'static str,
     },
@@ -206,15 +243,6 @@ pub enum CudaError {
     /// The connection between devices was closed, because another rank is gone.
     #[error("the connection between the devices was ended, because another rank is gone")]
     NcclAborted,
-
-    /// No file of NVRTC could be opened.
-    #[error("NVRTC was not found: none of {} could be opened. Install {package}", .searched.join(", "))]
-    NvrtcNotFound {
-        /// The file names that were tried.
-        searched: Vec<String>,
-        /// The package to install.
-        package: &'static str,
-    },
 
     /// A function that every NVRTC since CUDA 11.1 has is missing.
     #[error("{file} is not a working NVRTC: its function {symbol} is missing. Remove it, or reinstall NVRTC")]
@@ -284,6 +312,19 @@ impl CudaError {
     pub fn is_out_of_memory(&self) -> bool {
         const OUT_OF_MEMORY: u32 = 2;
         matches!(self, Self::OutOfMemory { .. } | Self::Call { code: OUT_OF_MEMORY, .. })
+    }
+}
+
+/// Says which CUDA versions a driver supports.
+fn supported(cuda_major: Option<u32>) -> String {
+    cuda_major.map_or_else(String::new, |major| format!(" for this driver, which supports CUDA {major}"))
+}
+
+/// Names the wheels of the libraries that a driver of this CUDA version supports.
+fn wheels(cuda_major: Option<u32>) -> &'static str {
+    match cuda_major {
+        Some(12) => "nvidia-cublas-cu12, nvidia-cuda-nvrtc-cu12, nvidia-cuda-runtime-cu12 and nvidia-cudnn-cu12",
+        _ => "nvidia-cublas, nvidia-cuda-nvrtc, nvidia-cuda-runtime and nvidia-cudnn-cu13",
     }
 }
 

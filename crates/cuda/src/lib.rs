@@ -12,6 +12,7 @@ mod error;
 #[doc(hidden)]
 pub mod fault;
 mod graph;
+mod libraries;
 mod library;
 mod memory;
 mod module;
@@ -28,6 +29,7 @@ pub use context::{Context, DeviceMemory};
 pub use cudnn::Cudnn;
 pub use driver::{DeviceInfo, Driver};
 pub use error::CudaError;
+pub use libraries::{Libraries, LibraryReport};
 pub use memory::{DeviceBuffer, PinnedBuffer};
 pub use module::{Arguments, Kernel, LaunchShape, Module};
 pub use nccl::{Nccl, NcclCommunicator, NcclId};

@@ -1,94 +1,114 @@
-//! Finds and opens NVIDIA's libraries, and names the package to install if one is missing.
+//! NVIDIA's libraries: their file names on each system, the package that installs each, and how a file is opened.
 //!
-//! Finding a library means opening its file, since only the loader knows its search path. An opened library stays
-//! loaded, since unloading one that registered thread-local state or exit handlers is not safe.
+//! An opened library stays loaded, since unloading one that registered thread-local state or exit handlers is not safe.
 //!
-//! Trade-off: only the usual file names, on the loader's path and in the CUDA toolkit's folder. Nothing else is searched.
+//! Trade-off: only the usual file names, so a library that was renamed is not found.
 
-use std::env;
-use std::path::PathBuf;
+use std::error::Error;
+use std::path::Path;
 
 use libloading::Library as SharedLibrary;
 
-/// A library that is opened at run time: its file names, and the package that installs it.
+/// A library that is opened at run time.
 pub(crate) struct Library {
-    package: &'static str,
+    /// The name that messages use.
+    pub(crate) name: &'static str,
+    /// The package to install.
+    pub(crate) package: &'static str,
+    /// File names, the best first; `#` stands for the major version of CUDA.
     unix_files: &'static [&'static str],
     windows_files: &'static [&'static str],
 }
 
 /// GEMMs.
 pub(crate) const CUBLASLT: Library = Library {
-    package: "libcublas-13-0 or libcublas-12-8 (apt, NVIDIA's repository); nvidia-cublas (pip)",
-    unix_files: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
-    windows_files: &["cublasLt64_13.dll", "cublasLt64_12.dll"],
+    name: "cuBLASLt",
+    package: "libcublas-13-0 or libcublas-12-8 (apt, NVIDIA's repository), nvidia-cublas or nvidia-cublas-cu12 (pip)",
+    unix_files: &["libcublasLt.so.#", "libcublasLt.so"],
+    windows_files: &["cublasLt64_#.dll"],
 };
 
 /// Attention.
 pub(crate) const CUDNN: Library = Library {
-    package: "libcudnn9-cuda-13 or libcudnn9-cuda-12 (apt, NVIDIA's repository); nvidia-cudnn-cu13 (pip)",
+    name: "cuDNN",
+    package: "libcudnn9-cuda-13 or libcudnn9-cuda-12 (apt, NVIDIA's repository), nvidia-cudnn-cu13 or nvidia-cudnn-cu12 (pip)",
     unix_files: &["libcudnn.so.9", "libcudnn.so"],
     windows_files: &["cudnn64_9.dll"],
 };
 
 /// Collectives between devices. NVIDIA provides it only for Linux.
 pub(crate) const NCCL: Library = Library {
-    package: "libnccl2 (apt, NVIDIA's repository); nvidia-nccl-cu13 or nvidia-nccl-cu12 (pip), with its folder in LD_LIBRARY_PATH",
+    name: "NCCL",
+    package: "libnccl2 (apt, NVIDIA's repository), nvidia-nccl-cu13 or nvidia-nccl-cu12 (pip)",
     unix_files: &["libnccl.so.2", "libnccl.so"],
     windows_files: &["nccl.dll"],
 };
 
 /// Compiles kernels.
 pub(crate) const NVRTC: Library = Library {
-    package: "cuda-nvrtc-13-0 or cuda-nvrtc-12-8 (apt, NVIDIA's repository); nvidia-cuda-nvrtc (pip)",
-    unix_files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
-    windows_files: &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"],
+    name: "NVRTC",
+    package: "cuda-nvrtc-13-0 or cuda-nvrtc-12-8 (apt, NVIDIA's repository), nvidia-cuda-nvrtc or nvidia-cuda-nvrtc-cu12 (pip)",
+    unix_files: &["libnvrtc.so.#", "libnvrtc.so"],
+    windows_files: &["nvrtc64_#0_0.dll"],
 };
 
-/// A library of which no file could be opened.
-pub(crate) struct NotFound {
-    /// The file names that were tried.
-    pub(crate) searched: Vec<String>,
-    /// The package to install.
-    pub(crate) package: &'static str,
-}
-
 impl Library {
-    /// Opens the library, trying only the file names that `usable` accepts: a driver cannot run a library of a newer CUDA.
-    /// Returns it with the name of its file.
-    pub(crate) fn open(&self, usable: impl Fn(&str) -> bool) -> Result<(SharedLibrary, String), NotFound> {
-        let files = if cfg!(windows) { self.windows_files } else { self.unix_files };
-        let usable: Vec<&str> = files.iter().copied().filter(|file| usable(file)).collect();
-        let searched = candidates(&usable);
-        open_first(&searched).ok_or(NotFound { searched, package: self.package })
+    /// Major versions of CUDA whose files are known, the newest first. Those that do not exist yet cost only a failed lookup.
+    const MAJORS: [u32; 9] = [20, 19, 18, 17, 16, 15, 14, 13, 12];
+
+    /// Returns the names that the library's file may have, with the major version of CUDA where the name contains it.
+    pub(crate) fn file_names(&self, windows: bool) -> Vec<(String, Option<u32>)> {
+        let patterns = if windows { self.windows_files } else { self.unix_files };
+        let names = patterns.iter().flat_map(|pattern| {
+            let majors: &[u32] = if pattern.contains('#') { &Self::MAJORS } else { &[] };
+            let unversioned = majors.is_empty().then(|| ((*pattern).to_owned(), None));
+            majors.iter().map(|major| (pattern.replace('#', &major.to_string()), Some(*major))).chain(unversioned)
+        });
+        names.collect()
+    }
+
+    /// Returns the major version of CUDA in a name such as `libcublasLt.so.13.0.2`, which a link `libcublasLt.so` leads to.
+    /// Libraries with version numbers of their own return `None`.
+    pub(crate) fn major_of(&self, file_name: &str) -> Option<u32> {
+        let pattern = self.unix_files.iter().find(|pattern| pattern.contains('#'))?;
+        let version = file_name.strip_prefix(pattern.trim_end_matches('#'))?;
+        version.split('.').next()?.parse().ok()
     }
 }
 
-/// Opens the first of `files` that the loader can open, and returns it with its name.
-pub(crate) fn open_first(files: &[String]) -> Option<(SharedLibrary, String)> {
-    files.iter().find_map(|file| {
-        // SAFETY: opening runs the library's initializers. The names are those of NVIDIA's libraries, whose initializers
-        // have no preconditions. The owner of the machine decides what file has such a name on the library path.
-        unsafe { SharedLibrary::new(file) }.ok().map(|library| (library, file.clone()))
-    })
+/// Opens one file. A path is opened as it is; for a bare name the loader searches.
+///
+/// # Errors
+/// The loader's text.
+pub(crate) fn open_file(file: &Path) -> Result<SharedLibrary, String> {
+    // SAFETY: opening runs the library's initializers. The names are those of NVIDIA's libraries, whose initializers
+    // have no preconditions. The owner of the machine decides what file has such a name in the places that are searched.
+    let opened = unsafe { open_with_its_folder(file) };
+    opened.map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
 }
 
-/// Returns the bare names, for the loader's own search path, then the same names in the CUDA toolkit's folder.
-fn candidates(files: &[&str]) -> Vec<String> {
-    let folders = toolkit_folders();
-    let below = folders.iter().flat_map(|folder| files.iter().map(|file| folder.join(file).display().to_string()));
-    files.iter().map(ToString::to_string).chain(below).collect()
+/// # Safety
+/// The library's initializers have no preconditions.
+#[cfg(unix)]
+unsafe fn open_with_its_folder(file: &Path) -> Result<SharedLibrary, libloading::Error> {
+    // SAFETY: the caller's promise.
+    unsafe { SharedLibrary::new(file) }
 }
 
-fn toolkit_folders() -> Vec<PathBuf> {
-    let inside: &[&str] = if cfg!(windows) { &["bin/x64", "bin"] } else { &["lib64", "lib"] };
-    let mut roots: Vec<PathBuf> =
-        ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(env::var_os).map(PathBuf::from).collect();
-    if cfg!(unix) {
-        roots.push(PathBuf::from("/usr/local/cuda"));
+/// Windows looks for the libraries that a library needs in its folder only if it is opened with these flags.
+///
+/// # Safety
+/// The library's initializers have no preconditions.
+#[cfg(windows)]
+unsafe fn open_with_its_folder(file: &Path) -> Result<SharedLibrary, libloading::Error> {
+    use libloading::os::windows::{LOAD_LIBRARY_SEARCH_DEFAULT_DIRS, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR, Library};
+    if !file.is_absolute() {
+        // SAFETY: the caller's promise.
+        return unsafe { SharedLibrary::new(file) };
     }
-    roots.dedup();
-    roots.iter().flat_map(|root| inside.iter().map(|folder| root.join(folder))).filter(|f| f.is_dir()).collect()
+    let flags = LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR | LOAD_LIBRARY_SEARCH_DEFAULT_DIRS;
+    // SAFETY: the caller's promise.
+    unsafe { Library::load_with_flags(file, flags) }.map(SharedLibrary::from)
 }
 
 #[cfg(test)]
@@ -96,17 +116,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_found_names_its_files_and_its_package() {
-        for library in [CUBLASLT, CUDNN, NCCL, NVRTC] {
-            assert!(!library.unix_files.is_empty() && !library.windows_files.is_empty());
-            let Err(missing) = library.open(|_| false) else { panic!("no file was usable") };
-            assert!(missing.searched.is_empty() && missing.package.contains("apt"), "{}", missing.package);
-        }
-        assert_eq!(candidates(CUDNN.unix_files)[0], "libcudnn.so.9");
+    fn file_names_begin_with_the_newest_cuda_and_say_which_one_they_are_of() {
+        let names = CUBLASLT.file_names(false);
+        assert!(names.contains(&("libcublasLt.so.13".to_owned(), Some(13))));
+        assert_eq!(names.last(), Some(&("libcublasLt.so".to_owned(), None)));
+        assert!(names.iter().filter_map(|name| name.1).is_sorted_by(|first, second| first > second));
+        assert!(NVRTC.file_names(true).contains(&("nvrtc64_120_0.dll".to_owned(), Some(12))));
+        assert_eq!(CUDNN.file_names(true), [("cudnn64_9.dll".to_owned(), None)]);
     }
 
     #[test]
-    fn a_missing_file_is_none_and_not_a_panic() {
-        assert!(open_first(&["libfirebrick_that_is_not_there.so".to_string()]).is_none());
+    fn only_libraries_that_are_numbered_like_cuda_have_its_version_in_their_name() {
+        assert_eq!(NVRTC.major_of("libnvrtc.so.12.9.86"), Some(12));
+        assert_eq!(NVRTC.major_of("libnvrtc.alt.so.12"), None);
+        assert_eq!(CUDNN.major_of("libcudnn.so.9.18.0"), None);
+    }
+
+    #[test]
+    fn a_missing_file_is_the_loaders_text_and_not_a_panic() {
+        let text = open_file(Path::new("libfirebrick_that_is_not_there.so")).expect_err("there is no such file");
+        assert!(text.contains("libfirebrick_that_is_not_there"), "{text}");
     }
 }

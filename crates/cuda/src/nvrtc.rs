@@ -12,7 +12,8 @@ use std::time::Instant;
 use crate::disk_cache::{Cache, Key};
 use crate::driver::Driver;
 use crate::error::CudaError;
-use crate::library::{NVRTC, NotFound};
+use crate::libraries::{Libraries, Opened};
+use crate::library::NVRTC;
 
 type Status = c_int;
 type Raw = *mut c_void;
@@ -88,21 +89,22 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Finds and loads NVRTC. Images are cached in the folder `kernels` of `FIREBRICK_CACHE`, or of `firebrick` in the user's
-    /// cache folder. If that folder belongs to another user or cannot be written, nothing is cached, with a warning.
+    /// Takes NVRTC from where the other libraries are; without a driver, from the first place that has it. Images are cached in
+    /// the folder `kernels` of `FIREBRICK_CACHE`, or of `firebrick` in the user's cache folder. If that folder belongs to another
+    /// user or cannot be written, nothing is cached, with a warning.
     ///
     /// # Errors
-    /// [`CudaError::NvrtcNotFound`], [`CudaError::BrokenNvrtc`], or [`CudaError::Compilation`] if it cannot compile anything.
+    /// Errors of [`Libraries::find`], [`CudaError::BrokenNvrtc`], or [`CudaError::Compilation`] if it cannot compile anything.
     pub fn load() -> Result<Self, CudaError> {
         Self::with_cache(Cache::of("kernels"))
     }
 
     fn with_cache(cache: Cache) -> Result<Self, CudaError> {
-        let not_found = |NotFound { searched, package }| CudaError::NvrtcNotFound { searched, package };
-        let (library, file) = NVRTC.open(usable).map_err(not_found)?;
-        let symbols = Symbols::look_up(&library, &file)?;
-        // Function pointers into the library are kept, so it must never be unloaded.
-        std::mem::forget(library);
+        let nvrtc: Opened = match Driver::load() {
+            Ok(driver) => Libraries::find(&driver)?.nvrtc().clone(),
+            Err(_) => Libraries::open_alone(&NVRTC)?,
+        };
+        let symbols = Symbols::look_up(nvrtc.library, &nvrtc.file)?;
         let build = build(&symbols)?;
         Ok(Self { symbols, build, cache })
     }
@@ -127,14 +129,6 @@ impl Compiler {
         };
         Ok(Image { name: program.name.clone(), bytes: bytes.into(), source: program.source.as_str().into() })
     }
-}
-
-/// Returns whether the driver can run this library's code, which must not be of a newer major CUDA version. Without a driver, any version is usable.
-fn usable(file: &str) -> bool {
-    let newest = Driver::load().map_or(u32::MAX, |driver| driver.version().0);
-    !["12", "13", "14"]
-        .iter()
-        .any(|major| file.contains(&format!(".so.{major}")) && major.parse::<u32>().is_ok_and(|major| major > newest))
 }
 
 /// Returns all options: the architecture, the language, and those of the program. From Hopper on, the

@@ -83,7 +83,7 @@ fn load() -> Option<(Context, Cudnn)> {
     let context = Context::retain(&driver, 0).expect("device 0 of a loaded driver");
     match Cudnn::load(&context) {
         Ok(cudnn) => Some((context, cudnn)),
-        Err(CudaError::CudnnNotFound { .. }) => None,
+        Err(CudaError::CudnnNotFound { .. } | CudaError::LibrariesNotFound { .. }) => None,
         Err(error) => panic!("{error}"),
     }
 }

@@ -118,8 +118,8 @@ fn steps_in_8_bit_floats_are_alike_on_every_generation_that_has_them() {
     }
 }
 
-/// Runs `work` in a process that finds the libraries of `null_cuda.c`, as a card of this compute capability, which write to these files; `test` calls
-/// this again there.
+/// Runs `work` in a process that finds the driver of `null_cuda.c` on the loader's path and its libraries by `FIREBRICK_CUDA`, as a card of this
+/// compute capability, which write to these files; `test` calls this again there.
 fn over_null_cuda(test: &str, capability: &str, files: &[&str], work: fn()) {
     if env::var_os(COUNTS).is_some() {
         if env::var(CAPABILITY).is_ok_and(|own| own == capability) {
@@ -138,6 +138,7 @@ fn over_null_cuda(test: &str, capability: &str, files: &[&str], work: fn()) {
     let mut running = Command::new(env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture"])
         .env("LD_LIBRARY_PATH", env::join_paths(paths).unwrap())
+        .env("FIREBRICK_CUDA", folder.path())
         .env("FIREBRICK_CACHE", folder.path().join("cache"))
         // CubeCL searches this path for headers, which nothing reads here.
         .env("CUDA_PATH", folder.path())

@@ -27,7 +27,8 @@ const DATA: [&str; 3] = ["tests/fixtures", "tests/golden", "docs/decisions.md"];
 /// Runs every program of the bundle and reports; fails if one of them failed.
 const SCRIPT: &str = "\
 #!/bin/sh
-# Runs the GPU suite. Needs the NVIDIA driver, and cuBLASLt, NVRTC and (for attention) cuDNN where the loader finds them.
+# Runs the GPU suite. Needs the NVIDIA driver, and cuBLASLt, NVRTC and (for attention) cuDNN of one CUDA version. If there are
+# several in Python environments, toolkits and on the loader's path, FIREBRICK_CUDA names the folder of those to test.
 cd \"$(dirname \"$0\")\" || exit 1
 export FIREBRICK_TESTS=\"$PWD/tests\"
 run() {

@@ -1,4 +1,4 @@
-//! The functions and constants of cublasLt.h that are used here, loaded from the cuBLASLt of the machine.
+//! The functions and constants of cublasLt.h that are used here, looked up in the cuBLASLt of the machine.
 //!
 //! Constants are integers, not Rust enums: a newer library may return a value that an enum does not list, which would be
 //! undefined behavior. They are the same in CUDA 12 and 13; the scale modes came with 12.8 and 12.9, and an older library
@@ -13,7 +13,7 @@ use libloading::Library;
 
 use crate::driver::Driver;
 use crate::error::CudaError;
-use crate::library::{CUBLASLT, NotFound};
+use crate::libraries::Libraries;
 
 /// `cublasStatus_t`.
 pub(super) type Status = u32;
@@ -148,24 +148,22 @@ impl Symbols {
     /// Opens the library that this driver can run, once per process.
     ///
     /// # Errors
-    /// [`CudaError::BlasLtNotFound`] or [`CudaError::BrokenBlasLt`].
+    /// Errors of [`Libraries::find`], or [`CudaError::BrokenBlasLt`].
     pub(super) fn load(driver: &Driver) -> Result<&'static Self, CudaError> {
-        Self::load_up_to(driver.version().0)
-    }
-
-    /// Loads the library as [`Symbols::load`] does, up to the given major CUDA version.
-    pub(super) fn load_up_to(cuda_major: u32) -> Result<&'static Self, CudaError> {
         static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
         if let Some(symbols) = SYMBOLS.get() {
             return Ok(symbols);
         }
-        let opened = CUBLASLT.open(|file| cuda_major_of(file).is_none_or(|major| major <= cuda_major));
-        let not_found = |NotFound { searched, package }| CudaError::BlasLtNotFound { searched, cuda_major, package };
-        let (library, file) = opened.map_err(not_found)?;
-        let symbols = Self::look_up(&library, &file)?;
-        // Function pointers into the library are kept, so it must never be unloaded.
-        std::mem::forget(library);
+        let cublaslt = Libraries::find(driver)?.cublaslt();
+        let symbols = Self::look_up(cublaslt.library, &cublaslt.file)?;
         Ok(SYMBOLS.get_or_init(|| symbols))
+    }
+
+    /// Loads any version of the library, without a driver.
+    #[cfg(test)]
+    pub(super) fn load_alone() -> Result<&'static Self, CudaError> {
+        let cublaslt = Libraries::open_alone(&crate::library::CUBLASLT)?;
+        Ok(Box::leak(Box::new(Self::look_up(cublaslt.library, &cublaslt.file)?)))
     }
 
     fn look_up(library: &Library, file: &str) -> Result<Self, CudaError> {
@@ -220,13 +218,6 @@ impl Symbols {
     }
 }
 
-/// Returns the CUDA version at the end of a file's name: 13 for `libcublasLt.so.13` and for `cublasLt64_13.dll`.
-fn cuda_major_of(file: &str) -> Option<u32> {
-    let stem = file.strip_suffix(".dll").unwrap_or(file);
-    let digits = stem.len() - stem.trim_end_matches(|c: char| c.is_ascii_digit()).len();
-    stem[stem.len() - digits..].parse().ok()
-}
-
 /// Looks up a function of the library.
 ///
 /// # Safety
@@ -242,20 +233,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cuda_version_of_a_library_is_read_from_its_file_name() {
-        let names = ["libcublasLt.so.13", "cublasLt64_12.dll", "libcublasLt.so"];
-        assert_eq!(names.map(cuda_major_of), [Some(13), Some(12), None]);
-    }
-
-    #[test]
     fn results_have_the_size_that_the_header_declares() {
         assert_eq!(size_of::<Algorithm>(), 64);
         assert_eq!(size_of::<HeuristicResult>(), 64 + 8 + 4 + 4 + 16);
     }
 
+    /// Needs cuBLASLt but no GPU; returns early without cuBLASLt.
     #[test]
     fn an_error_names_its_status_and_the_requested_gemm() {
-        let Ok(symbols) = Symbols::load_up_to(u32::MAX) else { return };
+        let Ok(symbols) = Symbols::load_alone() else { return };
         assert_eq!(symbols.checked("cublasLtMatmul", 0, || unreachable!("only for errors")), Ok(()));
         let error = symbols.checked("cublasLtMatmul", 15, || "f32 [2, 3]".to_string()).expect_err("15 is an error");
         let message = error.to_string();

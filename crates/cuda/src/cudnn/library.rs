@@ -17,8 +17,9 @@ use super::plan::Plan;
 use super::shape::{AttentionShape, Pass};
 use super::sys::{Raw, Symbols};
 use crate::context::Context;
+use crate::driver::Driver;
 use crate::error::CudaError;
-use crate::library::{CUDNN, NotFound};
+use crate::libraries::Libraries;
 use crate::stream::Stream;
 
 /// cuDNN on one device, with the plans that were built so far.
@@ -64,9 +65,9 @@ impl Cudnn {
     /// Finds and loads cuDNN and creates handles for the device of the context. Takes about a second the first time.
     ///
     /// # Errors
-    /// [`CudaError::CudnnNotFound`], [`CudaError::BrokenCudnn`], or errors of cuDNN or the driver.
+    /// Errors of [`Libraries::find`], [`CudaError::CudnnNotFound`], [`CudaError::BrokenCudnn`], or errors of cuDNN or the driver.
     pub fn load(context: &Context) -> Result<Self, CudaError> {
-        let (symbols, version) = load_library()?;
+        let (symbols, version) = load_library(context.driver())?;
         let major = context.driver().device(context.ordinal())?.compute_capability.0;
         let handle = || Handle::new(context, symbols).map(Mutex::new);
         let (forward, backward) = (handle()?, handle()?);
@@ -199,13 +200,10 @@ fn made(plans: &mut HashMap<Key, Entry>, key: Key, make: impl FnOnce() -> Built)
     built
 }
 
-/// Opens the library, which is never unloaded.
-fn load_library() -> Result<(Symbols, Version), CudaError> {
-    // Its file names do not depend on the CUDA version, so all of them are tried.
-    let not_found = |NotFound { searched, package }| CudaError::CudnnNotFound { searched, package };
-    let (library, file) = CUDNN.open(|_| true).map_err(not_found)?;
-    let symbols = Symbols::look_up(&library, &file)?;
-    std::mem::forget(library);
+/// Looks up the functions of the library, which is never unloaded, and its version.
+fn load_library(driver: &Driver) -> Result<(Symbols, Version), CudaError> {
+    let cudnn = Libraries::find(driver)?.cudnn()?;
+    let symbols = Symbols::look_up(cudnn.library, &cudnn.file)?;
     // SAFETY: has no arguments and accesses no device.
     let version = Version::unpack(unsafe { (symbols.get_version)() });
     Ok((symbols, version))
@@ -246,11 +244,13 @@ mod tests {
     use super::super::shape::{Element, Layout, RowStrides};
     use super::*;
 
+    /// Needs a driver and the libraries; returns early without them.
     #[test]
     fn without_cudnn_the_error_names_the_package() {
-        match load_library() {
+        let Ok(driver) = Driver::load() else { return };
+        match load_library(&driver) {
             Ok((_, version)) => assert!(version.0 >= 8, "{version}"),
-            Err(error) => assert!(error.to_string().contains("libcudnn9"), "{error}"),
+            Err(error) => assert!(error.to_string().contains("nvidia-cudnn"), "{error}"),
         }
     }
 

@@ -9,8 +9,9 @@ use std::sync::OnceLock;
 use libloading::Library;
 
 use super::NcclId;
+use crate::driver::Driver;
 use crate::error::CudaError;
-use crate::library::{NCCL, NotFound};
+use crate::libraries::Libraries;
 
 /// `ncclResult_t`.
 pub(super) type Status = c_int;
@@ -60,17 +61,14 @@ impl Symbols {
     /// Opens the library, once per process.
     ///
     /// # Errors
-    /// [`CudaError::NcclNotFound`] or [`CudaError::BrokenNccl`].
+    /// Errors of [`Driver::load`] and [`Libraries::find`], [`CudaError::NcclNotFound`] or [`CudaError::BrokenNccl`].
     pub(super) fn load() -> Result<&'static Self, CudaError> {
         static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
         if let Some(symbols) = SYMBOLS.get() {
             return Ok(symbols);
         }
-        let not_found = |NotFound { searched, package }| CudaError::NcclNotFound { searched, package };
-        let (library, file) = NCCL.open(|_| true).map_err(not_found)?;
-        let symbols = Self::look_up(&library, &file)?;
-        // Function pointers into the library are kept, so it must never be unloaded.
-        std::mem::forget(library);
+        let nccl = Libraries::find(&Driver::load()?)?.nccl()?;
+        let symbols = Self::look_up(nccl.library, &nccl.file)?;
         Ok(SYMBOLS.get_or_init(|| symbols))
     }
 

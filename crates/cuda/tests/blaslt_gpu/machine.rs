@@ -19,12 +19,12 @@ pub(crate) struct Memory {
 }
 
 impl Machine {
-    /// Finds the GPU; `None` without a driver or cuBLASLt; other failures fail the test.
+    /// Finds the GPU; `None` without a driver or the libraries; other failures fail the test.
     pub(crate) fn find() -> Option<Self> {
         let driver = Driver::load().ok()?;
         let context = Context::retain(&driver, 0).expect("device 0 of a loaded driver");
         let blas = match BlasLt::new(&context) {
-            Err(CudaError::BlasLtNotFound { .. }) => return None,
+            Err(CudaError::LibrariesNotFound { .. }) => return None,
             created => created.expect("a handle of cuBLASLt"),
         };
         Some(Self { blas, stream: Stream::new(&context).expect("a stream"), context })

@@ -65,7 +65,7 @@ use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::Runtime;
 use cubecl::server::Handle;
-use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Repeats, Stream, StreamHandoff};
+use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Libraries, Repeats, Stream, StreamHandoff};
 
 use crate::backends::cuda::attention::library::{CudnnLimits, Library};
 use crate::backends::cuda::comm::collectives::Collectives;
@@ -143,15 +143,16 @@ pub(super) fn configure() {
     });
 }
 
-/// Loads the driver, counts its devices and looks for the libraries. Without this, CubeCL would panic if one is missing.
+/// Loads the driver, counts its devices, and finds and opens the libraries. Without this, CubeCL would panic if one is missing.
 ///
 /// # Errors
 /// Describes what is missing.
 pub fn probe() -> Result<(), String> {
-    let devices = Driver::load().and_then(|driver| driver.devices()).map_err(|error| error.to_string())?;
-    if devices.is_empty() {
+    let driver = Driver::load().map_err(|error| error.to_string())?;
+    if driver.devices().map_err(|error| error.to_string())?.is_empty() {
         return Err("the NVIDIA driver is installed, but it lists no device".to_owned());
     }
+    Libraries::find(&driver).map_err(|error| error.to_string())?;
     configure();
     Ok(())
 }
