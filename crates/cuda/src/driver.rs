@@ -5,7 +5,8 @@
 //! versions of cudarc's bindings lack. After that, only functions that every driver since CUDA 11 exports are called through
 //! cudarc.
 //!
-//! Trade-off: drivers before CUDA 12.5 are rejected, since they cannot order a stream against a whole context.
+//! Trade-off: drivers before CUDA 12.2 (R535) are rejected. Those before 12.5 cannot order a stream against a whole context, for
+//! which [`crate::StreamHandoff`] makes the host wait.
 
 use std::env;
 use std::ffi::{CStr, c_char, c_int};
@@ -17,6 +18,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent, CUfu
 use libloading::Library;
 
 use crate::error::CudaError;
+use crate::imitation::Imitation;
 use crate::library::open_file;
 
 /// `CUresult` as an integer: a newer driver may return a code that cudarc's enum does not list.
@@ -25,8 +27,8 @@ type Status = u32;
 /// Functions looked up by name.
 #[derive(Clone, Copy)]
 struct Symbols {
-    ctx_record_event: unsafe extern "C" fn(CUcontext, CUevent) -> Status,
-    ctx_wait_event: unsafe extern "C" fn(CUcontext, CUevent) -> Status,
+    /// `cuCtxRecordEvent` and `cuCtxWaitEvent`, available since CUDA 12.5.
+    context_events: Option<[unsafe extern "C" fn(CUcontext, CUevent) -> Status; 2]>,
     event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> Status,
     /// Available since CUDA 12.4; only a check uses it.
     func_get_param_info: Option<unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> Status>,
@@ -61,15 +63,17 @@ pub struct DeviceInfo {
 }
 
 impl Driver {
-    /// The minimum CUDA version, `1000 * major + 10 * minor`: 12.5 introduced `cuCtxRecordEvent`, which
-    /// [`crate::StreamHandoff`] needs.
-    pub const MINIMUM_VERSION: u32 = 12_050;
+    /// The minimum CUDA version, `1000 * major + 10 * minor`: that of R535.
+    pub const MINIMUM_VERSION: u32 = 12_020;
+
+    /// The version that introduced `cuCtxRecordEvent` and `cuCtxWaitEvent`.
+    const ORDERS_CONTEXTS_SINCE: u32 = 12_050;
 
     /// Finds, loads and initializes the driver. Never panics.
     ///
     /// # Errors
-    /// [`CudaError::DriverNotFound`], [`CudaError::DriverTooOld`], [`CudaError::BrokenDriver`], [`CudaError::NoDevice`], or
-    /// errors of `cuInit`.
+    /// [`CudaError::DriverNotFound`], [`CudaError::DriverTooOld`], [`CudaError::BrokenDriver`], [`CudaError::NoDevice`],
+    /// [`CudaError::InvalidVariable`], or errors of `cuInit`.
     pub fn load() -> Result<Self, CudaError> {
         let files: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
         Self::load_from(files)
@@ -81,7 +85,10 @@ impl Driver {
         if version < Self::MINIMUM_VERSION {
             return Err(CudaError::DriverTooOld { found: version, needed: Self::MINIMUM_VERSION });
         }
-        let driver = Self { version, symbols: Symbols::look_up(&library, &file)? };
+        let mut driver = Self { version, symbols: Symbols::look_up(&library, &file)? };
+        if Imitation::of_process()?.driver.is_some_and(|imitated| imitated < Self::ORDERS_CONTEXTS_SINCE) {
+            driver = driver.without_context_events();
+        }
         // Function pointers into the library are kept, and cudarc opens the same file, so it must never be unloaded.
         std::mem::forget(library);
 
@@ -97,6 +104,16 @@ impl Driver {
     /// Returns the newest CUDA version that this driver supports, `(major, minor)`.
     pub fn version(&self) -> (u32, u32) {
         (self.version / 1000, self.version % 1000 / 10)
+    }
+
+    /// Returns whether a stream can be ordered against all other work of a context without a wait of the host.
+    pub fn orders_contexts(&self) -> bool {
+        self.symbols.context_events.is_some()
+    }
+
+    /// Returns the driver without the functions that drivers before CUDA 12.5 lack.
+    pub(crate) fn without_context_events(self) -> Self {
+        Self { symbols: Symbols { context_events: None, ..self.symbols }, ..self }
     }
 
     /// Returns the number of devices that CUDA sees.
@@ -167,22 +184,26 @@ impl Driver {
         self.checked("cuDeviceGet", result::device::get(number))
     }
 
-    /// Records `event` after all work submitted to `context` so far, on any stream.
+    /// Records `event` after all work submitted to `context` so far, on any stream. Returns false, and records nothing, if the
+    /// driver does not [order contexts](Self::orders_contexts).
     ///
     /// # Safety
     /// Both handles must be alive, and `event` must have been created in `context`.
-    pub(crate) unsafe fn record_context(&self, context: CUcontext, event: CUevent) -> Result<(), CudaError> {
+    pub(crate) unsafe fn record_context(&self, context: CUcontext, event: CUevent) -> Result<bool, CudaError> {
+        let Some([record, _]) = self.symbols.context_events else { return Ok(false) };
         // SAFETY: the caller's promise.
-        self.status("cuCtxRecordEvent", unsafe { (self.symbols.ctx_record_event)(context, event) })
+        self.status("cuCtxRecordEvent", unsafe { record(context, event) }).map(|()| true)
     }
 
-    /// Makes all work submitted to `context` from now on, to any stream, wait for `event`.
+    /// Makes all work submitted to `context` from now on, to any stream, wait for `event`. Returns false, and does nothing, if the
+    /// driver does not [order contexts](Self::orders_contexts).
     ///
     /// # Safety
     /// Both handles must be alive, and `event` must have been created in `context`.
-    pub(crate) unsafe fn make_context_wait(&self, context: CUcontext, event: CUevent) -> Result<(), CudaError> {
+    pub(crate) unsafe fn make_context_wait(&self, context: CUcontext, event: CUevent) -> Result<bool, CudaError> {
+        let Some([_, wait]) = self.symbols.context_events else { return Ok(false) };
         // SAFETY: the caller's promise.
-        self.status("cuCtxWaitEvent", unsafe { (self.symbols.ctx_wait_event)(context, event) })
+        self.status("cuCtxWaitEvent", unsafe { wait(context, event) }).map(|()| true)
     }
 
     /// Returns the milliseconds between two recorded events.
@@ -244,9 +265,9 @@ impl Symbols {
     fn look_up(library: &Library, file: &str) -> Result<Self, CudaError> {
         // SAFETY: the fields' types are the declarations of cuda.h, with CUresult as the 32-bit integer that it is in C.
         unsafe {
+            let (record, wait) = (symbol(library, file, "cuCtxRecordEvent"), symbol(library, file, "cuCtxWaitEvent"));
             Ok(Self {
-                ctx_record_event: symbol(library, file, "cuCtxRecordEvent")?,
-                ctx_wait_event: symbol(library, file, "cuCtxWaitEvent")?,
+                context_events: record.and_then(|record| Ok([record, wait?])).ok(),
                 event_elapsed_time: symbol(library, file, "cuEventElapsedTime")?,
                 func_get_param_info: symbol(library, file, "cuFuncGetParamInfo").ok(),
                 error_name: symbol(library, file, "cuGetErrorName")?,

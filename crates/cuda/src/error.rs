@@ -18,9 +18,9 @@ pub enum CudaError {
         where_looked: String,
     },
 
-    /// The driver is too old for stream ordering with CubeCL.
+    /// The driver is too old.
     #[error(
-        "the NVIDIA driver supports CUDA {}, but CUDA {} or newer is needed: update the driver to 555 or newer, or \
+        "the NVIDIA driver supports CUDA {}, but CUDA {} or newer is needed: update the driver to 535 or newer, or \
          train on the CPU with backend = \"flex\"",
         dotted(*.found), dotted(*.needed)
     )]
@@ -60,6 +60,17 @@ pub enum CudaError {
         ordinal: usize,
         /// The number of devices.
         count: usize,
+    },
+
+    /// An environment variable has a value without a meaning.
+    #[error("{name} is {value:?}, but {expected} is expected: change it or unset it")]
+    InvalidVariable {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        expected: String,
     },
 
     /// Two handles belong to different devices.

@@ -12,6 +12,7 @@ mod error;
 #[doc(hidden)]
 pub mod fault;
 mod graph;
+mod imitation;
 mod libraries;
 mod library;
 mod memory;

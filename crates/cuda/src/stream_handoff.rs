@@ -1,7 +1,7 @@
 //! Orders our stream after and before all other work in its context, without access to CubeCL's streams.
 //!
-//! CubeCL does not expose its streams, but works in the device's primary context, and a context as a whole can be
-//! recorded and made to wait. A section of our work is therefore bracketed like this, without any host wait:
+//! CubeCL does not expose its streams, but works in the device's primary context, and since CUDA 12.5 a context as a whole can
+//! be recorded and made to wait. A section of our work is therefore bracketed like this, without any host wait:
 //!
 //! ```text
 //! begin:  cuCtxRecordEvent(context, begun)      everything submitted to the context so far ...
@@ -9,6 +9,8 @@
 //! end:    cuEventRecord(ended, stream)          everything submitted to our stream ...
 //!         cuCtxWaitEvent(context, ended)        ... precedes what is submitted to the context next
 //! ```
+//!
+//! With an older driver the host waits for the context when a section begins, and for our stream when it ends.
 //!
 //! Trade-off: this orders ALL streams of the context, in both directions, so a copy or a collective on a side stream also
 //! delays ours. A handoff belongs at the edges of a section of work, not around each call. CubeCL submits from its own
@@ -39,15 +41,16 @@ impl StreamHandoff {
     }
 
     /// Orders the stream after everything submitted to the context so far. Until [`StreamHandoff::end`], no other work
-    /// may use device memory of this section, because CubeCL reuses freed memory in the order of its own stream.
+    /// may use device memory of this section, because CubeCL reuses freed memory in the order of its own stream. No stream of the
+    /// context may be recording a graph: an older driver waits.
     ///
     /// # Errors
     /// Errors of the driver.
     pub fn begin(&self) -> Result<(), CudaError> {
         let context = self.stream.context();
         // SAFETY: the stream retains the context, and the event was created in it.
-        unsafe { context.driver().record_context(context.handle(), self.begun.handle())? };
-        self.stream.wait_for(&self.begun)
+        let is_recorded = unsafe { context.driver().record_context(context.handle(), self.begun.handle())? };
+        if is_recorded { self.stream.wait_for(&self.begun) } else { context.synchronize() }
     }
 
     /// Orders everything that is submitted to the context from now on after the stream's work so far. Must also be called
@@ -59,7 +62,8 @@ impl StreamHandoff {
         self.stream.record(&self.ended)?;
         let context = self.stream.context();
         // SAFETY: the stream retains the context, and the event was created in it.
-        unsafe { context.driver().make_context_wait(context.handle(), self.ended.handle()) }
+        let waits = unsafe { context.driver().make_context_wait(context.handle(), self.ended.handle())? };
+        if waits { Ok(()) } else { self.stream.synchronize() }
     }
 }
 
@@ -73,7 +77,12 @@ mod tests {
     #[test]
     fn a_section_is_ordered_after_earlier_and_before_later_work_of_the_context() {
         let Ok(driver) = Driver::load() else { return };
-        let context = Context::retain(&driver, 0).expect("device 0 of a loaded driver");
+        sections_are_ordered(&driver);
+        sections_are_ordered(&driver.without_context_events());
+    }
+
+    fn sections_are_ordered(driver: &Driver) {
+        let context = Context::retain(driver, 0).expect("device 0 of a loaded driver");
         let side = Stream::new(&context).expect("a second stream");
         let (start, end) = (Event::timed(&context).expect("event"), Event::timed(&context).expect("event"));
         let handoff = StreamHandoff::new(Stream::new(&context).expect("a stream")).expect("handoff");
