@@ -40,6 +40,7 @@ struct Symbols {
 #[derive(Clone, Copy)]
 pub struct Driver {
     version: u32,
+    imitation: Imitation,
     symbols: Symbols,
 }
 
@@ -85,8 +86,9 @@ impl Driver {
         if version < Self::MINIMUM_VERSION {
             return Err(CudaError::DriverTooOld { found: version, needed: Self::MINIMUM_VERSION });
         }
-        let mut driver = Self { version, symbols: Symbols::look_up(&library, &file)? };
-        if Imitation::of_process()?.driver.is_some_and(|imitated| imitated < Self::ORDERS_CONTEXTS_SINCE) {
+        let (imitation, symbols) = (Imitation::of_process()?, Symbols::look_up(&library, &file)?);
+        let mut driver = Self { version, imitation, symbols };
+        if imitation.driver.is_some_and(|imitated| imitated < Self::ORDERS_CONTEXTS_SINCE) {
             driver = driver.without_context_events();
         }
         // Function pointers into the library are kept, and cudarc opens the same file, so it must never be unloaded.
@@ -130,10 +132,10 @@ impl Driver {
         (0..self.device_count()?).map(|ordinal| self.device(ordinal)).collect()
     }
 
-    /// Returns one device.
+    /// Returns one device. `FIREBRICK_CUDA_CAPABILITY` and `FIREBRICK_CUDA_BLOCK_BYTES` make it an older or smaller one.
     ///
     /// # Errors
-    /// [`CudaError::NoSuchDevice`], or errors of the driver.
+    /// [`CudaError::NoSuchDevice`], [`CudaError::InvalidVariable`], or errors of the driver.
     pub fn device(&self, ordinal: usize) -> Result<DeviceInfo, CudaError> {
         let device = self.handle(ordinal)?;
         let attribute = |attribute| {
@@ -143,18 +145,20 @@ impl Driver {
         };
         // SAFETY: `device` came from cuDeviceGet.
         let total_memory = unsafe { result::device::total_mem(device) };
+        let mut compute_capability = (
+            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        let mut shared_memory_per_block_bytes =
+            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        self.imitation.apply(&mut compute_capability, &mut shared_memory_per_block_bytes)?;
         Ok(DeviceInfo {
             ordinal,
             name: self.checked("cuDeviceGetName", result::device::get_name(device))?,
-            compute_capability: (
-                attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-                attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-            ),
+            compute_capability,
             total_memory_bytes: self.checked("cuDeviceTotalMem", total_memory)? as u64,
             multiprocessors: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-            shared_memory_per_block_bytes: attribute(
-                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-            )?,
+            shared_memory_per_block_bytes,
             l2_bytes: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
         })
     }

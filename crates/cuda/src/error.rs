@@ -264,6 +264,19 @@ pub enum CudaError {
         symbol: &'static str,
     },
 
+    /// NVRTC knows neither the card nor an older one.
+    #[error(
+        "this NVRTC does not compile for cards of compute capability {}: it knows {}. Install an older CUDA, or train through \
+         Vulkan with backend = \"wgpu\" or on the CPU with backend = \"flex\"",
+        tenth(*.number), .known.iter().copied().map(tenth).collect::<Vec<_>>().join(", ")
+    )]
+    UnknownArchitecture {
+        /// `10 * major + minor` of the compute capability.
+        number: u32,
+        /// What NVRTC knows, in the same form.
+        known: Vec<u32>,
+    },
+
     /// A source did not compile.
     #[error("{program} did not compile: {log}")]
     Compilation {
@@ -337,6 +350,11 @@ fn wheels(cuda_major: Option<u32>) -> &'static str {
         Some(12) => "nvidia-cublas-cu12, nvidia-cuda-nvrtc-cu12, nvidia-cuda-runtime-cu12 and nvidia-cudnn-cu12",
         _ => "nvidia-cublas, nvidia-cuda-nvrtc, nvidia-cuda-runtime and nvidia-cudnn-cu13",
     }
+}
+
+/// Formats `75` as `7.5`.
+fn tenth(number: u32) -> String {
+    format!("{}.{}", number / 10, number % 10)
 }
 
 /// Formats `12050` as `12.5`.

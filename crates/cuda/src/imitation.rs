@@ -11,6 +11,10 @@ use crate::error::CudaError;
 pub(crate) struct Imitation {
     /// `FIREBRICK_CUDA_DRIVER`: the CUDA version of a driver, `1000 * major + 10 * minor`; functions that are newer are not used.
     pub(crate) driver: Option<u32>,
+    /// `FIREBRICK_CUDA_CAPABILITY`: the compute capability of an older card. Kernels are then compiled to PTX for it.
+    pub(crate) capability: Option<(u32, u32)>,
+    /// `FIREBRICK_CUDA_BLOCK_BYTES`: the shared memory that a block may use.
+    pub(crate) block_bytes: Option<u32>,
 }
 
 impl Imitation {
@@ -24,8 +28,53 @@ impl Imitation {
 
     fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, CudaError> {
         let driver = version(&variable, "FIREBRICK_CUDA_DRIVER")?;
-        Ok(Self { driver: driver.map(|(major, minor)| 1000 * major + 10 * minor) })
+        Ok(Self {
+            driver: driver.map(|(major, minor)| 1000 * major + 10 * minor),
+            capability: version(&variable, CAPABILITY)?,
+            block_bytes: bytes(&variable, "FIREBRICK_CUDA_BLOCK_BYTES")?,
+        })
     }
+
+    /// Changes the compute capability and the shared memory of a card to what is imitated.
+    ///
+    /// # Errors
+    /// [`CudaError::InvalidVariable`] if the card is older than what it should imitate.
+    pub(crate) fn apply(&self, capability: &mut (u32, u32), block_bytes: &mut u32) -> Result<(), CudaError> {
+        if let Some((major, minor)) = self.capability {
+            if (major, minor) > *capability {
+                let value = format!("{major}.{minor}");
+                let expected = format!("at most {}.{}, which this card has,", capability.0, capability.1);
+                return Err(CudaError::InvalidVariable { name: CAPABILITY, value, expected });
+            }
+            *capability = (major, minor);
+            *block_bytes = (*block_bytes).min(block_bytes_of((major, minor)));
+        }
+        *block_bytes = (*block_bytes).min(self.block_bytes.unwrap_or(u32::MAX));
+        Ok(())
+    }
+}
+
+const CAPABILITY: &str = "FIREBRICK_CUDA_CAPABILITY";
+
+/// Returns the maximum shared memory of a block in bytes (CUDA programming guide, technical specifications per compute capability).
+fn block_bytes_of(capability: (u32, u32)) -> u32 {
+    const KIB: u32 = 1024;
+    match capability {
+        (..7, _) => 48 * KIB,
+        (7, 0 | 2) => 96 * KIB,
+        (7, _) => 64 * KIB,
+        (8, 0 | 7) => 163 * KIB,
+        (8, _) | (12.., _) => 99 * KIB,
+        _ => 227 * KIB,
+    }
+}
+
+/// Reads a number of bytes; `None` if the variable is not set or empty.
+fn bytes(variable: impl Fn(&str) -> Option<String>, name: &'static str) -> Result<Option<u32>, CudaError> {
+    let Some(value) = variable(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    let invalid =
+        |_| CudaError::InvalidVariable { name, value: value.clone(), expected: "a number of bytes".to_owned() };
+    value.parse().map(Some).map_err(invalid)
 }
 
 /// Reads two numbers with a dot between them; `None` if the variable is not set or empty.
@@ -58,7 +107,27 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_version_is_refused_with_its_variable() {
+    fn an_older_card_has_the_shared_memory_of_its_generation_or_less() {
+        let h100 = ((9, 0), 232_448);
+        let imitated = |capability, block_bytes| {
+            let (mut own, mut own_bytes) = h100;
+            let imitation = Imitation { capability, block_bytes, ..Imitation::default() };
+            imitation.apply(&mut own, &mut own_bytes).map(|()| (own, own_bytes))
+        };
+        assert_eq!(imitated(None, None), Ok(h100));
+        assert_eq!(imitated(None, Some(101_376)), Ok(((9, 0), 101_376)));
+        assert_eq!(imitated(Some((8, 0)), None), Ok(((8, 0), 166_912)));
+        assert_eq!(imitated(Some((8, 0)), Some(101_376)), Ok(((8, 0), 101_376)));
+        assert_eq!(imitated(Some((8, 9)), Some(999_999)), Ok(((8, 9), 101_376)));
+        assert_eq!(imitated(Some((7, 5)), None), Ok(((7, 5), 65_536)));
+        let message = imitated(Some((10, 0)), None).expect_err("an H100 is no Blackwell").to_string();
+        assert!(message.contains("FIREBRICK_CUDA_CAPABILITY") && message.contains("at most 9.0"), "{message}");
+    }
+
+    #[test]
+    fn a_value_without_a_meaning_is_refused_with_its_variable() {
+        let message = with("FIREBRICK_CUDA_BLOCK_BYTES", "64 KiB").expect_err("bytes").to_string();
+        assert!(message.contains("FIREBRICK_CUDA_BLOCK_BYTES is \"64 KiB\""), "{message}");
         for value in ["12", "535.x", "new"] {
             let message = with("FIREBRICK_CUDA_DRIVER", value).expect_err(value).to_string();
             assert!(message.contains(&format!("FIREBRICK_CUDA_DRIVER is {value:?}")), "{message}");

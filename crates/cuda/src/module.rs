@@ -79,8 +79,8 @@ impl Loaded {
     fn new(context: &Context, image: &Image) -> Result<Self, CudaError> {
         let load = || {
             let mut handle = ptr::null_mut();
-            // SAFETY: a context is current, the pointer is valid for a write, and the image is a complete ELF file from NVRTC,
-            // whose header tells the driver how much to read. It is not needed after the call.
+            // SAFETY: a context is current, the pointer is valid for a write, and the image from NVRTC is a complete ELF file,
+            // whose header tells the driver how much to read, or a text that ends in a zero. It is not needed after the call.
             let status = unsafe { sys::cuModuleLoadData(&mut handle, image.bytes().as_ptr().cast()) };
             context.driver().checked("cuModuleLoadData", status.result()).map(|()| handle)
         };

@@ -1,17 +1,22 @@
 //! Compiles CUDA C++ at run time, and caches the images on disk.
 //!
-//! NVRTC is opened when a [`Compiler`] is created. It needs neither a GPU nor CUDA headers.
+//! NVRTC is opened when a [`Compiler`] is created. It needs neither a GPU nor CUDA headers. A card that is newer than NVRTC gets
+//! PTX for the newest older one, which the driver translates when it loads the program.
 //!
 //! Not supported: includes, and linking of several sources.
+
+mod target;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use self::target::Target;
 use crate::disk_cache::{Cache, Key};
 use crate::driver::Driver;
 use crate::error::CudaError;
+use crate::imitation::Imitation;
 use crate::libraries::{Libraries, Opened};
 use crate::library::NVRTC;
 
@@ -36,6 +41,8 @@ struct Symbols {
     ptx: unsafe extern "C" fn(Raw, *mut c_char) -> Status,
     cubin_size: unsafe extern "C" fn(Raw, *mut usize) -> Status,
     cubin: unsafe extern "C" fn(Raw, *mut c_char) -> Status,
+    /// Available since CUDA 11.2: the number of architectures, and each as `10 * major + minor`.
+    architectures: Option<(unsafe extern "C" fn(*mut c_int) -> Status, unsafe extern "C" fn(*mut c_int) -> Status)>,
     destroy: unsafe extern "C" fn(*mut Raw) -> Status,
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
 }
@@ -51,12 +58,12 @@ pub struct Program {
     pub options: Vec<String>,
 }
 
-/// Machine code for one architecture.
+/// Code for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     /// The name of the program.
     name: String,
-    /// A cubin.
+    /// A cubin, or PTX, a text that ends in a zero.
     bytes: Arc<[u8]>,
     /// The source text of the program.
     source: Arc<str>,
@@ -68,7 +75,7 @@ impl Image {
         &self.name
     }
 
-    /// Returns the machine code, a cubin.
+    /// Returns the code: a cubin, or PTX, a text that ends in a zero.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -85,6 +92,10 @@ pub struct Compiler {
     symbols: Symbols,
     /// Identifies the build of the library.
     build: String,
+    /// What it compiles for, as `10 * major + minor`; empty if it cannot tell.
+    architectures: Vec<u32>,
+    /// Whether an older card is imitated, for which machine code would not run.
+    is_imitation: bool,
     cache: Cache,
 }
 
@@ -105,23 +116,26 @@ impl Compiler {
             Err(_) => Libraries::open_alone(&NVRTC)?,
         };
         let symbols = Symbols::look_up(nvrtc.library, &nvrtc.file)?;
-        let build = build(&symbols)?;
-        Ok(Self { symbols, build, cache })
+        let (build, architectures) = (build(&symbols)?, symbols.architectures());
+        let is_imitation = Imitation::of_process()?.capability.is_some();
+        Ok(Self { symbols, build, architectures, is_imitation, cache })
     }
 
-    /// Returns the machine code of a program for a compute capability such as `(9, 0)`: from disk, or compiled now.
+    /// Returns the code of a program for a compute capability such as `(9, 0)`: from disk, or compiled now. It is machine code, or
+    /// PTX for a card that this NVRTC does not know, and where `FIREBRICK_CUDA_CAPABILITY` is set.
     ///
     /// # Errors
-    /// [`CudaError::Compilation`] with the compiler's log.
+    /// [`CudaError::Compilation`] with the compiler's log, or [`CudaError::UnknownArchitecture`].
     pub fn compile(&self, program: &Program, compute_capability: (u32, u32)) -> Result<Image, CudaError> {
-        let options = options(program, compute_capability);
+        let target = Target::of(compute_capability, &self.architectures, self.is_imitation)?;
+        let options = options(program, target);
         let texts = [&self.build, &program.name, &program.source];
         let key = Key::of(texts.into_iter().chain(&options).map(String::as_str));
         let bytes = match self.cache.read(&key) {
             Some(bytes) => bytes,
             None => {
                 let start = Instant::now();
-                let bytes = Compilation::new(&self.symbols, program, &options)?.cubin()?;
+                let bytes = Compilation::new(&self.symbols, program, &options)?.code(target)?;
                 tracing::debug!("{} compiled in {:.2} s", program.name, start.elapsed().as_secs_f64());
                 self.cache.write(&key, &bytes);
                 bytes
@@ -131,15 +145,10 @@ impl Compiler {
     }
 }
 
-/// Returns all options: the architecture, the language, and those of the program. From Hopper on, the
-/// architecture-specific variant (`sm_90a`) is used, which instructions such as wgmma require.
-fn options(program: &Program, (major, minor): (u32, u32)) -> Vec<String> {
-    let variant = if major >= 9 { "a" } else { "" };
-    let mut options = vec![
-        format!("--gpu-architecture=sm_{major}{minor}{variant}"),
-        "--std=c++17".to_owned(),
-        "-default-device".to_owned(),
-    ];
+/// Returns all options: the architecture, the language, and those of the program.
+fn options(program: &Program, target: Target) -> Vec<String> {
+    let mut options =
+        vec![format!("--gpu-architecture={}", target.name()), "--std=c++17".to_owned(), "-default-device".to_owned()];
     options.extend(program.options.iter().cloned());
     options
 }
@@ -182,8 +191,20 @@ impl<'a> Compilation<'a> {
         if log.is_empty() { "the compiler left no log".to_owned() } else { log }
     }
 
-    fn cubin(&self) -> Result<Vec<u8>, CudaError> {
-        self.read("cubin", self.symbols.cubin_size, self.symbols.cubin)
+    fn code(&self, target: Target) -> Result<Vec<u8>, CudaError> {
+        match target {
+            Target::MachineCode(_) => self.read("cubin", self.symbols.cubin_size, self.symbols.cubin),
+            Target::Ptx(_) => self.ptx(),
+        }
+    }
+
+    /// Returns the PTX, a text that ends in a zero.
+    fn ptx(&self) -> Result<Vec<u8>, CudaError> {
+        let mut ptx = self.read("PTX", self.symbols.ptx_size, self.symbols.ptx)?;
+        if ptx.last() != Some(&0) {
+            ptx.push(0);
+        }
+        Ok(ptx)
     }
 
     /// Reads one of the program's outputs; `size` and `get` are the library's functions for it.
@@ -215,7 +236,7 @@ impl Drop for Compilation<'_> {
 /// PTX file contain the full version and the build number. Compiling an empty program takes about 20 ms.
 fn build(symbols: &Symbols) -> Result<String, CudaError> {
     let empty = Program { name: "empty.cu".to_owned(), source: String::new(), options: Vec::new() };
-    let ptx = Compilation::new(symbols, &empty, &[])?.read("PTX", symbols.ptx_size, symbols.ptx)?;
+    let ptx = Compilation::new(symbols, &empty, &[])?.ptx()?;
     let ptx = String::from_utf8_lossy(&ptx);
     Ok(ptx.lines().take_while(|line| line.starts_with("//")).collect::<Vec<_>>().join("\n"))
 }
@@ -238,9 +259,35 @@ impl Symbols {
             ptx: function!("nvrtcGetPTX"),
             cubin_size: function!("nvrtcGetCUBINSize"),
             cubin: function!("nvrtcGetCUBIN"),
+            architectures: Self::look_up_architectures(library),
             destroy: function!("nvrtcDestroyProgram"),
             error_string: function!("nvrtcGetErrorString"),
         })
+    }
+
+    fn look_up_architectures(
+        library: &libloading::Library,
+    ) -> Option<(unsafe extern "C" fn(*mut c_int) -> Status, unsafe extern "C" fn(*mut c_int) -> Status)> {
+        // SAFETY: nvrtc.h declares both functions with the types of the fields.
+        unsafe {
+            let count = library.get(b"nvrtcGetNumSupportedArchs\0").ok()?;
+            let list = library.get(b"nvrtcGetSupportedArchs\0").ok()?;
+            Some((*count, *list))
+        }
+    }
+
+    /// Returns the architectures that the library compiles for, as `10 * major + minor`; none if it cannot tell.
+    fn architectures(&self) -> Vec<u32> {
+        let Some((count, list)) = self.architectures else { return Vec::new() };
+        let mut length: c_int = 0;
+        // SAFETY: the pointer is valid for a write.
+        let status = unsafe { count(&mut length) };
+        let mut numbers = vec![0; usize::try_from(length).unwrap_or(0)];
+        // SAFETY: the buffer has as many elements as the library has architectures.
+        if status != 0 || unsafe { list(numbers.as_mut_ptr()) } != 0 {
+            return Vec::new();
+        }
+        numbers.into_iter().filter_map(|number| u32::try_from(number).ok()).collect()
     }
 
     fn check(&self, status: Status, what: impl Fn() -> String) -> Result<(), CudaError> {
@@ -263,12 +310,15 @@ mod tests {
 
     const SOURCE: &str = "extern \"C\" __global__ void twice(float *x) { x[threadIdx.x] *= 2.0f; }";
 
+    /// Needs NVRTC but no GPU; returns early without NVRTC.
     #[test]
-    fn architecture_specific_instructions_are_enabled_from_hopper_on() {
-        let of = |capability| options(&program(""), capability)[0].clone();
-        assert_eq!(of((8, 0)), "--gpu-architecture=sm_80");
-        assert_eq!(of((9, 0)), "--gpu-architecture=sm_90a");
-        assert_eq!(of((12, 0)), "--gpu-architecture=sm_120a");
+    fn a_card_newer_than_nvrtc_gets_a_text_that_ends_in_a_zero() {
+        let Ok(compiler) = Compiler::with_cache(Cache::none()) else { return };
+        assert!(compiler.architectures.contains(&90), "{:?}", compiler.architectures);
+        let newest = compiler.architectures.iter().max().expect("it knows some");
+        let image = compiler.compile(&program(SOURCE), (99, 0)).expect("a valid program");
+        let text = CStr::from_bytes_with_nul(image.bytes()).expect("a text with one zero, at its end");
+        assert!(text.to_string_lossy().contains(&format!(".target sm_{newest}")), "PTX for {newest}");
     }
 
     /// Needs NVRTC but no GPU; returns early without NVRTC.
