@@ -104,7 +104,7 @@ fn text(bytes: &[u8]) -> String {
 fn printed_commands_work_as_printed_and_a_signal_is_the_exit_status() {
     let here = Workplace::new();
     let mut first = here.program();
-    first.args(["train", "--config", "my recipe.yaml", "--set", "eval.prompts=['what is \"$2\"?', \"it's\"]"]);
+    first.args(["train", "my recipe.yaml", "--set", "eval.prompts=['what is \"$2\"?', \"it's\"]"]);
     let (status, log) = here.stopped(first, "my recipe", 2, "-INT");
     assert_eq!(status.code(), Some(130), "{log}");
 
@@ -125,6 +125,33 @@ fn printed_commands_work_as_printed_and_a_signal_is_the_exit_status() {
     let generate = here.shell(printed(&output, "next:"));
     assert!(generate.status.success(), "{}", text(&generate.stderr));
     assert!(text(&generate.stdout).starts_with("what is \"$2\"?\n"), "{}", text(&generate.stdout));
+}
+
+#[test]
+fn a_recipe_is_a_plain_argument_or_an_option_and_only_one() {
+    let here = Workplace::new();
+    let plan = |arguments: &[&str]| here.output(&[&["plan"], arguments].concat());
+    let of_recipe = |output: Output| {
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).lines().take(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let plain = of_recipe(plan(&["my recipe.yaml"]));
+    assert_eq!(of_recipe(plan(&["--config", "my recipe.yaml"])), plain);
+    assert_eq!(of_recipe(plan(&["--set", "seed=1", "my recipe.yaml"])), plain, "wherever it stands");
+    let refused = [
+        (&["my recipe.yaml", "--config", "b.toml"][..], "give one recipe: my recipe.yaml and b.toml were given"),
+        (&["a.toml", "b.toml"], "give one recipe: a.toml and b.toml were given"),
+        (&[], "give the recipe"),
+    ];
+    for command in ["train", "plan", "inspect"] {
+        for (arguments, expected) in refused {
+            let output = here.output(&[&[command], arguments].concat());
+            let message = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{message}");
+            assert!(message.starts_with(&format!("error: {expected}")), "{command}: {message}");
+            assert_eq!(message.lines().count(), 1, "{message}");
+        }
+    }
 }
 
 #[test]

@@ -17,7 +17,8 @@ arguments in the current folder. Its exit code is the exit code. `cargo xtask tr
 is built first if necessary.
 
 Options that xtask reads and passes on:
-  --config FILE      a bare file name that is not in the current folder is looked up in configs/; `.toml` may be omitted
+  RECIPE             as the first argument of train, plan and inspect, or --config RECIPE: a bare file name that is not in
+                     the current folder is looked up in configs/; `.toml` may be omitted
   --backend NAME     auto | flex | candle | wgpu | cuda: overrides the recipe's `backend`
   --set backend=NAME the same
 
@@ -57,10 +58,10 @@ Each finding says where it is and what to do. Needs cargo and git, no network, n
 
 /// The commands of the `firebrick` binary, with their lines in the overview.
 const PASSED_ON: [(&str, &str); 16] = [
-    ("train", "Train a recipe and write a run folder: `--config FILE`, `--set a.b=c`"),
-    ("plan", "Print what a run would do, and why: `--config FILE`, `--set a.b=c`, `--for b200`"),
+    ("train", "Train a recipe and write a run folder: `RECIPE`, `--set a.b=c`"),
+    ("plan", "Print what a run would do, and why: `RECIPE`, `--set a.b=c`, `--for b200`"),
     ("profile", "Print what machine this is: `--json`, `--for b200`, `--measure`"),
-    ("inspect", "Show the data: counts, lengths, packing, sample rows with their masks: `--config FILE`"),
+    ("inspect", "Show the data: counts, lengths, packing, sample rows with their masks: `RECIPE`"),
     ("bench", "Time training steps on synthetic tokens: `--model DIR`"),
     (
         "bench-matrix",

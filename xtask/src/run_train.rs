@@ -17,7 +17,7 @@ use crate::workspace::{Workspace, forget_cargo_run, shown};
 /// The request for the build, and the arguments for the `firebrick` binary.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Request {
-    /// Value of `--config`, and its index in `args`.
+    /// The recipe, plain or as the value of `--config`, and its index in `args`.
     config: Option<(usize, String)>,
     /// Value of `--resume`.
     resume: Option<String>,
@@ -28,12 +28,17 @@ struct Request {
 }
 
 impl Request {
-    /// Reads `rest`, the arguments after `subcommand`. `--backend X` becomes `--set backend=X` for commands that read a recipe, so that the binary
+    /// Reads `rest`, the arguments after `subcommand`. A plain recipe has to come first, because which options of the binary take a value is not
+    /// known here; the binary reads it anywhere. `--backend X` becomes `--set backend=X` for commands that read a recipe, so that the binary
     /// uses the same backend; the last of several requests wins, as it does there.
     fn parse(subcommand: &str, rest: &[String]) -> Result<Self> {
         let reads_recipe = matches!(subcommand, "train" | "plan" | "inspect");
         let mut request = Self { args: vec![subcommand.to_owned()], ..Self::default() };
         let mut words = rest.iter();
+        if let Some(recipe) = rest.first().filter(|word| reads_recipe && !word.starts_with('-')) {
+            request.args.extend(words.next().cloned());
+            request.config = Some((1, recipe.clone()));
+        }
         while let Some(word) = words.next() {
             if word == "--" {
                 request.args.push(word.clone());
@@ -144,7 +149,7 @@ fn without_a_device(args: &[String]) -> Option<(&'static str, &'static str)> {
     }
 }
 
-/// Finds the file of `--config name`: a path as it is, or a bare name in the workspace's `configs/`.
+/// Finds the recipe `name`: a path as it is, or a bare name in the workspace's `configs/`.
 fn find_config(name: &str, here: &Path, root: &Path) -> Result<PathBuf> {
     if here.join(name).is_file() {
         return Ok(PathBuf::from(name));
@@ -215,11 +220,15 @@ mod tests {
             "profile --json",
             "train --resume runs/a",
             "train --resume",
+            "train a.toml --set train.lr=1 --resume",
+            "plan a.toml b.toml --config c.toml",
         ] {
             assert_eq!(request(line).args, words(line));
         }
         assert_eq!(request("verify -- --config x").config, None);
         assert_eq!(request("train --config a.toml --set a.b=1").config, Some((2, "a.toml".to_owned())));
+        assert_eq!(request("train a.toml --set a.b=1").config, Some((1, "a.toml".to_owned())));
+        assert_eq!(request("report runs/a").config, None, "only some commands read a recipe");
         let train = request("train --set backend=cuda --backend candle");
         assert_eq!(train.args, words("train --set backend=cuda --set backend=candle"), "where a recipe is read");
         let resumed = request("train --resume --config a.toml");
@@ -237,7 +246,7 @@ mod tests {
             ("bench --backend candle", "flex,candle"),
             // The smallest binary makes a plan for another machine.
             ("plan --config a.toml --set backend=cuda --for b200", "flex"),
-            ("plan --config a.toml --for=m4-max", "flex"),
+            ("plan a.toml --for=m4-max", "flex"),
             ("profile --json", "flex,wgpu"),
         ] {
             assert_eq!(features(line), expected, "{line}");

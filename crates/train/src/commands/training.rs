@@ -6,11 +6,11 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use firebrick_hwprofile::AcceleratorSpec;
 use firebrick_trainer::config::RunConfig;
-use firebrick_trainer::console::{Console, Outcome};
+use firebrick_trainer::console::{Console, Outcome, program};
 use firebrick_trainer::plan::PlanRequest;
 use firebrick_trainer::run::interrupt::{Interrupt, exit_status};
 use firebrick_trainer::run::prepare::prepare_for;
@@ -23,16 +23,44 @@ use super::takes_colors;
 use crate::inspect::{Style, inspect};
 use crate::report::write_at_end;
 
+/// The recipe file, as a plain argument or as an option.
+#[derive(Args)]
+struct RecipeFile {
+    /// The recipe: a path, or the name of a file in configs/.
+    recipe: Option<PathBuf>,
+    /// Recipes that are too many: clap would only call them unexpected.
+    #[arg(hide = true)]
+    others: Vec<PathBuf>,
+    /// The same recipe as an option.
+    #[arg(long, value_name = "RECIPE")]
+    config: Option<PathBuf>,
+}
+
+impl RecipeFile {
+    /// Returns the recipe; `None` if none was given.
+    ///
+    /// # Errors
+    /// Several were given.
+    fn given(&self) -> anyhow::Result<Option<&PathBuf>> {
+        let mut all = self.recipe.iter().chain(&self.others).chain(&self.config);
+        match (all.next(), all.next()) {
+            (Some(first), Some(second)) => {
+                bail!("give one recipe: {} and {} were given", first.display(), second.display())
+            }
+            (first, _) => Ok(first),
+        }
+    }
+}
+
 #[derive(Args)]
 pub(crate) struct Train {
-    /// The recipe: a path, or the name of a file in configs/. Without it, the saved recipe of the run to resume.
-    #[arg(long, required_unless_present = "resume")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    recipe: RecipeFile,
     /// Override a key, e.g. --set train.learning_rate=1e-4. May be given several times.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Continue a run from its newest checkpoint. RUN is a run folder, a run's name or a checkpoint folder; without it, the newest
-    /// run of the recipe's name.
+    /// run of the recipe's name. Without a recipe, the one that RUN saved.
     #[arg(long, value_name = "RUN", num_args = 0..=1)]
     resume: Option<Option<PathBuf>>,
     /// Trace these steps, e.g. 5-8: when the host queued and waited and when the device ran what, written to trace.json in the run
@@ -49,13 +77,16 @@ pub(crate) struct Train {
 impl Train {
     /// Returns the recipe file: the given one, or the config.toml of the run folder that RUN is or is inside.
     fn config(&self) -> anyhow::Result<PathBuf> {
-        if let Some(config) = &self.config {
-            return Ok(config.clone());
+        if let Some(recipe) = self.recipe.given()? {
+            return Ok(recipe.clone());
         }
         let named = self.resume.as_ref().and_then(Option::as_ref);
         let folders = named.into_iter().flat_map(|run| run.ancestors().take(3));
         let found = folders.map(|folder| folder.join("config.toml")).find(|path| path.is_file());
-        found.context("give the recipe with --config FILE, or the folder of the run as in --resume runs/my-run")
+        found.with_context(|| {
+            let program = program();
+            format!("give the recipe first, as in `{program} train my.toml`, or the run as in --resume runs/my-run")
+        })
     }
 }
 
@@ -87,9 +118,8 @@ fn price(text: &str) -> Result<f64, String> {
 
 #[derive(Args)]
 struct Recipe {
-    /// The recipe: a path, or the name of a file in configs/.
-    #[arg(long)]
-    config: PathBuf,
+    #[command(flatten)]
+    file: RecipeFile,
     /// Override a key, e.g. --set train.learning_rate=1e-4. May be given several times.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -97,7 +127,8 @@ struct Recipe {
 
 impl Recipe {
     fn load(&self) -> anyhow::Result<RunConfig> {
-        Ok(RunConfig::load(&self.config, &self.overrides)?)
+        let file = self.file.given()?.context("give the recipe: a path, or the name of a file in configs/")?;
+        Ok(RunConfig::load(file, &self.overrides)?)
     }
 }
 
@@ -124,7 +155,7 @@ pub(crate) fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     };
     let resume = arguments.resume.map(|named| named.map_or(ResumeFrom::Newest, ResumeFrom::Named));
     let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
-    let mut words = vec!["--config".to_owned(), path.display().to_string()];
+    let mut words = vec![path.display().to_string()];
     words.extend(arguments.overrides.into_iter().flat_map(|set| ["--set".to_owned(), set]));
     words.extend(arguments.ranks.words());
     let Train { trace, force, .. } = arguments;
