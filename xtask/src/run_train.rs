@@ -109,8 +109,8 @@ pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> R
     };
     let binary = build(workspace, program, "fast", &choice)?;
     let mut command = Command::new(binary);
-    // The name of `firebrick` in the commands that it prints.
-    command.args(&request.args).env("FIREBRICK_CALLED_AS", "cargo xtask");
+    // The name of `firebrick` in the commands that it prints, and the folder of its recipes and assets, whichever target folder it is in.
+    command.args(&request.args).env("FIREBRICK_CALLED_AS", "cargo xtask").env("FIREBRICK_SHARE", workspace.root());
     forget_cargo_run(&mut command);
     become_child(command)
 }

@@ -18,6 +18,7 @@ pub use firebrick_hub::Need;
 use crate::config::{ConfigError, Init, RunConfig, SourceConfig};
 use crate::console::{Console, Download};
 use crate::error::RunError;
+use crate::shipped;
 use crate::state::checkpoint::{ADAPTER, MODEL};
 
 impl RunConfig {
@@ -78,11 +79,14 @@ impl RunConfig {
     }
 }
 
-/// Returns the folder of a model or an adapter, downloading its files if the name is an id of the Hub.
+/// Returns the folder of a model or an adapter, downloading its files if the name is an id of the Hub. The quickstart's base is found from any
+/// folder.
 ///
 /// # Errors
 /// Neither a folder nor an id; a repository that cannot be read, or is not a model.
 pub fn model_folder(model: &Path, need: Need, console: Console) -> Result<ModelFolder, RunError> {
+    let asset = shipped::asset(model);
+    let model = asset.as_deref().unwrap_or(model);
     if model.is_dir() {
         return Ok(ModelFolder { folder: snapshot_of(&result_of(model))?, missing_bytes: 0 });
     }

@@ -7,6 +7,7 @@ pub mod hub;
 pub mod metrics;
 pub mod plan;
 pub mod run;
+pub mod shipped;
 pub mod state;
 pub mod storage;
 

@@ -163,14 +163,14 @@ fn run_folder_that_cannot_be_created_is_one_clear_error() {
 #[test]
 fn unusable_backend_is_refused_with_what_would_make_it_work() {
     if !cfg!(feature = "cuda") {
-        assert_says(&refused(&["backend=cuda"]), &["`cuda` is not in this binary", "--features cuda"]);
+        assert_says(&refused(&["backend=cuda"]), &["`cuda` is not in this program", "which contains"]);
     }
     #[cfg(feature = "cuda")]
     if firebrick_kernels::backends::BackendKind::Cuda.probe().is_err() {
         assert_says(&refused(&["backend=cuda"]), &["`cuda` finds no device", "NVIDIA driver", "--set backend=flex"]);
     }
     if !cfg!(feature = "wgpu") {
-        assert_says(&refused(&["backend=wgpu"]), &["`wgpu` is not in this binary", "--features wgpu"]);
+        assert_says(&refused(&["backend=wgpu"]), &["`wgpu` is not in this program", "which contains"]);
     }
     #[cfg(feature = "wgpu")]
     if firebrick_kernels::backends::BackendKind::Wgpu.probe().is_err() {

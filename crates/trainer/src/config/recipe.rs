@@ -7,14 +7,13 @@ use std::path::{Path, PathBuf};
 
 use crate::config::source::{Language, Source};
 use crate::config::{ConfigError, RunConfig, RunLength, Warmup, check, schema};
-
-/// The folder in which a bare recipe name is looked up.
-const RECIPE_FOLDER: &str = "configs";
+use crate::shipped;
 
 impl RunConfig {
     /// Reads a recipe file, applies the `--set a.b=c` overrides, and refuses what cannot work.
     ///
-    /// A bare file name that is not in the current folder is looked up in `configs/`. An override's value is read as TOML,
+    /// A bare file name that is not in the current folder is looked up in `configs/`, here and where the program's files are
+    /// ([`shipped`]); so are names that begin with `assets/` in the recipe. An override's value is read as TOML,
     /// or as a plain string if it is not TOML or its key takes a text; `a.b=` with nothing after it removes the key. Overriding
     /// one of two keys for the same setting (`train.steps` and `train.epochs`, …) removes the other one of the file.
     ///
@@ -42,7 +41,19 @@ impl RunConfig {
             config.name = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         }
         check::refuse_impossible(&config, &source)?;
+        config.find_assets();
         Ok(config.resolved())
+    }
+
+    /// Replaces the names of shipped models and data that are not in the current folder by their places.
+    fn find_assets(&mut self) {
+        let data = &mut self.data;
+        let sources = data.sources.iter_mut().chain(&mut data.eval_sources).map(|source| &mut source.path);
+        for name in [&mut self.model, &mut data.path].into_iter().chain(&mut data.eval_path).chain(sources) {
+            if let Some(place) = shipped::asset(Path::new(name)) {
+                *name = place.to_string_lossy().into_owned();
+            }
+        }
     }
 
     /// Writes the whole recipe as TOML with every default filled in: the run folder's `config.toml`. Reading it back gives the same `RunConfig`.
@@ -86,24 +97,20 @@ fn find_recipe(path: &Path) -> PathBuf {
     if !is_bare || path.exists() {
         return path.to_path_buf();
     }
-    let shipped = Path::new(RECIPE_FOLDER).join(path);
-    let found = [shipped.clone(), shipped.with_extension("toml")].into_iter().find(|file| file.is_file());
-    found.unwrap_or_else(|| path.to_path_buf())
+    let shipped = shipped::recipe_folders().map(|folder| folder.join(path));
+    let mut files = shipped.flat_map(|file| [file.clone(), file.with_extension("toml")]);
+    files.find(|file| file.is_file()).unwrap_or_else(|| path.to_path_buf())
 }
 
 /// Returns a sentence that lists the shipped recipes, for the message about a file that cannot be read.
 fn known_recipes() -> String {
-    let mut names: Vec<String> = fs::read_dir(RECIPE_FOLDER)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .filter(|name| name.ends_with(".toml") || Language::of(Path::new(name)) == Language::Yaml)
-        .collect();
-    names.sort();
-    if names.is_empty() {
-        "give the path of a .toml or .yaml recipe".to_string()
-    } else {
-        format!("recipes in {RECIPE_FOLDER}/: {}", names.join(", "))
-    }
+    let in_folder = |folder: PathBuf| {
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.retain(|name| name.ends_with(".toml") || Language::of(Path::new(name)) == Language::Yaml);
+        names.sort();
+        (!names.is_empty()).then(|| format!("recipes in {}: {}", folder.display(), names.join(", ")))
+    };
+    let listed = shipped::recipe_folders().find_map(in_folder);
+    listed.unwrap_or_else(|| "give the path of a .toml or .yaml recipe".to_owned())
 }

@@ -83,8 +83,8 @@ fn compiled_names() -> String {
 fn check(backend: BackendKind) -> Result<(), RunError> {
     if !backend.is_compiled() {
         return Err(RunError::Refused(format!(
-            "backend `{backend}` is not in this binary, which contains {}. Use one of these, or build another binary from the \
-             sources: `cargo xtask train` builds what the recipe needs; by hand: cargo build -p firebrick-train --features {backend}",
+            "backend `{backend}` is not in this program, which contains {}. Use one of these, or a program that contains it: those \
+             of a release have flex, wgpu and, except on macOS, cuda; from the sources, `cargo xtask train` builds what a recipe needs",
             compiled_names()
         )));
     }

@@ -1,0 +1,104 @@
+//! The program `firebrick` as it is installed: started from any folder, with its recipes and assets where an archive or a package puts them.
+//!
+//! Trade-off: the program is a link to the one under test, in folders that look like an installation; nothing is packed or unpacked.
+#![cfg(all(unix, feature = "flex"))]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// An installation, and an empty folder to work in.
+struct Installed {
+    root: TempDir,
+    program: PathBuf,
+}
+
+impl Installed {
+    /// Installs the program in one folder below the root, and its files in another.
+    fn new(program: &str, share: &str) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        for folder in [program, share, "work", "cache", "home"] {
+            fs::create_dir_all(at(folder)).unwrap();
+        }
+        let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
+        for name in ["configs", "assets"] {
+            symlink(checkout.join(name), at(share).join(name)).unwrap();
+        }
+        let program = at(program).join("firebrick");
+        let built = env!("CARGO_BIN_EXE_firebrick-under-test");
+        // A hard link is quick, where both are on one disk; a symbolic one would lead back to the build.
+        fs::hard_link(built, &program).or_else(|_| fs::copy(built, &program).map(drop)).unwrap();
+        Self { root, program }
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.root.path().join(path)
+    }
+
+    /// Creates a command of the program in the empty folder; nothing listens where the Hub would be.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).current_dir(self.at("work")).env("FIREBRICK_CACHE", self.at("cache"));
+        command.env("HOME", self.at("home")).env("HF_ENDPOINT", "http://127.0.0.1:9").env("NO_COLOR", "1");
+        for name in ["FIREBRICK_CALLED_AS", "FIREBRICK_SHARE", "HF_HUB_OFFLINE", "HF_HOME", "HF_HUB_CACHE"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    /// Runs the program to its end.
+    fn output(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// Runs the program, which must succeed, and returns what it printed.
+    fn printed(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_shipped_recipe_and_its_files_are_found_from_any_folder() {
+    for (program, share) in [("archive", "archive"), ("prefix/bin", "prefix/share/firebrick")] {
+        let installed = Installed::new(program, share);
+        let plan = |recipe: &str| installed.printed(&["plan", recipe, "--set", "backend=flex"]);
+        let by_name = plan("quickstart");
+        assert!(by_name.contains("4000 records") && by_name.contains("plan for quickstart\n"), "{by_name}");
+        // A copy of the recipe, as users change it, has the same files.
+        fs::copy(installed.at(share).join("configs/quickstart.toml"), installed.at("work/mine.toml")).unwrap();
+        assert!(plan("mine.toml").contains("plan for quickstart\n"));
+    }
+}
+
+#[test]
+fn a_link_to_the_program_finds_the_files_of_the_program() {
+    let mut installed = Installed::new("archive", "archive");
+    let link = installed.at("work/firebrick");
+    symlink(&installed.program, &link).unwrap();
+    installed.program = link;
+    let output = installed.output(&["plan", "absent.toml"]);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    let configs = installed.at("archive").canonicalize().unwrap().join("configs");
+    assert!(message.contains(&format!("recipes in {}: ", configs.display())), "{message}");
+    assert!(message.contains("quickstart.toml"), "{message}");
+}
+
+#[test]
+fn a_file_of_the_current_folder_comes_before_a_shipped_one() {
+    let installed = Installed::new("archive", "archive");
+    fs::create_dir(installed.at("work/configs")).unwrap();
+    fs::write(installed.at("work/configs/cpu.toml"), "lr = 1\n").unwrap();
+    let message = text(&installed.output(&["plan", "cpu.toml"]).stderr);
+    assert!(message.contains("configs/cpu.toml") && message.contains("unknown key 'lr'"), "{message}");
+}
