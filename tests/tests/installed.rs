@@ -102,3 +102,43 @@ fn a_file_of_the_current_folder_comes_before_a_shipped_one() {
     let message = text(&installed.output(&["plan", "cpu.toml"]).stderr);
     assert!(message.contains("configs/cpu.toml") && message.contains("unknown key 'lr'"), "{message}");
 }
+
+#[test]
+fn the_overview_begins_with_train_and_names_what_other_commands_are_for() {
+    let installed = Installed::new("archive", "archive");
+    let help = installed.printed(&["--help"]);
+    let mut commands = help.lines().filter(|line| line.starts_with("  ")).map(str::trim_start);
+    assert!(commands.next().unwrap().starts_with("train "), "{help}");
+    assert!(help.contains("\nKnow the machine:\n") && !help.contains("  man "), "{help}");
+    let train = installed.printed(&["train", "--help"]);
+    assert!(train.contains("[RECIPE]") && !train.to_lowercase().contains("others"), "{train}");
+}
+
+#[test]
+fn completions_are_scripts_that_know_every_command() {
+    let installed = Installed::new("archive", "archive");
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = installed.printed(&["completions", shell]);
+        for word in ["firebrick", "train", "bench-generate", "config"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+        let path = installed.at("work").join(shell);
+        fs::write(&path, script).unwrap();
+        if shell == "bash" {
+            let checked = Command::new("bash").arg("-n").arg(&path).output().unwrap();
+            assert!(checked.status.success(), "{}", text(&checked.stderr));
+        }
+    }
+    assert_eq!(installed.output(&["completions", "dos"]).status.code(), Some(2));
+}
+
+#[test]
+fn each_command_has_a_manual_page() {
+    let installed = Installed::new("archive", "archive");
+    installed.printed(&["man", "pages"]);
+    let page = |name: &str| fs::read_to_string(installed.at("work/pages").join(name)).unwrap();
+    assert!(page("firebrick.1").contains("generate(1)"), "{}", page("firebrick.1"));
+    let train = page("firebrick-train.1");
+    assert!(train.contains("RECIPE") && train.contains("resume"), "{train}");
+    assert!(!installed.at("work/pages/firebrick-man.1").exists(), "it is not for users");
+}

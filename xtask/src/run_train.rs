@@ -145,6 +145,7 @@ fn without_a_device(args: &[String]) -> Option<(&'static str, &'static str)> {
         Some("profile") if args.iter().any(|word| word == "--measure") => None,
         Some("profile") => Some(("wgpu", "profile")),
         Some("report") => Some(("flex", "report")),
+        Some("completions") => Some(("flex", "completions")),
         _ => None,
     }
 }
@@ -248,6 +249,7 @@ mod tests {
             ("plan --config a.toml --set backend=cuda --for b200", "flex"),
             ("plan a.toml --for=m4-max", "flex"),
             ("profile --json", "flex,wgpu"),
+            ("completions bash", "flex"),
         ] {
             assert_eq!(features(line), expected, "{line}");
         }

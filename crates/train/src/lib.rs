@@ -15,12 +15,13 @@ pub mod report;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_trainer::config::json_schema;
 use firebrick_trainer::console::{Console, error_message};
 
-use crate::commands::{machine, takes_colors, text, timing, training, warn};
+use crate::commands::{machine, overview, takes_colors, text, timing, training, warn};
 use crate::compress::{CompressOptions, DecompressOptions, compress, decompress};
 use crate::export::{ExportOptions, export};
 use crate::push::{PushOptions, push};
@@ -39,14 +40,10 @@ enum Command {
     Train(training::Train),
     /// Read a recipe and its data, and print what a run would do and why, here or on a machine that is named; no weights are read.
     Plan(training::PlanArguments),
-    /// Print what machine this is: processor, memory, accelerators with their peaks and links, and how they are tuned.
-    Profile(machine::Profile),
     /// Show what a recipe trains on: counts, lengths, packing, dropped records, and sample rows with loss tokens marked.
     Inspect(training::Inspect),
-    /// Time training steps of a model on synthetic tokens: speed, memory, and where the time goes.
-    Bench(timing::Bench),
-    /// Time the writing of text with a model, on random prompts: tokens per second for one sequence and for many.
-    BenchGenerate(timing::BenchGenerate),
+    /// Write the report of a run folder: one HTML page with plots, as a run writes it at its end.
+    Report(Report),
     /// Continue prompts with a model.
     Generate(text::Generate),
     /// Talk to a model in the terminal, through its chat template.
@@ -61,10 +58,25 @@ enum Command {
     Decompress(DecompressOptions),
     /// Compare a model's logits with a golden file.
     Verify(text::Verify),
-    /// Write the report of a run folder: one HTML page with plots, as a run writes it at its end.
-    Report(Report),
+    /// Print what machine this is: processor, memory, accelerators with their peaks and links, and how they are tuned.
+    Profile(machine::Profile),
+    /// Time training steps of a model on synthetic tokens: speed, memory, and where the time goes.
+    Bench(timing::Bench),
+    /// Time the writing of text with a model, on random prompts: tokens per second for one sequence and for many.
+    BenchGenerate(timing::BenchGenerate),
     /// Print the JSON schema of recipes.
     Schema,
+    /// Print a script that makes a shell complete commands and options: load it in the shell's startup file.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write the manual pages, firebrick.1 and one for each command.
+    #[command(hide = true)]
+    Man {
+        /// The folder to write to.
+        folder: PathBuf,
+    },
 }
 
 #[derive(Args)]
@@ -76,6 +88,11 @@ struct Report {
     out: Option<PathBuf>,
 }
 
+/// Describes everything that can be typed, for clap.
+fn command_line() -> clap::Command {
+    overview::grouped(Cli::command())
+}
+
 /// Runs the command line: parses it, calls the command, and reports an error as one message.
 pub fn main() -> ExitCode {
     let clock = ProcessClock::start();
@@ -84,7 +101,8 @@ pub fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(takes_colors(&std::io::stderr()))
         .init();
-    match execute(Cli::parse().command, clock) {
+    let typed = Cli::from_arg_matches(&command_line().get_matches()).unwrap_or_else(|error| error.exit());
+    match execute(typed.command, clock) {
         Ok(status) => status,
         Err(error) => {
             warn(&format!("error: {}", error_message(&*error)));
@@ -116,6 +134,8 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
             print(&format!("written to {}", report::write(&run, out.as_deref())?.display()))
         }
         Command::Schema => print(json_schema().trim_end()),
+        Command::Completions { shell } => print(overview::completions(command_line(), shell).trim_end()),
+        Command::Man { folder } => overview::write_manual(command_line(), &folder),
     }?;
     Ok(ExitCode::SUCCESS)
 }

@@ -3,6 +3,7 @@
 //! Trade-off: options that two commands share come from one type, so their texts are the same for both.
 
 pub(crate) mod machine;
+pub(crate) mod overview;
 pub(crate) mod ranks;
 pub(crate) mod text;
 pub(crate) mod timing;
