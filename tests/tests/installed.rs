@@ -142,3 +142,35 @@ fn each_command_has_a_manual_page() {
     assert!(train.contains("RECIPE") && train.contains("resume"), "{train}");
     assert!(!installed.at("work/pages/firebrick-man.1").exists(), "it is not for users");
 }
+
+#[test]
+fn doctor_has_a_line_for_each_subject_and_an_unreachable_hub_is_a_warning() {
+    let installed = Installed::new("archive", "archive");
+    let printed = installed.printed(&["doctor"]);
+    let line = |subject: &str| {
+        let found = printed.lines().find(|line| line.split_whitespace().nth(1) == Some(subject));
+        found.unwrap_or_else(|| panic!("no line for {subject}: {printed}")).to_owned()
+    };
+    for subject in ["program", "driver", "card", "adapter", "auto"] {
+        line(subject);
+    }
+    assert!(line("hub").starts_with("warning") && line("hub").contains("http://127.0.0.1:9"), "{}", line("hub"));
+    assert!(line("cache").starts_with("ok") && line("cache").contains(installed.at("cache").to_str().unwrap()));
+    assert!(line("program").ends_with("archive") && line("disk").contains("work"), "{printed}");
+    assert!(line("kernel").starts_with("ok") && line("kernel").ends_with("FLOP/s"), "{}", line("kernel"));
+    let offline = installed.command(&["doctor"]).env("HF_HUB_OFFLINE", "1").output().unwrap();
+    assert!(text(&offline.stdout).contains("offline"), "{}", text(&offline.stdout));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn doctor_fails_in_a_folder_that_no_run_can_write_into() {
+    let installed = Installed::new("archive", "archive");
+    // The system refuses files there, even those of root.
+    let output = installed.command(&["doctor"]).current_dir("/proc").output().unwrap();
+    let printed = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    let failures: Vec<&str> = printed.lines().filter(|line| line.starts_with("FAILURE")).collect();
+    assert!(failures.len() == 1 && failures[0].contains("/proc"), "{printed}");
+    assert!(printed.contains(" kernel "), "the other checks are made all the same: {printed}");
+}

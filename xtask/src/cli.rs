@@ -57,9 +57,10 @@ launches, ignored tests, reasons for dependencies, machine paths.
 Each finding says where it is and what to do. Needs cargo and git, no network, no build.";
 
 /// The commands of the `firebrick` binary, with their lines in the overview.
-const PASSED_ON: [(&str, &str); 17] = [
+const PASSED_ON: [(&str, &str); 18] = [
     ("train", "Train a recipe and write a run folder: `RECIPE`, `--set a.b=c`"),
     ("plan", "Print what a run would do, and why: `RECIPE`, `--set a.b=c`, `--for b200`"),
+    ("doctor", "Check what a run needs on this machine; exit code 1 if one would fail"),
     ("profile", "Print what machine this is: `--json`, `--for b200`, `--measure`"),
     ("inspect", "Show the data: counts, lengths, packing, sample rows with their masks: `RECIPE`"),
     ("bench", "Time training steps on synthetic tokens: `--model DIR`"),
@@ -80,7 +81,10 @@ const PASSED_ON: [(&str, &str); 17] = [
     ("verify", "Compare a model's logits with golden ones"),
     ("report", "Write the report of a run folder, one HTML page with plots: `runs/my-run`"),
     ("schema", "Print the JSON schema of recipes"),
-    ("completions", "Print a script that makes a shell complete commands and options of `firebrick`: `bash`, `zsh`, ..."),
+    (
+        "completions",
+        "Print a script that makes a shell complete commands and options of `firebrick`: `bash`, `zsh`, ...",
+    ),
 ];
 
 /// The commands that xtask carries out itself.

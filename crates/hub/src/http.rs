@@ -25,6 +25,9 @@ pub(crate) const ATTEMPTS: u32 = 5;
 /// Time before the second attempt; tests do not wait for an imitation.
 const FIRST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 1 } else { 200 });
 
+/// Time after which the Hub counts as unreachable where nothing but that is asked.
+const REACH: Duration = Duration::from_secs(3);
+
 /// One connection pool for the process.
 static AGENT: LazyLock<Agent> = LazyLock::new(|| {
     let tls = TlsConfig::builder()
@@ -65,6 +68,12 @@ enum Failure {
     Unreachable(String),
     /// The response is not the expected one.
     Unusable(String),
+}
+
+/// Requests a server's start page, once and within a short time.
+pub(crate) fn reach(endpoint: &str) -> Result<(), String> {
+    let request = AGENT.head(endpoint).config().timeout_global(Some(REACH)).build();
+    request.call().map(drop).map_err(|error| format!("{}: {error}", origin(endpoint)))
 }
 
 /// Requests the listing of a repository.

@@ -75,6 +75,14 @@ impl Hub {
         &self.settings
     }
 
+    /// Asks the Hub for its start page, once and for at most three seconds. Any answer will do.
+    ///
+    /// # Errors
+    /// The reason why there is none, with the address.
+    pub fn reach(&self) -> Result<(), String> {
+        http::reach(&self.settings.endpoint)
+    }
+
     pub(crate) fn cache(&self, id: &HubId) -> RepoCache {
         RepoCache::new(&self.settings.cache, id.kind, &id.name)
     }

@@ -58,6 +58,8 @@ enum Command {
     Decompress(DecompressOptions),
     /// Compare a model's logits with a golden file.
     Verify(text::Verify),
+    /// Check what a run needs here: driver, libraries, cards, disk, cache, Hub, a kernel, and what `auto` chooses. Status 1: a run would fail.
+    Doctor,
     /// Print what machine this is: processor, memory, accelerators with their peaks and links, and how they are tuned.
     Profile(machine::Profile),
     /// Time training steps of a model on synthetic tokens: speed, memory, and where the time goes.
@@ -119,6 +121,7 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
     match command {
         Command::Train(arguments) => return training::train(arguments),
         Command::Plan(arguments) => training::plan(&arguments),
+        Command::Doctor => return Ok(machine::doctor()),
         Command::Profile(arguments) => machine::profile(&arguments),
         Command::Inspect(arguments) => training::show_data(&arguments),
         Command::Bench(arguments) => return timing::time_steps(&arguments, clock),

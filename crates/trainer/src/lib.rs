@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod console;
+pub mod doctor;
 pub mod error;
 pub mod hub;
 pub mod metrics;

@@ -20,6 +20,15 @@ fn close(folder: &Path) {
 }
 
 #[test]
+fn the_hub_is_reached_whatever_it_answers_and_only_if_it_answers() {
+    let hub = hub_with_model();
+    Client::new(&hub).hub().reach().unwrap();
+    assert_eq!(hub.server.requests().len(), 1, "it is asked once");
+    let reason = Client::of(NOWHERE).hub().reach().unwrap_err();
+    assert!(reason.starts_with(NOWHERE), "{reason}");
+}
+
+#[test]
 fn a_process_sees_one_commit_of_a_branch_and_requests_it_once() {
     let hub = hub_with_model();
     let client = Client::new(&hub);

@@ -1,6 +1,8 @@
-//! Describes this machine or a named one, and measures its peaks.
+//! Describes this machine or a named one, measures its peaks, and checks what a run needs.
 //!
 //! Trade-off: a machine is named by a row of the table, not described by options.
+
+use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
@@ -8,6 +10,7 @@ use firebrick_hwprofile::peaks::cache_folder;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_trainer::config::BackendChoice;
 use firebrick_trainer::console::Console;
+use firebrick_trainer::doctor::examine;
 use firebrick_trainer::plan::choose_backend;
 
 use super::warn;
@@ -37,6 +40,12 @@ pub(crate) fn profile(arguments: &Profile) -> anyhow::Result<()> {
     let text = if arguments.json { serde_json::to_string_pretty(&profile)? } else { profile.to_string() };
     Console::VERBOSE.print(text.trim_end_matches('\n'));
     Ok(())
+}
+
+/// Prints what a run needs from this machine, line by line. The status is 1 if a run would fail.
+pub(crate) fn doctor() -> ExitCode {
+    let starts = examine(&mut |check| Console::VERBOSE.print(&check.to_string()));
+    if starts { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Measures the peaks of a backend here, stores them, and puts them into the profile.

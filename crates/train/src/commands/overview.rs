@@ -13,7 +13,7 @@ use clap_complete::{Shell, generate};
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Train", &["train", "plan", "inspect", "report"]),
     ("Use and share what was trained", &["generate", "chat", "export", "push", "compress", "decompress", "verify"]),
-    ("Know the machine", &["profile", "bench", "bench-generate"]),
+    ("Know the machine", &["doctor", "profile", "bench", "bench-generate"]),
     ("Set up", &["schema", "completions"]),
 ];
 

@@ -73,7 +73,8 @@ fn choose_automatically(profile: &HardwareProfile) -> Result<Chosen<BackendKind>
     Ok(Chosen::new(cpu, why))
 }
 
-fn compiled_names() -> String {
+/// Lists the backends in this program, for messages.
+pub fn compiled_names() -> String {
     let names: Vec<&str> =
         BackendKind::ALL.into_iter().filter(|kind| kind.is_compiled()).map(BackendKind::name).collect();
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }

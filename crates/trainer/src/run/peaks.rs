@@ -12,18 +12,20 @@ use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks, processor_key};
 use firebrick_hwprofile::roofline::{RateSource, Rates};
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
 use firebrick_kernels::{
-    BackendKind, Epilogue, GemmFormat, Group, Keep, Kernels, Module, Prologue, Weight, WeightGradient,
+    BackendKind, Epilogue, GemmFormat, Group, Keep, Kernels, MemoryOps, Module, Prologue, Weight, WeightGradient,
 };
 use firebrick_precision::FloatType;
 use serde::Serialize;
 
 use crate::RunError;
 use crate::plan::compute_format;
-use crate::run::device::{device_work, wait};
+use crate::run::device::{device_work, dtype_of, self_test, wait};
 use crate::with_backend;
 
 /// Measurements of each rate; the best counts.
 const ROUNDS: usize = 4;
+/// Width of an attention head in [`try_gemm`]'s self-test: the most common one of small models.
+const HEAD_DIM: usize = 64;
 
 /// Measured rates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -163,6 +165,22 @@ fn min_traced_gemm<B: Kernels>(device: &B::Device, work: impl Fn()) -> Result<f6
         }
     }
     Ok(minimum)
+}
+
+/// Runs the backend's self-test, then a GEMM in float16 if the backend computes in it, else in float32, on the device that a run of rank 0 would
+/// use. Returns the format and the rate, in 1e12 operations per second.
+///
+/// # Errors
+/// The device failed, or an operation is wrong on it.
+pub fn try_gemm(backend: BackendKind) -> Result<(FloatType, f64), RunError> {
+    let format = compute_format(FloatType::F16, backend).value;
+    let dtype = dtype_of(format);
+    let probe = if backend.is_cpu() { Probe::of(true) } else { Probe::MEDIUM };
+    device_work(|| self_test(backend, 0, dtype, GemmFormat::Compute, HEAD_DIM))?;
+    let tflops = with_backend!(backend, B => device_work(|| {
+        probe.gemm_tflops::<B>(&B::device_of(0), dtype, GemmFormat::Compute)
+    }))?;
+    Ok((format, tflops))
 }
 
 /// Times GEMMs of each format and copies on the device that a run of rank 0 would use, for `profile --measure`.
