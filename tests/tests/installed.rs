@@ -174,3 +174,30 @@ fn doctor_fails_in_a_folder_that_no_run_can_write_into() {
     assert!(failures.len() == 1 && failures[0].contains("/proc"), "{printed}");
     assert!(printed.contains(" kernel "), "the other checks are made all the same: {printed}");
 }
+
+#[test]
+fn a_new_recipe_is_written_once_and_plans_as_it_is() {
+    let installed = Installed::new("archive", "archive");
+    let (model, data) = ("assets/quickstart/base", "assets/quickstart/train.jsonl");
+    let printed = installed.printed(&["new", model, data]);
+    let train = printed.lines().last().unwrap().trim();
+    assert!(train.ends_with("firebrick train base.toml"), "{printed}");
+    let recipe = fs::read_to_string(installed.at("work/base.toml")).unwrap();
+    for part in ["model = \"assets/quickstart/base\"", "max_seq_len = 256", "format = \"chat\"", "eval_fraction"] {
+        assert!(recipe.contains(part), "no {part} in {recipe}");
+    }
+    assert!(
+        !recipe.contains("[bnb_4bit]") && !recipe.contains("chat_template"),
+        "it fits and has a template: {recipe}"
+    );
+    assert!(installed.printed(&["plan", "base.toml"]).contains("plan for base\n"));
+    let refused = |out: &[&str], expected: &str| {
+        let output = installed.output(&[&["new", model, data], out].concat());
+        let message = text(&output.stderr);
+        assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
+        assert!(message.contains(expected), "{message}");
+    };
+    refused(&[], "base.toml exists already: name another file with --out");
+    refused(&["--out", "base.yaml"], "base.yaml does not end with .toml");
+    assert_eq!(fs::read_to_string(installed.at("work/base.toml")).unwrap(), recipe);
+}

@@ -57,9 +57,10 @@ launches, ignored tests, reasons for dependencies, machine paths.
 Each finding says where it is and what to do. Needs cargo and git, no network, no build.";
 
 /// The commands of the `firebrick` binary, with their lines in the overview.
-const PASSED_ON: [(&str, &str); 18] = [
+const PASSED_ON: [(&str, &str); 19] = [
     ("train", "Train a recipe and write a run folder: `RECIPE`, `--set a.b=c`"),
     ("plan", "Print what a run would do, and why: `RECIPE`, `--set a.b=c`, `--for b200`"),
+    ("new", "Write a commented recipe that plans here: `MODEL DATA`, `--out FILE`"),
     ("doctor", "Check what a run needs on this machine; exit code 1 if one would fail"),
     ("profile", "Print what machine this is: `--json`, `--for b200`, `--measure`"),
     ("inspect", "Show the data: counts, lengths, packing, sample rows with their masks: `RECIPE`"),

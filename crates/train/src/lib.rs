@@ -40,6 +40,8 @@ enum Command {
     Train(training::Train),
     /// Read a recipe and its data, and print what a run would do and why, here or on a machine that is named; no weights are read.
     Plan(training::PlanArguments),
+    /// Write a commented recipe for a model and data that plans here: rows, batch, template and 4 bits as they need.
+    New(training::New),
     /// Show what a recipe trains on: counts, lengths, packing, dropped records, and sample rows with loss tokens marked.
     Inspect(training::Inspect),
     /// Write the report of a run folder: one HTML page with plots, as a run writes it at its end.
@@ -121,6 +123,7 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
     match command {
         Command::Train(arguments) => return training::train(arguments),
         Command::Plan(arguments) => training::plan(&arguments),
+        Command::New(arguments) => training::write_new(arguments),
         Command::Doctor => return Ok(machine::doctor()),
         Command::Profile(arguments) => machine::profile(&arguments),
         Command::Inspect(arguments) => training::show_data(&arguments),

@@ -80,8 +80,8 @@ impl Display for Check {
 /// The checks, in the order in which they are shown.
 const CHECKS: [fn(&HardwareProfile) -> Vec<Check>; 8] = [program, driver, cards, adapters, disk, cache, hub, backend];
 
-/// Makes all checks: some seconds, most of them for a matrix multiplication and for a Hub that does not answer. Each is shown when it is done. Returns
-/// whether a run would start.
+/// Makes all checks: some seconds, most of them for a matrix multiplication and for a Hub that does not answer. Each is shown when it is done.
+/// Returns whether a run would start.
 pub fn examine(show: &mut dyn FnMut(&Check)) -> bool {
     let profile = HardwareProfile::detect_with_adapters();
     let mut starts = true;

@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod error;
 pub mod hub;
 pub mod metrics;
+pub mod new_recipe;
 pub mod plan;
 pub mod run;
 pub mod shipped;

@@ -8,6 +8,7 @@ mod data;
 mod folder;
 mod learning;
 mod mlflow;
+mod new_recipe;
 mod new_tokens;
 mod preference;
 mod refusals;

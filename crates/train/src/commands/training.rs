@@ -1,19 +1,22 @@
-//! Commands on recipes: train one, plan it, show its data.
+//! Commands on recipes: train one, plan it, show its data, write a new one.
 //!
 //! Trade-off: every command reads the recipe again.
 
+use std::fs;
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use firebrick_hwprofile::AcceleratorSpec;
 use firebrick_trainer::config::RunConfig;
-use firebrick_trainer::console::{Console, Outcome, program};
+use firebrick_trainer::console::{Console, Outcome, program, shell_quoted};
+use firebrick_trainer::new_recipe::{NewRecipe, file_name, new_recipe};
 use firebrick_trainer::plan::PlanRequest;
 use firebrick_trainer::run::interrupt::{Interrupt, exit_status};
-use firebrick_trainer::run::prepare::prepare_for;
+use firebrick_trainer::run::prepare::{Prepared, prepare_for};
 use firebrick_trainer::run::trace::TraceSteps;
 use firebrick_trainer::run::{RunOptions, reading_data, run};
 use firebrick_trainer::state::resume_point::ResumeFrom;
@@ -144,6 +147,17 @@ pub(crate) struct Inspect {
     html: Option<PathBuf>,
 }
 
+#[derive(Args)]
+pub(crate) struct New {
+    /// The model: a folder, or an id of the Hub.
+    model: String,
+    /// The data: a file, a pattern, a folder, or a Hub dataset.
+    data: String,
+    /// The recipe to write. Default: the model's name with .toml, in the current folder.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
 /// Trains. If a signal ended the run, the exit status is that of a process killed by the signal.
 pub(crate) fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let path = arguments.config()?;
@@ -173,10 +187,31 @@ pub(crate) fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
         let _shown = Console::VERBOSE.activity(reading_data);
         prepare_for(arguments.recipe.load()?, ranks as usize, &request)?
     };
-    for note in &prepared.data_notes {
-        Console::VERBOSE.print(note);
-    }
+    print_plan(&prepared);
+    Ok(())
+}
+
+fn print_plan(prepared: &Prepared) {
+    prepared.data_notes.iter().for_each(|note| Console::VERBOSE.print(note));
     Console::VERBOSE.plan(&prepared.plan);
+}
+
+/// Writes a recipe and prints the plan of its run.
+pub(crate) fn write_new(New { model, data, out }: New) -> anyhow::Result<()> {
+    let file = out.unwrap_or_else(|| file_name(&model));
+    let name = file.display();
+    ensure!(file.extension().is_some_and(|extension| extension == "toml"), "{name} does not end with .toml");
+    ensure!(!file.exists(), "{name} exists already: name another file with --out");
+    let NewRecipe { text, prepared } = {
+        let _shown = Console::VERBOSE.activity(reading_data);
+        new_recipe(&model, &data, &file)?
+    };
+    let written = fs::File::create_new(&file).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("cannot write {name}"))?;
+    print_plan(&prepared);
+    let (program, quoted) = (program(), shell_quoted(&name.to_string()));
+    Console::VERBOSE
+        .print(&format!("\nwritten to {name}. Read it, change what you like, then\n  {program} train {quoted}"));
     Ok(())
 }
 
