@@ -96,6 +96,16 @@ impl Choice {
         Self { backends: [Backend::Flex].into_iter().chain(others).collect(), reason }
     }
 
+    /// Chooses what a released program for the target `triple` has: one backend for each kind of device. candle is left out, whose device, the
+    /// CPU, flex drives as well.
+    pub(crate) fn release(triple: &str) -> Self {
+        let (cuda, reason) = match triple.contains("apple") {
+            true => (None, "a release for Apple's systems has every kind of device"),
+            false => (Some(Backend::Cuda), "a release has every kind of device"),
+        };
+        Self { backends: [Backend::Flex, Backend::Wgpu].into_iter().chain(cuda).collect(), reason: reason.to_owned() }
+    }
+
     /// Chooses every backend in one binary.
     pub(crate) fn all(reason: String) -> Self {
         Self { backends: compiled_backends(), reason }
@@ -199,6 +209,13 @@ mod tests {
         assert!(reason.contains("a.toml says auto") && reason.contains("libcuda.so.1"), "{reason}");
         let message = choose(Some(("vulkan", "a.toml")), &BARE).unwrap_err().to_string();
         assert!(message.contains("`vulkan` in a.toml") && message.contains("wgpu"), "{message}");
+    }
+
+    #[test]
+    fn a_release_has_one_backend_for_each_kind_of_device_of_its_target() {
+        assert_eq!(Choice::release("aarch64-unknown-linux-gnu").features(), "flex,wgpu,cuda");
+        assert_eq!(Choice::release("x86_64-pc-windows-msvc").features(), "flex,wgpu,cuda");
+        assert_eq!(Choice::release("aarch64-apple-darwin").features(), "flex,wgpu");
     }
 
     #[test]

@@ -25,19 +25,36 @@ pub(crate) const FIREBRICK: Program = Program { package: "firebrick-train", bina
 /// Every operation on every backend.
 pub(crate) const BENCH_MATRIX: Program = Program { package: "firebrick-benches", binary: "bench-matrix" };
 
-/// Builds the arguments of the cargo call that builds `program` for `choice` under a cargo `profile`.
-fn build_args(program: Program, profile: &str, choice: &Choice) -> Vec<String> {
-    let Program { package, binary } = program;
-    let flags =
-        format!("--no-default-features --features {} --message-format=json-render-diagnostics", choice.features());
-    words(&format!("build --profile {profile} --package {package} --bin {binary} {flags}"))
+/// What a program is built for that may run on another machine.
+pub(crate) struct Platform {
+    /// The target triple.
+    pub(crate) triple: String,
+    /// Variables that name the linker and the C compiler for it.
+    pub(crate) environment: Vec<(String, PathBuf)>,
 }
 
-/// Builds `program` and returns its path. Cargo's progress and diagnostics go to the terminal.
-pub(crate) fn build(workspace: &Workspace, program: Program, profile: &str, choice: &Choice) -> Result<PathBuf> {
+/// Builds the arguments of the cargo call that builds `program` for `choice` under a cargo `profile`.
+fn build_args(program: Program, profile: &str, choice: &Choice, platform: Option<&Platform>) -> Vec<String> {
+    let Program { package, binary } = program;
+    let target = platform.map_or_else(String::new, |platform| format!("--target {}", platform.triple));
+    let flags =
+        format!("--no-default-features --features {} --message-format=json-render-diagnostics", choice.features());
+    words(&format!("build --profile {profile} --package {package} --bin {binary} {flags} {target}"))
+}
+
+/// Builds `program` for `platform`, or for this machine, and returns its path. Cargo's progress and diagnostics go to the terminal.
+pub(crate) fn build(
+    workspace: &Workspace,
+    program: Program,
+    profile: &str,
+    choice: &Choice,
+    platform: Option<&Platform>,
+) -> Result<PathBuf> {
     let (Program { package, binary }, features) = (program, choice.features());
     eprintln!("xtask: building `{binary}` (profile {profile}, features {features}): {}", choice.reason);
-    let built = build_programs(workspace.cargo(&build_args(program, profile, choice)), binary)?;
+    let mut command = workspace.cargo(&build_args(program, profile, choice, platform));
+    command.envs(platform.into_iter().flat_map(|platform| platform.environment.iter().cloned()));
+    let built = build_programs(command, binary)?;
     match built.into_iter().rfind(|(target, _)| target.name == binary && target.is_bin()) {
         Some((_, path)) => Ok(path),
         None => bail!("cargo built {package} but named no binary `{binary}`: is there a [[bin]] of that name?"),
@@ -80,7 +97,10 @@ mod tests {
                 "build --profile fast --package {package} --no-default-features --features {features} \
                  --message-format=json-render-diagnostics"
             );
-            assert_eq!(build_args(program, "fast", &choice).join(" "), expected);
+            assert_eq!(build_args(program, "fast", &choice, None).join(" "), expected);
+            let platform = Platform { triple: "aarch64-unknown-linux-gnu".to_owned(), environment: Vec::new() };
+            let for_platform = build_args(program, "fast", &choice, Some(&platform)).join(" ");
+            assert_eq!(for_platform, format!("{expected} --target aarch64-unknown-linux-gnu"));
         }
     }
 }

@@ -116,12 +116,17 @@ pub(crate) enum Command {
         #[arg(long, value_name = "PATH")]
         root: Option<PathBuf>,
     },
-    /// Pack the trainer into one compressed folder for a machine without Rust
+    /// Pack the program into one compressed folder for a machine without Rust
     ///
-    /// Builds `firebrick` and `bench-matrix` with cargo profile `dist` and packs them with configs/, assets/, README.md, CHANGELOG.md and the
-    /// licenses into dist/firebrick-VERSION-TARGET/ and one .tar.gz next to it. The same inputs give the same archive.
+    /// Builds `firebrick` with cargo profile `dist` and packs it with completions and manual pages, configs/, assets/, README.md, CHANGELOG.md and
+    /// the licenses into dist/firebrick-VERSION-TARGET/, and one .tar.gz with its .sha256 next to it. The same inputs give the same archive.
+    /// A program for Linux is linked by zig (pip install ziglang==0.17.1) and needs glibc 2.28, which is checked.
     Dist {
-        /// Backend to compile in together with flex: flex (default), candle, wgpu, cuda, or all of them.
+        /// System to build for, such as aarch64-unknown-linux-gnu, instead of this one. `rustup target add` installs what Rust needs for it.
+        #[arg(long, value_name = "TRIPLE", conflicts_with = "tests")]
+        target: Option<String>,
+        /// Backend to compile in together with flex: candle, wgpu, cuda, or all of them and `bench-matrix`. Without it flex, wgpu and cuda
+        /// are, on macOS flex and wgpu.
         #[arg(long, value_name = "NAME", conflicts_with = "tests")]
         backend: Option<String>,
         /// Pack the GPU suite instead: test programs, their data and run.sh, for a machine with a GPU and no Rust.
@@ -246,9 +251,18 @@ mod tests {
 
     #[test]
     fn options_that_do_not_exist_are_refused() {
-        let wrong = ["quickstart-data --fast", "dist cuda", "dist --tests --backend cuda", "tidy --fix", "lint format"];
+        let wrong = [
+            "quickstart-data --fast",
+            "dist cuda",
+            "dist --tests --backend cuda",
+            "dist --tests --target x",
+            "tidy --fix",
+            "lint format",
+        ];
         wrong.into_iter().for_each(|line| assert!(parse(line).is_err(), "{line}"));
-        let Call::Own(Command::Dist { backend, .. }) = parse("dist --backend=cuda").unwrap() else { panic!("dist") };
-        assert_eq!(backend.as_deref(), Some("cuda"));
+        let line = "dist --backend=cuda --target aarch64-apple-darwin";
+        let Call::Own(Command::Dist { target, backend, tests }) = parse(line).unwrap() else { panic!("dist") };
+        assert_eq!((target.as_deref(), backend.as_deref()), (Some("aarch64-apple-darwin"), Some("cuda")));
+        assert!(!tests);
     }
 }

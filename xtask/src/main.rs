@@ -52,7 +52,7 @@ fn dispatch(call: Call) -> Result<ExitCode> {
             tidy::run(&workspace, all).map(exit_code)
         }
         Command::Dist { tests: true, .. } => dist::run_gpu_suite(&Workspace::find()?),
-        Command::Dist { backend, .. } => dist::run(&Workspace::find()?, backend.as_deref()),
+        Command::Dist { target, backend, .. } => dist::run(&Workspace::find()?, target.as_deref(), backend.as_deref()),
         Command::QuickstartData { root } => {
             let root = root.map_or_else(|| Workspace::find().map(|workspace| workspace.root().to_owned()), Ok)?;
             quickstart::run(&root).map(|()| ExitCode::SUCCESS)

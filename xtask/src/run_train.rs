@@ -107,7 +107,7 @@ pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> R
     } else {
         (FIREBRICK, choose_backend(&request, &Machine::detect())?)
     };
-    let binary = build(workspace, program, "fast", &choice)?;
+    let binary = build(workspace, program, "fast", &choice, None)?;
     let mut command = Command::new(binary);
     // The name of `firebrick` in the commands that it prints, and the folder of its recipes and assets, whichever target folder it is in.
     command.args(&request.args).env("FIREBRICK_CALLED_AS", "cargo xtask").env("FIREBRICK_SHARE", workspace.root());

@@ -66,10 +66,20 @@ impl Workspace {
 
     /// Reads the workspace's own packages without resolving their dependencies: needs neither network nor a build.
     pub(crate) fn members(&self) -> Result<Metadata> {
-        MetadataCommand::new()
+        self.metadata(MetadataCommand::new().no_deps())
+    }
+
+    /// Reads all packages that a build for the target `triple` with `features` (as `PACKAGE/FEATURE`) needs, and which needs which. Fetches them
+    /// where they are missing.
+    pub(crate) fn dependencies(&self, features: &[String], triple: &str) -> Result<Metadata> {
+        let (platform, features) = (["--filter-platform", triple], ["--features".to_owned(), features.join(",")]);
+        self.metadata(MetadataCommand::new().other_options([platform.map(str::to_owned), features].concat()))
+    }
+
+    fn metadata(&self, command: &mut MetadataCommand) -> Result<Metadata> {
+        command
             .cargo_path(cargo_path())
             .manifest_path(self.root.join("Cargo.toml"))
-            .no_deps()
             .exec()
             .context("`cargo metadata` failed: is every Cargo.toml of the workspace well-formed?")
     }

@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use firebrick_files::AtomicFile;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use ring::digest::{SHA256, digest};
 use tar::{Builder, EntryType, Header};
 
 /// Creates `folder` empty; its old contents are removed.
@@ -79,6 +80,15 @@ pub(super) fn pack(folder: &Path, name: &str, archive: &Path) -> Result<()> {
     file.commit().with_context(|| format!("could not write {}", archive.display()))
 }
 
+/// Writes the SHA-256 of `archive` next to it, as `sha256sum` prints and checks it.
+pub(super) fn write_checksum(archive: &Path) -> Result<()> {
+    let bytes = fs::read(archive).with_context(|| format!("could not read {}", archive.display()))?;
+    let sum: String = digest(&SHA256, &bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let name = archive.file_name().context("an archive has a name")?.to_string_lossy();
+    let path = archive.with_file_name(format!("{name}.sha256"));
+    fs::write(&path, format!("{sum}  {name}\n")).with_context(|| format!("could not write {}", path.display()))
+}
+
 /// Returns whether a path inside the archive is a program: the trainer, the benchmark matrix, the script of the GPU suite, or one of its programs.
 fn is_program(path: &Path) -> bool {
     let is_named = |name: &str| path.file_stem() == Some(name.as_ref());
@@ -118,6 +128,16 @@ pub(super) mod tests {
         assert_eq!(entries(&fs::read(&path).unwrap()), expected.map(|(path, mode)| (path.to_owned(), mode)));
         let left: Vec<_> = fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left.len(), 2, "no temporary file is left: {left:?}");
+    }
+
+    #[test]
+    fn the_checksum_is_one_that_sha256sum_checks() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.tar.gz"), "abc").unwrap();
+        write_checksum(&folder.path().join("a.tar.gz")).unwrap();
+        // Of "abc", FIPS 180-2, appendix B.1.
+        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a.tar.gz\n";
+        assert_eq!(fs::read_to_string(folder.path().join("a.tar.gz.sha256")).unwrap(), expected);
     }
 
     #[test]
