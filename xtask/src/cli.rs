@@ -129,6 +129,9 @@ pub(crate) enum Command {
         /// are, on macOS flex and wgpu.
         #[arg(long, value_name = "NAME", conflicts_with = "tests")]
         backend: Option<String>,
+        /// Pack a Python wheel as well, with maturin (pip install maturin==1.16.0).
+        #[arg(long, conflicts_with = "tests")]
+        wheel: bool,
         /// Pack the GPU suite instead: test programs, their data and run.sh, for a machine with a GPU and no Rust.
         #[arg(long)]
         tests: bool,
@@ -256,13 +259,14 @@ mod tests {
             "dist cuda",
             "dist --tests --backend cuda",
             "dist --tests --target x",
+            "dist --tests --wheel",
             "tidy --fix",
             "lint format",
         ];
         wrong.into_iter().for_each(|line| assert!(parse(line).is_err(), "{line}"));
-        let line = "dist --backend=cuda --target aarch64-apple-darwin";
-        let Call::Own(Command::Dist { target, backend, tests }) = parse(line).unwrap() else { panic!("dist") };
+        let line = "dist --backend=cuda --target aarch64-apple-darwin --wheel";
+        let Call::Own(Command::Dist { target, backend, wheel, tests }) = parse(line).unwrap() else { panic!("dist") };
         assert_eq!((target.as_deref(), backend.as_deref()), (Some("aarch64-apple-darwin"), Some("cuda")));
-        assert!(!tests);
+        assert!(wheel && !tests);
     }
 }

@@ -52,7 +52,9 @@ fn dispatch(call: Call) -> Result<ExitCode> {
             tidy::run(&workspace, all).map(exit_code)
         }
         Command::Dist { tests: true, .. } => dist::run_gpu_suite(&Workspace::find()?),
-        Command::Dist { target, backend, .. } => dist::run(&Workspace::find()?, target.as_deref(), backend.as_deref()),
+        Command::Dist { target, backend, wheel, .. } => {
+            dist::run(&Workspace::find()?, target.as_deref(), backend.as_deref(), wheel)
+        }
         Command::QuickstartData { root } => {
             let root = root.map_or_else(|| Workspace::find().map(|workspace| workspace.root().to_owned()), Ok)?;
             quickstart::run(&root).map(|()| ExitCode::SUCCESS)

@@ -1,5 +1,5 @@
 //! `cargo xtask dist`: the released program with its pages, recipes and licenses in one compressed folder, for a machine without Rust; with
-//! `--tests` the GPU suite instead.
+//! `--wheel` a Python wheel as well, with `--tests` the GPU suite instead.
 //!
 //! Trade-off: only Linux programs are built for another machine, by zig; those for macOS and Windows are built there.
 
@@ -8,6 +8,7 @@ mod elf;
 mod gpu_suite;
 mod pages;
 mod third_party;
+mod wheel;
 mod zig;
 
 use std::fs;
@@ -29,7 +30,7 @@ const OPTIONAL: [&str; 1] = ["CHANGELOG.md"];
 const THIRD_PARTY: &str = "THIRD-PARTY.txt";
 
 /// Builds for `target` (this machine if none is named), copies, packs, and prints the path and size of the result.
-pub(crate) fn run(workspace: &Workspace, target: Option<&str>, backend: Option<&str>) -> Result<ExitCode> {
+pub(crate) fn run(workspace: &Workspace, target: Option<&str>, backend: Option<&str>, wheel: bool) -> Result<ExitCode> {
     let host = host(workspace)?;
     let triple = target.unwrap_or(&host);
     let choice = choose(backend, triple)?;
@@ -46,14 +47,18 @@ pub(crate) fn run(workspace: &Workspace, target: Option<&str>, backend: Option<&
         }
     }
     let licenses = third_party::text(workspace, &choice, triple)?;
-    packed(workspace, "firebrick", triple, |folder| {
+    let packed = packed(workspace, "firebrick", triple, |folder| {
         assemble(workspace.root(), &binaries, &licenses, folder)?;
         match pages::writer(&binaries[0], triple, &host) {
             Some(writer) => pages::write(&writer, folder)?,
             None => println!("no completions and manual pages: {triple} does not run here; pack for {host} first"),
         }
         Ok(format!("  {}", mebibytes(folder_size(folder)?)))
-    })
+    })?;
+    if wheel {
+        wheel::build(workspace, &choice, &platform, &licenses, &workspace.root().join("dist"))?;
+    }
+    Ok(packed)
 }
 
 /// Packs the GPU suite instead of the trainer.
