@@ -29,7 +29,7 @@ pub(crate) fn selection(backends: &[Backend]) -> String {
 struct Request {
     backends: Vec<Backend>,
     nextest: bool,
-    /// Whole corpora, which other runs sample.
+    /// Whole corpora, which other runs sample, and builds of the packages.
     slow: bool,
     /// Options and filters for the test runner.
     rest: Vec<String>,
