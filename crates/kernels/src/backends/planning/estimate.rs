@@ -8,7 +8,7 @@ use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
 use firebrick_precision::FloatType;
 
-use super::{adapters, cuda, evaluation, layer, reference};
+use super::{adapters, cuda, evaluation, flash, reference};
 use crate::backends::BackendKind;
 use crate::memory::estimate::{adapter_starts, sum};
 use crate::memory::training_shape::TrainingShape;
@@ -76,7 +76,7 @@ impl BackendKind {
         let attention = capped.next().filter(|_| self == Self::Cuda)?;
         let head_dim = attention.head_dim;
         let (kernels, why) =
-            if [compute == FloatType::F32, true].into_iter().any(|is_f32| layer::flash_takes(is_f32, head_dim)) {
+            if [compute == FloatType::F32, true].into_iter().any(|is_f32| flash::flash_takes(is_f32, head_dim)) {
                 ("hand-written", "cuDNN is not given scores with a soft cap; slower than it")
             } else {
                 (

@@ -10,14 +10,10 @@ use std::collections::BTreeMap;
 use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
 use firebrick_precision::FloatType;
 
+use super::flash::flash_takes;
 use super::route::Route;
 use super::rows::{ROW_MULTIPLE, row_stride};
 use crate::memory::training_shape::{Recompute, TrainingShape};
-
-/// Returns whether the flash kernels support heads of this width, in f32 or in a 16-bit format.
-pub(in crate::backends) fn flash_takes(is_f32: bool, head_dim: usize) -> bool {
-    if is_f32 { head_dim.is_multiple_of(32) && head_dim <= 256 } else { matches!(head_dim, 64 | 96 | 128 | 256) }
-}
 
 /// Counts values per token in all buffers of the widest layer that do not count as saved.
 pub(super) fn buffers_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {

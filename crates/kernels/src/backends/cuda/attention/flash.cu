@@ -18,7 +18,7 @@
 // kv_heads. So it spans fewer tokens, of which fewer are hidden from each other, and keys are read once for all of them.
 //
 // Macros of the host: HEAD_DIM 64, 96, 128 or 256 (default 128); SOFT_CAP, where scaled scores s become SOFT_CAP * tanh(s / SOFT_CAP)
-// before the softmax; and the tile sizes of flash_forward.cu, flash_backward.cu (engine/constants.rs).
+// before the softmax; and the tile sizes of flash_forward.cu, flash_backward.cu (planning/flash.rs).
 
 #define FLASH_PIECES 1
 

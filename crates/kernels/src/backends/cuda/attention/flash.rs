@@ -1,4 +1,4 @@
-//! The flash attention kernels: supported heads, tiles, and launches. Kernels: `flash*.cu`.
+//! The flash attention kernels: supported heads, and launches. Kernels: `flash*.cu`.
 //!
 //! They use O(tokens) memory, support any documents, sliding windows and soft caps, and return the same bits every time.
 //! Trade-off: about half of cuDNN's speed on an H100 over long documents; over short ones they are as fast.
@@ -9,9 +9,9 @@ use firebrick_cuda::{Arguments, LaunchShape};
 use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
 use crate::Documents;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cost, Cuda, Engine, FlashTiles, FlashVariant, Launch, MatrixView, ScratchSlot, Source, arguments,
+    BlockArguments, Cost, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, Source, arguments,
 };
-use crate::backends::planning::layer::flash_takes;
+use crate::backends::planning::flash::{FlashTiles, flash_takes};
 
 /// Returns whether the kernels support heads of this width.
 pub(super) fn takes(dtype: DType, head_dim: usize) -> bool {
@@ -24,21 +24,9 @@ pub(crate) fn format(dtype: DType, head_dim: usize) -> Option<DType> {
     [dtype, DType::F32].into_iter().find(|&format| flash_takes(format == DType::F32, head_dim))
 }
 
-impl FlashTiles {
-    fn forward_shared(&self, head_dim: usize) -> usize {
-        let [queries, keys, _] = self.forward;
-        2 * head_dim * (queries + 2 * keys) + 4 * queries
-    }
-
-    fn keys_shared(&self, head_dim: usize) -> usize {
-        let [own, step, stages, _] = self.keys;
-        4 * head_dim * (own + stages * step) + 8 * stages * step + 4 * own
-    }
-
-    fn queries_shared(&self, head_dim: usize) -> usize {
-        let [own, step, stages, _] = self.queries;
-        4 * head_dim * (own + stages * step) + 4 * own
-    }
+/// Returns the tiles for heads of this width, which the 16-bit kernels support.
+fn flash_tiles(head_dim: usize) -> FlashTiles {
+    FlashTiles::of(head_dim).expect("`format` chose a 16-bit format")
 }
 
 /// Returns a grid of heads by tiles.
@@ -70,7 +58,7 @@ impl Engine {
         let shape = if q.dtype == DType::F32 {
             f32_rows(sizes.query_heads, sizes.tokens)
         } else {
-            let (of, heads) = (FlashTiles::of(sizes.head_dim), heads_of_a_tile(sizes));
+            let (of, heads) = (flash_tiles(sizes.head_dim), heads_of_a_tile(sizes));
             let [blocks, rows] = [sizes.query_heads / heads, of.forward[0] / heads];
             tiles(blocks, sizes.tokens, rows, of.forward[2], of.forward_shared(sizes.head_dim))
         };
@@ -133,7 +121,7 @@ fn backward_shapes(sizes: &Sizes, dtype: DType) -> [LaunchShape; 2] {
     if dtype == DType::F32 {
         return [query_heads, key_value_heads].map(|heads| f32_rows(heads, tokens));
     }
-    let of = FlashTiles::of(head_dim);
+    let of = flash_tiles(head_dim);
     let mut keys = tiles(key_value_heads, tokens, of.keys[0], of.keys[3], of.keys_shared(head_dim));
     // At 256 the sums of both gradients do not fit into the registers together.
     keys.grid[2] = if head_dim == 256 { 2 } else { 1 };
@@ -160,21 +148,4 @@ fn flash(sizes: &Sizes, dtype: DType, name: &'static str, shape: LaunchShape, ba
         (_, true) => Source::FlashBackward(variant),
     };
     Launch { source, dtype, name, shape, bytes: 0 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shared_memory_is_what_the_sources_say() {
-        let bytes = |head_dim| {
-            let of = FlashTiles::of(head_dim);
-            [of.forward_shared(head_dim), of.keys_shared(head_dim), of.queries_shared(head_dim)]
-        };
-        assert_eq!(bytes(64), [33_280, 50_432, 66_048]);
-        assert_eq!(bytes(96), [49_664, 75_008, 73_984]);
-        assert_eq!(bytes(128), [66_048, 99_584, 98_560]);
-        assert_eq!(bytes(256), [98_560, 98_816, 98_560]);
-    }
 }

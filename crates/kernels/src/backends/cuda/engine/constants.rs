@@ -4,6 +4,8 @@
 
 use firebrick_precision::blockwise::BLOCK_SIZE;
 
+use crate::backends::planning::flash::FlashTiles;
+
 /// Defines constants, and a function that defines them for a source.
 macro_rules! shared {
     ($source:ident: $($(#[$doc:meta])+ $name:ident = $value:expr;)+) => {
@@ -65,27 +67,8 @@ pub(crate) fn cached_queries(head_dim: usize) -> usize {
     if head_dim >= 256 { 2 } else { 4 }
 }
 
-/// Tile sizes of the flash kernels for 16-bit values.
-pub(crate) struct FlashTiles {
-    /// Queries per block of the forward pass, keys per step, warps.
-    pub(crate) forward: [usize; 3],
-    /// Keys per block, queries per step, steps in flight, warps.
-    pub(crate) keys: [usize; 4],
-    /// Queries per block, keys per step, steps in flight, warps.
-    pub(crate) queries: [usize; 4],
-}
-
 impl FlashTiles {
-    pub(crate) fn of(head_dim: usize) -> Self {
-        if head_dim == 64 {
-            Self { forward: [128, 64, 4], keys: [64, 64, 2, 4], queries: [128, 64, 2, 4] }
-        } else if head_dim == 256 {
-            Self { forward: [64, 64, 4], keys: [64, 32, 1, 4], queries: [64, 32, 1, 4] }
-        } else {
-            Self { forward: [128, 64, 4], keys: [64, 64, 2, 4], queries: [64, 64, 2, 4] }
-        }
-    }
-
+    /// Defines the tiles for the sources of the flash kernels.
     pub(super) fn define(&self) -> String {
         let [queries, keys, warps] = self.forward;
         let forward = [("FORWARD_QUERIES", queries), ("FORWARD_KEYS", keys), ("FORWARD_WARPS", warps)];
@@ -104,7 +87,7 @@ mod tests {
     #[test]
     fn sources_get_each_constant_as_a_macro_of_its_name() {
         assert_eq!(routing(), "#define MAX_EXPERTS 1024\n#define TOKENS_PER_BLOCK 8\n");
-        let tiles = FlashTiles::of(64).define();
+        let tiles = FlashTiles::of(64).expect("a width with tiles").define();
         assert!(tiles.contains("#define FLASH_FORWARD_KEYS 64\n") && tiles.contains("#define FLASH_QUERIES_OWN 128\n"));
         assert_eq!(tiles.lines().count(), 11);
     }

@@ -36,8 +36,8 @@ mod upload;
 mod watch;
 
 pub(super) use constants::{
-    ADAMW_PIECE, CROSS_ENTROPY_THREADS, FlashTiles, MAX_EXPERTS, MAX_STRIDES, MAX_TENSORS, MOMENT_BLOCK, NORM_PIECE,
-    PAIR_THREADS, RANGE_PIECE, TOKENS_PER_BLOCK, cached_queries,
+    ADAMW_PIECE, CROSS_ENTROPY_THREADS, MAX_EXPERTS, MAX_STRIDES, MAX_TENSORS, MOMENT_BLOCK, NORM_PIECE, PAIR_THREADS,
+    RANGE_PIECE, TOKENS_PER_BLOCK, cached_queries,
 };
 pub use failure::DeviceFailure;
 pub(super) use failure::{check, check_launch};

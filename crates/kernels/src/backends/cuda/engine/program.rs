@@ -14,8 +14,9 @@ use firebrick_precision::linear::{TOP_OF_ROWS, top_of_weight};
 use firebrick_precision::{AMAX_FLOOR, QuantFormat};
 use rustc_hash::FxHashMap;
 
-use super::constants::{self, FlashTiles, cached_queries};
+use super::constants::{self, cached_queries};
 use super::failure::check;
+use crate::backends::planning::flash::FlashTiles;
 use crate::backends::planning::passes::GATED_TILE;
 
 const PRELUDE: &str = include_str!("prelude.cu");
@@ -202,7 +203,8 @@ impl Source {
                 format!("{}#define CACHED_QUERIES {}\n", variant.define(), cached_queries(variant.head_dim))
             }
             Self::FlashForward(variant) | Self::FlashBackward(variant) => {
-                variant.define() + &FlashTiles::of(variant.head_dim).define()
+                let tiles = FlashTiles::of(variant.head_dim).expect("16-bit kernels run for heads that have tiles");
+                variant.define() + &tiles.define()
             }
             Self::FlashF32(variant) => variant.define(),
             Self::FewRows(values) => values.define(),
