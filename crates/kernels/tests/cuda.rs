@@ -101,15 +101,15 @@ fn every_operation_equals_the_cpu_in_bf16() {
     cases(DType::BF16).iter().for_each(|case| assert_case(case, &device));
 }
 
-/// Tests the limits of an A100, and of cards with 100 KiB per multiprocessor: L4, L40S, RTX 30, 40 and 50.
+/// Tests the limits of an A100, of cards with 100 KiB per multiprocessor (L4, L40S, RTX 30, 40 and 50), and of a T4.
 #[test]
 fn blocks_fit_the_shared_memory_of_smaller_cards() {
     let Some((device, _shared)) = device() else { return };
     refuse_cudnn(&device, true, true);
-    for bytes in [166_912, 101_376] {
+    for (bytes, dtype) in [(166_912, DType::BF16), (101_376, DType::BF16), (65_536, DType::F16)] {
         assert!(limit_shared_memory(&device, Some(bytes)) <= bytes);
         for head_dim in [64, 96, 128, 256] {
-            let small = Case::small(DType::BF16, head_dim);
+            let small = Case::small(dtype, head_dim);
             for case in [Case { hidden_size: 640, rank: 16, ..small.clone() }, Case { rank: 32, ..small }] {
                 assert_case(&case, &device);
             }

@@ -21,7 +21,7 @@ pub use cuda::{Cuda, DeviceFailure};
 #[cfg(feature = "flex")]
 pub use flex::Flex;
 pub use kind::{BackendKind, UnknownBackend};
-pub use planning::{converted_weights_bytes, estimate, fp8_refusal};
+pub use planning::{PLANNED_SHARED_BYTES, converted_weights_bytes, estimate, fp8_refusal};
 #[cfg(feature = "wgpu")]
 pub use wgpu::Wgpu;
 

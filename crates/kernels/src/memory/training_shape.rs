@@ -86,6 +86,9 @@ pub struct TrainingShape {
     pub compute: FloatType,
     /// Operand format of the layers' GEMMs.
     pub gemms: GemmFormat,
+    /// Shared memory of a block, in bytes, that tiles and passes of backend `cuda` are planned for:
+    /// [`PLANNED_SHARED_BYTES`](crate::PLANNED_SHARED_BYTES), or what a smaller card has.
+    pub shared_bytes: usize,
     /// Bytes of converted frozen weights that stay on the device, for the forward and for the backward.
     pub kept_bytes: [u64; 2],
     /// Bytes of optimizer state, from the optimizer itself.
@@ -249,6 +252,7 @@ pub(crate) mod tests {
     use firebrick_precision::QuantFormat;
 
     use super::*;
+    use crate::PLANNED_SHARED_BYTES;
 
     pub(crate) fn qlora(micro_batch_size: usize, recompute: Recompute) -> TrainingShape {
         TrainingShape {
@@ -256,6 +260,7 @@ pub(crate) mod tests {
             lora: Some(lora(TargetModules::AllLinear)),
             compute: FloatType::Bf16,
             gemms: GemmFormat::Compute,
+            shared_bytes: PLANNED_SHARED_BYTES,
             kept_bytes: [0; 2],
             // 8-bit AdamW: both moments of 41,943,040 parameters with their scales.
             optimizer_bytes: (41_943_040.0f64 * 2.03).ceil() as u64,

@@ -114,8 +114,7 @@ pub(super) fn recompute(recompute: Recompute) -> Chosen<Recompute> {
 }
 
 pub(super) fn attention(made: &Made<'_>) -> Option<Chosen<String>> {
-    let compute = made.config.compute().activations();
-    let [kernels, why] = made.backend.value.capped_attention(&made.model.spec, compute)?;
+    let [kernels, why] = made.backend.value.capped_attention(&made.model.spec)?;
     Some(Chosen::new(kernels, why))
 }
 

@@ -3,7 +3,7 @@
 //! Trade-off: memory is planned for the row with the most documents, so data with one such row is planned too large.
 
 use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
-use firebrick_kernels::{BackendKind, DividedBytes, GemmFormat, TrainingShape};
+use firebrick_kernels::{BackendKind, DividedBytes, GemmFormat, PLANNED_SHARED_BYTES, TrainingShape};
 use firebrick_optim::OptimizerConfig;
 use firebrick_parallel::owners;
 use firebrick_precision::FloatType;
@@ -57,6 +57,7 @@ pub(super) fn training(
         lora: lora(config),
         compute,
         gemms: GemmFormat::Compute,
+        shared_bytes: PLANNED_SHARED_BYTES,
         kept_bytes: [0; 2],
         optimizer_bytes: optimizer(config).state_bytes(trained, backend.code_bytes()),
         paged_bytes: 0,

@@ -6,7 +6,6 @@
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
-use firebrick_precision::FloatType;
 
 use super::{adapters, cuda, evaluation, flash, reference};
 use crate::backends::BackendKind;
@@ -70,20 +69,20 @@ impl BackendKind {
 
     /// Returns the kernels that compute attention with a soft cap, and the reason; `None` for models without a cap, and
     /// for backends with one implementation for all models.
-    pub fn capped_attention(self, model: &ModelSpec, compute: FloatType) -> Option<[String; 2]> {
+    pub fn capped_attention(self, model: &ModelSpec) -> Option<[String; 2]> {
         let mut capped =
             model.layers.iter().map(|layer| &layer.attention).filter(|attention| attention.soft_cap.is_some());
         let attention = capped.next().filter(|_| self == Self::Cuda)?;
         let head_dim = attention.head_dim;
-        let (kernels, why) =
-            if [compute == FloatType::F32, true].into_iter().any(|is_f32| flash::flash_takes(is_f32, head_dim)) {
-                ("hand-written", "cuDNN is not given scores with a soft cap; slower than it")
-            } else {
-                (
-                    "reference",
-                    "no kernel takes a soft cap with heads of this width; in memory, quadratic in the longest document",
-                )
-            };
+        // Values of 16 bits are converted if only the f32 kernels support the heads.
+        let (kernels, why) = if flash::flash_takes_f32(head_dim) {
+            ("hand-written", "cuDNN is not given scores with a soft cap; slower than it")
+        } else {
+            (
+                "reference",
+                "no kernel takes a soft cap with heads of this width; in memory, quadratic in the longest document",
+            )
+        };
         Some([kernels.to_owned(), format!("{why} (heads of {head_dim})")])
     }
 }
@@ -92,6 +91,7 @@ impl BackendKind {
 mod tests {
     use firebrick_arch::LoraInit;
     use firebrick_arch::shapes::llama_3_1_8b;
+    use firebrick_precision::FloatType;
 
     use super::*;
     use crate::memory::estimate::tests::bytes_of;
@@ -223,21 +223,17 @@ mod tests {
     #[test]
     fn a_soft_cap_goes_to_the_flash_kernels_where_they_take_the_heads() {
         let mut model = llama_3_1_8b();
-        assert_eq!(BackendKind::Cuda.capped_attention(&model, FloatType::Bf16), None);
-        for (head_dim, compute, expected) in [
-            (256, FloatType::Bf16, "hand-written"),
-            (128, FloatType::F32, "hand-written"),
-            (32, FloatType::F32, "hand-written"),
-            (32, FloatType::Bf16, "hand-written"),
-            (24, FloatType::Bf16, "reference"),
-        ] {
+        assert_eq!(BackendKind::Cuda.capped_attention(&model), None);
+        for (head_dim, expected) in
+            [(256, "hand-written"), (128, "hand-written"), (32, "hand-written"), (24, "reference")]
+        {
             for layer in &mut model.layers {
                 (layer.attention.head_dim, layer.attention.soft_cap) = (head_dim, Some(50.0));
             }
-            let [kernels, why] = BackendKind::Cuda.capped_attention(&model, compute).unwrap();
+            let [kernels, why] = BackendKind::Cuda.capped_attention(&model).unwrap();
             assert_eq!(kernels, expected);
             assert!(why.contains(&head_dim.to_string()), "{why}");
-            assert_eq!(BackendKind::Flex.capped_attention(&model, compute), None);
+            assert_eq!(BackendKind::Flex.capped_attention(&model), None);
         }
     }
 }

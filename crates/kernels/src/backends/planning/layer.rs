@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
 use firebrick_precision::FloatType;
 
-use super::flash::flash_takes;
+use super::flash::{FlashTiles, flash_takes_f32};
 use super::route::Route;
 use super::rows::{ROW_MULTIPLE, row_stride};
 use crate::memory::training_shape::{Recompute, TrainingShape};
@@ -56,7 +56,8 @@ impl Layer {
         let appended = |group: &GroupSpec| Route::planned(group, training).room();
         let input = |group: &GroupSpec| row_stride(group.in_features, appended(group));
         let has_room = appended(qkv) + appended(gate_up) > 0;
-        let only_in_f32 = flash_takes(true, attention.head_dim) && !flash_takes(false, attention.head_dim);
+        let only_in_f32 =
+            flash_takes_f32(attention.head_dim) && FlashTiles::of(attention.head_dim, training.shared_bytes).is_none();
         let is_converted = training.compute != FloatType::F32 && only_in_f32;
         let [query, key_value] = [attention.query_size(), attention.kv_size()];
         Self {

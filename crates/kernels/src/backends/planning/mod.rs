@@ -20,4 +20,5 @@ pub(super) mod rows;
 
 pub use cuda::converted_weights_bytes;
 pub use estimate::estimate;
+pub use route::PLANNED_SHARED_BYTES;
 pub use rows::fp8_refusal;

@@ -5,7 +5,8 @@
 //! decisions: how weights reach the GEMM, how the adapters' GEMMs run, and which passes replace them.
 //!
 //! A pass also needs rows that begin at multiples of 16 bytes. That depends on a single tensor, so the engine checks it when it launches the pass.
-//! Trade-off: the plan assumes the card with the least shared memory that supports all passes, because its sums are the largest.
+//! Trade-off: the plan assumes the card with the least shared memory that supports all passes, because its sums are the largest; only cards with
+//! less are planned for as they are ([`TrainingShape::shared_bytes`]).
 
 use std::ops::Range;
 
@@ -25,8 +26,8 @@ const MAX_FEW_ROWS: usize = 64;
 const MAX_FEW_DENSE_ROWS: usize = 8;
 /// Inner columns that a lane of those kernels loads at once, as in `weight_values.cu`.
 const FEW_ROWS_CHUNK: usize = 32;
-/// Shared memory of a block on the smallest cards that support all passes: RTX 30, 40 and 50.
-const PLANNED_SHARED_BYTES: usize = 101_376;
+/// Shared memory of a block, in bytes, on the smallest cards that support all passes: RTX 30, 40 and 50.
+pub const PLANNED_SHARED_BYTES: usize = 101_376;
 
 /// Properties of a group of linear modules that determine its route.
 #[derive(Clone, Debug)]
@@ -201,7 +202,7 @@ impl Route {
             How {
                 compute: training.compute,
                 gemms: training.gemms,
-                shared_bytes: PLANNED_SHARED_BYTES,
+                shared_bytes: training.shared_bytes,
                 forward_rows: 0,
             },
         )

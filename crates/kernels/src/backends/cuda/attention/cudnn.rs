@@ -86,7 +86,7 @@ impl Engine {
         let is_packed = matches!(layout, Layout::Packed { .. });
         let is_short = documents.count() > 1
             && documents.tokens() < self.cudnn_limits.get().min_mean_tokens * documents.count()
-            && super::flash::format(dtype, sizes.head_dim) == Some(dtype);
+            && self.flash_format(dtype, sizes.head_dim) == Some(dtype);
         if is_packed && (!takes_packed || is_short) {
             return None;
         }

@@ -1,5 +1,5 @@
 // Flash attention: the pieces that flash_forward.cu and flash_backward.cu share. Compiled as prelude.cu, matrix_units.cu,
-// this, then one of the two. 16-bit T only (T = float has flash_f32.cu with the same kernel names); sm_80 or later.
+// this, then one of the two. 16-bit T only (T = float has flash_f32.cu with the same kernel names); sm_75 or later.
 //
 // Tensors are packed: `tokens` rows on one flat axis, row i of a tensor at `i * stride` elements, head h at `h * HEAD_DIM`
 // inside the row. cu_seqlens [documents + 1] holds the ascending document boundaries, from 0; query i sees key j of its

@@ -9,7 +9,7 @@
 mod cached_attention;
 mod case;
 mod cudnn;
-pub(super) mod flash;
+mod flash;
 pub(super) mod library;
 
 use burn_tensor::{DType, Tensor};
@@ -76,7 +76,7 @@ impl Engine {
         let layout = match self.cudnn_forward(&sizes, inputs, &o, &log_sum_exp, documents) {
             Some(layout) => layout,
             None => {
-                let Some(format) = flash::format(q.dtype, sizes.head_dim) else {
+                let Some(format) = self.flash_format(q.dtype, sizes.head_dim) else {
                     return self.pause(|| reference::forward_by(matmul, qkv, spec, documents));
                 };
                 let [q, k, v] = [q, k, v].map(|x| self.in_format(x.clone(), format));
@@ -97,7 +97,7 @@ impl Engine {
 
     /// Returns whether the flash kernels or cuDNN may run a case; the reference body needs no allocation here.
     fn takes(&self, sizes: &Sizes, dtype: DType, documents: &Documents<Cuda>) -> bool {
-        flash::takes(dtype, sizes.head_dim) || self.cudnn_shape(sizes, dtype, documents).is_some()
+        self.flash_format(dtype, sizes.head_dim).is_some() || self.cudnn_shape(sizes, dtype, documents).is_some()
     }
 
     fn attention_backward(
@@ -120,7 +120,7 @@ impl Engine {
             self.cudnn_backward(&plans, &sizes, inputs, &gradients, documents);
             return gradients.into_qkv();
         }
-        if let Some(format) = flash::format(q.dtype, sizes.head_dim) {
+        if let Some(format) = self.flash_format(q.dtype, sizes.head_dim) {
             let dtype = q.dtype;
             let [q, k, v, o, d_o] = [q, k, v, o, &d_o_dense].map(|x| self.in_format(x.clone(), format));
             let forward = Inputs { q: &q, k: &k, v: &v };

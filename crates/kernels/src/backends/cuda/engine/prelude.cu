@@ -1,8 +1,8 @@
 // Types and helpers that every CUDA source of this folder is compiled after.
 //
 // The host puts one line `#define T_IS_BF16 1` (or T_IS_F16, T_IS_F32) before this text and a kernel file after it,
-// and hands the whole to NVRTC. There is no #include: the two 16-bit floats are defined here, as bits. Needs sm_80 or
-// later (the packed conversions). Not supported: subnormals beyond what the hardware's conversions do.
+// and hands the whole to NVRTC. There is no #include: the two 16-bit floats are defined here, as bits. Needs sm_75 or
+// later (the matrix instructions). Not supported: subnormals beyond what the hardware's conversions do.
 //
 // What it offers
 //   T                              element type of activations; sizeof(T) is 2 or 4
@@ -73,16 +73,39 @@ template <> DEVICE void unpack2<f16>(unsigned word, float &first, float &second)
     second = to_float(f16{static_cast<unsigned short>(word >> 16)});
 }
 
+// Before sm_80 no instruction rounds two values, and none rounds to bf16.
+#if __CUDA_ARCH__ < 800
+DEVICE unsigned bf16_bits(float value) {
+    const unsigned bits = __float_as_uint(value);
+    // A NaN stays one: adding to its bits could carry into the sign.
+    return value != value ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+
+DEVICE unsigned f16_bits(float value) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+#endif
+
 template <> DEVICE unsigned pack2<bf16>(float first, float second) {
+#if __CUDA_ARCH__ < 800
+    return bf16_bits(first) | bf16_bits(second) << 16;
+#else
     unsigned word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
     return word;
+#endif
 }
 
 template <> DEVICE unsigned pack2<f16>(float first, float second) {
+#if __CUDA_ARCH__ < 800
+    return f16_bits(first) | f16_bits(second) << 16;
+#else
     unsigned word;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
     return word;
+#endif
 }
 
 template <class E> DEVICE E from_float(float value) {

@@ -99,8 +99,8 @@ pub(crate) enum Source {
     Elementwise,
     Embedding,
     FewRows(WeightValues),
-    FlashForward(FlashVariant),
-    FlashBackward(FlashVariant),
+    FlashForward(FlashVariant, FlashTiles),
+    FlashBackward(FlashVariant, FlashTiles),
     FlashF32(FlashVariant),
     Fp8,
     Gated(Activation),
@@ -143,10 +143,10 @@ impl Source {
             Self::FewRows(_) => {
                 sources!("engine/matrix_units.cu", "linear/operands/weight_values.cu", "linear/few_rows.cu")
             }
-            Self::FlashForward(_) => {
+            Self::FlashForward(..) => {
                 sources!("engine/matrix_units.cu", "attention/flash.cu", "attention/flash_forward.cu")
             }
-            Self::FlashBackward(_) => {
+            Self::FlashBackward(..) => {
                 sources!("engine/matrix_units.cu", "attention/flash.cu", "attention/flash_backward.cu")
             }
             Self::FlashF32(_) => sources!("attention/flash_f32.cu"),
@@ -202,8 +202,7 @@ impl Source {
             Self::CachedAttention(variant) => {
                 format!("{}#define CACHED_QUERIES {}\n", variant.define(), cached_queries(variant.head_dim))
             }
-            Self::FlashForward(variant) | Self::FlashBackward(variant) => {
-                let tiles = FlashTiles::of(variant.head_dim).expect("16-bit kernels run for heads that have tiles");
+            Self::FlashForward(variant, tiles) | Self::FlashBackward(variant, tiles) => {
                 variant.define() + &tiles.define()
             }
             Self::FlashF32(variant) => variant.define(),
@@ -271,10 +270,10 @@ impl Programs {
         })
     }
 
-    /// Starts to compile, on all cores, the programs of a run in this format and with this head width; `low_rank` are
-    /// its adapter passes. A launch waits only for its own source, so that other work, such as cuDNN's own compilation,
-    /// continues meanwhile. The launch that needs a source reports its errors.
-    pub(crate) fn prepare(&self, dtype: DType, head_dim: usize, flash_format: Option<DType>, low_rank: Vec<Source>) {
+    /// Starts to compile, on all cores, the programs of a run in this format and with this head width; `flash` are those of its
+    /// attention with their format, and `low_rank` its adapter passes. A launch waits only for its own source, so that other work,
+    /// such as cuDNN's own compilation, continues meanwhile. The launch that needs a source reports its errors.
+    pub(crate) fn prepare(&self, dtype: DType, head_dim: usize, flash: Vec<(Source, DType)>, low_rank: Vec<Source>) {
         let mut programs = vec![
             (Source::Columns, dtype),
             (Source::CrossEntropy(None), dtype),
@@ -299,13 +298,8 @@ impl Programs {
         if dtype != DType::F32 {
             programs.extend(low_rank.into_iter().map(|source| (source, dtype)));
         }
-        let flash = FlashVariant { head_dim, soft_cap: None };
-        programs.push((Source::CachedAttention(flash), dtype));
-        match flash_format {
-            Some(DType::F32) => programs.push((Source::FlashF32(flash), DType::F32)),
-            Some(half) => programs.extend([(Source::FlashForward(flash), half), (Source::FlashBackward(flash), half)]),
-            None => {}
-        }
+        programs.push((Source::CachedAttention(FlashVariant { head_dim, soft_cap: None }), dtype));
+        programs.extend(flash);
         // A program that is listed twice is started once.
         for program in programs {
             if !self.modules.borrow().contains_key(&program) {
