@@ -80,7 +80,7 @@ fn details(gpu: &Gpu) -> Vec<String> {
 
 fn peaks(spec: &AcceleratorSpec) -> String {
     let DenseRates { f32, bf16, fp8, fp4, .. } = spec.rates;
-    let rates = [("bf16", Some(bf16)), ("FP8", fp8), ("FP4", fp4), ("f32", f32)];
+    let rates = [(spec.kind.half().name(), Some(bf16)), ("FP8", fp8), ("FP4", fp4), ("f32", f32)];
     let rates = rates.iter().filter_map(|(name, rate)| Some(format!("{name} {:.0}", (*rate)?.value)));
     let rates: Vec<String> = rates.collect();
     let unverified = spec.unverified();

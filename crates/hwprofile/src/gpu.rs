@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use crate::nvidia::PciPath;
-use crate::spec::{AcceleratorSpec, CardClocks, Feature, Maker};
+use crate::spec::{AcceleratorSpec, CardClocks, Feature, HardwareKind, Maker};
 
 /// One accelerator.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -96,6 +96,12 @@ impl Gpu {
             is_partition: false,
             spec: None,
         }
+    }
+
+    /// Returns its kind, by its compute capability, else by its row of the table; `None` if both are unknown.
+    pub fn kind(&self) -> Option<HardwareKind> {
+        let of_capability = self.compute_capability.map(HardwareKind::of_compute_capability);
+        of_capability.or(self.spec.map(|spec| spec.kind))
     }
 
     /// Describes the accelerator of a table row, with all its memory free; of unified memory the part that a GPU may use.

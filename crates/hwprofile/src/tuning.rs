@@ -58,7 +58,7 @@ pub struct HardwareConfig {
     pub attention_here: String,
     /// Attention that this framework runs there on documents of several lengths: among data center GPUs, cuDNN supports those from Hopper on.
     pub packed_attention_here: String,
-    /// Compute format of this framework there, to print: `Bf16` or `Fp32`.
+    /// Compute format of this framework there, to print: `Bf16`, `Fp16` or `Fp32`.
     pub compute_here: String,
     /// Rows of 4,096 tokens to start with.
     pub micro_batch_start: usize,
@@ -114,6 +114,7 @@ mod tests {
         };
         assert_eq!(named(HardwareKind::Hopper), ("Fp8", 64, FlashAttention::V3));
         assert_eq!(named(HardwareKind::Ampere), ("Bf16", 32, FlashAttention::V2));
+        assert_eq!(named(HardwareKind::Turing), ("Fp16", 16, FlashAttention::V1));
         assert_eq!(named(HardwareKind::Cdna3), ("Bf16", 48, FlashAttention::V2));
         assert_eq!(named(HardwareKind::AppleSilicon), ("Fp16", 16, FlashAttention::None));
         assert_eq!(get_optimal_config(HardwareKind::Tpu).padding, PaddingRule { rows: 8, width: 128 });
@@ -124,12 +125,9 @@ mod tests {
         for config in HARDWARE_CONFIGS.iter() {
             let takes = matches!(config.kind, HardwareKind::Hopper | HardwareKind::Blackwell);
             assert_eq!(config.packed_attention_here.contains("cuDNN"), takes, "{:?}", config.kind);
-            assert_eq!(
-                config.attention_here.contains("cuDNN"),
-                config.kind.engine() == Engine::Cuda,
-                "{:?}",
-                config.kind
-            );
+            // cuDNN's fused attention begins with compute capability 8.0.
+            let has_it = config.kind.engine() == Engine::Cuda && config.kind != HardwareKind::Turing;
+            assert_eq!(config.attention_here.contains("cuDNN"), has_it, "{:?}", config.kind);
         }
     }
 

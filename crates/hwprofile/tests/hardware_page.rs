@@ -17,7 +17,7 @@ a plan may count on; else it is what is sold.
 
 Rates are dense 10^12 operations per second with f32 accumulation. A number is followed by its source's number in the list below; `~`
 marks one that follows from that source, `halved` a rate that the source prints with 2:4 sparsity, twice as high, `?` one that no
-document was read for.
+document was read for. `f16` marks a card without bfloat16, whose rate in float16 is in that column.
 ";
 
 /// The sources in the order in which they are first named.
@@ -81,7 +81,10 @@ fn peaks(page: &mut String, sources: &mut Sources) {
             spec.rates.f32,
             spec.sustained_bf16,
         ];
-        let cells = figures.map(|figure| sources.cell(figure));
+        let mut cells = figures.map(|figure| sources.cell(figure));
+        if !spec.kind.has_bf16() {
+            cells[2] += " f16";
+        }
         writeln!(page, "| `{}` | {} | {} |", spec.id, spec.name, cells.join(" | ")).unwrap();
     }
 }

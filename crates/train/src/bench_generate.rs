@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::bench::{Spread, Synthetic, sums, timed};
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::{BackendChoice, compute};
-use firebrick_trainer::plan::{choose_backend, compute_format};
+use firebrick_trainer::plan::{choose_backend, command_format};
 use firebrick_trainer::run::device::{device_work, dtype_of, wait};
 use firebrick_trainer::with_backend;
 
@@ -102,8 +102,9 @@ pub struct GenerationReport {
 /// # Errors
 /// A folder that cannot be read, a backend that is not available, or logits that are not finite.
 pub fn bench_generation(options: &GenerationOptions) -> Result<GenerationReport, RunError> {
-    let backend = choose_backend(options.backend, &HardwareProfile::detect())?.value;
-    let compute = options.dtype.unwrap_or_else(|| compute_format(FloatType::Bf16, backend).value);
+    let profile = HardwareProfile::detect();
+    let backend = choose_backend(options.backend, &profile)?.value;
+    let compute = command_format(options.dtype, backend, &profile)?;
     with_backend!(backend, B => device_work(|| measure::<B>(options, backend, compute)))
 }
 

@@ -1,7 +1,8 @@
 //! An NVIDIA card that is not in the table: its features follow from its compute capability, its speed from its clocks.
 //!
 //! Operations per core and clock are those of the table's cards of the same capability: A100 312 TFLOP/s = 6,912 cores x 1.41 GHz x 32,
-//! H100 989.4 = 16,896 x 1.83 x 32, B200 2,250 = 18,944 x 1.855 x 64, A40 149.7 = 10,752 x 1.74 x 8, RTX 4090 165.2 = 16,384 x 2.52 x 4.
+//! H100 989.4 = 16,896 x 1.83 x 32, B200 2,250 = 18,944 x 1.855 x 64, A40 149.7 = 10,752 x 1.74 x 8, RTX 4090 165.2 = 16,384 x 2.52 x 4,
+//! T4 65.1 = 2,560 x 1.59 x 16, RTX 2080 Ti 53.8 = 4,352 x 1.545 x 8.
 //! Trade-off: the largest clock that a driver reports is not always sustained, so the rate is an upper bound.
 
 use serde::{Deserialize, Serialize};
@@ -35,12 +36,13 @@ impl HardwareKind {
             (9, _) => Self::Hopper,
             (8, 9) => Self::Ada,
             (8, _) => Self::Ampere,
+            (7, 5) => Self::Turing,
             _ => Self::OlderNvidia,
         }
     }
 }
 
-/// Returns bf16 operations per core and clock, and the features of this capability. `None`: no bf16 matmuls.
+/// Returns 16-bit operations per core and clock, and the features of this capability. `None`: no matmuls that backend `cuda` uses.
 fn per_core(capability: (u32, u32), is_geforce: bool) -> Option<(f64, &'static [Feature])> {
     Some(match (HardwareKind::of_compute_capability(capability), capability) {
         (HardwareKind::Blackwell, _) => {
@@ -53,12 +55,14 @@ fn per_core(capability: (u32, u32), is_geforce: bool) -> Option<(f64, &'static [
         }
         (HardwareKind::Ada, _) => (if is_geforce { 4.0 } else { 8.0 }, &[Feature::Fp8]),
         (HardwareKind::Ampere, _) => (if is_geforce { 4.0 } else { 8.0 }, &[]),
+        (HardwareKind::Turing, _) => (if is_geforce { 8.0 } else { 16.0 }, &[]),
         _ => return None,
     })
 }
 
 impl AcceleratorSpec {
-    /// Estimates the spec of an NVIDIA card that is not in the table. `None` without bf16 matmuls, or if the driver reports too little.
+    /// Estimates the spec of an NVIDIA card that is not in the table. `None` for cards before compute capability 7.5, or if the driver reports too
+    /// little.
     pub fn of_unknown_card(name: &str, capability: (u32, u32), clocks: CardClocks, memory_bytes: u64) -> Option<Self> {
         let is_geforce = name.to_lowercase().contains("geforce");
         let (operations, features) = per_core(capability, is_geforce)?;
@@ -111,6 +115,8 @@ mod tests {
             ("NVIDIA GeForce RTX 5090", (12, 0), [2407, 14_001, 21_760, 512], "rtx5090"),
             ("NVIDIA L40S", (8, 9), [2520, 9001, 18_176, 384], "l40s"),
             ("NVIDIA A40", (8, 6), [1740, 7251, 10_752, 384], "a40"),
+            ("Tesla T4", (7, 5), [1590, 5001, 2560, 256], "t4"),
+            ("NVIDIA GeForce RTX 2080 Ti", (7, 5), [1545, 7001, 4352, 352], "rtx2080ti"),
         ];
         for (name, capability, [sm_mhz, memory_mhz, cores, bus_bits], id) in cards {
             let clocks = CardClocks { sm_mhz, memory_mhz, cores, bus_bits };
@@ -128,13 +134,17 @@ mod tests {
 
     #[test]
     fn capability_alone_decides_the_kind_and_old_or_silent_cards_have_no_rates() {
-        let kinds =
-            [((7, 5), HardwareKind::OlderNvidia), ((8, 6), HardwareKind::Ampere), ((10, 3), HardwareKind::Blackwell)];
+        let kinds = [
+            ((7, 0), HardwareKind::OlderNvidia),
+            ((7, 5), HardwareKind::Turing),
+            ((8, 6), HardwareKind::Ampere),
+            ((10, 3), HardwareKind::Blackwell),
+        ];
         for (capability, kind) in kinds {
             assert_eq!(HardwareKind::of_compute_capability(capability), kind);
         }
-        let clocks = CardClocks { sm_mhz: 1590, memory_mhz: 5001, cores: 2560, bus_bits: 256 };
-        assert_eq!(AcceleratorSpec::of_unknown_card("Tesla T4", (7, 5), clocks, 16 << 30), None);
+        let clocks = CardClocks { sm_mhz: 1380, memory_mhz: 877, cores: 5120, bus_bits: 4096 };
+        assert_eq!(AcceleratorSpec::of_unknown_card("Tesla V100-SXM2-16GB", (7, 0), clocks, 16 << 30), None);
         let silent = CardClocks { cores: 0, ..clocks };
         assert_eq!(AcceleratorSpec::of_unknown_card("NVIDIA Future", (9, 0), silent, 16 << 30), None);
     }

@@ -168,6 +168,9 @@ mod tests {
             ("NVIDIA L4", "l4"),
             ("NVIDIA L40S", "l40s"),
             ("NVIDIA A10", "a10"),
+            ("Tesla T4", "t4"),
+            ("NVIDIA T4", "t4"),
+            ("NVIDIA GeForce RTX 2080 Ti", "rtx2080ti"),
             ("NVIDIA GeForce RTX 3090 Ti", "rtx3090ti"),
             ("NVIDIA GeForce RTX 4090", "rtx4090"),
             ("NVIDIA GeForce RTX 5090", "rtx5090"),
@@ -190,7 +193,9 @@ mod tests {
             "Quadro RTX 5090 with Max-Q Design",
             "NVIDIA A10G",
             "NVIDIA L40",
-            "Tesla T4",
+            "NVIDIA T4G",
+            "NVIDIA GeForce RTX 2080",
+            "Tesla V100-SXM2-16GB",
             "Apple M4",
             "llvmpipe (LLVM 17.0.6, 256 bits)",
         ] {
@@ -201,7 +206,7 @@ mod tests {
     #[test]
     fn every_row_is_read_and_named_by_its_own_id_and_no_other() {
         let ids: Vec<&str> = AcceleratorSpec::all().map(|spec| spec.id).collect();
-        assert_eq!(ids.len(), 38);
+        assert_eq!(ids.len(), 40);
         for id in &ids {
             assert_eq!(AcceleratorSpec::named(id).unwrap().id, *id);
             assert_eq!(ids.iter().filter(|other| *other == id).count(), 1, "{id}");
@@ -225,6 +230,8 @@ mod tests {
             ("nvidia-h100", "h100"),
             ("a100-80", "a100"),
             ("l4-24gb", "l4"),
+            ("T4 16GB", "t4"),
+            ("2080 Ti", "rtx2080ti"),
             ("L40S 48GB", "l40s"),
             ("b200-180gb", "b200"),
             ("B200 192GB", "b200"),
@@ -288,7 +295,7 @@ mod tests {
             // With sparsity printed by mistake, intensity would be twice what any of these accelerators has.
             let intensity = spec.rates.bf16.value / spec.bandwidth_tb_s.value;
             assert!((25.0..600.0).contains(&intensity), "{}", spec.name);
-            assert!(spec.memory_gib.value >= 16.0 && spec.bandwidth_tb_s.value > 0.2, "{}", spec.name);
+            assert!(spec.memory_gib.value >= 11.0 && spec.bandwidth_tb_s.value > 0.2, "{}", spec.name);
             assert_eq!(spec.has(Feature::UnifiedMemory), spec.maker == Maker::Apple, "{}", spec.name);
         }
     }

@@ -38,6 +38,8 @@ pub enum HardwareKind {
     Ada,
     /// Compute capability 8.0 to 8.7: A100, A10, RTX 30.
     Ampere,
+    /// Compute capability 7.5: T4, RTX 20. Its matrix units multiply float16 and no bfloat16.
+    Turing,
     /// NVIDIA cards before these.
     OlderNvidia,
     /// AMD CDNA 3: MI300X, MI325X.
@@ -65,11 +67,23 @@ impl HardwareKind {
         )
     }
 
+    /// Returns whether it computes in bfloat16; NVIDIA's cards do from compute capability 8.0 on.
+    pub fn has_bf16(self) -> bool {
+        !matches!(self, Self::Turing | Self::OlderNvidia)
+    }
+
+    /// Returns its 16-bit format: bfloat16, or float16 without it.
+    pub fn half(self) -> MathFormat {
+        if self.has_bf16() { MathFormat::Bf16 } else { MathFormat::F16 }
+    }
+
     /// Returns the engine that runs there.
     pub fn engine(self) -> Engine {
         match self {
-            Self::Blackwell | Self::BlackwellRtx | Self::Hopper | Self::Ada | Self::Ampere => Engine::Cuda,
-            // Cards before Ampere have no bf16 units, which backend `cuda` needs.
+            Self::Blackwell | Self::BlackwellRtx | Self::Hopper | Self::Ada | Self::Ampere | Self::Turing => {
+                Engine::Cuda
+            }
+            // Older cards lack matrix instructions that backend `cuda` needs.
             Self::OlderNvidia | Self::Cdna3 | Self::Cdna4 | Self::PonteVecchio | Self::AppleSilicon => Engine::Wgpu,
             Self::Gaudi | Self::Tpu => Engine::NoBackend,
             Self::Cpu => Engine::Cpu,
@@ -125,7 +139,8 @@ pub struct DenseRates {
     pub f32: Option<Figure>,
     /// 19-bit floats of 32-bit operands.
     pub tf32: Option<Figure>,
-    /// binary16 and bfloat16, which have the same rate on every accelerator of the table that has both.
+    /// binary16 and bfloat16, which have the same rate on every accelerator of the table that has both; binary16 alone if
+    /// [`HardwareKind::has_bf16`] is false.
     pub bf16: Figure,
     /// 8-bit floats.
     pub fp8: Option<Figure>,
@@ -213,7 +228,8 @@ impl AcceleratorSpec {
     pub fn rate(&self, format: MathFormat) -> Option<Figure> {
         match format {
             MathFormat::F32 => self.rates.f32,
-            MathFormat::F16 | MathFormat::Bf16 => Some(self.rates.bf16),
+            MathFormat::F16 => Some(self.rates.bf16),
+            MathFormat::Bf16 => Some(self.rates.bf16).filter(|_| self.kind.has_bf16()),
             MathFormat::Fp8 => self.rates.fp8,
         }
     }

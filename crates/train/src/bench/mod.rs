@@ -18,7 +18,6 @@ use firebrick_data::Batch;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::roofline::{RateSource, Rates, RooflineTime, model_flops_utilization};
-use firebrick_hwprofile::spec::MathFormat;
 use firebrick_kernels::{BackendKind, Kernels, step_work};
 use firebrick_parallel::Ranks;
 use firebrick_precision::FloatType;
@@ -259,10 +258,10 @@ fn report(case: &Case<'_>, steps: Steps, (peak_bytes, peak_source): (u64, Memory
 /// Returns the rates that utilization is relative to: the maker's if the card is known and computes in a half format, else the measured ones.
 fn rates(profile: &HardwareProfile, plan: &Plan, peaks: &Peaks) -> (Rates, String) {
     let spec = profile.cuda_card().and_then(|card| card.spec);
-    let peak = spec.and_then(|spec| Some((spec, Rates::of_spec(&spec, MathFormat::Bf16)?)));
+    let peak = spec.and_then(|spec| Some((spec, Rates::of_spec(&spec, spec.kind.half())?)));
     match peak {
         Some((spec, peak)) if plan.backend.value == BackendKind::Cuda && plan.compute.value != FloatType::F32 => {
-            (peak, format!("{}, dense bf16, {}", spec.name, spec.rates.bf16.source()))
+            (peak, format!("{}, dense {}, {}", spec.name, spec.kind.half().name(), spec.rates.bf16.source()))
         }
         _ => {
             let measured = format!("a GEMM of {0} x {0} x {0} on this device", peaks.gemm_size);

@@ -16,7 +16,7 @@ use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_trainer::config::{BackendChoice, EvalConfig, compute};
 use firebrick_trainer::console::Console;
 use firebrick_trainer::hub::{Need, model_folder};
-use firebrick_trainer::plan::{choose_backend, compute_format};
+use firebrick_trainer::plan::{choose_backend, command_format};
 use firebrick_trainer::run::chat_settings;
 use firebrick_trainer::run::device::device_work;
 use firebrick_trainer::run::generate::{GenerateRequest, LoadOptions, generate, generate_streaming, read_prompts};
@@ -215,8 +215,9 @@ pub(crate) fn compare(arguments: Verify) -> anyhow::Result<()> {
 
 /// Chooses the backend, how the model is loaded, and how tokens are sampled.
 fn choose(weights: Weights, choice: &TokenChoice) -> Result<(BackendKind, LoadOptions, ChosenSampling), RunError> {
-    let backend = backend(&weights)?;
-    let compute = choice.dtype.unwrap_or_else(|| compute_format(FloatType::Bf16, backend).value);
+    let profile = HardwareProfile::detect();
+    let backend = choose_backend(weights.backend, &profile)?.value;
+    let compute = command_format(choice.dtype, backend, &profile)?;
     let load = load_options(weights, compute)?;
     let &TokenChoice { temperature, top_p, top_k, min_p, repetition_penalty, seed, .. } = choice;
     let typed = TypedSampling { temperature, top_p, top_k, min_p, repetition_penalty, seed };

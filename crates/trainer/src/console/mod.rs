@@ -122,7 +122,7 @@ fn generate_formats(plan: &Plan) -> String {
         BaseStorage::Frozen(_) | BaseStorage::Trained => String::new(),
     };
     let compute = plan.compute.value;
-    let is_default = compute == compute_format(FloatType::Bf16, plan.backend.value).value;
+    let is_default = compute == compute_format(FloatType::Bf16, plan.backend.value, None).value;
     let dtype = if is_default { String::new() } else { format!(" --dtype {compute}") };
     let limit = plan.max_new_tokens.value;
     let is_default = limit == EvalConfig::default().max_new_tokens;

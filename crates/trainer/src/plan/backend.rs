@@ -3,8 +3,8 @@
 //!
 //! Trade-off: a backend is probed by opening its device, which takes some milliseconds.
 
-use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::spec::{Engine, HardwareKind};
+use firebrick_hwprofile::{Gpu, HardwareProfile};
 use firebrick_kernels::BackendKind;
 use firebrick_precision::FloatType;
 
@@ -102,24 +102,59 @@ fn check(backend: BackendKind) -> Result<(), RunError> {
 }
 
 /// Returns the format of activations: the one that the recipe names, or for "auto" one that the device has.
+///
+/// # Errors
+/// bfloat16 on a card without it.
 pub(super) fn activations(
     requested: Compute,
     backend: BackendKind,
     hardware: Option<HardwareKind>,
-) -> Chosen<FloatType> {
-    let chosen = match (requested, hardware) {
-        (Compute::Auto, Some(HardwareKind::OlderNvidia)) if backend == BackendKind::Cuda => {
-            let half = compute_format(FloatType::F16, backend);
-            let why = format!("cards before compute capability 8.0 have no bfloat16; {}", half.reason);
-            Chosen::new(half.value, why)
+) -> Result<Chosen<FloatType>, RunError> {
+    let format = requested.activations();
+    match requested {
+        Compute::Plain(_) => named_format(format, backend, hardware),
+        // A card without 8-bit floats is refused where GEMMs are decided.
+        Compute::Fp8 => Ok(compute_format(format, backend, hardware)),
+        Compute::Auto => {
+            let chosen = compute_format(format, backend, hardware);
+            Ok(Chosen::new(chosen.value, format!("auto: {}", chosen.reason)))
         }
-        _ => compute_format(requested.activations(), backend),
-    };
-    if requested == Compute::Auto { Chosen::new(chosen.value, format!("auto: {}", chosen.reason)) } else { chosen }
+    }
 }
 
-/// Returns the format that a backend computes in when `requested` is requested.
-pub fn compute_format(requested: FloatType, backend: BackendKind) -> Chosen<FloatType> {
+/// Returns the format in which a command without a recipe computes: the named one, or the usual one of the backend and its card.
+///
+/// # Errors
+/// bfloat16 by name, on a card without it.
+pub fn command_format(
+    named: Option<FloatType>,
+    backend: BackendKind,
+    profile: &HardwareProfile,
+) -> Result<FloatType, RunError> {
+    let hardware = profile.cuda_card().and_then(Gpu::kind);
+    match named {
+        Some(format) => named_format(format, backend, hardware).map(|_| format),
+        None => Ok(compute_format(FloatType::Bf16, backend, hardware).value),
+    }
+}
+
+/// Returns the format that a backend computes in when a user names this one, on a kind of card if that is known.
+fn named_format(
+    named: FloatType,
+    backend: BackendKind,
+    hardware: Option<HardwareKind>,
+) -> Result<Chosen<FloatType>, RunError> {
+    match hardware.filter(|kind| backend == BackendKind::Cuda && named == FloatType::Bf16 && !kind.has_bf16()) {
+        Some(kind) => Err(RunError::Refused(format!(
+            "compute = \"bfloat16\" (the default): cards of the kind {kind:?} have no bfloat16, which begins with compute capability 8.0. \
+             Write compute = \"float16\", with which the loss is scaled, or \"auto\"; for a command without a recipe, --dtype float16"
+        ))),
+        None => Ok(compute_format(named, backend, hardware)),
+    }
+}
+
+/// Returns the format that a backend computes in when `requested` is requested, on a kind of card if that is known.
+pub fn compute_format(requested: FloatType, backend: BackendKind, hardware: Option<HardwareKind>) -> Chosen<FloatType> {
     match (backend, requested) {
         (_, FloatType::F16) if backend.computes_in_f16() => Chosen::new(
             FloatType::F16,
@@ -127,6 +162,11 @@ pub fn compute_format(requested: FloatType, backend: BackendKind) -> Chosen<Floa
              gradients overflow (that step is skipped), doubled after 2000 good steps",
         ),
         (BackendKind::Wgpu, FloatType::F16) => Chosen::new(FloatType::F32, "this device has no float16 shaders"),
+        (BackendKind::Cuda, FloatType::Bf16) if hardware.is_some_and(|kind| !kind.has_bf16()) => {
+            let half = compute_format(FloatType::F16, backend, hardware);
+            let why = format!("cards before compute capability 8.0 have no bfloat16; {}", half.reason);
+            Chosen::new(half.value, why)
+        }
         (BackendKind::Cuda, requested) => Chosen::new(requested, "norms, softmax and loss in f32"),
         (_, FloatType::F32) => Chosen::recipe(FloatType::F32),
         (backend, _) => Chosen::new(FloatType::F32, format!("{backend} computes in f32")),
@@ -147,5 +187,39 @@ pub(super) fn offload(config: &RunConfig, backend: BackendKind) -> Chosen<bool> 
             Chosen::new(false, format!("{backend} leaves what layers save where it is, whatever the recipe says"))
         }
         (backend, ..) => Chosen::new(false, format!("{backend} leaves what layers save where it is")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firebrick_hwprofile::AcceleratorSpec;
+
+    use super::*;
+
+    #[test]
+    fn a_card_without_bfloat16_refuses_it_by_name_and_takes_float16_by_itself() {
+        let on = |kind, compute| activations(compute, BackendKind::Cuda, Some(kind));
+        let [bf16, f16] = [FloatType::Bf16, FloatType::F16].map(Compute::Plain);
+        let message = on(HardwareKind::Turing, bf16).unwrap_err().to_string();
+        assert!(message.contains("Turing") && message.contains("compute = \"float16\""), "{message}");
+        assert_eq!(on(HardwareKind::Turing, f16).unwrap().value, FloatType::F16);
+        let auto = on(HardwareKind::Turing, Compute::Auto).unwrap();
+        assert!(auto.value == FloatType::F16 && auto.reason.starts_with("auto: cards before"), "{}", auto.reason);
+        for compute in [bf16, Compute::Auto] {
+            assert_eq!(on(HardwareKind::Ampere, compute).unwrap().value, FloatType::Bf16);
+        }
+    }
+
+    #[test]
+    fn commands_without_a_recipe_compute_in_what_the_card_has() {
+        let machine = |name| HardwareProfile::of_machine(AcceleratorSpec::named(name).unwrap());
+        let (t4, h100) = (machine("t4"), machine("h100"));
+        assert_eq!(command_format(None, BackendKind::Cuda, &t4).unwrap(), FloatType::F16);
+        assert_eq!(command_format(None, BackendKind::Cuda, &h100).unwrap(), FloatType::Bf16);
+        assert_eq!(command_format(None, BackendKind::Flex, &t4).unwrap(), FloatType::F32);
+        assert!(command_format(Some(FloatType::Bf16), BackendKind::Cuda, &t4).is_err());
+        for format in [FloatType::F16, FloatType::F32] {
+            assert_eq!(command_format(Some(format), BackendKind::Cuda, &t4).unwrap(), format);
+        }
     }
 }

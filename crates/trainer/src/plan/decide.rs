@@ -23,7 +23,7 @@ impl<'a> Made<'a> {
         let backend = choose_backend(config.backend, profile)?;
         let may_offload = config.train.offload != Some(false);
         let case = fit::Case { profile, backend: backend.value, spec, may_offload, ranks: world_size };
-        let compute = activations(config.compute(), backend.value, case.hardware());
+        let compute = activations(config.compute(), backend.value, case.hardware())?;
         let lora = shapes::lora(config);
         let trained = shapes::trained_tensors(spec, lora.as_ref())?;
         // Optimizer state of one rank: that of all trained tensors, unless ranks divide it.
@@ -31,7 +31,7 @@ impl<'a> Made<'a> {
 
         let training = shapes::training(config, compute.value, backend.value, data, &stated);
         let divided = divided::divided_bytes(zero_stage, world_size, spec, training.base, lora.as_ref(), &trained);
-        let training = TrainingShape { divided, ..training };
+        let training = TrainingShape { divided, shared_bytes: case.shared_bytes(), ..training };
         let gemms = fp8::gemms(config.compute(), &case, &training)?;
         let training = TrainingShape { gemms: gemms.value, ..training };
         let base = adapter::base(config, spec, training.base)?;

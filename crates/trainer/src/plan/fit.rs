@@ -7,7 +7,9 @@ use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine, human_bytes};
 use firebrick_hwprofile::spec::HardwareKind;
 use firebrick_hwprofile::{Gpu, HardwareProfile};
-use firebrick_kernels::{BackendKind, BaseStorage, EvaluatedRows, Recompute, TrainingShape, estimate};
+use firebrick_kernels::{
+    BackendKind, BaseStorage, EvaluatedRows, PLANNED_SHARED_BYTES, Recompute, TrainingShape, estimate,
+};
 use firebrick_precision::Format;
 
 use crate::config::to_name;
@@ -19,6 +21,9 @@ const USABLE: f64 = 0.9;
 
 /// A run counts as smaller if it needs at most this fraction of the failed run's memory: the plan is no more exact than that.
 const NOTABLY_LESS: f64 = 0.95;
+
+/// Shared memory of a thread block on cards of compute capability 7.5, in bytes.
+const TURING_SHARED_BYTES: usize = 64 << 10;
 
 /// Tokens of the shortest row that is proposed; longer ones are multiples of it.
 const SHORTEST_ROW: usize = 256;
@@ -47,9 +52,15 @@ impl Case<'_> {
 
     /// Returns the kind of the accelerator that the run would use; `None` on a processor, and for a card that does not report it.
     pub(super) fn hardware(&self) -> Option<HardwareKind> {
-        let card = self.card()?;
-        let of_capability = card.compute_capability.map(HardwareKind::of_compute_capability);
-        of_capability.or(card.spec.map(|spec| spec.kind))
+        self.card()?.kind()
+    }
+
+    /// Returns the shared memory of a thread block, in bytes, that the run is planned for.
+    pub(super) fn shared_bytes(&self) -> usize {
+        match self.hardware() {
+            Some(HardwareKind::Turing) => TURING_SHARED_BYTES,
+            _ => PLANNED_SHARED_BYTES,
+        }
     }
 
     /// Returns the accelerator that the backend computes on, if its memory is known.

@@ -209,7 +209,11 @@ fn step_time(
             _ => 0.0,
         },
     };
-    let format = if training.compute == FloatType::F32 { MathFormat::F32 } else { MathFormat::Bf16 };
+    let format = match training.compute {
+        FloatType::F32 => MathFormat::F32,
+        FloatType::F16 => MathFormat::F16,
+        FloatType::Bf16 => MathFormat::Bf16,
+    };
     let with_documents = |tokens: f64| {
         let work = step_work(case.spec, training, extent.micro_batches, tokens);
         let at_measured =
@@ -229,8 +233,9 @@ fn machine_reason(spec: Option<&AcceleratorSpec>, measured: Option<&MeasuredPeak
         let doubt =
             if unverified.is_empty() { String::new() } else { format!("; NOT VERIFIED: {}", unverified.join(", ")) };
         format!(
-            "{} TFLOP/s dense bf16 ({}), {} TB/s ({}){doubt}",
+            "{} TFLOP/s dense {} ({}), {} TB/s ({}){doubt}",
             spec.rates.bf16.value,
+            spec.kind.half().name(),
             spec.rates.bf16.source(),
             spec.bandwidth_tb_s.value,
             spec.bandwidth_tb_s.source()

@@ -6,6 +6,7 @@
 
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
 use firebrick_kernels::{BackendKind, GemmAlgorithms, GemmFormat, TrainingShape, fp8_refusal};
+use firebrick_precision::FloatType;
 
 use crate::config::compute::Compute;
 use crate::error::RunError;
@@ -36,7 +37,9 @@ pub(super) fn gemms(
     match (requested, refusal(case, training)) {
         (Compute::Plain(_), _) => Ok(Chosen::new(GemmFormat::Compute, "in the format of activations")),
         (Compute::Fp8, Some(reason)) => {
-            Err(RunError::Refused(format!("compute = \"fp8\": {reason}. Write compute = \"bfloat16\"")))
+            let has_bf16 = case.hardware().is_none_or(HardwareKind::has_bf16);
+            let instead = if has_bf16 { FloatType::Bf16 } else { FloatType::F16 };
+            Err(RunError::Refused(format!("compute = \"fp8\": {reason}. Write compute = \"{instead}\"")))
         }
         (Compute::Fp8, None) => Ok(Chosen::new(GemmFormat::Fp8, format!("the recipe; {how}"))),
         (Compute::Auto, Some(reason)) => Ok(Chosen::new(GemmFormat::Compute, format!("auto: {reason}"))),
@@ -185,6 +188,9 @@ mod tests {
         }
         let message = gemms("a100").unwrap_err().to_string();
         assert!(message.contains("Ampere") && message.contains("compute capability 8.9"), "{message}");
+        assert!(message.ends_with("Write compute = \"bfloat16\""), "{message}");
+        let message = gemms("t4").unwrap_err().to_string();
+        assert!(message.contains("Turing") && message.ends_with("Write compute = \"float16\""), "{message}");
     }
 
     #[test]

@@ -49,7 +49,7 @@ use paging::Paging;
 
 pub use adapter::PlannedReference;
 pub use answers::MAX_PROMPTS_AT_ONCE;
-pub use backend::{choose_backend, compiled_names, compute_format};
+pub use backend::{choose_backend, command_format, compiled_names, compute_format};
 pub use divided::weight_owners;
 pub use fit::SmallerRun;
 pub use forecast::Forecast;

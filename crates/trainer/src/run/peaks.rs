@@ -7,10 +7,10 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use burn_tensor::{DType, Distribution, Tensor};
-use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks, processor_key};
 use firebrick_hwprofile::roofline::{RateSource, Rates};
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
+use firebrick_hwprofile::{Gpu, HardwareProfile};
 use firebrick_kernels::{
     BackendKind, Epilogue, GemmFormat, Group, Keep, Kernels, MemoryOps, Module, Prologue, Weight, WeightGradient,
 };
@@ -225,7 +225,8 @@ fn of_backend<B: Kernels>(
 /// Returns the formats that the backend multiplies on this machine.
 fn formats(backend: BackendKind, profile: &HardwareProfile) -> Vec<(MathFormat, DType, GemmFormat)> {
     let half = [(FloatType::F16, MathFormat::F16, DType::F16), (FloatType::Bf16, MathFormat::Bf16, DType::BF16)];
-    let half = half.into_iter().filter(|(format, ..)| compute_format(*format, backend).value == *format);
+    let kind = profile.cuda_card().and_then(Gpu::kind);
+    let half = half.into_iter().filter(|(format, ..)| compute_format(*format, backend, kind).value == *format);
     let half = half.map(|(_, math, dtype)| (math, dtype, GemmFormat::Compute));
     let fp8 = has_fp8(backend, profile).then_some((MathFormat::Fp8, DType::BF16, GemmFormat::Fp8));
     std::iter::once((MathFormat::F32, DType::F32, GemmFormat::Compute)).chain(half).chain(fp8).collect()
