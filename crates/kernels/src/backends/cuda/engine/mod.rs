@@ -19,6 +19,7 @@
 mod address;
 mod constants;
 mod elementwise;
+mod every_program;
 mod failure;
 mod gemm;
 mod handle_number;
@@ -39,6 +40,7 @@ pub(super) use constants::{
     ADAMW_PIECE, CROSS_ENTROPY_THREADS, MAX_EXPERTS, MAX_STRIDES, MAX_TENSORS, MOMENT_BLOCK, NORM_PIECE, PAIR_THREADS,
     RANGE_PIECE, TOKENS_PER_BLOCK, cached_queries,
 };
+pub use every_program::every_program;
 pub use failure::DeviceFailure;
 pub(super) use failure::{check, check_launch};
 pub(super) use gemm::{Gemm, GemmScales, matmul};

@@ -133,7 +133,7 @@ pub(crate) enum Source {
 
 impl Source {
     /// Returns path and text of its files, in order; the last one names the program.
-    fn files(self) -> &'static [(&'static str, &'static str)] {
+    pub(super) fn files(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::CachedAttention(_) => sources!("attention/cached_attention.cu"),
             Self::Columns => sources!("engine/columns.cu"),
@@ -191,7 +191,8 @@ impl Source {
         }
     }
 
-    fn program(self, dtype: DType) -> Program {
+    /// Returns the program for activations of a format.
+    pub(super) fn program(self, dtype: DType) -> Program {
         let format = match dtype {
             DType::BF16 => "T_IS_BF16",
             DType::F16 => "T_IS_F16",
