@@ -117,6 +117,23 @@ pub enum CudaError {
         second_major: u32,
     },
 
+    /// NVRTC is newer than the driver.
+    #[error(
+        "{file} is of CUDA {}.{}, and the driver supports CUDA {}.{} at most. Update the driver, or install an NVRTC that is not newer \
+         than it: {package}; or train through Vulkan with backend = \"wgpu\" or on the CPU with backend = \"flex\"",
+        found.0, found.1, driver.0, driver.1
+    )]
+    NvrtcTooNew {
+        /// NVRTC's file.
+        file: String,
+        /// Its version of CUDA.
+        found: (u32, u32),
+        /// The newest that the driver supports.
+        driver: (u32, u32),
+        /// How to install it.
+        package: &'static str,
+    },
+
     /// The loader refused a library that exists.
     #[error(
         "{file} could not be opened: {reason}. Reinstall it: {package}; or train through Vulkan with backend = \"wgpu\" or on \

@@ -30,7 +30,7 @@ pub use context::{Context, DeviceMemory};
 pub use cudnn::Cudnn;
 pub use driver::{DeviceInfo, Driver};
 pub use error::CudaError;
-pub use libraries::{Libraries, LibraryReport};
+pub use libraries::{Libraries, LibraryReport, name_headers};
 pub use memory::{DeviceBuffer, PinnedBuffer};
 pub use module::{Arguments, Kernel, LaunchShape, Module};
 pub use nccl::{Nccl, NcclCommunicator, NcclId};

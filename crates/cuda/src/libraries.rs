@@ -13,6 +13,7 @@ mod resolve;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::{env, fs};
 
 pub(crate) use self::open::Opened;
 use self::place::Environment;
@@ -51,13 +52,14 @@ impl Libraries {
     /// [`CudaError::LibrariesNotFound`], [`CudaError::MixedMajors`], or [`CudaError::LibraryNotOpened`].
     pub fn find(driver: &Driver) -> Result<&'static Self, CudaError> {
         static FOUND: OnceLock<Result<Libraries, CudaError>> = OnceLock::new();
-        let open = || Self::open(&Environment::of_process(), driver.version().0);
+        let open = || Self::open(&Environment::of_process(), driver.version());
         FOUND.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 
-    fn open(environment: &Environment, driver_major: u32) -> Result<Self, CudaError> {
-        let choice = resolve(environment.places(), &[&NVRTC, &CUBLASLT], Some(driver_major), &cudnn_major)?;
+    fn open(environment: &Environment, driver: (u32, u32)) -> Result<Self, CudaError> {
+        let choice = resolve(environment.places(), &[&NVRTC, &CUBLASLT], Some(driver.0), &cudnn_major)?;
         let (nvrtc, cublaslt) = (open(&choice, &NVRTC)?, open(&choice, &CUBLASLT)?);
+        not_newer_than_driver(&nvrtc, driver)?;
         let nvrtc_major = nvrtc.nvrtc_version().map(|(major, _)| major);
         same_major((&nvrtc, nvrtc_major), (&cublaslt, cublaslt_version(&cublaslt).map(|version| version / 10_000)))?;
         let cudnn = open_cudnn(&choice);
@@ -165,6 +167,38 @@ fn open_cudnn(choice: &Choice) -> Result<Opened, CudaError> {
     path.and_then(|path| Opened::open(&path)).map_err(|reason| CudaError::CudnnNotFound { place, reason, package })
 }
 
+/// Sets `CUDA_PATH`, by which CubeCL finds the headers that its kernels include, to the place that the libraries are from. Does nothing if the user has
+/// set it, if the place has no headers, or if the process has other threads: then they may be reading the environment. So it is the first thing that
+/// a program does; one that does not call it needs a CUDA toolkit or `CUDA_PATH`.
+pub fn name_headers() {
+    const VARIABLE: &str = "CUDA_PATH";
+    if env::var_os(VARIABLE).is_some() || !is_single_threaded() {
+        return;
+    }
+    let Ok(choice) = resolve(Environment::of_process().places(), &[&NVRTC, &CUBLASLT], None, &cudnn_major) else {
+        return;
+    };
+    if let Some(root) = choice.place.headers(choice.major).as_deref().and_then(Path::parent) {
+        // SAFETY: this is the only thread of the process (on Windows, variables may be set at any time).
+        unsafe { env::set_var(VARIABLE, root) };
+    }
+}
+
+/// Returns whether this thread is the only one; `false` where the system does not say.
+fn is_single_threaded() -> bool {
+    cfg!(windows) || fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
+}
+
+/// Returns an error for an NVRTC that is newer than the driver. CubeCL loads PTX, and a driver refuses that of a newer compiler.
+fn not_newer_than_driver(nvrtc: &Opened, driver: (u32, u32)) -> Result<(), CudaError> {
+    match nvrtc.nvrtc_version() {
+        Some(found) if found > driver => {
+            Err(CudaError::NvrtcTooNew { file: nvrtc.file.clone(), found, driver, package: NVRTC.package })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Returns an error if two libraries are of different major versions of CUDA, where both are known.
 fn same_major(first: (&Opened, Option<u32>), second: (&Opened, Option<u32>)) -> Result<(), CudaError> {
     match (first.1, second.1) {
@@ -219,10 +253,10 @@ mod tests {
     fn a_file_that_is_no_library_is_refused_with_the_loaders_text() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["libnvrtc.so.13", "libcublasLt.so.13"] {
-            std::fs::write(folder.path().join(name), "a text is no library").unwrap();
+            fs::write(folder.path().join(name), "a text is no library").unwrap();
         }
         let environment = Environment { named: Some(folder.path().to_owned()), ..Environment::default() };
-        let error = Libraries::open(&environment, 13).err().expect("they are texts");
+        let error = Libraries::open(&environment, (13, 0)).err().expect("they are texts");
         assert!(
             matches!(&error, CudaError::LibraryNotOpened { file, .. } if file.ends_with("libnvrtc.so.13")),
             "{error}"
@@ -230,6 +264,16 @@ mod tests {
         for part in ["too short", "nvidia-cuda-nvrtc", "backend = \"flex\""] {
             assert!(error.to_string().contains(part), "{part} is missing in: {error}");
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_environment_is_left_alone_where_another_thread_may_read_it() {
+        // The test harness runs this test in a second thread.
+        assert!(!is_single_threaded());
+        let before = env::var_os("CUDA_PATH");
+        name_headers();
+        assert_eq!(env::var_os("CUDA_PATH"), before);
     }
 
     /// Needs a driver and the libraries; returns early without them.

@@ -20,6 +20,7 @@ use clap_complete::Shell;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_trainer::config::json_schema;
 use firebrick_trainer::console::{Console, error_message};
+use firebrick_trainer::run::device::prepare_process;
 
 use crate::commands::{machine, overview, takes_colors, text, timing, training, warn};
 use crate::compress::{CompressOptions, DecompressOptions, compress, decompress};
@@ -100,6 +101,7 @@ fn command_line() -> clap::Command {
 /// Runs the command line: parses it, calls the command, and reports an error as one message.
 pub fn main() -> ExitCode {
     let clock = ProcessClock::start();
+    prepare_process();
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
         .with_writer(std::io::stderr)

@@ -21,6 +21,13 @@ pub fn dtype_of(float: FloatType) -> DType {
     }
 }
 
+/// Prepares the process for its backends. A program calls it before anything else: with backend cuda it names the folder of CUDA's headers in the
+/// environment, which is only possible while there are no other threads.
+pub fn prepare_process() {
+    #[cfg(feature = "cuda")]
+    firebrick_cuda::name_headers();
+}
+
 /// Returns the width of an attention head in the model's first layer, for [`self_test`]; 0 for a model without layers.
 pub fn head_dim(spec: &ModelSpec) -> usize {
     spec.layers.first().map_or(0, |layer| layer.attention.head_dim)

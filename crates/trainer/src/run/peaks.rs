@@ -173,7 +173,7 @@ fn min_traced_gemm<B: Kernels>(device: &B::Device, work: impl Fn()) -> Result<f6
 /// # Errors
 /// The device failed, or an operation is wrong on it.
 pub fn try_gemm(backend: BackendKind) -> Result<(FloatType, f64), RunError> {
-    let format = compute_format(FloatType::F16, backend).value;
+    let format = compute_format(FloatType::F16, backend, None).value;
     let dtype = dtype_of(format);
     let probe = if backend.is_cpu() { Probe::of(true) } else { Probe::MEDIUM };
     device_work(|| self_test(backend, 0, dtype, GemmFormat::Compute, HEAD_DIM))?;
