@@ -36,11 +36,12 @@ fn a_step_on_two_h100s_takes_what_was_measured() {
     assert_within(0.01, predicted.seconds(), median(2));
 }
 
-/// The report of steps on four H100s, and the medians of a list of it in seconds.
+/// Reads the report of steps on four H100s.
 fn four_cards() -> serde_json::Value {
     serde_json::from_str(include_str!("../../../benches/results/h100-four-cards.json")).unwrap()
 }
 
+/// Returns the largest of a list of milliseconds, in seconds.
 fn slowest(milliseconds: &serde_json::Value) -> f64 {
     milliseconds.as_array().unwrap().iter().map(|ms| ms.as_f64().unwrap() / 1e3).fold(0.0, f64::max)
 }
@@ -136,13 +137,11 @@ fn full_1b() -> RankStep {
 fn full_8b() -> RankStep {
     RankStep {
         micro_batch_s: 0.863,
-        micro_batches: 1,
         gradient_bytes: 4.0 * 8.03e9,
         weight_bytes: 4.0 * 6.98e9,
         common_bytes: 4.0 * 1.05e9,
-        host_bytes: 0.0,
         blocks: 32,
-        bucket_bytes: Some(25.0 * MIB),
+        ..full_1b()
     }
 }
 

@@ -101,13 +101,13 @@ fn command_line() -> clap::Command {
 /// Runs the command line: parses it, calls the command, and reports an error as one message.
 pub fn main() -> ExitCode {
     let clock = ProcessClock::start();
-    prepare_process();
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
         .with_writer(std::io::stderr)
         .with_ansi(takes_colors(&std::io::stderr()))
         .init();
     let typed = Cli::from_arg_matches(&command_line().get_matches()).unwrap_or_else(|error| error.exit());
+    prepare_process();
     match execute(typed.command, clock) {
         Ok(status) => status,
         Err(error) => {

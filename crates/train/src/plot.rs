@@ -329,7 +329,7 @@ impl Frame {
     }
 }
 
-/// Returns the least and the greatest of the finite values.
+/// Returns the minimum and the maximum of the finite values.
 fn ends(values: &[f64]) -> Option<[f64; 2]> {
     let finite = || values.iter().copied().filter(|value| value.is_finite());
     Some([finite().reduce(f64::min)?, finite().reduce(f64::max)?])

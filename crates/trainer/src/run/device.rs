@@ -21,7 +21,7 @@ pub fn dtype_of(float: FloatType) -> DType {
     }
 }
 
-/// Prepares the process for its backends. A program calls it before anything else: with backend cuda it names the folder of CUDA's headers in the
+/// Prepares the process for its backends. A program calls it before it starts a thread: with backend cuda it names the folder of CUDA's headers in the
 /// environment, which is only possible while there are no other threads.
 pub fn prepare_process() {
     #[cfg(feature = "cuda")]
