@@ -101,11 +101,6 @@ impl Links {
         START + self.lap(ranks) + bytes / self.ring_rate(ranks)
     }
 
-    /// Seconds in which `bytes` of every rank are copied to the host, or from it.
-    fn host_copies(&self, bytes: f64, ranks: usize) -> f64 {
-        bytes * HOST_SHARED_BY.min(ranks) as f64 / HOST_BYTES_S
-    }
-
     /// Seconds of a sum of `bytes` over all ranks, which all of them get.
     pub fn all_reduce(&self, bytes: f64, ranks: usize) -> f64 {
         if ranks == 1 {
@@ -193,12 +188,12 @@ impl RankStep {
             Sharding::Zero2 => self.scattered(ranks, links),
             Sharding::Zero3 => self.gathered(ranks, links),
         };
-        ScaledStep { compute, communication, exposed, copies: self.copies(ranks, links) }
+        ScaledStep { compute, communication, exposed, copies: self.copies(ranks) }
     }
 
     /// What forward and backward do not hide of their copies. Alone, a rank's copies are part of `micro_batch_s`.
-    fn copies(&self, ranks: usize, links: &Links) -> f64 {
-        let one_way = links.host_copies(self.host_bytes, ranks);
+    fn copies(&self, ranks: usize) -> f64 {
+        let one_way = self.host_bytes * HOST_SHARED_BY.min(ranks) as f64 / HOST_BYTES_S;
         let late = |pass: f64| (one_way - pass).max(0.0);
         let exposed = late(self.micro_batch_s - self.backward_s()) + late(self.backward_s());
         if ranks == 1 { 0.0 } else { self.micro_batches as f64 * exposed }
