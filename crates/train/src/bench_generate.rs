@@ -51,8 +51,8 @@ pub struct GenerationOptions {
     /// Tokens that are written after it.
     #[arg(long, default_value_t = 256)]
     pub new_tokens: usize,
-    /// Number format of activations and matrix multiplications: float32, bfloat16 or float16. Default: bfloat16 on CUDA, float32
-    /// elsewhere.
+    /// Number format of activations and matrix multiplications: float32, bfloat16 or float16. Default: bfloat16 on CUDA, float16
+    /// on cards without it, float32 elsewhere.
     #[arg(long, value_name = "FORMAT", value_parser = compute::parse_format)]
     pub dtype: Option<FloatType>,
     /// Timed runs of each number of sequences.

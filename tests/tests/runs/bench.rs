@@ -7,10 +7,9 @@ use firebrick_kernels::Recompute;
 use firebrick_kernels::backends::BackendKind;
 use firebrick_optim::OptimizerKind;
 use firebrick_parallel::Ranks;
-use firebrick_precision::{FloatType, QuantFormat};
+use firebrick_precision::QuantFormat;
 use firebrick_train::bench::{BenchOptions, bench};
 use firebrick_trainer::config::BackendChoice;
-use firebrick_trainer::config::compute::Compute;
 use serde_json::Value;
 
 use firebrick_tests::fixture;
@@ -23,7 +22,7 @@ fn options(recompute: Recompute) -> BenchOptions {
         random_base: false,
         micro_batch: 2,
         recompute,
-        compute: Compute::Plain(FloatType::Bf16),
+        compute: None,
         base: QuantFormat::Nf4 { double_quant: true },
         steps: 2,
         warmup: 1,

@@ -72,6 +72,16 @@ impl BackendKind {
         }
     }
 
+    /// Returns why the device of a rank cannot compute with activations of this format, and in which it can; `None` if it can. Takes no time.
+    pub fn format_refusal(self, local_rank: usize, dtype: DType) -> Option<String> {
+        let _ = (local_rank, dtype);
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda => cuda::format_refusal(&Cuda::device_of(local_rank), dtype),
+            _ => None,
+        }
+    }
+
     /// Runs every operation of training in these formats once, on small random input on the device of a rank, against the reference body on the CPU.
     /// `Err` names the operation that is wrong: a broken driver must not train on zeros. `None`: this backend has nothing to test.
     pub fn self_test(

@@ -26,7 +26,7 @@ use firebrick_trainer::RunError;
 use firebrick_trainer::console::{Console, FailureReport, error_message};
 use firebrick_trainer::hub::Need;
 use firebrick_trainer::metrics::{MemoryMeter, MemorySource};
-use firebrick_trainer::plan::{DataShape, Plan, PlanInputs, PlanRequest};
+use firebrick_trainer::plan::{DataShape, Plan, PlanInputs, PlanRequest, choose_backend, command_format};
 use firebrick_trainer::run::assemble::{self, WeightSource};
 use firebrick_trainer::run::device::{catch_failure, dtype_of, head_dim, self_test, wait};
 use firebrick_trainer::run::peaks::{Peaks, Probe};
@@ -77,11 +77,13 @@ fn planned_and_measured(
     clock: ProcessClock,
     print: &dyn Fn(&str),
 ) -> Result<BenchReport, RunError> {
-    let config = options.recipe()?;
+    let profile = HardwareProfile::detect();
+    let backend = choose_backend(options.backend, &profile)?.value;
+    let config = options.recipe(command_format(None, backend, &profile)?)?;
     let need = if options.random_base { Need::Description } else { Need::Weights };
     let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
     let folder = config.fetch_model_on(ranks, &[], need, console)?.folder;
-    let (model, profile) = (ModelConfig::read(&folder)?, HardwareProfile::detect());
+    let model = ModelConfig::read(&folder)?;
     let world_size = ranks.world_size();
     let documents =
         if options.documents == 1 { "one document".to_owned() } else { format!("{} documents", options.documents) };

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use firebrick_kernels::Recompute;
 use firebrick_optim::OptimizerKind;
-use firebrick_precision::QuantFormat;
+use firebrick_precision::{FloatType, QuantFormat};
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::compute::Compute;
 use firebrick_trainer::config::{BackendChoice, RunConfig, compute, from_name, to_name};
@@ -43,9 +43,10 @@ pub struct BenchOptions {
     /// What layers compute again in their backward: full, projections, selective or none.
     #[arg(long, default_value = "full", value_parser = from_name::<Recompute>)]
     pub recompute: Recompute,
-    /// What to compute in, if the backend has it: bf16, fp16, fp32, or fp8 for the matrix multiplications of the layers.
-    #[arg(long, default_value = "bf16", value_parser = compute::parse)]
-    pub compute: Compute,
+    /// What to compute in, if the backend has it: bf16, fp16, fp32, or fp8 for the matrix multiplications of the layers. Default: bf16
+    /// on CUDA, fp16 on cards without it, fp32 elsewhere.
+    #[arg(long, value_parser = compute::parse)]
+    pub compute: Option<Compute>,
     /// How the base is stored: nf4, nf4_double_quant, nvfp4, mxfp4 or fp8.
     #[arg(long, default_value = "nf4_double_quant", value_name = "FORMAT")]
     pub base: QuantFormat,
@@ -97,11 +98,11 @@ pub struct BenchOptions {
 }
 
 impl BenchOptions {
-    /// Returns the recipe of a run that does the same work.
+    /// Returns the recipe of a run that does the same work, in the format `usual` where no option names one.
     ///
     /// # Errors
     /// Options that exclude each other.
-    pub(super) fn recipe(&self) -> Result<RunConfig, RunError> {
+    pub(super) fn recipe(&self, usual: FloatType) -> Result<RunConfig, RunError> {
         if self.documents > self.seq / 2 {
             return Err(RunError::Refused(format!(
                 "{} documents do not fit into a row of {} tokens: each needs at least two tokens, so that one can be predicted from the \
@@ -114,7 +115,7 @@ impl BenchOptions {
             format!("model={}", Value::String(self.model.display().to_string())),
             format!("backend={}", self.backend),
             format!("max_seq_len={}", self.seq),
-            format!("compute={}", self.compute),
+            format!("compute={}", self.compute.unwrap_or(Compute::Plain(usual))),
             format!("base={}", self.base),
             format!("lora.r={}", self.rank),
             format!("lora.alpha={}", self.alpha),
@@ -145,7 +146,6 @@ fn count(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use firebrick_precision::FloatType;
 
     use super::*;
 
@@ -163,18 +163,20 @@ mod tests {
     #[test]
     fn options_become_the_recipe_of_the_same_work() {
         let words = "--seq 512 --micro-batch 3 --recompute selective --compute fp32 --rank 8 --optimizer adamw --trace";
-        let config = parse(words).unwrap().recipe().unwrap();
+        let config = parse(words).unwrap().recipe(FloatType::Bf16).unwrap();
         assert_eq!((config.max_seq_len, config.train.micro_batch_size), (512, 3));
         assert_eq!((config.recompute(), config.compute()), (Recompute::Selective, Compute::Plain(FloatType::F32)));
         assert_eq!((config.lora.as_ref().unwrap().r, config.train.optimizer), (8, OptimizerKind::AdamW));
         assert_eq!(config.train.steps, Some(3 + 5 + 1));
         assert_eq!(config.train.offload, None);
         assert_eq!(config.quantized_base(), Some(QuantFormat::Nf4 { double_quant: true }));
-        let config = parse("--base nvfp4 --compute fp8").unwrap().recipe().unwrap();
+        let config = parse("--base nvfp4 --compute fp8").unwrap().recipe(FloatType::Bf16).unwrap();
         assert_eq!(config.quantized_base(), Some(QuantFormat::Nvfp4));
+        let default = parse("").unwrap().recipe(FloatType::F16).unwrap();
+        assert_eq!(default.compute(), Compute::Plain(FloatType::F16), "what is usual on the card");
         // A path with quotes is still one path.
         let options = BenchOptions { model: "a'b\"c".into(), ..parse("").unwrap() };
-        assert_eq!(options.recipe().unwrap().model, "a'b\"c");
+        assert_eq!(options.recipe(FloatType::Bf16).unwrap().model, "a'b\"c");
     }
 
     #[test]
@@ -193,10 +195,10 @@ mod tests {
 
     #[test]
     fn documents_need_two_tokens_and_offloading_gemms_that_run_again() {
-        let refusal = |words: &str| parse(words).unwrap().recipe().unwrap_err().to_string();
+        let refusal = |words: &str| parse(words).unwrap().recipe(FloatType::Bf16).unwrap_err().to_string();
         assert!(refusal("--seq 8 --documents 5").contains("at least two tokens"));
         for (policy, is_allowed) in [("none", false), ("selective", false), ("projections", true), ("full", true)] {
-            let recipe = parse(&format!("--recompute {policy} --offload true")).unwrap().recipe();
+            let recipe = parse(&format!("--recompute {policy} --offload true")).unwrap().recipe(FloatType::Bf16);
             assert_eq!(recipe.is_ok(), is_allowed, "{policy}");
             assert!(recipe.err().is_none_or(|error| error.to_string().contains("train.offload")), "{policy}");
         }

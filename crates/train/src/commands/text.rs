@@ -80,8 +80,8 @@ pub(crate) struct Generate {
 /// How text is written.
 #[derive(Args)]
 struct TokenChoice {
-    /// Number format of activations and matrix multiplications: float32, bfloat16 or float16. Default: bfloat16 on CUDA, float32
-    /// elsewhere.
+    /// Number format of activations and matrix multiplications: float32, bfloat16 or float16. Default: bfloat16 on CUDA, float16
+    /// on cards without it, float32 elsewhere.
     #[arg(long, value_name = "FORMAT", value_parser = compute::parse_format)]
     dtype: Option<FloatType>,
     /// 0 is greedy. Default: what the folder's generation_config.json says; 0 where it does not sample. So are the next four.

@@ -147,7 +147,8 @@ fn named_format(
     match hardware.filter(|kind| backend == BackendKind::Cuda && named == FloatType::Bf16 && !kind.has_bf16()) {
         Some(kind) => Err(RunError::Refused(format!(
             "compute = \"bfloat16\" (the default): cards of the kind {kind:?} have no bfloat16, which begins with compute capability 8.0. \
-             Write compute = \"float16\", with which the loss is scaled, or \"auto\"; for a command without a recipe, --dtype float16"
+             Write compute = \"float16\", with which the loss is scaled, \"float32\" or \"auto\"; for a command without a recipe, \
+             --dtype float16, or --compute float16 for bench"
         ))),
         None => Ok(compute_format(named, backend, hardware)),
     }
@@ -201,7 +202,7 @@ mod tests {
         let on = |kind, compute| activations(compute, BackendKind::Cuda, Some(kind));
         let [bf16, f16] = [FloatType::Bf16, FloatType::F16].map(Compute::Plain);
         let message = on(HardwareKind::Turing, bf16).unwrap_err().to_string();
-        assert!(message.contains("Turing") && message.contains("compute = \"float16\""), "{message}");
+        assert!(["Turing", "compute = \"float16\"", "float32"].iter().all(|part| message.contains(part)), "{message}");
         assert_eq!(on(HardwareKind::Turing, f16).unwrap().value, FloatType::F16);
         let auto = on(HardwareKind::Turing, Compute::Auto).unwrap();
         assert!(auto.value == FloatType::F16 && auto.reason.starts_with("auto: cards before"), "{}", auto.reason);

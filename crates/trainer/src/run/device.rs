@@ -36,7 +36,7 @@ pub fn head_dim(spec: &ModelSpec) -> usize {
 /// Runs every operation of a run on small input before the device is trusted. Returns the seconds it took; `None` if the backend has nothing to test.
 ///
 /// # Errors
-/// The operation that computes wrong results.
+/// A format that the device does not have, or the operation that computes wrong results.
 pub fn self_test(
     backend: BackendKind,
     local_rank: usize,
@@ -44,6 +44,9 @@ pub fn self_test(
     gemms: GemmFormat,
     head_dim: usize,
 ) -> Result<Option<f64>, RunError> {
+    if let Some(reason) = backend.format_refusal(local_rank, dtype) {
+        return Err(RunError::Refused(reason));
+    }
     let started = Instant::now();
     let Some(result) = backend.self_test(local_rank, dtype, gemms, head_dim) else { return Ok(None) };
     result.map_err(|problem| {

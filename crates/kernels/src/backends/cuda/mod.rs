@@ -29,6 +29,7 @@ pub use linear::operands::fp8::rows::{block_scales, scale_rows};
 
 pub(super) use comm::connect;
 use engine::check;
+pub(super) use engine::format_refusal;
 pub(super) use memory::stay_near;
 pub(super) use self_test::self_test;
 

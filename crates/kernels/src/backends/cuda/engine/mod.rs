@@ -61,6 +61,7 @@ use std::rc::Rc;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::ScopedJoinHandle;
 
+use burn_tensor::DType;
 use cubecl::client::ComputeClient;
 use cubecl::config::memory::PersistentMemory;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
@@ -162,6 +163,12 @@ pub fn probe() -> Result<(), String> {
 /// Returns the number of devices that the driver lists; 0 without a driver.
 pub fn device_count() -> usize {
     Driver::load().and_then(|driver| driver.devices()).map_or(0, |devices| devices.len())
+}
+
+/// Returns why a device has no kernels for activations of a format; `None` if it has, or where there is no such device.
+pub(in crate::backends) fn format_refusal(device: &CudaDevice, dtype: DType) -> Option<String> {
+    let info = Driver::load().and_then(|driver| driver.device(device.index)).ok()?;
+    program::format_refusal(dtype, info.compute_capability)
 }
 
 /// Makes this thread's attention on a device treat cuDNN's forward or backward as rejected, for tests of the fallbacks.

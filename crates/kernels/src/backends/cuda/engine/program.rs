@@ -15,7 +15,7 @@ use firebrick_precision::{AMAX_FLOOR, QuantFormat};
 use rustc_hash::FxHashMap;
 
 use super::constants::{self, cached_queries};
-use super::failure::check;
+use super::failure::{DeviceFailure, check};
 use crate::backends::planning::flash::FlashTiles;
 use crate::backends::planning::passes::GATED_TILE;
 
@@ -244,6 +244,17 @@ impl Source {
     }
 }
 
+/// Returns why cards of a compute capability have no kernels for activations of a format; `None` if they have.
+pub(super) fn format_refusal(dtype: DType, capability: (u32, u32)) -> Option<String> {
+    (dtype == DType::BF16 && capability < (8, 0)).then(|| {
+        format!(
+            "bfloat16 needs compute capability 8.0, and this card has {}.{}: compute in float16, with which the loss is scaled, or \
+             in float32",
+            capability.0, capability.1
+        )
+    })
+}
+
 /// A thread that compiles; `None` if it failed.
 type Compiling = JoinHandle<Option<Image>>;
 
@@ -275,6 +286,9 @@ impl Programs {
     /// attention with their format, and `low_rank` its adapter passes. A launch waits only for its own source, so that other work,
     /// such as cuDNN's own compilation, continues meanwhile. The launch that needs a source reports its errors.
     pub(crate) fn prepare(&self, dtype: DType, head_dim: usize, flash: Vec<(Source, DType)>, low_rank: Vec<Source>) {
+        if format_refusal(dtype, self.compute_capability).is_some() {
+            return;
+        }
         let mut programs = vec![
             (Source::Columns, dtype),
             (Source::CrossEntropy(None), dtype),
@@ -325,12 +339,16 @@ impl Programs {
         }
     }
 
-    /// Returns the kernel of this name.
+    /// Returns the kernel of this name. A format that the card does not have is a failure before anything is compiled.
     pub(crate) fn kernel(&self, source: Source, dtype: DType, name: &'static str) -> Kernel {
         if let Some(kernel) = self.kernels.borrow().get(&(source, dtype, name)) {
             return kernel.clone();
         }
-        let kernel = check("compiling a kernel", self.load(source, dtype, name));
+        let operation = "compiling a kernel";
+        if let Some(message) = format_refusal(dtype, self.compute_capability) {
+            DeviceFailure { operation, out_of_memory: false, message }.raise();
+        }
+        let kernel = check(operation, self.load(source, dtype, name));
         self.kernels.borrow_mut().insert((source, dtype, name), kernel.clone());
         kernel
     }
@@ -355,4 +373,20 @@ impl Programs {
 /// Returns the image that a thread has compiled; `None` if it failed.
 fn compiled(thread: Compiling) -> Option<Image> {
     thread.join().ok().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_without_bfloat16_refuses_it_and_names_the_formats_that_it_has() {
+        let message = format_refusal(DType::BF16, (7, 5)).expect("a T4 has none");
+        assert!(["8.0", "7.5", "float16", "float32"].iter().all(|part| message.contains(part)), "{message}");
+        for (dtype, capability) in
+            [(DType::F16, (7, 5)), (DType::F32, (7, 5)), (DType::BF16, (8, 0)), (DType::BF16, (9, 0))]
+        {
+            assert_eq!(format_refusal(dtype, capability), None, "{dtype:?} {capability:?}");
+        }
+    }
 }
