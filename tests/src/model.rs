@@ -147,11 +147,23 @@ pub fn loss_and_gradients<B: Kernels>(
     batch: &Batch,
     pass: PassOptions,
 ) -> (f32, BTreeMap<String, Vec<f32>>) {
+    loss_and_scaled_gradients(model, batch, pass, 1.0)
+}
+
+/// Does the same as [`loss_and_gradients`] with gradients that are `scale` times as large on the device, so that they do not underflow in float16.
+pub fn loss_and_scaled_gradients<B: Kernels>(
+    model: &Decoder<B>,
+    batch: &Batch,
+    pass: PassOptions,
+    scale: f32,
+) -> (f32, BTreeMap<String, Vec<f32>>) {
     let mut gradients = GradientMap::default();
     gradients.begin_micro_batch(true);
-    let options = loss_options(1.0 / batch.loss_tokens() as f64);
+    let options = loss_options(f64::from(scale) / batch.loss_tokens() as f64);
     let loss = host(model.loss_and_gradients(&upload(model, batch), pass, options, &mut gradients))[0];
-    (loss, host_gradients(&gradients))
+    let mut gradients = host_gradients(&gradients);
+    gradients.values_mut().flatten().for_each(|value| *value /= scale);
+    (loss, gradients)
 }
 
 /// Builds a batch of sequences of equal length, each one document. `counts(sequence, index)` decides whether the token at `index` counts in the loss.

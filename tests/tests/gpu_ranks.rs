@@ -429,8 +429,14 @@ fn a_rank_of_a_run_that_is_killed_or_stopped_or_whose_card_fails_ends_the_other_
         if rank == 1 && folder.join("trap").exists() {
             fail_at_step_15(folder.join("run/metrics.jsonl"), ranks.local_rank());
         }
-        let changes =
-            ["backend=cuda", "train.steps=100000", "eval.every_steps=0", "checkpoint.every_steps=10", "bnb_4bit="];
+        let changes = [
+            "backend=cuda",
+            "compute=float32",
+            "train.steps=100000",
+            "eval.every_steps=0",
+            "checkpoint.every_steps=10",
+            "bnb_4bit=",
+        ];
         let (console, interrupt) = (Console::QUIET, Interrupt::detached());
         let config = recipe(&folder, &changes);
         let error =

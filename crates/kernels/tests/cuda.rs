@@ -8,6 +8,7 @@
 mod adamw_8bit;
 mod card;
 mod fp8;
+mod half;
 
 use std::process::Command;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -28,6 +29,7 @@ use firebrick_kernels::{
 
 use card::Device;
 use fp8::has_fp8;
+use half::{half, halves};
 
 /// Held shared by every test, and exclusively by those that measure the whole device.
 static USERS: RwLock<()> = RwLock::new(());
@@ -97,8 +99,22 @@ fn cases(dtype: DType) -> Vec<Case> {
 
 #[test]
 fn every_operation_equals_the_cpu_in_bf16() {
-    let Some((device, _shared)) = device() else { return };
+    let Some((device, _shared)) = device().filter(|(device, _)| halves(device).contains(&DType::BF16)) else { return };
     cases(DType::BF16).iter().for_each(|case| assert_case(case, &device));
+}
+
+/// A card before compute capability 8.0, or one that imitates it, names what it has; others compute.
+#[test]
+fn bf16_is_a_failure_that_names_other_formats_on_cards_without_it() {
+    let Some((device, _shared)) = device() else { return };
+    let has_bf16 = halves(&device).contains(&DType::BF16);
+    assert_eq!(BackendKind::Cuda.format_refusal(0, DType::BF16).is_none(), has_bf16);
+    let norm = NormWeight { weight: Tensor::ones([64], &device), offset: 0.0, epsilon: 0.0, trains: false };
+    let x = Tensor::<Cuda, 2>::ones([3, 64], (&device, DType::BF16));
+    match DeviceFailure::catch(|| host(Cuda::rms_norm(x, &norm, None))) {
+        Ok(values) => assert!(has_bf16 && values.iter().all(|&value| value == 1.0), "{values:?}"),
+        Err(failure) => assert!(!has_bf16 && failure.message.contains("float16"), "{failure}"),
+    }
 }
 
 /// Tests the limits of an A100, of cards with 100 KiB per multiprocessor (L4, L40S, RTX 30, 40 and 50), and of a T4.
@@ -106,7 +122,7 @@ fn every_operation_equals_the_cpu_in_bf16() {
 fn blocks_fit_the_shared_memory_of_smaller_cards() {
     let Some((device, _shared)) = device() else { return };
     refuse_cudnn(&device, true, true);
-    for (bytes, dtype) in [(166_912, DType::BF16), (101_376, DType::BF16), (65_536, DType::F16)] {
+    for (bytes, dtype) in [(166_912, half(&device)), (101_376, half(&device)), (65_536, DType::F16)] {
         assert!(limit_shared_memory(&device, Some(bytes)) <= bytes);
         for head_dim in [64, 96, 128, 256] {
             let small = Case::small(dtype, head_dim);
@@ -135,7 +151,7 @@ fn every_operation_equals_the_cpu_in_f32() {
 fn the_flash_kernels_equal_the_cpu_where_cudnn_refuses_both_passes() {
     let Some((device, _shared)) = device() else { return };
     refuse_cudnn(&device, true, true);
-    for dtype in [DType::BF16, DType::F16] {
+    for &dtype in halves(&device) {
         cases(dtype).iter().for_each(|case| assert_case(case, &device));
     }
     refuse_cudnn(&device, false, false);
@@ -149,7 +165,7 @@ fn packed_documents_equal_the_cpu_through_cudnn_in_one_call_and_in_parts() {
         let default_limits = limit_cudnn(&device, CudnnLimits { min_mean_tokens: 0, max_backward_tokens });
         for documents in [vec![3, 1, 257, 1, 90], (1..=64).collect(), vec![64, 64], vec![40, 24, 64, 130, 10, 54]] {
             for head_dim in [64, 128] {
-                assert_case(&Case { documents: documents.clone(), ..Case::small(DType::BF16, head_dim) }, &device);
+                assert_case(&Case { documents: documents.clone(), ..Case::small(half(&device), head_dim) }, &device);
             }
         }
         limit_cudnn(&device, default_limits);
@@ -199,7 +215,7 @@ fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
         let expected = two_layers::<Flex>(&boundaries, DType::F32, &Default::default());
         for (forward, backward) in [(false, false), (true, false), (false, true), (true, true)] {
             refuse_cudnn(&device, forward, backward);
-            let got = two_layers::<Cuda>(&boundaries, DType::BF16, &device);
+            let got = two_layers::<Cuda>(&boundaries, half(&device), &device);
             refuse_cudnn(&device, false, false);
             for (part, (got, expected)) in got.iter().zip(&expected).enumerate() {
                 let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
@@ -216,7 +232,7 @@ fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
 #[test]
 fn the_self_test_passes() {
     let Some((device, _shared)) = device() else { return };
-    for dtype in [DType::BF16, DType::F32] {
+    for dtype in [half(&device), DType::F32] {
         for gemms in [GemmFormat::Compute, GemmFormat::Fp8] {
             let multiplies = gemms == GemmFormat::Compute || (dtype == DType::BF16 && has_fp8(&device).is_ok());
             if multiplies {
@@ -277,7 +293,7 @@ fn memory_comes_back_after_use() {
             documents: vec![256; 4],
             hidden_size: 512,
             intermediate_size: 2048,
-            ..Case::small(DType::BF16, 128)
+            ..Case::small(half(&device), 128)
         };
         assert_case(&case, &device);
         Cuda::release_memory(&device);
@@ -327,8 +343,8 @@ fn projected(x: &Tensor<Cuda, 2>, weights: &[Tensor<Cuda, 2>]) -> Vec<Tensor<Cud
     Cuda::project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Nothing).0
 }
 
-fn random_bf16(shape: [usize; 2], device: &Device) -> Tensor<Cuda, 2> {
-    Tensor::<Cuda, 2>::random(shape, Distribution::Normal(0.0, 0.1), (device, DType::F32)).cast(DType::BF16)
+fn random_half(shape: [usize; 2], device: &Device) -> Tensor<Cuda, 2> {
+    Tensor::<Cuda, 2>::random(shape, Distribution::Normal(0.0, 0.1), (device, DType::F32)).cast(half(device))
 }
 
 fn host(tensor: Tensor<Cuda, 2>) -> Vec<f32> {
@@ -339,8 +355,8 @@ fn host(tensor: Tensor<Cuda, 2>) -> Vec<f32> {
 #[test]
 fn gradients_never_overwrite_a_gate_that_something_still_reads() {
     let Some((device, _shared)) = device() else { return };
-    let (x, dy) = (random_bf16([64, 128], &device), random_bf16([64, 256], &device));
-    let weights = [random_bf16([256, 128], &device), random_bf16([256, 128], &device)];
+    let (x, dy) = (random_half([64, 128], &device), random_half([64, 256], &device));
+    let weights = [random_half([256, 128], &device), random_half([256, 128], &device)];
     let [gate, up] = <[_; 2]>::try_from(projected(&x, &weights)).expect("two parts");
     let expected = host(gate.clone());
     let reference = Cuda::gated_backward(gate, up, Activation::Silu, dy.clone());
@@ -369,7 +385,7 @@ fn choose_gemms(device: &Device, gemm_algorithms: GemmAlgorithms) {
 #[test]
 fn measured_algorithms_compute_the_same_and_are_kept() {
     let Some((device, _alone)) = device_alone() else { return };
-    let (x, weight) = (random_bf16([8192, 4096], &device), random_bf16([4096, 4096], &device));
+    let (x, weight) = (random_half([8192, 4096], &device), random_half([4096, 4096], &device));
     let (library, measured) = {
         let project = || host(projected(&x, std::slice::from_ref(&weight)).remove(0));
         let library = project();
@@ -398,7 +414,7 @@ fn measured_algorithms_compute_the_same_and_are_kept() {
 fn attention_over_packed_documents_keeps_nothing_until_the_section_ends() {
     let Some((device, _alone)) = device_alone() else { return };
     let documents = Documents::<Cuda>::new(&[0, 5000, 6001, 16_384], &device);
-    let (qkv, d_o) = layer::<Cuda>(documents.tokens(), 0, DType::BF16, &device);
+    let (qkv, d_o) = layer::<Cuda>(documents.tokens(), 0, half(&device), &device);
     let passes = |count: usize| {
         Cuda::release_memory(&device);
         let before = free_bytes(&device);
@@ -422,7 +438,7 @@ fn scratch_memory_is_bounded_over_different_counts_of_loss_tokens() {
     let (tokens, width, vocab_size, chunk_tokens) = (2048, 256, 4096, 128);
     let matrix = |rows: usize, seed: usize| {
         let flat = Tensor::<Cuda, 1>::from_floats(values(rows * width, seed).as_slice(), &device);
-        flat.reshape([rows, width]).cast(DType::BF16)
+        flat.reshape([rows, width]).cast(half(&device))
     };
     let (hidden, head) = (matrix(tokens, 1), Weight::Dense(matrix(vocab_size, 2)));
     let loss = |count: usize| {
@@ -462,7 +478,7 @@ fn running_out_of_memory_is_a_failure_that_says_so_and_leaves_a_working_device()
     });
     let failure = failure.expect_err("no device has terabytes");
     assert!(failure.out_of_memory, "{failure}");
-    assert_case(&Case::small(DType::BF16, 64), &device);
+    assert_case(&Case::small(half(&device), 64), &device);
 }
 
 /// Set in the process that breaks its device.
@@ -607,7 +623,7 @@ fn the_last_queries_of_a_very_long_document_have_their_gradients() {
     let (tokens, groups, per_group, head_dim) = (131_072 + 256, 8, 16, 128);
     let random = |width: usize| {
         Tensor::<Cuda, 2>::random([tokens, width], Distribution::Normal(0.0, 1.0), (&device, DType::F32))
-            .cast(DType::BF16)
+            .cast(half(&device))
     };
     let [q, d_o] = [0; 2].map(|_| random(groups * per_group * head_dim));
     let [k, v] = [0; 2].map(|_| random(groups * head_dim));
@@ -657,7 +673,7 @@ fn gradients_are_finite_and_right_where_all_scores_are_very_low() {
         };
         let inputs = [towards(4, side, 1), towards(2, -side, 2), values(tokens * 256, 3), values(tokens * 512, 4)];
         let expected = attention_gradients::<Flex>(&inputs, &boundaries, &spec, DType::F32, &Default::default());
-        let found = attention_gradients::<Cuda>(&inputs, &boundaries, &spec, DType::BF16, &device);
+        let found = attention_gradients::<Cuda>(&inputs, &boundaries, &spec, half(&device), &device);
         for (part, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert!(found.iter().all(|value| value.is_finite()), "{boundaries:?}, gradient {part} is not finite");
             // In the first values, large terms cancel.
@@ -679,7 +695,7 @@ fn attention_gradients<B: Kernels>(
 ) -> Vec<Vec<f32>> {
     let documents = Documents::<B>::new(boundaries, device);
     let matrix = |values: &Vec<f32>| {
-        // Values that both formats represent: the upper half of the bits.
+        // Values that every format represents: the upper half of the bits.
         let rounded: Vec<f32> = values.iter().map(|value| f32::from_bits(value.to_bits() & 0xffff_0000)).collect();
         let flat = Tensor::<B, 1>::from_floats(rounded.as_slice(), device);
         flat.reshape([documents.tokens(), values.len() / documents.tokens()]).cast(dtype)
@@ -695,7 +711,7 @@ fn attention_gradients<B: Kernels>(
 fn operations_of_the_engine_repeat_bit_for_bit() {
     let Some((device, _shared)) = device() else { return };
     refuse_cudnn(&device, true, true);
-    let case = Case::small(DType::BF16, 64);
+    let case = Case::small(half(&device), 64);
     let errors =
         || every_operation::<Cuda>(&case, &device).iter().map(|f| f.relative_error.to_bits()).collect::<Vec<_>>();
     assert_eq!(errors(), errors());

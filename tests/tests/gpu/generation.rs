@@ -14,7 +14,7 @@ use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_tests::{FAMILIES, FROZEN, NF4, every_next_token, host, upload};
 
 use super::gradients::fill_adapters;
-use super::{BaseStorage, has_card, ids, random_model};
+use super::{BaseStorage, half, has_card, ids, random_model};
 
 const NEW_TOKENS: usize = 12;
 
@@ -58,7 +58,7 @@ fn every_family_writes_through_the_caches_what_it_writes_without_them_and_uses_n
     }
     for family in FAMILIES {
         for head_dim in [64, 128, 256] {
-            for (dtype, tolerance) in [(DType::F32, 1e-3), (DType::BF16, 5e-2)] {
+            for (dtype, tolerance) in [(DType::F32, 1e-3), (half(), 5e-2)] {
                 let mut model = random_model::<Cuda>(family, head_dim, dtype, NF4);
                 fill_adapters(&mut model);
                 let context = format!("{family}, heads of {head_dim}, {dtype:?}");
@@ -76,7 +76,7 @@ fn every_family_writes_through_the_caches_what_it_writes_without_them_and_uses_n
                 let count = |name: &str| counts.get(name).copied().unwrap_or(0);
                 assert_eq!(count("cached_attention"), steps, "{context}: {counts:?}");
                 assert_eq!(count("most_probable"), NEW_TOKENS, "{context}: {counts:?}");
-                if dtype == DType::BF16 {
+                if dtype == half() {
                     assert!(count("few_rows_8") >= 4 * steps, "{context}: {counts:?}");
                 }
             }
@@ -99,7 +99,7 @@ fn every_base_format_writes_with_few_rows_what_it_computes_with_many() {
     let formats = quantized.map(Format::Quantized).into_iter().chain([Format::Float(FloatType::Bf16)]);
     for format in formats {
         for family in ["tiny-llama", "tiny-qwen2"] {
-            let mut model = random_model::<Cuda>(family, 64, DType::BF16, BaseStorage::Frozen(format));
+            let mut model = random_model::<Cuda>(family, 64, half(), BaseStorage::Frozen(format));
             fill_adapters(&mut model);
             // One count for each size of the kernels, and one that is too large for them.
             for count in [1, 12, 30, 64, 70] {
@@ -133,7 +133,7 @@ fn generation_leaves_no_scratch_memory_behind() {
     if !has_card() {
         return;
     }
-    let model = random_model::<Cuda>("tiny-llama", 64, DType::BF16, NF4);
+    let model = random_model::<Cuda>("tiny-llama", 64, half(), NF4);
     written(&model, &prompts(20), BatchLimits::NONE);
     Cuda::release_memory(model.device());
     assert_eq!(scratch_bytes(model.device()), 0);

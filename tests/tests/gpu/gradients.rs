@@ -1,4 +1,4 @@
-//! Gradients on a card in bf16 and FP8, tensor by tensor, against f32 on the same card.
+//! Gradients on a card in bf16 (float16 on cards without it) and FP8, tensor by tensor, against f32 on the same card.
 //!
 //! With `FIREBRICK_TEST_MODEL` the model is that folder (a Hugging Face model with its tokenizer) and the tokens are real text; without it, a small
 //! random model and synthetic tokens. With `FIREBRICK_TEST_GRADIENTS` full gradients are compared with PyTorch's in that file
@@ -14,9 +14,9 @@ use firebrick_data::{Batch, Tokenizer};
 use firebrick_kernels::backends::Cuda;
 use firebrick_kernels::{GemmFormat, Parameter};
 use firebrick_model::{BaseStorage, BuildOptions, Decoder, HfFolder, ModelConfig, PassOptions};
-use firebrick_tests::{FROZEN, Golden, NF4, TRAINED, fixture, loss_and_gradients, packed};
+use firebrick_tests::{FROZEN, Golden, NF4, TRAINED, fixture, packed};
 
-use super::{has_card, has_fp8, random_model, sequence_of};
+use super::{half, has_card, has_fp8, loss_and_gradients, random_model, sequence_of};
 
 /// The minimum cosine, its minimum mean, and the maximum relative difference of a norm from f32.
 struct Bounds {
@@ -158,8 +158,8 @@ fn gradients_in_bf16_and_fp8_point_where_those_in_f32_point() {
             expected = of_torch;
         }
         let bounds = if real_model().is_some() { IN_BF16 } else { IN_BF16_RANDOM };
-        let found = gradients(storage, DType::BF16, GemmFormat::Compute);
-        all_agree &= agree(&format!("{mode}, bf16"), &agreements(&expected, &found), &bounds);
+        let found = gradients(storage, half(), GemmFormat::Compute);
+        all_agree &= agree(&format!("{mode}, {:?}", half()), &agreements(&expected, &found), &bounds);
         if has_fp8() && real_model().is_some() {
             let found = gradients(storage, DType::BF16, GemmFormat::Fp8);
             let bounds = if storage == TRAINED { &IN_FP8 } else { &IN_FP8_LORA };

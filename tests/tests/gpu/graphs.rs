@@ -9,7 +9,7 @@ use firebrick_kernels::{GemmFormat, Recompute};
 use firebrick_model::{BaseStorage, PassOptions};
 use firebrick_tests::{NF4, TRAINED, packed, trainer};
 
-use super::{has_card, has_fp8, ids};
+use super::{half, has_card, has_fp8, ids};
 
 const STEPS: usize = 8;
 
@@ -40,9 +40,9 @@ fn steps_repeated_as_graphs_have_the_losses_of_launches_one_by_one() {
     if !has_card() {
         return;
     }
-    let [f32, bf16] = [DType::F32, DType::BF16].map(|dtype| (dtype, GemmFormat::Compute));
+    let [f32, half] = [DType::F32, half()].map(|dtype| (dtype, GemmFormat::Compute));
     let fp8 = (DType::BF16, GemmFormat::Fp8);
-    let mut cases = vec![(NF4, f32, 1e-5), (NF4, bf16, 1e-2), (TRAINED, f32, 1e-5), (TRAINED, bf16, 1e-2)];
+    let mut cases = vec![(NF4, f32, 1e-5), (NF4, half, 1e-2), (TRAINED, f32, 1e-5), (TRAINED, half, 1e-2)];
     if has_fp8() {
         cases.extend([(NF4, fp8, 2e-2), (TRAINED, fp8, 2e-2)]);
     }
