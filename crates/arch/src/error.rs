@@ -95,19 +95,14 @@ pub enum ArchError {
     },
 
     /// No family reads this model.
-    #[error(
-        "`{}` describes a model with {found}, which no family here reads. Supported: {supported}. {nearest}",
-        path.display()
-    )]
+    #[error("`{}`: no family here reads {found}. {advice}", path.display())]
     UnsupportedArchitecture {
         /// The config.json.
         path: PathBuf,
         /// The key and value that were found.
         found: String,
-        /// Every supported architecture with its model type.
-        supported: String,
-        /// The nearest supported architecture, what differs from it, and what to do next: whole sentences.
-        nearest: String,
+        /// What is known about the model, and what to do next: a sentence.
+        advice: String,
     },
 
     /// A LoRA target matches no linear module of the model.
