@@ -33,7 +33,17 @@ GPU suite, which runs on a card.
 
 ";
 
+const SIZES: &str = "
+## Published models
+
+Models whose config.json a family reads, from `crates/arch/src/families/published.rs`. Base, instruct and derived models of the same shape are the
+same to it. They were not all run here: [benches/README.md](../benches/README.md) says which were measured.
+
+";
+
 const TAIL: &str = "
+## What the columns mean
+
 - **LoRA**: gradients of adapters on all projections. **QLoRA**: steps over a base in NF4; a base in every other format is trained on one
   family, since how a frozen matrix is stored knows no family.
 - **full fine-tuning, pretraining**: gradients of every weight under every recompute policy. Pretraining is the same from random weights
@@ -53,6 +63,16 @@ fn read(root: &Path, path: &str) -> String {
 /// Iterates over the strings between double quotes.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('"').skip(1).step_by(2)
+}
+
+/// Reads the model type of every family and its published models.
+fn published(root: &Path) -> Vec<(String, String)> {
+    let text = read(root, "crates/arch/src/families/published.rs");
+    let list = text.split("pub const PUBLISHED").nth(1).and_then(|rest| rest.split("];").next()).expect("a list");
+    // A long line goes on after a backslash.
+    let list = list.split("\\\n").map(str::trim_start).collect::<String>();
+    let texts: Vec<String> = quoted(&list).map(str::to_owned).collect();
+    texts.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
 }
 
 /// Reads the architecture and model type of every family in the registry.
@@ -116,6 +136,10 @@ fn table(root: &Path) -> String {
         let (marks, tests) = (marks.join(" | "), own.join(", "));
         let gguf = if gguf.contains(&kind) { "byte-level BPE" } else { "no" };
         let _ = writeln!(text, "| {architecture} | `{kind}` | {marks} | {gguf} | {tests} |");
+    }
+    text += SIZES;
+    for (kind, models) in published(root) {
+        let _ = writeln!(text, "- `{kind}`: {models}");
     }
     text + TAIL
 }

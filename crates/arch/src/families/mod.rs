@@ -12,6 +12,7 @@ mod mistral;
 mod mixtral;
 mod olmo2;
 mod phi3;
+mod published;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
@@ -19,6 +20,7 @@ mod recognize;
 mod rope_keys;
 mod smollm3;
 
+pub use published::PUBLISHED;
 pub use recognize::family_of;
 use recognize::refuse_foreign_keys;
 

@@ -1,0 +1,45 @@
+//! Published models of each family, under the names and sizes that people know: what docs/models.md and the README list.
+//!
+//! Trade-off: written by hand from the models' config.json files. A name says that the family reads the model's config.json, not that every one of
+//! them was run here.
+
+#[cfg(test)]
+use super::FAMILIES;
+
+/// The `model_type` of each family, and its models.
+pub const PUBLISHED: [(&str, &str); 11] = [
+    ("gemma2", "Gemma 2 2B, 9B, 27B"),
+    ("gemma3_text", "Gemma 3 270M, 1B"),
+    (
+        "llama",
+        "Llama 2 7B, 13B, 70B; Llama 3 and 3.1 8B, 70B, 405B; Llama 3.2 1B, 3B; Llama 3.3 70B; SmolLM2 135M, 360M, 1.7B; \
+         TinyLlama 1.1B; DeepSeek-R1-Distill-Llama 8B, 70B",
+    ),
+    (
+        "mistral",
+        "Mistral 7B; Ministral 8B (2410); Mistral NeMo 12B; Codestral 22B; Mistral Small 22B (2409), 24B (2501); Devstral and \
+         Magistral Small 24B (2505 to 2507); Mistral Large 123B (2407, 2411)",
+    ),
+    ("mixtral", "Mixtral 8x7B, 8x22B"),
+    ("olmo2", "OLMo 2 1B, 7B, 13B, 32B"),
+    ("phi3", "Phi-3 mini 3.8B, medium 14B; Phi-3.5 mini 3.8B; Phi-4 14B; Phi-4-mini 3.8B"),
+    (
+        "qwen2",
+        "Qwen2 0.5B, 1.5B, 7B, 72B; Qwen2.5 and Qwen2.5-Coder 0.5B, 1.5B, 3B, 7B, 14B, 32B; Qwen2.5 72B; QwQ 32B; \
+         DeepSeek-R1-Distill-Qwen 1.5B, 7B, 14B, 32B",
+    ),
+    ("qwen3", "Qwen3 0.6B, 1.7B, 4B, 8B, 14B, 32B"),
+    ("qwen3_moe", "Qwen3 and Qwen3-Coder 30B-A3B; Qwen3 235B-A22B"),
+    ("smollm3", "SmolLM3 3B"),
+];
+
+#[test]
+fn every_family_names_its_published_models_once() {
+    let sorted = |mut names: Vec<&'static str>| {
+        names.sort_unstable();
+        names
+    };
+    let listed = sorted(PUBLISHED.iter().map(|(model_type, _)| *model_type).collect());
+    let families = sorted(FAMILIES.iter().map(|family| family.model_type).collect());
+    assert_eq!(listed, families, "PUBLISHED has a line for each family of the registry");
+}
