@@ -3,7 +3,9 @@
     python make_quantized_goldens.py [--out DIR] [--fixtures DIR]     (defaults: this folder, ../fixtures)
 
 `quant-source` is a Llama of one layer in bf16. `quant-bnb-*` are what transformers and bitsandbytes save of it on the CPU, `quant-fp8`
-has blocks of 128 x 128 as DeepSeek and Qwen3 store them, `quant-nvfp4` is packed by compressed-tensors. The logits are those of
+has blocks of 128 x 128 as DeepSeek and Qwen3 store them, `quant-fp8-tensor` one scale per matrix and scales of activations as Mistral
+does, `quant-fp8-static` the same and `quant-fp8-channel` a scale per row in the names and shapes of compressed-tensors
+(`float-quantized`); `quant-nvfp4` is packed by compressed-tensors. The logits are those of
 transformers in f32 over the dequantized weights; each weight is dequantized here by its written formula and compared with what the
 library that defines the format gives. The helpers are those of make_llama_goldens.py. Needs `pip install compressed-tensors` (0.20.0).
 """
@@ -19,6 +21,7 @@ from compressed_tensors.quantization.lifecycle.forward import dequantize
 from make_llama_goldens import forward_tensors, maker_from_arguments, random_ids
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 VOCABULARY = 96
 STATE = ".quant_state.bitsandbytes__"
@@ -124,8 +127,9 @@ def save_source_and_bnb(maker):
         save_bnb(maker, source, quant_type, double_quant)
 
 
-def save_quantized(folder, model, quantize, quantization_config):
-    """The weights of the layers through `quantize`, which returns the parts by suffix of the module and the values."""
+def save_quantized(folder, model, quantize, quantization_config, **keys):
+    """The weights of the layers through `quantize`, which returns the parts by suffix of the module and the values; `keys` go into
+    config.json."""
     tensors, values = {}, {}
     for name, value in model.state_dict().items():
         if "_proj.weight" in name:
@@ -137,7 +141,7 @@ def save_quantized(folder, model, quantize, quantization_config):
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["architectures"] = ["LlamaForCausalLM"]
-    config["quantization_config"] = quantization_config
+    config.update(keys, quantization_config=quantization_config)
     path.write_text(json.dumps(config, indent=2) + "\n")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return values
@@ -152,6 +156,40 @@ def fp8_blocks(name, weight):
     spread = scales.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
     codes = (weight / spread).to(torch.float8_e4m3fn)
     return {".weight": codes, ".weight_scale_inv": scales}, codes.float() * spread
+
+
+def fp8_codes(weight, scales):
+    """Codes, and values by the written formula: code times scale in f32."""
+    codes = (weight / scales.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes, codes.float() * scales.float()
+
+
+def fp8_tensor(name, weight):
+    scale = (weight.abs().max() / 448).to(torch.bfloat16)
+    codes, values = fp8_codes(weight, scale)
+    library = Fp8Dequantize(None)._dequantize_one(codes, scale, torch.float32)
+    assert torch.equal(library, values), "transformers gives the same values"
+    return {".weight": codes, ".weight_scale_inv": scale, ".activation_scale": torch.tensor(0.03).bfloat16()}, values
+
+
+def compressed_fp8(codes, scales, values, strategy):
+    """The library multiplies in the dtype of the scales."""
+    args = QuantizationArgs(num_bits=8, type="float", strategy=strategy, symmetric=True)
+    library = dequantize(codes, scales, args=args)
+    assert torch.equal(library, values.to(scales.dtype)), "compressed-tensors gives the same values"
+    return {".weight": codes, ".weight_scale": scales}
+
+
+def fp8_static(name, weight):
+    scale = (weight.abs().max() / 448).reshape(1)
+    codes, values = fp8_codes(weight, scale)
+    return {**compressed_fp8(codes, scale, values, "tensor"), ".input_scale": torch.tensor([0.03])}, values
+
+
+def fp8_channel(name, weight):
+    scales = (weight.abs().amax(1, keepdim=True) / 448).to(torch.bfloat16)
+    codes, values = fp8_codes(weight, scales)
+    return compressed_fp8(codes, scales, values, "channel"), values
 
 
 def nvfp4(name, weight):
@@ -183,6 +221,34 @@ def save_golden(maker, name, model, weights, seed):
     maker.save(name, {**forward_tensors(model, random_ids(seed, VOCABULARY)), **samples})
 
 
+def make_fp8_with_few_scales(maker):
+    """Scales for the matrix as Mistral stores them, then both layouts of compressed-tensors."""
+    skipped = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
+    mistral = dict(
+        activation_scheme="static",
+        dequantize=False,
+        modules_to_not_convert=skipped,
+        quant_method="fp8",
+        weight_block_size=None,
+    )
+    compressed = lambda strategy: dict(
+        config_groups=dict(group_0=dict(targets=["Linear"], weights=dict(num_bits=8, type="float", strategy=strategy))),
+        format="float-quantized",
+        ignore=["lm_head"],
+        quant_method="compressed-tensors",
+        quantization_status="compressed",
+    )
+    cases = [
+        ("quant-fp8-tensor", fp8_tensor, mistral),
+        ("quant-fp8-static", fp8_static, compressed("tensor")),
+        ("quant-fp8-channel", fp8_channel, compressed("channel")),
+    ]
+    for seed, (name, quantize, config) in enumerate(cases, start=347):
+        model = model_of(seed, 72, 88)
+        weights = save_quantized(maker.fixtures / name, model, quantize, config, dtype="bfloat16")
+        save_golden(maker, name, model, weights, seed)
+
+
 def main():
     maker = maker_from_arguments("make_quantized_goldens.py", __doc__)
     save_source_and_bnb(maker)
@@ -192,6 +258,7 @@ def main():
             maker.fixtures / "quant-source", dtype=torch.float32, attn_implementation="eager"
         )
         save_golden(maker, name, model, dequantized_bnb(maker.fixtures / name), seed)
+    make_fp8_with_few_scales(maker)
     fp8 = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128])
     packed = dict(quant_method="compressed-tensors", format="nvfp4-pack-quantized", ignore=["lm_head"])
     for seed, (name, sizes, quantize, config) in enumerate(

@@ -11,17 +11,18 @@ use crate::json::JsonObject;
 /// The key of `config.json`.
 pub const QUANTIZATION_CONFIG: &str = "quantization_config";
 /// The supported methods, for messages.
-const SUPPORTED: &str = "Supported: bitsandbytes in 4 bits (nf4 and fp4), fp8 with weight_block_size [128, 128] (DeepSeek and Qwen3 \
-                         style), compressed-tensors with format nvfp4-pack-quantized. Use such a checkpoint, or the unquantized one: \
-                         the base is quantized while it is read, if the run asks for it";
+const SUPPORTED: &str = "Supported: bitsandbytes in 4 bits (nf4 and fp4), fp8 (e4m3) with weight_block_size [128, 128] \
+                         or null, compressed-tensors with format float-quantized or nvfp4-pack-quantized. Use such a \
+                         checkpoint, or the unquantized one: the base is quantized while it is read, if the run asks for \
+                         it";
 
 /// The quantization method of a checkpoint's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantization {
     /// 4-bit blocks of bitsandbytes.
     Bnb4bit,
-    /// E4M3 with one scale per 128 x 128 weights.
-    Fp8Blocks,
+    /// E4M3 with a scale per 128 x 128 weights, per row or per tensor.
+    Fp8,
     /// NVFP4 as compressed-tensors packs it.
     Nvfp4,
 }
@@ -42,16 +43,24 @@ impl Quantization {
                 Ok(Some(Self::Bnb4bit))
             }
             Some("fp8") => match (config.get("weight_block_size"), config.str("fmt")?.unwrap_or("e4m3")) {
-                (Some(block), "e4m3") if *block == json!([128, 128]) => Ok(Some(Self::Fp8Blocks)),
+                (None, "e4m3") => Ok(Some(Self::Fp8)),
+                (Some(block), "e4m3") if *block == json!([128, 128]) => Ok(Some(Self::Fp8)),
                 (block, fmt) => {
                     let block = block.unwrap_or(&Value::Null);
                     refused(format!("fp8 ({fmt}) with weight_block_size {block}"))
                 }
             },
-            Some("compressed-tensors") => match config.str("format")? {
-                Some("nvfp4-pack-quantized") => Ok(Some(Self::Nvfp4)),
-                format => refused(format!("compressed-tensors with format {}", format.unwrap_or("not named"))),
-            },
+            Some("compressed-tensors") => {
+                let transforms = config.get("transform_config").and_then(Value::as_object);
+                match config.str("format")? {
+                    _ if transforms.is_some_and(|transforms| !transforms.is_empty()) => {
+                        refused("compressed-tensors with a transform_config, by which weights are rotated".to_owned())
+                    }
+                    Some("float-quantized") => Ok(Some(Self::Fp8)),
+                    Some("nvfp4-pack-quantized") => Ok(Some(Self::Nvfp4)),
+                    format => refused(format!("compressed-tensors with format {}", format.unwrap_or("not named"))),
+                }
+            }
             method => refused(format!("there (quant_method: {})", method.unwrap_or("not named"))),
         }
     }
@@ -67,6 +76,8 @@ mod tests {
         for config in [
             json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "load_in_8bit": false}),
             json!({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}),
+            json!({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": null}),
+            json!({"quant_method": "compressed-tensors", "format": "float-quantized", "transform_config": {}}),
             json!({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}),
         ] {
             tiny(&[(QUANTIZATION_CONFIG, config)]).unwrap();
@@ -80,9 +91,15 @@ mod tests {
             (json!({"quant_method": "modelopt"}), "modelopt"),
             (json!({"bits": 4}), "not named"),
             (json!({"quant_method": "bitsandbytes", "load_in_8bit": true}), "not in 4 bits"),
-            (json!({"quant_method": "fp8", "weight_block_size": null}), "weight_block_size null"),
+            (json!({"quant_method": "fp8", "fmt": "e5m2"}), "fp8 (e5m2) with weight_block_size null"),
             (json!({"quant_method": "fp8", "weight_block_size": [64, 128]}), "[64,128]"),
             (json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}), "format pack-quantized"),
+            (
+                json!({
+                    "quant_method": "compressed-tensors", "format": "float-quantized", "transform_config": {"r": 1}
+                }),
+                "transform_config, by which weights are rotated",
+            ),
         ] {
             let message = refusal_of(tiny(&[(QUANTIZATION_CONFIG, config)]));
             assert!(message.contains(name) && message.contains("nvfp4-pack-quantized"), "{message}");

@@ -5,21 +5,29 @@ use std::collections::BTreeMap;
 use std::fs::{copy, create_dir, read, read_to_string, write};
 use std::path::Path;
 
-use firebrick_kernels::Kernels;
+use burn_tensor::DType;
 use firebrick_kernels::backends::Flex;
+use firebrick_kernels::{GemmFormat, Kernels};
 use firebrick_model::weights::{TensorInfo, write_safetensors};
-use firebrick_model::{BaseStorage, Bnb4bit, Companions, HfFolder, ModelConfig, ModelError, quantize_folder};
-use firebrick_precision::{Format, QuantFormat};
-use firebrick_tests::{
-    FROZEN, Golden, MIXTURES, NF4, every_next_token, fixture, host, largest_difference, load, on_every_backend, upload,
+use firebrick_model::{
+    BaseStorage, Bnb4bit, BuildOptions, Companions, Decoder, HfFolder, LoraConfig, Merge, ModelConfig, ModelError,
+    float_type_of, merge_adapter, quantize_folder,
 };
+use firebrick_precision::{FloatType, Format, QuantFormat};
+use firebrick_tests::{
+    FROZEN, Golden, MIXTURES, NF4, TRAINED, every_next_token, fixture, host, largest_difference, load,
+    on_every_backend, upload,
+};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 use tempfile::{TempDir, tempdir};
 
 use crate::forward::{TOKENS, differences};
 
 const BNB: [&str; 4] = ["quant-bnb-nf4-double-quant", "quant-bnb-nf4", "quant-bnb-fp4-double-quant", "quant-bnb-fp4"];
-const OTHERS: [&str; 2] = ["quant-fp8", "quant-nvfp4"];
+const OTHERS: [&str; 5] = [FP8[0], FP8[1], FP8[2], FP8[3], "quant-nvfp4"];
+/// E4M3 with a scale per block, per matrix (under Mistral's names, then those of compressed-tensors, both with scales of activations), and per row.
+const FP8: [&str; 4] = ["quant-fp8", "quant-fp8-tensor", "quant-fp8-static", "quant-fp8-channel"];
 
 /// The base in NF4 without double quantization, frozen.
 const PLAIN_NF4: BaseStorage = BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: false }));
@@ -119,6 +127,86 @@ fn a_base_that_is_quantized_while_it_is_read_is_the_one_that_bitsandbytes_saved(
     }
 }
 
+/// Writes a folder with the values of a quantized one, whose other tensors keep their bytes.
+fn dequantized(name: &str) -> TempDir {
+    let (temp, folder) = (tempdir().unwrap(), open(name));
+    let infos = folder.names().map(|tensor| (tensor.to_owned(), folder.info(tensor).unwrap())).collect();
+    let bytes = |tensor: &str| folder.read(tensor).map(|stored| stored.bytes);
+    write_safetensors(&temp.path().join("model.safetensors"), &infos, &BTreeMap::new(), bytes).unwrap();
+    let mut config = config(&fixture(name));
+    config.as_object_mut().unwrap().remove("quantization_config");
+    write(temp.path().join("config.json"), config.to_string()).unwrap();
+    temp
+}
+
+#[test]
+fn a_base_in_nf4_of_an_fp8_folder_is_that_of_its_dequantized_values() {
+    for name in FP8 {
+        let plain = dequantized(name);
+        let batch = every_next_token(&Golden::open(name).ids("input_ids"), TOKENS);
+        let [from_codes, from_values, dense] = [(name, NF4), (plain.path().to_str().unwrap(), NF4), (name, FROZEN)]
+            .map(|(folder, storage)| {
+                let model = load::<Flex>(folder, None, storage);
+                host(model.logits(&upload(&model, &batch)))
+            });
+        assert_eq!(from_codes, from_values, "{name}");
+        assert_ne!(from_codes, dense, "{name}: NF4 rounds");
+    }
+}
+
+/// Rounds to nearest, ties to even.
+fn rounded_to_bf16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000)
+}
+
+#[test]
+fn what_is_saved_and_merged_of_an_fp8_folder_is_bf16_without_quantization() {
+    for name in &FP8[1..] {
+        let (temp, base, folder) = (tempdir().unwrap(), fixture(name), open(name));
+        let [adapter, merged, saved] = ["adapter", "merged", "saved"].map(|name| temp.path().join(name));
+        let lora = LoraConfig { r: 4, ..LoraConfig::default() };
+        let build = BuildOptions {
+            storage: FROZEN,
+            lora: Some(lora.clone()),
+            seed: 0,
+            compute_dtype: DType::F32,
+            gemms: GemmFormat::Compute,
+            max_positions: 16,
+            sequence_tokens: 16,
+        };
+        let described = ModelConfig::read(&base).unwrap();
+        let dtype = float_type_of(&described);
+        let model = Decoder::<Flex>::load(&folder, described, &build, &Default::default(), &mut |_| ()).unwrap();
+        model.save_adapter(&adapter, &lora, None).unwrap();
+        let companions = Companions { from: base.clone(), ..Companions::default() };
+        let merge =
+            Merge { model: &base, adapter: &adapter, requantized: None, dtype: None, bnb_4bit: None, companions };
+        assert_eq!((merge_adapter(&merge, &merged).unwrap().dtype, dtype), (FloatType::Bf16, FloatType::Bf16));
+        load::<Flex>(name, None, TRAINED).save_model(Default::default(), &saved, dtype, None).unwrap();
+        for written in [merged, saved] {
+            let (settings, written) = (config(&written), HfFolder::open(&written).unwrap());
+            assert_eq!((settings.get("quantization_config"), &settings["dtype"]), (None, &json!("bfloat16")), "{name}");
+            assert!(written.quantized_weights().is_empty() && written.names().eq(folder.names()), "{name}");
+            for tensor in folder.names() {
+                // B starts at zero, so the values of the base are only rounded.
+                let info = written.info(tensor).unwrap();
+                let values = folder.read_f32(tensor, &info.shape).unwrap();
+                let rounded: Vec<f32> = values.into_iter().map(rounded_to_bf16).collect();
+                assert_eq!(info.dtype, Dtype::BF16, "{name}: {tensor}");
+                assert_eq!(written.read_f32(tensor, &info.shape).unwrap(), rounded, "{name}: {tensor}");
+            }
+        }
+    }
+}
+
+#[test]
+fn scales_of_activations_are_named_and_left_out() {
+    let stored = FP8.map(|name| open(name).quantized_weights().into_keys().collect::<Vec<_>>().join(" and "));
+    let unused = "fp8 with scales of activations, which are not used";
+    assert_eq!(stored, ["fp8 in blocks of 128 x 128", unused, unused, "fp8 with a scale per row"]);
+}
+
 fn try_quantized(from: &Path, to: &Path, format: Bnb4bit) -> Result<usize, ModelError> {
     let companions = Companions {
         from: from.to_owned(),
@@ -143,9 +231,12 @@ fn a_mixture_of_experts_is_not_written_in_4_bits() {
     }
 }
 
+fn config(dir: &Path) -> Value {
+    serde_json::from_str(&read_to_string(dir.join("config.json")).unwrap()).unwrap()
+}
+
 fn quantization_config(dir: &Path) -> Value {
-    let config: Value = serde_json::from_str(&read_to_string(dir.join("config.json")).unwrap()).unwrap();
-    config["quantization_config"].clone()
+    config(dir)["quantization_config"].clone()
 }
 
 #[test]

@@ -60,7 +60,7 @@ impl QuantizedWeight {
     pub(super) fn stored_as(&self) -> &'static str {
         match &self.scheme {
             Scheme::Bnb(parts) => parts.stored_as(),
-            Scheme::Fp8(_) => "fp8 in blocks of 128 x 128",
+            Scheme::Fp8(parts) => parts.stored_as(),
             Scheme::Nvfp4(_) => "nvfp4",
         }
     }
@@ -186,17 +186,17 @@ pub(super) fn find(
     shards: &[Shard],
     places: &mut BTreeMap<String, usize>,
 ) -> Result<Vec<QuantizedWeight>, ModelError> {
-    let marks = places.keys().filter(|name| bnb::is_mark(name) || fp8::is_mark(name) || nvfp4::is_mark(name));
+    let marks = places.keys().filter(|name| bnb::is_mark(name) || fp8::is_mark(name, places) || nvfp4::is_mark(name));
     let marks: Vec<String> = marks.cloned().collect();
     let mut unclaimed = Unclaimed { dir, shards, places };
     let mut weights = Vec::new();
     for mark in marks {
         weights.push(if bnb::is_mark(&mark) {
             bnb::find(&mark, &mut unclaimed)?
-        } else if fp8::is_mark(&mark) {
-            fp8::find(&mark, &mut unclaimed)?
-        } else {
+        } else if nvfp4::is_mark(&mark) {
             nvfp4::find(&mark, &mut unclaimed)?
+        } else {
+            fp8::find(&mark, &mut unclaimed)?
         });
         let QuantizedWeight { name, .. } = weights.last().expect("one was just added");
         if unclaimed.places.contains_key(name) {
