@@ -113,6 +113,7 @@ fn options<B: Kernels>() -> CrossEntropyOptions<B> {
         weight_rows: None,
         log_probs: false,
         correct: false,
+        logit_scale: 1.0,
         soft_cap: None,
     }
 }

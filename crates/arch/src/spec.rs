@@ -25,6 +25,8 @@ pub struct ModelSpec {
     pub norm_offset: f64,
     /// Factor of the embedding's rows; `None`: 1. It is rounded to the compute format first, as in transformers.
     pub embedding_scale: Option<f64>,
+    /// Divisor of the logits, before the soft cap: 1 in most families.
+    pub logits_scaling: f64,
     /// `cap`, where logits become `cap * tanh(logits / cap)`.
     pub logit_soft_cap: Option<f64>,
     /// Whether the head shares the embedding's weight.

@@ -456,6 +456,7 @@ fn scratch_memory_is_bounded_over_different_counts_of_loss_tokens() {
             weight_rows: None,
             log_probs: false,
             correct: false,
+            logit_scale: 1.0,
             soft_cap: None,
         };
         let result = Cuda::linear_cross_entropy(hidden.clone(), &head, &targets, options);

@@ -230,7 +230,7 @@ impl<B: Kernels> Decoder<B> {
     }
 
     /// Computes [`Decoder::loss`] with another operation over hidden states, head and targets than [`LossOps::linear_cross_entropy`]. If the options
-    /// have a soft cap, the operation must apply it.
+    /// have a factor of the logits or a soft cap, the operation must apply it.
     ///
     /// [`LossOps::linear_cross_entropy`]: firebrick_kernels::LossOps::linear_cross_entropy
     pub fn loss_with(
@@ -268,6 +268,7 @@ impl<B: Kernels> Decoder<B> {
             weight_rows: None,
             log_probs: false,
             correct: false,
+            logit_scale: self.logit_scale(),
             soft_cap: self.config.spec.logit_soft_cap,
         }
     }
@@ -326,14 +327,19 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Computes the logits `[c, v]` of hidden states, in f32 and with their soft cap. Call it outside of sections.
+    fn logit_scale(&self) -> f64 {
+        1.0 / self.config.spec.logits_scaling
+    }
+
+    /// Computes the logits `[c, v]` of hidden states, in f32, scaled and with their soft cap. Call it outside of sections.
     pub(crate) fn head_logits(&self, hidden_cd: Tensor<B, 2>) -> Tensor<B, 2> {
         let logits_cv = self.rounded_logits(hidden_cd);
         let logits_cv = if logits_cv.dtype() == DType::F32 { logits_cv } else { logits_cv.cast(DType::F32) };
+        let logits_cv = loss::reference::scaled(logits_cv, self.logit_scale());
         loss::reference::capped(logits_cv, self.config.spec.logit_soft_cap)
     }
 
-    /// Computes the logits `[c, v]` of hidden states, in the compute format and before any soft cap.
+    /// Computes the logits `[c, v]` of hidden states, in the compute format, before any factor and soft cap.
     pub(crate) fn rounded_logits(&self, hidden_cd: Tensor<B, 2>) -> Tensor<B, 2> {
         times_transposed(hidden_cd, self.head(), self.config.spec.vocab_size)
     }

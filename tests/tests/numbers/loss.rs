@@ -39,6 +39,7 @@ fn cross_entropy<B: Kernels>(golden: &Golden, chunk_tokens: usize, gradient_scal
         weight_rows: None,
         log_probs: true,
         correct: false,
+        logit_scale: 1.0,
         soft_cap: None,
     };
     B::section(&B::Device::default(), || {

@@ -66,8 +66,10 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
     let chunk_tokens = (tokens / 2).max(1) + 1;
     let scales: &[Option<f64>] =
         if head_gradient == HeadGradient::Frozen { &[None, Some(0.125)] } else { &[Some(0.125)] };
-    let soft_caps = check.variants([None, Some(3.0)]);
-    for (&gradient_scale, soft_cap) in scales.iter().flat_map(|scale| soft_caps.iter().map(move |&cap| (scale, cap))) {
+    let of_logits = check.variants([(1.0, None), (1.0, Some(3.0)), (0.25, None)]);
+    for (&gradient_scale, (logit_scale, soft_cap)) in
+        scales.iter().flat_map(|scale| of_logits.iter().map(move |&of_logits| (scale, of_logits)))
+    {
         let log_probs = gradient_scale.is_some();
         let weight_gradient = weight_gradients(head_gradient, &earlier);
         let options = CrossEntropyOptions {
@@ -77,6 +79,7 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
             weight_rows: None,
             log_probs,
             correct: log_probs,
+            logit_scale,
             soft_cap,
         };
         let grads = B::linear_cross_entropy(hidden.0.clone(), &Weight::Dense(head.0.clone()), &targets.0, options);
@@ -87,6 +90,7 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
             weight_rows: None,
             log_probs,
             correct: log_probs,
+            logit_scale,
             soft_cap,
         };
         let head = Weight::Dense(head.1.clone());
@@ -110,6 +114,7 @@ fn some_rows_of_the_head<B: Kernels>(check: &mut Check<'_, B>) {
             weight_rows: Some(rows.to_vec()),
             log_probs: false,
             correct: false,
+            logit_scale: 1.0,
             soft_cap: None,
         }
     }
@@ -173,6 +178,7 @@ fn choices<B: Kernels>(check: &mut Check<'_, B>) {
             weight_rows: None,
             log_probs: false,
             correct: true,
+            logit_scale: 1.0,
             soft_cap,
         };
         let found = B::linear_cross_entropy(hidden.0.clone(), &Weight::Dense(head.0.clone()), &targets, options);

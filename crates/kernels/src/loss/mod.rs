@@ -45,6 +45,8 @@ pub struct CrossEntropyOptions<B: Backend> {
     pub log_probs: bool,
     /// Whether [`CrossEntropy::correct`] is returned.
     pub correct: bool,
+    /// Factor of the logits, before the soft cap; 1 in most models.
+    pub logit_scale: f64,
     /// The `cap` of `cap * tanh(logits / cap)`, applied to the logits before the softmax by every operation over the head.
     pub soft_cap: Option<f64>,
 }

@@ -2,7 +2,7 @@
 //!
 //! Loss and gradient are computed together, chunk by chunk: with `p = softmax(h Wᵀ)` and weights `w`,
 //! `d_logits = (p - onehot) * w * scale`, `dh = d_logits W`, `dW += d_logitsᵀ h`. A soft cap `z = cap tanh(l / cap)` of the logits
-//! multiplies `d_logits` by `1 - (z / cap)²`. Logits exist for one chunk at a time, and never for positions without a target (as in
+//! multiplies `d_logits` by `1 - (z / cap)²`, and a factor of the logits multiplies it once more. Logits exist for one chunk at a time, and never for positions without a target (as in
 //! TRL's chunked loss, but each chunk's gradient is computed at once, so that no chunk is computed twice).
 //! Trade-off: a chunk's logits, their exponentials and their gradient exist together, in f32.
 
@@ -45,10 +45,12 @@ pub fn linear_cross_entropy<B: LossOps>(
         let targets_c = targets.targets_m.clone().narrow(0, start, length);
         let weights_c = targets.weights_m.as_ref().map(|weights| weights.clone().narrow(0, start, length));
         let hidden_cd = hidden_nd.clone().select(0, positions_c.clone());
-        let logits_cv = to_f32(hidden_cd.clone().matmul(weight_vd.clone().transpose()));
+        let logits_cv = scaled(to_f32(hidden_cd.clone().matmul(weight_vd.clone().transpose())), options.logit_scale);
         correct = correct.map(|count| count.add(highest_at(logits_cv.clone(), targets_c.clone())));
+        // The gradient is that of the GEMM's result.
+        let gradient_scale = options.gradient_scale.map(|scale| scale * options.logit_scale);
         let (losses_c, d_logits_cv) =
-            B::cross_entropy(logits_cv, targets_c, weights_c.clone(), options.gradient_scale, options.soft_cap);
+            B::cross_entropy(logits_cv, targets_c, weights_c.clone(), gradient_scale, options.soft_cap);
         if options.log_probs {
             log_probs.push(losses_c.clone().neg());
         }
@@ -105,6 +107,11 @@ fn highest_at<B: Backend>(logits_cv: Tensor<B, 2>, targets_c: Tensor<B, 1, Int>)
     let target_c1 = logits_cv.clone().gather(1, targets_c.reshape([rows, 1]));
     let is_right_c1 = target_c1.greater_equal(logits_cv.max_dim(1));
     is_right_c1.float().cast(DType::F32).sum()
+}
+
+/// Multiplies logits by their factor, if that is not 1.
+pub fn scaled<B: Backend, const D: usize>(logits: Tensor<B, D>, logit_scale: f64) -> Tensor<B, D> {
+    if logit_scale == 1.0 { logits } else { logits.mul_scalar(logit_scale) }
 }
 
 /// Computes `cap * tanh(logits / cap)`, or returns the logits if there is no cap.
@@ -201,6 +208,7 @@ mod tests {
             weight_rows: None,
             log_probs: true,
             correct: true,
+            logit_scale: 1.0,
             soft_cap: None,
         }
     }
@@ -209,11 +217,14 @@ mod tests {
     fn chunked_loss_and_gradients_equal_autodiff_over_full_logits() {
         let (hidden, weight) = (random::<Plain, 2>(1, [10, 12]), random::<Plain, 2>(2, [VOCABULARY, 12]));
         let device = Default::default();
-        for (weights, soft_cap) in [(None, None), (Some([1.0, 0.0, -0.5, 2.0, 0.3]), None), (None, Some(0.8))] {
+        let weights = Some([1.0, 0.0, -0.5, 2.0, 0.3]);
+        for (weights, logit_scale, soft_cap) in
+            [(None, 1.0, None), (weights, 1.0, None), (None, 1.0, Some(0.8)), (None, 0.125, None), (weights, 3.0, Some(0.8))]
+        {
             let (rh, rw) = (leaf(&hidden), leaf(&weight));
             let picked = rh.clone().select(0, Tensor::from_ints(POSITIONS, &device));
             let logits = picked.matmul(rw.clone().transpose());
-            let logs = log_softmax(capped(logits, soft_cap), 1);
+            let logs = log_softmax(capped(scaled(logits, logit_scale), soft_cap), 1);
             let expected_targets: Tensor<Recorded, 2, Int> =
                 Tensor::<_, 1, _>::from_ints(TARGETS, &device).reshape([5, 1]);
             let log_probs = logs.gather(1, expected_targets).reshape([5]);
@@ -224,7 +235,7 @@ mod tests {
             let targets = targets(&POSITIONS, &TARGETS, weights.as_ref().map(<[f32; 5]>::as_slice));
             for chunk_tokens in [1, 2, 5, 64] {
                 let head = Weight::Dense(weight.clone());
-                let options = CrossEntropyOptions { soft_cap, ..options(chunk_tokens) };
+                let options = CrossEntropyOptions { logit_scale, soft_cap, ..options(chunk_tokens) };
                 let found = linear_cross_entropy(hidden.clone(), &head, &targets, options);
                 assert_close(found.loss_sum, loss.clone().inner(), 1e-5);
                 assert_close(found.log_probs_m.unwrap(), log_probs.clone().inner(), 1e-5);

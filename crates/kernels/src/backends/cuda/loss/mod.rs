@@ -127,6 +127,8 @@ struct Pass<'a> {
     head: ReadyWeight,
     count: usize,
     chunk_tokens: usize,
+    logit_scale: f64,
+    /// Of logits times their factor; gradients are those of the GEMM's result.
     of_loss: OfLoss,
     /// `None` if there are no targets.
     targets: Option<MatrixView>,
@@ -167,7 +169,11 @@ impl<'a> Pass<'a> {
             head: engine.base_weight(head, hidden.dtype),
             count: targets.count,
             chunk_tokens: options.chunk_tokens,
-            of_loss: OfLoss { scale: options.gradient_scale, soft_cap: options.soft_cap.map(SoftCap::new) },
+            logit_scale: options.logit_scale,
+            of_loss: OfLoss {
+                scale: options.gradient_scale.map(|scale| scale * options.logit_scale),
+                soft_cap: options.soft_cap.map(SoftCap::new),
+            },
             targets: (!is_empty).then(|| ints(&targets.targets_m)),
             positions: (is_partial && !is_empty).then(|| ints(&targets.positions_m)),
             weights: targets.weights_m.clone().filter(|_| !is_empty).map(|weights| engine.flat_as(weights, DType::F32)),
@@ -212,7 +218,7 @@ impl<'a> Pass<'a> {
         };
         let address = engine.scratch.take(ScratchSlot::WideRows, self.chunk_tokens * vocabulary * 4);
         let logits = DeviceBlock::dense(address, [length, vocabulary], DType::F32);
-        engine.gemm(Gemm::forward("head", hidden, self.head.block), logits);
+        engine.gemm(Gemm { alpha: self.logit_scale, ..Gemm::forward("head", hidden, self.head.block) }, logits);
         // A row of gradients begins at the address of its row of logits.
         let d_logits = DeviceBlock { stride: vocabulary * 4 / dtype.size(), dtype, ..logits };
         // Scratch for unrequested log-probabilities, then one flag per row: is the target the argmax?
