@@ -111,6 +111,8 @@ mod tests {
         assert_eq!(gemma_2_2b.parameters(), 2_614_341_888);
         let gemma_3_1b = of("Gemma3ForCausalLM", "gemma3_text", [262_144, 1152, 6912, 26, 4, 1, 256], true);
         assert_eq!(gemma_3_1b.parameters(), 999_885_952);
+        let granite_3_3_8b = of("GraniteForCausalLM", "granite", [49_159, 4096, 12_800, 40, 32, 8, 128], true);
+        assert_eq!(granite_3_3_8b.parameters(), 8_170_864_640);
         let qwen2_5_7b = of("Qwen2ForCausalLM", "qwen2", [152_064, 3584, 18_944, 28, 28, 4, 128], false);
         assert_eq!(qwen2_5_7b.parameters(), 7_615_616_512, "with biases");
         assert_eq!(qwen2_5_7b.parameters_of(Role::Bias), 28 * (3584 + 2 * 512));

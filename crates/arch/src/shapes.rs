@@ -50,6 +50,7 @@ fn spec(sizes: [usize; 5], tie_word_embeddings: bool, rope: Rope, rms_norm_eps: 
         rms_norm_eps,
         norm_offset: 0.0,
         embedding_scale: None,
+        rounds_embedding_scale: true,
         logits_scaling: 1.0,
         logit_soft_cap: None,
         tie_word_embeddings,

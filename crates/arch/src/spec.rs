@@ -23,8 +23,10 @@ pub struct ModelSpec {
     pub rms_norm_eps: f64,
     /// Added to the weight of every RMSNorm before it multiplies: 1 where a checkpoint stores `weight - 1` (Gemma), else 0.
     pub norm_offset: f64,
-    /// Factor of the embedding's rows; `None`: 1. It is rounded to the compute format first, as in transformers.
+    /// Factor of the embedding's rows; `None`: 1.
     pub embedding_scale: Option<f64>,
+    /// Whether that factor is rounded to the compute format first, as transformers does in Gemma.
+    pub rounds_embedding_scale: bool,
     /// Divisor of the logits, before the soft cap: 1 in most families.
     pub logits_scaling: f64,
     /// `cap`, where logits become `cap * tanh(logits / cap)`.

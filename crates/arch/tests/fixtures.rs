@@ -65,6 +65,7 @@ fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
         rms_norm_eps: 1e-6,
         norm_offset: 0.0,
         embedding_scale: None,
+        rounds_embedding_scale: true,
         logits_scaling: 1.0,
         logit_soft_cap: None,
         tie_word_embeddings: false,

@@ -317,10 +317,12 @@ impl<B: Kernels> Decoder<B> {
         B::embed(table_vd, ids_n, self.embedding_scale(), self.compute_dtype)
     }
 
-    /// Returns the factor of the embedding, rounded to the compute format (transformers rounds it to the format of the weights).
+    /// Returns the factor of the embedding, in Gemma rounded to the compute format (transformers rounds it to the format of the weights).
     fn embedding_scale(&self) -> f32 {
-        let scale = self.config.spec.embedding_scale.unwrap_or(1.0) as f32;
+        let spec = &self.config.spec;
+        let scale = spec.embedding_scale.unwrap_or(1.0) as f32;
         match self.compute_dtype {
+            _ if !spec.rounds_embedding_scale => scale,
             DType::BF16 => bf16::from_f32(scale).to_f32(),
             DType::F16 => f16::from_f32(scale).to_f32(),
             _ => scale,

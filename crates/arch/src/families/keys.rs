@@ -146,6 +146,7 @@ pub(super) fn model(
         rms_norm_eps: positive_or(json, "rms_norm_eps", rms_norm_eps)?,
         norm_offset: 0.0,
         embedding_scale: None,
+        rounds_embedding_scale: true,
         logits_scaling: 1.0,
         logit_soft_cap: None,
         tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,

@@ -6,6 +6,7 @@
 
 mod gemma2;
 mod gemma3;
+mod granite;
 mod keys;
 mod llama;
 mod mistral;
@@ -48,7 +49,7 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 11] = [
+pub const FAMILIES: [Family; 12] = [
     Family {
         special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
         ..family("Gemma2ForCausalLM", "gemma2", gemma2::spec)
@@ -56,6 +57,10 @@ pub const FAMILIES: [Family; 11] = [
     Family {
         special_keys: &["final_logit_softcapping", "query_pre_attn_scalar"],
         ..family("Gemma3ForCausalLM", "gemma3_text", gemma3::spec)
+    },
+    Family {
+        special_keys: &["attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"],
+        ..family("GraniteForCausalLM", "granite", granite::spec)
     },
     family("LlamaForCausalLM", "llama", llama::spec),
     family("MistralForCausalLM", "mistral", mistral::spec),

@@ -7,9 +7,10 @@
 use super::FAMILIES;
 
 /// The `model_type` of each family, and its models.
-pub const PUBLISHED: [(&str, &str); 11] = [
+pub const PUBLISHED: [(&str, &str); 12] = [
     ("gemma2", "Gemma 2 2B, 9B, 27B"),
     ("gemma3_text", "Gemma 3 270M, 1B"),
+    ("granite", "Granite 3.0 to 3.3 2B, 8B"),
     (
         "llama",
         "Llama 2 7B, 13B, 70B; Llama 3 and 3.1 8B, 70B, 405B; Llama 3.2 1B, 3B; Llama 3.3 70B; SmolLM2 135M, 360M, 1.7B; \

@@ -11,7 +11,7 @@ use crate::error::ArchError;
 use crate::json::JsonObject;
 
 /// Keys that few families or none here support, and the arithmetic that they stand for.
-const DIFFERENCES: [(&str, &str); 15] = [
+const DIFFERENCES: [(&str, &str); 16] = [
     ("num_local_experts", "a mixture of experts"),
     ("num_experts", "a mixture of experts"),
     ("n_routed_experts", "a mixture of experts"),
@@ -21,6 +21,7 @@ const DIFFERENCES: [(&str, &str); 15] = [
     ("query_pre_attn_scalar", "its own scale of attention scores"),
     ("use_bidirectional_attention", "attention to later tokens"),
     ("partial_rotary_factor", "rotation of a part of each head"),
+    ("attention_multiplier", "its own scale of attention scores"),
     ("embedding_multiplier", "a factor on the embedding"),
     ("logits_scaling", "a divisor of the logits"),
     ("residual_multiplier", "a factor on the residual stream"),
