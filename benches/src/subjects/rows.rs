@@ -148,7 +148,7 @@ impl<B: Kernels> Shared<B> {
         let angles = random::<B, 2>([count, head_dim / 2], 3.0, DType::F32, device);
         Self {
             norm: NormWeight { weight, offset: 0.0, epsilon: 1e-5, trains: false },
-            rotary: RotaryTables { cos: angles.clone().cos(), sin: angles.sin() },
+            rotary: RotaryTables::new(angles.clone().cos(), angles.sin()),
             head_dim,
         }
     }
@@ -158,6 +158,6 @@ impl<B: Kernels> Shared<B> {
         let NormWeight { weight, offset, epsilon, trains } = self.norm.clone();
         let norm = NormWeight { weight: to_reference(weight), offset, epsilon, trains };
         let [cos, sin] = [&self.rotary.cos, &self.rotary.sin].map(|table| to_reference(at_edges(table, 0)));
-        Shared { norm, rotary: RotaryTables { cos, sin }, head_dim: self.head_dim }
+        Shared { norm, rotary: RotaryTables::new(cos, sin), head_dim: self.head_dim }
     }
 }

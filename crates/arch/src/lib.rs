@@ -27,7 +27,7 @@ pub use lora::{LoraConfig, lora_tensor_names, magnitude_tensor_name, saved_tenso
 pub use lora_init::LoraInit;
 pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use quantization::{QUANTIZATION_CONFIG, Quantization};
-pub use rope::{LongRopeFactors, Rope, RopeScaling};
+pub use rope::{LongRopeFactors, QueryScale, Rope, RopeScaling};
 pub use spec::{Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, QkNorm};
 pub use tensors::{EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, layer_norm_name};
 pub use token_rows::{TokenIndices, token_runs};

@@ -18,6 +18,28 @@ pub struct Rope {
     pub scaling: RopeScaling,
     /// Columns of each head that are rotated; even. The others pass through.
     pub rotary_dim: usize,
+    /// Whether neighbors, columns `2i` and `2i + 1`, form a pair (GLM). Otherwise column `i` of the first half of the rotated columns and column
+    /// `i` of the second do.
+    pub interleaved: bool,
+    /// Factor of rotated queries by position; `None`: 1. Requires that whole heads are rotated.
+    pub query_scale: Option<QueryScale>,
+}
+
+/// Growth of queries with their position, which keeps attention sharp over long contexts (Llama 4, Ministral 3).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QueryScale {
+    /// Factor of the logarithm.
+    pub beta: f64,
+    /// The old context, in tokens: queries within it are not changed.
+    pub original_max_position_embeddings: usize,
+}
+
+impl QueryScale {
+    /// Returns `1 + beta ln(1 + floor(position / original_max_position_embeddings))`.
+    pub fn at(&self, position: u32) -> f32 {
+        let contexts = position as usize / self.original_max_position_embeddings;
+        1.0 + self.beta as f32 * (1.0 + contexts as f32).ln()
+    }
 }
 
 /// Stretching of the frequencies that keeps positions beyond the pretraining context in range.
@@ -90,6 +112,11 @@ impl RopeScaling {
 }
 
 impl Rope {
+    /// Describes an embedding as in most families: pairs across the halves of the rotated columns, queries rotated like keys.
+    pub fn new(theta: f64, scaling: RopeScaling, rotary_dim: usize) -> Self {
+        Self { theta, scaling, rotary_dim, interleaved: false, query_scale: None }
+    }
+
     /// Returns the angle per position of each of the `rotary_dim / 2` column pairs, and the factor of cos and sin, for sequences of up to
     /// `sequence_tokens` tokens. Only longrope depends on that length; transformers uses the longest sequence of each batch instead.
     pub fn inverse_frequencies(&self, sequence_tokens: usize) -> (Vec<f32>, f32) {
@@ -248,6 +275,15 @@ mod tests {
                 assert!((got * divisor - plain).abs() <= 3e-7 * plain, "{tokens} tokens: got {got}, plain {plain}");
             }
         }
+    }
+
+    #[test]
+    fn queries_within_the_old_context_are_not_scaled() {
+        let scale = QueryScale { beta: 0.1, original_max_position_embeddings: 16 };
+        assert_eq!([0, 15].map(|position| scale.at(position)), [1.0; 2]);
+        assert!((scale.at(16) - (1.0 + 0.1 * 2_f32.ln())).abs() < 1e-7);
+        assert_eq!(scale.at(16), scale.at(31));
+        assert!((scale.at(1000) - (1.0 + 0.1 * 63_f32.ln())).abs() < 1e-7);
     }
 
     #[test]

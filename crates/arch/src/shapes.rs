@@ -7,19 +7,19 @@ use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, MlpSpec, Mod
 
 /// Describes Llama 3.1 8B: the config.json of <https://huggingface.co/meta-llama/Llama-3.1-8B>.
 pub fn llama_3_1_8b() -> ModelSpec {
-    let rope = Rope { theta: 500_000.0, scaling: llama3_scaling(8.0), rotary_dim: 128 };
+    let rope = Rope::new(500_000.0, llama3_scaling(8.0), 128);
     spec([128_256, 4096, 14_336, 32, 131_072], false, rope, 1e-5)
 }
 
 /// Describes Llama 3.2 1B: the config.json of <https://huggingface.co/meta-llama/Llama-3.2-1B>.
 pub fn llama_3_2_1b() -> ModelSpec {
-    let rope = Rope { theta: 500_000.0, scaling: llama3_scaling(32.0), rotary_dim: 64 };
+    let rope = Rope::new(500_000.0, llama3_scaling(32.0), 64);
     spec([128_256, 2048, 8192, 16, 131_072], true, rope, 1e-5)
 }
 
 /// Describes Qwen3 8B: the config.json of <https://huggingface.co/Qwen/Qwen3-8B>.
 pub fn qwen3_8b() -> ModelSpec {
-    let rope = Rope { theta: 1_000_000.0, scaling: RopeScaling::Default, rotary_dim: 128 };
+    let rope = Rope::new(1_000_000.0, RopeScaling::Default, 128);
     let mut spec = spec([151_936, 4096, 12_288, 36, 40_960], false, rope, 1e-6);
     spec.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::PerHead);
     spec
@@ -27,7 +27,7 @@ pub fn qwen3_8b() -> ModelSpec {
 
 /// Describes Mistral 7B, with its window of 4096 tokens: the config.json of <https://huggingface.co/mistralai/Mistral-7B-v0.1>.
 pub fn mistral_7b() -> ModelSpec {
-    let rope = Rope { theta: 10_000.0, scaling: RopeScaling::Default, rotary_dim: 128 };
+    let rope = Rope::new(10_000.0, RopeScaling::Default, 128);
     let mut spec = spec([32_000, 4096, 14_336, 32, 32_768], false, rope, 1e-5);
     spec.layers.iter_mut().for_each(|layer| layer.attention.window = Some(4096));
     spec

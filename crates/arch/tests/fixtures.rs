@@ -55,7 +55,7 @@ fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
     };
     change(&mut attention);
     attention.scale = 1.0 / (attention.head_dim as f64).sqrt();
-    let rope = Rope { theta: 10_000.0, scaling: RopeScaling::Default, rotary_dim: attention.head_dim };
+    let rope = Rope::new(10_000.0, RopeScaling::Default, attention.head_dim);
     let mlp = MlpSpec::Gated { intermediate_size: 96, activation: Activation::Silu, fused: false, bias: false };
     ModelSpec {
         vocab_size: 264,
@@ -173,7 +173,7 @@ fn tiny_gemma3_has_a_rope_for_each_type_of_layer_and_norms_of_heads() {
     expected.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::PerHead);
     expected.layers[0].attention.rope = Some(1);
     let scaling = RopeScaling::Linear { factor: 8.0 };
-    expected.ropes.insert(0, Rope { theta: 1e6, scaling, rotary_dim: 32 });
+    expected.ropes.insert(0, Rope::new(1e6, scaling, 32));
     assert_eq!(spec("tiny-gemma3"), expected);
 }
 

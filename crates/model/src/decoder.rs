@@ -366,7 +366,13 @@ impl<B: Kernels> Decoder<B> {
         assert!(highest < rows, "position {highest} lies outside the rotary table of {rows} rows");
         let index = self.indices(positions);
         let rows = |table: &Tensor<B, 2>| table.clone().select(0, index.clone());
-        self.rotary.iter().map(|tables| RotaryTables { cos: rows(&tables.cos), sin: rows(&tables.sin) }).collect()
+        let of_positions = |tables: &RotaryTables<B>| RotaryTables {
+            cos: rows(&tables.cos),
+            sin: rows(&tables.sin),
+            interleaved: tables.interleaved,
+            query_scale: tables.query_scale.as_ref().map(|table| table.clone().select(0, index.clone())),
+        };
+        self.rotary.iter().map(of_positions).collect()
     }
 
     /// Returns the number of positions the rotary tables were built for.
@@ -429,7 +435,11 @@ pub(crate) fn rotary_tables<B: Kernels>(
             let flat = Tensor::<B, 1>::from_floats(values.as_slice(), device);
             flat.reshape([positions.len(), frequencies.len()])
         };
-        RotaryTables { cos: table(cos), sin: table(sin) }
+        let query_scale = rope.query_scale.map(|scale| {
+            let values: Vec<f32> = positions.iter().map(|&position| scale.at(position)).collect();
+            Tensor::from_floats(values.as_slice(), device)
+        });
+        RotaryTables { cos: table(cos), sin: table(sin), interleaved: rope.interleaved, query_scale }
     };
     spec.ropes.iter().map(tables).collect()
 }

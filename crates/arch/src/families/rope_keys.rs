@@ -94,9 +94,9 @@ pub(super) fn ropes_by_layer_type(
         Some(nested) => {
             let theta = positive_theta(&nested, "rope_theta", local_theta)?;
             let scaling = scaling(&nested, head_dim, None, max_position_embeddings)?;
-            Rope { theta, scaling, rotary_dim: head_dim }
+            Rope::new(theta, scaling, head_dim)
         }
-        None => Rope { theta: local_theta, scaling: RopeScaling::Default, rotary_dim: head_dim },
+        None => Rope::new(local_theta, RopeScaling::Default, head_dim),
     };
     Ok([full, sliding])
 }
@@ -134,7 +134,7 @@ fn read(
         Some(theta) => return Err(json.bad("rope_theta", theta, "it must be greater than zero")),
         None => positive_theta(json, "rope_theta", default_theta)?,
     };
-    Ok(Rope { theta, scaling, rotary_dim })
+    Ok(Rope::new(theta, scaling, rotary_dim))
 }
 
 fn refuse_partial(json: &JsonObject) -> Result<(), ArchError> {

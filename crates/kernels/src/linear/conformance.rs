@@ -23,6 +23,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     residuals(check);
     down(check);
     mlp(check);
+    other_rotations(check);
     without_norm(check);
     norms_after(check);
     dropout(check);
@@ -174,8 +175,15 @@ fn gated_and_rotary<B: Kernels>(check: &mut Check<'_, B>) {
         check.compare(&format!("gated_backward {name}: up"), d_up, expected.1);
     }
 
-    for (name, rotated) in check.variants([("rotary", head_dim), ("rotary of a part of the head", part_of(head_dim))]) {
-        let (tables, expected_tables) = tables(check, rotated);
+    let part = part_of(head_dim);
+    for (name, rotated, interleaved) in check.variants([
+        ("rotary", head_dim, false),
+        ("rotary of a part of the head", part, false),
+        ("rotary of neighbors", head_dim, true),
+        ("rotary of neighbors in a part of the head", part, true),
+    ]) {
+        let (mut tables, mut expected_tables) = tables(check, rotated);
+        (tables.interleaved, expected_tables.interleaved) = (interleaved, interleaved);
         let x = check.random([tokens, check.case.heads * head_dim], 1.0);
         let y = B::rotary(x.0.clone(), &tables, head_dim);
         check.compare(name, y, reference::rotary(x.1.clone(), &expected_tables, head_dim));
@@ -264,6 +272,36 @@ fn qkv<B: Kernels>(check: &mut Check<'_, B>) {
         let heads = heads(check, head_norms, rotates);
         let epilogue = (Epilogue::Heads(heads.0), Epilogue::Heads(heads.1));
         Scenario::new(check, group, prologue, epilogue).with_residual_path(check).run(check, name, &keeps);
+    }
+}
+
+/// Tests pairs of neighboring columns, and queries with a factor per token.
+fn other_rotations<B: Kernels>(check: &mut Check<'_, B>) {
+    let case = check.case;
+    let (query, kv) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
+    let (parts, part) = ([query, kv, kv], part_of(case.head_dim));
+    let adapter = Extras { adapter: true, ..Extras::default() };
+    let (per_head, whole) = (Some([case.head_dim; 2]), Some([query, kv]));
+    let keeps = check.variants([Keep::Inputs, Keep::Everything]);
+    for (name, head_norms, rotates, interleaved, is_scaled) in check.variants([
+        ("neighbors", None, part, true, false),
+        ("neighbors, head norms", per_head, part, true, false),
+        ("scaled queries", None, case.head_dim, false, true),
+        ("scaled queries, head norms", per_head, case.head_dim, false, true),
+        ("scaled queries of neighbors, norms over all heads", whole, case.head_dim, true, true),
+    ]) {
+        let group = group(check, &[(Base::NF4, adapter); 3], &parts, &parts, case.hidden_size);
+        let x = check.random([case.tokens(), case.hidden_size], 1.0);
+        let scale = check.random_f32([case.tokens()], 2.0);
+        let (mut heads, mut expected) = heads(check, head_norms, Some(rotates));
+        if let Some((tables, expected)) = heads.rotary.as_mut().zip(expected.rotary.as_mut()) {
+            (tables.interleaved, expected.interleaved) = (interleaved, interleaved);
+            (tables.query_scale, expected.query_scale) = (is_scaled.then_some(scale.0), is_scaled.then_some(scale.1));
+        }
+        let prologue = (Prologue::None { x: x.0 }, Prologue::None { x: x.1 });
+        let epilogue = (Epilogue::Heads(heads), Epilogue::Heads(expected));
+        let scenario = Scenario::new(check, group, prologue, epilogue).with_residual_path(check);
+        scenario.run(check, &format!("qkv, {name}"), &keeps);
     }
 }
 

@@ -194,6 +194,17 @@ pub struct RotaryTables<B: Backend> {
     pub cos: Tensor<B, 2>,
     /// Sines, times the attention factor.
     pub sin: Tensor<B, 2>,
+    /// Whether the pairs are neighboring columns; otherwise a pair is a column of each half of the rotated columns.
+    pub interleaved: bool,
+    /// Factor of each token's rotated queries, `[n]` f32, which [`Epilogue::Heads`] applies; `None`: 1. Requires that whole heads are rotated.
+    pub query_scale: Option<Tensor<B, 1>>,
+}
+
+impl<B: Backend> RotaryTables<B> {
+    /// Builds the tables of most models: pairs across the halves of the rotated columns, queries rotated like keys.
+    pub fn new(cos: Tensor<B, 2>, sin: Tensor<B, 2>) -> Self {
+        Self { cos, sin, interleaved: false, query_scale: None }
+    }
 }
 
 /// The part of its forward that a projection saves for its backward.
@@ -418,8 +429,8 @@ pub trait LinearOps: NormOps + WeightOps {
         reference::gated_backward(gate_nf, up_nf, activation, dy_nf)
     }
 
-    /// Applies rotary position embedding to `[n, heads * head_dim]`, in the rotate-half form of Hugging Face
-    /// checkpoints (Su et al., RoFormer, 2021), to as many columns of each head as the tables have angles for.
+    /// Applies rotary position embedding (Su et al., RoFormer, 2021) to `[n, heads * head_dim]`, in the rotate-half form of most Hugging Face
+    /// checkpoints or of neighboring columns, to as many columns of each head as the tables have angles for.
     fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
         reference::rotary(x, tables, head_dim)
     }

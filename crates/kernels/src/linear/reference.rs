@@ -317,7 +317,7 @@ fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>,
             let [q, k, v] = into_parts(parts);
             let raw = (heads.qk_norm.is_some() && keep != Keep::Nothing).then(|| (q.clone(), k.clone()));
             let norms = heads.qk_norm.as_ref();
-            let q = rotated(normalized(q, norms.map(|norms| &norms.q)), &heads);
+            let q = query_scaled(rotated(normalized(q, norms.map(|norms| &norms.q)), &heads), &heads);
             let k = rotated(normalized(k, norms.map(|norms| &norms.k)), &heads);
             (vec![q, k, v], Some(SavedHeads { epilogue: heads, raw }), None)
         }
@@ -329,6 +329,13 @@ fn rotated<B: LinearOps>(x: Tensor<B, 2>, heads: &HeadsEpilogue<B>) -> Tensor<B,
         Some(tables) => B::rotary(x, tables, heads.head_dim),
         None => x,
     }
+}
+
+/// Multiplies rotated queries, or the gradient of them, by the factor of each token, if there is one.
+fn query_scaled<B: Backend>(q: Tensor<B, 2>, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
+    let Some(scale) = heads.rotary.as_ref().and_then(|tables| tables.query_scale.clone()) else { return q };
+    let (dtype, [tokens, _]) = (q.dtype(), q.dims());
+    to_dtype(to_f32(q).mul(scale.reshape([tokens, 1])), dtype)
 }
 
 /// Applies the RMSNorm, if any, to `[n, heads * head_dim]`: per head, or over all heads of a token.
@@ -354,7 +361,7 @@ fn heads_backward<B: LinearOps>(
         Some(tables) => B::rotary_backward(d, tables, heads.head_dim),
         None => d,
     };
-    let (dq, dk) = (back(dq), back(dk));
+    let (dq, dk) = (back(query_scaled(dq, &heads)), back(dk));
     let Some(norms) = &heads.qk_norm else { return (vec![dq, dk, dv], [None, None]) };
     let (q, k) = raw.expect("normalized heads save queries and keys before their norm");
     let through = |x: Tensor<B, 2>, norm: &NormWeight<B>, dy: Tensor<B, 2>| {
@@ -418,30 +425,41 @@ pub fn gated_backward<B: Backend>(
     (to_dtype(d_gate, dtype), to_dtype(dy_nf.mul(activated_nf), dtype))
 }
 
-/// Implements [`LinearOps::rotary`]: halves `(a, b)` of the rotated columns in each head become `(a cos - b sin, b cos + a sin)`.
+/// Implements [`LinearOps::rotary`]: halves `(a, b)` of the rotated columns in each head become `(a cos - b sin, b cos + a sin)`, or even and odd
+/// columns do.
 pub fn rotary<B: Backend>(x: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize) -> Tensor<B, 2> {
-    rotate(x, tables.cos.clone(), tables.sin.clone(), head_dim)
+    rotate(x, tables, tables.sin.clone(), head_dim)
 }
 
 /// Implements [`LinearOps::rotary_backward`].
 pub fn rotary_backward<B: Backend>(dy: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize) -> Tensor<B, 2> {
-    rotate(dy, tables.cos.clone(), tables.sin.clone().neg(), head_dim)
+    rotate(dy, tables, tables.sin.clone().neg(), head_dim)
 }
 
-fn rotate<B: Backend>(x: Tensor<B, 2>, cos: Tensor<B, 2>, sin: Tensor<B, 2>, head_dim: usize) -> Tensor<B, 2> {
+fn rotate<B: Backend>(x: Tensor<B, 2>, tables: &RotaryTables<B>, sin: Tensor<B, 2>, head_dim: usize) -> Tensor<B, 2> {
     let (dtype, [tokens, width]) = (x.dtype(), x.dims());
-    let [rows, half] = cos.dims();
+    let [rows, half] = tables.cos.dims();
     assert!(
         rows == tokens && 2 * half <= head_dim,
         "rotary tables [{rows}, {half}] for {tokens} tokens of {head_dim} columns"
     );
-    let (cos, sin): (Tensor<B, 3>, Tensor<B, 3>) = (cos.unsqueeze_dim(1), sin.unsqueeze_dim(1));
-    let x_nhk = to_f32(x).reshape([tokens, width / head_dim, head_dim]);
-    let first = x_nhk.clone().narrow(2, 0, half);
-    let second = x_nhk.clone().narrow(2, half, half);
+    let heads = width / head_dim;
+    let (cos, sin): (Tensor<B, 3>, Tensor<B, 3>) = (tables.cos.clone().unsqueeze_dim(1), sin.unsqueeze_dim(1));
+    let x_nhk = to_f32(x).reshape([tokens, heads, head_dim]);
+    let [first, second] = if tables.interleaved {
+        let pairs = x_nhk.clone().narrow(2, 0, 2 * half).reshape([tokens, heads, half, 2]);
+        [0, 1].map(|side| pairs.clone().narrow(3, side, 1).reshape([tokens, heads, half]))
+    } else {
+        [0, half].map(|start| x_nhk.clone().narrow(2, start, half))
+    };
     let rotated_first = first.clone().mul(cos.clone()).sub(second.clone().mul(sin.clone()));
     let rotated_second = second.mul(cos).add(first.mul(sin));
-    let mut columns = vec![rotated_first, rotated_second];
+    let mut columns = if tables.interleaved {
+        let sides = [rotated_first, rotated_second].map(|side| side.reshape([tokens, heads, half, 1]));
+        vec![Tensor::cat(sides.to_vec(), 3).reshape([tokens, heads, 2 * half])]
+    } else {
+        vec![rotated_first, rotated_second]
+    };
     if 2 * half < head_dim {
         columns.push(x_nhk.narrow(2, 2 * half, head_dim - 2 * half));
     }

@@ -218,9 +218,13 @@ mod tests {
         let (hidden, weight) = (random::<Plain, 2>(1, [10, 12]), random::<Plain, 2>(2, [VOCABULARY, 12]));
         let device = Default::default();
         let weights = Some([1.0, 0.0, -0.5, 2.0, 0.3]);
-        for (weights, logit_scale, soft_cap) in
-            [(None, 1.0, None), (weights, 1.0, None), (None, 1.0, Some(0.8)), (None, 0.125, None), (weights, 3.0, Some(0.8))]
-        {
+        for (weights, logit_scale, soft_cap) in [
+            (None, 1.0, None),
+            (weights, 1.0, None),
+            (None, 1.0, Some(0.8)),
+            (None, 0.125, None),
+            (weights, 3.0, Some(0.8)),
+        ] {
             let (rh, rw) = (leaf(&hidden), leaf(&weight));
             let picked = rh.clone().select(0, Tensor::from_ints(POSITIONS, &device));
             let logits = picked.matmul(rw.clone().transpose());

@@ -52,7 +52,7 @@ impl LinearOps for Flex {
 fn rotated(x: Tensor<Flex, 2>, tables: &RotaryTables<Flex>, head_dim: usize, direction: f32) -> Tensor<Flex, 2> {
     let [tokens, width] = x.dims();
     // Columns of a head beyond those of the tables pass through.
-    let half = tables.cos.dims()[1];
+    let (half, interleaved) = (tables.cos.dims()[1], tables.interleaved);
     let (x, cos, sin) = (Floats::of(x), Floats::of(tables.cos.clone()), Floats::of(tables.sin.clone()));
     let mut y = vec![0.0; tokens * width];
     let rows = rows_per_task(width);
@@ -65,6 +65,14 @@ fn rotated(x: Tensor<Flex, 2>, tables: &RotaryTables<Flex>, head_dim: usize, dir
                 for (y, x) in y.chunks_exact_mut(head_dim).zip(x.chunks_exact(head_dim)) {
                     let ((y, y_rest), (x, rest)) = (y.split_at_mut(2 * half), x.split_at(2 * half));
                     y_rest.copy_from_slice(rest);
+                    if interleaved {
+                        for (index, (y, x)) in y.chunks_exact_mut(2).zip(x.chunks_exact(2)).enumerate() {
+                            let sin = direction * sin[index];
+                            y[0] = x[0] * cos[index] - x[1] * sin;
+                            y[1] = x[1] * cos[index] + x[0] * sin;
+                        }
+                        continue;
+                    }
                     let ((y_first, y_second), (first, second)) = (y.split_at_mut(half), x.split_at(half));
                     for index in 0..half {
                         let sin = direction * sin[index];

@@ -158,7 +158,7 @@ pub(super) fn tables<B: Kernels>(
 ) -> Both<RotaryTables<B>, RotaryTables<Reference>> {
     let shape = [check.case.tokens(), rotated / 2];
     let (cos, sin) = (check.random_f32(shape, 1.0), check.random_f32(shape, 1.0));
-    (RotaryTables { cos: cos.0, sin: sin.0 }, RotaryTables { cos: cos.1, sin: sin.1 })
+    (RotaryTables::new(cos.0, sin.0), RotaryTables::new(cos.1, sin.1))
 }
 
 /// Builds a heads epilogue: `norms` are the widths of the query and key norms, `rotated` the rotated columns of each head.

@@ -135,28 +135,45 @@ fn gradients_under_magnitudes_equal_autodiff_with_the_norms_held_constant() {
 fn gradients_through_norm_head_norms_and_rotation_equal_autodiff() {
     let (heads, groups, head_dim) = (4, 2, 6);
     let (query, kv) = (heads * head_dim, groups * head_dim);
+    let tables = || RotaryTables::new(random::<Plain, 2>(6, [TOKENS, 3]), random(7, [TOKENS, 3]));
+    let query_scale = Some(random::<Plain, 1>(12, [TOKENS]));
     for widths in [[head_dim; 2], [query, kv]] {
-        head_norms_and_rotation(heads, groups, head_dim, widths);
+        head_norms_and_rotation(heads, groups, head_dim, widths, tables());
+        let other = RotaryTables { interleaved: true, query_scale: query_scale.clone(), ..tables() };
+        head_norms_and_rotation(heads, groups, head_dim, widths, other);
+    }
+}
+
+/// Returns the same tables for autodiff.
+fn recorded(tables: &RotaryTables<Plain>) -> RotaryTables<Recorded> {
+    RotaryTables {
+        cos: Tensor::from_inner(tables.cos.clone()),
+        sin: Tensor::from_inner(tables.sin.clone()),
+        interleaved: tables.interleaved,
+        query_scale: tables.query_scale.clone().map(Tensor::from_inner),
     }
 }
 
 /// Tests norms and rotation of heads; `widths` are those of the query and key norms.
-fn head_norms_and_rotation(heads: usize, groups: usize, head_dim: usize, widths: [usize; 2]) {
+fn head_norms_and_rotation(
+    heads: usize,
+    groups: usize,
+    head_dim: usize,
+    widths: [usize; 2],
+    tables: RotaryTables<Plain>,
+) {
     let (query, kv) = (heads * head_dim, groups * head_dim);
     let x = random::<Plain, 2>(1, [TOKENS, INPUT]);
     let weight = random::<Plain, 2>(2, [query + 2 * kv, INPUT]);
     let [input_norm, q_norm, k_norm] =
         [(3, INPUT), (4, widths[0]), (5, widths[1])].map(|(seed, width)| random::<Plain, 1>(seed, [width]));
-    let tables = RotaryTables { cos: random::<Plain, 2>(6, [TOKENS, 3]), sin: random(7, [TOKENS, 3]) };
     let d_outputs: Vec<Tensor<Plain, 2>> =
         [(8, query), (9, kv), (10, kv)].map(|(seed, width)| random(seed, [TOKENS, width])).into();
 
     let (rx, rw, rn, rq, rk) = (leaf(&x), leaf(&weight), leaf(&input_norm), leaf(&q_norm), leaf(&k_norm));
     let norm = |weight: Tensor<Recorded, 1>| NormWeight { weight, offset: 0.0, epsilon: 1e-5, trains: true };
-    let recorded_tables =
-        RotaryTables { cos: Tensor::from_inner(tables.cos.clone()), sin: Tensor::from_inner(tables.sin.clone()) };
     let qk_norm = Some(QkNorms { q: norm(rq.clone()), k: norm(rk.clone()) });
-    let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(recorded_tables) };
+    let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(recorded(&tables)) };
     let prologue = Prologue::Norm { x: rx.clone(), norm: norm(rn.clone()) };
     let one_module = vec![module(0..query + 2 * kv, Weight::Dense(rw.clone()))];
     let group = Group { modules: one_module, parts: vec![query, kv, kv], gemms: GemmFormat::Compute, dropout: None };
@@ -238,21 +255,18 @@ fn gated_backward_equals_autodiff() {
 #[test]
 fn rotary_backward_equals_autodiff() {
     let (x, dy) = (random::<Plain, 2>(1, [5, 24]), random::<Plain, 2>(2, [5, 24]));
-    for half in [4, 3, 1] {
-        let tables = RotaryTables { cos: random::<Plain, 2>(3, [5, half]), sin: random(4, [5, half]) };
-        let recorded = RotaryTables::<Recorded> {
-            cos: Tensor::from_inner(tables.cos.clone()),
-            sin: Tensor::from_inner(tables.sin.clone()),
-        };
+    for (half, interleaved) in [(4, false), (3, false), (1, false), (4, true), (3, true)] {
+        let plain = RotaryTables::new(random::<Plain, 2>(3, [5, half]), random(4, [5, half]));
+        let tables = RotaryTables { interleaved, ..plain };
         let rx = leaf(&x);
-        let expected = recorded_backward(rotary(rx.clone(), &recorded, 8), &dy);
+        let expected = recorded_backward(rotary(rx.clone(), &recorded(&tables), 8), &dy);
         assert_close(rotary_backward(dy.clone(), &tables, 8), rx.grad(&expected).unwrap(), 1e-5);
     }
 }
 
 #[test]
 fn columns_beyond_the_tables_pass_through_and_the_others_rotate_as_a_smaller_head() {
-    let tables = RotaryTables { cos: random::<Plain, 2>(3, [5, 3]), sin: random(4, [5, 3]) };
+    let tables = RotaryTables::new(random::<Plain, 2>(3, [5, 3]), random(4, [5, 3]));
     let x = random::<Plain, 2>(1, [5, 8]);
     let y = rotary(x.clone(), &tables, 8);
     assert_close(y.clone().narrow(1, 0, 6), rotary(x.clone().narrow(1, 0, 6), &tables, 6), 1e-6);
@@ -260,9 +274,19 @@ fn columns_beyond_the_tables_pass_through_and_the_others_rotate_as_a_smaller_hea
 }
 
 #[test]
+fn neighbors_rotate_as_the_halves_of_a_head_whose_columns_are_reordered() {
+    let tables = RotaryTables::new(random::<Plain, 2>(3, [5, 3]), random(4, [5, 3]));
+    let x = random::<Plain, 2>(1, [5, 8]);
+    let order = Tensor::from_ints([0, 2, 4, 1, 3, 5, 6, 7], &x.device());
+    let expected = rotary(x.clone().select(1, order.clone()), &tables, 8);
+    let y = rotary(x, &RotaryTables { interleaved: true, ..tables }, 8);
+    assert_close(y.select(1, order), expected, 1e-6);
+}
+
+#[test]
 fn rotating_back_undoes_rotating() {
     let angles = random::<Plain, 2>(1, [6, 4]).mul_scalar(3.0);
-    let tables = RotaryTables { cos: angles.clone().cos(), sin: angles.sin() };
+    let tables = RotaryTables::new(angles.clone().cos(), angles.sin());
     let x = random::<Plain, 2>(2, [6, 16]);
     assert_close(rotary_backward(rotary(x.clone(), &tables, 8), &tables, 8), x, 1e-5);
 }

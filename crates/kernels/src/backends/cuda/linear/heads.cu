@@ -1,7 +1,8 @@
 // Queries, keys and values between the GEMM that computes them side by side and attention, which reads three dense matrices:
-// RMSNorm of each query and key head (optional), rotary position embedding in the rotate-half form (optional), values copied.
+// RMSNorm of each query and key head (optional), rotary position embedding (optional), values copied.
 //
-// Rotation: the halves (a, b) of the rotated columns of a head become (a cos - b sin, b cos + a sin); columns after them pass. A thread
+// Rotation: the halves (a, b) of the rotated columns of a head become (a cos - b sin, b cos + a sin); columns after them pass. If pairs are
+// interleaved, a and b are the even and the odd of the rotated columns. Rotated queries may have a factor per token. A thread
 // takes the same pairs of several heads of one token, so the tables are read once for all of them. A head is shared by a power of two
 // of lanes. Half widths or strides that are no multiple of 8, or pointers off the 16-byte grid, go one value at a time.
 // Trade-off: with norms the values of a head are read twice, the second time from cache.
@@ -35,20 +36,31 @@ struct Norms {
     DEVICE bool any() const { return q_weight != nullptr; }
 };
 
-// Which columns of a head lie together in a pair: halves of the rotated columns, then halves of the others.
+// The columns of `V` pairs of a head, from a pair on: V columns from `low` and V from `high`. In halves, pairs lie across the two; first the
+// halves of the rotated columns, then those of the others. Interleaved, the 2 V columns are adjacent where they are rotated.
 struct Pairs {
     int rotated, others;
+    bool interleaved;
 
-    DEVICE Pairs(int head_dim, int rotated) : rotated(rotated), others(head_dim / 2 - rotated) {}
-    DEVICE int low(int pair) const { return pair < rotated ? pair : pair + rotated; }
-    DEVICE int high(int pair) const { return pair < rotated ? pair + rotated : pair + rotated + others; }
+    DEVICE Pairs(int head_dim, int rotated, bool interleaved)
+        : rotated(rotated), others(head_dim / 2 - rotated), interleaved(interleaved) {}
+    DEVICE int low(int pair) const { return pair < rotated ? interleaved ? 2 * pair : pair : pair + rotated; }
+    template <int V> DEVICE int high(int pair) const {
+        if (pair >= rotated) return pair + rotated + others;
+        return interleaved ? 2 * pair + V : pair + rotated;
+    }
 };
 
-// Cosines and sines of one token's rotated pairs; null where heads are not rotated. `sign` is -1 for the inverse rotation.
+// Cosines and sines of one token's rotated pairs; null where heads are not rotated. `sign` is -1 for the inverse rotation, `query_scale` is the
+// factor of the token's queries.
 struct Angles {
     const float *cos, *sin;
-    float sign;
+    float sign, query_scale;
     Pairs pairs;
+
+    DEVICE Angles(const float *cos, const float *sin, const float *query_scale, bool inverse, const Pairs &pairs, long long token)
+        : cos(cos ? cos + token * pairs.rotated : nullptr), sin(sin ? sin + token * pairs.rotated : nullptr),
+          sign(inverse ? -1.0f : 1.0f), query_scale(query_scale ? query_scale[token] : 1.0f), pairs(pairs) {}
 
     // Whether the pair is rotated.
     DEVICE bool at(int pair) const { return cos != nullptr && pair < pairs.rotated; }
@@ -66,13 +78,32 @@ struct Angles {
     }
 };
 
-template <int V> DEVICE void rotate(float (&a)[V], float (&b)[V], const float (&c)[V], const float (&s)[V]) {
+DEVICE void rotate(float &a, float &b, float c, float s) {
+    const float first = a * c - b * s;
+    b = b * c + a * s;
+    a = first;
+}
+
+// Rotates the columns that `Pairs` names, and multiplies them by `factor`.
+template <int V>
+DEVICE void rotate(float (&a)[V], float (&b)[V], const float (&c)[V], const float (&s)[V], bool interleaved, float factor) {
+    bool is_done = false;
+    if constexpr (V > 1) {
+        if (interleaved) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-        const float first = a[i] * c[i] - b[i] * s[i];
-        b[i] = b[i] * c[i] + a[i] * s[i];
-        a[i] = first;
+            for (int i = 0; i < V / 2; ++i) {
+                rotate(a[2 * i], a[2 * i + 1], c[i], s[i]);
+                rotate(b[2 * i], b[2 * i + 1], c[V / 2 + i], s[V / 2 + i]);
+            }
+            is_done = true;
+        }
     }
+    if (!is_done) {
+#pragma unroll
+        for (int i = 0; i < V; ++i) rotate(a[i], b[i], c[i], s[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < V; ++i) a[i] *= factor, b[i] *= factor;
 }
 
 // How the threads of a token share its heads: `count` lanes per head.
@@ -98,7 +129,7 @@ DEVICE void rotate_token(const Dense &dense, T *joined, const Angles &angles, lo
     const int rotated = dense.q_heads + dense.kv_heads;
     const Share share(chunks);
     for (int chunk = share.lane; chunk < chunks; chunk += share.count) {
-        const int at = chunk * V, low_at = angles.pairs.low(at), high_at = angles.pairs.high(at);
+        const int at = chunk * V, low_at = angles.pairs.low(at), high_at = angles.pairs.high<V>(at);
         float c[V], s[V];
         angles.load<V>(c, s, at);
         for (int base = share.first_head; base < heads; base += HEADS_AT_ONCE * share.head_step) {
@@ -120,7 +151,7 @@ DEVICE void rotate_token(const Dense &dense, T *joined, const Angles &angles, lo
                 if (head < rotated && angles.at(at)) {
                     float a[V], b[V];
                     low[u].unpack(a), high[u].unpack(b);
-                    rotate<V>(a, b, c, s);
+                    rotate<V>(a, b, c, s, angles.pairs.interleaved, head < dense.q_heads ? angles.query_scale : 1.0f);
                     low[u] = Pack<T, V>::pack(a), high[u] = Pack<T, V>::pack(b);
                 }
                 low[u].store(to + low_at);
@@ -133,7 +164,7 @@ DEVICE void rotate_token(const Dense &dense, T *joined, const Angles &angles, lo
 template <int V, class E>
 DEVICE void load_pair(float (&a)[V], float (&b)[V], const E *from, int at, const Pairs &pairs) {
     Pack<E, V>::load(from + pairs.low(at)).unpack(a);
-    Pack<E, V>::load(from + pairs.high(at)).unpack(b);
+    Pack<E, V>::load(from + pairs.high<V>(at)).unpack(b);
 }
 
 template <int V>
@@ -146,7 +177,7 @@ DEVICE void load_factors(float (&low)[V], float (&high)[V], const float *weight,
 template <int V>
 DEVICE void store_pair(T *to, const float (&a)[V], const float (&b)[V], int at, const Pairs &pairs) {
     Pack<T, V>::pack(a).store(to + pairs.low(at));
-    Pack<T, V>::pack(b).store(to + pairs.high(at));
+    Pack<T, V>::pack(b).store(to + pairs.high<V>(at));
 }
 
 // As rotate_token to dense rows, with queries and keys normalized first.
@@ -174,6 +205,7 @@ DEVICE void normalize_token(const Dense &dense, const T *joined, const Norms &no
         const float rstd = 1.0f / sqrtf(squares / dense.head_dim + epsilon);
         const float *weight = is_query ? norms.q_weight : norms.k_weight;
         const float offset = is_query ? norms.q_offset : norms.k_offset;
+        const float factor = is_query ? angles.query_scale : 1.0f;
         T *to = inside ? dense.head(token, head) : nullptr;
         for (int chunk = share.lane; inside && chunk < chunks; chunk += share.count) {
             const int at = chunk * V;
@@ -185,7 +217,7 @@ DEVICE void normalize_token(const Dense &dense, const T *joined, const Norms &no
 #pragma unroll
                 for (int i = 0; i < V; ++i) a[i] *= rstd * low[i], b[i] *= rstd * high[i];
                 angles.load<V>(c, s, at);
-                rotate<V>(a, b, c, s);
+                rotate<V>(a, b, c, s, pairs.interleaved, factor);
             }
             store_pair<V>(to, a, b, at, pairs);
         }
@@ -208,13 +240,14 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
         const T *x = is_query ? raw_q + head * width : raw_k + (head - gradients.q_heads) * width;
         const float *weight = is_query ? norms.q_weight : norms.k_weight;
         const float offset = is_query ? norms.q_offset : norms.k_offset;
+        const float factor = is_query ? angles.query_scale : 1.0f;
         float squares = 0.0f, products = 0.0f;
         for (int chunk = share.lane; normed && chunk < chunks; chunk += share.count) {
             const int at = chunk * V;
             float a[V], b[V], c[V], s[V], x_low[V], x_high[V], low[V], high[V];
             load_pair<V>(a, b, dy, at, pairs);
             angles.load<V>(c, s, at);
-            rotate<V>(a, b, c, s);
+            rotate<V>(a, b, c, s, pairs.interleaved, factor);
             load_pair<V>(x_low, x_high, x, at, pairs);
             load_factors<V>(low, high, weight, offset, at, pairs);
 #pragma unroll
@@ -234,7 +267,7 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
             if (normed) {
                 float c[V], s[V], x_low[V], x_high[V], low[V], high[V];
                 angles.load<V>(c, s, at);
-                rotate<V>(a, b, c, s);
+                rotate<V>(a, b, c, s, pairs.interleaved, factor);
                 load_pair<V>(x_low, x_high, x, at, pairs);
                 load_factors<V>(low, high, weight, offset, at, pairs);
 #pragma unroll
@@ -250,12 +283,14 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
 
 // Dense q [n, q_heads * head_dim], k and v [n, kv_heads * head_dim] of rows `x` = [q | k | v] at x_stride (elements). With
 // kv_heads 0, k and v may be null. Weights [head_dim] may be null: no norm. cos and sin [n, rotated] may be null: no rotation; then
-// rotated is head_dim / 2, and otherwise at most that. inverse != 0 rotates the other way. head_dim is even. Outputs must not overlap x.
+// rotated is head_dim / 2, and otherwise at most that. query_scale [n] may be null: no factor; otherwise rotated is head_dim / 2.
+// interleaved != 0 rotates neighboring columns. inverse != 0 rotates the other way. head_dim is even. Outputs must not overlap x.
 // grid (ceil(n / 4)), block (64, 4): four tokens per block, any other grid works too; no dynamic shared memory.
 KERNEL __launch_bounds__(256)
 heads_forward(T *q, T *k, T *v, const T *x, long long x_stride, const float *q_weight, const float *k_weight,
-              float q_offset, float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin, int rotated, int inverse, long long n,
-              int q_heads, int kv_heads, int head_dim) {
+              float q_offset, float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin,
+              const float *query_scale, int rotated, int interleaved, int inverse, long long n, int q_heads, int kv_heads,
+              int head_dim) {
     const Dense dense = {q, k, v, q_heads, kv_heads, head_dim};
     const Norms norms = {q_weight, k_weight, q_offset, k_offset, q_epsilon, k_epsilon};
     const int half = head_dim / 2;
@@ -264,8 +299,7 @@ heads_forward(T *q, T *k, T *v, const T *x, long long x_stride, const float *q_w
     const long long step = static_cast<long long>(gridDim.x) * blockDim.y;
     for (long long token = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y; token < n; token += step) {
         T *row = const_cast<T *>(x) + token * x_stride;
-        const Angles angles = {cos ? cos + token * rotated : nullptr, sin ? sin + token * rotated : nullptr,
-                               inverse != 0 ? -1.0f : 1.0f, Pairs(head_dim, rotated)};
+        const Angles angles(cos, sin, query_scale, inverse != 0, Pairs(head_dim, rotated, interleaved != 0), token);
         if (norms.any()) {
             if (vectors) normalize_token<8>(dense, row, norms, angles, token);
             else normalize_token<1>(dense, row, norms, angles, token);
@@ -282,8 +316,8 @@ heads_forward(T *q, T *k, T *v, const T *x, long long x_stride, const float *q_w
 KERNEL __launch_bounds__(256)
 heads_backward(T *dx, long long dx_stride, const T *dq, const T *dk, const T *dv, const T *raw_q, long long raw_q_stride,
                const T *raw_k, long long raw_k_stride, const float *q_weight, const float *k_weight, float q_offset,
-               float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin, int rotated, long long n, int q_heads, int kv_heads,
-               int head_dim) {
+               float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin,
+               const float *query_scale, int rotated, int interleaved, long long n, int q_heads, int kv_heads, int head_dim) {
     const Dense dense = {const_cast<T *>(dq), const_cast<T *>(dk), const_cast<T *>(dv), q_heads, kv_heads, head_dim};
     const Norms norms = {q_weight, k_weight, q_offset, k_offset, q_epsilon, k_epsilon};
     const int half = head_dim / 2;
@@ -293,8 +327,7 @@ heads_backward(T *dx, long long dx_stride, const T *dq, const T *dk, const T *dv
     const long long step = static_cast<long long>(gridDim.x) * blockDim.y;
     for (long long token = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y; token < n; token += step) {
         T *row = dx + token * dx_stride;
-        const Angles angles = {cos ? cos + token * rotated : nullptr, sin ? sin + token * rotated : nullptr, -1.0f,
-                               Pairs(head_dim, rotated)};
+        const Angles angles(cos, sin, query_scale, true, Pairs(head_dim, rotated, interleaved != 0), token);
         if (norms.any()) {
             const T *q_row = raw_q + token * raw_q_stride, *k_row = raw_k + token * raw_k_stride;
             if (vectors) normalize_token_backward<8>(dense, row, q_row, k_row, norms, angles, token);
@@ -310,11 +343,12 @@ heads_backward(T *dx, long long dx_stride, const T *dq, const T *dk, const T *dv
 static constexpr int LANE_COLUMNS = 16;
 
 // partial [gridDim.x, head_dim] = sums of parts of the gradient of a norm's weight: of the dense gradients dy [n, heads * head_dim]
-// of rotated heads, and the raw heads x at x_stride. cos and sin [n, rotated] may be null. head_dim is even and at most 512.
-// grid (any), block (256) exactly: a warp per head; no dynamic shared memory.
-KERNEL __launch_bounds__(256)
+// of rotated heads, and the raw heads x at x_stride. cos and sin [n, rotated] may be null, and so may query_scale [n]. head_dim is even and at most 512.
+// grid (any), block (256) exactly: a warp per head; no dynamic shared memory. Bounded to the registers of three blocks, which need no spills.
+KERNEL __launch_bounds__(256, 3)
 heads_norm_gradient(float *partial, const T *dy, const T *x, long long x_stride, float epsilon, const float *cos,
-                    const float *sin, int rotated, long long n, int heads, int head_dim) {
+                    const float *sin, const float *query_scale, int rotated, int interleaved, long long n, int heads,
+                    int head_dim) {
     constexpr int WARPS = 8;
     __shared__ float sums[WARPS][32 * LANE_COLUMNS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -329,17 +363,21 @@ heads_norm_gradient(float *partial, const T *dy, const T *x, long long x_stride,
             squares += value * value;
         }
         const float rstd = 1.0f / sqrtf(warp_sum(squares) / head_dim + epsilon);
+        const float factor = query_scale ? query_scale[token] : 1.0f;
 #pragma unroll
         for (int i = 0; i < LANE_COLUMNS; ++i) {
             const int column = lane + i * 32;
             if (column >= head_dim) break;
             float rotated_back = to_float(gradient[column]);
             if (cos != nullptr && column < 2 * rotated) {
-                const bool low = column < rotated;
-                const long long at = token * rotated + (low ? column : column - rotated);
-                const float other = to_float(gradient[low ? column + rotated : column - rotated]);
+                const bool low = interleaved ? column % 2 == 0 : column < rotated;
+                const int pair = interleaved ? column / 2 : low ? column : column - rotated;
+                const long long at = token * rotated + pair;
+                const int partner = interleaved ? column ^ 1 : low ? column + rotated : column - rotated;
+                const float other = to_float(gradient[partner]);
                 rotated_back = rotated_back * cos[at] + (low ? other : -other) * sin[at];
             }
+            rotated_back *= factor;
             sum[i] += rotated_back * (to_float(raw[column]) * rstd);
         }
     }

@@ -40,8 +40,11 @@ struct Constants {
     /// Weights, their offsets, and epsilons.
     norms: Option<([MatrixView; 2], [f32; 4])>,
     tables: Option<[MatrixView; 2]>,
+    /// Factors of rotated queries.
+    query_scale: Option<MatrixView>,
     /// Rotated column pairs of a head; all of them without tables.
     rotated: usize,
+    interleaved: bool,
 }
 
 impl Constants {
@@ -63,7 +66,14 @@ impl Constants {
             let found = (table.rows, table.width, table.dtype);
             assert_eq!(found, (tokens, rotated, DType::F32), "rotary tables: tokens, angles, f32");
         }
-        Self { norms, tables, rotated }
+        let query_scale = rotary.and_then(|tables| tables.query_scale.clone());
+        let query_scale = query_scale.map(|scale| engine.flat_as(scale, DType::F32));
+        if let Some(scale) = &query_scale {
+            let found = (scale.rows * scale.width, rotated);
+            assert_eq!(found, (tokens, width / 2), "factors of queries: tokens, all pairs of a head rotated");
+        }
+        let interleaved = rotary.is_some_and(|tables| tables.interleaved);
+        Self { norms, tables, query_scale, rotated, interleaved }
     }
 
     fn norm_arguments(&self, arguments: Arguments) -> Arguments {
@@ -75,9 +85,12 @@ impl Constants {
         scalars.into_iter().fold(arguments, Arguments::f32)
     }
 
-    fn table_arguments(&self, arguments: Arguments) -> Arguments {
+    /// Adds the tables; without `has_queries` no factor of queries.
+    fn table_arguments(&self, arguments: Arguments, has_queries: bool) -> Arguments {
         let [cos, sin] = self.tables.as_ref().map_or([0; 2], |tables| [tables[0].address, tables[1].address]);
-        arguments.pointer(at(cos)).pointer(at(sin)).i32(self.rotated as i32)
+        let query_scale = self.query_scale.as_ref().filter(|_| has_queries).map_or(0, |scale| scale.address);
+        let arguments = arguments.pointer(at(cos)).pointer(at(sin)).pointer(at(query_scale));
+        arguments.i32(self.rotated as i32).i32(i32::from(self.interleaved))
     }
 }
 
@@ -174,7 +187,7 @@ impl Engine {
         inverse: bool,
     ) {
         let arguments = Arguments::new().pointer(at(q)).pointer(at(k)).pointer(at(v)).rows(&x).i64(x.stride as i64);
-        let arguments = constants.table_arguments(constants.norm_arguments(arguments)).i32(i32::from(inverse));
+        let arguments = constants.table_arguments(constants.norm_arguments(arguments), true).i32(i32::from(inverse));
         let launch = Launch {
             source: Source::Heads,
             dtype: x.dtype,
@@ -183,7 +196,7 @@ impl Engine {
             bytes: 2 * x.bytes(),
         };
         // SAFETY: x has rows of all heads at its stride; each output is dense and has the rows of x and the heads of its part;
-        // the tables are [rows, rotated] f32 with at most half a head's columns, and the weights [width] f32.
+        // the tables are [rows, rotated] f32 with at most half a head's columns, factors of queries [rows] f32, and the weights [width] f32.
         unsafe { self.launch(launch, &heads.arguments(arguments, x.rows)) };
     }
 
@@ -213,7 +226,7 @@ impl Engine {
             let (address, stride) = raw_of_heads.map_or((0, 0), |raw| (raw[part].address, raw[part].stride));
             arguments = arguments.pointer(at(address)).i64(stride as i64);
         }
-        let arguments = constants.table_arguments(constants.norm_arguments(arguments));
+        let arguments = constants.table_arguments(constants.norm_arguments(arguments), true);
         let launch = Launch {
             source: Source::Heads,
             dtype: joined.dtype,
@@ -228,23 +241,27 @@ impl Engine {
             return (joined, self.normalize_projections_backward(joined, raw, norms));
         }
         let d_norms = match (raw_of_heads, head_norms(epilogue)) {
-            (Some([q, k]), Some(norms)) => [(dq, q, &norms.q), (dk, k, &norms.k)].map(|(gradient, raw, norm)| {
-                norm.trains.then(|| self.heads_norm_gradient(gradient, raw, norm, &constants, epilogue.head_dim))
-            }),
+            (Some([q, k]), Some(norms)) => {
+                let of = |(gradient, raw, norm): (_, _, &NormWeight<Cuda>), of_queries| {
+                    let compute = || self.heads_norm_gradient([gradient, raw], norm, &constants, of_queries);
+                    norm.trains.then(compute)
+                };
+                [of((dq, q, &norms.q), true), of((dk, k, &norms.k), false)]
+            }
             _ => [None, None],
         };
         (joined, d_norms)
     }
 
-    /// Computes the gradient of a norm's weight, `[width]` f32.
+    /// Computes the gradient of a norm's weight, `[width]` f32, from the gradient of heads and the heads before their norm.
     fn heads_norm_gradient(
         &self,
-        gradient: &MatrixView,
-        raw: &MatrixView,
+        [gradient, raw]: [&MatrixView; 2],
         norm: &NormWeight<Cuda>,
         constants: &Constants,
-        width: usize,
+        of_queries: bool,
     ) -> Primitive {
+        let [width] = norm.weight.dims();
         assert!(width <= 512, "the gradient of a head's norm is summed for widths of at most 512, got {width}");
         let heads = gradient.width / width;
         let blocks = (gradient.rows * heads).div_ceil(8).clamp(1, 4 * self.multiprocessors());
@@ -255,8 +272,8 @@ impl Engine {
             .rows(raw)
             .i64(raw.stride as i64)
             .f32(norm.epsilon as f32);
-        let arguments =
-            constants.table_arguments(arguments).i64(gradient.rows as i64).i32(heads as i32).i32(width as i32);
+        let arguments = constants.table_arguments(arguments, of_queries);
+        let arguments = arguments.i64(gradient.rows as i64).i32(heads as i32).i32(width as i32);
         let launch = Launch {
             source: Source::Heads,
             dtype: gradient.dtype,
@@ -269,7 +286,7 @@ impl Engine {
         self.sum_partial_rows(partial, blocks, width)
     }
 
-    /// Rotates heads of `x` into a new matrix.
+    /// Rotates heads of `x`, queries or keys, into a new matrix.
     pub(super) fn rotate(
         &self,
         x: &MatrixView,
@@ -278,7 +295,8 @@ impl Engine {
         inverse: bool,
     ) -> MatrixView {
         assert!(x.width.is_multiple_of(head_dim), "{} columns are no whole heads of {head_dim}", x.width);
-        let constants = Constants::new(self, None, Some(tables), [x.rows, head_dim]);
+        let rotation = RotaryTables { query_scale: None, ..tables.clone() };
+        let constants = Constants::new(self, None, Some(&rotation), [x.rows, head_dim]);
         let y = self.empty_matrix(x.rows, x.width, x.dtype);
         let heads = HeadCounts { query: x.width / head_dim, key_value: 0, width: head_dim };
         self.launch_heads([y.address, 0, 0], x.block(), &constants, heads, inverse);
