@@ -98,7 +98,7 @@ mod tests {
         let keys = keys.into_iter().chain(["num_attention_heads", "num_key_value_heads", "head_dim"]);
         let of = |architecture: &str, model_type: &str, sizes: [usize; 7], tied: bool| {
             let mut changes: Vec<_> = keys.clone().zip(sizes.map(|size| json!(size))).collect();
-            changes.push(("tie_word_embeddings", json!(tied)));
+            changes.extend([("tie_word_embeddings", json!(tied)), ("rope_theta", json!(null))]);
             parse(&family_json(architecture, model_type, &changes)).unwrap().spec
         };
         let olmo_2_7b = of("Olmo2ForCausalLM", "olmo2", [100_352, 4096, 11_008, 32, 32, 32, 128], false);
@@ -111,6 +111,8 @@ mod tests {
         assert_eq!(gemma_2_2b.parameters(), 2_614_341_888);
         let gemma_3_1b = of("Gemma3ForCausalLM", "gemma3_text", [262_144, 1152, 6912, 26, 4, 1, 256], true);
         assert_eq!(gemma_3_1b.parameters(), 999_885_952);
+        let olmo_3_7b = of("Olmo3ForCausalLM", "olmo3", [100_278, 4096, 11_008, 32, 32, 32, 128], false);
+        assert_eq!(olmo_3_7b.parameters(), 7_298_011_136);
         let granite_3_3_8b = of("GraniteForCausalLM", "granite", [49_159, 4096, 12_800, 40, 32, 8, 128], true);
         assert_eq!(granite_3_3_8b.parameters(), 8_170_864_640);
         let qwen2_5_7b = of("Qwen2ForCausalLM", "qwen2", [152_064, 3584, 18_944, 28, 28, 4, 128], false);

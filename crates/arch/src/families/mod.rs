@@ -12,6 +12,7 @@ mod llama;
 mod mistral;
 mod mixtral;
 mod olmo2;
+mod olmo3;
 mod phi3;
 mod published;
 mod qwen2;
@@ -49,7 +50,7 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 12] = [
+pub const FAMILIES: [Family; 13] = [
     Family {
         special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
         ..family("Gemma2ForCausalLM", "gemma2", gemma2::spec)
@@ -69,6 +70,7 @@ pub const FAMILIES: [Family; 12] = [
         ..family("MixtralForCausalLM", "mixtral", mixtral::spec)
     },
     family("Olmo2ForCausalLM", "olmo2", olmo2::spec),
+    family("Olmo3ForCausalLM", "olmo3", olmo3::spec),
     Family { special_keys: &["partial_rotary_factor"], ..family("Phi3ForCausalLM", "phi3", phi3::spec) },
     family("Qwen2ForCausalLM", "qwen2", qwen2::spec),
     family("Qwen3ForCausalLM", "qwen3", qwen3::spec),

@@ -2,7 +2,7 @@
 //! together and one over all key heads together.
 //!
 //! Defaults are those of transformers' `Olmo2Config`.
-//! Not supported: the sliding windows of OLMo 3, which is an architecture of its own, and `attention_dropout`, which is ignored.
+//! Not supported: the sliding windows of OLMo 3, which is a family of its own, and `attention_dropout`, which is ignored.
 
 use super::keys::{
     activation, bool_or, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size, size_or,

@@ -7,7 +7,7 @@
 use super::FAMILIES;
 
 /// The `model_type` of each family, and its models.
-pub const PUBLISHED: [(&str, &str); 12] = [
+pub const PUBLISHED: [(&str, &str); 13] = [
     ("gemma2", "Gemma 2 2B, 9B, 27B"),
     ("gemma3_text", "Gemma 3 270M, 1B"),
     ("granite", "Granite 3.0 to 3.3 2B, 8B"),
@@ -23,6 +23,7 @@ pub const PUBLISHED: [(&str, &str); 12] = [
     ),
     ("mixtral", "Mixtral 8x7B, 8x22B"),
     ("olmo2", "OLMo 2 1B, 7B, 13B, 32B"),
+    ("olmo3", "OLMo 3 7B, 32B; OLMo 3.1 32B"),
     ("phi3", "Phi-3 mini 3.8B, medium 14B; Phi-3.5 mini 3.8B; Phi-4 14B; Phi-4-mini 3.8B"),
     (
         "qwen2",
