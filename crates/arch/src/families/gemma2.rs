@@ -2,7 +2,7 @@
 //! embedding, and a sliding window on every other layer.
 //!
 //! Defaults are those of transformers' `Gemma2Config`. The scale of attention scores is `1 / sqrt(query_pre_attn_scalar)`.
-//! Not supported: the first Gemma, which is an architecture of its own, bidirectional attention, and `attention_dropout`, which is ignored.
+//! Not supported: bidirectional attention, and `attention_dropout`, which is ignored.
 
 use super::keys::{
     activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, positive_or, refuse_quantized, size,

@@ -4,6 +4,7 @@
 //! never approximates it.
 //! Trade-off: checkpoints are recognized by `architectures` and `model_type` alone; an identical model with another name must be renamed there.
 
+mod gemma;
 mod gemma2;
 mod gemma3;
 mod granite;
@@ -50,7 +51,8 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 13] = [
+pub const FAMILIES: [Family; 14] = [
+    family("GemmaForCausalLM", "gemma", gemma::spec),
     Family {
         special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
         ..family("Gemma2ForCausalLM", "gemma2", gemma2::spec)

@@ -7,7 +7,8 @@
 use super::FAMILIES;
 
 /// The `model_type` of each family, and its models.
-pub const PUBLISHED: [(&str, &str); 13] = [
+pub const PUBLISHED: [(&str, &str); 14] = [
+    ("gemma", "Gemma 2B, 7B; CodeGemma 2B, 7B"),
     ("gemma2", "Gemma 2 2B, 9B, 27B"),
     ("gemma3_text", "Gemma 3 270M, 1B"),
     ("granite", "Granite 3.0 to 3.3 2B, 8B"),

@@ -1,0 +1,92 @@
+//! The first Gemma: Llama with RMSNorms that multiply by `1 + weight`, a gated GELU MLP, a scaled embedding, and heads of 256 columns.
+//!
+//! Defaults are those of transformers' `GemmaConfig`. In published files `hidden_act` is "gelu" or "gelu_pytorch_tanh", and either means the
+//! latter, as in transformers. `hidden_activation`, which older versions read, may repeat it.
+//! Not supported: bidirectional attention, and `attention_dropout`, which is ignored.
+
+use super::keys::{
+    activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, refuse_quantized, size, size_or,
+};
+use super::rope_keys::rope;
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
+
+pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    refuse_quantized(json)?;
+    let hidden_size = size(json, "hidden_size")?;
+    let heads = size(json, "num_attention_heads")?;
+    let head_dim = head_dim_or(json, 256)?;
+    let max_position_embeddings = size_or(json, "max_position_embeddings", 8192)?;
+    // One key for all four projections.
+    let attention_bias = bool_or(json, "attention_bias", false)?;
+
+    let attention = AttentionSpec {
+        qkv_bias: attention_bias,
+        output_bias: attention_bias,
+        ..AttentionSpec::new(heads, kv_heads(json, heads, 16)?, head_dim)
+    };
+    let mlp = gated_mlp(json, activation(json)?)?;
+    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layer_count(json)?];
+    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
+    Ok(ModelSpec {
+        norm_offset: 1.0,
+        embedding_scale: Some((hidden_size as f64).sqrt()),
+        tie_word_embeddings: bool_or(json, "tie_word_embeddings", true)?,
+        ..model(json, layers, ropes, max_position_embeddings, 1e-6)?
+    })
+}
+
+fn activation(json: &JsonObject) -> Result<Activation, ArchError> {
+    let activation = match json.str("hidden_act")? {
+        Some("gelu") => Activation::GeluTanh,
+        _ => activation_or(json, "hidden_act", Activation::GeluTanh)?,
+    };
+    let other = activation_or(json, "hidden_activation", activation)?;
+    if other != activation {
+        let rule = format!("`hidden_act` means \"{}\"; correct one of the two keys", activation.name());
+        return Err(json.bad("hidden_activation", format!("\"{}\"", other.name()), rule));
+    }
+    Ok(activation)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::config::ModelConfig;
+    use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
+    use crate::error::ArchError;
+    use crate::spec::Activation;
+
+    fn gemma(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
+        let changes = [&[("hidden_act", json!("gelu"))], changes].concat();
+        parse(&family_json("GemmaForCausalLM", "gemma", &changes))
+    }
+
+    #[test]
+    fn absent_keys_default_as_transformers_does() {
+        let absent = ["tie_word_embeddings", "max_position_embeddings", "rms_norm_eps", "hidden_act"];
+        let spec = gemma(&absent.map(|key| (key, Value::Null))).unwrap().spec;
+        assert_eq!((spec.layers[0].attention.head_dim, spec.layers[0].attention.scale), (256, 1.0 / 16.0));
+        assert_eq!((spec.norm_offset, spec.embedding_scale), (1.0, Some(8_f64.sqrt())));
+        assert_eq!((spec.tie_word_embeddings, spec.max_position_embeddings, spec.rms_norm_eps), (true, 8192, 1e-6));
+        assert_eq!(spec.layers[0].mlp.activation(), Activation::GeluTanh);
+    }
+
+    #[test]
+    fn gelu_means_its_tanh_form_and_the_older_key_may_repeat_it() {
+        let tanh = json!("gelu_pytorch_tanh");
+        for changes in [vec![], vec![("hidden_act", tanh.clone())], vec![("hidden_activation", tanh)]] {
+            assert_eq!(gemma(&changes).unwrap().spec.layers[0].mlp.activation(), Activation::GeluTanh);
+        }
+        let message = refusal_of(gemma(&[("hidden_activation", json!("silu"))]));
+        assert!(message.contains("`hidden_activation` is \"silu\""), "{message}");
+    }
+
+    #[test]
+    fn both_layouts_give_one_spec() {
+        let new = layout_5_of("GemmaForCausalLM", "gemma", &[("hidden_act", json!("gelu"))]).unwrap();
+        assert_eq!(new.spec, gemma(&[]).unwrap().spec);
+    }
+}
