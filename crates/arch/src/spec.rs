@@ -60,6 +60,8 @@ pub enum LayerNorms {
     Post,
     /// Both: `x + norm(attention(norm(x)))` (Gemma 2).
     PreAndPost,
+    /// Both, with the names of GLM-4.
+    PreAndPostGlm,
 }
 
 /// Hugging Face's names of the RMSNorms of a layer over the hidden size, `None` where a layer has none.
@@ -86,6 +88,9 @@ impl LayerNorms {
             Self::Pre => [Some(INPUT), None, Some(POST), None],
             Self::Post => [None, Some(POST), None, Some(OUTPUT)],
             Self::PreAndPost => [Some(INPUT), Some(POST), Some("pre_feedforward_layernorm"), Some(OUTPUT)],
+            Self::PreAndPostGlm => {
+                [Some(INPUT), Some("post_self_attn_layernorm"), Some(POST), Some("post_mlp_layernorm")]
+            }
         };
         NormNames { before_attention, after_attention, before_mlp, after_mlp }
     }

@@ -35,7 +35,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 
 /// Reads plain rotation or longrope. transformers reads "yarn" in a Phi-3 as longrope, so other names are refused rather than taken literally.
 fn rope(json: &JsonObject, head_dim: usize, max_position_embeddings: usize) -> Result<Rope, ArchError> {
-    let rope = partial_rope(json, head_dim, max_position_embeddings)?;
+    let rope = partial_rope(json, head_dim, max_position_embeddings, 1.0)?;
     match rope.scaling {
         RopeScaling::Default | RopeScaling::LongRope { .. } => Ok(rope),
         RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. } => {

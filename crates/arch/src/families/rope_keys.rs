@@ -7,10 +7,12 @@ use serde_json::Value;
 
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::rope::{Rope, RopeScaling};
+use crate::rope::{QueryScale, Rope, RopeScaling};
 
 /// The base when a config names none, as in transformers.
 const DEFAULT_THETA: f64 = 10_000.0;
+/// The key of the growth of queries with their position.
+const QUERY_SCALE: &str = "llama_4_scaling_beta";
 
 /// Reads the rotary embedding that covers whole heads of `head_dim` columns: `rope_scaling` and `rope_theta` (transformers 4) or
 /// `rope_parameters` (transformers 5). A top-level `original_max_position_embeddings` takes precedence over the nested one.
@@ -31,15 +33,46 @@ pub(super) fn rope_with_theta(
     max_position_embeddings: usize,
     default_theta: f64,
 ) -> Result<Rope, ArchError> {
-    refuse_partial(json)?;
     let nested = nested(json)?;
     if let Some(rope) = &nested {
-        refuse_partial(rope)?;
+        refuse_query_scale(rope)?;
     }
-    read(json, nested.as_ref(), head_dim, max_position_embeddings, default_theta)
+    whole(json, nested.as_ref(), head_dim, max_position_embeddings, default_theta)
 }
 
-/// Reads a [`rope`] over the first `partial_rotary_factor * head_dim` columns of each head (Phi-4-mini).
+/// Reads a [`rope`] with queries that grow with their position (Ministral 3); without any key the embedding of the published models.
+///
+/// # Errors
+/// Those of [`rope`], and an embedding without the growth of queries, which transformers does not load.
+pub(super) fn rope_with_query_scale(
+    json: &JsonObject,
+    head_dim: usize,
+    max_position_embeddings: usize,
+) -> Result<Rope, ArchError> {
+    let Some(nested) = nested(json)? else { return published_ministral3(json, head_dim) };
+    let rope = whole(json, Some(&nested), head_dim, max_position_embeddings, DEFAULT_THETA)?;
+    let beta = nested.required(QUERY_SCALE, nested.f64(QUERY_SCALE)?, "a number")?;
+    let original_max_position_embeddings = original_max(json, &nested, max_position_embeddings)?;
+    let query_scale = (beta != 0.0).then_some(QueryScale { beta, original_max_position_embeddings });
+    Ok(Rope { query_scale, ..rope })
+}
+
+fn published_ministral3(json: &JsonObject, head_dim: usize) -> Result<Rope, ArchError> {
+    refuse_partial(json)?;
+    let original_max_position_embeddings = 16_384;
+    let scaling = RopeScaling::Yarn {
+        factor: 16.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_max_position_embeddings,
+        attention_factor: 1.0,
+        truncate: true,
+    };
+    let query_scale = Some(QueryScale { beta: 0.1, original_max_position_embeddings });
+    Ok(Rope { query_scale, ..Rope::new(1e6, scaling, head_dim) })
+}
+
+/// Reads a [`rope`] over the first `partial_rotary_factor * head_dim` columns of each head (Phi-4-mini, GLM-4).
 ///
 /// # Errors
 /// Those of [`rope`], and a share that is not above 0 and at most 1, or that gives an odd number of columns.
@@ -47,12 +80,16 @@ pub(super) fn partial_rope(
     json: &JsonObject,
     head_dim: usize,
     max_position_embeddings: usize,
+    default_factor: f64,
 ) -> Result<Rope, ArchError> {
     let key = "partial_rotary_factor";
     let nested = nested(json)?;
+    if let Some(rope) = &nested {
+        refuse_query_scale(rope)?;
+    }
     let factor = match nested.as_ref().map(|rope| rope.f64(key)).transpose()?.flatten() {
         Some(factor) => factor,
-        None => json.f64(key)?.unwrap_or(1.0),
+        None => json.f64(key)?.unwrap_or(default_factor),
     };
     let rotary_dim = (head_dim as f64 * factor) as usize;
     if !(factor > 0.0 && factor <= 1.0) || rotary_dim < 2 || rotary_dim % 2 == 1 {
@@ -87,13 +124,15 @@ pub(super) fn ropes_by_layer_type(
     };
     for nested in [&full, &sliding].into_iter().flatten() {
         refuse_partial(nested)?;
+        refuse_query_scale(nested)?;
     }
     let local_theta = positive_theta(json, "rope_local_base_freq", default_local_theta)?;
     let full = read(json, full.as_ref(), head_dim, max_position_embeddings, default_theta)?;
     let sliding = match sliding {
         Some(nested) => {
             let theta = positive_theta(&nested, "rope_theta", local_theta)?;
-            let scaling = scaling(&nested, head_dim, None, max_position_embeddings)?;
+            let original_max = original_max(&nested, &nested, max_position_embeddings)?;
+            let scaling = scaling(&nested, head_dim, original_max, max_position_embeddings)?;
             Rope::new(theta, scaling, head_dim)
         }
         None => Rope::new(local_theta, RopeScaling::Default, head_dim),
@@ -114,6 +153,20 @@ fn nested<'a>(json: &JsonObject<'a>) -> Result<Option<JsonObject<'a>>, ArchError
     }
 }
 
+/// Reads a rotary embedding of whole heads.
+fn whole(
+    json: &JsonObject,
+    nested: Option<&JsonObject>,
+    head_dim: usize,
+    max_position_embeddings: usize,
+    default_theta: f64,
+) -> Result<Rope, ArchError> {
+    for object in [Some(json), nested].into_iter().flatten() {
+        refuse_partial(object)?;
+    }
+    read(json, nested, head_dim, max_position_embeddings, default_theta)
+}
+
 fn read(
     json: &JsonObject,
     nested: Option<&JsonObject>,
@@ -124,7 +177,7 @@ fn read(
     let (theta, scaling) = match nested {
         Some(rope) => {
             refuse_layer_types(rope)?;
-            let original_max = json.usize("original_max_position_embeddings")?;
+            let original_max = original_max(json, rope, max_position_embeddings)?;
             (rope.f64("rope_theta")?, scaling(rope, rotary_dim, original_max, max_position_embeddings)?)
         }
         None => (None, RopeScaling::Default),
@@ -147,6 +200,17 @@ fn refuse_partial(json: &JsonObject) -> Result<(), ArchError> {
     }
 }
 
+fn refuse_query_scale(rope: &JsonObject) -> Result<(), ArchError> {
+    match rope.f64(QUERY_SCALE)?.filter(|&beta| beta != 0.0) {
+        Some(beta) => {
+            let advice =
+                "It stands for queries that grow with their position, which this family does not have; remove the key";
+            Err(rope.unsupported(QUERY_SCALE, beta, advice))
+        }
+        None => Ok(()),
+    }
+}
+
 fn refuse_layer_types(rope: &JsonObject) -> Result<(), ArchError> {
     match ["full_attention", "sliding_attention"].into_iter().find(|key| rope.get(key).is_some()) {
         Some(key) => {
@@ -157,19 +221,19 @@ fn refuse_layer_types(rope: &JsonObject) -> Result<(), ArchError> {
     }
 }
 
+/// Reads the old context in tokens: from the top level, then from the nested object, then the whole context.
+fn original_max(json: &JsonObject, rope: &JsonObject, max_position_embeddings: usize) -> Result<usize, ArchError> {
+    let key = "original_max_position_embeddings";
+    let tokens = json.usize(key)?.or(rope.usize(key)?).unwrap_or(max_position_embeddings);
+    if tokens == 0 { Err(rope.bad(key, 0, "it must be at least 1")) } else { Ok(tokens) }
+}
+
 fn scaling(
     rope: &JsonObject,
     rotary_dim: usize,
-    original_max: Option<usize>,
+    original_max: usize,
     max_position_embeddings: usize,
 ) -> Result<RopeScaling, ArchError> {
-    let original_max = match original_max {
-        Some(tokens) => tokens,
-        None => rope.usize("original_max_position_embeddings")?.unwrap_or(max_position_embeddings),
-    };
-    if original_max == 0 {
-        return Err(rope.bad("original_max_position_embeddings", 0, "it must be at least 1"));
-    }
     match rope.str("rope_type")?.or(rope.str("type")?).unwrap_or("default") {
         "default" => Ok(RopeScaling::Default),
         "linear" => Ok(RopeScaling::Linear { factor: positive(rope, "factor")? }),
