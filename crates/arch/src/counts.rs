@@ -117,6 +117,8 @@ mod tests {
         assert_eq!(gemma_2b.parameters(), 2_506_172_416);
         let glm_4_9b = of("Glm4ForCausalLM", "glm4", [151_552, 4096, 13_696, 40, 32, 2, 128], false);
         assert_eq!(glm_4_9b.parameters(), 9_400_279_040);
+        let ministral_3_8b = of("Ministral3ForCausalLM", "ministral3", [131_072, 4096, 14_336, 34, 32, 8, 128], false);
+        assert_eq!(ministral_3_8b.parameters(), 8_489_553_920);
         let granite_3_3_8b = of("GraniteForCausalLM", "granite", [49_159, 4096, 12_800, 40, 32, 8, 128], true);
         assert_eq!(granite_3_3_8b.parameters(), 8_170_864_640);
         let qwen2_5_7b = of("Qwen2ForCausalLM", "qwen2", [152_064, 3584, 18_944, 28, 28, 4, 128], false);

@@ -29,8 +29,12 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     model(json, layers, ropes, max_position_embeddings, 1e-6)
 }
 
-/// Refuses `layer_types` that differ from a window on all layers: transformers ignores the key for Mistral and applies the window everywhere.
-fn refuse_other_layer_types(json: &JsonObject, layers: usize, window: Option<usize>) -> Result<(), ArchError> {
+/// Refuses `layer_types` that differ from a window on all layers: transformers ignores the key for Mistral and Ministral 3 and applies the window everywhere.
+pub(super) fn refuse_other_layer_types(
+    json: &JsonObject,
+    layers: usize,
+    window: Option<usize>,
+) -> Result<(), ArchError> {
     let types = layer_types(json, layers)?.unwrap_or_default();
     if types.iter().any(|&sliding| sliding != window.is_some()) {
         let advice =

@@ -11,6 +11,7 @@ mod glm4;
 mod granite;
 mod keys;
 mod llama;
+mod ministral3;
 mod mistral;
 mod mixtral;
 mod olmo2;
@@ -52,7 +53,7 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 15] = [
+pub const FAMILIES: [Family; 16] = [
     family("GemmaForCausalLM", "gemma", gemma::spec),
     Family {
         special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
@@ -68,6 +69,7 @@ pub const FAMILIES: [Family; 15] = [
         ..family("GraniteForCausalLM", "granite", granite::spec)
     },
     family("LlamaForCausalLM", "llama", llama::spec),
+    family("Ministral3ForCausalLM", "ministral3", ministral3::spec),
     family("MistralForCausalLM", "mistral", mistral::spec),
     Family {
         special_keys: &["num_local_experts", "num_experts"],

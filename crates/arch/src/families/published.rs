@@ -7,7 +7,7 @@
 use super::FAMILIES;
 
 /// The `model_type` of each family, and its models.
-pub const PUBLISHED: [(&str, &str); 15] = [
+pub const PUBLISHED: [(&str, &str); 16] = [
     ("gemma", "Gemma 2B, 7B; CodeGemma 2B, 7B"),
     ("gemma2", "Gemma 2 2B, 9B, 27B"),
     ("gemma3_text", "Gemma 3 270M, 1B"),
@@ -18,6 +18,7 @@ pub const PUBLISHED: [(&str, &str); 15] = [
         "Llama 2 7B, 13B, 70B; Llama 3 and 3.1 8B, 70B, 405B; Llama 3.2 1B, 3B; Llama 3.3 70B; SmolLM2 135M, 360M, 1.7B; \
          TinyLlama 1.1B; DeepSeek-R1-Distill-Llama 8B, 70B",
     ),
+    ("ministral3", "Devstral 2 123B"),
     (
         "mistral",
         "Mistral 7B; Ministral 8B (2410); Mistral NeMo 12B; Codestral 22B; Mistral Small 22B (2409), 24B (2501); Devstral and \

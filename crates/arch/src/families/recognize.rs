@@ -174,7 +174,7 @@ mod tests {
                     model of one of them";
         assert_eq!(message, line);
         let message = refusal(&[("architectures", Value::Null), ("model_type", json!("ministral"))]);
-        let nearest = "`model_type` \"ministral\". The nearest is MistralForCausalLM, and no key shows what differs";
+        let nearest = "`model_type` \"ministral\". The nearest is Ministral3ForCausalLM, and no key shows what differs";
         assert!(message.contains(nearest), "{message}");
         for (key, value) in [("logits_scaling", json!(8)), ("hidden_act", json!("relu2")), ("text_config", json!({}))] {
             let message = refusal(&[("architectures", Value::Null), ("model_type", json!("ministral")), (key, value)]);

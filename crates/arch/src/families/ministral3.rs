@@ -1,0 +1,88 @@
+//! Ministral 3, the text model: Mistral with YaRN, and with queries that grow with their position.
+//!
+//! Defaults are those of transformers' `Ministral3Config`: no window, heads of 128 columns, and the rotary embedding of the published models if the
+//! config describes none.
+//! Not supported: `attention_dropout`, which is ignored.
+
+use super::keys::{
+    activation, gated_mlp, head_dim_or, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size,
+    size_or,
+};
+use super::mistral::refuse_other_layer_types;
+use super::rope_keys::rope_with_query_scale;
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
+
+pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    refuse_quantized(json)?;
+    let hidden_size = size(json, "hidden_size")?;
+    let heads = size(json, "num_attention_heads")?;
+    let head_dim = match json.is_null("head_dim") {
+        true => head_dim_or_quotient(json, hidden_size, heads)?,
+        false => head_dim_or(json, 128)?,
+    };
+    let layers = layer_count(json)?;
+    let max_position_embeddings = size_or(json, "max_position_embeddings", 262_144)?;
+    let window = json.get("sliding_window").map(|_| size(json, "sliding_window")).transpose()?;
+    refuse_other_layer_types(json, layers, window)?;
+
+    let attention = AttentionSpec { window, ..AttentionSpec::new(heads, kv_heads(json, heads, 8)?, head_dim) };
+    let mlp = gated_mlp(json, activation(json)?)?;
+    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers];
+    let ropes = vec![rope_with_query_scale(json, head_dim, max_position_embeddings)?];
+    model(json, layers, ropes, max_position_embeddings, 1e-5)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::config::ModelConfig;
+    use crate::config::tests::{family_json, parse, refusal_of};
+    use crate::error::ArchError;
+    use crate::rope::{QueryScale, RopeScaling};
+
+    fn ministral3(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
+        parse(&family_json("Ministral3ForCausalLM", "ministral3", changes))
+    }
+
+    fn with_rope(more: Value) -> Result<ModelConfig, ArchError> {
+        let mut parameters = json!({"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16});
+        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ministral3(&[("rope_theta", Value::Null), ("rope_parameters", parameters)])
+    }
+
+    #[test]
+    fn queries_are_scaled_by_the_nested_key() {
+        let rope = &with_rope(json!({"llama_4_scaling_beta": 0.1})).unwrap().spec.ropes[0];
+        assert_eq!(rope.query_scale, Some(QueryScale { beta: 0.1, original_max_position_embeddings: 16 }));
+        assert!(matches!(rope.scaling, RopeScaling::Yarn { factor: 4.0, attention_factor: 1.0, .. }));
+        assert_eq!(with_rope(json!({"llama_4_scaling_beta": 0})).unwrap().spec.ropes[0].query_scale, None);
+        let message = refusal_of(with_rope(json!({})));
+        assert!(message.contains("no key `rope_parameters.llama_4_scaling_beta`"), "{message}");
+    }
+
+    #[test]
+    fn absent_keys_default_as_transformers_does() {
+        let absent = ["rope_theta", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"];
+        let heads = [("num_attention_heads", json!(16)), ("hidden_size", json!(32))];
+        let changes = [&absent.map(|key| (key, Value::Null))[..], &heads].concat();
+        let spec = ministral3(&changes).unwrap().spec;
+        let attention = &spec.layers[0].attention;
+        assert_eq!((attention.head_dim, attention.kv_heads, attention.window), (128, 8, None));
+        assert_eq!((spec.max_position_embeddings, spec.rms_norm_eps), (262_144, 1e-5));
+        let rope = &spec.ropes[0];
+        let scale = QueryScale { beta: 0.1, original_max_position_embeddings: 16_384 };
+        assert_eq!((rope.theta, rope.query_scale), (1e6, Some(scale)));
+        assert!(matches!(rope.scaling, RopeScaling::Yarn { factor: 16.0, attention_factor: 1.0, .. }));
+    }
+
+    #[test]
+    fn other_families_refuse_the_scale_of_queries() {
+        let parameters = json!({"rope_type": "default", "llama_4_scaling_beta": 0.1});
+        let message = refusal_of(crate::config::tests::tiny(&[("rope_parameters", parameters)]));
+        assert!(message.contains("`rope_parameters.llama_4_scaling_beta`"), "{message}");
+    }
+}
