@@ -28,7 +28,7 @@ pub use recipe::{
 
 /// One checkpoint per family. Each has an adapter `<name>-lora` on all projections but experts, and the golden files `<name>`, `<name>-lora`,
 /// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
-pub const FAMILIES: [&str; 12] = [
+pub const FAMILIES: [&str; 17] = [
     "tiny-llama",
     "tiny-llama-bias", // biases on all projections
     "tiny-mistral",    // sliding window, head_dim 24
@@ -41,6 +41,11 @@ pub const FAMILIES: [&str; 12] = [
     "tiny-gemma3",     // norms of q and k; a rope per type of layer
     "tiny-mixtral",    // experts in both layers, weights that add up to one
     "tiny-qwen3-moe",  // a dense layer and one of experts, norms of q and k
+    "tiny-olmo3",      // as OLMo 2; a window in one layer, a scaled rope in the other
+    "tiny-granite",    // factors of embedding, scores, residual stream and logits; biases on all projections
+    "tiny-gemma",      // scaled embedding, gated GELU, one key head
+    "tiny-glm4",       // neighbors rotated in half of each head, norms around attention and MLP, fused gate and up
+    "tiny-ministral3", // yarn, queries that grow with their position
 ];
 
 /// Those of [`FAMILIES`] with experts.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use firebrick_arch::{
     Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, LoraConfig, MlpSpec, ModelConfig, ModelSpec, QkNorm,
-    Rope, RopeScaling, TargetModules, TensorSpec,
+    QueryScale, Rope, RopeScaling, TargetModules, TensorSpec,
 };
 use serde_json::{Value, from_slice, from_str};
 
@@ -145,7 +145,78 @@ fn tiny_smollm3_does_not_rotate_in_its_second_layer() {
     assert_eq!(spec("tiny-smollm3"), expected);
 }
 
-/// Builds the spec that both Gemmas share: a window in the first of two layers.
+#[test]
+fn tiny_olmo3_has_a_window_in_one_layer_and_a_scaled_rope_in_the_other() {
+    let mut expected = expected(|attention| attention.qk_norm = QkNorm::WholeProjection);
+    expected.layers.iter_mut().for_each(|layer| layer.norms = LayerNorms::Post);
+    (expected.layers[0].attention.window, expected.layers[0].attention.rope) = (Some(12), Some(1));
+    let scaling = RopeScaling::Yarn {
+        factor: 8.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_max_position_embeddings: 32,
+        attention_factor: 1.207_944_154_167_983_6,
+        truncate: true,
+    };
+    expected.ropes = vec![Rope::new(5e5, scaling, 16), Rope::new(5e5, RopeScaling::Default, 16)];
+    assert_eq!(spec("tiny-olmo3"), expected);
+}
+
+#[test]
+fn tiny_granite_has_four_multipliers_and_biases() {
+    let mut expected = expected(|attention| (attention.qkv_bias, attention.output_bias) = (true, true));
+    for layer in &mut expected.layers {
+        layer.attention.scale = 0.15;
+        layer.mlp = MlpSpec::Gated { intermediate_size: 96, activation: Activation::Silu, fused: false, bias: true };
+    }
+    (expected.rms_norm_eps, expected.embedding_scale) = (0.01 / (0.6 * 0.6), Some(1.3 / 0.6));
+    (expected.rounds_embedding_scale, expected.logits_scaling) = (false, 0.7);
+    expected.tie_word_embeddings = true;
+    assert_eq!(spec("tiny-granite"), expected);
+}
+
+#[test]
+fn tiny_gemma_has_a_scaled_embedding_and_the_tanh_form_of_gelu() {
+    let mut expected = expected(|attention| (attention.head_dim, attention.kv_heads) = (32, 1));
+    for layer in &mut expected.layers {
+        layer.mlp =
+            MlpSpec::Gated { intermediate_size: 96, activation: Activation::GeluTanh, fused: false, bias: false };
+    }
+    (expected.norm_offset, expected.embedding_scale, expected.tie_word_embeddings) = (1.0, Some(8.0), true);
+    assert_eq!(spec("tiny-gemma"), expected);
+}
+
+#[test]
+fn tiny_glm4_rotates_neighbors_in_half_of_each_head_and_has_four_norms() {
+    let mut expected = expected(|attention| (attention.head_dim, attention.qkv_bias) = (32, true));
+    for layer in &mut expected.layers {
+        layer.norms = LayerNorms::PreAndPostGlm;
+        layer.mlp = MlpSpec::Gated { intermediate_size: 96, activation: Activation::Silu, fused: true, bias: false };
+    }
+    expected.rms_norm_eps = 1e-5;
+    expected.ropes = vec![Rope { interleaved: true, ..Rope::new(1e4, RopeScaling::Default, 16) }];
+    assert_eq!(spec("tiny-glm4"), expected);
+}
+
+#[test]
+fn tiny_ministral3_scales_queries_by_position() {
+    let mut expected = expected(|attention| attention.head_dim = 32);
+    expected.rms_norm_eps = 1e-5;
+    let original_max_position_embeddings = 16;
+    let scaling = RopeScaling::Yarn {
+        factor: 16.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_max_position_embeddings,
+        attention_factor: 1.0,
+        truncate: true,
+    };
+    let query_scale = Some(QueryScale { beta: 0.5, original_max_position_embeddings });
+    expected.ropes = vec![Rope { query_scale, ..Rope::new(1e6, scaling, 32) }];
+    assert_eq!(spec("tiny-ministral3"), expected);
+}
+
+/// Builds the spec that Gemma 2 and 3 share: a window in the first of two layers.
 fn expected_gemma() -> ModelSpec {
     let mut expected = expected(|attention| attention.head_dim = 32);
     for layer in &mut expected.layers {
@@ -203,15 +274,20 @@ fn tiny_mixtral_and_tiny_qwen3_moe_have_experts() {
 #[test]
 fn tensors_equal_the_header_of_every_checkpoint() {
     for name in [
+        "tiny-gemma",
         "tiny-gemma2",
         "tiny-gemma3",
+        "tiny-glm4",
+        "tiny-granite",
         "tiny-llama",
         "tiny-llama-bias",
         "tiny-llama-tied",
         "tiny-llama-yarn",
+        "tiny-ministral3",
         "tiny-mistral",
         "tiny-mixtral",
         "tiny-olmo2",
+        "tiny-olmo3",
         "tiny-phi3",
         "tiny-phi3-long",
         "tiny-qwen2",
@@ -226,15 +302,20 @@ fn tensors_equal_the_header_of_every_checkpoint() {
 #[test]
 fn adapter_tensors_equal_the_header_of_every_adapter() {
     let adapters = [
+        ("tiny-gemma", "tiny-gemma-lora"),
         ("tiny-gemma2", "tiny-gemma2-lora"),
         ("tiny-gemma3", "tiny-gemma3-lora"),
+        ("tiny-glm4", "tiny-glm4-lora"),
+        ("tiny-granite", "tiny-granite-lora"),
         ("tiny-llama", "tiny-llama-lora"),
         ("tiny-llama", "tiny-llama-rslora"),
         ("tiny-llama-tied", "tiny-llama-tied-lora"),
         ("tiny-llama-bias", "tiny-llama-bias-lora"),
+        ("tiny-ministral3", "tiny-ministral3-lora"),
         ("tiny-mistral", "tiny-mistral-lora"),
         ("tiny-mixtral", "tiny-mixtral-lora"),
         ("tiny-olmo2", "tiny-olmo2-lora"),
+        ("tiny-olmo3", "tiny-olmo3-lora"),
         ("tiny-phi3", "tiny-phi3-lora"),
         ("tiny-qwen2", "tiny-qwen2-lora"),
         ("tiny-qwen3", "tiny-qwen3-lora"),
