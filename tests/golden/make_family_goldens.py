@@ -34,6 +34,7 @@ FAMILIES = {
     "tiny-olmo3": dict(ids=530, lora=540, packed=550, prompts=[430, 433]),
     "tiny-granite": dict(ids=531, lora=541, packed=551, prompts=[430, 431]),
     "tiny-gemma": dict(ids=537, lora=542, packed=552, prompts=[430, 434]),
+    "tiny-glm": dict(ids=538, lora=545, packed=555, prompts=[430, 437]),
     "tiny-glm4": dict(ids=533, lora=543, packed=553, prompts=[436, 435]),
     "tiny-ministral3": dict(ids=534, lora=544, packed=554, prompts=[439, 430]),
 }

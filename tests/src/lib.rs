@@ -28,7 +28,7 @@ pub use recipe::{
 
 /// One checkpoint per family. Each has an adapter `<name>-lora` on all projections but experts, and the golden files `<name>`, `<name>-lora`,
 /// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
-pub const FAMILIES: [&str; 17] = [
+pub const FAMILIES: [&str; 18] = [
     "tiny-llama",
     "tiny-llama-bias", // biases on all projections
     "tiny-mistral",    // sliding window, head_dim 24
@@ -45,6 +45,7 @@ pub const FAMILIES: [&str; 17] = [
     "tiny-granite",    // factors of embedding, scores, residual stream and logits; biases on all projections
     "tiny-gemma",      // scaled embedding, gated GELU, one key head
     "tiny-glm4",       // neighbors rotated in half of each head, norms around attention and MLP, fused gate and up
+    "tiny-glm",        // the same without norms of outputs, whole heads rotated
     "tiny-ministral3", // yarn, queries that grow with their position
 ];
 

@@ -115,6 +115,8 @@ mod tests {
         assert_eq!(olmo_3_7b.parameters(), 7_298_011_136);
         let gemma_2b = of("GemmaForCausalLM", "gemma", [256_000, 2048, 16_384, 18, 8, 1, 256], true);
         assert_eq!(gemma_2b.parameters(), 2_506_172_416);
+        let glm_4_9b_chat = of("GlmForCausalLM", "glm", [151_552, 4096, 13_696, 40, 32, 2, 128], false);
+        assert_eq!(glm_4_9b_chat.parameters(), 9_399_951_360);
         let glm_4_9b = of("Glm4ForCausalLM", "glm4", [151_552, 4096, 13_696, 40, 32, 2, 128], false);
         assert_eq!(glm_4_9b.parameters(), 9_400_279_040);
         let ministral_3_8b = of("Ministral3ForCausalLM", "ministral3", [131_072, 4096, 14_336, 34, 32, 8, 128], false);

@@ -199,6 +199,17 @@ fn tiny_glm4_rotates_neighbors_in_half_of_each_head_and_has_four_norms() {
 }
 
 #[test]
+fn tiny_glm_rotates_neighbors_and_has_two_norms() {
+    let mut expected = expected(|_| ());
+    for layer in &mut expected.layers {
+        layer.mlp = MlpSpec::Gated { intermediate_size: 96, activation: Activation::Silu, fused: true, bias: false };
+    }
+    expected.rms_norm_eps = 1e-5;
+    expected.ropes[0].interleaved = true;
+    assert_eq!(spec("tiny-glm"), expected);
+}
+
+#[test]
 fn tiny_ministral3_scales_queries_by_position() {
     let mut expected = expected(|attention| attention.head_dim = 32);
     expected.rms_norm_eps = 1e-5;
@@ -277,6 +288,7 @@ fn tensors_equal_the_header_of_every_checkpoint() {
         "tiny-gemma",
         "tiny-gemma2",
         "tiny-gemma3",
+        "tiny-glm",
         "tiny-glm4",
         "tiny-granite",
         "tiny-llama",
@@ -305,6 +317,7 @@ fn adapter_tensors_equal_the_header_of_every_adapter() {
         ("tiny-gemma", "tiny-gemma-lora"),
         ("tiny-gemma2", "tiny-gemma2-lora"),
         ("tiny-gemma3", "tiny-gemma3-lora"),
+        ("tiny-glm", "tiny-glm-lora"),
         ("tiny-glm4", "tiny-glm4-lora"),
         ("tiny-granite", "tiny-granite-lora"),
         ("tiny-llama", "tiny-llama-lora"),

@@ -2,7 +2,7 @@
 //! each head.
 //!
 //! Defaults are those of transformers' `Glm4Config`. `attention_bias` is about queries, keys and values; the output projection has no bias.
-//! Not supported: the older GLM-4-9B (`GlmForCausalLM`), the mixtures from GLM-4.5 on, and `attention_dropout`, which is ignored.
+//! Not supported: the mixtures from GLM-4.5 on, and `attention_dropout`, which is ignored.
 
 use super::keys::{activation, bool_or, head_dim_or, kv_heads, layer_count, model, refuse_quantized, size, size_or};
 use super::rope_keys::partial_rope;

@@ -7,6 +7,7 @@
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod glm;
 mod glm4;
 mod granite;
 mod keys;
@@ -53,7 +54,7 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 16] = [
+pub const FAMILIES: [Family; 17] = [
     family("GemmaForCausalLM", "gemma", gemma::spec),
     Family {
         special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
@@ -63,6 +64,7 @@ pub const FAMILIES: [Family; 16] = [
         special_keys: &["final_logit_softcapping", "query_pre_attn_scalar"],
         ..family("Gemma3ForCausalLM", "gemma3_text", gemma3::spec)
     },
+    Family { special_keys: &["partial_rotary_factor"], ..family("GlmForCausalLM", "glm", glm::spec) },
     Family { special_keys: &["partial_rotary_factor"], ..family("Glm4ForCausalLM", "glm4", glm4::spec) },
     Family {
         special_keys: &["attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"],

@@ -7,10 +7,11 @@
 use super::FAMILIES;
 
 /// The `model_type` of each family, and its models.
-pub const PUBLISHED: [(&str, &str); 16] = [
+pub const PUBLISHED: [(&str, &str); 17] = [
     ("gemma", "Gemma 2B, 7B; CodeGemma 2B, 7B"),
     ("gemma2", "Gemma 2 2B, 9B, 27B"),
     ("gemma3_text", "Gemma 3 270M, 1B"),
+    ("glm", "GLM-4 9B (2024), GLM-4-9B-Chat"),
     ("glm4", "GLM-4 and GLM-Z1 9B, 32B (0414)"),
     ("granite", "Granite 3.0 to 3.3 2B, 8B"),
     (

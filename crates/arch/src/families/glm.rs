@@ -1,0 +1,29 @@
+//! GLM-4-9B of 2024, and other models of its architecture: GLM-4-0414 without norms of the outputs.
+//!
+//! Defaults are those of transformers' `GlmConfig`, which equal those of `Glm4Config`.
+//! Not supported: folders of ChatGLM's own code (`model_type` "chatglm"), and `attention_dropout`, which is ignored.
+
+use super::glm4;
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::spec::{LayerNorms, ModelSpec};
+
+pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    let mut spec = glm4::spec(json)?;
+    spec.layers.iter_mut().for_each(|layer| layer.norms = LayerNorms::Pre);
+    Ok(spec)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::tests::{family_json, parse};
+    use crate::spec::LayerNorms;
+
+    #[test]
+    fn only_the_norms_differ_from_glm4() {
+        let spec = |architecture, model_type| parse(&family_json(architecture, model_type, &[])).unwrap().spec;
+        let mut expected = spec("Glm4ForCausalLM", "glm4");
+        expected.layers.iter_mut().for_each(|layer| layer.norms = LayerNorms::Pre);
+        assert_eq!(spec("GlmForCausalLM", "glm"), expected);
+    }
+}
