@@ -11,7 +11,7 @@ pub const PUBLISHED: [(&str, &str); 17] = [
     ("gemma", "Gemma 2B, 7B; CodeGemma 2B, 7B"),
     ("gemma2", "Gemma 2 2B, 9B, 27B"),
     ("gemma3_text", "Gemma 3 270M, 1B"),
-    ("glm", "GLM-4 9B (2024), GLM-4-9B-Chat"),
+    ("glm", "GLM-4 9B of 2024 (repositories in -hf)"),
     ("glm4", "GLM-4 and GLM-Z1 9B, 32B (0414)"),
     ("granite", "Granite 3.0 to 3.3 2B, 8B"),
     (
