@@ -57,7 +57,8 @@ pub fn z_loss<B: Kernels>(
 ) -> impl FnOnce(Tensor<B, 2>, &Weight<B>, &LossTargets<B>, CrossEntropyOptions<B>) -> CrossEntropy<B> {
     move |hidden_nd, head, targets, options| {
         let Weight::Dense(head_vd) = head else { panic!("this loss reads a dense head") };
-        assert!(options.soft_cap.is_none() && options.logit_scale == 1.0, "this loss is of logits as the head computes them");
+        let of_logits = (options.logit_scale, options.soft_cap);
+        assert_eq!(of_logits, (1.0, None), "this loss is of logits without a factor or a soft cap");
         B::pause(&hidden_nd.device(), || {
             let hidden_md = hidden_nd.clone().select(0, targets.positions_m.clone());
             let logits_mv = hidden_md.clone().matmul(head_vd.clone().transpose());

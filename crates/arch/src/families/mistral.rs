@@ -29,7 +29,8 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     model(json, layers, ropes, max_position_embeddings, 1e-6)
 }
 
-/// Refuses `layer_types` that differ from a window on all layers: transformers ignores the key for Mistral and Ministral 3 and applies the window everywhere.
+/// Refuses `layer_types` that differ from a window on all layers: transformers ignores the key for Mistral and Ministral 3 and applies the window
+/// everywhere.
 pub(super) fn refuse_other_layer_types(
     json: &JsonObject,
     layers: usize,

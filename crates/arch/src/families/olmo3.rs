@@ -57,8 +57,8 @@ fn refuse_other_theta(json: &JsonObject) -> Result<(), ArchError> {
     if sliding.is_some_and(|sliding| sliding.get("rope_theta").is_some()) {
         return Ok(());
     }
-    let advice = "It is not clear whether layers with a window rotate by it too; write `rope_parameters` with `full_attention` and \
-                  `sliding_attention`";
+    let advice = "It is not clear whether layers with a window rotate by it too; write `rope_parameters` with \
+                  `full_attention` and `sliding_attention`";
     Err(json.unsupported("rope_theta", theta, advice))
 }
 

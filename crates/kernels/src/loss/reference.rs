@@ -2,8 +2,9 @@
 //!
 //! Loss and gradient are computed together, chunk by chunk: with `p = softmax(h Wᵀ)` and weights `w`,
 //! `d_logits = (p - onehot) * w * scale`, `dh = d_logits W`, `dW += d_logitsᵀ h`. A soft cap `z = cap tanh(l / cap)` of the logits
-//! multiplies `d_logits` by `1 - (z / cap)²`, and a factor of the logits multiplies it once more. Logits exist for one chunk at a time, and never for positions without a target (as in
-//! TRL's chunked loss, but each chunk's gradient is computed at once, so that no chunk is computed twice).
+//! multiplies `d_logits` by `1 - (z / cap)²`, and a factor of the logits multiplies it once more. Logits exist for one chunk at a time, and
+//! never for positions without a target (as in TRL's chunked loss, but each chunk's gradient is computed at once, so that no chunk is
+//! computed twice).
 //! Trade-off: a chunk's logits, their exponentials and their gradient exist together, in f32.
 
 use std::ops::Range;

@@ -58,7 +58,8 @@ struct Angles {
     float sign, query_scale;
     Pairs pairs;
 
-    DEVICE Angles(const float *cos, const float *sin, const float *query_scale, bool inverse, const Pairs &pairs, long long token)
+    DEVICE Angles(const float *cos, const float *sin, const float *query_scale, bool inverse, const Pairs &pairs,
+                  long long token)
         : cos(cos ? cos + token * pairs.rotated : nullptr), sin(sin ? sin + token * pairs.rotated : nullptr),
           sign(inverse ? -1.0f : 1.0f), query_scale(query_scale ? query_scale[token] : 1.0f), pairs(pairs) {}
 
@@ -86,7 +87,8 @@ DEVICE void rotate(float &a, float &b, float c, float s) {
 
 // Rotates the columns that `Pairs` names, and multiplies them by `factor`.
 template <int V>
-DEVICE void rotate(float (&a)[V], float (&b)[V], const float (&c)[V], const float (&s)[V], bool interleaved, float factor) {
+DEVICE void rotate(float (&a)[V], float (&b)[V], const float (&c)[V], const float (&s)[V], bool interleaved,
+                   float factor) {
     bool is_done = false;
     if constexpr (V > 1) {
         if (interleaved) {
@@ -317,7 +319,8 @@ KERNEL __launch_bounds__(256)
 heads_backward(T *dx, long long dx_stride, const T *dq, const T *dk, const T *dv, const T *raw_q, long long raw_q_stride,
                const T *raw_k, long long raw_k_stride, const float *q_weight, const float *k_weight, float q_offset,
                float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin,
-               const float *query_scale, int rotated, int interleaved, long long n, int q_heads, int kv_heads, int head_dim) {
+               const float *query_scale, int rotated, int interleaved, long long n, int q_heads, int kv_heads,
+               int head_dim) {
     const Dense dense = {const_cast<T *>(dq), const_cast<T *>(dk), const_cast<T *>(dv), q_heads, kv_heads, head_dim};
     const Norms norms = {q_weight, k_weight, q_offset, k_offset, q_epsilon, k_epsilon};
     const int half = head_dim / 2;
@@ -343,7 +346,8 @@ heads_backward(T *dx, long long dx_stride, const T *dq, const T *dk, const T *dv
 static constexpr int LANE_COLUMNS = 16;
 
 // partial [gridDim.x, head_dim] = sums of parts of the gradient of a norm's weight: of the dense gradients dy [n, heads * head_dim]
-// of rotated heads, and the raw heads x at x_stride. cos and sin [n, rotated] may be null, and so may query_scale [n]. head_dim is even and at most 512.
+// of rotated heads, and the raw heads x at x_stride. cos and sin [n, rotated] may be null, and so may query_scale [n]. head_dim is even and
+// at most 512.
 // grid (any), block (256) exactly: a warp per head; no dynamic shared memory. Bounded to the registers of three blocks, which need no spills.
 KERNEL __launch_bounds__(256, 3)
 heads_norm_gradient(float *partial, const T *dy, const T *x, long long x_stride, float epsilon, const float *cos,
