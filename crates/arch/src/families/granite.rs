@@ -42,8 +42,12 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
     let model = model(json, layers, ropes, max_position_embeddings, 1e-6)?;
     let residual_multiplier = positive_or(json, "residual_multiplier", 1.0)?;
+    let rms_norm_eps = model.rms_norm_eps / (residual_multiplier * residual_multiplier);
+    if !rms_norm_eps.is_finite() {
+        return Err(json.bad("residual_multiplier", residual_multiplier, "it is too close to zero"));
+    }
     Ok(ModelSpec {
-        rms_norm_eps: model.rms_norm_eps / (residual_multiplier * residual_multiplier),
+        rms_norm_eps,
         embedding_scale: Some(positive_or(json, "embedding_multiplier", 1.0)? / residual_multiplier),
         rounds_embedding_scale: false,
         logits_scaling: positive_or(json, "logits_scaling", 1.0)?,
@@ -98,5 +102,6 @@ mod tests {
             let message = refusal_of(granite(&[(key, json!(0))]));
             assert!(message.contains(key) && message.contains("greater than zero"), "{message}");
         }
+        assert!(refusal_of(granite(&[("residual_multiplier", json!(1e-200))])).contains("too close to zero"));
     }
 }
