@@ -6,14 +6,18 @@
 
 use std::path::Path;
 
-use serde_json::{Value, to_string_pretty};
+use serde_json::{Map, Value, to_string_pretty};
 
 use crate::error::ArchError;
-use crate::families;
+use crate::families::wrapper::{TEXT_CONFIG, TIE_WORD_EMBEDDINGS, text_part};
+use crate::families::{self, Wrapper};
 use crate::folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};
 use crate::json::{JsonObject, parse_object, read_text};
 use crate::quantization::QUANTIZATION_CONFIG;
 use crate::spec::ModelSpec;
+
+/// The key of the number format, and its name in transformers 4.
+const DTYPES: [&str; 2] = ["dtype", "torch_dtype"];
 
 /// The contents of a model folder's `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +26,8 @@ pub struct ModelConfig {
     pub spec: ModelSpec,
     /// The family's name in `config.json`, such as "llama".
     pub model_type: String,
+    /// What the decoder is the text model of; `None`: the decoder is the whole checkpoint.
+    pub wrapper: Option<&'static Wrapper>,
     /// The token that begins a text.
     pub bos_token_id: Option<u32>,
     /// End-of-text tokens: `config.json`'s, then those that only `generation_config.json` names, then those that a run trains.
@@ -63,7 +69,7 @@ impl ModelConfig {
     /// Gives the head its own table if it shares the embedding's.
     pub fn untie(&mut self) {
         self.spec.tie_word_embeddings = false;
-        self.set("tie_word_embeddings", false.into());
+        self.set(TIE_WORD_EMBEDDINGS, false.into());
     }
 
     /// Adds tokens with these ids: embedding and head get the missing rows, and the rows of all these ids start at the mean of the table.
@@ -85,11 +91,22 @@ impl ModelConfig {
         ModelSpec { vocab_size: self.stored_vocab_size, ..self.spec.clone() }
     }
 
-    /// Changes a key of the text.
+    /// Changes a key of the text model, and of the wrapper where that has it too.
     fn set(&mut self, key: &str, value: Value) {
         let mut map = parse_object(&self.text, Path::new(CONFIG_FILE)).expect("the text was parsed before");
-        map.insert(key.to_owned(), value);
+        // Versions of transformers differ in where they look for this one.
+        let is_above = self.wrapper.is_some() && (map.contains_key(key) || key == TIE_WORD_EMBEDDINGS);
+        if is_above {
+            map.insert(key.to_owned(), value.clone());
+        }
+        self.text_settings(&mut map).insert(key.to_owned(), value);
         self.text = to_string_pretty(&map).expect("a JSON object prints") + "\n";
+    }
+
+    /// Returns the settings of the text model among the keys of the file.
+    fn text_settings<'a>(&self, map: &'a mut Map<String, Value>) -> &'a mut Map<String, Value> {
+        let is_nested = self.wrapper.is_some() && map.get(TEXT_CONFIG).is_some_and(Value::is_object);
+        if is_nested { map.get_mut(TEXT_CONFIG).and_then(Value::as_object_mut).expect("it is an object") } else { map }
     }
 
     /// Parses the text of a `config.json`; `path` is for messages.
@@ -100,17 +117,26 @@ impl ModelConfig {
     pub fn parse(text: &str, path: &Path) -> Result<Self, ArchError> {
         let map = parse_object(text, path)?;
         let json = JsonObject::new(path, &map);
-        let family = families::family_of(&json)?;
-        let spec = family.spec(&json)?;
+        let part = text_part(&json)?;
+        let (family, settings) = match &part {
+            Some(part) => (part.family, JsonObject::within(path, TEXT_CONFIG, &part.settings)),
+            None => (families::family_of(&json)?, json),
+        };
+        let spec = family.spec(&settings)?;
+        // Wrappers have these at the top, or with the other settings of their text model.
+        let token_ids = |key| Ok::<_, ArchError>(json.token_ids(key)?.or(settings.token_ids(key)?));
+        let dtype =
+            |json: &JsonObject| Ok::<_, ArchError>(json.str("dtype")?.or(json.str("torch_dtype")?).map(str::to_owned));
         Ok(Self {
             stored_vocab_size: spec.vocab_size,
             new_tokens: Vec::new(),
             spec,
             model_type: family.model_type.to_owned(),
-            bos_token_id: json.token_ids("bos_token_id")?.and_then(|ids| ids.first().copied()),
-            eos_token_ids: json.token_ids("eos_token_id")?.unwrap_or_default(),
-            dtype: json.str("dtype")?.or(json.str("torch_dtype")?).map(str::to_owned),
+            bos_token_id: token_ids("bos_token_id")?.and_then(|ids| ids.first().copied()),
+            eos_token_ids: token_ids("eos_token_id")?.unwrap_or_default(),
+            dtype: dtype(&json)?.or(dtype(&settings)?),
             text: text.to_owned(),
+            wrapper: part.as_ref().map(|part| part.wrapper),
         })
     }
 
@@ -129,10 +155,16 @@ impl ModelConfig {
         }
         let key = if map.contains_key("torch_dtype") && !map.contains_key("dtype") { "torch_dtype" } else { "dtype" };
         map.insert(key.to_owned(), Value::from(dtype));
+        for (_, named) in self.text_settings(&mut map).iter_mut().filter(|(key, _)| DTYPES.contains(&key.as_str())) {
+            *named = Value::from(dtype);
+        }
         match quantization {
             Some(quantization) => map.insert(QUANTIZATION_CONFIG.to_owned(), quantization),
             None => map.shift_remove(QUANTIZATION_CONFIG),
         };
+        if self.wrapper.is_some_and(|_| map.contains_key(TEXT_CONFIG)) {
+            self.text_settings(&mut map).shift_remove(QUANTIZATION_CONFIG);
+        }
         to_string_pretty(&map).expect("a JSON object prints") + "\n"
     }
 }

@@ -31,6 +31,9 @@ pub const TOKENIZER_FILES: [&str; 8] = [
     "vocab.txt",
     "merges.txt",
 ];
+/// The settings of what turns images and sound into inputs.
+pub const PREPROCESSOR_FILES: [&str; 3] =
+    ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"];
 /// A chat template; it takes precedence over the key in [`TOKENIZER_CONFIG_FILE`].
 pub const CHAT_TEMPLATE_FILE: &str = "chat_template.jinja";
 /// An older file of chat templates.

@@ -42,6 +42,16 @@ impl<'a> JsonObject<'a> {
         Self { path, parent: "", map }
     }
 
+    /// Creates the object that stands under the key `parent` of a file.
+    pub fn within(path: &'a Path, parent: &'a str, map: &'a Map<String, Value>) -> Self {
+        Self { path, parent, map }
+    }
+
+    /// Returns the keys and values.
+    pub fn map(&self) -> &'a Map<String, Value> {
+        self.map
+    }
+
     /// Returns the value under `key`, unless it is absent or null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())

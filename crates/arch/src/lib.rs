@@ -16,18 +16,23 @@ pub mod rope;
 pub mod shapes;
 pub mod spec;
 pub mod tensors;
+pub mod text_names;
 mod token_rows;
 
 pub use config::{ModelConfig, generation_eos_token_ids};
 pub use error::ArchError;
-pub use families::{FAMILIES, Family};
+pub use families::{FAMILIES, Family, WRAPPERS, Wrapper};
 pub use folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};
 pub use groups::{GroupKind, GroupSpec, LayerGroups, MlpGroups, ModuleSpec};
-pub use lora::{LoraConfig, lora_tensor_names, magnitude_tensor_name, saved_tensor_name, token_rows_name};
+pub use lora::{
+    LoraConfig, adapter_layout, lora_tensor_names, magnitude_tensor_name, name_in_adapter, saved_tensor_name,
+    text_name_in_adapter, token_rows_name,
+};
 pub use lora_init::LoraInit;
 pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use quantization::{QUANTIZATION_CONFIG, Quantization};
 pub use rope::{LongRopeFactors, QueryScale, Rope, RopeScaling};
 pub use spec::{Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, QkNorm};
 pub use tensors::{EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, layer_norm_name};
+pub use text_names::{TextLayout, is_other_part, other_modules, text_name};
 pub use token_rows::{TokenIndices, token_runs};

@@ -14,6 +14,7 @@ use crate::lora_init::LoraInit;
 use crate::module_names::{ByPattern, TargetModules, is_expert};
 use crate::spec::ModelSpec;
 use crate::tensors::{EMBEDDING, HEAD, Role, TensorSpec};
+use crate::text_names::{TextLayout, text_name};
 use crate::token_rows::TokenIndices;
 
 /// What PEFT puts before the names of the model.
@@ -143,6 +144,21 @@ pub fn saved_tensor_name(name: &str) -> String {
 pub fn token_rows_name(table: &str) -> String {
     let path = table.strip_suffix(".weight").unwrap_or(table);
     saved_tensor_name(&format!("{path}.token_adapter.trainable_tokens_delta"))
+}
+
+/// Returns the layout of the checkpoint that PEFT made an adapter with these tensors for.
+pub fn adapter_layout<'a>(names: impl IntoIterator<Item = &'a str>) -> TextLayout {
+    TextLayout::of(names.into_iter().filter_map(|name| name.strip_prefix(PREFIX)))
+}
+
+/// Returns the name of an adapter's tensor where the text model is a part of a checkpoint in this layout; `name` is that for the text model alone.
+pub fn name_in_adapter(name: &str, layout: TextLayout) -> String {
+    name.strip_prefix(PREFIX).map_or_else(|| name.to_owned(), |inner| format!("{PREFIX}{}", layout.name_of(inner)))
+}
+
+/// Returns the name of an adapter's tensor for the text model alone.
+pub fn text_name_in_adapter(name: &str) -> String {
+    name.strip_prefix(PREFIX).map_or_else(|| name.to_owned(), |inner| format!("{PREFIX}{}", text_name(inner)))
 }
 
 /// The path of the module that a tensor belongs to.

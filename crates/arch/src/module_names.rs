@@ -2,7 +2,7 @@
 //!
 //! Trade-off: a regular expression is searched with backtracking, as Python does, because its dialect has look-ahead.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use fancy_regex::Regex;
@@ -179,6 +179,17 @@ impl<T: Copy + PartialEq> ByPattern<T> {
     #[must_use]
     pub fn map(&self, to: impl Fn(T) -> T) -> Self {
         Self(self.0.iter().map(|(pattern, value)| (pattern.clone(), to(*value))).collect())
+    }
+
+    /// Returns a table with the same values for modules that are called otherwise: `paths` has their names by this table's names. Keys stay where they
+    /// give the same; otherwise each module is a key.
+    #[must_use]
+    pub fn renamed(&self, paths: &BTreeMap<String, String>) -> Self {
+        if paths.iter().all(|(from, to)| self.get(from) == self.get(to)) {
+            return self.clone();
+        }
+        let value = |(from, to): (&String, &String)| Some((to.clone(), self.get(from)?));
+        Self::new(paths.iter().filter_map(value)).expect("a path is an expression")
     }
 
     /// Returns whether the table is empty.

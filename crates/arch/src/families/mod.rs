@@ -25,10 +25,12 @@ mod qwen3_moe;
 mod recognize;
 mod rope_keys;
 mod smollm3;
+pub(crate) mod wrapper;
 
 pub use published::PUBLISHED;
 pub use recognize::family_of;
 use recognize::refuse_foreign_keys;
+pub use wrapper::{WRAPPERS, Wrapper};
 
 use crate::error::ArchError;
 use crate::json::JsonObject;

@@ -10,7 +10,7 @@ use super::FAMILIES;
 pub const PUBLISHED: [(&str, &str); 17] = [
     ("gemma", "Gemma 2B, 7B; CodeGemma 2B, 7B"),
     ("gemma2", "Gemma 2 2B, 9B, 27B"),
-    ("gemma3_text", "Gemma 3 270M, 1B"),
+    ("gemma3_text", "Gemma 3 270M, 1B; Gemma 3 4B, 12B, 27B: text"),
     ("glm", "GLM-4 9B of 2024 (repositories in -hf)"),
     ("glm4", "GLM-4 and GLM-Z1 9B, 32B (0414)"),
     ("granite", "Granite 3.0 to 3.3 2B, 8B"),
@@ -19,11 +19,12 @@ pub const PUBLISHED: [(&str, &str); 17] = [
         "Llama 2 7B, 13B, 70B; Llama 3 and 3.1 8B, 70B, 405B; Llama 3.2 1B, 3B; Llama 3.3 70B; SmolLM2 135M, 360M, 1.7B; \
          TinyLlama 1.1B; DeepSeek-R1-Distill-Llama 8B, 70B",
     ),
-    ("ministral3", "Devstral 2 123B"),
+    ("ministral3", "Devstral 2 123B; Ministral 3 3B, 8B, 14B and Devstral Small 2 24B: text"),
     (
         "mistral",
         "Mistral 7B; Ministral 8B (2410); Mistral NeMo 12B; Codestral 22B; Mistral Small 22B (2409), 24B (2501); Devstral and \
-         Magistral Small 24B (2505 to 2507); Mistral Large 123B (2407, 2411)",
+         Magistral Small 24B (2505 to 2507); Mistral Large 123B (2407, 2411); Mistral Small 3.1, 3.2 24B \
+         and Magistral Small 24B (2509): text",
     ),
     ("mixtral", "Mixtral 8x7B, 8x22B"),
     ("olmo2", "OLMo 2 1B, 7B, 13B, 32B"),
@@ -32,9 +33,9 @@ pub const PUBLISHED: [(&str, &str); 17] = [
     (
         "qwen2",
         "Qwen2 0.5B, 1.5B, 7B, 72B; Qwen2.5 and Qwen2.5-Coder 0.5B, 1.5B, 3B, 7B, 14B, 32B; Qwen2.5 72B; QwQ 32B; \
-         DeepSeek-R1-Distill-Qwen 1.5B, 7B, 14B, 32B",
+         DeepSeek-R1-Distill-Qwen 1.5B, 7B, 14B, 32B; Qwen2.5-VL 3B, 7B, 32B, 72B: text",
     ),
-    ("qwen3", "Qwen3 0.6B, 1.7B, 4B, 8B, 14B, 32B"),
+    ("qwen3", "Qwen3 0.6B, 1.7B, 4B, 8B, 14B, 32B; Qwen3-VL 2B, 4B, 8B, 32B: text"),
     ("qwen3_moe", "Qwen3 and Qwen3-Coder 30B-A3B; Qwen3 235B-A22B"),
     ("smollm3", "SmolLM3 3B"),
 ];

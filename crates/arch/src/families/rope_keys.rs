@@ -235,7 +235,8 @@ fn scaling(
     max_position_embeddings: usize,
 ) -> Result<RopeScaling, ArchError> {
     match rope.str("rope_type")?.or(rope.str("type")?).unwrap_or("default") {
-        "default" => Ok(RopeScaling::Default),
+        // Text alone has the same position in all sections of a multimodal embedding.
+        "default" | "mrope" => Ok(RopeScaling::Default),
         "linear" => Ok(RopeScaling::Linear { factor: positive(rope, "factor")? }),
         "llama3" => llama3(rope, original_max),
         "yarn" => yarn(rope, original_max, max_position_embeddings),
