@@ -12,8 +12,8 @@ use std::path::PathBuf;
 
 use firebrick_arch::folder::{
     ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, ADDITIONAL_TEMPLATES, CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE,
-    CHAT_TEMPLATE_JSON, CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE,
-    TOKENIZER_FILES, WEIGHTS_FILE, states_terms,
+    CHAT_TEMPLATE_JSON, CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, PREPROCESSOR_FILES, TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE, TOKENIZER_FILES, WEIGHTS_FILE, states_terms,
 };
 use serde_json::Value as Json;
 
@@ -142,6 +142,10 @@ impl Hub {
 fn is_description(path: &str) -> bool {
     match path.split_once('/') {
         Some((folder, _)) => folder == ADDITIONAL_TEMPLATES,
-        None => DESCRIPTION.contains(&path) || TOKENIZER_FILES.contains(&path) || states_terms(path),
+        None => {
+            let is_listed =
+                DESCRIPTION.iter().chain(&TOKENIZER_FILES).chain(&PREPROCESSOR_FILES).any(|file| *file == path);
+            is_listed || states_terms(path)
+        }
     }
 }

@@ -112,8 +112,8 @@ impl<B: Kernels> Decoder<B> {
         let starts = linears.filter_map(|linear| Some((&linear.path, linear.lora.as_ref()?.start.as_ref()?)));
         starts.for_each(|(path, start)| peft::add_start(&mut tensors, path, start));
         match config.init_lora_weights.is_uniform() {
-            true => peft::write_adapter(dir, config, &self.config.spec, &tensors)?,
-            false => peft::write_adapter(dir, &config.with_start(), &self.config.spec, &tensors)?,
+            true => peft::write_adapter(dir, config, &self.config, &tensors)?,
+            false => peft::write_adapter(dir, &config.with_start(), &self.config, &tensors)?,
         }
         companions.map_or(Ok(()), |companions| companions.write(dir, &self.config.eos_token_ids))
     }

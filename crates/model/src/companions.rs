@@ -1,5 +1,5 @@
-//! The files that other programs need to use saved weights as they were trained: tokenizer, chat template, settings of chats and of generation,
-//! license.
+//! The files that other programs need to use saved weights as they were trained: tokenizer, chat template, settings of chats, of generation and of
+//! preprocessors, license.
 //!
 //! They are copied from the model's folder byte for byte, except for changes by training: another chat template, and more end-of-text tokens.
 //! Trade-off: each file is held in memory while it is copied; a tokenizer has 20 MB at most.
@@ -9,8 +9,8 @@ use std::fs::{create_dir_all, read, read_dir};
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::folder::{
-    ADDITIONAL_TEMPLATES, CHAT_TEMPLATE_JSON, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE,
-    TOKENIZER_FILES, states_terms,
+    ADDITIONAL_TEMPLATES, CHAT_TEMPLATE_JSON, PREPROCESSOR_FILES, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE, TOKENIZER_FILES, states_terms,
 };
 pub use firebrick_arch::folder::{CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE};
 use firebrick_arch::json::{parse_object, read_text};
@@ -48,7 +48,7 @@ impl Companions {
 
     /// Writes the files into `to`. The generation settings name `eos_token_ids` in addition to those already there.
     pub(crate) fn write(&self, to: &Path, eos_token_ids: &[u32]) -> Result<(), ModelError> {
-        for file in TOKENIZER_FILES {
+        for file in TOKENIZER_FILES.into_iter().chain(PREPROCESSOR_FILES) {
             self.copy(file, to)?;
         }
         for file in self.terms()? {

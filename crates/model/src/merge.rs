@@ -104,7 +104,7 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
         Source { base: &base, tensors: &tensors, shapes: &shapes, merge, settings: &settings, spec: &config.spec };
     let companions = Some(&merge.companions);
     match merge.bnb_4bit {
-        None => write_hf_folder(to, &config, dtype, companions, |name| match source.merged(name)? {
+        None => write_hf_folder(to, &config, dtype, companions, Some(&base), |name| match source.merged(name)? {
             Some(values) => Ok(Fetched::Values(values)),
             None => source.unchanged(name, dtype),
         })?,
@@ -345,7 +345,7 @@ mod tests {
         let shapes = shapes(&config);
         let count = |shape: &[usize]| shape.iter().product::<usize>();
         let fetch = |name: &str| Ok(Fetched::Values(values(name, count(&shapes[name]), 0.5)));
-        write_hf_folder(&temp.path().join("base"), &config, dtype, None, fetch).unwrap();
+        write_hf_folder(&temp.path().join("base"), &config, dtype, None, None, fetch).unwrap();
         let lora = LoraConfig {
             r: 4,
             lora_alpha: 8.0,
@@ -357,7 +357,7 @@ mod tests {
             let values = values(&tensor.name, count(&tensor.shape), size);
             (tensor.name, TensorF32 { shape: tensor.shape, values })
         });
-        write_adapter(&temp.path().join("adapter"), &lora, &config.spec, &tensors.collect()).unwrap();
+        write_adapter(&temp.path().join("adapter"), &lora, &config, &tensors.collect()).unwrap();
         temp
     }
 

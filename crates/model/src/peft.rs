@@ -6,6 +6,7 @@
 
 mod adapter;
 mod start;
+mod wrapper;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -20,7 +20,8 @@ pub type CollectedWeights = BTreeMap<Arc<str>, Vec<f32>>;
 
 impl<B: Kernels> Decoder<B> {
     /// Writes a model in which every weight trains as a Hugging Face folder, with its companions: tokenizer, chat template, generation settings,
-    /// license. `collected` is what [`Decoder::collect_weights`] returned on rank 0.
+    /// license. `collected` is what [`Decoder::collect_weights`] returned on rank 0. If the model is the text model of a larger checkpoint, the
+    /// folder is such a checkpoint too, with the other parts of `base`; without a base it holds the text model alone.
     ///
     /// # Errors
     /// The folder already holds something, or cannot be written.
@@ -33,10 +34,11 @@ impl<B: Kernels> Decoder<B> {
         dir: &Path,
         dtype: FloatType,
         companions: Option<&Companions>,
+        base: Option<&HfFolder>,
     ) -> Result<(), ModelError> {
         let parameters: BTreeMap<_, _> =
             self.parameters().into_iter().map(|parameter| (parameter.name.as_ref(), &parameter.value)).collect();
-        write_hf_folder(dir, &self.config, dtype, companions, |name| {
+        write_hf_folder(dir, &self.config, dtype, companions, base, |name| {
             if let Some(values) = collected.remove(name) {
                 return Ok(Fetched::Values(values));
             }

@@ -47,7 +47,7 @@ pub(crate) fn write_folder_of(
 ) -> Result<(), ModelError> {
     let shapes = shapes(config);
     let fetch = |name: &str| Ok(Fetched::Values(vec![value; shapes[name].iter().product()]));
-    write_hf_folder(dir, config, dtype, companions, fetch)
+    write_hf_folder(dir, config, dtype, companions, None, fetch)
 }
 
 /// Returns build options with every weight in f32.

@@ -1,5 +1,6 @@
 //! Weights in a Hugging Face folder: `model.safetensors`, or shards with `model.safetensors.index.json`. Either may be compressed (`compressed`), and
-//! weights may be quantized (`quantized`), which a caller need not know.
+//! weights may be quantized (`quantized`), which a caller need not know. The tensors of a text model in a larger checkpoint have the names that they
+//! have alone.
 //!
 //! Opening a folder reads every shard's header and compares the file's length with it, so that an incomplete download is found before any weight is
 //! read. Tensors are then read with plain positioned reads, one at a time or by threads that read ahead within a bound (`read_ahead`): no `unsafe`
@@ -13,6 +14,7 @@ mod located;
 mod quantized;
 mod read_ahead;
 mod shard;
+mod surroundings;
 mod write;
 mod write_bnb;
 
@@ -21,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 pub use firebrick_arch::folder::{INDEX_FILE, WEIGHTS_FILE};
 use firebrick_arch::json::{JsonObject, parse_object, read_text};
+use firebrick_arch::{TextLayout, is_other_part, text_name, text_name_in_adapter};
 use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
 use safetensors::Dtype;
 use serde_json::Value;
@@ -78,8 +81,10 @@ pub struct TensorF32 {
 pub struct HfFolder {
     dir: PathBuf,
     shards: Vec<Shard>,
-    /// The place of each tensor of the model.
+    /// The place of each tensor: those of the model by the model's names, those of a larger checkpoint's other parts by their own.
     holder: BTreeMap<String, Holder>,
+    /// What the files call the tensors of the model.
+    layout: TextLayout,
 }
 
 /// The place of a tensor of the model.
@@ -101,7 +106,7 @@ impl HfFolder {
         if let Some(path) = compressed::existing(&dir.join(WEIGHTS_FILE)) {
             let shard = Shard::open(&path)?;
             let places = shard.names().map(|name| (name, 0)).collect();
-            return Self::assemble(dir, vec![shard], places);
+            return Self::assemble(dir, vec![shard], &places);
         }
         if !dir.join(INDEX_FILE).is_file() {
             let missing = "model.safetensors and no model.safetensors.index.json";
@@ -134,15 +139,19 @@ impl HfFolder {
             places.extend(names.into_iter().map(|name| (name, shards.len())));
             shards.push(shard);
         }
-        Self::assemble(dir, shards, places)
+        Self::assemble(dir, shards, &places)
     }
 
-    /// Puts quantized weights together.
-    fn assemble(dir: PathBuf, shards: Vec<Shard>, mut places: BTreeMap<String, usize>) -> Result<Self, ModelError> {
+    /// Gives the tensors the names of the model and puts quantized weights together. `stored` has the shard of each name in the files.
+    fn assemble(dir: PathBuf, shards: Vec<Shard>, stored: &BTreeMap<String, usize>) -> Result<Self, ModelError> {
+        let layout = TextLayout::of(stored.keys().map(String::as_str));
+        let shards = shards.into_iter().map(|shard| shard.renamed(text_name)).collect::<Result<Vec<_>, _>>()?;
+        let mut places: BTreeMap<String, usize> =
+            stored.iter().map(|(name, shard)| (text_name(name), *shard)).collect();
         let quantized = quantized::find(&dir, &shards, &mut places)?;
         let mut holder: BTreeMap<_, _> = places.into_iter().map(|(name, shard)| (name, Holder::Plain(shard))).collect();
         holder.extend(quantized.into_iter().map(|weight| (weight.name.clone(), Holder::Quantized(weight))));
-        Ok(Self { dir, shards, holder })
+        Ok(Self { dir, shards, holder, layout })
     }
 
     /// Returns the folder that was opened.
@@ -150,9 +159,19 @@ impl HfFolder {
         &self.dir
     }
 
-    /// Returns all tensor names, sorted. The parts of a quantized weight appear under the name of the weight.
+    /// Returns the names of the model's tensors, sorted. The parts of a quantized weight appear under the name of the weight.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.holder.keys().map(String::as_str)
+        self.holder.keys().map(String::as_str).filter(|name| !is_other_part(name))
+    }
+
+    /// Returns the names of the tensors in other parts of a checkpoint that the model is the text model of, sorted.
+    pub fn other_parts(&self) -> impl Iterator<Item = &str> {
+        self.holder.keys().map(String::as_str).filter(|name| is_other_part(name))
+    }
+
+    /// Returns what the files call the tensors of the model.
+    pub fn layout(&self) -> TextLayout {
+        self.layout
     }
 
     /// Returns whether a tensor of this name is there.
@@ -179,11 +198,15 @@ impl HfFolder {
         }
     }
 
+    pub(crate) fn is_quantized(&self, name: &str) -> bool {
+        matches!(self.holder.get(name), Some(Holder::Quantized(_)))
+    }
+
     /// Returns the stored formats of quantized weights, with their number; empty for an unquantized folder.
     pub fn quantized_weights(&self) -> BTreeMap<&'static str, usize> {
         let mut counts = BTreeMap::new();
-        for holder in self.holder.values() {
-            if let Holder::Quantized(weight) = holder {
+        for name in self.names() {
+            if let Holder::Quantized(weight) = &self.holder[name] {
                 *counts.entry(weight.stored_as()).or_default() += 1;
             }
         }
@@ -274,15 +297,20 @@ pub(crate) fn safetensors_names(path: &Path) -> Result<Vec<String>, ModelError> 
     Ok(Shard::open(path)?.names().collect())
 }
 
-/// Reads the shapes of the tensors in one safetensors file from its header.
-pub(crate) fn safetensors_shapes(path: &Path) -> Result<BTreeMap<String, Vec<usize>>, ModelError> {
-    let shard = Shard::open(path)?;
+/// Opens the tensors of an adapter, by their names for the text model alone.
+pub(crate) fn open_adapter(path: &Path) -> Result<Shard, ModelError> {
+    Shard::open(path)?.renamed(text_name_in_adapter)
+}
+
+/// Reads the shapes of an adapter's tensors from the header of its file.
+pub(crate) fn adapter_shapes(path: &Path) -> Result<BTreeMap<String, Vec<usize>>, ModelError> {
+    let shard = open_adapter(path)?;
     Ok(shard.names().map(|name| (name.clone(), shard.known(&name).shape.clone())).collect())
 }
 
-/// Reads every tensor of one safetensors file into f32; meant for small files such as adapters.
-pub(crate) fn read_safetensors_f32(path: &Path) -> Result<BTreeMap<String, TensorF32>, ModelError> {
-    let shard = Shard::open(path)?;
+/// Reads every tensor of an adapter into f32.
+pub(crate) fn read_adapter_f32(path: &Path) -> Result<BTreeMap<String, TensorF32>, ModelError> {
+    let shard = open_adapter(path)?;
     let read = |name: String| {
         let tensor = TensorF32 { shape: shard.known(&name).shape.clone(), values: shard.read_f32(&name)? };
         Ok((name, tensor))
@@ -342,7 +370,7 @@ mod tests {
         let dir = temp.path().join("model");
         let shapes = shapes(&config);
         let fetch = |name: &str| Ok(Fetched::Values(values(name, shapes[name].iter().product())));
-        write::write_sharded(&dir, &config, FloatType::F32, None, 2_000, fetch).unwrap();
+        write::write_sharded(&dir, &config, FloatType::F32, None, None, 2_000, fetch).unwrap();
         assert!(dir.join("model-00001-of-00003.safetensors").is_file());
         (temp, dir, config)
     }
@@ -519,7 +547,7 @@ mod tests {
         let path = temp.path().join(WEIGHTS_FILE);
         write_safetensors_f32(&path, &BTreeMap::from([("large".to_owned(), large.clone())]), &BTreeMap::new()).unwrap();
         assert_eq!(HfFolder::open(temp.path()).unwrap().read_f32("large", &[700_001]).unwrap(), large.values);
-        assert_eq!(read_safetensors_f32(&path).unwrap()["large"], large);
+        assert_eq!(read_adapter_f32(&path).unwrap()["large"], large);
         assert_eq!(read(&path).unwrap().len() % 4, 0);
     }
 }

@@ -183,7 +183,7 @@ fn what_is_saved_and_merged_of_an_fp8_folder_is_bf16_without_quantization() {
         let merge =
             Merge { model: &base, adapter: &adapter, requantized: None, dtype: None, bnb_4bit: None, companions };
         assert_eq!((merge_adapter(&merge, &merged).unwrap().dtype, dtype), (FloatType::Bf16, FloatType::Bf16));
-        load::<Flex>(name, None, TRAINED).save_model(Default::default(), &saved, dtype, None).unwrap();
+        load::<Flex>(name, None, TRAINED).save_model(Default::default(), &saved, dtype, None, None).unwrap();
         for written in [merged, saved] {
             let (settings, written) = (config(&written), HfFolder::open(&written).unwrap());
             assert_eq!((settings.get("quantization_config"), &settings["dtype"]), (None, &json!("bfloat16")), "{name}");

@@ -58,7 +58,7 @@ fn write(folder: &Path) {
     model.config.add_eos_token_ids([NEW_END]);
     let companions = companions("tiny-llama-tied");
     model
-        .save_model(Default::default(), &folder.join("saved-model"), FloatType::F16, Some(&companions))
+        .save_model(Default::default(), &folder.join("saved-model"), FloatType::F16, Some(&companions), None)
         .expect("it is written");
 }
 

@@ -1,7 +1,7 @@
 //! The matrices of a LoRA adapter, and the adapter folder as a whole.
 //!
 //! Each adapted module has `base_model.model.{path}.lora_A.weight` `[r, in]` and `.lora_B.weight` `[out, r]`, and those
-//! are the names of its tensors everywhere. PyTorch `.bin` adapters are not read.
+//! are the names of its tensors everywhere but in the files of adapters of larger checkpoints, whose paths are longer. PyTorch `.bin` adapters are not read.
 //! Trade-off: an adapter is held in host memory as a whole.
 
 use std::collections::BTreeMap;
@@ -10,15 +10,16 @@ use std::path::Path;
 
 use firebrick_arch::json::read_text;
 use firebrick_arch::{
-    ArchError, EMBEDDING, HEAD, ModelConfig, ModelSpec, lora_tensor_names, magnitude_tensor_name, saved_tensor_name,
-    token_rows_name,
+    ArchError, EMBEDDING, HEAD, ModelConfig, ModelSpec, TextLayout, adapter_layout, is_other_part, lora_tensor_names,
+    magnitude_tensor_name, name_in_adapter, saved_tensor_name, text_name_in_adapter, token_rows_name,
 };
 use serde_json::json;
 
+use super::wrapper::{settings_for_text, settings_for_wrapper};
 use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, config_json, parse_config};
 use crate::companions::write_file;
 use crate::error::ModelError;
-use crate::weights::{TensorF32, read_safetensors_f32, safetensors_names, safetensors_shapes, write_safetensors_f32};
+use crate::weights::{TensorF32, adapter_shapes, read_adapter_f32, safetensors_names, write_safetensors_f32};
 
 /// PEFT's prefix of a module's path.
 const PREFIX: &str = "base_model.model.";
@@ -43,8 +44,14 @@ pub fn read_adapter_config(dir: &Path) -> Result<LoraConfig, ModelError> {
             "Copy it here; an old adapter_model.bin becomes one by loading it with PEFT and calling save_pretrained";
         return Err(not_there(ADAPTER_WEIGHTS_FILE, advice));
     }
-    let names = safetensors_names(&weights_path)?;
+    let stored = safetensors_names(&weights_path)?;
+    let layout = adapter_layout(stored.iter().map(String::as_str));
+    let names: Vec<String> = stored.iter().map(|name| text_name_in_adapter(name)).collect();
     let config = parse_config(&read_text(&config_path)?, &config_path, &lora_modules(&names))?;
+    let config = match layout {
+        TextLayout::Alone => config,
+        _ => settings_for_text(config, layout, &lora_modules(&names)),
+    };
     let modules = module_paths(&weights_path, &names, &config)?;
     check_targets(&config, &modules, &config_path, &weights_path)?;
     Ok(config)
@@ -58,7 +65,7 @@ pub fn read_adapter_config(dir: &Path) -> Result<LoraConfig, ModelError> {
 pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF32>), ModelError> {
     let config = read_adapter_config(dir)?;
     let path = dir.join(ADAPTER_WEIGHTS_FILE);
-    let tensors = read_safetensors_f32(&path)?;
+    let tensors = read_adapter_f32(&path)?;
     for module in lora_modules(&tensors.keys().cloned().collect::<Vec<_>>()) {
         let ((a, b), r) = (lora_tensor_names(&module), config.rank_of(&module));
         check_rank(&path, &tensors, a, 0, r)?;
@@ -75,7 +82,7 @@ pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF3
 pub fn grow_for_adapter(config: &mut ModelConfig, dir: &Path) -> Result<(), ModelError> {
     let lora = read_adapter_config(dir)?;
     let path = dir.join(ADAPTER_WEIGHTS_FILE);
-    let whole = safetensors_shapes(&path)?;
+    let whole = adapter_shapes(&path)?;
     let tables: &[&str] =
         if config.spec.tie_word_embeddings && !lora.unties() { &[EMBEDDING] } else { &[EMBEDDING, HEAD] };
     let saved = |table: &str| whole.get(&saved_tensor_name(table)).and_then(|shape| shape.first().copied());
@@ -123,7 +130,7 @@ pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Res
         return Err(ModelError::OtherAdapter { dir: dir.to_path_buf(), differences, settings });
     }
     let path = dir.join(ADAPTER_WEIGHTS_FILE);
-    let shapes = safetensors_shapes(&path)?;
+    let shapes = adapter_shapes(&path)?;
     for tensor in spec.adapter_tensors(expected)? {
         let problem = match shapes.get(&tensor.name) {
             Some(shape) if *shape == tensor.shape => continue,
@@ -164,21 +171,32 @@ fn or_nothing<T>(value: &Option<T>, show: impl Fn(&T) -> String) -> String {
 pub(crate) fn write_adapter(
     dir: &Path,
     config: &LoraConfig,
-    spec: &ModelSpec,
+    model: &ModelConfig,
     tensors: &BTreeMap<String, TensorF32>,
 ) -> Result<(), ModelError> {
     create_dir_all(dir).map_err(ModelError::io("create", dir))?;
-    write_safetensors_f32(&dir.join(ADAPTER_WEIGHTS_FILE), tensors, &BTreeMap::new())?;
-    write_file(&dir.join(ADAPTER_CONFIG_FILE), config_json(config, &target_names(config, spec, tensors)))?;
-    write_file(&dir.join("README.md"), model_card(config))
+    let names: Vec<String> = tensors.keys().cloned().collect();
+    let layout = model.wrapper.map_or(TextLayout::Alone, |_| TextLayout::ModelFirst);
+    let stored: BTreeMap<_, _> = tensors.iter().map(|(name, tensor)| (name_in_adapter(name, layout), tensor)).collect();
+    write_safetensors_f32(&dir.join(ADAPTER_WEIGHTS_FILE), &stored, &BTreeMap::new())?;
+    let (settings, targets) = match layout {
+        TextLayout::Alone => (config.clone(), target_names(config, &model.spec, &names)),
+        _ => {
+            let settings = settings_for_wrapper(config, &model.spec, &names);
+            let targets = settings.target_modules.names(&model.spec);
+            (settings, targets)
+        }
+    };
+    write_file(&dir.join(ADAPTER_CONFIG_FILE), config_json(&settings, &targets))?;
+    write_file(&dir.join("README.md"), model_card(config, model))
 }
 
 /// Returns the targets as a list for PEFT: those of the settings, or for "all-linear" the model's names of all adapted modules. No path of an expert
 /// ends in one of them, so PEFT finds the same modules.
-fn target_names(config: &LoraConfig, spec: &ModelSpec, tensors: &BTreeMap<String, TensorF32>) -> Vec<String> {
+fn target_names(config: &LoraConfig, spec: &ModelSpec, tensors: &[String]) -> Vec<String> {
     let mut names = config.target_modules.names(spec);
     if config.target_modules == TargetModules::AllLinear {
-        let modules = lora_modules(&tensors.keys().cloned().collect::<Vec<_>>());
+        let modules = lora_modules(tensors);
         names.retain(|name| {
             let single = TargetModules::Named(vec![name.clone()]);
             modules.iter().any(|module| single.matches(module))
@@ -193,7 +211,15 @@ fn module_paths(path: &Path, names: &[String], config: &LoraConfig) -> Result<Ve
     let is_rows = |name: &str| has_rows && [EMBEDDING, HEAD].iter().any(|table| name == token_rows_name(table));
     let is_saved =
         |name: &str| is_rows(name) || name.strip_prefix(PREFIX).is_some_and(|name| config.saves_tensor(name));
+    let is_of_tower = |name: &str| name.strip_prefix(PREFIX).is_some_and(is_other_part);
     match names.iter().find(|name| lora_module(name).is_none() && !is_saved(name)) {
+        Some(name) if is_of_tower(name) => {
+            let problem = "adapts another part than the text model, which alone is loaded here. Train an adapter of the \
+                           text model only, or merge this one into its base with PEFT and give the merged folder as \
+                           the model";
+            let (path, name) = (path.to_path_buf(), name.clone());
+            Err(ModelError::AdapterTensor { path, name, problem: problem.to_owned() })
+        }
         Some(name) => {
             let problem = "is not a LoRA matrix of a layer's linear module \
                            (base_model.model.model.layers.N.*.lora_A.weight or lora_B.weight), and modules_to_save does not \
@@ -206,7 +232,7 @@ fn module_paths(path: &Path, names: &[String], config: &LoraConfig) -> Result<Ve
 }
 
 /// Returns the modules of these LoRA matrices, each once.
-fn lora_modules(names: &[String]) -> Vec<String> {
+pub(super) fn lora_modules(names: &[String]) -> Vec<String> {
     let mut modules: Vec<String> = names.iter().filter_map(|name| lora_module(name)).map(str::to_owned).collect();
     modules.sort();
     modules.dedup();
@@ -296,7 +322,7 @@ fn check_magnitude(
 }
 
 /// Builds a README.md with the front matter that model hubs read.
-fn model_card(config: &LoraConfig) -> String {
+fn model_card(config: &LoraConfig, model: &ModelConfig) -> String {
     let base = config.base_model_name_or_path.as_deref().unwrap_or("its base model");
     // A hub accepts only an id such as `owner/name` here, not a folder.
     let is_id = base.split('/').count() == 2
@@ -317,10 +343,11 @@ fn model_card(config: &LoraConfig) -> String {
         (true, true) => "rank-stabilized DoRA",
     };
     // Added tokens need rows first.
-    let (imports, grown) = match config.trainable_token_indices {
-        None => ("AutoModelForCausalLM", ""),
+    let class = model.wrapper.map_or("AutoModelForCausalLM", |_| "AutoModelForImageTextToText");
+    let (more, grown) = match config.trainable_token_indices {
+        None => ("", ""),
         Some(_) => (
-            "AutoModelForCausalLM, AutoTokenizer",
+            ", AutoTokenizer",
             "tokenizer = AutoTokenizer.from_pretrained(\"path/to/this/folder\")\n\
              if len(tokenizer) > model.get_input_embeddings().num_embeddings:\n    \
              model.resize_token_embeddings(len(tokenizer))\n",
@@ -329,8 +356,8 @@ fn model_card(config: &LoraConfig) -> String {
     format!(
         "---\n{base_line}library_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---\n\n\
          # {kind} adapter\n\nFor `{base}`: rank {r}, alpha {alpha}, on {targets}.\n\n\
-         ```python\nfrom peft import PeftModel\nfrom transformers import {imports}\n\n\
-         model = AutoModelForCausalLM.from_pretrained(\"{base}\")\n{grown}\
+         ```python\nfrom peft import PeftModel\nfrom transformers import {class}{more}\n\n\
+         model = {class}.from_pretrained(\"{base}\")\n{grown}\
          model = PeftModel.from_pretrained(model, \"path/to/this/folder\")\n```\n"
     )
 }
@@ -379,13 +406,13 @@ mod tests {
     fn written(names: &[&str]) -> (TempDir, LoraConfig, BTreeMap<String, TensorF32>) {
         let (dir, lora, config) = (tempdir().unwrap(), lora(names), tiny(&[]).unwrap());
         let tensors = matrices(&lora, &config);
-        write_adapter(dir.path(), &lora, &config.spec, &tensors).unwrap();
+        write_adapter(dir.path(), &lora, &config, &tensors).unwrap();
         (dir, lora, tensors)
     }
 
     fn rewrite_tensors(dir: &Path, change: impl FnOnce(&mut BTreeMap<String, TensorF32>)) -> String {
         let path = dir.join(ADAPTER_WEIGHTS_FILE);
-        let mut tensors = read_safetensors_f32(&path).unwrap();
+        let mut tensors = read_adapter_f32(&path).unwrap();
         change(&mut tensors);
         write_safetensors_f32(&path, &tensors, &BTreeMap::new()).unwrap();
         read_adapter(dir).unwrap_err().to_string()
@@ -405,7 +432,7 @@ mod tests {
     fn writing_again_replaces_with_equal_bytes_and_leaves_no_other_file() {
         let (dir, lora, tensors) = written(&["all-linear"]);
         let before = read(dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap();
-        write_adapter(dir.path(), &lora, &tiny(&[]).unwrap().spec, &tensors).unwrap();
+        write_adapter(dir.path(), &lora, &tiny(&[]).unwrap(), &tensors).unwrap();
         assert_eq!(read(dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap(), before);
         assert_eq!(read_dir(dir.path()).unwrap().count(), 3);
         assert!(read_to_string(dir.path().join("README.md")).unwrap().contains("base_model: owner/tiny\n"));
@@ -478,7 +505,7 @@ mod tests {
         let config = tiny(&[]).unwrap();
         let tensors = matrices(&dora, &config);
         assert_eq!(tensors.len(), 6);
-        write_adapter(dir.path(), &dora, &config.spec, &tensors).unwrap();
+        write_adapter(dir.path(), &dora, &config, &tensors).unwrap();
         assert_eq!(read_adapter(dir.path()).unwrap(), (resolved(dora), tensors));
         let message = rewrite_tensors(dir.path(), |tensors| tensors.get_mut(key).unwrap().shape.push(1));
         assert!(message.contains("has shape [8, 1]"), "{message}");
@@ -501,7 +528,8 @@ mod tests {
     #[test]
     fn a_base_folder_is_not_written_as_a_hub_id() {
         let card = |base: &str| {
-            model_card(&LoraConfig { base_model_name_or_path: Some(base.to_owned()), ..lora(&["q_proj"]) })
+            let lora = LoraConfig { base_model_name_or_path: Some(base.to_owned()), ..lora(&["q_proj"]) };
+            model_card(&lora, &tiny(&[]).unwrap())
         };
         assert!(card("owner/name").contains("base_model:"));
         assert!(!card("/models/tiny").contains("base_model:") && !card("./tiny").contains("base_model:"));

@@ -12,7 +12,7 @@ use firebrick_arch::lora_tensor_names;
 use super::ADAPTER_WEIGHTS_FILE;
 use crate::error::ModelError;
 use crate::linear::StartPair;
-use crate::weights::{Shard, TensorF32};
+use crate::weights::{Shard, TensorF32, open_adapter};
 
 /// Combines a module's pair with its start pair.
 pub(crate) fn add_start(tensors: &mut BTreeMap<String, TensorF32>, path: &str, start: &StartPair) {
@@ -47,7 +47,7 @@ pub(crate) fn take_start(tensors: &mut BTreeMap<String, TensorF32>, path: &str, 
 
 /// Opens the matrices of the adapter in a folder.
 pub(crate) fn open_starts(dir: &Path) -> Result<Shard, ModelError> {
-    Shard::open(&dir.join(ADAPTER_WEIGHTS_FILE))
+    open_adapter(&dir.join(ADAPTER_WEIGHTS_FILE))
 }
 
 /// Reads the start pair of the module at `path`, whose weight has this shape.

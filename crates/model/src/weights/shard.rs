@@ -3,6 +3,7 @@
 //! The file is opened again for each read: that costs microseconds, needs no lock between threads, and works the same on every system.
 //! Trade-off: a file that is replaced between its header and a read is not noticed.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Result as IoResult, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -98,6 +99,22 @@ impl Shard {
         let metadata =
             from_slice::<Metadata>(header).map_err(|error| bad(format!("its header is invalid: {error}")))?;
         Ok((prefix, metadata))
+    }
+
+    /// Returns the same file with its tensors under other names.
+    pub(crate) fn renamed(mut self, name_of: impl Fn(&str) -> String) -> Result<Self, ModelError> {
+        let bad = |reason: String| ModelError::BadHeader { path: self.path.clone(), reason };
+        let (names, infos) = (self.metadata.offset_keys(), self.metadata.tensors());
+        let mut renamed = BTreeMap::new();
+        for name in &names {
+            if let Some(other) = renamed.insert(name_of(name), name) {
+                return Err(bad(format!("`{other}` and `{name}` are the same tensor of the text model")));
+            }
+        }
+        let tensors = names.iter().map(|name| (name_of(name), infos[name].clone())).collect();
+        let metadata = Metadata::new(self.metadata.metadata().clone(), tensors);
+        self.metadata = metadata.map_err(|error| bad(format!("its header is invalid: {error}")))?;
+        Ok(self)
     }
 
     /// Returns the bytes before the data of the safetensors file.

@@ -4,20 +4,22 @@
 //! writer: widest element type first, then by name.
 //! Trade-off: tensors are converted and written one after another, and saving waits for the disk.
 
+use std::borrow::Borrow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::{create_dir_all, read_dir};
 use std::io::Write;
 use std::path::Path;
 
-use firebrick_arch::{CONFIG_FILE, ModelConfig, TensorSpec};
+use firebrick_arch::{CONFIG_FILE, ModelConfig, TensorSpec, text_name};
 use firebrick_files::{AtomicFile, AtomicFolder};
 use firebrick_precision::FloatType;
 use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json, to_string_pretty, to_vec};
 
-use super::{INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE, convert};
+use super::surroundings::Surroundings;
+use super::{HfFolder, INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE, convert};
 use crate::companions::{Companions, write_file};
 use crate::error::ModelError;
 
@@ -91,25 +93,27 @@ pub fn write_safetensors(
 /// Writes f32 tensors held in memory as one safetensors file; see [`write_safetensors`].
 pub(crate) fn write_safetensors_f32(
     path: &Path,
-    tensors: &BTreeMap<String, TensorF32>,
+    tensors: &BTreeMap<String, impl Borrow<TensorF32>>,
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), ModelError> {
     let info = |tensor: &TensorF32| TensorInfo { dtype: Dtype::F32, shape: tensor.shape.clone() };
-    let infos = tensors.iter().map(|(name, tensor)| (name.clone(), info(tensor))).collect();
-    write_safetensors(path, &infos, metadata, |name| Ok(bytes_of(&tensors[name].values, FloatType::F32)))
+    let infos = tensors.iter().map(|(name, tensor)| (name.clone(), info(tensor.borrow()))).collect();
+    write_safetensors(path, &infos, metadata, |name| Ok(bytes_of(&tensors[name].borrow().values, FloatType::F32)))
 }
 
 /// Writes a model as a Hugging Face folder: config.json, weights in shards of at most 5 GB, and its companions: tokenizer, chat
 /// template, generation settings with the config's end-of-text tokens, license. `fetch` is called once for each tensor of the model.
+/// If the model is the text model of a larger checkpoint, the folder gets the names and the other parts of `base`.
 /// The folder appears under its name only when it is complete; after an error nothing is left behind.
 pub(crate) fn write_hf_folder(
     dir: &Path,
     config: &ModelConfig,
     dtype: FloatType,
     companions: Option<&Companions>,
+    base: Option<&HfFolder>,
     fetch: impl FnMut(&str) -> Result<Fetched, ModelError>,
 ) -> Result<(), ModelError> {
-    write_sharded(dir, config, dtype, companions, MAX_SHARD_BYTES, fetch)
+    write_sharded(dir, config, dtype, companions, base, MAX_SHARD_BYTES, fetch)
 }
 
 /// Does the same as [`write_hf_folder`], with another shard size.
@@ -118,11 +122,20 @@ pub(super) fn write_sharded(
     config: &ModelConfig,
     dtype: FloatType,
     companions: Option<&Companions>,
+    base: Option<&HfFolder>,
     max_shard_bytes: usize,
     mut fetch: impl FnMut(&str) -> Result<Fetched, ModelError>,
 ) -> Result<(), ModelError> {
+    let surroundings = Surroundings::new(config, base);
+    let mut read = |stored: &str| match surroundings.read(stored, dtype)? {
+        Some(bytes) => Ok(bytes),
+        None => Ok(match fetch(&text_name(stored))? {
+            Fetched::Values(values) => bytes_of(&values, dtype),
+            Fetched::Bytes(bytes) => bytes,
+        }),
+    };
     write_folder(dir, |partial| {
-        write_shards(partial, &plan_shards(config, dtype, max_shard_bytes), dtype, &mut fetch)?;
+        write_shards(partial, &plan_shards(config, surroundings, dtype, max_shard_bytes)?, &mut read)?;
         write_companions(partial, config, companions, &config.text_with(dtype.name(), None))
     })
 }
@@ -174,12 +187,19 @@ fn header(order: &[(&String, &TensorInfo)], metadata: &BTreeMap<String, String>)
     header
 }
 
-/// Fills shards in the model's order, each up to `max_bytes`; a tensor is never split.
-fn plan_shards(config: &ModelConfig, dtype: FloatType, max_bytes: usize) -> Vec<BTreeMap<String, TensorInfo>> {
+/// Fills shards in the model's order, and then with other parts, each up to `max_bytes`; a tensor is never split.
+fn plan_shards(
+    config: &ModelConfig,
+    surroundings: Surroundings<'_>,
+    dtype: FloatType,
+    max_bytes: usize,
+) -> Result<Vec<BTreeMap<String, TensorInfo>>, ModelError> {
     let mut shards = vec![BTreeMap::new()];
     let mut filled = 0;
-    for TensorSpec { name, shape, .. } in config.spec.tensors() {
-        let info = TensorInfo { dtype: stored_as(dtype), shape };
+    let of_model = config.spec.tensors().into_iter().map(|TensorSpec { name, shape, .. }| {
+        (surroundings.name_of(&name), TensorInfo { dtype: stored_as(dtype), shape })
+    });
+    for (name, info) in of_model.chain(surroundings.tensors(dtype)?) {
         if filled > 0 && filled + info.byte_len() > max_bytes {
             shards.push(BTreeMap::new());
             filled = 0;
@@ -187,24 +207,18 @@ fn plan_shards(config: &ModelConfig, dtype: FloatType, max_bytes: usize) -> Vec<
         filled += info.byte_len();
         shards.last_mut().expect("there is always one shard").insert(name, info);
     }
-    shards
+    Ok(shards)
 }
 
 fn write_shards(
     dir: &Path,
     shards: &[BTreeMap<String, TensorInfo>],
-    dtype: FloatType,
-    fetch: &mut impl FnMut(&str) -> Result<Fetched, ModelError>,
+    read: &mut impl FnMut(&str) -> Result<Vec<u8>, ModelError>,
 ) -> Result<(), ModelError> {
     let mut weight_map = BTreeMap::new();
     for (index, tensors) in shards.iter().enumerate() {
         let file = shard_file(index, shards.len());
-        write_safetensors(&dir.join(&file), tensors, &BTreeMap::new(), |name| {
-            Ok(match fetch(name)? {
-                Fetched::Values(values) => bytes_of(&values, dtype),
-                Fetched::Bytes(bytes) => bytes,
-            })
-        })?;
+        write_safetensors(&dir.join(&file), tensors, &BTreeMap::new(), &mut *read)?;
         weight_map.extend(tensors.keys().map(|name| (name.clone(), file.clone())));
     }
     if shards.len() == 1 {
@@ -314,8 +328,8 @@ mod tests {
         let temp = tempdir().unwrap();
         let (dir, config) = (temp.path().join("to"), tiny(&[]).unwrap());
         let shapes = shapes(&config);
-        write_hf_folder(&dir, &config, FloatType::F32, None, |name| {
-            write_hf_folder(&dir, &config, FloatType::F32, None, fail).unwrap_err();
+        write_hf_folder(&dir, &config, FloatType::F32, None, None, |name| {
+            write_hf_folder(&dir, &config, FloatType::F32, None, None, fail).unwrap_err();
             Ok(Fetched::Values(vec![1.0; shapes[name].iter().product()]))
         })
         .unwrap();
@@ -326,7 +340,7 @@ mod tests {
     #[test]
     fn a_folder_that_fails_half_way_leaves_nothing() {
         let temp = tempdir().unwrap();
-        write_hf_folder(&temp.path().join("to"), &tiny(&[]).unwrap(), FloatType::F32, None, fail).unwrap_err();
+        write_hf_folder(&temp.path().join("to"), &tiny(&[]).unwrap(), FloatType::F32, None, None, fail).unwrap_err();
         assert_eq!(read_dir(temp.path()).unwrap().count(), 0);
     }
 }

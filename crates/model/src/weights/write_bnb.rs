@@ -12,6 +12,7 @@ use firebrick_arch::{ModelConfig, Role, TensorSpec};
 use firebrick_precision::FloatType;
 
 use super::quantized::{EncodedPart, encode_bnb, encode_bnb_codes};
+use super::surroundings::Surroundings;
 use super::write::{MAX_SHARD_BYTES, bytes_of, shard_file, stored_as, write_companions, write_index};
 use super::{Bnb4bit, Fetched, HfFolder, TensorInfo, write_folder, write_safetensors};
 use crate::companions::Companions;
@@ -33,15 +34,21 @@ pub(crate) fn write_bnb_folder(
     }
     let tensors = config.spec.tensors();
     let is_skipped = |tensor: &&TensorSpec| tensor.role == Role::Projection && base.skips(&tensor.name);
-    let module = |tensor: &TensorSpec| tensor.name.trim_end_matches(".weight").to_owned();
-    let skipped: Vec<String> = tensors.iter().filter(is_skipped).map(module).collect();
+    let surroundings = Surroundings::new(config, Some(base));
+    let module = |tensor: &TensorSpec| surroundings.module(tensor.name.trim_end_matches(".weight"));
+    let skipped = tensors.iter().filter(is_skipped).map(module);
+    let skipped: Vec<String> = skipped.chain(surroundings.modules()).collect();
     write_folder(dir, |partial| {
         let mut shards = Shards::new(partial)?;
         for tensor in &tensors {
             let quantizes = tensor.role == Role::Projection && !base.skips(&tensor.name);
             for (name, info, bytes) in parts(tensor, quantizes, format, dtype, base, &mut fetch)? {
-                shards.push(name, info, &bytes)?;
+                shards.push(surroundings.name_of(&name), info, &bytes)?;
             }
+        }
+        for (name, info) in surroundings.tensors(dtype)? {
+            let bytes = surroundings.read(&name, dtype)?.expect("it is a tensor of another part");
+            shards.push(name, info, &bytes)?;
         }
         shards.finish()?;
         // A list of modules replaces the default, which is the head.

@@ -2,7 +2,7 @@
 //!
 //! Trade-off: a decision that only repeats the recipe has the reason "the recipe".
 
-use firebrick_arch::{LongRopeFactors, MlpSpec, ModelSpec, Rope, RopeScaling};
+use firebrick_arch::{LongRopeFactors, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
 use firebrick_hwprofile::memory::human_bytes;
 use firebrick_kernels::{Recompute, TrainingShape, step_work};
 
@@ -116,6 +116,14 @@ pub(super) fn recompute(recompute: Recompute) -> Chosen<Recompute> {
 pub(super) fn attention(made: &Made<'_>) -> Option<Chosen<String>> {
     let [kernels, why] = made.backend.value.capped_attention(&made.model.spec)?;
     Some(Chosen::new(kernels, why))
+}
+
+/// Says what is left alone of a checkpoint that has other parts than a text model.
+pub(super) fn text_model(model: &ModelConfig) -> Option<Chosen<&'static str>> {
+    let wrapper = model.wrapper?;
+    let (part, checkpoint) = (wrapper.other_part, wrapper.architecture);
+    let why = format!("the {part} of the {checkpoint} is not trained; only the text model is loaded and counted");
+    Some(Chosen::new("text model", why))
 }
 
 pub(super) fn experts(spec: &ModelSpec) -> Option<Chosen<String>> {

@@ -49,7 +49,11 @@ pub(super) fn decide(
         if config.lora.is_some() { (weights, exports(model)) } else { (model_bytes(model), ggufs(model)) };
     let run = count.saturating_mul(checkpoint).saturating_add(result).min(MOST);
     let checkpoints = if count == 1 { "a checkpoint".to_owned() } else { format!("{count} checkpoints") };
-    let what = if config.lora.is_some() { "adapter" } else { "model" };
+    let what = match (&config.lora, model.wrapper) {
+        (Some(_), _) => "adapter".to_owned(),
+        (None, None) => "model".to_owned(),
+        (None, Some(wrapper)) => format!("text model without the {}", wrapper.other_part),
+    };
     let whole = format!("{checkpoints} of {}, and the {what}; {later}", human_bytes(checkpoint));
     [Chosen::new(checkpoint, why), Chosen::new(run, whole)]
 }
@@ -61,7 +65,8 @@ fn model_bytes(model: &ModelConfig) -> u64 {
 
 /// Describes the sizes of files exported from an adapter.
 fn exports(model: &ModelConfig) -> String {
-    format!("merged it is a model of {}, {}", human_bytes(model_bytes(model)), ggufs(model))
+    let more = model.wrapper.map_or(String::new(), |wrapper| format!(" and its {}", wrapper.other_part));
+    format!("merged it is a model of {}{more}, {}", human_bytes(model_bytes(model)), ggufs(model))
 }
 
 /// Describes the sizes of GGUF files of the model: f16 has 2 bytes per weight; q4_0 18 per 32, and 34 where it stores tables in q8_0.

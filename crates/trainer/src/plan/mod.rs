@@ -174,6 +174,8 @@ plan! {
     gemms: Chosen<GemmFormat> = made.gemms.clone(), shown "GEMMs of layers" as plain, identifies "gemms";
     /// Which share of a step's operations is in which format.
     arithmetic: Chosen<String> = decide::arithmetic(made), shown "arithmetic" as plain;
+    /// Which part of the checkpoint is the model; none where it is the whole.
+    text_model: Option<Chosen<&'static str>> = decide::text_model(made.model), shown "trained part" as plain;
     /// How the base weights are stored.
     base: Chosen<BaseStorage> = made.base.clone(), shown "base" as plain, identifies "base";
     /// Number of parameters that train.

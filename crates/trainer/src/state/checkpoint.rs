@@ -89,7 +89,8 @@ pub struct SavedWeights {
 }
 
 impl SavedWeights {
-    /// Writes the trained weights into `folder`: `adapter/` or `model/`. `collected` contains those that ranks divide. Returns the path.
+    /// Writes the trained weights into `folder`: `adapter/` or `model/`. `collected` contains those that ranks divide. A text model of a larger
+    /// checkpoint is written with the other parts of `base`, if there is one. Returns the path.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -99,6 +100,7 @@ impl SavedWeights {
         collected: CollectedWeights,
         folder: &Path,
         dtype: FloatType,
+        base: Option<&HfFolder>,
     ) -> Result<PathBuf, RunError> {
         let companions = Some(&self.companions);
         match &self.adapter {
@@ -109,7 +111,7 @@ impl SavedWeights {
             }
             None => {
                 let path = folder.join(MODEL);
-                model.save_model(collected, &path, dtype, companions)?;
+                model.save_model(collected, &path, dtype, companions, base)?;
                 Ok(path)
             }
         }
@@ -145,7 +147,7 @@ impl<B: Kernels> Snapshot<'_, B> {
         let bytes = (state_bytes + parameter_bytes) as u64;
         make_room(run_folder, bytes, keep)?;
         let writer = CheckpointWriter::begin(run_folder, self.state.step, bytes)?;
-        self.weights.write(self.model, self.collected, &writer.file(""), FloatType::F32)?;
+        self.weights.write(self.model, self.collected, &writer.file(""), FloatType::F32, None)?;
         write_optimizer(&writer.file(OPTIMIZER), &optimizer, state_bytes as u64)?;
         let state = serde_json::to_string_pretty(self.state).expect("a state of plain fields is expressible as JSON");
         writer.write(STATE, state.as_bytes())?;

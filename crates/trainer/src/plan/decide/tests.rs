@@ -14,6 +14,19 @@ use crate::plan::fixtures::{TINY, resolve, resolve_for};
 use crate::state::identity::{RunIdentity, RunSettings};
 
 #[test]
+fn the_text_model_of_a_larger_checkpoint_is_counted_alone_and_the_plan_says_what_is_not_trained() {
+    let alone = TINY.replace("\"LlamaForCausalLM\"", "\"Qwen2ForCausalLM\"").replace("\"llama\"", "\"qwen2\"");
+    let with_tower = alone.replace("\"Qwen2ForCausalLM\"", "\"Qwen2_5_VLForConditionalGeneration\"");
+    let with_tower = with_tower.replace("\"qwen2\"", "\"qwen2_5_vl\", \"vision_config\": {\"depth\": 2}");
+    let [alone, text] = [&alone, &with_tower].map(|config| resolve_for(config, 1, &[]).unwrap());
+    assert_eq!((alone.memory, alone.trained_parameters), (text.memory.clone(), text.trained_parameters.clone()));
+    let sentence = "the vision tower of the Qwen2_5_VLForConditionalGeneration is not trained; only the text model is \
+                    loaded and counted";
+    assert!(text.to_string().contains(sentence), "{text}");
+    assert_eq!(alone.text_model, None);
+}
+
+#[test]
 fn ranks_multiply_the_rows_of_a_step_and_zero_divides_the_state() {
     let full = ["lora=", "mode=full", "train.micro_batch_size=2", "train.gradient_accumulation=3"];
     let whole = resolve_for(TINY, 4, &full).unwrap();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use firebrick_kernels::Kernels;
-use firebrick_model::{CollectedWeights, Decoder, float_type_of};
+use firebrick_model::{CollectedWeights, Decoder, HfFolder, ModelError, float_type_of};
 
 use super::Run;
 use super::numbers::report_evaluation;
@@ -223,7 +223,13 @@ fn write_weights<B: Kernels>(
     if earlier.exists() {
         fs::remove_dir_all(&earlier).map_err(|error| StorageError::io("replace", &earlier, error))?;
     }
-    weights.write(model, collected, run_folder, dtype)
+    let is_part = weights.adapter.is_none() && model.config.wrapper.is_some();
+    let base = match is_part.then(|| HfFolder::open(&weights.companions.from)).transpose() {
+        // A model that started at random has a config and no other parts.
+        Err(ModelError::NotThere { .. }) => None,
+        base => base?,
+    };
+    weights.write(model, collected, run_folder, dtype, base.as_ref())
 }
 
 fn mean(values: &[f64]) -> Option<f64> {
