@@ -39,6 +39,14 @@ FAMILIES = {
     "tiny-ministral3": dict(ids=534, lora=544, packed=554, prompts=[439, 430]),
 }
 
+# The same for text models with a vision tower, given text only. Gradients have the names of the text model alone.
+WRAPPERS = {
+    "tiny-gemma3-vl": dict(ids=701, lora=711, packed=721, prompts=[768, 747]),
+    "tiny-mistral3": dict(ids=710, lora=712, packed=722, prompts=[755, 731]),
+    "tiny-qwen2-5-vl": dict(ids=707, lora=713, packed=723, prompts=[766, 734]),
+    "tiny-qwen3-vl": dict(ids=708, lora=714, packed=724, prompts=[738, 757]),
+}
+
 # Seeds of the ids for logits only.
 SPECIAL_CHECKPOINTS = {"tiny-phi3-long": 451}
 
@@ -61,7 +69,7 @@ def make_family(maker, name, seeds):
     check_routing(model, input_ids)
     # In transformers the embedding row of the pad token gets no gradient from the input side (`padding_idx`). The
     # goldens leave that id out, so that they do not depend on this rule.
-    assert model.config.pad_token_id not in input_ids, name
+    assert model.config.get_text_config().pad_token_id not in input_ids, name
     maker.save(name, forward_tensors(model, input_ids))
     make_full_gradients(maker, name, seeds["ids"])
     make_lora(maker, f"{name}-lora", name, seeds["lora"])
@@ -91,7 +99,7 @@ def check_sliding_window(maker, name, seed):
 
 def main():
     maker = maker_from_arguments("make_family_goldens.py", __doc__)
-    for name, seeds in FAMILIES.items():
+    for name, seeds in {**FAMILIES, **WRAPPERS}.items():
         make_family(maker, name, seeds)
     for name, seed in SPECIAL_CHECKPOINTS.items():
         model = maker.base(name)

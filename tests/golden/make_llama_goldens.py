@@ -25,7 +25,7 @@ import transformers
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import logging
 
@@ -90,7 +90,9 @@ class Maker:
 
     def base(self, name):
         folder = self.fixtures / name
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        has_vision = "vision_config" in json.loads((folder / "config.json").read_text())
+        auto_class = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
+        return auto_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
     def adapted(self, name, base, trainable=True):
         return PeftModel.from_pretrained(base, self.fixtures / name, is_trainable=trainable).eval()
@@ -123,12 +125,17 @@ def name_of_saved(key):
     return key.replace(".modules_to_save", "").replace(".default.", ".")
 
 
+def alone(name):
+    """The name of a tensor of a text model without the rest of its checkpoint."""
+    return name.replace("model.language_model.", "model.")
+
+
 def adapter_gradients(model):
     """Gradients under the names that PEFT gives the parameters in adapter_model.safetensors."""
     trained = [(key, parameter) for key, parameter in model.named_parameters() if parameter.requires_grad]
     names = {name_of_saved(key): parameter for key, parameter in trained}
     assert set(names) == set(get_peft_model_state_dict(model))
-    return {f"grad.{key}": parameter.grad for key, parameter in names.items()}
+    return {f"grad.{alone(key)}": parameter.grad for key, parameter in names.items()}
 
 
 def make_logits(maker):
@@ -161,7 +168,9 @@ def make_lora_gradients(maker):
 def gradients_on_disk(model):
     """Gradients under the names that checkpoints have: transformers 5 holds all experts of a layer in one parameter, and saves them one by
     one."""
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    others = ("model.vision_tower.", "model.multi_modal_projector.", "model.visual.")
+    of_text = [(name, parameter) for name, parameter in model.named_parameters() if not name.startswith(others)]
+    gradients = {alone(name): parameter.grad for name, parameter in of_text}
     is_mixtral = model.config.model_type == "mixtral"
     block, names = ("block_sparse_moe", ["w1", "w3", "w2"]) if is_mixtral else ("mlp", PROJECTIONS[4:])
     tensors = {}

@@ -28,7 +28,7 @@ pub use recipe::{
 
 /// One checkpoint per family. Each has an adapter `<name>-lora` on all projections but experts, and the golden files `<name>`, `<name>-lora`,
 /// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
-pub const FAMILIES: [&str; 18] = [
+pub const FAMILIES: [&str; 22] = [
     "tiny-llama",
     "tiny-llama-bias", // biases on all projections
     "tiny-mistral",    // sliding window, head_dim 24
@@ -47,6 +47,10 @@ pub const FAMILIES: [&str; 18] = [
     "tiny-glm4",       // neighbors rotated in half of each head, norms around attention and MLP, fused gate and up
     "tiny-glm",        // the same without norms of outputs, whole heads rotated
     "tiny-ministral3", // yarn, queries that grow with their position
+    "tiny-gemma3-vl",  // the text model of a checkpoint with a vision tower, as are the next
+    "tiny-mistral3",   // an untied head, head_dim 24
+    "tiny-qwen2-5-vl", // stored under the text model's own names
+    "tiny-qwen3-vl",   // stored under the names of transformers' modules
 ];
 
 /// Those of [`FAMILIES`] with experts.

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use firebrick_arch::{
     Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, LoraConfig, MlpSpec, ModelConfig, ModelSpec, QkNorm,
-    QueryScale, Rope, RopeScaling, TargetModules, TensorSpec,
+    QueryScale, Rope, RopeScaling, TargetModules, TensorSpec, TextLayout, adapter_layout, is_other_part,
+    name_in_adapter,
 };
 use serde_json::{Value, from_slice, from_str};
 
@@ -280,6 +281,48 @@ fn tiny_mixtral_and_tiny_qwen3_moe_have_experts() {
     qwen3_moe.ropes[0].theta = 1e6;
     qwen3_moe.layers[1].mlp = experts(6, 3, 32, ExpertNames::Qwen);
     assert_eq!(spec("tiny-qwen3-moe"), qwen3_moe);
+}
+
+/// Checkpoints with a vision tower, with the layouts of their tensors.
+const WRAPPERS: [(&str, TextLayout); 4] = [
+    ("tiny-gemma3-vl", TextLayout::LanguageModelFirst),
+    ("tiny-mistral3", TextLayout::LanguageModelFirst),
+    ("tiny-qwen2-5-vl", TextLayout::Alone),
+    ("tiny-qwen3-vl", TextLayout::ModelFirst),
+];
+
+#[test]
+fn text_models_of_wrappers_have_the_specs_of_their_families() {
+    assert_eq!(spec("tiny-gemma3-vl"), spec("tiny-gemma3"));
+    assert_eq!(spec("tiny-mistral3"), expected(|attention| attention.head_dim = 24));
+    assert_eq!(spec("tiny-qwen2-5-vl"), spec("tiny-qwen2"));
+    assert_eq!(spec("tiny-qwen3-vl"), spec("tiny-qwen3"));
+}
+
+#[test]
+fn tensors_of_wrappers_equal_the_header_in_their_layout_next_to_a_tower() {
+    for (name, layout) in WRAPPERS {
+        let header = header(&fixture(name).join("model.safetensors"));
+        assert_eq!(TextLayout::of(header.keys().map(String::as_str)), layout, "{name}");
+        let all = header.len();
+        let text: Shapes = header.into_iter().filter(|(name, _)| !is_other_part(name)).collect();
+        let tensors = shapes(spec(name).tensors()).into_iter().map(|(name, shape)| (layout.name_of(&name), shape));
+        assert_eq!(tensors.collect::<Shapes>(), text, "{name}");
+        assert!(all > text.len(), "{name}");
+    }
+}
+
+#[test]
+fn adapter_tensors_of_wrappers_equal_the_header_in_pefts_names() {
+    for (name, _) in WRAPPERS {
+        let lora = LoraConfig { r: 4, ..LoraConfig::default() };
+        let tensors = shapes(spec(name).adapter_tensors(&lora).unwrap()).into_iter();
+        let named: Shapes =
+            tensors.map(|(name, shape)| (name_in_adapter(&name, TextLayout::ModelFirst), shape)).collect();
+        let header = header(&fixture(&format!("{name}-lora")).join("adapter_model.safetensors"));
+        assert_eq!(named, header, "{name}");
+        assert_eq!(adapter_layout(header.keys().map(String::as_str)), TextLayout::ModelFirst);
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::read_adapter;
 use firebrick_model::{HfFolder, ModelConfig};
 use firebrick_tests::{
-    FAMILIES, FROZEN, MIXTURES, NEW, finish, fixture, load, recipe, relative_difference, step_losses,
+    FAMILIES, FROZEN, MIXTURES, NEW, checkpoint_folder, finish, fixture, load, recipe, relative_difference, step_losses,
 };
 use firebrick_trainer::plan::PlanRequest;
 use firebrick_trainer::run::prepare::prepare_for;
@@ -80,6 +80,24 @@ fn every_family_trains_from_the_same_recipe() {
             assert_eq!(saved, tensor_names(&written_by_others), "{family}, {kind:?}: names of transformers and PEFT");
         }
     }
+}
+
+#[test]
+fn a_fully_trained_text_model_is_saved_with_its_tower_and_a_checkpoint_without() {
+    let output = tempdir().unwrap();
+    let base = fixture("tiny-mistral3");
+    let model = format!("model='{}'", base.display());
+    finish(recipe(output.path(), &["bnb_4bit=", "lora=", "mode=full", &model]), NEW);
+    let run = output.path().join("run");
+    let [before, after] = [&base, &run.join("model")].map(|folder| HfFolder::open(folder).unwrap());
+    assert!(before.other_parts().count() > 0);
+    assert_eq!(before.other_parts().collect::<Vec<_>>(), after.other_parts().collect::<Vec<_>>());
+    for name in before.other_parts() {
+        assert_eq!(before.read(name).unwrap(), after.read(name).unwrap(), "{name}");
+    }
+    let checkpoint = HfFolder::open(&checkpoint_folder(&run, 6).join("model")).unwrap();
+    assert_eq!((checkpoint.other_parts().count(), checkpoint.names().count()), (0, after.names().count()));
+    assert_eq!(read(base.join("config.json")).unwrap(), read(run.join("model/config.json")).unwrap());
 }
 
 #[test]
