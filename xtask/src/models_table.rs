@@ -1,7 +1,7 @@
 //! docs/models.md: the features that work for each model family, derived from the registry of families and from the tests that assert them.
 //!
-//! A row is a family in `FAMILIES` of crates/arch. It has a mark if a test runs over every model of `FAMILIES` in tests/src/lib.rs and the golden
-//! file of the test exists. `UPDATE_GOLDEN=1` writes the file.
+//! A row is a family in `FAMILIES` or a checkpoint in `WRAPPERS` of crates/arch. It has a mark if a test runs over every model of `FAMILIES` in
+//! tests/src/lib.rs and the golden file of the test exists. `UPDATE_GOLDEN=1` writes the file.
 //! Trade-off: sources are read as text and depend on their formatting; a test that is renamed has to be renamed here.
 
 use std::fmt::Write as _;
@@ -29,7 +29,7 @@ something else. To write it again: `UPDATE_GOLDEN=1 cargo test -p xtask models_t
 
 A mark means: a test runs for this family, on the backends flex, candle and wgpu: against golden files of the independent
 implementation, for QLoRA against flex (on wgpu for three of the families). CUDA is compared with the others per operation and on whole models in the
-GPU suite, which runs on a card.
+GPU suite, which runs on a card. The last rows are checkpoints with a vision tower, of which the text model is read.
 
 ";
 
@@ -75,25 +75,30 @@ fn published(root: &Path) -> Vec<(String, String)> {
     texts.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
 }
 
-/// Reads the architecture and model type of every family in the registry.
+/// Reads the architecture and model type of every family in the registry, then of every checkpoint that has the text model of a family.
 fn registry(root: &Path) -> Vec<(String, String)> {
-    let text = read(root, "crates/arch/src/families/mod.rs");
     let names = |call: &str| {
         let call = format!("\"{call}");
         let mut names = quoted(&call).map(str::to_owned);
         (names.next().expect("an architecture"), names.next().expect("a model type"))
     };
-    text.split("family(\"").skip(1).map(names).collect()
+    let lists = [("mod.rs", "family(\""), ("wrapper.rs", "wrapper(\"")];
+    let calls = lists.map(|(file, call)| {
+        let text = read(root, &format!("crates/arch/src/families/{file}"));
+        text.split(call).skip(1).map(names).collect::<Vec<_>>()
+    });
+    calls.concat()
 }
 
-/// Reads the names of the test models, and the model type of each.
+/// Reads the names of the test models, and the model type of each: the key at the top of its config.json.
 fn test_models(root: &Path) -> Vec<(String, String)> {
     let text = read(root, "tests/src/lib.rs");
     let list = text.split("pub const FAMILIES").nth(1).and_then(|rest| rest.split("];").next()).expect("a list");
     let lines = list.lines().filter_map(|line| line.trim().strip_prefix('"')?.split('"').next());
     let with_kind = |name: &str| {
         let config = read(root, &format!("tests/fixtures/{name}/config.json"));
-        let kind = config.split("\"model_type\"").nth(1).and_then(|rest| quoted(rest).next()).expect("a model type");
+        let kind =
+            config.split("\n  \"model_type\"").nth(1).and_then(|rest| quoted(rest).next()).expect("a model type");
         (name.to_owned(), kind.to_owned())
     };
     lines.map(with_kind).collect()
