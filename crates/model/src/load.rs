@@ -99,9 +99,8 @@ impl<B: Kernels> Decoder<B> {
         limits: Limits,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, ModelError> {
-        let stored = config.stored_spec();
-        folder.check_complete(&stored)?;
-        let tensors = stored.tensors();
+        folder.check_complete(config)?;
+        let tensors = config.stored_spec().tensors();
         let is_dense = |tensor: &&TensorSpec| tensor.role == Role::Projection && folder.skips(&tensor.name);
         let dense: BTreeSet<String> = tensors.iter().filter(is_dense).map(|tensor| tensor.name.clone()).collect();
         let request = |tensor: &TensorSpec| {

@@ -73,11 +73,11 @@ pub struct MergeReport {
 /// A folder that cannot be read, a folder `to` that holds something, a weight that is not finite, a mixture of experts.
 pub fn quantize_folder(model: &Path, to: &Path, format: Bnb4bit, companions: &Companions) -> Result<usize, ModelError> {
     let (base, config) = (HfFolder::open(model)?, ModelConfig::read(model)?);
-    base.check_complete(&config.spec)?;
+    base.check_complete(&config)?;
     let dtype = float_type_of(&config);
     write_bnb_folder(to, &config, format, dtype, Some(companions), &base, |_| Ok(None))?;
     let written = HfFolder::open(to)?;
-    written.check_complete(&config.spec)?;
+    written.check_complete(&config)?;
     Ok(written.quantized_weights().values().sum())
 }
 
@@ -89,7 +89,7 @@ pub fn quantize_folder(model: &Path, to: &Path, format: Bnb4bit, companions: &Co
 pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelError> {
     let base = HfFolder::open(merge.model)?;
     let mut config = ModelConfig::read(merge.model)?;
-    base.check_complete(&config.spec)?;
+    base.check_complete(&config)?;
     let (settings, tensors) = read_adapter(merge.adapter)?;
     grow_for_adapter(&mut config, merge.adapter)?;
     check_adapter(merge.adapter, &config.spec, &settings)?;

@@ -379,7 +379,7 @@ mod tests {
     fn every_tensor_of_a_sharded_folder_reads_back() {
         let (_temp, dir, config) = sharded();
         let folder = HfFolder::open(&dir).unwrap();
-        folder.check_complete(&config.spec).unwrap();
+        folder.check_complete(&config).unwrap();
         for (name, shape) in shapes(&config) {
             assert_eq!(folder.read_f32(&name, &shape).unwrap(), values(&name, shape.iter().product()), "{name}");
         }
@@ -497,13 +497,13 @@ mod tests {
         let (_temp, dir, _) = sharded();
         let folder = HfFolder::open(&dir).unwrap();
         let wider = tiny(&[("intermediate_size", json!(16)), ("num_hidden_layers", json!(3))]).unwrap();
-        let message = folder.check_complete(&wider.spec).unwrap_err().to_string();
+        let message = folder.check_complete(&wider).unwrap_err().to_string();
         // Three projections in each of two layers, and nine tensors of a third layer.
         for part in ["15 tensors", "[12, 8]", "[16, 8]", "intermediate_size", "and 10 more"] {
             assert!(message.contains(part), "{message}");
         }
         let narrower = tiny(&[("num_hidden_layers", json!(1))]).unwrap();
-        assert!(folder.check_complete(&narrower.spec).unwrap_err().to_string().contains("no place for it"));
+        assert!(folder.check_complete(&narrower).unwrap_err().to_string().contains("no place for it"));
     }
 
     #[test]
@@ -513,8 +513,8 @@ mod tests {
         write_folder_of(0.0, &dir, &config, FloatType::F32, None).unwrap();
         let folder = HfFolder::open(&dir).unwrap();
         assert!(!folder.contains("lm_head.weight"));
-        folder.check_complete(&config.spec).unwrap();
-        let message = folder.check_complete(&tiny(&[]).unwrap().spec).unwrap_err().to_string();
+        folder.check_complete(&config).unwrap();
+        let message = folder.check_complete(&tiny(&[]).unwrap()).unwrap_err().to_string();
         assert!(message.contains("lm_head.weight") && message.contains("tie_word_embeddings"), "{message}");
     }
 

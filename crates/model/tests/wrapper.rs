@@ -84,7 +84,7 @@ fn write_adapter(name: &str, layout: TextLayout, targets: &Value, to: &Path) {
 fn the_text_model_is_read_from_every_layout_and_the_rest_set_aside() {
     for (name, layout) in LAYOUTS {
         let (folder, config) = (HfFolder::open(&fixture(name)).unwrap(), ModelConfig::read(&fixture(name)).unwrap());
-        folder.check_complete(&config.spec).unwrap();
+        folder.check_complete(&config).unwrap();
         assert_eq!(folder.layout(), layout, "{name}");
         assert_eq!(folder.names().count(), config.spec.tensors().len(), "{name}");
         let file = stored(&fixture(name).join(WEIGHTS_FILE));
@@ -93,6 +93,17 @@ fn the_text_model_is_read_from_every_layout_and_the_rest_set_aside() {
             assert_eq!(folder.read(tensor).unwrap(), file[&layout.name_of(tensor)], "{name}, {tensor}");
         }
     }
+}
+
+#[test]
+fn a_tower_that_config_json_does_not_describe_is_refused_and_never_dropped() {
+    let (temp, from) = (tempdir().unwrap(), fixture("tiny-qwen2-5-vl"));
+    copy(from.join(WEIGHTS_FILE), temp.path().join(WEIGHTS_FILE)).unwrap();
+    copy(fixture("tiny-qwen2").join(CONFIG_FILE), temp.path().join(CONFIG_FILE)).unwrap();
+    let (folder, config) = (HfFolder::open(temp.path()).unwrap(), ModelConfig::read(temp.path()).unwrap());
+    assert_eq!(config.spec, ModelConfig::read(&from).unwrap().spec);
+    let message = folder.check_complete(&config).unwrap_err().to_string();
+    assert!(message.contains("`visual.") && message.contains("config.json has no place for it"), "{message}");
 }
 
 #[test]
@@ -135,7 +146,7 @@ fn a_checkpoint_merged_in_4_bits_keeps_its_tower_and_names_it_as_unquantized() {
     assert_eq!(folder.quantized_weights().values().sum::<usize>(), 14);
     merge(&merged, &fixture("tiny-gemma3-vl-lora"), &again, None);
     let config = ModelConfig::read(&again).unwrap();
-    HfFolder::open(&again).unwrap().check_complete(&config.spec).unwrap();
+    HfFolder::open(&again).unwrap().check_complete(&config).unwrap();
     assert!(config.wrapper.is_some() && !config.text().contains("quantization_config"));
 }
 

@@ -41,7 +41,7 @@ fn dequantized_weights_equal_those_of_the_defining_library_bit_for_bit() {
     for name in BNB.into_iter().chain(OTHERS) {
         let (folder, golden) = (open(name), Golden::open(name));
         let config = ModelConfig::read(&fixture(name)).expect("the fixture has a config");
-        folder.check_complete(&config.spec).expect("every part belongs to a weight");
+        folder.check_complete(&config).expect("every part belongs to a weight");
         for weight in ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight"] {
             let shape = folder.info(weight).unwrap().shape;
             let values = folder.read_f32(weight, &shape).unwrap();

@@ -109,7 +109,7 @@ fn trained_model_folder_loads_back_to_the_model_that_was_trained() {
         let summary = finish(config.clone(), NEW);
         let folder = output.path().join("run/model");
         assert_eq!(summary.weights, folder.display().to_string());
-        HfFolder::open(&folder).unwrap().check_complete(&ModelConfig::read(&folder).unwrap().spec).unwrap();
+        HfFolder::open(&folder).unwrap().check_complete(&ModelConfig::read(&folder).unwrap()).unwrap();
 
         // The folder is a model like any other: it has its tokenizer, and can be the next run's `model`.
         let mut next = config;

@@ -78,7 +78,7 @@ fn a_model_that_trains_whole_is_saved_with_the_rows_and_tokenizer_of_new_tokens(
     finish(recipe(output.path(), &[&TOKENS[..], &["bnb_4bit=", "lora=", "mode=full"]].concat()), NEW);
     let model = output.path().join("run/model");
     let config = ModelConfig::read(&model).unwrap();
-    HfFolder::open(&model).unwrap().check_complete(&config.spec).unwrap();
+    HfFolder::open(&model).unwrap().check_complete(&config).unwrap();
     assert_eq!(config.spec.vocab_size, 266);
     assert_eq!(logits(&options(&model, None), "an in", 266).len() % 266, 0);
 }

@@ -69,7 +69,7 @@ pub struct GgufEnds {
 pub fn write_gguf(folder: &Path, to: &Path, kind: GgmlType, ends: GgufEnds) -> Result<(), ModelError> {
     let weights = HfFolder::open(folder)?;
     let config = ModelConfig::read(folder)?;
-    weights.check_complete(&config.spec)?;
+    weights.check_complete(&config)?;
     let architecture = Architecture::of(&config)?;
     let mut metadata = architecture.metadata(&config, folder, kind);
     metadata.extend(tokenizer::metadata(folder, config.spec.vocab_size, config.bos_token_id, ends)?);

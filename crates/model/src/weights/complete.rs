@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use firebrick_arch::{HEAD, ModelSpec, TensorSpec};
+use firebrick_arch::{HEAD, ModelConfig, TensorSpec};
 
 use super::HfFolder;
 use crate::error::ModelError;
@@ -11,14 +11,14 @@ use crate::error::ModelError;
 const OLD_BUFFER: &str = "rotary_emb.inv_freq";
 
 impl HfFolder {
-    /// Compares the folder's tensors with those of the model.
+    /// Compares the folder's tensors with those that config.json describes.
     ///
     /// # Errors
     /// One error for all tensors that are missing, wrongly shaped, or not part of the model: a bias or a quantization constant that was
     /// ignored would change the numbers. An unused `lm_head.weight` of a tied model and the `rotary_emb.inv_freq` of old checkpoints
-    /// are ignored.
-    pub fn check_complete(&self, spec: &ModelSpec) -> Result<(), ModelError> {
-        let expected = spec.tensors();
+    /// are ignored; other parts than the text model have a place if config.json describes a checkpoint with such parts.
+    pub fn check_complete(&self, config: &ModelConfig) -> Result<(), ModelError> {
+        let expected = config.stored_spec().tensors();
         let mut problems = Vec::new();
         for TensorSpec { name, shape, .. } in &expected {
             if !self.contains(name) {
@@ -33,6 +33,7 @@ impl HfFolder {
         }
         let known = expected.iter().map(|tensor| tensor.name.as_str()).collect::<BTreeSet<_>>();
         let unknown = self.names().filter(|name| !known.contains(name) && *name != HEAD && !name.ends_with(OLD_BUFFER));
+        let unknown = unknown.chain(self.other_parts().filter(|_| config.wrapper.is_none()));
         problems.extend(unknown.map(|name| format!("`{name}` is there, but config.json has no place for it")));
         if problems.is_empty() {
             Ok(())

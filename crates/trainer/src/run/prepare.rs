@@ -192,7 +192,7 @@ fn check_model(
         return Ok(None);
     }
     let weights = HfFolder::open(folder)?;
-    weights.check_complete(&model_config.spec)?;
+    weights.check_complete(model_config)?;
     let divides = recipe.lora.as_ref().is_some_and(|lora| !lora.init_lora_weights.is_uniform());
     let quantized = weights.names().find(|name| divides && weights.stored_format(name).is_some()).map(str::to_owned);
     match quantized {
