@@ -181,8 +181,8 @@ impl<T: Copy + PartialEq> ByPattern<T> {
         Self(self.0.iter().map(|(pattern, value)| (pattern.clone(), to(*value))).collect())
     }
 
-    /// Returns a table with the same values for modules that are called otherwise: `paths` has their names by this table's names. Keys stay where they
-    /// give the same; otherwise each module is a key.
+    /// Returns a table with the same values for modules that are called otherwise: `paths` has their names by this table's names. Keys stay where
+    /// they give the same; otherwise each module is a key.
     #[must_use]
     pub fn renamed(&self, paths: &BTreeMap<String, String>) -> Self {
         if paths.iter().all(|(from, to)| self.get(from) == self.get(to)) {

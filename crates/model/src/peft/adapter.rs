@@ -1,7 +1,8 @@
 //! The matrices of a LoRA adapter, and the adapter folder as a whole.
 //!
 //! Each adapted module has `base_model.model.{path}.lora_A.weight` `[r, in]` and `.lora_B.weight` `[out, r]`, and those
-//! are the names of its tensors everywhere but in the files of adapters of larger checkpoints, whose paths are longer. PyTorch `.bin` adapters are not read.
+//! are the names of its tensors everywhere but in the files of adapters of larger checkpoints, whose paths are longer. PyTorch `.bin` adapters are not
+//! read.
 //! Trade-off: an adapter is held in host memory as a whole.
 
 use std::collections::BTreeMap;
@@ -106,16 +107,7 @@ pub fn grow_for_adapter(config: &mut ModelConfig, dir: &Path) -> Result<(), Mode
 /// Those of [`read_adapter_config`]; [`ModelError::OtherAdapter`] with every setting that differs; a matrix that is missing or has another
 /// shape.
 pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Result<(), ModelError> {
-    let mut found = read_adapter_config(dir)?;
-    let modules = |lora: &LoraConfig| -> Vec<String> {
-        spec.modules().map(|(module, _)| module.path).filter(|path| lora.adapts(path)).collect()
-    };
-    if modules(&found) == modules(expected) {
-        // The same modules may be written in several ways.
-        found.target_modules = expected.target_modules.clone();
-        found.exclude_modules = expected.exclude_modules.clone();
-        found.layers_to_transform = expected.layers_to_transform.clone();
-    }
+    let found = as_written_in(expected, read_adapter_config(dir)?, spec);
     let settings = settings_of(&found, spec);
     let differences: Vec<String> = settings
         .iter()
@@ -140,6 +132,34 @@ pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Res
         return Err(ModelError::AdapterTensor { path, name: tensor.name, problem });
     }
     Ok(())
+}
+
+/// Returns the settings `found` in the words of `expected` where both mean the same modules, ranks and scales of this model: a list, an expression
+/// and the names of a larger checkpoint may.
+fn as_written_in(expected: &LoraConfig, found: LoraConfig, spec: &ModelSpec) -> LoraConfig {
+    let LoraConfig { modules_to_save, rank_pattern, alpha_pattern, .. } = expected.clone();
+    let saved = |lora: &LoraConfig| -> Vec<String> {
+        let names = spec.tensors().into_iter().map(|tensor| tensor.name).chain([HEAD.to_owned()]);
+        names.filter(|name| lora.saves_tensor(name)).collect()
+    };
+    let found = if saved(&found) == saved(expected) { LoraConfig { modules_to_save, ..found } } else { found };
+    let modules = |lora: &LoraConfig| -> Vec<String> {
+        spec.modules().map(|(module, _)| module.path).filter(|path| lora.adapts(path)).collect()
+    };
+    let adapted = modules(expected);
+    if modules(&found) != adapted {
+        return found;
+    }
+    let same = LoraConfig { rank_pattern, alpha_pattern, ..found.clone() };
+    let computes = |lora: &LoraConfig, path: &String| (lora.rank_of(path), lora.scaling_of(path));
+    let is_same = adapted.iter().all(|path| computes(&found, path) == computes(&same, path));
+    let found = if is_same { same } else { found };
+    LoraConfig {
+        target_modules: expected.target_modules.clone(),
+        exclude_modules: expected.exclude_modules.clone(),
+        layers_to_transform: expected.layers_to_transform.clone(),
+        ..found
+    }
 }
 
 /// Returns the settings that two adapters must share to continue one from the other, as a recipe writes them.
@@ -370,7 +390,7 @@ mod tests {
 
     use super::*;
     use crate::test_config::tiny;
-    use firebrick_arch::ModelConfig;
+    use firebrick_arch::{ModelConfig, WRAPPERS};
 
     fn matrix(shape: [usize; 2], start: f32) -> TensorF32 {
         let values = (0..shape[0] * shape[1]).map(|i| start + i as f32).collect();
@@ -454,6 +474,29 @@ mod tests {
         let wider = tiny(&[("hidden_size", 16.into())]).unwrap().spec;
         let message = check_adapter(dir.path(), &wider, &lora).unwrap_err().to_string();
         assert!(message.contains("has shape [2, 8], but this model needs [2, 16]"), "{message}");
+    }
+
+    #[test]
+    fn an_adapter_of_a_larger_checkpoint_is_a_start_for_the_settings_that_wrote_it() {
+        let (dir, mut config) = (tempdir().unwrap(), tiny(&[]).unwrap());
+        config.wrapper = WRAPPERS.first();
+        let json = json!({
+            "r": 2, "target": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens", "norm"],
+            "rank_pattern": {"model.layers.1.self_attn.q_proj": 3}, "alpha_pattern": {"v_proj": 7}
+        });
+        let lora: LoraConfig = serde_json::from_value(json).unwrap();
+        write_adapter(dir.path(), &lora, &config, &matrices(&lora, &config)).unwrap();
+        let stored = safetensors_names(&dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap();
+        assert!(stored.iter().all(|name| name.contains("language_model")), "{stored:?}");
+        check_adapter(dir.path(), &config.spec, &lora).unwrap();
+        for other in [json!({"rank_pattern": {"v_proj": 3}}), json!({"modules_to_save": ["norm"]})] {
+            let mut changed = serde_json::to_value(&lora).unwrap();
+            changed.as_object_mut().unwrap().extend(other.as_object().unwrap().clone());
+            let changed: LoraConfig = serde_json::from_value(changed).unwrap();
+            let key = other.as_object().unwrap().keys().next().unwrap();
+            let message = check_adapter(dir.path(), &config.spec, &changed).unwrap_err().to_string();
+            assert!(message.contains(key.as_str()), "{message}");
+        }
     }
 
     #[test]
