@@ -33,7 +33,8 @@ def main():
     active = adapted.peft_config["default"]
     assert active.use_rslora and active.base_model_name_or_path == "tests/tiny-llama", active
     maker.save("saved-adapter", forward_tensors(adapted, random_ids(331)))
-    for seed, (name, base) in enumerate([("saved-dora", "tiny-llama"), ("saved-rows", "tiny-llama-tied")], start=333):
+    bare = [("saved-dora", "tiny-llama"), ("saved-rows", "tiny-llama-tied"), ("saved-vl", "tiny-gemma3-vl")]
+    for seed, (name, base) in enumerate(bare, start=333):
         adapted = maker.adapted(name, maker.base(base))
         assert adapted.peft_config["default"].base_model_name_or_path == f"tests/{base}", name
         maker.save(name, forward_tensors(adapted, random_ids(seed)))

@@ -1,6 +1,6 @@
 //! Tests the folders that Firebrick writes, as transformers and PEFT read them.
 //!
-//! `saved-adapter`, `saved-dora`, `saved-rows` and `saved-model` in the fixtures were written by this file (`UPDATE_GOLDEN=1`), and
+//! `saved-adapter`, `saved-dora`, `saved-rows`, `saved-vl` and `saved-model` in the fixtures were written by this file (`UPDATE_GOLDEN=1`), and
 //! `make_saved_goldens.py` loaded them. Here the same bytes are written again, and our numbers are compared with theirs.
 
 use std::collections::BTreeMap;
@@ -37,11 +37,14 @@ fn companions(model: &str) -> Companions {
 }
 
 /// Adapters that are saved without companions: folder, fixture and base.
-const BARE: [(&str, &str, &str); 2] =
-    [("saved-dora", "tiny-llama-dora", "tiny-llama"), ("saved-rows", "tiny-llama-tied-rows", "tiny-llama-tied")];
-const SAVED: [&str; 4] = ["saved-adapter", "saved-dora", "saved-rows", "saved-model"];
+const BARE: [(&str, &str, &str); 3] = [
+    ("saved-dora", "tiny-llama-dora", "tiny-llama"),
+    ("saved-rows", "tiny-llama-tied-rows", "tiny-llama-tied"),
+    ("saved-vl", "tiny-gemma3-vl-lora", "tiny-gemma3-vl"),
+];
+const SAVED: [&str; 5] = ["saved-adapter", "saved-dora", "saved-rows", "saved-vl", "saved-model"];
 
-/// Writes an rsLoRA adapter on two of the projections, DoRA, rows of single tokens, and a tied model with scaled rope in float16.
+/// Writes an rsLoRA adapter on two of the projections, DoRA, rows of single tokens, an adapter of a checkpoint with a vision tower, and a tied model with scaled rope in float16.
 fn write(folder: &Path) {
     for (name, adapter, base) in BARE {
         let lora = read_adapter_config(&fixture(adapter)).expect("the fixture is an adapter");
