@@ -3,8 +3,7 @@
 //!
 //! Defaults are those of transformers' `Gemma3TextConfig`. `attn_logit_softcapping` is refused, because transformers reads it and does
 //! not apply it.
-//! Not supported: checkpoints with a vision encoder (`Gemma3ForConditionalGeneration`), bidirectional attention, and `attention_dropout`,
-//! which is ignored.
+//! Not supported: bidirectional attention, and `attention_dropout`, which is ignored.
 
 use super::keys::{
     activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, positive_or, refuse_quantized, size,
