@@ -2,7 +2,8 @@
 //!
 //! Other parts are copied byte for byte. Only what the base stores quantized is written in the format of the folder, whose config.json describes no
 //! quantization of theirs.
-//! Trade-off: without a base the folder holds the text model alone, under its own names: enough for a checkpoint of a run.
+//! Trade-off: without a base the folder holds the text model alone: enough for a checkpoint of a run. Its names are those of the modules in
+//! transformers, which then loads the text model and starts the other parts at random, with a warning.
 
 use firebrick_arch::{ModelConfig, TextLayout, is_other_part, other_modules};
 use firebrick_precision::FloatType;
@@ -21,8 +22,10 @@ pub(super) struct Surroundings<'a> {
 impl<'a> Surroundings<'a> {
     /// Describes a folder with the names and other parts of `base`; plain if the model is the whole checkpoint.
     pub(super) fn new(config: &ModelConfig, base: Option<&'a HfFolder>) -> Self {
-        let base = base.filter(|_| config.wrapper.is_some());
-        Self { base, layout: base.map_or_else(TextLayout::default, HfFolder::layout) }
+        if config.wrapper.is_none() {
+            return Self { base: None, layout: TextLayout::Alone };
+        }
+        Self { base, layout: base.map_or(TextLayout::ModelFirst, HfFolder::layout) }
     }
 
     /// Returns the name in the folder of a tensor of the model.

@@ -249,6 +249,7 @@ mod tests {
     use std::fs::{create_dir, read, read_to_string, write};
     use std::path::PathBuf;
 
+    use firebrick_arch::{TextLayout, WRAPPERS};
     use safetensors::tensor::{TensorView, serialize};
     use tempfile::tempdir;
 
@@ -321,6 +322,17 @@ mod tests {
         assert_eq!(folder.read_f32("model.norm.weight", &[8]).unwrap(), [1.0; 8]);
         let again = write_folder_of(value, &dir, &config, FloatType::F32, None).unwrap_err();
         assert!(matches!(again, ModelError::AlreadyExists { .. }));
+    }
+
+    #[test]
+    fn a_text_model_without_the_rest_of_its_checkpoint_has_the_names_that_transformers_loads() {
+        let (temp, mut config) = (tempdir().unwrap(), tiny(&[]).unwrap());
+        config.wrapper = WRAPPERS.first();
+        let dir = temp.path().join("to");
+        write_folder_of(0.5, &dir, &config, FloatType::F32, None).unwrap();
+        let folder = HfFolder::open(&dir).unwrap();
+        assert_eq!((folder.layout(), folder.other_parts().count()), (TextLayout::ModelFirst, 0));
+        folder.check_complete(&config).unwrap();
     }
 
     #[test]
