@@ -5,7 +5,8 @@
 `quant-source` is a Llama of one layer in bf16. `quant-bnb-*` are what transformers and bitsandbytes save of it on the CPU, `quant-fp8`
 has blocks of 128 x 128 as DeepSeek and Qwen3 store them, `quant-fp8-tensor` one scale per matrix and scales of activations as Mistral
 does, `quant-fp8-static` the same and `quant-fp8-channel` a scale per row in the names and shapes of compressed-tensors
-(`float-quantized`); `quant-nvfp4` is packed by compressed-tensors. The logits are those of
+(`float-quantized`); `quant-nvfp4` is packed by compressed-tensors. `quant-fp8-ministral3` is a Ministral 3 as published: the text model
+in FP8 with one scale per matrix, next to a vision tower in bf16. The logits are those of
 transformers in f32 over the dequantized weights; each weight is dequantized here by its written formula and compared with what the
 library that defines the format gives. The helpers are those of make_llama_goldens.py. Needs `pip install compressed-tensors` (0.20.0).
 """
@@ -20,7 +21,15 @@ from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from make_llama_goldens import forward_tensors, maker_from_arguments, random_ids
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    BitsAndBytesConfig,
+    FineGrainedFP8Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Ministral3ForCausalLM,
+)
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 VOCABULARY = 96
@@ -211,7 +220,7 @@ def nvfp4(name, weight):
 
 def save_golden(maker, name, model, weights, seed):
     # A new model: the rotary frequencies of one in bf16 stay rounded to it.
-    fresh = LlamaForCausalLM(model.config)
+    fresh = type(model)(model.config)
     fresh.load_state_dict(model.state_dict())
     model = fresh.float().eval()
     model.config._attn_implementation = "eager"
@@ -221,16 +230,51 @@ def save_golden(maker, name, model, weights, seed):
     maker.save(name, {**forward_tensors(model, random_ids(seed, VOCABULARY)), **samples})
 
 
+MISTRAL = dict(
+    activation_scheme="static",
+    dequantize=False,
+    modules_to_not_convert=["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+    quant_method="fp8",
+    weight_block_size=None,
+)
+
+
+def make_ministral3(maker):
+    """The text model of tiny-ministral3 in the place of that of tiny-mistral3."""
+    text, around = maker.fixtures / "tiny-ministral3", maker.fixtures / "tiny-mistral3"
+    folder = emptied(maker.fixtures / "quant-fp8-ministral3")
+    shutil.copytree(around, folder)
+    config = json.loads((around / "config.json").read_text())
+    config["text_config"] = json.loads((text / "config.json").read_text())
+    for key in ["architectures", "transformers_version", "dtype"]:
+        config["text_config"].pop(key, None)
+    config["quantization_config"] = MISTRAL
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    stored = load_file(around / "model.safetensors")
+    prefix = "language_model."
+    assert any(name.startswith(prefix) for name in stored)
+    tensors = {name: value for name, value in stored.items() if not name.startswith(prefix)}
+    model = Ministral3ForCausalLM.from_pretrained(text, dtype=torch.float32)
+    values = {}
+    for name, value in model.state_dict().items():
+        if "_proj.weight" in name:
+            parts, values[name] = fp8_tensor(name, value)
+            path = prefix + name.removesuffix(".weight")
+            tensors.update({path + suffix: part.contiguous() for suffix, part in parts.items()})
+        else:
+            rounded = value.to(torch.bfloat16)
+            tensors[prefix + name], values[name] = rounded.contiguous(), rounded.float()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_golden(maker, folder.name, model, values, 350)
+    whole = AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, quantization_config=FineGrainedFP8Config(dequantize=True)
+    )
+    own = whole.model.language_model.layers[0].mlp.down_proj.weight
+    assert torch.allclose(own, values[SAMPLES[1]], rtol=1e-2), "transformers finds the text model and its scales"
+
+
 def make_fp8_with_few_scales(maker):
     """Scales for the matrix as Mistral stores them, then both layouts of compressed-tensors."""
-    skipped = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
-    mistral = dict(
-        activation_scheme="static",
-        dequantize=False,
-        modules_to_not_convert=skipped,
-        quant_method="fp8",
-        weight_block_size=None,
-    )
     compressed = lambda strategy: dict(
         config_groups=dict(group_0=dict(targets=["Linear"], weights=dict(num_bits=8, type="float", strategy=strategy))),
         format="float-quantized",
@@ -239,7 +283,7 @@ def make_fp8_with_few_scales(maker):
         quantization_status="compressed",
     )
     cases = [
-        ("quant-fp8-tensor", fp8_tensor, mistral),
+        ("quant-fp8-tensor", fp8_tensor, MISTRAL),
         ("quant-fp8-static", fp8_static, compressed("tensor")),
         ("quant-fp8-channel", fp8_channel, compressed("channel")),
     ]
@@ -259,6 +303,7 @@ def main():
         )
         save_golden(maker, name, model, dequantized_bnb(maker.fixtures / name), seed)
     make_fp8_with_few_scales(maker)
+    make_ministral3(maker)
     fp8 = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128])
     packed = dict(quant_method="compressed-tensors", format="nvfp4-pack-quantized", ignore=["lm_head"])
     for seed, (name, sizes, quantize, config) in enumerate(

@@ -232,6 +232,14 @@ fn ranks_times_accumulation_equals_one_rank_with_all_of_it() {
     KINDS.into_iter().for_each(|kind| assert_ranks_equal_one_rank(kind, &[("2", 2), ("4", 1)]));
 }
 
+#[test]
+fn ranks_train_a_checkpoint_with_a_vision_tower_or_in_fp8_as_one_rank() {
+    let full: &[&str] = &["mode=full", "model='{fixtures}/tiny-gemma3-vl'", "train.zero_stage=2"];
+    let fp8: &[&str] = &["bnb_4bit={}", "model='{fixtures}/quant-fp8-ministral3'", "compute=float32"];
+    assert_ranks_equal_one_rank(full, &[("2", 2)]);
+    assert_ranks_equal_one_rank(&[LORA, fp8].concat(), &[("2", 2)]);
+}
+
 /// Pairs have two denominators, of pairs and of the chosen's tokens, and a reference: in the pass, or of all pairs before training. Four ranks run
 /// where the reference is precomputed, and each computes a share of it; otherwise two.
 #[test]

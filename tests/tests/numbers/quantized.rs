@@ -25,9 +25,11 @@ use tempfile::{TempDir, tempdir};
 use crate::forward::{TOKENS, differences};
 
 const BNB: [&str; 4] = ["quant-bnb-nf4-double-quant", "quant-bnb-nf4", "quant-bnb-fp4-double-quant", "quant-bnb-fp4"];
-const OTHERS: [&str; 5] = [FP8[0], FP8[1], FP8[2], FP8[3], "quant-nvfp4"];
-/// E4M3 with a scale per block, per matrix (under Mistral's names, then those of compressed-tensors, both with scales of activations), and per row.
-const FP8: [&str; 4] = ["quant-fp8", "quant-fp8-tensor", "quant-fp8-static", "quant-fp8-channel"];
+const OTHERS: [&str; 6] = [FP8[0], FP8[1], FP8[2], FP8[3], FP8[4], "quant-nvfp4"];
+/// E4M3 with a scale per block, per matrix (under Mistral's names, then those of compressed-tensors, both with scales of activations), and per row;
+/// last a Ministral 3 as published, with a vision tower in bf16.
+const FP8: [&str; 5] =
+    ["quant-fp8", "quant-fp8-tensor", "quant-fp8-static", "quant-fp8-channel", "quant-fp8-ministral3"];
 
 /// The base in NF4 without double quantization, frozen.
 const PLAIN_NF4: BaseStorage = BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: false }));
@@ -204,7 +206,7 @@ fn what_is_saved_and_merged_of_an_fp8_folder_is_bf16_without_quantization() {
 fn scales_of_activations_are_named_and_left_out() {
     let stored = FP8.map(|name| open(name).quantized_weights().into_keys().collect::<Vec<_>>().join(" and "));
     let unused = "fp8 with scales of activations, which are not used";
-    assert_eq!(stored, ["fp8 in blocks of 128 x 128", unused, unused, "fp8 with a scale per row"]);
+    assert_eq!(stored, ["fp8 in blocks of 128 x 128", unused, unused, "fp8 with a scale per row", unused]);
 }
 
 fn try_quantized(from: &Path, to: &Path, format: Bnb4bit) -> Result<usize, ModelError> {

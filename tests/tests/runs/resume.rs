@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use firebrick_hwprofile::usage::Gauge;
-use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, metrics, one_step, recipe, refusal, snapshot};
+use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, fixture, metrics, one_step, recipe, refusal, snapshot};
 use firebrick_trainer::config::RunConfig;
 use serde_json::Value;
 use tempfile::tempdir;
@@ -61,24 +61,35 @@ fn numbers(run: &Path) -> Vec<Value> {
 
 #[test]
 fn run_interrupted_twice_equals_uninterrupted_run() {
-    for kind in KINDS {
-        let (whole, parts) = (tempdir().unwrap(), tempdir().unwrap());
-        let whole_summary = finish(evaluated(whole.path(), kind), NEW);
-        let config = evaluated(parts.path(), kind);
-        assert_eq!([one_step(config.clone(), NEW), one_step(config.clone(), NEWEST)], [1, 2]);
-        let summary = finish(config, NEWEST);
+    KINDS.into_iter().for_each(assert_interruptions_change_nothing);
+}
 
-        let (whole, parts) = (whole.path().join("run"), parts.path().join("run"));
-        let expected = tensors(&whole);
-        assert!(expected.keys().any(|path| path.ends_with("step-4/optimizer.safetensors")), "{kind:?}");
-        for (path, bytes) in expected {
-            assert!(fs::read(parts.join(&path)).unwrap() == bytes, "{kind:?}: {} differs", path.display());
-        }
-        assert_eq!(numbers(&parts), numbers(&whole), "{kind:?}");
-        assert_eq!(summary.eval_loss_before, whole_summary.eval_loss_before);
-        assert_eq!(summary.eval_loss_after, whole_summary.eval_loss_after);
-        assert_eq!(summary.loss_tokens, whole_summary.loss_tokens);
+#[test]
+fn run_of_a_checkpoint_with_a_vision_tower_or_in_fp8_resumes_like_any_other() {
+    let full = ["bnb_4bit=", "lora=", "mode=full"];
+    for (checkpoint, kind) in [("tiny-gemma3-vl", &[][..]), ("tiny-gemma3-vl", &full), ("quant-fp8-ministral3", &[])] {
+        let model = format!("model='{}'", fixture(checkpoint).display());
+        assert_interruptions_change_nothing(&[&[model.as_str()], kind].concat());
     }
+}
+
+fn assert_interruptions_change_nothing(kind: &[&str]) {
+    let (whole, parts) = (tempdir().unwrap(), tempdir().unwrap());
+    let whole_summary = finish(evaluated(whole.path(), kind), NEW);
+    let config = evaluated(parts.path(), kind);
+    assert_eq!([one_step(config.clone(), NEW), one_step(config.clone(), NEWEST)], [1, 2]);
+    let summary = finish(config, NEWEST);
+
+    let (whole, parts) = (whole.path().join("run"), parts.path().join("run"));
+    let expected = tensors(&whole);
+    assert!(expected.keys().any(|path| path.ends_with("step-4/optimizer.safetensors")), "{kind:?}");
+    for (path, bytes) in expected {
+        assert!(fs::read(parts.join(&path)).unwrap() == bytes, "{kind:?}: {} differs", path.display());
+    }
+    assert_eq!(numbers(&parts), numbers(&whole), "{kind:?}");
+    assert_eq!(summary.eval_loss_before, whole_summary.eval_loss_before);
+    assert_eq!(summary.eval_loss_after, whole_summary.eval_loss_after);
+    assert_eq!(summary.loss_tokens, whole_summary.loss_tokens);
 }
 
 #[test]
