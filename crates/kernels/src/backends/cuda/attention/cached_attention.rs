@@ -7,11 +7,11 @@
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::AttentionSpec;
-use firebrick_cuda::{Arguments, LaunchShape};
+use firebrick_cuda::LaunchShape;
 
 use crate::attention::reference;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, SoftCap, Source, arguments, at,
+    BlockArguments, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, SoftCap, Source, arguments,
     cached_queries, grid, int_tensor, matmul, tensor,
 };
 use crate::{CachedTokens, KvCache};
@@ -123,8 +123,9 @@ impl Engine {
 
     fn combine_parts(&self, o: &MatrixView, parts: u64, spec: &AttentionSpec, splits: usize, launch: Launch) {
         let shape = LaunchShape { grid: [spec.heads as u32, o.rows as u32, 1], ..launch.shape };
-        let arguments =
-            Arguments::new().rows(o).pointer(at(parts)).i64(o.stride as i64).i32(spec.heads as i32).i32(splits as i32);
+        let arguments = arguments! {
+            o: rows(o), parts: address(parts), o_stride: long(o.stride), heads: int(spec.heads), splits: int(splits),
+        };
         // SAFETY: the parts were written by the launch before; o is [n, heads * head_dim].
         unsafe { self.launch(Launch { shape, ..launch }, &arguments) };
     }
@@ -144,11 +145,10 @@ impl Engine {
             shape: grid(logits.rows, 1024),
             bytes: logits.bytes(),
         };
-        let arguments = Arguments::new()
-            .pointer(at(self.address(&ids)))
-            .rows(logits)
-            .i64(logits.stride as i64)
-            .i32(logits.width as i32);
+        let arguments = arguments! {
+            ids: address(self.address(&ids)), logits: rows(logits), stride: long(logits.stride),
+            width: int(logits.width),
+        };
         // SAFETY: logits are rows of this dtype at their stride, and ids have an i32 for each.
         unsafe { self.launch(launch, &arguments) };
         int_tensor(ids)

@@ -13,12 +13,13 @@ use burn_tensor::DType;
 use firebrick_cuda::cudnn::{
     self, AttentionShape, BackwardPointers, Element, ForwardPointers, Layout, Plan, RowStrides,
 };
-use firebrick_cuda::{Arguments, CudaError, Cudnn};
+use firebrick_cuda::{CudaError, Cudnn};
 
 use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
 use super::library::parts_of;
 use crate::backends::cuda::engine::{
-    Contents, Cost, Cuda, Engine, Launch, MAX_STRIDES, MatrixView, ScratchSlot, Source, at, check, grid,
+    BlockArguments, Contents, Cost, Cuda, Engine, Launch, MAX_STRIDES, MatrixView, ScratchSlot, Source, arguments,
+    check, grid,
 };
 use crate::{Documents, StatisticsLayout};
 
@@ -226,13 +227,10 @@ impl Engine {
         for (slot, &stride) in table.iter_mut().zip(&strides) {
             *slot = stride as i32;
         }
-        let arguments = Arguments::new()
-            .pointer(at(index))
-            .pointer(at(boundaries.address + 4 * first as u64))
-            .i32(count as i32)
-            .i32(most as i32)
-            .i32(strides.len() as i32)
-            .value(&table);
+        let arguments = arguments! {
+            index: address(index), boundaries: address(boundaries.address + 4 * first as u64), documents: int(count),
+            most: int(most), strides: int(strides.len()), stride: value(&table),
+        };
         let launch = Launch {
             source: Source::PackedIndex,
             dtype: DType::F32,

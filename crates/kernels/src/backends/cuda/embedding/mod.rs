@@ -2,11 +2,10 @@
 //! Trade-off: the gradient scans all ids for each token, which is fast for a micro-batch but quadratic in its tokens.
 
 use burn_tensor::{DType, Int, Tensor};
-use firebrick_cuda::Arguments;
 
 use crate::EmbeddingOps;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MatrixView, Source, engine, grid, tensor, threads_for,
+    BlockArguments, Cuda, Engine, Launch, MatrixView, Source, arguments, engine, grid, tensor, threads_for,
 };
 
 impl EmbeddingOps for Cuda {
@@ -43,8 +42,9 @@ impl Engine {
             shape: grid(ids.width, threads_for(table.width, 256)),
             bytes: ids.width * table.width * (table.dtype.size() + dtype.size()),
         };
-        let arguments =
-            Arguments::new().rows(&y).rows(table).rows(ids).i64(ids.width as i64).i32(table.width as i32).f32(scale);
+        let arguments = arguments! {
+            y: rows(&y), table: rows(table), ids: rows(ids), n: long(ids.width), d: int(table.width), scale: f32(scale),
+        };
         // SAFETY: ids are [n] i32 below the table's rows (the vocabularies of tokenizer and model are compared when a run
         // starts); y is [n, width].
         unsafe { self.launch(launch, &arguments) };
@@ -62,8 +62,9 @@ impl Engine {
             shape: grid(ids.width, 256),
             bytes: dy.count() * (dy.dtype.size() + 4),
         };
-        let arguments =
-            Arguments::new().rows(&table).rows(ids).rows(dy).i64(ids.width as i64).i32(dy.width as i32).f32(scale);
+        let arguments = arguments! {
+            dtable: rows(&table), ids: rows(ids), dy: rows(dy), n: long(ids.width), d: int(dy.width), scale: f32(scale),
+        };
         // SAFETY: as for `embed`; one block per token, and only the first of equal ids writes their row.
         unsafe { self.launch(launch, &arguments) };
         table

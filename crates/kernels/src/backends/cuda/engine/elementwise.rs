@@ -4,11 +4,11 @@
 //! launches instead of atomic additions, whose order would change from run to run.
 
 use burn_tensor::{DType, TensorMetadata};
-use firebrick_cuda::{Arguments, LaunchShape};
+use firebrick_cuda::LaunchShape;
 
 use super::Engine;
 use super::constants::{NARROW_BYTES, SUMMED_COLUMNS};
-use super::launch::{BlockArguments, Launch, arguments, at, grid};
+use super::launch::{BlockArguments, Launch, arguments, grid};
 use super::matrix::{DeviceBlock, Primitive};
 use super::program::Source;
 use super::scratch::ScratchSlot;
@@ -44,16 +44,19 @@ impl Engine {
             (from, to) => unreachable!("no operation converts {from:?} to {to:?}"),
         };
         assert!(scale == 1.0 || name == "cast_f32_to_t", "only f32 values are scaled while they are converted");
-        let pointers = Arguments::new().rows(&to).rows(&from);
-        let pointers = if name == "cast_f32_to_t" { pointers.f32(scale) } else { pointers };
+        let pointers = arguments! { y: rows(&to), x: rows(&from) };
+        let scaled = match name {
+            "cast_f32_to_t" => arguments! { pointers => scale: f32(scale) },
+            _ => pointers,
+        };
         let launch = elementwise(name, dtype, flat_grid(from.count()), from.bytes() + to.bytes());
         // SAFETY: both blocks are dense and hold the same number of values of their formats.
-        unsafe { self.launch(launch, &pointers.i64(from.count() as i64)) };
+        unsafe { self.launch(launch, &arguments! { scaled => n: long(from.count()) }) };
     }
 
     /// Computes `sum += values`, f32.
     pub(crate) fn add_to(&self, sum: u64, values: u64, count: usize) {
-        let arguments = Arguments::new().pointer(at(sum)).pointer(at(values)).i64(count as i64);
+        let arguments = arguments! { y: address(sum), x: address(values), n: long(count) };
         // SAFETY: both hold `count` f32.
         unsafe { self.launch(elementwise("accumulate_f32", DType::F32, flat_grid(count), 12 * count), &arguments) };
     }
@@ -61,7 +64,7 @@ impl Engine {
     /// Sets f32 values.
     pub(crate) fn fill(&self, to: DeviceBlock, value: f32) {
         assert!(to.is_dense() && to.dtype == DType::F32, "fills are of dense f32");
-        let arguments = Arguments::new().rows(&to).f32(value).i64(to.count() as i64);
+        let arguments = arguments! { y: rows(&to), value: f32(value), n: long(to.count()) };
         // SAFETY: the block is dense and of f32.
         unsafe { self.launch(elementwise("fill_f32", DType::F32, flat_grid(to.count()), to.bytes()), &arguments) };
     }
@@ -69,7 +72,7 @@ impl Engine {
     /// Sets all bytes to zero.
     pub(crate) fn fill_zero(&self, to: DeviceBlock) {
         assert!(to.is_dense(), "fills are of dense values");
-        let arguments = Arguments::new().rows(&to).i64(to.bytes() as i64);
+        let arguments = arguments! { y: rows(&to), n: long(to.bytes()) };
         let shape = grid(to.bytes().div_ceil(16_384), 256);
         // SAFETY: the block is dense and has that many bytes.
         unsafe { self.launch(elementwise("fill_zero", DType::F32, shape, to.bytes()), &arguments) };
@@ -87,7 +90,9 @@ impl Engine {
 
     fn move_rows(&self, name: &'static str, from: DeviceBlock, rows: u64, to: DeviceBlock, count: usize) {
         assert!(from.is_dense() && to.is_dense() && from.dtype == to.dtype && from.width == to.width, "{name}: layout");
-        let arguments = Arguments::new().rows(&to).rows(&from).pointer(at(rows)).i32(count as i32).i32(to.width as i32);
+        let arguments = arguments! {
+            y: rows(&to), x: rows(&from), rows: address(rows), m: int(count), d: int(to.width),
+        };
         let bytes = 2 * count * to.width * to.dtype.size();
         // SAFETY: both are dense; the row numbers, `count` of them, lie in the side that has more rows.
         unsafe { self.launch(elementwise(name, to.dtype, row_grid(count, to.width), bytes), &arguments) };
@@ -100,13 +105,10 @@ impl Engine {
             "rows are copied as they are"
         );
         let element = from.dtype.size();
-        let arguments = Arguments::new()
-            .rows(&to)
-            .i64((to.stride * element) as i64)
-            .rows(&from)
-            .i64((from.stride * element) as i64)
-            .i64(from.rows as i64)
-            .i64((from.width * element) as i64);
+        let arguments = arguments! {
+            y: rows(&to), y_stride: long(to.stride * element), x: rows(&from), x_stride: long(from.stride * element),
+            rows: long(from.rows), bytes: long(from.width * element),
+        };
         // Each block copies several narrow rows.
         let bytes = [from.width, from.stride, to.stride].map(|values| values * element);
         let is_in_vectors =
@@ -160,8 +162,9 @@ impl Engine {
             shape: LaunchShape { grid: [across as u32, parts as u32, 1], block: [256, 1, 1], shared_bytes: 0 },
             bytes: x.bytes(),
         };
-        let arguments =
-            Arguments::new().pointer(at(partial)).rows(&x).i64(x.stride as i64).i64(x.rows as i64).i32(x.width as i32);
+        let arguments = arguments! {
+            partial: address(partial), x: rows(&x), stride: long(x.stride), n: long(x.rows), d: int(x.width),
+        };
         // SAFETY: x has the rows, width and stride given; the partial sums are [parts, width] f32.
         unsafe { self.launch(launch, &arguments) };
         self.sum_partial_rows(partial, parts, x.width)
@@ -177,8 +180,9 @@ impl Engine {
             shape: grid(width.div_ceil(32), 256),
             bytes: rows * width * 4,
         };
-        let arguments =
-            Arguments::new().pointer(at(self.address(&out))).pointer(at(partial)).i32(rows as i32).i32(width as i32);
+        let arguments = arguments! {
+            out: address(self.address(&out)), partial: address(partial), rows: int(rows), d: int(width),
+        };
         // SAFETY: out is [width] and the partial sums are [rows, width], both f32.
         unsafe { self.launch(launch, &arguments) };
         out

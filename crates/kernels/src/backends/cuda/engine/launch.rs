@@ -75,8 +75,8 @@ impl BlockArguments for Arguments {
 /// `name: type(value)`, where the type is a method of [`Arguments`] or [`BlockArguments`]. The kernel's source is the
 /// only declaration: debug builds compare names and types with it at each launch, which CI does without a card.
 macro_rules! arguments {
-    ($($name:ident: $type:ident($value:expr)),+ $(,)?) => {
-        firebrick_cuda::Arguments::new()$(.named(stringify!($name)).$type($value))+
+    ($($name:ident: $type:ident($value:expr)),* $(,)?) => {
+        firebrick_cuda::Arguments::new()$(.named(stringify!($name)).$type($value))*
     };
     ($first:expr => $($name:ident: $type:ident($value:expr)),+ $(,)?) => {
         $first$(.named(stringify!($name)).$type($value))+
@@ -85,7 +85,7 @@ macro_rules! arguments {
 pub(crate) use arguments;
 
 /// Converts an address to an argument.
-pub(crate) fn at(address: u64) -> DevicePointer<u8> {
+pub(super) fn at(address: u64) -> DevicePointer<u8> {
     DevicePointer::from_address(address)
 }
 

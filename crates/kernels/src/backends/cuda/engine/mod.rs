@@ -45,7 +45,7 @@ pub use failure::DeviceFailure;
 pub(super) use failure::{check, check_launch};
 pub(super) use gemm::{Gemm, GemmScales, matmul};
 pub(super) use handle_number::Owner;
-pub(super) use launch::{BlockArguments, Launch, arguments, at, grid, rows_and_columns, threads_for};
+pub(super) use launch::{BlockArguments, Launch, arguments, grid, rows_and_columns, threads_for};
 pub use matrix::Cuda;
 pub(super) use matrix::{DeviceBlock, LowRankChunk, MatrixView, Primitive, float, int_tensor, payload, tensor, view};
 pub(super) use pinned::{Lent, Pool, shared};

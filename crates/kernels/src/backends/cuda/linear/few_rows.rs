@@ -6,12 +6,12 @@
 
 use burn_tensor::DType;
 use bytemuck::{NoUninit, Pod, Zeroable};
-use firebrick_cuda::{Arguments, LaunchShape};
+use firebrick_cuda::LaunchShape;
 use firebrick_precision::QuantFormat;
 
 use super::operands::write_out::StoredArgument;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, WeightValues, at, grid,
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, WeightValues, arguments, grid,
 };
 use crate::backends::planning::route::MAX_MODULES;
 use crate::{Group, Module, Weight};
@@ -95,17 +95,12 @@ impl Engine {
             shape: grid(modules.tiles, 256),
             bytes: modules.bytes + x.bytes() + out.bytes(),
         };
-        let arguments = Arguments::new()
-            .rows(&out)
-            .i64(out.stride as i64)
-            .rows(x)
-            .i64(x.stride as i64)
-            .value(&modules.argument)
-            .pointer(at(low))
-            .pointer(at(residual.map_or(0, |residual| residual.address)))
-            .i64(residual.map_or(0, |residual| residual.stride) as i64)
-            .i32(x.rows as i32)
-            .i32(x.width as i32);
+        let arguments = arguments! {
+            y: rows(&out), y_stride: long(out.stride), x: rows(x), x_stride: long(x.stride),
+            modules: value(&modules.argument), low: address(low),
+            residual: address(residual.map_or(0, |residual| residual.address)),
+            residual_stride: long(residual.map_or(0, |residual| residual.stride)), n: int(x.rows), inputs: int(x.width),
+        };
         // SAFETY: x and out are rows of this dtype at their strides, x on 16 bytes, at most as many as the kernel takes; so is the
         // residual; the modules' weights are [rows, inputs] as they are stored, and each has its tiles; low is [n, ranks].
         unsafe { self.launch(launch, &arguments) };
@@ -129,13 +124,10 @@ impl Engine {
             },
             bytes: ranks * x.width * 4 + x.bytes(),
         };
-        let arguments = Arguments::new()
-            .pointer(at(low))
-            .rows(x)
-            .i64(x.stride as i64)
-            .value(&modules.argument)
-            .i32(x.rows as i32)
-            .i32(x.width as i32);
+        let arguments = arguments! {
+            low: address(low), x: rows(x), x_stride: long(x.stride), modules: value(&modules.argument), n: int(x.rows),
+            inputs: int(x.width),
+        };
         // SAFETY: low has room for [n, ranks] f32; each A is [rank, inputs] f32 without gaps, and so on 16 bytes.
         unsafe { self.launch(launch, &arguments) };
         low

@@ -6,7 +6,7 @@ use firebrick_arch::Activation;
 use firebrick_cuda::Arguments;
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Source, at, float, rows_and_columns,
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Source, arguments, float, rows_and_columns,
 };
 
 /// Operands and targets of a gated activation's backward.
@@ -23,18 +23,22 @@ impl GatedOperands {
     /// Appends all of them, except for the sizes, to other arguments.
     pub(crate) fn arguments(&self, arguments: Arguments, dy: &MatrixView, recompute: bool) -> Arguments {
         let [gate, up, d_gate, d_up] = self.blocks;
-        let arguments = arguments.rows(&d_gate).rows(&d_up).i64(self.target.stride as i64);
-        gate_and_up(arguments, [gate, up])
-            .rows(dy)
-            .pointer(at(if recompute { dy.address } else { 0 }))
-            .i64(dy.stride as i64)
+        let gradients = arguments! {
+            arguments => dgate: rows(&d_gate), dup: rows(&d_up), d_stride: long(self.target.stride),
+        };
+        arguments! {
+            gate_and_up(gradients, [gate, up]) =>
+            dy: rows(dy), y: address(if recompute { dy.address } else { 0 }), y_stride: long(dy.stride),
+        }
     }
 }
 
 /// Appends gate and up to other arguments, as every gated kernel reads them: both addresses, then both strides.
 pub(super) fn gate_and_up(arguments: Arguments, [gate, up]: [DeviceBlock; 2]) -> Arguments {
-    let arguments = arguments.rows(&gate).rows(&up);
-    arguments.i64(gate.stride as i64).i64(up.stride as i64)
+    arguments! {
+        arguments =>
+        gate: rows(&gate), up: rows(&up), gate_stride: long(gate.stride), up_stride: long(up.stride),
+    }
 }
 
 impl Engine {
@@ -49,9 +53,9 @@ impl Engine {
             shape: rows_and_columns(gate.rows, gate.width),
             bytes: 3 * gate.bytes(),
         };
-        let arguments = Arguments::new().rows(&y).i64(y.stride as i64);
+        let arguments = arguments! { y: rows(&y), y_stride: long(y.stride) };
         let arguments = gate_and_up(arguments, [gate.block(), up.block()]);
-        let arguments = arguments.i64(gate.rows as i64).i32(gate.width as i32);
+        let arguments = arguments! { arguments => n: long(gate.rows), f: int(gate.width) };
         // SAFETY: y, gate and up have the strides given and are [rows, width] of this dtype.
         unsafe { self.launch(launch, &arguments) };
         y
@@ -86,8 +90,8 @@ impl Engine {
             shape: rows_and_columns(gate.rows, gate.width),
             bytes: (5 + usize::from(recompute)) * gate.bytes(),
         };
-        let arguments = operands.arguments(Arguments::new(), dy, recompute);
-        let arguments = arguments.i64(gate.rows as i64).i32(gate.width as i32);
+        let arguments = operands.arguments(arguments! {}, dy, recompute);
+        let arguments = arguments! { arguments => n: long(gate.rows), f: int(gate.width) };
         // SAFETY: the target has room for both gradients side by side; inputs have the strides given; dy has its stride.
         unsafe { self.launch(launch, &arguments) };
         operands.target

@@ -11,7 +11,8 @@ use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, at, grid, tensor,
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid,
+    tensor,
 };
 use crate::{HeadsEpilogue, NormWeight, QkNorms, RotaryTables};
 
@@ -31,7 +32,10 @@ impl HeadCounts {
     }
 
     fn arguments(&self, arguments: Arguments, tokens: usize) -> Arguments {
-        arguments.i64(tokens as i64).i32(self.query as i32).i32(self.key_value as i32).i32(self.width as i32)
+        arguments! {
+            arguments =>
+            n: long(tokens), q_heads: int(self.query), kv_heads: int(self.key_value), head_dim: int(self.width),
+        }
     }
 }
 
@@ -77,20 +81,26 @@ impl Constants {
     }
 
     fn norm_arguments(&self, arguments: Arguments) -> Arguments {
-        let (weights, scalars) = match &self.norms {
+        let ([q, k], [q_offset, k_offset, q_epsilon, k_epsilon]) = match &self.norms {
             Some((weights, scalars)) => ([weights[0].address, weights[1].address], *scalars),
             None => ([0; 2], [0.0; 4]),
         };
-        let arguments = arguments.pointer(at(weights[0])).pointer(at(weights[1]));
-        scalars.into_iter().fold(arguments, Arguments::f32)
+        arguments! {
+            arguments =>
+            q_weight: address(q), k_weight: address(k), q_offset: f32(q_offset), k_offset: f32(k_offset),
+            q_epsilon: f32(q_epsilon), k_epsilon: f32(k_epsilon),
+        }
     }
 
     /// Adds the tables; without `has_queries` no factor of queries.
     fn table_arguments(&self, arguments: Arguments, has_queries: bool) -> Arguments {
         let [cos, sin] = self.tables.as_ref().map_or([0; 2], |tables| [tables[0].address, tables[1].address]);
         let query_scale = self.query_scale.as_ref().filter(|_| has_queries).map_or(0, |scale| scale.address);
-        let arguments = arguments.pointer(at(cos)).pointer(at(sin)).pointer(at(query_scale));
-        arguments.i32(self.rotated as i32).i32(i32::from(self.interleaved))
+        arguments! {
+            arguments =>
+            cos: address(cos), sin: address(sin), query_scale: address(query_scale), rotated: int(self.rotated),
+            interleaved: i32(i32::from(self.interleaved)),
+        }
     }
 }
 
@@ -186,8 +196,11 @@ impl Engine {
         heads: HeadCounts,
         inverse: bool,
     ) {
-        let arguments = Arguments::new().pointer(at(q)).pointer(at(k)).pointer(at(v)).rows(&x).i64(x.stride as i64);
-        let arguments = constants.table_arguments(constants.norm_arguments(arguments), true).i32(i32::from(inverse));
+        let arguments = arguments! {
+            q: address(q), k: address(k), v: address(v), x: rows(&x), x_stride: long(x.stride),
+        };
+        let arguments = constants.table_arguments(constants.norm_arguments(arguments), true);
+        let arguments = arguments! { arguments => inverse: i32(i32::from(inverse)) };
         let launch = Launch {
             source: Source::Heads,
             dtype: x.dtype,
@@ -217,15 +230,15 @@ impl Engine {
         let constants = Constants::new(self, head_norms(epilogue), epilogue.rotary.as_ref(), sizes);
         let raw_of_heads = raw.filter(|_| head_norms(epilogue).is_some());
         let joined = self.scratch_rows([dq.rows, parts.iter().sum()], room, dq.dtype);
-        let mut arguments = Arguments::new().rows(&joined).i64(joined.stride as i64);
-        for gradient in gradients {
-            assert!(gradient.is_dense() && gradient.dtype == dq.dtype, "gradients of heads are dense");
-            arguments = arguments.rows(gradient);
-        }
-        for part in 0..2 {
-            let (address, stride) = raw_of_heads.map_or((0, 0), |raw| (raw[part].address, raw[part].stride));
-            arguments = arguments.pointer(at(address)).i64(stride as i64);
-        }
+        let are_dense = gradients.iter().all(|gradient| gradient.is_dense() && gradient.dtype == dq.dtype);
+        assert!(are_dense, "gradients of heads are dense");
+        let raw_at = |part: usize| raw_of_heads.map_or((0, 0), |raw| (raw[part].address, raw[part].stride));
+        let ((raw_q, raw_q_stride), (raw_k, raw_k_stride)) = (raw_at(0), raw_at(1));
+        let arguments = arguments! {
+            dx: rows(&joined), dx_stride: long(joined.stride), dq: rows(dq), dk: rows(dk), dv: rows(dv),
+            raw_q: address(raw_q), raw_q_stride: long(raw_q_stride), raw_k: address(raw_k),
+            raw_k_stride: long(raw_k_stride),
+        };
         let arguments = constants.table_arguments(constants.norm_arguments(arguments), true);
         let launch = Launch {
             source: Source::Heads,
@@ -266,14 +279,14 @@ impl Engine {
         let heads = gradient.width / width;
         let blocks = (gradient.rows * heads).div_ceil(8).clamp(1, 4 * self.multiprocessors());
         let partial = self.scratch.take(ScratchSlot::Partial, blocks * width * 4);
-        let arguments = Arguments::new()
-            .pointer(at(partial))
-            .rows(gradient)
-            .rows(raw)
-            .i64(raw.stride as i64)
-            .f32(norm.epsilon as f32);
-        let arguments = constants.table_arguments(arguments, of_queries);
-        let arguments = arguments.i64(gradient.rows as i64).i32(heads as i32).i32(width as i32);
+        let arguments = arguments! {
+            partial: address(partial), dy: rows(gradient), x: rows(raw), x_stride: long(raw.stride),
+            epsilon: float(norm.epsilon),
+        };
+        let arguments = arguments! {
+            constants.table_arguments(arguments, of_queries) =>
+            n: long(gradient.rows), heads: int(heads), head_dim: int(width),
+        };
         let launch = Launch {
             source: Source::Heads,
             dtype: gradient.dtype,

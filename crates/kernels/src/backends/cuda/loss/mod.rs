@@ -10,11 +10,11 @@ mod pairs;
 use std::ops::Range;
 
 use burn_tensor::{DType, Int, Tensor};
-use firebrick_cuda::{Arguments, LaunchShape};
+use firebrick_cuda::LaunchShape;
 
 use crate::backends::cuda::engine::{
     BlockArguments, CROSS_ENTROPY_THREADS, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, ScratchSlot, SoftCap,
-    Source, arguments, at, engine, float, grid, tensor,
+    Source, arguments, engine, float, grid, tensor,
 };
 use crate::backends::cuda::linear::operands::ReadyWeight;
 use crate::loss::pairs::{PairLogProbs, PairLoss, PairResult, PairTargets, PairWeights};
@@ -329,8 +329,9 @@ impl Engine {
             shape: grid(1, CROSS_ENTROPY_THREADS as u32),
             bytes: 4 * count,
         };
-        let arguments =
-            Arguments::new().pointer(at(sum)).f32(factor).pointer(at(values)).pointer(at(weights)).i32(count as i32);
+        let arguments = arguments! {
+            out: address(sum), factor: f32(factor), values: address(values), weights: address(weights), c: int(count),
+        };
         // SAFETY: the sum is one f32, and there is one value and, unless null, one weight per row.
         unsafe { self.launch(launch, &arguments) };
     }

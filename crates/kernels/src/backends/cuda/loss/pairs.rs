@@ -4,10 +4,9 @@
 //! Trade-off: a kernel of one block, since more launches would cost as much as they save.
 
 use burn_tensor::{DType, Tensor};
-use firebrick_cuda::Arguments;
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MatrixView, PAIR_THREADS, Source, arguments, at, engine, grid, tensor,
+    BlockArguments, Cuda, Engine, Launch, MatrixView, PAIR_THREADS, Source, arguments, engine, grid, tensor,
 };
 use crate::loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 
@@ -31,7 +30,9 @@ pub(super) fn document_sums(
             shape: grid(documents, 256),
             bytes: 4 * targets.count,
         };
-        let arguments = Arguments::new().rows(&sums).rows(&values).pointer(at(address(marks.as_ref()))).rows(&begins);
+        let arguments = arguments! {
+            sums: rows(&sums), values: rows(&values), marks: address(address(marks.as_ref())), begins: rows(&begins),
+        };
         // SAFETY: there is one value and, unless null, one mark per target, one block and one sum per document, and documents + 1 begins,
         // which end at the number of targets.
         unsafe { engine.launch(launch, &arguments) };

@@ -6,7 +6,6 @@
 
 use burn_tensor::{DType, Int, Tensor};
 use cubecl::cuda::CudaDevice;
-use firebrick_cuda::Arguments;
 
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, Engine, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK, arguments, check, engine,
@@ -130,7 +129,7 @@ impl Engine {
         let (choices, top_k) = (chosen.count(), chosen.width);
         let counts = self.integers(experts);
         let launch = self.routing_launch("count_rows", DType::F32, experts, chosen.bytes());
-        let arguments = Arguments::new().rows(&counts).rows(chosen).i64(choices as i64);
+        let arguments = arguments! { counts: rows(&counts), experts: rows(chosen), choices: long(choices) };
         // SAFETY: `chosen` holds that many i32, `counts` one per expert.
         unsafe { self.launch(launch, &arguments) };
         let rows_nk = self.empty_matrix(chosen.rows, top_k, DType::I32);

@@ -3,7 +3,6 @@
 
 use burn_tensor::Tensor;
 use bytemuck::NoUninit;
-use firebrick_cuda::Arguments;
 
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, engine,
@@ -174,12 +173,9 @@ impl Engine {
             shape: grid(sum.count().div_ceil(256), 256),
             bytes: 2 * sum.bytes(),
         };
-        let arguments = Arguments::new()
-            .rows(&sum)
-            .rows(&weight)
-            .f32(norm.offset as f32)
-            .i64(sum.count() as i64)
-            .i32(sum.width as i32);
+        let arguments = arguments! {
+            y: rows(&sum), w: rows(&weight), w_offset: float(norm.offset), count: long(sum.count()), d: int(sum.width),
+        };
         // SAFETY: the sum is dense f32 rows of as many columns as the weight has f32 values.
         unsafe { self.launch(launch, &arguments) };
         sum

@@ -6,11 +6,11 @@
 
 use burn_tensor::{DType, Tensor};
 use bytemuck::NoUninit;
-use firebrick_cuda::{Arguments, LaunchShape};
+use firebrick_cuda::LaunchShape;
 
 use crate::backends::cuda::engine::{
     ADAMW_PIECE, BlockArguments, Cuda, Engine, Launch, MAX_TENSORS, MOMENT_BLOCK, MatrixView, NORM_PIECE, Primitive,
-    RANGE_PIECE, ScratchSlot, Source, at, engine, float, grid, int_tensor, tensor,
+    RANGE_PIECE, ScratchSlot, Source, arguments, engine, float, grid, int_tensor, tensor,
 };
 use crate::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
 
@@ -112,7 +112,7 @@ impl OptimizerOps for Cuda {
                 first += engine.partial_norms(group, partial, first);
             }
             let out = engine.empty([1], DType::F32);
-            let sum = Arguments::new().pointer(at(engine.address(&out))).pointer(at(partial)).i32(pieces as i32);
+            let sum = arguments! { out: address(engine.address(&out)), partial: address(partial), count: int(pieces) };
             // SAFETY: the partial sums were all written above; out is one f32.
             unsafe { engine.launch(plain("sum_partials", grid(1, 1024), pieces * 4), &sum) };
             tensor(out)
@@ -124,11 +124,10 @@ impl OptimizerOps for Cuda {
         engine.section(|| {
             let squared_norm = engine.f32_values(squared_norm);
             let [norm, factor] = [0, 1].map(|_: usize| engine.empty([1], DType::F32));
-            let arguments = Arguments::new()
-                .pointer(at(engine.address(&norm)))
-                .pointer(at(engine.address(&factor)))
-                .rows(&squared_norm)
-                .f32(max_norm as f32);
+            let arguments = arguments! {
+                norm: address(engine.address(&norm)), factor: address(engine.address(&factor)),
+                squared_norm: rows(&squared_norm), max_norm: float(max_norm),
+            };
             // SAFETY: all three are one f32.
             unsafe { engine.launch(plain("clip", grid(1, 1), 12), &arguments) };
             (tensor(norm), tensor(factor))
@@ -201,7 +200,7 @@ impl Engine {
             pieces += matrix.width.div_ceil(NORM_PIECE);
             values += matrix.width;
         }
-        let arguments = Arguments::new().pointer(at(partial)).i32(first as i32).value(&table);
+        let arguments = arguments! { partial: address(partial), first_partial: int(first), table: value(&table) };
         // SAFETY: the table lists f32 tensors that are held here; the partial sums have room from `first` on.
         unsafe { self.launch(plain("squared_norm_partial", grid(pieces, 256), values * 4), &arguments) };
         pieces
@@ -233,7 +232,7 @@ impl Engine {
         let launch = plain("accumulate_ranges", grid(pieces, 256), values * 12);
         // SAFETY: the table lists f32 gradients that are held until the launch is queued, and as many values of the sum, which is owned,
         // in ranges that are disjoint.
-        unsafe { self.launch(launch, &Arguments::new().value(&table)) };
+        unsafe { self.launch(launch, &arguments! { table: value(&table) }) };
     }
 
     fn f32_values(&self, values: Tensor<Cuda, 1>) -> MatrixView {
@@ -278,7 +277,7 @@ impl Engine {
         }
         table.tensors = updated.len() as i32;
         let rates = Rates::new(hyper, hyper.learning_rate / corrections(hyper).0, hyper.epsilon);
-        let arguments = Arguments::new().value(&table).rows(&scale).value(&rates);
+        let arguments = arguments! { table: value(&table), scale: rows(&scale), rates: value(&rates) };
         // SAFETY: the table lists f32 tensors of `n` values that are held until the launch is queued; what is written is owned.
         unsafe { self.launch(plain("adamw_foreach", grid(pieces, 256), values * 28), &arguments) };
         updated
@@ -324,12 +323,10 @@ impl Engine {
         }
         table.tensors = updated.len() as i32;
         let maps = [self.tables.signed(), self.tables.unsigned()].map(|map| self.flat(map));
-        let arguments = Arguments::new()
-            .value(&table)
-            .pointer(at(maps[0].address))
-            .pointer(at(maps[1].address))
-            .rows(&scale)
-            .value(&eight_bit_rates(hyper));
+        let arguments = arguments! {
+            table: value(&table), map_signed: address(maps[0].address), map_unsigned: address(maps[1].address),
+            scale: rows(&scale), rates: value(&eight_bit_rates(hyper)),
+        };
         let blocks = (table.blocks as usize).div_ceil(16).min(2 * self.multiprocessors());
         // SAFETY: the table lists tensors that are held until the launch is queued: f32 values with their gradients, and whole
         // blocks of codes with one f32 each; what is written is owned.

@@ -2,11 +2,9 @@
 //! `x Aᵀ` and computes it, the other computes `dy s B` and `dB = dyᵀ x Aᵀ`. Kernels: `adapter_passes.cu`.
 //! Trade-off: ranks up to 32, and the gradients need `x Aᵀ` to be available; otherwise these are GEMMs (`adapters`).
 
-use firebrick_cuda::Arguments;
-
 use super::Adapters;
 use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel};
-use crate::backends::cuda::engine::{BlockArguments, DeviceBlock, Engine, MatrixView, Source, at};
+use crate::backends::cuda::engine::{BlockArguments, DeviceBlock, Engine, MatrixView, Source, arguments};
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::passes::LowRankPass;
 use crate::backends::planning::route::Tile;
@@ -31,13 +29,10 @@ impl Engine {
         let chunks = of_adapters.chunks();
         let sums = self.sums(&kernel, &mut of_adapters, chunks, dy.rows);
         let launch = kernel.launch("output_gradient_pass", dy.dtype, &sums, dy.bytes());
-        let arguments = Arguments::new()
-            .pointer(at(sums.over_columns))
-            .pointer(at(sums.over_tokens))
-            .value(&of_adapters)
-            .rows(&dy)
-            .i64(dy.stride as i64)
-            .i32(dy.rows as i32);
+        let arguments = arguments! {
+            low_parts: address(sums.over_columns), parts: address(sums.over_tokens), adapters: value(&of_adapters),
+            dy: rows(&dy), dy_stride: long(dy.stride), n: int(dy.rows),
+        };
         // SAFETY: dy and low are rows at their strides, on 16 bytes, that have the columns and ranks of all modules; each B is [width, rank]
         // at its strides; the scratch memory has room for both kinds of sums.
         unsafe { self.launch(launch, &arguments) };
@@ -57,14 +52,10 @@ impl Engine {
         let chunks = of_adapters.chunks();
         let sums = self.sums(&kernel, &mut of_adapters, chunks, x.rows);
         let launch = kernel.launch("copy_low_rank", x.dtype, &sums, 2 * x.bytes());
-        let arguments = Arguments::new()
-            .rows(&copy)
-            .i64(copy.stride as i64)
-            .rows(&x)
-            .i64(x.stride as i64)
-            .pointer(at(sums.over_columns))
-            .value(&of_adapters)
-            .i32(x.rows as i32);
+        let arguments = arguments! {
+            y: rows(&copy), y_stride: long(copy.stride), x: rows(&x), x_stride: long(x.stride),
+            low_parts: address(sums.over_columns), adapters: value(&of_adapters), n: int(x.rows),
+        };
         // SAFETY: both are rows of this width at their strides, on 16 bytes; A has a row of that width for each rank; the scratch memory has
         // room for the sums.
         unsafe { self.launch(launch, &arguments) };

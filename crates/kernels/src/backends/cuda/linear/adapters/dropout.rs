@@ -5,10 +5,9 @@
 //! Trade-off: two more passes over the input of a group forward, and seven backward.
 
 use burn_tensor::Tensor;
-use firebrick_cuda::Arguments;
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, ScratchSlot, Source, rows_and_columns, tensor,
+    BlockArguments, Cuda, DeviceBlock, Engine, Launch, ScratchSlot, Source, arguments, rows_and_columns, tensor,
 };
 use crate::{Dropout, Group};
 
@@ -45,17 +44,11 @@ impl Engine {
             shape: rows_and_columns(x.rows, x.width),
             bytes: (2 + usize::from(adds)) * x.bytes(),
         };
-        let arguments = Arguments::new()
-            .rows(&to)
-            .i64(to.stride as i64)
-            .rows(&x)
-            .i64(x.stride as i64)
-            .i64(dropout.key() as i64)
-            .f32(dropout.scale())
-            .i32(dropout.threshold() as i32)
-            .i32(i32::from(adds))
-            .i64(x.rows as i64)
-            .i32(x.width as i32);
+        let arguments = arguments! {
+            y: rows(&to), y_stride: long(to.stride), x: rows(&x), x_stride: long(x.stride),
+            key: i64(dropout.key() as i64), scale: f32(dropout.scale()), threshold: i32(dropout.threshold() as i32),
+            adds: i32(i32::from(adds)), n: long(x.rows), d: int(x.width),
+        };
         // SAFETY: both blocks are [rows, width] of this dtype at the strides given.
         unsafe { self.launch(launch, &arguments) };
     }

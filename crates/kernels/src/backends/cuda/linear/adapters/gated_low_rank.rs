@@ -10,11 +10,10 @@ use std::ops::Range;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::Activation;
-use firebrick_cuda::Arguments;
 
 use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel};
 use super::{Adapters, GateUp, LowRankGradient, PreparedFactors};
-use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Engine, MatrixView, Source, at};
+use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Engine, MatrixView, Source, arguments};
 use crate::backends::cuda::linear::gated::{GatedOperands, gate_and_up};
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::passes::{GATED_STAGES, GATED_TILE, LowRankPass, gated_tokens};
@@ -65,11 +64,11 @@ impl Engine {
             let [gate, up, y] =
                 [gate.block(), up.block(), y.block()].map(|block| block.rows(tokens.start, tokens.len()));
             let sums = self.sums(&kernel, &mut of_adapters, kernel.pass.chunks(gate.width), gate.rows);
-            let arguments = Arguments::new().rows(&y).i64(y.stride as i64);
-            let arguments = gate_and_up(arguments, [gate, up])
-                .pointer(at(sums.over_columns))
-                .value(&of_adapters)
-                .i32(gate.rows as i32);
+            let arguments = arguments! { y: rows(&y), y_stride: long(y.stride) };
+            let arguments = arguments! {
+                gate_and_up(arguments, [gate, up]) =>
+                low_parts: address(sums.over_columns), adapters: value(&of_adapters), n: int(gate.rows),
+            };
             let launch = kernel.launch("gated_low_rank", gate.dtype, &sums, 3 * gate.bytes());
             // SAFETY: y, gate and up are rows of this width at the strides given, on 16 bytes; A has a row of that width for each rank; the
             // scratch memory has room for the sums.
@@ -135,14 +134,12 @@ impl Engine {
         let dy = here(dy.block());
         of_adapters.move_to(tokens.start);
         let sums = self.sums(kernel, &mut of_adapters, kernel.pass.chunks(gate.width), gate.rows);
-        let arguments = Arguments::new().rows(&d_gate).rows(&d_up).i64(d_gate.stride as i64);
-        let arguments = gate_and_up(arguments, [gate, up])
-            .rows(&dy)
-            .i64(dy.stride as i64)
-            .pointer(at(sums.over_columns))
-            .pointer(at(sums.over_tokens))
-            .value(&of_adapters)
-            .i32(gate.rows as i32);
+        let arguments = arguments! { dgate: rows(&d_gate), dup: rows(&d_up), d_stride: long(d_gate.stride) };
+        let arguments = arguments! {
+            gate_and_up(arguments, [gate, up]) =>
+            dy: rows(&dy), dy_stride: long(dy.stride), low_parts: address(sums.over_columns),
+            parts: address(sums.over_tokens), adapters: value(&of_adapters), n: int(gate.rows),
+        };
         let launch = kernel.launch("gated_backward_low_rank", gate.dtype, &sums, 5 * gate.bytes());
         // SAFETY: all matrices are rows of this width at the strides given, on 16 bytes; gate and up lie in the target, which is held, since only
         // a buffer of theirs has room for low-rank gradients; low-rank values have these rows and the ranks of their adapters; B is

@@ -7,10 +7,12 @@
 use burn_tensor::DType;
 use bytemuck::{NoUninit, Pod, Zeroable};
 use firebrick_arch::Activation;
-use firebrick_cuda::{Arguments, LaunchShape};
+use firebrick_cuda::LaunchShape;
 
 use super::{Adapters, Place};
-use crate::backends::cuda::engine::{BlockArguments, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, at};
+use crate::backends::cuda::engine::{
+    BlockArguments, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, arguments,
+};
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::passes::{
     GATED_STAGES, LOW_RANK_WARPS, LowRankPass, TILE_TOKENS, gated_pieces, parts_of_tokens, stages,
@@ -221,12 +223,10 @@ impl Engine {
             shape: LaunchShape { grid: [blocks, adapters.count as u32, 1], block: [256, 1, 1], shared_bytes: 0 },
             bytes: adapters.chunks as usize * low.rows * kernel.tile * 4,
         };
-        let arguments = Arguments::new()
-            .rows(&low)
-            .i64(low.stride as i64)
-            .pointer(at(sums.over_columns))
-            .value(adapters)
-            .i32(low.rows as i32);
+        let arguments = arguments! {
+            low: rows(&low), stride: long(low.stride), low_parts: address(sums.over_columns), adapters: value(adapters),
+            n: int(low.rows),
+        };
         // SAFETY: low has these rows at its stride and a column for each rank; all parts were written before.
         unsafe { self.launch(launch, &arguments) };
     }
@@ -249,11 +249,10 @@ impl Engine {
             shape: LaunchShape { grid, block: [256, 1, 1], shared_bytes: 0 },
             bytes: sums.parts * kernel.tile * adapters.columns as usize * 4,
         };
-        let arguments = Arguments::new()
-            .pointer(at(sums.over_tokens))
-            .value(adapters)
-            .i32(sums.parts as i32)
-            .i32(i32::from(is_continued));
+        let arguments = arguments! {
+            parts: address(sums.over_tokens), adapters: value(adapters), count: int(sums.parts),
+            is_continued: i32(i32::from(is_continued)),
+        };
         // SAFETY: each gradient has the width and rank of its adapter, f32 at its strides; all parts were written before.
         unsafe { self.launch(launch, &arguments) };
     }

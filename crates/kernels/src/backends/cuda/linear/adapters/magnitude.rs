@@ -6,11 +6,11 @@
 //! Trade-off: two more passes over the outputs, which are saved once more; under dropout, two GEMMs with the weight.
 
 use burn_tensor::{DType, Tensor};
-use firebrick_cuda::{Arguments, LaunchShape};
+use firebrick_cuda::LaunchShape;
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, Primitive, ScratchSlot, Source, at, grid,
-    rows_and_columns, tensor,
+    BlockArguments, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments,
+    grid, rows_and_columns, tensor,
 };
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::route::WeightRoute;
@@ -160,18 +160,12 @@ impl Engine {
     ) {
         let vectors = magnitude.map(|m| [&m.value, &m.norm].map(|values| self.flat(values.clone())));
         let [m, norm] = vectors.as_ref().map_or([0; 2], |[m, norm]| [m.address, norm.address]);
-        let arguments = Arguments::new()
-            .rows(&out)
-            .i64(out.stride as i64)
-            .rows(&z)
-            .i64(z.stride as i64)
-            .pointer(at(m))
-            .pointer(at(norm))
-            .pointer(at(bias.map_or(0, |bias| bias.address)))
-            .pointer(at(plus.map_or(0, |plus| plus.address)))
-            .i64(plus.map_or(0, |plus| plus.stride) as i64)
-            .i64(z.rows as i64)
-            .i32(z.width as i32);
+        let arguments = arguments! {
+            out: rows(&out), out_stride: long(out.stride), z: rows(&z), z_stride: long(z.stride), m: address(m),
+            norm: address(norm), bias: address(bias.map_or(0, |bias| bias.address)),
+            plus: address(plus.map_or(0, |plus| plus.address)), plus_stride: long(plus.map_or(0, |plus| plus.stride)),
+            n: long(z.rows), d: int(z.width),
+        };
         let bytes = (2 + usize::from(plus.is_some())) * z.bytes();
         let launch = launch("scale_columns", z.dtype, rows_and_columns(z.rows, z.width), bytes);
         // SAFETY: all blocks are [rows, width] of one dtype at the strides given, bias, magnitudes and norms [width]; absent ones are null.
@@ -190,18 +184,11 @@ impl Engine {
         let across = dy.width.div_ceil(BLOCK_COLUMNS);
         let parts = dy.rows.div_ceil(BLOCK_ROWS).clamp(1, (4 * self.multiprocessors()).div_ceil(across));
         let partial = self.scratch.take(ScratchSlot::Partial, parts * dy.width * 4);
-        let arguments = Arguments::new()
-            .pointer(at(partial))
-            .rows(&scaled)
-            .i64(scaled.stride as i64)
-            .rows(&dy)
-            .i64(dy.stride as i64)
-            .rows(&unscaled)
-            .i64(unscaled.stride as i64)
-            .rows(&m)
-            .rows(&norm)
-            .i64(dy.rows as i64)
-            .i32(dy.width as i32);
+        let arguments = arguments! {
+            partial: address(partial), dz: rows(&scaled), dz_stride: long(scaled.stride), dy: rows(&dy),
+            dy_stride: long(dy.stride), z: rows(&unscaled), z_stride: long(unscaled.stride), m: rows(&m),
+            norm: rows(&norm), n: long(dy.rows), d: int(dy.width),
+        };
         let shape = LaunchShape { grid: [across as u32, parts as u32, 1], block: [256, 1, 1], shared_bytes: 0 };
         let launch = launch("scale_columns_backward", dy.dtype, shape, 3 * dy.bytes());
         // SAFETY: the blocks are [rows, width] of one dtype at the strides given; the partial sums are [parts, width] f32.
@@ -213,15 +200,10 @@ impl Engine {
     pub(crate) fn subtract(&self, a: DeviceBlock, b: DeviceBlock, to: DeviceBlock) {
         assert!((a.rows, a.width, a.dtype) == (b.rows, b.width, b.dtype), "differences are of equal shapes");
         assert!((a.rows, a.width, a.dtype) == (to.rows, to.width, to.dtype), "differences lie in equal shapes");
-        let arguments = Arguments::new()
-            .rows(&to)
-            .i64(to.stride as i64)
-            .rows(&a)
-            .i64(a.stride as i64)
-            .rows(&b)
-            .i64(b.stride as i64)
-            .i64(a.rows as i64)
-            .i32(a.width as i32);
+        let arguments = arguments! {
+            y: rows(&to), y_stride: long(to.stride), a: rows(&a), a_stride: long(a.stride), b: rows(&b),
+            b_stride: long(b.stride), n: long(a.rows), d: int(a.width),
+        };
         let launch = launch("subtract_rows", a.dtype, rows_and_columns(a.rows, a.width), 3 * a.bytes());
         // SAFETY: all blocks are [rows, width] of one dtype at the strides given.
         unsafe { self.launch(launch, &arguments) };
@@ -232,12 +214,10 @@ impl Engine {
         let weight = self.base_weight(weight, dtype);
         let block = weight.block;
         let out = self.empty([block.rows], DType::F32);
-        let arguments = Arguments::new()
-            .pointer(at(self.address(&out)))
-            .rows(&block)
-            .i64(block.stride as i64)
-            .i64(block.rows as i64)
-            .i32(block.width as i32);
+        let arguments = arguments! {
+            out: address(self.address(&out)), x: rows(&block), stride: long(block.stride), n: long(block.rows),
+            d: int(block.width),
+        };
         // SAFETY: the weight has these rows at its stride; `out` has a value for each.
         unsafe { self.launch(launch("row_squares", dtype, grid(block.rows, 256), block.bytes()), &arguments) };
         out
@@ -270,15 +250,10 @@ impl Engine {
         let of_pair = self.empty_matrix(outputs, rank, DType::F32);
         self.gemm(Gemm::forward("dora", b.block(), squares_of_a.block()), of_pair.block());
         let norm = self.empty([outputs], DType::F32);
-        let arguments = Arguments::new()
-            .pointer(at(self.address(&norm)))
-            .rows(&squares)
-            .rows(&of_weight)
-            .rows(&of_pair)
-            .rows(&b)
-            .f32(adapter.scale as f32)
-            .i64(outputs as i64)
-            .i32(rank as i32);
+        let arguments = arguments! {
+            norm: address(self.address(&norm)), squares: rows(&squares), t: rows(&of_weight), u: rows(&of_pair),
+            b: rows(&b), s: float(adapter.scale), n: long(outputs), r: int(rank),
+        };
         let launch = launch("adapted_norms", DType::F32, grid(outputs.div_ceil(8), 256), 3 * b.bytes());
         // SAFETY: the three matrices are [outputs, rank] and dense, squares and norms [outputs], all f32.
         unsafe { self.launch(launch, &arguments) };

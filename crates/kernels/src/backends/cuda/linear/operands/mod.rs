@@ -11,12 +11,11 @@ mod quantize;
 pub(super) mod write_out;
 
 use burn_tensor::{DType, Tensor};
-use firebrick_cuda::Arguments;
 use firebrick_precision::{HostScales, QuantFormat};
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, engine, float, grid,
-    tensor,
+    BlockArguments, Contents, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, arguments, engine,
+    float, grid, tensor,
 };
 use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::memory::planned::{Held, Pass};
@@ -176,12 +175,10 @@ impl Engine {
         let bytes = modules.bytes(to.in_features);
         let (whole, shape) = (to.whole, grid(bytes.div_ceil(4 * 1024).min(1024), 256));
         let launch = Launch { source: Source::WriteOut, dtype: whole.dtype, name: "write_adapters", shape, bytes };
-        let arguments = Arguments::new()
-            .rows(&whole)
-            .value(&modules)
-            .i32(to.out_features as i32)
-            .i32(to.in_features as i32)
-            .i64(whole.stride as i64);
+        let arguments = arguments! {
+            out: rows(&whole), modules: value(&modules), o: int(to.out_features), i: int(to.in_features),
+            stride: long(whole.stride),
+        };
         // SAFETY: the modules name f32 pairs [rank, inputs] and [rows, rank] that are held here; `whole` has a row for each rank below
         // those of the weight, and a column for each rank after its inputs.
         unsafe { self.launch(launch, &arguments) };

@@ -2,11 +2,11 @@
 //! Trade-off: while a weight is quantized, both its values and its codes are on the device.
 
 use burn_tensor::{DType, Tensor};
-use firebrick_cuda::Arguments;
 use firebrick_precision::{QuantFormat, blockwise, nf4};
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, at, grid, int_tensor, tensor,
+    BlockArguments, Cuda, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, int_tensor,
+    tensor,
 };
 use crate::{BlockScales, QuantizedWeight, Scales, Weight};
 
@@ -93,11 +93,10 @@ impl Engine {
         let count = values.count();
         assert_eq!(blocks, count.div_ceil(nf4::BLOCK_SIZE), "blocks of NF4 run across rows");
         let absmax = self.empty([blocks], DType::F32);
-        let arguments = Arguments::new()
-            .pointer(at(self.address(codes)))
-            .pointer(at(self.address(&absmax)))
-            .rows(values)
-            .i64(count as i64);
+        let arguments = arguments! {
+            codes: address(self.address(codes)), absmax: address(self.address(&absmax)), w: rows(values),
+            n: long(count),
+        };
         let name = of_source(values, ["nf4_quantize_bf16", "nf4_quantize_f16", "nf4_quantize_f32"]);
         let launch = plain(name, count.div_ceil(4096), values.bytes() + count / 2);
         // SAFETY: codes hold half a byte and absmax an f32 for every block of 64 of the values, which are dense.
@@ -109,16 +108,13 @@ impl Engine {
         let count = values.count();
         let (scales, map) = (self.empty([blocks], DType::U8), self.empty([256], DType::F32));
         let parts = count.div_ceil(4096).min(1024);
-        let largest = at(self.scratch.take(ScratchSlot::Partial, 1024 * 8));
-        let search = Arguments::new().pointer(largest).rows(values).i64(count as i64);
-        let arguments = Arguments::new()
-            .pointer(at(self.address(codes)))
-            .pointer(at(self.address(&scales)))
-            .pointer(at(self.address(&map)))
-            .pointer(largest)
-            .i32(parts as i32)
-            .rows(values)
-            .i64(count as i64);
+        let largest = self.scratch.take(ScratchSlot::Partial, 1024 * 8);
+        let search = arguments! { largest: address(largest), w: rows(values), n: long(count) };
+        let arguments = arguments! {
+            codes: address(self.address(codes)), scales: address(self.address(&scales)),
+            map: address(self.address(&map)), largest: address(largest), parts: int(parts), w: rows(values),
+            n: long(count),
+        };
         let names = ["weight_largest_bf16", "weight_largest_f16", "weight_largest_f32"];
         let search_launch = plain(of_source(values, names), parts, values.bytes());
         let names = ["nvfp4_quantize_bf16", "nvfp4_quantize_f16", "nvfp4_quantize_f32"];
@@ -135,11 +131,10 @@ impl Engine {
     fn mxfp4_codes(&self, values: &MatrixView, codes: &Primitive, blocks: usize) -> BlockScales<Cuda> {
         let count = values.count();
         let scales = self.empty([blocks], DType::U8);
-        let arguments = Arguments::new()
-            .pointer(at(self.address(codes)))
-            .pointer(at(self.address(&scales)))
-            .rows(values)
-            .i64(count as i64);
+        let arguments = arguments! {
+            codes: address(self.address(codes)), scales: address(self.address(&scales)), w: rows(values),
+            n: long(count),
+        };
         let name = of_source(values, ["mxfp4_quantize_bf16", "mxfp4_quantize_f16", "mxfp4_quantize_f32"]);
         let launch = plain(name, count.div_ceil(8192), values.bytes() + count / 2 + blocks);
         // SAFETY: codes hold half a byte for each of the values, which are dense and whole blocks of 32, and scales a byte for each
@@ -150,11 +145,10 @@ impl Engine {
 
     fn fp8_codes(&self, values: &MatrixView, codes: &Primitive, [rows, inputs]: [usize; 2]) -> BlockScales<Cuda> {
         let scales = self.empty([rows], DType::F32);
-        let arguments = Arguments::new()
-            .pointer(at(self.address(codes)))
-            .pointer(at(self.address(&scales)))
-            .rows(values)
-            .i32(inputs as i32);
+        let arguments = arguments! {
+            codes: address(self.address(codes)), scales: address(self.address(&scales)), w: rows(values),
+            inputs: int(inputs),
+        };
         let name = of_source(values, ["fp8_quantize_bf16", "fp8_quantize_f16", "fp8_quantize_f32"]);
         // SAFETY: codes hold a byte for each of the values, which are dense, and scales an f32 for each row.
         unsafe { self.launch(plain(name, rows, 2 * values.bytes() + values.count()), &arguments) };
@@ -169,18 +163,17 @@ impl Engine {
         let nested_absmax = self.empty([nested], DType::F32);
         let offset = self.empty([1], DType::F32);
         let parts = blocks.div_ceil(4096).min(1024);
-        let partial = at(self.scratch.take(ScratchSlot::Partial, 1024 * 8));
-        let (from, mean) = (at(self.address(absmax)), at(self.address(&offset)));
-        let sum = Arguments::new().pointer(partial).pointer(from).i64(blocks as i64);
-        let divide = Arguments::new().pointer(mean).pointer(partial).i32(parts as i32).i64(blocks as i64);
+        let partial = self.scratch.take(ScratchSlot::Partial, 1024 * 8);
+        let (from, mean) = (self.address(absmax), self.address(&offset));
+        let sum = arguments! { partial: address(partial), absmax: address(from), blocks: long(blocks) };
+        let divide = arguments! {
+            mean: address(mean), partial: address(partial), count: int(parts), blocks: long(blocks),
+        };
         let map_view = self.flat(map.clone());
-        let quantize = Arguments::new()
-            .pointer(at(self.address(&codes)))
-            .pointer(at(self.address(&nested_absmax)))
-            .pointer(from)
-            .pointer(mean)
-            .rows(&map_view)
-            .i64(blocks as i64);
+        let quantize = arguments! {
+            codes: address(self.address(&codes)), nested_absmax: address(self.address(&nested_absmax)),
+            absmax: address(from), mean: address(mean), map: rows(&map_view), blocks: long(blocks),
+        };
         // SAFETY: the partial sums have room for 1024 f64; one code per block and one f32 per 256; the map has 256 values.
         unsafe {
             self.launch(plain("absmax_sum", parts, blocks * 4), &sum);

@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::quantize::kernels_of;
-use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Source, at};
+use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Source, arguments};
 use crate::{Adapter, BlockScales, QuantizedWeight, Weight};
 
 /// The surroundings of one weight in its group's matrix; none by default.
@@ -50,12 +50,15 @@ impl Engine {
         held: &mut Vec<MatrixView>,
     ) -> (Arguments, usize) {
         match weight {
-            Weight::Quantized(weight) => (arguments.value(&self.stored_argument(weight, held)), weight.bytes()),
+            Weight::Quantized(weight) => {
+                let stored = self.stored_argument(weight, held);
+                (arguments! { arguments => stored: value(&stored) }, weight.bytes())
+            }
             Weight::Dense(values) => {
                 let values = self.flat(values.clone());
                 let (address, bytes) = (values.address, values.bytes());
                 held.push(values);
-                (arguments.pointer(at(address)), bytes)
+                (arguments! { arguments => w: address(address) }, bytes)
             }
         }
     }
@@ -89,7 +92,7 @@ impl Engine {
         let [rows, inputs] = weight.shape();
         assert_eq!((out.rows, out.width), (rows, inputs + around.ranks), "room for a weight and its adapter");
         let mut held = Vec::new();
-        let (from, bytes) = self.weight_argument(weight, Arguments::new().rows(&out), &mut held);
+        let (from, bytes) = self.weight_argument(weight, arguments! { out: rows(&out) }, &mut held);
         let pair = around.adapter.map(|adapter| [self.flat(adapter.a.clone()), self.flat(adapter.b.clone())]);
         let [a, b] = pair.as_ref().map_or([0; 2], |pair| [pair[0].address, pair[1].address]);
         let rank = pair.as_ref().map_or(0, |pair| pair[0].rows);
@@ -104,18 +107,13 @@ impl Engine {
             shape: write_out_shape(rows + a_rows, if wide { inputs.div_ceil(8) } else { inputs }),
             bytes: out.bytes() + bytes,
         };
-        let arguments = from
-            .pointer(at(a_out))
-            .pointer(at(a))
-            .pointer(at(b))
-            .f32(around.adapter.map_or(0.0, |adapter| adapter.scale as f32))
-            .i32(rows as i32)
-            .i32(inputs as i32)
-            .i32(rank as i32)
-            .i32(around.first as i32)
-            .i32(around.ranks as i32)
-            .i32(a_rows as i32)
-            .i64(out.stride as i64);
+        let arguments = arguments! {
+            from =>
+            a_out: address(a_out), a: address(a), b: address(b),
+            scale: float(around.adapter.map_or(0.0, |adapter| adapter.scale)), o: int(rows), i: int(inputs),
+            rank: int(rank), first: int(around.first), ranks: int(around.ranks), a_rows: int(a_rows),
+            stride: long(out.stride),
+        };
         // SAFETY: out holds [rows, inputs + ranks] and a_out [a_rows, inputs] at the stride given; what it is written from is a weight
         // of this shape; A is [rank, inputs] and B [rows, rank], f32 and dense, or null with rank 0.
         unsafe { self.launch(launch, &arguments) };

@@ -28,7 +28,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use crate::Weight;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, ScratchSlot, Source, at, grid,
+    BlockArguments, Contents, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, ScratchSlot, Source, arguments, grid,
 };
 use crate::backends::cuda::linear::adapters::Adapters;
 use crate::backends::cuda::linear::modules::{ModulesArgument, PART_ALIGNMENT, Routed};
@@ -228,13 +228,10 @@ impl Engine {
 
     /// Converts the adapters to the compute format, and computes the maxima of their values.
     fn adapter_values(&self, modules: &ModulesArgument, weight: &Fp8Weight, inputs: usize, dtype: DType) {
-        let arguments = Arguments::new()
-            .pointer(at(weight.maxima))
-            .pointer(at(weight.a))
-            .pointer(at(weight.b))
-            .value(modules)
-            .pointer(at(weight.row_scales))
-            .i32(inputs as i32);
+        let arguments = arguments! {
+            maxima: address(weight.maxima), a_out: address(weight.a), b_out: address(weight.b), modules: value(modules),
+            row_scales: address(weight.row_scales), inputs: int(inputs),
+        };
         let (name, shape, bytes) = ("adapter_values", grid(MAXIMA_PARTS, 256), modules.bytes(inputs));
         let launch = Launch { source: Source::Fp8, dtype, name, shape, bytes };
         // SAFETY: the modules name f32 pairs [rank, inputs] and [rows, rank] that the caller holds; there is room for 256 pairs of maxima
@@ -244,16 +241,11 @@ impl Engine {
 
     fn write_columns_b(&self, modules: &ModulesArgument, weight: &Fp8Weight, inputs: usize) {
         let block = weight.codes.block;
-        let arguments = Arguments::new()
-            .rows(&block)
-            .pointer(at(weight.factor))
-            .pointer(at(weight.maxima))
-            .value(modules)
-            .pointer(at(weight.row_scales))
-            .i32(block.rows as i32)
-            .i32(inputs as i32)
-            .i32(weight.lead as i32)
-            .i32(block.stride as i32);
+        let arguments = arguments! {
+            codes: rows(&block), used: address(weight.factor), maxima: address(weight.maxima), modules: value(modules),
+            row_scales: address(weight.row_scales), outputs: int(block.rows), inputs: int(inputs),
+            lead: int(weight.lead), stride: int(block.stride),
+        };
         let values = block.rows * (block.stride - inputs);
         // SAFETY: rows and ranks of the modules are within the weight, which has codes of `stride` bytes and a scale for each row.
         unsafe { self.launch(plain("columns_b", grid(values.div_ceil(4096), 256), values), &arguments) };
@@ -261,16 +253,11 @@ impl Engine {
 
     fn write_columns_a(&self, modules: &ModulesArgument, weight: &Fp8Weight, [outputs, inputs]: [usize; 2]) {
         let block = weight.codes.block;
-        let arguments = Arguments::new()
-            .rows(&block)
-            .pointer(at(weight.codes.scales))
-            .pointer(at(weight.factor))
-            .pointer(at(weight.maxima))
-            .value(modules)
-            .i32(outputs as i32)
-            .i32(inputs as i32)
-            .i32(weight.lead as i32)
-            .i32(block.stride as i32);
+        let arguments = arguments! {
+            codes: rows(&block), scales: address(weight.codes.scales), used: address(weight.factor),
+            maxima: address(weight.maxima), modules: value(modules), outputs: int(outputs), inputs: int(inputs),
+            lead: int(weight.lead), stride: int(block.stride),
+        };
         let values = inputs * (block.stride - outputs).max(16);
         // SAFETY: as for the columns of B; without adapters only the scales are written.
         unsafe { self.launch(plain("columns_a", grid(values.div_ceil(4096), 256), values), &arguments) };
@@ -280,13 +267,11 @@ impl Engine {
     fn weight_rows(&self, weight: &Weight<Cuda>, rows: &Range<usize>, to: &Fp8Weight, is_known: bool) {
         let [_, inputs] = weight.shape();
         let block = to.codes.block.rows(rows.start, rows.len()).columns(to.lead, inputs);
-        let arguments = Arguments::new()
-            .rows(&block)
-            .pointer(at(to.row_scales + (rows.start * 4) as u64))
-            .i32(inputs as i32)
-            .i32(block.stride as i32)
-            .i32(i32::from(is_known))
-            .i32(i32::from(self.row_scaling.get().has_powers_of_two()));
+        let arguments = arguments! {
+            out: rows(&block), row_scales: address(to.row_scales + (rows.start * 4) as u64), inputs: int(inputs),
+            stride: int(block.stride), is_known: i32(i32::from(is_known)),
+            powers_of_two: i32(i32::from(self.row_scaling.get().has_powers_of_two())),
+        };
         let (arguments, _held, bytes) = self.stored(weight, arguments);
         let launch = plain(kernels_of(weight).fp8_rows, grid(rows.len(), 256), rows.len() * inputs + bytes);
         // SAFETY: `block` has these rows at its stride and a scale for each; what is read is a weight of this shape.
@@ -297,12 +282,10 @@ impl Engine {
     fn weight_columns(&self, weight: &Weight<Cuda>, columns: &Range<usize>, to: &Fp8Weight) {
         let [outputs, inputs] = weight.shape();
         let block = to.codes.block.columns(to.lead + columns.start, columns.len());
-        let arguments = Arguments::new()
-            .rows(&block)
-            .pointer(at(to.row_scales + (columns.start * 4) as u64))
-            .i32(outputs as i32)
-            .i32(inputs as i32)
-            .i64(block.stride as i64);
+        let arguments = arguments! {
+            out: rows(&block), row_scales: address(to.row_scales + (columns.start * 4) as u64), outputs: int(outputs),
+            inputs: int(inputs), stride: long(block.stride),
+        };
         let (arguments, _held, bytes) = self.stored(weight, arguments);
         let tiles = LaunchShape {
             grid: [inputs.div_ceil(128) as u32, outputs.div_ceil(128) as u32, 1],

@@ -14,13 +14,13 @@ use burn_tensor::{DType, Tensor};
 use bytemuck::NoUninit;
 use cubecl::cuda::CudaDevice;
 use firebrick_arch::Activation;
-use firebrick_cuda::{Arguments, LaunchShape, Scaling};
+use firebrick_cuda::{LaunchShape, Scaling};
 
 use super::codes::{Codes, PreparedRows, RowLayout, RowScaling};
 use crate::NormWeight;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Gemm, GemmScales, Launch, MatrixView, ScratchSlot, Source, at, engine,
-    grid, tensor, threads_for,
+    BlockArguments, Cuda, DeviceBlock, Engine, Gemm, GemmScales, Launch, MatrixView, ScratchSlot, Source, arguments,
+    engine, grid, tensor, threads_for,
 };
 use crate::backends::cuda::linear::gated::gate_and_up;
 
@@ -101,8 +101,9 @@ impl Engine {
             shape: one_row_each(x.rows, threads(x.width, 1024)),
             bytes,
         };
-        let arguments =
-            Arguments::new().value(&self.argument(&layout, &codes)).rows(&x).i64(x.stride as i64).i32(x.width as i32);
+        let arguments = arguments! {
+            out: value(&self.argument(&layout, &codes)), x: rows(&x), x_stride: long(x.stride), width: int(x.width),
+        };
         // SAFETY: the buffer has room for the codes of all rows and a scale for each; x has these rows at its stride; there is a scale for
         // each column of x, or none.
         unsafe { self.launch(launch, &arguments) };
@@ -126,14 +127,11 @@ impl Engine {
         assert!(ranks <= layout.lead, "{ranks} low-rank values in {} columns", layout.lead);
         let (bytes, shape) = (rows * (columns + ranks * 2), grid((rows * columns).div_ceil(4096), 256));
         let launch = Launch { source: Source::Fp8, dtype, name: "low_columns", shape, bytes };
-        let arguments = Arguments::new()
-            .value(&self.argument(&layout, codes))
-            .pointer(at(low.map_or(0, |(low, _)| low.address)))
-            .i64(low.map_or(0, |(low, _)| low.stride) as i64)
-            .pointer(at(low.map_or(0, |(_, factor)| factor)))
-            .i64(rows as i64)
-            .i32(ranks as i32)
-            .i32(width as i32);
+        let arguments = arguments! {
+            out: value(&self.argument(&layout, codes)), low: address(low.map_or(0, |(low, _)| low.address)),
+            low_stride: long(low.map_or(0, |(low, _)| low.stride)),
+            factor: address(low.map_or(0, |(_, factor)| factor)), n: long(rows), ranks: int(ranks), width: int(width),
+        };
         // SAFETY: the codes are rows of `stride` bytes with a scale for each; `low` has these rows at its stride; the factor is an f32 that
         // is read only with low-rank values.
         unsafe { self.launch(launch, &arguments) };
@@ -154,15 +152,10 @@ impl Engine {
             shape: one_row_each(x.rows, threads_for(x.width, 512)),
             bytes: 2 * x.bytes() + x.count(),
         };
-        let arguments = Arguments::new()
-            .value(&self.argument(&layout, &codes))
-            .rows(&y)
-            .i64(y.stride as i64)
-            .rows(x)
-            .rows(&weight)
-            .f32(norm.offset as f32)
-            .i32(x.width as i32)
-            .f32(norm.epsilon as f32);
+        let arguments = arguments! {
+            out: value(&self.argument(&layout, &codes)), y: rows(&y), y_stride: long(y.stride), x: rows(x),
+            w: rows(&weight), w_offset: float(norm.offset), d: int(x.width), eps: float(norm.epsilon),
+        };
         // SAFETY: x and y are dense [rows, width] of this dtype, the weight is [width] f32, and there is room for the codes of all rows.
         unsafe { self.launch(launch, &arguments) };
         self.prepare_rows(&y, layout, codes);
@@ -189,9 +182,10 @@ impl Engine {
             shape: one_row_each(gate.rows, threads(gate.width, 512)),
             bytes: 3 * gate.bytes() + gate.count(),
         };
-        let arguments = Arguments::new().value(&self.argument(&layout, &codes));
-        let arguments = arguments.rows(&y).i64(y.stride as i64);
-        let arguments = gate_and_up(arguments, [gate.block(), up.block()]).i32(gate.width as i32);
+        let arguments = arguments! {
+            out: value(&self.argument(&layout, &codes)), y: rows(&y), y_stride: long(y.stride),
+        };
+        let arguments = arguments! { gate_and_up(arguments, [gate.block(), up.block()]) => f: int(gate.width) };
         // SAFETY: y, gate and up have the strides given and are [rows, width] of this dtype; there is room for the codes of all rows.
         unsafe { self.launch(launch, &arguments) };
         self.prepare_rows(&y, layout, codes);
@@ -221,8 +215,8 @@ impl Engine {
             shape: one_row_each(gate.rows, threads(gate.width, 512)),
             bytes: (6 + usize::from(recompute)) * gate.bytes(),
         };
-        let arguments = Arguments::new().value(&self.argument(&layout, &codes));
-        let arguments = operands.arguments(arguments, dy, recompute).i32(gate.width as i32);
+        let arguments = arguments! { out: value(&self.argument(&layout, &codes)) };
+        let arguments = arguments! { operands.arguments(arguments, dy, recompute) => f: int(gate.width) };
         // SAFETY: as for `gated_backward`, and there is room for the codes of both gradients side by side.
         unsafe { self.launch(launch, &arguments) };
         self.prepare_rows(&operands.target, layout, codes);
@@ -268,8 +262,9 @@ impl Engine {
     fn blocks_of(&self, slot: ScratchSlot, scales: u64, [rows, width]: [usize; 2]) -> u64 {
         let bytes = Scaling::Blocks32.bytes(rows, width);
         let blocks = self.scratch.take(slot, bytes);
-        let arguments =
-            Arguments::new().pointer(at(blocks)).pointer(at(scales)).i32(rows as i32).i32(width.div_ceil(128) as i32);
+        let arguments = arguments! {
+            blocks: address(blocks), scales: address(scales), rows: int(rows), tiles: int(width.div_ceil(128)),
+        };
         let launch = Launch {
             source: Source::Fp8,
             dtype: DType::F32,
@@ -291,15 +286,11 @@ impl Engine {
         );
         assert!(gemm.c.is_none_or(|c| c.address != d.address), "{}: what is added is overwritten before", gemm.name);
         assert!(d.dtype != DType::F16, "{}: products of codes are beyond f16", gemm.name);
-        let arguments = Arguments::new()
-            .rows(&d)
-            .i64(d.stride as i64)
-            .pointer(at(of_rows))
-            .pointer(at(of_columns))
-            .pointer(at(gemm.c.map_or(0, |c| c.address)))
-            .pointer(at(gemm.bias.unwrap_or(0)))
-            .i64(d.rows as i64)
-            .i32(d.width as i32);
+        let arguments = arguments! {
+            d: rows(&d), stride: long(d.stride), row_scales: address(of_rows), column_scales: address(of_columns),
+            c: address(gemm.c.map_or(0, |c| c.address)), bias: address(gemm.bias.unwrap_or(0)), n: long(d.rows),
+            width: int(d.width),
+        };
         let launch = Launch {
             source: Source::Fp8,
             dtype: d.dtype,
