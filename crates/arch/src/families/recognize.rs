@@ -89,7 +89,9 @@ pub fn family_of(json: &JsonObject) -> Result<&'static Family, ArchError> {
 
 /// Returns the error for a model with `found`, whose architecture or model type is `name` (empty: none).
 fn unsupported(json: &JsonObject, found: String, name: &str) -> ArchError {
-    let model_type = json.get("model_type").and_then(Value::as_str);
+    // The model type of a known family, whose layers another architecture has, is not what is unknown.
+    let is_unknown = |name: &&str| FAMILIES.iter().all(|family| family.model_type != *name);
+    let model_type = json.get("model_type").and_then(Value::as_str).filter(is_unknown);
     let found = model_type.map_or(found, |name| format!("`model_type` \"{name}\""));
     let needs = |name: &str| POSTPONED.iter().find(|(start, _)| name.starts_with(start)).map(|(_, needs)| needs);
     let advice = match (model_type.and_then(needs), nearest(name).filter(|family| is_alike(json, family))) {
@@ -204,6 +206,12 @@ mod tests {
             assert!(POSTPONED[..at].iter().all(|(other, _)| !start.starts_with(other)), "{start} is hidden");
             assert!(FAMILIES.iter().all(|family| !family.model_type.starts_with(start)), "{start} is there");
         }
+    }
+
+    #[test]
+    fn another_architecture_over_the_layers_of_a_family_is_named_itself() {
+        let message = refusal(&[("architectures", json!(["LlamaForSequenceClassification"]))]);
+        assert!(message.contains("LlamaForSequenceClassification") && !message.contains("`model_type`"), "{message}");
     }
 
     #[test]
