@@ -30,7 +30,7 @@ const DIFFERENCES: [(&str, &str); 16] = [
     ("n_embd", "the layout of GPT-2"),
 ];
 
-/// Models that people train and that are not there yet, by the start of their `model_type`, and what they need. Of two starts that fit, the longer is
+/// Models that users train and that are not there yet, by the start of their `model_type`, and what they need. Of two starts that fit, the longer is
 /// first.
 const POSTPONED: [(&str, &str); 20] = [
     ("qwen3_5_moe", "Gated DeltaNet layers, an output gate and a shared expert"),

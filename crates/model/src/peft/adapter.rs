@@ -202,7 +202,7 @@ pub(crate) fn write_adapter(
     let (settings, targets) = match layout {
         TextLayout::Alone => (config.clone(), target_names(config, &model.spec, &names)),
         _ => {
-            let settings = settings_for_wrapper(config, &model.spec, &names);
+            let settings = settings_for_wrapper(config, &model.spec, &lora_modules(&names));
             let targets = settings.target_modules.names(&model.spec);
             (settings, targets)
         }

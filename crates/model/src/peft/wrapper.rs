@@ -8,15 +8,13 @@ use std::collections::BTreeMap;
 
 use firebrick_arch::{ByPattern, HEAD, LoraConfig, ModelSpec, PathPattern, TargetModules, TextLayout, text_name};
 
-use super::adapter::lora_modules;
-
 /// The layers of a text model, in a larger checkpoint and alone: a module of another part does not match.
 const LAYERS: &str = r"model\.(?:language_model\.)?layers\..*\.";
 
-/// Returns these settings as PEFT matches them against the whole checkpoint. `names` are the tensors of the adapter.
-pub(super) fn settings_for_wrapper(config: &LoraConfig, spec: &ModelSpec, names: &[String]) -> LoraConfig {
-    let modules = lora_modules(names);
-    let paths = paths_in(TextLayout::ModelFirst, &modules);
+/// Returns these settings as PEFT matches them against the whole checkpoint. `modules` are those of the adapter's
+/// matrices.
+pub(super) fn settings_for_wrapper(config: &LoraConfig, spec: &ModelSpec, modules: &[String]) -> LoraConfig {
+    let paths = paths_in(TextLayout::ModelFirst, modules);
     let saved = spec.tensors().into_iter().map(|tensor| tensor.name).chain([HEAD.to_owned()]);
     let saved = saved.filter(|name| config.saves_tensor(name));
     let module =
@@ -79,6 +77,7 @@ mod tests {
     use firebrick_arch::EMBEDDING;
     use serde_json::json;
 
+    use super::super::adapter::lora_modules;
     use super::*;
     use crate::test_config::tiny;
 
@@ -90,7 +89,7 @@ mod tests {
     fn written(config: &LoraConfig) -> (Vec<String>, LoraConfig) {
         let spec = tiny(&[]).unwrap().spec;
         let names: Vec<String> = spec.tensors_of(config).into_iter().map(|tensor| tensor.name).collect();
-        let settings = settings_for_wrapper(config, &spec, &names);
+        let settings = settings_for_wrapper(config, &spec, &lora_modules(&names));
         (names, settings)
     }
 

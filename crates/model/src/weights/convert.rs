@@ -5,6 +5,7 @@
 //! Not supported: big-endian machines. safetensors stores little-endian elements, and most are uploaded as they are.
 
 use burn_tensor::DType;
+use firebrick_precision::FloatType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::Dtype;
@@ -19,6 +20,24 @@ pub(super) fn device_dtype(stored: Dtype) -> Option<DType> {
         Dtype::BF16 => Some(DType::BF16),
         Dtype::F16 => Some(DType::F16),
         _ => None,
+    }
+}
+
+/// Converts a float type to its safetensors name.
+pub(crate) fn stored_as(float: FloatType) -> Dtype {
+    match float {
+        FloatType::F32 => Dtype::F32,
+        FloatType::Bf16 => Dtype::BF16,
+        FloatType::F16 => Dtype::F16,
+    }
+}
+
+/// Rounds values to nearest, ties to even, and returns their little-endian bytes; values that are too large for f16 become infinite.
+pub(super) fn bytes_of(values: &[f32], float: FloatType) -> Vec<u8> {
+    match float {
+        FloatType::F32 => from_f32(values, f32::to_le_bytes),
+        FloatType::Bf16 => from_f32(values, |value| bf16::from_f32(value).to_le_bytes()),
+        FloatType::F16 => from_f32(values, |value| f16::from_f32(value).to_le_bytes()),
     }
 }
 

@@ -8,7 +8,7 @@
 use firebrick_arch::{ModelConfig, TextLayout, is_other_part, other_modules};
 use firebrick_precision::FloatType;
 
-use super::write::{bytes_of, stored_as};
+use super::convert::{bytes_of, stored_as};
 use super::{HfFolder, TensorInfo};
 use crate::error::ModelError;
 

@@ -14,12 +14,12 @@ use std::path::Path;
 use firebrick_arch::{CONFIG_FILE, ModelConfig, TensorSpec, text_name};
 use firebrick_files::{AtomicFile, AtomicFolder};
 use firebrick_precision::FloatType;
-use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json, to_string_pretty, to_vec};
 
+use super::convert::{bytes_of, stored_as};
 use super::surroundings::Surroundings;
-use super::{HfFolder, INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE, convert};
+use super::{HfFolder, INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE};
 use crate::companions::{Companions, write_file};
 use crate::error::ModelError;
 
@@ -40,24 +40,6 @@ pub(crate) enum Fetched {
 pub fn float_type_of(config: &ModelConfig) -> FloatType {
     let is_named = |float: &FloatType| config.dtype.as_deref() == Some(float.name());
     FloatType::ALL.into_iter().find(is_named).unwrap_or(FloatType::F32)
-}
-
-/// Converts a float type to its safetensors name.
-pub(crate) fn stored_as(float: FloatType) -> Dtype {
-    match float {
-        FloatType::F32 => Dtype::F32,
-        FloatType::Bf16 => Dtype::BF16,
-        FloatType::F16 => Dtype::F16,
-    }
-}
-
-/// Rounds values to nearest, ties to even, and returns their little-endian bytes; values that are too large for f16 become infinite.
-pub(super) fn bytes_of(values: &[f32], float: FloatType) -> Vec<u8> {
-    match float {
-        FloatType::F32 => convert::from_f32(values, f32::to_le_bytes),
-        FloatType::Bf16 => convert::from_f32(values, |value| bf16::from_f32(value).to_le_bytes()),
-        FloatType::F16 => convert::from_f32(values, |value| f16::from_f32(value).to_le_bytes()),
-    }
 }
 
 /// Writes a safetensors file atomically. `bytes_of` is called for one tensor at a time and returns little-endian bytes; `metadata`

@@ -11,9 +11,10 @@ use std::path::Path;
 use firebrick_arch::{ModelConfig, Role, TensorSpec};
 use firebrick_precision::FloatType;
 
+use super::convert::{bytes_of, stored_as};
 use super::quantized::{EncodedPart, encode_bnb, encode_bnb_codes};
 use super::surroundings::Surroundings;
-use super::write::{MAX_SHARD_BYTES, bytes_of, shard_file, stored_as, write_companions, write_index};
+use super::write::{MAX_SHARD_BYTES, shard_file, write_companions, write_index};
 use super::{Bnb4bit, Fetched, HfFolder, TensorInfo, write_folder, write_safetensors};
 use crate::companions::Companions;
 use crate::error::ModelError;
