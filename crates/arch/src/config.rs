@@ -126,7 +126,7 @@ impl ModelConfig {
         // Wrappers have these at the top, or with the other settings of their text model.
         let token_ids = |key| Ok::<_, ArchError>(json.token_ids(key)?.or(settings.token_ids(key)?));
         let dtype =
-            |json: &JsonObject| Ok::<_, ArchError>(json.str("dtype")?.or(json.str("torch_dtype")?).map(str::to_owned));
+            |json: &JsonObject| Ok::<_, ArchError>(json.str(DTYPES[0])?.or(json.str(DTYPES[1])?).map(str::to_owned));
         Ok(Self {
             stored_vocab_size: spec.vocab_size,
             new_tokens: Vec::new(),
@@ -153,7 +153,8 @@ impl ModelConfig {
         if self.dtype.as_deref() == Some(dtype) && quantization.is_none() && !map.contains_key(QUANTIZATION_CONFIG) {
             return self.text.clone();
         }
-        let key = if map.contains_key("torch_dtype") && !map.contains_key("dtype") { "torch_dtype" } else { "dtype" };
+        let [current, older] = DTYPES;
+        let key = if map.contains_key(older) && !map.contains_key(current) { older } else { current };
         map.insert(key.to_owned(), Value::from(dtype));
         for (_, named) in self.text_settings(&mut map).iter_mut().filter(|(key, _)| DTYPES.contains(&key.as_str())) {
             *named = Value::from(dtype);

@@ -1,46 +1,23 @@
 //! Granite 3, the dense models: Llama with a factor each of the embedding, the attention scores, the outputs of attention and MLP, and a divisor
 //! of the logits.
 //!
-//! Defaults are those of transformers' `GraniteConfig`; the scale of attention scores is `attention_multiplier`, 1 if the key is absent.
+//! Other keys and their defaults are Llama's, as in transformers' `GraniteConfig`; the scale of attention scores is `attention_multiplier`, 1 if the key is absent.
 //! With the residual multiplier `r`, layers compute `x + r f(norm(x))`. This is `r` times `h + f(norm(h))` with `h = x / r`: the residual stream
 //! is `h` here, whose norms add `rms_norm_eps / r²` to the mean square and whose embedding has the factor `embedding_multiplier / r`. So the factor
 //! costs no operation and no rounding, and gradients are the same.
 //! Not supported: the mixtures and hybrids of Granite, which are architectures of their own, and `attention_dropout`, which is ignored.
 //! Trade-off: values of the residual stream are larger than in transformers, about 4.5 times in published models, which matters to f16 alone.
 
-use super::keys::{
-    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, model, positive_or, refuse_quantized, size,
-    size_or,
-};
-use super::rope_keys::rope;
+use super::keys::positive_or;
+use super::llama;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::ModelSpec;
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
-    let hidden_size = size(json, "hidden_size")?;
-    let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
-    let max_position_embeddings = size_or(json, "max_position_embeddings", 2048)?;
-    // One key for all four projections.
-    let attention_bias = bool_or(json, "attention_bias", false)?;
-
-    let attention = AttentionSpec {
-        qkv_bias: attention_bias,
-        output_bias: attention_bias,
-        scale: positive_or(json, "attention_multiplier", 1.0)?,
-        ..AttentionSpec::new(heads, kv_heads(json, heads, heads)?, head_dim)
-    };
-    let mlp = MlpSpec::Gated {
-        intermediate_size: size(json, "intermediate_size")?,
-        activation: activation(json)?,
-        fused: false,
-        bias: bool_or(json, "mlp_bias", false)?,
-    };
-    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layer_count(json)?];
-    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
-    let model = model(json, layers, ropes, max_position_embeddings, 1e-6)?;
+    let mut model = llama::spec(json)?;
+    let scale = positive_or(json, "attention_multiplier", 1.0)?;
+    model.layers.iter_mut().for_each(|layer| layer.attention.scale = scale);
     let residual_multiplier = positive_or(json, "residual_multiplier", 1.0)?;
     let rms_norm_eps = model.rms_norm_eps / (residual_multiplier * residual_multiplier);
     if !rms_norm_eps.is_finite() {
