@@ -208,7 +208,7 @@ mod tests {
     use super::*;
     use crate::test_values::Draws;
 
-    /// Takes a step of AdamW as the paper defines it, in f64 with exact moments.
+    /// Takes one AdamW step as the paper defines it, in f64 and without quantizing the moments.
     fn adamw_f64(parameters: &mut [f64], moments: &mut [(f64, f64)], gradients: &[f32], step: i32, config: &AdamW8bit) {
         let [lr, beta1, beta2, eps, decay] =
             [config.learning_rate, config.beta1, config.beta2, config.eps, config.weight_decay].map(f64::from);

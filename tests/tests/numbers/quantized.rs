@@ -5,13 +5,12 @@ use std::collections::BTreeMap;
 use std::fs::{copy, create_dir, read, read_to_string, write};
 use std::path::Path;
 
-use burn_tensor::DType;
+use firebrick_kernels::Kernels;
 use firebrick_kernels::backends::Flex;
-use firebrick_kernels::{GemmFormat, Kernels};
 use firebrick_model::weights::{TensorInfo, write_safetensors};
 use firebrick_model::{
-    BaseStorage, Bnb4bit, BuildOptions, Companions, Decoder, HfFolder, LoraConfig, Merge, ModelConfig, ModelError,
-    float_type_of, merge_adapter, quantize_folder,
+    BaseStorage, Bnb4bit, Companions, HfFolder, Merge, ModelConfig, ModelError, float_type_of, merge_adapter,
+    quantize_folder,
 };
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_tests::{
@@ -23,6 +22,7 @@ use serde_json::{Value, json};
 use tempfile::{TempDir, tempdir};
 
 use crate::forward::{TOKENS, differences};
+use crate::saved::save_new_adapter;
 
 const BNB: [&str; 4] = ["quant-bnb-nf4-double-quant", "quant-bnb-nf4", "quant-bnb-fp4-double-quant", "quant-bnb-fp4"];
 const OTHERS: [&str; 6] = [FP8[0], FP8[1], FP8[2], FP8[3], FP8[4], "quant-nvfp4"];
@@ -167,20 +167,8 @@ fn what_is_saved_and_merged_of_an_fp8_folder_is_bf16_without_quantization() {
     for name in &FP8[1..] {
         let (temp, base, folder) = (tempdir().unwrap(), fixture(name), open(name));
         let [adapter, merged, saved] = ["adapter", "merged", "saved"].map(|name| temp.path().join(name));
-        let lora = LoraConfig { r: 4, ..LoraConfig::default() };
-        let build = BuildOptions {
-            storage: FROZEN,
-            lora: Some(lora.clone()),
-            seed: 0,
-            compute_dtype: DType::F32,
-            gemms: GemmFormat::Compute,
-            max_positions: 16,
-            sequence_tokens: 16,
-        };
-        let described = ModelConfig::read(&base).unwrap();
-        let dtype = float_type_of(&described);
-        let model = Decoder::<Flex>::load(&folder, described, &build, &Default::default(), &mut |_| ()).unwrap();
-        model.save_adapter(&adapter, &lora, None).unwrap();
+        let dtype = float_type_of(&ModelConfig::read(&base).unwrap());
+        save_new_adapter(&base, &adapter);
         let companions = Companions { from: base.clone(), ..Companions::default() };
         let merge =
             Merge { model: &base, adapter: &adapter, requantized: None, dtype: None, bnb_4bit: None, companions };

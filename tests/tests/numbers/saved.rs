@@ -140,25 +140,30 @@ fn models() -> Vec<PathBuf> {
     models
 }
 
+/// Writes a new adapter of rank 4 on the default targets of a model; it changes no output yet.
+pub(crate) fn save_new_adapter(model: &Path, adapter: &Path) {
+    let lora = LoraConfig { r: 4, ..LoraConfig::default() };
+    let build = BuildOptions {
+        storage: FROZEN,
+        lora: Some(lora.clone()),
+        seed: 0,
+        compute_dtype: DType::F32,
+        gemms: GemmFormat::Compute,
+        max_positions: 16,
+        sequence_tokens: 16,
+    };
+    let config = ModelConfig::read(model).expect("the model has a readable config");
+    let weights = HfFolder::open(model).expect("the model has weights");
+    let adapted = Decoder::<Flex>::load(&weights, config, &build, &Default::default(), &mut |_| ());
+    adapted.expect("it loads").save_adapter(adapter, &lora, None).expect("it is written");
+}
+
 #[test]
 fn an_adapter_of_the_default_targets_loads_and_merges_on_every_model() {
     for model in models() {
         let folder = tempdir().expect("a temporary folder");
         let adapter = folder.path().join("adapter");
-        let lora = LoraConfig { r: 4, ..LoraConfig::default() };
-        let build = BuildOptions {
-            storage: FROZEN,
-            lora: Some(lora.clone()),
-            seed: 0,
-            compute_dtype: DType::F32,
-            gemms: GemmFormat::Compute,
-            max_positions: 16,
-            sequence_tokens: 16,
-        };
-        let config = ModelConfig::read(&model).expect("the model has a readable config");
-        let weights = HfFolder::open(&model).expect("the model has weights");
-        let adapted = Decoder::<Flex>::load(&weights, config, &build, &Default::default(), &mut |_| ());
-        adapted.expect("it loads").save_adapter(&adapter, &lora, None).expect("it is written");
+        save_new_adapter(&model, &adapter);
         let load = LoadOptions {
             model: model.clone(),
             adapter: Some(adapter.clone()),
