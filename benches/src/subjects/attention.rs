@@ -84,22 +84,23 @@ fn prepare<B: Kernels>(
     if !backward {
         let checked = spec.clone();
         let call = move || {
-            let attend = || B::packed_attention(&inputs, &spec, &packed).o;
+            let attend = || B::packed_attention(&inputs, None, &spec, &packed).o;
             Output::Tensors(vec![B::section(&device, attend)])
         };
         let check = move |output: Output<B>| {
             let case = Checked::of(&qkv, &checked, length);
-            let expected = reference::forward(&case.qkv, &case.spec, &case.documents).o;
+            let expected = reference::forward(&case.qkv, None, &case.spec, &case.documents).o;
             vec![Comparison::of_tensors("output", case.queries(&output.tensors()[0]), expected)]
         };
         return Prepared::new(call, check);
     }
     let d_o = values(spec.query_size());
-    let saved = B::section(&device, || B::packed_attention(&inputs, &spec, &packed));
+    let saved = B::section(&device, || B::packed_attention(&inputs, None, &spec, &packed));
     let (gradient, checked) = (d_o.clone(), spec.clone());
     let call = move || {
-        let backward = || B::packed_attention_backward(inputs.clone(), &spec, saved.clone(), gradient.clone(), &packed);
-        let Qkv { q, k, v } = B::section(&device, backward);
+        let saved = (inputs.clone(), saved.clone());
+        let backward = || B::packed_attention_backward(saved.0, None, &spec, saved.1, gradient.clone(), &packed);
+        let (Qkv { q, k, v }, _) = B::section(&device, backward);
         Output::Tensors(vec![q, k, v])
     };
     let check = move |output: Output<B>| check_backward(&output.tensors(), &qkv, &d_o, &checked, length);
@@ -114,9 +115,9 @@ fn check_backward<B: Kernels>(
     length: usize,
 ) -> Vec<Comparison> {
     let case = Checked::of(qkv, spec, length);
-    let output = reference::forward(&case.qkv, &case.spec, &case.documents);
+    let output = reference::forward(&case.qkv, None, &case.spec, &case.documents);
     let d_o = to_reference(case.queries(d_o));
-    let expected = reference::backward(case.qkv.clone(), &case.spec, output, d_o, &case.documents);
+    let (expected, _) = reference::backward(case.qkv.clone(), None, &case.spec, output, d_o, &case.documents);
     let mut comparisons = vec![Comparison::of_tensors("gradient of queries", case.queries(&got[0]), expected.q)];
     if case.is_whole {
         comparisons.push(Comparison::of_tensors("gradient of keys", case.keys(&got[1]), expected.k));

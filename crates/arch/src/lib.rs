@@ -33,6 +33,6 @@ pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use quantization::{QUANTIZATION_CONFIG, Quantization};
 pub use rope::{LongRopeFactors, QueryScale, Rope, RopeScaling};
 pub use spec::{Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, QkNorm};
-pub use tensors::{EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, layer_norm_name};
+pub use tensors::{EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, layer_norm_name, sinks_name};
 pub use text_names::{TextLayout, is_other_part, other_modules, text_name};
 pub use token_rows::{TokenIndices, token_runs};

@@ -273,8 +273,9 @@ impl LoraConfig {
                 return Err(unused(key, pattern, names()));
             }
         }
-        let whole: Vec<String> =
-            spec.tensors().into_iter().map(|tensor| tensor.name).chain([HEAD.to_owned()]).collect();
+        // Sinks are a parameter of attention, which PEFT could save only with all of attention.
+        let modules = spec.tensors().into_iter().filter(|tensor| tensor.role != Role::Sinks);
+        let whole: Vec<String> = modules.map(|tensor| tensor.name).chain([HEAD.to_owned()]).collect();
         for name in self.modules_to_save.iter().flatten() {
             if !whole.iter().any(|tensor| module_of(tensor).ends_with(name.as_str())) {
                 return Err(unused("modules_to_save", name, format!("embed_tokens, lm_head, norms and {}", names())));

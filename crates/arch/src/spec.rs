@@ -128,6 +128,9 @@ pub struct AttentionSpec {
     pub scale: f64,
     /// `cap`, where scaled scores become `cap * tanh(scores / cap)` before the softmax (Gemma 2).
     pub soft_cap: Option<f64>,
+    /// Whether the softmax of a query's scores has one more column: a trained logit per head, `self_attn.sinks` `[heads]`, without a value
+    /// (gpt-oss). Neither scaled nor capped.
+    pub sinks: bool,
 }
 
 /// RMSNorm of queries and keys.
@@ -253,6 +256,7 @@ impl AttentionSpec {
             window: None,
             scale: 1.0 / (head_dim as f64).sqrt(),
             soft_cap: None,
+            sinks: false,
         }
     }
 

@@ -30,6 +30,8 @@ pub enum Role {
     Router,
     /// Bias `[out]` of a linear module.
     Bias,
+    /// Logits `[heads]` of attention's sinks: never quantized.
+    Sinks,
     /// The output head `[vocab, hidden]`.
     Head,
     /// LoRA's A `[r, in]`.
@@ -74,6 +76,11 @@ pub fn layer_norm_name(layer: usize, norm: &str) -> String {
     format!("model.layers.{layer}.{norm}.weight")
 }
 
+/// Returns the name of a layer's attention sinks.
+pub fn sinks_name(layer: usize) -> String {
+    format!("model.layers.{layer}.self_attn.sinks")
+}
+
 impl ModelSpec {
     /// Lists every tensor of the model in the order of the forward pass. A tied head is not listed: it is the embedding.
     pub fn tensors(&self) -> Vec<TensorSpec> {
@@ -112,6 +119,14 @@ impl ModelSpec {
             add_group(layer, &group, tensors);
             if let (GroupKind::Qkv, Some([q, k])) = (group.kind, attention.qk_norm.widths(attention)) {
                 tensors.extend([norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)]);
+            }
+            if group.kind == GroupKind::Qkv && attention.sinks {
+                tensors.push(TensorSpec {
+                    name: sinks_name(layer),
+                    shape: vec![attention.heads],
+                    role: Role::Sinks,
+                    layer: Some(layer),
+                });
             }
             tensors.extend(after.map(|name| norm(name, self.hidden_size)));
         }

@@ -53,6 +53,7 @@ fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
         window: None,
         scale: 0.25,
         soft_cap: None,
+        sinks: false,
     };
     change(&mut attention);
     attention.scale = 1.0 / (attention.head_dim as f64).sqrt();

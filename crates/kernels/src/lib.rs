@@ -19,7 +19,7 @@ mod testing;
 pub mod weights;
 
 pub use attention::{
-    AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, NewTokens, Qkv, SoftmaxStatistics,
+    AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, NewTokens, Qkv, Sinks, SoftmaxStatistics,
     StatisticsLayout,
 };
 pub use backends::{BackendKind, PLANNED_SHARED_BYTES, converted_weights_bytes, estimate, fp8_refusal};

@@ -196,9 +196,10 @@ fn two_layers<B: Kernels>(boundaries: &[u32], dtype: DType, device: &B::Device) 
     let documents = Documents::<B>::new(boundaries, device);
     let layers = [0, 1].map(|seed| layer::<B>(documents.tokens(), seed, dtype, device));
     let gradients = B::section(device, || {
-        let outputs = layers.each_ref().map(|(qkv, _)| B::packed_attention(qkv, &spec(), &documents));
+        let outputs = layers.each_ref().map(|(qkv, _)| B::packed_attention(qkv, None, &spec(), &documents));
         let pairs: Vec<_> = layers.into_iter().zip(outputs).collect();
-        let backward = |((qkv, d_o), output)| B::packed_attention_backward(qkv, &spec(), output, d_o, &documents);
+        let backward =
+            |((qkv, d_o), output)| B::packed_attention_backward(qkv, None, &spec(), output, d_o, &documents).0;
         pairs.into_iter().map(backward).collect::<Vec<_>>()
     });
     let host = |tensor: Tensor<B, 2>| tensor.cast(DType::F32).into_data().to_vec::<f32>().expect("f32");
@@ -420,8 +421,8 @@ fn attention_over_packed_documents_keeps_nothing_until_the_section_ends() {
         let before = free_bytes(&device);
         Cuda::section(&device, || {
             for _ in 0..count {
-                let output = Cuda::packed_attention(&qkv, &spec(), &documents);
-                let _ = Cuda::packed_attention_backward(qkv.clone(), &spec(), output, d_o.clone(), &documents);
+                let output = Cuda::packed_attention(&qkv, None, &spec(), &documents);
+                let _ = Cuda::packed_attention_backward(qkv.clone(), None, &spec(), output, d_o.clone(), &documents);
             }
         });
         before.saturating_sub(free_bytes(&device))
@@ -630,8 +631,8 @@ fn the_last_queries_of_a_very_long_document_have_their_gradients() {
     let [k, v] = [0; 2].map(|_| random(groups * head_dim));
     let documents = Documents::<Cuda>::new(&[0, tokens as u32], &device);
     let backward = |qkv: Qkv<Cuda>, spec: &AttentionSpec, d_o: Tensor<Cuda, 2>| {
-        let output = Cuda::packed_attention(&qkv, spec, &documents);
-        Cuda::packed_attention_backward(qkv, spec, output, d_o, &documents).q
+        let output = Cuda::packed_attention(&qkv, None, spec, &documents);
+        Cuda::packed_attention_backward(qkv, None, spec, output, d_o, &documents).0.q
     };
     let end = |x: Tensor<Cuda, 2>, last: std::ops::Range<usize>| {
         host(x.narrow(0, tokens - 512, 512).narrow(1, last.start, last.len()))
@@ -702,8 +703,8 @@ fn attention_gradients<B: Kernels>(
         flat.reshape([documents.tokens(), values.len() / documents.tokens()]).cast(dtype)
     };
     let qkv = Qkv { q: matrix(q), k: matrix(k), v: matrix(v) };
-    let output = B::packed_attention(&qkv, spec, &documents);
-    let Qkv { q, k, v } = B::packed_attention_backward(qkv, spec, output, matrix(d_o), &documents);
+    let output = B::packed_attention(&qkv, None, spec, &documents);
+    let Qkv { q, k, v } = B::packed_attention_backward(qkv, None, spec, output, matrix(d_o), &documents).0;
     [q, k, v].map(|gradient| gradient.cast(DType::F32).into_data().to_vec().expect("f32")).into()
 }
 

@@ -18,6 +18,7 @@ use firebrick_kernels::{
 use crate::experts::{Experts, SavedExperts};
 use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
 use crate::norm::Norm;
+use crate::sinks::AttentionSinks;
 
 /// Inputs that all layers share for one micro-batch.
 #[derive(Clone, Debug)]
@@ -39,6 +40,8 @@ pub struct Layer<B: Kernels> {
     pub qkv: LinearGroup<B>,
     /// Norms of queries and keys.
     pub qk_norm: Option<[Norm<B>; 2]>,
+    /// Sinks of attention.
+    pub sinks: Option<AttentionSinks<B>>,
     /// Output projection of attention.
     pub attention_output: LinearGroup<B>,
     /// Norm of attention's output.
@@ -376,8 +379,12 @@ impl<B: Kernels> Layer<B> {
         let grads = self.attention_output.backward(*attention_output, vec![dh_nd.clone()], None, adapters, sink);
         add_gradient(self.after_attention.as_ref(), grads.output_norm, sink);
         let d_o = grads.input.plain();
-        let Qkv { q, k, v } =
-            B::packed_attention_backward(heads, &self.spec.attention, output, d_o, &context.documents);
+        let (sinks, spec) = (self.sinks.as_ref().map(AttentionSinks::operand), &self.spec.attention);
+        let (Qkv { q, k, v }, d_sinks) =
+            B::packed_attention_backward(heads, sinks.as_ref(), spec, output, d_o, &context.documents);
+        if let Some((sinks, gradient)) = self.sinks.as_ref().zip(d_sinks) {
+            sink.add(&sinks.logits, gradient);
+        }
 
         let grads = self.qkv.backward(*qkv, vec![q, k, v], Some(dh_nd), adapters, sink);
         add_gradient(self.before_attention.as_ref(), grads.norm, sink);
@@ -405,13 +412,14 @@ impl<B: Kernels> Layer<B> {
     }
 
     fn attend(&self, heads: &Qkv<B>, attend: Attend<'_, B>) -> (Tensor<B, 2>, Option<AttentionOutput<B>>) {
+        let sinks = self.sinks.as_ref().map(AttentionSinks::operand);
         match attend {
             Attend::Documents(documents) => {
-                let output = B::packed_attention(heads, &self.spec.attention, documents);
+                let output = B::packed_attention(heads, sinks.as_ref(), &self.spec.attention, documents);
                 (output.o.clone(), Some(output))
             }
             Attend::Cached { tokens, cache, prompts } => {
-                (B::cached_attention(heads, cache, tokens, prompts, &self.spec.attention), None)
+                (B::cached_attention(heads, sinks.as_ref(), cache, tokens, prompts, &self.spec.attention), None)
             }
         }
     }

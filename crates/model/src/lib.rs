@@ -21,6 +21,7 @@ mod preference;
 pub mod sampling;
 mod save;
 mod score;
+pub mod sinks;
 #[cfg(test)]
 mod test_config;
 mod token_rows;

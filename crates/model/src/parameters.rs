@@ -9,6 +9,7 @@ use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Base, Linear, LinearGroup, Lora, LoraMagnitude, ModuleBias};
 use crate::norm::Norm;
+use crate::sinks::AttentionSinks;
 use crate::token_rows::TokenRows;
 
 macro_rules! lists {
@@ -32,11 +33,12 @@ macro_rules! lists {
         }
 
         impl<B: Kernels> Layer<B> {
-            /// Iterates over the norms first, then over the linear modules with the router.
+            /// Iterates over the norms first, then over the sinks and the linear modules with the router.
             pub(crate) fn $parameters(&$($mutable)? self) -> impl Iterator<Item = &$($mutable)? Parameter<B>> {
-                let Self { before_attention, after_attention, before_mlp, after_mlp, qk_norm, .. } = self;
+                let Self { before_attention, after_attention, before_mlp, after_mlp, qk_norm, sinks, .. } = self;
                 let norms = [before_attention, after_attention, before_mlp, after_mlp].into_iter().flatten();
                 let norms = norms.chain(qk_norm.into_iter().flatten());
+                let sinks = sinks.into_iter().filter(|sinks| sinks.trains).map(|AttentionSinks { logits, .. }| logits);
                 let Self { qkv, attention_output, mlp, .. } = self;
                 let mlp = match mlp {
                     Mlp::Gated { gate_up, down } => vec![gate_up, down],
@@ -46,7 +48,7 @@ macro_rules! lists {
                 };
                 let groups = [qkv, attention_output].into_iter().chain(mlp);
                 let linears = groups.flat_map(|LinearGroup { modules, .. }| modules);
-                norms.flat_map(Norm::$parameters).chain(linears.flat_map(Linear::$parameters))
+                norms.flat_map(Norm::$parameters).chain(sinks).chain(linears.flat_map(Linear::$parameters))
             }
         }
 

@@ -66,6 +66,7 @@ mod tests {
             window: None,
             scale: 1.0 / 2_f64.sqrt(),
             soft_cap: None,
+            sinks: false,
         };
         assert!(spec.layers.iter().all(|layer| layer.attention == attention && !has_mlp_bias(layer)));
         assert_eq!((spec.rms_norm_eps, spec.initializer_range), (1e-6, 0.02));

@@ -3,38 +3,53 @@
 //! Trade-off: the log-sum-exp is compared only where its layout is the reference's; the backward covers the others.
 
 use burn_flex::Flex;
-use burn_tensor::DType;
+use burn_tensor::{DType, Tensor};
 use firebrick_arch::AttentionSpec;
 
-use super::{CachedTokens, KvCache, NewTokens, Qkv, StatisticsLayout, reference};
+use super::{CachedTokens, KvCache, NewTokens, Qkv, Sinks, StatisticsLayout, reference};
 use crate::Kernels;
 use crate::conformance::check::Check;
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
-    for soft_cap in check.variants([None, Some(1.5)]) {
-        let spec = AttentionSpec { soft_cap, ..check.case.attention() };
-        packed(check, &spec);
-        cached(check, &spec);
+    for (soft_cap, has_sinks) in check.variants([(None, false), (Some(1.5), false), (None, true), (Some(1.5), true)]) {
+        let spec = AttentionSpec { soft_cap, sinks: has_sinks, ..check.case.attention() };
+        // From sinks that take next to nothing to some that take nearly all.
+        let logits = has_sinks.then(|| check.random_f32([spec.heads], 4.0));
+        let sinks = logits.map(|(got, expected)| (of_logits(got), of_logits(expected))).unzip();
+        packed(check, &sinks, &spec);
+        cached(check, &sinks, &spec);
     }
 }
 
-fn packed<B: Kernels>(check: &mut Check<'_, B>, spec: &AttentionSpec) {
+/// Sinks of the backend under test and of the reference, or of neither.
+type BothSinks<B> = (Option<Sinks<B>>, Option<Sinks<Flex>>);
+
+fn of_logits<B: Kernels>(logits_h: Tensor<B, 1>) -> Sinks<B> {
+    Sinks { logits_h, trains: true }
+}
+
+fn packed<B: Kernels>(check: &mut Check<'_, B>, (sinks, expected_sinks): &BothSinks<B>, spec: &AttentionSpec) {
+    let (sinks, expected_sinks) = (sinks.as_ref(), expected_sinks.as_ref());
     let tokens = check.case.tokens();
     let (queries, keys) = ([tokens, spec.query_size()], [tokens, spec.kv_size()]);
     let (q, k, v) = (check.random(queries, 1.5), check.random(keys, 1.5), check.random(keys, 1.0));
     let d_o = check.random(queries, 1.0);
     let (documents, expected_documents) = check.documents();
     let (qkv, expected_qkv) = (Qkv { q: q.0, k: k.0, v: v.0 }, Qkv { q: q.1, k: k.1, v: v.1 });
-    let output = B::packed_attention(&qkv, spec, &documents);
-    let expected = reference::forward(&expected_qkv, spec, &expected_documents);
+    let output = B::packed_attention(&qkv, sinks, spec, &documents);
+    let expected = reference::forward(&expected_qkv, expected_sinks, spec, &expected_documents);
     check.compare("attention", output.o.clone(), expected.o.clone());
     if output.statistics.layout == StatisticsLayout::HeadsTokens {
         let log_sum_exp = output.statistics.log_sum_exp.clone();
         check.compare("attention: log-sum-exp", log_sum_exp, expected.statistics.log_sum_exp.clone());
     }
     let copies = (d_o.0.clone(), qkv.q.clone());
-    let gradients = B::packed_attention_backward(qkv, spec, output, d_o.0, &documents);
-    let expected = reference::backward(expected_qkv.clone(), spec, expected, d_o.1.clone(), &expected_documents);
+    let (gradients, d_sinks) = B::packed_attention_backward(qkv, sinks, spec, output, d_o.0, &documents);
+    let (expected, expected_d_sinks) =
+        reference::backward(expected_qkv.clone(), expected_sinks, spec, expected, d_o.1.clone(), &expected_documents);
+    if let Some((d_sinks, expected)) = d_sinks.zip(expected_d_sinks) {
+        check.compare("attention_backward: sinks", d_sinks, expected);
+    }
     check.compare("attention_backward: queries", gradients.q, expected.q);
     check.compare("attention_backward: keys", gradients.k, expected.k);
     check.compare("attention_backward: values", gradients.v, expected.v);
@@ -43,7 +58,8 @@ fn packed<B: Kernels>(check: &mut Check<'_, B>, spec: &AttentionSpec) {
 }
 
 /// Tests sequences that are read at once, then continued by several tokens, then by one; other rows of the cache must not change.
-fn cached<B: Kernels>(check: &mut Check<'_, B>, spec: &AttentionSpec) {
+fn cached<B: Kernels>(check: &mut Check<'_, B>, (sinks, expected_sinks): &BothSinks<B>, spec: &AttentionSpec) {
+    let (sinks, expected_sinks) = (sinks.as_ref(), expected_sinks.as_ref());
     let lengths = check.case.documents.clone();
     let room = lengths.iter().sum::<usize>() + 4 * lengths.len() + 3;
     let shape = [room, spec.kv_size()];
@@ -64,14 +80,14 @@ fn cached<B: Kernels>(check: &mut Check<'_, B>, spec: &AttentionSpec) {
         let [queries, keys] = [spec.query_size(), spec.kv_size()].map(|width| [tokens.count(), width]);
         let (q, k, v) = (check.random(queries, 1.5), check.random(keys, 1.5), check.random(keys, 1.0));
         reference::store(&mut expected_cache, k.1, v.1, &expected_tokens);
-        let expected = reference::cached(q.1, &expected_cache, &expected_tokens, spec);
+        let expected = reference::cached(q.1, expected_sinks, &expected_cache, &expected_tokens, spec);
         let qkv = Qkv { q: q.0, k: k.0, v: v.0 };
         if step == 0 {
             let (documents, _) = check.documents();
-            let o = B::cached_attention(&qkv, &mut cache, &tokens, Some(&documents), spec);
+            let o = B::cached_attention(&qkv, sinks, &mut cache, &tokens, Some(&documents), spec);
             check.compare("cached_attention: prompts", o, expected.clone());
         }
-        let o = B::cached_attention(&qkv, &mut cache, &tokens, None, spec);
+        let o = B::cached_attention(&qkv, sinks, &mut cache, &tokens, None, spec);
         check.compare("cached_attention", o, expected);
     }
     for (stored, expected) in cache.tensors().into_iter().zip(expected_cache.tensors()) {

@@ -79,6 +79,15 @@ pub struct Qkv<B: Backend> {
     pub v: Tensor<B, 2>,
 }
 
+/// Sinks of a layer's attention: one more column in the softmax of each query's scores, without a value.
+#[derive(Clone, Debug)]
+pub struct Sinks<B: Backend> {
+    /// The logit of each query head's column `[h]`, f32; neither scaled nor capped.
+    pub logits_h: Tensor<B, 1>,
+    /// Whether the backward computes its gradient.
+    pub trains: bool,
+}
+
 /// Result of [`AttentionOps::packed_attention`].
 #[derive(Clone, Debug)]
 pub struct AttentionOutput<B: Backend> {
@@ -88,7 +97,7 @@ pub struct AttentionOutput<B: Backend> {
     pub statistics: SoftmaxStatistics<B>,
 }
 
-/// Log of the sum of exponentials of each query's scaled scores, f32.
+/// Log of the sum of exponentials of each query's scaled scores and of its sink, f32.
 #[derive(Clone, Debug)]
 pub struct SoftmaxStatistics<B: Backend> {
     /// `h * n` values, in the order that `layout` names.
@@ -110,20 +119,26 @@ pub enum StatisticsLayout {
 
 /// Attention, forward and backward.
 pub trait AttentionOps: Backend {
-    /// Computes causal attention inside each document, as `spec` describes it (heads, window, scale, soft cap).
-    fn packed_attention(qkv: &Qkv<Self>, spec: &AttentionSpec, documents: &Documents<Self>) -> AttentionOutput<Self> {
-        reference::forward(qkv, spec, documents)
+    /// Computes causal attention inside each document, as `spec` describes it (heads, window, scale, soft cap), with sinks if it has them.
+    fn packed_attention(
+        qkv: &Qkv<Self>,
+        sinks: Option<&Sinks<Self>>,
+        spec: &AttentionSpec,
+        documents: &Documents<Self>,
+    ) -> AttentionOutput<Self> {
+        reference::forward(qkv, sinks, spec, documents)
     }
 
-    /// Backward of [`AttentionOps::packed_attention`]: gradients of queries, keys and values.
+    /// Backward of [`AttentionOps::packed_attention`]: gradients of queries, keys and values, and of sinks that train `[h]`, f32.
     fn packed_attention_backward(
         qkv: Qkv<Self>,
+        sinks: Option<&Sinks<Self>>,
         spec: &AttentionSpec,
         output: AttentionOutput<Self>,
         d_o: Tensor<Self, 2>,
         documents: &Documents<Self>,
-    ) -> Qkv<Self> {
-        reference::backward(qkv, spec, output, d_o, documents)
+    ) -> (Qkv<Self>, Option<Tensor<Self, 1>>) {
+        reference::backward(qkv, sinks, spec, output, d_o, documents)
     }
 
     /// Computes attention of new tokens over a cache, `[n, h * k]`: stores their keys and values in their rows, in
@@ -131,6 +146,7 @@ pub trait AttentionOps: Backend {
     /// are the documents of new tokens if all of them begin their sequences, so that attention need not read the cache.
     fn cached_attention(
         qkv: &Qkv<Self>,
+        sinks: Option<&Sinks<Self>>,
         cache: &mut KvCache<Self>,
         tokens: &CachedTokens<Self>,
         prompts: Option<&Documents<Self>>,
@@ -138,8 +154,8 @@ pub trait AttentionOps: Backend {
     ) -> Tensor<Self, 2> {
         reference::store(cache, qkv.k.clone(), qkv.v.clone(), tokens);
         match prompts {
-            Some(documents) => Self::packed_attention(qkv, spec, documents).o,
-            None => reference::cached(qkv.q.clone(), cache, tokens, spec),
+            Some(documents) => Self::packed_attention(qkv, sinks, spec, documents).o,
+            None => reference::cached(qkv.q.clone(), sinks, cache, tokens, spec),
         }
     }
 }

@@ -3,7 +3,8 @@
 //! Query heads that share a key/value head are stacked along the token axis, so every GEMM is one batched matmul over the key/value
 //! heads. The backward recomputes the probabilities from the saved log-sum-exp (Dao et al., FlashAttention, 2022, section 3.1): with
 //! `p = exp(s - lse)` and `delta = Σ do * o`, `ds = p * (do vᵀ - delta)`. A soft cap `c = cap tanh(s / cap)` of the scaled scores multiplies
-//! `ds` by `1 - (c / cap)²`.
+//! `ds` by `1 - (c / cap)²`. A sink of logit `b` only scales the output by `exp(lse - lse')` with `lse' = log(exp(lse) + exp(b))`; given that
+//! output and `lse'` the backward is the same, and `db = -Σ exp(b - lse') delta`.
 //! Trade-off: all scores of a document exist at once, including those outside a window.
 
 use std::ops::Range;
@@ -11,7 +12,7 @@ use std::ops::Range;
 use burn_tensor::{DType, Int, Tensor, backend::Backend};
 use firebrick_arch::AttentionSpec;
 
-use super::{AttentionOutput, CachedTokens, Documents, KvCache, Qkv, SoftmaxStatistics, StatisticsLayout};
+use super::{AttentionOutput, CachedTokens, Documents, KvCache, Qkv, Sinks, SoftmaxStatistics, StatisticsLayout};
 use crate::dtype::{to_dtype, to_f32};
 
 /// Added to the scores of masked keys; finite, so that a fully masked row never becomes NaN.
@@ -21,21 +22,27 @@ const MASKED: f32 = -1e30;
 pub(crate) type Multiply<B> = fn(Tensor<B, 3>, Tensor<B, 3>) -> Tensor<B, 3>;
 
 /// Implements [`crate::AttentionOps::packed_attention`].
-pub fn forward<B: Backend>(qkv: &Qkv<B>, spec: &AttentionSpec, documents: &Documents<B>) -> AttentionOutput<B> {
-    forward_by(Tensor::matmul, qkv, spec, documents)
+pub fn forward<B: Backend>(
+    qkv: &Qkv<B>,
+    sinks: Option<&Sinks<B>>,
+    spec: &AttentionSpec,
+    documents: &Documents<B>,
+) -> AttentionOutput<B> {
+    forward_by(Tensor::matmul, qkv, sinks, spec, documents)
 }
 
 /// Computes [`forward`] with another matmul.
 pub(crate) fn forward_by<B: Backend>(
     multiply: Multiply<B>,
     qkv: &Qkv<B>,
+    sinks: Option<&Sinks<B>>,
     spec: &AttentionSpec,
     documents: &Documents<B>,
 ) -> AttentionOutput<B> {
     let (mut outputs, mut log_sums) = (Vec::new(), Vec::new());
     for range in documents.ranges() {
         let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|x| rows(x, &range));
-        let (o, log_sum_ht) = one_sequence(multiply, q, k, v, spec);
+        let (o, log_sum_ht) = one_sequence(multiply, [q, k, v], sinks, spec);
         outputs.push(o);
         log_sums.push(log_sum_ht);
     }
@@ -49,15 +56,37 @@ pub(crate) fn forward_by<B: Backend>(
 /// If the statistics are not in the layout of [`forward`].
 pub fn backward<B: Backend>(
     qkv: Qkv<B>,
+    sinks: Option<&Sinks<B>>,
     spec: &AttentionSpec,
     output: AttentionOutput<B>,
     d_o: Tensor<B, 2>,
     documents: &Documents<B>,
-) -> Qkv<B> {
-    backward_by(Tensor::matmul, qkv, spec, output, d_o, documents)
+) -> (Qkv<B>, Option<Tensor<B, 1>>) {
+    let d_sinks = trained(sinks).map(|sinks| sinks_gradient(sinks, &output, &d_o));
+    (backward_by(Tensor::matmul, qkv, spec, output, d_o, documents), d_sinks)
 }
 
-/// Computes [`backward`] with another matmul.
+/// Returns the sinks, if they train.
+pub(crate) fn trained<B: Backend>(sinks: Option<&Sinks<B>>) -> Option<&Sinks<B>> {
+    sinks.filter(|sinks| sinks.trains)
+}
+
+/// Computes the gradient `[h]` of the logits from the forward's results.
+pub(crate) fn sinks_gradient<B: Backend>(
+    sinks: &Sinks<B>,
+    output: &AttentionOutput<B>,
+    d_o: &Tensor<B, 2>,
+) -> Tensor<B, 1> {
+    let [heads] = sinks.logits_h.dims();
+    let delta_htk = heads_first(output.o.clone(), heads).mul(heads_first(d_o.clone(), heads));
+    let [_, tokens, _] = delta_htk.dims();
+    let delta_ht = delta_htk.sum_dim(2).reshape([heads, tokens]);
+    let logits_h1: Tensor<B, 2> = sinks.logits_h.clone().unsqueeze_dim(1);
+    let p_ht = logits_h1.sub(output.statistics.log_sum_exp.clone()).exp();
+    p_ht.mul(delta_ht).sum_dim(1).neg().reshape([heads])
+}
+
+/// Computes the gradients of queries, keys and values with another matmul.
 pub(crate) fn backward_by<B: Backend>(
     multiply: Multiply<B>,
     qkv: Qkv<B>,
@@ -97,17 +126,19 @@ pub fn store<B: Backend>(cache: &mut KvCache<B>, k: Tensor<B, 2>, v: Tensor<B, 2
 /// Computes attention over the stored rows for [`crate::AttentionOps::cached_attention`].
 pub fn cached<B: Backend>(
     q: Tensor<B, 2>,
+    sinks: Option<&Sinks<B>>,
     cache: &KvCache<B>,
     tokens: &CachedTokens<B>,
     spec: &AttentionSpec,
 ) -> Tensor<B, 2> {
-    cached_by(Tensor::matmul, q, cache, tokens, spec)
+    cached_by(Tensor::matmul, q, sinks, cache, tokens, spec)
 }
 
 /// Computes [`cached`] with another matmul.
 pub(crate) fn cached_by<B: Backend>(
     multiply: Multiply<B>,
     q: Tensor<B, 2>,
+    sinks: Option<&Sinks<B>>,
     cache: &KvCache<B>,
     tokens: &CachedTokens<B>,
     spec: &AttentionSpec,
@@ -118,7 +149,7 @@ pub(crate) fn cached_by<B: Backend>(
         // No query attends to keys before the window of the first one.
         let hidden = spec.window.map_or(0, |window| (seen.len() + 1).saturating_sub(new.count + window));
         seen.start += hidden;
-        one_sequence(multiply, rows(&q, &in_pass), rows(&keys, &seen), rows(&values, &seen), spec).0
+        one_sequence(multiply, [rows(&q, &in_pass), rows(&keys, &seen), rows(&values, &seen)], sinks, spec).0
     });
     join(outputs.collect(), 0)
 }
@@ -130,9 +161,8 @@ fn rows<B: Backend>(x: &Tensor<B, 2>, range: &Range<usize>) -> Tensor<B, 2> {
 /// Computes attention of the last `n` tokens of a sequence of `t >= n` tokens: `(o [n, h * k], log-sum-exp [h, n])`.
 fn one_sequence<B: Backend>(
     multiply: Multiply<B>,
-    q: Tensor<B, 2>,
-    k: Tensor<B, 2>,
-    v: Tensor<B, 2>,
+    [q, k, v]: [Tensor<B, 2>; 3],
+    sinks: Option<&Sinks<B>>,
     spec: &AttentionSpec,
 ) -> (Tensor<B, 2>, Tensor<B, 2>) {
     let (dtype, [tokens, _], [past, _]) = (q.dtype(), q.dims(), k.dims());
@@ -143,8 +173,25 @@ fn one_sequence<B: Backend>(
     let sum_hn1 = exponentials.clone().sum_dim(2);
     let stacked = exponentials.reshape([groups, heads / groups * tokens, past]);
     let o = multiply(stacked, heads_first(v, groups)).reshape([heads, tokens, head_dim]).div(sum_hn1.clone());
-    let log_sum_hn = max_hn1.add(sum_hn1.log()).reshape([heads, tokens]);
-    (side_by_side(o, dtype), log_sum_hn)
+    let log_sum_hn1 = max_hn1.add(sum_hn1.log());
+    let (o, log_sum_hn1) = match sinks {
+        Some(sinks) => with_sinks(o, log_sum_hn1, sinks),
+        None => (o, log_sum_hn1),
+    };
+    (side_by_side(o, dtype), log_sum_hn1.reshape([heads, tokens]))
+}
+
+/// Adds a column without a value to the softmax of each row: output `[h, n, k]` and log-sum-exp `[h, n, 1]`.
+fn with_sinks<B: Backend>(
+    o: Tensor<B, 3>,
+    log_sum_hn1: Tensor<B, 3>,
+    sinks: &Sinks<B>,
+) -> (Tensor<B, 3>, Tensor<B, 3>) {
+    let logits_hn1 = sinks.logits_h.clone().reshape([o.dims()[0] as i32, 1, 1]).expand(log_sum_hn1.dims());
+    let largest = log_sum_hn1.clone().max_pair(logits_hn1.clone());
+    let sum = log_sum_hn1.clone().sub(largest.clone()).exp().add(logits_hn1.sub(largest.clone()).exp());
+    let merged_hn1 = sum.log().add(largest);
+    (o.mul(log_sum_hn1.sub(merged_hn1.clone()).exp()), merged_hn1)
 }
 
 fn one_backward<B: Backend>(
@@ -261,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_backward_equals_autodiff_over_packed_documents_and_windows() {
+    fn attention_backward_equals_autodiff_over_packed_documents_windows_and_sinks() {
         let shapes = [(4, 4, None), (4, 2, None), (4, 1, None), (4, 2, Some(2)), (4, 2, Some(3)), (2, 1, Some(100))];
         for ((heads, groups, window), soft_cap) in shapes.into_iter().zip([None, Some(0.5)].into_iter().cycle()) {
             let spec = AttentionSpec { soft_cap, ..spec(heads, groups, 8, window) };
@@ -269,15 +316,24 @@ mod tests {
             let d_o = random::<Plain, 2>(4, [13, spec.query_size()]);
             let boundaries = [0, 1, 6, 13];
             let recorded = Qkv { q: leaf(&qkv.q), k: leaf(&qkv.k), v: leaf(&qkv.v) };
+            let recorded_logits = leaf(&random::<Plain, 1>(9, [heads]).mul_scalar(3.0));
+            let logits = random::<Plain, 1>(9, [heads]).mul_scalar(3.0);
+            let has_sinks = window.is_none() || soft_cap.is_some();
+            let recorded_sinks = has_sinks.then(|| Sinks { logits_h: recorded_logits.clone(), trains: true });
+            let sinks = has_sinks.then(|| Sinks { logits_h: logits, trains: true });
             let on_tape = Documents::<Recorded>::new(&boundaries, &Default::default());
-            let expected = recorded_backward(forward(&recorded, &spec, &on_tape).o, &d_o);
+            let expected = recorded_backward(forward(&recorded, recorded_sinks.as_ref(), &spec, &on_tape).o, &d_o);
 
             let packed = documents(&boundaries);
-            let output = forward(&qkv, &spec, &packed);
-            let gradients = backward(qkv, &spec, output, d_o, &packed);
+            let output = forward(&qkv, sinks.as_ref(), &spec, &packed);
+            let (gradients, d_logits) = backward(qkv, sinks.as_ref(), &spec, output, d_o, &packed);
             assert_close(gradients.q, recorded.q.grad(&expected).unwrap(), 1e-5);
             assert_close(gradients.k, recorded.k.grad(&expected).unwrap(), 1e-5);
             assert_close(gradients.v, recorded.v.grad(&expected).unwrap(), 1e-5);
+            assert_eq!(d_logits.is_some(), has_sinks);
+            if let Some(d_logits) = d_logits {
+                assert_close(d_logits, recorded_logits.grad(&expected).unwrap(), 1e-5);
+            }
         }
     }
 
@@ -287,10 +343,11 @@ mod tests {
         let (qkv, d_o) = (inputs(1, 4, &spec), random::<Plain, 2>(4, [4, 8]));
         let loss = |q: Tensor<Plain, 2>| {
             let qkv = Qkv { q, ..qkv.clone() };
-            forward(&qkv, &spec, &packed).o.mul(d_o.clone()).sum().into_scalar()
+            forward(&qkv, None, &spec, &packed).o.mul(d_o.clone()).sum().into_scalar()
         };
-        let output = forward(&qkv, &spec, &packed);
-        let dq: Vec<f32> = backward(qkv.clone(), &spec, output, d_o.clone(), &packed).q.into_data().to_vec().unwrap();
+        let output = forward(&qkv, None, &spec, &packed);
+        let (gradients, _) = backward(qkv.clone(), None, &spec, output, d_o.clone(), &packed);
+        let dq: Vec<f32> = gradients.q.into_data().to_vec().unwrap();
         let values: Vec<f32> = qkv.q.to_data().to_vec().unwrap();
         let moved = |index: usize, by: f32| {
             let mut values = values.clone();
@@ -312,9 +369,9 @@ mod tests {
             Tensor::cat(vec![first(own), other.clone().narrow(0, 4, 5)], 0)
         };
         let packed = documents(&[0, 4, 9]);
-        let with_own = forward(&own, &spec, &packed).o;
+        let with_own = forward(&own, None, &spec, &packed).o;
         let changed = Qkv { q: mixed(&own.q, &other.q), k: mixed(&own.k, &other.k), v: mixed(&own.v, &other.v) };
-        let with_other = forward(&changed, &spec, &packed).o;
+        let with_other = forward(&changed, None, &spec, &packed).o;
         assert_eq!(first(&with_own).into_data(), first(&with_other).into_data(), "bit for bit");
     }
 
@@ -324,13 +381,31 @@ mod tests {
         let spec = spec(2, 1, 4, Some(window));
         let qkv = inputs(1, 8, &spec);
         let packed = documents(&[0, 8]);
-        let output = forward(&qkv, &spec, &packed).o;
+        let output = forward(&qkv, None, &spec, &packed).o;
         for query in 0..8 {
             let seen = (query + 1usize).saturating_sub(window)..query + 1;
             let alone = Qkv { q: qkv.q.clone().narrow(0, query, 1), k: rows(&qkv.k, &seen), v: rows(&qkv.v, &seen) };
-            let (expected, _) = one_sequence(Tensor::matmul, alone.q, alone.k, alone.v, &spec);
+            let (expected, _) = one_sequence(Tensor::matmul, [alone.q, alone.k, alone.v], None, &spec);
             assert_close(output.clone().narrow(0, query, 1), expected, 1e-5);
         }
+    }
+
+    #[test]
+    fn a_sink_takes_its_share_of_a_querys_attention_and_adds_no_value() {
+        let spec = spec(2, 1, 4, None);
+        let (qkv, packed) = (inputs(1, 1, &spec), documents(&[0, 1]));
+        let score = |head: usize| {
+            let q = qkv.q.clone().narrow(1, 4 * head, 4);
+            q.mul(qkv.k.clone()).sum().into_scalar() * spec.scale as f32
+        };
+        let logits = [-0.5_f32, 2.0];
+        let sinks = Sinks { logits_h: Tensor::from_floats(logits, &Default::default()), trains: false };
+        let output = forward(&qkv, Some(&sinks), &spec, &packed);
+        for (head, logit) in logits.into_iter().enumerate() {
+            let share = 1.0 / (1.0 + (logit - score(head)).exp());
+            assert_close(output.o.clone().narrow(1, 4 * head, 4), qkv.v.clone().mul_scalar(share), 1e-6);
+        }
+        assert!(backward(qkv.clone(), Some(&sinks), &spec, output, qkv.q.clone(), &packed).1.is_none(), "frozen");
     }
 
     #[test]
@@ -338,13 +413,15 @@ mod tests {
         for window in [None, Some(1), Some(4), Some(7)] {
             let spec = AttentionSpec { soft_cap: Some(0.7), ..spec(4, 2, 8, window) };
             let qkv = inputs(1, 7, &spec);
-            let whole = forward(&qkv, &spec, &documents(&[0, 7])).o;
+            let sinks = Sinks { logits_h: random::<Plain, 1>(9, [4]), trains: false };
+            let whole = forward(&qkv, Some(&sinks), &spec, &documents(&[0, 7])).o;
             for new in [1, 3, 7] {
                 let mut cache = KvCache::new([9, spec.kv_size()], DType::F32, &Default::default());
                 let tokens =
                     |past, count| CachedTokens::new(vec![NewTokens { first_row: 2, past, count }], &Default::default());
                 store(&mut cache, qkv.k.clone(), qkv.v.clone(), &tokens(0, 7));
-                let newest = cached(qkv.q.clone().narrow(0, 7 - new, new), &cache, &tokens(7 - new, new), &spec);
+                let newest = qkv.q.clone().narrow(0, 7 - new, new);
+                let newest = cached(newest, Some(&sinks), &cache, &tokens(7 - new, new), &spec);
                 assert_close(newest, whole.clone().narrow(0, 7 - new, new), 1e-5);
             }
         }

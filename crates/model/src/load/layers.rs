@@ -4,7 +4,7 @@
 
 use firebrick_arch::{
     EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups, MlpSpec,
-    ModelSpec, ModuleSpec, Role, TensorSpec, layer_norm_name,
+    ModelSpec, ModuleSpec, Role, TensorSpec, layer_norm_name, sinks_name,
 };
 use firebrick_kernels::Kernels;
 
@@ -15,6 +15,7 @@ use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Linear, LinearGroup, ModuleBias};
 use crate::norm::Norm;
+use crate::sinks::AttentionSinks;
 use crate::token_rows::TokenRows;
 
 /// Shorthand for a tensor to be read.
@@ -79,6 +80,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
                     self.norm(&layer_norm_name(index, "self_attn.k_norm"), k)?,
                 ]),
             },
+            sinks: layer.attention.sinks.then(|| self.sinks(index, layer.attention.heads)).transpose()?,
             attention_output: self.group(&attention_output)?,
             after_attention: self.layer_norm(index, names.after_attention, hidden)?,
             before_mlp: self.layer_norm(index, names.before_mlp, hidden)?,
@@ -139,6 +141,12 @@ impl<B: Kernels> Builder<'_, '_, B> {
         let weight = self.vector(&tensor(name, &[size], Role::Norm))?;
         let ModelSpec { rms_norm_eps, norm_offset, .. } = self.config.spec;
         Ok(Norm { weight, trains: self.options.trains(name), offset: norm_offset, epsilon: rms_norm_eps })
+    }
+
+    fn sinks(&mut self, layer: usize, heads: usize) -> Result<AttentionSinks<B>, ModelError> {
+        let name = sinks_name(layer);
+        let logits = self.vector(&tensor(&name, &[heads], Role::Sinks))?;
+        Ok(AttentionSinks { logits, trains: self.options.trains(&name) })
     }
 
     fn bias(&mut self, module: &ModuleSpec) -> Result<ModuleBias<B>, ModelError> {

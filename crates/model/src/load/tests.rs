@@ -100,6 +100,7 @@ fn data(model: &Decoder<Flex>) -> BTreeMap<String, Vec<TensorData>> {
         let norms = [&layer.before_attention, &layer.after_attention, &layer.before_mlp, &layer.after_mlp];
         all.extend(norms.into_iter().flatten().map(|norm| vector(&norm.weight)));
         all.extend(layer.qk_norm.iter().flatten().map(|norm| vector(&norm.weight)));
+        all.extend(layer.sinks.iter().map(|sinks| vector(&sinks.logits)));
         for linear in layer.linears() {
             all.extend([base(format!("{}.weight", linear.path), &linear.base)]);
             all.extend(linear.bias.iter().map(|bias| vector(&bias.parameter)));

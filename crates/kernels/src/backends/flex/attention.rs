@@ -17,7 +17,7 @@ use super::gemm::{Matrix, product};
 use super::host::{Floats, in_place, is_f32, tensor};
 use super::lanes;
 use crate::attention::{
-    AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, Qkv, SoftmaxStatistics, StatisticsLayout,
+    AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, Qkv, Sinks, SoftmaxStatistics, StatisticsLayout,
     reference,
 };
 
@@ -25,24 +25,34 @@ use crate::attention::{
 const QUERY_BLOCK: usize = 64;
 
 impl AttentionOps for Flex {
-    fn packed_attention(qkv: &Qkv<Self>, spec: &AttentionSpec, documents: &Documents<Self>) -> AttentionOutput<Self> {
+    fn packed_attention(
+        qkv: &Qkv<Self>,
+        sinks: Option<&Sinks<Self>>,
+        spec: &AttentionSpec,
+        documents: &Documents<Self>,
+    ) -> AttentionOutput<Self> {
         let forward = if is_f32(&qkv.q) { forward } else { reference::forward };
-        forward(qkv, spec, documents)
+        forward(qkv, sinks, spec, documents)
     }
 
     fn packed_attention_backward(
         qkv: Qkv<Self>,
+        sinks: Option<&Sinks<Self>>,
         spec: &AttentionSpec,
         output: AttentionOutput<Self>,
         d_o: Tensor<Self, 2>,
         documents: &Documents<Self>,
-    ) -> Qkv<Self> {
-        let backward = if is_f32(&qkv.q) { backward } else { reference::backward };
-        backward(qkv, spec, output, d_o, documents)
+    ) -> (Qkv<Self>, Option<Tensor<Self, 1>>) {
+        if !is_f32(&qkv.q) {
+            return reference::backward(qkv, sinks, spec, output, d_o, documents);
+        }
+        let d_sinks = reference::trained(sinks).map(|sinks| reference::sinks_gradient(sinks, &output, &d_o));
+        (backward(qkv, spec, output, d_o, documents), d_sinks)
     }
 
     fn cached_attention(
         qkv: &Qkv<Self>,
+        sinks: Option<&Sinks<Self>>,
         cache: &mut KvCache<Self>,
         tokens: &CachedTokens<Self>,
         prompts: Option<&Documents<Self>>,
@@ -56,8 +66,8 @@ impl AttentionOps for Flex {
             reference::store(cache, k, v, tokens);
         }
         match prompts {
-            Some(documents) => Self::packed_attention(qkv, spec, documents).o,
-            None => reference::cached(qkv.q.clone(), cache, tokens, spec),
+            Some(documents) => Self::packed_attention(qkv, sinks, spec, documents).o,
+            None => reference::cached(qkv.q.clone(), sinks, cache, tokens, spec),
         }
     }
 }
@@ -165,12 +175,19 @@ fn tasks(documents: &Documents<Flex>, groups: usize) -> Vec<Task> {
     documents.ranges().flat_map(|tokens| (0..groups).map(move |group| Task { tokens: tokens.clone(), group })).collect()
 }
 
-fn forward(qkv: &Qkv<Flex>, spec: &AttentionSpec, documents: &Documents<Flex>) -> AttentionOutput<Flex> {
+fn forward(
+    qkv: &Qkv<Flex>,
+    sinks: Option<&Sinks<Flex>>,
+    spec: &AttentionSpec,
+    documents: &Documents<Flex>,
+) -> AttentionOutput<Flex> {
     let (sizes, tokens) = (Sizes::of(spec), documents.tokens());
     let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|x| Floats::of(x.clone()));
+    let sinks = sinks.map(|sinks| Floats::of(sinks.logits_h.clone()));
+    let sinks = sinks.as_ref().map(Floats::values);
     let tasks = tasks(documents, sizes.groups);
     let results: Vec<(Vec<f32>, Vec<f32>)> =
-        tasks.par_iter().map(|task| forward_task(task, sizes, q.values(), k.values(), v.values())).collect();
+        tasks.par_iter().map(|task| forward_task(task, sizes, [&q, &k, &v].map(Floats::values), sinks)).collect();
 
     let mut o = vec![0.0; tokens * sizes.query_stride()];
     let mut log_sums = vec![0.0; sizes.heads() * tokens];
@@ -191,13 +208,14 @@ fn forward(qkv: &Qkv<Flex>, spec: &AttentionSpec, documents: &Documents<Flex>) -
 }
 
 /// Computes output `[t, shared, k]` and log-sum-exp `[shared, t]` of one task.
-fn forward_task(task: &Task, sizes: Sizes, q: &[f32], k: &[f32], v: &[f32]) -> (Vec<f32>, Vec<f32>) {
+fn forward_task(task: &Task, sizes: Sizes, [q, k, v]: [&[f32]; 3], sinks: Option<&[f32]>) -> (Vec<f32>, Vec<f32>) {
     let (length, width, stride) = (task.tokens.len(), sizes.width, sizes.shared * sizes.width);
     let (keys, values) = (key_rows(k, task, sizes), key_rows(v, task, sizes));
     let mut o = vec![0.0; length * stride];
     let mut log_sums = vec![0.0; sizes.shared * length];
     let mut scores = vec![0.0; QUERY_BLOCK.min(length) * length];
     for shared in 0..sizes.shared {
+        let sink = sinks.map(|logits| logits[task.group * sizes.shared + shared]);
         for block in query_blocks(length, sizes) {
             let (rows, seen, start) = (block.rows, block.keys.len(), block.start);
             let queries = query_rows(q, task, sizes, shared, start);
@@ -215,7 +233,7 @@ fn forward_task(task: &Task, sizes: Sizes, q: &[f32], k: &[f32], v: &[f32]) -> (
                     let scores = &mut scores[row * seen..][..seen];
                     let visible = block.visible(row, sizes);
                     let scale = sizes.cap(&mut scores[visible.clone()]);
-                    *log_sum = softmax(scores, visible, scale);
+                    *log_sum = softmax(scores, visible, scale, sink);
                 }
             });
             let out = &mut o[start * stride + shared * width..];
@@ -226,16 +244,16 @@ fn forward_task(task: &Task, sizes: Sizes, q: &[f32], k: &[f32], v: &[f32]) -> (
     (o, log_sums)
 }
 
-/// Computes the softmax of the visible scores times `scale`, with zeros around them; returns the log-sum-exp.
+/// Computes the softmax of the visible scores times `scale` and of the sink, with zeros around them; returns the log-sum-exp.
 #[inline(always)]
-fn softmax(scores: &mut [f32], visible: Range<usize>, scale: f32) -> f32 {
+fn softmax(scores: &mut [f32], visible: Range<usize>, scale: f32, sink: Option<f32>) -> f32 {
     scores[..visible.start].fill(0.0);
     let (visible, hidden) = scores[visible.start..].split_at_mut(visible.len());
-    let largest = lanes::max(visible) * scale;
+    let largest = (lanes::max(visible) * scale).max(sink.unwrap_or(f32::NEG_INFINITY));
     for score in visible.iter_mut() {
         *score = lanes::exp(*score * scale - largest);
     }
-    let sum = lanes::sum(visible);
+    let sum = lanes::sum(visible) + sink.map_or(0.0, |logit| lanes::exp(logit - largest));
     let factor = 1.0 / sum;
     visible.iter_mut().for_each(|score| *score *= factor);
     hidden.fill(0.0);

@@ -49,6 +49,11 @@ DEVICE float score_of(float product, float scale) {
 #endif
 }
 
+// What a head's sink adds to the sum of exponentials. Far above the maximum it is infinite, and the output zero.
+DEVICE float sink_of(const float *sinks, int head, float maximum) {
+    return sinks == nullptr ? 0.0f : __expf(sinks[head] - maximum);
+}
+
 // What a team knows of a query's softmax.
 struct Softmax {
     float maximum[QUERIES], sum[QUERIES], out[QUERIES][EACH];
@@ -80,11 +85,12 @@ struct Softmax {
 // o [n, heads * HEAD_DIM] of queries q (rows at their strides), over keys and values at `kv_stride`. Query t has key rows[t]; its
 // sequence begins at firsts[t]. A query sees `window` keys at most. With `splits` > 1 the keys of a query are cut into parts of
 // `part_keys`, and `parts` [n, heads, splits, HEAD_DIM + 2] f32 gets their sums, for cached_attention_combine; else it may be null.
+// `sinks` [heads] are logits of one more column without a value, or null.
 // Launch: grid (kv_heads * ceil(heads / kv_heads / QUERIES), n, splits), block 256.
 KERNEL __launch_bounds__(256, 2)
 cached_attention(T *o, float *parts, const T *q, const T *keys, const T *values, long long o_stride, long long q_stride,
                  long long kv_stride, const int *rows, const int *firsts, int heads, int kv_heads, float scale, int window,
-                 int splits, int part_keys) {
+                 int splits, int part_keys, const float *sinks) {
     using namespace cached;
     __shared__ float maxima[TEAMS][QUERIES], sums[TEAMS][QUERIES];
     __shared__ float outs[TEAMS][QUERIES * HEAD_DIM];
@@ -149,6 +155,7 @@ cached_attention(T *o, float *parts, const T *q, const T *keys, const T *values,
             out += outs[other][at] * factor;
         }
         if (splits == 1) {
+            sum += sink_of(sinks, head, maximum);
             o[token * o_stride + static_cast<Long>(head) * HEAD_DIM + column] = from_float<T>(out / sum);
         } else {
             float *part = parts + ((static_cast<Long>(token) * heads + head) * splits + blockIdx.z) * (HEAD_DIM + 2);
@@ -160,14 +167,14 @@ cached_attention(T *o, float *parts, const T *q, const T *keys, const T *values,
 
 // Adds up the parts of each query's keys.
 // Launch: grid (heads, n), block any.
-KERNEL cached_attention_combine(T *o, const float *parts, long long o_stride, int heads, int splits) {
+KERNEL cached_attention_combine(T *o, const float *parts, long long o_stride, int heads, int splits, const float *sinks) {
     using namespace cached;
     const int head = blockIdx.x, token = blockIdx.y;
     const float *from = parts + (static_cast<Long>(token) * heads + head) * splits * (HEAD_DIM + 2);
     float maximum = LOWEST;
     for (int part = 0; part < splits; ++part) maximum = fmaxf(maximum, from[part * (HEAD_DIM + 2) + HEAD_DIM]);
     for (int column = threadIdx.x; column < HEAD_DIM; column += blockDim.x) {
-        float sum = 0.0f, out = 0.0f;
+        float sum = sink_of(sinks, head, maximum), out = 0.0f;
         for (int part = 0; part < splits; ++part) {
             const float *of_part = from + part * (HEAD_DIM + 2);
             const float factor = __expf(of_part[HEAD_DIM] - maximum);

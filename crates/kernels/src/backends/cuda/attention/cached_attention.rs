@@ -14,7 +14,7 @@ use crate::backends::cuda::engine::{
     BlockArguments, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, SoftCap, Source, arguments,
     cached_queries, grid, int_tensor, matmul, tensor,
 };
-use crate::{CachedTokens, KvCache};
+use crate::{CachedTokens, KvCache, Sinks};
 
 /// Minimum keys per block of a split.
 const MIN_PART_KEYS: usize = 128;
@@ -67,16 +67,19 @@ impl Engine {
     pub(crate) fn cached_attention(
         &self,
         q: Tensor<Cuda, 2>,
+        sinks: Option<&Sinks<Cuda>>,
         cache: &KvCache<Cuda>,
         tokens: &CachedTokens<Cuda>,
         spec: &AttentionSpec,
     ) -> Tensor<Cuda, 2> {
         if !cached_takes(spec.head_dim) {
-            return self.pause(|| reference::cached_by(matmul, q, cache, tokens, spec));
+            return self.pause(|| reference::cached_by(matmul, q, sinks, cache, tokens, spec));
         }
         let [keys, values] = cache.tensors().map(|stored| self.flat(stored));
         let (q, rows) = (self.flat(q), self.int_matrix(tokens.rows_2n.clone()));
         let o = self.empty_matrix(q.rows, q.width, q.dtype);
+        let logits = sinks.map(|sinks| self.flat_as(sinks.logits_h.clone(), DType::F32));
+        let sinks = logits.as_ref().map_or(0, |logits| logits.address);
         let queries = cached_queries(spec.head_dim);
         let blocks = spec.kv_heads * (spec.heads / spec.kv_heads).div_ceil(queries);
         let seen = spec.window.unwrap_or(usize::MAX).min(counted(tokens.longest()));
@@ -105,14 +108,15 @@ impl Engine {
             o_stride: long(o.stride), q_stride: long(q.stride), kv_stride: long(keys.stride), rows: rows(&rows),
             firsts: address(rows.address + (q.rows * 4) as u64), heads: int(spec.heads), kv_heads: int(spec.kv_heads),
             scale: float(spec.scale), window: int(seen), splits: int(splits), part_keys: int(part_keys),
+            sinks: address(sinks),
         };
         // SAFETY: q and o are [n, heads * head_dim] and the caches [.., kv_heads * head_dim] of one format; rows are [2 * n] i32, of keys
-        // and of first keys, all in the caches; the parts have room for all of them.
+        // and of first keys, all in the caches; the parts have room for all of them; sinks are null or have an f32 per head.
         unsafe { self.launch(launch("cached_attention", shape, 2 * read * keys.width * q.dtype.size()), &arguments) };
         if splits > 1 {
             self.combine_parts(
                 &o,
-                parts,
+                [parts, sinks],
                 spec,
                 splits,
                 launch("cached_attention_combine", grid(1, 128), 2 * o.bytes()),
@@ -121,12 +125,20 @@ impl Engine {
         tensor(o.tensor)
     }
 
-    fn combine_parts(&self, o: &MatrixView, parts: u64, spec: &AttentionSpec, splits: usize, launch: Launch) {
+    fn combine_parts(
+        &self,
+        o: &MatrixView,
+        [parts, sinks]: [u64; 2],
+        spec: &AttentionSpec,
+        splits: usize,
+        launch: Launch,
+    ) {
         let shape = LaunchShape { grid: [spec.heads as u32, o.rows as u32, 1], ..launch.shape };
         let arguments = arguments! {
             o: rows(o), parts: address(parts), o_stride: long(o.stride), heads: int(spec.heads), splits: int(splits),
+            sinks: address(sinks),
         };
-        // SAFETY: the parts were written by the launch before; o is [n, heads * head_dim].
+        // SAFETY: the parts were written by the launch before; o is [n, heads * head_dim]; sinks are null or have an f32 per head.
         unsafe { self.launch(Launch { shape, ..launch }, &arguments) };
     }
 

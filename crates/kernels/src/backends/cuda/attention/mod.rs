@@ -3,7 +3,7 @@
 //! The output carries the order of its softmax statistics for the backward: cuDNN's backward only reads its own order, the flash kernels only
 //! `[heads, tokens]`. If the forward that computed the statistics cannot be followed by its own backward, the flash forward recomputes them. Sliding
 //! windows that hide anything, soft caps and short packed documents (`library.rs`) go to the flash kernels. 16-bit heads of a width that only the f32
-//! kernels support, such as 32, are converted; unsupported widths go to the reference body.
+//! kernels support, such as 32, are converted; unsupported widths go to the reference body. Sinks are added to what either kernel computed.
 //! Trade-off: if cuDNN rejects a backward after its own forward, every call runs a second forward.
 
 mod cached_attention;
@@ -11,6 +11,7 @@ mod case;
 mod cudnn;
 mod flash;
 pub(super) mod library;
+mod sinks;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::AttentionSpec;
@@ -18,29 +19,45 @@ use firebrick_arch::AttentionSpec;
 use crate::attention::reference;
 use crate::backends::cuda::engine::{Cuda, Engine, MatrixView, engine, matmul, tensor};
 use crate::{
-    AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, Qkv, SoftmaxStatistics, StatisticsLayout,
+    AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, Qkv, Sinks, SoftmaxStatistics, StatisticsLayout,
 };
 use case::{BackwardInputs, Gradients, Inputs, Sizes};
 
 impl AttentionOps for Cuda {
-    fn packed_attention(qkv: &Qkv<Self>, spec: &AttentionSpec, documents: &Documents<Self>) -> AttentionOutput<Self> {
+    fn packed_attention(
+        qkv: &Qkv<Self>,
+        sinks: Option<&Sinks<Self>>,
+        spec: &AttentionSpec,
+        documents: &Documents<Self>,
+    ) -> AttentionOutput<Self> {
         let engine = engine(&qkv.q.device());
-        engine.section(|| engine.attention(qkv, spec, documents))
+        engine.section(|| engine.attention(qkv, sinks, spec, documents))
     }
 
     fn packed_attention_backward(
         qkv: Qkv<Self>,
+        sinks: Option<&Sinks<Self>>,
         spec: &AttentionSpec,
         output: AttentionOutput<Self>,
         d_o: Tensor<Self, 2>,
         documents: &Documents<Self>,
-    ) -> Qkv<Self> {
+    ) -> (Qkv<Self>, Option<Tensor<Self, 1>>) {
         let engine = engine(&qkv.q.device());
-        engine.section(|| engine.attention_backward(qkv, spec, output, d_o, documents))
+        engine.section(|| {
+            let d_sinks = reference::trained(sinks).map(|sinks| {
+                let sizes = Sizes::new(spec, documents);
+                let [o, log_sum_exp] = [&output.o, &output.statistics.log_sum_exp].map(|x| engine.flat(x.clone()));
+                let d_o = engine.flat_as(d_o.clone(), o.dtype);
+                let statistics = (&log_sum_exp, output.statistics.layout);
+                engine.sinks_gradient(sinks, &sizes, [&o, &d_o], statistics, documents)
+            });
+            (engine.attention_backward(qkv, sinks, spec, output, d_o, documents), d_sinks)
+        })
     }
 
     fn cached_attention(
         qkv: &Qkv<Self>,
+        sinks: Option<&Sinks<Self>>,
         cache: &mut KvCache<Self>,
         tokens: &CachedTokens<Self>,
         prompts: Option<&Documents<Self>>,
@@ -50,8 +67,8 @@ impl AttentionOps for Cuda {
         engine.section(|| {
             engine.store_in_cache(cache, qkv.k.clone(), qkv.v.clone(), tokens);
             match prompts {
-                Some(documents) => engine.attention(qkv, spec, documents).o,
-                None => engine.cached_attention(qkv.q.clone(), cache, tokens, spec),
+                Some(documents) => engine.attention(qkv, sinks, spec, documents).o,
+                None => engine.cached_attention(qkv.q.clone(), sinks, cache, tokens, spec),
             }
         })
     }
@@ -63,25 +80,40 @@ impl Engine {
         self.begin_cudnn(&Sizes::new(spec, documents), dtype, documents);
     }
 
-    fn attention(&self, qkv: &Qkv<Cuda>, spec: &AttentionSpec, documents: &Documents<Cuda>) -> AttentionOutput<Cuda> {
+    fn attention(
+        &self,
+        qkv: &Qkv<Cuda>,
+        sinks: Option<&Sinks<Cuda>>,
+        spec: &AttentionSpec,
+        documents: &Documents<Cuda>,
+    ) -> AttentionOutput<Cuda> {
         let sizes = Sizes::new(spec, documents);
         let dense = [&qkv.q, &qkv.k, &qkv.v].map(|x| self.flat(x.clone()));
         let [q, k, v] = dense.each_ref();
         let inputs = Inputs { q, k, v };
         if !self.takes(&sizes, q.dtype, documents) {
-            return self.pause(|| reference::forward_by(matmul, qkv, spec, documents));
+            return self.pause(|| reference::forward_by(matmul, qkv, sinks, spec, documents));
         }
         let mut o = self.empty_matrix(sizes.tokens, q.width, q.dtype);
         let log_sum_exp = self.empty_matrix(sizes.query_heads, sizes.tokens, DType::F32);
+        let add_sinks = |o: &MatrixView, layout| {
+            if let Some(sinks) = sinks {
+                self.add_sinks(sinks, &sizes, o, (&log_sum_exp, layout), documents);
+            }
+        };
         let layout = match self.cudnn_forward(&sizes, inputs, &o, &log_sum_exp, documents) {
-            Some(layout) => layout,
+            Some(layout) => {
+                add_sinks(&o, layout);
+                layout
+            }
             None => {
                 let Some(format) = self.flash_format(q.dtype, sizes.head_dim) else {
-                    return self.pause(|| reference::forward_by(matmul, qkv, spec, documents));
+                    return self.pause(|| reference::forward_by(matmul, qkv, sinks, spec, documents));
                 };
                 let [q, k, v] = [q, k, v].map(|x| self.in_format(x.clone(), format));
                 let wide = self.empty_in(&o, format);
                 self.flash_forward(&sizes, Inputs { q: &q, k: &k, v: &v }, &wide, &log_sum_exp, documents);
+                add_sinks(&wide, StatisticsLayout::HeadsTokens);
                 o = self.in_format(wide, o.dtype);
                 StatisticsLayout::HeadsTokens
             }
@@ -103,6 +135,7 @@ impl Engine {
     fn attention_backward(
         &self,
         qkv: Qkv<Cuda>,
+        sinks: Option<&Sinks<Cuda>>,
         spec: &AttentionSpec,
         output: AttentionOutput<Cuda>,
         d_o: Tensor<Cuda, 2>,
@@ -129,6 +162,10 @@ impl Engine {
                 let log_sum_exp = self.empty_matrix(sizes.query_heads, sizes.tokens, DType::F32);
                 let recomputed_o = self.empty_matrix(o.rows, o.width, o.dtype);
                 self.flash_forward(&sizes, forward, &recomputed_o, &log_sum_exp, documents);
+                if let Some(sinks) = sinks {
+                    let statistics = (&log_sum_exp, StatisticsLayout::HeadsTokens);
+                    self.add_sinks(sinks, &sizes, &recomputed_o, statistics, documents);
+                }
                 log_sum_exp
             });
             let gradients = Gradients::new(self, &forward);
@@ -140,7 +177,7 @@ impl Engine {
         }
         self.pause(|| {
             let is_readable = layout == StatisticsLayout::HeadsTokens;
-            let output = if is_readable { output } else { reference::forward_by(matmul, &qkv, spec, documents) };
+            let output = if is_readable { output } else { reference::forward_by(matmul, &qkv, sinks, spec, documents) };
             reference::backward_by(matmul, qkv, spec, output, d_o, documents)
         })
     }

@@ -86,6 +86,7 @@ fn every_source(dtype: DType, capability: (u32, u32)) -> Vec<Source> {
         Source::Pairs => (!is_half).then_some(Source::Pairs),
         Source::Quantize => (!is_half).then_some(Source::Quantize),
         Source::Routing => [Source::Routing],
+        Source::Sinks => [Source::Sinks],
         Source::StoreRows => [Source::StoreRows],
         Source::WriteOut => [Source::WriteOut],
     }

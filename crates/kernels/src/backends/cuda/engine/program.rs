@@ -127,6 +127,7 @@ pub(crate) enum Source {
     Pairs,
     Quantize,
     Routing,
+    Sinks,
     StoreRows,
     WriteOut,
 }
@@ -184,6 +185,7 @@ impl Source {
                 "linear/operands/scaled_formats.cu"
             ),
             Self::Routing => sources!("moe/routing.cu"),
+            Self::Sinks => sources!("attention/sinks.cu"),
             Self::StoreRows => sources!("attention/store_rows.cu"),
             Self::WriteOut => {
                 sources!("linear/operands/weight_values.cu", "linear/modules.cu", "linear/operands/write_out.cu")
@@ -232,6 +234,7 @@ impl Source {
             | Self::Magnitude
             | Self::Norm
             | Self::Quantize
+            | Self::Sinks
             | Self::StoreRows
             | Self::WriteOut => String::new(),
         };
