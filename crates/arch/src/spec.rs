@@ -218,7 +218,7 @@ impl ExpertNames {
     }
 }
 
-/// Activation function of a gated MLP.
+/// Activation function of a gated MLP: what is done to the gate, `a`, and to what it multiplies; plain `up` but for the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -226,17 +226,27 @@ pub enum Activation {
     Silu,
     /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))` (Hendrycks and Gimpel, Gaussian error linear units, 2016).
     GeluTanh,
+    /// `g * sigmoid(1.702 g)` with `g = min(x, 7)`, times `1 + clamp(up, -7, 7)` (gpt-oss).
+    ClampedSwiglu,
 }
 
 impl Activation {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Silu, Self::GeluTanh];
+    pub const ALL: [Self; 3] = [Self::Silu, Self::GeluTanh, Self::ClampedSwiglu];
+    /// Those that `hidden_act` of a `config.json` can name.
+    pub const NAMED: [Self; 2] = [Self::Silu, Self::GeluTanh];
 
-    /// Returns the name in `hidden_act` of a `config.json`.
+    /// Factor inside the sigmoid of [`Self::ClampedSwiglu`].
+    pub const SWIGLU_ALPHA: f64 = 1.702;
+    /// Largest gate, and largest magnitude of up, of [`Self::ClampedSwiglu`].
+    pub const SWIGLU_LIMIT: f64 = 7.0;
+
+    /// Returns the name in `hidden_act` of a `config.json`, which has none for [`Self::ClampedSwiglu`].
     pub const fn name(self) -> &'static str {
         match self {
             Self::Silu => "silu",
             Self::GeluTanh => "gelu_pytorch_tanh",
+            Self::ClampedSwiglu => "clamped_swiglu",
         }
     }
 }

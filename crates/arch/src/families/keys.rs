@@ -118,8 +118,8 @@ pub(super) fn activation(json: &JsonObject) -> Result<Activation, ArchError> {
 /// Reads the activation under a key, with a default.
 pub(super) fn activation_or(json: &JsonObject, key: &str, default: Activation) -> Result<Activation, ArchError> {
     let name = json.str(key)?.unwrap_or(default.name());
-    Activation::ALL.into_iter().find(|activation| activation.name() == name).ok_or_else(|| {
-        let names = Activation::ALL.map(|activation| format!("\"{}\"", activation.name()));
+    Activation::NAMED.into_iter().find(|activation| activation.name() == name).ok_or_else(|| {
+        let names = Activation::NAMED.map(|activation| format!("\"{}\"", activation.name()));
         json.unsupported(key, format!("\"{name}\""), format!("Supported: {}", names.join(", ")))
     })
 }

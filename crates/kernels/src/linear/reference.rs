@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use burn_tensor::activation::sigmoid;
-use burn_tensor::{DType, Tensor, backend::Backend};
+use burn_tensor::{Bool, DType, Tensor, backend::Backend};
 use firebrick_arch::Activation;
 
 use super::fp8_reference;
@@ -386,43 +386,77 @@ fn gelu_sigma<B: Backend>(gate_nf: Tensor<B, 2>) -> Tensor<B, 2> {
 
 /// Implements [`LinearOps::gated`].
 pub fn gated<B: Backend>(gate_nf: Tensor<B, 2>, up_nf: Tensor<B, 2>, activation: Activation) -> Tensor<B, 2> {
-    let (dtype, gate_nf) = (gate_nf.dtype(), to_f32(gate_nf));
-    let activated_nf = match activation {
-        Activation::Silu => sigmoid(gate_nf.clone()).mul(gate_nf),
-        Activation::GeluTanh => gelu_sigma(gate_nf.clone()).mul(gate_nf),
-    };
-    to_dtype(activated_nf.mul(to_f32(up_nf)), dtype)
+    let dtype = gate_nf.dtype();
+    let ([activated_nf, _], (factor_nf, _)) = (of_gate(to_f32(gate_nf), activation), of_up(to_f32(up_nf), activation));
+    to_dtype(activated_nf.mul(factor_nf), dtype)
 }
 
-/// Implements [`LinearOps::gated_backward`]. With the activation `a(g)` and its slope `a'(g)`: `dg = dy u a'`, `du = dy a`.
+/// Implements [`LinearOps::gated_backward`]. With the activation `a(g)` and the factor `b(u)`: `dg = dy b a'`, `du = dy a b'`.
 pub fn gated_backward<B: Backend>(
     gate_nf: Tensor<B, 2>,
     up_nf: Tensor<B, 2>,
     activation: Activation,
     dy_nf: Tensor<B, 2>,
 ) -> (Tensor<B, 2>, Tensor<B, 2>) {
-    let dtype = gate_nf.dtype();
-    let (gate_nf, dy_nf) = (to_f32(gate_nf), to_f32(dy_nf));
-    let (activated_nf, slope_nf) = match activation {
+    let (dtype, dy_nf) = (gate_nf.dtype(), to_f32(dy_nf));
+    let [activated_nf, slope_nf] = of_gate(to_f32(gate_nf), activation);
+    let (factor_nf, factor_slope_nf) = of_up(to_f32(up_nf), activation);
+    let d_gate = dy_nf.clone().mul(factor_nf).mul(slope_nf);
+    let d_factor = dy_nf.mul(activated_nf);
+    let d_up = match factor_slope_nf {
+        Some(slope_nf) => d_factor.mul(slope_nf),
+        None => d_factor,
+    };
+    (to_dtype(d_gate, dtype), to_dtype(d_up, dtype))
+}
+
+/// Computes the activation of the gate, and its slope.
+fn of_gate<B: Backend>(gate_nf: Tensor<B, 2>, activation: Activation) -> [Tensor<B, 2>; 2] {
+    // With the value `g σ(z)` the slope is σ + g σ', where σ' = σ (1 - σ) z'.
+    let slope =
+        |value: &Tensor<B, 2>, sigma: Tensor<B, 2>| value.clone().mul(sigma.clone().neg().add_scalar(1.0)).add(sigma);
+    match activation {
         Activation::Silu => {
             let sigma = sigmoid(gate_nf.clone());
             let silu = gate_nf.mul(sigma.clone());
-            // σ (1 + g (1 - σ)) equals σ + silu (1 - σ).
-            let slope = silu.clone().mul(sigma.clone().neg().add_scalar(1.0)).add(sigma);
-            (silu, slope)
+            let slope = slope(&silu, sigma);
+            [silu, slope]
         }
         Activation::GeluTanh => {
             let sigma = gelu_sigma(gate_nf.clone());
             let gelu = gate_nf.clone().mul(sigma.clone());
-            // σ + g σ' with σ' = σ (1 - σ) z', where σ is the logistic function of z.
             let z_slope =
                 gate_nf.square().mul_scalar(3.0 * GELU_CUBIC).add_scalar(1.0).mul_scalar(2.0 * SQRT_2_OVER_PI);
             let slope = gelu.clone().mul(sigma.clone().neg().add_scalar(1.0)).mul(z_slope).add(sigma);
-            (gelu, slope)
+            [gelu, slope]
         }
-    };
-    let d_gate = dy_nf.clone().mul(to_f32(up_nf)).mul(slope_nf);
-    (to_dtype(d_gate, dtype), to_dtype(dy_nf.mul(activated_nf), dtype))
+        Activation::ClampedSwiglu => {
+            let inside_nf = to_f32_mask(gate_nf.clone().lower_equal_elem(Activation::SWIGLU_LIMIT));
+            let gate_nf = gate_nf.clamp_max(Activation::SWIGLU_LIMIT);
+            let sigma = sigmoid(gate_nf.clone().mul_scalar(Activation::SWIGLU_ALPHA));
+            let value = gate_nf.mul(sigma.clone());
+            let steeper = value.clone().mul_scalar(Activation::SWIGLU_ALPHA);
+            let slope = slope(&steeper, sigma).mul(inside_nf);
+            [value, slope]
+        }
+    }
+}
+
+/// Computes what the activated gate multiplies, and its slope; `None`: one.
+fn of_up<B: Backend>(up_nf: Tensor<B, 2>, activation: Activation) -> (Tensor<B, 2>, Option<Tensor<B, 2>>) {
+    match activation {
+        Activation::Silu | Activation::GeluTanh => (up_nf, None),
+        Activation::ClampedSwiglu => {
+            let limit = Activation::SWIGLU_LIMIT;
+            let inside_nf = to_f32_mask(up_nf.clone().abs().lower_equal_elem(limit));
+            (up_nf.clamp(-limit, limit).add_scalar(1.0), Some(inside_nf))
+        }
+    }
+}
+
+/// Converts a mask to ones and zeros.
+fn to_f32_mask<B: Backend>(mask_nf: Tensor<B, 2, Bool>) -> Tensor<B, 2> {
+    to_f32(mask_nf.float())
 }
 
 /// Implements [`LinearOps::rotary`]: halves `(a, b)` of the rotated columns in each head become `(a cos - b sin, b cos + a sin)`, or even and odd

@@ -19,8 +19,9 @@ impl LinearOps for Flex {
             return reference::gated(gate_nf, up_nf, activation);
         }
         match activation {
-            Activation::Silu => gated(gate_nf, up_nf, |gate| gate * lanes::sigmoid(gate)),
-            Activation::GeluTanh => gated(gate_nf, up_nf, |gate| gate * gelu_sigma(gate)),
+            Activation::Silu => gated(gate_nf, up_nf, |gate, up| gate * lanes::sigmoid(gate) * up),
+            Activation::GeluTanh => gated(gate_nf, up_nf, |gate, up| gate * gelu_sigma(gate) * up),
+            Activation::ClampedSwiglu => gated(gate_nf, up_nf, clamped_swiglu),
         }
     }
 
@@ -36,6 +37,7 @@ impl LinearOps for Flex {
         match activation {
             Activation::Silu => gated_backward(gate_nf, up_nf, dy_nf, silu_gradients),
             Activation::GeluTanh => gated_backward(gate_nf, up_nf, dy_nf, gelu_gradients),
+            Activation::ClampedSwiglu => gated_backward(gate_nf, up_nf, dy_nf, clamped_swiglu_gradients),
         }
     }
 
@@ -112,11 +114,31 @@ fn gelu_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
     [dy * up * sigma * (1.0 + gate * (1.0 - sigma) * slope), dy * gate * sigma]
 }
 
+/// [`Activation::SWIGLU_ALPHA`] and [`Activation::SWIGLU_LIMIT`] in the format of the values.
+const ALPHA: f32 = Activation::SWIGLU_ALPHA as f32;
+const LIMIT: f32 = Activation::SWIGLU_LIMIT as f32;
+
+#[inline(always)]
+fn clamped_swiglu(gate: f32, up: f32) -> f32 {
+    let gate = gate.min(LIMIT);
+    gate * lanes::sigmoid(ALPHA * gate) * (up.clamp(-LIMIT, LIMIT) + 1.0)
+}
+
+/// Returns the gradients of gate and up.
+#[inline(always)]
+fn clamped_swiglu_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
+    let (clamped, factor) = (gate.min(LIMIT), up.clamp(-LIMIT, LIMIT) + 1.0);
+    let sigma = lanes::sigmoid(ALPHA * clamped);
+    let slope = sigma * (1.0 + ALPHA * clamped * (1.0 - sigma));
+    let [of_gate, of_up] = [gate <= LIMIT, up.abs() <= LIMIT].map(|inside| if inside { dy } else { 0.0 });
+    [of_gate * factor * slope, of_up * clamped * sigma]
+}
+
 /// Applies `activation`, which is inlined, so that the loop is compiled with it for each vector extension.
 fn gated(
     gate_nf: Tensor<Flex, 2>,
     up_nf: Tensor<Flex, 2>,
-    activation: impl Fn(f32) -> f32 + Copy + Send + Sync,
+    activation: impl Fn(f32, f32) -> f32 + Copy + Send + Sync,
 ) -> Tensor<Flex, 2> {
     let shape = gate_nf.dims();
     let (gate, up) = (Floats::of(gate_nf), Floats::of(up_nf));
@@ -125,7 +147,7 @@ fn gated(
         |((y, gate), up)| {
             Arch::new().dispatch(|| {
                 for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
-                    *y = activation(*gate) * up;
+                    *y = activation(*gate, *up);
                 }
             });
         },

@@ -312,7 +312,7 @@ impl Programs {
         let plain =
             [Source::Columns, Source::CrossEntropy(None), Source::Elementwise, Source::WriteOut, Source::Optimizer];
         programs.extend(plain.map(|source| (source, DType::F32)));
-        programs.extend(Activation::ALL.map(|activation| (Source::Gated(activation), dtype)));
+        programs.extend(Activation::NAMED.map(|activation| (Source::Gated(activation), dtype)));
         if dtype != DType::F32 {
             programs.extend(low_rank.into_iter().map(|source| (source, dtype)));
         }

@@ -1,14 +1,19 @@
-// Gated activations: y = a(g) u. Backward: dg = dy u a'(g), du = dy a(g).
+// Gated activations: y = a(g) b(u). Backward: dg = dy b(u) a'(g), du = dy a(g) b'(u). But for clamped_swiglu b(u) is u.
 //
-// An activation is a struct under its name in config.json, with its value and its slope; ACTIVATION is defined as the
-// one to compile. Matrices may be column ranges of wider ones (row strides). The exponential and the reciprocal are the
+// An activation is a struct under its name in config.json, with the value and the slope of a, and the factor b and its
+// slope; ACTIVATION is defined as the one to compile. Matrices may be column ranges of wider ones (row strides). The exponential and the reciprocal are the
 // hardware's approximations, a few units in the last place of f32. Widths or strides that are no multiple of 8, or
 // pointers off the 16-byte grid, go one value at a time.
 
 // Vectors of one thread whose loads are in flight together.
 static constexpr int AT_ONCE = 2;
 
-struct silu {
+struct plain_up {
+    static DEVICE float factor(float u) { return u; }
+    static DEVICE float through(float, float gradient) { return gradient; }
+};
+
+struct silu : plain_up {
     static DEVICE float sigmoid(float g) { return reciprocal_fast(1.0f + exp_fast(-g)); }
     static DEVICE float value(float g) { return g * sigmoid(g); }
     static DEVICE void value_and_slope(float g, float &value, float &slope) {
@@ -18,7 +23,7 @@ struct silu {
     }
 };
 
-struct gelu_pytorch_tanh {
+struct gelu_pytorch_tanh : plain_up {
     static constexpr float LINEAR = 1.5957691216057308f, CUBIC = 0.044715f;   // 2 sqrt(2 / pi)
 
     // (1 + tanh(u)) / 2 is the logistic function of 2 u.
@@ -31,22 +36,40 @@ struct gelu_pytorch_tanh {
     }
 };
 
-// a(g) u, in the place of g.
+// Gates of at most LIMIT, times one more than what is clamped at both sides; beyond a limit gradients are zero.
+struct clamped_swiglu {
+    static constexpr float ALPHA = 1.702f, LIMIT = 7.0f;
+
+    static DEVICE float value(float g) {
+        g = fminf(g, LIMIT);
+        return g * silu::sigmoid(ALPHA * g);
+    }
+    static DEVICE void value_and_slope(float g, float &value, float &slope) {
+        const float clamped = fminf(g, LIMIT), s = silu::sigmoid(ALPHA * clamped);
+        value = clamped * s;
+        slope = g <= LIMIT ? s + ALPHA * value * (1.0f - s) : 0.0f;
+    }
+    static DEVICE float factor(float u) { return fminf(fmaxf(u, -LIMIT), LIMIT) + 1.0f; }
+    static DEVICE float through(float u, float gradient) { return fabsf(u) <= LIMIT ? gradient : 0.0f; }
+};
+
+// a(g) b(u), in the place of g.
 template <int V> DEVICE void gated_values(float (&g)[V], const float (&u)[V]) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) g[i] = ACTIVATION::value(g[i]) * u[i];
+    for (int i = 0; i < V; ++i) g[i] = ACTIVATION::value(g[i]) * ACTIVATION::factor(u[i]);
 }
 
-// dg and du from dy, in the places of g and u; and a(g) u.
+// dg and du from dy, in the places of g and u; and a(g) b(u).
 template <int V>
 DEVICE void gated_gradients(float (&g)[V], float (&u)[V], const float (&dy)[V], float (&product)[V]) {
 #pragma unroll
     for (int i = 0; i < V; ++i) {
         float value, slope;
         ACTIVATION::value_and_slope(g[i], value, slope);
-        product[i] = value * u[i];
-        g[i] = dy[i] * u[i] * slope;
-        u[i] = dy[i] * value;
+        const float factor = ACTIVATION::factor(u[i]);
+        product[i] = value * factor;
+        g[i] = dy[i] * factor * slope;
+        u[i] = ACTIVATION::through(u[i], dy[i] * value);
     }
 }
 
