@@ -1,5 +1,5 @@
 //! Weights in a Hugging Face folder: `model.safetensors`, or shards with `model.safetensors.index.json`. Either may be compressed (`compressed`), and
-//! weights may be quantized (`quantized`), which a caller need not know. The tensors of a text model in a larger checkpoint have the names that they
+//! weights may be quantized (`quantized`) or experts in one tensor (`fused_experts`), which a caller need not know. The tensors of a text model in a larger checkpoint have the names that they
 //! have alone.
 //!
 //! Opening a folder reads every shard's header and compares the file's length with it, so that an incomplete download is found before any weight is
@@ -10,6 +10,7 @@
 mod complete;
 pub(crate) mod compressed;
 pub(crate) mod convert;
+mod fused_experts;
 mod located;
 mod quantized;
 mod read_ahead;
@@ -31,6 +32,7 @@ use serde_json::Value;
 use self::complete::deciding_keys;
 pub use self::compressed::Codec;
 pub(crate) use self::convert::stored_as;
+use self::fused_experts::ExpertSlice;
 use self::located::Located;
 pub use self::quantized::Bnb4bit;
 use self::quantized::QuantizedWeight;
@@ -93,6 +95,8 @@ pub struct HfFolder {
 enum Holder {
     /// Unquantized, in this shard.
     Plain(usize),
+    /// A part of a tensor of all experts.
+    OfExpert(ExpertSlice),
     /// In several tensors of the shards.
     Quantized(QuantizedWeight),
 }
@@ -150,7 +154,9 @@ impl HfFolder {
         let mut places: BTreeMap<String, usize> =
             stored.iter().map(|(name, shard)| (text_name(name), *shard)).collect();
         let quantized = quantized::find(&dir, &shards, &mut places)?;
+        let of_experts = fused_experts::find(&shards, &mut places);
         let mut holder: BTreeMap<_, _> = places.into_iter().map(|(name, shard)| (name, Holder::Plain(shard))).collect();
+        holder.extend(of_experts.into_iter().map(|(name, slice)| (name, Holder::OfExpert(slice))));
         holder.extend(quantized.into_iter().map(|weight| (weight.name.clone(), Holder::Quantized(weight))));
         Ok(Self { dir, shards, holder, layout })
     }
@@ -187,6 +193,7 @@ impl HfFolder {
     pub fn info(&self, name: &str) -> Result<TensorInfo, ModelError> {
         Ok(match self.locate(name)? {
             Located::Plain(_, info) => TensorInfo { dtype: info.dtype, shape: info.shape.clone() },
+            Located::OfExpert(slice, shards) => TensorInfo { dtype: slice.dtype(shards), shape: slice.shape.clone() },
             Located::Quantized(weight, _) => TensorInfo { dtype: Dtype::F32, shape: weight.shape.clone() },
         })
     }
@@ -230,7 +237,7 @@ impl HfFolder {
                 quantized::Content::Codes(codes) => Ok(Some(codes)),
                 quantized::Content::Values(_) => Ok(None),
             },
-            Located::Plain(..) => Ok(None),
+            Located::Plain(..) | Located::OfExpert(..) => Ok(None),
         }
     }
 
@@ -249,6 +256,7 @@ impl HfFolder {
     pub fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
         match self.locate(name)? {
             Located::Plain(shard, _) => shard.read(name),
+            Located::OfExpert(slice, shards) => slice.read(name, shards),
             Located::Quantized(weight, shards) => {
                 let bytes = weight.values(shards)?.iter().flat_map(|value| value.to_le_bytes()).collect();
                 Ok(TensorBytes { dtype: Dtype::F32, shape: weight.shape.clone(), bytes })
@@ -265,6 +273,7 @@ impl HfFolder {
     pub fn read_f32(&self, name: &str, expected_shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         match self.locate_shaped(name, expected_shape)? {
             Located::Plain(shard, _) => shard.read_f32(name),
+            Located::OfExpert(slice, shards) => slice.read_f32(name, shards),
             Located::Quantized(weight, shards) => weight.values(shards),
         }
     }
@@ -288,6 +297,7 @@ impl HfFolder {
         let missing = || ModelError::MissingTensor { dir: self.dir.clone(), name: name.to_owned() };
         Ok(match self.holder.get(name).ok_or_else(missing)? {
             Holder::Plain(shard) => Located::Plain(&self.shards[*shard], self.shards[*shard].known(name)),
+            Holder::OfExpert(slice) => Located::OfExpert(slice, &self.shards),
             Holder::Quantized(weight) => Located::Quantized(weight, &self.shards),
         })
     }

@@ -1,11 +1,12 @@
-//! A located tensor of the model: one tensor of a file, or several if it is quantized.
+//! A located tensor of the model: one tensor of a file, a part of one, or several if it is quantized.
 //!
-//! Trade-off: a tensor is stored in one of these two ways, so a format with another needs a third variant.
+//! Trade-off: a tensor is stored in one of these three ways, so a format with another needs a fourth variant.
 
 use std::path::Path;
 
 use safetensors::tensor::TensorInfo;
 
+use super::fused_experts::ExpertSlice;
 use super::quantized::QuantizedWeight;
 use super::shard::Shard;
 
@@ -13,6 +14,8 @@ use super::shard::Shard;
 pub(super) enum Located<'a> {
     /// Unquantized.
     Plain(&'a Shard, &'a TensorInfo),
+    /// In a tensor of all experts in one of these shards.
+    OfExpert(&'a ExpertSlice, &'a [Shard]),
     /// In several tensors of these shards.
     Quantized(&'a QuantizedWeight, &'a [Shard]),
 }
@@ -21,6 +24,7 @@ impl Located<'_> {
     pub(super) fn shape(&self) -> &[usize] {
         match self {
             Self::Plain(_, info) => &info.shape,
+            Self::OfExpert(slice, _) => &slice.shape,
             Self::Quantized(weight, _) => &weight.shape,
         }
     }
@@ -28,6 +32,7 @@ impl Located<'_> {
     pub(super) fn path(&self) -> &Path {
         match self {
             Self::Plain(shard, _) => shard.path(),
+            Self::OfExpert(slice, shards) => slice.path(shards),
             Self::Quantized(weight, shards) => weight.path(shards),
         }
     }

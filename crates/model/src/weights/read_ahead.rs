@@ -63,15 +63,17 @@ impl HfFolder {
     /// Builds the job of a request, with the index of its first piece.
     fn job<'a>(&'a self, request: &'a Request, first_piece: usize) -> Result<Job<'a>, ModelError> {
         let located = self.locate_shaped(&request.name, &request.shape)?;
+        let device_dtype = |dtype| {
+            let unsupported = || ModelError::UnsupportedDtype {
+                name: request.name.clone(),
+                path: located.path().to_path_buf(),
+                got: format!("{dtype:?}"),
+            };
+            convert::device_dtype(dtype).ok_or_else(unsupported)
+        };
         let (stored, keeps) = match &located {
-            Located::Plain(shard, info) => {
-                let unsupported = || ModelError::UnsupportedDtype {
-                    name: request.name.clone(),
-                    path: shard.path().to_path_buf(),
-                    got: format!("{:?}", info.dtype),
-                };
-                (convert::device_dtype(info.dtype).ok_or_else(unsupported)?, None)
-            }
+            Located::Plain(_, info) => (device_dtype(info.dtype)?, None),
+            Located::OfExpert(slice, shards) => (device_dtype(slice.dtype(shards))?, None),
             Located::Quantized(weight, _) => {
                 (DType::F32, weight.format().filter(|format| request.format == Some(*format)))
             }

@@ -161,8 +161,13 @@ impl Shard {
 
     /// Reads the bytes of one tensor, as many as fit into `out`. The caller has checked that it is here.
     pub(super) fn read_into(&self, name: &str, out: &mut [u8]) -> Result<(), ModelError> {
+        self.read_from(name, 0, out)
+    }
+
+    /// Reads the bytes of one tensor from `begin` on, as many as fit into `out`. The caller has checked that they are here.
+    pub(super) fn read_from(&self, name: &str, begin: usize, out: &mut [u8]) -> Result<(), ModelError> {
         let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
-        let mut file = self.reader(self.known(name).data_offsets.0 as u64).map_err(failed)?;
+        let mut file = self.reader((self.known(name).data_offsets.0 + begin) as u64).map_err(failed)?;
         file.read_exact(out).map_err(failed)
     }
 

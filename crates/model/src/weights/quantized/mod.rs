@@ -7,6 +7,7 @@
 
 mod bnb;
 mod fp8;
+mod mxfp4;
 mod nvfp4;
 
 use std::collections::BTreeMap;
@@ -34,6 +35,7 @@ pub(crate) struct QuantizedWeight {
 enum Scheme {
     Bnb(bnb::Parts),
     Fp8(fp8::Parts),
+    Mxfp4(mxfp4::Parts),
     Nvfp4(nvfp4::Parts),
 }
 
@@ -52,6 +54,7 @@ impl QuantizedWeight {
         match &self.scheme {
             Scheme::Bnb(parts) => parts.format(),
             Scheme::Fp8(_) => None,
+            Scheme::Mxfp4(_) => Some(QuantFormat::Mxfp4),
             Scheme::Nvfp4(parts) => parts.format(),
         }
     }
@@ -61,6 +64,7 @@ impl QuantizedWeight {
         match &self.scheme {
             Scheme::Bnb(parts) => parts.stored_as(),
             Scheme::Fp8(parts) => parts.stored_as(),
+            Scheme::Mxfp4(_) => "mxfp4",
             Scheme::Nvfp4(_) => "nvfp4",
         }
     }
@@ -73,7 +77,7 @@ impl QuantizedWeight {
     pub(super) fn read_bnb(&self, shards: &[Shard]) -> Result<Option<(Bnb4bit, Vec<u8>, BlockScales)>, ModelError> {
         match &self.scheme {
             Scheme::Bnb(parts) => parts.stored(shards).map(Some),
-            Scheme::Fp8(_) | Scheme::Nvfp4(_) => Ok(None),
+            Scheme::Fp8(_) | Scheme::Mxfp4(_) | Scheme::Nvfp4(_) => Ok(None),
         }
     }
 
@@ -85,13 +89,17 @@ impl QuantizedWeight {
     fn codes(&self) -> &Part {
         let (Scheme::Bnb(bnb::Parts { codes, .. })
         | Scheme::Fp8(fp8::Parts { codes, .. })
+        | Scheme::Mxfp4(mxfp4::Parts { codes, .. })
         | Scheme::Nvfp4(nvfp4::Parts { codes, .. })) = &self.scheme;
         codes
     }
 
     /// Returns the size of the stored codes in bytes.
     pub(super) fn code_bytes(&self, shards: &[Shard]) -> usize {
-        self.codes().byte_len(shards)
+        match &self.scheme {
+            Scheme::Mxfp4(parts) => parts.code_bytes(),
+            _ => self.codes().byte_len(shards),
+        }
     }
 
     /// Reads its codes into `codes`, which has room for them, and returns its scales; `None` if they are not bit for bit those of
@@ -100,6 +108,10 @@ impl QuantizedWeight {
         let scales = match &self.scheme {
             Scheme::Bnb(parts) => Some(parts.scales(shards)?),
             Scheme::Fp8(_) => None,
+            Scheme::Mxfp4(parts) => {
+                parts.read_codes(shards, codes)?;
+                return parts.scales(shards).map(Some);
+            }
             Scheme::Nvfp4(parts) => parts.scales(shards)?,
         };
         if scales.is_some() {
@@ -113,6 +125,7 @@ impl QuantizedWeight {
         match &self.scheme {
             Scheme::Bnb(parts) => parts.read(&self.shape, shards),
             Scheme::Fp8(parts) => parts.read(&self.shape, shards).map(Content::Values),
+            Scheme::Mxfp4(parts) => parts.read(shards),
             Scheme::Nvfp4(parts) => parts.read(&self.shape, shards),
         }
     }
@@ -126,8 +139,8 @@ impl QuantizedWeight {
     }
 }
 
-/// One tensor of a quantized weight.
-#[derive(Debug)]
+/// One tensor of a quantized weight, or of several.
+#[derive(Clone, Debug)]
 struct Part {
     shard: usize,
     name: String,
@@ -145,6 +158,11 @@ impl Part {
 
     fn read_into(&self, shards: &[Shard], out: &mut [u8]) -> Result<(), ModelError> {
         shards[self.shard].read_into(&self.name, out)
+    }
+
+    /// Reads its bytes from `begin` on, as many as fit into `out`.
+    fn read_from(&self, shards: &[Shard], begin: usize, out: &mut [u8]) -> Result<(), ModelError> {
+        shards[self.shard].read_from(&self.name, begin, out)
     }
 
     fn floats(&self, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
@@ -186,22 +204,28 @@ pub(super) fn find(
     shards: &[Shard],
     places: &mut BTreeMap<String, usize>,
 ) -> Result<Vec<QuantizedWeight>, ModelError> {
-    let marks = places.keys().filter(|name| bnb::is_mark(name) || fp8::is_mark(name, places) || nvfp4::is_mark(name));
-    let marks: Vec<String> = marks.cloned().collect();
+    let is_mark = |name: &&String| {
+        bnb::is_mark(name) || fp8::is_mark(name, places) || mxfp4::is_mark(name) || nvfp4::is_mark(name)
+    };
+    let marks: Vec<String> = places.keys().filter(is_mark).cloned().collect();
     let mut unclaimed = Unclaimed { dir, shards, places };
     let mut weights = Vec::new();
     for mark in marks {
-        weights.push(if bnb::is_mark(&mark) {
-            bnb::find(&mark, &mut unclaimed)?
+        let found = if mxfp4::is_mark(&mark) {
+            mxfp4::find(&mark, &mut unclaimed)?
+        } else if bnb::is_mark(&mark) {
+            vec![bnb::find(&mark, &mut unclaimed)?]
         } else if nvfp4::is_mark(&mark) {
-            nvfp4::find(&mark, &mut unclaimed)?
+            vec![nvfp4::find(&mark, &mut unclaimed)?]
         } else {
-            fp8::find(&mark, &mut unclaimed)?
-        });
-        let QuantizedWeight { name, .. } = weights.last().expect("one was just added");
-        if unclaimed.places.contains_key(name) {
+            vec![fp8::find(&mark, &mut unclaimed)?]
+        };
+        if let Some(QuantizedWeight { name, .. }) =
+            found.iter().find(|weight| unclaimed.places.contains_key(&weight.name))
+        {
             return Err(unclaimed.bad(name, "it is stored unquantized as well".to_owned()));
         }
+        weights.extend(found);
     }
     Ok(weights)
 }

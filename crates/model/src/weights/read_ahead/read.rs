@@ -71,7 +71,7 @@ impl Job<'_> {
         let kept_bytes = self.keeps.map(|format| format.bytes(self.shape));
         let per_piece = match self.located {
             Located::Plain(..) => (piece_bytes / size).max(1),
-            Located::Quantized(..) => all.max(1),
+            Located::OfExpert(..) | Located::Quantized(..) => all.max(1),
         };
         // A tensor without elements is one piece, too.
         (0..all.max(1)).step_by(per_piece).map(move |first| Piece {
@@ -98,6 +98,11 @@ impl Job<'_> {
             Located::Plain(shard, _) => {
                 let mut buffer = new_buffer(allocate, piece.bytes);
                 let hash = shard.read_elements(self.name, piece.first, self.dtype, &mut buffer)?;
+                Ok(Ready { buffer, scales: None, hash })
+            }
+            Located::OfExpert(slice, shards) => {
+                let mut buffer = new_buffer(allocate, piece.bytes);
+                let hash = slice.read_elements(shards, self.dtype, &mut buffer)?;
                 Ok(Ready { buffer, scales: None, hash })
             }
             Located::Quantized(weight, shards) => {
