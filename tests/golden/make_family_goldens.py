@@ -31,6 +31,7 @@ FAMILIES = {
     "tiny-gemma3": dict(ids=452, lora=420, packed=430, prompts=[484, 465]),
     "tiny-mixtral": dict(ids=516, lora=520, packed=649, prompts=[444, 434]),
     "tiny-qwen3-moe": dict(ids=528, lora=522, packed=642, prompts=[443, 448]),
+    "tiny-gpt-oss": dict(ids=651, lora=561, packed=560, prompts=[439, 435]),
     "tiny-olmo3": dict(ids=530, lora=540, packed=550, prompts=[430, 433]),
     "tiny-granite": dict(ids=531, lora=541, packed=551, prompts=[430, 431]),
     "tiny-gemma": dict(ids=537, lora=542, packed=552, prompts=[430, 434]),

@@ -167,7 +167,8 @@ def make_lora_gradients(maker):
 
 def gradients_on_disk(model):
     """Gradients under the names that checkpoints have: transformers 5 holds all experts of a layer in one parameter, and saves them one by
-    one."""
+    one. Those of gpt-oss are one tensor on disk too, transposed and with gate and up in turn: here they have the names and the shapes that the
+    experts of other models have."""
     others = ("model.vision_tower.", "model.multi_modal_projector.", "model.visual.")
     of_text = [(name, parameter) for name, parameter in model.named_parameters() if not name.startswith(others)]
     gradients = {alone(name): parameter.grad for name, parameter in of_text}
@@ -179,10 +180,15 @@ def gradients_on_disk(model):
         if not fused:
             tensors[name.replace(".mlp.gate.", f".{block}.gate.")] = gradient
             continue
-        parts = gradient.chunk(2, dim=1) if matrix == "gate_up_proj" else [gradient]
-        for part, projection in zip(parts, names if matrix == "gate_up_proj" else names[2:]):
+        is_gate_up, kind = matrix.startswith("gate_up_proj"), "bias" if matrix.endswith("bias") else "weight"
+        if model.config.model_type == "gpt_oss":
+            gradient = gradient if kind == "bias" else gradient.transpose(1, 2)
+            parts = [gradient[:, 0::2], gradient[:, 1::2]] if is_gate_up else [gradient]
+        else:
+            parts = gradient.chunk(2, dim=1) if is_gate_up else [gradient]
+        for part, projection in zip(parts, names if is_gate_up else names[2:]):
             for expert, values in enumerate(part):
-                tensors[f"{layer}.{block}.experts.{expert}.{projection}.weight"] = values
+                tensors[f"{layer}.{block}.experts.{expert}.{projection}.{kind}"] = values
     return tensors
 
 

@@ -6,7 +6,8 @@
 has blocks of 128 x 128 as DeepSeek and Qwen3 store them, `quant-fp8-tensor` one scale per matrix and scales of activations as Mistral
 does, `quant-fp8-static` the same and `quant-fp8-channel` a scale per row in the names and shapes of compressed-tensors
 (`float-quantized`); `quant-nvfp4` is packed by compressed-tensors. `quant-fp8-ministral3` is a Ministral 3 as published: the text model
-in FP8 with one scale per matrix, next to a vision tower in bf16. The logits are those of
+in FP8 with one scale per matrix, next to a vision tower in bf16. `quant-mxfp4-gpt-oss` is tiny-gpt-oss with experts in MXFP4, as published. The
+logits are those of
 transformers in f32 over the dequantized weights; each weight is dequantized here by its written formula and compared with what the
 library that defines the format gives. The helpers are those of make_llama_goldens.py. Needs `pip install compressed-tensors` (0.20.0).
 """
@@ -26,13 +27,17 @@ from transformers import (
     AutoModelForImageTextToText,
     BitsAndBytesConfig,
     FineGrainedFP8Config,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Ministral3ForCausalLM,
+    Mxfp4Config,
 )
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 VOCABULARY = 96
+GPT_OSS_IDS = 415
 STATE = ".quant_state.bitsandbytes__"
 FORMATS = [("nf4", True), ("nf4", False), ("fp4", True), ("fp4", False)]
 LEVELS_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -273,6 +278,46 @@ def make_ministral3(maker):
     assert torch.allclose(own, values[SAMPLES[1]], rtol=1e-2), "transformers finds the text model and its scales"
 
 
+def mxfp4(weight):
+    """Blocks of 32 of the inputs of `[experts, in, out]`, the earlier code in the low nibble, and the values by the written formula."""
+    blocks = weight.transpose(1, 2).unflatten(2, (-1, 32))
+    # Rounded down, so that the largest values of some blocks saturate.
+    scales = (blocks.abs().amax(3).log2().floor() - 2).clamp(-127, 127)
+    codes = (blocks / torch.exp2(scales)[..., None]).unsqueeze(-1).sub(LEVELS_E2M1).abs().argmin(-1)
+    values = (LEVELS_E2M1[codes] * torch.exp2(scales)[..., None]).flatten(2).transpose(1, 2).contiguous()
+    codes, scales = codes.to(torch.uint8), (scales + 127).to(torch.uint8)
+    packed = codes[..., 0::2] | codes[..., 1::2] << 4
+    library = convert_moe_packed_tensors(packed, scales, dtype=torch.float32)
+    assert torch.equal(library, values), "transformers gives the same values"
+    return packed.contiguous(), scales.contiguous(), values
+
+
+def make_gpt_oss(maker):
+    source, folder = maker.fixtures / "tiny-gpt-oss", emptied(maker.fixtures / "quant-mxfp4-gpt-oss")
+    shutil.copytree(source, folder)
+    tensors, values = load_file(source / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        blocks, scales, values[name] = mxfp4(tensors.pop(name).float())
+        tensors.update({f"{name}_blocks": blocks, f"{name}_scales": scales})
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    dense = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config["quantization_config"] = dict(modules_to_not_convert=dense, quant_method="mxfp4")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    model = GptOssForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
+    for name, value in values.items():
+        model.get_parameter(name).data = value
+    whole = GptOssForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, quantization_config=Mxfp4Config(dequantize=True)
+    )
+    assert all(torch.equal(whole.get_parameter(name).float(), value) for name, value in values.items())
+    samples = {}
+    for name, matrix in [("gate_up_proj", slice(0, None, 2)), ("down_proj", slice(None))]:
+        weight = values[f"model.layers.0.mlp.experts.{name}"][1].T[matrix]
+        samples[f"weight.model.layers.0.mlp.experts.1.{name.replace('_up', '')}.weight"] = weight
+    maker.save(folder.name, {**forward_tensors(model, random_ids(GPT_OSS_IDS)), **samples})
+
+
 def make_fp8_with_few_scales(maker):
     """Scales for the matrix as Mistral stores them, then both layouts of compressed-tensors."""
     compressed = lambda strategy: dict(
@@ -304,6 +349,7 @@ def main():
         save_golden(maker, name, model, dequantized_bnb(maker.fixtures / name), seed)
     make_fp8_with_few_scales(maker)
     make_ministral3(maker)
+    make_gpt_oss(maker)
     fp8 = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128])
     packed = dict(quant_method="compressed-tensors", format="nvfp4-pack-quantized", ignore=["lm_head"])
     for seed, (name, sizes, quantize, config) in enumerate(
