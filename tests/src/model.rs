@@ -141,7 +141,7 @@ pub fn loss_options(gradient_scale: f64) -> LossOptions {
     LossOptions { chunk_tokens: 20, gradient_scale: Some(gradient_scale), log_probs: false }
 }
 
-/// Returns the sum of the losses of a batch, and the gradients of the mean loss by name.
+/// Returns the sum of the losses of a batch, and the gradients of the mean loss by the names of the tensors on disk.
 pub fn loss_and_gradients<B: Kernels>(
     model: &Decoder<B>,
     batch: &Batch,
@@ -161,9 +161,14 @@ pub fn loss_and_scaled_gradients<B: Kernels>(
     gradients.begin_micro_batch(true);
     let options = loss_options(f64::from(scale) / batch.loss_tokens() as f64);
     let loss = host(model.loss_and_gradients(&upload(model, batch), pass, options, &mut gradients))[0];
-    let mut gradients = host_gradients(&gradients);
-    gradients.values_mut().flatten().for_each(|value| *value /= scale);
-    (loss, gradients)
+    let (parts, mut stored) = (model.stored_parts(), BTreeMap::new());
+    for (name, mut values) in host_gradients(&gradients) {
+        values.iter_mut().for_each(|value| *value /= scale);
+        let names = parts.of(&name);
+        let each = values.len() / names.len();
+        stored.extend(names.into_iter().map(str::to_owned).zip(values.chunks(each).map(<[f32]>::to_vec)));
+    }
+    (loss, stored)
 }
 
 /// Builds a batch of sequences of equal length, each one document. `counts(sequence, index)` decides whether the token at `index` counts in the loss.

@@ -168,7 +168,7 @@ fn group<B: Kernels>(weight: Weight<B>, gemms: GemmFormat, trains: bool) -> Grou
     let outputs = weight.shape()[0];
     let weight_gradient = if trains { WeightGradient::New } else { WeightGradient::Frozen };
     let module = Module { columns: 0..outputs, weight, weight_gradient, bias: None, adapter: None };
-    Group { modules: vec![module], parts: vec![outputs], gemms, dropout: None }
+    Group { modules: vec![module], parts: vec![outputs], gemms, dropout: None, rows: None }
 }
 
 /// Returns the dequantized weight, because quantizing is a separate case.

@@ -143,6 +143,18 @@ pub enum ArchError {
         other: String,
     },
 
+    /// A setting of the adapter holds for some experts of a layer and not for others.
+    #[error(
+        "the settings of the adapter (targets, ranks, alphas, modules_to_save) differ between `{first}` and `{other}`, but the experts of a layer \
+         are one weight: write patterns that hold for all experts, such as \"gate_proj\" instead of \"experts.0.gate_proj\""
+    )]
+    ExpertsDiffer {
+        /// The first expert's module.
+        first: String,
+        /// One with other settings.
+        other: String,
+    },
+
     /// Layers were given next to a regular expression, which already selects layers by their paths.
     #[error("layers_to_transform needs targets as a list of names; a regular expression says the layers itself")]
     LayersAndExpression,

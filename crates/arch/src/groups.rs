@@ -1,8 +1,11 @@
 //! The linear modules of a layer, in groups that share an input.
 //!
 //! Queries, keys and values read the same normalized input, and so do gate and up: a backend multiplies a group at once. A group has parts (q, k, v:
-//! what its consumer reads) and modules (what a checkpoint stores and LoRA targets). A module covers a range of the group's output columns, so a
+//! what its consumer reads) and modules (what a run has as one weight). A module covers a range of the group's output columns, so a
 //! checkpoint with one fused `qkv_proj` is one module over three parts.
+//!
+//! The experts of a mixture are stacks: one module has the matrices of all experts below each other, and says what a checkpoint stores each piece of
+//! it as. Columns and parts are those of one expert.
 //! Trade-off: a group is rebuilt on each call, strings included; frequent callers should store it.
 
 use std::ops::Range;
@@ -22,9 +25,9 @@ pub enum GroupKind {
     Down,
     /// Router of a mixture of experts.
     Router,
-    /// Gate and up projections of one expert; parts gate, up.
+    /// Gate and up projections of the experts; parts gate, up.
     ExpertGateUp,
-    /// Down projection of one expert.
+    /// Down projections of the experts.
     ExpertDown,
 }
 
@@ -48,20 +51,16 @@ pub enum MlpGroups {
     Experts {
         /// The router, from the hidden size to one value per expert.
         router: Box<GroupSpec>,
-        /// Gate and up, then down, of each expert.
-        experts: Vec<[GroupSpec; 2]>,
+        /// Gate and up, then down, of all experts.
+        experts: Box<[GroupSpec; 2]>,
     },
 }
 
 impl LayerGroups {
-    /// Returns gate and up, then down: of the MLP, or of the first expert, because all experts have the same shapes.
-    ///
-    /// # Panics
-    /// If a mixture has no experts, which no family reads.
+    /// Returns gate and up, then down: of the MLP, or of all experts, where parts and columns are those of one.
     pub fn mlp_shapes(&self) -> &[GroupSpec; 2] {
         match &self.mlp {
-            MlpGroups::Gated(groups) => groups,
-            MlpGroups::Experts { experts, .. } => experts.first().expect("a mixture has experts"),
+            MlpGroups::Gated(groups) | MlpGroups::Experts { experts: groups, .. } => groups,
         }
     }
 
@@ -71,7 +70,7 @@ impl LayerGroups {
             MlpGroups::Gated(mlp) => groups.extend(*mlp),
             MlpGroups::Experts { router, experts } => {
                 groups.push(*router);
-                groups.extend(experts.into_iter().flatten());
+                groups.extend(*experts);
             }
         }
         groups
@@ -83,23 +82,57 @@ impl LayerGroups {
 pub struct GroupSpec {
     /// Its purpose in the layer.
     pub kind: GroupKind,
+    /// Number of matrices below each other in each module, one per expert; `None`: one matrix, which every row is multiplied with.
+    pub experts: Option<usize>,
     /// Width of the shared input.
     pub in_features: usize,
-    /// Widths of the outputs, side by side.
+    /// Widths of the outputs, side by side; of one expert.
     pub parts: Vec<usize>,
     /// The modules that compute them, in column order.
     pub modules: Vec<ModuleSpec>,
 }
 
-/// A linear module as a checkpoint stores it.
+/// A linear module: one weight of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleSpec {
-    /// Hugging Face's module path, e.g. `model.layers.0.self_attn.q_proj`.
+    /// Hugging Face's module path, e.g. `model.layers.0.self_attn.q_proj`; of a stack without the expert's number, e.g.
+    /// `model.layers.0.mlp.experts.gate_proj`.
     pub path: String,
-    /// Columns of the group's output that it computes.
+    /// Columns of the group's output that it computes; of one expert.
     pub columns: Range<usize>,
     /// Whether it has a bias.
     pub bias: bool,
+    /// What a checkpoint stores the rows of its weight as, in order: itself, or a matrix per expert.
+    pub pieces: Vec<PieceSpec>,
+}
+
+/// Consecutive rows of a module's weight that a checkpoint stores under one name, and the smallest unit that LoRA targets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PieceSpec {
+    /// Hugging Face's module path, e.g. `model.layers.0.mlp.experts.3.gate_proj`.
+    pub path: String,
+    /// Number of rows.
+    pub rows: usize,
+}
+
+impl PieceSpec {
+    /// Returns the name of the weight `[rows, in]` in a checkpoint.
+    pub fn weight_name(&self) -> String {
+        weight_name(&self.path)
+    }
+
+    /// Returns the name of the bias `[rows]` in a checkpoint.
+    pub fn bias_name(&self) -> String {
+        bias_name(&self.path)
+    }
+}
+
+fn weight_name(path: &str) -> String {
+    format!("{path}.weight")
+}
+
+fn bias_name(path: &str) -> String {
+    format!("{path}.bias")
 }
 
 impl ModuleSpec {
@@ -108,31 +141,61 @@ impl ModuleSpec {
         self.columns.len()
     }
 
+    /// Returns the rows of its weight: the width of its output, times the number of experts of a stack.
+    pub fn rows(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.rows).sum()
+    }
+
+    /// Returns the path by which LoRA's settings name the module: its own, or that of a stack's first matrix. All matrices of a stack have the same
+    /// settings ([`crate::LoraConfig::resolve`]).
+    ///
+    /// # Panics
+    /// If the module has no pieces, which no family reads.
+    pub fn lora_path(&self) -> &str {
+        &self.pieces.first().expect("a module has rows").path
+    }
+
     /// Returns the last part of the path, e.g. `q_proj`.
     pub fn name(&self) -> &str {
         self.path.rsplit('.').next().unwrap_or(&self.path)
     }
 
-    /// Returns the name of the weight `[out, in]` in a checkpoint.
+    /// Returns the name of the weight `[rows, in]`; on disk that of its pieces.
     pub fn weight_name(&self) -> String {
-        format!("{}.weight", self.path)
+        weight_name(&self.path)
     }
 
-    /// Returns the name of the bias `[out]` in a checkpoint.
+    /// Returns the name of the bias `[rows]`; on disk that of its pieces.
     pub fn bias_name(&self) -> String {
-        format!("{}.bias", self.path)
+        bias_name(&self.path)
+    }
+
+    /// Iterates over its pieces as modules: what LoRA targets. Columns are those of the group, and begin again with each expert.
+    pub fn single_modules(&self) -> impl Iterator<Item = Self> + '_ {
+        let mut start = 0;
+        self.pieces.iter().map(move |piece| {
+            let first = self.columns.start + start % self.out_features().max(1);
+            start += piece.rows;
+            let pieces = vec![piece.clone()];
+            Self { path: piece.path.clone(), columns: first..first + piece.rows, bias: self.bias, pieces }
+        })
     }
 }
 
 impl GroupSpec {
-    /// Returns the width of all outputs together.
+    /// Returns the width of all outputs together; of one expert.
     pub fn out_features(&self) -> usize {
         self.parts.iter().sum()
     }
 
-    /// Counts the parameters of the weights of all modules.
+    /// Counts the parameters of the weights of all modules that a row is multiplied with: those of one expert.
     pub fn weight_parameters(&self) -> u64 {
         self.out_features() as u64 * self.in_features as u64
+    }
+
+    /// Returns the number of matrices in each module.
+    pub fn matrices(&self) -> usize {
+        self.experts.unwrap_or(1)
     }
 }
 
@@ -154,15 +217,30 @@ fn group(
         .map(|(name, width)| {
             let start = end;
             end += width;
-            ModuleSpec { path: format!("model.layers.{layer}.{name}"), columns: start..end, bias }
+            let path = format!("model.layers.{layer}.{name}");
+            let pieces = vec![PieceSpec { path: path.clone(), rows: *width }];
+            ModuleSpec { path, columns: start..end, bias, pieces }
         })
         .collect();
-    GroupSpec { kind, in_features, parts, modules }
+    GroupSpec { kind, experts: None, in_features, parts, modules }
+}
+
+/// Turns a group over the matrices of one expert into a group of stacks, whose pieces are these modules of each expert in turn, at this path.
+fn stacked(group: GroupSpec, count: usize, experts: &str, names: &[&str]) -> GroupSpec {
+    let width = |module: &ModuleSpec| module.out_features() * group.modules.len() / names.len();
+    let of_module = |(index, module): (usize, &ModuleSpec)| {
+        let names = if group.modules.len() == names.len() { &names[index..=index] } else { names };
+        let piece = |(expert, name)| PieceSpec { path: format!("{experts}.{expert}.{name}"), rows: width(module) };
+        let pieces = (0..count).flat_map(|expert| names.iter().map(move |name| (expert, name))).map(piece).collect();
+        ModuleSpec { pieces, ..module.clone() }
+    };
+    let modules = group.modules.iter().enumerate().map(of_module).collect();
+    GroupSpec { experts: Some(count), modules, ..group }
 }
 
 impl ModelSpec {
-    /// Returns the groups of layer `layer` in the order of the forward pass: four; for a mixture of experts the two of attention, the router, and two
-    /// per expert.
+    /// Returns the groups of layer `layer` in the order of the forward pass: four; for a mixture of experts the two of attention, the router, and the
+    /// two of the experts.
     pub fn groups(&self, layer: usize) -> Vec<GroupSpec> {
         self.layer_groups(layer).into_groups()
     }
@@ -197,32 +275,45 @@ impl ModelSpec {
                     group(layer, GroupKind::Down, intermediate_size, &[("mlp.down_proj", hidden)], None, bias),
                 ]))
             }
-            MlpSpec::Experts { count, intermediate_size, names, .. } => {
+            MlpSpec::Experts { count, intermediate_size, names, fused, .. } => {
                 let block = names.block();
-                let expert = |expert: usize| {
-                    let [gate, up, down] = names.projections().map(|name| format!("{block}.experts.{expert}.{name}"));
-                    let gate_up = [(gate.as_str(), intermediate_size), (up.as_str(), intermediate_size)];
-                    let down = [(down.as_str(), hidden)];
-                    [
-                        group(layer, GroupKind::ExpertGateUp, hidden, &gate_up, None, false),
-                        group(layer, GroupKind::ExpertDown, intermediate_size, &down, None, false),
-                    ]
-                };
-                let router = format!("{block}.gate");
+                let [gate, up, down] = names.projections();
+                let path = |name: &str| format!("{block}.experts.{name}");
+                let [gate_path, up_path] = [gate, up].map(path);
+                let gate_up = [(gate_path.as_str(), intermediate_size), (up_path.as_str(), intermediate_size)];
+                let [fused_path, fused_down] = ["gate_up_proj", "down_proj"].map(path);
+                let down_path = if fused { fused_down } else { path(down) };
+                let fused = fused.then_some(fused_path.as_str());
+                let gate_up = group(layer, GroupKind::ExpertGateUp, hidden, &gate_up, fused, false);
+                let of_down = [(down_path.as_str(), hidden)];
+                let of_down = group(layer, GroupKind::ExpertDown, intermediate_size, &of_down, None, false);
+                let (router, experts) = (format!("{block}.gate"), format!("model.layers.{layer}.{block}.experts"));
                 MlpGroups::Experts {
                     router: Box::new(group(layer, GroupKind::Router, hidden, &[(&router, count)], None, false)),
-                    experts: (0..count).map(expert).collect(),
+                    experts: Box::new([
+                        stacked(gate_up, count, &experts, &[gate, up]),
+                        stacked(of_down, count, &experts, &[down]),
+                    ]),
                 }
             }
         }
     }
 
-    /// Returns every linear module of every layer, in the order of the forward pass, with the width of its input. Routers are not included: PEFT
-    /// adapts none either.
+    /// Returns every linear module of every layer as a checkpoint has it, each expert's by itself, in the order of `ModelSpec::tensors`, with the
+    /// width of its input. Routers are not included: PEFT adapts none either.
     pub fn modules(&self) -> impl Iterator<Item = (ModuleSpec, usize)> + '_ {
         self.all_groups().filter(|group| group.kind != GroupKind::Router).flat_map(|group| {
             let in_features = group.in_features;
-            group.modules.into_iter().map(move |module| (module, in_features))
+            let singles = |module: ModuleSpec| module.single_modules().collect::<Vec<_>>();
+            group.modules.into_iter().flat_map(singles).map(move |module| (module, in_features))
+        })
+    }
+
+    /// Returns the stacks of all layers: modules with a matrix per expert, and the number of experts.
+    pub fn stacks(&self) -> impl Iterator<Item = (ModuleSpec, usize)> + '_ {
+        self.all_groups().flat_map(|group| {
+            let experts = group.experts;
+            group.modules.into_iter().filter_map(move |module| Some((module, experts?)))
         })
     }
 }
@@ -232,7 +323,7 @@ mod tests {
     use super::*;
     use crate::config::tests::tiny;
     use crate::shapes::{llama_3_1_8b, qwen3_8b};
-    use crate::spec::MlpSpec;
+    use crate::spec::{Activation, ExpertNames, MlpSpec};
 
     #[test]
     fn modules_of_a_group_cover_its_columns_without_gaps_in_the_order_of_its_parts() {
@@ -266,6 +357,46 @@ mod tests {
         assert_eq!((gate_up.modules[0].name(), gate_up.modules[0].columns.clone()), ("gate_up_proj", 0..28_672));
         assert_eq!(spec.linear_module_names(), ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]);
         assert_eq!(spec.parameters(), llama_3_1_8b().parameters());
+    }
+
+    #[test]
+    fn stacks_have_the_matrices_of_all_experts_below_each_other_and_fused_ones_gate_before_up() {
+        let experts = |fused| MlpSpec::Experts {
+            count: 3,
+            top_k: 2,
+            intermediate_size: 6,
+            activation: Activation::Silu,
+            normalizes_weights: true,
+            names: ExpertNames::Mixtral,
+            fused,
+        };
+        let mut spec = tiny(&[]).unwrap().spec;
+        spec.layers[1].mlp = experts(false);
+        let groups = spec.layer_groups(1);
+        let [gate_up, down] = groups.mlp_shapes();
+        assert_eq!((gate_up.experts, &gate_up.parts[..], down.in_features), (Some(3), &[6, 6][..], 6));
+        let up = &gate_up.modules[1];
+        assert_eq!((up.path.as_str(), up.rows()), ("model.layers.1.block_sparse_moe.experts.w3", 18));
+        assert_eq!(up.columns, 6..12);
+        let paths: Vec<_> =
+            up.pieces.iter().map(|piece| (piece.path.rsplit_once("experts.").unwrap().1, piece.rows)).collect();
+        assert_eq!(paths, [("0.w3", 6), ("1.w3", 6), ("2.w3", 6)]);
+        assert_eq!((down.modules[0].rows(), down.modules[0].pieces.len()), (24, 3));
+        let singles: Vec<_> = up.single_modules().map(|module| module.columns).collect();
+        assert_eq!(singles, [6..12, 6..12, 6..12]);
+        let (parameters, tensors) = (spec.parameters(), spec.tensors().len());
+        spec.layers[1].mlp = experts(true);
+        let groups = spec.layer_groups(1);
+        let [gate_up, down] = groups.mlp_shapes();
+        let [module] = &gate_up.modules[..] else { panic!("one module") };
+        assert_eq!((module.name(), module.columns.clone(), module.rows()), ("gate_up_proj", 0..12, 36));
+        let names: Vec<_> = module.single_modules().map(|module| (module.name().to_owned(), module.columns)).collect();
+        assert_eq!(names[2..4], [("w1".to_owned(), 0..6), ("w3".to_owned(), 6..12)]);
+        assert_eq!(
+            (down.modules[0].name(), down.modules[0].pieces[1].path.rsplit('.').next()),
+            ("down_proj", Some("w2"))
+        );
+        assert_eq!((spec.parameters(), spec.tensors().len()), (parameters, tensors));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub use config::{ModelConfig, generation_eos_token_ids};
 pub use error::ArchError;
 pub use families::{FAMILIES, Family, WRAPPERS, Wrapper};
 pub use folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};
-pub use groups::{GroupKind, GroupSpec, LayerGroups, MlpGroups, ModuleSpec};
+pub use groups::{GroupKind, GroupSpec, LayerGroups, MlpGroups, ModuleSpec, PieceSpec};
 pub use lora::{
     LoraConfig, adapter_layout, lora_tensor_names, magnitude_tensor_name, name_in_adapter, saved_tensor_name,
     text_name_in_adapter, token_rows_name,

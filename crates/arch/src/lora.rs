@@ -9,11 +9,11 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::ArchError;
-use crate::groups::{GroupKind, ModuleSpec};
+use crate::groups::{GroupKind, GroupSpec, PieceSpec};
 use crate::lora_init::LoraInit;
 use crate::module_names::{ByPattern, TargetModules, is_expert};
 use crate::spec::ModelSpec;
-use crate::tensors::{EMBEDDING, HEAD, Role, TensorSpec};
+use crate::tensors::{EMBEDDING, Form, HEAD, Role, TensorSpec};
 use crate::text_names::{TextLayout, text_name};
 use crate::token_rows::TokenIndices;
 
@@ -245,7 +245,7 @@ impl LoraConfig {
     ///
     /// # Errors
     /// A rank of zero; what [`TargetModules::resolve`] refuses; a name, key or layer that matches nothing of the model; settings under which
-    /// no module carries LoRA.
+    /// no module carries LoRA; settings that hold for some experts of a layer and not for others.
     pub fn resolve(&self, spec: &ModelSpec) -> Result<Self, ArchError> {
         if self.r == 0 || self.rank_pattern.iter().any(|(_, rank)| rank == 0) {
             return Err(ArchError::ZeroRank);
@@ -295,7 +295,28 @@ impl LoraConfig {
         if !paths.iter().any(|path| resolved.adapts(path)) {
             return Err(ArchError::NoTargets { modules: spec.linear_module_names() });
         }
+        resolved.check_stacks(spec)?;
         Ok(resolved)
+    }
+
+    /// Checks that all experts of a module have the same settings: they are one weight of a run.
+    fn check_stacks(&self, spec: &ModelSpec) -> Result<(), ArchError> {
+        let settings = |path: &str| {
+            let pair = self.adapts(path).then(|| (self.rank_of(path), self.scaling_of(path).to_bits()));
+            (pair, self.saves(path))
+        };
+        for (module, _) in spec.stacks() {
+            let first = settings(module.lora_path());
+            if let Some(other) = module.pieces.iter().find(|piece| settings(&piece.path) != first) {
+                let (first, other) = (module.lora_path().to_owned(), other.path.clone());
+                return Err(ArchError::ExpertsDiffer { first, other });
+            }
+            if self.saves(&module.path) != first.1 {
+                let (first, other) = (module.path.clone(), module.lora_path().to_owned());
+                return Err(ArchError::ExpertsDiffer { first, other });
+            }
+        }
+        Ok(())
     }
 
     /// Checks that no module gets two values from the keys of a pattern: in a file the first key counts, but in a recipe keys have no
@@ -337,8 +358,8 @@ impl ModelSpec {
         names
     }
 
-    /// The tensors of an adapter under PEFT's names: A `[r, in]`, B `[out, r]` and with DoRA magnitudes `[out]` of each target in the order
-    /// of the forward pass, and then the tensors that train whole.
+    /// The tensors of an adapter on disk, under PEFT's names: A `[r, in]`, B `[out, r]` and with DoRA magnitudes `[out]` of each target in the order
+    /// of [`ModelSpec::tensors`], and then the tensors that train whole.
     ///
     /// # Errors
     /// What [`LoraConfig::resolve`] refuses.
@@ -348,13 +369,20 @@ impl ModelSpec {
 
     /// [`ModelSpec::adapter_tensors`] of settings that were checked.
     pub fn tensors_of(&self, lora: &LoraConfig) -> Vec<TensorSpec> {
+        self.adapter_in(lora, Form::Stored)
+    }
+
+    /// The tensors of an adapter as a run has them: [`ModelSpec::tensors_of`] with the experts of a module as one tensor, A `[e * r, in]` and B
+    /// `[e * out, r]`.
+    pub fn stacked_tensors_of(&self, lora: &LoraConfig) -> Vec<TensorSpec> {
+        self.adapter_in(lora, Form::Stacked)
+    }
+
+    fn adapter_in(&self, lora: &LoraConfig, form: Form) -> Vec<TensorSpec> {
         let mut tensors = Vec::new();
         for layer in 0..self.layers.len() {
             for group in self.groups(layer).into_iter().filter(|group| group.kind != GroupKind::Router) {
-                for module in group.modules.iter().filter(|module| lora.adapts(&module.path)) {
-                    tensors.extend(pair(module, layer, group.in_features, lora.rank_of(&module.path)));
-                    tensors.extend(lora.use_dora.then(|| magnitude(module, layer)));
-                }
+                add_adapters(lora, layer, &group, form, &mut tensors);
             }
         }
         let head = TensorSpec {
@@ -363,7 +391,11 @@ impl ModelSpec {
             role: Role::Head,
             layer: None,
         };
-        let whole = self.tensors().into_iter().chain(self.tie_word_embeddings.then_some(head));
+        let whole = match form {
+            Form::Stored => self.tensors(),
+            Form::Stacked => self.stacked_tensors(),
+        };
+        let whole = whole.into_iter().chain(self.tie_word_embeddings.then_some(head));
         let saved = whole.filter(|tensor| lora.saves_tensor(&tensor.name));
         tensors.extend(saved.map(|tensor| TensorSpec { name: saved_tensor_name(&tensor.name), ..tensor }));
         tensors.extend(lora.token_row_tensors(self));
@@ -371,17 +403,20 @@ impl ModelSpec {
     }
 }
 
-fn pair(module: &ModuleSpec, layer: usize, in_features: usize, r: usize) -> [TensorSpec; 2] {
-    let (a, b) = lora_tensor_names(&module.path);
-    [
-        TensorSpec { name: a, shape: vec![r, in_features], role: Role::LoraA, layer: Some(layer) },
-        TensorSpec { name: b, shape: vec![module.out_features(), r], role: Role::LoraB, layer: Some(layer) },
-    ]
-}
-
-fn magnitude(module: &ModuleSpec, layer: usize) -> TensorSpec {
-    let (name, shape) = (magnitude_tensor_name(&module.path), vec![module.out_features()]);
-    TensorSpec { name, shape, role: Role::LoraMagnitude, layer: Some(layer) }
+/// Adds the pairs of a group's modules, and with DoRA their magnitudes.
+fn add_adapters(lora: &LoraConfig, layer: usize, group: &GroupSpec, form: Form, tensors: &mut Vec<TensorSpec>) {
+    for module in group.modules.iter().filter(|module| lora.adapts(module.lora_path())) {
+        let r = lora.rank_of(module.lora_path());
+        for PieceSpec { path, rows } in module.pieces_in(form) {
+            let matrices = rows / (module.rows() / module.pieces.len());
+            let (a, b) = lora_tensor_names(&path);
+            let tensor = |name, shape, role| TensorSpec { name, shape, role, layer: Some(layer) };
+            tensors.push(tensor(a, vec![matrices * r, group.in_features], Role::LoraA));
+            tensors.push(tensor(b, vec![rows, r], Role::LoraB));
+            let magnitudes = || tensor(magnitude_tensor_name(&path), vec![rows], Role::LoraMagnitude);
+            tensors.extend(lora.use_dora.then(magnitudes));
+        }
+    }
 }
 
 #[cfg(test)]

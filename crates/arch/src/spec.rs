@@ -187,6 +187,9 @@ pub enum MlpSpec {
         normalizes_weights: bool,
         /// Names of the router and the experts in a checkpoint.
         names: ExpertNames,
+        /// Whether gate and up of all experts are one module, `experts.gate_up_proj`, whose rows are gate's and then up's of each expert. LoRA then
+        /// has one pair for it.
+        fused: bool,
     },
 }
 

@@ -1,12 +1,12 @@
 //! Every tensor of a model: name on disk, shape and role, in the order in which the forward pass meets them.
 //!
 //! This list is the single source for checkpoint contents, the order of loading, parameter counts, memory and the optimizer's groups. Names are
-//! Hugging Face's.
+//! Hugging Face's. A second list has the tensors of a run, in which the experts of a module are one tensor: a stack.
 //! Trade-off: the list is rebuilt on each call; a model has a few hundred tensors.
 
 use serde::{Deserialize, Serialize};
 
-use crate::groups::{GroupKind, GroupSpec};
+use crate::groups::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
 use crate::spec::ModelSpec;
 
 /// Name of the embedding in a checkpoint.
@@ -82,14 +82,24 @@ pub fn sinks_name(layer: usize) -> String {
 }
 
 impl ModelSpec {
-    /// Lists every tensor of the model in the order of the forward pass. A tied head is not listed: it is the embedding.
+    /// Lists every tensor of the model on disk in the order of the forward pass: experts module by module, all experts of a module one after the
+    /// other. A tied head is not listed: it is the embedding.
     pub fn tensors(&self) -> Vec<TensorSpec> {
+        self.tensors_in(Form::Stored)
+    }
+
+    /// Lists every tensor of the model as a run has it: [`ModelSpec::tensors`] with the experts of a module as one tensor.
+    pub fn stacked_tensors(&self) -> Vec<TensorSpec> {
+        self.tensors_in(Form::Stacked)
+    }
+
+    fn tensors_in(&self, form: Form) -> Vec<TensorSpec> {
         let table = vec![self.vocab_size, self.hidden_size];
         let outside =
             |name: &str, shape: Vec<usize>, role| TensorSpec { name: name.to_owned(), shape, role, layer: None };
         let mut tensors = vec![outside(EMBEDDING, table.clone(), Role::Embedding)];
         for layer in 0..self.layers.len() {
-            self.add_layer(layer, &mut tensors);
+            self.add_layer(layer, form, &mut tensors);
         }
         tensors.push(outside(FINAL_NORM, vec![self.hidden_size], Role::Norm));
         if !self.tie_word_embeddings {
@@ -98,7 +108,7 @@ impl ModelSpec {
         tensors
     }
 
-    fn add_layer(&self, layer: usize, tensors: &mut Vec<TensorSpec>) {
+    fn add_layer(&self, layer: usize, form: Form, tensors: &mut Vec<TensorSpec>) {
         let attention = &self.layers[layer].attention;
         let names = self.layers[layer].norms.names();
         let norm = |name: &str, width| TensorSpec {
@@ -116,7 +126,7 @@ impl ModelSpec {
                 GroupKind::ExpertGateUp | GroupKind::ExpertDown => (None, None),
             };
             tensors.extend(before.map(|name| norm(name, self.hidden_size)));
-            add_group(layer, &group, tensors);
+            add_group(layer, &group, form, tensors);
             if let (GroupKind::Qkv, Some([q, k])) = (group.kind, attention.qk_norm.widths(attention)) {
                 tensors.extend([norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)]);
             }
@@ -133,22 +143,38 @@ impl ModelSpec {
     }
 }
 
-fn add_group(layer: usize, group: &GroupSpec, tensors: &mut Vec<TensorSpec>) {
+/// The form of experts in a list of tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// A tensor per expert, as a checkpoint has them.
+    Stored,
+    /// One tensor for all experts, as a run has them.
+    Stacked,
+}
+
+impl ModuleSpec {
+    /// Returns the tensors that a module's weight is in this form.
+    pub(crate) fn pieces_in(&self, form: Form) -> Vec<PieceSpec> {
+        match form {
+            Form::Stored => self.pieces.clone(),
+            Form::Stacked => vec![PieceSpec { path: self.path.clone(), rows: self.rows() }],
+        }
+    }
+}
+
+fn add_group(layer: usize, group: &GroupSpec, form: Form, tensors: &mut Vec<TensorSpec>) {
+    let (inputs, role) = (group.in_features, group.kind.weight_role());
     for module in &group.modules {
-        let out = module.out_features();
-        tensors.push(TensorSpec {
-            name: module.weight_name(),
-            shape: vec![out, group.in_features],
-            role: group.kind.weight_role(),
-            layer: Some(layer),
-        });
+        let pieces = module.pieces_in(form);
+        tensors.extend(pieces.iter().map(|piece| {
+            let (name, shape) = (piece.weight_name(), vec![piece.rows, inputs]);
+            TensorSpec { name, shape, role, layer: Some(layer) }
+        }));
         if module.bias {
-            tensors.push(TensorSpec {
-                name: module.bias_name(),
-                shape: vec![out],
-                role: Role::Bias,
-                layer: Some(layer),
-            });
+            tensors.extend(pieces.iter().map(|piece| {
+                let (name, shape) = (piece.bias_name(), vec![piece.rows]);
+                TensorSpec { name, shape, role: Role::Bias, layer: Some(layer) }
+            }));
         }
     }
 }

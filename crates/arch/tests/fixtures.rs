@@ -270,6 +270,7 @@ fn tiny_mixtral_and_tiny_qwen3_moe_have_experts() {
         activation: Activation::Silu,
         normalizes_weights: names == ExpertNames::Mixtral,
         names,
+        fused: false,
     };
     let mut mixtral = expected(|_| ());
     mixtral.ropes[0].theta = 1e6;

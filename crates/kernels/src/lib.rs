@@ -27,8 +27,9 @@ pub use comm::{COLLECTIVE, CommError, Communicator, Exchange, Loan, Payload, Pay
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
-    Adapter, Bias, Dropout, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Magnitude,
-    Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient,
+    Adapter, Bias, Dropout, Epilogue, ExpertRows, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps,
+    Magnitude, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables,
+    WeightGradient,
 };
 pub use loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
@@ -36,10 +37,12 @@ pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
 pub use memory::training_shape::{BaseStorage, DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
 pub use memory::work::{cuda_launches, step_work};
 pub use memory::{DeviceTime, GemmAlgorithms, Hint, HostBuffer, MemoryOps, Offloaded, Readback, RunShape};
-pub use moe::{MoeOps, Routing, with_varying_sizes};
+pub use moe::{MoeOps, Routing};
 pub use norm::{NormOps, NormWeight};
 pub use optimizer::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
-pub use weights::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps, padded_codes};
+pub use weights::{
+    BlockScales, MatrixScales, QuantizedWeight, Scales, Weight, WeightOps, evenly, matrix_scales, padded_codes,
+};
 
 /// Device time of one launch, with its unavoidable work: FLOPs and bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]

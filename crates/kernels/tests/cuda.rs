@@ -340,7 +340,8 @@ fn projected(x: &Tensor<Cuda, 2>, weights: &[Tensor<Cuda, 2>]) -> Vec<Tensor<Cud
         adapter: None,
     };
     let modules = weights.iter().enumerate().map(module).collect();
-    let group = Group { modules, parts: vec![out; weights.len()], gemms: GemmFormat::Compute, dropout: None };
+    let group =
+        Group { modules, parts: vec![out; weights.len()], gemms: GemmFormat::Compute, dropout: None, rows: None };
     Cuda::project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Nothing).0
 }
 

@@ -36,7 +36,8 @@ fn project(x: &Matrix, weight: Weight<Cuda>, adapter: Option<Adapter<Cuda>>, res
     let out = weight.shape()[0];
     let module = Module { columns: 0..out, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter };
     let epilogue = residual.map_or(Epilogue::None, |residual| Epilogue::Residual(residual.clone()));
-    let group = Group { modules: vec![module], parts: vec![out], gemms: GemmFormat::Compute, dropout: None };
+    let group =
+        Group { modules: vec![module], parts: vec![out], gemms: GemmFormat::Compute, dropout: None, rows: None };
     Cuda::project(Prologue::None { x: x.clone() }, &group, epilogue, Keep::Nothing).0.remove(0)
 }
 
@@ -142,7 +143,7 @@ fn gradients<B: LinearOps>(
         first += width;
         group.push(Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter });
     }
-    let group = Group { modules: group, parts: vec![first], gemms: GemmFormat::Compute, dropout: None };
+    let group = Group { modules: group, parts: vec![first], gemms: GemmFormat::Compute, dropout: None, rows: None };
     assert_eq!((x.dims(), dy.dims()), ([tokens, inputs], [tokens, first]));
     let gradients = B::section(device, || {
         let (_, saved) = B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Inputs);
@@ -191,7 +192,7 @@ impl QloraMlp {
             };
             let modules = (0..modules).map(module).collect::<Vec<_>>();
             let parts = vec![out; modules.len()];
-            Group { modules, parts, gemms: GemmFormat::Compute, dropout: None }
+            Group { modules, parts, gemms: GemmFormat::Compute, dropout: None, rows: None }
         };
         let [x, dy] = [(); 2].map(|()| random([tokens, hidden], 1.0).cast(DType::BF16));
         Self { x, dy, gate_up: group(2, [width, hidden]), down: group(1, [hidden, width]) }

@@ -103,7 +103,7 @@ impl Inputs {
             let columns = index * width..(index + 1) * width;
             Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter }
         };
-        Group { modules: (0..modules).map(module).collect(), parts: vec![out], gemms, dropout: None }
+        Group { modules: (0..modules).map(module).collect(), parts: vec![out], gemms, dropout: None, rows: None }
     }
 
     /// Computes the output, the gradient of the input, and the gradients of all factors, from x and dy in `dtype`.

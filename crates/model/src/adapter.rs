@@ -13,6 +13,7 @@ use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::linear::Linear;
 use crate::peft::{self, LoraConfig, TensorF32};
+use crate::stored_parts::shape_of_part;
 
 impl<B: Kernels> Decoder<B> {
     /// Computes the norms in DoRA's denominator, and the copies of trained embedding and head rows in the format of their tables. Call it after every
@@ -65,29 +66,38 @@ impl<B: Kernels> Decoder<B> {
         let (config, mut tensors) = peft::read_adapter(dir)?;
         let device = self.device.clone();
         for linear in self.layers.iter_mut().flat_map(|layer| layer.linears_mut()) {
+            let paths: Vec<String> = linear.lora_paths().into_iter().map(str::to_owned).collect();
             let Some(lora) = &mut linear.lora else { continue };
-            match &lora.start {
-                None => lora.scale = config.scaling_of(&linear.path),
-                Some(start) => {
-                    let found = peft::take_start(&mut tensors, &linear.path, lora.a.shape[0]);
-                    if found.as_ref() != Some(start) {
-                        let name = lora_tensor_names(&linear.path).0;
-                        return Err(adapter_problem(dir, &name, "started as another part of the base than this run's"));
-                    }
+            if lora.starts.is_empty() {
+                lora.scale = config.scaling_of(&paths[0]);
+            }
+            let rank = lora.b.shape[1];
+            for (path, start) in paths.iter().zip(&lora.starts) {
+                if peft::take_start(&mut tensors, path, rank).as_ref() != Some(start) {
+                    let name = lora_tensor_names(path).0;
+                    return Err(adapter_problem(dir, &name, "started as another part of the base than this run's"));
                 }
             }
         }
+        let parts = self.stored_parts();
         for parameter in self.parameters_mut() {
             let name = parameter.name.clone();
-            let problem = match tensors.remove(name.as_ref()) {
-                Some(tensor) if tensor.shape == parameter.shape => {
-                    *parameter = Parameter::from_host(name, &tensor.shape, parameter.role, tensor.values, &device);
-                    continue;
-                }
-                Some(tensor) => format!("has shape {:?}, expected {:?}", tensor.shape, parameter.shape),
-                None => "is missing".to_owned(),
-            };
-            return Err(adapter_problem(dir, &name, &problem));
+            let stored = parts.of(&name);
+            let shape = shape_of_part(&parameter.shape, stored.len());
+            let mut values = Vec::with_capacity(parameter.elements());
+            for stored in stored {
+                let problem = match tensors.remove(stored) {
+                    Some(tensor) if tensor.shape == shape => {
+                        values.extend(tensor.values);
+                        continue;
+                    }
+                    Some(tensor) => format!("has shape {:?}, expected {shape:?}", tensor.shape),
+                    None => "is missing".to_owned(),
+                };
+                return Err(adapter_problem(dir, stored, &problem));
+            }
+            let shape = parameter.shape.clone();
+            *parameter = Parameter::from_host(name, &shape, parameter.role, values, &device);
         }
         self.refresh_adapter();
         match tensors.into_keys().next() {
@@ -107,10 +117,16 @@ impl<B: Kernels> Decoder<B> {
         config: &LoraConfig,
         companions: Option<&Companions>,
     ) -> Result<(), ModelError> {
-        let mut tensors: BTreeMap<String, TensorF32> = self.parameters().into_iter().map(host_tensor).collect();
-        let linears = self.layers.iter().flat_map(|layer| layer.linears());
-        let starts = linears.filter_map(|linear| Some((&linear.path, linear.lora.as_ref()?.start.as_ref()?)));
-        starts.for_each(|(path, start)| peft::add_start(&mut tensors, path, start));
+        let parts = self.stored_parts();
+        let stored = self.parameters().into_iter().map(host_tensor);
+        let mut tensors: BTreeMap<String, TensorF32> =
+            stored.flat_map(|(name, tensor)| parts.divided(name, tensor)).collect();
+        for linear in self.layers.iter().flat_map(|layer| layer.linears()) {
+            let starts = linear.lora.iter().flat_map(|lora| &lora.starts);
+            linear.lora_paths().into_iter().zip(starts).for_each(|(path, start)| {
+                peft::add_start(&mut tensors, path, start);
+            });
+        }
         match config.init_lora_weights.is_uniform() {
             true => peft::write_adapter(dir, config, &self.config, &tensors)?,
             false => peft::write_adapter(dir, &config.with_start(), &self.config, &tensors)?,

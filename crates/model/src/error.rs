@@ -8,6 +8,7 @@ use std::io::{Error as IoError, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::ArchError;
+use firebrick_precision::QuantFormat;
 use thiserror::Error;
 
 /// An error while a model or an adapter is read, checked, written or sampled from.
@@ -292,6 +293,33 @@ pub enum ModelError {
     PrincipalPartOfCodes {
         /// The tensor.
         name: String,
+    },
+
+    /// The matrices of experts do not begin with a block of the format.
+    #[error(
+        "the experts of `{name}` are matrices {shape:?}, which are not whole blocks of {format}: choose another format in base, or train without \
+         [bnb_4bit]"
+    )]
+    ExpertBlocks {
+        /// The stack.
+        name: String,
+        /// `[out, in]` of one expert.
+        shape: [usize; 2],
+        /// The format.
+        format: QuantFormat,
+    },
+
+    /// The experts of a module are stored in different number formats.
+    #[error(
+        "`{first}` and `{other}` are stored in different number formats, but `{name}` is one weight: convert the folder to one format"
+    )]
+    MixedExperts {
+        /// The stack.
+        name: String,
+        /// The first matrix.
+        first: String,
+        /// One with another format.
+        other: String,
     },
 
     /// A weight cannot be packed into 4 bits.

@@ -1,16 +1,15 @@
 //! A mixture of experts in place of a layer's MLP: forward, what it saves, and backward.
 //!
-//! The normalized input goes to the router, and each token's row to its experts. An expert is two groups of linear modules over its rows; experts
-//! without rows compute nothing, and their gradients are zero.
-//! Trade-off: experts run one after the other, each with separate GEMMs, and the host waits once per routing for the row counts. A recomputed layer
-//! routes again.
+//! The normalized input goes to the router, and each token's row to its experts. The experts are two groups of stacks over all rows, sorted by expert;
+//! experts without rows compute nothing, and their gradients are zero.
+//! Trade-off: the rows of all experts are in memory at once. A recomputed layer routes again.
 
 use burn_tensor::Tensor;
 use firebrick_arch::Activation;
 use firebrick_kernels::linear::{into_parts, into_single};
-use firebrick_kernels::{Epilogue, GradientSink, Keep, Kernels, ProjectSaved, Prologue, Routing, with_varying_sizes};
+use firebrick_kernels::{Epilogue, GradientSink, Keep, Kernels, ProjectSaved, Prologue, Routing};
 
-use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
+use crate::linear::{AdapterPass, LinearGroup, mlp_backward};
 use crate::norm::Norm;
 
 /// Router and experts.
@@ -18,8 +17,10 @@ use crate::norm::Norm;
 pub struct Experts<B: Kernels> {
     /// The router, from the hidden size to one logit per expert; never quantized.
     pub router: LinearGroup<B>,
-    /// Gate and up, then down, of each expert.
-    pub experts: Vec<[LinearGroup<B>; 2]>,
+    /// Gate and up, of all experts.
+    pub gate_up: LinearGroup<B>,
+    /// Down, of all experts.
+    pub down: LinearGroup<B>,
     /// Experts per token.
     pub top_k: usize,
     /// Whether the weights of a token's experts add up to one.
@@ -28,9 +29,6 @@ pub struct Experts<B: Kernels> {
     pub activation: Activation,
 }
 
-/// The saved tensors of an expert's two groups: gate and up, and down.
-type SavedExpert<B> = [Box<ProjectSaved<B>>; 2];
-
 /// The forward's results that the backward needs.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedExperts<B: Kernels> {
@@ -38,9 +36,9 @@ pub(crate) struct SavedExperts<B: Kernels> {
     h_nd: Tensor<B, 2>,
     router: Box<ProjectSaved<B>>,
     routing: Routing<B>,
-    /// Experts with rows, in their order.
-    experts: Vec<SavedExpert<B>>,
-    /// Their outputs.
+    gate_up: Box<ProjectSaved<B>>,
+    down: Box<ProjectSaved<B>>,
+    /// The experts' outputs.
     y_sd: Tensor<B, 2>,
 }
 
@@ -53,36 +51,21 @@ impl<B: Kernels> Experts<B> {
         keep: Keep,
         adapters: AdapterPass,
     ) -> (Tensor<B, 2>, Option<SavedExperts<B>>) {
-        let device = h_nd.device();
         let x_nd = norm.forward(h_nd.clone());
         let router = self.router.frozen(adapters);
         let (logits, router) = B::project(Prologue::None { x: x_nd.clone() }, &router, Epilogue::None, keep);
         let routing = B::route(into_single(logits), self.top_k, self.normalizes_weights);
-        let rows = B::slices(B::dispatch(x_nd, &routing), &routing.row_ranges());
-        let (outputs, experts): (Vec<_>, Vec<_>) = with_varying_sizes::<B, _>(&device, || {
-            let with_rows = self.with_rows(&routing).zip(rows);
-            with_rows.map(|(expert, rows)| self.expert_forward(expert, rows, keep, adapters)).unzip()
-        });
-        let y_sd = B::join_rows(outputs);
-        let output_nd = B::combine(y_sd.clone(), &routing, Some(h_nd.clone()));
-        let experts: Option<Vec<_>> = experts.into_iter().collect();
-        let saved = router.zip(experts);
-        (output_nd, saved.map(|(router, experts)| SavedExperts { h_nd, router, routing, experts, y_sd }))
-    }
-
-    fn expert_forward(
-        &self,
-        [gate_up, down]: &[LinearGroup<B>; 2],
-        x: Tensor<B, 2>,
-        keep: Keep,
-        adapters: AdapterPass,
-    ) -> (Tensor<B, 2>, Option<SavedExpert<B>>) {
-        let (outputs, saved_gate_up) =
-            B::project(Prologue::None { x }, &gate_up.frozen(adapters), Epilogue::None, keep);
+        let x = B::dispatch(x_nd, &routing);
+        let group = self.gate_up.frozen_over(routing.rows.clone(), adapters);
+        let (outputs, gate_up) = B::project(Prologue::None { x }, &group, Epilogue::None, keep);
         let [gate, up] = into_parts(outputs);
         let gated = Prologue::Gated { gate, up, activation: self.activation };
-        let (y, saved_down) = B::project(gated, &down.frozen(adapters), Epilogue::None, keep);
-        (into_single(y), saved_gate_up.zip(saved_down).map(Into::into))
+        let group = self.down.frozen_over(routing.rows.clone(), adapters);
+        let (y, down) = B::project(gated, &group, Epilogue::None, keep);
+        let y_sd = into_single(y);
+        let output_nd = B::combine(y_sd.clone(), &routing, Some(h_nd.clone()));
+        let saved = router.zip(gate_up).zip(down);
+        (output_nd, saved.map(|((router, gate_up), down)| SavedExperts { h_nd, router, routing, gate_up, down, y_sd }))
     }
 
     /// Computes the gradient of `h` from that of the output; gradients of parameters go to the sink.
@@ -94,49 +77,15 @@ impl<B: Kernels> Experts<B> {
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
-        let SavedExperts { h_nd, router, routing, experts, y_sd } = saved;
-        let device = h_nd.device();
+        let SavedExperts { h_nd, router, routing, gate_up, down, y_sd } = saved;
         let (d_rows_sd, d_weights_nk) = B::combine_backward(y_sd, &routing, dy_nd.clone());
-        let d_rows = B::slices(d_rows_sd, &routing.row_ranges());
-        let d_rows = with_varying_sizes::<B, _>(&device, || {
-            let with_rows = self.with_rows(&routing).zip(experts.into_iter().zip(d_rows));
-            with_rows.map(|(expert, (saved, dy))| expert_backward(expert, saved, dy, adapters, sink)).collect()
-        });
-        for (expert, _) in self.experts.iter().zip(&routing.rows).filter(|(_, rows)| **rows == 0) {
-            expert.iter().flat_map(|group| &group.modules).for_each(|linear| add_zeros(linear, &device, sink));
-        }
-        let dx_nd = B::combine(B::join_rows(d_rows), &routing, None);
+        let groups = [(&self.gate_up, *gate_up), (&self.down, *down)];
+        let rows = Some(&routing.rows);
+        let d_rows_sd = mlp_backward(groups, rows, None, d_rows_sd, None, adapters, sink).input.plain();
+        let dx_nd = B::combine(d_rows_sd, &routing, None);
         let d_logits = B::route_backward(&routing, d_weights_nk, &dx_nd);
         let grads = self.router.backward(*router, vec![d_logits], Some(dx_nd), adapters, sink);
         let dx_nd = grads.input.plain();
         norm.backward(h_nd, dx_nd, Some(dy_nd), sink)
-    }
-
-    /// Iterates over the experts with rows, in their order.
-    fn with_rows(&self, routing: &Routing<B>) -> impl Iterator<Item = &[LinearGroup<B>; 2]> {
-        let rows = routing.rows.clone();
-        self.experts.iter().zip(rows).filter(|(_, rows)| *rows > 0).map(|(expert, _)| expert)
-    }
-}
-
-/// Computes the gradient of an expert's rows from that of its outputs.
-fn expert_backward<B: Kernels>(
-    [gate_up, down]: &[LinearGroup<B>; 2],
-    [saved_gate_up, saved_down]: SavedExpert<B>,
-    dy: Tensor<B, 2>,
-    adapters: AdapterPass,
-    sink: &mut dyn GradientSink<B>,
-) -> Tensor<B, 2> {
-    let groups = [(gate_up, *saved_gate_up), (down, *saved_down)];
-    mlp_backward(groups, None, dy, None, adapters, sink).input.plain()
-}
-
-/// Adds zero gradients, because a sink waits for a contribution of every parameter.
-fn add_zeros<B: Kernels>(linear: &Linear<B>, device: &B::Device, sink: &mut dyn GradientSink<B>) {
-    for parameter in linear.parameters() {
-        match sink.lend(parameter) {
-            Some(sum) => sink.give_back(parameter, sum),
-            None => sink.add(parameter, B::zero_gradient(parameter.elements(), device)),
-        }
     }
 }

@@ -72,16 +72,14 @@ impl<B: Kernels> Mlp<B> {
     /// Iterates over the groups of linear modules, without a router.
     fn groups(&self) -> impl Iterator<Item = &LinearGroup<B>> {
         let groups: Vec<&LinearGroup<B>> = match self {
-            Self::Gated { gate_up, down } => vec![gate_up, down],
-            Self::Experts(experts) => experts.experts.iter().flatten().collect(),
+            Self::Gated { gate_up, down } | Self::Experts(Experts { gate_up, down, .. }) => vec![gate_up, down],
         };
         groups.into_iter()
     }
 
     fn groups_mut(&mut self) -> Vec<&mut LinearGroup<B>> {
         match self {
-            Self::Gated { gate_up, down } => vec![gate_up, down],
-            Self::Experts(experts) => experts.experts.iter_mut().flatten().collect(),
+            Self::Gated { gate_up, down } | Self::Experts(Experts { gate_up, down, .. }) => vec![gate_up, down],
         }
     }
 }
@@ -355,7 +353,7 @@ impl<B: Kernels> Layer<B> {
             (Mlp::Gated { gate_up, down }, SavedMlp::Gated { gate_up: saved_gate_up, down: saved_down }) => {
                 let groups = [(gate_up, *saved_gate_up), (down, *saved_down)];
                 let after = self.after_mlp.as_ref();
-                let grads = mlp_backward(groups, after, dy_nd.clone(), Some(dy_nd), adapters, sink);
+                let grads = mlp_backward(groups, None, after, dy_nd.clone(), Some(dy_nd), adapters, sink);
                 add_gradient(self.before_mlp.as_ref(), grads.norm, sink);
                 grads.input.plain()
             }

@@ -22,6 +22,7 @@ pub mod sampling;
 mod save;
 mod score;
 pub mod sinks;
+mod stored_parts;
 #[cfg(test)]
 mod test_config;
 mod token_rows;
@@ -43,4 +44,5 @@ pub use preference::{PairBatch, PairReference};
 pub use sampling::{FolderSampling, Sampler, Sampling};
 pub use save::CollectedWeights;
 pub use score::Score;
+pub use stored_parts::StoredParts;
 pub use weights::{Bnb4bit, Codec, HfFolder, float_type_of};

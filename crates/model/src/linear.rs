@@ -6,12 +6,15 @@
 //! Trade-off: modules of a group are always computed together, also where only one of them has an adapter.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn_tensor::{DType, Tensor};
+use firebrick_arch::PieceSpec;
 use firebrick_kernels::linear::into_single;
 use firebrick_kernels::{
-    Adapter, Bias, Dropout, Epilogue, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels, Magnitude, Module,
-    ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
+    Adapter, Bias, Dropout, Epilogue, ExpertRows, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels,
+    Magnitude, Module, ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
+    evenly,
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -51,7 +54,7 @@ impl<B: Kernels> Base<B> {
     }
 }
 
-/// The bias `[out]` of a module.
+/// The bias `[out]` of a module; of a stack `[e * out]`.
 #[derive(Clone, Debug)]
 pub struct ModuleBias<B: Kernels> {
     /// `..bias`.
@@ -60,7 +63,7 @@ pub struct ModuleBias<B: Kernels> {
     pub trains: bool,
 }
 
-/// A LoRA pair in training: A `[r, in]`, B `[out, r]`.
+/// A LoRA pair in training: A `[r, in]`, B `[out, r]`; of a stack those of all experts below each other, A `[e * r, in]`, B `[e * out, r]`.
 #[derive(Clone, Debug)]
 pub struct Lora<B: Kernels> {
     /// `..lora_A.weight`.
@@ -69,8 +72,8 @@ pub struct Lora<B: Kernels> {
     pub b: Parameter<B>,
     /// `alpha / r`, or `alpha / sqrt(r)`.
     pub scale: f64,
-    /// The start values of the pair, if the base lost them (PiSSA).
-    pub(crate) start: Option<StartPair>,
+    /// The start values of the pair, if the base lost them (PiSSA), one per matrix; else empty.
+    pub(crate) starts: Vec<StartPair>,
     /// DoRA's magnitudes.
     pub magnitude: Option<LoraMagnitude<B>>,
 }
@@ -118,15 +121,26 @@ impl<B: Kernels> Lora<B> {
     }
 }
 
+/// The matrices below each other in the weight of a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stack {
+    /// Number of experts.
+    pub experts: usize,
+    /// The matrices on disk, in order.
+    pub pieces: Vec<PieceSpec>,
+}
+
 /// A linear module: `y = x Wᵀ + bias`, plus the LoRA pair if there is one.
 #[derive(Clone, Debug)]
 pub struct Linear<B: Kernels> {
-    /// Hugging Face module path, e.g. `model.layers.0.self_attn.q_proj`.
+    /// Hugging Face module path, e.g. `model.layers.0.self_attn.q_proj`, or of a stack `model.layers.0.mlp.experts.gate_proj`.
     pub path: String,
-    /// Columns of the group's output that it computes.
+    /// Columns of the group's output that it computes; of one expert.
     pub columns: Range<usize>,
-    /// `[out, in]`.
+    /// `[out, in]`; of a stack `[e * out, in]`.
     pub shape: [usize; 2],
+    /// The matrices of all experts, if its weight is a stack.
+    pub stack: Option<Arc<Stack>>,
     /// The weight. Where ranks divide weights, its tensors are placeholders on all ranks but one.
     pub base: Base<B>,
     /// The bias.
@@ -136,13 +150,31 @@ pub struct Linear<B: Kernels> {
 }
 
 impl<B: Kernels> Linear<B> {
+    /// Returns what the tensors of a stack's parameter are called on disk; `None` if the module is one matrix.
+    pub(crate) fn stored_names(&self, parameter: &Parameter<B>) -> Option<Vec<String>> {
+        let stack = self.stack.as_ref()?;
+        let name = |piece: &PieceSpec| parameter.name.replacen(&self.path, &piece.path, 1);
+        Some(stack.pieces.iter().map(name).collect())
+    }
+
+    /// Returns the paths by which LoRA's settings and files name the module: its own, or those of a stack's matrices.
+    pub(crate) fn lora_paths(&self) -> Vec<&str> {
+        match &self.stack {
+            None => vec![&self.path],
+            Some(stack) => stack.pieces.iter().map(|piece| piece.path.as_str()).collect(),
+        }
+    }
+
     /// Computes the norms of the rows of the adapted weight as they are now; `None` if the module has no magnitudes.
     pub(crate) fn adapted_norms(&self, compute_dtype: DType) -> Option<AdaptedNorms<B>> {
         let lora = self.lora.as_ref()?;
         let known = lora.magnitude.as_ref()?.norms.as_ref().map(|norms| norms.row_squares.clone());
         let weight = self.base.weight();
         let row_squares = known.unwrap_or_else(|| B::row_squares(&weight, compute_dtype));
-        let norm = B::adapted_norms(&weight, &row_squares, &lora.pair(), compute_dtype);
+        let norm = match &self.stack {
+            None => B::adapted_norms(&weight, &row_squares, &lora.pair(), compute_dtype),
+            Some(stack) => stacked_norms(&weight, &row_squares, &lora.pair(), stack.experts, compute_dtype),
+        };
         Some(AdaptedNorms { row_squares, norm })
     }
 
@@ -171,6 +203,25 @@ impl<B: Kernels> Linear<B> {
             }
         }
     }
+}
+
+/// Computes the norms of the rows of all experts, one after the other: `[e * out]`.
+fn stacked_norms<B: Kernels>(
+    weight: &Weight<B>,
+    row_squares: &Tensor<B, 1>,
+    adapter: &Adapter<B>,
+    experts: usize,
+    compute_dtype: DType,
+) -> Tensor<B, 1> {
+    let [all] = row_squares.dims();
+    let squares = B::slices(row_squares.clone(), &evenly(all, experts));
+    let [of_a, of_b] = [&adapter.a, &adapter.b].map(|x| B::slices(x.clone(), &evenly(x.dims()[0], experts)));
+    let pairs = of_a.into_iter().zip(of_b).map(|(a, b)| Adapter { a, b, ..adapter.clone() });
+    let each = weight.matrices(experts).into_iter().zip(squares).zip(pairs);
+    let norms = each.map(|((weight, squares), adapter)| {
+        B::adapted_norms(&weight, &squares, &adapter, compute_dtype).reshape([1, all / experts])
+    });
+    B::join_rows(norms.collect()).reshape([all])
 }
 
 /// Decides how a weight's gradient is computed, and whether the sink lends its running sum for that.
@@ -206,7 +257,7 @@ fn flat<B: Kernels>(matrix: Tensor<B, 2>) -> Tensor<B, 1> {
 pub(crate) fn times_transposed<B: Kernels>(x: Tensor<B, 2>, weight: Weight<B>, rows: usize) -> Tensor<B, 2> {
     let (columns, weight_gradient) = (0..rows, WeightGradient::Frozen);
     let modules = vec![Module { columns, weight, weight_gradient, bias: None, adapter: None }];
-    let group = Group { modules, parts: vec![rows], gemms: GemmFormat::Compute, dropout: None };
+    let group = Group { modules, parts: vec![rows], gemms: GemmFormat::Compute, dropout: None, rows: None };
     into_single(B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Nothing).0)
 }
 
@@ -257,7 +308,12 @@ impl<B: Kernels> LinearGroup<B> {
     pub(crate) fn frozen(&self, adapters: AdapterPass) -> Group<B> {
         let modules =
             self.modules.iter().map(|linear| linear.module(adapters.are_on, WeightGradient::Frozen)).collect();
-        Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout: self.mask(adapters) }
+        Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout: self.mask(adapters), rows: None }
+    }
+
+    /// Builds [`Self::frozen`] of a group of stacks over these rows.
+    pub(crate) fn frozen_over(&self, rows: ExpertRows<B>, adapters: AdapterPass) -> Group<B> {
+        Group { rows: Some(rows), ..self.frozen(adapters) }
     }
 
     /// Runs the backward of a projection by [`LinearGroup::frozen`].
@@ -269,13 +325,18 @@ impl<B: Kernels> LinearGroup<B> {
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> GroupBackward<B> {
-        let (group, lent) = self.training(adapters, sink);
+        let (group, lent) = self.training(None, adapters, sink);
         let gradients = B::project_backward(saved, group, d_outputs, d_residual);
         self.take_gradients(gradients, lent, sink)
     }
 
     /// Builds the operand of the group for a backward, with the running sums that the sink lends; also returns which ones it lent.
-    fn training(&self, adapters: AdapterPass, sink: &mut dyn GradientSink<B>) -> (Group<B>, Vec<bool>) {
+    fn training(
+        &self,
+        rows: Option<&ExpertRows<B>>,
+        adapters: AdapterPass,
+        sink: &mut dyn GradientSink<B>,
+    ) -> (Group<B>, Vec<bool>) {
         let (modules, lent): (Vec<_>, Vec<bool>) = self
             .modules
             .iter()
@@ -284,8 +345,8 @@ impl<B: Kernels> LinearGroup<B> {
                 (linear.module(adapters.are_on, weight_gradient), lent)
             })
             .unzip();
-        let dropout = self.mask(adapters);
-        (Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout }, lent)
+        let (dropout, rows) = (self.mask(adapters), rows.cloned());
+        (Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout, rows }, lent)
     }
 
     fn take_gradients(
@@ -307,17 +368,18 @@ impl<B: Kernels> LinearGroup<B> {
 }
 
 /// Runs the backward of a gated MLP from the gradient of its output: of the down projection and the norm after it, then of gate and up, whose result
-/// is returned.
+/// is returned. `rows` are those of experts, if the groups are stacks.
 pub(crate) fn mlp_backward<B: Kernels>(
     [(gate_up, saved_gate_up), (down, saved_down)]: [(&LinearGroup<B>, ProjectSaved<B>); 2],
+    rows: Option<&ExpertRows<B>>,
     after_mlp: Option<&Norm<B>>,
     dy: Tensor<B, 2>,
     d_residual: Option<Tensor<B, 2>>,
     adapters: AdapterPass,
     sink: &mut dyn GradientSink<B>,
 ) -> GroupBackward<B> {
-    let (down_group, down_lent) = down.training(adapters, sink);
-    let (gate_up_group, lent) = gate_up.training(adapters, sink);
+    let (down_group, down_lent) = down.training(rows, adapters, sink);
+    let (gate_up_group, lent) = gate_up.training(rows, adapters, sink);
     let groups = [(saved_gate_up, gate_up_group), (saved_down, down_group)];
     let gradients = B::mlp_backward(groups, dy, d_residual, |modules, output_norm| {
         down.add_gradients(modules, down_lent, sink);

@@ -3,7 +3,8 @@
 //! Threads read tensors ahead, in the number format for the device, while this thread hands them to the device in the order of `ModelSpec::tensors`:
 //! quantized there if the base is to be quantized and the backend can, else quantized before the upload. LoRA pairs start as in PEFT (A uniform in
 //! ±1/sqrt(in), B zero, magnitudes the norms of the rows). Each has its own random stream, seeded by its name, so the set of adapted modules changes
-//! no other start. Weights that the folder stores in the format of the base are uploaded unchanged.
+//! no other start. Weights that the folder stores in the format of the base are uploaded unchanged. The matrices of a mixture's experts are put
+//! together on the way.
 //! Trade-off: the model cannot run before its last tensor has arrived.
 
 mod layers;
@@ -17,7 +18,9 @@ use std::num::NonZero;
 use std::thread::available_parallelism;
 
 use burn_tensor::DType;
-use firebrick_arch::{EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, Role, TensorSpec, saved_tensor_name};
+use firebrick_arch::{
+    EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, PieceSpec, Role, TensorSpec, saved_tensor_name,
+};
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
 use firebrick_precision::{Format, QuantFormat};
 
@@ -102,7 +105,13 @@ impl<B: Kernels> Decoder<B> {
         folder.check_complete(config)?;
         let tensors = config.stored_spec().tensors();
         let is_dense = |tensor: &&TensorSpec| tensor.role == Role::Projection && folder.skips(&tensor.name);
-        let dense: BTreeSet<String> = tensors.iter().filter(is_dense).map(|tensor| tensor.name.clone()).collect();
+        let mut dense: BTreeSet<String> = tensors.iter().filter(is_dense).map(|tensor| tensor.name.clone()).collect();
+        for (stack, _) in config.spec.stacks() {
+            let pieces: Vec<String> = stack.pieces.iter().map(PieceSpec::weight_name).collect();
+            if pieces.iter().any(|piece| dense.contains(piece)) {
+                dense.extend(pieces.into_iter().chain([stack.weight_name()]));
+            }
+        }
         let request = |tensor: &TensorSpec| {
             let stays_dense = dense.contains(&tensor.name) || options.trains(&tensor.name);
             let format = options.quantized(tensor.role).filter(|_| !stays_dense);
@@ -188,7 +197,7 @@ struct Builder<'a, 'v, B: Kernels> {
     config: &'a ModelConfig,
     options: &'a BuildOptions,
     division: Option<Division>,
-    /// Projections that stay unquantized, as they are in the folder.
+    /// Projections that stay unquantized, as they are in the folder; a stack does if one of its matrices does.
     dense: BTreeSet<String>,
     device: &'a B::Device,
     quantizes_on_device: bool,

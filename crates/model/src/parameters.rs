@@ -42,9 +42,7 @@ macro_rules! lists {
                 let Self { qkv, attention_output, mlp, .. } = self;
                 let mlp = match mlp {
                     Mlp::Gated { gate_up, down } => vec![gate_up, down],
-                    Mlp::Experts(Experts { router, experts, .. }) => {
-                        std::iter::once(router).chain(experts.into_iter().flatten()).collect()
-                    }
+                    Mlp::Experts(Experts { router, gate_up, down, .. }) => vec![router, gate_up, down],
                 };
                 let groups = [qkv, attention_output].into_iter().chain(mlp);
                 let linears = groups.flat_map(|LinearGroup { modules, .. }| modules);

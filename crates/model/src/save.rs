@@ -13,9 +13,10 @@ use crate::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::layer::Layer;
+use crate::stored_parts::shape_of_part;
 use crate::weights::{Fetched, HfFolder, write_hf_folder};
 
-/// Values of the trained parameters that ranks divide, in host memory, by name.
+/// Values of the trained parameters that ranks divide, in host memory, by their names on disk.
 pub type CollectedWeights = BTreeMap<Arc<str>, Vec<f32>>;
 
 impl<B: Kernels> Decoder<B> {
@@ -38,13 +39,23 @@ impl<B: Kernels> Decoder<B> {
     ) -> Result<(), ModelError> {
         let parameters: BTreeMap<_, _> =
             self.parameters().into_iter().map(|parameter| (parameter.name.as_ref(), &parameter.value)).collect();
+        let parts = self.stored_parts();
+        let places = parts.places();
         write_hf_folder(dir, &self.config, dtype, companions, base, |name| {
             if let Some(values) = collected.remove(name) {
                 return Ok(Fetched::Values(values));
             }
-            let value =
-                parameters.get(name).unwrap_or_else(|| panic!("{name} is frozen, so the model is not saved whole"));
-            Ok(Fetched::Values(value.to_data().to_vec::<f32>().expect("parameters are f32")))
+            let frozen = || panic!("{name} is frozen, so the model is not saved whole");
+            let value = |name: &str| (*parameters.get(name).unwrap_or_else(frozen)).clone();
+            let value = match places.get(name) {
+                None => value(name),
+                Some(&(stack, index, parts)) => {
+                    let stack = value(stack);
+                    let elements = stack.dims()[0] / parts;
+                    B::slices(stack, &[(index * elements, elements)]).remove(0)
+                }
+            };
+            Ok(Fetched::Values(value.into_data().to_vec::<f32>().expect("parameters are f32")))
         })
     }
 
@@ -60,10 +71,14 @@ impl<B: Kernels> Decoder<B> {
         let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
         while let Some((_, layer)) = schedule.next_item() {
             if division.communicator.rank() == 0 {
-                collected.extend(layer.linears().filter_map(|linear| linear.base.trained()).map(|parameter| {
+                for linear in layer.linears() {
+                    let Some(parameter) = linear.base.trained() else { continue };
                     let values = parameter.value.to_data().to_vec::<f32>().expect("parameters are f32");
-                    (parameter.name.clone(), values)
-                }));
+                    let names = linear.stored_names(parameter).unwrap_or_else(|| vec![parameter.name.to_string()]);
+                    let each = values.len() / names.len();
+                    let parts = values.chunks(each).map(<[f32]>::to_vec);
+                    collected.extend(names.into_iter().map(Arc::from).zip(parts));
+                }
             }
         }
         collected
@@ -74,12 +89,23 @@ impl<B: Kernels> Decoder<B> {
     /// # Errors
     /// A folder that lacks a parameter or holds it in another shape.
     pub fn load_model(&mut self, folder: &HfFolder) -> Result<(), ModelError> {
-        let (device, division) = (self.device.clone(), self.division.clone());
+        let (device, division, parts) = (self.device.clone(), self.division.clone(), self.stored_parts());
         for parameter in self.parameters_mut() {
             if division.as_ref().is_some_and(|division| division.is_elsewhere(&parameter.name)) {
                 continue;
             }
-            let values = folder.read_f32(&parameter.name, &parameter.shape)?;
+            let stored = parts.of(&parameter.name);
+            let shape = shape_of_part(&parameter.shape, stored.len());
+            let values = match stored.as_slice() {
+                [name] => folder.read_f32(name, &shape)?,
+                names => {
+                    let mut values = Vec::with_capacity(parameter.elements());
+                    for name in names {
+                        values.extend(folder.read_f32(name, &shape)?);
+                    }
+                    values
+                }
+            };
             let name = parameter.name.clone();
             *parameter = Parameter::from_host(name, &parameter.shape, parameter.role, values, &device);
         }

@@ -3,7 +3,7 @@
 // host, reserved and not touched, so copies to it and from it work.
 //
 // What was called is counted in a file of 64-bit integers that NULL_CUDA_COUNTS names, in the order of `enum count`, and written down where
-// NULL_CUDA_LAUNCHES names a file (recording.h). One kernel has a result, which decides what is launched next: the rows of each expert.
+// NULL_CUDA_LAUNCHES names a file (recording.h). Two kernels have a result, which decides what is launched next: the rows of each expert.
 //
 // Trade-off: written for the calls that the tests make; another one is a missing symbol, which the caller reports.
 
@@ -181,12 +181,19 @@ static void count_rows(int32_t *rows, int64_t choices, unsigned experts) {
     }
 }
 
+// The first row of each expert, and the end of the last one.
+static void place_rows(int32_t *starts, const int32_t *rows, unsigned experts) {
+    starts[0] = 0;
+    for (unsigned expert = 0; expert < experts; ++expert) starts[expert + 1] = starts[expert] + rows[expert];
+}
+
 // Adds up hashes of names and grids: two threads launch, and their order among each other is not always the same.
 API int cuLaunchKernel(const char *function, unsigned x, unsigned y, unsigned z, unsigned block_x, unsigned block_y, unsigned block_z,
                        unsigned shared, void *stream, void **arguments, void **extra) {
     const unsigned grid[] = {x, y, z}, block[] = {block_x, block_y, block_z};
     record_kernel(function, grid, block, shared, stream, arguments);
     if (!strcmp(function, "ecount_rows")) count_rows(*(int32_t **)arguments[0], *(int64_t *)arguments[2], x);
+    if (!strcmp(function, "eplace_rows")) place_rows(*(int32_t **)arguments[3], *(int32_t **)arguments[5], x);
     uint64_t hash = 14695981039346656037u;
     for (; *function; ++function) hash = (hash ^ (unsigned char)*function) * 1099511628211u;
     for (int axis = 0; axis < 3; ++axis) hash = (hash ^ grid[axis]) * 1099511628211u;

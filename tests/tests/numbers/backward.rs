@@ -101,9 +101,12 @@ on_every_backend!(gradients_of_all_weights_equal_those_of_torch_under_every_reco
 fn parameters_of_a_model_that_trains_are_the_tensors_of_its_spec() {
     for family in FAMILIES {
         let model = load::<Flex>(family, None, TRAINED);
-        let mut trained: Vec<_> = model.parameters().iter().map(|parameter| parameter.name.to_string()).collect();
+        let (parts, parameters) = (model.stored_parts(), model.parameters());
+        let mut trained: Vec<_> = parameters.iter().flat_map(|parameter| parts.of(&parameter.name)).collect();
         let mut expected: Vec<_> = model.config.spec.tensors().into_iter().map(|tensor| tensor.name).collect();
-        trained.sort();
+        let stacked: Vec<_> = model.config.spec.stacked_tensors().into_iter().map(|tensor| tensor.shape).collect();
+        assert_eq!(parameters.len(), stacked.len(), "{family}");
+        trained.sort_unstable();
         expected.sort();
         assert_eq!(trained, expected, "{family}");
     }

@@ -2,16 +2,22 @@
 //!
 //! Trade-off: the gradient of an adapter is derived from the golden gradient of its weight, so only adapters with B zero are tested.
 
+use std::fs::read;
+
 use burn_tensor::DType;
+use firebrick_arch::{ByPattern, LoraInit, Role};
 use firebrick_kernels::backends::Flex;
-use firebrick_kernels::{GemmFormat, Kernels};
+use firebrick_kernels::{GemmFormat, Kernels, Weight, WeightOps};
 use firebrick_model::{
-    BuildOptions, Decoder, HfFolder, LoraConfig, ModelConfig, PassOptions, Recompute, TargetModules,
+    BaseStorage, BuildOptions, Decoder, HfFolder, LoraConfig, ModelConfig, PassOptions, Recompute, TargetModules,
 };
+use firebrick_precision::{Format, QuantFormat};
 use firebrick_tests::{
     FROZEN, Golden, TRAINED, every_next_token, fixture, host, load, loss_and_gradients, on_every_backend,
     relative_difference,
 };
+use safetensors::SafeTensors;
+use tempfile::tempdir;
 
 use crate::forward::TOKENS;
 
@@ -20,12 +26,16 @@ const PAIRS: [(&str, &str, [&str; 3]); 2] = [
     ("tiny-qwen3-moe", "mlp.experts", ["gate_proj", "up_proj", "down_proj"]),
 ];
 
-/// Creates the model with new adapters on these modules.
-fn adapted<B: Kernels>(model: &str, targets: &[&str]) -> Decoder<B> {
+/// Returns settings of an adapter on these modules.
+fn settings(targets: &[&str]) -> LoraConfig {
     let target_modules = TargetModules::from_names(targets.iter().map(|&name| name.to_owned()).collect());
-    let lora = LoraConfig { r: 4, lora_alpha: 12.0, target_modules, ..LoraConfig::default() };
+    LoraConfig { r: 4, lora_alpha: 12.0, target_modules, ..LoraConfig::default() }
+}
+
+/// Creates the model with a new adapter.
+fn adapted<B: Kernels>(model: &str, lora: LoraConfig, storage: BaseStorage) -> Decoder<B> {
     let options = BuildOptions {
-        storage: FROZEN,
+        storage,
         lora: Some(lora),
         seed: 1,
         compute_dtype: DType::F32,
@@ -48,28 +58,142 @@ fn gradient_of_b(d_weight: &[f32], a: &[f32], inputs: usize, scale: f32) -> Vec<
 fn adapters_on_experts<B: Kernels>() {
     for (name, experts, targets) in PAIRS {
         let golden = Golden::open(&format!("{name}-full-gradients"));
-        let model = adapted::<B>(name, &targets);
+        let model = adapted::<B>(name, settings(&targets), FROZEN);
         let batch = every_next_token(&golden.ids("input_ids"), TOKENS);
         for recompute in [Recompute::Full, Recompute::Projections, Recompute::None] {
             let pass = PassOptions { recompute, ..PassOptions::default() };
             let (_, gradients) = loss_and_gradients(&model, &batch, pass);
             let on_experts = gradients.keys().filter(|name| name.contains(experts)).count();
             assert!(on_experts >= 2 * 3 * 4, "{name}: {on_experts} gradients of adapters on experts");
-            for parameter in model.parameters() {
-                let Some(path) = parameter.name.strip_suffix(".lora_A.weight") else { continue };
-                let weight = path.strip_prefix("base_model.model.").expect("PEFT puts this before every name");
-                let d_weight = golden.f32s(&format!("grad.{weight}.weight"));
-                let a = host(parameter.value.clone());
-                let expected = gradient_of_b(&d_weight, &a, parameter.shape[1], 3.0);
-                let difference = relative_difference(&gradients[&format!("{path}.lora_B.weight")], &expected);
-                assert!(difference < 1e-3, "{name}, {recompute:?}, {path}: {difference:e}");
-                assert!(gradients[parameter.name.as_ref()].iter().all(|&value| value == 0.0), "B is zero");
+            let parts = model.stored_parts();
+            for parameter in model.parameters().into_iter().filter(|parameter| parameter.role == Role::LoraA) {
+                let (inputs, a) = (parameter.shape[1], host(parameter.value.clone()));
+                // The pair of each expert, or of the whole module, has a rank of 4.
+                for (a_name, a) in parts.of(&parameter.name).into_iter().zip(a.chunks(4 * inputs)) {
+                    let path = a_name.strip_suffix(".lora_A.weight").expect("PEFT ends its name so");
+                    let weight = path.strip_prefix("base_model.model.").expect("PEFT puts this before every name");
+                    let d_weight = golden.f32s(&format!("grad.{weight}.weight"));
+                    let expected = gradient_of_b(&d_weight, a, inputs, 3.0);
+                    let difference = relative_difference(&gradients[&format!("{path}.lora_B.weight")], &expected);
+                    assert!(difference < 1e-3, "{name}, {recompute:?}, {path}: {difference:e}");
+                    assert!(gradients[a_name].iter().all(|&value| value == 0.0), "B is zero");
+                }
             }
         }
     }
 }
 
 on_every_backend!(gradients_of_adapters_on_experts_follow_from_those_of_the_weights, adapters_on_experts);
+
+/// Returns the gradients of a sequence.
+fn gradients(model: &Decoder<Flex>, golden: &str) -> Vec<f32> {
+    let ids = Golden::open(golden).ids("input_ids");
+    let batch = every_next_token(&ids, TOKENS);
+    loss_and_gradients(model, &batch, PassOptions::default()).1.into_values().flatten().collect()
+}
+
+#[test]
+fn adapters_of_stacks_are_saved_by_expert_and_load_again_with_magnitudes_and_principal_parts_too() {
+    let dora = |lora| LoraConfig { use_dora: true, ..lora };
+    let pissa = |lora| LoraConfig { init_lora_weights: LoraInit::Pissa { niter: None }, ..lora };
+    for (model, _, targets) in PAIRS {
+        for lora in [settings(&targets), dora(settings(&targets)), pissa(settings(&targets))] {
+            let mut first = adapted::<Flex>(model, lora.clone(), FROZEN);
+            // No value stays as it started.
+            for (index, parameter) in first.parameters_mut().into_iter().enumerate() {
+                let moved = (parameter.value.clone() * 1.25).add_scalar(0.001 * (index % 7) as f32);
+                parameter.value = moved;
+            }
+            first.refresh_adapter();
+            let folder = tempdir().unwrap();
+            first.save_adapter(folder.path(), &lora, None).unwrap();
+            let bytes = read(folder.path().join("adapter_model.safetensors")).unwrap();
+            let saved = SafeTensors::deserialize(&bytes).unwrap();
+            let mut names: Vec<_> = saved.names().into_iter().map(str::to_owned).collect();
+            let tensors = first.config.spec.adapter_tensors(&lora).unwrap();
+            let mut expected: Vec<_> = tensors.into_iter().map(|tensor| tensor.name).collect();
+            names.sort();
+            expected.sort();
+            assert_eq!(names, expected, "{model}");
+            let mut second = adapted::<Flex>(model, lora.clone(), FROZEN);
+            second.load_adapter(folder.path()).unwrap();
+            for (first, second) in first.parameters().into_iter().zip(second.parameters()) {
+                assert_eq!(host(first.value.clone()), host(second.value.clone()), "{model}, {}", first.name);
+            }
+            assert_eq!(gradients(&first, model), gradients(&second, model), "{model}");
+        }
+    }
+}
+
+#[test]
+fn an_adapter_that_starts_on_experts_leaves_every_output_as_it_is_in_every_form() {
+    for (model, _, targets) in PAIRS {
+        let ids = Golden::open(model).ids("input_ids");
+        let batch = every_next_token(&ids, TOKENS);
+        let loss = |model: &Decoder<Flex>| loss_and_gradients(model, &batch, PassOptions::default()).0;
+        let expected = loss(&load(model, None, FROZEN));
+        let lora = settings(&targets);
+        let pissa = LoraInit::Pissa { niter: None };
+        for lora in [
+            lora.clone(),
+            LoraConfig { use_dora: true, ..lora.clone() },
+            LoraConfig { init_lora_weights: pissa, ..lora },
+        ] {
+            let found = loss(&adapted::<Flex>(model, lora.clone(), FROZEN));
+            assert!((found - expected).abs() < 1e-3 * expected, "{model}, {lora:?}: {found}, not {expected}");
+        }
+    }
+}
+
+#[test]
+fn the_matrices_of_a_quantized_stack_are_those_of_single_matrices() {
+    for (name, _, targets) in PAIRS {
+        let folder = HfFolder::open(&fixture(name)).unwrap();
+        for format in QuantFormat::ALL {
+            let storage = BaseStorage::Frozen(Format::Quantized(format));
+            let refused = ModelConfig::read(&fixture(name))
+                .unwrap()
+                .spec
+                .modules()
+                .any(|(_, i)| format.check_columns(i).is_err());
+            if refused {
+                continue;
+            }
+            let model = adapted::<Flex>(name, settings(&targets), storage);
+            for linear in model.layers().iter().flat_map(|layer| layer.linears()) {
+                let Some(stack) = &linear.stack else { continue };
+                let shape = [linear.shape[0] / stack.experts, linear.shape[1]];
+                for (piece, matrix) in stack.pieces.iter().zip(linear.base.weight().matrices(stack.experts)) {
+                    let Weight::Quantized(matrix) = matrix else { panic!("{} is quantized", linear.path) };
+                    let found = host(Flex::dequantize_weight(&matrix));
+                    let values = folder.read_f32(&piece.weight_name(), &shape).unwrap();
+                    let expected = format.quantize(&values, &shape).unwrap().dequantize();
+                    let error = |found: &[f32]| -> f64 {
+                        found.iter().zip(&values).map(|(found, value)| f64::from(found - value).powi(2)).sum()
+                    };
+                    // The mean of nested scales, and the scale of a whole tensor in NVFP4, are those of the stack.
+                    let is_same = !format.double_quant() && format != QuantFormat::Nvfp4;
+                    let is_close = error(&found) <= 1.25 * error(&expected);
+                    assert!(if is_same { found == expected } else { is_close }, "{format}, {}", piece.path);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn settings_that_differ_between_experts_are_refused_by_both_names() {
+    let spec = ModelConfig::read(&fixture("tiny-qwen3-moe")).unwrap().spec;
+    let one = settings(&["experts.1.up_proj"]);
+    let ranks = ByPattern::new([("experts.2.up_proj".to_owned(), 8)]).unwrap();
+    let other_rank = LoraConfig { rank_pattern: ranks, ..settings(&["up_proj"]) };
+    let saved = LoraConfig { modules_to_save: Some(vec!["experts.0.up_proj".to_owned()]), ..settings(&["q_proj"]) };
+    for (lora, other) in [(one, 1), (other_rank, 2), (saved, 1)] {
+        let message = spec.adapter_tensors(&lora).unwrap_err().to_string();
+        let named = [0, other].map(|expert| format!("experts.{expert}.up_proj`"));
+        assert!(named.iter().all(|name| message.contains(name)), "{message}");
+    }
+}
 
 #[test]
 fn experts_without_tokens_have_gradients_of_zero_for_all_their_parameters() {
@@ -80,7 +204,7 @@ fn experts_without_tokens_have_gradients_of_zero_for_all_their_parameters() {
         for recompute in [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None] {
             let pass = PassOptions { recompute, ..PassOptions::default() };
             let (_, gradients) = loss_and_gradients(&model, &batch, pass);
-            assert_eq!(gradients.len(), model.parameters().len(), "{name}, {recompute:?}");
+            assert_eq!(gradients.len(), model.config.spec.tensors().len(), "{name}, {recompute:?}");
             let of_experts: Vec<_> = gradients.iter().filter(|(name, _)| name.contains(experts)).collect();
             let zero = of_experts.iter().filter(|(_, values)| values.iter().all(|&value| value == 0.0)).count();
             assert!(zero >= 3 && zero < of_experts.len(), "{name}, {recompute:?}: {zero} of {}", of_experts.len());

@@ -38,6 +38,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         activation: activation(json)?,
         normalizes_weights: true,
         names: ExpertNames::Mixtral,
+        fused: false,
     };
     let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers];
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
@@ -75,23 +76,23 @@ mod tests {
     }
 
     #[test]
-    fn tensors_have_the_names_of_the_hub_and_the_router_comes_before_its_experts() {
+    fn tensors_have_the_names_of_the_hub_and_the_router_comes_before_its_experts_module_by_module() {
         let tensors = mixtral(&[("num_local_experts", json!(2))]).unwrap().spec.tensors();
         let mlp: Vec<_> = tensors.iter().filter(|tensor| tensor.name.contains("layers.1.block")).collect();
         let names: Vec<_> = mlp.iter().map(|tensor| tensor.name.trim_start_matches("model.layers.1.")).collect();
         let expected = [
             "gate.weight",
             "experts.0.w1.weight",
-            "experts.0.w3.weight",
-            "experts.0.w2.weight",
             "experts.1.w1.weight",
+            "experts.0.w3.weight",
             "experts.1.w3.weight",
+            "experts.0.w2.weight",
             "experts.1.w2.weight",
         ];
         assert_eq!(names, expected.map(|name| format!("block_sparse_moe.{name}")));
         assert_eq!((mlp[0].role, &mlp[0].shape[..]), (Role::Router, &[2, 8][..]));
         assert_eq!((mlp[1].role, &mlp[1].shape[..]), (Role::Projection, &[12, 8][..]));
-        assert_eq!(mlp[3].shape, [8, 12]);
+        assert_eq!(mlp[5].shape, [8, 12]);
     }
 
     #[test]

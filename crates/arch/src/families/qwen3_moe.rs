@@ -51,6 +51,7 @@ fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
         activation: activation(json)?,
         normalizes_weights: bool_or(json, "norm_topk_prob", false)?,
         names: ExpertNames::Qwen,
+        fused: false,
     })
 }
 

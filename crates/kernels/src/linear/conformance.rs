@@ -9,10 +9,11 @@ use burn_tensor::Tensor;
 use firebrick_arch::Activation;
 use firebrick_precision::QuantFormat;
 
-use self::scenario::{Base, Extras, Mlp, Scenario, group, heads, norm, tables};
+use self::scenario::{Base, Extras, Mlp, Scenario, group, heads, norm, stacks, tables};
 use super::{Dropout, Epilogue, Keep, Prologue, magnitude, reference};
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
+use crate::weights::{MatrixScales, matrix_scales};
 
 const ALL: [Keep; 3] = [Keep::Inputs, Keep::Nothing, Keep::Everything];
 
@@ -29,6 +30,40 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     dropout(check);
     magnitudes(check);
     norms_of_adapted_weights(check);
+    experts(check);
+}
+
+/// Tests stacks: experts with many rows, with one and without any, every kind of base, adapters, biases, dropout and both prologues.
+fn experts<B: Kernels>(check: &mut Check<'_, B>) {
+    let (tokens, wide, hidden) = (check.case.tokens(), check.case.intermediate_size, check.case.hidden_size);
+    let counts = [tokens - tokens.min(2), 0, tokens.min(2) - tokens.min(1), tokens.min(1)];
+    let is_whole = matrix_scales(QuantFormat::Nf4 { double_quant: true }, [wide, hidden]) != MatrixScales::None;
+    let quantized = if is_whole { Base::NF4 } else { Base::Dense };
+    let adapter = Extras { adapter: true, ..Extras::default() };
+    let biased = Extras { bias: true, trained_bias: true, ..adapter };
+    let named = [
+        ("quantized", [(quantized, adapter), (quantized, adapter)]),
+        ("one adapter and biases", [(Base::Dense, biased), (Base::Dense, Extras { bias: true, ..Extras::default() })]),
+        ("trained", [(Base::New, Extras::default()), (Base::AddTo, biased)]),
+    ];
+    let x = check.random([tokens, hidden], 1.0);
+    for (name, modules) in check.variants(named) {
+        for dropout in [None, Dropout::new(0.25, 99)] {
+            let mut group = stacks(check, &modules, &[wide; 2], &[wide; 2], hidden, &counts);
+            (group.0.dropout, group.1.dropout) = (dropout, dropout);
+            let prologue = (Prologue::None { x: x.0.clone() }, Prologue::None { x: x.1.clone() });
+            let scenario = Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None));
+            scenario.run(check, &format!("experts, {name}, dropout {}", dropout.is_some()), &ALL);
+        }
+    }
+    let group = stacks(check, &[(quantized, adapter)], &[hidden], &[hidden], wide, &counts);
+    let [gate, up] = [check.random([tokens, wide], 1.0), check.random([tokens, wide], 1.0)];
+    let activation = Activation::Silu;
+    let prologue = (
+        Prologue::Gated { gate: gate.0, up: up.0, activation },
+        Prologue::Gated { gate: gate.1, up: up.1, activation },
+    );
+    Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None)).run(check, "experts, down", &ALL);
 }
 
 /// Tests dropout on adapters, with and without vector loads, appended and separate, with every prologue.

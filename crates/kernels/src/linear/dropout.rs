@@ -12,6 +12,8 @@ pub struct Dropout {
     threshold: u32,
     /// Key of the mask; equal keys give equal masks.
     key: u64,
+    /// Index of the first value in the mask: that of a row in the middle of a matrix.
+    first: u64,
 }
 
 /// Number of values of 16 bits.
@@ -25,7 +27,18 @@ impl Dropout {
     pub fn new(probability: f64, key: u64) -> Option<Self> {
         assert!((0.0..1.0).contains(&probability), "values cannot be dropped with probability {probability}");
         let threshold = ((probability * f64::from(OUTCOMES)).round() as u32).min(OUTCOMES - 1);
-        (threshold > 0).then_some(Self { threshold, key })
+        (threshold > 0).then_some(Self { threshold, key, first: 0 })
+    }
+
+    /// Returns the same mask for the values from this one on: rows in the middle of a matrix.
+    #[must_use]
+    pub fn from_value(self, index: usize) -> Self {
+        Self { first: self.first + index as u64, ..self }
+    }
+
+    /// Returns the index of the first value in the mask.
+    pub fn first(&self) -> u64 {
+        self.first
     }
 
     /// Returns the factor of kept values: one over the probability of being kept.
@@ -45,6 +58,7 @@ impl Dropout {
 
     /// Returns whether the value at `index` of the row-major matrix is kept.
     pub fn keeps(&self, index: u64) -> bool {
+        let index = self.first + index;
         let bits = self.bits(index / 2) >> (16 * (index % 2));
         bits % OUTCOMES >= self.threshold
     }
@@ -113,6 +127,8 @@ mod tests {
         let dropped: Vec<u64> = (0..64).filter(|&index| !Dropout::new(0.25, 42).unwrap().keeps(index)).collect();
         assert_eq!(dropout(5).factors(100), dropout(5).factors(100));
         assert_eq!(dropped, EXPECTED);
+        let rest = dropout(5).from_value(30).from_value(7);
+        assert_eq!(dropout(5).factors(100)[37..], rest.factors(63));
     }
 
     /// Indices of the dropped values among the first 64, computed in Python from the definition at the top of this file.

@@ -11,9 +11,11 @@
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
 mod dropout;
+mod expert_rows;
 mod fp8_reference;
 pub mod magnitude;
 pub mod reference;
+pub mod stacked;
 
 use std::ops::Range;
 
@@ -22,11 +24,13 @@ use firebrick_arch::Activation;
 use serde::{Deserialize, Serialize};
 
 pub use self::dropout::Dropout;
+pub use self::expert_rows::ExpertRows;
 pub use self::magnitude::Magnitude;
 use crate::norm::{NormOps, NormWeight};
 use crate::weights::{Weight, WeightOps};
 
-/// Linear modules that share an input, with their outputs side by side.
+/// Linear modules that share an input, with their outputs side by side. Those of experts are stacks: every tensor of a module has the rows of all
+/// experts below each other (weight `[e * o, i]`, bias `[e * o]`, A `[e * r, i]`, B `[e * o, r]`), while columns and parts are those of one.
 #[derive(Clone, Debug)]
 pub struct Group<B: Backend> {
     /// The modules, in column order; together they cover all columns once.
@@ -35,8 +39,10 @@ pub struct Group<B: Backend> {
     pub parts: Vec<usize>,
     /// Operand format of the weight GEMMs.
     pub gemms: GemmFormat,
-    /// Dropout on the adapters' input; the weights read the input without dropout.
+    /// Dropout on the adapters' input; the weights read the input without dropout. A group of stacks has one mask over all its rows, in their order.
     pub dropout: Option<Dropout>,
+    /// Which rows of the input each expert computes, if the modules are stacks; the input is sorted by expert.
+    pub rows: Option<ExpertRows<B>>,
 }
 
 /// Operand format of a group's weight GEMMs, in the forward and for the input gradient. GEMMs accumulate in f32 and return the compute format.
@@ -357,14 +363,17 @@ pub fn into_single<T>(parts: Vec<T>) -> T {
 /// Linear layers with their prologues and epilogues.
 pub trait LinearOps: NormOps + WeightOps {
     /// Runs prologue, GEMM of the whole group and epilogue; returns one `[n, part]` per part of the group, in the
-    /// compute dtype (the dtype of the input). Under [`Keep::Nothing`] the saved value is `None`.
+    /// compute dtype (the dtype of the input). Under [`Keep::Nothing`] the saved value is `None`. A group of stacks has no epilogue and no norm.
     fn project(
         prologue: Prologue<Self>,
         group: &Group<Self>,
         epilogue: Epilogue<Self>,
         keep: Keep,
     ) -> (Vec<Tensor<Self, 2>>, Option<Box<ProjectSaved<Self>>>) {
-        reference::project(prologue, group, epilogue, keep)
+        match group.rows {
+            None => reference::project(prologue, group, epilogue, keep),
+            Some(_) => stacked::project(prologue, group, epilogue, keep),
+        }
     }
 
     /// Backward of [`LinearOps::project`] from the gradients of its outputs. `d_residual` is added to the gradient of `x`: it is the
@@ -375,7 +384,10 @@ pub trait LinearOps: NormOps + WeightOps {
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
     ) -> ProjectGradients<Self> {
-        reference::project_backward(saved, group, d_outputs, d_residual_ni)
+        match group.rows {
+            None => reference::project_backward(saved, group, d_outputs, d_residual_ni),
+            Some(_) => stacked::project_backward(saved, group, d_outputs, d_residual_ni),
+        }
     }
 
     /// Backward of a gated MLP from the gradient of its output: [`LinearOps::project_backward`] of `down`, whose

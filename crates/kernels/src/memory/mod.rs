@@ -12,7 +12,7 @@ mod run_shape;
 pub mod training_shape;
 pub mod work;
 
-use burn_tensor::{DType, Tensor, TensorData, backend::Backend};
+use burn_tensor::{DType, Int, Tensor, TensorData, backend::Backend};
 
 use crate::comm::Payload;
 pub use host::{HostBuffer, Offloaded, Readback};
@@ -105,6 +105,30 @@ pub trait MemoryOps: Backend {
     /// Returns ranges of the first axis, in order, from starts and lengths. They share the tensor's memory where the backend can.
     fn slices<const D: usize>(x: Tensor<Self, D>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, D>> {
         ranges.iter().map(|&(start, length)| x.clone().narrow(0, start, length)).collect()
+    }
+
+    /// Returns ranges of codes, in order, from starts and lengths, as [`MemoryOps::slices`] does.
+    fn code_slices(x: Tensor<Self, 1, Int>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, 1, Int>> {
+        ranges.iter().map(|&(start, length)| x.clone().narrow(0, start, length)).collect()
+    }
+
+    /// Puts matrices below each other.
+    ///
+    /// # Panics
+    /// If there are none.
+    fn join_rows(mut parts: Vec<Tensor<Self, 2>>) -> Tensor<Self, 2> {
+        assert!(!parts.is_empty(), "some expert has rows");
+        if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
+    }
+
+    /// Returns f32 zeros of this shape.
+    fn zeros(shape: [usize; 2], device: &Self::Device) -> Tensor<Self, 2> {
+        Tensor::zeros(shape, (device, DType::F32))
+    }
+
+    /// Returns i32 values; waits until the device has computed them.
+    fn read_integers(x: Tensor<Self, 1, Int>) -> Vec<i32> {
+        x.into_data().iter::<i32>().collect()
     }
 
     /// Starts to copy values `[1]` f32 to the host. The host waits only when it reads them, and not for work queued

@@ -58,7 +58,7 @@ pub enum Hint<'a, B: Backend> {
     /// The forward is over: device memory of offloaded tensors is released, so that later work, which waits for their copies, can use it.
     ForwardDone,
     /// Whether tensor sizes differ in every pass from here on, as those of experts do. A backend that keeps memory for tensors of
-    /// equal size then rounds sizes up, so that few different sizes occur. Use [`crate::with_varying_sizes`].
+    /// equal size then rounds sizes up, so that few different sizes occur.
     VaryingSizes(bool),
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use firebrick_arch::{EMBEDDING, GroupKind, HEAD, LoraConfig, ModelSpec, NormNames, Role, TensorSpec};
+use firebrick_arch::{EMBEDDING, GroupKind, GroupSpec, HEAD, LoraConfig, ModelSpec, NormNames, Role, TensorSpec};
 use firebrick_precision::{FloatType, Format};
 use serde::{Deserialize, Serialize};
 
@@ -185,7 +185,7 @@ impl TrainingShape {
             let format = if tensor.role == Role::Projection { stored } else { other };
             format.bytes(&tensor.shape) as u64
         };
-        let tensors = model.tensors();
+        let tensors = model.stacked_tensors();
         let frozen: u64 = tensors.iter().filter(|tensor| !lora.saves_tensor(&tensor.name)).map(bytes).sum();
         // With tied tables, the head keeps its initial weight if only the embedding trains.
         let keeps_head = model.tie_word_embeddings && lora.saves_tensor(EMBEDDING) && !lora.saves_tensor(HEAD);
@@ -240,9 +240,10 @@ pub(crate) fn widest_dropped(model: &ModelSpec, training: &TrainingShape) -> u64
 /// Returns the output widths that DoRA scales in a layer: of each group with an adapted module, in forward order.
 pub(crate) fn scaled_widths(model: &ModelSpec, training: &TrainingShape, layer: usize) -> Vec<u64> {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.use_dora) else { return Vec::new() };
-    let groups = model.groups(layer);
-    let scaled = groups.iter().filter(|group| group.modules.iter().any(|module| lora.adapts(&module.path)));
-    scaled.map(|group| group.out_features() as u64).collect()
+    let (groups, mlp) = (model.groups(layer), &model.layers[layer].mlp);
+    let scaled = groups.iter().filter(|group| group.modules.iter().any(|module| lora.adapts(module.lora_path())));
+    let rows = |group: &GroupSpec| if group.experts.is_some() { mlp.rows_per_token() } else { 1 };
+    scaled.map(|group| (rows(group) * group.out_features()) as u64).collect()
 }
 
 #[cfg(test)]

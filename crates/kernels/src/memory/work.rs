@@ -5,7 +5,7 @@
 //! The backward of attention has five GEMMs to the forward's two, since it recomputes the scores.
 //! Trade-off: traffic is a lower bound, where each operation reads its inputs and writes its results once.
 
-use firebrick_arch::{GroupKind, GroupSpec, MlpSpec, ModelSpec, ModuleSpec, Role};
+use firebrick_arch::{GroupSpec, MlpSpec, ModelSpec, ModuleSpec, Role};
 use firebrick_hwprofile::roofline::Work;
 
 use super::estimate::layer_values;
@@ -47,43 +47,34 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     }
 }
 
-/// Iterates over linear modules: the share of tokens that a module reads, the module, its input width, and whether it runs forward again.
+/// Iterates over linear modules: the rows per token that a module reads, the module, its input width, and whether it runs forward again.
 fn modules(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64, ModuleSpec, usize, bool)> + '_ {
-    groups(model, recompute).flat_map(|(share, is_repeated, group)| {
+    groups(model, recompute).flat_map(|(rows, is_repeated, group)| {
         let in_features = group.in_features;
-        group.modules.into_iter().map(move |module| (share, module, in_features, is_repeated))
+        group.modules.into_iter().map(move |module| (rows, module, in_features, is_repeated))
     })
 }
 
-/// Iterates over the groups of all layers: the share of tokens that a group reads, whether it runs forward again, and the group.
+/// Iterates over the groups of all layers: the rows per token that a group reads, whether it runs forward again, and the group.
 fn groups(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64, bool, GroupSpec)> + '_ {
     (0..model.layers.len()).flat_map(move |layer| {
         let (mlp, norms) = (&model.layers[layer].mlp, model.layers[layer].norms.names());
-        let of_group = move |group: GroupSpec| (share(mlp, group.kind), recompute.repeats(group.kind, &norms), group);
+        let rows = move |group: &GroupSpec| if group.experts.is_some() { mlp.rows_per_token() } else { 1 };
+        let of_group = move |group: GroupSpec| (rows(&group) as f64, recompute.repeats(group.kind, &norms), group);
         model.groups(layer).into_iter().map(of_group)
     })
-}
-
-/// Returns the share of tokens that a group of a layer with this MLP reads, if all experts get equally many.
-fn share(mlp: &MlpSpec, kind: GroupKind) -> f64 {
-    match (mlp, kind) {
-        (MlpSpec::Experts { count, top_k, .. }, GroupKind::ExpertGateUp | GroupKind::ExpertDown) => {
-            *top_k as f64 / *count as f64
-        }
-        _ => 1.0,
-    }
 }
 
 /// Counts the parameters of linear modules in all layers that a token is multiplied with.
 fn all_projections(model: &ModelSpec) -> f64 {
     let all = modules(model, Recompute::None);
-    all.map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
+    all.map(|(rows, module, inputs, _)| rows * (module.out_features() * inputs) as f64).sum()
 }
 
 /// Counts the parameters of linear modules that run forward a second time.
 fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let repeated = modules(model, training.recompute).filter(|&(.., is_repeated)| is_repeated);
-    repeated.map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
+    repeated.map(|(rows, module, inputs, _)| rows * (module.out_features() * inputs) as f64).sum()
 }
 
 /// Counts the adapter's own GEMMs, in passes over its parameters: forward, recomputed forward, and two for the
@@ -92,11 +83,9 @@ fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = &training.lora else { return 0.0 };
     let parameters = |all: bool| -> f64 {
         let targets = modules(model, training.recompute)
-            .filter(|(_, module, _, is_repeated)| (all || *is_repeated) && lora.adapts(&module.path));
-        let rank = |module: &ModuleSpec| lora.rank_of(&module.path);
-        targets
-            .map(|(share, module, inputs, _)| share * (rank(&module) * (module.out_features() + inputs)) as f64)
-            .sum()
+            .filter(|(_, module, _, is_repeated)| (all || *is_repeated) && lora.adapts(module.lora_path()));
+        let rank = |module: &ModuleSpec| lora.rank_of(module.lora_path());
+        targets.map(|(rows, module, inputs, _)| rows * (rank(&module) * (module.out_features() + inputs)) as f64).sum()
     };
     3.0 * parameters(true) + parameters(false)
 }
@@ -109,14 +98,15 @@ fn dora(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
     let (mut of_tokens, mut of_steps) = (0.0, 0.0);
     let repeats = training.recompute.repeats_gemms();
     let all = modules(model, training.recompute);
-    for (share, module, inputs, is_repeated) in all.filter(|(_, module, ..)| lora.adapts(&module.path)) {
+    for (rows, module, inputs, is_repeated) in all.filter(|(_, module, ..)| lora.adapts(module.lora_path())) {
         let all = (module.out_features() * inputs) as f64;
-        let parameters = share * all;
+        let parameters = rows * all;
         let forwards = if repeats { 2.0 } else { 1.0 };
         let missing = if repeats && !is_repeated { 1.0 } else { 0.0 };
         let dropped = if lora.lora_dropout > 0.0 { forwards - missing + 1.0 } else { 0.0 };
         of_tokens += parameters * (missing + dropped);
-        of_steps += all * lora.rank_of(&module.path) as f64;
+        // Norms are those of all experts.
+        of_steps += (module.rows() * inputs * lora.rank_of(module.lora_path())) as f64;
     }
     [of_tokens, of_steps]
 }
@@ -210,10 +200,10 @@ fn reference_passes(training: &TrainingShape) -> f64 {
 /// for the gradient of A; the adapters' part of the input gradient is written, then read and added under the mask.
 fn dropout_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.lora_dropout > 0.0) else { return 0.0 };
-    let is_adapted = |group: &GroupSpec| group.modules.iter().any(|module| lora.adapts(&module.path));
+    let is_adapted = |group: &GroupSpec| group.modules.iter().any(|module| lora.adapts(module.lora_path()));
     let adapted = groups(model, training.recompute).filter(|(.., group)| is_adapted(group));
     let passes = |is_repeated| if is_repeated { 10.0 } else { 8.0 };
-    let values = adapted.map(|(share, is_repeated, group)| share * passes(is_repeated) * group.in_features as f64);
+    let values = adapted.map(|(rows, is_repeated, group)| rows * passes(is_repeated) * group.in_features as f64);
     let values: f64 = values.sum();
     values * (training.tokens() * training.activation_bytes()) as f64
 }

@@ -1,9 +1,9 @@
 //! Mixtures of experts: from the router's logits to the rows of each expert, and from their outputs back to tokens.
 //!
 //! A token's row is copied once for each of its experts; the rows of one expert are contiguous, in the order of tokens. The experts
-//! themselves are groups of linear modules over ranges of these rows ([`crate::LinearOps::project`]). The router's softmax, the
-//! experts' weights and their gradients are f32; of equal probabilities, the expert with the lower index wins.
-//! Trade-off: the host reads back the number of rows of each expert once per routing, because it determines the sizes of the experts' GEMMs.
+//! themselves are groups of stacks over these rows ([`crate::Group::rows`]). The router's softmax, the experts' weights and their gradients are
+//! f32; of equal probabilities, the expert with the lower index wins.
+//! Trade-off: a token's rows are copied for all of its experts at once, forward and backward.
 //!
 //! Suffixes: `n` tokens, `d` hidden size, `e` experts, `k` experts per token, `s` rows of all experts (`n k` of them).
 
@@ -13,8 +13,8 @@ pub mod reference;
 
 use burn_tensor::{Int, Tensor, backend::Backend};
 
-use crate::linear::LinearOps;
-use crate::memory::{Hint, MemoryOps};
+use crate::linear::{ExpertRows, LinearOps};
+use crate::memory::MemoryOps;
 
 /// Assignment of tokens to experts with weights, the result of [`MoeOps::route`].
 #[derive(Clone, Debug)]
@@ -33,26 +33,14 @@ pub struct Routing<B: Backend> {
     pub choices_s: Tensor<B, 1, Int>,
     /// The token of each row, `[s]`.
     pub tokens_s: Tensor<B, 1, Int>,
-    /// Number of rows of each expert; their sum is `n k`.
-    pub rows: Vec<usize>,
-}
-
-impl<B: Backend> Routing<B> {
-    /// Returns start and count of the rows of each expert that has any, as [`MemoryOps::slices`] takes them.
-    pub fn row_ranges(&self) -> Vec<(usize, usize)> {
-        let mut start = 0;
-        let range = |&count: &usize| {
-            start += count;
-            (start - count, count)
-        };
-        self.rows.iter().filter(|&&count| count > 0).map(range).collect()
-    }
+    /// The rows of each expert; `n k` together.
+    pub rows: ExpertRows<B>,
 }
 
 /// Routing of tokens to experts.
 pub trait MoeOps: LinearOps + MemoryOps {
     /// Chooses for each token the `top_k` most probable experts by the softmax of the router's logits `[n, e]`, with
-    /// their weights, which sum to one if `normalizes`. Waits until the device has counted the rows of each expert.
+    /// their weights, which sum to one if `normalizes`.
     fn route(logits_ne: Tensor<Self, 2>, top_k: usize, normalizes: bool) -> Routing<Self> {
         reference::route(logits_ne, top_k, normalizes)
     }
@@ -90,31 +78,4 @@ pub trait MoeOps: LinearOps + MemoryOps {
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
         reference::combine_backward(y_sd, routing, dy_nd)
     }
-
-    /// Concatenates rows of experts.
-    ///
-    /// # Panics
-    /// If there are no parts.
-    fn join_rows(parts: Vec<Tensor<Self, 2>>) -> Tensor<Self, 2> {
-        reference::join_rows(parts)
-    }
-
-    /// Returns f32 zeros, the gradient of an expert that got no token.
-    fn zero_gradient(elements: usize, device: &Self::Device) -> Tensor<Self, 1> {
-        reference::zero_gradient(elements, device)
-    }
-}
-
-/// Runs work whose tensor sizes differ in every pass.
-pub fn with_varying_sizes<B: MemoryOps, R>(device: &B::Device, work: impl FnOnce() -> R) -> R {
-    /// Ends this mode, even if the work panics.
-    struct End<'a, B: MemoryOps>(&'a B::Device);
-    impl<B: MemoryOps> Drop for End<'_, B> {
-        fn drop(&mut self) {
-            B::hint(self.0, Hint::VaryingSizes(false));
-        }
-    }
-    B::hint(device, Hint::VaryingSizes(true));
-    let _end = End::<B>(device);
-    work()
 }

@@ -7,10 +7,11 @@
 use std::cmp::Ordering;
 
 use burn_tensor::activation::softmax;
-use burn_tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, backend::Backend};
+use burn_tensor::{IndexingUpdateOp, Int, Tensor, TensorData, backend::Backend};
 
 use super::Routing;
 use crate::dtype::{to_dtype, to_f32};
+use crate::linear::ExpertRows;
 
 /// Implements [`super::MoeOps::route`].
 pub fn route<B: Backend>(logits_ne: Tensor<B, 2>, top_k: usize, normalizes: bool) -> Routing<B> {
@@ -40,7 +41,7 @@ pub fn route<B: Backend>(logits_ne: Tensor<B, 2>, top_k: usize, normalizes: bool
         rows_nk: ints(order.rows_of_choices).reshape([tokens, top_k]),
         choices_s: ints(order.choices),
         tokens_s,
-        rows: order.rows,
+        rows: ExpertRows::of_counts(order.rows, &device),
     }
 }
 
@@ -145,17 +146,6 @@ pub fn combine_backward<B: Backend>(
     (to_dtype(d_rows_sd, dtype), d_weights_nk)
 }
 
-/// Implements [`super::MoeOps::join_rows`].
-pub fn join_rows<B: Backend>(mut parts: Vec<Tensor<B, 2>>) -> Tensor<B, 2> {
-    assert!(!parts.is_empty(), "some expert has rows");
-    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
-}
-
-/// Implements [`super::MoeOps::zero_gradient`].
-pub fn zero_gradient<B: Backend>(elements: usize, device: &B::Device) -> Tensor<B, 1> {
-    Tensor::zeros([elements], (device, DType::F32))
-}
-
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
@@ -199,16 +189,16 @@ mod tests {
             let logits = random::<Plain, 2>(1, [TOKENS, EXPERTS]).mul_scalar(3.0);
             let (x, dy) = (random::<Plain, 2>(2, [TOKENS, 4]), random::<Plain, 2>(3, [TOKENS, 4]));
             let routing = route(logits.clone(), TOP_K, normalizes);
-            assert_eq!(routing.rows.iter().sum::<usize>(), TOKENS * TOP_K);
+            assert_eq!(routing.rows.counts().iter().sum::<usize>(), TOKENS * TOP_K);
             let (recorded_logits, recorded_x) = (leaf(&logits), leaf(&x));
             let experts = Tensor::from_inner(routing.experts_nk.clone());
             let expected = recorded(recorded_logits.clone(), recorded_x.clone(), experts, normalizes);
 
             let factor = |expert: usize| 1.0 + expert as f32;
             let apply = |rows_sd: Tensor<Plain, 2>| {
-                let has_rows = (0..EXPERTS).filter(|&expert| routing.rows[expert] > 0);
-                let parts = Plain::slices(rows_sd, &routing.row_ranges());
-                join_rows(parts.into_iter().zip(has_rows).map(|(part, e)| part.mul_scalar(factor(e))).collect())
+                let (has_rows, ranges): (Vec<_>, Vec<_>) = routing.rows.ranges().into_iter().unzip();
+                let parts = Plain::slices(rows_sd, &ranges).into_iter().zip(has_rows);
+                Plain::join_rows(parts.map(|(part, e)| part.mul_scalar(factor(e))).collect())
             };
             let y_sd = apply(dispatch(x.clone(), &routing));
             let y = combine(y_sd.clone(), &routing, Some(x.clone()));

@@ -83,6 +83,92 @@ impl<B: Backend> Weight<B> {
     }
 }
 
+impl<B: WeightOps> Weight<B> {
+    /// Divides a stack into `count` matrices of equal shape, which share its memory where the backend can.
+    ///
+    /// # Panics
+    /// If it is not so many matrices, or the matrices of a quantized stack do not begin with a block, codes and nested scales included
+    /// ([`matrix_scales`]).
+    pub fn matrices(&self, count: usize) -> Vec<Self> {
+        match self {
+            Self::Dense(weight) => {
+                B::slices(weight.clone(), &evenly(weight.dims()[0], count)).into_iter().map(Self::Dense).collect()
+            }
+            Self::Quantized(weight) => weight.matrices(count).into_iter().map(Self::Quantized).collect(),
+        }
+    }
+}
+
+/// Returns start and length of each of `count` equal parts.
+///
+/// # Panics
+/// If they are not equal.
+pub fn evenly(length: usize, count: usize) -> Vec<(usize, usize)> {
+    assert!(length.is_multiple_of(count), "{length} does not divide into {count} parts");
+    let each = length / count;
+    (0..count).map(|index| (index * each, each)).collect()
+}
+
+/// The scales that a quantized stack of matrices may have, so that each matrix has its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixScales {
+    /// As the format has them.
+    OfFormat,
+    /// As f32: a matrix would begin inside of a nested block, or of a word of codes.
+    Float,
+    /// None: a matrix would begin inside of a block.
+    None,
+}
+
+/// Returns the scales of a stack of matrices of this shape in a format.
+pub fn matrix_scales(format: QuantFormat, [rows, columns]: [usize; 2]) -> MatrixScales {
+    /// Codes in the largest word that a backend stores them in.
+    const WORD: usize = 4;
+    let (values, block) = (rows * columns, format.block_size(columns));
+    let blocks = values / block;
+    let bytes = values / format.packing().codes_per_byte();
+    if !values.is_multiple_of(block) || !bytes.is_multiple_of(WORD) {
+        return MatrixScales::None;
+    }
+    let unit = if format.double_quant() { blockwise::BLOCK_SIZE } else { WORD };
+    if blocks.is_multiple_of(unit) { MatrixScales::OfFormat } else { MatrixScales::Float }
+}
+
+impl<B: WeightOps> QuantizedWeight<B> {
+    fn matrices(&self, count: usize) -> Vec<Self> {
+        let shape = [self.shape[0] / count, self.shape[1]];
+        let blocks = self.format.blocks(shape[0] * shape[1], shape[1]);
+        assert!(
+            self.shape[0].is_multiple_of(count) && self.blocks() == count * blocks,
+            "a stack {:?} of {count} matrices in {} has matrices of whole blocks",
+            self.shape,
+            self.format
+        );
+        let codes = |codes: &Tensor<B, 1, Int>| B::code_slices(codes.clone(), &evenly(codes.dims()[0], count));
+        let values = |values: &Tensor<B, 1>| B::slices(values.clone(), &evenly(values.dims()[0], count));
+        let scales: Vec<BlockScales<B>> = match &self.scales.block {
+            BlockScales::Float(scales) => values(scales).into_iter().map(BlockScales::Float).collect(),
+            BlockScales::Narrow { codes: of_blocks, map } => {
+                let narrow = |codes| BlockScales::Narrow { codes, map: map.clone() };
+                codes(of_blocks).into_iter().map(narrow).collect()
+            }
+            BlockScales::Nested { codes: of_blocks, absmax, map, offset, .. } => {
+                assert!(blocks.is_multiple_of(blockwise::BLOCK_SIZE), "{blocks} blocks are whole nested blocks");
+                let nested = |(codes, absmax)| {
+                    let (map, offset) = (map.clone(), offset.clone());
+                    BlockScales::Nested { codes, absmax, map, offset, blocks }
+                };
+                codes(of_blocks).into_iter().zip(values(absmax)).map(nested).collect()
+            }
+        };
+        let matrix = |(codes, block)| {
+            let (format, table) = (self.format, self.table.clone());
+            Self { format, codes, scales: Scales { block }, table, shape }
+        };
+        codes(&self.codes).into_iter().zip(scales).map(matrix).collect()
+    }
+}
+
 impl<B: Backend> QuantizedWeight<B> {
     /// Returns the number of blocks that share a scale.
     pub fn blocks(&self) -> usize {
@@ -216,6 +302,33 @@ pub trait WeightOps: MemoryOps {
 mod tests {
     use super::*;
     use crate::testing::{Plain, random};
+
+    #[test]
+    fn the_matrices_of_a_stack_have_its_values() {
+        let device = Default::default();
+        for (format, shape) in QuantFormat::ALL.into_iter().flat_map(|f| [(f, [128, 128]), (f, [16, 32])]) {
+            let stack = random::<Plain, 2>(3, [3 * shape[0], shape[1]]);
+            let values = stack.into_data().to_vec::<f32>().unwrap();
+            if format.check_columns(shape[1]).is_err() {
+                continue;
+            }
+            let mut host = format.quantize(&values, &[3 * shape[0], shape[1]]).unwrap();
+            if matrix_scales(format, shape) == MatrixScales::Float {
+                host.scales.block = firebrick_precision::BlockScales::Float(host.scales.block.values());
+            }
+            let weight = QuantizedWeight::<Plain>::upload(&host, &device);
+            let whole = Plain::dequantize_weight(&weight);
+            let parts = Weight::Quantized(weight).matrices(3);
+            for (index, part) in parts.into_iter().enumerate() {
+                let Weight::Quantized(part) = part else { panic!("it is quantized") };
+                let expected = whole.clone().narrow(0, index * shape[0], shape[0]).into_data();
+                assert_eq!(Plain::dequantize_weight(&part).into_data(), expected, "{format} {shape:?}");
+            }
+        }
+        let nf4 = QuantFormat::Nf4 { double_quant: true };
+        let scales = [[128, 128], [16, 32], [3, 5]].map(|shape| matrix_scales(nf4, shape));
+        assert_eq!(scales, [MatrixScales::OfFormat, MatrixScales::Float, MatrixScales::None]);
+    }
 
     #[test]
     fn a_weight_put_together_from_its_parts_is_the_weight() {

@@ -2,18 +2,21 @@
 //!
 //! Trade-off: a folder is read in this order only, so the fields of `Layer` are written in reading order.
 
+use std::sync::Arc;
+
 use firebrick_arch::{
     EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups, MlpSpec,
-    ModelSpec, ModuleSpec, Role, TensorSpec, layer_norm_name, sinks_name,
+    ModelSpec, ModuleSpec, PieceSpec, Role, TensorSpec, layer_norm_name, sinks_name,
 };
 use firebrick_kernels::Kernels;
 
 use super::Builder;
+use super::on_device::BaseSpec;
 use crate::decoder::{Decoder, rotary_tables};
 use crate::error::ModelError;
 use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
-use crate::linear::{Linear, LinearGroup, ModuleBias};
+use crate::linear::{Linear, LinearGroup, ModuleBias, Stack};
 use crate::norm::Norm;
 use crate::sinks::AttentionSinks;
 use crate::token_rows::TokenRows;
@@ -31,13 +34,13 @@ impl<B: Kernels> Builder<'_, '_, B> {
             spec.adapter_tensors(lora)?;
         }
         let table = [spec.vocab_size, spec.hidden_size];
-        let embed_tokens = self.base(&tensor(EMBEDDING, &table, Role::Embedding))?;
+        let embed_tokens = self.base(&tensor(EMBEDDING, &table, Role::Embedding).into())?;
         let layers = (0..spec.layers.len()).map(|index| self.layer(spec, index)).collect::<Result<_, _>>()?;
         let norm = self.norm(FINAL_NORM, spec.hidden_size)?;
         let lm_head = if spec.tie_word_embeddings && !self.options.unties(spec) {
             None
         } else {
-            Some(self.base(&tensor(HEAD, &table, Role::Head))?)
+            Some(self.base(&tensor(HEAD, &table, Role::Head).into())?)
         };
         let lora = self.options.lora.as_ref();
         let embed_rows = TokenRows::new(EMBEDDING, &embed_tokens, spec, lora);
@@ -100,10 +103,8 @@ impl<B: Kernels> Builder<'_, '_, B> {
                 MlpGroups::Experts { router, experts },
             ) => Ok(Mlp::Experts(Experts {
                 router: self.group(router)?,
-                experts: experts
-                    .iter()
-                    .map(|[gate_up, down]| Ok([self.group(gate_up)?, self.group(down)?]))
-                    .collect::<Result<_, ModelError>>()?,
+                gate_up: self.group(&experts[0])?,
+                down: self.group(&experts[1])?,
                 top_k,
                 normalizes_weights,
                 activation,
@@ -123,18 +124,23 @@ impl<B: Kernels> Builder<'_, '_, B> {
     }
 
     fn linear(&mut self, module: &ModuleSpec, group: &GroupSpec) -> Result<Linear<B>, ModelError> {
-        let shape = [module.out_features(), group.in_features];
-        let weight = tensor(&module.weight_name(), &shape, group.kind.weight_role());
-        let adapts = |lora: &&LoraConfig| group.kind != GroupKind::Router && lora.adapts(&module.path);
+        let shape = [module.rows(), group.in_features];
+        let weight = BaseSpec {
+            tensor: tensor(&module.weight_name(), &shape, group.kind.weight_role()),
+            pieces: &module.pieces,
+            experts: group.experts,
+        };
+        let adapts = |lora: &&LoraConfig| group.kind != GroupKind::Router && lora.adapts(module.lora_path());
         let (base, lora) = match self.options.lora.as_ref().filter(adapts) {
             Some(lora) if !lora.init_lora_weights.is_uniform() => {
                 self.divided_at_its_principal_part(&weight, module, lora)?
             }
-            Some(lora) => (self.base(&weight)?, Some(self.lora(&module.path, shape, lora))),
+            Some(lora) => (self.base(&weight)?, Some(self.lora(module, group.in_features, lora))),
             None => (self.base(&weight)?, None),
         };
         let bias = if module.bias { Some(self.bias(module)?) } else { None };
-        Ok(Linear { path: module.path.clone(), columns: module.columns.clone(), shape, base, bias, lora })
+        let stack = group.experts.map(|experts| Arc::new(Stack { experts, pieces: module.pieces.clone() }));
+        Ok(Linear { path: module.path.clone(), columns: module.columns.clone(), shape, stack, base, bias, lora })
     }
 
     fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, ModelError> {
@@ -151,7 +157,9 @@ impl<B: Kernels> Builder<'_, '_, B> {
 
     fn bias(&mut self, module: &ModuleSpec) -> Result<ModuleBias<B>, ModelError> {
         let name = module.bias_name();
-        let parameter = self.vector(&tensor(&name, &[module.out_features()], Role::Bias))?;
+        let piece = |piece: &PieceSpec| tensor(&piece.bias_name(), &[piece.rows], Role::Bias);
+        let pieces: Vec<TensorSpec> = module.pieces.iter().map(piece).collect();
+        let parameter = self.vector_of(&tensor(&name, &[module.rows()], Role::Bias), &pieces)?;
         Ok(ModuleBias { parameter, trains: self.options.trains(&name) })
     }
 }

@@ -1,11 +1,11 @@
-//! One tensor on its way to the device: quantized, cast, trained, or left to another rank; and the start of a LoRA pair.
+//! One tensor on its way to the device, put together from the matrices of experts if it is a stack: quantized, cast, trained, or left to another rank; and the start of a LoRA pair.
 //!
 //! Trade-off: a tensor of another rank is read and dropped, because a folder is read in order.
 
 use burn_tensor::{DType, Tensor};
-use firebrick_arch::{LoraConfig, Role, TensorSpec, lora_tensor_names, magnitude_tensor_name};
-use firebrick_kernels::{Kernels, Parameter, QuantizedWeight, Weight};
-use firebrick_precision::{FloatType, QuantFormat};
+use firebrick_arch::{LoraConfig, ModuleSpec, PieceSpec, Role, TensorSpec, lora_tensor_names, magnitude_tensor_name};
+use firebrick_kernels::{BlockScales, Kernels, MatrixScales, Parameter, QuantizedWeight, Weight, matrix_scales};
+use firebrick_precision::{BlockScales as HostBlockScales, FloatType, HostScales, QuantFormat, QuantizedTensor};
 use rand::Rng;
 
 use super::Builder;
@@ -14,32 +14,101 @@ use crate::error::ModelError;
 use crate::linear::{Base, Lora, LoraMagnitude};
 use crate::weights::{CodesOrValues, Values};
 
-impl<B: Kernels> Builder<'_, '_, B> {
-    pub(super) fn base(&mut self, tensor: &TensorSpec) -> Result<Base<B>, ModelError> {
-        let values = (self.read)(tensor)?;
+/// A base weight, and what the folder stores its rows as.
+pub(super) struct BaseSpec<'a> {
+    /// The weight of the run.
+    pub(super) tensor: TensorSpec,
+    /// The tensors on disk, in order; empty: the weight itself.
+    pub(super) pieces: &'a [PieceSpec],
+    /// Number of matrices below each other, if it is a stack.
+    pub(super) experts: Option<usize>,
+}
+
+impl From<TensorSpec> for BaseSpec<'_> {
+    fn from(tensor: TensorSpec) -> Self {
+        Self { tensor, pieces: &[], experts: None }
+    }
+}
+
+impl BaseSpec<'_> {
+    /// Returns the tensors on disk.
+    pub(super) fn stored(&self) -> Vec<TensorSpec> {
+        let columns = self.tensor.shape[1];
+        let piece = |piece: &PieceSpec| TensorSpec {
+            name: piece.weight_name(),
+            shape: vec![piece.rows, columns],
+            ..self.tensor.clone()
+        };
+        match self.pieces {
+            [] => vec![self.tensor.clone()],
+            pieces => pieces.iter().map(piece).collect(),
+        }
+    }
+
+    /// Returns the scales that the weight has in a format.
+    ///
+    /// # Errors
+    /// A row that is not whole blocks, or a stack of matrices that are not.
+    fn scales(&self, format: QuantFormat) -> Result<MatrixScales, ModelError> {
+        let (name, &[rows, columns]) = (&self.tensor.name, self.tensor.shape.as_slice()) else {
+            unreachable!("a base weight is a matrix")
+        };
+        format.check_columns(columns).map_err(|source| ModelError::Quantize { name: name.clone(), source })?;
+        let Some(experts) = self.experts else { return Ok(MatrixScales::OfFormat) };
+        let shape = [rows / experts, columns];
+        match matrix_scales(format, shape) {
+            MatrixScales::None => Err(ModelError::ExpertBlocks { name: name.clone(), shape, format }),
+            scales => Ok(scales),
+        }
+    }
+}
+
+impl<'v, B: Kernels> Builder<'_, 'v, B> {
+    pub(super) fn base(&mut self, weight: &BaseSpec<'_>) -> Result<Base<B>, ModelError> {
+        let (tensor, stored) = (&weight.tensor, weight.stored());
+        let values = self.read_all(tensor, &stored)?;
         let &[rows, columns] = tensor.shape.as_slice() else { unreachable!("a base weight is a matrix") };
         let is_elsewhere = self.division.as_ref().is_some_and(|division| division.is_elsewhere(&tensor.name));
         let base = match (self.options.storage, self.format_of(tensor)) {
             _ if is_elsewhere => {
-                values.skip()?;
-                self.placeholder(tensor, columns)?
+                let has_codes = values.skip()?;
+                self.placeholder(weight, columns, has_codes)?
             }
             _ if self.options.trains(&tensor.name) => Base::Trained(self.parameter(tensor, values)?),
-            (_, Some(format)) => {
-                Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [rows, columns], values, format)?))
-            }
+            (_, Some(format)) => Base::Frozen(Weight::Quantized(self.quantize(weight, values, format)?)),
             (_, None) => {
                 Base::Frozen(Weight::Dense(self.upload([rows, columns], values, self.options.compute_dtype)?))
             }
         };
-        (self.progress)(&tensor.name);
+        stored.iter().for_each(|stored| (self.progress)(&stored.name));
         Ok(base)
     }
 
+    /// Reads the tensors that a tensor of the run is put together from.
+    fn read_all(&mut self, tensor: &TensorSpec, stored: &[TensorSpec]) -> Result<Values<'v>, ModelError> {
+        let mut parts = stored.iter().map(|stored| (self.read)(stored)).collect::<Result<Vec<_>, _>>()?;
+        if let [_] = parts.as_slice() {
+            return Ok(parts.remove(0));
+        }
+        let dtype = parts[0].dtype;
+        match parts.iter().position(|part| part.dtype != dtype) {
+            None => Ok(Values::joined(parts)),
+            Some(other) => {
+                let (first, other) = (stored[0].name.clone(), stored[other].name.clone());
+                Err(ModelError::MixedExperts { name: tensor.name.clone(), first, other })
+            }
+        }
+    }
+
     pub(super) fn vector(&mut self, tensor: &TensorSpec) -> Result<Parameter<B>, ModelError> {
-        let values = (self.read)(tensor)?;
+        self.vector_of(tensor, std::slice::from_ref(tensor))
+    }
+
+    /// Reads a vector that the folder stores as these parts.
+    pub(super) fn vector_of(&mut self, tensor: &TensorSpec, stored: &[TensorSpec]) -> Result<Parameter<B>, ModelError> {
+        let values = self.read_all(tensor, stored)?;
         let parameter = self.parameter(tensor, values)?;
-        (self.progress)(&tensor.name);
+        stored.iter().for_each(|stored| (self.progress)(&stored.name));
         Ok(parameter)
     }
 
@@ -49,7 +118,9 @@ impl<B: Kernels> Builder<'_, '_, B> {
     }
 
     /// Builds a base whose values are on another rank. A quantized placeholder is one quantized row, which has the tables and the layout of all.
-    fn placeholder(&self, tensor: &TensorSpec, columns: usize) -> Result<Base<B>, ModelError> {
+    /// `has_codes` says whether the folder stores codes that are kept.
+    fn placeholder(&self, weight: &BaseSpec<'_>, columns: usize, has_codes: bool) -> Result<Base<B>, ModelError> {
+        let tensor = &weight.tensor;
         if self.options.trains(&tensor.name) {
             let (name, shape, role) = (self.options.saved_name(&tensor.name).into(), tensor.shape.clone(), tensor.role);
             let value = Tensor::zeros([1], (self.device, DType::F32));
@@ -59,30 +130,38 @@ impl<B: Kernels> Builder<'_, '_, B> {
             let nothing = Tensor::zeros([1, 1], (self.device, self.options.compute_dtype));
             return Ok(Base::Frozen(Weight::Dense(nothing)));
         };
+        let is_float = weight.scales(format)? == MatrixScales::Float || (has_codes && weight.pieces.len() > 1);
         let mut buffer = B::host_buffer(self.device, columns * size_of::<f32>());
         buffer.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = 1.0f32.to_ne_bytes());
-        let row = Values::here(buffer, DType::F32);
-        Ok(Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [1, columns], row, format)?)))
+        let row = TensorSpec { shape: vec![1, columns], ..tensor.clone() };
+        let mut row = self.quantize(&row.into(), Values::here(buffer, DType::F32), format)?;
+        if is_float && !matches!(row.scales.block, BlockScales::Float(_)) {
+            row.scales.block = BlockScales::Float(Tensor::ones([row.blocks()], (self.device, DType::F32)));
+        }
+        Ok(Base::Frozen(Weight::Quantized(row)))
     }
 
-    /// Quantizes a weight where the backend is faster, unless the folder stores it quantized so.
+    /// Quantizes a weight where the backend is faster, unless the folder stores it quantized so. A stack is quantized as one matrix: its blocks are
+    /// those of its matrices, but double quantization has one mean for all of them, and NVFP4 one scale. Stored codes of several matrices are put
+    /// together unchanged, with scales in f32.
     pub(super) fn quantize(
         &self,
-        name: &str,
-        shape: [usize; 2],
+        weight: &BaseSpec<'_>,
         values: Values<'_>,
         format: QuantFormat,
     ) -> Result<QuantizedWeight<B>, ModelError> {
-        let refused = |source| ModelError::Quantize { name: name.to_owned(), source };
-        format.check_columns(shape[1]).map_err(refused)?;
-        let values = match values.into_codes_or_values()? {
-            CodesOrValues::Codes { codes, scales } => {
-                return Ok(B::upload_codes(codes, &scales, format, shape, self.device));
+        let scales = weight.scales(format)?;
+        let &[rows, columns] = weight.tensor.shape.as_slice() else { unreachable!("a base weight is a matrix") };
+        let shape = [rows, columns];
+        let allocate = |bytes| B::host_buffer(self.device, bytes);
+        let values = match values.into_codes_or_values(format, columns, &allocate)? {
+            CodesOrValues::Codes { codes, scales: stored } => {
+                return Ok(B::upload_codes(codes, &in_form(stored, scales), format, shape, self.device));
             }
             CodesOrValues::Values(values) => values,
         };
         let dtype = values.dtype;
-        if self.quantizes_on_device {
+        if self.quantizes_on_device && scales == MatrixScales::OfFormat {
             return Ok(B::quantize_weight(B::upload(values, shape, dtype, self.device)?, format));
         }
         let stored = match dtype {
@@ -90,9 +169,32 @@ impl<B: Kernels> Builder<'_, '_, B> {
             DType::F16 => FloatType::F16,
             _ => FloatType::F32,
         };
-        let buffer = values.into_buffer(&|bytes| B::host_buffer(self.device, bytes))?;
+        let buffer = values.into_buffer(&allocate)?;
+        let refused = |source| ModelError::Quantize { name: weight.tensor.name.clone(), source };
         let quantized = format.quantize_bytes(&buffer, stored, &shape).map_err(refused)?;
-        Ok(QuantizedWeight::<B>::upload(&quantized, self.device))
+        Ok(self.upload_quantized(quantized, scales))
+    }
+
+    fn upload_quantized(&self, quantized: QuantizedTensor, scales: MatrixScales) -> QuantizedWeight<B> {
+        let quantized = QuantizedTensor { scales: in_form(quantized.scales, scales), ..quantized };
+        QuantizedWeight::<B>::upload(&quantized, self.device)
+    }
+
+    /// Quantizes a weight that is on the device, on whichever side is faster.
+    pub(super) fn quantize_on_either_side(
+        &self,
+        weight: &BaseSpec<'_>,
+        weight_oi: Tensor<B, 2>,
+        format: QuantFormat,
+    ) -> Result<Weight<B>, ModelError> {
+        let (scales, shape) = (weight.scales(format)?, weight_oi.dims());
+        if self.quantizes_on_device && scales == MatrixScales::OfFormat {
+            return Ok(Weight::Quantized(B::quantize_weight(weight_oi, format)));
+        }
+        let values = weight_oi.into_data().to_vec::<f32>().expect("the remainder of a weight is f32");
+        let refused = |source| ModelError::Quantize { name: weight.tensor.name.clone(), source };
+        let quantized = format.quantize(&values, &shape).map_err(refused)?;
+        Ok(Weight::Quantized(self.upload_quantized(quantized, scales)))
     }
 
     pub(super) fn upload(
@@ -113,23 +215,35 @@ impl<B: Kernels> Builder<'_, '_, B> {
         Ok(Parameter { name, shape, role, value })
     }
 
-    pub(super) fn lora(&self, path: &str, [out_features, in_features]: [usize; 2], config: &LoraConfig) -> Lora<B> {
-        let (a_name, b_name) = lora_tensor_names(path);
+    /// Starts a pair. Each matrix of a stack has its own random stream, so it starts as it would by itself.
+    pub(super) fn lora(&self, module: &ModuleSpec, in_features: usize, config: &LoraConfig) -> Lora<B> {
+        let (a_name, b_name) = lora_tensor_names(&module.path);
         let bound = 1.0 / (in_features as f32).sqrt();
-        let mut random = stream(self.options.seed, &a_name);
-        let r = config.rank_of(path);
-        let a: Vec<f32> = (0..r * in_features).map(|_| random.random_range(-bound..bound)).collect();
+        let (r, rows) = (config.rank_of(module.lora_path()), module.rows());
+        let mut a: Vec<f32> = Vec::with_capacity(module.pieces.len() * r * in_features);
+        for piece in &module.pieces {
+            let mut random = stream(self.options.seed, &lora_tensor_names(&piece.path).0);
+            a.extend((0..r * in_features).map(|_| random.random_range(-bound..bound)));
+        }
+        let a_shape = [module.pieces.len() * r, in_features];
         Lora {
-            a: Parameter::from_host(a_name, &[r, in_features], Role::LoraA, a, self.device),
-            b: Parameter::zeros(b_name, &[out_features, r], Role::LoraB, self.device),
-            scale: config.scaling_of(path),
-            start: None,
+            a: Parameter::from_host(a_name, &a_shape, Role::LoraA, a, self.device),
+            b: Parameter::zeros(b_name, &[rows, r], Role::LoraB, self.device),
+            scale: config.scaling_of(module.lora_path()),
+            starts: Vec::new(),
             magnitude: config.use_dora.then(|| {
-                let (name, shape) = (magnitude_tensor_name(path), [out_features]);
-                let start = vec![1.0; out_features];
-                let parameter = Parameter::from_host(name, &shape, Role::LoraMagnitude, start, self.device);
+                let (name, start) = (magnitude_tensor_name(&module.path), vec![1.0; rows]);
+                let parameter = Parameter::from_host(name, &[rows], Role::LoraMagnitude, start, self.device);
                 LoraMagnitude { parameter, norms: None }
             }),
         }
+    }
+}
+
+/// Returns scales as a stack has them.
+fn in_form(scales: HostScales, form: MatrixScales) -> HostScales {
+    match form {
+        MatrixScales::Float => HostScales { block: HostBlockScales::Float(scales.block.values()) },
+        MatrixScales::OfFormat | MatrixScales::None => scales,
     }
 }

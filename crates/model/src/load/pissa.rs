@@ -7,15 +7,14 @@
 
 use burn_tensor::{DType, Tensor, TensorData};
 use firebrick_arch::{LoraConfig, LoraInit, ModuleSpec, Role, TensorSpec, lora_tensor_names};
-use firebrick_kernels::{Kernels, Parameter, QuantizedWeight, Weight};
-use firebrick_precision::QuantFormat;
+use firebrick_kernels::{Kernels, Parameter, Weight};
 
 use super::Builder;
+use super::on_device::BaseSpec;
 use super::synthetic::{normal, stream};
 use crate::error::ModelError;
 use crate::linear::{self, Base, Lora, StartPair};
 use crate::peft::{open_starts, read_start};
-use crate::weights::CodesOrValues;
 
 /// Vectors of the search beyond the rank.
 const OVERSAMPLING: usize = 16;
@@ -29,21 +28,57 @@ const SMALL: usize = 192;
 const SHIFT: f64 = 1e-6;
 
 impl<B: Kernels> Builder<'_, '_, B> {
-    /// Splits a PiSSA module into base and adapter: now, or as the adapter in the folder `init_from` was split, if a run continues from it.
+    /// Splits a PiSSA module into base and adapter: now, or as the adapter in the folder `init_from` was split, if a run continues from it. Each
+    /// matrix of a stack is split by itself.
     pub(super) fn divided_at_its_principal_part(
         &mut self,
-        weight: &TensorSpec,
+        weight: &BaseSpec<'_>,
         module: &ModuleSpec,
         config: &LoraConfig,
     ) -> Result<(Base<B>, Option<Lora<B>>), ModelError> {
-        let LoraInit::Pissa { niter } = config.init_lora_weights else { unreachable!("the caller has looked") };
-        let CodesOrValues::Values(values) = (self.read)(weight)?.into_codes_or_values()? else {
-            return Err(ModelError::PrincipalPartOfCodes { name: weight.name.clone() });
-        };
-        let &[outputs, inputs] = weight.shape.as_slice() else { unreachable!("a base weight is a matrix") };
-        let path = &module.path;
+        let path = module.lora_path();
         let (rank, scale) = (config.rank_of(path), config.scaling_of(path));
-        let (a_name, b_name) = lora_tensor_names(path);
+        let (mut rests, mut starts) = (Vec::new(), Vec::new());
+        for (piece, stored) in module.pieces.iter().zip(weight.stored()) {
+            let (rest, start) = self.split(&stored, &piece.path, rank, scale, config)?;
+            rests.push(rest);
+            starts.push(start);
+        }
+        let rest = B::join_rows(rests);
+        let base = match self.format_of(&weight.tensor) {
+            Some(format) => self.quantize_on_either_side(weight, rest, format)?,
+            None if self.options.compute_dtype == DType::F32 => Weight::Dense(rest),
+            None => Weight::Dense(rest.cast(self.options.compute_dtype)),
+        };
+        let (a_name, b_name) = lora_tensor_names(&module.path);
+        let (inputs, all) = (weight.tensor.shape[1], module.pieces.len() * rank);
+        let a: Vec<f32> = starts.iter().flat_map(|start| &start.a).copied().collect();
+        let b: Vec<f32> = starts.iter().flat_map(|start| &start.b).copied().collect();
+        let lora = Lora {
+            a: Parameter::from_host(a_name, &[all, inputs], Role::LoraA, a, self.device),
+            b: Parameter::from_host(b_name, &[module.rows(), rank], Role::LoraB, b, self.device),
+            scale,
+            starts,
+            magnitude: None,
+        };
+        Ok((Base::Frozen(base), Some(lora)))
+    }
+
+    /// Reads a matrix and splits it into the remainder, f32, and the pair.
+    fn split(
+        &mut self,
+        stored: &TensorSpec,
+        path: &str,
+        rank: usize,
+        scale: f64,
+        config: &LoraConfig,
+    ) -> Result<(Tensor<B, 2>, StartPair), ModelError> {
+        let LoraInit::Pissa { niter } = config.init_lora_weights else { unreachable!("the caller has looked") };
+        let values = (self.read)(stored)?;
+        if values.may_be_codes() {
+            return Err(ModelError::PrincipalPartOfCodes { name: stored.name.clone() });
+        }
+        let &[outputs, inputs] = stored.shape.as_slice() else { unreachable!("a base weight is a matrix") };
         let weight_oi = self.upload([outputs, inputs], values, DType::F32)?;
         let start = match &config.init_from {
             Some(folder) => {
@@ -53,40 +88,11 @@ impl<B: Kernels> Builder<'_, '_, B> {
                 let starts = self.starts.as_ref().expect("it was opened above");
                 read_start(starts, path, [outputs, inputs], rank)?
             }
-            None => principal(&weight_oi, rank, scale, niter, self.options.seed, &a_name),
+            None => principal(&weight_oi, rank, scale, niter, self.options.seed, &lora_tensor_names(path).0),
         };
         let rest = residual(weight_oi, &start, rank, scale);
-        let base = match self.format_of(weight) {
-            Some(format) => self.quantize_on_either_side(&weight.name, rest, format)?,
-            None if self.options.compute_dtype == DType::F32 => Weight::Dense(rest),
-            None => Weight::Dense(rest.cast(self.options.compute_dtype)),
-        };
-        (self.progress)(&weight.name);
-        let lora = Lora {
-            a: Parameter::from_host(a_name, &[rank, inputs], Role::LoraA, start.a.as_slice(), self.device),
-            b: Parameter::from_host(b_name, &[outputs, rank], Role::LoraB, start.b.as_slice(), self.device),
-            scale,
-            start: Some(start),
-            magnitude: None,
-        };
-        Ok((Base::Frozen(base), Some(lora)))
-    }
-
-    /// Quantizes a weight that is on the device, on whichever side is faster.
-    fn quantize_on_either_side(
-        &self,
-        name: &str,
-        weight_oi: Tensor<B, 2>,
-        format: QuantFormat,
-    ) -> Result<Weight<B>, ModelError> {
-        let refused = |source| ModelError::Quantize { name: name.to_owned(), source };
-        let shape = weight_oi.dims();
-        format.check_columns(shape[1]).map_err(refused)?;
-        if self.quantizes_on_device {
-            return Ok(Weight::Quantized(B::quantize_weight(weight_oi, format)));
-        }
-        let quantized = format.quantize(&host(weight_oi), &shape).map_err(refused)?;
-        Ok(Weight::Quantized(QuantizedWeight::<B>::upload(&quantized, self.device)))
+        (self.progress)(&stored.name);
+        Ok((rest, start))
     }
 }
 

@@ -3,10 +3,10 @@
 //!
 //! Trade-off: random weights pass through host memory as f32, one tensor at a time.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn_tensor::DType;
-use firebrick_arch::{ModelConfig, Role, TensorSpec};
+use firebrick_arch::{ModelConfig, ModuleSpec, Role, TensorSpec};
 use firebrick_kernels::Kernels;
 use half::bf16;
 use rand::{Rng, SeedableRng};
@@ -67,7 +67,7 @@ impl<B: Kernels> Decoder<B> {
         let deviation = config.spec.initializer_range as f32;
         let random = bytes(normal(TILE, deviation, &mut stream(options.seed, "tile")));
         let [norms, zeros] = [norm, 0.0].map(|value| bytes(vec![value; TILE]));
-        let elsewhere = division.clone();
+        let (elsewhere, stacks) = (division.clone(), stacks_of_pieces(&config));
         let mut read = |tensor: &TensorSpec| {
             let tile = match tensor.role {
                 Role::Norm => &norms,
@@ -75,7 +75,8 @@ impl<B: Kernels> Decoder<B> {
                 _ => &random,
             };
             // Nothing reads the values of weights on another rank.
-            let is_here = !elsewhere.as_ref().is_some_and(|division| division.is_elsewhere(&tensor.name));
+            let weight = stacks.get(&tensor.name).unwrap_or(&tensor.name);
+            let is_here = !elsewhere.as_ref().is_some_and(|division| division.is_elsewhere(weight));
             let elements = if is_here { tensor.elements() } else { 1 };
             let mut buffer = B::host_buffer(device, elements * size_of::<bf16>());
             buffer.par_chunks_mut(tile.len()).for_each(|part| part.copy_from_slice(&tile[..part.len()]));
@@ -86,6 +87,15 @@ impl<B: Kernels> Decoder<B> {
         B::release_memory(device);
         model
     }
+}
+
+/// Returns the stack of each matrix of an expert, by the names of their weights.
+fn stacks_of_pieces(config: &ModelConfig) -> BTreeMap<String, String> {
+    let of_stack = |(stack, _): (ModuleSpec, usize)| {
+        let name = stack.weight_name();
+        stack.pieces.into_iter().map(move |piece| (piece.weight_name(), name.clone()))
+    };
+    config.spec.stacks().flat_map(of_stack).collect()
 }
 
 fn from_values<B: Kernels>(

@@ -16,7 +16,8 @@ use crate::config::ZeroStage;
 /// Returns the owner of each layer weight that ranks divide; that of a trained weight also has its optimizer state.
 pub fn weight_owners(spec: &ModelSpec, trains: bool, world_size: usize) -> BTreeMap<String, usize> {
     let is_divided = |tensor: &TensorSpec| tensor.role == Role::Projection;
-    let tensors: Vec<TensorSpec> = spec.tensors().into_iter().filter(|tensor| trains || is_divided(tensor)).collect();
+    let tensors: Vec<TensorSpec> =
+        spec.stacked_tensors().into_iter().filter(|tensor| trains || is_divided(tensor)).collect();
     let owners = owners_of(&tensors, world_size);
     let pairs = tensors.into_iter().zip(owners).filter(|(tensor, _)| is_divided(tensor));
     pairs.map(|(tensor, owner)| (tensor.name, owner)).collect()
@@ -68,7 +69,7 @@ fn weights(spec: &ModelSpec, trains: bool, stored: Format, world_size: usize) ->
     let owners = weight_owners(spec, trains, world_size);
     // Indexed by layer, then by rank.
     let mut bytes = vec![vec![0u64; world_size]; spec.layers.len()];
-    for tensor in spec.tensors() {
+    for tensor in spec.stacked_tensors() {
         if let (Some(owner), Some(layer)) = (owners.get(&tensor.name), tensor.layer) {
             bytes[layer][*owner] += stored.bytes(&tensor.shape) as u64;
         }

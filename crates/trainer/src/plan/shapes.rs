@@ -19,14 +19,14 @@ pub(super) fn lora(config: &RunConfig) -> Option<LoraConfig> {
     config.adapter(config.model.as_ref())
 }
 
-/// Returns the tensors that train.
+/// Returns the tensors that train, as a run has them: the experts of a module are one tensor.
 ///
 /// # Errors
 /// A LoRA target that matches no module of the model.
 pub(super) fn trained_tensors(spec: &ModelSpec, lora: Option<&LoraConfig>) -> Result<Vec<TensorSpec>, RunError> {
     Ok(match lora {
-        Some(lora) => spec.adapter_tensors(lora)?,
-        None => spec.tensors(),
+        Some(lora) => spec.stacked_tensors_of(&lora.resolve(spec)?),
+        None => spec.stacked_tensors(),
     })
 }
 

@@ -98,7 +98,7 @@ impl Probe {
         let random = || Tensor::<B, 2>::random([size, size], Distribution::Uniform(-1.0, 1.0), device).cast(dtype);
         let (x_ni, weight, weight_gradient) = (random(), Weight::Dense(random()), WeightGradient::Frozen);
         let module = Module { columns: 0..size, weight, weight_gradient, bias: None, adapter: None };
-        let group = Group { modules: vec![module], parts: vec![size], gemms, dropout: None };
+        let group = Group { modules: vec![module], parts: vec![size], gemms, dropout: None, rows: None };
         let work = || {
             B::section(device, || {
                 for _ in 0..self.launches {

@@ -106,7 +106,13 @@ impl<B: LinearOps> Operands<B> {
             adapter,
         };
         Self {
-            group: Group { modules: vec![module], parts: vec![outputs], gemms: GemmFormat::Fp8, dropout: None },
+            group: Group {
+                modules: vec![module],
+                parts: vec![outputs],
+                gemms: GemmFormat::Fp8,
+                dropout: None,
+                rows: None,
+            },
             x: Prologue::None { x: values([40, inputs], 1.0).cast(DType::BF16).cast(dtype) },
             dy: values([40, outputs], 1e-3).cast(DType::BF16).cast(dtype),
         }

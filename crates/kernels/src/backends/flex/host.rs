@@ -49,7 +49,8 @@ pub(super) fn in_place<const D: usize>(tensor: Tensor<Flex, D>, work: impl FnOnc
 
 /// Returns the bytes of an 8-bit tensor.
 pub(super) fn bytes(tensor: &Tensor<Flex, 1, Int>) -> FlexTensor {
-    tensor.clone().into_primitive()
+    let primitive = tensor.clone().into_primitive();
+    if primitive.as_slice::<u8>().is_some() { primitive } else { primitive.to_contiguous() }
 }
 
 /// Converts indices to `usize`.

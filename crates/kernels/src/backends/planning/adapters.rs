@@ -39,7 +39,8 @@ pub(super) fn saved_low_rank_bytes(model: &ModelSpec, training: &TrainingShape) 
     for layer in 0..model.layers.len() {
         let norms = model.layers[layer].norms.names();
         for group in model.groups(layer).iter().filter(|group| !training.recompute.repeats(group.kind, &norms)) {
-            saved.add(Route::planned(group, training).saved_ranks());
+            let rows = if group.experts.is_some() { model.layers[layer].mlp.rows_per_token() } else { 1 };
+            saved.add(rows * Route::planned(group, training).saved_ranks());
         }
     }
     let recomputed = if training.recompute.repeats_gemms() { SAVED_RANKS } else { 0 };
@@ -139,12 +140,7 @@ pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Opti
             AdapterRoute::Appended { .. } | AdapterRoute::InCodes => &mut appended,
             AdapterRoute::Separate => &mut separate,
         };
-        for module in &group.modules {
-            // Every expert has modules with the same names.
-            if !names.contains(&module.name()) {
-                names.push(module.name());
-            }
-        }
+        names.extend(group.modules.iter().map(|module| module.name()));
     }
     let named = |way: &str, names: Vec<&str>| (!names.is_empty()).then(|| format!("{way}: {}", names.join(", ")));
     let ways: Vec<_> = [named("appended", appended), named("separate", separate)].into_iter().flatten().collect();

@@ -183,7 +183,10 @@ pub fn converted_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [
     }
     model.all_groups().fold([0; 2], |sum, group| {
         let bytes = match training.gemms {
-            GemmFormat::Compute => [converted_values(&group, training) * training.activation_bytes() as usize, 0],
+            GemmFormat::Compute => {
+                let values = group.matrices() * converted_values(&group, training);
+                [values * training.activation_bytes() as usize, 0]
+            }
             GemmFormat::Fp8 => fp8_weight_bytes(&group, training),
         };
         [sum[0] + bytes[0] as u64, sum[1] + bytes[1] as u64]

@@ -230,12 +230,12 @@ impl GroupShape {
     pub(super) fn planned(group: &GroupSpec, training: &TrainingShape) -> Self {
         let lora = training.lora.as_ref();
         let module = |module: &ModuleSpec| {
-            let adapter = lora.filter(|lora| lora.adapts(&module.path));
+            let adapter = lora.filter(|lora| lora.adapts(module.lora_path()));
             ModuleShape {
                 columns: module.columns.clone(),
                 storage: training.stored_format(),
-                trains: lora.is_none_or(|lora| lora.saves(&module.path)),
-                rank: adapter.map_or(0, |lora| lora.rank_of(&module.path)),
+                trains: lora.is_none_or(|lora| lora.saves(module.lora_path())),
+                rank: adapter.map_or(0, |lora| lora.rank_of(module.lora_path())),
                 has_magnitudes: adapter.is_some_and(|lora| lora.use_dora),
             }
         };

@@ -4,19 +4,19 @@
 
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::Activation;
-use firebrick_precision::QuantFormat;
+use firebrick_precision::{BlockScales, QuantFormat};
 
 use super::Reference;
 use crate::GemmFormat;
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::linear::{
-    Adapter, Bias, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Magnitude, Module, ModuleGradients,
-    ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, into_parts, into_single,
-    reference,
+    Adapter, Bias, Epilogue, ExpertRows, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Magnitude, Module,
+    ModuleGradients, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, into_parts,
+    into_single, reference, stacked,
 };
 use crate::norm::NormWeight;
-use crate::weights::{QuantizedWeight, Weight};
+use crate::weights::{MatrixScales, QuantizedWeight, Weight, matrix_scales};
 
 /// A value on the device under test and its counterpart on the CPU.
 pub(super) type Both<A, R> = (A, R);
@@ -59,13 +59,36 @@ pub(super) fn group<B: Kernels>(
         .zip(widths)
         .map(|(&(base, extras), &width)| {
             end += width;
-            module(check, base, extras, end - width..end, in_features)
+            module(check, base, extras, end - width..end, in_features, 1)
         })
         .unzip();
     (
-        Group { modules, parts: parts.to_vec(), gemms: GemmFormat::Compute, dropout: None },
-        Group { modules: expected, parts: parts.to_vec(), gemms: GemmFormat::Compute, dropout: None },
+        Group { modules, parts: parts.to_vec(), gemms: GemmFormat::Compute, dropout: None, rows: None },
+        Group { modules: expected, parts: parts.to_vec(), gemms: GemmFormat::Compute, dropout: None, rows: None },
     )
+}
+
+/// Builds stacks of as many matrices as `counts` has experts, one per entry of `widths`, in column order; expert `e` has `counts[e]` rows.
+pub(super) fn stacks<B: Kernels>(
+    check: &mut Check<'_, B>,
+    modules: &[(Base, Extras)],
+    widths: &[usize],
+    parts: &[usize],
+    in_features: usize,
+    counts: &[usize],
+) -> Both<Group<B>, Group<Reference>> {
+    let (mut group, mut expected) = group(check, &[], &[], parts, in_features);
+    let mut end = 0;
+    for (&(base, extras), &width) in modules.iter().zip(widths) {
+        end += width;
+        let stack = module(check, base, extras, end - width..end, in_features, counts.len());
+        group.modules.push(stack.0);
+        expected.modules.push(stack.1);
+    }
+    // The device reads the counts back from the starts.
+    group.rows = Some(ExpertRows::new(ExpertRows::<B>::of_counts(counts.to_vec(), check.device).starts));
+    expected.rows = Some(ExpertRows::of_counts(counts.to_vec(), &check.cpu));
+    (group, expected)
 }
 
 fn module<B: Kernels>(
@@ -74,9 +97,10 @@ fn module<B: Kernels>(
     extras: Extras,
     columns: std::ops::Range<usize>,
     in_features: usize,
+    matrices: usize,
 ) -> Both<Module<B>, Module<Reference>> {
-    let shape = [columns.len(), in_features];
-    let (weight, expected_weight) = weight(check, base, shape);
+    let shape = [matrices * columns.len(), in_features];
+    let (weight, expected_weight) = weight(check, base, shape, matrices);
     let (weight_gradient, expected_gradient) = match base {
         Base::Quantized(_) | Base::Dense => (WeightGradient::Frozen, WeightGradient::Frozen),
         Base::New => (WeightGradient::New, WeightGradient::New),
@@ -97,7 +121,7 @@ fn module<B: Kernels>(
         .adapter
         .then(|| {
             let (rank, scale) = (check.case.rank, 1.5);
-            let (a, b) = (check.random_f32([rank, shape[1]], 0.2), check.random_f32([shape[0], rank], 0.2));
+            let (a, b) = (check.random_f32([matrices * rank, shape[1]], 0.2), check.random_f32([shape[0], rank], 0.2));
             let (magnitude, expected) = extras.magnitude.then(|| self::magnitude(check, shape[0])).unzip();
             (Adapter { a: a.0, b: b.0, scale, magnitude }, Adapter { a: a.1, b: b.1, scale, magnitude: expected })
         })
@@ -120,12 +144,20 @@ fn magnitude<B: Kernels>(check: &mut Check<'_, B>, width: usize) -> Both<Magnitu
     (Magnitude { value: value.0, norm: norm.0 }, Magnitude { value: value.1, norm: norm.1 })
 }
 
-fn weight<B: Kernels>(check: &mut Check<'_, B>, base: Base, shape: [usize; 2]) -> Both<Weight<B>, Weight<Reference>> {
+fn weight<B: Kernels>(
+    check: &mut Check<'_, B>,
+    base: Base,
+    shape: [usize; 2],
+    matrices: usize,
+) -> Both<Weight<B>, Weight<Reference>> {
     match base {
         Base::Quantized(format) => {
             let (_, values) = check.random_f32(shape, 0.1);
             let host: Vec<f32> = values.into_data().to_vec().expect("the values are f32");
-            let quantized = format.quantize(&host, &shape).expect("random values can be quantized");
+            let mut quantized = format.quantize(&host, &shape).expect("random values can be quantized");
+            if matrices > 1 && matrix_scales(format, [shape[0] / matrices, shape[1]]) == MatrixScales::Float {
+                quantized.scales.block = BlockScales::Float(quantized.scales.block.values());
+            }
             let expected = QuantizedWeight::<Reference>::upload(&quantized, &check.cpu);
             (Weight::Quantized(QuantizedWeight::<B>::upload(&quantized, check.device)), Weight::Quantized(expected))
         }
@@ -212,7 +244,7 @@ impl<B: Kernels> Scenario<B> {
         for &keep in keeps {
             let (outputs, saved) = B::project(self.prologue.0.clone(), &self.group.0, self.epilogue.0.clone(), keep);
             let (expected, expected_saved) =
-                reference::project(self.prologue.1.clone(), &self.group.1, self.epilogue.1.clone(), keep);
+                expected_project(self.prologue.1.clone(), &self.group.1, self.epilogue.1.clone(), keep);
             check.same(&format!("project ({name}): number of parts"), outputs.len() == expected.len());
             for (output, expected) in outputs.into_iter().zip(expected) {
                 check.same(&format!("project ({name}): format"), output.dtype() == check.case.dtype);
@@ -242,9 +274,25 @@ impl<B: Kernels> Scenario<B> {
         let (d_outputs, expected_d_outputs) = self.d_outputs.iter().cloned().unzip();
         let (d_residual, expected_d_residual) = self.d_residual.clone().unzip();
         let grads = B::project_backward(saved, self.group.0.clone(), d_outputs, d_residual);
-        let expected =
-            reference::project_backward(expected_saved, self.group.1.clone(), expected_d_outputs, expected_d_residual);
+        let group = self.group.1.clone();
+        let expected = match group.rows {
+            None => reference::project_backward(expected_saved, group, expected_d_outputs, expected_d_residual),
+            Some(_) => stacked::project_backward(expected_saved, group, expected_d_outputs, expected_d_residual),
+        };
         compare(check, &format!("project_backward ({name})"), grads, expected);
+    }
+}
+
+/// Computes a projection by the reference bodies.
+fn expected_project(
+    prologue: Prologue<Reference>,
+    group: &Group<Reference>,
+    epilogue: Epilogue<Reference>,
+    keep: Keep,
+) -> (Vec<Tensor<Reference, 2>>, Option<Box<ProjectSaved<Reference>>>) {
+    match group.rows {
+        None => reference::project(prologue, group, epilogue, keep),
+        Some(_) => stacked::project(prologue, group, epilogue, keep),
     }
 }
 

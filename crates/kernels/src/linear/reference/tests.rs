@@ -40,7 +40,8 @@ fn gradients_of_weight_bias_adapter_and_input_equal_autodiff() {
         adapter: Some(recorded_pair.clone()),
         ..module(0..40, Weight::Dense(rw.clone()))
     };
-    let group = Group { modules: vec![recorded], parts: vec![40], gemms: GemmFormat::Compute, dropout: None };
+    let group =
+        Group { modules: vec![recorded], parts: vec![40], gemms: GemmFormat::Compute, dropout: None, rows: None };
     let (outputs, saved) = project(Prologue::None { x: rx.clone() }, &group, Epilogue::None, Keep::Nothing);
     assert!(saved.is_none());
     let expected = recorded_backward(outputs.into_iter().next().unwrap(), &dy);
@@ -51,7 +52,8 @@ fn gradients_of_weight_bias_adapter_and_input_equal_autodiff() {
         adapter: Some(Adapter { a, b, scale: SCALE, magnitude: None }),
         ..module(0..40, Weight::Dense(weight))
     };
-    let group = Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute, dropout: None };
+    let group =
+        Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute, dropout: None, rows: None };
     let mut grads = run(Prologue::None { x }, group, vec![dy], None);
     let module = grads.modules.remove(0);
     assert_close(grads.input.plain(), rx.grad(&expected).unwrap(), 1e-5);
@@ -78,7 +80,7 @@ fn gradients_under_dropout_equal_autodiff_and_the_weight_reads_what_is_dropped()
         adapter: Some(Adapter { a, b, scale: SCALE, magnitude: None }),
         ..module(0..40, Weight::Dense(weight))
     };
-    let group = Group { modules: vec![module], parts: vec![40], gemms: GemmFormat::Compute, dropout };
+    let group = Group { modules: vec![module], parts: vec![40], gemms: GemmFormat::Compute, dropout, rows: None };
     let (outputs, _) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Nothing);
     assert_close(outputs.into_iter().next().unwrap(), y.inner(), 1e-5);
     let mut grads = run(Prologue::None { x }, group, vec![dy], None);
@@ -117,7 +119,7 @@ fn gradients_under_magnitudes_equal_autodiff_with_the_norms_held_constant() {
         pair.magnitude = Some(Magnitude { value: m, norm: norm_of_all });
         let module =
             Module { adapter: Some(pair), bias: Some(Bias { value: bias, trains: true }), ..module(0..40, weight) };
-        let group = Group { modules: vec![module], parts: vec![40], gemms: GemmFormat::Compute, dropout };
+        let group = Group { modules: vec![module], parts: vec![40], gemms: GemmFormat::Compute, dropout, rows: None };
         let (outputs, _) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Nothing);
         assert_close(outputs.into_iter().next().unwrap(), y.inner(), 1e-5);
         let mut grads = run(Prologue::None { x }, group, vec![dy.clone()], None);
@@ -176,7 +178,13 @@ fn head_norms_and_rotation(
     let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(recorded(&tables)) };
     let prologue = Prologue::Norm { x: rx.clone(), norm: norm(rn.clone()) };
     let one_module = vec![module(0..query + 2 * kv, Weight::Dense(rw.clone()))];
-    let group = Group { modules: one_module, parts: vec![query, kv, kv], gemms: GemmFormat::Compute, dropout: None };
+    let group = Group {
+        modules: one_module,
+        parts: vec![query, kv, kv],
+        gemms: GemmFormat::Compute,
+        dropout: None,
+        rows: None,
+    };
     let (outputs, _) = project(prologue, &group, Epilogue::Heads(epilogue), Keep::Nothing);
     let loss = outputs
         .into_iter()
@@ -190,7 +198,13 @@ fn head_norms_and_rotation(
     let qk_norm = Some(QkNorms { q: norm(q_norm), k: norm(k_norm) });
     let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(tables) };
     let trained = Module { weight_gradient: WeightGradient::New, ..module(0..query + 2 * kv, Weight::Dense(weight)) };
-    let group = Group { modules: vec![trained], parts: vec![query, kv, kv], gemms: GemmFormat::Compute, dropout: None };
+    let group = Group {
+        modules: vec![trained],
+        parts: vec![query, kv, kv],
+        gemms: GemmFormat::Compute,
+        dropout: None,
+        rows: None,
+    };
     let residual = random::<Plain, 2>(11, [TOKENS, INPUT]);
     for keep in [Keep::Inputs, Keep::Everything] {
         let prologue = Prologue::Norm { x: x.clone(), norm: norm(input_norm.clone()) };
@@ -219,6 +233,7 @@ fn gradients_through_a_norm_after_the_gemm_equal_autodiff() {
         parts: vec![40],
         gemms: GemmFormat::Compute,
         dropout: None,
+        rows: None,
     };
     let norm = NormWeight { weight: rn.clone(), offset: 1.0, epsilon: 1e-5, trains: true };
     let epilogue = Epilogue::NormResidual { norm, residual: Tensor::from_inner(residual.clone()) };
@@ -227,7 +242,8 @@ fn gradients_through_a_norm_after_the_gemm_equal_autodiff() {
     let expected = recorded_backward(outputs.into_iter().next().unwrap(), &dy);
 
     let trained = Module { weight_gradient: WeightGradient::New, ..module(0..40, Weight::Dense(weight)) };
-    let group = Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute, dropout: None };
+    let group =
+        Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute, dropout: None, rows: None };
     let epilogue = Epilogue::NormResidual {
         norm: NormWeight { weight: scale, offset: 1.0, epsilon: 1e-5, trains: true },
         residual,
@@ -303,6 +319,7 @@ fn input_gradients_of_modules_that_share_an_input_add_up() {
             parts: vec![width],
             gemms: GemmFormat::Compute,
             dropout: None,
+            rows: None,
         };
         run(Prologue::None { x: x.clone() }, group, vec![dy.clone()], None).input.plain()
     };
@@ -313,6 +330,7 @@ fn input_gradients_of_modules_that_share_an_input_add_up() {
         parts: vec![40, 16],
         gemms: GemmFormat::Compute,
         dropout: None,
+        rows: None,
     };
     let together = run(Prologue::None { x: x.clone() }, group, vec![first, second], None);
     assert_eq!(together.modules.len(), 2);
@@ -337,6 +355,7 @@ fn a_fused_module_computes_what_separate_ones_compute() {
             parts: parts.clone(),
             gemms: GemmFormat::Compute,
             dropout: None,
+            rows: None,
         };
         let (outputs, saved) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Inputs);
         let grads = project_backward(*saved.unwrap(), group, d_outputs.clone(), None);
@@ -360,7 +379,7 @@ fn a_weight_gradient_is_added_to_the_sum_that_was_given() {
     let earlier = random::<Plain, 2>(4, [8, INPUT]);
     let gradient = |weight_gradient| {
         let modules = vec![Module { weight_gradient, ..module(0..8, weight.clone()) }];
-        let group = Group { modules, parts: vec![8], gemms: GemmFormat::Compute, dropout: None };
+        let group = Group { modules, parts: vec![8], gemms: GemmFormat::Compute, dropout: None, rows: None };
         run(Prologue::None { x: x.clone() }, group, vec![dy.clone()], None).modules.remove(0).weight.unwrap()
     };
     let expected = earlier.clone().add(gradient(WeightGradient::New));
@@ -381,6 +400,7 @@ fn a_quantized_weight_computes_what_its_dequantized_values_compute() {
                 parts: vec![40],
                 gemms: GemmFormat::Compute,
                 dropout: None,
+                rows: None,
             };
             let (y, saved) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Inputs);
             (y[0].clone(), project_backward(*saved.unwrap(), group, vec![dy.clone()], None).input.plain())
@@ -396,8 +416,13 @@ fn a_quantized_weight_computes_what_its_dequantized_values_compute() {
 #[should_panic(expected = "a gated prologue has no residual path")]
 fn a_residual_gradient_past_a_gated_prologue_is_a_bug() {
     let weight = Weight::Dense(random::<Plain, 2>(3, [8, INPUT]));
-    let group =
-        Group { modules: vec![module(0..8, weight)], parts: vec![8], gemms: GemmFormat::Compute, dropout: None };
+    let group = Group {
+        modules: vec![module(0..8, weight)],
+        parts: vec![8],
+        gemms: GemmFormat::Compute,
+        dropout: None,
+        rows: None,
+    };
     let x = random::<Plain, 2>(1, [5, INPUT]);
     let prologue = Prologue::Gated { gate: x.clone(), up: x.clone(), activation: Activation::Silu };
     run(prologue, group, vec![random(2, [5, 8])], Some(x));

@@ -140,7 +140,7 @@ fn a_read_that_fails_in_the_middle_names_file_and_tensor() {
         OpenOptions::new().write(true).open(&path).unwrap().set_len(length - 8 * 400 - 7).unwrap();
         let mut taken = 0;
         let error = read_ahead(&folder, &requests, limits, &buffer, |ahead| {
-            requests.iter().find_map(|request| ahead.take(&request.name).skip().map(|()| taken += 1).err())
+            requests.iter().find_map(|request| ahead.take(&request.name).skip().map(|_| taken += 1).err())
         })
         .unwrap()
         .unwrap();
@@ -191,7 +191,9 @@ fn the_hash_depends_on_contents_and_pieces_and_not_on_readers_or_repeats() {
         let (folder, mut requests) = (HfFolder::open(temp.path()).unwrap(), requests(&lengths, None));
         requests.extend(again.then(|| requests[1].clone()));
         read_ahead(&folder, &requests, limits, &buffer, |ahead| {
-            requests.iter().for_each(|request| ahead.take(&request.name).skip().unwrap());
+            for request in &requests {
+                ahead.take(&request.name).skip().unwrap();
+            }
             ahead.hash()
         })
         .unwrap()
@@ -238,7 +240,9 @@ fn a_panic_on_either_side_ends_the_other() {
     };
     let reader = || {
         read_ahead(&folder, &requests, NARROW, &fails, |ahead| {
-            requests.iter().for_each(|request| ahead.take(&request.name).skip().unwrap());
+            for request in &requests {
+                ahead.take(&request.name).skip().unwrap();
+            }
         })
     };
     assert!(catch_unwind(AssertUnwindSafe(reader)).is_err());

@@ -216,15 +216,16 @@ DEVICE void dropped_row(T *y, const T *x, long long first, int d, bool adds, uns
 }
 
 // y [n, d] = (adds ? y : 0) + x with dropped values at zero and the others times scale; rows at strides of their own. y may be x only at
-// the same stride.
+// the same stride. `first` is the index of x's first value in the mask.
 // grid (n, 1); with few rows (n, ceil(d / 4096)) fills the device; block (256), no dynamic shared memory.
 KERNEL __launch_bounds__(256)
-dropout(T *y, long long y_stride, const T *x, long long x_stride, unsigned long long key, float scale, int threshold, int adds, long long n, int d) {
+dropout(T *y, long long y_stride, const T *x, long long x_stride, unsigned long long key, long long first, float scale, int threshold,
+        int adds, long long n, int d) {
     const bool vectors = d % 8 == 0 && y_stride % 8 == 0 && x_stride % 8 == 0 && aligned16(y, x);
     for (long long row = blockIdx.x; row < n; row += gridDim.x) {
         T *to = y + row * y_stride;
         const T *from = x + row * x_stride;
-        if (vectors) dropped_row<8>(to, from, row * d, d, adds != 0, threshold, scale, key);
-        else dropped_row<1>(to, from, row * d, d, adds != 0, threshold, scale, key);
+        if (vectors) dropped_row<8>(to, from, first + row * d, d, adds != 0, threshold, scale, key);
+        else dropped_row<1>(to, from, first + row * d, d, adds != 0, threshold, scale, key);
     }
 }

@@ -13,7 +13,7 @@ use super::modules::Routed;
 use super::operands::fp8::codes::RowLayout;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, engine, tensor};
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
-use crate::linear::{SavedHeads, SavedOutputNorm, into_parts};
+use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, reference, stacked};
 use crate::{
     Adapter, Dropout, Epilogue, Group, HeadsEpilogue, Keep, LinearOps, ModuleGradients, NormWeight, ProjectGradients,
     ProjectSaved, Prologue, RotaryTables, Weight,
@@ -59,7 +59,10 @@ impl LinearOps for Cuda {
         keep: Keep,
     ) -> (Vec<Tensor<Self, 2>>, Option<Box<ProjectSaved<Self>>>) {
         let engine = engine(&first_input(&prologue).device());
-        engine.section(|| engine.project(prologue, group, epilogue, keep))
+        engine.section(|| match group.rows {
+            None => engine.project(prologue, group, epilogue, keep),
+            Some(_) => stacked::project(prologue, group, epilogue, keep),
+        })
     }
 
     fn project_backward(
@@ -69,7 +72,10 @@ impl LinearOps for Cuda {
         d_residual_ni: Option<Tensor<Self, 2>>,
     ) -> ProjectGradients<Self> {
         let engine = engine(&first_input(&saved.prologue).device());
-        engine.section(|| engine.group_backward(saved, group, d_outputs, d_residual_ni, None, None))
+        engine.section(|| match group.rows {
+            None => engine.group_backward(saved, group, d_outputs, d_residual_ni, None, None),
+            Some(_) => stacked::project_backward(saved, group, d_outputs, d_residual_ni),
+        })
     }
 
     fn mlp_backward(
@@ -79,7 +85,10 @@ impl LinearOps for Cuda {
         after_down: impl FnOnce(Vec<ModuleGradients<Self>>, Option<Tensor<Self, 1>>),
     ) -> ProjectGradients<Self> {
         let engine = engine(&dy_no.device());
-        engine.section(|| engine.mlp_backward(groups, dy_no, d_residual_ni, after_down))
+        engine.section(|| match groups[1].1.rows {
+            None => engine.mlp_backward(groups, dy_no, d_residual_ni, after_down),
+            Some(_) => reference::mlp_backward(groups, dy_no, d_residual_ni, after_down),
+        })
     }
 
     fn row_squares(weight: &Weight<Self>, dtype: DType) -> Tensor<Self, 1> {

@@ -9,12 +9,13 @@ pub(super) mod planned;
 mod processors;
 
 use burn_tensor::backend::Backend;
-use burn_tensor::{DType, Tensor, TensorData};
+use burn_tensor::{DType, Int, Tensor, TensorData};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::Driver;
 
 use crate::backends::cuda::engine::{
-    Cost, Cuda, Engine, Lent, check, check_launch, device_count, engine, float, payload, shared, tensor, view,
+    Cost, Cuda, Engine, Lent, MatrixView, check, check_launch, device_count, engine, float, int_tensor, payload,
+    shared, tensor, view,
 };
 use crate::memory::{DeviceTime, Elsewhere, Hint, RunShape};
 use crate::{GemmAlgorithms, HostBuffer, MemoryOps, Offloaded, Payload, Readback};
@@ -121,6 +122,40 @@ impl MemoryOps for Cuda {
         })
     }
 
+    fn code_slices(x: Tensor<Self, 1, Int>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, 1, Int>> {
+        let (engine, length) = (engine(&x.device()), x.dims()[0]);
+        engine.section(|| {
+            let x = engine.int_matrix(x);
+            let slice = |&(start, count): &(usize, usize)| {
+                assert!(start + count <= length, "{start}+{count} of {length}");
+                int_tensor(view(&x, start, &[count], vec![1]))
+            };
+            ranges.iter().map(slice).collect()
+        })
+    }
+
+    fn join_rows(parts: Vec<Tensor<Self, 2>>) -> Tensor<Self, 2> {
+        let engine = engine(&parts.first().expect("some expert has rows").device());
+        engine.section(|| tensor(engine.join_rows(parts).tensor))
+    }
+
+    fn zeros(shape: [usize; 2], device: &CudaDevice) -> Tensor<Self, 2> {
+        let engine = engine(device);
+        engine.section(|| {
+            let zeros = engine.view_of(engine.empty(shape, DType::F32));
+            engine.fill(zeros.block(), 0.0);
+            tensor(zeros.tensor)
+        })
+    }
+
+    fn read_integers(x: Tensor<Self, 1, Int>) -> Vec<i32> {
+        let engine = engine(&x.device());
+        engine.section(|| {
+            let x = engine.int_matrix(x);
+            check("reading numbers", engine.copies.integers(engine.stream(), &x))
+        })
+    }
+
     fn read_later(values: Vec<Tensor<Self, 1>>) -> Readback {
         let engine = engine(&values[0].device());
         let copied = engine.section(|| {
@@ -157,6 +192,18 @@ fn make_room(engine: &Engine, tokens: usize) {
 }
 
 impl Engine {
+    /// Puts matrices below each other.
+    fn join_rows(&self, parts: Vec<Tensor<Cuda, 2>>) -> MatrixView {
+        let parts: Vec<MatrixView> = parts.into_iter().map(|part| self.matrix(part)).collect();
+        let joined = self.empty_matrix(parts.iter().map(|part| part.rows).sum(), parts[0].width, parts[0].dtype);
+        let mut start = 0;
+        for part in &parts {
+            self.copy_rows(part.block(), joined.block().rows(start, part.rows));
+            start += part.rows;
+        }
+        joined
+    }
+
     /// Returns unused pool memory if the device has less than a section needs now, because CubeCL's queue thread panics if it cannot allocate.
     pub(super) fn make_room_for(&self, bytes: usize) {
         let free = || check("asking for free memory", self.context().memory()).free_bytes;

@@ -1,16 +1,16 @@
 //! Routing of tokens to experts on CUDA. Kernels: `routing.cu`.
 //!
-//! Choice, order and sums stay on the device. The host reads one number per expert, its number of rows, because it
-//! determines the sizes of the experts' GEMMs.
-//! Trade-off: that read waits for the stream once per routing; a grouped GEMM that takes its sizes from the device would not.
+//! Choice, order, counts and sums stay on the device. The host reads the rows of each expert only where something asks for them
+//! ([`crate::linear::ExpertRows::counts`]).
+//! Trade-off: each expert's block looks at all choices twice, to count its own and to place them.
 
 use burn_tensor::{DType, Int, Tensor};
-use cubecl::cuda::CudaDevice;
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK, arguments, check, engine,
-    grid, int_tensor, tensor,
+    BlockArguments, Cuda, Engine, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK, arguments, engine, grid,
+    int_tensor, tensor,
 };
+use crate::linear::ExpertRows;
 use crate::{MoeOps, Routing};
 
 impl MoeOps for Cuda {
@@ -67,20 +67,18 @@ impl MoeOps for Cuda {
             (tensor(dx.tensor), tensor(d_weights.tensor))
         })
     }
+}
 
-    fn join_rows(parts: Vec<Tensor<Self, 2>>) -> Tensor<Self, 2> {
-        let engine = engine(&parts.first().expect("some expert has rows").device());
-        engine.section(|| tensor(engine.join_rows(parts).tensor))
-    }
-
-    fn zero_gradient(elements: usize, device: &CudaDevice) -> Tensor<Self, 1> {
-        let engine = engine(device);
-        engine.section(|| {
-            let zeros = engine.view_of(engine.empty([elements], DType::F32));
-            engine.fill(zeros.block(), 0.0);
-            tensor(zeros.tensor)
-        })
-    }
+/// Choices sorted by expert.
+struct Placed {
+    /// The row of each choice.
+    rows_nk: MatrixView,
+    /// The choice of each row.
+    choices_s: MatrixView,
+    /// The token of each row.
+    tokens_s: MatrixView,
+    /// The first row of each expert, and the end of the last one.
+    starts: MatrixView,
 }
 
 fn int_data(matrix: MatrixView) -> Tensor<Cuda, 1, Int> {
@@ -111,7 +109,7 @@ impl Engine {
         };
         // SAFETY: logits and probabilities are [n, e], the others [n, k], all dense; e is at most what a warp's masks hold.
         unsafe { self.launch(launch, &arguments) };
-        let (rows_nk, choices_s, tokens_s, rows) = self.place(&chosen, experts);
+        let Placed { rows_nk, choices_s, tokens_s, starts } = self.place(&chosen, experts);
         Routing {
             probabilities_ne: tensor(probabilities.tensor),
             experts_nk: int_tensor(chosen.tensor),
@@ -120,12 +118,11 @@ impl Engine {
             rows_nk: int_tensor(rows_nk.tensor),
             choices_s: int_data(choices_s),
             tokens_s: int_data(tokens_s),
-            rows,
+            rows: ExpertRows::new(int_data(starts)),
         }
     }
 
-    /// Computes the row of each choice, the choice and the token of each row, and the number of rows of each expert.
-    fn place(&self, chosen: &MatrixView, experts: usize) -> (MatrixView, MatrixView, MatrixView, Vec<usize>) {
+    fn place(&self, chosen: &MatrixView, experts: usize) -> Placed {
         let (choices, top_k) = (chosen.count(), chosen.width);
         let counts = self.integers(experts);
         let launch = self.routing_launch("count_rows", DType::F32, experts, chosen.bytes());
@@ -133,16 +130,17 @@ impl Engine {
         // SAFETY: `chosen` holds that many i32, `counts` one per expert.
         unsafe { self.launch(launch, &arguments) };
         let rows_nk = self.empty_matrix(chosen.rows, top_k, DType::I32);
-        let (choices_s, tokens_s) = (self.integers(choices), self.integers(choices));
+        let (choices_s, tokens_s, starts) =
+            (self.integers(choices), self.integers(choices), self.integers(experts + 1));
         let launch = self.routing_launch("place_rows", DType::F32, experts, 4 * chosen.bytes());
         let arguments = arguments! {
-            rows: rows(&rows_nk), choices_of: rows(&choices_s), tokens: rows(&tokens_s), experts: rows(chosen),
-            counts: rows(&counts), choices: long(choices), k: int(top_k),
+            rows: rows(&rows_nk), choices_of: rows(&choices_s), tokens: rows(&tokens_s), starts: rows(&starts),
+            experts: rows(chosen), counts: rows(&counts), choices: long(choices), k: int(top_k),
         };
-        // SAFETY: the three outputs have one i32 per choice, and each choice has an expert below the number of blocks.
+        // SAFETY: the first three outputs have one i32 per choice, the starts one per expert and one more, and each choice has an expert below the
+        // number of blocks.
         unsafe { self.launch(launch, &arguments) };
-        let rows = check("reading the rows of experts", self.copies.integers(self.stream(), &counts));
-        (rows_nk, choices_s, tokens_s, rows.into_iter().map(|count| count as usize).collect())
+        Placed { rows_nk, choices_s, tokens_s, starts }
     }
 
     fn route_backward(&self, routing: &Routing<Cuda>, d_weights: &MatrixView, dtype: DType) -> MatrixView {
@@ -201,16 +199,5 @@ impl Engine {
         // SAFETY: y and dx are [n k, d], dy is [n, d], the weights [n, k], and every choice has one row.
         unsafe { self.launch(launch, &arguments) };
         (dx, d_weights)
-    }
-
-    fn join_rows(&self, parts: Vec<Tensor<Cuda, 2>>) -> MatrixView {
-        let parts: Vec<MatrixView> = parts.into_iter().map(|part| self.matrix(part)).collect();
-        let joined = self.empty_matrix(parts.iter().map(|part| part.rows).sum(), parts[0].width, parts[0].dtype);
-        let mut start = 0;
-        for part in &parts {
-            self.copy_rows(part.block(), joined.block().rows(start, part.rows));
-            start += part.rows;
-        }
-        joined
     }
 }

@@ -75,14 +75,19 @@ KERNEL __launch_bounds__(256) count_rows(int *counts, const int *experts, long l
     counts[expert] = total;
 }
 
-// Places the choices of each expert one after the other: rows [choices] and its inverse choices_of [choices], and the token of each row.
+// Places the choices of each expert one after the other: rows [choices] and its inverse choices_of [choices], the token of each row, and the
+// first row of each expert and the end of the last one, starts [e + 1].
 // grid (e), block (256), no dynamic shared memory.
-KERNEL __launch_bounds__(256) place_rows(int *rows, int *choices_of, int *tokens, const int *experts, const int *counts,
+KERNEL __launch_bounds__(256) place_rows(int *rows, int *choices_of, int *tokens, int *starts, const int *experts, const int *counts,
                                          long long choices, int k) {
     __shared__ int warps[8];
     const int expert = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int next = 0;
     for (int i = 0; i < expert; ++i) next += counts[i];
+    if (threadIdx.x == 0) {
+        starts[expert] = next;
+        if (expert + 1 == gridDim.x) starts[gridDim.x] = next + counts[expert];
+    }
     if (counts[expert] == 0) return;
     for (long long first = 0; first < choices; first += 256) {
         const long long choice = first + threadIdx.x;

@@ -46,7 +46,7 @@ impl Engine {
         };
         let arguments = arguments! {
             y: rows(&to), y_stride: long(to.stride), x: rows(&x), x_stride: long(x.stride),
-            key: i64(dropout.key() as i64), scale: f32(dropout.scale()), threshold: i32(dropout.threshold() as i32),
+            key: i64(dropout.key() as i64), first: i64(dropout.first() as i64), scale: f32(dropout.scale()), threshold: i32(dropout.threshold() as i32),
             adds: i32(i32::from(adds)), n: long(x.rows), d: int(x.width),
         };
         // SAFETY: both blocks are [rows, width] of this dtype at the strides given.
