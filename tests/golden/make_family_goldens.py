@@ -32,6 +32,8 @@ FAMILIES = {
     "tiny-mixtral": dict(ids=516, lora=520, packed=649, prompts=[444, 434]),
     "tiny-qwen3-moe": dict(ids=528, lora=522, packed=642, prompts=[443, 448]),
     "tiny-gpt-oss": dict(ids=651, lora=561, packed=560, prompts=[439, 435]),
+    "tiny-qwen2-moe": dict(ids=841, lora=853, packed=859, prompts=[433, 432]),
+    "tiny-glm4-moe": dict(ids=2005, lora=2004, packed=2006, prompts=[430, 433]),
     "tiny-olmo3": dict(ids=530, lora=540, packed=550, prompts=[430, 433]),
     "tiny-granite": dict(ids=531, lora=541, packed=551, prompts=[430, 431]),
     "tiny-gemma": dict(ids=537, lora=542, packed=552, prompts=[430, 434]),
@@ -60,9 +62,23 @@ PROMPT_TOKENS = [7, 20]
 def check_routing(model, input_ids):
     """No token is near a tie between its last expert and the next one, which would make the golden a test of rounding."""
     top_k = getattr(model.config, "num_experts_per_tok", None)
-    for logits in model(input_ids, output_router_logits=True).router_logits if top_k else []:
-        values = logits.topk(top_k + 1).values
-        assert (values[:, -2] - values[:, -1]).min() > 0.01
+    logits_of_layers = model(input_ids, output_router_logits=True).router_logits if top_k else []
+    corrections = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    for layer, logits in enumerate(logits_of_layers):
+        # Sigmoids are closer to each other than logits.
+        scores, least = (logits.sigmoid() + corrections[layer], 0.001) if corrections else (logits, 0.01)
+        if corrections:
+            groups = scores.unflatten(1, (model.config.n_group, -1))
+            sums, chosen = groups.topk(2).values.sum(-1).sort(descending=True)
+            assert gap(sums, model.config.topk_group) > least
+            of_chosen = torch.arange(model.config.n_group) == chosen[:, : model.config.topk_group, None]
+            scores = groups.masked_fill(~of_chosen.any(1)[:, :, None], -1.0).flatten(1)
+        assert gap(scores.sort(descending=True).values, top_k) > least
+
+
+def gap(values, count):
+    """The least distance between the last of the `count` largest values and the next one."""
+    return (values[:, count - 1] - values[:, count]).min()
 
 
 def make_family(maker, name, seeds):

@@ -28,7 +28,7 @@ pub use recipe::{
 
 /// One checkpoint per family. Each has an adapter `<name>-lora` on all projections but experts, and the golden files `<name>`, `<name>-lora`,
 /// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
-pub const FAMILIES: [&str; 22] = [
+pub const FAMILIES: [&str; 24] = [
     "tiny-llama",
     "tiny-llama-bias", // biases on all projections
     "tiny-mistral",    // sliding window, head_dim 24
@@ -41,20 +41,22 @@ pub const FAMILIES: [&str; 22] = [
     "tiny-gemma3",     // norms of q and k; a rope per type of layer
     "tiny-mixtral",    // experts in both layers, weights that add up to one
     "tiny-qwen3-moe",  // a dense layer and one of experts, norms of q and k
-    "tiny-olmo3",      // as OLMo 2; a window in one layer, a scaled rope in the other
-    "tiny-granite",    // factors of embedding, scores, residual stream and logits; biases on all projections
-    "tiny-gemma",      // scaled embedding, gated GELU, one key head
-    "tiny-glm4",       // neighbors rotated in half of each head, norms around attention and MLP, fused gate and up
-    "tiny-glm",        // the same without norms of outputs, whole heads rotated
+    "tiny-qwen2-moe",  // experts in both layers, a shared one behind a gate, biases on q, k and v
+    "tiny-glm4-moe", // sigmoid router with corrections and groups, a shared expert, norms of q and k, biases, half of each head rotated
+    "tiny-olmo3",    // as OLMo 2; a window in one layer, a scaled rope in the other
+    "tiny-granite",  // factors of embedding, scores, residual stream and logits; biases on all projections
+    "tiny-gemma",    // scaled embedding, gated GELU, one key head
+    "tiny-glm4",     // neighbors rotated in half of each head, norms around attention and MLP, fused gate and up
+    "tiny-glm",      // the same without norms of outputs, whole heads rotated
     "tiny-ministral3", // yarn, queries that grow with their position
-    "tiny-gemma3-vl",  // the text model of a checkpoint with a vision tower, as are the next
-    "tiny-mistral3",   // an untied head, head_dim 24
+    "tiny-gemma3-vl", // the text model of a checkpoint with a vision tower, as are the next
+    "tiny-mistral3", // an untied head, head_dim 24
     "tiny-qwen2-5-vl", // stored under the text model's own names
-    "tiny-qwen3-vl",   // stored under the names of transformers' modules
+    "tiny-qwen3-vl", // stored under the names of transformers' modules
 ];
 
 /// Those of [`FAMILIES`] with experts.
-pub const MIXTURES: [&str; 2] = ["tiny-mixtral", "tiny-qwen3-moe"];
+pub const MIXTURES: [&str; 4] = ["tiny-mixtral", "tiny-qwen3-moe", "tiny-qwen2-moe", "tiny-glm4-moe"];
 
 /// Returns a path in this package, or in the folder that `FIREBRICK_TESTS` names: the unpacked GPU suite.
 fn here(parts: &[&str]) -> PathBuf {

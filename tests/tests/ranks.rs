@@ -383,9 +383,11 @@ fn a_mixture_of_experts_trains_under_every_zero_stage_as_on_one_rank() {
     let steps = ["train.steps=2", "eval.every_steps=0", "eval.exact_match_prompts=0", "checkpoint.every_steps=2"];
     let mixtral = "model='{fixtures}/tiny-mixtral'";
     let router: &[&str] = &[mixtral, "lora={r=4,alpha=8,modules_to_save=['gate']}", "train.learning_rate=1e-3"];
-    let kinds: [(&[&str], &[usize]); 3] = [
+    let kinds: [(&[&str], &[usize]); 5] = [
         (&[mixtral, "mode=full"], &[0, 1, 2, 3]),
         (&["model='{fixtures}/tiny-qwen3-moe'", "mode=full"], &[0, 1, 2, 3]),
+        (&["model='{fixtures}/tiny-qwen2-moe'", "mode=full"], &[3]),
+        (&["model='{fixtures}/tiny-glm4-moe'", "mode=full"], &[2, 3]),
         (router, &[1, 2]),
     ];
     for (kind, stages) in kinds {

@@ -4,6 +4,7 @@
 //! back unchanged.
 //! Trade-off: token ids that neither file names stay absent, where transformers has defaults that fit one vocabulary only.
 
+use std::ops::Range;
 use std::path::Path;
 
 use serde_json::{Map, Value, to_string_pretty};
@@ -19,6 +20,12 @@ use crate::spec::ModelSpec;
 /// The key of the number format, and its name in transformers 4.
 const DTYPES: [&str; 2] = ["dtype", "torch_dtype"];
 
+/// Returns the numbers of the layers after the `layers` of the decoder, under the names of the key in checkpoints and in transformers 5.
+fn skipped_layers(json: &JsonObject, layers: usize) -> Result<Range<usize>, ArchError> {
+    let count = json.usize("num_nextn_predict_layers")?.or(json.usize("num_mtp_layers")?).unwrap_or(0);
+    Ok(layers..layers.saturating_add(count))
+}
+
 /// The contents of a model folder's `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -32,6 +39,8 @@ pub struct ModelConfig {
     pub bos_token_id: Option<u32>,
     /// End-of-text tokens: `config.json`'s, then those that only `generation_config.json` names, then those that a run trains.
     pub eos_token_ids: Vec<u32>,
+    /// Numbers of layers that a checkpoint may have after the decoder's and that are not read: they predict more tokens than the next.
+    pub skipped_layers: Range<usize>,
     /// The number format that the weights were stored in, such as "bfloat16" (`dtype`, in transformers 4 `torch_dtype`).
     pub dtype: Option<String>,
     /// Rows of embedding and head in the folder: fewer than `spec.vocab_size` where tokens were added.
@@ -91,6 +100,12 @@ impl ModelConfig {
         ModelSpec { vocab_size: self.stored_vocab_size, ..self.spec.clone() }
     }
 
+    /// Returns whether a tensor belongs to a layer that is not read.
+    pub fn skips(&self, name: &str) -> bool {
+        let number = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        number.and_then(|(number, _)| number.parse().ok()).is_some_and(|layer| self.skipped_layers.contains(&layer))
+    }
+
     /// Changes a key of the text model, and of the wrapper where that has it too.
     fn set(&mut self, key: &str, value: Value) {
         let mut map = parse_object(&self.text, Path::new(CONFIG_FILE)).expect("the text was parsed before");
@@ -129,6 +144,7 @@ impl ModelConfig {
             |json: &JsonObject| Ok::<_, ArchError>(json.str(DTYPES[0])?.or(json.str(DTYPES[1])?).map(str::to_owned));
         Ok(Self {
             stored_vocab_size: spec.vocab_size,
+            skipped_layers: skipped_layers(&settings, spec.layers.len())?,
             new_tokens: Vec::new(),
             spec,
             model_type: family.model_type.to_owned(),

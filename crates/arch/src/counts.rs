@@ -13,6 +13,11 @@ impl ModelSpec {
         total(&self.tensors(), |_| true)
     }
 
+    /// Counts the parameters that train in full fine-tuning.
+    pub fn trainable_parameters(&self) -> u64 {
+        total(&self.tensors(), TensorSpec::may_train)
+    }
+
     /// Counts the parameters of tensors with this role.
     pub fn parameters_of(&self, role: Role) -> u64 {
         total(&self.tensors(), |tensor| tensor.role == role)
@@ -35,8 +40,9 @@ impl ModelSpec {
                 MlpGroups::Gated(_) => 0,
                 MlpGroups::Experts { router, .. } => router.weight_parameters(),
             };
+            let shared: u64 = groups.mlp.shared().map(GroupSpec::weight_parameters).sum();
             let of_token = mlp.saturating_mul(self.layers[layer].mlp.rows_per_token() as u64);
-            of_token.saturating_add(attention + router)
+            of_token.saturating_add(attention + router + shared)
         };
         (0..self.layers.len()).map(of_layer).fold(0, u64::saturating_add)
     }

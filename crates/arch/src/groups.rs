@@ -10,7 +10,8 @@
 
 use std::ops::Range;
 
-use crate::spec::{LayerSpec, MlpSpec, ModelSpec};
+use crate::router::SharedExpertSpec;
+use crate::spec::{ExpertNames, LayerSpec, MlpSpec, ModelSpec};
 
 /// The purpose of a group in its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,6 +30,12 @@ pub enum GroupKind {
     ExpertGateUp,
     /// Down projections of the experts.
     ExpertDown,
+    /// Gate and up projections of a shared expert; parts gate, up.
+    SharedGateUp,
+    /// Down projection of a shared expert.
+    SharedDown,
+    /// Gate of a shared expert's output, from the hidden size to 1.
+    SharedGate,
 }
 
 /// The groups of one layer.
@@ -53,7 +60,36 @@ pub enum MlpGroups {
         router: Box<GroupSpec>,
         /// Gate and up, then down, of all experts.
         experts: Box<[GroupSpec; 2]>,
+        /// The shared expert.
+        shared: Option<Box<SharedGroups>>,
     },
+}
+
+/// The groups of a shared expert.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedGroups {
+    /// Gate and up, then down.
+    pub mlp: [GroupSpec; 2],
+    /// The gate of its output.
+    pub gate: Option<GroupSpec>,
+}
+
+impl SharedGroups {
+    /// Iterates over the groups in the order of the forward pass.
+    pub fn groups(&self) -> impl Iterator<Item = &GroupSpec> {
+        self.mlp.iter().chain(&self.gate)
+    }
+}
+
+impl MlpGroups {
+    /// Iterates over the groups of the shared expert; none without one.
+    pub fn shared(&self) -> impl Iterator<Item = &GroupSpec> {
+        let shared = match self {
+            Self::Gated(_) => None,
+            Self::Experts { shared, .. } => shared.as_deref(),
+        };
+        shared.into_iter().flat_map(SharedGroups::groups)
+    }
 }
 
 impl LayerGroups {
@@ -68,9 +104,10 @@ impl LayerGroups {
         let mut groups = vec![self.qkv, self.attention_output];
         match self.mlp {
             MlpGroups::Gated(mlp) => groups.extend(*mlp),
-            MlpGroups::Experts { router, experts } => {
+            MlpGroups::Experts { router, experts, shared } => {
                 groups.push(*router);
                 groups.extend(*experts);
+                groups.extend(shared.into_iter().flat_map(|shared| shared.mlp.into_iter().chain(shared.gate)));
             }
         }
         groups
@@ -160,6 +197,12 @@ impl ModuleSpec {
         self.path.rsplit('.').next().unwrap_or(&self.path)
     }
 
+    /// Returns the last two parts of the path, e.g. `mlp.gate_proj`.
+    pub fn name_in_parent(&self) -> &str {
+        let start = self.path.rmatch_indices('.').nth(1).map_or(0, |(dot, _)| dot + 1);
+        &self.path[start..]
+    }
+
     /// Returns the name of the weight `[rows, in]`; on disk that of its pieces.
     pub fn weight_name(&self) -> String {
         weight_name(&self.path)
@@ -238,9 +281,25 @@ fn stacked(group: GroupSpec, count: usize, experts: &str, names: &[&str]) -> Gro
     GroupSpec { experts: Some(count), modules, ..group }
 }
 
+/// Builds the groups of a shared expert.
+fn shared_groups(layer: usize, hidden: usize, shared: SharedExpertSpec, names: ExpertNames) -> SharedGroups {
+    let (path, width) = (format!("{}.{}", names.block(), names.shared()), shared.intermediate_size);
+    let [gate, up, down] = names.projections().map(|name| format!("{path}.{name}"));
+    let gate_up = [(gate.as_str(), width), (up.as_str(), width)];
+    let output_gate = format!("{path}_gate");
+    let gated = shared.gated.then_some([(output_gate.as_str(), 1)]);
+    SharedGroups {
+        mlp: [
+            group(layer, GroupKind::SharedGateUp, hidden, &gate_up, None, false),
+            group(layer, GroupKind::SharedDown, width, &[(&down, hidden)], None, false),
+        ],
+        gate: gated.map(|gate| group(layer, GroupKind::SharedGate, hidden, &gate, None, false)),
+    }
+}
+
 impl ModelSpec {
-    /// Returns the groups of layer `layer` in the order of the forward pass: four; for a mixture of experts the two of attention, the router, and the
-    /// two of the experts.
+    /// Returns the groups of layer `layer` in the order of the forward pass: four; for a mixture of experts the two of attention, the router, the two
+    /// of the experts, and those of a shared expert.
     pub fn groups(&self, layer: usize) -> Vec<GroupSpec> {
         self.layer_groups(layer).into_groups()
     }
@@ -275,7 +334,7 @@ impl ModelSpec {
                     group(layer, GroupKind::Down, intermediate_size, &[("mlp.down_proj", hidden)], None, bias),
                 ]))
             }
-            MlpSpec::Experts { count, intermediate_size, names, fused, .. } => {
+            MlpSpec::Experts { count, intermediate_size, router, shared, names, fused, .. } => {
                 let block = names.block();
                 let [gate, up, down] = names.projections();
                 let path = |name: &str| format!("{block}.experts.{name}");
@@ -287,13 +346,14 @@ impl ModelSpec {
                 let gate_up = group(layer, GroupKind::ExpertGateUp, hidden, &gate_up, fused, false);
                 let of_down = [(down_path.as_str(), hidden)];
                 let of_down = group(layer, GroupKind::ExpertDown, intermediate_size, &of_down, None, false);
-                let (router, experts) = (format!("{block}.gate"), format!("model.layers.{layer}.{block}.experts"));
+                let (path, experts) = (format!("{block}.gate"), format!("model.layers.{layer}.{block}.experts"));
                 MlpGroups::Experts {
-                    router: Box::new(group(layer, GroupKind::Router, hidden, &[(&router, count)], None, false)),
+                    router: Box::new(group(layer, GroupKind::Router, hidden, &[(&path, count)], None, router.bias)),
                     experts: Box::new([
                         stacked(gate_up, count, &experts, &[gate, up]),
                         stacked(of_down, count, &experts, &[down]),
                     ]),
+                    shared: shared.map(|shared| Box::new(shared_groups(layer, hidden, shared, names))),
                 }
             }
         }
@@ -323,6 +383,7 @@ mod tests {
     use super::*;
     use crate::config::tests::tiny;
     use crate::shapes::{llama_3_1_8b, qwen3_8b};
+    use crate::router::RouterSpec;
     use crate::spec::{Activation, ExpertNames, MlpSpec};
 
     #[test]
@@ -366,7 +427,8 @@ mod tests {
             top_k: 2,
             intermediate_size: 6,
             activation: Activation::Silu,
-            normalizes_weights: true,
+            router: RouterSpec::softmax(true),
+            shared: None,
             names: ExpertNames::Mixtral,
             fused,
         };

@@ -13,6 +13,7 @@ pub mod module_names;
 mod new_tokens;
 pub mod quantization;
 pub mod rope;
+pub mod router;
 pub mod shapes;
 pub mod spec;
 pub mod tensors;
@@ -23,7 +24,7 @@ pub use config::{ModelConfig, generation_eos_token_ids};
 pub use error::ArchError;
 pub use families::{FAMILIES, Family, WRAPPERS, Wrapper};
 pub use folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};
-pub use groups::{GroupKind, GroupSpec, LayerGroups, MlpGroups, ModuleSpec, PieceSpec};
+pub use groups::{GroupKind, GroupSpec, LayerGroups, MlpGroups, ModuleSpec, PieceSpec, SharedGroups};
 pub use lora::{
     LoraConfig, adapter_layout, lora_tensor_names, magnitude_tensor_name, name_in_adapter, saved_tensor_name,
     text_name_in_adapter, token_rows_name,
@@ -32,7 +33,10 @@ pub use lora_init::LoraInit;
 pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use quantization::{QUANTIZATION_CONFIG, Quantization};
 pub use rope::{LongRopeFactors, QueryScale, Rope, RopeScaling};
+pub use router::{ExpertGroups, RouterScores, RouterSpec, SharedExpertSpec};
 pub use spec::{Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, QkNorm};
-pub use tensors::{EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, layer_norm_name, sinks_name};
+pub use tensors::{
+    EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, is_stored_in_f32, layer_norm_name, router_correction, sinks_name,
+};
 pub use text_names::{TextLayout, is_other_part, other_modules, text_name};
 pub use token_rows::{TokenIndices, token_runs};

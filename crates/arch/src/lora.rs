@@ -344,13 +344,14 @@ fn layer_of(path: &str) -> Option<usize> {
 impl ModelSpec {
     /// The names of the linear modules of the layers without their paths, each once, in the order of the forward pass: `q_proj`,
     /// `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`; or `qkv_proj`, `o_proj`, `gate_up_proj`, `down_proj`. Experts
-    /// are left out, and the MLPs of other layers next to them are named `mlp.gate_proj` and so on, which no expert's path ends in.
+    /// are left out, and the MLPs of other layers next to them are named `mlp.gate_proj` and so on, which no expert's path ends in, as are shared
+    /// experts: `shared_experts.gate_proj`.
     pub fn linear_module_names(&self) -> Vec<String> {
         let is_mixture = self.is_mixture();
         let mut names: Vec<String> = Vec::new();
         for (module, _) in self.modules().filter(|(module, _)| !is_expert(&module.path)) {
             let in_mlp = is_mixture && module.path.contains(".mlp.");
-            let name = if in_mlp { format!("mlp.{}", module.name()) } else { module.name().to_owned() };
+            let name = if in_mlp { module.name_in_parent() } else { module.name() }.to_owned();
             if !names.contains(&name) {
                 names.push(name);
             }

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::rope::Rope;
+use crate::router::{RouterSpec, SharedExpertSpec};
 
 /// A decoder: embedding, layers, final norm, head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -183,8 +184,10 @@ pub enum MlpSpec {
         intermediate_size: usize,
         /// Activation of the gates.
         activation: Activation,
-        /// Whether the weights of a token's experts add up to one. Otherwise they are its largest probabilities over all experts.
-        normalizes_weights: bool,
+        /// How a token's experts are chosen and weighted.
+        router: RouterSpec,
+        /// The MLP that every token goes through next to its experts; `None` where there is none.
+        shared: Option<SharedExpertSpec>,
         /// Names of the router and the experts in a checkpoint.
         names: ExpertNames,
         /// Whether gate and up of all experts are one module, `experts.gate_up_proj`, whose rows are gate's and then up's of each expert. LoRA then
@@ -199,8 +202,10 @@ pub enum MlpSpec {
 pub enum ExpertNames {
     /// `block_sparse_moe.gate`, `block_sparse_moe.experts.0.{w1,w3,w2}`.
     Mixtral,
-    /// `mlp.gate`, `mlp.experts.0.{gate_proj,up_proj,down_proj}`.
+    /// `mlp.gate`, `mlp.experts.0.{gate_proj,up_proj,down_proj}`, `mlp.shared_expert`, `mlp.shared_expert_gate`.
     Qwen,
+    /// As [`Self::Qwen`], but `mlp.shared_experts`; also `mlp.gate.e_score_correction_bias`.
+    DeepSeek,
 }
 
 impl ExpertNames {
@@ -208,7 +213,15 @@ impl ExpertNames {
     pub const fn block(self) -> &'static str {
         match self {
             Self::Mixtral => "block_sparse_moe",
-            Self::Qwen => "mlp",
+            Self::Qwen | Self::DeepSeek => "mlp",
+        }
+    }
+
+    /// Returns the name of the shared expert inside the block.
+    pub const fn shared(self) -> &'static str {
+        match self {
+            Self::Mixtral | Self::DeepSeek => "shared_experts",
+            Self::Qwen => "shared_expert",
         }
     }
 
@@ -216,7 +229,7 @@ impl ExpertNames {
     pub const fn projections(self) -> [&'static str; 3] {
         match self {
             Self::Mixtral => ["w1", "w3", "w2"],
-            Self::Qwen => ["gate_proj", "up_proj", "down_proj"],
+            Self::Qwen | Self::DeepSeek => ["gate_proj", "up_proj", "down_proj"],
         }
     }
 }
@@ -309,6 +322,22 @@ impl MlpSpec {
         match self {
             Self::Gated { .. } => 1,
             Self::Experts { top_k, .. } => *top_k,
+        }
+    }
+
+    /// Returns the router of a mixture of experts.
+    pub fn router(&self) -> Option<&RouterSpec> {
+        match self {
+            Self::Gated { .. } => None,
+            Self::Experts { router, .. } => Some(router),
+        }
+    }
+
+    /// Returns the shared expert of a mixture.
+    pub fn shared(&self) -> Option<SharedExpertSpec> {
+        match self {
+            Self::Gated { .. } => None,
+            Self::Experts { shared, .. } => *shared,
         }
     }
 

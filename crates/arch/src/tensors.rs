@@ -26,8 +26,10 @@ pub enum Role {
     Norm,
     /// Weight `[out, in]` of a linear module of a layer.
     Projection,
-    /// Router `[experts, hidden]` of a mixture of experts: small, and never quantized.
+    /// Router `[experts, hidden]` of a mixture of experts, or the gate `[1, hidden]` of a shared expert: small, and never quantized.
     Router,
+    /// Correction `[experts]` of the scores by which a router chooses: f32, and it never trains.
+    RouterCorrection,
     /// Bias `[out]` of a linear module.
     Bias,
     /// Logits `[heads]` of attention's sinks: never quantized.
@@ -47,7 +49,7 @@ pub enum Role {
 impl GroupKind {
     /// Returns the role of the weights of the group's modules.
     pub fn weight_role(self) -> Role {
-        if self == Self::Router { Role::Router } else { Role::Projection }
+        if matches!(self, Self::Router | Self::SharedGate) { Role::Router } else { Role::Projection }
     }
 }
 
@@ -68,6 +70,29 @@ impl TensorSpec {
     /// Returns the number of values; `usize::MAX` for more, which a hostile config.json can describe.
     pub fn elements(&self) -> usize {
         self.shape.iter().fold(1, |elements, &size| elements.saturating_mul(size))
+    }
+
+    /// Returns whether the tensor trains in full fine-tuning.
+    pub fn may_train(&self) -> bool {
+        self.role != Role::RouterCorrection
+    }
+}
+
+/// What the name of a correction of a router's scores ends in.
+const CORRECTION: &str = ".e_score_correction_bias";
+
+/// Returns whether checkpoints hold the tensor of this name in f32, whatever format the others have.
+pub fn is_stored_in_f32(name: &str) -> bool {
+    name.ends_with(CORRECTION)
+}
+
+/// Returns the tensor of the correction of a router's scores, from the router's module.
+pub fn router_correction(layer: usize, router: &ModuleSpec) -> TensorSpec {
+    TensorSpec {
+        name: format!("{}{CORRECTION}", router.path),
+        shape: vec![router.out_features()],
+        role: Role::RouterCorrection,
+        layer: Some(layer),
     }
 }
 
@@ -123,10 +148,18 @@ impl ModelSpec {
                 GroupKind::AttentionOutput => (None, names.after_attention),
                 GroupKind::GateUp | GroupKind::Router => (names.before_mlp, None),
                 GroupKind::Down => (None, names.after_mlp),
-                GroupKind::ExpertGateUp | GroupKind::ExpertDown => (None, None),
+                GroupKind::ExpertGateUp
+                | GroupKind::ExpertDown
+                | GroupKind::SharedGateUp
+                | GroupKind::SharedDown
+                | GroupKind::SharedGate => (None, None),
             };
             tensors.extend(before.map(|name| norm(name, self.hidden_size)));
             add_group(layer, &group, form, tensors);
+            if group.kind == GroupKind::Router && self.layers[layer].mlp.router().is_some_and(|router| router.corrects)
+            {
+                tensors.extend(group.modules.iter().map(|router| router_correction(layer, router)));
+            }
             if let (GroupKind::Qkv, Some([q, k])) = (group.kind, attention.qk_norm.widths(attention)) {
                 tensors.extend([norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)]);
             }

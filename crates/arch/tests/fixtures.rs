@@ -8,9 +8,9 @@ use std::fs::{read, read_to_string};
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::{
-    Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, LoraConfig, MlpSpec, ModelConfig, ModelSpec, QkNorm,
-    QueryScale, Rope, RopeScaling, TargetModules, TensorSpec, TextLayout, adapter_layout, is_other_part,
-    name_in_adapter,
+    Activation, AttentionSpec, ExpertGroups, ExpertNames, LayerNorms, LayerSpec, LoraConfig, MlpSpec, ModelConfig,
+    ModelSpec, QkNorm, QueryScale, Rope, RopeScaling, RouterScores, RouterSpec, SharedExpertSpec, TargetModules,
+    TensorSpec, TextLayout, adapter_layout, is_other_part, name_in_adapter,
 };
 use serde_json::{Value, from_slice, from_str};
 
@@ -268,7 +268,8 @@ fn tiny_mixtral_and_tiny_qwen3_moe_have_experts() {
         top_k,
         intermediate_size,
         activation: Activation::Silu,
-        normalizes_weights: names == ExpertNames::Mixtral,
+        router: RouterSpec::softmax(names == ExpertNames::Mixtral),
+        shared: None,
         names,
         fused: false,
     };
@@ -283,6 +284,42 @@ fn tiny_mixtral_and_tiny_qwen3_moe_have_experts() {
     qwen3_moe.ropes[0].theta = 1e6;
     qwen3_moe.layers[1].mlp = experts(6, 3, 32, ExpertNames::Qwen);
     assert_eq!(spec("tiny-qwen3-moe"), qwen3_moe);
+}
+
+#[test]
+fn tiny_qwen2_moe_and_tiny_glm4_moe_have_routers_and_shared_experts_of_their_own() {
+    let experts = |count, top_k, router, shared, names| MlpSpec::Experts {
+        count,
+        top_k,
+        intermediate_size: 32,
+        activation: Activation::Silu,
+        router,
+        shared: Some(shared),
+        names,
+        fused: false,
+    };
+    let mut qwen2_moe = expected(|attention| attention.qkv_bias = true);
+    qwen2_moe.ropes[0].theta = 1e6;
+    let shared = SharedExpertSpec { intermediate_size: 48, gated: true };
+    let mlp = experts(5, 2, RouterSpec::softmax(true), shared, ExpertNames::Qwen);
+    qwen2_moe.layers.iter_mut().for_each(|layer| layer.mlp = mlp.clone());
+    assert_eq!(spec("tiny-qwen2-moe"), qwen2_moe);
+
+    let mut glm4_moe = expected(|attention| {
+        (attention.head_dim, attention.qk_norm, attention.qkv_bias) = (32, QkNorm::PerHead, true);
+    });
+    glm4_moe.ropes[0] = Rope::new(1e6, RopeScaling::Default, 16);
+    let router = RouterSpec {
+        scores: RouterScores::Sigmoid,
+        normalizes: true,
+        scale: 1.5,
+        corrects: true,
+        bias: false,
+        groups: Some(ExpertGroups { count: 4, chosen: 2 }),
+    };
+    let shared = SharedExpertSpec { intermediate_size: 64, gated: false };
+    glm4_moe.layers[1].mlp = experts(8, 3, router, shared, ExpertNames::DeepSeek);
+    assert_eq!(spec("tiny-glm4-moe"), glm4_moe);
 }
 
 /// Checkpoints with a vision tower, with the layouts of their tensors.
@@ -335,6 +372,7 @@ fn tensors_equal_the_header_of_every_checkpoint() {
         "tiny-gemma3",
         "tiny-glm",
         "tiny-glm4",
+        "tiny-glm4-moe",
         "tiny-granite",
         "tiny-llama",
         "tiny-llama-bias",
@@ -348,6 +386,7 @@ fn tensors_equal_the_header_of_every_checkpoint() {
         "tiny-phi3",
         "tiny-phi3-long",
         "tiny-qwen2",
+        "tiny-qwen2-moe",
         "tiny-qwen3",
         "tiny-qwen3-moe",
         "tiny-smollm3",
@@ -364,6 +403,7 @@ fn adapter_tensors_equal_the_header_of_every_adapter() {
         ("tiny-gemma3", "tiny-gemma3-lora"),
         ("tiny-glm", "tiny-glm-lora"),
         ("tiny-glm4", "tiny-glm4-lora"),
+        ("tiny-glm4-moe", "tiny-glm4-moe-lora"),
         ("tiny-granite", "tiny-granite-lora"),
         ("tiny-llama", "tiny-llama-lora"),
         ("tiny-llama", "tiny-llama-rslora"),
@@ -376,6 +416,7 @@ fn adapter_tensors_equal_the_header_of_every_adapter() {
         ("tiny-olmo3", "tiny-olmo3-lora"),
         ("tiny-phi3", "tiny-phi3-lora"),
         ("tiny-qwen2", "tiny-qwen2-lora"),
+        ("tiny-qwen2-moe", "tiny-qwen2-moe-lora"),
         ("tiny-qwen3", "tiny-qwen3-lora"),
         ("tiny-qwen3-moe", "tiny-qwen3-moe-lora"),
         ("tiny-smollm3", "tiny-smollm3-lora"),

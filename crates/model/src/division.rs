@@ -14,7 +14,7 @@ use firebrick_kernels::memory::prefetch::Store;
 use firebrick_kernels::{Communicator, Exchange, Kernels, Loan, Parameter, Payload, PayloadLayout, Weight};
 
 use crate::layer::Layer;
-use crate::linear::Base;
+use crate::linear::{Base, Linear};
 
 /// The owner of each base weight of the layers.
 #[derive(Clone, Debug)]
@@ -29,6 +29,11 @@ impl Division {
     /// Returns whether a tensor is on another rank.
     pub(crate) fn is_elsewhere(&self, name: &str) -> bool {
         self.owners.get(name).is_some_and(|owner| *owner != self.communicator.rank())
+    }
+
+    /// Returns the rank that has the weight of a module; `None` if every rank has it, as the gate of a shared expert.
+    fn owner_of<B: Kernels>(&self, linear: &Linear<B>) -> Option<usize> {
+        self.owners.get(&format!("{}.weight", linear.path)).copied()
     }
 }
 
@@ -76,7 +81,10 @@ impl<'a, B: Kernels> Store for Blocks<'a, B> {
         let layer = &self.layers[index];
         match self.coming.remove(&index) {
             None => LayerRef::Resident(layer),
-            Some(exchange) => LayerRef::Gathered(Box::new(with_bases(layer, exchange.finish()))),
+            Some(exchange) => {
+                let division = self.division.expect("only weights that are divided are on their way");
+                LayerRef::Gathered(Box::new(with_bases(layer, division, exchange.finish())))
+            }
         }
     }
 
@@ -88,8 +96,7 @@ impl<'a, B: Kernels> Store for Blocks<'a, B> {
 fn loans<B: Kernels>(layer: &Layer<B>, division: &Division) -> Vec<Loan<B>> {
     let mut loans = Vec::new();
     for linear in layer.linears() {
-        let name = format!("{}.weight", linear.path);
-        let root = division.owners[&name];
+        let Some(root) = division.owner_of(linear) else { continue };
         if root == division.communicator.rank() {
             let parts = parts(&linear.base).into_iter();
             loans.extend(parts.map(|part| Loan::of(part, root)));
@@ -102,9 +109,9 @@ fn loans<B: Kernels>(layer: &Layer<B>, division: &Division) -> Vec<Loan<B>> {
 }
 
 /// Builds the layer with the base weights that arrived, in the order of [`loans`].
-fn with_bases<B: Kernels>(layer: &Layer<B>, arrived: Vec<Payload<B>>) -> Layer<B> {
+fn with_bases<B: Kernels>(layer: &Layer<B>, division: &Division, arrived: Vec<Payload<B>>) -> Layer<B> {
     let (mut layer, mut arrived) = (layer.clone(), arrived.into_iter());
-    for linear in layer.linears_mut() {
+    for linear in layer.linears_mut().filter(|linear| division.owner_of(linear).is_some()) {
         let count = layouts(&linear.base, linear.shape).len();
         let parts: Vec<_> = arrived.by_ref().take(count).collect();
         linear.base = with_parts(&linear.base, linear.shape, parts);

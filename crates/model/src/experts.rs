@@ -1,30 +1,35 @@
 //! A mixture of experts in place of a layer's MLP: forward, what it saves, and backward.
 //!
 //! The normalized input goes to the router, and each token's row to its experts. The experts are two groups of stacks over all rows, sorted by expert;
-//! experts without rows compute nothing, and their gradients are zero.
+//! experts without rows compute nothing, and their gradients are zero. A shared expert (`shared_expert.rs`) is added to the residual stream first.
 //! Trade-off: the rows of all experts are in memory at once. A recomputed layer routes again.
 
 use burn_tensor::Tensor;
-use firebrick_arch::Activation;
+use firebrick_arch::{Activation, RouterSpec};
 use firebrick_kernels::linear::{into_parts, into_single};
-use firebrick_kernels::{Epilogue, GradientSink, Keep, Kernels, ProjectSaved, Prologue, Routing};
+use firebrick_kernels::{Epilogue, GradientSink, Keep, Kernels, Parameter, ProjectSaved, Prologue, Routing};
 
 use crate::linear::{AdapterPass, LinearGroup, mlp_backward};
 use crate::norm::Norm;
+use crate::shared_expert::{SavedShared, SharedExpert};
 
 /// Router and experts.
 #[derive(Clone, Debug)]
 pub struct Experts<B: Kernels> {
     /// The router, from the hidden size to one logit per expert; never quantized.
     pub router: LinearGroup<B>,
+    /// The correction `[experts]` of its scores for the choice; it never trains.
+    pub correction: Option<Parameter<B>>,
     /// Gate and up, of all experts.
     pub gate_up: LinearGroup<B>,
     /// Down, of all experts.
     pub down: LinearGroup<B>,
+    /// The expert that every token goes through.
+    pub shared: Option<SharedExpert<B>>,
     /// Experts per token.
     pub top_k: usize,
-    /// Whether the weights of a token's experts add up to one.
-    pub normalizes_weights: bool,
+    /// The arithmetic of the router.
+    pub router_spec: RouterSpec,
     /// Activation of the gates.
     pub activation: Activation,
 }
@@ -40,6 +45,7 @@ pub(crate) struct SavedExperts<B: Kernels> {
     down: Box<ProjectSaved<B>>,
     /// The experts' outputs.
     y_sd: Tensor<B, 2>,
+    shared: Option<SavedShared<B>>,
 }
 
 impl<B: Kernels> Experts<B> {
@@ -54,7 +60,12 @@ impl<B: Kernels> Experts<B> {
         let x_nd = norm.forward(h_nd.clone());
         let router = self.router.frozen(adapters);
         let (logits, router) = B::project(Prologue::None { x: x_nd.clone() }, &router, Epilogue::None, keep);
-        let routing = B::route(into_single(logits), self.top_k, self.normalizes_weights);
+        let correction = self.correction.as_ref().map(|correction| correction.value.clone());
+        let routing = B::route(into_single(logits), self.top_k, self.router_spec, correction);
+        let (residual_nd, shared) = match &self.shared {
+            Some(shared) => shared.forward(x_nd.clone(), h_nd.clone(), keep, adapters),
+            None => (h_nd.clone(), None),
+        };
         let x = B::dispatch(x_nd, &routing);
         let group = self.gate_up.frozen_over(routing.rows.clone(), adapters);
         let (outputs, gate_up) = B::project(Prologue::None { x }, &group, Epilogue::None, keep);
@@ -63,9 +74,17 @@ impl<B: Kernels> Experts<B> {
         let group = self.down.frozen_over(routing.rows.clone(), adapters);
         let (y, down) = B::project(gated, &group, Epilogue::None, keep);
         let y_sd = into_single(y);
-        let output_nd = B::combine(y_sd.clone(), &routing, Some(h_nd.clone()));
-        let saved = router.zip(gate_up).zip(down);
-        (output_nd, saved.map(|((router, gate_up), down)| SavedExperts { h_nd, router, routing, gate_up, down, y_sd }))
+        let output_nd = B::combine(y_sd.clone(), &routing, Some(residual_nd));
+        let saved = router.zip(gate_up).zip(down).map(|((router, gate_up), down)| SavedExperts {
+            h_nd,
+            router,
+            routing,
+            gate_up,
+            down,
+            y_sd,
+            shared,
+        });
+        (output_nd, saved)
     }
 
     /// Computes the gradient of `h` from that of the output; gradients of parameters go to the sink.
@@ -77,7 +96,7 @@ impl<B: Kernels> Experts<B> {
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
-        let SavedExperts { h_nd, router, routing, gate_up, down, y_sd } = saved;
+        let SavedExperts { h_nd, router, routing, gate_up, down, y_sd, shared } = saved;
         let (d_rows_sd, d_weights_nk) = B::combine_backward(y_sd, &routing, dy_nd.clone());
         let groups = [(&self.gate_up, *gate_up), (&self.down, *down)];
         let rows = Some(&routing.rows);
@@ -85,7 +104,10 @@ impl<B: Kernels> Experts<B> {
         let dx_nd = B::combine(d_rows_sd, &routing, None);
         let d_logits = B::route_backward(&routing, d_weights_nk, &dx_nd);
         let grads = self.router.backward(*router, vec![d_logits], Some(dx_nd), adapters, sink);
-        let dx_nd = grads.input.plain();
+        let dx_nd = match self.shared.as_ref().zip(shared) {
+            Some((expert, saved)) => expert.backward(saved, dy_nd.clone(), grads.input.plain(), adapters, sink),
+            None => grads.input.plain(),
+        };
         norm.backward(h_nd, dx_nd, Some(dy_nd), sink)
     }
 }

@@ -18,6 +18,7 @@ use firebrick_kernels::{
 use crate::experts::{Experts, SavedExperts};
 use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
 use crate::norm::Norm;
+use crate::shared_expert::SharedExpert;
 use crate::sinks::AttentionSinks;
 
 /// Inputs that all layers share for one micro-batch.
@@ -72,14 +73,20 @@ impl<B: Kernels> Mlp<B> {
     /// Iterates over the groups of linear modules, without a router.
     fn groups(&self) -> impl Iterator<Item = &LinearGroup<B>> {
         let groups: Vec<&LinearGroup<B>> = match self {
-            Self::Gated { gate_up, down } | Self::Experts(Experts { gate_up, down, .. }) => vec![gate_up, down],
+            Self::Gated { gate_up, down } => vec![gate_up, down],
+            Self::Experts(Experts { gate_up, down, shared, .. }) => {
+                [gate_up, down].into_iter().chain(shared.iter().flat_map(SharedExpert::groups)).collect()
+            }
         };
         groups.into_iter()
     }
 
     fn groups_mut(&mut self) -> Vec<&mut LinearGroup<B>> {
         match self {
-            Self::Gated { gate_up, down } | Self::Experts(Experts { gate_up, down, .. }) => vec![gate_up, down],
+            Self::Gated { gate_up, down } => vec![gate_up, down],
+            Self::Experts(Experts { gate_up, down, shared, .. }) => {
+                [gate_up, down].into_iter().chain(shared.iter_mut().flat_map(SharedExpert::groups_mut)).collect()
+            }
         }
     }
 }

@@ -21,6 +21,7 @@ mod preference;
 pub mod sampling;
 mod save;
 mod score;
+pub mod shared_expert;
 pub mod sinks;
 mod stored_parts;
 #[cfg(test)]

@@ -155,7 +155,7 @@ impl BuildOptions {
         quantizes_on_device: bool,
     ) -> Option<DType> {
         match tensor.role {
-            Role::Norm | Role::Bias | Role::Sinks => Some(DType::F32),
+            Role::Norm | Role::Bias | Role::RouterCorrection | Role::Sinks => Some(DType::F32),
             // Widening on the device halves the bytes to upload.
             _ if self.trains(&tensor.name) => (!quantizes_on_device).then_some(DType::F32),
             _ if format.is_some() => None,

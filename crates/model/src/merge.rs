@@ -20,7 +20,7 @@ use crate::companions::Companions;
 use crate::error::ModelError;
 use crate::peft::{check_adapter, grow_for_adapter, read_adapter};
 use crate::weights::{
-    Bnb4bit, Fetched, HfFolder, TensorF32, float_type_of, stored_as, write_bnb_folder, write_hf_folder,
+    Bnb4bit, Fetched, HfFolder, TensorF32, float_type_of, stored_as, stored_format, write_bnb_folder, write_hf_folder,
 };
 
 /// Vectors that the written weights are tested with.
@@ -183,7 +183,7 @@ impl Source<'_> {
     fn unchanged(&self, name: &str, dtype: FloatType) -> Result<Fetched, ModelError> {
         // An untied head that does not train is still the table that it shared.
         let name = if name == HEAD && self.base.info(name).is_err() { EMBEDDING } else { name };
-        if self.base.info(name)?.dtype == stored_as(dtype) {
+        if self.base.info(name)?.dtype == stored_as(stored_format(name, dtype)) {
             return Ok(Fetched::Bytes(self.base.read(name)?.bytes));
         }
         Ok(Fetched::Values(self.base.read_f32(name, &self.shapes[name])?))

@@ -9,6 +9,7 @@ use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Base, Linear, LinearGroup, Lora, LoraMagnitude, ModuleBias};
 use crate::norm::Norm;
+use crate::shared_expert::SharedExpert;
 use crate::sinks::AttentionSinks;
 use crate::token_rows::TokenRows;
 
@@ -42,7 +43,12 @@ macro_rules! lists {
                 let Self { qkv, attention_output, mlp, .. } = self;
                 let mlp = match mlp {
                     Mlp::Gated { gate_up, down } => vec![gate_up, down],
-                    Mlp::Experts(Experts { router, gate_up, down, .. }) => vec![router, gate_up, down],
+                    Mlp::Experts(Experts { router, gate_up, down, shared, .. }) => {
+                        let shared = shared.into_iter().flat_map(|SharedExpert { gate_up, down, gate, .. }| {
+                            [gate_up, down].into_iter().chain(gate)
+                        });
+                        [router, gate_up, down].into_iter().chain(shared).collect()
+                    }
                 };
                 let groups = [qkv, attention_output].into_iter().chain(mlp);
                 let linears = groups.flat_map(|LinearGroup { modules, .. }| modules);

@@ -12,7 +12,7 @@ use firebrick_precision::FloatType;
 use crate::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
-use crate::layer::Layer;
+use crate::layer::{Layer, Mlp};
 use crate::stored_parts::shape_of_part;
 use crate::weights::{Fetched, HfFolder, write_hf_folder};
 
@@ -37,8 +37,9 @@ impl<B: Kernels> Decoder<B> {
         companions: Option<&Companions>,
         base: Option<&HfFolder>,
     ) -> Result<(), ModelError> {
+        let parameters = self.parameters().into_iter().chain(self.router_corrections());
         let parameters: BTreeMap<_, _> =
-            self.parameters().into_iter().map(|parameter| (parameter.name.as_ref(), &parameter.value)).collect();
+            parameters.map(|parameter| (parameter.name.as_ref(), &parameter.value)).collect();
         let parts = self.stored_parts();
         let places = parts.places();
         write_hf_folder(dir, &self.config, dtype, companions, base, |name| {
@@ -56,6 +57,14 @@ impl<B: Kernels> Decoder<B> {
                 }
             };
             Ok(Fetched::Values(value.into_data().to_vec::<f32>().expect("parameters are f32")))
+        })
+    }
+
+    /// Iterates over the corrections of routers, which never train.
+    fn router_corrections(&self) -> impl Iterator<Item = &Parameter<B>> {
+        self.layers.iter().filter_map(|layer| match &layer.mlp {
+            Mlp::Gated { .. } => None,
+            Mlp::Experts(experts) => experts.correction.as_ref(),
         })
     }
 

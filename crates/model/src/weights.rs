@@ -38,7 +38,7 @@ pub use self::quantized::Bnb4bit;
 use self::quantized::QuantizedWeight;
 pub(crate) use self::read_ahead::{CodesOrValues, Limits, Request, Values, read_ahead};
 pub(crate) use self::shard::Shard;
-pub(crate) use self::write::{Fetched, write_folder, write_hf_folder, write_safetensors_f32};
+pub(crate) use self::write::{Fetched, stored_format, write_folder, write_hf_folder, write_safetensors_f32};
 pub use self::write::{float_type_of, write_safetensors};
 pub(crate) use self::write_bnb::write_bnb_folder;
 use crate::error::{ModelError, counted, first_few};

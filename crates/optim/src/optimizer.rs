@@ -363,7 +363,7 @@ fn decays(role: Role) -> bool {
         | Role::LoraB
         | Role::LoraMagnitude
         | Role::TokenRows => true,
-        Role::Norm | Role::Bias | Role::Sinks => false,
+        Role::Norm | Role::Bias | Role::RouterCorrection | Role::Sinks => false,
     }
 }
 

@@ -21,9 +21,12 @@ use tempfile::tempdir;
 
 use crate::forward::TOKENS;
 
-const PAIRS: [(&str, &str, [&str; 3]); 2] = [
-    ("tiny-mixtral", "block_sparse_moe.experts", ["w1", "w3", "w2"]),
-    ("tiny-qwen3-moe", "mlp.experts", ["gate_proj", "up_proj", "down_proj"]),
+/// Models with what the paths of their experts have in common, and names of linear modules of experts, shared ones included.
+const PAIRS: [(&str, &str, &[&str]); 4] = [
+    ("tiny-mixtral", "block_sparse_moe.experts", &["w1", "w3", "w2"]),
+    ("tiny-qwen3-moe", "mlp.experts", &["gate_proj", "up_proj", "down_proj"]),
+    ("tiny-qwen2-moe", "mlp.experts", &["gate_proj", "up_proj", "down_proj", "shared_expert_gate"]),
+    ("tiny-glm4-moe", "mlp.experts", &["gate_proj", "up_proj", "down_proj"]),
 ];
 
 /// Returns settings of an adapter on these modules.
@@ -58,7 +61,7 @@ fn gradient_of_b(d_weight: &[f32], a: &[f32], inputs: usize, scale: f32) -> Vec<
 fn adapters_on_experts<B: Kernels>() {
     for (name, experts, targets) in PAIRS {
         let golden = Golden::open(&format!("{name}-full-gradients"));
-        let model = adapted::<B>(name, settings(&targets), FROZEN);
+        let model = adapted::<B>(name, settings(targets), FROZEN);
         let batch = every_next_token(&golden.ids("input_ids"), TOKENS);
         for recompute in [Recompute::Full, Recompute::Projections, Recompute::None] {
             let pass = PassOptions { recompute, ..PassOptions::default() };
@@ -97,7 +100,7 @@ fn adapters_of_stacks_are_saved_by_expert_and_load_again_with_magnitudes_and_pri
     let dora = |lora| LoraConfig { use_dora: true, ..lora };
     let pissa = |lora| LoraConfig { init_lora_weights: LoraInit::Pissa { niter: None }, ..lora };
     for (model, _, targets) in PAIRS {
-        for lora in [settings(&targets), dora(settings(&targets)), pissa(settings(&targets))] {
+        for lora in [settings(targets), dora(settings(targets)), pissa(settings(targets))] {
             let mut first = adapted::<Flex>(model, lora.clone(), FROZEN);
             // No value stays as it started.
             for (index, parameter) in first.parameters_mut().into_iter().enumerate() {
@@ -132,7 +135,7 @@ fn an_adapter_that_starts_on_experts_leaves_every_output_as_it_is_in_every_form(
         let batch = every_next_token(&ids, TOKENS);
         let loss = |model: &Decoder<Flex>| loss_and_gradients(model, &batch, PassOptions::default()).0;
         let expected = loss(&load(model, None, FROZEN));
-        let lora = settings(&targets);
+        let lora = settings(targets);
         let pissa = LoraInit::Pissa { niter: None };
         for lora in [
             lora.clone(),
@@ -159,7 +162,7 @@ fn the_matrices_of_a_quantized_stack_are_those_of_single_matrices() {
             if refused {
                 continue;
             }
-            let model = adapted::<Flex>(name, settings(&targets), storage);
+            let model = adapted::<Flex>(name, settings(targets), storage);
             for linear in model.layers().iter().flat_map(|layer| layer.linears()) {
                 let Some(stack) = &linear.stack else { continue };
                 let shape = [linear.shape[0] / stack.experts, linear.shape[1]];

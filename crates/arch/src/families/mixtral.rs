@@ -11,6 +11,7 @@ use super::keys::{
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
+use crate::router::RouterSpec;
 use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
@@ -36,7 +37,8 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         top_k,
         intermediate_size: size(json, "intermediate_size")?,
         activation: activation(json)?,
-        normalizes_weights: true,
+        router: RouterSpec::softmax(true),
+        shared: None,
         names: ExpertNames::Mixtral,
         fused: false,
     };

@@ -9,6 +9,7 @@ mod gemma2;
 mod gemma3;
 mod glm;
 mod glm4;
+mod glm4_moe;
 mod granite;
 mod keys;
 mod llama;
@@ -20,6 +21,7 @@ mod olmo3;
 mod phi3;
 mod published;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
 mod recognize;
@@ -56,7 +58,7 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 17] = [
+pub const FAMILIES: [Family; 19] = [
     family("GemmaForCausalLM", "gemma", gemma::spec),
     Family {
         special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
@@ -68,6 +70,10 @@ pub const FAMILIES: [Family; 17] = [
     },
     Family { special_keys: &["partial_rotary_factor"], ..family("GlmForCausalLM", "glm", glm::spec) },
     Family { special_keys: &["partial_rotary_factor"], ..family("Glm4ForCausalLM", "glm4", glm4::spec) },
+    Family {
+        special_keys: &["partial_rotary_factor", "n_routed_experts", "num_local_experts"],
+        ..family("Glm4MoeForCausalLM", "glm4_moe", glm4_moe::spec)
+    },
     Family {
         special_keys: &["attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"],
         ..family("GraniteForCausalLM", "granite", granite::spec)
@@ -83,6 +89,10 @@ pub const FAMILIES: [Family; 17] = [
     family("Olmo3ForCausalLM", "olmo3", olmo3::spec),
     Family { special_keys: &["partial_rotary_factor"], ..family("Phi3ForCausalLM", "phi3", phi3::spec) },
     family("Qwen2ForCausalLM", "qwen2", qwen2::spec),
+    Family {
+        special_keys: &["num_local_experts", "num_experts"],
+        ..family("Qwen2MoeForCausalLM", "qwen2_moe", qwen2_moe::spec)
+    },
     family("Qwen3ForCausalLM", "qwen3", qwen3::spec),
     Family {
         special_keys: &["num_local_experts", "num_experts"],

@@ -7,12 +7,13 @@
 use super::FAMILIES;
 
 /// The `model_type` of each family, and its models.
-pub const PUBLISHED: [(&str, &str); 17] = [
+pub const PUBLISHED: [(&str, &str); 19] = [
     ("gemma", "Gemma 2B, 7B; CodeGemma 2B, 7B"),
     ("gemma2", "Gemma 2 2B, 9B, 27B"),
     ("gemma3_text", "Gemma 3 270M, 1B; Gemma 3 4B, 12B, 27B: text"),
     ("glm", "GLM-4 9B of 2024 (repositories in -hf)"),
     ("glm4", "GLM-4 and GLM-Z1 9B, 32B (0414)"),
+    ("glm4_moe", "GLM-4.5 and 4.6 355B-A32B; GLM-4.5-Air 106B-A12B"),
     ("granite", "Granite 3.0 to 3.3 2B, 8B"),
     (
         "llama",
@@ -35,6 +36,7 @@ pub const PUBLISHED: [(&str, &str); 17] = [
         "Qwen2 0.5B, 1.5B, 7B, 72B; Qwen2.5 and Qwen2.5-Coder 0.5B, 1.5B, 3B, 7B, 14B, 32B; Qwen2.5 72B; QwQ 32B; \
          DeepSeek-R1-Distill-Qwen 1.5B, 7B, 14B, 32B; Qwen2.5-VL 3B, 7B, 32B, 72B: text",
     ),
+    ("qwen2_moe", "Qwen1.5-MoE A2.7B; Qwen2 57B-A14B"),
     ("qwen3", "Qwen3 0.6B, 1.7B, 4B, 8B, 14B, 32B; Qwen3-VL 2B, 4B, 8B, 32B: text"),
     ("qwen3_moe", "Qwen3 and Qwen3-Coder 30B-A3B; Qwen3 235B-A22B"),
     ("smollm3", "SmolLM3 3B"),

@@ -13,6 +13,7 @@ use super::keys::{
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
+use crate::router::RouterSpec;
 use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
@@ -49,7 +50,8 @@ fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
         top_k,
         intermediate_size: size_or(json, "moe_intermediate_size", 768)?,
         activation: activation(json)?,
-        normalizes_weights: bool_or(json, "norm_topk_prob", false)?,
+        router: RouterSpec::softmax(bool_or(json, "norm_topk_prob", false)?),
+        shared: None,
         names: ExpertNames::Qwen,
         fused: false,
     })
@@ -61,7 +63,7 @@ fn dense(json: &JsonObject) -> Result<MlpSpec, ArchError> {
 }
 
 /// Returns whether each layer is a mixture: every `decoder_sparse_step`-th one that `mlp_only_layers` does not list.
-fn mixture_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchError> {
+pub(super) fn mixture_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchError> {
     let step = size_or(json, "decoder_sparse_step", 1)?;
     let key = "mlp_only_layers";
     let dense: Vec<usize> = match json.get(key) {
@@ -113,7 +115,7 @@ mod tests {
     #[test]
     fn weights_add_up_to_one_only_where_the_key_says_so() {
         let normalizes = |changes: &[_]| match qwen3_moe(changes).unwrap().spec.layers[0].mlp {
-            MlpSpec::Experts { normalizes_weights, .. } => normalizes_weights,
+            MlpSpec::Experts { router, .. } => router.normalizes,
             MlpSpec::Gated { .. } => panic!("the layer is a mixture"),
         };
         assert!(!normalizes(&[]));

@@ -88,19 +88,27 @@ pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
         // of experts' rows is rounded up to powers of two, which is an upper bound elsewhere.
         MlpSpec::Experts { count, top_k, .. } => (2 * top_k, (1 + 2 * top_k) * model.hidden_size + 4 * count),
     };
+    // Of a shared expert gate and up, its output if that is gated, and the gated activation.
+    let [shared, activated] = mlp.shared().map_or([0; 2], |shared| {
+        let output = if shared.gated { model.hidden_size } else { 0 };
+        [2 * shared.intermediate_size + output, shared.intermediate_size]
+    });
     let computed = qkv.out_features()
         + before_norm
         + output.in_features
         + gate_up.in_features
         + rows * gate_up.out_features()
-        + routed;
+        + routed
+        + shared;
     let normed = |name: Option<&str>, group: &GroupSpec| if name.is_some() { group.in_features } else { 0 };
     LayerValues {
         input: qkv.in_features as u64,
         attended: output.in_features as u64,
         computed: computed as u64,
-        elementwise: (normed(norms.before_attention, qkv) + normed(norms.before_mlp, gate_up) + rows * down.in_features)
-            as u64,
+        elementwise: (normed(norms.before_attention, qkv)
+            + normed(norms.before_mlp, gate_up)
+            + rows * down.in_features
+            + activated) as u64,
         log_sums: attention.heads as u64,
     }
 }

@@ -158,7 +158,7 @@ impl TrainingShape {
 
     /// Returns the number of parameters that get a gradient and optimizer state.
     pub fn trained_parameters(&self, model: &ModelSpec) -> u64 {
-        self.lora.as_ref().map_or_else(|| model.parameters(), |lora| adapter_parameters(model, lora))
+        self.lora.as_ref().map_or_else(|| model.trainable_parameters(), |lora| adapter_parameters(model, lora))
     }
 
     /// Returns the bytes of one activation value.

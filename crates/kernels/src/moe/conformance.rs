@@ -1,18 +1,44 @@
-//! Routing against its reference: a few experts and many, one of which no token chooses; weights with and without normalization.
+//! Routing against its reference: a few experts and many, one of which no token chooses; scores, weights and choices of every kind.
 //!
-//! Trade-off: probabilities that differ by less than rounding are avoided, so only the reference's own tests cover ties.
+//! Trade-off: scores that differ by less than rounding are avoided, so only the reference's own tests cover ties.
 
 use super::{Routing, reference};
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use burn_flex::Flex;
 use burn_tensor::{DType, Int, Tensor, TensorData};
+use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
-    let variants = check.variants([(8, 2, true), (128, 8, false), (5, 5, true), (1, 1, false), (70, 3, true)]);
-    for (experts, top_k, normalizes) in variants {
-        routing(check, experts, top_k, normalizes);
+    let [softmax, normalized] = [false, true].map(RouterSpec::softmax);
+    let sigmoid = RouterSpec { scores: RouterScores::Sigmoid, scale: 2.5, ..normalized };
+    let grouped =
+        |count, chosen| RouterSpec { corrects: true, groups: Some(ExpertGroups { count, chosen }), ..sigmoid };
+    let variants = check.variants([
+        (8, 2, normalized),
+        (128, 8, softmax),
+        (5, 5, normalized),
+        (1, 1, RouterSpec::gate()),
+        (70, 3, normalized),
+        (40, 4, RouterSpec { scale: 0.5, ..softmax }),
+        (128, 8, RouterSpec { corrects: true, ..sigmoid }),
+        (9, 2, RouterSpec { normalizes: false, ..sigmoid }),
+        (256, 8, grouped(8, 4)),
+        (12, 3, grouped(3, 2)),
+        (64, 2, RouterSpec { groups: Some(ExpertGroups { count: 32, chosen: 1 }), ..normalized }),
+    ]);
+    for (experts, top_k, router) in variants {
+        routing(check, experts, top_k, router);
     }
+}
+
+/// Returns a correction that moves some experts past others, by amounts that no two scores differ by; the last expert stays the last.
+fn correction<B: Kernels>(check: &Check<'_, B>, experts: usize) -> (Tensor<B, 1>, Tensor<Flex, 1>) {
+    let moved = |expert: usize| 0.11 * ((expert * 7) % 5) as f32 + 0.0013 * expert as f32;
+    let value = |expert: usize| if expert + 1 == experts { -0.5 } else { moved(expert) };
+    let values: Vec<f32> = (0..experts).map(value).collect();
+    let data = TensorData::new(values, [experts]);
+    (Tensor::from_data(data.clone(), (check.device, DType::F32)), Tensor::from_data(data, (&check.cpu, DType::F32)))
 }
 
 /// Returns logits that per token permute well-separated values; of several experts, the last is never chosen.
@@ -29,13 +55,14 @@ fn logits<B: Kernels>(check: &Check<'_, B>, experts: usize, top_k: usize) -> Pai
     (Tensor::from_data(data, (check.device, check.case.dtype)), on_cpu)
 }
 
-fn routing<B: Kernels>(check: &mut Check<'_, B>, experts: usize, top_k: usize, normalizes: bool) {
+fn routing<B: Kernels>(check: &mut Check<'_, B>, experts: usize, top_k: usize, router: RouterSpec) {
     let (tokens, width) = (check.case.tokens(), check.case.hidden_size);
     let logits = logits(check, experts, top_k);
-    let got = B::route(logits.0, top_k, normalizes);
-    let expected = reference::route(logits.1, top_k, normalizes);
+    let (correction, on_cpu) = router.corrects.then(|| correction(check, experts)).unzip();
+    let got = B::route(logits.0, top_k, router, correction);
+    let expected = reference::route(logits.1, top_k, router, on_cpu);
     same_routing(check, &got, &expected);
-    check.compare("route: probabilities", got.probabilities_ne.clone(), expected.probabilities_ne.clone());
+    check.compare("route: scores", got.scores_ne.clone(), expected.scores_ne.clone());
     check.compare("route: weights", got.weights_nk.clone(), expected.weights_nk.clone());
 
     let x = check.random([tokens, width], 1.0);

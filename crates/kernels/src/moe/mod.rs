@@ -1,8 +1,9 @@
 //! Mixtures of experts: from the router's logits to the rows of each expert, and from their outputs back to tokens.
 //!
-//! A token's row is copied once for each of its experts; the rows of one expert are contiguous, in the order of tokens. The experts
-//! themselves are groups of stacks over these rows ([`crate::Group::rows`]). The router's softmax, the experts' weights and their gradients are
-//! f32; of equal probabilities, the expert with the lower index wins.
+//! A [`RouterSpec`] describes how logits become scores, choices and weights. A token's row is copied once for each of its experts; the rows of one
+//! expert are contiguous, in the order of tokens. The experts themselves are groups of stacks over these rows ([`crate::Group::rows`]). The router's
+//! scores, the experts' weights and their gradients are f32; of equal scores, the expert with the lower index wins, and what is not a number counts as
+//! the largest one.
 //! Trade-off: a token's rows are copied for all of its experts at once, forward and backward.
 //!
 //! Suffixes: `n` tokens, `d` hidden size, `e` experts, `k` experts per token, `s` rows of all experts (`n k` of them).
@@ -12,6 +13,7 @@ pub(crate) mod conformance;
 pub mod reference;
 
 use burn_tensor::{Int, Tensor, backend::Backend};
+use firebrick_arch::RouterSpec;
 
 use crate::linear::{ExpertRows, LinearOps};
 use crate::memory::MemoryOps;
@@ -19,14 +21,14 @@ use crate::memory::MemoryOps;
 /// Assignment of tokens to experts with weights, the result of [`MoeOps::route`].
 #[derive(Clone, Debug)]
 pub struct Routing<B: Backend> {
-    /// Probability of each expert, `[n, e]` f32.
-    pub probabilities_ne: Tensor<B, 2>,
-    /// The experts of each token, the most probable first, `[n, k]`.
+    /// Score of each expert, `[n, e]` f32: its probability, or the sigmoid of its logit.
+    pub scores_ne: Tensor<B, 2>,
+    /// The experts of each token, that with the largest score (corrected, if the router corrects) first, `[n, k]`.
     pub experts_nk: Tensor<B, 2, Int>,
     /// Their weights, `[n, k]` f32.
     pub weights_nk: Tensor<B, 2>,
-    /// Whether the weights of a token are normalized to a sum of one; otherwise they are its probabilities.
-    pub normalizes: bool,
+    /// The arithmetic of the router.
+    pub router: RouterSpec,
     /// The row of each choice among the rows of all experts, `[n, k]`.
     pub rows_nk: Tensor<B, 2, Int>,
     /// The choice of each row as `token * k + rank of the expert`, `[s]`: the inverse of `rows_nk`.
@@ -39,10 +41,18 @@ pub struct Routing<B: Backend> {
 
 /// Routing of tokens to experts.
 pub trait MoeOps: LinearOps + MemoryOps {
-    /// Chooses for each token the `top_k` most probable experts by the softmax of the router's logits `[n, e]`, with
-    /// their weights, which sum to one if `normalizes`.
-    fn route(logits_ne: Tensor<Self, 2>, top_k: usize, normalizes: bool) -> Routing<Self> {
-        reference::route(logits_ne, top_k, normalizes)
+    /// Chooses for each token the `top_k` experts with the largest scores of the router's logits `[n, e]`, with their
+    /// weights. The correction `[e]` f32 is added to the scores for the choice alone.
+    ///
+    /// # Panics
+    /// If there are fewer experts, in all groups that may be chosen, than `top_k`.
+    fn route(
+        logits_ne: Tensor<Self, 2>,
+        top_k: usize,
+        router: RouterSpec,
+        correction_e: Option<Tensor<Self, 1>>,
+    ) -> Routing<Self> {
+        reference::route(logits_ne, top_k, router, correction_e)
     }
 
     /// Backward of [`MoeOps::route`] through the weights: the gradient of the logits `[n, e]`, in the dtype of `like_nd`.

@@ -1,25 +1,42 @@
 //! Routing in ordinary Burn operations; the host chooses experts and orders rows.
 //!
-//! With probabilities `p`, the chosen ones `p_j` with sum `S`, and weights `w_j = p_j / S` or `p_j`: `dp_j = (dw_j - Σ dw_i w_i) / S` or
-//! `dw_j`, and `dlogit_e = p_e (dp_e - Σ p_j dp_j)`, where `dp` is zero for experts that were not chosen.
-//! Trade-off: all probabilities are copied to the host, which suits backends without kernels of their own, since experts are few.
+//! With scores `s`, the chosen ones `s_j` with sum `S`, a factor `c`, and weights `w_j = c s_j / (S + ε)` or `c s_j`:
+//! `ds_j = (c dw_j - Σ dw_i w_i) / (S + ε)` or `c dw_j`, and zero for experts that were not chosen. Through a softmax,
+//! `dlogit_e = s_e (ds_e - Σ s_j ds_j)`; through a sigmoid, `dlogit_e = s_e (1 - s_e) ds_e`. The correction decides the choice, which has no
+//! gradient. A softmax over the chosen logits alone is `exp l_j / Σ exp l_i = s_j / S` of the softmax over all: the same path.
+//! Trade-off: all scores are copied to the host, which suits backends without kernels of their own, since experts are few.
 
 use std::cmp::Ordering;
 
-use burn_tensor::activation::softmax;
+use burn_tensor::activation::{sigmoid, softmax};
 use burn_tensor::{IndexingUpdateOp, Int, Tensor, TensorData, backend::Backend};
+
+use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
 use super::Routing;
 use crate::dtype::{to_dtype, to_f32};
 use crate::linear::ExpertRows;
 
 /// Implements [`super::MoeOps::route`].
-pub fn route<B: Backend>(logits_ne: Tensor<B, 2>, top_k: usize, normalizes: bool) -> Routing<B> {
+pub fn route<B: Backend>(
+    logits_ne: Tensor<B, 2>,
+    top_k: usize,
+    router: RouterSpec,
+    correction_e: Option<Tensor<B, 1>>,
+) -> Routing<B> {
     let ([tokens, experts], device) = (logits_ne.dims(), logits_ne.device());
-    assert!((1..=experts).contains(&top_k), "{top_k} of {experts} experts per token");
-    let probabilities_ne = softmax(to_f32(logits_ne), 1);
-    let host = probabilities_ne.to_data().to_vec::<f32>().expect("probabilities are f32");
-    let chosen: Vec<usize> = host.chunks(experts).flat_map(|row| largest(row, top_k)).collect();
+    check(experts, top_k, router.groups);
+    let logits_ne = to_f32(logits_ne);
+    let scores_ne = match router.scores {
+        RouterScores::Softmax => softmax(logits_ne, 1),
+        RouterScores::Sigmoid => sigmoid(logits_ne),
+    };
+    let corrected_ne = match correction_e {
+        Some(correction_e) => scores_ne.clone().add(to_f32(correction_e).unsqueeze()),
+        None => scores_ne.clone(),
+    };
+    let host = corrected_ne.to_data().to_vec::<f32>().expect("scores are f32");
+    let chosen: Vec<usize> = host.chunks(experts).flat_map(|row| choose(row, top_k, router.groups)).collect();
     let order = Order::of(&chosen, experts);
 
     let ints = |values: Vec<usize>| -> Tensor<B, 1, Int> {
@@ -28,16 +45,17 @@ pub fn route<B: Backend>(logits_ne: Tensor<B, 2>, top_k: usize, normalizes: bool
     };
     let tokens_s = ints(order.choices.iter().map(|choice| choice / top_k).collect());
     let experts_nk = ints(chosen).reshape([tokens, top_k]);
-    let largest_nk = probabilities_ne.clone().gather(1, experts_nk.clone());
-    let weights_nk = match normalizes {
-        true => largest_nk.clone().div(largest_nk.sum_dim(1)),
-        false => largest_nk,
+    let scores_nk = scores_ne.clone().gather(1, experts_nk.clone());
+    let weights_nk = match router.normalizes {
+        true => scores_nk.clone().div(scores_nk.sum_dim(1).add_scalar(router.scores.epsilon())),
+        false => scores_nk,
     };
+    let weights_nk = weights_nk.mul_scalar(router.scale);
     Routing {
-        probabilities_ne,
+        scores_ne,
         experts_nk,
         weights_nk,
-        normalizes,
+        router,
         rows_nk: ints(order.rows_of_choices).reshape([tokens, top_k]),
         choices_s: ints(order.choices),
         tokens_s,
@@ -45,16 +63,43 @@ pub fn route<B: Backend>(logits_ne: Tensor<B, 2>, top_k: usize, normalizes: bool
     }
 }
 
-/// Returns the indices of the `count` largest values, the largest first; of equal values, the lower index comes first.
-fn largest(values: &[f32], count: usize) -> Vec<usize> {
-    let mut indices: Vec<usize> = (0..values.len()).collect();
-    let descending = |&a: &usize, &b: &usize| match values[b].total_cmp(&values[a]) {
+/// Checks that a token can be given this many experts.
+pub(crate) fn check(experts: usize, top_k: usize, groups: Option<ExpertGroups>) {
+    let available = groups.map_or(experts, |groups| groups.chosen * (experts / groups.count));
+    assert!((1..=available).contains(&top_k), "{top_k} of {available} experts per token");
+    if let Some(ExpertGroups { count, chosen }) = groups {
+        let is_even = count <= ExpertGroups::MAX && experts.is_multiple_of(count) && experts >= 2 * count;
+        assert!(is_even && chosen <= count, "{chosen} of {count} groups of {experts} experts");
+    }
+}
+
+/// Returns the experts with the `count` largest scores, the largest first, among all or among those of the groups with the largest sums of their two
+/// largest scores.
+fn choose(scores: &[f32], count: usize, groups: Option<ExpertGroups>) -> Vec<usize> {
+    let Some(groups) = groups else { return largest(scores, 0..scores.len(), count) };
+    let size = scores.len() / groups.count;
+    let of_group = |group: usize| group * size..(group + 1) * size;
+    let sum = |group| largest(scores, of_group(group), 2).into_iter().map(|expert| comparable(scores[expert])).sum();
+    let sums: Vec<f32> = (0..groups.count).map(sum).collect();
+    let chosen = largest(&sums, 0..groups.count, groups.chosen);
+    largest(scores, chosen.into_iter().flat_map(of_group), count)
+}
+
+/// Returns the indices of the `count` largest values among these, the largest first; of equal values, the lower index comes first.
+fn largest(values: &[f32], indices: impl Iterator<Item = usize>, count: usize) -> Vec<usize> {
+    let mut indices: Vec<usize> = indices.collect();
+    let descending = |&a: &usize, &b: &usize| match comparable(values[b]).total_cmp(&comparable(values[a])) {
         Ordering::Equal => a.cmp(&b),
         other => other,
     };
     indices.sort_unstable_by(descending);
     indices.truncate(count);
     indices
+}
+
+/// Returns the value, or infinity if it is not a number.
+fn comparable(value: f32) -> f32 {
+    if value.is_nan() { f32::INFINITY } else { value }
 }
 
 /// Choices sorted by expert and then by token.
@@ -92,17 +137,26 @@ pub fn route_backward<B: Backend>(
     d_weights_nk: Tensor<B, 2>,
     like_nd: &Tensor<B, 2>,
 ) -> Tensor<B, 2> {
-    let p_ne = routing.probabilities_ne.clone();
-    let p_nk = p_ne.clone().gather(1, routing.experts_nk.clone());
-    let dp_nk = if routing.normalizes {
-        let mean_n1 = d_weights_nk.clone().mul(routing.weights_nk.clone()).sum_dim(1);
-        d_weights_nk.sub(mean_n1).div(p_nk.clone().sum_dim(1))
+    let RouterSpec { scores, normalizes, scale, .. } = routing.router;
+    let s_ne = routing.scores_ne.clone();
+    let s_nk = s_ne.clone().gather(1, routing.experts_nk.clone());
+    let scaled_nk = d_weights_nk.clone().mul_scalar(scale);
+    let ds_nk = if normalizes {
+        let mean_n1 = d_weights_nk.mul(routing.weights_nk.clone()).sum_dim(1);
+        scaled_nk.sub(mean_n1).div(s_nk.clone().sum_dim(1).add_scalar(scores.epsilon()))
     } else {
-        d_weights_nk
+        scaled_nk
     };
-    let through_n1 = p_nk.mul(dp_nk.clone()).sum_dim(1);
-    let dp_ne = p_ne.zeros_like().scatter(1, routing.experts_nk.clone(), dp_nk, IndexingUpdateOp::Add);
-    to_dtype(p_ne.mul(dp_ne.sub(through_n1)), like_nd.dtype())
+    let all =
+        |of_chosen_nk| s_ne.zeros_like().scatter(1, routing.experts_nk.clone(), of_chosen_nk, IndexingUpdateOp::Add);
+    let d_logits_ne = match scores {
+        RouterScores::Softmax => {
+            let through_n1 = s_nk.mul(ds_nk.clone()).sum_dim(1);
+            s_ne.clone().mul(all(ds_nk).sub(through_n1))
+        }
+        RouterScores::Sigmoid => all(s_nk.clone().mul(s_nk.neg().add_scalar(1.0)).mul(ds_nk)),
+    };
+    to_dtype(d_logits_ne, like_nd.dtype())
 }
 
 /// Implements [`super::MoeOps::dispatch`].
@@ -155,11 +209,45 @@ mod tests {
     const TOKENS: usize = 9;
     const EXPERTS: usize = 5;
     const TOP_K: usize = 3;
+    const DEEPSEEK: RouterSpec =
+        RouterSpec { scores: RouterScores::Sigmoid, normalizes: true, ..RouterSpec::softmax(true) };
 
     #[test]
     fn the_largest_come_first_and_of_equal_ones_the_lower_index() {
+        let largest = |values: &[f32], count| largest(values, 0..values.len(), count);
         assert_eq!(largest(&[0.1, 0.4, 0.1, 0.4], 3), [1, 3, 0]);
         assert_eq!(largest(&[0.0; 3], 2), [0, 1]);
+        assert_eq!(largest(&[0.0, f32::NAN, 1.0, -f32::NAN], 3), [1, 3, 2], "what is not a number comes first");
+    }
+
+    #[test]
+    fn experts_are_those_of_the_groups_with_the_largest_sums_of_two() {
+        let groups = |count, chosen| Some(ExpertGroups { count, chosen });
+        let scores = [0.9, 0.0, 0.0, 0.5, 0.6, 0.1, 0.4, 0.4, 0.3];
+        assert_eq!(choose(&scores, 2, None), [0, 4]);
+        assert_eq!(choose(&scores, 2, groups(3, 1)), [4, 3], "0.5 + 0.6 is more than 0.9 + 0.0");
+        assert_eq!(choose(&scores, 4, groups(3, 2)), [0, 4, 3, 5]);
+        assert_eq!(choose(&[0.5; 8], 3, groups(4, 2)), [0, 1, 2], "of equal groups, the lower index comes first");
+    }
+
+    #[test]
+    fn a_correction_decides_the_choice_and_not_the_weights() {
+        let logits = Tensor::<Plain, 2>::from_data([[2.0, 1.0, 0.0, -1.0]], &Default::default());
+        let correction = Tensor::<Plain, 1>::from_data([-1.0, 0.0, 0.5, 0.0], &Default::default());
+        let router = RouterSpec { corrects: true, scale: 2.0, ..DEEPSEEK };
+        let routing = route(logits, 2, router, Some(correction));
+        assert_eq!(routing.experts_nk.to_data().iter::<i64>().collect::<Vec<_>>(), [2, 1]);
+        let score = |logit: f32| 1.0 / (1.0 + (-logit).exp());
+        let [first, second] = [score(0.0), score(1.0)].map(|of| 2.0 * of / (score(0.0) + score(1.0)));
+        assert_close(routing.weights_nk, Tensor::from_data([[first, second]], &Default::default()), 1e-6);
+    }
+
+    #[test]
+    fn a_softmax_over_the_chosen_logits_is_the_normalized_softmax_over_all() {
+        let logits = random::<Plain, 2>(1, [TOKENS, EXPERTS]).mul_scalar(5.0);
+        let routing = route(logits.clone(), TOP_K, RouterSpec::softmax(true), None);
+        let alone = softmax(logits.gather(1, routing.experts_nk), 1);
+        assert_close(routing.weights_nk, alone, 1e-6);
     }
 
     #[test]
@@ -175,24 +263,42 @@ mod tests {
         logits_ne: Tensor<Recorded, 2>,
         x_nd: Tensor<Recorded, 2>,
         experts_nk: Tensor<Recorded, 2, Int>,
-        normalizes: bool,
+        router: RouterSpec,
     ) -> Tensor<Recorded, 2> {
-        let p_nk = softmax(logits_ne, 1).gather(1, experts_nk.clone());
-        let weights_nk = if normalizes { p_nk.clone().div(p_nk.sum_dim(1)) } else { p_nk };
+        let scores_ne = match router.scores {
+            RouterScores::Softmax => softmax(logits_ne, 1),
+            RouterScores::Sigmoid => sigmoid(logits_ne),
+        };
+        let s_nk = scores_ne.gather(1, experts_nk.clone());
+        let weights_nk = if router.normalizes { s_nk.clone().div(s_nk.sum_dim(1)) } else { s_nk };
+        let weights_nk = weights_nk.mul_scalar(router.scale);
         let factors_nk = experts_nk.float().add_scalar(1.0);
         x_nd.clone().mul(weights_nk.mul(factors_nk).sum_dim(1)).add(x_nd)
     }
 
     #[test]
     fn the_backward_through_weights_and_rows_equals_autodiff() {
-        for normalizes in [true, false] {
-            let logits = random::<Plain, 2>(1, [TOKENS, EXPERTS]).mul_scalar(3.0);
+        let softmax = [true, false].map(RouterSpec::softmax);
+        let sigmoid = [true, false].map(|normalizes| RouterSpec { normalizes, scale: 2.5, ..DEEPSEEK });
+        // Tokens choose freely; all choose the same three experts; all choose the same one.
+        let cases = [(TOP_K, [0.0; EXPERTS]), (TOP_K, [9.0, 0.0, 9.0, 0.0, 9.0]), (1, [0.0, 0.0, 9.0, 0.0, 0.0])];
+        let routers = softmax.into_iter().chain(sigmoid);
+        for (router, (top_k, more)) in routers.flat_map(|router| cases.map(|case| (router, case))) {
+            let more = Tensor::<Plain, 1>::from_data(more, &Default::default());
+            let logits = random::<Plain, 2>(1, [TOKENS, EXPERTS]).mul_scalar(3.0).add(more.clone().unsqueeze());
             let (x, dy) = (random::<Plain, 2>(2, [TOKENS, 4]), random::<Plain, 2>(3, [TOKENS, 4]));
-            let routing = route(logits.clone(), TOP_K, normalizes);
-            assert_eq!(routing.rows.counts().iter().sum::<usize>(), TOKENS * TOP_K);
+            let routing = route(logits.clone(), top_k, router, None);
+            let counts = routing.rows.counts();
+            assert_eq!(counts.iter().sum::<usize>(), TOKENS * top_k);
+            let favored = more.to_data().iter::<f32>().collect::<Vec<_>>();
+            let is_full = |expert: usize| favored[expert] > 0.0 && counts[expert] == TOKENS;
+            assert_eq!(
+                (0..EXPERTS).filter(|&expert| is_full(expert)).count(),
+                favored.iter().filter(|&&v| v > 0.0).count()
+            );
             let (recorded_logits, recorded_x) = (leaf(&logits), leaf(&x));
             let experts = Tensor::from_inner(routing.experts_nk.clone());
-            let expected = recorded(recorded_logits.clone(), recorded_x.clone(), experts, normalizes);
+            let expected = recorded(recorded_logits.clone(), recorded_x.clone(), experts, router);
 
             let factor = |expert: usize| 1.0 + expert as f32;
             let apply = |rows_sd: Tensor<Plain, 2>| {

@@ -5,10 +5,11 @@
 use std::sync::Arc;
 
 use firebrick_arch::{
-    EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups, MlpSpec,
-    ModelSpec, ModuleSpec, PieceSpec, Role, TensorSpec, layer_norm_name, sinks_name,
+    Activation, EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups,
+    MlpSpec, ModelSpec, ModuleSpec, PieceSpec, Role, RouterSpec, SharedGroups, TensorSpec, layer_norm_name,
+    router_correction, sinks_name,
 };
-use firebrick_kernels::Kernels;
+use firebrick_kernels::{Kernels, Parameter};
 
 use super::Builder;
 use super::on_device::BaseSpec;
@@ -18,6 +19,7 @@ use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Linear, LinearGroup, ModuleBias, Stack};
 use crate::norm::Norm;
+use crate::shared_expert::SharedExpert;
 use crate::sinks::AttentionSinks;
 use crate::token_rows::TokenRows;
 
@@ -87,30 +89,53 @@ impl<B: Kernels> Builder<'_, '_, B> {
             attention_output: self.group(&attention_output)?,
             after_attention: self.layer_norm(index, names.after_attention, hidden)?,
             before_mlp: self.layer_norm(index, names.before_mlp, hidden)?,
-            mlp: self.mlp(&layer.mlp, &mlp)?,
+            mlp: self.mlp(index, &layer.mlp, &mlp)?,
             after_mlp: self.layer_norm(index, names.after_mlp, hidden)?,
         })
     }
 
-    fn mlp(&mut self, spec: &MlpSpec, groups: &MlpGroups) -> Result<Mlp<B>, ModelError> {
+    fn mlp(&mut self, layer: usize, spec: &MlpSpec, groups: &MlpGroups) -> Result<Mlp<B>, ModelError> {
         match (spec, groups) {
             (_, MlpGroups::Gated(groups)) => {
                 let [gate_up, down] = groups.as_ref();
                 Ok(Mlp::Gated { gate_up: self.group(gate_up)?, down: self.group(down)? })
             }
             (
-                &MlpSpec::Experts { top_k, normalizes_weights, activation, .. },
-                MlpGroups::Experts { router, experts },
+                &MlpSpec::Experts { top_k, router: router_spec, activation, .. },
+                MlpGroups::Experts { router, experts, shared },
             ) => Ok(Mlp::Experts(Experts {
                 router: self.group(router)?,
+                correction: self.correction(layer, router, router_spec)?,
                 gate_up: self.group(&experts[0])?,
                 down: self.group(&experts[1])?,
+                shared: shared.as_ref().map(|shared| self.shared(shared, activation)).transpose()?,
                 top_k,
-                normalizes_weights,
+                router_spec,
                 activation,
             })),
             (MlpSpec::Gated { .. }, MlpGroups::Experts { .. }) => unreachable!("groups follow from the spec"),
         }
+    }
+
+    /// Reads the correction of a router's scores, if it has one.
+    fn correction(
+        &mut self,
+        layer: usize,
+        router: &GroupSpec,
+        spec: RouterSpec,
+    ) -> Result<Option<Parameter<B>>, ModelError> {
+        let module = router.modules.first().filter(|_| spec.corrects);
+        module.map(|module| self.vector(&router_correction(layer, module))).transpose()
+    }
+
+    fn shared(&mut self, groups: &SharedGroups, activation: Activation) -> Result<SharedExpert<B>, ModelError> {
+        let [gate_up, down] = &groups.mlp;
+        Ok(SharedExpert {
+            gate_up: self.group(gate_up)?,
+            down: self.group(down)?,
+            gate: groups.gate.as_ref().map(|gate| self.group(gate)).transpose()?,
+            activation,
+        })
     }
 
     fn layer_norm(&mut self, layer: usize, name: Option<&str>, size: usize) -> Result<Option<Norm<B>>, ModelError> {

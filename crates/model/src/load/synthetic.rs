@@ -40,7 +40,7 @@ impl<B: Kernels> Decoder<B> {
             let elements = tensor.elements();
             let values = match tensor.role {
                 Role::Norm => vec![norm; elements],
-                Role::Bias => vec![0.0; elements],
+                Role::Bias | Role::RouterCorrection => vec![0.0; elements],
                 _ => normal(elements, deviation, &mut stream(seed, &tensor.name)),
             };
             let mut buffer = B::host_buffer(device, elements * size_of::<f32>());
@@ -71,7 +71,7 @@ impl<B: Kernels> Decoder<B> {
         let mut read = |tensor: &TensorSpec| {
             let tile = match tensor.role {
                 Role::Norm => &norms,
-                Role::Bias => &zeros,
+                Role::Bias | Role::RouterCorrection => &zeros,
                 _ => &random,
             };
             // Nothing reads the values of weights on another rank.

@@ -16,7 +16,8 @@ impl HfFolder {
     /// # Errors
     /// One error for all tensors that are missing, wrongly shaped, or not part of the model: a bias or a quantization constant that was
     /// ignored would change the numbers. An unused `lm_head.weight` of a tied model and the `rotary_emb.inv_freq` of old checkpoints
-    /// are ignored; other parts than the text model have a place if config.json describes a checkpoint with such parts.
+    /// are ignored, as are layers that predict more tokens than the next; other parts than the text model have a place if config.json
+    /// describes a checkpoint with such parts.
     pub fn check_complete(&self, config: &ModelConfig) -> Result<(), ModelError> {
         let expected = config.stored_spec().tensors();
         let mut problems = Vec::new();
@@ -32,7 +33,8 @@ impl HfFolder {
             }
         }
         let known = expected.iter().map(|tensor| tensor.name.as_str()).collect::<BTreeSet<_>>();
-        let unknown = self.names().filter(|name| !known.contains(name) && *name != HEAD && !name.ends_with(OLD_BUFFER));
+        let is_ignored = |name: &str| name == HEAD || name.ends_with(OLD_BUFFER) || config.skips(name);
+        let unknown = self.names().filter(|name| !known.contains(name) && !is_ignored(name));
         let unknown = unknown.chain(self.other_parts().filter(|_| config.wrapper.is_none()));
         problems.extend(unknown.map(|name| format!("`{name}` is there, but config.json has no place for it")));
         if problems.is_empty() {

@@ -11,7 +11,7 @@ use std::fs::{create_dir_all, read_dir};
 use std::io::Write;
 use std::path::Path;
 
-use firebrick_arch::{CONFIG_FILE, ModelConfig, TensorSpec, text_name};
+use firebrick_arch::{CONFIG_FILE, ModelConfig, TensorSpec, is_stored_in_f32, text_name};
 use firebrick_files::{AtomicFile, AtomicFolder};
 use firebrick_precision::FloatType;
 use safetensors::Dtype;
@@ -40,6 +40,11 @@ pub(crate) enum Fetched {
 pub fn float_type_of(config: &ModelConfig) -> FloatType {
     let is_named = |float: &FloatType| config.dtype.as_deref() == Some(float.name());
     FloatType::ALL.into_iter().find(is_named).unwrap_or(FloatType::F32)
+}
+
+/// Returns the number format of a tensor of a model that is saved in `dtype`.
+pub(crate) fn stored_format(name: &str, dtype: FloatType) -> FloatType {
+    if is_stored_in_f32(name) { FloatType::F32 } else { dtype }
 }
 
 /// Writes a safetensors file atomically. `bytes_of` is called for one tensor at a time and returns little-endian bytes; `metadata`
@@ -112,7 +117,7 @@ pub(super) fn write_sharded(
     let mut read = |stored: &str| match surroundings.read(stored, dtype)? {
         Some(bytes) => Ok(bytes),
         None => Ok(match fetch(&text_name(stored))? {
-            Fetched::Values(values) => bytes_of(&values, dtype),
+            Fetched::Values(values) => bytes_of(&values, stored_format(stored, dtype)),
             Fetched::Bytes(bytes) => bytes,
         }),
     };
@@ -179,7 +184,8 @@ fn plan_shards(
     let mut shards = vec![BTreeMap::new()];
     let mut filled = 0;
     let of_model = config.spec.tensors().into_iter().map(|TensorSpec { name, shape, .. }| {
-        (surroundings.name_of(&name), TensorInfo { dtype: stored_as(dtype), shape })
+        let dtype = stored_as(stored_format(&name, dtype));
+        (surroundings.name_of(&name), TensorInfo { dtype, shape })
     });
     for (name, info) in of_model.chain(surroundings.tensors(dtype)?) {
         if filled > 0 && filled + info.byte_len() > max_bytes {

@@ -134,7 +134,9 @@ pub(super) fn experts(spec: &ModelSpec) -> Option<Chosen<String>> {
     let mixtures = spec.layers.iter().filter(|layer| layer.mlp.is_mixture()).count();
     let why = "one after the other, each as GEMMs over its own rows; in each pass over such a layer the host waits once for the numbers of rows, \
                which decide the sizes of the GEMMs. No auxiliary loss balances the experts";
-    Some(Chosen::new(format!("{top_k} of {count} per token in {mixtures} of {} layers", spec.layers.len()), why))
+    let shared = if spec.layers.iter().any(|layer| layer.mlp.shared().is_some()) { " and a shared one" } else { "" };
+    let layers = spec.layers.len();
+    Some(Chosen::new(format!("{top_k} of {count}{shared} per token in {mixtures} of {layers} layers"), why))
 }
 
 /// Chooses longrope's factors once per run; transformers chooses them for each batch, by its longest sequence.

@@ -16,8 +16,8 @@ use crate::config::ZeroStage;
 /// Returns the owner of each layer weight that ranks divide; that of a trained weight also has its optimizer state.
 pub fn weight_owners(spec: &ModelSpec, trains: bool, world_size: usize) -> BTreeMap<String, usize> {
     let is_divided = |tensor: &TensorSpec| tensor.role == Role::Projection;
-    let tensors: Vec<TensorSpec> =
-        spec.stacked_tensors().into_iter().filter(|tensor| trains || is_divided(tensor)).collect();
+    let trained = |tensor: &TensorSpec| is_divided(tensor) || trains && tensor.may_train();
+    let tensors: Vec<TensorSpec> = spec.stacked_tensors().into_iter().filter(trained).collect();
     let owners = owners_of(&tensors, world_size);
     let pairs = tensors.into_iter().zip(owners).filter(|(tensor, _)| is_divided(tensor));
     pairs.map(|(tensor, owner)| (tensor.name, owner)).collect()

@@ -26,7 +26,7 @@ pub(super) fn lora(config: &RunConfig) -> Option<LoraConfig> {
 pub(super) fn trained_tensors(spec: &ModelSpec, lora: Option<&LoraConfig>) -> Result<Vec<TensorSpec>, RunError> {
     Ok(match lora {
         Some(lora) => spec.stacked_tensors_of(&lora.resolve(spec)?),
-        None => spec.stacked_tensors(),
+        None => spec.stacked_tensors().into_iter().filter(TensorSpec::may_train).collect(),
     })
 }
 

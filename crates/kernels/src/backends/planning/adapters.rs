@@ -97,7 +97,10 @@ fn output_sums(Routed { shape, route, .. }: &Routed, tokens: usize) -> usize {
 /// Counts the partial sums of the passes over gate, up and their gradients: the maximum over all groups.
 fn most_gated_sums(groups: &[Routed], tokens: usize) -> usize {
     let sums = |pair: &[Routed]| match pair {
-        [Routed { kind: GroupKind::GateUp | GroupKind::ExpertGateUp, shape, route }, down] => {
+        [
+            Routed { kind: GroupKind::GateUp | GroupKind::ExpertGateUp | GroupKind::SharedGateUp, shape, route },
+            down,
+        ] => {
             let pieces = route.gated_backward(&down.route);
             pieces.map_or(0, |pieces| gated_sums(shape.out_features() / 2, pieces, tokens))
         }
@@ -120,7 +123,7 @@ fn input_sums(Routed { kind, shape, route }: &Routed, tokens: usize) -> usize {
     let width = shape.in_features;
     let (pass, tile, tokens) = match (kind, route.copy_pass, route.gated_pass) {
         (GroupKind::AttentionOutput, Some(tile), _) => (LowRankPass::INPUT, tile.ranks, tokens),
-        (GroupKind::Down | GroupKind::ExpertDown, _, Some(pieces)) => {
+        (GroupKind::Down | GroupKind::ExpertDown | GroupKind::SharedDown, _, Some(pieces)) => {
             let pass = LowRankPass::gated(pieces);
             (pass, GATED_TILE, gated_tokens(pass, tokens, width))
         }

@@ -103,7 +103,8 @@ fn widest_layer(model: &ModelSpec) -> u64 {
         let mlp = &model.layers[layer].mlp;
         let rows = mlp.rows_per_token();
         let routed = if mlp.is_mixture() { 3 * rows * model.hidden_size } else { 0 };
-        (3 * qkv.in_features + heads + rows * (gate_up.out_features() + down.in_features) + routed) as u64
+        let shared = mlp.shared().map_or(0, |shared| 3 * shared.intermediate_size + model.hidden_size);
+        (3 * qkv.in_features + heads + rows * (gate_up.out_features() + down.in_features) + routed + shared) as u64
     });
     widths.max().unwrap_or(0)
 }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
+use firebrick_arch::{GroupKind, GroupSpec, ModelSpec, QkNorm};
 use firebrick_precision::FloatType;
 
 use super::flash::{FlashTiles, flash_takes_f32};
@@ -41,7 +41,7 @@ struct Layer {
     normed: [usize; 2],
     gate_up: usize,
     activated: usize,
-    /// Rows of a mixture's experts: dispatched, separate outputs, and joined outputs; or their gradients.
+    /// Rows of a mixture's experts: dispatched, separate outputs, and joined outputs; or their gradients. Then the buffers of a shared expert.
     routed: Vec<usize>,
     /// Gradient of a layer's or of attention's output, with room for the next group's adapters.
     gradient: usize,
@@ -59,6 +59,13 @@ impl Layer {
         let only_in_f32 =
             flash_takes_f32(attention.head_dim) && FlashTiles::of(attention.head_dim, training.shared_bytes).is_none();
         let is_converted = training.compute != FloatType::F32 && only_in_f32;
+        // Gate and up, the gated activation, the sum with the output or its gradient, and a gated output.
+        let shared = groups.mlp.shared().flat_map(|group| match group.kind {
+            GroupKind::SharedGateUp => vec![row_stride(group.out_features(), appended(group))],
+            GroupKind::SharedDown => vec![input(group), model.hidden_size],
+            _ => vec![model.hidden_size],
+        });
+        let shared = shared.collect();
         let [query, key_value] = [attention.query_size(), attention.kv_size()];
         Self {
             recompute: training.recompute,
@@ -75,7 +82,7 @@ impl Layer {
             normed: [input(qkv), input(gate_up)],
             gate_up: rows * row_stride(gate_up.out_features(), appended(gate_up)),
             activated: rows * input(down),
-            routed: if mlp.is_mixture() { vec![model.hidden_size * rows; 3] } else { Vec::new() },
+            routed: if mlp.is_mixture() { [vec![model.hidden_size * rows; 3], shared].concat() } else { Vec::new() },
             gradient: row_stride(model.hidden_size, if has_room { ROW_MULTIPLE } else { 0 }),
         }
     }

@@ -56,7 +56,8 @@ fn layer_values_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLin
     let gradients = widest(&|layer| {
         let mlp = &model.layers[layer].mlp;
         let routed = if mlp.is_mixture() { 2 * mlp.rows_per_token() * model.hidden_size } else { 0 };
-        (3 * mlp.rows_per_token() * mlp.intermediate_size() + routed + 2 * model.hidden_size) as u64 * value
+        let shared = mlp.shared().map_or(0, |shared| 3 * shared.intermediate_size);
+        (3 * mlp.rows_per_token() * mlp.intermediate_size() + routed + shared + 2 * model.hidden_size) as u64 * value
     });
     [
         line(

@@ -5,18 +5,28 @@
 //! Trade-off: each expert's block looks at all choices twice, to count its own and to place them.
 
 use burn_tensor::{DType, Int, Tensor};
+use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, Engine, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK, arguments, engine, grid,
     int_tensor, tensor,
 };
 use crate::linear::ExpertRows;
+use crate::moe::reference::check as check_router;
 use crate::{MoeOps, Routing};
 
 impl MoeOps for Cuda {
-    fn route(logits_ne: Tensor<Self, 2>, top_k: usize, normalizes: bool) -> Routing<Self> {
+    fn route(
+        logits_ne: Tensor<Self, 2>,
+        top_k: usize,
+        router: RouterSpec,
+        correction_e: Option<Tensor<Self, 1>>,
+    ) -> Routing<Self> {
         let engine = engine(&logits_ne.device());
-        engine.section(|| engine.route(&engine.flat(logits_ne), top_k, normalizes))
+        engine.section(|| {
+            let correction = correction_e.map(|correction| engine.flat(correction.unsqueeze::<2>()));
+            engine.route(&engine.flat(logits_ne), top_k, router, correction.as_ref())
+        })
     }
 
     fn route_backward(
@@ -94,27 +104,39 @@ impl Engine {
         self.view_of(self.empty([count], DType::I32))
     }
 
-    fn route(&self, logits: &MatrixView, top_k: usize, normalizes: bool) -> Routing<Cuda> {
+    fn route(
+        &self,
+        logits: &MatrixView,
+        top_k: usize,
+        router: RouterSpec,
+        correction: Option<&MatrixView>,
+    ) -> Routing<Cuda> {
         let (tokens, experts) = (logits.rows, logits.width);
-        assert!((1..=experts).contains(&top_k), "{top_k} of {experts} experts per token");
+        check_router(experts, top_k, router.groups);
         assert!(experts <= MAX_EXPERTS, "{experts} experts, at most {MAX_EXPERTS}");
-        let probabilities = self.empty_matrix(tokens, experts, DType::F32);
+        assert!(correction.is_none_or(|correction| (correction.width, correction.dtype) == (experts, DType::F32)));
+        let scores = self.empty_matrix(tokens, experts, DType::F32);
         let chosen = self.empty_matrix(tokens, top_k, DType::I32);
         let weights = self.empty_matrix(tokens, top_k, DType::F32);
-        let bytes = logits.bytes() + probabilities.bytes() + chosen.bytes() + weights.bytes();
+        let bytes = logits.bytes() + scores.bytes() + chosen.bytes() + weights.bytes();
         let launch = self.routing_launch("route_top_k", logits.dtype, tokens.div_ceil(TOKENS_PER_BLOCK), bytes);
+        let groups = router.groups.unwrap_or(ExpertGroups { count: 0, chosen: 0 });
         let arguments = arguments! {
-            probabilities: rows(&probabilities), experts: rows(&chosen), weights: rows(&weights), logits: rows(logits),
-            n: long(tokens), e: int(experts), k: int(top_k), normalizes: i32(i32::from(normalizes)),
+            scores: rows(&scores), experts: rows(&chosen), weights: rows(&weights), logits: rows(logits),
+            correction: address(correction.map_or(0, |correction| correction.address)), n: long(tokens), e: int(experts),
+            k: int(top_k), sigmoid: i32(i32::from(router.scores == RouterScores::Sigmoid)),
+            normalizes: i32(i32::from(router.normalizes)), scale: f32(router.scale as f32),
+            epsilon: f32(router.scores.epsilon() as f32), groups: int(groups.count), chosen_groups: int(groups.chosen),
         };
-        // SAFETY: logits and probabilities are [n, e], the others [n, k], all dense; e is at most what a warp's masks hold.
+        // SAFETY: logits and scores are [n, e], the correction [e] or null, the others [n, k], all dense; e is at most what a warp's masks hold, and
+        // the groups divide it.
         unsafe { self.launch(launch, &arguments) };
         let Placed { rows_nk, choices_s, tokens_s, starts } = self.place(&chosen, experts);
         Routing {
-            probabilities_ne: tensor(probabilities.tensor),
+            scores_ne: tensor(scores.tensor),
             experts_nk: int_tensor(chosen.tensor),
             weights_nk: tensor(weights.tensor),
-            normalizes,
+            router,
             rows_nk: int_tensor(rows_nk.tensor),
             choices_s: int_data(choices_s),
             tokens_s: int_data(tokens_s),
@@ -144,16 +166,18 @@ impl Engine {
     }
 
     fn route_backward(&self, routing: &Routing<Cuda>, d_weights: &MatrixView, dtype: DType) -> MatrixView {
-        let probabilities = self.flat(routing.probabilities_ne.clone());
+        let RouterSpec { scores: kind, normalizes, scale, .. } = routing.router;
+        let scores = self.flat(routing.scores_ne.clone());
         let chosen = self.int_matrix(routing.experts_nk.clone());
         let weights = self.flat(routing.weights_nk.clone());
-        let d_logits = self.empty_matrix(probabilities.rows, probabilities.width, dtype);
-        let bytes = probabilities.bytes() + d_logits.bytes() + 3 * weights.bytes();
-        let blocks = probabilities.rows.div_ceil(TOKENS_PER_BLOCK);
+        let d_logits = self.empty_matrix(scores.rows, scores.width, dtype);
+        let bytes = scores.bytes() + d_logits.bytes() + 3 * weights.bytes();
+        let blocks = scores.rows.div_ceil(TOKENS_PER_BLOCK);
         let arguments = arguments! {
-            d_logits: rows(&d_logits), probabilities: rows(&probabilities), experts: rows(&chosen),
-            weights: rows(&weights), d_weights: rows(d_weights), n: long(probabilities.rows),
-            e: int(probabilities.width), k: int(weights.width), normalizes: i32(i32::from(routing.normalizes)),
+            d_logits: rows(&d_logits), scores: rows(&scores), experts: rows(&chosen), weights: rows(&weights),
+            d_weights: rows(d_weights), n: long(scores.rows), e: int(scores.width), k: int(weights.width),
+            sigmoid: i32(i32::from(kind == RouterScores::Sigmoid)), normalizes: i32(i32::from(normalizes)),
+            scale: f32(scale as f32), epsilon: f32(kind.epsilon() as f32),
         };
         // SAFETY: shapes as in `route`, and the gradient of the weights has theirs.
         unsafe { self.launch(self.routing_launch("route_backward", dtype, blocks, bytes), &arguments) };

@@ -1,61 +1,112 @@
-// Routing of tokens to experts: probabilities and the most probable experts, the order of rows, and sums over the rows of a token.
+// Routing of tokens to experts: scores and the experts that they choose, the order of rows, and sums over the rows of a token.
 //
 // Nothing has atomics: the rows of an expert are placed by the block of that expert in the order of tokens, and sums over a token's rows
 // are gathered, so results do not depend on the schedule. Trade-off: every expert's block reads the experts of all choices.
 
 static constexpr int MAX_EXPERTS_PER_LANE = MAX_EXPERTS / 32;
 
-// probabilities [n, e] f32 = softmax of logits [n, e]; experts [n, k] and weights [n, k] f32 of the k largest, divided by their sum if
-// `normalizes`. Of equal ones the lower expert comes first. One warp per token; e at most 1024.
+// What choices compare: a value that is not a number counts as the largest.
+DEVICE float comparable(float value) { return value != value ? __int_as_float(0x7f800000) : value; }
+
+// The lower index of the largest values of all lanes; an index of `none` has no value.
+DEVICE int warp_largest(float value, int index, int none) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, value, step);
+        const int other_index = __shfl_xor_sync(0xffffffffu, index, step);
+        const bool is_larger = index == none || other > value || (other == value && other_index < index);
+        if (other_index != none && is_larger) value = other, index = other_index;
+    }
+    return index;
+}
+
+// The sum of the two largest of `size` values, at least 2. A lane's two largest, then those of pairs of lanes.
+DEVICE float largest_two(const float *values, const float *correction, int size) {
+    const float least = -__int_as_float(0x7f800000);
+    float first = least, second = least;
+    for (int i = threadIdx.x % 32; i < size; i += 32) {
+        const float value = comparable(values[i] + (correction == nullptr ? 0.0f : correction[i]));
+        second = fmaxf(second, fminf(first, value));
+        first = fmaxf(first, value);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, first, step), next = __shfl_xor_sync(0xffffffffu, second, step);
+        second = fmaxf(fminf(first, other), fmaxf(second, next));
+        first = fmaxf(first, other);
+    }
+    return first + second;
+}
+
+// A bit for each of the `chosen` of `groups` groups of equal size, at most 32, with the largest sums of their two largest scores.
+DEVICE unsigned choose_groups(const float *scores, const float *correction, int e, int groups, int chosen) {
+    const int lane = threadIdx.x % 32, size = e / groups;
+    float mine = 0.0f;
+    for (int group = 0; group < groups; ++group) {
+        const float sum = largest_two(scores + group * size, correction == nullptr ? nullptr : correction + group * size, size);
+        if (lane == group) mine = comparable(sum);
+    }
+    unsigned allowed = 0;
+    for (int i = 0; i < chosen; ++i) {
+        const bool is_free = lane < groups && !(allowed >> lane & 1);
+        allowed |= 1u << warp_largest(mine, is_free ? lane : 32, 32);
+    }
+    return allowed;
+}
+
+// scores [n, e] f32 = softmax or, if `sigmoid`, sigmoids of logits [n, e]; experts [n, k] with the k largest scores, plus correction [e] f32 if
+// that is not null; weights [n, k] f32 = scale times their scores, divided by their sum plus epsilon if `normalizes`. With `groups` (0: none),
+// only experts of the `chosen_groups` groups are chosen. Of equal ones the lower expert comes first. One warp per token; e at most 1024.
 // grid (ceil(n / 8)), block (256), no dynamic shared memory.
-KERNEL __launch_bounds__(256) route_top_k(float *probabilities, int *experts, float *weights, const T *logits, long long n, int e,
-                                          int k, int normalizes) {
+KERNEL __launch_bounds__(256) route_top_k(float *scores, int *experts, float *weights, const T *logits, const float *correction,
+                                          long long n, int e, int k, int sigmoid, int normalizes, float scale, float epsilon, int groups,
+                                          int chosen_groups) {
     const int lane = threadIdx.x % 32;
     const long long token = static_cast<long long>(blockIdx.x) * TOKENS_PER_BLOCK + threadIdx.x / 32;
     if (token >= n) return;
     const T *row = logits + token * e;
-    float *p = probabilities + token * e;
-    float largest = -__int_as_float(0x7f800000);
-    for (int i = lane; i < e; i += 32) largest = fmaxf(largest, to_float(row[i]));
-    largest = warp_max(largest);
-    float sum = 0.0f;
-    for (int i = lane; i < e; i += 32) {
-        const float value = expf(to_float(row[i]) - largest);
-        p[i] = value;
-        sum += value;
+    float *s = scores + token * e;
+    if (sigmoid) {
+        for (int i = lane; i < e; i += 32) s[i] = 1.0f / (1.0f + expf(-to_float(row[i])));
+    } else {
+        float largest = -__int_as_float(0x7f800000);
+        for (int i = lane; i < e; i += 32) largest = fmaxf(largest, to_float(row[i]));
+        largest = warp_max(largest);
+        float sum = 0.0f;
+        for (int i = lane; i < e; i += 32) {
+            const float value = expf(to_float(row[i]) - largest);
+            s[i] = value;
+            sum += value;
+        }
+        sum = warp_sum(sum);
+        for (int i = lane; i < e; i += 32) s[i] /= sum;
     }
-    sum = warp_sum(sum);
-    for (int i = lane; i < e; i += 32) p[i] /= sum;
+    __syncwarp();
+    const unsigned allowed = groups > 0 ? choose_groups(s, correction, e, groups, chosen_groups) : 0xffffffffu;
+    const int group_size = groups > 0 ? e / groups : e;
     unsigned chosen = 0;  // bit i: expert lane + 32 i
     float total = 0.0f;
     for (int j = 0; j < k; ++j) {
-        float best = -1.0f;
+        float best = 0.0f;
         int index = e;
         for (int i = 0; lane + 32 * i < e && i < MAX_EXPERTS_PER_LANE; ++i) {
-            const float value = p[lane + 32 * i];
-            if (!(chosen >> i & 1) && value > best) best = value, index = lane + 32 * i;
+            const int expert = lane + 32 * i;
+            if (chosen >> i & 1 || !(allowed >> expert / group_size & 1)) continue;
+            const float value = comparable(s[expert] + (correction == nullptr ? 0.0f : correction[expert]));
+            if (index == e || value > best) best = value, index = expert;
         }
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) {
-            const float other = __shfl_xor_sync(0xffffffffu, best, step);
-            const int other_index = __shfl_xor_sync(0xffffffffu, index, step);
-            if (other > best || (other == best && other_index < index)) best = other, index = other_index;
-        }
-        // Probabilities that are not numbers choose the first experts left, so that every index is one.
-        if (index >= e) {
-            index = j;
-            best = p[j];
-        }
+        index = warp_largest(best, index, e);
         if (index % 32 == lane) chosen |= 1u << (index / 32);
-        total += best;
+        const float score = s[index];
+        total += score;
         if (lane == 0) {
             experts[token * k + j] = index;
-            weights[token * k + j] = best;
+            weights[token * k + j] = score * scale;
         }
     }
     if (!normalizes) return;
     __syncwarp();
-    for (int j = lane; j < k; j += 32) weights[token * k + j] /= total;
+    for (int j = lane; j < k; j += 32) weights[token * k + j] /= total + epsilon;
 }
 
 // counts [e] = how many of `choices` experts are each. grid (e), block (256), no dynamic shared memory.
@@ -146,30 +197,34 @@ KERNEL __launch_bounds__(256) combine_rows_backward(T *dx, float *d_weights, con
     if (threadIdx.x == 0) d_weights[choice] = dot;
 }
 
-// d_logits [n, e] from the gradient of the weights [n, k] f32: through the division by their sum if `normalizes`, then through the softmax.
-// One warp per token. grid (ceil(n / 8)), block (256), no dynamic shared memory.
-KERNEL __launch_bounds__(256) route_backward(T *d_logits, const float *probabilities, const int *experts, const float *weights,
-                                             const float *d_weights, long long n, int e, int k, int normalizes) {
+// d_logits [n, e] from the gradient d_weights [n, k] f32 of the weights [n, k]: through the factor and, if `normalizes`, the division by their
+// sum; then through the softmax, or the sigmoids if `sigmoid`. One warp per token. grid (ceil(n / 8)), block (256), no dynamic shared memory.
+KERNEL __launch_bounds__(256) route_backward(T *d_logits, const float *scores, const int *experts, const float *weights,
+                                             const float *d_weights, long long n, int e, int k, int sigmoid, int normalizes, float scale,
+                                             float epsilon) {
     const int lane = threadIdx.x % 32;
     const long long token = static_cast<long long>(blockIdx.x) * TOKENS_PER_BLOCK + threadIdx.x / 32;
     if (token >= n) return;
-    const float *p = probabilities + token * e;
+    const float *s = scores + token * e;
     const int *chosen = experts + token * k;
     const float *w = weights + token * k, *dw = d_weights + token * k;
     float mean = 0.0f, total = 0.0f;
     for (int j = lane; j < k; j += 32) {
         mean += dw[j] * w[j];
-        total += p[chosen[j]];
+        total += s[chosen[j]];
     }
     mean = normalizes ? warp_sum(mean) : 0.0f;
-    const float scale = normalizes ? 1.0f / warp_sum(total) : 1.0f;
+    const float inverse = normalizes ? 1.0f / (warp_sum(total) + epsilon) : 1.0f;
     float through = 0.0f;
-    for (int j = lane; j < k; j += 32) through += p[chosen[j]] * (dw[j] - mean) * scale;
-    through = warp_sum(through);
-    for (int i = lane; i < e; i += 32) d_logits[token * e + i] = from_float<T>(-p[i] * through);
+    if (!sigmoid) {
+        for (int j = lane; j < k; j += 32) through += s[chosen[j]] * (scale * dw[j] - mean) * inverse;
+        through = warp_sum(through);
+    }
+    for (int i = lane; i < e; i += 32) d_logits[token * e + i] = from_float<T>(-s[i] * through);
     __syncwarp();
     for (int j = lane; j < k; j += 32) {
-        const float value = p[chosen[j]] * ((dw[j] - mean) * scale - through);
-        d_logits[token * e + chosen[j]] = from_float<T>(value);
+        const float score = s[chosen[j]], d_score = (scale * dw[j] - mean) * inverse;
+        const float slope = sigmoid ? score * (1.0f - score) : score;
+        d_logits[token * e + chosen[j]] = from_float<T>(slope * (d_score - through));
     }
 }

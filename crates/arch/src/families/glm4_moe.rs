@@ -1,0 +1,201 @@
+//! GLM-4.5 and 4.6: dense layers first, then mixtures of experts with a shared one, whose router has sigmoid scores and a correction of the choice.
+//!
+//! Defaults are those of transformers' `Glm4MoeConfig`. `attention_bias` is about queries, keys and values; a half of each head is rotated.
+//! Trade-off: layers that predict more tokens (`num_nextn_predict_layers`) are skipped, as in transformers; a saved model has none. Logits of the
+//! router are computed in the compute format, which transformers computes in float32.
+//! Not supported: `attention_dropout`, which is ignored. The auxiliary loss (`output_router_logits`) is not computed.
+
+use super::keys::{
+    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, model, positive_or, refuse_quantized,
+    size, size_or,
+};
+use super::rope_keys::partial_rope;
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::router::{ExpertGroups, RouterScores, RouterSpec, SharedExpertSpec};
+use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+
+pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    refuse_quantized(json)?;
+    let hidden_size = size(json, "hidden_size")?;
+    let heads = size(json, "num_attention_heads")?;
+    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let layers = layer_count(json)?;
+    let max_position_embeddings = size_or(json, "max_position_embeddings", 131_072)?;
+
+    let attention = AttentionSpec {
+        qk_norm: if bool_or(json, "use_qk_norm", false)? { QkNorm::PerHead } else { QkNorm::None },
+        qkv_bias: bool_or(json, "attention_bias", false)?,
+        ..AttentionSpec::new(heads, kv_heads(json, heads, 8)?, head_dim)
+    };
+    let dense_layers = json.usize("first_k_dense_replace")?.unwrap_or(1);
+    let layer = |index: usize| {
+        let mlp = if index < dense_layers { dense(json)? } else { mixture(json, layers)? };
+        Ok(LayerSpec { attention: attention.clone(), mlp, norms: LayerNorms::Pre })
+    };
+    let specs = (0..layers).map(layer).collect::<Result<_, ArchError>>()?;
+    let ropes = vec![partial_rope(json, head_dim, max_position_embeddings, 0.5)?];
+    model(json, specs, ropes, max_position_embeddings, 1e-5)
+}
+
+fn dense(json: &JsonObject) -> Result<MlpSpec, ArchError> {
+    let intermediate_size = size_or(json, "intermediate_size", 10_944)?;
+    Ok(MlpSpec::Gated { intermediate_size, activation: activation(json)?, fused: false, bias: false })
+}
+
+fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
+    let (count, top_k) = experts(json, ["n_routed_experts", "num_local_experts"], [128, 8], layers)?;
+    let intermediate_size = size_or(json, "moe_intermediate_size", 1408)?;
+    let shared = intermediate_size.saturating_mul(size_or(json, "n_shared_experts", 1)?);
+    Ok(MlpSpec::Experts {
+        count,
+        top_k,
+        intermediate_size,
+        activation: activation(json)?,
+        router: RouterSpec {
+            scores: RouterScores::Sigmoid,
+            normalizes: bool_or(json, "norm_topk_prob", true)?,
+            scale: positive_or(json, "routed_scaling_factor", 1.0)?,
+            corrects: true,
+            bias: false,
+            groups: groups(json, count, top_k)?,
+        },
+        shared: Some(SharedExpertSpec { intermediate_size: shared, gated: false }),
+        names: ExpertNames::DeepSeek,
+        fused: false,
+    })
+}
+
+/// Reads `n_group` and `topk_group`; `None` if every group is chosen, so that groups decide nothing.
+fn groups(json: &JsonObject, experts: usize, top_k: usize) -> Result<Option<ExpertGroups>, ArchError> {
+    let [count, chosen] = [size_or(json, "n_group", 1)?, size_or(json, "topk_group", 1)?];
+    if chosen > count {
+        return Err(json.bad("topk_group", chosen, format!("it must be at most n_group ({count})")));
+    }
+    if count == chosen {
+        return Ok(None);
+    }
+    if !experts.is_multiple_of(count) || experts / count < 2 || count > ExpertGroups::MAX {
+        let most = ExpertGroups::MAX;
+        let rule = format!("it must divide the {experts} experts into at most {most} groups of 2 experts or more");
+        return Err(json.bad("n_group", count, rule));
+    }
+    if chosen * (experts / count) < top_k {
+        let rule = format!("groups of {} experts must have num_experts_per_tok ({top_k}) together", experts / count);
+        return Err(json.bad("topk_group", chosen, rule));
+    }
+    Ok(Some(ExpertGroups { count, chosen }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::config::ModelConfig;
+    use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
+    use crate::error::ArchError;
+    use crate::lora::LoraConfig;
+    use crate::module_names::TargetModules;
+    use crate::router::{ExpertGroups, RouterScores};
+    use crate::spec::QkNorm;
+    use crate::tensors::Role;
+
+    fn few() -> Vec<(&'static str, Value)> {
+        vec![
+            ("hidden_size", json!(16)),
+            ("num_hidden_layers", json!(3)),
+            ("n_routed_experts", json!(4)),
+            ("num_experts_per_tok", json!(2)),
+            ("moe_intermediate_size", json!(6)),
+        ]
+    }
+
+    fn glm4_moe(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
+        parse(&family_json("Glm4MoeForCausalLM", "glm4_moe", &[&few()[..], changes].concat()))
+    }
+
+    #[test]
+    fn the_first_layers_are_dense_and_a_correction_follows_the_router() {
+        let config = glm4_moe(&[("first_k_dense_replace", json!(2)), ("n_shared_experts", json!(3))]).unwrap();
+        let spec = config.spec;
+        assert_eq!([0, 1, 2].map(|layer: usize| spec.layers[layer].mlp.is_mixture()), [false, false, true]);
+        let tensors = spec.tensors();
+        let router = tensors.iter().position(|tensor| tensor.role == Role::Router).unwrap();
+        let correction = &tensors[router + 1];
+        assert_eq!(correction.name, "model.layers.2.mlp.gate.e_score_correction_bias");
+        assert_eq!(
+            (&correction.shape[..], correction.role, correction.may_train()),
+            (&[4][..], Role::RouterCorrection, false)
+        );
+        assert_eq!(spec.parameters() - spec.trainable_parameters(), 4);
+        let shared = tensors.iter().find(|tensor| tensor.name == "model.layers.2.mlp.shared_experts.up_proj.weight");
+        assert_eq!(shared.unwrap().shape, [18, 16]);
+        assert!(glm4_moe(&[("first_k_dense_replace", json!(0))]).unwrap().spec.layers[0].mlp.is_mixture());
+    }
+
+    #[test]
+    fn absent_keys_default_as_transformers_does() {
+        let spec = parse(&family_json(
+            "Glm4MoeForCausalLM",
+            "glm4_moe",
+            &[("hidden_size", json!(16)), ("rms_norm_eps", Value::Null)],
+        ))
+        .unwrap()
+        .spec;
+        let (attention, mlp) = (&spec.layers[1].attention, &spec.layers[1].mlp);
+        assert_eq!((attention.qk_norm, attention.qkv_bias, attention.output_bias), (QkNorm::None, false, false));
+        assert_eq!((spec.ropes[0].rotary_dim, spec.ropes[0].interleaved), (attention.head_dim / 2, false));
+        let router = mlp.router().unwrap();
+        assert_eq!((router.scores, router.normalizes, router.scale), (RouterScores::Sigmoid, true, 1.0));
+        assert_eq!((router.groups, router.corrects, mlp.rows_per_token()), (None, true, 8));
+        assert_eq!((mlp.intermediate_size(), spec.rms_norm_eps), (1408, 1e-5));
+    }
+
+    #[test]
+    fn groups_are_read_where_they_decide_something_and_must_fit_the_experts() {
+        let with = |count: usize, chosen: usize, top_k: usize| {
+            glm4_moe(&[
+                ("n_routed_experts", json!(8)),
+                ("num_experts_per_tok", json!(top_k)),
+                ("n_group", json!(count)),
+                ("topk_group", json!(chosen)),
+            ])
+        };
+        let groups = |count, chosen| with(count, chosen, 2).unwrap().spec.layers[1].mlp.router().unwrap().groups;
+        assert_eq!(groups(4, 4), None);
+        assert_eq!(groups(4, 2), Some(ExpertGroups { count: 4, chosen: 2 }));
+        for (count, chosen, top_k, key) in
+            [(3, 1, 2, "n_group"), (8, 4, 2, "n_group"), (2, 3, 2, "topk_group"), (4, 1, 3, "topk_group")]
+        {
+            assert!(refusal_of(with(count, chosen, top_k)).contains(&format!("`{key}`")), "{count} {chosen} {top_k}");
+        }
+    }
+
+    #[test]
+    fn all_linear_takes_in_shared_experts_and_no_router() {
+        let spec = glm4_moe(&[]).unwrap().spec;
+        let names = TargetModules::AllLinear.names(&spec);
+        let dense = ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
+        assert_eq!(names[4..7], dense);
+        assert_eq!(names[7..], dense.map(|name| name.replace("mlp", "shared_experts")));
+        for target_modules in [TargetModules::AllLinear, TargetModules::from_names(names)] {
+            let lora = LoraConfig { target_modules, ..LoraConfig::default() };
+            assert_eq!(spec.adapter_tensors(&lora).unwrap().len() / 2, 3 * 4 + 3 * 3);
+        }
+    }
+
+    #[test]
+    fn layers_that_predict_more_tokens_are_skipped() {
+        let config = glm4_moe(&[("num_nextn_predict_layers", json!(1))]).unwrap();
+        let skips = |name| config.skips(name);
+        assert!(skips("model.layers.3.mlp.gate.weight") && !skips("model.layers.2.mlp.gate.weight"));
+        assert!(!skips("model.layers.4.mlp.gate.weight") && !skips("model.norm.weight"));
+        assert!(!glm4_moe(&[]).unwrap().skips("model.layers.3.mlp.gate.weight"));
+    }
+
+    #[test]
+    fn both_layouts_give_one_spec() {
+        let old = glm4_moe(&[]).unwrap().spec;
+        assert_eq!(layout_5_of("Glm4MoeForCausalLM", "glm4_moe", &few()).unwrap().spec, old);
+    }
+}

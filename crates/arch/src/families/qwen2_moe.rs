@@ -1,0 +1,149 @@
+//! Qwen1.5-MoE and Qwen2-MoE: a Qwen2 whose MLPs are mixtures of experts, in all layers or in some, with a shared expert behind a sigmoid gate.
+//!
+//! Defaults are those of transformers' `Qwen2MoeConfig`. Which layers are mixtures is as in Qwen3-MoE.
+//! Not supported: `attention_dropout`, which is ignored. The auxiliary loss (`output_router_logits`) is not computed.
+
+use super::keys::{
+    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, refuse_quantized,
+    size, size_or, sliding_window,
+};
+use super::qwen3_moe::mixture_layers;
+use super::rope_keys::rope;
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::router::{RouterSpec, SharedExpertSpec};
+use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+
+pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    refuse_quantized(json)?;
+    let hidden_size = size(json, "hidden_size")?;
+    let heads = size(json, "num_attention_heads")?;
+    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let layers = layer_count(json)?;
+    let max_position_embeddings = size_or(json, "max_position_embeddings", 32_768)?;
+
+    let attention = AttentionSpec {
+        qkv_bias: bool_or(json, "qkv_bias", true)?,
+        ..AttentionSpec::new(heads, kv_heads(json, heads, 16)?, head_dim)
+    };
+    let layer = |(is_mixture, window)| {
+        let mlp = if is_mixture { mixture(json, layers)? } else { dense(json)? };
+        let attention = AttentionSpec { window, ..attention.clone() };
+        Ok(LayerSpec { attention, mlp, norms: LayerNorms::Pre })
+    };
+    let kinds = mixture_layers(json, layers)?.into_iter().zip(windows(json, layers)?);
+    let layers = kinds.map(layer).collect::<Result<_, ArchError>>()?;
+    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
+    model(json, layers, ropes, max_position_embeddings, 1e-6)
+}
+
+fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
+    let (count, top_k) = experts(json, ["num_experts", "num_local_experts"], [60, 4], layers)?;
+    Ok(MlpSpec::Experts {
+        count,
+        top_k,
+        intermediate_size: size_or(json, "moe_intermediate_size", 1408)?,
+        activation: activation(json)?,
+        router: RouterSpec::softmax(bool_or(json, "norm_topk_prob", false)?),
+        shared: Some(SharedExpertSpec {
+            intermediate_size: size_or(json, "shared_expert_intermediate_size", 5632)?,
+            gated: true,
+        }),
+        names: ExpertNames::Qwen,
+        fused: false,
+    })
+}
+
+fn dense(json: &JsonObject) -> Result<MlpSpec, ArchError> {
+    let intermediate_size = size_or(json, "intermediate_size", 5632)?;
+    Ok(MlpSpec::Gated { intermediate_size, activation: activation(json)?, fused: false, bias: false })
+}
+
+/// Returns the window of each layer: by `layer_types`, or else of every second one from the first, below `max_window_layers`. Without
+/// `use_sliding_window` no layer has a window.
+fn windows(json: &JsonObject, layers: usize) -> Result<Vec<Option<usize>>, ArchError> {
+    let window = if bool_or(json, "use_sliding_window", false)? { sliding_window(json, 4096)? } else { None };
+    let below = json.usize("max_window_layers")?.unwrap_or(28);
+    let types = match layer_types(json, layers)? {
+        Some(types) => types,
+        None => (0..layers).map(|layer| layer % 2 == 0 && layer < below).collect(),
+    };
+    Ok(types.into_iter().map(|slides| window.filter(|_| slides)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::config::ModelConfig;
+    use crate::config::tests::{family_json, layout_5_of, parse};
+    use crate::error::ArchError;
+    use crate::lora::LoraConfig;
+    use crate::module_names::TargetModules;
+    use crate::tensors::Role;
+
+    const FEW: [(&str, i32); 4] = [
+        ("num_experts", 4),
+        ("num_experts_per_tok", 2),
+        ("moe_intermediate_size", 6),
+        ("shared_expert_intermediate_size", 10),
+    ];
+
+    fn few() -> Vec<(&'static str, Value)> {
+        FEW.map(|(key, value)| (key, json!(value))).to_vec()
+    }
+
+    fn qwen2_moe(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
+        parse(&family_json("Qwen2MoeForCausalLM", "qwen2_moe", &[&few()[..], changes].concat()))
+    }
+
+    #[test]
+    fn a_shared_expert_and_its_gate_come_after_the_experts() {
+        let tensors = qwen2_moe(&[]).unwrap().spec.tensors();
+        let mlp: Vec<_> = tensors.iter().filter(|tensor| tensor.name.contains("layers.1.mlp.")).collect();
+        let last: Vec<_> = mlp.iter().rev().take(4).rev().collect();
+        let names = last.iter().map(|tensor| tensor.name.trim_start_matches("model.layers.1.mlp."));
+        let expected =
+            ["shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj", "shared_expert_gate"];
+        assert_eq!(names.collect::<Vec<_>>(), expected.map(|name| format!("{name}.weight")));
+        assert_eq!((&last[0].shape[..], &last[2].shape[..]), (&[10, 8][..], &[8, 10][..]));
+        assert_eq!((&last[3].shape[..], last[3].role), (&[1, 8][..], Role::Router), "never quantized");
+    }
+
+    #[test]
+    fn all_linear_takes_in_the_shared_expert_and_its_gate() {
+        let spec = qwen2_moe(&[("mlp_only_layers", json!([0]))]).unwrap().spec;
+        let names = TargetModules::AllLinear.names(&spec);
+        let shared =
+            ["shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj", "mlp.shared_expert_gate"];
+        assert_eq!(names[7..], shared);
+        for target_modules in [TargetModules::AllLinear, TargetModules::from_names(names)] {
+            let lora = LoraConfig { target_modules, ..LoraConfig::default() };
+            assert_eq!(spec.adapter_tensors(&lora).unwrap().len() / 2, 2 * 4 + 3 + 4);
+        }
+    }
+
+    #[test]
+    fn absent_keys_default_as_transformers_does() {
+        let spec = parse(&family_json("Qwen2MoeForCausalLM", "qwen2_moe", &[("intermediate_size", Value::Null)]))
+            .unwrap()
+            .spec;
+        let mlp = &spec.layers[0].mlp;
+        assert_eq!((mlp.rows_per_token(), mlp.intermediate_size()), (4, 1408));
+        assert!(!mlp.router().unwrap().normalizes && spec.layers[0].attention.qkv_bias);
+        assert_eq!(spec.layers[0].attention.window, None);
+        let windows = |changes: &[_]| {
+            let changes = [&[("use_sliding_window", json!(true)), ("num_hidden_layers", json!(4))], changes].concat();
+            let spec = qwen2_moe(&changes).unwrap().spec;
+            spec.layers.iter().map(|layer| layer.attention.window.is_some()).collect::<Vec<_>>()
+        };
+        assert_eq!(windows(&[]), [true, false, true, false]);
+        assert_eq!(windows(&[("max_window_layers", json!(2))]), [true, false, false, false]);
+    }
+
+    #[test]
+    fn both_layouts_give_one_spec() {
+        let old = qwen2_moe(&[]).unwrap().spec;
+        assert_eq!(layout_5_of("Qwen2MoeForCausalLM", "qwen2_moe", &few()).unwrap().spec, old);
+    }
+}
