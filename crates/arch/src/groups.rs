@@ -334,7 +334,7 @@ impl ModelSpec {
                     group(layer, GroupKind::Down, intermediate_size, &[("mlp.down_proj", hidden)], None, bias),
                 ]))
             }
-            MlpSpec::Experts { count, intermediate_size, router, shared, names, fused, .. } => {
+            MlpSpec::Experts { count, intermediate_size, router, shared, names, fused, bias, .. } => {
                 let block = names.block();
                 let [gate, up, down] = names.projections();
                 let path = |name: &str| format!("{block}.experts.{name}");
@@ -343,10 +343,11 @@ impl ModelSpec {
                 let [fused_path, fused_down] = ["gate_up_proj", "down_proj"].map(path);
                 let down_path = if fused { fused_down } else { path(down) };
                 let fused = fused.then_some(fused_path.as_str());
-                let gate_up = group(layer, GroupKind::ExpertGateUp, hidden, &gate_up, fused, false);
+                let gate_up = group(layer, GroupKind::ExpertGateUp, hidden, &gate_up, fused, bias);
                 let of_down = [(down_path.as_str(), hidden)];
-                let of_down = group(layer, GroupKind::ExpertDown, intermediate_size, &of_down, None, false);
-                let (path, experts) = (format!("{block}.gate"), format!("model.layers.{layer}.{block}.experts"));
+                let of_down = group(layer, GroupKind::ExpertDown, intermediate_size, &of_down, None, bias);
+                let (path, experts) =
+                    (format!("{block}.{}", names.router()), format!("model.layers.{layer}.{block}.experts"));
                 MlpGroups::Experts {
                     router: Box::new(group(layer, GroupKind::Router, hidden, &[(&path, count)], None, router.bias)),
                     experts: Box::new([
@@ -382,8 +383,8 @@ impl ModelSpec {
 mod tests {
     use super::*;
     use crate::config::tests::tiny;
-    use crate::shapes::{llama_3_1_8b, qwen3_8b};
     use crate::router::RouterSpec;
+    use crate::shapes::{llama_3_1_8b, qwen3_8b};
     use crate::spec::{Activation, ExpertNames, MlpSpec};
 
     #[test]
@@ -431,6 +432,8 @@ mod tests {
             shared: None,
             names: ExpertNames::Mixtral,
             fused,
+            bias: false,
+            mxfp4: false,
         };
         let mut spec = tiny(&[]).unwrap().spec;
         spec.layers[1].mlp = experts(false);

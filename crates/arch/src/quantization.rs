@@ -12,7 +12,7 @@ use crate::json::JsonObject;
 pub const QUANTIZATION_CONFIG: &str = "quantization_config";
 /// The supported methods, for messages.
 const SUPPORTED: &str = "Supported: bitsandbytes in 4 bits (nf4 and fp4), fp8 (e4m3) with weight_block_size [128, 128] \
-                         or null, compressed-tensors with format float-quantized or nvfp4-pack-quantized. Use such a \
+                         or null, mxfp4 (gpt-oss), compressed-tensors with format float-quantized or nvfp4-pack-quantized. Use such a \
                          checkpoint, or the unquantized one: the base is quantized while it is read, if the run asks for \
                          it";
 
@@ -23,6 +23,8 @@ pub enum Quantization {
     Bnb4bit,
     /// E4M3 with a scale per 128 x 128 weights, per row or per tensor.
     Fp8,
+    /// Experts in MXFP4, as gpt-oss is published.
+    Mxfp4,
     /// NVFP4 as compressed-tensors packs it.
     Nvfp4,
 }
@@ -50,6 +52,7 @@ impl Quantization {
                     refused(format!("fp8 ({fmt}) with weight_block_size {block}"))
                 }
             },
+            Some("mxfp4") => Ok(Some(Self::Mxfp4)),
             Some("compressed-tensors") => {
                 let transforms = config.get("transform_config").and_then(Value::as_object);
                 match config.str("format")? {

@@ -174,7 +174,7 @@ pub enum MlpSpec {
         bias: bool,
     },
     /// A mixture of experts: a router gives each token to `top_k` of `count` gated MLPs, whose outputs are added up with its weights
-    /// (Shazeer et al., 2017; Jiang et al., Mixtral of experts, 2024). No biases.
+    /// (Shazeer et al., 2017; Jiang et al., Mixtral of experts, 2024).
     Experts {
         /// Number of experts.
         count: usize,
@@ -193,6 +193,10 @@ pub enum MlpSpec {
         /// Whether gate and up of all experts are one module, `experts.gate_up_proj`, whose rows are gate's and then up's of each expert. LoRA then
         /// has one pair for it.
         fused: bool,
+        /// Whether the projections of the experts have a bias.
+        bias: bool,
+        /// Whether a checkpoint stores the experts' weights in MXFP4. While they are frozen they stay so, whatever the format of the others.
+        mxfp4: bool,
     },
 }
 
@@ -206,6 +210,8 @@ pub enum ExpertNames {
     Qwen,
     /// As [`Self::Qwen`], but `mlp.shared_experts`; also `mlp.gate.e_score_correction_bias`.
     DeepSeek,
+    /// `mlp.router`; experts as in [`Self::Qwen`] in the model, and on disk in one tensor each for gate and up and for down.
+    GptOss,
 }
 
 impl ExpertNames {
@@ -213,14 +219,22 @@ impl ExpertNames {
     pub const fn block(self) -> &'static str {
         match self {
             Self::Mixtral => "block_sparse_moe",
-            Self::Qwen | Self::DeepSeek => "mlp",
+            Self::Qwen | Self::DeepSeek | Self::GptOss => "mlp",
+        }
+    }
+
+    /// Returns the name of the router inside the block.
+    pub const fn router(self) -> &'static str {
+        match self {
+            Self::Mixtral | Self::Qwen | Self::DeepSeek => "gate",
+            Self::GptOss => "router",
         }
     }
 
     /// Returns the name of the shared expert inside the block.
     pub const fn shared(self) -> &'static str {
         match self {
-            Self::Mixtral | Self::DeepSeek => "shared_experts",
+            Self::Mixtral | Self::DeepSeek | Self::GptOss => "shared_experts",
             Self::Qwen => "shared_expert",
         }
     }
@@ -229,7 +243,7 @@ impl ExpertNames {
     pub const fn projections(self) -> [&'static str; 3] {
         match self {
             Self::Mixtral => ["w1", "w3", "w2"],
-            Self::Qwen | Self::DeepSeek => ["gate_proj", "up_proj", "down_proj"],
+            Self::Qwen | Self::DeepSeek | Self::GptOss => ["gate_proj", "up_proj", "down_proj"],
         }
     }
 }

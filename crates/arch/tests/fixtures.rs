@@ -272,6 +272,8 @@ fn tiny_mixtral_and_tiny_qwen3_moe_have_experts() {
         shared: None,
         names,
         fused: false,
+        bias: false,
+        mxfp4: false,
     };
     let mut mixtral = expected(|_| ());
     mixtral.ropes[0].theta = 1e6;
@@ -297,6 +299,8 @@ fn tiny_qwen2_moe_and_tiny_glm4_moe_have_routers_and_shared_experts_of_their_own
         shared: Some(shared),
         names,
         fused: false,
+        bias: false,
+        mxfp4: false,
     };
     let mut qwen2_moe = expected(|attention| attention.qkv_bias = true);
     qwen2_moe.ropes[0].theta = 1e6;
@@ -320,6 +324,51 @@ fn tiny_qwen2_moe_and_tiny_glm4_moe_have_routers_and_shared_experts_of_their_own
     let shared = SharedExpertSpec { intermediate_size: 64, gated: false };
     glm4_moe.layers[1].mlp = experts(8, 3, router, shared, ExpertNames::DeepSeek);
     assert_eq!(spec("tiny-glm4-moe"), glm4_moe);
+}
+
+#[test]
+fn tiny_gpt_oss_has_sinks_windows_biases_and_experts_with_clamped_gates() {
+    let mut expected = expected(|attention| {
+        (attention.head_dim, attention.sinks) = (32, true);
+        (attention.qkv_bias, attention.output_bias) = (true, true);
+    });
+    let scaling = RopeScaling::Yarn {
+        factor: 32.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_max_position_embeddings: 16,
+        attention_factor: 0.1 * 32_f64.ln() + 1.0,
+        truncate: false,
+    };
+    (expected.ropes[0], expected.rms_norm_eps) = (Rope::new(150_000.0, scaling, 32), 1e-5);
+    expected.layers[0].attention.window = Some(12);
+    let mlp = |mxfp4| MlpSpec::Experts {
+        count: 6,
+        top_k: 2,
+        intermediate_size: 32,
+        activation: Activation::ClampedSwiglu,
+        router: RouterSpec { bias: true, ..RouterSpec::softmax(true) },
+        shared: None,
+        names: ExpertNames::GptOss,
+        fused: false,
+        bias: true,
+        mxfp4,
+    };
+    for (name, mxfp4) in [("tiny-gpt-oss", false), ("quant-mxfp4-gpt-oss", true)] {
+        expected.layers.iter_mut().for_each(|layer| layer.mlp = mlp(mxfp4));
+        assert_eq!(spec(name), expected, "{name}");
+    }
+}
+
+#[test]
+fn tensors_of_gpt_oss_equal_the_header_but_for_experts_which_have_as_many_values_there() {
+    let (tensors, header) =
+        (shapes(spec("tiny-gpt-oss").tensors()), header(&fixture("tiny-gpt-oss").join("model.safetensors")));
+    let (of_experts, others): (Shapes, Shapes) = tensors.into_iter().partition(|(name, _)| name.contains(".experts."));
+    let (fused, other_header): (Shapes, Shapes) = header.into_iter().partition(|(name, _)| name.contains(".experts."));
+    assert_eq!(others, other_header);
+    let values = |shapes: Shapes| -> usize { shapes.values().map(|shape| shape.iter().product::<usize>()).sum() };
+    assert_eq!((fused.len(), values(of_experts)), (8, values(fused)));
 }
 
 /// Checkpoints with a vision tower, with the layouts of their tensors.
@@ -404,6 +453,7 @@ fn adapter_tensors_equal_the_header_of_every_adapter() {
         ("tiny-glm", "tiny-glm-lora"),
         ("tiny-glm4", "tiny-glm4-lora"),
         ("tiny-glm4-moe", "tiny-glm4-moe-lora"),
+        ("tiny-gpt-oss", "tiny-gpt-oss-lora"),
         ("tiny-granite", "tiny-granite-lora"),
         ("tiny-llama", "tiny-llama-lora"),
         ("tiny-llama", "tiny-llama-rslora"),

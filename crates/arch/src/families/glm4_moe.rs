@@ -63,6 +63,8 @@ fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
         shared: Some(SharedExpertSpec { intermediate_size: shared, gated: false }),
         names: ExpertNames::DeepSeek,
         fused: false,
+        bias: false,
+        mxfp4: false,
     })
 }
 

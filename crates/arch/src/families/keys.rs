@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::quantization::Quantization;
+use crate::quantization::{QUANTIZATION_CONFIG, Quantization};
 use crate::rope::Rope;
 use crate::spec::{Activation, LayerSpec, MlpSpec, ModelSpec};
 
@@ -188,7 +188,13 @@ pub(super) fn windows_by_pattern(
 
 /// Refuses a checkpoint whose quantization is not supported.
 pub(super) fn refuse_quantized(json: &JsonObject) -> Result<(), ArchError> {
-    Quantization::parse(json).map(|_| ())
+    match Quantization::parse(json)? {
+        Some(Quantization::Mxfp4) => {
+            let advice = "It is read for the experts of a gpt-oss alone; use the unquantized checkpoint";
+            Err(json.unsupported(QUANTIZATION_CONFIG, "mxfp4", advice))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Returns the window of each of `layers` layers: by `layer_types` if it is there, otherwise `sliding_window` from layer `max_window_layers` on.

@@ -41,6 +41,8 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         shared: None,
         names: ExpertNames::Mixtral,
         fused: false,
+        bias: false,
+        mxfp4: false,
     };
     let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers];
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];

@@ -10,6 +10,7 @@ mod gemma3;
 mod glm;
 mod glm4;
 mod glm4_moe;
+mod gpt_oss;
 mod granite;
 mod keys;
 mod llama;
@@ -58,7 +59,7 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 19] = [
+pub const FAMILIES: [Family; 20] = [
     family("GemmaForCausalLM", "gemma", gemma::spec),
     Family {
         special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
@@ -73,6 +74,10 @@ pub const FAMILIES: [Family; 19] = [
     Family {
         special_keys: &["partial_rotary_factor", "n_routed_experts", "num_local_experts"],
         ..family("Glm4MoeForCausalLM", "glm4_moe", glm4_moe::spec)
+    },
+    Family {
+        special_keys: &["num_local_experts", "num_experts"],
+        ..family("GptOssForCausalLM", "gpt_oss", gpt_oss::spec)
     },
     Family {
         special_keys: &["attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"],

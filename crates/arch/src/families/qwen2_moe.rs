@@ -51,6 +51,8 @@ fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
         }),
         names: ExpertNames::Qwen,
         fused: false,
+        bias: false,
+        mxfp4: false,
     })
 }
 

@@ -54,6 +54,8 @@ fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
         shared: None,
         names: ExpertNames::Qwen,
         fused: false,
+        bias: false,
+        mxfp4: false,
     })
 }
 

@@ -32,14 +32,13 @@ const DIFFERENCES: [(&str, &str); 16] = [
 
 /// Models that users train and that are not there yet, by the start of their `model_type`, and what they need. Of two starts that fit, the longer is
 /// first.
-const POSTPONED: [(&str, &str); 19] = [
+const POSTPONED: [(&str, &str); 18] = [
     ("qwen3_5_moe", "Gated DeltaNet layers, an output gate and a shared expert"),
     ("qwen3_5", "Gated DeltaNet layers and an output gate"),
     ("qwen3_next", "Gated DeltaNet layers, an output gate and a shared expert"),
     ("qwen3_vl_moe", "experts with fused weights"),
     ("gemma3n", "per-layer embeddings and keys and values that layers share"),
     ("gemma4", "heads of 512, partly rotated, and keys and values that layers share"),
-    ("gpt_oss", "attention sinks, clamped gates and experts in MXFP4"),
     ("llama4", "attention in chunks and a shared expert"),
     ("muse_glimmer", "an output gate, norms without weights and a rope theta per layer"),
     ("glm4_moe_lite", "latent attention, a sigmoid router and shared experts"),
@@ -190,7 +189,6 @@ mod tests {
         for (architecture, model_type, needs) in [
             ("Qwen3_5ForConditionalGeneration", "qwen3_5", "Gated DeltaNet layers and an output gate"),
             ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "Gated DeltaNet layers, an output gate and a shared expert"),
-            ("GptOssForCausalLM", "gpt_oss", "attention sinks"),
             ("DeepseekV3ForCausalLM", "deepseek_v3", "latent attention"),
         ] {
             let message = refusal(&[("architectures", json!([architecture])), ("model_type", json!(model_type))]);

@@ -1,0 +1,218 @@
+//! gpt-oss: attention with sinks and biases, a window on every other layer, and a mixture of experts with biases in all layers.
+//!
+//! Defaults are those of transformers' `GptOssConfig`. A router's weights are the softmax over the chosen experts. The experts of a layer are one
+//! tensor on disk, in bfloat16 or as published in MXFP4; the model has the same modules for both.
+//! Not supported: other constants of the clamped SwiGLU; `attention_dropout`, which is ignored. The auxiliary loss (`output_router_logits`) is not
+//! computed.
+
+use super::keys::{
+    activation, bool_or, experts, head_dim_or, kv_heads, layer_count, layer_types, model, positive_or, size, size_or,
+    sliding_window,
+};
+use super::rope_keys::rope_with_theta;
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::quantization::{QUANTIZATION_CONFIG, Quantization};
+use crate::rope::{Rope, RopeScaling};
+use crate::router::RouterSpec;
+use crate::spec::{Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+
+/// The base where a config names none.
+const THETA: f64 = 150_000.0;
+
+pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    let heads = size(json, "num_attention_heads")?;
+    let head_dim = head_dim_or(json, 64)?;
+    let count = layer_count(json)?;
+    let max_position_embeddings = size_or(json, "max_position_embeddings", 131_072)?;
+    // One key for all four projections.
+    let attention_bias = bool_or(json, "attention_bias", true)?;
+    let attention = AttentionSpec {
+        qkv_bias: attention_bias,
+        output_bias: attention_bias,
+        sinks: true,
+        ..AttentionSpec::new(heads, kv_heads(json, heads, 8)?, head_dim)
+    };
+    let mlp = mixture(json, count)?;
+    let layer = |window: Option<usize>| LayerSpec {
+        attention: AttentionSpec { window, ..attention.clone() },
+        mlp: mlp.clone(),
+        norms: LayerNorms::Pre,
+    };
+    let layers = windows(json, count)?.into_iter().map(layer).collect();
+    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
+    model(json, layers, ropes, max_position_embeddings, 1e-5)
+}
+
+fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
+    let (count, top_k) = experts(json, ["num_local_experts", "num_experts"], [128, 4], layers)?;
+    check_activation(json)?;
+    Ok(MlpSpec::Experts {
+        count,
+        top_k,
+        intermediate_size: size_or(json, "intermediate_size", 2880)?,
+        activation: Activation::ClampedSwiglu,
+        router: RouterSpec { bias: true, ..RouterSpec::softmax(true) },
+        shared: None,
+        names: ExpertNames::GptOss,
+        fused: false,
+        bias: true,
+        mxfp4: is_mxfp4(json)?,
+    })
+}
+
+/// Refuses an activation other than the published one.
+fn check_activation(json: &JsonObject) -> Result<(), ArchError> {
+    if activation(json)? != Activation::Silu {
+        return Err(json.unsupported("hidden_act", "another function", "The gates of a gpt-oss are \"silu\""));
+    }
+    let constants = [("swiglu_alpha", Activation::SWIGLU_ALPHA), ("swiglu_limit", Activation::SWIGLU_LIMIT)];
+    for (key, constant) in constants {
+        let value = positive_or(json, key, constant)?;
+        if value != constant {
+            return Err(json.unsupported(
+                key,
+                value,
+                format!("Kernels compute with {constant}, as in the published models"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether the experts are stored in MXFP4.
+fn is_mxfp4(json: &JsonObject) -> Result<bool, ArchError> {
+    match Quantization::parse(json)? {
+        None => Ok(false),
+        Some(Quantization::Mxfp4) => Ok(true),
+        Some(other) => {
+            let advice = "Experts of a gpt-oss are read in mxfp4, as published, or unquantized";
+            Err(json.unsupported(QUANTIZATION_CONFIG, format!("{other:?}"), advice))
+        }
+    }
+}
+
+/// Returns the window of each layer: by `layer_types`, or on every other layer from the first on.
+fn windows(json: &JsonObject, layers: usize) -> Result<Vec<Option<usize>>, ArchError> {
+    let types = match layer_types(json, layers)? {
+        Some(types) => types,
+        None => (0..layers).map(|layer| layer % 2 == 0).collect(),
+    };
+    let window = sliding_window(json, 128)?;
+    if window.is_none() && types.contains(&true) {
+        let rule = "some layers have sliding attention, so it must be a number of tokens";
+        return Err(json.bad("sliding_window", "null", rule));
+    }
+    Ok(types.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
+}
+
+/// Reads the rotary embedding; without any key that of the published models.
+fn rope(json: &JsonObject, head_dim: usize, max_position_embeddings: usize) -> Result<Rope, ArchError> {
+    let rope = rope_with_theta(json, head_dim, max_position_embeddings, THETA)?;
+    if json.get("rope_scaling").is_some() || json.get("rope_parameters").is_some() {
+        return Ok(rope);
+    }
+    let factor: f64 = 32.0;
+    let scaling = RopeScaling::Yarn {
+        factor,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_max_position_embeddings: 4096,
+        attention_factor: 0.1 * factor.ln() + 1.0,
+        truncate: false,
+    };
+    Ok(Rope { scaling, ..rope })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::config::ModelConfig;
+    use crate::config::tests::{family_json, parse, refusal_of};
+    use crate::error::ArchError;
+    use crate::quantization::QUANTIZATION_CONFIG;
+    use crate::rope::RopeScaling;
+    use crate::spec::MlpSpec;
+
+    fn gpt_oss(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
+        let few = [("num_local_experts", json!(2)), ("num_experts_per_tok", json!(1))];
+        parse(&family_json("GptOssForCausalLM", "gpt_oss", &[&few[..], changes].concat()))
+    }
+
+    /// The keys of openai/gpt-oss-20b that decide its sizes and arithmetic.
+    fn published() -> ModelConfig {
+        let rope = json!({
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "truncate": false
+        });
+        gpt_oss(&[
+            ("attention_bias", json!(true)),
+            ("head_dim", json!(64)),
+            ("hidden_size", json!(2880)),
+            ("intermediate_size", json!(2880)),
+            ("max_position_embeddings", json!(131_072)),
+            ("num_attention_heads", json!(64)),
+            ("num_hidden_layers", json!(24)),
+            ("num_key_value_heads", json!(8)),
+            ("num_local_experts", json!(32)),
+            ("num_experts_per_tok", json!(4)),
+            (QUANTIZATION_CONFIG, json!({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})),
+            ("rope_scaling", rope),
+            ("rope_theta", json!(150_000)),
+            ("sliding_window", json!(128)),
+            ("swiglu_limit", json!(7.0)),
+            ("vocab_size", json!(201_088)),
+        ])
+        .unwrap()
+    }
+
+    #[test]
+    fn the_published_20b_has_its_parameters_windows_and_rope() {
+        let spec = published().spec;
+        assert_eq!(spec.parameters(), 20_914_757_184);
+        let windows: Vec<_> = spec.layers[..3].iter().map(|layer| layer.attention.window).collect();
+        assert_eq!(windows, [Some(128), None, Some(128)]);
+        assert!(spec.layers.iter().all(|layer| matches!(layer.mlp, MlpSpec::Experts { mxfp4: true, .. })));
+        let RopeScaling::Yarn { attention_factor, truncate, .. } = spec.ropes[0].scaling else { panic!("yarn") };
+        assert!(!truncate && (attention_factor - 1.346_573_6).abs() < 1e-6, "{attention_factor}");
+        let absent = gpt_oss(&[("rope_theta", Value::Null), ("head_dim", json!(64))]).unwrap().spec;
+        assert_eq!(absent.ropes, spec.ropes);
+    }
+
+    #[test]
+    fn names_are_those_of_single_experts_with_biases_behind_the_router() {
+        let names: Vec<_> = gpt_oss(&[]).unwrap().spec.tensors().into_iter().map(|tensor| tensor.name).collect();
+        let of_layer: Vec<_> = names.iter().filter_map(|name| name.strip_prefix("model.layers.1.")).collect();
+        let expected = [
+            "self_attn.v_proj.bias",
+            "self_attn.sinks",
+            "self_attn.o_proj.weight",
+            "self_attn.o_proj.bias",
+            "post_attention_layernorm.weight",
+            "mlp.router.weight",
+            "mlp.router.bias",
+            "mlp.experts.0.gate_proj.weight",
+            "mlp.experts.1.gate_proj.weight",
+            "mlp.experts.0.gate_proj.bias",
+        ];
+        assert_eq!(of_layer[6..16], expected);
+    }
+
+    #[test]
+    fn another_activation_and_another_quantization_are_refused_by_key() {
+        for (key, value) in [
+            ("swiglu_limit", json!(5.0)),
+            ("swiglu_alpha", json!(1.0)),
+            ("hidden_act", json!("gelu_pytorch_tanh")),
+            ("sliding_window", Value::Null),
+            (QUANTIZATION_CONFIG, json!({"quant_method": "fp8"})),
+        ] {
+            let text =
+                family_json("GptOssForCausalLM", "gpt_oss", &[]).replacen('{', &format!("{{\"{key}\": {value},"), 1);
+            let text = if key == "hidden_act" { text.replace("\"hidden_act\": \"silu\",", "") } else { text };
+            let message = refusal_of(parse(&text));
+            assert!(message.contains(&format!("`{key}`")), "{message}");
+        }
+    }
+}
