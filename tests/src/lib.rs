@@ -28,7 +28,7 @@ pub use recipe::{
 
 /// One checkpoint per family. Each has an adapter `<name>-lora` on all projections but experts, and the golden files `<name>`, `<name>-lora`,
 /// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
-pub const FAMILIES: [&str; 24] = [
+pub const FAMILIES: [&str; 25] = [
     "tiny-llama",
     "tiny-llama-bias", // biases on all projections
     "tiny-mistral",    // sliding window, head_dim 24
@@ -43,6 +43,7 @@ pub const FAMILIES: [&str; 24] = [
     "tiny-qwen3-moe",  // a dense layer and one of experts, norms of q and k
     "tiny-qwen2-moe",  // experts in both layers, a shared one behind a gate, biases on q, k and v
     "tiny-glm4-moe", // sigmoid router with corrections and groups, a shared expert, norms of q and k, biases, half of each head rotated
+    "tiny-gpt-oss",  // experts with biases and clamped gates, sinks, a window in one layer, biases on all projections
     "tiny-olmo3",    // as OLMo 2; a window in one layer, a scaled rope in the other
     "tiny-granite",  // factors of embedding, scores, residual stream and logits; biases on all projections
     "tiny-gemma",    // scaled embedding, gated GELU, one key head
@@ -56,7 +57,7 @@ pub const FAMILIES: [&str; 24] = [
 ];
 
 /// Those of [`FAMILIES`] with experts.
-pub const MIXTURES: [&str; 4] = ["tiny-mixtral", "tiny-qwen3-moe", "tiny-qwen2-moe", "tiny-glm4-moe"];
+pub const MIXTURES: [&str; 5] = ["tiny-mixtral", "tiny-qwen3-moe", "tiny-qwen2-moe", "tiny-glm4-moe", "tiny-gpt-oss"];
 
 /// Returns a path in this package, or in the folder that `FIREBRICK_TESTS` names: the unpacked GPU suite.
 fn here(parts: &[&str]) -> PathBuf {

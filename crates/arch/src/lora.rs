@@ -337,7 +337,7 @@ impl LoraConfig {
 }
 
 /// The number of the layer that a path such as `model.layers.3.mlp.up_proj` lies in.
-fn layer_of(path: &str) -> Option<usize> {
+pub(crate) fn layer_of(path: &str) -> Option<usize> {
     path.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }
 

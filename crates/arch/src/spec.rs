@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::lora::layer_of;
+use crate::module_names::is_expert;
 use crate::rope::Rope;
 use crate::router::{RouterSpec, SharedExpertSpec};
 
@@ -362,6 +364,13 @@ impl MlpSpec {
 }
 
 impl ModelSpec {
+    /// Returns whether the tensor of this name is a weight of experts that the checkpoint stores in MXFP4: as long as it is frozen it stays so.
+    pub fn is_mxfp4(&self, name: &str) -> bool {
+        let layer = layer_of(name).filter(|_| is_expert(name) && name.ends_with(".weight"));
+        let mlp = layer.and_then(|layer| self.layers.get(layer)).map(|layer| &layer.mlp);
+        matches!(mlp, Some(MlpSpec::Experts { mxfp4: true, .. }))
+    }
+
     /// Returns whether any layer is a mixture of experts.
     pub fn is_mixture(&self) -> bool {
         self.layers.iter().any(|layer| layer.mlp.is_mixture())

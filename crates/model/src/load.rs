@@ -114,7 +114,7 @@ impl<B: Kernels> Decoder<B> {
         }
         let request = |tensor: &TensorSpec| {
             let stays_dense = dense.contains(&tensor.name) || options.trains(&tensor.name);
-            let format = options.quantized(tensor.role).filter(|_| !stays_dense);
+            let format = options.quantized(&config.spec, tensor).filter(|_| !stays_dense);
             let dtype = options.dtype_to_read(tensor, format, quantizes_on_device);
             Request { name: tensor.name.clone(), shape: tensor.shape.clone(), dtype, format }
         };
@@ -166,10 +166,11 @@ impl BuildOptions {
         }
     }
 
-    /// Returns the quantization format for tensors of this role.
-    fn quantized(&self, role: Role) -> Option<QuantFormat> {
+    /// Returns the quantization format of a tensor of this model.
+    fn quantized(&self, spec: &ModelSpec, tensor: &TensorSpec) -> Option<QuantFormat> {
         match self.storage {
-            BaseStorage::Frozen(Format::Quantized(format)) if role == Role::Projection => Some(format),
+            BaseStorage::Frozen(_) if spec.is_mxfp4(&tensor.name) => Some(QuantFormat::Mxfp4),
+            BaseStorage::Frozen(Format::Quantized(format)) if tensor.role == Role::Projection => Some(format),
             BaseStorage::Frozen(_) | BaseStorage::Trained => None,
         }
     }

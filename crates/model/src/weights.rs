@@ -1,6 +1,6 @@
 //! Weights in a Hugging Face folder: `model.safetensors`, or shards with `model.safetensors.index.json`. Either may be compressed (`compressed`), and
-//! weights may be quantized (`quantized`) or experts in one tensor (`fused_experts`), which a caller need not know. The tensors of a text model in a larger checkpoint have the names that they
-//! have alone.
+//! weights may be quantized (`quantized`) or experts in one tensor (`fused_experts`), which a caller need not know. The tensors of a text model in a
+//! larger checkpoint have the names that they have alone.
 //!
 //! Opening a folder reads every shard's header and compares the file's length with it, so that an incomplete download is found before any weight is
 //! read. Tensors are then read with plain positioned reads, one at a time or by threads that read ahead within a bound (`read_ahead`): no `unsafe`
@@ -10,6 +10,7 @@
 mod complete;
 pub(crate) mod compressed;
 pub(crate) mod convert;
+mod fuse;
 mod fused_experts;
 mod located;
 mod quantized;
@@ -36,7 +37,7 @@ use self::fused_experts::ExpertSlice;
 use self::located::Located;
 pub use self::quantized::Bnb4bit;
 use self::quantized::QuantizedWeight;
-pub(crate) use self::read_ahead::{CodesOrValues, Limits, Request, Values, read_ahead};
+pub(crate) use self::read_ahead::{CodesOrValues, Limits, Request, Values, keeps_narrow_scales, read_ahead};
 pub(crate) use self::shard::Shard;
 pub(crate) use self::write::{Fetched, stored_format, write_folder, write_hf_folder, write_safetensors_f32};
 pub use self::write::{float_type_of, write_safetensors};

@@ -22,11 +22,12 @@ use tempfile::tempdir;
 use crate::forward::TOKENS;
 
 /// Models with what the paths of their experts have in common, and names of linear modules of experts, shared ones included.
-const PAIRS: [(&str, &str, &[&str]); 4] = [
+const PAIRS: [(&str, &str, &[&str]); 5] = [
     ("tiny-mixtral", "block_sparse_moe.experts", &["w1", "w3", "w2"]),
     ("tiny-qwen3-moe", "mlp.experts", &["gate_proj", "up_proj", "down_proj"]),
     ("tiny-qwen2-moe", "mlp.experts", &["gate_proj", "up_proj", "down_proj", "shared_expert_gate"]),
     ("tiny-glm4-moe", "mlp.experts", &["gate_proj", "up_proj", "down_proj"]),
+    ("tiny-gpt-oss", "mlp.experts", &["gate_proj", "up_proj", "down_proj"]),
 ];
 
 /// Returns settings of an adapter on these modules.

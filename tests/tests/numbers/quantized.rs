@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::fs::{copy, create_dir, read, read_to_string, write};
 use std::path::Path;
 
-use firebrick_kernels::Kernels;
 use firebrick_kernels::backends::Flex;
+use firebrick_kernels::{BlockScales, Kernels, Weight};
 use firebrick_model::weights::{TensorInfo, write_safetensors};
 use firebrick_model::{
     BaseStorage, Bnb4bit, Companions, HfFolder, Merge, ModelConfig, ModelError, float_type_of, merge_adapter,
@@ -31,6 +31,9 @@ const OTHERS: [&str; 6] = [FP8[0], FP8[1], FP8[2], FP8[3], FP8[4], "quant-nvfp4"
 const FP8: [&str; 5] =
     ["quant-fp8", "quant-fp8-tensor", "quant-fp8-static", "quant-fp8-channel", "quant-fp8-ministral3"];
 
+/// A gpt-oss with experts in MXFP4, as published.
+const MXFP4: &str = "quant-mxfp4-gpt-oss";
+
 /// The base in NF4 without double quantization, frozen.
 const PLAIN_NF4: BaseStorage = BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: false }));
 
@@ -52,8 +55,29 @@ fn dequantized_weights_equal_those_of_the_defining_library_bit_for_bit() {
     }
 }
 
+#[test]
+fn experts_in_mxfp4_keep_their_codes_and_have_the_values_of_transformers() {
+    let (folder, golden) = (open(MXFP4), Golden::open(MXFP4));
+    folder.check_complete(&ModelConfig::read(&fixture(MXFP4)).unwrap()).expect("every part belongs to a weight");
+    for projection in ["gate_proj", "down_proj"] {
+        let weight = format!("model.layers.0.mlp.experts.1.{projection}.weight");
+        let shape = folder.info(&weight).unwrap().shape;
+        assert_eq!(folder.read_f32(&weight, &shape).unwrap(), golden.f32s(&format!("weight.{weight}")), "{weight}");
+        assert_eq!(folder.stored_format(&weight), Some(QuantFormat::Mxfp4));
+    }
+    // Whatever the others are: the recipe's format is not that of the experts.
+    for storage in [FROZEN, NF4] {
+        let model = load::<Flex>(MXFP4, None, storage);
+        let formats = model.layers()[0].linears().filter(|linear| linear.path.contains(".experts.")).map(|linear| {
+            let Weight::Quantized(weight) = linear.base.weight() else { panic!("{} is dense", linear.path) };
+            (weight.format, matches!(weight.scales.block, BlockScales::Narrow { .. }))
+        });
+        assert_eq!(formats.collect::<Vec<_>>(), [(QuantFormat::Mxfp4, true); 3], "{storage:?}");
+    }
+}
+
 fn every_format<B: Kernels>() {
-    for name in BNB.into_iter().chain(OTHERS) {
+    for name in BNB.into_iter().chain(OTHERS).chain([MXFP4]) {
         let (logits, loss) = differences::<B>(name, name, None, FROZEN);
         assert!(logits < 2e-4, "{name}: a logit differs by {logits:e}");
         assert!(loss < 1e-5, "{name}: the loss differs by {loss:e}");

@@ -84,6 +84,35 @@ fn the_same_folders_are_written_as_those_that_transformers_and_peft_loaded() {
     }
 }
 
+/// Reads shapes and bytes of the tensors of a folder, by name.
+fn tensors(folder: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
+    let bytes = fs::read(folder.join("model.safetensors")).expect("weights");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("a safetensors file").tensors();
+    tensors.into_iter().map(|(name, view)| (name, (view.shape().to_vec(), view.data().to_vec()))).collect()
+}
+
+#[test]
+fn experts_in_one_tensor_are_saved_as_they_were_read() {
+    let (folder, name) = (tempdir().expect("a temporary folder"), "tiny-gpt-oss");
+    let written = folder.path().join("saved");
+    load::<Flex>(name, None, TRAINED).save_model(Default::default(), &written, FloatType::Bf16, None, None).unwrap();
+    assert!(tensors(&written) == tensors(&fixture(name)), "names, shapes or bytes differ");
+    // Merged into a base without adapters on experts, codes become the values that they stand for.
+    let (mxfp4, merged) = (fixture("quant-mxfp4-gpt-oss"), folder.path().join("merged"));
+    let companions = Companions { from: mxfp4.clone(), ..Companions::default() };
+    let adapter = fixture("tiny-gpt-oss-lora");
+    let merge =
+        Merge { model: &mxfp4, adapter: &adapter, requantized: None, dtype: None, bnb_4bit: None, companions };
+    merge_adapter(&merge, &merged).expect("it merges");
+    let [of_base, of_merged] = [&mxfp4, &merged].map(|folder| HfFolder::open(folder).unwrap());
+    assert!(of_merged.quantized_weights().is_empty());
+    assert!(tensors(&merged).contains_key("model.layers.1.mlp.experts.gate_up_proj"));
+    for expert in of_base.names().filter(|name| name.contains(".experts.")) {
+        let shape = of_base.info(expert).unwrap().shape;
+        assert_eq!(of_merged.read_f32(expert, &shape).unwrap(), of_base.read_f32(expert, &shape).unwrap(), "{expert}");
+    }
+}
+
 #[test]
 fn saved_folders_give_transformers_and_peft_our_logits() {
     let whole = [("saved-adapter", "tiny-llama", Some("saved-adapter")), ("saved-model", "saved-model", None)];

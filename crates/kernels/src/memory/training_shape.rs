@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use firebrick_arch::{EMBEDDING, GroupKind, GroupSpec, HEAD, LoraConfig, ModelSpec, NormNames, Role, TensorSpec};
-use firebrick_precision::{FloatType, Format};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 use serde::{Deserialize, Serialize};
 
 use super::evaluation::EvaluationShape;
@@ -182,7 +182,11 @@ impl TrainingShape {
         let stored = self.stored_format();
         let other = if matches!(stored, Format::Quantized(_)) { Format::Float(self.compute) } else { stored };
         let bytes = |tensor: &TensorSpec| {
-            let format = if tensor.role == Role::Projection { stored } else { other };
+            let format = match tensor.role {
+                Role::Projection if model.is_mxfp4(&tensor.name) => Format::Quantized(QuantFormat::Mxfp4),
+                Role::Projection => stored,
+                _ => other,
+            };
             format.bytes(&tensor.shape) as u64
         };
         let tensors = model.stacked_tensors();

@@ -12,7 +12,7 @@ use super::Builder;
 use super::synthetic::stream;
 use crate::error::ModelError;
 use crate::linear::{Base, Lora, LoraMagnitude};
-use crate::weights::{CodesOrValues, Values};
+use crate::weights::{CodesOrValues, Values, keeps_narrow_scales};
 
 /// A base weight, and what the folder stores its rows as.
 pub(super) struct BaseSpec<'a> {
@@ -114,7 +114,7 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
 
     /// Returns the quantization format of a base weight.
     pub(super) fn format_of(&self, tensor: &TensorSpec) -> Option<QuantFormat> {
-        self.options.quantized(tensor.role).filter(|_| !self.dense.contains(&tensor.name))
+        self.options.quantized(&self.config.spec, tensor).filter(|_| !self.dense.contains(&tensor.name))
     }
 
     /// Builds a base whose values are on another rank. A quantized placeholder is one quantized row, which has the tables and the layout of all.
@@ -130,7 +130,8 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
             let nothing = Tensor::zeros([1, 1], (self.device, self.options.compute_dtype));
             return Ok(Base::Frozen(Weight::Dense(nothing)));
         };
-        let is_float = weight.scales(format)? == MatrixScales::Float || (has_codes && weight.pieces.len() > 1);
+        let is_float = weight.scales(format)? == MatrixScales::Float
+            || (has_codes && weight.pieces.len() > 1 && !keeps_narrow_scales(format));
         let mut buffer = B::host_buffer(self.device, columns * size_of::<f32>());
         buffer.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = 1.0f32.to_ne_bytes());
         let row = TensorSpec { shape: vec![1, columns], ..tensor.clone() };
@@ -143,7 +144,7 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
 
     /// Quantizes a weight where the backend is faster, unless the folder stores it quantized so. A stack is quantized as one matrix: its blocks are
     /// those of its matrices, but double quantization has one mean for all of them, and NVFP4 one scale. Stored codes of several matrices are put
-    /// together unchanged, with scales in f32.
+    /// together unchanged, with scales in f32 unless [`keeps_narrow_scales`] says otherwise.
     pub(super) fn quantize(
         &self,
         weight: &BaseSpec<'_>,

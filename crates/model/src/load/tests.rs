@@ -111,9 +111,9 @@ fn data(model: &Decoder<Flex>) -> BTreeMap<String, Vec<TensorData>> {
 
 /// Returns a tensor as it is on the device when it is read whole as f32 and uploaded alone.
 fn one_by_one(folder: &HfFolder, tensor: &TensorSpec, options: &BuildOptions) -> Vec<TensorData> {
-    let TensorSpec { name, shape, role, .. } = tensor;
+    let TensorSpec { name, shape, .. } = tensor;
     let (values, device) = (folder.read_f32(name, shape).unwrap(), Default::default());
-    if let Some(format) = options.quantized(*role) {
+    if let Some(format) = options.quantized(&ModelConfig::read(folder.dir()).unwrap().spec, tensor) {
         let quantized = format.quantize(&values, shape).unwrap();
         return data_of_weight(Weight::Quantized(QuantizedWeight::<Flex>::upload(&quantized, &device)));
     }

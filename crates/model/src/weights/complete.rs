@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use firebrick_arch::{HEAD, ModelConfig, TensorSpec};
+use firebrick_precision::QuantFormat;
 
 use super::HfFolder;
 use crate::error::ModelError;
@@ -26,6 +27,9 @@ impl HfFolder {
                 let hint = "; if the model shares its embedding, set tie_word_embeddings to true in config.json";
                 problems.push(format!("`{name}` is missing{}", if name == HEAD { hint } else { "" }));
                 continue;
+            }
+            if config.spec.is_mxfp4(name) && self.stored_format(name) != Some(QuantFormat::Mxfp4) {
+                problems.push(format!("`{name}` is not stored in mxfp4, as quantization_config says; remove that key"));
             }
             let got = self.info(name)?.shape;
             if got != *shape {

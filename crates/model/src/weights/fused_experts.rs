@@ -186,7 +186,6 @@ mod tests {
 
     use tempfile::tempdir;
 
-    use super::*;
     use crate::weights::{HfFolder, TensorF32, WEIGHTS_FILE, write_safetensors_f32};
 
     #[test]

@@ -22,7 +22,7 @@ pub(crate) use self::queue::Limits;
 use self::queue::Queue;
 pub(crate) use self::read::Request;
 use self::read::{Allocate, Job};
-pub(crate) use self::values::{CodesOrValues, Values};
+pub(crate) use self::values::{CodesOrValues, Values, keeps_narrow_scales};
 use super::located::Located;
 use super::{HfFolder, convert};
 use crate::error::ModelError;

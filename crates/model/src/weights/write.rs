@@ -11,13 +11,14 @@ use std::fs::{create_dir_all, read_dir};
 use std::io::Write;
 use std::path::Path;
 
-use firebrick_arch::{CONFIG_FILE, ModelConfig, TensorSpec, is_stored_in_f32, text_name};
+use firebrick_arch::{CONFIG_FILE, ModelConfig, is_stored_in_f32, text_name};
 use firebrick_files::{AtomicFile, AtomicFolder};
 use firebrick_precision::FloatType;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json, to_string_pretty, to_vec};
 
 use super::convert::{bytes_of, stored_as};
+use super::fuse::FusedTensors;
 use super::surroundings::Surroundings;
 use super::{HfFolder, INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE};
 use crate::companions::{Companions, write_file};
@@ -114,15 +115,22 @@ pub(super) fn write_sharded(
     mut fetch: impl FnMut(&str) -> Result<Fetched, ModelError>,
 ) -> Result<(), ModelError> {
     let surroundings = Surroundings::new(config, base);
+    let fused = FusedTensors::of(&config.spec);
+    let mut of_model = |name: &str| {
+        Ok(match fetch(name)? {
+            Fetched::Values(values) => bytes_of(&values, stored_format(name, dtype)),
+            Fetched::Bytes(bytes) => bytes,
+        })
+    };
     let mut read = |stored: &str| match surroundings.read(stored, dtype)? {
         Some(bytes) => Ok(bytes),
-        None => Ok(match fetch(&text_name(stored))? {
-            Fetched::Values(values) => bytes_of(&values, stored_format(stored, dtype)),
-            Fetched::Bytes(bytes) => bytes,
-        }),
+        None => {
+            let name = text_name(stored);
+            fused.read(&name, &mut of_model).unwrap_or_else(|| of_model(&name))
+        }
     };
     write_folder(dir, |partial| {
-        write_shards(partial, &plan_shards(config, surroundings, dtype, max_shard_bytes)?, &mut read)?;
+        write_shards(partial, &plan_shards(config, &fused, surroundings, dtype, max_shard_bytes)?, &mut read)?;
         write_companions(partial, config, companions, &config.text_with(dtype.name(), None))
     })
 }
@@ -177,13 +185,14 @@ fn header(order: &[(&String, &TensorInfo)], metadata: &BTreeMap<String, String>)
 /// Fills shards in the model's order, and then with other parts, each up to `max_bytes`; a tensor is never split.
 fn plan_shards(
     config: &ModelConfig,
+    fused: &FusedTensors,
     surroundings: Surroundings<'_>,
     dtype: FloatType,
     max_bytes: usize,
 ) -> Result<Vec<BTreeMap<String, TensorInfo>>, ModelError> {
     let mut shards = vec![BTreeMap::new()];
     let mut filled = 0;
-    let of_model = config.spec.tensors().into_iter().map(|TensorSpec { name, shape, .. }| {
+    let of_model = fused.stored(config.spec.tensors()).into_iter().map(|(name, shape)| {
         let dtype = stored_as(stored_format(&name, dtype));
         (surroundings.name_of(&name), TensorInfo { dtype, shape })
     });

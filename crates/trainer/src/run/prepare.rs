@@ -220,6 +220,10 @@ fn base_note(weights: &HfFolder, model_config: &ModelConfig, plan: &Plan) -> Opt
     }
     let names = stored.into_keys().collect::<Vec<_>>().join(" and ");
     let begin = format!("weights: {count} are stored in {names}");
+    let of_experts = weights.names().filter(|name| model_config.spec.is_mxfp4(name)).count();
+    if of_experts == count && matches!(plan.base.value, BaseStorage::Frozen(_)) {
+        return Some(format!("{begin}; they are experts, which stay so: their codes are kept byte for byte"));
+    }
     let BaseStorage::Frozen(Format::Quantized(format)) = plan.base.value else {
         return Some(format!("{begin}; they are dequantized, because the recipe names no quantized base"));
     };

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use burn_tensor::DType;
 use firebrick_kernels::HostBuffer;
-use firebrick_precision::{BlockScales, HostScales, QuantFormat, QuantizedTensor};
+use firebrick_precision::{BlockScales, HostScales, NarrowFloat, QuantFormat, QuantizedTensor};
 
 use super::queue::Queue;
 use super::read::{Job, Ready};
@@ -42,7 +42,7 @@ pub(crate) enum CodesOrValues<'a> {
 
 impl<'a> Values<'a> {
     /// Returns codes if the folder stores the requested ones, in this format with rows of so many columns. Waits for them. Those of several tensors
-    /// are put together, with scales in f32; where some are not codes, all become values.
+    /// are put together, with scales in f32 unless [`keeps_narrow_scales`] says otherwise; where some are not codes, all become values.
     pub(crate) fn into_codes_or_values(
         mut self,
         format: QuantFormat,
@@ -163,6 +163,25 @@ impl Iterator for Values<'_> {
     }
 }
 
+/// Returns whether the stored scales of several tensors in this format remain codes when the tensors are put together: those of MXFP4, which
+/// no number of the whole tensor multiplies.
+pub(crate) fn keeps_narrow_scales(format: QuantFormat) -> bool {
+    format == QuantFormat::Mxfp4
+}
+
+/// Puts the scales of several tensors together.
+fn joined_scales(format: QuantFormat, scales: Vec<BlockScales>) -> BlockScales {
+    if !keeps_narrow_scales(format) {
+        return BlockScales::Float(scales.iter().flat_map(BlockScales::values).collect());
+    }
+    let of_tensor = |scales| match scales {
+        BlockScales::Narrow { codes, .. } => codes,
+        BlockScales::Float(_) | BlockScales::Nested { .. } => unreachable!("MXFP4 is read with E8M0 scales"),
+    };
+    let codes = scales.into_iter().flat_map(of_tensor).collect();
+    BlockScales::Narrow { codes, format: NarrowFloat::E8m0, tensor: None }
+}
+
 /// Puts the codes of several tensors together, or their values where some have no codes. Every tensor is whole blocks.
 fn joined<'a>(
     parts: Vec<CodesOrValues<'a>>,
@@ -172,20 +191,17 @@ fn joined<'a>(
 ) -> Result<CodesOrValues<'a>, ModelError> {
     if parts.iter().all(|part| matches!(part, CodesOrValues::Codes { .. })) {
         let codes = |part| match part {
-            CodesOrValues::Codes { codes, scales } => (codes, scales.block.values()),
+            CodesOrValues::Codes { codes, scales } => (codes, scales.block),
             CodesOrValues::Values(_) => unreachable!("all are codes"),
         };
-        let (parts, scales): (Vec<HostBuffer>, Vec<Vec<f32>>) = parts.into_iter().map(codes).unzip();
+        let (parts, scales): (Vec<HostBuffer>, Vec<BlockScales>) = parts.into_iter().map(codes).unzip();
         let mut all = allocate(parts.iter().map(|part| part.len()).sum());
         let mut filled = 0;
         for part in parts {
             all[filled..][..part.len()].copy_from_slice(&part);
             filled += part.len();
         }
-        return Ok(CodesOrValues::Codes {
-            codes: all,
-            scales: HostScales { block: BlockScales::Float(scales.concat()) },
-        });
+        return Ok(CodesOrValues::Codes { codes: all, scales: HostScales { block: joined_scales(format, scales) } });
     }
     let values = |part| match part {
         CodesOrValues::Values(values) => values,

@@ -1,9 +1,9 @@
 // Gated activations: y = a(g) b(u). Backward: dg = dy b(u) a'(g), du = dy a(g) b'(u). But for clamped_swiglu b(u) is u.
 //
 // An activation is a struct under its name in config.json, with the value and the slope of a, and the factor b and its
-// slope; ACTIVATION is defined as the one to compile. Matrices may be column ranges of wider ones (row strides). The exponential and the reciprocal are the
-// hardware's approximations, a few units in the last place of f32. Widths or strides that are no multiple of 8, or
-// pointers off the 16-byte grid, go one value at a time.
+// slope; ACTIVATION is defined as the one to compile. Matrices may be column ranges of wider ones (row strides). The
+// exponential and the reciprocal are the hardware's approximations, a few units in the last place of f32. Widths or
+// strides that are no multiple of 8, or pointers off the 16-byte grid, go one value at a time.
 
 // Vectors of one thread whose loads are in flight together.
 static constexpr int AT_ONCE = 2;
