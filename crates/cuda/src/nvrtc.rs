@@ -121,6 +121,11 @@ impl Compiler {
         Ok(Self { symbols, build, architectures, is_imitation, cache })
     }
 
+    /// Returns whether an older card is imitated: programs are then compiled to PTX, without instructions of one card alone.
+    pub fn is_imitation(&self) -> bool {
+        self.is_imitation
+    }
+
     /// Returns the code of a program for a compute capability such as `(9, 0)`: from disk, or compiled now. It is machine code, or
     /// PTX for a card that this NVRTC does not know, and where `FIREBRICK_CUDA_CAPABILITY` is set.
     ///

@@ -73,13 +73,15 @@ fn model_of(family: &str) -> String {
 }
 
 /// The CPU computes in f32 here. Rounding to bf16 moves single losses of these models (7.2 to 8.1) by up to 0.022, those of
-/// tiny-gemma3 most. In float16, a step that overflows is skipped.
+/// tiny-gemma3 most; of tiny-gpt-oss by twice as much, as it does in transformers (0.010 root mean square before training,
+/// 0.002 to 0.006 in others), because routers choose by logits that are close. In float16, a step that overflows is skipped.
 #[test]
 fn twenty_steps_of_qlora_of_every_family_in_bf16_have_the_losses_of_the_cpu() {
     if has_card() && half() == DType::BF16 {
         for family in FAMILIES {
             print_attention(family, DType::BF16);
-            assert_agrees(&[&model_of(family), "compute=bfloat16", "train.optimizer=paged_adamw_8bit"], 4e-2);
+            let tolerance = if family == "tiny-gpt-oss" { 8e-2 } else { 4e-2 };
+            assert_agrees(&[&model_of(family), "compute=bfloat16", "train.optimizer=paged_adamw_8bit"], tolerance);
         }
     }
 }
@@ -131,7 +133,11 @@ fn twenty_steps_of_dora_and_token_rows_have_the_losses_of_the_cpu() {
 fn twenty_steps_of_full_fine_tuning_of_every_family_have_the_losses_of_the_cpu() {
     if has_card() {
         for family in FAMILIES {
-            let tolerance = if family == "tiny-gemma" { 3e-1 } else { 6e-2 };
+            let tolerance = match family {
+                "tiny-gemma" => 3e-1,
+                "tiny-gpt-oss" => 1.2e-1,
+                _ => 6e-2,
+            };
             let in_bf16 = (half() == DType::BF16).then_some(("bfloat16", tolerance));
             for (compute, tolerance) in [("float32", 1e-2)].into_iter().chain(in_bf16) {
                 let compute = format!("compute={compute}");

@@ -29,6 +29,7 @@ fn options(recompute: Recompute) -> BenchOptions {
         offload: None,
         kept_weights_gib: None,
         tune_gemms: None,
+        target: Vec::new(),
         rank: 8,
         alpha: 16.0,
         optimizer: OptimizerKind::PagedAdamW8bit,

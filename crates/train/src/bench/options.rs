@@ -65,6 +65,9 @@ pub struct BenchOptions {
     /// Whether algorithms of large GEMMs are measured first; without it, what was measured before is used.
     #[arg(long)]
     pub tune_gemms: Option<bool>,
+    /// Modules that get an adapter, separated by commas, such as q_proj,o_proj. Default: every linear module of the layers but experts.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub target: Vec<String>,
     /// Rank of the adapters.
     #[arg(long, default_value = "16", value_parser = count)]
     pub rank: usize,
@@ -127,6 +130,9 @@ impl BenchOptions {
             format!("train.zero_stage={}", self.zero),
             format!("train.steps={steps}"),
         ];
+        if !self.target.is_empty() {
+            overrides.push(format!("lora.target={}", Value::from(self.target.clone())));
+        }
         overrides.extend(self.kept_weights_gib.map(|gib| format!("train.kept_weights_gib={gib}")));
         overrides.extend(self.tune_gemms.map(|tune| format!("train.tune_gemms={tune}")));
         overrides.extend(self.offload.map(|offload| format!("train.offload={offload}")));
@@ -146,6 +152,7 @@ fn count(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use firebrick_arch::TargetModules;
 
     use super::*;
 
@@ -169,6 +176,9 @@ mod tests {
         assert_eq!((config.lora.as_ref().unwrap().r, config.train.optimizer), (8, OptimizerKind::AdamW));
         assert_eq!(config.train.steps, Some(3 + 5 + 1));
         assert_eq!(config.train.offload, None);
+        let target =
+            parse("--target q_proj,up_proj").unwrap().recipe(FloatType::Bf16).unwrap().lora.unwrap().target_modules;
+        assert_eq!(target, TargetModules::from_names(vec!["q_proj".to_owned(), "up_proj".to_owned()]));
         assert_eq!(config.quantized_base(), Some(QuantFormat::Nf4 { double_quant: true }));
         let config = parse("--base nvfp4 --compute fp8").unwrap().recipe(FloatType::Bf16).unwrap();
         assert_eq!(config.quantized_base(), Some(QuantFormat::Nvfp4));

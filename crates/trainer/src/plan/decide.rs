@@ -126,14 +126,19 @@ pub(super) fn text_model(model: &ModelConfig) -> Option<Chosen<&'static str>> {
     Some(Chosen::new("text model", why))
 }
 
-pub(super) fn experts(spec: &ModelSpec) -> Option<Chosen<String>> {
+/// Says how experts are computed; `None` if there are none.
+pub(super) fn experts(made: &Made<'_>) -> Option<Chosen<String>> {
+    let spec = &made.model.spec;
     let (count, top_k) = spec.layers.iter().find_map(|layer| match layer.mlp {
         MlpSpec::Experts { count, top_k, .. } => Some((count, top_k)),
         MlpSpec::Gated { .. } => None,
     })?;
     let mixtures = spec.layers.iter().filter(|layer| layer.mlp.is_mixture()).count();
-    let why = "one after the other, each as GEMMs over its own rows; in each pass over such a layer the host waits once for the numbers of rows, \
-               which decide the sizes of the GEMMs. No auxiliary loss balances the experts";
+    let order = match made.backend.value.experts_one_by_one(spec, &made.training) {
+        None => "all in one launch, whose sizes stay on the device".to_owned(),
+        Some(reason) => format!("one after the other, and the host waits for their numbers of rows: {reason}"),
+    };
+    let why = format!("{order}; no auxiliary loss balances them");
     let shared = if spec.layers.iter().any(|layer| layer.mlp.shared().is_some()) { " and a shared one" } else { "" };
     let layers = spec.layers.len();
     Some(Chosen::new(format!("{top_k} of {count}{shared} per token in {mixtures} of {layers} layers"), why))

@@ -244,7 +244,7 @@ plan! {
     /// Which kernels compute attention, where that follows from the model alone.
     attention: Option<Chosen<String>> = decide::attention(made), shown "attention kernels" as plain;
     /// How experts are computed; none where the model has none.
-    experts: Option<Chosen<String>> = decide::experts(&made.model.spec), shown "experts" as plain;
+    experts: Option<Chosen<String>> = decide::experts(made), shown "experts" as plain;
     /// Which factors of longrope are used; none where the model has none.
     long_rope: Option<Chosen<&'static str>> = decide::long_rope(made.config, &made.model.spec),
         shown "longrope" as plain;

@@ -26,7 +26,8 @@ pub(in crate::backends) fn self_test(
     let case = Case::small(dtype, head_dim);
     let engine = DeviceFailure::catch(|| engine(device)).map_err(|failure| failure.to_string())?;
     // Packed documents, if short, go to the flash kernels even if cuDNN is installed; those of this case do.
-    engine.programs.prepare(dtype, head_dim, engine.flash_programs(dtype, head_dim), engine.usual_low_rank());
+    let in_half = [engine.usual_low_rank(), engine.expert_sources()].concat();
+    engine.programs.prepare(dtype, head_dim, engine.flash_programs(dtype, head_dim), in_half);
     let uniform = Case { documents: vec![64, 64], ..case.clone() };
     let findings = DeviceFailure::catch(|| {
         let limits = limit_cudnn(device, CudnnLimits { min_mean_tokens: 0, ..CudnnLimits::default() });

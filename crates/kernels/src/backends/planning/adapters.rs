@@ -39,12 +39,26 @@ pub(super) fn saved_low_rank_bytes(model: &ModelSpec, training: &TrainingShape) 
     for layer in 0..model.layers.len() {
         let norms = model.layers[layer].norms.names();
         for group in model.groups(layer).iter().filter(|group| !training.recompute.repeats(group.kind, &norms)) {
-            let rows = if group.experts.is_some() { model.layers[layer].mlp.rows_per_token() } else { 1 };
-            saved.add(rows * Route::planned(group, training).saved_ranks());
+            let ranks = Route::planned(group, training).saved_ranks();
+            match group.experts {
+                None => saved.add(ranks),
+                Some(_) => saved.allocated += model.layers[layer].mlp.rows_per_token() * ranks,
+            }
         }
     }
-    let recomputed = if training.recompute.repeats_gemms() { SAVED_RANKS } else { 0 };
+    let recomputed =
+        if training.recompute.repeats_gemms() { SAVED_RANKS + most_expert_ranks(model, training) } else { 0 };
     training.tokens() * (saved.allocated + recomputed) as u64 * training.activation_bytes()
+}
+
+/// Counts the ranks per token of the experts of a layer: the maximum over all layers.
+fn most_expert_ranks(model: &ModelSpec, training: &TrainingShape) -> usize {
+    let of_layer = |layer: usize| {
+        let rows = model.layers[layer].mlp.rows_per_token();
+        let groups = model.groups(layer).into_iter().filter(|group| group.experts.is_some());
+        groups.map(|group| rows * Route::planned(&group, training).saved_ranks()).sum::<usize>()
+    };
+    (0..model.layers.len()).map(of_layer).max().unwrap_or(0)
 }
 
 /// The allocations of `x Aᵀ`: a group is placed in the last one, or in a new one if it does not fit.

@@ -14,7 +14,7 @@ use firebrick_precision::Format;
 
 use super::adapters::{forward_sums_bytes, low_rank_sums_bytes, saved_low_rank_bytes};
 use super::layer::buffers_per_token;
-use super::route::Route;
+use super::route::{Route, WeightRoute};
 use super::rows::{fp8_stride, row_stride};
 use crate::GemmFormat;
 use crate::memory::estimate::line;
@@ -161,11 +161,13 @@ fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     // Buffers of equal shape are shared.
     let mut shapes: BTreeSet<[usize; 2]> = BTreeSet::new();
     for group in model.all_groups() {
-        let appended = Route::planned(&group, training).room();
-        if !converts_all && appended == 0 {
+        let route = Route::planned(&group, training);
+        let appended = route.room();
+        if !converts_all && route.weight != WeightRoute::WrittenOut {
             continue;
         }
-        shapes.insert([group.out_features() + appended, row_stride(group.in_features, appended)]);
+        let matrices = if route.is_grouped { group.matrices() } else { 1 };
+        shapes.insert([matrices * (group.out_features() + appended), row_stride(group.in_features, appended)]);
     }
     if training.needs_conversion() && training.lora.is_none() {
         shapes.insert([model.vocab_size, model.hidden_size]);

@@ -4,9 +4,11 @@
 //! Where cuDNN may be used, each micro-batch's shape determines the attention kernel; the plan names only what is certain in advance.
 //! Trade-off: `flex`, `candle` and `wgpu` share the lines of the reference bodies, although what they run may need less.
 
-use firebrick_arch::ModelSpec;
+use firebrick_arch::{GroupSpec, ModelSpec};
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
+use firebrick_precision::FloatType;
 
+use super::route::Route;
 use super::{adapters, cuda, evaluation, flash, reference};
 use crate::backends::BackendKind;
 use crate::memory::estimate::{adapter_starts, sum};
@@ -67,6 +69,21 @@ impl BackendKind {
         }
     }
 
+    /// Returns why the experts of a mixture run one after the other; `None` if one launch computes all of them, or there are none.
+    pub fn experts_one_by_one(self, model: &ModelSpec, training: &TrainingShape) -> Option<&'static str> {
+        let group = model.all_groups().find(|group| group.experts.is_some())?;
+        let is_grouped = |group: &GroupSpec| Route::planned(group, training).is_grouped;
+        match self {
+            Self::Flex | Self::Candle | Self::Wgpu => Some("this backend multiplies each expert's rows by themselves"),
+            Self::Cuda if is_grouped(&group) => None,
+            Self::Cuda if training.compute == FloatType::F32 => Some("grouped GEMMs are for 16-bit formats"),
+            Self::Cuda if training.lora.as_ref().is_some_and(|lora| lora.use_dora) => {
+                Some("grouped GEMMs know no magnitudes (DoRA)")
+            }
+            Self::Cuda => Some("grouped GEMMs need widths and ranks that are multiples of 8"),
+        }
+    }
+
     /// Returns the kernels that compute attention with a soft cap, and the reason; `None` for models without a cap, and
     /// for backends with one implementation for all models.
     pub fn capped_attention(self, model: &ModelSpec) -> Option<[String; 2]> {
@@ -91,8 +108,6 @@ impl BackendKind {
 mod tests {
     use firebrick_arch::LoraInit;
     use firebrick_arch::shapes::llama_3_1_8b;
-    use firebrick_precision::FloatType;
-
     use super::*;
     use crate::memory::estimate::tests::bytes_of;
     use crate::memory::training_shape::Recompute;

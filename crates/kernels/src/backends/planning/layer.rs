@@ -20,8 +20,8 @@ pub(super) fn buffers_per_token(model: &ModelSpec, training: &TrainingShape) -> 
     (0..model.layers.len()).map(|layer| Layer::new(model, training, layer).buffers()).max().unwrap_or(0)
 }
 
-/// Upper bound of the memory of rows, as a factor: 1, or 2 for a mixture of experts, whose row counts change from pass
-/// to pass and are rounded up to powers of two.
+/// Upper bound of the memory of rows, as a factor: 1, or 2 for experts that run one after the other, whose row counts change
+/// from pass to pass and are rounded up to powers of two.
 const VARYING_SIZES: [usize; 2] = [1, 2];
 
 /// Row widths of a layer's buffers.
@@ -52,7 +52,8 @@ impl Layer {
         let groups = model.layer_groups(layer);
         let (qkv, [gate_up, down]) = (&groups.qkv, groups.mlp_shapes());
         let (attention, mlp) = (&model.layers[layer].attention, &model.layers[layer].mlp);
-        let rows = mlp.rows_per_token() * VARYING_SIZES[usize::from(mlp.is_mixture())];
+        let is_loop = mlp.is_mixture() && !Route::planned(gate_up, training).is_grouped;
+        let rows = mlp.rows_per_token() * VARYING_SIZES[usize::from(is_loop)];
         let appended = |group: &GroupSpec| Route::planned(group, training).room();
         let input = |group: &GroupSpec| row_stride(group.in_features, appended(group));
         let has_room = appended(qkv) + appended(gate_up) > 0;
@@ -82,7 +83,12 @@ impl Layer {
             normed: [input(qkv), input(gate_up)],
             gate_up: rows * row_stride(gate_up.out_features(), appended(gate_up)),
             activated: rows * input(down),
-            routed: if mlp.is_mixture() { [vec![model.hidden_size * rows; 3], shared].concat() } else { Vec::new() },
+            routed: if mlp.is_mixture() {
+                [vec![rows * row_stride(model.hidden_size, ROW_MULTIPLE); 2], vec![rows * model.hidden_size], shared]
+                    .concat()
+            } else {
+                Vec::new()
+            },
             gradient: row_stride(model.hidden_size, if has_room { ROW_MULTIPLE } else { 0 }),
         }
     }

@@ -26,6 +26,10 @@ const MAX_FEW_ROWS: usize = 64;
 const MAX_FEW_DENSE_ROWS: usize = 8;
 /// Inner columns that a lane of those kernels loads at once, as in `weight_values.cu`.
 const FEW_ROWS_CHUNK: usize = 32;
+/// Shared memory of a block, in bytes, that three stages of a product of experts need.
+pub(in crate::backends) const EXPERTS_SHARED_BYTES: usize = 3 * 32_768 + 1024;
+/// Largest multiple that widths and ranks of experts must be, so that all rows lie on the 16-byte grid.
+const EXPERT_MULTIPLE: usize = 8;
 /// Shared memory of a block, in bytes, on the smallest cards that support all passes: RTX 30, 40 and 50.
 pub const PLANNED_SHARED_BYTES: usize = 101_376;
 
@@ -38,6 +42,8 @@ pub(in crate::backends) struct GroupShape {
     pub modules: Vec<ModuleShape>,
     /// Whether dropout is applied between the input and the adapters.
     pub has_dropout: bool,
+    /// Whether the modules are stacks of experts' matrices.
+    pub is_stack: bool,
 }
 
 /// A module of a [`GroupShape`].
@@ -113,6 +119,8 @@ pub(in crate::backends) struct Tile {
 /// The decisions about one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::backends) struct Route {
+    /// Whether all experts of a stack are multiplied in one launch; otherwise they run one after the other.
+    pub is_grouped: bool,
     /// The form in which weights reach the GEMMs.
     pub weight: WeightRoute,
     /// Whether all weights are quantized, so that their converted form never changes and may stay on the device.
@@ -145,13 +153,16 @@ pub(in crate::backends) struct Route {
 impl Route {
     /// Decides the route of a group.
     pub(in crate::backends) fn new(group: &GroupShape, how: How) -> Self {
-        let GroupShape { in_features, ref modules, has_dropout } = *group;
+        let GroupShape { in_features, ref modules, has_dropout, is_stack } = *group;
         let How { compute, gemms, shared_bytes, forward_rows } = how;
         let has_few_rows = (1..=few_rows(group, how)).contains(&forward_rows);
         let adapted: Vec<&ModuleShape> = group.adapted().collect();
         let ranks: Vec<usize> = adapted.iter().map(|module| module.rank).collect();
+        let is_grouped = is_grouped(group, how);
         let adapters = if has_few_rows && !ranks.is_empty() {
             AdapterRoute::FewRows
+        } else if is_grouped && !ranks.is_empty() {
+            AdapterRoute::Appended { columns: ranks.iter().sum() }
         } else {
             adapter_route(gemms, in_features, &ranks)
         };
@@ -169,17 +180,19 @@ impl Route {
             gemms == GemmFormat::Compute && !has_dropout && !has_magnitudes && reads_in_vectors && !ranks.is_empty();
 
         // The rank for which the kernels are compiled; `None`: separate GEMMs.
-        let tile = low_rank_tile(&ranks);
+        let tile = low_rank_tile(&ranks).filter(|_| !is_stack);
         let is_gated_tile = tile == Some(GATED_TILE);
         let of_tile = tile.and_then(|ranks| Some(Tile { ranks, stages: stages(ranks, shared_bytes)? }));
         let of_gated = gated_pieces(shared_bytes).filter(|_| is_gated_tile);
         let fits_output = writes_in_vectors && !has_magnitudes && adapted.len() <= MAX_MODULES;
         let output_pass = of_tile.filter(|_| fits_output);
-        let may_pass_input = is_appended && reads_whole_input;
+        let may_pass_input = is_appended && reads_whole_input && !is_stack;
         let is_passed = may_pass_input && adapted.len() == 1;
-        let passes_d_a = reads_whole_input && adapted.len() == 1 && only_adapters_train;
+        let passes_d_a = reads_whole_input && adapted.len() == 1 && only_adapters_train && !is_stack;
+        let is_written_out = is_appended || is_grouped;
         Self {
-            weight: if has_few_rows { WeightRoute::FewRows } else { weight_route(modules, how, is_appended) },
+            is_grouped,
+            weight: if has_few_rows { WeightRoute::FewRows } else { weight_route(modules, how, is_written_out) },
             is_quantized: modules.iter().all(ModuleShape::is_quantized),
             adapters,
             ranks: ranks.iter().sum(),
@@ -241,7 +254,7 @@ impl GroupShape {
         };
         let modules = group.modules.iter().map(module).collect();
         let has_dropout = lora.is_some_and(|lora| lora.lora_dropout > 0.0);
-        Self { in_features: group.in_features, modules, has_dropout }
+        Self { in_features: group.in_features, modules, has_dropout, is_stack: group.experts.is_some() }
     }
 
     /// Returns the total width of the outputs.
@@ -270,10 +283,27 @@ fn adapter_route(gemms: GemmFormat, in_features: usize, ranks: &[usize]) -> Adap
     }
 }
 
-fn weight_route(modules: &[ModuleShape], how: How, is_appended: bool) -> WeightRoute {
+/// Returns whether one launch computes all experts of a stack: in 16 bits, without magnitudes, and with more rows than generation has.
+fn is_grouped(group: &GroupShape, how: How) -> bool {
+    let mut modules = group.modules.iter();
+    let is_aligned = modules.all(|module| {
+        let numbers = [module.columns.start, module.columns.end, module.rank];
+        numbers.iter().all(|number| number.is_multiple_of(EXPERT_MULTIPLE))
+    });
+    group.is_stack
+        && is_aligned
+        && group.in_features.is_multiple_of(EXPERT_MULTIPLE)
+        && how.compute != FloatType::F32
+        && how.gemms == GemmFormat::Compute
+        && !group.modules.iter().any(|module| module.has_magnitudes)
+        && !(1..=MAX_FEW_ROWS).contains(&how.forward_rows)
+}
+
+fn weight_route(modules: &[ModuleShape], how: How, is_written_out: bool) -> WeightRoute {
     match modules {
         _ if how.gemms == GemmFormat::Fp8 => WeightRoute::Codes,
-        _ if is_appended => WeightRoute::WrittenOut,
+        [module] if module.storage == Format::Float(how.compute) && module.rank == 0 => WeightRoute::Stored,
+        _ if is_written_out => WeightRoute::WrittenOut,
         [module] if module.storage == Format::Float(how.compute) => WeightRoute::Stored,
         _ if modules.iter().all(ModuleShape::is_quantized) => WeightRoute::WrittenOut,
         _ => WeightRoute::OneByOne,
@@ -289,6 +319,7 @@ fn few_rows(group: &GroupShape, how: How) -> usize {
         (storage, first) => storage == first,
     };
     let is_taken = !group.has_dropout
+        && !group.is_stack
         && !group.modules.iter().any(|module| module.has_magnitudes)
         && how.compute != FloatType::F32
         && how.gemms == GemmFormat::Compute
@@ -331,7 +362,8 @@ mod tests {
             end += width;
             ModuleShape { columns: end - width..end, storage, trains: false, rank, has_magnitudes: false }
         };
-        GroupShape { in_features, modules: modules.iter().map(module).collect(), has_dropout: false }
+        let modules = modules.iter().map(module).collect();
+        GroupShape { in_features, modules, has_dropout: false, is_stack: false }
     }
 
     fn qkv(storage: Format, rank: usize) -> GroupShape {

@@ -60,6 +60,8 @@ shared! { routing:
     MAX_EXPERTS = 1024;
     /// Tokens per block, one per warp.
     TOKENS_PER_BLOCK = 8;
+    /// Rows that a block copies to experts.
+    DISPATCHED_ROWS = 4;
 }
 
 /// Returns the heads of one key/value head that a block of the cached attention computes, limited by registers.
@@ -86,7 +88,7 @@ mod tests {
 
     #[test]
     fn sources_get_each_constant_as_a_macro_of_its_name() {
-        assert_eq!(routing(), "#define MAX_EXPERTS 1024\n#define TOKENS_PER_BLOCK 8\n");
+        assert_eq!(routing(), "#define MAX_EXPERTS 1024\n#define TOKENS_PER_BLOCK 8\n#define DISPATCHED_ROWS 4\n");
         let tiles = FlashTiles::of(64, 101_376).expect("a width with tiles").define();
         assert!(tiles.contains("#define FLASH_FORWARD_KEYS 64\n") && tiles.contains("#define FLASH_QUERIES_OWN 128\n"));
         assert_eq!(tiles.lines().count(), 11);

@@ -7,6 +7,7 @@ use firebrick_arch::Activation;
 use firebrick_cuda::Program;
 
 use super::program::{FlashVariant, SoftCap, Source, WeightValues};
+use crate::backends::cuda::moe::grouped;
 use crate::backends::planning::flash::{FlashTiles, flash_takes_f32};
 use crate::backends::planning::passes::{GATED_STAGES, gated_pieces, stages};
 
@@ -62,12 +63,15 @@ fn every_source(dtype: DType, capability: (u32, u32)) -> Vec<Source> {
         |pieces| Activation::ALL.map(|activation| Source::GatedLowRank { activation, pieces, stages: GATED_STAGES });
     let gated_pieces = gated_pieces(shared_bytes).filter(|_| is_half);
     let low_rank = |ranks| Some(Source::LowRank { ranks, stages: stages(ranks, shared_bytes)? });
+    let stages = grouped::stages(shared_bytes);
+    let (experts, wide_experts) = (Source::Experts { stages }, Source::WideExperts { stages });
     join_all! {
         Source::CachedAttention(_) => heads().map(Source::CachedAttention),
         Source::Columns => [Source::Columns],
         Source::CrossEntropy(_) => LOGITS.map(|cap| Source::CrossEntropy(cap.map(SoftCap::new))),
         Source::Elementwise => [Source::Elementwise],
         Source::Embedding => [Source::Embedding],
+        Source::Experts { .. } => is_half.then_some(experts),
         Source::FewRows(_) => weights.into_iter().filter(|_| is_half).map(Source::FewRows),
         Source::FlashForward(..) => tiled().map(|(of, tiles)| Source::FlashForward(of, tiles)),
         Source::FlashBackward(..) => tiled().map(|(of, tiles)| Source::FlashBackward(of, tiles)),
@@ -88,6 +92,7 @@ fn every_source(dtype: DType, capability: (u32, u32)) -> Vec<Source> {
         Source::Routing => [Source::Routing],
         Source::Sinks => [Source::Sinks],
         Source::StoreRows => [Source::StoreRows],
+        Source::WideExperts { .. } => (is_half && capability == (9, 0)).then_some(wide_experts),
         Source::WriteOut => [Source::WriteOut],
     }
 }

@@ -8,6 +8,7 @@ use super::failure::check;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
 use super::trace::Cost;
 use super::{Engine, engine};
+use crate::backends::cuda::moe::grouped::OfExperts;
 
 /// `D = alpha op(A) op(B) + C + bias`, with `op(A)` `[m, k]` and `op(B)` `[k, n]`.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,8 @@ pub(crate) struct Gemm {
     pub scales: Option<GemmScales>,
     /// Whether partial sums of 8-bit operands may be accumulated in fewer bits.
     pub is_fast: bool,
+    /// The rows of experts: `b` is the first expert's matrix, or the result has the sums of each expert's rows below each other.
+    pub experts: Option<OfExperts>,
 }
 
 /// Scales of 8-bit operands.
@@ -53,6 +56,7 @@ impl Gemm {
             alpha: 1.0,
             scales: None,
             is_fast: false,
+            experts: None,
         }
     }
 
@@ -100,6 +104,9 @@ impl Engine {
 
     /// Computes a GEMM into `d`.
     pub(crate) fn gemm(&self, gemm: Gemm, d: DeviceBlock) {
+        if let Some(experts) = gemm.experts {
+            return self.expert_gemm(gemm, experts, d);
+        }
         let Gemm { name, a, b, .. } = gemm;
         let [m, n, k] = gemm.sizes();
         if m == 0 || n == 0 {

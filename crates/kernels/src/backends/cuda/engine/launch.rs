@@ -144,7 +144,7 @@ impl Engine {
     }
 
     /// Panics in debug builds if rows are outside live memory.
-    pub(super) fn assert_block_is_live(&self, name: &str, block: DeviceBlock) {
+    pub(in crate::backends::cuda) fn assert_block_is_live(&self, name: &str, block: DeviceBlock) {
         self.assert_live(name, block.address, block.extent());
     }
 

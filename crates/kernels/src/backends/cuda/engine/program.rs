@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 
 use super::constants::{self, cached_queries};
 use super::failure::{DeviceFailure, check};
+use crate::backends::cuda::moe::grouped::WIDE_STAGES;
 use crate::backends::planning::flash::FlashTiles;
 use crate::backends::planning::passes::GATED_TILE;
 
@@ -98,6 +99,10 @@ pub(crate) enum Source {
     CrossEntropy(Option<SoftCap>),
     Elementwise,
     Embedding,
+    Experts {
+        /// Tiles in flight.
+        stages: usize,
+    },
     FewRows(WeightValues),
     FlashForward(FlashVariant, FlashTiles),
     FlashBackward(FlashVariant, FlashTiles),
@@ -129,6 +134,11 @@ pub(crate) enum Source {
     Routing,
     Sinks,
     StoreRows,
+    /// The products of experts on Hopper.
+    WideExperts {
+        /// Tiles in flight of the narrow ones.
+        stages: usize,
+    },
     WriteOut,
 }
 
@@ -141,6 +151,7 @@ impl Source {
             Self::CrossEntropy(_) => sources!("loss/cross_entropy.cu"),
             Self::Elementwise => sources!("engine/elementwise.cu"),
             Self::Embedding => sources!("embedding/embedding.cu"),
+            Self::Experts { .. } => sources!("engine/matrix_units.cu", "moe/grouped.cu"),
             Self::FewRows(_) => {
                 sources!("engine/matrix_units.cu", "linear/operands/weight_values.cu", "linear/few_rows.cu")
             }
@@ -187,6 +198,9 @@ impl Source {
             Self::Routing => sources!("moe/routing.cu"),
             Self::Sinks => sources!("attention/sinks.cu"),
             Self::StoreRows => sources!("attention/store_rows.cu"),
+            Self::WideExperts { .. } => {
+                sources!("engine/matrix_units.cu", "moe/grouped.cu", "moe/grouped_hopper.cu")
+            }
             Self::WriteOut => {
                 sources!("linear/operands/weight_values.cu", "linear/modules.cu", "linear/operands/write_out.cu")
             }
@@ -219,6 +233,10 @@ impl Source {
             Self::PackedIndex => constants::packed_index(),
             Self::Pairs => constants::pairs(),
             Self::Routing => constants::routing(),
+            Self::Experts { stages } => format!("#define EXPERT_STAGES {stages}\n"),
+            Self::WideExperts { stages } => {
+                format!("#define EXPERT_STAGES {stages}\n#define WIDE_STAGES {WIDE_STAGES}\n")
+            }
             Self::LowRank { ranks, stages } => format!("#define RANKS {ranks}\n#define STAGES {stages}\n"),
             Self::GatedLowRank { activation, pieces, stages } => {
                 let (name, ranks) = (activation.name(), GATED_TILE);
@@ -285,10 +303,15 @@ impl Programs {
         })
     }
 
+    /// Returns whether programs may use Hopper's own products: they are compiled for that card itself, not as PTX for later ones.
+    pub(crate) fn has_wgmma(&self) -> bool {
+        self.compute_capability == (9, 0) && !self.compiler.is_imitation()
+    }
+
     /// Starts to compile, on all cores, the programs of a run in this format and with this head width; `flash` are those of its
-    /// attention with their format, and `low_rank` its adapter passes. A launch waits only for its own source, so that other work,
+    /// attention with their format, and `in_half` those of 16-bit formats alone. A launch waits only for its own source, so that other work,
     /// such as cuDNN's own compilation, continues meanwhile. The launch that needs a source reports its errors.
-    pub(crate) fn prepare(&self, dtype: DType, head_dim: usize, flash: Vec<(Source, DType)>, low_rank: Vec<Source>) {
+    pub(crate) fn prepare(&self, dtype: DType, head_dim: usize, flash: Vec<(Source, DType)>, in_half: Vec<Source>) {
         if format_refusal(dtype, self.compute_capability).is_some() {
             return;
         }
@@ -314,7 +337,7 @@ impl Programs {
         programs.extend(plain.map(|source| (source, DType::F32)));
         programs.extend(Activation::NAMED.map(|activation| (Source::Gated(activation), dtype)));
         if dtype != DType::F32 {
-            programs.extend(low_rank.into_iter().map(|source| (source, dtype)));
+            programs.extend(in_half.into_iter().map(|source| (source, dtype)));
         }
         programs.push((Source::CachedAttention(FlashVariant { head_dim, soft_cap: None }), dtype));
         programs.extend(flash);

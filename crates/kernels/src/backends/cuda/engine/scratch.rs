@@ -73,6 +73,8 @@ pub(crate) enum ScratchSlot {
         /// The part of the documents; `None` for all.
         part: Option<usize>,
     },
+    /// Tiles of experts' rows.
+    ExpertTiles,
     /// Partial results over parts of each query's keys.
     AttentionParts,
     /// Partial sums.

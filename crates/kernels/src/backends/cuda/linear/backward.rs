@@ -14,6 +14,7 @@ use super::forward::halves;
 use super::modules::Routed;
 use super::operands::GroupWeight;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, Primitive, float, tensor};
+use crate::backends::cuda::moe::grouped::OfExperts;
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, into_single};
 use crate::{Dropout, Group, InputGradient, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient};
@@ -31,6 +32,8 @@ pub(crate) struct OutputGradient {
     sums: Vec<WeightGradient<Cuda>>,
     /// Set if the group has magnitudes: `dy` then is the gradient of the unscaled outputs.
     magnitudes: Option<BehindMagnitudes>,
+    /// The rows of experts, if the group is a stack.
+    pub experts: Option<OfExperts>,
     /// The adapters with `dy s B`.
     pub adapters: Option<LowRankGradient>,
 }
@@ -155,16 +158,27 @@ impl Engine {
                 (before.block(), Some(before), Some(magnitudes))
             }
         };
-        let (weight, adapters) = if group.route.weight == WeightRoute::Codes {
-            (None, self.fp8_backward_adapters(group, dy.dtype))
+        let (weight, experts, adapters) = if group.route.weight == WeightRoute::Codes {
+            (None, None, self.fp8_backward_adapters(group, dy.dtype))
         } else {
             let weight = self.group_weight(group, dy.dtype);
-            let adapters = self.adapters(group, dy.dtype, weight.as_ref());
-            (weight, adapters)
+            let experts = self.experts_of(group, weight.as_ref(), dy);
+            let adapters = self.adapters(group, dy.dtype, weight.as_ref(), experts);
+            (weight, experts, adapters)
         };
         let low = low.map(|low| low.block());
         let adapters = adapters.map(|adapters| self.low_rank_gradient(dy, low, adapters, group, prepared));
-        OutputGradient { dy, _owner: owner, qk_norm, output_norm: d_output_norm, weight, sums, magnitudes, adapters }
+        OutputGradient {
+            dy,
+            _owner: owner,
+            qk_norm,
+            output_norm: d_output_norm,
+            weight,
+            sums,
+            magnitudes,
+            experts,
+            adapters,
+        }
     }
 
     /// Computes `dy W + dy s B A`, summed over the group, plus the given addend, in rows with `room` more columns.
@@ -191,15 +205,16 @@ impl Engine {
             }
             Some(weight) if !is_masked => {
                 let dy = dy.widened(weight.ranks());
-                self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy, weight.backward()) }, out);
+                let experts = gradient.experts;
+                self.gemm(Gemm { c: so_far, experts, ..Gemm::input_gradient("linear", dy, weight.backward()) }, out);
             }
-            weight => self.base_gradient(group, weight.as_ref(), dy, so_far, out),
+            weight => self.base_gradient(group, weight.as_ref(), gradient.experts, dy, so_far, out),
         }
         // Otherwise the weights' GEMM already includes the adapters' part.
         if (is_masked || group.route.adapters == AdapterRoute::Separate)
             && let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters
         {
-            let gemm = Gemm::input_gradient("lora", *d_low, adapters.a);
+            let gemm = Gemm { experts: gradient.experts, ..Gemm::input_gradient("lora", *d_low, adapters.a) };
             match group.dropout {
                 None => self.gemm(Gemm { c: Some(out), ..gemm }, out),
                 Some(dropout) => {
@@ -217,12 +232,13 @@ impl Engine {
         &self,
         group: &Group<Cuda>,
         weight: Option<&GroupWeight>,
+        experts: Option<OfExperts>,
         dy: DeviceBlock,
         plus: Option<DeviceBlock>,
         out: DeviceBlock,
     ) {
         if let Some(weight) = weight {
-            self.gemm(Gemm { c: plus, ..Gemm::input_gradient("linear", dy, weight.base()) }, out);
+            self.gemm(Gemm { c: plus, experts, ..Gemm::input_gradient("linear", dy, weight.base()) }, out);
             return;
         }
         let mut so_far = plus;
@@ -246,11 +262,11 @@ impl Engine {
         out: DeviceBlock,
     ) {
         let weight = gradient.weight.as_ref();
-        self.base_gradient(group, weight, behind.dy, plus, out);
+        self.base_gradient(group, weight, None, behind.dy, plus, out);
         let difference = self.empty_matrix(gradient.dy.rows, gradient.dy.width, gradient.dy.dtype);
         self.subtract(gradient.dy, behind.dy, difference.block());
         let through = self.masked_block(out);
-        self.base_gradient(group, weight, difference.block(), None, through);
+        self.base_gradient(group, weight, None, difference.block(), None, through);
         if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
             self.gemm(Gemm { c: Some(through), ..Gemm::input_gradient("lora", *d_low, adapters.a) }, through);
         }
@@ -272,8 +288,13 @@ impl Engine {
             let bias = module.bias.as_ref().filter(|bias| bias.trains);
             let outputs = gradient.magnitudes.as_ref().map_or(dy, |behind| behind.dy);
             let outputs = outputs.column_range(&module.columns);
-            let bias = bias.map(|_| tensor(self.column_sums(outputs)));
-            let weight = self.weight_gradient(sum, x, dy_part);
+            let bias = bias.map(|_| {
+                tensor(match gradient.experts {
+                    None => self.column_sums(outputs),
+                    Some(experts) => self.expert_column_sums(outputs, experts),
+                })
+            });
+            let weight = self.weight_gradient(sum, x, dy_part, gradient.experts);
             gradients.push(ModuleGradients { weight, bias, adapter: None, magnitude: None });
         }
         if let Some(behind) = &gradient.magnitudes {
@@ -296,13 +317,15 @@ impl Engine {
         sum: WeightGradient<Cuda>,
         x: Option<DeviceBlock>,
         dy: DeviceBlock,
+        experts: Option<OfExperts>,
     ) -> Option<Tensor<Cuda, 2>> {
         let x = || x.expect("what a trained weight reads is there");
-        let gemm = || Gemm::token_sum("weight gradient", dy, x());
+        let gemm = || Gemm { experts, ..Gemm::token_sum("weight gradient", dy, x()) };
+        let rows = experts.map_or(1, |experts| experts.count) * dy.width;
         match sum {
             WeightGradient::Frozen => None,
             WeightGradient::New => {
-                let gradient = self.empty_matrix(dy.width, x().width, DType::F32);
+                let gradient = self.empty_matrix(rows, x().width, DType::F32);
                 self.gemm(gemm(), gradient.block());
                 Some(tensor(gradient.tensor))
             }

@@ -10,8 +10,10 @@ use firebrick_arch::Activation;
 
 use super::heads::projection_norms;
 use super::modules::Routed;
+use super::operands::GroupWeight;
 use super::operands::fp8::codes::RowLayout;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, engine, tensor};
+use crate::backends::cuda::moe::grouped::OfExperts;
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, reference, stacked};
 use crate::{
@@ -59,9 +61,9 @@ impl LinearOps for Cuda {
         keep: Keep,
     ) -> (Vec<Tensor<Self, 2>>, Option<Box<ProjectSaved<Self>>>) {
         let engine = engine(&first_input(&prologue).device());
-        engine.section(|| match group.rows {
-            None => engine.project(prologue, group, epilogue, keep),
-            Some(_) => stacked::project(prologue, group, epilogue, keep),
+        engine.section(|| match engine.is_loop(group, first_input(&prologue), keep) {
+            false => engine.project(prologue, group, epilogue, keep),
+            true => stacked::project(prologue, group, epilogue, keep),
         })
     }
 
@@ -72,9 +74,9 @@ impl LinearOps for Cuda {
         d_residual_ni: Option<Tensor<Self, 2>>,
     ) -> ProjectGradients<Self> {
         let engine = engine(&first_input(&saved.prologue).device());
-        engine.section(|| match group.rows {
-            None => engine.group_backward(saved, group, d_outputs, d_residual_ni, None, None),
-            Some(_) => stacked::project_backward(saved, group, d_outputs, d_residual_ni),
+        engine.section(|| match engine.is_loop(&group, &d_outputs[0], Keep::Everything) {
+            false => engine.group_backward(saved, group, d_outputs, d_residual_ni, None, None),
+            true => stacked::project_backward(saved, group, d_outputs, d_residual_ni),
         })
     }
 
@@ -85,9 +87,10 @@ impl LinearOps for Cuda {
         after_down: impl FnOnce(Vec<ModuleGradients<Self>>, Option<Tensor<Self, 1>>),
     ) -> ProjectGradients<Self> {
         let engine = engine(&dy_no.device());
-        engine.section(|| match groups[1].1.rows {
-            None => engine.mlp_backward(groups, dy_no, d_residual_ni, after_down),
-            Some(_) => reference::mlp_backward(groups, dy_no, d_residual_ni, after_down),
+        let is_loop = groups.iter().any(|(_, group)| engine.is_loop(group, &dy_no, Keep::Everything));
+        engine.section(|| match is_loop {
+            false => engine.mlp_backward(groups, dy_no, d_residual_ni, after_down),
+            true => reference::mlp_backward(groups, dy_no, d_residual_ni, after_down),
         })
     }
 
@@ -162,6 +165,12 @@ fn weight_device(weight: &Weight<Cuda>) -> cubecl::cuda::CudaDevice {
 }
 
 impl Engine {
+    /// Returns whether a group is a stack whose experts run one after the other.
+    fn is_loop(&self, group: &Group<Cuda>, rows: &Tensor<Cuda, 2>, keep: Keep) -> bool {
+        let forward_rows = if keep == Keep::Nothing { rows.dims()[0] } else { 0 };
+        group.rows.is_some() && !self.route_of(group, rows.dtype(), forward_rows).is_grouped
+    }
+
     fn project(
         &self,
         prologue: Prologue<Cuda>,
@@ -184,7 +193,7 @@ impl Engine {
             Epilogue::Heads(epilogue) => self.project_heads(x, group, epilogue, keep != Keep::Nothing),
         };
         let saved = (keep != Keep::Nothing).then(|| {
-            let low_rank = kept.low.map(|low| tensor(self.saved_low_rank(low)));
+            let low_rank = kept.low.map(|low| tensor(self.saved_low_rank(low, group.rows.is_some())));
             let unscaled = kept.unscaled.map(|unscaled| tensor(unscaled.tensor));
             let is_computed = !matches!(prologue, Prologue::None { .. });
             let prologue_output = owner.filter(|_| keep == Keep::Everything && is_computed).map(|x| tensor(x.tensor));
@@ -281,6 +290,17 @@ impl Engine {
         Projected { parts, heads, output_norm: None, kept }
     }
 
+    /// Returns the rows of experts with the matrices of a stack; `None` if the group is none.
+    pub(super) fn experts_of(
+        &self,
+        group: &Routed<'_>,
+        weight: Option<&GroupWeight>,
+        rows: DeviceBlock,
+    ) -> Option<OfExperts> {
+        let experts = self.of_experts(group.rows.as_ref()?, rows.rows, rows.dtype);
+        Some(experts.with_matrices(weight.expect("a stack is written out or stored as it is read").matrix_stride()))
+    }
+
     /// Writes all outputs of a group side by side to `out`, plus a residual. `x Aᵀ` of its adapters is in scratch memory or in the columns after `x`.
     pub(super) fn group_forward(
         &self,
@@ -301,19 +321,21 @@ impl Engine {
             WeightRoute::Stored | WeightRoute::WrittenOut | WeightRoute::OneByOne => {}
         }
         let weight = self.group_weight(group, x.dtype);
-        let adapters = self.adapters(group, x.dtype, weight.as_ref());
+        let experts = self.experts_of(group, weight.as_ref(), x);
+        let adapters = self.adapters(group, x.dtype, weight.as_ref(), experts);
         let biases = self.biases(group, x.dtype);
         let (mut input, mut low) = (x, None);
         if let (AdapterRoute::Appended { columns }, Some(adapters)) = (group.route.adapters, &adapters) {
             let after = x.columns_after(columns);
             if !has_low_rank {
-                self.gemm(Gemm::forward("lora", self.adapter_input(x, group), adapters.a), after);
+                let gemm = Gemm::forward("lora", self.adapter_input(x, group), adapters.a);
+                self.gemm(Gemm { experts, ..gemm }, after);
             }
             (input, low) = (x.widened(columns), Some(after));
         }
         if let Some(weight) = &weight {
             let bias = biases.map(|biases| biases.address);
-            self.gemm(Gemm { c: residual, bias, ..Gemm::forward("linear", input, weight.forward()) }, out);
+            self.gemm(Gemm { c: residual, bias, experts, ..Gemm::forward("linear", input, weight.forward()) }, out);
         } else {
             for module in &group.modules {
                 let part = |whole: DeviceBlock| whole.column_range(&module.columns);

@@ -30,9 +30,9 @@ impl Deref for Routed<'_> {
     }
 }
 
-/// Returns the rank of a module's adapter; 0 without one.
+/// Returns the rank of a module's adapter, of one expert in a stack; 0 without one.
 pub(super) fn rank(module: &Module<Cuda>) -> usize {
-    module.adapter.as_ref().map_or(0, |adapter| adapter.a.dims()[0])
+    module.adapter.as_ref().map_or(0, |adapter| adapter.b.dims()[1])
 }
 
 /// Returns the properties of a group that determine its route.
@@ -51,6 +51,7 @@ fn shape(group: &Group<Cuda>) -> GroupShape {
         in_features: group.in_features(),
         modules: group.modules.iter().map(module).collect(),
         has_dropout: group.dropout.is_some(),
+        is_stack: group.rows.is_some(),
     }
 }
 
@@ -114,11 +115,11 @@ impl Engine {
                 first_row: module.columns.start as i32,
                 rows: module.columns.len() as i32,
                 first_rank,
-                rank: a.rows as i32,
+                rank: rank(module) as i32,
                 scale: adapter.scale as f32,
                 unused: 0,
             };
-            first_rank += a.rows as i32;
+            first_rank += rank(module) as i32;
             modules.count += 1;
             held.extend([a, b]);
         }

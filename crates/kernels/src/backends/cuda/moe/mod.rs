@@ -4,13 +4,16 @@
 //! ([`crate::linear::ExpertRows::counts`]).
 //! Trade-off: each expert's block looks at all choices twice, to count its own and to place them.
 
+pub(in crate::backends::cuda) mod grouped;
+
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK, arguments, engine, grid,
+    BlockArguments, Cuda, DISPATCHED_ROWS, Engine, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK, arguments, engine, grid,
     int_tensor, tensor,
 };
+use crate::backends::planning::rows::ROW_MULTIPLE;
 use crate::linear::ExpertRows;
 use crate::moe::reference::check as check_router;
 use crate::{MoeOps, Routing};
@@ -42,8 +45,9 @@ impl MoeOps for Cuda {
         let engine = engine(&x_nd.device());
         engine.section(|| {
             let (x, tokens) = (engine.flat(x_nd), engine.int_matrix(routing.tokens_s.clone()));
-            let rows = engine.empty_matrix(tokens.count(), x.width, x.dtype);
-            engine.gather_rows(x.block(), tokens.address, rows.block());
+            // Room for the low-rank columns of the experts that read the rows.
+            let rows = engine.empty_with_room([tokens.count(), x.width], ROW_MULTIPLE, x.dtype);
+            engine.dispatch_rows(&x, &tokens, &rows);
             tensor(rows.tensor)
         })
     }
@@ -72,7 +76,7 @@ impl MoeOps for Cuda {
         let engine = engine(&y_sd.device());
         engine.section(|| {
             let y = engine.flat(y_sd);
-            let dy = engine.flat_as(dy_nd, y.dtype);
+            let dy = engine.matrix_as(dy_nd, y.dtype);
             let (dx, d_weights) = engine.combine_rows_backward(&y, routing, &dy);
             (tensor(dx.tensor), tensor(d_weights.tensor))
         })
@@ -184,6 +188,18 @@ impl Engine {
         d_logits
     }
 
+    /// Copies the row of each of `tokens` to `to`.
+    fn dispatch_rows(&self, x: &MatrixView, tokens: &MatrixView, to: &MatrixView) {
+        let arguments = arguments! {
+            y: rows(to), x: rows(x), tokens: rows(tokens), rows: int(to.rows), d: int(x.width),
+            y_stride: long(to.stride),
+        };
+        let blocks = to.rows.div_ceil(DISPATCHED_ROWS);
+        let launch = self.routing_launch("dispatch_rows", x.dtype, blocks, x.bytes() + to.bytes());
+        // SAFETY: x is dense, `to` has one row of its width per token, at the stride given.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
     /// Sums each token's rows, or adds their weighted sum to a residual.
     fn combine_rows(
         &self,
@@ -213,14 +229,15 @@ impl Engine {
     ) -> (MatrixView, MatrixView) {
         let weights = self.flat(routing.weights_nk.clone());
         let choices = self.int_matrix(routing.choices_s.clone());
-        let dx = self.empty_matrix(y.rows, y.width, y.dtype);
+        let dx = self.empty_with_room([y.rows, y.width], ROW_MULTIPLE, y.dtype);
         let d_weights = self.empty_matrix(weights.rows, weights.width, DType::F32);
         let arguments = arguments! {
             dx: rows(&dx), d_weights: rows(&d_weights), y: rows(y), dy: rows(dy), weights: rows(&weights),
-            choices_of: rows(&choices), k: int(weights.width), d: int(y.width),
+            choices_of: rows(&choices), k: int(weights.width), d: int(y.width), dx_stride: long(dx.stride),
+            dy_stride: long(dy.stride),
         };
         let launch = self.routing_launch("combine_rows_backward", y.dtype, y.rows, 3 * y.bytes());
-        // SAFETY: y and dx are [n k, d], dy is [n, d], the weights [n, k], and every choice has one row.
+        // SAFETY: y and dx are [n k, d] and dy is [n, d], dx and dy at strides, the weights [n, k], and every choice has one row.
         unsafe { self.launch(launch, &arguments) };
         (dx, d_weights)
     }

@@ -126,6 +126,9 @@ KERNEL __launch_bounds__(256) count_rows(int *counts, const int *experts, long l
     counts[expert] = total;
 }
 
+// Neighboring choices that a thread of place_rows looks at.
+static constexpr int CHOICES = 8;
+
 // Places the choices of each expert one after the other: rows [choices] and its inverse choices_of [choices], the token of each row, and the
 // first row of each expert and the end of the last one, starts [e + 1].
 // grid (e), block (256), no dynamic shared memory.
@@ -140,19 +143,28 @@ KERNEL __launch_bounds__(256) place_rows(int *rows, int *choices_of, int *tokens
         if (expert + 1 == gridDim.x) starts[gridDim.x] = next + counts[expert];
     }
     if (counts[expert] == 0) return;
-    for (long long first = 0; first < choices; first += 256) {
-        const long long choice = first + threadIdx.x;
-        const bool is_mine = choice < choices && experts[choice] == expert;
-        const unsigned mine = __ballot_sync(0xffffffffu, is_mine);
-        if (lane == 0) warps[warp] = __popc(mine);
+    // Each thread looks at neighboring choices, so that rows are in their order.
+    for (long long first = 0; first < choices; first += 256 * CHOICES) {
+        const long long own = first + threadIdx.x * CHOICES;
+        unsigned mine = 0;
+#pragma unroll
+        for (int i = 0; i < CHOICES; ++i) mine |= (own + i < choices && experts[own + i] == expert ? 1u : 0u) << i;
+        int before = __popc(mine);
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(0xffffffffu, before, step);
+            if (lane >= step) before += other;
+        }
+        if (lane == 31) warps[warp] = before;
         __syncthreads();
-        int row = next + __popc(mine & ((1u << lane) - 1)), all = 0;
+        int row = next + before - __popc(mine), all = 0;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             if (i < warp) row += warps[i];
             all += warps[i];
         }
-        if (is_mine) {
+        for (; mine != 0; mine &= mine - 1, ++row) {
+            const long long choice = own + __ffs(mine) - 1;
             rows[choice] = row;
             choices_of[row] = static_cast<int>(choice);
             tokens[row] = static_cast<int>(choice / k);
@@ -162,38 +174,87 @@ KERNEL __launch_bounds__(256) place_rows(int *rows, int *choices_of, int *tokens
     }
 }
 
+template <int V> DEVICE void load_values(const T *from, float (&value)[V]) { Pack<T, V>::load(from).unpack(value); }
+template <> DEVICE void load_values<1>(const T *from, float (&value)[1]) { value[0] = to_float(*from); }
+template <int V> DEVICE void store_values(T *to, const float (&value)[V]) { Pack<T, V>::pack(value).store(to); }
+template <> DEVICE void store_values<1>(T *to, const float (&value)[1]) { *to = from_float<T>(value[0]); }
+
+// y [rows, d], y_stride apart: row tokens[r] of x [n, d]; several rows in flight.
+// grid (ceil(rows / DISPATCHED_ROWS)), block (256), no dynamic shared memory.
+KERNEL __launch_bounds__(256) dispatch_rows(T *y, const T *x, const int *tokens, int rows, int d, long long y_stride) {
+    const int first = blockIdx.x * DISPATCHED_ROWS;
+    const bool vectors = d % 8 == 0 && y_stride % 8 == 0 && aligned16(y, x);
+    const T *from[DISPATCHED_ROWS];
+#pragma unroll
+    for (int r = 0; r < DISPATCHED_ROWS; ++r) from[r] = x + static_cast<long long>(tokens[min(first + r, rows - 1)]) * d;
+    for (int c = threadIdx.x * 8; vectors && c < d; c += 256 * 8) {
+        Pack<T, 8> values[DISPATCHED_ROWS];
+#pragma unroll
+        for (int r = 0; r < DISPATCHED_ROWS; ++r) values[r] = Pack<T, 8>::load(from[r] + c);
+#pragma unroll
+        for (int r = 0; r < DISPATCHED_ROWS; ++r)
+            if (first + r < rows) values[r].store(y + (first + r) * y_stride + c);
+    }
+    for (int c = threadIdx.x; !vectors && c < d; c += 256)
+        for (int r = 0; r < DISPATCHED_ROWS && first + r < rows; ++r) y[(first + r) * y_stride + c] = from[r][c];
+}
+
+template <int V>
+DEVICE void combine_row(T *y, const T *x, const int *row, const float *weight, const T *residual, int k, int d) {
+    for (int c = threadIdx.x * V; c < d; c += 256 * V) {
+        float sum[V] = {}, value[V];
+        for (int j = 0; j < k; ++j) {
+            load_values<V>(x + static_cast<long long>(row[j]) * d + c, value);
+#pragma unroll
+            for (int i = 0; i < V; ++i) sum[i] += weight == nullptr ? value[i] : weight[j] * value[i];
+        }
+        if (residual != nullptr) {
+            load_values<V>(residual + c, value);
+#pragma unroll
+            for (int i = 0; i < V; ++i) sum[i] += value[i];
+        }
+        store_values<V>(y + c, sum);
+    }
+}
+
 // y [n, d] = residual (if any) + sum over j of weights [n, k] (one each, if null) times row rows[n, k] of x [n k, d], in f32 and rounded
 // once. grid (n), block (256), no dynamic shared memory.
 KERNEL __launch_bounds__(256) combine_rows(T *y, const T *x, const int *rows, const float *weights, const T *residual, int k, int d) {
     const long long token = blockIdx.x;
     const int *row = rows + token * k;
     const float *weight = weights == nullptr ? nullptr : weights + token * k;
-    for (int c = threadIdx.x; c < d; c += 256) {
-        float sum = 0.0f;
-        for (int j = 0; j < k; ++j) {
-            const float value = to_float(x[static_cast<long long>(row[j]) * d + c]);
-            sum += weight == nullptr ? value : weight[j] * value;
-        }
-        if (residual != nullptr) sum += to_float(residual[token * d + c]);
-        y[token * d + c] = from_float<T>(sum);
-    }
+    const T *added = residual == nullptr ? nullptr : residual + token * d;
+    if (d % 8 == 0 && aligned16(y, x, residual)) combine_row<8>(y + token * d, x, row, weight, added, k, d);
+    else combine_row<1>(y + token * d, x, row, weight, added, k, d);
 }
 
-// For each row of y [s, d]: dx [s, d] = its weight times the gradient dy [n, d] of its token, and d_weights [n k] f32 at its choice = the dot
-// product of both. grid (s), block (256), no dynamic shared memory.
+template <int V> DEVICE float combine_row_backward(T *dx, const T *y, const T *gradient, float weight, int d) {
+    float dot = 0.0f;
+    for (int c = threadIdx.x * V; c < d; c += 256 * V) {
+        float dy[V], value[V];
+        load_values<V>(gradient + c, dy);
+        load_values<V>(y + c, value);
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+            dot += dy[i] * value[i];
+            dy[i] *= weight;
+        }
+        store_values<V>(dx + c, dy);
+    }
+    return dot;
+}
+
+// For each row of y [s, d]: dx [s, d] = its weight times the gradient dy [n, d] of its token, both at strides, and d_weights [n k] f32 at its
+// choice = the dot product of both. grid (s), block (256), no dynamic shared memory.
 KERNEL __launch_bounds__(256) combine_rows_backward(T *dx, float *d_weights, const T *y, const T *dy, const float *weights,
-                                                    const int *choices_of, int k, int d) {
+                                                    const int *choices_of, int k, int d, long long dx_stride, long long dy_stride) {
     const long long row = blockIdx.x;
     const int choice = choices_of[row];
-    const float weight = weights[choice];
-    const T *gradient = dy + static_cast<long long>(choice / k) * d;
-    float dot = 0.0f;
-    for (int c = threadIdx.x; c < d; c += 256) {
-        const float value = to_float(gradient[c]);
-        dot += value * to_float(y[row * d + c]);
-        dx[row * d + c] = from_float<T>(weight * value);
-    }
-    dot = block_sum(dot);
+    const T *gradient = dy + static_cast<long long>(choice / k) * dy_stride, *output = y + row * d;
+    T *to = dx + row * dx_stride;
+    const bool vectors = d % 8 == 0 && dx_stride % 8 == 0 && dy_stride % 8 == 0 && aligned16(dx, y, dy);
+    const float dot = block_sum(vectors ? combine_row_backward<8>(to, output, gradient, weights[choice], d)
+                                        : combine_row_backward<1>(to, output, gradient, weights[choice], d));
     if (threadIdx.x == 0) d_weights[choice] = dot;
 }
 

@@ -35,8 +35,8 @@ impl NormOps for Cuda {
     ) -> (Tensor<Self, 2>, Option<Tensor<Self, 1>>) {
         let engine = engine(&x_nd.device());
         engine.section(|| {
-            let (x, dy) = (engine.flat(x_nd), engine.flat(dy_nd));
-            let residual = d_residual_nd.map(|residual| engine.flat_as(residual, x.dtype));
+            let (x, dy) = (engine.flat(x_nd), engine.matrix(dy_nd));
+            let residual = d_residual_nd.map(|residual| engine.matrix_as(residual, x.dtype));
             let dx = engine.empty_matrix(x.rows, x.width, x.dtype);
             let d_weight = engine.rms_norm_backward(dx.block(), &x, norm, dy.block(), residual.as_ref(), None);
             (tensor(dx.tensor), d_weight.map(tensor))

@@ -166,7 +166,7 @@ impl Engine {
         let low = self.matrix(low_rank.clone());
         let dtype = operands.target.dtype;
         let weight = self.group_weight(group, dtype);
-        let adapters = self.adapters(group, dtype, weight.as_ref())?;
+        let adapters = self.adapters(group, dtype, weight.as_ref(), None)?;
         Some(OfGateUp { low, adapters })
     }
 }

@@ -172,7 +172,7 @@ impl Engine {
             return None;
         }
         let weight = self.group_weight(group, x.dtype);
-        self.adapters(group, x.dtype, weight.as_ref())
+        self.adapters(group, x.dtype, weight.as_ref(), None)
     }
 
     /// Returns the adapters of a group for a pass over its output gradient, with their blocks, and allocates each dB.

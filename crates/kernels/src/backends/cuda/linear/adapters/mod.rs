@@ -19,6 +19,7 @@ use crate::backends::cuda::engine::{
 };
 use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::linear::operands::GroupWeight;
+use crate::backends::cuda::moe::grouped::OfExperts;
 use crate::backends::planning::route::AdapterRoute;
 use crate::backends::planning::rows::SAVED_RANKS;
 
@@ -30,6 +31,8 @@ pub(crate) struct Adapters {
     pub a: DeviceBlock,
     /// All `s B` as one matrix `[all o, ranks]` with zeros elsewhere, if the ranks are appended.
     pub appended_b: Option<DeviceBlock>,
+    /// The rows of experts, if all these are the first expert's.
+    pub experts: Option<OfExperts>,
 }
 
 /// One adapter of a group.
@@ -83,10 +86,18 @@ impl Adapters {
 
 impl Engine {
     /// Returns the adapters of a group; `None` if it has none. `weight` is that of the whole group, if there is one.
-    pub(crate) fn adapters(&self, group: &Routed<'_>, dtype: DType, weight: Option<&GroupWeight>) -> Option<Adapters> {
+    pub(crate) fn adapters(
+        &self,
+        group: &Routed<'_>,
+        dtype: DType,
+        weight: Option<&GroupWeight>,
+        experts: Option<OfExperts>,
+    ) -> Option<Adapters> {
         match group.route.adapters {
             AdapterRoute::None => None,
-            AdapterRoute::Appended { .. } => Some(appended(group, weight.expect("written out around its adapters"))),
+            AdapterRoute::Appended { .. } => {
+                Some(appended(group, weight.expect("written out around its adapters"), experts))
+            }
             AdapterRoute::Separate => Some(self.separate(group, dtype)),
             AdapterRoute::InCodes | AdapterRoute::FewRows => unreachable!("these come with the weights"),
         }
@@ -115,7 +126,7 @@ impl Engine {
             before += b.count();
             b
         });
-        Adapters { places, a, appended_b: None }
+        Adapters { places, a, appended_b: None, experts: None }
     }
 
     /// Concatenates matrices in the compute format, each times its factor.
@@ -135,7 +146,7 @@ impl Engine {
     /// Computes `x Aᵀ` of all adapters, `[n, ranks]`, in scratch memory.
     pub(crate) fn low_rank(&self, x: DeviceBlock, adapters: &Adapters) -> DeviceBlock {
         let low = self.low_rank_block(ScratchSlot::LowRank, [x.rows, adapters.ranks()], x.dtype);
-        self.gemm(Gemm::forward("lora", x, adapters.a), low);
+        self.gemm(Gemm { experts: adapters.experts, ..Gemm::forward("lora", x, adapters.a) }, low);
         low
     }
 
@@ -172,7 +183,10 @@ impl Engine {
         });
         match adapters.appended_b {
             _ if d_b.is_some() => {}
-            Some(b) => self.gemm(Gemm::input_gradient("lora gradient", dy, b), d_low),
+            Some(b) => {
+                let gemm = Gemm::input_gradient("lora gradient", dy, b);
+                self.gemm(Gemm { experts: adapters.experts, ..gemm }, d_low);
+            }
             None => {
                 for place in &adapters.places {
                     let gemm = Gemm::input_gradient("lora gradient", place.columns_of(dy), place.b);
@@ -194,6 +208,10 @@ impl Engine {
     ) -> Vec<(usize, FactorGradients)> {
         let LowRankGradient { adapters, d_low, d_b, d_a } = gradient;
         let x = || x.expect("what adapters read is there unless their gradients are");
+        if let Some(experts) = adapters.experts {
+            let low = low.unwrap_or_else(|| self.low_rank(x(), adapters));
+            return self.expert_factors(x(), low, dy, gradient, experts);
+        }
         let da = d_a.clone().unwrap_or_else(|| self.sum_over_tokens(*d_low, x()));
         let d_b = d_b.clone().unwrap_or_else(|| {
             let low = low.unwrap_or_else(|| self.low_rank(x(), adapters));
@@ -204,6 +222,33 @@ impl Engine {
             (place.module, (tensor(self.row_range(&da, first, rank)), tensor(d_b.tensor)))
         };
         adapters.places.iter().zip(d_b).map(factors).collect()
+    }
+
+    /// Computes `dA` and `dB` of each adapter of a stack, `[e * r, i]` and `[e * o, r]`, with the index of its module.
+    fn expert_factors(
+        &self,
+        x: DeviceBlock,
+        low: DeviceBlock,
+        dy: DeviceBlock,
+        gradient: &LowRankGradient,
+        experts: OfExperts,
+    ) -> Vec<(usize, FactorGradients)> {
+        // One launch for all A, and one for all B.
+        let sums = |operands: Vec<(DeviceBlock, DeviceBlock, f64)>| {
+            let of = |(left, right, alpha): (DeviceBlock, DeviceBlock, f64)| {
+                let sum = self.empty_matrix(experts.count * left.width, right.width, DType::F32);
+                (Gemm { alpha, ..Gemm::token_sum("lora gradient", left, right) }, sum)
+            };
+            let sums: Vec<_> = operands.into_iter().map(of).collect();
+            let blocks: Vec<_> = sums.iter().map(|(gemm, sum)| (*gemm, sum.block())).collect();
+            self.expert_sums(&blocks, experts);
+            sums.into_iter().map(|(_, sum)| tensor(sum.tensor))
+        };
+        let places = &gradient.adapters.places;
+        let d_a = sums(places.iter().map(|place| (place.ranks_of(gradient.d_low), x, 1.0)).collect());
+        let of_b = |place: &Place| (place.columns_of(dy), place.ranks_of(low), place.scale);
+        let d_b = sums(places.iter().map(of_b).collect());
+        places.iter().zip(d_a.zip(d_b)).map(|(place, factors)| (place.module, factors)).collect()
     }
 
     /// Computes `d_lowᵀ x`, f32.
@@ -221,8 +266,13 @@ impl Engine {
         d_b
     }
 
-    /// Copies `x Aᵀ` for the backward. Several copies share an allocation.
-    pub(crate) fn saved_low_rank(&self, low: DeviceBlock) -> Primitive {
+    /// Copies `x Aᵀ` for the backward. Several copies share an allocation, but those of experts, which have more rows, have their own.
+    pub(crate) fn saved_low_rank(&self, low: DeviceBlock, is_alone: bool) -> Primitive {
+        if is_alone {
+            let copy = self.empty_matrix(low.rows, low.width, low.dtype);
+            self.copy_rows(low, copy.block());
+            return copy.tensor;
+        }
         let mut saved = self.saved_low_rank.borrow_mut();
         let fits = |chunk: &LowRankChunk| {
             chunk.memory.dtype == low.dtype && chunk.memory.rows == low.rows && chunk.used + low.width <= SAVED_RANKS
@@ -270,13 +320,13 @@ impl Place {
 }
 
 /// Returns the adapters as stored around the weight.
-fn appended(group: &Routed<'_>, weight: &GroupWeight) -> Adapters {
+fn appended(group: &Routed<'_>, weight: &GroupWeight, experts: Option<OfExperts>) -> Adapters {
     let all_b = weight.b();
     let b = |module: usize, [first, rank]: [usize; 2]| {
         let columns = &group.modules[module].columns;
         all_b.rows(columns.start, columns.len()).columns(first, rank)
     };
-    Adapters { places: places(group, b), a: weight.a(), appended_b: Some(all_b) }
+    Adapters { places: places(group, b), a: weight.a(), appended_b: Some(all_b), experts }
 }
 
 /// Builds one place per adapted module; `b` returns its matrix from the module's index, its first rank and its rank.

@@ -21,8 +21,8 @@ use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::memory::planned::{Held, Pass};
 use crate::backends::planning::route::WeightRoute;
 use crate::backends::planning::rows::row_stride;
-use crate::{Bias, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps};
-use write_out::Around;
+use crate::{Bias, ExpertRows, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps};
+use write_out::{Around, Stack};
 
 impl WeightOps for Cuda {
     const QUANTIZES_ON_DEVICE: bool = true;
@@ -68,7 +68,7 @@ impl From<DeviceBlock> for ReadyWeight {
     }
 }
 
-/// The weights of a whole group, with its adapters if they are appended:
+/// The weights of a whole group, with its adapters if they are appended; of a stack, those of the first expert:
 ///
 /// ```text
 ///              in_features   ranks
@@ -80,6 +80,8 @@ pub(crate) struct GroupWeight {
     whole: DeviceBlock,
     out_features: usize,
     in_features: usize,
+    /// The matrices of all experts.
+    stack: Stack,
     _owner: Option<MatrixView>,
 }
 
@@ -87,6 +89,11 @@ impl GroupWeight {
     /// Returns the appended ranks, including padding; 0 if there are none.
     pub(crate) fn ranks(&self) -> usize {
         self.whole.width - self.in_features
+    }
+
+    /// Returns the values from one expert's matrix to the next.
+    pub(crate) fn matrix_stride(&self) -> usize {
+        self.stack.stride
     }
 
     /// Returns the operand of the forward: `[W | s B]`.
@@ -137,11 +144,14 @@ impl Engine {
     /// Returns the weights of a whole group; `None` if modules must run one by one.
     pub(super) fn group_weight(&self, group: &Routed<'_>, dtype: DType) -> Option<GroupWeight> {
         let (out_features, in_features, ranks) = (group.out_features(), group.in_features(), group.route.room());
+        let count = group.rows.as_ref().map_or(1, ExpertRows::experts);
         match (group.route.weight, group.modules.as_slice()) {
             (WeightRoute::WrittenOut, _) => {}
             (WeightRoute::Stored, [Module { weight: Weight::Dense(values), .. }]) => {
                 let values = self.matrix(values.clone());
-                return Some(GroupWeight { whole: values.block(), out_features, in_features, _owner: Some(values) });
+                let stack = Stack { count, stride: out_features * values.stride };
+                let whole = values.block().rows(0, out_features);
+                return Some(GroupWeight { whole, out_features, in_features, stack, _owner: Some(values) });
             }
             _ => return None,
         }
@@ -149,7 +159,8 @@ impl Engine {
         let contents = Contents { section: self.section_number(), dtype, sources: sources.all() };
         let (rows, width) = (out_features + ranks, in_features + ranks);
         let stride = row_stride(in_features, ranks);
-        let bytes = rows * stride * dtype.size();
+        let stack = Stack { count, stride: rows * stride };
+        let bytes = count * stack.stride * dtype.size();
         let kept = group
             .route
             .is_quantized
@@ -160,7 +171,7 @@ impl Engine {
             (address, Held { weight: is_held, adapter: is_held })
         });
         let whole = DeviceBlock { address, rows, width, stride, dtype };
-        let weight = GroupWeight { whole, out_features, in_features, _owner: None };
+        let weight = GroupWeight { whole, out_features, in_features, stack, _owner: None };
         if !held.weight {
             self.write_group(group, &weight);
         } else if !held.adapter && ranks > 0 {
@@ -173,13 +184,14 @@ impl Engine {
     fn write_adapters(&self, group: &Group<Cuda>, to: &GroupWeight) {
         let (modules, _held) = self.modules_argument(group);
         let bytes = modules.bytes(to.in_features);
-        let (whole, shape) = (to.whole, grid(bytes.div_ceil(4 * 1024).min(1024), 256));
+        let (whole, mut shape) = (to.whole, grid(bytes.div_ceil(4 * 1024).min(1024), 256));
+        shape.grid[1] = to.stack.count as u32;
         let launch = Launch { source: Source::WriteOut, dtype: whole.dtype, name: "write_adapters", shape, bytes };
         let arguments = arguments! {
             out: rows(&whole), modules: value(&modules), o: int(to.out_features), i: int(to.in_features),
-            stride: long(whole.stride),
+            stride: long(whole.stride), matrix: long(to.stack.stride),
         };
-        // SAFETY: the modules name f32 pairs [rank, inputs] and [rows, rank] that are held here; `whole` has a row for each rank below
+        // SAFETY: the modules name f32 pairs [rank, inputs] and [rows, rank] per expert that are held here; `whole` has a row for each rank below
         // those of the weight, and a column for each rank after its inputs.
         unsafe { self.launch(launch, &arguments) };
     }
@@ -201,6 +213,7 @@ impl Engine {
                 first,
                 ranks: to.ranks(),
                 a: (a_rows > 0).then(|| to.a().rows(first, a_rows)),
+                stack: to.stack,
             };
             self.write_out(&module.weight, to.forward().rows(module.columns.start, module.columns.len()), &around);
             first += rank(module);
@@ -241,24 +254,34 @@ impl Engine {
         }
     }
 
-    /// Joins the biases of a group in the compute format, `[1, all o]`, zero for modules without one; `None` if no module has a bias.
+    /// Joins the biases of a group in the compute format, `[1, all o]` or a row per expert, zero for modules without one; `None` if no module has a
+    /// bias.
     pub(crate) fn biases(&self, group: &Group<Cuda>, dtype: DType) -> Option<DeviceBlock> {
         let with_bias = |module: &Module<Cuda>| Some((module.columns.clone(), self.bias_values(module.bias.as_ref()?)));
         let values: Vec<_> = group.modules.iter().filter_map(with_bias).collect();
         if values.is_empty() {
             return None;
         }
-        let width = group.out_features();
+        let (width, count) = (group.out_features(), group.rows.as_ref().map_or(1, ExpertRows::experts));
         let sources = values.iter().flat_map(|(_, values)| self.source(&values.tensor)).collect();
         let contents = Contents { section: self.section_number(), dtype, sources };
-        let (address, is_held) = self.scratch.holding(ScratchSlot::Bias { width }, width * dtype.size(), contents);
-        let whole = DeviceBlock::dense(address, [1, width], dtype);
+        let (address, is_held) =
+            self.scratch.holding(ScratchSlot::Bias { width }, count * width * dtype.size(), contents);
+        let whole = DeviceBlock::dense(address, [count, width], dtype);
         if !is_held {
             if values.len() < group.modules.len() {
                 self.fill_zero(whole);
             }
             for (columns, values) in &values {
-                self.cast(values.block(), whole.column_range(columns), 1.0);
+                let values = DeviceBlock::dense(values.address, [count, columns.len()], values.dtype);
+                let to = whole.column_range(columns);
+                if to.is_dense() {
+                    self.cast(values, to, 1.0);
+                } else {
+                    let converted = self.empty_matrix(count, columns.len(), dtype);
+                    self.cast(values, converted.block(), 1.0);
+                    self.copy_rows(converted.block(), to);
+                }
             }
         }
         Some(whole)

@@ -9,6 +9,7 @@
 //        o rows   values       scale * B
 //   a_rows rows   A
 //
+// A stack has one such matrix per blockIdx.z, `matrix` values apart; its values, A and B are read from below each other.
 // Rows lie `stride` values apart. This module's columns of B begin at `first` and are `rank` wide; the others, which
 // belong to modules that share the input, are zero, as are the rows of A beyond `rank`.
 template <class VALUES> struct WriteOut {
@@ -18,7 +19,16 @@ template <class VALUES> struct WriteOut {
     const float *a, *b;
     float scale;
     int o, i, rank, first, ranks, a_rows;
-    long long stride;
+    long long stride, matrix;
+
+    // Moves on to this block's matrix of a stack.
+    DEVICE void choose_matrix() {
+        const long long z = blockIdx.z;
+        out += z * matrix;
+        a_out += z * matrix;
+        a += z * rank * i;
+        b += z * o * rank;
+    }
 
     // Rows of A from row k on, this thread's V columns.
     template <int V> DEVICE void write_a(int k, int column) const {
@@ -47,7 +57,7 @@ template <class VALUES> struct WriteOut {
 #pragma unroll
             for (int down = 0; down < ROWS; ++down) {
                 const int row = first_row + down;
-                loaded[down] = values.template load<V>(row, column, inside && row < o);
+                loaded[down] = values.template load<V>(static_cast<long long>(blockIdx.z) * o + row, column, inside && row < o);
             }
 #pragma unroll
             for (int down = 0; down < ROWS; ++down) {
@@ -62,20 +72,22 @@ template <class VALUES> struct WriteOut {
         }
     }
 
-    DEVICE void run(bool vectors) const {
+    DEVICE void run(bool vectors) {
+        choose_matrix();
         if (vectors && i % 8 == 0 && stride % 8 == 0 && aligned16(out, a_out, a)) run<8>();
         else run<1>();
     }
 };
 
 // See WriteOut. With ranks = 0 and a_rows = 0, `a`, `b` and `a_out` may be null. Codes lie on the 16-byte grid.
-// Launch: block (whole warps, at most 256); grid (ceil(i / (8 * block)), any; ceil((o + a_rows) / 4) is fast), without
+// Launch: block (whole warps, at most 256); grid (ceil(i / (8 * block)), any; ceil((o + a_rows) / 4) is fast, matrices), without
 // the 8 where i or the stride is no multiple of 8 or an address is off the 16-byte grid; no shared memory.
 #define QUANTIZED_WRITE_OUT(NAME, ROWS, COLUMNS, VALUES)                                                              \
     KERNEL __launch_bounds__(256) NAME(T *out, Stored stored, T *a_out, const float *a, const float *b, float scale,  \
-                                       int o, int i, int rank, int first, int ranks, int a_rows, long long stride) {  \
-        const WriteOut<VALUES> weight = {out, {stored, i}, a_out, a, b, scale, o, i, rank, first, ranks, a_rows,      \
-                                         stride};                                                                     \
+                                       int o, int i, int rank, int first, int ranks, int a_rows, long long stride,    \
+                                       long long matrix) {                                                            \
+        WriteOut<VALUES> weight = {out, {stored, i}, a_out, a, b, scale, o, i, rank, first, ranks, a_rows, stride,    \
+                                   matrix};                                                                           \
         weight.run(true);                                                                                             \
     }
 QUANTIZED_FORMATS(QUANTIZED_WRITE_OUT)
@@ -83,9 +95,10 @@ QUANTIZED_FORMATS(QUANTIZED_WRITE_OUT)
 // The same from a weight that is stored dense, without gaps, in E.
 #define DENSE_WRITE_OUT(NAME, E)                                                                                      \
     KERNEL __launch_bounds__(256) NAME(T *out, const E *w, T *a_out, const float *a, const float *b, float scale,     \
-                                       int o, int i, int rank, int first, int ranks, int a_rows, long long stride) {  \
-        const WriteOut<DenseValues<E>> weight = {out, {w, i}, a_out, a, b, scale, o, i, rank, first, ranks, a_rows,   \
-                                                 stride};                                                             \
+                                       int o, int i, int rank, int first, int ranks, int a_rows, long long stride,    \
+                                       long long matrix) {                                                            \
+        WriteOut<DenseValues<E>> weight = {out, {w, i}, a_out, a, b, scale, o, i, rank, first, ranks, a_rows, stride, \
+                                           matrix};                                                                   \
         weight.run(aligned16(w));                                                                                     \
     }
 DENSE_WRITE_OUT(dense_write_out_bf16, bf16)
@@ -93,16 +106,19 @@ DENSE_WRITE_OUT(dense_write_out_f16, f16)
 DENSE_WRITE_OUT(dense_write_out_f32, float)
 
 // All A and s B of a group next to weights that are written already; see WriteOut. What no module has stays as it is.
-// Launch: any grid and block, no shared memory.
-KERNEL __launch_bounds__(256) write_adapters(T *out, Modules modules, int o, int i, long long stride) {
+// Launch: grid (any, matrices), any block, no shared memory.
+KERNEL __launch_bounds__(256) write_adapters(T *out, Modules modules, int o, int i, long long stride, long long matrix) {
+    out += blockIdx.y * matrix;
     const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     for (int m = 0; m < modules.count; ++m) {
         const Module module = modules.of[m];
+        const float *a = module.a + static_cast<long long>(blockIdx.y) * module.rank * i;
+        const float *b = module.b + static_cast<long long>(blockIdx.y) * module.rows * module.rank;
         T *a_out = out + (o + module.first_rank) * stride;
         for (int at = first; at < module.rank * i; at += step)
-            a_out[at / i * stride + at % i] = from_float<T>(module.a[at]);
+            a_out[at / i * stride + at % i] = from_float<T>(a[at]);
         T *b_out = out + module.first_row * stride + i + module.first_rank;
         for (int at = first; at < module.rank * module.rows; at += step)
-            b_out[at / module.rank * stride + at % module.rank] = from_float<T>(module.b[at] * module.scale);
+            b_out[at / module.rank * stride + at % module.rank] = from_float<T>(b[at] * module.scale);
     }
 }

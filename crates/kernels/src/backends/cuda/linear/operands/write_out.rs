@@ -20,6 +20,8 @@ pub(crate) struct Around<'a> {
     pub ranks: usize,
     /// Rows for its A, with zeros in the remaining ones.
     pub a: Option<DeviceBlock>,
+    /// The matrices of the weight, if it is a stack; `out` and `a` then are those of the first one.
+    pub stack: Stack,
 }
 
 /// Location of a stored weight, as the kernels read it. Parts that a format lacks are null.
@@ -32,6 +34,21 @@ pub(crate) struct StoredArgument {
     map: u64,
     nested: u64,
     offset: u64,
+}
+
+/// The matrices of a stack; one by default.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stack {
+    /// Number of matrices below each other in the weight.
+    pub count: usize,
+    /// Values from the start of one to the start of the next, as they are written.
+    pub stride: usize,
+}
+
+impl Default for Stack {
+    fn default() -> Self {
+        Self { count: 1, stride: 0 }
+    }
 }
 
 impl StoredArgument {
@@ -89,32 +106,38 @@ impl Engine {
 
     /// Writes the values of a weight to the first columns of `out`, and its surroundings next to and below them.
     pub(crate) fn write_out(&self, weight: &Weight<Cuda>, out: DeviceBlock, around: &Around<'_>) {
-        let [rows, inputs] = weight.shape();
-        assert_eq!((out.rows, out.width), (rows, inputs + around.ranks), "room for a weight and its adapter");
+        let ([all_rows, inputs], Stack { count, stride }) = (weight.shape(), around.stack);
+        let rows = all_rows / count;
+        assert_eq!(
+            (out.rows, out.width, count * rows),
+            (rows, inputs + around.ranks, all_rows),
+            "room for a weight and its adapter"
+        );
         let mut held = Vec::new();
         let (from, bytes) = self.weight_argument(weight, arguments! { out: rows(&out) }, &mut held);
         let pair = around.adapter.map(|adapter| [self.flat(adapter.a.clone()), self.flat(adapter.b.clone())]);
         let [a, b] = pair.as_ref().map_or([0; 2], |pair| [pair[0].address, pair[1].address]);
-        let rank = pair.as_ref().map_or(0, |pair| pair[0].rows);
+        let rank = pair.as_ref().map_or(0, |pair| pair[0].rows / count);
         let (a_out, a_rows) = around.a.map_or((0, 0), |block| (block.address, block.rows));
         let wide = inputs.is_multiple_of(8)
             && out.stride.is_multiple_of(8)
+            && stride.is_multiple_of(8)
             && [out.address, a_out, a].iter().all(|address| address.is_multiple_of(16));
         let launch = Launch {
             source: Source::WriteOut,
             dtype: out.dtype,
             name: kernels_of(weight).write_out,
-            shape: write_out_shape(rows + a_rows, if wide { inputs.div_ceil(8) } else { inputs }),
-            bytes: out.bytes() + bytes,
+            shape: write_out_shape(rows + a_rows, if wide { inputs.div_ceil(8) } else { inputs }, count),
+            bytes: count * out.bytes() + bytes,
         };
         let arguments = arguments! {
             from =>
             a_out: address(a_out), a: address(a), b: address(b),
             scale: float(around.adapter.map_or(0.0, |adapter| adapter.scale)), o: int(rows), i: int(inputs),
             rank: int(rank), first: int(around.first), ranks: int(around.ranks), a_rows: int(a_rows),
-            stride: long(out.stride),
+            stride: long(out.stride), matrix: long(stride),
         };
-        // SAFETY: out holds [rows, inputs + ranks] and a_out [a_rows, inputs] at the stride given; what it is written from is a weight
+        // SAFETY: for each matrix of the stack out holds [rows, inputs + ranks] and a_out [a_rows, inputs] at the strides given; what it is written from is a weight
         // of this shape; A is [rank, inputs] and B [rows, rank], f32 and dense, or null with rank 0.
         unsafe { self.launch(launch, &arguments) };
     }
@@ -128,11 +151,11 @@ impl Engine {
     }
 }
 
-/// Returns blocks of whole warps over `pieces` of a row, four rows per block.
-fn write_out_shape(rows: usize, pieces: usize) -> LaunchShape {
+/// Returns blocks of whole warps over `pieces` of a row, four rows per block, for each matrix.
+fn write_out_shape(rows: usize, pieces: usize, matrices: usize) -> LaunchShape {
     let threads = pieces.next_multiple_of(32).min(256);
     LaunchShape {
-        grid: [pieces.div_ceil(threads) as u32, rows.div_ceil(4).clamp(1, 65_535) as u32, 1],
+        grid: [pieces.div_ceil(threads) as u32, rows.div_ceil(4).clamp(1, 65_535) as u32, matrices as u32],
         block: [threads as u32, 1, 1],
         shared_bytes: 0,
     }
@@ -144,7 +167,7 @@ mod tests {
 
     #[test]
     fn blocks_are_whole_warps_that_cover_a_row() {
-        let shape = |rows, pieces| (write_out_shape(rows, pieces).grid, write_out_shape(rows, pieces).block[0]);
+        let shape = |rows, pieces| (write_out_shape(rows, pieces, 1).grid, write_out_shape(rows, pieces, 1).block[0]);
         assert_eq!(shape(4096, 512), ([2, 1024, 1], 256));
         assert_eq!(shape(1, 72), ([1, 1, 1], 96));
         assert_eq!(shape(1 << 20, 33), ([1, 65_535, 1], 64));

@@ -1,0 +1,242 @@
+//! GEMMs over the rows of experts: each expert's rows with its own matrix, in one launch. Kernels: `grouped.cu`, and `grouped_hopper.cu` for wide
+//! matrices on Hopper.
+//!
+//! Group sizes stay on the device, so nothing waits, launches do not depend on them, and sums are in a fixed order. cuBLASLt of CUDA 13.0 takes
+//! group sizes from the host only.
+//! Trade-off: the grid covers the largest possible number of tiles, one more per expert than the rows need.
+
+use burn_tensor::DType;
+use bytemuck::{NoUninit, Pod, Zeroable};
+use firebrick_cuda::LaunchShape;
+
+use crate::ExpertRows;
+use crate::backends::cuda::engine::{
+    BlockArguments, Contents, Cost, Cuda, DeviceBlock, Engine, Gemm, Launch, Primitive, ScratchSlot, Source, arguments,
+    grid,
+};
+use crate::backends::planning::route::EXPERTS_SHARED_BYTES;
+
+/// Threads of the kernel that lists tiles, and so the largest number of experts.
+const TILE_THREADS: usize = 1024;
+/// Rows of a tile, and its columns: at most this many, or as many as the Hopper kernel's.
+const EXPERT_TILE: usize = 128;
+const WIDE_TILE: usize = 256;
+/// Stages of tiles in shared memory of the Hopper kernel.
+pub(in crate::backends::cuda) const WIDE_STAGES: usize = 4;
+/// Bytes that align dynamic shared memory to the swizzle.
+const ALIGNMENT: usize = 1024;
+/// Bytes of 64 16-bit values, a row of a tile.
+const TILE_ROW: usize = 128;
+
+/// The rows of experts, and the matrices that they are multiplied with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OfExperts {
+    /// Number of experts.
+    pub count: usize,
+    /// Address of the first row of each, and of the end, i32.
+    starts: u64,
+    /// Address and number of the tiles of rows.
+    tiles: [u64; 2],
+    /// Values from one expert's matrix to the next.
+    pub matrix_stride: usize,
+}
+
+/// Sums over each expert's rows, as the kernel reads them.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct SumsArgument {
+    sums: u64,
+    left: u64,
+    right: u64,
+    m: i32,
+    alpha: f32,
+}
+
+/// One or two sums.
+#[repr(C)]
+#[derive(Clone, Copy, Default, NoUninit)]
+struct TwoSumsArgument {
+    of: [SumsArgument; 2],
+}
+
+impl OfExperts {
+    /// Returns the same rows for matrices at another distance.
+    pub(crate) fn with_matrices(self, matrix_stride: usize) -> Self {
+        Self { matrix_stride, ..self }
+    }
+}
+
+/// Returns the stages of tiles in shared memory: fewer on cards that have little of it.
+pub(in crate::backends::cuda) fn stages(shared_bytes: usize) -> usize {
+    if shared_bytes >= EXPERTS_SHARED_BYTES { 3 } else { 2 }
+}
+
+/// Returns the dynamic shared memory of a block whose tiles have this many columns: its stages, or its sums.
+fn shared_bytes(columns: usize, stages: usize) -> u32 {
+    let (of_stages, of_sums) = (stages * TILE_ROW * (EXPERT_TILE + columns), EXPERT_TILE * (4 * columns + 16));
+    (of_stages.max(of_sums) + ALIGNMENT) as u32
+}
+
+impl Engine {
+    /// Returns the rows of experts for launches over `rows` rows. The list of tiles is computed when the rows are first used.
+    pub(crate) fn of_experts(&self, experts: &ExpertRows<Cuda>, rows: usize, dtype: DType) -> OfExperts {
+        let (count, starts) = (experts.experts(), experts.starts.clone().into_primitive());
+        assert!(count <= TILE_THREADS, "{count} experts, at most {TILE_THREADS}");
+        let tiles = rows.div_ceil(EXPERT_TILE) + count;
+        let contents =
+            Contents { section: self.section_number(), dtype: DType::I32, sources: self.source(&starts).into() };
+        let (address, is_held) = self.scratch.holding(ScratchSlot::ExpertTiles, tiles * 8, contents);
+        let starts = self.address(&starts);
+        if !is_held {
+            let launch = Launch {
+                source: self.expert_source(),
+                dtype,
+                name: "expert_tiles",
+                shape: grid(1, TILE_THREADS as u32),
+                bytes: tiles * 8,
+            };
+            let arguments = arguments! {
+                tiles: address(address), starts: address(starts), experts: int(count), count: int(tiles),
+            };
+            // SAFETY: there is room for `tiles` pairs of i32, and `starts` has one number more than there are experts.
+            unsafe { self.launch(launch, &arguments) };
+        }
+        OfExperts { count, starts, tiles: [address, tiles as u64], matrix_stride: 0 }
+    }
+
+    /// Returns the programs of experts in 16 bits.
+    pub(in crate::backends::cuda) fn expert_sources(&self) -> Vec<Source> {
+        let wide = Source::WideExperts { stages: stages(self.shared_bytes()) };
+        [self.expert_source()].into_iter().chain(self.programs.has_wgmma().then_some(wide)).collect()
+    }
+
+    fn expert_source(&self) -> Source {
+        Source::Experts { stages: stages(self.shared_bytes()) }
+    }
+
+    /// Computes a GEMM of experts into `d`: `a` by each expert's `b`, or the sums over each expert's rows.
+    pub(in crate::backends::cuda) fn expert_gemm(&self, gemm: Gemm, experts: OfExperts, d: DeviceBlock) {
+        let blocks = [Some(gemm.a), Some(gemm.b), gemm.c, Some(d)];
+        let is_aligned = blocks.into_iter().flatten().all(|block| block.begins_on_vectors());
+        assert!(is_aligned && gemm.scales.is_none(), "{}: operands of experts lie on the 16-byte grid", gemm.name);
+        if gemm.a_transposed {
+            self.expert_sums(&[(gemm, d)], experts);
+        } else {
+            self.expert_rows(gemm, experts, d);
+        }
+    }
+
+    fn expert_rows(&self, gemm: Gemm, experts: OfExperts, d: DeviceBlock) {
+        let Gemm { name, a, b, c, bias, .. } = gemm;
+        let (n, k, across) = (d.width, a.width, !gemm.b_transposed);
+        let of_b = if across { [b.rows, b.width] } else { [b.width, b.rows] };
+        assert!((a.rows, [k, n]) == (d.rows, of_b) && gemm.alpha == 1.0, "{name}: shapes of the operands");
+        assert!(
+            c.is_none_or(|c| c.stride == d.stride && c.dtype == d.dtype),
+            "{name}: what is added is laid out as the result"
+        );
+        let [tiles, count] = experts.tiles;
+        let arguments = arguments! {
+            out: rows(&d), a: rows(&a), b: rows(&b), c: address(c.map_or(0, |c| c.address)),
+            bias: address(bias.unwrap_or(0)), starts: address(experts.starts), tiles: address(tiles),
+            out_stride: long(d.stride), a_stride: long(a.stride), b_stride: long(b.stride),
+            b_expert: long(experts.matrix_stride), n: int(n), k: int(k),
+        };
+        let stages = stages(self.shared_bytes());
+        let of_stages = WIDE_STAGES * TILE_ROW * (EXPERT_TILE + WIDE_TILE);
+        let wide_bytes = of_stages + 8 * 16 * TILE_ROW + ALIGNMENT;
+        let is_wide = self.programs.has_wgmma() && n > EXPERT_TILE && self.shared_bytes() >= wide_bytes;
+        let columns = if n <= EXPERT_TILE / 2 || stages < 3 { EXPERT_TILE / 2 } else { EXPERT_TILE };
+        let (source, kernel, shape) = match (is_wide, across) {
+            (true, _) => {
+                let kernel = if across { "expert_rows_across_wide" } else { "expert_rows_wide" };
+                let shared_bytes = wide_bytes as u32;
+                let grid = [self.multiprocessors() as u32, 1, 1];
+                (Source::WideExperts { stages }, kernel, LaunchShape { grid, block: [384, 1, 1], shared_bytes })
+            }
+            (false, across) => {
+                let kernel = match (across, columns == EXPERT_TILE) {
+                    (false, false) => "expert_rows_64",
+                    (false, true) => "expert_rows_128",
+                    (true, false) => "expert_rows_across_64",
+                    (true, true) => "expert_rows_across_128",
+                };
+                let shape = grid(count as usize * n.div_ceil(columns), 256);
+                (self.expert_source(), kernel, LaunchShape { shared_bytes: shared_bytes(columns, stages), ..shape })
+            }
+        };
+        let arguments = if is_wide {
+            arguments! { arguments => count: int(count as usize) }
+        } else {
+            arguments
+        };
+        let launch = Launch { source, dtype: d.dtype, name: kernel, shape, bytes: 0 };
+        let bytes = a.bytes() + d.bytes() + experts.count * b.bytes();
+        // SAFETY: the rows of experts are those of `a` and `d`, every expert's matrix has the shape of `b` and lies `matrix_stride` values after
+        // the one before; a bias has `n` values per expert. Copies are bounded by rows and columns.
+        unsafe { self.launch_with_cost(launch, cost([d.rows, n, k], bytes), &arguments) };
+    }
+
+    /// Computes the sums over each expert's rows of one or two GEMMs, whose operands have the same strides and whose right ones the same width.
+    pub(in crate::backends::cuda) fn expert_sums(&self, gemms: &[(Gemm, DeviceBlock)], experts: OfExperts) {
+        let &[(first, _), ..] = gemms else { return };
+        let (rows, n, adds) = (first.a.rows, first.b.width, first.c.is_some());
+        let mut two = TwoSumsArgument::default();
+        let [mut row_tiles, mut all_m, mut bytes] = [0; 3];
+        for (of, &(gemm, d)) in two.of.iter_mut().zip(gemms) {
+            let Gemm { name, a, b, c, .. } = gemm;
+            assert!(!gemm.b_transposed && [a.rows, b.rows] == [rows; 2] && b.width == n, "{name}: shapes of the operands");
+            assert!([a.stride, b.stride] == [first.a.stride, first.b.stride], "{name}: strides of the operands");
+            let shape = [d.rows, d.width, d.stride];
+            assert!(shape == [experts.count * a.width, n, n], "{name}: sums of all experts, without gaps");
+            assert!(c.is_none_or(|c| c == d) && c.is_some() == adds && d.dtype == DType::F32, "{name}: sums in place");
+            [a, b, d].into_iter().for_each(|block| self.assert_block_is_live(name, block));
+            let (m, alpha) = (a.width as i32, gemm.alpha as f32);
+            *of = SumsArgument { sums: d.address, left: a.address, right: b.address, m, alpha };
+            row_tiles += a.width.div_ceil(EXPERT_TILE);
+            all_m += a.width;
+            bytes += a.bytes() + d.bytes();
+        }
+        assert!(gemms.len() <= two.of.len(), "{} sums of experts in a launch", gemms.len());
+        let [one, other] = two.of;
+        let is_joint = other.left == one.left + 2 * one.m as u64 && other.right == one.right;
+        let row_tiles = if is_joint { all_m.div_ceil(EXPERT_TILE) } else { row_tiles };
+        let stages = stages(self.shared_bytes());
+        let columns = if n <= EXPERT_TILE / 2 || stages < 3 { EXPERT_TILE / 2 } else { EXPERT_TILE };
+        let kernel = if columns == EXPERT_TILE { "expert_sums_128" } else { "expert_sums_64" };
+        let shape = grid(experts.count * row_tiles * n.div_ceil(columns), 256);
+        let shape = LaunchShape { shared_bytes: shared_bytes(columns, stages), ..shape };
+        let arguments = arguments! {
+            two: value(&two), starts: address(experts.starts), left_stride: long(first.a.stride),
+            right_stride: long(first.b.stride), n: int(n), add: i32(i32::from(adds)),
+        };
+        let launch = Launch { source: self.expert_source(), dtype: first.a.dtype, name: kernel, shape, bytes: 0 };
+        let cost = cost([all_m, n, rows], bytes + first.b.bytes());
+        // SAFETY: all operands have the rows of the experts, and each sum has the width of its left operand in rows per expert.
+        unsafe { self.launch_with_cost(launch, cost, &arguments) };
+    }
+
+    /// Adds up the columns of each expert's rows, `[e * width]` f32.
+    pub(in crate::backends::cuda) fn expert_column_sums(&self, x: DeviceBlock, experts: OfExperts) -> Primitive {
+        let sums = self.empty([experts.count * x.width], DType::F32);
+        let grid = [x.width.div_ceil(256) as u32, experts.count as u32, 1];
+        let launch = Launch {
+            source: self.expert_source(),
+            dtype: x.dtype,
+            name: "expert_column_sums",
+            shape: LaunchShape { grid, block: [256, 1, 1], shared_bytes: 0 },
+            bytes: x.bytes(),
+        };
+        let arguments = arguments! {
+            sums: address(self.address(&sums)), x: rows(&x), starts: address(experts.starts), stride: long(x.stride),
+            d: int(x.width),
+        };
+        // SAFETY: x has the rows of the experts at the stride given, and the sums one value per expert and column.
+        unsafe { self.launch(launch, &arguments) };
+        sums
+    }
+}
+
+fn cost([m, n, k]: [usize; 3], bytes: usize) -> Cost {
+    Cost { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes: bytes as f64, gemm: Some([m, n, k]) }
+}
