@@ -307,12 +307,12 @@ impl LoraConfig {
         };
         for (module, _) in spec.stacks() {
             let first = settings(module.lora_path());
-            if self.saves(&module.path) != first.1 {
-                let (first, other) = (module.path.clone(), module.lora_path().to_owned());
-                return Err(ArchError::ExpertsDiffer { first, other });
-            }
             if let Some(other) = module.pieces.iter().find(|piece| settings(&piece.path) != first) {
                 let (first, other) = (module.lora_path().to_owned(), other.path.clone());
+                return Err(ArchError::ExpertsDiffer { first, other });
+            }
+            if self.saves(&module.path) != first.1 {
+                let (first, other) = (module.path.clone(), module.lora_path().to_owned());
                 return Err(ArchError::ExpertsDiffer { first, other });
             }
         }

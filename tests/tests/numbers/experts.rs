@@ -5,7 +5,7 @@
 use std::fs::read;
 
 use burn_tensor::DType;
-use firebrick_arch::{ByPattern, LoraInit, Role};
+use firebrick_arch::{ByPattern, LoraInit, Role, TensorSpec};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{GemmFormat, Kernels, Weight, WeightOps};
 use firebrick_model::{
@@ -34,6 +34,14 @@ const PAIRS: [(&str, &str, &[&str]); 5] = [
 fn settings(targets: &[&str]) -> LoraConfig {
     let target_modules = TargetModules::from_names(targets.iter().map(|&name| name.to_owned()).collect());
     LoraConfig { r: 4, lora_alpha: 12.0, target_modules, ..LoraConfig::default() }
+}
+
+/// Returns settings of a plain adapter, of DoRA and of PiSSA, for which the gate of a shared expert has too few rows.
+fn forms(targets: &[&str]) -> [LoraConfig; 3] {
+    let wide: Vec<_> = targets.iter().copied().filter(|&name| name != "shared_expert_gate").collect();
+    let dora = LoraConfig { use_dora: true, ..settings(targets) };
+    let pissa = LoraConfig { init_lora_weights: LoraInit::Pissa { niter: None }, ..settings(&wide) };
+    [settings(targets), dora, pissa]
 }
 
 /// Creates the model with a new adapter.
@@ -98,10 +106,8 @@ fn gradients(model: &Decoder<Flex>, golden: &str) -> Vec<f32> {
 
 #[test]
 fn adapters_of_stacks_are_saved_by_expert_and_load_again_with_magnitudes_and_principal_parts_too() {
-    let dora = |lora| LoraConfig { use_dora: true, ..lora };
-    let pissa = |lora| LoraConfig { init_lora_weights: LoraInit::Pissa { niter: None }, ..lora };
     for (model, _, targets) in PAIRS {
-        for lora in [settings(targets), dora(settings(targets)), pissa(settings(targets))] {
+        for lora in forms(targets) {
             let mut first = adapted::<Flex>(model, lora.clone(), FROZEN);
             // No value stays as it started.
             for (index, parameter) in first.parameters_mut().into_iter().enumerate() {
@@ -136,13 +142,7 @@ fn an_adapter_that_starts_on_experts_leaves_every_output_as_it_is_in_every_form(
         let batch = every_next_token(&ids, TOKENS);
         let loss = |model: &Decoder<Flex>| loss_and_gradients(model, &batch, PassOptions::default()).0;
         let expected = loss(&load(model, None, FROZEN));
-        let lora = settings(targets);
-        let pissa = LoraInit::Pissa { niter: None };
-        for lora in [
-            lora.clone(),
-            LoraConfig { use_dora: true, ..lora.clone() },
-            LoraConfig { init_lora_weights: pissa, ..lora },
-        ] {
+        for lora in forms(targets) {
             let found = loss(&adapted::<Flex>(model, lora.clone(), FROZEN));
             assert!((found - expected).abs() < 1e-3 * expected, "{model}, {lora:?}: {found}, not {expected}");
         }
@@ -208,7 +208,8 @@ fn experts_without_tokens_have_gradients_of_zero_for_all_their_parameters() {
         for recompute in [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None] {
             let pass = PassOptions { recompute, ..PassOptions::default() };
             let (_, gradients) = loss_and_gradients(&model, &batch, pass);
-            assert_eq!(gradients.len(), model.config.spec.tensors().len(), "{name}, {recompute:?}");
+            let trained = model.config.spec.tensors().into_iter().filter(TensorSpec::may_train).count();
+            assert_eq!(gradients.len(), trained, "{name}, {recompute:?}");
             let of_experts: Vec<_> = gradients.iter().filter(|(name, _)| name.contains(experts)).collect();
             let zero = of_experts.iter().filter(|(_, values)| values.iter().all(|&value| value == 0.0)).count();
             assert!(zero >= 3 && zero < of_experts.len(), "{name}, {recompute:?}: {zero} of {}", of_experts.len());

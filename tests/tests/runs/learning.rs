@@ -62,8 +62,13 @@ fn every_family_trains_from_the_same_recipe() {
             let data: Vec<&str> = data.iter().map(String::as_str).collect();
             // PEFT has no separate modules for experts, and "all-linear" selects the dense MLPs next to them.
             let mixture = MIXTURES.contains(&family) && !kind.contains(&"mode=full");
-            let attention = ["lora.target=['q_proj', 'k_proj', 'v_proj', 'o_proj']"];
-            let target = if mixture { &attention[..] } else { &[] };
+            let target: &[&str] = match family {
+                "tiny-qwen2-moe" if mixture => {
+                    &["lora.target=['q_proj', 'k_proj', 'v_proj', 'o_proj', 'shared_expert_gate']"]
+                }
+                _ if mixture => &["lora.target=['q_proj', 'k_proj', 'v_proj', 'o_proj']"],
+                _ => &[],
+            };
             let changes = [&TEN_QUICK_STEPS, kind, target, &data, &[&model, "train.steps=5"]].concat();
             let summary = finish(recipe(output.path(), &changes), NEW);
             let (before, after) = (summary.eval_loss_before.unwrap(), summary.eval_loss_after.unwrap());

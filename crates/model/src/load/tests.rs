@@ -110,10 +110,14 @@ fn data(model: &Decoder<Flex>) -> BTreeMap<String, Vec<TensorData>> {
 }
 
 /// Returns a tensor as it is on the device when it is read whole as f32 and uploaded alone.
-fn one_by_one(folder: &HfFolder, tensor: &TensorSpec, options: &BuildOptions) -> Vec<TensorData> {
+fn one_by_one(
+    (_, folder, config): &(TempDir, HfFolder, ModelConfig),
+    tensor: &TensorSpec,
+    options: &BuildOptions,
+) -> Vec<TensorData> {
     let TensorSpec { name, shape, .. } = tensor;
     let (values, device) = (folder.read_f32(name, shape).unwrap(), Default::default());
-    if let Some(format) = options.quantized(&ModelConfig::read(folder.dir()).unwrap().spec, tensor) {
+    if let Some(format) = options.quantized(&config.spec, tensor) {
         let quantized = format.quantize(&values, shape).unwrap();
         return data_of_weight(Weight::Quantized(QuantizedWeight::<Flex>::upload(&quantized, &device)));
     }
@@ -139,7 +143,7 @@ fn every_tensor_is_what_it_would_be_by_itself_with_any_readers_and_packed_on_eit
                 .spec
                 .tensors()
                 .into_iter()
-                .map(|tensor| (tensor.name.clone(), one_by_one(&source.1, &tensor, &options)))
+                .map(|tensor| (tensor.name.clone(), one_by_one(&source, &tensor, &options)))
                 .collect();
             for limits in [NARROW, Limits { readers: 1, ..WIDE }, WIDE] {
                 for quantizes_on_device in [false, true] {
