@@ -50,6 +50,13 @@ WRAPPERS = {
     "tiny-qwen3-vl": dict(ids=708, lora=714, packed=724, prompts=[738, 757]),
 }
 
+# Adapters of experts' parameters, each with its base and the seed of its ids.
+PARAMETER_ADAPTERS = {
+    "tiny-qwen3-moe-parameters": ("tiny-qwen3-moe", 560),
+    "tiny-mixtral-parameters": ("tiny-mixtral", 909),
+    "tiny-gpt-oss-parameters": ("tiny-gpt-oss", 912),
+}
+
 # Seeds of the ids for logits only.
 SPECIAL_CHECKPOINTS = {"tiny-phi3-long": 451}
 
@@ -118,6 +125,9 @@ def main():
     maker = maker_from_arguments("make_family_goldens.py", __doc__)
     for name, seeds in {**FAMILIES, **WRAPPERS}.items():
         make_family(maker, name, seeds)
+    for name, (base, seed) in PARAMETER_ADAPTERS.items():
+        check_routing(maker.adapted(name, maker.base(base)), random_ids(seed))
+        make_lora(maker, name, base, seed)
     for name, seed in SPECIAL_CHECKPOINTS.items():
         model = maker.base(name)
         maker.save(name, forward_tensors(model, random_ids(seed, min(262, model.config.vocab_size))))

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use burn_tensor::{DType, Tensor};
 use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels};
-use firebrick_model::peft::{grow_for_adapter, read_adapter_config};
+use firebrick_model::peft::{TensorF32, grow_for_adapter, read_adapter_config};
 use firebrick_model::{
     BaseStorage, BuildOptions, Decoder, Division, HfFolder, LossOptions, MicroBatch, ModelConfig, PassOptions,
 };
@@ -162,11 +162,13 @@ pub fn loss_and_scaled_gradients<B: Kernels>(
     let options = loss_options(f64::from(scale) / batch.loss_tokens() as f64);
     let loss = host(model.loss_and_gradients(&upload(model, batch), pass, options, &mut gradients))[0];
     let (parts, mut stored) = (model.stored_parts(), BTreeMap::new());
+    let shapes: BTreeMap<_, _> =
+        model.parameters().into_iter().map(|parameter| (parameter.name.to_string(), parameter.shape.clone())).collect();
     for (name, mut values) in host_gradients(&gradients) {
         values.iter_mut().for_each(|value| *value /= scale);
-        let names = parts.of(&name);
-        let each = values.len() / names.len();
-        stored.extend(names.into_iter().map(str::to_owned).zip(values.chunks(each).map(<[f32]>::to_vec)));
+        let shape = shapes[&name].clone();
+        let tensors = parts.divided(name, TensorF32 { shape, values });
+        stored.extend(tensors.into_iter().map(|(name, tensor)| (name, tensor.values)));
     }
     (loss, stored)
 }

@@ -143,6 +143,25 @@ pub enum ArchError {
         other: String,
     },
 
+    /// The experts of this model are one parameter, and the settings adapt them one by one.
+    #[error(
+        "lora.target matches `{module}`, but all experts of a projection are one parameter in this model, which PEFT adapts by target_parameters \
+         alone: take experts out of lora.target, and name {has}, or one of them, in lora.target_parameters"
+    )]
+    OnlyAsParameters {
+        /// A module that the targets match.
+        module: String,
+        /// What `target_parameters` can name.
+        has: &'static str,
+    },
+
+    /// A setting that adapters of parameters cannot have.
+    #[error("lora.{key} cannot be combined with lora.target_parameters, in PEFT neither: leave one of them out")]
+    NotWithParameters {
+        /// The setting.
+        key: &'static str,
+    },
+
     /// A setting of the adapter holds for some experts of a layer and not for others.
     #[error(
         "the settings of the adapter (targets, ranks, alphas, modules_to_save) differ between `{first}` and `{other}`, but the experts of a layer \

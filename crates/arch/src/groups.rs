@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use crate::router::SharedExpertSpec;
-use crate::spec::{ExpertNames, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::{ExpertNames, LayerSpec, MlpSpec, ModelSpec, OutputOrder};
 
 /// The purpose of a group in its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -141,6 +141,9 @@ pub struct ModuleSpec {
     pub bias: bool,
     /// What a checkpoint stores the rows of its weight as, in order: itself, or a matrix per expert.
     pub pieces: Vec<PieceSpec>,
+    /// Order of its outputs in PEFT's adapter, if LoRA adapts it as one parameter of all experts ([`crate::LoraConfig::target_parameters`]); `None`:
+    /// LoRA adapts each piece by itself.
+    pub parameter: Option<OutputOrder>,
 }
 
 /// Consecutive rows of a module's weight that a checkpoint stores under one name, and the smallest unit that LoRA targets.
@@ -189,7 +192,7 @@ impl ModuleSpec {
     /// # Panics
     /// If the module has no pieces, which no family reads.
     pub fn lora_path(&self) -> &str {
-        &self.pieces.first().expect("a module has rows").path
+        if self.parameter.is_some() { &self.path } else { &self.pieces.first().expect("a module has rows").path }
     }
 
     /// Returns the last part of the path, e.g. `q_proj`.
@@ -213,15 +216,19 @@ impl ModuleSpec {
         bias_name(&self.path)
     }
 
-    /// Iterates over its pieces as modules: what LoRA targets. Columns are those of the group, and begin again with each expert.
-    pub fn single_modules(&self) -> impl Iterator<Item = Self> + '_ {
+    /// Returns what LoRA targets: its pieces as modules, or the module itself. Columns are those of the group, and begin again with each expert.
+    pub fn single_modules(&self) -> Vec<Self> {
+        if self.parameter.is_some() {
+            return vec![self.clone()];
+        }
         let mut start = 0;
-        self.pieces.iter().map(move |piece| {
+        let single = |piece: &PieceSpec| {
             let first = self.columns.start + start % self.out_features().max(1);
             start += piece.rows;
-            let pieces = vec![piece.clone()];
-            Self { path: piece.path.clone(), columns: first..first + piece.rows, bias: self.bias, pieces }
-        })
+            let (path, columns, pieces) = (piece.path.clone(), first..first + piece.rows, vec![piece.clone()]);
+            Self { path, columns, pieces, ..*self }
+        };
+        self.pieces.iter().map(single).collect()
     }
 }
 
@@ -262,20 +269,20 @@ fn group(
             end += width;
             let path = format!("model.layers.{layer}.{name}");
             let pieces = vec![PieceSpec { path: path.clone(), rows: *width }];
-            ModuleSpec { path, columns: start..end, bias, pieces }
+            ModuleSpec { path, columns: start..end, bias, pieces, parameter: None }
         })
         .collect();
     GroupSpec { kind, experts: None, in_features, parts, modules }
 }
 
 /// Turns a group over the matrices of one expert into a group of stacks, whose pieces are these modules of each expert in turn, at this path.
-fn stacked(group: GroupSpec, count: usize, experts: &str, names: &[&str]) -> GroupSpec {
+fn stacked(group: GroupSpec, count: usize, experts: &str, names: &[&str], parameter: Option<OutputOrder>) -> GroupSpec {
     let width = |module: &ModuleSpec| module.out_features() * group.modules.len() / names.len();
     let of_module = |(index, module): (usize, &ModuleSpec)| {
         let names = if group.modules.len() == names.len() { &names[index..=index] } else { names };
         let piece = |(expert, name)| PieceSpec { path: format!("{experts}.{expert}.{name}"), rows: width(module) };
         let pieces = (0..count).flat_map(|expert| names.iter().map(move |name| (expert, name))).map(piece).collect();
-        ModuleSpec { pieces, ..module.clone() }
+        ModuleSpec { pieces, parameter, ..module.clone() }
     };
     let modules = group.modules.iter().enumerate().map(of_module).collect();
     GroupSpec { experts: Some(count), modules, ..group }
@@ -337,7 +344,11 @@ impl ModelSpec {
             MlpSpec::Experts { count, intermediate_size, router, shared, names, fused, bias, .. } => {
                 let block = names.block();
                 let [gate, up, down] = names.projections();
-                let path = |name: &str| format!("{block}.experts.{name}");
+                // Transformers 5, which has fused experts, calls the block of every family so.
+                let path_block = if fused { "mlp" } else { block };
+                let path = |name: &str| format!("{path_block}.experts.{name}");
+                let gate_up_order = fused.then_some(names.gate_up_order());
+                let down_order = fused.then_some(OutputOrder::AsInRun);
                 let [gate_path, up_path] = [gate, up].map(path);
                 let gate_up = [(gate_path.as_str(), intermediate_size), (up_path.as_str(), intermediate_size)];
                 let [fused_path, fused_down] = ["gate_up_proj", "down_proj"].map(path);
@@ -351,8 +362,8 @@ impl ModelSpec {
                 MlpGroups::Experts {
                     router: Box::new(group(layer, GroupKind::Router, hidden, &[(&path, count)], None, router.bias)),
                     experts: Box::new([
-                        stacked(gate_up, count, &experts, &[gate, up]),
-                        stacked(of_down, count, &experts, &[down]),
+                        stacked(gate_up, count, &experts, &[gate, up], gate_up_order),
+                        stacked(of_down, count, &experts, &[down], down_order),
                     ]),
                     shared: shared.map(|shared| Box::new(shared_groups(layer, hidden, shared, names))),
                 }
@@ -360,13 +371,13 @@ impl ModelSpec {
         }
     }
 
-    /// Returns every linear module of every layer as a checkpoint has it, each expert's by itself, in the order of `ModelSpec::tensors`, with the
-    /// width of its input. Routers are not included: PEFT adapts none either.
+    /// Returns every linear module of every layer as a checkpoint has it, each expert's by itself unless they are fused, in the order of
+    /// `ModelSpec::tensors`, with the width of its input. Routers are not included: PEFT adapts none either.
     pub fn modules(&self) -> impl Iterator<Item = (ModuleSpec, usize)> + '_ {
         self.all_groups().filter(|group| group.kind != GroupKind::Router).flat_map(|group| {
             let in_features = group.in_features;
-            let singles = |module: ModuleSpec| module.single_modules().collect::<Vec<_>>();
-            group.modules.into_iter().flat_map(singles).map(move |module| (module, in_features))
+            let singles = group.modules.into_iter().flat_map(|module| module.single_modules());
+            singles.map(move |module| (module, in_features))
         })
     }
 
@@ -447,7 +458,7 @@ mod tests {
             up.pieces.iter().map(|piece| (piece.path.rsplit_once("experts.").unwrap().1, piece.rows)).collect();
         assert_eq!(paths, [("0.w3", 6), ("1.w3", 6), ("2.w3", 6)]);
         assert_eq!((down.modules[0].rows(), down.modules[0].pieces.len()), (24, 3));
-        let singles: Vec<_> = up.single_modules().map(|module| module.columns).collect();
+        let singles: Vec<_> = up.single_modules().into_iter().map(|module| module.columns).collect();
         assert_eq!(singles, [6..12, 6..12, 6..12]);
         let (parameters, tensors) = (spec.parameters(), spec.tensors().len());
         spec.layers[1].mlp = experts(true);
@@ -455,13 +466,21 @@ mod tests {
         let [gate_up, down] = groups.mlp_shapes();
         let [module] = &gate_up.modules[..] else { panic!("one module") };
         assert_eq!((module.name(), module.columns.clone(), module.rows()), ("gate_up_proj", 0..12, 36));
-        let names: Vec<_> = module.single_modules().map(|module| (module.name().to_owned(), module.columns)).collect();
-        assert_eq!(names[2..4], [("w1".to_owned(), 0..6), ("w3".to_owned(), 6..12)]);
+        let pieces: Vec<_> = module.pieces.iter().map(|piece| piece.path.rsplit('.').next().unwrap()).collect();
+        assert_eq!(pieces, ["w1", "w3", "w1", "w3", "w1", "w3"]);
+        assert_eq!(module.single_modules(), [module.clone()], "one pair for all experts");
         assert_eq!(
             (down.modules[0].name(), down.modules[0].pieces[1].path.rsplit('.').next()),
             ("down_proj", Some("w2"))
         );
         assert_eq!((spec.parameters(), spec.tensors().len()), (parameters, tensors));
+    }
+
+    #[test]
+    fn rows_of_gate_and_up_take_turns_in_a_parameter_of_gpt_oss_and_keep_their_places_elsewhere() {
+        let outputs = |order: OutputOrder| (0..6).map(|row| order.output_of(row, 6)).collect::<Vec<_>>();
+        assert_eq!(outputs(ExpertNames::GptOss.gate_up_order()), [0, 2, 4, 1, 3, 5]);
+        assert_eq!(outputs(ExpertNames::Qwen.gate_up_order()), [0, 1, 2, 3, 4, 5]);
     }
 
     #[test]

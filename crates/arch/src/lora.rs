@@ -9,13 +9,19 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::ArchError;
-use crate::groups::{GroupKind, GroupSpec, PieceSpec};
+use crate::groups::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
 use crate::lora_init::LoraInit;
-use crate::module_names::{ByPattern, TargetModules, is_expert};
-use crate::spec::ModelSpec;
+use crate::module_names::{ByPattern, TargetModules, is_expert, is_expert_parameter, path_ends_in};
+use crate::spec::{ExpertNames, MlpSpec, ModelSpec};
 use crate::tensors::{EMBEDDING, Form, HEAD, Role, TensorSpec};
 use crate::text_names::{TextLayout, text_name};
 use crate::token_rows::TokenIndices;
+
+/// The names of the parameters of fused experts.
+const GATE_UP: &str = "gate_up_proj";
+const DOWN: &str = "down_proj";
+/// What `target_parameters` can name.
+const PARAMETERS: &str = "mlp.experts.gate_up_proj and mlp.experts.down_proj";
 
 /// What PEFT puts before the names of the model.
 const PREFIX: &str = "base_model.model.";
@@ -45,6 +51,11 @@ pub struct LoraConfig {
     /// twice the rank, for the original base. Default true.
     #[serde(skip_serializing_if = "LoraInit::is_uniform")]
     pub init_lora_weights: LoraInit,
+    /// Parameters of fused experts that get an adapter: names such as ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], matched like the names in
+    /// `target`. Gate and up of an expert then share one pair, and the adapter is saved as PEFT on transformers 5 saves it. Not with dropout, DoRA or
+    /// PiSSA, as in PEFT. `target` may be an empty list. Default: absent, none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_parameters: Option<Vec<String>>,
     /// Modules among `target` that get no adapter: a list of names or a regular expression. Default: absent, none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exclude_modules: Option<TargetModules>,
@@ -110,6 +121,7 @@ impl Default for LoraConfig {
             use_rslora: false,
             use_dora: false,
             init_lora_weights: LoraInit::Uniform,
+            target_parameters: None,
             exclude_modules: None,
             layers_to_transform: None,
             modules_to_save: None,
@@ -169,8 +181,36 @@ fn module_of(tensor: &str) -> &str {
 impl LoraConfig {
     /// Whether the linear module at `path` carries LoRA. `path` must come from [`ModelSpec::modules`].
     pub fn adapts(&self, path: &str) -> bool {
+        if is_expert_parameter(path) {
+            return !self.saves(path) && self.parameters().any(|name| path_ends_in(path, name));
+        }
         let excluded = self.exclude_modules.as_ref().is_some_and(|excluded| excluded.matches(path));
         !excluded && !self.saves(path) && self.target_modules.matches(path) && self.is_in_layers(path)
+    }
+
+    fn parameters(&self) -> impl Iterator<Item = &String> {
+        self.target_parameters.iter().flatten()
+    }
+
+    /// Whether experts are adapted as parameters, so that the model must have them fused ([`ModelSpec::fuse_experts_for`]).
+    pub fn adapts_parameters(&self) -> bool {
+        self.parameters().next().is_some()
+    }
+
+    /// PEFT's path of the adapter of the experts' parameter at `path`: the wrappers of one module's parameters are nested, the first one innermost.
+    pub fn parameter_adapter(&self, path: &str) -> String {
+        let (experts, name) = path.rsplit_once('.').unwrap_or(("", path));
+        let is_inner = name == GATE_UP && self.adapts(&format!("{experts}.{DOWN}"));
+        if is_inner { format!("{experts}.base_layer") } else { experts.to_owned() }
+    }
+
+    /// The experts' parameter whose adapter has this path in PEFT: the reverse of [`LoraConfig::parameter_adapter`].
+    pub fn parameter_of(&self, adapter: &str) -> Option<String> {
+        let experts = adapter.strip_suffix(".base_layer").unwrap_or(adapter);
+        let paths = [GATE_UP, DOWN].map(|name| format!("{experts}.{name}"));
+        paths
+            .into_iter()
+            .find(|path| is_expert_parameter(path) && self.adapts(path) && self.parameter_adapter(path) == adapter)
     }
 
     /// Whether the module at `path` trains whole.
@@ -250,7 +290,12 @@ impl LoraConfig {
         if self.r == 0 || self.rank_pattern.iter().any(|(_, rank)| rank == 0) {
             return Err(ArchError::ZeroRank);
         }
-        let resolved = Self { target_modules: self.target_modules.resolve(spec)?, ..self.clone() };
+        let target_modules = match &self.target_modules {
+            TargetModules::Named(names) if names.is_empty() && self.adapts_parameters() => self.target_modules.clone(),
+            targets => targets.resolve(spec)?,
+        };
+        let resolved = Self { target_modules, ..self.clone() };
+        self.check_parameters(spec)?;
         let unused = |key, value: &str, has: String| ArchError::Unused { key, value: value.to_owned(), has };
         let names = || spec.linear_module_names().join(", ");
         if let Some(excluded) = &self.exclude_modules {
@@ -299,14 +344,42 @@ impl LoraConfig {
         Ok(resolved)
     }
 
-    /// Checks that all experts of a module have the same settings: they are one weight of a run.
+    /// Checks that every one of `target_parameters` is a parameter of the model, and that nothing is set that PEFT refuses with them.
+    fn check_parameters(&self, spec: &ModelSpec) -> Result<(), ArchError> {
+        if !self.adapts_parameters() {
+            return Ok(());
+        }
+        let paths: Vec<String> =
+            spec.stacks().filter(|(module, _)| module.parameter.is_some()).map(|(module, _)| module.path).collect();
+        if let Some(name) = self.parameters().find(|name| !paths.iter().any(|path| path_ends_in(path, name))) {
+            let has = if paths.is_empty() { "no experts" } else { PARAMETERS };
+            return Err(ArchError::Unused { key: "target_parameters", value: name.clone(), has: has.to_owned() });
+        }
+        let pieces = spec.stacks().flat_map(|(module, _)| module.pieces).map(|piece| piece.path);
+        let refused = [
+            ("dropout", self.lora_dropout > 0.0),
+            ("use_dora", self.use_dora),
+            ("init_lora_weights", !self.init_lora_weights.is_uniform()),
+            ("modules_to_save on experts", paths.into_iter().chain(pieces).any(|path| self.saves(&path))),
+        ];
+        match refused.into_iter().find(|(_, is_set)| *is_set) {
+            Some((key, _)) => Err(ArchError::NotWithParameters { key }),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that all experts of a module have the same settings: they are one weight of a run. Those of gpt-oss are one parameter everywhere, so no
+    /// program would read an adapter of one of them.
     fn check_stacks(&self, spec: &ModelSpec) -> Result<(), ArchError> {
         let settings = |path: &str| {
             let pair = self.adapts(path).then(|| (self.rank_of(path), self.scaling_of(path).to_bits()));
             (pair, self.saves(path))
         };
-        for (module, _) in spec.stacks() {
+        for (module, _) in spec.stacks().filter(|(module, _)| module.parameter.is_none()) {
             let first = settings(module.lora_path());
+            if first.0.is_some() && spec.has_experts_in_one_tensor() {
+                return Err(ArchError::OnlyAsParameters { module: module.lora_path().to_owned(), has: PARAMETERS });
+            }
             if let Some(other) = module.pieces.iter().find(|piece| settings(&piece.path) != first) {
                 let (first, other) = (module.lora_path().to_owned(), other.path.clone());
                 return Err(ArchError::ExpertsDiffer { first, other });
@@ -342,6 +415,25 @@ pub(crate) fn layer_of(path: &str) -> Option<usize> {
 }
 
 impl ModelSpec {
+    /// Makes gate and up of all experts one module in every mixture, if the settings adapt parameters of experts
+    /// ([`LoraConfig::target_parameters`]). Tensors on disk stay as they are.
+    pub fn fuse_experts_for(&mut self, lora: &LoraConfig) {
+        if !lora.adapts_parameters() {
+            return;
+        }
+        for layer in &mut self.layers {
+            if let MlpSpec::Experts { fused, .. } = &mut layer.mlp {
+                *fused = true;
+            }
+        }
+    }
+
+    /// Whether checkpoints hold all experts of a projection in one tensor.
+    fn has_experts_in_one_tensor(&self) -> bool {
+        let is_gpt_oss = |mlp: &MlpSpec| matches!(mlp, MlpSpec::Experts { names: ExpertNames::GptOss, .. });
+        self.layers.iter().any(|layer| is_gpt_oss(&layer.mlp))
+    }
+
     /// The names of the linear modules of the layers without their paths, each once, in the order of the forward pass: `q_proj`,
     /// `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`; or `qkv_proj`, `o_proj`, `gate_up_proj`, `down_proj`. Experts
     /// are left out, and the MLPs of other layers next to them are named `mlp.gate_proj` and so on, which no expert's path ends in, as are shared
@@ -408,6 +500,10 @@ impl ModelSpec {
 fn add_adapters(lora: &LoraConfig, layer: usize, group: &GroupSpec, form: Form, tensors: &mut Vec<TensorSpec>) {
     for module in group.modules.iter().filter(|module| lora.adapts(module.lora_path())) {
         let r = lora.rank_of(module.lora_path());
+        if module.parameter.is_some() {
+            add_parameter_adapter(lora, layer, (group, module), form, tensors);
+            continue;
+        }
         for PieceSpec { path, rows } in module.pieces_in(form) {
             let matrices = rows / (module.rows() / module.pieces.len());
             let (a, b) = lora_tensor_names(&path);
@@ -418,6 +514,25 @@ fn add_adapters(lora: &LoraConfig, layer: usize, group: &GroupSpec, form: Form, 
             tensors.extend(lora.use_dora.then(magnitudes));
         }
     }
+}
+
+/// Adds the pair of an experts' parameter. On disk B is `[out, r * e]`, with the expert as the fastest axis of its columns.
+fn add_parameter_adapter(
+    lora: &LoraConfig,
+    layer: usize,
+    (group, module): (&GroupSpec, &ModuleSpec),
+    form: Form,
+    tensors: &mut Vec<TensorSpec>,
+) {
+    let (r, experts) = (lora.rank_of(&module.path), group.matrices());
+    let (path, b_shape) = match form {
+        Form::Stored => (lora.parameter_adapter(&module.path), vec![module.out_features(), r * experts]),
+        Form::Stacked => (module.path.clone(), vec![module.rows(), r]),
+    };
+    let (a, b) = lora_tensor_names(&path);
+    let tensor = |name, shape, role| TensorSpec { name, shape, role, layer: Some(layer) };
+    tensors.push(tensor(a, vec![experts * r, group.in_features], Role::LoraA));
+    tensors.push(tensor(b, b_shape, Role::LoraB));
 }
 
 #[cfg(test)]

@@ -111,7 +111,8 @@ impl TargetModules {
     /// An empty list, and a name or expression that matches no linear module of the model, `lm_head` and `embed_tokens` among them.
     pub fn resolve(&self, spec: &ModelSpec) -> Result<Self, ArchError> {
         let modules = || spec.linear_module_names();
-        let paths: Vec<String> = spec.modules().map(|(module, _)| module.path).collect();
+        let modules_alone = spec.modules().filter(|(module, _)| module.parameter.is_none());
+        let paths: Vec<String> = modules_alone.map(|(module, _)| module.path).collect();
         let unknown = |name: &str| ArchError::UnknownTarget { name: name.to_owned(), modules: modules() };
         match self {
             Self::AllLinear => Ok(Self::AllLinear),
@@ -143,6 +144,11 @@ impl TargetModules {
 /// Returns whether the module at a path belongs to an expert.
 pub(crate) fn is_expert(path: &str) -> bool {
     path.contains(".experts.")
+}
+
+/// Returns whether a path is that of one parameter of all experts, such as `model.layers.0.mlp.experts.gate_up_proj`.
+pub(crate) fn is_expert_parameter(path: &str) -> bool {
+    path.rsplit_once(".experts.").is_some_and(|(_, rest)| !rest.starts_with(|first: char| first.is_ascii_digit()))
 }
 
 /// Returns whether a path is `end`, or ends in a dot and `end`.

@@ -241,11 +241,38 @@ impl ExpertNames {
         }
     }
 
+    /// Returns the order of gate and up in transformers' parameter of all experts.
+    pub const fn gate_up_order(self) -> OutputOrder {
+        match self {
+            Self::GptOss => OutputOrder::InTurn,
+            Self::Mixtral | Self::Qwen | Self::DeepSeek => OutputOrder::AsInRun,
+        }
+    }
+
     /// Returns the names of an expert's gate, up and down projections.
     pub const fn projections(self) -> [&'static str; 3] {
         match self {
             Self::Mixtral => ["w1", "w3", "w2"],
             Self::Qwen | Self::DeepSeek | Self::GptOss => ["gate_proj", "up_proj", "down_proj"],
+        }
+    }
+}
+
+/// Order of the outputs of a parameter of all experts in transformers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputOrder {
+    /// That of the rows of an expert in a run.
+    AsInRun,
+    /// Gate's and up's in turn (gpt-oss), where the rows of a run are gate's and then up's.
+    InTurn,
+}
+
+impl OutputOrder {
+    /// Returns which of the parameter's outputs a row of an expert's matrix in a run computes.
+    pub fn output_of(self, row: usize, rows: usize) -> usize {
+        match self {
+            Self::AsInRun => row,
+            Self::InTurn => 2 * (row % (rows / 2)) + row / (rows / 2),
         }
     }
 }

@@ -454,6 +454,7 @@ fn adapter_tensors_equal_the_header_of_every_adapter() {
         ("tiny-glm4", "tiny-glm4-lora"),
         ("tiny-glm4-moe", "tiny-glm4-moe-lora"),
         ("tiny-gpt-oss", "tiny-gpt-oss-lora"),
+        ("tiny-gpt-oss", "tiny-gpt-oss-parameters"),
         ("tiny-granite", "tiny-granite-lora"),
         ("tiny-llama", "tiny-llama-lora"),
         ("tiny-llama", "tiny-llama-rslora"),
@@ -462,6 +463,7 @@ fn adapter_tensors_equal_the_header_of_every_adapter() {
         ("tiny-ministral3", "tiny-ministral3-lora"),
         ("tiny-mistral", "tiny-mistral-lora"),
         ("tiny-mixtral", "tiny-mixtral-lora"),
+        ("tiny-mixtral", "tiny-mixtral-parameters"),
         ("tiny-olmo2", "tiny-olmo2-lora"),
         ("tiny-olmo3", "tiny-olmo3-lora"),
         ("tiny-phi3", "tiny-phi3-lora"),
@@ -469,12 +471,15 @@ fn adapter_tensors_equal_the_header_of_every_adapter() {
         ("tiny-qwen2-moe", "tiny-qwen2-moe-lora"),
         ("tiny-qwen3", "tiny-qwen3-lora"),
         ("tiny-qwen3-moe", "tiny-qwen3-moe-lora"),
+        ("tiny-qwen3-moe", "tiny-qwen3-moe-parameters"),
         ("tiny-smollm3", "tiny-smollm3-lora"),
     ];
     for (base, adapter) in adapters {
         let text = read_to_string(fixture(adapter).join("adapter_config.json")).unwrap();
         let lora: LoraConfig = from_str(&text).unwrap();
-        let tensors = spec(base).adapter_tensors(&lora).unwrap();
+        let mut base_spec = spec(base);
+        base_spec.fuse_experts_for(&lora);
+        let tensors = base_spec.adapter_tensors(&lora).unwrap();
         assert_eq!(shapes(tensors), header(&fixture(adapter).join("adapter_model.safetensors")), "{adapter}");
         if adapter == "tiny-qwen3-lora" {
             assert_eq!(lora.target_modules.resolve(&spec(base)).unwrap(), TargetModules::AllLinear);

@@ -13,7 +13,6 @@ use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::linear::Linear;
 use crate::peft::{self, LoraConfig, TensorF32};
-use crate::stored_parts::shape_of_part;
 
 impl<B: Kernels> Decoder<B> {
     /// Computes the norms in DoRA's denominator, and the copies of trained embedding and head rows in the format of their tables. Call it after every
@@ -83,7 +82,7 @@ impl<B: Kernels> Decoder<B> {
         for parameter in self.parameters_mut() {
             let name = parameter.name.clone();
             let stored = parts.of(&name);
-            let shape = shape_of_part(&parameter.shape, stored.len());
+            let shape = parts.shape_of(&name, &parameter.shape);
             let mut values = Vec::with_capacity(parameter.elements());
             for stored in stored {
                 let problem = match tensors.remove(stored) {
@@ -97,6 +96,7 @@ impl<B: Kernels> Decoder<B> {
                 return Err(adapter_problem(dir, stored, &problem));
             }
             let shape = parameter.shape.clone();
+            let values = parts.put_together(&name, values);
             *parameter = Parameter::from_host(name, &shape, parameter.role, values, &device);
         }
         self.refresh_adapter();

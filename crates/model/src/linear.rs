@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn_tensor::{DType, Tensor};
-use firebrick_arch::PieceSpec;
+use firebrick_arch::{OutputOrder, PieceSpec};
 use firebrick_kernels::linear::into_single;
 use firebrick_kernels::{
     Adapter, Bias, Dropout, Epilogue, ExpertRows, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels,
@@ -128,6 +128,17 @@ pub struct Stack {
     pub experts: usize,
     /// The matrices on disk, in order.
     pub pieces: Vec<PieceSpec>,
+    /// PEFT's adapter, if LoRA adapts the stack as one parameter.
+    pub adapter: Option<ParameterAdapter>,
+}
+
+/// What PEFT's adapter of a parameter of all experts is on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterAdapter {
+    /// Path of its tensors.
+    pub path: String,
+    /// Order of its outputs.
+    pub order: OutputOrder,
 }
 
 /// A linear module: `y = x Wᵀ + bias`, plus the LoRA pair if there is one.
@@ -161,6 +172,7 @@ impl<B: Kernels> Linear<B> {
     pub(crate) fn lora_paths(&self) -> Vec<&str> {
         match &self.stack {
             None => vec![&self.path],
+            Some(stack) if stack.adapter.is_some() => vec![&self.path],
             Some(stack) => stack.pieces.iter().map(|piece| piece.path.as_str()).collect(),
         }
     }

@@ -6,11 +6,13 @@
 //! Trade-off: rounding to a half format costs part of a small adapter; how much is measured on the same vectors and returned. The test vectors are
 //! smooth, not activations of the model.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use firebrick_arch::{
-    EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, generation_eos_token_ids, lora_tensor_names,
+    EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, ModuleSpec, generation_eos_token_ids, lora_tensor_names,
     magnitude_tensor_name, saved_tensor_name, token_rows_name,
 };
 use firebrick_precision::{FloatType, QuantFormat};
@@ -19,6 +21,7 @@ use rayon::prelude::*;
 use crate::companions::Companions;
 use crate::error::ModelError;
 use crate::peft::{check_adapter, grow_for_adapter, read_adapter};
+use crate::stored_parts::ParameterB;
 use crate::weights::{
     Bnb4bit, Fetched, HfFolder, TensorF32, float_type_of, stored_as, stored_format, write_bnb_folder, write_hf_folder,
 };
@@ -100,8 +103,9 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     }
     let shapes: BTreeMap<String, Vec<usize>> =
         config.spec.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
-    let source =
-        Source { base: &base, tensors: &tensors, shapes: &shapes, merge, settings: &settings, spec: &config.spec };
+    let parameters = parameters_of(&config.spec, &settings);
+    let (spec, settings) = (&config.spec, &settings);
+    let source = Source { base: &base, tensors: &tensors, shapes: &shapes, merge, settings, spec, parameters };
     let companions = Some(&merge.companions);
     match merge.bnb_4bit {
         None => write_hf_folder(to, &config, dtype, companions, Some(&base), |name| match source.merged(name)? {
@@ -119,10 +123,34 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     source.check(&HfFolder::open(to)?, dtype)
 }
 
+/// A matrix of a parameter of experts.
+struct PartOfParameter {
+    parameter: Arc<ModuleSpec>,
+    experts: usize,
+    /// Which of the parameter's matrices it is.
+    index: usize,
+}
+
+/// Returns the matrices of all parameters of experts that have an adapter, by their paths in a checkpoint.
+fn parameters_of(spec: &ModelSpec, settings: &LoraConfig) -> BTreeMap<String, PartOfParameter> {
+    let mut parts = BTreeMap::new();
+    for (module, experts) in spec.stacks() {
+        if module.parameter.is_none() || !settings.adapts(&module.path) {
+            continue;
+        }
+        let parameter = Arc::new(module);
+        for (index, piece) in parameter.pieces.iter().enumerate() {
+            let part = PartOfParameter { parameter: Arc::clone(&parameter), experts, index };
+            parts.insert(piece.path.clone(), part);
+        }
+    }
+    parts
+}
+
 /// The adapter of one module.
 struct ModuleAdapter<'a> {
-    a: &'a TensorF32,
-    b: &'a TensorF32,
+    a: Cow<'a, TensorF32>,
+    b: Cow<'a, TensorF32>,
     scale: f64,
     /// DoRA's.
     magnitude: Option<&'a TensorF32>,
@@ -133,7 +161,7 @@ impl ModuleAdapter<'_> {
     fn row_factors(&self, base: &[f32]) -> Vec<f64> {
         let Some(magnitude) = self.magnitude else { return vec![1.0; self.b.shape[0]] };
         let (mut values, inputs) = (base.to_vec(), self.a.shape[1]);
-        add_product(&mut values, self.a, self.b, self.scale as f32);
+        add_product(&mut values, &self.a, &self.b, self.scale as f32);
         let norms = values.chunks(inputs).map(norm);
         norms.zip(&magnitude.values).map(|(norm, &magnitude)| f64::from(magnitude) / norm).collect()
     }
@@ -147,18 +175,41 @@ struct Source<'a> {
     merge: &'a Merge<'a>,
     settings: &'a LoraConfig,
     spec: &'a ModelSpec,
+    /// The matrices of experts whose parameter has an adapter, by their paths.
+    parameters: BTreeMap<String, PartOfParameter>,
 }
 
 impl Source<'_> {
     /// Returns the adapter of a weight's module.
     fn adapter_of(&self, name: &str) -> Option<ModuleAdapter<'_>> {
         let path = name.strip_suffix(".weight")?;
+        if let Some(part) = self.parameters.get(path) {
+            return self.adapter_of_part(part);
+        }
         let (a, b) = lora_tensor_names(path);
         Some(ModuleAdapter {
-            a: self.tensors.get(&a)?,
-            b: self.tensors.get(&b)?,
+            a: Cow::Borrowed(self.tensors.get(&a)?),
+            b: Cow::Borrowed(self.tensors.get(&b)?),
             scale: self.settings.scaling_of(path),
             magnitude: self.tensors.get(&magnitude_tensor_name(path)),
+        })
+    }
+
+    /// Returns the part of a parameter's adapter for one of the matrices that a checkpoint stores.
+    fn adapter_of_part(&self, part: &PartOfParameter) -> Option<ModuleAdapter<'_>> {
+        let PartOfParameter { parameter: module, experts, index } = part;
+        let (a, b) = lora_tensor_names(&self.settings.parameter_adapter(&module.path));
+        let (a, b) = (self.tensors.get(&a)?, self.tensors.get(&b)?);
+        let (r, inputs, rows) = (a.shape[0] / experts, a.shape[1], module.pieces[*index].rows);
+        let (expert, first) = (index * rows / module.out_features(), index * rows % module.out_features());
+        let of_expert = a.values[expert * r * inputs..][..r * inputs].to_vec();
+        let stored = ParameterB { experts: *experts, r, order: module.parameter? };
+        let of_rows = stored.rows_of(&b.values, expert, first..first + rows);
+        Some(ModuleAdapter {
+            a: Cow::Owned(TensorF32 { shape: vec![r, inputs], values: of_expert }),
+            b: Cow::Owned(TensorF32 { shape: vec![rows, r], values: of_rows }),
+            scale: self.settings.scaling_of(&module.path),
+            magnitude: None,
         })
     }
 
@@ -172,7 +223,7 @@ impl Source<'_> {
         }
         let Some(adapter) = self.adapter_of(name) else { return Ok(None) };
         let mut values = self.base_weight(name)?;
-        add_product(&mut values, adapter.a, adapter.b, adapter.scale as f32);
+        add_product(&mut values, &adapter.a, &adapter.b, adapter.scale as f32);
         if let Some(magnitude) = adapter.magnitude {
             set_norms(&mut values, &magnitude.values);
         }

@@ -25,11 +25,10 @@ pub(crate) use self::start::{add_start, open_starts, read_start, take_start};
 pub use crate::weights::TensorF32;
 
 /// Settings that change the arithmetic; a value that switches one on is refused.
-const REFUSED: [&str; 13] = [
+const REFUSED: [&str; 12] = [
     "bias",
     "lora_bias",
     "fan_in_fan_out",
-    "target_parameters",
     "layer_replication",
     "use_qalora",
     "use_bdlora",
@@ -59,6 +58,7 @@ fn config_json(config: &LoraConfig, targets: &[String]) -> String {
         ("task_type", json!("CAUSAL_LM")),
     ]);
     keys.extend(config.exclude_modules.as_ref().map(|excluded| ("exclude_modules", json!(excluded))));
+    keys.extend(config.target_parameters.as_ref().map(|names| ("target_parameters", json!(names))));
     keys.extend(config.layers_to_transform.as_ref().map(|layers| ("layers_to_transform", json!(layers))));
     if !config.rank_pattern.is_empty() {
         keys.insert("rank_pattern", json!(config.rank_pattern));
@@ -98,6 +98,7 @@ fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, Arch
         use_rslora: json.bool("use_rslora")?.unwrap_or(false),
         use_dora: json.bool("use_dora")?.unwrap_or(false),
         target_modules: module_names(json, "target_modules")?.unwrap_or_else(|| TargetModules::Named(modules.to_vec())),
+        target_parameters: read(json, "target_parameters", "a list of strings")?,
         exclude_modules: if is_set("exclude_modules") { module_names(json, "exclude_modules")? } else { None },
         layers_to_transform: match json.get("layers_to_transform") {
             Some(layer @ Value::Number(_)) => Some(typed(json, "layers_to_transform", "a layer", &json!([layer]))?),

@@ -13,7 +13,6 @@ use crate::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::layer::{Layer, Mlp};
-use crate::stored_parts::shape_of_part;
 use crate::weights::{Fetched, HfFolder, write_hf_folder};
 
 /// Values of the trained parameters that ranks divide, in host memory, by their names on disk.
@@ -104,7 +103,7 @@ impl<B: Kernels> Decoder<B> {
                 continue;
             }
             let stored = parts.of(&parameter.name);
-            let shape = shape_of_part(&parameter.shape, stored.len());
+            let shape = parts.shape_of(&parameter.name, &parameter.shape);
             let values = match stored.as_slice() {
                 [name] => folder.read_f32(name, &shape)?,
                 names => {

@@ -82,6 +82,13 @@ const DORA_DROPOUT: Lora = ("dora-dropout", r#"{"r": 8, "use_dora": true, "dropo
 const EXPERTS: Lora = ("experts", r#"{"r": 8, "target": ".*(q_proj|o_proj|w1|w2|w3|gate_proj|up_proj|down_proj)"}"#);
 const EXPERTS_DROPOUT: Lora =
     ("experts-dropout", r#"{"r": 8, "dropout": 0.1, "target": ".*(q_proj|w1|w2|w3|up_proj|down_proj)"}"#);
+/// Adapters on the parameters of experts.
+const PARAMETERS: Lora = (
+    "parameters",
+    r#"{"r": 8, "target": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}"#,
+);
+/// Adapters on one of them.
+const PARAMETER: Lora = ("parameter", r#"{"r": 8, "target": [], "target_parameters": ["mlp.experts.gate_up_proj"]}"#);
 
 const ADAPTERS: [Lora; 18] = [
     R8,
@@ -168,11 +175,15 @@ fn cases_of_families() -> Vec<Case> {
     }
     cases.extend([R64, DROPOUT].map(|lora| Case { family: "tiny-llama-bias", lora, ..PLAIN }));
     for family in MIXTURES {
-        for (base, lora) in [(NF4, EXPERTS), (FROZEN, EXPERTS), (NF4, EXPERTS_DROPOUT), (NF4, R8), (TRAINED, NONE)] {
+        // The experts of gpt-oss are parameters alone.
+        let [experts, other] =
+            if family == "tiny-gpt-oss" { [PARAMETERS, PARAMETER] } else { [EXPERTS, EXPERTS_DROPOUT] };
+        for (base, lora) in [(NF4, experts), (FROZEN, experts), (NF4, other), (NF4, R8), (TRAINED, NONE)] {
             cases.push(Case { family, base, lora, ..PLAIN });
         }
-        cases.push(Case { family, lora: EXPERTS, recompute: Recompute::Full, ..PLAIN });
+        cases.push(Case { family, lora: experts, recompute: Recompute::Full, ..PLAIN });
     }
+    cases.push(Case { family: "tiny-qwen3-moe", lora: PARAMETERS, ..PLAIN });
     cases
 }
 
@@ -288,6 +299,8 @@ impl Case {
 
     fn model(&self) -> Decoder<Cuda> {
         let lora: Option<LoraConfig> = (self.lora != NONE).then(|| serde_json::from_str(self.lora.1).unwrap());
+        let mut config = self.config();
+        lora.iter().for_each(|lora| config.spec.fuse_experts_for(lora));
         let options = BuildOptions {
             storage: self.base,
             lora,
@@ -297,7 +310,7 @@ impl Case {
             max_positions: POSITIONS,
             sequence_tokens: POSITIONS,
         };
-        let mut model = Decoder::random(self.config(), &options, None, &Default::default()).expect("it is built");
+        let mut model = Decoder::random(config, &options, None, &Default::default()).expect("it is built");
         model.refresh_adapter();
         model
     }

@@ -3,17 +3,20 @@
 //! Trade-off: the gradient of an adapter is derived from the golden gradient of its weight, so only adapters with B zero are tested.
 
 use std::fs::read;
+use std::path::Path;
 
 use burn_tensor::DType;
 use firebrick_arch::{ByPattern, LoraInit, Role, TensorSpec};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{GemmFormat, Kernels, Weight, WeightOps};
+use firebrick_model::peft::{read_adapter, read_adapter_config};
 use firebrick_model::{
-    BaseStorage, BuildOptions, Decoder, HfFolder, LoraConfig, ModelConfig, PassOptions, Recompute, TargetModules,
+    BaseStorage, BuildOptions, Companions, Decoder, HfFolder, LoraConfig, Merge, ModelConfig, PassOptions, Recompute,
+    TargetModules, merge_adapter,
 };
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_tests::{
-    FROZEN, Golden, TRAINED, every_next_token, fixture, host, load, loss_and_gradients, on_every_backend,
+    FROZEN, Golden, MIXTURES, TRAINED, every_next_token, fixture, host, load, loss_and_gradients, on_every_backend,
     relative_difference,
 };
 use safetensors::SafeTensors;
@@ -22,12 +25,19 @@ use tempfile::tempdir;
 use crate::forward::TOKENS;
 
 /// Models with what the paths of their experts have in common, and names of linear modules of experts, shared ones included.
-const PAIRS: [(&str, &str, &[&str]); 5] = [
+const PAIRS: [(&str, &str, &[&str]); 4] = [
     ("tiny-mixtral", "block_sparse_moe.experts", &["w1", "w3", "w2"]),
     ("tiny-qwen3-moe", "mlp.experts", &["gate_proj", "up_proj", "down_proj"]),
     ("tiny-qwen2-moe", "mlp.experts", &["gate_proj", "up_proj", "down_proj", "shared_expert_gate"]),
     ("tiny-glm4-moe", "mlp.experts", &["gate_proj", "up_proj", "down_proj"]),
-    ("tiny-gpt-oss", "mlp.experts", &["gate_proj", "up_proj", "down_proj"]),
+];
+
+/// Adapters of parameters of experts, each with its base.
+const PARAMETERS: [(&str, &str); 4] = [
+    ("tiny-qwen3-moe-parameters", "tiny-qwen3-moe"),
+    ("tiny-mixtral-parameters", "tiny-mixtral"),
+    ("tiny-gpt-oss-parameters", "tiny-gpt-oss"),
+    ("tiny-gpt-oss-parameters", "quant-mxfp4-gpt-oss"),
 ];
 
 /// Returns settings of an adapter on these modules.
@@ -44,8 +54,17 @@ fn forms(targets: &[&str]) -> [LoraConfig; 3] {
     [settings(targets), dora, pissa]
 }
 
+/// Returns settings of an adapter on these parameters of experts and on queries.
+fn of_parameters(names: &[&str]) -> LoraConfig {
+    let target_parameters = Some(names.iter().map(|&name| name.to_owned()).collect());
+    LoraConfig { target_parameters, ..settings(&["q_proj"]) }
+}
+
 /// Creates the model with a new adapter.
 fn adapted<B: Kernels>(model: &str, lora: LoraConfig, storage: BaseStorage) -> Decoder<B> {
+    let folder = fixture(model);
+    let mut config = ModelConfig::read(&folder).expect("the model has a readable config");
+    config.spec.fuse_experts_for(&lora);
     let options = BuildOptions {
         storage,
         lora: Some(lora),
@@ -55,8 +74,6 @@ fn adapted<B: Kernels>(model: &str, lora: LoraConfig, storage: BaseStorage) -> D
         max_positions: TOKENS,
         sequence_tokens: TOKENS,
     };
-    let folder = fixture(model);
-    let config = ModelConfig::read(&folder).expect("the model has a readable config");
     let weights = HfFolder::open(&folder).expect("the model has weights");
     Decoder::load(&weights, config, &options, &B::Device::default(), &mut |_| ()).expect("it loads")
 }
@@ -99,9 +116,15 @@ on_every_backend!(gradients_of_adapters_on_experts_follow_from_those_of_the_weig
 
 /// Returns the gradients of a sequence.
 fn gradients(model: &Decoder<Flex>, golden: &str) -> Vec<f32> {
+    loss_and_all_gradients(model, golden).1
+}
+
+/// Returns the loss of a sequence, and all gradients.
+fn loss_and_all_gradients(model: &Decoder<Flex>, golden: &str) -> (f32, Vec<f32>) {
     let ids = Golden::open(golden).ids("input_ids");
     let batch = every_next_token(&ids, TOKENS);
-    loss_and_gradients(model, &batch, PassOptions::default()).1.into_values().flatten().collect()
+    let (loss, gradients) = loss_and_gradients(model, &batch, PassOptions::default());
+    (loss, gradients.into_values().flatten().collect())
 }
 
 #[test]
@@ -182,6 +205,82 @@ fn the_matrices_of_a_quantized_stack_are_those_of_single_matrices() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn an_adapter_of_parameters_is_written_as_peft_wrote_it_and_merges_into_its_base() {
+    for (adapter, base) in PARAMETERS {
+        let model = load::<Flex>(base, Some(adapter), FROZEN);
+        let config = read_adapter_config(&fixture(adapter)).unwrap();
+        let folder = tempdir().unwrap();
+        let saved = folder.path().join("adapter");
+        model.save_adapter(&saved, &config, None).unwrap();
+        let tensors = |dir: &Path| read_adapter(dir).unwrap();
+        let (written, original) = (tensors(&saved), tensors(&fixture(adapter)));
+        assert_eq!(written.1, original.1, "{adapter}");
+        assert_eq!(written.0, original.0, "{adapter}");
+        let merged = folder.path().join("merged");
+        let merge = Merge {
+            model: &fixture(base),
+            adapter: &saved,
+            requantized: None,
+            dtype: Some(FloatType::F32),
+            bnb_4bit: None,
+            companions: Companions { from: fixture(base), ..Companions::default() },
+        };
+        let report = merge_adapter(&merge, &merged).unwrap();
+        let spec = ModelConfig::read(&fixture(base)).unwrap().spec;
+        assert!(report.modules > spec.stacks().count() && report.largest_error < 1e-5, "{report:?}");
+        let ids = Golden::open(adapter).ids("input_ids");
+        let batch = every_next_token(&ids, TOKENS);
+        let loss = |model: &Decoder<Flex>| loss_and_gradients(model, &batch, PassOptions::default()).0;
+        let merged = loss(&load(merged.to_str().unwrap(), None, TRAINED));
+        let expected = loss(&model);
+        assert!((merged - expected).abs() < 1e-4 * expected, "{adapter}: {merged}, not {expected}");
+    }
+}
+
+#[test]
+fn settings_that_parameters_cannot_have_and_names_that_are_none_are_refused() {
+    let mut spec = ModelConfig::read(&fixture("tiny-qwen3-moe")).unwrap().spec;
+    let both = of_parameters(&["experts.gate_up_proj", "experts.down_proj"]);
+    spec.fuse_experts_for(&both);
+    let target = |name: &str| settings(&[name]).target_modules;
+    assert_eq!(spec.adapter_tensors(&both).unwrap().len(), 2 * 2 + 2 * 2, "two attention layers, one mixture");
+    for (lora, part) in [
+        (of_parameters(&["mlp.experts.up_proj"]), "`mlp.experts.up_proj`"),
+        (LoraConfig { target_modules: target("experts.down_proj"), ..both.clone() }, "`experts.down_proj`"),
+        (LoraConfig { modules_to_save: Some(vec!["experts.down_proj".to_owned()]), ..both.clone() }, "modules_to_save"),
+        (LoraConfig { lora_dropout: 0.1, ..both.clone() }, "lora.dropout"),
+        (LoraConfig { use_dora: true, ..both.clone() }, "lora.use_dora"),
+        (LoraConfig { init_lora_weights: LoraInit::Pissa { niter: None }, ..both }, "lora.init_lora_weights"),
+    ] {
+        let message = spec.adapter_tensors(&lora).unwrap_err().to_string();
+        assert!(message.contains(part), "{message}");
+    }
+    let gpt_oss = ModelConfig::read(&fixture("tiny-gpt-oss")).unwrap().spec;
+    let message = gpt_oss.adapter_tensors(&settings(&["q_proj", "up_proj"])).unwrap_err().to_string();
+    assert!(message.contains("experts.0.up_proj`") && message.contains("lora.target_parameters"), "{message}");
+    assert!(gpt_oss.adapter_tensors(&LoraConfig::default()).is_ok(), "the default leaves experts alone");
+}
+
+#[test]
+fn an_adapter_of_parameters_starts_without_effect_and_loads_again_in_every_family() {
+    for model in MIXTURES {
+        let lora = of_parameters(&["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]);
+        let mut first = adapted::<Flex>(model, lora.clone(), FROZEN);
+        let of_base = loss_and_all_gradients(&load(model, None, FROZEN), model).0;
+        let difference = (loss_and_all_gradients(&first, model).0 - of_base).abs();
+        assert!(difference < 1e-5 * of_base, "{model}: {difference:e}");
+        for parameter in first.parameters_mut() {
+            parameter.value = (parameter.value.clone() * 1.25).add_scalar(0.01);
+        }
+        let folder = tempdir().unwrap();
+        first.save_adapter(folder.path(), &lora, None).unwrap();
+        let mut second = adapted::<Flex>(model, lora, FROZEN);
+        second.load_adapter(folder.path()).unwrap();
+        assert_eq!(loss_and_all_gradients(&first, model), loss_and_all_gradients(&second, model), "{model}");
     }
 }
 

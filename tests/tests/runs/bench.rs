@@ -30,6 +30,7 @@ fn options(recompute: Recompute) -> BenchOptions {
         kept_weights_gib: None,
         tune_gemms: None,
         target: Vec::new(),
+        target_parameters: Vec::new(),
         rank: 8,
         alpha: 16.0,
         optimizer: OptimizerKind::PagedAdamW8bit,

@@ -8,7 +8,8 @@ use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::read_adapter;
 use firebrick_model::{HfFolder, ModelConfig};
 use firebrick_tests::{
-    FAMILIES, FROZEN, MIXTURES, NEW, checkpoint_folder, finish, fixture, load, recipe, relative_difference, step_losses,
+    FAMILIES, FROZEN, MIXTURES, NEW, NEWEST, checkpoint_folder, finish, fixture, load, one_step, recipe,
+    relative_difference, step_losses,
 };
 use firebrick_trainer::plan::PlanRequest;
 use firebrick_trainer::run::prepare::prepare_for;
@@ -84,6 +85,32 @@ fn every_family_trains_from_the_same_recipe() {
             let saved = tensor_names(&output.path().join("run").join(saved));
             assert_eq!(saved, tensor_names(&written_by_others), "{family}, {kind:?}: names of transformers and PEFT");
         }
+    }
+}
+
+/// One run is interrupted after its first step, and one continues from the adapter of another.
+#[test]
+fn adapters_of_parameters_of_experts_learn_resume_and_continue() {
+    for base in ["tiny-qwen3-moe", "tiny-gpt-oss"] {
+        let output = tempdir().unwrap();
+        let model = format!("model='{}'", fixture(base).display());
+        let parameters = "lora.target_parameters=['mlp.experts.gate_up_proj', 'mlp.experts.down_proj']";
+        let data = eval_on_the_training_data("chat-tiny.jsonl");
+        let of_run = |name: &str, changes: &[&str]| {
+            let data: Vec<&str> = data.iter().map(String::as_str).collect();
+            let name = format!("name='{name}'");
+            let lora = ["lora.target=[]", parameters, &model, &name];
+            recipe(output.path(), &[&TEN_QUICK_STEPS, &data[..], &lora, changes].concat())
+        };
+        let first = finish(of_run("run", &[]), NEW);
+        let (before, after) = (first.eval_loss_before.unwrap(), first.eval_loss_after.unwrap());
+        assert!(after < before, "{base}: {before} -> {after}");
+        assert_eq!(one_step(of_run("in-two-parts", &[]), NEW), 1);
+        assert_eq!(finish(of_run("in-two-parts", &[]), NEWEST).eval_loss_after, Some(after), "{base}");
+        let adapter = output.path().join("run/adapter");
+        let init = format!("lora.init_from='{}'", adapter.display());
+        let next = finish(of_run("next", &[&init, "train.steps=1"]), NEW);
+        assert_eq!(next.eval_loss_before, Some(after), "{base}");
     }
 }
 

@@ -17,7 +17,7 @@ use crate::decoder::{Decoder, rotary_tables};
 use crate::error::ModelError;
 use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
-use crate::linear::{Linear, LinearGroup, ModuleBias, Stack};
+use crate::linear::{Linear, LinearGroup, ModuleBias, ParameterAdapter, Stack};
 use crate::norm::Norm;
 use crate::shared_expert::SharedExpert;
 use crate::sinks::AttentionSinks;
@@ -160,11 +160,15 @@ impl<B: Kernels> Builder<'_, '_, B> {
             Some(lora) if !lora.init_lora_weights.is_uniform() => {
                 self.divided_at_its_principal_part(&weight, module, lora)?
             }
-            Some(lora) => (self.base(&weight)?, Some(self.lora(module, group.in_features, lora))),
+            Some(lora) => (self.base(&weight)?, Some(self.lora(module, group, lora))),
             None => (self.base(&weight)?, None),
         };
         let bias = if module.bias { Some(self.bias(module)?) } else { None };
-        let stack = group.experts.map(|experts| Arc::new(Stack { experts, pieces: module.pieces.clone() }));
+        let adapter = self.options.lora.as_ref().zip(module.parameter).map(|(config, order)| {
+            let path = config.parameter_adapter(&module.path);
+            ParameterAdapter { path, order }
+        });
+        let stack = group.experts.map(|experts| Arc::new(Stack { experts, pieces: module.pieces.clone(), adapter }));
         Ok(Linear { path: module.path.clone(), columns: module.columns.clone(), shape, stack, base, bias, lora })
     }
 

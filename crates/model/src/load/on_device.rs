@@ -3,7 +3,9 @@
 //! Trade-off: a tensor of another rank is read and dropped, because a folder is read in order.
 
 use burn_tensor::{DType, Tensor};
-use firebrick_arch::{LoraConfig, ModuleSpec, PieceSpec, Role, TensorSpec, lora_tensor_names, magnitude_tensor_name};
+use firebrick_arch::{
+    GroupSpec, LoraConfig, ModuleSpec, PieceSpec, Role, TensorSpec, lora_tensor_names, magnitude_tensor_name,
+};
 use firebrick_kernels::{BlockScales, Kernels, MatrixScales, Parameter, QuantizedWeight, Weight, matrix_scales};
 use firebrick_precision::{BlockScales as HostBlockScales, FloatType, HostScales, QuantFormat, QuantizedTensor};
 use rand::Rng;
@@ -216,17 +218,20 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         Ok(Parameter { name, shape, role, value })
     }
 
-    /// Starts a pair. Each matrix of a stack has its own random stream, so it starts as it would by itself.
-    pub(super) fn lora(&self, module: &ModuleSpec, in_features: usize, config: &LoraConfig) -> Lora<B> {
+    /// Starts a pair. Each matrix of a stack has its own random stream, so it starts as it would by itself; a parameter of experts has one.
+    pub(super) fn lora(&self, module: &ModuleSpec, group: &GroupSpec, config: &LoraConfig) -> Lora<B> {
         let (a_name, b_name) = lora_tensor_names(&module.path);
+        let in_features = group.in_features;
         let bound = 1.0 / (in_features as f32).sqrt();
         let (r, rows) = (config.rank_of(module.lora_path()), module.rows());
-        let mut a: Vec<f32> = Vec::with_capacity(module.pieces.len() * r * in_features);
-        for piece in &module.pieces {
-            let mut random = stream(self.options.seed, &lora_tensor_names(&piece.path).0);
-            a.extend((0..r * in_features).map(|_| random.random_range(-bound..bound)));
+        let a_shape = [group.matrices() * r, in_features];
+        let singles = module.single_modules();
+        let each = a_shape[0] / singles.len() * in_features;
+        let mut a: Vec<f32> = Vec::with_capacity(a_shape[0] * in_features);
+        for single in singles {
+            let mut random = stream(self.options.seed, &lora_tensor_names(&single.path).0);
+            a.extend((0..each).map(|_| random.random_range(-bound..bound)));
         }
-        let a_shape = [module.pieces.len() * r, in_features];
         Lora {
             a: Parameter::from_host(a_name, &a_shape, Role::LoraA, a, self.device),
             b: Parameter::zeros(b_name, &[rows, r], Role::LoraB, self.device),

@@ -68,6 +68,10 @@ pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF3
     let path = dir.join(ADAPTER_WEIGHTS_FILE);
     let tensors = read_adapter_f32(&path)?;
     for module in lora_modules(&tensors.keys().cloned().collect::<Vec<_>>()) {
+        if let Some(parameter) = config.parameter_of(&module) {
+            check_parameter(&path, &tensors, &module, config.rank_of(&parameter))?;
+            continue;
+        }
         let ((a, b), r) = (lora_tensor_names(&module), config.rank_of(&module));
         check_rank(&path, &tensors, a, 0, r)?;
         check_rank(&path, &tensors, b, 1, r)?;
@@ -76,12 +80,14 @@ pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF3
     Ok((config, tensors))
 }
 
-/// Gives a model the rows of embedding and head that the adapter in `dir` has and the model's folder lacks: those of tokens added in training.
+/// Gives a model the rows of embedding and head that the adapter in `dir` has and the model's folder lacks: those of tokens added in training. Fuses
+/// its experts if the adapter is of their parameters.
 ///
 /// # Errors
 /// Those of [`read_adapter_config`]; rows that neither the model nor the adapter has.
 pub fn grow_for_adapter(config: &mut ModelConfig, dir: &Path) -> Result<(), ModelError> {
     let lora = read_adapter_config(dir)?;
+    config.spec.fuse_experts_for(&lora);
     let path = dir.join(ADAPTER_WEIGHTS_FILE);
     let whole = adapter_shapes(&path)?;
     let tables: &[&str] =
@@ -163,7 +169,7 @@ fn as_written_in(expected: &LoraConfig, found: LoraConfig, spec: &ModelSpec) -> 
 }
 
 /// Returns the settings that two adapters must share to continue one from the other, as a recipe writes them.
-fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String); 11] {
+fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String); 12] {
     let mut names = config.target_modules.names(spec);
     names.sort();
     names.dedup();
@@ -173,6 +179,14 @@ fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String)
         ("use_rslora", config.use_rslora.to_string()),
         ("use_dora", config.use_dora.to_string()),
         ("target", format!("{names:?}")),
+        (
+            "target_parameters",
+            or_nothing(&config.target_parameters, |names| {
+                let mut names = names.clone();
+                names.sort();
+                format!("{names:?}")
+            }),
+        ),
         ("exclude_modules", or_nothing(&config.exclude_modules, |names| json!(names).to_string())),
         ("layers_to_transform", or_nothing(&config.layers_to_transform, |layers| format!("{layers:?}"))),
         ("rank_pattern", json!(config.rank_pattern).to_string()),
@@ -279,7 +293,8 @@ fn check_targets(
     config_path: &Path,
     weights_path: &Path,
 ) -> Result<(), ModelError> {
-    if let Some(module) = modules.iter().find(|module| !config.adapts(module)) {
+    let is_target = |module: &&String| config.adapts(module) || config.parameter_of(module).is_some();
+    if let Some(module) = modules.iter().find(|module| !is_target(module)) {
         let (path, name) = (weights_path.to_path_buf(), lora_tensor_names(module).0);
         let problem =
             "is not a target by the settings of adapter_config.json: the two files do not belong together".to_owned();
@@ -320,6 +335,23 @@ fn check_rank(
         Some(matrix) => format!("has shape {:?}, but r in {ADAPTER_CONFIG_FILE} is {r}", matrix.shape),
     };
     Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem })
+}
+
+/// Checks that the matrices of a parameter of experts have whole ranks `r`, equally many.
+fn check_parameter(
+    path: &Path,
+    tensors: &BTreeMap<String, TensorF32>,
+    module: &str,
+    r: usize,
+) -> Result<(), ModelError> {
+    let (a_name, b_name) = lora_tensor_names(module);
+    let Some(a) = tensors.get(&a_name) else { return check_rank(path, tensors, a_name, 0, r) };
+    let ranks = a.shape.first().copied().unwrap_or(0);
+    if ranks == 0 || !ranks.is_multiple_of(r) {
+        let problem = format!("has shape {:?}, which is no multiple of r = {r} in {ADAPTER_CONFIG_FILE}", a.shape);
+        return Err(ModelError::AdapterTensor { path: path.to_path_buf(), name: a_name, problem });
+    }
+    check_rank(path, tensors, b_name, 1, ranks)
 }
 
 /// Checks that a module has magnitudes, one per output, exactly if the settings have DoRA.

@@ -83,7 +83,8 @@ fn planned_and_measured(
     let need = if options.random_base { Need::Description } else { Need::Weights };
     let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
     let folder = config.fetch_model_on(ranks, &[], need, console)?.folder;
-    let model = ModelConfig::read(&folder)?;
+    let mut model = ModelConfig::read(&folder)?;
+    config.lora.iter().for_each(|lora| model.spec.fuse_experts_for(lora));
     let world_size = ranks.world_size();
     let documents =
         if options.documents == 1 { "one document".to_owned() } else { format!("{} documents", options.documents) };

@@ -68,6 +68,9 @@ pub struct BenchOptions {
     /// Modules that get an adapter, separated by commas, such as q_proj,o_proj. Default: every linear module of the layers but experts.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub target: Vec<String>,
+    /// Parameters of fused experts that get an adapter, such as mlp.experts.gate_up_proj,mlp.experts.down_proj.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub target_parameters: Vec<String>,
     /// Rank of the adapters.
     #[arg(long, default_value = "16", value_parser = count)]
     pub rank: usize,
@@ -130,8 +133,10 @@ impl BenchOptions {
             format!("train.zero_stage={}", self.zero),
             format!("train.steps={steps}"),
         ];
-        if !self.target.is_empty() {
-            overrides.push(format!("lora.target={}", Value::from(self.target.clone())));
+        for (key, names) in [("target", &self.target), ("target_parameters", &self.target_parameters)] {
+            if !names.is_empty() {
+                overrides.push(format!("lora.{key}={}", Value::from(names.clone())));
+            }
         }
         overrides.extend(self.kept_weights_gib.map(|gib| format!("train.kept_weights_gib={gib}")));
         overrides.extend(self.tune_gemms.map(|tune| format!("train.tune_gemms={tune}")));
@@ -176,9 +181,10 @@ mod tests {
         assert_eq!((config.lora.as_ref().unwrap().r, config.train.optimizer), (8, OptimizerKind::AdamW));
         assert_eq!(config.train.steps, Some(3 + 5 + 1));
         assert_eq!(config.train.offload, None);
-        let target =
-            parse("--target q_proj,up_proj").unwrap().recipe(FloatType::Bf16).unwrap().lora.unwrap().target_modules;
-        assert_eq!(target, TargetModules::from_names(vec!["q_proj".to_owned(), "up_proj".to_owned()]));
+        let words = "--target q_proj,up_proj --target-parameters mlp.experts.down_proj";
+        let lora = parse(words).unwrap().recipe(FloatType::Bf16).unwrap().lora.unwrap();
+        assert_eq!(lora.target_modules, TargetModules::from_names(vec!["q_proj".to_owned(), "up_proj".to_owned()]));
+        assert_eq!(lora.target_parameters, Some(vec!["mlp.experts.down_proj".to_owned()]));
         assert_eq!(config.quantized_base(), Some(QuantFormat::Nf4 { double_quant: true }));
         let config = parse("--base nvfp4 --compute fp8").unwrap().recipe(FloatType::Bf16).unwrap();
         assert_eq!(config.quantized_base(), Some(QuantFormat::Nvfp4));

@@ -161,7 +161,7 @@ fn of_lora(config: &RunConfig, lora: &LoraConfig) -> Vec<Rule> {
     let key = "lora.init_lora_weights";
     let without = |what: &str| format!("is \"{}\", and {what}", lora.init_lora_weights);
     rules! {
-        "lora.target": lora.target_modules != TargetModules::Named(Vec::new()),
+        "lora.target": lora.target_modules != TargetModules::Named(Vec::new()) || lora.adapts_parameters(),
             "names no module" => "write \"all-linear\", or module names such as [\"q_proj\", \"v_proj\"]";
         "lora.base_model_name_or_path": !is_path,
             "is a file or folder here, and others would read it as a Hub id" =>

@@ -65,6 +65,7 @@ pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
     let folder = recipe.model_folder()?;
     let mut model = ModelConfig::read(&folder)?;
     let mut planned = recipe.clone();
+    recipe.lora.iter().for_each(|lora| model.spec.fuse_experts_for(lora));
     if recipe.data.adds_tokens() {
         let tokenizer = data_sets::tokenizer(recipe, &folder, now())?;
         check_adapter_tokens(&from, &tokenizer)?;
@@ -91,6 +92,7 @@ pub fn prepare(
     let found = recipe.fetch_model(need, Console::QUIET)?;
     let folder = found.folder;
     let mut model_config = ModelConfig::read(&folder)?;
+    recipe.lora.iter().for_each(|lora| model_config.spec.fuse_experts_for(lora));
     let (weights, no_weights) = match check_model(&recipe, &folder, &model_config, found.missing_bytes == 0) {
         // A plan needs no weights; errors in weights that are present are reported now.
         Err(RunError::Model(error @ ModelError::NotThere { .. })) if need == Need::Description => (None, Some(error)),
