@@ -468,7 +468,7 @@ mod tests {
         assert_eq!((module.name(), module.columns.clone(), module.rows()), ("gate_up_proj", 0..12, 36));
         let pieces: Vec<_> = module.pieces.iter().map(|piece| piece.path.rsplit('.').next().unwrap()).collect();
         assert_eq!(pieces, ["w1", "w3", "w1", "w3", "w1", "w3"]);
-        assert_eq!(module.single_modules(), [module.clone()], "one pair for all experts");
+        assert_eq!(module.single_modules(), std::slice::from_ref(module), "one pair for all experts");
         assert_eq!(
             (down.modules[0].name(), down.modules[0].pieces[1].path.rsplit('.').next()),
             ("down_proj", Some("w2"))

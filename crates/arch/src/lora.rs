@@ -11,10 +11,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::error::ArchError;
 use crate::groups::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
 use crate::lora_init::LoraInit;
-use crate::module_names::{ByPattern, TargetModules, is_expert, is_expert_parameter, path_ends_in};
+use crate::module_names::{ByPattern, TargetModules, is_expert_parameter, path_ends_in};
 use crate::spec::{ExpertNames, MlpSpec, ModelSpec};
 use crate::tensors::{EMBEDDING, Form, HEAD, Role, TensorSpec};
-use crate::text_names::{TextLayout, text_name};
+use crate::text_names::{TextLayout, is_expert, layer_of, text_name};
 use crate::token_rows::TokenIndices;
 
 /// The names of the parameters of fused experts.
@@ -407,11 +407,6 @@ impl LoraConfig {
             None => Ok(()),
         }
     }
-}
-
-/// The number of the layer that a path such as `model.layers.3.mlp.up_proj` lies in.
-pub(crate) fn layer_of(path: &str) -> Option<usize> {
-    path.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }
 
 impl ModelSpec {

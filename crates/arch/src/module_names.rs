@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::ArchError;
 use crate::spec::ModelSpec;
+use crate::text_names::is_expert;
 
 /// PEFT's name for every linear layer but the head.
 pub const ALL_LINEAR: &str = "all-linear";
@@ -139,11 +140,6 @@ impl TargetModules {
             Self::Matching(pattern) => vec![pattern.as_str().to_owned()],
         }
     }
-}
-
-/// Returns whether the module at a path belongs to an expert.
-pub(crate) fn is_expert(path: &str) -> bool {
-    path.contains(".experts.")
 }
 
 /// Returns whether a path is that of one parameter of all experts, such as `model.layers.0.mlp.experts.gate_up_proj`.

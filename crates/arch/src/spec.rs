@@ -6,10 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::lora::layer_of;
-use crate::module_names::is_expert;
 use crate::rope::Rope;
 use crate::router::{RouterSpec, SharedExpertSpec};
+use crate::text_names::{is_expert, layer_of};
 
 /// A decoder: embedding, layers, final norm, head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -78,6 +78,16 @@ pub fn is_other_part(name: &str) -> bool {
     OTHER_PARTS.iter().any(|part| name.starts_with(part))
 }
 
+/// Returns the number of the layer that a path such as `model.layers.3.mlp.up_proj` lies in.
+pub(crate) fn layer_of(path: &str) -> Option<usize> {
+    path.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
+}
+
+/// Returns whether the module at a path belongs to an expert.
+pub(crate) fn is_expert(path: &str) -> bool {
+    path.contains(".experts.")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -66,7 +66,7 @@ pub enum Mlp<B: Kernels> {
         down: LinearGroup<B>,
     },
     /// A mixture of experts.
-    Experts(Experts<B>),
+    Experts(Box<Experts<B>>),
 }
 
 impl<B: Kernels> Mlp<B> {
@@ -74,7 +74,8 @@ impl<B: Kernels> Mlp<B> {
     fn groups(&self) -> impl Iterator<Item = &LinearGroup<B>> {
         let groups: Vec<&LinearGroup<B>> = match self {
             Self::Gated { gate_up, down } => vec![gate_up, down],
-            Self::Experts(Experts { gate_up, down, shared, .. }) => {
+            Self::Experts(experts) => {
+                let Experts { gate_up, down, shared, .. } = experts.as_ref();
                 [gate_up, down].into_iter().chain(shared.iter().flat_map(SharedExpert::groups)).collect()
             }
         };
@@ -84,7 +85,8 @@ impl<B: Kernels> Mlp<B> {
     fn groups_mut(&mut self) -> Vec<&mut LinearGroup<B>> {
         match self {
             Self::Gated { gate_up, down } => vec![gate_up, down],
-            Self::Experts(Experts { gate_up, down, shared, .. }) => {
+            Self::Experts(experts) => {
+                let Experts { gate_up, down, shared, .. } = experts.as_mut();
                 [gate_up, down].into_iter().chain(shared.iter_mut().flat_map(SharedExpert::groups_mut)).collect()
             }
         }

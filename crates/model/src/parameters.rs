@@ -43,7 +43,8 @@ macro_rules! lists {
                 let Self { qkv, attention_output, mlp, .. } = self;
                 let mlp = match mlp {
                     Mlp::Gated { gate_up, down } => vec![gate_up, down],
-                    Mlp::Experts(Experts { router, gate_up, down, shared, .. }) => {
+                    Mlp::Experts(experts) => {
+                        let Experts { router, gate_up, down, shared, .. } = &$($mutable)? **experts;
                         let shared = shared.into_iter().flat_map(|SharedExpert { gate_up, down, gate, .. }| {
                             [gate_up, down].into_iter().chain(gate)
                         });

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_single_experts_with_biases_behind_the_router() {
+    fn names_are_those_of_single_experts_with_biases_after_the_router() {
         let names: Vec<_> = gpt_oss(&[]).unwrap().spec.tensors().into_iter().map(|tensor| tensor.name).collect();
         let of_layer: Vec<_> = names.iter().filter_map(|name| name.strip_prefix("model.layers.1.")).collect();
         let expected = [

@@ -103,7 +103,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
             (
                 &MlpSpec::Experts { top_k, router: router_spec, activation, .. },
                 MlpGroups::Experts { router, experts, shared },
-            ) => Ok(Mlp::Experts(Experts {
+            ) => Ok(Mlp::Experts(Box::new(Experts {
                 router: self.group(router)?,
                 correction: self.correction(layer, router, router_spec)?,
                 gate_up: self.group(&experts[0])?,
@@ -112,7 +112,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
                 top_k,
                 router_spec,
                 activation,
-            })),
+            }))),
             (MlpSpec::Gated { .. }, MlpGroups::Experts { .. }) => unreachable!("groups follow from the spec"),
         }
     }

@@ -106,12 +106,12 @@ impl BackendKind {
 
 #[cfg(test)]
 mod tests {
-    use firebrick_arch::LoraInit;
-    use firebrick_arch::shapes::llama_3_1_8b;
     use super::*;
     use crate::memory::estimate::tests::bytes_of;
     use crate::memory::training_shape::Recompute;
     use crate::memory::training_shape::tests::{full, qlora};
+    use firebrick_arch::LoraInit;
+    use firebrick_arch::shapes::llama_3_1_8b;
 
     /// Complete reports of one run on each of two cards, and of one run on both.
     const TWO_CARDS: &str = include_str!("../../../../../benches/results/h100-two-cards.json");

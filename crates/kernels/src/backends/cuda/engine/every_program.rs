@@ -6,8 +6,8 @@ use burn_tensor::DType;
 use firebrick_arch::Activation;
 use firebrick_cuda::Program;
 
+use super::experts::expert_stages;
 use super::program::{FlashVariant, SoftCap, Source, WeightValues};
-use crate::backends::cuda::moe::grouped;
 use crate::backends::planning::flash::{FlashTiles, flash_takes_f32};
 use crate::backends::planning::passes::{GATED_STAGES, gated_pieces, stages};
 
@@ -63,7 +63,7 @@ fn every_source(dtype: DType, capability: (u32, u32)) -> Vec<Source> {
         |pieces| Activation::ALL.map(|activation| Source::GatedLowRank { activation, pieces, stages: GATED_STAGES });
     let gated_pieces = gated_pieces(shared_bytes).filter(|_| is_half);
     let low_rank = |ranks| Some(Source::LowRank { ranks, stages: stages(ranks, shared_bytes)? });
-    let stages = grouped::stages(shared_bytes);
+    let stages = expert_stages(shared_bytes);
     let (experts, wide_experts) = (Source::Experts { stages }, Source::WideExperts { stages });
     join_all! {
         Source::CachedAttention(_) => heads().map(Source::CachedAttention),

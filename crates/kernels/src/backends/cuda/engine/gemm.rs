@@ -4,11 +4,11 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
 
+use super::experts::OfExperts;
 use super::failure::check;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
 use super::trace::Cost;
 use super::{Engine, engine};
-use crate::backends::cuda::moe::grouped::OfExperts;
 
 /// `D = alpha op(A) op(B) + C + bias`, with `op(A)` `[m, k]` and `op(B)` `[k, n]`.
 #[derive(Clone, Copy, Debug)]

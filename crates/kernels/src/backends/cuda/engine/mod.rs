@@ -20,6 +20,7 @@ mod address;
 mod constants;
 mod elementwise;
 mod every_program;
+mod experts;
 mod failure;
 mod gemm;
 mod handle_number;
@@ -37,10 +38,11 @@ mod upload;
 mod watch;
 
 pub(super) use constants::{
-    ADAMW_PIECE, CROSS_ENTROPY_THREADS, DISPATCHED_ROWS, MAX_EXPERTS, MAX_STRIDES, MAX_TENSORS, MOMENT_BLOCK, NORM_PIECE, PAIR_THREADS,
-    RANGE_PIECE, TOKENS_PER_BLOCK, cached_queries,
+    ADAMW_PIECE, CROSS_ENTROPY_THREADS, DISPATCHED_ROWS, MAX_EXPERTS, MAX_STRIDES, MAX_TENSORS, MOMENT_BLOCK,
+    NORM_PIECE, PAIR_THREADS, RANGE_PIECE, TOKENS_PER_BLOCK, cached_queries,
 };
 pub use every_program::every_program;
+pub(super) use experts::{OfExperts, WIDE_STAGES, expert_stages};
 pub use failure::DeviceFailure;
 pub(super) use failure::{check, check_launch};
 pub(super) use gemm::{Gemm, GemmScales, matmul};

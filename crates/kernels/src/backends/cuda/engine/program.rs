@@ -15,8 +15,8 @@ use firebrick_precision::{AMAX_FLOOR, QuantFormat};
 use rustc_hash::FxHashMap;
 
 use super::constants::{self, cached_queries};
+use super::experts::WIDE_STAGES;
 use super::failure::{DeviceFailure, check};
-use crate::backends::cuda::moe::grouped::WIDE_STAGES;
 use crate::backends::planning::flash::FlashTiles;
 use crate::backends::planning::passes::GATED_TILE;
 

@@ -12,8 +12,7 @@ use super::heads::projection_norms;
 use super::modules::Routed;
 use super::operands::GroupWeight;
 use super::operands::fp8::codes::RowLayout;
-use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, engine, tensor};
-use crate::backends::cuda::moe::grouped::OfExperts;
+use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, OfExperts, engine, tensor};
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, reference, stacked};
 use crate::{

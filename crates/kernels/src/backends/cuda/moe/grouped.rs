@@ -11,35 +11,19 @@ use firebrick_cuda::LaunchShape;
 
 use crate::ExpertRows;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cost, Cuda, DeviceBlock, Engine, Gemm, Launch, Primitive, ScratchSlot, Source, arguments,
-    grid,
+    BlockArguments, Contents, Cost, Cuda, DeviceBlock, Engine, Gemm, Launch, OfExperts, Primitive, ScratchSlot, Source,
+    WIDE_STAGES, arguments, expert_stages, grid,
 };
-use crate::backends::planning::route::EXPERTS_SHARED_BYTES;
 
 /// Threads of the kernel that lists tiles, and so the largest number of experts.
 const TILE_THREADS: usize = 1024;
 /// Rows of a tile, and its columns: at most this many, or as many as the Hopper kernel's.
 const EXPERT_TILE: usize = 128;
 const WIDE_TILE: usize = 256;
-/// Stages of tiles in shared memory of the Hopper kernel.
-pub(in crate::backends::cuda) const WIDE_STAGES: usize = 4;
 /// Bytes that align dynamic shared memory to the swizzle.
 const ALIGNMENT: usize = 1024;
 /// Bytes of 64 16-bit values, a row of a tile.
 const TILE_ROW: usize = 128;
-
-/// The rows of experts, and the matrices that they are multiplied with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OfExperts {
-    /// Number of experts.
-    pub count: usize,
-    /// Address of the first row of each, and of the end, i32.
-    starts: u64,
-    /// Address and number of the tiles of rows.
-    tiles: [u64; 2],
-    /// Values from one expert's matrix to the next.
-    pub matrix_stride: usize,
-}
 
 /// Sums over each expert's rows, as the kernel reads them.
 #[repr(C)]
@@ -57,18 +41,6 @@ struct SumsArgument {
 #[derive(Clone, Copy, Default, NoUninit)]
 struct TwoSumsArgument {
     of: [SumsArgument; 2],
-}
-
-impl OfExperts {
-    /// Returns the same rows for matrices at another distance.
-    pub(crate) fn with_matrices(self, matrix_stride: usize) -> Self {
-        Self { matrix_stride, ..self }
-    }
-}
-
-/// Returns the stages of tiles in shared memory: fewer on cards that have little of it.
-pub(in crate::backends::cuda) fn stages(shared_bytes: usize) -> usize {
-    if shared_bytes >= EXPERTS_SHARED_BYTES { 3 } else { 2 }
 }
 
 /// Returns the dynamic shared memory of a block whose tiles have this many columns: its stages, or its sums.
@@ -106,12 +78,12 @@ impl Engine {
 
     /// Returns the programs of experts in 16 bits.
     pub(in crate::backends::cuda) fn expert_sources(&self) -> Vec<Source> {
-        let wide = Source::WideExperts { stages: stages(self.shared_bytes()) };
+        let wide = Source::WideExperts { stages: expert_stages(self.shared_bytes()) };
         [self.expert_source()].into_iter().chain(self.programs.has_wgmma().then_some(wide)).collect()
     }
 
     fn expert_source(&self) -> Source {
-        Source::Experts { stages: stages(self.shared_bytes()) }
+        Source::Experts { stages: expert_stages(self.shared_bytes()) }
     }
 
     /// Computes a GEMM of experts into `d`: `a` by each expert's `b`, or the sums over each expert's rows.
@@ -142,7 +114,7 @@ impl Engine {
             out_stride: long(d.stride), a_stride: long(a.stride), b_stride: long(b.stride),
             b_expert: long(experts.matrix_stride), n: int(n), k: int(k),
         };
-        let stages = stages(self.shared_bytes());
+        let stages = expert_stages(self.shared_bytes());
         let of_stages = WIDE_STAGES * TILE_ROW * (EXPERT_TILE + WIDE_TILE);
         let wide_bytes = of_stages + 8 * 16 * TILE_ROW + ALIGNMENT;
         let is_wide = self.programs.has_wgmma() && n > EXPERT_TILE && self.shared_bytes() >= wide_bytes;
@@ -185,7 +157,10 @@ impl Engine {
         let [mut row_tiles, mut all_m, mut bytes] = [0; 3];
         for (of, &(gemm, d)) in two.of.iter_mut().zip(gemms) {
             let Gemm { name, a, b, c, .. } = gemm;
-            assert!(!gemm.b_transposed && [a.rows, b.rows] == [rows; 2] && b.width == n, "{name}: shapes of the operands");
+            assert!(
+                !gemm.b_transposed && [a.rows, b.rows] == [rows; 2] && b.width == n,
+                "{name}: shapes of the operands"
+            );
             assert!([a.stride, b.stride] == [first.a.stride, first.b.stride], "{name}: strides of the operands");
             let shape = [d.rows, d.width, d.stride];
             assert!(shape == [experts.count * a.width, n, n], "{name}: sums of all experts, without gaps");
@@ -201,7 +176,7 @@ impl Engine {
         let [one, other] = two.of;
         let is_joint = other.left == one.left + 2 * one.m as u64 && other.right == one.right;
         let row_tiles = if is_joint { all_m.div_ceil(EXPERT_TILE) } else { row_tiles };
-        let stages = stages(self.shared_bytes());
+        let stages = expert_stages(self.shared_bytes());
         let columns = if n <= EXPERT_TILE / 2 || stages < 3 { EXPERT_TILE / 2 } else { EXPERT_TILE };
         let kernel = if columns == EXPERT_TILE { "expert_sums_128" } else { "expert_sums_64" };
         let shape = grid(experts.count * row_tiles * n.div_ceil(columns), 256);

@@ -4,14 +4,14 @@
 //! ([`crate::linear::ExpertRows::counts`]).
 //! Trade-off: each expert's block looks at all choices twice, to count its own and to place them.
 
-pub(in crate::backends::cuda) mod grouped;
+mod grouped;
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DISPATCHED_ROWS, Engine, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK, arguments, engine, grid,
-    int_tensor, tensor,
+    BlockArguments, Cuda, DISPATCHED_ROWS, Engine, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK,
+    arguments, engine, grid, int_tensor, tensor,
 };
 use crate::backends::planning::rows::ROW_MULTIPLE;
 use crate::linear::ExpertRows;

@@ -15,11 +15,11 @@ pub(super) mod magnitude;
 use burn_tensor::{DType, Tensor};
 
 use crate::backends::cuda::engine::{
-    Contents, Cuda, DeviceBlock, Engine, Gemm, LowRankChunk, MatrixView, Primitive, ScratchSlot, tensor, view,
+    Contents, Cuda, DeviceBlock, Engine, Gemm, LowRankChunk, MatrixView, OfExperts, Primitive, ScratchSlot, tensor,
+    view,
 };
 use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::linear::operands::GroupWeight;
-use crate::backends::cuda::moe::grouped::OfExperts;
 use crate::backends::planning::route::AdapterRoute;
 use crate::backends::planning::rows::SAVED_RANKS;
 
