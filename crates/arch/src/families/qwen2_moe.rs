@@ -4,15 +4,15 @@
 //! Not supported: `attention_dropout`, which is ignored. The auxiliary loss (`output_router_logits`) is not computed.
 
 use super::keys::{
-    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, refuse_quantized,
-    size, size_or, sliding_window,
+    bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, refuse_quantized, size, size_or,
+    sliding_window,
 };
-use super::qwen3_moe::mixture_layers;
+use super::qwen3_moe::{dense, mixture, mixture_layers};
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::router::{RouterSpec, SharedExpertSpec};
-use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::router::SharedExpertSpec;
+use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     refuse_quantized(json)?;
@@ -27,7 +27,10 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         ..AttentionSpec::new(heads, kv_heads(json, heads, 16)?, head_dim)
     };
     let layer = |(is_mixture, window)| {
-        let mlp = if is_mixture { mixture(json, layers)? } else { dense(json)? };
+        let mlp = match is_mixture {
+            true => mixture(json, layers, [60, 4, 1408], Some(shared_expert(json)?))?,
+            false => dense(json, 5632)?,
+        };
         let attention = AttentionSpec { window, ..attention.clone() };
         Ok(LayerSpec { attention, mlp, norms: LayerNorms::Pre })
     };
@@ -37,28 +40,10 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     model(json, layers, ropes, max_position_embeddings, 1e-6)
 }
 
-fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
-    let (count, top_k) = experts(json, ["num_experts", "num_local_experts"], [60, 4], layers)?;
-    Ok(MlpSpec::Experts {
-        count,
-        top_k,
-        intermediate_size: size_or(json, "moe_intermediate_size", 1408)?,
-        activation: activation(json)?,
-        router: RouterSpec::softmax(bool_or(json, "norm_topk_prob", false)?),
-        shared: Some(SharedExpertSpec {
-            intermediate_size: size_or(json, "shared_expert_intermediate_size", 5632)?,
-            gated: true,
-        }),
-        names: ExpertNames::Qwen,
-        fused: false,
-        bias: false,
-        mxfp4: false,
-    })
-}
-
-fn dense(json: &JsonObject) -> Result<MlpSpec, ArchError> {
-    let intermediate_size = size_or(json, "intermediate_size", 5632)?;
-    Ok(MlpSpec::Gated { intermediate_size, activation: activation(json)?, fused: false, bias: false })
+/// Reads the expert that every token goes through.
+fn shared_expert(json: &JsonObject) -> Result<SharedExpertSpec, ArchError> {
+    let intermediate_size = size_or(json, "shared_expert_intermediate_size", 5632)?;
+    Ok(SharedExpertSpec { intermediate_size, gated: true })
 }
 
 /// Returns the window of each layer: by `layer_types`, or else of every second one from the first, below `max_window_layers`. Without

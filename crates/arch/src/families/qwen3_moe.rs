@@ -13,7 +13,7 @@ use super::keys::{
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::router::RouterSpec;
+use crate::router::{RouterSpec, SharedExpertSpec};
 use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
@@ -35,7 +35,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         ..AttentionSpec::new(heads, kv_heads(json, heads, 4)?, head_dim)
     };
     let layer = |is_mixture: bool| {
-        let mlp = if is_mixture { mixture(json, layers)? } else { dense(json)? };
+        let mlp = if is_mixture { mixture(json, layers, [128, 8, 768], None)? } else { dense(json, 6144)? };
         Ok(LayerSpec { attention: attention.clone(), mlp, norms: LayerNorms::Pre })
     };
     let layers = mixture_layers(json, layers)?.into_iter().map(layer).collect::<Result<_, ArchError>>()?;
@@ -43,15 +43,21 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     model(json, layers, ropes, max_position_embeddings, 1e-6)
 }
 
-fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
-    let (count, top_k) = experts(json, ["num_experts", "num_local_experts"], [128, 8], layers)?;
+/// Reads a mixture under Qwen's names. Absent keys mean these numbers of experts and of experts per token, and this width of one.
+pub(super) fn mixture(
+    json: &JsonObject,
+    layers: usize,
+    [count, top_k, width]: [usize; 3],
+    shared: Option<SharedExpertSpec>,
+) -> Result<MlpSpec, ArchError> {
+    let (count, top_k) = experts(json, ["num_experts", "num_local_experts"], [count, top_k], layers)?;
     Ok(MlpSpec::Experts {
         count,
         top_k,
-        intermediate_size: size_or(json, "moe_intermediate_size", 768)?,
+        intermediate_size: size_or(json, "moe_intermediate_size", width)?,
         activation: activation(json)?,
         router: RouterSpec::softmax(bool_or(json, "norm_topk_prob", false)?),
-        shared: None,
+        shared,
         names: ExpertNames::Qwen,
         fused: false,
         bias: false,
@@ -59,8 +65,9 @@ fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
     })
 }
 
-fn dense(json: &JsonObject) -> Result<MlpSpec, ArchError> {
-    let intermediate_size = size_or(json, "intermediate_size", 6144)?;
+/// Reads the MLP of a layer that is no mixture; an absent key means this width.
+pub(super) fn dense(json: &JsonObject, width: usize) -> Result<MlpSpec, ArchError> {
+    let intermediate_size = size_or(json, "intermediate_size", width)?;
     Ok(MlpSpec::Gated { intermediate_size, activation: activation(json)?, fused: false, bias: false })
 }
 
