@@ -153,6 +153,14 @@ pub enum Prologue<B: Backend> {
     },
 }
 
+impl<B: Backend> Prologue<B> {
+    /// Returns the input, or the first of two.
+    pub fn first_input(&self) -> &Tensor<B, 2> {
+        let (Self::None { x } | Self::Norm { x, .. } | Self::Gated { gate: x, .. }) = self;
+        x
+    }
+}
+
 /// The operation on the GEMM's output.
 #[derive(Clone, Debug)]
 pub enum Epilogue<B: Backend> {

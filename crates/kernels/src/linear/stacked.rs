@@ -25,7 +25,7 @@ pub fn project<B: LinearOps>(
     keep: Keep,
 ) -> (Vec<Tensor<B, 2>>, Option<Box<ProjectSaved<B>>>) {
     assert!(matches!(epilogue, Epilogue::None), "outputs of experts are combined before anything else");
-    let (rows, device) = (rows_of(group), first_input(&prologue).device());
+    let (rows, device) = (rows_of(group), prologue.first_input().device());
     let experts = Experts::of(group, &rows);
     let inputs = slices_of(&prologue, &experts.ranges);
     let (outputs, saved): (Vec<_>, Vec<_>) = with_varying_sizes::<B, _>(&device, || {
@@ -70,12 +70,6 @@ pub fn project_backward<B: LinearOps>(
 
 fn rows_of<B: Backend>(group: &Group<B>) -> ExpertRows<B> {
     group.rows.clone().expect("a group of stacks has rows of experts")
-}
-
-/// Returns the prologue's input, or the first of two.
-fn first_input<B: Backend>(prologue: &Prologue<B>) -> &Tensor<B, 2> {
-    let (Prologue::None { x } | Prologue::Norm { x, .. } | Prologue::Gated { gate: x, .. }) = prologue;
-    x
 }
 
 /// The experts of a group.

@@ -59,8 +59,8 @@ impl LinearOps for Cuda {
         epilogue: Epilogue<Self>,
         keep: Keep,
     ) -> (Vec<Tensor<Self, 2>>, Option<Box<ProjectSaved<Self>>>) {
-        let engine = engine(&first_input(&prologue).device());
-        engine.section(|| match engine.is_loop(group, first_input(&prologue), keep) {
+        let engine = engine(&prologue.first_input().device());
+        engine.section(|| match engine.is_loop(group, prologue.first_input(), keep) {
             false => engine.project(prologue, group, epilogue, keep),
             true => stacked::project(prologue, group, epilogue, keep),
         })
@@ -72,7 +72,7 @@ impl LinearOps for Cuda {
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
     ) -> ProjectGradients<Self> {
-        let engine = engine(&first_input(&saved.prologue).device());
+        let engine = engine(&saved.prologue.first_input().device());
         engine.section(|| match engine.is_loop(&group, &d_outputs[0], Keep::Everything) {
             false => engine.group_backward(saved, group, d_outputs, d_residual_ni, None, None),
             true => stacked::project_backward(saved, group, d_outputs, d_residual_ni),
@@ -150,12 +150,6 @@ pub(super) fn halves(engine: &Engine, both: &MatrixView, width: usize) -> (Tenso
     (first, second)
 }
 
-/// Returns the prologue's input, or the first of two.
-fn first_input(prologue: &Prologue<Cuda>) -> &Tensor<Cuda, 2> {
-    let (Prologue::None { x } | Prologue::Norm { x, .. } | Prologue::Gated { gate: x, .. }) = prologue;
-    x
-}
-
 fn weight_device(weight: &Weight<Cuda>) -> cubecl::cuda::CudaDevice {
     match weight {
         Weight::Dense(values) => values.device(),
@@ -177,7 +171,7 @@ impl Engine {
         epilogue: Epilogue<Cuda>,
         keep: Keep,
     ) -> (Vec<Tensor<Cuda, 2>>, Option<Box<ProjectSaved<Cuda>>>) {
-        let input = first_input(&prologue);
+        let input = prologue.first_input();
         let forward_rows = if keep == Keep::Nothing { input.dims()[0] } else { 0 };
         let group = &Routed { group, route: self.route_of(group, input.dtype(), forward_rows) };
         let codes = self.fp8_input_layout(group);
