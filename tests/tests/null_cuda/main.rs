@@ -266,7 +266,7 @@ fn steps_are_alike(mut trainer: Trainer<Cuda>, lengths: [u32; 3], case: &str) ->
     use_graphs(&device, false);
     use_graphs(&device, true);
     drop(trainer);
-    // CubeCL frees unused memory from time to time. Without this, it would do so during a step of a later case.
+    // CubeCL frees unused memory at intervals. Freed here, it is not freed during a step of a later case.
     Cuda::release_memory(&device);
     launches
 }
