@@ -20,6 +20,7 @@ use libloading::Library;
 use crate::error::CudaError;
 use crate::imitation::Imitation;
 use crate::library::open_file;
+use crate::tensor_map::EncodeTiled;
 
 /// `CUresult` as an integer: a newer driver may return a code that cudarc's enum does not list.
 type Status = u32;
@@ -32,6 +33,7 @@ struct Symbols {
     event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> Status,
     /// Available since CUDA 12.4; only a check uses it.
     func_get_param_info: Option<unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> Status>,
+    tensor_map_encode_tiled: EncodeTiled,
     error_name: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
     error_string: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
 }
@@ -245,7 +247,12 @@ impl Driver {
         self.error_of(call, error.0 as Status)
     }
 
-    fn status(&self, call: &'static str, status: Status) -> Result<(), CudaError> {
+    /// Returns `cuTensorMapEncodeTiled`.
+    pub(crate) fn encode_tiled(&self) -> EncodeTiled {
+        self.symbols.tensor_map_encode_tiled
+    }
+
+    pub(crate) fn status(&self, call: &'static str, status: Status) -> Result<(), CudaError> {
         if status == 0 { Ok(()) } else { Err(self.error_of(call, status)) }
     }
 
@@ -274,6 +281,7 @@ impl Symbols {
                 context_events: record.and_then(|record| Ok([record, wait?])).ok(),
                 event_elapsed_time: symbol(library, file, "cuEventElapsedTime")?,
                 func_get_param_info: symbol(library, file, "cuFuncGetParamInfo").ok(),
+                tensor_map_encode_tiled: symbol(library, file, "cuTensorMapEncodeTiled")?,
                 error_name: symbol(library, file, "cuGetErrorName")?,
                 error_string: symbol(library, file, "cuGetErrorString")?,
             })

@@ -24,6 +24,7 @@ pub mod processors;
 mod repeats;
 mod stream;
 mod stream_handoff;
+mod tensor_map;
 
 pub use blaslt::{BlasLt, ElementType, Epilogue, Matmul, Operand, Pointers, PreparedMatmul, Scaling};
 pub use context::{Context, DeviceMemory};
@@ -39,3 +40,4 @@ pub use pointer::DevicePointer;
 pub use repeats::{FailedLaunch, Repeats};
 pub use stream::{Event, Stream};
 pub use stream_handoff::StreamHandoff;
+pub use tensor_map::{ByteMatrices, TensorMap};

@@ -14,8 +14,8 @@ use burn_tensor::{DType, Distribution, Tensor, TensorData};
 use firebrick_arch::Activation;
 use firebrick_kernels::backends::cuda::{Cuda, RowScaling, block_scales, scale_rows};
 use firebrick_kernels::{
-    Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, MemoryOps, Module, NormOps, NormWeight,
-    Prologue, QuantizedWeight, RunShape, Weight, WeightGradient,
+    Adapter, Epilogue, ExpertRows, GemmFormat, Group, InputGradient, Keep, LinearOps, MatrixScales, MemoryOps, Module,
+    NormOps, NormWeight, Prologue, QuantizedWeight, RunShape, Weight, WeightGradient, matrix_scales,
 };
 use firebrick_precision::QuantFormat;
 
@@ -27,6 +27,8 @@ type Matrix = Tensor<Cuda, 2>;
 
 const TOKENS: usize = 256;
 const RANK: usize = 16;
+/// Rows of experts: more than a tile, few, one, and none.
+const COUNTS: [usize; 6] = [130, 0, 3, 122, 0, 1];
 /// The storage format of most runs.
 const NF4: Option<QuantFormat> = Some(QuantFormat::Nf4 { double_quant: true });
 
@@ -60,7 +62,10 @@ struct Inputs {
     dy: TensorData,
     weight: TensorData,
     pairs: Vec<(usize, TensorData, TensorData, f64)>,
+    /// Output and input features, of one expert in a stack.
     shape: [usize; 2],
+    /// Rows of each expert; empty if the modules are no stacks.
+    counts: Vec<usize>,
 }
 
 fn random(shape: [usize; 2], size: f64) -> TensorData {
@@ -68,29 +73,44 @@ fn random(shape: [usize; 2], size: f64) -> TensorData {
 }
 
 impl Inputs {
-    /// Creates modules side by side, each `out` wide, with adapters of `a` and `b` in size.
-    fn new(shape: [usize; 2], modules: usize, [a, b]: [f64; 2], scale: f64) -> Self {
-        let [out, inputs] = shape;
+    /// Creates modules side by side, `out` wide together, with adapters of `a` and `b` in size.
+    fn new(shape: [usize; 2], modules: usize, sizes: [f64; 2], scale: f64) -> Self {
+        Self::of(shape, modules, sizes, scale, &[])
+    }
+
+    /// Creates stacks of experts with these rows.
+    fn of_experts(shape: [usize; 2], modules: usize, sizes: [f64; 2], scale: f64) -> Self {
+        Self::of(shape, modules, sizes, scale, &COUNTS)
+    }
+
+    fn of(shape: [usize; 2], modules: usize, [a, b]: [f64; 2], scale: f64, counts: &[usize]) -> Self {
+        let ([out, inputs], matrices) = (shape, counts.len().max(1));
         let mut x = Tensor::<Flex, 2>::from_data(random([TOKENS, inputs], 1.0), &Default::default());
         let outlier = x.clone().narrow(1, 7, 1).mul_scalar(50.0);
         x = x.slice_assign([0..TOKENS, 7..8], outlier);
-        let pair = |_| (RANK, random([RANK, inputs], a), random([out / modules, RANK], b), scale);
+        let pair = |_| {
+            let [a, b] = [random([matrices * RANK, inputs], a), random([matrices * out / modules, RANK], b)];
+            (RANK, a, b, scale)
+        };
         let pairs = if a > 0.0 { (0..modules).map(pair).collect() } else { Vec::new() };
-        Self { x: x.into_data(), dy: random([TOKENS, out], 1e-3), weight: random(shape, 0.02), pairs, shape }
+        let (dy, weight) = (random([TOKENS, out], 1e-3), random([matrices * out, inputs], 0.02));
+        Self { x: x.into_data(), dy, weight, pairs, shape, counts: counts.to_vec() }
     }
 
     /// Builds the group; `base` is the storage format of the weight, `None` for dense.
     fn group<B: LinearOps>(&self, gemms: GemmFormat, base: Option<QuantFormat>, device: &B::Device) -> Group<B> {
         let [out, inputs] = self.shape;
         let modules = self.pairs.len().max(1);
-        let width = out / modules;
+        let (width, matrices) = (out / modules, self.counts.len().max(1));
+        let rows = (!self.counts.is_empty()).then(|| ExpertRows::of_counts(self.counts.clone(), device));
         let whole = Tensor::<B, 2>::from_data(self.weight.clone(), (device, DType::F32));
         let module = |index: usize| {
-            let values = whole.clone().narrow(0, index * width, width);
+            let all = matrices * width;
+            let values = whole.clone().narrow(0, index * all, all);
             let weight = if let Some(format) = base {
                 let host: Vec<f32> = values.into_data().to_vec().unwrap();
                 Weight::Quantized(QuantizedWeight::<B>::upload(
-                    &format.quantize(&host, &[width, inputs]).unwrap(),
+                    &format.quantize(&host, &[all, inputs]).unwrap(),
                     device,
                 ))
             } else {
@@ -103,7 +123,7 @@ impl Inputs {
             let columns = index * width..(index + 1) * width;
             Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter }
         };
-        Group { modules: (0..modules).map(module).collect(), parts: vec![out], gemms, dropout: None, rows: None }
+        Group { modules: (0..modules).map(module).collect(), parts: vec![out], gemms, dropout: None, rows }
     }
 
     /// Computes the output, the gradient of the input, and the gradients of all factors, from x and dy in `dtype`.
@@ -140,6 +160,33 @@ fn products_equal_the_reference_and_are_near_the_exact_ones() {
     }
     // Without adapters, at a width that is padded.
     products_are_right(&Inputs::new([80, 48], 1, [0.0; 2], 1.0), None, &device);
+}
+
+/// On Hopper all experts are one launch, elsewhere each is a GEMM; the reference computes one after the other.
+#[test]
+fn products_of_experts_equal_the_reference_and_experts_without_rows_have_no_gradient() {
+    let Some(device) = device() else { return };
+    // Inner widths of less than a step, of whole steps and with a rest, with tails in every tile; and widths of a real model.
+    for (shape, modules) in [([48, 80], 1), ([96, 80], 2), ([384, 256], 2), ([1536, 1024], 2), ([1024, 768], 1)] {
+        let matrix = [shape[0] / modules, shape[1]];
+        let stored = QuantFormat::ALL.into_iter().filter(|format| {
+            format.check_columns(shape[1]).is_ok() && matrix_scales(*format, matrix) == MatrixScales::OfFormat
+        });
+        for base in stored.map(Some).chain([None]) {
+            let adapted = [1.0 / (shape[1] as f64).sqrt(), 0.01];
+            let inputs = Inputs::of_experts(shape, modules, adapted, 2.0);
+            products_are_right(&inputs, base, &device);
+            let got = inputs.run::<Cuda>(GemmFormat::Fp8, base, DType::BF16, &device);
+            for (index, factor) in got[2..].iter().enumerate() {
+                let all_zero = |part: &[f64]| part.iter().all(|value| *value == 0.0);
+                let of_experts: Vec<bool> = factor.chunks(factor.len() / COUNTS.len()).map(all_zero).collect();
+                assert_eq!(of_experts, COUNTS.map(|count| count == 0), "{shape:?} {base:?}: factor {index}");
+            }
+            let again = inputs.run::<Cuda>(GemmFormat::Fp8, base, DType::BF16, &device);
+            assert!(got == again, "{shape:?} {base:?}: two calls gave other bytes");
+        }
+    }
+    products_are_right(&Inputs::of_experts([80, 48], 1, [0.0; 2], 1.0), None, &device);
 }
 
 #[expect(clippy::print_stderr, reason = "the table is what --nocapture is for")]
@@ -237,22 +284,38 @@ fn operations_that_write_codes_change_no_bit_of_them() {
             let pair = 1.0 / (hidden as f64).sqrt();
             let up = Inputs::new([2 * width, hidden], 2, [pair, 0.01], 2.0);
             let down = Inputs::new([hidden, width], 1, [pair, 0.01], 2.0);
-            let mlps = [true, false].map(|together| mlp(&up, &down, base, together, &device));
-            for (index, (together, apart)) in mlps[0].iter().zip(&mlps[1]).enumerate() {
-                let what = format!("result {index}, hidden {hidden}, width {width}, {base:?}");
-                // The gradients of A of gate and up are sums over the norm's input, and rounded at a different place.
-                if [4, 6].contains(&index) {
-                    let (slope, noise) = slope_and_noise(together, apart);
-                    assert!((slope - 1.0).abs() < 2e-3 && noise < 5e-3, "{what}: slope {slope}, noise {noise}");
-                } else {
-                    assert!(together == apart, "{what}");
-                }
-            }
+            together_is_as_apart(&up, &down, base, &device);
+        }
+    }
+}
+
+#[test]
+fn operations_that_write_codes_of_experts_rows_change_no_bit_of_them() {
+    let Some(device) = device() else { return };
+    for (hidden, width) in [(80, 48), (2048, 768)] {
+        let pair = 1.0 / (hidden as f64).sqrt();
+        let up = Inputs::of_experts([2 * width, hidden], 2, [pair, 0.01], 2.0);
+        let down = Inputs::of_experts([hidden, width], 1, [pair, 0.01], 2.0);
+        together_is_as_apart(&up, &down, None, &device);
+    }
+}
+
+fn together_is_as_apart(up: &Inputs, down: &Inputs, base: Option<QuantFormat>, device: &Device) {
+    let mlps = [true, false].map(|together| mlp(up, down, base, together, device));
+    for (index, (together, apart)) in mlps[0].iter().zip(&mlps[1]).enumerate() {
+        let what = format!("result {index}, weights {:?} and {:?}, {base:?}", up.shape, down.shape);
+        // The gradients of A of gate and up are sums over the norm's input, and rounded at a different place.
+        if [4, 6].contains(&index) {
+            let (slope, noise) = slope_and_noise(together, apart);
+            assert!((slope - 1.0).abs() < 2e-3 && noise < 5e-3, "{what}: slope {slope}, noise {noise}");
+        } else {
+            assert!(together == apart, "{what}");
         }
     }
 }
 
 /// Computes the output and the gradients of the input and of the factors of norm, gate, up and down, with operations that write codes, or separately.
+/// Rows of experts are normalized before they are sorted, so their norm is separate in both.
 fn mlp(up: &Inputs, down: &Inputs, base: Option<QuantFormat>, together: bool, device: &Device) -> Vec<Vec<f64>> {
     let [gate_up, down_group] = [up, down].map(|inputs| inputs.group::<Cuda>(GemmFormat::Fp8, base, device));
     let width = down.shape[1];
@@ -262,7 +325,8 @@ fn mlp(up: &Inputs, down: &Inputs, base: Option<QuantFormat>, together: bool, de
     let weight = Tensor::<Cuda, 1>::ones([x.dims()[1]], (device, DType::F32));
     let norm = NormWeight { weight, offset: 0.0, epsilon: 1e-5, trains: false };
     let ran = Cuda::section(device, || {
-        let normed = if together {
+        let has_norm = together && up.counts.is_empty();
+        let normed = if has_norm {
             Prologue::Norm { x: x.clone(), norm: norm.clone() }
         } else {
             Prologue::None { x: Cuda::rms_norm(x.clone(), &norm, None) }
@@ -277,19 +341,19 @@ fn mlp(up: &Inputs, down: &Inputs, base: Option<QuantFormat>, together: bool, de
         let (y, saved) = Cuda::project(activated, &down_group, Epilogue::None, Keep::Inputs);
 
         let (saved, up_saved) = (*saved.unwrap(), *up_saved.unwrap());
-        let (dx, mut modules, of_up);
+        let (of_input, mut modules, of_up);
         if together {
             modules = Vec::new();
             let groups = [(up_saved, gate_up.clone()), (saved, down_group)];
             let gradients = Cuda::mlp_backward(groups, dy, None, |of_down, _| modules = of_down);
-            (dx, of_up) = (gradients.input.plain(), gradients.modules);
+            (of_input, of_up) = (gradients.input.plain(), gradients.modules);
         } else {
             let of_down = Cuda::project_backward(saved, down_group, vec![dy], None);
             let (d_gate, d_up) = Cuda::gated_backward(gate, up, activation, of_down.input.plain());
             let gradients = Cuda::project_backward(up_saved, gate_up.clone(), vec![d_gate, d_up], None);
-            dx = Cuda::rms_norm_backward(x, &norm, gradients.input.plain(), None).0;
-            (modules, of_up) = (of_down.modules, gradients.modules);
+            (of_input, modules, of_up) = (gradients.input.plain(), of_down.modules, gradients.modules);
         }
+        let dx = if has_norm { of_input } else { Cuda::rms_norm_backward(x, &norm, of_input, None).0 };
         modules.extend(of_up);
         let factors = modules.into_iter().filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
         y.into_iter().chain([dx]).chain(factors).collect::<Vec<_>>()
@@ -325,7 +389,14 @@ fn adapted(b: f64, scale: f64) -> Inputs {
 /// Returns the inputs with B times a factor, and another weight.
 fn changed(inputs: &Inputs, weight: TensorData, b: f64) -> Inputs {
     let pairs = inputs.pairs.iter().map(|(rank, a, of_b, scale)| (*rank, a.clone(), times(of_b, b), *scale));
-    Inputs { weight, pairs: pairs.collect(), x: inputs.x.clone(), dy: inputs.dy.clone(), shape: inputs.shape }
+    Inputs {
+        weight,
+        pairs: pairs.collect(),
+        x: inputs.x.clone(),
+        dy: inputs.dy.clone(),
+        shape: inputs.shape,
+        counts: Vec::new(),
+    }
 }
 
 #[test]

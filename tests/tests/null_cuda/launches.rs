@@ -182,6 +182,8 @@ fn cases_of_families() -> Vec<Case> {
             cases.push(Case { family, base, lora, ..PLAIN });
         }
         cases.push(Case { family, lora: experts, recompute: Recompute::Full, ..PLAIN });
+        cases.push(Case { family, lora: experts, gemms: GemmFormat::Fp8, ..PLAIN });
+        cases.push(Case { family, base: TRAINED, lora: NONE, gemms: GemmFormat::Fp8, ..PLAIN });
     }
     cases.push(Case { family: "tiny-qwen3-moe", lora: PARAMETERS, ..PLAIN });
     cases

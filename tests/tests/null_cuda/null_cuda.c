@@ -83,6 +83,7 @@ API int cuMemGetInfo_v2(size_t *available, size_t *total) {
     *total = TOTAL_BYTES, *available = TOTAL_BYTES - counts[BYTES];
     return 0;
 }
+SUCCEEDS(cuTensorMapEncodeTiled)
 API int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 0, 16); return 0; }
 
 // CUDA_MEMCPY2D; kind 1 is the host, 2 the device.

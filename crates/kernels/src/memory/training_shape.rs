@@ -89,6 +89,8 @@ pub struct TrainingShape {
     /// Shared memory of a block, in bytes, that tiles and passes of backend `cuda` are planned for:
     /// [`PLANNED_SHARED_BYTES`](crate::PLANNED_SHARED_BYTES), or what a smaller card has.
     pub shared_bytes: usize,
+    /// Whether the card is a Hopper, whose own kernels of backend `cuda` multiply all experts in 8-bit floats in one launch.
+    pub has_wgmma: bool,
     /// Bytes of converted frozen weights that stay on the device, for the forward and for the backward.
     pub kept_bytes: [u64; 2],
     /// Bytes of optimizer state, from the optimizer itself.
@@ -266,6 +268,7 @@ pub(crate) mod tests {
             compute: FloatType::Bf16,
             gemms: GemmFormat::Compute,
             shared_bytes: PLANNED_SHARED_BYTES,
+            has_wgmma: true,
             kept_bytes: [0; 2],
             // 8-bit AdamW: both moments of 41,943,040 parameters with their scales.
             optimizer_bytes: (41_943_040.0f64 * 2.03).ceil() as u64,

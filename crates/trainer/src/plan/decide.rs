@@ -31,7 +31,8 @@ impl<'a> Made<'a> {
 
         let training = shapes::training(config, compute.value, backend.value, data, &stated);
         let divided = divided::divided_bytes(zero_stage, world_size, spec, training.base, lora.as_ref(), &trained);
-        let training = TrainingShape { divided, shared_bytes: case.shared_bytes(), ..training };
+        let (shared_bytes, has_wgmma) = (case.shared_bytes(), case.has_wgmma());
+        let training = TrainingShape { divided, shared_bytes, has_wgmma, ..training };
         let gemms = fp8::gemms(config.compute(), &case, &training)?;
         let training = TrainingShape { gemms: gemms.value, ..training };
         let base = adapter::base(config, spec, training.base)?;

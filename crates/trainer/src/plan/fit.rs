@@ -63,6 +63,11 @@ impl Case<'_> {
         }
     }
 
+    /// Returns whether the card has Hopper's own matrix products.
+    pub(super) fn has_wgmma(&self) -> bool {
+        self.hardware() == Some(HardwareKind::Hopper)
+    }
+
     /// Returns the accelerator that the backend computes on, if its memory is known.
     pub(super) fn card(&self) -> Option<&Gpu> {
         match self.backend {

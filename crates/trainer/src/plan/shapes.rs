@@ -58,6 +58,7 @@ pub(super) fn training(
         compute,
         gemms: GemmFormat::Compute,
         shared_bytes: PLANNED_SHARED_BYTES,
+        has_wgmma: false,
         kept_bytes: [0; 2],
         optimizer_bytes: optimizer(config).state_bytes(trained, backend.code_bytes()),
         paged_bytes: 0,

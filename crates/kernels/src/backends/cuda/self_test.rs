@@ -8,12 +8,19 @@ use cubecl::cuda::CudaDevice;
 use super::attention::library::CudnnLimits;
 use super::engine::{Cuda, DeviceFailure, engine, limit_cudnn};
 use crate::conformance::{Case, attention, begin_attention, usual_operations, verdict};
-use crate::linear::reference;
-use crate::{Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, Prologue, Weight, WeightGradient};
+use crate::linear::{reference, stacked};
+use crate::{
+    Adapter, Epilogue, ExpertRows, GemmFormat, Group, Keep, LinearOps, Module, Prologue, Weight, WeightGradient,
+};
 
 /// Maximum error of a GEMM in 8-bit floats relative to the reference, which rounds in the same way. A wrong scale or
 /// order has a larger error, and codes under powers of two have half of it.
 const FP8_TOLERANCE: f64 = 0.1;
+
+/// Groups of one module for the self-test of 8-bit floats: the rank, the shape of a matrix, and the rows of each expert, if it is a stack. One has an adapter,
+/// one fills its rows.
+const FP8_GROUPS: [(Option<usize>, [usize; 2], &[usize]); 3] =
+    [(Some(8), [144, 272], &[]), (None, [80, 48], &[]), (Some(8), [144, 272], &[33, 0, 7])];
 
 /// Implements [`crate::BackendKind::self_test`]. Documents of one length, and of several short or long lengths, use
 /// different attention kernels: all of them run.
@@ -49,19 +56,16 @@ pub(in crate::backends) fn self_test(
     }
 }
 
-/// Tests a group with an adapter, and one that fills its rows, forward and backward. The reference runs on the CPU, so nothing is compiled for it.
+/// Tests groups and a stack forward and backward. The reference runs on the CPU, so nothing is compiled for it.
 fn fp8_groups(device: &CudaDevice, dtype: DType) -> Result<(), String> {
-    for (rank, shape) in [(Some(8), [144, 272]), (None, [80, 48])] {
-        let Operands { group, x, dy } = Operands::<Cuda>::new(rank, shape, dtype, device);
-        let (y, saved) = Cuda::project(x, &group, Epilogue::None, Keep::Inputs);
-        let Operands { group: same_group, x, dy: same_dy } =
-            Operands::<Flex>::new(rank, shape, DType::F32, &Default::default());
-        let (expected_y, expected) = reference::project(x, &same_group, Epilogue::None, Keep::Inputs);
-        let (Some(saved), Some(expected)) = (saved, expected) else { unreachable!("inputs are kept") };
-        let dx = Cuda::project_backward(*saved, group, vec![dy], None).input.plain();
-        let expected_dx = reference::project_backward(*expected, same_group, vec![same_dy], None).input.plain();
-        let found = [y, vec![dx]].concat().into_iter().map(host);
-        let expected = [expected_y, vec![expected_dx]].concat().into_iter().map(host);
+    for (rank, shape, counts) in FP8_GROUPS {
+        let Operands { group, x, dy } = Operands::<Cuda>::new(rank, shape, counts, dtype, device);
+        let (mut y, saved) = Cuda::project(x, &group, Epilogue::None, Keep::Inputs);
+        let saved = *saved.expect("inputs are kept");
+        let dx = Cuda::project_backward(saved, group, vec![dy], None).input.plain();
+        let found = [y.remove(0), dx].map(host);
+        let same = Operands::<Flex>::new(rank, shape, counts, DType::F32, &Default::default());
+        let expected = same.reference();
         for ((what, found), expected) in ["forward", "gradient of the input"].into_iter().zip(found).zip(expected) {
             let error = relative_error(&found, &expected);
             if error.is_nan() || error > FP8_TOLERANCE {
@@ -83,7 +87,14 @@ struct Operands<B: LinearOps> {
 }
 
 impl<B: LinearOps> Operands<B> {
-    fn new(rank: Option<usize>, [outputs, inputs]: [usize; 2], dtype: DType, device: &B::Device) -> Self {
+    fn new(
+        rank: Option<usize>,
+        [outputs, inputs]: [usize; 2],
+        counts: &[usize],
+        dtype: DType,
+        device: &B::Device,
+    ) -> Self {
+        let matrices = counts.len().max(1);
         let mut random = 1_u64;
         let mut values = |[rows, columns]: [usize; 2], size: f32| {
             let mut next = || {
@@ -94,14 +105,14 @@ impl<B: LinearOps> Operands<B> {
             Tensor::<B, 2>::from_data(TensorData::new(values, [rows, columns]), (device, DType::F32))
         };
         let adapter = rank.map(|rank| Adapter {
-            a: values([rank, inputs], 0.05),
-            b: values([outputs, rank], 0.02),
+            a: values([matrices * rank, inputs], 0.05),
+            b: values([matrices * outputs, rank], 0.02),
             scale: 2.0,
             magnitude: None,
         });
         let module = Module {
             columns: 0..outputs,
-            weight: Weight::Dense(values([outputs, inputs], 0.02)),
+            weight: Weight::Dense(values([matrices * outputs, inputs], 0.02)),
             weight_gradient: WeightGradient::Frozen,
             bias: None,
             adapter,
@@ -112,11 +123,27 @@ impl<B: LinearOps> Operands<B> {
                 parts: vec![outputs],
                 gemms: GemmFormat::Fp8,
                 dropout: None,
-                rows: None,
+                rows: (!counts.is_empty()).then(|| ExpertRows::of_counts(counts.to_vec(), device)),
             },
             x: Prologue::None { x: values([40, inputs], 1.0).cast(DType::BF16).cast(dtype) },
             dy: values([40, outputs], 1e-3).cast(DType::BF16).cast(dtype),
         }
+    }
+
+    /// Computes the output and the gradient of the input by the reference.
+    fn reference(self) -> [Vec<f32>; 2] {
+        let Self { group, x, dy } = self;
+        let is_stack = group.rows.is_some();
+        let (mut y, saved) = match is_stack {
+            false => reference::project(x, &group, Epilogue::None, Keep::Inputs),
+            true => stacked::project(x, &group, Epilogue::None, Keep::Inputs),
+        };
+        let saved = *saved.expect("inputs are kept");
+        let gradients = match is_stack {
+            false => reference::project_backward(saved, group, vec![dy], None),
+            true => stacked::project_backward(saved, group, vec![dy], None),
+        };
+        [y.remove(0), gradients.input.plain()].map(host)
     }
 }
 
@@ -138,14 +165,10 @@ mod tests {
     /// A wrong scale is found, and rounding is not.
     #[test]
     fn products_in_8_bit_floats_are_as_far_from_exact_ones_as_rounding_is() {
-        for (rank, shape) in [(Some(8), [144, 272]), (None, [80, 48])] {
+        for (rank, shape, counts) in FP8_GROUPS {
             let [rounded, exact] = [GemmFormat::Fp8, GemmFormat::Compute].map(|gemms| {
-                let Operands { group, x, dy } = Operands::<Flex>::new(rank, shape, DType::F32, &Default::default());
-                let group = Group { gemms, ..group };
-                let (mut y, saved) = reference::project(x, &group, Epilogue::None, Keep::Inputs);
-                let saved = *saved.expect("inputs are kept");
-                let dx = reference::project_backward(saved, group, vec![dy], None).input.plain();
-                [host(y.remove(0)), host(dx)]
+                let operands = Operands::<Flex>::new(rank, shape, counts, DType::F32, &Default::default());
+                Operands { group: Group { gemms, ..operands.group }, ..operands }.reference()
             });
             for (rounded, exact) in rounded.iter().zip(&exact) {
                 let error = relative_error(rounded, exact);

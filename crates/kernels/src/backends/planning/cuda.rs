@@ -14,7 +14,7 @@ use firebrick_precision::Format;
 
 use super::adapters::{forward_sums_bytes, low_rank_sums_bytes, saved_low_rank_bytes};
 use super::layer::buffers_per_token;
-use super::route::{Route, WeightRoute};
+use super::route::{GroupShape, Route, WeightRoute};
 use super::rows::{fp8_stride, row_stride};
 use crate::GemmFormat;
 use crate::memory::estimate::line;
@@ -189,7 +189,7 @@ pub fn converted_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [
                 let values = group.matrices() * converted_values(&group, training);
                 [values * training.activation_bytes() as usize, 0]
             }
-            GemmFormat::Fp8 => fp8_weight_bytes(&group, training),
+            GemmFormat::Fp8 => fp8_weight_bytes(&group, training).map(|bytes| group.matrices() * bytes),
         };
         [sum[0] + bytes[0] as u64, sum[1] + bytes[1] as u64]
     })
@@ -201,18 +201,26 @@ fn converted_values(group: &GroupSpec, training: &TrainingShape) -> usize {
     (group.out_features() + appended) * row_stride(group.in_features, appended)
 }
 
-/// Returns the bytes of a group's weight in 8-bit codes with their scales: for the forward, and transposed.
+/// Returns the bytes of a group's weight in 8-bit codes with their scales, of one expert in a stack: for the forward, and transposed.
 fn fp8_weight_bytes(group: &GroupSpec, training: &TrainingShape) -> [usize; 2] {
-    let ranks = Route::planned(group, training).ranks;
+    let Route { ranks, is_grouped, .. } = Route::planned(group, training);
     let (outputs, inputs) = (group.out_features(), group.in_features);
     // The adapters in the compute format (at most all of B for each module), and the maxima.
-    let around = 4 * ranks * (inputs + outputs) + 4096;
-    [outputs * (fp8_stride(inputs, ranks) + 4) + around, inputs * (fp8_stride(outputs, ranks) + 4) + around]
+    let around = if is_grouped {
+        let shape = GroupShape::planned(group, training);
+        let b_values: usize = shape.adapted().map(|module| module.rank * module.columns.len()).sum();
+        4 * (ranks * inputs + b_values) + 1024
+    } else {
+        4 * ranks * (inputs + outputs) + 4096
+    };
+    [[outputs, inputs], [inputs, outputs]]
+        .map(|[rows, width]| rows * (fp8_stride(width, ranks, is_grouped) + 4) + around)
 }
 
 /// Returns the bytes of the longest row of codes that a group's GEMMs read.
 fn fp8_row_bytes(group: &GroupSpec, training: &TrainingShape) -> usize {
-    fp8_stride(group.in_features.max(group.out_features()), Route::planned(group, training).ranks) + 4
+    let Route { ranks, is_grouped, .. } = Route::planned(group, training);
+    fp8_stride(group.in_features.max(group.out_features()), ranks, is_grouped) + 4
 }
 
 /// Returns the bytes of one layer's weights in 8-bit codes, in both orders, and of the rows that they are multiplied with.
@@ -220,15 +228,21 @@ fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
     if training.gemms == GemmFormat::Compute {
         return [0; 2];
     }
-    let groups: Vec<_> = model.all_groups().collect();
-    // Buffers of equal shape are shared.
-    let weights: BTreeSet<_> = groups
-        .iter()
-        .map(|group| (group.out_features(), group.in_features, fp8_weight_bytes(group, training)))
-        .collect();
+    let (mut weights, mut row) = (BTreeSet::new(), 0);
+    for layer in 0..model.layers.len() {
+        let rows_per_token = model.layers[layer].mlp.rows_per_token();
+        for group in model.groups(layer) {
+            // Experts that run one after the other share buffers, and have at most one row of a token each.
+            let is_grouped = Route::planned(&group, training).is_grouped;
+            let [matrices, rows] = if is_grouped { [group.matrices(), rows_per_token] } else { [1; 2] };
+            let bytes = fp8_weight_bytes(&group, training).map(|bytes| matrices * bytes);
+            // Buffers of equal shape are shared.
+            weights.insert((matrices * group.out_features(), group.in_features, bytes));
+            row = row.max(rows * fp8_row_bytes(&group, training));
+        }
+    }
     let weights = weights.iter().flat_map(|(.., bytes)| bytes).sum::<usize>() as u64;
-    let row = groups.iter().map(|group| fp8_row_bytes(group, training)).max().unwrap_or(0) as u64;
-    [weights, training.tokens() * row]
+    [weights, training.tokens() * row as u64]
 }
 
 fn converted_why(training: &TrainingShape) -> String {
@@ -239,6 +253,7 @@ fn converted_why(training: &TrainingShape) -> String {
 #[cfg(test)]
 mod tests {
     use firebrick_arch::shapes::llama_3_1_8b;
+    use firebrick_arch::{Activation, ExpertNames, MlpSpec, RouterSpec};
     use firebrick_precision::FloatType;
 
     use super::*;
@@ -282,6 +297,36 @@ mod tests {
         let full = on_cuda(&full(FloatType::Bf16));
         assert_eq!(bytes_of(&full, "converted weights"), (218_103_808 + 128_256 * 4096) * 2);
         assert_eq!(bytes_of(&full, "base weights"), 0, "no second copy of all weights");
+    }
+
+    #[test]
+    fn experts_have_codes_of_all_matrices_and_of_every_row_where_one_launch_reads_them() {
+        let mut model = llama_3_1_8b();
+        let mlp = MlpSpec::Experts {
+            count: 16,
+            top_k: 4,
+            intermediate_size: 1024,
+            activation: Activation::Silu,
+            router: RouterSpec::softmax(true),
+            shared: None,
+            names: ExpertNames::Qwen,
+            fused: false,
+            bias: false,
+            mxfp4: false,
+        };
+        model.layers.iter_mut().for_each(|layer| layer.mlp = mlp.clone());
+        let bytes = |has_wgmma| {
+            let training = TrainingShape { gemms: GemmFormat::Fp8, has_wgmma, ..qlora(1, Recompute::Full) };
+            let estimate = estimate(BackendKind::Cuda, &model, &training);
+            ["8-bit weights", "8-bit rows"].map(|name| bytes_of(&estimate, name))
+        };
+        let [[weights, rows], [alone, rows_alone]] = [true, false].map(bytes);
+        // Both matrices of an expert in both orders, their scales, and adapters: at most an eighth more than the codes.
+        let codes = 2 * 3 * 1024 * 4096;
+        let added = (weights - alone) as f64 / f64::from(15 * codes);
+        assert!((1.0..1.125).contains(&added), "{added}");
+        // The widest inputs are those of attention's output and of gate and up.
+        assert_eq!([rows, rows_alone], [4096 * 4 * (32 + 4096 + 4), 4096 * (128 + 6144 + 4)]);
     }
 
     #[test]

@@ -28,8 +28,9 @@ const MAX_FEW_DENSE_ROWS: usize = 8;
 const FEW_ROWS_CHUNK: usize = 32;
 /// Shared memory of a block, in bytes, that three stages of a product of experts need.
 pub(in crate::backends) const EXPERTS_SHARED_BYTES: usize = 3 * 32_768 + 1024;
-/// Largest multiple that widths and ranks of experts must be, so that all rows lie on the 16-byte grid.
+/// What widths and ranks of experts must be multiples of, so that all rows lie on the 16-byte grid; and their widths in 8-bit codes.
 const EXPERT_MULTIPLE: usize = 8;
+const EXPERT_CODES_MULTIPLE: usize = 16;
 /// Shared memory of a block, in bytes, on the smallest cards that support all passes: RTX 30, 40 and 50.
 pub const PLANNED_SHARED_BYTES: usize = 101_376;
 
@@ -70,6 +71,8 @@ pub(in crate::backends) struct How {
     pub gemms: GemmFormat,
     /// Maximum shared memory of a block on the card.
     pub shared_bytes: usize,
+    /// Whether the card has Hopper's own products, which multiply experts in 8-bit floats.
+    pub has_wgmma: bool,
     /// Rows of a forward without a backward; 0 if a backward follows.
     pub forward_rows: usize,
 }
@@ -154,14 +157,14 @@ impl Route {
     /// Decides the route of a group.
     pub(in crate::backends) fn new(group: &GroupShape, how: How) -> Self {
         let GroupShape { in_features, ref modules, has_dropout, is_stack } = *group;
-        let How { compute, gemms, shared_bytes, forward_rows } = how;
+        let How { compute, gemms, shared_bytes, forward_rows, .. } = how;
         let has_few_rows = (1..=few_rows(group, how)).contains(&forward_rows);
         let adapted: Vec<&ModuleShape> = group.adapted().collect();
         let ranks: Vec<usize> = adapted.iter().map(|module| module.rank).collect();
         let is_grouped = is_grouped(group, how);
         let adapters = if has_few_rows && !ranks.is_empty() {
             AdapterRoute::FewRows
-        } else if is_grouped && !ranks.is_empty() {
+        } else if is_grouped && gemms == GemmFormat::Compute && !ranks.is_empty() {
             AdapterRoute::Appended { columns: ranks.iter().sum() }
         } else {
             adapter_route(gemms, in_features, &ranks)
@@ -216,6 +219,7 @@ impl Route {
                 compute: training.compute,
                 gemms: training.gemms,
                 shared_bytes: training.shared_bytes,
+                has_wgmma: training.has_wgmma,
                 forward_rows: 0,
             },
         )
@@ -283,18 +287,22 @@ fn adapter_route(gemms: GemmFormat, in_features: usize, ranks: &[usize]) -> Adap
     }
 }
 
-/// Returns whether one launch computes all experts of a stack: in 16 bits, without magnitudes, and with more rows than generation has.
+/// Returns whether one launch computes all experts of a stack: activations in 16 bits, no magnitudes, and more rows than generation has.
 fn is_grouped(group: &GroupShape, how: How) -> bool {
+    let (multiple, has_kernel) = match how.gemms {
+        GemmFormat::Compute => (EXPERT_MULTIPLE, true),
+        GemmFormat::Fp8 => (EXPERT_CODES_MULTIPLE, how.has_wgmma),
+    };
     let mut modules = group.modules.iter();
     let is_aligned = modules.all(|module| {
-        let numbers = [module.columns.start, module.columns.end, module.rank];
-        numbers.iter().all(|number| number.is_multiple_of(EXPERT_MULTIPLE))
+        let ends = [module.columns.start, module.columns.end];
+        ends.iter().all(|end| end.is_multiple_of(multiple)) && module.rank.is_multiple_of(EXPERT_MULTIPLE)
     });
     group.is_stack
         && is_aligned
-        && group.in_features.is_multiple_of(EXPERT_MULTIPLE)
+        && group.in_features.is_multiple_of(multiple)
         && how.compute != FloatType::F32
-        && how.gemms == GemmFormat::Compute
+        && has_kernel
         && !group.modules.iter().any(|module| module.has_magnitudes)
         && !(1..=MAX_FEW_ROWS).contains(&how.forward_rows)
 }
@@ -351,8 +359,13 @@ mod tests {
 
     const NF4: Format = Format::Quantized(QuantFormat::Nf4 { double_quant: true });
     /// The configuration of an H100.
-    const H100: How =
-        How { compute: FloatType::Bf16, gemms: GemmFormat::Compute, shared_bytes: 232_448, forward_rows: 0 };
+    const H100: How = How {
+        compute: FloatType::Bf16,
+        gemms: GemmFormat::Compute,
+        shared_bytes: 232_448,
+        has_wgmma: true,
+        forward_rows: 0,
+    };
     const IN_FP8: How = How { gemms: GemmFormat::Fp8, ..H100 };
 
     /// Builds a frozen group whose modules have these widths and ranks.
@@ -453,6 +466,29 @@ mod tests {
             let got = (route.weight, route.adapters, super::few_rows(&group, how), passes(&route));
             assert_eq!(got, (weight, adapters, few_rows, expected.to_owned()), "{name}");
         }
+    }
+
+    #[test]
+    fn experts_run_in_one_launch_where_a_kernel_reads_their_rows() {
+        let stack = |widths: &[(usize, usize)]| GroupShape { is_stack: true, ..group(2048, NF4, widths) };
+        let route = |group: &GroupShape, how| {
+            let route = Route::new(group, how);
+            (route.is_grouped, route.weight, route.adapters)
+        };
+        let gate_up = stack(&[(768, 16); 2]);
+        let [in_16_bits, in_codes] = [H100, IN_FP8].map(|how| route(&gate_up, how));
+        assert_eq!(in_16_bits, (true, WeightRoute::WrittenOut, AdapterRoute::Appended { columns: 32 }));
+        assert_eq!(in_codes, (true, WeightRoute::Codes, AdapterRoute::InCodes));
+        // Expert by expert.
+        for (group, how) in [
+            (&gate_up, How { has_wgmma: false, ..IN_FP8 }),
+            (&gate_up, How { compute: FloatType::F32, ..IN_FP8 }),
+            (&stack(&[(776, 16); 2]), IN_FP8),
+            (&stack(&[(768, 12); 2]), IN_FP8),
+        ] {
+            assert_eq!(route(group, how), (false, WeightRoute::Codes, AdapterRoute::InCodes), "{group:?} {how:?}");
+        }
+        assert!(route(&stack(&[(776, 16); 2]), H100).0);
     }
 
     #[test]

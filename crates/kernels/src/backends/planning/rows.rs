@@ -28,9 +28,10 @@ pub(in crate::backends) fn row_stride(width: usize, appended: usize) -> usize {
 }
 
 /// Returns the bytes from the start of one row of 8-bit codes to the next: inner width and ranks, padded to whole tiles
-/// of the matrix units, or without ranks to whole blocks.
-pub(in crate::backends) fn fp8_stride(width: usize, ranks: usize) -> usize {
-    (fp8_lead(ranks) + width).next_multiple_of(if ranks == 0 { FP8_BLOCK } else { FP8_MULTIPLE })
+/// of the matrix units, or without ranks and for the kernel of experts (`is_grouped`) to whole blocks.
+pub(in crate::backends) fn fp8_stride(width: usize, ranks: usize, is_grouped: bool) -> usize {
+    let multiple = if ranks == 0 || is_grouped { FP8_BLOCK } else { FP8_MULTIPLE };
+    (fp8_lead(ranks) + width).next_multiple_of(multiple)
 }
 
 /// Returns the leading columns of 8-bit codes for the adapters' ranks: whole steps of the matrix units.
@@ -41,12 +42,9 @@ pub(in crate::backends) fn fp8_lead(ranks: usize) -> usize {
 /// Ranks of `x Aᵀ` that share an allocation until the backward; on small models separate allocations would cost more than the copy.
 pub(in crate::backends) const SAVED_RANKS: usize = 256;
 
-/// Returns why a model's GEMMs cannot use 8-bit floats (experts, or a width that is not a multiple of 16); `None` if they can.
+/// Returns why a model's GEMMs cannot use 8-bit floats (a width that is not a multiple of 16); `None` if they can.
 #[must_use]
 pub fn fp8_refusal(model: &ModelSpec) -> Option<String> {
-    if model.is_mixture() {
-        return Some("experts are multiplied in the compute format only".to_owned());
-    }
     let wrong = |group: &GroupSpec| {
         let width = [group.in_features, group.out_features()].into_iter().find(|width| !width.is_multiple_of(16))?;
         let module = &group.modules.first()?.path;

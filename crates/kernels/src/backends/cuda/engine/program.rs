@@ -199,7 +199,7 @@ impl Source {
             Self::Sinks => sources!("attention/sinks.cu"),
             Self::StoreRows => sources!("attention/store_rows.cu"),
             Self::WideExperts { .. } => {
-                sources!("engine/matrix_units.cu", "moe/grouped.cu", "moe/grouped_hopper.cu")
+                sources!("engine/matrix_units.cu", "moe/grouped.cu", "moe/grouped_hopper.cu", "moe/grouped_fp8.cu")
             }
             Self::WriteOut => {
                 sources!("linear/operands/weight_values.cu", "linear/modules.cu", "linear/operands/write_out.cu")

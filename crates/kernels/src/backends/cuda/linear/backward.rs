@@ -158,7 +158,8 @@ impl Engine {
             }
         };
         let (weight, experts, adapters) = if group.route.weight == WeightRoute::Codes {
-            (None, None, self.fp8_backward_adapters(group, dy.dtype))
+            let experts = self.rows_of_experts(group, dy);
+            (None, experts, self.fp8_backward_adapters(group, dy.dtype, experts))
         } else {
             let weight = self.group_weight(group, dy.dtype);
             let experts = self.experts_of(group, weight.as_ref(), dy);
@@ -213,7 +214,7 @@ impl Engine {
         if (is_masked || group.route.adapters == AdapterRoute::Separate)
             && let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters
         {
-            let gemm = Gemm { experts: gradient.experts, ..Gemm::input_gradient("lora", *d_low, adapters.a) };
+            let gemm = Gemm { experts: adapters.experts, ..Gemm::input_gradient("lora", *d_low, adapters.a) };
             match group.dropout {
                 None => self.gemm(Gemm { c: Some(out), ..gemm }, out),
                 Some(dropout) => {

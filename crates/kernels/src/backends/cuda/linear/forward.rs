@@ -290,8 +290,13 @@ impl Engine {
         weight: Option<&GroupWeight>,
         rows: DeviceBlock,
     ) -> Option<OfExperts> {
-        let experts = self.of_experts(group.rows.as_ref()?, rows.rows, rows.dtype);
+        let experts = self.rows_of_experts(group, rows)?;
         Some(experts.with_matrices(weight.expect("a stack is written out or stored as it is read").matrix_stride()))
+    }
+
+    /// Returns the rows of experts without matrices; `None` if the group is no stack.
+    pub(super) fn rows_of_experts(&self, group: &Routed<'_>, rows: DeviceBlock) -> Option<OfExperts> {
+        Some(self.of_experts(group.rows.as_ref()?, rows.rows, rows.dtype))
     }
 
     /// Writes all outputs of a group side by side to `out`, plus a residual. `x Aᵀ` of its adapters is in scratch memory or in the columns after `x`.

@@ -68,8 +68,8 @@ fn float_type(dtype: DType) -> FloatType {
 impl Engine {
     /// Decides the route of a group with activations of this dtype. `forward_rows` has the meaning of [`How`].
     pub(super) fn route_of(&self, group: &Group<Cuda>, dtype: DType, forward_rows: usize) -> Route {
-        let (compute, shared_bytes) = (float_type(dtype), self.shared_bytes());
-        Route::new(&shape(group), How { compute, gemms: group.gemms, shared_bytes, forward_rows })
+        let (compute, shared_bytes, has_wgmma) = (float_type(dtype), self.shared_bytes(), self.has_wide_experts());
+        Route::new(&shape(group), How { compute, gemms: group.gemms, shared_bytes, has_wgmma, forward_rows })
     }
 
     /// Returns a group with its route.

@@ -1,5 +1,5 @@
-//! GEMMs over the rows of experts: each expert's rows with its own matrix, in one launch. Kernels: `grouped.cu`, and `grouped_hopper.cu` for wide
-//! matrices on Hopper.
+//! GEMMs over the rows of experts: each expert's rows with its own matrix, in one launch. Kernels: `grouped.cu`, `grouped_hopper.cu` for wide
+//! matrices on Hopper, and `grouped_fp8.cu` for 8-bit floats there.
 //!
 //! Group sizes stay on the device, so nothing waits, launches do not depend on them, and sums are in a fixed order. cuBLASLt of CUDA 13.0 takes
 //! group sizes from the host only.
@@ -7,12 +7,12 @@
 
 use burn_tensor::DType;
 use bytemuck::{NoUninit, Pod, Zeroable};
-use firebrick_cuda::LaunchShape;
+use firebrick_cuda::{ByteMatrices, DevicePointer, LaunchShape, TensorMap};
 
 use crate::ExpertRows;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cost, Cuda, DeviceBlock, Engine, Gemm, Launch, OfExperts, Primitive, ScratchSlot, Source,
-    WIDE_STAGES, arguments, expert_stages, grid,
+    BlockArguments, Contents, Cost, Cuda, DeviceBlock, Engine, Gemm, GemmScales, Launch, OfExperts, Primitive,
+    ScratchSlot, Source, WIDE_STAGES, arguments, check, expert_stages, grid,
 };
 
 /// Threads of the kernel that lists tiles, and so the largest number of experts.
@@ -22,8 +22,14 @@ const EXPERT_TILE: usize = 128;
 const WIDE_TILE: usize = 256;
 /// Bytes that align dynamic shared memory to the swizzle.
 const ALIGNMENT: usize = 1024;
-/// Bytes of 64 16-bit values, a row of a tile.
+/// Bytes of 64 16-bit values or 128 codes, a row of a tile.
 const TILE_ROW: usize = 128;
+/// Dynamic shared memory of a block of the Hopper kernels: stages, and 16 rows of 64 results for each of eight warps.
+const WIDE_BYTES: usize = WIDE_STAGES * TILE_ROW * (EXPERT_TILE + WIDE_TILE) + 8 * 16 * TILE_ROW + ALIGNMENT;
+/// The same for codes, with column scales per stage.
+const CODES_BYTES: usize = WIDE_BYTES + WIDE_STAGES * WIDE_TILE * 4;
+/// What inner widths in codes are multiples of: the codes of one product.
+const CODES_MULTIPLE: usize = 32;
 
 /// Sums over each expert's rows, as the kernel reads them.
 #[repr(C)]
@@ -82,6 +88,11 @@ impl Engine {
         [self.expert_source()].into_iter().chain(self.programs.has_wgmma().then_some(wide)).collect()
     }
 
+    /// Returns whether the card runs the Hopper kernels.
+    pub(in crate::backends::cuda) fn has_wide_experts(&self) -> bool {
+        self.programs.has_wgmma() && self.shared_bytes() >= CODES_BYTES
+    }
+
     fn expert_source(&self) -> Source {
         Source::Experts { stages: expert_stages(self.shared_bytes()) }
     }
@@ -90,12 +101,61 @@ impl Engine {
     pub(in crate::backends::cuda) fn expert_gemm(&self, gemm: Gemm, experts: OfExperts, d: DeviceBlock) {
         let blocks = [Some(gemm.a), Some(gemm.b), gemm.c, Some(d)];
         let is_aligned = blocks.into_iter().flatten().all(|block| block.begins_on_vectors());
-        assert!(is_aligned && gemm.scales.is_none(), "{}: operands of experts lie on the 16-byte grid", gemm.name);
-        if gemm.a_transposed {
-            self.expert_sums(&[(gemm, d)], experts);
-        } else {
-            self.expert_rows(gemm, experts, d);
+        assert!(is_aligned, "{}: operands of experts lie on the 16-byte grid", gemm.name);
+        match gemm.scales {
+            Some(scales) => self.expert_codes(gemm, scales, experts, d),
+            None if gemm.a_transposed => self.expert_sums(&[(gemm, d)], experts),
+            None => self.expert_rows(gemm, experts, d),
         }
+    }
+
+    /// Computes a GEMM of experts whose operands are rows of codes, with an f32 per row of `a` and of every expert's `b`.
+    fn expert_codes(&self, gemm: Gemm, scales: GemmScales, experts: OfExperts, d: DeviceBlock) {
+        let Gemm { name, a, b, c, bias, .. } = gemm;
+        let (n, k) = (d.width, a.width);
+        assert!((a.rows, [n, k]) == (d.rows, [b.rows, b.width]), "{name}: shapes of the operands");
+        assert!(
+            gemm.b_transposed && !gemm.a_transposed && gemm.alpha == 1.0,
+            "{name}: codes are multiplied along rows"
+        );
+        assert!(experts.matrix_stride == b.rows * b.stride, "{name}: matrices without gaps");
+        assert!([a.stride, b.stride, k].iter().all(|n| n.is_multiple_of(CODES_MULTIPLE)), "{name}: rows of codes");
+        assert!(
+            n.is_multiple_of(8) && c.is_none_or(|c| c.stride == d.stride && c.dtype == d.dtype),
+            "{name}: what is added is laid out as the result"
+        );
+        let [tiles, count] = experts.tiles;
+        let [of_a, of_b] = [(a, 1, EXPERT_TILE), (b, experts.count, WIDE_TILE)]
+            .map(|(codes, matrices, rows)| self.boxes(name, codes, matrices, rows));
+        let arguments = arguments! {
+            a: value(&of_a), b: value(&of_b), out: rows(&d), c: address(c.map_or(0, |c| c.address)),
+            bias: address(bias.unwrap_or(0)), row_scales: address(scales.a), column_scales: address(scales.b),
+            starts: address(experts.starts), tiles: address(tiles), out_stride: long(d.stride), n: int(n), k: int(k),
+            count: int(count as usize),
+        };
+        let (source, shape) = self.wide_launch();
+        let shape = LaunchShape { shared_bytes: CODES_BYTES as u32, ..shape };
+        let launch = Launch { source, dtype: d.dtype, name: "expert_codes_wide", shape, bytes: 0 };
+        let bytes = a.bytes() + d.bytes() + experts.count * b.bytes();
+        // SAFETY: the rows of experts are those of `a` and `d`, every expert's matrix has the shape of `b` and lies after the one before; rows of all
+        // of these have a scale each; a bias has `n` values per expert. Copies end where the maps of `a` and `b` do.
+        unsafe { self.launch_with_cost(launch, cost([d.rows, n, k], bytes), &arguments) };
+    }
+
+    /// Describes matrices of codes, one after the other, for copies of boxes of so many rows.
+    fn boxes(&self, name: &str, codes: DeviceBlock, matrices: usize, box_rows: usize) -> TensorMap {
+        self.assert_block_is_live(name, DeviceBlock { rows: matrices * codes.rows, ..codes });
+        let DeviceBlock { address, rows, width, stride, .. } = codes;
+        let (address, box_rows) = (DevicePointer::from_address(address), box_rows as u32);
+        let of = ByteMatrices { address, matrices, rows, width, strides: [stride, rows * stride], box_rows };
+        check("multiplying experts in 8-bit floats", self.context().tensor_map(of))
+    }
+
+    /// Returns the program of the Hopper kernels, and the shape of their launches.
+    fn wide_launch(&self) -> (Source, LaunchShape) {
+        let grid = [self.multiprocessors() as u32, 1, 1];
+        let shape = LaunchShape { grid, block: [384, 1, 1], shared_bytes: WIDE_BYTES as u32 };
+        (Source::WideExperts { stages: expert_stages(self.shared_bytes()) }, shape)
     }
 
     fn expert_rows(&self, gemm: Gemm, experts: OfExperts, d: DeviceBlock) {
@@ -115,16 +175,13 @@ impl Engine {
             b_expert: long(experts.matrix_stride), n: int(n), k: int(k),
         };
         let stages = expert_stages(self.shared_bytes());
-        let of_stages = WIDE_STAGES * TILE_ROW * (EXPERT_TILE + WIDE_TILE);
-        let wide_bytes = of_stages + 8 * 16 * TILE_ROW + ALIGNMENT;
-        let is_wide = self.programs.has_wgmma() && n > EXPERT_TILE && self.shared_bytes() >= wide_bytes;
+        let is_wide = self.has_wide_experts() && n > EXPERT_TILE;
         let columns = if n <= EXPERT_TILE / 2 || stages < 3 { EXPERT_TILE / 2 } else { EXPERT_TILE };
         let (source, kernel, shape) = match (is_wide, across) {
             (true, _) => {
                 let kernel = if across { "expert_rows_across_wide" } else { "expert_rows_wide" };
-                let shared_bytes = wide_bytes as u32;
-                let grid = [self.multiprocessors() as u32, 1, 1];
-                (Source::WideExperts { stages }, kernel, LaunchShape { grid, block: [384, 1, 1], shared_bytes })
+                let (source, shape) = self.wide_launch();
+                (source, kernel, shape)
             }
             (false, across) => {
                 let kernel = match (across, columns == EXPERT_TILE) {

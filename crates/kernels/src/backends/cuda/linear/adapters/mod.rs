@@ -190,7 +190,7 @@ impl Engine {
             None => {
                 for place in &adapters.places {
                     let gemm = Gemm::input_gradient("lora gradient", place.columns_of(dy), place.b);
-                    self.gemm(gemm, place.ranks_of(d_low));
+                    self.gemm(Gemm { experts: adapters.experts, ..gemm }, place.ranks_of(d_low));
                 }
             }
         }

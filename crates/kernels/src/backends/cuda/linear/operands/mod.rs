@@ -134,9 +134,10 @@ impl GroupSources {
         [self.weights.as_slice(), &self.adapters].concat()
     }
 
-    /// Returns the sources of the weights with their row stride, which differs if adapters are left out.
-    pub(super) fn laid_out(&self, stride: usize) -> Vec<u64> {
-        [self.weights.as_slice(), &[stride as u64]].concat()
+    /// Returns the sources of the weights with their row stride, which differs if adapters are left out, and the number of matrices: the first of
+    /// a stack has the same sources.
+    pub(super) fn laid_out(&self, stride: usize, matrices: usize) -> Vec<u64> {
+        [self.weights.as_slice(), &[stride as u64, matrices as u64]].concat()
     }
 }
 
@@ -164,7 +165,7 @@ impl Engine {
         let kept = group
             .route
             .is_quantized
-            .then(|| self.kept.of(Pass::Forward, sources.laid_out(stride), bytes, contents.clone()));
+            .then(|| self.kept.of(Pass::Forward, sources.laid_out(stride, count), bytes, contents.clone()));
         let (address, held) = kept.flatten().unwrap_or_else(|| {
             let slot = ScratchSlot::Weights { rows, columns: width };
             let (address, is_held) = self.scratch.holding(slot, bytes, contents);

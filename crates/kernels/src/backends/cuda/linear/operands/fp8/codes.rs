@@ -37,8 +37,20 @@ pub(crate) struct RowLayout {
     pub lead: usize,
     /// Bytes from the start of one row to the next.
     pub stride: usize,
-    /// Address of one factor per column.
+    /// Address of one factor per column, or of those of all experts.
     pub column_scales: Option<u64>,
+    /// The experts, if these are their rows.
+    pub experts: Option<RowsByExpert>,
+}
+
+/// Rows that are sorted by expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowsByExpert {
+    /// Address of the first row of each expert.
+    pub starts: u64,
+    pub count: usize,
+    /// Column scales of each expert.
+    pub columns: usize,
 }
 
 /// Codes already written by the launch that computed `x`.
@@ -53,8 +65,14 @@ pub(crate) struct PreparedRows {
 
 impl RowLayout {
     /// Returns the layout of rows of `width` values, with room for the ranks of the group's adapters.
-    pub(crate) fn new(width: usize, ranks: usize, column_scales: Option<u64>) -> Self {
-        Self { lead: fp8_lead(ranks), stride: fp8_stride(width, ranks), column_scales }
+    pub(crate) fn new(width: usize, ranks: usize, column_scales: Option<u64>, experts: Option<RowsByExpert>) -> Self {
+        let stride = fp8_stride(width, ranks, experts.is_some());
+        Self { lead: fp8_lead(ranks), stride, column_scales, experts }
+    }
+
+    /// Returns the kernel for such rows: the second if each expert has its own column scales.
+    pub(crate) fn kernel(&self, [plain, of_experts]: [&'static str; 2]) -> &'static str {
+        if self.column_scales.is_some() && self.experts.is_some() { of_experts } else { plain }
     }
 }
 
@@ -70,7 +88,9 @@ impl Fp8Scales {
     }
 
     /// Returns the address of the row scales of the weights that `sources` identify, and whether they are computed.
-    pub(crate) fn of(&self, sources: Vec<u64>, rows: usize) -> (u64, bool) {
+    pub(crate) fn of(&self, mut sources: Vec<u64>, rows: usize) -> (u64, bool) {
+        // A stack and its first matrix have the same sources.
+        sources.push(rows as u64);
         let mut by_weights = self.by_weights.borrow_mut();
         let is_known = by_weights.contains_key(&sources);
         let buffer = by_weights

@@ -59,12 +59,32 @@ struct RowScale {
 
 // Rows [n, width] of codes among rows of `stride` bytes: columns before `lead` and after the last are left to
 // `low_columns`. Where column scales are given, what is quantized is the value times the scale of its column. Scales are
-// powers of two where the GEMM takes no others.
+// powers of two where the GEMM takes no others. Rows of experts are sorted by expert: expert e has rows starts[e] to
+// starts[e + 1] and its own column scales, `columns` after those of the one before. `starts` is null for other rows.
 struct RowsOfCodes {
     unsigned char *codes;
     float *scales;
     const float *column_scales;
-    int lead, stride, powers_of_two, unused;
+    const int *starts;
+    int lead, stride, powers_of_two, experts, columns, unused;
+
+    DEVICE int expert_of(long long row) const {
+        int first = 0, end = experts;
+        while (end - first > 1) {
+            const int middle = (first + end) / 2;
+            if (starts[middle] <= row) first = middle;
+            else end = middle;
+        }
+        return first;
+    }
+
+    // The same rows with the column scales of the row's expert. Kernels whose rows may have these exist twice, since the search
+    // took registers from rows that have none.
+    DEVICE RowsOfCodes of_expert(long long row) const {
+        RowsOfCodes rows = *this;
+        rows.column_scales += expert_of(row) * columns;
+        return rows;
+    }
 
     // Eight values from column `at` on, as they are quantized.
     DEVICE void values(const Pack<T, 8> &pack, int at, float (&value)[8]) const {

@@ -37,9 +37,8 @@ KERNEL __launch_bounds__(512, 2) gated_codes(RowsOfCodes out, T *y, long long y_
 }
 
 // As `gated_backward`; dgate and dup also as codes, side by side. Launch: as for `gated_codes`.
-KERNEL __launch_bounds__(512, 2)
-gated_backward_codes(RowsOfCodes out, T *dgate, T *dup, long long d_stride, const T *gate, const T *up,
-                     long long gate_stride, long long up_stride, const T *dy, T *y, long long y_stride, int f) {
+DEVICE void gated_backward_row(const RowsOfCodes &out, T *dgate, T *dup, long long d_stride, const T *gate, const T *up,
+                               long long gate_stride, long long up_stride, const T *dy, T *y, long long y_stride, int f) {
     const long long row = blockIdx.x;
     dgate += row * d_stride, dup += row * d_stride, gate += row * gate_stride, up += row * up_stride;
     dy += row * y_stride;
@@ -70,3 +69,12 @@ gated_backward_codes(RowsOfCodes out, T *dgate, T *dup, long long d_stride, cons
         out.store(row, of_row, of_up[k], f + c * 8);
     }
 }
+
+#define GATED_BACKWARD_CODES(NAME, OUT)                                                                                           \
+    KERNEL __launch_bounds__(512, 2) NAME(RowsOfCodes out, T *dgate, T *dup, long long d_stride, const T *gate, const T *up,       \
+                                          long long gate_stride, long long up_stride, const T *dy, T *y, long long y_stride,      \
+                                          int f) {                                                                                \
+        gated_backward_row(OUT, dgate, dup, d_stride, gate, up, gate_stride, up_stride, dy, y, y_stride, f);                      \
+    }
+GATED_BACKWARD_CODES(gated_backward_codes, out)
+GATED_BACKWARD_CODES(gated_backward_expert_codes, out.of_expert(blockIdx.x))

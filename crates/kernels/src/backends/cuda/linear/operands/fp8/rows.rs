@@ -64,9 +64,12 @@ struct RowsOfCodes {
     codes: u64,
     scales: u64,
     column_scales: u64,
+    starts: u64,
     lead: i32,
     stride: i32,
     powers_of_two: i32,
+    experts: i32,
+    columns: i32,
     unused: i32,
 }
 
@@ -76,9 +79,12 @@ impl Engine {
             codes: codes.block.address,
             scales: codes.scales,
             column_scales: layout.column_scales.unwrap_or(0),
+            starts: layout.experts.map_or(0, |experts| experts.starts),
             lead: layout.lead as i32,
             stride: layout.stride as i32,
             powers_of_two: i32::from(self.row_scaling.get().has_powers_of_two()),
+            experts: layout.experts.map_or(0, |experts| experts.count as i32),
+            columns: layout.experts.map_or(0, |experts| experts.columns as i32),
             unused: 0,
         }
     }
@@ -97,7 +103,7 @@ impl Engine {
         let launch = Launch {
             source: Source::Fp8,
             dtype: x.dtype,
-            name: "quantize_rows",
+            name: layout.kernel(["quantize_rows", "quantize_expert_rows"]),
             shape: one_row_each(x.rows, threads(x.width, 1024)),
             bytes,
         };
@@ -105,7 +111,7 @@ impl Engine {
             out: value(&self.argument(&layout, &codes)), x: rows(&x), x_stride: long(x.stride), width: int(x.width),
         };
         // SAFETY: the buffer has room for the codes of all rows and a scale for each; x has these rows at its stride; there is a scale for
-        // each column of x, or none.
+        // each column of x, or for each of every expert, or none.
         unsafe { self.launch(launch, &arguments) };
         codes
     }
@@ -132,8 +138,8 @@ impl Engine {
             low_stride: long(low.map_or(0, |(low, _)| low.stride)),
             factor: address(low.map_or(0, |(_, factor)| factor)), n: long(rows), ranks: int(ranks), width: int(width),
         };
-        // SAFETY: the codes are rows of `stride` bytes with a scale for each; `low` has these rows at its stride; the factor is an f32 that
-        // is read only with low-rank values.
+        // SAFETY: the codes are rows of `stride` bytes with a scale for each; `low` has these rows at its stride; the factor is an f32, or one
+        // per expert, that is read only with low-rank values.
         unsafe { self.launch(launch, &arguments) };
     }
 
@@ -211,7 +217,7 @@ impl Engine {
         let launch = Launch {
             source: Source::GatedFp8(activation),
             dtype: gate.dtype,
-            name: "gated_backward_codes",
+            name: layout.kernel(["gated_backward_codes", "gated_backward_expert_codes"]),
             shape: one_row_each(gate.rows, threads(gate.width, 512)),
             bytes: (6 + usize::from(recompute)) * gate.bytes(),
         };
@@ -237,21 +243,21 @@ impl Engine {
         self.prepared_rows.replace(owner.map(|owner| PreparedRows { owner, x: x.block(), layout, codes }));
     }
 
-    /// Runs a GEMM of codes into `d`: `gemm` names the blocks of the codes `a` and `b`.
+    /// Runs a GEMM of codes into `d`: `gemm` names the blocks of the codes `a` and `b`. The kernel of experts reads an f32 per row in any case.
     pub(super) fn fp8_gemm(&self, gemm: Gemm, [a, b]: [&Codes; 2], d: DeviceBlock) {
         let [rows, columns] = [a.block.rows, b.block.rows];
-        match self.row_scaling.get() {
-            RowScaling::InGemm { .. } => {
+        match (gemm.experts, self.row_scaling.get()) {
+            (Some(_), _) | (None, RowScaling::InGemm { .. }) => {
                 let scales = Some(GemmScales { a: a.scales, b: b.scales, scaling: Scaling::OuterVector });
                 self.gemm(Gemm { scales, is_fast: FAST, ..gemm }, d);
             }
-            RowScaling::InBlocks => {
+            (None, RowScaling::InBlocks) => {
                 let width = a.block.stride;
                 let a = self.blocks_of(ScratchSlot::Fp8RowBlocks, a.scales, [rows, width]);
                 let b = self.blocks_of(ScratchSlot::Fp8WeightBlocks, b.scales, [columns, width]);
                 self.gemm(Gemm { scales: Some(GemmScales { a, b, scaling: Scaling::Blocks32 }), ..gemm }, d);
             }
-            RowScaling::Afterwards => {
+            (None, RowScaling::Afterwards) => {
                 self.gemm(Gemm { c: None, bias: None, is_fast: FAST, ..gemm }, d);
                 self.scale_products(gemm, [a.scales, b.scales], d);
             }
