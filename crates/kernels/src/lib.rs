@@ -22,7 +22,7 @@ pub use attention::{
     AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, NewTokens, Qkv, Sinks, SoftmaxStatistics,
     StatisticsLayout,
 };
-pub use backends::{BackendKind, PLANNED_SHARED_BYTES, converted_weights_bytes, estimate, fp8_refusal};
+pub use backends::{BackendKind, PLANNED_SHARED_BYTES, SelfTest, converted_weights_bytes, estimate, fp8_refusal};
 pub use comm::{COLLECTIVE, CommError, Communicator, Exchange, Loan, Payload, PayloadLayout};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};

@@ -24,7 +24,7 @@ use firebrick_kernels::conformance::{Case, every_operation, tolerance};
 use firebrick_kernels::{
     AttentionOps, BackendKind, CrossEntropyOptions, Documents, EmbeddingOps, Epilogue, GemmAlgorithms, GemmFormat,
     Group, Hint, Keep, Kernels, LinearOps, LossOps, LossTargets, MemoryOps, Module, NormOps, NormWeight, OptimizerOps,
-    Payload, Prologue, Qkv, RangeGradient, RunShape, Weight, WeightGradient,
+    Payload, Prologue, Qkv, RangeGradient, RunShape, SelfTest, Weight, WeightGradient,
 };
 
 use card::Device;
@@ -237,7 +237,8 @@ fn the_self_test_passes() {
         for gemms in [GemmFormat::Compute, GemmFormat::Fp8] {
             let multiplies = gemms == GemmFormat::Compute || (dtype == DType::BF16 && has_fp8(&device).is_ok());
             if multiplies {
-                let tested = BackendKind::Cuda.self_test(0, dtype, gemms, 128);
+                let test = SelfTest { dtype, gemms, head_dim: 128, has_experts: true };
+                let tested = BackendKind::Cuda.self_test(0, test);
                 tested.expect("CUDA has a self-test").expect("a working device");
             }
         }

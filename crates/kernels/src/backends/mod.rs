@@ -32,6 +32,19 @@ use crate::linear::GemmFormat;
 use crate::memory::MemoryOps;
 use crate::{CommError, Communicator};
 
+/// What a [self-test](BackendKind::self_test) runs: operations in these formats that a model of this kind needs.
+#[derive(Clone, Copy, Debug)]
+pub struct SelfTest {
+    /// Format of activations.
+    pub dtype: DType,
+    /// Format of GEMMs.
+    pub gemms: GemmFormat,
+    /// Width of an attention head.
+    pub head_dim: usize,
+    /// Whether the model has experts, whose kernels take the longest to compile.
+    pub has_experts: bool,
+}
+
 impl BackendKind {
     /// Returns whether the backend computes in float16 on this machine. CPU backends could, but slower than in f32.
     pub fn computes_in_f16(self) -> bool {
@@ -82,19 +95,13 @@ impl BackendKind {
         }
     }
 
-    /// Runs every operation of training in these formats once, on small random input on the device of a rank, against the reference body on the CPU.
+    /// Runs every operation of a run once, on small random input on the device of a rank, against the reference body on the CPU.
     /// `Err` names the operation that is wrong: a broken driver must not train on zeros. `None`: this backend has nothing to test.
-    pub fn self_test(
-        self,
-        local_rank: usize,
-        dtype: DType,
-        gemms: GemmFormat,
-        head_dim: usize,
-    ) -> Option<Result<(), String>> {
-        let _ = (local_rank, dtype, gemms, head_dim);
+    pub fn self_test(self, local_rank: usize, test: SelfTest) -> Option<Result<(), String>> {
+        let _ = (local_rank, test);
         match self {
             #[cfg(feature = "cuda")]
-            Self::Cuda => Some(cuda::self_test(&Cuda::device_of(local_rank), dtype, gemms, head_dim)),
+            Self::Cuda => Some(cuda::self_test(&Cuda::device_of(local_rank), test)),
             _ => None,
         }
     }

@@ -34,6 +34,8 @@ pub struct Case {
     pub vocab_size: usize,
     /// Rank of the adapters.
     pub rank: usize,
+    /// Whether experts are among the operations.
+    pub has_experts: bool,
     /// Seed of the values.
     pub seed: u64,
 }
@@ -52,6 +54,7 @@ impl Case {
             intermediate_size: 192,
             vocab_size: 320,
             rank: 8,
+            has_experts: true,
             seed: 7,
         }
     }

@@ -28,7 +28,7 @@ use firebrick_trainer::hub::Need;
 use firebrick_trainer::metrics::{MemoryMeter, MemorySource};
 use firebrick_trainer::plan::{DataShape, Plan, PlanInputs, PlanRequest, choose_backend, command_format};
 use firebrick_trainer::run::assemble::{self, WeightSource};
-use firebrick_trainer::run::device::{catch_failure, dtype_of, head_dim, self_test, wait};
+use firebrick_trainer::run::device::{catch_failure, dtype_of, self_test, tested, wait};
 use firebrick_trainer::run::peaks::{Peaks, Probe};
 use firebrick_trainer::run::step::{StepNumbers, Trainer};
 use firebrick_trainer::run::together;
@@ -115,7 +115,7 @@ fn measure<B: Kernels>(case: &Case<'_>) -> Result<BenchReport, RunError> {
     let device = B::device_of(ranks.local_rank());
     together::end_when_lost(ranks, Arc::default());
     let (dtype, gemms) = (dtype_of(plan.compute.value), plan.gemms.value);
-    let self_test_s = self_test(plan.backend.value, ranks.local_rank(), dtype, gemms, head_dim(&model.spec))?;
+    let self_test_s = self_test(plan.backend.value, ranks.local_rank(), tested(&model.spec, dtype, gemms))?;
     if let Some(seconds) = self_test_s {
         print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use burn_tensor::DType;
 use firebrick_arch::ModelSpec;
-use firebrick_kernels::{BackendKind, GemmFormat, Kernels};
+use firebrick_kernels::{BackendKind, GemmFormat, Kernels, SelfTest};
 use firebrick_precision::FloatType;
 
 use crate::console::Failure;
@@ -28,27 +28,22 @@ pub fn prepare_process() {
     firebrick_cuda::name_headers();
 }
 
-/// Returns the width of an attention head in the model's first layer, for [`self_test`]; 0 for a model without layers.
-pub fn head_dim(spec: &ModelSpec) -> usize {
-    spec.layers.first().map_or(0, |layer| layer.attention.head_dim)
+/// Returns what [`self_test`] runs for a model in these formats.
+pub fn tested(spec: &ModelSpec, dtype: DType, gemms: GemmFormat) -> SelfTest {
+    let head_dim = spec.layers.first().map_or(0, |layer| layer.attention.head_dim);
+    SelfTest { dtype, gemms, head_dim, has_experts: spec.is_mixture() }
 }
 
 /// Runs every operation of a run on small input before the device is trusted. Returns the seconds it took; `None` if the backend has nothing to test.
 ///
 /// # Errors
 /// A format that the device does not have, or the operation that computes wrong results.
-pub fn self_test(
-    backend: BackendKind,
-    local_rank: usize,
-    dtype: DType,
-    gemms: GemmFormat,
-    head_dim: usize,
-) -> Result<Option<f64>, RunError> {
-    if let Some(reason) = backend.format_refusal(local_rank, dtype) {
+pub fn self_test(backend: BackendKind, local_rank: usize, test: SelfTest) -> Result<Option<f64>, RunError> {
+    if let Some(reason) = backend.format_refusal(local_rank, test.dtype) {
         return Err(RunError::Refused(reason));
     }
     let started = Instant::now();
-    let Some(result) = backend.self_test(local_rank, dtype, gemms, head_dim) else { return Ok(None) };
+    let Some(result) = backend.self_test(local_rank, test) else { return Ok(None) };
     result.map_err(|problem| {
         RunError::Refused(format!(
             "the self-test of backend `{backend}` failed: {problem}. Results of this device cannot be trusted, so nothing was \

@@ -12,7 +12,8 @@ use firebrick_hwprofile::roofline::{RateSource, Rates};
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
 use firebrick_hwprofile::{Gpu, HardwareProfile};
 use firebrick_kernels::{
-    BackendKind, Epilogue, GemmFormat, Group, Keep, Kernels, MemoryOps, Module, Prologue, Weight, WeightGradient,
+    BackendKind, Epilogue, GemmFormat, Group, Keep, Kernels, MemoryOps, Module, Prologue, SelfTest, Weight,
+    WeightGradient,
 };
 use firebrick_precision::FloatType;
 use serde::Serialize;
@@ -176,7 +177,8 @@ pub fn try_gemm(backend: BackendKind) -> Result<(FloatType, f64), RunError> {
     let format = compute_format(FloatType::F16, backend, None).value;
     let dtype = dtype_of(format);
     let probe = if backend.is_cpu() { Probe::of(true) } else { Probe::MEDIUM };
-    device_work(|| self_test(backend, 0, dtype, GemmFormat::Compute, HEAD_DIM))?;
+    let test = SelfTest { dtype, gemms: GemmFormat::Compute, head_dim: HEAD_DIM, has_experts: false };
+    device_work(|| self_test(backend, 0, test))?;
     let tflops = with_backend!(backend, B => device_work(|| {
         probe.gemm_tflops::<B>(&B::device_of(0), dtype, GemmFormat::Compute)
     }))?;

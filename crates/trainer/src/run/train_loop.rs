@@ -24,7 +24,7 @@ use crate::console::{Console, Outcome, Progress};
 use crate::error::RunError;
 use crate::metrics::{Evaluation, MemoryMeter, MetricSinks, RankMeter};
 use crate::run::assemble;
-use crate::run::device::{dtype_of, head_dim, self_test};
+use crate::run::device::{dtype_of, self_test, tested};
 use crate::run::evaluate::Stage;
 use crate::run::interrupt::Interrupt;
 use crate::run::preference::StepCounts;
@@ -96,9 +96,8 @@ impl<B: Kernels> Run<B> {
         if let Some(where_threads_are) = backend.stay_near(ranks.local_rank()) {
             console.print(&where_threads_are);
         }
-        let head_dim = head_dim(&prepared.model_config.spec);
-        let (dtype, gemms) = (dtype_of(plan.compute.value), plan.gemms.value);
-        if let Some(seconds) = self_test(backend, ranks.local_rank(), dtype, gemms, head_dim)? {
+        let test = tested(&prepared.model_config.spec, dtype_of(plan.compute.value), plan.gemms.value);
+        if let Some(seconds) = self_test(backend, ranks.local_rank(), test)? {
             console.print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
         }
         if let Some(carrier) = ranks.connect(backend)? {

@@ -7,6 +7,7 @@ use cubecl::cuda::CudaDevice;
 
 use super::attention::library::CudnnLimits;
 use super::engine::{Cuda, DeviceFailure, engine, limit_cudnn};
+use crate::backends::SelfTest;
 use crate::conformance::{Case, attention, begin_attention, usual_operations, verdict};
 use crate::linear::{reference, stacked};
 use crate::{
@@ -24,16 +25,13 @@ const FP8_GROUPS: [(Option<usize>, [usize; 2], &[usize]); 3] =
 
 /// Implements [`crate::BackendKind::self_test`]. Documents of one length, and of several short or long lengths, use
 /// different attention kernels: all of them run.
-pub(in crate::backends) fn self_test(
-    device: &CudaDevice,
-    dtype: DType,
-    gemms: GemmFormat,
-    head_dim: usize,
-) -> Result<(), String> {
-    let case = Case::small(dtype, head_dim);
+pub(in crate::backends) fn self_test(device: &CudaDevice, test: SelfTest) -> Result<(), String> {
+    let SelfTest { dtype, gemms, head_dim, has_experts } = test;
+    let case = Case { has_experts, ..Case::small(dtype, head_dim) };
     let engine = DeviceFailure::catch(|| engine(device)).map_err(|failure| failure.to_string())?;
     // Packed documents, if short, go to the flash kernels even if cuDNN is installed; those of this case do.
-    let in_half = [engine.usual_low_rank(), engine.expert_sources()].concat();
+    let of_experts = if has_experts { engine.expert_sources() } else { Vec::new() };
+    let in_half = [engine.usual_low_rank(), of_experts].concat();
     engine.programs.prepare(dtype, head_dim, engine.flash_programs(dtype, head_dim), in_half);
     let uniform = Case { documents: vec![64, 64], ..case.clone() };
     let findings = DeviceFailure::catch(|| {
@@ -52,13 +50,15 @@ pub(in crate::backends) fn self_test(
     verdict(dtype, findings.map_err(|failure| failure.to_string())?)?;
     match gemms {
         GemmFormat::Compute => Ok(()),
-        GemmFormat::Fp8 => DeviceFailure::catch(|| fp8_groups(device, dtype)).map_err(|failure| failure.to_string())?,
+        GemmFormat::Fp8 => {
+            DeviceFailure::catch(|| fp8_groups(device, dtype, has_experts)).map_err(|failure| failure.to_string())?
+        }
     }
 }
 
-/// Tests groups and a stack forward and backward. The reference runs on the CPU, so nothing is compiled for it.
-fn fp8_groups(device: &CudaDevice, dtype: DType) -> Result<(), String> {
-    for (rank, shape, counts) in FP8_GROUPS {
+/// Tests groups, and a stack if the model has experts, forward and backward. The reference runs on the CPU, so nothing is compiled for it.
+fn fp8_groups(device: &CudaDevice, dtype: DType, has_experts: bool) -> Result<(), String> {
+    for (rank, shape, counts) in FP8_GROUPS.into_iter().filter(|(.., counts)| has_experts || counts.is_empty()) {
         let Operands { group, x, dy } = Operands::<Cuda>::new(rank, shape, counts, dtype, device);
         let (mut y, saved) = Cuda::project(x, &group, Epilogue::None, Keep::Inputs);
         let saved = *saved.expect("inputs are kept");
