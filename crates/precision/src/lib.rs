@@ -10,6 +10,7 @@ pub mod float;
 mod format;
 pub mod fp4;
 pub mod linear;
+mod mxfp4;
 mod names;
 pub mod nf4;
 mod packing;
