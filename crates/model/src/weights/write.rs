@@ -130,7 +130,8 @@ pub(super) fn write_sharded(
         }
     };
     write_folder(dir, |partial| {
-        write_shards(partial, &plan_shards(config, &fused, surroundings, dtype, max_shard_bytes)?, &mut read)?;
+        let infos = infos_of_model(config, &fused, surroundings, dtype).chain(surroundings.tensors(dtype)?);
+        write_shards(partial, &in_shards(infos, max_shard_bytes), &mut read)?;
         write_companions(partial, config, companions, &config.text_with(dtype.name(), None))
     })
 }
@@ -182,21 +183,27 @@ fn header(order: &[(&String, &TensorInfo)], metadata: &BTreeMap<String, String>)
     header
 }
 
-/// Fills shards in the model's order, and then with other parts, each up to `max_bytes`; a tensor is never split.
-fn plan_shards(
+/// Lists the tensors of the model as they are in its files, in its order.
+fn infos_of_model(
     config: &ModelConfig,
     fused: &FusedTensors,
     surroundings: Surroundings<'_>,
     dtype: FloatType,
-    max_bytes: usize,
-) -> Result<Vec<BTreeMap<String, TensorInfo>>, ModelError> {
-    let mut shards = vec![BTreeMap::new()];
-    let mut filled = 0;
-    let of_model = fused.stored(config.spec.tensors()).into_iter().map(|(name, shape)| {
+) -> impl Iterator<Item = (String, TensorInfo)> {
+    fused.stored(config.spec.tensors()).into_iter().map(move |(name, shape)| {
         let dtype = stored_as(stored_format(&name, dtype));
         (surroundings.name_of(&name), TensorInfo { dtype, shape })
-    });
-    for (name, info) in of_model.chain(surroundings.tensors(dtype)?) {
+    })
+}
+
+/// Fills shards with tensors in their order, each up to `max_bytes`; a tensor is never split.
+pub(super) fn in_shards(
+    tensors: impl Iterator<Item = (String, TensorInfo)>,
+    max_bytes: usize,
+) -> Vec<BTreeMap<String, TensorInfo>> {
+    let mut shards = vec![BTreeMap::new()];
+    let mut filled = 0;
+    for (name, info) in tensors {
         if filled > 0 && filled + info.byte_len() > max_bytes {
             shards.push(BTreeMap::new());
             filled = 0;
@@ -204,10 +211,10 @@ fn plan_shards(
         filled += info.byte_len();
         shards.last_mut().expect("there is always one shard").insert(name, info);
     }
-    Ok(shards)
+    shards
 }
 
-fn write_shards(
+pub(super) fn write_shards(
     dir: &Path,
     shards: &[BTreeMap<String, TensorInfo>],
     read: &mut impl FnMut(&str) -> Result<Vec<u8>, ModelError>,
