@@ -161,6 +161,13 @@ impl ModelConfig {
         &self.text
     }
 
+    /// Returns what `config.json` says about quantized weights, if they are.
+    pub fn quantization_config(&self) -> Option<Value> {
+        parse_object(&self.text, Path::new(CONFIG_FILE))
+            .expect("the text was parsed before")
+            .shift_remove(QUANTIZATION_CONFIG)
+    }
+
     /// Returns the text of a `config.json` for weights saved as `dtype` ("float32", "bfloat16") and quantized as `quantization` describes. The text
     /// is the original unless one of these changes it.
     pub fn text_with(&self, dtype: &str, quantization: Option<Value>) -> String {
@@ -337,6 +344,10 @@ pub(crate) mod tests {
         let quantization = json!({"quant_method": "bitsandbytes", "load_in_4bit": true});
         let config = tiny(&[(QUANTIZATION_CONFIG, quantization.clone())]).unwrap();
         assert_eq!(config.text_with("float32", None), tiny_json(&[]) + "\n");
+        assert_eq!(
+            (config.quantization_config(), tiny(&[]).unwrap().quantization_config()),
+            (Some(quantization.clone()), None)
+        );
         assert_eq!(tiny(&[]).unwrap().text_with("float32", Some(quantization)), config.text().to_owned() + "\n");
     }
 

@@ -60,6 +60,17 @@ pub enum ModelError {
         family: String,
     },
 
+    /// Experts are to be written in MXFP4, but the base has none in it.
+    #[error(
+        "`{}` has no experts in MXFP4 (quantization_config of its config.json names no mxfp4), so a merged model has none either. Leave \
+         --mxfp4 out, or give the base as it is published",
+        dir.display()
+    )]
+    NotMxfp4 {
+        /// The folder of the base.
+        dir: PathBuf,
+    },
+
     /// The quantization does not accept a weight.
     #[error("`{name}` cannot be quantized as in training")]
     NotQuantizable {

@@ -20,10 +20,12 @@ use rayon::prelude::*;
 
 use crate::companions::Companions;
 use crate::error::ModelError;
+use crate::merge_noise::{Mxfp4Noise, NoiseSums};
 use crate::peft::{check_adapter, grow_for_adapter, read_adapter};
 use crate::stored_parts::ParameterB;
 use crate::weights::{
     Bnb4bit, Fetched, HfFolder, TensorF32, float_type_of, stored_as, stored_format, write_bnb_folder, write_hf_folder,
+    write_mxfp4_folder,
 };
 
 /// Vectors that the written weights are tested with.
@@ -33,9 +35,9 @@ const COLUMNS: usize = 2048;
 /// Rows that one processor works on at a time.
 const ROWS: usize = 16;
 
-/// Largest relative difference between outputs of a merged 4-bit weight and those of base and adapter: several times what the rounding of normally
-/// distributed weights explains.
-const BNB_4BIT_BOUND: f64 = 0.4;
+/// Largest relative difference between outputs of a merged 4-bit weight (bitsandbytes or MXFP4) and those of base and adapter: several times what the
+/// rounding of normally distributed weights explains.
+const FOUR_BIT_BOUND: f64 = 0.4;
 
 /// Inputs and settings of a merge.
 #[derive(Debug)]
@@ -50,6 +52,8 @@ pub struct Merge<'a> {
     pub dtype: Option<FloatType>,
     /// Quantizes the projections of the merged model; the rest has `dtype`.
     pub bnb_4bit: Option<Bnb4bit>,
+    /// Writes the experts in MXFP4, as the base has them; without it in `dtype`.
+    pub mxfp4: bool,
     /// Files to write next to the weights besides the base's own.
     pub companions: Companions,
 }
@@ -61,12 +65,14 @@ pub struct MergeReport {
     pub modules: usize,
     /// Largest difference between the outputs of a merged weight and those of base and adapter, relative to the output.
     pub largest_error: f64,
-    /// The same difference relative to the adapter's contribution, over all modules: the part of the adapter that rounding lost.
+    /// The same difference relative to the adapter's contribution, over all modules but experts in MXFP4: the part of the adapter that rounding lost.
     pub lost_of_adapter: f64,
     /// Number format of the merged weights.
     pub dtype: FloatType,
     /// The format of the projections, if they are quantized.
     pub bnb_4bit: Option<Bnb4bit>,
+    /// What rounding did to experts in MXFP4 that have an adapter, if there are any.
+    pub mxfp4: Option<Mxfp4Noise>,
 }
 
 /// Writes the model of a folder to `to` with its projections in 4 bits and everything else in the format that config.json names.
@@ -93,6 +99,9 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     let base = HfFolder::open(merge.model)?;
     let mut config = ModelConfig::read(merge.model)?;
     base.check_complete(&config)?;
+    if merge.mxfp4 && !base.names().any(|name| config.spec.is_mxfp4(name)) {
+        return Err(ModelError::NotMxfp4 { dir: merge.model.to_path_buf() });
+    }
     let (settings, tensors) = read_adapter(merge.adapter)?;
     grow_for_adapter(&mut config, merge.adapter)?;
     check_adapter(merge.adapter, &config.spec, &settings)?;
@@ -108,6 +117,13 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     let source = Source { base: &base, tensors: &tensors, shapes: &shapes, merge, settings, spec, parameters };
     let companions = Some(&merge.companions);
     match merge.bnb_4bit {
+        None if merge.mxfp4 => {
+            write_mxfp4_folder(to, &config, dtype, companions, &base, |name| match source.merged(name)? {
+                Some(values) => Ok(Some(Fetched::Values(values))),
+                None if spec.is_mxfp4(name) => Ok(None),
+                None => source.unchanged(name, dtype).map(Some),
+            })?
+        }
         None => write_hf_folder(to, &config, dtype, companions, Some(&base), |name| match source.merged(name)? {
             Some(values) => Ok(Fetched::Values(values)),
             None => source.unchanged(name, dtype),
@@ -272,29 +288,37 @@ impl Source<'_> {
     /// Multiplies test vectors with the written weights, and with base and adapter.
     fn check(&self, written: &HfFolder, dtype: FloatType) -> Result<MergeReport, ModelError> {
         let bnb_4bit = self.merge.bnb_4bit;
-        let mut report = MergeReport { modules: 0, largest_error: 0.0, lost_of_adapter: 0.0, dtype, bnb_4bit };
-        let bound = if bnb_4bit.is_some() { BNB_4BIT_BOUND } else { merge_bound(dtype) };
-        let (mut lost, mut contributed) = (0.0, 0.0);
+        let mut report =
+            MergeReport { modules: 0, largest_error: 0.0, lost_of_adapter: 0.0, dtype, bnb_4bit, mxfp4: None };
+        let (mut lost, mut contributed, mut noise) = (0.0, 0.0, NoiseSums::default());
         for (name, shape) in self.shapes {
             let Some(adapter) = self.adapter_of(name) else { continue };
             let x = probes(shape[1]);
-            let merged = product(&written.read_f32(name, shape)?, shape, &x);
-            let weight = self.base_weight(name)?;
+            let is_mxfp4 = self.merge.mxfp4 && self.spec.is_mxfp4(name);
+            let bound = if bnb_4bit.is_some() || is_mxfp4 { FOUR_BIT_BOUND } else { merge_bound(dtype) };
+            let (values, weight) = (written.read_f32(name, shape)?, self.base_weight(name)?);
+            if is_mxfp4 {
+                let exact = self.merged(name)?.expect("the weight has an adapter");
+                noise.add(&weight, &exact, &values);
+            }
+            let merged = product(&values, shape, &x);
             let base = product(&weight, shape, &x);
             let low = product(&adapter.a.values, &adapter.a.shape, &x);
             let low: Vec<Vec<f64>> = (0..PROBES).map(|probe| low.iter().map(|row| row[probe]).collect()).collect();
             let low = product(&adapter.b.values, &adapter.b.shape, &low);
             let factors = adapter.row_factors(&weight);
-            let (mut wrong, mut size) = (0.0, 0.0);
+            let (mut wrong, mut size, mut of_adapter) = (0.0, 0.0, 0.0);
             for (((merged, base), low), factor) in merged.iter().zip(&base).zip(&low).zip(factors) {
                 for ((merged, base), low) in merged.iter().zip(base).zip(low) {
                     let expected = factor * (base + adapter.scale * low);
                     wrong += (merged - expected).powi(2);
                     size += expected * expected;
-                    contributed += (expected - base).powi(2);
+                    of_adapter += (expected - base).powi(2);
                 }
             }
-            lost += wrong;
+            if !is_mxfp4 {
+                (lost, contributed) = (lost + wrong, contributed + of_adapter);
+            }
             let error = (wrong / size.max(f64::MIN_POSITIVE)).sqrt();
             if error > bound {
                 let (dir, name) = (written.dir().to_path_buf(), name.clone());
@@ -303,6 +327,7 @@ impl Source<'_> {
             report.largest_error = report.largest_error.max(error);
             report.modules += 1;
         }
+        report.mxfp4 = noise.noise();
         report.lost_of_adapter = if contributed > 0.0 { (lost / contributed).sqrt() } else { 0.0 };
         Ok(report)
     }
@@ -419,7 +444,8 @@ mod tests {
     ) -> Result<MergeReport, ModelError> {
         let (model, adapter) = (folder.join("base"), folder.join("adapter"));
         let companions = Companions { from: model.clone(), ..Companions::default() };
-        let merge = Merge { model: &model, adapter: &adapter, requantized, dtype, bnb_4bit: None, companions };
+        let merge =
+            Merge { model: &model, adapter: &adapter, requantized, dtype, bnb_4bit: None, mxfp4: false, companions };
         merge_adapter(&merge, &folder.join("merged"))
     }
 

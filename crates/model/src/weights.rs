@@ -19,6 +19,7 @@ mod shard;
 mod surroundings;
 mod write;
 mod write_bnb;
+mod write_mxfp4;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,7 @@ pub(crate) use self::shard::Shard;
 pub(crate) use self::write::{Fetched, stored_format, write_folder, write_hf_folder, write_safetensors_f32};
 pub use self::write::{float_type_of, write_safetensors};
 pub(crate) use self::write_bnb::write_bnb_folder;
+pub(crate) use self::write_mxfp4::write_mxfp4_folder;
 use crate::error::{ModelError, counted, first_few};
 
 /// Number format and shape of a stored tensor.

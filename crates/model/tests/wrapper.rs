@@ -50,7 +50,7 @@ fn json_of(path: &Path) -> Value {
 /// Merges an adapter into a model, which may be written in 4 bits.
 fn merge(model: &Path, adapter: &Path, to: &Path, bnb_4bit: Option<Bnb4bit>) {
     let companions = Companions { from: model.to_owned(), ..Companions::default() };
-    let merge = Merge { model, adapter, requantized: None, dtype: None, bnb_4bit, companions };
+    let merge = Merge { model, adapter, requantized: None, dtype: None, bnb_4bit, mxfp4: false, companions };
     assert_eq!(merge_adapter(&merge, to).unwrap().modules, 14);
 }
 

@@ -11,8 +11,8 @@ use std::str::FromStr;
 use clap::Args;
 use firebrick_data::Tokenizer;
 use firebrick_model::{
-    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgmlType, GgufEnds, Merge, MergeReport, ModelConfig, merge_adapter,
-    quantize_folder, write_gguf,
+    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgmlType, GgufEnds, Merge, MergeReport, ModelConfig, Mxfp4Noise,
+    merge_adapter, quantize_folder, write_gguf,
 };
 use firebrick_precision::{FloatType, QuantFormat};
 use firebrick_trainer::RunError;
@@ -36,6 +36,10 @@ pub struct ExportOptions {
     /// --merge, otherwise of the model as it is. transformers loads the folder. Mixtures of experts are refused.
     #[arg(long = "bnb-4bit", value_name = "FORMAT", conflicts_with = "gguf")]
     pub bnb_4bit: Option<Bnb4bit>,
+    /// Write the experts of a merged gpt-oss in MXFP4 again, as it is published and as vLLM, transformers and llama.cpp read it. Experts without an
+    /// adapter keep their bytes; what rounding does to the others is printed. Without it, all experts are written in bfloat16.
+    #[arg(long, requires = "merge", conflicts_with = "bnb_4bit")]
+    pub mxfp4: bool,
     /// Write the model as one GGUF file, for llama.cpp and Ollama, with its matrices as f16, bf16, q8_0 or q4_0, and a Modelfile next to it.
     #[arg(long, value_name = "TYPE")]
     pub gguf: Option<GgmlType>,
@@ -189,6 +193,7 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
         requantized: options.base.format(),
         dtype: options.dtype,
         bnb_4bit: options.bnb_4bit,
+        mxfp4: options.mxfp4,
         companions: Companions {
             from: options.model.clone(),
             chat_template,
@@ -201,22 +206,51 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
 }
 
 fn text(options: &ExportOptions, report: &MergeReport) -> String {
-    let MergeReport { modules, largest_error, lost_of_adapter, dtype, bnb_4bit } = *report;
+    let MergeReport { modules, largest_error, lost_of_adapter, dtype, bnb_4bit, mxfp4 } = *report;
     let format = bnb_4bit.map_or(dtype.name(), Bnb4bit::name);
     let mut text = format!(
-        "merged {modules} modules into {}, {}; read again, its outputs are within {largest_error:.0e} of those of base and adapter",
+        "merged {modules} modules into {}, {format}{}; read again, its outputs are within {largest_error:.0e} of those of base and adapter",
         options.out.display(),
-        format
+        if options.mxfp4 { " with experts in mxfp4" } else { "" },
     );
     if lost_of_adapter > NOTEWORTHY_LOSS {
         text += &format!(
-            "\nnote: rounding to {} adds noise of {:.0} % of what the adapter contributes. To keep all of it, use the adapter next to its \
+            "\nnote: rounding to {format} adds noise of {:.0} % of what the adapter contributes. To keep all of it, use the adapter next to its \
              base, or merge with --dtype float32",
-            format,
             100.0 * lost_of_adapter
         );
     }
+    if options.mxfp4 {
+        text += &text_of_experts(mxfp4);
+    }
     text
+}
+
+/// Says what rounding to MXFP4 did to the experts.
+fn text_of_experts(noise: Option<Mxfp4Noise>) -> String {
+    let Some(noise) = noise else {
+        return "\nexperts: none has an adapter; their codes and scales are those of the base, byte for byte"
+            .to_owned();
+    };
+    let Mxfp4Noise { rounding, change } = noise;
+    let mut text = format!(
+        "\nexperts with an adapter: rounding to mxfp4 changes their weights by {} %, the adapter by {} % (root mean squares, relative to the merged \
+         weights)",
+        percent(rounding),
+        percent(change)
+    );
+    if noise.is_mostly_lost() {
+        text += "\nwarning: most of what the adapter changes in the experts is lost, because it is smaller than the steps of mxfp4. To keep it, use \
+                 the adapter next to its base, which is exact, or merge without --mxfp4: bfloat16 has steps of 0.4 % of each weight";
+    }
+    text
+}
+
+/// Prints a share in percent with three digits.
+fn percent(share: f64) -> String {
+    let percent = 100.0 * share;
+    let places = if percent > 0.0 { (2.0 - percent.log10().floor()).clamp(0.0, 9.0) as usize } else { 0 };
+    format!("{percent:.places$}")
 }
 
 #[cfg(test)]
@@ -232,6 +266,17 @@ mod tests {
         assert_eq!("stored".parse(), Ok(MergeBase::Stored));
         assert_eq!("dequantized".parse(), Ok(MergeBase::Dequantized(QuantFormat::Nf4 { double_quant: true })));
         assert!("fp4".parse::<MergeBase>().unwrap_err().contains("stored, dequantized, nf4, nf4_double_quant, nvfp4"));
+    }
+
+    #[test]
+    fn noise_is_printed_with_three_digits_next_to_the_change_and_a_lost_change_is_said_plainly() {
+        let printed = |rounding, change| text_of_experts(Some(Mxfp4Noise { rounding, change }));
+        let kept = printed(0.1123, 0.5);
+        assert!(kept.contains("by 11.2 %, the adapter by 50.0 %") && !kept.contains("lost"), "{kept}");
+        let lost = printed(0.001_234, 0.001_25);
+        assert!(lost.contains("by 0.123 %, the adapter by 0.125 %") && lost.contains("most of what"), "{lost}");
+        assert!(text_of_experts(None).contains("byte for byte"));
+        assert_eq!([1.0, 0.0, 0.099_96].map(percent), ["100", "0", "10.0"]);
     }
 
     #[test]

@@ -227,6 +227,7 @@ fn an_adapter_of_parameters_is_written_as_peft_wrote_it_and_merges_into_its_base
             requantized: None,
             dtype: Some(FloatType::F32),
             bnb_4bit: None,
+            mxfp4: false,
             companions: Companions { from: fixture(base), ..Companions::default() },
         };
         let report = merge_adapter(&merge, &merged).unwrap();

@@ -101,7 +101,7 @@ fn experts_in_one_tensor_are_saved_as_they_were_read() {
     let (mxfp4, merged) = (fixture("quant-mxfp4-gpt-oss"), folder.path().join("merged"));
     let companions = Companions { from: mxfp4.clone(), ..Companions::default() };
     let adapter = fixture("tiny-gpt-oss-lora");
-    let merge = Merge { model: &mxfp4, adapter: &adapter, requantized: None, dtype: None, bnb_4bit: None, companions };
+    let merge = Merge { model: &mxfp4, adapter: &adapter, requantized: None, dtype: None, bnb_4bit: None, mxfp4: false, companions };
     merge_adapter(&merge, &merged).expect("it merges");
     let [of_base, of_merged] = [&mxfp4, &merged].map(|folder| HfFolder::open(folder).unwrap());
     assert!(of_merged.quantized_weights().is_empty());
@@ -214,7 +214,7 @@ fn merge(base: &Path, adapter: &Path, to: &Path) {
         tokenizer: Default::default(),
     };
     let dtype = Some(FloatType::F32);
-    let merge = Merge { model: base, adapter, requantized: None, dtype, bnb_4bit: None, companions };
+    let merge = Merge { model: base, adapter, requantized: None, dtype, bnb_4bit: None, mxfp4: false, companions };
     let report = merge_adapter(&merge, to).expect("it is merged and checked");
     assert!(report.modules > 0 && report.largest_error < 1e-5, "{}: {report:?}", adapter.display());
 }

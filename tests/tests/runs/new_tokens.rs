@@ -60,6 +60,7 @@ fn an_adapter_with_new_tokens_has_their_rows_and_tokenizer_and_merges_into_a_lar
         requantized: None,
         dtype: Some(FloatType::F32),
         bnb_4bit: None,
+        mxfp4: false,
         companions,
     };
     let merged = output.path().join("merged");

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use firebrick_arch::{ExpertNames, MlpSpec, ModelSpec, TensorSpec};
+use firebrick_precision::{BlockScales, QuantizedTensor};
 
 use super::fused_experts::{Interleaved, name_of, projections};
 use crate::error::ModelError;
@@ -99,6 +100,30 @@ impl FusedTensors {
         }
         Some(Ok(all))
     }
+
+    /// Returns whether a tensor on disk holds weights of all experts of a layer, which are no biases.
+    pub(super) fn is_weight(&self, stored: &str) -> bool {
+        self.tensors.get(stored).is_some_and(|fused| fused.sizes[1] > 1)
+    }
+
+    /// Reads codes and scales of the weights of all experts by those of each, which `read` returns in MXFP4.
+    pub(super) fn read_mxfp4(
+        &self,
+        stored: &str,
+        mut read: impl FnMut(&str) -> Result<QuantizedTensor, ModelError>,
+    ) -> Result<[Vec<u8>; 2], ModelError> {
+        let (fused, mut all) = (&self.tensors[stored], [Vec::new(), Vec::new()]);
+        for part in &fused.parts {
+            let tensor = read(&part.name)?;
+            let BlockScales::Narrow { codes: scales, .. } = tensor.scales.block else {
+                unreachable!("scales of MXFP4 are a narrow float's")
+            };
+            for (all, rows) in all.iter_mut().zip([tensor.codes, scales]) {
+                fused.place_rows(part, &rows, all);
+            }
+        }
+        Ok(all)
+    }
 }
 
 impl FusedTensor {
@@ -109,6 +134,16 @@ impl FusedTensor {
             let (row, column) = (index / inputs, index % inputs);
             let place = (part.expert * inputs + column) * outputs + first + row * step;
             all[place * size..][..size].copy_from_slice(element);
+        }
+    }
+
+    /// Copies the rows of a part, of any number of bytes each, to their places.
+    fn place_rows(&self, part: &FusedPart, rows: &[u8], all: &mut Vec<u8>) {
+        let ([experts, _, outputs], Interleaved { first, step, .. }) = (self.sizes, part.projection);
+        let width = rows.len() * step / outputs;
+        all.resize(experts * outputs * width, 0);
+        for (index, row) in rows.chunks_exact(width).enumerate() {
+            all[(part.expert * outputs + first + index * step) * width..][..width].copy_from_slice(row);
         }
     }
 }

@@ -17,6 +17,7 @@ use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
 
 pub use self::bnb::Bnb4bit;
 pub(super) use self::bnb::{EncodedPart, encode as encode_bnb, encode_codes as encode_bnb_codes};
+pub(super) use self::mxfp4::{BLOCK as MXFP4_BLOCK, CODES as MXFP4_CODES, SCALES as MXFP4_SCALES};
 use super::TensorBytes;
 use super::shard::Shard;
 use crate::error::ModelError;

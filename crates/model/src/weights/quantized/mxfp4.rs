@@ -13,11 +13,12 @@ use super::{Content, Part, QuantizedWeight, Scheme, Shard, Unclaimed};
 use crate::error::ModelError;
 
 /// Values that share a scale.
-const BLOCK: usize = 32;
+pub(in super::super) const BLOCK: usize = 32;
 /// Bytes of their codes.
 const BLOCK_BYTES: usize = BLOCK / 2;
-const CODES: &str = "_blocks";
-const SCALES: &str = "_scales";
+/// Suffixes of the names of codes and scales.
+pub(in super::super) const CODES: &str = "_blocks";
+pub(in super::super) const SCALES: &str = "_scales";
 
 /// The place of a weight in the tensors of all experts.
 #[derive(Debug)]
