@@ -157,20 +157,31 @@ pub fn loss_and_scaled_gradients<B: Kernels>(
     pass: PassOptions,
     scale: f32,
 ) -> (f32, BTreeMap<String, Vec<f32>>) {
+    let options = loss_options(f64::from(scale) / batch.loss_tokens() as f64);
+    let (numbers, mut gradients) = numbers_and_gradients(model, &upload(model, batch), pass, options);
+    gradients.values_mut().flatten().for_each(|value| *value /= scale);
+    (numbers[0], gradients)
+}
+
+/// Returns the numbers of an uploaded batch, and its gradients by the names of the tensors on disk.
+pub fn numbers_and_gradients<B: Kernels>(
+    model: &Decoder<B>,
+    batch: &MicroBatch<B>,
+    pass: PassOptions,
+    options: LossOptions,
+) -> (Vec<f32>, BTreeMap<String, Vec<f32>>) {
     let mut gradients = GradientMap::default();
     gradients.begin_micro_batch(true);
-    let options = loss_options(f64::from(scale) / batch.loss_tokens() as f64);
-    let loss = host(model.loss_and_gradients(&upload(model, batch), pass, options, &mut gradients))[0];
+    let numbers = host(model.loss_and_gradients(batch, pass, options, &mut gradients));
     let (parts, mut stored) = (model.stored_parts(), BTreeMap::new());
     let shapes: BTreeMap<_, _> =
         model.parameters().into_iter().map(|parameter| (parameter.name.to_string(), parameter.shape.clone())).collect();
-    for (name, mut values) in host_gradients(&gradients) {
-        values.iter_mut().for_each(|value| *value /= scale);
+    for (name, values) in host_gradients(&gradients) {
         let shape = shapes[&name].clone();
         let tensors = parts.divided(name, TensorF32 { shape, values });
         stored.extend(tensors.into_iter().map(|(name, tensor)| (name, tensor.values)));
     }
-    (loss, stored)
+    (numbers, stored)
 }
 
 /// Builds a batch of sequences of equal length, each one document. `counts(sequence, index)` decides whether the token at `index` counts in the loss.

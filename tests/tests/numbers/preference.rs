@@ -87,8 +87,8 @@ fn step<B: Kernels>(
     for (index, batch) in batches.iter().enumerate() {
         gradients.begin_micro_batch(index + 1 == batches.len());
         let how = (PassOptions::default(), 20, None);
-        let numbers = objective.loss_and_gradients(model, batch, counts, how, &mut gradients);
-        let numbers = host(numbers.expect("the pairs have tokens of the model"));
+        let pairs = objective.upload(model, batch).expect("the pairs have tokens of the model");
+        let numbers = host(objective.loss_and_gradients(model, &pairs, counts, how, &mut gradients));
         sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += f64::from(number));
     }
     let (loss, metrics) = PairMetrics::new(sums, [counts.pairs, counts.chosen_targets], objective.nll_weight);

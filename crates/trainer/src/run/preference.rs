@@ -106,20 +106,19 @@ impl PairObjective {
         Ok(PairBatch { batch: tokens, targets, reference })
     }
 
-    /// Runs forward and backward of a micro-batch, in a step with these counts. Returns `PairResult::numbers`, `[7]`. `loss_scale` scales only the
-    /// gradients.
+    /// Runs forward and backward of an uploaded micro-batch, in a step with these counts. Returns `PairResult::numbers`, `[7]`.
+    /// `loss_scale` scales only the gradients.
     pub fn loss_and_gradients<B: Kernels>(
         &self,
         model: &Decoder<B>,
-        batch: &Batch,
+        pairs: &PairBatch<B>,
         counts: StepCounts,
         (pass, chunk_tokens, loss_scale): (PassOptions, usize, Option<Tensor<B, 1>>),
         sink: &mut dyn GradientSink<B>,
-    ) -> Result<Tensor<B, 1>, ModelError> {
-        let pairs = self.upload(model, batch)?;
+    ) -> Tensor<B, 1> {
         let loss = LossOptions { chunk_tokens, gradient_scale: Some(1.0 / counts.pairs as f64), log_probs: false };
         let nll_factor = self.nll_weight * counts.pairs as f64 / counts.chosen_targets as f64;
         let weights = PairWeights { nll_factor, factor: loss_scale };
-        Ok(model.pair_loss_and_gradients(&pairs, pass, (self.loss, weights), loss, sink))
+        model.pair_loss_and_gradients(pairs, pass, (self.loss, weights), loss, sink)
     }
 }

@@ -195,7 +195,8 @@ impl<B: Kernels> Trainer<B> {
             let pass = PassOptions { dropout_seed: self.dropout_seed(index), ..self.pass };
             let (chunk_tokens, scale) = (self.loss_chunk_tokens, self.optimizer.loss_scale());
             let of_batch = if let Some(pairs) = &self.pairs {
-                pairs.loss_and_gradients(&self.model, batch, counts, (pass, chunk_tokens, scale), sink)?
+                let on_device = pairs.upload(&self.model, batch)?;
+                pairs.loss_and_gradients(&self.model, &on_device, counts, (pass, chunk_tokens, scale), sink)
             } else {
                 let Batch { input_ids, targets, positions, cu_seqlens, .. } = batch;
                 let mut on_device = self.model.upload(input_ids, targets, positions, cu_seqlens)?;
