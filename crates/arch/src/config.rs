@@ -26,6 +26,19 @@ fn skipped_layers(json: &JsonObject, layers: usize) -> Result<Range<usize>, Arch
     Ok(layers..layers.saturating_add(count))
 }
 
+/// Returns the weight of the loss that balances the experts; transformers has one unless a correction balances them.
+fn router_aux_loss_coef(json: &JsonObject, spec: &ModelSpec) -> Result<Option<f64>, ArchError> {
+    let mut routers = spec.layers.iter().filter_map(|layer| layer.mlp.router());
+    if routers.next().is_none_or(|router| router.corrects) {
+        return Ok(None);
+    }
+    let key = "router_aux_loss_coef";
+    match json.f64(key)?.unwrap_or(0.001) {
+        weight if weight.is_finite() && weight >= 0.0 => Ok(Some(weight)),
+        weight => Err(json.bad(key, weight, "it must be 0 or more")),
+    }
+}
+
 /// The contents of a model folder's `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -43,6 +56,9 @@ pub struct ModelConfig {
     pub skipped_layers: Range<usize>,
     /// The number format that the weights were stored in, such as "bfloat16" (`dtype`, in transformers 4 `torch_dtype`).
     pub dtype: Option<String>,
+    /// Weight of the auxiliary loss that balances the experts (`router_aux_loss_coef`, by default 0.001); `None` without a router, and in families
+    /// that have no such loss.
+    pub router_aux_loss_coef: Option<f64>,
     /// Rows of embedding and head in the folder: fewer than `spec.vocab_size` where tokens were added.
     pub stored_vocab_size: usize,
     /// Added tokens. Their rows start at the mean of the folder's rows.
@@ -145,6 +161,7 @@ impl ModelConfig {
         Ok(Self {
             stored_vocab_size: spec.vocab_size,
             skipped_layers: skipped_layers(&settings, spec.layers.len())?,
+            router_aux_loss_coef: router_aux_loss_coef(&settings, &spec)?,
             new_tokens: Vec::new(),
             spec,
             model_type: family.model_type.to_owned(),

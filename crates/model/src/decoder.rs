@@ -23,6 +23,7 @@ use half::{bf16, f16};
 
 use crate::division::{Blocks, Division};
 use crate::error::ModelError;
+use crate::experts::router_loss::{RouterLoss, RouterSums, with_router_loss};
 use crate::layer::{Attend, Context, Layer};
 use crate::linear::{AdapterPass, Base, add_matrix, times_transposed, weight_gradient};
 use crate::norm::Norm;
@@ -52,6 +53,8 @@ pub struct MicroBatch<B: Kernels> {
     pub context: Context<B>,
     /// The targets that count in the loss.
     pub targets: LossTargets<B>,
+    /// The auxiliary loss that balances experts; see [`Decoder::add_router_loss`].
+    pub(crate) router_loss: Option<RouterLoss<B>>,
 }
 
 /// Result of [`Decoder::loss`].
@@ -74,6 +77,14 @@ pub struct Tape<B: Kernels> {
     slots_n: Option<Tensor<B, 1, Int>>,
     context: Context<B>,
     adapters: AdapterPass,
+    router_loss: Option<Tensor<B, 1>>,
+}
+
+impl<B: Kernels> Tape<B> {
+    /// Returns the auxiliary loss that balances experts, `[1]` f32, without a factor; `None` if the micro-batch has none.
+    pub fn router_loss(&self) -> Option<Tensor<B, 1>> {
+        self.router_loss.clone()
+    }
 }
 
 /// A decoder-only transformer.
@@ -136,13 +147,14 @@ impl<B: Kernels> Decoder<B> {
         Ok(MicroBatch {
             ids_n: self.indices(input_ids),
             slots_n: self.embed_rows.as_ref().map(|rows| rows.slots(input_ids, &self.device)),
-            context: Context { documents, rotary: self.rotary_at(positions) },
+            context: Context { documents, rotary: self.rotary_at(positions), router_gradient: None },
             targets: LossTargets {
                 count: rows.len(),
                 positions_m: Tensor::from_ints(rows.as_slice(), &self.device),
                 targets_m: Tensor::from_ints(targets.as_slice(), &self.device),
                 weights_m: None,
             },
+            router_loss: None,
         })
     }
 
@@ -155,8 +167,8 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Runs forward, loss and backward of a micro-batch in one section. Returns the sum of the cross entropies `[1]`; the gradients of that sum times
-    /// the gradient scale go to the sink.
+    /// Runs forward, loss and backward of a micro-batch in one section. Returns the sum of the cross entropies `[1]`, and after it the auxiliary loss
+    /// if the micro-batch has one, `[2]`; the gradients of that sum times the gradient scale, plus those of that loss, go to the sink.
     ///
     /// # Panics
     /// If the loss options have no gradient scale.
@@ -168,13 +180,14 @@ impl<B: Kernels> Decoder<B> {
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 1> {
         self.begin_attention(batch);
-        B::section(&self.device, || {
+        let (loss_sum, router_loss) = B::section(&self.device, || {
             let (hidden_nd, tape) = self.forward(batch, pass);
-            let loss = self.loss(hidden_nd, &batch.targets, loss, sink);
+            let (loss, router_loss) = (self.loss(hidden_nd, &batch.targets, loss, sink), tape.router_loss());
             let d_hidden_nd = loss.d_hidden_nd.expect("gradients need a gradient scale");
             self.backward(tape, d_hidden_nd, sink);
-            loss.loss_sum
-        })
+            (loss.loss_sum, router_loss)
+        });
+        with_router_loss(loss_sum, router_loss)
     }
 
     /// Starts the slow preparations for the attention of both passes over a micro-batch.
@@ -194,11 +207,12 @@ impl<B: Kernels> Decoder<B> {
         let mut x_nd = self.embed(batch.ids_n.clone());
         let context = &batch.context;
         let mut saved = Vec::with_capacity(self.layers.len());
+        let mut sums = batch.router_loss.clone().map(RouterSums::new);
         let mut blocks = self.blocks();
         let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
         while let Some((index, layer)) = schedule.next_item() {
             let is_last = index + 1 == self.layers.len();
-            let (y_nd, of_layer) = forward_layer(&layer, x_nd, context, pass, is_last);
+            let (y_nd, of_layer) = forward_layer(&layer, x_nd, context, pass, is_last, sums.as_mut());
             x_nd = y_nd;
             saved.push(Some(of_layer));
         }
@@ -206,13 +220,15 @@ impl<B: Kernels> Decoder<B> {
             // The last copies ran next to the last layer.
             B::hint(&self.device, Hint::ForwardDone);
         }
+        let (router_loss, router_gradient) = sums.map(RouterSums::finish).unzip();
         let tape = Tape {
             saved,
             last_nd: x_nd.clone(),
             ids_n: batch.ids_n.clone(),
             slots_n: batch.slots_n.clone(),
-            context: context.clone(),
+            context: Context { router_gradient, ..context.clone() },
             adapters: pass.adapter_pass(),
+            router_loss,
         };
         (self.norm.forward(x_nd), tape)
     }
@@ -275,7 +291,7 @@ impl<B: Kernels> Decoder<B> {
 
     /// Computes the gradients of all parameters below the head from the gradient of the hidden states that [`Decoder::forward`] returned.
     pub fn backward(&self, tape: Tape<B>, d_hidden_nd: Tensor<B, 2>, sink: &mut dyn GradientSink<B>) {
-        let Tape { saved, last_nd, ids_n, slots_n, context, adapters } = tape;
+        let Tape { saved, last_nd, ids_n, slots_n, context, adapters, .. } = tape;
         let mut dx_nd = self.norm.backward(last_nd, d_hidden_nd, None, sink);
         let mut items = BackwardItems { blocks: self.blocks(), saved };
         let mut schedule = Schedule::new(&mut items, (0..self.layers.len()).rev(), 1);

@@ -2,7 +2,10 @@
 //!
 //! The normalized input goes to the router, and each token's row to its experts. The experts are two groups of stacks over all rows, sorted by expert;
 //! experts without rows compute nothing, and their gradients are zero. A shared expert (`shared_expert.rs`) is added to the residual stream first.
+//! The choices of all routers may have a loss of their own (`router_loss.rs`).
 //! Trade-off: the rows of all experts are in memory at once. A recomputed layer routes again.
+
+pub(crate) mod router_loss;
 
 use burn_tensor::Tensor;
 use firebrick_arch::{Activation, RouterSpec};
@@ -12,6 +15,7 @@ use firebrick_kernels::{Epilogue, GradientSink, Keep, Kernels, Parameter, Projec
 use crate::linear::{AdapterPass, LinearGroup, mlp_backward};
 use crate::norm::Norm;
 use crate::shared_expert::{SavedShared, SharedExpert};
+use router_loss::{RouterGradient, RouterSums};
 
 /// Router and experts.
 #[derive(Clone, Debug)]
@@ -49,19 +53,23 @@ pub(crate) struct SavedExperts<B: Kernels> {
 }
 
 impl<B: Kernels> Experts<B> {
-    /// Returns the residual stream `h` plus the weighted outputs of the experts.
+    /// Returns the residual stream `h` plus the weighted outputs of the experts; adds the router's choices to `sums`.
     pub(crate) fn forward(
         &self,
         h_nd: Tensor<B, 2>,
         norm: &Norm<B>,
         keep: Keep,
         adapters: AdapterPass,
+        sums: Option<&mut RouterSums<B>>,
     ) -> (Tensor<B, 2>, Option<SavedExperts<B>>) {
         let x_nd = norm.forward(h_nd.clone());
         let router = self.router.frozen(adapters);
         let (logits, router) = B::project(Prologue::None { x: x_nd.clone() }, &router, Epilogue::None, keep);
         let correction = self.correction.as_ref().map(|correction| correction.value.clone());
         let routing = B::route(into_single(logits), self.top_k, self.router_spec, correction);
+        if let Some(sums) = sums {
+            sums.add(&routing);
+        }
         let (residual_nd, shared) = match &self.shared {
             Some(shared) => shared.forward(x_nd.clone(), h_nd.clone(), keep, adapters),
             None => (h_nd.clone(), None),
@@ -92,6 +100,7 @@ impl<B: Kernels> Experts<B> {
         &self,
         saved: SavedExperts<B>,
         norm: &Norm<B>,
+        router_gradient: Option<&RouterGradient<B>>,
         dy_nd: Tensor<B, 2>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
@@ -103,6 +112,10 @@ impl<B: Kernels> Experts<B> {
         let d_rows_sd = mlp_backward(groups, rows, None, d_rows_sd, None, adapters, sink).input.plain();
         let dx_nd = B::combine(d_rows_sd, &routing, None);
         let d_logits = B::route_backward(&routing, d_weights_nk, &dx_nd);
+        let d_logits = match router_gradient {
+            Some(gradient) => gradient.add_to(d_logits, &routing),
+            None => d_logits,
+        };
         let grads = self.router.backward(*router, vec![d_logits], Some(dx_nd), adapters, sink);
         let dx_nd = match self.shared.as_ref().zip(shared) {
             Some((expert, saved)) => expert.backward(saved, dy_nd.clone(), grads.input.plain(), adapters, sink),

@@ -15,6 +15,7 @@ use firebrick_kernels::{
     ProjectSaved, Prologue, QkNorms, Qkv, RotaryTables,
 };
 
+use crate::experts::router_loss::{RouterGradient, RouterSums};
 use crate::experts::{Experts, SavedExperts};
 use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
 use crate::norm::Norm;
@@ -28,6 +29,8 @@ pub struct Context<B: Kernels> {
     pub documents: Documents<B>,
     /// Cosines and sines by token, one pair per rope of the model.
     pub rotary: Vec<RotaryTables<B>>,
+    /// After a forward pass with an auxiliary loss: its gradient.
+    pub(crate) router_gradient: Option<RouterGradient<B>>,
 }
 
 /// A decoder layer.
@@ -194,7 +197,7 @@ impl<B: Kernels> Layer<B> {
         adapters: AdapterPass,
     ) -> Tensor<B, 2> {
         let after = self.forward_attention(x_nd, rotary, attend, Keep::Nothing, adapters);
-        self.forward_mlp(after.h_nd.clone(), Keep::Nothing, adapters).0
+        self.forward_mlp(after.h_nd.clone(), Keep::Nothing, adapters, None).0
     }
 
     /// Computes what the backward needs from the layer's input and the low-rank result that [`Self::forward_mlp_of_inputs`] saved.
@@ -262,17 +265,18 @@ impl<B: Kernels> Layer<B> {
         SavedAttention { qkv: qkv.expect(KEPT), heads, output, attention_output }
     }
 
-    /// Computes the second half of the layer: from the sum after attention to its output.
+    /// Computes the second half of the layer: from the sum after attention to its output. A mixture adds its choices to `sums`.
     pub(crate) fn forward_mlp(
         &self,
         h_nd: Tensor<B, 2>,
         keep: Keep,
         adapters: AdapterPass,
+        sums: Option<&mut RouterSums<B>>,
     ) -> (Tensor<B, 2>, Option<SavedMlp<B>>) {
         match &self.mlp {
             Mlp::Gated { gate_up, down } => self.forward_gated(gate_up, down, h_nd, keep, adapters),
             Mlp::Experts(experts) => {
-                let (y_nd, saved) = experts.forward(h_nd, self.experts_norm(), keep, adapters);
+                let (y_nd, saved) = experts.forward(h_nd, self.experts_norm(), keep, adapters, sums);
                 (y_nd, saved.map(|saved| SavedMlp::Experts(Box::new(saved))))
             }
         }
@@ -283,6 +287,7 @@ impl<B: Kernels> Layer<B> {
         &self,
         h_nd: Tensor<B, 2>,
         adapters: AdapterPass,
+        sums: Option<&mut RouterSums<B>>,
     ) -> (Tensor<B, 2>, LowRank<B>) {
         match &self.mlp {
             Mlp::Gated { gate_up, down } => {
@@ -292,7 +297,7 @@ impl<B: Kernels> Layer<B> {
                 let (y_nd, saved) = B::project(gated, &down.frozen(adapters), epilogue, keep);
                 (into_single(y_nd), saved.and_then(|saved| saved.low_rank))
             }
-            Mlp::Experts(_) => (self.forward_mlp(h_nd, Keep::Nothing, adapters).0, None),
+            Mlp::Experts(_) => (self.forward_mlp(h_nd, Keep::Nothing, adapters, sums).0, None),
         }
     }
 
@@ -304,7 +309,7 @@ impl<B: Kernels> Layer<B> {
                 let (gated, gate_up) = self.forward_gate(gate_up, h_nd, Keep::Inputs, adapters);
                 SavedMlp::Gated { gate_up: gate_up.expect(KEPT), down: ProjectSaved::of_inputs(gated, low_rank) }
             }
-            _ => self.forward_mlp(h_nd, Keep::Inputs, adapters).1.expect(KEPT),
+            _ => self.forward_mlp(h_nd, Keep::Inputs, adapters, None).1.expect(KEPT),
         }
     }
 
@@ -346,7 +351,7 @@ impl<B: Kernels> Layer<B> {
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
         let SavedForBackward { attention, mlp } = saved;
-        let dh_nd = self.backward_mlp(mlp, dy_nd, adapters, sink);
+        let dh_nd = self.backward_mlp(mlp, context, dy_nd, adapters, sink);
         self.backward_attention(attention, context, dh_nd, adapters, sink)
     }
 
@@ -354,6 +359,7 @@ impl<B: Kernels> Layer<B> {
     pub(crate) fn backward_mlp(
         &self,
         saved: SavedMlp<B>,
+        context: &Context<B>,
         dy_nd: Tensor<B, 2>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
@@ -367,7 +373,8 @@ impl<B: Kernels> Layer<B> {
                 grads.input.plain()
             }
             (Mlp::Experts(experts), SavedMlp::Experts(saved)) => {
-                experts.backward(*saved, self.experts_norm(), dy_nd, adapters, sink)
+                let router_gradient = context.router_gradient.as_ref();
+                experts.backward(*saved, self.experts_norm(), router_gradient, dy_nd, adapters, sink)
             }
             _ => unreachable!("a layer saves what its own MLP computed"),
         }

@@ -12,6 +12,7 @@ use firebrick_kernels::{
 };
 
 use crate::division::{Blocks, LayerRef};
+use crate::experts::router_loss::RouterSums;
 use crate::layer::{Attend, Context, Layer, LowRank, SavedForBackward};
 use crate::linear::AdapterPass;
 
@@ -79,26 +80,28 @@ fn put_away<B: Kernels>(x_nd: Tensor<B, 2>, offload: bool) -> Offloaded<B> {
     if offload { B::offload(x_nd) } else { Offloaded::on_device(x_nd) }
 }
 
-/// Returns a layer's output and its saved tensors. The last layer runs backward next, so what its backward needs first stays on the device.
+/// Returns a layer's output and its saved tensors, and adds the choices of a mixture to `sums`. The last layer runs backward next, so what its
+/// backward needs first stays on the device.
 pub(crate) fn forward_layer<B: Kernels>(
     layer: &Layer<B>,
     x_nd: Tensor<B, 2>,
     context: &Context<B>,
     pass: PassOptions,
     is_last: bool,
+    sums: Option<&mut RouterSums<B>>,
 ) -> (Tensor<B, 2>, SavedLayer<B>) {
     let adapters = pass.adapter_pass();
     let attend = || Attend::Documents(&context.documents);
-    let keeping = |x_nd, keep| {
+    let keeping = |x_nd, keep, sums| {
         let after = layer.forward_attention(x_nd, &context.rotary, attend(), keep, adapters);
-        let (y_nd, mlp) = layer.forward_mlp(after.h_nd.clone(), keep, adapters);
+        let (y_nd, mlp) = layer.forward_mlp(after.h_nd.clone(), keep, adapters, sums);
         let activations = after.saved(mlp).expect("a layer saves its activations under this policy");
         (y_nd, SavedLayer::Activations(activations))
     };
     match pass.recompute {
         Recompute::Full => {
             let after = layer.forward_attention(x_nd.clone(), &context.rotary, attend(), Keep::Nothing, adapters);
-            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(after.into_outputs().2, adapters);
+            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(after.into_outputs().2, adapters, sums);
             (y_nd, SavedLayer::Input { x_nd: put_away(x_nd, pass.offload && !is_last), low_rank })
         }
         Recompute::Projections => {
@@ -110,11 +113,11 @@ pub(crate) fn forward_layer<B: Kernels>(
                 statistics: output.statistics,
                 low_rank,
             });
-            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd.clone(), adapters);
+            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd.clone(), adapters, sums);
             (y_nd, SavedLayer::Halves { attention, h_nd: put_away(h_nd, pass.offload && !is_last), low_rank })
         }
-        Recompute::Selective => keeping(x_nd, Keep::Inputs),
-        Recompute::None => keeping(x_nd, Keep::Everything),
+        Recompute::Selective => keeping(x_nd, Keep::Inputs, sums),
+        Recompute::None => keeping(x_nd, Keep::Everything, sums),
     }
 }
 
@@ -139,7 +142,7 @@ pub(crate) fn backward_layer<B: Kernels>(
         Restored::Activations(activations) => activations,
         Restored::Halves { attention, h_nd, low_rank } => {
             let mlp = layer.recompute_mlp(h_nd, low_rank, adapters);
-            let dh_nd = layer.backward_mlp(mlp, dy_nd, adapters, sink);
+            let dh_nd = layer.backward_mlp(mlp, context, dy_nd, adapters, sink);
             let (x_nd, computed) = attention.restore(&dh_nd.device());
             let attention = layer.recompute_attention(x_nd, computed, context, adapters);
             return layer.backward_attention(attention, context, dh_nd, adapters, sink);

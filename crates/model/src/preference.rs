@@ -17,6 +17,7 @@ use firebrick_kernels::{
 };
 
 use crate::decoder::{Decoder, LossOptions, MicroBatch};
+use crate::experts::router_loss::with_router_loss;
 use crate::pass::PassOptions;
 
 /// Source of the reference's log-probabilities.
@@ -62,8 +63,8 @@ impl<B: Kernels> Decoder<B> {
         (!documents.is_empty()).then(|| PairTargets::new(&documents, self.device()))
     }
 
-    /// Runs forward, loss and backward of a micro-batch of pairs in one section. Returns [`PairResult::numbers`]; the gradients of the losses' sum
-    /// times the gradient scale go to the sink.
+    /// Runs forward, loss and backward of a micro-batch of pairs in one section. Returns [`PairResult::numbers`], and after them the auxiliary loss
+    /// if the micro-batch has one. The gradients of the losses' sum times the gradient scale, plus those of that loss, go to the sink.
     ///
     /// # Panics
     /// If the loss options have no gradient scale, or a loss of log ratios has no reference.
@@ -76,9 +77,10 @@ impl<B: Kernels> Decoder<B> {
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 1> {
         self.begin_attention(&pairs.batch);
-        let numbers = B::section(self.device(), || {
+        let (numbers, router_loss) = B::section(self.device(), || {
             let reference = self.reference(pairs, loss.chunk_tokens);
             let (hidden_nd, tape) = self.forward(&pairs.batch, pass);
+            let router_loss = tape.router_loss();
             let result = pairs.targets.as_ref().map(|targets| {
                 let log_probs_m = self.target_log_probs(hidden_nd.clone(), &pairs.batch.targets, loss.chunk_tokens);
                 pair_result(log_probs_m, targets, reference, pair_loss, weights)
@@ -88,9 +90,9 @@ impl<B: Kernels> Decoder<B> {
             let loss = self.loss(hidden_nd, &targets, loss, sink);
             let d_hidden_nd = loss.d_hidden_nd.expect("gradients need a gradient scale");
             self.backward(tape, d_hidden_nd, sink);
-            numbers
+            (numbers, router_loss)
         });
-        self.or_zeros(numbers)
+        with_router_loss(self.or_zeros(numbers), router_loss)
     }
 
     /// Computes [`PairResult::numbers`] of a micro-batch without gradients.

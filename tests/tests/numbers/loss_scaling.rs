@@ -85,6 +85,7 @@ fn trainer<B: Kernels>(dtype: DType, storage: BaseStorage, scaling: Option<LossS
         pass: PassOptions::default(),
         loss_chunk_tokens: 20,
         pairs: None,
+        router_aux_loss: None,
     }
 }
 

@@ -18,6 +18,7 @@ mod other_loss;
 mod pissa;
 mod preference;
 mod quantized;
+mod router_loss;
 mod same_experts;
 mod saved;
 mod sinks;

@@ -29,6 +29,7 @@ pub(crate) fn trainer(adapter: &str, storage: BaseStorage, epsilon: f64) -> Trai
         pass: PassOptions::default(),
         loss_chunk_tokens: 20,
         pairs: None,
+        router_aux_loss: None,
     }
 }
 

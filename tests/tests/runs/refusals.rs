@@ -135,6 +135,15 @@ fn unknown_recompute_policy_gets_the_list_of_known_ones() {
 }
 
 #[test]
+fn a_loss_that_balances_experts_needs_a_model_that_has_one() {
+    for (model, why) in [("tiny-llama", "has no experts"), ("tiny-glm4-moe", "by a correction of their scores")] {
+        let model = format!("model='{}'", fixture(model).display());
+        let message = refused(&[&model, "bnb_4bit=", "train.router_aux_loss=true", "train.router_aux_loss_coef=0.01"]);
+        assert_says(&message, &["train.router_aux_loss", why, "Remove this key"]);
+    }
+}
+
+#[test]
 fn missing_dataset_is_named() {
     assert_says(&refused(&[&data("absent.jsonl")]), &["absent.jsonl"]);
 }

@@ -73,6 +73,26 @@ fn run_of_a_checkpoint_with_a_vision_tower_or_in_fp8_resumes_like_any_other() {
     }
 }
 
+#[test]
+fn run_with_the_loss_that_balances_experts_resumes_like_any_other() {
+    let model = format!("model='{}'", fixture("tiny-qwen3-moe").display());
+    let kind = [model.as_str(), "bnb_4bit=", "lora.modules_to_save=['gate']"];
+    let balanced = ["train.router_aux_loss=true", "train.router_aux_loss_coef=0.5"];
+    assert_interruptions_change_nothing(&[&kind[..], &balanced].concat());
+    let output = tempdir().unwrap();
+    let losses = |run: &str, change| {
+        let name = format!("name={run}");
+        let changes = [&kind[..], &[change, "train.steps=2", &name]].concat();
+        finish(recipe(output.path(), &changes), NEW);
+        let lines = metrics(&output.path().join(run));
+        lines.iter().filter(|line| line.get("loss").is_some()).map(|line| line["aux_loss"].as_f64()).collect::<Vec<_>>()
+    };
+    assert_eq!(losses("without", "train.router_aux_loss=false"), [None; 2]);
+    // Three of six experts per token: even choices and probabilities give 3.
+    let with = losses("with", "train.router_aux_loss=true");
+    assert!(with.iter().all(|loss| loss.is_some_and(|loss| (3.0..6.0).contains(&loss))), "{with:?}");
+}
+
 fn assert_interruptions_change_nothing(kind: &[&str]) {
     let (whole, parts) = (tempdir().unwrap(), tempdir().unwrap());
     let whole_summary = finish(evaluated(whole.path(), kind), NEW);

@@ -3,7 +3,7 @@
 //! Defaults are those of transformers' `Glm4MoeConfig`. `attention_bias` is about queries, keys and values; a half of each head is rotated.
 //! Trade-off: layers that predict more tokens (`num_nextn_predict_layers`) are skipped, as in transformers; a saved model has none. Logits of the
 //! router are computed in the compute format, which transformers computes in float32.
-//! Not supported: `attention_dropout`, which is ignored. The auxiliary loss (`output_router_logits`) is not computed.
+//! Not supported: `attention_dropout`, which is ignored.
 
 use super::keys::{
     activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, model, positive_or, refuse_quantized,

@@ -2,8 +2,7 @@
 //!
 //! Defaults are those of transformers' `GptOssConfig`. A router's weights are the softmax over the chosen experts. The experts of a layer are one
 //! tensor on disk, in bfloat16 or as published in MXFP4; the model has the same modules for both.
-//! Not supported: other constants of the clamped SwiGLU; `attention_dropout`, which is ignored. The auxiliary loss (`output_router_logits`) is not
-//! computed.
+//! Not supported: other constants of the clamped SwiGLU, and `attention_dropout`, which is ignored.
 
 use super::keys::{
     activation, bool_or, experts, head_dim_or, kv_heads, layer_count, layer_types, model, positive_or, size, size_or,

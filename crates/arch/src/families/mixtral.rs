@@ -2,8 +2,7 @@
 //!
 //! Defaults are those of transformers' `MixtralConfig`: an absent or null `sliding_window` means none. The weights of a token's experts
 //! add up to one.
-//! Not supported: `router_jitter_noise` in training, and `attention_dropout`, which is ignored. The auxiliary loss
-//! (`output_router_logits`) is not computed.
+//! Not supported: `router_jitter_noise` in training, and `attention_dropout`, which is ignored.
 
 use super::keys::{
     activation, experts, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size, size_or,

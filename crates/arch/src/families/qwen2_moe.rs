@@ -1,7 +1,7 @@
 //! Qwen1.5-MoE and Qwen2-MoE: a Qwen2 whose MLPs are mixtures of experts, in all layers or in some, with a shared expert behind a sigmoid gate.
 //!
 //! Defaults are those of transformers' `Qwen2MoeConfig`. Which layers are mixtures is as in Qwen3-MoE.
-//! Not supported: `attention_dropout`, which is ignored. The auxiliary loss (`output_router_logits`) is not computed.
+//! Not supported: `attention_dropout`, which is ignored.
 
 use super::keys::{
     bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, refuse_quantized, size, size_or,

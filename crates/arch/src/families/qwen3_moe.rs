@@ -2,7 +2,7 @@
 //!
 //! Defaults are those of transformers' `Qwen3MoeConfig`. A layer is a mixture unless `mlp_only_layers` lists it or
 //! `decoder_sparse_step` skips it.
-//! Not supported: `attention_dropout`, which is ignored. The auxiliary loss (`output_router_logits`) is not computed.
+//! Not supported: `attention_dropout`, which is ignored.
 
 use serde_json::Value;
 

@@ -260,6 +260,21 @@ fn unknown_value_lists_the_allowed_ones_and_the_nearest() {
 }
 
 #[test]
+fn a_weight_of_the_loss_that_balances_experts_needs_that_loss() {
+    let on = "train.router_aux_loss=true";
+    let train = read(SMALLEST, &[on, "train.router_aux_loss_coef=1"]).unwrap().train;
+    assert_eq!((train.router_aux_loss, train.router_aux_loss_coef), (true, Some(1.0)));
+    let cases = [
+        (&["train.router_aux_loss_coef=1"][..], "router_aux_loss = true"),
+        (&[on, "train.router_aux_loss_coef=-1"], "0 or more"),
+    ];
+    for (overrides, part) in cases {
+        let message = refusal(SMALLEST, overrides);
+        assert!(message.contains("train.router_aux_loss_coef") && message.contains(part), "{message}");
+    }
+}
+
+#[test]
 fn selective_recompute_agrees_with_no_gradient_checkpointing() {
     assert_eq!(read(SMALLEST, &["train.recompute=selective"]).unwrap().recompute(), Recompute::Selective);
     let both = ["train.recompute=selective", "train.grad_checkpointing=false"];

@@ -99,6 +99,13 @@ section! {
         log_every_epochs: Option<f64> = None, Epochs;
         /// Tokens whose logits exist at the same time in the loss; fewer is slower and takes less memory. Default 1024.
         loss_chunk_tokens: usize = 1024, Whole(1, TOKENS);
+        /// In a mixture of experts, also train on the auxiliary loss that balances the experts, as transformers does with
+        /// `output_router_logits = true`. It counts the choices of a micro-batch's tokens, without padding, over the routers of all layers,
+        /// frozen or not; a step takes the mean over its micro-batches on all ranks, so their size changes it a little. Metrics have it without
+        /// its weight as `aux_loss`; `loss` is what it is without, and evaluation does not compute it. Default false.
+        router_aux_loss: bool = false;
+        /// Weight of that loss. Default: `router_aux_loss_coef` of config.json, which is 0.001 if it is not there.
+        router_aux_loss_coef: Option<f64> = None, ZeroOrMore;
     }
 }
 
@@ -236,6 +243,9 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         "train.recompute": recompute_agrees,
             format!("contradicts train.grad_checkpointing = {}", train.grad_checkpointing.unwrap_or(true)) =>
             "remove one of the two keys: true is \"full\" or \"projections\", false is \"selective\" or \"none\"";
+        "train.router_aux_loss_coef": train.router_aux_loss || train.router_aux_loss_coef.is_none(),
+            "is the weight of a loss that this recipe does not train on" =>
+            "write train.router_aux_loss = true too, or remove this key";
         "train.offload": train.offload != Some(true) || config.recompute().may_offload(),
             "layers save too much of their work to be copied to the host and back next to it" =>
             "write train.recompute = \"full\" or \"projections\", or remove this key";

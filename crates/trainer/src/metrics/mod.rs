@@ -52,6 +52,9 @@ pub struct StepMetrics {
     /// Rewards and log-probabilities, in preference training, where `loss` is a mean over pairs.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<PairMetrics>,
+    /// Mean auxiliary loss that balances experts, without its weight, if the model trains with it; not part of `loss`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aux_loss: Option<f64>,
     /// Milliseconds of the step in which the device waited for tensors from host memory, if some are there: the cost of offloading and paging.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restore_wait_ms: Option<f64>,
@@ -83,6 +86,7 @@ impl StepMetrics {
         ];
         let sometimes = [
             ("loss_scale", self.loss_scale),
+            ("aux_loss", self.aux_loss),
             ("restore_wait_ms", self.restore_wait_ms),
             ("comm_wait_ms", self.comm_wait_ms),
             ("allocated", self.allocated_bytes.map(|bytes| bytes as f64)),

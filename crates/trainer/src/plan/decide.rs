@@ -36,6 +36,7 @@ impl<'a> Made<'a> {
         let gemms = fp8::gemms(config.compute(), &case, &training)?;
         let training = TrainingShape { gemms: gemms.value, ..training };
         let base = adapter::base(config, spec, training.base)?;
+        let router_aux_loss = router_aux_loss(config, model)?;
         let (answer_tokens, training) = answers::decide(&case, config, data, training);
         let (paging, training) = paging::decide(&case, config, &stated, training);
         let (kept_weights_bytes, training) = kept_weights::decide(&case, config, training);
@@ -71,6 +72,7 @@ impl<'a> Made<'a> {
             gemms,
             base,
             answer_tokens,
+            router_aux_loss,
             paging,
             kept_weights_bytes,
             steps,
@@ -127,6 +129,23 @@ pub(super) fn text_model(model: &ModelConfig) -> Option<Chosen<&'static str>> {
     Some(Chosen::new("text model", why))
 }
 
+/// Returns the weight of the loss that balances the experts; `None` if the recipe does not ask for it.
+fn router_aux_loss(config: &RunConfig, model: &ModelConfig) -> Result<Option<Chosen<f64>>, RunError> {
+    if !config.train.router_aux_loss {
+        return Ok(None);
+    }
+    let Some(of_model) = model.router_aux_loss_coef else {
+        let why = match model.spec.is_mixture() {
+            true => "balances its experts by a correction of their scores and has no such loss in transformers",
+            false => "has no experts to balance",
+        };
+        let problem = format!("train.router_aux_loss: a model of the family \"{}\" {why}", model.model_type);
+        return Err(RunError::Refused(format!("{problem}. Remove this key")));
+    };
+    let of_recipe = config.train.router_aux_loss_coef.map(Chosen::recipe);
+    Ok(of_recipe.or(Some(Chosen::new(of_model, "router_aux_loss_coef of config.json"))))
+}
+
 /// Says how experts are computed; `None` if there are none.
 pub(super) fn experts(made: &Made<'_>) -> Option<Chosen<String>> {
     let spec = &made.model.spec;
@@ -139,7 +158,13 @@ pub(super) fn experts(made: &Made<'_>) -> Option<Chosen<String>> {
         None => "all in one launch, whose sizes stay on the device".to_owned(),
         Some(reason) => format!("one after the other, and the host waits for their numbers of rows: {reason}"),
     };
-    let why = format!("{order}; no auxiliary loss balances them");
+    let balanced = match &made.router_aux_loss {
+        None => "no auxiliary loss balances them".to_owned(),
+        Some(weight) => {
+            format!("an auxiliary loss with a weight of {} balances them ({})", weight.value, weight.reason)
+        }
+    };
+    let why = format!("{order}; {balanced}");
     let shared = if spec.layers.iter().any(|layer| layer.mlp.shared().is_some()) { " and a shared one" } else { "" };
     let layers = spec.layers.len();
     Some(Chosen::new(format!("{top_k} of {count}{shared} per token in {mixtures} of {layers} layers"), why))

@@ -112,6 +112,7 @@ struct Made<'a> {
     gemms: Chosen<GemmFormat>,
     base: Chosen<BaseStorage>,
     answer_tokens: Chosen<usize>,
+    router_aux_loss: Option<Chosen<f64>>,
     paging: Paging,
     kept_weights_bytes: Option<Chosen<u64>>,
     steps: Chosen<u64>,
@@ -280,6 +281,8 @@ plan! {
     shuffle: Chosen<bool> = Chosen::of(made, |config| config.data.shuffle), identifies "data.shuffle";
     /// The adapter; without one every weight trains.
     lora: Chosen<Option<LoraConfig>> = adapter::lora(made), identifies "lora";
+    /// Weight of the loss that balances the experts; `None` without that loss.
+    router_aux_loss: Option<Chosen<f64>> = made.router_aux_loss.clone(), may change "train.router_aux_loss_coef";
     /// Decoupled weight decay.
     weight_decay: Chosen<f64> = Chosen::of(made, |config| config.train.weight_decay),
         may change "train.weight_decay";

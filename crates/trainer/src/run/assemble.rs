@@ -90,6 +90,7 @@ pub fn trainer<B: Kernels>(
         },
         loss_chunk_tokens: plan.loss_chunk_tokens.value,
         pairs: PairObjective::planned(plan),
+        router_aux_loss: plan.router_aux_loss.as_ref().map(|weight| weight.value),
     })
 }
 

@@ -106,8 +106,8 @@ impl PairObjective {
         Ok(PairBatch { batch: tokens, targets, reference })
     }
 
-    /// Runs forward and backward of an uploaded micro-batch, in a step with these counts. Returns `PairResult::numbers`, `[7]`.
-    /// `loss_scale` scales only the gradients.
+    /// Runs forward and backward of an uploaded micro-batch, in a step with these counts. Returns `PairResult::numbers`, `[7]`, and after them the
+    /// auxiliary loss if the micro-batch has one. `loss_scale` scales only the gradients.
     pub fn loss_and_gradients<B: Kernels>(
         &self,
         model: &Decoder<B>,

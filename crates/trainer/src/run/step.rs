@@ -2,16 +2,17 @@
 //!
 //! The loss is the sum over all loss tokens of the step divided by their number, over every micro-batch and every rank, so 8 rows at once and 8 rows
 //! one by one give the same update. Gradients are summed in f32, reduced over ranks during the last micro-batch, clipped to a global norm, and passed
-//! to the optimizer. In float16 the loss is multiplied by a dynamic scale.
+//! to the optimizer. In float16 the loss is multiplied by a dynamic scale. Each micro-batch has its own loss that balances experts; a step takes
+//! their mean.
 //! Trade-off: the number of loss tokens is agreed on before the first forward pass, which costs one small reduction.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn_tensor::Tensor;
-use firebrick_data::Batch;
+use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::{DeviceTime, GradientMap, GradientSink, Kernels, PAIR_NUMBERS, Readback};
-use firebrick_model::{Decoder, LossOptions, PassOptions};
+use firebrick_model::{Decoder, LossOptions, MicroBatch, PassOptions};
 use firebrick_optim::{Optimizer, Schedule, StepReport, squared_norm};
 use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, ShardingSink};
 use xxhash_rust::xxh3::xxh3_64;
@@ -39,6 +40,8 @@ pub struct Trainer<B: Kernels> {
     pub loss_chunk_tokens: usize,
     /// The objective for pairs of answers; `None`: the cross entropy of single documents.
     pub pairs: Option<PairObjective>,
+    /// Weight of the auxiliary loss that balances experts; `None`: the model is trained without it.
+    pub router_aux_loss: Option<f64>,
 }
 
 /// A step that was queued, with its numbers on their way to the host.
@@ -49,10 +52,12 @@ pub struct StepOutcome {
     /// Loss tokens of the step over all ranks.
     pub loss_tokens: u64,
     counts: StepCounts,
+    /// Micro-batches over all ranks, if they have an auxiliary loss.
+    balanced: Option<usize>,
     nll_weight: f64,
     /// The learning rate that was used.
     pub learning_rate: f64,
-    /// Gradient norm, the loss sum or the sums of pairs, and the loss scale if there is one.
+    /// Gradient norm, the loss sum or the sums of pairs, the sum of auxiliary losses and the loss scale if there are any.
     numbers: Readback,
     restore_wait: Option<Readback>,
     comm_wait: Option<Readback>,
@@ -66,6 +71,8 @@ pub struct StepNumbers {
     pub loss: f32,
     /// The reported numbers of pairs.
     pub pairs: Option<PairMetrics>,
+    /// Mean auxiliary loss of the micro-batches, without its weight.
+    pub aux_loss: Option<f32>,
     /// Global norm of the gradients before clipping, without the loss scale.
     pub grad_norm: f32,
     /// The scale of the step's gradients, with dynamic loss scaling.
@@ -91,9 +98,14 @@ impl StepOutcome {
             }
             _ => (numbers[1] / self.loss_tokens as f32, None, &numbers[2..]),
         };
+        let (aux_loss, rest) = match self.balanced {
+            Some(micro_batches) => (Some(rest[0] / micro_batches as f32), &rest[1..]),
+            None => (None, rest),
+        };
         StepNumbers {
             loss,
             pairs,
+            aux_loss,
             grad_norm: numbers[0],
             loss_scale: rest.first().copied(),
             restore_wait_ms: self.restore_wait.map_or(0.0, |wait| wait.wait()[0]),
@@ -151,18 +163,23 @@ impl<B: Kernels> Trainer<B> {
         // With loss scaling this waits for the preceding step; the forward and backward passes above are already queued.
         let learning_rate = self.schedule.rate(self.optimizer.next_update());
         let (loss_sum, report) = self.update(loss_sum, gradients, owners, learning_rate)?;
+        let (loss_sum, aux_loss_sum) = match (self.router_aux_loss, loss_sum.dims()) {
+            (Some(_), [count]) => (loss_sum.clone().narrow(0, 0, count - 1), Some(loss_sum.narrow(0, count - 1, 1))),
+            (None, _) => (loss_sum, None),
+        };
         let sums: Vec<Tensor<B, 1>> = match self.pairs {
             // The loss scale is only in the weights of the targets.
             Some(_) => (0..PAIR_NUMBERS).map(|number| loss_sum.clone().narrow(0, number, 1)).collect(),
             None => vec![loss_scale.into_iter().fold(loss_sum, Tensor::div)],
         };
-        let numbers = [report.grad_norm].into_iter().chain(sums).chain(report.loss_scale).collect();
+        let numbers = [report.grad_norm].into_iter().chain(sums).chain(aux_loss_sum).chain(report.loss_scale).collect();
         let device = self.model.device();
         let between_ranks = |of| if self.ranks.world_size() > 1 { B::device_time(device, of) } else { None };
         Ok(StepOutcome {
             step: self.optimizer.steps(),
             loss_tokens: counts.loss_tokens,
             counts,
+            balanced: self.router_aux_loss.map(|_| micro_batches.len() * self.ranks.world_size()),
             nll_weight: self.pairs.as_ref().map_or(0.0, |pairs| pairs.nll_weight),
             learning_rate,
             numbers: B::read_later(numbers),
@@ -182,7 +199,8 @@ impl<B: Kernels> Trainer<B> {
         if self.optimizer.is_partial() { self.ranks.owners(&self.model.parameters()) } else { BTreeMap::new() }
     }
 
-    /// Runs forward and backward of all micro-batches. Returns the sum of the cross entropies times the loss scale, or the sums of pairs.
+    /// Runs forward and backward of all micro-batches. Returns the sum of the cross entropies times the loss scale, or the sums of pairs, and after
+    /// them the sum of the auxiliary losses if there are any.
     fn micro_batches(
         &self,
         micro_batches: &[Batch],
@@ -195,11 +213,13 @@ impl<B: Kernels> Trainer<B> {
             let pass = PassOptions { dropout_seed: self.dropout_seed(index), ..self.pass };
             let (chunk_tokens, scale) = (self.loss_chunk_tokens, self.optimizer.loss_scale());
             let of_batch = if let Some(pairs) = &self.pairs {
-                let on_device = pairs.upload(&self.model, batch)?;
+                let mut on_device = pairs.upload(&self.model, batch)?;
+                self.balance(&mut on_device.batch, batch, micro_batches.len());
                 pairs.loss_and_gradients(&self.model, &on_device, counts, (pass, chunk_tokens, scale), sink)
             } else {
                 let Batch { input_ids, targets, positions, cu_seqlens, .. } = batch;
                 let mut on_device = self.model.upload(input_ids, targets, positions, cu_seqlens)?;
+                self.balance(&mut on_device, batch, micro_batches.len());
                 let count = on_device.targets.count;
                 on_device.targets.weights_m = scale.filter(|_| count > 0).map(|scale| repeated(&scale, count));
                 let gradient_scale = Some(1.0 / counts.loss_tokens as f64);
@@ -212,6 +232,19 @@ impl<B: Kernels> Trainer<B> {
             });
         }
         Ok(sum.expect("a step has a micro-batch"))
+    }
+
+    /// Gives one of this rank's `count` micro-batches the auxiliary loss that balances experts, if the model trains with it. A micro-batch of nothing
+    /// but padding, as a rank without rows has, counts as one whose loss is zero.
+    fn balance(&self, on_device: &mut MicroBatch<B>, batch: &Batch, count: usize) {
+        let Some(weight) = self.router_aux_loss else { return };
+        let of_each = weight / (count * self.ranks.world_size()) as f64;
+        let gradient_scale = match self.optimizer.loss_scale() {
+            Some(loss_scale) => loss_scale.mul_scalar(of_each),
+            None => Tensor::from_floats([of_each as f32], self.model.device()),
+        };
+        let is_token = (batch.padding > 0).then(|| is_token(batch));
+        self.model.add_router_loss(on_device, is_token.as_deref(), gradient_scale);
     }
 
     /// Sums the loss over all ranks, updates this rank's parameters, and broadcasts them to the other ranks.
@@ -261,6 +294,19 @@ impl<B: Kernels> Trainer<B> {
         let place = [seed, self.optimizer.steps() + 1, micro_batch as u64];
         Some(xxh3_64(&place.map(u64::to_le_bytes).concat()))
     }
+}
+
+/// Returns for each token whether it is no padding: that is a document of its own, and the only one without a target.
+fn is_token(batch: &Batch) -> Vec<bool> {
+    let document = |bounds: &[u32]| {
+        let tokens = bounds[0] as usize..bounds[1] as usize;
+        let has_target = batch.targets[tokens.clone()].iter().any(|&target| target != IGNORE_INDEX);
+        tokens.map(move |_| has_target)
+    };
+    let is_token: Vec<bool> = batch.cu_seqlens.windows(2).flat_map(document).collect();
+    let tokens = is_token.iter().filter(|&&is_token| is_token).count();
+    assert_eq!(tokens, batch.tokens(), "every document has a target, and padding has none");
+    is_token
 }
 
 /// Repeats a weight `[1]` for each of `count` targets. The loss scale is a weight, so that it stays on the device: the loss multiplies it by one over

@@ -145,6 +145,7 @@ impl<B: Kernels> Run<B> {
                 memory_bytes: self.meter.sample(),
                 loss_scale: numbers.loss_scale.map(f64::from),
                 pairs: numbers.pairs,
+                aux_loss: numbers.aux_loss.map(f64::from),
                 restore_wait_ms: waits.then_some(f64::from(numbers.restore_wait_ms)),
                 comm_wait_ms: (!is_alone).then_some(times.comm_wait),
                 ranks: None,
