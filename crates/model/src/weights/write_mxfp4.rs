@@ -18,8 +18,8 @@ use super::{Fetched, HfFolder, TensorInfo, stored_format, write_folder};
 use crate::companions::Companions;
 use crate::error::ModelError;
 
-/// Writes a model whose experts `base` has in MXFP4 as such a folder, with the `quantization_config` of the base; all other tensors in `dtype`. `fetch`
-/// is called once for each tensor of the model; for weights of experts it returns values, or `None` for those of the base.
+/// Writes a model whose experts `base` has in MXFP4 as such a folder, with the `quantization_config` of the base; all other tensors in `dtype`.
+/// `fetch` is called once for each tensor of the model; for weights of experts it returns values, or `None` for those of the base.
 pub(crate) fn write_mxfp4_folder(
     dir: &Path,
     config: &ModelConfig,
