@@ -190,6 +190,7 @@ fn merge_options(model: &Path, adapter: &Path, to: &Path) -> ExportOptions {
     ExportOptions {
         merge: true,
         bnb_4bit: None,
+        mxfp4: false,
         gguf: None,
         model: model.to_owned(),
         adapter: Some(adapter.to_owned()),
