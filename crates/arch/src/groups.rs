@@ -38,6 +38,14 @@ pub enum GroupKind {
     SharedGate,
 }
 
+impl GroupKind {
+    /// Returns whether the group decides about experts: small, and multiplied in the compute format whatever the others are.
+    #[must_use]
+    pub fn decides(self) -> bool {
+        matches!(self, Self::Router | Self::SharedGate)
+    }
+}
+
 /// The groups of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerGroups {

@@ -9,7 +9,7 @@ use firebrick_arch::{
     MlpSpec, ModelSpec, ModuleSpec, PieceSpec, Role, RouterSpec, SharedGroups, TensorSpec, layer_norm_name,
     router_correction, sinks_name,
 };
-use firebrick_kernels::{Kernels, Parameter};
+use firebrick_kernels::{GemmFormat, Kernels, Parameter};
 
 use super::Builder;
 use super::on_device::BaseSpec;
@@ -145,7 +145,8 @@ impl<B: Kernels> Builder<'_, '_, B> {
     fn group(&mut self, group: &GroupSpec) -> Result<LinearGroup<B>, ModelError> {
         let modules = group.modules.iter().map(|module| self.linear(module, group)).collect::<Result<_, _>>()?;
         let dropout = self.options.lora.as_ref().map_or(0.0, |lora| lora.lora_dropout);
-        Ok(LinearGroup { modules, parts: group.parts.clone(), gemms: self.options.gemms, dropout })
+        let gemms = if group.kind.decides() { GemmFormat::Compute } else { self.options.gemms };
+        Ok(LinearGroup { modules, parts: group.parts.clone(), gemms, dropout })
     }
 
     fn linear(&mut self, module: &ModuleSpec, group: &GroupSpec) -> Result<Linear<B>, ModelError> {

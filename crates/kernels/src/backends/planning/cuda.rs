@@ -231,7 +231,7 @@ fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
     let (mut weights, mut row) = (BTreeSet::new(), 0);
     for layer in 0..model.layers.len() {
         let rows_per_token = model.layers[layer].mlp.rows_per_token();
-        for group in model.groups(layer) {
+        for group in model.groups(layer).into_iter().filter(|group| !group.kind.decides()) {
             // Experts that run one after the other share buffers, and have at most one row of a token each.
             let is_grouped = Route::planned(&group, training).is_grouped;
             let [matrices, rows] = if is_grouped { [group.matrices(), rows_per_token] } else { [1; 2] };

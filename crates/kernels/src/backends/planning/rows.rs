@@ -50,7 +50,7 @@ pub fn fp8_refusal(model: &ModelSpec) -> Option<String> {
         let module = &group.modules.first()?.path;
         Some(format!("{module} has a width of {width}, and 8-bit floats need multiples of 16"))
     };
-    model.all_groups().find_map(|group| wrong(&group))
+    model.all_groups().filter(|group| !group.kind.decides()).find_map(|group| wrong(&group))
 }
 
 #[cfg(test)]
