@@ -194,8 +194,15 @@ fn what_is_saved_and_merged_of_an_fp8_folder_is_bf16_without_quantization() {
         let dtype = float_type_of(&ModelConfig::read(&base).unwrap());
         save_new_adapter(&base, &adapter);
         let companions = Companions { from: base.clone(), ..Companions::default() };
-        let merge =
-            Merge { model: &base, adapter: &adapter, requantized: None, dtype: None, bnb_4bit: None, mxfp4: false, companions };
+        let merge = Merge {
+            model: &base,
+            adapter: &adapter,
+            requantized: None,
+            dtype: None,
+            bnb_4bit: None,
+            mxfp4: false,
+            companions,
+        };
         assert_eq!((merge_adapter(&merge, &merged).unwrap().dtype, dtype), (FloatType::Bf16, FloatType::Bf16));
         load::<Flex>(name, None, TRAINED).save_model(Default::default(), &saved, dtype, None, None).unwrap();
         for written in [merged, saved] {

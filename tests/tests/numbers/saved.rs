@@ -101,7 +101,15 @@ fn experts_in_one_tensor_are_saved_as_they_were_read() {
     let (mxfp4, merged) = (fixture("quant-mxfp4-gpt-oss"), folder.path().join("merged"));
     let companions = Companions { from: mxfp4.clone(), ..Companions::default() };
     let adapter = fixture("tiny-gpt-oss-lora");
-    let merge = Merge { model: &mxfp4, adapter: &adapter, requantized: None, dtype: None, bnb_4bit: None, mxfp4: false, companions };
+    let merge = Merge {
+        model: &mxfp4,
+        adapter: &adapter,
+        requantized: None,
+        dtype: None,
+        bnb_4bit: None,
+        mxfp4: false,
+        companions,
+    };
     merge_adapter(&merge, &merged).expect("it merges");
     let [of_base, of_merged] = [&mxfp4, &merged].map(|folder| HfFolder::open(folder).unwrap());
     assert!(of_merged.quantized_weights().is_empty());

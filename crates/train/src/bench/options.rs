@@ -177,7 +177,10 @@ mod tests {
         let words = "--seq 512 --micro-batch 3 --recompute selective --compute fp32 --rank 8 --optimizer adamw --trace";
         let config = parse(words).unwrap().recipe(FloatType::Bf16).unwrap();
         assert_eq!((config.max_seq_len, config.train.micro_batch_size), (512, 3));
-        assert_eq!((config.recompute(), config.compute()), (Recompute::Selective, Compute::Plain(FloatType::F32)));
+        assert_eq!(
+            (config.recompute(), config.compute()),
+            (Some(Recompute::Selective), Compute::Plain(FloatType::F32))
+        );
         assert_eq!((config.lora.as_ref().unwrap().r, config.train.optimizer), (8, OptimizerKind::AdamW));
         assert_eq!(config.train.steps, Some(3 + 5 + 1));
         assert_eq!(config.train.offload, None);

@@ -5,6 +5,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use firebrick_kernels::Recompute;
+
 use crate::config::source::{Language, Source};
 use crate::config::{ConfigError, RunConfig, RunLength, Warmup, check, schema};
 use crate::shipped;
@@ -78,8 +80,8 @@ impl RunConfig {
         (config.train.log_every, config.train.log_every_epochs) = self.log_interval().keys();
         (config.eval.every_steps, config.eval.every_epochs) = self.eval_interval().keys();
         (config.checkpoint.every_steps, config.checkpoint.every_epochs) = self.checkpoint_interval().keys();
-        config.train.recompute = Some(self.recompute());
-        config.train.grad_checkpointing = Some(self.recompute().repeats_gemms());
+        config.train.recompute = Some(self.recompute().into());
+        config.train.grad_checkpointing = self.recompute().map(Recompute::repeats_gemms);
         config.compute = Some(self.compute());
         config.train.bf16 = None;
         if let Some(bnb) = &mut config.bnb_4bit {

@@ -33,7 +33,7 @@ fn model_and_data_are_enough() {
     let config = read(SMALLEST, &[]).unwrap();
     assert_eq!(config.name, "x");
     assert_eq!(config.length(), RunLength::Epochs(1.0));
-    assert_eq!(config.recompute(), Recompute::Full);
+    assert_eq!(config.recompute(), None);
     assert_eq!(config.compute(), Compute::Plain(FloatType::Bf16));
     assert_eq!((config.mode(), config.learning_rate()), (Mode::Lora, 2e-4));
 }
@@ -276,9 +276,9 @@ fn a_weight_of_the_loss_that_balances_experts_needs_that_loss() {
 
 #[test]
 fn selective_recompute_agrees_with_no_gradient_checkpointing() {
-    assert_eq!(read(SMALLEST, &["train.recompute=selective"]).unwrap().recompute(), Recompute::Selective);
+    assert_eq!(read(SMALLEST, &["train.recompute=selective"]).unwrap().recompute(), Some(Recompute::Selective));
     let both = ["train.recompute=selective", "train.grad_checkpointing=false"];
-    assert_eq!(read(SMALLEST, &both).unwrap().recompute(), Recompute::Selective);
+    assert_eq!(read(SMALLEST, &both).unwrap().recompute(), Some(Recompute::Selective));
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn override_of_one_exclusive_key_replaces_the_other_of_the_file() {
     let text = format!("{SMALLEST}[train]\nepochs = 2\ngrad_checkpointing = true\n");
     let config = read(&text, &["train.steps=3", "train.recompute=none"]).unwrap();
     assert_eq!(config.length(), RunLength::Steps(3));
-    assert_eq!(config.recompute(), Recompute::None);
+    assert_eq!(config.recompute(), Some(Recompute::None));
     assert!(refusal(&text, &["train.steps=3", "train.epochs=1"]).contains("both keys decide the same thing"));
 }
 
@@ -495,7 +495,7 @@ fn h100_recipe_holds_the_values_of_published() {
     assert_eq!((train.micro_batch_size, train.gradient_accumulation, config.rows_per_step()), (8, 6, 48));
     assert_eq!((config.pack, config.max_seq_len), (true, 4096));
     assert_eq!(train.optimizer, OptimizerKind::PagedAdamW8bit);
-    assert_eq!(config.recompute(), Recompute::Full);
+    assert_eq!(config.recompute(), Some(Recompute::Full));
     assert_eq!(config.compute(), Compute::Plain(FloatType::Bf16));
 }
 

@@ -7,6 +7,7 @@ use firebrick_optim::{OptimizerKind, ScheduleKind};
 
 use crate::config::compute::Compute;
 use crate::config::device_budget::DeviceBudget;
+use crate::config::recompute_choice::RecomputeChoice;
 use crate::config::section::{
     AboveZero, BelowOne, COUNT, Epochs, ROWS, Rule, TOKENS, Whole, ZeroOrMore, rule, rules, section,
 };
@@ -34,13 +35,16 @@ section! {
         /// Default: absent.
         bf16: Option<bool> = None;
         /// Save only each layer's input for the backward pass and compute the rest again: less memory for one more forward pass.
-        /// Default true.
+        /// Default: what `recompute` says.
         grad_checkpointing: Option<bool> = None;
         /// A finer form of `grad_checkpointing`: "full" (true), "projections" (also true): save attention's output and the inputs of attention
         /// and of the MLP, so that attention and its output projection do not run twice, for three times the memory; "none" (false), or
         /// "selective" (also false): save the outputs of matrix multiplications and attention, compute norms and activation functions again.
-        /// Default: what `grad_checkpointing` says.
-        recompute: Option<Recompute> = None;
+        /// "auto": the fastest of these that fits, decided together with `offload` and `kept_weights_gib` where those are left open. The plan says
+        /// which, and what the others would cost; a resumed run goes on with it. Default: what `grad_checkpointing` says, else "auto".
+        recompute: Option<RecomputeChoice> = None;
+        /// Plan for an accelerator with this many GiB, to share one, or to try what a smaller one would do. Default: all that it has.
+        device_memory_gib: Option<f64> = None, AboveZero;
         /// With `recompute = "full"` or `"projections"`: keep what layers save in pinned host memory, copied there and back while other work
         /// runs: tokens x hidden size x 2 bytes for each layer, and under "projections" as much for the sum after attention, and tokens x
         /// width of the queries x 2 bytes for attention's output. Default true on CUDA; the other backends leave it where it is.
@@ -191,12 +195,13 @@ impl RunConfig {
         }
     }
 
-    /// Returns what the backward pass of a layer recomputes.
-    pub fn recompute(&self) -> Recompute {
+    /// Returns what the backward pass of a layer recomputes; `None`: the plan decides.
+    pub fn recompute(&self) -> Option<Recompute> {
         match (self.train.recompute, self.train.grad_checkpointing) {
-            (Some(recompute), _) => recompute,
-            (None, Some(false)) => Recompute::None,
-            (None, _) => Recompute::Full,
+            (Some(choice), _) => choice.fixed(),
+            (None, Some(false)) => Some(Recompute::None),
+            (None, Some(true)) => Some(Recompute::Full),
+            (None, None) => None,
         }
     }
 
@@ -214,7 +219,7 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     let recompute_agrees = train
         .grad_checkpointing
         .zip(train.recompute)
-        .is_none_or(|(checkpointing, recompute)| checkpointing == recompute.repeats_gemms());
+        .is_none_or(|(checkpointing, choice)| choice.fixed().is_some_and(|of| of.repeats_gemms() == checkpointing));
     let micro_batch = |key: &'static str, rows: usize| {
         let tokens = (rows as u64).saturating_mul(config.max_seq_len as u64);
         let problem = format!("{rows} rows of {} tokens are more than {MICRO_BATCH_TOKENS}", config.max_seq_len);
@@ -246,7 +251,7 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         "train.router_aux_loss_coef": train.router_aux_loss || train.router_aux_loss_coef.is_none(),
             "is the weight of a loss that this recipe does not train on" =>
             "write train.router_aux_loss = true too, or remove this key";
-        "train.offload": train.offload != Some(true) || config.recompute().may_offload(),
+        "train.offload": train.offload != Some(true) || config.recompute().is_none_or(Recompute::may_offload),
             "layers save too much of their work to be copied to the host and back next to it" =>
             "write train.recompute = \"full\" or \"projections\", or remove this key";
     });

@@ -5,11 +5,11 @@
 
 use firebrick_hwprofile::spec::{Engine, HardwareKind};
 use firebrick_hwprofile::{Gpu, HardwareProfile};
-use firebrick_kernels::BackendKind;
+use firebrick_kernels::{BackendKind, Recompute};
 use firebrick_precision::FloatType;
 
+use crate::config::BackendChoice;
 use crate::config::compute::Compute;
-use crate::config::{BackendChoice, RunConfig};
 use crate::error::RunError;
 use crate::plan::Chosen;
 
@@ -175,8 +175,8 @@ pub fn compute_format(requested: FloatType, backend: BackendKind, hardware: Opti
 }
 
 /// Returns whether what layers save waits in host memory.
-pub(super) fn offload(config: &RunConfig, backend: BackendKind) -> Chosen<bool> {
-    match (backend, config.recompute(), config.train.offload) {
+pub(super) fn offload(wanted: Option<bool>, recompute: Recompute, backend: BackendKind) -> Chosen<bool> {
+    match (backend, recompute, wanted) {
         (BackendKind::Cuda, recompute, None | Some(true)) if recompute.may_offload() => {
             Chosen::new(true, "what layers save waits in pinned host memory, copied while other work runs")
         }

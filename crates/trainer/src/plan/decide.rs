@@ -4,15 +4,13 @@
 
 use firebrick_arch::{LongRopeFactors, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
 use firebrick_hwprofile::memory::human_bytes;
-use firebrick_kernels::{Recompute, TrainingShape, step_work};
+use firebrick_kernels::{TrainingShape, step_work};
 
 use crate::config::{RunConfig, ZeroStage};
 use crate::error::RunError;
 use crate::plan::backend::{activations, choose_backend};
 use crate::plan::inputs::{DataShape, PlanInputs};
-use crate::plan::{
-    Chosen, Made, adapter, answers, disk, divided, fit, forecast, fp8, kept_weights, paging, schedule, shapes,
-};
+use crate::plan::{Chosen, Made, adapter, disk, divided, fit, forecast, fp8, mix, schedule, shapes};
 
 impl<'a> Made<'a> {
     pub(super) fn of(inputs: PlanInputs<'a>) -> Result<Self, RunError> {
@@ -22,7 +20,9 @@ impl<'a> Made<'a> {
 
         let backend = choose_backend(config.backend, profile)?;
         let may_offload = config.train.offload != Some(false);
-        let case = fit::Case { profile, backend: backend.value, spec, may_offload, ranks: world_size };
+        let limit = config.train.device_memory_gib.map(|gib| (gib * (1u64 << 30) as f64) as u64);
+        let (backend_kind, room) = (backend.value, fit::Room::Free);
+        let case = fit::Case { profile, backend: backend_kind, spec, may_offload, ranks: world_size, limit, room };
         let compute = activations(config.compute(), backend.value, case.hardware())?;
         let lora = shapes::lora(config);
         let trained = shapes::trained_tensors(spec, lora.as_ref())?;
@@ -37,9 +37,7 @@ impl<'a> Made<'a> {
         let training = TrainingShape { gemms: gemms.value, ..training };
         let base = adapter::base(config, spec, training.base)?;
         let router_aux_loss = router_aux_loss(config, model)?;
-        let (answer_tokens, training) = answers::decide(&case, config, data, training);
-        let (paging, training) = paging::decide(&case, config, &stated, training);
-        let (kept_weights_bytes, training) = kept_weights::decide(&case, config, training);
+        let (mix, training) = mix::decide(&case, mix::Given { config, data, stated: &stated }, training);
 
         let (estimate, forced) = fit::check(&case, &training, accumulation, request.force)?;
         let smaller = fit::next_smaller(&case, &training, accumulation);
@@ -71,10 +69,8 @@ impl<'a> Made<'a> {
             compute,
             gemms,
             base,
-            answer_tokens,
             router_aux_loss,
-            paging,
-            kept_weights_bytes,
+            mix,
             steps,
             estimate,
             forced,
@@ -98,22 +94,6 @@ pub(super) fn arithmetic(made: &Made<'_>) -> Chosen<String> {
         training.compute
     );
     Chosen::new(format!("{:.0} % fp8, {:.0} % {}", 100.0 * fp8, 100.0 * (1.0 - fp8), training.compute), why)
-}
-
-pub(super) fn recompute(recompute: Recompute) -> Chosen<Recompute> {
-    let why = match recompute {
-        Recompute::Full => {
-            "layers save their input and run forward twice, except for their last GEMM: the least is saved"
-        }
-        Recompute::Projections => {
-            "layers save the inputs of attention and of the MLP, and attention's output; attention does not run twice"
-        }
-        Recompute::Selective => {
-            "layers save the outputs of GEMMs and attention; norms and activation functions are computed again, which costs little"
-        }
-        Recompute::None => "layers save all that their backward reads: maximum memory, minimum work",
-    };
-    Chosen::new(recompute, why)
 }
 
 pub(super) fn attention(made: &Made<'_>) -> Option<Chosen<String>> {

@@ -38,15 +38,32 @@ pub(super) struct Case<'a> {
     pub(super) may_offload: bool,
     /// Processes that train together.
     pub(super) ranks: usize,
+    /// Bytes of a card that the recipe limits a run to.
+    pub(super) limit: Option<u64>,
+    /// The memory of a card that counts.
+    pub(super) room: Room,
+}
+
+/// What of a card's memory a run may use. Of unified memory and of the host's it is what is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// All that the card has.
+    Whole,
+    /// What other programs leave.
+    Free,
 }
 
 impl Case<'_> {
-    /// Returns the free bytes where the backend's tensors live, and the name of that place.
+    /// Returns the bytes that a run may use where the backend's tensors live, and the name of that place.
     pub(super) fn available(&self) -> (u64, &'static str) {
-        match self.card() {
-            Some(card) if card.unified_memory => (card.memory_free_bytes, "for the GPU in unified memory"),
-            Some(card) => (card.memory_free_bytes, "on the card"),
-            None => (self.profile.memory.available_bytes, "in host memory"),
+        let limited = |bytes: u64| self.limit.map_or(bytes, |limit| limit.min(bytes));
+        match (self.card(), self.room) {
+            (Some(card), _) if card.unified_memory => {
+                (limited(card.memory_free_bytes), "for the GPU in unified memory")
+            }
+            (Some(card), Room::Whole) => (limited(card.memory_total_bytes), "on the card"),
+            (Some(card), Room::Free) => (limited(card.memory_free_bytes), "on the card"),
+            (None, _) => (self.profile.memory.available_bytes, "in host memory"),
         }
     }
 
@@ -95,7 +112,7 @@ impl Case<'_> {
         self.estimate(training).total_bytes()
     }
 
-    fn estimate(&self, training: &TrainingShape) -> MemoryEstimate {
+    pub(super) fn estimate(&self, training: &TrainingShape) -> MemoryEstimate {
         let mut estimate = estimate(self.backend, self.spec, training);
         estimate.lines.extend(self.backend.memory_line_of_ranks(self.ranks));
         estimate

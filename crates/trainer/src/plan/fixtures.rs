@@ -15,7 +15,7 @@ use crate::config::RunConfig;
 use crate::error::RunError;
 #[cfg(feature = "flex")]
 use crate::plan::Plan;
-use crate::plan::fit::Case;
+use crate::plan::fit::{Case, Room};
 use crate::plan::{DataShape, PlanInputs, PlanRequest, shapes};
 
 /// The config.json of Llama-3.1-8B.
@@ -114,7 +114,8 @@ impl Example {
 
     pub(super) fn case(&self) -> Case<'_> {
         let may_offload = self.config.train.offload != Some(false);
-        Case { profile: &self.profile, backend: BackendKind::Cuda, spec: &self.model.spec, may_offload, ranks: 1 }
+        let (profile, spec, room) = (&self.profile, &self.model.spec, Room::Free);
+        Case { profile, backend: BackendKind::Cuda, spec, may_offload, ranks: 1, limit: None, room }
     }
 
     pub(super) fn trained(&self) -> Vec<TensorSpec> {

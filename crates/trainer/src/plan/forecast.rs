@@ -226,6 +226,38 @@ fn step_time(
     Some(StepTime { seconds, ..shortest })
 }
 
+/// The part of the time of copies to the host by which they slow the work that they run next to.
+const SLOWED_BY_COPIES: f64 = 0.05;
+/// Rates of machines whose own are unknown: operations and bytes per second of a processor, and of an accelerator.
+const ASSUMED_RATES: [[f64; 2]; 2] = [[1e11, 2e10], [1e14, 1e12]];
+
+/// Returns the modeled seconds of a micro-batch, to compare runs of one machine that save, copy and convert different things.
+pub(super) fn compared_seconds(case: &fit::Case<'_>, training: &TrainingShape, documents_per_row: usize) -> f64 {
+    let extent = Extent {
+        steps: 1,
+        micro_batches: 1,
+        world_size: case.ranks,
+        zero_stage: ZeroStage::NONE,
+        documents_per_row,
+        price_per_hour: None,
+    };
+    let card = case.card();
+    let spec = card.and_then(|card| card.spec);
+    let measured = card.and_then(|card| case.profile.measured_peaks(&case.backend.to_string(), &card.name));
+    let rated = Rated { spec: spec.as_ref(), measured };
+    match step_time(case, training, &case.estimate(training), extent, rated) {
+        Some(step) => {
+            let busy = step.seconds.upper / ALLOWANCE - step.t_host;
+            busy.max(step.t_host) + SLOWED_BY_COPIES * step.t_host
+        }
+        None => {
+            let work = step_work(case.spec, training, 1, training.row_len as f64 / documents_per_row.max(1) as f64);
+            let [operations, bytes] = ASSUMED_RATES[usize::from(card.is_some())];
+            (work.matmul_flops + work.fp8_flops + work.attention_flops) / operations + work.bytes / bytes
+        }
+    }
+}
+
 fn machine_reason(spec: Option<&AcceleratorSpec>, measured: Option<&MeasuredPeaks>, is_named: bool) -> String {
     let origin = if is_named { "--for" } else { "found here" };
     let documented = spec.map(|spec| {

@@ -24,6 +24,7 @@ mod inputs;
 mod kept_weights;
 #[cfg(test)]
 mod measured_steps;
+mod mix;
 mod paging;
 mod schedule;
 mod shapes;
@@ -41,11 +42,10 @@ use firebrick_optim::{OptimizerKind, ScheduleKind};
 use firebrick_precision::FloatType;
 use serde::Serialize;
 
-use crate::config::{Init, PreferenceSection, RunConfig, ZeroStage};
+use crate::config::{DecidedMix, Init, PreferenceSection, RunConfig, ZeroStage};
 use crate::error::RunError;
 use crate::metrics::MlflowSection;
 use display::Words;
-use paging::Paging;
 
 pub use adapter::PlannedReference;
 pub use answers::MAX_PROMPTS_AT_ONCE;
@@ -111,10 +111,9 @@ struct Made<'a> {
     compute: Chosen<FloatType>,
     gemms: Chosen<GemmFormat>,
     base: Chosen<BaseStorage>,
-    answer_tokens: Chosen<usize>,
     router_aux_loss: Option<Chosen<f64>>,
-    paging: Paging,
-    kept_weights_bytes: Option<Chosen<u64>>,
+    /// What depends on how much memory is left.
+    mix: mix::Mix,
     steps: Chosen<u64>,
     /// The memory that the run needs.
     estimate: MemoryEstimate,
@@ -182,15 +181,15 @@ plan! {
     /// Number of parameters that train.
     trained_parameters: Chosen<u64> = adapter::trained_parameters(made), shown "trained parameters" as plain;
     /// What layers save for their backward.
-    recompute: Chosen<Recompute> = decide::recompute(made.config.recompute()),
+    recompute: Chosen<Recompute> = made.mix.recompute.clone(),
         shown "recompute" as plain, may change "train.recompute";
     /// Whether what layers save waits in host memory.
-    offload: Chosen<bool> = backend::offload(made.config, made.backend.value), shown "offload" as plain;
+    offload: Chosen<bool> = made.mix.offload.clone(), shown "offload" as plain;
     /// Rule and state format of the optimizer.
     optimizer: Chosen<OptimizerKind> = paging::optimizer(made.config.train.optimizer, made.backend.value),
         shown "optimizer" as plain, identifies "train.optimizer";
     /// Bytes of optimizer state that stay on the device.
-    resident_state_bytes: Chosen<u64> = made.paging.resident.clone(), shown "state on the device" as bytes;
+    resident_state_bytes: Chosen<u64> = made.mix.paging.resident.clone(), shown "state on the device" as bytes;
     /// Tokens per row, padding included.
     row_len: Chosen<usize> = decide::row_len(made), shown "row length" as plain;
     /// Rows per forward and backward pass.
@@ -253,13 +252,13 @@ plan! {
     adapter_gemms: Option<Chosen<String>> = adapter::gemms(made.backend.value, &made.model.spec, &made.training),
         shown "adapter GEMMs" as plain;
     /// Bytes of frozen weights that stay on the device as GEMMs read them; none where there are no such weights.
-    kept_weights_bytes: Option<Chosen<u64>> = made.kept_weights_bytes.clone(), shown "kept weights" as bytes;
+    kept_weights_bytes: Option<Chosen<u64>> = made.mix.kept_weights_bytes.clone(), shown "kept weights" as bytes;
     /// How algorithms of large GEMMs are chosen; `None` where the backend has no choice.
     gemm_algorithms: Option<Chosen<GemmAlgorithms>> =
         fp8::algorithms(made.backend.value, made.config.train.tune_gemms, made.forecast.as_ref()),
         shown "GEMM algorithms" as plain;
     /// Bytes of optimizer state that wait in host memory.
-    paged_state_bytes: Chosen<u64> = made.paging.paged.clone(), shown "paged state" as some_bytes;
+    paged_state_bytes: Chosen<u64> = made.mix.paging.paged.clone(), shown "paged state" as some_bytes;
     /// Bytes of host memory that a run on a device needs in addition.
     host_memory_bytes: Chosen<u64> = decide::host_memory(made), shown "host memory" as some_bytes;
     /// Bytes of the run folder at its largest.
@@ -318,7 +317,7 @@ plan! {
     /// Number of held-out prompts whose greedy answer is compared with the reference.
     exact_match_prompts: Chosen<usize> = Chosen::of(made, |config| config.eval.exact_match_prompts);
     /// Tokens of the prompts that are answered at a time, and of their answers.
-    answer_tokens: Chosen<usize> = made.answer_tokens.clone();
+    answer_tokens: Chosen<usize> = made.mix.answer_tokens.clone();
     /// What of an answer is compared with the reference.
     extract: Chosen<String> = Chosen::of(made, |config| config.eval.extract.clone());
     /// Maximum tokens of an answer.
@@ -342,7 +341,7 @@ plan! {
     forecast: Option<Forecast> = made.forecast.clone();
     /// What the recipe says and hardly anybody means, in sentences.
     #[serde(skip)]
-    warnings: Vec<String> = warnings::of(made.config, &made.model.spec, made.data, made.world_size);
+    warnings: Vec<String> = warnings::of(made);
     /// How the model is trained, as far as memory and work depend on it.
     #[serde(skip)]
     training: TrainingShape = made.training.clone();
@@ -359,5 +358,11 @@ impl Plan {
     /// the nearest change that does).
     pub fn resolve(inputs: PlanInputs<'_>) -> Result<Self, RunError> {
         Ok(Self::of(&Made::of(inputs)?))
+    }
+
+    /// Returns what a run that goes on with this one keeps where its recipe leaves it open.
+    pub fn decided(&self) -> DecidedMix {
+        let kept_weights_bytes = self.kept_weights_bytes.as_ref().map(|kept| kept.value);
+        DecidedMix { recompute: self.recompute.value, offload: self.offload.value, kept_weights_bytes }
     }
 }

@@ -3,7 +3,7 @@
 //! Trade-off: memory is planned for the row with the most documents, so data with one such row is planned too large.
 
 use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
-use firebrick_kernels::{BackendKind, DividedBytes, GemmFormat, PLANNED_SHARED_BYTES, TrainingShape};
+use firebrick_kernels::{BackendKind, DividedBytes, GemmFormat, PLANNED_SHARED_BYTES, Recompute, TrainingShape};
 use firebrick_optim::OptimizerConfig;
 use firebrick_parallel::owners;
 use firebrick_precision::FloatType;
@@ -52,6 +52,8 @@ pub(super) fn training(
     data: &DataShape,
     trained: &[TensorSpec],
 ) -> TrainingShape {
+    // What is left open is decided later, with all that takes memory.
+    let recompute = config.recompute().unwrap_or(Recompute::Full);
     TrainingShape {
         base: adapter::storage(config, compute),
         lora: lora(config),
@@ -67,8 +69,8 @@ pub(super) fn training(
         row_len: data.row_len,
         longest_document: data.longest_document,
         documents: config.train.micro_batch_size * data.documents_per_row,
-        recompute: config.recompute(),
-        offload: offload(config, backend).value,
+        recompute,
+        offload: offload(config.train.offload, recompute, backend).value,
         loss_tokens_per_row: data.loss_tokens_per_row,
         loss_chunk_tokens: config.train.loss_chunk_tokens,
         evaluation: answers::evaluation(config),

@@ -5,14 +5,16 @@
 use firebrick_arch::ModelSpec;
 
 use crate::config::{RunConfig, ZeroStage};
+use crate::plan::Made;
 use crate::plan::inputs::DataShape;
 
 /// The highest learning rate without a warning: hundreds of times a usual rate of adapters.
 const HIGH_RATE: f64 = 0.1;
 
 /// Returns sentences about such settings of a recipe.
-pub(super) fn of(config: &RunConfig, spec: &ModelSpec, data: &DataShape, world_size: usize) -> Vec<String> {
-    [positions(config, spec, data), zero_stage(config, world_size), learning_rate(config)]
+pub(super) fn of(made: &Made<'_>) -> Vec<String> {
+    let Made { config, model, data, world_size, mix, .. } = made;
+    [positions(config, &model.spec, data), zero_stage(config, *world_size), learning_rate(config), mix.warning.clone()]
         .into_iter()
         .flatten()
         .collect()

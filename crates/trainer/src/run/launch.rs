@@ -83,6 +83,10 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     if resumed.is_none() {
         check_start(&config)?;
     }
+    let mut config = config;
+    if let Some(decided) = resumed.as_ref().and_then(|point| point.state.decided) {
+        config.go_on_as(decided);
+    }
     let request = PlanRequest { force, local_ranks: ranks.local_world_size(), ..PlanRequest::default() };
     let prepared = {
         let _shown = console.activity(reading_data);

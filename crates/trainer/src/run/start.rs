@@ -95,7 +95,7 @@ impl Start {
             }
             Place::Resumed(point) => {
                 let (folder, state) = continue_from(*point, prepared, trainer, weights, console)?;
-                let state = RunState { reference, ..state };
+                let state = RunState { reference, decided: Some(prepared.plan.decided()), ..state };
                 together::agree_on_weights(&trainer.ranks, &prepared.plan, &mut trainer.model)?;
                 save_texts(&folder, prepared, &trainer.ranks)?;
                 Ok(Self { resumed: Some(state.step), folder, state })
@@ -141,6 +141,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         base_hash: trainer.model.base_hash(),
         hashed_piece: Some(HASHED_PIECE),
         reference: None,
+        decided: Some(prepared.plan.decided()),
         identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint()),
         settings: RunSettings::new(&prepared.plan),
     })

@@ -20,6 +20,7 @@ use firebrick_precision::FloatType;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 
+use crate::config::DecidedMix;
 use crate::error::RunError;
 use crate::metrics::Evaluation;
 use crate::state::checkpoint_folder::{CheckpointWriter, make_room};
@@ -73,6 +74,9 @@ pub struct RunState {
     /// The reference of a preference loss, if it was computed before training; `None` also in checkpoints of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<ReferenceIdentity>,
+    /// What the plan decided about memory, which a continued run keeps where its recipe leaves it open. Checkpoints of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decided: Option<DecidedMix>,
     /// Settings that a continued run must share.
     pub identity: RunIdentity,
     /// Settings that may change when a run continues.

@@ -132,6 +132,7 @@ mod tests {
             base_hash: Some(u64::MAX),
             hashed_piece: Some(HASHED_PIECE),
             reference: None,
+            decided: None,
             identity: serde_json::from_value(json!({"seed": 0, "data": "rows 1"})).unwrap(),
             settings: settings(1e-4, 9),
         }

@@ -123,7 +123,14 @@ fn a_lora_target_that_matches_nothing_is_refused_before_any_weight_is_read() {
 /// Uses both as `state.json` stored them when each value was a field of a struct.
 #[test]
 fn a_plan_continues_the_run_of_a_state_with_the_same_values() {
-    let plan = resolve(&["bnb_4bit={}", "seed=7", "lora.dropout=0.1", "lora.base_model_name_or_path=a/b"]).unwrap();
+    let plan = resolve(&[
+        "bnb_4bit={}",
+        "seed=7",
+        "lora.dropout=0.1",
+        "lora.base_model_name_or_path=a/b",
+        "train.recompute=full",
+    ])
+    .unwrap();
     let identity: RunIdentity = serde_json::from_value(json!({
         "init": "pretrained", "seed": 7, "data.data_seed": null, "data.shuffle": true, "max_seq_len": 64, "pack": true,
         "lora": LoraConfig { r: 4, ..LoraConfig::default() }, "data.new_tokens": [], "base": {"frozen": "nf4_double_quant"},
