@@ -9,7 +9,7 @@
 //! which [`crate::StreamHandoff`] makes the host wait.
 
 use std::env;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 use std::ptr;
 
@@ -20,10 +20,25 @@ use libloading::Library;
 use crate::error::CudaError;
 use crate::imitation::Imitation;
 use crate::library::open_file;
-use crate::tensor_map::EncodeTiled;
 
 /// `CUresult` as an integer: a newer driver may return a code that cudarc's enum does not list.
 type Status = u32;
+
+/// `cuTensorMapEncodeTiled` of cuda.h, with a pointer to bytes for the map, and enums as the integers that they are in C.
+pub(crate) type EncodeTiled = unsafe extern "C" fn(
+    *mut c_void,
+    u32,
+    u32,
+    *mut c_void,
+    *const u64,
+    *const u64,
+    *const u32,
+    *const u32,
+    u32,
+    u32,
+    u32,
+    u32,
+) -> Status;
 
 /// Functions looked up by name.
 #[derive(Clone, Copy)]

@@ -13,22 +13,6 @@ use crate::context::Context;
 use crate::error::CudaError;
 use crate::pointer::DevicePointer;
 
-/// `cuTensorMapEncodeTiled` of cuda.h, with enums as the integers that they are in C.
-pub(crate) type EncodeTiled = unsafe extern "C" fn(
-    *mut EncodedMap,
-    u32,
-    u32,
-    *mut c_void,
-    *const u64,
-    *const u64,
-    *const u32,
-    *const u32,
-    u32,
-    u32,
-    u32,
-    u32,
-) -> u32;
-
 /// Bytes of a row of a box.
 const BOX_ROW: u32 = 128;
 
@@ -39,7 +23,7 @@ pub struct TensorMap([u64; 16]);
 
 /// Where the driver writes one: arguments of launches are copied, so only this has its alignment.
 #[repr(C, align(64))]
-pub(crate) struct EncodedMap(TensorMap);
+struct EncodedMap(TensorMap);
 
 /// Matrices of bytes in device memory, one after the other, and the rows of a matrix that one copy takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +60,7 @@ impl Context {
             // stores the address and does not read it.
             let status = unsafe {
                 (driver.encode_tiled())(
-                    &mut map,
+                    ptr::from_mut(&mut map).cast(),
                     bytes,
                     3,
                     address,

@@ -190,6 +190,16 @@ impl<B: Kernels> Decoder<B> {
         with_router_loss(loss_sum, router_loss)
     }
 
+    /// Gives a micro-batch the auxiliary loss that balances experts. Its gradients, times `gradient_scale` `[1]` f32, are added to those of the
+    /// logits of all routers. `is_token` says which tokens are no padding; `None`: all.
+    ///
+    /// # Panics
+    /// If the model has no router whose scores are probabilities, in the forward pass.
+    pub fn add_router_loss(&self, batch: &mut MicroBatch<B>, is_token: Option<&[bool]>, gradient_scale: Tensor<B, 1>) {
+        let [all] = batch.ids_n.dims();
+        batch.router_loss = Some(RouterLoss::new(all, is_token, gradient_scale, &self.device));
+    }
+
     /// Starts the slow preparations for the attention of both passes over a micro-batch.
     pub(crate) fn begin_attention(&self, batch: &MicroBatch<B>) {
         let layers = &self.config.spec.layers;

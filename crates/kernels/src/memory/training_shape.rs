@@ -89,7 +89,7 @@ pub struct TrainingShape {
     /// Shared memory of a block, in bytes, that tiles and passes of backend `cuda` are planned for:
     /// [`PLANNED_SHARED_BYTES`](crate::PLANNED_SHARED_BYTES), or what a smaller card has.
     pub shared_bytes: usize,
-    /// Whether the card is a Hopper, whose own kernels of backend `cuda` multiply all experts in 8-bit floats in one launch.
+    /// Whether the card is a Hopper, whose hand-written kernels of backend `cuda` multiply all experts in 8-bit floats in one launch.
     pub has_wgmma: bool,
     /// Bytes of converted frozen weights that stay on the device, for the forward and for the backward.
     pub kept_bytes: [u64; 2],

@@ -10,8 +10,6 @@ use burn_tensor::{DType, IndexingUpdateOp, Tensor, TensorData};
 use firebrick_arch::RouterScores;
 use firebrick_kernels::{Kernels, Routing};
 
-use crate::decoder::{Decoder, MicroBatch};
-
 /// The auxiliary loss of a micro-batch, before its forward pass.
 #[derive(Clone, Debug)]
 pub(crate) struct RouterLoss<B: Kernels> {
@@ -103,21 +101,16 @@ impl<B: Kernels> RouterGradient<B> {
     }
 }
 
-impl<B: Kernels> Decoder<B> {
-    /// Gives a micro-batch the auxiliary loss that balances experts. Its gradients, times `gradient_scale` `[1]` f32, are added to those of the
-    /// logits of all routers. `is_token` says which tokens are no padding; `None`: all.
-    ///
-    /// # Panics
-    /// If the model has no router whose scores are probabilities, in the forward pass.
-    pub fn add_router_loss(&self, batch: &mut MicroBatch<B>, is_token: Option<&[bool]>, gradient_scale: Tensor<B, 1>) {
-        let [all] = batch.ids_n.dims();
+impl<B: Kernels> RouterLoss<B> {
+    /// Creates the loss of a micro-batch of `all` tokens. `is_token` says which are no padding; `None`: all.
+    pub(crate) fn new(all: usize, is_token: Option<&[bool]>, gradient_scale: Tensor<B, 1>, device: &B::Device) -> Self {
         let mask = |is_token: &[bool]| {
             assert_eq!(is_token.len(), all, "a micro-batch of {all} tokens says of each whether it is padding");
             let values: Vec<f32> = is_token.iter().map(|&is_token| f32::from(is_token)).collect();
-            Tensor::from_data(TensorData::new(values, [all, 1]), (self.device(), DType::F32))
+            Tensor::from_data(TensorData::new(values, [all, 1]), (device, DType::F32))
         };
         let tokens = is_token.map_or(all, |is_token| is_token.iter().filter(|&&is_token| is_token).count());
-        batch.router_loss = Some(RouterLoss { padding: Padding(is_token.map(mask)), tokens, gradient_scale });
+        Self { padding: Padding(is_token.map(mask)), tokens, gradient_scale }
     }
 }
 

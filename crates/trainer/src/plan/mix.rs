@@ -259,7 +259,7 @@ mod tests {
         let (limited, training) = decided(&[rows, "train.device_memory_gib=24"], 80);
         let (little, of_little) = decided(&[rows], 24);
         assert_eq!((limited.recompute.value, &training), (little.recompute.value, &of_little));
-        assert_eq!(limited.warning, None, "nobody else uses the rest");
+        assert_eq!(limited.warning, None, "no other program uses the rest");
     }
 
     #[test]
