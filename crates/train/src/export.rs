@@ -11,7 +11,7 @@ use std::str::FromStr;
 use clap::Args;
 use firebrick_data::Tokenizer;
 use firebrick_model::{
-    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgmlType, GgufEnds, Merge, MergeReport, ModelConfig, Mxfp4Noise,
+    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufEnds, GgufType, Merge, MergeReport, ModelConfig, Mxfp4Noise,
     merge_adapter, quantize_folder, write_gguf,
 };
 use firebrick_precision::{FloatType, QuantFormat};
@@ -42,7 +42,7 @@ pub struct ExportOptions {
     pub mxfp4: bool,
     /// Write the model as one GGUF file, for llama.cpp and Ollama, with its matrices as f16, bf16, q8_0 or q4_0, and a Modelfile next to it.
     #[arg(long, value_name = "TYPE")]
-    pub gguf: Option<GgmlType>,
+    pub gguf: Option<GgufType>,
     /// Model folder or id of the Hub; with --merge the base that the adapter was trained on.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
@@ -133,7 +133,7 @@ fn chat_settings_of(folder: &Path) -> Result<Map<String, Value>, RunError> {
 }
 
 /// Writes the model as one file, and the Modelfile for Ollama next to it.
-fn gguf(options: &ExportOptions, kind: GgmlType) -> Result<String, RunError> {
+fn gguf(options: &ExportOptions, kind: GgufType) -> Result<String, RunError> {
     let (folder, out) = (&options.model, &options.out);
     let mut tokenizer = Tokenizer::from_folder(folder)?;
     tokenizer.set_template_defaults(chat_settings::read(folder)?);

@@ -9,7 +9,7 @@ use firebrick_data::Tokenizer;
 use firebrick_kernels::BaseStorage;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::read_adapter;
-use firebrick_model::{GgmlType, HfFolder, ModelConfig};
+use firebrick_model::{GgufType, HfFolder, ModelConfig};
 use firebrick_precision::FloatType;
 use firebrick_tests::{NEW, NEWEST, NF4, checkpoint_folder, finish, fixture, one_step, recipe, refusal, snapshot};
 use firebrick_train::chat::{ChatRequest, ChatTerminal, chat};
@@ -218,7 +218,7 @@ fn a_gguf_file_and_its_modelfile_name_the_end_of_turn_that_was_trained() {
     let (merged, gguf) = (output.path().join("merged"), output.path().join("Tiny-1.5B"));
     let merge = merge_options(&model, &output.path().join("run/adapter"), &merged);
     export(&merge).unwrap();
-    let kind = Some(GgmlType::F16);
+    let kind = Some(GgufType::F16);
     let options = ExportOptions { merge: false, gguf: kind, model: merged, adapter: None, out: gguf.clone(), ..merge };
     export(&options).unwrap();
     let file = fs::read(&gguf).unwrap();

@@ -11,9 +11,9 @@ use half::{bf16, f16};
 /// Values of a block.
 pub(super) const BLOCK: usize = 32;
 
-/// The storage type of a tensor, and of most matrices of a file.
+/// The storage type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GgmlType {
+pub(super) enum GgmlType {
     /// float32.
     F32,
     /// float16.
@@ -22,36 +22,20 @@ pub enum GgmlType {
     Bf16,
     /// 8 bits and a scale per 32 values.
     Q8_0,
-    /// 4 bits and a scale per 32 values; in a file of this type, embedding and head are `q8_0`.
+    /// 4 bits and a scale per 32 values.
     Q4_0,
 }
 
 impl GgmlType {
-    /// Returns llama.cpp's name of the type, ggml's number of it, and llama.cpp's number of a file of this type.
-    const fn known_as(self) -> (&'static str, u32, u32) {
-        match self {
-            Self::F32 => ("f32", 0, 0),
-            Self::F16 => ("f16", 1, 1),
-            Self::Q4_0 => ("q4_0", 2, 2),
-            Self::Q8_0 => ("q8_0", 8, 7),
-            Self::Bf16 => ("bf16", 30, 32),
-        }
-    }
-
-    /// Returns llama.cpp's name of the type.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        self.known_as().0
-    }
-
     /// Returns ggml's number of the type.
     pub(super) fn number(self) -> u32 {
-        self.known_as().1
-    }
-
-    /// Returns llama.cpp's number of the kind of file.
-    pub(super) fn file_type(self) -> u32 {
-        self.known_as().2
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q4_0 => 2,
+            Self::Q8_0 => 8,
+            Self::Bf16 => 30,
+        }
     }
 
     /// Returns the size of this many values in bytes.
@@ -120,8 +104,10 @@ mod tests {
         let tensor = |name: &str| golden.tensor(name).unwrap().data().to_vec();
         let values: Vec<f32> =
             tensor("values").chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
-        for kind in GgmlType::OFFERED {
-            let (name, got, expected) = (kind.name(), kind.encode(&values), tensor(kind.name()));
+        let kinds =
+            [("f16", GgmlType::F16), ("bf16", GgmlType::Bf16), ("q8_0", GgmlType::Q8_0), ("q4_0", GgmlType::Q4_0)];
+        for (name, kind) in kinds {
+            let (got, expected) = (kind.encode(&values), tensor(name));
             assert_eq!(got.len(), kind.bytes_of(values.len()), "{name}");
             assert!(
                 got == expected,

@@ -7,51 +7,18 @@
 
 mod blocks;
 mod container;
+mod mix;
 mod tokenizer;
 
-use std::fmt;
 use std::path::Path;
-use std::str::FromStr;
 
 use firebrick_arch::{EMBEDDING, FINAL_NORM, HEAD, ModelConfig, ModelSpec, RopeScaling, TensorSpec};
 
-use self::blocks::BLOCK;
-pub use self::blocks::GgmlType;
+use self::blocks::GgmlType;
 use self::container::{Entry, Value};
+pub use self::mix::GgufType;
 use crate::error::ModelError;
 use crate::weights::HfFolder;
-
-impl GgmlType {
-    /// The types that are offered for the matrices of a file.
-    pub const OFFERED: [Self; 4] = [Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0];
-
-    /// Returns the storage type of a tensor in a file of this type.
-    fn of(self, tensor: &TensorSpec) -> Self {
-        let [_, columns] = tensor.shape[..] else { return Self::F32 };
-        let is_table = tensor.name == EMBEDDING || tensor.name == HEAD;
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => self,
-            _ if !columns.is_multiple_of(BLOCK) => Self::F16,
-            Self::Q4_0 if !is_table => self,
-            Self::Q8_0 | Self::Q4_0 => Self::Q8_0,
-        }
-    }
-}
-
-impl fmt::Display for GgmlType {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
-    }
-}
-
-impl FromStr for GgmlType {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let found = Self::OFFERED.into_iter().find(|kind| kind.name() == name.to_lowercase());
-        found.ok_or_else(|| format!("'{name}' is not one of {}", Self::OFFERED.map(Self::name).join(", ")))
-    }
-}
 
 /// The tokens that a reader of a GGUF file stops at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,7 +33,7 @@ pub struct GgufEnds {
 ///
 /// # Errors
 /// A folder that cannot be read, a model or tokenizer that GGUF cannot describe here ([`ModelError::NoGguf`]), a failed write.
-pub fn write_gguf(folder: &Path, to: &Path, kind: GgmlType, ends: GgufEnds) -> Result<(), ModelError> {
+pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> Result<(), ModelError> {
     let weights = HfFolder::open(folder)?;
     let config = ModelConfig::read(folder)?;
     weights.check_complete(&config)?;
@@ -77,7 +44,7 @@ pub fn write_gguf(folder: &Path, to: &Path, kind: GgmlType, ends: GgufEnds) -> R
     let tensors = config.spec.tensors();
     let mut entries: Vec<Entry> = tensors
         .iter()
-        .map(|tensor| Ok(Entry { name: name_of(tensor)?, shape: tensor.shape.clone(), kind: kind.of(tensor) }))
+        .map(|tensor| Ok(Entry { name: name_of(tensor)?, shape: tensor.shape.clone(), kind: kind.type_of(tensor) }))
         .collect::<Result<_, ModelError>>()?;
     let factors = frequency_factors(&config.spec);
     if let Some(factors) = &factors {
@@ -130,7 +97,7 @@ impl Architecture {
         Ok(Self { name, rotates_neighbors })
     }
 
-    fn metadata(&self, config: &ModelConfig, folder: &Path, kind: GgmlType) -> Vec<(String, Value)> {
+    fn metadata(&self, config: &ModelConfig, folder: &Path, kind: GgufType) -> Vec<(String, Value)> {
         let (spec, name) = (&config.spec, self.name);
         let (layer, rope) = (&spec.layers[0], &spec.ropes[0]);
         let attention = &layer.attention;
@@ -140,7 +107,7 @@ impl Architecture {
             ("general.architecture".to_owned(), Value::Text(name.to_owned())),
             ("general.type".to_owned(), Value::Text("model".to_owned())),
             ("general.name".to_owned(), Value::Text(folder)),
-            ("general.file_type".to_owned(), Value::U32(kind.file_type())),
+            ("general.file_type".to_owned(), Value::U32(kind.number())),
             ("general.quantization_version".to_owned(), Value::U32(2)),
             count("block_count", spec.layers.len()),
             count("context_length", spec.max_position_embeddings),
@@ -246,7 +213,7 @@ mod tests {
         let config = tiny(&[]).unwrap();
         write_folder_of(0.5, &folder, &config, FloatType::F32, None).unwrap();
         write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
-        write_gguf(&folder, &file, GgmlType::F16, GgufEnds::default()).unwrap();
+        write_gguf(&folder, &file, GgufType::F16, GgufEnds::default()).unwrap();
         let bytes = read(&file).unwrap();
         assert_eq!((&bytes[..4], bytes[4], bytes[8]), (&b"GGUF"[..], 3, config.spec.tensors().len() as u8));
         // The last tensor is the head, 11 rows of 8 halves, padded to 32 bytes.
@@ -257,7 +224,7 @@ mod tests {
     #[test]
     fn what_llama_cpp_computes_differently_is_refused_by_name() {
         let refused = |folder: &Path| {
-            write_gguf(folder, &folder.join("x.gguf"), GgmlType::Q8_0, GgufEnds::default()).unwrap_err().to_string()
+            write_gguf(folder, &folder.join("x.gguf"), GgufType::Q8_0, GgufEnds::default()).unwrap_err().to_string()
         };
         let temp = tempdir().unwrap();
         let folder = temp.path().join("m");
