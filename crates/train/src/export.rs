@@ -40,7 +40,7 @@ pub struct ExportOptions {
     /// adapter keep their bytes; what rounding does to the others is printed. Without it, all experts are written in bfloat16.
     #[arg(long, requires = "merge", conflicts_with = "bnb_4bit")]
     pub mxfp4: bool,
-    /// Write the model as one GGUF file, for llama.cpp and Ollama, with its matrices as f16, bf16, q8_0 or q4_0, and a Modelfile next to it.
+    /// Write the model as one GGUF file, for llama.cpp and Ollama, with a Modelfile next to it: f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m or q4_0.
     #[arg(long, value_name = "TYPE")]
     pub gguf: Option<GgufType>,
     /// Model folder or id of the Hub; with --merge the base that the adapter was trained on.

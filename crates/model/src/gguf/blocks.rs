@@ -3,10 +3,15 @@
 //! ```text
 //! q8_0   32 values: f16 scale, 32 signed bytes                         scale = largest |value| / 127
 //! q4_0   32 values: f16 scale, 16 bytes of two codes, low half first   scale = the value of largest |value| / -8
+//! q5_0   32 values: f16 scale, 4 bytes of fifth bits, 16 of two codes  scale = the value of largest |value| / -16
+//! q5_1   32 values: f16 scale, f16 minimum, and as q5_0                scale = (largest - least) / 31
 //! ```
-//! Trade-off: simple formats only; the K-quants that llama-quantize makes from these files are smaller and as exact.
+//! The k-quants, whose bytes are our own choice of scales, are in [`super::k_quants`].
 
 use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::k_quants::{SUPER, q4_k, q5_k, q6_k};
 
 /// Values of a block.
 pub(super) const BLOCK: usize = 32;
@@ -24,6 +29,16 @@ pub(super) enum GgmlType {
     Q8_0,
     /// 4 bits and a scale per 32 values.
     Q4_0,
+    /// 5 bits and a scale per 32 values.
+    Q5_0,
+    /// 5 bits, a scale and a minimum per 32 values.
+    Q5_1,
+    /// 4 bits, and a scale and a minimum of 6 bits per 32 values.
+    Q4K,
+    /// 5 bits, and a scale and a minimum of 6 bits per 32 values.
+    Q5K,
+    /// 6 bits, and a scale of 8 bits per 16 values.
+    Q6K,
 }
 
 impl GgmlType {
@@ -33,19 +48,35 @@ impl GgmlType {
             Self::F32 => 0,
             Self::F16 => 1,
             Self::Q4_0 => 2,
+            Self::Q5_0 => 6,
+            Self::Q5_1 => 7,
             Self::Q8_0 => 8,
+            Self::Q4K => 12,
+            Self::Q5K => 13,
+            Self::Q6K => 14,
             Self::Bf16 => 30,
+        }
+    }
+
+    /// Returns the number of values of a block, which a row has to be a multiple of, and the bytes of a block.
+    pub(super) const fn block(self) -> (usize, usize) {
+        match self {
+            Self::F32 => (1, 4),
+            Self::F16 | Self::Bf16 => (1, 2),
+            Self::Q4_0 => (BLOCK, 18),
+            Self::Q5_0 => (BLOCK, 22),
+            Self::Q5_1 => (BLOCK, 24),
+            Self::Q8_0 => (BLOCK, 34),
+            Self::Q4K => (SUPER, 144),
+            Self::Q5K => (SUPER, 176),
+            Self::Q6K => (SUPER, 210),
         }
     }
 
     /// Returns the size of this many values in bytes.
     pub(super) fn bytes_of(self, values: usize) -> usize {
-        match self {
-            Self::F32 => values * 4,
-            Self::F16 | Self::Bf16 => values * 2,
-            Self::Q4_0 => values / BLOCK * 18,
-            Self::Q8_0 => values / BLOCK * 34,
-        }
+        let (count, bytes) = self.block();
+        values / count * bytes
     }
 
     /// Encodes values in this type.
@@ -55,7 +86,12 @@ impl GgmlType {
             Self::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
             Self::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
             Self::Q4_0 => values.chunks(BLOCK).flat_map(q4_0).collect(),
+            Self::Q5_0 => values.chunks(BLOCK).flat_map(q5_0).collect(),
+            Self::Q5_1 => values.chunks(BLOCK).flat_map(q5_1).collect(),
             Self::Q8_0 => values.chunks(BLOCK).flat_map(q8_0).collect(),
+            Self::Q4K => values.par_chunks(SUPER).flat_map_iter(q4_k).collect(),
+            Self::Q5K => values.par_chunks(SUPER).flat_map_iter(q5_k).collect(),
+            Self::Q6K => values.par_chunks(SUPER).flat_map_iter(q6_k).collect(),
         }
     }
 }
@@ -72,11 +108,13 @@ fn q8_0(block: &[f32]) -> [u8; 34] {
     bytes
 }
 
+/// Returns the value of largest magnitude, the first of several.
+pub(super) fn largest_of(values: &[f32]) -> f32 {
+    values.iter().fold(0.0_f32, |largest, &value| if value.abs() > largest.abs() { value } else { largest })
+}
+
 fn q4_0(block: &[f32]) -> [u8; 18] {
-    // The first of several largest ones.
-    let largest =
-        block.iter().fold(0.0_f32, |largest, &value| if value.abs() > largest.abs() { value } else { largest });
-    let scale = largest / -8.0;
+    let scale = largest_of(block) / -8.0;
     let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     let code = |value: f32| ((value * factor + 8.5) as u8).min(15);
     let mut bytes = [0; 18];
@@ -86,6 +124,37 @@ fn q4_0(block: &[f32]) -> [u8; 18] {
         *byte = code(*low) | code(*high) << 4;
     }
     bytes
+}
+
+fn q5_0(block: &[f32]) -> [u8; 22] {
+    let scale = largest_of(block) / -16.0;
+    let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    let mut bytes = [0; 22];
+    bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+    put_5_bits(&mut bytes[2..], block, |value| ((value * factor + 16.5) as u8).min(31));
+    bytes
+}
+
+fn q5_1(block: &[f32]) -> [u8; 24] {
+    let least = block.iter().fold(f32::INFINITY, |least, &value| least.min(value));
+    let most = block.iter().fold(f32::NEG_INFINITY, |most, &value| most.max(value));
+    let scale = (most - least) / 31.0;
+    let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    let mut bytes = [0; 24];
+    bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+    bytes[2..4].copy_from_slice(&f16::from_f32(least).to_le_bytes());
+    put_5_bits(&mut bytes[4..], block, |value| (((value - least) * factor + 0.5) as u8).min(31));
+    bytes
+}
+
+/// Writes codes of 5 bits: 4 bytes of the highest bits, one after the other, then two codes per byte, low half first.
+fn put_5_bits(bytes: &mut [u8], block: &[f32], code: impl Fn(f32) -> u8) {
+    let (high, low) = bytes.split_at_mut(4);
+    for (at, &value) in block.iter().enumerate() {
+        let code = code(value);
+        high[at / 8] |= (code >> 4) << (at % 8);
+        low[at % 16] |= (code & 15) << (4 * (at / 16));
+    }
 }
 
 #[cfg(test)]
@@ -104,8 +173,14 @@ mod tests {
         let tensor = |name: &str| golden.tensor(name).unwrap().data().to_vec();
         let values: Vec<f32> =
             tensor("values").chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
-        let kinds =
-            [("f16", GgmlType::F16), ("bf16", GgmlType::Bf16), ("q8_0", GgmlType::Q8_0), ("q4_0", GgmlType::Q4_0)];
+        let kinds = [
+            ("f16", GgmlType::F16),
+            ("bf16", GgmlType::Bf16),
+            ("q8_0", GgmlType::Q8_0),
+            ("q4_0", GgmlType::Q4_0),
+            ("q5_0", GgmlType::Q5_0),
+            ("q5_1", GgmlType::Q5_1),
+        ];
         for (name, kind) in kinds {
             let (got, expected) = (kind.encode(&values), tensor(name));
             assert_eq!(got.len(), kind.bytes_of(values.len()), "{name}");

@@ -1,13 +1,15 @@
 //! The types of files, and the type that each of a file's tensors is stored in.
 //!
-//! Norms and biases stay in f32. Trade-off: the types are chosen from names and shapes, not from values.
+//! Norms, biases and routers stay in f32. The k-quants are mixes, as llama.cpp makes them: what matters most has more bits, which are values and the
+//! MLP's outputs of the first, the last and every third layer, and the head. Where rows are no multiple of 256, a type with blocks of 32 stands in.
+//! Trade-off: the types are chosen from names and shapes, not from values.
 
 use std::fmt;
 use std::str::FromStr;
 
-use firebrick_arch::{EMBEDDING, HEAD, TensorSpec};
+use firebrick_arch::{MlpSpec, ModelConfig};
 
-use super::blocks::{BLOCK, GgmlType};
+use super::blocks::GgmlType;
 
 /// The type of a file: that of most of its matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,11 +24,17 @@ pub enum GgufType {
     Q8_0,
     /// 4 bits and a scale per 32 values; embedding and head are `q8_0`.
     Q4_0,
+    /// About 4.8 bits: `q4_k`, with `q6_k` where it matters most.
+    Q4KM,
+    /// About 5.7 bits: `q5_k`, with `q6_k` where it matters most.
+    Q5KM,
+    /// 6.6 bits: `q6_k`.
+    Q6K,
 }
 
 impl GgufType {
     /// The types that are offered.
-    pub const OFFERED: [Self; 4] = [Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0];
+    pub const OFFERED: [Self; 7] = [Self::F16, Self::Bf16, Self::Q8_0, Self::Q6K, Self::Q5KM, Self::Q4KM, Self::Q4_0];
 
     /// Returns llama.cpp's name and number of the type.
     const fn known_as(self) -> (&'static str, u32) {
@@ -35,6 +43,9 @@ impl GgufType {
             Self::F16 => ("f16", 1),
             Self::Q4_0 => ("q4_0", 2),
             Self::Q8_0 => ("q8_0", 7),
+            Self::Q4KM => ("q4_k_m", 15),
+            Self::Q5KM => ("q5_k_m", 17),
+            Self::Q6K => ("q6_k", 18),
             Self::Bf16 => ("bf16", 32),
         }
     }
@@ -50,18 +61,104 @@ impl GgufType {
         self.known_as().1
     }
 
-    /// Returns the storage type of a tensor in a file of this type.
-    pub(super) fn type_of(self, tensor: &TensorSpec) -> GgmlType {
-        let [_, columns] = tensor.shape[..] else { return GgmlType::F32 };
-        let is_table = tensor.name == EMBEDDING || tensor.name == HEAD;
+    /// Returns the type of most matrices.
+    const fn of_most(self) -> GgmlType {
         match self {
             Self::F32 => GgmlType::F32,
             Self::F16 => GgmlType::F16,
             Self::Bf16 => GgmlType::Bf16,
-            _ if !columns.is_multiple_of(BLOCK) => GgmlType::F16,
-            Self::Q4_0 if !is_table => GgmlType::Q4_0,
-            Self::Q8_0 | Self::Q4_0 => GgmlType::Q8_0,
+            Self::Q8_0 => GgmlType::Q8_0,
+            Self::Q4_0 => GgmlType::Q4_0,
+            Self::Q4KM => GgmlType::Q4K,
+            Self::Q5KM => GgmlType::Q5K,
+            Self::Q6K => GgmlType::Q6K,
         }
+    }
+}
+
+/// What the types of a file's tensors depend on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mix {
+    kind: GgufType,
+    layers: usize,
+    experts: usize,
+    is_tied: bool,
+    /// Whether values are so few that they get more bits: Llama and Qwen2 of 80 layers with fewer key/value heads than query heads.
+    values_are_few: bool,
+}
+
+impl Mix {
+    pub(super) fn new(kind: GgufType, config: &ModelConfig) -> Self {
+        let (spec, layer) = (&config.spec, &config.spec.layers[0]);
+        let experts = if let MlpSpec::Experts { count, .. } = layer.mlp { count } else { 0 };
+        let shares = match config.model_type.as_str() {
+            "llama" | "mistral" => layer.attention.heads != layer.attention.kv_heads,
+            "qwen2" => true,
+            _ => false,
+        };
+        let layers = spec.layers.len();
+        Self { kind, layers, experts, is_tied: spec.tie_word_embeddings, values_are_few: shares && layers == 80 }
+    }
+
+    /// Returns the storage type of the tensor with this name in the file, from its shape with rows first.
+    pub(super) fn type_of(&self, name: &str, shape: &[usize]) -> GgmlType {
+        if shape.len() < 2 || !name.ends_with(".weight") || name.contains("ffn_gate_inp") {
+            return GgmlType::F32;
+        }
+        let wanted = self.wanted(name);
+        let columns = shape[shape.len() - 1];
+        let fits = |kind: GgmlType| columns.is_multiple_of(kind.block().0);
+        let stands_in = match wanted {
+            kind if fits(kind) => kind,
+            GgmlType::Q4K if !self.is_head(name) => GgmlType::Q5_0,
+            GgmlType::Q5K if !self.is_head(name) => GgmlType::Q5_1,
+            _ => GgmlType::Q8_0,
+        };
+        if fits(stands_in) { stands_in } else { GgmlType::F16 }
+    }
+
+    /// Returns whether a tensor is the head, which the embedding is too if they share a weight.
+    fn is_head(&self, name: &str) -> bool {
+        name == "output.weight" || (self.is_tied && name == "token_embd.weight")
+    }
+
+    /// Returns the type of a matrix whose rows are whole blocks.
+    fn wanted(&self, name: &str) -> GgmlType {
+        let most = self.kind.of_most();
+        let is_table = name == "token_embd.weight" || name == "output.weight";
+        match self.kind {
+            GgufType::Q4_0 if is_table => GgmlType::Q8_0,
+            GgufType::Q4KM | GgufType::Q5KM | GgufType::Q6K => self.wanted_in_k_mix(name, most),
+            _ => most,
+        }
+    }
+
+    fn wanted_in_k_mix(&self, name: &str, most: GgmlType) -> GgmlType {
+        let is = |module: &str| name.ends_with(&format!(".{module}.weight"));
+        let is_value = is("attn_v") || is("attn_qkv");
+        let is_down = is("ffn_down") || is("ffn_down_exps");
+        if self.is_head(name) {
+            return GgmlType::Q6K;
+        }
+        // Eight experts make what is not theirs a small part of the file.
+        if self.experts == 8 && (is_value || is("attn_k")) {
+            return GgmlType::Q8_0;
+        }
+        if self.experts == 8 && is("attn_output") && most == GgmlType::Q4K {
+            return GgmlType::Q5K;
+        }
+        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        match layer {
+            Some(layer) if (is_value || is_down) && self.has_more_bits(layer) => GgmlType::Q6K,
+            _ if is_value && self.values_are_few && most == GgmlType::Q4K => GgmlType::Q5K,
+            _ => most,
+        }
+    }
+
+    /// Returns whether a layer is among the first eighth, the last eighth, or every third between.
+    fn has_more_bits(&self, layer: usize) -> bool {
+        let eighth = self.layers / 8;
+        layer < eighth || layer >= 7 * self.layers / 8 || (layer - eighth) % 3 == 2
     }
 }
 
@@ -77,5 +174,45 @@ impl FromStr for GgufType {
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::OFFERED.into_iter().find(|kind| kind.name() == name.to_lowercase());
         found.ok_or_else(|| format!("'{name}' is not one of {}", Self::OFFERED.map(Self::name).join(", ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::test_config::tiny;
+
+    fn mix(kind: GgufType, layers: usize) -> Mix {
+        Mix { layers, ..Mix::new(kind, &tiny(&[("tie_word_embeddings", json!(false))]).unwrap()) }
+    }
+
+    #[test]
+    fn values_and_the_outputs_of_mlps_have_six_bits_in_the_layers_that_matter_most() {
+        let mix = mix(GgufType::Q4KM, 16);
+        let of = |module: &str, layer: usize| mix.type_of(&format!("blk.{layer}.{module}.weight"), &[256, 256]);
+        let more: Vec<usize> = (0..16).filter(|&layer| of("attn_v", layer) == GgmlType::Q6K).collect();
+        assert_eq!(more, [0, 1, 4, 7, 10, 13, 14, 15]);
+        assert!((0..16).all(|layer| of("attn_v", layer) == of("ffn_down", layer)));
+        assert!((0..16).all(|layer| of("attn_q", layer) == GgmlType::Q4K));
+        assert_eq!(mix.type_of("output.weight", &[9, 256]), GgmlType::Q6K);
+        assert_eq!(mix.type_of("token_embd.weight", &[9, 256]), GgmlType::Q4K);
+        let tied = Mix { is_tied: true, ..mix };
+        assert_eq!(tied.type_of("token_embd.weight", &[9, 256]), GgmlType::Q6K);
+        assert_eq!(mix.type_of("blk.0.attn_norm.weight", &[256]), GgmlType::F32);
+        assert_eq!(mix.type_of("blk.0.ffn_gate_inp.weight", &[8, 256]), GgmlType::F32);
+        assert_eq!(mix.type_of("blk.0.ffn_gate_exps.bias", &[8, 256]), GgmlType::F32);
+    }
+
+    #[test]
+    fn rows_that_are_no_whole_blocks_get_the_type_that_stands_in() {
+        let of = |kind, name: &str, columns| mix(kind, 16).type_of(name, &[64, columns]);
+        assert_eq!(of(GgufType::Q4KM, "blk.3.attn_q.weight", 576), GgmlType::Q5_0);
+        assert_eq!(of(GgufType::Q5KM, "blk.3.attn_q.weight", 576), GgmlType::Q5_1);
+        assert_eq!(of(GgufType::Q4KM, "blk.0.attn_v.weight", 576), GgmlType::Q8_0);
+        assert_eq!(of(GgufType::Q4KM, "output.weight", 576), GgmlType::Q8_0);
+        assert_eq!(of(GgufType::Q6K, "blk.3.attn_q.weight", 40), GgmlType::F16);
+        assert_eq!(of(GgufType::Q8_0, "blk.3.attn_q.weight", 40), GgmlType::F16);
     }
 }

@@ -7,6 +7,7 @@
 
 mod blocks;
 mod container;
+mod k_quants;
 mod mix;
 mod tokenizer;
 
@@ -17,6 +18,7 @@ use firebrick_arch::{EMBEDDING, FINAL_NORM, HEAD, ModelConfig, ModelSpec, RopeSc
 use self::blocks::GgmlType;
 use self::container::{Entry, Value};
 pub use self::mix::GgufType;
+use self::mix::Mix;
 use crate::error::ModelError;
 use crate::weights::HfFolder;
 
@@ -42,10 +44,12 @@ pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> R
     metadata.extend(tokenizer::metadata(folder, config.spec.vocab_size, config.bos_token_id, ends)?);
 
     let tensors = config.spec.tensors();
-    let mut entries: Vec<Entry> = tensors
-        .iter()
-        .map(|tensor| Ok(Entry { name: name_of(tensor)?, shape: tensor.shape.clone(), kind: kind.type_of(tensor) }))
-        .collect::<Result<_, ModelError>>()?;
+    let mix = Mix::new(kind, &config);
+    let entry = |tensor: &TensorSpec| {
+        let (name, shape) = (name_of(tensor)?, tensor.shape.clone());
+        Ok(Entry { kind: mix.type_of(&name, &shape), name, shape })
+    };
+    let mut entries: Vec<Entry> = tensors.iter().map(entry).collect::<Result<_, ModelError>>()?;
     let factors = frequency_factors(&config.spec);
     if let Some(factors) = &factors {
         entries.push(Entry { name: "rope_freqs.weight".to_owned(), shape: vec![factors.len()], kind: GgmlType::F32 });
