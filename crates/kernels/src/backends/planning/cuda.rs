@@ -325,8 +325,8 @@ mod tests {
         let codes = 2 * 3 * 1024 * 4096;
         let added = (weights - alone) as f64 / f64::from(15 * codes);
         assert!((1.0..1.125).contains(&added), "{added}");
-        // The widest inputs are those of attention's output and of gate and up.
-        assert_eq!([rows, rows_alone], [4096 * 4 * (32 + 4096 + 4), 4096 * (128 + 6144 + 4)]);
+        // The widest rows are those of the experts, which have no adapters; alone, those of queries, keys and values.
+        assert_eq!([rows, rows_alone], [4096 * 4 * (4096 + 4), 4096 * (128 + 6144 + 4)]);
     }
 
     #[test]
