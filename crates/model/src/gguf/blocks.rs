@@ -11,7 +11,7 @@
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::k_quants::{SUPER, q4_k, q5_k, q6_k};
+use super::k_quants::{SUPER, largest_of, q4_k, q5_k, q6_k};
 
 /// Values of a block.
 pub(super) const BLOCK: usize = 32;
@@ -106,11 +106,6 @@ fn q8_0(block: &[f32]) -> [u8; 34] {
         *code = (value * factor).round() as i8 as u8;
     }
     bytes
-}
-
-/// Returns the value of largest magnitude, the first of several.
-pub(super) fn largest_of(values: &[f32]) -> f32 {
-    values.iter().fold(0.0_f32, |largest, &value| if value.abs() > largest.abs() { value } else { largest })
 }
 
 fn q4_0(block: &[f32]) -> [u8; 18] {

@@ -11,8 +11,6 @@
 
 use half::f16;
 
-use super::blocks::largest_of;
-
 /// Values of a super-block.
 pub(super) const SUPER: usize = 256;
 /// Values of a sub-block of `q4_k` and `q5_k`.
@@ -131,6 +129,11 @@ impl WithMinima {
         }
         head
     }
+}
+
+/// Returns the value of largest magnitude, the first of several.
+pub(super) fn largest_of(values: &[f32]) -> f32 {
+    values.iter().fold(0.0_f32, |largest, &value| if value.abs() > largest.abs() { value } else { largest })
 }
 
 fn squared(value: f32) -> f32 {
