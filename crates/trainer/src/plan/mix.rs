@@ -20,6 +20,7 @@ use crate::plan::{Chosen, answers, forecast, kept_weights, paging};
 const POLICIES: [Recompute; 4] = [Recompute::None, Recompute::Selective, Recompute::Projections, Recompute::Full];
 
 /// The decisions that depend on how much memory is left.
+#[derive(Clone)]
 pub(super) struct Mix {
     pub(super) recompute: Chosen<Recompute>,
     pub(super) offload: Chosen<bool>,
@@ -134,15 +135,7 @@ impl Candidate {
                 times(self.seconds / planned.seconds)
             )
         });
-        let Mix { offload, answer_tokens, paging, kept_weights_bytes, .. } = &self.mix;
-        let mix = Mix {
-            recompute: Chosen::new(recompute, why),
-            offload: offload.clone(),
-            answer_tokens: answer_tokens.clone(),
-            paging: Paging { resident: paging.resident.clone(), paged: paging.paged.clone() },
-            kept_weights_bytes: kept_weights_bytes.clone(),
-            warning,
-        };
+        let mix = Mix { recompute: Chosen::new(recompute, why), warning, ..self.mix.clone() };
         (mix, self.training.clone())
     }
 

@@ -11,6 +11,7 @@ use crate::config::{DeviceBudget, RunConfig};
 use crate::plan::{Chosen, fit, shapes};
 
 /// The decisions about paging.
+#[derive(Clone)]
 pub(super) struct Paging {
     /// Bytes of state that stay on the device.
     pub(super) resident: Chosen<u64>,
