@@ -297,6 +297,12 @@ struct Sums {
 // cover both at once.
 struct TwoSums {
     Sums of[2];
+
+    // One of both, field by field: an index that the compiler does not know would need a copy on the stack.
+    DEVICE Sums pick(bool second) const {
+        return {second ? of[1].sums : of[0].sums, second ? of[1].left : of[0].left, second ? of[1].right : of[0].right,
+                second ? of[1].m : of[0].m, second ? of[1].alpha : of[0].alpha};
+    }
 };
 
 template <int BN>
@@ -309,20 +315,20 @@ DEVICE void expert_sums(const TwoSums &two, const int *starts, long long left_st
     const int column_tiles = (n + BN - 1) / BN, tile = blockIdx.x % (row_tiles * column_tiles);
     const int expert = blockIdx.x / (row_tiles * column_tiles), first_column = tile / row_tiles * BN;
     const bool is_second = tile % row_tiles >= tiles_of_first;
-    const T *left = two.of[is_second].left, *right = two.of[is_second].right;
-    const int m = joint ? all_m : two.of[is_second].m;
+    const Sums of_tile = two.pick(is_second);
+    const int m = joint ? all_m : of_tile.m;
     const int first_row = (tile % row_tiles - (is_second ? tiles_of_first : 0)) * 128;
     const int start = starts[expert], inner = starts[expert + 1] - start;
     unsigned char *shared = shared_stages();
-    const Operand a = {left + start * left_stride + first_row, left_stride, inner, m - first_row};
-    const Operand b = {right + start * right_stride + first_column, right_stride, inner, n - first_column};
+    const Operand a = {of_tile.left + start * left_stride + first_row, left_stride, inner, m - first_row};
+    const Operand b = {of_tile.right + start * right_stride + first_column, right_stride, inner, n - first_column};
     Tile<BN, true, true> product;
     product.multiply_all(shared_address(shared), a, b, inner);
     product.store_all(shared, [&](int row, int column, float (&value)[8]) {
         row += first_row, column += first_column;
         if (row >= m || column >= n) return;
         const bool of_second = joint ? row >= two.of[0].m : is_second;
-        const Sums &own = two.of[of_second];
+        const Sums own = two.pick(of_second);
         const int own_row = joint && of_second ? row - two.of[0].m : row;
         float *to = own.sums + (static_cast<long long>(expert) * own.m + own_row) * n + column;
         float other[8] = {};
