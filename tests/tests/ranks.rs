@@ -293,6 +293,26 @@ fn assert_ranks_are_in_the_metrics(run: &Path, ranks: usize) {
     check(&summary["ranks"]);
 }
 
+/// Its rate is far too high, so the held-out loss rises. With `train.zero_stage = 3` every rank takes part in reading the best weights back.
+#[test]
+fn two_ranks_end_early_together_with_the_best_weights() {
+    let rising = ["train.steps=12", "train.learning_rate=0.3", "train.schedule=constant", "train.warmup_steps=6"];
+    let best = ["eval.every_steps=1", "eval.exact_match_prompts=0", "best.patience=2", "checkpoint.keep=1"];
+    for stage in ["train.zero_stage=0", "train.zero_stage=3"] {
+        let here = Place::new();
+        let changes = [LORA, &rising, &best, &[stage]].concat();
+        succeeded(&here.program(&changes).args(["--ranks", "2"]).output().unwrap());
+        let run = here.run("run");
+        let summary: Value = serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap();
+        let (steps, best) = (summary["steps"].as_u64().unwrap(), summary["best_step"].as_u64().unwrap());
+        assert!(steps == best + 2 && steps < 12, "{stage}: {summary}");
+        let weights = |folder: &Path| fs::read(folder.join("adapter/adapter_model.safetensors")).unwrap();
+        let of_step = |step: u64| weights(&run.join(format!("checkpoints/step-{step}")));
+        assert!(weights(&run) == of_step(best) && weights(&run) != of_step(steps), "{stage}");
+        assert_eq!(fs::read_dir(run.join("checkpoints")).unwrap().count(), 2, "{stage}: the best and the newest stay");
+    }
+}
+
 #[test]
 fn a_trace_of_two_ranks_is_one_file_with_both() {
     let here = Place::new();

@@ -3,6 +3,7 @@
 //! Trade-off: signals and a full disk need separate processes: `terminal.rs` and `full_disk.rs` test them.
 
 mod bench;
+mod best;
 mod checkpoints;
 mod data;
 mod folder;

@@ -1,13 +1,16 @@
-//! `[eval]` and `[checkpoint]`: when a run is evaluated and saved.
+//! `[eval]`, `[checkpoint]` and `[best]`: when a run is evaluated and saved, and what decides between its checkpoints.
 //!
 //! Trade-off: intervals in epochs become whole steps in the plan, which knows the rows.
 
 use firebrick_data::RecordFormat;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
 use crate::config::extraction::Extraction;
-use crate::config::section::{COUNT, Epochs, ROWS, Rule, TOKENS, Whole, rule, rules, section};
+use crate::config::section::{COUNT, Epochs, ROWS, Rule, TOKENS, Whole, ZeroOrMore, rule, rules, section};
 use crate::config::train_section::Interval;
+use crate::metrics::Evaluation;
 
 /// Steps between two checkpoints if the recipe does not set them.
 const DEFAULT_CHECKPOINT_STEPS: u64 = 500;
@@ -46,8 +49,89 @@ section! {
         every_steps: Option<u64> = None, Whole(0, COUNT);
         /// The same in epochs, or as a fraction of one, rounded to whole steps. Default: absent.
         every_epochs: Option<f64> = None, Epochs;
-        /// Number of newest checkpoints to keep. Default 3.
+        /// Number of newest checkpoints to keep; with `[best]` the best one is among them, and next to the newest where this is 1. Default 3.
         keep: usize = 3, Whole(1, COUNT);
+    }
+}
+
+section! {
+    /// `[best]`: the run's `adapter/` or `model/` has the weights of the best evaluation after the first step instead of the last ones, and
+    /// the run may end early. Every evaluation that improves is saved; needs `eval.every_steps` or `eval.every_epochs`.
+    pub struct BestSection in "best." {
+        /// The number of an evaluation that decides, as metrics.jsonl calls it: "eval_loss", "token_accuracy", "exact_match", or on pairs of
+        /// answers "rewards/margins" or "rewards/accuracies". Default "eval_loss".
+        metric: BestMetric = BestMetric::EvalLoss;
+        /// Whether smaller values are better ("min") or larger ones ("max"). Default: "min" for "eval_loss", "max" for the others.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        mode: Option<BestMode> = None;
+        /// End the run once this many evaluations in a row brought no improvement. Default: absent, all steps are taken.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        patience: Option<u64> = None, Whole(1, COUNT);
+        /// An improvement by no more than this counts as none for `patience`; the best weights are the best all the same. Default 0.
+        threshold: f64 = 0.0, ZeroOrMore;
+    }
+}
+
+/// `best.metric`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BestMetric {
+    /// The held-out loss.
+    #[default]
+    EvalLoss,
+    /// The fraction of loss tokens that were the most probable token.
+    TokenAccuracy,
+    /// The fraction of prompts that were answered as the reference.
+    ExactMatch,
+    /// The mean reward of chosen answers over that of rejected ones.
+    #[serde(rename = "rewards/margins")]
+    Margin,
+    /// The fraction of pairs whose chosen answer has the higher reward.
+    #[serde(rename = "rewards/accuracies")]
+    Accuracy,
+}
+
+/// `best.mode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BestMode {
+    /// Smaller is better.
+    Min,
+    /// Larger is better.
+    Max,
+}
+
+impl BestMetric {
+    /// Returns the value of an evaluation, if it has one.
+    pub fn of(self, evaluation: &Evaluation) -> Option<f64> {
+        match self {
+            Self::EvalLoss => evaluation.loss,
+            Self::TokenAccuracy => evaluation.token_accuracy,
+            Self::ExactMatch => evaluation.exact_match,
+            Self::Margin => evaluation.pairs.map(|pairs| pairs.margin),
+            Self::Accuracy => evaluation.pairs.map(|pairs| pairs.accuracy),
+        }
+    }
+
+    fn is_of_pairs(self) -> bool {
+        matches!(self, Self::Margin | Self::Accuracy)
+    }
+}
+
+impl BestMode {
+    /// Returns how much better `new` is than `old`; negative if it is worse.
+    pub fn gain(self, old: f64, new: f64) -> f64 {
+        match self {
+            Self::Min => old - new,
+            Self::Max => new - old,
+        }
+    }
+}
+
+impl BestSection {
+    /// Returns the direction in which the metric improves.
+    pub fn mode(&self) -> BestMode {
+        self.mode.unwrap_or(if self.metric == BestMetric::EvalLoss { BestMode::Min } else { BestMode::Max })
     }
 }
 
@@ -89,5 +173,24 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
             extraction.unwrap_or_default() =>
             "write \"whole\", \"last_number\", \"choice\", or a regular expression such as \"#### (-?[0-9]+)\"";
     });
+    rules.extend(config.best.iter().flat_map(|best| best_rules(best, config)));
     rules
+}
+
+/// Returns the rules of `[best]`: there are several evaluations, and they have the metric.
+fn best_rules(best: &BestSection, config: &RunConfig) -> Vec<Rule> {
+    let (metric, is_of_pairs) = (best.metric, config.preference.is_some());
+    rules! {
+        "best": config.has_eval_data(),
+            "there is nothing to evaluate on" => "add data.eval_path, or data.eval_fraction = 0.05, or remove this section";
+        "best": config.eval_interval() != Interval::Steps(0),
+            "the run is evaluated at its end only, so there is nothing to compare" =>
+            "add eval.every_steps or eval.every_epochs, such as every_epochs = 0.25, or remove this section";
+        "best.metric": metric != BestMetric::ExactMatch || config.eval.exact_match_prompts > 0,
+            "no prompt is answered" => "set eval.exact_match_prompts, or write \"eval_loss\"";
+        "best.metric": !metric.is_of_pairs() || is_of_pairs,
+            "needs pairs of answers" => "write \"eval_loss\", or add [preference]";
+        "best.metric": metric == BestMetric::EvalLoss || metric.is_of_pairs() == is_of_pairs,
+            "is not measured on pairs of answers" => "write \"eval_loss\", \"rewards/margins\" or \"rewards/accuracies\"";
+    }
 }

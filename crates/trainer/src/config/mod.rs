@@ -43,7 +43,7 @@ pub use data_section::DataConfig;
 pub use data_source::SourceConfig;
 pub use device_budget::DeviceBudget;
 pub use error::{ConfigError, Place};
-pub use eval_section::{CheckpointConfig, EvalConfig};
+pub use eval_section::{BestMetric, BestMode, BestSection, CheckpointConfig, EvalConfig};
 pub use extraction::Extraction;
 pub use preference_section::{LossType, PreferenceLoss, PreferenceSection};
 pub use recompute_choice::{DecidedMix, RecomputeChoice};
@@ -102,6 +102,8 @@ section! {
         eval: EvalConfig = EvalConfig::default();
         /// When to save, and how many checkpoints to keep.
         checkpoint: CheckpointConfig = CheckpointConfig::default();
+        /// Keep the best weights instead of the last ones, and end early. Default: absent, the last step is the result.
+        best: Option<BestSection> = None;
         /// An MLflow tracking server that gets parameters and metrics too. Default: absent, nothing leaves the machine.
         mlflow: Option<MlflowSection> = None;
     }
@@ -124,6 +126,7 @@ impl RunConfig {
         let sections = [self.data.limits(), self.train.limits(), self.eval.limits(), self.checkpoint.limits()];
         let optional = self.preference.iter().map(PreferenceSection::limits);
         let optional = optional.chain(self.bnb_4bit.iter().map(Bnb4bitSection::limits));
+        let optional = optional.chain(self.best.iter().map(BestSection::limits));
         let own = [self.limits(), weights::lora_limits(self.lora.as_ref())];
         own.into_iter().chain(optional).chain(sections).flatten().collect()
     }

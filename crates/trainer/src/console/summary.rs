@@ -14,6 +14,9 @@ use crate::metrics::{PairMetrics, RankMetrics};
 pub struct Summary {
     /// Steps taken over all parts of the run.
     pub steps: u64,
+    /// The step whose weights are the result, with `[best]`; the numbers after training are of it too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best_step: Option<u64>,
     /// Mean loss of the last tenth of the steps.
     pub train_loss: Option<f64>,
     /// Held-out loss before the first step.
@@ -90,6 +93,9 @@ impl fmt::Display for Summary {
             write!(formatter, "\n  ranks          {ranks}")?;
         }
         write!(formatter, "\n  saved          {}", self.weights)?;
+        if let Some(step) = self.best_step {
+            write!(formatter, ", the best weights: those after step {step}")?;
+        }
         match self.eval_loss_before.zip(self.eval_loss_after) {
             Some((before, after)) if after > RISEN * before => write!(
                 formatter,

@@ -44,7 +44,11 @@ pub(super) fn decide(
     let state = shapes::optimizer(config).state_bytes(trained, 1);
     let checkpoint = weights + state;
     let why = format!("{} of trained weights, {} of optimizer state", human_bytes(weights), human_bytes(state));
-    let count = saves.at_once();
+    let count = match &config.best {
+        None => saves.at_once(),
+        // Any evaluation may be saved, and the best one stays next to the newest.
+        Some(_) => saves.steps.min((saves.keep.max(2) as u64).saturating_add(1)),
+    };
     let (result, later) =
         if config.lora.is_some() { (weights, exports(model)) } else { (model_bytes(model), ggufs(model)) };
     let run = count.saturating_mul(checkpoint).saturating_add(result).min(MOST);

@@ -61,6 +61,12 @@ pub(super) fn preference(plan: &Plan, _: &Value) -> Option<String> {
     })
 }
 
+pub(super) fn best(plan: &Plan, _: &Value) -> Option<String> {
+    let section = &plan.best.as_ref()?.value;
+    let end = section.patience.map_or(String::new(), |patience| format!(", patience {patience}"));
+    Some(format!("{} {}{end}", to_name(&section.mode()), to_name(&section.metric)))
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let row = |name: &str, value: &str, reason: &str| format!("  {name:<22} {value:<16} {reason}");
@@ -102,8 +108,11 @@ impl Plan {
         let start = if self.eval_on_start.value { "and before the first step" } else { "not before the first step" };
         let end = if is_during(self.eval_every_steps.value) { ", and after the last" } else { "" };
         let evaluation = ["evaluation".to_owned(), when(self.eval_every_steps.value), format!("{start}{end}")];
-        let kept =
-            format!("and at the end; the newest {} are kept, and Ctrl-C saves one too", self.checkpoints_kept.value);
+        let which = match (&self.best, self.checkpoints_kept.value) {
+            (None, count) => format!("the newest {count} are kept"),
+            (Some(_), count) => format!("the best and the newest are kept, {} in all", count.max(2)),
+        };
+        let kept = format!("and at the end; {which}, and Ctrl-C saves one too");
         let checkpoints = ["checkpoints".to_owned(), when(self.checkpoint_every_steps.value), kept];
         self.is_evaluated.then_some(evaluation).into_iter().chain([checkpoints])
     }

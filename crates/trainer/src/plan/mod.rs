@@ -42,7 +42,7 @@ use firebrick_optim::{OptimizerKind, ScheduleKind};
 use firebrick_precision::FloatType;
 use serde::Serialize;
 
-use crate::config::{DecidedMix, Init, PreferenceSection, RunConfig, ZeroStage};
+use crate::config::{BestSection, DecidedMix, Init, PreferenceSection, RunConfig, ZeroStage};
 use crate::error::RunError;
 use crate::metrics::MlflowSection;
 use display::Words;
@@ -331,6 +331,9 @@ plan! {
         may change "checkpoint.every_steps";
     /// Newest checkpoints to keep.
     checkpoints_kept: Chosen<usize> = Chosen::of(made, |config| config.checkpoint.keep), may change "checkpoint.keep";
+    /// What decides which weights are the result, and when a run ends early; none where the last weights are.
+    best: Option<Chosen<BestSection>> = made.config.best.clone().map(Chosen::recipe),
+        shown "best checkpoint" as best, may change "best";
     /// Bytes of one checkpoint.
     checkpoint_bytes: Chosen<u64> = made.disk[0].clone();
     /// A shortage of memory that the user chose to ignore, in a sentence.

@@ -26,6 +26,7 @@ use crate::run::start::Place;
 use crate::run::together;
 use crate::run::trace::TraceSteps;
 use crate::run::train_loop::{ReportWriter, Run};
+use crate::state::best::Best;
 use crate::state::checkpoint::{ADAPTER, MODEL};
 use crate::state::identity::{RunIdentity, RunSettings};
 use crate::state::resume_point::{ResumeFrom, ResumePoint};
@@ -173,11 +174,17 @@ fn already_finished(point: &ResumePoint, plan: &Plan) -> Option<(Summary, String
         None => (point.folder.path().join(MODEL), "model"),
     };
     let summary: Summary = serde_json::from_slice(&fs::read(point.folder.summary_json()).ok()?).ok()?;
-    let is_finished = step >= plan.steps.value && summary.steps == step && result.is_dir();
+    let ends_early = Best::ends(point.state.best.as_ref(), plan.best.as_ref().map(|best| &best.value));
+    let is_finished = (step >= plan.steps.value || ends_early) && summary.steps == step && result.is_dir();
+    let (why, larger) = match ends_early {
+        true => (format!("ended early after step {step}"), "best.patience"),
+        false => {
+            (format!("has taken all of its {step} steps"), "train.steps (the schedule is then that of the longer run)")
+        }
+    };
     let note = format!(
-        "the run has taken all of its {step} steps, so nothing is done and nothing was changed. To train further, \
-         write a larger train.steps (the schedule is then that of the longer run), or start a new run with {key} = \
-         \"{}\"",
+        "the run {why}, so nothing is done and nothing was changed. To train further, write a larger {larger}, or start a \
+         new run with {key} = \"{}\"",
         result.display()
     );
     is_finished.then_some((summary, note))

@@ -19,9 +19,11 @@ use crate::run::generate::{continue_prompts, encode_prompt};
 use crate::run::prepare::Prepared;
 use crate::run::step::Trainer;
 use crate::run::together;
+use crate::state::best::Best;
 use crate::state::checkpoint::{RunState, SavedWeights, restore};
-use crate::state::checkpoint_folder::set_aside_after;
+use crate::state::checkpoint_folder::{checkpoint_of, set_aside_after};
 use crate::state::identity::{RunIdentity, RunSettings, check_model};
+use crate::state::manifest::Manifest;
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::state::resume_point::ResumePoint;
 use crate::state::run_folder::RunFolder;
@@ -137,6 +139,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         last_losses: Vec::new(),
         before,
         evaluation_is_due: false,
+        best: None,
         samples_before,
         base_hash: trainer.model.base_hash(),
         hashed_piece: Some(HASHED_PIECE),
@@ -191,6 +194,13 @@ fn continue_from<B: Kernels>(
              the {keep} of checkpoint.keep and is the first to be deleted: copy it now if you need it",
             path.display()
         ));
+    }
+    let is_gone = |best: &Best| !Manifest::is_in(&checkpoint_of(folder.path(), best.step));
+    let is_gone = trainer.ranks.is_main() && state.best.as_ref().is_some_and(is_gone);
+    if trainer.ranks.all_reduce_count(u64::from(is_gone))? > 0 {
+        let step = state.best.take().map_or(0, |best| best.step);
+        console
+            .print(&format!("the best checkpoint so far, of step {step}, is gone: the best is searched from here on"));
     }
     console.print(&format!("resumed after step {} from {}", state.step, checkpoint.display()));
     Ok((folder, state))

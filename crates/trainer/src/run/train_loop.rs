@@ -33,6 +33,7 @@ use crate::run::reference;
 use crate::run::start::{Place, Start};
 use crate::run::step::Trainer;
 use crate::run::trace::{AGREE, DATA, HostSpans, QUEUE, RunTrace, TraceSteps, of_all_ranks};
+use crate::state::best::Best;
 use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights};
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::state::run_folder::RunFolder;
@@ -70,6 +71,10 @@ pub(super) struct Run<B: Kernels> {
     spans: Option<HostSpans>,
     /// Whether the ranks agreed to end after this step.
     ends_together: bool,
+    /// The last evaluation of this process and its step.
+    evaluated: Option<(u64, Evaluation)>,
+    /// The step of the best evaluation that a complete checkpoint is of.
+    best_saved: Option<u64>,
     /// Whether a checkpoint is being written; it is finished even if another rank is lost.
     pub(super) is_saving: Arc<AtomicBool>,
     /// Writes a report at the end.
@@ -124,6 +129,7 @@ impl<B: Kernels> Run<B> {
             meter: MemoryMeter::new(prepared.plan.backend.value, trainer.ranks.local_rank()),
             usage: trainer.ranks.is_main().then(|| watch_usage(&prepared, trainer.ranks.local_rank(), console)),
             wall_before: state.wall_s,
+            best_saved: state.best.as_ref().map(|best| best.step),
             prepared,
             folder,
             console,
@@ -141,6 +147,7 @@ impl<B: Kernels> Run<B> {
             trace: None,
             spans: None,
             ends_together: false,
+            evaluated: None,
             is_saving: Arc::default(),
             report: None,
         })
@@ -163,17 +170,19 @@ impl<B: Kernels> Run<B> {
         }
     }
 
-    /// Takes all steps and saves. Returns whether all were taken.
+    /// Takes all steps, or ends early, and saves. Returns whether no signal ended the run before.
     fn take_steps(&mut self) -> Result<bool, RunError> {
         let total = self.prepared.plan.steps.value;
         if self.state.evaluation_is_due && self.state.step < total {
-            self.evaluate()?;
+            if self.evaluate()? {
+                self.save()?;
+            }
             if self.state.evaluation_is_due {
                 // The run was stopped again, so it still continues from the checkpoint that it started from.
                 return Ok(false);
             }
         }
-        while self.state.step < total {
+        while !self.is_over() {
             let next = self.state.step + 1;
             let is_stopped = match self.trace.take_if(|trace| trace.first == next) {
                 Some(steps) => self.advance_traced(steps)?,
@@ -186,8 +195,28 @@ impl<B: Kernels> Run<B> {
         if let Some(steps) = self.trace {
             self.console.print(&format!("there is no trace: this process did not take step {}", steps.first));
         }
+        if self.prepared.plan.best.is_some() && self.evaluated_now().is_none() {
+            // The last evaluation may be the best, and the checkpoint remembers it.
+            self.evaluate()?;
+            if self.state.evaluation_is_due {
+                self.save()?;
+                return Ok(false);
+            }
+        }
         self.save()?;
         Ok(true)
+    }
+
+    /// Returns whether no step is left to take.
+    fn is_over(&self) -> bool {
+        let plan = &self.prepared.plan;
+        self.state.step >= plan.steps.value
+            || Best::ends(self.state.best.as_ref(), plan.best.as_ref().map(|best| &best.value))
+    }
+
+    /// Returns the evaluation after the last step, if this process has made it.
+    fn evaluated_now(&self) -> Option<Evaluation> {
+        self.evaluated.filter(|(step, _)| *step == self.state.step).map(|(_, evaluation)| evaluation)
     }
 
     /// Returns whether all ranks end after this step.
@@ -231,29 +260,36 @@ impl<B: Kernels> Run<B> {
     fn after_step(&mut self) -> Result<bool, RunError> {
         let (step, total) = (self.state.step, self.prepared.plan.steps.value);
         let is_due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
-        if is_due(self.prepared.plan.eval_every_steps.value) {
-            self.evaluate()?;
+        let is_best = is_due(self.prepared.plan.eval_every_steps.value) && self.evaluate()?;
+        if self.is_over() {
+            return Ok(false);
         }
-        if self.ends() && step < total {
+        if self.ends() {
             self.save()?;
             return Ok(true);
         }
-        if is_due(self.prepared.plan.checkpoint_every_steps.value) {
+        if is_best {
+            // Unlike a save on the way it must not fail: the run would end with weights that are not there.
+            self.save()?;
+        } else if is_due(self.prepared.plan.checkpoint_every_steps.value) {
             self.save_on_the_way()?;
         }
         Ok(false)
     }
 
-    /// Evaluates after a step, unless the run is about to end: then the resumed run evaluates first.
-    fn evaluate(&mut self) -> Result<(), RunError> {
+    /// Evaluates after a step, unless the run is about to end: then the resumed run evaluates first. Returns whether this is the best evaluation so
+    /// far, the same on all ranks.
+    fn evaluate(&mut self) -> Result<bool, RunError> {
         self.flush()?;
         self.state.evaluation_is_due = true;
         let evaluation = self.evaluation()?;
         self.state.evaluation_is_due = evaluation.is_none();
-        if let Some(evaluation) = evaluation {
-            report_evaluation(&mut self.sinks, self.state.step, &evaluation);
-        }
-        Ok(())
+        let Some(evaluation) = evaluation else { return Ok(false) };
+        let step = self.state.step;
+        report_evaluation(&mut self.sinks, step, &evaluation);
+        self.evaluated = Some((step, evaluation));
+        let best = self.prepared.plan.best.as_ref();
+        Ok(best.is_some_and(|best| Best::compare(&mut self.state.best, &best.value, step, &evaluation)))
     }
 
     /// Evaluates the model as it is; `None` if the run is about to end.
@@ -279,7 +315,7 @@ impl<B: Kernels> Run<B> {
         self.trainer.ranks.barrier()?;
         let (is_stopped, operations) = B::trace(&device, || {
             self.spans = Some(HostSpans::start());
-            while self.state.step < last {
+            while self.state.step < last && !self.is_over() {
                 if self.advance()? {
                     return Ok(true);
                 }

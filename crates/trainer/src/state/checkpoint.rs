@@ -23,7 +23,8 @@ use serde::{Deserialize, Serialize};
 use crate::config::DecidedMix;
 use crate::error::RunError;
 use crate::metrics::Evaluation;
-use crate::state::checkpoint_folder::{CheckpointWriter, make_room};
+use crate::state::best::Best;
+use crate::state::checkpoint_folder::{CheckpointWriter, Keep, make_room};
 use crate::state::identity::{RunIdentity, RunSettings};
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::storage::StorageError;
@@ -64,6 +65,9 @@ pub struct RunState {
     /// Whether the evaluation after `step` is still due, because the run was stopped before it.
     #[serde(default)]
     pub evaluation_is_due: bool,
+    /// The best evaluation so far; `None` without `[best]`, and before the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
     /// The sample answers before the first step.
     pub samples_before: Vec<String>,
     /// Hash of the base model's weights; `None` if the weights were drawn from the seed.
@@ -120,6 +124,18 @@ impl SavedWeights {
             }
         }
     }
+
+    /// Gives a model the weights of a checkpoint.
+    ///
+    /// # Errors
+    /// A checkpoint whose tensors do not fit this model.
+    pub fn restore<B: Kernels>(&self, folder: &Path, model: &mut Decoder<B>) -> Result<(), RunError> {
+        match self.adapter {
+            Some(_) => model.load_adapter(&folder.join(ADAPTER))?,
+            None => model.load_model(&HfFolder::open(&folder.join(MODEL))?)?,
+        }
+        Ok(())
+    }
 }
 
 /// The parts of a checkpoint.
@@ -139,11 +155,11 @@ pub struct Snapshot<'a, B: Kernels> {
 }
 
 impl<B: Kernels> Snapshot<'_, B> {
-    /// Writes a checkpoint. Other ranks may add their parts before it is committed, which takes `keep` again.
+    /// Writes a checkpoint. `keep` are those that stay until it is complete; other ranks may add their parts before it is committed.
     ///
     /// # Errors
     /// A disk that is full or refuses; nothing of the checkpoint is left then.
-    pub fn write(self, run_folder: &Path, keep: usize) -> Result<CheckpointWriter, RunError> {
+    pub fn write(self, run_folder: &Path, keep: Keep) -> Result<CheckpointWriter, RunError> {
         let parameters = self.model.parameters();
         let optimizer = self.optimizer.save();
         let state_bytes: usize = optimizer.values().map(|tensor| StoredTensor::new(tensor).data_len()).sum();
@@ -200,10 +216,7 @@ pub fn restore<B: Kernels>(
     optimizer: &mut Optimizer<B>,
     state: &RunState,
 ) -> Result<(), RunError> {
-    match weights.adapter {
-        Some(_) => model.load_adapter(&folder.join(ADAPTER))?,
-        None => model.load_model(&HfFolder::open(&folder.join(MODEL))?)?,
-    }
+    weights.restore(folder, model)?;
     let mut tensors = read_optimizer(&folder.join(OPTIMIZER))?;
     for part in optimizer_parts(folder)? {
         tensors.extend(read_optimizer(&part)?);

@@ -18,6 +18,22 @@ const UNFINISHED: &str = ".tmp";
 /// Suffix of checkpoints later than the one that a run was resumed from. They count as kept, and are removed first.
 const SET_ASIDE: &str = ".set-aside";
 
+/// Which checkpoints of a run stay when one is added.
+#[derive(Clone, Copy, Debug)]
+pub struct Keep {
+    /// Their number. The newest and the best one stay even if that is more.
+    pub count: usize,
+    /// The step of the best one.
+    pub best: Option<u64>,
+}
+
+impl From<usize> for Keep {
+    /// Keeps the newest ones.
+    fn from(count: usize) -> Self {
+        Self { count, best: None }
+    }
+}
+
 /// A checkpoint that is being written. Dropped without [`CheckpointWriter::commit`], it leaves nothing behind.
 #[derive(Debug)]
 pub struct CheckpointWriter {
@@ -61,14 +77,14 @@ impl CheckpointWriter {
         write_atomically(&self.file(name), bytes)
     }
 
-    /// Completes the checkpoint, then removes all but the `keep` newest, first those that were set aside. Returns its folder.
+    /// Completes the checkpoint, then removes all but those to keep, first those that were set aside. Returns its folder.
     ///
     /// A complete checkpoint of the same step is left as it is: a run that is resumed at its end saves the same state again.
     ///
     /// # Errors
     /// [`StorageError`] if the checkpoint could not be made durable; earlier ones are untouched then. An old one that cannot
     /// be removed is a warning.
-    pub fn commit(mut self, keep: usize) -> Result<PathBuf, StorageError> {
+    pub fn commit(mut self, keep: impl Into<Keep>) -> Result<PathBuf, StorageError> {
         sync_below(&self.temporary)?;
         Manifest::of_folder(&self.temporary)?.write(&self.temporary)?;
         if !Manifest::is_in(&self.target) {
@@ -78,7 +94,7 @@ impl CheckpointWriter {
             rename_durably(&self.temporary, &self.target)?;
             self.is_committed = true;
         }
-        if let Err(error) = prune(self.target.parent().unwrap_or(Path::new(".")), keep, self.step) {
+        if let Err(error) = prune(self.target.parent().unwrap_or(Path::new(".")), keep.into(), self.step) {
             tracing::warn!("an old checkpoint stays on the disk: {error}");
         }
         Ok(self.target.clone())
@@ -98,7 +114,7 @@ impl Drop for CheckpointWriter {
 ///
 /// # Errors
 /// [`StorageError::Io`] if the folder cannot be listed, or a checkpoint not be removed.
-pub fn make_room(run_folder: &Path, bytes: u64, keep: usize) -> Result<(), StorageError> {
+pub fn make_room(run_folder: &Path, bytes: u64, keep: Keep) -> Result<(), StorageError> {
     let folder = run_folder.join(CHECKPOINTS);
     remove_unfinished(&folder)?;
     let Some(free) = free_space(&folder) else { return Ok(()) };
@@ -118,6 +134,11 @@ pub fn make_room(run_folder: &Path, bytes: u64, keep: usize) -> Result<(), Stora
 /// [`StorageError::Io`] if the folder cannot be listed.
 pub fn checkpoints(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     complete(&run_folder.join(CHECKPOINTS))
+}
+
+/// Returns the path of the checkpoint of `step`, complete or not.
+pub fn checkpoint_of(run_folder: &Path, step: u64) -> PathBuf {
+    run_folder.join(CHECKPOINTS).join(format!("{PREFIX}{step}"))
 }
 
 /// Returns the folders named like checkpoints that have no manifest, oldest first. A checkpoint gets its name only with a manifest in it, so
@@ -197,22 +218,23 @@ fn remove_unfinished(folder: &Path) -> Result<(), StorageError> {
     Ok(())
 }
 
-/// Removes all but `keep` checkpoints: first those that were set aside, then the oldest, but never that of `just_saved`.
-fn prune(folder: &Path, keep: usize, just_saved: u64) -> Result<(), StorageError> {
+/// Removes all but `keep` checkpoints: first those that were set aside, then the oldest, but never that of `just_saved` or the best.
+fn prune(folder: &Path, keep: Keep, just_saved: u64) -> Result<(), StorageError> {
     let (aside, complete) = (set_aside(folder)?, complete(folder)?);
-    let surplus = (aside.len() + complete.len()).saturating_sub(keep.max(1));
-    let older = complete.into_iter().filter(|(step, _)| *step != just_saved);
+    let surplus = (aside.len() + complete.len()).saturating_sub(keep.count.max(1));
+    let older = complete.into_iter().filter(|(step, _)| *step != just_saved && Some(*step) != keep.best);
     aside.into_iter().chain(older).take(surplus).try_for_each(|(_, path)| remove_checkpoint(&path))
 }
 
 /// Returns what to remove before a checkpoint of about `bytes` is written where `free` bytes are: as little as makes it fit, or nothing if removing
-/// everything is not enough. The newest checkpoint stays.
-fn in_the_way(folder: &Path, free: u64, bytes: u64, keep: usize) -> Result<Vec<PathBuf>, StorageError> {
+/// everything is not enough. The newest and the best checkpoint stay.
+fn in_the_way(folder: &Path, free: u64, bytes: u64, keep: Keep) -> Result<Vec<PathBuf>, StorageError> {
     let complete = complete(folder)?;
-    let Some((_, newest)) = complete.last() else { return Ok(Vec::new()) };
-    let needed = bytes.max(size(newest)?);
-    let surplus = complete.len() - keep.saturating_sub(1).clamp(1, complete.len());
-    let mut older = set_aside(folder)?.into_iter().chain(complete.into_iter().take(surplus));
+    let Some((last, newest)) = complete.last().cloned() else { return Ok(Vec::new()) };
+    let needed = bytes.max(size(&newest)?);
+    let surplus = complete.len() - keep.count.saturating_sub(1).clamp(1, complete.len());
+    let older = complete.into_iter().filter(|(step, _)| *step != last && Some(*step) != keep.best);
+    let mut older = set_aside(folder)?.into_iter().chain(older.take(surplus));
     let (mut room, mut removed) = (free, Vec::new());
     while room < needed {
         let Some((_, path)) = older.next() else { return Ok(Vec::new()) };
@@ -342,14 +364,38 @@ mod tests {
         let folder = run.path().join(CHECKPOINTS);
         let one = size(&folder.join("step-3")).unwrap();
         let bytes = 10 * one;
-        let removed = |missing: u64, keep| names(in_the_way(&folder, bytes - missing, bytes, keep).unwrap());
+        let removed =
+            |missing: u64, keep| names(in_the_way(&folder, bytes - missing, bytes, Keep::from(keep)).unwrap());
         assert_eq!(removed(0, 2), [""; 0]);
         assert_eq!(removed(1, 2), ["step-4.set-aside"]);
         assert_eq!(removed(one + 1, 2), ["step-4.set-aside", "step-1"]);
         assert_eq!(removed(2 * one + 1, 1), ["step-4.set-aside", "step-1", "step-2"]);
         assert_eq!(removed(one + 1, 9), [""; 0], "nine are kept");
         assert_eq!(removed(4 * one, 1), [""; 0], "all that may go is not enough");
-        assert_eq!(in_the_way(&folder, one - 1, 0, 1).unwrap().len(), 1, "it is as large as the newest at least");
+        assert_eq!(
+            in_the_way(&folder, one - 1, 0, Keep::from(1)).unwrap().len(),
+            1,
+            "it is as large as the newest at least"
+        );
+    }
+
+    #[test]
+    fn the_best_checkpoint_stays_among_those_that_are_kept_and_next_to_the_newest_where_one_is() {
+        for (count, expected) in [(1, [2, 5].as_slice()), (2, &[2, 5]), (3, &[2, 4, 5])] {
+            let run = tempfile::tempdir().unwrap();
+            let keep = Keep { count, best: Some(2) };
+            for step in [1, 2, 3, 4, 5] {
+                let writer = CheckpointWriter::begin(run.path(), step, 0).unwrap();
+                writer.write("state.json", b"{}").unwrap();
+                writer.commit(if step < 2 { Keep::from(count) } else { keep }).unwrap();
+            }
+            assert_eq!(steps(run.path()), expected, "keep = {count}");
+            let folder = run.path().join(CHECKPOINTS);
+            let bytes = size(&folder.join("step-5")).unwrap();
+            let removed = names(in_the_way(&folder, bytes - 1, bytes, Keep { count: 1, ..keep }).unwrap());
+            let middle: &[&str] = if count == 3 { &["step-4"] } else { &[] };
+            assert_eq!(removed, middle, "keep = {count}: the best and the newest are never in the way");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! Trade-off: one process writes; several ranks share the main rank's folder.
 
+pub mod best;
 pub mod checkpoint;
 pub mod checkpoint_folder;
 pub mod identity;

@@ -128,6 +128,7 @@ mod tests {
             last_losses: vec![1.5],
             before: Evaluation { loss: Some(2.0), ..Evaluation::default() },
             evaluation_is_due: false,
+            best: None,
             samples_before: vec!["a".to_owned()],
             base_hash: Some(u64::MAX),
             hashed_piece: Some(HASHED_PIECE),

@@ -12,12 +12,16 @@ use firebrick_model::{CollectedWeights, Decoder, HfFolder, ModelError, float_typ
 
 use super::Run;
 use super::numbers::report_evaluation;
+use crate::config::to_name;
 use crate::console::{Outcome, Summary};
 use crate::error::RunError;
-use crate::metrics::RunEnd;
+use crate::metrics::{Evaluation, RunEnd};
 use crate::run::start::sample;
 use crate::run::step::{Trainer, scalar};
+use crate::state::best::Best;
 use crate::state::checkpoint::{MODEL, SavedWeights, Snapshot, save_part};
+use crate::state::checkpoint_folder::{Keep, checkpoint_of};
+use crate::state::manifest::Manifest;
 use crate::storage::StorageError;
 
 impl<B: Kernels> Run<B> {
@@ -60,7 +64,9 @@ impl<B: Kernels> Run<B> {
         self.is_saving.store(true, Ordering::Relaxed);
         let saved = self.write_checkpoint(collected);
         self.is_saving.store(false, Ordering::Relaxed);
-        saved
+        saved?;
+        self.best_saved = self.best_step();
+        Ok(())
     }
 
     /// Saves before the end of the run. A full disk does not end the run: earlier saves stay, and the next save tries again.
@@ -93,11 +99,47 @@ impl<B: Kernels> Run<B> {
             state: &self.state,
             texts: &texts,
         };
-        let keep = self.prepared.plan.checkpoints_kept.value;
+        // The best so far is the best until a better one is complete.
+        let count = self.prepared.plan.checkpoints_kept.value;
+        let (before, after) = (Keep { count, best: self.best_saved }, Keep { count, best: self.best_step() });
         // Now the others find the folder, and after the second exchange it contains their parts.
-        let begun = self.where_all_have_room(snapshot.write(self.folder.path(), keep))?;
-        self.where_all_have_room(Ok(begun))?.commit(keep)?;
+        let begun = self.where_all_have_room(snapshot.write(self.folder.path(), before))?;
+        self.where_all_have_room(Ok(begun))?.commit(after)?;
         Ok(())
+    }
+
+    /// Returns the step of the best evaluation so far.
+    fn best_step(&self) -> Option<u64> {
+        self.state.best.as_ref().map(|best| best.step)
+    }
+
+    /// Gives the model the best weights, if the run keeps them and they are not those of the last step. Returns their step and evaluation. Ranks that
+    /// do not write results do not need the weights.
+    fn restore_best(&mut self, takes_part: bool) -> Result<Option<(u64, Evaluation)>, RunError> {
+        let Some(Best { step, evaluation, .. }) = self.state.best.clone().filter(|_| self.prepared.plan.best.is_some())
+        else {
+            return Ok(None);
+        };
+        if takes_part && step != self.state.step {
+            let checkpoint = checkpoint_of(self.folder.path(), step);
+            Manifest::read(&checkpoint)?.verify(&checkpoint)?;
+            self.weights.restore(&checkpoint, &mut self.trainer.model)?;
+        }
+        Ok(Some((step, evaluation)))
+    }
+
+    /// Returns a sentence about a run that has ended early.
+    fn early_end(&self) -> Option<String> {
+        let (best, section) = self.state.best.as_ref().zip(self.prepared.plan.best.as_ref())?;
+        let (Best { step, without_improvement, .. }, metric) = (best, to_name(&section.value.metric));
+        let value = section.value.metric.of(&best.evaluation).unwrap_or(f64::NAN);
+        (self.state.step < self.prepared.plan.steps.value).then(|| {
+            format!(
+                "ended early after step {} of {}: {without_improvement} evaluations brought no \
+                 improvement; the best {metric} is {value:.4}, after step {step}",
+                self.state.step, self.prepared.plan.steps.value
+            )
+        })
     }
 
     /// Returns `written` once all ranks have written their part of a checkpoint. If one disk is full, all ranks learn it and none waits for a part
@@ -139,18 +181,30 @@ impl<B: Kernels> Run<B> {
     }
 
     pub(super) fn finish(mut self) -> Result<Outcome, RunError> {
-        // Everything is saved: if the run is stopped here, the resumed run evaluates and finishes it.
-        let Some(after) = self.evaluation()? else { return Ok(self.interrupted()) };
-        report_evaluation(&mut self.sinks, self.state.step, &after);
+        let last = match self.evaluated_now() {
+            Some(evaluation) => evaluation,
+            None => {
+                // Everything is saved: if the run is stopped here, the resumed run evaluates and finishes it.
+                let Some(after) = self.evaluation()? else { return Ok(self.interrupted()) };
+                report_evaluation(&mut self.sinks, self.state.step, &after);
+                after
+            }
+        };
         self.sinks.flush();
         self.sinks.activity("writing the results");
-        let plan = &self.prepared.plan;
+        self.early_end().iter().for_each(|line| self.console.print(line));
         let is_main = self.trainer.ranks.is_main();
         // A pass over divided weights involves all ranks.
         let takes_part = is_main || self.trainer.model.is_divided();
+        let (best_step, after) = match self.restore_best(takes_part)? {
+            Some((step, evaluation)) => (Some(step), evaluation),
+            None => (None, last),
+        };
+        let plan = &self.prepared.plan;
         let (weights, samples) = if takes_part { self.results()? } else { Default::default() };
         let summary = Summary {
             steps: self.state.step,
+            best_step,
             train_loss: mean(&self.state.last_losses),
             eval_loss_before: self.state.before.loss,
             eval_loss_after: after.loss,
@@ -218,7 +272,7 @@ fn write_weights<B: Kernels>(
     collected: CollectedWeights,
 ) -> Result<PathBuf, RunError> {
     let dtype = float_type_of(&model.config);
-    // The last checkpoint contains the same weights, so an earlier copy of a resumed run may be removed.
+    // A checkpoint contains the same weights, so an earlier copy of a resumed run may be removed.
     let earlier = run_folder.join(MODEL);
     if earlier.exists() {
         fs::remove_dir_all(&earlier).map_err(|error| StorageError::io("replace", &earlier, error))?;
