@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use firebrick_data::Pipeline;
-use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, fixture, one_step, recipe, refusal, step_losses};
+use firebrick_tests::{
+    NEW, NEWEST, checkpoint_folder, finish, fixture, metrics, one_step, recipe, refusal, step_losses,
+};
 use firebrick_train::inspect::{Style, inspect};
 use firebrick_trainer::config::RunConfig;
 use firebrick_trainer::hub::Need;
@@ -41,6 +43,32 @@ fn table(path: &Path, more: &str) -> String {
 fn with_sources(tables: &[String], changes: &[&str]) -> DataSets {
     let sources = sources(tables);
     data_of(&[&["data.path=", sources.as_str()], changes].concat())
+}
+
+#[test]
+fn sets_with_names_have_the_losses_that_they_have_alone_and_count_together() {
+    let folder = tempdir().unwrap();
+    let (chat, text) = (fixture("data/chat-tiny.jsonl"), fixture("data/text-tiny.jsonl"));
+    let numbers = |tables: &[String]| {
+        let output = folder.path().join(tables.len().to_string() + &tables[0].len().to_string());
+        let eval = format!("data.eval_sources=[{}]", tables.join(", "));
+        let changes = [eval.as_str(), "data.eval_fraction=", "train.steps=2", "eval.every_steps=1"];
+        finish(recipe(&output, &changes), NEW);
+        let lines = metrics(&output.join("run")).into_iter();
+        lines.filter(|line| line.get("eval_loss").is_some()).collect::<Vec<_>>()
+    };
+    let (chats, texts) = (table(&chat, ", name='chats'"), table(&text, ", name='plain-text', limit=3"));
+    let both = numbers(&[chats, texts.clone(), table(&chat, "")]);
+    let alone = [table(&chat, ""), texts].map(|of| numbers(&[of]));
+    assert_eq!(both.len(), 3, "before training, and after each of two steps");
+    for (index, line) in both.iter().enumerate() {
+        let [of_chats, of_texts] = [&alone[0][index]["eval_loss"], &alone[1][index]["eval_loss"]];
+        assert_eq!([&line["eval_chats_loss"], &line["eval_plain-text_loss"]], [of_chats, of_texts]);
+        let bounds = [of_chats, of_texts].map(|loss| loss.as_f64().unwrap());
+        let all = line["eval_loss"].as_f64().unwrap();
+        assert!(bounds[0].min(bounds[1]) < all && all < bounds[0].max(bounds[1]), "{all} of {bounds:?}");
+    }
+    assert_eq!(alone[1][0]["eval_plain-text_loss"], alone[1][0]["eval_loss"]);
 }
 
 #[test]

@@ -123,6 +123,7 @@ impl DataConfig {
             limit: self.limit,
             fields: self.fields.clone(),
             roles: self.roles.clone(),
+            name: None,
             weight: None,
         }
     }
@@ -178,6 +179,8 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     for (key, sources) in [("data.sources", &data.sources), ("data.eval_sources", &data.eval_sources)] {
         let mix = if key == "data.sources" { data.mix } else { Mix::Concatenate };
         rules.extend(sources.iter().enumerate().flat_map(|(index, source)| source.rules(key, index, mix)));
+        let (is_evaluated, is_of_pairs) = (key == "data.eval_sources", config.preference.is_some());
+        rules.extend(sources.iter().flat_map(|source| source.name_rule(key, is_evaluated, is_of_pairs)));
     }
     rules
 }

@@ -64,6 +64,9 @@ section_of_a_source! {
     pub struct SourceConfig in "" {
         /// Share in a mixture by weight. Default: absent, 1.
         weight: Option<f64> = None, AboveZero;
+        /// In `[[data.eval_sources]]`: the set of this source, which is packed and evaluated by itself; its loss is `eval_NAME_loss`, next to
+        /// `eval_loss` of all sets together. Default: absent.
+        name: Option<String> = None;
     }
 }
 
@@ -137,6 +140,26 @@ impl SourceConfig {
             ),
         ];
         limits.chain(rules).collect()
+    }
+
+    /// Returns the rule about `name`: only sets that are evaluated have one, and it becomes part of the name of a number.
+    pub(super) fn name_rule(&self, key: &'static str, is_evaluated: bool, is_of_pairs: bool) -> Vec<Rule> {
+        let Some(name) = &self.name else { return Vec::new() };
+        let is_plain = |character: char| character.is_ascii_alphanumeric() || "_-.".contains(character);
+        let of_name = |holds, problem: &str, help| rule(holds, key, format!("name = {name:?} {problem}"), help);
+        vec![
+            of_name(
+                is_evaluated,
+                "has an effect only where a set is evaluated",
+                "remove it, or write it in data.eval_sources",
+            ),
+            of_name(!is_of_pairs, "names a set, and pairs of answers are evaluated as one", "remove it"),
+            of_name(
+                !name.is_empty() && name.chars().all(is_plain),
+                "cannot be part of eval_NAME_loss",
+                "write letters, digits, \"_\", \"-\" and \".\" only",
+            ),
+        ]
     }
 }
 

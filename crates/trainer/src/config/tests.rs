@@ -352,6 +352,8 @@ fn impossible_combinations_are_refused_with_the_way_out() {
     let cases: &[(&[&str], &str)] = &[
         (&["train.steps=3", "train.epochs=1"], "train.steps: train.epochs"),
         (&["train.warmup_steps=3", "train.warmup_ratio=0.1"], "keep one"),
+        (&["data.sources=[{path='a', name='x'}]", "data.path="], "write it in data.eval_sources"),
+        (&["data.eval_sources=[{path='a', name='a b'}]"], "cannot be part of eval_NAME_loss"),
         (&["data.eval_path=e", "data.eval_fraction=0.1"], "keep one"),
         (&["train.grad_checkpointing=false", "train.recompute=full"], "contradicts train.grad_checkpointing = false"),
         (&["train.grad_checkpointing=true", "train.recompute=none"], "contradicts train.grad_checkpointing = true"),

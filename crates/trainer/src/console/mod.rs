@@ -80,7 +80,8 @@ impl Console {
         });
         let tokens = evaluation.token_accuracy.map(|share| format!("token accuracy {:.1} %", 100.0 * share));
         let exact = evaluation.exact_match.map(|share| format!("exact match {:.1} %", 100.0 * share));
-        let parts: Vec<String> = loss.into_iter().chain(tokens).chain(exact).collect();
+        let sets = evaluation.set_losses.iter().map(|(name, loss)| format!("{name} {loss:.4}"));
+        let parts: Vec<String> = loss.into_iter().chain(sets).chain(tokens).chain(exact).collect();
         if !parts.is_empty() {
             self.print(&format!("{title}: {}", parts.join(", ")));
         }

@@ -104,11 +104,13 @@ impl MetricSink for Progress {
             Some(part) => format!("  {name} {:.1} %", 100.0 * part),
             None => String::new(),
         };
+        let of_set = |(name, loss): (&String, &f64)| format!("  {name} {loss:.4}");
         self.print(&format!(
-            "step {}: evaluation loss {:.4}{}{}{}{}",
+            "step {}: evaluation loss {:.4}{}{}{}{}{}",
             metrics.step,
             metrics.eval_loss,
             metrics.perplexity.map_or_else(String::new, |perplexity| format!("  perplexity {perplexity:.3}")),
+            metrics.sets.iter().map(of_set).collect::<String>(),
             metrics.pairs.map_or_else(String::new, |pairs| rewards(&pairs)),
             share("token accuracy", metrics.token_accuracy),
             share("exact match", metrics.exact_match)
@@ -209,8 +211,12 @@ mod tests {
         for step in 1..=10 {
             progress.step(&metrics(step)).unwrap();
         }
-        let evaluation =
-            Evaluation { loss: Some(0.0), token_accuracy: Some(0.5), exact_match: Some(0.825), pairs: None };
+        let evaluation = Evaluation {
+            loss: Some(0.0),
+            token_accuracy: Some(0.5),
+            exact_match: Some(0.825),
+            ..Evaluation::default()
+        };
         progress.eval(&EvalMetrics::new(10, &evaluation).unwrap()).unwrap();
         progress.activity("evaluating: the last line is too recent for this one");
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();

@@ -96,8 +96,12 @@ mod tests {
     }
 
     fn eval_metrics(step: u64, loss: f64) -> EvalMetrics {
-        let evaluation =
-            Evaluation { loss: Some(loss), token_accuracy: Some(0.5), exact_match: Some(0.25), pairs: None };
+        let evaluation = Evaluation {
+            loss: Some(loss),
+            token_accuracy: Some(0.5),
+            exact_match: Some(0.25),
+            ..Evaluation::default()
+        };
         EvalMetrics::new(step, &evaluation).unwrap()
     }
 

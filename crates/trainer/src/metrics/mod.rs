@@ -12,6 +12,8 @@ mod ranks;
 mod tensorboard;
 mod usage_target;
 
+use std::collections::BTreeMap;
+
 use firebrick_hwprofile::usage::{Gauge, Usage};
 use serde::{Deserialize, Serialize};
 
@@ -122,15 +124,19 @@ pub struct EvalMetrics {
     /// Rewards and log-probabilities of held-out pairs.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<PairMetrics>,
+    /// The loss of each set that has a name, as `eval_NAME_loss`.
+    #[serde(flatten)]
+    pub sets: BTreeMap<String, f64>,
 }
 
 impl EvalMetrics {
     /// Returns the numbers of an evaluation after `step` steps, with its perplexity; `None` if it has no loss.
     pub fn new(step: u64, evaluation: &Evaluation) -> Option<Self> {
-        let Evaluation { loss, token_accuracy, exact_match, pairs } = *evaluation;
+        let Evaluation { loss, token_accuracy, exact_match, pairs, ref set_losses } = *evaluation;
         let eval_loss = loss?;
+        let sets = set_losses.iter().map(|(name, loss)| (format!("eval_{name}_loss"), *loss)).collect();
         let perplexity = pairs.is_none().then(|| eval_loss.exp());
-        Some(EvalMetrics { step, eval_loss, perplexity, token_accuracy, exact_match, pairs })
+        Some(EvalMetrics { step, eval_loss, perplexity, token_accuracy, exact_match, pairs, sets })
     }
 
     /// Returns all numbers by name, for sinks that plot: `eval/loss`, ...
@@ -143,12 +149,13 @@ impl EvalMetrics {
         ];
         let measured = measured.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let pairs = self.pairs.iter().flat_map(PairMetrics::scalars);
-        measured.chain(pairs).map(|(name, value)| (format!("eval/{name}"), value)).collect()
+        let sets = self.sets.iter().map(|(name, value)| (name.replacen("eval_", "eval/", 1), *value));
+        measured.chain(pairs).map(|(name, value)| (format!("eval/{name}"), value)).chain(sets).collect()
     }
 }
 
 /// Quality on held-out data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Mean cross entropy over the loss tokens, in nats; `None` without held-out rows.
     pub loss: Option<f64>,
@@ -159,6 +166,9 @@ pub struct Evaluation {
     /// Numbers of held-out pairs of answers; then `loss` is their mean loss, and there is no token accuracy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<PairMetrics>,
+    /// The loss of each held-out set that has a name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub set_losses: BTreeMap<String, f64>,
 }
 
 /// The end of a run.

@@ -3,9 +3,10 @@
 //! The loss is the mean over all loss tokens; transformers reports the mean of the batches' means, which gives tokens of short batches more weight.
 //! Rows are read again for each evaluation, and prompts are answered in groups of bounded length, so memory does not grow with the held-out data.
 //! Several ranks take turns at batches and groups of answers, and sum their counts. The batches are those of a single rank, so the numbers are the
-//! same. If they divide the weights too, every pass involves all ranks: each answers all prompts, and counts only its share.
+//! same. Sets that have names are scored one after the other, and `loss` is that of all of them together. If ranks divide the weights too, every pass involves all ranks: each answers all prompts, and counts only its share.
 //! Trade-off: every rank builds all batches on its host, and the slowest one decides when the evaluation is over.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -32,7 +33,8 @@ pub struct EvaluationSet {
 
 #[derive(Clone, Debug)]
 struct HeldOut {
-    rows: Arc<PackedDataset>,
+    /// The sets in the order of their sources: one that may have no name, and one for each name.
+    sets: Vec<HeldOutSet>,
     rows_per_batch: usize,
     max_batches: usize,
     prompts: EvalPrompts,
@@ -42,6 +44,37 @@ struct HeldOut {
     loss_chunk_tokens: usize,
     /// The loss of pairs; `None` for single documents.
     pairs: Option<PairObjective>,
+}
+
+/// Rows that are scored by themselves.
+#[derive(Clone, Debug)]
+struct HeldOutSet {
+    name: Option<String>,
+    rows: Arc<PackedDataset>,
+}
+
+impl HeldOutSet {
+    /// Divides documents by the names of their sources.
+    fn of(documents: &DocumentSet, names: &[Option<String>], packing: &PackOptions) -> Result<Vec<Self>, RunError> {
+        let pack = |documents| Arc::new(PackedDataset::new(documents, packing.clone()));
+        if names.iter().all(Option::is_none) {
+            return Ok(vec![Self { name: None, rows: pack(documents.clone()) }]);
+        }
+        let mut distinct: Vec<&Option<String>> = names.iter().collect();
+        let mut seen = BTreeSet::new();
+        distinct.retain(|name| seen.insert(*name));
+        let set = |name: &Option<String>| {
+            let documents = documents.of_sources(|source| names[source as usize] == *name);
+            if documents.is_empty() {
+                let shown = name.as_deref().unwrap_or("without a name");
+                return Err(RunError::Refused(format!(
+                    "data.eval_sources: the set {shown:?} has no document to evaluate on; see its records above, or leave it out"
+                )));
+            }
+            Ok(Self { name: name.clone(), rows: pack(documents) })
+        };
+        distinct.into_iter().map(set).collect()
+    }
 }
 
 /// The progress of an evaluation, for a display.
@@ -66,25 +99,26 @@ impl std::fmt::Display for Stage {
 pub type Watch<'a> = &'a mut dyn FnMut(Stage) -> ControlFlow<()>;
 
 impl EvaluationSet {
-    /// Prepares the evaluation that a plan describes, of these held-out documents.
+    /// Prepares the evaluation that a plan describes, of these held-out documents. `names` are those of their sources.
     ///
     /// # Errors
-    /// The plan wants answers, and no document has a prompt with a complete answer; or the tokenizer cannot decode an answer.
+    /// The plan wants answers, and no document has a prompt with a complete answer; the tokenizer cannot decode an answer; or a set has no documents.
     pub fn new(
         plan: &Plan,
-        documents: DocumentSet,
-        packing: PackOptions,
+        documents: &DocumentSet,
+        names: &[Option<String>],
+        packing: &PackOptions,
         tokenizer: &Tokenizer,
     ) -> Result<Self, RunError> {
         let (limit, max_new_tokens) = (plan.exact_match_prompts.value, plan.max_new_tokens.value);
         let extraction = Extraction::parse(&plan.extract.value).expect("it was checked when the recipe was read");
-        let prompts = EvalPrompts::find(&documents, tokenizer, limit, max_new_tokens, &extraction)?;
+        let prompts = EvalPrompts::find(documents, tokenizer, limit, max_new_tokens, &extraction)?;
         let max_batches = match plan.eval_max_batches.value {
             0 => usize::MAX,
             limit => limit,
         };
         let held_out = HeldOut {
-            rows: Arc::new(PackedDataset::new(documents, packing)),
+            sets: HeldOutSet::of(documents, names, packing)?,
             rows_per_batch: plan.eval_micro_batch_size.value,
             max_batches,
             prompts,
@@ -97,9 +131,9 @@ impl EvaluationSet {
         Ok(Self { held_out: Some(held_out) })
     }
 
-    /// Returns the held-out rows.
-    pub(super) fn rows(&self) -> Option<&Arc<PackedDataset>> {
-        self.held_out.as_ref().map(|held_out| &held_out.rows)
+    /// Returns the held-out rows of each set.
+    pub(super) fn rows(&self) -> impl Iterator<Item = &Arc<PackedDataset>> {
+        self.held_out.iter().flat_map(|held_out| &held_out.sets).map(|set| &set.rows)
     }
 
     /// Sets the source of the reference for held-out pairs.
@@ -111,9 +145,8 @@ impl EvaluationSet {
 
     /// Returns a short text that identifies the held-out rows.
     pub fn fingerprint(&self) -> String {
-        self.held_out
-            .as_ref()
-            .map_or("none".to_owned(), |held_out| format!("rows {:016x}", held_out.rows.fingerprint()))
+        let sets: Vec<String> = self.rows().map(|rows| format!("{:016x}", rows.fingerprint())).collect();
+        if sets.is_empty() { "none".to_owned() } else { format!("rows {}", sets.join(" ")) }
     }
 
     /// Returns a sentence about what is answered, and what was skipped and why; `None` if nothing is answered.
@@ -163,6 +196,16 @@ struct Tally {
 }
 
 impl Tally {
+    /// Adds what was counted in another set.
+    fn add(&mut self, other: &Self) {
+        self.loss_sum += other.loss_sum;
+        self.correct += other.correct;
+        self.tokens += other.tokens;
+        self.pair_sums.iter_mut().zip(other.pair_sums).for_each(|(sum, part)| *sum += part);
+        self.counts = self.counts.plus(other.counts);
+        self.is_stopped |= other.is_stopped;
+    }
+
     /// Sums over all ranks, in rank order.
     fn over(self, ranks: &Ranks) -> Result<Self, RunError> {
         if ranks.world_size() == 1 {
@@ -199,7 +242,15 @@ impl HeldOut {
         ranks: &Ranks,
         watch: Watch<'_>,
     ) -> Result<Option<Evaluation>, RunError> {
-        let mut tally = self.score(model, ranks, watch)?;
+        let (mut tally, mut set_losses) = (Tally::default(), BTreeMap::new());
+        for set in &self.sets {
+            let of_set = self.score(&set.rows, model, ranks, watch)?;
+            tally.add(&of_set);
+            if let Some(name) = &set.name {
+                let Tally { loss_sum, tokens, .. } = of_set.over(ranks)?;
+                set_losses.insert(name.clone(), loss_sum / tokens as f64);
+            }
+        }
         if !tally.is_stopped {
             self.answer(model, tokenizer, ranks, watch, &mut tally)?;
         }
@@ -212,13 +263,19 @@ impl HeldOut {
         }
         let exact_match = (!self.prompts.is_empty()).then(|| right_answers as f64 / self.prompts.len() as f64);
         let (loss, token_accuracy) = (Some(loss_sum / tokens as f64), Some(correct / tokens as f64));
-        Ok((!is_stopped).then_some(Evaluation { loss, token_accuracy, exact_match, pairs: None }))
+        Ok((!is_stopped).then_some(Evaluation { loss, token_accuracy, exact_match, pairs: None, set_losses }))
     }
 
-    /// Scores this rank's share of the batches: sums the loss and counts the right tokens.
-    fn score<B: Kernels>(&self, model: &Decoder<B>, ranks: &Ranks, watch: Watch<'_>) -> Result<Tally, RunError> {
-        let batches = self.rows.rows().div_ceil(self.rows_per_batch).min(self.max_batches);
-        let mut loader = loader_once(&self.rows, self.rows_per_batch, 0, 1);
+    /// Scores this rank's share of a set's batches: sums the loss and counts the right tokens.
+    fn score<B: Kernels>(
+        &self,
+        rows: &Arc<PackedDataset>,
+        model: &Decoder<B>,
+        ranks: &Ranks,
+        watch: Watch<'_>,
+    ) -> Result<Tally, RunError> {
+        let batches = rows.rows().div_ceil(self.rows_per_batch).min(self.max_batches);
+        let mut loader = loader_once(rows, self.rows_per_batch, 0, 1);
         let mut tally = Tally::default();
         for done in 0..batches {
             if watch(Stage::Loss(done, batches)).is_break() && !model.is_divided() {

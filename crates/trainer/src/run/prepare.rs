@@ -141,7 +141,10 @@ pub fn prepare(
     plan.warnings.extend(of_disk);
     data_notes.extend(weights.and_then(|weights| base_note(&weights, &model_config, &plan)));
     let evaluation = match data.held_out {
-        Some(documents) => EvaluationSet::new(&plan, documents, packing, &tokenizer)?,
+        Some(documents) => {
+            let names: Vec<_> = recipe.data.held_out_sources().into_iter().map(|source| source.name).collect();
+            EvaluationSet::new(&plan, &documents, &names, &packing, &tokenizer)?
+        }
         None => EvaluationSet::default(),
     };
     data_notes.extend(evaluation.note());

@@ -50,8 +50,9 @@ pub(super) fn prepare<B: Kernels>(
     };
     let mut pass = ReferencePass { trainer, plan, cache, is_adapter_loaded: false, console };
     let (train, found_in) = pass.of(&prepared.train, plan.micro_batch_size.value)?;
-    if let Some(rows) = prepared.evaluation.rows() {
-        let (held_out, _) = pass.of(rows, plan.eval_micro_batch_size.value)?;
+    let held_out = prepared.evaluation.rows().next().cloned();
+    if let Some(rows) = held_out {
+        let (held_out, _) = pass.of(&rows, plan.eval_micro_batch_size.value)?;
         prepared.evaluation.set_reference(Reference::Cached(held_out));
     }
     if let Some(pairs) = &mut trainer.pairs {

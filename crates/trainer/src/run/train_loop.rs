@@ -216,7 +216,7 @@ impl<B: Kernels> Run<B> {
 
     /// Returns the evaluation after the last step, if this process has made it.
     fn evaluated_now(&self) -> Option<Evaluation> {
-        self.evaluated.filter(|(step, _)| *step == self.state.step).map(|(_, evaluation)| evaluation)
+        self.evaluated.clone().filter(|(step, _)| *step == self.state.step).map(|(_, evaluation)| evaluation)
     }
 
     /// Returns whether all ranks end after this step.
@@ -287,9 +287,10 @@ impl<B: Kernels> Run<B> {
         let Some(evaluation) = evaluation else { return Ok(false) };
         let step = self.state.step;
         report_evaluation(&mut self.sinks, step, &evaluation);
-        self.evaluated = Some((step, evaluation));
         let best = self.prepared.plan.best.as_ref();
-        Ok(best.is_some_and(|best| Best::compare(&mut self.state.best, &best.value, step, &evaluation)))
+        let is_best = best.is_some_and(|best| Best::compare(&mut self.state.best, &best.value, step, &evaluation));
+        self.evaluated = Some((step, evaluation));
+        Ok(is_best)
     }
 
     /// Evaluates the model as it is; `None` if the run is about to end.
