@@ -5,8 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use firebrick_hwprofile::usage::Gauge;
-use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, fixture, metrics, one_step, recipe, refusal, snapshot};
+use firebrick_tests::{
+    NEW, NEWEST, checkpoint_folder, finish, fixture, metrics, one_step, recipe, refusal, snapshot, train,
+};
 use firebrick_trainer::config::RunConfig;
+use firebrick_trainer::console::Outcome;
+use firebrick_trainer::run::interrupt::Interrupt;
 use serde_json::Value;
 use tempfile::tempdir;
 
@@ -200,6 +204,23 @@ fn resuming_another_run_is_refused_by_key_and_changes_nothing() {
         assert!(snapshot(output.path()) == before, "{change} touched the run folder");
     }
     finish(recipe(output.path(), &[]), NEWEST);
+}
+
+#[test]
+fn a_run_whose_time_is_up_is_saved_after_its_step_and_continues() {
+    let (whole, parts) = (tempdir().unwrap(), tempdir().unwrap());
+    let expected = finish(recipe(whole.path(), &[]), NEW);
+    let short = recipe(parts.path(), &["train.max_time_hours=1e-9"]);
+    for step in 1..=2 {
+        let resume = if step == 1 { NEW } else { NEWEST };
+        let outcome = train(short.clone(), resume, &Interrupt::detached()).unwrap();
+        let Outcome::Interrupted { step: taken, status, .. } = outcome else {
+            panic!("the time was not up: {outcome:?}")
+        };
+        assert_eq!((taken, status), (step, 124));
+    }
+    let found = finish(recipe(parts.path(), &[]), NEWEST);
+    assert_eq!((found.steps, found.train_loss), (expected.steps, expected.train_loss));
 }
 
 /// The scale and its count continue where they were, in `state.json` and in the steps.

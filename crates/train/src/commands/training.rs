@@ -15,13 +15,13 @@ use firebrick_trainer::config::RunConfig;
 use firebrick_trainer::console::{Console, Outcome, program, shell_quoted};
 use firebrick_trainer::new_recipe::{NewRecipe, file_name, new_recipe};
 use firebrick_trainer::plan::PlanRequest;
-use firebrick_trainer::run::interrupt::{Interrupt, exit_status};
+use firebrick_trainer::run::interrupt::Interrupt;
 use firebrick_trainer::run::prepare::{Prepared, prepare_for};
 use firebrick_trainer::run::trace::TraceSteps;
 use firebrick_trainer::run::{RunOptions, reading_data, run};
 use firebrick_trainer::state::resume_point::ResumeFrom;
 
-use super::ranks::{LocalRankCount, status};
+use super::ranks::LocalRankCount;
 use super::takes_colors;
 use crate::inspect::{Style, inspect};
 use crate::report::write_at_end;
@@ -158,7 +158,7 @@ pub(crate) struct New {
     out: Option<PathBuf>,
 }
 
-/// Trains. If a signal ended the run, the exit status is that of a process killed by the signal.
+/// Trains. If a signal ended the run, the exit status is that of a process killed by the signal; if its time was up, that of `timeout`.
 pub(crate) fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let path = arguments.config()?;
     let config = RunConfig::load(&path, &arguments.overrides)?;
@@ -175,9 +175,9 @@ pub(crate) fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let Train { trace, force, .. } = arguments;
     let outcome =
         run(RunOptions { config, resume, console, interrupt, trace, force, ranks, report: Some(write_at_end) })?;
-    let Outcome::Interrupted { step, signal, folder, .. } = outcome else { return Ok(ExitCode::SUCCESS) };
+    let Outcome::Interrupted { step, status, folder, .. } = outcome else { return Ok(ExitCode::SUCCESS) };
     console.stopped(step, &words, &folder);
-    Ok(signal.map(exit_status).map_or(ExitCode::SUCCESS, status))
+    Ok(ExitCode::from(status))
 }
 
 pub(crate) fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {

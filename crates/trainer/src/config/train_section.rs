@@ -97,6 +97,9 @@ section! {
         epochs: Option<f64> = None, Epochs;
         /// Optimizer steps, instead of `epochs`. Default: absent.
         steps: Option<u64> = None, Whole(1, COUNT);
+        /// Hours after which the run ends like one that was interrupted: after its step, saved, with the exit status of `timeout` (124), for
+        /// machines that are lent for a time. A resumed run counts from its own start. Default: absent, all steps are taken.
+        max_time_hours: Option<f64> = None, AboveZero;
         /// Write metrics every this many steps. Default 1 if `log_every_epochs` is absent.
         log_every: Option<u64> = None, Whole(1, COUNT);
         /// The same in epochs, or as a fraction of one, rounded to whole steps. Default: absent.

@@ -126,12 +126,12 @@ fn change(
 pub enum Outcome {
     /// Every step was taken.
     Finished(Summary),
-    /// A signal came; everything is saved.
+    /// A signal came, or the time is up; everything is saved.
     Interrupted {
         /// Steps taken.
         step: u64,
-        /// The signal's number; `None` if the run was stopped without one.
-        signal: Option<i32>,
+        /// The exit status of a program that ends so; 0 if the run was stopped without a signal.
+        status: u8,
         /// The run's name.
         name: String,
         /// The run folder, which `--resume` takes.

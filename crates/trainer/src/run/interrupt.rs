@@ -11,6 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// The stored value of a request without a signal.
 const NO_SIGNAL: i32 = -1;
+/// The stored value once the run has taken the time that its recipe allows.
+const TIME_IS_UP: i32 = -2;
+/// Its exit status, that of the command `timeout`.
+const TIMEOUT_STATUS: u8 = 124;
 
 /// A flag that requests the end of the run. Clones share their state.
 #[derive(Debug, Clone, Default)]
@@ -44,9 +48,19 @@ impl Interrupt {
         self.request.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the number of the signal that requested the end.
-    pub fn signal(&self) -> Option<i32> {
-        Some(self.request.load(Ordering::Relaxed)).filter(|&request| request > 0)
+    /// Returns the exit status of a run that ended by this request: that of a process killed by the signal, and 124 where the time was up.
+    pub fn exit_status(&self) -> u8 {
+        match self.request.load(Ordering::Relaxed) {
+            TIME_IS_UP => TIMEOUT_STATUS,
+            signal if signal > 0 => u8::try_from(exit_status(signal)).unwrap_or(u8::MAX),
+            _ => 0,
+        }
+    }
+
+    /// Makes the run end after its step because it has taken the time that it may, unless it ends already.
+    pub(crate) fn time_is_up(&self) {
+        // Another request keeps its reason.
+        let _ = self.request.compare_exchange(0, TIME_IS_UP, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Makes the run end after its step, as the first signal does.
@@ -223,7 +237,7 @@ mod tests {
             while !interrupt.is_requested() {
                 sleep(Duration::from_millis(1));
             }
-            assert_eq!(interrupt.signal(), Some(first));
+            assert_eq!(i32::from(interrupt.exit_status()), exit_status(first));
             raise(SIGINT).unwrap();
             sleep(Duration::from_secs(20));
             unreachable!("the second signal ends the process");
@@ -267,10 +281,22 @@ mod tests {
     }
 
     #[test]
+    fn time_that_is_up_ends_all_ranks_with_the_status_of_timeout() {
+        let (own, other) = (Interrupt::detached(), Interrupt::detached());
+        own.time_is_up();
+        other.adopt(own.code());
+        assert!(own.is_requested() && own.exit_status() == 124 && other.exit_status() == 124);
+        let stopped = Interrupt::detached();
+        stopped.request();
+        stopped.time_is_up();
+        assert_eq!(stopped.exit_status(), 0, "an earlier request keeps its reason");
+    }
+
+    #[test]
     fn clones_share_one_request() {
         let interrupt = Interrupt::detached();
         let clone = interrupt.clone();
         interrupt.request();
-        assert!(clone.is_requested() && clone.signal().is_none());
+        assert!(clone.is_requested() && clone.exit_status() == 0);
     }
 }

@@ -162,7 +162,8 @@ fn compare(point: &ResumePoint, prepared: &Prepared) -> Result<Vec<String>, RunE
     }
     point.state.identity.check(&identity(prepared.train.fingerprint()))?;
     let changes = point.state.settings.changes(&RunSettings::new(&prepared.plan));
-    Ok(point.notes.iter().cloned().chain(changes).collect())
+    let rate = point.state.settings.rate_change(&prepared.plan.learning_rate_schedule(), point.state.step);
+    Ok(point.notes.iter().cloned().chain(changes).chain(rate).collect())
 }
 
 /// Returns the results of a run that has taken all steps of the plan and written them, with a sentence on how to train further; `None` if any of that

@@ -264,6 +264,7 @@ impl<B: Kernels> Run<B> {
         if self.is_over() {
             return Ok(false);
         }
+        self.watch_the_time();
         if self.ends() {
             self.save()?;
             return Ok(true);
@@ -275,6 +276,16 @@ impl<B: Kernels> Run<B> {
             self.save_on_the_way()?;
         }
         Ok(false)
+    }
+
+    /// Requests the end of the run once it has taken `train.max_time_hours`. Each rank looks at its own clock, and the first one ends all.
+    fn watch_the_time(&self) {
+        let Some(hours) = self.prepared.recipe.train.max_time_hours else { return };
+        let is_up = self.started.elapsed().as_secs_f64() >= 3600.0 * hours;
+        if is_up && !self.interrupt.is_requested() {
+            self.console.print(&format!("train.max_time_hours = {hours} are over: saving everything"));
+            self.interrupt.time_is_up();
+        }
     }
 
     /// Evaluates after a step, unless the run is about to end: then the resumed run evaluates first. Returns whether this is the best evaluation so

@@ -7,6 +7,7 @@
 
 use firebrick_arch::LoraConfig;
 use firebrick_model::HASHED_PIECE;
+use firebrick_optim::Schedule;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -80,6 +81,33 @@ impl RunSettings {
             .map(|Difference { key, saved, now }| format!("{key} {saved} -> {now}"))
             .collect();
         (!changes.is_empty()).then(|| format!("changed since the checkpoint: {}", changes.join(", ")))
+    }
+
+    /// Returns a sentence about the learning rate after `step`, if the schedule of the run that continues is not that of these saved settings:
+    /// a longer run does not go on from the rate that the shorter one ended with.
+    pub fn rate_change(&self, now: &Schedule, step: u64) -> Option<String> {
+        let saved = self.schedule().filter(|saved| saved != now && step > 0 && step < now.total_steps)?;
+        Some(format!(
+            "the learning rate was {:.3e} in step {step} of {}; by the schedule of this run it is {:.3e} in step {}, and {:.3e} in step {}, \
+             the last one",
+            saved.rate(step),
+            saved.total_steps,
+            now.rate(step + 1),
+            step + 1,
+            now.rate(now.total_steps),
+            now.total_steps
+        ))
+    }
+
+    /// Returns the schedule of these settings; `None` in a checkpoint that does not have all of it.
+    fn schedule(&self) -> Option<Schedule> {
+        Some(Schedule {
+            kind: serde_json::from_value(self.0.get("train.schedule")?.clone()).ok()?,
+            peak: self.0.get("train.learning_rate")?.as_f64()?,
+            lowest: self.0.get("train.min_lr")?.as_f64()?,
+            warmup_steps: self.0.get("train.warmup_steps")?.as_u64()?,
+            total_steps: self.0.get("train.steps")?.as_u64()?,
+        })
     }
 }
 
@@ -163,6 +191,24 @@ mod tests {
             let message = saved.check(now).unwrap_err().to_string();
             assert!(message.contains(words), "{message}");
         }
+    }
+
+    #[test]
+    fn a_longer_run_says_where_the_rate_goes_and_the_same_run_says_nothing() {
+        let settings = |steps: u64| {
+            let values = json!({
+                "train.schedule": "linear", "train.learning_rate": 0.01, "train.min_lr": 0.0, "train.warmup_steps": 0, "train.steps": steps,
+            });
+            serde_json::from_value::<RunSettings>(values).unwrap()
+        };
+        let longer = settings(200).schedule().unwrap();
+        let note = settings(100).rate_change(&longer, 100).unwrap();
+        for part in ["1.000e-4 in step 100 of 100", "5.000e-3 in step 101", "5.000e-5 in step 200"] {
+            assert!(note.contains(part), "{part}: {note}");
+        }
+        assert_eq!(settings(200).rate_change(&longer, 100), None);
+        assert_eq!(settings(100).rate_change(&longer, 200), None, "there is no step after the last");
+        assert_eq!(serde_json::from_value::<RunSettings>(json!({})).unwrap().rate_change(&longer, 100), None);
     }
 
     #[test]

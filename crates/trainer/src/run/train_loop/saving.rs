@@ -44,7 +44,7 @@ impl<B: Kernels> Run<B> {
         self.write_report(None).iter().for_each(|line| self.console.print(line));
         Outcome::Interrupted {
             step: self.state.step,
-            signal: self.interrupt.signal(),
+            status: self.interrupt.exit_status(),
             name: self.folder.name().to_owned(),
             folder: self.folder.path().to_owned(),
         }
