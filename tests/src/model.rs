@@ -118,6 +118,7 @@ pub fn trainer_of<B: Kernels>(model: Decoder<B>, pass: PassOptions) -> Trainer<B
         loss_chunk_tokens: 20,
         pairs: None,
         router_aux_loss: None,
+        dropout_seed: None,
     }
 }
 

@@ -273,18 +273,29 @@ pub(crate) fn times_transposed<B: Kernels>(x: Tensor<B, 2>, weight: Weight<B>, r
     into_single(B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Nothing).0)
 }
 
+/// The dropout masks of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DropoutMasks {
+    /// Seed, the same in all micro-batches of a step.
+    pub seed: u64,
+    /// Rows of the step before those of this micro-batch.
+    pub first_row: u64,
+    /// Tokens of a row, padding included.
+    pub row_len: usize,
+}
+
 /// Use of the adapters in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdapterPass {
     /// Whether adapters take part.
     pub(crate) are_on: bool,
-    /// Seed of their dropout masks; `None`: nothing is dropped.
-    pub(crate) dropout_seed: Option<u64>,
+    /// Their dropout masks; `None`: nothing is dropped.
+    pub(crate) dropout: Option<DropoutMasks>,
 }
 
 impl AdapterPass {
     /// Outside of training.
-    pub(crate) const PLAIN: Self = Self { are_on: true, dropout_seed: None };
+    pub(crate) const PLAIN: Self = Self { are_on: true, dropout: None };
 }
 
 /// Linear modules that share an input.
@@ -309,23 +320,27 @@ pub(crate) struct GroupBackward<B: Kernels> {
 }
 
 impl<B: Kernels> LinearGroup<B> {
-    /// Derives the mask of this group in a pass from the pass and the path of its first module.
-    fn mask(&self, adapters: AdapterPass) -> Option<Dropout> {
-        let seed = adapters.dropout_seed?;
-        let first = self.modules.first()?;
-        Dropout::new(self.dropout, xxh3_64_with_seed(first.path.as_bytes(), seed))
+    /// Derives the mask of this group in a pass from the pass and the path of its first module. Rows that are sorted by expert have no place in the
+    /// step of their own, so their mask is that of the micro-batch.
+    fn mask(&self, adapters: AdapterPass, is_sorted: bool) -> Option<Dropout> {
+        let DropoutMasks { seed, first_row, row_len } = adapters.dropout?;
+        let key = xxh3_64_with_seed(self.modules.first()?.path.as_bytes(), seed);
+        if is_sorted {
+            return Dropout::new(self.dropout, xxh3_64_with_seed(&first_row.to_le_bytes(), key));
+        }
+        Some(Dropout::new(self.dropout, key)?.of_rows(first_row, row_len))
     }
 
     /// Builds the operand of the group for a forward, without gradients of its weights.
     pub(crate) fn frozen(&self, adapters: AdapterPass) -> Group<B> {
         let modules =
             self.modules.iter().map(|linear| linear.module(adapters.are_on, WeightGradient::Frozen)).collect();
-        Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout: self.mask(adapters), rows: None }
+        Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout: self.mask(adapters, false), rows: None }
     }
 
     /// Builds [`Self::frozen`] of a group of stacks over these rows.
     pub(crate) fn frozen_over(&self, rows: ExpertRows<B>, adapters: AdapterPass) -> Group<B> {
-        Group { rows: Some(rows), ..self.frozen(adapters) }
+        Group { rows: Some(rows), dropout: self.mask(adapters, true), ..self.frozen(adapters) }
     }
 
     /// Runs the backward of a projection by [`LinearGroup::frozen`].
@@ -357,7 +372,7 @@ impl<B: Kernels> LinearGroup<B> {
                 (linear.module(adapters.are_on, weight_gradient), lent)
             })
             .unzip();
-        let (dropout, rows) = (self.mask(adapters), rows.cloned());
+        let (dropout, rows) = (self.mask(adapters, rows.is_some()), rows.cloned());
         (Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout, rows }, lent)
     }
 

@@ -14,7 +14,7 @@ use firebrick_kernels::{
 use crate::division::{Blocks, LayerRef};
 use crate::experts::router_loss::RouterSums;
 use crate::layer::{Attend, Context, Layer, LowRank, SavedForBackward};
-use crate::linear::AdapterPass;
+use crate::linear::{AdapterPass, DropoutMasks};
 
 /// Settings of a training pass through the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,19 +27,19 @@ pub struct PassOptions {
     /// Whether LoRA pairs take part. Without them the model is its frozen base: the reference of a preference loss. Modules and rows that train
     /// whole always do.
     pub adapters: bool,
-    /// Seed of the dropout masks, different in each micro-batch of a run. `None`: nothing is dropped.
-    pub dropout_seed: Option<u64>,
+    /// The dropout masks. `None`: nothing is dropped.
+    pub dropout: Option<DropoutMasks>,
 }
 
 impl PassOptions {
     pub(crate) fn adapter_pass(self) -> AdapterPass {
-        AdapterPass { are_on: self.adapters, dropout_seed: self.dropout_seed }
+        AdapterPass { are_on: self.adapters, dropout: self.dropout }
     }
 }
 
 impl Default for PassOptions {
     fn default() -> Self {
-        Self { recompute: Recompute::Full, offload: false, adapters: true, dropout_seed: None }
+        Self { recompute: Recompute::Full, offload: false, adapters: true, dropout: None }
     }
 }
 

@@ -27,6 +27,7 @@ use firebrick_precision::{Format, QuantFormat};
 use firebrick_tests::{
     FAMILIES, FROZEN, MIXTURES, NF4, POSITIONS, TRAINED, fixture, golden_file, packed, trainer_of, upload,
 };
+use firebrick_trainer::run::step::Trainer;
 use serde_json::{Value, json};
 
 use crate::{CAPABILITY, LAUNCHES};
@@ -324,13 +325,8 @@ impl Case {
         Cuda::release_memory(&device);
         Cuda::open(&device, &RunShape { kept_bytes: [self.kept; 2], ..RunShape::default() });
         limit_shared_memory(&device, self.shared_bytes);
-        let pass = PassOptions {
-            recompute: self.recompute,
-            offload: self.offload,
-            dropout_seed: Some(1),
-            ..PassOptions::default()
-        };
-        let mut trainer = trainer_of(self.model(), pass);
+        let pass = PassOptions { recompute: self.recompute, offload: self.offload, ..PassOptions::default() };
+        let mut trainer = Trainer { dropout_seed: Some(1), ..trainer_of(self.model(), pass) };
         let [mixed, equal] = [documents([39, 29, 61]), documents([48, 48, 48])];
         let mut text = Text::default();
         text.record("two micro-batches", || _ = trainer.step(&[mixed.clone(), equal]).unwrap().read());

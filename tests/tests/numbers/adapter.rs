@@ -9,7 +9,7 @@ use firebrick_tests::{
 };
 
 const WITHOUT_ADAPTER: PassOptions =
-    PassOptions { recompute: Recompute::Full, offload: false, adapters: false, dropout_seed: None };
+    PassOptions { recompute: Recompute::Full, offload: false, adapters: false, dropout: None };
 
 /// Computes the log-probabilities of all targets of the golden batch.
 fn log_probs<B: Kernels>(model: &Decoder<B>, golden: &Golden, pass: PassOptions) -> Vec<f32> {

@@ -4,7 +4,7 @@ use burn_tensor::DType;
 use firebrick_arch::TensorSpec;
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{GemmFormat, Kernels};
-use firebrick_model::{BuildOptions, Decoder, HfFolder, LoraConfig, ModelConfig, PassOptions, Recompute};
+use firebrick_model::{BuildOptions, Decoder, DropoutMasks, HfFolder, LoraConfig, ModelConfig, PassOptions, Recompute};
 use firebrick_tests::{
     FAMILIES, FROZEN, Golden, NF4, TRAINED, every_next_token, fixture, in_turn, load, loss_and_gradients,
     on_every_backend, relative_difference,
@@ -15,7 +15,7 @@ use crate::forward::{ADAPTERS, TOKENS};
 const POLICIES: [Recompute; 4] = [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None];
 
 fn pass(recompute: Recompute) -> PassOptions {
-    PassOptions { recompute, offload: recompute.may_offload(), adapters: true, dropout_seed: None }
+    PassOptions { recompute, offload: recompute.may_offload(), adapters: true, dropout: None }
 }
 
 /// Asserts that under every recompute policy, the gradients are those of the golden file and no others. On wgpu the models take the policies in turn.
@@ -71,7 +71,10 @@ fn with_dropout<B: Kernels>() -> Decoder<B> {
 fn dropout_in_training<B: Kernels>() {
     let (model, reference) = (with_dropout::<B>(), with_dropout::<Flex>());
     let batch = every_next_token(&Golden::open("tiny-llama-lora").ids("input_ids"), TOKENS);
-    let pass = |recompute, seed| PassOptions { dropout_seed: seed, ..pass(recompute) };
+    let pass = |recompute, seed: Option<u64>| {
+        let masks = |seed| DropoutMasks { seed, first_row: 0, row_len: TOKENS };
+        PassOptions { dropout: seed.map(masks), ..pass(recompute) }
+    };
     let (expected, expected_gradients) = loss_and_gradients(&reference, &batch, pass(Recompute::None, Some(5)));
     for policy in POLICIES {
         let (loss, gradients) = loss_and_gradients(&model, &batch, pass(policy, Some(5)));

@@ -86,6 +86,7 @@ fn trainer<B: Kernels>(dtype: DType, storage: BaseStorage, scaling: Option<LossS
         loss_chunk_tokens: 20,
         pairs: None,
         router_aux_loss: None,
+        dropout_seed: None,
     }
 }
 

@@ -30,6 +30,7 @@ pub(crate) fn trainer(adapter: &str, storage: BaseStorage, epsilon: f64) -> Trai
         loss_chunk_tokens: 20,
         pairs: None,
         router_aux_loss: None,
+        dropout_seed: None,
     }
 }
 

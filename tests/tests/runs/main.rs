@@ -2,6 +2,7 @@
 //!
 //! Trade-off: signals and a full disk need separate processes: `terminal.rs` and `full_disk.rs` test them.
 
+mod batch_size;
 mod bench;
 mod best;
 mod checkpoints;

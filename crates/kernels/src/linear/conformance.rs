@@ -82,7 +82,9 @@ fn dropout<B: Kernels>(check: &mut Check<'_, B>) {
     let x = check.random([check.case.tokens(), check.case.hidden_size], 1.0);
     check.compare("dropped", B::dropped(x.0.clone(), mask), reference::dropped(x.1.clone(), mask));
     let odd = check.random([check.case.tokens(), 37], 1.0);
-    check.compare("dropped, odd width", B::dropped(odd.0, mask), reference::dropped(odd.1, mask));
+    check.compare("dropped, odd width", B::dropped(odd.0.clone(), mask), reference::dropped(odd.1.clone(), mask));
+    let in_rows = mask.of_rows(3, 5).from_token(4);
+    check.compare("dropped, in rows", B::dropped(odd.0, in_rows), reference::dropped(odd.1, in_rows));
     let adapter = Extras { adapter: true, ..Extras::default() };
     for (name, base) in check.variants([("quantized", Base::NF4), ("dense", Base::Dense), ("trained", Base::New)]) {
         after_norm(check, &x, [(base, adapter); 2], Some(mask)).run(check, &format!("dropout, {name}"), &ALL);

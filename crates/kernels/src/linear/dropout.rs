@@ -3,6 +3,8 @@
 //!
 //! Two bytes of a 32-bit hash decide whether a value is dropped. The hash applies the finalizer "lowbias32" (Wellons, Prospecting for
 //! Hash Functions, 2018) twice, to a counter and both halves of the key: 32-bit arithmetic, which every device has.
+//! A value's position follows from its row in the training step, so a step has the same masks however its rows are divided into micro-batches
+//! and over ranks, and however far they are padded.
 //! Trade-off: probabilities are multiples of 1/65,536. Modules that share an input share its mask, so that it is read once.
 
 /// A dropout mask, determined by its key.
@@ -12,33 +14,52 @@ pub struct Dropout {
     threshold: u32,
     /// Key of the mask; equal keys give equal masks.
     key: u64,
-    /// Index of the first value in the mask: that of a row in the middle of a matrix.
-    first: u64,
+    /// Tokens of the micro-batch before the first one of the matrix.
+    first_token: u64,
+    /// Rows of the step before those of the micro-batch.
+    first_row: u64,
+    /// Tokens of a row, padding included.
+    row_len: u64,
 }
+
+/// Tokens from one row to the next in a mask: more than a row can have.
+const ROW_PITCH: u64 = 1 << 24;
 
 /// Number of values of 16 bits.
 const OUTCOMES: u32 = 1 << 16;
 
 impl Dropout {
-    /// Creates a mask that drops values with this probability; `None` if that rounds to 0.
+    /// Creates a mask of one row that drops values with this probability; `None` if that rounds to 0.
     ///
     /// # Panics
     /// If the probability is not in `[0, 1)`; recipes are checked.
     pub fn new(probability: f64, key: u64) -> Option<Self> {
         assert!((0.0..1.0).contains(&probability), "values cannot be dropped with probability {probability}");
         let threshold = ((probability * f64::from(OUTCOMES)).round() as u32).min(OUTCOMES - 1);
-        (threshold > 0).then_some(Self { threshold, key, first: 0 })
+        (threshold > 0).then_some(Self { threshold, key, first_token: 0, first_row: 0, row_len: u64::from(u32::MAX) })
     }
 
-    /// Returns the same mask for the values from this one on: rows in the middle of a matrix.
+    /// Returns the mask of a micro-batch whose rows of `row_len` tokens are those of the step from `first_row` on.
+    ///
+    /// # Panics
+    /// If there are no tokens in a row, or more than a mask has room for.
     #[must_use]
-    pub fn from_value(self, index: usize) -> Self {
-        Self { first: self.first + index as u64, ..self }
+    pub fn of_rows(self, first_row: u64, row_len: usize) -> Self {
+        let row_len = row_len as u64;
+        assert!((1..=ROW_PITCH).contains(&row_len), "a row of {row_len} tokens has no mask");
+        Self { first_row, row_len, ..self }
     }
 
-    /// Returns the index of the first value in the mask.
-    pub fn first(&self) -> u64 {
-        self.first
+    /// Returns the same mask for the tokens from this one on: rows in the middle of a matrix.
+    #[must_use]
+    pub fn from_token(self, token: usize) -> Self {
+        Self { first_token: self.first_token + token as u64, ..self }
+    }
+
+    /// Returns what a kernel computes the position of a token from: the tokens before the matrix, the rows before the micro-batch, and the tokens
+    /// of a row.
+    pub fn place(&self) -> [u64; 3] {
+        [self.first_token, self.first_row, self.row_len]
     }
 
     /// Returns the factor of kept values: one over the probability of being kept.
@@ -56,9 +77,14 @@ impl Dropout {
         self.key
     }
 
-    /// Returns whether the value at `index` of the row-major matrix is kept.
-    pub fn keeps(&self, index: u64) -> bool {
-        let index = self.first + index;
+    /// Returns the position of a token of the matrix in the mask.
+    fn position(&self, token: u64) -> u64 {
+        let token = self.first_token + token;
+        (self.first_row + token / self.row_len) * ROW_PITCH + token % self.row_len
+    }
+
+    /// Returns whether the value at this index of the mask is kept.
+    fn keeps(&self, index: u64) -> bool {
         let bits = self.bits(index / 2) >> (16 * (index % 2));
         bits % OUTCOMES >= self.threshold
     }
@@ -70,10 +96,15 @@ impl Dropout {
         mixed(mixed(low ^ key_low) ^ key_high ^ high.wrapping_mul(0x9e37_79b9))
     }
 
-    /// Returns the factors of all values of a matrix, row by row: 0 or [`Dropout::scale`].
-    pub fn factors(&self, values: usize) -> Vec<f32> {
+    /// Returns the factors of all values of a matrix `[tokens, width]`, row by row: 0 or [`Dropout::scale`].
+    pub fn factors(&self, [tokens, width]: [usize; 2]) -> Vec<f32> {
         let scale = self.scale();
-        (0..values as u64).map(|index| if self.keeps(index) { scale } else { 0.0 }).collect()
+        let factor = |index| if self.keeps(index) { scale } else { 0.0 };
+        let of_token = |token| {
+            let first = self.position(token) * width as u64;
+            (first..first + width as u64).map(factor)
+        };
+        (0..tokens as u64).flat_map(of_token).collect()
     }
 }
 
@@ -98,7 +129,7 @@ mod tests {
     #[test]
     fn as_many_values_are_dropped_as_the_probability_says_and_the_mean_stays() {
         for key in [0, 1, u64::MAX] {
-            let factors = dropout(key).factors(VALUES as usize);
+            let factors = dropout(key).factors([1, VALUES as usize]);
             let dropped = factors.iter().filter(|&&factor| factor == 0.0).count() as f64 / VALUES as f64;
             assert!((dropped - 0.1).abs() < 0.003, "{dropped}");
             let mean = factors.iter().map(|&factor| f64::from(factor)).sum::<f64>() / VALUES as f64;
@@ -125,10 +156,30 @@ mod tests {
     #[test]
     fn a_mask_follows_from_its_key_and_is_the_same_in_every_version() {
         let dropped: Vec<u64> = (0..64).filter(|&index| !Dropout::new(0.25, 42).unwrap().keeps(index)).collect();
-        assert_eq!(dropout(5).factors(100), dropout(5).factors(100));
+        assert_eq!(dropout(5).factors([10, 10]), dropout(5).factors([10, 10]));
         assert_eq!(dropped, EXPECTED);
-        let rest = dropout(5).from_value(30).from_value(7);
-        assert_eq!(dropout(5).factors(100)[37..], rest.factors(63));
+        let rest = dropout(5).from_token(3).from_token(4);
+        assert_eq!(dropout(5).factors([10, 10])[70..], rest.factors([3, 10]));
+    }
+
+    #[test]
+    fn a_row_has_the_mask_of_its_place_in_the_step_in_any_micro_batch_and_at_any_length() {
+        let (width, row) =
+            (6, |factors: &[f32], row: usize, len: usize| factors[row * len * 6..(row * len + 4) * 6].to_vec());
+        let whole = dropout(9).of_rows(0, 5).factors([8 * 5, width]);
+        for (first_row, rows, len) in [(0, 8, 4), (2, 2, 7), (6, 2, 5), (7, 1, 4096)] {
+            let part = dropout(9).of_rows(first_row, len).factors([rows * len, width]);
+            for index in 0..rows {
+                assert_eq!(
+                    row(&part, index, len),
+                    row(&whole, first_row as usize + index, 5),
+                    "row {index} from {first_row}"
+                );
+            }
+            let middle = dropout(9).of_rows(first_row, len).from_token(3);
+            assert_eq!(middle.factors([rows * len - 3, width]), part[3 * width..]);
+        }
+        assert_ne!(row(&whole, 0, 5), row(&whole, 1, 5));
     }
 
     /// Indices of the dropped values among the first 64, computed in Python from the definition at the top of this file.

@@ -119,7 +119,7 @@ fn adapter_input<B: LinearOps>(input_ni: &Tensor<B, 2>, group: &Group<B>) -> Ten
 /// Implements [`LinearOps::dropped`].
 pub fn dropped<B: Backend>(x: Tensor<B, 2>, dropout: Dropout) -> Tensor<B, 2> {
     let ([rows, width], dtype, device) = (x.dims(), x.dtype(), x.device());
-    let factors = Tensor::<B, 1>::from_floats(dropout.factors(rows * width).as_slice(), &device);
+    let factors = Tensor::<B, 1>::from_floats(dropout.factors([rows, width]).as_slice(), &device);
     to_dtype(to_f32(x).mul(factors.reshape([rows, width])), dtype)
 }
 

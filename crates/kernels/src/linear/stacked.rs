@@ -89,12 +89,11 @@ impl<B: LinearOps> Experts<B> {
         let (present, ranges): (Vec<_>, Vec<_>) = rows.ranges().into_iter().unzip();
         let modules: Vec<Vec<Module<B>>> =
             group.modules.iter().map(|module| matrices(module, rows.experts())).collect();
-        let inputs = modules[0][0].weight.shape()[1];
         let of_expert = |(&expert, &(start, _)): (&usize, &(usize, usize))| Group {
             modules: modules.iter().map(|module| module[expert].clone()).collect(),
             parts: group.parts.clone(),
             gemms: group.gemms,
-            dropout: group.dropout.map(|dropout| dropout.from_value(start * inputs)),
+            dropout: group.dropout.map(|dropout| dropout.from_token(start)),
             rows: None,
         };
         let groups = present.iter().zip(&ranges).map(of_expert).collect();
@@ -341,7 +340,7 @@ mod tests {
                 ..module.clone()
             }
         };
-        let dropout = group.dropout.map(|dropout| dropout.from_value(first_row * INPUTS));
+        let dropout = group.dropout.map(|dropout| dropout.from_token(first_row));
         Group { modules: group.modules.iter().map(module).collect(), dropout, rows: None, ..group.clone() }
     }
 

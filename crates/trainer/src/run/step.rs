@@ -12,7 +12,7 @@ use std::sync::Arc;
 use burn_tensor::Tensor;
 use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::{DeviceTime, GradientMap, GradientSink, Kernels, PAIR_NUMBERS, Readback};
-use firebrick_model::{Decoder, LossOptions, MicroBatch, PassOptions};
+use firebrick_model::{Decoder, DropoutMasks, LossOptions, MicroBatch, PassOptions};
 use firebrick_optim::{Optimizer, Schedule, StepReport, squared_norm};
 use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, ShardingSink};
 use xxhash_rust::xxh3::xxh3_64;
@@ -34,8 +34,10 @@ pub struct Trainer<B: Kernels> {
     pub ranks: Ranks,
     /// What the ranks divide (ZeRO).
     pub zero_stage: ZeroStage,
-    /// What the forward pass saves, and where. Its dropout seed is that of the run; those of micro-batches follow from it.
+    /// What the forward pass saves, and where; its dropout masks are those of each micro-batch.
     pub pass: PassOptions,
+    /// The run's seed of dropout masks; `None`: nothing is dropped.
+    pub dropout_seed: Option<u64>,
     /// Rows of logits at a time.
     pub loss_chunk_tokens: usize,
     /// The objective for pairs of answers; `None`: the cross entropy of single documents.
@@ -210,7 +212,7 @@ impl<B: Kernels> Trainer<B> {
         let mut sum: Option<Tensor<B, 1>> = None;
         for (index, batch) in micro_batches.iter().enumerate() {
             sink.begin_micro_batch(index + 1 == micro_batches.len());
-            let pass = PassOptions { dropout_seed: self.dropout_seed(index), ..self.pass };
+            let pass = PassOptions { dropout: self.dropout(index, batch), ..self.pass };
             let (chunk_tokens, scale) = (self.loss_chunk_tokens, self.optimizer.loss_scale());
             let of_batch = if let Some(pairs) = &self.pairs {
                 let mut on_device = pairs.upload(&self.model, batch)?;
@@ -286,13 +288,16 @@ impl<B: Kernels> Trainer<B> {
         Ok((loss_sum, report))
     }
 
-    /// Returns the seed of a micro-batch's masks in the coming step. It follows from the run's seed, the step, and the number of the micro-batch over
-    /// all ranks; none of it is state, so a resumed run has the masks of an uninterrupted one.
-    fn dropout_seed(&self, micro_batch: usize) -> Option<u64> {
-        let seed = self.pass.dropout_seed?;
+    /// Returns the masks of a micro-batch in the coming step. Their seed follows from the run's seed and the step, and the place of a row in them from
+    /// its place in the step over all micro-batches and ranks; none of it is state, so a resumed run has the masks of an uninterrupted one.
+    fn dropout(&self, micro_batch: usize, batch: &Batch) -> Option<DropoutMasks> {
+        let place = [self.dropout_seed?, self.optimizer.steps() + 1];
         let micro_batch = micro_batch * self.ranks.world_size() + self.ranks.rank();
-        let place = [seed, self.optimizer.steps() + 1, micro_batch as u64];
-        Some(xxh3_64(&place.map(u64::to_le_bytes).concat()))
+        Some(DropoutMasks {
+            seed: xxh3_64(&place.map(u64::to_le_bytes).concat()),
+            first_row: (micro_batch * batch.rows) as u64,
+            row_len: batch.row_len,
+        })
     }
 }
 

@@ -70,7 +70,8 @@ fn gradients_under_dropout_equal_autodiff_and_the_weight_reads_what_is_dropped()
     let (weight, a, b) = (random::<Plain, 2>(2, [40, INPUT]), random::<Plain, 2>(3, [4, INPUT]), random(4, [40, 4]));
     let (rx, ra, rb) = (leaf(&x), leaf(&a), leaf(&b));
     let dropout = Dropout::new(0.4, 9);
-    let factors = Tensor::<Recorded, 1>::from_floats(dropout.unwrap().factors(TOKENS * INPUT).as_slice(), &rx.device());
+    let factors =
+        Tensor::<Recorded, 1>::from_floats(dropout.unwrap().factors([TOKENS, INPUT]).as_slice(), &rx.device());
     let read = rx.clone().mul(factors.reshape([TOKENS, INPUT]));
     let adapted = read.matmul(ra.clone().transpose()).matmul(rb.clone().transpose()).mul_scalar(SCALE);
     let y = rx.clone().matmul(leaf(&weight).transpose()).add(adapted);
@@ -101,7 +102,7 @@ fn gradients_under_magnitudes_equal_autodiff_with_the_norms_held_constant() {
         let all: Tensor<Recorded, 2> = rb.clone().matmul(ra.clone()).mul_scalar(SCALE).add(rw.clone());
         let norm: Tensor<Recorded, 1> = all.square().sum_dim(1).squeeze_dim::<1>(1).sqrt().detach();
         let ones = vec![1.0; TOKENS * INPUT];
-        let factors = dropout.map_or(ones, |dropout| dropout.factors(TOKENS * INPUT));
+        let factors = dropout.map_or(ones, |dropout| dropout.factors([TOKENS, INPUT]));
         let factors = Tensor::<Recorded, 1>::from_floats(factors.as_slice(), &rx.device());
         let read = rx.clone().mul(factors.reshape([TOKENS, INPUT]));
         // This is PEFT's formula.

@@ -183,6 +183,9 @@ KERNEL __launch_bounds__(256) fill_f32(float *y, float value, long long n) {
 
 // --------------------------------------------------------------------------------------------------------- dropout
 
+// Tokens from one row to the next in a mask.
+constexpr long long DROPOUT_ROW_PITCH = 1ll << 24;
+
 DEVICE unsigned mixed(unsigned value) {
     value ^= value >> 16;
     value *= 0x7feb352du;
@@ -216,16 +219,19 @@ DEVICE void dropped_row(T *y, const T *x, long long first, int d, bool adds, uns
 }
 
 // y [n, d] = (adds ? y : 0) + x with dropped values at zero and the others times scale; rows at strides of their own. y may be x only at
-// the same stride. `first` is the index of x's first value in the mask.
+// the same stride. A value's index in the mask follows from its row of the step: x begins first_token tokens into the micro-batch, whose rows
+// of row_len tokens begin with the step's row first_row.
 // grid (n, 1); with few rows (n, ceil(d / 4096)) fills the device; block (256), no dynamic shared memory.
 KERNEL __launch_bounds__(256)
-dropout(T *y, long long y_stride, const T *x, long long x_stride, unsigned long long key, long long first, float scale, int threshold,
-        int adds, long long n, int d) {
+dropout(T *y, long long y_stride, const T *x, long long x_stride, unsigned long long key, long long first_token,
+        long long first_row, long long row_len, float scale, int threshold, int adds, long long n, int d) {
     const bool vectors = d % 8 == 0 && y_stride % 8 == 0 && x_stride % 8 == 0 && aligned16(y, x);
     for (long long row = blockIdx.x; row < n; row += gridDim.x) {
         T *to = y + row * y_stride;
         const T *from = x + row * x_stride;
-        if (vectors) dropped_row<8>(to, from, first + row * d, d, adds != 0, threshold, scale, key);
-        else dropped_row<1>(to, from, first + row * d, d, adds != 0, threshold, scale, key);
+        const long long token = first_token + row;
+        const long long first = ((first_row + token / row_len) * DROPOUT_ROW_PITCH + token % row_len) * d;
+        if (vectors) dropped_row<8>(to, from, first, d, adds != 0, threshold, scale, key);
+        else dropped_row<1>(to, from, first, d, adds != 0, threshold, scale, key);
     }
 }

@@ -44,10 +44,11 @@ impl Engine {
             shape: rows_and_columns(x.rows, x.width),
             bytes: (2 + usize::from(adds)) * x.bytes(),
         };
+        let [first_token, first_row, row_len] = dropout.place();
         let arguments = arguments! {
             y: rows(&to), y_stride: long(to.stride), x: rows(&x), x_stride: long(x.stride),
-            key: i64(dropout.key() as i64), first: i64(dropout.first() as i64), scale: f32(dropout.scale()), threshold: i32(dropout.threshold() as i32),
-            adds: i32(i32::from(adds)), n: long(x.rows), d: int(x.width),
+            key: i64(dropout.key() as i64), first_token: i64(first_token as i64), first_row: i64(first_row as i64), row_len: i64(row_len as i64),
+            scale: f32(dropout.scale()), threshold: i32(dropout.threshold() as i32), adds: i32(i32::from(adds)), n: long(x.rows), d: int(x.width),
         };
         // SAFETY: both blocks are [rows, width] of this dtype at the strides given.
         unsafe { self.launch(launch, &arguments) };
