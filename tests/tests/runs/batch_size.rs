@@ -2,7 +2,8 @@
 //!
 //! Trade-off: sums are rounded in another order, so losses are equal up to rounding.
 
-use firebrick_tests::{NEW, finish, recipe, step_losses};
+use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, one_step, recipe, step_losses};
+use firebrick_trainer::state::checkpoint::read_state;
 use tempfile::tempdir;
 
 /// Rows of one step in micro-batches of eight, four, two and one.
@@ -33,4 +34,18 @@ fn rows_have_the_same_dropout_masks_in_any_micro_batch() {
         let other = losses(&DIVIDED[0], &[&kind[..], &["lora.dropout=0.2"]].concat());
         assert!(other != whole, "dropout has no effect");
     }
+}
+
+#[test]
+fn a_run_whose_plan_divides_the_step_goes_on_with_the_division_it_began_with() {
+    let auto = ["train.micro_batch_size=auto", "train.rows_per_step=6", "eval.every_steps=0"];
+    let (whole, parts) = (tempdir().unwrap(), tempdir().unwrap());
+    finish(recipe(whole.path(), &auto), NEW);
+    let config = recipe(parts.path(), &auto);
+    assert_eq!(one_step(config.clone(), NEW), 1);
+    let decided = read_state(&checkpoint_folder(&parts.path().join("run"), 1)).unwrap().decided.unwrap();
+    assert!(decided.micro_batch_size.is_some_and(|rows| 6 % rows == 0), "{decided:?}");
+    finish(config, NEWEST);
+    let losses = [whole, parts].map(|output| step_losses(&output.path().join("run")));
+    assert_eq!(losses[0], losses[1]);
 }

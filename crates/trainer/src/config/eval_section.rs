@@ -148,7 +148,7 @@ impl RunConfig {
 
     /// Returns the rows per forward pass of the evaluation.
     pub fn eval_micro_batch_size(&self) -> usize {
-        self.eval.micro_batch_size.unwrap_or(self.train.micro_batch_size)
+        self.eval.micro_batch_size.unwrap_or(self.train.micro_batch_size.rows())
     }
 }
 

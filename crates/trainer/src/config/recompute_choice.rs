@@ -6,7 +6,7 @@ use firebrick_kernels::Recompute;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{DeviceBudget, RunConfig};
+use crate::config::{DeviceBudget, MicroBatchSize, RunConfig};
 
 /// The value of `train.recompute`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -58,11 +58,20 @@ pub struct DecidedMix {
     pub offload: bool,
     /// Bytes of weights that stay as GEMMs read them; `None` if none are converted.
     pub kept_weights_bytes: Option<u64>,
+    /// Rows of a micro-batch. Checkpoints of earlier versions lack it.
+    #[serde(default)]
+    pub micro_batch_size: Option<usize>,
 }
 
 impl RunConfig {
-    /// Lets the recipe of a resumed run go on as the run was planned, in what the recipe leaves to the plan.
-    pub fn go_on_as(&mut self, decided: DecidedMix) {
+    /// Lets the recipe of a resumed run of `ranks` go on as the run was planned, in what the recipe leaves to the plan.
+    pub fn go_on_as(&mut self, decided: DecidedMix, ranks: usize) {
+        let of_ranks = |rows: usize| self.train.rows_per_step.is_some_and(|all| all.is_multiple_of(rows * ranks));
+        if let (MicroBatchSize::Auto, Some(rows)) = (self.train.micro_batch_size, decided.micro_batch_size)
+            && of_ranks(rows)
+        {
+            self.train.micro_batch_size = MicroBatchSize::Rows(rows);
+        }
         if self.recompute().is_some() {
             return;
         }
@@ -89,11 +98,15 @@ mod tests {
             let text = format!("model='m'\nmode='full'\n[data]\npath='d'\n[train]\n{key}\n");
             RunConfig::from_toml(&text, Path::new("recipe.toml"), &[]).unwrap()
         };
-        let decided =
-            DecidedMix { recompute: Recompute::Projections, offload: true, kept_weights_bytes: Some((5 << 30) + 1) };
+        let decided = DecidedMix {
+            recompute: Recompute::Projections,
+            offload: true,
+            kept_weights_bytes: Some((5 << 30) + 1),
+            micro_batch_size: Some(4),
+        };
         let gone_on = |key| {
             let mut config = recipe(key);
-            config.go_on_as(decided);
+            config.go_on_as(decided, 2);
             let bytes = match config.train.kept_weights_gib {
                 DeviceBudget::Gib(gib) => Some((gib * (1u64 << 30) as f64) as u64),
                 DeviceBudget::Auto => None,
@@ -106,5 +119,12 @@ mod tests {
         assert_eq!(gone_on("kept_weights_gib=1"), (all.0, all.1, Some(1 << 30)));
         assert_eq!(gone_on("recompute='full'"), (Some(Recompute::Full), None, None));
         assert_eq!(gone_on("grad_checkpointing=false"), (Some(Recompute::None), None, None));
+        let rows = |keys: &str| {
+            let mut config = recipe(&format!("micro_batch_size='auto'\n{keys}"));
+            config.go_on_as(decided, 2);
+            config.train.micro_batch_size
+        };
+        assert_eq!(rows("rows_per_step=24"), MicroBatchSize::Rows(4));
+        assert_eq!(rows("rows_per_step=12"), MicroBatchSize::Auto, "two ranks have six rows each");
     }
 }

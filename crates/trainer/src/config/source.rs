@@ -18,9 +18,10 @@ use crate::config::yaml::{self, YamlError};
 
 /// Pairs of keys (or sections) for one setting, and whether both may be given if they agree. Overriding one of a pair removes the other from the
 /// file's tree.
-pub(super) const RIVALS: [(&str, &str, bool); 14] = [
+pub(super) const RIVALS: [(&str, &str, bool); 15] = [
     ("base", "bnb_4bit", false),
     ("train.steps", "train.epochs", false),
+    ("train.rows_per_step", "train.gradient_accumulation", false),
     ("train.warmup_steps", "train.warmup_ratio", false),
     ("train.log_every", "train.log_every_epochs", false),
     ("eval.every_steps", "eval.every_epochs", false),

@@ -494,7 +494,7 @@ fn h100_recipe_holds_the_values_of_published() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/h100.toml");
     let config = RunConfig::load(&path, &[]).unwrap();
     let train = &config.train;
-    assert_eq!((train.micro_batch_size, train.gradient_accumulation, config.rows_per_step()), (8, 6, 48));
+    assert_eq!((train.micro_batch_size.rows(), train.gradient_accumulation, config.rows_per_step()), (8, 6, 48));
     assert_eq!((config.pack, config.max_seq_len), (true, 4096));
     assert_eq!(train.optimizer, OptimizerKind::PagedAdamW8bit);
     assert_eq!(config.recompute(), Some(Recompute::Full));

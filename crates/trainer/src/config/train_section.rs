@@ -7,6 +7,7 @@ use firebrick_optim::{OptimizerKind, ScheduleKind};
 
 use crate::config::compute::Compute;
 use crate::config::device_budget::DeviceBudget;
+use crate::config::micro_batch_size::MicroBatchSize;
 use crate::config::recompute_choice::RecomputeChoice;
 use crate::config::section::{
     AboveZero, BelowOne, COUNT, Epochs, ROWS, Rule, TOKENS, Whole, ZeroOrMore, rule, rules, section,
@@ -67,10 +68,13 @@ section! {
         /// 3 the weights of the layers too, frozen or trained, which then travel in every pass. Each rank updates its share of the parameters
         /// and gives it to the others. Default 0.
         zero_stage: ZeroStage = ZeroStage::NONE;
-        /// Rows per forward and backward pass. Default 1.
-        micro_batch_size: usize = 1, Whole(1, ROWS);
+        /// Rows per forward and backward pass. "auto", with `rows_per_step`: the fastest division of a step that the plan says fits, decided
+        /// together with `recompute`; nothing is tried. Default 1.
+        micro_batch_size: MicroBatchSize = MicroBatchSize::Rows(1), Whole(1, ROWS);
         /// Micro-batches per step. Default 1.
         gradient_accumulation: usize = 1, Whole(1, MICRO_BATCHES);
+        /// Rows per step over all ranks, instead of `gradient_accumulation`, which follows from it. Default: absent.
+        rows_per_step: Option<usize> = None, Whole(1, COUNT);
         /// Highest learning rate of the schedule. Default 2e-4 for adapters and for weights drawn from the seed, 2e-5 where every
         /// weight of a pretrained model trains.
         learning_rate: Option<f64> = None, AboveZero;
@@ -210,7 +214,7 @@ impl RunConfig {
 
     /// Returns the rows per step of one rank: its effective batch.
     pub fn rows_per_step(&self) -> usize {
-        self.train.micro_batch_size * self.train.gradient_accumulation
+        self.train.micro_batch_size.rows() * self.train.gradient_accumulation
     }
 }
 
@@ -229,10 +233,13 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
         rule(tokens <= MICRO_BATCH_TOKENS, key, problem, "write fewer rows, or a smaller max_seq_len")
     };
     let mut rules = vec![
-        micro_batch("train.micro_batch_size", train.micro_batch_size),
+        micro_batch("train.micro_batch_size", train.micro_batch_size.rows()),
         micro_batch("eval.micro_batch_size", config.eval_micro_batch_size()),
     ];
     rules.extend(rules! {
+        "train.micro_batch_size": train.micro_batch_size != MicroBatchSize::Auto || train.rows_per_step.is_some(),
+            "is \"auto\", and nothing says how many rows there are per step" =>
+            "write train.rows_per_step, such as 64, or a number of rows";
         "train.zero_stage": stage.exists(),
             format!("is {stage}, and ZeRO has stages 0 to 3") =>
             "write 1 (divides the optimizer's state), 2 (gradients too), 3 (weights too), or 0";

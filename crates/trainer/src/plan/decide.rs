@@ -212,7 +212,10 @@ pub(super) fn zero_stage(made: &Made<'_>) -> Chosen<ZeroStage> {
 
 pub(super) fn eval_micro_batch_size(config: &RunConfig) -> Chosen<usize> {
     let rows = config.eval_micro_batch_size();
-    Chosen::new(rows, if rows == config.train.micro_batch_size { "as train.micro_batch_size" } else { "the recipe" })
+    Chosen::new(
+        rows,
+        if rows == config.train.micro_batch_size.rows() { "as train.micro_batch_size" } else { "the recipe" },
+    )
 }
 
 pub(super) fn loss_chunk(made: &Made<'_>) -> Chosen<usize> {

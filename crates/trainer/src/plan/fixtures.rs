@@ -118,6 +118,11 @@ impl Example {
         Case { profile, backend: BackendKind::Cuda, spec, may_offload, ranks: 1, limit: None, room }
     }
 
+    #[cfg(feature = "flex")]
+    pub(super) fn inputs(&self) -> PlanInputs<'_> {
+        inputs(&self.config, &self.profile, &self.model, &self.data)
+    }
+
     pub(super) fn trained(&self) -> Vec<TensorSpec> {
         shapes::trained_tensors(&self.model.spec, shapes::lora(&self.config).as_ref()).unwrap()
     }

@@ -24,6 +24,7 @@ mod inputs;
 mod kept_weights;
 #[cfg(test)]
 mod measured_steps;
+mod micro_batch;
 mod mix;
 mod paging;
 mod schedule;
@@ -193,7 +194,7 @@ plan! {
     /// Tokens per row, padding included.
     row_len: Chosen<usize> = decide::row_len(made), shown "row length" as plain;
     /// Rows per forward and backward pass.
-    micro_batch_size: Chosen<usize> = Chosen::of(made, |config| config.train.micro_batch_size),
+    micro_batch_size: Chosen<usize> = Chosen::of(made, |config| config.train.micro_batch_size.rows()),
         shown "micro-batch" as plain, may change "train.micro_batch_size";
     /// Micro-batches per step.
     gradient_accumulation: Chosen<usize> = schedule::accumulation(made.config, made.world_size),
@@ -360,12 +361,20 @@ impl Plan {
     /// A backend that cannot be used, a LoRA target that the model does not have, or a run that does not fit into memory (with
     /// the nearest change that does).
     pub fn resolve(inputs: PlanInputs<'_>) -> Result<Self, RunError> {
-        Ok(Self::of(&Made::of(inputs)?))
+        let Some((config, reason)) = micro_batch::divided(inputs)? else { return Ok(Self::of(&Made::of(inputs)?)) };
+        let mut plan = Self::of(&Made::of(PlanInputs { config: &config, ..inputs })?);
+        plan.micro_batch_size.reason = reason;
+        Ok(plan)
     }
 
     /// Returns what a run that goes on with this one keeps where its recipe leaves it open.
     pub fn decided(&self) -> DecidedMix {
         let kept_weights_bytes = self.kept_weights_bytes.as_ref().map(|kept| kept.value);
-        DecidedMix { recompute: self.recompute.value, offload: self.offload.value, kept_weights_bytes }
+        DecidedMix {
+            recompute: self.recompute.value,
+            offload: self.offload.value,
+            kept_weights_bytes,
+            micro_batch_size: Some(self.micro_batch_size.value),
+        }
     }
 }

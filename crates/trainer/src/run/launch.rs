@@ -86,7 +86,7 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     }
     let mut config = config;
     if let Some(decided) = resumed.as_ref().and_then(|point| point.state.decided) {
-        config.go_on_as(decided);
+        config.go_on_as(decided, ranks.world_size());
     }
     let request = PlanRequest { force, local_ranks: ranks.local_world_size(), ..PlanRequest::default() };
     let prepared = {

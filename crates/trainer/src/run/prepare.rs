@@ -299,8 +299,10 @@ pub fn now() -> i64 {
 /// Returns how the recipe packs documents into rows.
 pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer) -> PackOptions {
     let defaults = PackOptions::new(config.max_seq_len);
-    // A group has several micro-batches, so that chance still decides which rows share a micro-batch.
-    let length_group = defaults.length_group.map(|rows| rows.max(4 * config.train.micro_batch_size));
+    // A group has several micro-batches, so that chance still decides which rows share a micro-batch. Where the plan decides their size, the groups
+    // must not depend on it.
+    let at_once = config.train.rows_per_step.unwrap_or(config.train.micro_batch_size.rows());
+    let length_group = defaults.length_group.map(|rows| rows.max(4 * at_once));
     PackOptions {
         pack: config.pack,
         pad_token_id: tokenizer.pad_token_id(),
