@@ -26,6 +26,7 @@ mod record_format;
 mod selection;
 mod skeleton;
 mod source;
+mod special_tokens;
 mod text_marks;
 mod tokenizer;
 
@@ -55,4 +56,4 @@ pub use source::{
     ContentKeys, FileFormat, MAX_RECORD_BYTES, Mix, MixUntil, MixedRecords, Mixture, Place, Record, Records, Source,
     SourceError, SourceSpec, TextDocument,
 };
-pub use tokenizer::{NewToken, Tokenizer};
+pub use tokenizer::{NewToken, SpecialToken, Tokenizer};

@@ -1,4 +1,5 @@
-//! Tokens added to a tokenizer. Each is one id wherever its text occurs, and the tokenizer's files record it for other programs.
+//! Tokens added to a tokenizer. Each is one id wherever its text occurs, and the tokenizer's files record it for other programs, as they do
+//! another end-of-text or padding token.
 //!
 //! They get the ids that transformers' `add_tokens` assigns, and are found in the text before anything normalizes it. Trade-off: the changed files
 //! are read and parsed again on each request, so that no copy of a tokenizer holds them.
@@ -6,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
 
-use firebrick_arch::folder::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
+use firebrick_arch::folder::{SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
@@ -58,11 +59,11 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// Returns the text of each file of the tokenizer that new tokens have changed; none without new tokens. Errors: a file of the folder is missing
-    /// or damaged.
+    /// Returns the text of each file of the tokenizer that new tokens or other special tokens have changed; none without them. Errors: a file of the
+    /// folder is missing or damaged.
     pub fn changed_files(&self) -> Result<BTreeMap<String, String>, DataError> {
         let mut files = BTreeMap::new();
-        if self.new_tokens.is_empty() {
+        if self.new_tokens.is_empty() && self.chosen_tokens.is_empty() {
             return Ok(files);
         }
         let path = self.folder.join(TOKENIZER_FILE);
@@ -75,12 +76,24 @@ impl Tokenizer {
             entry.insert("id".to_owned(), json!(token.id));
             Value::Object(entry)
         }));
+        self.mark_chosen(added.iter_mut());
         files.insert(TOKENIZER_FILE.to_owned(), printed(&json));
-        if let Some(mut config) = read_json(&self.folder.join(TOKENIZER_CONFIG_FILE))?
-            && let Some(decoder) = config.get_mut("added_tokens_decoder").and_then(Value::as_object_mut)
-        {
-            decoder.extend(self.new_tokens.iter().map(|token| (token.id.to_string(), Value::Object(described(token)))));
+        let mut config = read_json(&self.folder.join(TOKENIZER_CONFIG_FILE))?.unwrap_or_default();
+        let decoder = config.get_mut("added_tokens_decoder").and_then(Value::as_object_mut);
+        if decoder.is_some() || !self.chosen_tokens.is_empty() {
+            if let Some(decoder) = decoder {
+                let new = self.new_tokens.iter().map(|token| (token.id.to_string(), Value::Object(described(token))));
+                decoder.extend(new);
+                self.mark_chosen(decoder.values_mut());
+            }
+            self.write_chosen(&mut config);
             files.insert(TOKENIZER_CONFIG_FILE.to_owned(), printed(&config));
+        }
+        if let Some(mut map) =
+            read_json(&self.folder.join(SPECIAL_TOKENS_FILE))?.filter(|_| !self.chosen_tokens.is_empty())
+        {
+            self.write_chosen(&mut map);
+            files.insert(SPECIAL_TOKENS_FILE.to_owned(), printed(&map));
         }
         Ok(files)
     }

@@ -35,6 +35,25 @@ pub struct NewToken {
     pub special: bool,
 }
 
+/// A role that another token of the tokenizer may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SpecialToken {
+    /// Ends texts, and turns where the chat template says so.
+    Eos,
+    /// Fills rows.
+    Pad,
+}
+
+impl SpecialToken {
+    /// Returns its key in a tokenizer's files, which is also its name in chat templates.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Eos => "eos_token",
+            Self::Pad => "pad_token",
+        }
+    }
+}
+
 /// Converts text to token ids and back, with the special tokens and the chat template of a model.
 ///
 /// Threads may share it, but one copy per thread is faster: regular expressions keep their working memory for the first
@@ -45,15 +64,17 @@ pub struct Tokenizer {
     pub(crate) inner: Inner,
     post_processor: Option<PostProcessorWrapper>,
     pub(crate) folder: PathBuf,
-    special_tokens: BTreeMap<String, String>,
+    pub(crate) special_tokens: BTreeMap<String, String>,
     pub(crate) special_ids: HashSet<u32>,
     add_bos_token: bool,
     pub(crate) before_text: OnceLock<Option<u32>>,
     pub(crate) vocab_size: usize,
-    templates: TemplateSet,
+    pub(crate) templates: TemplateSet,
     /// Hash of `tokenizer.json`.
     content_key: u128,
     pub(crate) new_tokens: Vec<NewToken>,
+    /// The roles that the folder gives to other tokens, or to none.
+    pub(crate) chosen_tokens: BTreeMap<SpecialToken, String>,
 }
 
 impl Tokenizer {
@@ -97,6 +118,7 @@ impl Tokenizer {
             templates,
             content_key,
             new_tokens: Vec::new(),
+            chosen_tokens: BTreeMap::new(),
         })
     }
 
@@ -272,7 +294,7 @@ impl Tokenizer {
         self.eos_token_id().ok_or_else(|| {
             DataError::Tokenizer(format!(
                 "the tokenizer defines no eos_token, which ends every {{\"text\": ...}} record; looked for it in \
-                 {TOKENIZER_CONFIG_FILE} and {SPECIAL_TOKENS_FILE} in {}. Add \"eos_token\" to {TOKENIZER_CONFIG_FILE}",
+                 {TOKENIZER_CONFIG_FILE} and {SPECIAL_TOKENS_FILE} in {}. Name one of its special tokens with data.eos_token",
                 self.folder.display()
             ))
         })

@@ -20,6 +20,7 @@ use firebrick_trainer::config::compute::parse_format;
 use firebrick_trainer::console::{Console, shell_quoted};
 use firebrick_trainer::hub::{Need, model_folder};
 use firebrick_trainer::run::{chat_settings, end_of_turn};
+use firebrick_trainer::state::pad_token;
 use firebrick_trainer::storage::StorageError;
 use serde_json::{Map, Value};
 
@@ -202,6 +203,7 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
         },
     };
     let report = merge_adapter(&merge, &options.out)?;
+    pad_token::read(adapter)?.iter().try_for_each(|&id| pad_token::write(&options.out, id))?;
     Ok(text(options, &report))
 }
 

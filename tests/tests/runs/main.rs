@@ -16,3 +16,4 @@ mod preference;
 mod refusals;
 mod results;
 mod resume;
+mod special_tokens;

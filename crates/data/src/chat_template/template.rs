@@ -78,6 +78,12 @@ impl ChatTemplate {
         self.skeletons.clear();
     }
 
+    /// Replaces the special tokens, which are variables of the template.
+    pub(super) fn set_special_tokens(&mut self, special_tokens: &BTreeMap<String, String>) {
+        self.special_tokens.clone_from(special_tokens);
+        self.skeletons.clear();
+    }
+
     pub(super) fn system_prompt(&self) -> Option<&str> {
         self.defaults.system_prompt.as_deref()
     }

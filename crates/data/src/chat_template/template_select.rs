@@ -101,6 +101,14 @@ impl TemplateSet {
         }
     }
 
+    /// Replaces the special tokens that templates write.
+    pub(crate) fn set_special_tokens(&mut self, special_tokens: &BTreeMap<String, String>) {
+        self.special_tokens.clone_from(special_tokens);
+        for template in self.default.iter_mut().chain(&mut self.tool_use) {
+            template.set_special_tokens(special_tokens);
+        }
+    }
+
     /// Returns the built-in template of this name; `None` if the tokenizer has one of this name.
     pub(crate) fn built_in(&self, name: &str) -> Option<&'static BuiltIn> {
         BuiltIn::named(name).filter(|_| !self.sources.contains_key(name))

@@ -1,6 +1,6 @@
 //! `[data]`: what to train and evaluate on. The doc comments here are the descriptions in docs/config.schema.json.
 //!
-//! Not supported: keys for the tokenizer itself, which belongs to the model folder. Trade-off: files are not opened here; whether they exist, and
+//! Not supported: another tokenizer than that of the model folder. Trade-off: files are not opened here; whether they exist, and
 //! what they contain, is found when they are read.
 
 use std::collections::BTreeMap;
@@ -50,6 +50,11 @@ section_of_a_source! {
         /// The same for special tokens, which are left out of decoded text as the ends of turns are. Default: none.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         new_special_tokens: Vec<String> = Vec::new();
+        /// The token that ends texts, instead of the tokenizer's own: plain text ends with it, chat templates get it, generation stops at it, and
+        /// what is saved names it. A special token of the tokenizer or of `new_special_tokens`. Default: absent, the tokenizer's own.
+        eos_token: Option<String> = None;
+        /// The token that fills rows, instead of the tokenizer's own, in training and in what is saved. Default: absent, the tokenizer's own.
+        pad_token: Option<String> = None;
         /// System message of conversations that have none, and of prompts. Default: absent.
         system_prompt: Option<String> = None;
         /// Shuffle the rows in each epoch; false keeps the order of the data. Default true.
@@ -165,6 +170,10 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
             "must be above 0 and below 1" => "write for example 0.05";
         "data.chat_template": data.chat_template.as_deref() != Some(""),
             "is empty" => "write a file, or the name of one of the tokenizer's templates, or leave the key out";
+        "data.eos_token": data.eos_token.as_deref() != Some(""),
+            "is empty" => "write a special token of the tokenizer, or leave the key out";
+        "data.pad_token": data.pad_token.as_deref() != Some(""),
+            "is empty" => "write a special token of the tokenizer, or leave the key out";
         "data.fields": data.field_names().is_ok(),
             data.field_names().err().unwrap_or_default() =>
             "write our name first and then the data's, as in fields = { text = \"body\" }";

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use firebrick_data::{
     CacheError, Corpus, DataError, Diagnosis, DocumentSet, EncodeOptions, Encoder, Fields, FileFormat, Hub, Mix,
-    Mixture, Origin, Pipeline, RecordFormat, Source, TemplateChoice, TemplateDefaults, TokenCache, Tokenized,
-    Tokenizer,
+    Mixture, Origin, Pipeline, RecordFormat, Source, SpecialToken, TemplateChoice, TemplateDefaults, TokenCache,
+    Tokenized, Tokenizer,
 };
 
 use crate::config::{RunConfig, SourceConfig, to_name};
@@ -90,15 +90,18 @@ pub struct DataSets {
     pub held_out_inputs: Vec<Input>,
 }
 
-/// Loads the model's tokenizer with the tokens that the recipe adds and the chat template that it names. Templates that use the date see the
-/// beginning of the UTC day of `date` (seconds since 1970), so all runs that begin on one day see the same date.
+/// Loads the model's tokenizer with the tokens that the recipe adds, the special tokens that it chooses and the chat template that it names.
+/// Templates that use the date see the beginning of the UTC day of `date` (seconds since 1970), so all runs that begin on one day see the same date.
 ///
 /// # Errors
-/// A folder without a tokenizer, a new token that is none, or a template that does not exist or does not parse.
+/// A folder without a tokenizer, a new token that is none, a special token that is none, or a template that does not exist or does not parse.
 pub fn tokenizer(config: &RunConfig, folder: &Path, date: i64) -> Result<Tokenizer, DataError> {
     let mut tokenizer = Tokenizer::from_folder(folder)?;
     tokenizer.add_tokens(&config.data.new_tokens, false)?;
     tokenizer.add_tokens(&config.data.new_special_tokens, true)?;
+    for (role, token) in [(SpecialToken::Eos, &config.data.eos_token), (SpecialToken::Pad, &config.data.pad_token)] {
+        token.iter().try_for_each(|token| tokenizer.set_special_token(role, token))?;
+    }
     if let Some(template) = &config.data.chat_template {
         let is_file = Path::new(template).is_file() || template.contains(['/', '\\']) || template.ends_with(".jinja");
         tokenizer.choose_template(&match is_file {

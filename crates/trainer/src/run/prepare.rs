@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use firebrick_arch::{ModelConfig, Role};
-use firebrick_data::{PackOptions, PackedDataset, PairRows, Tokenizer};
+use firebrick_data::{PackOptions, PackedDataset, PairRows, SpecialToken, Tokenizer};
 use firebrick_kernels::BaseStorage;
 use firebrick_model::peft::{check_adapter, read_adapter_config};
 use firebrick_model::{Companions, HfFolder, ModelError};
@@ -29,7 +29,7 @@ pub struct Prepared {
     pub recipe: RunConfig,
     /// The plan.
     pub plan: Plan,
-    /// The model's config; its end-of-text tokens include those that end a turn in the data.
+    /// The model's config; its end-of-text tokens include the recipe's, and those that end a turn in the data.
     pub model_config: ModelConfig,
     /// Files that are saved next to the trained weights.
     pub companions: Companions,
@@ -126,6 +126,7 @@ pub fn prepare(
         ends.extend(end_of_turn::in_template(&tokenizer)?);
     }
     data_notes.extend(end_of_turn::note(&ends, &tokenizer)?);
+    model_config.add_eos_token_ids(tokenizer.chosen_token_id(SpecialToken::Eos));
     model_config.add_eos_token_ids(ends);
     let packing = pack_options(&recipe, &tokenizer);
     let cache = data.train.cache;

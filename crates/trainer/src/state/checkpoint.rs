@@ -26,6 +26,7 @@ use crate::metrics::Evaluation;
 use crate::state::best::Best;
 use crate::state::checkpoint_folder::{CheckpointWriter, Keep, make_room};
 use crate::state::identity::{RunIdentity, RunSettings};
+use crate::state::pad_token;
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::storage::StorageError;
 
@@ -94,6 +95,8 @@ pub struct SavedWeights {
     pub adapter: Option<LoraConfig>,
     /// Tokenizer, chat template, generation settings and license.
     pub companions: Companions,
+    /// The padding token of the generation settings, if it is another than the model's.
+    pub pad_token_id: Option<u32>,
 }
 
 impl SavedWeights {
@@ -111,18 +114,13 @@ impl SavedWeights {
         base: Option<&HfFolder>,
     ) -> Result<PathBuf, RunError> {
         let companions = Some(&self.companions);
+        let path = folder.join(if self.adapter.is_some() { ADAPTER } else { MODEL });
         match &self.adapter {
-            Some(config) => {
-                let path = folder.join(ADAPTER);
-                model.save_adapter(&path, config, companions)?;
-                Ok(path)
-            }
-            None => {
-                let path = folder.join(MODEL);
-                model.save_model(collected, &path, dtype, companions, base)?;
-                Ok(path)
-            }
+            Some(config) => model.save_adapter(&path, config, companions)?,
+            None => model.save_model(collected, &path, dtype, companions, base)?,
         }
+        self.pad_token_id.iter().try_for_each(|&id| pad_token::write(&path, id))?;
+        Ok(path)
     }
 
     /// Gives a model the weights of a checkpoint.
