@@ -58,7 +58,7 @@ fn remove_nulls(schema: &mut Value) {
 }
 
 /// Keys by section; the keys outside of sections are under "".
-type KnownKeys = BTreeMap<String, Vec<String>>;
+pub(super) type KnownKeys = BTreeMap<String, Vec<String>>;
 
 /// Refuses keys that are not in the schema, all of them at once, and a section that is not a table.
 pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError> {
@@ -116,7 +116,7 @@ fn hint(known: &KnownKeys, section: &str, key: &str) -> String {
 }
 
 /// Reads the sections and their keys out of the schema.
-fn known_keys() -> KnownKeys {
+pub(super) fn known_keys() -> KnownKeys {
     let schema = schema();
     let properties = |of: &Value| -> Vec<(String, Value)> {
         let map = of.get("properties").and_then(Value::as_object);
