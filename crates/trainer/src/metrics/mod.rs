@@ -8,6 +8,7 @@ mod jsonl;
 mod memory_meter;
 mod mlflow;
 mod pairs;
+mod protobuf;
 mod ranks;
 mod tensorboard;
 mod usage_target;

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::metrics::appended::AppendedFile;
+use crate::metrics::protobuf::{bytes, double, float, string, varint};
 use crate::metrics::{EvalMetrics, MetricSink, StepMetrics};
 use crate::storage::StorageError;
 
@@ -46,8 +47,7 @@ impl EventWriter {
         let mut summary = Vec::new();
         for (tag, value) in values {
             let mut one = string(1, tag);
-            one.extend(key(2, WIRE_FIXED_32));
-            one.extend((*value as f32).to_le_bytes());
+            one.extend(float(2, *value as f32));
             summary.extend(bytes(1, &one));
         }
         self.record(&event(now(), step, &bytes(5, &summary)))
@@ -106,53 +106,15 @@ fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-const WIRE_VARINT: u8 = 0;
-const WIRE_FIXED_64: u8 = 1;
-const WIRE_BYTES: u8 = 2;
-const WIRE_FIXED_32: u8 = 5;
-
 /// Encodes `Event { 1: wall_time, 2: step, ..what }`.
 fn event(wall_time: f64, step: u64, what: &[u8]) -> Vec<u8> {
-    let mut event = key(1, WIRE_FIXED_64);
-    event.extend(wall_time.to_le_bytes());
-    event.extend(varint(2, step));
-    event.extend(what);
-    event
-}
-
-fn key(field: u8, wire: u8) -> Vec<u8> {
-    vec![field << 3 | wire]
-}
-
-fn varint(field: u8, value: u64) -> Vec<u8> {
-    let mut encoded = key(field, WIRE_VARINT);
-    push_varint(&mut encoded, value);
-    encoded
-}
-
-fn string(field: u8, text: &str) -> Vec<u8> {
-    bytes(field, text.as_bytes())
-}
-
-fn bytes(field: u8, content: &[u8]) -> Vec<u8> {
-    let mut encoded = key(field, WIRE_BYTES);
-    push_varint(&mut encoded, content.len() as u64);
-    encoded.extend(content);
-    encoded
-}
-
-/// Appends a varint: seven bits at a time, low ones first; the top bit is set if more follow.
-fn push_varint(encoded: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        encoded.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    encoded.push(value as u8);
+    [&double(1, wall_time)[..], &varint(2, step), what].concat()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::protobuf;
 
     /// Checks both checksums of each record and returns its event.
     fn records(file: &[u8]) -> Vec<Vec<u8>> {
@@ -169,39 +131,8 @@ mod tests {
         found
     }
 
-    /// Splits a protobuf message into its fields as (number, raw bytes); a varint becomes 8 bytes.
-    fn fields(mut message: &[u8]) -> Vec<(u8, Vec<u8>)> {
-        fn take_varint(message: &mut &[u8]) -> u64 {
-            let mut value = 0;
-            for shift in (0..).step_by(7) {
-                let byte = message[0];
-                *message = &message[1..];
-                value |= u64::from(byte & 0x7f) << shift;
-                if byte < 0x80 {
-                    break;
-                }
-            }
-            value
-        }
-        let mut found = Vec::new();
-        while !message.is_empty() {
-            let key = take_varint(&mut message);
-            let content = match (key & 7) as u8 {
-                WIRE_VARINT => take_varint(&mut message).to_le_bytes().to_vec(),
-                wire => {
-                    let length = match wire {
-                        WIRE_FIXED_64 => 8,
-                        WIRE_FIXED_32 => 4,
-                        _ => take_varint(&mut message) as usize,
-                    };
-                    let (content, after) = message.split_at(length);
-                    message = after;
-                    content.to_vec()
-                }
-            };
-            found.push(((key >> 3) as u8, content));
-        }
-        found
+    fn fields(message: &[u8]) -> Vec<(u32, Vec<u8>)> {
+        protobuf::fields(message).unwrap()
     }
 
     fn only_file(folder: &Path) -> Vec<u8> {
