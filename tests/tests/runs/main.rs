@@ -17,3 +17,4 @@ mod refusals;
 mod results;
 mod resume;
 mod special_tokens;
+mod wandb;

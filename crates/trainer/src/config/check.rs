@@ -86,6 +86,8 @@ fn names(config: &RunConfig) -> Vec<Rule> {
             "is empty" => "write the folder of the model";
         "output_dir": !config.output_dir.is_empty(),
             "is empty" => "write a folder such as \"runs\"";
+        "wandb.project": config.wandb.as_ref().is_none_or(|section| !section.project.is_empty()),
+            "is empty" => "write the name of a project, or leave the key out";
         "mlflow.tracking_uri": config.mlflow.as_ref().is_none_or(|server| server.tracking_uri.starts_with("http")),
             "is no address of a server" =>
             "write the one that `mlflow server` prints, such as \"http://127.0.0.1:5000\"";

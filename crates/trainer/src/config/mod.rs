@@ -35,7 +35,7 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::metrics::MlflowSection;
+use crate::metrics::{MlflowSection, WandbSection};
 use compute::Compute;
 use section::{Limited, SEED, TOKENS, Whole, section};
 
@@ -108,6 +108,8 @@ section! {
         best: Option<BestSection> = None;
         /// An MLflow tracking server that gets parameters and metrics too. Default: absent, nothing leaves the machine.
         mlflow: Option<MlflowSection> = None;
+        /// A run of Weights & Biases that gets the plan's decisions and the metrics too. Default: absent, nothing leaves the machine.
+        wandb: Option<WandbSection> = None;
     }
 }
 

@@ -12,7 +12,7 @@ use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
 /// Sections that mean something by their presence, so a section without keys still needs a value.
-pub(super) const SECTIONS_BY_PRESENCE: [&str; 4] = ["bnb_4bit", "lora", "preference", "mlflow"];
+pub(super) const SECTIONS_BY_PRESENCE: [&str; 5] = ["bnb_4bit", "lora", "preference", "mlflow", "wandb"];
 
 /// Maximum depth of nested mappings and lists; a recipe has three levels.
 const MAX_DEPTH: usize = 16;

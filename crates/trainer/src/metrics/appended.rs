@@ -30,6 +30,11 @@ impl AppendedFile {
         &self.path
     }
 
+    /// Returns the bytes of all records.
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
     /// Appends one record, in one write, so that a kill tears at most the last one.
     pub(super) fn append(&mut self, record: &[u8]) -> Result<(), StorageError> {
         if let Err(source) = self.file.write_all(record) {

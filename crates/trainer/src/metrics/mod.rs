@@ -1,4 +1,4 @@
-//! The numbers of a run, step by step, and where they go: metrics.jsonl, TensorBoard, the progress bar.
+//! The numbers of a run, step by step, and where they go: metrics.jsonl, TensorBoard, MLflow, W&B, the progress bar.
 //!
 //! Trade-off: if a sink cannot write, for instance on a full disk, that is reported and it is tried again at the next step; the run continues, and
 //! the numbers in between are missing there.
@@ -11,7 +11,9 @@ mod pairs;
 mod protobuf;
 mod ranks;
 mod tensorboard;
+mod transaction_log;
 mod usage_target;
+mod wandb;
 
 use std::collections::BTreeMap;
 
@@ -27,6 +29,7 @@ pub use pairs::PairMetrics;
 pub use ranks::{RankMeter, RankMetrics, RankTimes};
 pub use tensorboard::EventWriter;
 pub use usage_target::usage_target;
+pub use wandb::{Wandb, WandbMode, WandbSection};
 
 /// The numbers of one step. In JSON a number that is not finite is `null`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

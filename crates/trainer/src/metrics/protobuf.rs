@@ -1,6 +1,6 @@
-//! The encoding of protobuf messages, as far as event files of TensorBoard need it.
+//! The encoding of protobuf messages, as far as event files of TensorBoard and W&B need it.
 //!
-//! Trade-off: field numbers are written where messages are built; no compiler of `.proto` files checks them, tests do.
+//! Trade-off: field numbers are written where messages are built; no compiler of `.proto` files checks them, tests against the readers do.
 
 const WIRE_VARINT: u8 = 0;
 const WIRE_FIXED_64: u8 = 1;
@@ -53,7 +53,6 @@ fn push_varint(encoded: &mut Vec<u8>, mut value: u64) {
 }
 
 /// Splits a message into its fields as (number, raw bytes); a varint becomes 8 bytes. `None` if the message is damaged.
-#[cfg(test)]
 pub(super) fn fields(mut message: &[u8]) -> Option<Vec<(u32, Vec<u8>)>> {
     let mut found = Vec::new();
     while !message.is_empty() {
@@ -75,7 +74,6 @@ pub(super) fn fields(mut message: &[u8]) -> Option<Vec<(u32, Vec<u8>)>> {
     Some(found)
 }
 
-#[cfg(test)]
 fn take_varint(message: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {

@@ -45,7 +45,7 @@ use serde::Serialize;
 
 use crate::config::{BestSection, DecidedMix, Init, PreferenceSection, RunConfig, ZeroStage};
 use crate::error::RunError;
-use crate::metrics::MlflowSection;
+use crate::metrics::{MlflowSection, WandbSection};
 use display::Words;
 
 pub use adapter::PlannedReference;
@@ -341,6 +341,8 @@ plan! {
     forced: Option<Chosen<bool>> = made.forced.clone();
     /// The tracking server that gets parameters and metrics too.
     mlflow: Option<Chosen<MlflowSection>> = made.config.mlflow.clone().map(Chosen::recipe);
+    /// The run of Weights & Biases that gets the run's numbers too.
+    wandb: Option<Chosen<WandbSection>> = made.config.wandb.clone().map(Chosen::recipe);
     /// What the run will cost on a known accelerator.
     forecast: Option<Forecast> = made.forecast.clone();
     /// What the recipe says and hardly anybody means, in sentences.

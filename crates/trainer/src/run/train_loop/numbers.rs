@@ -11,7 +11,7 @@ use super::Run;
 use crate::console::Console;
 use crate::error::RunError;
 use crate::metrics::{
-    EvalMetrics, Evaluation, EventWriter, JsonLines, MetricSinks, Mlflow, RankMetrics, RankTimes, StepMetrics,
+    EvalMetrics, Evaluation, EventWriter, JsonLines, MetricSinks, Mlflow, RankMetrics, RankTimes, StepMetrics, Wandb,
     usage_target,
 };
 use crate::plan::Plan;
@@ -211,6 +211,10 @@ pub(super) fn open_sinks(
     if let Some(target) = &plan.mlflow {
         let note = folder.path().join("mlflow.json");
         sinks.push(Mlflow::start(&target.value, folder.name(), &plan.parameters(), &note, resumed.is_some())?);
+    }
+    if let Some(section) = &plan.wandb {
+        let run = (folder.path(), folder.name());
+        sinks.push(Wandb::start(&section.value, run, &plan.parameters(), resumed.is_some())?);
     }
     if resumed.is_none() {
         report_evaluation(&mut sinks, 0, &state.before);
