@@ -3,25 +3,24 @@
 //! Trade-off: the number format of the base is kept unless another is requested, so rounding may lose a part of a small adapter; the command says how
 //! much.
 
+mod gguf;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
-use firebrick_data::Tokenizer;
 use firebrick_model::{
-    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufEnds, GgufType, Merge, MergeReport, ModelConfig, Mxfp4Noise,
-    merge_adapter, quantize_folder, write_gguf,
+    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufType, Merge, MergeReport, Mxfp4Noise, merge_adapter, quantize_folder,
 };
 use firebrick_precision::{FloatType, QuantFormat};
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::compute::parse_format;
-use firebrick_trainer::console::{Console, shell_quoted};
+use firebrick_trainer::console::Console;
 use firebrick_trainer::hub::{Need, model_folder};
-use firebrick_trainer::run::{chat_settings, end_of_turn};
+use firebrick_trainer::run::chat_settings;
 use firebrick_trainer::state::pad_token;
-use firebrick_trainer::storage::StorageError;
 use serde_json::{Map, Value};
 
 /// Share of the adapter lost to rounding that causes a warning.
@@ -111,7 +110,7 @@ pub fn export(options: &ExportOptions) -> Result<String, RunError> {
     let adapter = options.adapter.as_deref().map(folder).transpose()?;
     let options = &ExportOptions { model: folder(&options.model)?, adapter, ..options.clone() };
     match (options.gguf, &options.adapter) {
-        (Some(kind), _) => gguf(options, kind),
+        (Some(kind), _) => gguf::write(&options.model, &options.out, kind),
         (None, Some(adapter)) => merge(options, adapter),
         (None, None) => quantize(options, options.bnb_4bit.expect("the command line asks for an adapter or a format")),
     }
@@ -131,58 +130,6 @@ fn quantize(options: &ExportOptions, format: Bnb4bit) -> Result<String, RunError
 
 fn chat_settings_of(folder: &Path) -> Result<Map<String, Value>, RunError> {
     Ok(chat_settings::to_json(&chat_settings::read(folder)?, chat_settings::read_sequence_tokens(folder)?))
-}
-
-/// Writes the model as one file, and the Modelfile for Ollama next to it.
-fn gguf(options: &ExportOptions, kind: GgufType) -> Result<String, RunError> {
-    let (folder, out) = (&options.model, &options.out);
-    let mut tokenizer = Tokenizer::from_folder(folder)?;
-    tokenizer.set_template_defaults(chat_settings::read(folder)?);
-    let listed = ModelConfig::read(folder)?.eos_token_ids;
-    let ends = gguf_ends(&tokenizer, &listed)?;
-    write_gguf(folder, out, kind, ends)?;
-
-    let name = out.file_name().unwrap_or_default().to_string_lossy();
-    let mut text = format!("FROM ./{name}\n");
-    let mut stops: Vec<u32> = ends.text.into_iter().chain(ends.turn).collect();
-    stops.extend(listed.into_iter().filter(|id| ![ends.text, ends.turn].contains(&Some(*id))));
-    for id in stops {
-        let stop = tokenizer.decode(&[id], false)?;
-        // An id without a token has no text.
-        if !stop.is_empty() {
-            text += &format!("PARAMETER stop {}\n", quoted(&stop));
-        }
-    }
-    let modelfile = modelfile_of(out);
-    std::fs::write(&modelfile, text).map_err(|error| StorageError::io("write", &modelfile, error))?;
-    Ok(format!(
-        "written as {kind} to {}; for Ollama: ollama create NAME -f {}",
-        out.display(),
-        shell_quoted(&modelfile.display().to_string())
-    ))
-}
-
-/// Returns the tokenizer's end of text, or the first that the model lists; and the template's end of turn, or the last that the model lists, since
-/// those that a run trains come last.
-fn gguf_ends(tokenizer: &Tokenizer, listed: &[u32]) -> Result<GgufEnds, RunError> {
-    let text = tokenizer.eos_token_id().or(listed.first().copied());
-    let turn = end_of_turn::in_template(tokenizer)?.or(listed.last().copied());
-    Ok(GgufEnds { text, turn: turn.filter(|_| turn != text) })
-}
-
-/// Returns `m.Modelfile` for `m.gguf`; any other extension counts as part of the name.
-fn modelfile_of(out: &Path) -> PathBuf {
-    let is_gguf = out.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-    let name = if is_gguf { out.file_stem() } else { out.file_name() };
-    let mut name = name.unwrap_or_default().to_owned();
-    name.push(".Modelfile");
-    out.with_file_name(name)
-}
-
-/// Quotes a value of a Modelfile. Nothing is escaped there; a text with a quote gets triple quotes.
-fn quoted(text: &str) -> String {
-    let quotes = if text.contains('"') { "\"\"\"" } else { "\"" };
-    format!("{quotes}{text}{quotes}")
 }
 
 fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
@@ -279,15 +226,5 @@ mod tests {
         assert!(lost.contains("by 0.123 %, the adapter by 0.125 %") && lost.contains("most of what"), "{lost}");
         assert!(text_of_experts(None).contains("byte for byte"));
         assert_eq!([1.0, 0.0, 0.1].map(percent), ["100", "0", "10.0"]);
-    }
-
-    #[test]
-    fn a_modelfile_is_named_by_the_whole_name_and_quotes_as_ollama_reads() {
-        let of = |out: &str| modelfile_of(Path::new(out)).display().to_string();
-        assert_eq!(of("out/m.gguf"), "out/m.Modelfile");
-        assert_eq!(of("out/Llama-3.1-8B"), "out/Llama-3.1-8B.Modelfile");
-        assert_eq!(of("Llama-3.1-8B.Q8_0.GGUF"), "Llama-3.1-8B.Q8_0.Modelfile");
-        assert_eq!(quoted("<|end|>"), "\"<|end|>\"");
-        assert_eq!(quoted("\\ \""), "\"\"\"\\ \"\"\"\"");
     }
 }

@@ -1,0 +1,81 @@
+//! `export --gguf`: a model as one GGUF file, and the Modelfile with its stops for Ollama.
+//!
+//! Trade-off: the Modelfile has no template, since Ollama's are not Jinja; Ollama reads the one in the GGUF file.
+
+use std::path::{Path, PathBuf};
+
+use firebrick_data::Tokenizer;
+use firebrick_model::{GgufEnds, GgufType, ModelConfig, write_gguf};
+use firebrick_trainer::RunError;
+use firebrick_trainer::console::shell_quoted;
+use firebrick_trainer::run::{chat_settings, end_of_turn};
+use firebrick_trainer::storage::StorageError;
+
+/// Writes the model as one file, and the Modelfile for Ollama next to it.
+///
+/// # Errors
+/// A folder that cannot be read, a model that GGUF cannot describe here, files that cannot be written.
+pub(super) fn write(folder: &Path, out: &Path, kind: GgufType) -> Result<String, RunError> {
+    let mut tokenizer = Tokenizer::from_folder(folder)?;
+    tokenizer.set_template_defaults(chat_settings::read(folder)?);
+    let listed = ModelConfig::read(folder)?.eos_token_ids;
+    let ends = gguf_ends(&tokenizer, &listed)?;
+    write_gguf(folder, out, kind, ends)?;
+
+    let name = out.file_name().unwrap_or_default().to_string_lossy();
+    let mut text = format!("FROM ./{name}\n");
+    let mut stops: Vec<u32> = ends.text.into_iter().chain(ends.turn).collect();
+    stops.extend(listed.into_iter().filter(|id| ![ends.text, ends.turn].contains(&Some(*id))));
+    for id in stops {
+        let stop = tokenizer.decode(&[id], false)?;
+        // An id without a token has no text.
+        if !stop.is_empty() {
+            text += &format!("PARAMETER stop {}\n", quoted(&stop));
+        }
+    }
+    let modelfile = modelfile_of(out);
+    std::fs::write(&modelfile, text).map_err(|error| StorageError::io("write", &modelfile, error))?;
+    Ok(format!(
+        "written as {kind} to {}; for Ollama: ollama create NAME -f {}",
+        out.display(),
+        shell_quoted(&modelfile.display().to_string())
+    ))
+}
+
+/// Returns the tokenizer's end of text, or the first that the model lists; and the template's end of turn, or the last that the model lists, since
+/// those that a run trains come last.
+fn gguf_ends(tokenizer: &Tokenizer, listed: &[u32]) -> Result<GgufEnds, RunError> {
+    let text = tokenizer.eos_token_id().or(listed.first().copied());
+    let turn = end_of_turn::in_template(tokenizer)?.or(listed.last().copied());
+    Ok(GgufEnds { text, turn: turn.filter(|_| turn != text) })
+}
+
+/// Returns `m.Modelfile` for `m.gguf`; any other extension counts as part of the name.
+fn modelfile_of(out: &Path) -> PathBuf {
+    let is_gguf = out.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    let name = if is_gguf { out.file_stem() } else { out.file_name() };
+    let mut name = name.unwrap_or_default().to_owned();
+    name.push(".Modelfile");
+    out.with_file_name(name)
+}
+
+/// Quotes a value of a Modelfile. Nothing is escaped there; a text with a quote gets triple quotes.
+fn quoted(text: &str) -> String {
+    let quotes = if text.contains('"') { "\"\"\"" } else { "\"" };
+    format!("{quotes}{text}{quotes}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_modelfile_is_named_by_the_whole_name_and_quotes_as_ollama_reads() {
+        let of = |out: &str| modelfile_of(Path::new(out)).display().to_string();
+        assert_eq!(of("out/m.gguf"), "out/m.Modelfile");
+        assert_eq!(of("out/Llama-3.1-8B"), "out/Llama-3.1-8B.Modelfile");
+        assert_eq!(of("Llama-3.1-8B.Q8_0.GGUF"), "Llama-3.1-8B.Q8_0.Modelfile");
+        assert_eq!(quoted("<|end|>"), "\"<|end|>\"");
+        assert_eq!(quoted("\\ \""), "\"\"\"\\ \"\"\"\"");
+    }
+}
