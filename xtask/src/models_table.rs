@@ -50,9 +50,10 @@ const TAIL: &str = "
   (`init = \"random\"`).
 - **export --merge**: the merged folder, computed by flex, has the logits of PEFT's base and adapter. The command also checks what it wrote
   against base and adapter before it reports success; other kinds of adapters are merged on one family.
-- **export --gguf**: families that the writer knows (`crates/model/src/gguf/mod.rs`), with the rope scalings that llama.cpp has and a
-  byte-level BPE tokenizer whose rule it has a name for: Llama 3, SmolLM2, Qwen 2, 2.5 and 3. The tokenizers of Llama 2, TinyLlama and every
-  published Mistral are others (SentencePiece, tekken), and are refused.
+- **export --gguf**: families that the writer knows (`crates/model/src/gguf/architecture.rs`), of a checkpoint with a vision tower the text model
+  alone. A test compares the files with those of llama.cpp's own conversion; llama.cpp's logits of them are in
+  [interoperability.md](interoperability.md). Tokenizers have to be byte-level BPE whose rule llama.cpp has a name for: Llama 3, SmolLM2, Qwen 2,
+  2.5 and 3. Those of Llama 2, TinyLlama and every published Mistral are others (SentencePiece, tekken), and are refused.
 - Every family loads from a folder or from the Hub (`model = \"OWNER/NAME\"`), and adapters and merged models go back with `push`.
 ";
 
@@ -104,11 +105,21 @@ fn test_models(root: &Path) -> Vec<(String, String)> {
     lines.map(with_kind).collect()
 }
 
-/// Reads the model types that are written as GGUF: the strings before the arrows of the writer's match.
+/// Reads the model types that are written as GGUF: the first string of each line of the writer's table; and their wrappers, whose text models are.
 fn gguf(root: &Path) -> Vec<String> {
-    let text = read(root, "crates/model/src/gguf/mod.rs");
-    let arms = text.lines().filter(|line| line.trim_start().starts_with('"') && line.contains("=> (\""));
-    arms.flat_map(|arm| quoted(arm.split("=>").next().unwrap_or_default())).map(str::to_owned).collect()
+    let text = read(root, "crates/model/src/gguf/architecture.rs");
+    let table = text.split("const ARCHITECTURES").nth(1).and_then(|rest| rest.split("\n];").next()).expect("a table");
+    let of_line = |line: &str| quoted(line.split_once('(')?.1).next().map(str::to_owned);
+    let mut kinds: Vec<String> = table.lines().filter_map(of_line).collect();
+    let wrappers = read(root, "crates/arch/src/families/wrapper.rs");
+    for wrapper in wrappers.split("wrapper(\"").skip(1) {
+        // Architecture and model type of the checkpoint, then the names of its text model: in the wrapper and of the family.
+        let names: Vec<&str> = wrapper.splitn(8, '"').step_by(2).collect();
+        if names.get(3).is_some_and(|family| kinds.iter().any(|kind| kind == family)) {
+            kinds.push(names[1].to_owned());
+        }
+    }
+    kinds
 }
 
 /// Returns whether the test of a column exists and runs over all models.
@@ -139,7 +150,7 @@ fn table(root: &Path) -> String {
         };
         let marks: Vec<&str> = COLUMNS.iter().map(|column| mark(has(column))).collect();
         let (marks, tests) = (marks.join(" | "), own.join(", "));
-        let gguf = if gguf.contains(&kind) { "byte-level BPE" } else { "no" };
+        let gguf = if gguf.contains(&kind) { "yes" } else { "no" };
         let _ = writeln!(text, "| {architecture} | `{kind}` | {marks} | {gguf} | {tests} |");
     }
     text += SIZES;

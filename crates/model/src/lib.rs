@@ -38,7 +38,7 @@ pub use error::ModelError;
 pub use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TargetModules};
 pub use firebrick_kernels::{BaseStorage, Recompute};
 pub use generate::{BatchLimits, Conversation, GenerateOptions};
-pub use gguf::{GgufEnds, GgufType, write_gguf};
+pub use gguf::{GgufEnds, GgufType, check_gguf, write_gguf};
 pub use linear::DropoutMasks;
 pub use load::{BuildOptions, HASHED_PIECE};
 pub use merge::{Merge, MergeReport, merge_adapter, quantize_folder};

@@ -5,9 +5,11 @@
 //! q4_0   32 values: f16 scale, 16 bytes of two codes, low half first   scale = the value of largest |value| / -8
 //! q5_0   32 values: f16 scale, 4 bytes of fifth bits, 16 of two codes  scale = the value of largest |value| / -16
 //! q5_1   32 values: f16 scale, f16 minimum, and as q5_0                scale = (largest - least) / 31
+//! mxfp4  32 values: E8M0 scale, 16 bytes of two codes, low half first  codes and scale as stored
 //! ```
 //! The k-quants, whose bytes are our own choice of scales, are in [`super::k_quants`].
 
+use firebrick_precision::{BlockScales, QuantizedTensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -39,6 +41,8 @@ pub(super) enum GgmlType {
     Q5K,
     /// 6 bits, and a scale of 8 bits per 16 values.
     Q6K,
+    /// 4 bits with an exponent, and a scale per 32 values.
+    Mxfp4,
 }
 
 impl GgmlType {
@@ -55,6 +59,7 @@ impl GgmlType {
             Self::Q5K => 13,
             Self::Q6K => 14,
             Self::Bf16 => 30,
+            Self::Mxfp4 => 39,
         }
     }
 
@@ -63,6 +68,7 @@ impl GgmlType {
         match self {
             Self::F32 => (1, 4),
             Self::F16 | Self::Bf16 => (1, 2),
+            Self::Mxfp4 => (BLOCK, 17),
             Self::Q4_0 => (BLOCK, 18),
             Self::Q5_0 => (BLOCK, 22),
             Self::Q5_1 => (BLOCK, 24),
@@ -79,7 +85,7 @@ impl GgmlType {
         values / count * bytes
     }
 
-    /// Encodes values in this type.
+    /// Encodes values in this type, which is none that only stored codes have ([`mxfp4`]).
     pub(super) fn encode(self, values: &[f32]) -> Vec<u8> {
         match self {
             Self::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
@@ -92,8 +98,24 @@ impl GgmlType {
             Self::Q4K => values.par_chunks(SUPER).flat_map_iter(q4_k).collect(),
             Self::Q5K => values.par_chunks(SUPER).flat_map_iter(q5_k).collect(),
             Self::Q6K => values.par_chunks(SUPER).flat_map_iter(q6_k).collect(),
+            Self::Mxfp4 => unreachable!("experts in MXFP4 are not encoded again"),
         }
     }
+}
+
+/// Returns the blocks of a tensor that is stored in MXFP4: each with its scale first, and codes that lie half a block apart in one byte, where ours are
+/// next to each other.
+pub(super) fn mxfp4(stored: &QuantizedTensor) -> Vec<u8> {
+    let BlockScales::Narrow { codes: scales, .. } = &stored.scales.block else {
+        unreachable!("scales of MXFP4 are E8M0")
+    };
+    let block = |(scale, codes): (&u8, &[u8])| {
+        let code = |at: usize| codes[at / 2] >> (4 * (at % 2)) & 15;
+        let mut bytes = [*scale; 17];
+        (0..BLOCK / 2).for_each(|at| bytes[1 + at] = code(at) | code(at + BLOCK / 2) << 4);
+        bytes
+    };
+    scales.iter().zip(stored.codes.chunks_exact(BLOCK / 2)).flat_map(block).collect()
 }
 
 fn q8_0(block: &[f32]) -> [u8; 34] {

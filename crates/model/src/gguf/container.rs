@@ -22,6 +22,8 @@ pub(super) enum Value {
     Text(String),
     Texts(Vec<String>),
     I32s(Vec<i32>),
+    F32s(Vec<f32>),
+    Bools(Vec<bool>),
 }
 
 /// A tensor of the file, in GGUF's order of dimensions: the innermost first.
@@ -94,6 +96,8 @@ fn put_value(out: &mut Vec<u8>, value: &Value) {
         Value::Text(text) => (8, text_bytes(text)),
         Value::Texts(texts) => (9, array(8, texts.iter().map(|text| text_bytes(text)))),
         Value::I32s(values) => (9, array(5, values.iter().map(|value| value.to_le_bytes()))),
+        Value::F32s(values) => (9, array(6, values.iter().map(|value| value.to_le_bytes()))),
+        Value::Bools(values) => (9, array(7, values.iter().map(|value| [u8::from(*value)]))),
     };
     out.extend(kind.to_le_bytes());
     out.extend(bytes);

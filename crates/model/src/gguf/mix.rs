@@ -34,7 +34,8 @@ pub enum GgufType {
 
 impl GgufType {
     /// The types that are offered.
-    pub const OFFERED: [Self; 7] = [Self::F16, Self::Bf16, Self::Q8_0, Self::Q6K, Self::Q5KM, Self::Q4KM, Self::Q4_0];
+    pub const OFFERED: [Self; 8] =
+        [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q6K, Self::Q5KM, Self::Q4KM, Self::Q4_0];
 
     /// Returns llama.cpp's name and number of the type.
     const fn known_as(self) -> (&'static str, u32) {

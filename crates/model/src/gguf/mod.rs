@@ -1,24 +1,30 @@
 //! Writes a model folder as one GGUF file, for llama.cpp and programs built on it.
 //!
 //! Tensors get llama.cpp's names; queries and keys of Llama change the order of their rows, since llama.cpp rotates neighboring columns
-//! where Hugging Face rotates halves. Norms and biases stay in f32, as does everything whose rows are not whole blocks.
-//! Trade-off: only families for which llama.cpp has the same formulas (Llama, Mistral, Qwen2, Qwen3), with byte-level BPE tokenizers; the others are
-//! refused with the reason, since a file that loads and computes something else is worse than none.
+//! where Hugging Face rotates halves; Gemma's norms are stored with the one that is added to them. Experts in MXFP4 keep their codes and scales.
+//! Trade-off: one tensor is in memory at a time, which of a mixture is a stack of experts.
 
+mod architecture;
 mod blocks;
 mod container;
+#[cfg(test)]
+mod family_tests;
 mod k_quants;
 mod mix;
+mod names;
 mod tokenizer;
 
 use std::path::Path;
 
-use firebrick_arch::{EMBEDDING, FINAL_NORM, HEAD, ModelConfig, ModelSpec, RopeScaling, TensorSpec};
+use firebrick_arch::{ModelConfig, ModelSpec, Role, TensorSpec};
+use firebrick_precision::QuantFormat;
 
+use self::architecture::Architecture;
 use self::blocks::GgmlType;
-use self::container::{Entry, Value};
+use self::container::Entry;
 pub use self::mix::GgufType;
 use self::mix::Mix;
+use self::names::NamedTensor;
 use crate::error::ModelError;
 use crate::weights::HfFolder;
 
@@ -31,151 +37,92 @@ pub struct GgufEnds {
     pub turn: Option<u32>,
 }
 
-/// Writes the model in `folder` to the file `to`, which appears only when it is complete.
+/// Checks that a GGUF file can be written of the model in `folder`, from its config.json and tokenizer alone.
+///
+/// # Errors
+/// Those of [`write_gguf`] but reads of weights and writes.
+pub fn check_gguf(folder: &Path) -> Result<(), ModelError> {
+    let config = ModelConfig::read(folder)?;
+    Architecture::of(&config)?;
+    tokenizer::metadata(folder, config.spec.vocab_size, config.bos_token_id, GgufEnds::default())?;
+    Ok(())
+}
+
+/// Writes the model in `folder` to the file `to`, which appears only when it is complete. Returns what a user of the file has to know, in sentences.
 ///
 /// # Errors
 /// A folder that cannot be read, a model or tokenizer that GGUF cannot describe here ([`ModelError::NoGguf`]), a failed write.
-pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> Result<(), ModelError> {
+pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> Result<Vec<String>, ModelError> {
     let weights = HfFolder::open(folder)?;
     let config = ModelConfig::read(folder)?;
     weights.check_complete(&config)?;
     let architecture = Architecture::of(&config)?;
-    let mut metadata = architecture.metadata(&config, folder, kind);
+    let mut metadata = architecture.metadata(&config, &title_of(to), kind.number());
     metadata.extend(tokenizer::metadata(folder, config.spec.vocab_size, config.bos_token_id, ends)?);
 
-    let tensors = config.spec.tensors();
-    let mix = Mix::new(kind, &config);
-    let entry = |tensor: &TensorSpec| {
-        let (name, shape) = (name_of(tensor)?, tensor.shape.clone());
-        Ok(Entry { kind: mix.type_of(&name, &shape), name, shape })
-    };
-    let mut entries: Vec<Entry> = tensors.iter().map(entry).collect::<Result<_, ModelError>>()?;
-    let factors = frequency_factors(&config.spec);
-    if let Some(factors) = &factors {
-        entries.push(Entry { name: "rope_freqs.weight".to_owned(), shape: vec![factors.len()], kind: GgmlType::F32 });
+    let source = Source { weights: &weights, spec: &config.spec, architecture };
+    let (tensors, mix) = (names::tensors(&config.spec)?, Mix::new(kind, &config));
+    let mut entries: Vec<Entry> = tensors.iter().map(|tensor| source.entry(tensor, &mix)).collect();
+    let divisors = architecture.divisors(&config.spec);
+    entries.extend(divisors.iter().map(|(name, values)| Entry {
+        name: (*name).to_owned(),
+        shape: vec![values.len()],
+        kind: GgmlType::F32,
+    }));
+    container::write(to, &metadata, &entries, |index| match tensors.get(index) {
+        Some(tensor) => source.bytes(tensor, entries[index].kind),
+        None => Ok(GgmlType::F32.encode(&divisors[index - tensors.len()].1)),
+    })?;
+    Ok(architecture.notes(&config))
+}
+
+/// Returns the name of a file without its extension.
+fn title_of(file: &Path) -> String {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
+}
+
+/// The weights of a model folder, as a file has them.
+struct Source<'a> {
+    weights: &'a HfFolder,
+    spec: &'a ModelSpec,
+    architecture: &'static Architecture,
+}
+
+impl Source<'_> {
+    fn entry(&self, tensor: &NamedTensor, mix: &Mix) -> Entry {
+        let is_mxfp4 =
+            tensor.parts.iter().all(|part| self.weights.stored_format(&part.name) == Some(QuantFormat::Mxfp4));
+        let kind = if is_mxfp4 { GgmlType::Mxfp4 } else { mix.type_of(&tensor.name, &tensor.shape) };
+        Entry { name: tensor.name.clone(), shape: tensor.shape.clone(), kind }
     }
-    container::write(to, &metadata, &entries, |index| {
-        let Some(tensor) = tensors.get(index) else {
-            return Ok(GgmlType::F32.encode(factors.as_deref().unwrap_or_default()));
-        };
-        let mut values = weights.read_f32(&tensor.name, &tensor.shape)?;
-        if architecture.reorders(&tensor.name) {
-            let columns = tensor.shape.get(1).copied().unwrap_or(1);
-            values = neighbors_from_halves(&values, config.spec.layers[0].attention.head_dim, columns);
-        }
-        Ok(entries[index].kind.encode(&values))
-    })
-}
 
-/// llama.cpp's name for an architecture, and whether it rotates neighboring columns.
-struct Architecture {
-    name: &'static str,
-    rotates_neighbors: bool,
-}
-
-impl Architecture {
-    fn of(config: &ModelConfig) -> Result<Self, ModelError> {
-        let refused = |what: String| Err(ModelError::NoGguf { what });
-        let (name, rotates_neighbors) = match config.model_type.as_str() {
-            "llama" | "mistral" => ("llama", true),
-            "qwen2" => ("qwen2", false),
-            "qwen3" => ("qwen3", false),
-            other => {
-                return refused(format!("the family {other}: only llama, mistral, qwen2 and qwen3 can be written"));
+    fn bytes(&self, tensor: &NamedTensor, kind: GgmlType) -> Result<Vec<u8>, ModelError> {
+        let mut bytes = Vec::with_capacity(kind.bytes_of(tensor.shape.iter().product()));
+        for part in &tensor.parts {
+            match kind {
+                GgmlType::Mxfp4 => {
+                    let stored = self.weights.read_quantized(&part.name)?.expect("its format was stored");
+                    bytes.extend(blocks::mxfp4(&stored));
+                }
+                _ => bytes.extend(kind.encode(&self.values(part)?)),
             }
-        };
-        let spec = &config.spec;
-        if let Some(window) = spec.layers.iter().find_map(|layer| layer.attention.window)
-            && window < spec.max_position_embeddings
-        {
-            return refused(format!("a sliding window of {window} tokens"));
         }
-        match spec.ropes.as_slice() {
-            [rope]
-                if matches!(
-                    rope.scaling,
-                    RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. }
-                ) => {}
-            ropes => return refused(format!("its rotary embedding {:?}", ropes.first().map(|rope| &rope.scaling))),
+        Ok(bytes)
+    }
+
+    /// Reads the values of a tensor as llama.cpp has them.
+    fn values(&self, part: &TensorSpec) -> Result<Vec<f32>, ModelError> {
+        let mut values = self.weights.read_f32(&part.name, &part.shape)?;
+        if part.role == Role::Norm {
+            values.iter_mut().for_each(|value| *value += self.spec.norm_offset as f32);
         }
-        Ok(Self { name, rotates_neighbors })
-    }
-
-    fn metadata(&self, config: &ModelConfig, folder: &Path, kind: GgufType) -> Vec<(String, Value)> {
-        let (spec, name) = (&config.spec, self.name);
-        let (layer, rope) = (&spec.layers[0], &spec.ropes[0]);
-        let attention = &layer.attention;
-        let folder = folder.file_name().map_or_else(|| name.to_owned(), |folder| folder.to_string_lossy().into_owned());
-        let count = |key: &str, value: usize| (format!("{name}.{key}"), Value::U32(value as u32));
-        let mut metadata = vec![
-            ("general.architecture".to_owned(), Value::Text(name.to_owned())),
-            ("general.type".to_owned(), Value::Text("model".to_owned())),
-            ("general.name".to_owned(), Value::Text(folder)),
-            ("general.file_type".to_owned(), Value::U32(kind.number())),
-            ("general.quantization_version".to_owned(), Value::U32(2)),
-            count("block_count", spec.layers.len()),
-            count("context_length", spec.max_position_embeddings),
-            count("embedding_length", spec.hidden_size),
-            count("feed_forward_length", layer.mlp.intermediate_size()),
-            count("attention.head_count", attention.heads),
-            count("attention.head_count_kv", attention.kv_heads),
-            count("attention.key_length", attention.head_dim),
-            count("attention.value_length", attention.head_dim),
-            count("rope.dimension_count", rope.rotary_dim),
-            count("vocab_size", spec.vocab_size),
-            (format!("{name}.rope.freq_base"), Value::F32(rope.theta as f32)),
-            (format!("{name}.attention.layer_norm_rms_epsilon"), Value::F32(spec.rms_norm_eps as f32)),
-        ];
-        if let RopeScaling::Linear { factor } = rope.scaling {
-            metadata.push((format!("{name}.rope.scaling.type"), Value::Text("linear".to_owned())));
-            metadata.push((format!("{name}.rope.scaling.factor"), Value::F32(factor as f32)));
+        if self.architecture.reorders(&part.name) {
+            let columns = part.shape.get(1).copied().unwrap_or(1);
+            values = neighbors_from_halves(&values, self.spec.layers[0].attention.head_dim, columns);
         }
-        metadata
+        Ok(values)
     }
-
-    /// Returns whether the rows of a tensor are reordered.
-    fn reorders(&self, name: &str) -> bool {
-        self.rotates_neighbors && (name.contains("self_attn.q_proj") || name.contains("self_attn.k_proj"))
-    }
-}
-
-/// Returns llama.cpp's name of a tensor.
-fn name_of(tensor: &TensorSpec) -> Result<String, ModelError> {
-    const OF_LAYERS: [(&str, &str); 11] = [
-        ("input_layernorm", "attn_norm"),
-        ("self_attn.q_proj", "attn_q"),
-        ("self_attn.k_proj", "attn_k"),
-        ("self_attn.v_proj", "attn_v"),
-        ("self_attn.o_proj", "attn_output"),
-        ("self_attn.q_norm", "attn_q_norm"),
-        ("self_attn.k_norm", "attn_k_norm"),
-        ("post_attention_layernorm", "ffn_norm"),
-        ("mlp.gate_proj", "ffn_gate"),
-        ("mlp.up_proj", "ffn_up"),
-        ("mlp.down_proj", "ffn_down"),
-    ];
-    let outside = [(EMBEDDING, "token_embd.weight"), (HEAD, "output.weight"), (FINAL_NORM, "output_norm.weight")];
-    if let Some((_, name)) = outside.into_iter().find(|(ours, _)| *ours == tensor.name) {
-        return Ok(name.to_owned());
-    }
-    let of_layer = || {
-        let (layer, rest) = tensor.name.strip_prefix("model.layers.")?.split_once('.')?;
-        let (module, kind) = rest.rsplit_once('.')?;
-        let (_, name) = OF_LAYERS.into_iter().find(|(ours, _)| *ours == module)?;
-        Some(format!("blk.{layer}.{name}.{kind}"))
-    };
-    of_layer().ok_or_else(|| ModelError::NoGguf { what: format!("the tensor `{}`", tensor.name) })
-}
-
-/// Computes the divisors of the frequencies under Llama 3's scaling, which llama.cpp takes as a tensor.
-fn frequency_factors(spec: &ModelSpec) -> Option<Vec<f32>> {
-    let rope = &spec.ropes[0];
-    if !matches!(rope.scaling, RopeScaling::Llama3 { .. }) {
-        return None;
-    }
-    let plain = firebrick_arch::Rope { scaling: RopeScaling::Default, ..rope.clone() };
-    let [(plain, _), (scaled, _)] = [&plain, rope].map(|rope| rope.inverse_frequencies(1));
-    Some(plain.iter().zip(&scaled).map(|(plain, scaled)| plain / scaled).collect())
 }
 
 /// Reorders the rows of each head so that neighbors are rotated against each other: row `2 i` is row `i` of the head, row `2 i + 1` is row `head_dim

@@ -20,7 +20,7 @@ pub(super) fn write(folder: &Path, out: &Path, kind: GgufType) -> Result<String,
     tokenizer.set_template_defaults(chat_settings::read(folder)?);
     let listed = ModelConfig::read(folder)?.eos_token_ids;
     let ends = gguf_ends(&tokenizer, &listed)?;
-    write_gguf(folder, out, kind, ends)?;
+    let notes = write_gguf(folder, out, kind, ends)?;
 
     let name = out.file_name().unwrap_or_default().to_string_lossy();
     let mut text = format!("FROM ./{name}\n");
@@ -35,11 +35,9 @@ pub(super) fn write(folder: &Path, out: &Path, kind: GgufType) -> Result<String,
     }
     let modelfile = modelfile_of(out);
     std::fs::write(&modelfile, text).map_err(|error| StorageError::io("write", &modelfile, error))?;
-    Ok(format!(
-        "written as {kind} to {}; for Ollama: ollama create NAME -f {}",
-        out.display(),
-        shell_quoted(&modelfile.display().to_string())
-    ))
+    let create = format!("ollama create NAME -f {}", shell_quoted(&modelfile.display().to_string()));
+    let notes: String = notes.iter().map(|note| format!("\nnote: {note}")).collect();
+    Ok(format!("written as {kind} to {}; for Ollama: {create}{notes}", out.display()))
 }
 
 /// Returns the tokenizer's end of text, or the first that the model lists; and the template's end of turn, or the last that the model lists, since

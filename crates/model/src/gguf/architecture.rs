@@ -1,0 +1,261 @@
+//! The families that a GGUF file can describe: what llama.cpp computes for each, and the metadata that it reads.
+//!
+//! A family is one line of [`ARCHITECTURES`]. Whatever a model has and llama.cpp has not is refused by name: a file that loads and computes something
+//! else is worse than none. A sliding window that llama.cpp does not know limits the context of the file instead, within which both are the same.
+//! Trade-off: the table describes llama.cpp as of 2026; older programs refuse to load files of families that they do not know.
+
+mod metadata;
+
+use firebrick_arch::{Activation, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
+
+use crate::error::ModelError;
+
+/// What llama.cpp does for a family.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Architecture {
+    /// The family's name in `config.json`.
+    model_type: &'static str,
+    /// llama.cpp's name.
+    name: &'static str,
+    activation: Activation,
+    /// Whether neighboring columns of queries and keys are rotated, instead of halves.
+    rotates_neighbors: bool,
+    /// Whether attention's output and the MLP may have biases.
+    output_biases: bool,
+    head: Head,
+    windows: Windows,
+    /// Whether the divisors of frequencies are read that Llama 3's scaling and longrope need.
+    divisors: Divisors,
+    /// The n of every n-th layer that does not rotate queries and keys.
+    unrotated: Option<usize>,
+    /// Whether all query heads together have to be as wide as the hidden size.
+    whole_heads: bool,
+}
+
+/// Where the output head comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Head {
+    Either,
+    Tied,
+    Own,
+}
+
+/// The layers with a sliding window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Windows {
+    /// None.
+    Unknown,
+    /// All but every n-th, or those that the file lists; none if it names no window.
+    AllButEvery(usize),
+    /// The same, and the file has to name a window.
+    AlwaysAllButEvery(usize),
+}
+
+/// The tensors of divisors that are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Divisors {
+    None,
+    LongRope,
+    Both,
+}
+
+const fn family(model_type: &'static str, name: &'static str) -> Architecture {
+    Architecture {
+        model_type,
+        name,
+        activation: Activation::Silu,
+        rotates_neighbors: false,
+        output_biases: false,
+        head: Head::Either,
+        windows: Windows::Unknown,
+        divisors: Divisors::None,
+        unrotated: None,
+        whole_heads: false,
+    }
+}
+
+const fn like_llama(model_type: &'static str, name: &'static str) -> Architecture {
+    Architecture { rotates_neighbors: true, output_biases: true, divisors: Divisors::Both, ..family(model_type, name) }
+}
+
+const fn like_gemma(model_type: &'static str, name: &'static str) -> Architecture {
+    Architecture { activation: Activation::GeluTanh, ..family(model_type, name) }
+}
+
+const fn like_olmo2(model_type: &'static str) -> Architecture {
+    Architecture { head: Head::Own, windows: Windows::AllButEvery(4), whole_heads: true, ..family(model_type, "olmo2") }
+}
+
+/// Every family that can be written.
+const ARCHITECTURES: [Architecture; 15] = [
+    Architecture { head: Head::Tied, ..like_gemma("gemma", "gemma") },
+    Architecture { head: Head::Tied, windows: Windows::AlwaysAllButEvery(2), ..like_gemma("gemma2", "gemma2") },
+    Architecture { windows: Windows::AllButEvery(6), ..like_gemma("gemma3_text", "gemma3") },
+    Architecture {
+        activation: Activation::ClampedSwiglu,
+        output_biases: true,
+        head: Head::Own,
+        windows: Windows::AlwaysAllButEvery(2),
+        ..family("gpt_oss", "gpt-oss")
+    },
+    like_llama("granite", "granite"),
+    like_llama("llama", "llama"),
+    like_llama("mistral", "llama"),
+    like_llama("mixtral", "llama"),
+    like_olmo2("olmo2"),
+    like_olmo2("olmo3"),
+    Architecture { divisors: Divisors::LongRope, whole_heads: true, ..family("phi3", "phi3") },
+    family("qwen2", "qwen2"),
+    family("qwen3", "qwen3"),
+    family("qwen3_moe", "qwen3moe"),
+    Architecture { rotates_neighbors: true, unrotated: Some(4), ..family("smollm3", "smollm3") },
+];
+
+impl Architecture {
+    /// Returns the family of a model that llama.cpp computes as it is here.
+    ///
+    /// # Errors
+    /// [`ModelError::NoGguf`] with what llama.cpp does not have.
+    pub(super) fn of(config: &ModelConfig) -> Result<&'static Self, ModelError> {
+        let refused = |what: String| ModelError::NoGguf { what };
+        let found = ARCHITECTURES.iter().find(|known| known.model_type == config.model_type).ok_or_else(|| {
+            let known: Vec<&str> = ARCHITECTURES.iter().map(|known| known.model_type).collect();
+            refused(format!("the family {}: only {} can be written", config.model_type, known.join(", ")))
+        })?;
+        found.check(&config.spec).map_err(refused)?;
+        Ok(found)
+    }
+
+    /// Returns whether the rows of a tensor are reordered, because llama.cpp rotates neighboring columns.
+    pub(super) fn reorders(&self, name: &str) -> bool {
+        self.rotates_neighbors && (name.contains("self_attn.q_proj") || name.contains("self_attn.k_proj"))
+    }
+
+    fn check(&self, spec: &ModelSpec) -> Result<(), String> {
+        (0..spec.layers.len()).try_for_each(|layer| self.check_layer(spec, layer))?;
+        match (self.head, spec.tie_word_embeddings) {
+            (Head::Tied, false) => return Err("a head of its own, where llama.cpp takes the embedding".to_owned()),
+            (Head::Own, true) => return Err("a tied head, where llama.cpp has one of its own".to_owned()),
+            _ => {}
+        }
+        let caps_logits = spec.logit_soft_cap.is_some();
+        if (self.name == "gemma2" && !caps_logits) || (!self.name.starts_with("gemma") && caps_logits) {
+            return Err(format!("the soft cap {:?} of its logits", spec.logit_soft_cap));
+        }
+        self.check_ropes(spec)
+    }
+
+    fn check_layer(&self, spec: &ModelSpec, number: usize) -> Result<(), String> {
+        let layer = &spec.layers[number];
+        let attention = &layer.attention;
+        let is = |what: &str| Err(format!("{what} in layer {number}"));
+        let expected = self.attention_scale(spec);
+        if expected.is_some_and(|expected| (attention.scale / expected - 1.0).abs() > 1e-6) {
+            return is(&format!("attention scores times {}", attention.scale));
+        }
+        if attention.soft_cap.is_some() != (self.name == "gemma2") {
+            return is(&format!("the soft cap {:?} of attention scores", attention.soft_cap));
+        }
+        if self.whole_heads && attention.query_size() != spec.hidden_size {
+            return is(&format!("{} heads of {} columns", attention.heads, attention.head_dim));
+        }
+        let rotates = self.unrotated.is_none_or(|every| !(number + 1).is_multiple_of(every));
+        if attention.rope.is_some() != rotates {
+            return is(if rotates { "no rotation of queries and keys" } else { "rotated queries and keys" });
+        }
+        let mlp_bias = matches!(layer.mlp, MlpSpec::Gated { bias: true, .. });
+        if (attention.output_bias || mlp_bias) && !self.output_biases {
+            return is("biases of attention's output or of the MLP");
+        }
+        if layer.mlp.activation() != self.activation {
+            return is(&format!("the activation {}", layer.mlp.activation().name()));
+        }
+        if layer.mlp.is_mixture() != (spec.layers[0].mlp.is_mixture() || self.name == "qwen3moe") {
+            return is("an MLP of another kind than in other layers");
+        }
+        match layer.mlp.router() {
+            Some(router) if !router.normalizes => is("weights of experts that do not add up to one"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the factor of attention scores that llama.cpp has in a family; `None`: the file names it.
+    fn attention_scale(&self, spec: &ModelSpec) -> Option<f64> {
+        let attention = &spec.layers[0].attention;
+        let columns = match (self.name, spec.layers.len()) {
+            ("granite", _) => return None,
+            // The largest models of these families are known by their number of layers.
+            ("gemma2", 46) | ("gemma3", 62) => spec.hidden_size / attention.heads,
+            _ => attention.head_dim,
+        };
+        Some(1.0 / (columns as f64).sqrt())
+    }
+
+    fn check_ropes(&self, spec: &ModelSpec) -> Result<(), String> {
+        let [full, others @ ..] = spec.ropes.as_slice() else { return Err("no rotary embedding".to_owned()) };
+        let is_read = match full.scaling {
+            RopeScaling::Default | RopeScaling::Linear { .. } => true,
+            RopeScaling::Llama3 { .. } => self.divisors == Divisors::Both,
+            RopeScaling::LongRope { .. } => self.divisors != Divisors::None,
+            // llama.cpp reads no others in these families. It rounds the ends of the ramp, which gpt-oss does not; see the notes of a file.
+            RopeScaling::Yarn { beta_fast, beta_slow, truncate, .. } => {
+                (beta_fast, beta_slow) == (32.0, 1.0) && (truncate || self.name == "gpt-oss")
+            }
+        };
+        if !is_read {
+            return Err(format!("its rotary embedding {:?}", full.scaling));
+        }
+        let is_known = |other: &Rope| {
+            other.scaling == RopeScaling::Default && (self.name == "gemma3" || other.theta == full.theta)
+        };
+        match others.iter().find(|other| !is_known(other)) {
+            Some(other) => Err(format!("the rotary embedding {other:?} of its layers with a window")),
+            None => Ok(()),
+        }
+    }
+
+    /// Says what a user of the file has to know besides what the command wrote.
+    pub(super) fn notes(&self, config: &ModelConfig) -> Vec<String> {
+        let mut notes = Vec::new();
+        if let Some(wrapper) = config.wrapper {
+            notes.push(format!("the file has the text model alone; the {} is left out", wrapper.other_part));
+        }
+        if let (Windows::Unknown, Some(window)) = (self.windows, window(&config.spec)) {
+            notes.push(format!(
+                "llama.cpp has no sliding window in this family, so the file names its {window} tokens as the whole context: up to there both \
+                 compute the same"
+            ));
+        }
+        if let Some(Rope { scaling: RopeScaling::Yarn { truncate: false, .. }, .. }) = config.spec.ropes.first() {
+            notes.push(
+                "llama.cpp rounds the ends of YaRN's ramp to whole dimensions, which this model does not".to_owned(),
+            );
+        }
+        notes
+    }
+
+    /// Returns the tensors by which frequencies are divided.
+    pub(super) fn divisors(&self, spec: &ModelSpec) -> Vec<(&'static str, Vec<f32>)> {
+        let rope = &spec.ropes[0];
+        match &rope.scaling {
+            RopeScaling::Llama3 { .. } => {
+                let plain = Rope { scaling: RopeScaling::Default, ..rope.clone() };
+                let [(plain, _), (scaled, _)] = [&plain, rope].map(|rope| rope.inverse_frequencies(1));
+                vec![("rope_freqs.weight", plain.iter().zip(&scaled).map(|(plain, scaled)| plain / scaled).collect())]
+            }
+            RopeScaling::LongRope { short_factor, long_factor, .. } => {
+                let floats = |factors: &[f64]| factors.iter().map(|&factor| factor as f32).collect();
+                vec![
+                    ("rope_factors_long.weight", floats(long_factor)),
+                    ("rope_factors_short.weight", floats(short_factor)),
+                ]
+            }
+            RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Yarn { .. } => Vec::new(),
+        }
+    }
+}
+
+/// Returns the smallest window that hides anything within the context.
+fn window(spec: &ModelSpec) -> Option<usize> {
+    spec.layers.iter().filter_map(|layer| layer.attention.window_within(spec.max_position_embeddings)).min()
+}

@@ -1,0 +1,144 @@
+//! The metadata of a model in a GGUF file, in the keys that llama.cpp reads for its family.
+//!
+//! Trade-off: sizes are those of the first layer; families with layers of unequal sizes are not in the table.
+
+use std::path::Path;
+
+use firebrick_arch::folder::CONFIG_FILE;
+use firebrick_arch::json::parse_object;
+use firebrick_arch::{MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
+use serde_json::Value as Json;
+
+use super::super::container::Value;
+use super::{Architecture, Windows, window};
+
+impl Architecture {
+    /// Returns what the file says of the model, for llama.cpp's number of a file's type.
+    pub(in super::super) fn metadata(&self, config: &ModelConfig, title: &str, file_type: u32) -> Vec<(String, Value)> {
+        let spec = &config.spec;
+        let text = |text: &str| Value::Text(text.to_owned());
+        let mut metadata = vec![
+            ("general.architecture".to_owned(), text(self.name)),
+            ("general.type".to_owned(), text("model")),
+            ("general.name".to_owned(), text(title)),
+            ("general.file_type".to_owned(), Value::U32(file_type)),
+            ("general.quantization_version".to_owned(), Value::U32(2)),
+        ];
+        let keys = [self.sizes(config), self.windows(spec), rope_keys(&spec.ropes), self.multipliers(config)];
+        metadata.extend(keys.into_iter().flatten().map(|(key, value)| (format!("{}.{key}", self.name), value)));
+        metadata
+    }
+
+    fn sizes(&self, config: &ModelConfig) -> Vec<(&'static str, Value)> {
+        let spec = &config.spec;
+        let (layer, count) = (&spec.layers[0], |value: usize| Value::U32(value as u32));
+        let attention = &layer.attention;
+        let context = match (self.windows, window(spec)) {
+            (Windows::Unknown, Some(window)) => window,
+            _ => spec.max_position_embeddings,
+        };
+        // A mixture may have a width that none of its layers has.
+        let width =
+            number_in(config, "intermediate_size").filter(|_| layer.mlp.is_mixture()).map(|width| width as usize);
+        let mut sizes = vec![
+            ("block_count", count(spec.layers.len())),
+            ("context_length", count(context)),
+            ("embedding_length", count(spec.hidden_size)),
+            ("feed_forward_length", count(width.unwrap_or(layer.mlp.intermediate_size()))),
+            ("attention.head_count", count(attention.heads)),
+            ("attention.head_count_kv", count(attention.kv_heads)),
+            ("attention.key_length", count(attention.head_dim)),
+            ("attention.value_length", count(attention.head_dim)),
+            ("rope.dimension_count", count(spec.ropes[0].rotary_dim)),
+            ("vocab_size", count(spec.vocab_size)),
+        ];
+        if let MlpSpec::Experts { count: experts, top_k, intermediate_size, .. } = layer.mlp {
+            sizes.extend([("expert_count", count(experts)), ("expert_used_count", count(top_k))]);
+            if self.name != "llama" {
+                sizes.push(("expert_feed_forward_length", count(intermediate_size)));
+            }
+        }
+        sizes
+    }
+
+    fn windows(&self, spec: &ModelSpec) -> Vec<(&'static str, Value)> {
+        let key = "attention.sliding_window";
+        let (every, is_required) = match self.windows {
+            // llama.cpp distinguishes versions of the family by it.
+            Windows::Unknown if self.name == "phi3" => {
+                let window = spec.layers[0].attention.window.unwrap_or(0);
+                return vec![(key, Value::U32(window as u32))];
+            }
+            Windows::Unknown => return Vec::new(),
+            Windows::AllButEvery(every) => (every, false),
+            Windows::AlwaysAllButEvery(every) => (every, true),
+        };
+        let slides: Vec<bool> = spec.layers.iter().map(|layer| layer.attention.window.is_some()).collect();
+        let window = spec.layers.iter().find_map(|layer| layer.attention.window);
+        if window.is_none() && !is_required {
+            return Vec::new();
+        }
+        let mut keys = vec![(key, Value::U32(window.unwrap_or(spec.max_position_embeddings) as u32))];
+        let as_usual = slides.iter().enumerate().all(|(layer, &slides)| slides == (layer % every < every - 1));
+        if !as_usual || self.name == "olmo2" {
+            keys.push(("attention.sliding_window_pattern", Value::Bools(slides)));
+        }
+        keys
+    }
+
+    /// Returns the constants of norms, scores and residual stream.
+    fn multipliers(&self, config: &ModelConfig) -> Vec<(&'static str, Value)> {
+        let spec = &config.spec;
+        let float = |value: f64| Value::F32(value as f32);
+        let mut keys = Vec::new();
+        // Granite's residual stream is divided by its factor here, and not in llama.cpp.
+        let residual = if self.name == "granite" { number_in(config, "residual_multiplier") } else { None };
+        let residual = residual.unwrap_or(1.0);
+        keys.push(("attention.layer_norm_rms_epsilon", float(spec.rms_norm_eps * residual * residual)));
+        if self.name == "granite" {
+            keys.extend([
+                ("attention.scale", float(spec.layers[0].attention.scale)),
+                ("embedding_scale", float(spec.embedding_scale.unwrap_or(1.0) * residual)),
+                ("residual_scale", float(residual)),
+                ("logit_scale", float(spec.logits_scaling)),
+            ]);
+        }
+        keys.extend(spec.layers[0].attention.soft_cap.map(|cap| ("attn_logit_softcapping", float(cap))));
+        keys.extend(spec.logit_soft_cap.map(|cap| ("final_logit_softcapping", float(cap))));
+        keys
+    }
+}
+
+/// Reads a number of a config.json that a [`ModelSpec`] does not have, because nothing is computed with it or it is part of others.
+fn number_in(config: &ModelConfig, key: &str) -> Option<f64> {
+    let json = parse_object(config.text(), Path::new(CONFIG_FILE)).expect("the text was parsed before");
+    json.get(key).and_then(Json::as_f64)
+}
+
+fn rope_keys(ropes: &[Rope]) -> Vec<(&'static str, Value)> {
+    let float = |value: f64| Value::F32(value as f32);
+    let rope = &ropes[0];
+    let mut keys = vec![("rope.freq_base", float(rope.theta))];
+    keys.extend(ropes.get(1).map(|sliding| ("rope.freq_base_swa", float(sliding.theta))));
+    let mut scaled = |kind: &str, factor: Option<f64>, original: Option<usize>, attention: f64| {
+        keys.push(("rope.scaling.type", Value::Text(kind.to_owned())));
+        keys.extend(factor.map(|factor| ("rope.scaling.factor", float(factor))));
+        keys.extend(original.map(|tokens| ("rope.scaling.original_context_length", Value::U32(tokens as u32))));
+        if (attention - 1.0).abs() > 1e-9 {
+            keys.push(("rope.scaling.attn_factor", float(attention)));
+        }
+    };
+    match rope.scaling {
+        RopeScaling::Default | RopeScaling::Llama3 { .. } => {}
+        RopeScaling::Linear { factor } => scaled("linear", Some(factor), None, 1.0),
+        RopeScaling::LongRope { original_max_position_embeddings, attention_factor, .. } => {
+            scaled("longrope", None, Some(original_max_position_embeddings), attention_factor);
+        }
+        RopeScaling::Yarn { factor, original_max_position_embeddings, attention_factor, .. } => {
+            // llama.cpp has the usual factor of YaRN already.
+            let usual = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
+            scaled("yarn", Some(factor), Some(original_max_position_embeddings), attention_factor / usual);
+        }
+    }
+    keys
+}

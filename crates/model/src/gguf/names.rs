@@ -1,0 +1,103 @@
+//! llama.cpp's names of tensors, and the tensors of a checkpoint that each is made of.
+//!
+//! The experts of a module are one tensor, a stack; every other tensor is one of the checkpoint's.
+//! Trade-off: names are looked up by text, once per tensor of a file.
+
+use firebrick_arch::{EMBEDDING, FINAL_NORM, HEAD, ModelSpec, TensorSpec};
+
+use crate::error::ModelError;
+
+/// Modules of a layer but its norms. Those of experts stand without the expert's number.
+const MODULES: [(&str, &str); 21] = [
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.sinks", "attn_sinks"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    // Gate's rows, then up's, as llama.cpp expects them.
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.router", "ffn_gate_inp"),
+    ("mlp.experts.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.up_proj", "ffn_up_exps"),
+    ("mlp.experts.down_proj", "ffn_down_exps"),
+    ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("block_sparse_moe.experts.w1", "ffn_gate_exps"),
+    ("block_sparse_moe.experts.w3", "ffn_up_exps"),
+    ("block_sparse_moe.experts.w2", "ffn_down_exps"),
+];
+
+/// A tensor of the file.
+#[derive(Clone, Debug)]
+pub(super) struct NamedTensor {
+    pub name: String,
+    /// Rows first, as in PyTorch; experts before them.
+    pub shape: Vec<usize>,
+    /// What it is made of: one tensor, or one per expert.
+    pub parts: Vec<TensorSpec>,
+}
+
+/// Lists the tensors of the file of a model.
+///
+/// # Errors
+/// [`ModelError::NoGguf`] for a tensor that llama.cpp has no name for.
+pub(super) fn tensors(spec: &ModelSpec) -> Result<Vec<NamedTensor>, ModelError> {
+    let mut tensors: Vec<NamedTensor> = Vec::new();
+    for part in spec.tensors() {
+        let what = || ModelError::NoGguf { what: format!("the tensor `{}`", part.name) };
+        let name = name_of(spec, &part).ok_or_else(what)?;
+        match tensors.iter_mut().rev().find(|tensor| tensor.name == name) {
+            Some(stack) => stack.parts.push(part),
+            None => tensors.push(NamedTensor { name, shape: part.shape.clone(), parts: vec![part] }),
+        }
+    }
+    for stack in tensors.iter_mut().filter(|tensor| tensor.name.contains("_exps.")) {
+        stack.shape.insert(0, stack.parts.len());
+    }
+    Ok(tensors)
+}
+
+fn name_of(spec: &ModelSpec, tensor: &TensorSpec) -> Option<String> {
+    match tensor.name.as_str() {
+        EMBEDDING => return Some("token_embd.weight".to_owned()),
+        HEAD => return Some("output.weight".to_owned()),
+        FINAL_NORM => return Some("output_norm.weight".to_owned()),
+        _ => {}
+    }
+    let layer = tensor.layer?;
+    let path = tensor.name.strip_prefix(&format!("model.layers.{layer}."))?;
+    // Sinks have no suffix here.
+    let (module, kind) = if path.ends_with(".sinks") { (path, "weight") } else { path.rsplit_once('.')? };
+    let module = without_number(module);
+    let known = MODULES.iter().find(|(ours, _)| *ours == module).map(|(_, name)| *name);
+    let name = known.or_else(|| norm(spec, layer, &module))?;
+    Some(format!("blk.{layer}.{name}.{kind}"))
+}
+
+/// Returns the name of a norm, which depends on its place.
+fn norm(spec: &ModelSpec, layer: usize, module: &str) -> Option<&'static str> {
+    let names = spec.layers[layer].norms.names();
+    // With sinks, which gpt-oss alone has, the name is that of attention's output norm.
+    let before_mlp = if spec.layers[layer].attention.sinks { "post_attention_norm" } else { "ffn_norm" };
+    let places = [
+        (names.before_attention, "attn_norm"),
+        (names.after_attention, "post_attention_norm"),
+        (names.before_mlp, before_mlp),
+        (names.after_mlp, "post_ffw_norm"),
+    ];
+    places.into_iter().find(|(ours, _)| *ours == Some(module)).map(|(_, name)| name)
+}
+
+/// Removes the number of an expert from a module's path.
+fn without_number(module: &str) -> String {
+    match module.split_once(".experts.").and_then(|(block, rest)| Some((block, rest.split_once('.')?.1))) {
+        Some((block, projection)) => format!("{block}.experts.{projection}"),
+        None => module.to_owned(),
+    }
+}
