@@ -52,8 +52,8 @@ const TAIL: &str = "
   against base and adapter before it reports success; other kinds of adapters are merged on one family.
 - **export --gguf**: families that the writer knows (`crates/model/src/gguf/architecture.rs`), of a checkpoint with a vision tower the text model
   alone. A test compares the files with those of llama.cpp's own conversion; llama.cpp's logits of them are in
-  [interoperability.md](interoperability.md). Tokenizers have to be byte-level BPE whose rule llama.cpp has a name for: Llama 3, SmolLM2, Qwen 2,
-  2.5 and 3. Those of Llama 2, TinyLlama and every published Mistral are others (SentencePiece, tekken), and are refused.
+  [interoperability.md](interoperability.md). Tokenizers: SentencePiece's BPE (Llama 2, Mistral, Gemma, Phi-3), and byte-level
+  BPE whose rule llama.cpp has a name for: Llama 3, SmolLM2, Qwen 2, 2.5 and 3, gpt-oss, tekken; others are refused.
 - Every family loads from a folder or from the Hub (`model = \"OWNER/NAME\"`), and adapters and merged models go back with `push`.
 ";
 

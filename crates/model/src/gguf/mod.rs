@@ -44,7 +44,7 @@ pub struct GgufEnds {
 pub fn check_gguf(folder: &Path) -> Result<(), ModelError> {
     let config = ModelConfig::read(folder)?;
     Architecture::of(&config)?;
-    tokenizer::metadata(folder, config.spec.vocab_size, config.bos_token_id, GgufEnds::default())?;
+    tokenizer::read(folder, config.spec.vocab_size, config.bos_token_id, GgufEnds::default())?;
     Ok(())
 }
 
@@ -57,8 +57,9 @@ pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> R
     let config = ModelConfig::read(folder)?;
     weights.check_complete(&config)?;
     let architecture = Architecture::of(&config)?;
-    let mut metadata = architecture.metadata(&config, &title_of(to), kind.number());
-    metadata.extend(tokenizer::metadata(folder, config.spec.vocab_size, config.bos_token_id, ends)?);
+    let vocabulary = tokenizer::read(folder, config.spec.vocab_size, config.bos_token_id, ends)?;
+    let mut metadata = architecture.metadata(&config, &title_of(to, vocabulary.strips_spaces), kind.number());
+    metadata.extend(vocabulary.metadata);
 
     let source = Source { weights: &weights, spec: &config.spec, architecture };
     let (tensors, mix) = (names::tensors(&config.spec)?, Mix::new(kind, &config));
@@ -73,13 +74,20 @@ pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> R
         Some(tensor) => source.bytes(tensor, entries[index].kind),
         None => Ok(GgmlType::F32.encode(&divisors[index - tensors.len()].1)),
     })?;
-    Ok(architecture.notes(&config))
+    Ok([architecture.notes(&config), vocabulary.notes].concat())
 }
 
-/// Returns the name of a file without its extension.
-fn title_of(file: &Path) -> String {
+/// Returns the name of a file without its extension. llama.cpp takes a model for Phi-3 by its name, and then removes white space after special tokens:
+/// a name says so if the tokenizer does that, and otherwise not.
+fn title_of(file: &Path, strips_spaces: bool) -> String {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
-    name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
+    let title = name.strip_suffix(".gguf").unwrap_or(&name);
+    let lower = title.to_lowercase();
+    match (strips_spaces, lower.contains("phi-3") || lower.contains("phi3")) {
+        (true, false) => format!("Phi-3 {title}"),
+        (false, true) => lower.replace("phi-3", "phi 3").replace("phi3", "phi 3"),
+        _ => title.to_owned(),
+    }
 }
 
 /// The weights of a model folder, as a file has them.
@@ -158,6 +166,13 @@ mod tests {
     }
 
     #[test]
+    fn a_title_has_phi_3_in_it_if_special_tokens_take_white_space() {
+        let of = |file: &str, strips| title_of(Path::new(file), strips);
+        assert_eq!([of("out/mine.gguf", true), of("my-Phi-3.gguf", true)], ["Phi-3 mine", "my-Phi-3"]);
+        assert_eq!([of("out/mine.q8_0.gguf", false), of("my-Phi3", false)], ["mine.q8_0", "my-phi 3"]);
+    }
+
+    #[test]
     fn a_file_begins_as_gguf_says_and_holds_every_tensor_at_its_place() {
         let temp = tempdir().unwrap();
         let (folder, file) = (temp.path().join("m"), temp.path().join("m.gguf"));
@@ -182,7 +197,7 @@ mod tests {
         let config = tiny(&[]).unwrap();
         write_folder_of(0.5, &folder, &config, FloatType::F32, None).unwrap();
         write(folder.join("tokenizer.json"), TOKENIZER.replace("BPE", "Unigram")).unwrap();
-        assert!(refused(&folder).contains("not byte-level BPE"));
+        assert!(refused(&folder).contains("of the kind Unigram"));
         write(folder.join("tokenizer.json"), TOKENIZER.replace("ByteLevel", "Metaspace")).unwrap();
         assert!(refused(&folder).contains("Metaspace"));
         write(folder.join("tokenizer.json"), TOKENIZER.replace("\"id\": 3", "\"id\": 11")).unwrap();

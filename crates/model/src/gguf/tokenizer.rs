@@ -1,8 +1,11 @@
-//! A byte-level BPE tokenizer as GGUF metadata, from `tokenizer.json` and `tokenizer_config.json`.
+//! A tokenizer as GGUF metadata, from `tokenizer.json` and `tokenizer_config.json`: byte-level BPE or SentencePiece.
 //!
-//! llama.cpp implements each pre-tokenizer in code and selects it by name. The names here are those whose rules equal the ones in the file; other
-//! rules are refused, since another split gives other tokens.
-//! Trade-off: no SentencePiece models (Llama 2, Mistral 7B, Gemma), and no tekken (Mistral Nemo and later).
+//! What llama.cpp does with a text is code there: which of its rules the tokenizer has is in `pre_tokenizer`, and what of SentencePiece is left in a
+//! `tokenizer.json` in `sentencepiece`. Tokenizers that it would compute otherwise are refused, or differ in something that a note says.
+//! Trade-off: no WordPiece and no Unigram, which no family here has.
+
+mod pre_tokenizer;
+mod sentencepiece;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,9 +20,11 @@ use crate::error::ModelError;
 
 /// Kinds of tokens, as ggml numbers them.
 const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
+const BYTE: i32 = 6;
 
 /// Texts that llama.cpp treats as special tokens, whatever their kind. No rule here keeps letters and what follows them in one piece, so no text
 /// gives an ordinary token of such a name; llama.cpp would find it in every text that spells it.
@@ -30,88 +35,87 @@ const TAKEN_FOR_SPECIAL: &str = "<|eot_id|> <|im_end|> <|end|> <|return|> <|call
     <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|> <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> \
     <|repo_name|> <REPO> <reponame> <fim-repo> <|file_sep|> <|channel|> <|message|> <|start|> <|constrain|>";
 
-/// The rule of GPT-4 and Llama 3, which keeps up to three digits together.
-const LLAMA_3: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-/// The same with single digits.
-const QWEN_2: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+/// What a file says of a tokenizer.
+pub(super) struct Vocabulary {
+    pub metadata: Vec<(String, Value)>,
+    /// What a user of the file has to know, in sentences.
+    pub notes: Vec<String>,
+    /// Whether special tokens take the white space after them, as those of Phi-3 do.
+    pub strips_spaces: bool,
+}
 
-/// Returns the metadata of the tokenizer in `folder`, for a model of `vocab_size` tokens.
-pub(super) fn metadata(
+/// How llama.cpp makes tokens of a text.
+struct Method {
+    keys: Vec<(&'static str, Value)>,
+    note: Option<&'static str>,
+}
+
+/// Describes the tokenizer in `folder`, for a model of `vocab_size` tokens.
+///
+/// # Errors
+/// Files that cannot be read, and [`ModelError::NoGguf`] for a tokenizer that llama.cpp does not have.
+pub(super) fn read(
     folder: &Path,
     vocab_size: usize,
     bos: Option<u32>,
     ends: GgufEnds,
-) -> Result<Vec<(String, Value)>, ModelError> {
+) -> Result<Vocabulary, ModelError> {
     let path = folder.join(TOKENIZER_FILE);
     let json = parse_object(&read_text(&path)?, &path)?;
-    let refused = |what: String| ModelError::NoGguf { what };
-    let model =
-        json.get("model").and_then(Json::as_object).ok_or_else(|| refused("a tokenizer without a model".into()))?;
-    if model.get("type").and_then(Json::as_str) != Some("BPE") || model.get("byte_fallback") == Some(&Json::Bool(true))
-    {
-        return Err(refused("a tokenizer that is not byte-level BPE".to_owned()));
-    }
-    let pre = pre_tokenizer(&json).ok_or_else(|| {
-        let [rule, normalizer] = ["pre_tokenizer", "normalizer"].map(|key| json.get(key).unwrap_or(&Json::Null));
-        refused(format!("how this tokenizer cuts text: {rule}, after {normalizer}"))
-    })?;
-    let (tokens, kinds) = tokens(&json, model, vocab_size, &[bos, ends.text, ends.turn]).map_err(refused)?;
-    let key = |name: &str| format!("tokenizer.ggml.{name}");
-    let mut metadata = vec![
-        (key("model"), Value::Text("gpt2".to_owned())),
-        (key("pre"), Value::Text(pre.to_owned())),
-        (key("tokens"), Value::Texts(tokens)),
-        (key("token_type"), Value::I32s(kinds)),
-        (key("merges"), Value::Texts(merges(model).map_err(refused)?)),
-    ];
-    metadata.extend(bos.map(|id| (key("bos_token_id"), Value::U32(id))));
-    metadata.extend(ends.text.map(|id| (key("eos_token_id"), Value::U32(id))));
-    metadata.extend(ends.turn.map(|id| (key("eot_token_id"), Value::U32(id))));
-    metadata.push((key("add_bos_token"), Value::Bool(bos.is_some_and(|bos| begins_with(&json, bos)))));
-    metadata
-        .extend(chat_template(folder)?.map(|template| ("tokenizer.chat_template".to_owned(), Value::Text(template))));
-    Ok(metadata)
+    let template = chat_template(folder)?;
+    let described = describe(&json, vocab_size, bos, ends, template.is_some());
+    let mut vocabulary = described.map_err(|what| ModelError::NoGguf { what })?;
+    let template = template.map(|template| ("tokenizer.chat_template".to_owned(), Value::Text(template)));
+    vocabulary.metadata.extend(template);
+    Ok(vocabulary)
 }
 
-/// Returns llama.cpp's name of the pre-tokenizer, if llama.cpp does everything else that the tokenizer does too: under one name a piece that is a
-/// token is not merged again, and under none is a text lowercased, or begun with a space.
-fn pre_tokenizer(json: &Map<String, Json>) -> Option<&'static str> {
-    let rule = json.get("pre_tokenizer")?;
-    let is = |step: &Json, name: &str| step.get("type").and_then(Json::as_str) == Some(name);
-    let flag = |step: &Json, key: &str, default: bool| step.get(key).and_then(Json::as_bool).unwrap_or(default);
-    let steps = match rule.get("pretokenizers").and_then(Json::as_array) {
-        Some(steps) => steps.iter().collect(),
-        None => vec![rule],
+fn describe(
+    json: &Map<String, Json>,
+    vocab_size: usize,
+    bos: Option<u32>,
+    ends: GgufEnds,
+    has_template: bool,
+) -> Result<Vocabulary, String> {
+    let model = json.get("model").and_then(Json::as_object).ok_or("a tokenizer without a model")?;
+    let kind = model.get("type").and_then(Json::as_str);
+    if kind != Some("BPE") {
+        return Err(format!("a tokenizer of the kind {}", kind.unwrap_or("that it does not name")));
+    }
+    let (mut texts, mut kinds) = tokens(json, model, vocab_size, &[bos, ends.text, ends.turn])?;
+    let merges = merges(model)?;
+    let method = if model.get("byte_fallback") == Some(&Json::Bool(true)) {
+        sentencepiece::method(json, model, &merges, (&mut texts, &mut kinds), has_template)?
+    } else {
+        pre_tokenizer::method(json, model, &merges)?
     };
-    let (bytes, before) = steps.split_last()?;
-    let adds_space = flag(bytes, "add_prefix_space", true);
-    if !is(bytes, "ByteLevel") || adds_space || !json.get("normalizer").is_none_or(leaves_composed_text) {
-        return None;
-    }
-    let ignores_merges = flag(json.get("model")?, "ignore_merges", false);
-    match (before, flag(bytes, "use_regex", true), ignores_merges) {
-        ([], true, false) => Some("gpt-2"),
-        ([digits], true, false) if is(digits, "Digits") && flag(digits, "individual_digits", false) => Some("smollm"),
-        ([split], false, _) if is(split, "Split") && !flag(split, "invert", false) => {
-            let is_isolated = split.get("behavior").and_then(Json::as_str) == Some("Isolated");
-            match (split.pointer("/pattern/Regex")?.as_str()?, ignores_merges) {
-                (LLAMA_3, true) if is_isolated => Some("llama-bpe"),
-                (LLAMA_3, false) if is_isolated => Some("smaug-bpe"),
-                (QWEN_2, false) if is_isolated => Some("qwen2"),
-                _ => None,
-            }
-        }
-        _ => None,
-    }
+    let mut keys = vec![("tokens", Value::Texts(texts)), ("token_type", Value::I32s(kinds))];
+    keys.extend(method.keys);
+    keys.extend(bos.map(|id| ("bos_token_id", Value::U32(id))));
+    keys.extend(ends.text.map(|id| ("eos_token_id", Value::U32(id))));
+    keys.extend(ends.turn.map(|id| ("eot_token_id", Value::U32(id))));
+    keys.push(("add_bos_token", Value::Bool(bos.is_some_and(|bos| begins_with(json, bos)))));
+    Ok(Vocabulary {
+        metadata: keys.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect(),
+        notes: method.note.into_iter().map(str::to_owned).collect(),
+        strips_spaces: strips_spaces(json)?,
+    })
 }
 
-/// Returns whether a normalizer leaves texts of composed characters unchanged. llama.cpp has no step for NFC: it makes other tokens of a text with
-/// decomposed characters.
-fn leaves_composed_text(normalizer: &Json) -> bool {
-    match normalizer.get("normalizers").and_then(Json::as_array) {
-        Some(steps) => steps.iter().all(leaves_composed_text),
-        None => normalizer.is_null() || normalizer.get("type").and_then(Json::as_str) == Some("NFC"),
+/// Returns whether added tokens take the white space after them. llama.cpp knows that of all of Phi-3's but three, and of no other tokenizer.
+fn strips_spaces(json: &Map<String, Json>) -> Result<bool, String> {
+    let added: Vec<&Json> = json.get("added_tokens").and_then(Json::as_array).into_iter().flatten().collect();
+    let is = |token: &Json, key: &str| token.get(key) == Some(&Json::Bool(true));
+    let is_of_three = |token: &Json| {
+        let content = token.get("content").and_then(Json::as_str).unwrap_or_default();
+        ["<unk>", "<s>", "<|endoftext|>"].contains(&content)
+    };
+    let strips = added.iter().any(|token| is(token, "rstrip"));
+    let as_phi_3 = added.iter().all(|token| is(token, "rstrip") != is_of_three(token));
+    if added.iter().any(|token| is(token, "lstrip")) || (strips && !as_phi_3) {
+        return Err("added tokens that take the white space next to them".to_owned());
     }
+    Ok(strips)
 }
 
 /// Returns the text and the kind of every id. Ids are unused if no text gives their token and it neither begins nor ends texts.
@@ -142,15 +146,17 @@ fn tokens(
     Ok((0..vocab_size).map(token).unzip())
 }
 
-/// Reads the merges, each as two tokens with a space between; newer files have pairs.
-fn merges(model: &Map<String, Json>) -> Result<Vec<String>, String> {
+/// Reads the merges as pairs; older files have two tokens with a space between.
+fn merges(model: &Map<String, Json>) -> Result<Vec<(&str, &str)>, String> {
     let merges = model.get("merges").and_then(Json::as_array).ok_or("a tokenizer without merges")?;
-    let text = |merge: &Json| match merge {
-        Json::String(merge) => Some(merge.clone()),
-        Json::Array(pair) => Some(format!("{} {}", pair.first()?.as_str()?, pair.get(1)?.as_str()?)),
-        _ => None,
-    };
-    merges.iter().map(text).collect::<Option<_>>().ok_or_else(|| "merges in an unknown form".to_owned())
+    fn pair(merge: &Json) -> Option<(&str, &str)> {
+        match merge {
+            Json::String(merge) => merge.split_once(' '),
+            Json::Array(pair) => Some((pair.first()?.as_str()?, pair.get(1)?.as_str()?)),
+            _ => None,
+        }
+    }
+    merges.iter().map(pair).collect::<Option<_>>().ok_or_else(|| "merges in an unknown form".to_owned())
 }
 
 /// Returns whether the tokenizer begins every text with this token.
@@ -184,32 +190,14 @@ mod tests {
 
     use super::*;
 
-    fn split(regex: &str) -> Json {
-        let split = json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false });
-        let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "use_regex": false });
-        json!({ "type": "Sequence", "pretokenizers": [split, bytes] })
-    }
-
-    fn name_of(rule: Json, normalizer: Json, ignores_merges: bool) -> Option<&'static str> {
-        let model = json!({ "ignore_merges": ignores_merges });
-        let json = json!({ "pre_tokenizer": rule, "normalizer": normalizer, "model": model });
-        pre_tokenizer(json.as_object().unwrap())
-    }
-
     #[test]
-    fn a_rule_has_a_name_only_if_llama_cpp_does_all_of_it() {
-        let bytes = |adds_space: bool, regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": adds_space, "use_regex": regex });
-        let (none, nfc) = (Json::Null, json!({ "type": "NFC" }));
-        assert_eq!(name_of(bytes(false, true), none.clone(), false), Some("gpt-2"));
-        assert_eq!(name_of(split(LLAMA_3), none.clone(), true), Some("llama-bpe"));
-        assert_eq!(name_of(split(LLAMA_3), none.clone(), false), Some("smaug-bpe"));
-        assert_eq!(name_of(split(QWEN_2), json!({ "type": "Sequence", "normalizers": [nfc] }), false), Some("qwen2"));
-        assert_eq!(name_of(bytes(true, true), none.clone(), false), None, "a space before the text");
-        assert_eq!(name_of(bytes(false, false), none.clone(), false), None, "no rule");
-        assert_eq!(name_of(split(QWEN_2), none.clone(), true), None, "tokens that are not merged");
-        assert_eq!(name_of(split(QWEN_2), json!({ "type": "Lowercase" }), false), None);
-        let merged = split(QWEN_2).to_string().replace("Isolated", "MergedWithPrevious");
-        assert_eq!(name_of(merged.parse().unwrap(), none, false), None);
+    fn tokens_that_take_white_space_are_those_of_phi_3_or_refused() {
+        let of = |tokens: Json| strips_spaces(json!({ "added_tokens": tokens }).as_object().unwrap());
+        let token = |content: &str, rstrip: bool| json!({ "content": content, "lstrip": false, "rstrip": rstrip });
+        assert_eq!(of(json!([token("<s>", false), token("<|end|>", false)])), Ok(false));
+        assert_eq!(of(json!([token("<s>", false), token("<|end|>", true)])), Ok(true));
+        assert!(of(json!([token("<|user|>", false), token("<|end|>", true)])).is_err());
+        assert!(of(json!([{ "content": "<mask>", "lstrip": true }])).is_err());
     }
 
     #[test]
