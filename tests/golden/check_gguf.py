@@ -7,14 +7,16 @@ REAL is the folder of real tokenizers and data that compare_real_chats.py descri
 
     ids     `firebrick export --gguf` writes a small random model with each tokenizer. llama.cpp reads every text of TEXTS with special tokens,
             Firebrick through `firebrick inspect` (the token file that it stores). All ids have to be equal, except for texts that the
-            tokenizer normalizes first: llama.cpp has no step for that, so they are compared in the normalized form and counted.
+            tokenizer normalizes first: llama.cpp has no step for that, so they are compared in the normalized form and counted. Where
+            writing the file says that llama.cpp's rule is nearly the same, one text in 200 may differ.
     logits  of the model: `firebrick verify` ties Firebrick on flex to transformers in f32 (2e-4, every logit), then llama.cpp's logits of the
             GGUF file are compared with those: share of positions with the same best token, mean KL divergence. Positions are those of
             real texts with the model's template, in contexts of 256 tokens.
 
-    tiny    the same of the fixtures that GGUF files are written of, against their golden files, which Firebrick is tested against.
+    tiny    the same of fixtures of every family that GGUF files are written of, in f32, against transformers: mean KL <= 1e-10, of Gemma <= 1e-5
+            (llama.cpp has a table of its GELU in f16), of experts in MXFP4 <= 1e-2 (their inputs are rounded to 8 bits).
 
-Bars: equal ids; f16 and bf16 with top-1 >= 99 % and KL <= 1e-3; q8_0 and q4_0 are printed, and q8_0 has top-1 >= 95 % and KL <= 1e-2.
+Bars: equal ids, and for each kind the share of equal best tokens and the mean KL in BARS, which are those of SmolLM2-135M and a margin.
 Trade-off: run by hand, since llama.cpp is compiled when it is installed.
 """
 
@@ -31,17 +33,18 @@ import llama_cpp
 import numpy as np
 import torch
 from compare_real_chats import DATA, edge_chats, firebrick, messages_of, more_sets, read_records
-from safetensors.torch import load_file, save_file
+from make_gguf_family_goldens import MODELS, changed
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 # Tokenizer: the family of the small model that carries it.
-FAMILIES = {"smollm2": "llama", "llama3_1": "llama", "qwen3": "qwen3"}
-# These are refused: with them llama.cpp computes something else, or we do not know its rules.
-REFUSED = {"gemma3": "not byte-level BPE"}
-# Fixtures of what GGUF can say: families, scaled positions, biases, shards, tied tables. Mistral without its window is Llama.
-TINY = ["tiny-llama", "tiny-llama-tied", "tiny-llama-sharded", "tiny-llama-bias", "tiny-qwen2", "tiny-qwen3", "saved-model"]
-BARS = {"f16": (0.99, 1e-3), "bf16": (0.99, 1e-3), "q8_0": (0.95, 1e-2), "q4_0": (0.0, np.inf)}
+FAMILIES = {"smollm2": "llama", "llama3_1": "llama", "qwen3": "qwen3", "llama2": "llama", "gemma3": "llama", "gptoss": "llama"}
+# llama.cpp's rule is nearly that of these.
+NEARLY = ["gptoss"]
+# Families whose products llama.cpp rounds, and the mean KL that this may give.
+ROUNDED = {"gemma": 1e-5, "quant-mxfp4": 1e-2}
+BARS = {"f16": (0.99, 1e-3), "bf16": (0.99, 1e-3), "q8_0": (0.95, 1e-2), "q6_k": (0.93, 2e-2), "q5_k_m": (0.84, 1e-1), "q4_k_m": (0.84, 1e-1), "q4_0": (0.0, np.inf)}
 CONTEXT = 256
 
 
@@ -129,9 +132,8 @@ def check_ids(name, real, binary, limit):
         model, tokenizer = small_model(name, real, folder)
         is_written, said = export(binary, model, folder / "m.gguf", "f16")
         if not is_written:
-            expected = REFUSED.get(name)
             print(f"ids     {name:12} refused: {said.strip().splitlines()[-1][:300]}")
-            return expected is not None and expected in said
+            return False
         texts = texts_of(tokenizer, real, folder, limit)
         normalizer = normalizer_of(model)
         changed = 0
@@ -148,7 +150,7 @@ def check_ids(name, real, binary, limit):
             print(f"    ids differ at {at}: {a[at:at + 6]} {around[0]!r}, llama.cpp {b[at:at + 6]} {around[1]!r}")
         tokens = sum(map(len, ours))
         print(f"ids     {name:12} {len(different)} of {len(texts)} texts differ, {tokens} tokens; {changed} texts normalized first", flush=True)
-        return not different
+        return len(different) <= (len(texts) // 200 if name in NEARLY else 0)
 
 
 def references(binary, folder, rows, work):
@@ -194,17 +196,24 @@ def check_logits(real, binary, folder, kinds, count):
 
 
 def check_tiny(binary):
-    golden = Path(__file__).parent
     is_fine = True
-    with tempfile.TemporaryDirectory() as work:
-        for name in TINY:
-            stored = load_file(golden / f"{name}.safetensors")
-            print(f"{name:18}", end=" ")
-            is_fine &= compare(binary, golden.parent / "fixtures" / name, stored["input_ids"], stored["logits"], "f16", Path(work))
+    for name, changes in MODELS.items():
+        with tempfile.TemporaryDirectory() as work:
+            folder = Path(work) / "model"
+            folder.mkdir()
+            changed(Path(__file__).parent.parent / "fixtures" / name, changes, folder)
+            kind = AutoModelForImageTextToText if name.endswith("-vl") else AutoModelForCausalLM
+            model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+            rows = torch.randint(0, 250, (3, 48), generator=torch.Generator().manual_seed(0))
+            with torch.no_grad():
+                logits = torch.cat([model(row[None]).logits for row in rows])
+            bar = next((bar for start, bar in ROUNDED.items() if name.removeprefix("tiny-").startswith(start)), 1e-10)
+            print(f"{name:20}", end=" ")
+            is_fine &= compare(binary, folder, rows, logits, "f32", Path(work), (0.99, bar))
     return is_fine
 
 
-def compare(binary, folder, rows, expected, kind, work):
+def compare(binary, folder, rows, expected, kind, work, bars=None):
     """Of the GGUF file of this kind: whether its logits on the rows [B, T] are the expected ones [B, T, V], within the bars."""
     gguf = work / f"{kind}.gguf"
     is_written, said = export(binary, folder, gguf, kind)
@@ -221,7 +230,8 @@ def compare(binary, folder, rows, expected, kind, work):
     figures = f"top-1 {100 * top_1:.2f} %, mean KL {mean:.2e}, largest difference {largest:.2e}"
     print(f"logits  {kind:5} {figures}, {rows.numel()} positions", flush=True)
     # In a few positions of a random model, one may be a tie.
-    return same >= rows.numel() * BARS[kind][0] - 1 and mean <= BARS[kind][1]
+    share, divergence = bars or BARS[kind]
+    return same >= rows.numel() * share - 1 and mean <= divergence
 
 
 def main():
@@ -231,12 +241,12 @@ def main():
     parser.add_argument("--model", type=Path, help="folder whose logits are compared")
     parser.add_argument("--records", type=int, default=60, help="of each data set")
     parser.add_argument("--tokens", type=int, default=4096, help="positions whose logits are compared")
-    parser.add_argument("--kinds", default="f16,bf16,q8_0,q4_0")
+    parser.add_argument("--kinds", default="f16,bf16,q8_0,q6_k,q5_k_m,q4_k_m,q4_0")
     parser.add_argument("--only", help="one of the tokenizers, tiny or logits")
     options = parser.parse_args()
     real, binary = options.real.resolve(), options.binary.resolve()
     is_fine = True
-    for name in [*FAMILIES, *REFUSED]:
+    for name in FAMILIES:
         if options.only in (None, name):
             is_fine &= check_ids(name, real, binary, options.records)
     if options.only in (None, "tiny"):

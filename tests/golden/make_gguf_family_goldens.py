@@ -35,6 +35,10 @@ MODELS = {
     "tiny-gpt-oss": {"rope_scaling.truncate": True},
     "quant-mxfp4-gpt-oss": {"rope_scaling.truncate": True},
     "tiny-llama": {},
+    "tiny-llama-tied": {},
+    "tiny-llama-sharded": {},
+    "tiny-llama-bias": {},
+    "saved-model": {},
     "tiny-qwen2": {},
     "tiny-qwen3": {},
 }

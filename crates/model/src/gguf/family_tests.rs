@@ -172,3 +172,52 @@ fn files_of_every_family_hold_what_llama_cpps_conversion_writes_of_the_same_mode
         }
     }
 }
+
+#[test]
+fn the_quickstarts_model_is_written_though_its_vocabulary_has_no_merges() {
+    let temp = tempdir().unwrap();
+    let path = temp.path().join("m.gguf");
+    write_gguf(&tests_folder().join("../assets/quickstart/base"), &path, GgufType::F16, GgufEnds::default()).unwrap();
+    let file = read_file(&path);
+    let of = |key: &str| &file.metadata[&format!("tokenizer.ggml.{key}")];
+    assert_eq!((of("model"), of("pre"), of("merges")), (&json!("gpt2"), &json!("gpt-2"), &json!([])));
+    assert_eq!(of("tokens").as_array().unwrap().len(), file.tensors["token_embd.weight"].1[0]);
+}
+
+/// Writes a fixture with changes of its config.json; returns the notes or the error.
+fn written(name: &str, changes: Json, folder: &Path) -> Result<(File, String), String> {
+    let (model, path) = (folder.join(format!("{name}-model")), folder.join("m.gguf"));
+    changed_fixture(name, changes.as_object().unwrap(), &model);
+    let notes = write_gguf(&model, &path, GgufType::F32, GgufEnds::default()).map_err(|error| error.to_string())?;
+    Ok((read_file(&path), notes.join(" | ")))
+}
+
+#[test]
+fn what_llama_cpp_does_not_compute_is_refused_by_name() {
+    let refused = |name: &str, changes: Json, what: &str| {
+        let temp = tempdir().unwrap();
+        let error = written(name, changes, temp.path()).err().unwrap_or_else(|| panic!("{name} was written"));
+        assert!(error.contains(what), "{name}: {error}");
+        assert!(!temp.path().join("m.gguf").exists());
+    };
+    refused("tiny-gemma2", json!({}), "attention scores times 0.20412");
+    refused("tiny-smollm3", json!({}), "no rotation of queries and keys in layer 1");
+    refused("tiny-qwen3-moe", json!({}), "an MLP of another kind than in other layers in layer 0");
+    refused("tiny-olmo2", json!({ "tie_word_embeddings": true }), "a tied head");
+    refused("tiny-gemma", json!({ "tie_word_embeddings": false }), "`lm_head.weight`");
+    refused("tiny-llama", json!({ "hidden_act": "gelu_pytorch_tanh" }), "the activation gelu_pytorch_tanh in layer 0");
+    refused("tiny-glm4", json!({}), "the family glm4: only gemma, gemma2,");
+}
+
+#[test]
+fn what_a_file_leaves_out_or_has_otherwise_is_said() {
+    let temp = tempdir().unwrap();
+    let (file, said) = written("tiny-mistral", json!({}), temp.path()).unwrap();
+    assert_eq!(file.metadata["llama.context_length"], json!(12), "the window");
+    assert!(said.contains("names its 12 tokens as the whole context"), "{said}");
+    let (_, said) = written("tiny-gemma3-vl", json!({ "text_config.query_pre_attn_scalar": 32 }), temp.path()).unwrap();
+    assert_eq!(said, "the file has the text model alone; the vision tower is left out");
+    let (_, said) = written("tiny-gpt-oss", json!({}), temp.path()).unwrap();
+    assert!(said.contains("rounds the ends of YaRN's ramp"), "{said}");
+    assert_eq!(written("tiny-qwen3", json!({}), temp.path()).unwrap().1, "");
+}
