@@ -1,9 +1,10 @@
-//! `export`: writes the result of a run for other programs: an adapter merged into its base, or a model as one GGUF file.
+//! `export`: writes the result of a run for other programs: an adapter merged into its base, a model as one GGUF file, or both in one call.
 //!
 //! Trade-off: the number format of the base is kept unless another is requested, so rounding may lose a part of a small adapter; the command says how
 //! much.
 
 mod gguf;
+mod modelfile;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,8 +12,11 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
+use firebrick_arch::MlpSpec;
+use firebrick_files::AtomicFolder;
 use firebrick_model::{
-    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufType, Merge, MergeReport, Mxfp4Noise, merge_adapter, quantize_folder,
+    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufType, Merge, MergeReport, ModelConfig, Mxfp4Noise, check_gguf,
+    merge_adapter, quantize_folder,
 };
 use firebrick_precision::{FloatType, QuantFormat};
 use firebrick_trainer::RunError;
@@ -21,6 +25,7 @@ use firebrick_trainer::console::Console;
 use firebrick_trainer::hub::{Need, model_folder};
 use firebrick_trainer::run::chat_settings;
 use firebrick_trainer::state::pad_token;
+use firebrick_trainer::storage::StorageError;
 use serde_json::{Map, Value};
 
 /// Share of the adapter lost to rounding that causes a warning.
@@ -29,8 +34,8 @@ const NOTEWORTHY_LOSS: f64 = 0.05;
 /// The options of `export`.
 #[derive(Args, Clone, Debug)]
 pub struct ExportOptions {
-    /// Merge the adapter into the model and write a model folder.
-    #[arg(long, requires = "adapter", required_unless_present_any = ["gguf", "bnb_4bit"], conflicts_with = "gguf")]
+    /// Merge the adapter into the model and write a model folder, or with --gguf one GGUF file.
+    #[arg(long, requires = "adapter", required_unless_present_any = ["gguf", "bnb_4bit"])]
     pub merge: bool,
     /// Write the projections in 4 bits as bitsandbytes does (nf4_double_quant, nf4, fp4_double_quant, fp4): of the merged model with
     /// --merge, otherwise of the model as it is. transformers loads the folder. Mixtures of experts are refused.
@@ -41,18 +46,20 @@ pub struct ExportOptions {
     #[arg(long, requires = "merge", conflicts_with = "bnb_4bit")]
     pub mxfp4: bool,
     /// Write the model as one GGUF file, for llama.cpp and Ollama, with a Modelfile next to it: f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m or q4_0.
+    /// With --merge the merged model, whose weights lie next to the file while it is written.
     #[arg(long, value_name = "TYPE")]
     pub gguf: Option<GgufType>,
     /// Model folder or id of the Hub; with --merge the base that the adapter was trained on.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// Adapter folder or id of the Hub, ours or PEFT's.
-    #[arg(long, value_name = "DIR", conflicts_with = "gguf", requires = "merge")]
+    #[arg(long, value_name = "DIR", requires = "merge")]
     pub adapter: Option<PathBuf>,
     /// Folder to write, which must be new or empty; or the GGUF file.
     #[arg(long, value_name = "PATH")]
     pub out: PathBuf,
-    /// Number format of the merged weights; without it, the base's.
+    /// Number format of the merged weights; without it, the base's. With --gguf they are rounded to the type of the file only, and this is the
+    /// format that they have before, without it float32.
     #[arg(long, value_name = "FORMAT", requires = "merge", value_parser = parse_format)]
     pub dtype: Option<FloatType>,
     /// Which weights the adapter is added to: "stored", or the base's format in training (nf4_double_quant, nf4, nvfp4, mxfp4, fp8), for
@@ -110,7 +117,8 @@ pub fn export(options: &ExportOptions) -> Result<String, RunError> {
     let adapter = options.adapter.as_deref().map(folder).transpose()?;
     let options = &ExportOptions { model: folder(&options.model)?, adapter, ..options.clone() };
     match (options.gguf, &options.adapter) {
-        (Some(kind), _) => gguf::write(&options.model, &options.out, kind),
+        (Some(kind), Some(adapter)) => merge_to_gguf(options, adapter, kind),
+        (Some(kind), None) => gguf::write(&options.model, &options.out, kind),
         (None, Some(adapter)) => merge(options, adapter),
         (None, None) => quantize(options, options.bnb_4bit.expect("the command line asks for an adapter or a format")),
     }
@@ -130,6 +138,27 @@ fn quantize(options: &ExportOptions, format: Bnb4bit) -> Result<String, RunError
 
 fn chat_settings_of(folder: &Path) -> Result<Map<String, Value>, RunError> {
     Ok(chat_settings::to_json(&chat_settings::read(folder)?, chat_settings::read_sequence_tokens(folder)?))
+}
+
+/// Merges into a folder next to the file, writes the file from it, and removes the folder. What GGUF cannot describe is refused before the merge, and
+/// experts that the base has in MXFP4 stay so.
+fn merge_to_gguf(options: &ExportOptions, adapter: &Path, kind: GgufType) -> Result<String, RunError> {
+    check_gguf(&options.model)?;
+    let out = &options.out;
+    let mut name = out.file_name().unwrap_or_default().to_owned();
+    name.push(".merged");
+    let folder =
+        AtomicFolder::create(&out.with_file_name(name)).map_err(|error| StorageError::io("create", out, error))?;
+    let merged = folder.temporary().join("model");
+    let dtype = Some(options.dtype.unwrap_or(FloatType::F32));
+    let mxfp4 = options.mxfp4 || is_mxfp4(&options.model)?;
+    let text = merge(&ExportOptions { out: merged.clone(), dtype, mxfp4, ..options.clone() }, adapter)?;
+    Ok(format!("{text}\n{}", gguf::write(&merged, out, kind)?))
+}
+
+fn is_mxfp4(model: &Path) -> Result<bool, RunError> {
+    let spec = ModelConfig::read(model)?.spec;
+    Ok(spec.layers.iter().any(|layer| matches!(layer.mlp, MlpSpec::Experts { mxfp4: true, .. })))
 }
 
 fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
@@ -157,9 +186,9 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
 fn text(options: &ExportOptions, report: &MergeReport) -> String {
     let MergeReport { modules, largest_error, lost_of_adapter, dtype, bnb_4bit, mxfp4 } = *report;
     let format = bnb_4bit.map_or(dtype.name(), Bnb4bit::name);
+    let place = if options.gguf.is_some() { String::new() } else { format!(" into {}", options.out.display()) };
     let mut text = format!(
-        "merged {modules} modules into {}, {format}{}; read again, its outputs are within {largest_error:.0e} of those of base and adapter",
-        options.out.display(),
+        "merged {modules} modules{place}, {format}{}; read again, its outputs are within {largest_error:.0e} of those of base and adapter",
         if options.mxfp4 { " with experts in mxfp4" } else { "" },
     );
     if lost_of_adapter > NOTEWORTHY_LOSS {

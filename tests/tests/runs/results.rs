@@ -1,5 +1,6 @@
 //! The results of a run for others: template, tokenizer and end of turn travel with its weights, and another run or program continues from them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -209,7 +210,7 @@ fn gguf_number(file: &[u8], key: &str) -> Option<u32> {
 }
 
 #[test]
-fn a_gguf_file_and_its_modelfile_name_the_end_of_turn_that_was_trained() {
+fn a_gguf_file_and_its_modelfile_have_the_template_and_the_end_of_turn_of_a_run_in_one_call_or_two() {
     let output = tempdir().unwrap();
     let (inputs, model, config) =
         recipe_of(output.path(), &["data.new_special_tokens=['<|stop_here|>']", "train.steps=1"]);
@@ -219,14 +220,25 @@ fn a_gguf_file_and_its_modelfile_name_the_end_of_turn_that_was_trained() {
     let merge = merge_options(&model, &output.path().join("run/adapter"), &merged);
     export(&merge).unwrap();
     let kind = Some(GgufType::F16);
-    let options = ExportOptions { merge: false, gguf: kind, model: merged, adapter: None, out: gguf.clone(), ..merge };
+    let options =
+        ExportOptions { merge: false, gguf: kind, model: merged, adapter: None, out: gguf.clone(), ..merge.clone() };
     export(&options).unwrap();
     let file = fs::read(&gguf).unwrap();
     assert_eq!(gguf_number(&file, "tokenizer.ggml.eos_token_id"), Some(EOS));
     assert_eq!(gguf_number(&file, "tokenizer.ggml.eot_token_id"), Some(262));
     let modelfile = fs::read_to_string(output.path().join("Tiny-1.5B.Modelfile")).unwrap();
-    let expected = "FROM ./Tiny-1.5B\nPARAMETER stop \"<|eos|>\"\nPARAMETER stop \"<|stop_here|>\"\n";
-    assert_eq!(modelfile, expected);
+    let template = "{{ if .System }}<|system|>{{ .System }}<|stop_here|>{{ else }}{{ end }}{{ range .Messages }}{{ if eq .Role \"user\" }}<|user|>\
+                    {{ .Content }}<|stop_here|>{{ else if eq .Role \"assistant\" }}<|assistant|>{{ .Content }}<|stop_here|>{{ end }}{{ end }}<|assistant|>";
+    let stops = "PARAMETER stop \"<|eos|>\"\nPARAMETER stop \"<|stop_here|>\"\n";
+    assert_eq!(modelfile, format!("FROM ./Tiny-1.5B\nTEMPLATE \"\"\"{template}\"\"\"\n{stops}"));
+
+    let folder = output.path().join("one-call");
+    fs::create_dir(&folder).unwrap();
+    let said = export(&ExportOptions { gguf: kind, out: folder.join("Tiny-1.5B"), ..merge }).unwrap();
+    assert!(said.contains("merged 14 modules, float32; read again") && said.contains("written as f16 to"), "{said}");
+    let names = ["Tiny-1.5B", "Tiny-1.5B.Modelfile"].map(PathBuf::from);
+    let expected: BTreeMap<PathBuf, Vec<u8>> = names.into_iter().zip([file, modelfile.into_bytes()]).collect();
+    assert!(snapshot(&folder) == expected, "the same two files, and no merged weights");
 }
 
 /// Returns the answer of `chat` to a line.

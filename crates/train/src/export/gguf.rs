@@ -1,6 +1,6 @@
-//! `export --gguf`: a model as one GGUF file, and the Modelfile with its stops for Ollama.
+//! `export --gguf`: a model as one GGUF file, and the Modelfile with its template and stops for Ollama.
 //!
-//! Trade-off: the Modelfile has no template, since Ollama's are not Jinja; Ollama reads the one in the GGUF file.
+//! Trade-off: the Modelfile has no template where it has no form of Ollama's, which the command says; the GGUF file has the chat template as it is.
 
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,11 @@ use firebrick_trainer::console::shell_quoted;
 use firebrick_trainer::run::{chat_settings, end_of_turn};
 use firebrick_trainer::storage::StorageError;
 
+use super::modelfile::Turns;
+
+const NO_TEMPLATE: &str = "the Modelfile has no template, because the chat template is more than turns of system, user and assistant; llama.cpp reads it \
+                           from the GGUF file (llama-server --jinja), Ollama has to be given one";
+
 /// Writes the model as one file, and the Modelfile for Ollama next to it.
 ///
 /// # Errors
@@ -20,10 +25,15 @@ pub(super) fn write(folder: &Path, out: &Path, kind: GgufType) -> Result<String,
     tokenizer.set_template_defaults(chat_settings::read(folder)?);
     let listed = ModelConfig::read(folder)?.eos_token_ids;
     let ends = gguf_ends(&tokenizer, &listed)?;
-    let notes = write_gguf(folder, out, kind, ends)?;
+    let mut notes = write_gguf(folder, out, kind, ends)?;
 
     let name = out.file_name().unwrap_or_default().to_string_lossy();
     let mut text = format!("FROM ./{name}\n");
+    match Turns::of(&tokenizer).and_then(|turns| turns.template()) {
+        Some(template) => text += &format!("TEMPLATE \"\"\"{template}\"\"\"\n"),
+        None if tokenizer.chat_template().is_ok() => notes.push(NO_TEMPLATE.to_owned()),
+        None => {}
+    }
     let mut stops: Vec<u32> = ends.text.into_iter().chain(ends.turn).collect();
     stops.extend(listed.into_iter().filter(|id| ![ends.text, ends.turn].contains(&Some(*id))));
     for id in stops {
