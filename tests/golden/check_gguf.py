@@ -8,7 +8,7 @@ REAL is the folder of real tokenizers and data that compare_real_chats.py descri
     ids     `firebrick export --gguf` writes a small random model with each tokenizer. llama.cpp reads every text of TEXTS with special tokens,
             Firebrick through `firebrick inspect` (the token file that it stores). All ids have to be equal, except for texts that the
             tokenizer normalizes first: llama.cpp has no step for that, so they are compared in the normalized form and counted. Where
-            writing the file says that llama.cpp's rule is nearly the same, one text in 200 may differ.
+            writing the file says that llama.cpp's rule is nearly the same, one text in 100 may differ.
     logits  of the model: `firebrick verify` ties Firebrick on flex to transformers in f32 (2e-4, every logit), then llama.cpp's logits of the
             GGUF file are compared with those: share of positions with the same best token, mean KL divergence. Positions are those of
             real texts with the model's template, in contexts of 256 tokens.
@@ -95,7 +95,9 @@ def character_samples():
 
 
 def normalizer_of(folder):
-    return Tokenizer.from_file(str(folder / "tokenizer.json")).normalizer
+    """The normalizer that llama.cpp has no step for. That of SentencePiece, which writes spaces in its way, is one that it has."""
+    has_bytes = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"].get("byte_fallback")
+    return None if has_bytes else Tokenizer.from_file(str(folder / "tokenizer.json")).normalizer
 
 
 def llama_ids(gguf, texts, bos):
@@ -150,7 +152,7 @@ def check_ids(name, real, binary, limit):
             print(f"    ids differ at {at}: {a[at:at + 6]} {around[0]!r}, llama.cpp {b[at:at + 6]} {around[1]!r}")
         tokens = sum(map(len, ours))
         print(f"ids     {name:12} {len(different)} of {len(texts)} texts differ, {tokens} tokens; {changed} texts normalized first", flush=True)
-        return len(different) <= (len(texts) // 200 if name in NEARLY else 0)
+        return len(different) <= (len(texts) // 100 if name in NEARLY else 0)
 
 
 def references(binary, folder, rows, work):

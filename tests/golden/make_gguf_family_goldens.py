@@ -19,13 +19,14 @@ from safetensors.torch import load_file, save_file
 HERE = Path(__file__).parent
 # Fixture: what its config.json says otherwise. llama.cpp has one scale of scores in Gemma, rotates three of four layers of SmolLM3, has a mixture
 # in every layer of Qwen3-MoE, weights of experts that add up to one, and ends of YaRN's ramp that are whole dimensions.
+# It chooses the factors of longrope by the size of its context, which is 256 tokens at least.
 # Where a model has fewer layers than the fixture, they are its last ones.
 MODELS = {
     "tiny-gemma": {},
     "tiny-gemma2": {"query_pre_attn_scalar": 32},
     "tiny-gemma3": {"query_pre_attn_scalar": 32},
     "tiny-gemma3-vl": {"text_config.query_pre_attn_scalar": 32},
-    "tiny-phi3": {},
+    "tiny-phi3": {"original_max_position_embeddings": 256, "max_position_embeddings": 512},
     "tiny-smollm3": {"no_rope_layers": [1, 1]},
     "tiny-olmo2": {},
     "tiny-olmo3": {},

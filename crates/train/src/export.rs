@@ -45,7 +45,7 @@ pub struct ExportOptions {
     /// adapter keep their bytes; what rounding does to the others is printed. Without it, all experts are written in bfloat16.
     #[arg(long, requires = "merge", conflicts_with = "bnb_4bit")]
     pub mxfp4: bool,
-    /// Write the model as one GGUF file, for llama.cpp and Ollama, with a Modelfile next to it: f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m or q4_0.
+    /// Write the model as one GGUF file, for llama.cpp and Ollama, with a Modelfile next to it: f32, f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m or q4_0.
     /// With --merge the merged model, whose weights lie next to the file while it is written.
     #[arg(long, value_name = "TYPE")]
     pub gguf: Option<GgufType>,
