@@ -229,8 +229,8 @@ fn wrong_type_says_expected_and_got_with_the_line() {
         "configs/x.toml:6: train.learning_rate: expected a number, got string \"2e-4\"; write it without the quotes"
     );
     assert_eq!(
-        refusal(SMALLEST, &["train.micro_batch_size=-1"]),
-        "--set train.micro_batch_size=-1: train.micro_batch_size: expected a whole number, 0 or more, got integer `-1`"
+        refusal(SMALLEST, &["train.gradient_accumulation=-1"]),
+        "--set train.gradient_accumulation=-1: train.gradient_accumulation: expected a whole number, 0 or more, got integer `-1`"
     );
     assert!(refusal(SMALLEST, &["pack=3"]).contains("pack: expected true or false, got integer `3`"));
     assert!(refusal(SMALLEST, &["lora=true"]).contains("lora: expected a table of keys"));

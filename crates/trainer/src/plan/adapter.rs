@@ -130,7 +130,7 @@ pub(super) fn dropout(config: &RunConfig, backend: BackendKind) -> Option<Chosen
     } else {
         "computed by one CPU thread and copied to the device in each pass"
     };
-    (dropout > 0.0).then(|| Chosen::new(dropout, format!("one mask per group and micro-batch, {how}")))
+    (dropout > 0.0).then(|| Chosen::new(dropout, format!("one mask per group and row of the step, {how}")))
 }
 
 /// Returns the ratio of LoRA+; `None` without it.

@@ -111,14 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_card_gets_smaller_micro_batches_or_saves_less_for_the_same_step() {
+    fn a_card_of_any_size_gets_the_same_step_and_hears_what_does_not_fit() {
         let [large, small] = [80, 12].map(on_a_card);
         for (config, reason) in [&large, &small] {
             assert_eq!(config.rows_per_step(), 16, "{reason}");
             assert!(reason.starts_with("auto: ") && reason.contains("times as long"), "{reason}");
         }
         assert!(small.1.contains("do not fit"), "{}", small.1);
-        assert!(small.0.train.micro_batch_size.rows() <= large.0.train.micro_batch_size.rows());
     }
 
     #[test]
