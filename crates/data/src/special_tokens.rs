@@ -11,7 +11,7 @@ use crate::tokenizer::{SpecialToken, Tokenizer};
 const MAX_LISTED: usize = 12;
 
 impl Tokenizer {
-    /// Gives a role to a token of the tokenizer; tokens of [`Tokenizer::add_tokens`] are added first. The token becomes a special one.
+    /// Makes an existing token the end-of-text or padding token, and marks it as special. Call [`Tokenizer::add_tokens`] before, for new tokens.
     ///
     /// # Errors
     /// A text that is no token, or one that is ordinary text.

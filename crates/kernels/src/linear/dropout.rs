@@ -77,7 +77,7 @@ impl Dropout {
         self.key
     }
 
-    /// Returns the position of a token of the matrix in the mask.
+    /// Returns where a token's values begin in the mask, in tokens.
     fn position(&self, token: u64) -> u64 {
         let token = self.first_token + token;
         (self.first_row + token / self.row_len) * ROW_PITCH + token % self.row_len

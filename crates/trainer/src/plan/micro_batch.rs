@@ -8,7 +8,7 @@ use crate::error::RunError;
 use crate::plan::inputs::PlanInputs;
 use crate::plan::{Made, forecast};
 
-/// Of divisions that are slower than the fastest by at most this share, the one that takes the least memory is chosen: the model is no more exact.
+/// Divisions within this share of the fastest count as equally fast, because the model is no more exact; the one with the least memory is chosen.
 const AS_FAST: f64 = 0.02;
 
 /// A division of a step.
