@@ -8,6 +8,7 @@
 
 #[cfg(debug_assertions)]
 mod launches;
+mod memory;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -94,6 +95,16 @@ impl Counts {
 fn steps_launch_what_the_one_before_launched_and_allocate_nothing_from_the_third_on() {
     let this = "steps_launch_what_the_one_before_launched_and_allocate_nothing_from_the_third_on";
     over_null_cuda(this, "9.0", &[COUNTS], steps_of_every_family);
+}
+
+#[test]
+fn plans_grow_with_tokens_as_allocations_do() {
+    over_null_cuda(
+        "plans_grow_with_tokens_as_allocations_do",
+        "9.0",
+        &[COUNTS],
+        memory::plans_grow_with_tokens_as_allocations_do,
+    );
 }
 
 /// Release builds leave bytes of arguments undefined.

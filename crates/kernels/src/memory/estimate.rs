@@ -84,9 +84,8 @@ pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
     let before_norm = before_norm + norms.outputs() * model.hidden_size;
     let (rows, routed) = match mlp {
         MlpSpec::Gated { .. } => (1, 0),
-        // The router's input; dispatched and returned rows; two f32 per expert, in 2-byte values. On CUDA, the memory
-        // of experts' rows is rounded up to powers of two, which is an upper bound elsewhere.
-        MlpSpec::Experts { count, top_k, .. } => (2 * top_k, (1 + 2 * top_k) * model.hidden_size + 4 * count),
+        // The router's input; dispatched and returned rows; two f32 per expert, in 2-byte values.
+        MlpSpec::Experts { count, top_k, .. } => (*top_k, (1 + 2 * top_k) * model.hidden_size + 4 * count),
     };
     // Of a shared expert gate and up, its output if that is gated, and the gated activation.
     let [shared, activated] = mlp.shared().map_or([0; 2], |shared| {

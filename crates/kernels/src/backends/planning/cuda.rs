@@ -155,8 +155,12 @@ fn attention_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64
 }
 
 /// Returns the bytes of converted weights: one buffer per group of a layer, including its adapters, shared by all
-/// layers, and in full training one more for the head. Dense weights need one only if adapters are appended.
+/// layers, and in full training one more for the head. Dense weights need one only if adapters are appended, and none is
+/// needed if all stay converted.
 fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    if all_stay(model, training) {
+        return 0;
+    }
     let converts_all = training.needs_conversion() && training.gemms == GemmFormat::Compute;
     // Buffers of equal shape are shared.
     let mut shapes: BTreeSet<[usize; 2]> = BTreeSet::new();
@@ -173,6 +177,12 @@ fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
         shapes.insert([model.vocab_size, model.hidden_size]);
     }
     shapes.iter().map(|[rows, columns]| (rows * columns) as u64).sum::<u64>() * training.activation_bytes()
+}
+
+/// Returns whether all weights that GEMMs read in another format stay on the device in that.
+fn all_stay(model: &ModelSpec, training: &TrainingShape) -> bool {
+    let all = converted_weights_bytes(model, training);
+    all != [0; 2] && training.kept_bytes.iter().zip(all).all(|(kept, all)| *kept >= all)
 }
 
 /// Returns the bytes of all quantized weights as GEMMs read them, for the forward and for the backward, which may stay on the device. In the compute
@@ -228,6 +238,7 @@ fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
     if training.gemms == GemmFormat::Compute {
         return [0; 2];
     }
+    let passing = u64::from(!all_stay(model, training));
     let (mut weights, mut row) = (BTreeSet::new(), 0);
     for layer in 0..model.layers.len() {
         let rows_per_token = model.layers[layer].mlp.rows_per_token();
@@ -242,7 +253,7 @@ fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
         }
     }
     let weights = weights.iter().flat_map(|(.., bytes)| bytes).sum::<usize>() as u64;
-    [weights, training.tokens() * row as u64]
+    [passing * weights, training.tokens() * row as u64]
 }
 
 fn converted_why(training: &TrainingShape) -> String {

@@ -41,7 +41,8 @@ struct Layer {
     normed: [usize; 2],
     gate_up: usize,
     activated: usize,
-    /// Rows of a mixture's experts: dispatched, separate outputs, and joined outputs; or their gradients. Then the buffers of a shared expert.
+    /// Rows of a mixture's experts that are not saved: dispatched, separate outputs, and joined outputs; or their gradients. Then the buffers of a
+    /// shared expert.
     routed: Vec<usize>,
     /// Gradient of a layer's or of attention's output, with room for the next group's adapters.
     gradient: usize,
@@ -83,11 +84,14 @@ impl Layer {
             normed: [input(qkv), input(gate_up)],
             gate_up: rows * row_stride(gate_up.out_features(), appended(gate_up)),
             activated: rows * input(down),
-            routed: if mlp.is_mixture() {
-                [vec![rows * row_stride(model.hidden_size, ROW_MULTIPLE); 2], vec![rows * model.hidden_size], shared]
-                    .concat()
-            } else {
-                Vec::new()
+            routed: match (mlp.is_mixture(), training.recompute.repeats_gemms()) {
+                (false, _) => Vec::new(),
+                (true, true) => {
+                    let wide = rows * row_stride(model.hidden_size, ROW_MULTIPLE);
+                    [vec![wide; 2], vec![rows * model.hidden_size], shared].concat()
+                }
+                // Dispatched rows and outputs are saved: their gradient is left.
+                (true, false) => [vec![rows * row_stride(model.hidden_size, ROW_MULTIPLE)], shared].concat(),
             },
             gradient: row_stride(model.hidden_size, if has_room { ROW_MULTIPLE } else { 0 }),
         }
