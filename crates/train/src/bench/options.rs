@@ -5,12 +5,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use firebrick_kernels::Recompute;
 use firebrick_optim::OptimizerKind;
 use firebrick_precision::{FloatType, QuantFormat};
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::compute::Compute;
-use firebrick_trainer::config::{BackendChoice, RunConfig, compute, from_name, to_name};
+use firebrick_trainer::config::{BackendChoice, RecomputeChoice, RunConfig, compute, from_name, to_name};
 use toml::Value;
 
 /// The settings without options: QLoRA on all projections, at one learning rate, over data that is never opened.
@@ -40,9 +39,12 @@ pub struct BenchOptions {
     /// Rows per step.
     #[arg(long, default_value = "8", value_parser = count)]
     pub micro_batch: usize,
-    /// What layers compute again in their backward: full, projections, selective or none.
-    #[arg(long, default_value = "full", value_parser = from_name::<Recompute>)]
-    pub recompute: Recompute,
+    /// What layers compute again in their backward: full, projections, selective or none; auto: the fastest that fits.
+    #[arg(long, default_value = "auto", value_parser = from_name::<RecomputeChoice>)]
+    pub recompute: RecomputeChoice,
+    /// GiB of the device's memory that the plan may use; without it, all but its reserve.
+    #[arg(long)]
+    pub device_memory_gib: Option<f64>,
     /// What to compute in, if the backend has it: bf16, fp16, fp32, or fp8 for the matrix multiplications of the layers. Default: bf16
     /// on CUDA, fp16 on cards without it, fp32 elsewhere.
     #[arg(long, value_parser = compute::parse)]
@@ -139,6 +141,7 @@ impl BenchOptions {
             }
         }
         overrides.extend(self.kept_weights_gib.map(|gib| format!("train.kept_weights_gib={gib}")));
+        overrides.extend(self.device_memory_gib.map(|gib| format!("train.device_memory_gib={gib}")));
         overrides.extend(self.tune_gemms.map(|tune| format!("train.tune_gemms={tune}")));
         overrides.extend(self.offload.map(|offload| format!("train.offload={offload}")));
         Ok(RunConfig::from_toml(RECIPE, Path::new("train bench"), &overrides)?)
@@ -158,6 +161,7 @@ fn count(text: &str) -> Result<usize, String> {
 mod tests {
     use clap::Parser;
     use firebrick_arch::TargetModules;
+    use firebrick_kernels::Recompute;
 
     use super::*;
 
@@ -193,6 +197,7 @@ mod tests {
         assert_eq!(config.quantized_base(), Some(QuantFormat::Nvfp4));
         let default = parse("").unwrap().recipe(FloatType::F16).unwrap();
         assert_eq!(default.compute(), Compute::Plain(FloatType::F16), "what is usual on the card");
+        assert_eq!(default.recompute(), None, "the plan decides, as in a run");
         // A path with quotes is still one path.
         let options = BenchOptions { model: "a'b\"c".into(), ..parse("").unwrap() };
         assert_eq!(options.recipe(FloatType::Bf16).unwrap().model, "a'b\"c");
