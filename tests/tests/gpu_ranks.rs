@@ -18,7 +18,7 @@ use firebrick_kernels::backends::{BackendKind, Cuda};
 use firebrick_kernels::{Contributions, GradientSink, Loan, MemoryOps, Parameter, Payload};
 use firebrick_parallel::supervisor::free_port;
 use firebrick_parallel::{JobToken, Placement, Ranks, ReducingSink, ShardingSink};
-use firebrick_tests::{NEW, finish, metrics, recipe, step_losses};
+use firebrick_tests::{NEW, finish, fixture, metrics, recipe, step_losses};
 use firebrick_trainer::console::Console;
 use firebrick_trainer::run::interrupt::Interrupt;
 use firebrick_trainer::run::{RunOptions, run};
@@ -326,26 +326,43 @@ fn times_of_sums_are_printed() {
     ranks.leave().unwrap();
 }
 
-/// LoRA, QLoRA, and every weight, with all on both cards and with what ZeRO divides, in f32: two cards with half the accumulation follow one card.
+/// Changes to the recipe of a run under each of its names.
+fn kinds() -> Vec<(&'static str, Vec<String>)> {
+    let full = ["bnb_4bit=", "lora=", "mode=full", "train.learning_rate=1e-4"];
+    let experts = format!("model='{}'", fixture("tiny-qwen3-moe").display());
+    let gpt_oss = format!("model='{}'", fixture("quant-mxfp4-gpt-oss").display());
+    let parameters = "lora={r=4,alpha=8,target_parameters=['mlp.experts.gate_up_proj','mlp.experts.down_proj']}";
+    let kinds: [(&str, &[&[&str]]); 11] = [
+        ("lora", &[&["bnb_4bit="]]),
+        ("qlora", &[]),
+        ("full", &[&full]),
+        ("zero-1", &[&full, &["train.zero_stage=1"]]),
+        ("zero-2", &[&full, &["train.zero_stage=2"]]),
+        ("zero-3", &[&full, &["train.zero_stage=3"]]),
+        ("qlora-zero-3", &[&["train.zero_stage=3", "train.recompute=full"]]),
+        ("experts-zero-2", &[&full, &[&experts, "train.zero_stage=2"]]),
+        ("experts-zero-3", &[&full, &[&experts, "train.zero_stage=3"]]),
+        ("experts-qlora-zero-3", &[&[&experts, parameters, "train.zero_stage=3"]]),
+        ("mxfp4-experts", &[&[&gpt_oss, parameters, "bnb_4bit=", "train.zero_stage=1"]]),
+    ];
+    kinds.map(|(name, changes)| (name, changes.concat().into_iter().map(str::to_owned).collect())).into()
+}
+
+/// LoRA, QLoRA, and every weight, also of experts, with all on both cards and with what ZeRO divides, in f32: two cards with half the
+/// accumulation follow one card.
 #[test]
 fn two_cards_train_as_one() {
-    const FULL: [&str; 4] = ["bnb_4bit=", "lora=", "mode=full", "train.learning_rate=1e-4"];
-    const KINDS: [(&str, &[&str]); 7] = [
-        ("lora", &["bnb_4bit="]),
-        ("qlora", &[]),
-        ("full", &FULL),
-        ("zero-1", &[FULL[0], FULL[1], FULL[2], FULL[3], "train.zero_stage=1"]),
-        ("zero-2", &[FULL[0], FULL[1], FULL[2], FULL[3], "train.zero_stage=2"]),
-        ("zero-3", &[FULL[0], FULL[1], FULL[2], FULL[3], "train.zero_stage=3"]),
-        ("qlora-zero-3", &["train.zero_stage=3", "train.recompute=full"]),
-    ];
-    let steps = ["backend=cuda", "compute=float32", "train.steps=8", "eval.every_steps=4", "train.micro_batch_size=1"];
+    const STEPS: [&str; 5] =
+        ["backend=cuda", "compute=float32", "train.steps=8", "eval.every_steps=4", "train.micro_batch_size=1"];
+    fn all<'a>(changes: &'a [String], accumulation: &'a str) -> Vec<&'a str> {
+        STEPS.into_iter().chain(changes.iter().map(String::as_str)).chain([accumulation]).collect()
+    }
     let folder = tempdir().unwrap();
     if let Some(statuses) = as_two_ranks(folder.path()) {
         assert_eq!(statuses, [0, 0]);
-        for (kind, changes) in KINDS.iter().filter(|(kind, _)| folder.path().join(kind).is_dir()) {
+        for (kind, changes) in kinds().iter().filter(|(kind, _)| folder.path().join(kind).is_dir()) {
             let alone = tempdir().unwrap();
-            finish(recipe(alone.path(), &[&steps, *changes, &["train.gradient_accumulation=4"]].concat()), NEW);
+            finish(recipe(alone.path(), &all(changes, "train.gradient_accumulation=4")), NEW);
             let one = step_losses(&alone.path().join("run"));
             let two = step_losses(&folder.path().join(kind).join("run"));
             assert_eq!((one.len(), two.len()), (8, 8));
@@ -360,12 +377,12 @@ fn two_cards_train_as_one() {
         return;
     }
     let folder = PathBuf::from(std::env::var_os(FOLDER).expect("this process was started as a rank"));
-    for (number, (kind, changes)) in KINDS.iter().enumerate() {
+    for (number, (kind, changes)) in kinds().iter().enumerate() {
         let mut placement = Placement::from_environment().unwrap().expect("this process was started as a rank");
         // A job of its own for each run.
         placement.master_port += number as u16;
         let ranks = Ranks::join(&placement).unwrap();
-        let config = recipe(&folder.join(kind), &[&steps, *changes, &["train.gradient_accumulation=2"]].concat());
+        let config = recipe(&folder.join(kind), &all(changes, "train.gradient_accumulation=2"));
         let (console, interrupt) = (Console::QUIET, Interrupt::detached());
         run(RunOptions { config, resume: NEW, console, interrupt, trace: None, force: false, ranks, report: None })
             .unwrap();
