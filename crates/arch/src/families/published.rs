@@ -1,4 +1,4 @@
-//! Published models of each family, under the names and sizes that users know: what docs/models.md and the README list.
+//! Published models of each family, under the names and sizes that users know: what docs/models.md lists.
 //!
 //! Trade-off: written by hand from the models' config.json files. A name says that the family reads the model's config.json, not that every one of
 //! them was run here.
