@@ -26,8 +26,6 @@ const MAX_FEW_ROWS: usize = 64;
 const MAX_FEW_DENSE_ROWS: usize = 8;
 /// Inner columns that a lane of those kernels loads at once, as in `weight_values.cu`.
 const FEW_ROWS_CHUNK: usize = 32;
-/// Shared memory of a block, in bytes, that three stages of a product of experts need.
-pub(in crate::backends) const EXPERTS_SHARED_BYTES: usize = 3 * 32_768 + 1024;
 /// What widths and ranks of experts must be multiples of, so that all rows lie on the 16-byte grid; and their widths in 8-bit codes.
 const EXPERT_MULTIPLE: usize = 8;
 const EXPERT_CODES_MULTIPLE: usize = 16;

@@ -2,8 +2,8 @@
 //!
 //! Trade-off: these types lie below both, so that a GEMM can be one over experts.
 
-use crate::backends::planning::route::EXPERTS_SHARED_BYTES;
-
+/// Shared memory of a block, in bytes, that three stages of a product of experts need.
+const EXPERTS_SHARED_BYTES: usize = 3 * 32_768 + 1024;
 /// Stages of tiles in shared memory of the Hopper kernel.
 pub(in crate::backends::cuda) const WIDE_STAGES: usize = 4;
 
