@@ -87,6 +87,9 @@ impl RunConfig {
         if let Some(bnb) = &mut config.bnb_4bit {
             bnb.compute_dtype = None;
         }
+        if config.train.rows_per_step.is_none() {
+            config.train.gradient_accumulation = Some(self.gradient_accumulation());
+        }
         config.data.train_on = Some(self.train_on());
         config.eval.micro_batch_size = Some(self.eval_micro_batch_size());
         config

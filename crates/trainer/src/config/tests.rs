@@ -232,6 +232,12 @@ fn wrong_type_says_expected_and_got_with_the_line() {
         refusal(SMALLEST, &["train.gradient_accumulation=-1"]),
         "--set train.gradient_accumulation=-1: train.gradient_accumulation: expected a whole number, 0 or more, got integer `-1`"
     );
+    assert!(refusal(SMALLEST, &["train.bf16=auto"]).contains("for that write compute = \"auto\""));
+    assert!(refusal(&format!("bf16 = 'auto'\n{SMALLEST}"), &[]).contains("compute = \"auto\""));
+    assert!(refusal("{ \"model\": \"m\" }", &[]).contains("this is JSON; a recipe is TOML or YAML"));
+    for name in ["overwrite_cache", "loss_watchdog_threshold"] {
+        assert!(refusal(&format!("{name} = 1\n{SMALLEST}"), &[]).contains("not needed: "), "{name}");
+    }
     assert!(refusal(SMALLEST, &["pack=3"]).contains("pack: expected true or false, got integer `3`"));
     assert!(refusal(SMALLEST, &["lora=true"]).contains("lora: expected a table of keys"));
     assert!(refusal(SMALLEST, &["lora={r=8, alpha=[1]}"]).contains("lora.alpha: expected a number, got"));
@@ -494,10 +500,10 @@ fn h100_recipe_holds_the_values_of_published() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/h100.toml");
     let config = RunConfig::load(&path, &[]).unwrap();
     let train = &config.train;
-    assert_eq!((train.micro_batch_size.rows(), train.gradient_accumulation, config.rows_per_step()), (8, 6, 48));
+    assert_eq!((train.micro_batch_size.rows(), config.gradient_accumulation(), config.rows_per_step()), (3, 16, 48));
     assert_eq!((config.pack, config.max_seq_len), (true, 4096));
     assert_eq!(train.optimizer, OptimizerKind::PagedAdamW8bit);
-    assert_eq!(config.recompute(), Some(Recompute::Full));
+    assert_eq!(config.recompute(), None, "the fastest that fits");
     assert_eq!(config.compute(), Compute::Plain(FloatType::Bf16));
 }
 

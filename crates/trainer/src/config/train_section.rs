@@ -71,8 +71,8 @@ section! {
         /// Rows per forward and backward pass. "auto", with `rows_per_step`: the fastest division of a step that the plan says fits, decided
         /// together with `recompute`; nothing is tried. Default 1.
         micro_batch_size: MicroBatchSize = MicroBatchSize::Rows(1), Whole(1, ROWS);
-        /// Micro-batches per step. Default 1.
-        gradient_accumulation: usize = 1, Whole(1, MICRO_BATCHES);
+        /// Micro-batches per step. Default: what `rows_per_step` needs, or 1.
+        gradient_accumulation: Option<usize> = None, Whole(1, MICRO_BATCHES);
         /// Rows per step over all ranks, instead of `gradient_accumulation`, which follows from it. Default: absent.
         rows_per_step: Option<usize> = None, Whole(1, COUNT);
         /// Highest learning rate of the schedule. Default 2e-4 for adapters and for weights drawn from the seed, 2e-5 where every
@@ -214,7 +214,12 @@ impl RunConfig {
 
     /// Returns the rows per step of one rank: its effective batch.
     pub fn rows_per_step(&self) -> usize {
-        self.train.micro_batch_size.rows() * self.train.gradient_accumulation
+        self.train.micro_batch_size.rows() * self.gradient_accumulation()
+    }
+
+    /// Returns the micro-batches per step, where the recipe says them or they have been decided.
+    pub fn gradient_accumulation(&self) -> usize {
+        self.train.gradient_accumulation.unwrap_or(1)
     }
 }
 

@@ -16,7 +16,7 @@ impl<'a> Made<'a> {
     pub(super) fn of(inputs: PlanInputs<'a>) -> Result<Self, RunError> {
         let PlanInputs { config, profile, model, data, world_size, request } = inputs;
         let (spec, zero_stage) = (&model.spec, config.train.zero_stage);
-        let accumulation = config.train.gradient_accumulation;
+        let accumulation = config.gradient_accumulation();
 
         let backend = choose_backend(config.backend, profile)?;
         let may_offload = config.train.offload != Some(false);

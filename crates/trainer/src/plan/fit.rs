@@ -327,7 +327,7 @@ mod tests {
 
     impl Example {
         fn check(&self, force: bool) -> Result<(MemoryEstimate, Option<Chosen<bool>>), RunError> {
-            check(&self.case(), &self.training(), self.config.train.gradient_accumulation, force)
+            check(&self.case(), &self.training(), self.config.gradient_accumulation(), force)
         }
 
         fn refusal(&self) -> String {
@@ -433,7 +433,7 @@ mod tests {
     fn a_run_that_failed_gets_the_next_smaller_one() {
         let of = |changes: &[&str]| {
             let example = Example::new(changes, 80, 64);
-            next_smaller(&example.case(), &example.training(), example.config.train.gradient_accumulation)
+            next_smaller(&example.case(), &example.training(), example.config.gradient_accumulation())
         };
         assert!(of(&["train.recompute=none"]).settings.unwrap().starts_with("--set train.recompute=selective,"));
         let halved = of(&["train.gradient_accumulation=3"]);

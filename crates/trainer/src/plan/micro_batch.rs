@@ -80,7 +80,7 @@ fn division(inputs: PlanInputs<'_>, rows: usize, own: usize) -> Result<Division,
 fn in_micro_batches(config: &RunConfig, rows: usize, own: usize) -> RunConfig {
     let mut config = config.clone();
     config.train.micro_batch_size = MicroBatchSize::Rows(rows);
-    config.train.gradient_accumulation = own / rows;
+    config.train.gradient_accumulation = Some(own / rows);
     config
 }
 

@@ -80,7 +80,7 @@ pub(super) fn accumulation(config: &RunConfig, world_size: usize) -> Chosen<usiz
     let rows = own * world_size;
     let ranks = if world_size == 1 { String::new() } else { format!(" ({own} on each of {world_size} ranks)") };
     Chosen::new(
-        config.train.gradient_accumulation,
+        config.gradient_accumulation(),
         format!("{rows} rows per step{ranks}, one loss denominator over all of them"),
     )
 }

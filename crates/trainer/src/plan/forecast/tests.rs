@@ -244,8 +244,11 @@ fn the_recipe_for_a_processor_fits_into_the_memory_of_a_small_one() {
     let (model, data) = (read_model(&smollm), full_rows(512));
     let profile = HardwareProfile::described(4, 4 << 30, Vec::new());
     let plan = Plan::resolve(inputs(&config, &profile, &model, &data)).unwrap();
-    // The recipe's own arithmetic says about 1 GB.
-    assert!((700_000_000..1_500_000_000).contains(&plan.memory_bytes.value), "{}", plan.memory_bytes.value);
+    // The recipe's own arithmetic says about 2.4 GB, or 1.1 where less is free.
+    assert!((2_000_000_000..2_700_000_000).contains(&plan.memory_bytes.value), "{}", plan.memory_bytes.value);
+    let profile = HardwareProfile::described(4, 2 << 30, Vec::new());
+    let small = Plan::resolve(inputs(&config, &profile, &model, &data)).unwrap();
+    assert!((700_000_000..1_500_000_000).contains(&small.memory_bytes.value), "{}", small.memory_bytes.value);
     assert_eq!((plan.forced, plan.forecast), (None, None), "a processor has no forecast");
 }
 
