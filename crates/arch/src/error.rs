@@ -106,7 +106,10 @@ pub enum ArchError {
     },
 
     /// A LoRA target matches no linear module of the model.
-    #[error("LoRA target `{name}` matches no linear module of this model; choose \"all-linear\" or from {}", modules.join(", "))]
+    #[error(
+        "LoRA target `{name}` matches no linear module of this model; choose \"all-linear\" or from {}{}", modules.join(", "),
+        list_advice(name)
+    )]
     UnknownTarget {
         /// The name that was given.
         name: String,
@@ -221,6 +224,12 @@ fn io_advice(error: &IoError) -> &'static str {
     }
 }
 
+/// Returns how several names are written, if a name looks like several.
+fn list_advice(name: &str) -> String {
+    let names: Vec<&str> = name.split([',', ' ', '[', ']', '"', '\'']).filter(|part| !part.is_empty()).collect();
+    if names.len() < 2 { String::new() } else { format!("; several are a list: {names:?}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,5 +238,16 @@ mod tests {
     fn an_io_error_names_the_file_and_what_to_do() {
         let error = ArchError::io("read", Path::new("m/config.json"))(ErrorKind::PermissionDenied.into());
         assert_eq!(error.to_string(), "cannot read `m/config.json`; check the permissions or choose another place");
+    }
+
+    #[test]
+    fn several_targets_in_one_text_are_shown_as_a_list() {
+        let message = |name: &str| {
+            ArchError::UnknownTarget { name: name.to_owned(), modules: vec!["q_proj".to_owned()] }.to_string()
+        };
+        for name in ["q_proj,v_proj", "[q_proj, v_proj]", "q_proj v_proj"] {
+            assert!(message(name).ends_with("; several are a list: [\"q_proj\", \"v_proj\"]"), "{}", message(name));
+        }
+        assert!(!message("c_attn").contains("list"));
     }
 }

@@ -90,7 +90,9 @@ impl<B: Kernels> Decoder<B> {
                         values.extend(tensor.values);
                         continue;
                     }
-                    Some(tensor) => format!("has shape {:?}, expected {shape:?}", tensor.shape),
+                    Some(tensor) => {
+                        format!("has shape {:?}, but this model needs {shape:?}{}", tensor.shape, peft::of_base(dir))
+                    }
                     None => "is missing".to_owned(),
                 };
                 return Err(adapter_problem(dir, stored, &problem));

@@ -140,6 +140,13 @@ pub enum ModelError {
         got: u64,
     },
 
+    /// A file is what Git LFS leaves where it has not fetched the file itself.
+    #[error("`{}` is a Git LFS pointer, not the weights: run `git lfs pull` in its folder", path.display())]
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
+    },
+
     /// A file does not begin with a valid safetensors header.
     #[error("`{}` is not a safetensors file: {reason}. Delete it and download it again", path.display())]
     BadHeader {

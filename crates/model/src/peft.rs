@@ -19,8 +19,8 @@ pub use firebrick_arch::{LoraConfig, TargetModules};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json, to_string_pretty};
 
-pub(crate) use self::adapter::write_adapter;
 pub use self::adapter::{check_adapter, grow_for_adapter, read_adapter, read_adapter_config};
+pub(crate) use self::adapter::{of_base, write_adapter};
 pub(crate) use self::start::{add_start, open_starts, read_start, take_start};
 pub use crate::weights::TensorF32;
 

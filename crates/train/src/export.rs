@@ -22,7 +22,7 @@ use firebrick_precision::{FloatType, QuantFormat};
 use firebrick_trainer::RunError;
 use firebrick_trainer::config::compute::parse_format;
 use firebrick_trainer::console::Console;
-use firebrick_trainer::hub::{Need, model_folder};
+use firebrick_trainer::hub::{Need, adapter_folder, model_folder};
 use firebrick_trainer::run::chat_settings;
 use firebrick_trainer::state::pad_token;
 use firebrick_trainer::storage::StorageError;
@@ -113,9 +113,11 @@ impl FromStr for MergeBase {
 /// # Errors
 /// Folders that cannot be read, do not fit each other, or cannot be written.
 pub fn export(options: &ExportOptions) -> Result<String, RunError> {
-    let folder = |path: &Path| model_folder(path, Need::Weights, Console::VERBOSE).map(|found| found.folder);
-    let adapter = options.adapter.as_deref().map(folder).transpose()?;
-    let options = &ExportOptions { model: folder(&options.model)?, adapter, ..options.clone() };
+    let console = Console::VERBOSE;
+    let adapter = |path: &Path| adapter_folder(path, "--adapter", Need::Weights, console);
+    let adapter = options.adapter.as_deref().map(adapter).transpose()?;
+    let model = model_folder(&options.model, Need::Weights, console)?.folder;
+    let options = &ExportOptions { model, adapter, ..options.clone() };
     match (options.gguf, &options.adapter) {
         (Some(kind), Some(adapter)) => merge_to_gguf(options, adapter, kind),
         (Some(kind), None) => gguf::write(&options.model, &options.out, kind),

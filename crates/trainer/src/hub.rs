@@ -69,22 +69,66 @@ impl RunConfig {
     /// Returns the folder of the adapter that the run starts from, with the files that `need` names; `None` if it starts from none.
     pub fn fetch_adapter(&self, need: Need, console: Console) -> Result<Option<PathBuf>, RunError> {
         let Some(from) = self.lora.as_ref().and_then(|lora| lora.init_from.as_ref()) else { return Ok(None) };
-        match model_folder(Path::new(from), need, console) {
-            Err(RunError::Config(ConfigError::NoModel { model, .. })) => {
-                let help = "write the folder that holds adapter_config.json and adapter_model.safetensors, or an id of the Hub";
-                Err(ConfigError::NoModel { what: "lora.init_from", model, help: help.to_owned() }.into())
-            }
-            found => Ok(Some(found?.folder)),
-        }
+        adapter_folder(Path::new(from), "lora.init_from", need, console).map(Some)
     }
 }
 
-/// Returns the folder of a model or an adapter, downloading its files if the name is an id of the Hub. The quickstart's base is found from any
-/// folder.
+/// Returns the folder of an adapter, which `what` names, as [`model_folder`] does that of a model.
 ///
 /// # Errors
-/// Neither a folder nor an id; a repository that cannot be read, or is not a model.
+/// Neither a folder nor an id; a repository that cannot be read.
+pub fn adapter_folder(adapter: &Path, what: &'static str, need: Need, console: Console) -> Result<PathBuf, RunError> {
+    match folder_of(adapter, need, console) {
+        Err(RunError::Config(ConfigError::NoModel { model, .. })) => {
+            let help = "write the folder that holds adapter_config.json and adapter_model.safetensors, a run, or an id of the Hub";
+            Err(ConfigError::NoModel { what, model, help: help.to_owned() }.into())
+        }
+        found => Ok(found?.folder),
+    }
+}
+
+/// Returns the folder of a model, downloading its files if the name is an id of the Hub. The quickstart's base is found from any folder.
+///
+/// # Errors
+/// Neither a folder nor an id; an adapter or a GGUF file; a repository that cannot be read, or is not a model.
 pub fn model_folder(model: &Path, need: Need, console: Console) -> Result<ModelFolder, RunError> {
+    refuse_gguf(model)?;
+    let found = folder_of(model, need, console)?;
+    refuse_adapter(&found.folder)?;
+    refuse_gguf(&found.folder)?;
+    Ok(found)
+}
+
+fn refuse_adapter(folder: &Path) -> Result<(), RunError> {
+    let Ok(text) = std::fs::read_to_string(folder.join(ADAPTER_CONFIG_FILE)) else { return Ok(()) };
+    if folder.join(CONFIG_FILE).is_file() {
+        return Ok(());
+    }
+    let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    let base = config["base_model_name_or_path"].as_str().filter(|base| !base.is_empty()).unwrap_or("its base");
+    let adapter = folder.display();
+    Err(RunError::Refused(format!(
+        "{adapter} is a LoRA adapter of {base}, not a model. Give {base} as the model, and this folder as --adapter, or in a recipe as \
+         lora.init_from"
+    )))
+}
+
+fn refuse_gguf(model: &Path) -> Result<(), RunError> {
+    let is_gguf = |path: &Path| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    let mut files = std::fs::read_dir(model).into_iter().flatten().flatten().map(|entry| entry.path());
+    let file =
+        if is_gguf(model) && model.is_file() { Some(model.to_owned()) } else { files.find(|file| is_gguf(file)) };
+    match file.filter(|_| !model.join(CONFIG_FILE).is_file()) {
+        None => Ok(()),
+        Some(file) => Err(RunError::Refused(format!(
+            "{} is a GGUF file, which `export --gguf` writes and nothing here reads: give the folder in Hugging Face format, or the id of \
+             the Hub, that it was made from",
+            file.display()
+        ))),
+    }
+}
+
+fn folder_of(model: &Path, need: Need, console: Console) -> Result<ModelFolder, RunError> {
     let asset = shipped::asset(model);
     let model = asset.as_deref().unwrap_or(model);
     if model.is_dir() {
@@ -126,31 +170,52 @@ mod tests {
 
     use super::*;
 
-    fn folder_of(model: &Path) -> Result<PathBuf, RunError> {
+    fn path_of(model: &Path) -> Result<PathBuf, RunError> {
         model_folder(model, Need::Weights, Console::QUIET).map(|found| found.folder)
     }
 
     #[test]
     fn a_local_folder_wins_and_a_repository_of_a_cache_is_its_snapshot() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(folder_of(folder.path()).unwrap(), folder.path());
+        assert_eq!(path_of(folder.path()).unwrap(), folder.path());
         let (commit, root) = ("a".repeat(40), folder.path().join("models--org--tiny"));
         fs::create_dir_all(root.join("snapshots").join(&commit)).unwrap();
         fs::create_dir_all(root.join("refs")).unwrap();
         fs::write(root.join("refs/main"), &commit).unwrap();
-        assert_eq!(folder_of(&root).unwrap(), root.join("snapshots").join(&commit));
+        assert_eq!(path_of(&root).unwrap(), root.join("snapshots").join(&commit));
     }
 
     #[test]
     fn a_run_stands_for_what_it_saved() {
         let run = tempfile::tempdir().unwrap();
-        assert_eq!(folder_of(run.path()).unwrap(), run.path());
+        assert_eq!(result_of(run.path()), run.path());
         for (name, file) in [("model", "config.json"), ("adapter", "adapter_config.json")] {
             fs::create_dir(run.path().join(name)).unwrap();
             fs::write(run.path().join(name).join(file), "{}").unwrap();
-            assert_eq!(folder_of(run.path()).unwrap(), run.path().join(name));
-            assert_eq!(folder_of(&run.path().join(name)).unwrap(), run.path().join(name));
+            assert_eq!(result_of(run.path()), run.path().join(name));
+            assert_eq!(result_of(&run.path().join(name)), run.path().join(name));
         }
+    }
+
+    #[test]
+    fn an_adapter_and_a_gguf_file_are_no_models_and_the_message_names_what_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let (run, gguf) = (folder.path().join("run"), folder.path().join("small.gguf"));
+        fs::create_dir_all(run.join("adapter")).unwrap();
+        fs::write(run.join("adapter/adapter_config.json"), r#"{"base_model_name_or_path": "owner/base"}"#).unwrap();
+        fs::write(&gguf, "GGUF").unwrap();
+        for model in [run.clone(), run.join("adapter")] {
+            let message = path_of(&model).unwrap_err().to_string();
+            assert!(message.contains("is a LoRA adapter of owner/base") && message.contains("--adapter"), "{message}");
+        }
+        for model in [gguf.as_path(), folder.path()] {
+            let message = path_of(model).unwrap_err().to_string();
+            assert!(message.contains("small.gguf is a GGUF file") && message.contains("made from"), "{message}");
+        }
+        let of_adapter = |path: &Path| adapter_folder(path, "--adapter", Need::Weights, Console::QUIET);
+        assert_eq!(of_adapter(&run).unwrap(), run.join("adapter"));
+        let message = of_adapter(Path::new("nope")).unwrap_err().to_string();
+        assert!(message.starts_with("--adapter 'nope'") && message.contains("adapter_config.json"), "{message}");
     }
 
     #[test]
@@ -158,7 +223,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let misspelled = folder.path().join("tiny");
         for model in [Path::new("./nowhere"), Path::new("nowhere"), Path::new("src/nowhere"), misspelled.as_path()] {
-            let message = folder_of(model).unwrap_err().to_string();
+            let message = path_of(model).unwrap_err().to_string();
             assert!(message.contains("config.json") && message.contains("id of the Hub"), "{message}");
         }
         assert_eq!(hub_id(Path::new("org/tiny@v1")).unwrap().to_string(), "org/tiny@v1");

@@ -44,8 +44,11 @@ pub enum StorageError {
     },
     /// The run folder cannot be created or written to.
     #[error(
-        "cannot write the run folder {}: {source}; give yourself permission to write there, or set output_dir to another \
-         folder", path.display()
+        "cannot write the run folder {}: {}", path.display(), match source.kind() {
+            io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory =>
+                "a file of that name is there, or one of the folders above is a file; set output_dir to another folder".to_owned(),
+            _ => format!("{source}; give yourself permission to write there, or set output_dir to another folder"),
+        }
     )]
     NotWritable {
         /// The folder.
@@ -188,6 +191,17 @@ pub(crate) fn rename_durably(from: &Path, to: &Path) -> Result<(), StorageError>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_folder_that_is_a_file_needs_another_name_and_no_permission() {
+        let message =
+            |kind: io::ErrorKind| StorageError::NotWritable { path: "runs".into(), source: kind.into() }.to_string();
+        for kind in [io::ErrorKind::AlreadyExists, io::ErrorKind::NotADirectory] {
+            assert!(message(kind).contains("set output_dir to another folder"), "{}", message(kind));
+            assert!(!message(kind).contains("permission"), "{}", message(kind));
+        }
+        assert!(message(io::ErrorKind::PermissionDenied).contains("give yourself permission"));
+    }
 
     #[test]
     fn full_disk_is_named_with_the_bytes_needed() {

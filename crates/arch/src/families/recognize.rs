@@ -1,10 +1,9 @@
-//! Finds the family of a `config.json`; for an unsupported model, what is known about it: what it waits for, or the nearest family.
+//! Finds the family of a `config.json`; for an unsupported model, what it waits for, if that is known.
 //!
-//! Trade-off: differences are recognized by keys that are common on the Hub. A model may differ in ways that no key shows, so the
-//! message never claims that two architectures are the same, and names no nearest one where a key shows a difference.
+//! Trade-off: differences are recognized by keys that are common on the Hub. A model may differ in ways that no key shows, so no message guesses
+//! a family that it is like.
 
 use serde_json::Value;
-use strsim::jaro_winkler;
 
 use super::{FAMILIES, Family};
 use crate::error::ArchError;
@@ -56,7 +55,7 @@ const POSTPONED: [(&str, &str); 18] = [
 /// Returns the family of a `config.json`: by `architectures` and `model_type`, which must agree where both are given.
 ///
 /// # Errors
-/// A model that no family reads, with the nearest supported one, and two names that contradict each other.
+/// A model that no family reads, and two names that contradict each other.
 pub fn family_of(json: &JsonObject) -> Result<&'static Family, ArchError> {
     let model_type = json.str("model_type")?;
     let by_type = |name: &str| FAMILIES.iter().find(|family| family.model_type == name);
@@ -65,15 +64,14 @@ pub fn family_of(json: &JsonObject) -> Result<&'static Family, ArchError> {
         Some(other) => return Err(json.wrong_type("architectures", "a list of strings", other)),
         None => {
             let Some(name) = model_type else {
-                return Err(unsupported(json, "a model without `architectures` and `model_type`".to_owned(), ""));
+                return Err(unsupported(json, "a model without `architectures` and `model_type`".to_owned()));
             };
-            return by_type(name).ok_or_else(|| unsupported(json, format!("`model_type` \"{name}\""), name));
+            return by_type(name).ok_or_else(|| unsupported(json, format!("`model_type` \"{name}\"")));
         }
     };
     let known = |name: &Value| FAMILIES.iter().find(|family| name == family.architecture);
     let Some(family) = names.iter().find_map(known) else {
-        let first = names.iter().find_map(Value::as_str).unwrap_or_default();
-        return Err(unsupported(json, format!("`architectures` {}", Value::from(names.clone())), first));
+        return Err(unsupported(json, format!("`architectures` {}", Value::from(names.clone()))));
     };
     match model_type {
         Some(name) if name != family.model_type => {
@@ -85,19 +83,17 @@ pub fn family_of(json: &JsonObject) -> Result<&'static Family, ArchError> {
     }
 }
 
-/// Returns the error for a model with `found`, whose architecture or model type is `name` (empty: none).
-fn unsupported(json: &JsonObject, found: String, name: &str) -> ArchError {
+/// Returns the error for a model with `found`.
+fn unsupported(json: &JsonObject, found: String) -> ArchError {
     // The model type of a known family, whose layers another architecture has, is not what is unknown.
     let is_unknown = |name: &&str| FAMILIES.iter().all(|family| family.model_type != *name);
     let model_type = json.get("model_type").and_then(Value::as_str).filter(is_unknown);
     let found = model_type.map_or(found, |name| format!("`model_type` \"{name}\""));
     let needs = |name: &str| POSTPONED.iter().find(|(start, _)| name.starts_with(start)).map(|(_, needs)| needs);
-    let advice = match (model_type.and_then(needs), nearest(name).filter(|family| is_alike(json, family))) {
-        (Some(needs), _) => format!("It is not there yet: it needs {needs}"),
-        (None, Some(Family { architecture, .. })) => format!(
-            "The nearest is {architecture}, and no key shows what differs: add a family as docs/adding-a-model.md describes"
-        ),
-        (None, None) => "docs/models.md lists the families; choose a model of one of them".to_owned(),
+    let own_code = if json.get("auto_map").is_some() { "; the code that comes with a model is never run" } else { "" };
+    let advice = match model_type.and_then(needs) {
+        Some(needs) => format!("It is not there yet: it needs {needs}"),
+        None => format!("docs/models.md lists the families; choose a model of one of them{own_code}"),
     };
     ArchError::UnsupportedArchitecture { path: json.path.to_path_buf(), found, advice }
 }
@@ -120,19 +116,6 @@ pub(super) fn refuse_foreign_keys(json: &JsonObject, family: &Family) -> Result<
         }
     }
     Ok(())
-}
-
-fn nearest(name: &str) -> Option<&'static Family> {
-    let likeness = |family: &Family| jaro_winkler(name, family.architecture).max(jaro_winkler(name, family.model_type));
-    let families = FAMILIES.iter().filter(|_| !name.is_empty());
-    families.max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
-}
-
-/// Returns whether no key shows arithmetic that a family does not have.
-fn is_alike(json: &JsonObject, family: &Family) -> bool {
-    let is_foreign = |key: &str| json.get(key).is_some() && !family.special_keys.contains(&key);
-    let has_other_activation = json.get("hidden_act").is_some_and(|name| name != "silu");
-    !has_other_activation && json.get("text_config").is_none() && !DIFFERENCES.iter().any(|(key, _)| is_foreign(key))
 }
 
 #[cfg(test)]
@@ -173,13 +156,9 @@ mod tests {
         let line = "`m/config.json`: no family here reads `model_type` \"dbrx\". docs/models.md lists the families; choose a \
                     model of one of them";
         assert_eq!(message, line);
-        let message = refusal(&[("architectures", Value::Null), ("model_type", json!("ministral"))]);
-        let nearest = "`model_type` \"ministral\". The nearest is Ministral3ForCausalLM, and no key shows what differs";
-        assert!(message.contains(nearest), "{message}");
-        for (key, value) in [("logits_scaling", json!(8)), ("hidden_act", json!("relu2")), ("text_config", json!({}))] {
-            let message = refusal(&[("architectures", Value::Null), ("model_type", json!("ministral")), (key, value)]);
-            assert!(message.contains("\"ministral\"") && !message.contains("nearest"), "{message}");
-        }
+        let remote = ("auto_map", json!({ "AutoModelForCausalLM": "modeling.Dbrx" }));
+        let message = refusal(&[("architectures", Value::Null), ("model_type", json!("dbrx")), remote]);
+        assert_eq!(message, format!("{line}; the code that comes with a model is never run"));
         let message = refusal(&[("architectures", json!(["OtherModel"])), ("model_type", Value::Null)]);
         assert!(message.contains("no family here reads `architectures` [\"OtherModel\"]"), "{message}");
     }
@@ -193,7 +172,7 @@ mod tests {
         ] {
             let message = refusal(&[("architectures", json!([architecture])), ("model_type", json!(model_type))]);
             let refused = format!("`model_type` \"{model_type}\". It is not there yet: it needs {needs}");
-            assert!(message.contains(&refused) && !message.contains("nearest"), "{message}");
+            assert!(message.contains(&refused), "{message}");
         }
     }
 

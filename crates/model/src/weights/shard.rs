@@ -80,9 +80,7 @@ impl Shard {
         let mut header_length = [0; LENGTH_BYTES as usize];
         file.read_exact(&mut header_length).map_err(ModelError::io("read", path))?;
         if header_length == GIT_LFS_POINTER {
-            return Err(bad(
-                "it is a Git LFS pointer; run `git lfs pull` in its folder to fetch the weights".to_owned()
-            ));
+            return Err(ModelError::LfsPointer { path: path.to_path_buf() });
         }
         let mut prefix = header_length.to_vec();
         let header_length = u64::from_le_bytes(header_length);

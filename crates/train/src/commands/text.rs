@@ -15,7 +15,7 @@ use firebrick_kernels::{BackendKind, BaseStorage};
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_trainer::config::{BackendChoice, EvalConfig, compute};
 use firebrick_trainer::console::Console;
-use firebrick_trainer::hub::{Need, model_folder};
+use firebrick_trainer::hub::{Need, adapter_folder, model_folder};
 use firebrick_trainer::plan::{choose_backend, command_format};
 use firebrick_trainer::run::chat_settings;
 use firebrick_trainer::run::device::device_work;
@@ -142,10 +142,13 @@ pub(crate) fn write_text(arguments: Generate) -> anyhow::Result<()> {
     let saved = if chat { chat_settings::note(&request.template_defaults()?) } else { None };
     sampling.note().iter().chain(&saved).for_each(|note| warn(note));
     if let ([prompt], None) = (request.prompts.as_slice(), &out) {
-        print_part(&format!("{prompt}\n"));
+        // After the model is loaded, so that an error is not preceded by the prompt.
+        let mut prompt = Some(format!("{prompt}\n"));
+        let mut print = |text: &str| print_part(&format!("{}{text}", prompt.take().unwrap_or_default()));
         with_backend!(backend, B => device_work(|| {
-            generate_streaming::<B>(&request, &Default::default(), &mut |_, text| print_part(text))
+            generate_streaming::<B>(&request, &Default::default(), &mut |_, text| print(text))
         }))?;
+        print("");
         print_part("\n\n");
         return Ok(());
     }
@@ -232,7 +235,9 @@ fn backend(weights: &Weights) -> Result<BackendKind, RunError> {
 fn load_options(weights: Weights, compute: FloatType) -> Result<LoadOptions, RunError> {
     let nf4 = weights.nf4.then_some(QuantFormat::Nf4 { double_quant: true });
     let format = weights.base.or(nf4).map_or(Format::Float(compute), Format::Quantized);
-    let folder = |path: &PathBuf| model_folder(path, Need::Weights, Console::VERBOSE).map(|found| found.folder);
-    let adapter = weights.adapter.as_ref().map(folder).transpose()?;
-    Ok(LoadOptions { model: folder(&weights.model)?, adapter, storage: BaseStorage::Frozen(format), compute })
+    let console = Console::VERBOSE;
+    let adapter = |path: &PathBuf| adapter_folder(path, "--adapter", Need::Weights, console);
+    let adapter = weights.adapter.as_ref().map(adapter).transpose()?;
+    let model = model_folder(&weights.model, Need::Weights, console)?.folder;
+    Ok(LoadOptions { model, adapter, storage: BaseStorage::Frozen(format), compute })
 }

@@ -113,6 +113,7 @@ fn advice_on_type(key: &str, got: &str, expected: &str) -> &'static str {
     match (text, expected) {
         (Some(text), "f64" | "u64" | "usize") if text.parse::<f64>().is_ok() => "; write it without the quotes",
         (Some("true" | "false"), "a boolean") => "; write it without the quotes",
+        (Some("auto"), "a boolean") if key == "train.bf16" => "; for that write compute = \"auto\" at the top instead",
         (None, "a string") if key == "data.path" && got == "sequence" => "; write a [[data.sources]] table for each",
         _ => "",
     }

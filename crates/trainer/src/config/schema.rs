@@ -27,7 +27,7 @@ pub fn json_schema() -> String {
 }
 
 /// Returns the schema without limits. To serde every key has a default, so the keys that a recipe must have are marked as required here.
-fn schema() -> Value {
+pub(super) fn schema() -> Value {
     let mut schema = schema_for!(RunConfig).to_value();
     remove_nulls(&mut schema);
     for (section, keys) in [("", &["model", "data"][..]), ("/$defs/SourceConfig", &["path"])] {
@@ -98,6 +98,9 @@ fn hint(known: &KnownKeys, section: &str, key: &str) -> String {
     if let Some(answer) = other_names::key(key) {
         return answer.advice(section);
     }
+    if (section, key) == ("", "bf16") {
+        return "it belongs in [train], as true or false; or write compute = \"auto\", \"bfloat16\" or another format here".to_owned();
+    }
     // If several sections have the key, the one of [train] is most likely meant.
     let has_it =
         |name: &str| name != section && known.get(name).is_some_and(|keys| keys.iter().any(|known| known == key));
@@ -134,7 +137,7 @@ pub(super) fn known_keys() -> KnownKeys {
 }
 
 /// Returns the JSON pointer that a property refers to, directly or as one of several.
-fn reference(value: &Value) -> Option<&str> {
+pub(super) fn reference(value: &Value) -> Option<&str> {
     let direct = |value: &'_ Value| value.get("$ref").is_some();
     let holder = if direct(value) {
         Some(value)

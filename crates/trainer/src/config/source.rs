@@ -95,7 +95,13 @@ impl<'i> Source<'i> {
     ) -> Result<Source<'i>, ConfigError> {
         let refuse = |line, message: String| {
             let place = Place::Line(file.to_path_buf(), line);
-            ConfigError::At { place, message: format!("this is not {}: {message}", language.name()) }
+            let is_json = text.trim_start().starts_with('{') && language == Language::Toml;
+            let message = match is_json {
+                true => "this is JSON; a recipe is TOML or YAML (.toml, .yaml), and data goes into it as data.path"
+                    .to_owned(),
+                false => format!("this is not {}: {message}", language.name()),
+            };
+            ConfigError::At { place, message }
         };
         let tree = match language {
             Language::Toml => DeTable::parse(text).map_err(|error| {

@@ -66,7 +66,16 @@ pub fn requested(choice: BackendChoice, gpus: Option<GpuCount>, ranks: Option<us
             if backend != BackendKind::Cuda {
                 return refused(
                     option,
-                    format!("backend {backend} does not drive several GPUs: use --ranks N for several processes"),
+                    match choice {
+                        BackendChoice::Auto => "no NVIDIA card that CUDA can use was found (`doctor` says why); \
+                                                on the CPU use --ranks N for several processes"
+                            .to_owned(),
+                        BackendChoice::Named(_) => {
+                            format!(
+                                "backend {backend} does not drive several GPUs: use --ranks N for several processes"
+                            )
+                        }
+                    },
                 );
             }
             let there = BackendKind::Cuda.devices();
@@ -202,5 +211,9 @@ mod tests {
         assert_eq!(requested(flex, None, Some(3)).unwrap(), 3);
         let message = requested(flex, Some(GpuCount::Number(2)), None).unwrap_err().to_string();
         assert!(message.contains("--gpus 2: backend flex") && message.contains("--ranks N"), "{message}");
+        if BackendKind::Cuda.devices() == 0 {
+            let message = requested(BackendChoice::Auto, Some(GpuCount::All), None).unwrap_err().to_string();
+            assert!(message.contains("--gpus all: no NVIDIA card") && message.contains("--ranks N"), "{message}");
+        }
     }
 }
