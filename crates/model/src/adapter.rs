@@ -91,7 +91,11 @@ impl<B: Kernels> Decoder<B> {
                         continue;
                     }
                     Some(tensor) => {
-                        format!("has shape {:?}, but this model needs {shape:?}{}", tensor.shape, peft::of_base(dir))
+                        format!(
+                            "has shape {:?}, but this model needs {shape:?}{}",
+                            tensor.shape,
+                            peft::of_base(&config)
+                        )
                     }
                     None => "is missing".to_owned(),
                 };

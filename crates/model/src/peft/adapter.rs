@@ -6,7 +6,7 @@
 //! Trade-off: an adapter is held in host memory as a whole.
 
 use std::collections::BTreeMap;
-use std::fs::{create_dir_all, read_to_string};
+use std::fs::create_dir_all;
 use std::path::Path;
 
 use firebrick_arch::json::read_text;
@@ -132,7 +132,7 @@ pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Res
     for tensor in spec.adapter_tensors(expected)? {
         let problem = match shapes.get(&tensor.name) {
             Some(shape) if *shape == tensor.shape => continue,
-            Some(shape) => format!("has shape {shape:?}, but this model needs {:?}{}", tensor.shape, of_base(dir)),
+            Some(shape) => format!("has shape {shape:?}, but this model needs {:?}{}", tensor.shape, of_base(&found)),
             None => "is missing, and this model needs it".to_owned(),
         };
         return Err(ModelError::AdapterTensor { path, name: tensor.name, problem });
@@ -338,10 +338,8 @@ fn check_rank(
 }
 
 /// Returns what an adapter whose shapes do not fit says of its base.
-pub(crate) fn of_base(dir: &Path) -> String {
-    let text = read_to_string(dir.join(ADAPTER_CONFIG_FILE)).unwrap_or_default();
-    let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-    match config["base_model_name_or_path"].as_str().filter(|base| !base.is_empty()) {
+pub(crate) fn of_base(config: &LoraConfig) -> String {
+    match config.base_model_name_or_path.as_deref().filter(|base| !base.is_empty()) {
         Some(base) => format!(". The adapter was trained on {base}: give that as the model"),
         None => ". The adapter was trained on another model".to_owned(),
     }
@@ -426,7 +424,7 @@ fn model_card(config: &LoraConfig, model: &ModelConfig) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{File, read, read_dir, remove_file, write};
+    use std::fs::{File, read, read_dir, read_to_string, remove_file, write};
 
     use tempfile::{TempDir, tempdir};
 

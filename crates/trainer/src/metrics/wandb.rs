@@ -4,7 +4,7 @@
 //! field numbers are used here): header, run with its config, rows of numbers with the summary after each, exit. `wandb beta sync --live` reads it
 //! while it grows, and `wandb sync` afterwards. A resumed run writes another log of the same ID, without the steps that W&B has.
 //! Not supported: console output, code, system metrics of W&B, artifacts.
-//! Trade-off: W&B wants all numbers of a step in one row, so a row is written only when the next step begins. A killed run loses its last row.
+//! Trade-off: W&B expects one row per step, so a row is written when the next step begins, and a killed run loses its last row.
 
 use std::fs::{self, File};
 use std::io;

@@ -8,7 +8,8 @@ use crate::error::RunError;
 use crate::plan::inputs::PlanInputs;
 use crate::plan::{Made, forecast};
 
-/// Divisions within this share of the fastest count as equally fast, because the model is no more exact; the one with the least memory is chosen.
+/// Divisions that take at most this much longer than the fastest count as equally fast, since the model is no more accurate; the one that takes
+/// the least memory is chosen.
 const AS_FAST: f64 = 0.02;
 
 /// A division of a step.
