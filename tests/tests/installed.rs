@@ -73,10 +73,34 @@ fn a_shipped_recipe_and_its_files_are_found_from_any_folder() {
         let installed = Installed::new(program, share);
         let plan = |recipe: &str| installed.printed(&["plan", recipe, "--set", "backend=flex"]);
         let by_name = plan("quickstart");
-        assert!(by_name.contains("4000 records") && by_name.contains("plan for quickstart\n"), "{by_name}");
+        assert!(by_name.contains("4,000 records") && by_name.contains("plan for quickstart\n"), "{by_name}");
         // A copy of the recipe, as users change it, has the same files.
         fs::copy(installed.at(share).join("configs/quickstart.toml"), installed.at("work/mine.toml")).unwrap();
         assert!(plan("mine.toml").contains("plan for quickstart\n"));
+    }
+}
+
+#[test]
+fn a_shipped_recipe_is_planned_for_a_machine_and_for_all_without_its_model_and_data() {
+    let installed = Installed::new("archive", "archive");
+    for recipe in ["h100.toml", "dpo.toml", "apple.toml"] {
+        let plan = installed.printed(&["plan", recipe, "--for", "b200", "--set", "compute=bfloat16"]);
+        for part in ["cannot be reached: planned from", "the data was not read: 10,000 full rows", "tokens/s", "B200"] {
+            assert!(plan.contains(part), "{recipe}: {part}: {plan}");
+        }
+    }
+    let table = installed.printed(&["plan", "h100.toml", "--for", "all", "--price-per-hour", "h100=2.50"]);
+    let line = |name: &str| {
+        let found = table.lines().position(|line| line.starts_with(name));
+        found.unwrap_or_else(|| panic!("{name}: {table}"))
+    };
+    assert!(line("H100 SXM") < line("A100 80GB SXM") && line("A100 80GB SXM") < line("Apple M4 Max"), "{table}");
+    assert!(line("Through wgpu") < line("T4: compute") && line("T4: compute") < line("Gaudi 3: no backend"), "{table}");
+    let priced: Vec<&str> = table.lines().filter(|line| line.contains("GiB") && !line.contains("no price")).collect();
+    assert!(priced.len() == 1 && priced[0].starts_with("H100 SXM"), "{table}");
+    // A model that nobody ships stays an error, and so does a plan for this machine.
+    for arguments in [&["plan", "h100.toml"][..], &["plan", "h100.toml", "--for", "b200", "--set", "model=x/y"]] {
+        assert_eq!(installed.output(arguments).status.code(), Some(1), "{arguments:?}");
     }
 }
 

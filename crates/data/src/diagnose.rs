@@ -198,18 +198,41 @@ impl Diagnosis {
     }
 }
 
+/// Writes "12,345".
+pub(crate) fn grouped(number: u64) -> String {
+    match number {
+        0..1_000 => number.to_string(),
+        _ => format!("{},{:03}", grouped(number / 1_000), number % 1_000),
+    }
+}
+
 impl Display for Diagnosis {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
-        write!(
-            formatter,
-            "{} records, {} of them kept, {} examples, {} tokens ({} in the loss), longest {}, {} tokens cut",
-            self.rows, self.rows_kept, self.examples, self.tokens, self.loss_tokens, self.longest, self.tokens_cut
-        )?;
-        if self.tokens_cut > 0 {
-            write!(formatter, " ({:.1} %)", 100.0 * self.cut_share())?;
+        let [rows, kept, examples, tokens, in_loss, longest, cut] = [
+            self.rows,
+            self.rows_kept,
+            self.examples,
+            self.tokens,
+            self.loss_tokens,
+            self.longest as u64,
+            self.tokens_cut,
+        ]
+        .map(grouped);
+        write!(formatter, "{rows} records")?;
+        if self.rows_kept != self.rows {
+            write!(formatter, ", {kept} of them kept")?;
+        }
+        if self.examples != self.rows_kept {
+            write!(formatter, ", {examples} examples")?;
+        }
+        write!(formatter, ", {tokens} tokens ({in_loss} in the loss), longest {longest}")?;
+        // A source without any kept record is an error, which has its own remedy.
+        let warning = self.loss_warning().filter(|_| self.rows_kept > 0);
+        if self.tokens_cut > 0 && warning.is_none() {
+            write!(formatter, ", {cut} tokens cut ({:.1} %)", 100.0 * self.cut_share())?;
         }
         for (kind, found) in &self.findings {
-            write!(formatter, "\n  {} records {}", found.count, kind.description())?;
+            write!(formatter, "\n  {} records {}", grouped(found.count), kind.description())?;
             if let Some((place, detail)) = found.first.first() {
                 write!(formatter, "; first {place}: {detail}")?;
             }
@@ -221,8 +244,7 @@ impl Display for Diagnosis {
         if let Some(unread) = self.unread_line() {
             write!(formatter, "\n  {unread}")?;
         }
-        // A source without any kept record is an error, which has its own remedy.
-        match self.loss_warning().filter(|_| self.rows_kept > 0) {
+        match warning {
             Some(warning) => write!(formatter, "\n  WARNING: {warning}"),
             None => Ok(()),
         }

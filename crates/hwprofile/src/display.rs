@@ -114,7 +114,7 @@ fn tuning(profile: &HardwareProfile) -> String {
     let kind = first.and_then(|gpu| gpu.spec.map(|spec| spec.kind).or_else(|| of_capability(gpu)));
     let config = get_optimal_config(kind.unwrap_or(HardwareKind::Cpu));
     format!(
-        "{:?}: {:?} attention and {} to prefer, start with {} rows of 4,096 tokens; here {}, {}",
+        "{}: {} and {} to prefer, start with {} rows of 4,096 tokens; here {}, {}",
         config.kind,
         config.use_flash_attention,
         config.precision,
@@ -140,6 +140,6 @@ mod tests {
     #[test]
     fn a_machine_without_accelerators_is_tuned_as_a_processor() {
         let text = HardwareProfile::described(8, 1 << 34, Vec::new()).to_string();
-        assert!(text.contains("accelerator    none") && text.contains("Cpu"), "{text}");
+        assert!(text.contains("accelerator    none") && text.contains("CPU: FlashAttention 2"), "{text}");
     }
 }

@@ -4,6 +4,7 @@
 //! this framework. If the two differ, `notes` says why.
 //! Trade-off: these are start values for a search, not its result: the plan checks memory, and `train bench` measures.
 
+use std::fmt;
 use std::sync::LazyLock;
 
 use serde::Deserialize;
@@ -22,6 +23,17 @@ pub enum FlashAttention {
     V2,
     /// FlashAttention 3: Hopper's asynchronous copies and warp groups.
     V3,
+}
+
+impl fmt::Display for FlashAttention {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::None => "attention without fused kernels",
+            Self::V1 => "FlashAttention 1",
+            Self::V2 => "FlashAttention 2",
+            Self::V3 => "FlashAttention 3",
+        })
+    }
 }
 
 /// The multiples that rows and widths are padded to.

@@ -1,4 +1,4 @@
-//! Finds the files that come with the program: recipes in `configs/`, and in `assets/` the model and the data of the quickstart.
+//! Finds the files that come with the program: recipes and configs of models in `configs/`, and in `assets/` the model and the data of the quickstart.
 //!
 //! They are in one folder, the first of these that has `configs/`: the one that `FIREBRICK_SHARE` names, the program's own (an unpacked archive),
 //! `../share/firebrick` seen from there (a wheel), and the checkout that a program in `target/PROFILE` was built from. The current folder is always
@@ -43,6 +43,13 @@ pub(crate) fn recipe_folders() -> impl Iterator<Item = PathBuf> {
 /// Returns the place of a name that begins with `assets/`; `None` if it is in the current folder, is not shipped, or is another path.
 pub(crate) fn asset(name: &Path) -> Option<PathBuf> {
     asset_in(folder()?, name)
+}
+
+/// Returns the folder with the config.json of a model that the recipes name, by its id of the Hub; `None` if it is not shipped.
+pub(crate) fn model(id: &str) -> Option<PathBuf> {
+    let id = id.split('@').next().unwrap_or(id);
+    let is_id = id.split('/').count() == 2 && !id.contains("..");
+    recipe_folders().map(|folder| folder.join("models").join(id)).find(|folder| is_id && folder.join("config.json").is_file())
 }
 
 fn asset_in(folder: &Path, name: &Path) -> Option<PathBuf> {

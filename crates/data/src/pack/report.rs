@@ -2,6 +2,7 @@
 //!
 //! Trade-off: no quantiles. The histogram has steps of half an octave.
 
+use crate::diagnose::grouped;
 use std::fmt::{Display, Formatter, Result as FormatResult};
 
 /// How well documents fill rows.
@@ -32,7 +33,8 @@ impl PackReport {
 impl Display for PackReport {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
         let percent = 100.0 * self.efficiency;
-        let Self { documents, rows, tokens, loss_tokens, .. } = self;
+        let [documents, rows, tokens, loss_tokens] =
+            [self.documents, self.rows, self.tokens, self.loss_tokens].map(|count| grouped(count as u64));
         write!(
             formatter,
             "{documents} documents in {rows} rows, {tokens} tokens ({loss_tokens} in the loss), {percent:.1} % full"

@@ -2,6 +2,8 @@
 //!
 //! Trade-off: rates are those of matrix units if there are any; vector units count only in f32.
 
+use std::fmt;
+
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::figure::Figure;
@@ -56,6 +58,27 @@ pub enum HardwareKind {
     Tpu,
     /// A processor without an accelerator.
     Cpu,
+}
+
+impl fmt::Display for HardwareKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Blackwell => "Blackwell",
+            Self::BlackwellRtx => "Blackwell RTX",
+            Self::Hopper => "Hopper",
+            Self::Ada => "Ada",
+            Self::Ampere => "Ampere",
+            Self::Turing => "Turing",
+            Self::OlderNvidia => "NVIDIA before Turing",
+            Self::Cdna3 => "CDNA 3",
+            Self::Cdna4 => "CDNA 4",
+            Self::Gaudi => "Gaudi",
+            Self::PonteVecchio => "Ponte Vecchio",
+            Self::AppleSilicon => "Apple silicon",
+            Self::Tpu => "TPU",
+            Self::Cpu => "CPU",
+        })
+    }
 }
 
 impl HardwareKind {

@@ -11,12 +11,14 @@ use std::process::ExitCode;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use firebrick_hwprofile::AcceleratorSpec;
+use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_trainer::config::RunConfig;
 use firebrick_trainer::console::{Console, Outcome, program, shell_quoted};
 use firebrick_trainer::new_recipe::{NewRecipe, file_name, new_recipe};
-use firebrick_trainer::plan::PlanRequest;
+use firebrick_trainer::plan::{Plan, PlanRequest};
 use firebrick_trainer::run::interrupt::Interrupt;
-use firebrick_trainer::run::prepare::{Prepared, prepare_for};
+use firebrick_trainer::run::plan_for::PlanBasis;
+use firebrick_trainer::run::prepare::prepare_for;
 use firebrick_trainer::run::trace::TraceSteps;
 use firebrick_trainer::run::{RunOptions, reading_data, run};
 use firebrick_trainer::state::resume_point::ResumeFrom;
@@ -97,12 +99,13 @@ impl Train {
 pub(crate) struct PlanArguments {
     #[command(flatten)]
     recipe: Recipe,
-    /// Plan for this machine instead of the one at hand: b200, h100, a100, l4, mi300x, m4-max, tpu-v5p, ...; a wrong name lists all.
-    #[arg(long = "for", value_name = "MACHINE", value_parser = AcceleratorSpec::named)]
-    machine: Option<&'static AcceleratorSpec>,
-    /// Price of the machine per hour, for the cost of the run.
+    /// Plan for this machine instead of the one at hand: b200, h100, a100, l4, mi300x, m4-max, tpu-v5p, ...; a wrong name lists all. `all` compares
+    /// them in a table. A model that cannot be reached is planned from its shipped config.json, data that is not there as full rows.
+    #[arg(long = "for", value_name = "MACHINE", value_parser = machines)]
+    machine: Option<Machines>,
+    /// Price of the machine per hour, for the cost of the run; of one among many as `h100=2.50`. May be given several times.
     #[arg(long, value_name = "PRICE", value_parser = price)]
-    price_per_hour: Option<f64>,
+    price_per_hour: Vec<Price>,
     /// Print the plan of a run that does not fit into memory, too.
     #[arg(long)]
     force: bool,
@@ -111,15 +114,42 @@ pub(crate) struct PlanArguments {
     ranks: u32,
 }
 
-/// Parses a price: a number above 0.
-fn price(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(price) if price > 0.0 && price.is_finite() => Ok(price),
-        _ => Err("expected a price above 0, such as 2.50".to_owned()),
+/// The machines of `plan --for`.
+#[derive(Clone, Copy)]
+enum Machines {
+    All,
+    One(&'static AcceleratorSpec),
+}
+
+fn machines(name: &str) -> Result<Machines, UnknownMachine> {
+    if name == "all" { Ok(Machines::All) } else { AcceleratorSpec::named(name).map(Machines::One) }
+}
+
+/// A price per hour, of one machine or of any.
+#[derive(Clone, Copy)]
+struct Price {
+    machine: Option<&'static AcceleratorSpec>,
+    per_hour: f64,
+}
+
+/// Parses a price, a number above 0, with or without a machine before it.
+fn price(text: &str) -> Result<Price, String> {
+    let (name, number) = text.split_once('=').map_or((None, text), |(name, number)| (Some(name), number));
+    let machine = name.map(AcceleratorSpec::named).transpose().map_err(|error| error.to_string())?;
+    match number.parse::<f64>() {
+        Ok(per_hour) if per_hour > 0.0 && per_hour.is_finite() => Ok(Price { machine, per_hour }),
+        _ => Err("expected a price above 0, such as 2.50 or h100=2.50".to_owned()),
     }
 }
 
 #[derive(Args)]
+/// Returns the price of a machine: the one that names it, else the one that names none.
+fn price_of(prices: &[Price], machine: Option<&AcceleratorSpec>) -> Option<f64> {
+    let is_of = |price: &&Price| price.machine.is_some() && price.machine.map(|of| of.id) == machine.map(|of| of.id);
+    let named = prices.iter().find(is_of);
+    named.or_else(|| prices.iter().find(|price| price.machine.is_none())).map(|price| price.per_hour)
+}
+
 struct Recipe {
     #[command(flatten)]
     file: RecipeFile,
@@ -181,19 +211,41 @@ pub(crate) fn train(arguments: Train) -> anyhow::Result<ExitCode> {
 }
 
 pub(crate) fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
-    let &PlanArguments { machine, price_per_hour, force, ranks, .. } = arguments;
-    let request = PlanRequest { machine, force, price_per_hour, local_ranks: 1 };
-    let prepared = {
-        let _shown = Console::VERBOSE.activity(reading_data);
-        prepare_for(arguments.recipe.load()?, ranks as usize, &request)?
+    let &PlanArguments { machine, ref price_per_hour, force, ranks, .. } = arguments;
+    let (recipe, ranks) = (arguments.recipe.load()?, ranks as usize);
+    let named = match machine {
+        Some(Machines::One(machine)) => Some(machine),
+        Some(Machines::All) | None => None,
     };
-    print_plan(&prepared);
+    let request = PlanRequest {
+        machine: named,
+        force,
+        price_per_hour: price_of(price_per_hour, named),
+        local_ranks: 1,
+    };
+    let shown = Console::VERBOSE.activity(reading_data);
+    let Some(machines) = machine else {
+        let prepared = prepare_for(recipe, ranks, &request)?;
+        drop(shown);
+        print_plan(&prepared.data_notes, &prepared.plan);
+        return Ok(());
+    };
+    let basis = PlanBasis::read(recipe, &request)?;
+    drop(shown);
+    match machines {
+        Machines::One(_) => print_plan(&basis.notes, &basis.plan(ranks, &request)?),
+        Machines::All => {
+            basis.notes.iter().for_each(|note| Console::VERBOSE.print(note));
+            let table = basis.compare(ranks, |machine| price_of(price_per_hour, Some(machine)));
+            Console::VERBOSE.print(&format!("\n{table}"));
+        }
+    }
     Ok(())
 }
 
-fn print_plan(prepared: &Prepared) {
-    prepared.data_notes.iter().for_each(|note| Console::VERBOSE.print(note));
-    Console::VERBOSE.plan(&prepared.plan);
+fn print_plan(notes: &[String], plan: &Plan) {
+    notes.iter().for_each(|note| Console::VERBOSE.print(note));
+    Console::VERBOSE.plan(plan);
 }
 
 /// Writes a recipe and prints the plan of its run.
@@ -208,7 +260,7 @@ pub(crate) fn write_new(New { model, data, out }: New) -> anyhow::Result<()> {
     };
     let written = fs::File::create_new(&file).and_then(|mut file| file.write_all(text.as_bytes()));
     written.with_context(|| format!("cannot write {name}"))?;
-    print_plan(&prepared);
+    print_plan(&prepared.data_notes, &prepared.plan);
     let (program, quoted) = (program(), shell_quoted(&name.to_string()));
     Console::VERBOSE
         .print(&format!("\nwritten to {name}. Read it, change what you like, then\n  {program} train {quoted}"));

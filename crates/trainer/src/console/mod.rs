@@ -64,6 +64,11 @@ impl Console {
         ));
     }
 
+    /// Prints what a run in `folder` is about to do.
+    pub fn brief(self, plan: &Plan, folder: &Path) {
+        self.print(&format!("plan of {}\n{}", plan.name.value, plan.brief(folder)));
+    }
+
     /// Prints the plan under the run's name.
     pub fn plan(self, plan: &Plan) {
         self.print(&format!("plan for {}\n{plan}", plan.name.value));

@@ -17,6 +17,9 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 /// Progress on standard error.
 pub struct Progress {
     display: Display,
+    total_steps: u64,
+    /// The first step of this process, and when it had ended.
+    first: Option<(u64, Instant)>,
     /// How busy the device was, as last reported.
     usage: String,
 }
@@ -30,32 +33,41 @@ enum Display {
 struct Lines {
     out: Box<dyn Write + Send>,
     total_steps: u64,
-    done_at_start: u64,
-    started: Instant,
     last_line: Option<Instant>,
+    /// Whether a step has been shown: the first loss is shown at once.
+    shows_loss: bool,
 }
 
 impl Progress {
     /// Shows the progress of a run of `total_steps`, of which `done_steps` were done before it was resumed.
     pub fn start(total_steps: u64, done_steps: u64) -> Progress {
         if !io::stderr().is_terminal() {
-            return Progress::lines(total_steps, done_steps, Box::new(io::stderr()));
+            return Progress::lines(total_steps, Box::new(io::stderr()));
         }
         let bar = ProgressBar::new(total_steps).with_position(done_steps);
-        let style = ProgressStyle::with_template("{bar:32} step {pos}/{len}  {msg}  {eta} left");
+        let style = ProgressStyle::with_template("{bar:32} step {pos}/{len}  {msg}");
         // Invariant: the template above is fixed, and it is well formed.
         bar.set_style(style.expect("the template is well formed").progress_chars("█▉▊▋▌▍▎▏ "));
-        // The remaining time follows from this process's steps, not from those before a resume.
-        bar.reset_eta();
         bar.set_message("starting");
         bar.enable_steady_tick(Duration::from_millis(500));
-        Progress { display: Display::Bar(bar), usage: String::new() }
+        Progress::with(Display::Bar(bar), total_steps)
     }
 
-    fn lines(total_steps: u64, done_steps: u64, out: Box<dyn Write + Send>) -> Progress {
-        let started = Instant::now();
-        let lines = Lines { out, total_steps, done_at_start: done_steps, started, last_line: None };
-        Progress { display: Display::Lines(lines), usage: String::new() }
+    fn lines(total_steps: u64, out: Box<dyn Write + Send>) -> Progress {
+        Progress::with(Display::Lines(Lines { out, total_steps, last_line: None, shows_loss: false }), total_steps)
+    }
+
+    fn with(display: Display, total_steps: u64) -> Progress {
+        Progress { display, total_steps, usage: String::new(), first: None }
+    }
+
+    /// Returns "  3m20s left" once two steps of this process have ended. The first one also compiles kernels and measures, so the time is counted
+    /// from its end.
+    fn time_left(&mut self, step: u64) -> String {
+        let &mut (first, ended) = self.first.get_or_insert_with(|| (step, Instant::now()));
+        let Some(taken) = step.checked_sub(first).filter(|&taken| taken > 0) else { return String::new() };
+        let left = self.total_steps.saturating_sub(step) as f64 / taken as f64;
+        format!("  {} left", with_units(ended.elapsed().mul_f64(left)))
     }
 
     /// Prints a line above the bar.
@@ -88,7 +100,8 @@ impl MetricSink for Progress {
         }
         let pairs = metrics.pairs.map_or_else(String::new, |pairs| rewards(&pairs));
         let rate = grouped(metrics.tokens_per_s);
-        let message = format!("loss {:.4}{pairs}  {rate} tokens/s{}", metrics.loss, self.usage);
+        let left = self.time_left(metrics.step);
+        let message = format!("loss {:.4}{pairs}  {rate} tokens/s{}{left}", metrics.loss, self.usage);
         match &mut self.display {
             Display::Bar(bar) => {
                 bar.set_position(metrics.step);
@@ -141,14 +154,12 @@ impl Lines {
 
     /// Writes a line for the first step, the last one, and every few seconds in between.
     fn step(&mut self, step: u64, message: &str) {
-        let is_due = self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY);
+        let is_due = !self.shows_loss || self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY);
         if !is_due && step < self.total_steps {
             return;
         }
-        self.last_line = Some(Instant::now());
-        let done = step.saturating_sub(self.done_at_start).max(1);
-        let left = self.started.elapsed().mul_f64(self.total_steps.saturating_sub(step) as f64 / done as f64);
-        write_line(&mut self.out, &format!("step {step}/{}  {message}  {} left", self.total_steps, with_units(left)));
+        (self.last_line, self.shows_loss) = (Some(Instant::now()), true);
+        write_line(&mut self.out, &format!("step {step}/{}  {message}", self.total_steps));
     }
 }
 
@@ -205,9 +216,9 @@ mod tests {
     }
 
     #[test]
-    fn log_file_has_the_first_and_last_step_and_evaluations() {
+    fn log_file_has_the_first_and_last_step_and_evaluations_and_no_time_before_it_is_known() {
         let written = Written::default();
-        let mut progress = Progress::lines(10, 0, Box::new(written.clone()));
+        let mut progress = Progress::lines(10, Box::new(written.clone()));
         for step in 1..=10 {
             progress.step(&metrics(step)).unwrap();
         }
@@ -222,7 +233,7 @@ mod tests {
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         assert_eq!(
             text,
-            "step 1/10  loss 1.2500  12,345 tokens/s  0s left\nstep 10/10  loss 1.2500  12,345 tokens/s  0s left\n\
+            "step 1/10  loss 1.2500  12,345 tokens/s\nstep 10/10  loss 1.2500  12,345 tokens/s  0s left\n\
              step 10: evaluation loss 0.0000  perplexity 1.000  token accuracy 50.0 %  exact match 82.5 %\n"
         );
     }
@@ -230,12 +241,12 @@ mod tests {
     #[test]
     fn a_line_says_how_busy_the_card_was_when_last_sampled() {
         let written = Written::default();
-        let mut progress = Progress::lines(2, 0, Box::new(written.clone()));
+        let mut progress = Progress::lines(2, Box::new(written.clone()));
         let usage = Usage::of([(Gauge::GpuUtil, 98.0), (Gauge::PowerW, 650.0)], [Throttle::PowerCap]);
         progress.step(&StepMetrics { usage, ..metrics(1) }).unwrap();
         progress.step(&metrics(2)).unwrap();
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
-        assert_eq!(text.matches("12,345 tokens/s  GPU 98 %, 650 W, power cap  0s left").count(), 2, "{text}");
+        assert_eq!(text.matches("12,345 tokens/s  GPU 98 %, 650 W, power cap").count(), 2, "{text}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::console::grouped;
 use crate::metrics::{PairMetrics, RankMetrics};
 
 /// The results of a finished run.
@@ -61,8 +62,12 @@ impl fmt::Display for Summary {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "\ndone: {} steps, {} loss tokens, {:.0} tokens/s, {:.0} s on {}",
-            self.steps, self.loss_tokens, self.tokens_per_s, self.wall_s, self.backend
+            "\ndone: {} steps, {} loss tokens, {} tokens/s, {:.0} s on {}",
+            grouped(self.steps as f64),
+            grouped(self.loss_tokens as f64),
+            grouped(self.tokens_per_s),
+            self.wall_s,
+            self.backend
         )?;
         let loss = |loss: f64| format!("{loss:.4}");
         let share = |share: f64| format!("{:.1} %", 100.0 * share);

@@ -146,7 +146,7 @@ fn named_format(
 ) -> Result<Chosen<FloatType>, RunError> {
     match hardware.filter(|kind| backend == BackendKind::Cuda && named == FloatType::Bf16 && !kind.has_bf16()) {
         Some(kind) => Err(RunError::Refused(format!(
-            "compute = \"bfloat16\" (the default): cards of the kind {kind:?} have no bfloat16, which begins with compute capability 8.0. \
+            "compute = \"bfloat16\" (the default): cards of the kind {kind} have no bfloat16, which begins with compute capability 8.0. \
              Write compute = \"float16\", with which the loss is scaled, \"float32\" or \"auto\"; for a command without a recipe, \
              --dtype float16, or --compute float16 for bench"
         ))),

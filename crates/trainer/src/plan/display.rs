@@ -4,7 +4,9 @@
 
 use std::fmt;
 
+use firebrick_hwprofile::human::grouped;
 use firebrick_hwprofile::memory::{MemoryLine, human_bytes};
+use firebrick_kernels::{BackendKind, GemmFormat};
 use serde_json::Value;
 
 use crate::config::{PreferenceLoss, to_name};
@@ -18,6 +20,7 @@ pub(super) type Words = fn(&Plan, &Value) -> Option<String>;
 pub(super) fn plain(_: &Plan, value: &Value) -> Option<String> {
     match value {
         Value::Null => None,
+        Value::Number(number) if number.is_u64() => Some(grouped(&number.to_string())),
         Value::Number(number) if number.is_f64() => number.as_f64().map(|number| number.to_string()),
         Value::Array(names) => Some(names.iter().map(to_name).collect::<Vec<_>>().join(" ")),
         other => Some(to_name(other)),
@@ -27,6 +30,21 @@ pub(super) fn plain(_: &Plan, value: &Value) -> Option<String> {
 /// Shows a value only if there are several ranks.
 pub(super) fn of_several_ranks(plan: &Plan, value: &Value) -> Option<String> {
     plain(plan, value).filter(|_| plan.world_size.value > 1)
+}
+
+/// Shows whether what layers save waits in host memory, where that is a choice.
+pub(super) fn on_cuda(plan: &Plan, value: &Value) -> Option<String> {
+    plain(plan, value).filter(|_| plan.backend.value == BackendKind::Cuda)
+}
+
+/// Shows how GEMMs of layers multiply if that is not the format of activations, or was chosen.
+pub(super) fn other_than_compute(plan: &Plan, value: &Value) -> Option<String> {
+    plain(plan, value).filter(|_| plan.gemms.value != GemmFormat::Compute || plan.gemms.reason.starts_with("auto"))
+}
+
+/// Shows the bytes of a state that may be paged.
+pub(super) fn paged_bytes(plan: &Plan, value: &Value) -> Option<String> {
+    bytes(plan, value).filter(|_| plan.optimizer.value.is_paged() && plan.backend.value == BackendKind::Cuda)
 }
 
 pub(super) fn bytes(_: &Plan, value: &Value) -> Option<String> {
@@ -67,53 +85,68 @@ pub(super) fn best(plan: &Plan, _: &Value) -> Option<String> {
     Some(format!("{} {}{end}", to_name(&section.mode()), to_name(&section.metric)))
 }
 
+/// Writes the counts of a sentence as "12,345": words that are numbers of five digits or more.
+pub(super) fn with_grouped_numbers(sentence: &str) -> String {
+    let word = |word: &str| {
+        let number = word.trim_matches(|sign: char| "(),.:;".contains(sign));
+        let is_count = number.len() > 4 && number.bytes().all(|digit| digit.is_ascii_digit());
+        if is_count { word.replace(number, &grouped(number)) } else { word.to_owned() }
+    };
+    sentence.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let row = |name: &str, value: &str, reason: &str| format!("  {name:<22} {value:<16} {reason}");
+        let row = |name: &str, value: &str, reason: &str| {
+            format!("  {name:<22} {value:<16} {}", with_grouped_numbers(reason))
+        };
         let plan = self.serialized();
         let mut lines = Vec::new();
         for (name, label, words) in Self::SHOWN {
             if *name == "disk_bytes" {
-                lines.extend(self.results().map(|[name, value, reason]| row(&name, &value, &reason)));
+                lines.extend(self.results().map(|(name, value, reason)| row(name, &value, &reason)));
             }
             if let Some(value) = words(self, &plan[name]["value"]) {
                 lines.push(row(label, &value, plan[name]["reason"].as_str().unwrap_or_default()));
             }
             if *name == "memory_bytes" {
-                let part =
-                    |line: &MemoryLine| format!("    {:<34} {:>10}  {}", line.what, human_bytes(line.bytes), line.why);
+                let part = |line: &MemoryLine| {
+                    let (bytes, why) = (human_bytes(line.bytes), with_grouped_numbers(&line.why));
+                    format!("    {:<34} {bytes:>10}  {why}", line.what)
+                };
                 lines.extend(self.memory.iter().map(part));
             }
         }
         let folder = self.output_dir.value.join(&self.name.value).display().to_string();
-        lines.push(row("saved to", &folder, "or, where that is taken, the name with a number after it"));
+        lines.push(row("saved to", &folder, "a new run whose folder is taken gets a number after its name"));
         let forecast = self.forecast.iter().flat_map(Forecast::lines);
         lines.extend(forecast.map(|(name, value, reason)| row(name, &value, reason)));
         writeln!(formatter, "{}", lines.join("\n"))?;
-        for warning in &self.warnings {
-            writeln!(formatter, "  WARNING: {warning}")?;
-        }
-        match &self.forced {
-            Some(forced) => writeln!(formatter, "\n  !!!!!!!! DOES NOT FIT {}\n", forced.reason),
-            None => Ok(()),
-        }
+        self.alarms().try_for_each(|line| writeln!(formatter, "{line}"))
     }
 }
 
 impl Plan {
+    /// Returns what the user should not overlook: settings that hardly anybody means, and a shortage of memory.
+    pub(super) fn alarms(&self) -> impl Iterator<Item = String> {
+        let warnings = self.warnings.iter().map(|warning| format!("  WARNING: {warning}"));
+        warnings.chain(self.forced.iter().map(|forced| format!("\n  !!!!!!!! DOES NOT FIT {}\n", forced.reason)))
+    }
+
     /// Returns when the run is evaluated and saved: name, value and reason of each line.
-    fn results(&self) -> impl Iterator<Item = [String; 3]> {
+    pub(super) fn results(&self) -> impl Iterator<Item = (&'static str, String, String)> {
         let is_during = |every: u64| (1..self.steps.value).contains(&every);
         let when = |every: u64| if is_during(every) { format!("every {every} steps") } else { "at the end".to_owned() };
         let start = if self.eval_on_start.value { "and before the first step" } else { "not before the first step" };
         let end = if is_during(self.eval_every_steps.value) { ", and after the last" } else { "" };
-        let evaluation = ["evaluation".to_owned(), when(self.eval_every_steps.value), format!("{start}{end}")];
+        let evaluation = ("evaluation", when(self.eval_every_steps.value), format!("{start}{end}"));
         let which = match (&self.best, self.checkpoints_kept.value) {
             (None, count) => format!("the newest {count} are kept"),
             (Some(_), count) => format!("the best and the newest are kept, {} in all", count.max(2)),
         };
-        let kept = format!("and at the end; {which}, and Ctrl-C saves one too");
-        let checkpoints = ["checkpoints".to_owned(), when(self.checkpoint_every_steps.value), kept];
+        let end = if is_during(self.checkpoint_every_steps.value) { "and at the end; " } else { "" };
+        let kept = format!("{end}{which}, and Ctrl-C saves one too");
+        let checkpoints = ("checkpoints", when(self.checkpoint_every_steps.value), kept);
         self.is_evaluated.then_some(evaluation).into_iter().chain([checkpoints])
     }
 }

@@ -341,8 +341,8 @@ fn cost_reason(price: Option<f64>) -> String {
 /// Returns the attention implementation. Rows that are one document each, without padding, have one length.
 fn attention(config: &HardwareConfig, documents_per_row: usize) -> Chosen<String> {
     let why = match config.use_flash_attention {
-        FlashAttention::None => format!("docs/hardware.md names no FlashAttention for {:?}", config.kind),
-        version => format!("docs/hardware.md names FlashAttention {version:?} for {:?}", config.kind),
+        FlashAttention::None => format!("docs/hardware.md names no fused attention for {}", config.kind),
+        version => format!("docs/hardware.md names {version} for {}", config.kind),
     };
     let here = if documents_per_row > 1 { &config.packed_attention_here } else { &config.attention_here };
     Chosen::new(here.clone(), why)

@@ -71,7 +71,7 @@ fn refusal(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     match case.hardware().filter(|kind| !kind.has_fp8()) {
         None => fp8_refusal(case.spec),
         Some(kind) => {
-            Some(format!("cards of the kind {kind:?} have no 8-bit floats, which begin with compute capability 8.9"))
+            Some(format!("cards of the kind {kind} have no 8-bit floats, which begin with compute capability 8.9"))
         }
     }
 }
@@ -113,7 +113,7 @@ fn slower_peak(case: &Case<'_>, kind: HardwareKind) -> Option<String> {
     let ratio = peaks.and_then(|peaks| Some(peaks.rate(MathFormat::Fp8)? / peaks.rate(MathFormat::Bf16)?));
     match ratio {
         None => Some(format!(
-            "8-bit floats were not measured on this card ({kind:?}): `firebrick profile --measure` does, and compute = \"fp8\" takes them"
+            "8-bit floats were not measured on this card ({kind}): `firebrick profile --measure` does, and compute = \"fp8\" takes them"
         )),
         Some(ratio) if ratio < MIN_RATIO => Some(format!(
             "GEMMs in 8-bit floats were measured to be {ratio:.2} times as fast here, {MIN_RATIO} are enough"
@@ -230,7 +230,7 @@ mod tests {
             let found = chosen(machine, &["train.micro_batch_size=1"]);
             assert_eq!(found.value, GemmFormat::Fp8, "{machine}: {}", found.reason);
         }
-        for (machine, why) in [("a100", "Ampere"), ("l4", "Ada"), ("b200", "Blackwell"), ("rtx5090", "BlackwellRtx")] {
+        for (machine, why) in [("a100", "Ampere"), ("l4", "Ada"), ("b200", "Blackwell"), ("rtx5090", "Blackwell RTX")] {
             let found = chosen(machine, &[]);
             assert_eq!(found.value, GemmFormat::Compute, "{machine}");
             assert!(found.reason.starts_with("auto: ") && found.reason.contains(why), "{machine}: {}", found.reason);

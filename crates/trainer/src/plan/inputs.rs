@@ -4,6 +4,7 @@
 
 use firebrick_arch::ModelConfig;
 use firebrick_data::PackedDataset;
+use firebrick_hwprofile::human::grouped;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 
 use crate::config::RunConfig;
@@ -41,6 +42,31 @@ impl DataShape {
             report: report.to_string(),
         }
     }
+}
+
+impl DataShape {
+    /// Rows of an epoch of data that was not read.
+    pub const UNREAD_ROWS: usize = 10_000;
+
+    /// Returns the shape of data that was not read: rows without padding, all of which counts in the loss. Packed rows hold documents of up to half
+    /// a row.
+    pub fn of_full_rows(config: &RunConfig) -> Self {
+        let row_len = config.max_seq_len;
+        let report = format!("{} full rows of {} tokens are assumed", grouped_of(Self::UNREAD_ROWS), grouped_of(row_len));
+        Self {
+            rows: Self::UNREAD_ROWS,
+            row_len,
+            longest_document: row_len,
+            documents_per_row: if config.pack { 2 } else { 1 },
+            loss_tokens_per_row: row_len,
+            has_chats: false,
+            report,
+        }
+    }
+}
+
+fn grouped_of(number: usize) -> String {
+    grouped(&number.to_string())
 }
 
 /// The inputs of a plan.

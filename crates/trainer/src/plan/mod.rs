@@ -9,6 +9,7 @@
 mod adapter;
 mod answers;
 mod backend;
+mod brief;
 mod decide;
 mod disk;
 mod display;
@@ -172,7 +173,7 @@ plan! {
     /// Format of activations.
     compute: Chosen<FloatType> = made.compute.clone(), shown "compute" as plain, identifies "compute";
     /// What the GEMMs of the layers multiply.
-    gemms: Chosen<GemmFormat> = made.gemms.clone(), shown "GEMMs of layers" as plain, identifies "gemms";
+    gemms: Chosen<GemmFormat> = made.gemms.clone(), shown "GEMMs of layers" as other_than_compute, identifies "gemms";
     /// Which share of a step's operations is in which format.
     arithmetic: Chosen<String> = decide::arithmetic(made), shown "arithmetic" as plain;
     /// Which part of the checkpoint is the model; none where it is the whole.
@@ -185,12 +186,12 @@ plan! {
     recompute: Chosen<Recompute> = made.mix.recompute.clone(),
         shown "recompute" as plain, may change "train.recompute";
     /// Whether what layers save waits in host memory.
-    offload: Chosen<bool> = made.mix.offload.clone(), shown "offload" as plain;
+    offload: Chosen<bool> = made.mix.offload.clone(), shown "offload" as on_cuda;
     /// Rule and state format of the optimizer.
     optimizer: Chosen<OptimizerKind> = paging::optimizer(made.config.train.optimizer, made.backend.value),
         shown "optimizer" as plain, identifies "train.optimizer";
     /// Bytes of optimizer state that stay on the device.
-    resident_state_bytes: Chosen<u64> = made.mix.paging.resident.clone(), shown "state on the device" as bytes;
+    resident_state_bytes: Chosen<u64> = made.mix.paging.resident.clone(), shown "state on the device" as paged_bytes;
     /// Tokens per row, padding included.
     row_len: Chosen<usize> = decide::row_len(made), shown "row length" as plain;
     /// Rows per forward and backward pass.
@@ -217,11 +218,9 @@ plan! {
     loss_chunk_tokens: Chosen<usize> = decide::loss_chunk(made),
         shown "loss chunk" as plain, may change "train.loss_chunk_tokens";
     /// Threads that tokenize, before anything is on the device.
-    tokenize_workers: Chosen<usize> = workers::to_tokenize(made.config, made.profile),
-        shown "tokenizing threads" as plain;
+    tokenize_workers: Chosen<usize> = workers::to_tokenize(made.config, made.profile);
     /// Threads that build batches while the device trains.
-    loader_workers: Chosen<usize> = workers::to_load(made.config, made.profile, made.backend.value),
-        shown "loader threads" as plain;
+    loader_workers: Chosen<usize> = workers::to_load(made.config, made.profile, made.backend.value);
     /// Bytes at the peak of a step, or of an evaluation where that needs more.
     memory_bytes: Chosen<u64> = decide::memory_budget(made), shown "memory" as bytes;
     /// The parts of `memory_bytes`.
@@ -251,7 +250,7 @@ plan! {
         shown "longrope" as plain;
     /// Which modules' adapters are part of the base's GEMMs, and which have GEMMs of their own.
     adapter_gemms: Option<Chosen<String>> = adapter::gemms(made.backend.value, &made.model.spec, &made.training),
-        shown "adapter GEMMs" as plain;
+        shown "adapter GEMMs" as on_cuda;
     /// Bytes of frozen weights that stay on the device as GEMMs read them; none where there are no such weights.
     kept_weights_bytes: Option<Chosen<u64>> = made.mix.kept_weights_bytes.clone(), shown "kept weights" as bytes;
     /// How algorithms of large GEMMs are chosen; `None` where the backend has no choice.

@@ -111,7 +111,6 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
             return Ok(Outcome::Finished(summary));
         }
     }
-    console.plan(&prepared.plan);
     let place = match resumed {
         Some(point) => Place::Resumed(Box::new(point)),
         None => {
@@ -122,6 +121,7 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
             Place::New(folder)
         }
     };
+    console.brief(&prepared.plan, place.folder().path());
     let report = FailureReport::new(&prepared.plan, Some(place.folder().path().to_path_buf()));
     let job = ranks.clone();
     let result = with_backend!(prepared.plan.backend.value, B => {

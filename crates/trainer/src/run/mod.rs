@@ -16,6 +16,7 @@ pub mod interrupt;
 mod launch;
 pub mod local_ranks;
 pub mod peaks;
+pub mod plan_for;
 pub mod preference;
 pub mod prepare;
 mod reference;

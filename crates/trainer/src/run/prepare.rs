@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use firebrick_arch::{ModelConfig, Role};
 use firebrick_data::{PackOptions, PackedDataset, PairRows, SpecialToken, Tokenizer};
+use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::BaseStorage;
 use firebrick_model::peft::{check_adapter, read_adapter_config};
 use firebrick_model::{Companions, HfFolder, ModelError};
@@ -21,6 +22,7 @@ use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::evaluate::EvaluationSet;
 use crate::run::generate::check_vocabulary;
 use crate::run::sampling::{ChosenSampling, TypedSampling};
+use crate::run::data_sets::DataSets;
 use crate::run::{chat_settings, data_sets, end_of_turn};
 
 /// A run that is ready to load its model.
@@ -89,49 +91,11 @@ pub fn prepare(
     request: &PlanRequest,
     need: Need,
 ) -> Result<Prepared, RunError> {
-    let found = recipe.fetch_model(need, Console::QUIET)?;
-    let folder = found.folder;
-    let mut model_config = ModelConfig::read(&folder)?;
-    recipe.lora.iter().for_each(|lora| model_config.spec.fuse_experts_for(lora));
-    let (weights, no_weights) = match check_model(&recipe, &folder, &model_config, found.missing_bytes == 0) {
-        // A plan needs no weights; errors in weights that are present are reported now.
-        Err(RunError::Model(error @ ModelError::NotThere { .. })) if need == Need::Description => (None, Some(error)),
-        weights => (weights?, None),
-    };
-    let tokenizer = data_sets::tokenizer(&recipe, &folder, date)?;
-    let mut planned = with_new_tokens(&recipe, &tokenizer, &mut model_config)?;
-    // A new run with a missing adapter was refused earlier. A resumed run needs the adapter only as the reference of a preference loss, and looks for
-    // it then.
-    let from = recipe.fetch_adapter(need, Console::QUIET).ok().flatten();
-    let start_note = from.as_deref().and_then(|from| start_note(from, &planned, &folder));
-    if let Some((lora, from)) = planned.lora.as_mut().zip(from) {
-        lora.init_from = Some(from.to_string_lossy().into_owned());
-    }
     let profile = request.profile();
-    let data = data_sets::read(&recipe, &tokenizer, plan::tokenizing(&recipe, &profile))?;
-    let mut data_notes = data.notes();
-    data_notes.extend(start_note);
-    data_notes.extend(no_weights.map(|error| format!("a run will not start: {error}")));
-    if recipe.init == Init::Pretrained && found.missing_bytes > 0 {
-        let gigabytes = found.missing_bytes as f64 / 1e9;
-        data_notes
-            .push(format!("the weights of {} ({gigabytes:.2} GB) are on the Hub; a run downloads them", recipe.model));
-    }
-    if profile.named.is_some() {
-        data_notes.extend(profile.notes.iter().cloned());
-    }
-    let has_chats = data.has_chats(&tokenizer);
-    let mut ends = end_of_turn::trained(&data.train.documents, &tokenizer);
-    if ends.is_empty() && has_chats && recipe.data.train_end_of_turn {
-        ends.extend(end_of_turn::in_template(&tokenizer)?);
-    }
-    data_notes.extend(end_of_turn::note(&ends, &tokenizer)?);
-    model_config.add_eos_token_ids(tokenizer.chosen_token_id(SpecialToken::Eos));
-    model_config.add_eos_token_ids(ends);
-    let packing = pack_options(&recipe, &tokenizer);
+    let Read { planned, model_config, folder, weights, tokenizer, data, train, packing, shape, notes } =
+        read(&recipe, date, &profile, need)?;
+    let mut data_notes = notes;
     let cache = data.train.cache;
-    let train = Arc::new(PackedDataset::new(data.train.documents, packing.clone()));
-    let shape = DataShape::new(&train, has_chats);
     let inputs =
         PlanInputs { config: &planned, profile: &profile, model: &model_config, data: &shape, world_size, request };
     let mut plan = Plan::resolve(inputs)?;
@@ -175,6 +139,79 @@ pub fn prepare(
         sampling,
         data_notes,
     })
+}
+
+/// What a plan is made from, and what else was read with it.
+pub(super) struct Read {
+    /// The recipe with rows for new tokens, and with the folder of the adapter that it starts from.
+    pub(super) planned: RunConfig,
+    pub(super) model_config: ModelConfig,
+    folder: PathBuf,
+    weights: Option<HfFolder>,
+    tokenizer: Tokenizer,
+    data: DataSets,
+    train: Arc<PackedDataset>,
+    packing: PackOptions,
+    pub(super) shape: DataShape,
+    /// Sentences to print.
+    pub(super) notes: Vec<String>,
+}
+
+impl Read {
+    /// Returns the folder of the model.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+/// Reads the model's description, the tokenizer and the data.
+pub(super) fn read(
+    recipe: &RunConfig,
+    date: i64,
+    profile: &HardwareProfile,
+    need: Need,
+) -> Result<Read, RunError> {
+    let found = recipe.fetch_model(need, Console::QUIET)?;
+    let folder = found.folder;
+    let mut model_config = ModelConfig::read(&folder)?;
+    recipe.lora.iter().for_each(|lora| model_config.spec.fuse_experts_for(lora));
+    let (weights, no_weights) = match check_model(recipe, &folder, &model_config, found.missing_bytes == 0) {
+        // A plan needs no weights; errors in weights that are present are reported now.
+        Err(RunError::Model(error @ ModelError::NotThere { .. })) if need == Need::Description => (None, Some(error)),
+        weights => (weights?, None),
+    };
+    let tokenizer = data_sets::tokenizer(recipe, &folder, date)?;
+    let mut planned = with_new_tokens(recipe, &tokenizer, &mut model_config)?;
+    // A new run with a missing adapter was refused earlier. A resumed run needs the adapter only as the reference of a preference loss, and looks for
+    // it then.
+    let from = recipe.fetch_adapter(need, Console::QUIET).ok().flatten();
+    let start_note = from.as_deref().and_then(|from| start_note(from, &planned, &folder));
+    if let Some((lora, from)) = planned.lora.as_mut().zip(from) {
+        lora.init_from = Some(from.to_string_lossy().into_owned());
+    }
+    let data = data_sets::read(recipe, &tokenizer, plan::tokenizing(recipe, profile))?;
+    let mut notes = data.notes();
+    notes.extend(start_note);
+    notes.extend(no_weights.map(|error| format!("a run will not start: {error}")));
+    if recipe.init == Init::Pretrained && found.missing_bytes > 0 {
+        let gigabytes = found.missing_bytes as f64 / 1e9;
+        notes.push(format!("the weights of {} ({gigabytes:.2} GB) are on the Hub; a run downloads them", recipe.model));
+    }
+    if profile.named.is_some() {
+        notes.extend(profile.notes.iter().cloned());
+    }
+    let has_chats = data.has_chats(&tokenizer);
+    let mut ends = end_of_turn::trained(&data.train.documents, &tokenizer);
+    if ends.is_empty() && has_chats && recipe.data.train_end_of_turn {
+        ends.extend(end_of_turn::in_template(&tokenizer)?);
+    }
+    notes.extend(end_of_turn::note(&ends, &tokenizer)?);
+    model_config.add_eos_token_ids(tokenizer.chosen_token_id(SpecialToken::Eos));
+    model_config.add_eos_token_ids(ends);
+    let packing = pack_options(recipe, &tokenizer);
+    let train = Arc::new(PackedDataset::new(data.train.documents.clone(), packing.clone()));
+    let shape = DataShape::new(&train, has_chats);
+    Ok(Read { planned, model_config, folder, weights, tokenizer, data, train, packing, shape, notes })
 }
 
 /// Returns the text of the chat template if the recipe chose it.

@@ -65,7 +65,7 @@ fn every_decision_has_a_reason_and_plan_toml_has_them_all() {
     assert_eq!((plan.steps.value, plan.warmup_steps.value, plan.rows_per_step()), (17, 1, 6));
     // A and B of rank 4: q and o 32 + 32 wide, k and v 32 + 16, gate, up and down 32 + 64, in two layers.
     assert_eq!(plan.trained_parameters.value, 2 * 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64)));
-    assert!(plan.to_string().contains("tokenizing threads"));
+    assert!(plan.to_string().contains("warm-up steps"));
 }
 
 #[test]

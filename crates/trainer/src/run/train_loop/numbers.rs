@@ -127,7 +127,7 @@ impl<B: Kernels> Run<B> {
         let is_alone = self.trainer.ranks.world_size() == 1;
         let times = rank_times(1e3 * seconds, exchanged, &numbers);
         let mut metrics = None;
-        if step.is_multiple_of(plan.log_every.value) {
+        if step == 1 || step.is_multiple_of(plan.log_every.value) {
             let usage = self.usage.as_ref().map(UsageMonitor::take).unwrap_or_default();
             self.usage
                 .iter()

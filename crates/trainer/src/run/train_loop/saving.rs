@@ -231,7 +231,6 @@ impl<B: Kernels> Run<B> {
             self.folder.write_summary(&(text + "\n"))?;
         }
         let prompts = &plan.sample_prompts.value;
-        self.console.samples("before", prompts, &self.state.samples_before);
         self.console.samples("after ", prompts, &samples);
         self.console.summary(&summary, plan);
         report.iter().for_each(|line| self.console.print(line));

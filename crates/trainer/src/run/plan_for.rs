@@ -1,0 +1,170 @@
+//! Plans for machines that are named, for which neither the model nor the data has to be at hand.
+//!
+//! A model that cannot be reached is replaced by its config.json in `configs/models/`, data that cannot be read by full rows; both are said.
+//! Trade-off: how many rows an epoch of unread data has is a guess, so time and cost are those of [`DataShape::UNREAD_ROWS`] rows.
+
+use std::cmp::Ordering;
+use std::path::PathBuf;
+
+use firebrick_arch::ModelConfig;
+use firebrick_data::{DataError, SourceError};
+use firebrick_hwprofile::AcceleratorSpec;
+use firebrick_hwprofile::human::{human_range, human_seconds};
+use firebrick_hwprofile::memory::human_bytes;
+use firebrick_hwprofile::spec::Engine;
+use firebrick_kernels::BackendKind;
+
+use crate::config::{ConfigError, RunConfig};
+use crate::console::{Console, error_message};
+use crate::error::RunError;
+use crate::hub::Need;
+use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
+use crate::run::prepare::{check_start, now, read};
+use crate::shipped;
+
+/// What plans of one recipe for several machines are made from.
+pub struct PlanBasis {
+    /// The recipe, with the rows of new tokens.
+    planned: RunConfig,
+    model: ModelConfig,
+    data: DataShape,
+    folder: PathBuf,
+    /// Sentences about the data, and about what could not be read.
+    pub notes: Vec<String>,
+}
+
+impl PlanBasis {
+    /// Reads model and data as a run would, as far as they can be reached.
+    ///
+    /// # Errors
+    /// Anything wrong with the recipe or with what can be read; a model that is neither here, nor on the Hub, nor shipped as a config.json.
+    pub fn read(recipe: RunConfig, request: &PlanRequest) -> Result<Self, RunError> {
+        match check_start(&recipe).and_then(|()| read(&recipe, now(), &request.profile(), Need::Description)) {
+            Ok(read) => {
+                let (folder, notes) = (read.folder().to_owned(), read.notes);
+                Ok(Self { planned: read.planned, model: read.model_config, data: read.shape, folder, notes })
+            }
+            Err(error) if is_absent(&error) => Self::of_full_rows(recipe, error),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Plans with full rows, and with the config.json that is shipped if the model is what cannot be reached.
+    fn of_full_rows(mut recipe: RunConfig, error: RunError) -> Result<Self, RunError> {
+        let mut notes = Vec::new();
+        let folder = match recipe.fetch_model(Need::Description, Console::QUIET) {
+            Ok(found) => found.folder,
+            Err(_) => {
+                let folder = shipped::model(&recipe.model).ok_or(error)?;
+                notes.push(format!("{} cannot be reached: planned from {}", recipe.model, folder.display()));
+                folder
+            }
+        };
+        let mut model = ModelConfig::read(&folder)?;
+        recipe.lora.iter().for_each(|lora| model.spec.fuse_experts_for(lora));
+        let new = recipe.data.new_tokens.len() + recipe.data.new_special_tokens.len();
+        let ids: Vec<usize> = (model.spec.vocab_size..model.spec.vocab_size + new).collect();
+        if let Some(lora) = &mut recipe.lora {
+            *lora = lora.with_new_tokens(&ids, &model.spec)?;
+        }
+        model.add_tokens(&ids);
+        let data = DataShape::of_full_rows(&recipe);
+        notes.push(format!("the data was not read: {}", data.report));
+        Ok(Self { planned: recipe, model, data, folder, notes })
+    }
+
+    /// Returns the plan of a run of `world_size` processes on the machine of `request`.
+    ///
+    /// # Errors
+    /// A recipe that cannot run there.
+    pub fn plan(&self, world_size: usize, request: &PlanRequest) -> Result<Plan, RunError> {
+        let profile = request.profile();
+        let Self { planned, model, data, .. } = self;
+        let mut plan =
+            Plan::resolve(PlanInputs { config: planned, profile: &profile, model, data, world_size, request })?;
+        plan.model_folder.value.clone_from(&self.folder);
+        Ok(plan)
+    }
+
+    /// Returns a table of all accelerators that are known, the fastest first; what cannot run there, and why, comes last. `price`: what an hour of a
+    /// machine costs, where that is known.
+    pub fn compare(&self, world_size: usize, price: impl Fn(&AcceleratorSpec) -> Option<f64>) -> String {
+        let mut runs = Vec::new();
+        let mut others = Vec::new();
+        for machine in AcceleratorSpec::all() {
+            if machine.kind.engine() == Engine::NoBackend {
+                others.push((machine.name, "no backend of Burn runs there".to_owned()));
+                continue;
+            }
+            let request =
+                PlanRequest { machine: Some(machine), force: true, price_per_hour: price(machine), local_ranks: 1 };
+            match self.plan(world_size, &request).map(|plan| row(machine, &plan)) {
+                Ok(Ok((rank, cells))) => runs.push((rank, cells)),
+                Ok(Err(why)) => others.push((machine.name, why)),
+                Err(error) => {
+                    let message = error_message(&error);
+                    let sentence = message.split(". ").next().unwrap_or_default();
+                    others.push((machine.name, sentence.lines().next().unwrap_or_default().to_owned()));
+                }
+            }
+        }
+        runs.sort_by(|(left, _), (right, _)| left.partial_cmp(right).unwrap_or(Ordering::Equal));
+        let is_through_wgpu = runs.iter().any(|((through_wgpu, _), _)| *through_wgpu);
+        let header = ["machine", "tokens/s", "time of the run", "memory", "backend", "recompute", "cost"];
+        let rows = runs.into_iter().map(|(_, cells)| cells);
+        let mut text = aligned(std::iter::once(header.map(str::to_owned)).chain(rows).collect());
+        if is_through_wgpu {
+            text += "\n\nThrough wgpu only the peaks of the hardware are known, and its kernels stay far below them: on an H100, Vulkan ran at \
+                     1/150 of CUDA (docs/limits.md).\n";
+        }
+        others.iter().for_each(|(name, why)| text += &format!("\n{name}: {why}"));
+        text
+    }
+}
+
+/// What ranks a machine: whether it is driven through wgpu, which comes last, and the seconds of the run.
+type Rank = (bool, f64);
+
+/// Returns the rank of a machine and the cells of its row, or why the run does not run there.
+fn row(machine: &AcceleratorSpec, plan: &Plan) -> Result<(Rank, [String; 7]), String> {
+    if let Some(forced) = &plan.forced {
+        return Err(format!("does not fit: {}", forced.reason));
+    }
+    let Some(forecast) = &plan.forecast else { return Err("its peaks are not known".to_owned()) };
+    let run = forecast.run_seconds.value;
+    let memory = human_bytes(plan.memory_bytes.value);
+    let recompute = crate::config::to_name(&plan.recompute.value);
+    let offloaded = if plan.offload.value { ", offloaded" } else { "" };
+    let cells = [
+        machine.name.to_owned(),
+        human_range(forecast.tokens_per_second.value),
+        human_seconds(run),
+        format!("{memory} of {}", human_bytes(machine.memory_bytes())),
+        format!("{}, {}", plan.backend.value, plan.compute.value),
+        format!("{recompute}{offloaded}"),
+        forecast.cost.value.map_or_else(|| "no price".to_owned(), human_range),
+    ];
+    Ok(((plan.backend.value == BackendKind::Wgpu, run.lower + run.upper), cells))
+}
+
+/// Writes rows with columns as wide as their widest cell.
+fn aligned<const N: usize>(rows: Vec<[String; N]>) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; N] = std::array::from_fn(width);
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns whether a model or data is not here or cannot be reached, in contrast to being wrong.
+fn is_absent(error: &RunError) -> bool {
+    match error {
+        RunError::Hub(_) | RunError::Config(ConfigError::NoModel { what: "model", .. }) => true,
+        RunError::Data(DataError::Source(source)) => {
+            matches!(source, SourceError::Open { .. } | SourceError::NotFound(_) | SourceError::Hub(_))
+        }
+        _ => false,
+    }
+}
