@@ -98,7 +98,7 @@ fn a_shipped_recipe_is_planned_for_a_machine_and_for_all_without_its_model_and_d
     assert!(line("Through wgpu") < line("T4: compute") && line("T4: compute") < line("Gaudi 3: no backend"), "{table}");
     let priced: Vec<&str> = table.lines().filter(|line| line.contains("GiB") && !line.contains("no price")).collect();
     assert!(priced.len() == 1 && priced[0].starts_with("H100 SXM"), "{table}");
-    // A model that nobody ships stays an error, and so does a plan for this machine.
+    // A model that is not shipped stays an error, and so does a plan for this machine.
     for arguments in [&["plan", "h100.toml"][..], &["plan", "h100.toml", "--for", "b200", "--set", "model=x/y"]] {
         assert_eq!(installed.output(arguments).status.code(), Some(1), "{arguments:?}");
     }

@@ -43,6 +43,8 @@ enum Command {
     Plan(training::PlanArguments),
     /// Write a commented recipe for a model and data that plans here: rows, batch, template and 4 bits as they need.
     New(training::New),
+    /// Turn a configuration of axolotl or LLaMA-Factory into a recipe; what does not carry over stays as comments with its reason.
+    Convert(training::Convert),
     /// Show what a recipe trains on: counts, lengths, packing, dropped records, and sample rows with loss tokens marked.
     Inspect(training::Inspect),
     /// Write the report of a run folder: one HTML page with plots, as a run writes it at its end.
@@ -126,6 +128,7 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
         Command::Train(arguments) => return training::train(arguments),
         Command::Plan(arguments) => training::plan(&arguments),
         Command::New(arguments) => training::write_new(arguments),
+        Command::Convert(arguments) => training::convert_file(&arguments),
         Command::Doctor => return Ok(machine::doctor()),
         Command::Profile(arguments) => machine::profile(&arguments),
         Command::Inspect(arguments) => training::show_data(&arguments),

@@ -49,7 +49,9 @@ pub(crate) fn asset(name: &Path) -> Option<PathBuf> {
 pub(crate) fn model(id: &str) -> Option<PathBuf> {
     let id = id.split('@').next().unwrap_or(id);
     let is_id = id.split('/').count() == 2 && !id.contains("..");
-    recipe_folders().map(|folder| folder.join("models").join(id)).find(|folder| is_id && folder.join("config.json").is_file())
+    recipe_folders()
+        .map(|folder| folder.join("models").join(id))
+        .find(|folder| is_id && folder.join("config.json").is_file())
 }
 
 fn asset_in(folder: &Path, name: &Path) -> Option<PathBuf> {

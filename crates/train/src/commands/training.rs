@@ -13,6 +13,7 @@ use clap::Args;
 use firebrick_hwprofile::AcceleratorSpec;
 use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_trainer::config::RunConfig;
+use firebrick_trainer::config::convert::{Converted, Remark, convert};
 use firebrick_trainer::console::{Console, Outcome, program, shell_quoted};
 use firebrick_trainer::new_recipe::{NewRecipe, file_name, new_recipe};
 use firebrick_trainer::plan::{Plan, PlanRequest};
@@ -142,7 +143,6 @@ fn price(text: &str) -> Result<Price, String> {
     }
 }
 
-#[derive(Args)]
 /// Returns the price of a machine: the one that names it, else the one that names none.
 fn price_of(prices: &[Price], machine: Option<&AcceleratorSpec>) -> Option<f64> {
     let is_of = |price: &&Price| price.machine.is_some() && price.machine.map(|of| of.id) == machine.map(|of| of.id);
@@ -150,6 +150,7 @@ fn price_of(prices: &[Price], machine: Option<&AcceleratorSpec>) -> Option<f64> 
     named.or_else(|| prices.iter().find(|price| price.machine.is_none())).map(|price| price.per_hour)
 }
 
+#[derive(Args)]
 struct Recipe {
     #[command(flatten)]
     file: RecipeFile,
@@ -188,6 +189,15 @@ pub(crate) struct New {
     out: Option<PathBuf>,
 }
 
+#[derive(Args)]
+pub(crate) struct Convert {
+    /// The configuration: YAML or JSON of axolotl or LLaMA-Factory; of TRL, ms-swift, torchtune and Unsloth the keys whose names are known.
+    file: PathBuf,
+    /// The recipe to write. Default: the file's name with .toml, in the current folder.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
 /// Trains. If a signal ended the run, the exit status is that of a process killed by the signal; if its time was up, that of `timeout`.
 pub(crate) fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let path = arguments.config()?;
@@ -217,12 +227,8 @@ pub(crate) fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
         Some(Machines::One(machine)) => Some(machine),
         Some(Machines::All) | None => None,
     };
-    let request = PlanRequest {
-        machine: named,
-        force,
-        price_per_hour: price_of(price_per_hour, named),
-        local_ranks: 1,
-    };
+    let request =
+        PlanRequest { machine: named, force, price_per_hour: price_of(price_per_hour, named), local_ranks: 1 };
     let shown = Console::VERBOSE.activity(reading_data);
     let Some(machines) = machine else {
         let prepared = prepare_for(recipe, ranks, &request)?;
@@ -264,6 +270,35 @@ pub(crate) fn write_new(New { model, data, out }: New) -> anyhow::Result<()> {
     let (program, quoted) = (program(), shell_quoted(&name.to_string()));
     Console::VERBOSE
         .print(&format!("\nwritten to {name}. Read it, change what you like, then\n  {program} train {quoted}"));
+    Ok(())
+}
+
+/// Writes the recipe that another trainer's configuration becomes.
+pub(crate) fn convert_file(Convert { file, out }: &Convert) -> anyhow::Result<()> {
+    let read = || format!("cannot read {}", file.display());
+    let text = fs::read_to_string(file).with_context(read)?;
+    let default = || PathBuf::from(file.file_name().unwrap_or_default()).with_extension("toml");
+    let out = out.clone().unwrap_or_else(default);
+    let name = out.display();
+    ensure!(out.extension().is_some_and(|extension| extension == "toml"), "{name} does not end with .toml");
+    let converted = convert(&text, file)?;
+    let written = fs::File::create_new(&out).and_then(|mut file| file.write_all(converted.recipe.as_bytes()));
+    written.with_context(|| format!("cannot write {name}: name another file with --out"))?;
+    let Converted { carried, not_needed, left, problem, .. } = converted;
+    let without = left.len();
+    Console::VERBOSE.print(&format!(
+        "written to {name}: {carried} keys carried over, {not_needed} need nothing here, {without} have no counterpart"
+    ));
+    for Remark { line, setting, reason } in &left {
+        Console::VERBOSE.print(&format!("  line {line}, {setting}: {reason}"));
+    }
+    let (program, quoted) = (program(), shell_quoted(&name.to_string()));
+    Console::VERBOSE.print(&match problem {
+        Some(problem) => format!("the recipe is not complete: {problem}"),
+        None => format!(
+            "read it, then look at its data and its plan:\n  {program} inspect {quoted}\n  {program} plan {quoted}"
+        ),
+    });
     Ok(())
 }
 

@@ -9,6 +9,7 @@
 mod backend_choice;
 mod check;
 pub mod compute;
+pub mod convert;
 mod data_section;
 mod data_source;
 mod device_budget;

@@ -52,7 +52,8 @@ impl DataShape {
     /// a row.
     pub fn of_full_rows(config: &RunConfig) -> Self {
         let row_len = config.max_seq_len;
-        let report = format!("{} full rows of {} tokens are assumed", grouped_of(Self::UNREAD_ROWS), grouped_of(row_len));
+        let report =
+            format!("{} full rows of {} tokens are assumed", grouped_of(Self::UNREAD_ROWS), grouped_of(row_len));
         Self {
             rows: Self::UNREAD_ROWS,
             row_len,

@@ -19,10 +19,10 @@ use crate::console::Console;
 use crate::error::RunError;
 use crate::hub::{Need, hub_id};
 use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
+use crate::run::data_sets::DataSets;
 use crate::run::evaluate::EvaluationSet;
 use crate::run::generate::check_vocabulary;
 use crate::run::sampling::{ChosenSampling, TypedSampling};
-use crate::run::data_sets::DataSets;
 use crate::run::{chat_settings, data_sets, end_of_turn};
 
 /// A run that is ready to load its model.
@@ -165,12 +165,7 @@ impl Read {
 }
 
 /// Reads the model's description, the tokenizer and the data.
-pub(super) fn read(
-    recipe: &RunConfig,
-    date: i64,
-    profile: &HardwareProfile,
-    need: Need,
-) -> Result<Read, RunError> {
+pub(super) fn read(recipe: &RunConfig, date: i64, profile: &HardwareProfile, need: Need) -> Result<Read, RunError> {
     let found = recipe.fetch_model(need, Console::QUIET)?;
     let folder = found.folder;
     let mut model_config = ModelConfig::read(&folder)?;

@@ -258,7 +258,7 @@ impl<B: Kernels> Run<B> {
         self.pending = Some(Pending { outcome, loss_tokens: self.state.loss_tokens, tokens, seconds, exchanged });
         self.watchdog.step_ends();
         if self.state.step == 1 {
-            // Nothing runs beside the first step, so that its loss is shown when it ends.
+            // Nothing runs next to the first step, so that its loss is shown when it ends.
             self.flush()?;
         }
         self.after_step()

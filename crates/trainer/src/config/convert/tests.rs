@@ -1,0 +1,156 @@
+//! Configurations as users of other trainers write them, and the recipes that they become.
+
+use super::*;
+
+const AXOLOTL: &str = "
+base_model: owner/base
+model_type: AutoModelForCausalLM
+load_in_8bit: false
+load_in_4bit: true
+datasets:
+  - path: owner/chats
+    type: chat_template
+    field_messages: conversations
+    message_property_mappings:
+      role: from
+      content: value
+    split: train[:1%]
+  - path: more.jsonl
+    type: alpaca
+val_set_size: 0.05
+output_dir: ./outputs/mine
+adapter: qlora
+lora_r: 32
+lora_alpha: 16
+lora_target_linear: true
+sequence_len: 4096
+sample_packing: true
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 3
+optimizer: paged_adamw_32bit
+lr_scheduler: rex
+learning_rate: 2e-4
+bf16: auto
+tf32: false
+gradient_checkpointing: true
+flash_attention: true
+saves_per_epoch: 4
+evals_per_epoch: 2
+neftune_noise_alpha: 5
+wandb_project:
+special_tokens:
+  pad_token: <|pad|>
+";
+
+fn converted(text: &str) -> (RunConfig, Converted) {
+    let converted = convert(text, Path::new("mine.yaml")).unwrap();
+    assert_eq!(converted.problem, None, "{}", converted.recipe);
+    (RunConfig::from_toml(&converted.recipe, Path::new("mine.toml"), &[]).unwrap(), converted)
+}
+
+fn reasons(converted: &Converted) -> Vec<(usize, &str)> {
+    let named = converted.left.iter().map(|remark| (remark.line, remark.setting.split(':').next().unwrap_or_default()));
+    named.collect()
+}
+
+#[test]
+fn a_configuration_of_axolotl_becomes_a_recipe_with_the_same_meaning() {
+    let (recipe, converted) = converted(AXOLOTL);
+    assert_eq!((&*recipe.model, &*recipe.output_dir, &*recipe.name), ("owner/base", "./outputs", "mine"));
+    assert!(recipe.bnb_4bit.is_some() && recipe.pack && recipe.max_seq_len == 4096);
+    let lora = recipe.lora.as_ref().unwrap();
+    assert_eq!((lora.r, lora.lora_alpha), (32, 16.0));
+    assert_eq!((recipe.train.micro_batch_size.rows(), recipe.gradient_accumulation()), (2, 4));
+    assert_eq!((recipe.length(), recipe.learning_rate()), (crate::config::RunLength::Epochs(3.0), 2e-4));
+    assert_eq!((recipe.checkpoint.every_epochs, recipe.eval.every_epochs), (Some(0.25), Some(0.5)));
+    assert_eq!((recipe.data.eval_fraction, recipe.data.pad_token.as_deref()), (Some(0.05), Some("<|pad|>")));
+    let sources = recipe.data.training_sources();
+    let of = |index: usize| (&*sources[index].path, sources[index].format, sources[index].split.as_deref());
+    use firebrick_data::RecordFormat::{Alpaca, Sharegpt};
+    assert_eq!([of(0), of(1)], [("owner/chats", Sharegpt, Some("train")), ("more.jsonl", Alpaca, None)]);
+    // What changes is said next to it, and what has no counterpart at the end, with the place where it was.
+    assert!(
+        converted.recipe.contains("optimizer = \"adamw\"  # optimizer: \"paged_adamw_32bit\""),
+        "{}",
+        converted.recipe
+    );
+    let lines = reasons(&converted);
+    assert_eq!(
+        lines,
+        [(6, "datasets.split"), (28, "lr_scheduler"), (36, "neftune_noise_alpha")],
+        "{}",
+        converted.recipe
+    );
+    assert!(converted.recipe.contains("line 36, neftune_noise_alpha: 5: embeddings are used without noise"));
+    assert_eq!(converted.not_needed, 5, "{}", converted.recipe);
+}
+
+#[test]
+fn a_configuration_of_llama_factory_finds_its_data_in_dataset_info() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(root.path().join("data")).unwrap();
+    let info = r#"{"mine": {"file_name": "mine.json", "formatting": "sharegpt", "ranking": true,
+        "columns": {"messages": "conversations", "chosen": "good", "rejected": "rejected"}},
+        "hub": {"hf_hub_url": "owner/data", "subset": "en", "columns": {"prompt": "question", "response": "output"}}}"#;
+    std::fs::write(root.path().join("data/dataset_info.json"), info).unwrap();
+    let text = "
+model_name_or_path: owner/base
+stage: dpo
+finetuning_type: lora
+pref_loss: hinge
+pref_beta: 0.2
+dataset: mine
+max_samples: 10
+template: qwen3_nothink
+cutoff_len: 1024
+per_device_train_batch_size: 1
+num_train_epochs: 3.0
+bf16: true
+deepspeed: examples/deepspeed/ds_z3_config.json
+";
+    let file = root.path().join("examples/train_lora/mine.yaml");
+    let pairs = convert(text, &file).unwrap();
+    assert_eq!((pairs.problem.as_deref(), pairs.left.len()), (None, 0), "{}", pairs.recipe);
+    let recipe = RunConfig::from_toml(&pairs.recipe, Path::new("mine.toml"), &[]).unwrap();
+    let source = &recipe.data.training_sources()[0];
+    assert_eq!((&*source.path, source.limit), (&*root.path().join("data/mine.json").to_string_lossy(), Some(10)));
+    assert_eq!((&*source.fields["chosen"], &*source.fields["prompt"]), ("good", "conversations"));
+    // Their rank and scale are defaults that differ from ours; each of both answers may have cutoff_len tokens.
+    let lora = recipe.lora.as_ref().unwrap();
+    assert_eq!((lora.r, lora.lora_alpha, recipe.max_seq_len, recipe.pack), (8, 16.0, 2048, false));
+    assert_eq!(
+        (recipe.preference.as_ref().unwrap().beta, recipe.train.zero_stage),
+        (0.2, crate::config::ZeroStage::WEIGHTS)
+    );
+    let single = convert("model_name_or_path: a/b\nstage: sft\nfinetuning_type: full\ndataset: hub\n", &file).unwrap();
+    let recipe = RunConfig::from_toml(&single.recipe, Path::new("mine.toml"), &[]).unwrap();
+    let source = &recipe.data.training_sources()[0];
+    assert_eq!(
+        (&*source.path, source.config.as_deref(), &*source.fields["instruction"]),
+        ("owner/data", Some("en"), "question")
+    );
+    assert!(recipe.lora.is_none());
+}
+
+#[test]
+fn what_has_another_method_says_so_and_keeps_the_rest() {
+    let method = |text: &str| {
+        convert(&format!("base_model: a/b\ndatasets: [{{path: d.jsonl, type: alpaca}}]\n{text}"), Path::new("x"))
+            .unwrap()
+    };
+    for text in
+        ["rl: grpo", "adapter: llama-adapter", "plugins: [mine.Plugin]", "unfrozen_parameters: [a]", "nobody_knows: 1"]
+    {
+        let converted = method(text);
+        assert_eq!(converted.left.len(), 1, "{text}: {}", converted.recipe);
+        assert_eq!((converted.left[0].line, converted.problem), (3, None), "{text}");
+    }
+    // Without an adapter nothing of an adapter is left, and nothing is stored in 4 bits.
+    let full = method("load_in_4bit: true\nlora_r: 8\n");
+    assert_eq!((full.left.len(), full.problem), (2, None), "{}", full.recipe);
+    let without_model = convert("datasets: [{path: d.jsonl}]", Path::new("x")).unwrap();
+    assert!(without_model.problem.unwrap().contains("model is missing"));
+    let error = convert("a: 1\n  b: 2\n", Path::new("x.yaml")).unwrap_err().to_string();
+    assert!(error.starts_with("x.yaml:2"), "{error}");
+}
