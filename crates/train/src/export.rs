@@ -114,6 +114,7 @@ impl FromStr for MergeBase {
 /// Folders that cannot be read, do not fit each other, or cannot be written.
 pub fn export(options: &ExportOptions) -> Result<String, RunError> {
     let console = Console::VERBOSE;
+    check_out(&options.out, options.gguf.is_some())?;
     let adapter = |path: &Path| adapter_folder(path, "--adapter", Need::Weights, console);
     let adapter = options.adapter.as_deref().map(adapter).transpose()?;
     let model = model_folder(&options.model, Need::Weights, console)?.folder;
@@ -124,6 +125,23 @@ pub fn export(options: &ExportOptions) -> Result<String, RunError> {
         (None, Some(adapter)) => merge(options, adapter),
         (None, None) => quantize(options, options.bnb_4bit.expect("the command line asks for an adapter or a format")),
     }
+}
+
+/// Checks, before anything is read, that a file can be written where `--out` says, or a folder.
+fn check_out(out: &Path, is_file: bool) -> Result<(), RunError> {
+    let name = out.display();
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let message = match (is_file, folder) {
+        (true, _) if out.is_dir() => {
+            format!("--out {name} is a folder, and GGUF is one file: write --out {name}/model.gguf")
+        }
+        (true, Some(folder)) if !folder.is_dir() => {
+            format!("--out {name}: there is no folder {}: make it first", folder.display())
+        }
+        (false, _) if out.is_file() => format!("--out {name} is a file, and a model is a folder: name another one"),
+        _ => return Ok(()),
+    };
+    Err(RunError::Refused(message))
 }
 
 /// Writes the model unchanged except for 4-bit weights.
@@ -246,6 +264,21 @@ mod tests {
         assert_eq!("stored".parse(), Ok(MergeBase::Stored));
         assert_eq!("dequantized".parse(), Ok(MergeBase::Dequantized(QuantFormat::Nf4 { double_quant: true })));
         assert!("fp4".parse::<MergeBase>().unwrap_err().contains("stored, dequantized, nf4, nf4_double_quant, nvfp4"));
+    }
+
+    #[test]
+    fn a_file_is_not_written_to_a_folder_nor_a_folder_to_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let refused = |out: &Path, is_file| check_out(out, is_file).map_err(|error| error.to_string());
+        assert!(refused(folder.path(), true).unwrap_err().contains("is a folder, and GGUF is one file"));
+        assert!(refused(&folder.path().join("no/x.gguf"), true).unwrap_err().contains("there is no folder"));
+        assert!(refused(&file, false).unwrap_err().contains("is a file, and a model is a folder"));
+        for (out, is_file) in [("x.gguf", true), ("merged", false), ("a/b", false)] {
+            assert_eq!(refused(Path::new(out), is_file), Ok(()), "{out}");
+        }
+        assert_eq!((refused(&file, true), refused(folder.path(), false)), (Ok(()), Ok(())));
     }
 
     #[test]

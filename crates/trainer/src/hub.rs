@@ -5,6 +5,8 @@
 //! Trade-off: every start requests the commit of the branch. `@COMMIT` at the end of the id avoids that once the whole model is in the cache,
 //! whichever program put it there; `HF_HUB_OFFLINE=1` avoids it for everything.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,6 +22,9 @@ use crate::console::{Console, Download};
 use crate::error::RunError;
 use crate::shipped;
 use crate::state::checkpoint::{ADAPTER, MODEL};
+
+/// The beginning of a file that Git LFS left instead of the one it stands for.
+const POINTER: &[u8; 23] = b"version https://git-lfs";
 
 impl RunConfig {
     /// Returns the folder that `model` names. From the Hub everything but the weights is downloaded.
@@ -96,7 +101,24 @@ pub fn model_folder(model: &Path, need: Need, console: Console) -> Result<ModelF
     let found = folder_of(model, need, console)?;
     refuse_adapter(&found.folder)?;
     refuse_gguf(&found.folder)?;
+    refuse_pointers(&found.folder)?;
     Ok(found)
+}
+
+/// Refuses pointers of Git LFS in place of the small files; those in place of weights are found where weights are read.
+fn refuse_pointers(folder: &Path) -> Result<(), RunError> {
+    let names = [CONFIG_FILE, "tokenizer.json", "tokenizer.model", "tekken.json"];
+    let is_pointer = |path: &PathBuf| {
+        let mut begin = [0; POINTER.len()];
+        File::open(path).is_ok_and(|mut file| file.read_exact(&mut begin).is_ok()) && begin == *POINTER
+    };
+    match names.map(|name| folder.join(name)).into_iter().find(is_pointer) {
+        None => Ok(()),
+        Some(path) => Err(RunError::Refused(format!(
+            "{} is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder",
+            path.display()
+        ))),
+    }
 }
 
 fn refuse_adapter(folder: &Path) -> Result<(), RunError> {
@@ -212,6 +234,16 @@ mod tests {
             let message = path_of(model).unwrap_err().to_string();
             assert!(message.contains("small.gguf is a GGUF file") && message.contains("made from"), "{message}");
         }
+        let (pointer, text) =
+            (folder.path().join("pointer"), "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
+        fs::create_dir(&pointer).unwrap();
+        fs::write(pointer.join("config.json"), "{}").unwrap();
+        fs::write(pointer.join("tokenizer.json"), text).unwrap();
+        let message = path_of(&pointer).unwrap_err().to_string();
+        assert!(
+            message.contains("tokenizer.json is a Git LFS pointer") && message.contains("git lfs pull"),
+            "{message}"
+        );
         let of_adapter = |path: &Path| adapter_folder(path, "--adapter", Need::Weights, Console::QUIET);
         assert_eq!(of_adapter(&run).unwrap(), run.join("adapter"));
         let message = of_adapter(Path::new("nope")).unwrap_err().to_string();

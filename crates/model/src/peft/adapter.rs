@@ -14,6 +14,7 @@ use firebrick_arch::{
     ArchError, EMBEDDING, HEAD, ModelConfig, ModelSpec, TextLayout, adapter_layout, is_other_part, lora_tensor_names,
     magnitude_tensor_name, name_in_adapter, saved_tensor_name, text_name_in_adapter, token_rows_name,
 };
+use serde::Serialize;
 use serde_json::json;
 
 use super::wrapper::{settings_for_text, settings_for_wrapper};
@@ -189,11 +190,19 @@ fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String)
         ),
         ("exclude_modules", or_nothing(&config.exclude_modules, |names| json!(names).to_string())),
         ("layers_to_transform", or_nothing(&config.layers_to_transform, |layers| format!("{layers:?}"))),
-        ("rank_pattern", json!(config.rank_pattern).to_string()),
-        ("alpha_pattern", json!(config.alpha_pattern).to_string()),
+        ("rank_pattern", as_toml(&config.rank_pattern)),
+        ("alpha_pattern", as_toml(&config.alpha_pattern)),
         ("trainable_token_indices", or_nothing(&config.trainable_token_indices, |rows| json!(rows).to_string())),
         ("modules_to_save", or_nothing(&config.modules_to_save, |names| format!("{names:?}"))),
     ]
+}
+
+/// Writes a table as recipes do: `{ "q_proj" = 8 }`.
+fn as_toml(pattern: &impl Serialize) -> String {
+    let value = json!(pattern);
+    let entries: Vec<String> =
+        value.as_object().into_iter().flatten().map(|(name, value)| format!("{name:?} = {value}")).collect();
+    if entries.is_empty() { "{}".to_owned() } else { format!("{{ {} }}", entries.join(", ")) }
 }
 
 fn or_nothing<T>(value: &Option<T>, show: impl Fn(&T) -> String) -> String {

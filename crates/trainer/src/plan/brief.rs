@@ -24,6 +24,10 @@ impl Plan {
             ("recompute", if self.offload.value { format!("{recompute}; offloaded") } else { recompute }),
             ("memory", format!("{} {}", human_bytes(self.memory_bytes.value), self.memory_bytes.reason)),
         ];
+        if self.world_size.value > 1 {
+            let stage = format!("ZeRO stage {}: {}", self.zero_stage.value, clause(&self.zero_stage.reason));
+            lines.insert(2, ("ranks", format!("{}; {stage}", self.world_size.value)));
+        }
         if let Some(forecast) = &self.forecast {
             let rate = human_range(forecast.tokens_per_second.value);
             lines.push(("time", format!("{}, at {rate} tokens/s", human_seconds(forecast.run_seconds.value))));

@@ -8,8 +8,8 @@ use crate::config::{RunConfig, ZeroStage};
 use crate::plan::Made;
 use crate::plan::inputs::DataShape;
 
-/// The highest learning rate without a warning: hundreds of times a usual rate of adapters.
-const HIGH_RATE: f64 = 0.1;
+/// The highest learning rate without a warning: a hundred times a usual rate of adapters.
+const HIGH_RATE: f64 = 0.02;
 
 /// Returns sentences about such settings of a recipe.
 pub(super) fn of(made: &Made<'_>) -> Vec<String> {
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn what_is_usual_is_not_warned_of() {
-        let usual = ["max_seq_len=128", "train.learning_rate=0.1", "train.zero_stage=0"];
+        let usual = ["max_seq_len=128", "train.learning_rate=0.02", "train.zero_stage=0"];
         assert_eq!(resolve(&usual).unwrap().warnings, [""; 0]);
         assert_eq!(resolve_for(TINY, 2, &["train.zero_stage=3"]).unwrap().warnings, [""; 0]);
     }

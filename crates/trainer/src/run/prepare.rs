@@ -2,6 +2,7 @@
 //!
 //! Trade-off: the data is read before the plan is made, because the plan depends on its size.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -24,6 +25,7 @@ use crate::run::evaluate::EvaluationSet;
 use crate::run::generate::check_vocabulary;
 use crate::run::sampling::{ChosenSampling, TypedSampling};
 use crate::run::{chat_settings, data_sets, end_of_turn};
+use crate::storage::StorageError;
 
 /// A run that is ready to load its model.
 pub struct Prepared {
@@ -55,7 +57,19 @@ pub struct Prepared {
 /// start from is, because its shapes are checked.
 pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) -> Result<Prepared, RunError> {
     check_start(&recipe)?;
+    check_output(Path::new(&recipe.output_dir))?;
     prepare(recipe, now(), world_size, request, Need::Description)
+}
+
+/// Refuses a folder of runs that is a file, or below one.
+fn check_output(output_dir: &Path) -> Result<(), RunError> {
+    match output_dir.ancestors().find(|path| path.exists()) {
+        Some(found) if !found.is_dir() => {
+            Err(StorageError::NotWritable { path: output_dir.to_owned(), source: ErrorKind::NotADirectory.into() }
+                .into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Checks that a new run can start from the adapter that its recipe names. A resumed run starts from its checkpoint.
