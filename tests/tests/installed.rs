@@ -83,13 +83,19 @@ fn a_shipped_recipe_and_its_files_are_found_from_any_folder() {
 #[test]
 fn a_shipped_recipe_is_planned_for_a_machine_and_for_all_without_its_model_and_data() {
     let installed = Installed::new("archive", "archive");
+    // Off, so that only the last calls wait for a Hub that does not answer.
+    let printed = |arguments: &[&str]| {
+        let output = installed.command(arguments).env("HF_HUB_OFFLINE", "1").output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
     for recipe in ["h100.toml", "dpo.toml", "apple.toml"] {
-        let plan = installed.printed(&["plan", recipe, "--for", "b200", "--set", "compute=bfloat16"]);
+        let plan = printed(&["plan", recipe, "--for", "b200", "--set", "compute=bfloat16"]);
         for part in ["cannot be reached: planned from", "the data was not read: 10,000 full rows", "tokens/s", "B200"] {
             assert!(plan.contains(part), "{recipe}: {part}: {plan}");
         }
     }
-    let table = installed.printed(&["plan", "h100.toml", "--for", "all", "--price-per-hour", "h100=2.50"]);
+    let table = printed(&["plan", "h100.toml", "--for", "all", "--price-per-hour", "h100=2.50"]);
     let line = |name: &str| {
         let found = table.lines().position(|line| line.starts_with(name));
         found.unwrap_or_else(|| panic!("{name}: {table}"))
@@ -102,6 +108,59 @@ fn a_shipped_recipe_is_planned_for_a_machine_and_for_all_without_its_model_and_d
     for arguments in [&["plan", "h100.toml"][..], &["plan", "h100.toml", "--for", "b200", "--set", "model=x/y"]] {
         assert_eq!(installed.output(arguments).status.code(), Some(1), "{arguments:?}");
     }
+}
+
+#[test]
+fn an_adapter_of_another_base_is_refused_by_the_name_of_its_own_and_no_prompt_is_printed() {
+    let installed = Installed::new("archive", "archive");
+    let fixture = |name: &str| firebrick_tests::fixture(name).display().to_string();
+    let (model, adapter) = (fixture("tiny-gemma3"), fixture("tiny-llama-lora"));
+    let with = ["--model", &model, "--adapter", &adapter];
+    let output = installed.output(&[&["generate", "--backend", "flex", "--prompt", "Say hello"], &with[..]].concat());
+    let message = text(&output.stderr);
+    assert!(message.contains("The adapter was trained on tiny-llama: give that as the model"), "{message}");
+    assert!(!output.status.success() && !text(&output.stdout).contains("Say hello"), "{}", text(&output.stdout));
+}
+
+/// Commands in the pages and in the README, with `--help` after them: what is wrong before it is found, and nothing is done.
+#[test]
+fn every_command_of_the_pages_is_understood() {
+    let installed = Installed::new("archive", "archive");
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let pages = fs::read_dir(checkout.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = pages.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let mut count = 0;
+    for page in pages.chain([checkout.join("README.md")]) {
+        for line in commands(&fs::read_to_string(&page).unwrap()) {
+            let mut words = words(&line);
+            words.push("--help");
+            let message = text(&installed.output(&words).stderr);
+            assert!(message.is_empty(), "{}: {line}: {message}", page.display());
+            count += 1;
+        }
+    }
+    assert!(count >= 30, "only {count} commands were found");
+}
+
+/// Returns the commands of `firebrick` in the blocks of a page that are for a shell.
+fn commands(page: &str) -> Vec<String> {
+    let blocks = page.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let lines = blocks.flat_map(str::lines).map(|line| line.split(" #").next().unwrap_or_default().trim());
+    let own = ["test", "lint", "tidy", "dist", "site", "bench-matrix", "quickstart-data"];
+    let command = |line: &str| {
+        let of_firebrick = line.trim_start_matches("./").strip_prefix("firebrick ");
+        let of_xtask = line.strip_prefix("cargo xtask ").filter(|rest| !own.iter().any(|own| rest.starts_with(own)));
+        of_firebrick.or(of_xtask).map(str::to_owned)
+    };
+    lines.filter_map(command).collect()
+}
+
+/// Splits a command as a shell does, as far as the pages need it.
+fn words(line: &str) -> Vec<&str> {
+    let quoted = line.split('\'').enumerate();
+    quoted
+        .flat_map(|(index, part)| if index % 2 == 1 { vec![part] } else { part.split_whitespace().collect() })
+        .collect()
 }
 
 #[test]

@@ -54,14 +54,15 @@ Mesa's lavapipe (Debian: apt-get install mesa-vulkan-drivers).";
 const TIDY_HELP: &str = "\
 Checks the project rules that no compiler checks: layers between crates, circles between files, where `unsafe`, sockets
 and world sizes may be named, headers and sizes of files, words that are not plain English, CUDA kernels that nothing
-launches, ignored tests, reasons for dependencies, machine paths.
+launches, ignored tests, reasons for dependencies, machine paths, links of Markdown files.
 Each finding says where it is and what to do. Needs cargo and git, no network, no build.";
 
 /// The commands of the `firebrick` binary, with their lines in the overview.
-const PASSED_ON: [(&str, &str); 19] = [
+const PASSED_ON: [(&str, &str); 20] = [
     ("train", "Train a recipe and write a run folder: `RECIPE`, `--set a.b=c`"),
     ("plan", "Print what a run would do, and why: `RECIPE`, `--set a.b=c`, `--for b200`"),
     ("new", "Write a commented recipe that plans here: `MODEL DATA`, `--out FILE`"),
+    ("convert", "Turn a configuration of axolotl or LLaMA-Factory into a recipe: `FILE`, `--out FILE`"),
     ("doctor", "Check what a run needs on this machine; exit code 1 if one would fail"),
     ("profile", "Print what machine this is: `--json`, `--for b200`, `--measure`"),
     ("inspect", "Show the data: counts, lengths, packing, sample rows with their masks: `RECIPE`"),
@@ -116,6 +117,14 @@ pub(crate) enum Command {
         /// Check the checkout in this folder instead of the one that xtask belongs to.
         #[arg(long, value_name = "PATH")]
         root: Option<PathBuf>,
+    },
+    /// Write docs/ as a site of web pages that need no network, and check its links: `--out DIR`
+    ///
+    /// Needs mdBook (`cargo install mdbook --version 0.5.4 --locked`), in PATH or in target/tools/bin.
+    Site {
+        /// The folder to write to, instead of target/site.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
     },
     /// Pack the program into one compressed folder for a machine without Rust
     ///

@@ -13,6 +13,7 @@ mod lint;
 mod models_table;
 mod quickstart;
 mod run_train;
+mod site;
 mod slowest;
 mod test;
 mod tidy;
@@ -51,6 +52,7 @@ fn dispatch(call: Call) -> Result<ExitCode> {
             let workspace = root.as_deref().map_or_else(Workspace::find, Workspace::at)?;
             tidy::run(&workspace, all).map(exit_code)
         }
+        Command::Site { out } => site::run(&Workspace::find()?, out).map(|()| ExitCode::SUCCESS),
         Command::Dist { tests: true, .. } => dist::run_gpu_suite(&Workspace::find()?),
         Command::Dist { target, backend, wheel, .. } => {
             dist::run(&Workspace::find()?, target.as_deref(), backend.as_deref(), wheel)

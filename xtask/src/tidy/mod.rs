@@ -7,6 +7,7 @@ mod circles;
 mod files;
 mod launches;
 mod layers;
+mod links;
 mod modules;
 mod source;
 mod text;
@@ -19,6 +20,8 @@ use std::{fmt, fs};
 use anyhow::{Context, Result, bail};
 
 use self::launches::Launches;
+use self::links::Links;
+pub(crate) use self::links::normal;
 use self::text::Source;
 pub(crate) use self::text::pattern;
 use self::uses::FileNames;
@@ -92,7 +95,7 @@ pub(crate) fn run(workspace: &Workspace, with_warnings: bool) -> Result<bool> {
 fn check(workspace: &Workspace) -> Result<Report> {
     let mut report = Report { findings: layers::check(&layers::members(workspace)?), ..Report::default() };
     let words = Words::new();
-    let mut launches = Launches::default();
+    let (mut launches, mut links) = (Launches::default(), Links::default());
     let mut crates: BTreeMap<String, BTreeMap<String, FileNames>> = BTreeMap::new();
     let paths = versioned_files(workspace)?;
     report.files = paths.len();
@@ -103,6 +106,9 @@ fn check(workspace: &Workspace) -> Result<Report> {
         let is_rust = path.ends_with(".rs");
         let source = (is_rust || path.ends_with(".cu") || path.ends_with(".cuh")).then(|| Source::read(text));
         report.findings.extend(files::check(&path, text));
+        if path.ends_with(".md") {
+            report.findings.extend(links.check(workspace.root(), &path, text));
+        }
         report.findings.extend(words.check(&path, text, source.as_ref()));
         let Some(source) = source else { continue };
         launches.add(&path, text, &source);

@@ -2,6 +2,8 @@
 //!
 //! Trade-off: options that two commands share come from one type, so their texts are the same for both.
 
+#[cfg(test)]
+mod command_page;
 pub(crate) mod machine;
 pub(crate) mod overview;
 pub(crate) mod ranks;

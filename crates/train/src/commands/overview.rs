@@ -10,7 +10,7 @@ use clap::Command;
 use clap_complete::{Shell, generate};
 
 /// The visible commands, in the order and under the headings of the overview.
-const GROUPS: [(&str, &[&str]); 4] = [
+pub(super) const GROUPS: [(&str, &[&str]); 4] = [
     ("Train", &["train", "plan", "new", "convert", "inspect", "report"]),
     ("Use and share what was trained", &["generate", "chat", "export", "push", "compress", "decompress", "verify"]),
     ("Know the machine", &["doctor", "profile", "bench", "bench-generate"]),
