@@ -28,6 +28,7 @@ pub mod together;
 pub mod trace;
 mod train_loop;
 pub mod verify;
+mod weight_notes;
 
 pub use launch::{RunOptions, reading_data, run};
 pub use train_loop::ReportWriter;
