@@ -56,6 +56,10 @@ pub(crate) fn run(workspace: &Workspace, out: Option<PathBuf>) -> Result<()> {
 fn stage(root: &Path, source: &Path) -> Result<()> {
     let docs = root.join("docs");
     let summary = fs::read_to_string(docs.join("SUMMARY.md")).context("cannot read docs/SUMMARY.md")?;
+    // mdBook would make an empty page of a name that is not there.
+    for entry in ENTRY.captures_iter(&summary) {
+        ensure!(docs.join(&entry[2]).is_file(), "docs/SUMMARY.md names {}, which is not there", &entry[2]);
+    }
     for entry in walk(&docs)? {
         let name = entry.strip_prefix(&docs)?;
         let to = source.join(name);

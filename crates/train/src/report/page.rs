@@ -120,7 +120,7 @@ fn training(run: &RunRecord) -> Vec<Plot> {
         one("Gradient norm", "before clipping", "grad_norm", true),
         speed,
         one("Time of a step", "ms", "ms", true),
-        plot_of(run, "Held out", "%", &answers, 100.0, true),
+        plot_of(run, "Accuracy on held-out data", "%", &answers, 100.0, true),
         one("Loss scale", "", "loss_scale", true),
         plot_of(run, "Waiting", "ms per step", &waits, 1.0, true),
     ]
