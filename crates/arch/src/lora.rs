@@ -26,7 +26,7 @@ const PARAMETERS: &str = "mlp.experts.gate_up_proj and mlp.experts.down_proj";
 /// What PEFT puts before the names of the model.
 const PREFIX: &str = "base_model.model.";
 
-/// `[lora]`: low-rank adapters, scaled by `alpha / r`. Fields carry PEFT's names, keys are those of a recipe; PEFT's are read too.
+/// `[lora]`: low-rank adapters, scaled by `alpha / r`. Fields carry PEFT's names, which its adapter_config.json has; keys are those of a recipe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schemars", schemars(deny_unknown_fields))]
