@@ -33,6 +33,15 @@ pub(super) fn outcome(setting: &Setting, all: &[Setting], draft: &mut Draft, fil
         "test_datasets" => (1, is_pairs(all)),
         "dataset" | "dataset_name" | "train_dataset" => return Some(by_name(setting, all, draft, file, 0)),
         "eval_dataset" => return Some(by_name(setting, all, draft, file, 1)),
+        "dataset_test_split" => {
+            let (Some(path), Some(split)) = (
+                all.iter().find(|other| other.path == "dataset_name").map(|other| other.value.clone()),
+                setting.value.as_str(),
+            ) else {
+                return Some(Left("write data.eval_path and data.eval_split".to_owned()));
+            };
+            return Some(Set(vec![("data.eval_path".to_owned(), path), ("data.eval_split".to_owned(), split.into())]));
+        }
         "dataset_dir" | "dataset_config" | "dataset_split" | "max_samples" | "dataset_train_split" => {
             return Some(NotNeeded("it is in the data's own keys".to_owned()));
         }
@@ -82,6 +91,7 @@ fn of_axolotl(entry: &Table, setting: &Setting, is_pairs: bool, draft: &mut Draf
                 (Some(file), Some("json" | "csv" | "parquet" | "text")) => put("path", file.into()),
                 _ => Some("name the files of a Hub dataset as its config, or download them and name them as path"),
             },
+            "type" if value.is_table() => Some("a form of its own: map its columns by fields"),
             "type" => match format(text, is_pairs) {
                 Some(format) => put("format", format.into()),
                 None => Some("not a form of records here: see data.format, and data.fields for other names of columns"),
@@ -127,9 +137,15 @@ fn of_axolotl(entry: &Table, setting: &Setting, is_pairs: bool, draft: &mut Draf
                 None
             }
             "roles_to_train" if *value == Value::Array(vec!["assistant".into()]) => None,
-            "ds_type" | "trust_remote_code" | "train_on_eos" | "drop_system_message" | "streaming" => None,
-            "message_field_training" | "message_field_training_detail" => None,
-            "chat_template" => None,
+            "roles_to_train" => Some("write data.roles_to_train, for all sources together"),
+            "train_on_eos" if matches!(text, "turn" | "all" | "last") => None,
+            "train_on_eos" => Some("write data.train_end_of_turn = false, for all sources together"),
+            "message_field_training" if matches!(text, "train" | "training") => None,
+            "message_field_training" => Some("a message's own flag is called train, training, trained or weight here"),
+            "drop_system_message" if value.as_bool() == Some(false) => None,
+            "chat_template" if text.starts_with("tokenizer_default") => None,
+            "chat_template" => Some("write data.chat_template, for all sources together"),
+            "ds_type" | "trust_remote_code" | "streaming" => None,
             _ => Some("nothing here does this"),
         };
         let at = Setting { path: format!("{}.{key}", setting.path), value: value.clone(), line: setting.line };
@@ -193,7 +209,9 @@ fn by_name(setting: &Setting, all: &[Setting], draft: &mut Draft, file: &Path, s
     let info = is_llama_factory.then(|| dataset_info(folder, file)).flatten();
     let limit = all.iter().find(|other| other.path == "max_samples").and_then(|other| other.value.as_integer());
     for name in names {
-        let name = name.split('#').next().unwrap_or_default();
+        let (name, first) =
+            name.split_once('#').map_or((&*name, None), |(name, first)| (name, first.parse::<i64>().ok()));
+        let limit = first.or(limit);
         let known = info.as_ref().and_then(|(folder, info)| Some((folder, info.get(name)?)));
         let mut source = match known {
             Some((folder, entry)) => of_llama_factory(entry, folder),
@@ -264,8 +282,22 @@ fn of_llama_factory(entry: &Json, folder: &Path) -> Table {
             fields.insert(ours.to_owned(), column.into());
         }
     }
-    if !fields.is_empty() {
-        source.insert("fields".to_owned(), fields.into());
+    // Tags are the names of a message's keys and of its roles.
+    let usual = if format == "chat" { ["role", "content"] } else { ["from", "value"] };
+    for ((theirs, ours), usual) in [("role_tag", "role"), ("content_tag", "content")].into_iter().zip(usual) {
+        if let Some(name) = tag(theirs).filter(|name| *name != usual) {
+            fields.insert(ours.to_owned(), name.into());
+        }
+    }
+    let known = ["human", "user", "gpt", "assistant", "system"];
+    let names = [("user_tag", "user"), ("assistant_tag", "assistant"), ("system_tag", "system")];
+    let other =
+        |(theirs, ours): (&str, &str)| Some((tag(theirs).filter(|name| !known.contains(name))?, ours.to_owned()));
+    let roles: Table = names.into_iter().filter_map(other).map(|(name, ours)| (name.to_owned(), ours.into())).collect();
+    for (key, table) in [("fields", fields), ("roles", roles)] {
+        if !table.is_empty() {
+            source.insert(key.to_owned(), table.into());
+        }
     }
     source
 }

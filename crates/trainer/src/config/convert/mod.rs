@@ -76,6 +76,8 @@ enum Outcome {
     NotNeeded(String),
     /// A comment: nothing here does this.
     Left(String),
+    /// A comment, and the recipe is not complete: the run would be another one without it.
+    Method(String),
 }
 
 /// A recipe under construction.
@@ -91,6 +93,8 @@ struct Draft {
     left: Vec<Remark>,
     /// Settings of data sets that became keys of a source.
     of_sources: usize,
+    /// Why the recipe is not complete.
+    problem: Option<String>,
 }
 
 /// Converts a configuration in YAML or JSON; `file` is where it is, since it names data relative to that place.
@@ -130,7 +134,12 @@ fn line_of(text: &str, span: Range<usize>) -> usize {
 /// Returns a value without its places.
 fn plain(value: &Spanned<DeValue<'_>>) -> Value {
     match value.get_ref() {
-        DeValue::String(text) => Value::String(text.to_string()),
+        // The YAML of other trainers is read by a reader of version 1.1.
+        DeValue::String(text) => match &**text {
+            "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Value::Boolean(true),
+            "no" | "No" | "NO" | "off" | "Off" | "OFF" => Value::Boolean(false),
+            text => Value::String(text.to_owned()),
+        },
         DeValue::Boolean(truth) => Value::Boolean(*truth),
         DeValue::Integer(number) => {
             let digits = number.as_str().replace('_', "");
@@ -168,6 +177,10 @@ impl Draft {
             }
             Outcome::NotNeeded(reason) => self.not_needed.push(setting.remark(reason)),
             Outcome::Left(reason) => self.left.push(setting.remark(reason)),
+            Outcome::Method(reason) => {
+                self.problem = Some(format!("{}: {reason}", setting.path));
+                self.left.push(setting.remark(reason));
+            }
         }
     }
 
@@ -181,7 +194,7 @@ impl Draft {
 
     /// Writes the recipe, and makes comments of the values that it is refused for.
     fn finish(mut self, file: &Path) -> Converted {
-        let mut problem = None;
+        let mut problem = self.problem.take();
         for _ in 0..MAX_REFUSALS {
             let (text, places) = self.text(file);
             let Err(error) = RunConfig::from_toml(&text, Path::new("recipe"), &[]) else { break };
@@ -193,11 +206,12 @@ impl Draft {
             };
             let index = refused.and_then(|key| self.keys.iter().position(|(name, ..)| *name == key));
             let ConfigError::At { message, .. } = error else {
-                problem = Some(error.to_string());
+                problem = problem.or(Some(error.to_string()));
                 break;
             };
-            let Some(index) = index else {
-                problem = Some(message);
+            // Without `mode` the run would be another one.
+            let Some(index) = index.filter(|&index| self.keys[index].0 != "mode") else {
+                problem = problem.or(Some(message));
                 break;
             };
             let (_, _, setting) = self.keys.remove(index);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::Outcome::{Left, NotNeeded, Set};
+use super::Outcome::{Left, Method, NotNeeded, Set};
 use super::{Draft, Outcome, Setting, datasets};
 use crate::config::other_names::{self, Answer};
 use crate::config::schema::known_keys;
@@ -37,10 +37,23 @@ const TEMPLATES: [(&str, &str); 8] = [
     ("zephyr", "zephyr"),
     ("alpaca", "alpaca"),
 ];
+/// Mappings whose keys are looked up by their own names; the names of others mean something else.
+const PARENTS: [&str; 12] = [
+    "peft_config",
+    "lora_config",
+    "training_args",
+    "special_tokens",
+    "optimizer",
+    "lr_scheduler",
+    "tokenizer",
+    "model",
+    "checkpointer",
+    "quant_config",
+    "bnb_config",
+    "quantization_config",
+];
 /// Methods of `rl`, `stage` and `trainer_type` that train on pairs of answers.
 const PAIRS: [&str; 3] = ["dpo", "orpo", "ipo"];
-/// Names under which a model is given; the first is axolotl's, the second LLaMA-Factory's and TRL's.
-const MODEL: [&str; 2] = ["base_model", "model_name_or_path"];
 
 /// Returns whether a mapping is one value to a rule.
 pub(super) fn takes_whole(path: &str) -> bool {
@@ -89,18 +102,27 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
     let Setting { value, .. } = setting;
     let truth = value.as_bool();
     let text = value.as_str().unwrap_or_default();
+    // YAML 1.1 reads `no` as false.
+    let strategy_name = if truth == Some(false) { "no" } else { text };
     let name = setting.name();
     if setting.path.starts_with("fsdp") || name.starts_with("ddp_") || setting.path.starts_with("dist_config") {
         return of_several_cards(setting, all);
     }
+    if let Some((parent, _)) = setting.path.split_once('.')
+        && !PARENTS.contains(&parent)
+    {
+        return if truth == Some(false) { needless("it is off") } else { left("nothing here does this") };
+    }
     if FUSED.iter().any(|prefix| name.starts_with(prefix)) || name.ends_with("_kernel") {
         return needless("fused kernels are always on");
     }
-    if MEDIA.iter().any(|word| name.contains(word)) {
+    if MEDIA.iter().any(|word| name.replace("revision", "").contains(word)) {
         return left("models train on text; images, sound and video are not read");
     }
     match (name, truth) {
-        ("adapter" | "finetuning_type" | "train_type" | "tuner_type", _) => method(text),
+        ("adapter" | "finetuning_type" | "train_type" | "tuner_type", _) => {
+            method(value.as_str().unwrap_or("a value that is no name"))
+        }
         ("name", _) if setting.path == "peft_config.name" => method(text),
         ("load_in_4bit", Some(true)) => set("bnb_4bit", Table::new()),
         ("load_in_4bit" | "load_in_8bit" | "fp16" | "float16", Some(false)) => needless("compute and base say it"),
@@ -122,6 +144,9 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         ("fp16" | "float16", Some(true)) => set("compute", "float16"),
         ("fp8", Some(true)) => set("compute", "fp8"),
         ("tf32", _) => needless("matrices of bfloat16 are not float32, and those of float32 are multiplied as such"),
+        ("torch_dtype" | "dtype", _) if is_true(all, "bf16") || is_true(all, "fp16") => {
+            needless("bf16 or fp16 says it")
+        }
         ("torch_dtype" | "dtype", _) => match text {
             "auto" | "" => needless("weights are read in the format in which they are stored"),
             other => set("compute", other.trim_start_matches("torch.")),
@@ -136,7 +161,36 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         ("train_on_inputs" | "train_on_prompt" | "mask_history", Some(false)) => {
             needless("the loss counts what the assistant writes")
         }
-        ("lora_target_modules", _) if is_true(all, "lora_target_linear") => needless("all linear modules are trained"),
+        ("assistant_only_loss", Some(true)) => set("data.train_on", "assistant"),
+        ("completion_only_loss", Some(false)) => set("data.train_on", "all"),
+        ("assistant_only_loss" | "completion_only_loss", _) => needless("the first lines say what counts"),
+        ("batch_size", _) if all.iter().any(|other| other.name() == "micro_batch_size") => {
+            let of = |name: &str| all.iter().find(|other| other.name() == name).and_then(|other| number(&other.value));
+            let times = (of("batch_size")? / of("micro_batch_size")?).round().max(1.0);
+            set("train.gradient_accumulation", times as i64)
+        }
+        ("num_warmup_steps", _) => set("train.warmup_steps", value.clone()),
+        ("model_revision" | "revision_of_model", _) if !text.is_empty() => needless("it is in the name of the model"),
+        ("pissa_init", Some(true)) => {
+            let times =
+                all.iter().find(|other| other.name() == "pissa_iter").and_then(|other| other.value.as_integer());
+            let niter = times.unwrap_or(16);
+            set("lora.init_lora_weights", if niter < 0 { "pissa".to_owned() } else { format!("pissa_niter_{niter}") })
+        }
+        ("pissa_iter", _) if is_true(all, "pissa_init") => needless("it is in lora.init_lora_weights"),
+        ("shuffle_merged_datasets", Some(false)) => set("data.shuffle", false),
+        ("excess_length_strategy", _) if matches!(text, "drop" | "truncate" | "split") => set("data.overflow", text),
+        ("path" | "merges_file", _) if setting.path.starts_with("tokenizer.") => {
+            needless("the tokenizer is read from the model's folder")
+        }
+        ("checkpoint_dir", _) => set("model", text),
+        ("lora_target_modules", _) if is_true(all, "lora_target_linear") => {
+            let names = value.to_string();
+            match ["embed", "lm_head"].iter().any(|name| names.contains(name)) {
+                true => left("embedding and head are trained whole, by lora.modules_to_save"),
+                false => needless("all linear modules are trained"),
+            }
+        }
         ("lora_target_linear", Some(true)) => set("lora.target", "all-linear"),
         ("lora_target_linear", Some(false)) => needless("lora.target names the modules"),
         ("lora_target_modules" | "lora_target" | "target_modules", _) => Some(targets(value)),
@@ -149,7 +203,13 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         ("warmup_steps", _) if number(value).is_some_and(|steps| 0.0 < steps && steps < 1.0) => {
             set("train.warmup_ratio", number(value)?)
         }
-        ("warmup_ratio", _) if all.iter().any(|other| other.name() == "warmup_steps") => {
+        ("warmup_steps" | "warmup_ratio", _) if is_constant(all) => needless("a constant rate has no warm-up there"),
+        ("warmup_steps", _) if number(value) == Some(0.0) && all.iter().any(|other| other.name() == "warmup_ratio") => {
+            needless("warmup_ratio says it")
+        }
+        ("warmup_ratio", _)
+            if all.iter().any(|other| other.name() == "warmup_steps" && number(&other.value) != Some(0.0)) =>
+        {
             needless("warmup_steps takes precedence")
         }
         ("evals_per_epoch" | "eval_steps" | "eval_strategy" | "evaluation_strategy", _) if !is_evaluated(all) => {
@@ -163,9 +223,18 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         }
         ("saves_per_epoch", _) => per_epoch("checkpoint", value),
         ("evals_per_epoch", _) => per_epoch("eval", value),
-        ("save_strategy", _) => strategy("checkpoint", text, "no"),
-        ("eval_strategy" | "evaluation_strategy", _) => strategy("eval", text, "no"),
-        ("save_steps", _) if text_of(all, "save_strategy") == Some("epoch") => needless("save_strategy says it"),
+        ("eval_strategy" | "evaluation_strategy", _)
+            if text == "steps" && !all.iter().any(|other| other.name() == "eval_steps") =>
+        {
+            let steps = all.iter().find(|other| other.name() == "logging_steps").and_then(|other| number(&other.value));
+            set("eval.every_steps", steps.filter(|steps| *steps >= 1.0).unwrap_or(500.0) as i64)
+        }
+        ("save_strategy", _) => strategy("checkpoint", strategy_name),
+        ("eval_strategy" | "evaluation_strategy", _) => strategy("eval", strategy_name),
+        ("save_steps", _) if says_another(all, &["save_strategy"]) => needless("save_strategy says it"),
+        ("eval_steps", _) if says_another(all, &["eval_strategy", "evaluation_strategy"]) => {
+            needless("eval_strategy says it")
+        }
         ("save_steps" | "eval_steps" | "logging_steps", _)
             if number(value).is_some_and(|steps| 0.0 < steps && steps < 1.0) =>
         {
@@ -175,13 +244,19 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         ("run_name" | "wandb_name", _) if all.iter().any(|other| other.name() == "output_dir") => {
             needless("the run has the name of its folder")
         }
-        ("report_to", _) if text == "wandb" => set("wandb", Table::new()),
-        ("report_to", _) if matches!(text, "none" | "tensorboard" | "") => {
-            needless("metrics.jsonl and TensorBoard files are always written")
-        }
+        ("report_to", _) => match value.to_string() {
+            names if names.contains("wandb") => set("wandb", Table::new()),
+            names if ["mlflow", "swanlab", "trackio", "comet", "all"].iter().any(|name| names.contains(name)) => {
+                left("metrics.jsonl and TensorBoard files are always written; [wandb] and [mlflow] are there")
+            }
+            _ => needless("metrics.jsonl and TensorBoard files are always written"),
+        },
         ("pad_token" | "eos_token", _) => set(&format!("data.{name}"), text),
         ("chat_template" | "template", _) => Some(template(text)),
         ("deepspeed", _) => Some(deepspeed(value)),
+        ("rl" | "stage" | "trainer_type" | "rlhf_type", _) if text_of(all, "pref_loss") == Some("orpo") => {
+            needless("pref_loss says it")
+        }
         ("rl" | "stage" | "trainer_type" | "rlhf_type", _) => match text {
             "sft" | "pt" => needless("the data say it"),
             "ipo" => Some(Set(vec![
@@ -189,11 +264,11 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
                 ("preference.loss_type".to_owned(), "ipo".into()),
             ])),
             _ if PAIRS.contains(&text) => set("preference.loss", text),
-            _ => left("pairs of answers train by DPO or ORPO; nothing is generated while a model trains"),
+            _ => method_is_missing("pairs of answers train by DPO or ORPO; nothing is generated while a model trains"),
         },
         ("pref_loss", _) => match text {
             "orpo" => set("preference.loss", "orpo"),
-            "simpo" | "kto_pair" => left("pairs of answers train by DPO or ORPO"),
+            "simpo" | "kto_pair" => method_is_missing("pairs of answers train by DPO or ORPO"),
             other => set("preference.loss_type", other),
         },
         ("pref_ftx", _) if number(value) == Some(0.0) => needless("no other loss is added unless it is requested"),
@@ -203,7 +278,6 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         }
         ("optimizer" | "optim", _) if !text.is_empty() => Some(translated("train.optimizer", text)),
         ("lr_scheduler" | "lr_scheduler_type", _) => Some(translated("train.schedule", text)),
-        ("weight_decay" | "lora_dropout", _) if number(value) == Some(0.0) => set(&path_of(name)?, 0.0),
         ("lora_r" | "lora_rank" | "r", _) if setting.path.contains("peft_config") || name != "r" => {
             set("lora.r", value.clone())
         }
@@ -219,7 +293,7 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
 fn is_evaluated(all: &[Setting]) -> bool {
     all.iter().any(|other| match other.name() {
         "val_set_size" | "val_size" => number(&other.value).is_some_and(|size| size > 0.0),
-        name => matches!(name, "test_datasets" | "eval_dataset"),
+        name => matches!(name, "test_datasets" | "eval_dataset" | "dataset_test_split"),
     })
 }
 
@@ -228,13 +302,30 @@ fn has_steps(all: &[Setting]) -> bool {
     all.iter().any(|other| other.name() == "max_steps" && number(&other.value).is_some_and(|steps| steps > 0.0))
 }
 
+/// Returns whether a strategy says that steps are not what counts.
+fn says_another(all: &[Setting], names: &[&str]) -> bool {
+    names.iter().any(|name| {
+        let text = text_of(all, name);
+        let is_off = all.iter().any(|other| other.name() == *name && other.value.as_bool() == Some(false));
+        matches!(text, Some("epoch" | "no")) || is_off
+    })
+}
+
+fn is_constant(all: &[Setting]) -> bool {
+    ["lr_scheduler", "lr_scheduler_type"].iter().any(|name| text_of(all, name) == Some("constant"))
+}
+
+fn method_is_missing(why: &str) -> Option<Outcome> {
+    Some(Method(why.to_owned()))
+}
+
 fn method(text: &str) -> Option<Outcome> {
     match text {
         "lora" => set("lora", Table::new()),
         "qlora" => Some(Set(["lora", "bnb_4bit"].map(|section| (section.to_owned(), Table::new().into())).into())),
         "full" => set("mode", "full"),
         "" => set("mode", "full"),
-        _ => left("not there: adapters are LoRA, and without one every weight trains"),
+        _ => method_is_missing("not there: adapters are LoRA, and without one every weight trains"),
     }
 }
 
@@ -246,11 +337,11 @@ fn per_epoch(section: &str, value: &Value) -> Option<Outcome> {
     }
 }
 
-fn strategy(section: &str, text: &str, never: &str) -> Option<Outcome> {
+fn strategy(section: &str, text: &str) -> Option<Outcome> {
     match text {
         "epoch" => set(&format!("{section}.every_epochs"), 1.0),
         "steps" => needless("its steps say it"),
-        _ if text == never => set(&format!("{section}.every_steps"), 0),
+        "no" => set(&format!("{section}.every_steps"), 0),
         _ => left("write every_steps or every_epochs"),
     }
 }
@@ -281,6 +372,9 @@ fn targets(value: &Value) -> Outcome {
 fn template(text: &str) -> Outcome {
     match TEMPLATES.iter().find(|(theirs, _)| *theirs == text) {
         Some((_, ours)) => Set(vec![("data.chat_template".to_owned(), (*ours).into())]),
+        None if matches!(text, "jinja" | "default" | "empty" | "vicuna") => {
+            Left("write data.chat_template: a file, or a built-in one".to_owned())
+        }
         None => NotNeeded("the chat template of the model's tokenizer is used".to_owned()),
     }
 }
@@ -300,6 +394,21 @@ fn deepspeed(value: &Value) -> Outcome {
 }
 
 fn of_several_cards(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
+    let text = setting.value.to_string().to_uppercase();
+    if setting.name().ends_with("offload_params") && setting.value.as_bool() == Some(true) {
+        return left("weights are not offloaded: train.zero_stage = 3 divides them");
+    }
+    if text.contains("SHARD_GRAD_OP") {
+        return set("train.zero_stage", 2);
+    }
+    let is_none = all.iter().any(|other| {
+        other.path.starts_with("fsdp")
+            && (other.value.to_string().contains("NO_SHARD") || other.value.to_string() == "[]")
+    });
+    let divides_less = all.iter().any(|other| other.value.to_string().to_uppercase().contains("SHARD_GRAD_OP"));
+    if is_none || divides_less {
+        return needless("train.zero_stage says what ranks divide");
+    }
     let is_first = all.iter().find(|other| other.path.starts_with("fsdp") || other.path == "dist_config.name");
     if is_first.is_some_and(|first| first.path == setting.path) {
         return set("train.zero_stage", 3);
@@ -350,6 +459,7 @@ fn of_table(setting: &Setting) -> Outcome {
             Some(false) => NotNeeded(format!("[{section}] is left out")),
             _ => Set(vec![(section.to_owned(), Table::new().into())]),
         },
+        (_, Some(path)) if path.starts_with("wandb.") || path == "name" => Set(vec![(path, setting.value.clone())]),
         (_, Some(path)) => Set(vec![(path, plain_number(&setting.value))]),
         (_, None) => match setting.value.as_bool() {
             Some(false) => NotNeeded("it is off".to_owned()),
@@ -360,37 +470,106 @@ fn of_table(setting: &Setting) -> Outcome {
 
 /// Returns a number that was written as a text as a number.
 fn plain_number(value: &Value) -> Value {
-    match (value, number(value)) {
-        (Value::String(_), Some(number)) => Value::Float(number),
-        _ => value.clone(),
-    }
+    let Value::String(text) = value else { return value.clone() };
+    let whole = text.parse().map(Value::Integer);
+    whole.or_else(|_| text.parse().map(Value::Float)).unwrap_or_else(|_: std::num::ParseFloatError| value.clone())
 }
+
+/// A default of another trainer: the key here, its value there.
+type Default = (&'static str, fn() -> Value);
+
+/// What axolotl does where a key is absent.
+const AXOLOTL: [Default; 4] = [
+    ("pack", || false.into()),
+    ("max_seq_len", || 512.into()),
+    ("data.overflow", || "drop".into()),
+    ("checkpoint.every_epochs", || 1.0.into()),
+];
+/// The same of LLaMA-Factory.
+const LLAMA_FACTORY: [Default; 5] = [
+    ("train.learning_rate", || 5e-5.into()),
+    ("train.schedule", || "linear".into()),
+    ("train.warmup_steps", || 0.into()),
+    ("train.epochs", || 3.0.into()),
+    ("train.micro_batch_size", || 8.into()),
+];
+/// The same of TRL.
+const TRL: [Default; 6] = [
+    ("pack", || false.into()),
+    ("max_seq_len", || 1024.into()),
+    ("train.schedule", || "linear".into()),
+    ("train.warmup_steps", || 0.into()),
+    ("train.epochs", || 3.0.into()),
+    ("train.micro_batch_size", || 8.into()),
+];
+/// What TRL's adapters are where a key is absent; PEFT's modules.
+const TRL_LORA: [Default; 4] = [
+    ("lora.r", || 16.into()),
+    ("lora.alpha", || 32.into()),
+    ("lora.dropout", || 0.05.into()),
+    ("lora.target", || Value::Array(vec!["q_proj".into(), "v_proj".into()])),
+];
+/// Keys that decide the same thing, so that a default of one is not added to another.
+const SAME: [[&str; 2]; 3] = [
+    ["train.epochs", "train.steps"],
+    ["train.warmup_steps", "train.warmup_ratio"],
+    ["checkpoint.every_epochs", "checkpoint.every_steps"],
+];
 
 /// Adds what follows from the defaults of the other trainer, and from keys together.
 pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
-    let is_axolotl = all.iter().any(|setting| setting.path == MODEL[0]);
-    let is_llama_factory = all.iter().any(|setting| matches!(&*setting.path, "finetuning_type" | "stage"));
-    if is_axolotl || is_llama_factory {
-        draft.add("pack", false.into(), "their default");
+    let has = |names: &[&str]| all.iter().any(|setting| names.contains(&&*setting.path));
+    let is_axolotl = has(&["base_model"]);
+    let is_llama_factory = has(&["finetuning_type", "stage", "template", "cutoff_len"]) && !is_axolotl;
+    let is_trl = has(&["model_name_or_path"]) && !is_axolotl && !is_llama_factory;
+    if is_llama_factory && !has(&["finetuning_type"]) {
+        draft.add("lora", Table::new().into(), "their default");
     }
-    // Both train every weight unless a key says that there is an adapter.
-    let has_keys = draft.keys.iter().any(|(key, ..)| key.starts_with("lora.") && !is_axolotl && !is_llama_factory);
-    let has_adapter = draft.has("lora") || has_keys;
-    if !has_adapter && !draft.has("mode") {
-        draft.add("mode", "full".into(), "no adapter");
+    let has_preference = draft.keys.iter().any(|(key, ..)| key.starts_with("preference."));
+    if is_trl && has_preference {
+        draft.add("preference.loss", "dpo".into(), "their trainer");
     }
-    if draft.keys.iter().any(|(key, value, _)| key == "mode" && value.as_str() == Some("full")) {
-        let (kept, dropped): (Vec<_>, Vec<_>) = std::mem::take(&mut draft.keys)
-            .into_iter()
-            .partition(|(key, ..)| key != "bnb_4bit" && key != "base" && !key.starts_with("lora"));
-        draft.keys = kept;
-        let why = "every weight trains, so there is no adapter and no frozen base";
-        draft.left.extend(dropped.iter().map(|(.., setting)| setting.remark(why)));
+    if draft.problem.is_some() {
+        draft.keys.retain(|(key, ..)| !key.starts_with("preference"));
+    } else {
+        complete_mode(draft, !is_axolotl && !is_llama_factory && !is_trl);
+    }
+    let has_adapter = draft.has("lora");
+    let is_plain = all.iter().any(|setting| setting.path == "stage" && setting.value.as_str() == Some("pt"));
+    let defaults: &[Default] = match (is_axolotl, is_llama_factory, is_trl) {
+        (true, ..) => &AXOLOTL,
+        (_, true, _) => &LLAMA_FACTORY,
+        (.., true) => &TRL,
+        _ => &[],
+    };
+    for (key, value) in defaults.iter().chain(TRL_LORA.iter().filter(|_| is_trl && has_adapter)) {
+        let decided =
+            SAME.iter().find(|same| same.contains(key)).is_some_and(|same| same.iter().any(|key| draft.has(key)));
+        if !decided {
+            draft.add(key, value(), "their default");
+        }
+    }
+    let is_alpaca = |source: &Table| source.get("format").and_then(Value::as_str) == Some("alpaca");
+    let sources = &draft.sources[0];
+    if is_axolotl && !sources.is_empty() && sources.iter().all(is_alpaca) && !has(&["chat_template"]) {
+        // There such records are headings and never a chat, whatever template the model has.
+        draft.add("data.chat_template", "alpaca".into(), "the prompt of type alpaca");
+    }
+    if is_llama_factory {
+        draft.add("pack", is_plain.into(), "their default");
+    }
+    if is_trl {
+        draft.add("train.learning_rate", if has_preference { 1e-6 } else { 2e-5 }.into(), "their default");
+        if !draft.has("data.train_on") {
+            let note = "There every token of a conversation counts in the loss; here what the assistant writes does. data.train_on = \"all\" \
+                        is theirs.";
+            draft.notes.push(note.to_owned());
+        }
     }
     if is_llama_factory && has_adapter {
         draft.add("lora.r", 8.into(), "their default");
         let rank = draft.keys.iter().find(|(key, ..)| key == "lora.r").and_then(|(_, rank, _)| rank.as_integer());
-        draft.add("lora.alpha", (2 * rank.unwrap_or(8)).into(), "their default");
+        draft.add("lora.alpha", rank.unwrap_or(8).saturating_mul(2).into(), "their default");
         draft.add("lora.target", "all-linear".into(), "their default");
     }
     let is_pairs = draft.has("preference.loss");
@@ -398,8 +577,30 @@ pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
         draft.keys.iter_mut().find(|(key, ..)| is_pairs && key == "max_seq_len")
     {
         // There each answer has so many tokens; here both share a row.
-        *tokens *= 2;
+        *tokens = tokens.saturating_mul(2);
         from.path += ", for both answers of a pair";
     }
+    let revision = ["model_revision", "revision_of_model"].iter().find_map(|name| text_of(all, name));
+    if let (Some(revision), Some((_, Value::String(model), _))) =
+        (revision, draft.keys.iter_mut().find(|(key, ..)| key == "model"))
+    {
+        *model += &format!("@{revision}");
+    }
     datasets::complete(all, draft);
+}
+
+/// Says what trains. `by_keys`: keys of an adapter mean that there is one.
+fn complete_mode(draft: &mut Draft, by_keys: bool) {
+    let has_keys = draft.keys.iter().any(|(key, ..)| key.starts_with("lora.") && by_keys);
+    if !draft.has("lora") && !has_keys && !draft.has("mode") {
+        draft.add("mode", "full".into(), "no adapter");
+    }
+    if draft.keys.iter().any(|(key, value, _)| key == "mode" && value.as_str() == Some("full")) {
+        let is_kept = |key: &str| !key.starts_with("bnb_4bit") && key != "base" && !key.starts_with("lora");
+        let (kept, dropped) = std::mem::take(&mut draft.keys).into_iter().partition(|(key, ..)| is_kept(key));
+        draft.keys = kept;
+        let dropped: Vec<(String, Value, Setting)> = dropped;
+        let why = "every weight trains, so there is no adapter and no frozen base";
+        draft.left.extend(dropped.iter().map(|(.., setting)| setting.remark(why)));
+    }
 }

@@ -123,6 +123,11 @@ deepspeed: examples/deepspeed/ds_z3_config.json
         (recipe.preference.as_ref().unwrap().beta, recipe.train.zero_stage),
         (0.2, crate::config::ZeroStage::WEIGHTS)
     );
+    // What is absent has their defaults, and LoRA is one of them.
+    assert_eq!((recipe.learning_rate(), recipe.train.schedule), (5e-5, firebrick_optim::ScheduleKind::Linear));
+    let shortest = convert("model_name_or_path: a/b\nstage: pt\ndataset: hub\n", &file).unwrap();
+    let shortest = RunConfig::from_toml(&shortest.recipe, Path::new("mine.toml"), &[]).unwrap();
+    assert!(shortest.lora.is_some() && shortest.pack);
     let single = convert("model_name_or_path: a/b\nstage: sft\nfinetuning_type: full\ndataset: hub\n", &file).unwrap();
     let recipe = RunConfig::from_toml(&single.recipe, Path::new("mine.toml"), &[]).unwrap();
     let source = &recipe.data.training_sources()[0];
@@ -134,23 +139,69 @@ deepspeed: examples/deepspeed/ds_z3_config.json
 }
 
 #[test]
-fn what_has_another_method_says_so_and_keeps_the_rest() {
-    let method = |text: &str| {
-        convert(&format!("base_model: a/b\ndatasets: [{{path: d.jsonl, type: alpaca}}]\n{text}"), Path::new("x"))
-            .unwrap()
-    };
-    for text in
-        ["rl: grpo", "adapter: llama-adapter", "plugins: [mine.Plugin]", "unfrozen_parameters: [a]", "nobody_knows: 1"]
+fn what_has_another_method_is_not_complete_and_says_so() {
+    let data = "base_model: a/b\ndatasets: [{path: d.jsonl, type: alpaca}]\n";
+    let of = |text: &str| convert(&format!("{data}{text}"), Path::new("x")).unwrap();
+    for text in ["plugins: [mine.Plugin]", "unfrozen_parameters: [a]", "unknown_key: 1", "profiler: {warmup_steps: 3}"]
     {
-        let converted = method(text);
-        assert_eq!(converted.left.len(), 1, "{text}: {}", converted.recipe);
-        assert_eq!((converted.left[0].line, converted.problem), (3, None), "{text}");
+        let converted = of(text);
+        assert_eq!((converted.left.len(), converted.problem), (1, None), "{text}: {}", converted.recipe);
+        assert_eq!(converted.left[0].line, 3, "{text}");
+    }
+    for text in ["rl: grpo\nrl_beta: 0.1", "adapter: llama-adapter", "adapter: [lora]"] {
+        let converted = of(text);
+        let problem = converted.problem.unwrap_or_default();
+        assert!(problem.starts_with("rl: ") || problem.starts_with("adapter: "), "{text}: {problem}");
+        assert!(
+            !converted.recipe.contains("\n[preference]") && !converted.recipe.contains("\nmode ="),
+            "{}",
+            converted.recipe
+        );
     }
     // Without an adapter nothing of an adapter is left, and nothing is stored in 4 bits.
-    let full = method("load_in_4bit: true\nlora_r: 8\n");
-    assert_eq!((full.left.len(), full.problem), (2, None), "{}", full.recipe);
+    let full = of("load_in_4bit: true\nbnb_4bit_quant_type: nf4\nlora_r: 8\n");
+    assert_eq!((full.left.len(), full.problem), (3, None), "{}", full.recipe);
     let without_model = convert("datasets: [{path: d.jsonl}]", Path::new("x")).unwrap();
     assert!(without_model.problem.unwrap().contains("model is missing"));
     let error = convert("a: 1\n  b: 2\n", Path::new("x.yaml")).unwrap_err().to_string();
     assert!(error.starts_with("x.yaml:2"), "{error}");
+}
+
+#[test]
+fn values_that_mean_something_else_there_are_translated() {
+    let data = "base_model: a/b\ndatasets: [{path: d.jsonl, type: alpaca}]\nadapter: lora\n";
+    let of = |text: &str| converted(&format!("{data}{text}")).0;
+    let batch = of("batch_size: 64\nmicro_batch_size: 2\n");
+    assert_eq!((batch.train.micro_batch_size.rows(), batch.gradient_accumulation()), (2, 32));
+    assert!(of("load_in_4bit: no\n").bnb_4bit.is_none() && of("sample_packing: on\n").pack);
+    assert_eq!(of("model_revision: v2\n").model, "a/b@v2");
+    assert!(of("report_to: [wandb, tensorboard]\nwandb_project: p\n").wandb.is_some());
+    assert!(of("report_to: mlflow\n").wandb.is_none());
+    assert_eq!(of("max_steps: \"100\"\nnum_epochs: 3\n").length(), crate::config::RunLength::Steps(100));
+    assert_eq!(of("save_steps: 500\nsave_strategy: \"no\"\n").checkpoint.every_steps, Some(0));
+    let ratio = of("warmup_steps: 0\nwarmup_ratio: 0.1\n");
+    assert_eq!(ratio.warmup(), crate::config::Warmup::Ratio(0.1));
+    for (text, stage) in
+        [("fsdp: []", 0), ("fsdp: [full_shard]", 3), ("fsdp_config: {sharding_strategy: SHARD_GRAD_OP}", 2)]
+    {
+        assert_eq!(of(&format!("{text}\n")).train.zero_stage.to_string(), stage.to_string(), "{text}");
+    }
+    // Records of type alpaca are headings there; rows that are too long are left out.
+    let plain = of("");
+    assert_eq!(plain.data.chat_template.as_deref(), Some("alpaca"));
+    assert_eq!((plain.max_seq_len, plain.pack), (512, false));
+}
+
+#[test]
+fn a_configuration_of_trl_has_its_defaults_written_out() {
+    let text = "model_name_or_path: a/b\ndataset_name: o/d\nuse_peft: true\nlora_r: 8\nbeta: 0.1\nmax_length: 512\n";
+    let (recipe, _) = converted(text);
+    assert_eq!(
+        (recipe.preference.as_ref().unwrap().beta, recipe.max_seq_len, recipe.learning_rate()),
+        (0.1, 1024, 1e-6)
+    );
+    let lora = recipe.lora.as_ref().unwrap();
+    assert_eq!((lora.r, lora.lora_alpha, lora.lora_dropout, recipe.pack), (8, 32.0, 0.05, false));
+    let (full, text) = converted("model_name_or_path: a/b\ndataset_name: o/d\nlora_r: 8\n");
+    assert!(full.lora.is_none() && full.max_seq_len == 1024 && text.recipe.contains("data.train_on = \"all\""));
 }
