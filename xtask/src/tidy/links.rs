@@ -108,6 +108,7 @@ mod tests {
         fs::write(root.path().join("docs/b.md"), "# B\n\n## What `it` is, and why\n").unwrap();
         let text = "# A\n[b](b.md) [x](nowhere.md) [h](b.md#what-it-is-and-why) [n](b.md#absent) [web](https://a.b/c)\n\
                     `[code](no.md)` [here](#a)\n```text\n[code](no.md)\n```\n[up](../docs/b.md)\n";
+        fs::write(root.path().join("docs/a.md"), text).unwrap();
         let findings = Links::default().check(root.path(), "docs/a.md", text);
         let found: Vec<_> = findings.iter().map(|finding| (finding.line, &*finding.message)).collect();
         assert_eq!(found.len(), 2, "{found:?}");

@@ -68,8 +68,8 @@ mod tests {
     fn settings_that_hardly_anybody_means_are_warned_of() {
         assert!(warning(&["max_seq_len=129"]).starts_with("max_seq_len is 129 and the longest document has 20 tokens"));
         assert!(warning(&["train.zero_stage=3"]).starts_with("train.zero_stage = 3 divides nothing on one rank"));
-        let rate = warning(&["train.learning_rate=0.11"]);
-        assert!(rate.starts_with("train.learning_rate = 0.11 is above 0.1, and the default is 2e-4"), "{rate}");
+        let rate = warning(&["train.learning_rate=0.05"]);
+        assert!(rate.starts_with("train.learning_rate = 0.05 is above 0.02, and the default is 2e-4"), "{rate}");
     }
 
     #[test]

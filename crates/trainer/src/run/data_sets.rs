@@ -226,7 +226,8 @@ fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec
         remarks.push(format!("prompt and completion are joined without the chat template; {remedy}"));
     }
     let share = diagnosis.cut_share();
-    if share > NOTABLE_CUT {
+    // A larger share is warned of, with the same remedy.
+    if share > NOTABLE_CUT && diagnosis.loss_warning().is_none() {
         let lines = match (options.record_format, source.format()) {
             (RecordFormat::Text, FileFormat::Text) => ", text_unit = \"line\" if each line is a document",
             _ => "",
