@@ -42,9 +42,7 @@ impl DataShape {
             report: report.to_string(),
         }
     }
-}
 
-impl DataShape {
     /// Rows of an epoch of data that was not read.
     pub const UNREAD_ROWS: usize = 10_000;
 
@@ -52,8 +50,11 @@ impl DataShape {
     /// a row.
     pub fn of_full_rows(config: &RunConfig) -> Self {
         let row_len = config.max_seq_len;
-        let report =
-            format!("{} full rows of {} tokens are assumed", grouped_of(Self::UNREAD_ROWS), grouped_of(row_len));
+        let report = format!(
+            "{} full rows of {} tokens are assumed",
+            grouped(&Self::UNREAD_ROWS.to_string()),
+            grouped(&row_len.to_string())
+        );
         Self {
             rows: Self::UNREAD_ROWS,
             row_len,
@@ -64,10 +65,6 @@ impl DataShape {
             report,
         }
     }
-}
-
-fn grouped_of(number: usize) -> String {
-    grouped(&number.to_string())
 }
 
 /// The inputs of a plan.

@@ -52,9 +52,10 @@ impl PlanBasis {
     /// Plans with full rows, and with the config.json that is shipped if the model is what cannot be reached.
     fn of_full_rows(mut recipe: RunConfig, error: RunError) -> Result<Self, RunError> {
         let mut notes = Vec::new();
-        let folder = match recipe.fetch_model(Need::Description, Console::QUIET) {
-            Ok(found) => found.folder,
-            Err(_) => {
+        let folder = match error {
+            // The model was found before its data was missed.
+            RunError::Data(_) => recipe.fetch_model(Need::Description, Console::QUIET)?.folder,
+            error => {
                 let folder = shipped::model(&recipe.model).ok_or(error)?;
                 notes.push(format!("{} cannot be reached: planned from {}", recipe.model, folder.display()));
                 folder

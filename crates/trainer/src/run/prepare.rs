@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use firebrick_arch::ModelConfig;
-use firebrick_data::{PackOptions, PackedDataset, PairRows, SpecialToken, Tokenizer};
+use firebrick_data::{DocumentSet, PackOptions, PackedDataset, PairRows, SpecialToken, Tokenizer};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_model::peft::check_adapter;
 use firebrick_model::{Companions, HfFolder, ModelError};
@@ -18,7 +18,6 @@ use crate::console::Console;
 use crate::error::RunError;
 use crate::hub::Need;
 use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
-use crate::run::data_sets::DataSets;
 use crate::run::evaluate::EvaluationSet;
 use crate::run::generate::check_vocabulary;
 use crate::run::sampling::{ChosenSampling, TypedSampling};
@@ -105,10 +104,9 @@ pub fn prepare(
     need: Need,
 ) -> Result<Prepared, RunError> {
     let profile = request.profile();
-    let Read { planned, model_config, folder, weights, tokenizer, data, train, packing, shape, notes } =
+    let Read { planned, model_config, folder, weights, tokenizer, cache, held_out, train, packing, shape, notes } =
         read(&recipe, date, &profile, need)?;
     let mut data_notes = notes;
-    let cache = data.train.cache;
     let inputs =
         PlanInputs { config: &planned, profile: &profile, model: &model_config, data: &shape, world_size, request };
     let mut plan = Plan::resolve(inputs)?;
@@ -118,7 +116,7 @@ pub fn prepare(
     let of_disk = if profile.named.is_none() { plan.check_disk()? } else { None };
     plan.warnings.extend(of_disk);
     data_notes.extend(weights.and_then(|weights| base_note(&weights, &model_config, &plan)));
-    let evaluation = match data.held_out {
+    let evaluation = match held_out {
         Some(documents) => {
             let names: Vec<_> = recipe.data.held_out_sources().into_iter().map(|source| source.name).collect();
             EvaluationSet::new(&plan, &documents, &names, &packing, &tokenizer)?
@@ -162,7 +160,8 @@ pub(super) struct Read {
     folder: PathBuf,
     weights: Option<HfFolder>,
     tokenizer: Tokenizer,
-    data: DataSets,
+    cache: Option<PathBuf>,
+    held_out: Option<DocumentSet>,
     train: Arc<PackedDataset>,
     packing: PackOptions,
     pub(super) shape: DataShape,
@@ -217,9 +216,10 @@ pub(super) fn read(recipe: &RunConfig, date: i64, profile: &HardwareProfile, nee
     model_config.add_eos_token_ids(tokenizer.chosen_token_id(SpecialToken::Eos));
     model_config.add_eos_token_ids(ends);
     let packing = pack_options(recipe, &tokenizer);
-    let train = Arc::new(PackedDataset::new(data.train.documents.clone(), packing.clone()));
+    let train = Arc::new(PackedDataset::new(data.train.documents, packing.clone()));
     let shape = DataShape::new(&train, has_chats);
-    Ok(Read { planned, model_config, folder, weights, tokenizer, data, train, packing, shape, notes })
+    let (cache, held_out) = (data.train.cache, data.held_out);
+    Ok(Read { planned, model_config, folder, weights, tokenizer, cache, held_out, train, packing, shape, notes })
 }
 
 /// Returns the text of the chat template if the recipe chose it.

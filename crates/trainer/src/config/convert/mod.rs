@@ -1,11 +1,12 @@
 //! Turns the configuration of another trainer into a recipe: `firebrick convert`. axolotl and LLaMA-Factory whole; of TRL, ms-swift, torchtune and
 //! Unsloth the keys whose names are known.
 //!
-//! `rules` says what a key becomes, `datasets` what a data set does; names that only differ are in `other_names.toml`. The recipe is read as any
+//! `rules` says what a key becomes, `datasets` what a data set does, `defaults` what an absent key means; names that only differ are in `other_names.toml`. The recipe is read as any
 //! other, and a value that is refused becomes a comment with the refusal.
 //! Trade-off: keys are translated one by one, so a default that differs there and here is written only where `rules` knows it.
 
 mod datasets;
+mod defaults;
 mod rules;
 mod write;
 
@@ -112,7 +113,7 @@ pub fn convert(text: &str, file: &Path) -> Result<Converted, ConfigError> {
         let outcome = rules::outcome(setting, &settings, &mut draft, file);
         draft.take(setting, outcome);
     }
-    rules::complete(&settings, &mut draft);
+    defaults::complete(&settings, &mut draft);
     Ok(draft.finish(file))
 }
 

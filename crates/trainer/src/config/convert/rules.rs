@@ -1,15 +1,16 @@
-//! What a key of another trainer becomes where more than its name differs, and the defaults that differ there.
+//! What a key of another trainer becomes where more than its name differs.
 //!
 //! Trade-off: a value that no rule knows is taken as it is; if no recipe may have it, it becomes a comment with the recipe reader's own advice.
 
 use std::path::Path;
+use std::sync::LazyLock;
 
 use toml::{Table, Value};
 
 use super::Outcome::{Left, Method, NotNeeded, Set};
 use super::{Draft, Outcome, Setting, datasets};
 use crate::config::other_names::{self, Answer};
-use crate::config::schema::known_keys;
+use crate::config::schema::{KnownKeys, known_keys};
 
 /// Prefixes of keys that say how another trainer computes what happens here anyway.
 const FUSED: [&str; 8] = [
@@ -79,12 +80,21 @@ fn left(why: &str) -> Option<Outcome> {
 }
 
 /// Returns the text of another setting.
-fn text_of<'a>(all: &'a [Setting], name: &str) -> Option<&'a str> {
+pub(super) fn text_of<'a>(all: &'a [Setting], name: &str) -> Option<&'a str> {
     all.iter().find(|setting| setting.name() == name).and_then(|setting| setting.value.as_str())
 }
 
 fn is_true(all: &[Setting], name: &str) -> bool {
     all.iter().any(|setting| setting.name() == name && setting.value.as_bool() == Some(true))
+}
+
+fn has(all: &[Setting], name: &str) -> bool {
+    all.iter().any(|setting| setting.name() == name)
+}
+
+/// Returns the number of another setting.
+fn number_of(all: &[Setting], name: &str) -> Option<f64> {
+    all.iter().find(|setting| setting.name() == name).and_then(|setting| number(&setting.value))
 }
 
 /// Returns a number, also where it is written as a text.
@@ -164,18 +174,15 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         ("assistant_only_loss", Some(true)) => set("data.train_on", "assistant"),
         ("completion_only_loss", Some(false)) => set("data.train_on", "all"),
         ("assistant_only_loss" | "completion_only_loss", _) => needless("the first lines say what counts"),
-        ("batch_size", _) if all.iter().any(|other| other.name() == "micro_batch_size") => {
-            let of = |name: &str| all.iter().find(|other| other.name() == name).and_then(|other| number(&other.value));
-            let times = (of("batch_size")? / of("micro_batch_size")?).round().max(1.0);
+        ("batch_size", _) if has(all, "micro_batch_size") => {
+            let times = (number(value)? / number_of(all, "micro_batch_size")?).round().max(1.0);
             set("train.gradient_accumulation", times as i64)
         }
         ("num_warmup_steps", _) => set("train.warmup_steps", value.clone()),
         ("model_revision" | "revision_of_model", _) if !text.is_empty() => needless("it is in the name of the model"),
         ("pissa_init", Some(true)) => {
-            let times =
-                all.iter().find(|other| other.name() == "pissa_iter").and_then(|other| other.value.as_integer());
-            let niter = times.unwrap_or(16);
-            set("lora.init_lora_weights", if niter < 0 { "pissa".to_owned() } else { format!("pissa_niter_{niter}") })
+            let niter = number_of(all, "pissa_iter").unwrap_or(16.0);
+            set("lora.init_lora_weights", if niter < 0.0 { "pissa".to_owned() } else { format!("pissa_niter_{niter}") })
         }
         ("pissa_iter", _) if is_true(all, "pissa_init") => needless("it is in lora.init_lora_weights"),
         ("shuffle_merged_datasets", Some(false)) => set("data.shuffle", false),
@@ -204,7 +211,7 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
             set("train.warmup_ratio", number(value)?)
         }
         ("warmup_steps" | "warmup_ratio", _) if is_constant(all) => needless("a constant rate has no warm-up there"),
-        ("warmup_steps", _) if number(value) == Some(0.0) && all.iter().any(|other| other.name() == "warmup_ratio") => {
+        ("warmup_steps", _) if number(value) == Some(0.0) && has(all, "warmup_ratio") => {
             needless("warmup_ratio says it")
         }
         ("warmup_ratio", _)
@@ -217,18 +224,14 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         }
         ("unfrozen_parameters", _) => left("every weight trains, or those of an adapter and lora.modules_to_save"),
         ("cosine_min_lr_ratio" | "min_lr_ratio" | "min_lr_rate", _) => {
-            let rate =
-                all.iter().find(|other| other.name() == "learning_rate").and_then(|other| number(&other.value))?;
-            set("train.min_lr", rate * number(value)?)
+            set("train.min_lr", number_of(all, "learning_rate")? * number(value)?)
         }
         ("saves_per_epoch", _) => per_epoch("checkpoint", value),
         ("evals_per_epoch", _) => per_epoch("eval", value),
-        ("eval_strategy" | "evaluation_strategy", _)
-            if text == "steps" && !all.iter().any(|other| other.name() == "eval_steps") =>
-        {
-            let steps = all.iter().find(|other| other.name() == "logging_steps").and_then(|other| number(&other.value));
-            set("eval.every_steps", steps.filter(|steps| *steps >= 1.0).unwrap_or(500.0) as i64)
-        }
+        ("eval_strategy" | "evaluation_strategy", _) if text == "steps" && !has(all, "eval_steps") => set(
+            "eval.every_steps",
+            number_of(all, "logging_steps").filter(|steps| *steps >= 1.0).unwrap_or(500.0) as i64,
+        ),
         ("save_strategy", _) => strategy("checkpoint", strategy_name),
         ("eval_strategy" | "evaluation_strategy", _) => strategy("eval", strategy_name),
         ("save_steps", _) if says_another(all, &["save_strategy"]) => needless("save_strategy says it"),
@@ -241,9 +244,7 @@ fn of_name(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
             left("a fraction of the run: write steps, or a fraction of an epoch in every_epochs")
         }
         ("output_dir", _) => output_dir(text),
-        ("run_name" | "wandb_name", _) if all.iter().any(|other| other.name() == "output_dir") => {
-            needless("the run has the name of its folder")
-        }
+        ("run_name" | "wandb_name", _) if has(all, "output_dir") => needless("the run has the name of its folder"),
         ("report_to", _) => match value.to_string() {
             names if names.contains("wandb") => set("wandb", Table::new()),
             names if ["mlflow", "swanlab", "trackio", "comet", "all"].iter().any(|name| names.contains(name)) => {
@@ -299,7 +300,7 @@ fn is_evaluated(all: &[Setting]) -> bool {
 
 /// Returns whether the run is given in steps.
 fn has_steps(all: &[Setting]) -> bool {
-    all.iter().any(|other| other.name() == "max_steps" && number(&other.value).is_some_and(|steps| steps > 0.0))
+    number_of(all, "max_steps").is_some_and(|steps| steps > 0.0)
 }
 
 /// Returns whether a strategy says that steps are not what counts.
@@ -441,8 +442,9 @@ fn path_of(name: &str) -> Option<String> {
     if let Some(Answer::Key(path, _)) = other_names::key(name) {
         return Some(path.to_owned());
     }
-    let known = known_keys();
-    let has = |section: &&str| known.get(*section).is_some_and(|keys| keys.iter().any(|key| key == name));
+    // Made from the whole schema, once.
+    static KNOWN: LazyLock<KnownKeys> = LazyLock::new(known_keys);
+    let has = |section: &&str| KNOWN.get(*section).is_some_and(|keys| keys.iter().any(|key| key == name));
     let section = SEARCHED.into_iter().find(has)?;
     Some(if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") })
 }
@@ -473,134 +475,4 @@ fn plain_number(value: &Value) -> Value {
     let Value::String(text) = value else { return value.clone() };
     let whole = text.parse().map(Value::Integer);
     whole.or_else(|_| text.parse().map(Value::Float)).unwrap_or_else(|_: std::num::ParseFloatError| value.clone())
-}
-
-/// A default of another trainer: the key here, its value there.
-type Default = (&'static str, fn() -> Value);
-
-/// What axolotl does where a key is absent.
-const AXOLOTL: [Default; 4] = [
-    ("pack", || false.into()),
-    ("max_seq_len", || 512.into()),
-    ("data.overflow", || "drop".into()),
-    ("checkpoint.every_epochs", || 1.0.into()),
-];
-/// The same of LLaMA-Factory.
-const LLAMA_FACTORY: [Default; 5] = [
-    ("train.learning_rate", || 5e-5.into()),
-    ("train.schedule", || "linear".into()),
-    ("train.warmup_steps", || 0.into()),
-    ("train.epochs", || 3.0.into()),
-    ("train.micro_batch_size", || 8.into()),
-];
-/// The same of TRL.
-const TRL: [Default; 6] = [
-    ("pack", || false.into()),
-    ("max_seq_len", || 1024.into()),
-    ("train.schedule", || "linear".into()),
-    ("train.warmup_steps", || 0.into()),
-    ("train.epochs", || 3.0.into()),
-    ("train.micro_batch_size", || 8.into()),
-];
-/// What TRL's adapters are where a key is absent; PEFT's modules.
-const TRL_LORA: [Default; 4] = [
-    ("lora.r", || 16.into()),
-    ("lora.alpha", || 32.into()),
-    ("lora.dropout", || 0.05.into()),
-    ("lora.target", || Value::Array(vec!["q_proj".into(), "v_proj".into()])),
-];
-/// Keys that decide the same thing, so that a default of one is not added to another.
-const SAME: [[&str; 2]; 3] = [
-    ["train.epochs", "train.steps"],
-    ["train.warmup_steps", "train.warmup_ratio"],
-    ["checkpoint.every_epochs", "checkpoint.every_steps"],
-];
-
-/// Adds what follows from the defaults of the other trainer, and from keys together.
-pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
-    let has = |names: &[&str]| all.iter().any(|setting| names.contains(&&*setting.path));
-    let is_axolotl = has(&["base_model"]);
-    let is_llama_factory = has(&["finetuning_type", "stage", "template", "cutoff_len"]) && !is_axolotl;
-    let is_trl = has(&["model_name_or_path"]) && !is_axolotl && !is_llama_factory;
-    if is_llama_factory && !has(&["finetuning_type"]) {
-        draft.add("lora", Table::new().into(), "their default");
-    }
-    let has_preference = draft.keys.iter().any(|(key, ..)| key.starts_with("preference."));
-    if is_trl && has_preference {
-        draft.add("preference.loss", "dpo".into(), "their trainer");
-    }
-    if draft.problem.is_some() {
-        draft.keys.retain(|(key, ..)| !key.starts_with("preference"));
-    } else {
-        complete_mode(draft, !is_axolotl && !is_llama_factory && !is_trl);
-    }
-    let has_adapter = draft.has("lora");
-    let is_plain = all.iter().any(|setting| setting.path == "stage" && setting.value.as_str() == Some("pt"));
-    let defaults: &[Default] = match (is_axolotl, is_llama_factory, is_trl) {
-        (true, ..) => &AXOLOTL,
-        (_, true, _) => &LLAMA_FACTORY,
-        (.., true) => &TRL,
-        _ => &[],
-    };
-    for (key, value) in defaults.iter().chain(TRL_LORA.iter().filter(|_| is_trl && has_adapter)) {
-        let decided =
-            SAME.iter().find(|same| same.contains(key)).is_some_and(|same| same.iter().any(|key| draft.has(key)));
-        if !decided {
-            draft.add(key, value(), "their default");
-        }
-    }
-    let is_alpaca = |source: &Table| source.get("format").and_then(Value::as_str) == Some("alpaca");
-    let sources = &draft.sources[0];
-    if is_axolotl && !sources.is_empty() && sources.iter().all(is_alpaca) && !has(&["chat_template"]) {
-        // There such records are headings and never a chat, whatever template the model has.
-        draft.add("data.chat_template", "alpaca".into(), "the prompt of type alpaca");
-    }
-    if is_llama_factory {
-        draft.add("pack", is_plain.into(), "their default");
-    }
-    if is_trl {
-        draft.add("train.learning_rate", if has_preference { 1e-6 } else { 2e-5 }.into(), "their default");
-        if !draft.has("data.train_on") {
-            let note = "There every token of a conversation counts in the loss; here what the assistant writes does. data.train_on = \"all\" \
-                        is theirs.";
-            draft.notes.push(note.to_owned());
-        }
-    }
-    if is_llama_factory && has_adapter {
-        draft.add("lora.r", 8.into(), "their default");
-        let rank = draft.keys.iter().find(|(key, ..)| key == "lora.r").and_then(|(_, rank, _)| rank.as_integer());
-        draft.add("lora.alpha", rank.unwrap_or(8).saturating_mul(2).into(), "their default");
-        draft.add("lora.target", "all-linear".into(), "their default");
-    }
-    let is_pairs = draft.has("preference.loss");
-    if let Some((_, Value::Integer(tokens), from)) =
-        draft.keys.iter_mut().find(|(key, ..)| is_pairs && key == "max_seq_len")
-    {
-        // There each answer has so many tokens; here both share a row.
-        *tokens = tokens.saturating_mul(2);
-        from.path += ", for both answers of a pair";
-    }
-    let revision = ["model_revision", "revision_of_model"].iter().find_map(|name| text_of(all, name));
-    if let (Some(revision), Some((_, Value::String(model), _))) =
-        (revision, draft.keys.iter_mut().find(|(key, ..)| key == "model"))
-    {
-        *model += &format!("@{revision}");
-    }
-    datasets::complete(all, draft);
-}
-
-/// Says what trains. `by_keys`: keys of an adapter mean that there is one.
-fn complete_mode(draft: &mut Draft, by_keys: bool) {
-    let has_keys = draft.keys.iter().any(|(key, ..)| key.starts_with("lora.") && by_keys);
-    if !draft.has("lora") && !has_keys && !draft.has("mode") {
-        draft.add("mode", "full".into(), "no adapter");
-    }
-    if draft.keys.iter().any(|(key, value, _)| key == "mode" && value.as_str() == Some("full")) {
-        let is_kept = |key: &str| !key.starts_with("bnb_4bit") && key != "base" && !key.starts_with("lora");
-        let (kept, dropped) = std::mem::take(&mut draft.keys).into_iter().partition(|(key, ..)| is_kept(key));
-        draft.keys = kept;
-        let dropped: Vec<(String, Value, Setting)> = dropped;
-        let why = "every weight trains, so there is no adapter and no frozen base";
-        draft.left.extend(dropped.iter().map(|(.., setting)| setting.remark(why)));
-    }
 }
