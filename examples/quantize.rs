@@ -9,8 +9,9 @@ use std::error::Error;
 use std::path::Path;
 
 use firebrick_arch::{Role, TensorSpec};
-use firebrick_model::{HfFolder, ModelConfig};
+use firebrick_model::{HfFolder, read_config};
 use firebrick_precision::QuantFormat;
+use firebrick_precision::difference::{largest_difference, worst};
 
 const QUICKSTART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/quickstart/base");
 
@@ -19,7 +20,7 @@ const QUICKSTART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/quickst
 struct Sums {
     bytes: usize,
     squared_error: f64,
-    largest_error: f32,
+    largest_error: f64,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -31,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(name) => tensor.name == *name,
         None => tensor.role == Role::Projection,
     };
-    let mut tensors = ModelConfig::read(folder)?.spec.tensors();
+    let mut tensors = read_config(folder)?.spec.tensors();
     tensors.retain(is_wanted);
     if tensors.is_empty() {
         return Err(format!("the model has no tensor {:?}", arguments.get(1)).into());
@@ -46,10 +47,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         for (format, sums) in QuantFormat::ALL.into_iter().zip(&mut sums) {
             let quantized = format.quantize(&values, &tensor.shape)?;
             sums.bytes += quantized.bytes();
-            for (restored, value) in quantized.dequantize().iter().zip(&values) {
-                sums.squared_error += f64::from(restored - value).powi(2);
-                sums.largest_error = sums.largest_error.max((restored - value).abs());
-            }
+            let restored = quantized.dequantize();
+            sums.largest_error = worst([sums.largest_error, largest_difference(&restored, &values)]);
+            sums.squared_error +=
+                restored.iter().zip(&values).map(|(restored, value)| f64::from(restored - value).powi(2)).sum::<f64>();
         }
     }
     println!("{} tensor(s) of {}: {} bytes in f32", tensors.len(), folder.display(), 4 * count);

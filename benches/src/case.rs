@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{Kernels, QuantizedWeight};
+use firebrick_precision::difference::{is_within, relative_difference};
 use firebrick_train::bench::timed;
 use firebrick_trainer::RunError;
 use firebrick_trainer::run::device::wait;
@@ -84,12 +85,8 @@ impl Comparison {
     /// Compares values of one tensor.
     pub(crate) fn of(what: &'static str, got: &[f32], expected: &[f32]) -> Self {
         assert_eq!(got.len(), expected.len(), "{what}: as many values as the reference");
-        let square = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-        let pairs = || got.iter().zip(expected);
-        let difference = square(&mut pairs().map(|(got, expected)| f64::from(*got) - f64::from(*expected)));
-        let size = square(&mut expected.iter().map(|value| f64::from(*value)));
-        let error = if size > 0.0 { difference / size } else { difference };
-        Self { what, error: if error.is_nan() { f64::INFINITY } else { error } }
+        let size = if expected.iter().all(|&value| value == 0.0) { 1.0 } else { 0.0 };
+        Self { what, error: relative_difference(got, expected, size) }
     }
 
     /// Compares tensors.
@@ -175,7 +172,7 @@ pub(crate) fn run<B: Kernels>(case: &Case<B>, effort: Effort, device: &B::Device
     let output = call();
     wait::<B>(device)?;
     let comparisons = check(output);
-    if comparisons.iter().any(|comparison| comparison.error > case.tolerance) {
+    if !comparisons.iter().all(|comparison| is_within(comparison.error, case.tolerance)) {
         return Ok(Samples { seconds: Vec::new(), calls: 0, input_sets: 1, comparisons });
     }
     let mut sets = vec![call];

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use firebrick_hwprofile::nvidia::ConditionsReader;
 use firebrick_hwprofile::{AdapterKind, HardwareProfile};
 use firebrick_kernels::{BackendKind, GemmFormat, Kernels};
+use firebrick_precision::difference::is_within;
 use firebrick_train::bench::Spread;
 use firebrick_trainer::RunError;
 use firebrick_trainer::run::device::catch_failure;
@@ -159,7 +160,7 @@ fn outcome<B: Kernels>(
 fn judged(tolerance: f64, samples: Samples, reader: Option<&ConditionsReader>) -> Outcome {
     let worst = samples.comparisons.iter().max_by(|a, b| a.error.total_cmp(&b.error));
     let worst = worst.expect("every case compares something");
-    if worst.error > tolerance {
+    if !is_within(worst.error, tolerance) {
         return Outcome::Wrong { what: worst.what.to_owned(), error: worst.error.min(f64::MAX), tolerance };
     }
     Outcome::Timed(Timing {

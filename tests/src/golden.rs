@@ -2,6 +2,7 @@
 //!
 //! Trade-off: each access parses the file's header again; the files are small.
 
+use firebrick_precision::difference;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
@@ -64,19 +65,14 @@ impl Golden {
     }
 }
 
-/// Computes `‖ours − expected‖ / ‖expected‖`; infinite if one of our values is not a number.
+/// Computes `‖ours − expected‖ / ‖expected‖`.
 pub fn relative_difference(ours: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(ours.len(), expected.len(), "different numbers of values");
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    let pairs = ours.iter().zip(expected);
-    let difference = norm(&mut pairs.map(|(&a, &b)| f64::from(a) - f64::from(b)));
-    let relative = difference / norm(&mut expected.iter().map(|&value| f64::from(value)));
-    if relative.is_nan() { f64::INFINITY } else { relative }
+    difference::relative_difference(ours, expected, 0.0)
 }
 
-/// Returns the largest absolute difference of two values at the same place; infinite if one of our values is not a number.
+/// Returns the largest absolute difference of two values at the same place.
 pub fn largest_difference(ours: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(ours.len(), expected.len(), "different numbers of values");
-    let difference = |(&a, &b): (&f32, &f32)| if a.is_nan() { f32::INFINITY } else { (a - b).abs() };
-    ours.iter().zip(expected).map(difference).fold(0.0, f32::max)
+    difference::largest_difference(ours, expected) as f32
 }

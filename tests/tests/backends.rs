@@ -4,6 +4,7 @@
 //! Trade-off: CUDA is left out. It computes in bfloat16 by default and needs a card: `gpu`.
 
 use firebrick_precision::QuantFormat;
+use firebrick_precision::difference::largest_difference;
 use firebrick_tests::{FAMILIES, NEW, finish, fixture, recipe, step_losses};
 use tempfile::tempdir;
 
@@ -41,7 +42,7 @@ fn assert_agree(backends: &[&str], changes: &[&str]) {
     assert_eq!(expected.len(), 3);
     for backend in backends {
         let ours = losses(backend, changes);
-        let difference = ours.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let difference = largest_difference(&ours, &expected);
         assert!(ours.len() == 3 && difference < 1e-4, "{backend} {changes:?}: {ours:?}, flex {expected:?}");
     }
 }

@@ -18,6 +18,7 @@ use firebrick_kernels::backends::{BackendKind, Cuda};
 use firebrick_kernels::{Contributions, GradientSink, Loan, MemoryOps, Parameter, Payload};
 use firebrick_parallel::supervisor::free_port;
 use firebrick_parallel::{JobToken, Placement, Ranks, ReducingSink, ShardingSink};
+use firebrick_precision::difference::largest_difference;
 use firebrick_tests::{NEW, finish, fixture, metrics, recipe, step_losses};
 use firebrick_trainer::console::Console;
 use firebrick_trainer::run::interrupt::Interrupt;
@@ -370,7 +371,7 @@ fn two_cards_train_as_one() {
             let waits: Vec<f64> = lines.iter().filter_map(|line| line["comm_wait_ms"].as_f64()).collect();
             show(&format!("{kind}: ms per step of waiting for the other card: {waits:?}"));
             assert_eq!(waits.len(), 8);
-            let largest = one.iter().zip(&two).map(|(one, two)| (one - two).abs()).fold(0.0, f64::max);
+            let largest = largest_difference(&one, &two);
             show(&format!("{kind}: losses of one and two cards differ by up to {largest:e}"));
             assert!(largest < 2e-4, "{kind}: {one:?} on one card, {two:?} on two");
         }

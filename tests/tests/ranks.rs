@@ -12,6 +12,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use firebrick_parallel::supervisor::free_port;
+use firebrick_precision::difference::largest_difference;
 use firebrick_tests::{fixtures, metrics};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -210,8 +211,7 @@ fn assert_same_tensors(found: &Path, expected: &Path) {
     let (found, expected) = (tensors(found), tensors(expected));
     assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (name, values) in expected {
-        let pairs = values.iter().zip(&found[&name]);
-        let largest = pairs.map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+        let largest = largest_difference(&found[&name], &values);
         assert!(largest <= TOLERANCE, "{name} differs by {largest:e}");
     }
 }

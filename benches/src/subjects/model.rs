@@ -15,6 +15,7 @@ use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Kernels, step_work};
 use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, Sampler};
 use firebrick_parallel::Ranks;
+use firebrick_precision::difference::worst;
 use firebrick_precision::{FloatType, Format};
 use firebrick_train::bench::Synthetic;
 use firebrick_trainer::RunError;
@@ -283,7 +284,7 @@ fn without_cache<B: Kernels>(decoder: &Decoder<B>, prompt: &[u32], written: &[u3
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         f64::from((largest - row[token as usize]) / largest.abs())
     };
-    let error = rows.chunks(vocab).zip(written).map(gap).fold(0.0, f64::max);
+    let error = worst(rows.chunks(vocab).zip(written).map(gap));
     Comparison { what: "logits of the chosen tokens", error }
 }
 
@@ -294,18 +295,18 @@ mod tests {
     #[test]
     fn a_step_that_differs_from_the_reference_is_found() {
         let reference = StepReference { loss: 10.8, grad_norm: 0.5 };
-        let worst = |got: StepReference, reference| {
+        let worst_of = |got: StepReference, reference| {
             let comparisons = compare(Ok(got), reference);
-            comparisons.iter().map(|comparison| comparison.error).fold(0.0, f64::max)
+            worst(comparisons.iter().map(|comparison| comparison.error))
         };
-        assert_eq!(worst(reference, Some(reference)), 0.0);
-        assert!(worst(StepReference { loss: 10.9, ..reference }, Some(reference)) > 5e-3);
-        assert!(worst(StepReference { grad_norm: 0.6, ..reference }, Some(reference)) > 0.1);
+        assert_eq!(worst_of(reference, Some(reference)), 0.0);
+        assert!(worst_of(StepReference { loss: 10.9, ..reference }, Some(reference)) > 5e-3);
+        assert!(worst_of(StepReference { grad_norm: 0.6, ..reference }, Some(reference)) > 0.1);
         assert!(
-            worst(reference, None) < 2e-2,
+            worst_of(reference, None) < 2e-2,
             "random weights give each of the 49152 tokens nearly the same probability"
         );
-        assert!(worst(StepReference { loss: f32::NAN, ..reference }, None).is_infinite());
+        assert!(worst_of(StepReference { loss: f32::NAN, ..reference }, None).is_infinite());
     }
 
     #[test]

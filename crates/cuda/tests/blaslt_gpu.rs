@@ -10,6 +10,7 @@ mod machine;
 
 use firebrick_cuda::ElementType::{Bf16, E4m3, E5m2, F16, F32};
 use firebrick_cuda::{CudaError, Epilogue, Matmul, Operand, Pointers, Scaling};
+use firebrick_precision::difference::largest_difference;
 use machine::{Machine, decode, encode, ternary};
 
 /// The value between rows, which must not be overwritten.
@@ -140,7 +141,7 @@ fn f32_keeps_its_precision_unless_tf32_is_allowed() {
     case.a.iter_mut().for_each(|x| *x += *x / 4096.0);
     let old = vec![f32::NAN; case.c.len()];
     let exact = case.expected(&old, |i, j| case.product_at(i, j));
-    let worst = |found: &[f32]| found.iter().zip(&exact).map(|(f, e)| (f - e).abs()).fold(0.0, f32::max);
+    let worst = |found: &[f32]| largest_difference(found, &exact);
     let full = worst(&case.run(&machine, 1.0, 0.0, &old, None));
     assert!(full < 1e-5, "off by {full}");
     case.matmul.allow_tf32 = true;

@@ -26,6 +26,7 @@ use firebrick_kernels::{
     Group, Hint, Keep, Kernels, LinearOps, LossOps, LossTargets, MemoryOps, Module, NormOps, NormWeight, OptimizerOps,
     Payload, Prologue, Qkv, RangeGradient, RunShape, SelfTest, Weight, WeightGradient,
 };
+use firebrick_precision::difference::{is_within, largest_difference};
 
 use card::Device;
 use fp8::has_fp8;
@@ -47,7 +48,7 @@ fn device_alone() -> Option<(Device, RwLockWriteGuard<'static, ()>)> {
 fn assert_case(case: &Case, device: &Device) {
     let wrong: Vec<_> = every_operation::<Cuda>(case, device)
         .into_iter()
-        .filter(|finding| finding.relative_error > tolerance(case.dtype))
+        .filter(|finding| !is_within(finding.relative_error, tolerance(case.dtype)))
         .map(|finding| format!("  {}: {:.2e}", finding.what, finding.relative_error))
         .collect();
     assert!(wrong.is_empty(), "{case:?}:\n{}", wrong.join("\n"));
@@ -399,8 +400,8 @@ fn measured_algorithms_compute_the_same_and_are_kept() {
     };
     let largest = library.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
     for run in &measured {
-        let error = run.iter().zip(&library).map(|(run, library)| (run - library).abs()).fold(0.0_f32, f32::max);
-        assert!(error <= largest / 128.0, "off by {error} of {largest}");
+        let error = largest_difference(run, &library);
+        assert!(error <= f64::from(largest) / 128.0, "off by {error} of {largest}");
     }
     let elsewhere = std::thread::scope(|scope| {
         let work = || {

@@ -2,6 +2,7 @@
 
 pub mod adamw_8bit;
 pub mod blockwise;
+pub mod difference;
 pub mod dynamic_map;
 mod e8m0;
 mod encoder;

@@ -10,6 +10,7 @@ use firebrick_kernels::backends::cuda::scratch_bytes;
 use firebrick_kernels::backends::{Cuda, Flex};
 use firebrick_kernels::{Kernels, MemoryOps};
 use firebrick_model::{BatchLimits, Decoder, GenerateOptions, Sampler};
+use firebrick_precision::difference::worst;
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_tests::{FAMILIES, FROZEN, NF4, every_next_token, host, upload};
 
@@ -29,16 +30,16 @@ fn written<B: Kernels>(model: &Decoder<B>, prompts: &[Vec<u32>], limits: BatchLi
 }
 
 /// Returns the largest distance of a chosen token's logit from the largest one, relative to the range of the logits, in a pass over the whole text.
-fn distance(model: &Decoder<Cuda>, prompt: &[u32], written: &[u32]) -> f32 {
+fn distance(model: &Decoder<Cuda>, prompt: &[u32], written: &[u32]) -> f64 {
     let text = [prompt, written].concat();
     let logits = host(model.logits(&upload(model, &every_next_token(&text, text.len()))));
     let rows = logits.chunks(model.config.spec.vocab_size).skip(prompt.len() - 1);
     let of_row = |(row, &token): (&[f32], &u32)| {
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let smallest = row.iter().copied().fold(f32::INFINITY, f32::min);
-        (largest - row[token as usize]) / (largest - smallest)
+        f64::from((largest - row[token as usize]) / (largest - smallest))
     };
-    rows.zip(written).map(of_row).fold(0.0, f32::max)
+    worst(rows.zip(written).map(of_row))
 }
 
 /// Counts the calls of each engine operation during generation.

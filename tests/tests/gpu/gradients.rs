@@ -14,6 +14,7 @@ use firebrick_data::{Batch, Tokenizer};
 use firebrick_kernels::backends::Cuda;
 use firebrick_kernels::{GemmFormat, Parameter};
 use firebrick_model::{BaseStorage, BuildOptions, Decoder, HfFolder, ModelConfig, PassOptions};
+use firebrick_precision::difference;
 use firebrick_tests::{FROZEN, Golden, NF4, TRAINED, fixture, packed};
 
 use super::{half, has_card, has_fp8, loss_and_gradients, random_model, sequence_of};
@@ -134,7 +135,7 @@ fn agree(context: &str, agreements: &[Agreement], bounds: &Bounds) -> bool {
     let by_cosine = |a: &&Agreement, b: &&Agreement| a.cosine.total_cmp(&b.cosine);
     let worst = agreements.iter().min_by(by_cosine).expect("a model has parameters");
     let average = agreements.iter().map(|one| one.cosine).sum::<f64>() / agreements.len() as f64;
-    let furthest = agreements.iter().map(|one| (one.norm_ratio - 1.0).abs()).fold(0.0, f64::max);
+    let furthest = difference::worst(agreements.iter().map(|one| (one.norm_ratio - 1.0).abs()));
     eprintln!(
         "{context}: {} tensors, cosine at least {:.5} ({}), {average:.5} on average, norms within {:.2} %",
         agreements.len(),

@@ -18,6 +18,7 @@ use firebrick_kernels::backends::{BackendKind, Cuda, Flex};
 use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels};
 use firebrick_model::{BaseStorage, BuildOptions, Decoder, ModelConfig, PassOptions};
 use firebrick_precision::QuantFormat;
+use firebrick_precision::difference::largest_difference;
 use firebrick_tests::{
     FAMILIES, FROZEN, Golden, MIXTURES, NEW, NF4, TRAINED, finish, finish_traced, fixture, host, host_gradients, load,
     loss_and_scaled_gradients, metrics, packed, preference_loss, recipe, relative_difference, snapshot, step_losses,
@@ -230,7 +231,7 @@ fn losses_in_fp8_do_not_depend_on_where_the_scales_are_applied() {
             let default_scaling = scale_rows(&Default::default(), way);
             let found = losses("cuda", &changes);
             scale_rows(&Default::default(), default_scaling);
-            let differs = usual.iter().zip(&found).map(|(usual, found)| (usual - found).abs()).fold(0.0, f64::max);
+            let differs = largest_difference(&usual, &found);
             assert!(differs > 0.0 && differs < tolerance, "{mode:?} {way:?}: {found:?} for {usual:?}");
         }
     }
@@ -333,7 +334,7 @@ fn recomputation_and_offloading_change_no_loss() {
             &["train.recompute=none"],
         ] {
             let other = losses("cuda", changes);
-            let difference = full.iter().zip(&other).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            let difference = largest_difference(&full, &other);
             assert!(difference < 1e-3, "{changes:?} differs by {difference}");
         }
     }

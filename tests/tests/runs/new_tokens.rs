@@ -8,6 +8,7 @@ use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::{read_adapter, read_adapter_config};
 use firebrick_model::{Companions, HfFolder, Merge, ModelConfig, merge_adapter};
 use firebrick_precision::FloatType;
+use firebrick_precision::difference::largest_difference;
 use firebrick_tests::{FROZEN, NEW, finish, fixture, recipe, refusal};
 use firebrick_trainer::run::generate::LoadOptions;
 use serde_json::Value;
@@ -69,7 +70,7 @@ fn an_adapter_with_new_tokens_has_their_rows_and_tokenizer_and_merges_into_a_lar
     assert_eq!(config["vocab_size"], 266);
     let [one, two] =
         [options(&model, Some(&adapter)), options(&merged, None)].map(|load| logits(&load, "then in a", 266));
-    let largest = one.iter().zip(&two).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let largest = largest_difference(&one, &two);
     assert!(largest < 1e-4, "a logit of the merged model differs by {largest:e}");
 }
 

@@ -4,6 +4,7 @@
 //! Trade-off: most rules search lines, so someone determined could fool them.
 
 mod circles;
+mod comparisons;
 mod files;
 mod launches;
 mod layers;
@@ -19,6 +20,7 @@ use std::{fmt, fs};
 
 use anyhow::{Context, Result, bail};
 
+use self::comparisons::Comparisons;
 use self::launches::Launches;
 use self::links::Links;
 pub(crate) use self::links::normal;
@@ -94,7 +96,7 @@ pub(crate) fn run(workspace: &Workspace, with_warnings: bool) -> Result<bool> {
 /// Runs every rule.
 fn check(workspace: &Workspace) -> Result<Report> {
     let mut report = Report { findings: layers::check(&layers::members(workspace)?), ..Report::default() };
-    let words = Words::new();
+    let (words, comparisons) = (Words::new(), Comparisons::new());
     let (mut launches, mut links) = (Launches::default(), Links::default());
     let mut crates: BTreeMap<String, BTreeMap<String, FileNames>> = BTreeMap::new();
     let paths = versioned_files(workspace)?;
@@ -114,6 +116,7 @@ fn check(workspace: &Workspace) -> Result<Report> {
         launches.add(&path, text, &source);
         if is_rust {
             report.findings.extend(source::check(&path, text, &source.code));
+            report.findings.extend(comparisons.check(&path, &source.code));
             report.warnings.extend(source::limits_not_stated(&path, text));
             report.long.extend(source::is_long(text).map(|lines| (lines, path.clone())));
             if let Some(folder) = source_folder(&path) {

@@ -5,6 +5,7 @@
 use std::fmt;
 
 use firebrick_cuda::cudnn::AttentionShape;
+use firebrick_precision::difference::worst as worst_of;
 
 /// A 16-bit float type.
 #[derive(Clone, Copy, PartialEq)]
@@ -191,12 +192,11 @@ impl Difference {
         assert_eq!(expected.len(), found.len(), "lists of different lengths");
         let (mut squares, mut total, mut largest, mut worst, mut at) = (0.0, 0.0, 0.0_f64, 0.0_f64, 0);
         for (index, (&expected, &found)) in expected.iter().zip(found).enumerate() {
-            let difference = f64::from(expected - found).abs();
+            let difference = worst_of([f64::from(expected - found).abs()]);
             squares += difference * difference;
             total += f64::from(expected).powi(2);
             largest = largest.max(f64::from(expected).abs());
-            // The first NaN counts as the worst and is kept.
-            if difference > worst || (difference.is_nan() && !worst.is_nan()) {
+            if difference > worst {
                 (worst, at) = (difference, index);
             }
         }

@@ -7,6 +7,7 @@ use std::ops::Range;
 use burn_flex::Flex;
 use burn_tensor::{DType, Int, Tensor, TensorData};
 use firebrick_arch::AttentionSpec;
+use firebrick_precision::difference::relative_difference;
 
 use crate::Kernels;
 use crate::attention::Documents;
@@ -194,15 +195,7 @@ impl<'a, B: Kernels> Check<'a, B> {
 /// Computes `‖got − expected‖ / ‖expected‖` in f64. Inputs are of order one, so expected values with a root mean square below 1e-3 are residues of
 /// cancellation (the attention gradients of a document of one token are exactly zero): then the difference is divided by 1e-3.
 fn relative_error(got: &[f32], expected: &[f32]) -> f64 {
-    let square = |value: f64| value * value;
-    let apart: f64 = got.iter().zip(expected).map(|(&g, &e)| square(f64::from(g) - f64::from(e))).sum();
-    let size: f64 = expected.iter().map(|&e| square(f64::from(e))).sum();
-    let error = (apart / size.max(expected.len() as f64 * 1e-6)).sqrt();
-    match error {
-        _ if expected.is_empty() => 0.0,
-        error if error.is_finite() => error,
-        _ => f64::INFINITY,
-    }
+    relative_difference(got, expected, 1e-3 * (expected.len() as f64).sqrt())
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 pub(crate) mod check;
 
 use burn_tensor::DType;
+use firebrick_precision::difference::is_within;
 
 pub use self::check::{Case, Finding, tolerance};
 
@@ -65,7 +66,7 @@ pub fn attention<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
 /// Describes the operation, its error and the tolerance.
 pub fn verdict(dtype: DType, findings: Vec<Finding>) -> Result<(), String> {
     let tolerance = tolerance(dtype);
-    let wrong = findings.into_iter().find(|finding| finding.relative_error > tolerance);
+    let wrong = findings.into_iter().find(|finding| !is_within(finding.relative_error, tolerance));
     wrong.map_or(Ok(()), |finding| {
         Err(format!(
             "{} is wrong on this device: relative error {:.1e}, at most {tolerance:.0e} is rounding",

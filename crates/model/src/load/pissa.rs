@@ -255,6 +255,7 @@ fn host<B: Kernels>(matrix: Tensor<B, 2>) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use firebrick_kernels::backends::Flex;
+    use firebrick_precision::difference::largest_difference;
 
     use super::*;
 
@@ -284,7 +285,7 @@ mod tests {
             let rest = host(residual(sum, &pair, rank, scale));
             let expected = host(parts[rank..].iter().cloned().reduce(|sum, part| sum + part).unwrap());
             assert!(rest.iter().all(|value| value.is_finite()), "{outputs} x {inputs}, {niter:?}");
-            let largest = rest.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let largest = largest_difference(&rest, &expected);
             assert!(largest < 2e-5, "{outputs} x {inputs}, {niter:?}: {largest:e}");
             let norms = |values: &[f32]| values.iter().map(|value| value * value).sum::<f32>();
             // Both sides have the root of the singular values: 1 + 1/2 + 1/4 over the scale.

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use firebrick_precision::difference::largest_difference;
 use safetensors::SafeTensors;
 
 /// A golden file, with its tensors as raw bytes.
@@ -80,8 +81,7 @@ pub(crate) fn checksum(values: &[f32]) -> i64 {
 }
 
 /// Returns the largest difference, relative to the largest magnitude of `expected`.
-pub(crate) fn relative_difference(got: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(got.len(), expected.len());
+pub(crate) fn relative_difference(got: &[f32], expected: &[f32]) -> f64 {
     let largest = expected.iter().fold(f32::MIN_POSITIVE, |largest, value| largest.max(value.abs()));
-    got.iter().zip(expected).map(|(got, expected)| (got - expected).abs() / largest).fold(0.0, f32::max)
+    largest_difference(got, expected) / f64::from(largest)
 }

@@ -9,9 +9,9 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use clap::Args;
-use firebrick_arch::ModelConfig;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::{BackendKind, BaseStorage};
+use firebrick_model::read_config;
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_trainer::config::{BackendChoice, EvalConfig, compute};
 use firebrick_trainer::console::Console;
@@ -128,9 +128,9 @@ pub(crate) struct Verify {
     /// Safetensors file with input_ids (i64, B x T), logits (f32, B x T x V) and optionally loss (one f32).
     #[arg(long)]
     golden: PathBuf,
-    /// Largest absolute difference of a logit that passes.
-    #[arg(long, default_value_t = 2e-4)]
-    tol: f32,
+    /// Largest absolute difference of a logit, and of the loss, that passes.
+    #[arg(long, default_value_t = 2e-4, value_parser = tolerance)]
+    tol: f64,
 }
 
 pub(crate) fn write_text(arguments: Generate) -> anyhow::Result<()> {
@@ -172,7 +172,7 @@ fn print_part(text: &str) {
 pub(crate) fn talk(arguments: Talk) -> anyhow::Result<()> {
     let Talk { weights, system_prompt, max_new_tokens, context, choice } = arguments;
     let (backend, load, sampling) = choose(weights, &choice)?;
-    let positions = ModelConfig::read(&load.model)?.spec.max_position_embeddings;
+    let positions = read_config(&load.model)?.spec.max_position_embeddings;
     let context = context.unwrap_or_else(|| positions.min(4096));
     let saved = chat_settings::note(&load.template_defaults(system_prompt.as_deref())?);
     sampling.note().iter().chain(&saved).for_each(|note| warn(note));
@@ -193,6 +193,12 @@ pub(crate) fn talk(arguments: Talk) -> anyhow::Result<()> {
     Ok(with_backend!(backend, B => device_work(|| chat::<B>(&request, &Default::default(), &mut terminal)))?)
 }
 
+/// Reads a tolerance: a number that something can be within.
+fn tolerance(typed: &str) -> Result<f64, String> {
+    let number = typed.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| "expected a number from 0 on, such as 2e-4".to_owned())
+}
+
 pub(crate) fn compare(arguments: Verify) -> anyhow::Result<()> {
     let backend = backend(&arguments.weights)?;
     let options = VerifyOptions {
@@ -202,15 +208,14 @@ pub(crate) fn compare(arguments: Verify) -> anyhow::Result<()> {
     };
     let found = with_backend!(backend, B => device_work(|| verify::<B>(&options, &Default::default())))?;
     let console = Console::VERBOSE;
-    console.print(&format!("largest difference  {:e}", found.largest));
-    console.print(&format!("mean difference     {:e}", found.mean));
+    console.print(&format!("largest difference  {:e}", found.largest as f32));
+    console.print(&format!("mean difference     {:e}", found.mean as f32));
     console.print(&format!("top-1 agreement     {:.2} %", 100.0 * found.top1_agreement));
     if let Some(loss) = found.loss {
-        console.print(&format!("loss difference     {loss:e}"));
+        console.print(&format!("loss difference     {:e}", loss as f32));
     }
-    if found.largest > options.tolerance {
-        let (largest, tolerance) = (found.largest, options.tolerance);
-        anyhow::bail!("logits differ by up to {largest:e}, above the tolerance of {tolerance:e}");
+    if let Some(what) = found.beyond(options.tolerance) {
+        anyhow::bail!("{what}, above the tolerance of {:e}", options.tolerance);
     }
     console.print(&format!("within {:e}", options.tolerance));
     Ok(())

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::RunError;
 use crate::run::generate::LoadOptions;
 use firebrick_kernels::Kernels;
+use firebrick_precision::difference::{is_within, largest_difference, worst};
 use safetensors::{Dtype, SafeTensors};
 
 /// Options of a comparison.
@@ -17,21 +18,35 @@ pub struct VerifyOptions {
     pub load: LoadOptions,
     /// Golden file.
     pub golden: PathBuf,
-    /// Largest absolute difference of a logit that passes.
-    pub tolerance: f32,
+    /// Largest absolute difference of a logit, and of the loss, that passes.
+    pub tolerance: f64,
 }
 
 /// Difference between the logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Difference {
-    /// Largest absolute difference of a logit.
-    pub largest: f32,
+    /// Largest absolute difference of a logit; infinite if one of them is not finite.
+    pub largest: f64,
     /// Mean absolute difference.
-    pub mean: f32,
+    pub mean: f64,
     /// Fraction of the positions whose highest logit is the same token.
     pub top1_agreement: f32,
     /// Absolute difference of the mean next-token loss, if the golden file has it.
-    pub loss: Option<f32>,
+    pub loss: Option<f64>,
+}
+
+impl Difference {
+    /// Returns what lies outside the tolerance: `"logits differ by up to 3e-1"`.
+    pub fn beyond(&self, tolerance: f64) -> Option<String> {
+        let differs = |what: &str, difference: f64| match difference.is_finite() {
+            true => format!("{what} by up to {difference:e}"),
+            false => format!("{what}: values that are not finite are infinitely far from any others"),
+        };
+        if !is_within(self.largest, tolerance) {
+            return Some(differs("logits differ", self.largest));
+        }
+        self.loss.filter(|loss| !is_within(*loss, tolerance)).map(|loss| differs("the loss differs", loss))
+    }
 }
 
 /// The content of a golden file.
@@ -73,22 +88,14 @@ fn host<B: Kernels, const D: usize>(tensor: burn_tensor::Tensor<B, D>) -> Vec<f3
 }
 
 fn compare(golden: &Golden, ours: &[f32], loss: f32) -> Difference {
-    let (mut largest, mut sum, mut agreeing) = (0.0f32, 0.0f64, 0usize);
-    for (expected, got) in golden.logits.chunks(golden.vocabulary).zip(ours.chunks(golden.vocabulary)) {
-        for (a, b) in expected.iter().zip(got) {
-            // A NaN must count as the worst difference, not vanish in `max`.
-            let difference = if b.is_nan() { f32::INFINITY } else { (a - b).abs() };
-            largest = largest.max(difference);
-            sum += f64::from(difference);
-        }
-        agreeing += usize::from(argmax(expected) == argmax(got));
-    }
-    let positions = golden.rows * golden.tokens;
+    let rows = golden.logits.chunks(golden.vocabulary).zip(ours.chunks(golden.vocabulary));
+    let agreeing = rows.filter(|(expected, got)| argmax(expected) == argmax(got)).count();
+    let sum: f64 = golden.logits.iter().zip(ours).map(|(a, b)| f64::from((a - b).abs())).sum();
     Difference {
-        largest,
-        mean: (sum / golden.logits.len() as f64) as f32,
-        top1_agreement: agreeing as f32 / positions as f32,
-        loss: golden.loss.map(|expected| (expected - loss).abs()),
+        largest: largest_difference(ours, &golden.logits),
+        mean: worst([sum / golden.logits.len() as f64]),
+        top1_agreement: agreeing as f32 / (golden.rows * golden.tokens) as f32,
+        loss: golden.loss.map(|expected| largest_difference(&[loss], &[expected])),
     }
 }
 
@@ -134,4 +141,34 @@ fn i64_of(bytes: &[u8]) -> i64 {
 
 fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("chunks of four bytes"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn golden(logits: [f32; 4], loss: f32) -> Golden {
+        Golden { rows: 1, tokens: 2, vocabulary: 2, input_ids: vec![0, 1], logits: logits.to_vec(), loss: Some(loss) }
+    }
+
+    #[test]
+    fn logits_and_loss_are_judged_and_what_is_not_finite_is_infinitely_far() {
+        let usual = [0.5, 1.0, -2.0, 3.0];
+        let beyond = |theirs: [f32; 4], their_loss, ours: [f32; 4], our_loss, tolerance| {
+            compare(&golden(theirs, their_loss), &ours, our_loss).beyond(tolerance)
+        };
+        assert_eq!(beyond(usual, 1.0, usual, 1.0, 0.0), None);
+        assert!(beyond(usual, 1.0, usual, 1.1, 1e-3).unwrap().starts_with("the loss differs"));
+        assert!(beyond(usual, 1.0, [0.5, 1.0, -2.0, 3.1], 1.0, 1e-3).unwrap().starts_with("logits differ"));
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut wrong = usual;
+            wrong[2] = bad;
+            for (theirs, ours) in [(usual, wrong), (wrong, usual), (wrong, wrong)] {
+                assert!(beyond(theirs, 1.0, ours, 1.0, 1e9).unwrap().contains("not finite"), "{bad}");
+            }
+            for (theirs, ours) in [(1.0, bad), (bad, 1.0), (bad, bad)] {
+                assert!(beyond(usual, theirs, usual, ours, 1e9).unwrap().contains("not finite"), "{bad}");
+            }
+        }
+    }
 }

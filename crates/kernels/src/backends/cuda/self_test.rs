@@ -4,6 +4,7 @@
 use burn_flex::Flex;
 use burn_tensor::{DType, Tensor, TensorData};
 use cubecl::cuda::CudaDevice;
+use firebrick_precision::difference::{is_within, relative_difference};
 
 use super::attention::library::CudnnLimits;
 use super::engine::{Cuda, DeviceFailure, engine, limit_cudnn};
@@ -67,8 +68,8 @@ fn fp8_groups(device: &CudaDevice, dtype: DType, has_experts: bool) -> Result<()
         let same = Operands::<Flex>::new(rank, shape, counts, DType::F32, &Default::default());
         let expected = same.reference();
         for ((what, found), expected) in ["forward", "gradient of the input"].into_iter().zip(found).zip(expected) {
-            let error = relative_error(&found, &expected);
-            if error.is_nan() || error > FP8_TOLERANCE {
+            let error = relative_difference(&found, &expected, 0.0);
+            if !is_within(error, FP8_TOLERANCE) {
                 return Err(format!(
                     "a group of linear modules in 8-bit floats ({what}) is wrong on this device: relative error {error:.1e}, at \
                      most {FP8_TOLERANCE:.0e} is rounding"
@@ -151,13 +152,6 @@ fn host<B: LinearOps>(values: Tensor<B, 2>) -> Vec<f32> {
     values.into_data().convert::<f32>().to_vec().unwrap_or_default()
 }
 
-/// Returns the root of the squared differences over that of the squares.
-fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
-    let sum = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();
-    let off = sum(&mut found.iter().zip(expected).map(|(found, expected)| found - expected));
-    (off / sum(&mut expected.iter().copied())).sqrt()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,7 +165,7 @@ mod tests {
                 Operands { group: Group { gemms, ..operands.group }, ..operands }.reference()
             });
             for (rounded, exact) in rounded.iter().zip(&exact) {
-                let error = relative_error(rounded, exact);
+                let error = relative_difference(rounded, exact, 0.0);
                 assert!((0.005..FP8_TOLERANCE / 2.0).contains(&error), "{shape:?}: {error}");
             }
         }
