@@ -36,6 +36,7 @@ pub use rope::{LongRopeFactors, QueryScale, Rope, RopeScaling};
 pub use router::{ExpertGroups, RouterScores, RouterSpec, SharedExpertSpec};
 pub use spec::{
     Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, OutputOrder, QkNorm,
+    SwigluConstants,
 };
 pub use tensors::{
     EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, is_stored_in_f32, layer_norm_name, router_correction, sinks_name,

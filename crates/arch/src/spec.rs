@@ -284,27 +284,49 @@ pub enum Activation {
     Silu,
     /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))` (Hendrycks and Gimpel, Gaussian error linear units, 2016).
     GeluTanh,
-    /// `g * sigmoid(1.702 g)` with `g = min(x, 7)`, times `1 + clamp(up, -7, 7)` (gpt-oss).
-    ClampedSwiglu,
+    /// `g * sigmoid(alpha g)` with `g = min(x, limit)`, times `1 + clamp(up, -limit, limit)` (gpt-oss).
+    ClampedSwiglu(SwigluConstants),
+}
+
+/// The constants of [`Activation::ClampedSwiglu`], as bits: kernels are compiled for them, and found by them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SwigluConstants {
+    alpha: u32,
+    limit: u32,
+}
+
+impl SwigluConstants {
+    /// Those of the published gpt-oss models.
+    pub const PUBLISHED: Self = Self::new(1.702, 7.0);
+
+    /// Takes the factor inside the sigmoid, and the largest gate and magnitude of up.
+    pub const fn new(alpha: f32, limit: f32) -> Self {
+        Self { alpha: alpha.to_bits(), limit: limit.to_bits() }
+    }
+
+    /// Returns the factor inside the sigmoid.
+    pub const fn alpha(self) -> f32 {
+        f32::from_bits(self.alpha)
+    }
+
+    /// Returns the largest gate, and the largest magnitude of up.
+    pub const fn limit(self) -> f32 {
+        f32::from_bits(self.limit)
+    }
 }
 
 impl Activation {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Silu, Self::GeluTanh, Self::ClampedSwiglu];
+    pub const ALL: [Self; 3] = [Self::Silu, Self::GeluTanh, Self::ClampedSwiglu(SwigluConstants::PUBLISHED)];
     /// Those that `hidden_act` of a `config.json` can name.
     pub const NAMED: [Self; 2] = [Self::Silu, Self::GeluTanh];
-
-    /// Factor inside the sigmoid of [`Self::ClampedSwiglu`].
-    pub const SWIGLU_ALPHA: f64 = 1.702;
-    /// Largest gate, and largest magnitude of up, of [`Self::ClampedSwiglu`].
-    pub const SWIGLU_LIMIT: f64 = 7.0;
 
     /// Returns the name in `hidden_act` of a `config.json`, which has none for [`Self::ClampedSwiglu`].
     pub const fn name(self) -> &'static str {
         match self {
             Self::Silu => "silu",
             Self::GeluTanh => "gelu_pytorch_tanh",
-            Self::ClampedSwiglu => "clamped_swiglu",
+            Self::ClampedSwiglu(_) => "clamped_swiglu",
         }
     }
 }

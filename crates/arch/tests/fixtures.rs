@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use firebrick_arch::{
     Activation, AttentionSpec, ExpertGroups, ExpertNames, LayerNorms, LayerSpec, LoraConfig, MlpSpec, ModelConfig,
-    ModelSpec, QkNorm, QueryScale, Rope, RopeScaling, RouterScores, RouterSpec, SharedExpertSpec, TargetModules,
-    TensorSpec, TextLayout, adapter_layout, is_other_part, name_in_adapter,
+    ModelSpec, QkNorm, QueryScale, Rope, RopeScaling, RouterScores, RouterSpec, SharedExpertSpec, SwigluConstants,
+    TargetModules, TensorSpec, TextLayout, adapter_layout, is_other_part, name_in_adapter,
 };
 use serde_json::{Value, from_slice, from_str};
 
@@ -346,7 +346,7 @@ fn tiny_gpt_oss_has_sinks_windows_biases_and_experts_with_clamped_gates() {
         count: 6,
         top_k: 2,
         intermediate_size: 32,
-        activation: Activation::ClampedSwiglu,
+        activation: Activation::ClampedSwiglu(SwigluConstants::PUBLISHED),
         router: RouterSpec { bias: true, ..RouterSpec::softmax(true) },
         shared: None,
         names: ExpertNames::GptOss,

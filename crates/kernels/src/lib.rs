@@ -28,8 +28,8 @@ pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
     Adapter, Bias, Dropout, Epilogue, ExpertRows, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps,
-    Magnitude, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables,
-    WeightGradient,
+    Magnitude, Mask, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables,
+    RowChoices, WeightGradient,
 };
 pub use loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};

@@ -10,7 +10,9 @@ pub(crate) mod router_loss;
 use burn_tensor::Tensor;
 use firebrick_arch::{Activation, RouterSpec};
 use firebrick_kernels::linear::{into_parts, into_single};
-use firebrick_kernels::{Epilogue, GradientSink, Keep, Kernels, Parameter, ProjectSaved, Prologue, Routing};
+use firebrick_kernels::{
+    Epilogue, GradientSink, Keep, Kernels, Parameter, ProjectSaved, Prologue, Routing, RowChoices,
+};
 
 use crate::linear::{AdapterPass, LinearGroup, mlp_backward};
 use crate::norm::Norm;
@@ -66,7 +68,8 @@ impl<B: Kernels> Experts<B> {
         let router = self.router.frozen(adapters);
         let (logits, router) = B::project(Prologue::None { x: x_nd.clone() }, &router, Epilogue::None, keep);
         let correction = self.correction.as_ref().map(|correction| correction.value.clone());
-        let routing = B::route(into_single(logits), self.top_k, self.router_spec, correction);
+        let mut routing = B::route(into_single(logits), self.top_k, self.router_spec, correction);
+        routing.rows.choices = Some(RowChoices { rows: routing.choices_s.clone(), per_token: self.top_k });
         if let Some(sums) = sums {
             sums.add(&routing);
         }

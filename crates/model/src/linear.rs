@@ -13,8 +13,8 @@ use firebrick_arch::{OutputOrder, PieceSpec};
 use firebrick_kernels::linear::into_single;
 use firebrick_kernels::{
     Adapter, Bias, Dropout, Epilogue, ExpertRows, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels,
-    Magnitude, Module, ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
-    evenly,
+    Magnitude, Mask, Module, ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight,
+    WeightGradient, evenly,
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -320,27 +320,25 @@ pub(crate) struct GroupBackward<B: Kernels> {
 }
 
 impl<B: Kernels> LinearGroup<B> {
-    /// Derives the mask of this group in a pass from the pass and the path of its first module. Rows that are sorted by expert have no place in the
-    /// step of their own, so their mask is that of the micro-batch.
-    fn mask(&self, adapters: AdapterPass, is_sorted: bool) -> Option<Dropout> {
+    /// Derives the mask of this group in a pass from the pass and the path of its first module. Rows that are sorted by expert have the places of
+    /// their tokens in the step.
+    fn mask(&self, adapters: AdapterPass, rows: Option<&ExpertRows<B>>) -> Option<Mask<B>> {
         let DropoutMasks { seed, first_row, row_len } = adapters.dropout?;
         let key = xxh3_64_with_seed(self.modules.first()?.path.as_bytes(), seed);
-        if is_sorted {
-            return Dropout::new(self.dropout, xxh3_64_with_seed(&first_row.to_le_bytes(), key));
-        }
-        Some(Dropout::new(self.dropout, key)?.of_rows(first_row, row_len))
+        let dropout = Dropout::new(self.dropout, key)?.of_rows(first_row, row_len);
+        Some(Mask { dropout, choices: rows.and_then(|rows| rows.choices.clone()) })
     }
 
     /// Builds the operand of the group for a forward, without gradients of its weights.
     pub(crate) fn frozen(&self, adapters: AdapterPass) -> Group<B> {
         let modules =
             self.modules.iter().map(|linear| linear.module(adapters.are_on, WeightGradient::Frozen)).collect();
-        Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout: self.mask(adapters, false), rows: None }
+        Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout: self.mask(adapters, None), rows: None }
     }
 
     /// Builds [`Self::frozen`] of a group of stacks over these rows.
     pub(crate) fn frozen_over(&self, rows: ExpertRows<B>, adapters: AdapterPass) -> Group<B> {
-        Group { rows: Some(rows), dropout: self.mask(adapters, true), ..self.frozen(adapters) }
+        Group { dropout: self.mask(adapters, Some(&rows)), rows: Some(rows), ..self.frozen(adapters) }
     }
 
     /// Runs the backward of a projection by [`LinearGroup::frozen`].
@@ -372,7 +370,7 @@ impl<B: Kernels> LinearGroup<B> {
                 (linear.module(adapters.are_on, weight_gradient), lent)
             })
             .unzip();
-        let (dropout, rows) = (self.mask(adapters, rows.is_some()), rows.cloned());
+        let (dropout, rows) = (self.mask(adapters, rows), rows.cloned());
         (Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout, rows }, lent)
     }
 

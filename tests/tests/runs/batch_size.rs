@@ -2,7 +2,7 @@
 //!
 //! Trade-off: sums are rounded in another order, so losses are equal up to rounding.
 
-use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, one_step, recipe, step_losses};
+use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, fixture, one_step, recipe, step_losses};
 use firebrick_trainer::state::checkpoint::read_state;
 use tempfile::tempdir;
 
@@ -22,9 +22,13 @@ fn rows_have_the_same_dropout_masks_in_any_micro_batch() {
         step_losses(&output.path().join("run"))
     };
     let quick = ["train.steps=3", "train.learning_rate=1e-2", "eval.every_steps=0", "data.eval_fraction="];
-    for kind in
-        [&["lora.dropout=0.3"][..], &["lora.dropout=0.3", "pack=false"], &["lora.dropout=0.3", "lora.use_dora=true"]]
-    {
+    let mixture = format!("model='{}'", fixture("tiny-qwen3-moe").display());
+    for kind in [
+        &["lora.dropout=0.3"][..],
+        &["lora.dropout=0.3", "pack=false"],
+        &["lora.dropout=0.3", "lora.use_dora=true"],
+        &[&mixture, "lora.dropout=0.3", "lora.target=['up_proj', 'down_proj']"],
+    ] {
         let kind = [&quick[..], kind].concat();
         let [whole, parts @ ..] = DIVIDED.map(|divided| losses(&divided, &kind));
         for part in &parts {

@@ -2,7 +2,7 @@
 //!
 //! Defaults are those of transformers' `GptOssConfig`. A router's weights are the softmax over the chosen experts. The experts of a layer are one
 //! tensor on disk, in bfloat16 or as published in MXFP4; the model has the same modules for both.
-//! Not supported: other constants of the clamped SwiGLU, and `attention_dropout`, which is ignored.
+//! Not supported: `attention_dropout`, which is ignored.
 
 use super::keys::{
     activation, bool_or, experts, head_dim_or, kv_heads, layer_count, layer_types, model, positive_or, size, size_or,
@@ -14,7 +14,7 @@ use crate::json::JsonObject;
 use crate::quantization::{QUANTIZATION_CONFIG, Quantization};
 use crate::rope::{Rope, RopeScaling};
 use crate::router::RouterSpec;
-use crate::spec::{Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::{Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, SwigluConstants};
 
 /// The base where a config names none.
 const THETA: f64 = 150_000.0;
@@ -45,12 +45,11 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 
 fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
     let (count, top_k) = experts(json, ["num_local_experts", "num_experts"], [128, 4], layers)?;
-    check_activation(json)?;
     Ok(MlpSpec::Experts {
         count,
         top_k,
         intermediate_size: size_or(json, "intermediate_size", 2880)?,
-        activation: Activation::ClampedSwiglu,
+        activation: Activation::ClampedSwiglu(swiglu(json)?),
         router: RouterSpec { bias: true, ..RouterSpec::softmax(true) },
         shared: None,
         names: ExpertNames::GptOss,
@@ -60,23 +59,18 @@ fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
     })
 }
 
-/// Refuses an activation other than the published one.
-fn check_activation(json: &JsonObject) -> Result<(), ArchError> {
+/// Reads the constants of the activation; refuses another function.
+fn swiglu(json: &JsonObject) -> Result<SwigluConstants, ArchError> {
     if activation(json)? != Activation::Silu {
         return Err(json.unsupported("hidden_act", "another function", "The gates of a gpt-oss are \"silu\""));
     }
-    let constants = [("swiglu_alpha", Activation::SWIGLU_ALPHA), ("swiglu_limit", Activation::SWIGLU_LIMIT)];
-    for (key, constant) in constants {
-        let value = positive_or(json, key, constant)?;
-        if value != constant {
-            return Err(json.unsupported(
-                key,
-                value,
-                format!("Kernels compute with {constant}, as in the published models"),
-            ));
-        }
-    }
-    Ok(())
+    let constant = |key: &str, default: f32| match positive_or(json, key, f64::from(default))? as f32 {
+        value if value.is_finite() && value > 0.0 => Ok(value),
+        value => Err(json.bad(key, value, "it must be a positive number that float32 holds")),
+    };
+    let published = SwigluConstants::PUBLISHED;
+    let alpha = constant("swiglu_alpha", published.alpha())?;
+    Ok(SwigluConstants::new(alpha, constant("swiglu_limit", published.limit())?))
 }
 
 /// Returns whether the experts are stored in MXFP4.
@@ -132,7 +126,7 @@ mod tests {
     use crate::error::ArchError;
     use crate::quantization::QUANTIZATION_CONFIG;
     use crate::rope::RopeScaling;
-    use crate::spec::MlpSpec;
+    use crate::spec::{Activation, MlpSpec, SwigluConstants};
 
     fn gpt_oss(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
         let few = [("num_local_experts", json!(2)), ("num_experts_per_tok", json!(1))];
@@ -199,10 +193,18 @@ mod tests {
     }
 
     #[test]
+    fn constants_of_the_activation_are_read_as_numbers() {
+        let constants = |changes: &[(&str, Value)]| gpt_oss(changes).unwrap().spec.layers[0].mlp.activation();
+        assert_eq!(constants(&[]), Activation::ClampedSwiglu(SwigluConstants::PUBLISHED));
+        let other = [("swiglu_limit", json!(1.5)), ("swiglu_alpha", json!(1))];
+        assert_eq!(constants(&other), Activation::ClampedSwiglu(SwigluConstants::new(1.0, 1.5)));
+    }
+
+    #[test]
     fn another_activation_and_another_quantization_are_refused_by_key() {
         for (key, value) in [
-            ("swiglu_limit", json!(5.0)),
-            ("swiglu_alpha", json!(1.0)),
+            ("swiglu_limit", json!(0.0)),
+            ("swiglu_alpha", json!(1e300)),
             ("hidden_act", json!("gelu_pytorch_tanh")),
             ("sliding_window", Value::Null),
             (QUANTIZATION_CONFIG, json!({"quant_method": "fp8"})),

@@ -6,11 +6,11 @@ mod scenario;
 
 use burn_flex::Flex;
 use burn_tensor::Tensor;
-use firebrick_arch::Activation;
+use firebrick_arch::{Activation, SwigluConstants};
 use firebrick_precision::QuantFormat;
 
 use self::scenario::{Base, Extras, Mlp, Scenario, group, heads, norm, stacks, tables};
-use super::{Dropout, Epilogue, Keep, Prologue, magnitude, reference};
+use super::{Dropout, Epilogue, Keep, Mask, Prologue, RowChoices, magnitude, reference};
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::weights::{MatrixScales, matrix_scales};
@@ -60,7 +60,7 @@ fn experts_with_rows<B: Kernels>(check: &mut Check<'_, B>, counts: &[usize]) {
     for (name, modules) in check.variants(named) {
         for dropout in [None, Dropout::new(0.25, 99)] {
             let mut group = stacks(check, &modules, &[wide; 2], &[wide; 2], hidden, counts);
-            (group.0.dropout, group.1.dropout) = (dropout, dropout);
+            (group.0.dropout, group.1.dropout) = (dropout.map(Mask::from), dropout.map(Mask::from));
             let prologue = (Prologue::None { x: x.0.clone() }, Prologue::None { x: x.1.clone() });
             let scenario = Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None));
             scenario.run(check, &format!("experts, {name}, dropout {}", dropout.is_some()), &ALL);
@@ -80,11 +80,24 @@ fn experts_with_rows<B: Kernels>(check: &mut Check<'_, B>, counts: &[usize]) {
 fn dropout<B: Kernels>(check: &mut Check<'_, B>) {
     let mask = Dropout::new(0.25, 0x1234_5678_9abc_def0).expect("a probability above 0");
     let x = check.random([check.case.tokens(), check.case.hidden_size], 1.0);
-    check.compare("dropped", B::dropped(x.0.clone(), mask), reference::dropped(x.1.clone(), mask));
     let odd = check.random([check.case.tokens(), 37], 1.0);
-    check.compare("dropped, odd width", B::dropped(odd.0.clone(), mask), reference::dropped(odd.1.clone(), mask));
-    let in_rows = mask.of_rows(3, 5).from_token(4);
-    check.compare("dropped, in rows", B::dropped(odd.0, in_rows), reference::dropped(odd.1, in_rows));
+    for (name, x, mask) in [
+        ("dropped", &x, mask),
+        ("dropped, odd width", &odd, mask),
+        ("dropped, in rows", &odd, mask.of_rows(3, 5).from_token(4)),
+    ] {
+        check.compare(name, B::dropped(x.0.clone(), &mask.into()), reference::dropped(x.1.clone(), &mask.into()));
+    }
+    let tokens = check.case.tokens() as i32;
+    let rows: Vec<i32> = (0..tokens).map(|row| 7 * row % tokens).collect();
+    let (rows, dropout) = (check.ints(&rows), mask.of_rows(3, 5));
+    let by_choice = Mask { dropout, choices: Some(RowChoices { rows: rows.0, per_token: 2 }) };
+    let expected = Mask { dropout, choices: Some(RowChoices { rows: rows.1, per_token: 2 }) };
+    check.compare(
+        "dropped, by expert",
+        B::dropped(x.0.clone(), &by_choice),
+        reference::dropped(x.1.clone(), &expected),
+    );
     let adapter = Extras { adapter: true, ..Extras::default() };
     for (name, base) in check.variants([("quantized", Base::NF4), ("dense", Base::Dense), ("trained", Base::New)]) {
         after_norm(check, &x, [(base, adapter); 2], Some(mask)).run(check, &format!("dropout, {name}"), &ALL);
@@ -143,7 +156,7 @@ fn after_norm<B: Kernels>(
 ) -> Scenario<B> {
     let (wide, hidden) = (check.case.intermediate_size, check.case.hidden_size);
     let mut group = group(check, &modules, &[wide; 2], &[wide; 2], hidden);
-    (group.0.dropout, group.1.dropout) = (dropout, dropout);
+    (group.0.dropout, group.1.dropout) = (dropout.map(Mask::from), dropout.map(Mask::from));
     let norm = norm(check, hidden, false);
     let prologue = (Prologue::Norm { x: x.0.clone(), norm: norm.0 }, Prologue::Norm { x: x.1.clone(), norm: norm.1 });
     Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None)).with_residual_path(check)
@@ -153,7 +166,7 @@ fn after_norm<B: Kernels>(
 fn after_gate<B: Kernels>(check: &mut Check<'_, B>, extras: Extras, dropout: Option<Dropout>) -> Scenario<B> {
     let (tokens, wide, hidden) = (check.case.tokens(), check.case.intermediate_size, check.case.hidden_size);
     let mut group = group(check, &[(Base::NF4, extras)], &[hidden], &[hidden], wide);
-    (group.0.dropout, group.1.dropout) = (dropout, dropout);
+    (group.0.dropout, group.1.dropout) = (dropout.map(Mask::from), dropout.map(Mask::from));
     let [gate, up] = [check.random([tokens, wide], 1.0), check.random([tokens, wide], 1.0)];
     let activation = Activation::Silu;
     let prologue = (
@@ -212,8 +225,10 @@ fn norms_of_adapted_weights<B: Kernels>(check: &mut Check<'_, B>) {
 fn gated_and_rotary<B: Kernels>(check: &mut Check<'_, B>) {
     let (tokens, width, head_dim) = (check.case.tokens(), check.case.intermediate_size, check.case.head_dim);
     let [gate, up, dy] = [3.0, 1.0, 1.0].map(|scale| check.random([tokens, width], scale));
-    for activation in check.variants(Activation::ALL) {
-        let ([gate, up], dy, name) = ([gate.clone(), up.clone()], dy.clone(), activation.name());
+    let other = Activation::ClampedSwiglu(SwigluConstants::new(1.0, 0.75));
+    for activation in check.variants(Activation::ALL.into_iter().chain([other])) {
+        let ([gate, up], dy) = ([gate.clone(), up.clone()], dy.clone());
+        let name = if activation == other { "clamped_swiglu with other constants" } else { activation.name() };
         let y = B::gated(gate.0.clone(), up.0.clone(), activation);
         check.compare(&format!("gated {name}"), y, reference::gated(gate.1.clone(), up.1.clone(), activation));
         let (d_gate, d_up) = B::gated_backward(gate.0, up.0, activation, dy.0);

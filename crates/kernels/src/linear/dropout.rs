@@ -4,8 +4,48 @@
 //! Two bytes of a 32-bit hash decide whether a value is dropped. The hash applies the finalizer "lowbias32" (Wellons, Prospecting for
 //! Hash Functions, 2018) twice, to a counter and both halves of the key: 32-bit arithmetic, which every device has.
 //! A value's position follows from its row in the training step, so a step has the same masks however its rows are divided into micro-batches
-//! and over ranks, and however far they are padded.
+//! and over ranks, and however far they are padded. Rows that are sorted by expert have the place of their token, once for each of its experts.
 //! Trade-off: probabilities are multiples of 1/65,536. Modules that share an input share its mask, so that it is read once.
+
+use burn_tensor::{Int, Tensor, backend::Backend};
+
+/// Where each row of a matrix comes from, if the rows are sorted by expert.
+#[derive(Clone, Debug)]
+pub struct RowChoices<B: Backend> {
+    /// `token * per_token + rank of the expert` for each row, `[rows]` i32.
+    pub rows: Tensor<B, 1, Int>,
+    /// Rows of each token.
+    pub per_token: usize,
+}
+
+/// The mask of a matrix: by the order of its rows, or by their choices.
+#[derive(Clone, Debug)]
+pub struct Mask<B: Backend> {
+    /// Key, probability and place in the step.
+    pub dropout: Dropout,
+    /// The tokens that the rows come from; `None`: each row is the next token.
+    pub choices: Option<RowChoices<B>>,
+}
+
+impl<B: Backend> Mask<B> {
+    /// Returns the mask of the rows from `start` on.
+    #[must_use]
+    pub fn narrow(&self, start: usize, count: usize) -> Self {
+        match &self.choices {
+            None => Self::from(self.dropout.from_token(start)),
+            Some(RowChoices { rows, per_token }) => {
+                let choices = RowChoices { rows: rows.clone().narrow(0, start, count), per_token: *per_token };
+                Self { choices: Some(choices), ..self.clone() }
+            }
+        }
+    }
+}
+
+impl<B: Backend> From<Dropout> for Mask<B> {
+    fn from(dropout: Dropout) -> Self {
+        Self { dropout, choices: None }
+    }
+}
 
 /// A dropout mask, determined by its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,13 +138,18 @@ impl Dropout {
 
     /// Returns the factors of all values of a matrix `[tokens, width]`, row by row: 0 or [`Dropout::scale`].
     pub fn factors(&self, [tokens, width]: [usize; 2]) -> Vec<f32> {
-        let scale = self.scale();
+        self.factors_of(0..tokens as u64, 1, width)
+    }
+
+    /// Returns the same for rows with these choices, `per_token` of each token.
+    pub fn factors_of(&self, choices: impl Iterator<Item = u64>, per_token: usize, width: usize) -> Vec<f32> {
+        let (scale, per_token) = (self.scale(), per_token as u64);
         let factor = |index| if self.keeps(index) { scale } else { 0.0 };
-        let of_token = |token| {
-            let first = self.position(token) * width as u64;
+        let of_choice = |choice| {
+            let first = (self.position(choice / per_token) * per_token + choice % per_token) * width as u64;
             (first..first + width as u64).map(factor)
         };
-        (0..tokens as u64).flat_map(of_token).collect()
+        choices.flat_map(of_choice).collect()
     }
 }
 

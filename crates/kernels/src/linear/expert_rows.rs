@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use burn_tensor::{Int, Tensor, TensorData, backend::Backend};
 
+use super::dropout::RowChoices;
 use crate::memory::MemoryOps;
 
 /// The rows of each expert: expert `e` has rows `starts[e] .. starts[e + 1]`. Clones share the counts on the host.
@@ -13,13 +14,15 @@ use crate::memory::MemoryOps;
 pub struct ExpertRows<B: Backend> {
     /// `[experts + 1]` i32, ascending from 0 to the number of rows.
     pub starts: Tensor<B, 1, Int>,
+    /// The tokens that the rows come from; `None` where nothing depends on that.
+    pub choices: Option<RowChoices<B>>,
     counts: Arc<OnceLock<Vec<usize>>>,
 }
 
 impl<B: Backend> ExpertRows<B> {
     /// Wraps starts `[experts + 1]` i32 that the device has computed.
     pub fn new(starts: Tensor<B, 1, Int>) -> Self {
-        Self { starts, counts: Arc::default() }
+        Self { starts, choices: None, counts: Arc::default() }
     }
 
     /// Builds the rows of experts with these counts, which are then known to the host.
@@ -30,7 +33,7 @@ impl<B: Backend> ExpertRows<B> {
         });
         let starts: Vec<i32> = [0].into_iter().chain(ends).collect();
         let starts = Tensor::from_data(TensorData::from(starts.as_slice()), device);
-        Self { starts, counts: Arc::new(OnceLock::from(counts)) }
+        Self { starts, choices: None, counts: Arc::new(OnceLock::from(counts)) }
     }
 
     /// Returns the number of experts.

@@ -23,7 +23,7 @@ use burn_tensor::{DType, Tensor, backend::Backend};
 use firebrick_arch::Activation;
 use serde::{Deserialize, Serialize};
 
-pub use self::dropout::Dropout;
+pub use self::dropout::{Dropout, Mask, RowChoices};
 pub use self::expert_rows::ExpertRows;
 pub use self::magnitude::Magnitude;
 use crate::norm::{NormOps, NormWeight};
@@ -39,8 +39,8 @@ pub struct Group<B: Backend> {
     pub parts: Vec<usize>,
     /// Operand format of the weight GEMMs.
     pub gemms: GemmFormat,
-    /// Dropout on the adapters' input; the weights read the input without dropout. A group of stacks has one mask over all its rows, in their order.
-    pub dropout: Option<Dropout>,
+    /// Dropout on the adapters' input; the weights read the input without dropout. A group of stacks has one mask over all its rows.
+    pub dropout: Option<Mask<B>>,
     /// Which rows of the input each expert computes, if the modules are stacks; the input is sorted by expert.
     pub rows: Option<ExpertRows<B>>,
 }
@@ -430,8 +430,8 @@ pub trait LinearOps: NormOps + WeightOps {
     }
 
     /// Returns `x` with dropped values set to zero and the others scaled, rounded once. The same function is its backward.
-    fn dropped(x: Tensor<Self, 2>, dropout: Dropout) -> Tensor<Self, 2> {
-        reference::dropped(x, dropout)
+    fn dropped(x: Tensor<Self, 2>, mask: &Mask<Self>) -> Tensor<Self, 2> {
+        reference::dropped(x, mask)
     }
 
     /// Computes `activation(gate) * up`, `[n, f]`.

@@ -13,9 +13,9 @@ use firebrick_arch::Activation;
 
 use super::fp8_reference;
 use super::{
-    Adapter, Dropout, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Module,
-    ModuleGradients, ProjectGradients, ProjectSaved, Prologue, RotaryTables, SavedHeads, SavedOutputNorm,
-    WeightGradient, into_parts, into_single,
+    Adapter, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Mask, Module, ModuleGradients,
+    ProjectGradients, ProjectSaved, Prologue, RotaryTables, RowChoices, SavedHeads, SavedOutputNorm, WeightGradient,
+    into_parts, into_single,
 };
 use crate::dtype::{to_dtype, to_f32};
 use crate::norm::NormWeight;
@@ -77,8 +77,8 @@ pub fn project_backward<B: LinearOps>(
         d_adapters = plus(d_adapters, through_ni);
         modules.push(gradients);
     }
-    let d_adapters = match group.dropout {
-        Some(dropout) => d_adapters.map(|d_adapters| B::dropped(d_adapters, dropout)),
+    let d_adapters = match &group.dropout {
+        Some(mask) => d_adapters.map(|d_adapters| B::dropped(d_adapters, mask)),
         None => d_adapters,
     };
     let d_input = plus(d_input, d_adapters).expect("a group has at least one module");
@@ -110,16 +110,23 @@ fn plus<B: Backend>(a: Option<Tensor<B, 2>>, b: Option<Tensor<B, 2>>) -> Option<
 /// Returns the adapters' input: the group's input after dropout.
 fn adapter_input<B: LinearOps>(input_ni: &Tensor<B, 2>, group: &Group<B>) -> Tensor<B, 2> {
     let has_adapter = group.modules.iter().any(|module| module.adapter.is_some());
-    match group.dropout.filter(|_| has_adapter) {
-        Some(dropout) => B::dropped(input_ni.clone(), dropout),
+    match group.dropout.as_ref().filter(|_| has_adapter) {
+        Some(mask) => B::dropped(input_ni.clone(), mask),
         None => input_ni.clone(),
     }
 }
 
 /// Implements [`LinearOps::dropped`].
-pub fn dropped<B: Backend>(x: Tensor<B, 2>, dropout: Dropout) -> Tensor<B, 2> {
+pub fn dropped<B: Backend>(x: Tensor<B, 2>, mask: &Mask<B>) -> Tensor<B, 2> {
     let ([rows, width], dtype, device) = (x.dims(), x.dtype(), x.device());
-    let factors = Tensor::<B, 1>::from_floats(dropout.factors([rows, width]).as_slice(), &device);
+    let factors = match &mask.choices {
+        None => mask.dropout.factors([rows, width]),
+        Some(RowChoices { rows, per_token }) => {
+            let choices: Vec<u64> = rows.to_data().iter::<i64>().map(|choice| choice as u64).collect();
+            mask.dropout.factors_of(choices.into_iter(), *per_token, width)
+        }
+    };
+    let factors = Tensor::<B, 1>::from_floats(factors.as_slice(), &device);
     to_dtype(to_f32(x).mul(factors.reshape([rows, width])), dtype)
 }
 
@@ -430,12 +437,12 @@ fn of_gate<B: Backend>(gate_nf: Tensor<B, 2>, activation: Activation) -> [Tensor
             let slope = gelu.clone().mul(sigma.clone().neg().add_scalar(1.0)).mul(z_slope).add(sigma);
             [gelu, slope]
         }
-        Activation::ClampedSwiglu => {
-            let inside_nf = to_f32_mask(gate_nf.clone().lower_equal_elem(Activation::SWIGLU_LIMIT));
-            let gate_nf = gate_nf.clamp_max(Activation::SWIGLU_LIMIT);
-            let sigma = sigmoid(gate_nf.clone().mul_scalar(Activation::SWIGLU_ALPHA));
+        Activation::ClampedSwiglu(constants) => {
+            let inside_nf = to_f32_mask(gate_nf.clone().lower_equal_elem(constants.limit()));
+            let gate_nf = gate_nf.clamp_max(constants.limit());
+            let sigma = sigmoid(gate_nf.clone().mul_scalar(constants.alpha()));
             let value = gate_nf.mul(sigma.clone());
-            let steeper = value.clone().mul_scalar(Activation::SWIGLU_ALPHA);
+            let steeper = value.clone().mul_scalar(constants.alpha());
             let slope = slope(&steeper, sigma).mul(inside_nf);
             [value, slope]
         }
@@ -446,8 +453,8 @@ fn of_gate<B: Backend>(gate_nf: Tensor<B, 2>, activation: Activation) -> [Tensor
 fn of_up<B: Backend>(up_nf: Tensor<B, 2>, activation: Activation) -> (Tensor<B, 2>, Option<Tensor<B, 2>>) {
     match activation {
         Activation::Silu | Activation::GeluTanh => (up_nf, None),
-        Activation::ClampedSwiglu => {
-            let limit = Activation::SWIGLU_LIMIT;
+        Activation::ClampedSwiglu(constants) => {
+            let limit = constants.limit();
             let inside_nf = to_f32_mask(up_nf.clone().abs().lower_equal_elem(limit));
             (up_nf.clamp(-limit, limit).add_scalar(1.0), Some(inside_nf))
         }

@@ -89,11 +89,11 @@ impl<B: LinearOps> Experts<B> {
         let (present, ranges): (Vec<_>, Vec<_>) = rows.ranges().into_iter().unzip();
         let modules: Vec<Vec<Module<B>>> =
             group.modules.iter().map(|module| matrices(module, rows.experts())).collect();
-        let of_expert = |(&expert, &(start, _)): (&usize, &(usize, usize))| Group {
+        let of_expert = |(&expert, &(start, count)): (&usize, &(usize, usize))| Group {
             modules: modules.iter().map(|module| module[expert].clone()).collect(),
             parts: group.parts.clone(),
             gemms: group.gemms,
-            dropout: group.dropout.map(|dropout| dropout.from_token(start)),
+            dropout: group.dropout.as_ref().map(|mask| mask.narrow(start, count)),
             rows: None,
         };
         let groups = present.iter().zip(&ranges).map(of_expert).collect();
@@ -288,7 +288,7 @@ mod tests {
     use firebrick_arch::Activation;
 
     use super::*;
-    use crate::linear::{Dropout, GemmFormat};
+    use crate::linear::{Dropout, GemmFormat, Mask, RowChoices};
     use crate::testing::{Plain, assert_close, random};
     use crate::weights::Weight;
 
@@ -297,7 +297,7 @@ mod tests {
     const WIDTHS: [usize; 2] = [4, 8];
 
     /// Builds two stacked modules with all that can train, side by side.
-    fn group(dropout: Option<Dropout>, gradient: fn([usize; 2]) -> WeightGradient<Plain>) -> Group<Plain> {
+    fn group(dropout: Option<Mask<Plain>>, gradient: fn([usize; 2]) -> WeightGradient<Plain>) -> Group<Plain> {
         let (experts, mut end) = (COUNTS.len(), 0);
         let module = |width: usize| {
             let columns = end..end + width;
@@ -340,7 +340,7 @@ mod tests {
                 ..module.clone()
             }
         };
-        let dropout = group.dropout.map(|dropout| dropout.from_token(first_row));
+        let dropout = group.dropout.as_ref().map(|mask| mask.narrow(first_row, COUNTS[expert]));
         Group { modules: group.modules.iter().map(module).collect(), dropout, rows: None, ..group.clone() }
     }
 
@@ -350,7 +350,11 @@ mod tests {
 
     #[test]
     fn every_expert_computes_its_rows_and_experts_without_rows_have_gradients_of_zero() {
-        for dropout in [None, Dropout::new(0.3, 7)] {
+        let mask = Mask::from(Dropout::new(0.3, 7).unwrap());
+        // Two rows of each token, in an order that is not that of the tokens.
+        let choices = (0..total()).map(|row| (5 * row % total()) as i32).collect::<Vec<_>>();
+        let choices = RowChoices { rows: Tensor::from_ints(choices.as_slice(), &Default::default()), per_token: 2 };
+        for dropout in [None, Some(mask.clone()), Some(Mask { choices: Some(choices), ..mask })] {
             let group = group(dropout, |_| WeightGradient::New);
             let x = random::<Plain, 2>(20, [total(), INPUTS]);
             let d_outputs: Vec<Tensor<Plain, 2>> = vec![random(21, [total(), 6]), random(22, [total(), 6])];

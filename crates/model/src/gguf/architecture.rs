@@ -6,7 +6,7 @@
 
 mod metadata;
 
-use firebrick_arch::{Activation, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
+use firebrick_arch::{Activation, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling, SwigluConstants};
 
 use crate::error::ModelError;
 
@@ -92,7 +92,7 @@ const ARCHITECTURES: [Architecture; 15] = [
     Architecture { head: Head::Tied, windows: Windows::AlwaysAllButEvery(2), ..like_gemma("gemma2", "gemma2") },
     Architecture { windows: Windows::AllButEvery(6), ..like_gemma("gemma3_text", "gemma3") },
     Architecture {
-        activation: Activation::ClampedSwiglu,
+        activation: Activation::ClampedSwiglu(SwigluConstants::PUBLISHED),
         output_biases: true,
         head: Head::Own,
         windows: Windows::AlwaysAllButEvery(2),
@@ -168,7 +168,7 @@ impl Architecture {
             return is("biases of attention's output or of the MLP");
         }
         if layer.mlp.activation() != self.activation {
-            return is(&format!("the activation {}", layer.mlp.activation().name()));
+            return is(&format!("the activation {:?}", layer.mlp.activation()));
         }
         if layer.mlp.is_mixture() != (spec.layers[0].mlp.is_mixture() || self.name == "qwen3moe") {
             return is("an MLP of another kind than in other layers");

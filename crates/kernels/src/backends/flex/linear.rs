@@ -21,7 +21,10 @@ impl LinearOps for Flex {
         match activation {
             Activation::Silu => gated(gate_nf, up_nf, |gate, up| gate * lanes::sigmoid(gate) * up),
             Activation::GeluTanh => gated(gate_nf, up_nf, |gate, up| gate * gelu_sigma(gate) * up),
-            Activation::ClampedSwiglu => gated(gate_nf, up_nf, clamped_swiglu),
+            Activation::ClampedSwiglu(constants) => {
+                let (alpha, limit) = (constants.alpha(), constants.limit());
+                gated(gate_nf, up_nf, move |gate, up| clamped_swiglu(gate, up, alpha, limit))
+            }
         }
     }
 
@@ -37,7 +40,12 @@ impl LinearOps for Flex {
         match activation {
             Activation::Silu => gated_backward(gate_nf, up_nf, dy_nf, silu_gradients),
             Activation::GeluTanh => gated_backward(gate_nf, up_nf, dy_nf, gelu_gradients),
-            Activation::ClampedSwiglu => gated_backward(gate_nf, up_nf, dy_nf, clamped_swiglu_gradients),
+            Activation::ClampedSwiglu(constants) => {
+                let (alpha, limit) = (constants.alpha(), constants.limit());
+                gated_backward(gate_nf, up_nf, dy_nf, move |gate, up, dy| {
+                    clamped_swiglu_gradients(gate, up, dy, alpha, limit)
+                })
+            }
         }
     }
 
@@ -114,23 +122,19 @@ fn gelu_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
     [dy * up * sigma * (1.0 + gate * (1.0 - sigma) * slope), dy * gate * sigma]
 }
 
-/// [`Activation::SWIGLU_ALPHA`] and [`Activation::SWIGLU_LIMIT`] in the format of the values.
-const ALPHA: f32 = Activation::SWIGLU_ALPHA as f32;
-const LIMIT: f32 = Activation::SWIGLU_LIMIT as f32;
-
 #[inline(always)]
-fn clamped_swiglu(gate: f32, up: f32) -> f32 {
-    let gate = gate.min(LIMIT);
-    gate * lanes::sigmoid(ALPHA * gate) * (up.clamp(-LIMIT, LIMIT) + 1.0)
+fn clamped_swiglu(gate: f32, up: f32, alpha: f32, limit: f32) -> f32 {
+    let gate = gate.min(limit);
+    gate * lanes::sigmoid(alpha * gate) * (up.clamp(-limit, limit) + 1.0)
 }
 
 /// Returns the gradients of gate and up.
 #[inline(always)]
-fn clamped_swiglu_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
-    let (clamped, factor) = (gate.min(LIMIT), up.clamp(-LIMIT, LIMIT) + 1.0);
-    let sigma = lanes::sigmoid(ALPHA * clamped);
-    let slope = sigma * (1.0 + ALPHA * clamped * (1.0 - sigma));
-    let [of_gate, of_up] = [gate <= LIMIT, up.abs() <= LIMIT].map(|inside| if inside { dy } else { 0.0 });
+fn clamped_swiglu_gradients(gate: f32, up: f32, dy: f32, alpha: f32, limit: f32) -> [f32; 2] {
+    let (clamped, factor) = (gate.min(limit), up.clamp(-limit, limit) + 1.0);
+    let sigma = lanes::sigmoid(alpha * clamped);
+    let slope = sigma * (1.0 + alpha * clamped * (1.0 - sigma));
+    let [of_gate, of_up] = [gate <= limit, up.abs() <= limit].map(|inside| if inside { dy } else { 0.0 });
     [of_gate * factor * slope, of_up * clamped * sigma]
 }
 

@@ -2,10 +2,11 @@
 //!
 //! Trade-off: f32 on the CPU only; other backends and formats are compared with these bodies in `conformance.rs`.
 
+use firebrick_arch::SwigluConstants;
 use firebrick_precision::QuantFormat;
 
 use super::*;
-use crate::linear::{Bias, Magnitude, QkNorms};
+use crate::linear::{Bias, Dropout, Magnitude, QkNorms};
 use crate::testing::{Plain, Recorded, assert_close, backward as recorded_backward, leaf, random};
 use crate::weights::{QuantizedWeight, Weight};
 
@@ -81,6 +82,7 @@ fn gradients_under_dropout_equal_autodiff_and_the_weight_reads_what_is_dropped()
         adapter: Some(Adapter { a, b, scale: SCALE, magnitude: None }),
         ..module(0..40, Weight::Dense(weight))
     };
+    let dropout = dropout.map(Mask::from);
     let group = Group { modules: vec![module], parts: vec![40], gemms: GemmFormat::Compute, dropout, rows: None };
     let (outputs, _) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Nothing);
     assert_close(outputs.into_iter().next().unwrap(), y.inner(), 1e-5);
@@ -120,6 +122,7 @@ fn gradients_under_magnitudes_equal_autodiff_with_the_norms_held_constant() {
         pair.magnitude = Some(Magnitude { value: m, norm: norm_of_all });
         let module =
             Module { adapter: Some(pair), bias: Some(Bias { value: bias, trains: true }), ..module(0..40, weight) };
+        let dropout = dropout.map(Mask::from);
         let group = Group { modules: vec![module], parts: vec![40], gemms: GemmFormat::Compute, dropout, rows: None };
         let (outputs, _) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Nothing);
         assert_close(outputs.into_iter().next().unwrap(), y.inner(), 1e-5);
@@ -262,7 +265,8 @@ fn gated_backward_equals_autodiff() {
     let gate = random::<Plain, 2>(1, [6, 17]).mul_scalar(9.0);
     let (up, dy) = (random::<Plain, 2>(2, [6, 17]).mul_scalar(9.0), random(3, [6, 17]));
     let (rg, ru) = (leaf(&gate), leaf(&up));
-    for activation in Activation::ALL {
+    let other = Activation::ClampedSwiglu(SwigluConstants::new(1.0, 1.5));
+    for activation in Activation::ALL.into_iter().chain([other]) {
         let expected = recorded_backward(gated(rg.clone(), ru.clone(), activation), &dy);
         let (d_gate, d_up) = gated_backward(gate.clone(), up.clone(), activation, dy.clone());
         assert_close(d_gate, rg.grad(&expected).unwrap(), 1e-5);

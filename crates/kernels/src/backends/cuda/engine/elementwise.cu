@@ -220,17 +220,20 @@ DEVICE void dropped_row(T *y, const T *x, long long first, int d, bool adds, uns
 
 // y [n, d] = (adds ? y : 0) + x with dropped values at zero and the others times scale; rows at strides of their own. y may be x only at
 // the same stride. A value's index in the mask follows from its row of the step: x begins first_token tokens into the micro-batch, whose rows
-// of row_len tokens begin with the step's row first_row.
+// of row_len tokens begin with the step's row first_row. With choices [n], row r belongs to token choices[r] / per_token of the micro-batch, and
+// has the place of that token, per_token times as wide.
 // grid (n, 1); with few rows (n, ceil(d / 4096)) fills the device; block (256), no dynamic shared memory.
 KERNEL __launch_bounds__(256)
 dropout(T *y, long long y_stride, const T *x, long long x_stride, unsigned long long key, long long first_token,
-        long long first_row, long long row_len, float scale, int threshold, int adds, long long n, int d) {
+        long long first_row, long long row_len, const int *choices, int per_token, float scale, int threshold, int adds,
+        long long n, int d) {
     const bool vectors = d % 8 == 0 && y_stride % 8 == 0 && x_stride % 8 == 0 && aligned16(y, x);
     for (long long row = blockIdx.x; row < n; row += gridDim.x) {
         T *to = y + row * y_stride;
         const T *from = x + row * x_stride;
-        const long long token = first_token + row;
-        const long long first = ((first_row + token / row_len) * DROPOUT_ROW_PITCH + token % row_len) * d;
+        const long long choice = choices != nullptr ? choices[row] : first_token + row, token = choice / per_token;
+        const long long place = (first_row + token / row_len) * DROPOUT_ROW_PITCH + token % row_len;
+        const long long first = (place * per_token + choice % per_token) * d;
         if (vectors) dropped_row<8>(to, from, first, d, adds != 0, threshold, scale, key);
         else dropped_row<1>(to, from, first, d, adds != 0, threshold, scale, key);
     }

@@ -81,6 +81,17 @@ impl WeightValues {
     }
 }
 
+/// Returns the type of an activation in `gated.cu`.
+fn type_of(activation: Activation) -> String {
+    match activation {
+        Activation::ClampedSwiglu(constants) => {
+            let [alpha, limit] = [constants.alpha(), constants.limit()].map(f32::to_bits);
+            format!("{}<{alpha}u, {limit}u>", activation.name())
+        }
+        _ => activation.name().to_owned(),
+    }
+}
+
 /// Returns the numbers of the FP8 recipe, under the names that `fp8_codes.cu` and `fp8.cu` use.
 fn fp8_recipe() -> String {
     let [dense, mxfp4] = [None, Some(QuantFormat::Mxfp4)].map(top_of_weight);
@@ -239,13 +250,13 @@ impl Source {
             }
             Self::LowRank { ranks, stages } => format!("#define RANKS {ranks}\n#define STAGES {stages}\n"),
             Self::GatedLowRank { activation, pieces, stages } => {
-                let (name, ranks) = (activation.name(), GATED_TILE);
+                let (name, ranks) = (type_of(activation), GATED_TILE);
                 format!(
                     "#define ACTIVATION {name}\n#define RANKS {ranks}\n#define STAGES {stages}\n#define GATED_PIECES {pieces}\n"
                 )
             }
-            Self::Gated(activation) => format!("#define ACTIVATION {}\n", activation.name()),
-            Self::GatedFp8(activation) => format!("#define ACTIVATION {}\n{}", activation.name(), fp8_recipe()),
+            Self::Gated(activation) => format!("#define ACTIVATION {}\n", type_of(activation)),
+            Self::GatedFp8(activation) => format!("#define ACTIVATION {}\n{}", type_of(activation), fp8_recipe()),
             Self::Fp8 | Self::NormFp8 => fp8_recipe(),
             Self::Embedding
             | Self::Heads

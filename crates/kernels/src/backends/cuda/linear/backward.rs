@@ -16,7 +16,7 @@ use super::operands::GroupWeight;
 use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, OfExperts, Primitive, float, tensor};
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, into_single};
-use crate::{Dropout, Group, InputGradient, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient};
+use crate::{Group, InputGradient, Mask, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient};
 
 /// The gradient of a group's outputs, with the values that all GEMMs reading it share.
 pub(crate) struct OutputGradient {
@@ -193,8 +193,8 @@ impl Engine {
         let dx = self.empty_with_room([dy.rows, group.in_features()], room, dy.dtype);
         let out = dx.block();
         let so_far = plus.map(|plus| plus.block());
-        if let (Some(behind), Some(dropout)) = (&gradient.magnitudes, group.dropout) {
-            self.masked_input_gradient(group, gradient, behind, dropout, so_far, out);
+        if let (Some(behind), Some(mask)) = (&gradient.magnitudes, &group.dropout) {
+            self.masked_input_gradient(group, gradient, behind, mask, so_far, out);
             return dx;
         }
         let is_masked = group.route.is_masked;
@@ -215,12 +215,12 @@ impl Engine {
             && let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters
         {
             let gemm = Gemm { experts: adapters.experts, ..Gemm::input_gradient("lora", *d_low, adapters.a) };
-            match group.dropout {
+            match &group.dropout {
                 None => self.gemm(Gemm { c: Some(out), ..gemm }, out),
-                Some(dropout) => {
+                Some(mask) => {
                     let through = self.masked_block(out);
                     self.gemm(gemm, through);
-                    self.drop_values(through, dropout, out, true);
+                    self.drop_values(through, mask, out, true);
                 }
             }
         }
@@ -257,7 +257,7 @@ impl Engine {
         group: &Group<Cuda>,
         gradient: &OutputGradient,
         behind: &BehindMagnitudes,
-        dropout: Dropout,
+        mask: &Mask<Cuda>,
         plus: Option<DeviceBlock>,
         out: DeviceBlock,
     ) {
@@ -270,7 +270,7 @@ impl Engine {
         if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
             self.gemm(Gemm { c: Some(through), ..Gemm::input_gradient("lora", *d_low, adapters.a) }, through);
         }
-        self.drop_values(through, dropout, out, true);
+        self.drop_values(through, mask, out, true);
     }
 
     /// Computes a group's parameter gradients, in module order. `low` is `x Aᵀ`, if saved. `x` may be missing if the adapters' are available.

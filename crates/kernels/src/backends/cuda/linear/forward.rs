@@ -16,7 +16,7 @@ use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView,
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, reference, stacked};
 use crate::{
-    Adapter, Dropout, Epilogue, Group, HeadsEpilogue, Keep, LinearOps, ModuleGradients, NormWeight, ProjectGradients,
+    Adapter, Epilogue, Group, HeadsEpilogue, Keep, LinearOps, Mask, ModuleGradients, NormWeight, ProjectGradients,
     ProjectSaved, Prologue, RotaryTables, Weight,
 };
 
@@ -108,9 +108,9 @@ impl LinearOps for Cuda {
         engine.section(|| tensor(engine.adapted_norms(weight, row_squares_o, adapter, dtype)))
     }
 
-    fn dropped(x: Tensor<Self, 2>, dropout: Dropout) -> Tensor<Self, 2> {
+    fn dropped(x: Tensor<Self, 2>, mask: &Mask<Self>) -> Tensor<Self, 2> {
         let engine = engine(&x.device());
-        engine.section(|| engine.dropped(x, dropout))
+        engine.section(|| engine.dropped(x, mask))
     }
 
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {

@@ -36,10 +36,11 @@ struct gelu_pytorch_tanh : plain_up {
     }
 };
 
-// Gates of at most LIMIT, times one more than what is clamped at both sides; beyond a limit gradients are zero.
-struct clamped_swiglu {
-    static constexpr float ALPHA = 1.702f, LIMIT = 7.0f;
-
+// Gates of at most LIMIT, times one more than what is clamped at both sides; beyond a limit gradients are zero. The
+// constants come as the bits of floats.
+template <unsigned ALPHA_BITS, unsigned LIMIT_BITS> struct clamped_swiglu {
+#define ALPHA __uint_as_float(ALPHA_BITS)
+#define LIMIT __uint_as_float(LIMIT_BITS)
     static DEVICE float value(float g) {
         g = fminf(g, LIMIT);
         return g * silu::sigmoid(ALPHA * g);
@@ -51,6 +52,8 @@ struct clamped_swiglu {
     }
     static DEVICE float factor(float u) { return fminf(fmaxf(u, -LIMIT), LIMIT) + 1.0f; }
     static DEVICE float through(float u, float gradient) { return fabsf(u) <= LIMIT ? gradient : 0.0f; }
+#undef ALPHA
+#undef LIMIT
 };
 
 // a(g) b(u), in the place of g.

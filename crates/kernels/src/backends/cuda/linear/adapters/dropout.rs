@@ -9,22 +9,22 @@ use burn_tensor::Tensor;
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, Engine, Launch, ScratchSlot, Source, arguments, rows_and_columns, tensor,
 };
-use crate::{Dropout, Group};
+use crate::{Group, Mask};
 
 impl Engine {
     /// Returns the adapters' input: `x` itself, or under dropout its masked copy in scratch memory.
     pub(crate) fn adapter_input(&self, x: DeviceBlock, group: &Group<Cuda>) -> DeviceBlock {
-        let Some(dropout) = group.dropout else { return x };
+        let Some(mask) = &group.dropout else { return x };
         let dropped = self.masked_block(x);
-        self.drop_values(x, dropout, dropped, false);
+        self.drop_values(x, mask, dropped, false);
         dropped
     }
 
     /// Returns `x` with dropped values set to zero and the others scaled, as a tensor.
-    pub(crate) fn dropped(&self, x: Tensor<Cuda, 2>, dropout: Dropout) -> Tensor<Cuda, 2> {
+    pub(crate) fn dropped(&self, x: Tensor<Cuda, 2>, mask: &Mask<Cuda>) -> Tensor<Cuda, 2> {
         let x = self.matrix(x);
         let y = self.empty_matrix(x.rows, x.width, x.dtype);
-        self.drop_values(x.block(), dropout, y.block(), false);
+        self.drop_values(x.block(), mask, y.block(), false);
         tensor(y.tensor)
     }
 
@@ -35,7 +35,7 @@ impl Engine {
     }
 
     /// Writes `x` with dropped values set to zero and the others scaled to `to`, or adds it.
-    pub(crate) fn drop_values(&self, x: DeviceBlock, dropout: Dropout, to: DeviceBlock, adds: bool) {
+    pub(crate) fn drop_values(&self, x: DeviceBlock, mask: &Mask<Cuda>, to: DeviceBlock, adds: bool) {
         assert!((x.rows, x.width, x.dtype) == (to.rows, to.width, to.dtype), "values are dropped where they lie");
         let launch = Launch {
             source: Source::Elementwise,
@@ -44,13 +44,18 @@ impl Engine {
             shape: rows_and_columns(x.rows, x.width),
             bytes: (2 + usize::from(adds)) * x.bytes(),
         };
+        let Mask { dropout, choices } = mask;
         let [first_token, first_row, row_len] = dropout.place();
+        let (choices, per_token) = choices
+            .as_ref()
+            .map_or((0, 1), |choices| (self.address(&choices.rows.clone().into_primitive()), choices.per_token));
         let arguments = arguments! {
             y: rows(&to), y_stride: long(to.stride), x: rows(&x), x_stride: long(x.stride),
             key: i64(dropout.key() as i64), first_token: i64(first_token as i64), first_row: i64(first_row as i64), row_len: i64(row_len as i64),
+            choices: address(choices), per_token: int(per_token),
             scale: f32(dropout.scale()), threshold: i32(dropout.threshold() as i32), adds: i32(i32::from(adds)), n: long(x.rows), d: int(x.width),
         };
-        // SAFETY: both blocks are [rows, width] of this dtype at the strides given.
+        // SAFETY: both blocks are [rows, width] of this dtype at the strides given; there is a choice for each row, or none at all.
         unsafe { self.launch(launch, &arguments) };
     }
 }

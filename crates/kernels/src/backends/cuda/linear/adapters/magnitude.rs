@@ -79,11 +79,11 @@ impl Engine {
     /// Computes `(W + s B A) x̃` of all modules. Without dropout `x` has room for the appended columns.
     pub(crate) fn unscaled(&self, x: DeviceBlock, group: &Routed<'_>) -> MatrixView {
         let unscaled = self.empty_matrix(x.rows, group.out_features(), x.dtype);
-        match group.dropout {
+        match &group.dropout {
             None => self.bare_forward(x, group, true, None, unscaled.block()),
-            Some(dropout) => {
+            Some(mask) => {
                 let dropped = self.empty_with_room([x.rows, x.width], group.route.room(), x.dtype);
-                self.drop_values(x, dropout, dropped.block(), false);
+                self.drop_values(x, mask, dropped.block(), false);
                 self.bare_forward(dropped.block(), group, true, None, unscaled.block());
             }
         }
