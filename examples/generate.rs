@@ -13,7 +13,7 @@ use firebrick_data::Tokenizer;
 use firebrick_kernels::GemmFormat;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::{
-    BaseStorage, BatchLimits, BuildOptions, Decoder, GenerateOptions, HfFolder, ModelConfig, Sampler,
+    BaseStorage, BatchLimits, BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler, read_config,
 };
 use firebrick_precision::{FloatType, Format};
 
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_positions: 512,
         sequence_tokens: 512,
     };
-    let (config, weights) = (ModelConfig::read(folder)?, HfFolder::open(folder)?);
+    let (config, weights) = (read_config(folder)?, HfFolder::open(folder)?);
     let model = Decoder::<Flex>::load(&weights, config, &options, &Default::default(), &mut |_| ())?;
 
     let tokenizer = Tokenizer::from_folder(folder)?;

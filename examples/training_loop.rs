@@ -18,8 +18,8 @@ use firebrick_data::{
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels, LossTargets};
 use firebrick_model::{
-    BaseStorage, BuildOptions, Decoder, HfFolder, LoraConfig, LossOptions, MicroBatch, ModelConfig, PassOptions,
-    TargetModules,
+    BaseStorage, BuildOptions, Decoder, HfFolder, LoraConfig, LossOptions, MicroBatch, PassOptions, TargetModules,
+    read_config,
 };
 use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind};
 use firebrick_precision::{Format, QuantFormat};
@@ -93,7 +93,7 @@ fn model<B: Kernels>() -> Result<Decoder<B>, Box<dyn Error>> {
         max_positions: TOKENS,
         sequence_tokens: TOKENS,
     };
-    let (config, weights) = (ModelConfig::read(Path::new(&folder))?, HfFolder::open(Path::new(&folder))?);
+    let (config, weights) = (read_config(Path::new(&folder))?, HfFolder::open(Path::new(&folder))?);
     Ok(Decoder::load(&weights, config, &options, &B::Device::default(), &mut |_| ())?)
 }
 

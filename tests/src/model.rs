@@ -9,7 +9,7 @@ use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels};
 use firebrick_model::peft::{TensorF32, grow_for_adapter, read_adapter_config};
 use firebrick_model::{
-    BaseStorage, BuildOptions, Decoder, Division, HfFolder, LossOptions, MicroBatch, ModelConfig, PassOptions,
+    BaseStorage, BuildOptions, Decoder, Division, HfFolder, LossOptions, MicroBatch, PassOptions, read_config,
 };
 use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
@@ -73,7 +73,7 @@ fn load_as<B: Kernels>(
         max_positions: POSITIONS,
         sequence_tokens: POSITIONS,
     };
-    let mut config = ModelConfig::read(&folder).expect("the model has a readable config");
+    let mut config = read_config(&folder).expect("the model has a readable config");
     if let Some(dir) = &adapter {
         grow_for_adapter(&mut config, dir).expect("the adapter has the rows that the model lacks");
     }

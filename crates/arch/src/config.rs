@@ -56,8 +56,8 @@ pub struct ModelConfig {
     pub skipped_layers: Range<usize>,
     /// The number format that the weights were stored in, such as "bfloat16" (`dtype`, in transformers 4 `torch_dtype`).
     pub dtype: Option<String>,
-    /// Weight of the auxiliary loss that balances the experts (`router_aux_loss_coef`, by default 0.001); `None` without a router, and in families
-    /// that have no such loss.
+    /// Weight of the auxiliary loss that balances the experts (`router_aux_loss_coef`, by default 0.001 as in every class of transformers 5.17 to
+    /// 5.24; until 5.0 that of gpt-oss had 0.9, which its published files name); `None` without a router, and in families that have no such loss.
     pub router_aux_loss_coef: Option<f64>,
     /// Rows of embedding and head in the folder: fewer than `spec.vocab_size` where tokens were added.
     pub stored_vocab_size: usize,

@@ -258,6 +258,23 @@ pub enum ModelError {
         format: String,
     },
 
+    /// A value is not finite in the format in which it is to be written.
+    #[error(
+        "value {index} of `{name}` is {value:e}, which is no finite number in {format}: nothing is written. {}",
+        if value.is_finite() { "Choose a format with a larger range, such as bfloat16 or float32" }
+        else { "The weights that it is computed from do not fit together, or come from a run that diverged" }
+    )]
+    NotWritable {
+        /// The tensor.
+        name: String,
+        /// Flat, row-major index of the first such value.
+        index: usize,
+        /// The value before it is rounded.
+        value: f32,
+        /// The format of the file.
+        format: String,
+    },
+
     /// The weights and config.json disagree in one or more tensors.
     #[error(
         "the weights in `{}` do not fit its config.json, {} at fault: {}. Download the weights and config.json \

@@ -12,13 +12,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use firebrick_arch::{
-    EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, ModuleSpec, generation_eos_token_ids, lora_tensor_names,
+    EMBEDDING, HEAD, LoraConfig, ModelSpec, ModuleSpec, generation_eos_token_ids, lora_tensor_names,
     magnitude_tensor_name, saved_tensor_name, token_rows_name,
 };
+use firebrick_precision::difference::{is_within, worst};
 use firebrick_precision::{FloatType, QuantFormat};
 use rayon::prelude::*;
 
 use crate::companions::Companions;
+use crate::description::read_config;
 use crate::error::ModelError;
 use crate::merge_noise::{Mxfp4Noise, NoiseSums};
 use crate::peft::{check_adapter, grow_for_adapter, read_adapter};
@@ -81,7 +83,7 @@ pub struct MergeReport {
 /// # Errors
 /// A folder that cannot be read, a folder `to` that holds something, a weight that is not finite, a mixture of experts.
 pub fn quantize_folder(model: &Path, to: &Path, format: Bnb4bit, companions: &Companions) -> Result<usize, ModelError> {
-    let (base, config) = (HfFolder::open(model)?, ModelConfig::read(model)?);
+    let (base, config) = (HfFolder::open(model)?, read_config(model)?);
     base.check_complete(&config)?;
     let dtype = float_type_of(&config);
     write_bnb_folder(to, &config, format, dtype, Some(companions), &base, |_| Ok(None))?;
@@ -97,7 +99,7 @@ pub fn quantize_folder(model: &Path, to: &Path, format: Bnb4bit, companions: &Co
 /// compute what base and adapter do.
 pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelError> {
     let base = HfFolder::open(merge.model)?;
-    let mut config = ModelConfig::read(merge.model)?;
+    let mut config = read_config(merge.model)?;
     base.check_complete(&config)?;
     if merge.mxfp4 && !base.names().any(|name| config.spec.is_mxfp4(name)) {
         return Err(ModelError::NotMxfp4 { dir: merge.model.to_path_buf() });
@@ -319,12 +321,12 @@ impl Source<'_> {
             if !is_mxfp4 {
                 (lost, contributed) = (lost + wrong, contributed + of_adapter);
             }
-            let error = (wrong / size.max(f64::MIN_POSITIVE)).sqrt();
-            if error > bound {
+            let error = worst([(wrong / size.max(f64::MIN_POSITIVE)).sqrt()]);
+            if !is_within(error, bound) {
                 let (dir, name) = (written.dir().to_path_buf(), name.clone());
                 return Err(ModelError::MergedWrong { dir, name, error, bound });
             }
-            report.largest_error = report.largest_error.max(error);
+            report.largest_error = worst([report.largest_error, error]);
             report.modules += 1;
         }
         report.mxfp4 = noise.noise();

@@ -31,9 +31,10 @@ use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
 use safetensors::Dtype;
 use serde_json::Value;
 
+pub(crate) use self::complete::OLD_BUFFER;
 use self::complete::deciding_keys;
 pub use self::compressed::Codec;
-pub(crate) use self::convert::stored_as;
+pub(crate) use self::convert::{not_writable, stored_as};
 use self::fused_experts::ExpertSlice;
 use self::located::Located;
 pub use self::quantized::Bnb4bit;
@@ -233,11 +234,15 @@ impl HfFolder {
     /// Reads the codes and scales of a weight for which [`HfFolder::stored_format`] names a format.
     ///
     /// # Errors
-    /// No such weight, or a failed read.
+    /// No such weight, a failed read, or a scale that is not finite.
     pub fn read_quantized(&self, name: &str) -> Result<Option<QuantizedTensor>, ModelError> {
         match self.locate(name)? {
             Located::Quantized(weight, shards) => match weight.read(shards)? {
-                quantized::Content::Codes(codes) => Ok(Some(codes)),
+                quantized::Content::Codes(codes) => {
+                    let scales = codes.scales.block.values();
+                    convert::check_finite(&format!("{name} (scales)"), weight.path(shards), 0, &scales)?;
+                    Ok(Some(codes))
+                }
                 quantized::Content::Values(_) => Ok(None),
             },
             Located::Plain(..) | Located::OfExpert(..) => Ok(None),
@@ -255,10 +260,20 @@ impl HfFolder {
     /// Reads one tensor in the format that [`HfFolder::info`] returns.
     ///
     /// # Errors
-    /// No tensor of this name, or a failed read.
+    /// No tensor of this name, a failed read, or a value of the model that is not finite; other parts of a checkpoint are read as they are.
     pub fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
         match self.locate(name)? {
-            Located::Plain(shard, _) => shard.read(name),
+            Located::Plain(shard, info) => {
+                let tensor = shard.read(name)?;
+                let dtype = convert::device_dtype(info.dtype).filter(|_| !is_other_part(name));
+                match dtype.and_then(|dtype| Some((dtype, convert::first_not_finite(&tensor.bytes, dtype)?))) {
+                    None => Ok(tensor),
+                    Some((dtype, index)) => {
+                        let value = convert::element(&tensor.bytes, dtype, index);
+                        Err(convert::not_finite(name, shard.path(), index, value, &format!("{dtype:?}")))
+                    }
+                }
+            }
             Located::OfExpert(slice, shards) => slice.read(name, shards),
             Located::Quantized(weight, shards) => {
                 let bytes = weight.values(shards)?.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -272,12 +287,16 @@ impl HfFolder {
     ///
     /// # Errors
     /// No tensor of this name, a shape other than `expected_shape` (which config.json decides), another number format,
-    /// or a failed read.
+    /// a failed read, or a value that is not finite.
     pub fn read_f32(&self, name: &str, expected_shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         match self.locate_shaped(name, expected_shape)? {
             Located::Plain(shard, _) => shard.read_f32(name),
             Located::OfExpert(slice, shards) => slice.read_f32(name, shards),
-            Located::Quantized(weight, shards) => weight.values(shards),
+            Located::Quantized(weight, shards) => {
+                let values = weight.values(shards)?;
+                convert::check_finite(name, weight.path(shards), 0, &values)?;
+                Ok(values)
+            }
         }
     }
 

@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use firebrick_arch::{LoraConfig, ModelConfig};
+use firebrick_arch::LoraConfig;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Kernels};
-use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler};
+use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler, read_config};
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use serde::Serialize;
 
@@ -144,7 +144,7 @@ fn decoder<B: Kernels>(
         max_positions: positions,
         sequence_tokens: positions,
     };
-    let config = ModelConfig::read(&options.model)?;
+    let config = read_config(&options.model)?;
     if options.random_base {
         return Ok(Decoder::synthetic(config, &build, None, device)?);
     }

@@ -15,8 +15,8 @@ use clap::Args;
 use firebrick_arch::MlpSpec;
 use firebrick_files::AtomicFolder;
 use firebrick_model::{
-    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufType, Merge, MergeReport, ModelConfig, Mxfp4Noise, check_gguf,
-    merge_adapter, quantize_folder,
+    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufType, Merge, MergeReport, Mxfp4Noise, check_gguf, merge_adapter,
+    quantize_folder, read_config,
 };
 use firebrick_precision::{FloatType, QuantFormat};
 use firebrick_trainer::RunError;
@@ -177,7 +177,7 @@ fn merge_to_gguf(options: &ExportOptions, adapter: &Path, kind: GgufType) -> Res
 }
 
 fn is_mxfp4(model: &Path) -> Result<bool, RunError> {
-    let spec = ModelConfig::read(model)?.spec;
+    let spec = read_config(model)?.spec;
     Ok(spec.layers.iter().any(|layer| matches!(layer.mlp, MlpSpec::Experts { mxfp4: true, .. })))
 }
 

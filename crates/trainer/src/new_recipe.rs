@@ -7,8 +7,8 @@
 
 use std::path::{Path, PathBuf};
 
-use firebrick_arch::ModelConfig;
 use firebrick_data::{DataError, Fields, Hub, PackedDataset, RecordFormat, Row, TemplateChoice, Tokenizer};
+use firebrick_model::read_config;
 
 use crate::config::{RunConfig, to_name};
 use crate::error::RunError;
@@ -107,7 +107,7 @@ impl<'a> Draft<'a> {
         };
         let config = draft.config()?;
         let folder = config.model_folder()?;
-        draft.row_len = ROW_TOKENS[0].min(ModelConfig::read(&folder)?.spec.max_position_embeddings).max(2);
+        draft.row_len = ROW_TOKENS[0].min(read_config(&folder)?.spec.max_position_embeddings).max(2);
         let tokenizer = Tokenizer::from_folder(&folder)?;
         let (format, is_chat) = first_record(&config)?;
         draft.format = format;

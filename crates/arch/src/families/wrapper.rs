@@ -30,6 +30,10 @@ pub struct Wrapper {
     texts: &'static [(&'static str, &'static str)],
     /// Keys that published files leave out, with the values that transformers gives them.
     defaults: &'static [(&'static str, usize)],
+    /// Whether head and embedding are one table if the wrapper's own `tie_word_embeddings` is absent.
+    ties: bool,
+    /// Whether that key of the text model may tie them as well.
+    text_may_tie: bool,
 }
 
 const fn wrapper(
@@ -37,7 +41,15 @@ const fn wrapper(
     model_type: &'static str,
     texts: &'static [(&'static str, &'static str)],
 ) -> Wrapper {
-    Wrapper { architecture, model_type, other_part: "vision tower", texts, defaults: &[] }
+    Wrapper {
+        architecture,
+        model_type,
+        other_part: "vision tower",
+        texts,
+        defaults: &[],
+        ties: false,
+        text_may_tie: false,
+    }
 }
 
 /// Every wrapper.
@@ -50,10 +62,21 @@ pub const WRAPPERS: [Wrapper; 4] = [
             ("num_hidden_layers", 26),
             ("num_attention_heads", 8),
         ],
+        ties: true,
         ..wrapper("Gemma3ForConditionalGeneration", "gemma3", &[("gemma3_text", "gemma3_text")])
     },
-    wrapper("Mistral3ForConditionalGeneration", "mistral3", &[("mistral", "mistral"), ("ministral3", "ministral3")]),
-    wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", &[("qwen2_5_vl_text", "qwen2")]),
+    Wrapper {
+        ties: true,
+        ..wrapper(
+            "Mistral3ForConditionalGeneration",
+            "mistral3",
+            &[("mistral", "mistral"), ("ministral3", "ministral3")],
+        )
+    },
+    Wrapper {
+        text_may_tie: true,
+        ..wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", &[("qwen2_5_vl_text", "qwen2")])
+    },
     wrapper("Qwen3VLForConditionalGeneration", "qwen3_vl", &[("qwen3_vl_text", "qwen3")]),
 ];
 
@@ -88,12 +111,11 @@ pub(crate) fn text_part(json: &JsonObject) -> Result<Option<TextPart>, ArchError
     if let Some(value) = json.get(QUANTIZATION_CONFIG) {
         settings.insert(QUANTIZATION_CONFIG.to_owned(), value.clone());
     }
-    // Versions of transformers differ in which level counts. Where they contradict each other the head has to be stored, so that none is ignored.
-    if let Some(ties) = json.bool(TIE_WORD_EMBEDDINGS)? {
-        let text_ties =
-            nested.as_ref().map(|text| text.bool(TIE_WORD_EMBEDDINGS)).transpose()?.flatten().unwrap_or(ties);
-        settings.insert(TIE_WORD_EMBEDDINGS.to_owned(), Value::from(ties && text_ties));
-    }
+    // The class of the whole checkpoint decides, as in transformers 5; one of them also looks for the key where transformers 4 wrote it.
+    let of_text = nested.as_ref().map(|text| text.bool(TIE_WORD_EMBEDDINGS)).transpose()?.flatten();
+    let ties = json.bool(TIE_WORD_EMBEDDINGS)?.unwrap_or(wrapper.ties);
+    let ties = ties || (wrapper.text_may_tie && of_text == Some(true));
+    settings.insert(TIE_WORD_EMBEDDINGS.to_owned(), Value::from(ties));
     for (key, value) in wrapper.defaults {
         if settings.get(*key).is_none_or(Value::is_null) {
             settings.insert((*key).to_owned(), Value::from(*value));
@@ -204,16 +226,32 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_shared_where_no_level_denies_it() {
-        let ties = |top: Value, text: Value| {
-            let mut config = qwen(qwen_text(), true);
-            config["tie_word_embeddings"] = top;
-            config[TEXT_CONFIG]["tie_word_embeddings"] = text;
-            read(&config).spec.tie_word_embeddings
-        };
-        let absent = || Value::Null;
-        assert!(ties(json!(true), json!(true)) && ties(json!(true), absent()) && ties(absent(), json!(true)));
-        assert!(!ties(json!(true), json!(false)) && !ties(json!(false), json!(true)) && !ties(absent(), absent()));
+    fn a_head_is_shared_where_the_class_of_transformers_shares_it() {
+        // Rows: the wrapper's own key true, false, absent. Columns: its text_config's. As transformers 5.24's classes do.
+        let own_key = [[true; 3], [false; 3]];
+        for (name, absent, or_of_text) in [
+            ("gemma3", true, false),
+            ("mistral3", true, false),
+            ("qwen2_5_vl", false, true),
+            ("qwen3_vl", false, false),
+        ] {
+            let wrapper = WRAPPERS.iter().find(|wrapper| wrapper.model_type == name).unwrap();
+            let expected = [own_key[0], own_key[1], [absent; 3]];
+            for (row, own) in [json!(true), json!(false), Value::Null].into_iter().enumerate() {
+                for (column, text) in [json!(true), json!(false), Value::Null].into_iter().enumerate() {
+                    let mut config = qwen(qwen_text(), true);
+                    config["architectures"] = json!([wrapper.architecture]);
+                    config["model_type"] = json!(name);
+                    config["tie_word_embeddings"] = own.clone();
+                    config[TEXT_CONFIG]["model_type"] = json!(wrapper.texts[0].0);
+                    config[TEXT_CONFIG]["tie_word_embeddings"] = text;
+                    let map = config.as_object().unwrap();
+                    let part = text_part(&JsonObject::new(std::path::Path::new("c"), map)).unwrap().unwrap();
+                    let is_tied = expected[row][column] || (or_of_text && column == 0);
+                    assert_eq!(part.settings["tie_word_embeddings"], json!(is_tied), "{name} {row} {column}");
+                }
+            }
+        }
     }
 
     #[test]

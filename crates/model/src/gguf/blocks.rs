@@ -101,6 +101,23 @@ impl GgmlType {
             Self::Mxfp4 => unreachable!("experts in MXFP4 are not encoded again"),
         }
     }
+
+    /// Finds the first value that these encoded bytes hold as infinity or NaN, or as a part of a block with such a scale.
+    pub(super) fn first_not_finite(self, bytes: &[u8]) -> Option<usize> {
+        let (values, size) = self.block();
+        let (numbers, exponent) = match self {
+            Self::F32 => return bytes.as_chunks().0.iter().position(|value| !f32::from_le_bytes(*value).is_finite()),
+            // Stored scales were checked when they were read.
+            Self::Mxfp4 => return None,
+            Self::Bf16 => (0..2, 0x7F80),
+            Self::F16 | Self::Q8_0 | Self::Q4_0 | Self::Q5_0 => (0..2, 0x7C00),
+            Self::Q5_1 | Self::Q4K | Self::Q5K => (0..4, 0x7C00),
+            Self::Q6K => (size - 2..size, 0x7C00),
+        };
+        let is_bad = |half: &[u8; 2]| u16::from_le_bytes(*half) & exponent == exponent;
+        let block = bytes.chunks(size).position(|block| block[numbers.clone()].as_chunks().0.iter().any(is_bad));
+        block.map(|block| block * values)
+    }
 }
 
 /// Returns the blocks of a tensor that is stored in MXFP4: each with its scale first, and codes that lie half a block apart in one byte, where ours are

@@ -16,17 +16,19 @@ mod tokenizer;
 
 use std::path::Path;
 
-use firebrick_arch::{ModelConfig, ModelSpec, Role, TensorSpec};
+use firebrick_arch::{ModelSpec, Role, TensorSpec};
 use firebrick_precision::QuantFormat;
 
 use self::architecture::Architecture;
 use self::blocks::GgmlType;
 use self::container::Entry;
+use self::k_quants::largest_of;
 pub use self::mix::GgufType;
 use self::mix::Mix;
 use self::names::NamedTensor;
+use crate::description::read_config;
 use crate::error::ModelError;
-use crate::weights::HfFolder;
+use crate::weights::{HfFolder, not_writable};
 
 /// The tokens that a reader of a GGUF file stops at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +44,7 @@ pub struct GgufEnds {
 /// # Errors
 /// Those of [`write_gguf`] but reads of weights and writes.
 pub fn check_gguf(folder: &Path) -> Result<(), ModelError> {
-    let config = ModelConfig::read(folder)?;
+    let config = read_config(folder)?;
     Architecture::of(&config)?;
     tokenizer::read(folder, config.spec.vocab_size, config.bos_token_id, GgufEnds::default())?;
     Ok(())
@@ -54,7 +56,7 @@ pub fn check_gguf(folder: &Path) -> Result<(), ModelError> {
 /// A folder that cannot be read, a model or tokenizer that GGUF cannot describe here ([`ModelError::NoGguf`]), a failed write.
 pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> Result<Vec<String>, ModelError> {
     let weights = HfFolder::open(folder)?;
-    let config = ModelConfig::read(folder)?;
+    let config = read_config(folder)?;
     weights.check_complete(&config)?;
     let architecture = Architecture::of(&config)?;
     let vocabulary = tokenizer::read(folder, config.spec.vocab_size, config.bos_token_id, ends)?;
@@ -113,7 +115,15 @@ impl Source<'_> {
                     let stored = self.weights.read_quantized(&part.name)?.expect("its format was stored");
                     bytes.extend(blocks::mxfp4(&stored));
                 }
-                _ => bytes.extend(kind.encode(&self.values(part)?)),
+                _ => {
+                    let values = self.values(part)?;
+                    let encoded = kind.encode(&values);
+                    if let Some(index) = kind.first_not_finite(&encoded) {
+                        let block = &values[index..][..kind.block().0];
+                        return Err(not_writable(&part.name, index, largest_of(block), &format!("{kind:?}")));
+                    }
+                    bytes.extend(encoded);
+                }
             }
         }
         Ok(bytes)

@@ -9,16 +9,16 @@ use super::HfFolder;
 use crate::error::ModelError;
 
 /// A buffer in old checkpoints; here it is computed from config.json instead.
-const OLD_BUFFER: &str = "rotary_emb.inv_freq";
+pub(crate) const OLD_BUFFER: &str = "rotary_emb.inv_freq";
 
 impl HfFolder {
     /// Compares the folder's tensors with those that config.json describes.
     ///
     /// # Errors
     /// One error for all tensors that are missing, wrongly shaped, or not part of the model: a bias or a quantization constant that was
-    /// ignored would change the numbers. An unused `lm_head.weight` of a tied model and the `rotary_emb.inv_freq` of old checkpoints
-    /// are ignored, as are layers that predict more tokens than the next; other parts than the text model have a place if config.json
-    /// describes a checkpoint with such parts.
+    /// ignored would change the numbers. The `lm_head.weight` of a tied model and the `rotary_emb.inv_freq` of old checkpoints
+    /// are not read, nor are layers that predict more tokens than the next ([`HfFolder::correct`] compares or names them); other parts
+    /// than the text model have a place if config.json describes a checkpoint with such parts.
     pub fn check_complete(&self, config: &ModelConfig) -> Result<(), ModelError> {
         let expected = config.stored_spec().tensors();
         let mut problems = Vec::new();

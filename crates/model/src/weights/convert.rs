@@ -4,11 +4,15 @@
 //! to be written are converted whole, by all processors.
 //! Not supported: big-endian machines. safetensors stores little-endian elements, and most are uploaded as they are.
 
+use std::path::Path;
+
 use burn_tensor::DType;
 use firebrick_precision::FloatType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::Dtype;
+
+use crate::error::ModelError;
 
 const _: () =
     assert!(cfg!(target_endian = "little"), "stored elements are uploaded without turning their bytes around");
@@ -32,12 +36,39 @@ pub(crate) fn stored_as(float: FloatType) -> Dtype {
     }
 }
 
-/// Rounds values to nearest, ties to even, and returns their little-endian bytes; values that are too large for f16 become infinite.
-pub(super) fn bytes_of(values: &[f32], float: FloatType) -> Vec<u8> {
-    match float {
-        FloatType::F32 => from_f32(values, f32::to_le_bytes),
-        FloatType::Bf16 => from_f32(values, |value| bf16::from_f32(value).to_le_bytes()),
-        FloatType::F16 => from_f32(values, |value| f16::from_f32(value).to_le_bytes()),
+/// Rounds the values of a tensor to nearest, ties to even, and returns their little-endian bytes.
+///
+/// # Errors
+/// A value that is not finite, or that is too large for the format: nothing is ever written that cannot be read again.
+pub(super) fn bytes_of(name: &str, values: &[f32], float: FloatType) -> Result<Vec<u8>, ModelError> {
+    let (bytes, dtype) = match float {
+        FloatType::F32 => (from_f32(values, f32::to_le_bytes), DType::F32),
+        FloatType::Bf16 => (from_f32(values, |value| bf16::from_f32(value).to_le_bytes()), DType::BF16),
+        FloatType::F16 => (from_f32(values, |value| f16::from_f32(value).to_le_bytes()), DType::F16),
+    };
+    match first_not_finite(&bytes, dtype) {
+        None => Ok(bytes),
+        Some(index) => Err(not_writable(name, index, values[index], float.name())),
+    }
+}
+
+/// Builds the error for a value that a file would hold as infinity or NaN.
+pub(crate) fn not_writable(name: &str, index: usize, value: f32, format: &str) -> ModelError {
+    ModelError::NotWritable { name: name.to_owned(), index, value, format: format.to_owned() }
+}
+
+/// Builds the error for a value in a file that is not finite in this format.
+pub(super) fn not_finite(name: &str, path: &Path, index: usize, value: f32, format: &str) -> ModelError {
+    let (name, path, format) = (name.to_owned(), path.to_path_buf(), format.to_owned());
+    ModelError::NotFiniteWeight { name, path, index, value, format }
+}
+
+/// Checks values that were read from a tensor, from its element `first` on.
+pub(super) fn check_finite(name: &str, path: &Path, first: usize, values: &[f32]) -> Result<(), ModelError> {
+    let largest = values.iter().fold(0, |largest, value| (value.to_bits() as i32 & 0x7FFF_FFFF).max(largest));
+    match (largest >= 0x7F80_0000).then(|| values.iter().position(|value| !value.is_finite())).flatten() {
+        None => Ok(()),
+        Some(index) => Err(not_finite(name, path, first + index, values[index], "f32")),
     }
 }
 

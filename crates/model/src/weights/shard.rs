@@ -169,7 +169,7 @@ impl Shard {
         file.read_exact(out).map_err(failed)
     }
 
-    /// Reads one tensor into f32, on all processors. The caller has checked that it is here.
+    /// Reads one tensor into f32, on all processors, and checks that it is finite. The caller has checked that it is here.
     pub(crate) fn read_f32(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let info = self.known(name);
         let Some(stored) = convert::device_dtype(info.dtype) else {
@@ -178,9 +178,11 @@ impl Shard {
         };
         let mut values = vec![0.0; info.shape.iter().product()];
         let part = |(index, out): (usize, &mut [f32])| {
-            self.read_part(info.data_offsets.0 + index * PART * stored.size(), stored, out)
+            let start = info.data_offsets.0 + index * PART * stored.size();
+            self.read_part(start, stored, out).map_err(ModelError::io("read", &self.path))?;
+            convert::check_finite(name, &self.path, index * PART, out)
         };
-        values.par_chunks_mut(PART).enumerate().try_for_each(part).map_err(ModelError::io("read", &self.path))?;
+        values.par_chunks_mut(PART).enumerate().try_for_each(part)?;
         Ok(values)
     }
 
@@ -222,13 +224,9 @@ impl Shard {
                 convert::convert(stored, scratch, requested, out);
             }
             if let Some(index) = convert::first_not_finite(out, requested) {
-                return Err(ModelError::NotFiniteWeight {
-                    name: name.to_owned(),
-                    path: self.path.clone(),
-                    index: first + block * block_elements + index,
-                    value: convert::element(if stored == requested { out } else { &scratch }, stored, index),
-                    format: format!("{requested:?}"),
-                });
+                let value = convert::element(if stored == requested { out } else { &scratch }, stored, index);
+                let index = first + block * block_elements + index;
+                return Err(convert::not_finite(name, &self.path, index, value, &format!("{requested:?}")));
             }
             // The block is still in the processor's cache.
             hash.update(out);

@@ -50,7 +50,7 @@ impl<'a> Surroundings<'a> {
     pub(super) fn read(&self, name: &str, dtype: FloatType) -> Result<Option<Vec<u8>>, ModelError> {
         let Some(base) = self.base.filter(|_| is_other_part(name)) else { return Ok(None) };
         if base.is_quantized(name) {
-            return Ok(Some(bytes_of(&base.read_f32(name, &base.info(name)?.shape)?, dtype)));
+            return bytes_of(name, &base.read_f32(name, &base.info(name)?.shape)?, dtype).map(Some);
         }
         Ok(Some(base.read(name)?.bytes))
     }

@@ -86,7 +86,7 @@ pub(crate) fn write_safetensors_f32(
 ) -> Result<(), ModelError> {
     let info = |tensor: &TensorF32| TensorInfo { dtype: Dtype::F32, shape: tensor.shape.clone() };
     let infos = tensors.iter().map(|(name, tensor)| (name.clone(), info(tensor.borrow()))).collect();
-    write_safetensors(path, &infos, metadata, |name| Ok(bytes_of(&tensors[name].borrow().values, FloatType::F32)))
+    write_safetensors(path, &infos, metadata, |name| bytes_of(name, &tensors[name].borrow().values, FloatType::F32))
 }
 
 /// Writes a model as a Hugging Face folder: config.json, weights in shards of at most 5 GB, and its companions: tokenizer, chat
@@ -116,11 +116,9 @@ pub(super) fn write_sharded(
 ) -> Result<(), ModelError> {
     let surroundings = Surroundings::new(config, base);
     let fused = FusedTensors::of(&config.spec);
-    let mut of_model = |name: &str| {
-        Ok(match fetch(name)? {
-            Fetched::Values(values) => bytes_of(&values, stored_format(name, dtype)),
-            Fetched::Bytes(bytes) => bytes,
-        })
+    let mut of_model = |name: &str| match fetch(name)? {
+        Fetched::Values(values) => bytes_of(name, &values, stored_format(name, dtype)),
+        Fetched::Bytes(bytes) => Ok(bytes),
     };
     let mut read = |stored: &str| match surroundings.read(stored, dtype)? {
         Some(bytes) => Ok(bytes),

@@ -89,7 +89,7 @@ fn parts(
         Some(Fetched::Bytes(_)) | None => base.read_f32(name, shape)?,
     };
     if !quantizes {
-        return Ok(vec![(name.clone(), info, bytes_of(&values, dtype))]);
+        return Ok(vec![(name.clone(), info, bytes_of(name, &values, dtype)?)]);
     }
     let refused = |source| ModelError::NotQuantizable { name: name.clone(), source };
     Ok(named(encode_bnb(format, &values, shape, dtype.name()).map_err(refused)?))

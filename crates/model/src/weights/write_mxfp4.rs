@@ -44,7 +44,7 @@ pub(crate) fn write_mxfp4_folder(
             return Ok(codes);
         }
         let mut of_model = |name: &str| match fetch(name)?.expect("only weights of experts are copied from the base") {
-            Fetched::Values(values) => Ok(bytes_of(&values, stored_format(name, dtype))),
+            Fetched::Values(values) => bytes_of(name, &values, stored_format(name, dtype)),
             Fetched::Bytes(bytes) => Ok(bytes),
         };
         fused.read(stored, &mut of_model).unwrap_or_else(|| of_model(stored))

@@ -19,6 +19,7 @@ use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::roofline::{RateSource, Rates, RooflineTime, model_flops_utilization};
 use firebrick_kernels::{BackendKind, Kernels, step_work};
+use firebrick_model::read_config;
 use firebrick_parallel::Ranks;
 use firebrick_precision::FloatType;
 
@@ -83,7 +84,7 @@ fn planned_and_measured(
     let need = if options.random_base { Need::Description } else { Need::Weights };
     let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
     let folder = config.fetch_model_on(ranks, &[], need, console)?.folder;
-    let mut model = ModelConfig::read(&folder)?;
+    let mut model = read_config(&folder)?;
     config.lora.iter().for_each(|lora| model.spec.fuse_experts_for(lora));
     let world_size = ranks.world_size();
     let documents =

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use firebrick_data::Tokenizer;
-use firebrick_model::{GgufEnds, GgufType, ModelConfig, write_gguf};
+use firebrick_model::{GgufEnds, GgufType, read_config, write_gguf};
 use firebrick_trainer::RunError;
 use firebrick_trainer::console::shell_quoted;
 use firebrick_trainer::run::{chat_settings, end_of_turn};
@@ -23,7 +23,7 @@ const NO_TEMPLATE: &str = "the Modelfile has no template, because the chat templ
 pub(super) fn write(folder: &Path, out: &Path, kind: GgufType) -> Result<String, RunError> {
     let mut tokenizer = Tokenizer::from_folder(folder)?;
     tokenizer.set_template_defaults(chat_settings::read(folder)?);
-    let listed = ModelConfig::read(folder)?.eos_token_ids;
+    let listed = read_config(folder)?.eos_token_ids;
     let ends = gguf_ends(&tokenizer, &listed)?;
     let mut notes = write_gguf(folder, out, kind, ends)?;
 

@@ -10,7 +10,9 @@ use firebrick_arch::{LongRopeFactors, ModelConfig, ModelSpec, generation_eos_tok
 use firebrick_data::{Chat, TemplateChoice, TemplateDefaults, Tokenizer};
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
 use firebrick_model::peft::{grow_for_adapter, read_adapter_config};
-use firebrick_model::{BatchLimits, BuildOptions, CHAT_TEMPLATE_FILE, Decoder, GenerateOptions, HfFolder, Sampler};
+use firebrick_model::{
+    BatchLimits, BuildOptions, CHAT_TEMPLATE_FILE, Decoder, GenerateOptions, HfFolder, Sampler, read_config,
+};
 use firebrick_precision::FloatType;
 use serde_json::Value;
 
@@ -68,7 +70,7 @@ impl LoadOptions {
 
     /// Reads the model's config, with rows for the tokens that the adapter has and the model lacks.
     fn config(&self) -> Result<ModelConfig, RunError> {
-        let mut config = ModelConfig::read(&self.model)?;
+        let mut config = read_config(&self.model)?;
         if let Some(adapter) = &self.adapter {
             grow_for_adapter(&mut config, adapter)?;
         }

@@ -13,6 +13,7 @@ use firebrick_hwprofile::human::{human_range, human_seconds};
 use firebrick_hwprofile::memory::human_bytes;
 use firebrick_hwprofile::spec::Engine;
 use firebrick_kernels::BackendKind;
+use firebrick_model::read_config;
 
 use crate::config::{ConfigError, RunConfig};
 use crate::console::{Console, error_message};
@@ -61,7 +62,7 @@ impl PlanBasis {
                 folder
             }
         };
-        let mut model = ModelConfig::read(&folder)?;
+        let mut model = read_config(&folder)?;
         recipe.lora.iter().for_each(|lora| model.spec.fuse_experts_for(lora));
         let new = recipe.data.new_tokens.len() + recipe.data.new_special_tokens.len();
         let ids: Vec<usize> = (model.spec.vocab_size..model.spec.vocab_size + new).collect();

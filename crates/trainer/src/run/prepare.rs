@@ -11,7 +11,7 @@ use firebrick_arch::ModelConfig;
 use firebrick_data::{DocumentSet, PackOptions, PackedDataset, PairRows, SpecialToken, Tokenizer};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_model::peft::check_adapter;
-use firebrick_model::{Companions, HfFolder, ModelError};
+use firebrick_model::{Companions, HfFolder, ModelError, read_config};
 
 use crate::config::{Init, RunConfig};
 use crate::console::Console;
@@ -77,7 +77,7 @@ fn check_output(output_dir: &Path) -> Result<(), RunError> {
 pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
     let Some(from) = recipe.fetch_adapter(Need::Weights, Console::QUIET)? else { return Ok(()) };
     let folder = recipe.model_folder()?;
-    let mut model = ModelConfig::read(&folder)?;
+    let mut model = read_config(&folder)?;
     let mut planned = recipe.clone();
     recipe.lora.iter().for_each(|lora| model.spec.fuse_experts_for(lora));
     if recipe.data.adds_tokens() {
@@ -180,7 +180,7 @@ impl Read {
 pub(super) fn read(recipe: &RunConfig, date: i64, profile: &HardwareProfile, need: Need) -> Result<Read, RunError> {
     let found = recipe.fetch_model(need, Console::QUIET)?;
     let folder = found.folder;
-    let mut model_config = ModelConfig::read(&folder)?;
+    let mut model_config = read_config(&folder)?;
     recipe.lora.iter().for_each(|lora| model_config.spec.fuse_experts_for(lora));
     let (weights, no_weights) = match check_model(recipe, &folder, &model_config, found.missing_bytes == 0) {
         // A plan needs no weights; errors in weights that are present are reported now.

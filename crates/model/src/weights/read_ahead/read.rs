@@ -83,13 +83,7 @@ impl Job<'_> {
 
     /// Builds the error for a block whose scale is not finite, or a value outside the requested format.
     fn not_finite(&self, weight: &QuantizedWeight, shards: &[Shard], index: usize, value: f32) -> ModelError {
-        ModelError::NotFiniteWeight {
-            name: self.name.to_owned(),
-            path: weight.path(shards).to_path_buf(),
-            index,
-            value,
-            format: format!("{:?}", self.dtype),
-        }
+        convert::not_finite(self.name, weight.path(shards), index, value, &format!("{:?}", self.dtype))
     }
 
     /// Reads a piece of this tensor into a buffer from `allocate`.
