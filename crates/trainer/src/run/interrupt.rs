@@ -23,8 +23,8 @@ pub struct Interrupt {
     request: Arc<AtomicI32>,
     /// Whether there is anything to save.
     is_training: Arc<AtomicBool>,
-    /// Whether another rank made the request; its signal may still be on its way to this rank.
-    is_adopted: Arc<AtomicBool>,
+    /// Whether a signal has come to this process. A request that has another reason is no signal: the first one may still come, and often does.
+    has_signal: Arc<AtomicBool>,
 }
 
 impl Interrupt {
@@ -76,9 +76,7 @@ impl Interrupt {
     /// Takes over the request of another rank, unless there is one here.
     pub(crate) fn adopt(&self, code: u64) {
         let request = u32::try_from(code).map_or(NO_SIGNAL, u32::cast_signed);
-        if self.request.compare_exchange(0, request, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            self.is_adopted.store(true, Ordering::Relaxed);
-        }
+        let _ = self.request.compare_exchange(0, request, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Marks that there is something to save, so a signal lets the run save it.
@@ -122,8 +120,8 @@ impl Interrupt {
             print_line("stopped; nothing was trained yet");
             end_process(exit_status(signal));
         }
-        // A terminal or a launcher signals all ranks, and an exchange may report the signal to this rank first.
-        if self.is_requested() && !self.is_adopted.swap(false, Ordering::Relaxed) {
+        // The run may be about to end for another reason: its time is up, or another rank got the signal first.
+        if self.has_signal.swap(true, Ordering::Relaxed) {
             print_line("stopped at once; what was saved before is complete: continue with --resume");
             end_process(exit_status(signal));
         }
@@ -214,9 +212,13 @@ mod tests {
 
     /// Runs the calling test in a child process.
     fn in_a_child() -> Output {
+        in_a_child_with("0")
+    }
+
+    fn in_a_child_with(what: &str) -> Output {
         let name = std::thread::current().name().unwrap().to_string();
         let arguments = ["--exact", &name, "--nocapture"];
-        Command::new(std::env::current_exe().unwrap()).args(arguments).env(CHILD, "1").output().unwrap()
+        Command::new(std::env::current_exe().unwrap()).args(arguments).env(CHILD, what).output().unwrap()
     }
 
     fn assert_stopped_at_once(output: &Output) {
@@ -246,18 +248,22 @@ mod tests {
     }
 
     #[test]
-    fn the_signal_that_another_rank_told_of_does_not_count_as_a_second_one() {
+    fn the_first_signal_after_any_other_reason_to_end_is_no_second_one() {
+        let reasons: [fn(&Interrupt); 4] =
+            [Interrupt::time_is_up, Interrupt::request, |of| of.adopt(2), |of| of.end("a reason")];
         if is_child() {
             let interrupt = Interrupt::install().unwrap();
             interrupt.training_begins();
-            interrupt.adopt(2);
-            raise(SIGINT).unwrap();
+            let number: usize = std::env::var(CHILD).unwrap().parse().unwrap();
+            reasons[number](&interrupt);
+            raise(SIGTERM).unwrap();
             sleep(Duration::from_millis(300));
+            assert_eq!(i32::from(interrupt.exit_status()), exit_status(SIGTERM));
             raise(SIGINT).unwrap();
             sleep(Duration::from_secs(20));
             unreachable!("the second signal ends the process");
         }
-        assert_stopped_at_once(&in_a_child());
+        (0..reasons.len()).for_each(|number| assert_stopped_at_once(&in_a_child_with(&number.to_string())));
     }
 
     #[test]
