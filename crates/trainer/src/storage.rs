@@ -121,6 +121,7 @@ impl StorageError {
             StorageError::DiskFull { path, needed, free } => {
                 format!("the disk that holds {} is full: {}", path.display(), amounts(*needed, *free))
             }
+            StorageError::Damaged { path, problem } => format!("`{}` {problem}", path.display()),
             StorageError::DiskOfOtherRankFull { path } => {
                 format!("the disk on which another rank writes {} is full", path.display())
             }

@@ -129,18 +129,46 @@ fn more_patience_lets_a_run_that_has_ended_go_on_from_its_newest_checkpoint() {
     assert_eq!(longer.best_step, Some(lowest(&losses)));
 }
 
+/// What may happen to a checkpoint.
+const DAMAGES: [fn(&Path); 4] = [
+    |folder| fs::remove_file(folder.join("manifest.json")).unwrap(),
+    |folder| fs::write(folder.join("optimizer.safetensors"), "").unwrap(),
+    |folder| {
+        let file = folder.join("adapter/adapter_model.safetensors");
+        let bytes = fs::read(&file).unwrap();
+        fs::write(file, [&bytes[..bytes.len() - 1], &[7]].concat()).unwrap();
+    },
+    |folder| fs::remove_dir_all(folder).unwrap(),
+];
+
 #[test]
-fn a_best_checkpoint_that_was_deleted_is_searched_again() {
-    let output = tempdir().unwrap();
-    let run = output.path().join("run");
-    let config = rising(output.path(), &["best={}"]);
-    let first = finish(config, NEW);
-    let best = first.best_step.unwrap();
-    assert!(best < 12, "the loss is to rise");
-    fs::remove_dir_all(checkpoint_folder(&run, best)).unwrap();
-    let second = finish(rising(output.path(), &["best={}", "train.steps=14"]), NEWEST);
-    assert!(second.best_step.unwrap() > 12);
-    assert!(weights(&run) == weights(&checkpoint_folder(&run, second.best_step.unwrap())));
+fn a_damaged_best_checkpoint_is_searched_again_and_at_the_end_the_last_weights_take_its_place() {
+    for damage in DAMAGES {
+        let output = tempdir().unwrap();
+        let run = output.path().join("run");
+        let config = rising(output.path(), &["best={}"]);
+        let first = finish(config.clone(), NEW).best_step.unwrap();
+        assert!(first < 12, "the loss is to rise");
+        let best = checkpoint_folder(&run, first);
+        damage(&best);
+        let second = finish(rising(output.path(), &["best={}", "train.steps=14"]), NEWEST).best_step.unwrap();
+        assert!(second > 12 && weights(&run) == weights(&checkpoint_folder(&run, second)));
+
+        fs::remove_dir_all(&run).unwrap();
+        let while_it_runs = std::thread::spawn(move || {
+            while !best.join("manifest.json").exists() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            damage(&best);
+        });
+        let summary = finish(config, NEW);
+        while_it_runs.join().unwrap();
+        assert_eq!(
+            (summary.best_step, summary.eval_loss_after),
+            (None, eval_losses(&run).last().map(|(_, loss)| *loss))
+        );
+        assert!(weights(&run) == weights(&checkpoint_folder(&run, 12)));
+    }
 }
 
 #[test]

@@ -19,7 +19,6 @@ use crate::run::generate::{continue_prompts, encode_prompt};
 use crate::run::prepare::Prepared;
 use crate::run::step::Trainer;
 use crate::run::together;
-use crate::state::best::Best;
 use crate::state::checkpoint::{RunState, SavedWeights, restore};
 use crate::state::checkpoint_folder::{checkpoint_of, set_aside_after};
 use crate::state::identity::{RunIdentity, RunSettings, check_model};
@@ -195,12 +194,15 @@ fn continue_from<B: Kernels>(
             path.display()
         ));
     }
-    let is_gone = |best: &Best| !Manifest::is_in(&checkpoint_of(folder.path(), best.step));
-    let is_gone = trainer.ranks.is_main() && state.best.as_ref().is_some_and(is_gone);
-    if trainer.ranks.all_reduce_count(u64::from(is_gone))? > 0 {
+    // The checkpoint that the run continues from is whole.
+    let others = state.best.as_ref().filter(|best| trainer.ranks.is_main() && best.step != state.step);
+    let damage = others.and_then(|best| Manifest::check(&checkpoint_of(folder.path(), best.step)).err());
+    if trainer.ranks.all_reduce_count(u64::from(damage.is_some()))? > 0 {
         let step = state.best.take().map_or(0, |best| best.step);
-        console
-            .print(&format!("the best checkpoint so far, of step {step}, is gone: the best is searched from here on"));
+        let problem = damage.map_or_else(String::new, |damage| format!(" ({})", damage.problem()));
+        console.print(&format!(
+            "the best checkpoint so far, of step {step}, is gone or damaged{problem}: the best is searched from here on"
+        ));
     }
     console.print(&format!("resumed after step {} from {}", state.step, checkpoint.display()));
     Ok((folder, state))

@@ -106,6 +106,14 @@ impl Manifest {
         }
     }
 
+    /// Compares every file of a checkpoint folder with its manifest.
+    ///
+    /// # Errors
+    /// Those of [`Manifest::read`] and [`Manifest::verify`].
+    pub fn check(folder: &Path) -> Result<(), StorageError> {
+        Self::read(folder)?.verify(folder)
+    }
+
     /// Compares every file with its size and checksum.
     ///
     /// # Errors
@@ -190,14 +198,10 @@ mod tests {
         folder
     }
 
-    fn verified(folder: &Path) -> Result<(), StorageError> {
-        Manifest::read(folder)?.verify(folder)
-    }
-
     #[test]
     fn untouched_folder_verifies_and_lists_its_files() {
         let folder = checkpoint();
-        verified(folder.path()).unwrap();
+        Manifest::check(folder.path()).unwrap();
         let manifest = Manifest::read(folder.path()).unwrap();
         let paths: Vec<&str> = manifest.files.iter().map(|file| file.path.as_str()).collect();
         assert_eq!(paths, ["adapter/weights", "state.json"]);
@@ -213,15 +217,15 @@ mod tests {
                 let mut flipped = whole.clone();
                 flipped[bit / 8] ^= 1 << (bit % 8);
                 fs::write(&path, flipped).unwrap();
-                let error = verified(folder.path()).expect_err("a flipped bit");
+                let error = Manifest::check(folder.path()).expect_err("a flipped bit");
                 assert!(matches!(error, StorageError::Damaged { .. }), "{name}, bit {bit}: {error}");
                 assert!(error.to_string().contains(&path.display().to_string()), "{name}, bit {bit}: {error}");
             }
             fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-            let message = verified(folder.path()).unwrap_err().to_string();
+            let message = Manifest::check(folder.path()).unwrap_err().to_string();
             assert!(message.contains(&path.display().to_string()), "{message}");
             fs::remove_file(&path).unwrap();
-            assert!(verified(folder.path()).is_err());
+            assert!(Manifest::check(folder.path()).is_err());
         }
     }
 
@@ -229,11 +233,11 @@ mod tests {
     fn checkpoints_of_other_versions_are_refused_with_their_format() {
         let folder = checkpoint();
         fs::write(folder.path().join(MANIFEST), "{\"format_version\": 2, \"shards\": []}").unwrap();
-        let message = verified(folder.path()).unwrap_err().to_string();
+        let message = Manifest::check(folder.path()).unwrap_err().to_string();
         assert!(message.contains("has format 2, and this version reads format 1 only"), "{message}");
         fs::remove_file(folder.path().join(MANIFEST)).unwrap();
         fs::write(folder.path().join(OLD_MARKER), "3").unwrap();
-        let message = verified(folder.path()).unwrap_err().to_string();
+        let message = Manifest::check(folder.path()).unwrap_err().to_string();
         assert!(message.contains("versions before checksums"), "{message}");
     }
 }

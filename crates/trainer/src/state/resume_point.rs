@@ -81,7 +81,7 @@ impl ResumePoint {
 
 /// Verifies the files of a checkpoint, then reads its state.
 fn verified(checkpoint: &Path) -> Result<RunState, StorageError> {
-    Manifest::read(checkpoint)?.verify(checkpoint)?;
+    Manifest::check(checkpoint)?;
     read_state(checkpoint)
 }
 
@@ -90,11 +90,8 @@ fn no_manifest(checkpoint: &Path) -> StorageError {
 }
 
 fn passed_over(checkpoint: &Path, error: &StorageError, older: &Path) -> String {
-    let problem = match error {
-        StorageError::Damaged { path, problem } => format!("`{}` {problem}", path.display()),
-        other => other.to_string(),
-    };
-    format!("checkpoint {} is damaged ({problem}); the run continues from {}", checkpoint.display(), older.display())
+    let (checkpoint, older, problem) = (checkpoint.display(), older.display(), error.problem());
+    format!("checkpoint {checkpoint} is damaged ({problem}); the run continues from {older}")
 }
 
 #[cfg(test)]

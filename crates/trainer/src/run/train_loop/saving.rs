@@ -113,16 +113,25 @@ impl<B: Kernels> Run<B> {
         self.state.best.as_ref().map(|best| best.step)
     }
 
-    /// Gives the model the best weights, if the run keeps them and they are not those of the last step. Returns their step and evaluation. Ranks that
-    /// do not write results do not need the weights.
+    /// Gives the model the best weights, if the run keeps them and they are not those of the last step. Returns their step and evaluation; `None` also
+    /// if their checkpoint was damaged: the last weights are the result then. Ranks that do not write results do not need the weights.
     fn restore_best(&mut self, takes_part: bool) -> Result<Option<(u64, Evaluation)>, RunError> {
         let Some(Best { step, evaluation, .. }) = self.state.best.clone().filter(|_| self.prepared.plan.best.is_some())
         else {
             return Ok(None);
         };
-        if takes_part && step != self.state.step {
-            let checkpoint = checkpoint_of(self.folder.path(), step);
-            Manifest::read(&checkpoint)?.verify(&checkpoint)?;
+        let checkpoint = checkpoint_of(self.folder.path(), step);
+        let restores = takes_part && step != self.state.step;
+        let damage = restores.then(|| Manifest::check(&checkpoint).err()).flatten();
+        if self.trainer.ranks.all_reduce_count(u64::from(damage.is_some()))? > 0 {
+            let problem = damage.map_or_else(|| "another rank cannot read it".to_owned(), |damage| damage.problem());
+            self.console.print(&format!(
+                "warning: the best checkpoint, of step {step}, is damaged ({problem}): the result has the weights of the last step, {}",
+                self.state.step
+            ));
+            return Ok(None);
+        }
+        if restores {
             self.weights.restore(&checkpoint, &mut self.trainer.model)?;
         }
         Ok(Some((step, evaluation)))
