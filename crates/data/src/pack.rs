@@ -141,7 +141,7 @@ impl PackedDataset {
     }
 
     /// Returns how many rows of similar length are shown together; `None` if all rows have one length.
-    pub(crate) fn length_group(&self) -> Option<usize> {
+    pub fn length_group(&self) -> Option<usize> {
         self.options.length_group.filter(|_| self.table.is_none())
     }
 

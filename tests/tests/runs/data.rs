@@ -290,7 +290,7 @@ fn resumed_run_sees_the_date_of_its_start() {
     let mut state: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     let today = state["date"].as_i64().unwrap();
     let rows = |date| {
-        let prepared = prepare(config.clone(), date, 1, &PlanRequest::default(), Need::Weights).unwrap();
+        let prepared = prepare(config.clone(), date, 1, &PlanRequest::default(), Need::Weights, None).unwrap();
         Value::from(format!("rows {:016x}", prepared.train.fingerprint()))
     };
     let yesterday = today - 86_400;

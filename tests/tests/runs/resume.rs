@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 
 use firebrick_hwprofile::usage::Gauge;
 use firebrick_tests::{
-    NEW, NEWEST, checkpoint_folder, finish, fixture, metrics, one_step, recipe, refusal, snapshot, train,
+    NEW, NEWEST, checkpoint_folder, finish, fixture, metrics, one_step, recipe, refusal, snapshot, step_losses, train,
 };
 use firebrick_trainer::config::RunConfig;
 use firebrick_trainer::console::Outcome;
+use firebrick_trainer::plan::PlanRequest;
 use firebrick_trainer::run::interrupt::Interrupt;
+use firebrick_trainer::run::prepare::prepare_for;
 use serde_json::Value;
 use tempfile::tempdir;
 
@@ -144,6 +146,76 @@ fn killed_run_continues_from_its_newest_complete_checkpoint() {
     assert!(tensors(&run) == expected);
     assert_eq!(numbers(&run), expected_numbers);
     assert!(run.join("summary.json").is_file());
+}
+
+/// A process that is killed after its last evaluation has not written its results, or left a part of them under other names.
+#[test]
+fn a_run_that_is_killed_at_its_end_ends_again_as_if_it_were_not() {
+    let evaluations = |run: &Path| {
+        let files = snapshot(&run.join("tensorboard")).into_values();
+        files.map(|file| file.windows(9).filter(|bytes| bytes == b"eval/loss").count()).sum::<usize>()
+    };
+    for kind in [&[][..], &["best={}", "eval.every_steps=2"], &["bnb_4bit=", "lora=", "mode=full"]] {
+        let output = tempdir().unwrap();
+        let run = output.path().join("run");
+        let config = recipe(output.path(), &[kind, &["train.steps=4"]].concat());
+        finish(config.clone(), NEW);
+        let names = || snapshot(&run).into_keys().filter(|path| !path.starts_with("tensorboard")).collect::<Vec<_>>();
+        let all = || (names(), tensors(&run), numbers(&run), evaluations(&run));
+        let expected = all();
+        let result = if run.join("model").exists() { "model" } else { "adapter" };
+        for left in [result, &format!("{result}.partial-1")] {
+            fs::create_dir_all(run.join(left)).unwrap();
+            fs::write(run.join(left).join(".lock"), "").unwrap();
+        }
+        fs::write(run.join(".partial-1"), "").unwrap();
+        fs::remove_file(run.join("summary.json")).unwrap();
+        finish(config, NEWEST);
+        assert!(all() == expected, "{kind:?}: {:?} {:?}", names(), numbers(&run));
+    }
+}
+
+/// What a user changes after running out of memory.
+#[test]
+fn a_run_goes_on_with_the_same_rows_whatever_the_new_division_of_its_steps_and_its_memory() {
+    let output = tempdir().unwrap();
+    let texts = output.path().join("texts.jsonl");
+    let text =
+        |row: usize| format!("{{\"text\": \"{}\"}}\n", "brick by brick ".repeat(1 + row * 7 % 11) + &row.to_string());
+    fs::write(&texts, (0..1300).map(text).collect::<String>()).unwrap();
+    let path = format!("data.path='{}'", texts.display());
+    let of = |run: &str, changes: &[&str]| {
+        let name = format!("name={run}");
+        let common = [&name[..], &path, "data.eval_fraction=0.01", "pack=false", "max_seq_len=192", "train.steps=2"];
+        recipe(output.path(), &[&common, changes].concat())
+    };
+    let whole = ["train.micro_batch_size=20", "train.gradient_accumulation=1"];
+    finish(of("whole", &whole), NEW);
+    let expected = step_losses(&output.path().join("whole"));
+    let smaller: [&[&str]; 5] = [
+        &["train.micro_batch_size=4", "train.gradient_accumulation=5"],
+        &["train.micro_batch_size=1", "train.gradient_accumulation=20", "eval.micro_batch_size=1"],
+        &["train.micro_batch_size=auto", "train.gradient_accumulation=", "train.rows_per_step=20"],
+        &[
+            "train.micro_batch_size=20",
+            "train.gradient_accumulation=1",
+            "train.recompute=full",
+            "train.loss_chunk_tokens=9",
+        ],
+        &["train.micro_batch_size=10", "train.gradient_accumulation=2", "train.recompute=none", "train.offload=false"],
+    ];
+    for (number, smaller) in smaller.into_iter().enumerate() {
+        let name = format!("run{number}x");
+        one_step(of(&name, &whole), NEW);
+        finish(of(&name, smaller), NEWEST);
+        let losses = step_losses(&output.path().join(&name));
+        let differ = expected.iter().zip(&losses).any(|(one, other)| (one - other).abs() > 1e-5 * one);
+        assert!(losses.len() == 2 && !differ, "{smaller:?}: {losses:?}, not {expected:?}");
+    }
+    let rows = |ranks, changes: &[&str]| {
+        prepare_for(of("new", changes), ranks, &PlanRequest::default()).unwrap().train.fingerprint()
+    };
+    assert_eq!(rows(2, &["train.micro_batch_size=5"]), rows(1, &whole), "ranks divide a step too");
 }
 
 #[test]

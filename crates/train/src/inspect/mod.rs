@@ -101,7 +101,8 @@ fn set_view(
     documents: DocumentSet,
     inputs: &[Input],
 ) -> Result<SetView, RunError> {
-    let packed = PackedDataset::new(documents, pack_options(config, tokenizer));
+    let packing = pack_options(config, tokenizer, documents.len(), 1);
+    let packed = PackedDataset::new(documents, packing);
     let documents = packed.documents();
     let sample = |index: usize| {
         let place = place(inputs, documents.entry(index).origin);

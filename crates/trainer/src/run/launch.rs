@@ -89,9 +89,11 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
         config.go_on_as(decided, ranks.world_size());
     }
     let request = PlanRequest { force, local_ranks: ranks.local_world_size(), ..PlanRequest::default() };
+    let length_group = resumed.as_ref().and_then(|point| point.state.length_group(&config));
     let prepared = {
         let _shown = console.activity(reading_data);
-        together::prepare_in_turn(&ranks, || prepare(config, date, ranks.world_size(), &request, Need::Weights))?
+        let world_size = ranks.world_size();
+        together::prepare_in_turn(&ranks, || prepare(config, date, world_size, &request, Need::Weights, length_group))?
     };
     together::agree_on_data(&ranks, &prepared)?;
     together::agree_on_folder(&ranks, &prepared.plan, resumed.as_ref())?;

@@ -40,7 +40,8 @@ impl PlanBasis {
     /// # Errors
     /// Anything wrong with the recipe or with what can be read; a model that is neither here, nor on the Hub, nor shipped as a config.json.
     pub fn read(recipe: RunConfig, request: &PlanRequest) -> Result<Self, RunError> {
-        match check_start(&recipe).and_then(|()| read(&recipe, now(), &request.profile(), Need::Description)) {
+        match check_start(&recipe).and_then(|()| read(&recipe, now(), &request.profile(), Need::Description, (1, None)))
+        {
             Ok(read) => {
                 let (folder, notes) = (read.folder().to_owned(), read.notes);
                 Ok(Self { planned: read.planned, model: read.model_config, data: read.shape, folder, notes })

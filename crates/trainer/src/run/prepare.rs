@@ -56,7 +56,7 @@ pub struct Prepared {
 pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) -> Result<Prepared, RunError> {
     check_start(&recipe)?;
     check_output(Path::new(&recipe.output_dir))?;
-    prepare(recipe, now(), world_size, request, Need::Description)
+    prepare(recipe, now(), world_size, request, Need::Description, None)
 }
 
 /// Refuses a folder of runs that is a file, or below one.
@@ -92,7 +92,7 @@ pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
 }
 
 /// Reads the data and makes the plan of a run of `world_size` processes that began at `date` (seconds since 1970; chat templates see it), on the
-/// machine and with the exceptions of `request`.
+/// machine and with the exceptions of `request`. `length_group` is that of a run that is continued.
 ///
 /// # Errors
 /// Anything wrong with the recipe, the tokenizer, the data, the model's config or the machine.
@@ -102,10 +102,11 @@ pub fn prepare(
     world_size: usize,
     request: &PlanRequest,
     need: Need,
+    length_group: Option<usize>,
 ) -> Result<Prepared, RunError> {
     let profile = request.profile();
     let Read { planned, model_config, folder, weights, tokenizer, cache, held_out, train, packing, shape, notes } =
-        read(&recipe, date, &profile, need)?;
+        read(&recipe, date, &profile, need, (world_size, length_group))?;
     let mut data_notes = notes;
     let inputs =
         PlanInputs { config: &planned, profile: &profile, model: &model_config, data: &shape, world_size, request };
@@ -176,8 +177,14 @@ impl Read {
     }
 }
 
-/// Reads the model's description, the tokenizer and the data.
-pub(super) fn read(recipe: &RunConfig, date: i64, profile: &HardwareProfile, need: Need) -> Result<Read, RunError> {
+/// Reads the model's description, the tokenizer and the data, for this many ranks and with the length group of a run that is continued.
+pub(super) fn read(
+    recipe: &RunConfig,
+    date: i64,
+    profile: &HardwareProfile,
+    need: Need,
+    (world_size, length_group): (usize, Option<usize>),
+) -> Result<Read, RunError> {
     let found = recipe.fetch_model(need, Console::QUIET)?;
     let folder = found.folder;
     let mut model_config = read_config(&folder)?;
@@ -215,7 +222,8 @@ pub(super) fn read(recipe: &RunConfig, date: i64, profile: &HardwareProfile, nee
     notes.extend(end_of_turn::note(&ends, &tokenizer)?);
     model_config.add_eos_token_ids(tokenizer.chosen_token_id(SpecialToken::Eos));
     model_config.add_eos_token_ids(ends);
-    let packing = pack_options(recipe, &tokenizer);
+    let mut packing = pack_options(recipe, &tokenizer, data.train.documents.len(), world_size);
+    packing.length_group = length_group.or(packing.length_group);
     let train = Arc::new(PackedDataset::new(data.train.documents, packing.clone()));
     let shape = DataShape::new(&train, has_chats);
     let (cache, held_out) = (data.train.cache, data.held_out);
@@ -298,13 +306,13 @@ pub fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64)
 }
 
-/// Returns how the recipe packs documents into rows.
-pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer) -> PackOptions {
+/// Returns how the recipe packs this many documents into rows.
+pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer, documents: usize, world_size: usize) -> PackOptions {
     let defaults = PackOptions::new(config.max_seq_len);
-    // A group has several micro-batches, so that chance still decides which rows share a micro-batch. Where the plan decides their size, the groups
-    // must not depend on it.
-    let at_once = config.train.rows_per_step.unwrap_or(config.train.micro_batch_size.rows());
-    let length_group = defaults.length_group.map(|rows| rows.max(4 * at_once));
+    // A group has several steps, so that chance still decides which rows share one, and the data has several groups. How a step is divided into
+    // micro-batches and over ranks does not matter: a run that ran out of memory goes on with smaller ones.
+    let of_step = config.train.rows_per_step.unwrap_or(config.rows_per_step() * world_size);
+    let length_group = defaults.length_group.map(|rows| rows.max((4 * of_step).min(documents / 16)));
     PackOptions {
         pack: config.pack,
         pad_token_id: tokenizer.pad_token_id(),

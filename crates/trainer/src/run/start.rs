@@ -144,6 +144,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         hashed_piece: Some(HASHED_PIECE),
         reference: None,
         decided: Some(prepared.plan.decided()),
+        length_group: prepared.train.length_group(),
         identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint()),
         settings: RunSettings::new(&prepared.plan),
     })
@@ -181,7 +182,7 @@ fn continue_from<B: Kernels>(
     }
     restore(&checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, &state)?;
     (state.base_hash, state.hashed_piece) = (trainer.model.base_hash(), Some(HASHED_PIECE));
-    state.settings = RunSettings::new(&prepared.plan);
+    (state.settings, state.length_group) = (RunSettings::new(&prepared.plan), prepared.train.length_group());
     if trainer.ranks.is_main() && state.step < prepared.plan.steps.value {
         folder.set_summary_aside()?;
     }

@@ -20,7 +20,7 @@ use firebrick_precision::FloatType;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 
-use crate::config::DecidedMix;
+use crate::config::{DecidedMix, RunConfig};
 use crate::error::RunError;
 use crate::metrics::Evaluation;
 use crate::state::best::Best;
@@ -81,12 +81,23 @@ pub struct RunState {
     pub reference: Option<ReferenceIdentity>,
     /// What the plan decided about memory, which a continued run keeps where its recipe leaves it open. Checkpoints of earlier versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Unpacked rows of similar length that are shown in succession, which a continued run keeps. Checkpoints of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length_group: Option<usize>,
     pub decided: Option<DecidedMix>,
     /// Settings that a continued run must share.
     pub identity: RunIdentity,
     /// Settings that may change when a run continues.
     pub settings: RunSettings,
 }
+impl RunState {
+    /// Returns the length group of the run. Checkpoints that do not name it are of versions that took four times the rows that were shown at once.
+    pub fn length_group(&self, recipe: &RunConfig) -> Option<usize> {
+        let at_once = recipe.train.rows_per_step.or(self.decided.and_then(|decided| decided.micro_batch_size));
+        self.length_group.or(at_once.map(|rows| 64.max(4 * rows)))
+    }
+}
+
 
 /// The weights that train, and so are saved, with the files that are saved next to them.
 #[derive(Clone, Debug)]

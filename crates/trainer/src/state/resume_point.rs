@@ -131,6 +131,7 @@ mod tests {
             hashed_piece: Some(HASHED_PIECE),
             reference: None,
             decided: None,
+            length_group: None,
             identity: serde_json::from_value(json!({"seed": 0, "data": "rows 1"})).unwrap(),
             settings: settings(1e-4, 9),
         }
