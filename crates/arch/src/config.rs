@@ -19,6 +19,8 @@ use crate::spec::ModelSpec;
 
 /// The key of the number format, and its name in transformers 4.
 const DTYPES: [&str; 2] = ["dtype", "torch_dtype"];
+const EOS_TOKEN_ID: &str = "eos_token_id";
+const PAD_TOKEN_ID: &str = "pad_token_id";
 
 /// Returns the numbers of the layers after the `layers` of the decoder, under the names of the key in checkpoints and in transformers 5.
 fn skipped_layers(json: &JsonObject, layers: usize) -> Result<Range<usize>, ArchError> {
@@ -52,6 +54,8 @@ pub struct ModelConfig {
     pub bos_token_id: Option<u32>,
     /// End-of-text tokens: `config.json`'s, then those that only `generation_config.json` names, then those that a run trains.
     pub eos_token_ids: Vec<u32>,
+    /// The padding token, where a run has chosen it.
+    pub pad_token_id: Option<u32>,
     /// Numbers of layers that a checkpoint may have after the decoder's and that are not read: they predict more tokens than the next.
     pub skipped_layers: Range<usize>,
     /// The number format that the weights were stored in, such as "bfloat16" (`dtype`, in transformers 4 `torch_dtype`).
@@ -78,17 +82,33 @@ impl ModelConfig {
             return Err(ArchError::NotThere { dir: dir.to_path_buf(), missing: CONFIG_FILE, advice });
         }
         let mut config = Self::parse(&read_text(&path)?, &path)?;
-        config.add_eos_token_ids(generation_eos_token_ids(dir)?);
+        config.note_eos_token_ids(generation_eos_token_ids(dir)?);
         Ok(config)
     }
 
-    /// Adds tokens that end a text, each once.
+    /// Adds tokens that end a text, each once; `config.json` names them too.
     pub fn add_eos_token_ids(&mut self, ids: impl IntoIterator<Item = u32>) {
+        if self.note_eos_token_ids(ids) {
+            let ids = &self.eos_token_ids;
+            self.set(EOS_TOKEN_ID, if let [only] = ids[..] { only.into() } else { ids.clone().into() });
+        }
+    }
+
+    /// Returns whether one of them is new.
+    fn note_eos_token_ids(&mut self, ids: impl IntoIterator<Item = u32>) -> bool {
+        let known = self.eos_token_ids.len();
         for id in ids {
             if !self.eos_token_ids.contains(&id) {
                 self.eos_token_ids.push(id);
             }
         }
+        self.eos_token_ids.len() > known
+    }
+
+    /// Chooses the padding token; `config.json` names it too.
+    pub fn set_pad_token_id(&mut self, id: u32) {
+        self.pad_token_id = Some(id);
+        self.set(PAD_TOKEN_ID, id.into());
     }
 
     /// Gives the head its own table if it shares the embedding's.
@@ -166,7 +186,8 @@ impl ModelConfig {
             spec,
             model_type: family.model_type.to_owned(),
             bos_token_id: token_ids("bos_token_id")?.and_then(|ids| ids.first().copied()),
-            eos_token_ids: token_ids("eos_token_id")?.unwrap_or_default(),
+            eos_token_ids: token_ids(EOS_TOKEN_ID)?.unwrap_or_default(),
+            pad_token_id: None,
             dtype: dtype(&json)?.or(dtype(&settings)?),
             text: text.to_owned(),
             wrapper: part.as_ref().map(|part| part.wrapper),
@@ -215,12 +236,27 @@ impl ModelConfig {
 /// # Errors
 /// A file that cannot be read or is no JSON object, or a key `eos_token_id` that is neither a token id nor a list of them.
 pub fn generation_eos_token_ids(dir: &Path) -> Result<Vec<u32>, ArchError> {
+    let map = generation_settings(dir)?;
     let path = dir.join(GENERATION_CONFIG_FILE);
-    if !path.is_file() {
-        return Ok(Vec::new());
-    }
-    let map = parse_object(&read_text(&path)?, &path)?;
-    Ok(JsonObject::new(&path, &map).token_ids("eos_token_id")?.unwrap_or_default())
+    Ok(JsonObject::new(&path, &map).token_ids(EOS_TOKEN_ID)?.unwrap_or_default())
+}
+
+/// Returns the padding token that the `generation_config.json` of a folder names; `None` if it names none or there is no such file.
+///
+/// # Errors
+/// A file that cannot be read or is no JSON object.
+pub fn generation_pad_token_id(dir: &Path) -> Result<Option<u32>, ArchError> {
+    // Older models write -1 for none.
+    Ok(generation_settings(dir)?.get(PAD_TOKEN_ID).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok()))
+}
+
+/// Reads the `generation_config.json` of a model or adapter folder; empty if there is none.
+///
+/// # Errors
+/// A file that cannot be read or is no JSON object.
+pub fn generation_settings(dir: &Path) -> Result<Map<String, Value>, ArchError> {
+    let path = dir.join(GENERATION_CONFIG_FILE);
+    if path.is_file() { parse_object(&read_text(&path)?, &path) } else { Ok(Map::new()) }
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub mod tensors;
 pub mod text_names;
 mod token_rows;
 
-pub use config::{ModelConfig, generation_eos_token_ids};
+pub use config::{ModelConfig, generation_eos_token_ids, generation_pad_token_id, generation_settings};
 pub use error::ArchError;
 pub use families::{FAMILIES, Family, WRAPPERS, Wrapper};
 pub use folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};

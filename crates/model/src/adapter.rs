@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use firebrick_arch::lora_tensor_names;
+use firebrick_arch::{ModelConfig, lora_tensor_names};
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{Kernels, Parameter};
 
@@ -137,7 +137,8 @@ impl<B: Kernels> Decoder<B> {
             true => peft::write_adapter(dir, config, &self.config, &tensors)?,
             false => peft::write_adapter(dir, &config.with_start(), &self.config, &tensors)?,
         }
-        companions.map_or(Ok(()), |companions| companions.write(dir, &self.config.eos_token_ids))
+        let ModelConfig { eos_token_ids, pad_token_id, .. } = &self.config;
+        companions.map_or(Ok(()), |companions| companions.write(dir, eos_token_ids, *pad_token_id))
     }
 }
 

@@ -14,7 +14,7 @@ use firebrick_arch::folder::{
 };
 pub use firebrick_arch::folder::{CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE};
 use firebrick_arch::json::{parse_object, read_text};
-use firebrick_arch::{GENERATION_CONFIG_FILE, generation_eos_token_ids};
+use firebrick_arch::{GENERATION_CONFIG_FILE, generation_eos_token_ids, generation_settings};
 use serde_json::{Map, Value, json, to_string_pretty};
 
 use crate::error::ModelError;
@@ -46,8 +46,9 @@ impl Companions {
         there.map(|file| Ok((file.to_owned(), read_text(&adapter.join(file))?))).collect()
     }
 
-    /// Writes the files into `to`. The generation settings name `eos_token_ids` in addition to those already there.
-    pub(crate) fn write(&self, to: &Path, eos_token_ids: &[u32]) -> Result<(), ModelError> {
+    /// Writes the files into `to`. The generation settings name `eos_token_ids` in addition to those already there, and the padding token if one was
+    /// chosen.
+    pub(crate) fn write(&self, to: &Path, eos_token_ids: &[u32], pad_token_id: Option<u32>) -> Result<(), ModelError> {
         for file in TOKENIZER_FILES.into_iter().chain(PREPROCESSOR_FILES) {
             self.copy(file, to)?;
         }
@@ -61,7 +62,7 @@ impl Companions {
         if !self.chat_settings.is_empty() {
             write_json(&to.join(CHAT_SETTINGS_FILE), &self.chat_settings)?;
         }
-        self.write_generation_config(to, eos_token_ids)
+        self.write_generation_config(to, eos_token_ids, pad_token_id)
     }
 
     /// Writes a file if training has changed it, or copies it if the folder has it.
@@ -115,20 +116,21 @@ impl Companions {
         write_json(&to.join(TOKENIZER_CONFIG_FILE), &config)
     }
 
-    /// Writes the folder's generation settings, unchanged if they name all these tokens.
-    fn write_generation_config(&self, to: &Path, eos_token_ids: &[u32]) -> Result<(), ModelError> {
-        let path = self.from.join(GENERATION_CONFIG_FILE);
+    /// Writes the folder's generation settings, unchanged if they name all these tokens and no padding token was chosen.
+    fn write_generation_config(&self, to: &Path, eos_token_ids: &[u32], pad: Option<u32>) -> Result<(), ModelError> {
         let mut ids = generation_eos_token_ids(&self.from)?;
         let known = ids.len();
         ids.extend(eos_token_ids.iter().filter(|&id| !ids.contains(id)).copied().collect::<Vec<_>>());
-        if ids.len() == known {
+        if ids.len() == known && pad.is_none() {
             return self.copy(GENERATION_CONFIG_FILE, to);
         }
-        let config = if path.is_file() { parse_object(&read_text(&path)?, &path)? } else { Map::new() };
         // Readers may replace settings with this mark by those of config.json.
-        let mut config: Map<_, _> = config.into_iter().filter(|(key, _)| key != "_from_model_config").collect();
-        let value = if let [only] = ids[..] { json!(only) } else { json!(ids) };
-        config.insert("eos_token_id".to_owned(), value);
+        let settings = generation_settings(&self.from)?.into_iter().filter(|(key, _)| key != "_from_model_config");
+        let mut config: Map<_, _> = settings.collect();
+        if ids.len() > known {
+            config.insert("eos_token_id".to_owned(), if let [only] = ids[..] { json!(only) } else { json!(ids) });
+        }
+        config.extend(pad.map(|id| ("pad_token_id".to_owned(), json!(id))));
         write_json(&to.join(GENERATION_CONFIG_FILE), &config)
     }
 }
@@ -174,11 +176,11 @@ mod tests {
         folder
     }
 
-    fn written(chat_template: Option<&str>, eos_token_ids: &[u32]) -> TempDir {
+    fn written(chat_template: Option<&str>, eos_token_ids: &[u32], pad_token_id: Option<u32>) -> TempDir {
         let (from, to) = (model(), tempdir().unwrap());
         let chat_template = chat_template.map(str::to_owned);
         let companions = Companions { from: from.path().to_owned(), chat_template, ..Companions::default() };
-        companions.write(to.path(), eos_token_ids).unwrap();
+        companions.write(to.path(), eos_token_ids, pad_token_id).unwrap();
         to
     }
 
@@ -188,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_training_did_not_change_is_copied_byte_for_byte() {
-        let to = written(None, &[2]);
+        let to = written(None, &[2], None);
         for (name, text) in FILES {
             assert_eq!(read_to_string(to.path().join(name)).unwrap(), text, "{name}");
         }
@@ -197,7 +199,7 @@ mod tests {
 
     #[test]
     fn the_template_of_the_run_replaces_every_other_for_old_and_new_readers() {
-        let to = written(Some("{{ new }}"), &[]);
+        let to = written(Some("{{ new }}"), &[], None);
         assert_eq!(read_to_string(to.path().join(CHAT_TEMPLATE_FILE)).unwrap(), "{{ new }}");
         assert_eq!(json(&to, TOKENIZER_CONFIG_FILE), json!({"eos_token": "<e>", "chat_template": "{{ new }}"}));
         assert!(!to.path().join(CHAT_TEMPLATE_JSON).exists() && !to.path().join(ADDITIONAL_TEMPLATES).exists());
@@ -205,21 +207,23 @@ mod tests {
 
     #[test]
     fn generation_settings_gain_the_tokens_that_end_a_text() {
-        let to = written(None, &[2, 7]);
-        assert_eq!(json(&to, GENERATION_CONFIG_FILE), json!({"eos_token_id": [2, 7], "top_p": 0.9}));
+        let of = |ids: &[u32], pad| json(&written(None, ids, pad), GENERATION_CONFIG_FILE);
+        assert_eq!(of(&[2, 7], None), json!({"eos_token_id": [2, 7], "top_p": 0.9}));
+        assert_eq!(of(&[2], Some(4)), json!({"eos_token_id": 2, "top_p": 0.9, "pad_token_id": 4}));
+        assert_eq!(of(&[7], Some(4)), json!({"eos_token_id": [2, 7], "top_p": 0.9, "pad_token_id": 4}));
     }
 
     #[test]
     fn a_folder_without_generation_settings_gets_them() {
         let (from, to) = (tempdir().unwrap(), tempdir().unwrap());
         let mut companions = Companions { from: from.path().to_owned(), ..Companions::default() };
-        companions.write(to.path(), &[]).unwrap();
+        companions.write(to.path(), &[], None).unwrap();
         assert_eq!(read_dir(to.path()).unwrap().count(), 0);
-        companions.write(to.path(), &[5]).unwrap();
+        companions.write(to.path(), &[5], None).unwrap();
         assert_eq!(json(&to, GENERATION_CONFIG_FILE), json!({"eos_token_id": 5}));
         assert!(!to.path().join(CHAT_SETTINGS_FILE).exists());
         companions.chat_settings.insert("system_prompt".to_owned(), json!("S"));
-        companions.write(to.path(), &[]).unwrap();
+        companions.write(to.path(), &[], None).unwrap();
         assert_eq!(json(&to, CHAT_SETTINGS_FILE), json!({"system_prompt": "S"}));
     }
 }

@@ -12,8 +12,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use firebrick_arch::{
-    EMBEDDING, HEAD, LoraConfig, ModelSpec, ModuleSpec, generation_eos_token_ids, lora_tensor_names,
-    magnitude_tensor_name, saved_tensor_name, token_rows_name,
+    EMBEDDING, HEAD, LoraConfig, ModelSpec, ModuleSpec, generation_eos_token_ids, generation_pad_token_id,
+    lora_tensor_names, magnitude_tensor_name, saved_tensor_name, token_rows_name,
 };
 use firebrick_precision::difference::{is_within, worst};
 use firebrick_precision::{FloatType, QuantFormat};
@@ -108,6 +108,10 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     grow_for_adapter(&mut config, merge.adapter)?;
     check_adapter(merge.adapter, &config.spec, &settings)?;
     config.add_eos_token_ids(generation_eos_token_ids(merge.adapter)?);
+    let pad = generation_pad_token_id(merge.adapter)?;
+    if pad != generation_pad_token_id(merge.model)? {
+        pad.into_iter().for_each(|id| config.set_pad_token_id(id));
+    }
     let dtype = merge.dtype.unwrap_or_else(|| float_type_of(&config));
     if config.spec.tie_word_embeddings && settings.unties() {
         config.untie();

@@ -24,7 +24,6 @@ use firebrick_trainer::config::compute::parse_format;
 use firebrick_trainer::console::Console;
 use firebrick_trainer::hub::{Need, adapter_folder, model_folder};
 use firebrick_trainer::run::chat_settings;
-use firebrick_trainer::state::pad_token;
 use firebrick_trainer::storage::StorageError;
 use serde_json::{Map, Value};
 
@@ -199,7 +198,6 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
         },
     };
     let report = merge_adapter(&merge, &options.out)?;
-    pad_token::read(adapter)?.iter().try_for_each(|&id| pad_token::write(&options.out, id))?;
     Ok(text(options, &report))
 }
 

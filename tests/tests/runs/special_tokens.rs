@@ -34,6 +34,15 @@ fn assert_saved(folder: &Path) {
     assert_eq!(generation["pad_token_id"], OLD_EOS);
     let ends = generation["eos_token_id"].as_array().unwrap();
     assert!(ends.contains(&json!(CHOSEN)) && ends.contains(&json!(OLD_EOS)), "{generation}");
+    // With this mark, transformers may replace them by what config.json says.
+    assert!(generation.get("_from_model_config").is_none(), "{generation}");
+    if folder.join("config.json").exists() {
+        let config = json_of(folder, "config.json");
+        let settings = config.get("text_config").unwrap_or(&config);
+        for key in ["pad_token_id", "eos_token_id"] {
+            assert_eq!(settings[key], generation[key], "{key}: {config}");
+        }
+    }
 }
 
 #[test]
@@ -69,10 +78,13 @@ fn chosen_tokens_are_in_the_adapter_in_its_merge_and_in_a_gguf_file() {
 
 #[test]
 fn a_model_that_trains_whole_is_saved_with_the_chosen_tokens() {
-    let output = tempdir().unwrap();
-    finish(recipe(output.path(), &[&CHOICE[..], &["bnb_4bit=", "lora=", "mode=full"]].concat()), NEW);
-    assert_saved(&output.path().join("run/model"));
-    assert_saved(&output.path().join("run/checkpoints/step-1/model"));
+    for model in ["tiny-llama", "tiny-gemma3-vl"] {
+        let output = tempdir().unwrap();
+        let model = format!("model='{}'", fixture(model).display());
+        finish(recipe(output.path(), &[&CHOICE[..], &["bnb_4bit=", "lora=", "mode=full", &model]].concat()), NEW);
+        assert_saved(&output.path().join("run/model"));
+        assert_saved(&output.path().join("run/checkpoints/step-1/model"));
+    }
 }
 
 #[test]

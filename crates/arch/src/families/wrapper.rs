@@ -215,12 +215,16 @@ mod tests {
             let mut config = read(&qwen(qwen_text(), nests));
             config.untie();
             config.grow_vocabulary(13);
+            config.set_pad_token_id(3);
+            config.add_eos_token_ids([2, 5]);
             let again = parse(&config.text_with("float32", None)).unwrap();
+            assert_eq!(again.eos_token_ids, [2, 5]);
             assert_eq!((again.spec.vocab_size, again.spec.tie_word_embeddings), (13, false));
             assert_eq!((again.dtype.as_deref(), again.wrapper), (Some("float32"), config.wrapper));
             let text: Value = serde_json::from_str(config.text()).unwrap();
             let settings = if nests { &text[TEXT_CONFIG] } else { &text };
             assert_eq!((&settings["vocab_size"], &text["tie_word_embeddings"]), (&json!(13), &json!(false)));
+            assert_eq!((&settings["pad_token_id"], &settings["eos_token_id"]), (&json!(3), &json!([2, 5])));
             assert_eq!((text["vision_config"]["depth"].as_u64(), text.get("vocab_size").is_some()), (Some(2), !nests));
         }
     }

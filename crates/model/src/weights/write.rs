@@ -142,7 +142,7 @@ pub(super) fn write_companions(
     text: &str,
 ) -> Result<(), ModelError> {
     if let Some(companions) = companions {
-        companions.write(dir, &config.eos_token_ids)?;
+        companions.write(dir, &config.eos_token_ids, config.pad_token_id)?;
     }
     write_file(&dir.join(CONFIG_FILE), text)
 }

@@ -221,6 +221,7 @@ pub(super) fn read(
     }
     notes.extend(end_of_turn::note(&ends, &tokenizer)?);
     model_config.add_eos_token_ids(tokenizer.chosen_token_id(SpecialToken::Eos));
+    tokenizer.chosen_token_id(SpecialToken::Pad).into_iter().for_each(|id| model_config.set_pad_token_id(id));
     model_config.add_eos_token_ids(ends);
     let mut packing = pack_options(recipe, &tokenizer, data.train.documents.len(), world_size);
     packing.length_group = length_group.or(packing.length_group);

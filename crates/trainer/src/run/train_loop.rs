@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use firebrick_data::{Batch, Cursor, Loader, SpecialToken};
+use firebrick_data::{Batch, Cursor, Loader};
 use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
 use firebrick_parallel::{Limits, Ranks, Watchdog};
@@ -110,11 +110,7 @@ impl<B: Kernels> Run<B> {
             console.print(&format!("{all} ranks, {here} of them here; gradients: {carrier}"));
         }
         let mut trainer = load::<B>(&prepared, place.checkpoint(), ranks, console, &device)?;
-        let weights = SavedWeights {
-            adapter: plan.lora.value.clone(),
-            companions: prepared.companions.clone(),
-            pad_token_id: prepared.tokenizer.chosen_token_id(SpecialToken::Pad),
-        };
+        let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
         let reference_file = reference::prepare(&mut prepared, &mut trainer, reference.as_ref(), console)?;
         let Start { folder, state, resumed } =
             Start::new(place, &prepared, &mut trainer, &weights, reference, console)?;

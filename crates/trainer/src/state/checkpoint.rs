@@ -26,7 +26,6 @@ use crate::metrics::Evaluation;
 use crate::state::best::Best;
 use crate::state::checkpoint_folder::{CheckpointWriter, Keep, make_room};
 use crate::state::identity::{RunIdentity, RunSettings};
-use crate::state::pad_token;
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::storage::StorageError;
 
@@ -106,8 +105,6 @@ pub struct SavedWeights {
     pub adapter: Option<LoraConfig>,
     /// Tokenizer, chat template, generation settings and license.
     pub companions: Companions,
-    /// The padding token of the generation settings, if it is another than the model's.
-    pub pad_token_id: Option<u32>,
 }
 
 impl SavedWeights {
@@ -126,11 +123,11 @@ impl SavedWeights {
     ) -> Result<PathBuf, RunError> {
         let companions = Some(&self.companions);
         let path = folder.join(if self.adapter.is_some() { ADAPTER } else { MODEL });
-        match &self.adapter {
-            Some(config) => model.save_adapter(&path, config, companions)?,
-            None => model.save_model(collected, &path, dtype, companions, base)?,
-        }
-        self.pad_token_id.iter().try_for_each(|&id| pad_token::write(&path, id))?;
+        let written = match &self.adapter {
+            Some(config) => model.save_adapter(&path, config, companions),
+            None => model.save_model(collected, &path, dtype, companions, base),
+        };
+        written.map_err(|error| RunError::from(error).of_disk(folder))?;
         Ok(path)
     }
 

@@ -7,7 +7,6 @@ pub mod checkpoint;
 pub mod checkpoint_folder;
 pub mod identity;
 pub mod manifest;
-pub mod pad_token;
 pub mod reference_identity;
 pub mod resume_point;
 pub mod run_folder;
