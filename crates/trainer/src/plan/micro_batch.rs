@@ -117,6 +117,8 @@ mod tests {
         for (config, reason) in [&large, &small] {
             assert_eq!(config.rows_per_step(), 16, "{reason}");
             assert!(reason.starts_with("auto: ") && reason.contains("times as long"), "{reason}");
+            let rows = config.train.micro_batch_size.rows();
+            assert!(rows > 1 && config.eval_micro_batch_size() == rows, "evaluations have {rows} rows per pass too");
         }
         assert!(small.1.contains("do not fit"), "{}", small.1);
     }

@@ -14,10 +14,23 @@ const HIGH_RATE: f64 = 0.02;
 /// Returns sentences about such settings of a recipe.
 pub(super) fn of(made: &Made<'_>) -> Vec<String> {
     let Made { config, model, data, world_size, mix, .. } = made;
-    [positions(config, &model.spec, data), zero_stage(config, *world_size), learning_rate(config), mix.warning.clone()]
-        .into_iter()
-        .flatten()
-        .collect()
+    let of_model = positions(config, &model.spec, data);
+    let of_step = step(config, data, *world_size);
+    let all = [of_model, of_step, zero_stage(config, *world_size), learning_rate(config), mix.warning.clone()];
+    all.into_iter().flatten().collect()
+}
+
+/// Warns if a step has more rows than the data: it computes some of them several times.
+fn step(config: &RunConfig, data: &DataShape, world_size: usize) -> Option<String> {
+    let (of_step, rows) = (config.rows_per_step() * world_size, data.rows);
+    let (times, most) = (of_step as f64 / rows as f64, (rows / world_size).max(1));
+    let what = match config.train.rows_per_step {
+        Some(_) => format!("train.rows_per_step to {}", most * world_size),
+        None => format!("train.micro_batch_size x train.gradient_accumulation to {most}"),
+    };
+    (of_step > rows).then(|| {
+        format!("a step has {of_step} rows and the data has {rows}: each is in it {times:.1} times; set {what} or less")
+    })
 }
 
 /// Warns if documents, or their maximum length, exceed what the model was made for.
@@ -70,6 +83,21 @@ mod tests {
         assert!(warning(&["train.zero_stage=3"]).starts_with("train.zero_stage = 3 divides nothing on one rank"));
         let rate = warning(&["train.learning_rate=0.05"]);
         assert!(rate.starts_with("train.learning_rate = 0.05 is above 0.02, and the default is 2e-4"), "{rate}");
+    }
+
+    #[test]
+    fn a_step_with_more_rows_than_the_data_is_warned_of_with_both_numbers_and_what_to_set() {
+        let warned = |ranks: usize, changes: &[&str], start: &str, advice: &str| {
+            let warnings = resolve_for(TINY, ranks, changes).unwrap().warnings;
+            assert!(warnings[0].starts_with(start) && warnings[0].contains(advice), "{warnings:?}");
+        };
+        let start = "a step has 250 rows and the data has 100: each is in it 2.5 times; set train.micro_batch_size x";
+        warned(1, &["train.micro_batch_size=250"], start, "train.gradient_accumulation to 100 or less");
+        warned(1, &["train.micro_batch_size=8", "train.gradient_accumulation=16"], "a step has 128 rows", "to 100");
+        warned(2, &["train.micro_batch_size=64"], "a step has 128 rows", "train.gradient_accumulation to 50 or less");
+        let auto = ["train.micro_batch_size=auto", "train.rows_per_step=102"];
+        warned(3, &auto, "a step has 102 rows", "set train.rows_per_step to 99 or less");
+        assert_eq!(resolve(&["train.micro_batch_size=100"]).unwrap().warnings, [""; 0]);
     }
 
     #[test]
