@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, NamedTempFile, TempDir};
 
+/// Begins the names of files that are being written.
+const PARTIAL: &str = ".partial-";
 /// Held in a folder that is being written.
 const FOLDER_LOCK: &str = ".lock";
 
@@ -27,7 +29,7 @@ impl AtomicFile {
     /// # Errors
     /// The temporary file cannot be created.
     pub fn create(path: &Path) -> Result<Self> {
-        let file = temporary_in(parent(path), ".partial-", "")?;
+        let file = temporary_in(parent(path), PARTIAL, "")?;
         Ok(Self { file: BufWriter::new(file), path: path.to_owned() })
     }
 
@@ -56,6 +58,15 @@ impl Write for AtomicFile {
 impl Seek for AtomicFile {
     fn seek(&mut self, position: SeekFrom) -> Result<u64> {
         self.file.seek(position)
+    }
+}
+
+/// Removes the temporary files in `folder` that killed writers left, as far as possible. No other process may be writing there.
+pub fn remove_partial_files(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 
@@ -173,6 +184,25 @@ impl AtomicFolder {
         let _ = folder.keep();
         Ok(())
     }
+
+    /// Renames `written`, a complete file or folder in this one, to the final name, and removes a folder that had the name before. A process that is
+    /// killed meanwhile leaves the old one, the new one, or none, but no mixture.
+    ///
+    /// # Errors
+    /// A rename fails: the old one keeps its name.
+    pub fn replace_by(self, written: &Path) -> Result<()> {
+        let aside = self.temporary().join(".replaced");
+        let replaces = self.path.is_dir();
+        if replaces {
+            fs::rename(&self.path, &aside)?;
+        }
+        rename(written, &self.path).inspect_err(|_| {
+            if replaces {
+                // If this fails too, the first error is the one to report.
+                let _ = fs::rename(&aside, &self.path);
+            }
+        })
+    }
 }
 
 /// Removes the folders whose names begin with `prefix` and whose locks no process holds, as far as possible.
@@ -270,6 +300,27 @@ mod tests {
         };
         assert_eq!(names(&path), ["file"]);
         assert_eq!(names(parent.path()), ["other.partial-1", "out", "out.partial-1"]);
+    }
+
+    #[test]
+    fn a_folder_is_replaced_as_a_whole_or_stays_and_what_killed_writers_left_goes() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("out");
+        for (name, is_written) in [("one", true), ("two", true), ("three", false)] {
+            let partial = AtomicFolder::create(&path).unwrap();
+            let inner = partial.temporary().join("inner");
+            if is_written {
+                fs::create_dir(&inner).unwrap();
+                write(&inner.join(name), name).unwrap();
+            }
+            assert_eq!(partial.replace_by(&inner).is_ok(), is_written);
+            assert!(path.join(if is_written { name } else { "two" }).exists());
+            let killed = AtomicFile::create(&path).unwrap();
+            killed.file.into_inner().unwrap().keep().unwrap();
+            remove_partial_files(parent.path());
+            let left = [&path, parent.path()].map(|folder| fs::read_dir(folder).unwrap().count());
+            assert_eq!(left, [1, 1], "nothing else is left");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use firebrick_files::AtomicFile;
+use firebrick_files::{AtomicFile, AtomicFolder};
 
 use super::blocks::GgmlType;
 use crate::error::ModelError;
@@ -41,7 +41,7 @@ impl Entry {
     }
 }
 
-/// Writes a file atomically; `bytes_of` gives the bytes of each entry, by its number.
+/// Writes a file atomically; what a killed process left of it is removed first. `bytes_of` gives the bytes of each entry, by its number.
 pub(super) fn write(
     path: &Path,
     metadata: &[(String, Value)],
@@ -49,7 +49,9 @@ pub(super) fn write(
     mut bytes_of: impl FnMut(usize) -> Result<Vec<u8>, ModelError>,
 ) -> Result<(), ModelError> {
     let header = header(metadata, entries);
-    let mut file = AtomicFile::create(path).map_err(ModelError::io("create", path))?;
+    let partial = AtomicFolder::create(path).map_err(ModelError::io("create", path))?;
+    let written = partial.temporary().join("model.gguf");
+    let mut file = AtomicFile::create(&written).map_err(ModelError::io("create", path))?;
     let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(ModelError::io("write", path));
     put(&header)?;
     for (index, entry) in entries.iter().enumerate() {
@@ -58,7 +60,8 @@ pub(super) fn write(
         bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
         put(&bytes)?;
     }
-    file.commit().map_err(ModelError::io("write", path))
+    let complete = file.commit().and_then(|()| partial.replace_by(&written));
+    complete.map_err(ModelError::io("write", path))
 }
 
 fn header(metadata: &[(String, Value)], entries: &[Entry]) -> Vec<u8> {

@@ -91,7 +91,7 @@ pub(super) fn agree_on_folder(ranks: &Ranks, plan: &Plan, resumed: Option<&Resum
     let folder = resumed.map_or_else(|| plan.output_dir.value.clone(), |point| absolute(point.folder.path()));
     let mark = || -> io::Result<_> {
         fs::create_dir_all(&folder)?;
-        firebrick_files::temporary_in(&folder, ".seen-by-all-ranks-", "")
+        firebrick_files::temporary_in(&folder, ".partial-seen-by-all-ranks-", "")
     };
     // The mark exists until this function returns.
     let mark = ranks.is_main().then(mark).transpose();
@@ -99,7 +99,7 @@ pub(super) fn agree_on_folder(ranks: &Ranks, plan: &Plan, resumed: Option<&Resum
     let own = mark.as_ref().map(|mark| (folder, mark.path().file_name().map(PathBuf::from).unwrap_or_default()));
     let (folder, file): (PathBuf, PathBuf) = share(ranks, "output_dir", own.as_ref())?;
     let is_seen = appears(&folder.join(file), SEEN_WITHIN);
-    let is_writable = firebrick_files::temporary_in(&folder, ".written-by-each-rank-", "").is_ok();
+    let is_writable = firebrick_files::temporary_in(&folder, ".partial-written-by-each-rank-", "").is_ok();
     compare_access(ranks, [is_seen, is_writable], folder, stage)
 }
 

@@ -92,7 +92,8 @@ impl RunFolder {
         match lock.try_lock() {
             Err(TryLockError::WouldBlock) => return Err(StorageError::InUse { path }),
             // A file system without locks: nothing protects against a second process, but training works.
-            Err(TryLockError::Error(_)) | Ok(()) => {}
+            Err(TryLockError::Error(_)) => {}
+            Ok(()) => firebrick_files::remove_partial_files(&path),
         }
         if let Some(recipe) = recipe {
             lock.write_all(recipe.as_bytes()).map_err(not_writable)?;

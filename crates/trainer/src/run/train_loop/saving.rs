@@ -3,10 +3,10 @@
 //! Trade-off: the device waits while a checkpoint is written, and the trained weights are written once more next to the last checkpoint, which
 //! contains them too.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+use firebrick_files::AtomicFolder;
 use firebrick_kernels::Kernels;
 use firebrick_model::{CollectedWeights, Decoder, HfFolder, ModelError, float_type_of};
 
@@ -19,7 +19,7 @@ use crate::metrics::{Evaluation, RunEnd};
 use crate::run::start::sample;
 use crate::run::step::{Trainer, scalar};
 use crate::state::best::Best;
-use crate::state::checkpoint::{MODEL, SavedWeights, Snapshot, save_part};
+use crate::state::checkpoint::{ADAPTER, MODEL, SavedWeights, Snapshot, save_part};
 use crate::state::checkpoint_folder::{Keep, checkpoint_of};
 use crate::state::manifest::Manifest;
 use crate::storage::StorageError;
@@ -269,7 +269,8 @@ impl<B: Kernels> Run<B> {
     }
 }
 
-/// Writes the trained weights, including `collected`, into the run folder; returns the path. A whole model keeps its original number format.
+/// Writes the trained weights, including `collected`, into the run folder; returns the path. They replace those of an earlier end once they are
+/// complete. A whole model keeps its original number format.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -280,18 +281,17 @@ fn write_weights<B: Kernels>(
     collected: CollectedWeights,
 ) -> Result<PathBuf, RunError> {
     let dtype = float_type_of(&model.config);
-    // A checkpoint contains the same weights, so an earlier copy of a resumed run may be removed.
-    let earlier = run_folder.join(MODEL);
-    if earlier.exists() {
-        fs::remove_dir_all(&earlier).map_err(|error| StorageError::io("replace", &earlier, error))?;
-    }
     let is_part = weights.adapter.is_none() && model.config.wrapper.is_some();
     let base = match is_part.then(|| HfFolder::open(&weights.companions.from)).transpose() {
         // A model that started at random has a config and no other parts.
         Err(ModelError::NotThere { .. }) => None,
         base => base?,
     };
-    weights.write(model, collected, run_folder, dtype, base.as_ref())
+    let path = run_folder.join(if weights.adapter.is_some() { ADAPTER } else { MODEL });
+    let partial = AtomicFolder::create(&path).map_err(|error| StorageError::writing(&path, 0, error))?;
+    let written = weights.write(model, collected, partial.temporary(), dtype, base.as_ref())?;
+    partial.replace_by(&written).map_err(|error| StorageError::writing(&path, 0, error))?;
+    Ok(path)
 }
 
 fn mean(values: &[f64]) -> Option<f64> {
