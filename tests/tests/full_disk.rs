@@ -27,6 +27,33 @@ fn may_mount() -> bool {
 }
 
 #[test]
+fn a_disk_without_inodes_is_reported_as_that() {
+    if !may_mount() {
+        eprintln!("skipped: no file system can be mounted here");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let fixtures = fixtures();
+    let fixtures = fixtures.display();
+    let recipe = format!(
+        "name='run'\noutput_dir='small'\nbackend='flex'\nmodel='{fixtures}/tiny-llama'\nmax_seq_len=64\n[lora]\n\
+         [data]\npath='{fixtures}/data/chat-tiny.jsonl'\n[train]\nsteps=4\n[checkpoint]\nevery_steps=2\n"
+    );
+    fs::write(folder.path().join("recipe.toml"), recipe).unwrap();
+    fs::create_dir(folder.path().join("small")).unwrap();
+    // The run folder takes about ten, and a checkpoint more than twelve.
+    for inodes in [14, 20, 30, 36] {
+        let script = format!("mount -t tmpfs -o size=64m,nr_inodes={inodes} tmpfs small && \"$@\"");
+        let mut command = Command::new("unshare");
+        command.current_dir(folder.path()).args(["--mount", "--map-root-user", "sh", "-c", &script, "sh"]);
+        command.args([env!("CARGO_BIN_EXE_firebrick-under-test"), "train", "--config", "recipe.toml"]);
+        let output = command.output().unwrap();
+        let printed = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).join("\n");
+        assert!(printed.contains("its inodes are used up") && !output.status.success(), "{inodes}: {printed}");
+    }
+}
+
+#[test]
 fn a_full_disk_before_the_end_is_a_warning_and_at_the_end_an_error_and_the_run_resumes_once_there_is_room() {
     if !may_mount() {
         eprintln!("skipped: no file system can be mounted here");

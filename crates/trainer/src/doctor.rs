@@ -171,7 +171,7 @@ fn adapters(profile: &HardwareProfile) -> Vec<Check> {
 /// Checks the current folder, where a run writes its own.
 fn disk(_: &HardwareProfile) -> Vec<Check> {
     let here = env::current_dir().unwrap_or_default();
-    let (place, free) = (here.display(), free_space(&here));
+    let (place, free) = (here.display(), free_space(&here).map(|free| free.bytes));
     let space = free.map_or_else(|| "free space unknown".to_owned(), |free| format!("{} free", bytes_in_words(free)));
     vec![match write_in(&here) {
         Err(error) => {

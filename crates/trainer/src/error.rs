@@ -5,6 +5,7 @@
 
 use std::error::Error;
 use std::io::{self, ErrorKind};
+use std::path::Path;
 
 use crate::storage::StorageError;
 
@@ -112,11 +113,17 @@ impl RunError {
         let is_full = |error: &io::Error| matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
         causes.any(|error| error.downcast_ref::<io::Error>().is_some_and(is_full))
     }
+
+    /// Returns this error of writing in `folder`; if the disk is full, one that says what is free there.
+    pub fn of_disk(self, folder: &Path) -> Self {
+        let is_bare = !matches!(self, Self::Storage(_)) && self.is_disk_full();
+        if is_bare { StorageError::writing(folder, 0, ErrorKind::StorageFull.into()).into() } else { self }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::{Path, PathBuf};
+    use std::path::PathBuf;
 
     use firebrick_model::ModelError;
 

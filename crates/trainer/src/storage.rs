@@ -20,17 +20,16 @@ pub enum StorageError {
     },
     /// The disk is full.
     #[error(
-        "the disk that holds {} is full: {}; free some space, lower checkpoint.keep, or set output_dir to a folder on \
-         another disk, then continue with --resume; the newest saved checkpoint is untouched",
-        path.display(), amounts(*needed, *free)
+        "{}; free some space, lower checkpoint.keep, or set output_dir to a folder on \
+         another disk, then continue with --resume; the newest saved checkpoint is untouched", full(path, *needed, *free)
     )]
     DiskFull {
         /// The file or folder that was being written.
         path: PathBuf,
         /// Bytes that were to be written.
         needed: u64,
-        /// Bytes that are free, if the system reports it.
-        free: Option<u64>,
+        /// What is free, if the system reports it.
+        free: Option<Free>,
     },
     /// The disk where another rank writes its part of a checkpoint is full.
     #[error(
@@ -118,24 +117,32 @@ impl StorageError {
     /// Returns the problem, without the advice for a run that ends.
     pub fn problem(&self) -> String {
         match self {
-            StorageError::DiskFull { path, needed, free } => {
-                format!("the disk that holds {} is full: {}", path.display(), amounts(*needed, *free))
-            }
-            StorageError::Damaged { path, problem } => format!("`{}` {problem}", path.display()),
+            StorageError::DiskFull { path, needed, free } => full(path, *needed, *free),
             StorageError::DiskOfOtherRankFull { path } => {
                 format!("the disk on which another rank writes {} is full", path.display())
             }
+            StorageError::Damaged { path, problem } => format!("`{}` {problem}", path.display()),
             other => other.to_string(),
         }
     }
 }
 
-/// Formats "3.2 GB are needed and 1.1 GB are free".
-fn amounts(needed: u64, free: Option<u64>) -> String {
-    match free {
-        Some(free) => format!("{} are needed and {} are free", bytes_in_words(needed), bytes_in_words(free)),
+/// Formats "the disk that holds runs is full: 3.2 GB are needed and 1.1 GB are free", or that its inodes are used up.
+fn full(path: &Path, needed: u64, free: Option<Free>) -> String {
+    let amounts = match free {
+        Some(Free { bytes, has_inodes: false }) => {
+            format!(
+                "its inodes are used up, so it takes no more files, and {} are free; delete some files",
+                bytes_in_words(bytes)
+            )
+        }
+        Some(Free { bytes, .. }) if needed == 0 => format!("{} are free", bytes_in_words(bytes)),
+        Some(Free { bytes, .. }) => {
+            format!("{} are needed and {} are free", bytes_in_words(needed), bytes_in_words(bytes))
+        }
         None => format!("{} are needed", bytes_in_words(needed)),
-    }
+    };
+    format!("the disk that holds {} is full: {amounts}", path.display())
 }
 
 /// Formats a number of bytes: "512 bytes", "3.2 GB" (10^9 bytes).
@@ -147,14 +154,28 @@ pub fn bytes_in_words(bytes: u64) -> String {
     }
 }
 
-/// Returns the bytes that this user may still write on the disk that holds `path`, if the system reports it.
-pub fn free_space(path: &Path) -> Option<u64> {
+/// Fewer inodes than this hold no checkpoint. What failed for want of one may have given back some.
+#[cfg(unix)]
+const FEW_INODES: u64 = 16;
+
+/// What is free on a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Free {
+    /// Bytes that this user may still write.
+    pub bytes: u64,
+    /// Whether there are inodes for new files; some systems do not count them.
+    pub has_inodes: bool,
+}
+
+/// Returns what is free on the disk that holds `path`, if the system reports it.
+pub fn free_space(path: &Path) -> Option<Free> {
     #[cfg(unix)]
     {
         // A path that does not exist yet will be on the disk of its nearest existing parent.
         let existing = path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("."));
         let disk = rustix::fs::statvfs(existing).ok()?;
-        Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+        let has_inodes = disk.f_files == 0 || disk.f_favail >= FEW_INODES;
+        Some(Free { bytes: disk.f_bavail.saturating_mul(disk.f_frsize), has_inodes })
     }
     #[cfg(not(unix))]
     {
@@ -169,7 +190,7 @@ pub fn free_space(path: &Path) -> Option<u64> {
 /// [`StorageError::DiskFull`]; none if the system does not report the free space.
 pub fn ensure_free_space(path: &Path, bytes: u64) -> Result<(), StorageError> {
     match free_space(path) {
-        Some(free) if free < bytes => {
+        Some(free) if free.bytes < bytes || !free.has_inodes => {
             Err(StorageError::DiskFull { path: path.to_path_buf(), needed: bytes, free: Some(free) })
         }
         _ => Ok(()),
@@ -224,6 +245,11 @@ mod tests {
         ensure_free_space(&folder.path().join("not/there/yet"), 1).unwrap();
         let error = ensure_free_space(folder.path(), u64::MAX).unwrap_err();
         assert!(matches!(error, StorageError::DiskFull { free: Some(_), .. }), "{error}");
+        let free = Some(Free { bytes: 4000, has_inodes: false });
+        let error = StorageError::DiskFull { path: "runs".into(), needed: 2000, free };
+        for message in [error.to_string(), error.problem()] {
+            assert!(message.starts_with("the disk that holds runs is full: its inodes are used up"), "{message}");
+        }
     }
 
     #[test]

@@ -49,7 +49,9 @@ fn answer(mut stream: TcpStream, seen: &Requests, run: &Path) {
         body["files"] = files.into_iter().filter(|file| run.join(file).exists()).collect();
     }
     seen.push((path.clone(), body));
+    let sent: Vec<Value> = seen.iter().filter_map(|(_, body)| body["metrics"].as_array()).flatten().cloned().collect();
     let (status, text) = match path.as_str() {
+        "runs/get?run_id=abc" => (200, json!({"run": {"data": {"metrics": sent}}})),
         "experiments/get-by-name?experiment_name=my%20runs" if has_experiment => {
             (200, json!({"experiment": {"experiment_id": "5"}}))
         }
@@ -124,6 +126,13 @@ fn a_resumed_run_goes_on_in_the_same_run_of_the_server() {
     assert_eq!(updates(&requests), ["abc KILLED", "abc RUNNING", "abc FINISHED"]);
     assert_eq!(sent(&requests, "train/loss").iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 2, 3, 4]);
     assert_eq!(requests.lock().unwrap().iter().filter(|(path, _)| path == "runs/create").count(), 1);
+    // Killed before its last checkpoint: the steps since the one before are taken again.
+    let all = ["train/loss", "eval/loss"].map(|key| sent(&requests, key));
+    let run = output.path().join("run");
+    std::fs::remove_dir_all(run.join("checkpoints/step-4")).unwrap();
+    std::fs::remove_file(run.join("summary.json")).unwrap();
+    finish(recipe(), NEWEST);
+    assert_eq!(["train/loss", "eval/loss"].map(|key| sent(&requests, key)), all);
 }
 
 #[test]

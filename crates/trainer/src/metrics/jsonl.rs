@@ -22,16 +22,18 @@ pub struct JsonLines {
 
 impl JsonLines {
     /// Opens the file to append to it. With `resumed_step`, the lines of later steps and a last line that a crash cut off are dropped first.
+    /// Returns also the step of the last evaluation that stays.
     ///
     /// # Errors
     /// [`StorageError`] if the file cannot be read or written.
-    pub fn open(path: &Path, resumed_step: Option<u64>) -> Result<JsonLines, StorageError> {
-        if let Some(step) = resumed_step.filter(|_| path.exists()) {
-            drop_later_lines(path, step)?;
-        }
+    pub fn open(path: &Path, resumed_step: Option<u64>) -> Result<(JsonLines, Option<u64>), StorageError> {
+        let evaluated = match resumed_step.filter(|_| path.exists()) {
+            Some(step) => drop_later_lines(path, step)?,
+            None => None,
+        };
         let file = File::options().create(true).append(true).open(path);
         let file = file.map_err(|source| StorageError::io("open", path, source))?;
-        Ok(JsonLines { file: AppendedFile::new(file, path.to_path_buf()) })
+        Ok((JsonLines { file: AppendedFile::new(file, path.to_path_buf()) }, evaluated))
     }
 
     /// Appends one line, in one write.
@@ -57,21 +59,22 @@ impl MetricSink for JsonLines {
     }
 }
 
-/// Rewrites the file without the lines of steps after `step`.
-fn drop_later_lines(path: &Path, step: u64) -> Result<(), StorageError> {
+/// Rewrites the file without the lines of steps after `step`. Returns the step of the last evaluation that stays.
+fn drop_later_lines(path: &Path, step: u64) -> Result<Option<u64>, StorageError> {
     let text = fs::read(path).map_err(|source| StorageError::io("read", path, source))?;
-    let kept: Vec<u8> = text
-        .split_inclusive(|&byte| byte == b'\n')
-        .filter(|line| line.ends_with(b"\n"))
-        .filter(|line| {
-            let parsed: Option<Value> = serde_json::from_slice(line).ok();
-            let line_step = parsed.as_ref().and_then(|value| value.get("step")).and_then(Value::as_u64);
-            line_step.is_none_or(|line_step| line_step <= step)
-        })
-        .flatten()
-        .copied()
-        .collect();
-    if kept == text { Ok(()) } else { write_atomically(path, &kept) }
+    let (mut kept, mut evaluated) = (Vec::new(), None);
+    for line in text.split_inclusive(|&byte| byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+        let parsed: Value = serde_json::from_slice(line).unwrap_or_default();
+        let of_line = parsed["step"].as_u64();
+        if of_line.is_none_or(|of_line| of_line <= step) {
+            kept.extend_from_slice(line);
+            evaluated = evaluated.max(of_line.filter(|_| parsed.get("eval_loss").is_some()));
+        }
+    }
+    if kept != text {
+        write_atomically(path, &kept)?;
+    }
+    Ok(evaluated)
 }
 
 #[cfg(test)]
@@ -110,7 +113,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut sinks = MetricSinks::default();
-        sinks.push(JsonLines::open(&path, None).unwrap());
+        sinks.push(JsonLines::open(&path, None).unwrap().0);
         sinks.push(EventWriter::create(folder.path(), None).unwrap());
         sinks.step(&step_metrics(1));
         sinks.eval(&eval_metrics(1, 0.0));
@@ -141,14 +144,15 @@ mod tests {
     fn resumed_run_drops_later_lines_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut lines = JsonLines::open(&path, None).unwrap();
+        let mut lines = JsonLines::open(&path, None).unwrap().0;
         lines.eval(&eval_metrics(0, 3.0)).unwrap();
         for step in 1..=4 {
             lines.step(&step_metrics(step)).unwrap();
         }
         lines.file.append(b"{\"step\":5,\"lo").unwrap();
         let before = fs::read_to_string(&path).unwrap();
-        let mut resumed = JsonLines::open(&path, Some(2)).unwrap();
+        let (mut resumed, evaluated) = JsonLines::open(&path, Some(2)).unwrap();
+        assert_eq!(evaluated, Some(0));
         let kept: String = before.split_inclusive('\n').take(3).collect();
         assert_eq!(fs::read_to_string(&path).unwrap(), kept);
         resumed.step(&step_metrics(3)).unwrap();
@@ -166,7 +170,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn full_disk_is_a_clear_error() {
-        let mut lines = JsonLines::open(Path::new("/dev/full"), None).unwrap();
+        let mut lines = JsonLines::open(Path::new("/dev/full"), None).unwrap().0;
         let error = lines.step(&step_metrics(1)).unwrap_err();
         assert!(matches!(error, StorageError::DiskFull { .. }), "{error}");
     }

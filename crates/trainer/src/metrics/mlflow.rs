@@ -5,7 +5,7 @@
 //! `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
 //! Trade-off: while a server cannot be reached, numbers wait, and the oldest beyond [`QUEUE`] are dropped; metrics.jsonl has all.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -83,6 +83,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Mlflow {
     shared: Arc<Shared>,
+    /// The last step of each metric that the server has from earlier parts of the run.
+    sent: BTreeMap<String, u64>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -121,30 +123,32 @@ impl Mlflow {
     ) -> Result<Self, MlflowError> {
         let client = Client::new(&section.tracking_uri);
         let known = if resumed { known_run(note, &section.tracking_uri) } else { None };
-        let run_id = match known {
+        let (run_id, sent) = match known {
             Some(run_id) => {
                 client.update(&run_id, "RUNNING", None)?;
-                run_id
+                let sent = client.last_steps(&run_id)?;
+                (run_id, sent)
             }
             None => {
                 let run_id = client.create_run(&section.experiment_name, name, parameters)?;
                 let text = json!({"tracking_uri": section.tracking_uri, "run_id": run_id}).to_string();
                 write_atomically(note, (text + "\n").as_bytes())?;
-                run_id
+                (run_id, BTreeMap::new())
             }
         };
         let shared = Arc::new(Shared::default());
         let queue = Arc::clone(&shared);
         let thread =
             std::thread::Builder::new().name("mlflow".to_owned()).spawn(move || send(&client, &run_id, &queue))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, sent, thread: Some(thread) })
     }
 
+    /// Queues numbers that the server does not have: it cannot forget those of steps that a resumed run takes again.
     fn queue(&self, step: u64, scalars: Vec<(String, f64)>) {
         let timestamp = now_ms();
-        let finite = scalars.into_iter().filter(|(_, value)| value.is_finite());
-        let metrics =
-            finite.map(|(key, value)| json!({"key": key, "value": value, "timestamp": timestamp, "step": step}));
+        let is_new = |key: &String| self.sent.get(key).is_none_or(|last| *last < step);
+        let new = scalars.into_iter().filter(|(key, value)| value.is_finite() && is_new(key));
+        let metrics = new.map(|(key, value)| json!({"key": key, "value": value, "timestamp": timestamp, "step": step}));
         let mut state = self.shared.lock();
         state.metrics.extend(metrics);
         while state.metrics.len() > QUEUE {
@@ -305,12 +309,7 @@ impl Client {
     /// Returns the identifier of an experiment; `None` if none has that name.
     fn find_experiment(&self, name: &str) -> Result<Option<String>, MlflowError> {
         const GET: &str = "experiments/get-by-name";
-        let url = format!("{}/api/2.0/mlflow/{GET}?experiment_name={}", self.uri, percent_encoded(name));
-        let mut request = firebrick_hub::http_agent().get(&url);
-        if let Some(authorization) = &self.authorization {
-            request = request.header("authorization", authorization);
-        }
-        let (status, answer) = self.read(GET, request.call())?;
+        let (status, answer) = self.get(GET, &format!("experiment_name={}", percent_encoded(name)))?;
         if status == 200 {
             let found = text(&answer["experiment"]["experiment_id"]);
             let found = found.ok_or_else(|| self.error(GET, "the answer has no experiment.experiment_id".to_owned()));
@@ -320,6 +319,27 @@ impl Client {
             true => Ok(None),
             false => Err(self.refused(GET, status, &answer)),
         }
+    }
+
+    /// Returns the last step of each metric of a run.
+    fn last_steps(&self, run_id: &str) -> Result<BTreeMap<String, u64>, MlflowError> {
+        const GET: &str = "runs/get";
+        let (status, answer) = self.get(GET, &format!("run_id={}", percent_encoded(run_id)))?;
+        if status != 200 {
+            return Err(self.refused(GET, status, &answer));
+        }
+        // Numbers of 64 bits are texts in protobuf's JSON.
+        let number = |step: &Value| step.as_u64().or_else(|| step.as_str()?.parse().ok()).unwrap_or(0);
+        let metrics = answer["run"]["data"]["metrics"].as_array().into_iter().flatten();
+        Ok(metrics.filter_map(|metric| Some((text(&metric["key"])?, number(&metric["step"])))).collect())
+    }
+
+    fn get(&self, request: &'static str, query: &str) -> Result<(u16, Value), MlflowError> {
+        let mut call = firebrick_hub::http_agent().get(format!("{}/api/2.0/mlflow/{request}?{query}", self.uri));
+        if let Some(authorization) = &self.authorization {
+            call = call.header("authorization", authorization);
+        }
+        self.read(request, call.call())
     }
 
     fn log_batch(&self, run_id: &str, metrics: &[Value]) -> Result<(), MlflowError> {

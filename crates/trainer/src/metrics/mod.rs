@@ -228,22 +228,29 @@ struct Entry {
     sink: Box<dyn MetricSink>,
     /// Count of numbers that were lost since the sink last took any.
     missing: u64,
+    /// The step of the last evaluation that the sink has got in an earlier part of the run.
+    evaluated: Option<u64>,
 }
 
 impl MetricSinks {
     /// Adds a sink.
     pub fn push(&mut self, sink: impl MetricSink + 'static) {
-        self.sinks.push(Entry { sink: Box::new(sink), missing: 0 });
+        self.sinks.push(Entry { sink: Box::new(sink), missing: 0, evaluated: None });
+    }
+
+    /// Notes that all sinks have got the evaluation after this step: a run that was killed between it and its end makes it again.
+    pub fn have_evaluation(&mut self, step: u64) {
+        self.sinks.iter_mut().for_each(|entry| entry.evaluated = Some(step));
     }
 
     /// Gives the numbers of a step to every sink.
     pub fn step(&mut self, metrics: &StepMetrics) {
-        self.each(|sink| sink.step(metrics));
+        self.each(None, |sink| sink.step(metrics));
     }
 
     /// Gives the numbers of an evaluation to every sink.
     pub fn eval(&mut self, metrics: &EvalMetrics) {
-        self.each(|sink| sink.eval(metrics));
+        self.each(Some(metrics.step), |sink| sink.eval(metrics));
     }
 
     /// Waits until every sink has written what it took.
@@ -265,9 +272,10 @@ impl MetricSinks {
         self.sinks.clear();
     }
 
-    fn each(&mut self, mut give: impl FnMut(&mut dyn MetricSink) -> Result<(), StorageError>) {
+    /// Gives numbers to the sinks, except for those of an evaluation that a sink has.
+    fn each(&mut self, eval: Option<u64>, mut give: impl FnMut(&mut dyn MetricSink) -> Result<(), StorageError>) {
         let mut notices = Vec::new();
-        for entry in &mut self.sinks {
+        for entry in self.sinks.iter_mut().filter(|entry| eval.is_none() || entry.evaluated != eval) {
             let missing = entry.missing;
             match give(&mut *entry.sink) {
                 Ok(()) => {

@@ -88,7 +88,7 @@ impl Plan {
     /// # Errors
     /// The disk has no room for one checkpoint: the run would train and could save nothing.
     pub(crate) fn check_disk(&self) -> Result<Option<String>, RunError> {
-        free_space(&self.output_dir.value).map_or(Ok(None), |free| self.check_free(free))
+        free_space(&self.output_dir.value).map_or(Ok(None), |free| self.check_free(free.bytes))
     }
 
     fn check_free(&self, free: u64) -> Result<Option<String>, RunError> {

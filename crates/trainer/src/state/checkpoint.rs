@@ -80,15 +80,16 @@ pub struct RunState {
     pub reference: Option<ReferenceIdentity>,
     /// What the plan decided about memory, which a continued run keeps where its recipe leaves it open. Checkpoints of earlier versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decided: Option<DecidedMix>,
     /// Unpacked rows of similar length that are shown in succession, which a continued run keeps. Checkpoints of earlier versions lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length_group: Option<usize>,
-    pub decided: Option<DecidedMix>,
     /// Settings that a continued run must share.
     pub identity: RunIdentity,
     /// Settings that may change when a run continues.
     pub settings: RunSettings,
 }
+
 impl RunState {
     /// Returns the length group of the run. Checkpoints that do not name it are of versions that took four times the rows that were shown at once.
     pub fn length_group(&self, recipe: &RunConfig) -> Option<usize> {
@@ -96,7 +97,6 @@ impl RunState {
         self.length_group.or(at_once.map(|rows| 64.max(4 * rows)))
     }
 }
-
 
 /// The weights that train, and so are saved, with the files that are saved next to them.
 #[derive(Clone, Debug)]

@@ -118,7 +118,7 @@ pub fn make_room(run_folder: &Path, bytes: u64, keep: Keep) -> Result<(), Storag
     let folder = run_folder.join(CHECKPOINTS);
     remove_unfinished(&folder)?;
     let Some(free) = free_space(&folder) else { return Ok(()) };
-    for path in in_the_way(&folder, free, bytes, keep)? {
+    for path in in_the_way(&folder, free.bytes, bytes, keep)? {
         tracing::warn!(
             "{} is removed before the next checkpoint is written: the disk has no room for both",
             path.display()

@@ -206,7 +206,8 @@ pub(super) fn open_sinks(
     plan: &Plan,
 ) -> Result<MetricSinks, RunError> {
     let mut sinks = MetricSinks::default();
-    sinks.push(JsonLines::open(&folder.path().join("metrics.jsonl"), resumed)?);
+    let (lines, evaluated) = JsonLines::open(&folder.path().join("metrics.jsonl"), resumed)?;
+    sinks.push(lines);
     sinks.push(EventWriter::create(&folder.path().join("tensorboard"), resumed)?);
     if let Some(target) = &plan.mlflow {
         let note = folder.path().join("mlflow.json");
@@ -216,6 +217,7 @@ pub(super) fn open_sinks(
         let run = (folder.path(), folder.name());
         sinks.push(Wandb::start(&section.value, run, &plan.parameters(), resumed.is_some())?);
     }
+    evaluated.into_iter().for_each(|step| sinks.have_evaluation(step));
     if resumed.is_none() {
         report_evaluation(&mut sinks, 0, &state.before);
     }
