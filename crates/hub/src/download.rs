@@ -17,6 +17,7 @@ use crate::hub::Hub;
 use crate::listing::HubFile;
 
 const CHUNK_BYTES: usize = 1 << 20;
+/// Tries in a row that each bring less than [`CHUNK_BYTES`].
 const ATTEMPTS: u32 = 5;
 /// Files that travel at a time.
 const CONNECTIONS: usize = 4;
@@ -88,17 +89,28 @@ impl Hub {
         };
         let partial = of_this_process.as_deref().map_or_else(|| blob.with_extension("incomplete"), Path::to_path_buf);
         let failed = HubError::cache(&partial);
-        let (etag, size) = (first.etag.clone(), first.size);
+        let listed = Some(file.size).filter(|size| *size > 0);
+        let (etag, size) = (first.etag.clone(), listed.or(first.size));
+        let refused = |reason: String| {
+            HubError::request(&format!("{}/{}{file}", self.settings.endpoint, file.kind.prefix()), reason)
+        };
+        let Some(bytes) = size else {
+            return Err(refused("neither the listing nor the answer has the size of the file".to_owned()));
+        };
+        if first.size.is_some_and(|size| size != bytes) {
+            let got = first.size.unwrap_or(0);
+            return Err(refused(format!("the answer has {got} bytes, and the file has {bytes} in the listing")));
+        }
         let mut output = File::options().create(true).append(true).open(&partial).map_err(&failed)?;
         let mut done = output.metadata().map_err(&failed)?.len();
-        if size.is_some_and(|size| done > size) {
+        if done > bytes {
             output.set_len(0).map_err(&failed)?;
             done = 0;
         }
         self.progress.advance(done);
         let mut content = (done == 0).then_some(first);
         let mut attempt = 0;
-        while size != Some(done) {
+        while done < bytes {
             let next = match content.take() {
                 Some(content) => content,
                 None => http::content(&self.settings, file, done)?,
@@ -108,16 +120,21 @@ impl Hub {
                 output.set_len(0).map_err(&failed)?;
                 done = 0;
                 if next.etag != etag || next.begins_at != 0 {
-                    attempt = self.retry_after(attempt, file, "the file changed while it was downloaded")?;
+                    attempt = retry_after(attempt, "the file changed while it was downloaded").map_err(refused)?;
                     continue;
                 }
             }
             let before = done;
-            let ended = self.receive(next.body, &mut output, &mut done, size).map_err(&failed)?;
+            let ended = self.receive(next.body, &mut output, &mut done, bytes).map_err(&failed)?;
+            if done > bytes {
+                drop(output);
+                fs::remove_file(&partial).map_err(&failed)?;
+                return Err(refused(format!("the server sends more than the {bytes} bytes of the file")));
+            }
             let Some(reason) = ended else { break };
-            // A download that resumed and made progress may be interrupted any number of times.
-            let is_resumed = before > 0 && done > before;
-            attempt = self.retry_after(if is_resumed { 0 } else { attempt }, file, &reason)?;
+            // A download that makes progress may be interrupted any number of times.
+            let progressed = done - before >= CHUNK_BYTES as u64;
+            attempt = retry_after(if progressed { 0 } else { attempt }, &reason).map_err(refused)?;
         }
         output.sync_all().map_err(&failed)?;
         if let Err(error) = digest::check(&partial, &etag, &file.to_string()) {
@@ -127,19 +144,13 @@ impl Hub {
         fs::rename(&partial, blob).map_err(&failed)
     }
 
-    /// Appends content to a file that has `done` bytes, until it has `size` of them. Returns why the content ended before that; an error is one of
-    /// the file.
-    fn receive(
-        &self,
-        mut content: impl Read,
-        file: &mut File,
-        done: &mut u64,
-        size: Option<u64>,
-    ) -> IoResult<Option<String>> {
+    /// Appends content to a file that has `done` bytes, until it has `size` of them or more. Returns why the content ended before that; an error is
+    /// one of the file.
+    fn receive(&self, mut content: impl Read, file: &mut File, done: &mut u64, size: u64) -> IoResult<Option<String>> {
         let mut chunk = vec![0; CHUNK_BYTES];
-        loop {
+        while *done <= size {
             match content.read(&mut chunk) {
-                Ok(0) if size.is_none_or(|size| size == *done) => return Ok(None),
+                Ok(0) if size == *done => return Ok(None),
                 Ok(0) => return Ok(Some("the connection ended early".to_owned())),
                 Ok(count) => {
                     file.write_all(&chunk[..count])?;
@@ -149,15 +160,17 @@ impl Hub {
                 Err(reason) => return Ok(Some(reason.to_string())),
             }
         }
+        Ok(None)
     }
+}
 
-    fn retry_after(&self, attempt: u32, file: &HubFile, reason: &str) -> Result<u32, HubError> {
-        if attempt + 1 >= ATTEMPTS {
-            let url = format!("{}/{}{file}", self.settings.endpoint, file.kind.prefix());
-            return Err(HubError::request(&url, reason));
-        }
-        Ok(attempt + 1)
+/// Waits before the next try, each time longer; the error says why there is none.
+fn retry_after(attempt: u32, reason: &str) -> Result<u32, String> {
+    if attempt + 1 >= ATTEMPTS {
+        return Err(format!("{reason}, {ATTEMPTS} tries in a row with almost nothing"));
     }
+    http::wait_after(attempt + 1);
+    Ok(attempt + 1)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 use std::io::Error as IoError;
 use std::path::{Path, PathBuf};
 
+use crate::address::without_secrets;
 use crate::id::HubId;
 
 /// An error of access to the Hub or its cache.
@@ -49,7 +50,7 @@ pub enum HubError {
     /// A request whose answer cannot be used.
     #[error("cannot get {url}: {reason}. Try again, or work from the cache with HF_HUB_OFFLINE=1")]
     Request {
-        /// Address without its query.
+        /// Address without secrets.
         url: String,
         /// The cause.
         reason: String,
@@ -57,7 +58,7 @@ pub enum HubError {
     /// A request of a push got no response.
     #[error("cannot reach {url}: {reason}. Push again when it can be reached; files that it has are not sent again")]
     NotSent {
-        /// Address without its query.
+        /// Address without secrets.
         url: String,
         /// The cause.
         reason: String,
@@ -129,26 +130,21 @@ impl HubError {
 
     /// Builds the error for a request without a response.
     pub(crate) fn unreachable(cache: &Path, what: &str, reason: &str) -> Self {
-        Self::Unreachable { what: what.to_owned(), reason: reason.to_owned(), cache: cache.to_owned() }
+        Self::Unreachable { what: what.to_owned(), reason: without_secrets(reason), cache: cache.to_owned() }
     }
 
     /// Builds the error for a failed request.
     pub(crate) fn request(url: &str, reason: impl Into<String>) -> Self {
-        Self::Request { url: without_query(url), reason: reason.into() }
+        Self::Request { url: without_secrets(url), reason: without_secrets(&reason.into()) }
     }
 
     /// Builds the error for a push request without a response.
     pub(crate) fn not_sent(url: &str, reason: String) -> Self {
-        Self::NotSent { url: without_query(url), reason }
+        Self::NotSent { url: without_secrets(url), reason: without_secrets(&reason) }
     }
 
     /// Builds the error for a failed push to this repository.
     pub(crate) fn push(id: &HubId, reason: impl Into<String>) -> Self {
-        Self::Push { repository: id.name.clone(), reason: reason.into() }
+        Self::Push { repository: id.name.clone(), reason: without_secrets(&reason.into()) }
     }
-}
-
-/// Removes the query of a URL, because queries may be signatures and stay out of messages.
-fn without_query(url: &str) -> String {
-    url.split('?').next().unwrap_or(url).to_owned()
 }

@@ -14,6 +14,7 @@ use ureq::http::Response;
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body, Error as TransportError};
 
+use crate::address::{base, is_same_origin, without_secrets};
 use crate::error::HubError;
 use crate::id::{HubId, RepoKind};
 use crate::listing::HubFile;
@@ -73,7 +74,7 @@ enum Failure {
 /// Requests a server's start page, once and within a short time.
 pub(crate) fn reach(endpoint: &str) -> Result<(), String> {
     let request = AGENT.head(endpoint).config().timeout_global(Some(REACH)).build();
-    request.call().map(drop).map_err(|error| format!("{}: {error}", origin(endpoint)))
+    request.call().map(drop).map_err(|error| without_secrets(&format!("{}: {error}", base(endpoint))))
 }
 
 /// Requests the listing of a repository.
@@ -121,7 +122,7 @@ fn get(
             Ok((response, etag)) => match response.status().as_u16() {
                 200 | 206 => return Ok((response, etag)),
                 status @ (429 | 500..=599) => {
-                    Failure::Unreachable(format!("{}: the server answered {status}", origin(url)))
+                    Failure::Unreachable(format!("{}: the server answered {status}", base(url)))
                 }
                 _ => return Err(refused(settings, url, &response, what)),
             },
@@ -147,7 +148,7 @@ fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Bod
     let unusable = |reason: &str| Failure::Unusable(reason.to_owned());
     let (mut url, mut etag) = (url.to_owned(), None);
     for _ in 0..=MAX_REDIRECTS {
-        let is_hub = origin(&url) == origin(&settings.endpoint);
+        let is_hub = is_same_origin(&url, &settings.endpoint);
         let mut request = AGENT.get(&url).header("accept-encoding", "identity");
         if let (Some(token), true) = (&settings.token, is_hub) {
             request = request.header("authorization", format!("Bearer {token}"));
@@ -165,9 +166,9 @@ fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Bod
             return Ok((response, etag));
         }
         let target = header("location").ok_or_else(|| unusable("a redirect without a target"))?;
-        url = if target.starts_with('/') { format!("{}{target}", origin(&url)) } else { target };
-        if !url.starts_with("https://") && !url.starts_with(origin(&settings.endpoint)) {
-            let target = url.split('?').next().unwrap_or_default();
+        url = if target.starts_with('/') { format!("{}{target}", base(&url)) } else { target };
+        if !url.starts_with("https://") && !is_same_origin(&url, &settings.endpoint) {
+            let target = without_secrets(&url);
             return Err(Failure::Unusable(format!("redirected to {target}, which is not encrypted")));
         }
     }
@@ -181,14 +182,8 @@ fn failure(url: &str, error: &TransportError) -> Failure {
         TransportError::Timeout(_) | TransportError::HostNotFound | TransportError::ConnectionFailed => true,
         _ => false,
     };
-    let reason = format!("{}: {error}", origin(url));
+    let reason = format!("{}: {error}", base(url));
     if is_of_network { Failure::Unreachable(reason) } else { Failure::Unusable(reason) }
-}
-
-/// Returns scheme, host and port.
-pub(crate) fn origin(url: &str) -> &str {
-    let start = url.find("://").map_or(0, |at| at + 3);
-    url[start..].find(['/', '?', '#']).map_or(url, |end| &url[..start + end])
 }
 
 /// Explains why the Hub refuses access to a repository, with advice.
@@ -200,7 +195,7 @@ pub(crate) fn refused(
 ) -> HubError {
     let code = response.headers().get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
     let has_token = settings.token.is_some();
-    let page = format!("{}/{}{}", settings.endpoint, kind.prefix(), what.split('@').next().unwrap_or(what));
+    let page = format!("{}/{}{}", settings.shown_endpoint(), kind.prefix(), what.split('@').next().unwrap_or(what));
     let hint = match (response.status().as_u16(), code) {
         (_, "GatedRepo") if has_token => {
             format!("it is gated: ask for access at {page} with the account of your token")
@@ -227,7 +222,7 @@ pub(crate) fn refused(
             return HubError::request(url, answer.trim_end());
         }
     };
-    HubError::Refused { endpoint: settings.endpoint.clone(), what: format!("{} {what:?}", kind.noun()), hint }
+    HubError::Refused { endpoint: settings.shown_endpoint(), what: format!("{} {what:?}", kind.noun()), hint }
 }
 
 /// Returns whether an ETag can be a file name.

@@ -67,7 +67,7 @@ impl HubId {
         };
         let revision = revision.or(inside).unwrap_or("main");
         let is_revision = revision.split('/').all(|part| !part.is_empty() && !part.starts_with('.'))
-            && !revision.contains(['\\', ':', '\0']);
+            && !revision.contains(|letter: char| matches!(letter, '\\' | ':') || letter.is_control());
         (is_part(owner) && is_part(repository) && is_revision).then(|| Self {
             kind,
             name: name.to_owned(),

@@ -3,6 +3,7 @@
 //! Trade-off: files are transferred over plain HTTPS, one connection each; the optional Xet protocol is not supported.
 #![doc = include_str!("../README.md")]
 
+mod address;
 mod cache;
 mod commit;
 mod digest;
@@ -20,6 +21,7 @@ mod settings;
 mod tests;
 mod upload;
 
+pub use address::{has_secrets, without_secrets};
 pub use cache::snapshot_of;
 pub use error::HubError;
 pub use http::http_agent;

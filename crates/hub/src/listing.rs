@@ -59,7 +59,13 @@ impl Listing {
             let path = entry["rfilename"].as_str().filter(|path| is_safe(path))?;
             Some((path.to_owned(), entry["size"].as_u64().unwrap_or(0)))
         };
-        let files = json["siblings"].as_array()?.iter().filter_map(file).collect();
+        let entries = json["siblings"].as_array()?;
+        let files: Vec<_> = entries.iter().filter_map(file).collect();
+        if let Some(unsafe_) = entries.iter().find(|entry| file(entry).is_none()) {
+            let (count, name) =
+                (entries.len() - files.len(), unsafe_["rfilename"].to_string().escape_debug().to_string());
+            tracing::warn!("{count} files of commit {commit} are left out: no file may have the name {name}");
+        }
         let kept = CARD_KEYS.iter().filter_map(|key| Some(((*key).to_owned(), json["cardData"].get(*key)?.clone())));
         Some(Self { commit, files, card: Json::Object(kept.collect::<Map<_, _>>()), origin: Origin::Cache })
     }
@@ -119,7 +125,7 @@ impl Listing {
 
 /// Returns whether a path from the network stays inside the folder it is written to.
 pub(crate) fn is_safe(path: &str) -> bool {
-    !path.contains(['\\', '\0'])
+    !path.contains(|letter: char| letter == '\\' || letter.is_control())
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
         && !Path::new(path).is_absolute()
         && !path.contains(':')

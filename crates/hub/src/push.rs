@@ -84,7 +84,7 @@ impl Hub {
         let stored_bytes = self.store(repository, &uploads)?;
         let files: Vec<String> = uploads.iter().map(|upload| upload.path.clone()).collect();
         let commit = if uploads.is_empty() { None } else { Some(self.commit(repository, &push.message, &uploads)?) };
-        let page = format!("{}/{}{}", self.settings.endpoint, repository.kind.prefix(), repository.name);
+        let page = format!("{}/{}{}", self.settings.shown_endpoint(), repository.kind.prefix(), repository.name);
         Ok(Pushed { page, is_new, commit, files, ignored, stored_bytes })
     }
 

@@ -9,8 +9,9 @@ use serde_json::Value as Json;
 use ureq::http::Response;
 use ureq::{Body, SendBody};
 
+use crate::address::is_same_origin;
 use crate::error::HubError;
-use crate::http::{ATTEMPTS, http_agent, origin, wait_after};
+use crate::http::{ATTEMPTS, http_agent, wait_after};
 use crate::settings::HubSettings;
 
 /// Sends a GET with the token and returns status and JSON; null for a response that is not JSON.
@@ -88,13 +89,13 @@ fn answer(mut response: Response<Body>) -> (u16, Json) {
 
 /// Returns the authorization header for the Hub's own URLs; `None` for any other.
 fn token_for(settings: &HubSettings, url: &str) -> Option<String> {
-    let token = settings.token.as_ref().filter(|_| origin(url) == origin(&settings.endpoint))?;
+    let token = settings.token.as_ref().filter(|_| is_same_origin(url, &settings.endpoint))?;
     Some(format!("Bearer {token}"))
 }
 
 /// Checks that the URL to write to is encrypted, or belongs to the Hub itself.
 fn allowed(settings: &HubSettings, url: &str) -> Result<(), HubError> {
-    if url.starts_with("https://") || origin(url) == origin(&settings.endpoint) {
+    if url.starts_with("https://") || is_same_origin(url, &settings.endpoint) {
         return Ok(());
     }
     Err(HubError::request(url, "the address to write to is not encrypted"))

@@ -5,10 +5,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::address::without_secrets;
+
 /// Addresses and secrets for access to the Hub.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HubSettings {
-    /// URL without a trailing slash: `HF_ENDPOINT`, or `https://huggingface.co`.
+    /// URL without a trailing slash: `HF_ENDPOINT`, or `https://huggingface.co`. Print [`HubSettings::shown_endpoint`] instead.
     pub endpoint: String,
     /// Cache folder: `HF_HUB_CACHE`, `HF_HOME/hub`, or `huggingface/hub` in the user's cache folder.
     pub cache: PathBuf,
@@ -24,7 +26,7 @@ impl std::fmt::Debug for HubSettings {
         let token = self.token.as_ref().map(|_| "(hidden)");
         formatter
             .debug_struct("HubSettings")
-            .field("endpoint", &self.endpoint)
+            .field("endpoint", &self.shown_endpoint())
             .field("cache", &self.cache)
             .field("token", &token)
             .field("is_offline", &self.is_offline)
@@ -36,6 +38,11 @@ impl HubSettings {
     /// Reads the environment variables of this process.
     pub fn from_environment() -> Self {
         Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// Returns the address as it may be printed.
+    pub fn shown_endpoint(&self) -> String {
+        without_secrets(&self.endpoint)
     }
 
     /// Reads variables through `read`.

@@ -5,10 +5,10 @@
 use std::fs;
 use std::path::Path;
 
-use firebrick_hub_imitation::{Answer, ImitatedHub, Server, git_blob, sha256};
+use firebrick_hub_imitation::{Answer, ImitatedHub, Request, Server, git_blob, sha256};
 
 use super::{Client, NOWHERE, TOKEN, id};
-use crate::{HubId, Need, snapshot_of};
+use crate::{HubId, Listing, Need, RepoKind, snapshot_of};
 
 pub(super) const CONFIG: &[u8] = b"{\"model_type\": \"llama\"}";
 
@@ -289,4 +289,81 @@ fn a_busy_hub_is_asked_again() {
     let error = Client::of(&server.address).hub().listing(&parsed).unwrap_err().to_string();
     assert!(error.contains("not encrypted"), "{error}");
     assert!(server.requests().len() >= 3);
+}
+
+/// Serves one file of the listed size with these answers, and returns the error of downloading it and the number of requests.
+fn refused(listed: u64, answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> (String, usize, u64) {
+    let server = Server::new(move |request| match request.target.starts_with("/api") {
+        true => {
+            let siblings = format!(r#"[{{"rfilename": "config.json", "size": {listed}}}]"#);
+            Answer::new(200, format!(r#"{{"sha": "{}", "siblings": {siblings}}}"#, "0".repeat(40)))
+        }
+        false => answer(request).with("etag", "\"x\""),
+    });
+    let client = Client::of(&server.address);
+    let error = client.hub().model(&id("o/n"), Need::Description).unwrap_err().to_string();
+    let blobs = fs::read_dir(client.cache.path().join("models--o--n/blobs")).into_iter().flatten().flatten();
+    (error, server.requests().len(), blobs.map(|blob| blob.metadata().unwrap().len()).sum())
+}
+
+#[test]
+fn a_body_is_no_longer_than_the_listing_says() {
+    let (error, _, bytes) = refused(656, |_| Answer::new(200, vec![7; 3 << 20]));
+    assert!(error.contains("656 in the listing") && error.contains("3145728") && bytes == 0, "{error}");
+    // A range that claims the right length.
+    let (error, _, bytes) = refused(656, |_| Answer::new(206, vec![7; 3 << 20]).with("content-range", "bytes 0-9/656"));
+    assert!(error.contains("more than the 656 bytes") && bytes == 0, "{error}");
+}
+
+#[test]
+fn a_server_that_always_closes_early_is_left_after_a_few_tries() {
+    for sent in [0, 1, 1000] {
+        let (error, requests, _) = refused(1 << 20, move |request| {
+            let mut answer = Answer::ranged(request, &[7; 1 << 20]);
+            answer.sent = sent;
+            answer
+        });
+        assert!(error.contains("5 tries in a row") && requests <= 8, "{requests}: {error}");
+    }
+}
+
+#[test]
+fn no_token_and_no_request_goes_to_another_server_that_names_the_hub() {
+    let other = Server::new(|_| Answer::new(200, "w").with("etag", "\"x\""));
+    let port = other.address.rsplit(':').next().unwrap().to_owned();
+    for user in ["", "/"] {
+        let port = port.clone();
+        let server = Server::new(move |request| {
+            let hub = request.header("host").unwrap();
+            Answer::new(302, "").with("location", format!("http://{hub}{user}@127.0.0.1:{port}/{user}?hf_secret"))
+        });
+        let error = Client::of(&server.address).with_token().hub().listing(&id("o/n")).unwrap_err().to_string();
+        assert!(!error.contains("hf_secret"), "{error}");
+    }
+    assert!(other.requests().is_empty());
+}
+
+#[test]
+fn no_message_has_a_secret_of_the_address() {
+    let hub = hub_with_model();
+    let authority = hub.server.address.strip_prefix("http://").unwrap().to_owned();
+    for (at, name) in [(&*authority, "org/tyni"), ("127.0.0.1:9", "org/tiny"), ("127.0.0.1:x", "org/tiny")] {
+        let client = Client::of(&format!("http://me:hunter2@{at}"));
+        let error = client.hub().listing(&id(name)).unwrap_err();
+        let reached = client.hub().reach().err().unwrap_or_default();
+        let all = format!("{error} {error:?} {reached} {:?}", client.hub());
+        assert!(!all.contains("hunter2") && all.contains(at), "{all}");
+    }
+}
+
+#[test]
+fn names_that_leave_their_folder_or_control_a_terminal_are_no_files() {
+    for name in
+        ["../x", "/x", "a/../../x", "a\\..\\x", "a\0", "\u{1b}[2Jx.jsonl", "a\nb", "a\u{9b}1m", "C:x", "a//b", "", "."]
+    {
+        let listing =
+            serde_json::json!({"sha": "0".repeat(40), "siblings": [{"rfilename": name}, {"rfilename": "ok é"}]});
+        assert_eq!(Listing::parse(&listing).unwrap().paths().collect::<Vec<_>>(), ["ok é"]);
+        assert_eq!(HubId::parse(RepoKind::Dataset, "o/n", Some(name)), None, "{name:?}");
+    }
 }
