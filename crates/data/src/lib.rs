@@ -3,6 +3,7 @@
 //! Not supported: images and sound. The README below lists the other limits.
 #![doc = include_str!("../README.md")]
 
+mod added_tokens;
 mod batch;
 mod cache;
 mod catch_panic;

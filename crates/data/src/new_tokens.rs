@@ -54,16 +54,21 @@ impl Tokenizer {
         &self.new_tokens
     }
 
+    /// Returns the tokens that files other than `tokenizer.json` add or describe differently: id, text, and whether it is special.
+    pub fn tokens_of_other_files(&self) -> Vec<(u32, String, bool)> {
+        self.of_other_files.iter().map(|(id, token)| (*id, token.content.clone(), token.special)).collect()
+    }
+
     /// Returns the id of a token.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// Returns the text of each file of the tokenizer that new tokens or other special tokens have changed; none without them. Errors: a file of the
+    /// Returns the text of each file of the tokenizer that new tokens, other special tokens or tokens of other files have changed; none without them. Errors: a file of the
     /// folder is missing or damaged.
     pub fn changed_files(&self) -> Result<BTreeMap<String, String>, DataError> {
         let mut files = BTreeMap::new();
-        if self.new_tokens.is_empty() && self.chosen_tokens.is_empty() {
+        if self.new_tokens.is_empty() && self.chosen_tokens.is_empty() && self.of_other_files.is_empty() {
             return Ok(files);
         }
         let path = self.folder.join(TOKENIZER_FILE);
@@ -71,11 +76,15 @@ impl Tokenizer {
         let mut json: Map<String, Value> = serde_json::from_str(&text).map_err(|reason| bad_file(&path, reason))?;
         let added = json.entry("added_tokens").or_insert_with(|| json!([]));
         let added = added.as_array_mut().ok_or_else(|| bad_file(&path, "added_tokens is no list"))?;
-        added.extend(self.new_tokens.iter().map(|token| {
-            let mut entry = described(token);
-            entry.insert("id".to_owned(), json!(token.id));
-            Value::Object(entry)
+        // In other programs too, the ids of new tokens follow those of all that the folder has.
+        added.retain(|token| !self.of_other_files.values().any(|other| token["content"] == *other.content));
+        let others = self.of_other_files.iter().map(|(id, token)| (*id, json!(token)));
+        let new = self.new_tokens.iter().map(|token| (token.id, Value::Object(described(token))));
+        added.extend(others.chain(new).map(|(id, mut entry)| {
+            entry["id"] = json!(id);
+            entry
         }));
+        added.sort_by_key(|token| token["id"].as_u64());
         self.mark_chosen(added.iter_mut());
         files.insert(TOKENIZER_FILE.to_owned(), printed(&json));
         let mut config = read_json(&self.folder.join(TOKENIZER_CONFIG_FILE))?.unwrap_or_default();

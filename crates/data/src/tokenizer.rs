@@ -13,16 +13,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use firebrick_arch::folder::{SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
 use serde_json::{Map, Value as Json};
-use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Tokenizer as Inner};
+use tokenizers::{AddedToken, Encoding, PostProcessor, PostProcessorWrapper, Tokenizer as Inner};
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::added_tokens::{OtherFiles, Outline};
 use crate::catch_panic::catch_panic;
 use crate::chat_template::{BuiltIn, ChatTemplate, TemplateChoice, TemplateDefaults, TemplateSet};
 use crate::error::DataError;
 use crate::long_text::{PIECE_BYTES, encode_in_pieces};
-
-const SPECIAL_TOKEN_KEYS: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// A token that the folder does not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +70,8 @@ pub struct Tokenizer {
     pub(crate) templates: TemplateSet,
     /// Hash of `tokenizer.json`.
     content_key: u128,
+    /// Tokens that `tokenizer.json` lacks or describes differently, by id, from the other files of the folder.
+    pub(crate) of_other_files: BTreeMap<u32, AddedToken>,
     pub(crate) new_tokens: Vec<NewToken>,
     /// The roles that the folder gives to other tokens, or to none.
     pub(crate) chosen_tokens: BTreeMap<SpecialToken, String>,
@@ -81,26 +81,22 @@ impl Tokenizer {
     /// Reads a tokenizer from a model's folder. Errors: no `tokenizer.json`, a file that cannot be parsed, or special tokens that are not in the
     /// vocabulary. A missing chat template is an error only in [`Tokenizer::chat_template`].
     pub fn from_folder(dir: &Path) -> Result<Self, DataError> {
-        let (mut inner, content_key) = read_tokenizer_json(dir)?;
+        let (mut inner, outline, content_key) = read_tokenizer_json(dir)?;
         let bad = |reason: tokenizers::Error| bad_file(&dir.join(TOKENIZER_FILE), reason);
         inner.with_truncation(None).map_err(bad)?;
         inner.with_padding(None);
         let post_processor = inner.get_post_processor().cloned();
         inner.with_post_processor(None::<PostProcessorWrapper>);
+        let config = read_json(&dir.join(TOKENIZER_CONFIG_FILE))?.unwrap_or_default();
+        let others = OtherFiles::read(dir, &config)?;
+        let special_tokens = others.special_tokens();
+        let of_other_files = others.add_to(&mut inner, &outline, dir)?;
         let vocab_size = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         if let Some(post_processor) = &post_processor {
             let checked = check_added_ids(post_processor, vocab_size);
             checked.map_err(|reason| bad_file(&dir.join(TOKENIZER_FILE), reason))?;
         }
 
-        let config = read_json(&dir.join(TOKENIZER_CONFIG_FILE))?.unwrap_or_default();
-        let special_tokens = special_tokens(&config, &read_json(&dir.join(SPECIAL_TOKENS_FILE))?.unwrap_or_default());
-        for (key, token) in &special_tokens {
-            if inner.token_to_id(token).is_none() && matches!(key.as_str(), "bos_token" | "eos_token" | "pad_token") {
-                let reason = format!("{key} is {token:?}, which is not in the vocabulary of {TOKENIZER_FILE}");
-                return Err(bad_file(&dir.join(TOKENIZER_CONFIG_FILE), reason));
-            }
-        }
         let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
         let special_ids = special.map(|(id, _)| id).collect();
         let mut templates = TemplateSet::read(dir, &config, special_tokens.clone(), read_json)?;
@@ -117,6 +113,7 @@ impl Tokenizer {
             special_ids,
             templates,
             content_key,
+            of_other_files,
             new_tokens: Vec::new(),
             chosen_tokens: BTreeMap::new(),
         })
@@ -158,8 +155,9 @@ impl Tokenizer {
         Ok([before, &self.encode_plain(text)?, after].concat())
     }
 
-    /// Returns the token that is added before every text, if there is one; determined once.
-    pub(crate) fn token_before_text(&self) -> Result<Option<u32>, DataError> {
+    /// Returns the token that is added before every text, if there is one; determined once. Training, prompts and exported files all ask this.
+    /// Rendered conversations begin as their template does.
+    pub fn token_before_text(&self) -> Result<Option<u32>, DataError> {
         if let Some(&before) = self.before_text.get() {
             return Ok(before);
         }
@@ -273,7 +271,9 @@ impl Tokenizer {
     pub fn fingerprint(&self) -> Vec<u8> {
         let templates = [false, true].map(|tools| self.templates.get(tools).map(ChatTemplate::source));
         let rest = serde_json::json!([self.special_tokens, self.add_bos_token, templates, self.templates.defaults]);
-        let added = self.new_tokens.iter().map(|token| format!("{token:?}").into_bytes()).collect::<Vec<_>>().concat();
+        let mut added =
+            self.new_tokens.iter().map(|token| format!("{token:?}").into_bytes()).collect::<Vec<_>>().concat();
+        added.extend(self.of_other_files.iter().flat_map(|token| format!("{token:?}").into_bytes()));
         [&self.content_key.to_le_bytes(), &added[..], rest.to_string().as_bytes()].concat()
     }
 
@@ -329,7 +329,7 @@ pub(crate) fn bad_file(path: &Path, reason: impl Display) -> DataError {
     DataError::Tokenizer(format!("cannot use {}: {reason}", path.display()))
 }
 
-fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
+fn read_tokenizer_json(dir: &Path) -> Result<(Inner, Outline, u128), DataError> {
     let path = dir.join(TOKENIZER_FILE);
     let bytes = match read(&path) {
         Ok(bytes) => bytes,
@@ -347,8 +347,9 @@ fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
         Err(reason) => return Err(DataError::Io { path, reason }),
     };
     let content_key = xxh3_128(&bytes);
+    let outline = Outline::parse(&bytes).map_err(|reason| bad_file(&path, reason))?;
     let inner = catch_panic("the tokenizer", || Inner::from_bytes(bytes).map_err(|reason| reason.to_string()));
-    Ok((inner.map_err(|reason| bad_file(&path, reason))?, content_key))
+    Ok((inner.map_err(|reason| bad_file(&path, reason))?, outline, content_key))
 }
 
 /// Reads a JSON object from a file that may be absent.
@@ -358,16 +359,6 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Json>>, DataEr
         Err(reason) if reason.kind() == ErrorKind::NotFound => Ok(None),
         Err(reason) => Err(DataError::Io { path: path.to_owned(), reason }),
     }
-}
-
-/// Returns special tokens by key; `tokenizer_config.json` takes precedence. A token is a string or an object with `content`.
-fn special_tokens(config: &Map<String, Json>, map: &Map<String, Json>) -> BTreeMap<String, String> {
-    let text = |token: &Json| token.get("content").unwrap_or(token).as_str().map(str::to_owned);
-    let find = |key: &str| config.get(key).and_then(text).or_else(|| map.get(key).and_then(text));
-    let usual = SPECIAL_TOKEN_KEYS.iter().filter_map(|&key| Some((key.to_owned(), find(key)?)));
-    // The model's extra special tokens, by name (`image_token`, for example).
-    let own = config.get("extra_special_tokens").and_then(Json::as_object).into_iter().flatten();
-    own.filter_map(|(key, token)| Some((key.clone(), text(token)?))).chain(usual).collect()
 }
 
 #[cfg(test)]

@@ -30,13 +30,17 @@ use crate::description::read_config;
 use crate::error::ModelError;
 use crate::weights::{HfFolder, not_writable};
 
-/// The tokens that a reader of a GGUF file stops at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The tokens at which texts begin and end, and those that `tokenizer.json` lacks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GgufEnds {
     /// The token that ends a text.
     pub text: Option<u32>,
     /// The token that ends a turn, if it differs.
     pub turn: Option<u32>,
+    /// The token that is added before every text.
+    pub before_text: Option<u32>,
+    /// Added tokens that only other files of the folder have: id, text, and whether it is special.
+    pub added: Vec<(u32, String, bool)>,
 }
 
 /// Checks that a GGUF file can be written of the model in `folder`, from its config.json and tokenizer alone.
@@ -46,7 +50,7 @@ pub struct GgufEnds {
 pub fn check_gguf(folder: &Path) -> Result<(), ModelError> {
     let config = read_config(folder)?;
     Architecture::of(&config)?;
-    tokenizer::read(folder, config.spec.vocab_size, config.bos_token_id, GgufEnds::default())?;
+    tokenizer::read(folder, config.spec.vocab_size, config.bos_token_id, &GgufEnds::default())?;
     Ok(())
 }
 
@@ -54,7 +58,7 @@ pub fn check_gguf(folder: &Path) -> Result<(), ModelError> {
 ///
 /// # Errors
 /// A folder that cannot be read, a model or tokenizer that GGUF cannot describe here ([`ModelError::NoGguf`]), a failed write.
-pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> Result<Vec<String>, ModelError> {
+pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: &GgufEnds) -> Result<Vec<String>, ModelError> {
     let weights = HfFolder::open(folder)?;
     let config = read_config(folder)?;
     weights.check_complete(&config)?;

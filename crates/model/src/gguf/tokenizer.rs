@@ -58,7 +58,7 @@ pub(super) fn read(
     folder: &Path,
     vocab_size: usize,
     bos: Option<u32>,
-    ends: GgufEnds,
+    ends: &GgufEnds,
 ) -> Result<Vocabulary, ModelError> {
     let path = folder.join(TOKENIZER_FILE);
     let json = parse_object(&read_text(&path)?, &path)?;
@@ -74,15 +74,16 @@ fn describe(
     json: &Map<String, Json>,
     vocab_size: usize,
     bos: Option<u32>,
-    ends: GgufEnds,
+    ends: &GgufEnds,
     has_template: bool,
 ) -> Result<Vocabulary, String> {
+    let bos = ends.before_text.or(bos);
     let model = json.get("model").and_then(Json::as_object).ok_or("a tokenizer without a model")?;
     let kind = model.get("type").and_then(Json::as_str);
     if kind != Some("BPE") {
         return Err(format!("a tokenizer of the kind {}", kind.unwrap_or("that it does not name")));
     }
-    let (mut texts, mut kinds) = tokens(json, model, vocab_size, &[bos, ends.text, ends.turn])?;
+    let (mut texts, mut kinds) = tokens(json, model, vocab_size, (&[bos, ends.text, ends.turn], &ends.added))?;
     let merges = merges(model)?;
     let method = if model.get("byte_fallback") == Some(&Json::Bool(true)) {
         sentencepiece::method(json, model, &merges, (&mut texts, &mut kinds), has_template)?
@@ -94,7 +95,7 @@ fn describe(
     keys.extend(bos.map(|id| ("bos_token_id", Value::U32(id))));
     keys.extend(ends.text.map(|id| ("eos_token_id", Value::U32(id))));
     keys.extend(ends.turn.map(|id| ("eot_token_id", Value::U32(id))));
-    keys.push(("add_bos_token", Value::Bool(bos.is_some_and(|bos| begins_with(json, bos)))));
+    keys.push(("add_bos_token", Value::Bool(ends.before_text.is_some())));
     Ok(Vocabulary {
         metadata: keys.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect(),
         notes: method.note.into_iter().map(str::to_owned).collect(),
@@ -123,7 +124,7 @@ fn tokens(
     json: &Map<String, Json>,
     model: &Map<String, Json>,
     vocab_size: usize,
-    ends: &[Option<u32>],
+    (ends, added): (&[Option<u32>], &[(u32, String, bool)]),
 ) -> Result<(Vec<String>, Vec<i32>), String> {
     let mut by_id: BTreeMap<usize, (String, i32)> = BTreeMap::new();
     let vocab = model.get("vocab").and_then(Json::as_object).ok_or("a tokenizer without a vocabulary")?;
@@ -135,6 +136,9 @@ fn tokens(
         let content = token.get("content").and_then(Json::as_str).ok_or("an added token without a text")?;
         let is_special = token.get("special") == Some(&Json::Bool(true));
         by_id.insert(id as usize, (content.to_owned(), if is_special { CONTROL } else { USER_DEFINED }));
+    }
+    for (id, content, is_special) in added {
+        by_id.insert(*id as usize, (content.clone(), if *is_special { CONTROL } else { USER_DEFINED }));
     }
     if let Some((id, _)) = by_id.last_key_value().filter(|(id, _)| **id >= vocab_size) {
         return Err(format!("a tokenizer with the id {id}, and a model of {vocab_size} tokens"));
@@ -157,17 +161,6 @@ fn merges(model: &Map<String, Json>) -> Result<Vec<(&str, &str)>, String> {
         }
     }
     merges.iter().map(pair).collect::<Option<_>>().ok_or_else(|| "merges in an unknown form".to_owned())
-}
-
-/// Returns whether the tokenizer begins every text with this token.
-fn begins_with(json: &Map<String, Json>, bos: u32) -> bool {
-    let processor = json.get("post_processor").unwrap_or(&Json::Null);
-    let steps = processor.get("processors").and_then(Json::as_array);
-    steps.map_or_else(|| vec![processor], |steps| steps.iter().collect()).into_iter().any(|step| {
-        let first = step.pointer("/single/0/SpecialToken/id").and_then(Json::as_str);
-        let ids = first.and_then(|token| step.get("special_tokens")?.get(token)?.get("ids")?.as_array());
-        ids.is_some_and(|ids| ids.first().and_then(Json::as_u64) == Some(u64::from(bos)))
-    })
 }
 
 /// Reads the chat template of a folder.
@@ -205,7 +198,7 @@ mod tests {
         let json = json!({ "added_tokens": [{ "id": 2, "content": "<|im_end|>", "special": true }] });
         let model = json!({ "vocab": { "a": 0, "</s>": 1, "<eos>": 3 } });
         let [json, model] = [&json, &model].map(|json| json.as_object().unwrap());
-        let (texts, kinds) = tokens(json, model, 4, &[None, Some(3)]).unwrap();
+        let (texts, kinds) = tokens(json, model, 4, (&[None, Some(3)], &[])).unwrap();
         assert_eq!(texts, ["a", "[PAD1]", "<|im_end|>", "<eos>"]);
         assert_eq!(kinds, [NORMAL, UNUSED, CONTROL, NORMAL]);
     }

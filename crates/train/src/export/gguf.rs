@@ -25,7 +25,7 @@ pub(super) fn write(folder: &Path, out: &Path, kind: GgufType) -> Result<String,
     tokenizer.set_template_defaults(chat_settings::read(folder)?);
     let listed = read_config(folder)?.eos_token_ids;
     let ends = gguf_ends(&tokenizer, &listed)?;
-    let mut notes = write_gguf(folder, out, kind, ends)?;
+    let mut notes = write_gguf(folder, out, kind, &ends)?;
 
     let name = out.file_name().unwrap_or_default().to_string_lossy();
     let mut text = format!("FROM ./{name}\n");
@@ -55,7 +55,8 @@ pub(super) fn write(folder: &Path, out: &Path, kind: GgufType) -> Result<String,
 fn gguf_ends(tokenizer: &Tokenizer, listed: &[u32]) -> Result<GgufEnds, RunError> {
     let text = tokenizer.eos_token_id().or(listed.first().copied());
     let turn = end_of_turn::in_template(tokenizer)?.or(listed.last().copied());
-    Ok(GgufEnds { text, turn: turn.filter(|_| turn != text) })
+    let turn = turn.filter(|_| turn != text);
+    Ok(GgufEnds { text, turn, before_text: tokenizer.token_before_text()?, added: tokenizer.tokens_of_other_files() })
 }
 
 /// Returns `m.Modelfile` for `m.gguf`; any other extension counts as part of the name.

@@ -25,7 +25,7 @@ impl Turns {
     /// Returns the turns of a tokenizer's chat template; `None` if it has none, or one that turns cannot express. A token that the tokenizer puts before
     /// every text is left out.
     pub(super) fn of(tokenizer: &Tokenizer) -> Option<Self> {
-        let bos = tokenizer.encode("a", true).ok()?.first().copied().filter(|id| Some(*id) == tokenizer.bos_token_id());
+        let bos = tokenizer.token_before_text().ok()?;
         let bos = bos.and_then(|id| tokenizer.decode(&[id], false).ok());
         let template = tokenizer.chat_template().ok()?;
         let render = |messages: &[(&str, &str)], answers: bool| {
