@@ -7,6 +7,8 @@
 
 #[path = "../fuzz/src/hostile/mod.rs"]
 mod hostile;
+#[path = "../../trainer/src/hostile_json.rs"]
+mod hostile_json;
 #[path = "../fuzz/src/targets/mod.rs"]
 mod targets;
 
@@ -183,4 +185,34 @@ fn the_corpus_is_small_and_every_target_has_one() {
     }
     assert!(files < 330 && bytes < 1 << 20, "{files} files, {bytes} bytes: generate large inputs in code");
     assert_eq!(fs::read_dir(corpus()).unwrap().count(), TARGETS.len(), "a corpus without a target");
+}
+
+#[test]
+fn hostile_tokenizer_files_are_read_or_refused() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/bytes/tokenizer.json");
+    let mut tokenizer: serde_json::Value = serde_json::from_slice(&fs::read(golden).unwrap()).unwrap();
+    tokenizer["normalizer"] = serde_json::json!({ "type": "Sequence", "normalizers": [
+        { "type": "Replace", "pattern": { "String": " " }, "content": "_" }, { "type": "Prepend", "prepend": "_" }
+    ] });
+    let described = serde_json::json!({ "content": "<tool>", "special": true, "lstrip": false, "normalized": false });
+    let files = serde_json::json!({
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": {
+            "bos_token": "<s>", "eos_token": described, "add_bos_token": true, "tool_token": "<tool>",
+            "extra_special_tokens": ["<a>", described], "added_tokens_decoder": { "262": described },
+        },
+        "special_tokens_map.json": { "pad_token": "<pad>", "additional_special_tokens": ["<b>"] },
+        "added_tokens.json": { "<tool>": 262, "<c>": 263 },
+    });
+    hostile_json::each_hostile(&files, |files| {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, content) in files.as_object().into_iter().flatten() {
+            fs::write(folder.path().join(name), content.to_string()).unwrap();
+        }
+        if let Ok(tokenizer) = firebrick_data::Tokenizer::from_folder(folder.path()) {
+            let ids = tokenizer.encode("a <tool> <c>\u{e9}", true).unwrap_or_default();
+            assert!(ids.iter().all(|&id| (id as usize) < tokenizer.vocab_size()));
+            let _ = (tokenizer.decode(&ids, true), tokenizer.changed_files(), tokenizer.token_before_text());
+        }
+    });
 }

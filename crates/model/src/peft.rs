@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use firebrick_arch::ArchError;
-use firebrick_arch::LoraInit;
 pub use firebrick_arch::folder::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE};
 use firebrick_arch::json::{JsonObject, parse_object};
+use firebrick_arch::{ByPattern, LoraInit};
 pub use firebrick_arch::{LoraConfig, TargetModules};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json, to_string_pretty};
@@ -39,6 +39,9 @@ const REFUSED: [&str; 12] = [
     "megatron_config",
     "ensure_weight_tying",
 ];
+/// As in recipes, no module is as wide; and an alpha that no scale needs.
+const MAX_RANK: usize = 1 << 16;
+const MAX_ALPHA: f64 = 1e6;
 /// Description of a valid `rank_pattern` or `alpha_pattern`, for messages.
 const PATTERNS: &str = "an object of names or regular expressions and numbers";
 /// Initializations that leave the base weights unchanged.
@@ -88,13 +91,27 @@ fn targets_json(targets: &TargetModules, names: &[String]) -> Value {
 fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, ArchError> {
     check_supported(json)?;
     let r = json.required("r", json.usize("r")?, "a whole number")?;
-    if r == 0 {
-        return Err(json.bad("r", r, "the rank must be at least 1"));
+    let rank_pattern: ByPattern<usize> = read(json, "rank_pattern", PATTERNS)?.unwrap_or_default();
+    for (key, rank) in [("r", r)].into_iter().chain(rank_pattern.iter().map(|(_, rank)| ("rank_pattern", rank))) {
+        if !(1..=MAX_RANK).contains(&rank) {
+            return Err(json.bad(key, rank, format!("the rank must be at least 1 and at most {MAX_RANK}")));
+        }
+    }
+    let lora_alpha = json.required("lora_alpha", json.f64("lora_alpha")?, "a number")?;
+    let alpha_pattern: ByPattern<f64> = read(json, "alpha_pattern", PATTERNS)?.unwrap_or_default();
+    let lora_dropout = json.f64("lora_dropout")?.unwrap_or(0.0);
+    let alphas = alpha_pattern.iter().map(|(_, alpha)| ("alpha_pattern", alpha, MAX_ALPHA));
+    for (key, value, most) in
+        [("lora_alpha", lora_alpha, MAX_ALPHA), ("lora_dropout", lora_dropout, 1.0)].into_iter().chain(alphas)
+    {
+        if value.is_nan() || value.abs() > most {
+            return Err(json.bad(key, value, format!("it must be at most {most}")));
+        }
     }
     let is_set = |key: &str| json.get(key).is_some_and(is_on);
     Ok(LoraConfig {
         r,
-        lora_alpha: json.required("lora_alpha", json.f64("lora_alpha")?, "a number")?,
+        lora_alpha,
         use_rslora: json.bool("use_rslora")?.unwrap_or(false),
         use_dora: json.bool("use_dora")?.unwrap_or(false),
         target_modules: module_names(json, "target_modules")?.unwrap_or_else(|| TargetModules::Named(modules.to_vec())),
@@ -104,9 +121,9 @@ fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, Arch
             Some(layer @ Value::Number(_)) => Some(typed(json, "layers_to_transform", "a layer", &json!([layer]))?),
             _ => read(json, "layers_to_transform", "a list of layers")?,
         },
-        rank_pattern: read(json, "rank_pattern", PATTERNS)?.unwrap_or_default(),
-        alpha_pattern: read(json, "alpha_pattern", PATTERNS)?.unwrap_or_default(),
-        lora_dropout: json.f64("lora_dropout")?.unwrap_or(0.0),
+        rank_pattern,
+        alpha_pattern,
+        lora_dropout,
         modules_to_save: read(json, "modules_to_save", "a list of strings")?,
         trainable_token_indices: read(
             json,
@@ -205,7 +222,6 @@ fn parse_config(text: &str, path: &Path, modules: &[String]) -> Result<LoraConfi
 mod tests {
     use std::fs::read_to_string;
 
-    use firebrick_arch::ByPattern;
     use serde_json::from_str;
 
     use super::*;

@@ -3,6 +3,8 @@
 //!
 //! Trade-off: long inputs are changed at some of their bytes only.
 
+#[path = "../../trainer/src/hostile_json.rs"]
+mod hostile_json;
 #[path = "../fuzz/src/targets.rs"]
 mod targets;
 
@@ -69,4 +71,16 @@ fn the_corpus_holds_inputs_that_are_accepted_and_inputs_that_are_refused() {
             entries.map(|entry| target(&fs::read(entry.unwrap().path()).unwrap()).is_empty()).collect();
         assert!(outcomes.contains(&true) && outcomes.contains(&false), "{name}: {outcomes:?}");
     }
+}
+
+#[test]
+fn hostile_adapter_settings_are_read_or_refused() {
+    let settings = serde_json::json!({
+        "peft_type": "LORA", "r": 4, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": ["q_proj"], "use_dora": false,
+        "use_rslora": true, "exclude_modules": ["v_proj"], "layers_to_transform": [0], "rank_pattern": { "q_proj": 4 },
+        "alpha_pattern": { "q_proj": 8 }, "modules_to_save": ["lm_head"], "trainable_token_indices": { "embed_tokens": [1] },
+        "target_parameters": ["mlp.experts.down_proj"], "layers_pattern": "layers", "init_lora_weights": true, "bias": "none",
+    });
+    let (_, target) = TARGETS[0];
+    hostile_json::each_hostile(&settings, |json| run(target, "settings", json.to_string().as_bytes()));
 }

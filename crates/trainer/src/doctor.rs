@@ -206,7 +206,7 @@ fn write_in(folder: &Path) -> io::Result<()> {
 
 fn hub(_: &HardwareProfile) -> Vec<Check> {
     let hub = Hub::from_environment();
-    let (endpoint, cache) = (&hub.settings().endpoint, hub.settings().cache.display());
+    let (endpoint, cache) = (hub.settings().shown_endpoint(), hub.settings().cache.display());
     if hub.settings().is_offline {
         return vec![Check::good("hub", format!("offline, as the environment says: models come from {cache}"))];
     }

@@ -4,6 +4,8 @@ pub mod config;
 pub mod console;
 pub mod doctor;
 pub mod error;
+#[cfg(test)]
+mod hostile_json;
 pub mod hub;
 pub mod metrics;
 pub mod new_recipe;

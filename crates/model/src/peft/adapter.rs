@@ -28,13 +28,18 @@ const PREFIX: &str = "base_model.model.";
 const A_SUFFIX: &str = ".lora_A.weight";
 const B_SUFFIX: &str = ".lora_B.weight";
 const MAGNITUDE_SUFFIX: &str = ".lora_magnitude_vector";
+/// No vocabulary has a larger id.
+const MAX_TOKEN_ID: usize = 1 << 26;
+
+/// Shapes of tensors by name.
+type Shapes = BTreeMap<String, Vec<usize>>;
 
 /// Reads the settings of an adapter folder. If PEFT finds the targets by a regular expression or by layer number, the adapter's tensors show the
 /// result.
 ///
 /// # Errors
 /// Missing or damaged files, settings that plain LoRA does not cover, tensors that are not LoRA matrices of a Llama
-/// projection, and targets that do not agree with the tensors.
+/// projection, targets that do not agree with the tensors, a matrix without its partner, and a rank other than `r`.
 pub fn read_adapter_config(dir: &Path) -> Result<LoraConfig, ModelError> {
     let (config_path, weights_path) = (dir.join(ADAPTER_CONFIG_FILE), dir.join(ADAPTER_WEIGHTS_FILE));
     let not_there = |missing, advice| ModelError::NotThere { dir: dir.to_path_buf(), missing, advice };
@@ -56,29 +61,46 @@ pub fn read_adapter_config(dir: &Path) -> Result<LoraConfig, ModelError> {
     };
     let modules = module_paths(&weights_path, &names, &config)?;
     check_targets(&config, &modules, &config_path, &weights_path)?;
+    check_shapes(&config, &modules, &weights_path, &adapter_shapes(&weights_path)?)?;
     Ok(config)
+}
+
+/// Checks that the matrices have the ranks of the settings, before anything is allocated by them.
+fn check_shapes(config: &LoraConfig, modules: &[String], path: &Path, shapes: &Shapes) -> Result<(), ModelError> {
+    for module in modules {
+        if let Some(parameter) = config.parameter_of(module) {
+            check_parameter(path, shapes, module, config.rank_of(&parameter))?;
+            continue;
+        }
+        let ((a, b), r) = (lora_tensor_names(module), config.rank_of(module));
+        check_rank(path, shapes, a, 0, r)?;
+        check_rank(path, shapes, b, 1, r)?;
+        check_magnitude(path, shapes, module, config)?;
+    }
+    for table in [EMBEDDING, HEAD] {
+        let ids = config.trainable_token_indices.as_ref().map_or(&[][..], |rows| rows.of(table));
+        let (name, largest) = (token_rows_name(table), ids.iter().max().copied().unwrap_or(0));
+        let rows = shapes.get(&name).and_then(|shape| shape.first());
+        if largest > MAX_TOKEN_ID || (!ids.is_empty() && rows.is_some_and(|rows| *rows != ids.len())) {
+            let problem = format!(
+                "has shape {:?}, but trainable_token_indices in {ADAPTER_CONFIG_FILE} has {} ids, up to {largest}",
+                shapes.get(&name),
+                ids.len()
+            );
+            return Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem });
+        }
+    }
+    Ok(())
 }
 
 /// Reads an adapter folder that PEFT or [`Decoder::save_adapter`](crate::Decoder::save_adapter) wrote: its settings, and
 /// its matrices by their names in the file.
 ///
 /// # Errors
-/// Those of [`read_adapter_config`], a matrix without its partner, and a rank other than `r`.
+/// Those of [`read_adapter_config`].
 pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF32>), ModelError> {
     let config = read_adapter_config(dir)?;
-    let path = dir.join(ADAPTER_WEIGHTS_FILE);
-    let tensors = read_adapter_f32(&path)?;
-    for module in lora_modules(&tensors.keys().cloned().collect::<Vec<_>>()) {
-        if let Some(parameter) = config.parameter_of(&module) {
-            check_parameter(&path, &tensors, &module, config.rank_of(&parameter))?;
-            continue;
-        }
-        let ((a, b), r) = (lora_tensor_names(&module), config.rank_of(&module));
-        check_rank(&path, &tensors, a, 0, r)?;
-        check_rank(&path, &tensors, b, 1, r)?;
-        check_magnitude(&path, &tensors, &module, &config)?;
-    }
-    Ok((config, tensors))
+    Ok((config, read_adapter_f32(&dir.join(ADAPTER_WEIGHTS_FILE))?))
 }
 
 /// Gives a model the rows of embedding and head that the adapter in `dir` has and the model's folder lacks: those of tokens added in training. Fuses
@@ -331,17 +353,11 @@ fn check_targets(
 }
 
 /// Checks that a matrix is there and has rank `r` along `rank_axis`.
-fn check_rank(
-    path: &Path,
-    tensors: &BTreeMap<String, TensorF32>,
-    name: String,
-    rank_axis: usize,
-    r: usize,
-) -> Result<(), ModelError> {
-    let problem = match tensors.get(&name) {
+fn check_rank(path: &Path, shapes: &Shapes, name: String, rank_axis: usize, r: usize) -> Result<(), ModelError> {
+    let problem = match shapes.get(&name) {
         None => "is missing, though its partner is there: save the adapter again".to_owned(),
-        Some(matrix) if matrix.shape.len() == 2 && matrix.shape[rank_axis] == r => return Ok(()),
-        Some(matrix) => format!("has shape {:?}, but r in {ADAPTER_CONFIG_FILE} is {r}", matrix.shape),
+        Some(shape) if shape.len() == 2 && shape[rank_axis] == r => return Ok(()),
+        Some(shape) => format!("has shape {shape:?}, but r in {ADAPTER_CONFIG_FILE} is {r}"),
     };
     Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem })
 }
@@ -355,35 +371,25 @@ pub(crate) fn of_base(config: &LoraConfig) -> String {
 }
 
 /// Checks that the matrices of a parameter of experts have whole ranks `r`, equally many.
-fn check_parameter(
-    path: &Path,
-    tensors: &BTreeMap<String, TensorF32>,
-    module: &str,
-    r: usize,
-) -> Result<(), ModelError> {
+fn check_parameter(path: &Path, shapes: &Shapes, module: &str, r: usize) -> Result<(), ModelError> {
     let (a_name, b_name) = lora_tensor_names(module);
-    let Some(a) = tensors.get(&a_name) else { return check_rank(path, tensors, a_name, 0, r) };
-    let ranks = a.shape.first().copied().unwrap_or(0);
+    let Some(a) = shapes.get(&a_name) else { return check_rank(path, shapes, a_name, 0, r) };
+    let ranks = a.first().copied().unwrap_or(0);
     if ranks == 0 || !ranks.is_multiple_of(r) {
-        let problem = format!("has shape {:?}, which is no multiple of r = {r} in {ADAPTER_CONFIG_FILE}", a.shape);
+        let problem = format!("has shape {a:?}, which is no multiple of r = {r} in {ADAPTER_CONFIG_FILE}");
         return Err(ModelError::AdapterTensor { path: path.to_path_buf(), name: a_name, problem });
     }
-    check_rank(path, tensors, b_name, 1, ranks)
+    check_rank(path, shapes, b_name, 1, ranks)
 }
 
 /// Checks that a module has magnitudes, one per output, exactly if the settings have DoRA.
-fn check_magnitude(
-    path: &Path,
-    tensors: &BTreeMap<String, TensorF32>,
-    module: &str,
-    config: &LoraConfig,
-) -> Result<(), ModelError> {
+fn check_magnitude(path: &Path, shapes: &Shapes, module: &str, config: &LoraConfig) -> Result<(), ModelError> {
     let name = magnitude_tensor_name(module);
-    let outputs = &tensors[&lora_tensor_names(module).1].shape[..1];
-    let problem = match (tensors.get(&name), config.use_dora) {
+    let outputs = &shapes[&lora_tensor_names(module).1][..1];
+    let problem = match (shapes.get(&name), config.use_dora) {
         (None, false) => return Ok(()),
-        (Some(magnitude), true) if magnitude.shape == outputs => return Ok(()),
-        (Some(magnitude), true) => format!("has shape {:?}, but the module's lora_B has {outputs:?}", magnitude.shape),
+        (Some(shape), true) if shape == outputs => return Ok(()),
+        (Some(shape), true) => format!("has shape {shape:?}, but the module's lora_B has {outputs:?}"),
         (None, true) => format!("is missing, though use_dora in {ADAPTER_CONFIG_FILE} is true"),
         (Some(_), false) => format!("belongs to DoRA, but use_dora in {ADAPTER_CONFIG_FILE} is not true"),
     };
@@ -625,5 +631,34 @@ mod tests {
         };
         assert!(card("owner/name").contains("base_model:"));
         assert!(!card("/models/tiny").contains("base_model:") && !card("./tiny").contains("base_model:"));
+    }
+
+    #[test]
+    fn numbers_that_no_matrix_has_are_refused_before_anything_is_allocated() {
+        let (dir, lora, _) = written(&["q_proj"]);
+        let path = dir.path().join(ADAPTER_CONFIG_FILE);
+        let good: serde_json::Value = serde_json::from_str(&read_to_string(&path).unwrap()).unwrap();
+        assert_eq!(resolved(read_adapter_config(dir.path()).unwrap()), lora);
+        for (key, value) in [
+            ("r", json!(3)),
+            ("r", json!(100_000_000)),
+            ("r", json!(1u64 << 63)),
+            ("rank_pattern", json!({ "q_proj": 100_000_000 })),
+            ("rank_pattern", json!({ "q_proj": 3 })),
+            ("rank_pattern", json!({ "q_proj": 0 })),
+            ("alpha_pattern", json!({ "q_proj": 1e300 })),
+            ("lora_alpha", json!(-1e300)),
+            ("lora_dropout", json!(1e300)),
+            ("trainable_token_indices", json!([u64::MAX])),
+        ] {
+            let mut settings = good.clone();
+            settings[key] = value;
+            write(&path, settings.to_string()).unwrap();
+            let error = read_adapter_config(dir.path()).unwrap_err().to_string();
+            assert!(
+                error.contains(if key == "rank_pattern" { "rank" } else { key }) || error.contains("r in"),
+                "{error}"
+            );
+        }
     }
 }

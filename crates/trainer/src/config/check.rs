@@ -2,7 +2,10 @@
 //!
 //! Trade-off: only the first problem is reported.
 
-use crate::config::error::{ConfigError, Place};
+use firebrick_hub::has_secrets;
+use serde_json::Value;
+
+use crate::config::error::ConfigError;
 use crate::config::section::{Rule, rules};
 use crate::config::source::{RIVALS, Source};
 use crate::config::{RunConfig, compute, data_section, eval_section, preference_section, train_section, weights};
@@ -60,19 +63,36 @@ fn refuse_rivals(source: &Source<'_>) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses a password in an address: it would be saved with the run, in several files. The message does not repeat it.
+/// Refuses a URL with a password, or a query that may hold a token: it would be saved with the run, in several files. The message does not repeat it.
 fn refuse_credentials(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
-    const KEY: &str = "mlflow.tracking_uri";
-    if config.mlflow.as_ref().is_none_or(|mlflow| !mlflow.has_credentials()) {
-        return Ok(());
-    }
-    let place = match source.place(KEY) {
-        Place::Set(_) => Place::Set(format!("{KEY}=...")),
-        place => place,
+    // Invariant: a RunConfig is plain strings, numbers, lists and tables, and JSON can hold all of them.
+    let values = serde_json::to_value(config).expect("a RunConfig is always expressible as JSON");
+    let Some(key) = key_with_secret(&values, "") else { return Ok(()) };
+    let help = match key.as_str() {
+        "mlflow.tracking_uri" => {
+            ", and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment"
+        }
+        _ => "",
     };
-    let problem = "holds a user name or a password, which would be saved with the run; write the address alone, and set \
-                   MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment";
-    Err(ConfigError::key(place, KEY, problem))
+    let problem =
+        "holds a user name, a password or a query, which would be saved with the run; write the address alone";
+    Err(ConfigError::key(source.place(&key), &key, format!("{problem}{help}")))
+}
+
+/// Returns the key of a URL with something secret. What a model reads may hold any URL.
+fn key_with_secret(value: &Value, key: &str) -> Option<String> {
+    match value {
+        Value::String(text) => {
+            let is_url = !text.trim().contains(char::is_whitespace)
+                && !["prompt", "template"].iter().any(|part| key.contains(part));
+            (is_url && has_secrets(text)).then(|| key.to_owned())
+        }
+        Value::Array(list) => list.iter().find_map(|value| key_with_secret(value, key)),
+        Value::Object(map) => map.iter().find_map(|(name, value)| {
+            key_with_secret(value, &if key.is_empty() { name.clone() } else { format!("{key}.{name}") })
+        }),
+        _ => None,
+    }
 }
 
 /// Returns the rules of names and paths.
@@ -88,7 +108,7 @@ fn names(config: &RunConfig) -> Vec<Rule> {
             "is empty" => "write a folder such as \"runs\"";
         "wandb.project": config.wandb.as_ref().is_none_or(|section| !section.project.is_empty()),
             "is empty" => "write the name of a project, or leave the key out";
-        "mlflow.tracking_uri": config.mlflow.as_ref().is_none_or(|server| server.tracking_uri.starts_with("http")),
+        "mlflow.tracking_uri": config.mlflow.as_ref().is_none_or(|server| server.tracking_uri.starts_with("http://") || server.tracking_uri.starts_with("https://")),
             "is no address of a server" =>
             "write the one that `mlflow server` prints, such as \"http://127.0.0.1:5000\"";
     }

@@ -63,7 +63,7 @@ section_of_a_source! {
     /// `[[data.sources]]`: one of several sources.
     pub struct SourceConfig in "" {
         /// Share in a mixture by weight. Default: absent, 1.
-        weight: Option<f64> = None, AboveZero;
+        weight: Option<f64> = None, AboveZero(1e12);
         /// In `[[data.eval_sources]]`: the set of this source, which is packed and evaluated by itself; its loss is `eval_NAME_loss`, next to
         /// `eval_loss` of all sets together. Default: absent.
         name: Option<String> = None;

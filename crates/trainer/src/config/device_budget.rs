@@ -10,6 +10,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error as DeError, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::config::section::FACTOR;
+
 const AUTO: &str = "auto";
 
 /// How much of something stays on the device if the rest can be fetched or computed again.
@@ -55,7 +57,7 @@ impl Visitor<'_> for Budget {
 
     fn visit_f64<E: DeError>(self, gib: f64) -> Result<DeviceBudget, E> {
         match gib {
-            gib if gib.is_finite() && gib >= 0.0 => Ok(DeviceBudget::Gib(gib)),
+            gib if (0.0..=FACTOR).contains(&gib) => Ok(DeviceBudget::Gib(gib)),
             _ => Err(E::invalid_value(Unexpected::Float(gib), &"0 GiB or more")),
         }
     }

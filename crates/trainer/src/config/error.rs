@@ -6,6 +6,8 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use firebrick_hub::without_secrets;
+
 use crate::config::other_names;
 
 /// The place where something was typed.
@@ -43,10 +45,10 @@ pub enum ConfigError {
         help: String,
     },
     /// Keys that do not exist, a line for each.
-    #[error("{0}")]
+    #[error("{}", without_secrets(.0))]
     UnknownKeys(String),
     /// Anything else that is wrong at a place.
-    #[error("{place}: {message}")]
+    #[error("{}", without_secrets(&format!("{place}: {message}")))]
     At {
         /// The place.
         place: Place,
@@ -54,7 +56,7 @@ pub enum ConfigError {
         message: String,
     },
     /// A model or an adapter is neither a folder nor an id of the Hub.
-    #[error("{what} '{model}' is neither a folder on this machine nor an id of the Hub; {help}")]
+    #[error("{what} '{}' is neither a folder on this machine nor an id of the Hub; {help}", without_secrets(model))]
     NoModel {
         /// "model", or the key of an adapter.
         what: &'static str,
@@ -142,6 +144,9 @@ pub(super) fn nearest<'a>(typed: &str, candidates: impl Iterator<Item = &'a str>
     const CHARACTERS_PER_EDIT: usize = 4;
     /// A name that begins with the other one counts as meant if the shorter is at least this share of the longer.
     const PART: f64 = 0.65;
+    /// No name is longer, and the time for one grows with its length.
+    const MAX_BYTES: usize = 100;
+    let typed = if typed.len() > MAX_BYTES { "" } else { typed };
     let digits = |name: &str| name.chars().filter(char::is_ascii_digit).collect::<String>();
     let edits = |candidate: &str| {
         let (short, long) = if typed.len() < candidate.len() { (typed, candidate) } else { (candidate, typed) };

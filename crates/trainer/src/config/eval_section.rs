@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
 use crate::config::extraction::Extraction;
-use crate::config::section::{COUNT, Epochs, ROWS, Rule, TOKENS, Whole, ZeroOrMore, rule, rules, section};
+use crate::config::section::{
+    AboveZero, COUNT, EPOCHS, FACTOR, ROWS, Rule, TOKENS, Whole, ZeroOrMore, rule, rules, section,
+};
 use crate::config::train_section::Interval;
 use crate::metrics::Evaluation;
 
@@ -21,7 +23,7 @@ section! {
         /// Evaluate every this many steps; 0 only before and after training. Default 0 if `every_epochs` is absent.
         every_steps: Option<u64> = None, Whole(0, COUNT);
         /// The same in epochs, or as a fraction of one, rounded to whole steps. Default: absent.
-        every_epochs: Option<f64> = None, Epochs;
+        every_epochs: Option<f64> = None, AboveZero(EPOCHS);
         /// Evaluate and answer `prompts` before the first step too, to see what training changes. Default true.
         on_start: bool = true;
         /// Rows per forward pass of the evaluation. Default: `train.micro_batch_size`.
@@ -48,7 +50,7 @@ section! {
         /// Save every this many steps; 0 only at the end. Default 500 if `every_epochs` is absent.
         every_steps: Option<u64> = None, Whole(0, COUNT);
         /// The same in epochs, or as a fraction of one, rounded to whole steps. Default: absent.
-        every_epochs: Option<f64> = None, Epochs;
+        every_epochs: Option<f64> = None, AboveZero(EPOCHS);
         /// Number of newest checkpoints to keep; with `[best]` the best one is among them, and next to the newest where this is 1. Default 3.
         keep: usize = 3, Whole(1, COUNT);
     }
@@ -68,7 +70,7 @@ section! {
         #[serde(skip_serializing_if = "Option::is_none")]
         patience: Option<u64> = None, Whole(1, COUNT);
         /// An improvement by no more than this counts as none for `patience`; the best weights are the best all the same. Default 0.
-        threshold: f64 = 0.0, ZeroOrMore;
+        threshold: f64 = 0.0, ZeroOrMore(FACTOR);
     }
 }
 

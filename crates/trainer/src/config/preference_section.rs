@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
-use crate::config::section::{AboveZero, Rule, ZeroOrMore, rules, section};
+use crate::config::section::{AboveZero, FACTOR, Rule, ZeroOrMore, rules, section};
 use crate::config::weights::Mode;
 
 section! {
@@ -21,7 +21,7 @@ section! {
         loss: PreferenceLoss = PreferenceLoss::Dpo;
         /// DPO: how strongly the model is held to the reference (smaller: less). ORPO: the weight of the odds ratio (lambda in its paper).
         /// Default 0.1.
-        beta: f64 = 0.1, AboveZero;
+        beta: f64 = 0.1, AboveZero(FACTOR);
         /// DPO's loss of the margin: "sigmoid", "robust" (unbiased under labels that are wrong with probability `label_smoothing`), "hinge",
         /// or "ipo" (log-probabilities per token). Default "sigmoid".
         loss_type: LossType = LossType::Sigmoid;
@@ -30,7 +30,7 @@ section! {
         /// DPO: weight of the cross entropy of the chosen answers in addition (RPO; TRL's loss types "sigmoid" and "sft" with weights 1 and
         /// this). Default: absent, none.
         #[serde(skip_serializing_if = "Option::is_none")]
-        rpo_alpha: Option<f64> = None, ZeroOrMore;
+        rpo_alpha: Option<f64> = None, ZeroOrMore(FACTOR);
         /// ORPO: whether the prompt counts in the cross entropy of the chosen, as in TRL. The odds ratio is of the answers alone. Default true.
         #[serde(skip_serializing_if = "Option::is_none")]
         prompt_loss: Option<bool> = None;

@@ -36,7 +36,7 @@ impl RunConfig {
         RunConfig::from_source(Source::parse(text, file, Language::Toml, overrides)?, file)
     }
 
-    fn from_source(mut source: Source<'_>, file: &Path) -> Result<RunConfig, ConfigError> {
+    pub(super) fn from_source(mut source: Source<'_>, file: &Path) -> Result<RunConfig, ConfigError> {
         schema::refuse_unknown_keys(&source)?;
         let mut config = source.read_config()?;
         if config.name.is_empty() {

@@ -57,13 +57,16 @@ fn remove_nulls(schema: &mut Value) {
     }
 }
 
+/// Unknown keys that a message lists.
+const MAX_LISTED: usize = 20;
+
 /// Keys by section; the keys outside of sections are under "".
 pub(super) type KnownKeys = BTreeMap<String, Vec<String>>;
 
 /// Refuses keys that are not in the schema, all of them at once, and a section that is not a table.
 pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError> {
     let known = known_keys();
-    let mut unknown = Vec::new();
+    let (mut unknown, mut others) = (Vec::new(), 0);
     let mut entries: Vec<_> = source.entries().iter().collect();
     entries.sort_by_key(|entry| entry.key_span.start);
     for entry in entries {
@@ -80,11 +83,16 @@ pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError
                 return Err(ConfigError::key(source.place_of(&entry.key_span), key, problem));
             }
         } else if known.get(section).is_some_and(|keys| !keys.iter().any(|known| known == key)) {
+            if unknown.len() == MAX_LISTED {
+                others += 1;
+                continue;
+            }
             let (place, place_in, hint) =
                 (source.place_of(&entry.key_span), in_section(section), hint(&known, section, key));
             unknown.push(format!("{place}: unknown key '{key}' {place_in}; {hint}"));
         }
     }
+    unknown.extend((others > 0).then(|| format!("and {others} more unknown keys")));
     if unknown.is_empty() { Ok(()) } else { Err(ConfigError::UnknownKeys(unknown.join("\n"))) }
 }
 

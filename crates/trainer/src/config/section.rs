@@ -45,7 +45,11 @@ pub(super) const ROWS: u64 = 1 << 16;
 /// Steps, records, and other counts.
 pub(super) const COUNT: u64 = 1 << 32;
 /// Passes over the data.
-const EPOCHS: f64 = 1e6;
+pub(super) const EPOCHS: f64 = 1e6;
+/// A learning rate, a decay, or another factor.
+pub(super) const FACTOR: f64 = 1e6;
+/// A number that means nothing in float32 if it is smaller.
+const TINY: f64 = 1e-30;
 /// The largest whole number of TOML.
 pub(super) const SEED: u64 = i64::MAX as u64;
 
@@ -54,14 +58,14 @@ pub(super) const SEED: u64 = i64::MAX as u64;
 pub(super) enum Limit {
     /// From the first to the second, both included.
     Whole(u64, u64),
-    /// Above 0, and at most `EPOCHS` passes over the data.
-    Epochs,
-    AboveZero,
-    ZeroOrMore,
-    /// 0 or more and below 1.
+    /// Above 0, by more than float32 rounds to 0, and at most this.
+    AboveZero(f64),
+    /// 0, or as above.
+    ZeroOrMore(f64),
+    /// 0 or more and below 1, also in float32.
     BelowOne,
 }
-pub(super) use Limit::{AboveZero, BelowOne, Epochs, Whole, ZeroOrMore};
+pub(super) use Limit::{AboveZero, BelowOne, Whole, ZeroOrMore};
 
 /// A number that has a limit.
 #[derive(Clone, Copy, Debug)]
@@ -130,16 +134,16 @@ impl Limited {
             (Whole(_, most), Number::Count(count)) if count > most => {
                 (format!("must be at most {most}"), "write a smaller number")
             }
-            (AboveZero | Epochs, Number::Real(real)) if !(real.is_finite() && real > 0.0) => {
-                ("must be above 0 and finite".to_owned(), "write a positive number")
+            (AboveZero(most) | ZeroOrMore(most), Number::Real(real)) if real > most => {
+                (format!("must be at most {most}"), "write a smaller number")
             }
-            (Epochs, Number::Real(real)) if real > EPOCHS => {
-                (format!("must be at most {EPOCHS}"), "write a smaller number")
+            (AboveZero(_), Number::Real(real)) if !(real >= TINY) => {
+                (format!("must be above 0 (at least {TINY:e}) and finite"), "write a positive number")
             }
-            (ZeroOrMore, Number::Real(real)) if !(real.is_finite() && real >= 0.0) => {
-                ("must be 0 or more and finite".to_owned(), "write 0 to turn it off")
+            (ZeroOrMore(_), Number::Real(real)) if real != 0.0 && !(real >= TINY) => {
+                (format!("must be 0 or more (at least {TINY:e}) and finite"), "write 0 to turn it off")
             }
-            (BelowOne, Number::Real(real)) if !(0.0..1.0).contains(&real) => {
+            (BelowOne, Number::Real(real)) if !(0.0..1.0).contains(&(real as f32)) => {
                 ("must be 0 or more and below 1".to_owned(), "write a number such as 0.9 or 0.03")
             }
             _ => return None,

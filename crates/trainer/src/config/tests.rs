@@ -515,3 +515,81 @@ fn names_are_those_of_recipes_and_read_back() {
     assert_eq!(to_name(&base), "frozen nf4_double_quant");
     assert_eq!(from_name::<Recompute>("some").unwrap_err(), "expected one of full, projections, selective, none");
 }
+
+/// Reads the smallest recipe with one key set to a value.
+fn with_key(section: &str, key: &str, value: &str) -> Result<RunConfig, ConfigError> {
+    let dot = if section.is_empty() { "" } else { "." };
+    read(SMALLEST, &[&format!("{section}{dot}{key}={value}")])
+}
+
+#[test]
+fn every_number_has_a_meaningful_limit() {
+    for (section, keys) in schema::known_keys() {
+        for key in keys.iter().filter(|key| !["seed", "data_seed", "layers_to_transform"].contains(&key.as_str())) {
+            for value in ["1e300", "9223372036854775807"] {
+                let read = with_key(&section, key, value);
+                let is_text = read.as_ref().is_ok_and(|config| config.to_toml().contains(&format!("\"{value}\"")));
+                assert!(read.is_err() || is_text, "{section}.{key} = {value}");
+            }
+        }
+    }
+    for (key, value) in [
+        ("train.rows_per_step", "2147483648"),
+        ("train.adam_epsilon", "1.5"),
+        ("train.learning_rate", "1e-300"),
+        ("train.max_grad_norm", "1e-300"),
+        ("train.adam_beta2", "0.99999999999"),
+        ("lora.alpha_pattern", "{ q_proj = 1e300 }"),
+        ("lora.rank_pattern", "{ q_proj = 100000000 }"),
+    ] {
+        assert!(refusal(SMALLEST, &[&format!("{key}={value}")]).contains(key), "{key}");
+    }
+}
+
+#[test]
+fn a_secret_in_an_address_is_neither_printed_nor_saved() {
+    let url = "https://me:hunter2@host/x?token=hunter2";
+    for (section, keys) in schema::known_keys() {
+        for key in keys.iter().filter(|key| !key.contains("prompt") && !key.contains("template")) {
+            for value in [url.to_owned(), format!("[\"{url}\"]"), format!("{{ a = \"{url}\" }}")] {
+                let shown = match with_key(&section, key, &value) {
+                    Ok(config) => config.to_toml(),
+                    Err(error) => error.to_string(),
+                };
+                assert!(!shown.contains("hunter2"), "{section}.{key}: {shown}");
+            }
+        }
+    }
+    for uri in
+        ["http://user:hunter2@host:5000", "https://hunter2@host/path", "http://h?token=hunter2", "http:hunter2@host"]
+    {
+        let message = refusal(SMALLEST, &[&format!("mlflow.tracking_uri={uri}")]);
+        assert!(message.contains("mlflow.tracking_uri: "), "{message}");
+    }
+    let _ = read(SMALLEST, &["mlflow.tracking_uri=http://host:5000/team@work"]).unwrap();
+}
+
+#[test]
+fn very_many_unknown_keys_are_counted_at_once() {
+    let keys: String = (0..200_000).map(|index| format!("k{index} = 1\n")).collect();
+    let started = std::time::Instant::now();
+    let message = refusal(&format!("{keys}{}", "y".repeat(100_000) + " = 1"), &[]);
+    assert!(started.elapsed().as_secs() < 10, "{:?}", started.elapsed());
+    assert!(message.contains("and 199981 more unknown keys") && message.lines().count() == 21, "{message:.3000}");
+}
+
+#[test]
+fn hostile_recipes_are_read_or_refused() {
+    let mut recipe = serde_json::to_value(read(SMALLEST, &[]).unwrap()).unwrap();
+    recipe["mlflow"] = serde_json::json!({ "tracking_uri": "http://h", "experiment_name": "e" });
+    recipe["data"]["sources"] = serde_json::json!([{ "path": "a" }]);
+    crate::hostile_json::each_hostile(&recipe, |document| {
+        let text = document.to_string();
+        let source = source::Source::parse(&text, Path::new("x.yaml"), source::Language::Yaml, &[]);
+        let read = source.and_then(|source| RunConfig::from_source(source, Path::new("x.yaml")));
+        match read {
+            Ok(config) => assert!(!config.to_toml().is_empty()),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    });
+}

@@ -10,7 +10,7 @@ use crate::config::device_budget::DeviceBudget;
 use crate::config::micro_batch_size::MicroBatchSize;
 use crate::config::recompute_choice::RecomputeChoice;
 use crate::config::section::{
-    AboveZero, BelowOne, COUNT, Epochs, ROWS, Rule, TOKENS, Whole, ZeroOrMore, rule, rules, section,
+    AboveZero, BelowOne, COUNT, EPOCHS, FACTOR, ROWS, Rule, TOKENS, Whole, ZeroOrMore, rule, rules, section,
 };
 use crate::config::weights::Mode;
 use crate::config::zero_stage::ZeroStage;
@@ -45,7 +45,7 @@ section! {
         /// which, and what the others would cost; a resumed run goes on with it. Default: what `grad_checkpointing` says, else "auto".
         recompute: Option<RecomputeChoice> = None;
         /// Plan for an accelerator with this many GiB, to share one, or to try what a smaller one would do. Default: all that it has.
-        device_memory_gib: Option<f64> = None, AboveZero;
+        device_memory_gib: Option<f64> = None, AboveZero(FACTOR);
         /// With `recompute = "full"` or `"projections"`: keep what layers save in pinned host memory, copied there and back while other work
         /// runs: tokens x hidden size x 2 bytes for each layer, and under "projections" as much for the sum after attention, and tokens x
         /// width of the queries x 2 bytes for attention's output. Default true on CUDA; the other backends leave it where it is.
@@ -74,40 +74,40 @@ section! {
         /// Micro-batches per step. Default: what `rows_per_step` needs, or 1.
         gradient_accumulation: Option<usize> = None, Whole(1, MICRO_BATCHES);
         /// Rows per step over all ranks, instead of `gradient_accumulation`, which follows from it. Default: absent.
-        rows_per_step: Option<usize> = None, Whole(1, COUNT);
+        rows_per_step: Option<usize> = None, Whole(1, MICRO_BATCHES);
         /// Highest learning rate of the schedule. Default 2e-4 for adapters and for weights drawn from the seed, 2e-5 where every
         /// weight of a pretrained model trains.
-        learning_rate: Option<f64> = None, AboveZero;
+        learning_rate: Option<f64> = None, AboveZero(100.0);
         /// Learning rate after the warm-up: "constant", or decreasing to `min_lr` as "linear" or "cosine". Default "cosine".
         schedule: ScheduleKind = ScheduleKind::Cosine;
         /// The learning rate that "linear" and "cosine" decrease to (a rate, not a fraction of `learning_rate`). Default 0.
-        min_lr: f64 = 0.0, ZeroOrMore;
+        min_lr: f64 = 0.0, ZeroOrMore(100.0);
         /// Steps in which the learning rate increases from 0. Default: absent.
         warmup_steps: Option<u64> = None, Whole(0, COUNT);
         /// The same as a fraction of the run, 0 or more and below 1, rounded up to whole steps. Default, if `warmup_steps` is absent:
         /// 0.03, and 0 for the schedule "constant".
         warmup_ratio: Option<f64> = None, BelowOne;
         /// Decoupled weight decay. Default 0.
-        weight_decay: f64 = 0.0, ZeroOrMore;
+        weight_decay: f64 = 0.0, ZeroOrMore(FACTOR);
         /// Decay of the first moment. Default 0.9.
         adam_beta1: f64 = 0.9, BelowOne;
         /// Decay of the second moment. Default 0.999.
         adam_beta2: f64 = 0.999, BelowOne;
         /// Added to the root of the second moment. Default 1e-8.
-        adam_epsilon: f64 = 1e-8, AboveZero;
+        adam_epsilon: f64 = 1e-8, AboveZero(1.0);
         /// Gradients are scaled down to this global norm; 0 turns it off. Default 1.
-        max_grad_norm: f64 = 1.0, ZeroOrMore;
+        max_grad_norm: f64 = 1.0, ZeroOrMore(1e12);
         /// Passes over the data; may be a fraction. Default 1 if `steps` is absent.
-        epochs: Option<f64> = None, Epochs;
+        epochs: Option<f64> = None, AboveZero(EPOCHS);
         /// Optimizer steps, instead of `epochs`. Default: absent.
         steps: Option<u64> = None, Whole(1, COUNT);
         /// Hours after which the run ends like one that was interrupted: after its step, saved, with the exit status of `timeout` (124), for
         /// machines that are lent for a time. A resumed run counts from its own start. Default: absent, all steps are taken.
-        max_time_hours: Option<f64> = None, AboveZero;
+        max_time_hours: Option<f64> = None, AboveZero(FACTOR);
         /// Write metrics every this many steps. Default 1 if `log_every_epochs` is absent.
         log_every: Option<u64> = None, Whole(1, COUNT);
         /// The same in epochs, or as a fraction of one, rounded to whole steps. Default: absent.
-        log_every_epochs: Option<f64> = None, Epochs;
+        log_every_epochs: Option<f64> = None, AboveZero(EPOCHS);
         /// Tokens whose logits exist at the same time in the loss; fewer is slower and takes less memory. Default 1024.
         loss_chunk_tokens: usize = 1024, Whole(1, TOKENS);
         /// In a mixture of experts, also train on the auxiliary loss that balances the experts, as transformers does with
@@ -116,7 +116,7 @@ section! {
         /// its weight as `aux_loss`; `loss` is what it is without, and evaluation does not compute it. Default false.
         router_aux_loss: bool = false;
         /// Weight of that loss. Default: `router_aux_loss_coef` of config.json, which is 0.001 if it is not there.
-        router_aux_loss_coef: Option<f64> = None, ZeroOrMore;
+        router_aux_loss_coef: Option<f64> = None, ZeroOrMore(FACTOR);
     }
 }
 

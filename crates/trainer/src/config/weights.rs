@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::error::ConfigError;
-use crate::config::section::{AboveZero, BelowOne, Limited, Rule, Whole, rule, rules, section};
+use crate::config::section::{AboveZero, BelowOne, FACTOR, Limited, Rule, Whole, rule, rules, section};
 use crate::config::source::Source;
 use crate::config::{Init, RunConfig, compute};
 
@@ -104,12 +104,14 @@ pub(super) fn lora_limits(lora: Option<&LoraConfig>) -> Vec<Limited> {
     let real = |key, value: fn(&LoraConfig) -> Option<f64>, limit| Limited::new(key, lora.and_then(value), limit);
     let mut limits = vec![
         Limited::new("lora.r", lora.map(|lora| lora.r), Whole(1, RANK)),
-        real("lora.alpha", |lora| Some(lora.lora_alpha), AboveZero),
+        real("lora.alpha", |lora| Some(lora.lora_alpha), AboveZero(FACTOR)),
         real("lora.dropout", |lora| Some(lora.lora_dropout), BelowOne),
-        real("lora.loraplus_lr_ratio", |lora| lora.loraplus_lr_ratio, AboveZero),
+        real("lora.loraplus_lr_ratio", |lora| lora.loraplus_lr_ratio, AboveZero(FACTOR)),
     ];
     let ranks = lora.into_iter().flat_map(|lora| lora.rank_pattern.iter());
     limits.extend(ranks.map(|(_, rank)| Limited::new("lora.rank_pattern", rank, Whole(0, RANK))));
+    let alphas = lora.into_iter().flat_map(|lora| lora.alpha_pattern.iter());
+    limits.extend(alphas.map(|(_, alpha)| Limited::new("lora.alpha_pattern", alpha, AboveZero(FACTOR))));
     limits
 }
 

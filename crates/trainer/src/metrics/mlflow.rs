@@ -24,7 +24,7 @@ use crate::storage::{StorageError, write_atomically};
 #[serde(deny_unknown_fields)]
 pub struct MlflowSection {
     /// Address of the server, such as "http://127.0.0.1:5000". Credentials are read from MLFLOW_TRACKING_TOKEN, or from
-    /// MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; an address that holds them is refused.
+    /// MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; an address that holds them, or a query, is refused.
     pub tracking_uri: String,
     /// Name of the experiment, which is created if it is not there. Default "firebrick".
     #[serde(default = "default_experiment")]
@@ -33,15 +33,6 @@ pub struct MlflowSection {
 
 fn default_experiment() -> String {
     "firebrick".to_owned()
-}
-
-impl MlflowSection {
-    /// Returns whether the address contains a user name or a password: the text before an `@` in its authority (RFC 3986).
-    pub fn has_credentials(&self) -> bool {
-        let uri = self.tracking_uri.as_str();
-        let after_scheme = uri.split_once("://").map_or(uri, |(_, rest)| rest);
-        after_scheme.split(['/', '?', '#']).next().is_some_and(|authority| authority.contains('@'))
-    }
 }
 
 /// The reasons why a run is not tracked.
@@ -422,20 +413,6 @@ mod tests {
             ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]
         );
         assert_eq!(percent_encoded("a b/ü~"), "a%20b%2F%C3%BC~");
-    }
-
-    #[test]
-    fn credentials_are_found_in_an_address_and_an_at_sign_elsewhere_is_none() {
-        let has = |uri: &str| {
-            let section = MlflowSection { tracking_uri: uri.to_owned(), experiment_name: "e".to_owned() };
-            section.has_credentials()
-        };
-        for uri in ["http://user:secret@host:5000", "https://token@host/path", "http:user@host"] {
-            assert!(has(uri), "{uri}");
-        }
-        for uri in ["http://127.0.0.1:5000", "https://host/team@work", "https://host?user=a@b", "https://host#a@b"] {
-            assert!(!has(uri), "{uri}");
-        }
     }
 
     #[test]

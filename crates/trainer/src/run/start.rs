@@ -177,6 +177,7 @@ fn continue_from<B: Kernels>(
     console: Console,
 ) -> Result<(RunFolder, RunState), RunError> {
     let ResumePoint { folder, checkpoint, mut state, .. } = point;
+    state.check_cursor(&checkpoint, prepared.train.rows())?;
     if let Some(note) = check_model(state.base_hash, state.hashed_piece, trainer.model.base_hash())? {
         console.print(note);
     }

@@ -208,7 +208,52 @@ pub fn read_state(folder: &Path) -> Result<RunState, StorageError> {
     let path = folder.join(STATE);
     let damaged = |problem: String| StorageError::Damaged { path: path.clone(), problem };
     let text = fs::read_to_string(&path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
-    serde_json::from_str(&text).map_err(|error| damaged(format!("is not a run's state: {error}")))
+    let state: RunState =
+        serde_json::from_str(&text).map_err(|error| damaged(format!("is not a run's state: {error}")))?;
+    state.check_numbers(folder).map_err(damaged)?;
+    Ok(state)
+}
+
+impl RunState {
+    /// Checks that the numbers can be those of the run's checkpoint in `folder`.
+    fn check_numbers(&self, folder: &Path) -> Result<(), String> {
+        const COUNT: u64 = 1 << 60;
+        let name = folder.file_name().and_then(|name| name.to_str()?.strip_prefix("step-")?.parse().ok());
+        let of_best = self.best.as_ref().map_or(0, |best| best.step.max(best.compared));
+        let rows = self.decided.and_then(|decided| decided.micro_batch_size).unwrap_or(1) as u64;
+        let counts = [
+            ("step", self.step, 0, 1 << 32),
+            ("step", self.step, name.unwrap_or(0), name.unwrap_or(COUNT)),
+            ("cursor.epoch", self.cursor.epoch, 0, 1 << 31),
+            ("cursor.row", self.cursor.row, 0, 1 << 32),
+            ("loss_tokens", self.loss_tokens, 0, COUNT),
+            ("step_tokens", self.step_tokens, 0, COUNT),
+            ("best.step", of_best, 0, self.step),
+            ("decided.micro_batch_size", rows, 1, 1 << 16),
+            ("date", self.date.unsigned_abs(), 0, 1 << 37),
+            ("wall_s", self.wall_s as u64, 0, 1 << 37),
+            ("step_s", self.step_s as u64, 0, 1 << 37),
+        ];
+        let outside = counts.into_iter().find(|(_, value, least, most)| !(least..=most).contains(&value));
+        let problem = outside.map(|(key, value, least, most)| {
+            format!("has {key} = {value}, and only {least} to {most} is possible there")
+        });
+        let scale =
+            self.loss_scale.as_ref().map(|state| state.scale).filter(|scale| !(scale.is_finite() && *scale > 0.0));
+        problem.or(scale.map(|scale| format!("has the loss scale {scale}"))).map_or(Ok(()), Err)
+    }
+
+    /// Checks that the next row is one of `rows` rows of an epoch.
+    ///
+    /// # Errors
+    /// [`StorageError::Damaged`] names the state's file in `folder`.
+    pub fn check_cursor(&self, folder: &Path, rows: usize) -> Result<(), StorageError> {
+        if self.cursor.row < rows as u64 {
+            return Ok(());
+        }
+        let problem = format!("has cursor.row = {}, and an epoch has {rows} rows", self.cursor.row);
+        Err(StorageError::Damaged { path: folder.join(STATE), problem })
+    }
 }
 
 /// Gives model and optimizer the tensors and the loss scale of a checkpoint whose state is `state`.

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -122,6 +122,12 @@ impl Manifest {
         for file in &self.files {
             let path = folder.join(&file.path);
             let damaged = |problem: String| StorageError::Damaged { path: path.clone(), problem };
+            if !is_inside(folder, &file.path) {
+                return Err(damaged(format!(
+                    "is {:?} in {MANIFEST}, and not a plain file in the checkpoint's folder",
+                    file.path
+                )));
+            }
             let (bytes, xxh3) = checksum(&path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
             if bytes != file.bytes {
                 return Err(damaged(format!("has {bytes} bytes, expected {}", file.bytes)));
@@ -132,6 +138,21 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// Returns whether a path leads to a file inside a folder, and over no link.
+fn is_inside(folder: &Path, path: &str) -> bool {
+    let is = |path: &Path, is: fn(&fs::Metadata) -> bool| fs::symlink_metadata(path).is_ok_and(|found| is(&found));
+    let mut parts = Path::new(path).components();
+    let mut place = folder.to_path_buf();
+    let Some(Component::Normal(name)) = parts.next_back() else { return false };
+    let is_folder = |part: Component<'_>| {
+        place.push(part);
+        matches!(part, Component::Normal(_)) && is(&place, fs::Metadata::is_dir)
+    };
+    // A file that is missing is named as such later.
+    parts.all(is_folder)
+        && (is(&place.join(name), fs::Metadata::is_file) || fs::symlink_metadata(place.join(name)).is_err())
 }
 
 /// Returns the checksum of a manifest of this format with these files.
@@ -239,5 +260,23 @@ mod tests {
         fs::write(folder.path().join(OLD_MARKER), "3").unwrap();
         let message = Manifest::check(folder.path()).unwrap_err().to_string();
         assert!(message.contains("versions before checksums"), "{message}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_path_that_leads_out_of_the_checkpoint_is_not_opened() {
+        let (folder, outside) = (checkpoint(), tempfile::tempdir().unwrap());
+        let secret = outside.path().join("secret");
+        fs::write(&secret, "x").unwrap();
+        std::os::unix::fs::symlink(&secret, folder.path().join("link")).unwrap();
+        std::os::unix::fs::symlink(outside.path(), folder.path().join("linked")).unwrap();
+        for path in
+            ["link", "linked/secret", "../x", "adapter/../state.json", secret.to_str().unwrap(), "adapter", "", "."]
+        {
+            let files = vec![ManifestFile { path: path.to_owned(), bytes: 1, xxh3: checksum(&secret).unwrap().1 }];
+            let manifest = Manifest { format_version: FORMAT_VERSION, xxh3: Some(own_checksum(&files)), files };
+            let error = manifest.verify(folder.path()).unwrap_err().to_string();
+            assert!(error.contains("not a plain file") && error.contains(&format!("{path:?}")), "{error}");
+        }
     }
 }

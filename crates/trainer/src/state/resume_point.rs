@@ -100,7 +100,7 @@ mod tests {
 
     use firebrick_data::Cursor;
     use firebrick_model::HASHED_PIECE;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::metrics::Evaluation;
@@ -212,5 +212,53 @@ mod tests {
         assert!(saved.as_object_mut().unwrap().remove("hashed_piece").is_some());
         let read: RunState = serde_json::from_value(saved).unwrap();
         assert_eq!((read.base_hash, read.hashed_piece), (Some(u64::MAX), None));
+    }
+
+    /// Saves a state as a checkpoint with a valid manifest, and opens it.
+    fn reopened(state: &Value) -> Result<ResumePoint, String> {
+        let output = tempfile::tempdir().unwrap();
+        let checkpoint = run(output.path(), &[3]).join("checkpoints/step-3");
+        fs::write(checkpoint.join("state.json"), state.to_string()).unwrap();
+        fs::remove_file(checkpoint.join(MANIFEST)).unwrap();
+        Manifest::of_folder(&checkpoint).unwrap().write(&checkpoint).unwrap();
+        open(&ResumeFrom::Named(checkpoint), output.path())
+    }
+
+    #[test]
+    fn numbers_that_no_run_saves_are_refused_with_file_and_value() {
+        let good = json!(state(3));
+        assert!(reopened(&good).is_ok());
+        for (pointer, value) in [
+            ("/step", json!(4)),
+            ("/cursor/epoch", json!(u64::MAX)),
+            ("/cursor/row", json!(1u64 << 40)),
+            ("/wall_s", json!(1e300)),
+            ("/date", json!(i64::MIN)),
+        ] {
+            let mut state = good.clone();
+            *state.pointer_mut(pointer).unwrap() = value;
+            let error = reopened(&state).unwrap_err();
+            assert!(error.contains("state.json") && error.contains(&pointer[1..].replace('/', ".")), "{error}");
+        }
+        let error = state(3).check_cursor(Path::new("step-3"), 2).unwrap_err().to_string();
+        assert!(error.contains("cursor.row = 2") && error.contains("2 rows"), "{error}");
+    }
+
+    #[test]
+    fn hostile_states_and_manifests_are_read_or_refused() {
+        let mut full = json!(state(3));
+        full["loss_scale"] = json!({ "scale": 1.0, "good_steps": 1, "skipped_steps": 0 });
+        crate::hostile_json::each_hostile(&full, |state| {
+            if let Ok(point) = reopened(state) {
+                assert!(point.state.step == 3 && point.state.cursor.epoch <= 1 << 31);
+            }
+        });
+        let output = tempfile::tempdir().unwrap();
+        let checkpoint = run(output.path(), &[3]).join("checkpoints/step-3");
+        let manifest: Value = serde_json::from_slice(&fs::read(checkpoint.join(MANIFEST)).unwrap()).unwrap();
+        crate::hostile_json::each_hostile(&manifest, |manifest| {
+            fs::write(checkpoint.join(MANIFEST), manifest.to_string()).unwrap();
+            let _ = open(&ResumeFrom::Named(checkpoint.clone()), output.path());
+        });
     }
 }
