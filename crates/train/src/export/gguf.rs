@@ -25,7 +25,7 @@ pub(super) fn write(folder: &Path, out: &Path, kind: GgufType) -> Result<String,
     tokenizer.set_template_defaults(chat_settings::read(folder)?);
     let listed = read_config(folder)?.eos_token_ids;
     let ends = gguf_ends(&tokenizer, &listed)?;
-    let mut notes = write_gguf(folder, out, kind, &ends)?;
+    let mut notes = write_gguf(folder, out, kind, ends.clone())?;
 
     let name = out.file_name().unwrap_or_default().to_string_lossy();
     let mut text = format!("FROM ./{name}\n");

@@ -117,7 +117,7 @@ impl LoadOptions {
             tokenizer.choose_template(&TemplateChoice::File(adapter.join(CHAT_TEMPLATE_FILE)))?;
         }
         tokenizer.set_template_defaults(self.chat_settings()?);
-        check_vocabulary(tokenizer.vocab_size(), self.config()?.spec.vocab_size)?;
+        check_vocabulary(&tokenizer, tokenizer.vocab_size(), self.config()?.spec.vocab_size)?;
         Ok(tokenizer)
     }
 }
@@ -238,13 +238,14 @@ fn groups(spec: &ModelSpec, prompts: &[Vec<u32>], trained: usize) -> Vec<Vec<usi
 }
 
 /// Refuses a tokenizer with ids that the model has no embedding for.
-pub(super) fn check_vocabulary(tokens: usize, rows: usize) -> Result<(), RunError> {
+pub(super) fn check_vocabulary(tokenizer: &Tokenizer, tokens: usize, rows: usize) -> Result<(), RunError> {
     if tokens <= rows {
         return Ok(());
     }
+    let last = tokenizer.decode(&[tokens as u32 - 1], false)?;
     Err(RunError::Refused(format!(
-        "the tokenizer has {tokens} tokens, the model's embedding only {rows} rows: they do not belong together. Use both from \
-         the same folder"
+        "the tokenizer has {tokens} tokens, up to {last:?}, the model's embedding only {rows} rows: they do not belong together. \
+         Use both from the same folder"
     )))
 }
 

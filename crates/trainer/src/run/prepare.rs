@@ -269,7 +269,7 @@ fn check_model(
 fn with_new_tokens(recipe: &RunConfig, tokenizer: &Tokenizer, model: &mut ModelConfig) -> Result<RunConfig, RunError> {
     let ids: Vec<usize> = tokenizer.new_tokens().iter().map(|token| token.id as usize).collect();
     let (tokens, rows) = (ids.first().copied().unwrap_or(tokenizer.vocab_size()), model.spec.vocab_size);
-    check_vocabulary(tokens, rows)?;
+    check_vocabulary(tokenizer, tokens, rows)?;
     let mut planned = recipe.clone();
     if let Some(lora) = &mut planned.lora {
         *lora = lora.with_new_tokens(&ids, &model.spec)?;
