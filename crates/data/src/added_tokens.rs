@@ -216,8 +216,7 @@ impl OtherFiles {
         add(inner, described.into_values().map(special));
         check_ids(inner, self.stated.clone()).map_err(|problem| bad_file(&dir.join(self.stated_by), problem))?;
         for (key, AddedToken { content, .. }) in &self.roles {
-            if inner.token_to_id(&content).is_none() && matches!(key.as_str(), "bos_token" | "eos_token" | "pad_token")
-            {
+            if inner.token_to_id(content).is_none() && matches!(key.as_str(), "bos_token" | "eos_token" | "pad_token") {
                 let reason = format!("{key} is {content:?}, which is not in the vocabulary of {TOKENIZER_FILE}");
                 return Err(bad_file(&dir.join(TOKENIZER_CONFIG_FILE), reason));
             }

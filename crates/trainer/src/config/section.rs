@@ -137,10 +137,10 @@ impl Limited {
             (AboveZero(most) | ZeroOrMore(most), Number::Real(real)) if real > most => {
                 (format!("must be at most {most}"), "write a smaller number")
             }
-            (AboveZero(_), Number::Real(real)) if !(real >= TINY) => {
+            (AboveZero(_), Number::Real(real)) if real.is_nan() || real < TINY => {
                 (format!("must be above 0 (at least {TINY:e}) and finite"), "write a positive number")
             }
-            (ZeroOrMore(_), Number::Real(real)) if real != 0.0 && !(real >= TINY) => {
+            (ZeroOrMore(_), Number::Real(real)) if real != 0.0 && (real.is_nan() || real < TINY) => {
                 (format!("must be 0 or more (at least {TINY:e}) and finite"), "write 0 to turn it off")
             }
             (BelowOne, Number::Real(real)) if !(0.0..1.0).contains(&(real as f32)) => {
