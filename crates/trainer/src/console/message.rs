@@ -9,7 +9,7 @@ const MAX_CHARACTERS: usize = 4000;
 /// Characters at the end of a message that is cut.
 const END_CHARACTERS: usize = 1000;
 
-/// Joins the error and its causes with colons, leaving out any cause that the message before it contains.
+/// Joins the error and its causes with colons, leaving out any cause that the message before it contains, and secrets in URLs.
 pub fn error_message(error: &dyn Error) -> String {
     let mut message = String::new();
     let mut next: Option<&dyn Error> = Some(error);
@@ -22,7 +22,7 @@ pub fn error_message(error: &dyn Error) -> String {
             message = format!("{message}: {text}");
         }
     }
-    bounded(message)
+    firebrick_hub::without_secrets(&bounded(message))
 }
 
 fn bounded(message: String) -> String {
