@@ -14,6 +14,7 @@ use crate::families::wrapper::{TEXT_CONFIG, TIE_WORD_EMBEDDINGS, text_part};
 use crate::families::{self, Wrapper};
 use crate::folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};
 use crate::json::{JsonObject, parse_object, read_text};
+use crate::python_json::unmarked;
 use crate::quantization::QUANTIZATION_CONFIG;
 use crate::spec::ModelSpec;
 
@@ -227,7 +228,7 @@ impl ModelConfig {
         if self.wrapper.is_some_and(|_| map.contains_key(TEXT_CONFIG)) {
             self.text_settings(&mut map).shift_remove(QUANTIZATION_CONFIG);
         }
-        to_string_pretty(&map).expect("a JSON object prints") + "\n"
+        unmarked(&to_string_pretty(&map).expect("a JSON object prints")) + "\n"
     }
 }
 
@@ -390,6 +391,8 @@ pub(crate) mod tests {
         let new = [("torch_dtype", Value::Null), ("dtype", json!("float32"))];
         let changed = tiny_json(&[("torch_dtype", Value::Null), ("dtype", json!("bfloat16"))]) + "\n";
         assert_eq!(tiny(&new).unwrap().text_with("bfloat16", None), changed);
+        let infinite = parse(&tiny_json(&[]).replacen('{', "{\"limit\": [-Infinity, NaN],", 1)).unwrap();
+        assert!(infinite.text_with("bfloat16", None).contains("    -Infinity,\n    NaN\n"));
     }
 
     #[test]

@@ -6,9 +6,10 @@
 use std::fs::read_to_string;
 use std::path::Path;
 
-use serde_json::{Map, Value, from_str};
+use serde_json::{Map, Value, from_value};
 
 use crate::error::ArchError;
+use crate::python_json;
 
 /// A JSON object with its file and the key that led to it. Every typed getter returns `None` for an absent key and [`ArchError::WrongType`] for a
 /// value of another type.
@@ -28,12 +29,13 @@ pub fn read_text(path: &Path) -> Result<String, ArchError> {
     read_to_string(path).map_err(ArchError::io("read", path))
 }
 
-/// Parses the text of the file at `path` as a JSON object.
+/// Parses the text of the file at `path` as a JSON object, as Python writes it ([`python_json`]).
 ///
 /// # Errors
 /// Text that is not a JSON object.
 pub fn parse_object(text: &str, path: &Path) -> Result<Map<String, Value>, ArchError> {
-    from_str(text).map_err(|source| ArchError::Json { path: path.to_path_buf(), source })
+    let object = python_json::from_slice(text.as_bytes()).and_then(from_value);
+    object.map_err(|source| ArchError::Json { path: path.to_path_buf(), source })
 }
 
 impl<'a> JsonObject<'a> {
@@ -117,7 +119,7 @@ impl<'a> JsonObject<'a> {
     /// Builds the error for a value of the wrong type.
     pub fn wrong_type(&self, key: &str, expected: &'static str, got: &Value) -> ArchError {
         let (path, key) = (self.path.to_path_buf(), self.dotted(key));
-        ArchError::WrongType { path, key, expected, got: got.to_string() }
+        ArchError::WrongType { path, key, expected, got: python_json::unmarked(&got.to_string()) }
     }
 
     fn typed<T>(

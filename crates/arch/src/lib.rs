@@ -11,6 +11,7 @@ pub mod lora;
 mod lora_init;
 pub mod module_names;
 mod new_tokens;
+pub mod python_json;
 pub mod quantization;
 pub mod rope;
 pub mod router;
