@@ -12,7 +12,7 @@ use crate::cache::Example;
 use crate::error::DataError;
 use crate::finding::{Finding, FindingKind};
 use crate::locate::{Located, locate};
-use crate::omissions::omissions;
+use crate::omissions::{omissions, unread_keys};
 use crate::record_format::{Chat, Turn};
 use crate::selection::{Selection, Span};
 use crate::tokenizer::Tokenizer;
@@ -26,6 +26,8 @@ pub(crate) struct RecordTokens {
     pub(crate) is_chat: bool,
     /// Parts that the template leaves out, and empty answers.
     pub(crate) findings: Vec<Finding>,
+    /// Keys of messages that the template does not write.
+    pub(crate) unread_keys: Vec<String>,
 }
 
 /// Renders and tokenizes a conversation and computes its loss mask; the first token never counts. Errors: no chat template, a template that refuses
@@ -62,7 +64,8 @@ pub(crate) fn encode_chat(
     };
     tokenizer.refuse_doubled_bos(&tokens)?;
     let findings = omissions(template, chat, selection, &located);
-    Ok(RecordTokens { example: Example { tokens, loss_mask }, closings, is_chat: true, findings })
+    let unread_keys = unread_keys(template, chat, &located.text);
+    Ok(RecordTokens { example: Example { tokens, loss_mask }, closings, is_chat: true, findings, unread_keys })
 }
 
 /// Returns the conversation with an empty content in each message that contains only tool calls; `None` if there is no such message.

@@ -1,19 +1,18 @@
 //! Turns sources into tokenized documents: records are read in order, encoded on all cores, checked, and stored in memory or in a cache.
 //!
-//! One type covers the way from files to tokens. Trade-off: no continuing after a bad line. The first record that cannot be read, or has other keys
-//! than its source, ends the run, with file and line; records that cannot be trained on, for example because of a null among their values, are
-//! counted instead.
+//! One type covers the way from files to tokens. Rows that cannot be read, and records that cannot be trained on, are counted and named, and refused
+//! above a share. Trade-off: what shows that a file has another form than its name says, or is damaged, ends the run with file and line.
 
 mod report;
 
 use crate::cache::{CacheKey, Origin, StoreWriter, TokenCache, TokenStore};
 use crate::diagnose::Diagnosis;
-use crate::encoder::{EncodeOptions, Encoder};
+use crate::encoder::{EncodeOptions, Encoded, Encoder};
 use crate::error::DataError;
 use crate::pipeline::Pipeline;
 use crate::record_format::weight;
 use crate::source::Place;
-use crate::source::{ContentKeys, Mixture, Record, Source};
+use crate::source::{ContentKeys, Mixture, Record, Source, SourceError};
 use crate::tokenizer::Tokenizer;
 
 /// Folder inside a cache that stores the hashes of large files.
@@ -56,7 +55,7 @@ impl<'a> Corpus<'a> {
     pub fn new(tokenizer: &'a Tokenizer, mixture: Mixture, options: Vec<EncodeOptions>) -> Result<Self, DataError> {
         let (given, sources) = (options.len(), mixture.sources().len());
         assert_eq!(given, sources, "options for {given} sources, but there are {sources}");
-        let encoder = |(source, options): (&Source, EncodeOptions)| match source.records().next().transpose()? {
+        let encoder = |(source, options): (&Source, EncodeOptions)| match source.first_record()? {
             Some(first) => Encoder::new(tokenizer, options, &first),
             None => Err(DataError::EmptyDataset(source.spec().path.clone())),
         };
@@ -93,18 +92,30 @@ impl<'a> Corpus<'a> {
         let mut found = vec![Diagnosis::default(); self.encoders.len()];
         let files = self.file_names();
         let (mut documents, mut dropped) = (0, Vec::new());
+        let records = self.mixture.records().map(|record| match record {
+            Err(SourceError::BadRecord { place, column, problem, can_continue: true, origin }) => {
+                let column = column.map_or_else(String::new, |column| format!("column {column}: "));
+                Ok(Err((place, column + &problem, origin)))
+            }
+            record => record.map(Ok),
+        });
         self.pipeline.run(
-            self.mixture.records(),
-            |record: &Record| record.fields.values().map(weight).sum(),
+            records,
+            |record: &Result<Record, _>| record.as_ref().map_or(0, |record| record.fields.values().map(weight).sum()),
             || {
                 // One tokenizer per thread: threads that share one wait for each other in its regular expressions.
                 let tokenizer = self.encoders[0].tokenizer().clone();
-                move |record: Record| {
-                    let encoder = self.encoders[record.source as usize].with_tokenizer(&tokenizer);
-                    let encoded = encoder.encode(&record)?;
-                    let line = u32::try_from(record.place.line).unwrap_or(u32::MAX);
-                    let origin = Origin { source: record.source, record: encoded.record, file: record.file, line };
-                    Ok::<_, DataError>((encoded, record.place.line, origin))
+                move |record: Result<Record, (Place, String, (u32, u32))>| {
+                    let (encoded, place, (source, file)) = match record {
+                        Ok(record) => {
+                            let encoder = self.encoders[record.source as usize].with_tokenizer(&tokenizer);
+                            (encoder.encode(&record)?, record.place, (record.source, record.file))
+                        }
+                        Err((place, problem, origin)) => (Encoded::unreadable(place.line, &problem), place, origin),
+                    };
+                    let line = u32::try_from(place.line).unwrap_or(u32::MAX);
+                    let origin = Origin { source, record: encoded.record, file, line };
+                    Ok::<_, DataError>((encoded, place.line, origin))
                 }
             },
             |(encoded, line, origin)| {

@@ -21,7 +21,7 @@ use crate::tokenizer::Tokenizer;
 /// Version of the meaning of tokens and masks. Incremented whenever the same records, tokenizer and options give other examples: after a change in
 /// how records are parsed, rendered, tokenized, masked or cut. It is part of [`Encoder::fingerprint`] and so of a cache's key; the layout of token
 /// files has its own version.
-const CODE_VERSION: u32 = 6;
+const CODE_VERSION: u32 = 7;
 const SECONDS_PER_DAY: i64 = 86_400;
 
 /// What happens to a document that is longer than `max_seq_len`.
@@ -87,11 +87,18 @@ pub struct Encoded {
     pub is_chat: bool,
     /// Whether an end-of-turn token counts in the loss.
     pub end_trained: bool,
-    /// Keys of the record that have a value and that its format does not read; none of a record with a bad value.
+    /// Keys of the record that have a value and that its format does not read, and of its messages (`message.mask`) that the
+    /// chat template does not write; none of a record with a bad value.
     pub unread_keys: Vec<String>,
 }
 
 impl Encoded {
+    /// Creates the result for a row that cannot be read, from its error.
+    pub(crate) fn unreadable(line: usize, problem: &str) -> Self {
+        let record = xxhash_rust::xxh3::xxh3_64(format!("{line} {problem}").as_bytes());
+        Self { record, ..Self::dropped(FindingKind::Unreadable, problem) }
+    }
+
     fn dropped(kind: FindingKind, detail: impl Into<String>) -> Self {
         Self { findings: vec![Finding { kind, detail: detail.into() }], ..Self::default() }
     }
@@ -189,7 +196,9 @@ impl<'a> Encoder<'a> {
                 return Err(DataError::InRow { place: record.place.clone(), reason: Box::new(reason) });
             }
         };
-        Ok(Encoded { record: hash, unread_keys: unread.into_iter().map(str::to_owned).collect(), ..encoded })
+        let mut unread_keys: Vec<String> = unread.into_iter().map(str::to_owned).collect();
+        unread_keys.extend_from_slice(&encoded.unread_keys);
+        Ok(Encoded { record: hash, unread_keys, ..encoded })
     }
 
     fn encode_pair(&self, chosen: Row, rejected: Row) -> Result<Encoded, Failure> {
@@ -203,6 +212,9 @@ impl<'a> Encoder<'a> {
             return dropped(FindingKind::SameAnswers, "both give the same tokens");
         }
         let mut encoded = Encoded { is_chat, ..Encoded::default() };
+        for key in sides.iter().flat_map(|side| &side.unread_keys) {
+            encoded.unread_keys.extend((!encoded.unread_keys.contains(key)).then(|| key.clone()));
+        }
         let find = |kind, detail: &str| Finding { kind, detail: detail.to_owned() };
         for finding in sides.iter().flat_map(|side| &side.findings) {
             if encoded.findings.iter().all(|found| found.kind != finding.kind) {
@@ -365,8 +377,8 @@ impl<'a> Encoder<'a> {
     }
 
     fn cut(&self, record: RecordTokens) -> Encoded {
-        let RecordTokens { mut example, closings, is_chat, findings } = record;
-        let mut encoded = Encoded { findings, is_chat, ..Encoded::default() };
+        let RecordTokens { mut example, closings, is_chat, findings, unread_keys } = record;
+        let mut encoded = Encoded { findings, is_chat, unread_keys, ..Encoded::default() };
         if example.loss_tokens() == 0 {
             let detail = "no selected token has a token before it to be predicted from";
             encoded.findings.push(Finding { kind: FindingKind::NothingToTrain, detail: detail.to_owned() });
@@ -409,7 +421,8 @@ impl<'a> Encoder<'a> {
 }
 
 fn plain_record(tokens: Vec<u32>, loss_mask: Vec<bool>) -> RecordTokens {
-    RecordTokens { example: Example { tokens, loss_mask }, closings: Vec::new(), is_chat: false, findings: Vec::new() }
+    let (closings, findings, unread_keys) = (Vec::new(), Vec::new(), Vec::new());
+    RecordTokens { example: Example { tokens, loss_mask }, closings, is_chat: false, findings, unread_keys }
 }
 
 fn empty(detail: &str) -> Failure {

@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 pub enum FindingKind {
     /// Dropped: blank text, no messages.
     Empty,
-    /// Dropped: null, or a list or an object where a text is expected.
+    /// Dropped: the row of the file cannot be read.
+    Unreadable,
+    /// Dropped: a value that is absent, null, or a list or an object where a text is expected.
     BadCell,
     /// Dropped: no token would count in the loss.
     NothingToTrain,
@@ -68,6 +70,7 @@ impl FindingKind {
     pub fn description(self) -> &'static str {
         match self {
             Self::Empty => "dropped, empty",
+            Self::Unreadable => "dropped, a row of the file cannot be read",
             Self::BadCell => "dropped, a value is missing or no text",
             Self::NothingToTrain => "dropped, nothing to train",
             Self::NoFlags => "dropped, no message has a training flag (train_on = \"flags\")",

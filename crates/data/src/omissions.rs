@@ -64,6 +64,25 @@ pub(crate) fn omissions(
 
 const TOOL_CALLS: &str = "tool_calls";
 
+/// Returns the other keys of messages that the template does not write, as `message.key`.
+pub(crate) fn unread_keys(template: &ChatTemplate, chat: &Chat, text: &str) -> Vec<String> {
+    let mut keys: Vec<&str> = Vec::new();
+    for key in chat.turns.iter().flat_map(|turn| turn.message.keys().filter(|key| has(turn, key))) {
+        let is_known = ["role", "content", TOOL_CALLS].contains(&key.as_str()) || REASONING.contains(&key.as_str());
+        keys.extend((!is_known && !keys.contains(&key.as_str())).then_some(key.as_str()));
+    }
+    let is_same = |keys: &[&str]| {
+        let changed = without(chat, keys, None);
+        let changed = RenderedChat::new(template, &changed);
+        changed.render(&changed.plain, false).is_ok_and(|(changed, _)| changed == text)
+    };
+    // Usually the template writes none of them.
+    if keys.is_empty() || !is_same(&keys) {
+        keys.retain(|key| is_same(&[*key]));
+    }
+    keys.into_iter().map(|key| format!("message.{key}")).collect()
+}
+
 /// Returns a conversation without these keys; messages that have no content then get `content`.
 fn without(chat: &Chat, keys: &[&str], content: Option<&str>) -> Chat {
     let mut chat = chat.clone();

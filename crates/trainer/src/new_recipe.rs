@@ -211,7 +211,7 @@ impl<'a> Draft<'a> {
 /// Returns the format that the first record shows, and whether it is rendered with a chat template, which the tokenizer must have.
 fn first_record(config: &RunConfig) -> Result<(RecordFormat, bool), DataError> {
     let source = config.data.training_sources()[0].spec().resolve(&Hub::from_environment())?;
-    let Some(record) = source.records().next().transpose()? else {
+    let Some(record) = source.first_record()? else {
         return Err(DataError::EmptyDataset(source.spec().path.clone()));
     };
     let (mut pair_names, mut names) = (Fields::default(), Fields::default());

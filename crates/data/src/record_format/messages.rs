@@ -1,17 +1,23 @@
 //! Conversations: OpenAI's `messages`, ShareGPT's `conversations`, tools, tool calls and training flags.
 //!
-//! A message keeps all its keys except nulls (as in transformers), because templates differ in what they read.
+//! A message keeps all its keys except nulls (as in transformers), because templates differ in what they read. Inside a value, too, a key that is
+//! null is absent, as in tables; a JSON string keeps its nulls, because every file format keeps the string.
 //!
 //! Not supported: images and sound; the parts of a message must be texts.
 
+use firebrick_arch::python_json;
 use serde_json::Value as Json;
 
 use super::fields::{Fields, MESSAGE_KEYS};
 use super::row::{Chat, Object, Turn};
-use super::value::{Parsed, Reader, bad_value, list, missing_key, string, text, wrong_type};
+use super::value::{
+    Parsed, Reader, bad_value, check_writable, list, missing_key, string, text, without_nulls, wrong_type,
+};
+use crate::selection::ASSISTANT;
 use crate::source::Place;
 
-/// Keys of a message that contain its training flag: a boolean, or a weight of 0 or 1 (OpenAI; `loss_weight` in LLaMA-Factory).
+/// Keys of a message that contain its training flag: a boolean, or a weight of 0 or 1 (OpenAI; `loss_weight` in LLaMA-Factory). An assistant's
+/// message may also have it as `loss` (ms-swift).
 const TRAIN_KEYS: [&str; 5] = ["train", "training", "trained", "weight", "loss_weight"];
 /// Keys that a message may have instead of a content.
 const OTHER_CONTENT: [&str; 5] = ["tool_calls", "function_call", "reasoning_content", "thinking", "reasoning"];
@@ -20,7 +26,7 @@ pub(crate) fn parse(record: Reader<'_>, names: &Fields, sharegpt: bool) -> Parse
     let key = match &names.messages {
         Some(key) => key.as_str(),
         None => {
-            let present = |key: &&&str| record.has(key);
+            let present = |key: &&&str| record.fields.get(**key).is_some_and(|value| !value.is_null());
             MESSAGE_KEYS.iter().find(present).copied().unwrap_or(MESSAGE_KEYS[usize::from(sharegpt)])
         }
     };
@@ -42,10 +48,11 @@ pub(crate) fn parse_extras(record: Reader<'_>, names: &Fields, chat: &mut Chat) 
     chat.tools = tools.map(|tools| tools.into_iter().map(wrap_tool).collect());
     chat.documents = record.objects("documents", "a list of documents")?;
     if let Some(arguments) = record.get("chat_template_kwargs") {
-        let Json::Object(arguments) = arguments else {
+        check_writable(arguments, "chat_template_kwargs", record.place)?;
+        let Json::Object(arguments) = without_nulls(arguments) else {
             return Err(wrong_type(record.place, "chat_template_kwargs", "an object", arguments));
         };
-        chat.arguments = arguments.clone();
+        chat.arguments = arguments;
     }
     Ok(())
 }
@@ -94,13 +101,15 @@ pub(crate) fn parse_message(message: &Json, key: &str, names: &Fields, place: &P
                 read_content(value, &path, place, &mut turn)?;
                 continue;
             }
-            name if TRAIN_KEYS.contains(&name) => {
+            // ms-swift's flag has a meaning only there.
+            name if TRAIN_KEYS.contains(&name) || (name == "loss" && role == ASSISTANT) => {
                 turn.train = Some(flag(value, &path, place)?);
                 continue;
             }
             "tool_calls" => ("tool_calls", tool_calls(value, &path, place)?),
-            name => (name, value.clone()),
+            name => (name, without_nulls(value)),
         };
+        check_writable(&value, &path, place)?;
         turn.message.insert(name.to_owned(), value);
     }
     // ShareGPT's `function_call` holds the calls as JSON text. Any other text stays a text.
@@ -109,13 +118,16 @@ pub(crate) fn parse_message(message: &Json, key: &str, names: &Fields, place: &P
     {
         turn.message.remove("content");
         turn.message.insert("tool_calls".to_owned(), calls.into());
+        check_writable(&turn.message["tool_calls"], &format!("{key}.{content_key}"), place)?;
     }
     Ok(turn)
 }
 
-/// Returns the named key of a message, or the first of the usual keys that it has.
+/// Returns the named key of a message, or the first of the usual keys under which it has a value, or null.
 fn pick<'a>(fields: &Object, named: Option<&'a str>, usual: [&'a str; 2]) -> &'a str {
-    named.unwrap_or_else(|| usual.into_iter().find(|key| fields.contains_key(*key)).unwrap_or(usual[0]))
+    let has_value = |key: &&str| fields.get(*key).is_some_and(|value| !value.is_null());
+    let first = || usual.into_iter().find(has_value).or(usual.into_iter().find(|key| fields.contains_key(*key)));
+    named.or_else(first).unwrap_or(usual[0])
 }
 
 fn need<'a>(fields: &'a Object, name: &str, key: &str, place: &Place) -> Parsed<&'a Json> {
@@ -159,7 +171,9 @@ fn read_content(content: &Json, key: &str, place: &Place, turn: &mut Turn) -> Pa
             let hint = "Only texts can be trained on; remove the part or the row";
             return Err(bad_value(place, &path, &format!("is a part of type {kind:?}"), hint));
         }
-        let Some(value) = [kind, "text", "value"].iter().find_map(|key| fields.get(*key)) else {
+        let Some(value) =
+            [kind, "text", "value"].iter().find_map(|key| fields.get(*key).filter(|value| !value.is_null()))
+        else {
             let hint = "A part of a message is like {\"type\": \"text\", \"text\": ...}";
             return Err(missing_key(place, &format!("\"text\" in {path}"), fields, hint));
         };
@@ -201,23 +215,24 @@ fn flag(value: &Json, key: &str, place: &Place) -> Parsed<bool> {
 fn tool_calls(value: &Json, key: &str, place: &Place) -> Parsed<Json> {
     let calls = list(value, key, "a list of tool calls", place)?;
     let read = |(index, call): (usize, &Json)| {
-        let Json::Object(call) = call else {
+        if !call.is_object() {
             return Err(wrong_type(place, &format!("{key}[{index}]"), "an object", call));
-        };
-        let mut call = call.clone();
-        match call.get_mut("function") {
-            Some(Json::Object(function)) => parse_arguments(function),
-            Some(other) => return Err(wrong_type(place, &format!("{key}[{index}].function"), "an object", other)),
-            None => parse_arguments(&mut call),
         }
-        Ok(Json::Object(call))
+        let mut call = without_nulls(call);
+        let is_wrapped = call.get("function").is_some();
+        match if is_wrapped { &mut call["function"] } else { &mut call } {
+            Json::Object(function) => parse_arguments(function),
+            other => return Err(wrong_type(place, &format!("{key}[{index}].function"), "an object", other)),
+        }
+        Ok(call)
     };
     calls.iter().enumerate().map(read).collect()
 }
 
 fn parse_arguments(function: &mut Object) {
     if let Some(arguments) = function.get_mut("arguments")
-        && let Some(Ok(parsed @ Json::Object(_))) = arguments.as_str().map(serde_json::from_str)
+        && let Some(Ok(parsed @ Json::Object(_))) =
+            arguments.as_str().map(|text| python_json::from_slice(text.as_bytes()))
     {
         *arguments = parsed;
     }
@@ -225,7 +240,7 @@ fn parse_arguments(function: &mut Object) {
 
 /// Parses the calls in a JSON text: `{"name": ..., "arguments": ...}` or a list of those.
 fn calls_of(text: &str) -> Option<Vec<Json>> {
-    let content = serde_json::from_str(text).ok()?;
+    let content = python_json::from_slice(text.as_bytes()).ok()?;
     let calls = if let Json::Array(calls) = content { calls } else { vec![content] };
     let is_call = |call: &Json| call.get("name").is_some_and(Json::is_string) && call.get("arguments").is_some();
     if calls.is_empty() || !calls.iter().all(is_call) {

@@ -1,8 +1,8 @@
 //! Converts the keys of a record to its content: a text, a conversation, a prompt with one or two completions, or token ids.
 //!
 //! The format is named in the recipe or detected from the first record. Trade-off: no guessing within a source. All its records have one format, and
-//! a record of another format is an error that lists the keys found. A null or another value that is not a text, where a text is expected, is an
-//! error about that record alone ([`RecordFormatError::is_bad_cell`]).
+//! a record of another format is an error that lists the keys found. A value that is absent, null or not a text where a text is expected is an error
+//! about that record alone ([`RecordFormatError::is_bad_cell`]).
 
 mod fields;
 mod messages;

@@ -124,13 +124,13 @@ enum Prompt<'a> {
 
 fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Parsed<Option<Prompt<'a>>> {
     let of_messages = |key: &String| names.messages.as_ref() == Some(key) || MESSAGE_KEYS.contains(&key.as_str());
-    if record.fields.keys().any(of_messages) {
+    if record.fields.iter().any(|(key, value)| of_messages(key) && !value.is_null()) {
         return messages::parse(record, names, false).map(|chat| Some(Prompt::Chat(chat)));
     }
     // A question that the recipe names is the user's turn, even if it is called `prompt`.
     let question = names.instruction.as_str();
     let is_question = |value: &Json| value.is_null() || is_text(value);
-    if question != QUESTIONS[0] && record.fields.get(question).is_some_and(is_question) {
+    if question != QUESTIONS[0] && record.fields.get(question).is_none_or(is_question) {
         return parse_question(record, names, question).map(|chat| Some(Prompt::Chat(chat)));
     }
     match record.get(&names.prompt) {
@@ -200,10 +200,9 @@ fn conversations(
     Ok([whole(chosen), whole(rejected)])
 }
 
-/// Creates the error for a record whose prompt cannot be found; if the prompt is null, only this record is bad.
+/// Creates the error for a record whose prompt cannot be found; only this record is bad.
 fn without_prompt(record: Reader<'_>, names: &Fields, problem: &str, hint: &str) -> RecordFormatError {
-    let is_bad_cell = record.has(&names.prompt);
-    RecordFormatError { is_bad_cell, ..bad_value(record.place, &names.chosen, problem, hint) }
+    RecordFormatError { is_bad_cell: true, ..bad_value(record.place, &names.chosen, problem, hint) }
 }
 
 fn answer_turns(answer: &Json, key: &str, record: Reader<'_>, names: &Fields) -> Parsed<Vec<Turn>> {

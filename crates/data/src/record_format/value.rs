@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ptr;
 
+use firebrick_arch::python_json::{self, LONE_SURROGATE, number};
 use serde_json::Value as Json;
 use thiserror::Error;
 
@@ -22,8 +23,8 @@ pub struct RecordFormatError {
     pub place: Place,
     /// The problem, and the remedy.
     pub problem: String,
-    /// Whether one value of this record is at fault rather than its keys: null, or not a text where a text is expected. Such a record counts as bad
-    /// and does not end the run.
+    /// Whether one value of this record is at fault rather than its form: absent or null, which are one because tables fill absent keys with null;
+    /// not a text where a text is expected; or nothing that can be written. Such a record counts as bad and does not end the run.
     pub is_bad_cell: bool,
 }
 
@@ -61,11 +62,6 @@ impl<'a> Reader<'a> {
         self.find(key).filter(|value| !value.is_null())
     }
 
-    /// Returns whether the key is present, even if null.
-    pub(crate) fn has(&self, key: &str) -> bool {
-        self.fields.contains_key(key)
-    }
-
     /// Returns the value of a required key, null included.
     pub(crate) fn need(&self, key: &str) -> Parsed<&'a Json> {
         let hint = "All rows of a source have the same format";
@@ -84,6 +80,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn objects(&self, key: &str, expected: &'static str) -> Parsed<Option<Vec<Json>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let value = unfold(value, key, self.place)?;
+        check_writable(&value, key, self.place)?;
         let Json::Array(items) = value else {
             return Err(wrong_type(self.place, key, expected, &value));
         };
@@ -94,16 +91,56 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns the value itself, or the parsed content of a JSON string.
+/// Returns the value itself, without nulls, or the parsed content of a JSON string.
 fn unfold(value: &Json, key: &str, place: &Place) -> Parsed<Json> {
-    let Json::String(text) = value else { return Ok(value.clone()) };
+    let Json::String(text) = value else { return Ok(without_nulls(value)) };
     if text.trim().is_empty() {
         return Ok(Json::Array(Vec::new()));
     }
-    serde_json::from_str(text).map_err(|reason| {
+    python_json::from_slice(text.as_bytes()).map_err(|reason| {
         let hint = "Write it as a list, or as a string that holds a JSON list";
         bad_value(place, key, &format!("is a string that is not JSON: {reason}"), hint)
     })
+}
+
+/// Returns a value without keys that are null. Tables fill absent keys with null, so the two are one in every file format; in lists null stays.
+pub(crate) fn without_nulls(value: &Json) -> Json {
+    match value {
+        Json::Array(items) => items.iter().map(without_nulls).collect(),
+        Json::Object(fields) => {
+            let kept = fields.iter().filter(|(_, value)| !value.is_null());
+            kept.map(|(key, value)| (key.clone(), without_nulls(value))).collect()
+        }
+        other => other.clone(),
+    }
+}
+
+/// Checks that a template can write a value as it is. The error is a bad cell.
+pub(crate) fn check_writable(value: &Json, key: &str, place: &Place) -> Parsed<()> {
+    match unwritable(value) {
+        Some(found) => {
+            let problem = format!("{key} has {found}, which cannot be written into a training text");
+            Err(RecordFormatError { is_bad_cell: true, ..RecordFormatError::new(place, problem) })
+        }
+        None => Ok(()),
+    }
+}
+
+fn unwritable(value: &Json) -> Option<String> {
+    match value {
+        Json::Array(items) => items.iter().find_map(unwritable),
+        Json::Object(fields) => {
+            fields.iter().find_map(|(key, value)| unwritable_text(key).or_else(|| unwritable(value)))
+        }
+        Json::String(text) => {
+            number(value).map(|number| format!("the number {number}")).or_else(|| unwritable_text(text))
+        }
+        _ => None,
+    }
+}
+
+fn unwritable_text(text: &str) -> Option<String> {
+    text.contains(LONE_SURROGATE).then(|| "a lone surrogate (half of a UTF-16 pair)".to_owned())
 }
 
 /// Returns whether a value can be read as a text.
@@ -115,19 +152,27 @@ pub(crate) fn is_text(value: &Json) -> bool {
 pub(crate) fn text<'a>(value: &'a Json, key: &str, place: &Place) -> Parsed<Cow<'a, str>> {
     match value {
         Json::Number(_) | Json::Bool(_) => Ok(Cow::Owned(value.to_string())),
+        value if is_whole(value) => Ok(Cow::Borrowed(number(value).unwrap_or_default())),
         value => string(value, key, place).map(Cow::Borrowed),
     }
 }
 
-/// Reads a string without NUL characters.
+/// Returns whether a value is a whole number beyond 64 bits.
+fn is_whole(value: &Json) -> bool {
+    number(value).is_some_and(|number| number.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit()))
+}
+
+/// Reads a string without NUL characters and lone surrogates.
 pub(crate) fn string<'a>(value: &'a Json, key: &str, place: &Place) -> Parsed<&'a str> {
-    let Json::String(text) = value else {
-        return Err(RecordFormatError { is_bad_cell: true, ..wrong_type(place, key, "a string", value) });
+    let bad = |error| RecordFormatError { is_bad_cell: true, ..error };
+    let Some(text) = value.as_str().filter(|_| number(value).is_none()) else {
+        return Err(bad(wrong_type(place, key, "a string", value)));
     };
     if text.contains('\0') {
         let problem = format!("a NUL character in {key}: the file is damaged or not text");
-        return Err(RecordFormatError::new(place, problem));
+        return Err(bad(RecordFormatError::new(place, problem)));
     }
+    check_writable(value, key, place)?;
     Ok(text)
 }
 
@@ -147,10 +192,11 @@ pub(crate) fn names(fields: &Object) -> String {
     }
 }
 
-/// Creates the error for a value of the wrong type; null is a bad cell of its record.
+/// Creates the error for a value of the wrong type; null and what is no number of JSON are bad cells of their record.
 pub(crate) fn wrong_type(place: &Place, key: &str, expected: &str, found: &Json) -> RecordFormatError {
-    let is_bad_cell = found.is_null();
+    let is_bad_cell = found.is_null() || number(found).is_some();
     let found = match found {
+        _ if number(found).is_some() => format!("the number {}", number(found).unwrap_or_default()),
         Json::Null => "null".to_owned(),
         Json::Bool(value) => format!("the boolean {value}"),
         Json::Number(value) => format!("the number {value}"),
@@ -164,7 +210,7 @@ pub(crate) fn wrong_type(place: &Place, key: &str, expected: &str, found: &Json)
 
 pub(crate) fn missing_key(place: &Place, expected: &str, fields: &Object, hint: &str) -> RecordFormatError {
     let problem = format!("expected the key {expected}, found {}. {hint}", names(fields));
-    RecordFormatError::new(place, problem)
+    RecordFormatError { is_bad_cell: true, ..RecordFormatError::new(place, problem) }
 }
 
 pub(crate) fn bad_value(place: &Place, key: &str, problem: &str, hint: &str) -> RecordFormatError {

@@ -1,7 +1,7 @@
 //! Reads files whose rows come in column batches (Parquet and Arrow) as single records.
 //!
 //! Not supported: types that have no JSON form (bytes, times, decimals, maps); [`select_columns`] refuses them by name.
-//! A float that is not finite becomes null, because JSON cannot represent it. Trade-off: no reading after an error.
+//! A float that is not finite is what it is in JSON as Python writes it. Trade-off: no reading after an error.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use arrow_array::types::{
 };
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Schema};
+use firebrick_arch::python_json::NUMBER;
 use serde_json::{Map, Number, Value as Json};
 
 use super::error::{SourceError, SourceResult};
@@ -184,7 +185,16 @@ where
 }
 
 fn float(value: f64) -> Json {
-    Number::from_f64(value).map_or(Json::Null, Json::Number)
+    let python = || {
+        if value.is_nan() {
+            "NaN"
+        } else if value > 0.0 {
+            "Infinity"
+        } else {
+            "-Infinity"
+        }
+    };
+    Number::from_f64(value).map_or_else(|| Json::String(format!("{NUMBER}{}", python())), Json::Number)
 }
 
 fn list(items: &dyn Array, left: &mut usize) -> Result<Json, TooLarge> {

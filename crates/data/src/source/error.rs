@@ -53,6 +53,8 @@ pub enum SourceError {
         problem: String,
         /// Whether the records after it can still be read.
         can_continue: bool,
+        /// Index of its source in the mixture, and of its file in the source.
+        origin: (u32, u32),
     },
     /// The Hub or its cache: the network, access, or the disk.
     #[error(transparent)]
@@ -62,7 +64,7 @@ pub enum SourceError {
 impl SourceError {
     /// Creates an error about a record, after which nothing can be read.
     pub(super) fn record(place: Place, column: Option<usize>, problem: impl Into<String>) -> Self {
-        Self::BadRecord { place, column, problem: problem.into(), can_continue: false }
+        Self::BadRecord { place, column, problem: problem.into(), can_continue: false, origin: (0, 0) }
     }
 
     pub(super) fn too_large(place: Place, hint: &str) -> Self {
@@ -94,6 +96,11 @@ impl SourceError {
     /// Creates the error for a row of a Parquet or Arrow file (by index) that cannot be decoded.
     pub(super) fn bad_row(path: &Path, format: &str, row: usize, reason: &str) -> Self {
         Self::file(path, format!("cannot decode this {format} file at row {}: {reason}", row + 1))
+    }
+
+    /// Returns whether this is about one record, and the records after it can still be read.
+    pub fn can_continue(&self) -> bool {
+        matches!(self, Self::BadRecord { can_continue: true, .. })
     }
 
     /// Marks the error as one after which records can still be read.

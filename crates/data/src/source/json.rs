@@ -1,74 +1,75 @@
 //! Streams a JSON document with a list of rows: one row is in memory at a time, for any size of the list.
 //!
 //! Accepted: a list of objects; an object in which exactly one key (or the one named by `field`) holds a list of
-//! objects; and one object per line, which many files called `.json` contain. The parser limits nesting within a row
-//! (to 128); nothing recurses outside of rows. Trade-off: the extent of each row is scanned before it is parsed.
+//! objects; one object that is a record itself; and one object per line, which many files called `.json` contain. The
+//! parser limits nesting within a row (to 128); nothing recurses outside of rows. Trade-off: the extent of each row is
+//! scanned before it is parsed.
 
 mod scanner;
 
-use std::io::{BufRead, Cursor, Read};
+use std::io::{Cursor, Read};
+use std::iter::once;
 use std::path::Path;
 
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use super::error::{SourceError, SourceResult};
-use super::lines::{TOO_LONG, json_lines, parse_object};
-use super::open::{Bytes, FileRecords, Lines, read_failed};
-use super::record::{MAX_RECORD_BYTES, Place, Record};
+use super::lines::{OVER_LINES, TOO_LONG, json_lines, parse_object};
+use super::open::{Bytes, FileRecords, Lines};
+use super::record::{Place, Record};
 use scanner::{HINT, Scanner, show};
 
 pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> SourceResult<FileRecords> {
     let mut scanner = Scanner { bytes, path: path.to_owned(), line: 1, column: 1 };
-    if scanner.peek()?.is_none() {
+    let first = scanner.peek()?;
+    if first.is_none() {
         return Ok(Box::new(std::iter::empty()));
     }
-    let Scanner { mut bytes, line, .. } = scanner;
-    let failed = |reason| read_failed(path, line, &reason);
-    // The first line that is not blank, and whether anything follows it, distinguish lines from a document.
-    let mut start = Vec::new();
-    (&mut bytes).take(MAX_RECORD_BYTES as u64).read_until(b'\n', &mut start).map_err(failed)?;
-    let first: Option<Json> = if start.starts_with(b"{") { serde_json::from_slice(&start).ok() } else { None };
-    let is_lines = match first {
-        None => false,
-        Some(object) => {
-            let rest_is_blank = skip_blank(&mut bytes, &mut start).map_err(failed)?;
-            !rest_is_blank || (field.is_none() && !has_rows(&object))
+    let (place, column) = (scanner.place(), scanner.column);
+    let mut text = Vec::new();
+    // What follows the first object distinguishes lines from a document.
+    if first == Some(b'{') && scanner.value(0, Some(&mut text)).is_ok() {
+        let is_one_line = scanner.line == place.line;
+        match (scanner.peek()?, field) {
+            (None, Some(_)) => {}
+            (None, None) => match parse_object(&text, &place, HINT) {
+                Ok(fields) if !has_rows(&fields) => return Ok(Box::new(once(Ok(Record::new(fields, place))))),
+                _ => {}
+            },
+            (Some(_), Some(field)) if is_one_line => {
+                let reason = format!("the file has one object per line, so no key {field:?} holds all rows");
+                return Err(no_rows(scanner.place(), &reason));
+            }
+            (Some(_), None) if is_one_line => {
+                let first = parse_object(&text, &place, HINT).map(|fields| Record::new(fields, place));
+                let rest = Lines::after(scanner.line - 1, scanner.bytes, path, TOO_LONG);
+                return Ok(Box::new(once(first).chain(json_lines(rest, false))));
+            }
+            (Some(b'{'), _) => {
+                let problem =
+                    format!("several documents follow each other. {OVER_LINES}, `jq -s . FILE > NEW.json` a list");
+                return Err(SourceError::record(scanner.place(), Some(scanner.column), problem));
+            }
+            (found, _) => return Err(scanner.bad(format!("expected the end of the file, found {}", show(found)))),
         }
+    }
+    scanner =
+        Scanner { bytes: Box::new(Cursor::new(text).chain(scanner.bytes)), path: place.path, line: place.line, column };
+    let field = field.map(str::to_owned);
+    let mut document = JsonDocument { scanner, field, in_object: false, is_first: true };
+    document.find_rows()?;
+    Ok(Box::new(document))
+}
+
+/// Returns whether an object holds rows rather than being one: it has a list of objects, and no list of messages.
+fn has_rows(object: &Map<String, Json>) -> bool {
+    let lists = || object.values().filter_map(|value| value.as_array()?.first()?.as_object());
+    let is_message = |item: &Map<String, Json>| {
+        [["role", "content"], ["role", "tool_calls"], ["from", "value"]]
+            .iter()
+            .any(|keys| keys.iter().all(|key| item.contains_key(*key)))
     };
-    scanner.bytes = Box::new(Cursor::new(start).chain(bytes));
-    if !is_lines {
-        let field = field.map(str::to_owned);
-        let mut document = JsonDocument { scanner, field, in_object: false, is_first: true };
-        document.find_rows()?;
-        return Ok(Box::new(document));
-    }
-    if let Some(field) = field {
-        return Err(no_rows(
-            scanner.place(),
-            &format!("the file has one object per line, so no key {field:?} holds all rows"),
-        ));
-    }
-    Ok(json_lines(Lines::after(line - 1, scanner.bytes, path, TOO_LONG)))
-}
-
-/// Moves blanks to the end of `start`; returns whether the file ends there.
-fn skip_blank(bytes: &mut Bytes, start: &mut Vec<u8>) -> std::io::Result<bool> {
-    while start.len() <= MAX_RECORD_BYTES {
-        let buffer = bytes.fill_buf()?;
-        let blanks = buffer.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-        let (is_end, is_blank) = (buffer.is_empty(), blanks == buffer.len());
-        start.extend_from_slice(&buffer[..blanks]);
-        bytes.consume(blanks);
-        if is_end || !is_blank {
-            return Ok(is_end);
-        }
-    }
-    Ok(false)
-}
-
-fn has_rows(object: &Json) -> bool {
-    let is_rows = |value: &Json| value.as_array().and_then(|items| items.first()).is_some_and(Json::is_object);
-    object.as_object().is_some_and(|fields| fields.values().any(is_rows))
+    lists().next().is_some() && !lists().any(is_message)
 }
 
 struct JsonDocument {

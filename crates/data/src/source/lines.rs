@@ -1,12 +1,14 @@
 //! Line formats: one JSON object per line, and plain text, one document per file or per line.
 //!
-//! A bad line is an error with file, line and column; the lines after it can still be read. Trade-off: objects that
-//! span several lines are not supported, and a text read as one document must fit the limit of a record.
+//! A bad line is an error with file, line and column; the lines after it can still be read, unless the first line shows
+//! that the file has another form. Trade-off: objects that span several lines are not supported, and a text read as one
+//! document must fit the limit of a record.
 
 use std::io::Read;
 use std::mem::take;
 use std::path::{Path, PathBuf};
 
+use firebrick_arch::python_json;
 use serde_json::{Map, Value as Json};
 
 use super::error::{SourceError, SourceResult};
@@ -18,16 +20,26 @@ pub(super) const TOO_LONG: &str =
     "Each line must be one JSON object; a file that is one JSON list is read with file_format = \"json\"";
 
 const ONE_PER_LINE: &str = "Each line must be one whole JSON object";
+pub(super) const OVER_LINES: &str =
+    "Several objects over several lines each are no format: `jq -c . FILE > NEW.jsonl` writes one a line";
 const BEGINS_A_LIST: &str =
     "The file begins with '[', so it seems to be one JSON list, which is read with file_format = \"json\"";
 
-pub(super) fn json_lines(lines: Lines) -> FileRecords {
-    let mut is_first = true;
+/// Reads lines. `is_first`: they are a whole file rather than the rest of one.
+pub(super) fn json_lines(lines: Lines, mut is_first: bool) -> FileRecords {
     Box::new(lines.map(move |line| {
         let (line, place) = line?;
-        let is_list = take(&mut is_first) && line.trim_ascii_start().starts_with(b"[");
-        let fields = parse_object(&line, &place, if is_list { BEGINS_A_LIST } else { ONE_PER_LINE })?;
-        Ok(Record::new(fields, place))
+        let other_form = match line.trim_ascii() {
+            _ if !take(&mut is_first) => None,
+            b"{" => Some(OVER_LINES),
+            line => line.starts_with(b"[").then_some(BEGINS_A_LIST),
+        };
+        match (parse_object(&line, &place, other_form.unwrap_or(ONE_PER_LINE)), other_form) {
+            (Err(SourceError::BadRecord { place, column, problem, .. }), Some(_)) => {
+                Err(SourceError::record(place, column, problem))
+            }
+            (fields, _) => Ok(Record::new(fields?, place)),
+        }
     }))
 }
 
@@ -37,9 +49,9 @@ pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> S
     if bytes.len() > 2 * MAX_RECORD_VALUES && values(bytes) > MAX_RECORD_VALUES {
         let problem =
             format!("one record has more than {} million values. Split it into several", MAX_RECORD_VALUES / 1_000_000);
-        return Err(SourceError::record(place.clone(), None, problem));
+        return Err(SourceError::record(place.clone(), None, problem).recoverable());
     }
-    match serde_json::from_slice(bytes) {
+    match python_json::from_slice(bytes) {
         // The parser has checked the UTF-8 of all strings, and bytes outside strings are ASCII.
         Ok(Json::Object(fields)) => Ok(fields),
         Ok(other) => {
@@ -48,7 +60,7 @@ pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> S
         }
         Err(reason) => {
             // Invalid text gets a more precise message than "invalid character".
-            checked_text(bytes.to_vec(), place)?;
+            checked_text(bytes.to_vec(), place).map_err(SourceError::recoverable)?;
             let whole = reason.to_string();
             let message = whole.split(" at line ").next().unwrap_or(&whole);
             let line = place.line + reason.line().saturating_sub(1);
@@ -88,7 +100,7 @@ fn describe(value: &Json) -> String {
 
 pub(super) fn text_records(bytes: Bytes, path: &Path, unit: TextDocument) -> FileRecords {
     let record = |(bytes, place): (Vec<u8>, Place)| {
-        let text = Json::String(checked_text(bytes, &place)?);
+        let text = Json::String(checked_text(bytes, &place).map_err(SourceError::recoverable)?);
         Ok(Record::new(Map::from_iter([("text".to_owned(), text)]), place))
     };
     match unit {

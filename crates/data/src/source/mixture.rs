@@ -202,14 +202,16 @@ impl Iterator for MixedRecords {
         while !self.has_ended {
             let Some(index) = self.choose() else { break };
             match self.inputs[index].records.next() {
-                Some(Ok(mut record)) => {
-                    self.inputs[index].has_rows = true;
-                    record.source = u32::try_from(index).expect("Mixture::new bounds the number of sources");
-                    return Some(Ok(record));
-                }
-                Some(Err(error)) => {
+                Some(mut record) => {
+                    self.inputs[index].has_rows |= record.is_ok();
                     self.has_ended = self.inputs[index].records.has_failed();
-                    return Some(Err(error));
+                    let number = u32::try_from(index).expect("Mixture::new bounds the number of sources");
+                    match &mut record {
+                        Ok(record) => record.source = number,
+                        Err(SourceError::BadRecord { origin, .. }) => origin.0 = number,
+                        Err(_) => {}
+                    }
+                    return Some(record);
                 }
                 None => self.has_ended = !self.ran_out(index),
             }

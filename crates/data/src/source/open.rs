@@ -18,6 +18,7 @@ use super::record::{MAX_RECORD_BYTES, Place, Record};
 const BUFFER_BYTES: usize = 256 << 10;
 const UNPACKED_BYTES: usize = 64 << 10;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+const UTF_16_MARKS: [&[u8]; 2] = [b"\xff\xfe", b"\xfe\xff"];
 
 /// Uncompressed bytes.
 pub(super) type Bytes = Box<dyn BufRead + Send>;
@@ -76,6 +77,9 @@ pub(super) fn open_text(path: &Path, format: FileFormat, progress: &Progress) ->
     if let Some(found) = magic(start) {
         return Err(SourceError::wrong_format(path, &format.name(), found));
     }
+    if UTF_16_MARKS.iter().any(|mark| start.starts_with(mark)) {
+        return Err(SourceError::file(path, "its text is UTF-16. Convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`"));
+    }
     if start.starts_with(BYTE_ORDER_MARK) {
         bytes.consume(BYTE_ORDER_MARK.len());
     }
@@ -100,7 +104,7 @@ pub(super) fn checked_text(bytes: Vec<u8>, place: &Place) -> SourceResult<String
         SourceError::record(Place { path: place.path.clone(), line }, Some(column), problem)
     };
     let text = String::from_utf8(bytes).map_err(|error| {
-        let problem = "not valid UTF-8. Convert the file, for example with `iconv -t UTF-8`";
+        let problem = "not valid UTF-8. If it is Latin-1, convert it: `iconv -f LATIN1 -t UTF-8 FILE > NEW`";
         bad(error.utf8_error().valid_up_to(), error.as_bytes(), problem)
     })?;
     match text.find('\0') {

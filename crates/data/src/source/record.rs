@@ -18,7 +18,8 @@ pub(crate) const MAX_RECORD_VALUES: usize = 4_000_000;
 /// One row of a data file, not yet interpreted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// The row's keys in the file's order. A column without a value in this row is null.
+    /// The row's keys in the file's order. A column without a value in this row is null. Numbers that JSON cannot hold, and lone
+    /// surrogates, are marked ([`firebrick_arch::python_json`]).
     pub fields: Map<String, Json>,
     /// The file and the line where the row begins (Parquet and Arrow: its number in the file, counted from 1).
     pub place: Place,

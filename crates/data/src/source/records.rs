@@ -12,7 +12,7 @@ use super::arrow::open_arrow;
 use super::content::{ContentKeys, SourceFile};
 use super::csv::CsvRecords;
 use super::error::{SourceError, SourceResult};
-use super::format::FileFormat;
+use super::format::{FileFormat, TextDocument};
 use super::json::open_json;
 use super::lines::{TOO_LONG, json_lines, text_records};
 use super::open::{FileRecords, Lines, Progress, open_bytes, open_text};
@@ -31,6 +31,13 @@ pub struct Source {
 }
 
 impl Source {
+    /// Creates a source of the lines of one file, which is opened when it is read: one record, or one text, per line.
+    pub fn of_lines(path: &Path, format: FileFormat) -> Self {
+        let spec = SourceSpec { text_unit: TextDocument::Line, ..SourceSpec::new(path.display().to_string()) };
+        let files = Arc::new([SourceFile::Local { path: path.to_owned(), size: 0 }]);
+        Self { spec: spec.into(), files, format, unread_splits: Arc::new([]), hub: Hub::from_environment() }
+    }
+
     /// Returns the description in the recipe.
     pub fn spec(&self) -> &SourceSpec {
         &self.spec
@@ -84,6 +91,18 @@ impl Source {
         }
     }
 
+    /// Returns the first record that can be read. Errors: none can; or one after which reading ends comes before.
+    pub fn first_record(&self) -> Result<Option<Record>, SourceError> {
+        let mut first_error = None;
+        for record in self.records() {
+            match record {
+                Err(error) if error.can_continue() => first_error = first_error.or(Some(error)),
+                record => return record.map(Some),
+            }
+        }
+        first_error.map_or(Ok(None), Err)
+    }
+
     fn open(&self, file: &SourceFile, progress: &Progress) -> SourceResult<FileRecords> {
         match file {
             SourceFile::Local { path, .. } => self.open_path(path, progress),
@@ -97,7 +116,7 @@ impl Source {
         Ok(match self.format {
             FileFormat::Parquet => Box::new(open_parquet(path, columns, progress)?),
             FileFormat::Arrow => Box::new(open_arrow(open_bytes(path, progress)?, path, columns)?),
-            FileFormat::Jsonl => json_lines(Lines::after(0, text()?, path, TOO_LONG)),
+            FileFormat::Jsonl => json_lines(Lines::after(0, text()?, path, TOO_LONG), true),
             FileFormat::Json => open_json(text()?, path, self.spec.field.as_deref())?,
             FileFormat::Csv | FileFormat::Tsv => {
                 let delimiter = if self.format == FileFormat::Csv { b',' } else { b'\t' };
@@ -110,8 +129,8 @@ impl Source {
 
 /// The records of a source, file after file.
 ///
-/// An error names file and line. After a bad JSON line the next call continues with the next line; after any other
-/// error the stream ends.
+/// An error names file and line. After a bad row ([`SourceError::can_continue`]) the next call continues with the next
+/// one; after any other error the stream ends.
 pub struct Records {
     source: Source,
     next_file: usize,
@@ -138,7 +157,7 @@ impl Records {
                 match records.next() {
                     Some(Ok(record)) => return Some(Ok(record)),
                     Some(Err(error)) => {
-                        self.failed = !matches!(error, SourceError::BadRecord { can_continue: true, .. });
+                        self.failed = !error.can_continue();
                         return Some(Err(error));
                     }
                     None => self.current = None,
@@ -165,12 +184,17 @@ impl Iterator for Records {
             return None;
         }
         let mut record = self.next_record()?;
-        if let Ok(record) = &mut record {
-            self.left -= 1;
-            record.file = (self.next_file - 1) as u32;
-            if let Some(columns) = &self.source.spec.columns {
-                record.fields.retain(|name, _| columns.contains(name));
+        let file_index = (self.next_file - 1) as u32;
+        self.left -= 1;
+        match &mut record {
+            Ok(record) => {
+                record.file = file_index;
+                if let Some(columns) = &self.source.spec.columns {
+                    record.fields.retain(|name, _| columns.contains(name));
+                }
             }
+            Err(SourceError::BadRecord { origin, .. }) => origin.1 = file_index,
+            Err(_) => {}
         }
         Some(record)
     }

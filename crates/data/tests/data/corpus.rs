@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use firebrick_data::{
     Corpus, DataError, DocumentSet, EncodeOptions, Example, Hub, Mix, MixUntil, Mixture, OverflowPolicy, Pipeline,
-    RecordFormat, SourceError, SourceSpec, TokenCache, Tokenized, Tokenizer, TrainOn,
+    RecordFormat, SourceSpec, TokenCache, Tokenized, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
@@ -26,13 +26,17 @@ fn tokenizer() -> Tokenizer {
     tokenizer_with(Some(TEMPLATE), &crate::config())
 }
 
-fn file(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+pub(crate) fn file(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
     let path = folder.path().join(name);
     write(&path, content).unwrap();
     path
 }
 
-fn corpus<'a>(tokenizer: &'a Tokenizer, paths: &[&Path], options: &EncodeOptions) -> Result<Corpus<'a>, DataError> {
+pub(crate) fn corpus<'a>(
+    tokenizer: &'a Tokenizer,
+    paths: &[&Path],
+    options: &EncodeOptions,
+) -> Result<Corpus<'a>, DataError> {
     let source = |path: &&Path| SourceSpec::new(path.display().to_string()).resolve(&Hub::from_environment());
     let sources: Vec<_> = paths.iter().map(source).collect::<Result<_, _>>()?;
     let mixture = Mixture::new(sources, Mix::Concatenate, MixUntil::First, 0)?;
@@ -141,6 +145,11 @@ fn keys_that_no_format_reads_are_named_once_with_the_number_of_records_that_have
         (alpaca.replacen('{', r#"{"id":7,"topic":"t","#, 1), Some("keys not read: id (1 row), topic (1 row)")),
         (r#"{"text":"a","source":"b"}"#.to_owned(), Some("keys not read: source (1 row)")),
         (
+            CHAT.replace("\"a\"", r#""a","mask":1,"loss":true"#)
+                .replace("\"q\"", r#""q","mask":1,"loss":false,"learn":"""#),
+            Some("keys not read: message.loss (1 row), message.mask (1 row)"),
+        ),
+        (
             r#"{"input_ids":[5,6],"labels":[5,6],"attention_mask":[1,1],"loss_mask":[0,1]}"#.to_owned(),
             Some("keys not read: loss_mask (1 row)"),
         ),
@@ -219,14 +228,19 @@ fn a_source_without_records_and_a_length_of_one_token_are_refused() {
 }
 
 #[test]
-fn the_first_of_several_bad_lines_is_named_and_ends_reading() {
-    let rows = |bad: &str| -> String {
-        (1..=3000).map(|line| format!("{}\n", if line > 1100 { bad } else { r#"{"text":"a"}"# })).collect()
-    };
-    let corrupt = refuses(rows("{"), &["rows.jsonl:1101:"]);
-    assert!(matches!(corrupt, DataError::Source(SourceError::BadRecord { column: Some(_), .. })));
-    refuses(rows(r#"{"talks":[],"id":1}"#), &["rows.jsonl:1101:", "the key \"text\"", "found \"talks\", \"id\""]);
-    refuses(rows(r#"{"text":"a\u0000"}"#), &["rows.jsonl:1101:", "NUL"]);
+fn a_row_that_cannot_be_read_is_counted_and_named() {
+    let good = "{\"text\":\"a\",\"score\":NaN}\n";
+    let texts =
+        ["NaN", "\"\\ud83d\"", "\"\u{0}\"", "\"\\u0000\"", "\"a\"}}"].map(|text| format!("{{\"text\":{text}}}"));
+    for bad in texts.iter().map(String::as_bytes).chain([&b"{"[..], b"[]", b"{\"id\":1}", b"{\"text\":\"\xe9\"}"]) {
+        let rows = [good.repeat(10).as_bytes(), bad, b"\n", good.repeat(10).as_bytes()].concat();
+        let found = &read(rows).unwrap().diagnoses[0];
+        assert_eq!((found.rows, found.rows_kept, found.bad_rows), (21, 20, 1), "{found}");
+        assert!(found.to_string().contains("rows.jsonl:11: "), "{found}");
+    }
+    let refused =
+        refuses(good.repeat(1100) + &"{\n".repeat(1900), &["max_bad_share", "rows.jsonl:1101: column 1: not"]);
+    assert!(matches!(refused, DataError::TooManyBadRows { .. }));
 }
 
 #[test]

@@ -3,9 +3,11 @@
 //! Trade-off: the tokenizer is written to a folder for each test, like a model's. The words of recipes are repeated here, so that renaming a variant
 //! is noticed.
 
+mod containers;
 mod corpus;
 mod encoder;
 mod record_formats;
+mod tables;
 mod template_golden;
 
 use std::fmt::Debug;

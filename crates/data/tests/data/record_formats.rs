@@ -225,20 +225,47 @@ fn a_null_or_no_text_is_a_bad_cell_of_its_record_and_other_keys_are_another_form
         json!({ "prompt": "q", "completion": null }),
         json!({ "prompt": [], "completion": null }),
         json!({ "text": ["a"] }),
+        json!({ "messages": [{ "role": "user" }] }),
+        json!({ "text": "\u{0}" }),
     ] {
         assert!(is_bad_cell(record.clone(), RecordFormat::Auto), "{record}");
     }
     for record in [
         json!({ "prompt": "q", "chosen": "a", "rejected": null }),
         json!({ "prompt": null, "chosen": "a", "rejected": "b" }),
+        json!({ "chosen": "a", "rejected": "b" }),
     ] {
         assert!(is_bad_cell(record.clone(), RecordFormat::Preference), "{record}");
     }
-    assert!(!is_bad_cell(json!({ "chosen": "a", "rejected": "b" }), RecordFormat::Preference));
-    for record in [json!({ "messages": [{ "role": "user" }] }), json!({ "messages": "hi" }), json!({ "text": "\u{0}" })]
-    {
-        assert!(!is_bad_cell(record.clone(), RecordFormat::Auto), "{record}");
-    }
+    assert!(!is_bad_cell(json!({ "messages": "hi" }), RecordFormat::Auto));
+}
+
+#[test]
+fn null_keys_are_absent_in_calls_and_tools_and_before_other_names_but_not_in_strings() {
+    let values = json!({ "a": null, "b": [1, null, { "c": null }] });
+    let call = |arguments: Json| json!({ "function": { "name": "f", "arguments": arguments } });
+    let (turns, tools) = chat(json!({
+        "messages": null, "tools": [{ "name": "f", "parameters": values }],
+        "conversations": [
+            { "role": null, "from": "gpt", "content": null, "value": "x", "tool_calls": [call(values.clone())], "extra": values },
+            { "from": "gpt", "value": null, "tool_calls": [call(values.to_string().into())] },
+        ],
+    }));
+    let pruned = json!({ "b": [1, null, {}] });
+    assert_eq!((turns[0].role(), turns[0].content()), ("assistant", Some("x")));
+    assert_eq!(turns[0].message["tool_calls"], json!([call(pruned.clone())]));
+    assert_eq!((&turns[0].message["extra"], &tools.unwrap()[0]["function"]["parameters"]), (&pruned, &pruned));
+    assert_eq!(turns[1].message["tool_calls"], json!([call(values)]));
+}
+
+#[test]
+fn the_loss_of_an_assistant_is_its_flag_and_of_others_a_key() {
+    let (turns, _) = chat(json!({ "conversations": [
+        { "from": "human", "value": "q", "loss": false }, { "from": "gpt", "value": "a", "loss": 0 },
+        { "from": "gpt", "value": "b", "loss": true }, { "from": "gpt", "value": "c", "loss": null },
+    ] }));
+    let found: Vec<_> = turns.iter().map(|turn| (turn.train, turn.message.contains_key("loss"))).collect();
+    assert_eq!(found, [(None, true), (Some(false), false), (Some(true), false), (None, false)]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use std::ops::Range;
 
+use firebrick_arch::python_json::unmarked;
 use firebrick_data::{DataError, Diagnosis, EncodeOptions, Encoder, FindingKind, Place, Record, Tokenizer};
 use firebrick_trainer::run::data_sets::Input;
 
@@ -44,7 +45,8 @@ pub(super) fn records(
 ) -> Result<Vec<SampleRecord>, DataError> {
     let files = input.source.file_names();
     let mut wanted: Vec<(FindingKind, &Place, &str)> = Vec::new();
-    for (&kind, found) in &diagnosis.findings {
+    // A row that cannot be read has nothing to show but its place and the problem.
+    for (&kind, found) in diagnosis.findings.iter().filter(|(kind, _)| **kind != FindingKind::Unreadable) {
         wanted.extend(found.first.iter().take(RECORDS_PER_KIND).map(|(place, detail)| (kind, place, detail.as_str())));
     }
     let mut shown = Vec::new();
@@ -52,7 +54,10 @@ pub(super) fn records(
         if wanted.is_empty() {
             break;
         }
-        let record = record?;
+        let record = match record {
+            Err(error) if error.can_continue() => continue,
+            record => record?,
+        };
         let file = &files[record.file as usize];
         let (here, rest) = wanted
             .into_iter()
@@ -86,7 +91,7 @@ fn sample(
         false => SampleDocument::new(place.to_string(), example, tokenizer),
     });
     // Invariant: a record was read from a file, so its values can be written.
-    let json = serde_json::to_string_pretty(&record.fields).expect("a record is plain values");
+    let json = unmarked(&serde_json::to_string_pretty(&record.fields).expect("a record is plain values"));
     let cut = json.char_indices().nth(RECORD_CHARACTERS).map(|(end, _)| format!("{} …", &json[..end]));
     Ok(SampleRecord {
         kind,

@@ -7,14 +7,16 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::{LongRopeFactors, ModelConfig, ModelSpec, generation_eos_token_ids};
-use firebrick_data::{Chat, TemplateChoice, TemplateDefaults, Tokenizer};
+use firebrick_data::{
+    Chat, DataError, Fields, FileFormat, Record, RecordFormat, Row, Source, SourceError, TemplateChoice,
+    TemplateDefaults, Tokenizer,
+};
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
 use firebrick_model::peft::{grow_for_adapter, read_adapter_config};
 use firebrick_model::{
     BatchLimits, BuildOptions, CHAT_TEMPLATE_FILE, Decoder, GenerateOptions, HfFolder, Sampler, read_config,
 };
 use firebrick_precision::FloatType;
-use serde_json::Value;
 
 use crate::error::RunError;
 use crate::run::device::dtype_of;
@@ -254,24 +256,20 @@ pub(super) fn check_vocabulary(tokenizer: &Tokenizer, tokens: usize, rows: usize
 /// # Errors
 /// A file that cannot be read, that has no prompt, or a line that is no object with a `prompt`.
 pub fn read_prompts(path: &Path) -> Result<Vec<String>, RunError> {
-    let wrong = |problem| RunError::Refused(format!("`{}`: {problem}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let is_json = path.extension().is_some_and(|extension| extension == "jsonl");
-    let prompt = |(index, line): (usize, &str)| {
-        if !is_json {
-            return Ok(line.to_owned());
+    let (format, key) = if is_json { (FileFormat::Jsonl, "prompt") } else { (FileFormat::Text, "text") };
+    let names = Fields { text: key.to_owned(), ..Fields::default() };
+    let prompt = |record: Result<Record, SourceError>| {
+        let record = record?;
+        match RecordFormat::Text.parse(&record.fields, &names, &record.place)? {
+            Row::Text(text) => Ok(text),
+            row => unreachable!("a text record is a text, not {row:?}"),
         }
-        let object: Value =
-            serde_json::from_str(line).map_err(|error| wrong(format!("line {}: {error}", index + 1)))?;
-        let prompt = object.get("prompt").and_then(Value::as_str);
-        prompt
-            .map(str::to_owned)
-            .ok_or_else(|| wrong(format!("line {}: expected an object with a text `prompt`", index + 1)))
     };
-    let prompts: Vec<String> = lines.map(prompt).collect::<Result<_, _>>()?;
+    let prompts: Vec<String> =
+        Source::of_lines(path, format).records().map(prompt).collect::<Result<_, DataError>>()?;
     if prompts.is_empty() {
-        return Err(wrong("there is no prompt in it".to_owned()));
+        return Err(RunError::Refused(format!("`{}`: there is no prompt in it", path.display())));
     }
     Ok(prompts)
 }
@@ -358,11 +356,14 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             read_prompts(&path).map_err(|error| error.to_string())
         };
-        assert_eq!(read("a.txt", "one\n\n two \n").unwrap(), ["one", " two "]);
-        assert_eq!(read("a.jsonl", "{\"prompt\": \"a\\nb\"}\n").unwrap(), ["a\nb"]);
+        for text in ["one\n\n two \n", "\u{feff}one\r\n \r\n two \r\n", "\u{feff}\none\n two "] {
+            assert_eq!(read("a.txt", text).unwrap(), ["one", " two "]);
+        }
+        assert_eq!(read("a.jsonl", "\u{feff}{\"prompt\": \"a\\nb\"}\r\n\r\n").unwrap(), ["a\nb"]);
         for (name, text, expected) in [
-            ("b.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 1}", "line 2"),
-            ("c.jsonl", "{\"prompt\"", "line 1"),
+            ("b.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 1}", "b.jsonl:2"),
+            ("c.jsonl", "{\"prompt\"", "c.jsonl:1"),
+            ("e.jsonl", "{\"prompt\": NaN}", "e.jsonl:1: prompt must be a string, found the number NaN"),
             ("d.txt", "\n \n", "no prompt"),
         ] {
             let message = read(name, text).unwrap_err();

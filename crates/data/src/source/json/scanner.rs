@@ -86,12 +86,12 @@ impl Scanner {
             let after = taken - part.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
             if let Some(text) = text.as_deref_mut() {
                 text.extend_from_slice(part);
-                if text.len() > MAX_RECORD_BYTES {
-                    return Err(SourceError::too_large(place, TOO_LARGE));
-                }
             }
             size += taken as u64;
             self.consume(taken, newlines, after);
+            if text.as_ref().is_some_and(|text| text.len() > MAX_RECORD_BYTES) {
+                return Err(SourceError::too_large(place, TOO_LARGE));
+            }
             if done {
                 return if size == 0 { Err(self.bad("expected a value")) } else { Ok(()) };
             }

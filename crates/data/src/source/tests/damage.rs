@@ -41,7 +41,14 @@ fn every_damaged_text_names_file_line_and_column() {
     refused(&folder, "b.csv", b"text\nx\n\xff\n", "b.csv:3:1: not valid UTF-8");
     refused(&folder, "c.csv", "text,text\nx,y\n", "twice");
     refused(&folder, "d.csv", "text\na\0b\n", "d.csv:2:2: a NUL");
-    refused(&folder, "a.txt", b"one\ntwo \xff", "a.txt:2:5: not valid UTF-8");
+    refused(
+        &folder,
+        "a.txt",
+        b"one\ntwo \xff",
+        "a.txt:2:5: not valid UTF-8. If it is Latin-1, convert it: `iconv -f LATIN1",
+    );
+    refused(&folder, "k.jsonl", b"\xff\xfe{\0}\0", "`iconv -f UTF-16 -t UTF-8 FILE > NEW`");
+    refused(&folder, "e.csv", b"\xfe\xff\0a\0\n", "`iconv -f UTF-16 -t UTF-8 FILE > NEW`");
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn the_order_depends_only_on_the_seed() {
 fn an_error_ends_the_mixture() {
     for order in [Mix::Concatenate, Mix::Size, Mix::Weight] {
         let (folder, mixture) = mixture(&[(5, None), (5, None)], order, MixUntil::All, 0);
-        folder.write("b.jsonl", b"\xff\xff");
+        folder.write("b.jsonl", b"\xff\xfe");
         let results: Vec<_> = mixture.records().take(100).collect();
         assert_eq!(results.iter().filter(|result| result.is_err()).count(), 1, "{order:?}");
         assert!(results.last().unwrap().is_err(), "{order:?}");
