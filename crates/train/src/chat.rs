@@ -12,6 +12,7 @@ use firebrick_data::{Chat, Tokenizer};
 use firebrick_kernels::Kernels;
 use firebrick_model::{BatchLimits, Conversation, Decoder, GenerateOptions, Sampler};
 use firebrick_trainer::RunError;
+use firebrick_trainer::console::escaped;
 use firebrick_trainer::run::generate::{LoadOptions, check_positions, stop_tokens};
 use firebrick_trainer::run::sampling::ChosenSampling;
 use firebrick_trainer::run::text_stream::TextStream;
@@ -52,7 +53,7 @@ pub struct ChatTerminal<'a> {
 
 impl ChatTerminal<'_> {
     fn say(&mut self, text: &str) -> Result<(), RunError> {
-        write!(self.output, "{text}").and_then(|()| self.output.flush()).map_err(RunError::Terminal)
+        write!(self.output, "{}", escaped(text)).and_then(|()| self.output.flush()).map_err(RunError::Terminal)
     }
 }
 

@@ -406,13 +406,13 @@ pub(crate) fn escape(text: &str) -> String {
     visible(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Names control characters, so that a terminal shows a text instead of interpreting it.
+/// Names control characters and those that reorder text, so that a terminal shows a text instead of interpreting it.
 pub(crate) fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
             '\n' | '\t' => out.push(character),
-            _ if character.is_control() => out.extend(character.escape_default()),
+            _ if firebrick_trainer::console::is_hidden(character) => out.extend(character.escape_default()),
             _ => out.push(character),
         }
     }

@@ -14,7 +14,7 @@ use firebrick_kernels::{BackendKind, BaseStorage};
 use firebrick_model::read_config;
 use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_trainer::config::{BackendChoice, EvalConfig, compute};
-use firebrick_trainer::console::Console;
+use firebrick_trainer::console::{Console, escaped};
 use firebrick_trainer::hub::{Need, adapter_folder, model_folder};
 use firebrick_trainer::plan::{choose_backend, command_format};
 use firebrick_trainer::run::chat_settings;
@@ -166,7 +166,7 @@ pub(crate) fn write_text(arguments: Generate) -> anyhow::Result<()> {
 /// Writes a part of a text to standard output at once. A closed pipe is ignored.
 fn print_part(text: &str) {
     let mut output = std::io::stdout();
-    let _ = write!(output, "{text}").and_then(|()| output.flush());
+    let _ = write!(output, "{}", escaped(text)).and_then(|()| output.flush());
 }
 
 pub(crate) fn talk(arguments: Talk) -> anyhow::Result<()> {

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::console::escaped;
+
 /// Time between two updates on a terminal.
 const ON_TERMINAL: Duration = Duration::from_millis(500);
 /// Time between two lines if there is no terminal.
@@ -61,7 +63,7 @@ fn spin(state: &(Mutex<bool>, Condvar), describe: &impl Fn() -> String) {
     // Invariant: the template is fixed, and it is well formed.
     bar.set_style(ProgressStyle::with_template("{spinner} {msg}  {elapsed}").expect("the template is well formed"));
     while !is_over_after(state, ON_TERMINAL) {
-        bar.set_message(describe());
+        bar.set_message(escaped(&describe()).into_owned());
         bar.tick();
     }
     bar.finish_and_clear();
@@ -70,7 +72,7 @@ fn spin(state: &(Mutex<bool>, Condvar), describe: &impl Fn() -> String) {
 fn write_lines(state: &(Mutex<bool>, Condvar), describe: &impl Fn() -> String) {
     while !is_over_after(state, IN_LOG) {
         // A closed pipe must not end a run.
-        let _ = writeln!(io::stderr(), "{}", describe());
+        let _ = writeln!(io::stderr(), "{}", escaped(&describe()));
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use firebrick_hub::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::console::Console;
+use crate::console::{Console, escaped};
 
 /// Time between two lines if there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -51,7 +51,7 @@ impl Progress for Download {
         let bar = ProgressBar::new(bytes);
         // Invariant: the template above is fixed, and it is well formed.
         bar.set_style(style.expect("the template is well formed").progress_chars("█▉▊▋▌▍▎▏ "));
-        bar.set_message(what.to_owned());
+        bar.set_message(escaped(what).into_owned());
         self.set(Some(Shown::Bar(bar)));
     }
 
@@ -79,5 +79,5 @@ impl Progress for Download {
 
 /// Writes a line on standard error. A closed pipe is ignored.
 fn line(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", escaped(text));
 }

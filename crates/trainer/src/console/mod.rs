@@ -4,6 +4,7 @@
 
 mod activity;
 mod download;
+mod escape;
 mod failure;
 mod message;
 mod progress;
@@ -12,6 +13,7 @@ mod summary;
 
 pub use activity::Activity;
 pub use download::Download;
+pub use escape::{escaped, is_hidden};
 pub use failure::{Failure, FailureReport};
 pub use message::error_message;
 pub use progress::Progress;
@@ -46,7 +48,7 @@ impl Console {
     pub fn print(self, text: &str) {
         if self.verbose {
             let mut out = std::io::stdout().lock();
-            let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+            let _ = writeln!(out, "{}", escaped(text)).and_then(|()| out.flush());
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use firebrick_hwprofile::human;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::console::escaped;
 use crate::metrics::{EvalMetrics, MetricSink, PairMetrics, StepMetrics};
 use crate::storage::StorageError;
 
@@ -133,7 +134,7 @@ impl MetricSink for Progress {
 
     fn activity(&mut self, what: &str) {
         match &mut self.display {
-            Display::Bar(bar) => bar.set_message(what.to_owned()),
+            Display::Bar(bar) => bar.set_message(escaped(what).into_owned()),
             Display::Lines(lines) => lines.activity(what),
         }
     }
@@ -170,7 +171,7 @@ fn rewards(pairs: &PairMetrics) -> String {
 
 /// Writes a line; a closed pipe must not end a training run.
 fn write_line(out: &mut dyn Write, text: &str) {
-    let _ = writeln!(out, "{text}");
+    let _ = writeln!(out, "{}", escaped(text));
 }
 
 /// Formats "12,345".
