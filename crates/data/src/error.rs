@@ -36,7 +36,7 @@ pub enum DataError {
     /// The tokenizer's files are missing or damaged, it lacks a token or a chat template, or it failed on a text.
     #[error("{0}")]
     Tokenizer(String),
-    /// The chat template refused the messages, failed on them, or exceeded a limit.
+    /// The chat template refused the messages, or failed on them.
     #[error(
         "the chat template cannot render these messages (roles: {roles}): {reason}. Change the messages to what the \
          template accepts, or choose another template"
@@ -47,6 +47,12 @@ pub enum DataError {
         /// The error of the template or of its engine.
         reason: String,
     },
+    /// The chat template exceeded a limit of time, memory, instructions or text: it does not end, or it is hostile.
+    #[error(
+        "the chat template runs out of its limits: {0}. It is not rendered again. Use another template, or remove this \
+         record if the template renders others"
+    )]
+    TemplateRanOut(String),
     /// The text that counts in the loss cannot be located in the rendered conversation.
     #[error("cannot locate the {0}")]
     MaskNotFound(String),

@@ -34,12 +34,16 @@ mod tokenizer;
 #[cfg(test)]
 mod test_tokenizer;
 
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: BoundedAllocator<std::alloc::System> = BoundedAllocator(std::alloc::System);
+
 pub use batch::{Batch, BatchPairs, IGNORE_INDEX};
 pub use cache::{
     CacheError, CacheKey, Cached, Document, DocumentEntry, DocumentSet, Example, Origin, StoreWriter, TokenCache,
     TokenStore,
 };
-pub use chat_template::{ChatTemplate, TemplateChoice, TemplateDefaults};
+pub use chat_template::{BoundedAllocator, ChatTemplate, TemplateChoice, TemplateDefaults};
 pub use corpus::{Corpus, Tokenized};
 pub use diagnose::{Diagnosis, FindingCount};
 pub use encoder::{EncodeOptions, Encoded, Encoder, OverflowPolicy};

@@ -21,8 +21,13 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use firebrick_data::BoundedAllocator;
 use hostile::Hostile;
 use targets::{Outcome, TARGETS, Target};
+
+// As in the program.
+#[global_allocator]
+static ALLOCATOR: BoundedAllocator<std::alloc::System> = BoundedAllocator(std::alloc::System);
 
 /// Time limit per input. Test builds are several times slower than fuzzing builds, which have a limit of one second.
 const MAX_SECONDS: f64 = 20.0;
@@ -172,6 +177,26 @@ fn errors_name_the_file_and_the_line_and_what_is_wrong() {
         let messages = target(name)(&bytes).messages.join("\n");
         assert!(messages.contains(words), "{name}/{input}: expected {words:?} in {messages}");
     }
+}
+
+/// Runs templates from seeds, some dozens in a process: 96, or as many as `FIREBRICK_FUZZ_EXECUTIONS` in a slow run.
+#[test]
+fn hostile_templates_end_in_bounded_time_and_memory() {
+    const IN_PROCESS: u64 = 32;
+    let test = "hostile_templates_end_in_bounded_time_and_memory";
+    if let Some(first) = env::var(CHILD).ok().and_then(|first| first.parse::<u64>().ok()) {
+        let mut log = File::create(env::var_os(LOG).unwrap()).unwrap();
+        for seed in first..first + IN_PROCESS {
+            let source = hostile::templates::random(seed);
+            let start: String = source.chars().take(300).collect();
+            run(target("template"), &format!("seed {seed}: {start}"), source.as_bytes(), 2 << 30, &mut log);
+        }
+        return;
+    }
+    let executions = env::var("FIREBRICK_FUZZ_EXECUTIONS").ok().and_then(|count| count.parse().ok()).unwrap_or(96);
+    let first = env::var("FIREBRICK_FUZZ_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    let executions = if env::var_os(SLOW).is_some() { executions } else { IN_PROCESS };
+    (first..first + executions).step_by(IN_PROCESS as usize).for_each(|seed| in_process(test, &seed.to_string()));
 }
 
 #[test]

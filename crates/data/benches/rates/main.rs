@@ -14,11 +14,12 @@ mod stages;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+use firebrick_data::BoundedAllocator;
 use mimalloc::MiMalloc;
 
 // As in the trainer.
 #[global_allocator]
-static ALLOCATOR: MiMalloc = MiMalloc;
+static ALLOCATOR: BoundedAllocator<MiMalloc> = BoundedAllocator(MiMalloc);
 
 struct Options {
     workers: NonZeroUsize,

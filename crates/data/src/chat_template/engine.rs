@@ -1,28 +1,32 @@
-//! The Jinja engine, configured like transformers' sandboxed environment, with limits for templates that do not terminate.
+//! The Jinja engine, configured like transformers' sandboxed environment, with limits for hostile templates.
 //!
-//! A template is a file in a model folder that the user chose. Limits apply to the instructions of a render, the depth of recursion, the bytes it
-//! writes (also into captured blocks), and its time: a template that never ends, or that writes far more than its own text and the conversation
-//! contain, is an error. (The tokenizer needs 250 bytes of memory per byte of text, so the 100 MB that a loop can write would end the process.) A
-//! panic of the engine is an error too.
-//! Trade-off: the memory of values is not bounded where the engine builds them (`{% set x = x ~ x %}` in a loop, lists), and neither is the nesting
-//! of expressions while they are compiled.
+//! A template is a file of somebody else. Limits apply to its source (`lexer`), and to the instructions of a render, the depth of recursion, the bytes
+//! it writes (also into captured blocks), its time, and the memory it holds: a template that never ends, or that writes far more than its own text
+//! and the conversation contain, is an error. (The tokenizer needs 250 bytes of memory per byte of text, so the 100 MB that a loop can write would
+//! end the process.) A panic of the engine is an error too.
 //!
-//! A render runs on a helper thread of the calling thread, which waits for it until a deadline. A helper that misses it is abandoned: it ends once
-//! its instructions are used up, or with the process. The handoff costs about 15 µs per render, some percent of tokenizing a conversation.
+//! Templates are compiled and rendered on a helper thread of the calling thread, which waits for it until a deadline. A helper that misses it, or that
+//! exceeds its memory, is abandoned: so the template is not rendered again, and the run ends. Its stack is as deep as values can be nested in
+//! allocations that it may hold; only touched pages of it are memory. The handoff costs about 15 µs per render, some percent of tokenizing a
+//! conversation.
+//!
+//! Trade-off: memory, and with it the depth of values, is bounded only in programs that install [`BoundedAllocator`](super::BoundedAllocator).
 
 use std::cell::{Cell, RefCell};
 use std::io::{Error as IoError, Write as IoWrite};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 
-use super::generation::{FILTER, generation};
+use super::allocator::Budget;
+use super::lexer::{DICT, FILTER, generation};
 use super::python_compat::to_str;
-use super::{filters, python_methods};
+use super::{dict, filters, python_methods};
 use crate::catch_panic::catch_panic;
 
 /// Instructions per render. Published templates need about a hundred per message.
@@ -39,9 +43,16 @@ const BYTES_PER_BYTE: usize = 16;
 /// Number of times a text may be written: into blocks that are captured, out of them, and at the end.
 const WRITES: usize = 8;
 /// Maximum time of a render. Published templates need less than a millisecond per conversation.
-pub(super) const DEADLINE: Duration = Duration::from_secs(60);
-/// Stack of a helper thread: recursive macros take some hundred KiB in unoptimized builds.
-const STACK_BYTES: usize = 16 << 20;
+pub(super) const DEADLINE: Duration = Duration::from_secs(10);
+/// Memory that a helper may hold in any case, in addition to a multiple of the text that it may write.
+const BASE_MEMORY: usize = 32 << 20;
+const TEXTS_IN_MEMORY: usize = 4;
+/// Allocations that a helper may hold at once. Published templates need about ten, those that copy messages four per message.
+const MAX_ALLOCATIONS: usize = 100_000;
+/// Stack of a helper thread: about 2 KiB per allocation, of which a level of nesting takes one or more.
+const STACK_BYTES: usize = 256 << 20;
+/// How often a waiting caller looks whether its helper has exceeded its memory.
+const POLL: Duration = Duration::from_millis(50);
 
 thread_local! {
     /// Bytes that the render of this thread may still write, captured or not.
@@ -56,8 +67,8 @@ pub(super) fn max_text_bytes(bytes: usize) -> usize {
 /// Creates an environment with everything but the template.
 pub(super) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
+    // `lexer` has trimmed what Jinja trims.
+    environment.set_keep_trailing_newline(true);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(RECURSION);
@@ -65,6 +76,7 @@ pub(super) fn environment() -> Environment<'static> {
     environment.set_formatter(write);
     environment.add_function("raise_exception", filters::raise_exception);
     environment.add_function("dict", filters::dict);
+    environment.add_function(DICT, |map: &Value| dict::dict(map));
     environment.add_filter(FILTER, generation);
     filters::add_filters(&mut environment);
     add_tests(&mut environment);
@@ -93,6 +105,36 @@ fn add_tests(environment: &mut Environment<'static>) {
     environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
 }
 
+/// Why a template gives no text.
+#[derive(Debug, Clone)]
+pub(super) enum Failure {
+    /// It refuses the messages, or fails on them.
+    Refused(String),
+    /// It exceeds a limit.
+    RanOut(String),
+}
+
+impl Failure {
+    pub(super) fn reason(self) -> String {
+        match self {
+            Self::Refused(reason) | Self::RanOut(reason) => reason,
+        }
+    }
+}
+
+/// Compiles a template and adds it to an environment.
+pub(super) fn compile(
+    mut environment: Environment<'static>,
+    name: &'static str,
+    source: String,
+) -> Result<Environment<'static>, Failure> {
+    let compile = move || {
+        environment.add_template_owned(name, source).map_err(|error| failure(&error))?;
+        Ok(environment)
+    };
+    on_helper(0, DEADLINE, compile)
+}
+
 /// Renders a template of the environment within the limits, writing at most `max_bytes`. Error: the template's or the engine's, with the line; or the
 /// limit that was exceeded.
 pub(super) fn render(
@@ -101,90 +143,122 @@ pub(super) fn render(
     variables: Value,
     max_bytes: usize,
     deadline: Duration,
-) -> Result<String, String> {
+) -> Result<String, Failure> {
+    let environment = environment.clone();
+    on_helper(max_bytes, deadline, move || render_here(&environment, name, variables, max_bytes))
+}
+
+/// Runs `work` on the helper of this thread.
+fn on_helper<T: Send + 'static>(
+    max_bytes: usize,
+    deadline: Duration,
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
     thread_local! {
         static HELPER: RefCell<Option<Helper>> = const { RefCell::new(None) };
     }
     HELPER.with_borrow_mut(|helper| {
-        let job = Job { environment: environment.clone(), name, variables, max_bytes };
-        let result = helper.get_or_insert_with(Helper::spawn).run(job, deadline);
-        result.unwrap_or_else(|| {
+        let running = match helper {
+            Some(running) => running,
+            None => helper.insert(Helper::spawn()?),
+        };
+        let result = running.run(BASE_MEMORY + TEXTS_IN_MEMORY * max_bytes, deadline, work);
+        result.unwrap_or_else(|reason| {
             *helper = None;
-            Err(format!("rendering took more than {} seconds; the template may not end", deadline.as_secs_f32()))
+            Err(Failure::RanOut(reason))
         })
     })
 }
 
-struct Job {
-    environment: Arc<Environment<'static>>,
-    name: &'static str,
-    variables: Value,
-    max_bytes: usize,
-}
+type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread that renders for another thread.
+/// A thread that compiles and renders for another thread.
 struct Helper {
     jobs: Sender<Job>,
-    results: Receiver<Result<String, String>>,
+    is_exceeded: &'static AtomicBool,
 }
 
 impl Helper {
-    fn spawn() -> Self {
+    fn spawn() -> Result<Self, Failure> {
         let (jobs, incoming) = channel::<Job>();
-        let (outgoing, results) = channel();
-        let work = move || {
-            for job in incoming {
-                let text = catch_panic("the template engine", || render_here(job));
-                if outgoing.send(text).is_err() {
-                    return;
-                }
-            }
-        };
-        // A system refuses a thread only if it has none free; then nothing could be rendered.
         let builder = Builder::new().name("chat-template".to_owned()).stack_size(STACK_BYTES);
-        builder.spawn(work).expect("the system refused a thread");
-        Self { jobs, results }
+        let spawned = builder.spawn(move || incoming.into_iter().for_each(|job| job()));
+        spawned.map_err(|error| {
+            let stack = STACK_BYTES >> 20;
+            Failure::RanOut(format!("the system refused a thread with {stack} MiB of address space: {error}"))
+        })?;
+        // An abandoned thread may write to it at any time.
+        Ok(Self { jobs, is_exceeded: Box::leak(Box::new(AtomicBool::new(false))) })
     }
 
-    /// Runs a job; `None` if it missed the deadline.
-    fn run(&self, job: Job, deadline: Duration) -> Option<Result<String, String>> {
+    /// Runs a job. Error: it missed the deadline or exceeded its memory, and this helper cannot be used again.
+    fn run<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        deadline: Duration,
+        work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Result<Result<T, Failure>, String> {
+        let budget = Budget { bytes, allocations: MAX_ALLOCATIONS, is_exceeded: self.is_exceeded };
+        let (sender, result) = channel();
+        let job = move || {
+            let done = budget.run(|| catch_panic("the template engine", || Ok(work())));
+            // The caller may have given up.
+            let _ = sender.send(done.unwrap_or_else(|reason| Err(Failure::Refused(reason))));
+        };
         // Panics are caught in the helper, so it lives as long as `self`.
-        self.jobs.send(job).expect("the helper waits for jobs");
-        match self.results.recv_timeout(deadline) {
-            Ok(result) => Some(result),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => panic!("the helper ended while its caller waited"),
+        self.jobs.send(Box::new(job)).expect("the helper waits for jobs");
+        let end = Instant::now() + deadline;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match result.recv_timeout(left.min(POLL)) {
+                Ok(done) => return Ok(done),
+                Err(_) if self.is_exceeded.load(Ordering::Acquire) => {
+                    return Err(format!(
+                        "it holds more than {} MiB or {MAX_ALLOCATIONS} values in memory",
+                        bytes >> 20
+                    ));
+                }
+                Err(_) if left.is_zero() => {
+                    let seconds = deadline.as_secs_f32();
+                    return Err(format!("it takes more than {seconds} seconds; the template may not end"));
+                }
+                Err(_) => {}
+            }
         }
     }
 }
 
-fn render_here(job: Job) -> Result<String, String> {
-    let Job { environment, name, variables, max_bytes } = job;
+fn render_here(
+    environment: &Environment<'static>,
+    name: &str,
+    variables: Value,
+    max_bytes: usize,
+) -> Result<String, Failure> {
     LEFT.set(max_bytes.saturating_mul(WRITES));
     let mut text = BoundedText { bytes: Vec::with_capacity(1 << 12), max_bytes };
-    let template = environment.get_template(name).map_err(|error| full_reason(&error))?;
+    let template = environment.get_template(name).map_err(|error| failure(&error))?;
     let rendered = template.render_captured_to(variables, &mut text);
     if let Err(error) = rendered {
         let is_full = text.bytes.len() >= max_bytes || LEFT.get() == 0;
         return Err(if is_full {
-            format!("it writes more than {} KiB, far more than it and the conversation have", max_bytes >> 10)
+            let kib = max_bytes >> 10;
+            Failure::RanOut(format!("it writes more than {kib} KiB, far more than it and the conversation have"))
         } else {
-            full_reason(&error)
+            failure(&error)
         });
     }
-    String::from_utf8(text.bytes).map_err(|_| "the engine wrote an incomplete character".to_owned())
+    String::from_utf8(text.bytes).map_err(|_| Failure::Refused("the engine wrote an incomplete character".to_owned()))
 }
 
 /// Returns the engine's error with its causes and the template's line.
-pub(super) fn full_reason(error: &Error) -> String {
-    let mut reason = match error.kind() {
-        ErrorKind::OutOfFuel => "it executes too many instructions; the template may not end".to_owned(),
-        _ => error.detail().map_or_else(|| error.to_string(), str::to_owned),
-    };
-    if let Some(line) = error.line() {
-        reason.push_str(&format!(" (template line {line})"));
+fn failure(error: &Error) -> Failure {
+    let line = error.line().map(|line| format!(" (template line {line})")).unwrap_or_default();
+    match error.kind() {
+        ErrorKind::OutOfFuel => {
+            Failure::RanOut(format!("it executes too many instructions; the template may not end{line}"))
+        }
+        _ => Failure::Refused(error.detail().map_or_else(|| error.to_string(), str::to_owned) + &line),
     }
-    reason
 }
 
 struct BoundedText {
@@ -209,9 +283,8 @@ mod tests {
     use super::*;
 
     fn render_within(source: &'static str, deadline: Duration) -> Result<String, String> {
-        let mut environment = environment();
-        environment.add_template("t", source).unwrap();
-        render(&Arc::new(environment), "t", Value::UNDEFINED, 1 << 20, deadline)
+        let environment = compile(environment(), "t", source.to_owned()).map_err(Failure::reason)?;
+        render(&Arc::new(environment), "t", Value::UNDEFINED, 1 << 20, deadline).map_err(Failure::reason)
     }
 
     #[test]
@@ -232,12 +305,12 @@ mod tests {
             ("{% set x = 'x' * 100000 %}{% for a in range(9999) %}{{ x }}{% endfor %}", "more than 1024 KiB"),
             ("{{ 'x' * 10**7 }}", "more than 1024 KiB"),
             ("{% set y %}{% for a in range(9999) %}{{ 'x' * 10**5 }}{% endfor %}{% endset %}", "more than 1024 KiB"),
-            ("{{ (['a' * 10**6] * 10**6) | tojson }}", "larger than 128 MiB"),
-            ("{{ (['a' * 10**6] * 10**6) | join('b') }}", "larger than 128 MiB"),
-            ("{{ ','.join(['a' * 10**6] * 10**6) }}", "larger than 128 MiB"),
+            ("{{ (['a' * 10**6] * 10**6) | tojson }}", "holds more than"),
+            ("{{ (['a' * 10**6] * 10**6) | join('b') }}", "holds more than"),
+            ("{{ ','.join(['a' * 10**6] * 10**6) }}", "holds more than"),
             ("{{ ('a' * 10**5).replace('a', 'b' * 10**5) }}", "larger than 128 MiB"),
             ("{{ 'a'.ljust(10**12) }}", "larger than 128 MiB"),
-            ("{{ ('a\n' * 10**5) | indent(10**5) }}", "larger than 128 MiB"),
+            ("{{ ('a\n' * 10**5) | indent(10**5) }}", "holds more than"),
             // The engine divides by the number of arguments.
             ("{% for i in [1] %}{{ loop.cycle() }}{% endfor %}", "the template engine failed internally"),
         ];

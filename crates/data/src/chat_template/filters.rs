@@ -79,7 +79,7 @@ pub(super) fn dict(arguments: Rest<Value>) -> Result<Value, Error> {
     for key in more.args() {
         pairs.push((key.into(), more.peek::<Value>(key)?));
     }
-    Ok(Value::from_iter(pairs))
+    Ok(super::dict::dict(&Value::from_iter(pairs)))
 }
 
 /// Implements Jinja's `int(default=0)`: the default for a value that is not a number.

@@ -165,6 +165,10 @@ impl ValueWriter {
             kind => match (self.json.is_some(), kind) {
                 (true, ValueKind::None | ValueKind::Undefined) => self.text.push_str("null"),
                 (true, ValueKind::Bool) => self.text.push_str(if value.is_true() { "true" } else { "false" }),
+                (true, ValueKind::Plain) => {
+                    let message = "tojson: the value is neither text, number, list nor dictionary";
+                    return Err(Error::new(ErrorKind::InvalidOperation, message));
+                }
                 (true, kind) if kind != ValueKind::Number => self.string(&value.to_string()),
                 (false, ValueKind::Undefined) => self.text.push_str("Undefined"),
                 // The engine writes None, True, False and integers as Python does.

@@ -8,6 +8,7 @@ use std::ops::Range;
 use minijinja::Value;
 use serde_json::{Map, Value as Json};
 
+use super::dict::{dict, from_json};
 use super::template::{ChatTemplate, REASONING};
 use crate::error::DataError;
 use crate::record_format::{Chat, Turn};
@@ -26,7 +27,9 @@ pub(crate) struct RenderedChat<'a> {
 
 impl<'a> RenderedChat<'a> {
     pub(crate) fn new(template: &'a ChatTemplate, chat: &'a Chat) -> Self {
-        let list = |items: &Option<Vec<Json>>| items.as_ref().map_or(Value::from(()), Value::from_serialize);
+        let list = |items: &Option<Vec<Json>>| -> Value {
+            items.as_ref().map_or(Value::from(()), |items| items.iter().map(from_json).collect::<Vec<_>>().into())
+        };
         let (tools, documents) = (list(&chat.tools), list(&chat.documents));
         let plain = chat.turns.iter().map(|turn| to_value(&turn.message, None)).collect();
         Self { template, chat, tools, documents, bytes: chat.bytes(), plain }
@@ -105,18 +108,17 @@ fn to_value(message: &Map<String, Json>, content: Option<&str>) -> Value {
     if let Some(reasoning) = reasoning
         && message.get("thinking").is_none_or(Json::is_null)
     {
-        pairs.push((Value::from("thinking"), Value::from_serialize(reasoning)));
+        pairs.push((Value::from("thinking"), from_json(reasoning)));
     }
     let kept = message.iter().filter(|(_, value)| !value.is_null());
-    let value = |value: &Json| value.as_str().map_or_else(|| Value::from_serialize(value), Value::from);
     pairs.extend(kept.map(|(key, item)| match content.filter(|_| key == "content") {
         Some(content) => (Value::from(key.as_str()), Value::from(content)),
-        None => (Value::from(key.as_str()), value(item)),
+        None => (Value::from(key.as_str()), from_json(item)),
     }));
     if let Some(reasoning) = reasoning
         && !message.contains_key("reasoning_content")
     {
-        pairs.push((Value::from("reasoning_content"), Value::from_serialize(reasoning)));
+        pairs.push((Value::from("reasoning_content"), from_json(reasoning)));
     }
-    Value::from_iter(pairs)
+    dict(&Value::from_iter(pairs))
 }

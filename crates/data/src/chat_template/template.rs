@@ -7,16 +7,15 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use minijinja::{Environment, Value};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use super::engine::{self, DEADLINE, full_reason, max_text_bytes};
-use super::generation;
+use super::engine::{self, DEADLINE, Failure, max_text_bytes};
 use super::python_compat::{strftime, to_str};
-use crate::catch_panic::catch_panic;
+use super::{dict, lexer};
 use crate::error::DataError;
 use crate::record_format::fields_weight;
 use crate::skeleton::Skeletons;
@@ -45,6 +44,8 @@ pub struct ChatTemplate {
     uses_date: bool,
     defaults: TemplateDefaults,
     skeletons: Skeletons,
+    /// The limit that a render exceeded. Then no thread renders this template again: each such render costs its limit.
+    ran_out: Arc<OnceLock<String>>,
 }
 
 impl ChatTemplate {
@@ -54,14 +55,13 @@ impl ChatTemplate {
         let bad = |reason: String| {
             DataError::Tokenizer(format!("the chat template in {} does not parse: {reason}", path.display()))
         };
-        let mut environment = engine::environment();
-        let (rewritten, marks_generation) = generation::rewrite(source);
-        let compile = || environment.add_template_owned(NAME, rewritten).map_err(|reason| full_reason(&reason));
-        catch_panic("the template engine", compile).map_err(bad)?;
+        let (rewritten, marks_generation) = lexer::rewrite(source).map_err(bad)?;
+        let environment =
+            engine::compile(engine::environment(), NAME, rewritten).map_err(|failure| bad(failure.reason()))?;
         let uses_date = source.contains("strftime_now");
         let (environment, source) = (Arc::new(environment), source.to_owned());
-        let (defaults, skeletons) = Default::default();
-        Ok(Self { environment, source, special_tokens, marks_generation, uses_date, defaults, skeletons })
+        let (defaults, skeletons, ran_out) = Default::default();
+        Ok(Self { environment, source, special_tokens, marks_generation, uses_date, defaults, skeletons, ran_out })
     }
 
     /// Fixes the date that `strftime_now` returns, in seconds since 1970 UTC. By default it is the time of loading. A run that is resumed on another
@@ -120,16 +120,22 @@ impl ChatTemplate {
         let tokens =
             self.special_tokens.iter().map(|(name, token)| (Value::from(name.as_str()), token.as_str().into()));
         let arguments = self.defaults.arguments.iter().chain(arguments);
-        let arguments = arguments.map(|(name, value)| (Value::from(name.as_str()), Value::from_serialize(value)));
+        let arguments = arguments.map(|(name, value)| (Value::from(name.as_str()), dict::from_json(value)));
         let own = [("messages", Value::from(messages.to_vec()))].into_iter().chain(variables);
         let own = own.map(|(name, value)| (Value::from(name), value));
         let context: Value = tokens.chain(arguments).chain(own).collect::<BTreeMap<_, _>>().into();
-        let rendered = engine::render(&self.environment, NAME, context, max_bytes, DEADLINE).map_err(|reason| {
-            let roles: Vec<_> = messages.iter().map(describe).collect();
-            let roles = if roles.is_empty() { NO_MESSAGE.to_owned() } else { roles.join(", ") };
-            DataError::TemplateFailed { roles, reason }
-        })?;
-        Ok(take_blocks(&rendered))
+        if let Some(reason) = self.ran_out.get() {
+            return Err(DataError::TemplateRanOut(reason.clone()));
+        }
+        match engine::render(&self.environment, NAME, context, max_bytes, DEADLINE) {
+            Ok(rendered) => Ok(take_blocks(&rendered)),
+            Err(Failure::RanOut(reason)) => Err(DataError::TemplateRanOut(self.ran_out.get_or_init(|| reason).clone())),
+            Err(Failure::Refused(reason)) => {
+                let roles: Vec<_> = messages.iter().map(describe).collect();
+                let roles = if roles.is_empty() { NO_MESSAGE.to_owned() } else { roles.join(", ") };
+                Err(DataError::TemplateFailed { roles, reason })
+            }
+        }
     }
 }
 
@@ -267,9 +273,21 @@ mod tests {
         let raw = template(&("x".repeat(300_000) + "{{ messages[0].content }}"));
         assert_eq!(raw.render(&Chat::new(&[("user", "q")]), false).unwrap().len(), 300_001);
         let loops = "{% for a in range(9999) %}{{ 'x' * 1000 }}{% endfor %}";
-        for source in ["{{ 'x' * 10**8 }}", loops, &format!("{{% generation %}}{loops}{{% endgeneration %}}")] {
+        for source in ["{{ 'x' * 10**7 }}", loops, &format!("{{% generation %}}{loops}{{% endgeneration %}}")] {
             let error = template(source).render(&Chat::new(&[("user", "q")]), false).unwrap_err().to_string();
             assert!(error.contains(" KiB, far more than it and the conversation have"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_template_that_ran_out_is_not_rendered_again() {
+        let template = template(
+            "{% if messages[0].content == 'q' %}{% for a in range(9999) %}{{ 'x' * 999 }}{% endfor %}{% endif %}a",
+        );
+        assert_eq!(template.render(&Chat::new(&[("user", "r")]), false).unwrap(), "a");
+        for content in ["q", "r"] {
+            let error = template.render(&Chat::new(&[("user", content)]), false).unwrap_err();
+            assert!(matches!(error, DataError::TemplateRanOut(_)), "{content}: {error}");
         }
     }
 

@@ -4,10 +4,11 @@
 //! Llama-like models (byte level, and SentencePiece-like).
 
 use std::collections::BTreeMap;
+use std::env;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-use firebrick_data::{Chat, EncodeOptions, Encoder, FindingKind, Place, Record, Tokenizer};
+use firebrick_data::{Chat, EncodeOptions, Encoder, FindingKind, Place, Record, TemplateChoice, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 
@@ -142,35 +143,54 @@ fn mask_equals_that_of_transformers_with_generation_blocks_and_without() {
     }
 }
 
+/// Chats, and templates with the text that Jinja2 renders of each chat; none where it raises an error.
 #[derive(Deserialize)]
-struct Snippets {
-    variables: Map<String, Json>,
-    snippets: Vec<Snippet>,
+struct JinjaCases {
+    chats: Vec<JinjaChat>,
+    templates: Vec<JinjaTemplate>,
 }
 
 #[derive(Deserialize)]
-struct Snippet {
+struct JinjaChat {
+    messages: Vec<Map<String, Json>>,
+    tools: Option<Vec<Json>>,
+    documents: Option<Vec<Json>>,
+    arguments: Map<String, Json>,
+    prompt: bool,
+}
+
+#[derive(Deserialize)]
+struct JinjaTemplate {
+    name: String,
     source: String,
-    text: Option<String>,
+    texts: Vec<Option<String>>,
 }
 
+/// Reads the rules of `tests/golden/compare_templates.py`, or the cases that it wrote elsewhere.
 #[test]
-fn expressions_have_the_same_values_as_in_jinja() {
-    let golden = golden();
-    let mut tokenizer = tokenizer("chatml", &golden.styles["chatml"], true);
-    let snippets: Snippets =
-        serde_json::from_str(&read_to_string(golden_folder().join("snippets.json")).unwrap()).unwrap();
-    let mut differing = Vec::new();
-    for snippet in &snippets.snippets {
-        let choice = firebrick_data::TemplateChoice::Text(snippet.source.clone());
-        let rendered = tokenizer.choose_template(&choice).and_then(|()| {
-            let chat = Chat { arguments: snippets.variables.clone(), ..Chat::default() };
-            tokenizer.chat_template().unwrap().render(&chat, false)
-        });
-        let rendered = rendered.map_err(|error| error.to_string());
-        if rendered.as_ref().ok() != snippet.text.as_ref() {
-            differing.push(format!("{}\n  expected {:?}\n  found    {rendered:?}", snippet.source, snippet.text));
+fn templates_render_as_in_jinja() {
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/jinja-rules.json");
+    let path = env::var_os("FIREBRICK_JINJA_CASES").map_or(rules, PathBuf::from);
+    let cases: JinjaCases = serde_json::from_str(&read_to_string(path).unwrap()).unwrap();
+    let mut tokenizer = tokenizer("chatml", &golden().styles["chatml"], true);
+    tokenizer.set_date(0);
+    let (mut compared, mut differing) = (0, Vec::new());
+    for JinjaTemplate { name, source, texts } in &cases.templates {
+        let chosen =
+            tokenizer.choose_template(&TemplateChoice::Text(source.clone())).map_err(|error| error.to_string());
+        for (index, (chat, text)) in cases.chats.iter().zip(texts).enumerate() {
+            let JinjaChat { tools, documents, arguments, .. } = chat;
+            let (tools, documents, arguments) = (tools.clone(), documents.clone(), arguments.clone());
+            let given = Chat { tools, documents, arguments, ..Chat::from_messages(chat.messages.clone()) };
+            let render = || tokenizer.chat_template().unwrap().render(&given, chat.prompt);
+            let found = chosen.clone().and_then(|()| render().map_err(|error| error.to_string()));
+            compared += 1;
+            if found.as_ref().ok() != text.as_ref() {
+                let shown = if cases.chats.len() == 1 { source.as_str() } else { "" };
+                differing.push(format!("{name} {index} {shown:?}\n  expected {text:?}\n  found    {found:?}"));
+            }
         }
     }
-    assert!(differing.is_empty(), "{} of {}:\n{}", differing.len(), snippets.snippets.len(), differing.join("\n"));
+    println!("{compared} texts of {} templates compared", cases.templates.len());
+    assert!(differing.is_empty(), "{} of {compared}:\n{}", differing.len(), differing.join("\n"));
 }

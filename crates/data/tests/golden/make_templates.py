@@ -1,10 +1,10 @@
-"""Generates templates.json, snippets.json and the two tokenizers: what transformers renders, tokenizes and masks.
+"""Generates templates.json and the two tokenizers: what transformers renders, tokenizes and masks.
 
 Run in this folder: python make_templates.py (generated with transformers 5.23.0, tokenizers 0.23.3, jinja2 3.1.6).
 
 The templates (templates/*.jinja) have the features of well-known families, with generation blocks, from which
 transformers computes the assistant mask. The Rust test renders them unchanged, and once without the block tags, which
-must give the same mask. Where a template refuses a conversation, "text" is null. snippets.json has single expressions.
+must give the same mask. Where a template refuses a conversation, "text" is null.
 """
 
 import json
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import _compile_jinja_template
 
 HERE = Path(__file__).parent
 CORPUS = [
@@ -193,83 +192,6 @@ def case(tokenizer, template, messages, tools):
     return case | ({"prompt_adds": added} if added is not None else {"prompt": prompt})
 
 
-D = {"a": 1, "items": [1, 2.5, None], "s": "it's", "n": {"k": "v"}}
-VARIABLES = {
-    "d": D,
-    "text": "  Héllo wörld, it's\tnice\n",
-    "words": ["b", "a", "C"],
-    "objects": [{"n": 2, "k": "x"}, {"n": 1, "k": "y"}, {"k": "z"}],
-    "none_value": None,
-    "number": 7,
-}
-SNIPPETS = r"""
-{{ d }}|{{ d.s }}|{{ d['items'] }}|{{ words }}
-{{ d | string }}|{{ [1, 'a', none, true, 1.0] | string }}|{{ [] }}|{{ {} }}
-{% for k, v in d.items() %}{{ k }}={{ v }};{% endfor %}
-{% for k in d %}{{ k }}{% endfor %}|{% for k in d.keys() %}{{ k }}{% endfor %}|{{ d.values() | list }}
-{{ d | items | map('first') | list }}|{{ d | dictsort | map('last') | list }}|{{ d | length }}|{{ 'a' in d }}|{{ 'z' in d }}|{{ d.get('z', 4) }}|{{ d.get('z') }}
-{{ text.strip() }}|{{ text | trim }}|{{ text.lstrip() }}|{{ text.rstrip() }}|{{ 'xxaxx'.strip('x') }}|{{ 'abcab'.strip('ba') }}
-{{ text.split() }}|{{ 'a,b,,c'.split(',') }}|{{ 'a,b,c'.split(',', 1) }}|{{ 'a,b,c'.rsplit(',', 1) }}|{{ 'a b  c'.split(maxsplit=1) }}
-{{ 'a\nb\r\nc\n'.splitlines() }}|{{ 'a-b-c'.partition('-') | list }}|{{ 'a-b-c'.rpartition('-') | list }}
-{{ text.upper() }}|{{ text.lower() }}|{{ text.title() }}|{{ text.strip().capitalize() }}|{{ 'aBc'.swapcase() }}
-{{ text.find('w') }}|{{ text.rfind('l') }}|{{ text.find('zz') }}|{{ text.count('l') }}|{{ text.index('w') }}
-{{ 'abc'.startswith('ab') }}|{{ 'abc'.startswith(('x', 'a')) }}|{{ 'abc'.endswith('bc') }}|{{ 'abc'.removeprefix('a') }}|{{ 'abc'.removesuffix('c') }}
-{{ 'aaa'.replace('a', 'b', 2) }}|{{ 'aaa' | replace('a', 'b') }}|{{ 'abc'.replace('', '-') }}
-{{ ', '.join(words) }}|{{ words | join('-') }}|{{ [1, 2.5, none] | join(',') }}|{{ objects | join('/', attribute='k') }}|{{ words | join }}
-{{ 'ab'.ljust(5, '.') }}|{{ 'ab'.rjust(5) }}|{{ 'ab'.center(5, '*') }}|{{ 'abc'.center(6, '*') }}|{{ '7'.zfill(3) }}|{{ '-7'.zfill(4) }}
-{{ '12'.isdigit() }}|{{ 'ab1'.isalnum() }}|{{ ''.isalpha() }}|{{ ' \t'.isspace() }}|{{ 'AB1'.isupper() }}|{{ 'ab'.islower() }}|{{ '1'.islower() }}
-{{ '{} and {x}'.format(1, x='y') }}|{{ '%s-%d' | format('a', 3) }}
-{{ words | sort }}|{{ words | sort(reverse=true) }}|{{ words | reverse | list }}|{{ words | first }}|{{ words | last }}|{{ words | unique | list }}
-{{ objects | map(attribute='k') | list }}|{{ objects | selectattr('n', 'defined') | map(attribute='n') | list }}|{{ objects | selectattr('k', 'equalto', 'x') | list }}
-{{ objects | rejectattr('n', 'defined') | list }}|{{ words | select('in', ['a', 'b']) | list }}|{{ words | map('upper') | list }}
-{{ [3, 1, 2] | sort }}|{{ [3, 1, 2] | max }}|{{ [3, 1, 2] | min }}|{{ [3, 1, 2] | sum }}|{{ -3 | abs }}|{{ 2.567 | round(2) }}|{{ '7' | int + 1 }}|{{ 'x' | int(5) }}|{{ '1.5' | float }}
-{{ words[0] }}|{{ words[-1] }}|{{ words[1:] }}|{{ words[::-1] }}|{{ text[2:5] }}|{{ text[::-1] }}|{{ 'héé'[1] }}|{{ words[:2] }}
-{{ words + ['d'] }}|{{ [0] * 3 }}|{{ 'ab' * 3 }}|{{ 'a' ~ 1 ~ none_value ~ true }}|{{ 'a' + 'b' }}|{{ 1 + 2 * 3 }}|{{ 7 // 2 }}|{{ -7 // 2 }}|{{ -7 % 3 }}|{{ 2 ** 10 }}|{{ 7 / 2 }}|{{ 6 / 2 }}
-{{ undefined_thing }}|{{ undefined_thing is defined }}|{{ undefined_thing | default('x') }}|{{ '' | default('x', true) }}|{{ none_value | default('x') }}|{{ undefined_thing == none }}
-{{ none_value is none }}|{{ d.zz is none }}|{{ d.zz is defined }}|{{ d is mapping }}|{{ words is mapping }}|{{ none_value is mapping }}
-{{ words is sequence }}|{{ 'a' is sequence }}|{{ d is sequence }}|{{ 1 is sequence }}|{{ words is iterable }}|{{ 'a' is iterable }}|{{ d is iterable }}|{{ 1 is iterable }}|{{ none_value is iterable }}
-{{ 1 is number }}|{{ 1.5 is number }}|{{ true is number }}|{{ 1 is integer }}|{{ true is integer }}|{{ 1.5 is float }}|{{ true is boolean }}|{{ 'a' is string }}|{{ none is string }}
-{{ 3 is odd }}|{{ 4 is even }}|{{ 6 is divisibleby 3 }}|{{ 1 in [1, 2] }}|{{ 1 not in [1, 2] }}|{{ 'a' is in 'abc' }}|{{ true is true }}|{{ 1 is true }}|{{ 'a' is eq 'a' }}|{{ 'a' is lower }}
-{{ 'yes' if words else 'no' }}|{{ 'yes' if undefined_thing }}|{{ words and 'x' }}|{{ '' or 'y' }}|{{ not words }}|{{ 1 < 2 < 3 }}
-{% set ns = namespace(n=0, found=false) %}{% for w in words %}{% set ns.n = ns.n + 1 %}{% if w == 'a' %}{% set ns.found = true %}{% break %}{% endif %}{% endfor %}{{ ns.n }}{{ ns.found }}
-{% for w in words %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.previtem | default('-') }}{{ loop.nextitem | default('-') }}{{ loop.cycle('x', 'y') }};{% endfor %}
-{% for w in words if w != 'a' %}{{ loop.index }}{{ w }}{% else %}none{% endfor %}|{% for w in [] %}x{% else %}none{% endfor %}
-{% set x = 1 %}{% for w in words %}{% set x = 2 %}{% endfor %}{{ x }}|{% set y %}  block {{ x }}{% endset %}{{ y }}|{% set a, b = 1, [2] %}{{ a }}{{ b }}
-{% macro greet(name, mark='!') %}Hi {{ name }}{{ mark }}{% endmacro %}{{ greet('you') }}{{ greet('me', mark='?') }}|{{ greet(name='x') | upper }}
-{% macro tree(node) %}{{ node.k }}{% if node.n is defined %}({{ tree(node.n) }}){% endif %}{% endmacro %}{{ tree({'k': 'a', 'n': {'k': 'b'}}) }}
-{{ d | tojson }}|{{ d | tojson(indent=2) }}|{{ words | tojson(indent=4) }}|{{ 'é<&>\'"' | tojson }}|{{ 'é' | tojson(ensure_ascii=true) }}|{{ d | tojson(separators=(',', ':')) }}|{{ d | tojson(sort_keys=true) }}
-{{ 1e-7 | tojson }}|{{ 1e16 | tojson }}|{{ 1.0 | tojson }}|{{ 0.1 }}|{{ 1e22 }}|{{ 100000.0 }}|{{ none | tojson }}|{{ true | tojson }}|{{ [] | tojson(indent=2) }}
-{{ range(3) | list }}|{{ range(1, 7, 2) | list }}|{{ range(3, 0, -1) | list }}|{{ dict(a=1, b=2) }}|{{ dict([('x', 1)]) }}
-{{ 'a\nb\n\nc' | indent }}|{{ 'a\nb' | indent(2, true) }}|{{ 'a\nb' | indent(width=1, first=True) }}|{{ text | length }}|{{ text | upper | trim }}|{{ 'hello world' | title }}|{{ 'hELLO' | capitalize }}
-{{ words | batch(2) | list }}|{{ objects | groupby('k') | map('first') | list }}|{{ '<b>' | e }}
-{{ 'a' 'b' }}|{{ "\u00e9\t\\" }}|{{ 'it\'s' }}|{{ 1_000 }}|{{ 0x1f }}
-{{ (1, 2)[0] }}|{{ (1, 'b') | list }}|{% if (words | length) > 2 and not (d.a == 2) %}ok{% endif %}|{{ words.index('a') }}|{{ words.count('a') }}
-{{ none_value.x is defined }}|{{ number.x is defined }}|{{ words.x is defined }}|{{ words[9] is defined }}|{{ 'abc'[9] is defined }}
-{{ undefined_thing.x }}
-{{ undefined_thing + 'a' }}
-{{ 'a' + 1 }}
-{{ raise_exception('no: ' ~ number) }}
-{{ none_value | length }}
-{{ undefined_thing | tojson }}
-{{ words | nosuchfilter }}
-{% include 'x' %}
-{{ words.append('x') }}
-{{ ''.__class__ }}
-{%- if true -%} a {%+ if true %} b {% endif +%} c {%- endif %}  {#- gone -#}  d {# stays #} e
-{% raw %}{{ raw }} {% set x = 1 %}{% endraw %}|{{ '{{' }}|{{ '%}' }}|{% set z = '%}' %}{{ z }}
-{% filter upper %}abc{% endfilter %}|{% with v = 3 %}{{ v }}{% endwith %}|{{ v is defined }}
-{% call(x) outer() %}{{ x }}{% endcall %}
-{% macro outer() %}<{{ caller(5) }}>{% endmacro %}{% call(x) outer() %}{{ x }}{% endcall %}
-""".strip().split("\n")
-
-
-def snippet(source):
-    try:
-        return {"source": source, "text": _compile_jinja_template(source).render(**VARIABLES)}
-    except Exception as error:
-        return {"source": source, "text": None, "error": type(error).__name__}
-
-
 def main():
     for name, make in [("byte_level", byte_level), ("metaspace", metaspace)]:
         (HERE / name).mkdir(exist_ok=True)
@@ -284,8 +206,6 @@ def main():
     conversations = [{"messages": messages, "tools": tools} for messages, tools in CONVERSATIONS]
     out = {"conversations": conversations, "styles": styles}
     (HERE / "templates.json").write_text(json.dumps(out, ensure_ascii=False, separators=(",", ":")) + "\n")
-    snippets = {"variables": VARIABLES, "snippets": [snippet(source) for source in SNIPPETS]}
-    (HERE / "snippets.json").write_text(json.dumps(snippets, indent=1, ensure_ascii=False) + "\n")
     refused = {style: [i for i, c in enumerate(s["cases"]) if c["text"] is None] for style, s in styles.items()}
     print("refused:", refused)
 

@@ -3,7 +3,7 @@
 //! Trade-off: every test run generates them again.
 
 mod files;
-mod templates;
+pub(crate) mod templates;
 
 /// An input, its target, and text that its errors must contain.
 pub(crate) struct Hostile {

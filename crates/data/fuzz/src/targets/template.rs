@@ -1,6 +1,6 @@
 //! Chat templates: any template with a fixed conversation, and templates of known models with any conversation.
 //!
-//! Trade-off: values of gigabytes inside templates are not covered, because the engine does not bound them.
+//! Trade-off: memory is bounded only where the allocator of `firebrick-data` is installed, as `tests/fuzz_corpus.rs` does.
 
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
