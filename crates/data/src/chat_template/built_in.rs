@@ -82,6 +82,9 @@ const BUILT_IN: [BuiltIn; 6] = [
         tokens: &[],
         source: "\
 {{- bos_token if bos_token is defined else '' }}
+{%- if not messages or messages[0].role != 'system' %}
+{{- 'Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n' }}
+{%- endif %}
 {%- for message in messages %}
 {%- if message.role == 'system' %}{{- message.content ~ '\n\n' }}
 {%- elif message.role == 'assistant' %}{{- '### Response:\n' ~ message.content ~ eos_token ~ '\n\n' }}
@@ -130,5 +133,16 @@ mod tests {
             assert_eq!(template.render(&chat, true).unwrap(), text);
         }
         assert_eq!(expected.len(), BUILT_IN.len());
+        // Without a system message the preamble of the Alpaca project is there, as in LLaMA-Factory.
+        let template = ChatTemplate::new(
+            BuiltIn::named("alpaca").unwrap().source,
+            Path::new("alpaca"),
+            BTreeMap::from([("eos_token".to_owned(), "</s>".to_owned())]),
+        )
+        .unwrap();
+        let text = template.render(&Chat::new(&[("user", "Q"), ("assistant", "A")]), false).unwrap();
+        let preamble =
+            "Below is an instruction that describes a task. Write a response that appropriately completes the request.";
+        assert_eq!(text, format!("{preamble}\n\n### Instruction:\nQ\n\n### Response:\nA</s>\n\n"));
     }
 }

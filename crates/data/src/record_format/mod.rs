@@ -43,6 +43,9 @@ pub enum RecordFormat {
     /// there is one, otherwise with plain headings. Also pairs under other common names: `instruction`, `question`,
     /// `prompt`, `query` or `input` with `output`, `response` or `answer`, optionally with `context`.
     Alpaca,
+    /// `instruction`, `input` and `output` as the Alpaca project wrote them, without the chat template: a preamble that
+    /// differs with and without an input, then headings. Only the output counts in the loss. axolotl's `type: alpaca`.
+    AlpacaPrompt,
     /// `text`, followed by the end-of-text token; all tokens count in the loss.
     Text,
     /// `prompt` and `completion`: two strings or two lists of messages. Only the completion counts in the loss.
@@ -119,6 +122,7 @@ impl RecordFormat {
             }
             Self::Chat | Self::Sharegpt => messages::parse(record, names, self == Self::Sharegpt).map(Row::Chat),
             Self::Alpaca => pairs::parse_instruction(record, names).map(Row::Chat),
+            Self::AlpacaPrompt => pairs::parse_alpaca_prompt(record, names),
             Self::Text => Ok(Row::Text(record.need_text(&names.text)?.into_owned())),
             Self::PromptCompletion => pairs::parse_prompt(record, names),
             Self::Pretokenized => pretokenized::parse(record, names),

@@ -2,8 +2,8 @@
 //! earlier turns (`history`, a list of `[question, answer]`, as in LLaMA-Factory); and a prompt with its completion, two
 //! strings or two lists of messages.
 //!
-//! Trade-off: the sentence that the Alpaca project wrote before every instruction is left out. With a chat template it is foreign to the model, and
-//! without one the headings say the same.
+//! Trade-off: the sentence that the Alpaca project wrote before every instruction is there only as the format `alpaca_prompt`. With a chat template it
+//! is foreign to the model, and without one the headings say the same.
 
 use std::borrow::Cow;
 
@@ -42,6 +42,21 @@ pub(crate) fn parse_question(record: Reader<'_>, names: &Fields, question: &str)
     };
     chat.turns.push(Turn::new("user", &question));
     Ok(chat)
+}
+
+/// Parses an instruction as the prompt of the Alpaca project, token for token that of axolotl's `type: alpaca`.
+pub(crate) fn parse_alpaca_prompt(record: Reader<'_>, names: &Fields) -> Parsed<Row> {
+    let instruction = record.need_text(&names.instruction)?;
+    let input = record.text(&names.input)?.filter(|input| !input.is_empty());
+    let (paired, input) = match input {
+        Some(input) => (", paired with an input that provides further context", format!("### Input:\n{input}\n\n")),
+        None => ("", String::new()),
+    };
+    let prompt = format!(
+        "Below is an instruction that describes a task{paired}. Write a response that appropriately completes the request.\n\n\
+         ### Instruction:\n{instruction}\n\n{input}### Response:\n"
+    );
+    Ok(Row::PromptCompletion { prompt, completion: record.need_text(&names.output)?.into_owned() })
 }
 
 pub(crate) fn parse_prompt(record: Reader<'_>, names: &Fields) -> Parsed<Row> {

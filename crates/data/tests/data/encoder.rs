@@ -152,6 +152,31 @@ fn alpaca_needs_no_template() {
 }
 
 #[test]
+fn alpacas_own_prompt_is_the_same_whatever_the_template() {
+    let options = EncodeOptions { record_format: RecordFormat::AlpacaPrompt, ..EncodeOptions::new(1000) };
+    let cases = [
+        (
+            json!({ "instruction": "Add.", "input": "1 2", "output": "3" }),
+            "<s>Below is an instruction that describes a task, paired with an input that provides further context. Write a response \
+             that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n3</s>",
+        ),
+        (
+            json!({ "instruction": "Hi", "input": "", "output": "3" }),
+            "<s>Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n\
+             ### Instruction:\nHi\n\n### Response:\n3</s>",
+        ),
+    ];
+    for (record, expected) in cases {
+        for template in [None, Some(TEMPLATE)] {
+            let tokenizer = tokenizer(template);
+            let encoded = encode(&tokenizer, &options, &record).unwrap();
+            assert_eq!(tokenizer.decode(&encoded.examples[0].tokens, false).unwrap(), expected);
+            assert_eq!(loss_text(&tokenizer, &encoded), [".3</s>"]);
+        }
+    }
+}
+
+#[test]
 fn pretokenized_records_are_used_unchanged_and_checked_against_the_vocabulary() {
     let tokenizer = tokenizer(None);
     let options = EncodeOptions::new(100);

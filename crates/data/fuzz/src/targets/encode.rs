@@ -10,11 +10,12 @@ use serde_json::{Map, Value as Json};
 
 use super::{Outcome, tokenizer};
 
-const FORMATS: [RecordFormat; 7] = [
+const FORMATS: [RecordFormat; 8] = [
     RecordFormat::Auto,
     RecordFormat::Chat,
     RecordFormat::Sharegpt,
     RecordFormat::Alpaca,
+    RecordFormat::AlpacaPrompt,
     RecordFormat::Text,
     RecordFormat::PromptCompletion,
     RecordFormat::Pretokenized,
