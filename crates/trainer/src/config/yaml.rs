@@ -1,9 +1,11 @@
 //! YAML recipes: a file's mappings, lists and scalars become the tree of a TOML file, with the places where they were typed.
 //!
 //! Scalars follow YAML 1.2's core schema. A key without a value, or with null, counts as absent, unless it is a section that means something by its
-//! presence. Not supported: anchors, tags, several documents, lists with null; each is an error with its line.
+//! presence. An alias is the value of its anchor, and `<<` adds the keys of a mapping that are not there yet, as in YAML 1.1. Not supported: tags,
+//! several documents, lists with null; each is an error with its line.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::iter::Peekable;
 use std::ops::Range;
 
@@ -17,6 +19,9 @@ pub(super) const SECTIONS_BY_PRESENCE: [&str; 5] = ["bnb_4bit", "lora", "prefere
 /// Maximum depth of nested mappings and lists; a recipe has three levels.
 const MAX_DEPTH: usize = 16;
 
+/// Maximum number of aliases, so that a small file cannot become a large one.
+const MAX_COPIES: usize = 100;
+
 /// An error in a YAML file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct YamlError {
@@ -28,8 +33,18 @@ pub(super) struct YamlError {
 
 /// Parses a YAML recipe. An empty file is an empty table, as in TOML.
 pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, YamlError> {
+    read(text, false)
+}
+
+/// Parses YAML of another program, where a number such as `.5` is left as the text that it is.
+pub(super) fn parse_other(text: &str) -> Result<Spanned<DeTable<'_>>, YamlError> {
+    read(text, true)
+}
+
+fn read(text: &str, lenient: bool) -> Result<Spanned<DeTable<'_>>, YamlError> {
     let starts = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
-    let mut reader = Reader { events: Parser::new_from_str(text).peekable(), text, starts };
+    let events = Parser::new_from_str(text).peekable();
+    let mut reader = Reader { events, text, starts, anchors: HashMap::new(), copies: 0, open_anchors: 0, lenient };
     let tree = reader.document()?;
     Ok(Spanned::new(0..text.len(), tree))
 }
@@ -39,6 +54,14 @@ struct Reader<'i> {
     text: &'i str,
     /// Byte at which each character begins; the parser counts characters.
     starts: Vec<usize>,
+    /// The values that have an anchor.
+    anchors: HashMap<usize, Spanned<DeValue<'i>>>,
+    /// Aliases so far.
+    copies: usize,
+    /// Values with an anchor around the place that is read.
+    open_anchors: usize,
+    /// Whether numbers may be written otherwise than in TOML.
+    lenient: bool,
 }
 
 impl<'i> Reader<'i> {
@@ -48,8 +71,8 @@ impl<'i> Reader<'i> {
             match event {
                 Event::StreamStart | Event::DocumentStart(_) => {}
                 Event::StreamEnd => return Ok(DeTable::new()),
-                Event::MappingStart(anchor, tag) => {
-                    plain(anchor, tag.is_some(), span)?;
+                Event::MappingStart(_, tag) => {
+                    untagged(tag.is_some(), span)?;
                     let tree = self.table(1)?;
                     return self.end(tree);
                 }
@@ -73,15 +96,35 @@ impl<'i> Reader<'i> {
     /// Reads the mapping whose start was just read.
     fn table(&mut self, depth: usize) -> Result<DeTable<'i>, YamlError> {
         let mut table = DeTable::new();
+        let mut merged = Vec::new();
         loop {
             let (event, span) = self.next()?;
             let key = match event {
-                Event::MappingEnd => return Ok(table),
-                Event::Scalar(key, _, anchor, tag) => {
-                    plain(anchor, tag.is_some(), span)?;
+                Event::MappingEnd => {
+                    for (key, value) in merged.into_iter().flat_map(DeTable::into_iter) {
+                        if !table.contains_key(&**key.get_ref()) {
+                            table.insert(key, value);
+                        }
+                    }
+                    return Ok(table);
+                }
+                Event::Scalar(key, ScalarStyle::Plain, ..) if key == "<<" => {
+                    let values = match self.value("<<", depth)?.into_inner() {
+                        DeValue::Array(list) => list.into_iter().map(Spanned::into_inner).collect(),
+                        value => vec![value],
+                    };
+                    for value in values {
+                        let DeValue::Table(other) = value else {
+                            return Err(error(span, "'<<' adds the keys of a mapping, or of a list of mappings"));
+                        };
+                        merged.push(other);
+                    }
+                    continue;
+                }
+                Event::Scalar(key, _, _, tag) => {
+                    untagged(tag.is_some(), span)?;
                     key
                 }
-                Event::Alias(_) => return Err(error(span, "anchors and aliases are not read; write the keys out")),
                 _ => return Err(error(span, "a key must be a word")),
             };
             if table.contains_key(&*key) {
@@ -114,30 +157,50 @@ impl<'i> Reader<'i> {
             return Err(error(span, &format!("'{key}' is more than {MAX_DEPTH} levels deep; a recipe has three")));
         }
         let start = self.bytes(span).start;
+        let (anchor, has_tag) = match &event {
+            Event::Scalar(_, _, anchor, tag) => (*anchor, tag.is_some()),
+            Event::MappingStart(anchor, tag) | Event::SequenceStart(anchor, tag) => (*anchor, tag.is_some()),
+            _ => (0, false),
+        };
+        untagged(has_tag, span)?;
+        self.open_anchors += usize::from(anchor > 0);
         let value = match event {
-            Event::Scalar(text, style, anchor, tag) => {
-                plain(anchor, tag.is_some(), span)?;
+            Event::Scalar(text, style, ..) => {
                 // The parser copies some scalars; a number is read from the place where it was typed.
                 let typed = &self.text[self.bytes(span)];
                 let text = if typed == text { Cow::Borrowed(typed) } else { text };
-                scalar(key, text, style).map_err(|message| error(span, &message))?
+                scalar(key, text, style, self.lenient).map_err(|message| error(span, &message))?
             }
-            Event::MappingStart(anchor, tag) => {
-                plain(anchor, tag.is_some(), span)?;
-                DeValue::Table(self.table(depth + 1)?)
-            }
-            Event::SequenceStart(anchor, tag) => {
-                plain(anchor, tag.is_some(), span)?;
-                DeValue::Array(self.list(key, depth + 1)?)
-            }
-            _ => return Err(error(span, "anchors and aliases are not read; write the value out")),
+            Event::MappingStart(..) => DeValue::Table(self.table(depth + 1)?),
+            Event::SequenceStart(..) => DeValue::Array(self.list(key, depth + 1)?),
+            Event::Alias(name) => return self.copy(name, span),
+            _ => return Err(error(span, "a value was expected")),
         };
         let end = match &value {
             DeValue::Table(table) => table.iter().map(|(_, value)| value.span().end).max().unwrap_or(start),
             DeValue::Array(list) => list.iter().map(|value| value.span().end).max().unwrap_or(start),
             _ => self.bytes(span).end,
         };
-        Ok(Spanned::new(start..end, value))
+        let value = Spanned::new(start..end, value);
+        if anchor > 0 {
+            self.open_anchors -= 1;
+            self.anchors.insert(anchor, value.clone());
+        }
+        Ok(value)
+    }
+
+    /// Returns the value that an alias names.
+    fn copy(&mut self, name: usize, span: Span) -> Result<Spanned<DeValue<'i>>, YamlError> {
+        self.copies += 1;
+        match self.anchors.get(&name) {
+            Some(value) if self.open_anchors == 0 && self.copies <= MAX_COPIES => Ok(value.clone()),
+            _ => {
+                let rule = format!(
+                    "an alias is of a value above it, not inside one that has an anchor, and there are at most {MAX_COPIES}"
+                );
+                Err(error(span, &rule))
+            }
+        }
     }
 
     fn list(&mut self, key: &str, depth: usize) -> Result<DeArray<'i>, YamlError> {
@@ -169,17 +232,16 @@ fn error(span: Span, message: &str) -> YamlError {
     YamlError { line: span.start.line(), message: message.to_owned() }
 }
 
-/// Refuses anchors and tags.
-fn plain(anchor: usize, has_tag: bool, span: Span) -> Result<(), YamlError> {
-    match (anchor, has_tag) {
-        (0, false) => Ok(()),
-        (0, true) => Err(error(span, "tags such as `!!str` are not read; put a string into quotes")),
-        _ => Err(error(span, "anchors and aliases are not read; write the value out")),
+/// Refuses tags.
+fn untagged(has_tag: bool, span: Span) -> Result<(), YamlError> {
+    match has_tag {
+        false => Ok(()),
+        true => Err(error(span, "tags such as `!!str` are not read; put a string into quotes")),
     }
 }
 
-/// Parses a scalar by the core schema. Null is refused; anything but a number or a boolean is a string.
-fn scalar<'i>(key: &str, text: Cow<'i, str>, style: ScalarStyle) -> Result<DeValue<'i>, String> {
+/// Parses a scalar by the core schema. Null is refused; anything but a number or a boolean is a string, and so is a number that TOML writes otherwise.
+fn scalar<'i>(key: &str, text: Cow<'i, str>, style: ScalarStyle, lenient: bool) -> Result<DeValue<'i>, String> {
     if style != ScalarStyle::Plain {
         return Ok(DeValue::String(text));
     }
@@ -201,7 +263,7 @@ fn scalar<'i>(key: &str, text: Cow<'i, str>, style: ScalarStyle) -> Result<DeVal
     match text {
         Cow::Borrowed(text) => match DeValue::parse(text).map(Spanned::into_inner) {
             Ok(number @ (DeValue::Integer(_) | DeValue::Float(_))) => Ok(number),
-            _ if text.parse::<f64>().is_ok() => Err(format!(
+            _ if text.parse::<f64>().is_ok() && !lenient => Err(format!(
                 "'{key}': write the number {text} with digits on both sides of the point and no leading zeros"
             )),
             _ => Ok(DeValue::String(Cow::Borrowed(text))),
@@ -245,6 +307,20 @@ mod tests {
     }
 
     #[test]
+    fn aliases_and_merged_keys_are_values_of_their_anchors_and_cannot_grow_without_bound() {
+        let text = "a: &x {b: 1, c: [.5, 1.]}\nd: {<<: *x, b: 2}\ne: *x\nf:\n  <<: [*x, {b: 3, g: 4}]\n";
+        let tree = parse_other(text).unwrap();
+        let get =
+            |path: [&str; 2]| tree.get_ref().get(path[0])?.get_ref().as_table()?.get(path[1]).map(Spanned::get_ref);
+        let number = |path| get(path).unwrap().as_integer().unwrap().as_str().to_owned();
+        assert_eq!([["d", "b"], ["e", "b"], ["f", "b"], ["f", "g"]].map(number), ["2", "1", "1", "4"]);
+        let list = get(["d", "c"]).unwrap().as_array().unwrap();
+        assert_eq!((list[0].get_ref().as_str(), list[1].get_ref().as_str()), (Some(".5"), Some("1.")));
+        let many = format!("a: &a [x]\nb: [{}]\n", vec!["*a"; 101].join(", "));
+        assert!(refusal(&many).1.contains("at most 100"));
+    }
+
+    #[test]
     fn a_key_with_null_is_as_if_it_were_not_there() {
         let tree = parse("special_tokens:\na: null\nb:\n  c: ~\n  d: 1\ne: 'null'\n").unwrap();
         let keys: Vec<_> = tree.get_ref().keys().map(|key| key.get_ref().to_string()).collect();
@@ -259,7 +335,8 @@ mod tests {
             ("a: 1\nlora:\n", 2, "has no value"),
             ("a: 1\npreference: null\n", 2, "has no value"),
             ("a: [1, null]\n", 1, "has no value"),
-            ("a: &x 1\nb: *x\n", 1, "anchors"),
+            ("a: &x [*x]\n", 1, "not inside one"),
+            ("a: {<<: 1}\n", 1, "the keys of a mapping"),
             ("a: !!str 1\n", 1, "tags"),
             ("- a\n", 1, "key: value"),
             ("a: 1\n---\nb: 2\n", 2, "second document"),
