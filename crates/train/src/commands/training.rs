@@ -285,7 +285,7 @@ pub(crate) fn convert_file(Convert { file, out }: &Convert) -> anyhow::Result<()
     let written = fs::File::create_new(&out).and_then(|mut file| file.write_all(converted.recipe.as_bytes()));
     written.with_context(|| format!("cannot write {name}: name another file with --out"))?;
     let Converted { carried, not_needed, left, problem, .. } = converted;
-    let without = left.len();
+    let (not_needed, without) = (not_needed.len(), left.len());
     Console::VERBOSE.print(&format!(
         "written to {name}: {carried} keys carried over, {not_needed} need nothing here, {without} have no counterpart"
     ));

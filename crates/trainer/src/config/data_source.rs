@@ -23,8 +23,9 @@ macro_rules! section_of_a_source {
                 #[serde(skip_serializing_if = "String::is_empty")]
                 path: String = String::new();
                 /// What the records are: "chat" (`messages`), "text" (`text`), "alpaca" (also pairs such as `question` and `answer`),
-                /// "sharegpt", "prompt_completion", "pretokenized", "preference" (with `[preference]`), or "auto": detected from the
-                /// first record. Default "auto".
+                /// "alpaca_prompt" (the same keys in the Alpaca project's own prompt, whatever the chat template), "sharegpt",
+                /// "prompt_completion", "pretokenized", "preference" (with `[preference]`), or "auto": detected from the first record.
+                /// Default "auto".
                 #[serde(deserialize_with = "crate::config::data_source::record_format")]
                 format: firebrick_data::RecordFormat = firebrick_data::RecordFormat::Auto;
                 /// File format where names do not show it: "jsonl", "json", "csv", "tsv", "text", "parquet" or "arrow". Default:

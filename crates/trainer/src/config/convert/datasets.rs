@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use super::Outcome::{Left, NotNeeded, Set};
-use super::{Draft, Outcome, Setting};
+use super::Outcome::{Left, NotNeeded, Set, Source};
+use super::kind::Trainer;
+use super::{Draft, Outcome, Setting, values};
 
 /// LLaMA-Factory's columns of records as instructions, with ours.
 const COLUMNS: [(&str, &str); 9] = [
@@ -32,16 +33,8 @@ pub(super) fn outcome(setting: &Setting, all: &[Setting], draft: &mut Draft, fil
         "datasets" | "pretraining_dataset" => (0, is_pairs(all)),
         "test_datasets" => (1, is_pairs(all)),
         "dataset" | "dataset_name" | "train_dataset" => return Some(by_name(setting, all, draft, file, 0)),
-        "eval_dataset" => return Some(by_name(setting, all, draft, file, 1)),
-        "dataset_test_split" => {
-            let (Some(path), Some(split)) = (
-                all.iter().find(|other| other.path == "dataset_name").map(|other| other.value.clone()),
-                setting.value.as_str(),
-            ) else {
-                return Some(Left("write data.eval_path and data.eval_split".to_owned()));
-            };
-            return Some(Set(vec![("data.eval_path".to_owned(), path), ("data.eval_split".to_owned(), split.into())]));
-        }
+        "eval_dataset" | "val_dataset" => return Some(by_name(setting, all, draft, file, 1)),
+        "dataset_test_split" => return Some(test_split(setting.value.as_str(), all)),
         "dataset_dir" | "dataset_config" | "dataset_split" | "max_samples" | "dataset_train_split" => {
             return Some(NotNeeded("it is in the data's own keys".to_owned()));
         }
@@ -50,19 +43,29 @@ pub(super) fn outcome(setting: &Setting, all: &[Setting], draft: &mut Draft, fil
     if let (Some(path), "pretraining_dataset") = (setting.value.as_str(), &*setting.path) {
         draft.sources[set]
             .push(Table::from_iter([("path".to_owned(), path.into()), ("format".to_owned(), "text".into())]));
-        return Some(Set(Vec::new()));
+        return Some(Source);
     }
     let Some(list) = setting.value.as_array() else { return Some(Left("a list of data sets was expected".to_owned())) };
-    for entry in list {
-        match entry {
-            Value::Table(entry) => {
-                let source = of_axolotl(entry, setting, is_pairs, draft);
-                draft.sources[set].push(source);
-            }
-            other => draft.sources[set].push(one("path", other.clone())),
-        }
+    let entries: Vec<&Table> = list.iter().filter_map(Value::as_table).collect();
+    if entries.len() < list.len() {
+        return Some(Left("every data set is a mapping with a path; write the others as [[data.sources]]".to_owned()));
     }
-    Some(Set(Vec::new()))
+    for entry in &entries {
+        let mut source = of_axolotl(entry, &entries, setting, is_pairs, draft);
+        if setting.path == "pretraining_dataset" {
+            source.insert("format".to_owned(), "text".into());
+        }
+        draft.sources[set].push(source);
+    }
+    Some(Source)
+}
+
+/// Returns the split that is evaluated on: TRL's, of the data set that it trains on.
+pub(super) fn test_split(split: Option<&str>, all: &[Setting]) -> Outcome {
+    let (Some(path), Some(split)) = (all.iter().find(|other| other.path == "dataset_name"), split) else {
+        return Left("write data.eval_path and data.eval_split".to_owned());
+    };
+    Set(vec![("data.eval_path".to_owned(), path.value.clone()), ("data.eval_split".to_owned(), split.into())])
 }
 
 fn is_pairs(all: &[Setting]) -> bool {
@@ -74,105 +77,94 @@ fn one(key: &str, value: impl Into<Value>) -> Table {
     Table::from_iter([(key.to_owned(), value.into())])
 }
 
-/// Returns a source of axolotl's list.
-fn of_axolotl(entry: &Table, setting: &Setting, is_pairs: bool, draft: &mut Draft) -> Table {
+/// Returns a source of axolotl's list; what is a key for all sources goes into the draft if `entries` agree.
+fn of_axolotl(entry: &Table, entries: &[&Table], setting: &Setting, is_pairs: bool, draft: &mut Draft) -> Table {
     let mut source = Table::new();
-    let (mut fields, mut roles) = (Table::new(), Table::new());
     for (key, value) in entry {
-        let text = value.as_str().unwrap_or_default();
-        let mut put = |name: &str, value: Value| {
-            source.insert(name.to_owned(), value);
-            None
-        };
-        let reason: Option<&str> = match &**key {
-            "path" if text == "json" && entry.contains_key("data_files") => None,
-            "path" => put("path", text.into()),
-            "data_files" => match (value.as_str(), entry.get("path").and_then(Value::as_str)) {
-                (Some(file), Some("json" | "csv" | "parquet" | "text")) => put("path", file.into()),
-                _ => Some("name the files of a Hub dataset as its config, or download them and name them as path"),
-            },
-            "type" if value.is_table() => Some("a form of its own: map its columns by fields"),
-            "type" => match format(text, is_pairs) {
-                Some(format) => put("format", format.into()),
-                None => Some("not a form of records here: see data.format, and data.fields for other names of columns"),
-            },
-            "split" => {
-                let part = text.split_once('[');
-                put("split", part.map_or(text, |(name, _)| name).into());
-                let first = part.and_then(|(_, part)| part.strip_prefix(':')?.strip_suffix(']')?.parse::<i64>().ok());
-                if let Some(first) = first {
-                    put("limit", first.into());
-                }
-                let is_lost = part.is_some() && first.is_none();
-                is_lost.then_some("a part of a split: write limit = N for the first records")
-            }
-            "name" => put("config", text.into()),
-            "revision" => put("revision", text.into()),
-            "field_chosen" | "field_rejected" => {
-                fields.insert(key.trim_start_matches("field_").to_owned(), text.into());
-                None
-            }
-            "field" | "text_column" => {
-                fields.insert("text".to_owned(), text.into());
-                None
-            }
-            "field_messages" => {
-                fields.insert("messages".to_owned(), text.into());
-                None
-            }
-            "message_field_role" | "message_field_content" => {
-                fields.insert(key.trim_start_matches("message_field_").to_owned(), text.into());
-                None
-            }
-            "message_property_mappings" => {
-                let mapped = value.as_table().into_iter().flatten();
-                fields.extend(mapped.map(|(key, value)| (key.clone(), value.clone())));
-                None
-            }
-            "roles" => {
-                for (ours, theirs) in value.as_table().into_iter().flatten() {
-                    let names = theirs.as_array().into_iter().flatten().filter_map(Value::as_str);
-                    roles.extend(names.filter(|name| name != ours).map(|name| (name.to_owned(), ours.clone().into())));
-                }
-                None
-            }
-            "roles_to_train" if *value == Value::Array(vec!["assistant".into()]) => None,
-            "roles_to_train" => Some("write data.roles_to_train, for all sources together"),
-            "train_on_eos" if matches!(text, "turn" | "all" | "last") => None,
-            "train_on_eos" => Some("write data.train_end_of_turn = false, for all sources together"),
-            "message_field_training" if matches!(text, "train" | "training") => None,
-            "message_field_training" => Some("a message's own flag is called train, training, trained or weight here"),
-            "drop_system_message" if value.as_bool() == Some(false) => None,
-            "chat_template" if text.starts_with("tokenizer_default") => None,
-            "chat_template" => Some("write data.chat_template, for all sources together"),
-            "ds_type" | "trust_remote_code" | "streaming" => None,
-            _ => Some("nothing here does this"),
-        };
         let at = Setting { path: format!("{}.{key}", setting.path), value: value.clone(), line: setting.line };
-        match reason {
-            None => draft.of_sources += 1,
-            Some(reason) => draft.left.push(at.remark(reason)),
+        if let (Some((name, _)), "split") = (value.as_str().and_then(|text| text.split_once('[')), &**key) {
+            source.insert(key.clone(), name.into());
+        }
+        let is_common = entries.iter().all(|other| other.get(key) == Some(value));
+        match of_entry(key, &at, entry, is_pairs) {
+            Set(keys) if keys.iter().any(|(key, _)| key.starts_with("data.")) && !is_common => {
+                let reason = format!("a key for all sources here, and they differ: {}", keys[keys.len() - 1].0);
+                draft.left.push(at.remark(reason));
+                source.extend(keys.into_iter().filter(|(key, _)| !key.starts_with("data.")));
+            }
+            Set(keys) => {
+                let (common, own): (Vec<_>, Vec<_>) = keys.into_iter().partition(|(key, _)| key.starts_with("data."));
+                match common.is_empty() {
+                    true => draft.also_carried.push((at.line, at.path.clone(), own[0].0.clone())),
+                    false => draft.take(&at, Set(common)),
+                }
+                for (key, value) in own {
+                    match (source.get_mut(&key).and_then(Value::as_table_mut), value) {
+                        (Some(known), Value::Table(more)) => known.extend(more),
+                        (_, value) => drop(source.insert(key, value)),
+                    }
+                }
+            }
+            other => draft.take(&at, other),
         }
     }
-    name_fields(&mut source, fields, roles);
+    name_fields(&mut source);
     source
 }
 
-/// Returns the form of records of a type of axolotl's.
-fn format(text: &str, is_pairs: bool) -> Option<&'static str> {
-    let kind = text.split(['.', ':']).next().unwrap_or_default();
-    match kind {
-        _ if is_pairs => Some("preference"),
-        "chat_template" => Some("chat"),
-        "alpaca" => Some("alpaca"),
-        "sharegpt" => Some("sharegpt"),
-        "completion" | "pretrain" => Some("text"),
-        _ => None,
+/// Returns what becomes of a key of a data set of axolotl's; keys without a section are those of the source.
+fn of_entry(key: &str, at: &Setting, entry: &Table, is_pairs: bool) -> Outcome {
+    let value = &at.value;
+    let text = value.as_str().unwrap_or_default();
+    let is_format = |name: &str| matches!(name, "json" | "csv" | "parquet" | "text" | "arrow");
+    let put = |key: &str, value: Value| Set(vec![(key.to_owned(), value)]);
+    match key {
+        "path" if is_format(text) && entry.contains_key("data_files") => NotNeeded("data_files name them".to_owned()),
+        "path" => put("path", text.into()),
+        "data_files" => match (value.as_str(), entry.get("path").and_then(Value::as_str)) {
+            (Some(file), Some(path)) if is_format(path) => put("path", file.into()),
+            _ => {
+                Left("name the files of a Hub dataset as its config, or download them and name them as path".to_owned())
+            }
+        },
+        "type" if value.is_table() => Left("a form of its own: map its columns by fields".to_owned()),
+        "split" => match (text.split_once('['), text) {
+            (None, name) => put("split", name.into()),
+            (Some((name, part)), _) => {
+                match part.strip_prefix(':').and_then(|part| part.strip_suffix(']')?.parse().ok()) {
+                    Some(first) => {
+                        Set(vec![("split".to_owned(), name.into()), ("limit".to_owned(), Value::Integer(first))])
+                    }
+                    None => Left("a part of a split: write limit = N for the first records".to_owned()),
+                }
+            }
+        },
+        "message_property_mappings" => put("fields", value.clone()),
+        "roles" => {
+            let mut roles = Table::new();
+            for (ours, theirs) in value.as_table().into_iter().flatten() {
+                let names = theirs.as_array().into_iter().flatten().filter_map(Value::as_str);
+                roles.extend(names.filter(|name| name != ours).map(|name| (name.to_owned(), ours.clone().into())));
+            }
+            put("roles", roles.into())
+        }
+        _ => {
+            let name = if key == "type" && is_pairs { "datasets.type of pairs" } else { &format!("datasets.{key}") };
+            values::named(Trainer::Axolotl, name, value).unwrap_or_else(|| match value.as_bool() {
+                Some(false) => NotNeeded("it is off".to_owned()),
+                _ => Left("nothing here does this".to_owned()),
+            })
+        }
     }
 }
 
-/// Adds names of columns, unless they are those of conversations in ShareGPT's form.
-fn name_fields(source: &mut Table, mut fields: Table, mut roles: Table) {
+/// Removes names of columns that are the usual ones, and names conversations in ShareGPT's form.
+fn name_fields(source: &mut Table) {
+    let take = |source: &mut Table, key: &str| match source.remove(key) {
+        Some(Value::Table(table)) => table,
+        _ => Table::new(),
+    };
+    let (mut fields, mut roles) = (take(source, "fields"), take(source, "roles"));
     let is = |name: &str, value: &str| fields.get(name).and_then(Value::as_str) == Some(value);
     if is("role", "from") && is("content", "value") && source.get("format").and_then(Value::as_str) == Some("chat") {
         source.insert("format".to_owned(), "sharegpt".into());
@@ -183,11 +175,7 @@ fn name_fields(source: &mut Table, mut fields: Table, mut roles: Table) {
             roles.remove(name);
         }
     } else {
-        for name in ["role", "content", "messages", "chosen", "rejected"] {
-            if fields.get(name).and_then(Value::as_str) == Some(name) {
-                fields.remove(name);
-            }
-        }
+        fields.retain(|name, value| value.as_str() != Some(name));
     }
     for (key, table) in [("fields", fields), ("roles", roles)] {
         if !table.is_empty() {
@@ -201,11 +189,13 @@ fn by_name(setting: &Setting, all: &[Setting], draft: &mut Draft, file: &Path, s
     let text_of = |name: &str| all.iter().find(|other| other.path == name).and_then(|other| other.value.as_str());
     let names: Vec<String> = match &setting.value {
         Value::String(text) => text.split(',').map(|name| name.trim().to_owned()).collect(),
-        Value::Array(list) => list.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        Value::Array(list) if list.iter().all(Value::is_str) => {
+            list.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+        }
         _ => return Left("write data.path, or [[data.sources]]".to_owned()),
     };
     let folder = text_of("dataset_dir").unwrap_or(DATASET_DIR);
-    let is_llama_factory = all.iter().any(|other| matches!(&*other.path, "stage" | "finetuning_type" | "template"));
+    let is_llama_factory = draft.trainer == Trainer::LlamaFactory;
     let info = is_llama_factory.then(|| dataset_info(folder, file)).flatten();
     let limit = all.iter().find(|other| other.path == "max_samples").and_then(|other| other.value.as_integer());
     for name in names {
@@ -219,7 +209,12 @@ fn by_name(setting: &Setting, all: &[Setting], draft: &mut Draft, file: &Path, s
                 draft.notes.push(format!("{name}: no dataset_info.json explains it; check its path and format."));
                 one("path", format!("{folder}/{name}.json"))
             }
-            None => one("path", name),
+            None => match name.split_once(':').filter(|_| draft.trainer == Trainer::Swift) {
+                Some((path, subset)) => {
+                    Table::from_iter([("path".to_owned(), path.into()), ("config".to_owned(), subset.into())])
+                }
+                None => one("path", name),
+            },
         };
         for (theirs, ours) in
             [("dataset_config", "config"), ("dataset_split", "split"), ("dataset_train_split", "split")]
@@ -236,8 +231,7 @@ fn by_name(setting: &Setting, all: &[Setting], draft: &mut Draft, file: &Path, s
         }
         draft.sources[set].push(source);
     }
-    draft.of_sources += 1;
-    Set(Vec::new())
+    Source
 }
 
 /// Finds dataset_info.json in the folder of the data, seen from here or from a folder above the configuration. Returns the folder with it.

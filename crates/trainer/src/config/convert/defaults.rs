@@ -4,114 +4,49 @@
 
 use toml::{Table, Value};
 
-use super::rules::text_of;
-use super::{Draft, Setting, datasets};
+use super::kind::Trainer;
+use super::rules::{is_evaluated, number_of, text_of};
+use super::{Draft, Setting, datasets, values};
 
-/// A default of another trainer: the key here, its value there.
-type Default = (&'static str, fn() -> Value);
-
-/// What axolotl does where a key is absent.
-const AXOLOTL: [Default; 4] = [
-    ("pack", || false.into()),
-    ("max_seq_len", || 512.into()),
-    ("data.overflow", || "drop".into()),
-    ("checkpoint.every_epochs", || 1.0.into()),
-];
-/// The same of LLaMA-Factory.
-const LLAMA_FACTORY: [Default; 5] = [
-    ("train.learning_rate", || 5e-5.into()),
-    ("train.schedule", || "linear".into()),
-    ("train.warmup_steps", || 0.into()),
-    ("train.epochs", || 3.0.into()),
-    ("train.micro_batch_size", || 8.into()),
-];
-/// The same of TRL.
-const TRL: [Default; 6] = [
-    ("pack", || false.into()),
-    ("max_seq_len", || 1024.into()),
-    ("train.schedule", || "linear".into()),
-    ("train.warmup_steps", || 0.into()),
-    ("train.epochs", || 3.0.into()),
-    ("train.micro_batch_size", || 8.into()),
-];
-/// What TRL's adapters are where a key is absent; PEFT's modules.
-const TRL_LORA: [Default; 4] = [
-    ("lora.r", || 16.into()),
-    ("lora.alpha", || 32.into()),
-    ("lora.dropout", || 0.05.into()),
-    ("lora.target", || Value::Array(vec!["q_proj".into(), "v_proj".into()])),
-];
 /// Keys that decide the same thing, so that a default of one is not added to another.
-const SAME: [[&str; 2]; 3] = [
+const SAME: [[&str; 2]; 4] = [
     ["train.epochs", "train.steps"],
     ["train.warmup_steps", "train.warmup_ratio"],
     ["checkpoint.every_epochs", "checkpoint.every_steps"],
+    ["eval.every_epochs", "eval.every_steps"],
 ];
+/// Why a key is there that nobody typed.
+const THEIRS: &str = "their default";
 
 /// Adds what follows from the defaults of the other trainer, and from keys together.
 pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
-    let has = |names: &[&str]| all.iter().any(|setting| names.contains(&&*setting.path));
-    let is_axolotl = has(&["base_model"]);
-    let is_llama_factory = has(&["finetuning_type", "stage", "template", "cutoff_len"]) && !is_axolotl;
-    let is_trl = has(&["model_name_or_path"]) && !is_axolotl && !is_llama_factory;
-    if is_llama_factory && !has(&["finetuning_type"]) {
-        draft.add("lora", Table::new().into(), "their default");
-    }
-    let has_preference = draft.keys.iter().any(|(key, ..)| key.starts_with("preference."));
-    if is_trl && has_preference {
-        draft.add("preference.loss", "dpo".into(), "their trainer");
-    }
-    if draft.problem.is_some() {
-        draft.keys.retain(|(key, ..)| !key.starts_with("preference"));
-    } else {
-        complete_mode(draft, !is_axolotl && !is_llama_factory && !is_trl);
-    }
-    let has_adapter = draft.has("lora");
-    let is_plain = all.iter().any(|setting| setting.path == "stage" && setting.value.as_str() == Some("pt"));
-    let defaults: &[Default] = match (is_axolotl, is_llama_factory, is_trl) {
-        (true, ..) => &AXOLOTL,
-        (_, true, _) => &LLAMA_FACTORY,
-        (.., true) => &TRL,
-        _ => &[],
+    let trainer = draft.trainer;
+    let has = |name: &str| all.iter().any(|setting| setting.path == name);
+    let has_adapter_by_default = match trainer {
+        Trainer::LlamaFactory => !has("finetuning_type"),
+        Trainer::Swift => !has("tuner_type") && !has("train_type"),
+        _ => false,
     };
-    for (key, value) in defaults.iter().chain(TRL_LORA.iter().filter(|_| is_trl && has_adapter)) {
-        let decided =
-            SAME.iter().find(|same| same.contains(key)).is_some_and(|same| same.iter().any(|key| draft.has(key)));
-        if !decided {
-            draft.add(key, value(), "their default");
+    if has_adapter_by_default && draft.problem.is_none() {
+        draft.add("lora", Table::new().into(), THEIRS);
+    }
+    complete_pairs(draft);
+    if draft.problem.is_none() {
+        complete_mode(draft);
+    }
+    complete_data(all, draft);
+    let has_part = [("defaults", true), ("adapters", draft.has("lora")), ("quantized", draft.has("bnb_4bit"))];
+    for (table, _) in has_part.into_iter().filter(|(_, is_there)| *is_there) {
+        for (key, value) in values::defaults(table, trainer) {
+            add_default(draft, key, value.clone());
         }
     }
-    let is_alpaca = |source: &Table| source.get("format").and_then(Value::as_str) == Some("alpaca");
-    let sources = &draft.sources[0];
-    if is_axolotl && !sources.is_empty() && sources.iter().all(is_alpaca) && !has(&["chat_template"]) {
-        // There such records are headings and never a chat, whatever template the model has.
-        draft.add("data.chat_template", "alpaca".into(), "the prompt of type alpaca");
+    if draft.has("lora") && trainer == Trainer::LlamaFactory {
+        let rank = value_of(draft, "lora.r").and_then(Value::as_integer).unwrap_or(8);
+        draft.add("lora.alpha", rank.saturating_mul(2).into(), THEIRS);
     }
-    if is_llama_factory {
-        draft.add("pack", is_plain.into(), "their default");
-    }
-    if is_trl {
-        draft.add("train.learning_rate", if has_preference { 1e-6 } else { 2e-5 }.into(), "their default");
-        if !draft.has("data.train_on") {
-            let note = "There every token of a conversation counts in the loss; here what the assistant writes does. data.train_on = \"all\" \
-                        is theirs.";
-            draft.notes.push(note.to_owned());
-        }
-    }
-    if is_llama_factory && has_adapter {
-        draft.add("lora.r", 8.into(), "their default");
-        let rank = draft.keys.iter().find(|(key, ..)| key == "lora.r").and_then(|(_, rank, _)| rank.as_integer());
-        draft.add("lora.alpha", rank.unwrap_or(8).saturating_mul(2).into(), "their default");
-        draft.add("lora.target", "all-linear".into(), "their default");
-    }
-    let is_pairs = draft.has("preference.loss");
-    if let Some((_, Value::Integer(tokens), from)) =
-        draft.keys.iter_mut().find(|(key, ..)| is_pairs && key == "max_seq_len")
-    {
-        // There each answer has so many tokens; here both share a row.
-        *tokens = tokens.saturating_mul(2);
-        from.path += ", for both answers of a pair";
-    }
+    complete_training(all, draft);
+    complete_evaluation(all, draft);
     let revision = ["model_revision", "revision_of_model"].iter().find_map(|name| text_of(all, name));
     if let (Some(revision), Some((_, Value::String(model), _))) =
         (revision, draft.keys.iter_mut().find(|(key, ..)| key == "model"))
@@ -121,18 +56,154 @@ pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
     datasets::complete(all, draft);
 }
 
-/// Says what trains. `by_keys`: keys of an adapter mean that there is one.
-fn complete_mode(draft: &mut Draft, by_keys: bool) {
+fn add_default(draft: &mut Draft, key: &str, value: Value) {
+    let same = SAME.iter().find(|same| same.contains(&key));
+    if !same.is_some_and(|same| same.iter().any(|key| draft.has(key))) {
+        draft.add(key, value, THEIRS);
+    }
+}
+
+fn value_of<'a>(draft: &'a Draft, key: &str) -> Option<&'a Value> {
+    draft.keys.iter().find(|(name, ..)| name == key).map(|(_, value, _)| value)
+}
+
+/// Completes training on pairs of answers. TRL's configuration of DPO does not name it; elsewhere its keys mean nothing alone.
+fn complete_pairs(draft: &mut Draft) {
+    let is_pairs_key = |key: &str| key.starts_with("preference");
+    if draft.problem.is_some() {
+        return draft.leave("of a method that is not there", is_pairs_key);
+    }
+    match draft.trainer {
+        Trainer::Trl if draft.keys.iter().any(|(key, ..)| is_pairs_key(key)) => {
+            draft.add("preference.loss", "dpo".into(), "their trainer");
+        }
+        Trainer::Other => {}
+        _ if !draft.has("preference.loss") => draft.leave("no training on pairs of answers is named", is_pairs_key),
+        _ => {}
+    }
+    let is_orpo = value_of(draft, "preference.loss").and_then(Value::as_str) == Some("orpo");
+    if is_orpo && draft.trainer == Trainer::LlamaFactory {
+        draft.add("preference.prompt_loss", false.into(), THEIRS);
+    }
+    let dropout_is_on = draft.not_needed.iter().any(|remark| remark.setting.starts_with("disable_dropout: false"));
+    if draft.has("preference.loss") && !matches!(draft.trainer, Trainer::Torchtune | Trainer::Other) && !dropout_is_on {
+        if draft.has("lora") {
+            draft.add("lora.dropout", 0.0.into(), THEIRS);
+        }
+        if let Some((_, value, from)) = draft.keys.iter_mut().find(|(key, ..)| key == "lora.dropout") {
+            *value = 0.0.into();
+            from.path += ", off on pairs of answers";
+        }
+    }
+}
+
+/// Says what trains. Of an unknown trainer, keys of an adapter mean that there is one.
+fn complete_mode(draft: &mut Draft) {
+    let by_keys = draft.trainer == Trainer::Other;
     let has_keys = draft.keys.iter().any(|(key, ..)| key.starts_with("lora.") && by_keys);
     if !draft.has("lora") && !has_keys && !draft.has("mode") {
         draft.add("mode", "full".into(), "no adapter");
     }
-    if draft.keys.iter().any(|(key, value, _)| key == "mode" && value.as_str() == Some("full")) {
-        let is_kept = |key: &str| !key.starts_with("bnb_4bit") && key != "base" && !key.starts_with("lora");
-        let (kept, dropped) = std::mem::take(&mut draft.keys).into_iter().partition(|(key, ..)| is_kept(key));
-        draft.keys = kept;
-        let dropped: Vec<(String, Value, Setting)> = dropped;
-        let why = "every weight trains, so there is no adapter and no frozen base";
-        draft.left.extend(dropped.iter().map(|(.., setting)| setting.remark(why)));
+    if value_of(draft, "mode").and_then(Value::as_str) == Some("full") {
+        let is_of_base = |key: &str| key.starts_with("bnb_4bit") || key == "base" || key.starts_with("lora");
+        draft.leave("every weight trains, so there is no adapter and no frozen base", is_of_base);
+    } else if !draft.has("bnb_4bit") && !by_keys {
+        draft.leave("the base is not quantized by load_in_4bit", |key| key.starts_with("bnb_4bit."));
+    }
+}
+
+/// Says what counts in the loss and what becomes of long documents, where that depends on the data.
+fn complete_data(all: &[Setting], draft: &mut Draft) {
+    let has = |name: &str| all.iter().any(|setting| setting.path == name);
+    let is_text = |source: &Table| source.get("format").and_then(Value::as_str) == Some("text");
+    let texts = draft.sources[0].iter().filter(|source| is_text(source)).count();
+    let is_plain = text_of(all, "stage") == Some("pt");
+    match draft.trainer {
+        Trainer::Axolotl => {
+            // Completions are cut into pieces whatever excess_length_strategy says; only of streamed ones the rest is lost.
+            if texts > 0 {
+                draft.leave("texts are cut into pieces", |key| key == "data.overflow");
+            } else {
+                draft.add("data.overflow", "drop".into(), THEIRS);
+            }
+            if texts > 0 && texts < draft.sources[0].len() {
+                let note =
+                    "There a conversation beyond max_seq_len is left out; here it is cut, since texts are split.";
+                draft.notes.push(note.to_owned());
+            }
+            if has("pretraining_dataset") {
+                draft.add("pack", true.into(), "texts in a row");
+            }
+        }
+        Trainer::LlamaFactory => {
+            draft.add("pack", is_plain.into(), THEIRS);
+            if is_plain && value_of(draft, "pack").and_then(Value::as_bool) == Some(false) {
+                draft.add("data.overflow", "truncate".into(), "no packing");
+            }
+        }
+        Trainer::Trl if !draft.has("data.train_on") && !draft.has("preference.loss") => {
+            draft.add("data.train_on", "all".into(), THEIRS);
+            let note = "There every token of a conversation or a text counts in the loss, which data.train_on = \"all\" is. Of \
+                        records with prompt and completion the completion counts: remove the key for those.";
+            draft.notes.push(note.to_owned());
+        }
+        Trainer::Torchtune => {
+            let data = all.iter().find(|setting| setting.path == "dataset._component_");
+            if data.and_then(|setting| setting.value.as_str()).is_some_and(|name| name.contains("alpaca")) {
+                draft.add("data.train_on", "all".into(), THEIRS);
+                let note = "There the user's message is the Alpaca project's prompt, with its preamble and headings, in the chat \
+                            template; here it is the instruction with its input.";
+                draft.notes.push(note.to_owned());
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Adds what depends on the method: the learning rate, the rows of a step, the length of pairs.
+fn complete_training(all: &[Setting], draft: &mut Draft) {
+    let (has_adapter, has_pairs) = (draft.has("lora"), draft.has("preference.loss"));
+    match draft.trainer {
+        Trainer::Trl => draft.add("train.learning_rate", if has_pairs { 1e-6 } else { 2e-5 }.into(), THEIRS),
+        Trainer::Swift => {
+            draft.add("train.learning_rate", if has_adapter { 1e-4 } else { 1e-5 }.into(), THEIRS);
+            let rows = number_of(all, "per_device_train_batch_size").filter(|rows| *rows >= 1.0).unwrap_or(1.0);
+            draft.add("train.gradient_accumulation", ((16.0 / rows).ceil() as i64).into(), "their default on one card");
+        }
+        _ => {}
+    }
+    let length = draft.keys.iter_mut().find(|(key, ..)| key == "max_seq_len");
+    if let Some((_, Value::Integer(tokens), from)) = length.filter(|_| has_pairs) {
+        // There each answer has so many tokens; here both share a row.
+        *tokens = tokens.saturating_mul(2);
+        from.path += ", for both answers of a pair";
+    }
+}
+
+/// Says when a run evaluates, and on what; without that no checkpoint is the best.
+fn complete_evaluation(all: &[Setting], draft: &mut Draft) {
+    let is_held_out = is_evaluated(all, draft.trainer);
+    if is_held_out && draft.trainer == Trainer::Axolotl {
+        let why = "their default before version 0.10; later ones do not evaluate then";
+        if !draft.has("eval.every_steps") {
+            draft.add("eval.every_epochs", 1.0.into(), why);
+        }
+    }
+    if is_held_out && draft.trainer == Trainer::Swift && !draft.has("eval.every_epochs") {
+        let steps = value_of(draft, "checkpoint.every_steps").cloned().unwrap_or(500.into());
+        match value_of(draft, "checkpoint.every_epochs").cloned() {
+            Some(epochs) => draft.add("eval.every_epochs", epochs, THEIRS),
+            None => draft.add("eval.every_steps", steps, THEIRS),
+        }
+    }
+    let names_a_split = draft.has("data.eval_path") || !draft.sources[1].is_empty();
+    if is_held_out && draft.trainer == Trainer::Trl && !names_a_split {
+        let at = Setting { path: THEIRS.to_owned(), value: "test".into(), line: 0 };
+        let split = datasets::test_split(Some("test"), all);
+        draft.take(&at, split);
+    }
+    let is_often = |key: &str| value_of(draft, key).is_some_and(|value| *value != Value::Integer(0));
+    if !is_held_out || !is_often("eval.every_steps") && !is_often("eval.every_epochs") {
+        draft.leave("nothing is evaluated during the run, so no weights are the best", |key| key.starts_with("best"));
     }
 }

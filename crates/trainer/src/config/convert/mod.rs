@@ -1,13 +1,16 @@
-//! Turns the configuration of another trainer into a recipe: `firebrick convert`. axolotl and LLaMA-Factory whole; of TRL, ms-swift, torchtune and
-//! Unsloth the keys whose names are known.
+//! Turns the configuration of another trainer into a recipe: `firebrick convert`. axolotl, LLaMA-Factory, TRL, ms-swift and torchtune; of Unsloth the
+//! keys whose names are known.
 //!
-//! `rules` says what a key becomes, `datasets` what a data set does, `defaults` what an absent key means; names that only differ are in `other_names.toml`. The recipe is read as any
-//! other, and a value that is refused becomes a comment with the refusal.
-//! Trade-off: keys are translated one by one, so a default that differs there and here is written only where `rules` knows it.
+//! `values` says what the values of a key become where it has few, `rules` what a key becomes beside others, `datasets` what a data set does, `defaults`
+//! what an absent key means; names that only differ are in `other_names.toml`. The recipe is read as any other, and a value that is refused becomes a
+//! comment with the refusal. Every key of the configuration is a key of the recipe or a comment: an [`Outcome`] is nothing else.
+//! Trade-off: keys are translated one by one, so a default that differs there and here is written only where `values` or `defaults` knows it.
 
 mod datasets;
 mod defaults;
+mod kind;
 mod rules;
+mod values;
 mod write;
 
 use std::ops::Range;
@@ -17,6 +20,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
 use crate::config::{ConfigError, Place, RunConfig, yaml};
+use kind::Trainer;
 
 /// Recipes are read again at most this often, each time without a key that was refused.
 const MAX_REFUSALS: usize = 40;
@@ -26,10 +30,12 @@ const MAX_REFUSALS: usize = 40;
 pub struct Converted {
     /// The recipe as TOML; what did not carry over is in comments at its end.
     pub recipe: String,
-    /// Keys that became keys of the recipe.
+    /// How many keys became keys of the recipe.
     pub carried: usize,
+    /// These keys: line and path, and the key of the recipe.
+    pub keys: Vec<(usize, String, String)>,
     /// Keys that need none here: it happens anyway, or elsewhere.
-    pub not_needed: usize,
+    pub not_needed: Vec<Remark>,
     /// Keys without a counterpart, with line and reason.
     pub left: Vec<Remark>,
     /// Why the recipe is refused as a whole, if it is: something that only the user can decide.
@@ -71,8 +77,10 @@ impl Setting {
 
 /// What becomes of a setting.
 enum Outcome {
-    /// These keys of the recipe.
+    /// These keys of the recipe; one at least.
     Set(Vec<(String, Value)>),
+    /// Sources of data, which are in the draft already.
+    Source,
     /// Nothing: it happens anyway, or elsewhere.
     NotNeeded(String),
     /// A comment: nothing here does this.
@@ -84,6 +92,8 @@ enum Outcome {
 /// A recipe under construction.
 #[derive(Default)]
 struct Draft {
+    /// Who wrote the configuration.
+    trainer: Trainer,
     /// Keys as `section.key` with their values and the settings that they come from.
     keys: Vec<(String, Value, Setting)>,
     /// Sources of training data and of evaluation data.
@@ -92,8 +102,8 @@ struct Draft {
     notes: Vec<String>,
     not_needed: Vec<Remark>,
     left: Vec<Remark>,
-    /// Settings of data sets that became keys of a source.
-    of_sources: usize,
+    /// Settings that became keys of a source, or say what another key says: line, path, and that key.
+    also_carried: Vec<(usize, String, String)>,
     /// Why the recipe is not complete.
     problem: Option<String>,
 }
@@ -103,12 +113,18 @@ struct Draft {
 /// # Errors
 /// Text that is neither, with its line.
 pub fn convert(text: &str, file: &Path) -> Result<Converted, ConfigError> {
-    let tree = yaml::parse(text)
-        .map_err(|error| ConfigError::At { place: Place::Line(file.to_owned(), error.line), message: error.message })?;
+    let at = |line, message| ConfigError::At { place: Place::Line(file.to_owned(), line), message };
+    if let Some(message) = kind::refusal_of_file(text, file) {
+        return Err(at(1, message.to_owned()));
+    }
+    let tree = yaml::parse_other(text).map_err(|error| at(error.line, error.message))?;
     let mut settings = Vec::new();
     flatten(tree.get_ref(), "", text, &mut settings);
     settings.sort_by_key(|setting| setting.line);
-    let mut draft = Draft::default();
+    if let Some(message) = kind::refusal(&settings) {
+        return Err(at(1, message.to_owned()));
+    }
+    let mut draft = Draft { trainer: Trainer::of(&settings), ..Draft::default() };
     for setting in &settings {
         let outcome = rules::outcome(setting, &settings, &mut draft, file);
         draft.take(setting, outcome);
@@ -139,6 +155,9 @@ fn plain(value: &Spanned<DeValue<'_>>) -> Value {
         DeValue::String(text) => match &**text {
             "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Value::Boolean(true),
             "no" | "No" | "NO" | "off" | "Off" | "OFF" => Value::Boolean(false),
+            text if text.starts_with(['.', '-', '+']) || text.ends_with('.') => {
+                text.parse().map_or_else(|_| Value::String(text.to_owned()), Value::Float)
+            }
             text => Value::String(text.to_owned()),
         },
         DeValue::Boolean(truth) => Value::Boolean(*truth),
@@ -166,16 +185,23 @@ impl Draft {
         match outcome {
             Outcome::Set(keys) => {
                 for (key, value) in keys {
-                    match self.keys.iter().find(|(name, ..)| *name == key) {
-                        Some((_, known, _)) if *known == value => {}
-                        Some((_, _, from)) => {
+                    match (self.keys.iter_mut().find(|(name, ..)| *name == key), value) {
+                        (None, value) => self.keys.push((key, value, setting.clone())),
+                        (Some((key, Value::Table(known), _)), Value::Table(more)) => {
+                            known.extend(more);
+                            self.also_carried.push((setting.line, setting.path.clone(), key.clone()));
+                        }
+                        (Some((key, known, _)), value) if *known == value => {
+                            self.also_carried.push((setting.line, setting.path.clone(), key.clone()));
+                        }
+                        (Some((_, _, from)), _) => {
                             let reason = format!("{} says {key} already", from.path);
                             self.left.push(setting.remark(reason));
                         }
-                        None => self.keys.push((key, value, setting.clone())),
                     }
                 }
             }
+            Outcome::Source => self.also_carried.push((setting.line, setting.path.clone(), "data".to_owned())),
             Outcome::NotNeeded(reason) => self.not_needed.push(setting.remark(reason)),
             Outcome::Left(reason) => self.left.push(setting.remark(reason)),
             Outcome::Method(reason) => {
@@ -191,6 +217,15 @@ impl Draft {
             let from = Setting { path: why.to_owned(), value: value.clone(), line: 0 };
             self.keys.push((key.to_owned(), value, from));
         }
+    }
+
+    /// Makes comments of the keys that `is_lost`.
+    fn leave(&mut self, why: &str, is_lost: impl Fn(&str) -> bool) {
+        let (lost, kept) = std::mem::take(&mut self.keys).into_iter().partition(|(key, ..)| is_lost(key));
+        self.keys = kept;
+        let lost: Vec<(String, Value, Setting)> = lost;
+        let typed = lost.iter().filter(|(.., setting)| setting.line > 0);
+        self.left.extend(typed.map(|(.., setting)| setting.remark(why)));
     }
 
     /// Writes the recipe, and makes comments of the values that it is refused for.
@@ -215,17 +250,19 @@ impl Draft {
                 problem = problem.or(Some(message));
                 break;
             };
-            let (_, _, setting) = self.keys.remove(index);
-            self.left.push(setting.remark(message));
+            let key = self.keys[index].0.clone();
+            self.leave(&message, |name| name == key);
         }
         let (recipe, _) = self.text(file);
-        let mut from: Vec<(usize, &str)> =
-            self.keys.iter().filter(|key| key.2.line > 0).map(|key| (key.2.line, &*key.2.path)).collect();
-        from.sort_unstable();
-        from.dedup();
-        let carried = from.len() + self.of_sources;
+        let typed = self.keys.iter().filter(|(.., from)| from.line > 0);
+        let mut keys: Vec<_> = typed.map(|(key, _, from)| (from.line, from.path.clone(), key.clone())).collect();
+        keys.sort_unstable();
+        let mut settings: Vec<_> = keys.iter().map(|(line, path, _)| (line, path)).collect();
+        settings.dedup();
+        let carried = settings.len() + self.also_carried.len();
+        keys.extend(self.also_carried);
         self.left.sort_by_key(|remark| remark.line);
-        Converted { recipe, carried, not_needed: self.not_needed.len(), left: self.left, problem }
+        Converted { recipe, carried, keys, not_needed: self.not_needed, left: self.left, problem }
     }
 }
 
