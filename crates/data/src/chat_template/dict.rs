@@ -6,6 +6,7 @@
 use std::fmt::{Formatter, Result as FormatResult};
 use std::sync::Arc;
 
+use firebrick_arch::python_json::number;
 use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr};
 use minijinja::{Error, State, Value};
 use serde_json::Value as Json;
@@ -22,14 +23,18 @@ pub(super) fn is_method(name: &str) -> bool {
     METHODS.contains(&name) || FORBIDDEN.contains(&name)
 }
 
-/// Converts JSON for templates.
+/// Converts JSON for templates. Whole numbers beyond 64 bits, which JSON values here hold as marked texts, keep their digits up to 128 bits;
+/// `record_format` refuses longer ones by name.
 pub(crate) fn from_json(json: &Json) -> Value {
     match json {
         Json::Object(map) => {
             dict(&map.iter().map(|(key, value)| (Value::from(key.as_str()), from_json(value))).collect())
         }
         Json::Array(items) => items.iter().map(from_json).collect::<Vec<_>>().into(),
-        Json::String(text) => text.as_str().into(),
+        Json::String(text) => match number(json).map(str::parse::<i128>) {
+            Some(Ok(number)) => number.into(),
+            _ => text.as_str().into(),
+        },
         other => Value::from_serialize(other),
     }
 }

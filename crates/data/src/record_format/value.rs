@@ -133,7 +133,8 @@ fn unwritable(value: &Json) -> Option<String> {
             fields.iter().find_map(|(key, value)| unwritable_text(key).or_else(|| unwritable(value)))
         }
         Json::String(text) => {
-            number(value).map(|number| format!("the number {number}")).or_else(|| unwritable_text(text))
+            let number = number(value).filter(|number| number.parse::<i128>().is_err());
+            number.map(|number| format!("the number {number}")).or_else(|| unwritable_text(text))
         }
         _ => None,
     }

@@ -141,6 +141,9 @@ fn the_same_records_give_the_same_tokens_masks_and_counts_in_every_file() {
             assert_eq!(examples, *expected, "seed {seed}, {name}");
         }
         let (examples, counts) = first.unwrap();
+        let mut texts = examples.iter().map(|example| tokenizer.decode(&example.tokens, false).unwrap());
+        let has_digits = texts.any(|text| text.contains("\"large\": 123456789012345678901234, \"city\""));
+        assert_eq!(has_digits, seed % 3 == 1);
         assert!(!examples.is_empty() && counts[0][0] == 41 && counts[0][2].as_u64() > Some(0), "{counts}");
     }
 }
