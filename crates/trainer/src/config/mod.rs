@@ -178,8 +178,6 @@ pub fn from_name<T: DeserializeOwned>(name: &str) -> Result<T, String> {
 }
 
 #[cfg(test)]
-mod axolotl_keys;
-#[cfg(test)]
 mod keys_page;
 #[cfg(test)]
 mod tests;

@@ -19,8 +19,8 @@ pub(super) const SECTIONS_BY_PRESENCE: [&str; 5] = ["bnb_4bit", "lora", "prefere
 /// Maximum depth of nested mappings and lists; a recipe has three levels.
 const MAX_DEPTH: usize = 16;
 
-/// Maximum number of aliases, so that a small file cannot become a large one.
-const MAX_COPIES: usize = 100;
+/// Maximum size of what aliases copy, as [`size`] counts it, so that a small file cannot become a large one.
+const MAX_COPIED: usize = 100_000;
 
 /// An error in a YAML file.
 #[derive(Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub(super) fn parse_other(text: &str) -> Result<Spanned<DeTable<'_>>, YamlError>
 fn read(text: &str, lenient: bool) -> Result<Spanned<DeTable<'_>>, YamlError> {
     let starts = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
     let events = Parser::new_from_str(text).peekable();
-    let mut reader = Reader { events, text, starts, anchors: HashMap::new(), copies: 0, open_anchors: 0, lenient };
+    let mut reader = Reader { events, text, starts, anchors: HashMap::new(), copied: 0, lenient };
     let tree = reader.document()?;
     Ok(Spanned::new(0..text.len(), tree))
 }
@@ -56,10 +56,8 @@ struct Reader<'i> {
     starts: Vec<usize>,
     /// The values that have an anchor.
     anchors: HashMap<usize, Spanned<DeValue<'i>>>,
-    /// Aliases so far.
-    copies: usize,
-    /// Values with an anchor around the place that is read.
-    open_anchors: usize,
+    /// Size of what aliases have copied so far.
+    copied: usize,
     /// Whether numbers may be written otherwise than in TOML.
     lenient: bool,
 }
@@ -163,7 +161,6 @@ impl<'i> Reader<'i> {
             _ => (0, false),
         };
         untagged(has_tag, span)?;
-        self.open_anchors += usize::from(anchor > 0);
         let value = match event {
             Event::Scalar(text, style, ..) => {
                 // The parser copies some scalars; a number is read from the place where it was typed.
@@ -183,23 +180,20 @@ impl<'i> Reader<'i> {
         };
         let value = Spanned::new(start..end, value);
         if anchor > 0 {
-            self.open_anchors -= 1;
             self.anchors.insert(anchor, value.clone());
         }
         Ok(value)
     }
 
-    /// Returns the value that an alias names.
+    /// Returns the value that an alias names. A value that is still being read has no anchor yet.
     fn copy(&mut self, name: usize, span: Span) -> Result<Spanned<DeValue<'i>>, YamlError> {
-        self.copies += 1;
-        match self.anchors.get(&name) {
-            Some(value) if self.open_anchors == 0 && self.copies <= MAX_COPIES => Ok(value.clone()),
-            _ => {
-                let rule = format!(
-                    "an alias is of a value above it, not inside one that has an anchor, and there are at most {MAX_COPIES}"
-                );
-                Err(error(span, &rule))
-            }
+        let Some(value) = self.anchors.get(&name) else {
+            return Err(error(span, "an alias is of a value above it, not of one that it is in"));
+        };
+        self.copied += size(value.get_ref());
+        match self.copied <= MAX_COPIED {
+            true => Ok(value.clone()),
+            false => Err(error(span, &format!("aliases copy at most {MAX_COPIED} values and letters in all"))),
         }
     }
 
@@ -226,6 +220,17 @@ impl<'i> Reader<'i> {
         let end = self.starts.len() - 1;
         self.starts[span.start.index().min(end)]..self.starts[span.end.index().min(end)]
     }
+}
+
+/// Returns the number of values in a value, itself included, and of bytes in its keys and texts.
+fn size(value: &DeValue<'_>) -> usize {
+    let inside: usize = match value {
+        DeValue::String(text) => text.len(),
+        DeValue::Array(list) => list.iter().map(|value| size(value.get_ref())).sum(),
+        DeValue::Table(table) => table.iter().map(|(key, value)| key.get_ref().len() + size(value.get_ref())).sum(),
+        _ => 0,
+    };
+    1 + inside
 }
 
 fn error(span: Span, message: &str) -> YamlError {
@@ -316,8 +321,14 @@ mod tests {
         assert_eq!([["d", "b"], ["e", "b"], ["f", "b"], ["f", "g"]].map(number), ["2", "1", "1", "4"]);
         let list = get(["d", "c"]).unwrap().as_array().unwrap();
         assert_eq!((list[0].get_ref().as_str(), list[1].get_ref().as_str()), (Some(".5"), Some("1.")));
-        let many = format!("a: &a [x]\nb: [{}]\n", vec!["*a"; 101].join(", "));
-        assert!(refusal(&many).1.contains("at most 100"));
+        let tree = parse("base: &base {b: 1}\nmine: &mine {<<: *base, c: [*base]}\nlast: *mine\n").unwrap();
+        let last = tree.get_ref().get("last").unwrap().get_ref().as_table().unwrap();
+        assert!(last.contains_key("b") && last.contains_key("c"));
+        // Each list has the previous one ten times.
+        let lists =
+            (1..7).map(|level| format!("a{level}: &a{level} [{}]\n", vec![format!("*a{}", level - 1); 10].join(", ")));
+        let laughs = format!("a0: &a0 [x]\n{}", lists.collect::<String>());
+        assert!(refusal(&laughs).1.contains("at most 100000"));
     }
 
     #[test]
@@ -335,7 +346,7 @@ mod tests {
             ("a: 1\nlora:\n", 2, "has no value"),
             ("a: 1\npreference: null\n", 2, "has no value"),
             ("a: [1, null]\n", 1, "has no value"),
-            ("a: &x [*x]\n", 1, "not inside one"),
+            ("a: &x [*x]\n", 1, "not of one that it is in"),
             ("a: {<<: 1}\n", 1, "the keys of a mapping"),
             ("a: !!str 1\n", 1, "tags"),
             ("- a\n", 1, "key: value"),

@@ -10,7 +10,7 @@ use toml::{Table, Value};
 
 use super::Outcome::{Left, NotNeeded, Set, Source};
 use super::kind::Trainer;
-use super::{Draft, Outcome, Setting, values};
+use super::{Draft, Outcome, Setting, is_decisive, values};
 
 /// LLaMA-Factory's columns of records as instructions, with ours.
 const COLUMNS: [(&str, &str); 9] = [
@@ -41,8 +41,8 @@ pub(super) fn outcome(setting: &Setting, all: &[Setting], draft: &mut Draft, fil
         _ => return None,
     };
     if let (Some(path), "pretraining_dataset") = (setting.value.as_str(), &*setting.path) {
-        draft.sources[set]
-            .push(Table::from_iter([("path".to_owned(), path.into()), ("format".to_owned(), "text".into())]));
+        let source = Table::from_iter([("path".to_owned(), path.into()), ("format".to_owned(), "text".into())]);
+        draft.add_source(set, source, setting);
         return Some(Source);
     }
     let Some(list) = setting.value.as_array() else { return Some(Left("a list of data sets was expected".to_owned())) };
@@ -55,7 +55,7 @@ pub(super) fn outcome(setting: &Setting, all: &[Setting], draft: &mut Draft, fil
         if setting.path == "pretraining_dataset" {
             source.insert("format".to_owned(), "text".into());
         }
-        draft.sources[set].push(source);
+        draft.add_source(set, source, setting);
     }
     Some(Source)
 }
@@ -89,6 +89,9 @@ fn of_axolotl(entry: &Table, entries: &[&Table], setting: &Setting, is_pairs: bo
         match of_entry(key, &at, entry, is_pairs) {
             Set(keys) if keys.iter().any(|(key, _)| key.starts_with("data.")) && !is_common => {
                 let reason = format!("a key for all sources here, and they differ: {}", keys[keys.len() - 1].0);
+                if keys.iter().any(|(key, _)| is_decisive(key)) {
+                    draft.incomplete.get_or_insert(format!("{}: {reason}", at.path));
+                }
                 draft.left.push(at.remark(reason));
                 source.extend(keys.into_iter().filter(|(key, _)| !key.starts_with("data.")));
             }
@@ -117,6 +120,7 @@ fn of_entry(key: &str, at: &Setting, entry: &Table, is_pairs: bool) -> Outcome {
     let value = &at.value;
     let text = value.as_str().unwrap_or_default();
     let is_format = |name: &str| matches!(name, "json" | "csv" | "parquet" | "text" | "arrow");
+    let is_flag = |name: &str| matches!(name, "train" | "training" | "trained" | "weight");
     let put = |key: &str, value: Value| Set(vec![(key.to_owned(), value)]);
     match key {
         "path" if is_format(text) && entry.contains_key("data_files") => NotNeeded("data_files name them".to_owned()),
@@ -139,6 +143,13 @@ fn of_entry(key: &str, at: &Setting, entry: &Table, is_pairs: bool) -> Outcome {
                 }
             }
         },
+        // Only the flags of messages count.
+        "roles_to_train"
+            if value.as_array().is_some_and(Vec::is_empty)
+                && entry.get("message_field_training").and_then(Value::as_str).is_some_and(is_flag) =>
+        {
+            put("data.train_on", "flags".into())
+        }
         "message_property_mappings" => put("fields", value.clone()),
         "roles" => {
             let mut roles = Table::new();
@@ -229,7 +240,7 @@ fn by_name(setting: &Setting, all: &[Setting], draft: &mut Draft, file: &Path, s
         if let Some(limit) = limit {
             source.insert("limit".to_owned(), limit.into());
         }
-        draft.sources[set].push(source);
+        draft.add_source(set, source, setting);
     }
     Source
 }

@@ -15,14 +15,18 @@ const SAME: [[&str; 2]; 4] = [
     ["checkpoint.every_epochs", "checkpoint.every_steps"],
     ["eval.every_epochs", "eval.every_steps"],
 ];
-/// Why a key is there that nobody typed.
+/// Why a key is there that was not typed.
 const THEIRS: &str = "their default";
 
 /// Adds what follows from the defaults of the other trainer, and from keys together.
 pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
     let trainer = draft.trainer;
     let has = |name: &str| all.iter().any(|setting| setting.path == name);
+    let is_of_peft = |setting: &Setting| setting.path.contains("peft_config.") || setting.path.contains("lora_config.");
+    let is_off = |setting: &Setting| setting.path == "use_peft" && setting.value.as_bool() == Some(false);
+    let has_peft = all.iter().any(is_of_peft) && !all.iter().any(is_off);
     let has_adapter_by_default = match trainer {
+        _ if has_peft => true,
         Trainer::LlamaFactory => !has("finetuning_type"),
         Trainer::Swift => !has("tuner_type") && !has("train_type"),
         _ => false,
@@ -35,7 +39,9 @@ pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
         complete_mode(draft);
     }
     complete_data(all, draft);
-    let has_part = [("defaults", true), ("adapters", draft.has("lora")), ("quantized", draft.has("bnb_4bit"))];
+    let (has_lora, has_base) = (draft.has("lora"), draft.has("bnb_4bit"));
+    let has_part =
+        [("defaults", true), ("peft", has_peft && has_lora), ("adapters", has_lora), ("quantized", has_base)];
     for (table, _) in has_part.into_iter().filter(|(_, is_there)| *is_there) {
         for (key, value) in values::defaults(table, trainer) {
             add_default(draft, key, value.clone());
@@ -196,7 +202,7 @@ fn complete_evaluation(all: &[Setting], draft: &mut Draft) {
             None => draft.add("eval.every_steps", steps, THEIRS),
         }
     }
-    let names_a_split = draft.has("data.eval_path") || !draft.sources[1].is_empty();
+    let names_a_split = draft.has("data.eval_path") || draft.has("data.eval_fraction") || !draft.sources[1].is_empty();
     if is_held_out && draft.trainer == Trainer::Trl && !names_a_split {
         let at = Setting { path: THEIRS.to_owned(), value: "test".into(), line: 0 };
         let split = datasets::test_split(Some("test"), all);

@@ -1,7 +1,7 @@
 //! Turns the configuration of another trainer into a recipe: `firebrick convert`. axolotl, LLaMA-Factory, TRL, ms-swift and torchtune; of Unsloth the
 //! keys whose names are known.
 //!
-//! `values` says what the values of a key become where it has few, `rules` what a key becomes beside others, `datasets` what a data set does, `defaults`
+//! `values` says what the values of a key become where it has few, `rules` what a key becomes next to others, `datasets` what a data set does, `defaults`
 //! what an absent key means; names that only differ are in `other_names.toml`. The recipe is read as any other, and a value that is refused becomes a
 //! comment with the refusal. Every key of the configuration is a key of the recipe or a comment: an [`Outcome`] is nothing else.
 //! Trade-off: keys are translated one by one, so a default that differs there and here is written only where `values` or `defaults` knows it.
@@ -16,6 +16,7 @@ mod write;
 use std::ops::Range;
 use std::path::Path;
 
+use firebrick_hub::{has_secrets, without_secrets};
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
@@ -24,6 +25,9 @@ use kind::Trainer;
 
 /// Recipes are read again at most this often, each time without a key that was refused.
 const MAX_REFUSALS: usize = 40;
+/// Keys without which a run would train something else; so are those of `[lora]` and `[preference]`.
+const DECISIVE: &str = "mode model data.path data.train_on data.roles_to_train \
+    train.learning_rate train.optimizer train.epochs train.steps";
 
 /// A recipe made from another trainer's configuration.
 #[derive(Clone, Debug)]
@@ -67,12 +71,46 @@ impl Setting {
         self.path.rsplit('.').next().unwrap_or(&self.path)
     }
 
+    /// Its value in one line, without secrets.
+    fn shown(&self) -> String {
+        write::of_value(&shown(self.name(), &self.value))
+    }
+
     fn remark(&self, reason: impl Into<String>) -> Remark {
-        let value = self.value.to_string();
+        let value = self.shown();
         let short: String = value.chars().take(60).collect();
         let more = if short.len() < value.len() { "..." } else { "" };
-        Remark { line: self.line, setting: format!("{}: {short}{more}", self.path), reason: reason.into() }
+        Remark {
+            line: self.line,
+            setting: format!("{}: {short}{more}", self.path),
+            reason: without_secrets(&reason.into()),
+        }
     }
+}
+
+/// Returns a value as it may be shown, by the name of its key.
+fn shown(name: &str, value: &Value) -> Value {
+    let lower = name.to_lowercase();
+    let is_of_text = ["pad", "eos", "bos", "unk", "cls", "sep", "mask"].iter().any(|kind| lower.starts_with(kind));
+    let is_secret = ["api_key", "apikey", "access_key", "password", "secret"].iter().any(|part| lower.contains(part))
+        || lower.ends_with("token") && !is_of_text;
+    match value {
+        _ if is_secret => "...".into(),
+        // A list of addresses in one text.
+        Value::String(text) => {
+            without_secrets(text).split(',').map(without_secrets).collect::<Vec<_>>().join(",").into()
+        }
+        Value::Array(list) => Value::Array(list.iter().map(|value| shown(name, value)).collect()),
+        Value::Table(table) => {
+            Value::Table(table.iter().map(|(key, value)| (key.clone(), shown(key, value))).collect())
+        }
+        other => other.clone(),
+    }
+}
+
+/// Returns whether a run would train something else without a key of the recipe.
+fn is_decisive(key: &str) -> bool {
+    key.starts_with("lora") || key.starts_with("preference") || DECISIVE.split(' ').any(|known| known == key)
 }
 
 /// What becomes of a setting.
@@ -104,8 +142,10 @@ struct Draft {
     left: Vec<Remark>,
     /// Settings that became keys of a source, or say what another key says: line, path, and that key.
     also_carried: Vec<(usize, String, String)>,
-    /// Why the recipe is not complete.
+    /// Why the recipe is not complete: a method that is not there.
     problem: Option<String>,
+    /// Why it is not, of a known method.
+    incomplete: Option<String>,
 }
 
 /// Converts a configuration in YAML or JSON; `file` is where it is, since it names data relative to that place.
@@ -136,9 +176,11 @@ pub fn convert(text: &str, file: &Path) -> Result<Converted, ConfigError> {
 /// Lists keys with their values in `text`. Mappings are entered, except where a rule takes them whole.
 fn flatten(table: &DeTable<'_>, above: &str, text: &str, into: &mut Vec<Setting>) {
     for (key, value) in table {
-        let path = format!("{above}{}", key.get_ref());
+        let path = format!("{above}{}", key.get_ref().replace(char::is_control, " "));
         match value.get_ref() {
-            DeValue::Table(inner) if !rules::takes_whole(&path) => flatten(inner, &format!("{path}."), text, into),
+            DeValue::Table(inner) if !rules::takes_whole(&path) && !(inner.is_empty() && path == "fsdp") => {
+                flatten(inner, &format!("{path}."), text, into)
+            }
             _ => into.push(Setting { value: plain(value), line: line_of(text, key.span()), path }),
         }
     }
@@ -179,6 +221,16 @@ fn plain(value: &Spanned<DeValue<'_>>) -> Value {
 impl Draft {
     fn has(&self, key: &str) -> bool {
         self.keys.iter().any(|(name, ..)| name == key)
+    }
+
+    /// Adds a source of training data or of evaluation data, unless it has a secret.
+    fn add_source(&mut self, set: usize, source: Table, setting: &Setting) {
+        if !has_secrets(&Value::Table(source.clone()).to_string()) {
+            return self.sources[set].push(source);
+        }
+        let reason = "the address of a data set has a user, a password or a query: write it without them";
+        self.left.push(setting.remark(reason));
+        self.incomplete.get_or_insert(format!("{}: {reason}", setting.path));
     }
 
     fn take(&mut self, setting: &Setting, outcome: Outcome) {
@@ -230,7 +282,11 @@ impl Draft {
 
     /// Writes the recipe, and makes comments of the values that it is refused for.
     fn finish(mut self, file: &Path) -> Converted {
-        let mut problem = self.problem.take();
+        let with_secrets = self.keys.iter().filter(|(_, value, _)| has_secrets(&value.to_string()));
+        let secret: Vec<String> = with_secrets.map(|(key, ..)| key.clone()).collect();
+        let why = "the address has a user, a password or a query: write it without them";
+        self.leave(why, |key| secret.iter().any(|name| name == key));
+        let mut problem = self.problem.take().or(self.incomplete.take());
         for _ in 0..MAX_REFUSALS {
             let (text, places) = self.text(file);
             let Err(error) = RunConfig::from_toml(&text, Path::new("recipe"), &[]) else { break };
@@ -250,7 +306,11 @@ impl Draft {
                 problem = problem.or(Some(message));
                 break;
             };
-            let key = self.keys[index].0.clone();
+            let (key, _, from) = &self.keys[index];
+            if is_decisive(key) && from.line > 0 && !message.contains("has no effect") {
+                problem = problem.or_else(|| Some(format!("{}: {message}", from.path)));
+            }
+            let key = key.clone();
             self.leave(&message, |name| name == key);
         }
         let (recipe, _) = self.text(file);
@@ -262,6 +322,7 @@ impl Draft {
         let carried = settings.len() + self.also_carried.len();
         keys.extend(self.also_carried);
         self.left.sort_by_key(|remark| remark.line);
+        let problem = problem.map(|problem| without_secrets(&problem));
         Converted { recipe, carried, keys, not_needed: self.not_needed, left: self.left, problem }
     }
 }

@@ -155,12 +155,15 @@ fn of_form(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
             "bf16" | "fp16" | "fp32" => None,
             other => set("compute", other.trim_start_matches("torch.")),
         },
-        "val_set_size" | "val_size" => match number {
+        "val_set_size" | "val_size" | "test_split_size" => match number {
             Some(0.0) => needless("nothing is held out unless it is requested"),
             Some(share) if share < 1.0 => set("data.eval_fraction", share),
             _ => left("a number of records: write data.eval_fraction, a share of them"),
         },
         "lora_target_modules" | "lora_target" | "target_modules" => Some(targets(value)),
+        "additional_target" | "lora_modules_to_save" | "modules_to_save" => {
+            set("lora.modules_to_save", names_of(value))
+        }
         "max_steps" if number.is_none_or(|steps| steps <= 0.0) => needless("the epochs say it"),
         "max_steps_per_epoch" => set("train.steps", (number? * number_of(all, "epochs").unwrap_or(1.0)) as i64),
         "warmup_steps" if number.is_some_and(|steps| 0.0 < steps && steps < 1.0) => set("train.warmup_ratio", number?),
@@ -271,7 +274,9 @@ pub(super) fn is_evaluated(all: &[Setting], trainer: Trainer) -> bool {
     let splits = trainer == Trainer::Trl && (strategy("eval_strategy") || strategy("evaluation_strategy"));
     splits
         || all.iter().any(|other| match other.name() {
-            "val_set_size" | "val_size" | "split_dataset_ratio" => number(&other.value).is_some_and(|size| size > 0.0),
+            "val_set_size" | "val_size" | "test_split_size" | "split_dataset_ratio" => {
+                number(&other.value).is_some_and(|size| size > 0.0)
+            }
             name => matches!(name, "test_datasets" | "eval_dataset" | "dataset_test_split" | "val_dataset"),
         })
 }
@@ -315,17 +320,23 @@ fn output_dir(text: &str, name: Option<&str>) -> Option<Outcome> {
 }
 
 fn targets(value: &Value) -> Outcome {
-    let target = match value {
-        Value::String(text) if matches!(&**text, "all" | "all-linear") => Value::from("all-linear"),
-        Value::String(text) if text.contains(',') && !text.contains(['(', '[', '\\']) => {
-            Value::Array(text.split(',').map(|name| name.trim().into()).collect())
-        }
-        Value::Array(names) if names.len() == 1 && names[0].as_str().is_some_and(|name| name.contains("all")) => {
-            Value::from("all-linear")
-        }
-        other => other.clone(),
+    let is_all = |name: &str| name == "all" || name.eq_ignore_ascii_case("all-linear");
+    let target = match names_of(value) {
+        Value::Array(names) if matches!(&names[..], [Value::String(name)] if is_all(name)) => Value::from("all-linear"),
+        target => target,
     };
     Set(vec![("lora.target".to_owned(), target)])
+}
+
+/// Returns a text with names of modules as a list of them. A regular expression stays a text.
+fn names_of(value: &Value) -> Value {
+    let is_in_names = |letter: char| letter.is_alphanumeric() || "_-., ".contains(letter);
+    match value {
+        Value::String(text) if !text.is_empty() && text.chars().all(is_in_names) => {
+            Value::Array(text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(Value::from).collect())
+        }
+        other => other.clone(),
+    }
 }
 
 /// Returns the stage that a file of DeepSpeed's settings has in its name or in itself.
@@ -358,8 +369,9 @@ fn of_several_cards(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         return set("train.zero_stage", 2);
     }
     let is_none = all.iter().any(|other| {
-        other.path.starts_with("fsdp")
-            && (other.value.to_string().contains("NO_SHARD") || other.value.to_string() == "[]")
+        let text = other.value.to_string();
+        other.path.starts_with("fsdp") && text.contains("NO_SHARD")
+            || other.path == "fsdp" && matches!(&*text, "[]" | "{}" | "\"\"" | "false")
     });
     if is_none || all.iter().any(keeps_weights) {
         return needless("train.zero_stage says what ranks divide");

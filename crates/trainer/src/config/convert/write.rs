@@ -4,6 +4,8 @@
 
 use std::path::Path;
 
+use firebrick_hub::without_secrets;
+use serde_json::Value as Json;
 use toml::{Table, Value};
 
 use super::{Draft, Remark};
@@ -17,7 +19,7 @@ impl Draft {
     pub(super) fn text(&self, file: &Path) -> (String, Vec<(usize, String)>) {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let mut lines = vec![format!("# Made from {name}. What did not carry over is at the end.")];
-        lines.extend(self.notes.iter().map(|note| format!("# {note}")));
+        lines.extend(self.notes.iter().map(|note| format!("# {}", without_secrets(note).replace('\n', " "))));
         let mut places = Vec::new();
         for section in SECTIONS {
             let of_section = self.keys.iter().filter(|(key, ..)| home(key) == section);
@@ -41,7 +43,7 @@ impl Draft {
                 let note = match (is_new_name, is_new_value) {
                     (false, false) => String::new(),
                     (true, false) => format!("  # {}", from.path),
-                    (_, true) => format!("  # {}: {}", from.path, from.value),
+                    (_, true) => format!("  # {}: {}", from.path, from.shown()),
                 };
                 lines.push(format!("{key_name} = {}{note}", of_value(value)));
                 places.push((lines.len(), key.clone()));
@@ -84,9 +86,17 @@ fn of_table(table: &Table) -> impl Iterator<Item = String> {
 }
 
 /// Writes a value in one line; small numbers as users write rates.
-fn of_value(value: &Value) -> String {
+pub(super) fn of_value(value: &Value) -> String {
+    // JSON escapes what TOML does, except for DEL, and never has several lines.
+    let basic = |text: &str| Json::from(text).to_string().replace('\u{7f}', "\\u007f");
     match value {
         Value::Float(number) if *number != 0.0 && number.abs() < 1e-2 => format!("{number:e}"),
+        Value::String(text) if text.contains('\n') => basic(text),
+        Value::Array(list) => format!("[{}]", list.iter().map(of_value).collect::<Vec<_>>().join(", ")),
+        Value::Table(table) if value.to_string().contains('\n') => {
+            let entries = table.iter().map(|(key, value)| format!("{} = {}", basic(key), of_value(value)));
+            format!("{{ {} }}", entries.collect::<Vec<_>>().join(", "))
+        }
         other => other.to_string(),
     }
 }
