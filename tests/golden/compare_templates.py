@@ -215,9 +215,13 @@ def of_mistral():
 
 
 def rules():
-    lines = [line for line in RULES.split("\n") if line.strip() and not line.startswith("## ")]
-    sources = [line.replace("⏎", "\n").replace("␍", "\r") for line in lines]
-    return {"chats": [RULE_CHAT], "templates": [{"name": "rule", "source": source, "texts": [render(source, RULE_CHAT)]} for source in sources]}
+    equal, different = RULES.split("## Not equal yet")
+    templates = []
+    for name, part in [("rule", equal), ("differs", different.partition("\n")[2])]:
+        lines = [line for line in part.split("\n") if line.strip() and not line.startswith("## ")]
+        sources = [line.replace("⏎", "\n").replace("␍", "\r") for line in lines]
+        templates += [{"name": name, "source": source, "texts": [render(source, RULE_CHAT)]} for source in sources]
+    return {"chats": [RULE_CHAT], "templates": templates}
 
 
 def packages(folder):
@@ -241,7 +245,7 @@ def main():
         return
     found = rules()
     print(len(found["templates"]), "rules")
-    path = Path(__file__).parent / "jinja-rules.json"
+    path = Path(__file__).parents[2] / "crates/data/tests/golden/jinja-rules.json"
     chats, rows = (",\n".join(json.dumps(item, ensure_ascii=False) for item in found[key]) for key in ("chats", "templates"))
     path.write_text(f'{{"chats":[{chats}],"templates":[\n{rows}\n]}}\n', encoding="utf-8")
 

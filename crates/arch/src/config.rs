@@ -7,14 +7,14 @@
 use std::ops::Range;
 use std::path::Path;
 
-use serde_json::{Map, Value, to_string_pretty};
+use serde_json::{Map, Value};
 
 use crate::error::ArchError;
 use crate::families::wrapper::{TEXT_CONFIG, TIE_WORD_EMBEDDINGS, text_part};
 use crate::families::{self, Wrapper};
 use crate::folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};
 use crate::json::{JsonObject, parse_object, read_text};
-use crate::python_json::unmarked;
+use crate::python_json::to_string_pretty;
 use crate::quantization::QUANTIZATION_CONFIG;
 use crate::spec::ModelSpec;
 
@@ -64,6 +64,8 @@ pub struct ModelConfig {
     /// Weight of the auxiliary loss that balances the experts (`router_aux_loss_coef`, by default 0.001 as in every class of transformers 5.17 to
     /// 5.24; until 5.0 that of gpt-oss had 0.9, which its published files name); `None` without a router, and in families that have no such loss.
     pub router_aux_loss_coef: Option<f64>,
+    /// Whether a folder without a head has the embedding's, although the spec does not say so: the class of a wrapper ties them where no key denies it.
+    pub ties_without_head: bool,
     /// Rows of embedding and head in the folder: fewer than `spec.vocab_size` where tokens were added.
     pub stored_vocab_size: usize,
     /// Added tokens. Their rows start at the mean of the folder's rows.
@@ -114,8 +116,13 @@ impl ModelConfig {
 
     /// Gives the head its own table if it shares the embedding's.
     pub fn untie(&mut self) {
-        self.spec.tie_word_embeddings = false;
-        self.set(TIE_WORD_EMBEDDINGS, false.into());
+        self.set_tied(false);
+    }
+
+    /// Says whether head and embedding share one table.
+    pub fn set_tied(&mut self, is_tied: bool) {
+        self.spec.tie_word_embeddings = is_tied;
+        self.set(TIE_WORD_EMBEDDINGS, is_tied.into());
     }
 
     /// Adds tokens with these ids: embedding and head get the missing rows, and the rows of all these ids start at the mean of the table.
@@ -152,7 +159,7 @@ impl ModelConfig {
             map.insert(key.to_owned(), value.clone());
         }
         self.text_settings(&mut map).insert(key.to_owned(), value);
-        self.text = to_string_pretty(&map).expect("a JSON object prints") + "\n";
+        self.text = to_string_pretty(&map) + "\n";
     }
 
     /// Returns the settings of the text model among the keys of the file.
@@ -180,6 +187,7 @@ impl ModelConfig {
         let dtype =
             |json: &JsonObject| Ok::<_, ArchError>(json.str(DTYPES[0])?.or(json.str(DTYPES[1])?).map(str::to_owned));
         Ok(Self {
+            ties_without_head: part.as_ref().is_some_and(|part| part.ties_without_head),
             stored_vocab_size: spec.vocab_size,
             skipped_layers: skipped_layers(&settings, spec.layers.len())?,
             router_aux_loss_coef: router_aux_loss_coef(&settings, &spec)?,
@@ -228,7 +236,7 @@ impl ModelConfig {
         if self.wrapper.is_some_and(|_| map.contains_key(TEXT_CONFIG)) {
             self.text_settings(&mut map).shift_remove(QUANTIZATION_CONFIG);
         }
-        unmarked(&to_string_pretty(&map).expect("a JSON object prints")) + "\n"
+        to_string_pretty(&map) + "\n"
     }
 }
 
@@ -283,7 +291,7 @@ pub(crate) mod tests {
             value[*key] = change.clone();
         }
         value.as_object_mut().unwrap().retain(|_, value| !value.is_null());
-        to_string_pretty(&value).unwrap()
+        to_string_pretty(&value)
     }
 
     /// Returns a tiny Llama's `config.json` with some keys replaced; a null removes the key.

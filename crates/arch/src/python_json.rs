@@ -1,8 +1,9 @@
 //! JSON as Python's `json` reads it: also NaN, Infinity, whole numbers of any size, and lone surrogates.
 //!
-//! What a value of JSON cannot hold stands in it as a text with a code point that Unicode never assigns; [`unmarked`] writes it back. Trade-off: a
-//! text that has these code points itself is taken for such a value.
+//! What a value of JSON cannot hold stands in it as a text with a code point that Unicode never assigns; [`to_string_pretty`] and [`unmarked`] write
+//! numbers back. Trade-off: a text that is itself such a code point and such a number is taken for one.
 
+use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::{Error, Value, from_slice as parse, from_str};
 
@@ -24,7 +25,13 @@ pub fn from_slice(text: &[u8]) -> Result<Value, Error> {
 
 /// Returns the digits (or NaN, Infinity, -Infinity) of a number that is marked.
 pub fn number(value: &Value) -> Option<&str> {
-    value.as_str()?.strip_prefix(NUMBER)
+    value.as_str()?.strip_prefix(NUMBER).filter(|token| needs_mark(token))
+}
+
+/// Prints a value or an object that was parsed here, indented, with its marked numbers as Python writes them.
+pub fn to_string_pretty(value: &impl Serialize) -> String {
+    // Invariant: values and maps of JSON have string keys and no values that JSON lacks.
+    unmarked(&serde_json::to_string_pretty(value).expect("a JSON value prints"))
 }
 
 /// Writes marked numbers in a text of JSON as Python does.
@@ -32,7 +39,11 @@ pub fn unmarked(text: &str) -> String {
     let begin = format!("\"{NUMBER}");
     let mut parts = text.split(&begin);
     let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |plain, part| plain + &part.replacen('"', "", 1))
+    parts.fold(first, |plain, part| match part.split_once('"') {
+        // A quote after a backslash is inside a text.
+        Some((token, rest)) if needs_mark(token) && !plain.ends_with('\\') => plain + token + rest,
+        _ => plain + &begin + part,
+    })
 }
 
 /// Returns whether a number may have lost digits, or is the whole number -0, which Python reads as 0.
@@ -67,6 +78,10 @@ fn marked(text: &[u8]) -> Option<Vec<u8>> {
             (false, b'-' | b'0'..=b'9' | b'N' | b'I') => {
                 let is_part = |byte: &&u8| byte.is_ascii_alphanumeric() || b"+-.".contains(byte);
                 at = start + text[start..].iter().take_while(is_part).count();
+                // Marked, a number would be a key.
+                if text[at..].trim_ascii_start().starts_with(b":") {
+                    return None;
+                }
                 mark_number(std::str::from_utf8(&text[start..at]).ok()?)
             }
             _ => {
@@ -91,17 +106,19 @@ fn escaped_unit(escape: &[u8]) -> Option<u16> {
 }
 
 fn mark_number(token: &str) -> Option<String> {
-    let has_point = token.contains(['.', 'e', 'E']);
-    let is_kept = match has_point {
+    let mark = || needs_mark(token).then(|| format!("\"{NUMBER}{token}\""));
+    if token == "-0" { Some("0".to_owned()) } else { mark() }
+}
+
+/// Returns whether a text is a number that a JSON value cannot hold.
+fn needs_mark(token: &str) -> bool {
+    let is_kept = match token.contains(['.', 'e', 'E']) {
         true => token.parse().is_ok_and(f64::is_finite),
         false => token.parse::<i64>().is_ok() || token.parse::<u64>().is_ok(),
     };
-    let is_python = matches!(token, "NaN" | "Infinity" | "-Infinity");
-    match token {
-        "-0" => Some("0".to_owned()),
-        _ if is_python || (!is_kept && from_str::<IgnoredAny>(token).is_ok()) => Some(format!("\"{NUMBER}{token}\"")),
-        _ => None,
-    }
+    let is_number = || token.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
+    matches!(token, "NaN" | "Infinity" | "-Infinity")
+        || (!is_kept && is_number() && from_str::<IgnoredAny>(token).is_ok())
 }
 
 #[cfg(test)]
@@ -117,8 +134,12 @@ mod tests {
         let read = from_slice(text.as_bytes()).unwrap();
         assert_eq!(number(&read["a"][2]), Some("123456789012345678901234"));
         assert_eq!(unmarked(&read.to_string()), text.replace("-0,", "0,"));
+        let texts =
+            json!(["\u{FDD6}text", "\u{FDD6}true", "\u{FDD6}", "\"\u{FDD6}123456789012345678901234", "\u{FDD6}1"]);
+        assert_eq!(unmarked(&texts.to_string()), texts.to_string());
         assert_eq!(from_slice(br#"["\ud83d\ude00 \\ud83d \ud83d"]"#).unwrap(), json!(["😀 \\ud83d \u{FDD7}"]));
-        for bad in ["[nan]", "[NaNs]", "[- 1]", "[00000000000000000000001]", "[1e]", "[NaN", r#"["\ud83d]"#, r#"["\"#] {
+        let bad = ["[nan]", "[NaNs]", "[- 1]", "[00000000000000000000001]", "[1e]", "[NaN", r#"["\ud83d]"#, r#"["\"#];
+        for bad in bad.into_iter().chain(["{NaN: 1}", "{123456789012345678901234 :1}"]) {
             assert!(from_slice(bad.as_bytes()).is_err(), "{bad}");
         }
     }

@@ -6,15 +6,18 @@
 //! Trade-off: `tokenizer.json` is parsed a second time, without its vocabulary, so that it is bounded before the library reads it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::fs::read;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use firebrick_arch::folder::{SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
+use firebrick_arch::python_json;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 use tokenizers::{AddedToken, Tokenizer as Inner};
 
 use crate::error::DataError;
-use crate::tokenizer::{bad_file, read_json};
 
 const ADDED_TOKENS_FILE: &str = "added_tokens.json";
 const EXTRA: &str = "extra_special_tokens";
@@ -297,6 +300,22 @@ fn token_of(json: &Json, special: bool) -> Option<AddedToken> {
     Some(token.normalized(flag("normalized").unwrap_or(!special)))
 }
 
+pub(crate) fn bad_file(path: &Path, reason: impl Display) -> DataError {
+    DataError::Tokenizer(format!("cannot use {}: {reason}", path.display()))
+}
+
+/// Reads a JSON object, as Python writes it ([`python_json`]), from a file that may be absent.
+pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Json>>, DataError> {
+    match read(path) {
+        Ok(bytes) => {
+            let object = python_json::from_slice(&bytes).and_then(serde_json::from_value);
+            object.map(Some).map_err(|reason| bad_file(path, reason))
+        }
+        Err(reason) if reason.kind() == ErrorKind::NotFound => Ok(None),
+        Err(reason) => Err(DataError::Io { path: path.to_owned(), reason }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::{read, write};
@@ -330,6 +349,7 @@ mod tests {
         for (keys, file, content) in [
             (json!({ "added_tokens_decoder": { "262": { "content": "<tool>", "special": true } } }), "", none.clone()),
             (json!({ "extra_special_tokens": ["<tool>"] }), "", none.clone()),
+            (json!({ "extra_special_tokens": ["<tool>"], "added_tokens_decoder": {} }), "", none.clone()),
             (json!({ "extra_special_tokens": { "tool_token": "<tool>" } }), "", none.clone()),
             (json!({ "additional_special_tokens": [{ "content": "<tool>" }] }), "", none.clone()),
             (json!({ "tool_token": "<tool>" }), "", none.clone()),
@@ -345,9 +365,15 @@ mod tests {
             assert_eq!(tokenizer.tokens_of_other_files()[0].1, "<tool>");
             tokenizer.add_tokens(&["<new>".to_owned()], false).unwrap();
             let alone = TestTokenizer { config: json!({}), ..TestTokenizer::default() }.write();
-            write(alone.path().join(TOKENIZER_FILE), &tokenizer.changed_files().unwrap()[TOKENIZER_FILE]).unwrap();
+            let files = tokenizer.changed_files().unwrap();
+            write(alone.path().join(TOKENIZER_FILE), &files[TOKENIZER_FILE]).unwrap();
             let read = Tokenizer::from_folder(alone.path()).unwrap();
             assert_eq!(read.encode("a<tool>b<new>", false).unwrap(), [97, TOOL, 98, 263]);
+            if let Some(config) = files.get(TOKENIZER_CONFIG_FILE) {
+                let config: Json = serde_json::from_str(config).unwrap();
+                let described = |id: &str| config["added_tokens_decoder"][id]["content"].clone();
+                assert_eq!([described("262"), described("263")], ["<tool>", "<new>"]);
+            }
         }
     }
 

@@ -17,6 +17,7 @@ mod template_select;
 
 pub use allocator::BoundedAllocator;
 pub(crate) use built_in::BuiltIn;
+pub(crate) use engine::within_deadline;
 pub(crate) use rendered_chat::RenderedChat;
 pub(crate) use template::REASONING;
 pub use template::{ChatTemplate, TemplateDefaults};

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::Example;
+use crate::chat_template::within_deadline;
 use crate::conversation::{RecordTokens, TokenOffsets, encode_chat};
 use crate::error::DataError;
 use crate::finding::{Finding, FindingKind};
@@ -21,7 +22,7 @@ use crate::tokenizer::Tokenizer;
 /// Version of the meaning of tokens and masks. Incremented whenever the same records, tokenizer and options give other examples: after a change in
 /// how records are parsed, rendered, tokenized, masked or cut. It is part of [`Encoder::fingerprint`] and so of a cache's key; the layout of token
 /// files has its own version.
-const CODE_VERSION: u32 = 7;
+const CODE_VERSION: u32 = 8;
 const SECONDS_PER_DAY: i64 = 86_400;
 
 /// What happens to a document that is longer than `max_seq_len`.
@@ -186,8 +187,8 @@ impl<'a> Encoder<'a> {
         };
         let hash = row.content_hash();
         let encoded = match row {
-            Row::Pair { chosen, rejected } => self.encode_pair(*chosen, *rejected),
-            row => self.encode_row(row).map(|record| self.cut(record)),
+            Row::Pair { chosen, rejected } => within_deadline(|| self.encode_pair(*chosen, *rejected)),
+            row => within_deadline(|| self.encode_row(row).map(|record| self.cut(record))),
         };
         let encoded = match encoded {
             Ok(encoded) => encoded,

@@ -8,11 +8,13 @@ use std::collections::BTreeMap;
 use std::fs::read_to_string;
 
 use firebrick_arch::folder::{SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
+use firebrick_arch::python_json::to_string_pretty;
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
+use crate::added_tokens::{bad_file, read_json};
 use crate::error::DataError;
-use crate::tokenizer::{NewToken, Tokenizer, bad_file, read_json};
+use crate::tokenizer::{NewToken, Tokenizer};
 
 impl Tokenizer {
     /// Adds tokens in this order, either `special` or ordinary ones. Errors: an empty text, a text that occurs twice, or a token that the tokenizer
@@ -64,8 +66,8 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// Returns the text of each file of the tokenizer that new tokens, other special tokens or tokens of other files have changed; none without them. Errors: a file of the
-    /// folder is missing or damaged.
+    /// Returns the text of each file of the tokenizer that new tokens, other special tokens or tokens of other files have changed; none without them.
+    /// Errors: a file of the folder is missing or damaged.
     pub fn changed_files(&self) -> Result<BTreeMap<String, String>, DataError> {
         let mut files = BTreeMap::new();
         if self.new_tokens.is_empty() && self.chosen_tokens.is_empty() && self.of_other_files.is_empty() {
@@ -80,7 +82,8 @@ impl Tokenizer {
         added.retain(|token| !self.of_other_files.values().any(|other| token["content"] == *other.content));
         let others = self.of_other_files.iter().map(|(id, token)| (*id, json!(token)));
         let new = self.new_tokens.iter().map(|token| (token.id, Value::Object(described(token))));
-        added.extend(others.chain(new).map(|(id, mut entry)| {
+        let tokens: Vec<(u32, Value)> = others.chain(new).collect();
+        added.extend(tokens.iter().cloned().map(|(id, mut entry)| {
             entry["id"] = json!(id);
             entry
         }));
@@ -91,8 +94,7 @@ impl Tokenizer {
         let decoder = config.get_mut("added_tokens_decoder").and_then(Value::as_object_mut);
         if decoder.is_some() || !self.chosen_tokens.is_empty() {
             if let Some(decoder) = decoder {
-                let new = self.new_tokens.iter().map(|token| (token.id.to_string(), Value::Object(described(token))));
-                decoder.extend(new);
+                decoder.extend(tokens.into_iter().map(|(id, token)| (id.to_string(), token)));
                 self.mark_chosen(decoder.values_mut());
             }
             self.write_chosen(&mut config);
@@ -117,8 +119,7 @@ fn described(token: &NewToken) -> Map<String, Value> {
 }
 
 fn printed(json: &Map<String, Value>) -> String {
-    // Invariant: maps of JSON values have string keys and no values that JSON lacks.
-    serde_json::to_string_pretty(json).expect("a JSON object prints") + "\n"
+    to_string_pretty(json) + "\n"
 }
 
 #[cfg(test)]

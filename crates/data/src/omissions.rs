@@ -1,9 +1,14 @@
 //! Finds the parts of a conversation that a chat template silently leaves out: messages, tools, tool calls, reasoning, documents.
 //!
 //! A part is left out if the conversation renders to the same text without it. Trade-off: one more render for each kind of part in the conversation.
-//! Parts of one kind are tested together: a template that writes some of them passes.
+//! Parts of one kind are tested together: a template that writes some of them passes. What is known of other keys of messages is that of the first
+//! conversation of the thread that had the same keys in the same roles.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
 
 use serde_json::Value as Json;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::chat_template::{ChatTemplate, REASONING, RenderedChat};
 use crate::finding::{Finding, FindingKind};
@@ -63,24 +68,50 @@ pub(crate) fn omissions(
 }
 
 const TOOL_CALLS: &str = "tool_calls";
+/// Maximum number of sets of keys whose result is stored, and their bytes: datasets could have a new key in every record.
+const MAX_SETS: usize = 256;
+const MAX_SET_BYTES: usize = 4096;
+
+thread_local! {
+    /// Keys that a template does not write, by hash of the template and of the keys of each role.
+    static UNREAD: RefCell<HashMap<u64, Vec<String>>> = RefCell::default();
+}
 
 /// Returns the other keys of messages that the template does not write, as `message.key`.
 pub(crate) fn unread_keys(template: &ChatTemplate, chat: &Chat, text: &str) -> Vec<String> {
-    let mut keys: Vec<&str> = Vec::new();
-    for key in chat.turns.iter().flat_map(|turn| turn.message.keys().filter(|key| has(turn, key))) {
-        let is_known = ["role", "content", TOOL_CALLS].contains(&key.as_str()) || REASONING.contains(&key.as_str());
-        keys.extend((!is_known && !keys.contains(&key.as_str())).then_some(key.as_str()));
+    let is_known = |key: &str| ["role", "content", TOOL_CALLS].contains(&key) || REASONING.contains(&key);
+    let mut of_roles: BTreeSet<(&str, &str)> = BTreeSet::new();
+    for turn in &chat.turns {
+        let others = turn.message.keys().map(String::as_str).filter(|key| !is_known(key) && has(turn, key));
+        of_roles.extend(others.map(|key| (turn.role(), key)));
     }
+    if of_roles.is_empty() {
+        return Vec::new();
+    }
+    let set = format!("{of_roles:?}");
+    let id = xxh3_64(format!("{set}{}", template.source()).as_bytes());
+    if let Some(unread) = UNREAD.with_borrow(|known| known.get(&id).cloned()) {
+        return unread;
+    }
+    let mut keys: Vec<&str> = of_roles.iter().map(|(_, key)| *key).collect();
+    keys.sort_unstable();
+    keys.dedup();
     let is_same = |keys: &[&str]| {
         let changed = without(chat, keys, None);
         let changed = RenderedChat::new(template, &changed);
         changed.render(&changed.plain, false).is_ok_and(|(changed, _)| changed == text)
     };
     // Usually the template writes none of them.
-    if keys.is_empty() || !is_same(&keys) {
+    if !is_same(&keys) {
         keys.retain(|key| is_same(&[*key]));
     }
-    keys.into_iter().map(|key| format!("message.{key}")).collect()
+    let unread: Vec<String> = keys.into_iter().map(|key| format!("message.{key}")).collect();
+    UNREAD.with_borrow_mut(|known| {
+        if known.len() < MAX_SETS && set.len() <= MAX_SET_BYTES {
+            known.insert(id, unread.clone());
+        }
+    });
+    unread
 }
 
 /// Returns a conversation without these keys; messages that have no content then get `content`.

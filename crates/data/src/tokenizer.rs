@@ -4,7 +4,6 @@
 //! padded by this crate). Not supported: slow tokenizers. A folder with only `tokenizer.model` is refused.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fmt::Display;
 use std::fs::read;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -12,11 +11,11 @@ use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use firebrick_arch::folder::{SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 use tokenizers::{AddedToken, Encoding, PostProcessor, PostProcessorWrapper, Tokenizer as Inner};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::added_tokens::{OtherFiles, Outline};
+use crate::added_tokens::{OtherFiles, Outline, bad_file, read_json};
 use crate::catch_panic::catch_panic;
 use crate::chat_template::{BuiltIn, ChatTemplate, TemplateChoice, TemplateDefaults, TemplateSet};
 use crate::error::DataError;
@@ -325,10 +324,6 @@ fn check_added_ids(post_processor: &PostProcessorWrapper, vocab_size: usize) -> 
     }
 }
 
-pub(crate) fn bad_file(path: &Path, reason: impl Display) -> DataError {
-    DataError::Tokenizer(format!("cannot use {}: {reason}", path.display()))
-}
-
 fn read_tokenizer_json(dir: &Path) -> Result<(Inner, Outline, u128), DataError> {
     let path = dir.join(TOKENIZER_FILE);
     let bytes = match read(&path) {
@@ -350,15 +345,6 @@ fn read_tokenizer_json(dir: &Path) -> Result<(Inner, Outline, u128), DataError> 
     let outline = Outline::parse(&bytes).map_err(|reason| bad_file(&path, reason))?;
     let inner = catch_panic("the tokenizer", || Inner::from_bytes(bytes).map_err(|reason| reason.to_string()));
     Ok((inner.map_err(|reason| bad_file(&path, reason))?, outline, content_key))
-}
-
-/// Reads a JSON object from a file that may be absent.
-pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Json>>, DataError> {
-    match read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|reason| bad_file(path, reason)),
-        Err(reason) if reason.kind() == ErrorKind::NotFound => Ok(None),
-        Err(reason) => Err(DataError::Io { path: path.to_owned(), reason }),
-    }
 }
 
 #[cfg(test)]

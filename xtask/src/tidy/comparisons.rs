@@ -13,7 +13,7 @@ const HOME: &str = "crates/precision/src/difference.rs";
 
 /// Refused code, and what to call instead.
 const REFUSED: [(&str, &str); 3] = [
-    (r"[^-=]>=? *-?([a-z_]+\.)*[A-Za-z_]*(?i:tolerance|tol|bound)\b", "is_within"),
+    (r"[^-=]>=? *-?([a-z_]+\.)*[A-Za-z0-9_]*(?i-u:tolerance|tol|bound)\b", "is_within"),
     (r"\babs\(\)+( as f64)?\)*\.fold\([^;]*?\bmax\b", "largest_difference"),
     (r"\b(error|difference|worst|largest_error|largest_difference)\.max\(", "worst"),
 ];

@@ -52,6 +52,9 @@ const fn wrapper(
     }
 }
 
+const MISTRAL3: Wrapper =
+    wrapper("Mistral3ForConditionalGeneration", "mistral3", &[("mistral", "mistral"), ("ministral3", "ministral3")]);
+
 /// Every wrapper.
 pub const WRAPPERS: [Wrapper; 4] = [
     Wrapper {
@@ -65,14 +68,7 @@ pub const WRAPPERS: [Wrapper; 4] = [
         ties: true,
         ..wrapper("Gemma3ForConditionalGeneration", "gemma3", &[("gemma3_text", "gemma3_text")])
     },
-    Wrapper {
-        ties: true,
-        ..wrapper(
-            "Mistral3ForConditionalGeneration",
-            "mistral3",
-            &[("mistral", "mistral"), ("ministral3", "ministral3")],
-        )
-    },
+    Wrapper { ties: true, ..MISTRAL3 },
     Wrapper {
         text_may_tie: true,
         ..wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", &[("qwen2_5_vl_text", "qwen2")])
@@ -86,6 +82,8 @@ pub(crate) struct TextPart {
     pub(crate) family: &'static Family,
     /// Its settings, as the family reads them.
     pub(crate) settings: Map<String, Value>,
+    /// Whether a folder without a head has the embedding's, whatever the settings say.
+    pub(crate) ties_without_head: bool,
 }
 
 /// Returns the text model of a `config.json`, or `None` if it describes no wrapper: by `architectures`, without them by `model_type`.
@@ -111,17 +109,21 @@ pub(crate) fn text_part(json: &JsonObject) -> Result<Option<TextPart>, ArchError
     if let Some(value) = json.get(QUANTIZATION_CONFIG) {
         settings.insert(QUANTIZATION_CONFIG.to_owned(), value.clone());
     }
-    // The class of the whole checkpoint decides, as in transformers 5; one of them also looks for the key where transformers 4 wrote it.
+    // The class of the whole checkpoint decides, as in transformers 5; one of them also looks for the key where transformers 4 wrote it. Without a
+    // key it ties what has no head, so published files leave out the key and have a head.
     let of_text = nested.as_ref().map(|text| text.bool(TIE_WORD_EMBEDDINGS)).transpose()?.flatten();
-    let ties = json.bool(TIE_WORD_EMBEDDINGS)?.unwrap_or(wrapper.ties);
-    let ties = ties || (wrapper.text_may_tie && of_text == Some(true));
-    settings.insert(TIE_WORD_EMBEDDINGS.to_owned(), Value::from(ties));
+    let own = json.bool(TIE_WORD_EMBEDDINGS)?;
+    let ties_without_head = own.is_none() && wrapper.ties;
+    if !ties_without_head {
+        let ties = own == Some(true) || (wrapper.text_may_tie && of_text == Some(true));
+        settings.insert(TIE_WORD_EMBEDDINGS.to_owned(), Value::from(ties));
+    }
     for (key, value) in wrapper.defaults {
         if settings.get(*key).is_none_or(Value::is_null) {
             settings.insert((*key).to_owned(), Value::from(*value));
         }
     }
-    Ok(Some(TextPart { wrapper, family, settings }))
+    Ok(Some(TextPart { wrapper, family, settings, ties_without_head }))
 }
 
 impl Wrapper {
@@ -252,7 +254,8 @@ mod tests {
                     let map = config.as_object().unwrap();
                     let part = text_part(&JsonObject::new(std::path::Path::new("c"), map)).unwrap().unwrap();
                     let is_tied = expected[row][column] || (or_of_text && column == 0);
-                    assert_eq!(part.settings["tie_word_embeddings"], json!(is_tied), "{name} {row} {column}");
+                    let ties = part.ties_without_head || part.settings["tie_word_embeddings"] == json!(true);
+                    assert_eq!(ties, is_tied, "{name} {row} {column}");
                 }
             }
         }

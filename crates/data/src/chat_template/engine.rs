@@ -20,7 +20,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use minijinja::value::ValueKind;
+use minijinja::value::{Rest, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 
 use super::allocator::Budget;
@@ -43,7 +43,9 @@ const BYTES_PER_BYTE: usize = 16;
 /// Number of times a text may be written: into blocks that are captured, out of them, and at the end.
 const WRITES: usize = 8;
 /// Maximum time of a render. Published templates need less than a millisecond per conversation.
-pub(super) const DEADLINE: Duration = Duration::from_secs(10);
+pub(super) const DEADLINE: Duration = Duration::from_secs(3);
+/// Maximum time of all renders of a record: one or two per message where the text of a message is hard to find.
+const RECORD_DEADLINE: Duration = Duration::from_secs(8);
 /// Memory that a helper may hold in any case, in addition to a multiple of the text that it may write.
 const BASE_MEMORY: usize = 32 << 20;
 const TEXTS_IN_MEMORY: usize = 4;
@@ -57,6 +59,16 @@ const POLL: Duration = Duration::from_millis(50);
 thread_local! {
     /// Bytes that the render of this thread may still write, captured or not.
     static LEFT: Cell<usize> = const { Cell::new(0) };
+    /// Time that the renders of this thread's record may still take.
+    static TIME_LEFT: Cell<Option<Duration>> = const { Cell::new(None) };
+}
+
+/// Encodes a record, whose renders share one deadline.
+pub(crate) fn within_deadline<T>(encode: impl FnOnce() -> T) -> T {
+    TIME_LEFT.set(Some(RECORD_DEADLINE));
+    let encoded = encode();
+    TIME_LEFT.set(None);
+    encoded
 }
 
 /// Returns the maximum number of bytes that a render may write, if template and conversation have `bytes` together.
@@ -76,6 +88,10 @@ pub(super) fn environment() -> Environment<'static> {
     environment.set_formatter(write);
     environment.add_function("raise_exception", filters::raise_exception);
     environment.add_function("dict", filters::dict);
+    let namespace = environment.globals().find(|(name, _)| *name == "namespace").expect("the engine has it").1;
+    environment.add_function("namespace", move |state: &State<'_, '_>, arguments: Rest<Value>| {
+        namespace.call(state, &[filters::dict(arguments)?])
+    });
     environment.add_function(DICT, |map: &Value| dict::dict(map));
     environment.add_filter(FILTER, generation);
     filters::add_filters(&mut environment);
@@ -98,9 +114,15 @@ fn write(output: &mut Output<'_>, _: &State<'_, '_>, value: &Value) -> Result<()
 fn add_tests(environment: &mut Environment<'static>) {
     let is_collection =
         |kind| matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable);
-    environment.add_test("sequence", move |value: &Value| is_collection(value.kind()));
-    // Undefined can be iterated, so Jinja calls it iterable.
-    environment.add_test("iterable", move |value: &Value| is_collection(value.kind()) || value.is_undefined());
+    for name in ["sequence", "iterable"] {
+        // Undefined can be iterated.
+        environment.add_test(name, move |value: &Value| is_collection(value.kind()) || value.is_undefined());
+    }
+    for (name, method) in [("lower", "islower"), ("upper", "isupper")] {
+        environment.add_test(name, move |state: &State<'_, '_>, value: &Value| {
+            python_methods::call(state, &filters::text_of(value)?, method, &[]).map(|holds| holds.is_true())
+        });
+    }
     environment.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
     environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
 }
@@ -144,8 +166,11 @@ pub(super) fn render(
     max_bytes: usize,
     deadline: Duration,
 ) -> Result<String, Failure> {
-    let environment = environment.clone();
-    on_helper(max_bytes, deadline, move || render_here(&environment, name, variables, max_bytes))
+    let (environment, start) = (environment.clone(), Instant::now());
+    let deadline = TIME_LEFT.get().map_or(deadline, |left| left.min(deadline));
+    let rendered = on_helper(max_bytes, deadline, move || render_here(&environment, name, variables, max_bytes));
+    TIME_LEFT.set(TIME_LEFT.get().map(|left| left.saturating_sub(start.elapsed())));
+    rendered
 }
 
 /// Runs `work` on the helper of this thread.
@@ -202,7 +227,7 @@ impl Helper {
         let (sender, result) = channel();
         let job = move || {
             let done = budget.run(|| catch_panic("the template engine", || Ok(work())));
-            // The caller may have given up.
+            // The caller may have stopped waiting.
             let _ = sender.send(done.unwrap_or_else(|reason| Err(Failure::Refused(reason))));
         };
         // Panics are caught in the helper, so it lives as long as `self`.
@@ -220,7 +245,9 @@ impl Helper {
                 }
                 Err(_) if left.is_zero() => {
                     let seconds = deadline.as_secs_f32();
-                    return Err(format!("it takes more than {seconds} seconds; the template may not end"));
+                    return Err(format!(
+                        "it takes more than {seconds} seconds ({DEADLINE:?} per render, {RECORD_DEADLINE:?} per record); the template may not end"
+                    ));
                 }
                 Err(_) => {}
             }
@@ -294,6 +321,11 @@ mod tests {
             "{% set x = 'a' * 1000000 %}{% for i in range(90000) %}{% if x ~ 'b' == x ~ 'c' %}{% endif %}{% endfor %}";
         let error = render_within(slow, Duration::from_millis(50)).unwrap_err();
         assert!(error.contains("more than 0.05 seconds"), "{error}");
+        let short = "{% for i in range(9999) %}{% endfor %}";
+        TIME_LEFT.set(Some(Duration::from_millis(50)));
+        let failed = (0..9999).find(|_| render_within(short, DEADLINE).is_err());
+        TIME_LEFT.set(None);
+        assert!(failed.is_some_and(|renders| renders > 1), "{failed:?}");
         assert_eq!(render_within("a", DEADLINE).unwrap(), "a");
     }
 

@@ -20,7 +20,11 @@ pub(super) fn add_filters(environment: &mut Environment<'static>) {
             python_methods::call(state, &text_of(value)?, method, &rest)
         });
     }
-    for name in ["capitalize", "lower", "upper", "title"] {
+    environment.add_filter("title", |value: &Value| {
+        let continues = |character: char| !is_space(character) && !"-({[<".contains(character);
+        to_str(value).map(|text| python_methods::title(&text, continues))
+    });
+    for name in ["capitalize", "lower", "upper"] {
         environment.add_filter(name, move |state: &State<'_, '_>, value: &Value| {
             python_methods::call(state, &text_of(value)?, name, &[])
         });
@@ -35,7 +39,7 @@ pub(super) fn add_filters(environment: &mut Environment<'static>) {
 }
 
 /// Returns a string unchanged, and any other value as Python writes it.
-fn text_of(value: &Value) -> Result<Value, Error> {
+pub(super) fn text_of(value: &Value) -> Result<Value, Error> {
     Ok(if value.as_str().is_some() { value.clone() } else { to_str(value)?.into() })
 }
 
@@ -82,15 +86,19 @@ pub(super) fn dict(arguments: Rest<Value>) -> Result<Value, Error> {
     Ok(super::dict::dict(&Value::from_iter(pairs)))
 }
 
-/// Implements Jinja's `int(default=0)`: the default for a value that is not a number.
+/// Implements Jinja's `int(default=0, base=10)`: the default for a value that is not a number.
 fn int(value: &Value, arguments: &[Value]) -> Result<Value, Error> {
-    let (default, named): (Option<Value>, Kwargs) = from_args(arguments)?;
+    let (default, base, named): (Option<Value>, Option<u32>, Kwargs) = from_args(arguments)?;
     let default = default.or(named.get("default")?).unwrap_or_else(|| 0.into());
-    let base = named.get::<Option<u32>>("base")?.unwrap_or(10);
+    let base = base.or(named.get("base")?).unwrap_or(10);
     named.assert_all_used()?;
     if let Some(text) = value.as_str() {
-        let text = text.trim_matches(is_space).replace('_', "");
-        let whole = i64::from_str_radix(&text, base.clamp(2, 36)).ok();
+        let text = text.trim_matches(is_space).replace('_', "").to_lowercase();
+        let prefix =
+            ["0b", "0o", "0x"].into_iter().zip([2, 8, 16]).find(|(_, of)| *of == base).map_or("", |(it, _)| it);
+        let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
+        let digits = sign.to_owned() + digits.strip_prefix(prefix).unwrap_or(digits);
+        let whole = i64::from_str_radix(&digits, base.clamp(2, 36)).ok();
         let cut = || text.parse::<f64>().ok().filter(|number| number.is_finite()).map(|number| number as i64);
         return Ok(whole.or_else(cut).map_or(default, Value::from));
     }

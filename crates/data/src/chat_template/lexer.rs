@@ -1,7 +1,7 @@
 //! Reads a template's source as Jinja's lexer does, and writes one in which the engine has nothing left to decide.
 //!
 //! Line ends become line feeds, white space around tags is trimmed here, every tag says that it trims nothing (`+`), text that looks like a tag is
-//! raw, and strings have Python's escapes. `{% generation %}` blocks, which the engine does not know, become a `{% filter %}` that writes the body
+//! raw, strings have Python's escapes, and slices are calls. `{% generation %}` blocks, which the engine does not know, become a `{% filter %}` that writes the body
 //! between marks, around a `{% with %}` that ends the scope of what the body sets. (As the body of a `{% call %}`, which transformers uses, it would
 //! not see every variable.) Lines keep their numbers: line feeds that are trimmed move into the next tag.
 //!
@@ -10,6 +10,7 @@
 use std::str::Chars;
 
 use super::dict::{SUBSCRIPT, is_method};
+use super::python_methods::SLICE;
 use crate::text_marks::{BLOCK_END, BLOCK_START, is_space};
 
 /// The function around dictionaries that a template writes.
@@ -27,6 +28,8 @@ const OPERATORS: [&str; 8] = ["and", "or", "not", "in", "is", "if", "else", "eli
 
 /// Closes a bracket after a value.
 const SUBSCRIPT_END: &str = "] ";
+/// Closes such a bracket in which there was a colon.
+const SLICE_END: &str = "]  ";
 
 /// Writes the body of a block between marks.
 pub(super) fn generation(body: &str) -> String {
@@ -232,8 +235,8 @@ impl<'a> Lexer<'a> {
 #[derive(Default)]
 struct Body {
     text: String,
-    /// What closes each open bracket.
-    brackets: Vec<&'static str>,
+    /// What closes each open bracket, and where that is.
+    brackets: Vec<(&'static str, usize)>,
     /// Whether a value has just ended, so that a sign or a bracket continues its expression.
     after_value: bool,
 }
@@ -241,20 +244,33 @@ struct Body {
 impl Body {
     /// Appends a word, a number, or one character of an operator. `None` if it is a bracket that closes nothing.
     fn push(&mut self, token: &str, is_word: bool) -> Option<()> {
+        if token == ":"
+            && let Some((end, start)) = self.brackets.last_mut().filter(|(end, _)| *end == SUBSCRIPT_END)
+        {
+            self.text.replace_range(*start..=*start, &format!(".{SLICE}("));
+            *end = SLICE_END;
+        }
+        let in_slice = matches!(token, ":" | "]") && self.brackets.last().is_some_and(|(end, _)| *end == SLICE_END);
+        if in_slice && self.text.trim_end().ends_with(['(', ',']) {
+            self.text.push_str("none");
+        }
+        let start = self.text.len();
         let written = match token {
+            ":" if in_slice => ",",
+            "]" if in_slice => self.brackets.pop().map(|_| ")")?,
             // A sign before a value changes nothing, and the engine does not know it.
             "+" if !self.after_value => "",
             "{" => {
-                self.brackets.push("})");
+                self.brackets.push(("})", start));
                 self.text.extend([" ", DICT]);
                 "({"
             }
             "(" | "[" => {
                 let of_list = if self.after_value { SUBSCRIPT_END } else { "]" };
-                self.brackets.push(if token == "(" { ")" } else { of_list });
+                self.brackets.push((if token == "(" { ")" } else { of_list }, start));
                 token
             }
-            ")" | "]" | "}" => self.brackets.pop().filter(|end| end.starts_with(token))?,
+            ")" | "]" | "}" => self.brackets.pop().filter(|(end, _)| end.starts_with(token))?.0,
             _ => token,
         };
         self.text.push_str(written);
@@ -264,7 +280,8 @@ impl Body {
 
     /// Appends a string that is `literal` in the source, before `rest`.
     fn push_string(&mut self, literal: &str, mut string: String, rest: &str) {
-        let is_subscript = self.brackets.last() == Some(&SUBSCRIPT_END) && self.text.ends_with('[');
+        let is_subscript =
+            self.brackets.last().is_some_and(|(end, _)| *end == SUBSCRIPT_END) && self.text.ends_with('[');
         if is_subscript && is_method(&literal[1..literal.len() - 1]) && rest.starts_with(']') {
             string.insert(1, SUBSCRIPT);
         }

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use chrono::DateTime;
 use chrono::format::{Item, StrftimeItems};
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
 /// Maximum depth to which a value is written.
@@ -25,14 +25,17 @@ pub(super) fn check_size(bytes: usize) -> Result<(), Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
+type Arg = Option<Value>;
+
 /// Implements the template filter `tojson`: Python's `json.dumps` with `ensure_ascii=False`, not Jinja's HTML-safe filter.
-pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
+pub(super) fn tojson(value: &Value, arguments: Rest<Value>) -> Result<Value, Error> {
     let failed = |message: String| Error::new(ErrorKind::InvalidOperation, format!("tojson: {message}"));
-    let ensure_ascii = arguments.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
-    let sort_keys = arguments.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    let indent = arguments.get::<Option<Value>>("indent")?.filter(|value| !value.is_none());
-    let separators = arguments.get::<Option<Value>>("separators")?.filter(|value| !value.is_none());
-    arguments.assert_all_used()?;
+    let (ensure_ascii, indent, separators, sort_keys, named): (Arg, Arg, Arg, Arg, Kwargs) = from_args(&arguments)?;
+    let ensure_ascii = ensure_ascii.or(named.get("ensure_ascii")?).is_some_and(|value| value.is_true());
+    let sort_keys = sort_keys.or(named.get("sort_keys")?).is_some_and(|value| value.is_true());
+    let indent = indent.or(named.get("indent")?).filter(|value| !value.is_none());
+    let separators = separators.or(named.get("separators")?).filter(|value| !value.is_none());
+    named.assert_all_used()?;
     if value.is_undefined() {
         return Err(failed("the value is undefined".to_owned()));
     }
@@ -150,8 +153,9 @@ impl ValueWriter {
         match value.kind() {
             ValueKind::Number if !value.is_integer() => {
                 let number = f64::try_from(value.clone())?;
-                let is_null = self.json.is_some() && !number.is_finite();
-                self.text.push_str(&if is_null { "null".to_owned() } else { repr_float(number) });
+                let text = repr_float(number);
+                let in_json = || text.replace("inf", "Infinity").replace("nan", "NaN");
+                self.text.push_str(&if self.json.is_some() { in_json() } else { text });
             }
             ValueKind::Seq | ValueKind::Iterable => {
                 self.text.push('[');
@@ -163,10 +167,10 @@ impl ValueWriter {
             }
             ValueKind::Map => self.map(value, depth)?,
             kind => match (self.json.is_some(), kind) {
-                (true, ValueKind::None | ValueKind::Undefined) => self.text.push_str("null"),
+                (true, ValueKind::None) => self.text.push_str("null"),
                 (true, ValueKind::Bool) => self.text.push_str(if value.is_true() { "true" } else { "false" }),
-                (true, ValueKind::Plain) => {
-                    let message = "tojson: the value is neither text, number, list nor dictionary";
+                (true, ValueKind::Plain | ValueKind::Undefined) => {
+                    let message = "tojson: a value is neither text, number, list nor dictionary";
                     return Err(Error::new(ErrorKind::InvalidOperation, message));
                 }
                 (true, kind) if kind != ValueKind::Number => self.string(&value.to_string()),

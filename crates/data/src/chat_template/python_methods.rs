@@ -6,17 +6,43 @@
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, FormatStyle, State, Value, format_filter};
 
+/// The method that replaces `[a:b:c]`: the engine's slices with a negative step take too much.
+pub(super) const SLICE: &str = "firebrick_slice";
 use super::python_compat::check_size;
 use crate::text_marks::is_space;
 
 /// Calls a Python method that the engine does not provide.
 pub(crate) fn call(_: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match (value.kind(), value.as_str()) {
+        (_, Some(text)) if method == SLICE => {
+            Ok(slice(&text.chars().collect::<Vec<_>>(), args)?.into_iter().collect::<String>().into())
+        }
+        (ValueKind::Seq | ValueKind::Iterable, _) if method == SLICE => {
+            Ok(slice(&value.try_iter()?.collect::<Vec<_>>(), args)?.into())
+        }
         (_, Some(text)) => string_method(text, method, args),
         (ValueKind::Map, _) => dict_method(value, method, args),
         (ValueKind::Seq | ValueKind::Iterable, _) => list_method(value, method, args),
         _ => Err(unknown()),
     }
+}
+
+/// Implements `items[start:stop:step]`.
+fn slice<T: Clone>(items: &[T], args: &[Value]) -> Result<Vec<T>, Error> {
+    let number = |index: usize| args.get(index).filter(|part| !part.is_none()).cloned().map(i64::try_from).transpose();
+    let (length, step) = (items.len() as i64, number(2)?.unwrap_or(1));
+    if step == 0 || args.len() > 3 {
+        return Err(failed("a slice has a step of 0, or more than three parts"));
+    }
+    let (first, last) = if step > 0 { (0, length) } else { (length - 1, -1) };
+    let place = |part: Option<i64>, default| {
+        let place = |part: i64| if part < 0 { part.saturating_add(length) } else { part };
+        part.map_or(default, |part| place(part).clamp(first.min(last), first.max(last)))
+    };
+    let (start, stop) = (place(number(0)?, first), place(number(1)?, last));
+    let places = std::iter::successors(Some(start), |at| at.checked_add(step));
+    let taken = places.take_while(|&at| if step > 0 { at < stop } else { at > stop });
+    Ok(taken.map(|at| items[at as usize].clone()).collect())
 }
 
 fn unknown() -> Error {
@@ -95,12 +121,12 @@ fn plain_method(text: &str, method: &str) -> Result<Value, Error> {
     Ok(match method {
         "upper" => text.to_uppercase().into(),
         "lower" | "casefold" => text.to_lowercase().into(),
-        "title" => title(text).into(),
+        "title" => title(text, char::is_alphabetic).into(),
         "capitalize" => capitalize(text).into(),
         "swapcase" => swap_case(text).into(),
         "islower" => cased(char::is_lowercase, char::is_uppercase).into(),
         "isupper" => cased(char::is_uppercase, char::is_lowercase).into(),
-        "istitle" => (text.chars().any(char::is_alphabetic) && title(text) == text).into(),
+        "istitle" => (text.chars().any(char::is_alphabetic) && title(text, char::is_alphabetic) == text).into(),
         "isspace" => all(is_space).into(),
         "isdigit" | "isnumeric" | "isdecimal" => all(char::is_numeric).into(),
         "isalnum" => all(char::is_alphanumeric).into(),
@@ -116,8 +142,8 @@ pub(crate) fn capitalize(text: &str) -> String {
     first + &characters.as_str().to_lowercase()
 }
 
-/// Implements `str.title`: a letter after anything but a letter becomes upper case, every other letter lower case.
-fn title(text: &str) -> String {
+/// Implements `str.title`, in which letters continue a word: its first letter becomes upper case, every other lower case.
+pub(super) fn title(text: &str, continues: impl Fn(char) -> bool) -> String {
     let mut titled = String::with_capacity(text.len());
     let mut inside = false;
     for character in text.chars() {
@@ -126,7 +152,7 @@ fn title(text: &str) -> String {
         } else {
             titled.extend(character.to_uppercase());
         }
-        inside = character.is_alphabetic();
+        inside = continues(character);
     }
     titled
 }

@@ -67,11 +67,10 @@ impl RecordFormat {
             return Ok(self);
         }
         preference::refuse(fields, names, place)?;
-        if !matches!(self, Self::Auto | Self::Alpaca) {
-            return Ok(self);
-        }
-        if self == Self::Alpaca {
+        if matches!(self, Self::Alpaca | Self::AlpacaPrompt) {
             names.take_common_pair(fields);
+        }
+        if self != Self::Auto {
             return Ok(self);
         }
         let has = |key: &String| fields.contains_key(key);

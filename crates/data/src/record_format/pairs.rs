@@ -44,10 +44,11 @@ pub(crate) fn parse_question(record: Reader<'_>, names: &Fields, question: &str)
     Ok(chat)
 }
 
-/// Parses an instruction as the prompt of the Alpaca project, token for token that of axolotl's `type: alpaca`.
+/// Parses an instruction as the prompt of the Alpaca project. The text is that of axolotl's `type: alpaca`; the tokens can differ where prompt and
+/// output meet, because both are tokenized as one text.
 pub(crate) fn parse_alpaca_prompt(record: Reader<'_>, names: &Fields) -> Parsed<Row> {
     let instruction = record.need_text(&names.instruction)?;
-    let input = record.text(&names.input)?.filter(|input| !input.is_empty());
+    let input = record.text(&names.input)?.filter(|input| !input.is_empty() && names.input != names.instruction);
     let (paired, input) = match input {
         Some(input) => (", paired with an input that provides further context", format!("### Input:\n{input}\n\n")),
         None => ("", String::new()),

@@ -1,10 +1,11 @@
 //! Comma- or tab-separated values with a header row (RFC 4180: quotes doubled inside quotes, line breaks inside quotes).
 //!
-//! A row goes over several lines only if its quotes close before a separator or the end of a line and it has as many values as the header. Otherwise
-//! its first line alone is a bad row, and the next line begins a row: a stray quote costs one row.
+//! A row goes over several lines only if its quotes close before a separator or the end of a line, and none of its lines ends inside a value beyond
+//! those of the header. Otherwise its first line alone is a bad row, and the next line begins a row: a stray quote costs one row. A row over several
+//! lines that has another number of values than the header is one bad row, so that lines inside its quotes never become rows.
 //!
-//! Trade-off: two stray quotes between which the values happen to fit are taken for one long value, as everywhere. All values are strings and an empty
-//! one is the empty string. Guessing types would change texts like "007" or "NA".
+//! Trade-off: what is between two stray quotes that close like those of a value is taken for one long value, as everywhere. All values are strings and
+//! an empty one is the empty string. Guessing types would change texts like "007" or "NA".
 
 use std::collections::HashSet;
 use std::io::{BufRead, Read};
@@ -24,8 +25,8 @@ const MAX_COLUMNS: usize = 100_000;
 const MAX_BYTES_IN_VAIN: usize = 4 * MAX_RECORD_BYTES;
 const NOT_CLOSED: &str = "a quote is not closed before the end of the file, or the record is larger than 64 MiB. Write a quote \
                           inside quotes twice";
-const NO_ROW: &str = "a quote is closed in a later line, but not before a separator, or the row would have more or fewer values than \
-                      the header. Write a quote inside quotes twice, and quotes around the value";
+const NO_ROW: &str = "a quote is closed in a later line, but not before a separator, or the row would have more values than the header. \
+                      Write a quote inside quotes twice, and quotes around the value";
 
 pub(super) struct CsvRecords {
     bytes: Bytes,
@@ -183,8 +184,8 @@ impl Row {
     fn read(&mut self, line: &[u8], delimiter: u8, columns: Option<usize>) {
         self.lines += 1;
         self.split(line, delimiter, columns.unwrap_or(MAX_COLUMNS));
-        let fits = |columns| if self.is_open { self.count < columns } else { self.count == columns };
-        if self.lines > 1 && (self.has_rest || !columns.is_none_or(fits)) {
+        let is_too_long = self.is_open && columns.is_some_and(|columns| self.count >= columns);
+        if self.lines > 1 && (self.has_rest || is_too_long) {
             self.problem = Some(NO_ROW);
         }
     }

@@ -1,4 +1,5 @@
-//! Streams a JSON document with a list of rows: one row is in memory at a time, for any size of the list.
+//! Streams a JSON document with a list of rows: one row is in memory at a time, for any size of the list, next to the text of at most 64 MiB that
+//! shows whether the document is an object, a record or lines.
 //!
 //! Accepted: a list of objects; an object in which exactly one key (or the one named by `field`) holds a list of
 //! objects; one object that is a record itself; and one object per line, which many files called `.json` contain. The
@@ -17,7 +18,7 @@ use super::error::{SourceError, SourceResult};
 use super::lines::{OVER_LINES, TOO_LONG, json_lines, parse_object};
 use super::open::{Bytes, FileRecords, Lines};
 use super::record::{Place, Record};
-use scanner::{HINT, Scanner, show};
+use scanner::{HINT, Scanner, first_items, show};
 
 pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> SourceResult<FileRecords> {
     let mut scanner = Scanner { bytes, path: path.to_owned(), line: 1, column: 1 };
@@ -31,11 +32,12 @@ pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> Sourc
     if first == Some(b'{') && scanner.value(0, Some(&mut text)).is_ok() {
         let is_one_line = scanner.line == place.line;
         match (scanner.peek()?, field) {
-            (None, Some(_)) => {}
-            (None, None) => match parse_object(&text, &place, HINT) {
-                Ok(fields) if !has_rows(&fields) => return Ok(Box::new(once(Ok(Record::new(fields, place))))),
-                _ => {}
-            },
+            (None, None) if !has_rows(&text, &place) => {
+                if let Ok(fields) = parse_object(&text, &place, HINT) {
+                    return Ok(Box::new(once(Ok(Record::new(fields, place)))));
+                }
+            }
+            (None, _) => {}
             (Some(_), Some(field)) if is_one_line => {
                 let reason = format!("the file has one object per line, so no key {field:?} holds all rows");
                 return Err(no_rows(scanner.place(), &reason));
@@ -61,15 +63,15 @@ pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> Sourc
     Ok(Box::new(document))
 }
 
-/// Returns whether an object holds rows rather than being one: it has a list of objects, and no list of messages.
-fn has_rows(object: &Map<String, Json>) -> bool {
-    let lists = || object.values().filter_map(|value| value.as_array()?.first()?.as_object());
-    let is_message = |item: &Map<String, Json>| {
+/// Returns whether an object holds rows rather than being one: it has a list of objects, and no list of messages. Only their first items are parsed.
+fn has_rows(object: &[u8], place: &Place) -> bool {
+    let is_message = |item: Map<String, Json>| {
         [["role", "content"], ["role", "tool_calls"], ["from", "value"]]
             .iter()
             .any(|keys| keys.iter().all(|key| item.contains_key(*key)))
     };
-    lists().next().is_some() && !lists().any(is_message)
+    let mut items = first_items(object).peekable();
+    items.peek().is_some() && !items.any(|item| parse_object(item, place, HINT).is_ok_and(is_message))
 }
 
 struct JsonDocument {

@@ -161,7 +161,7 @@ fn alpacas_own_prompt_is_the_same_whatever_the_template() {
              that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n3</s>",
         ),
         (
-            json!({ "instruction": "Hi", "input": "", "output": "3" }),
+            json!({ "question": "Hi", "input": "", "answer": "3" }),
             "<s>Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n\
              ### Instruction:\nHi\n\n### Response:\n3</s>",
         ),

@@ -169,7 +169,7 @@ struct JinjaTemplate {
 /// Reads the rules of `tests/golden/compare_templates.py`, or the cases that it wrote elsewhere.
 #[test]
 fn templates_render_as_in_jinja() {
-    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/jinja-rules.json");
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/jinja-rules.json");
     let path = env::var_os("FIREBRICK_JINJA_CASES").map_or(rules, PathBuf::from);
     let cases: JinjaCases = serde_json::from_str(&read_to_string(path).unwrap()).unwrap();
     let mut tokenizer = tokenizer("chatml", &golden().styles["chatml"], true);
@@ -185,7 +185,8 @@ fn templates_render_as_in_jinja() {
             let render = || tokenizer.chat_template().unwrap().render(&given, chat.prompt);
             let found = chosen.clone().and_then(|()| render().map_err(|error| error.to_string()));
             compared += 1;
-            if found.as_ref().ok() != text.as_ref() {
+            // Rules that are known to differ must, so that their list stays true.
+            if (found.as_ref().ok() == text.as_ref()) == (name == "differs") {
                 let shown = if cases.chats.len() == 1 { source.as_str() } else { "" };
                 differing.push(format!("{name} {index} {shown:?}\n  expected {text:?}\n  found    {found:?}"));
             }

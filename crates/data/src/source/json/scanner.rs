@@ -4,6 +4,7 @@
 //! are kept.
 
 use std::path::PathBuf;
+use std::slice::from_ref;
 
 use super::super::error::{SourceError, SourceResult};
 use super::super::open::{Bytes, read_failed};
@@ -99,7 +100,21 @@ impl Scanner {
     }
 }
 
+/// Returns the text of the first item of each list of objects among the values of an object. The object begins with its bracket and is complete.
+pub(super) fn first_items(object: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let (mut state, mut previous) = (Extent::default(), 0);
+    object.iter().enumerate().filter_map(move |(at, byte)| {
+        let is_first = state.depth == 2 && !state.in_string && previous == b'[' && *byte == b'{';
+        state.pass(from_ref(byte));
+        if !byte.is_ascii_whitespace() {
+            previous = *byte;
+        }
+        is_first.then(|| &object[at..at + Extent::default().pass(&object[at..]).0])
+    })
+}
+
 /// Finds the end of a value, byte by byte.
+#[derive(Default)]
 struct Extent {
     depth: usize,
     in_string: bool,

@@ -43,7 +43,9 @@ fn a_stray_quote_costs_its_row_and_neither_quoted_line_breaks_nor_an_empty_value
         1 => format!("plain 5\" {index},\"x\"\n"),
         _ => format!("\"a\"b,{index}\n\n"),
     };
-    for stray in ["\"open,1", "open,\"1", "open,\"", "\"a\",\"b", "\"\"\"a,b", "one", "1,2,3"] {
+    let over_lines = ["\"no row,\n1,2\n\"", "\"three,\n1,2\nvalues\",\"\n\",3"];
+    let in_one = ["\"open,1", "open,\"1", "open,\"", "\"a\",\"b", "\"\"\"a,b", "one", "1,2,3"];
+    for stray in in_one.into_iter().chain(over_lines) {
         let rows: String = (0..100).map(|index| if index == 30 { format!("{stray}\n") } else { row(index) }).collect();
         folder.write("a.csv", format!("text,label\n{rows}"));
         let (good, bad): (Vec<_>, Vec<_>) =
@@ -106,7 +108,7 @@ fn an_object_that_holds_no_rows_is_one_record_and_several_over_lines_are_refused
         let pretty = serde_json::to_string_pretty(&record).unwrap();
         for text in [record.to_string(), format!("\u{feff}\n{pretty}\r\n\n")] {
             folder.write("a.json", text);
-            assert_eq!(fields(&folder.spec("a.json")), [record.clone()]);
+            assert_eq!(fields(&folder.spec("a.json")), std::slice::from_ref(&record));
         }
         for (name, advice) in
             [("b.json", "several documents follow each other"), ("b.jsonl", "jq -c . FILE > NEW.jsonl")]

@@ -3,10 +3,8 @@
 //! Trade-off: no TLS, which the client's library covers.
 
 use std::fs;
-use std::path::Path;
-use std::sync::Mutex;
 
-use firebrick_hub::{Hub, HubId, HubSettings, RepoKind};
+use firebrick_hub::{Hub, HubSettings};
 use firebrick_hub_imitation::{Answer, Request, Server, sha256};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
@@ -184,33 +182,6 @@ fn the_configurations_of_the_card_take_precedence() {
 }
 
 #[test]
-fn a_private_dataset_needs_a_token_which_only_the_hub_receives() {
-    let storage = Server::new(|request| {
-        assert!(!request.head.contains("authorization"), "the token went to the storage");
-        Answer::new(200, row("a")).with("etag", "\"of-the-storage\"")
-    });
-    let target = format!("{}/storage?signed=1", storage.address);
-    let open = dataset(&[("train.jsonl", "")], Json::Null);
-    let server = Server::new(move |request| {
-        if request.header("authorization") != Some("bearer secret") {
-            return Answer::new(401, "").with("x-error-code", "RepoNotFound");
-        }
-        if request.target.starts_with("/api") {
-            return open(request);
-        }
-        Answer::new(302, "").with("location", target.clone()).with("x-linked-etag", format!("\"{}\"", etag(&row("a"))))
-    });
-    let mut client = Client::new(&server);
-    let error = client.error(&spec());
-    assert!(error.contains("HF_TOKEN") && error.contains("private"), "{error}");
-    client.settings.token = Some("secret".to_owned());
-    // The storage of the test has another port and so another origin, and is not encrypted, so it is refused.
-    let error = client.error(&spec());
-    assert!(error.contains("not encrypted"), "{error}");
-    assert!(storage.requests().is_empty());
-}
-
-#[test]
 fn a_redirect_within_the_hub_is_followed_with_the_token_and_keeps_its_etag() {
     let open = dataset(&[("train.jsonl", "{\"text\":\"a\"}\n")], Json::Null);
     let server = Server::new(move |request| {
@@ -228,53 +199,10 @@ fn a_redirect_within_the_hub_is_followed_with_the_token_and_keeps_its_etag() {
 }
 
 #[test]
-fn errors_of_the_hub_contain_advice() {
-    let answers = [
-        (404, "RepoNotFound", "misspelled"),
-        (404, "RevisionNotFound", "no such branch"),
-        (403, "GatedRepo", "ask for access at"),
-    ];
-    for (status, code, expected) in answers {
-        let server = Server::new(move |_| Answer::new(status, "").with("x-error-code", code));
-        let error = Client::new(&server).error(&SourceSpec::new("owner/name@dev"));
-        assert!(error.contains(expected) && error.contains("owner/name@dev"), "{error}");
-    }
+fn a_dataset_without_data_files_names_the_branch_with_parquet() {
     let server = Server::new(dataset(&[("name.py", ""), ("x.bin", "")], Json::Null));
     let error = Client::new(&server).error(&spec());
     assert!(error.contains("name.py") && error.contains("refs/convert/parquet"), "{error}");
-}
-
-#[test]
-fn failed_requests_are_retried_and_an_interrupted_download_is_resumed() {
-    let text: String = (0..2000).map(|index| row(&format!("row {index}"))).collect();
-    let whole = dataset(&[("train.jsonl", &text)], Json::Null);
-    let count = Mutex::new(0);
-    let server = Server::new(move |request| {
-        let mut count = count.lock().unwrap();
-        *count += 1;
-        let mut answer = whole(request);
-        match *count {
-            1 => return Answer::new(503, ""),
-            // The download is interrupted twice.
-            3 => answer.sent = 10_000,
-            4 => answer.sent = 100,
-            _ => {}
-        }
-        answer
-    });
-    let client = Client::new(&server);
-    assert_eq!(client.texts(&spec()).len(), 2000);
-    let file = client.repository().join("snapshots").join(COMMIT).join("train.jsonl");
-    assert_eq!(fs::read_to_string(file).unwrap(), text);
-    let ranges: Vec<bool> =
-        server.log.lock().unwrap().iter().map(|request| request.head.contains("range: bytes=")).collect();
-    assert_eq!(ranges, [false, false, false, true, true]);
-    assert!(blobs_of(&client.repository()).iter().all(|name| !name.ends_with("incomplete")));
-}
-
-fn blobs_of(repository: &Path) -> Vec<String> {
-    let entries = fs::read_dir(repository.join("blobs")).unwrap();
-    entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
 }
 
 #[test]
@@ -284,29 +212,6 @@ fn a_limit_downloads_only_the_files_it_needs() {
     assert_eq!(client.texts(&SourceSpec { limit: Some(1), ..spec() }), ["a"]);
     assert_eq!(server.requests().len(), 2);
     assert_eq!(client.offline().texts(&SourceSpec { limit: Some(1), ..spec() }), ["a"]);
-}
-
-#[test]
-fn concurrent_downloads_all_succeed() {
-    let text: String = (0..20_000).map(|index| row(&index.to_string())).collect();
-    let server = Server::new(dataset(&[("train.jsonl", &text)], Json::Null));
-    let client = Client::new(&server);
-    std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| client.texts(&spec()).len())).collect();
-        readers.into_iter().for_each(|reader| assert_eq!(reader.join().unwrap(), 20_000));
-    });
-    assert_eq!(blobs_of(&client.repository()), [etag(&text)]);
-}
-
-#[test]
-fn paths_that_leave_the_cache_are_not_downloaded() {
-    let files = [("../../evil-train.jsonl", "x"), ("/etc/train.jsonl", "x"), ("data/../../train.jsonl", "x")];
-    let server = Server::new(dataset(&files, Json::Null));
-    let client = Client::new(&server);
-    assert!(client.error(&spec()).contains("no data files"));
-    let parsed = |id| HubId::parse(RepoKind::Dataset, id, None);
-    assert!(["../name", "owner/name@../x", "a/b/c", "data"].into_iter().all(|id| parsed(id).is_none()));
-    assert_eq!(parsed("hf://datasets/o/n@v1").unwrap().to_string(), "o/n@v1");
 }
 
 #[test]
