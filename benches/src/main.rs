@@ -41,7 +41,8 @@ use subjects::StepReference;
 
 /// The allocator of the `train` binary, so that timings match it.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: firebrick_data::BoundedAllocator<mimalloc::MiMalloc> =
+    firebrick_data::BoundedAllocator(mimalloc::MiMalloc);
 
 /// Seconds of the short run and of the whole one without other programs: with the last case and the files they stay below 2 and 10 minutes.
 const QUICK_S: u64 = 95;

@@ -189,19 +189,22 @@ impl AtomicFolder {
     /// killed meanwhile leaves the old one, the new one, or none, but no mixture.
     ///
     /// # Errors
-    /// A rename fails: the old one keeps its name.
+    /// A folder would replace a file, or a file a folder, or a rename fails: the old one keeps its name.
     pub fn replace_by(self, written: &Path) -> Result<()> {
         let aside = self.temporary().join(".replaced");
         let replaces = self.path.is_dir();
+        if self.path.exists() && replaces != written.is_dir() {
+            return Err(if replaces { ErrorKind::IsADirectory } else { ErrorKind::NotADirectory }.into());
+        }
         if replaces {
             fs::rename(&self.path, &aside)?;
         }
-        rename(written, &self.path).inspect_err(|_| {
-            if replaces {
-                // If this fails too, the first error is the one to report.
-                let _ = fs::rename(&aside, &self.path);
-            }
-        })
+        let Err(error) = rename(written, &self.path) else { return Ok(()) };
+        if replaces && fs::rename(&aside, &self.path).is_err() {
+            // The old one stays where it is, rather than being removed with this folder.
+            let _ = self.folder.keep();
+        }
+        Err(error)
     }
 }
 

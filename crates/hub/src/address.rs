@@ -9,8 +9,12 @@ pub fn without_secrets(text: &str) -> String {
     let (mut shown, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(at) = rest.find("://").map(|at| at + 3) {
         shown.push_str(&rest[..at]);
-        let is_end = |letter: char| letter.is_whitespace() || letter.is_control() || "\"'`<>|,;".contains(letter);
-        let (url, after) = rest[at..].split_at(rest[at..].find(is_end).unwrap_or(rest.len() - at));
+        // All other marks may stand in a password. Those at the end belong to the sentence.
+        let is_end = |letter: char| letter.is_whitespace() || letter.is_control() || "\"`<>".contains(letter);
+        let word = &rest[at..][..rest[at..].find(is_end).unwrap_or(rest.len() - at)];
+        let is_scheme = |letter: char| letter.is_ascii_alphanumeric() || "+-.".contains(letter);
+        let word = word.find("://").map_or(word, |next| word[..next].trim_end_matches(is_scheme));
+        let (url, after) = rest[at..].split_at(word.trim_end_matches([',', ';', '.', ':', '\'', ')', ']', '}']).len());
         let authority = &url[..url.find(['/', '?', '#', '\\']).unwrap_or(url.len())];
         // A password with a slash, which stands where a port would: the `@` is in what looks like the path.
         let is_cut =
@@ -18,7 +22,6 @@ pub fn without_secrets(text: &str) -> String {
         let begin = if is_cut { url } else { authority }.rfind('@').map_or(0, |user| user + 1);
         let end = url[begin..].find(['?', '#']).map_or(url.len(), |query| begin + query);
         shown.push_str(&url[begin..end]);
-        shown.push_str(if url[end..].ends_with(')') { ")" } else { "" });
         rest = after;
     }
     shown + rest
@@ -65,10 +68,17 @@ mod tests {
                 "cannot get \"http://a:hunter2@h/x?s=hunter2\": x (http://h?t=hunter2)",
                 "cannot get \"http://h/x\": x (http://h)",
             ),
+            ("see http://u:hunter2@h/x?t=hunter2, 'http://h/?s=hunter2'; done.", "see http://h/x, 'http://h/'; done."),
+            ("http://x/a,http://me:hunter2@h/b", "http://x/a,http://h/b"),
             ("o/n@main, a?b and http://host:1/team@work", "o/n@main, a?b and http://host:1/team@work"),
         ] {
             assert_eq!(without_secrets(text), shown);
             assert_eq!(has_secrets(text), text != shown);
+        }
+        for mark in ('!'..='~').filter(|mark| !mark.is_alphanumeric() && !"\"`<>".contains(*mark)) {
+            for url in [format!("http://me:a{mark}b@host/x"), format!("http://host/x?token=a{mark}b")] {
+                assert_eq!(without_secrets(&url), "http://host/x", "{url}");
+            }
         }
     }
 

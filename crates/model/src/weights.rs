@@ -300,6 +300,17 @@ impl HfFolder {
         }
     }
 
+    /// Returns whether two tensors hold the same values. Tensors of one format are read in blocks, up to the first difference.
+    pub(crate) fn same_values(&self, one: &str, two: &str) -> Result<bool, ModelError> {
+        match (self.locate(one)?, self.locate(two)?) {
+            (of_one, of_two) if of_one.shape() != of_two.shape() => Ok(false),
+            (Located::Plain(shard, info), Located::Plain(other, of_two)) if info.dtype == of_two.dtype => {
+                shard.same_bytes(one, other, two)
+            }
+            (of_one, of_two) => Ok(self.read_f32(one, of_one.shape())? == self.read_f32(two, of_two.shape())?),
+        }
+    }
+
     /// Locates a tensor and checks that it has the shape that config.json decides.
     fn locate_shaped(&self, name: &str, expected_shape: &[usize]) -> Result<Located<'_>, ModelError> {
         let located = self.locate(name)?;

@@ -43,7 +43,7 @@ pub struct ChatTerminal<'a> {
     pub input: &'a mut dyn BufRead,
     /// Answers.
     pub output: &'a mut dyn Write,
-    /// Whether to write a prompt mark when a message is expected.
+    /// Whether to write a prompt mark when a message is expected, and answers without what a terminal would obey.
     pub prompts: bool,
     /// Set to end the answer that is being written.
     pub stop: &'a AtomicBool,
@@ -53,7 +53,8 @@ pub struct ChatTerminal<'a> {
 
 impl ChatTerminal<'_> {
     fn say(&mut self, text: &str) -> Result<(), RunError> {
-        write!(self.output, "{}", escaped(text)).and_then(|()| self.output.flush()).map_err(RunError::Terminal)
+        let shown = if self.prompts { escaped(text) } else { text.into() };
+        write!(self.output, "{shown}").and_then(|()| self.output.flush()).map_err(RunError::Terminal)
     }
 }
 

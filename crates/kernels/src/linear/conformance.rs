@@ -5,7 +5,7 @@
 mod scenario;
 
 use burn_flex::Flex;
-use burn_tensor::Tensor;
+use burn_tensor::{Int, Tensor, backend::Backend};
 use firebrick_arch::{Activation, SwigluConstants};
 use firebrick_precision::QuantFormat;
 
@@ -57,10 +57,13 @@ fn experts_with_rows<B: Kernels>(check: &mut Check<'_, B>, counts: &[usize]) {
         ("trained", [(Base::New, Extras::default()), (Base::AddTo, biased)]),
     ];
     let x = check.random([tokens, hidden], 1.0);
+    // Two rows of each token, in an order that is not that of the tokens.
+    let choices: Vec<i32> = (0..tokens as i32).rev().collect();
     for (name, modules) in check.variants(named) {
         for dropout in [None, Dropout::new(0.25, 99)] {
             let mut group = stacks(check, &modules, &[wide; 2], &[wide; 2], hidden, counts);
-            (group.0.dropout, group.1.dropout) = (dropout.map(Mask::from), dropout.map(Mask::from));
+            let choices = check.ints(&choices);
+            (group.0.dropout, group.1.dropout) = (by_choice(dropout, choices.0), by_choice(dropout, choices.1));
             let prologue = (Prologue::None { x: x.0.clone() }, Prologue::None { x: x.1.clone() });
             let scenario = Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None));
             scenario.run(check, &format!("experts, {name}, dropout {}", dropout.is_some()), &ALL);
@@ -74,6 +77,11 @@ fn experts_with_rows<B: Kernels>(check: &mut Check<'_, B>, counts: &[usize]) {
         Prologue::Gated { gate: gate.1, up: up.1, activation },
     );
     Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None)).run(check, "experts, down", &ALL);
+}
+
+/// Returns the mask of rows that come from these choices, two of each token.
+fn by_choice<B: Backend>(dropout: Option<Dropout>, rows: Tensor<B, 1, Int>) -> Option<Mask<B>> {
+    dropout.map(|dropout| Mask { dropout, choices: Some(RowChoices { rows, per_token: 2 }) })
 }
 
 /// Tests dropout on adapters, with and without vector loads, appended and separate, with every prologue.
@@ -90,14 +98,9 @@ fn dropout<B: Kernels>(check: &mut Check<'_, B>) {
     }
     let tokens = check.case.tokens() as i32;
     let rows: Vec<i32> = (0..tokens).map(|row| 7 * row % tokens).collect();
-    let (rows, dropout) = (check.ints(&rows), mask.of_rows(3, 5));
-    let by_choice = Mask { dropout, choices: Some(RowChoices { rows: rows.0, per_token: 2 }) };
-    let expected = Mask { dropout, choices: Some(RowChoices { rows: rows.1, per_token: 2 }) };
-    check.compare(
-        "dropped, by expert",
-        B::dropped(x.0.clone(), &by_choice),
-        reference::dropped(x.1.clone(), &expected),
-    );
+    let (rows, dropout) = (check.ints(&rows), Some(mask.of_rows(3, 5)));
+    let (sorted, expected) = by_choice(dropout, rows.0).zip(by_choice(dropout, rows.1)).expect("there is a mask");
+    check.compare("dropped, by expert", B::dropped(x.0.clone(), &sorted), reference::dropped(x.1.clone(), &expected));
     let adapter = Extras { adapter: true, ..Extras::default() };
     for (name, base) in check.variants([("quantized", Base::NF4), ("dense", Base::Dense), ("trained", Base::New)]) {
         after_norm(check, &x, [(base, adapter); 2], Some(mask)).run(check, &format!("dropout, {name}"), &ALL);

@@ -168,7 +168,9 @@ impl Architecture {
             return is("biases of attention's output or of the MLP");
         }
         if layer.mlp.activation() != self.activation {
-            return is(&format!("the activation {:?}", layer.mlp.activation()));
+            let (found, expected) = (layer.mlp.activation().name(), self.activation.name());
+            let constants = if found == expected { " with other constants" } else { "" };
+            return is(&format!("the activation {found}{constants}"));
         }
         if layer.mlp.is_mixture() != (spec.layers[0].mlp.is_mixture() || self.name == "qwen3moe") {
             return is("an MLP of another kind than in other layers");

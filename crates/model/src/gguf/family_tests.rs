@@ -203,7 +203,6 @@ fn what_llama_cpp_does_not_compute_is_refused_by_name() {
     refused("tiny-gemma2", json!({}), "attention scores times 0.20412");
     refused("tiny-smollm3", json!({}), "no rotation of queries and keys in layer 1");
     refused("tiny-qwen3-moe", json!({}), "an MLP of another kind than in other layers in layer 0");
-    refused("tiny-olmo2", json!({ "tie_word_embeddings": true }), "a tied head");
     refused("tiny-gemma", json!({ "tie_word_embeddings": false }), "`lm_head.weight`");
     refused("tiny-llama", json!({ "hidden_act": "gelu_pytorch_tanh" }), "the activation gelu_pytorch_tanh in layer 0");
     refused("tiny-glm4", json!({}), "the family glm4: only gemma, gemma2,");

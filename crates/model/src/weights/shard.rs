@@ -169,6 +169,24 @@ impl Shard {
         file.read_exact(out).map_err(failed)
     }
 
+    /// Compares the bytes of a tensor with those of one of another file, of the same size. The caller has checked that they are here.
+    pub(super) fn same_bytes(&self, name: &str, other: &Self, of_other: &str) -> Result<bool, ModelError> {
+        let (start, end) = self.known(name).data_offsets;
+        let mut blocks = [vec![0; BLOCK_BYTES.min(end - start)], vec![0; BLOCK_BYTES.min(end - start)]];
+        let other_start = other.known(of_other).data_offsets.0 as u64;
+        let mut file = self.reader(start as u64).map_err(ModelError::io("read", &self.path))?;
+        let mut of_other = other.reader(other_start).map_err(ModelError::io("read", &other.path))?;
+        for first in (start..end).step_by(BLOCK_BYTES) {
+            let count = BLOCK_BYTES.min(end - first);
+            file.read_exact(&mut blocks[0][..count]).map_err(ModelError::io("read", &self.path))?;
+            of_other.read_exact(&mut blocks[1][..count]).map_err(ModelError::io("read", &other.path))?;
+            if blocks[0][..count] != blocks[1][..count] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Reads one tensor into f32, on all processors, and checks that it is finite. The caller has checked that it is here.
     pub(crate) fn read_f32(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let info = self.known(name);

@@ -155,7 +155,7 @@ pub(crate) fn write_text(arguments: Generate) -> anyhow::Result<()> {
     let texts = with_backend!(backend, B => device_work(|| generate::<B>(&request, &Default::default())))?;
     let answers = request.prompts.iter().zip(&texts);
     let Some(path) = out else {
-        answers.for_each(|(prompt, text)| Console::VERBOSE.print(&format!("{prompt}\n{text}\n")));
+        answers.for_each(|(prompt, text)| print_part(&format!("{prompt}\n{text}\n\n")));
         return Ok(());
     };
     let lines: String =
@@ -163,10 +163,11 @@ pub(crate) fn write_text(arguments: Generate) -> anyhow::Result<()> {
     std::fs::write(&path, lines).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Writes a part of a text to standard output at once. A closed pipe is ignored.
+/// Writes a part of a text to standard output at once: to a terminal without what it would obey, elsewhere as it is. A closed pipe is ignored.
 fn print_part(text: &str) {
     let mut output = std::io::stdout();
-    let _ = write!(output, "{}", escaped(text)).and_then(|()| output.flush());
+    let shown = if output.is_terminal() { escaped(text) } else { text.into() };
+    let _ = write!(output, "{shown}").and_then(|()| output.flush());
 }
 
 pub(crate) fn talk(arguments: Talk) -> anyhow::Result<()> {

@@ -77,11 +77,11 @@ section! {
         rows_per_step: Option<usize> = None, Whole(1, MICRO_BATCHES);
         /// Highest learning rate of the schedule. Default 2e-4 for adapters and for weights drawn from the seed, 2e-5 where every
         /// weight of a pretrained model trains.
-        learning_rate: Option<f64> = None, AboveZero(100.0);
+        learning_rate: Option<f64> = None, AboveZero(1e30);
         /// Learning rate after the warm-up: "constant", or decreasing to `min_lr` as "linear" or "cosine". Default "cosine".
         schedule: ScheduleKind = ScheduleKind::Cosine;
         /// The learning rate that "linear" and "cosine" decrease to (a rate, not a fraction of `learning_rate`). Default 0.
-        min_lr: f64 = 0.0, ZeroOrMore(100.0);
+        min_lr: f64 = 0.0, ZeroOrMore(1e30);
         /// Steps in which the learning rate increases from 0. Default: absent.
         warmup_steps: Option<u64> = None, Whole(0, COUNT);
         /// The same as a fraction of the run, 0 or more and below 1, rounded up to whole steps. Default, if `warmup_steps` is absent:

@@ -209,15 +209,16 @@ pub(super) fn open_sinks(
     let (lines, evaluated) = JsonLines::open(&folder.path().join("metrics.jsonl"), resumed)?;
     sinks.push(lines);
     sinks.push(EventWriter::create(&folder.path().join("tensorboard"), resumed)?);
-    if let Some(target) = &plan.mlflow {
-        let note = folder.path().join("mlflow.json");
-        sinks.push(Mlflow::start(&target.value, folder.name(), &plan.parameters(), &note, resumed.is_some())?);
-    }
     if let Some(section) = &plan.wandb {
         let run = (folder.path(), folder.name());
         sinks.push(Wandb::start(&section.value, run, &plan.parameters(), resumed.is_some())?);
     }
     evaluated.into_iter().for_each(|step| sinks.have_evaluation(step));
+    // What its server has got is asked: numbers on their way are lost where a run is killed.
+    if let Some(target) = &plan.mlflow {
+        let note = folder.path().join("mlflow.json");
+        sinks.push(Mlflow::start(&target.value, folder.name(), &plan.parameters(), &note, resumed.is_some())?);
+    }
     if resumed.is_none() {
         report_evaluation(&mut sinks, 0, &state.before);
     }
