@@ -71,7 +71,7 @@ impl Outline {
     }
 }
 
-/// Counts what a step of the tokenizer may cost.
+/// Estimates the cost of one tokenizer step.
 fn measure(step: &Json, values: &mut usize, growth: &mut usize, frame: &mut usize) -> Result<(), String> {
     *values += 1;
     let text = |key: &str| step[key].as_str().unwrap_or_default();
