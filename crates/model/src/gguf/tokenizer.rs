@@ -83,7 +83,7 @@ fn describe(
     if kind != Some("BPE") {
         return Err(format!("a tokenizer of the kind {}", kind.unwrap_or("that it does not name")));
     }
-    let (mut texts, mut kinds) = tokens(json, model, vocab_size, (&[bos, ends.text, ends.turn], &ends.added))?;
+    let (mut texts, mut kinds) = tokens(json, model, vocab_size, bos, ends)?;
     let merges = merges(model)?;
     let method = if model.get("byte_fallback") == Some(&Json::Bool(true)) {
         sentencepiece::method(json, model, &merges, (&mut texts, &mut kinds), has_template)?
@@ -124,7 +124,8 @@ fn tokens(
     json: &Map<String, Json>,
     model: &Map<String, Json>,
     vocab_size: usize,
-    (ends, added): (&[Option<u32>], &[(u32, String, bool)]),
+    bos: Option<u32>,
+    ends: &GgufEnds,
 ) -> Result<(Vec<String>, Vec<i32>), String> {
     let mut by_id: BTreeMap<usize, (String, i32)> = BTreeMap::new();
     let vocab = model.get("vocab").and_then(Json::as_object).ok_or("a tokenizer without a vocabulary")?;
@@ -137,14 +138,16 @@ fn tokens(
         let is_special = token.get("special") == Some(&Json::Bool(true));
         by_id.insert(id as usize, (content.to_owned(), if is_special { CONTROL } else { USER_DEFINED }));
     }
-    for (id, content, is_special) in added {
+    for (id, content, is_special) in &ends.added {
         by_id.insert(*id as usize, (content.clone(), if *is_special { CONTROL } else { USER_DEFINED }));
     }
     if let Some((id, _)) = by_id.last_key_value().filter(|(id, _)| **id >= vocab_size) {
         return Err(format!("a tokenizer with the id {id}, and a model of {vocab_size} tokens"));
     }
     by_id.retain(|id, (text, kind)| {
-        *kind != NORMAL || ends.contains(&Some(*id as u32)) || !TAKEN_FOR_SPECIAL.split(' ').any(|name| name == text)
+        *kind != NORMAL
+            || [bos, ends.text, ends.turn].contains(&Some(*id as u32))
+            || !TAKEN_FOR_SPECIAL.split(' ').any(|name| name == text)
     });
     let token = |id: usize| by_id.remove(&id).unwrap_or_else(|| (format!("[PAD{id}]"), UNUSED));
     Ok((0..vocab_size).map(token).unzip())
@@ -198,7 +201,7 @@ mod tests {
         let json = json!({ "added_tokens": [{ "id": 2, "content": "<|im_end|>", "special": true }] });
         let model = json!({ "vocab": { "a": 0, "</s>": 1, "<eos>": 3 } });
         let [json, model] = [&json, &model].map(|json| json.as_object().unwrap());
-        let (texts, kinds) = tokens(json, model, 4, (&[None, Some(3)], &[])).unwrap();
+        let (texts, kinds) = tokens(json, model, 4, None, &GgufEnds { text: Some(3), ..GgufEnds::default() }).unwrap();
         assert_eq!(texts, ["a", "[PAD1]", "<|im_end|>", "<eos>"]);
         assert_eq!(kinds, [NORMAL, UNUSED, CONTROL, NORMAL]);
     }

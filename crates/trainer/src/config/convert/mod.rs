@@ -178,7 +178,7 @@ fn flatten(table: &DeTable<'_>, above: &str, text: &str, into: &mut Vec<Setting>
     for (key, value) in table {
         let path = format!("{above}{}", key.get_ref().replace(char::is_control, " "));
         match value.get_ref() {
-            DeValue::Table(inner) if !rules::takes_whole(&path) && !(inner.is_empty() && path == "fsdp") => {
+            DeValue::Table(inner) if !(rules::takes_whole(&path) || inner.is_empty() && path == "fsdp") => {
                 flatten(inner, &format!("{path}."), text, into)
             }
             _ => into.push(Setting { value: plain(value), line: line_of(text, key.span()), path }),
