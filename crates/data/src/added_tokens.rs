@@ -33,8 +33,6 @@ const MAX_GROWTH: usize = 256;
 const MAX_VALUES: usize = 20_000;
 const MAX_TEXT_BYTES: usize = 16 << 10;
 const MAX_TABLE_BYTES: usize = 16 << 20;
-/// Tokens that a post-processor adds to a text.
-const MAX_FRAME: usize = 1024;
 
 /// `tokenizer.json` without the model.
 #[derive(Deserialize)]
@@ -58,12 +56,11 @@ impl Outline {
         bound(outline.added_tokens.iter().filter_map(|token| token.get("content")?.as_str()))?;
         let steps = [&outline.normalizer, &outline.pre_tokenizer, &outline.decoder, &outline.post_processor];
         for (step, name) in steps.into_iter().zip(["normalizer", "pre_tokenizer", "decoder", "post_processor"]) {
-            let (mut values, mut growth, mut frame) = (0, 1, 0);
-            measure(step, &mut values, &mut growth, &mut frame).map_err(|problem| format!("{name}: {problem}"))?;
-            if values > MAX_VALUES || growth > MAX_GROWTH || frame > MAX_FRAME {
+            let mut values = 0;
+            let growth = growth(step, &mut values).map_err(|problem| format!("{name}: {problem}"))?;
+            if values > MAX_VALUES || growth > MAX_GROWTH {
                 return Err(format!(
-                    "{name} has {values} values, makes texts up to {growth} times as long and adds {frame} tokens; the limits are \
-                     {MAX_VALUES}, {MAX_GROWTH} and {MAX_FRAME}"
+                    "{name} has {values} values and makes texts up to {growth} times as long; the limits are {MAX_VALUES} and {MAX_GROWTH}"
                 ));
             }
         }
@@ -71,40 +68,31 @@ impl Outline {
     }
 }
 
-/// Estimates the cost of one tokenizer step.
-fn measure(step: &Json, values: &mut usize, growth: &mut usize, frame: &mut usize) -> Result<(), String> {
+/// Estimates how many times as long a step makes a text, and counts the values of its description.
+fn growth(step: &Json, values: &mut usize) -> Result<usize, String> {
     *values += 1;
-    let text = |key: &str| step[key].as_str().unwrap_or_default();
-    match step {
-        Json::String(text) if text.len() > MAX_TEXT_BYTES => {
-            Err(format!("a text of {} bytes; the limit is {MAX_TEXT_BYTES}", text.len()))
-        }
-        Json::Array(list) => list.iter().try_for_each(|value| measure(value, values, growth, frame)),
-        Json::Object(map) => {
-            let content = text("content").len().max(text("prepend").len());
-            match (text("type"), step.pointer("/pattern/String").and_then(Json::as_str)) {
-                ("Replace", Some(old)) if !old.is_empty() => {
-                    *growth = growth.saturating_mul(content.div_ceil(old.len()).max(1))
-                }
-                ("Replace", _) if content > 0 => *growth = growth.saturating_mul(content + 1),
-                ("Prepend", _) => *growth = growth.saturating_add(content / 16),
-                ("TemplateProcessing", _) => *frame = frame.saturating_add(framed(step)),
-                ("Precompiled", _) if text("precompiled_charsmap").len() <= MAX_TABLE_BYTES => return Ok(()),
-                _ => {}
-            }
-            map.values().try_for_each(|value| measure(value, values, growth, frame))
-        }
-        _ => Ok(()),
+    let bytes = step.as_str().map_or(0, str::len);
+    if bytes > MAX_TEXT_BYTES {
+        return Err(format!("a text of {bytes} bytes; the limit is {MAX_TEXT_BYTES}"));
     }
-}
-
-/// Returns the tokens that a template adds to a text. A template that has the text twice counts as unbounded.
-fn framed(template: &Json) -> usize {
-    let pieces = template["single"].as_array().into_iter().flatten();
-    let ids =
-        |piece: &Json| Some(template["special_tokens"][piece["SpecialToken"]["id"].as_str()?]["ids"].as_array()?.len());
-    let texts = pieces.clone().filter(|piece| piece.get("Sequence").is_some()).count();
-    if texts > 1 { usize::MAX } else { pieces.filter_map(ids).sum() }
+    let text = |key: &str| step[key].as_str().unwrap_or_default();
+    let content = text("content").len().max(text("prepend").len());
+    let own = match (text("type"), step.pointer("/pattern/String").and_then(Json::as_str)) {
+        ("Replace", Some(old)) if !old.is_empty() => content.div_ceil(old.len()).max(1),
+        ("Replace", _) => content + 1,
+        ("Prepend", _) => content / 16 + 1,
+        ("TemplateProcessing", _) => {
+            let pieces = step["single"].as_array().into_iter().flatten();
+            match pieces.filter(|piece| piece.get("Sequence").is_some()).count() {
+                0 | 1 => 1,
+                texts => return Err(format!("it has the text {texts} times; the limit is once")),
+            }
+        }
+        ("Precompiled", _) if text("precompiled_charsmap").len() <= MAX_TABLE_BYTES => return Ok(1),
+        _ => 1,
+    };
+    let mut inside = step.as_array().into_iter().flatten().chain(step.as_object().into_iter().flat_map(Map::values));
+    inside.try_fold(own, |product, value| Ok(product.saturating_mul(growth(value, values)?)))
 }
 
 fn bound<'a>(contents: impl Iterator<Item = &'a str>) -> Result<(), String> {
@@ -318,7 +306,7 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Json>>, DataEr
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{read, write};
+    use std::fs::write;
     use std::path::PathBuf;
 
     use serde_json::json;
@@ -439,31 +427,22 @@ mod tests {
         let all = |steps: Vec<Json>| json!({ "type": "Sequence", "normalizers": steps });
         let piece = json!({ "SpecialToken": { "id": "<s>", "type_id": 0 } });
         let text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
-        let template = |single: Vec<Json>, ids: Vec<u32>| {
-            let tokens = vec!["<s>"; ids.len()];
-            let special = json!({ "<s>": { "id": "<s>", "ids": ids, "tokens": tokens } });
+        let template = |single: &[Json], count: usize| {
+            let special = json!({ "<s>": { "id": "<s>", "ids": vec![BOS; count], "tokens": vec!["<s>"; count] } });
             json!({ "type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special })
         };
-        let token = json!({ "id": 262, "content": "x".repeat(16_000), "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false });
         for (key, value, is_refused) in [
-            ("added_tokens", json!([token]), true),
+            ("added_tokens", json!([{ "content": "x".repeat(16_000) }]), true),
             ("normalizer", all(vec![replace("a", "aa"); 40]), true),
             ("normalizer", all(vec![replace("", "a"); 40]), true),
             ("normalizer", all(vec![replace(" ", "▁"), replace("``", "\"")]), false),
             ("normalizer", json!({ "type": "Prepend", "prepend": "x".repeat(1 << 20) }), true),
-            (
-                "post_processor",
-                template([vec![piece.clone(); 10_000], vec![text.clone()]].concat(), vec![BOS; 10_000]),
-                true,
-            ),
-            ("post_processor", template(vec![text.clone(); 2], vec![BOS]), true),
-            ("post_processor", template(vec![piece, text], vec![BOS]), false),
+            ("post_processor", template(&[vec![piece.clone(); 100], vec![text.clone()]].concat(), 100), true),
+            ("post_processor", template(&[text.clone(), text.clone()], 1), true),
+            ("post_processor", template(&[piece, text], 1), false),
         ] {
-            let folder = TestTokenizer { config: json!({}), ..TestTokenizer::default() }.write();
-            let path = folder.path().join(TOKENIZER_FILE);
-            let mut json: Json = serde_json::from_slice(&read(&path).unwrap()).unwrap();
-            json[key] = value;
-            write(&path, json.to_string()).unwrap();
+            let test = TestTokenizer { config: json!({}), ..TestTokenizer::default() };
+            let folder = test.write_with(key, value);
             let result = Tokenizer::from_folder(folder.path()).map(drop).map_err(|error| error.to_string());
             assert_eq!(result.is_err(), is_refused, "{key}: {result:?}");
             assert!(

@@ -2,7 +2,7 @@
 //!
 //! Trade-off: unlike a trained vocabulary, every byte is a token, so counts in tests are easy to read.
 
-use std::fs::write;
+use std::fs::{read, write};
 
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
@@ -15,7 +15,6 @@ const BYTES: &str = include_str!("../tests/golden/bytes/tokenizer.json");
 /// Ids of the special tokens, after the 256 bytes.
 pub(crate) const BOS: u32 = 256;
 pub(crate) const EOS: u32 = 257;
-pub(crate) const PAD: u32 = 258;
 
 /// `<s><|role|>\ncontent</s>\n...`, as in many instruction-tuned models.
 pub(crate) const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\n\
@@ -59,6 +58,16 @@ impl TestTokenizer<'_> {
         if let Some(template) = self.template {
             write(folder.path().join("chat_template.jinja"), template).unwrap();
         }
+        folder
+    }
+
+    /// Writes the folder with another value of a key of `tokenizer.json`.
+    pub(crate) fn write_with(&self, key: &str, value: Json) -> TempDir {
+        let folder = self.write();
+        let path = folder.path().join("tokenizer.json");
+        let mut tokenizer: Json = serde_json::from_slice(&read(&path).unwrap()).unwrap();
+        tokenizer[key] = value;
+        write(&path, tokenizer.to_string()).unwrap();
         folder
     }
 

@@ -127,7 +127,7 @@ fn every_input_of_the_corpus_and_every_generated_one_is_handled_in_bounded_time_
         for (input, bytes) in chosen(inputs(&name), 10) {
             run(target(&name), &input, &bytes, MAX_CORPUS_BYTES, &mut log);
         }
-        let generated = hostile::all().into_iter().filter(|hostile| hostile.target == name);
+        let generated = hostile::files::all().into_iter().filter(|hostile| hostile.target == name);
         for hostile in chosen(generated, 1) {
             let Hostile { name: input, make, expected, .. } = hostile;
             let outcome = run(target(&name), input, &make(), MAX_HOSTILE_BYTES, &mut log);
@@ -142,35 +142,21 @@ fn every_input_of_the_corpus_and_every_generated_one_is_handled_in_bounded_time_
     }
 }
 
-/// Checks the errors that some inputs of the corpus must cause; `src/source/tests/damage.rs` has those of plain data files.
+/// Checks the errors that some inputs of the corpus must cause; other tests have those of plain data files and templates.
 #[test]
 fn errors_name_the_file_and_the_line_and_what_is_wrong() {
     let cases = [
         ("jsonl", "nul_outside_of_a_string", "rows.jsonl:1:13: a NUL character"),
-        ("jsonl", "bad_lines_between_good", "rows.jsonl:2:2: not valid JSON"),
-        ("jsonl", "deep", "rows.jsonl:1:128: not valid JSON: recursion limit exceeded"),
-        ("json", "deep", "rows.json:1"),
-        ("json", "quote_never_closed", "rows.json:1"),
-        ("json", "two_lists", "several keys hold lists"),
-        ("csv", "header_twice", "rows.csv:1: not a valid CSV row: the header names the column \"a\" twice"),
-        ("text", "cut_character", "rows.txt:1:4: not valid UTF-8"),
-        ("packed", "gz_cut_short", "cut short"),
-        ("packed", "no_gz", "rows.jsonl.gz:1"),
         ("packed", "zst_window_of_terabytes", "rows.jsonl.zst:1"),
-        ("packed", "parquet_gz", "Unpack it"),
         ("parquet", "no_end", "rows.parquet"),
         ("parquet", "footer_of_gigabytes", "rows.parquet"),
         ("arrow", "metadata_of_gigabytes", "rows.arrow: cannot decode this Arrow file at row 1"),
         ("arrow", "cut", "cut short"),
         ("token_store", "rubbish", "its header is not what was written"),
         ("token_store", "checksums_differ", "checksum"),
-        ("tokenizer_config", "bad_template", "line 2"),
         ("tokenizer_config", "not_utf8_template", "chat_template.jinja"),
-        ("tokenizer_config", "unknown_token", "<nowhere>"),
         ("tokenizer_config", "deep", "tokenizer_config.json"),
         ("tokenizer_json", "not_json", "tokenizer.json"),
-        ("template", "raise", "no"),
-        ("template", "nested_loops", "too many instructions"),
     ];
     for (name, input, words) in cases {
         let bytes = fs::read(corpus().join(name).join(input)).unwrap();
@@ -234,10 +220,6 @@ fn hostile_tokenizer_files_are_read_or_refused() {
         for (name, content) in files.as_object().into_iter().flatten() {
             fs::write(folder.path().join(name), content.to_string()).unwrap();
         }
-        if let Ok(tokenizer) = firebrick_data::Tokenizer::from_folder(folder.path()) {
-            let ids = tokenizer.encode("a <tool> <c>\u{e9}", true).unwrap_or_default();
-            assert!(ids.iter().all(|&id| (id as usize) < tokenizer.vocab_size()));
-            let _ = (tokenizer.decode(&ids, true), tokenizer.changed_files(), tokenizer.token_before_text());
-        }
+        targets::tokenizer::load(folder.path());
     });
 }

@@ -124,25 +124,22 @@ mod tests {
             ("zephyr", "<|system|>\nS</s>\n<|user|>\nQ</s>\n<|assistant|>\nA</s>\n<|assistant|>\n"),
             ("alpaca", "<s>S\n\n### Instruction:\nQ\n\n### Response:\nA</s>\n\n### Response:\n"),
         ];
-        let chat = Chat::new(&[("system", "S"), ("user", "Q"), ("assistant", "A")]);
-        for (name, text) in expected {
+        let turns = [("system", "S"), ("user", "Q"), ("assistant", "A")];
+        let render = |name: &str, turns: &[(&str, &str)]| {
             let tokens = BTreeMap::from(
                 [("bos_token", "<s>"), ("eos_token", "</s>")].map(|(key, token)| (key.to_owned(), token.to_owned())),
             );
             let template = ChatTemplate::new(BuiltIn::named(name).unwrap().source, Path::new(name), tokens).unwrap();
-            assert_eq!(template.render(&chat, true).unwrap(), text);
+            template.render(&Chat::new(turns), true).unwrap()
+        };
+        for (name, text) in expected {
+            assert_eq!(render(name, &turns), text);
         }
         assert_eq!(expected.len(), BUILT_IN.len());
         // Without a system message the preamble of the Alpaca project is there, as in LLaMA-Factory.
-        let template = ChatTemplate::new(
-            BuiltIn::named("alpaca").unwrap().source,
-            Path::new("alpaca"),
-            BTreeMap::from([("eos_token".to_owned(), "</s>".to_owned())]),
-        )
-        .unwrap();
-        let text = template.render(&Chat::new(&[("user", "Q"), ("assistant", "A")]), false).unwrap();
         let preamble =
             "Below is an instruction that describes a task. Write a response that appropriately completes the request.";
-        assert_eq!(text, format!("{preamble}\n\n### Instruction:\nQ\n\n### Response:\nA</s>\n\n"));
+        let text = format!("<s>{preamble}\n\n### Instruction:\nQ\n\n### Response:\nA</s>\n\n### Response:\n");
+        assert_eq!(render("alpaca", &turns[1..]), text);
     }
 }

@@ -66,7 +66,7 @@ impl Source {
     pub fn bytes(&self) -> u64 {
         let size = |file: &SourceFile| match file {
             SourceFile::Local { size, .. } => *size,
-            SourceFile::Hub(file) => file.size,
+            SourceFile::Hub(file) => file.size.unwrap_or(0),
         };
         self.files.iter().map(size).sum()
     }

@@ -107,8 +107,11 @@ fn files(rows: &[Json]) -> Vec<(String, Vec<u8>)> {
         let rows = with("7,\"a stray quote", &|row| format!("{},\"{}\"", row["id"], quoted(row)));
         files.push(("g.csv".to_owned(), format!("\u{feff}id,text\r\n\r\n{}", rows.join("\r\n")).into_bytes()));
     }
+    // Packed files have two parts.
     let packed = |(name, bytes): &(String, Vec<u8>)| {
-        [(format!("{name}.gz"), gzip(bytes)), (format!("{name}.zst"), zstandard(bytes))]
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        let of_parts = |pack: fn(&[u8]) -> Vec<u8>| [pack(first), pack(second)].concat();
+        [(format!("{name}.gz"), of_parts(gzip)), (format!("{name}.zst"), of_parts(zstandard))]
     };
     let packed: Vec<_> = files.iter().flat_map(packed).collect();
     files.into_iter().chain(packed).chain([("h.parquet".to_owned(), parquet_bytes(&table))]).collect()

@@ -79,12 +79,6 @@ fn text_has_one_bos_if_the_tokenizer_config_says_so_and_one_eos_in_the_loss() {
         assert_eq!(tokenizer.decode(&found[0].tokens, false).unwrap(), "<s>ab</s>", "{text}");
         assert!(!found[0].loss_mask[0] && found[0].loss_mask[1..].iter().all(|&counts| counts));
     }
-    for (adds_bos, expected) in [(false, "ab</s>"), (true, "<s>ab</s>")] {
-        let config = json!({ "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": adds_bos });
-        let tokenizer = tokenizer_with(None, &config);
-        let found = examples(read_with(r#"{"text":"ab"}"#, &tokenizer, |_| {}).unwrap());
-        assert_eq!(tokenizer.decode(&found[0].tokens, false).unwrap(), expected);
-    }
 }
 
 #[test]

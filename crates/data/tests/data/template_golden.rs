@@ -166,7 +166,7 @@ struct JinjaTemplate {
     texts: Vec<Option<String>>,
 }
 
-/// Reads the rules of `tests/golden/compare_templates.py`, or the cases that it wrote elsewhere.
+/// Reads the rules that `tests/golden/compare_templates.py` of the workspace renders, or the cases that it wrote elsewhere.
 #[test]
 fn templates_render_as_in_jinja() {
     let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/jinja-rules.json");

@@ -16,7 +16,7 @@ use super::Hostile;
 const MIB: usize = 1 << 20;
 const TOO_LARGE: &[&str] = &["rows.", ":1", "larger than 64 MiB"];
 
-pub(super) fn all() -> Vec<Hostile> {
+pub(crate) fn all() -> Vec<Hostile> {
     vec![
         Hostile::new("jsonl", "line_of_100_mib", &["rows.jsonl:2", "larger than 64 MiB"], || {
             [&b"{\"text\":\"a\"}\n{\"text\":\""[..], &vec![b'x'; 100 * MIB]].concat()
@@ -88,14 +88,8 @@ pub(super) fn all() -> Vec<Hostile> {
         Hostile::new("rows", "text_without_a_space", &[], || {
             format!("\0{{\"text\":\"{}\"}}", "a".repeat(MIB)).into_bytes()
         }),
-        Hostile::new("rows", "two_thousand_turns", &[], || {
-            let turn = "{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"a\"},";
-            format!("\0{{\"messages\":[{}]}}", turn.repeat(1000).trim_end_matches(',')).into_bytes()
-        }),
-        Hostile::new("messages", "two_thousand_turns", &[], || {
-            let turn = "{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"a\"},";
-            format!("\0{{\"messages\":[{}]}}", turn.repeat(1000).trim_end_matches(',')).into_bytes()
-        }),
+        Hostile::new("rows", "two_thousand_turns", &[], two_thousand_turns),
+        Hostile::new("messages", "two_thousand_turns", &[], two_thousand_turns),
         Hostile::new("parquet", "one_text_many_times", &[], || parquet(&vec!["x".repeat(MIB).as_str(); 4000], 4 * MIB)),
         Hostile::new("parquet", "text_of_100_mib", &["rows.parquet:1", "larger than 64 MiB"], || {
             parquet(&["x".repeat(100 * MIB).as_str()], 4 * MIB)
@@ -104,6 +98,11 @@ pub(super) fn all() -> Vec<Hostile> {
             arrow(&["x".repeat(100 * MIB).as_str()])
         }),
     ]
+}
+
+fn two_thousand_turns() -> Vec<u8> {
+    let turn = "{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"a\"},";
+    format!("\0{{\"messages\":[{}]}}", turn.repeat(1000).trim_end_matches(',')).into_bytes()
 }
 
 fn listing(path: &str, pattern: &str) -> Vec<u8> {

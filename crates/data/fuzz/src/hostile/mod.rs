@@ -2,7 +2,7 @@
 //!
 //! Trade-off: every test run generates them again.
 
-mod files;
+pub(crate) mod files;
 pub(crate) mod templates;
 
 /// An input, its target, and text that its errors must contain.
@@ -22,8 +22,4 @@ impl Hostile {
     ) -> Self {
         Self { target, name, make: Box::new(make), expected }
     }
-}
-
-pub(crate) fn all() -> Vec<Hostile> {
-    [files::all(), templates::all()].into_iter().flatten().collect()
 }

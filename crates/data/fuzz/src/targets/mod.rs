@@ -7,7 +7,7 @@ mod encode;
 mod source;
 mod store;
 mod template;
-mod tokenizer;
+pub(crate) mod tokenizer;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -40,14 +40,17 @@ pub(crate) fn tokenizer_json(bytes: &[u8]) -> Outcome {
     load(folder.path())
 }
 
-fn load(folder: &Path) -> Outcome {
+/// Loads a folder and uses everything that depends on its files.
+pub(crate) fn load(folder: &Path) -> Outcome {
     let mut outcome = Outcome::default();
     if let Some(tokenizer) = outcome.note(Tokenizer::from_folder(folder)) {
-        let ids = outcome.note(tokenizer.encode("Hi there <s> \u{e9}\n1", true));
+        let ids = outcome.note(tokenizer.encode("Hi there <s> <tool> \u{e9}\n1", true));
         if let Some(ids) = ids {
             assert!(ids.iter().all(|&id| (id as usize) < tokenizer.vocab_size()), "a token outside the vocabulary");
             outcome.note(tokenizer.decode(&ids, false));
         }
+        outcome.note(tokenizer.changed_files());
+        outcome.note(tokenizer.token_before_text());
         outcome.note(tokenizer.chat_template());
         assert!(!tokenizer.fingerprint().is_empty());
     }

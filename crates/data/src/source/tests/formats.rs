@@ -7,18 +7,6 @@ use super::super::{FileFormat, TextDocument};
 use super::*;
 
 #[test]
-fn compressed_files_may_have_several_parts() {
-    let (folder, rows) = (Folder::new(), rows());
-    let plain = lines(&rows);
-    let (first, second) = plain.as_bytes().split_at(plain.len() / 2);
-    folder.write("a.jsonl.gz", [gzip(first), gzip(second)].concat());
-    folder.write("b.jsonl.zst", [zstandard(first), zstandard(second)].concat());
-    for name in ["a.jsonl.gz", "b.jsonl.zst"] {
-        assert_eq!(fields(&folder.spec(name)), rows, "{name}");
-    }
-}
-
-#[test]
 fn csv_values_are_strings_with_quotes_line_ends_and_lines_of_the_file() {
     let folder = Folder::new();
     folder.write("a.csv", "\u{feff}text,label\r\n\r\n\"one, \"\"two\"\"\nthree\",007\r\n,NA\r\n");
