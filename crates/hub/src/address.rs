@@ -32,16 +32,14 @@ pub fn has_secrets(text: &str) -> bool {
     without_secrets(text) != text
 }
 
-/// The server that a URL names: scheme, host and port.
-pub(crate) fn origin(url: &str) -> Option<(String, String, u16)> {
-    let uri: Uri = url.parse().ok()?;
-    let scheme = uri.scheme_str()?.to_ascii_lowercase();
-    let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
-    Some((scheme, uri.host()?.to_ascii_lowercase(), port))
-}
-
-/// Returns whether two URLs name the same server.
+/// Returns whether two URLs name the same server: scheme, host and port.
 pub(crate) fn is_same_origin(one: &str, other: &str) -> bool {
+    let origin = |url: &str| {
+        let uri: Uri = url.parse().ok()?;
+        let scheme = uri.scheme_str()?.to_ascii_lowercase();
+        let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+        Some((scheme, uri.host()?.to_ascii_lowercase(), port))
+    };
     origin(one).is_some_and(|server| Some(server) == origin(other))
 }
 
@@ -86,15 +84,10 @@ mod tests {
     fn a_server_is_its_scheme_host_and_port() {
         let hub = "http://hub.example:80";
         assert!(is_same_origin(hub, "HTTP://user:x@HUB.example/a?b"));
-        for other in [
-            "http://hub.example@evil",
-            "http://hub.example:80@evil/",
-            "http://hub.example.evil",
-            "https://hub.example:80",
-            "http://hub.example:8",
-            "hub.example",
-            "http://evil\\@hub.example",
-        ] {
+        for other in ["http://hub.example@evil", "http://hub.example:80@evil/", "http://hub.example.evil"] {
+            assert!(!is_same_origin(hub, other), "{other}");
+        }
+        for other in ["https://hub.example:80", "http://hub.example:8", "hub.example", "http://evil\\@hub.example"] {
             assert!(!is_same_origin(hub, other), "{other}");
         }
     }

@@ -64,7 +64,7 @@ impl RepoCache {
     }
 
     /// Returns all files of a commit that are in the cache, as paths with `/`, with sizes.
-    pub(crate) fn files(&self, commit: &str) -> Vec<(String, u64)> {
+    pub(crate) fn files(&self, commit: &str) -> Vec<(String, Option<u64>)> {
         let mut files = Vec::new();
         list_files(&self.snapshot(commit), "", 0, &mut files);
         files
@@ -125,7 +125,7 @@ impl RepoCache {
 
 /// Lists all files below a folder as paths with `/` after `prefix`, with sizes, except hidden ones. Links are followed; folders that cannot be listed
 /// count as not in the cache.
-fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<(String, u64)>) {
+fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<(String, Option<u64>)>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
         let Ok(target) = fs::metadata(&path) else { continue };
@@ -135,7 +135,7 @@ fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<(String
         if target.is_dir() && depth < MAX_DEPTH {
             list_files(&path, &format!("{prefix}{name}/"), depth + 1, found);
         } else if target.is_file() {
-            found.push((format!("{prefix}{name}"), target.len()));
+            found.push((format!("{prefix}{name}"), Some(target.len())));
         }
     }
 }

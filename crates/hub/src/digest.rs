@@ -1,7 +1,7 @@
 //! The hashes that identify content: SHA-256 for large files, git's blob hash for small ones.
 //!
 //! The Hub sends them as ETag, so a download is checked against its own name.
-//! Trade-off: an ETag of another form (from a mirror) identifies content, but only the length is checked.
+//! Trade-off: an ETag of another form (from a mirror) identifies content, but only the length is checked, if it is known.
 
 use std::fs::File;
 use std::io::{Read, Result as IoResult};

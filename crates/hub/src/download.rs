@@ -19,6 +19,8 @@ use crate::listing::HubFile;
 const CHUNK_BYTES: usize = 1 << 20;
 /// Tries in a row that each bring less than [`CHUNK_BYTES`].
 const ATTEMPTS: u32 = 5;
+/// Most bytes of a file whose size neither the listing nor the answer has; files of weights are smaller.
+const MAX_UNKNOWN_BYTES: u64 = if cfg!(test) { 4 << 20 } else { 64 << 30 };
 /// Files that travel at a time.
 const CONNECTIONS: usize = 4;
 
@@ -40,7 +42,7 @@ impl Hub {
         let etag = content.etag.clone();
         let lock = cache.lock(&etag)?;
         if cache.blob(&etag).is_file() {
-            self.progress.advance(file.size);
+            self.progress.advance(file.size.unwrap_or(0));
         } else {
             self.download(file, content, &cache.blob(&etag), lock.is_some())?;
         }
@@ -53,7 +55,7 @@ impl Hub {
         if missing.is_empty() {
             return Ok(());
         }
-        self.progress.begin(what, missing.iter().map(|file| file.size).sum());
+        self.progress.begin(what, missing.iter().filter_map(|file| file.size).sum());
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some(file) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -89,28 +91,25 @@ impl Hub {
         };
         let partial = of_this_process.as_deref().map_or_else(|| blob.with_extension("incomplete"), Path::to_path_buf);
         let failed = HubError::cache(&partial);
-        let listed = Some(file.size).filter(|size| *size > 0);
-        let (etag, size) = (first.etag.clone(), listed.or(first.size));
+        let (etag, size) = (first.etag.clone(), file.size.or(first.size));
+        let most = size.unwrap_or(MAX_UNKNOWN_BYTES);
         let refused = |reason: String| {
             HubError::request(&format!("{}/{}{file}", self.settings.endpoint, file.kind.prefix()), reason)
         };
-        let Some(bytes) = size else {
-            return Err(refused("neither the listing nor the answer has the size of the file".to_owned()));
-        };
-        if first.size.is_some_and(|size| size != bytes) {
-            let got = first.size.unwrap_or(0);
-            return Err(refused(format!("the answer has {got} bytes, and the file has {bytes} in the listing")));
+        if let Some(got) = first.size.filter(|got| *got != most) {
+            return Err(refused(format!("the answer has {got} bytes, and the file has {most} in the listing")));
         }
         let mut output = File::options().create(true).append(true).open(&partial).map_err(&failed)?;
         let mut done = output.metadata().map_err(&failed)?.len();
-        if done > bytes {
+        // Of a file of unknown size, nothing says whether it is whole.
+        if size.is_none_or(|size| done > size) {
             output.set_len(0).map_err(&failed)?;
             done = 0;
         }
         self.progress.advance(done);
         let mut content = (done == 0).then_some(first);
         let mut attempt = 0;
-        while done < bytes {
+        while size != Some(done) {
             let next = match content.take() {
                 Some(content) => content,
                 None => http::content(&self.settings, file, done)?,
@@ -125,11 +124,12 @@ impl Hub {
                 }
             }
             let before = done;
-            let ended = self.receive(next.body, &mut output, &mut done, bytes).map_err(&failed)?;
-            if done > bytes {
+            let ended = self.receive(next.body, &mut output, &mut done, size).map_err(&failed)?;
+            if done > most {
                 drop(output);
                 fs::remove_file(&partial).map_err(&failed)?;
-                return Err(refused(format!("the server sends more than the {bytes} bytes of the file")));
+                let reason = if size.is_some() { "of the file" } else { "that a file of unknown size may have" };
+                return Err(refused(format!("the server sends more than the {most} bytes {reason}")));
             }
             let Some(reason) = ended else { break };
             // A download that makes progress may be interrupted any number of times.
@@ -146,11 +146,17 @@ impl Hub {
 
     /// Appends content to a file that has `done` bytes, until it has `size` of them or more. Returns why the content ended before that; an error is
     /// one of the file.
-    fn receive(&self, mut content: impl Read, file: &mut File, done: &mut u64, size: u64) -> IoResult<Option<String>> {
+    fn receive(
+        &self,
+        mut content: impl Read,
+        file: &mut File,
+        done: &mut u64,
+        size: Option<u64>,
+    ) -> IoResult<Option<String>> {
         let mut chunk = vec![0; CHUNK_BYTES];
-        while *done <= size {
+        while *done <= size.unwrap_or(MAX_UNKNOWN_BYTES) {
             match content.read(&mut chunk) {
-                Ok(0) if size == *done => return Ok(None),
+                Ok(0) if size.is_none_or(|size| size == *done) => return Ok(None),
                 Ok(0) => return Ok(Some("the connection ended early".to_owned())),
                 Ok(count) => {
                     file.write_all(&chunk[..count])?;

@@ -19,8 +19,8 @@ pub struct HubFile {
     pub(crate) name: String,
     pub(crate) commit: String,
     pub(crate) path: String,
-    /// Size in bytes, 0 if unknown.
-    pub size: u64,
+    /// Size in bytes, if the listing has it.
+    pub size: Option<u64>,
 }
 
 impl Display for HubFile {
@@ -45,8 +45,8 @@ pub(crate) enum Origin {
 pub struct Listing {
     /// The commit's hash.
     pub commit: String,
-    /// Paths with sizes in bytes (0 where unknown).
-    files: Vec<(String, u64)>,
+    /// Paths with sizes in bytes, where they are known.
+    files: Vec<(String, Option<u64>)>,
     card: Json,
     pub(crate) origin: Origin,
 }
@@ -57,7 +57,7 @@ impl Listing {
         let commit = json["sha"].as_str().filter(|sha| is_commit(sha))?.to_owned();
         let file = |entry: &Json| {
             let path = entry["rfilename"].as_str().filter(|path| is_safe(path))?;
-            Some((path.to_owned(), entry["size"].as_u64().unwrap_or(0)))
+            Some((path.to_owned(), entry["size"].as_u64()))
         };
         let entries = json["siblings"].as_array()?;
         let files: Vec<_> = entries.iter().filter_map(file).collect();
@@ -78,7 +78,7 @@ impl Listing {
     }
 
     /// Creates a listing for a commit in the cache of which only the files are known.
-    pub(crate) fn of_files(commit: String, files: Vec<(String, u64)>) -> Self {
+    pub(crate) fn of_files(commit: String, files: Vec<(String, Option<u64>)>) -> Self {
         Self { commit, files, card: Json::Null, origin: Origin::Cache }
     }
 
@@ -112,7 +112,7 @@ impl Listing {
 
     /// Returns these files with their sizes.
     pub fn files<'a>(&'a self, id: &'a HubId, paths: &'a [String]) -> impl Iterator<Item = HubFile> + use<'a> {
-        let size = |path: &String| self.files.iter().find(|(known, _)| known == path).map_or(0, |(_, size)| *size);
+        let size = |path: &String| self.files.iter().find(|(known, _)| known == path).and_then(|(_, size)| *size);
         paths.iter().map(move |path| HubFile {
             kind: id.kind,
             name: id.name.clone(),

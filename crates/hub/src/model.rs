@@ -67,7 +67,7 @@ impl Hub {
         if need == Need::Weights {
             self.bring(&format!("the weights of {id}"), id, &listing, &weights)?;
         }
-        let missing = listing.files(id, &weights).filter(|file| !self.place(file).1).map(|file| file.size);
+        let missing = listing.files(id, &weights).filter(|file| !self.place(file).1).filter_map(|file| file.size);
         Ok(ModelFolder { folder: self.cache(id).snapshot(&listing.commit), missing_bytes: missing.sum() })
     }
 

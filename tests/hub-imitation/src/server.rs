@@ -43,7 +43,7 @@ impl Answer {
         Self { status, head: Vec::new(), sent: body.len(), body }
     }
 
-    /// Adds a header.
+    /// Adds a header. With "transfer-encoding", the body is sent as one chunk, without its length.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<String>) -> Self {
         self.head.push((name.to_owned(), value.into()));
@@ -130,12 +130,23 @@ fn serve(
     let answer = answer(&request);
     let is_head = request.method == "HEAD";
     log.lock().unwrap_or_else(PoisonError::into_inner).push(request);
-    write!(stream, "HTTP/1.1 {} X\r\ncontent-length: {}\r\nconnection: close\r\n", answer.status, answer.body.len())?;
+    write!(stream, "HTTP/1.1 {} X\r\nconnection: close\r\n", answer.status)?;
+    let is_chunked = answer.head.iter().any(|(name, _)| name == "transfer-encoding");
+    if !is_chunked {
+        write!(stream, "content-length: {}\r\n", answer.body.len())?;
+    }
     for (name, value) in answer.head {
         write!(stream, "{name}: {value}\r\n")?;
     }
     stream.write_all(b"\r\n")?;
-    if is_head { Ok(()) } else { stream.write_all(&answer.body[..answer.sent]) }
+    if is_head {
+        return Ok(());
+    }
+    if is_chunked {
+        write!(stream, "{:x}\r\n", answer.body.len())?;
+    }
+    stream.write_all(&answer.body[..answer.sent])?;
+    if is_chunked && answer.sent == answer.body.len() { stream.write_all(b"\r\n0\r\n\r\n") } else { Ok(()) }
 }
 
 /// Reads the body of a request, of known length or in chunks.

@@ -291,34 +291,55 @@ fn a_busy_hub_is_asked_again() {
     assert!(server.requests().len() >= 3);
 }
 
-/// Serves one file of the listed size with these answers, and returns the error of downloading it and the number of requests.
-fn refused(listed: u64, answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> (String, usize, u64) {
+/// Serves one file of the listed size with these answers, and returns the error of downloading it (empty for none), the number of requests, and the
+/// bytes in the cache.
+fn served(listed: Option<u64>, answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> (String, usize, u64) {
     let server = Server::new(move |request| match request.target.starts_with("/api") {
         true => {
-            let siblings = format!(r#"[{{"rfilename": "config.json", "size": {listed}}}]"#);
+            let siblings = serde_json::json!([{"rfilename": "config.json", "size": listed}]);
             Answer::new(200, format!(r#"{{"sha": "{}", "siblings": {siblings}}}"#, "0".repeat(40)))
         }
         false => answer(request).with("etag", "\"x\""),
     });
     let client = Client::of(&server.address);
-    let error = client.hub().model(&id("o/n"), Need::Description).unwrap_err().to_string();
+    let listing = client.hub().listing(&id("o/n")).unwrap();
+    let file = listing.files(&id("o/n"), &["config.json".to_owned()]).next().unwrap();
+    let error = client.hub().fetch(&file).map_or_else(|error| error.to_string(), |_| String::new());
     let blobs = fs::read_dir(client.cache.path().join("models--o--n/blobs")).into_iter().flatten().flatten();
     (error, server.requests().len(), blobs.map(|blob| blob.metadata().unwrap().len()).sum())
 }
 
 #[test]
 fn a_body_is_no_longer_than_the_listing_says() {
-    let (error, _, bytes) = refused(656, |_| Answer::new(200, vec![7; 3 << 20]));
+    let (error, _, bytes) = served(Some(656), |_| Answer::new(200, vec![7; 3 << 20]));
     assert!(error.contains("656 in the listing") && error.contains("3145728") && bytes == 0, "{error}");
     // A range that claims the right length.
-    let (error, _, bytes) = refused(656, |_| Answer::new(206, vec![7; 3 << 20]).with("content-range", "bytes 0-9/656"));
+    let (error, _, bytes) =
+        served(Some(656), |_| Answer::new(206, vec![7; 3 << 20]).with("content-range", "bytes 0-9/656"));
     assert!(error.contains("more than the 656 bytes") && bytes == 0, "{error}");
+    let (error, _, bytes) = served(Some(0), |_| Answer::new(200, "x"));
+    assert!(error.contains("0 in the listing") && bytes == 0, "{error}");
+}
+
+#[test]
+fn a_file_of_unknown_size_is_whole_at_the_end_of_its_chunks_and_bounded() {
+    let chunked =
+        |request: &Request, bytes| Answer::ranged(request, &vec![7; bytes]).with("transfer-encoding", "chunked");
+    // The first answer breaks.
+    let (error, requests, bytes) = served(None, move |request| {
+        let mut answer = chunked(request, 3 << 20);
+        answer.sent = if request.header("range").is_none() { 1 << 20 } else { answer.sent };
+        answer
+    });
+    assert_eq!((&*error, requests, bytes), ("", 3, 3 << 20));
+    let (error, requests, bytes) = served(None, move |request| chunked(request, (4 << 20) + 1));
+    assert!(error.contains("unknown size") && (requests, bytes) == (2, 0), "{error}");
 }
 
 #[test]
 fn a_server_that_always_closes_early_is_left_after_a_few_tries() {
     for sent in [0, 1, 1000] {
-        let (error, requests, _) = refused(1 << 20, move |request| {
+        let (error, requests, _) = served(Some(1 << 20), move |request| {
             let mut answer = Answer::ranged(request, &[7; 1 << 20]);
             answer.sent = sent;
             answer
