@@ -26,6 +26,10 @@ impl fmt::Display for Place {
         match self {
             Place::File(file) => write!(f, "{}", file.display()),
             Place::Line(file, line) => write!(f, "{}:{line}", file.display()),
+            // What is not read as an address may hold a password all the same.
+            Place::Set(text) if text.contains("tracking_uri") => {
+                write!(f, "--set {}=...", text.split('=').next().unwrap_or_default())
+            }
             Place::Set(text) => write!(f, "--set {text}"),
         }
     }

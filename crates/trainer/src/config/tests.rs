@@ -562,11 +562,9 @@ fn a_secret_in_an_address_is_neither_printed_nor_saved() {
             }
         }
     }
-    for uri in
-        ["http://user:hunter2@host:5000", "https://hunter2@host/path", "http://h?token=hunter2", "http:hunter2@host"]
-    {
+    for uri in ["http:hunter2@host", "http://h?token=hunter2"] {
         let message = refusal(SMALLEST, &[&format!("mlflow.tracking_uri={uri}")]);
-        assert!(message.contains("mlflow.tracking_uri: "), "{message}");
+        assert!(message.contains("mlflow.tracking_uri: ") && !message.contains("hunter2"), "{message}");
     }
     let _ = read(SMALLEST, &["mlflow.tracking_uri=http://host:5000/team@work"]).unwrap();
 }

@@ -16,6 +16,9 @@ use toml::de::{DeArray, DeTable, DeValue};
 /// Sections that mean something by their presence, so a section without keys still needs a value.
 pub(super) const SECTIONS_BY_PRESENCE: [&str; 5] = ["bnb_4bit", "lora", "preference", "mlflow", "wandb"];
 
+/// The key of another program whose null means something else than its absence.
+const TELLING_NULL: &str = "max_length";
+
 /// Maximum depth of nested mappings and lists; a recipe has three levels.
 const MAX_DEPTH: usize = 16;
 
@@ -36,7 +39,8 @@ pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, YamlError> {
     read(text, false)
 }
 
-/// Parses YAML of another program, where a number such as `.5` is left as the text that it is.
+/// Parses YAML of another program, which has a reader of version 1.1: `on` and `no` are booleans there. A number such as `.5` is left as the text that
+/// it is, and a [`TELLING_NULL`] as the text `null`.
 pub(super) fn parse_other(text: &str) -> Result<Spanned<DeTable<'_>>, YamlError> {
     read(text, true)
 }
@@ -58,7 +62,7 @@ struct Reader<'i> {
     anchors: HashMap<usize, Spanned<DeValue<'i>>>,
     /// Size of what aliases have copied so far.
     copied: usize,
-    /// Whether numbers may be written otherwise than in TOML.
+    /// Whether the text is of another program.
     lenient: bool,
 }
 
@@ -129,7 +133,8 @@ impl<'i> Reader<'i> {
                 return Err(error(span, &format!("the key '{key}' is there twice")));
             }
             let name = key.to_string();
-            let says_something = depth == 1 && SECTIONS_BY_PRESENCE.contains(&name.as_str());
+            let telling: &[&str] = if self.lenient { &[TELLING_NULL] } else { &SECTIONS_BY_PRESENCE };
+            let says_something = depth == 1 && telling.contains(&name.as_str());
             if !says_something && self.skips_null() {
                 continue;
             }
@@ -251,6 +256,7 @@ fn scalar<'i>(key: &str, text: Cow<'i, str>, style: ScalarStyle, lenient: bool) 
         return Ok(DeValue::String(text));
     }
     match &*text {
+        text if is_null(text) && lenient && key == TELLING_NULL => return Ok(DeValue::String("null".into())),
         text if is_null(text) => {
             return Err(format!(
                 "'{key}' has no value: write `{key}: {{}}` for a section with its defaults, or remove the line"
@@ -258,6 +264,8 @@ fn scalar<'i>(key: &str, text: Cow<'i, str>, style: ScalarStyle, lenient: bool) 
         }
         "true" | "True" | "TRUE" => return Ok(DeValue::Boolean(true)),
         "false" | "False" | "FALSE" => return Ok(DeValue::Boolean(false)),
+        "yes" | "Yes" | "YES" | "on" | "On" | "ON" if lenient => return Ok(DeValue::Boolean(true)),
+        "no" | "No" | "NO" | "off" | "Off" | "OFF" if lenient => return Ok(DeValue::Boolean(false)),
         _ => {}
     }
     let is_number = text.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first));
@@ -329,6 +337,15 @@ mod tests {
             (1..7).map(|level| format!("a{level}: &a{level} [{}]\n", vec![format!("*a{}", level - 1); 10].join(", ")));
         let laughs = format!("a0: &a0 [x]\n{}", lists.collect::<String>());
         assert!(refusal(&laughs).1.contains("at most 100000"));
+    }
+
+    #[test]
+    fn only_plain_scalars_are_booleans_of_other_programs() {
+        let tree = parse_other("a: on\nb: 'on'\nc: \"no\"\nd: No\n").unwrap();
+        let get = |key: &str| tree.get_ref().get(key).unwrap().get_ref();
+        assert_eq!((get("a").as_bool(), get("d").as_bool()), (Some(true), Some(false)));
+        assert_eq!((get("b").as_str(), get("c").as_str()), (Some("on"), Some("no")));
+        assert_eq!(parse("a: on\n").unwrap().get_ref().get("a").unwrap().get_ref().as_str(), Some("on"));
     }
 
     #[test]

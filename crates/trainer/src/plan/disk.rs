@@ -51,6 +51,7 @@ pub(super) fn decide(
     };
     let (result, later) =
         if config.lora.is_some() { (weights, exports(model)) } else { (model_bytes(model), ggufs(model)) };
+    // While a result replaces that of an earlier end, both are there; the earlier one is no part of what is free then.
     let run = count.saturating_mul(checkpoint).saturating_add(result).min(MOST);
     let checkpoints = if count == 1 { "a checkpoint".to_owned() } else { format!("{count} checkpoints") };
     let what = match (&config.lora, model.wrapper) {

@@ -3,6 +3,7 @@
 //!
 //! Trade-off: a row is assumed to contain between one document and the maximum of any row, so data with one odd row has a wider range.
 
+use firebrick_hwprofile::AcceleratorSpec;
 use firebrick_hwprofile::forecast::{ALLOWANCE, HostSide, Range, RunCost, StepBound, StepTime};
 use firebrick_hwprofile::human::{human_energy, human_range, human_seconds};
 use firebrick_hwprofile::memory::MemoryEstimate;
@@ -10,7 +11,6 @@ use firebrick_hwprofile::peaks::MeasuredPeaks;
 use firebrick_hwprofile::scaling::{EIGHT_BY_400_GBIT, Links, Network, RankStep, Sharding, copies_slowed_by};
 use firebrick_hwprofile::spec::{Engine, HardwareKind, MathFormat};
 use firebrick_hwprofile::tuning::{FlashAttention, HardwareConfig, get_optimal_config};
-use firebrick_hwprofile::{AcceleratorSpec, Gpu};
 use firebrick_kernels::{BackendKind, TrainingShape, cuda_launches, step_work};
 use firebrick_parallel::BUCKET_BYTES;
 use firebrick_precision::FloatType;
@@ -111,14 +111,20 @@ pub(super) fn forecast(
     let config =
         get_optimal_config(case.hardware().or(spec.map(|spec| spec.kind)).unwrap_or(HardwareKind::OlderNvidia));
     let machine = spec.map_or_else(|| card.name.clone(), |spec| spec.name.to_owned());
+    let energy_reason = match power {
+        Some(watts) => format!("at the power limit of {watts:.0} W all the time, the accelerator alone"),
+        None => format!("the power of {} is not stated", card.name),
+    };
+    let no_price = || "no price: --price-per-hour".to_owned();
+    let cost_reason = price_per_hour.map_or_else(no_price, |price| format!("at {price} per hour"));
     Some(Forecast {
         machine: Chosen::new(machine, machine_reason(spec.as_ref(), measured, case.profile.named.is_some())),
         step_seconds: Chosen::new(step.seconds, step_reason(&step, spec.as_ref(), measured, config, case.backend)),
         communication_seconds: communication,
         tokens_per_second: Chosen::new(run.tokens_per_s, format!("{tokens} tokens per step, padding included")),
         run_seconds: Chosen::new(run.seconds, format!("{steps} steps, without evaluation, checkpoints and loading")),
-        energy_kwh: Chosen::new(run.energy_kwh, energy_reason(card, power)),
-        cost: Chosen::new(run.cost, cost_reason(price_per_hour)),
+        energy_kwh: Chosen::new(run.energy_kwh, energy_reason),
+        cost: Chosen::new(run.cost, cost_reason),
         attention: attention(config, extent.documents_per_row),
         precision: Chosen::new(config.precision.to_lowercase(), config.notes.as_str()),
         micro_batch_start: Chosen::new(
@@ -322,20 +328,6 @@ fn step_reason(
         time(step.t_host),
         100.0 * step.sustained_share
     )
-}
-
-fn energy_reason(card: &Gpu, power: Option<f64>) -> String {
-    match power {
-        Some(watts) => format!("at the power limit of {watts:.0} W all the time, the accelerator alone"),
-        None => format!("the power of {} is not stated", card.name),
-    }
-}
-
-fn cost_reason(price: Option<f64>) -> String {
-    match price {
-        Some(price) => format!("at {price} per hour"),
-        None => "no price: --price-per-hour".to_owned(),
-    }
 }
 
 /// Returns the attention implementation. Rows that are one document each, without padding, have one length.

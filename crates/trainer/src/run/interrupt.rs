@@ -210,15 +210,11 @@ mod tests {
         std::env::var_os(CHILD).is_some()
     }
 
-    /// Runs the calling test in a child process.
-    fn in_a_child() -> Output {
-        in_a_child_with("0")
-    }
-
-    fn in_a_child_with(what: &str) -> Output {
+    /// Runs the calling test in a child process, which is told a number.
+    fn in_a_child(number: usize) -> Output {
         let name = std::thread::current().name().unwrap().to_string();
         let arguments = ["--exact", &name, "--nocapture"];
-        Command::new(std::env::current_exe().unwrap()).args(arguments).env(CHILD, what).output().unwrap()
+        Command::new(std::env::current_exe().unwrap()).args(arguments).env(CHILD, number.to_string()).output().unwrap()
     }
 
     fn assert_stopped_at_once(output: &Output) {
@@ -244,7 +240,7 @@ mod tests {
             sleep(Duration::from_secs(20));
             unreachable!("the second signal ends the process");
         }
-        assert_stopped_at_once(&in_a_child());
+        assert_stopped_at_once(&in_a_child(0));
     }
 
     #[test]
@@ -263,7 +259,7 @@ mod tests {
             sleep(Duration::from_secs(20));
             unreachable!("the second signal ends the process");
         }
-        (0..reasons.len()).for_each(|number| assert_stopped_at_once(&in_a_child_with(&number.to_string())));
+        (0..reasons.len()).for_each(|number| assert_stopped_at_once(&in_a_child(number)));
     }
 
     #[test]
@@ -274,7 +270,7 @@ mod tests {
             sleep(Duration::from_secs(20));
             unreachable!("the signal ends the process");
         }
-        let output = in_a_child();
+        let output = in_a_child(0);
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(143), "{printed}");
         assert!(printed.contains("nothing was trained yet"), "{printed}");

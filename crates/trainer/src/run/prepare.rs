@@ -310,9 +310,8 @@ pub fn now() -> i64 {
 /// Returns how the recipe packs this many documents into rows.
 pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer, documents: usize, world_size: usize) -> PackOptions {
     let defaults = PackOptions::new(config.max_seq_len);
-    // A group has several steps, so that chance still decides which rows share one, and the data has several groups, of a whole step at
-    // least. How a step is divided into
-    // micro-batches and over ranks does not matter: a run that ran out of memory goes on with smaller ones.
+    // A group has several steps, so that chance still decides which rows share one, and the data has several groups, of a whole step at least. How a
+    // step is divided into micro-batches and over ranks does not matter: a run that ran out of memory goes on with smaller ones.
     let of_step = config.train.rows_per_step.unwrap_or(config.rows_per_step() * world_size);
     let length_group = defaults.length_group.map(|rows| rows.max((4 * of_step).min(of_step.max(documents / 16))));
     PackOptions {

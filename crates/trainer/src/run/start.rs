@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use firebrick_arch::ModelConfig;
 use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
 use firebrick_model::{BatchLimits, Decoder, HASHED_PIECE};
@@ -178,7 +179,11 @@ fn continue_from<B: Kernels>(
 ) -> Result<(RunFolder, RunState), RunError> {
     let ResumePoint { folder, checkpoint, mut state, .. } = point;
     state.check_cursor(&checkpoint, prepared.train.rows())?;
-    if let Some(note) = check_model(state.base_hash, state.hashed_piece, trainer.model.base_hash())? {
+    let config = ModelConfig::read(&weights.companions.from);
+    let has_own_head =
+        config.is_ok_and(|config| config.spec.tie_word_embeddings && !trainer.model.config.spec.tie_word_embeddings);
+    let checked = check_model(state.base_hash, state.hashed_piece, trainer.model.base_hash(), has_own_head);
+    if let Some(note) = checked? {
         console.print(note);
     }
     restore(&checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, &state)?;

@@ -160,15 +160,10 @@ mod tests {
         assert_eq!(beyond(usual, 1.0, usual, 1.0, 0.0), None);
         assert!(beyond(usual, 1.0, usual, 1.1, 1e-3).unwrap().starts_with("the loss differs"));
         assert!(beyond(usual, 1.0, [0.5, 1.0, -2.0, 3.1], 1.0, 1e-3).unwrap().starts_with("logits differ"));
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let mut wrong = usual;
-            wrong[2] = bad;
-            for (theirs, ours) in [(usual, wrong), (wrong, usual), (wrong, wrong)] {
-                assert!(beyond(theirs, 1.0, ours, 1.0, 1e9).unwrap().contains("not finite"), "{bad}");
-            }
-            for (theirs, ours) in [(1.0, bad), (bad, 1.0), (bad, bad)] {
-                assert!(beyond(usual, theirs, usual, ours, 1e9).unwrap().contains("not finite"), "{bad}");
-            }
+        let wrong = [0.5, 1.0, f32::NAN, 3.0];
+        for (theirs, ours) in [(usual, wrong), (wrong, usual), (wrong, wrong)] {
+            assert!(beyond(theirs, 1.0, ours, 1.0, 1e9).unwrap().contains("not finite"));
+            assert!(beyond(usual, theirs[2], usual, ours[2], 1e9).unwrap().contains("not finite"));
         }
     }
 }

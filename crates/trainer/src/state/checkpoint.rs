@@ -235,12 +235,14 @@ impl RunState {
             ("step_s", self.step_s as u64, 0, 1 << 37),
         ];
         let outside = counts.into_iter().find(|(_, value, least, most)| !(least..=most).contains(&value));
-        let problem = outside.map(|(key, value, least, most)| {
-            format!("has {key} = {value}, and only {least} to {most} is possible there")
-        });
-        let scale =
-            self.loss_scale.as_ref().map(|state| state.scale).filter(|scale| !(scale.is_finite() && *scale > 0.0));
-        problem.or(scale.map(|scale| format!("has the loss scale {scale}"))).map_or(Ok(()), Err)
+        let scale = self.loss_scale.as_ref().map_or(1.0, |state| state.scale);
+        match outside {
+            Some((key, value, least, most)) => {
+                Err(format!("has {key} = {value}, and only {least} to {most} is possible there"))
+            }
+            None if !(scale.is_finite() && scale > 0.0) => Err(format!("has the loss scale {scale}")),
+            None => Ok(()),
+        }
     }
 
     /// Checks that the next row is one of `rows` rows of an epoch.

@@ -112,7 +112,8 @@ impl RunSettings {
 }
 
 /// Compares the base model of a checkpoint with the one that was loaded, by the hash of its weights, which is of pieces of `piece_bytes`. Returns a
-/// note if they cannot be compared: larger weights have other hashes with pieces of another size, and earlier versions hashed them whole.
+/// note if they cannot be compared: larger weights have other hashes with pieces of another size, and earlier versions hashed them whole. `has_own_head`:
+/// the folder has a head, although its config.json says that it is the embedding.
 ///
 /// # Errors
 /// They differ.
@@ -120,6 +121,7 @@ pub fn check_model(
     saved: Option<u64>,
     piece_bytes: Option<usize>,
     now: Option<u64>,
+    has_own_head: bool,
 ) -> Result<Option<&'static str>, RunError> {
     if saved == now {
         return Ok(None);
@@ -131,7 +133,9 @@ pub fn check_model(
         ));
     }
     let shown = |hash: Option<u64>| hash.map_or("random weights".to_owned(), |hash| format!("weights {hash:016x}"));
-    Err(changed("model", &shown(saved), &shown(now)))
+    let head =
+        if has_own_head { " with the head in its folder, for which earlier versions took the embedding" } else { "" };
+    Err(changed("model", &shown(saved), &(shown(now) + head)))
 }
 
 fn changed(key: &str, saved: &str, now: &str) -> RunError {
@@ -235,15 +239,16 @@ mod tests {
     fn models_are_compared_by_content() {
         let as_now = Some(HASHED_PIECE);
         for piece_bytes in [None, Some(1), as_now] {
-            assert_eq!(check_model(Some(7), piece_bytes, Some(7)).unwrap(), None);
-            assert_eq!(check_model(None, piece_bytes, None).unwrap(), None);
-            check_model(None, piece_bytes, Some(7)).unwrap_err();
-            check_model(Some(7), piece_bytes, None).unwrap_err();
+            assert_eq!(check_model(Some(7), piece_bytes, Some(7), false).unwrap(), None);
+            assert_eq!(check_model(None, piece_bytes, None, false).unwrap(), None);
+            check_model(None, piece_bytes, Some(7), false).unwrap_err();
+            check_model(Some(7), piece_bytes, None, false).unwrap_err();
         }
         for piece_bytes in [None, Some(1)] {
-            assert!(check_model(Some(7), piece_bytes, Some(8)).unwrap().unwrap().contains("in another way"));
+            assert!(check_model(Some(7), piece_bytes, Some(8), false).unwrap().unwrap().contains("in another way"));
         }
-        let message = check_model(Some(7), as_now, Some(8)).unwrap_err().to_string();
+        let message = check_model(Some(7), as_now, Some(8), false).unwrap_err().to_string();
         assert!(message.contains("made with model = weights 0000000000000007"), "{message}");
+        assert!(check_model(Some(7), as_now, Some(8), true).unwrap_err().to_string().contains("took the embedding"));
     }
 }

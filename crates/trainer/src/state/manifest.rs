@@ -122,11 +122,9 @@ impl Manifest {
         for file in &self.files {
             let path = folder.join(&file.path);
             let damaged = |problem: String| StorageError::Damaged { path: path.clone(), problem };
-            if !is_inside(folder, &file.path) {
-                return Err(damaged(format!(
-                    "is {:?} in {MANIFEST}, and not a plain file in the checkpoint's folder",
-                    file.path
-                )));
+            if let Some(what) = not_inside(folder, &file.path) {
+                let name = &file.path;
+                return Err(damaged(format!("is {name:?} in {MANIFEST}, and {what} in the checkpoint's folder")));
             }
             let (bytes, xxh3) = checksum(&path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
             if bytes != file.bytes {
@@ -140,19 +138,16 @@ impl Manifest {
     }
 }
 
-/// Returns whether a path leads to a file inside a folder, and over no link.
-fn is_inside(folder: &Path, path: &str) -> bool {
-    let is = |path: &Path, is: fn(&fs::Metadata) -> bool| fs::symlink_metadata(path).is_ok_and(|found| is(&found));
-    let mut parts = Path::new(path).components();
-    let mut place = folder.to_path_buf();
-    let Some(Component::Normal(name)) = parts.next_back() else { return false };
-    let is_folder = |part: Component<'_>| {
-        place.push(part);
-        matches!(part, Component::Normal(_)) && is(&place, fs::Metadata::is_dir)
-    };
-    // A file that is missing is named as such later.
-    parts.all(is_folder)
-        && (is(&place.join(name), fs::Metadata::is_file) || fs::symlink_metadata(place.join(name)).is_err())
+/// Returns what a path leads to, if not to a file inside a folder. A file that is missing is named as such later.
+fn not_inside(folder: &Path, path: &str) -> Option<&'static str> {
+    let is_plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
+    let found = folder.canonicalize().and_then(|folder| Ok((folder.join(path), folder.join(path).canonicalize()?)));
+    match found {
+        Ok((typed, real)) if is_plain && typed != real => Some("a link, not a plain file"),
+        Ok((_, real)) if is_plain && real.is_file() => None,
+        Err(_) if is_plain => None,
+        _ => Some("not a plain file"),
+    }
 }
 
 /// Returns the checksum of a manifest of this format with these files.
@@ -277,6 +272,7 @@ mod tests {
             let manifest = Manifest { format_version: FORMAT_VERSION, xxh3: Some(own_checksum(&files)), files };
             let error = manifest.verify(folder.path()).unwrap_err().to_string();
             assert!(error.contains("not a plain file") && error.contains(&format!("{path:?}")), "{error}");
+            assert_eq!(error.contains("a link"), path.starts_with("link"), "{error}");
         }
     }
 }

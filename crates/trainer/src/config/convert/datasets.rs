@@ -10,6 +10,7 @@ use toml::{Table, Value};
 
 use super::Outcome::{Left, NotNeeded, Set, Source};
 use super::kind::Trainer;
+use super::rules::{nothing_does, text_of};
 use super::{Draft, Outcome, Setting, is_decisive, values};
 
 /// LLaMA-Factory's columns of records as instructions, with ours.
@@ -132,17 +133,17 @@ fn of_entry(key: &str, at: &Setting, entry: &Table, is_pairs: bool) -> Outcome {
             }
         },
         "type" if value.is_table() => Left("a form of its own: map its columns by fields".to_owned()),
-        "split" => match (text.split_once('['), text) {
-            (None, name) => put("split", name.into()),
-            (Some((name, part)), _) => {
-                match part.strip_prefix(':').and_then(|part| part.strip_suffix(']')?.parse().ok()) {
-                    Some(first) => {
-                        Set(vec![("split".to_owned(), name.into()), ("limit".to_owned(), Value::Integer(first))])
-                    }
-                    None => Left("a part of a split: write limit = N for the first records".to_owned()),
+        "split" => {
+            let (name, part) = text.split_once('[').unwrap_or((text, ""));
+            let first = part.strip_prefix(':').and_then(|part| part.strip_suffix(']')?.parse().ok());
+            match (part, first) {
+                ("", _) => put("split", name.into()),
+                (_, Some(first)) => {
+                    Set(vec![("split".to_owned(), name.into()), ("limit".to_owned(), Value::Integer(first))])
                 }
+                _ => Left("a part of a split: write limit = N for the first records".to_owned()),
             }
-        },
+        }
         // Only the flags of messages count.
         "roles_to_train"
             if value.as_array().is_some_and(Vec::is_empty)
@@ -161,10 +162,7 @@ fn of_entry(key: &str, at: &Setting, entry: &Table, is_pairs: bool) -> Outcome {
         }
         _ => {
             let name = if key == "type" && is_pairs { "datasets.type of pairs" } else { &format!("datasets.{key}") };
-            values::named(Trainer::Axolotl, name, value).unwrap_or_else(|| match value.as_bool() {
-                Some(false) => NotNeeded("it is off".to_owned()),
-                _ => Left("nothing here does this".to_owned()),
-            })
+            values::named(Trainer::Axolotl, name, value).unwrap_or_else(|| nothing_does(value))
         }
     }
 }
@@ -188,6 +186,11 @@ fn name_fields(source: &mut Table) {
     } else {
         fields.retain(|name, value| value.as_str() != Some(name));
     }
+    insert_names(source, fields, roles);
+}
+
+/// Names the columns of a source and the roles of its messages, where they are not the usual ones.
+fn insert_names(source: &mut Table, fields: Table, roles: Table) {
     for (key, table) in [("fields", fields), ("roles", roles)] {
         if !table.is_empty() {
             source.insert(key.to_owned(), table.into());
@@ -197,7 +200,6 @@ fn name_fields(source: &mut Table) {
 
 /// Adds data sets that are named: those of a dataset_info.json, else files and Hub datasets.
 fn by_name(setting: &Setting, all: &[Setting], draft: &mut Draft, file: &Path, set: usize) -> Outcome {
-    let text_of = |name: &str| all.iter().find(|other| other.path == name).and_then(|other| other.value.as_str());
     let names: Vec<String> = match &setting.value {
         Value::String(text) => text.split(',').map(|name| name.trim().to_owned()).collect(),
         Value::Array(list) if list.iter().all(Value::is_str) => {
@@ -205,7 +207,7 @@ fn by_name(setting: &Setting, all: &[Setting], draft: &mut Draft, file: &Path, s
         }
         _ => return Left("write data.path, or [[data.sources]]".to_owned()),
     };
-    let folder = text_of("dataset_dir").unwrap_or(DATASET_DIR);
+    let folder = text_of(all, "dataset_dir").unwrap_or(DATASET_DIR);
     let is_llama_factory = draft.trainer == Trainer::LlamaFactory;
     let info = is_llama_factory.then(|| dataset_info(folder, file)).flatten();
     let limit = all.iter().find(|other| other.path == "max_samples").and_then(|other| other.value.as_integer());
@@ -230,7 +232,7 @@ fn by_name(setting: &Setting, all: &[Setting], draft: &mut Draft, file: &Path, s
         for (theirs, ours) in
             [("dataset_config", "config"), ("dataset_split", "split"), ("dataset_train_split", "split")]
         {
-            if let Some(value) = text_of(theirs) {
+            if let Some(value) = text_of(all, theirs) {
                 source.insert(ours.to_owned(), value.into());
             }
         }
@@ -299,11 +301,7 @@ fn of_llama_factory(entry: &Json, folder: &Path) -> Table {
     let other =
         |(theirs, ours): (&str, &str)| Some((tag(theirs).filter(|name| !known.contains(name))?, ours.to_owned()));
     let roles: Table = names.into_iter().filter_map(other).map(|(name, ours)| (name.to_owned(), ours.into())).collect();
-    for (key, table) in [("fields", fields), ("roles", roles)] {
-        if !table.is_empty() {
-            source.insert(key.to_owned(), table.into());
-        }
-    }
+    insert_names(&mut source, fields, roles);
     source
 }
 

@@ -44,7 +44,10 @@ pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
         [("defaults", true), ("peft", has_peft && has_lora), ("adapters", has_lora), ("quantized", has_base)];
     for (table, _) in has_part.into_iter().filter(|(_, is_there)| *is_there) {
         for (key, value) in values::defaults(table, trainer) {
-            add_default(draft, key, value.clone());
+            // A length of null is none.
+            if key != "max_seq_len" || !has("max_length") {
+                add_default(draft, key, value.clone());
+            }
         }
     }
     if draft.has("lora") && trainer == Trainer::LlamaFactory {

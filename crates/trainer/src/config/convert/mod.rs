@@ -3,7 +3,7 @@
 //!
 //! `values` says what the values of a key become where it has few, `rules` what a key becomes next to others, `datasets` what a data set does, `defaults`
 //! what an absent key means; names that only differ are in `other_names.toml`. The recipe is read as any other, and a value that is refused becomes a
-//! comment with the refusal. Every key of the configuration is a key of the recipe or a comment: an [`Outcome`] is nothing else.
+//! comment with the refusal. Every key of the configuration is a key of the recipe or a comment: nothing is dropped silently.
 //! Trade-off: keys are translated one by one, so a default that differs there and here is written only where `values` or `defaults` knows it.
 
 mod datasets;
@@ -193,15 +193,10 @@ fn line_of(text: &str, span: Range<usize>) -> usize {
 /// Returns a value without its places.
 fn plain(value: &Spanned<DeValue<'_>>) -> Value {
     match value.get_ref() {
-        // The YAML of other trainers is read by a reader of version 1.1.
-        DeValue::String(text) => match &**text {
-            "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Value::Boolean(true),
-            "no" | "No" | "NO" | "off" | "Off" | "OFF" => Value::Boolean(false),
-            text if text.starts_with(['.', '-', '+']) || text.ends_with('.') => {
-                text.parse().map_or_else(|_| Value::String(text.to_owned()), Value::Float)
-            }
-            text => Value::String(text.to_owned()),
-        },
+        DeValue::String(text) if text.starts_with(['.', '-', '+']) || text.ends_with('.') => {
+            text.parse().map_or_else(|_| Value::String(text.to_string()), Value::Float)
+        }
+        DeValue::String(text) => Value::String(text.to_string()),
         DeValue::Boolean(truth) => Value::Boolean(*truth),
         DeValue::Integer(number) => {
             let digits = number.as_str().replace('_', "");

@@ -55,6 +55,18 @@ fn left(why: &str) -> Option<Outcome> {
     Some(Left(why.to_owned()))
 }
 
+/// Returns why a setting has no counterpart; one that is off needs none.
+fn unless_off(value: &Value, why: &str) -> Outcome {
+    match value.as_bool() {
+        Some(false) => NotNeeded("it is off".to_owned()),
+        _ => Left(why.to_owned()),
+    }
+}
+
+pub(super) fn nothing_does(value: &Value) -> Outcome {
+    unless_off(value, "nothing here does this")
+}
+
 /// Returns the text of another setting.
 pub(super) fn text_of<'a>(all: &'a [Setting], name: &str) -> Option<&'a str> {
     all.iter().find(|setting| setting.name() == name).and_then(|setting| setting.value.as_str())
@@ -91,7 +103,9 @@ fn beside_others(setting: &Setting, all: &[Setting], trainer: Trainer) -> Option
         "bf16" | "bfloat16" if truth == Some(true) && is_true(all, "fp8") => {
             needless("compute = \"fp8\" is for layers alone")
         }
-        "bf16" | "bfloat16" if truth == Some(false) && is_true(all, "fp16") => needless("compute says it"),
+        "bf16" | "bfloat16" if truth == Some(false) && (is_true(all, "fp16") || names_a_format(all)) => {
+            needless("compute says it")
+        }
         "torch_dtype" | "dtype" if is_true(all, "bf16") || is_true(all, "fp16") => needless("bf16 or fp16 says it"),
         "batch_size" if has(all, "micro_batch_size") => {
             let times = (number(value)? / number_of(all, "micro_batch_size")?).round().max(1.0);
@@ -160,7 +174,7 @@ fn of_form(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
             Some(share) if share < 1.0 => set("data.eval_fraction", share),
             _ => left("a number of records: write data.eval_fraction, a share of them"),
         },
-        "lora_target_modules" | "lora_target" | "target_modules" => Some(targets(value)),
+        "lora_target_modules" | "lora_target" | "target_modules" => set("lora.target", targets(value)),
         "additional_target" | "lora_modules_to_save" | "modules_to_save" => {
             set("lora.modules_to_save", names_of(value))
         }
@@ -179,7 +193,7 @@ fn of_form(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         "saves_per_epoch" => per_epoch("checkpoint", value),
         "evals_per_epoch" => per_epoch("eval", value),
         name @ ("save_steps" | "eval_steps" | "logging_steps") if number.is_some_and(is_share) => {
-            Some(share_of_run(name, number?, all))
+            share_of_run(name, number?, all)
         }
         "report_to" => match value.to_string() {
             names if names.contains("wandb") => set("wandb", Table::new()),
@@ -190,10 +204,10 @@ fn of_form(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         },
         "init_weights" if text.starts_with("pissa_niter_") => set("lora.init_lora_weights", text),
         "chat_template_jinja" if text.ends_with(".jinja") => set("data.chat_template", text),
-        "deepspeed" => Some(deepspeed(value)),
-        "plugins" => Some(plugins(value)),
+        "deepspeed" => deepspeed(value),
+        "plugins" => plugins(value),
         "_component_" if setting.path == "model._component_" => Some(model_of_torchtune(text)),
-        "lora_attn_modules" => Some(modules_of_torchtune(value, is_true(all, "apply_lora_to_mlp"))),
+        "lora_attn_modules" => set("lora.target", modules_of_torchtune(value, is_true(all, "apply_lora_to_mlp"))),
         _ => None,
     }
 }
@@ -201,15 +215,8 @@ fn of_form(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
 /// Returns what becomes of keys that are known by the mapping they are in, or by a part of their name.
 fn elsewhere(setting: &Setting) -> Option<Outcome> {
     let name = setting.name();
-    let is_off = setting.value.as_bool() == Some(false);
     match setting.path.split_once('.') {
-        Some((parent, _)) if PARENTS.split(' ').all(|known| known != parent) => {
-            if is_off {
-                needless("it is off")
-            } else {
-                left("nothing here does this")
-            }
-        }
+        Some((parent, _)) if PARENTS.split(' ').all(|known| known != parent) => Some(nothing_does(&setting.value)),
         _ if FUSED.split(' ').any(|prefix| name.starts_with(prefix)) || name.ends_with("_kernel") => {
             needless("fused kernels are always on")
         }
@@ -232,11 +239,11 @@ fn model_of_torchtune(text: &str) -> Outcome {
 }
 
 /// Returns the modules of torchtune's adapters under the names that they have in checkpoints.
-fn modules_of_torchtune(value: &Value, has_mlp: bool) -> Outcome {
+fn modules_of_torchtune(value: &Value, has_mlp: bool) -> Value {
     let attention = value.as_array().into_iter().flatten().filter_map(Value::as_str);
     let names = attention.map(|name| if name == "output_proj" { "o_proj" } else { name });
     let mlp = ["gate_proj", "up_proj", "down_proj"].into_iter().filter(|_| has_mlp);
-    Set(vec![("lora.target".to_owned(), Value::Array(names.chain(mlp).map(Value::from).collect()))])
+    Value::Array(names.chain(mlp).map(Value::from).collect())
 }
 
 fn is_share(number: f64) -> bool {
@@ -244,7 +251,7 @@ fn is_share(number: f64) -> bool {
 }
 
 /// Returns a share of the run as steps, or as epochs.
-fn share_of_run(name: &str, share: f64, all: &[Setting]) -> Outcome {
+fn share_of_run(name: &str, share: f64, all: &[Setting]) -> Option<Outcome> {
     let (steps_key, epochs_key) = match name {
         "save_steps" => ("checkpoint.every_steps", "checkpoint.every_epochs"),
         "eval_steps" => ("eval.every_steps", "eval.every_epochs"),
@@ -252,10 +259,16 @@ fn share_of_run(name: &str, share: f64, all: &[Setting]) -> Outcome {
     };
     let epochs = ["num_epochs", "num_train_epochs"].iter().find_map(|name| number_of(all, name));
     let epochs = epochs.unwrap_or(if has(all, "base_model") { 1.0 } else { 3.0 });
-    Set(vec![match number_of(all, "max_steps").filter(|steps| *steps > 0.0) {
-        Some(steps) => (steps_key.to_owned(), Value::from((steps * share).ceil() as i64)),
-        None => (epochs_key.to_owned(), Value::from(share * epochs)),
-    }])
+    match number_of(all, "max_steps").filter(|steps| *steps > 0.0) {
+        Some(steps) => set(steps_key, (steps * share).ceil() as i64),
+        None => set(epochs_key, share * epochs),
+    }
+}
+
+/// Returns whether the weights have a format, which is that of the computation unless another is named.
+fn names_a_format(all: &[Setting]) -> bool {
+    let is_it = |other: &Setting| matches!(&*other.path, "torch_dtype" | "dtype");
+    all.iter().any(|other| is_it(other) && !matches!(other.value.as_str(), None | Some("auto" | "")))
 }
 
 /// Returns whether the best weights are the result.
@@ -319,13 +332,12 @@ fn output_dir(text: &str, name: Option<&str>) -> Option<Outcome> {
     Some(Set(vec![("name".to_owned(), name.into()), ("output_dir".to_owned(), above.into())]))
 }
 
-fn targets(value: &Value) -> Outcome {
+fn targets(value: &Value) -> Value {
     let is_all = |name: &str| name == "all" || name.eq_ignore_ascii_case("all-linear");
-    let target = match names_of(value) {
-        Value::Array(names) if matches!(&names[..], [Value::String(name)] if is_all(name)) => Value::from("all-linear"),
+    match names_of(value) {
+        Value::Array(names) if matches!(&names[..], [Value::String(name)] if is_all(name)) => "all-linear".into(),
         target => target,
-    };
-    Set(vec![("lora.target".to_owned(), target)])
+    }
 }
 
 /// Returns a text with names of modules as a list of them. A regular expression stays a text.
@@ -340,16 +352,12 @@ fn names_of(value: &Value) -> Value {
 }
 
 /// Returns the stage that a file of DeepSpeed's settings has in its name or in itself.
-fn deepspeed(value: &Value) -> Outcome {
-    let named = value.as_str().and_then(|text| {
-        let lower = text.to_lowercase();
-        let stages = [(3, ["z3", "zero3"]), (2, ["z2", "zero2"]), (1, ["z1", "zero1"]), (0, ["z0", "zero0"])];
-        stages.into_iter().find(|(_, names)| names.iter().any(|name| lower.contains(name))).map(|(stage, _)| stage)
-    });
-    let inline = value.get("zero_optimization").and_then(|zero| zero.get("stage")).and_then(Value::as_integer);
-    match named.or(inline) {
-        Some(stage) => Set(vec![("train.zero_stage".to_owned(), stage.into())]),
-        None => Left("write train.zero_stage = 1, 2 or 3 for what its ranks divide".to_owned()),
+fn deepspeed(value: &Value) -> Option<Outcome> {
+    let text = value.to_string().to_lowercase();
+    let is_named = |stage: &i64| ["z", "zero", "stage = "].iter().any(|name| text.contains(&format!("{name}{stage}")));
+    match [3, 2, 1, 0].into_iter().find(is_named) {
+        Some(stage) => set("train.zero_stage", stage),
+        None => left("write train.zero_stage = 1, 2 or 3 for what its ranks divide"),
     }
 }
 
@@ -373,22 +381,19 @@ fn of_several_cards(setting: &Setting, all: &[Setting]) -> Option<Outcome> {
         other.path.starts_with("fsdp") && text.contains("NO_SHARD")
             || other.path == "fsdp" && matches!(&*text, "[]" | "{}" | "\"\"" | "false")
     });
-    if is_none || all.iter().any(keeps_weights) {
-        return needless("train.zero_stage says what ranks divide");
+    let first = all.iter().find(|other| other.path.starts_with("fsdp") || other.path == "dist_config.name");
+    let is_first = first.is_some_and(|first| first.path == setting.path);
+    match is_first && !is_none && !all.iter().any(keeps_weights) {
+        true => set("train.zero_stage", 3),
+        false => needless("train.zero_stage says what ranks divide"),
     }
-    let is_first = all.iter().find(|other| other.path.starts_with("fsdp") || other.path == "dist_config.name");
-    if is_first.is_some_and(|first| first.path == setting.path) {
-        return set("train.zero_stage", 3);
-    }
-    needless("train.zero_stage = 3 divides weights, gradients and the optimizer's state")
 }
 
-fn plugins(value: &Value) -> Outcome {
-    let names: Vec<&str> = value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+fn plugins(value: &Value) -> Option<Outcome> {
     let is_fused = |name: &&str| ["cut_cross_entropy", "liger", "kernels"].iter().any(|part| name.contains(part));
-    match names.iter().find(|name| !is_fused(name)) {
-        None => NotNeeded("fused kernels are always on".to_owned()),
-        Some(other) => Left(format!("there are no plugins: {other}")),
+    match value.as_array().into_iter().flatten().filter_map(Value::as_str).find(|name| !is_fused(name)) {
+        None => needless("fused kernels are always on"),
+        Some(other) => left(&format!("there are no plugins: {other}")),
     }
 }
 
@@ -410,17 +415,13 @@ fn of_table(setting: &Setting) -> Outcome {
     let known = path_of(name).filter(|path| !setting.path.contains('.') || path.contains('.'));
     match (other_names::key(name), known) {
         (Some(Answer::NotNeeded(why)), _) => NotNeeded(why.to_owned()),
-        (Some(Answer::NotYet(_)), _) if setting.value.as_bool() == Some(false) => NotNeeded("it is off".to_owned()),
-        (Some(Answer::NotYet(why)), _) => Left(why.to_owned()),
+        (Some(Answer::NotYet(why)), _) => unless_off(&setting.value, why),
         (Some(Answer::Section(section)), _) => match setting.value.as_bool() {
             Some(false) => NotNeeded(format!("[{section}] is left out")),
             _ => Set(vec![(section.to_owned(), Table::new().into())]),
         },
         (_, Some(path)) if path.starts_with("wandb.") || path == "name" => Set(vec![(path, setting.value.clone())]),
         (_, Some(path)) => Set(vec![(path, plain_number(&setting.value))]),
-        (_, None) => match setting.value.as_bool() {
-            Some(false) => NotNeeded("it is off".to_owned()),
-            _ => Left("nothing here does this".to_owned()),
-        },
+        (_, None) => nothing_does(&setting.value),
     }
 }

@@ -158,16 +158,19 @@ fn every_value_that_the_trainers_allow_is_translated_or_commented() {
     let groups: Table = include_str!("theirs.toml").parse().unwrap();
     let (mut wrong, mut count) = (Vec::new(), 0);
     for (name, group) in &groups {
-        let base = group["base"].as_str().unwrap();
+        let bases = group["base"].as_array().cloned().unwrap_or_else(|| vec![group["base"].clone()]);
         let inside = group.get("in").map_or("", |text| text.as_str().unwrap());
-        let keys = group["keys"].as_table().unwrap().iter();
-        let values =
-            keys.flat_map(|(key, of_key)| of_key.as_table().unwrap().iter().map(move |of_value| (key, of_value)));
-        for (key, (result, values)) in values {
+        let keys = group.as_table().unwrap().iter().filter(|(key, _)| !matches!(key.as_str(), "base" | "in"));
+        let keys = keys.flat_map(|(keys, of_key)| keys.split(", ").map(move |key| (key, of_key.as_table().unwrap())));
+        let values: Vec<_> =
+            keys.flat_map(|(key, of_key)| of_key.iter().map(move |of_value| (key, of_value))).collect();
+        let cases = bases.iter().flat_map(|base| values.iter().map(move |case| (base.as_str().unwrap(), *case)));
+        for (base, (key, (result, values))) in cases {
             for value in values.as_str().unwrap().split(" | ") {
-                let text = match base.contains('@') {
-                    true => base.replace('@', &format!(", {key}: {value}")).replace("{,", "{"),
-                    false => format!("{base}{key}: {value}\n"),
+                let text = match key.split_once('.') {
+                    _ if base.contains('@') => base.replace('@', &format!(", {key}: {value}")).replace("{,", "{"),
+                    Some((parent, name)) => format!("{base}{parent}: {{{name}: {value}}}\n"),
+                    None => format!("{base}{key}: {value}\n"),
                 };
                 let converted = convert(&text, Path::new("x.yaml")).unwrap();
                 let found = became(&converted, &format!("{inside}{key}"), value);
@@ -207,9 +210,9 @@ fn no_key_vanishes_whatever_is_around_it() {
 #[test]
 fn whole_configurations_mean_here_what_they_mean_there() {
     let cases: Table = include_str!("meanings.toml").parse().unwrap();
-    for case in cases["case"].as_array().unwrap() {
-        let recipe = converted(case["text"].as_str().unwrap()).recipe;
-        for (key, expected) in case["keys"].as_table().unwrap() {
+    for (text, keys) in &cases {
+        let recipe = converted(text).recipe;
+        for (key, expected) in keys.as_table().unwrap() {
             let found = value_at(&recipe, key).map_or_else(String::new, |value| value.to_string());
             assert_eq!(found, expected.as_str().unwrap(), "{key} of {recipe}");
         }

@@ -8,8 +8,18 @@ use toml::{Table, Value};
 
 use super::{Outcome, Setting, Trainer};
 
-static TABLE: LazyLock<Table> =
-    LazyLock::new(|| include_str!("values.toml").parse().expect("a test has read the table"));
+/// The table, where every name has an entry of its own.
+static TABLE: LazyLock<Table> = LazyLock::new(|| {
+    let mut table: Table = include_str!("values.toml").parse().expect("a test has read the table");
+    for (_, section) in table.iter_mut() {
+        let Some(entries) = section.as_table_mut() else { continue };
+        let named = |(names, value): (&String, &Value)| {
+            names.split(", ").map(move |name| (name.to_owned(), value.clone())).collect::<Vec<_>>()
+        };
+        *entries = entries.iter().flat_map(named).collect();
+    }
+    table
+});
 
 /// Returns what `values.toml` says of a setting under its path, or under that of the mapping it is in.
 pub(super) fn of_path(trainer: Trainer, setting: &Setting) -> Option<Outcome> {

@@ -2,9 +2,9 @@
 //!
 //! Trade-off: nothing runs here, so only the rows of docs/roofline.md show whether a forecast is right.
 
-use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::peaks::MeasuredGemm;
 use firebrick_hwprofile::spec::{CardClocks, Maker};
+use firebrick_hwprofile::{Gpu, HardwareProfile};
 
 use super::*;
 use crate::plan::fixtures::{Example, LLAMA_8B, full_rows, inputs, read_model, read_recipe};
