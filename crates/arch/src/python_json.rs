@@ -3,6 +3,9 @@
 //! What a value of JSON cannot hold stands in it as a text with a code point that Unicode never assigns; [`to_string_pretty`] and [`unmarked`] write
 //! numbers back. Trade-off: a text that is itself such a code point and such a number is taken for one.
 
+use std::sync::LazyLock;
+
+use fancy_regex::{Captures, Regex};
 use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::{Error, Value, from_slice as parse, from_str};
@@ -17,9 +20,14 @@ pub const LONE_SURROGATE: char = '\u{FDD7}';
 /// # Errors
 /// Text that Python's `json` does not read either; where it has numbers that are marked, the column is approximate.
 pub fn from_slice(text: &[u8]) -> Result<Value, Error> {
+    // A string, or what may be a number, with a colon that follows.
+    static TOKEN: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(r#"(?s)"(?:[^"\\]|\\.)*"?|[-0-9NI][-+.0-9A-Za-z]*(?:\s*:)?"#).expect("a valid pattern")
+    });
     match parse(text) {
         Ok(value) if !is_rounded(&value) => Ok(value),
-        read => marked(text).map_or(read, |marked| parse(&marked)),
+        read => std::str::from_utf8(text)
+            .map_or(read, |text| from_str(&TOKEN.replace_all(text, |found: &Captures<'_>| marked(&found[0])))),
     }
 }
 
@@ -58,56 +66,26 @@ fn is_rounded(value: &Value) -> bool {
     }
 }
 
-/// Returns the text with marks; `None` if there is nothing to mark.
-fn marked(text: &[u8]) -> Option<Vec<u8>> {
-    let (mut marked, mut copied, mut at, mut in_string) = (Vec::new(), 0, 0, false);
-    while let Some(&byte) = text.get(at) {
-        let start = at;
-        at += 1;
-        let mark = match (in_string, byte) {
-            (true, b'\\') => {
-                let unit = |at: usize| text.get(at..at + 6).and_then(escaped_unit);
-                let (length, is_lone) = match (unit(start), unit(start + 6)) {
-                    (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => (12, false),
-                    (Some(0xd800..=0xdfff), _) => (6, true),
-                    _ => (2, false),
-                };
-                at = start + length;
-                is_lone.then(|| LONE_SURROGATE.to_string())
-            }
-            (false, b'-' | b'0'..=b'9' | b'N' | b'I') => {
-                let is_part = |byte: &&u8| byte.is_ascii_alphanumeric() || b"+-.".contains(byte);
-                at = start + text[start..].iter().take_while(is_part).count();
-                // Marked, a number would be a key.
-                if text[at..].trim_ascii_start().starts_with(b":") {
-                    return None;
-                }
-                mark_number(std::str::from_utf8(&text[start..at]).ok()?)
-            }
-            _ => {
-                in_string ^= byte == b'"';
-                None
-            }
+/// Marks a number, and lone surrogates in a string. A number before a colon stays: marked, it would be a key.
+fn marked(token: &str) -> String {
+    static ESCAPE: LazyLock<Regex> = LazyLock::new(|| {
+        let unit = |begin: &str| format!(r"\\u[dD][{begin}][0-9a-fA-F]{{2}}");
+        let (high, low, any) = (unit("89abAB"), unit("c-fC-F"), unit("89a-fA-F"));
+        Regex::new(&format!(r"(?s){high}{low}|{any}|\\.")).expect("a valid pattern")
+    });
+    if token.starts_with('"') {
+        let is_lone = |escape: &str| escape.len() == r"\ud83d".len();
+        let mark = |found: &Captures<'_>| match &found[0] {
+            escape if is_lone(escape) => LONE_SURROGATE.to_string(),
+            escape => escape.to_owned(),
         };
-        if let Some(mark) = mark {
-            marked.extend_from_slice(&text[copied..start]);
-            marked.extend_from_slice(mark.as_bytes());
-            copied = at;
-        }
+        return ESCAPE.replace_all(token, mark).into_owned();
     }
-    marked.extend_from_slice(text.get(copied..)?);
-    (copied > 0).then_some(marked)
-}
-
-/// Returns the UTF-16 unit of an escape such as `\ud83d`.
-fn escaped_unit(escape: &[u8]) -> Option<u16> {
-    let digits = std::str::from_utf8(escape.strip_prefix(b"\\u")?).ok()?;
-    u16::from_str_radix(digits, 16).ok()
-}
-
-fn mark_number(token: &str) -> Option<String> {
-    let mark = || needs_mark(token).then(|| format!("\"{NUMBER}{token}\""));
-    if token == "-0" { Some("0".to_owned()) } else { mark() }
+    match token {
+        "-0" => "0".to_owned(),
+        _ if needs_mark(token) => format!("\"{NUMBER}{token}\""),
+        _ => token.to_owned(),
+    }
 }
 
 /// Returns whether a text is a number that a JSON value cannot hold.

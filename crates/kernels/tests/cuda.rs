@@ -453,16 +453,7 @@ fn scratch_memory_is_bounded_over_different_counts_of_loss_tokens() {
             weights_m: None,
             count,
         };
-        let options = CrossEntropyOptions {
-            chunk_tokens,
-            gradient_scale: Some(1.0),
-            weight_gradient: WeightGradient::Frozen,
-            weight_rows: None,
-            log_probs: false,
-            correct: false,
-            logit_scale: 1.0,
-            soft_cap: None,
-        };
+        let options = CrossEntropyOptions { gradient_scale: Some(1.0), ..CrossEntropyOptions::new(chunk_tokens) };
         let result = Cuda::linear_cross_entropy(hidden.clone(), &head, &targets, options);
         assert!(result.loss_sum.into_scalar().is_finite());
         scratch_bytes(&device)

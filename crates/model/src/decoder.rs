@@ -17,7 +17,7 @@ use firebrick_arch::{ModelConfig, ModelSpec, rope};
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{
     Contributions, CrossEntropy, CrossEntropyOptions, Documents, GradientSink, Hint, Kernels, LossTargets, Parameter,
-    RotaryTables, Weight, WeightGradient, loss,
+    RotaryTables, Weight, loss,
 };
 use half::{bf16, f16};
 
@@ -288,14 +288,9 @@ impl<B: Kernels> Decoder<B> {
     /// Returns the options of a cross entropy of which only the sum is needed.
     pub(crate) fn without_gradients(&self, chunk_tokens: usize) -> CrossEntropyOptions<B> {
         CrossEntropyOptions {
-            chunk_tokens,
-            gradient_scale: None,
-            weight_gradient: WeightGradient::Frozen,
-            weight_rows: None,
-            log_probs: false,
-            correct: false,
             logit_scale: self.logit_scale(),
             soft_cap: self.config.spec.logit_soft_cap,
+            ..CrossEntropyOptions::new(chunk_tokens)
         }
     }
 

@@ -17,34 +17,41 @@ use crate::weights::{HfFolder, OLD_BUFFER};
 /// Largest relative difference that rounding to a half format explains.
 const ROUNDING: f64 = 1e-2;
 
-/// Reads the config.json of a model folder. A head in the folder that differs from the embedding is the model's, even if config.json says that they
-/// are one table; that is a warning, as is any other tensor that is left out without being equal to what replaces it, once per folder.
+/// Reads the config.json of a model folder as [`HfFolder::read_config`] does; without weights, or with damaged ones, config.json alone.
 ///
 /// # Errors
-/// Those of [`ModelConfig::read`], or a head that cannot be read. A folder without weights, or with damaged ones, is described by config.json alone.
+/// Those of [`HfFolder::read_config`].
 pub fn read_config(dir: &Path) -> Result<ModelConfig, ModelError> {
-    let mut config = ModelConfig::read(dir)?;
-    let Ok(folder) = HfFolder::open(dir) else { return Ok(config) };
-    let notes = folder.correct(&mut config)?;
-    static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-    if !notes.is_empty() && WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(dir.to_path_buf()) {
-        notes.iter().for_each(|note| tracing::warn!("{}: {note}", dir.display()));
+    match HfFolder::open(dir) {
+        Ok(folder) => folder.read_config(),
+        Err(_) => Ok(ModelConfig::read(dir)?),
     }
-    Ok(config)
 }
 
 impl HfFolder {
-    /// Corrects a description by the folder's tensors, and returns what a user has to know, in sentences.
+    /// Reads the folder's config.json. A head in the folder that differs from the embedding is the model's, even if config.json says that they are one
+    /// table; that is a warning, as is any other tensor that is left out without being equal to what replaces it, once per folder.
     ///
     /// # Errors
-    /// A head that cannot be read.
-    pub fn correct(&self, config: &mut ModelConfig) -> Result<Vec<String>, ModelError> {
+    /// Those of [`ModelConfig::read`], or a head that cannot be read.
+    pub fn read_config(&self) -> Result<ModelConfig, ModelError> {
+        let mut config = ModelConfig::read(self.dir())?;
+        let notes = self.correct(&mut config)?;
+        static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+        if !notes.is_empty() && WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(self.dir().to_path_buf()) {
+            notes.iter().for_each(|note| tracing::warn!("{}: {note}", self.dir().display()));
+        }
+        Ok(config)
+    }
+
+    /// Corrects a description by the folder's tensors, and returns what a user has to know, in sentences.
+    fn correct(&self, config: &mut ModelConfig) -> Result<Vec<String>, ModelError> {
         let mut notes = Vec::new();
         if config.ties_without_head && !config.spec.tie_word_embeddings && !self.contains(HEAD) {
             config.set_tied(true);
         }
         if config.spec.tie_word_embeddings && self.contains(HEAD) && !self.same_values(HEAD, EMBEDDING)? {
-            config.untie();
+            config.set_tied(false);
             notes.push(format!(
                 "`{HEAD}` differs from `{EMBEDDING}`, although config.json ties them: the model has the head of its own \
                  that is stored. Set tie_word_embeddings to false there to say so"
@@ -52,15 +59,13 @@ impl HfFolder {
         }
         let skipped = self.names().filter(|name| config.skips(name)).count();
         if skipped > 0 {
-            let layers = config.skipped_layers.len();
+            let (tensors, layers) = (counted(skipped, "tensor"), counted(config.skipped_layers.len(), "layer"));
             notes.push(format!(
-                "{} of {}, which predict more tokens than the next, are neither used nor written",
-                counted(skipped, "tensor"),
-                counted(layers, "layer")
+                "{tensors} of {layers}, which predict more tokens than the next, are neither used nor written"
             ));
         }
-        let buffers: Vec<&str> = self.names().filter(|name| name.ends_with(OLD_BUFFER)).collect();
-        if let Some(name) = buffers.iter().find(|name| !self.is_computed(name, &config.spec.ropes)) {
+        let mut buffers = self.names().filter(|name| name.ends_with(OLD_BUFFER));
+        if let Some(name) = buffers.find(|name| !self.is_computed(name, &config.spec.ropes)) {
             notes
                 .push(format!("the rotary frequencies in `{name}` are not those of config.json, which the model uses"));
         }
@@ -81,7 +86,8 @@ impl HfFolder {
 
 #[cfg(test)]
 mod tests {
-    use firebrick_precision::FloatType;
+    use std::collections::BTreeMap;
+
     use serde_json::json;
     use tempfile::tempdir;
 
@@ -92,28 +98,27 @@ mod tests {
     /// Writes the tiny model with a tied config.json and these further tensors.
     fn folder(dir: &Path, more: &[(&str, TensorF32)]) -> ModelConfig {
         let config = tiny(&[("tie_word_embeddings", json!(true))]).unwrap();
-        std::fs::write(dir.join("config.json"), config.text_with(FloatType::F32.name(), None)).unwrap();
-        let values = |shape: Vec<usize>| {
-            let values = (0..shape.iter().product()).map(|at: usize| at as f32 / 64.0).collect();
-            TensorF32 { shape, values }
-        };
-        let mut tensors: std::collections::BTreeMap<String, TensorF32> =
-            shapes(&config).into_iter().map(|(name, shape)| (name, values(shape))).collect();
+        std::fs::write(dir.join("config.json"), config.text()).unwrap();
+        let mut tensors: BTreeMap<String, TensorF32> =
+            shapes(&config).into_iter().map(|(name, shape)| (name, counted_up(shape))).collect();
         tensors.extend(more.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.clone())));
-        write_safetensors_f32(&dir.join(WEIGHTS_FILE), &tensors, &std::collections::BTreeMap::new()).unwrap();
+        write_safetensors_f32(&dir.join(WEIGHTS_FILE), &tensors, &BTreeMap::new()).unwrap();
         config
+    }
+
+    fn counted_up(shape: Vec<usize>) -> TensorF32 {
+        let values = (0..shape.iter().product()).map(|at: usize| at as f32 / 64.0).collect();
+        TensorF32 { shape, values }
     }
 
     #[test]
     fn a_stored_head_is_used_unless_it_is_the_embedding() {
-        let equal = TensorF32 { shape: vec![11, 8], values: (0..88).map(|at| at as f32 / 64.0).collect() };
+        let equal = counted_up(vec![11, 8]);
         let mut other = equal.clone();
         other.values[87] += 1e-6;
         for (head, is_tied) in [(None, true), (Some(equal), true), (Some(other), false)] {
             let temp = tempdir().unwrap();
-            let more: Vec<_> = head.into_iter().map(|head| (HEAD, head)).collect();
-            folder(temp.path(), &more);
-            let mut config = ModelConfig::read(temp.path()).unwrap();
+            let mut config = folder(temp.path(), &head.map(|head| (HEAD, head)).into_iter().collect::<Vec<_>>());
             let opened = HfFolder::open(temp.path()).unwrap();
             assert_eq!(opened.correct(&mut config).unwrap().len(), usize::from(!is_tied));
             assert_eq!(config.spec.tie_word_embeddings, is_tied);

@@ -59,6 +59,21 @@ pub struct BuildOptions {
     pub sequence_tokens: usize,
 }
 
+impl BuildOptions {
+    /// Builds a model without an adapter, for packed sequences and texts of this many tokens.
+    pub fn new(storage: BaseStorage, compute_dtype: DType, tokens: usize) -> Self {
+        Self {
+            storage,
+            lora: None,
+            seed: 0,
+            compute_dtype,
+            gemms: GemmFormat::Compute,
+            max_positions: tokens,
+            sequence_tokens: tokens,
+        }
+    }
+}
+
 impl<B: Kernels> Decoder<B> {
     /// Reads a model from its folder. `progress` is called with the name of each tensor, in the order of `ModelSpec::tensors`, once its
     /// upload has begun.

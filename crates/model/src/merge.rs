@@ -20,7 +20,6 @@ use firebrick_precision::{FloatType, QuantFormat};
 use rayon::prelude::*;
 
 use crate::companions::Companions;
-use crate::description::read_config;
 use crate::error::ModelError;
 use crate::merge_noise::{Mxfp4Noise, NoiseSums};
 use crate::peft::{check_adapter, grow_for_adapter, read_adapter};
@@ -83,7 +82,8 @@ pub struct MergeReport {
 /// # Errors
 /// A folder that cannot be read, a folder `to` that holds something, a weight that is not finite, a mixture of experts.
 pub fn quantize_folder(model: &Path, to: &Path, format: Bnb4bit, companions: &Companions) -> Result<usize, ModelError> {
-    let (base, config) = (HfFolder::open(model)?, read_config(model)?);
+    let base = HfFolder::open(model)?;
+    let config = base.read_config()?;
     base.check_complete(&config)?;
     let dtype = float_type_of(&config);
     write_bnb_folder(to, &config, format, dtype, Some(companions), &base, |_| Ok(None))?;
@@ -99,7 +99,7 @@ pub fn quantize_folder(model: &Path, to: &Path, format: Bnb4bit, companions: &Co
 /// compute what base and adapter do.
 pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelError> {
     let base = HfFolder::open(merge.model)?;
-    let mut config = read_config(merge.model)?;
+    let mut config = base.read_config()?;
     base.check_complete(&config)?;
     if merge.mxfp4 && !base.names().any(|name| config.spec.is_mxfp4(name)) {
         return Err(ModelError::NotMxfp4 { dir: merge.model.to_path_buf() });
@@ -114,7 +114,7 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     }
     let dtype = merge.dtype.unwrap_or_else(|| float_type_of(&config));
     if config.spec.tie_word_embeddings && settings.unties() {
-        config.untie();
+        config.set_tied(false);
     }
     let shapes: BTreeMap<String, Vec<usize>> =
         config.spec.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use burn_tensor::DType;
 use firebrick_arch::{ArchError, ModelConfig};
-use firebrick_kernels::{BaseStorage, GemmFormat};
+use firebrick_kernels::BaseStorage;
 use firebrick_precision::FloatType;
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -52,15 +52,7 @@ pub(crate) fn write_folder_of(
 
 /// Returns build options with every weight in f32.
 pub(crate) fn build_options(storage: BaseStorage, max_positions: usize) -> BuildOptions {
-    BuildOptions {
-        storage,
-        lora: None,
-        seed: 3,
-        compute_dtype: DType::F32,
-        gemms: GemmFormat::Compute,
-        max_positions,
-        sequence_tokens: max_positions,
-    }
+    BuildOptions { seed: 3, ..BuildOptions::new(storage, DType::F32, max_positions) }
 }
 
 /// Encodes values in a format of safetensors.

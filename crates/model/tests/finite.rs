@@ -3,6 +3,7 @@
 //! Every float tensor of every fixture is damaged in turn, in the file.
 //! Trade-off: one value per tensor; that it is found at every place is tested with the function that looks for it.
 
+use std::fmt::Debug;
 use std::fs::{copy, create_dir_all, read, read_dir, write};
 use std::path::{Path, PathBuf};
 
@@ -17,12 +18,8 @@ use tempfile::tempdir;
 /// Scales of activations, which no GEMM reads here. The other parts of vision checkpoints are copied as they are.
 const NOT_READ: [&str; 2] = ["input_scale", "activation_scale"];
 
-fn fixtures(file: &str) -> Vec<PathBuf> {
-    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
-    let mut found: Vec<_> = read_dir(all).unwrap().map(|entry| entry.unwrap().path()).collect();
-    found.retain(|folder| folder.join(file).is_file());
-    found.sort();
-    found
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
 }
 
 /// Copies the files of `from` that exist.
@@ -33,28 +30,45 @@ fn copied(from: &Path, to: &Path, files: &[&str]) {
     }
 }
 
-/// Returns the tensors of a file that hold floats, each with the file in which a value of it is `bits` of infinity or NaN.
-fn damaged(file: &[u8], is_nan: bool) -> Vec<(String, Vec<u8>)> {
-    let tensors = SafeTensors::deserialize(file).unwrap();
-    let damage = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
-        let bad: &[u8] = match (view.dtype(), is_nan) {
-            (Dtype::F32, true) => &[0, 0, 0xC0, 0x7F],
-            (Dtype::F32, false) => &[0, 0, 0x80, 0xFF],
-            (Dtype::BF16, true) => &[0xC0, 0x7F],
-            (Dtype::BF16, false) => &[0x80, 0xFF],
-            (Dtype::F16, true) => &[0, 0x7E],
-            (Dtype::F16, false) => &[0, 0xFC],
-            (Dtype::F8_E4M3, true) => &[0x7F],
-            (Dtype::U8, true) if name.ends_with("_scales") => &[0xFF],
-            _ => return None,
+/// Returns the tensors of a file that hold floats, each with the file in which one value of it is a NaN, and that in which it is an infinity.
+fn damaged(file: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let mut damaged = Vec::new();
+    for (name, view) in SafeTensors::deserialize(file).unwrap().tensors() {
+        let bad: &[&[u8]] = match view.dtype() {
+            _ if is_other_part(&name) || NOT_READ.iter().any(|part| name.ends_with(part)) => &[],
+            Dtype::F32 => &[&[0, 0, 0xC0, 0x7F], &[0, 0, 0x80, 0xFF]],
+            Dtype::BF16 => &[&[0xC0, 0x7F], &[0x80, 0xFF]],
+            Dtype::F16 => &[&[0, 0x7E], &[0, 0xFC]],
+            Dtype::F8_E4M3 => &[&[0x7F]],
+            Dtype::U8 if name.ends_with("_scales") => &[&[0xFF]],
+            _ => &[],
         };
         let start = view.data().as_ptr() as usize - file.as_ptr() as usize;
-        let element = name.len() * 7919 % (view.data().len() / bad.len());
-        let mut bytes = file.to_vec();
-        bytes[start + element * bad.len()..][..bad.len()].copy_from_slice(bad);
-        Some((name, bytes))
-    };
-    tensors.tensors().into_iter().filter_map(damage).collect()
+        for bad in bad {
+            let element = name.len() * 7919 % (view.data().len() / bad.len());
+            let mut bytes = file.to_vec();
+            bytes[start + element * bad.len()..][..bad.len()].copy_from_slice(bad);
+            damaged.push((name.clone(), bytes));
+        }
+    }
+    damaged
+}
+
+/// Reads every fixture that has this file, as it is and damaged in each way, which has to be refused. Returns how often it was.
+fn refusals(file: &str, read_folder: impl Fn(&Path) -> Result<(), ModelError>) -> usize {
+    let mut count = 0;
+    let folders = read_dir(fixtures()).unwrap().map(|entry| entry.unwrap().path());
+    for fixture in folders.filter(|folder| folder.join(file).is_file()) {
+        let temp = tempdir().unwrap();
+        copied(&fixture, temp.path(), &[file, ADAPTER_CONFIG_FILE]);
+        read_folder(temp.path()).unwrap();
+        for (name, bytes) in damaged(&read(fixture.join(file)).unwrap()) {
+            write(temp.path().join(file), bytes).unwrap();
+            assert!(read_folder(temp.path()).is_err(), "{}: `{name}`", fixture.display());
+            count += 1;
+        }
+    }
+    count
 }
 
 /// Reads all tensors of the model, each in every way.
@@ -68,68 +82,42 @@ fn read_all(folder: &HfFolder) -> Result<(), ModelError> {
 }
 
 #[test]
-fn a_base_with_a_value_that_is_not_finite_is_refused_by_name() {
-    let mut count = 0;
-    for fixture in fixtures(WEIGHTS_FILE) {
-        let temp = tempdir().unwrap();
-        let file = read(fixture.join(WEIGHTS_FILE)).unwrap();
-        write(temp.path().join(WEIGHTS_FILE), &file).unwrap();
-        read_all(&HfFolder::open(temp.path()).unwrap()).unwrap();
-        for is_nan in [true, false] {
-            for (name, bytes) in damaged(&file, is_nan) {
-                if is_other_part(&name) || NOT_READ.iter().any(|part| name.ends_with(part)) {
-                    continue;
-                }
-                write(temp.path().join(WEIGHTS_FILE), bytes).unwrap();
-                let read = HfFolder::open(temp.path()).and_then(|folder| read_all(&folder));
-                assert!(read.is_err(), "{}: `{name}` {is_nan}", fixture.display());
-                count += 1;
-            }
-        }
-    }
-    assert!(count > 2_000, "{count} damaged tensors");
-}
-
-#[test]
-fn an_adapter_with_a_value_that_is_not_finite_is_refused_by_name() {
-    let mut count = 0;
-    for fixture in fixtures(ADAPTER_WEIGHTS_FILE) {
-        let temp = tempdir().unwrap();
-        copied(&fixture, temp.path(), &[ADAPTER_CONFIG_FILE]);
-        for is_nan in [true, false] {
-            for (name, bytes) in damaged(&read(fixture.join(ADAPTER_WEIGHTS_FILE)).unwrap(), is_nan) {
-                write(temp.path().join(ADAPTER_WEIGHTS_FILE), bytes).unwrap();
-                let error = read_adapter(temp.path()).unwrap_err();
-                assert!(matches!(error, ModelError::NotFiniteWeight { .. }), "{}: {name}: {error}", fixture.display());
-                count += 1;
-            }
-        }
-    }
-    assert!(count > 500, "{count} damaged tensors");
+fn a_base_and_an_adapter_with_a_value_that_is_not_finite_are_refused() {
+    let count = refusals(WEIGHTS_FILE, |folder| read_all(&HfFolder::open(folder)?));
+    assert!(count > 2_000, "{count} damaged tensors of models");
+    let is_named = |error: &ModelError| assert!(matches!(error, ModelError::NotFiniteWeight { .. }), "{error}");
+    let count = refusals(ADAPTER_WEIGHTS_FILE, |folder| read_adapter(folder).map(drop).inspect_err(is_named));
+    assert!(count > 500, "{count} damaged tensors of adapters");
 }
 
 /// Writes an adapter of tiny-llama whose B is this large everywhere; A stays as it is.
 fn adapter_of_size(to: &Path, size: f32) {
-    let fixture = fixtures(ADAPTER_WEIGHTS_FILE).into_iter().find(|path| path.ends_with("tiny-llama-lora")).unwrap();
+    let fixture = fixtures().join("tiny-llama-lora");
     copied(&fixture, to, &[ADAPTER_CONFIG_FILE]);
-    let mut file = read(fixture.join(ADAPTER_WEIGHTS_FILE)).unwrap();
-    let places: Vec<_> = {
-        let tensors = SafeTensors::deserialize(&file).unwrap();
-        let of_b = tensors.tensors().into_iter().filter(|(name, _)| name.contains("lora_B"));
-        of_b.map(|(_, view)| (view.data().as_ptr() as usize - file.as_ptr() as usize, view.data().len())).collect()
-    };
-    for (start, length) in places {
-        file[start..][..length].chunks_exact_mut(4).for_each(|value| value.copy_from_slice(&size.to_le_bytes()));
+    let file = read(fixture.join(ADAPTER_WEIGHTS_FILE)).unwrap();
+    let mut changed = file.clone();
+    for (name, view) in SafeTensors::deserialize(&file).unwrap().tensors() {
+        if name.contains("lora_B") {
+            let start = view.data().as_ptr() as usize - file.as_ptr() as usize;
+            let values = size.to_le_bytes().repeat(view.data().len() / 4);
+            changed[start..][..values.len()].copy_from_slice(&values);
+        }
     }
-    write(to.join(ADAPTER_WEIGHTS_FILE), file).unwrap();
+    write(to.join(ADAPTER_WEIGHTS_FILE), changed).unwrap();
+}
+
+/// Checks that something is there if its values fit the format, and that it was refused otherwise.
+fn assert_written(result: &Result<impl Debug, ModelError>, to: &Path, fits: bool) {
+    assert_eq!((result.is_ok(), to.exists()), (fits, fits), "{}: {result:?}", to.display());
+    assert!(matches!(result, Ok(_) | Err(ModelError::NotWritable { .. })), "{}: {result:?}", to.display());
 }
 
 #[test]
 fn values_too_large_for_the_format_are_never_written() {
     let temp = tempdir().unwrap();
     let (adapter, model) = (temp.path().join("adapter"), temp.path().join("model"));
-    let fixture = fixtures(CONFIG_FILE).into_iter().find(|path| path.ends_with("tiny-llama")).unwrap();
-    copied(&fixture, &model, &[CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, "tokenizer_config.json"]);
+    let files = [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, "tokenizer_config.json"];
+    copied(&fixtures().join("tiny-llama"), &model, &files);
     for (size, dtype, fits) in [
         (1e5, FloatType::F16, false),
         (1e5, FloatType::Bf16, true),
@@ -148,24 +136,16 @@ fn values_too_large_for_the_format_are_never_written() {
             mxfp4: false,
             companions: Companions { from: model.clone(), ..Companions::default() },
         };
-        match merge_adapter(&merge, &to) {
-            Ok(_) => assert!(fits && to.is_dir(), "{size} in {dtype:?}"),
-            Err(error) => {
-                assert!(!fits && matches!(error, ModelError::NotWritable { .. }), "{size} in {dtype:?}: {error}");
-                assert!(!to.exists());
-            }
-        }
+        assert_written(&merge_adapter(&merge, &to), &to, fits);
     }
     // Scales of blocks are halves, at most 65504 times the largest code, and so are minima (q5_1).
     for (name, fits) in
         [("1e5-bfloat16", ["bf16", "q8_0", "q4_0", "q4_k_m", "q6_k"].as_slice()), ("1e30-bfloat16", &["bf16"])]
     {
         for kind in ["f16", "bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k"] {
-            let file = temp.path().join(format!("{name}-{kind}.gguf"));
-            let written = write_gguf(&temp.path().join(name), &file, kind.parse().unwrap(), GgufEnds::default());
-            assert_eq!(written.is_ok(), fits.contains(&kind), "{name} {kind}: {written:?}");
-            assert_eq!(file.exists(), written.is_ok());
-            assert!(written.map_or_else(|error| matches!(error, ModelError::NotWritable { .. }), |_| true));
+            let to = temp.path().join(format!("{name}-{kind}.gguf"));
+            let written = write_gguf(&temp.path().join(name), &to, kind.parse().unwrap(), GgufEnds::default());
+            assert_written(&written, &to, fits.contains(&kind));
         }
     }
 }

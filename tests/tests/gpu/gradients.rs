@@ -56,15 +56,8 @@ fn model(storage: BaseStorage, dtype: DType, gemms: GemmFormat) -> Decoder<Cuda>
     };
     let lora =
         LoraConfig { r: 16, lora_alpha: 32.0, target_modules: TargetModules::AllLinear, ..LoraConfig::default() };
-    let options = BuildOptions {
-        storage,
-        lora: (storage != TRAINED).then_some(lora),
-        seed: 3,
-        compute_dtype: dtype,
-        gemms,
-        max_positions: TOKENS,
-        sequence_tokens: TOKENS,
-    };
+    let lora = (storage != TRAINED).then_some(lora);
+    let options = BuildOptions { lora, seed: 3, gemms, ..BuildOptions::new(storage, dtype, TOKENS) };
     let config = ModelConfig::read(&folder).expect("the model has a readable config");
     let weights = HfFolder::open(&folder).expect("the model has weights");
     let mut model =

@@ -15,7 +15,7 @@ use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::backends::cuda::{RowScaling, refuse_cudnn, scale_rows};
 use firebrick_kernels::backends::{BackendKind, Cuda, Flex};
-use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels};
+use firebrick_kernels::{GradientMap, GradientSink, Kernels};
 use firebrick_model::{BaseStorage, BuildOptions, Decoder, ModelConfig, PassOptions};
 use firebrick_precision::QuantFormat;
 use firebrick_precision::difference::largest_difference;
@@ -386,15 +386,7 @@ fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage
         target_modules: TargetModules::AllLinear,
         ..LoraConfig::default()
     });
-    let build = BuildOptions {
-        storage,
-        lora,
-        seed: 3,
-        compute_dtype: dtype,
-        gemms: GemmFormat::Compute,
-        max_positions: 512,
-        sequence_tokens: 512,
-    };
+    let build = BuildOptions { lora, seed: 3, ..BuildOptions::new(storage, dtype, 512) };
     Decoder::random(config, &build, None, &B::Device::default()).expect("every module can be adapted")
 }
 
@@ -451,15 +443,7 @@ fn attention_is_fused(model: &Decoder<Cuda>, operations: &BTreeMap<&'static str,
 fn print_attention(family: &str, dtype: DType) {
     let config = ModelConfig::read(&fixture(family)).expect("the model has a readable config");
     let head_dim = config.spec.layers[0].attention.head_dim;
-    let options = BuildOptions {
-        storage: TRAINED,
-        lora: None,
-        seed: 0,
-        compute_dtype: dtype,
-        gemms: GemmFormat::Compute,
-        max_positions: 128,
-        sequence_tokens: 128,
-    };
+    let options = BuildOptions::new(TRAINED, dtype, 128);
     let model = Decoder::<Cuda>::random(config, &options, None, &Default::default()).expect("there is no adapter");
     let fused = attention_is_fused(&model, &operations(&model, &sequence_of(&[30, 34], None, 0)));
     let by = if fused { "the engine" } else { "the REFERENCE body" };

@@ -304,15 +304,8 @@ impl Case {
         let lora: Option<LoraConfig> = (self.lora != NONE).then(|| serde_json::from_str(self.lora.1).unwrap());
         let mut config = self.config();
         lora.iter().for_each(|lora| config.spec.fuse_experts_for(lora));
-        let options = BuildOptions {
-            storage: self.base,
-            lora,
-            seed: 0,
-            compute_dtype: self.compute,
-            gemms: self.gemms,
-            max_positions: POSITIONS,
-            sequence_tokens: POSITIONS,
-        };
+        let options = BuildOptions::new(self.base, self.compute, POSITIONS);
+        let options = BuildOptions { lora, gemms: self.gemms, ..options };
         let mut model = Decoder::random(config, &options, None, &Default::default()).expect("it is built");
         model.refresh_adapter();
         model

@@ -2,8 +2,8 @@
 
 use burn_tensor::DType;
 use firebrick_arch::TensorSpec;
+use firebrick_kernels::Kernels;
 use firebrick_kernels::backends::Flex;
-use firebrick_kernels::{GemmFormat, Kernels};
 use firebrick_model::{BuildOptions, Decoder, DropoutMasks, HfFolder, LoraConfig, ModelConfig, PassOptions, Recompute};
 use firebrick_tests::{
     FAMILIES, FROZEN, Golden, NF4, TRAINED, every_next_token, fixture, in_turn, load, loss_and_gradients,
@@ -51,15 +51,7 @@ on_every_backend!(lora_gradients_equal_those_of_peft_under_every_recompute_polic
 fn with_dropout<B: Kernels>() -> Decoder<B> {
     let lora = LoraConfig { lora_dropout: 0.25, r: 4, ..LoraConfig::default() };
     let folder = fixture("tiny-llama");
-    let options = BuildOptions {
-        storage: FROZEN,
-        lora: Some(lora),
-        seed: 0,
-        compute_dtype: DType::F32,
-        gemms: GemmFormat::Compute,
-        max_positions: TOKENS,
-        sequence_tokens: TOKENS,
-    };
+    let options = BuildOptions { lora: Some(lora), ..BuildOptions::new(FROZEN, DType::F32, TOKENS) };
     let config = ModelConfig::read(&folder).expect("the model has a readable config");
     let weights = HfFolder::open(&folder).expect("the model has weights");
     let mut model = Decoder::load(&weights, config, &options, &B::Device::default(), &mut |_| ()).expect("it loads");

@@ -8,7 +8,7 @@ use std::path::Path;
 use burn_tensor::DType;
 use firebrick_arch::{ByPattern, LoraInit, Role, TensorSpec};
 use firebrick_kernels::backends::Flex;
-use firebrick_kernels::{GemmFormat, Kernels, Weight, WeightOps};
+use firebrick_kernels::{Kernels, Weight, WeightOps};
 use firebrick_model::peft::{read_adapter, read_adapter_config};
 use firebrick_model::{
     BaseStorage, BuildOptions, Companions, Decoder, HfFolder, LoraConfig, Merge, ModelConfig, PassOptions, Recompute,
@@ -65,15 +65,7 @@ fn adapted<B: Kernels>(model: &str, lora: LoraConfig, storage: BaseStorage) -> D
     let folder = fixture(model);
     let mut config = ModelConfig::read(&folder).expect("the model has a readable config");
     config.spec.fuse_experts_for(&lora);
-    let options = BuildOptions {
-        storage,
-        lora: Some(lora),
-        seed: 1,
-        compute_dtype: DType::F32,
-        gemms: GemmFormat::Compute,
-        max_positions: TOKENS,
-        sequence_tokens: TOKENS,
-    };
+    let options = BuildOptions { lora: Some(lora), seed: 1, ..BuildOptions::new(storage, DType::F32, TOKENS) };
     let weights = HfFolder::open(&folder).expect("the model has weights");
     Decoder::load(&weights, config, &options, &B::Device::default(), &mut |_| ()).expect("it loads")
 }

@@ -32,16 +32,8 @@ fn targets<B: Kernels>(golden: &Golden) -> LossTargets<B> {
 fn cross_entropy<B: Kernels>(golden: &Golden, chunk_tokens: usize, gradient_scale: Option<f64>) -> CrossEntropy<B> {
     let head = Weight::Dense(matrix(golden, "head", HEAD));
     let weight_gradient = if gradient_scale.is_some() { WeightGradient::New } else { WeightGradient::Frozen };
-    let options = CrossEntropyOptions {
-        chunk_tokens,
-        gradient_scale,
-        weight_gradient,
-        weight_rows: None,
-        log_probs: true,
-        correct: false,
-        logit_scale: 1.0,
-        soft_cap: None,
-    };
+    let sum = CrossEntropyOptions::new(chunk_tokens);
+    let options = CrossEntropyOptions { gradient_scale, weight_gradient, log_probs: true, ..sum };
     B::section(&B::Device::default(), || {
         B::linear_cross_entropy(matrix(golden, "hidden", HIDDEN), &head, &targets(golden), options)
     })

@@ -2,11 +2,10 @@
 //!
 //! Trade-off: the server answers as the API's reference says; MLflow's own server was not tried.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use firebrick_hub_imitation::{Answer, Request, Server};
 use firebrick_tests::{NEW, NEWEST, finish, metrics, one_step, recipe, refusal};
 use serde_json::{Value, json};
 use tempfile::tempdir;
@@ -16,34 +15,17 @@ type Requests = Arc<Mutex<Vec<(String, Value)>>>;
 
 /// Starts a server of one experiment and of the run in this output folder. Returns its address and the requests that it gets.
 fn server(output: &Path) -> (String, Requests) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = format!("http://{}", listener.local_addr().unwrap());
     let requests = Requests::default();
     let (seen, run) = (Arc::clone(&requests), output.join("run"));
-    std::thread::spawn(move || listener.incoming().flatten().for_each(|stream| answer(stream, &seen, &run)));
-    (address, requests)
+    let server = Server::new(move |request| answer(request, &seen, &run));
+    (server.address, requests)
 }
 
-fn answer(mut stream: TcpStream, seen: &Requests, run: &Path) {
-    let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let (mut first, mut length) = (String::new(), 0);
-    reader.read_line(&mut first).unwrap();
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header).unwrap();
-        if let Some(value) = header.to_ascii_lowercase().strip_prefix("content-length:") {
-            length = value.trim().parse().unwrap();
-        }
-        if header.trim().is_empty() {
-            break;
-        }
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).unwrap();
-    let path = first.split_whitespace().nth(1).unwrap().trim_start_matches("/api/2.0/mlflow/").to_owned();
+fn answer(request: &Request, seen: &Requests, run: &Path) -> Answer {
+    let path = request.target.trim_start_matches("/api/2.0/mlflow/").to_owned();
     let mut seen = seen.lock().unwrap();
     let has_experiment = seen.iter().any(|(path, _)| path == "experiments/create");
-    let mut body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
+    let mut body: Value = serde_json::from_slice(&request.body).unwrap_or(Value::Null);
     if path == "runs/update" {
         let files = ["adapter/adapter_model.safetensors", "summary.json"];
         body["files"] = files.into_iter().filter(|file| run.join(file).exists()).collect();
@@ -63,8 +45,7 @@ fn answer(mut stream: TcpStream, seen: &Requests, run: &Path) {
         "runs/log-batch" | "runs/update" => (200, json!({})),
         other => (404, json!({"error_code": "ENDPOINT_NOT_FOUND", "message": other})),
     };
-    let text = text.to_string();
-    write!(stream, "HTTP/1.1 {status} X\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{text}", text.len()).unwrap();
+    Answer::new(status, text.to_string())
 }
 
 /// Returns step and value of a metric in all batches that were sent.

@@ -4,16 +4,13 @@
 //! latter, as in transformers. `hidden_activation`, which older versions read, may repeat it.
 //! Not supported: bidirectional attention, and `attention_dropout`, which is ignored.
 
-use super::keys::{
-    activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, refuse_quantized, size, size_or,
-};
+use super::keys::{activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, size, size_or};
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
     let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
     let head_dim = head_dim_or(json, 256)?;

@@ -5,8 +5,8 @@
 //! Not supported: bidirectional attention, and `attention_dropout`, which is ignored.
 
 use super::keys::{
-    activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, positive_or, refuse_quantized, size,
-    size_or, soft_cap, windows_by_pattern,
+    activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, positive_or, size, size_or, soft_cap,
+    windows_by_pattern,
 };
 use super::rope_keys::rope;
 use crate::error::ArchError;
@@ -14,7 +14,6 @@ use crate::json::JsonObject;
 use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
     let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
     let head_dim = head_dim_or(json, 256)?;

@@ -4,7 +4,7 @@
 //! Defaults are those of transformers' `Glm4Config`. `attention_bias` is about queries, keys and values; the output projection has no bias.
 //! Not supported: the mixtures from GLM-4.5 on, and `attention_dropout`, which is ignored.
 
-use super::keys::{activation, bool_or, head_dim_or, kv_heads, layer_count, model, refuse_quantized, size, size_or};
+use super::keys::{activation, bool_or, head_dim_or, kv_heads, layer_count, model, size, size_or};
 use super::rope_keys::partial_rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
@@ -12,7 +12,6 @@ use crate::rope::Rope;
 use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
     let heads = size(json, "num_attention_heads")?;
     let head_dim = head_dim_or(json, 128)?;
     let max_position_embeddings = size_or(json, "max_position_embeddings", 131_072)?;

@@ -6,8 +6,7 @@
 //! Not supported: `attention_dropout`, which is ignored.
 
 use super::keys::{
-    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, model, positive_or, refuse_quantized,
-    size, size_or,
+    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, model, positive_or, size, size_or,
 };
 use super::rope_keys::partial_rope;
 use crate::error::ArchError;
@@ -16,10 +15,8 @@ use crate::router::{ExpertGroups, RouterScores, RouterSpec, SharedExpertSpec};
 use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
-    let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let head_dim = head_dim_or_quotient(json, heads)?;
     let layers = layer_count(json)?;
     let max_position_embeddings = size_or(json, "max_position_embeddings", 131_072)?;
 

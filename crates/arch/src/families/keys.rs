@@ -92,7 +92,8 @@ pub(super) fn kv_heads(json: &JsonObject, heads: usize, absent: usize) -> Result
 }
 
 /// Reads `head_dim`, which must be even; `hidden_size / heads` if the key is absent.
-pub(super) fn head_dim_or_quotient(json: &JsonObject, hidden_size: usize, heads: usize) -> Result<usize, ArchError> {
+pub(super) fn head_dim_or_quotient(json: &JsonObject, heads: usize) -> Result<usize, ArchError> {
+    let hidden_size = size(json, "hidden_size")?;
     if json.get("head_dim").is_none() && !hidden_size.is_multiple_of(heads) {
         let rule = format!("it must divide hidden_size ({hidden_size}) when head_dim is not given");
         return Err(json.bad("num_attention_heads", heads, rule));
@@ -186,7 +187,7 @@ pub(super) fn windows_by_pattern(
     Ok(types.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
 }
 
-/// Refuses a checkpoint whose quantization is not supported.
+/// Refuses a checkpoint whose quantization is supported for a gpt-oss alone, or not at all.
 pub(super) fn refuse_quantized(json: &JsonObject) -> Result<(), ArchError> {
     match Quantization::parse(json)? {
         Some(Quantization::Mxfp4) => {

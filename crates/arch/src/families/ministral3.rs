@@ -5,8 +5,7 @@
 //! Not supported: `attention_dropout`, which is ignored.
 
 use super::keys::{
-    activation, gated_mlp, head_dim_or, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size,
-    size_or,
+    activation, gated_mlp, head_dim_or, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or,
 };
 use super::mistral::refuse_other_layer_types;
 use super::rope_keys::rope_with_query_scale;
@@ -15,11 +14,9 @@ use crate::json::JsonObject;
 use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
-    let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
     let head_dim = match json.is_null("head_dim") {
-        true => head_dim_or_quotient(json, hidden_size, heads)?,
+        true => head_dim_or_quotient(json, heads)?,
         false => head_dim_or(json, 128)?,
     };
     let layers = layer_count(json)?;

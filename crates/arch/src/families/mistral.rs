@@ -4,8 +4,8 @@
 //! Not supported: a window on some layers only (Ministral), and `attention_dropout`, which is ignored.
 
 use super::keys::{
-    activation, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, refuse_quantized, size,
-    size_or, sliding_window,
+    activation, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, size, size_or,
+    sliding_window,
 };
 use super::rope_keys::rope;
 use crate::error::ArchError;
@@ -13,10 +13,8 @@ use crate::json::JsonObject;
 use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
-    let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let head_dim = head_dim_or_quotient(json, heads)?;
     let layers = layer_count(json)?;
     let max_position_embeddings = size_or(json, "max_position_embeddings", 131_072)?;
     let window = sliding_window(json, 4096)?;

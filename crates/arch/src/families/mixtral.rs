@@ -4,9 +4,7 @@
 //! add up to one.
 //! Not supported: `router_jitter_noise` in training, and `attention_dropout`, which is ignored.
 
-use super::keys::{
-    activation, experts, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size, size_or,
-};
+use super::keys::{activation, experts, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or};
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
@@ -14,10 +12,8 @@ use crate::router::RouterSpec;
 use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
-    let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let head_dim = head_dim_or_quotient(json, heads)?;
     let layers = layer_count(json)?;
     let max_position_embeddings = size_or(json, "max_position_embeddings", 131_072)?;
     let window = match json.get("sliding_window") {

@@ -113,6 +113,9 @@ impl Family {
     /// Missing or ill-typed keys, sizes that contradict each other, and features without arithmetic here.
     pub fn spec(&self, json: &JsonObject) -> Result<ModelSpec, ArchError> {
         refuse_foreign_keys(json, self)?;
+        if self.model_type != "gpt_oss" {
+            keys::refuse_quantized(json)?;
+        }
         (self.read_spec)(json)
     }
 }

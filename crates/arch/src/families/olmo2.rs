@@ -4,19 +4,15 @@
 //! Defaults are those of transformers' `Olmo2Config`.
 //! Not supported: the sliding windows of OLMo 3, which is a family of its own, and `attention_dropout`, which is ignored.
 
-use super::keys::{
-    activation, bool_or, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size, size_or,
-};
+use super::keys::{activation, bool_or, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or};
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec, QkNorm};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
-    let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let head_dim = head_dim_or_quotient(json, heads)?;
     let max_position_embeddings = size_or(json, "max_position_embeddings", 2048)?;
     // One key for all four projections.
     let attention_bias = bool_or(json, "attention_bias", false)?;

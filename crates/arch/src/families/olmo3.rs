@@ -5,8 +5,8 @@
 //! 500,000 all the same and other programs do not; `attention_dropout`, which is ignored.
 
 use super::keys::{
-    activation, bool_or, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size,
-    size_or, windows_by_pattern,
+    activation, bool_or, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or,
+    windows_by_pattern,
 };
 use super::rope_keys::ropes_by_layer_type;
 use crate::error::ArchError;
@@ -21,10 +21,8 @@ const SLIDING: usize = 1;
 const THETA: f64 = 500_000.0;
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
-    let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let head_dim = head_dim_or_quotient(json, heads)?;
     let max_position_embeddings = size_or(json, "max_position_embeddings", 2048)?;
     let windows = windows_by_pattern(json, layer_count(json)?, 4)?;
     // One key for all four projections.

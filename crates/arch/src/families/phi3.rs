@@ -5,7 +5,7 @@
 //! Not supported: Phi-3-small, Phi-3.5-MoE and the multimodal models, which are architectures of their own; `resid_pdrop`, `embd_pdrop`
 //! and `attention_dropout`, which are ignored.
 
-use super::keys::{activation, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size, size_or};
+use super::keys::{activation, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or};
 use super::rope_keys::partial_rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
@@ -13,10 +13,8 @@ use crate::rope::{Rope, RopeScaling};
 use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
-    let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let head_dim = head_dim_or_quotient(json, heads)?;
     let max_position_embeddings = size_or(json, "max_position_embeddings", 4096)?;
     let window = json.get("sliding_window").map(|_| size(json, "sliding_window")).transpose()?;
 

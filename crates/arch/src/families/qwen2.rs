@@ -4,8 +4,7 @@
 //! Not supported: `attention_dropout`, which is ignored.
 
 use super::keys::{
-    activation, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size, size_or,
-    windows_by_layer,
+    activation, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or, windows_by_layer,
 };
 use super::rope_keys::rope;
 use crate::error::ArchError;
@@ -13,10 +12,8 @@ use crate::json::JsonObject;
 use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
-    let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let head_dim = head_dim_or_quotient(json, heads)?;
     let max_position_embeddings = size_or(json, "max_position_embeddings", 32_768)?;
     let windows = windows_by_layer(json, layer_count(json)?)?;
 

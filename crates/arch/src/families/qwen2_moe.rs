@@ -4,8 +4,7 @@
 //! Not supported: `attention_dropout`, which is ignored.
 
 use super::keys::{
-    bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, refuse_quantized, size, size_or,
-    sliding_window,
+    bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, size, size_or, sliding_window,
 };
 use super::qwen3_moe::{dense, mixture, mixture_layers};
 use super::rope_keys::rope;
@@ -15,10 +14,8 @@ use crate::router::SharedExpertSpec;
 use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
-    let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let head_dim = head_dim_or_quotient(json, heads)?;
     let layers = layer_count(json)?;
     let max_position_embeddings = size_or(json, "max_position_embeddings", 32_768)?;
 

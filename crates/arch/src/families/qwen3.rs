@@ -4,8 +4,7 @@
 //! Not supported: `attention_dropout`, which is ignored.
 
 use super::keys::{
-    activation, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, refuse_quantized, size, size_or,
-    windows_by_layer,
+    activation, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, size, size_or, windows_by_layer,
 };
 use super::rope_keys::rope;
 use crate::error::ArchError;
@@ -13,7 +12,6 @@ use crate::json::JsonObject;
 use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec, QkNorm};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
     let heads = size(json, "num_attention_heads")?;
     let head_dim = head_dim_or(json, 128)?;
     let max_position_embeddings = size_or(json, "max_position_embeddings", 32_768)?;

@@ -7,8 +7,7 @@
 use serde_json::Value;
 
 use super::keys::{
-    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size, size_or,
-    sliding_window,
+    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or, sliding_window,
 };
 use super::rope_keys::rope;
 use crate::error::ArchError;
@@ -17,10 +16,8 @@ use crate::router::{RouterSpec, SharedExpertSpec};
 use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
-    let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let head_dim = head_dim_or_quotient(json, heads)?;
     let layers = layer_count(json)?;
     let max_position_embeddings = size_or(json, "max_position_embeddings", 32_768)?;
     // One key for all four projections, and one window for all layers.

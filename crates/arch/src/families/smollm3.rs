@@ -6,8 +6,7 @@
 use serde_json::Value;
 
 use super::keys::{
-    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, refuse_quantized, size,
-    size_or, sliding_window,
+    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, size, size_or, sliding_window,
 };
 use super::rope_keys::rope_with_theta;
 use crate::error::ArchError;
@@ -18,10 +17,8 @@ use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 const DEFAULT_THETA: f64 = 2_000_000.0;
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
-    refuse_quantized(json)?;
-    let hidden_size = size(json, "hidden_size")?;
     let heads = size(json, "num_attention_heads")?;
-    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let head_dim = head_dim_or_quotient(json, heads)?;
     let max_position_embeddings = size_or(json, "max_position_embeddings", 32_768)?;
     // One key for all four projections.
     let attention_bias = bool_or(json, "attention_bias", false)?;

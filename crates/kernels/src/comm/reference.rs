@@ -50,10 +50,7 @@ pub fn broadcast_each<B: Backend>(
     let operation = "broadcast_each";
     let gathered = ranks.all_gather_bytes(operation, own)?;
     for (rank, sent) in gathered.iter().enumerate() {
-        let expected = VALUE * of_rank(rank).map(|(tensor, _)| tensor.dims()[0]).sum::<usize>();
-        if sent.len() != expected {
-            return Err(CommError::Mismatch { rank, operation, expected, got: sent.len() });
-        }
+        check_length(operation, rank, sent, of_rank(rank).map(|(tensor, _)| VALUE * tensor.dims()[0]).sum())?;
     }
     let mut rest: Vec<&[u8]> = gathered.iter().map(|sent| &sent[..]).collect();
     let next = |(tensor, root): (Tensor<B, 1>, usize)| {

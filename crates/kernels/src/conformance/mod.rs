@@ -85,7 +85,7 @@ mod tests {
         let findings = every_operation::<Flex>(case, &Default::default());
         assert!(findings.len() > 100, "{} findings", findings.len());
         for finding in findings {
-            // Gradients that are exactly zero are compared with an absolute 1e-3 (see `relative_error`). Rounding
+            // Gradients that are exactly zero are compared with an absolute 1e-3 (see `Check::compare`). Rounding
             // leaves 1.2e-7 in the key gradients of a document of one token.
             let is_zero = case.documents == [1] && finding.what == "attention_backward: keys";
             let bound = if is_zero { 2e-4 } else { 1e-4 };

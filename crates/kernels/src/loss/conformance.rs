@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use burn_flex::Flex;
-use burn_tensor::{DType, Tensor, TensorData};
+use burn_tensor::{DType, Tensor, TensorData, backend::Backend};
 
 use super::pairs::{self, PairLogProbs, PairLoss, PairLossKind, PairTargets, PairWeights};
 use super::{CrossEntropy, CrossEntropyOptions, LossTargets, reference};
@@ -67,36 +67,29 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
     let scales: &[Option<f64>] =
         if head_gradient == HeadGradient::Frozen { &[None, Some(0.125)] } else { &[Some(0.125)] };
     let of_logits = check.variants([(1.0, None), (1.0, Some(3.0)), (0.25, None)]);
-    for (&gradient_scale, (logit_scale, soft_cap)) in
+    for (&gradient_scale, of_logits) in
         scales.iter().flat_map(|scale| of_logits.iter().map(move |&of_logits| (scale, of_logits)))
     {
-        let log_probs = gradient_scale.is_some();
-        let weight_gradient = weight_gradients(head_gradient, &earlier);
-        let options = CrossEntropyOptions {
-            chunk_tokens,
-            gradient_scale,
-            weight_gradient: weight_gradient.0,
-            weight_rows: None,
-            log_probs,
-            correct: log_probs,
-            logit_scale,
-            soft_cap,
-        };
-        let grads = B::linear_cross_entropy(hidden.0.clone(), &Weight::Dense(head.0.clone()), &targets.0, options);
-        let options = CrossEntropyOptions {
-            chunk_tokens,
-            gradient_scale,
-            weight_gradient: weight_gradient.1,
-            weight_rows: None,
-            log_probs,
-            correct: log_probs,
-            logit_scale,
-            soft_cap,
-        };
+        let (weight_gradient, expected) = weight_gradients(head_gradient, &earlier);
+        let asked = options(chunk_tokens, gradient_scale, weight_gradient, of_logits);
+        let grads = B::linear_cross_entropy(hidden.0.clone(), &Weight::Dense(head.0.clone()), &targets.0, asked);
+        let asked = options(chunk_tokens, gradient_scale, expected, of_logits);
         let head = Weight::Dense(head.1.clone());
-        let expected = reference::linear_cross_entropy(hidden.1.clone(), &head, &targets.1, options);
+        let expected = reference::linear_cross_entropy(hidden.1.clone(), &head, &targets.1, asked);
         compare(check, grads, expected);
     }
+}
+
+/// Asks for everything else with the gradients.
+fn options<B: Backend>(
+    chunk_tokens: usize,
+    gradient_scale: Option<f64>,
+    weight_gradient: WeightGradient<B>,
+    (logit_scale, soft_cap): (f64, Option<f64>),
+) -> CrossEntropyOptions<B> {
+    let (log_probs, correct) = (gradient_scale.is_some(), gradient_scale.is_some());
+    let options = CrossEntropyOptions::new(chunk_tokens);
+    CrossEntropyOptions { gradient_scale, weight_gradient, log_probs, correct, logit_scale, soft_cap, ..options }
 }
 
 /// Tests adjacent and single rows, at offsets where no vector load begins.
@@ -106,16 +99,12 @@ fn some_rows_of_the_head<B: Kernels>(check: &mut Check<'_, B>) {
     let hidden = check.random([tokens, width], 1.0);
     let head = check.random_in(check.case.dtype, [vocabulary, width], 0.3);
     let rows = vec![vocabulary - 3..vocabulary, 5..6, 9..11];
-    fn options<B: burn_tensor::backend::Backend>(rows: &[std::ops::Range<usize>]) -> CrossEntropyOptions<B> {
+    fn options<B: Backend>(rows: &[Range<usize>]) -> CrossEntropyOptions<B> {
         CrossEntropyOptions {
-            chunk_tokens: 7,
             gradient_scale: Some(0.125),
             weight_gradient: WeightGradient::New,
             weight_rows: Some(rows.to_vec()),
-            log_probs: false,
-            correct: false,
-            logit_scale: 1.0,
-            soft_cap: None,
+            ..CrossEntropyOptions::new(7)
         }
     }
     let grads = B::linear_cross_entropy(hidden.0, &Weight::Dense(head.0), &targets.0, options(&rows));
@@ -171,16 +160,8 @@ fn choices<B: Kernels>(check: &mut Check<'_, B>) {
         count: tokens,
     };
     for soft_cap in check.variants([None, Some(3.0)]) {
-        let options = CrossEntropyOptions {
-            chunk_tokens: (tokens / 2).max(1) + 1,
-            gradient_scale: None,
-            weight_gradient: WeightGradient::Frozen,
-            weight_rows: None,
-            log_probs: false,
-            correct: true,
-            logit_scale: 1.0,
-            soft_cap,
-        };
+        let options =
+            CrossEntropyOptions { correct: true, soft_cap, ..CrossEntropyOptions::new((tokens / 2).max(1) + 1) };
         let found = B::linear_cross_entropy(hidden.0.clone(), &Weight::Dense(head.0.clone()), &targets, options);
         let count = found.correct.expect("the count was requested").into_data().iter::<f32>().next();
         check.same("linear_cross_entropy: choices", count == Some(tokens.div_ceil(2) as f32));

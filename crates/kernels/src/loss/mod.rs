@@ -51,6 +51,22 @@ pub struct CrossEntropyOptions<B: Backend> {
     pub soft_cap: Option<f64>,
 }
 
+impl<B: Backend> CrossEntropyOptions<B> {
+    /// Asks for the sum of the losses alone.
+    pub fn new(chunk_tokens: usize) -> Self {
+        Self {
+            chunk_tokens,
+            gradient_scale: None,
+            weight_gradient: WeightGradient::Frozen,
+            weight_rows: None,
+            log_probs: false,
+            correct: false,
+            logit_scale: 1.0,
+            soft_cap: None,
+        }
+    }
+}
+
 /// Result of [`LossOps::linear_cross_entropy`].
 #[derive(Clone, Debug)]
 pub struct CrossEntropy<B: Backend> {

@@ -203,14 +203,11 @@ mod tests {
 
     fn options(chunk_tokens: usize) -> CrossEntropyOptions<Plain> {
         CrossEntropyOptions {
-            chunk_tokens,
             gradient_scale: Some(SCALE),
             weight_gradient: WeightGradient::New,
-            weight_rows: None,
             log_probs: true,
             correct: true,
-            logit_scale: 1.0,
-            soft_cap: None,
+            ..CrossEntropyOptions::new(chunk_tokens)
         }
     }
 

@@ -112,11 +112,26 @@ fn half<B: Backend>(device: &B::Device) -> Tensor<B, 1> {
 }
 
 fn adamw<B: Kernels>(check: &mut Check<'_, B>, sizes: &[usize], steps: u64) {
+    steps_from(check, "adamw_foreach", sizes, steps, (zero_state, zero_state));
+}
+
+fn adamw_8bit<B: Kernels>(check: &mut Check<'_, B>, sizes: &[usize], steps: u64) {
+    steps_from(check, "adamw_foreach, 8 bits", sizes, steps, (zero_8bit_state, zero_8bit_state));
+}
+
+/// Builds the state of a parameter before the first step.
+type Start<B> = fn(Tensor<B, 1>) -> AdamWState<B>;
+
+fn steps_from<B: Kernels>(
+    check: &mut Check<'_, B>,
+    name: &str,
+    sizes: &[usize],
+    steps: u64,
+    (zero, zero_on_cpu): (Start<B>, Start<Flex>),
+) {
     let parameters: Vec<_> = sizes.iter().map(|&size| check.random_f32([size], 1.0)).collect();
-    let (mut states, mut expected): (Vec<_>, Vec<_>) = parameters
-        .iter()
-        .map(|(parameter, expected)| (zero_state(parameter.clone()), zero_state(expected.clone())))
-        .unzip();
+    let (mut states, mut expected): (Vec<_>, Vec<_>) =
+        parameters.iter().map(|(ours, expected)| (zero(ours.clone()), zero_on_cpu(expected.clone()))).unzip();
     for step in 1..=steps {
         let (gradients, expected_gradients): (Vec<_>, Vec<_>) =
             sizes.iter().map(|&size| check.random_f32([size], 1.0)).unzip();
@@ -124,48 +139,26 @@ fn adamw<B: Kernels>(check: &mut Check<'_, B>, sizes: &[usize], steps: u64) {
         expected = reference::adamw_foreach(expected, expected_gradients, half(&check.cpu), &hyper(step));
     }
     for (state, expected) in states.into_iter().zip(expected) {
-        check.compare("adamw_foreach: parameter", state.parameter, expected.parameter);
-        let (Moments::F32 { first, second }, Moments::F32 { first: expected_first, second: expected_second }) =
-            (state.moments, expected.moments)
-        else {
-            return check.same("adamw_foreach: moments in f32", false);
+        check.compare(&format!("{name}: parameter"), state.parameter, expected.parameter);
+        let (ours, expected) = match (state.moments, expected.moments) {
+            (Moments::F32 { first, second }, Moments::F32 { first: one, second: two }) => ([first, second], [one, two]),
+            (Moments::EightBit(ours), Moments::EightBit(expected)) => {
+                ([ours.first_absmax, ours.second_absmax], [expected.first_absmax, expected.second_absmax])
+            }
+            _ => return check.same(&format!("{name}: format of the moments"), false),
         };
-        check.compare("adamw_foreach: first moment", first, expected_first);
-        check.compare("adamw_foreach: second moment", second, expected_second);
+        for (what, (ours, expected)) in ["first", "second"].into_iter().zip(ours.into_iter().zip(expected)) {
+            check.compare(&format!("{name}: {what} moments or their scales"), ours, expected);
+        }
     }
     for (parameter, expected) in parameters {
-        check.compare("adamw_foreach: a copy of its input", parameter, expected);
+        check.compare(&format!("{name}: a copy of its input"), parameter, expected);
     }
 }
 
 fn zero_state<B: Backend>(parameter: Tensor<B, 1>) -> AdamWState<B> {
     let zeros = || Tensor::zeros(parameter.dims(), &parameter.device());
     AdamWState { moments: Moments::F32 { first: zeros(), second: zeros() }, parameter }
-}
-
-fn adamw_8bit<B: Kernels>(check: &mut Check<'_, B>, sizes: &[usize], steps: u64) {
-    let parameters: Vec<_> = sizes.iter().map(|&size| check.random_f32([size], 1.0)).collect();
-    let (mut states, mut expected): (Vec<_>, Vec<_>) = parameters
-        .iter()
-        .map(|(parameter, expected)| (zero_8bit_state(parameter.clone()), zero_8bit_state::<Flex>(expected.clone())))
-        .unzip();
-    for step in 1..=steps {
-        let (gradients, expected_gradients): (Vec<_>, Vec<_>) =
-            sizes.iter().map(|&size| check.random_f32([size], 1.0)).unzip();
-        states = B::adamw_foreach(states, gradients, half(check.device), &hyper(step));
-        expected = reference::adamw_foreach(expected, expected_gradients, half(&check.cpu), &hyper(step));
-    }
-    for (state, expected) in states.into_iter().zip(expected) {
-        check.compare("adamw_foreach, 8 bits: parameter", state.parameter, expected.parameter);
-        let (Moments::EightBit(moments), Moments::EightBit(expected)) = (state.moments, expected.moments) else {
-            return check.same("adamw_foreach, 8 bits: moments in 8 bits", false);
-        };
-        check.compare("adamw_foreach, 8 bits: first scales", moments.first_absmax, expected.first_absmax);
-        check.compare("adamw_foreach, 8 bits: second scales", moments.second_absmax, expected.second_absmax);
-    }
-    for (parameter, expected) in parameters {
-        check.compare("adamw_foreach, 8 bits: a copy of its input", parameter, expected);
-    }
 }
 
 fn zero_8bit_state<B: Kernels>(parameter: Tensor<B, 1>) -> AdamWState<B> {

@@ -60,7 +60,7 @@ pub fn check_gguf(folder: &Path) -> Result<(), ModelError> {
 /// A folder that cannot be read, a model or tokenizer that GGUF cannot describe here ([`ModelError::NoGguf`]), a failed write.
 pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> Result<Vec<String>, ModelError> {
     let weights = HfFolder::open(folder)?;
-    let config = read_config(folder)?;
+    let config = weights.read_config()?;
     weights.check_complete(&config)?;
     let architecture = Architecture::of(&config)?;
     let vocabulary = tokenizer::read(folder, config.spec.vocab_size, config.bos_token_id, &ends)?;

@@ -17,7 +17,7 @@ impl HfFolder {
     /// # Errors
     /// One error for all tensors that are missing, wrongly shaped, or not part of the model: a bias or a quantization constant that was
     /// ignored would change the numbers. The `lm_head.weight` of a tied model and the `rotary_emb.inv_freq` of old checkpoints
-    /// are not read, nor are layers that predict more tokens than the next ([`HfFolder::correct`] compares or names them); other parts
+    /// are not read, nor are layers that predict more tokens than the next ([`HfFolder::read_config`] compares or names them); other parts
     /// than the text model have a place if config.json describes a checkpoint with such parts.
     pub fn check_complete(&self, config: &ModelConfig) -> Result<(), ModelError> {
         let expected = config.stored_spec().tensors();

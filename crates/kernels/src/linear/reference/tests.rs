@@ -18,6 +18,10 @@ fn module<B: LinearOps>(columns: Range<usize>, weight: Weight<B>) -> Module<B> {
     Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter: None }
 }
 
+fn grouped<B: LinearOps>(modules: Vec<Module<B>>, parts: Vec<usize>) -> Group<B> {
+    Group { modules, parts, gemms: GemmFormat::Compute, dropout: None, rows: None }
+}
+
 /// Runs forward and backward without epilogue, with everything saved.
 fn run(
     prologue: Prologue<Plain>,
@@ -41,8 +45,7 @@ fn gradients_of_weight_bias_adapter_and_input_equal_autodiff() {
         adapter: Some(recorded_pair.clone()),
         ..module(0..40, Weight::Dense(rw.clone()))
     };
-    let group =
-        Group { modules: vec![recorded], parts: vec![40], gemms: GemmFormat::Compute, dropout: None, rows: None };
+    let group = grouped(vec![recorded], vec![40]);
     let (outputs, saved) = project(Prologue::None { x: rx.clone() }, &group, Epilogue::None, Keep::Nothing);
     assert!(saved.is_none());
     let expected = recorded_backward(outputs.into_iter().next().unwrap(), &dy);
@@ -53,8 +56,7 @@ fn gradients_of_weight_bias_adapter_and_input_equal_autodiff() {
         adapter: Some(Adapter { a, b, scale: SCALE, magnitude: None }),
         ..module(0..40, Weight::Dense(weight))
     };
-    let group =
-        Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute, dropout: None, rows: None };
+    let group = grouped(vec![trained], vec![40]);
     let mut grads = run(Prologue::None { x }, group, vec![dy], None);
     let module = grads.modules.remove(0);
     assert_close(grads.input.plain(), rx.grad(&expected).unwrap(), 1e-5);
@@ -182,13 +184,7 @@ fn head_norms_and_rotation(
     let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(recorded(&tables)) };
     let prologue = Prologue::Norm { x: rx.clone(), norm: norm(rn.clone()) };
     let one_module = vec![module(0..query + 2 * kv, Weight::Dense(rw.clone()))];
-    let group = Group {
-        modules: one_module,
-        parts: vec![query, kv, kv],
-        gemms: GemmFormat::Compute,
-        dropout: None,
-        rows: None,
-    };
+    let group = grouped(one_module, vec![query, kv, kv]);
     let (outputs, _) = project(prologue, &group, Epilogue::Heads(epilogue), Keep::Nothing);
     let loss = outputs
         .into_iter()
@@ -202,13 +198,7 @@ fn head_norms_and_rotation(
     let qk_norm = Some(QkNorms { q: norm(q_norm), k: norm(k_norm) });
     let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(tables) };
     let trained = Module { weight_gradient: WeightGradient::New, ..module(0..query + 2 * kv, Weight::Dense(weight)) };
-    let group = Group {
-        modules: vec![trained],
-        parts: vec![query, kv, kv],
-        gemms: GemmFormat::Compute,
-        dropout: None,
-        rows: None,
-    };
+    let group = grouped(vec![trained], vec![query, kv, kv]);
     let residual = random::<Plain, 2>(11, [TOKENS, INPUT]);
     for keep in [Keep::Inputs, Keep::Everything] {
         let prologue = Prologue::Norm { x: x.clone(), norm: norm(input_norm.clone()) };
@@ -232,13 +222,7 @@ fn gradients_through_a_norm_after_the_gemm_equal_autodiff() {
     let (weight, scale) = (random::<Plain, 2>(3, [40, INPUT]), random::<Plain, 1>(4, [40]));
     let (residual, past) = (random::<Plain, 2>(5, [TOKENS, 40]), random::<Plain, 2>(6, [TOKENS, INPUT]));
     let (rx, rw, rn) = (leaf(&x), leaf(&weight), leaf(&scale));
-    let group = Group {
-        modules: vec![module(0..40, Weight::Dense(rw.clone()))],
-        parts: vec![40],
-        gemms: GemmFormat::Compute,
-        dropout: None,
-        rows: None,
-    };
+    let group = grouped(vec![module(0..40, Weight::Dense(rw.clone()))], vec![40]);
     let norm = NormWeight { weight: rn.clone(), offset: 1.0, epsilon: 1e-5, trains: true };
     let epilogue = Epilogue::NormResidual { norm, residual: Tensor::from_inner(residual.clone()) };
     let (outputs, saved) = project(Prologue::None { x: rx.clone() }, &group, epilogue, Keep::Nothing);
@@ -246,8 +230,7 @@ fn gradients_through_a_norm_after_the_gemm_equal_autodiff() {
     let expected = recorded_backward(outputs.into_iter().next().unwrap(), &dy);
 
     let trained = Module { weight_gradient: WeightGradient::New, ..module(0..40, Weight::Dense(weight)) };
-    let group =
-        Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute, dropout: None, rows: None };
+    let group = grouped(vec![trained], vec![40]);
     let epilogue = Epilogue::NormResidual {
         norm: NormWeight { weight: scale, offset: 1.0, epsilon: 1e-5, trains: true },
         residual,
@@ -319,24 +302,12 @@ fn input_gradients_of_modules_that_share_an_input_add_up() {
     let weights = [Weight::Dense(random(4, [40, INPUT])), Weight::Dense(random(5, [16, INPUT]))];
     let alone = |weight: &Weight<Plain>, dy: &Tensor<Plain, 2>| {
         let width = dy.dims()[1];
-        let group = Group {
-            modules: vec![module(0..width, weight.clone())],
-            parts: vec![width],
-            gemms: GemmFormat::Compute,
-            dropout: None,
-            rows: None,
-        };
+        let group = grouped(vec![module(0..width, weight.clone())], vec![width]);
         run(Prologue::None { x: x.clone() }, group, vec![dy.clone()], None).input.plain()
     };
     let expected = alone(&weights[0], &first).add(alone(&weights[1], &second));
     let [left, right] = weights;
-    let group = Group {
-        modules: vec![module(0..40, left), module(40..56, right)],
-        parts: vec![40, 16],
-        gemms: GemmFormat::Compute,
-        dropout: None,
-        rows: None,
-    };
+    let group = grouped(vec![module(0..40, left), module(40..56, right)], vec![40, 16]);
     let together = run(Prologue::None { x: x.clone() }, group, vec![first, second], None);
     assert_eq!(together.modules.len(), 2);
     assert!(together.modules.iter().all(|module| module.weight.is_none() && module.adapter.is_none()));
@@ -355,13 +326,7 @@ fn a_fused_module_computes_what_separate_ones_compute() {
         Module { weight_gradient: WeightGradient::New, ..module(columns, Weight::Dense(rows)) }
     };
     let of = |cuts: &[Range<usize>]| {
-        let group = Group {
-            modules: cuts.iter().cloned().map(cut).collect(),
-            parts: parts.clone(),
-            gemms: GemmFormat::Compute,
-            dropout: None,
-            rows: None,
-        };
+        let group = grouped(cuts.iter().cloned().map(cut).collect(), parts.clone());
         let (outputs, saved) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Inputs);
         let grads = project_backward(*saved.unwrap(), group, d_outputs.clone(), None);
         let weights = grads.modules.into_iter().map(|module| module.weight.unwrap()).collect();
@@ -384,7 +349,7 @@ fn a_weight_gradient_is_added_to_the_sum_that_was_given() {
     let earlier = random::<Plain, 2>(4, [8, INPUT]);
     let gradient = |weight_gradient| {
         let modules = vec![Module { weight_gradient, ..module(0..8, weight.clone()) }];
-        let group = Group { modules, parts: vec![8], gemms: GemmFormat::Compute, dropout: None, rows: None };
+        let group = grouped(modules, vec![8]);
         run(Prologue::None { x: x.clone() }, group, vec![dy.clone()], None).modules.remove(0).weight.unwrap()
     };
     let expected = earlier.clone().add(gradient(WeightGradient::New));
@@ -400,13 +365,7 @@ fn a_quantized_weight_computes_what_its_dequantized_values_compute() {
         let host = Tensor::<Plain, 1>::from_floats(quantized.dequantize().as_slice(), &device).reshape([40, INPUT]);
         let (x, dy) = (random::<Plain, 2>(8, [6, INPUT]), random::<Plain, 2>(9, [6, 40]));
         let of = |weight: Weight<Plain>| {
-            let group = Group {
-                modules: vec![module(0..40, weight)],
-                parts: vec![40],
-                gemms: GemmFormat::Compute,
-                dropout: None,
-                rows: None,
-            };
+            let group = grouped(vec![module(0..40, weight)], vec![40]);
             let (y, saved) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Inputs);
             (y[0].clone(), project_backward(*saved.unwrap(), group, vec![dy.clone()], None).input.plain())
         };
@@ -421,13 +380,7 @@ fn a_quantized_weight_computes_what_its_dequantized_values_compute() {
 #[should_panic(expected = "a gated prologue has no residual path")]
 fn a_residual_gradient_past_a_gated_prologue_is_a_bug() {
     let weight = Weight::Dense(random::<Plain, 2>(3, [8, INPUT]));
-    let group = Group {
-        modules: vec![module(0..8, weight)],
-        parts: vec![8],
-        gemms: GemmFormat::Compute,
-        dropout: None,
-        rows: None,
-    };
+    let group = grouped(vec![module(0..8, weight)], vec![8]);
     let x = random::<Plain, 2>(1, [5, INPUT]);
     let prologue = Prologue::Gated { gate: x.clone(), up: x.clone(), activation: Activation::Silu };
     run(prologue, group, vec![random(2, [5, 8])], Some(x));
