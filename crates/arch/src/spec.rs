@@ -414,9 +414,21 @@ impl MlpSpec {
 impl ModelSpec {
     /// Returns whether the tensor of this name is a weight of experts that the checkpoint stores in MXFP4: as long as it is frozen it stays so.
     pub fn is_mxfp4(&self, name: &str) -> bool {
-        let layer = layer_of(name).filter(|_| is_expert(name) && name.ends_with(".weight"));
-        let mlp = layer.and_then(|layer| self.layers.get(layer)).map(|layer| &layer.mlp);
-        matches!(mlp, Some(MlpSpec::Experts { mxfp4: true, .. }))
+        matches!(self.mixture_of(name), Some(MlpSpec::Experts { mxfp4: true, .. }))
+    }
+
+    /// Returns the number of matrices in the tensor of this name, if it is a weight of experts as a run has it.
+    pub fn experts_of(&self, name: &str) -> Option<usize> {
+        match self.mixture_of(name)? {
+            MlpSpec::Gated { .. } => None,
+            MlpSpec::Experts { count, .. } => Some(*count),
+        }
+    }
+
+    /// Returns the MLP that a weight of experts belongs to.
+    fn mixture_of(&self, name: &str) -> Option<&MlpSpec> {
+        let layer = layer_of(name).filter(|_| is_expert(name) && name.ends_with(".weight"))?;
+        self.layers.get(layer).map(|layer| &layer.mlp)
     }
 
     /// Returns whether any layer is a mixture of experts.

@@ -34,14 +34,15 @@ pub use linear::{
 pub use loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
 pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
-pub use memory::training_shape::{BaseStorage, DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
+pub use memory::training_shape::{DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
 pub use memory::work::{cuda_launches, step_work};
 pub use memory::{DeviceTime, GemmAlgorithms, Hint, HostBuffer, MemoryOps, Offloaded, Readback, RunShape};
 pub use moe::{MoeOps, Routing};
 pub use norm::{NormOps, NormWeight};
 pub use optimizer::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
 pub use weights::{
-    BlockScales, MatrixScales, QuantizedWeight, Scales, Weight, WeightOps, evenly, matrix_scales, padded_codes,
+    BaseStorage, BlockScales, MatrixScales, QuantizedWeight, Scales, Storage, Weight, WeightOps, evenly, matrix_scales,
+    padded_codes,
 };
 
 /// Device time of one launch, with its unavoidable work: FLOPs and bytes.

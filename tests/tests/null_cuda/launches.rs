@@ -15,15 +15,17 @@ use std::{env, fs, slice};
 
 use burn_tensor::DType;
 use burn_tensor::backend::Backend;
-use firebrick_arch::LoraConfig;
+use firebrick_arch::{LoraConfig, Role, TensorSpec};
 use firebrick_data::Batch;
-use firebrick_kernels::backends::cuda::{limit_shared_memory, use_graphs};
+use firebrick_kernels::backends::cuda::{limit_shared_memory, planned_routes, take_routes, use_graphs};
 use firebrick_kernels::backends::{BackendKind, Cuda};
-use firebrick_kernels::{GemmFormat, MemoryOps, Recompute, RunShape};
+use firebrick_kernels::{
+    DividedBytes, EvaluationShape, GemmFormat, MemoryOps, Recompute, RunShape, TrainingShape, Weight,
+};
 use firebrick_model::{
     BaseStorage, BatchLimits, BuildOptions, Decoder, GenerateOptions, ModelConfig, PassOptions, Sampler,
 };
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 use firebrick_tests::{
     FAMILIES, FROZEN, MIXTURES, NF4, POSITIONS, TRAINED, fixture, golden_file, packed, trainer_of, upload,
 };
@@ -300,8 +302,12 @@ impl Case {
         ModelConfig::parse(&config.to_string(), &path).expect("only sizes changed")
     }
 
+    fn lora(&self) -> Option<LoraConfig> {
+        (self.lora != NONE).then(|| serde_json::from_str(self.lora.1).unwrap())
+    }
+
     fn model(&self) -> Decoder<Cuda> {
-        let lora: Option<LoraConfig> = (self.lora != NONE).then(|| serde_json::from_str(self.lora.1).unwrap());
+        let lora = self.lora();
         let mut config = self.config();
         lora.iter().for_each(|lora| config.spec.fuse_experts_for(lora));
         let options = BuildOptions::new(self.base, self.compute, POSITIONS);
@@ -311,20 +317,68 @@ impl Case {
         model
     }
 
+    /// Compares the routes of the groups that ran, and the bytes of their weights, with those that the plan counts with.
+    fn compare_with_plan(&self, model: &Decoder<Cuda>, shared_bytes: usize) {
+        let (spec, ran) = (&model.config.spec, take_routes());
+        let training = TrainingShape {
+            base: self.base,
+            dense: BTreeSet::new(),
+            lora: self.lora(),
+            compute: match self.compute {
+                DType::BF16 => FloatType::Bf16,
+                DType::F16 => FloatType::F16,
+                _ => FloatType::F32,
+            },
+            gemms: self.gemms,
+            shared_bytes,
+            has_wgmma: env::var(CAPABILITY).is_ok_and(|capability| capability == "9.0"),
+            kept_bytes: [0; 2],
+            optimizer_bytes: 0,
+            paged_bytes: 0,
+            paging_bytes: 0,
+            micro_batch_size: 1,
+            row_len: POSITIONS,
+            longest_document: POSITIONS,
+            documents: 1,
+            recompute: self.recompute,
+            offload: self.offload,
+            loss_tokens_per_row: POSITIONS,
+            loss_chunk_tokens: POSITIONS,
+            evaluation: EvaluationShape::default(),
+            divided: DividedBytes::default(),
+            pairs: None,
+        };
+        for route in planned_routes(spec, &training) {
+            assert!(ran.contains(&route), "{}: planned {route}\nran {ran:#?}", self.name());
+        }
+        let linears = model.layers().iter().flat_map(|layer| layer.linears());
+        for linear in linears.filter(|linear| linear.base.trained().is_none()) {
+            let bytes = match linear.base.weight() {
+                Weight::Dense(values) => values.shape().num_elements() * values.dtype().size(),
+                Weight::Quantized(weight) => weight.bytes(),
+            };
+            let (name, shape) = (format!("{}.weight", linear.path), linear.shape.to_vec());
+            let tensor = TensorSpec { name, shape, role: Role::Projection, layer: None };
+            assert_eq!(training.storage().bytes(spec, &tensor), bytes as u64, "{}: {}", self.name(), tensor.name);
+        }
+    }
+
     /// Records two steps, the first of which has two micro-batches, an evaluation, a forward pass without adapters (the reference of preference
     /// losses), and generation.
     fn text(&self) -> String {
         let device = Default::default();
         Cuda::release_memory(&device);
         Cuda::open(&device, &RunShape { kept_bytes: [self.kept; 2], ..RunShape::default() });
-        limit_shared_memory(&device, self.shared_bytes);
+        let shared_bytes = limit_shared_memory(&device, self.shared_bytes);
         let pass = PassOptions { recompute: self.recompute, offload: self.offload, ..PassOptions::default() };
         let mut trainer = Trainer { dropout_seed: Some(1), ..trainer_of(self.model(), pass) };
+        take_routes();
         let [mixed, equal] = [documents([39, 29, 61]), documents([48, 48, 48])];
         let mut text = Text::default();
         text.record("two micro-batches", || _ = trainer.step(&[mixed.clone(), equal]).unwrap().read());
         text.record("a step", || _ = trainer.step(slice::from_ref(&mixed)).unwrap().read());
         let model = &trainer.model;
+        self.compare_with_plan(model, shared_bytes);
         let batch = upload(model, &mixed);
         text.record("evaluation", || _ = model.score(&batch, 20).loss_sum.into_data());
         let base = PassOptions { adapters: false, ..PassOptions::default() };

@@ -9,7 +9,8 @@ use firebrick_arch::{GroupSpec, LoraConfig, MlpSpec, ModelSpec, QkNorm, Role};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
-pub use super::training_shape::{BaseStorage, DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
+pub use super::training_shape::{DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
+pub use crate::weights::BaseStorage;
 pub use firebrick_hwprofile::memory::MemoryEstimate;
 
 /// Values per target of a pair: log-probabilities, the document, weights, and whether it belongs to the answer.
@@ -149,13 +150,14 @@ pub(crate) fn sum(lines: &[MemoryLine]) -> u64 {
 
 fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 7] {
     let trained = training.trained_parameters(model);
-    let base = match training.stored_format() {
-        Format::Quantized(format) => format!(
+    let base = match training.base {
+        BaseStorage::Frozen(Format::Quantized(format)) => format!(
             "projections in {format}, {:.3} bits per parameter; the rest in {}",
             format.bits_per_value(),
             training.compute
         ),
-        format => format!("every parameter in {format}"),
+        BaseStorage::Frozen(format) => format!("every parameter in {format}"),
+        BaseStorage::Trained => String::new(),
     };
     let per_parameter = training.optimizer_bytes as f64 / trained.max(1) as f64;
     let paged = if training.paged_bytes > 0 { ", without what is paged" } else { "" };

@@ -3,14 +3,15 @@
 //!
 //! Trade-off: one struct with a field per decision, all of which the caller fills in, even for backends that read half of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use firebrick_arch::{EMBEDDING, GroupKind, GroupSpec, HEAD, LoraConfig, ModelSpec, NormNames, Role, TensorSpec};
-use firebrick_precision::{FloatType, Format, QuantFormat};
+use firebrick_arch::{GroupKind, GroupSpec, LoraConfig, ModelSpec, NormNames, Role};
+use firebrick_precision::FloatType;
 use serde::{Deserialize, Serialize};
 
 use super::evaluation::EvaluationShape;
 use crate::GemmFormat;
+use crate::weights::{BaseStorage, Storage};
 
 /// The values that a layer's forward pass saves for its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,32 +55,13 @@ impl Recompute {
     }
 }
 
-/// Storage of the base weights on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BaseStorage {
-    /// Every weight trains, in f32.
-    Trained,
-    /// Frozen in this format; if it is a quantized one, only projections are quantized, and everything else has the compute format.
-    Frozen(Format),
-}
-
-impl BaseStorage {
-    /// Returns the format in which the weights of linear modules are stored, with or without adapters.
-    #[must_use]
-    pub fn stored_format(self, has_adapters: bool) -> Format {
-        match self {
-            Self::Frozen(format) if has_adapters => format,
-            Self::Frozen(_) | Self::Trained => Format::Float(FloatType::F32),
-        }
-    }
-}
-
 /// How a model is trained, as far as memory depends on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingShape {
     /// Storage of the base weights on the device.
     pub base: BaseStorage,
+    /// Projections that stay unquantized, as they are in the folder.
+    pub dense: BTreeSet<String>,
     /// The adapter; `None`: every parameter trains.
     pub lora: Option<LoraConfig>,
     /// Format of activations.
@@ -168,34 +150,14 @@ impl TrainingShape {
         self.compute.bytes() as u64
     }
 
-    /// Returns whether the weights of linear modules are stored in a different format than GEMMs read.
-    pub(crate) fn needs_conversion(&self) -> bool {
-        self.stored_format() != Format::Float(self.compute)
-    }
-
-    /// Returns the format in which the weights of linear modules are stored.
-    pub(crate) fn stored_format(&self) -> Format {
-        self.base.stored_format(self.lora.is_some())
+    /// Returns the settings that determine the format of each tensor of the base.
+    pub fn storage(&self) -> Storage<'_> {
+        Storage { base: self.base, lora: self.lora.as_ref(), compute: self.compute, dense: &self.dense }
     }
 
     /// Returns the bytes of the frozen base; 0 if every parameter trains.
     pub(crate) fn base_bytes(&self, model: &ModelSpec) -> u64 {
-        let Some(lora) = &self.lora else { return 0 };
-        let stored = self.stored_format();
-        let other = if matches!(stored, Format::Quantized(_)) { Format::Float(self.compute) } else { stored };
-        let bytes = |tensor: &TensorSpec| {
-            let format = match tensor.role {
-                Role::Projection if model.is_mxfp4(&tensor.name) => Format::Quantized(QuantFormat::Mxfp4),
-                Role::Projection => stored,
-                _ => other,
-            };
-            format.bytes(&tensor.shape) as u64
-        };
-        let tensors = model.stacked_tensors();
-        let frozen: u64 = tensors.iter().filter(|tensor| !lora.saves_tensor(&tensor.name)).map(bytes).sum();
-        // With tied tables, the head keeps its initial weight if only the embedding trains.
-        let keeps_head = model.tie_word_embeddings && lora.saves_tensor(EMBEDDING) && !lora.saves_tensor(HEAD);
-        frozen + if keeps_head { other.bytes(&[model.vocab_size, model.hidden_size]) as u64 } else { 0 }
+        self.storage().frozen_bytes(model)
     }
 
     /// Returns the bytes of the initial adapters that were subtracted from their base (PiSSA); they stay in host memory.
@@ -254,9 +216,9 @@ pub(crate) fn scaled_widths(model: &ModelSpec, training: &TrainingShape, layer: 
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use firebrick_arch::TargetModules;
     use firebrick_arch::shapes::{llama_3_1_8b, llama_3_2_1b};
-    use firebrick_precision::QuantFormat;
+    use firebrick_arch::{TargetModules, TensorSpec};
+    use firebrick_precision::{Format, QuantFormat};
 
     use super::*;
     use crate::PLANNED_SHARED_BYTES;
@@ -264,6 +226,7 @@ pub(crate) mod tests {
     pub(crate) fn qlora(micro_batch_size: usize, recompute: Recompute) -> TrainingShape {
         TrainingShape {
             base: BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })),
+            dense: BTreeSet::new(),
             lora: Some(lora(TargetModules::AllLinear)),
             compute: FloatType::Bf16,
             gemms: GemmFormat::Compute,

@@ -7,12 +7,14 @@
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
 pub mod reference;
+mod storage;
 
 use burn_tensor::{DType, Int, IntDType, Shape, Tensor, backend::Backend};
 use firebrick_precision::{HostScales, QuantFormat, QuantizedTensor, blockwise};
 
 use crate::comm::{Payload, PayloadLayout};
 use crate::memory::{HostBuffer, MemoryOps};
+pub use storage::{BaseStorage, Storage};
 
 /// A weight matrix `[out, in]`.
 #[derive(Clone, Debug)]

@@ -176,13 +176,13 @@ impl<B: Kernels> Builder<'_, '_, B> {
     fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, ModelError> {
         let weight = self.vector(&tensor(name, &[size], Role::Norm))?;
         let ModelSpec { rms_norm_eps, norm_offset, .. } = self.config.spec;
-        Ok(Norm { weight, trains: self.options.trains(name), offset: norm_offset, epsilon: rms_norm_eps })
+        Ok(Norm { weight, trains: self.formats().trains(name), offset: norm_offset, epsilon: rms_norm_eps })
     }
 
     fn sinks(&mut self, layer: usize, heads: usize) -> Result<AttentionSinks<B>, ModelError> {
         let name = sinks_name(layer);
         let logits = self.vector(&tensor(&name, &[heads], Role::Sinks))?;
-        Ok(AttentionSinks { logits, trains: self.options.trains(&name) })
+        Ok(AttentionSinks { logits, trains: self.formats().trains(&name) })
     }
 
     fn bias(&mut self, module: &ModuleSpec) -> Result<ModuleBias<B>, ModelError> {
@@ -190,6 +190,6 @@ impl<B: Kernels> Builder<'_, '_, B> {
         let piece = |piece: &PieceSpec| tensor(&piece.bias_name(), &[piece.rows], Role::Bias);
         let pieces: Vec<TensorSpec> = module.pieces.iter().map(piece).collect();
         let parameter = self.vector_of(&tensor(&name, &[module.rows()], Role::Bias), &pieces)?;
-        Ok(ModuleBias { parameter, trains: self.options.trains(&name) })
+        Ok(ModuleBias { parameter, trains: self.formats().trains(&name) })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Trade-off: the tiny model in every format, on flex only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
 
 use burn_tensor::{Tensor, TensorData};
@@ -117,7 +117,8 @@ fn one_by_one(
 ) -> Vec<TensorData> {
     let TensorSpec { name, shape, .. } = tensor;
     let (values, device) = (folder.read_f32(name, shape).unwrap(), Default::default());
-    if let Some(format) = options.quantized(&config.spec, tensor) {
+    let dense = BTreeSet::new();
+    if let Format::Quantized(format) = options.formats(&dense).storage_of(&config.spec, name, tensor.role) {
         let quantized = format.quantize(&values, shape).unwrap();
         return data_of_weight(Weight::Quantized(QuantizedWeight::<Flex>::upload(&quantized, &device)));
     }

@@ -422,7 +422,8 @@ mod tests {
         let example = Example::new(&full, 80, 512);
         let advice = |backend| {
             let trained = example.trained();
-            let training = shapes::training(&example.config, FloatType::Bf16, backend, &example.data, &trained);
+            let training =
+                shapes::training(&example.config, &example.model, FloatType::Bf16, backend, &example.data, &trained);
             other_runs(&Case { backend, ..example.case() }, &training)
         };
         assert!(advice(BackendKind::Cuda).contains("adamw_8bit") && advice(BackendKind::Flex).contains("adamw_8bit"));

@@ -284,7 +284,7 @@ impl<B: Kernels> Run<B> {
 
     /// Requests the end of the run once it has taken `train.max_time_hours`. Each rank looks at its own clock, and the first one ends all.
     fn watch_the_time(&self) {
-        let Some(hours) = self.prepared.recipe.train.max_time_hours else { return };
+        let Some(hours) = self.prepared.plan.max_time_hours.as_ref().map(|hours| hours.value) else { return };
         let is_up = self.started.elapsed().as_secs_f64() >= 3600.0 * hours;
         if is_up && !self.interrupt.is_requested() {
             self.console.print(&format!("train.max_time_hours = {hours} are over: saving everything"));

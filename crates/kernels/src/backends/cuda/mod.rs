@@ -24,6 +24,7 @@ pub use engine::{
     Cuda, DeviceFailure, device_count, every_program, launches_in_graphs, limit_cudnn, limit_shared_memory, probe,
     refuse_cudnn, scratch_bytes, use_graphs, watch_burn_operations,
 };
+pub use linear::modules::{planned_routes, take_routes};
 pub use linear::operands::fp8::codes::RowScaling;
 pub use linear::operands::fp8::rows::{block_scales, scale_rows};
 

@@ -72,7 +72,7 @@ impl BackendKind {
     /// Returns why the experts of a mixture run one after the other; `None` if one launch computes all of them, or there are none.
     pub fn experts_one_by_one(self, model: &ModelSpec, training: &TrainingShape) -> Option<&'static str> {
         let group = model.all_groups().find(|group| group.experts.is_some())?;
-        let is_grouped = |group: &GroupSpec| Route::planned(group, training).is_grouped;
+        let is_grouped = |group: &GroupSpec| Route::planned(model, group, training).is_grouped;
         match self {
             Self::Flex | Self::Candle | Self::Wgpu => Some("this backend multiplies each expert's rows by themselves"),
             Self::Cuda if is_grouped(&group) => None,

@@ -53,9 +53,9 @@ impl Layer {
         let groups = model.layer_groups(layer);
         let (qkv, [gate_up, down]) = (&groups.qkv, groups.mlp_shapes());
         let (attention, mlp) = (&model.layers[layer].attention, &model.layers[layer].mlp);
-        let is_loop = mlp.is_mixture() && !Route::planned(gate_up, training).is_grouped;
+        let is_loop = mlp.is_mixture() && !Route::planned(model, gate_up, training).is_grouped;
         let rows = mlp.rows_per_token() * VARYING_SIZES[usize::from(is_loop)];
-        let appended = |group: &GroupSpec| Route::planned(group, training).room();
+        let appended = |group: &GroupSpec| Route::planned(model, group, training).room();
         let input = |group: &GroupSpec| row_stride(group.in_features, appended(group));
         let has_room = appended(qkv) + appended(gate_up) > 0;
         let only_in_f32 =
