@@ -10,16 +10,17 @@
 
 use std::ops::Range;
 
+use crate::mixer::MixerGroups;
 use crate::router::SharedExpertSpec;
-use crate::spec::{ExpertNames, LayerSpec, MlpSpec, ModelSpec, OutputOrder};
+use crate::spec::{ExpertNames, MlpSpec, ModelSpec, OutputOrder};
 
 /// The purpose of a group in its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum GroupKind {
-    /// Query, key and value projections; parts q, k, v.
-    Qkv,
-    /// Output projection of attention.
-    AttentionOutput,
+    /// What a mixer reads; of attention query, key and value projections, with parts q, k, v.
+    MixerInput,
+    /// Output projection of a mixer.
+    MixerOutput,
     /// Gate and up projections; parts gate, up.
     GateUp,
     /// Down projection.
@@ -49,10 +50,8 @@ impl GroupKind {
 /// The groups of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerGroups {
-    /// Query, key and value projections.
-    pub qkv: GroupSpec,
-    /// Output projection of attention.
-    pub attention_output: GroupSpec,
+    /// The mixer's.
+    pub mixer: MixerGroups,
     /// The MLP's.
     pub mlp: MlpGroups,
 }
@@ -109,7 +108,7 @@ impl LayerGroups {
     }
 
     fn into_groups(self) -> Vec<GroupSpec> {
-        let mut groups = vec![self.qkv, self.attention_output];
+        let mut groups = vec![self.mixer.input, self.mixer.output];
         match self.mlp {
             MlpGroups::Gated(mlp) => groups.extend(*mlp),
             MlpGroups::Experts { router, experts, shared } => {
@@ -258,7 +257,7 @@ impl GroupSpec {
 }
 
 /// Builds a group of layer `layer` from modules by name and width, side by side; one module with the name `fused` if that is given.
-fn group(
+pub(crate) fn group(
     layer: usize,
     kind: GroupKind,
     in_features: usize,
@@ -313,7 +312,7 @@ fn shared_groups(layer: usize, hidden: usize, shared: SharedExpertSpec, names: E
 }
 
 impl ModelSpec {
-    /// Returns the groups of layer `layer` in the order of the forward pass: four; for a mixture of experts the two of attention, the router, the two
+    /// Returns the groups of layer `layer` in the order of the forward pass: four; for a mixture of experts the two of the mixer, the router, the two
     /// of the experts, and those of a shared expert.
     pub fn groups(&self, layer: usize) -> Vec<GroupSpec> {
         self.layer_groups(layer).into_groups()
@@ -326,16 +325,7 @@ impl ModelSpec {
 
     /// Returns the groups of layer `layer` by purpose.
     pub fn layer_groups(&self, layer: usize) -> LayerGroups {
-        let LayerSpec { attention, .. } = &self.layers[layer];
-        let (hidden, query, kv) = (self.hidden_size, attention.query_size(), attention.kv_size());
-        let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
-        let fused_qkv = attention.fused_qkv.then_some("self_attn.qkv_proj");
-        let output = [("self_attn.o_proj", hidden)];
-        LayerGroups {
-            qkv: group(layer, GroupKind::Qkv, hidden, &qkv, fused_qkv, attention.qkv_bias),
-            attention_output: group(layer, GroupKind::AttentionOutput, query, &output, None, attention.output_bias),
-            mlp: self.mlp_groups(layer),
-        }
+        LayerGroups { mixer: self.layers[layer].mixer.groups(layer, self.hidden_size), mlp: self.mlp_groups(layer) }
     }
 
     fn mlp_groups(&self, layer: usize) -> MlpGroups {
@@ -424,12 +414,12 @@ mod tests {
     fn a_fused_module_covers_all_parts_of_its_group() {
         let mut spec = llama_3_1_8b();
         for layer in &mut spec.layers {
-            layer.attention.fused_qkv = true;
+            layer.mixer.attention_mut().unwrap().fused_qkv = true;
             let MlpSpec::Gated { fused, .. } = &mut layer.mlp else { panic!("a dense MLP") };
             *fused = true;
         }
         let groups = spec.layer_groups(3);
-        let (qkv, [gate_up, _]) = (&groups.qkv, groups.mlp_shapes());
+        let (qkv, [gate_up, _]) = (&groups.mixer.input, groups.mlp_shapes());
         assert_eq!(
             (&qkv.parts[..], qkv.modules.len(), qkv.modules[0].columns.clone()),
             (&[4096, 1024, 1024][..], 1, 0..6144)
@@ -500,7 +490,7 @@ mod tests {
         assert_eq!((gate_up.in_features, &gate_up.parts[..]), (4096, &[14_336, 14_336][..]));
         assert_eq!((down.in_features, &down.parts[..]), (14_336, &[4096][..]));
         assert_eq!(gate_up.out_features(), 2 * 14_336);
-        let kinds = [GroupKind::Qkv, GroupKind::AttentionOutput, GroupKind::GateUp, GroupKind::Down];
+        let kinds = [GroupKind::MixerInput, GroupKind::MixerOutput, GroupKind::GateUp, GroupKind::Down];
         assert_eq!([qkv.kind, output.kind, gate_up.kind, down.kind], kinds);
     }
 

@@ -9,6 +9,7 @@ pub mod groups;
 pub mod json;
 pub mod lora;
 mod lora_init;
+pub mod mixer;
 pub mod module_names;
 mod new_tokens;
 pub mod python_json;
@@ -31,13 +32,13 @@ pub use lora::{
     text_name_in_adapter, token_rows_name,
 };
 pub use lora_init::LoraInit;
+pub use mixer::{AttentionSpec, CacheSize, Mixer, MixerGroups, MixerValues, QkNorm};
 pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use quantization::{QUANTIZATION_CONFIG, Quantization};
 pub use rope::{LongRopeFactors, QueryScale, Rope, RopeScaling};
 pub use router::{ExpertGroups, RouterScores, RouterSpec, SharedExpertSpec};
 pub use spec::{
-    Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, OutputOrder, QkNorm,
-    SwigluConstants,
+    Activation, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, OutputOrder, SwigluConstants,
 };
 pub use tensors::{
     EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, is_stored_in_f32, layer_norm_name, router_correction, sinks_name,

@@ -134,7 +134,6 @@ impl ModelSpec {
     }
 
     fn add_layer(&self, layer: usize, form: Form, tensors: &mut Vec<TensorSpec>) {
-        let attention = &self.layers[layer].attention;
         let names = self.layers[layer].norms.names();
         let norm = |name: &str, width| TensorSpec {
             name: layer_norm_name(layer, name),
@@ -144,8 +143,8 @@ impl ModelSpec {
         };
         for group in self.groups(layer) {
             let (before, after) = match group.kind {
-                GroupKind::Qkv => (names.before_attention, None),
-                GroupKind::AttentionOutput => (None, names.after_attention),
+                GroupKind::MixerInput => (names.before_mixer, None),
+                GroupKind::MixerOutput => (None, names.after_mixer),
                 GroupKind::GateUp | GroupKind::Router => (names.before_mlp, None),
                 GroupKind::Down => (None, names.after_mlp),
                 GroupKind::ExpertGateUp
@@ -160,16 +159,8 @@ impl ModelSpec {
             {
                 tensors.extend(group.modules.iter().map(|router| router_correction(layer, router)));
             }
-            if let (GroupKind::Qkv, Some([q, k])) = (group.kind, attention.qk_norm.widths(attention)) {
-                tensors.extend([norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)]);
-            }
-            if group.kind == GroupKind::Qkv && attention.sinks {
-                tensors.push(TensorSpec {
-                    name: sinks_name(layer),
-                    shape: vec![attention.heads],
-                    role: Role::Sinks,
-                    layer: Some(layer),
-                });
+            if group.kind == GroupKind::MixerInput {
+                tensors.extend(self.layers[layer].mixer.vectors(layer));
             }
             tensors.extend(after.map(|name| norm(name, self.hidden_size)));
         }

@@ -24,8 +24,9 @@ use half::{bf16, f16};
 use crate::division::{Blocks, Division};
 use crate::error::ModelError;
 use crate::experts::router_loss::{RouterLoss, RouterSums, with_router_loss};
-use crate::layer::{Attend, Context, Layer};
+use crate::layer::{Context, Layer};
 use crate::linear::{AdapterPass, Base, add_matrix, times_transposed, weight_gradient};
+use crate::mixer::{self, Attend};
 use crate::norm::Norm;
 use crate::pass::{BackwardItems, PassOptions, SavedLayer, backward_layer, forward_layer};
 use crate::token_rows::TokenRows;
@@ -179,7 +180,7 @@ impl<B: Kernels> Decoder<B> {
         loss: LossOptions,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 1> {
-        self.begin_attention(batch);
+        self.begin_mixers(batch);
         let (loss_sum, router_loss) = B::section(&self.device, || {
             let (hidden_nd, tape) = self.forward(batch, pass);
             let (loss, router_loss) = (self.loss(hidden_nd, &batch.targets, loss, sink), tape.router_loss());
@@ -200,14 +201,13 @@ impl<B: Kernels> Decoder<B> {
         batch.router_loss = Some(RouterLoss::new(all, is_token, gradient_scale, &self.device));
     }
 
-    /// Starts the slow preparations for the attention of both passes over a micro-batch.
-    pub(crate) fn begin_attention(&self, batch: &MicroBatch<B>) {
+    /// Starts the slow preparations for the mixers in both passes over a micro-batch.
+    pub(crate) fn begin_mixers(&self, batch: &MicroBatch<B>) {
         let layers = &self.config.spec.layers;
         for (index, layer) in layers.iter().enumerate() {
-            // Consecutive layers mostly have the same kind of attention.
-            if index == 0 || layers[index - 1].attention != layer.attention {
-                let (dtype, documents) = (self.compute_dtype, &batch.context.documents);
-                B::hint(&self.device, Hint::Attention { spec: &layer.attention, dtype, documents });
+            // Consecutive layers mostly have the same mixer.
+            if index == 0 || layers[index - 1].mixer != layer.mixer {
+                mixer::prepare(&layer.mixer, self.compute_dtype, &batch.context.documents, &self.device);
             }
         }
     }

@@ -19,8 +19,8 @@ use rayon::prelude::*;
 use self::cache::Caches;
 use crate::decoder::{Decoder, rotary_tables};
 use crate::error::ModelError;
-use crate::layer::Attend;
 use crate::linear::AdapterPass;
+use crate::mixer::Attend;
 use crate::sampling::Sampler;
 
 /// When to stop and how to choose.

@@ -360,7 +360,7 @@ fn evaluations_between_steps_change_no_loss() {
 fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage: BaseStorage) -> Decoder<B> {
     let mut config = ModelConfig::read(&fixture(family)).expect("the model has a readable config");
     config.spec.hidden_size = 256;
-    let narrow = config.spec.layers[0].attention.head_dim;
+    let narrow = config.spec.attentions().next().unwrap().head_dim;
     for rope in &mut config.spec.ropes {
         // The same share of each head.
         rope.rotary_dim = head_dim * rope.rotary_dim / narrow;
@@ -373,10 +373,11 @@ fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage
             long_factor.resize(rope.rotary_dim / 2, 7.0);
         }
     }
-    for layer in &mut config.spec.layers {
-        let attention = &mut layer.attention;
+    for attention in config.spec.attentions_mut() {
         (attention.heads, attention.kv_heads, attention.head_dim) = (4, 2, head_dim);
         attention.scale = AttentionSpec::new(4, 2, head_dim).scale;
+    }
+    for layer in &mut config.spec.layers {
         let (MlpSpec::Gated { intermediate_size, .. } | MlpSpec::Experts { intermediate_size, .. }) = &mut layer.mlp;
         *intermediate_size = 384;
     }
@@ -442,7 +443,7 @@ fn attention_is_fused(model: &Decoder<Cuda>, operations: &BTreeMap<&'static str,
 #[expect(clippy::print_stderr, reason = "which attention is tested must be seen")]
 fn print_attention(family: &str, dtype: DType) {
     let config = ModelConfig::read(&fixture(family)).expect("the model has a readable config");
-    let head_dim = config.spec.layers[0].attention.head_dim;
+    let head_dim = config.spec.attentions().next().unwrap().head_dim;
     let options = BuildOptions::new(TRAINED, dtype, 128);
     let model = Decoder::<Cuda>::random(config, &options, None, &Default::default()).expect("there is no adapter");
     let fused = attention_is_fused(&model, &operations(&model, &sequence_of(&[30, 34], None, 0)));

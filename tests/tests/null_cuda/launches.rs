@@ -15,7 +15,7 @@ use std::{env, fs, slice};
 
 use burn_tensor::DType;
 use burn_tensor::backend::Backend;
-use firebrick_arch::{LoraConfig, Role, TensorSpec};
+use firebrick_arch::LoraConfig;
 use firebrick_data::Batch;
 use firebrick_kernels::backends::cuda::{limit_shared_memory, planned_routes, take_routes, use_graphs};
 use firebrick_kernels::backends::{BackendKind, Cuda};
@@ -351,15 +351,16 @@ impl Case {
         for route in planned_routes(spec, &training) {
             assert!(ran.contains(&route), "{}: planned {route}\nran {ran:#?}", self.name());
         }
+        let tensors = spec.stacked_tensors();
         let linears = model.layers().iter().flat_map(|layer| layer.linears());
         for linear in linears.filter(|linear| linear.base.trained().is_none()) {
             let bytes = match linear.base.weight() {
                 Weight::Dense(values) => values.shape().num_elements() * values.dtype().size(),
                 Weight::Quantized(weight) => weight.bytes(),
             };
-            let (name, shape) = (format!("{}.weight", linear.path), linear.shape.to_vec());
-            let tensor = TensorSpec { name, shape, role: Role::Projection, layer: None };
-            assert_eq!(training.storage().bytes(spec, &tensor), bytes as u64, "{}: {}", self.name(), tensor.name);
+            let tensor =
+                tensors.iter().find(|tensor| tensor.name == format!("{}.weight", linear.path)).expect("it is listed");
+            assert_eq!(training.storage().bytes(spec, tensor), bytes as u64, "{}: {}", self.name(), tensor.name);
         }
     }
 

@@ -42,7 +42,7 @@ impl Recompute {
     pub fn repeats(self, kind: GroupKind, norms: &NormNames) -> bool {
         match (self, kind) {
             (Self::Full | Self::Projections, GroupKind::Down) => norms.after_mlp.is_some(),
-            (Self::Projections, GroupKind::AttentionOutput) => norms.after_attention.is_some(),
+            (Self::Projections, GroupKind::MixerOutput) => norms.after_mixer.is_some(),
             (Self::Full | Self::Projections, _) => true,
             (Self::Selective | Self::None, _) => false,
         }
@@ -178,7 +178,7 @@ impl TrainingShape {
             Recompute::Projections => {
                 let mut outputs: BTreeMap<usize, usize> = BTreeMap::new();
                 for layer in &model.layers {
-                    *outputs.entry(layer.attention.query_size()).or_default() += 1;
+                    *outputs.entry(layer.mixer.values().mixed).or_default() += 1;
                 }
                 let sums = [layers, model.hidden_size];
                 [inputs, sums].into_iter().chain(outputs.into_iter().map(|(width, count)| [count, width])).collect()
@@ -252,7 +252,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn dense(format: FloatType) -> TrainingShape {
-        TrainingShape { base: BaseStorage::Frozen(Format::Float(format)), ..qlora(1, Recompute::Full) }
+        TrainingShape { base: BaseStorage::Frozen(Format::Float(format)), compute: format, ..qlora(1, Recompute::Full) }
     }
 
     pub(crate) fn full(compute: FloatType) -> TrainingShape {

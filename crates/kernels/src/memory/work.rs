@@ -33,7 +33,7 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
         GemmFormat::Fp8 => (frozen, others),
         GemmFormat::Compute => (0.0, frozen + others),
     };
-    let attention = model.attention_forward_flops_per_token(document_tokens);
+    let attention = model.mixer_forward_flops_per_token(document_tokens);
     let attention_forwards = if training.recompute == Recompute::Full { 2.0 } else { 1.0 };
     Work {
         matmul_flops,

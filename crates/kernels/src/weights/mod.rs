@@ -177,7 +177,7 @@ impl<B: Backend> QuantizedWeight<B> {
         self.format.blocks(self.shape[0] * self.shape[1], self.shape[1])
     }
 
-    /// Returns the bytes held on the device, without the lookup tables that weights share.
+    /// Returns the bytes held on the device, without the tables in which all weights of a format are looked up.
     pub fn bytes(&self) -> usize {
         let stored = |shape: Shape, dtype: DType| shape.num_elements() * dtype.size();
         let codes = |codes: &Tensor<B, 1, Int>| stored(codes.shape(), codes.dtype());
@@ -185,8 +185,10 @@ impl<B: Backend> QuantizedWeight<B> {
         codes(&self.codes)
             + match &self.scales.block {
                 BlockScales::Float(scales) => floats(scales),
-                BlockScales::Narrow { codes: scales, .. } => codes(scales),
-                BlockScales::Nested { codes: scales, absmax, .. } => codes(scales) + floats(absmax),
+                BlockScales::Narrow { codes: scales, map } => codes(scales) + floats(map),
+                BlockScales::Nested { codes: scales, absmax, offset, .. } => {
+                    codes(scales) + floats(absmax) + floats(offset)
+                }
             }
     }
 }

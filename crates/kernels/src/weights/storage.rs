@@ -86,8 +86,11 @@ fn quantized_bytes(format: QuantFormat, [rows, columns]: [usize; 2], experts: Op
         experts.is_some_and(|experts| matrix_scales(format, [rows / experts, columns]) == MatrixScales::Float);
     let scales = match format {
         _ if is_float => blocks * size_of::<f32>(),
-        QuantFormat::Nf4 { double_quant: true } => nested * (blockwise::BLOCK_SIZE + size_of::<f32>()),
-        QuantFormat::Nvfp4 | QuantFormat::Mxfp4 => blocks,
+        QuantFormat::Nf4 { double_quant: true } => {
+            nested * (blockwise::BLOCK_SIZE + size_of::<f32>()) + size_of::<f32>()
+        }
+        // Every code of a scale has its value in a table of the weight.
+        QuantFormat::Nvfp4 | QuantFormat::Mxfp4 => blocks + 256 * size_of::<f32>(),
         QuantFormat::Nf4 { double_quant: false } | QuantFormat::Fp8 => blocks * size_of::<f32>(),
     };
     codes + scales

@@ -8,12 +8,14 @@ use std::ops::Range;
 
 use burn_tensor::DType;
 use firebrick_arch::ModelSpec;
-use firebrick_kernels::{Kernels, KvCache};
+use firebrick_kernels::Kernels;
+
+use crate::mixer::Cache;
 
 /// One cache per layer, all with the same rows.
 #[derive(Debug)]
 pub(crate) struct Caches<B: Kernels> {
-    pub(crate) layers: Vec<KvCache<B>>,
+    pub(crate) layers: Vec<Cache<B>>,
     /// Free rows, as ascending ranges.
     free: Vec<Range<usize>>,
 }
@@ -27,8 +29,7 @@ impl<B: Kernels> Default for Caches<B> {
 
 impl<B: Kernels> Caches<B> {
     pub(crate) fn new(spec: &ModelSpec, rows: usize, dtype: DType, device: &B::Device) -> Self {
-        let cache = |width| KvCache::new([rows, width], dtype, device);
-        let layers = spec.layers.iter().map(|layer| cache(layer.attention.kv_size())).collect();
+        let layers = spec.layers.iter().map(|layer| Cache::new(&layer.mixer, rows, dtype, device)).collect();
         Self { layers, free: Vec::from_iter((rows > 0).then_some(0..rows)) }
     }
 

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use firebrick_arch::{
-    Activation, EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups,
-    MlpSpec, ModelSpec, ModuleSpec, PieceSpec, Role, RouterSpec, SharedGroups, TensorSpec, layer_norm_name,
-    router_correction, sinks_name,
+    Activation, EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig,
+    Mixer as MixerSpec, MlpGroups, MlpSpec, ModelSpec, ModuleSpec, PieceSpec, QkNorm, Role, RouterSpec, SharedGroups,
+    TensorSpec, layer_norm_name, router_correction,
 };
 use firebrick_kernels::{GemmFormat, Kernels, Parameter};
 
@@ -18,9 +18,9 @@ use crate::error::ModelError;
 use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Linear, LinearGroup, ModuleBias, ParameterAdapter, Stack};
+use crate::mixer::{Attention, AttentionSinks, Mixer, MixerKind};
 use crate::norm::Norm;
 use crate::shared_expert::SharedExpert;
-use crate::sinks::AttentionSinks;
 use crate::token_rows::TokenRows;
 
 /// Shorthand for a tensor to be read.
@@ -69,29 +69,37 @@ impl<B: Kernels> Builder<'_, '_, B> {
 
     /// Reads a layer's tensors in the order of `ModelSpec::tensors`: each norm where the forward pass meets it.
     fn layer(&mut self, spec: &ModelSpec, index: usize) -> Result<Layer<B>, ModelError> {
-        let LayerGroups { qkv, attention_output, mlp } = spec.layer_groups(index);
+        let LayerGroups { mixer, mlp } = spec.layer_groups(index);
         let layer: &LayerSpec = &spec.layers[index];
         let names = layer.norms.names();
         let hidden = spec.hidden_size;
         // Fields are read in the order in which they are written.
         Ok(Layer {
             spec: layer.clone(),
-            before_attention: self.layer_norm(index, names.before_attention, hidden)?,
-            qkv: self.group(&qkv)?,
-            qk_norm: match layer.attention.qk_norm.widths(&layer.attention) {
-                None => None,
-                Some([q, k]) => Some([
-                    self.norm(&layer_norm_name(index, "self_attn.q_norm"), q)?,
-                    self.norm(&layer_norm_name(index, "self_attn.k_norm"), k)?,
-                ]),
+            before_mixer: self.layer_norm(index, names.before_mixer, hidden)?,
+            mixer: Mixer {
+                input: self.group(&mixer.input)?,
+                kind: self.mixer(index, &layer.mixer)?,
+                output: self.group(&mixer.output)?,
             },
-            sinks: layer.attention.sinks.then(|| self.sinks(index, layer.attention.heads)).transpose()?,
-            attention_output: self.group(&attention_output)?,
-            after_attention: self.layer_norm(index, names.after_attention, hidden)?,
+            after_mixer: self.layer_norm(index, names.after_mixer, hidden)?,
             before_mlp: self.layer_norm(index, names.before_mlp, hidden)?,
             mlp: self.mlp(index, &layer.mlp, &mlp)?,
             after_mlp: self.layer_norm(index, names.after_mlp, hidden)?,
         })
+    }
+
+    /// Reads what a mixer has besides linear modules, in the order of its `vectors`.
+    fn mixer(&mut self, layer: usize, spec: &MixerSpec) -> Result<MixerKind<B>, ModelError> {
+        let MixerSpec::Attention(spec) = spec;
+        let mut vectors = spec.vectors(layer).into_iter();
+        let mut next = || vectors.next().expect("a mixer lists its vectors");
+        let qk_norm = match spec.qk_norm {
+            QkNorm::None => None,
+            _ => Some([self.norm_of(&next())?, self.norm_of(&next())?]),
+        };
+        let sinks = if spec.sinks { Some(self.sinks(&next())?) } else { None };
+        Ok(MixerKind::Attention(Attention { spec: spec.clone(), qk_norm, sinks }))
     }
 
     fn mlp(&mut self, layer: usize, spec: &MlpSpec, groups: &MlpGroups) -> Result<Mlp<B>, ModelError> {
@@ -174,15 +182,17 @@ impl<B: Kernels> Builder<'_, '_, B> {
     }
 
     fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, ModelError> {
-        let weight = self.vector(&tensor(name, &[size], Role::Norm))?;
-        let ModelSpec { rms_norm_eps, norm_offset, .. } = self.config.spec;
-        Ok(Norm { weight, trains: self.formats().trains(name), offset: norm_offset, epsilon: rms_norm_eps })
+        self.norm_of(&tensor(name, &[size], Role::Norm))
     }
 
-    fn sinks(&mut self, layer: usize, heads: usize) -> Result<AttentionSinks<B>, ModelError> {
-        let name = sinks_name(layer);
-        let logits = self.vector(&tensor(&name, &[heads], Role::Sinks))?;
-        Ok(AttentionSinks { logits, trains: self.formats().trains(&name) })
+    fn norm_of(&mut self, tensor: &TensorSpec) -> Result<Norm<B>, ModelError> {
+        let weight = self.vector(tensor)?;
+        let ModelSpec { rms_norm_eps, norm_offset, .. } = self.config.spec;
+        Ok(Norm { weight, trains: self.formats().trains(&tensor.name), offset: norm_offset, epsilon: rms_norm_eps })
+    }
+
+    fn sinks(&mut self, tensor: &TensorSpec) -> Result<AttentionSinks<B>, ModelError> {
+        Ok(AttentionSinks { logits: self.vector(tensor)?, trains: self.formats().trains(&tensor.name) })
     }
 
     fn bias(&mut self, module: &ModuleSpec) -> Result<ModuleBias<B>, ModelError> {

@@ -136,7 +136,7 @@ fn gated_sums(width: usize, pieces: usize, tokens: usize) -> usize {
 fn input_sums(Routed { kind, shape, route }: &Routed, tokens: usize) -> usize {
     let width = shape.in_features;
     let (pass, tile, tokens) = match (kind, route.copy_pass, route.gated_pass) {
-        (GroupKind::AttentionOutput, Some(tile), _) => (LowRankPass::INPUT, tile.ranks, tokens),
+        (GroupKind::MixerOutput, Some(tile), _) => (LowRankPass::INPUT, tile.ranks, tokens),
         (GroupKind::Down | GroupKind::ExpertDown | GroupKind::SharedDown, _, Some(pieces)) => {
             let pass = LowRankPass::gated(pieces);
             (pass, GATED_TILE, gated_tokens(pass, tokens, width))

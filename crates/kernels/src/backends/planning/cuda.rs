@@ -130,16 +130,16 @@ pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<Memo
 /// Returns the bytes of `v` that are kept with queries and keys saved before their norm, because one buffer stores all three.
 fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
     // Norms over all heads save dense copies of queries and keys instead.
-    let layers = model.layers.iter().filter(|layer| layer.attention.qk_norm == QkNorm::PerHead);
+    let normed = model.attentions().filter(|attention| attention.qk_norm == QkNorm::PerHead);
     let saved = if training.recompute.repeats_gemms() { 0 } else { usize::MAX };
-    layers.take(saved).map(|layer| layer.attention.kv_size() as u64).sum::<u64>() * training.activation_bytes()
+    normed.take(saved).map(|attention| attention.kv_size() as u64).sum::<u64>() * training.activation_bytes()
 }
 
 /// Returns the bytes of the buffer for the widest rows, which operations share: logits of a chunk, or joined QKV with adapters.
 fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
     let joined = (0..model.layers.len()).map(|layer| {
-        let qkv = model.layer_groups(layer).qkv;
+        let qkv = model.layer_groups(layer).mixer.input;
         row_stride(qkv.out_features(), Route::planned(model, &qkv, training).room()) as u64
     });
     let joined = joined.max().unwrap_or(0) * training.tokens() * training.activation_bytes();
@@ -149,7 +149,7 @@ fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
 /// Returns the workspace of attention's backward: an f32 gradient accumulator per query value, and gradients of keys and values for
 /// every query head before the sum over their group, in the compute format, or in f32 for packed documents.
 fn attention_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    let widest = model.layers.iter().map(|layer| layer.attention.query_size()).max().unwrap_or(0);
+    let widest = model.attentions().map(|attention| attention.query_size()).max().unwrap_or(0);
     let is_packed = training.documents > training.micro_batch_size;
     widest as u64 * (4 + 2 * if is_packed { 4 } else { training.activation_bytes() })
 }

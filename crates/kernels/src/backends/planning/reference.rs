@@ -19,7 +19,7 @@ pub(super) fn logit_copies(model: &ModelSpec) -> u64 {
 
 /// Counts the f32 copies of attention scores: scores, probabilities and gradient are alive together; under a soft cap also its slope.
 pub(super) fn score_copies(model: &ModelSpec) -> u64 {
-    if model.layers.iter().any(|layer| layer.attention.soft_cap.is_some()) { 4 } else { 3 }
+    if model.attentions().any(|attention| attention.soft_cap.is_some()) { 4 } else { 3 }
 }
 
 /// Returns the bytes of all copies of the scores over a document of `tokens` tokens; 0 if the backend computes them block by block.
@@ -27,7 +27,7 @@ pub(super) fn score_bytes(backend: BackendKind, model: &ModelSpec, tokens: usize
     if !backend.materializes_scores() {
         return 0;
     }
-    let heads = model.layers.iter().map(|layer| layer.attention.heads as u64).max().unwrap_or(0);
+    let heads = model.attentions().map(|attention| attention.heads as u64).max().unwrap_or(0);
     heads * (tokens as u64).pow(2) * 4 * score_copies(model)
 }
 
