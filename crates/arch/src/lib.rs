@@ -32,7 +32,7 @@ pub use lora::{
     text_name_in_adapter, token_rows_name,
 };
 pub use lora_init::LoraInit;
-pub use mixer::{AttentionSpec, CacheSize, Mixer, MixerGroups, MixerValues, QkNorm};
+pub use mixer::{AttentionSpec, CacheSize, Mixer, MixerGroups, MixerValues, QkNorm, ShortConvSpec};
 pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use quantization::{QUANTIZATION_CONFIG, Quantization};
 pub use rope::{LongRopeFactors, QueryScale, Rope, RopeScaling};

@@ -32,6 +32,8 @@ pub enum Role {
     RouterCorrection,
     /// Bias `[out]` of a linear module.
     Bias,
+    /// Filters `[channels, 1, width]` of a depthwise convolution: f32, and never quantized.
+    Filters,
     /// Logits `[heads]` of attention's sinks: never quantized.
     Sinks,
     /// The output head `[vocab, hidden]`.

@@ -5,6 +5,7 @@ pub mod backends;
 pub mod comm;
 #[cfg(feature = "flex")]
 pub mod conformance;
+pub mod conv;
 mod dtype;
 pub mod embedding;
 mod gradient;
@@ -24,6 +25,7 @@ pub use attention::{
 };
 pub use backends::{BackendKind, PLANNED_SHARED_BYTES, SelfTest, converted_weights_bytes, estimate, fp8_refusal};
 pub use comm::{COLLECTIVE, CommError, Communicator, Exchange, Loan, Payload, PayloadLayout};
+pub use conv::{ConvInputs, ConvOps, ConvState};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
@@ -67,7 +69,7 @@ pub struct TracedOperation {
 /// Inputs may be f32 or a half format; reductions, norms and exponentials are computed in f32, and results come back in the dtype of
 /// the first input unless an operation states otherwise. CubeCL does not check dtypes, so operations cast mixed operands themselves.
 pub trait Kernels:
-    MemoryOps + WeightOps + NormOps + LinearOps + MoeOps + AttentionOps + EmbeddingOps + LossOps + OptimizerOps
+    MemoryOps + WeightOps + NormOps + LinearOps + MoeOps + AttentionOps + ConvOps + EmbeddingOps + LossOps + OptimizerOps
 {
     /// Runs `work` and records when and for how long the device runs each of its operations; the list is empty where
     /// the backend cannot trace. Waits for the device before and after `work`, not in between.

@@ -10,7 +10,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::{
-    AttentionOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, WeightOps,
+    AttentionOps, ConvOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps,
+    WeightOps,
 };
 
 /// The backend under test.
@@ -24,6 +25,7 @@ impl NormOps for Recorded {}
 impl LinearOps for Recorded {}
 impl AttentionOps for Recorded {}
 impl MoeOps for Recorded {}
+impl ConvOps for Recorded {}
 impl EmbeddingOps for Recorded {}
 impl LossOps for Recorded {}
 impl OptimizerOps for Recorded {}

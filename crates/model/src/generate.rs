@@ -182,6 +182,7 @@ impl<B: Kernels> Decoder<B> {
         // The last token is read again in any case: its logits determine the next one.
         let common = prompt.iter().zip(&conversation.tokens).take_while(|(left, right)| left == right).count();
         let past = common.min(prompt.len() - 1);
+        let past = if conversation.caches.can_return_to(past, conversation.tokens.len()) { past } else { 0 };
         conversation.tokens.truncate(past);
         let running = Running {
             prompt: 0,

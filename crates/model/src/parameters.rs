@@ -8,7 +8,7 @@ use crate::decoder::Decoder;
 use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Base, Linear, LinearGroup, Lora, LoraMagnitude, ModuleBias};
-use crate::mixer::{Attention, AttentionSinks, Mixer, MixerKind};
+use crate::mixer::{Attention, AttentionSinks, Mixer, MixerKind, ShortConv};
 use crate::norm::Norm;
 use crate::shared_expert::SharedExpert;
 use crate::token_rows::TokenRows;
@@ -35,9 +35,15 @@ macro_rules! lists {
 
         impl<B: Kernels> MixerKind<B> {
             pub(crate) fn $parameters(&$($mutable)? self) -> impl Iterator<Item = &$($mutable)? Parameter<B>> {
-                let Self::Attention(Attention { qk_norm, sinks, .. }) = self;
-                let sinks = sinks.into_iter().filter(|sinks| sinks.trains).map(|AttentionSinks { logits, .. }| logits);
-                qk_norm.into_iter().flatten().flat_map(Norm::$parameters).chain(sinks)
+                let (norms, logits, filters) = match self {
+                    Self::Attention(Attention { qk_norm, sinks, .. }) => (Some(qk_norm), Some(sinks), None),
+                    Self::ShortConv(conv) => (None, None, Some(conv)),
+                };
+                let norms = norms.into_iter().flatten().flatten().flat_map(Norm::$parameters);
+                let logits = logits.into_iter().flatten().filter(|sinks| sinks.trains);
+                let filters = filters.into_iter().filter(|conv| conv.trains);
+                let logits = logits.map(|AttentionSinks { logits, .. }| logits);
+                norms.chain(logits).chain(filters.map(|ShortConv { filters, .. }| filters))
             }
         }
 

@@ -3,10 +3,12 @@
 //! A kind is one file here, one in the model crate's `mixer/`, and a folder of operations in the kernels crate; nobody else asks which it is.
 
 mod attention;
+mod short_conv;
 
 use serde::{Deserialize, Serialize};
 
 pub use attention::{AttentionSpec, QkNorm};
+pub use short_conv::ShortConvSpec;
 
 use crate::groups::GroupSpec;
 use crate::tensors::{Role, TensorSpec};
@@ -17,6 +19,8 @@ use crate::tensors::{Role, TensorSpec};
 pub enum Mixer {
     /// Causal self attention.
     Attention(AttentionSpec),
+    /// A gated short convolution.
+    ShortConv(ShortConvSpec),
 }
 
 /// The linear modules of a mixer.
@@ -53,6 +57,7 @@ impl Mixer {
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match self {
             Self::Attention(attention) => Some(attention),
+            Self::ShortConv(_) => None,
         }
     }
 
@@ -60,6 +65,7 @@ impl Mixer {
     pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
         match self {
             Self::Attention(attention) => Some(attention),
+            Self::ShortConv(_) => None,
         }
     }
 
@@ -67,6 +73,7 @@ impl Mixer {
     pub fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
         match self {
             Self::Attention(attention) => attention.groups(layer, hidden),
+            Self::ShortConv(conv) => conv.groups(layer, hidden),
         }
     }
 
@@ -74,6 +81,7 @@ impl Mixer {
     pub fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
         match self {
             Self::Attention(attention) => attention.vectors(layer),
+            Self::ShortConv(conv) => vec![conv.filters(layer)],
         }
     }
 
@@ -81,6 +89,7 @@ impl Mixer {
     pub fn forward_flops_per_token(&self, document_tokens: f64) -> f64 {
         match self {
             Self::Attention(attention) => attention.forward_flops_per_token(document_tokens),
+            Self::ShortConv(conv) => conv.forward_flops_per_token(),
         }
     }
 
@@ -88,6 +97,7 @@ impl Mixer {
     pub fn values(&self) -> MixerValues {
         match self {
             Self::Attention(attention) => attention.values(),
+            Self::ShortConv(conv) => conv.values(),
         }
     }
 
@@ -95,6 +105,7 @@ impl Mixer {
     pub fn cache(&self) -> CacheSize {
         match self {
             Self::Attention(attention) => attention.cache(),
+            Self::ShortConv(conv) => conv.cache(),
         }
     }
 }

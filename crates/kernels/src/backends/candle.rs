@@ -7,7 +7,8 @@
 )]
 
 use crate::{
-    AttentionOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, WeightOps,
+    AttentionOps, ConvOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps,
+    WeightOps,
 };
 
 /// f32 values and i64 indices, the fastest types of candle's CPU kernels.
@@ -19,6 +20,7 @@ impl NormOps for Candle {}
 impl LinearOps for Candle {}
 impl AttentionOps for Candle {}
 impl MoeOps for Candle {}
+impl ConvOps for Candle {}
 impl EmbeddingOps for Candle {}
 impl LossOps for Candle {}
 impl OptimizerOps for Candle {}

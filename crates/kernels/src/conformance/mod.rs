@@ -38,6 +38,7 @@ fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Findi
         crate::moe::conformance::check(&mut check);
     }
     crate::memory::conformance::check(&mut check);
+    crate::conv::conformance::check(&mut check);
     crate::loss::conformance::check(&mut check);
     crate::optimizer::conformance::check(&mut check);
     // Attention is last: its preparation takes longest, and may have started before.

@@ -33,6 +33,11 @@ impl<B: Kernels> Caches<B> {
         Self { layers, free: Vec::from_iter((rows > 0).then_some(0..rows)) }
     }
 
+    /// Returns whether sequences of `read` tokens can go on after their first `past`: a state is that after the last token.
+    pub(crate) fn can_return_to(&self, past: usize, read: usize) -> bool {
+        past == read || self.layers.iter().all(|cache| matches!(cache, Cache::Rows(_)))
+    }
+
     /// Takes `rows` consecutive rows and returns the first; `None` if there are not so many.
     pub(crate) fn take(&mut self, rows: usize) -> Option<usize> {
         let index = self.free.iter().position(|range| range.len() >= rows)?;

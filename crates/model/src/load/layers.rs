@@ -18,7 +18,7 @@ use crate::error::ModelError;
 use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Linear, LinearGroup, ModuleBias, ParameterAdapter, Stack};
-use crate::mixer::{Attention, AttentionSinks, Mixer, MixerKind};
+use crate::mixer::{Attention, AttentionSinks, Mixer, MixerKind, ShortConv};
 use crate::norm::Norm;
 use crate::shared_expert::SharedExpert;
 use crate::token_rows::TokenRows;
@@ -91,7 +91,14 @@ impl<B: Kernels> Builder<'_, '_, B> {
 
     /// Reads what a mixer has besides linear modules, in the order of its `vectors`.
     fn mixer(&mut self, layer: usize, spec: &MixerSpec) -> Result<MixerKind<B>, ModelError> {
-        let MixerSpec::Attention(spec) = spec;
+        let spec = match spec {
+            MixerSpec::Attention(spec) => spec,
+            MixerSpec::ShortConv(spec) => {
+                let filters = spec.filters(layer);
+                let (trains, filters) = (self.formats().trains(&filters.name), self.vector(&filters)?);
+                return Ok(MixerKind::ShortConv(ShortConv { spec: spec.clone(), filters, trains }));
+            }
+        };
         let mut vectors = spec.vectors(layer).into_iter();
         let mut next = || vectors.next().expect("a mixer lists its vectors");
         let qk_norm = match spec.qk_norm {

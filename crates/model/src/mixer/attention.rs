@@ -49,8 +49,8 @@ impl<B: Kernels> Attention<B> {
                     B::packed_attention(&heads, sinks.as_ref(), &self.spec, documents);
                 Mixed { values_nm: o, statistics: Some(statistics) }
             }
-            Attend::Cached { tokens, cache, prompts } => {
-                let Cache::Rows(cache) = cache;
+            Attend::Cached { cache: Cache::State(_), .. } => unreachable!("attention has a cache of rows"),
+            Attend::Cached { tokens, cache: Cache::Rows(cache), prompts } => {
                 let o = B::cached_attention(&heads, sinks.as_ref(), cache, tokens, prompts, &self.spec);
                 Mixed { values_nm: o, statistics: None }
             }

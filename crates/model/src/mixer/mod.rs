@@ -4,15 +4,17 @@
 //! backward, its further parameters, and its cache.
 
 mod attention;
+mod short_conv;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_arch as arch;
 use firebrick_kernels::{
-    CachedTokens, Documents, Epilogue, GradientSink, Hint, Kernels, KvCache, ProjectSaved, RotaryTables,
+    CachedTokens, ConvState, Documents, Epilogue, GradientSink, Hint, Kernels, KvCache, ProjectSaved, RotaryTables,
     SoftmaxStatistics,
 };
 
 pub use attention::{Attention, AttentionSinks};
+pub use short_conv::ShortConv;
 
 use crate::linear::LinearGroup;
 
@@ -32,6 +34,8 @@ pub struct Mixer<B: Kernels> {
 pub enum MixerKind<B: Kernels> {
     /// Causal self attention.
     Attention(Attention<B>),
+    /// A gated short convolution.
+    ShortConv(ShortConv<B>),
 }
 
 /// The result of a mixer's operation.
@@ -57,6 +61,8 @@ pub(crate) struct SavedMixer<B: Kernels> {
 pub(crate) enum Cache<B: Kernels> {
     /// Keys and values of every token.
     Rows(KvCache<B>),
+    /// A state per sequence, whatever its length.
+    State(ConvState<B>),
 }
 
 /// The earlier tokens that a token is mixed with.
@@ -72,6 +78,7 @@ impl<B: Kernels> Mixer<B> {
     pub(crate) fn epilogue(&self, rotary: &[RotaryTables<B>]) -> Epilogue<B> {
         match &self.kind {
             MixerKind::Attention(attention) => attention.epilogue(rotary),
+            MixerKind::ShortConv(_) => Epilogue::None,
         }
     }
 
@@ -79,6 +86,7 @@ impl<B: Kernels> Mixer<B> {
     pub(crate) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> Mixed<B> {
         match &self.kind {
             MixerKind::Attention(attention) => attention.forward(parts, attend),
+            MixerKind::ShortConv(conv) => conv.forward(parts, attend),
         }
     }
 
@@ -93,6 +101,7 @@ impl<B: Kernels> Mixer<B> {
     ) -> Vec<Tensor<B, 2>> {
         match &self.kind {
             MixerKind::Attention(attention) => attention.backward(parts, mixed, d_mixed_nm, documents, sink),
+            MixerKind::ShortConv(conv) => conv.backward(parts, d_mixed_nm, documents, sink),
         }
     }
 }
@@ -106,6 +115,7 @@ impl<B: Kernels> Mixer<B> {
                     norm.add_gradient(gradient, sink);
                 }
             }
+            MixerKind::ShortConv(_) => {}
         }
     }
 }
@@ -115,6 +125,7 @@ impl<B: Kernels> Cache<B> {
     pub(crate) fn new(mixer: &arch::Mixer, rows: usize, dtype: DType, device: &B::Device) -> Self {
         match mixer {
             arch::Mixer::Attention(attention) => Self::Rows(KvCache::new([rows, attention.kv_size()], dtype, device)),
+            arch::Mixer::ShortConv(_) => Self::State(ConvState::new()),
         }
     }
 }
@@ -123,5 +134,9 @@ impl<B: Kernels> Cache<B> {
 pub(crate) fn prepare<B: Kernels>(mixer: &arch::Mixer, dtype: DType, documents: &Documents<B>, device: &B::Device) {
     match mixer {
         arch::Mixer::Attention(spec) => B::hint(device, Hint::Attention { spec, dtype, documents }),
+        arch::Mixer::ShortConv(_) => {}
     }
 }
+
+#[cfg(test)]
+mod tests;
