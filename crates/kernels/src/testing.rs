@@ -10,7 +10,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::{
-    AttentionOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, WeightOps,
+    AttentionOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, Session,
+    WeightOps,
 };
 
 /// The backend under test.
@@ -18,6 +19,7 @@ pub(crate) type Plain = Flex;
 /// The same backend under autodiff: gradients by decomposition into Burn's own operations.
 pub(crate) type Recorded = Autodiff<Flex>;
 
+impl Session for Recorded {}
 impl MemoryOps for Recorded {}
 impl WeightOps for Recorded {}
 impl NormOps for Recorded {}

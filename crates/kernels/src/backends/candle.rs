@@ -7,12 +7,14 @@
 )]
 
 use crate::{
-    AttentionOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, WeightOps,
+    AttentionOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, Session,
+    WeightOps,
 };
 
 /// f32 values and i64 indices, the fastest types of candle's CPU kernels.
 pub type Candle = burn_candle::Candle<f32, i64>;
 
+impl Session for Candle {}
 impl MemoryOps for Candle {}
 impl WeightOps for Candle {}
 impl NormOps for Candle {}

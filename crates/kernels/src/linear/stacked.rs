@@ -11,7 +11,7 @@ use super::{
     Adapter, Bias, Epilogue, ExpertRows, Group, InputGradient, Keep, LinearOps, Magnitude, Module, ModuleGradients,
     ProjectGradients, ProjectSaved, Prologue, WeightGradient,
 };
-use crate::memory::{Hint, MemoryOps};
+use crate::session::{Hint, Session};
 use crate::weights::evenly;
 
 /// Implements [`LinearOps::project`] for a group of stacks.
@@ -270,10 +270,10 @@ fn transposed<T>(of_experts: Vec<Vec<T>>) -> Vec<Vec<T>> {
 }
 
 /// Runs work whose tensor sizes differ in every pass.
-fn with_varying_sizes<B: MemoryOps, R>(device: &B::Device, work: impl FnOnce() -> R) -> R {
+fn with_varying_sizes<B: Session, R>(device: &B::Device, work: impl FnOnce() -> R) -> R {
     /// Ends this mode, even if the work panics.
-    struct End<'a, B: MemoryOps>(&'a B::Device);
-    impl<B: MemoryOps> Drop for End<'_, B> {
+    struct End<'a, B: Session>(&'a B::Device);
+    impl<B: Session> Drop for End<'_, B> {
         fn drop(&mut self) {
             B::hint(self.0, Hint::VaryingSizes(false));
         }

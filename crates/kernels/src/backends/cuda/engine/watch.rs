@@ -56,7 +56,7 @@ impl BurnWatch {
             return;
         }
         let is_next = found == Some(last + 1);
-        assert!(is_next, "a Burn operation ran inside a section of device work; wrap it in MemoryOps::pause");
+        assert!(is_next, "a Burn operation ran inside a section of device work; wrap it in Session::pause");
         self.last.set(found.map(|number| (number, ever)));
     }
 }

@@ -17,17 +17,12 @@ use crate::backends::cuda::engine::{
     Cost, Cuda, Engine, Lent, MatrixView, check, check_launch, device_count, engine, float, int_tensor, payload,
     shared, tensor, view,
 };
-use crate::memory::{DeviceTime, Elsewhere, Hint, RunShape};
-use crate::{GemmAlgorithms, HostBuffer, MemoryOps, Offloaded, Payload, Readback};
+use crate::memory::Elsewhere;
+use crate::session::{DeviceTime, GemmAlgorithms, Hint, RunShape, Session};
+use crate::{HostBuffer, MemoryOps, Offloaded, Payload, Readback};
 use host_copies::HostCopy;
 
-impl MemoryOps for Cuda {
-    /// Returns a device by its number among those that this process sees. A launcher that shows each rank only its own
-    /// device (SLURM's `--gpus-per-task`) makes that number 0.
-    fn device_of(local_rank: usize) -> CudaDevice {
-        CudaDevice::new(if device_count() == 1 { 0 } else { local_rank })
-    }
-
+impl Session for Cuda {
     fn open(device: &CudaDevice, shape: &RunShape) {
         let engine = engine(device);
         engine.kept.allow(shape.kept_bytes);
@@ -64,6 +59,23 @@ impl MemoryOps for Cuda {
         release_pools(&engine, device);
         engine.fp8_scales.clear();
         engine.kept.clear();
+    }
+
+    fn device_time(device: &CudaDevice, of: DeviceTime) -> Option<Readback> {
+        let engine = engine(device);
+        Some(match of {
+            DeviceTime::RestoreWait => Readback::new(engine.copies.take_waits()),
+            DeviceTime::RankWait => Readback::new(engine.collectives.take_waits()),
+            DeviceTime::Collectives => Readback::new(engine.collectives.take_runs()),
+        })
+    }
+}
+
+impl MemoryOps for Cuda {
+    /// Returns a device by its number among those that this process sees. A launcher that shows each rank only its own
+    /// device (SLURM's `--gpus-per-task`) makes that number 0.
+    fn device_of(local_rank: usize) -> CudaDevice {
+        CudaDevice::new(if device_count() == 1 { 0 } else { local_rank })
     }
 
     fn host_buffer(device: &Self::Device, bytes: usize) -> HostBuffer {
@@ -163,15 +175,6 @@ impl MemoryOps for Cuda {
             check("copying numbers to the host", engine.copies.numbers(engine.stream(), values))
         });
         Readback::new(copied)
-    }
-
-    fn device_time(device: &CudaDevice, of: DeviceTime) -> Option<Readback> {
-        let engine = engine(device);
-        Some(match of {
-            DeviceTime::RestoreWait => Readback::new(engine.copies.take_waits()),
-            DeviceTime::RankWait => Readback::new(engine.collectives.take_waits()),
-            DeviceTime::Collectives => Readback::new(engine.collectives.take_runs()),
-        })
     }
 }
 
