@@ -9,6 +9,7 @@
 
 mod attention;
 mod comm;
+mod device;
 mod embedding;
 mod engine;
 mod linear;
@@ -18,17 +19,18 @@ mod moe;
 mod norm;
 mod optimizer;
 mod self_test;
+mod session;
+mod tables;
 
 pub use attention::library::CudnnLimits;
-pub use engine::{
-    Cuda, DeviceFailure, device_count, every_program, launches_in_graphs, limit_cudnn, limit_shared_memory, probe,
-    refuse_cudnn, scratch_bytes, use_graphs, watch_burn_operations,
-};
+pub use device::{launches_in_graphs, limit_cudnn, limit_shared_memory, refuse_cudnn, scratch_bytes, use_graphs};
+pub use engine::{Cuda, DeviceFailure, device_count, every_program, probe, watch_burn_operations};
 pub use linear::modules::{planned_routes, take_routes};
 pub use linear::operands::fp8::codes::RowScaling;
 pub use linear::operands::fp8::rows::{block_scales, scale_rows};
 
 pub(super) use comm::connect;
+use device::Device;
 use engine::check;
 pub(super) use engine::format_refusal;
 pub(super) use memory::stay_near;
@@ -36,14 +38,14 @@ pub(super) use self_test::self_test;
 
 impl crate::Kernels for Cuda {
     fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<crate::TracedOperation>) {
-        let engine = engine::engine(device);
+        let device = Device::of(device);
         // Start the trace at the same time for host and device.
-        engine.synchronize();
-        let origin = check("recording an event", engine.mark());
+        device.synchronize();
+        let origin = check("recording an event", device.mark());
         check("waiting for the device", origin.synchronize());
-        engine.trace.start(origin);
+        device.trace.start(origin);
         let result = work();
-        engine.synchronize();
-        (result, engine.trace.finish())
+        device.synchronize();
+        (result, device.trace.finish())
     }
 }

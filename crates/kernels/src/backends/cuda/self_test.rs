@@ -7,7 +7,8 @@ use cubecl::cuda::CudaDevice;
 use firebrick_precision::difference::{is_within, relative_difference};
 
 use super::attention::library::CudnnLimits;
-use super::engine::{Cuda, DeviceFailure, engine, limit_cudnn};
+use super::device::{Device, limit_cudnn};
+use super::engine::{Cuda, DeviceFailure};
 use crate::backends::SelfTest;
 use crate::conformance::{Case, attention, begin_attention, usual_operations, verdict};
 use crate::linear::{reference, stacked};
@@ -29,11 +30,11 @@ const FP8_GROUPS: [(Option<usize>, [usize; 2], &[usize]); 3] =
 pub(in crate::backends) fn self_test(device: &CudaDevice, test: SelfTest) -> Result<(), String> {
     let SelfTest { dtype, gemms, head_dim, has_experts } = test;
     let case = Case { has_experts, ..Case::small(dtype, head_dim) };
-    let engine = DeviceFailure::catch(|| engine(device)).map_err(|failure| failure.to_string())?;
+    let of = DeviceFailure::catch(|| Device::of(device)).map_err(|failure| failure.to_string())?;
     // Packed documents, if short, go to the flash kernels even if cuDNN is installed; those of this case do.
-    let of_experts = if has_experts { engine.expert_sources() } else { Vec::new() };
-    let in_half = [engine.usual_low_rank(), of_experts].concat();
-    engine.programs.prepare(dtype, head_dim, engine.flash_programs(dtype, head_dim), in_half);
+    let of_experts = if has_experts { of.expert_sources() } else { Vec::new() };
+    let in_half = [of.usual_low_rank(), of_experts].concat();
+    of.programs.prepare(dtype, head_dim, of.flash_programs(dtype, head_dim), in_half);
     let uniform = Case { documents: vec![64, 64], ..case.clone() };
     let findings = DeviceFailure::catch(|| {
         let limits = limit_cudnn(device, CudnnLimits { min_mean_tokens: 0, ..CudnnLimits::default() });
@@ -46,8 +47,8 @@ pub(in crate::backends) fn self_test(device: &CudaDevice, test: SelfTest) -> Res
         findings
     });
     // All sources for later launches are ready, and no thread compiles when a short process ends.
-    engine.programs.finish();
-    engine.library.finish();
+    of.programs.finish();
+    of.library.finish();
     verdict(dtype, findings.map_err(|failure| failure.to_string())?)?;
     match gemms {
         GemmFormat::Compute => Ok(()),

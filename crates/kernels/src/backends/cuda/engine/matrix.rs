@@ -130,14 +130,6 @@ impl MatrixView {
     }
 }
 
-/// An allocation in which low-rank intermediates are saved, one after the other.
-#[derive(Debug)]
-pub(crate) struct LowRankChunk {
-    pub memory: MatrixView,
-    /// Ranks in use.
-    pub used: usize,
-}
-
 /// Returns the float primitive of a tensor.
 pub(crate) fn float<const D: usize>(tensor: Tensor<Cuda, D>) -> Primitive {
     match tensor.into_primitive() {
