@@ -451,13 +451,8 @@ pub trait LinearOps: NormOps + Session + WeightOps {
     }
 
     /// Applies rotary position embedding (Su et al., RoFormer, 2021) to `[n, heads * head_dim]`, in the rotate-half form of most Hugging Face
-    /// checkpoints or of neighboring columns, to as many columns of each head as the tables have angles for.
-    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
-        reference::rotary(x, tables, head_dim)
-    }
-
-    /// Backward of [`LinearOps::rotary`]: the inverse rotation.
-    fn rotary_backward(dy: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
-        reference::rotary_backward(dy, tables, head_dim)
+    /// checkpoints or of neighboring columns, to as many columns of each head as the tables have angles for. Its backward is the inverse rotation.
+    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize, backward: bool) -> Tensor<Self, 2> {
+        reference::rotary(x, tables, head_dim, backward)
     }
 }

@@ -67,13 +67,12 @@ pub trait MemoryOps: Backend {
     }
 
     /// Returns ranges of the first axis, in order, from starts and lengths. They share the tensor's memory where the backend can.
-    fn slices<const D: usize>(x: Tensor<Self, D>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, D>> {
-        ranges.iter().map(|&(start, length)| x.clone().narrow(0, start, length)).collect()
-    }
-
-    /// Returns ranges of codes, in order, from starts and lengths, as [`MemoryOps::slices`] does.
-    fn code_slices(x: Tensor<Self, 1, Int>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, 1, Int>> {
-        ranges.iter().map(|&(start, length)| x.clone().narrow(0, start, length)).collect()
+    fn slices<const D: usize>(x: Payload<Self, D>, ranges: &[(usize, usize)]) -> Vec<Payload<Self, D>> {
+        let slice = |&(start, length): &(usize, usize)| match &x {
+            Payload::Values(x) => Payload::Values(x.clone().narrow(0, start, length)),
+            Payload::Codes(x) => Payload::Codes(x.clone().narrow(0, start, length)),
+        };
+        ranges.iter().map(slice).collect()
     }
 
     /// Puts matrices below each other.
@@ -103,4 +102,9 @@ pub trait MemoryOps: Backend {
     fn read_later(values: Vec<Tensor<Self, 1>>) -> Readback {
         Readback::new(host::OnDevice(values))
     }
+}
+
+/// Returns ranges of the first axis of values, as [`MemoryOps::slices`] does.
+pub fn slices<B: MemoryOps, const D: usize>(x: Tensor<B, D>, ranges: &[(usize, usize)]) -> Vec<Tensor<B, D>> {
+    B::slices(Payload::Values(x), ranges).into_iter().map(Payload::into_values).collect()
 }

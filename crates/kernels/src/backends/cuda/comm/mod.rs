@@ -17,9 +17,9 @@ use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{CudaError, DevicePointer, Nccl, NcclCommunicator, NcclId, Stream};
 
 use crate::backends::cuda::device::Device;
-use crate::backends::cuda::engine::{Cost, Cuda, DeviceBlock, MatrixView, Primitive, float, payload};
+use crate::backends::cuda::engine::{Cost, Cuda, DeviceBlock, MatrixView, Primitive, payload, primitive};
 use crate::comm::{Collective, DeviceSide};
-use crate::{COLLECTIVE, CommError, Communicator, Exchange, Loan, Payload};
+use crate::{COLLECTIVE, CommError, Communicator, Exchange, Loan};
 
 /// Interval between checks for NCCL errors.
 const WATCH: Duration = Duration::from_millis(500);
@@ -154,11 +154,7 @@ struct Part {
 impl Part {
     /// Allocates or takes the memory that the exchange uses; it writes all of it except what a root lends.
     fn new(device: &Device, collective: Collective, Loan { root, layout, own }: Loan<Cuda>) -> Self {
-        let primitive = own.map(|payload| match payload {
-            Payload::Values(values) => float(values),
-            Payload::Codes(codes) => codes.into_primitive(),
-        });
-        let matrix = match (primitive, collective) {
+        let matrix = match (own.map(|own| primitive(own).0), collective) {
             (None, _) => device.view_of(device.empty([layout.elements], layout.dtype)),
             (Some(own), Collective::Lend) => device.dense(device.view_of(own)),
             (Some(own), _) => device.view_of(device.owned(own)),

@@ -153,6 +153,14 @@ pub(crate) fn payload<const D: usize>(primitive: Primitive, is_codes: bool) -> P
     if is_codes { Payload::Codes(int_tensor(primitive)) } else { Payload::Values(tensor(primitive)) }
 }
 
+/// Returns the primitive of values or codes, and whether it is codes.
+pub(crate) fn primitive<const D: usize>(payload: Payload<Cuda, D>) -> (Primitive, bool) {
+    match payload {
+        Payload::Values(values) => (float(values), false),
+        Payload::Codes(codes) => (codes.into_primitive(), true),
+    }
+}
+
 /// Returns a view of a matrix's memory with another shape, offset by `start` values.
 pub(crate) fn view(matrix: &MatrixView, start: usize, shape: &[usize], strides: Vec<usize>) -> Primitive {
     let mut view = matrix.tensor.clone();

@@ -46,7 +46,7 @@ pub(super) use gemm::{Gemm, GemmScales};
 pub(super) use handle_number::Owner;
 pub(super) use launch::{BlockArguments, Launch, arguments, grid, rows_and_columns, threads_for};
 pub use matrix::Cuda;
-pub(super) use matrix::{DeviceBlock, MatrixView, Primitive, float, int_tensor, payload, tensor, view};
+pub(super) use matrix::{DeviceBlock, MatrixView, Primitive, float, int_tensor, payload, primitive, tensor, view};
 pub(super) use program::{FlashVariant, SoftCap, Source, WeightValues};
 pub(super) use scratch::{Contents, ScratchSlot};
 pub(super) use trace::Cost;

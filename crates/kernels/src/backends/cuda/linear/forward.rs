@@ -134,14 +134,9 @@ impl LinearOps for Cuda {
         })
     }
 
-    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
+    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize, backward: bool) -> Tensor<Self, 2> {
         let device = Device::of(&x.device());
-        device.section(|| tensor(device.rotate(&device.matrix(x), tables, head_dim, false).tensor))
-    }
-
-    fn rotary_backward(dy: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
-        let device = Device::of(&dy.device());
-        device.section(|| tensor(device.rotate(&device.matrix(dy), tables, head_dim, true).tensor))
+        device.section(|| tensor(device.rotate(&device.matrix(x), tables, head_dim, backward).tensor))
     }
 }
 

@@ -10,14 +10,12 @@ pub(super) mod planned;
 mod processors;
 mod upload;
 
-use burn_tensor::{DType, Int, Tensor, TensorData};
+use burn_tensor::{DType, Int, Tensor, TensorData, TensorMetadata};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::Driver;
 
 use crate::backends::cuda::device::Device;
-use crate::backends::cuda::engine::{
-    Cost, Cuda, MatrixView, check, device_count, float, int_tensor, payload, tensor, view,
-};
+use crate::backends::cuda::engine::{Cost, Cuda, MatrixView, check, device_count, payload, primitive, tensor, view};
 use crate::memory::Elsewhere;
 use crate::{HostBuffer, MemoryOps, Offloaded, Payload, Readback};
 use host_copies::HostCopy;
@@ -58,10 +56,7 @@ impl MemoryOps for Cuda {
     }
 
     fn offload(x: Payload<Self, 2>) -> Offloaded<Self> {
-        let (x, is_codes) = match x {
-            Payload::Values(values) => (float(values), false),
-            Payload::Codes(codes) => (codes.into_primitive(), true),
-        };
+        let (x, is_codes) = primitive(x);
         let device = Device::of(&x.device);
         let copy = device.section(|| {
             let matrix = device.dense(device.view_of(x));
@@ -70,29 +65,18 @@ impl MemoryOps for Cuda {
         Offloaded::elsewhere(OnHost { copy, is_codes })
     }
 
-    fn slices<const D: usize>(x: Tensor<Self, D>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, D>> {
-        let (device, dims) = (Device::of(&x.device()), x.dims());
+    fn slices<const D: usize>(x: Payload<Self, D>, ranges: &[(usize, usize)]) -> Vec<Payload<Self, D>> {
+        let (x, is_codes) = primitive(x);
+        let (device, dims) = (Device::of(&x.device), x.shape().dims::<D>());
         device.section(|| {
-            let x = device.flat(x);
+            let x = device.dense(device.view_of(x));
             // Distance in values between consecutive indices of an axis.
             let strides: Vec<usize> = (1..=D).map(|axis| dims[axis..].iter().product()).collect();
             let slice = |&(start, length): &(usize, usize)| {
                 assert!(start + length <= dims[0], "{start}+{length} of {}", dims[0]);
                 let mut shape = dims;
                 shape[0] = length;
-                tensor(view(&x, start * strides[0], &shape, strides.clone()))
-            };
-            ranges.iter().map(slice).collect()
-        })
-    }
-
-    fn code_slices(x: Tensor<Self, 1, Int>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, 1, Int>> {
-        let (device, length) = (Device::of(&x.device()), x.dims()[0]);
-        device.section(|| {
-            let x = device.int_matrix(x);
-            let slice = |&(start, count): &(usize, usize)| {
-                assert!(start + count <= length, "{start}+{count} of {length}");
-                int_tensor(view(&x, start, &[count], vec![1]))
+                payload(view(&x, start * strides[0], &shape, strides.clone()), is_codes)
             };
             ranges.iter().map(slice).collect()
         })
