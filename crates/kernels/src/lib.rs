@@ -15,6 +15,7 @@ pub mod memory;
 pub mod moe;
 pub mod norm;
 pub mod optimizer;
+pub mod session;
 #[cfg(all(test, feature = "flex"))]
 mod testing;
 pub mod weights;
@@ -38,10 +39,11 @@ pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
 pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
 pub use memory::training_shape::{DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
 pub use memory::work::{cuda_launches, step_work};
-pub use memory::{DeviceTime, GemmAlgorithms, Hint, HostBuffer, MemoryOps, Offloaded, Readback, RunShape};
+pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
 pub use moe::{MoeOps, Routing};
 pub use norm::{NormOps, NormWeight};
 pub use optimizer::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
+pub use session::{DeviceTime, GemmAlgorithms, Hint, RunShape, Session};
 pub use weights::{
     BaseStorage, BlockScales, MatrixScales, QuantizedWeight, Scales, Storage, Weight, WeightOps, evenly, matrix_scales,
     padded_codes,
@@ -69,7 +71,17 @@ pub struct TracedOperation {
 /// Inputs may be f32 or a half format; reductions, norms and exponentials are computed in f32, and results come back in the dtype of
 /// the first input unless an operation states otherwise. CubeCL does not check dtypes, so operations cast mixed operands themselves.
 pub trait Kernels:
-    MemoryOps + WeightOps + NormOps + LinearOps + MoeOps + AttentionOps + ConvOps + EmbeddingOps + LossOps + OptimizerOps
+    Session
+    + MemoryOps
+    + WeightOps
+    + NormOps
+    + LinearOps
+    + MoeOps
+    + AttentionOps
+    + ConvOps
+    + EmbeddingOps
+    + LossOps
+    + OptimizerOps
 {
     /// Runs `work` and records when and for how long the device runs each of its operations; the list is empty where
     /// the backend cannot trace. Waits for the device before and after `work`, not in between.

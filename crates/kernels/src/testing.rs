@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{
     AttentionOps, ConvOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps,
-    WeightOps,
+    Session, WeightOps,
 };
 
 /// The backend under test.
@@ -19,6 +19,7 @@ pub(crate) type Plain = Flex;
 /// The same backend under autodiff: gradients by decomposition into Burn's own operations.
 pub(crate) type Recorded = Autodiff<Flex>;
 
+impl Session for Recorded {}
 impl MemoryOps for Recorded {}
 impl WeightOps for Recorded {}
 impl NormOps for Recorded {}

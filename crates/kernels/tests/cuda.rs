@@ -24,7 +24,7 @@ use firebrick_kernels::conformance::{Case, every_operation, tolerance};
 use firebrick_kernels::{
     AttentionOps, BackendKind, CrossEntropyOptions, Documents, EmbeddingOps, Epilogue, GemmAlgorithms, GemmFormat,
     Group, Hint, Keep, Kernels, LinearOps, LossOps, LossTargets, MemoryOps, Module, NormOps, NormWeight, OptimizerOps,
-    Payload, Prologue, Qkv, RangeGradient, RunShape, SelfTest, Weight, WeightGradient,
+    Payload, Prologue, Qkv, RangeGradient, RunShape, SelfTest, Session, Weight, WeightGradient,
 };
 use firebrick_precision::difference::{is_within, largest_difference};
 

@@ -14,8 +14,8 @@ use burn_tensor::{DType, Distribution, Tensor, TensorData};
 use firebrick_arch::Activation;
 use firebrick_kernels::backends::cuda::{Cuda, RowScaling, block_scales, scale_rows};
 use firebrick_kernels::{
-    Adapter, Epilogue, ExpertRows, GemmFormat, Group, InputGradient, Keep, LinearOps, MatrixScales, MemoryOps, Module,
-    NormOps, NormWeight, Prologue, QuantizedWeight, RunShape, Weight, WeightGradient, matrix_scales,
+    Adapter, Epilogue, ExpertRows, GemmFormat, Group, InputGradient, Keep, LinearOps, MatrixScales, Module, NormOps,
+    NormWeight, Prologue, QuantizedWeight, RunShape, Session, Weight, WeightGradient, matrix_scales,
 };
 use firebrick_precision::QuantFormat;
 use firebrick_precision::difference::is_within;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use burn_tensor::DType;
 use firebrick_kernels::backends::cuda::scratch_bytes;
 use firebrick_kernels::backends::{Cuda, Flex};
-use firebrick_kernels::{Kernels, MemoryOps};
+use firebrick_kernels::{Kernels, Session};
 use firebrick_model::{BatchLimits, Decoder, GenerateOptions, Sampler};
 use firebrick_precision::difference::worst;
 use firebrick_precision::{FloatType, Format, QuantFormat};

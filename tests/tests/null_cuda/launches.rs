@@ -20,7 +20,7 @@ use firebrick_data::Batch;
 use firebrick_kernels::backends::cuda::{limit_shared_memory, planned_routes, take_routes, use_graphs};
 use firebrick_kernels::backends::{BackendKind, Cuda};
 use firebrick_kernels::{
-    DividedBytes, EvaluationShape, GemmFormat, MemoryOps, Recompute, RunShape, TrainingShape, Weight,
+    DividedBytes, EvaluationShape, GemmFormat, Recompute, RunShape, Session, TrainingShape, Weight,
 };
 use firebrick_model::{
     BaseStorage, BatchLimits, BuildOptions, Decoder, GenerateOptions, ModelConfig, PassOptions, Sampler,

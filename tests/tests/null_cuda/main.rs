@@ -19,7 +19,7 @@ use std::{env, fs};
 use burn_tensor::DType;
 use firebrick_kernels::backends::cuda::{RowScaling, scale_rows, use_graphs, watch_burn_operations};
 use firebrick_kernels::backends::{BackendKind, Cuda};
-use firebrick_kernels::{GemmFormat, MemoryOps, Recompute};
+use firebrick_kernels::{GemmFormat, Recompute, Session};
 use firebrick_model::{BatchLimits, GenerateOptions, PassOptions, Sampler};
 use firebrick_tests::{FAMILIES, FROZEN, MIXTURES, NF4, TRAINED, load_in, packed, trainer};
 use firebrick_trainer::run::step::Trainer;

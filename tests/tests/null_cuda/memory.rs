@@ -7,8 +7,8 @@ use std::path::Path;
 
 use firebrick_arch::ModelConfig;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
-use firebrick_kernels::MemoryOps;
 use firebrick_kernels::backends::{BackendKind, Cuda};
+use firebrick_kernels::{MemoryOps, Session};
 use firebrick_parallel::Ranks;
 use firebrick_train::bench::Synthetic;
 use firebrick_trainer::config::RunConfig;

@@ -8,12 +8,13 @@
 
 use crate::{
     AttentionOps, ConvOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps,
-    WeightOps,
+    Session, WeightOps,
 };
 
 /// f32 values and i64 indices, the fastest types of candle's CPU kernels.
 pub type Candle = burn_candle::Candle<f32, i64>;
 
+impl Session for Candle {}
 impl MemoryOps for Candle {}
 impl WeightOps for Candle {}
 impl NormOps for Candle {}

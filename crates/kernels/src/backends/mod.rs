@@ -1,5 +1,5 @@
 //! The backends, one file or folder each, with their Burn types and the operations they override. `kind.rs` names them,
-//! and `planning/` states the memory that each needs.
+//! `planning/` states the memory that each needs, and `self_test.rs` is what a backend runs before it is trusted.
 //!
 //! Trade-off: the memory of every backend is stated even if it is not compiled in, so that a plan can be made without it.
 
@@ -11,6 +11,8 @@ pub mod cuda;
 mod flex;
 mod kind;
 mod planning;
+#[cfg(feature = "cuda")]
+mod self_test;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 

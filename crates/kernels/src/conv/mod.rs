@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use burn_tensor::{Tensor, backend::Backend};
 
 use crate::attention::{CachedTokens, Documents};
-use crate::memory::MemoryOps;
+use crate::session::Session;
 
 /// The inputs of a gated short convolution, or their gradients, `[n, d]` each.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub struct ConvInputs<B: Backend> {
 pub type ConvState<B> = BTreeMap<usize, Tensor<B, 2>>;
 
 /// Gated short convolutions, forward and backward. Filters are `[d, k]` in f32; the last column meets the token itself.
-pub trait ConvOps: MemoryOps {
+pub trait ConvOps: Session {
     /// Computes `c * conv(b * x)`, `[n, d]`.
     fn short_conv(
         inputs: &ConvInputs<Self>,

@@ -333,7 +333,7 @@ fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>,
 
 fn rotated<B: LinearOps>(x: Tensor<B, 2>, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
     match &heads.rotary {
-        Some(tables) => B::rotary(x, tables, heads.head_dim),
+        Some(tables) => B::rotary(x, tables, heads.head_dim, false),
         None => x,
     }
 }
@@ -365,7 +365,7 @@ fn heads_backward<B: LinearOps>(
     let SavedHeads { epilogue: heads, raw } = saved;
     let [dq, dk, dv] = into_parts(d_outputs);
     let back = |d: Tensor<B, 2>| match &heads.rotary {
-        Some(tables) => B::rotary_backward(d, tables, heads.head_dim),
+        Some(tables) => B::rotary(d, tables, heads.head_dim, true),
         None => d,
     };
     let (dq, dk) = (back(query_scaled(dq, &heads)), back(dk));
@@ -467,17 +467,9 @@ fn to_f32_mask<B: Backend>(mask_nf: Tensor<B, 2, Bool>) -> Tensor<B, 2> {
 }
 
 /// Implements [`LinearOps::rotary`]: halves `(a, b)` of the rotated columns in each head become `(a cos - b sin, b cos + a sin)`, or even and odd
-/// columns do.
-pub fn rotary<B: Backend>(x: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize) -> Tensor<B, 2> {
-    rotate(x, tables, tables.sin.clone(), head_dim)
-}
-
-/// Implements [`LinearOps::rotary_backward`].
-pub fn rotary_backward<B: Backend>(dy: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize) -> Tensor<B, 2> {
-    rotate(dy, tables, tables.sin.clone().neg(), head_dim)
-}
-
-fn rotate<B: Backend>(x: Tensor<B, 2>, tables: &RotaryTables<B>, sin: Tensor<B, 2>, head_dim: usize) -> Tensor<B, 2> {
+/// columns do; the backward has the opposite sine.
+pub fn rotary<B: Backend>(x: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize, backward: bool) -> Tensor<B, 2> {
+    let sin = if backward { tables.sin.clone().neg() } else { tables.sin.clone() };
     let (dtype, [tokens, width]) = (x.dtype(), x.dims());
     let [rows, half] = tables.cos.dims();
     assert!(

@@ -13,7 +13,7 @@ use burn_tensor::{DType, Int, IntDType, Shape, Tensor, backend::Backend};
 use firebrick_precision::{HostScales, QuantFormat, QuantizedTensor, blockwise};
 
 use crate::comm::{Payload, PayloadLayout};
-use crate::memory::{HostBuffer, MemoryOps};
+use crate::memory::{HostBuffer, MemoryOps, slices};
 pub use storage::{BaseStorage, Storage};
 
 /// A weight matrix `[out, in]`.
@@ -94,7 +94,7 @@ impl<B: WeightOps> Weight<B> {
     pub fn matrices(&self, count: usize) -> Vec<Self> {
         match self {
             Self::Dense(weight) => {
-                B::slices(weight.clone(), &evenly(weight.dims()[0], count)).into_iter().map(Self::Dense).collect()
+                slices(weight.clone(), &evenly(weight.dims()[0], count)).into_iter().map(Self::Dense).collect()
             }
             Self::Quantized(weight) => weight.matrices(count).into_iter().map(Self::Quantized).collect(),
         }
@@ -146,8 +146,11 @@ impl<B: WeightOps> QuantizedWeight<B> {
             self.shape,
             self.format
         );
-        let codes = |codes: &Tensor<B, 1, Int>| B::code_slices(codes.clone(), &evenly(codes.dims()[0], count));
-        let values = |values: &Tensor<B, 1>| B::slices(values.clone(), &evenly(values.dims()[0], count));
+        let codes = |codes: &Tensor<B, 1, Int>| {
+            let parts = B::slices(Payload::Codes(codes.clone()), &evenly(codes.dims()[0], count));
+            parts.into_iter().map(Payload::into_codes).collect::<Vec<_>>()
+        };
+        let values = |values: &Tensor<B, 1>| slices(values.clone(), &evenly(values.dims()[0], count));
         let scales: Vec<BlockScales<B>> = match &self.scales.block {
             BlockScales::Float(scales) => values(scales).into_iter().map(BlockScales::Float).collect(),
             BlockScales::Narrow { codes: of_blocks, map } => {

@@ -20,9 +20,10 @@ use burn_tensor::Tensor;
 use rayon::prelude::*;
 
 use crate::weights::{QuantizedWeight, WeightOps, reference};
-use crate::{ConvOps, EmbeddingOps, Kernels, MemoryOps, MoeOps};
+use crate::{ConvOps, EmbeddingOps, Kernels, MemoryOps, MoeOps, Session};
 use host::{Floats, TASK, bytes, tensor};
 
+impl Session for Flex {}
 impl MemoryOps for Flex {}
 impl MoeOps for Flex {}
 impl ConvOps for Flex {}

@@ -13,7 +13,8 @@ use bytemuck::{NoUninit, Pod, Zeroable};
 use firebrick_arch::{GroupSpec, ModelSpec};
 use firebrick_precision::{FloatType, Format};
 
-use crate::backends::cuda::engine::{Cuda, Engine, MatrixView};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{Cuda, MatrixView};
 use crate::backends::planning::route::{GroupShape, How, MAX_MODULES, ModuleShape, Route};
 use crate::{Group, Module, TrainingShape, Weight};
 
@@ -89,7 +90,7 @@ fn float_type(dtype: DType) -> FloatType {
     }
 }
 
-impl Engine {
+impl Device {
     /// Decides the route of a group with activations of this dtype. `forward_rows` has the meaning of [`How`].
     pub(super) fn route_of(&self, group: &Group<Cuda>, dtype: DType, forward_rows: usize) -> Route {
         let (compute, shared_bytes, has_wgmma) = (float_type(dtype), self.shared_bytes(), self.has_wide_experts());
@@ -130,7 +131,7 @@ pub(super) struct ModulesArgument {
     unused: i32,
 }
 
-impl Engine {
+impl Device {
     /// Returns the adapters of a group as arguments, and the owners of their memory.
     pub(super) fn modules_argument(&self, group: &Group<Cuda>) -> (ModulesArgument, Vec<MatrixView>) {
         assert!(group.modules.len() <= MAX_MODULES, "{} modules in a group", group.modules.len());

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{Context, CudaError, Driver, PinnedBuffer};
 
-use super::failure::check;
+use crate::backends::cuda::engine::check;
 use crate::memory::Memory;
 
 /// Unused pinned buffers, shared with the threads that fill them.

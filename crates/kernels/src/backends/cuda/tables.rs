@@ -1,17 +1,16 @@
-//! Constant tables in device memory, uploaded once per engine, before the first section needs them.
-//! Trade-off: a few KiB per engine, even if unused.
+//! Constant tables in device memory, uploaded once per device and thread, before the first section needs them.
+//! Trade-off: a few KiB, even if unused.
 
 use std::cell::OnceCell;
-
-use super::matrix::Cuda;
 
 use burn_tensor::Tensor;
 use cubecl::cuda::CudaDevice;
 use firebrick_precision::{DynamicMap, NarrowFloat, QuantFormat, narrow_map};
 
+use super::engine::Cuda;
 use crate::weights::reference::byte_table;
 
-/// The constant tables of an engine.
+/// The constant tables of a device.
 #[derive(Default)]
 pub(crate) struct Tables {
     signed: OnceCell<Tensor<Cuda, 1>>,
@@ -31,22 +30,22 @@ impl Tables {
 
     /// Returns the signed dynamic map, `[256]` f32.
     pub(crate) fn signed(&self) -> Tensor<Cuda, 1> {
-        self.signed.get().expect("tables are prepared with the engine").clone()
+        self.signed.get().expect("tables are prepared with the device").clone()
     }
 
     /// Returns the unsigned dynamic map, `[256]` f32.
     pub(crate) fn unsigned(&self) -> Tensor<Cuda, 1> {
-        self.unsigned.get().expect("tables are prepared with the engine").clone()
+        self.unsigned.get().expect("tables are prepared with the device").clone()
     }
 
     /// Returns the scale of each E8M0 code, `[256]` f32.
     pub(crate) fn e8m0(&self) -> Tensor<Cuda, 1> {
-        self.e8m0.get().expect("tables are prepared with the engine").clone()
+        self.e8m0.get().expect("tables are prepared with the device").clone()
     }
 
     /// Returns the values of each byte of codes, `[256, codes per byte]` f32.
     pub(crate) fn byte_table(&self, format: QuantFormat) -> Tensor<Cuda, 2> {
-        let tables = self.byte_tables.get().expect("tables are prepared with the engine");
+        let tables = self.byte_tables.get().expect("tables are prepared with the device");
         let (_, table) = tables.iter().find(|(key, _)| *key == format).expect("every format has a table");
         table.clone()
     }

@@ -2,24 +2,20 @@
 //! Trade-off: bytes outside pinned memory are first copied into it.
 
 use burn_tensor::DType;
-use firebrick_cuda::Event;
-use firebrick_precision::{HostScales, QuantFormat};
+use firebrick_cuda::{DevicePointer, Event};
 
-use super::Engine;
-use super::failure::check;
-use super::launch::at;
-use super::matrix::{Cuda, Primitive, int_tensor, tensor};
 use super::pinned::{Lent, shared};
-use crate::weights::reference::scales_by;
-use crate::{HostBuffer, QuantizedWeight};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{Primitive, check};
 
-impl Engine {
+impl Device {
     /// Copies a pinned buffer to an address with room for it. The buffer returns to its pool once the copy is done.
     pub(crate) fn upload(&self, lent: Lent, address: u64) {
         let (stream, done) = (self.stream(), check("creating an event", Event::new(self.context())));
         // SAFETY: the memory at the address belongs to a tensor with the bytes of the buffer; the buffer is held below until the copy is
         // done.
-        let copied = unsafe { stream.copy_to_device(at(address), lent.pinned(), lent.len()) };
+        let copied =
+            unsafe { stream.copy_to_device(DevicePointer::<u8>::from_address(address), lent.pinned(), lent.len()) };
         if let Err(error) = copied.and_then(|()| stream.record(&done)) {
             // No event marks the end of the copy, so wait for the whole stream. If that fails, the context is lost anyway.
             let _ = stream.synchronize();
@@ -28,28 +24,8 @@ impl Engine {
         self.copies.keep_until(lent, done);
     }
 
-    /// Uploads codes and scales from the host, in the layout of [`Engine::quantize`].
-    pub(crate) fn upload_codes(
-        &self,
-        codes: HostBuffer,
-        scales: &HostScales,
-        format: QuantFormat,
-        shape: [usize; 2],
-    ) -> QuantizedWeight<Cuda> {
-        let codes = int_tensor(self.uploaded(codes.into_memory().expect("a buffer of this backend"), DType::U8));
-        let padded = |codes: &[u8], count| {
-            let write = |bytes: &mut [u8]| {
-                let (given, padding) = bytes.split_at_mut(codes.len());
-                given.copy_from_slice(codes);
-                padding.fill(0);
-            };
-            int_tensor(self.written(count, DType::U8, write))
-        };
-        let scales = scales_by(scales, padded, |values| tensor(self.uploaded_values(values)), || self.tables.signed());
-        QuantizedWeight { format, codes, scales, table: self.tables.byte_table(format), shape }
-    }
-
-    fn uploaded_values(&self, values: &[f32]) -> Primitive {
+    /// Creates a tensor `[count]` f32.
+    pub(crate) fn uploaded_values(&self, values: &[f32]) -> Primitive {
         self.written(values.len(), DType::F32, |bytes| {
             let words = bytes.as_chunks_mut().0;
             words.iter_mut().zip(values).for_each(|(word, value)| *word = value.to_ne_bytes());
@@ -57,7 +33,7 @@ impl Engine {
     }
 
     /// Creates a tensor `[count]` from bytes that `write` puts into pinned memory.
-    fn written(&self, count: usize, dtype: DType, write: impl FnOnce(&mut [u8])) -> Primitive {
+    pub(crate) fn written(&self, count: usize, dtype: DType, write: impl FnOnce(&mut [u8])) -> Primitive {
         let (context, pool) = shared(self.device());
         let mut lent = check("allocating pinned memory", pool.lend(&context, count * dtype.size()));
         write(&mut lent);
@@ -65,7 +41,7 @@ impl Engine {
     }
 
     /// Creates a one-dimensional tensor from its bytes.
-    fn uploaded(&self, lent: Lent, dtype: DType) -> Primitive {
+    pub(crate) fn uploaded(&self, lent: Lent, dtype: DType) -> Primitive {
         let new = self.empty([lent.len() / dtype.size()], dtype);
         self.upload(lent, self.address(&new));
         new

@@ -1,12 +1,56 @@
-//! Announcements from a caller to a backend: how a run will use the device, and what the next pass brings.
+//! The protocol between a run and its backend: how the run will use the device, what the next pass brings, and in which order device work runs.
 //!
-//! Trade-off: only CUDA uses them; the other backends prepare nothing.
+//! Trade-off: only CUDA prepares anything or has an order of its own; the other backends inherit bodies that do nothing.
 
 use burn_tensor::{DType, backend::Backend};
 use firebrick_arch::AttentionSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::Documents;
+use crate::memory::Readback;
+
+/// A run on a device.
+pub trait Session: Backend {
+    /// Announces how a run will use the device, before its model is built. Backends that prepare nothing ignore it.
+    fn open(device: &Self::Device, shape: &RunShape) {
+        let _ = (device, shape);
+    }
+
+    /// Announces what comes next, so that a backend can prepare for it; most ignore it.
+    fn hint(device: &Self::Device, hint: Hint<'_, Self>) {
+        let _ = (device, hint);
+    }
+
+    /// Runs a stretch of work in which only operations of `Kernels` touch the device.
+    ///
+    /// A backend with its own stream synchronizes with other work on the device only at the edges of a section, not around each
+    /// operation. Sections may nest; only the outermost synchronizes. Ordinary Burn operations belong in [`Session::pause`].
+    ///
+    /// Other threads may use Burn on the device at any time, with three limits. They must not receive a tensor that an unfinished section created.
+    /// The section must not receive a tensor that they changed in place after it began. A tensor that a section may update in place (parameters,
+    /// optimizer state, sums, inputs of a backward) must be kept as a clone by a thread that reads it until the values have arrived.
+    fn section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
+        let _ = device;
+        work()
+    }
+
+    /// Runs ordinary Burn operations inside a section, ordered after everything before them and before everything after them.
+    fn pause<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
+        let _ = device;
+        work()
+    }
+
+    /// Returns unused pool memory to the driver, after loading or when the sizes of tensors change.
+    fn release_memory(device: &Self::Device) {
+        Self::memory_cleanup(device);
+    }
+
+    /// Returns the device milliseconds since the last call with the same `of`, to be read later as one number; `None` if not measured.
+    fn device_time(device: &Self::Device, of: DeviceTime) -> Option<Readback> {
+        let _ = (device, of);
+        None
+    }
+}
 
 /// The planned use of the device by a run; by default it keeps and prepares nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,7 +80,7 @@ pub enum GemmAlgorithms {
     Measured,
 }
 
-/// Announcement of upcoming work, for [`crate::MemoryOps::hint`].
+/// Announcement of upcoming work, for [`Session::hint`].
 #[derive(Debug)]
 pub enum Hint<'a, B: Backend> {
     /// A pass over this many tokens is about to be uploaded, outside sections. Where pools keep buffers of exact sizes,
