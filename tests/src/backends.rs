@@ -4,6 +4,8 @@
 
 use firebrick_kernels::Kernels;
 
+use crate::{FAMILIES, SAMPLED, is_slow};
+
 /// Tests `function::<B>()` on flex, candle and wgpu, if they are compiled in. If wgpu finds no adapter, its test prints that and returns; with the
 /// variable `CI` set it fails.
 #[macro_export]
@@ -61,6 +63,11 @@ pub fn is_wgpu<B: Kernels>() -> bool {
     {
         false
     }
+}
+
+/// Returns the families that a test takes on `B`: all of them, but on wgpu those that differ most, unless every case is asked for.
+pub fn families<B: Kernels>() -> Vec<&'static str> {
+    if is_wgpu::<B>() && !is_slow() { SAMPLED.to_vec() } else { FAMILIES.to_vec() }
 }
 
 /// Returns the cases for a test's `turn`-th model: all of them, but on wgpu one, so that there its models take the cases in turn. For cases that
