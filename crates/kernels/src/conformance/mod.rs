@@ -55,7 +55,16 @@ pub(crate) fn begin_attention<B: Kernels>(case: &Case, device: &B::Device) {
 
 /// Runs attention alone: documents of one length may use another kernel than packed ones.
 pub fn attention<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
-    let mut check = Check::<B>::new(case, device, Extent::First);
+    attention_in::<B>(case, device, Extent::First)
+}
+
+/// Runs attention alone, in all its variants.
+pub fn every_attention<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
+    attention_in::<B>(case, device, Extent::All)
+}
+
+fn attention_in<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Finding> {
+    let mut check = Check::<B>::new(case, device, extent);
     crate::attention::conformance::check(&mut check);
     check.findings
 }
