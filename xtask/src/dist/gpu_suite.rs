@@ -31,8 +31,11 @@ const SCRIPT: &str = "\
 # several in Python environments, toolkits and on the loader's path, FIREBRICK_CUDA names the folder of those to test.
 cd \"$(dirname \"$0\")\" || exit 1
 export FIREBRICK_TESTS=\"$PWD/tests\"
+# Tests run beside each other, and each computes what it compares with on one core.
+export RAYON_NUM_THREADS=1
+cores=$(nproc 2> /dev/null || echo 4)
 run() {
-  threads=4
+  threads=$cores
   # It counts the card's memory.
   [ \"$1\" = firebrick-cuda-gpu ] && threads=1
   if \"./bin/$1\" --test-threads=$threads > \"$1.log\" 2>&1; then verdict=passed; else verdict=FAILED; fi
