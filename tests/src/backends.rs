@@ -4,7 +4,7 @@
 
 use firebrick_kernels::Kernels;
 
-use crate::{FAMILIES, SAMPLED, is_slow};
+use crate::{FAMILIES, SAMPLED, is_slow, some_in_turn};
 
 /// Tests `function::<B>()` on flex, candle and wgpu, if they are compiled in. If wgpu finds no adapter, its test prints that and returns; with the
 /// variable `CI` set it fails.
@@ -70,8 +70,20 @@ pub fn families<B: Kernels>() -> Vec<&'static str> {
     if is_wgpu::<B>() && !is_slow() { SAMPLED.to_vec() } else { FAMILIES.to_vec() }
 }
 
-/// Returns the cases for a test's `turn`-th model: all of them, but on wgpu one, so that there its models take the cases in turn. For cases that
-/// launch the same kernels and differ on the host alone, such as recompute policies.
+/// Returns whether `B` is flex, the backend that takes every case.
+fn is_flex<B: Kernels>() -> bool {
+    #[cfg(feature = "flex")]
+    {
+        std::any::TypeId::of::<B>() == std::any::TypeId::of::<firebrick_kernels::backends::Flex>()
+    }
+    #[cfg(not(feature = "flex"))]
+    {
+        false
+    }
+}
+
+/// Returns the cases for a test's `turn`-th model: all of them, but one on other backends than flex, so that there its models take the cases in turn,
+/// unless every case is asked for. For cases that launch the same kernels and differ on the host alone, such as recompute policies.
 pub fn in_turn<B: Kernels, T: Clone>(cases: &[T], turn: usize) -> Vec<T> {
-    if is_wgpu::<B>() { vec![cases[turn % cases.len()].clone()] } else { cases.to_vec() }
+    if is_flex::<B>() { cases.to_vec() } else { some_in_turn(cases, 1, turn) }
 }

@@ -9,8 +9,8 @@ use firebrick_kernels::Kernels;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::{BatchLimits, Decoder, GenerateOptions, ModelError, Sampler};
 use firebrick_tests::{
-    FAMILIES, FROZEN, Golden, NF4, every_next_token, fixture, golden_file, host, is_wgpu, load, on_every_backend,
-    upload,
+    FAMILIES, FROZEN, Golden, NF4, every_next_token, families, fixture, golden_file, host, is_wgpu, load,
+    on_every_backend, upload,
 };
 use serde_json::{Map, Value};
 
@@ -40,7 +40,7 @@ fn greedy_within<B: Kernels>(
 /// of the short one leaves the window after five.
 fn greedy_text<B: Kernels>() {
     let max_new_tokens = if is_wgpu::<B>() { 8 } else { 16 };
-    for family in FAMILIES {
+    for family in families::<B>() {
         let golden = Golden::open(&format!("{family}-generation"));
         let model = load::<B>(family, None, FROZEN);
         let stop_tokens = model.config.eos_token_ids.clone();
