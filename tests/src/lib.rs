@@ -1,7 +1,8 @@
 //! Shared code of the whole-system tests: golden files, fixture models, and recipes that run from start to end.
 //!
 //! The tests are in `tests/`, in few binaries because each links every backend: `numbers` (our numbers equal those of the reference implementations,
-//! on every backend), `runs` (a run's files, resuming and refusals), `backends` (all backends train alike) and `gpu` (the same on a card).
+//! on every backend), `runs` (a run's files, resuming and refusals), `program` (what starts processes), `backends` (all backends train alike) and `gpu`
+//! (the same on a card).
 //! Trade-off: everything here panics with a sentence if a test cannot go on.
 
 mod backends;

@@ -1,7 +1,6 @@
 //! The program `firebrick` as it is installed: started from any folder, with its recipes and assets where an archive or a package puts them.
 //!
 //! Trade-off: the program is a link to the one under test, in folders that look like an installation; nothing is packed or unpacked.
-#![cfg(all(unix, feature = "flex"))]
 
 use std::fs;
 use std::os::unix::fs::symlink;

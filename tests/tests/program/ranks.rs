@@ -2,7 +2,6 @@
 //! ends all with a clear reason.
 //!
 //! Trade-off: all ranks are on one machine, and compute on its CPU.
-#![cfg(all(unix, feature = "flex"))]
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
