@@ -6,13 +6,12 @@ use firebrick_kernels::Kernels;
 
 use crate::{FAMILIES, SAMPLED, is_slow, some_in_turn};
 
-/// Tests `function::<B>()` on flex, candle and wgpu, if they are compiled in. If wgpu finds no adapter, its test prints that and returns; with the
-/// variable `CI` set it fails.
+/// Tests `function::<B>()` on flex and candle, if they are compiled in, and makes a function `name::on_wgpu` for `share_wgpu`.
 #[macro_export]
 macro_rules! on_every_backend {
     ($(#[$meta:meta])* $name:ident, $function:ident) => {
         $(#[$meta])*
-        mod $name {
+        pub(crate) mod $name {
             #[cfg(feature = "flex")]
             #[test]
             fn on_flex() {
@@ -26,14 +25,37 @@ macro_rules! on_every_backend {
             }
 
             #[cfg(feature = "wgpu")]
-            #[test]
-            fn on_wgpu() {
-                if $crate::has_wgpu() {
-                    super::$function::<firebrick_kernels::backends::Wgpu>();
-                }
+            pub(crate) fn on_wgpu() {
+                super::$function::<firebrick_kernels::backends::Wgpu>();
             }
         }
     };
+}
+
+/// Makes a test of several of `on_every_backend` on wgpu, as `file::name`. They share a process, because each process opens the device and compiles its
+/// shaders again, which with a software driver takes most of the time. If wgpu finds no adapter, the test prints that and returns; with the variable
+/// `CI` set it fails.
+#[macro_export]
+macro_rules! share_wgpu {
+    ($test:ident, $($file:ident::$name:ident),+ $(,)?) => {
+        #[cfg(feature = "wgpu")]
+        #[test]
+        fn $test() {
+            if $crate::has_wgpu() {
+                $crate::run_all(&[$((concat!(stringify!($file), "::", stringify!($name)), $file::$name::on_wgpu)),+]);
+            }
+        }
+    };
+}
+
+/// Runs tests of one process, and names those that failed, whose reasons were printed.
+///
+/// # Panics
+/// If one failed.
+pub fn run_all(tests: &[(&str, fn())]) {
+    let failed = tests.iter().filter(|(_, test)| std::panic::catch_unwind(test).is_err());
+    let failed: Vec<&str> = failed.map(|(name, _)| *name).collect();
+    assert!(failed.is_empty(), "{failed:?} failed on wgpu");
 }
 
 /// Returns whether wgpu finds an adapter. Prints why not.

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 #[cfg(feature = "wgpu")]
 pub use backends::has_wgpu;
-pub use backends::{families, in_turn, is_wgpu};
+pub use backends::{families, in_turn, is_wgpu, run_all};
 pub use custom_loss::{preference_loss, z_loss};
 pub use golden::{Golden, largest_difference, relative_difference};
 pub use model::{
