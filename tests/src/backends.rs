@@ -87,7 +87,7 @@ pub fn is_wgpu<B: Kernels>() -> bool {
     }
 }
 
-/// Returns the families that a test takes on `B`: all of them, but on wgpu those that differ most, unless every case is asked for.
+/// Returns the families that a test takes on `B`: all of them, but on wgpu those that differ most, unless every case is requested.
 pub fn families<B: Kernels>() -> Vec<&'static str> {
     if is_wgpu::<B>() && !is_slow() { SAMPLED.to_vec() } else { FAMILIES.to_vec() }
 }
@@ -105,7 +105,7 @@ fn is_flex<B: Kernels>() -> bool {
 }
 
 /// Returns the cases for a test's `turn`-th model: all of them, but one on other backends than flex, so that there its models take the cases in turn,
-/// unless every case is asked for. For cases that launch the same kernels and differ on the host alone, such as recompute policies.
+/// unless every case is requested. For cases that launch the same kernels and differ on the host alone, such as recompute policies.
 pub fn in_turn<B: Kernels, T: Clone>(cases: &[T], turn: usize) -> Vec<T> {
     if is_flex::<B>() { cases.to_vec() } else { some_in_turn(cases, 1, turn) }
 }

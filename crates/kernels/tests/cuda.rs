@@ -122,7 +122,7 @@ fn cases(dtype: DType) -> Vec<Case> {
 /// Number of tests that share the cases of a format.
 const SHARES: usize = 4;
 
-/// Makes tests of all operations in a format, which run beside each other.
+/// Makes tests of all operations in a format, which run at the same time.
 macro_rules! every_operation_equals_the_cpu {
     ($name:ident, $dtype:expr) => {
         mod $name {

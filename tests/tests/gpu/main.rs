@@ -3,7 +3,7 @@
 //! Trade-off: without a card each test prints that and passes.
 #![cfg(feature = "cuda")]
 
-/// Makes a test of each share of the families, which run beside each other.
+/// Makes a test of each share of the families, which run at the same time.
 macro_rules! over_families {
     ($name:ident, $function:ident) => {
         mod $name {

@@ -125,8 +125,8 @@ fn steps_in_8_bit_floats_are_alike_on_every_generation_that_has_them() {
     over_null_cuda(this, &["8.9", "9.0", "10.0", "12.0"], &[COUNTS], steps_in_8_bit_floats);
 }
 
-/// Runs `work` in processes that find the driver of `null_cuda.c` on the loader's path and its libraries by `FIREBRICK_CUDA`, one as a card of each
-/// of these compute capabilities, which write to these files; `test` calls this again there.
+/// Runs `work` in processes that find the driver of `null_cuda.c` on the loader's path and its libraries by `FIREBRICK_CUDA`, each with a card of
+/// another of these compute capabilities, which write to these files; `test` calls this again there.
 fn over_null_cuda(test: &str, capabilities: &[&str], files: &[&str], work: fn()) {
     if env::var_os(COUNTS).is_some() {
         watch_burn_operations();

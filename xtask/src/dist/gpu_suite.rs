@@ -31,7 +31,7 @@ const SCRIPT: &str = "\
 # several in Python environments, toolkits and on the loader's path, FIREBRICK_CUDA names the folder of those to test.
 cd \"$(dirname \"$0\")\" || exit 1
 export FIREBRICK_TESTS=\"$PWD/tests\"
-# Tests run beside each other, and each computes what it compares with on one core.
+# Tests run at the same time, and each computes what it compares with on one core.
 export RAYON_NUM_THREADS=1
 cores=$(nproc 2> /dev/null || echo 4)
 run() {
