@@ -112,6 +112,12 @@ impl Case<'_> {
         self.estimate(training).total_bytes()
     }
 
+    /// Returns both, from one estimate.
+    pub(super) fn bytes_and_fit(&self, training: &TrainingShape) -> (u64, bool) {
+        let estimate = self.estimate(training);
+        (estimate.total_bytes(), self.shortage(&estimate).is_none())
+    }
+
     pub(super) fn estimate(&self, training: &TrainingShape) -> MemoryEstimate {
         let mut estimate = estimate(self.backend, self.spec, training);
         estimate.lines.extend(self.backend.memory_line_of_ranks(self.ranks));

@@ -1,13 +1,12 @@
 //! The candle backend: every operation against the reference on burn-flex.
 //!
 //! Trade-off: f32 only, as in training on candle.
-#![cfg(all(feature = "candle", feature = "flex"))]
-
-mod adamw_8bit;
 
 use burn_tensor::DType;
 use firebrick_kernels::backends::Candle;
 use firebrick_kernels::conformance::{Case, every_operation, verdict};
+
+use crate::adamw_8bit;
 
 #[test]
 fn every_operation_equals_the_reference_on_flex() {

@@ -2,7 +2,6 @@
 //! train together.
 //!
 //! Trade-off: no launcher runs. The variables are those in their documentation, and all machines are this one.
-#![cfg(all(unix, feature = "flex"))]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

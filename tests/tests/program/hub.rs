@@ -1,7 +1,6 @@
 //! A run whose model and adapter are Hub ids, as users start it; against a server on this machine that answers as the Hub does.
 //!
 //! Trade-off: one step on the tiny model; firebrick-hub tests broken connections.
-#![cfg(all(unix, feature = "flex"))]
 
 use std::fs;
 use std::process::{Command, Output};

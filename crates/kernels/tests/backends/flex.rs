@@ -1,11 +1,10 @@
 //! The flex backend: 8-bit AdamW against bitsandbytes. Its other operations are compared with their reference bodies next to them.
 //!
-//! Trade-off: a separate program for this one operation, since its golden file is read in the same way for every backend.
-#![cfg(feature = "flex")]
-
-mod adamw_8bit;
+//! Trade-off: this one operation is here, since its golden file is read in the same way for every backend.
 
 use firebrick_kernels::backends::Flex;
+
+use crate::adamw_8bit;
 
 #[test]
 fn steps_of_8_bit_adamw_equal_bitsandbytes_and_the_reference_up_to_rounding() {

@@ -2,7 +2,6 @@
 //! and mistakes are one error line.
 //!
 //! Trade-off: whole processes on the tiny model, so only what a test inside one process cannot see is tested here.
-#![cfg(all(unix, feature = "flex"))]
 
 use std::fs::{self, File};
 use std::path::PathBuf;

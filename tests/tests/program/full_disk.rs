@@ -1,7 +1,6 @@
 //! A run on a disk that becomes full: a small file system in memory, in the process's own namespace.
 //!
 //! Trade-off: nothing is tested where a user may not mount file systems, as in some containers.
-#![cfg(all(target_os = "linux", feature = "flex"))]
 
 use std::fs;
 use std::process::Command;

@@ -1,15 +1,14 @@
 //! The wgpu backend on a real or software adapter: every operation against the reference on the CPU, and the size of its codes.
 //!
 //! Not supported: machines without a Vulkan, Metal or DirectX adapter; the tests print that and pass, except in CI.
-#![cfg(all(feature = "wgpu", feature = "flex"))]
-
-mod adamw_8bit;
 
 use burn_tensor::DType;
 use firebrick_kernels::backends::{BackendKind, Wgpu};
 use firebrick_kernels::conformance::{Case, every_operation, verdict};
 use firebrick_kernels::{QuantizedWeight, WeightOps};
 use firebrick_precision::QuantFormat;
+
+use crate::adamw_8bit;
 
 /// Returns whether there is an adapter.
 #[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]

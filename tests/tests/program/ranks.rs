@@ -2,7 +2,6 @@
 //! ends all with a clear reason.
 //!
 //! Trade-off: all ranks are on one machine, and compute on its CPU.
-#![cfg(all(unix, feature = "flex"))]
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use firebrick_parallel::supervisor::free_port;
 use firebrick_precision::difference::largest_difference;
-use firebrick_tests::{fixtures, metrics};
+use firebrick_tests::{fixtures, is_slow, metrics, some_in_turn};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -362,6 +361,9 @@ fn a_divided_optimizer_equals_a_whole_one_and_resumes_on_other_ranks() {
         assert_same_numbers(&numbers(&here.run("divided")), &numbers(&here.run("whole")));
 
         // From two ranks that divide it to four, and from those to one that has all of it.
+        if kind == KINDS[1] && !is_slow() {
+            continue;
+        }
         let losses = numbers(&here.run("divided"));
         let resume = |step: &str| format!("runs/divided/checkpoints/step-{step}");
         run("divided", "4", 1, zero, &["--resume", &resume("3")]);
@@ -372,12 +374,13 @@ fn a_divided_optimizer_equals_a_whole_one_and_resumes_on_other_ranks() {
     }
 }
 
-/// Under ZeRO stages 2 and 3, full training and QLoRA have the numbers, weights and optimizer state of one rank that has everything.
+/// Under ZeRO stages 2 and 3, which the kinds of training take in turn, they have the numbers, weights and optimizer state of one rank that has
+/// everything.
 #[test]
 fn divided_gradients_and_weights_train_as_one_rank_that_has_all_of_them() {
     let qlora: &[&str] = &["bnb_4bit={}", "lora={r=4,alpha=8}", "train.learning_rate=1e-3", "compute=float32"];
     let dense: &[&str] = &["mode=full", "model='{fixtures}/tiny-llama'", "train.recompute=selective"];
-    for kind in [KINDS[0], KINDS[1], qlora, dense] {
+    for (turn, kind) in [KINDS[0], KINDS[1], dense, qlora].into_iter().enumerate() {
         let here = Place::new();
         let run = |name: &str, ranks: &str, accumulation: usize, changes: &[&str]| {
             let set = [format!("name='{name}'"), format!("train.gradient_accumulation={accumulation}")];
@@ -385,7 +388,7 @@ fn divided_gradients_and_weights_train_as_one_rank_that_has_all_of_them() {
             succeeded(&here.program(&changes).args(["--ranks", ranks]).output().unwrap())
         };
         run("one", "1", 4, &[]);
-        for (stage, ranks, accumulation) in [(2, "2", 2), (3, "4", 1)] {
+        for (stage, ranks, accumulation) in some_in_turn(&[(2, "2", 2), (3, "4", 1)], 1, turn) {
             let name = format!("stage-{stage}-{ranks}");
             let printed = run(&name, ranks, accumulation, &[&format!("train.zero_stage={stage}")]);
             assert!(printed.contains(&format!("ZeRO stage {stage}: ")), "{printed}");
@@ -398,17 +401,17 @@ fn divided_gradients_and_weights_train_as_one_rank_that_has_all_of_them() {
     }
 }
 
-/// Under each stage, the weights and the optimizer's state of routers and experts are those of one rank.
+/// Under each stage, the weights and the optimizer's state of routers and experts are those of one rank. The first stage of each kind is always taken.
 #[test]
 fn a_mixture_of_experts_trains_under_every_zero_stage_as_on_one_rank() {
     let steps = ["train.steps=2", "eval.every_steps=0", "eval.exact_match_prompts=0", "checkpoint.every_steps=2"];
     let mixtral = "model='{fixtures}/tiny-mixtral'";
     let router: &[&str] = &[mixtral, "lora={r=4,alpha=8,modules_to_save=['gate']}", "train.learning_rate=1e-3"];
     let kinds: [(&[&str], &[usize]); 5] = [
-        (&[mixtral, "mode=full"], &[0, 1, 2, 3]),
+        (&[mixtral, "mode=full"], &[2, 0, 1, 3]),
         (&["model='{fixtures}/tiny-qwen3-moe'", "mode=full"], &[0, 1, 2, 3]),
         (&["model='{fixtures}/tiny-qwen2-moe'", "mode=full"], &[3]),
-        (&["model='{fixtures}/tiny-glm4-moe'", "mode=full"], &[2, 3]),
+        (&["model='{fixtures}/tiny-glm4-moe'", "mode=full"], &[3, 2]),
         (router, &[1, 2]),
     ];
     for (kind, stages) in kinds {
@@ -424,8 +427,8 @@ fn a_mixture_of_experts_trains_under_every_zero_stage_as_on_one_rank() {
             here.run(name)
         };
         let one = run("one", "1", 2, 0);
-        for stage in stages {
-            let found = run(&format!("stage-{stage}"), "2", 1, *stage);
+        for stage in some_in_turn(stages, 1, 0) {
+            let found = run(&format!("stage-{stage}"), "2", 1, stage);
             assert_same_numbers(&numbers(&found), &numbers(&one));
             assert_same_tensors(&found.join("checkpoints/step-2"), &one.join("checkpoints/step-2"));
         }
