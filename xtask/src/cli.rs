@@ -111,9 +111,6 @@ pub(crate) enum Command {
     /// Check the project rules: layers, circles, unsafe, headers, sizes, words
     #[command(long_about = TIDY_HELP)]
     Tidy {
-        /// Print the warnings too; they never fail.
-        #[arg(long)]
-        all: bool,
         /// Check the checkout in this folder instead of the one that xtask belongs to.
         #[arg(long, value_name = "PATH")]
         root: Option<PathBuf>,

@@ -239,6 +239,7 @@ fn expected_gemma() -> ModelSpec {
             MlpSpec::Gated { intermediate_size: 96, activation: Activation::GeluTanh, fused: false, bias: false };
     }
     expected.attentions_mut().next().unwrap().window = Some(12);
+    expected.attentions_mut().for_each(|attention| attention.scale = 1.0 / 24_f64.sqrt());
     (expected.norm_offset, expected.embedding_scale, expected.tie_word_embeddings) = (1.0, Some(8.0), true);
     expected
 }

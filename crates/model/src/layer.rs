@@ -105,7 +105,8 @@ pub(crate) enum SavedMlp<B: Kernels> {
 pub(crate) struct AfterMixer<B: Kernels> {
     input: Option<Box<ProjectSaved<B>>>,
     parts: Vec<Tensor<B, 2>>,
-    mixed: Mixed<B>,
+    /// `None` over a cache.
+    mixed: Option<Mixed<B>>,
     output: Option<Box<ProjectSaved<B>>>,
     /// The residual stream.
     pub(crate) h_nd: Tensor<B, 2>,
@@ -116,14 +117,15 @@ impl<B: Kernels> AfterMixer<B> {
     pub(crate) fn saved(self, mlp: Option<SavedMlp<B>>) -> Option<Box<SavedForBackward<B>>> {
         let Self { input, parts, mixed, output, .. } = self;
         Some(Box::new(SavedForBackward {
-            mixer: SavedMixer { input: input?, parts, mixed, output: output? },
+            mixer: SavedMixer { input: input?, parts, mixed: mixed?, output: output? },
             mlp: mlp?,
         }))
     }
 
     /// Returns the mixer's result, the saved low-rank GEMM of its output projection, and the residual stream, which is the MLP's input.
     pub(crate) fn into_outputs(self) -> (Mixed<B>, LowRank<B>, Tensor<B, 2>) {
-        (self.mixed, self.output.and_then(|saved| saved.low_rank), self.h_nd)
+        let mixed = self.mixed.expect("a mixer over documents returns what its backward reads");
+        (mixed, self.output.and_then(|saved| saved.low_rank), self.h_nd)
     }
 }
 
@@ -203,9 +205,9 @@ impl<B: Kernels> Layer<B> {
         let prologue = input(x_nd.clone(), self.before_mixer.as_ref());
         let (parts, of_input) =
             B::project(prologue, &self.mixer.input.frozen(adapters), self.mixer.epilogue(rotary), of_input);
-        let mixed = self.mixer.forward(&parts, attend);
+        let (x, mixed) = self.mixer.forward(&parts, attend);
         let epilogue = added_to(x_nd, self.after_mixer.as_ref());
-        let prologue = Prologue::None { x: mixed.values_nm.clone() };
+        let prologue = Prologue::None { x };
         let (h_nd, output) = B::project(prologue, &self.mixer.output.frozen(adapters), epilogue, of_output);
         AfterMixer { input: of_input, parts, mixed, output, h_nd: into_single(h_nd) }
     }

@@ -41,18 +41,17 @@ impl<B: Kernels> Attention<B> {
         })
     }
 
-    pub(super) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> Mixed<B> {
+    pub(super) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> (Tensor<B, 2>, Option<Mixed<B>>) {
         let (heads, sinks) = (heads(parts.to_vec()), self.sinks());
         match attend {
             Attend::Documents(documents) => {
                 let AttentionOutput { o, statistics } =
                     B::packed_attention(&heads, sinks.as_ref(), &self.spec, documents);
-                Mixed { values_nm: o, statistics: Some(statistics) }
+                (o.clone(), Some(Mixed { values_nm: o, statistics: Some(statistics) }))
             }
             Attend::Cached { cache: Cache::State(_), .. } => unreachable!("attention has a cache of rows"),
             Attend::Cached { tokens, cache: Cache::Rows(cache), prompts } => {
-                let o = B::cached_attention(&heads, sinks.as_ref(), cache, tokens, prompts, &self.spec);
-                Mixed { values_nm: o, statistics: None }
+                (B::cached_attention(&heads, sinks.as_ref(), cache, tokens, prompts, &self.spec), None)
             }
         }
     }

@@ -43,7 +43,7 @@ pub enum MixerKind<B: Kernels> {
 pub(crate) struct Mixed<B: Kernels> {
     /// `[n, m]`, the input of the output projection.
     pub(crate) values_nm: Tensor<B, 2>,
-    /// What attention's backward reads besides; `None` over a cache.
+    /// What attention's backward reads besides.
     pub(crate) statistics: Option<SoftmaxStatistics<B>>,
 }
 
@@ -82,8 +82,8 @@ impl<B: Kernels> Mixer<B> {
         }
     }
 
-    /// Mixes the tokens of the outputs of the first group.
-    pub(crate) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> Mixed<B> {
+    /// Mixes the tokens of the outputs of the first group; the result `[n, m]` is also what the backward needs, which has none over a cache.
+    pub(crate) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> (Tensor<B, 2>, Option<Mixed<B>>) {
         match &self.kind {
             MixerKind::Attention(attention) => attention.forward(parts, attend),
             MixerKind::ShortConv(conv) => conv.forward(parts, attend),

@@ -18,16 +18,18 @@ pub struct ShortConv<B: Kernels> {
 }
 
 impl<B: Kernels> ShortConv<B> {
-    pub(super) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> Mixed<B> {
+    pub(super) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> (Tensor<B, 2>, Option<Mixed<B>>) {
         let inputs = inputs(parts.to_vec());
-        let values_nm = match attend {
-            Attend::Documents(documents) => B::short_conv(&inputs, self.filters_dk(), documents),
+        match attend {
+            Attend::Documents(documents) => {
+                let values_nm = B::short_conv(&inputs, self.filters_dk(), documents);
+                (values_nm.clone(), Some(Mixed { values_nm, statistics: None }))
+            }
             Attend::Cached { tokens, cache: Cache::State(state), .. } => {
-                B::cached_short_conv(&inputs, self.filters_dk(), state, tokens)
+                (B::cached_short_conv(&inputs, self.filters_dk(), state, tokens), None)
             }
             Attend::Cached { cache: Cache::Rows(_), .. } => unreachable!("a convolution has a state"),
-        };
-        Mixed { values_nm, statistics: None }
+        }
     }
 
     pub(super) fn backward(

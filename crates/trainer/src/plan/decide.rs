@@ -1,6 +1,4 @@
 //! Decisions that are made in order, since each counts the memory that the earlier ones need, and small ones that need no separate file.
-//!
-//! Trade-off: a decision that only repeats the recipe has the reason "the recipe".
 
 use firebrick_arch::{LongRopeFactors, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
 use firebrick_hwprofile::memory::human_bytes;

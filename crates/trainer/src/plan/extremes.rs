@@ -1,7 +1,5 @@
 //! Tests extreme whole numbers in a recipe: each key of the schema, from 0 to the largest number of 64 bits, and all numbers between them with `cargo
 //! xtask test --slow`.
-//!
-//! Trade-off: one key at a time, on a tiny model. Nothing is trained.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,6 +1,4 @@
 //! Converts the recipe to the shapes that memory and work depend on.
-//!
-//! Trade-off: memory is planned for the row with the most documents, so data with one such row is planned too large.
 
 use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TensorSpec};
 use firebrick_kernels::{BackendKind, DividedBytes, GemmFormat, PLANNED_SHARED_BYTES, Recompute, TrainingShape};

@@ -1,6 +1,4 @@
 //! Tests of whole plans: decisions agree with each other, and each has a reason.
-//!
-//! Trade-off: all tests plan one tiny model on the processor.
 
 use firebrick_arch::LoraConfig;
 use firebrick_kernels::BaseStorage;

@@ -20,10 +20,10 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use crate::console::Console;
 use crate::error::RunError;
 use crate::plan::Plan;
-use crate::run::assemble::loader_once;
-use crate::run::preference::Reference;
 use crate::run::prepare::Prepared;
 use crate::run::step::Trainer;
+use crate::run::step::assemble::loader_once;
+use crate::run::step::preference::Reference;
 use crate::state::reference_identity::ReferenceIdentity;
 use crate::storage::{StorageError, write_atomically};
 

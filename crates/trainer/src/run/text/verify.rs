@@ -1,12 +1,12 @@
 //! `verify`: compares this model's logits on this backend with those of another implementation.
 //!
 //! The golden file is a safetensors file with `input_ids` `[B, T]` (i64), `logits` `[B, T, V]` (f32) and optionally `loss` `[1]`, written for
-//! instance with transformers (see tests/golden/make_llama_goldens.py). Trade-off: rows run one at a time.
+//! instance with transformers (see tests/golden/make_llama_goldens.py).
 
 use std::path::{Path, PathBuf};
 
 use crate::RunError;
-use crate::run::generate::LoadOptions;
+use crate::run::text::generate::LoadOptions;
 use firebrick_kernels::Kernels;
 use firebrick_precision::difference::{is_within, largest_difference, worst};
 use safetensors::{Dtype, SafeTensors};

@@ -5,8 +5,13 @@
 //! Several ranks run this loop in step: rank 0 writes, and all end after the same step. `numbers.rs` handles the numbers, `saving.rs` what is saved.
 //! Trade-off: a step that is not finite is found one step late, but always before anything of it is saved.
 
+mod first_loss;
+pub(super) mod launch;
 mod numbers;
+mod reference;
 mod saving;
+mod start;
+pub mod trace;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -20,19 +25,18 @@ use firebrick_kernels::Kernels;
 use firebrick_parallel::{Limits, Ranks, Watchdog};
 
 use self::numbers::{Pending, Unreported, open_sinks, report_evaluation, watch_usage};
+use self::start::{Place, Start};
+use self::trace::{AGREE, DATA, HostSpans, QUEUE, RunTrace, TraceSteps, of_all_ranks};
 use crate::console::{Console, Outcome, Progress};
 use crate::error::RunError;
 use crate::metrics::{Evaluation, MemoryMeter, MetricSinks, RankMeter};
-use crate::run::assemble;
 use crate::run::device::{dtype_of, self_test, tested};
-use crate::run::evaluate::Stage;
 use crate::run::interrupt::Interrupt;
-use crate::run::preference::StepCounts;
 use crate::run::prepare::Prepared;
-use crate::run::reference;
-use crate::run::start::{Place, Start};
 use crate::run::step::Trainer;
-use crate::run::trace::{AGREE, DATA, HostSpans, QUEUE, RunTrace, TraceSteps, of_all_ranks};
+use crate::run::step::assemble;
+use crate::run::step::evaluate::Stage;
+use crate::run::step::preference::StepCounts;
 use crate::state::best::Best;
 use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights};
 use crate::state::reference_identity::ReferenceIdentity;
@@ -43,7 +47,7 @@ use crate::state::run_folder::RunFolder;
 pub type ReportWriter = fn(&Path, Option<&str>) -> String;
 
 /// A run on a backend.
-pub(super) struct Run<B: Kernels> {
+struct Run<B: Kernels> {
     prepared: Prepared,
     folder: RunFolder,
     console: Console,
@@ -66,7 +70,7 @@ pub(super) struct Run<B: Kernels> {
     rank_meter: RankMeter,
     watchdog: Watchdog,
     /// Steps to trace.
-    pub(super) trace: Option<TraceSteps>,
+    trace: Option<TraceSteps>,
     /// Host spans while steps are traced.
     spans: Option<HostSpans>,
     /// Whether the ranks agreed to end after this step.
@@ -76,14 +80,14 @@ pub(super) struct Run<B: Kernels> {
     /// The step of the best evaluation that a complete checkpoint is of.
     best_saved: Option<u64>,
     /// Whether a checkpoint is being written; it is finished even if another rank is lost.
-    pub(super) is_saving: Arc<AtomicBool>,
+    is_saving: Arc<AtomicBool>,
     /// Writes a report at the end.
-    pub(super) report: Option<ReportWriter>,
+    report: Option<ReportWriter>,
 }
 
 impl<B: Kernels> Run<B> {
     /// Loads the model and, for a resumed run, the checkpoint.
-    pub(super) fn start(
+    fn start(
         mut prepared: Prepared,
         place: Place,
         ranks: Ranks,
@@ -154,7 +158,7 @@ impl<B: Kernels> Run<B> {
     }
 
     /// Trains to the plan's last step or to a signal.
-    pub(super) fn train(mut self) -> Result<Outcome, RunError> {
+    fn train(mut self) -> Result<Outcome, RunError> {
         self.interrupt.training_begins();
         match self.take_steps() {
             Ok(true) => self.finish(),

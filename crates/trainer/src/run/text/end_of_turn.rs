@@ -16,7 +16,7 @@ const RARE: usize = 20;
 const ANSWER: &str = "zqxj";
 
 /// Returns the special tokens that end the spans of loss tokens, most frequent first; empty if the data trains none.
-pub(super) fn trained(documents: &DocumentSet, tokenizer: &Tokenizer) -> Vec<u32> {
+pub(in crate::run) fn trained(documents: &DocumentSet, tokenizer: &Tokenizer) -> Vec<u32> {
     let step = documents.len().div_ceil(MAX_DOCUMENTS).max(1);
     let (mut spans, mut ends) = (0, BTreeMap::<u32, usize>::new());
     for index in (0..documents.len()).step_by(step) {
@@ -52,7 +52,7 @@ pub fn in_template(tokenizer: &Tokenizer) -> Result<Option<u32>, RunError> {
 ///
 /// # Errors
 /// The tokenizer cannot decode one of them.
-pub(super) fn note(ends: &[u32], tokenizer: &Tokenizer) -> Result<Option<String>, RunError> {
+pub(in crate::run) fn note(ends: &[u32], tokenizer: &Tokenizer) -> Result<Option<String>, RunError> {
     let shown: Vec<String> = ends.iter().map(|&id| tokenizer.decode(&[id], false)).collect::<Result<_, _>>()?;
     Ok((!shown.is_empty()).then(|| format!("generation stops at {}, which ends what is trained", shown.join(", "))))
 }

@@ -20,8 +20,8 @@ use firebrick_precision::FloatType;
 
 use crate::error::RunError;
 use crate::run::device::dtype_of;
-use crate::run::text_stream::TextStream;
-use crate::run::{chat_settings, end_of_turn};
+use crate::run::text::text_stream::TextStream;
+use crate::run::text::{chat_settings, end_of_turn};
 
 /// A prompt may have up to this many times the model's positions; beyond the positions it causes a warning.
 const MAX_OF_POSITIONS: usize = 4;
@@ -240,7 +240,7 @@ fn groups(spec: &ModelSpec, prompts: &[Vec<u32>], trained: usize) -> Vec<Vec<usi
 }
 
 /// Refuses a tokenizer with ids that the model has no embedding for.
-pub(super) fn check_vocabulary(tokenizer: &Tokenizer, tokens: usize, rows: usize) -> Result<(), RunError> {
+pub(in crate::run) fn check_vocabulary(tokenizer: &Tokenizer, tokens: usize, rows: usize) -> Result<(), RunError> {
     if tokens <= rows {
         return Ok(());
     }

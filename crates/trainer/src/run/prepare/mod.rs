@@ -2,6 +2,11 @@
 //!
 //! Trade-off: the data is read before the plan is made, because the plan depends on its size.
 
+pub mod data_sets;
+pub mod plan_for;
+pub mod together;
+mod weight_notes;
+
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,16 +18,16 @@ use firebrick_hwprofile::HardwareProfile;
 use firebrick_model::peft::check_adapter;
 use firebrick_model::{Companions, HfFolder, ModelError, read_config};
 
+use self::weight_notes::{base_note, start_note};
 use crate::config::{Init, RunConfig};
 use crate::console::Console;
 use crate::error::RunError;
 use crate::hub::Need;
 use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
-use crate::run::evaluate::EvaluationSet;
-use crate::run::generate::check_vocabulary;
-use crate::run::sampling::{ChosenSampling, TypedSampling};
-use crate::run::weight_notes::{base_note, start_note};
-use crate::run::{chat_settings, data_sets, end_of_turn};
+use crate::run::step::evaluate::EvaluationSet;
+use crate::run::text::generate::check_vocabulary;
+use crate::run::text::sampling::{ChosenSampling, TypedSampling};
+use crate::run::text::{chat_settings, end_of_turn};
 use crate::storage::StorageError;
 
 /// A run that is ready to load its model.
@@ -154,10 +159,10 @@ pub fn prepare(
 }
 
 /// What a plan is made from, and what else was read with it.
-pub(super) struct Read {
+struct Read {
     /// The recipe with rows for new tokens, and with the folder of the adapter that it starts from.
-    pub(super) planned: RunConfig,
-    pub(super) model_config: ModelConfig,
+    planned: RunConfig,
+    model_config: ModelConfig,
     folder: PathBuf,
     weights: Option<HfFolder>,
     tokenizer: Tokenizer,
@@ -165,20 +170,20 @@ pub(super) struct Read {
     held_out: Option<DocumentSet>,
     train: Arc<PackedDataset>,
     packing: PackOptions,
-    pub(super) shape: DataShape,
+    shape: DataShape,
     /// Sentences to print.
-    pub(super) notes: Vec<String>,
+    notes: Vec<String>,
 }
 
 impl Read {
     /// Returns the folder of the model.
-    pub(super) fn folder(&self) -> &Path {
+    fn folder(&self) -> &Path {
         &self.folder
     }
 }
 
 /// Reads the model's description, the tokenizer and the data, for this many ranks and with the length group of a run that is continued.
-pub(super) fn read(
+fn read(
     recipe: &RunConfig,
     date: i64,
     profile: &HardwareProfile,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::Setting;
+use super::setting::Setting;
 
 /// Keys that ms-swift's configurations have, next to `model`.
 const SWIFT: &str = "tuner_type train_type rlhf_type torch_dtype split_dataset_ratio lora_rank num_train_epochs per_device_train_batch_size";

@@ -1,14 +1,14 @@
 //! Writes a converted recipe: sections in their order, the older name after each key, and what did not carry over as comments.
 //!
-//! Trade-off: comments of the configuration are not kept.
+//! Not supported: comments of the configuration.
 
 use std::path::Path;
 
 use firebrick_hub::without_secrets;
-use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use super::{Draft, Remark};
+use super::draft::Draft;
+use super::setting::{Remark, of_value};
 
 /// Sections in the order in which recipes are written.
 const SECTIONS: [&str; 11] =
@@ -83,22 +83,6 @@ fn home(key: &str) -> &str {
 
 fn of_table(table: &Table) -> impl Iterator<Item = String> {
     table.iter().map(|(key, value)| format!("{key} = {}", of_value(value)))
-}
-
-/// Writes a value in one line; small numbers as users write rates.
-pub(super) fn of_value(value: &Value) -> String {
-    // JSON escapes what TOML does, except for DEL, and never has several lines.
-    let basic = |text: &str| Json::from(text).to_string().replace('\u{7f}', "\\u007f");
-    match value {
-        Value::Float(number) if *number != 0.0 && number.abs() < 1e-2 => format!("{number:e}"),
-        Value::String(text) if text.contains('\n') => basic(text),
-        Value::Array(list) => format!("[{}]", list.iter().map(of_value).collect::<Vec<_>>().join(", ")),
-        Value::Table(table) if value.to_string().contains('\n') => {
-            let entries = table.iter().map(|(key, value)| format!("{} = {}", basic(key), of_value(value)));
-            format!("{{ {} }}", entries.collect::<Vec<_>>().join(", "))
-        }
-        other => other.to_string(),
-    }
 }
 
 fn remarks(title: &str, remarks: &[Remark], lines: &mut Vec<String>) {

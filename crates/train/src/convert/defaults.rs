@@ -1,12 +1,12 @@
 //! What another trainer does where a key is absent, and what several keys mean together.
-//!
-//! Trade-off: the trainer is recognized by its keys, so a file without any of them gets the defaults here.
 
 use toml::{Table, Value};
 
+use super::datasets::{self, is_evaluated};
+use super::draft::Draft;
 use super::kind::Trainer;
-use super::rules::{is_evaluated, number_of, text_of};
-use super::{Draft, Setting, datasets, values};
+use super::setting::{Setting, number_of, text_of};
+use super::values;
 
 /// Keys that decide the same thing, so that a default of one is not added to another.
 const SAME: [[&str; 2]; 4] = [

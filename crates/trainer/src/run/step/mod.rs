@@ -6,6 +6,11 @@
 //! their mean.
 //! Trade-off: the number of loss tokens is agreed on before the first forward pass, which costs one small reduction.
 
+pub mod assemble;
+pub mod eval_prompts;
+pub mod evaluate;
+pub mod preference;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -17,10 +22,10 @@ use firebrick_optim::{Optimizer, Schedule, StepReport, squared_norm};
 use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, ShardingSink};
 use xxhash_rust::xxh3::xxh3_64;
 
+use self::preference::{PairObjective, StepCounts};
 use crate::config::ZeroStage;
 use crate::error::RunError;
 use crate::metrics::PairMetrics;
-use crate::run::preference::{PairObjective, StepCounts};
 
 /// A model with everything needed to train it step by step.
 pub struct Trainer<B: Kernels> {

@@ -1,12 +1,11 @@
 //! What the values of keys become that have few of them, and what a trainer does where a key is absent: `values.toml`.
-//!
-//! Trade-off: the table is kept by hand; a test converts every value that the trainers allow and finds each one in the recipe.
 
 use std::sync::LazyLock;
 
 use toml::{Table, Value};
 
-use super::{Outcome, Setting, Trainer};
+use super::kind::Trainer;
+use super::setting::{Outcome, Setting};
 
 /// The table, where every name has an entry of its own.
 static TABLE: LazyLock<Table> = LazyLock::new(|| {

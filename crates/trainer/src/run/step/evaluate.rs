@@ -19,11 +19,11 @@ use crate::config::Extraction;
 use crate::error::RunError;
 use crate::metrics::{Evaluation, PairMetrics};
 use crate::plan::{MAX_PROMPTS_AT_ONCE, Plan};
-use crate::run::assemble::loader_once;
-use crate::run::eval_prompts::EvalPrompts;
-use crate::run::generate::continue_prompts;
-use crate::run::preference::{PairObjective, Reference, StepCounts};
+use crate::run::step::assemble::loader_once;
+use crate::run::step::eval_prompts::EvalPrompts;
+use crate::run::step::preference::{PairObjective, Reference, StepCounts};
 use crate::run::step::scalar;
+use crate::run::text::generate::continue_prompts;
 
 /// The data that a run is evaluated on.
 #[derive(Clone, Debug, Default)]
@@ -132,12 +132,12 @@ impl EvaluationSet {
     }
 
     /// Returns the held-out rows of each set.
-    pub(super) fn rows(&self) -> impl Iterator<Item = &Arc<PackedDataset>> {
+    pub(in crate::run) fn rows(&self) -> impl Iterator<Item = &Arc<PackedDataset>> {
         self.held_out.iter().flat_map(|held_out| &held_out.sets).map(|set| &set.rows)
     }
 
     /// Sets the source of the reference for held-out pairs.
-    pub(super) fn set_reference(&mut self, reference: Reference) {
+    pub(in crate::run) fn set_reference(&mut self, reference: Reference) {
         if let Some(pairs) = self.held_out.as_mut().and_then(|held_out| held_out.pairs.as_mut()) {
             pairs.reference = reference;
         }

@@ -1,7 +1,6 @@
 //! Builds the trainer that a plan describes: model, optimizer, schedule, ranks, and the loader that feeds them.
 //!
 //! Benchmarks build their trainers here too, so they time what runs.
-//! Trade-off: the number of batches built ahead is fixed.
 
 use std::sync::Arc;
 
@@ -17,8 +16,8 @@ use crate::config::Init;
 use crate::error::RunError;
 use crate::plan::{Plan, weight_owners};
 use crate::run::device::dtype_of;
-use crate::run::preference::PairObjective;
 use crate::run::step::Trainer;
+use crate::run::step::preference::PairObjective;
 
 /// Batches built ahead of the step.
 const PREFETCH: usize = 4;
@@ -158,7 +157,12 @@ pub fn loader(plan: &Plan, rows: Arc<PackedDataset>, ranks: &Ranks, start: Curso
 }
 
 /// Creates the loader of a rank's share of rows that are read once, in order.
-pub(super) fn loader_once(rows: &Arc<PackedDataset>, rows_per_batch: usize, rank: usize, world_size: usize) -> Loader {
+pub(in crate::run) fn loader_once(
+    rows: &Arc<PackedDataset>,
+    rows_per_batch: usize,
+    rank: usize,
+    world_size: usize,
+) -> Loader {
     let (seed, shuffle, epochs) = (0, false, Some(1));
     let config = LoaderConfig { rows_per_batch, seed, shuffle, epochs, rank, world_size, prefetch: 1, workers: 1 };
     Loader::new(Arc::clone(rows), config, Cursor::default())

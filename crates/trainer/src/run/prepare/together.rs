@@ -50,7 +50,7 @@ struct SharedStart {
 ///
 /// # Errors
 /// Errors of [`ResumePoint::open`]; a checkpoint that this rank cannot see; a rank is gone.
-pub(super) fn start_of(
+pub(in crate::run) fn start_of(
     ranks: &Ranks,
     config: &RunConfig,
     resume: Option<&ResumeFrom>,
@@ -83,7 +83,11 @@ fn absolute(path: &Path) -> PathBuf {
 ///
 /// # Errors
 /// The first such rank, the same on all ranks; rank 0 cannot write to the folder; a rank is gone.
-pub(super) fn agree_on_folder(ranks: &Ranks, plan: &Plan, resumed: Option<&ResumePoint>) -> Result<(), RunError> {
+pub(in crate::run) fn agree_on_folder(
+    ranks: &Ranks,
+    plan: &Plan,
+    resumed: Option<&ResumePoint>,
+) -> Result<(), RunError> {
     let stage = plan.zero_stage.value;
     if ranks.world_size() == 1 || !stage.divides_state() {
         return Ok(());
@@ -139,7 +143,7 @@ fn appears(file: &Path, patience: Duration) -> bool {
 ///
 /// # Errors
 /// Errors of [`RunFolder::create`]; a rank is gone.
-pub(super) fn new_folder(ranks: &Ranks, plan: &Plan) -> Result<RunFolder, RunError> {
+pub(in crate::run) fn new_folder(ranks: &Ranks, plan: &Plan) -> Result<RunFolder, RunError> {
     if ranks.is_main() {
         let folder = RunFolder::create(&plan.output_dir.value, &plan.name.value)?;
         share(ranks, "folder", Some(&(folder.path().to_owned(), folder.name().to_owned())))?;
@@ -168,7 +172,7 @@ fn share<T: Serialize + for<'a> Deserialize<'a>>(
 ///
 /// # Errors
 /// Errors of `prepare`; a rank is gone.
-pub(super) fn prepare_in_turn(
+pub(in crate::run) fn prepare_in_turn(
     ranks: &Ranks,
     prepare: impl FnOnce() -> Result<Prepared, RunError>,
 ) -> Result<Prepared, RunError> {
@@ -185,7 +189,7 @@ pub(super) fn prepare_in_turn(
 ///
 /// # Errors
 /// [`ParallelError::Differs`]; a rank is gone.
-pub(super) fn agree_on_recipe(ranks: &Ranks, config: &RunConfig) -> Result<(), RunError> {
+pub(in crate::run) fn agree_on_recipe(ranks: &Ranks, config: &RunConfig) -> Result<(), RunError> {
     if ranks.world_size() == 1 {
         return Ok(());
     }
@@ -224,7 +228,7 @@ fn add_keys(facts: &mut Facts, prefix: &str, value: &toml::Value) {
 ///
 /// # Errors
 /// [`ParallelError::Differs`]; a rank is gone.
-pub(super) fn agree_on_data(ranks: &Ranks, prepared: &Prepared) -> Result<(), RunError> {
+pub(in crate::run) fn agree_on_data(ranks: &Ranks, prepared: &Prepared) -> Result<(), RunError> {
     let Prepared { plan, model_config, train, .. } = prepared;
     let mut facts = Facts::default();
     facts.add("backend", plan.backend.value);
@@ -240,7 +244,11 @@ pub(super) fn agree_on_data(ranks: &Ranks, prepared: &Prepared) -> Result<(), Ru
 ///
 /// # Errors
 /// [`ParallelError::Differs`]; adapters that are parts of different bases; a rank is gone.
-pub(super) fn agree_on_weights<B: Kernels>(ranks: &Ranks, plan: &Plan, model: &mut Decoder<B>) -> Result<(), RunError> {
+pub(in crate::run) fn agree_on_weights<B: Kernels>(
+    ranks: &Ranks,
+    plan: &Plan,
+    model: &mut Decoder<B>,
+) -> Result<(), RunError> {
     if ranks.world_size() == 1 {
         return Ok(());
     }
