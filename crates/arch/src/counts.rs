@@ -3,9 +3,10 @@
 //! Trade-off: operations are those that MFU counts by convention. Norms, activations, the softmax, biases and the GEMMs of a LoRA
 //! adapter (under 1 %) are left out.
 
-use crate::groups::{GroupSpec, MlpGroups};
+use crate::groups::MlpGroups;
+use crate::modules::GroupSpec;
 use crate::spec::ModelSpec;
-use crate::tensors::{Role, TensorSpec};
+use crate::tensor_spec::{Role, TensorSpec};
 
 impl ModelSpec {
     /// Counts all parameters: 8.03e9 for Llama-3.1-8B. Returns `u64::MAX` for more, which a hostile config.json can describe.
@@ -74,7 +75,7 @@ mod tests {
 
     use crate::config::tests::{family_json, parse};
     use crate::shapes::{llama_3_1_8b, llama_3_2_1b, mistral_7b, qwen3_8b};
-    use crate::tensors::Role;
+    use crate::tensor_spec::Role;
 
     #[test]
     fn published_parameter_counts_hold() {

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::mixer::{AttentionSpec, Mixer};
+use crate::modules::OutputOrder;
 use crate::rope::Rope;
 use crate::router::{RouterSpec, SharedExpertSpec};
 use crate::text_names::{is_expert, layer_of};
@@ -200,25 +201,6 @@ impl ExpertNames {
         match self {
             Self::Mixtral => ["w1", "w3", "w2"],
             Self::Qwen | Self::DeepSeek | Self::GptOss => ["gate_proj", "up_proj", "down_proj"],
-        }
-    }
-}
-
-/// Order of the outputs of a parameter of all experts in transformers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutputOrder {
-    /// That of the rows of an expert in a run.
-    AsInRun,
-    /// Gate's and up's in turn (gpt-oss), where the rows of a run are gate's and then up's.
-    InTurn,
-}
-
-impl OutputOrder {
-    /// Returns which of the parameter's outputs a row of an expert's matrix in a run computes.
-    pub fn output_of(self, row: usize, rows: usize) -> usize {
-        match self {
-            Self::AsInRun => row,
-            Self::InTurn => 2 * (row % (rows / 2)) + row / (rows / 2),
         }
     }
 }

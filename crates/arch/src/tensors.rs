@@ -4,10 +4,9 @@
 //! Hugging Face's. A second list has the tensors of a run, in which the experts of a module are one tensor: a stack.
 //! Trade-off: the list is rebuilt on each call; a model has a few hundred tensors.
 
-use serde::{Deserialize, Serialize};
-
-use crate::groups::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
+use crate::modules::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
 use crate::spec::ModelSpec;
+use crate::tensor_spec::{Role, TensorSpec, layer_norm_name};
 
 /// Name of the embedding in a checkpoint.
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -16,67 +15,10 @@ pub const FINAL_NORM: &str = "model.norm.weight";
 /// Name of the head in a checkpoint; absent where it is tied to the embedding.
 pub const HEAD: &str = "lm_head.weight";
 
-/// The purpose of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// The table of token embeddings `[vocab, hidden]`.
-    Embedding,
-    /// Weight of an RMSNorm.
-    Norm,
-    /// Weight `[out, in]` of a linear module of a layer.
-    Projection,
-    /// Router `[experts, hidden]` of a mixture of experts, or the gate `[1, hidden]` of a shared expert: small, and never quantized.
-    Router,
-    /// Correction `[experts]` of the scores by which a router chooses: f32, and it never trains.
-    RouterCorrection,
-    /// Bias `[out]` of a linear module.
-    Bias,
-    /// Filters `[channels, 1, width]` of a depthwise convolution: f32, and never quantized.
-    Filters,
-    /// Logits `[heads]` of attention's sinks: never quantized.
-    Sinks,
-    /// The output head `[vocab, hidden]`.
-    Head,
-    /// LoRA's A `[r, in]`.
-    LoraA,
-    /// LoRA's B `[out, r]`.
-    LoraB,
-    /// DoRA's magnitudes `[out]`.
-    LoraMagnitude,
-    /// Single rows of embedding or head that train, `[tokens, hidden]`.
-    TokenRows,
-}
-
 impl GroupKind {
     /// Returns the role of the weights of the group's modules.
     pub fn weight_role(self) -> Role {
         if matches!(self, Self::Router | Self::SharedGate) { Role::Router } else { Role::Projection }
-    }
-}
-
-/// A tensor of a model or of an adapter.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorSpec {
-    /// Name on disk.
-    pub name: String,
-    /// Shape on disk.
-    pub shape: Vec<usize>,
-    /// Its purpose.
-    pub role: Role,
-    /// The layer it belongs to; `None` for embedding, final norm and head.
-    pub layer: Option<usize>,
-}
-
-impl TensorSpec {
-    /// Returns the number of values; `usize::MAX` for more, which a hostile config.json can describe.
-    pub fn elements(&self) -> usize {
-        self.shape.iter().fold(1, |elements, &size| elements.saturating_mul(size))
-    }
-
-    /// Returns whether the tensor trains in full fine-tuning.
-    pub fn may_train(&self) -> bool {
-        self.role != Role::RouterCorrection
     }
 }
 
@@ -96,16 +38,6 @@ pub fn router_correction(layer: usize, router: &ModuleSpec) -> TensorSpec {
         role: Role::RouterCorrection,
         layer: Some(layer),
     }
-}
-
-/// Returns the name of a layer's norm, e.g. `layer_norm_name(0, "input_layernorm")`.
-pub fn layer_norm_name(layer: usize, norm: &str) -> String {
-    format!("model.layers.{layer}.{norm}.weight")
-}
-
-/// Returns the name of a layer's attention sinks.
-pub fn sinks_name(layer: usize) -> String {
-    format!("model.layers.{layer}.self_attn.sinks")
 }
 
 impl ModelSpec {

@@ -98,7 +98,7 @@ mod tests {
     use crate::mixer::QkNorm;
     use crate::module_names::TargetModules;
     use crate::router::{ExpertGroups, RouterScores};
-    use crate::tensors::Role;
+    use crate::tensor_spec::Role;
 
     fn few() -> Vec<(&'static str, Value)> {
         vec![

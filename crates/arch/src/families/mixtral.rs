@@ -53,7 +53,7 @@ mod tests {
     use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
     use crate::error::ArchError;
     use crate::spec::MlpSpec;
-    use crate::tensors::Role;
+    use crate::tensor_spec::Role;
 
     fn mixtral(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
         parse(&family_json("MixtralForCausalLM", "mixtral", changes))

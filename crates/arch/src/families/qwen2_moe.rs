@@ -65,7 +65,7 @@ mod tests {
     use crate::error::ArchError;
     use crate::lora::LoraConfig;
     use crate::module_names::TargetModules;
-    use crate::tensors::Role;
+    use crate::tensor_spec::Role;
 
     const FEW: [(&str, i32); 4] = [
         ("num_experts", 4),

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{CacheSize, MixerGroups, MixerValues, vector};
-use crate::groups::{GroupKind, group};
-use crate::tensors::{Role, TensorSpec, layer_norm_name, sinks_name};
+use crate::modules::{GroupKind, group};
+use crate::tensor_spec::{Role, TensorSpec, layer_norm_name, sinks_name};
 
 /// Causal self attention with grouped key/value heads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

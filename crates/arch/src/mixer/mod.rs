@@ -1,6 +1,6 @@
 //! What mixes the tokens of a layer, and what depends on its kind: linear modules, other tensors, FLOPs, saved values and cache.
 //!
-//! A kind is one file here, one in the model crate's `mixer/`, and a folder of operations in the kernels crate; nobody else asks which it is.
+//! A kind is one file here, one in the model crate's `mixer/`, and a folder of operations in the kernels crate; no other code asks which it is.
 
 mod attention;
 mod short_conv;
@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 pub use attention::{AttentionSpec, QkNorm};
 pub use short_conv::ShortConvSpec;
 
-use crate::groups::GroupSpec;
-use crate::tensors::{Role, TensorSpec};
+use crate::modules::GroupSpec;
+use crate::tensor_spec::{Role, TensorSpec};
 
 /// The mixer of a layer: it reads the residual stream through one group of linear modules, and writes to it through another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{CacheSize, MixerGroups, MixerValues};
-use crate::groups::{GroupKind, group};
-use crate::tensors::{Role, TensorSpec};
+use crate::modules::{GroupKind, group};
+use crate::tensor_spec::{Role, TensorSpec};
 
 /// A causal depthwise convolution between two gates: `out_proj(c * conv(b * x))`, where one projection computes `b`, `c` and `x`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

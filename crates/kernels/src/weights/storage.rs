@@ -25,7 +25,7 @@ pub enum BaseStorage {
 pub struct Storage<'a> {
     /// Storage of frozen projections.
     pub base: BaseStorage,
-    /// The adapter, with the modules that train whole beside it.
+    /// The adapter, with the modules that train whole next to it.
     pub lora: Option<&'a LoraConfig>,
     /// Format of activations, and of frozen weights that are not quantized.
     pub compute: FloatType,

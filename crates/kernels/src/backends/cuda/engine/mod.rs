@@ -1,5 +1,5 @@
 //! State that the operations of one thread on one device share: the stream, cuBLASLt, compiled programs, scratch memory,
-//! addresses and the trace. It knows nothing of the subjects, which keep their state beside it (`device.rs`).
+//! addresses and the trace. It knows nothing of the subjects, which keep their state next to it (`device.rs`).
 //!
 //! Invariants that every operation relies on:
 //! - All device work of the engine is on one stream, in the order of the calls; launches may wait on the host until something else is
