@@ -15,6 +15,7 @@ pub mod memory;
 pub mod moe;
 pub mod norm;
 pub mod optimizer;
+pub mod payload;
 pub mod session;
 #[cfg(all(test, feature = "flex"))]
 mod testing;
@@ -25,7 +26,7 @@ pub use attention::{
     StatisticsLayout,
 };
 pub use backends::{BackendKind, PLANNED_SHARED_BYTES, SelfTest, converted_weights_bytes, estimate, fp8_refusal};
-pub use comm::{COLLECTIVE, CommError, Communicator, Exchange, Loan, Payload, PayloadLayout};
+pub use comm::{COLLECTIVE, CommError, Communicator};
 pub use conv::{ConvInputs, ConvOps, ConvState};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
@@ -43,6 +44,7 @@ pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
 pub use moe::{MoeOps, Routing};
 pub use norm::{NormOps, NormWeight};
 pub use optimizer::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
+pub use payload::{Exchange, Loan, Payload, PayloadLayout};
 pub use session::{DeviceTime, GemmAlgorithms, Hint, RunShape, Session};
 pub use weights::{
     BaseStorage, BlockScales, MatrixScales, QuantizedWeight, Scales, Storage, Weight, WeightOps, evenly, matrix_scales,

@@ -21,21 +21,13 @@ type Edges = Vec<BTreeMap<usize, usize>>;
 /// The crate whose top modules are a stack, too.
 const STACK: &str = "crates/trainer/src";
 
-/// Circles that are being taken apart, each by two of its files: the CUDA engine and the subjects that it has states of (attention, comm, linear,
-/// memory), the self-test of a backend and the list of backends, communicators and the operations of memory.
-const KNOWN: [[&str; 2]; 3] = [
-    ["crates/kernels/src/backends/cuda/comm/collectives.rs", "crates/kernels/src/backends/cuda/engine/mod.rs"],
-    ["crates/kernels/src/backends/cuda/self_test.rs", "crates/kernels/src/backends/mod.rs"],
-    ["crates/kernels/src/comm/mod.rs", "crates/kernels/src/memory/mod.rs"],
-];
-
 /// Finds the circles of the crate in `source_folder`, from all its files by path.
 pub(super) fn check(source_folder: &str, files: BTreeMap<String, FileNames>) -> Vec<Finding> {
     let graph = ModuleGraph::new(source_folder, files);
     let edges = graph.edges();
     let all: BTreeSet<usize> = (0..graph.len()).collect();
     let circles = components(&edges, &all).into_iter();
-    let circles = circles.filter(|circle| !is_one_subject(&graph, &edges, circle) && !is_known(&graph, circle));
+    let circles = circles.filter(|circle| !is_one_subject(&graph, &edges, circle));
     let mut found: Vec<Finding> = circles.map(|circle| describe(source_folder, &graph, &edges, &circle)).collect();
     if source_folder == STACK {
         let edges = between_top_modules(&graph, &edges);
@@ -43,11 +35,6 @@ pub(super) fn check(source_folder: &str, files: BTreeMap<String, FileNames>) -> 
         found.extend(rings.iter().map(|circle| describe(source_folder, &graph, &edges, circle)));
     }
     found
-}
-
-/// Returns whether a circle has two files that are known to be in one.
-fn is_known(graph: &ModuleGraph, circle: &BTreeSet<usize>) -> bool {
-    KNOWN.iter().any(|pair| pair.iter().all(|path| circle.iter().any(|file| graph.path(*file) == *path)))
 }
 
 /// Returns the edges between top modules, each represented by its first file; the crate root has none.

@@ -5,7 +5,7 @@ use burn_flex::Flex;
 use burn_tensor::{DType, Tensor, TensorData};
 use firebrick_precision::difference::{is_within, relative_difference};
 
-use super::SelfTest;
+use super::kind::SelfTest;
 use crate::conformance::{Case, Finding, attention, begin_attention, usual_operations};
 use crate::linear::{reference, stacked};
 use crate::{

@@ -6,7 +6,8 @@
 
 use burn_tensor::{Tensor, backend::Backend};
 
-use super::{CommError, Communicator, Exchange, Loan, Payload, reference};
+use super::{CommError, Communicator, reference};
+use crate::payload::{Exchange, Loan, Payload};
 use crate::session::Session;
 
 /// A collective operation on a list of tensors. Every rank lists the same ones in the same order.

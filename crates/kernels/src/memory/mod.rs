@@ -13,7 +13,7 @@ pub mod work;
 
 use burn_tensor::{DType, Int, Tensor, TensorData, backend::Backend};
 
-use crate::comm::Payload;
+use crate::payload::Payload;
 pub use host::{HostBuffer, Offloaded, Readback};
 
 #[cfg(feature = "cuda")]

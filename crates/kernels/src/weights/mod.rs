@@ -12,8 +12,8 @@ mod storage;
 use burn_tensor::{DType, Int, IntDType, Shape, Tensor, backend::Backend};
 use firebrick_precision::{HostScales, QuantFormat, QuantizedTensor, blockwise};
 
-use crate::comm::{Payload, PayloadLayout};
 use crate::memory::{HostBuffer, MemoryOps, slices};
+use crate::payload::{Payload, PayloadLayout};
 pub use storage::{BaseStorage, Storage};
 
 /// A weight matrix `[out, in]`.

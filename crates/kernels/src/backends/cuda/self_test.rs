@@ -7,7 +7,8 @@ use super::attention::library::CudnnLimits;
 use super::device::{Device, limit_cudnn};
 use super::engine::{Cuda, DeviceFailure};
 use crate::GemmFormat;
-use crate::backends::{SelfTest, self_test};
+use crate::backends::kind::SelfTest;
+use crate::backends::self_test;
 use crate::conformance::verdict;
 
 /// Implements [`crate::BackendKind::self_test`]. Documents of one length, and of several short or long lengths, use
