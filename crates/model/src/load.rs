@@ -202,7 +202,7 @@ fn to_read(
 /// Source of a tensor's values. A folder's tensors come only in the order of `ModelSpec::tensors`.
 type Read<'a, 'v> = &'a mut dyn FnMut(&TensorSpec) -> Result<Values<'v>, ModelError>;
 
-struct Builder<'a, 'v, B: Kernels> {
+pub(crate) struct Builder<'a, 'v, B: Kernels> {
     config: &'a ModelConfig,
     options: &'a BuildOptions,
     division: Option<Division>,
@@ -217,7 +217,7 @@ struct Builder<'a, 'v, B: Kernels> {
 }
 
 impl<B: Kernels> Builder<'_, '_, B> {
-    fn formats(&self) -> Storage<'_> {
+    pub(crate) fn formats(&self) -> Storage<'_> {
         self.options.formats(&self.dense)
     }
 }

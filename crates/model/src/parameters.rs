@@ -8,7 +8,7 @@ use crate::decoder::Decoder;
 use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Base, Linear, LinearGroup, Lora, LoraMagnitude, ModuleBias};
-use crate::mixer::{Attention, AttentionSinks, Mixer, MixerKind, ShortConv};
+use crate::mixer::Mixer;
 use crate::norm::Norm;
 use crate::shared_expert::SharedExpert;
 use crate::token_rows::TokenRows;
@@ -30,20 +30,6 @@ macro_rules! lists {
                     [a, b].into_iter().chain(magnitude.into_iter().map(|LoraMagnitude { parameter, .. }| parameter))
                 });
                 base.$trained().into_iter().chain(bias).chain(lora)
-            }
-        }
-
-        impl<B: Kernels> MixerKind<B> {
-            pub(crate) fn $parameters(&$($mutable)? self) -> impl Iterator<Item = &$($mutable)? Parameter<B>> {
-                let (norms, logits, filters) = match self {
-                    Self::Attention(Attention { qk_norm, sinks, .. }) => (Some(qk_norm), Some(sinks), None),
-                    Self::ShortConv(conv) => (None, None, Some(conv)),
-                };
-                let norms = norms.into_iter().flatten().flatten().flat_map(Norm::$parameters);
-                let logits = logits.into_iter().flatten().filter(|sinks| sinks.trains);
-                let filters = filters.into_iter().filter(|conv| conv.trains);
-                let logits = logits.map(|AttentionSinks { logits, .. }| logits);
-                norms.chain(logits).chain(filters.map(|ShortConv { filters, .. }| filters))
             }
         }
 

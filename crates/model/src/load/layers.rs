@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use firebrick_arch::{
-    Activation, EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig,
-    Mixer as MixerSpec, MlpGroups, MlpSpec, ModelSpec, ModuleSpec, PieceSpec, QkNorm, Role, RouterSpec, SharedGroups,
-    TensorSpec, layer_norm_name, router_correction,
+    Activation, EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups,
+    MlpSpec, ModelSpec, ModuleSpec, PieceSpec, Role, RouterSpec, SharedGroups, TensorSpec, layer_norm_name,
+    router_correction,
 };
 use firebrick_kernels::{GemmFormat, Kernels, Parameter};
 
@@ -18,7 +18,7 @@ use crate::error::ModelError;
 use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Linear, LinearGroup, ModuleBias, ParameterAdapter, Stack};
-use crate::mixer::{Attention, AttentionSinks, Mixer, MixerKind, ShortConv};
+use crate::mixer::Mixer;
 use crate::norm::Norm;
 use crate::shared_expert::SharedExpert;
 use crate::token_rows::TokenRows;
@@ -87,26 +87,6 @@ impl<B: Kernels> Builder<'_, '_, B> {
             mlp: self.mlp(index, &layer.mlp, &mlp)?,
             after_mlp: self.layer_norm(index, names.after_mlp, hidden)?,
         })
-    }
-
-    /// Reads what a mixer has besides linear modules, in the order of its `vectors`.
-    fn mixer(&mut self, layer: usize, spec: &MixerSpec) -> Result<MixerKind<B>, ModelError> {
-        let spec = match spec {
-            MixerSpec::Attention(spec) => spec,
-            MixerSpec::ShortConv(spec) => {
-                let filters = spec.filters(layer);
-                let (trains, filters) = (self.formats().trains(&filters.name), self.vector(&filters)?);
-                return Ok(MixerKind::ShortConv(ShortConv { spec: spec.clone(), filters, trains }));
-            }
-        };
-        let mut vectors = spec.vectors(layer).into_iter();
-        let mut next = || vectors.next().expect("a mixer lists its vectors");
-        let qk_norm = match spec.qk_norm {
-            QkNorm::None => None,
-            _ => Some([self.norm_of(&next())?, self.norm_of(&next())?]),
-        };
-        let sinks = if spec.sinks { Some(self.sinks(&next())?) } else { None };
-        Ok(MixerKind::Attention(Attention { spec: spec.clone(), qk_norm, sinks }))
     }
 
     fn mlp(&mut self, layer: usize, spec: &MlpSpec, groups: &MlpGroups) -> Result<Mlp<B>, ModelError> {
@@ -192,14 +172,10 @@ impl<B: Kernels> Builder<'_, '_, B> {
         self.norm_of(&tensor(name, &[size], Role::Norm))
     }
 
-    fn norm_of(&mut self, tensor: &TensorSpec) -> Result<Norm<B>, ModelError> {
+    pub(crate) fn norm_of(&mut self, tensor: &TensorSpec) -> Result<Norm<B>, ModelError> {
         let weight = self.vector(tensor)?;
         let ModelSpec { rms_norm_eps, norm_offset, .. } = self.config.spec;
         Ok(Norm { weight, trains: self.formats().trains(&tensor.name), offset: norm_offset, epsilon: rms_norm_eps })
-    }
-
-    fn sinks(&mut self, tensor: &TensorSpec) -> Result<AttentionSinks<B>, ModelError> {
-        Ok(AttentionSinks { logits: self.vector(tensor)?, trains: self.formats().trains(&tensor.name) })
     }
 
     fn bias(&mut self, module: &ModuleSpec) -> Result<ModuleBias<B>, ModelError> {

@@ -102,7 +102,7 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         }
     }
 
-    pub(super) fn vector(&mut self, tensor: &TensorSpec) -> Result<Parameter<B>, ModelError> {
+    pub(crate) fn vector(&mut self, tensor: &TensorSpec) -> Result<Parameter<B>, ModelError> {
         self.vector_of(tensor, std::slice::from_ref(tensor))
     }
 

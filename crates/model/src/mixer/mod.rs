@@ -4,6 +4,7 @@
 //! backward, its further parameters, and its cache.
 
 mod attention;
+mod parts;
 mod short_conv;
 
 use burn_tensor::{DType, Tensor};
