@@ -8,8 +8,8 @@ use std::fs::{read, read_to_string};
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::{
-    Activation, AttentionSpec, ExpertGroups, ExpertNames, LayerNorms, LayerSpec, LoraConfig, Mixer, MlpSpec,
-    ModelConfig, ModelSpec, QkNorm, QueryScale, Rope, RopeScaling, RouterScores, RouterSpec, SharedExpertSpec,
+    Activation, AttentionSpec, ExpertGroups, ExpertNames, KeysAndValues, LayerNorms, LayerSpec, LoraConfig, Mixer,
+    MlpSpec, ModelConfig, ModelSpec, QkNorm, QueryScale, Rope, RopeScaling, RouterScores, RouterSpec, SharedExpertSpec,
     SwigluConstants, TargetModules, TensorSpec, TextLayout, adapter_layout, is_other_part, name_in_adapter,
 };
 use serde_json::{Value, from_slice, from_str};
@@ -42,6 +42,7 @@ fn spec(name: &str) -> ModelSpec {
 /// Builds the spec that the fixtures share, plain Llama with four heads of 16 columns, with one change.
 fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
     let mut attention = AttentionSpec {
+        keys_and_values: KeysAndValues::Own,
         heads: 4,
         kv_heads: 2,
         head_dim: 16,

@@ -15,7 +15,7 @@ use firebrick_kernels::{Documents, Epilogue, GradientSink, Keep, Kernels, Projec
 use crate::experts::router_loss::{RouterGradient, RouterSums};
 use crate::experts::{Experts, SavedExperts};
 use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
-use crate::mixer::{Attend, Mixed, Mixer, SavedMixer};
+use crate::mixer::{Attend, Mixed, Mixer, Published, SavedMixer};
 use crate::norm::Norm;
 use crate::shared_expert::SharedExpert;
 
@@ -169,9 +169,10 @@ impl<B: Kernels> Layer<B> {
         x_nd: Tensor<B, 2>,
         rotary: &[RotaryTables<B>],
         attend: Attend<'_, B>,
+        published: &mut Published<B>,
         adapters: AdapterPass,
     ) -> Tensor<B, 2> {
-        let after = self.forward_mixer(x_nd, rotary, attend, Keep::Nothing, adapters);
+        let after = self.forward_mixer(x_nd, rotary, attend, published, Keep::Nothing, adapters);
         self.forward_mlp(after.h_nd.clone(), Keep::Nothing, adapters, None).0
     }
 
@@ -181,10 +182,11 @@ impl<B: Kernels> Layer<B> {
         x_nd: Tensor<B, 2>,
         low_rank: LowRank<B>,
         context: &Context<B>,
+        published: &mut Published<B>,
         adapters: AdapterPass,
     ) -> Box<SavedForBackward<B>> {
         let attend = Attend::Documents(&context.documents);
-        let after = self.forward_mixer(x_nd, &context.rotary, attend, Keep::Inputs, adapters);
+        let after = self.forward_mixer(x_nd, &context.rotary, attend, published, Keep::Inputs, adapters);
         let mlp = self.recompute_mlp(after.h_nd.clone(), low_rank, adapters);
         after.saved(Some(mlp)).expect(KEPT)
     }
@@ -195,6 +197,7 @@ impl<B: Kernels> Layer<B> {
         x_nd: Tensor<B, 2>,
         rotary: &[RotaryTables<B>],
         attend: Attend<'_, B>,
+        published: &mut Published<B>,
         keep: Keep,
         adapters: AdapterPass,
     ) -> AfterMixer<B> {
@@ -205,7 +208,7 @@ impl<B: Kernels> Layer<B> {
         let prologue = input(x_nd.clone(), self.before_mixer.as_ref());
         let (parts, of_input) =
             B::project(prologue, &self.mixer.input.frozen(adapters), self.mixer.epilogue(rotary), of_input);
-        let (x, mixed) = self.mixer.forward(&parts, attend);
+        let (x, mixed) = self.mixer.forward(&parts, attend, published);
         let epilogue = added_to(x_nd, self.after_mixer.as_ref());
         let prologue = Prologue::None { x };
         let (h_nd, output) = B::project(prologue, &self.mixer.output.frozen(adapters), epilogue, of_output);
@@ -316,13 +319,14 @@ impl<B: Kernels> Layer<B> {
         &self,
         saved: SavedForBackward<B>,
         context: &Context<B>,
+        published: &mut Published<B>,
         dy_nd: Tensor<B, 2>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
         let SavedForBackward { mixer, mlp } = saved;
         let dh_nd = self.backward_mlp(mlp, context, dy_nd, adapters, sink);
-        self.backward_mixer(mixer, context, dh_nd, adapters, sink)
+        self.backward_mixer(mixer, context, published, dh_nd, adapters, sink)
     }
 
     /// Computes the gradient of the sum after the mixer from that of the output.
@@ -355,6 +359,7 @@ impl<B: Kernels> Layer<B> {
         &self,
         saved: SavedMixer<B>,
         context: &Context<B>,
+        published: &mut Published<B>,
         dh_nd: Tensor<B, 2>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
@@ -362,7 +367,7 @@ impl<B: Kernels> Layer<B> {
         let SavedMixer { input, parts, mixed, output } = saved;
         let grads = self.mixer.output.backward(*output, vec![dh_nd.clone()], None, adapters, sink);
         add_gradient(self.after_mixer.as_ref(), grads.output_norm, sink);
-        let d_parts = self.mixer.backward(parts, mixed, grads.input.plain(), &context.documents, sink);
+        let d_parts = self.mixer.backward(parts, mixed, grads.input.plain(), &context.documents, published, sink);
 
         let grads = self.mixer.input.backward(*input, d_parts, Some(dh_nd), adapters, sink);
         add_gradient(self.before_mixer.as_ref(), grads.norm, sink);

@@ -13,7 +13,7 @@ use crate::division::{Blocks, LayerRef};
 use crate::experts::router_loss::RouterSums;
 use crate::layer::{Context, Layer, LowRank, SavedForBackward};
 use crate::linear::{AdapterPass, DropoutMasks};
-use crate::mixer::{Attend, Mixed};
+use crate::mixer::{Attend, Mixed, Published};
 
 /// Settings of a training pass through the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,26 +85,29 @@ pub(crate) fn forward_layer<B: Kernels>(
     layer: &Layer<B>,
     x_nd: Tensor<B, 2>,
     context: &Context<B>,
+    published: &mut Published<B>,
     pass: PassOptions,
     is_last: bool,
     sums: Option<&mut RouterSums<B>>,
 ) -> (Tensor<B, 2>, SavedLayer<B>) {
     let adapters = pass.adapter_pass();
     let attend = || Attend::Documents(&context.documents);
-    let keeping = |x_nd, keep, sums| {
-        let after = layer.forward_mixer(x_nd, &context.rotary, attend(), keep, adapters);
+    let keeping = |x_nd, keep, sums, published: &mut Published<B>| {
+        let after = layer.forward_mixer(x_nd, &context.rotary, attend(), published, keep, adapters);
         let (y_nd, mlp) = layer.forward_mlp(after.h_nd.clone(), keep, adapters, sums);
         let activations = after.saved(mlp).expect("a layer saves its activations under this policy");
         (y_nd, SavedLayer::Activations(activations))
     };
     match pass.recompute {
         Recompute::Full => {
-            let after = layer.forward_mixer(x_nd.clone(), &context.rotary, attend(), Keep::Nothing, adapters);
+            let after =
+                layer.forward_mixer(x_nd.clone(), &context.rotary, attend(), published, Keep::Nothing, adapters);
             let (y_nd, low_rank) = layer.forward_mlp_of_inputs(after.into_outputs().2, adapters, sums);
             (y_nd, SavedLayer::Input { x_nd: put_away(x_nd, pass.offload && !is_last), low_rank })
         }
         Recompute::Projections => {
-            let after = layer.forward_mixer(x_nd.clone(), &context.rotary, attend(), Keep::LowRank, adapters);
+            let after =
+                layer.forward_mixer(x_nd.clone(), &context.rotary, attend(), published, Keep::LowRank, adapters);
             let (mixed, low_rank, h_nd) = after.into_outputs();
             let mixer = Box::new(MixerInputs {
                 x_nd: put_away(x_nd, pass.offload),
@@ -115,8 +118,8 @@ pub(crate) fn forward_layer<B: Kernels>(
             let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd.clone(), adapters, sums);
             (y_nd, SavedLayer::Halves { mixer, h_nd: put_away(h_nd, pass.offload && !is_last), low_rank })
         }
-        Recompute::Selective => keeping(x_nd, Keep::Inputs, sums),
-        Recompute::None => keeping(x_nd, Keep::Everything, sums),
+        Recompute::Selective => keeping(x_nd, Keep::Inputs, sums, published),
+        Recompute::None => keeping(x_nd, Keep::Everything, sums, published),
     }
 }
 
@@ -132,22 +135,23 @@ pub(crate) fn backward_layer<B: Kernels>(
     layer: &Layer<B>,
     saved: Restored<B>,
     context: &Context<B>,
+    published: &mut Published<B>,
     dy_nd: Tensor<B, 2>,
     adapters: AdapterPass,
     sink: &mut dyn GradientSink<B>,
 ) -> Tensor<B, 2> {
     let saved = match saved {
-        Restored::Input { x_nd, low_rank } => layer.recompute(x_nd, low_rank, context, adapters),
+        Restored::Input { x_nd, low_rank } => layer.recompute(x_nd, low_rank, context, published, adapters),
         Restored::Activations(activations) => activations,
         Restored::Halves { mixer, h_nd, low_rank } => {
             let mlp = layer.recompute_mlp(h_nd, low_rank, adapters);
             let dh_nd = layer.backward_mlp(mlp, context, dy_nd, adapters, sink);
             let (x_nd, computed) = mixer.restore(&dh_nd.device());
             let mixer = layer.recompute_mixer(x_nd, computed, context, adapters);
-            return layer.backward_mixer(mixer, context, dh_nd, adapters, sink);
+            return layer.backward_mixer(mixer, context, published, dh_nd, adapters, sink);
         }
     };
-    layer.backward(*saved, context, dy_nd, adapters, sink)
+    layer.backward(*saved, context, published, dy_nd, adapters, sink)
 }
 
 /// The items that the backward fetches ahead: the layers, and their saved tensors.

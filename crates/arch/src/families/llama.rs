@@ -39,7 +39,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::config::tests::{layout_5, refusal_of, tiny};
-    use crate::mixer::{AttentionSpec, Mixer, QkNorm};
+    use crate::mixer::{AttentionSpec, KeysAndValues, Mixer, QkNorm};
     use crate::rope::RopeScaling;
     use crate::spec::{LayerSpec, MlpSpec};
 
@@ -53,6 +53,7 @@ mod tests {
             ["num_key_value_heads", "rms_norm_eps", "rope_theta", "max_position_embeddings", "tie_word_embeddings"];
         let spec = tiny(&absent.map(|key| (key, Value::Null))).unwrap().spec;
         let attention = AttentionSpec {
+            keys_and_values: KeysAndValues::Own,
             heads: 4,
             kv_heads: 4,
             head_dim: 2,

@@ -13,6 +13,8 @@ pub struct AttentionSpec {
     pub heads: usize,
     /// Key and value heads; divides `heads`.
     pub kv_heads: usize,
+    /// Where keys and values come from.
+    pub keys_and_values: KeysAndValues,
     /// Width of one head.
     pub head_dim: usize,
     /// Index into [`ModelSpec::ropes`](crate::ModelSpec::ropes); `None`: queries and keys are not rotated.
@@ -34,6 +36,19 @@ pub struct AttentionSpec {
     /// Whether the softmax of a query's scores has one more column: a trained logit per head, `self_attn.sinks` `[heads]`, without a value
     /// (gpt-oss). Neither scaled nor capped.
     pub sinks: bool,
+}
+
+/// The keys and values that a layer attends to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeysAndValues {
+    /// Its own.
+    #[default]
+    Own,
+    /// Its own, which later layers read, too: those of the layer with this number, which is this one's.
+    Published(usize),
+    /// Those of the earlier layer with this number, which publishes them; this layer has a projection of queries alone.
+    OfLayer(usize),
 }
 
 /// RMSNorm of queries and keys.
@@ -66,6 +81,7 @@ impl AttentionSpec {
         Self {
             heads,
             kv_heads,
+            keys_and_values: KeysAndValues::Own,
             head_dim,
             rope: Some(0),
             qk_norm: QkNorm::None,
@@ -94,13 +110,19 @@ impl AttentionSpec {
         self.window.filter(|&window| window < longest)
     }
 
+    /// Returns whether keys and values are those of an earlier layer.
+    pub fn reads_another(&self) -> bool {
+        matches!(self.keys_and_values, KeysAndValues::OfLayer(_))
+    }
+
     /// Returns the groups of queries, keys and values, and of the output.
     pub(super) fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
         let (query, kv) = (self.query_size(), self.kv_size());
         let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
+        let qkv = if self.reads_another() { &qkv[..1] } else { &qkv };
         let fused = self.fused_qkv.then_some("self_attn.qkv_proj");
         MixerGroups {
-            input: group(layer, GroupKind::MixerInput, hidden, &qkv, fused, self.qkv_bias),
+            input: group(layer, GroupKind::MixerInput, hidden, qkv, fused, self.qkv_bias),
             output: group(
                 layer,
                 GroupKind::MixerOutput,
@@ -128,11 +150,13 @@ impl AttentionSpec {
 
     pub(super) fn values(&self) -> MixerValues {
         let before_norm = if self.qk_norm == QkNorm::None { 0 } else { self.query_size() + self.kv_size() };
-        MixerValues { mixed: self.query_size(), before_norm, statistics: self.heads }
+        let is_published = matches!(self.keys_and_values, KeysAndValues::Published(_));
+        let published = if is_published { 2 * self.kv_size() } else { 0 };
+        MixerValues { mixed: self.query_size(), before_norm, published, statistics: self.heads }
     }
 
     pub(super) fn cache(&self) -> CacheSize {
-        CacheSize { per_token: 2 * self.kv_size(), per_sequence: 0 }
+        CacheSize { per_token: if self.reads_another() { 0 } else { 2 * self.kv_size() }, per_sequence: 0 }
     }
 }
 

@@ -7,7 +7,7 @@ mod short_conv;
 
 use serde::{Deserialize, Serialize};
 
-pub use attention::{AttentionSpec, QkNorm};
+pub use attention::{AttentionSpec, KeysAndValues, QkNorm};
 pub use short_conv::ShortConvSpec;
 
 use crate::modules::GroupSpec;
@@ -39,6 +39,8 @@ pub struct MixerValues {
     pub mixed: usize,
     /// Outputs of the first group as they were before their norms.
     pub before_norm: usize,
+    /// What later layers read; it is never computed again.
+    pub published: usize,
     /// Values in f32 that belong to the result.
     pub statistics: usize,
 }
@@ -98,6 +100,14 @@ impl Mixer {
         match self {
             Self::Attention(attention) => attention.values(),
             Self::ShortConv(conv) => conv.values(),
+        }
+    }
+
+    /// Returns the layer whose cache the mixer of layer `layer` reads: its own, unless keys and values are another's.
+    pub fn cache_of(&self, layer: usize) -> usize {
+        match self.attention().map(|attention| attention.keys_and_values) {
+            Some(KeysAndValues::OfLayer(other)) => other,
+            _ => layer,
         }
     }
 

@@ -36,7 +36,7 @@ impl ShortConvSpec {
     }
 
     pub(super) fn values(&self) -> MixerValues {
-        MixerValues { mixed: self.channels, before_norm: 0, statistics: 0 }
+        MixerValues { mixed: self.channels, before_norm: 0, published: 0, statistics: 0 }
     }
 
     /// Returns the size of the last products of the gate and its input, in f32, which take as much as two values of 16 bits.

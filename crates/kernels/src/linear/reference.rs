@@ -320,6 +320,11 @@ fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>,
             let output = B::rms_norm(raw.clone(), &norm, Some(residual));
             (vec![output], None, (keep != Keep::Nothing).then_some(SavedOutputNorm { norm, raw }))
         }
+        // Queries alone, of a layer that reads another's keys and values.
+        Epilogue::Heads(heads) if parts.len() == 1 => {
+            let q = query_scaled(rotated(into_single(parts), &heads), &heads);
+            (vec![q], Some(SavedHeads { epilogue: heads, raw: None }), None)
+        }
         Epilogue::Heads(heads) => {
             let [q, k, v] = into_parts(parts);
             let raw = (heads.qk_norm.is_some() && keep != Keep::Nothing).then(|| (q.clone(), k.clone()));
@@ -363,11 +368,14 @@ fn heads_backward<B: LinearOps>(
     d_outputs: Vec<Tensor<B, 2>>,
 ) -> (Vec<Tensor<B, 2>>, [Option<Tensor<B, 1>>; 2]) {
     let SavedHeads { epilogue: heads, raw } = saved;
-    let [dq, dk, dv] = into_parts(d_outputs);
     let back = |d: Tensor<B, 2>| match &heads.rotary {
         Some(tables) => B::rotary(d, tables, heads.head_dim, true),
         None => d,
     };
+    if d_outputs.len() == 1 {
+        return (vec![back(query_scaled(into_single(d_outputs), &heads))], [None, None]);
+    }
+    let [dq, dk, dv] = into_parts(d_outputs);
     let (dq, dk) = (back(query_scaled(dq, &heads)), back(dk));
     let Some(norms) = &heads.qk_norm else { return (vec![dq, dk, dv], [None, None]) };
     let (q, k) = raw.expect("normalized heads save queries and keys before their norm");

@@ -68,6 +68,8 @@ pub(crate) struct LayerValues {
     computed: u64,
     /// Both normalized inputs, and the gated activation.
     elementwise: u64,
+    /// What later layers read of this one.
+    published: u64,
     /// f32 values that belong to the mixer's result.
     statistics: u64,
 }
@@ -100,6 +102,7 @@ pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
     LayerValues {
         input: inputs.in_features as u64,
         mixed: mixer.mixed as u64,
+        published: mixer.published as u64,
         computed: computed as u64,
         elementwise: (normed(norms.before_mixer, inputs)
             + normed(norms.before_mlp, gate_up)
@@ -113,8 +116,8 @@ impl LayerValues {
     /// Returns the bytes per token that the forward saves until the backward, with `value` bytes per value.
     pub(crate) fn saved(&self, recompute: Recompute, value: u64) -> u64 {
         match recompute {
-            Recompute::Full => self.input * value,
-            Recompute::Projections => self.half_inputs() * value + 4 * self.statistics,
+            Recompute::Full => (self.input + self.published) * value,
+            Recompute::Projections => (self.half_inputs() + self.published) * value + 4 * self.statistics,
             Recompute::Selective => self.selective(value),
             Recompute::None => self.everything(value),
         }
@@ -216,7 +219,8 @@ fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine 
     let (layers, per_token) = match training.recompute {
         Recompute::Projections if is_offloaded => {
             let widest = values().map(|layer| layer.half_inputs()).max().unwrap_or(0);
-            (1, widest * value + 4 * values().map(|layer| layer.statistics).sum::<u64>())
+            let published = values().map(|layer| layer.published).sum::<u64>();
+            (1, (widest + published) * value + 4 * values().map(|layer| layer.statistics).sum::<u64>())
         }
         _ if is_offloaded => (all.min(INPUTS_ON_DEVICE), of_layers(INPUTS_ON_DEVICE)),
         _ => (all, of_layers(all)),

@@ -6,7 +6,9 @@
 
 mod metadata;
 
-use firebrick_arch::{Activation, AttentionSpec, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling, SwigluConstants};
+use firebrick_arch::{
+    Activation, AttentionSpec, KeysAndValues, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling, SwigluConstants,
+};
 
 use crate::error::ModelError;
 
@@ -149,6 +151,9 @@ impl Architecture {
         let layer = &spec.layers[number];
         let is = |what: &str| Err(format!("{what} in layer {number}"));
         let Some(attention) = layer.mixer.attention() else { return is("no attention") };
+        if attention.keys_and_values != KeysAndValues::Own {
+            return is("keys and values that layers share");
+        }
         let expected = self.attention_scale(spec);
         if expected.is_some_and(|expected| (attention.scale / expected - 1.0).abs() > 1e-6) {
             return is(&format!("attention scores times {}", attention.scale));

@@ -7,6 +7,8 @@ mod attention;
 mod parts;
 mod short_conv;
 
+use std::collections::BTreeMap;
+
 use burn_tensor::{DType, Tensor};
 use firebrick_arch as arch;
 use firebrick_kernels::{
@@ -34,7 +36,7 @@ pub struct Mixer<B: Kernels> {
 #[derive(Clone, Debug)]
 pub enum MixerKind<B: Kernels> {
     /// Causal self attention.
-    Attention(Attention<B>),
+    Attention(Box<Attention<B>>),
     /// A gated short convolution.
     ShortConv(ShortConv<B>),
 }
@@ -55,6 +57,20 @@ pub(crate) struct SavedMixer<B: Kernels> {
     pub(crate) parts: Vec<Tensor<B, 2>>,
     pub(crate) mixed: Mixed<B>,
     pub(crate) output: Box<ProjectSaved<B>>,
+}
+
+/// What passes between layers besides the residual stream: keys and values that layers publish, by the number of the layer, and in the backward the
+/// sums of their gradients, until the publisher's own.
+#[derive(Clone, Debug)]
+pub(crate) struct Published<B: Kernels> {
+    pub(crate) values: BTreeMap<usize, [Tensor<B, 2>; 2]>,
+    pub(crate) gradients: BTreeMap<usize, [Tensor<B, 2>; 2]>,
+}
+
+impl<B: Kernels> Default for Published<B> {
+    fn default() -> Self {
+        Self { values: BTreeMap::new(), gradients: BTreeMap::new() }
+    }
 }
 
 /// What a mixer keeps of earlier tokens in generation.
@@ -84,9 +100,14 @@ impl<B: Kernels> Mixer<B> {
     }
 
     /// Mixes the tokens of the outputs of the first group; the result `[n, m]` is also what the backward needs, which has none over a cache.
-    pub(crate) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> (Tensor<B, 2>, Option<Mixed<B>>) {
+    pub(crate) fn forward(
+        &self,
+        parts: &[Tensor<B, 2>],
+        attend: Attend<'_, B>,
+        published: &mut Published<B>,
+    ) -> (Tensor<B, 2>, Option<Mixed<B>>) {
         match &self.kind {
-            MixerKind::Attention(attention) => attention.forward(parts, attend),
+            MixerKind::Attention(attention) => attention.forward(parts, attend, published),
             MixerKind::ShortConv(conv) => conv.forward(parts, attend),
         }
     }
@@ -98,10 +119,11 @@ impl<B: Kernels> Mixer<B> {
         mixed: Mixed<B>,
         d_mixed_nm: Tensor<B, 2>,
         documents: &Documents<B>,
+        published: &mut Published<B>,
         sink: &mut dyn GradientSink<B>,
     ) -> Vec<Tensor<B, 2>> {
         match &self.kind {
-            MixerKind::Attention(attention) => attention.backward(parts, mixed, d_mixed_nm, documents, sink),
+            MixerKind::Attention(attention) => attention.backward(parts, mixed, d_mixed_nm, documents, published, sink),
             MixerKind::ShortConv(conv) => conv.backward(parts, d_mixed_nm, documents, sink),
         }
     }
@@ -125,7 +147,10 @@ impl<B: Kernels> Cache<B> {
     /// Allocates the cache of a mixer for this many tokens.
     pub(crate) fn new(mixer: &arch::Mixer, rows: usize, dtype: DType, device: &B::Device) -> Self {
         match mixer {
-            arch::Mixer::Attention(attention) => Self::Rows(KvCache::new([rows, attention.kv_size()], dtype, device)),
+            arch::Mixer::Attention(attention) => {
+                let rows = if attention.reads_another() { 0 } else { rows };
+                Self::Rows(KvCache::new([rows, attention.kv_size()], dtype, device))
+            }
             arch::Mixer::ShortConv(_) => Self::State(ConvState::new()),
         }
     }

@@ -26,7 +26,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
             _ => Some([self.norm_of(&next())?, self.norm_of(&next())?]),
         };
         let sinks = if spec.sinks { Some(self.sinks(&next())?) } else { None };
-        Ok(MixerKind::Attention(Attention { spec: spec.clone(), qk_norm, sinks }))
+        Ok(MixerKind::Attention(Box::new(Attention { spec: spec.clone(), qk_norm, sinks })))
     }
 
     fn sinks(&mut self, tensor: &TensorSpec) -> Result<AttentionSinks<B>, ModelError> {
@@ -39,7 +39,10 @@ macro_rules! lists {
         impl<B: Kernels> MixerKind<B> {
             pub(crate) fn $parameters(&$($mutable)? self) -> impl Iterator<Item = &$($mutable)? Parameter<B>> {
                 let (norms, logits, filters) = match self {
-                    Self::Attention(Attention { qk_norm, sinks, .. }) => (Some(qk_norm), Some(sinks), None),
+                    Self::Attention(attention) => {
+                        let Attention { qk_norm, sinks, .. } = &$($mutable)? **attention;
+                        (Some(qk_norm), Some(sinks), None)
+                    }
                     Self::ShortConv(conv) => (None, None, Some(conv)),
                 };
                 let norms = norms.into_iter().flatten().flatten().flat_map(Norm::$parameters);

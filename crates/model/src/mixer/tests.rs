@@ -1,8 +1,8 @@
-//! Layers with a gated short convolution: documents, policies, generation and adapters.
+//! Layers with a gated short convolution, and with keys and values of another layer: documents, policies, generation and adapters.
 
 use std::collections::BTreeMap;
 
-use firebrick_arch::{LoraConfig, Mixer, ModelConfig, ShortConvSpec, TargetModules};
+use firebrick_arch::{KeysAndValues, LoraConfig, Mixer, ModelConfig, ShortConvSpec, TargetModules};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{BaseStorage, GradientMap, GradientSink, Recompute};
 
@@ -12,17 +12,31 @@ use crate::{BatchLimits, Decoder, GenerateOptions, LossOptions, PassOptions, Sam
 /// Describes a convolution in the first of two layers, and attention in the second.
 fn config() -> ModelConfig {
     let mut config = tiny(&[]).unwrap();
+    config.spec.initializer_range = 0.3;
     config.spec.layers[0].mixer = Mixer::ShortConv(ShortConvSpec { channels: 8, width: 3 });
     config
 }
 
 fn model(lora: Option<LoraConfig>) -> Decoder<Flex> {
+    model_of(config(), lora)
+}
+
+fn model_of(config: ModelConfig, lora: Option<LoraConfig>) -> Decoder<Flex> {
     let storage = if lora.is_some() { BaseStorage::Frozen(FLOAT) } else { BaseStorage::Trained };
     let options = crate::BuildOptions { lora, ..build_options(storage, 64) };
-    Decoder::random(config(), &options, None, &Default::default()).unwrap()
+    Decoder::random(config, &options, None, &Default::default()).unwrap()
 }
 
 const FLOAT: firebrick_precision::Format = firebrick_precision::Format::Float(firebrick_precision::FloatType::F32);
+
+/// Describes two layers of attention, the second of which reads the keys and values of the first.
+fn sharing() -> ModelConfig {
+    let mut config = tiny(&[]).unwrap();
+    config.spec.initializer_range = 0.3;
+    let sharing = [KeysAndValues::Published(0), KeysAndValues::OfLayer(0)];
+    config.spec.attentions_mut().zip(sharing).for_each(|(attention, from)| attention.keys_and_values = from);
+    config
+}
 
 /// Returns the loss of documents in one row, and the gradients by name.
 fn gradients(model: &Decoder<Flex>, documents: &[&[u32]], recompute: Recompute) -> (f32, BTreeMap<String, Vec<f32>>) {
@@ -48,20 +62,26 @@ fn assert_near(found: &[f32], expected: &[f32], what: &str) {
 
 #[test]
 fn packed_documents_train_as_by_themselves_under_every_policy() {
-    let (model, documents): (_, [&[u32]; 3]) = (model(None), [&[1, 5, 2, 8, 3], &[4], &[9, 7, 7, 2]]);
+    packed_as_by_themselves(&model(None), "model.layers.0.conv.conv.weight");
+    packed_as_by_themselves(&model_of(sharing(), None), "model.layers.0.self_attn.v_proj.weight");
+}
+
+fn packed_as_by_themselves(model: &Decoder<Flex>, name: &str) {
+    let documents: [&[u32]; 3] = [&[1, 5, 2, 8, 3], &[4], &[9, 7, 7, 2]];
     let mut loss = 0.0;
     let mut expected: BTreeMap<String, Vec<f32>> = BTreeMap::new();
     for document in documents {
-        let (of_document, gradients) = gradients(&model, &[document], Recompute::None);
+        let (of_document, gradients) = gradients(model, &[document], Recompute::None);
         loss += of_document;
         for (name, gradient) in gradients {
             let sum = expected.entry(name).or_insert_with(|| vec![0.0; gradient.len()]);
             sum.iter_mut().zip(gradient).for_each(|(sum, value)| *sum += value);
         }
     }
-    assert!(expected["model.layers.0.conv.conv.weight"].iter().all(|value| *value != 0.0));
+    assert!(expected[name].iter().all(|value| *value != 0.0));
+    assert_eq!(expected.contains_key("model.layers.1.self_attn.k_proj.weight"), name.contains("conv"));
     for recompute in [Recompute::None, Recompute::Selective, Recompute::Projections, Recompute::Full] {
-        let (packed, found) = gradients(&model, &documents, recompute);
+        let (packed, found) = gradients(model, &documents, recompute);
         assert!((packed - loss).abs() < 1e-4, "{recompute:?}: {packed}, {loss}");
         assert_eq!(found.len(), expected.len());
         found.iter().for_each(|(name, values)| assert_near(values, &expected[name], name));
@@ -70,10 +90,15 @@ fn packed_documents_train_as_by_themselves_under_every_policy() {
 
 #[test]
 fn gradients_are_the_slopes_of_the_loss() {
-    let mut model = model(None);
+    are_slopes(model(None), ["model.layers.0.conv.conv.weight", "model.layers.0.conv.in_proj.weight"]);
+    let of_publisher = ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight"];
+    are_slopes(model_of(sharing(), None), of_publisher);
+}
+
+fn are_slopes(mut model: Decoder<Flex>, names: [&str; 2]) {
     let document: [&[u32]; 1] = [&[1, 5, 2, 8, 3, 3]];
     let (_, gradients_of) = gradients(&model, &document, Recompute::Full);
-    for name in ["model.layers.0.conv.conv.weight", "model.layers.0.conv.in_proj.weight"] {
+    for name in names {
         let norm = gradients_of[name].iter().map(|value| value * value).sum::<f32>().sqrt();
         let mut losses = Vec::new();
         for step in [1e-2, -2e-2, 1e-2] {
@@ -92,7 +117,10 @@ fn gradients_are_the_slopes_of_the_loss() {
 
 #[test]
 fn text_is_written_as_the_whole_text_would_be_read() {
-    let model = model(None);
+    [model(None), model_of(sharing(), None)].iter().for_each(is_written_as_read);
+}
+
+fn is_written_as_read(model: &Decoder<Flex>) {
     let options = GenerateOptions {
         max_new_tokens: 6,
         stop_tokens: Vec::new(),
