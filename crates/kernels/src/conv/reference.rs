@@ -28,7 +28,7 @@ pub fn backward<B: Backend>(
     let d_c = dy_nd.clone().mul(convolved(u_nd.clone(), &filters_dk, documents));
     let ds_nd = dy_nd.mul(c);
     let [channels, width] = filters_dk.dims();
-    let mut du_nd = Tensor::zeros_like(&ds_nd);
+    let mut du_nd = ds_nd.zeros_like();
     let mut d_filters = Vec::new();
     for shift in (0..width).rev() {
         let column = column(&filters_dk, shift);
@@ -49,13 +49,18 @@ pub fn cached<B: Backend>(
     state: &mut ConvState<B>,
     tokens: &CachedTokens<B>,
 ) -> Tensor<B, 2> {
-    let [channels, width] = filters_dk.dims();
+    let width = filters_dk.dims()[1];
     let u_nd = to_f32(inputs.b.clone()).mul(to_f32(inputs.x.clone()));
     let mut results = Vec::new();
     for (new, range) in tokens.in_pass() {
+        let u_new = u_nd.clone().narrow(0, range.start, range.len());
+        if width == 1 {
+            results.push(u_new.mul(column(&filters_dk, 0)));
+            continue;
+        }
         let past = state.remove(&new.first_row).filter(|_| new.past > 0);
-        let past = past.unwrap_or_else(|| Tensor::zeros([width - 1, channels], &u_nd.device()));
-        let all = Tensor::cat(vec![past, u_nd.clone().narrow(0, range.start, range.len())], 0);
+        let past = past.unwrap_or_else(|| zeros(&u_nd, width - 1));
+        let all = Tensor::cat(vec![past, u_new], 0);
         let of_shift =
             |shift: usize| all.clone().narrow(0, width - 1 - shift, range.len()).mul(column(&filters_dk, shift));
         results.push((1..width).map(of_shift).fold(of_shift(0), Tensor::add));
@@ -79,28 +84,29 @@ fn column<B: Backend>(filters_dk: &Tensor<B, 2>, shift: usize) -> Tensor<B, 2> {
     filters_dk.clone().narrow(1, width - 1 - shift, 1).reshape([1, channels])
 }
 
-/// Moves rows to `shift` rows later; the first are zero.
+/// Moves rows to `shift` rows later; the first are zero. No tensor is empty, which CubeCL cannot launch.
 fn later<B: Backend>(x_nd: Tensor<B, 2>, shift: usize) -> Tensor<B, 2> {
-    let [tokens, width] = x_nd.dims();
-    let shift = shift.min(tokens);
-    let zeros = Tensor::zeros([shift, width], &x_nd.device());
+    let tokens = x_nd.dims()[0];
     match shift {
         0 => x_nd,
-        shift if shift == tokens => zeros,
-        shift => Tensor::cat(vec![zeros, x_nd.narrow(0, 0, tokens - shift)], 0),
+        shift if shift >= tokens => x_nd.zeros_like(),
+        shift => Tensor::cat(vec![zeros(&x_nd, shift), x_nd.narrow(0, 0, tokens - shift)], 0),
     }
 }
 
 /// Moves rows to `shift` rows earlier; the last are zero.
 fn earlier<B: Backend>(x_nd: Tensor<B, 2>, shift: usize) -> Tensor<B, 2> {
-    let [tokens, width] = x_nd.dims();
-    let shift = shift.min(tokens);
-    let zeros = Tensor::zeros([shift, width], &x_nd.device());
+    let tokens = x_nd.dims()[0];
     match shift {
         0 => x_nd,
-        shift if shift == tokens => zeros,
-        shift => Tensor::cat(vec![x_nd.narrow(0, shift, tokens - shift), zeros], 0),
+        shift if shift >= tokens => x_nd.zeros_like(),
+        shift => Tensor::cat(vec![x_nd.clone().narrow(0, shift, tokens - shift), zeros(&x_nd, shift)], 0),
     }
+}
+
+/// Returns this many rows of zeros, as wide as `x_nd`.
+fn zeros<B: Backend>(x_nd: &Tensor<B, 2>, rows: usize) -> Tensor<B, 2> {
+    Tensor::zeros([rows, x_nd.dims()[1]], (&x_nd.device(), x_nd.dtype()))
 }
 
 /// Returns one for each token that has a token `shift` before it in its document, else zero, `[n, 1]`.
