@@ -66,7 +66,7 @@ impl Model {
 
     /// Describes the attention of a layer.
     pub(crate) fn attention(&self) -> AttentionSpec {
-        self.config().spec.layers[0].attention.clone()
+        self.config().spec.attentions().next().expect("every layer has attention").clone()
     }
 
     /// Counts the parameters of the layers in use, embedding and head.
@@ -117,7 +117,7 @@ mod tests {
             assert_eq!(model.parameters(), spec.parameters(), "{}", model.name());
             let groups: Vec<_> = spec.groups(0).iter().map(|group| [group.in_features, group.out_features()]).collect();
             assert_eq!(model.groups().map(|(_, shape)| shape)[..], groups, "{}", model.name());
-            assert_eq!(model.attention().scale, spec.layers[0].attention.scale);
+            assert_eq!(model.attention().scale, spec.attentions().next().unwrap().scale);
         }
         assert_eq!(SMOLLM2_135M.parameters(), 134_515_008);
         assert_eq!(SMOLLM2_360M.parameters(), 361_821_120);

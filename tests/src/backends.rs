@@ -4,13 +4,14 @@
 
 use firebrick_kernels::Kernels;
 
-/// Tests `function::<B>()` on flex, candle and wgpu, if they are compiled in. If wgpu finds no adapter, its test prints that and returns; with the
-/// variable `CI` set it fails.
+use crate::{FAMILIES, SAMPLED, is_slow, some_in_turn};
+
+/// Tests `function::<B>()` on flex and candle, if they are compiled in, and makes a function `name::on_wgpu` for `share_wgpu`.
 #[macro_export]
 macro_rules! on_every_backend {
     ($(#[$meta:meta])* $name:ident, $function:ident) => {
         $(#[$meta])*
-        mod $name {
+        pub(crate) mod $name {
             #[cfg(feature = "flex")]
             #[test]
             fn on_flex() {
@@ -24,14 +25,37 @@ macro_rules! on_every_backend {
             }
 
             #[cfg(feature = "wgpu")]
-            #[test]
-            fn on_wgpu() {
-                if $crate::has_wgpu() {
-                    super::$function::<firebrick_kernels::backends::Wgpu>();
-                }
+            pub(crate) fn on_wgpu() {
+                super::$function::<firebrick_kernels::backends::Wgpu>();
             }
         }
     };
+}
+
+/// Makes a test of several of `on_every_backend` on wgpu, as `file::name`. They share a process, because each process opens the device and compiles its
+/// shaders again, which with a software driver takes most of the time. If wgpu finds no adapter, the test prints that and returns; with the variable
+/// `CI` set it fails.
+#[macro_export]
+macro_rules! share_wgpu {
+    ($test:ident, $($file:ident::$name:ident),+ $(,)?) => {
+        #[cfg(feature = "wgpu")]
+        #[test]
+        fn $test() {
+            if $crate::has_wgpu() {
+                $crate::run_all(&[$((concat!(stringify!($file), "::", stringify!($name)), $file::$name::on_wgpu)),+]);
+            }
+        }
+    };
+}
+
+/// Runs tests of one process, and names those that failed, whose reasons were printed.
+///
+/// # Panics
+/// If one failed.
+pub fn run_all(tests: &[(&str, fn())]) {
+    let failed = tests.iter().filter(|(_, test)| std::panic::catch_unwind(test).is_err());
+    let failed: Vec<&str> = failed.map(|(name, _)| *name).collect();
+    assert!(failed.is_empty(), "{failed:?} failed on wgpu");
 }
 
 /// Returns whether wgpu finds an adapter. Prints why not.
@@ -63,8 +87,25 @@ pub fn is_wgpu<B: Kernels>() -> bool {
     }
 }
 
-/// Returns the cases for a test's `turn`-th model: all of them, but on wgpu one, so that there its models take the cases in turn. For cases that
-/// launch the same kernels and differ on the host alone, such as recompute policies.
+/// Returns the families that a test takes on `B`: all of them, but on wgpu those that differ most, unless every case is requested.
+pub fn families<B: Kernels>() -> Vec<&'static str> {
+    if is_wgpu::<B>() && !is_slow() { SAMPLED.to_vec() } else { FAMILIES.to_vec() }
+}
+
+/// Returns whether `B` is flex, the backend that takes every case.
+fn is_flex<B: Kernels>() -> bool {
+    #[cfg(feature = "flex")]
+    {
+        std::any::TypeId::of::<B>() == std::any::TypeId::of::<firebrick_kernels::backends::Flex>()
+    }
+    #[cfg(not(feature = "flex"))]
+    {
+        false
+    }
+}
+
+/// Returns the cases for a test's `turn`-th model: all of them, but one on other backends than flex, so that there its models take the cases in turn,
+/// unless every case is requested. For cases that launch the same kernels and differ on the host alone, such as recompute policies.
 pub fn in_turn<B: Kernels, T: Clone>(cases: &[T], turn: usize) -> Vec<T> {
-    if is_wgpu::<B>() { vec![cases[turn % cases.len()].clone()] } else { cases.to_vec() }
+    if is_flex::<B>() { cases.to_vec() } else { some_in_turn(cases, 1, turn) }
 }

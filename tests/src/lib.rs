@@ -1,7 +1,8 @@
 //! Shared code of the whole-system tests: golden files, fixture models, and recipes that run from start to end.
 //!
 //! The tests are in `tests/`, in few binaries because each links every backend: `numbers` (our numbers equal those of the reference implementations,
-//! on every backend), `runs` (a run's files, resuming and refusals), `backends` (all backends train alike) and `gpu` (the same on a card).
+//! on every backend), `runs` (a run's files, resuming and refusals), `program` (what starts processes), `backends` (all backends train alike) and `gpu`
+//! (the same on a card).
 //! Trade-off: everything here panics with a sentence if a test cannot go on.
 
 mod backends;
@@ -9,12 +10,13 @@ mod custom_loss;
 mod golden;
 mod model;
 mod recipe;
+mod sample;
 
 use std::path::PathBuf;
 
 #[cfg(feature = "wgpu")]
 pub use backends::has_wgpu;
-pub use backends::{in_turn, is_wgpu};
+pub use backends::{families, in_turn, is_wgpu, run_all};
 pub use custom_loss::{preference_loss, z_loss};
 pub use golden::{Golden, largest_difference, relative_difference};
 pub use model::{
@@ -26,6 +28,7 @@ pub use recipe::{
     NEW, NEWEST, checkpoint_folder, finish, finish_traced, metrics, one_step, recipe, refusal, snapshot, step_losses,
     train,
 };
+pub use sample::{is_slow, sample, some_in_turn};
 
 /// One checkpoint per family. Each has an adapter `<name>-lora` on all projections but experts, and the golden files `<name>`, `<name>-lora`,
 /// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
@@ -59,6 +62,10 @@ pub const FAMILIES: [&str; 25] = [
 
 /// Those of [`FAMILIES`] with experts.
 pub const MIXTURES: [&str; 5] = ["tiny-mixtral", "tiny-qwen3-moe", "tiny-qwen2-moe", "tiny-glm4-moe", "tiny-gpt-oss"];
+
+/// Those of [`FAMILIES`] whose layers differ most from each other, for tests that take a sample.
+pub const SAMPLED: [&str; 6] =
+    ["tiny-llama-bias", "tiny-phi3", "tiny-gemma2", "tiny-glm4", "tiny-glm4-moe", "tiny-gpt-oss"];
 
 /// Returns a path in this package, or in the folder that `FIREBRICK_TESTS` names: the unpacked GPU suite.
 fn here(parts: &[&str]) -> PathBuf {

@@ -15,7 +15,7 @@ use firebrick_arch::Role;
 use firebrick_cuda::Nccl;
 use firebrick_cuda::fault::fail_device;
 use firebrick_kernels::backends::{BackendKind, Cuda};
-use firebrick_kernels::{Contributions, GradientSink, Loan, MemoryOps, Parameter, Payload};
+use firebrick_kernels::{Contributions, GradientSink, Loan, MemoryOps, Parameter, Payload, Session};
 use firebrick_parallel::supervisor::free_port;
 use firebrick_parallel::{JobToken, Placement, Ranks, ReducingSink, ShardingSink};
 use firebrick_precision::difference::largest_difference;

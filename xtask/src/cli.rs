@@ -41,8 +41,8 @@ once per backend would take four times as long. Uses cargo-nextest if it is inst
 
   --backends LIST    a comma-separated part of flex,candle,wgpu,cuda (flex is always included); default: all of them.
                      Lists differ in their cargo features, so another list builds Burn again: keep to one
-  --slow             whole fuzz corpora instead of a part, and a project that depends on the packaged crates
-                     (sets FIREBRICK_SLOW_TESTS), as CI does each night
+  --slow             all cases of tests that take a sample, whole fuzz corpora, and a project that depends on the
+                     packaged crates (sets FIREBRICK_SLOW_TESTS), as CI does each night
   --no-nextest       use `cargo test` even if cargo-nextest is installed
 
 What took longest is listed at the end: tests with nextest, test programs without. On Linux the tests write to memory
@@ -111,9 +111,6 @@ pub(crate) enum Command {
     /// Check the project rules: layers, circles, unsafe, headers, sizes, words
     #[command(long_about = TIDY_HELP)]
     Tidy {
-        /// Print the warnings too; they never fail.
-        #[arg(long)]
-        all: bool,
         /// Check the checkout in this folder instead of the one that xtask belongs to.
         #[arg(long, value_name = "PATH")]
         root: Option<PathBuf>,

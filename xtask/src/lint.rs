@@ -75,7 +75,7 @@ fn selected(named: &[Stage]) -> Vec<Stage> {
 fn run_stage(workspace: &Workspace, stage: Stage) -> Result<Outcome> {
     let outcome = |passed| if passed { Outcome::Passed } else { Outcome::Failed };
     let mut command = match stage {
-        Stage::Tidy => return tidy::run(workspace, false).map(outcome),
+        Stage::Tidy => return tidy::run(workspace).map(outcome),
         Stage::Typos if !is_installed("typos", &["--version"]) => {
             return Ok(Outcome::Skipped("cargo install typos-cli"));
         }

@@ -48,9 +48,9 @@ fn dispatch(call: Call) -> Result<ExitCode> {
     match command {
         Command::Test { args } => test::run(&Workspace::find()?, &args),
         Command::Lint { stages } => lint::run(&Workspace::find()?, &stages),
-        Command::Tidy { all, root } => {
+        Command::Tidy { root } => {
             let workspace = root.as_deref().map_or_else(Workspace::find, Workspace::at)?;
-            tidy::run(&workspace, all).map(exit_code)
+            tidy::run(&workspace).map(exit_code)
         }
         Command::Site { out } => site::run(&Workspace::find()?, out).map(|()| ExitCode::SUCCESS),
         Command::Dist { tests: true, .. } => dist::run_gpu_suite(&Workspace::find()?),

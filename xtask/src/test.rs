@@ -6,7 +6,7 @@
 //! before or after filters, and everything else is passed on.
 
 use std::process::ExitCode;
-use std::{env, fs};
+use std::{env, fs, thread};
 
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
@@ -29,7 +29,7 @@ pub(crate) fn selection(backends: &[Backend]) -> String {
 struct Request {
     backends: Vec<Backend>,
     nextest: bool,
-    /// Whole corpora, which other runs sample, and builds of the packages.
+    /// All cases and whole corpora, which other runs sample, and builds of the packages.
     slow: bool,
     /// Options and filters for the test runner.
     rest: Vec<String>,
@@ -104,6 +104,15 @@ fn memory_folder() -> Option<TempDir> {
     None
 }
 
+/// Variable for the number of tests that nextest runs at once, unless an option says another.
+const THREADS: &str = "NEXTEST_TEST_THREADS";
+
+/// Returns one more than there are cores: some tests only wait, for a rank that is silent or a Hub that does not answer.
+fn threads() -> Option<String> {
+    let cores = thread::available_parallelism().ok()?;
+    env::var_os(THREADS).is_none().then(|| (cores.get() + 1).to_string())
+}
+
 /// Runs the tests, and lists the slowest; success only if every call succeeded.
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode> {
     let mut request = Request::parse(args)?;
@@ -120,6 +129,9 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode> {
         }
         if let Some(folder) = &memory {
             command.env("TMPDIR", folder.path());
+        }
+        if let Some(threads) = threads() {
+            command.env(THREADS, threads);
         }
         eprintln!("xtask: {}", shown(&command));
         if request.nextest {

@@ -4,6 +4,7 @@
 //! back unchanged.
 //! Trade-off: token ids that neither file names stay absent, where transformers has defaults that fit one vocabulary only.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
@@ -14,6 +15,7 @@ use crate::families::wrapper::{TEXT_CONFIG, TIE_WORD_EMBEDDINGS, text_part};
 use crate::families::{self, Wrapper};
 use crate::folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};
 use crate::json::{JsonObject, parse_object, read_text};
+use crate::modules::PieceSpec;
 use crate::python_json::to_string_pretty;
 use crate::quantization::QUANTIZATION_CONFIG;
 use crate::spec::ModelSpec;
@@ -66,6 +68,8 @@ pub struct ModelConfig {
     pub router_aux_loss_coef: Option<f64>,
     /// Whether a folder without a head has the embedding's, although the spec does not say so: the class of a wrapper ties them where no key denies it.
     pub ties_without_head: bool,
+    /// Weights of projections that a folder of 4-bit codes has without, in names of its tensors: they stay unquantized.
+    pub unquantized: BTreeSet<String>,
     /// Rows of embedding and head in the folder: fewer than `spec.vocab_size` where tokens were added.
     pub stored_vocab_size: usize,
     /// Added tokens. Their rows start at the mean of the folder's rows.
@@ -74,6 +78,18 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// Returns the weights of projections that stay unquantized, in names of the folder and of the run: a stack does if one of its matrices does.
+    pub fn dense_weights(&self) -> BTreeSet<String> {
+        let mut dense = self.unquantized.clone();
+        for (stack, _) in self.spec.stacks().filter(|_| !self.unquantized.is_empty()) {
+            let pieces: Vec<String> = stack.pieces.iter().map(PieceSpec::weight_name).collect();
+            if pieces.iter().any(|piece| dense.contains(piece)) {
+                dense.extend(pieces.into_iter().chain([stack.weight_name()]));
+            }
+        }
+        dense
+    }
+
     /// Reads `config.json`, and `generation_config.json` if it is there, from a model folder.
     ///
     /// # Errors
@@ -183,6 +199,7 @@ impl ModelConfig {
             |json: &JsonObject| Ok::<_, ArchError>(json.str(DTYPES[0])?.or(json.str(DTYPES[1])?).map(str::to_owned));
         Ok(Self {
             ties_without_head: part.as_ref().is_some_and(|part| part.ties_without_head),
+            unquantized: BTreeSet::new(),
             stored_vocab_size: spec.vocab_size,
             skipped_layers: skipped_layers(&settings, spec.layers.len())?,
             router_aux_loss_coef: router_aux_loss_coef(&settings, &spec)?,

@@ -3,9 +3,10 @@
 //! Trade-off: operations are those that MFU counts by convention. Norms, activations, the softmax, biases and the GEMMs of a LoRA
 //! adapter (under 1 %) are left out.
 
-use crate::groups::{GroupSpec, MlpGroups};
-use crate::spec::{AttentionSpec, ModelSpec};
-use crate::tensors::{Role, TensorSpec};
+use crate::groups::MlpGroups;
+use crate::modules::GroupSpec;
+use crate::spec::ModelSpec;
+use crate::tensor_spec::{Role, TensorSpec};
 
 impl ModelSpec {
     /// Counts all parameters: 8.03e9 for Llama-3.1-8B. Returns `u64::MAX` for more, which a hostile config.json can describe.
@@ -34,7 +35,7 @@ impl ModelSpec {
     pub fn active_projections(&self) -> u64 {
         let of_layer = |layer: usize| -> u64 {
             let groups = self.layer_groups(layer);
-            let attention = groups.qkv.weight_parameters() + groups.attention_output.weight_parameters();
+            let mixer = groups.mixer.input.weight_parameters() + groups.mixer.output.weight_parameters();
             let mlp: u64 = groups.mlp_shapes().iter().map(GroupSpec::weight_parameters).sum();
             let router = match &groups.mlp {
                 MlpGroups::Gated(_) => 0,
@@ -42,28 +43,24 @@ impl ModelSpec {
             };
             let shared: u64 = groups.mlp.shared().map(GroupSpec::weight_parameters).sum();
             let of_token = mlp.saturating_mul(self.layers[layer].mlp.rows_per_token() as u64);
-            of_token.saturating_add(attention + router + shared)
+            of_token.saturating_add(mixer + router + shared)
         };
         (0..self.layers.len()).map(of_layer).fold(0, u64::saturating_add)
     }
 
-    /// Returns the forward FLOPs per token of the two attention GEMMs, over all layers, for documents of `document_tokens` tokens. A GEMM takes `2 *
-    /// keys * query_size` FLOPs per query. A causal query sees half of its document on average, and no more than its window.
-    pub fn attention_forward_flops_per_token(&self, document_tokens: f64) -> f64 {
-        let of_layer = |attention: &AttentionSpec| {
-            4.0 * mean_keys(attention.window, document_tokens) * attention.query_size() as f64
-        };
-        self.layers.iter().map(|layer| of_layer(&layer.attention)).sum()
+    /// Returns the forward FLOPs per token of the mixers of all layers, besides their linear modules, for documents of `document_tokens` tokens.
+    pub fn mixer_forward_flops_per_token(&self, document_tokens: f64) -> f64 {
+        self.layers.iter().map(|layer| layer.mixer.forward_flops_per_token(document_tokens)).sum()
     }
 
     /// Returns the FLOPs per token of a training step, the numerator of MFU.
     ///
     /// A matrix of `N` parameters takes `2 N` operations per token forward, `2 N` for the gradient of its input, and `2 N` for the
     /// gradient of itself: `6 N` for full training and `4 N` for LoRA, whose frozen matrices need no gradient of themselves. The backward
-    /// of attention is twice its forward in both cases. Recomputation is not counted: it is work without progress.
+    /// of a mixer is twice its forward in both cases. Recomputation is not counted: it is work without progress.
     pub fn model_flops_per_token(&self, lora: bool, document_tokens: f64) -> f64 {
         let passes = if lora { 4.0 } else { 6.0 };
-        passes * self.matmul_parameters() as f64 + 3.0 * self.attention_forward_flops_per_token(document_tokens)
+        passes * self.matmul_parameters() as f64 + 3.0 * self.mixer_forward_flops_per_token(document_tokens)
     }
 }
 
@@ -72,22 +69,13 @@ fn total(tensors: &[TensorSpec], counts: impl Fn(&TensorSpec) -> bool) -> u64 {
     counted.fold(0, |total: u64, tensor| total.saturating_add(tensor.elements() as u64))
 }
 
-/// Returns the mean number of keys that a causal query sees in a document of `document_tokens` tokens.
-fn mean_keys(window: Option<usize>, document_tokens: f64) -> f64 {
-    match window.map(|window| window as f64).filter(|&window| window < document_tokens) {
-        // The first `window` queries see a triangle, the others a full window.
-        Some(window) => (window * window / 2.0 + (document_tokens - window) * window) / document_tokens,
-        None => document_tokens / 2.0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use crate::config::tests::{family_json, parse};
     use crate::shapes::{llama_3_1_8b, llama_3_2_1b, mistral_7b, qwen3_8b};
-    use crate::tensors::Role;
+    use crate::tensor_spec::Role;
 
     #[test]
     fn published_parameter_counts_hold() {
@@ -196,10 +184,9 @@ mod tests {
     fn a_window_bounds_the_work_of_attention_and_only_in_longer_documents() {
         let windowed = mistral_7b();
         let mut full = windowed.clone();
-        full.layers.iter_mut().for_each(|layer| layer.attention.window = None);
-        let flops = |tokens| {
-            (windowed.attention_forward_flops_per_token(tokens), full.attention_forward_flops_per_token(tokens))
-        };
+        full.attentions_mut().for_each(|attention| attention.window = None);
+        let flops =
+            |tokens| (windowed.mixer_forward_flops_per_token(tokens), full.mixer_forward_flops_per_token(tokens));
         let (with, without) = flops(4096.0);
         assert_eq!(with, without);
         // 4096 queries see 2048 keys on average, the other 4096 see 4096: 3072, and without a window 4096.

@@ -1,58 +1,19 @@
-//! The linear modules of a layer, in groups that share an input.
-//!
-//! Queries, keys and values read the same normalized input, and so do gate and up: a backend multiplies a group at once. A group has parts (q, k, v:
-//! what its consumer reads) and modules (what a run has as one weight). A module covers a range of the group's output columns, so a
-//! checkpoint with one fused `qkv_proj` is one module over three parts.
+//! The groups of linear modules of each layer (`modules.rs`): of its mixer and of its MLP.
 //!
 //! The experts of a mixture are stacks: one module has the matrices of all experts below each other, and says what a checkpoint stores each piece of
 //! it as. Columns and parts are those of one expert.
 //! Trade-off: a group is rebuilt on each call, strings included; frequent callers should store it.
 
-use std::ops::Range;
-
+use crate::mixer::MixerGroups;
+use crate::modules::{GroupKind, GroupSpec, ModuleSpec, OutputOrder, PieceSpec, group};
 use crate::router::SharedExpertSpec;
-use crate::spec::{ExpertNames, LayerSpec, MlpSpec, ModelSpec, OutputOrder};
-
-/// The purpose of a group in its layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum GroupKind {
-    /// Query, key and value projections; parts q, k, v.
-    Qkv,
-    /// Output projection of attention.
-    AttentionOutput,
-    /// Gate and up projections; parts gate, up.
-    GateUp,
-    /// Down projection.
-    Down,
-    /// Router of a mixture of experts.
-    Router,
-    /// Gate and up projections of the experts; parts gate, up.
-    ExpertGateUp,
-    /// Down projections of the experts.
-    ExpertDown,
-    /// Gate and up projections of a shared expert; parts gate, up.
-    SharedGateUp,
-    /// Down projection of a shared expert.
-    SharedDown,
-    /// Gate of a shared expert's output, from the hidden size to 1.
-    SharedGate,
-}
-
-impl GroupKind {
-    /// Returns whether the group decides about experts: small, and multiplied in the compute format whatever the others are.
-    #[must_use]
-    pub fn decides(self) -> bool {
-        matches!(self, Self::Router | Self::SharedGate)
-    }
-}
+use crate::spec::{ExpertNames, MlpSpec, ModelSpec};
 
 /// The groups of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerGroups {
-    /// Query, key and value projections.
-    pub qkv: GroupSpec,
-    /// Output projection of attention.
-    pub attention_output: GroupSpec,
+    /// The mixer's.
+    pub mixer: MixerGroups,
     /// The MLP's.
     pub mlp: MlpGroups,
 }
@@ -109,7 +70,7 @@ impl LayerGroups {
     }
 
     fn into_groups(self) -> Vec<GroupSpec> {
-        let mut groups = vec![self.qkv, self.attention_output];
+        let mut groups = vec![self.mixer.input, self.mixer.output];
         match self.mlp {
             MlpGroups::Gated(mlp) => groups.extend(*mlp),
             MlpGroups::Experts { router, experts, shared } => {
@@ -120,167 +81,6 @@ impl LayerGroups {
         }
         groups
     }
-}
-
-/// Modules that share an input.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupSpec {
-    /// Its purpose in the layer.
-    pub kind: GroupKind,
-    /// Number of matrices below each other in each module, one per expert; `None`: one matrix, which every row is multiplied with.
-    pub experts: Option<usize>,
-    /// Width of the shared input.
-    pub in_features: usize,
-    /// Widths of the outputs, side by side; of one expert.
-    pub parts: Vec<usize>,
-    /// The modules that compute them, in column order.
-    pub modules: Vec<ModuleSpec>,
-}
-
-/// A linear module: one weight of a run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModuleSpec {
-    /// Hugging Face's module path, e.g. `model.layers.0.self_attn.q_proj`; of a stack without the expert's number, e.g.
-    /// `model.layers.0.mlp.experts.gate_proj`.
-    pub path: String,
-    /// Columns of the group's output that it computes; of one expert.
-    pub columns: Range<usize>,
-    /// Whether it has a bias.
-    pub bias: bool,
-    /// What a checkpoint stores the rows of its weight as, in order: itself, or a matrix per expert.
-    pub pieces: Vec<PieceSpec>,
-    /// Order of its outputs in PEFT's adapter, if LoRA adapts it as one parameter of all experts ([`crate::LoraConfig::target_parameters`]); `None`:
-    /// LoRA adapts each piece by itself.
-    pub parameter: Option<OutputOrder>,
-}
-
-/// Consecutive rows of a module's weight that a checkpoint stores under one name, and the smallest unit that LoRA targets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PieceSpec {
-    /// Hugging Face's module path, e.g. `model.layers.0.mlp.experts.3.gate_proj`.
-    pub path: String,
-    /// Number of rows.
-    pub rows: usize,
-}
-
-impl PieceSpec {
-    /// Returns the name of the weight `[rows, in]` in a checkpoint.
-    pub fn weight_name(&self) -> String {
-        weight_name(&self.path)
-    }
-
-    /// Returns the name of the bias `[rows]` in a checkpoint.
-    pub fn bias_name(&self) -> String {
-        bias_name(&self.path)
-    }
-}
-
-fn weight_name(path: &str) -> String {
-    format!("{path}.weight")
-}
-
-fn bias_name(path: &str) -> String {
-    format!("{path}.bias")
-}
-
-impl ModuleSpec {
-    /// Returns the width of the module's output.
-    pub fn out_features(&self) -> usize {
-        self.columns.len()
-    }
-
-    /// Returns the rows of its weight: the width of its output, times the number of experts of a stack.
-    pub fn rows(&self) -> usize {
-        self.pieces.iter().map(|piece| piece.rows).sum()
-    }
-
-    /// Returns the path by which LoRA's settings name the module: its own, or that of a stack's first matrix. All matrices of a stack have the same
-    /// settings ([`crate::LoraConfig::resolve`]).
-    ///
-    /// # Panics
-    /// If the module has no pieces, which no family reads.
-    pub fn lora_path(&self) -> &str {
-        if self.parameter.is_some() { &self.path } else { &self.pieces.first().expect("a module has rows").path }
-    }
-
-    /// Returns the last part of the path, e.g. `q_proj`.
-    pub fn name(&self) -> &str {
-        self.path.rsplit('.').next().unwrap_or(&self.path)
-    }
-
-    /// Returns the last two parts of the path, e.g. `mlp.gate_proj`.
-    pub fn name_in_parent(&self) -> &str {
-        let start = self.path.rmatch_indices('.').nth(1).map_or(0, |(dot, _)| dot + 1);
-        &self.path[start..]
-    }
-
-    /// Returns the name of the weight `[rows, in]`; on disk that of its pieces.
-    pub fn weight_name(&self) -> String {
-        weight_name(&self.path)
-    }
-
-    /// Returns the name of the bias `[rows]`; on disk that of its pieces.
-    pub fn bias_name(&self) -> String {
-        bias_name(&self.path)
-    }
-
-    /// Returns what LoRA targets: its pieces as modules, or the module itself. Columns are those of the group, and begin again with each expert.
-    pub fn single_modules(&self) -> Vec<Self> {
-        if self.parameter.is_some() {
-            return vec![self.clone()];
-        }
-        let mut start = 0;
-        let single = |piece: &PieceSpec| {
-            let first = self.columns.start + start % self.out_features().max(1);
-            start += piece.rows;
-            let (path, columns, pieces) = (piece.path.clone(), first..first + piece.rows, vec![piece.clone()]);
-            Self { path, columns, pieces, ..*self }
-        };
-        self.pieces.iter().map(single).collect()
-    }
-}
-
-impl GroupSpec {
-    /// Returns the width of all outputs together; of one expert.
-    pub fn out_features(&self) -> usize {
-        self.parts.iter().sum()
-    }
-
-    /// Counts the parameters of the weights of all modules that a row is multiplied with: those of one expert.
-    pub fn weight_parameters(&self) -> u64 {
-        self.out_features() as u64 * self.in_features as u64
-    }
-
-    /// Returns the number of matrices in each module.
-    pub fn matrices(&self) -> usize {
-        self.experts.unwrap_or(1)
-    }
-}
-
-/// Builds a group of layer `layer` from modules by name and width, side by side; one module with the name `fused` if that is given.
-fn group(
-    layer: usize,
-    kind: GroupKind,
-    in_features: usize,
-    modules: &[(&str, usize)],
-    fused: Option<&str>,
-    bias: bool,
-) -> GroupSpec {
-    let parts: Vec<usize> = modules.iter().map(|(_, width)| *width).collect();
-    let all = fused.map(|name| [(name, parts.iter().sum())]);
-    let modules = all.as_ref().map_or(modules, |all| &all[..]);
-    let mut end = 0;
-    let modules = modules
-        .iter()
-        .map(|(name, width)| {
-            let start = end;
-            end += width;
-            let path = format!("model.layers.{layer}.{name}");
-            let pieces = vec![PieceSpec { path: path.clone(), rows: *width }];
-            ModuleSpec { path, columns: start..end, bias, pieces, parameter: None }
-        })
-        .collect();
-    GroupSpec { kind, experts: None, in_features, parts, modules }
 }
 
 /// Turns a group over the matrices of one expert into a group of stacks, whose pieces are these modules of each expert in turn, at this path.
@@ -313,7 +113,7 @@ fn shared_groups(layer: usize, hidden: usize, shared: SharedExpertSpec, names: E
 }
 
 impl ModelSpec {
-    /// Returns the groups of layer `layer` in the order of the forward pass: four; for a mixture of experts the two of attention, the router, the two
+    /// Returns the groups of layer `layer` in the order of the forward pass: four; for a mixture of experts the two of the mixer, the router, the two
     /// of the experts, and those of a shared expert.
     pub fn groups(&self, layer: usize) -> Vec<GroupSpec> {
         self.layer_groups(layer).into_groups()
@@ -326,16 +126,7 @@ impl ModelSpec {
 
     /// Returns the groups of layer `layer` by purpose.
     pub fn layer_groups(&self, layer: usize) -> LayerGroups {
-        let LayerSpec { attention, .. } = &self.layers[layer];
-        let (hidden, query, kv) = (self.hidden_size, attention.query_size(), attention.kv_size());
-        let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
-        let fused_qkv = attention.fused_qkv.then_some("self_attn.qkv_proj");
-        let output = [("self_attn.o_proj", hidden)];
-        LayerGroups {
-            qkv: group(layer, GroupKind::Qkv, hidden, &qkv, fused_qkv, attention.qkv_bias),
-            attention_output: group(layer, GroupKind::AttentionOutput, query, &output, None, attention.output_bias),
-            mlp: self.mlp_groups(layer),
-        }
+        LayerGroups { mixer: self.layers[layer].mixer.groups(layer, self.hidden_size), mlp: self.mlp_groups(layer) }
     }
 
     fn mlp_groups(&self, layer: usize) -> MlpGroups {
@@ -424,12 +215,12 @@ mod tests {
     fn a_fused_module_covers_all_parts_of_its_group() {
         let mut spec = llama_3_1_8b();
         for layer in &mut spec.layers {
-            layer.attention.fused_qkv = true;
+            layer.mixer.attention_mut().unwrap().fused_qkv = true;
             let MlpSpec::Gated { fused, .. } = &mut layer.mlp else { panic!("a dense MLP") };
             *fused = true;
         }
         let groups = spec.layer_groups(3);
-        let (qkv, [gate_up, _]) = (&groups.qkv, groups.mlp_shapes());
+        let (qkv, [gate_up, _]) = (&groups.mixer.input, groups.mlp_shapes());
         assert_eq!(
             (&qkv.parts[..], qkv.modules.len(), qkv.modules[0].columns.clone()),
             (&[4096, 1024, 1024][..], 1, 0..6144)
@@ -500,7 +291,7 @@ mod tests {
         assert_eq!((gate_up.in_features, &gate_up.parts[..]), (4096, &[14_336, 14_336][..]));
         assert_eq!((down.in_features, &down.parts[..]), (14_336, &[4096][..]));
         assert_eq!(gate_up.out_features(), 2 * 14_336);
-        let kinds = [GroupKind::Qkv, GroupKind::AttentionOutput, GroupKind::GateUp, GroupKind::Down];
+        let kinds = [GroupKind::MixerInput, GroupKind::MixerOutput, GroupKind::GateUp, GroupKind::Down];
         assert_eq!([qkv.kind, output.kind, gate_up.kind, down.kind], kinds);
     }
 

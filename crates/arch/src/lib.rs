@@ -9,7 +9,9 @@ pub mod groups;
 pub mod json;
 pub mod lora;
 mod lora_init;
+pub mod mixer;
 pub mod module_names;
+pub mod modules;
 mod new_tokens;
 pub mod python_json;
 pub mod quantization;
@@ -17,6 +19,7 @@ pub mod rope;
 pub mod router;
 pub mod shapes;
 pub mod spec;
+pub mod tensor_spec;
 pub mod tensors;
 pub mod text_names;
 mod token_rows;
@@ -25,22 +28,20 @@ pub use config::{ModelConfig, generation_eos_token_ids, generation_pad_token_id,
 pub use error::ArchError;
 pub use families::{FAMILIES, Family, WRAPPERS, Wrapper};
 pub use folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};
-pub use groups::{GroupKind, GroupSpec, LayerGroups, MlpGroups, ModuleSpec, PieceSpec, SharedGroups};
+pub use groups::{LayerGroups, MlpGroups, SharedGroups};
 pub use lora::{
     LoraConfig, adapter_layout, lora_tensor_names, magnitude_tensor_name, name_in_adapter, saved_tensor_name,
     text_name_in_adapter, token_rows_name,
 };
 pub use lora_init::LoraInit;
+pub use mixer::{AttentionSpec, CacheSize, KeysAndValues, Mixer, MixerGroups, MixerValues, QkNorm, ShortConvSpec};
 pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
+pub use modules::{GroupKind, GroupSpec, ModuleSpec, OutputOrder, PieceSpec};
 pub use quantization::{QUANTIZATION_CONFIG, Quantization};
 pub use rope::{LongRopeFactors, QueryScale, Rope, RopeScaling};
 pub use router::{ExpertGroups, RouterScores, RouterSpec, SharedExpertSpec};
-pub use spec::{
-    Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, OutputOrder, QkNorm,
-    SwigluConstants,
-};
-pub use tensors::{
-    EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, is_stored_in_f32, layer_norm_name, router_correction, sinks_name,
-};
+pub use spec::{Activation, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, SwigluConstants};
+pub use tensor_spec::{Role, TensorSpec, layer_norm_name, sinks_name};
+pub use tensors::{EMBEDDING, FINAL_NORM, HEAD, is_stored_in_f32, router_correction};
 pub use text_names::{TextLayout, is_other_part, other_modules, text_name};
 pub use token_rows::{TokenIndices, token_runs};

@@ -9,11 +9,12 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::ArchError;
-use crate::groups::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
 use crate::lora_init::LoraInit;
 use crate::module_names::{ByPattern, TargetModules, is_expert_parameter, path_ends_in};
+use crate::modules::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
 use crate::spec::{ExpertNames, MlpSpec, ModelSpec};
-use crate::tensors::{EMBEDDING, Form, HEAD, Role, TensorSpec};
+use crate::tensor_spec::{Role, TensorSpec};
+use crate::tensors::{EMBEDDING, Form, HEAD};
 use crate::text_names::{TextLayout, is_expert, layer_of, text_name};
 use crate::token_rows::TokenIndices;
 

@@ -2,8 +2,9 @@
 //!
 //! Trade-off: constants instead of files, so only values that decide arithmetic and memory are here; a run reads the model's config.json.
 
+use crate::mixer::{AttentionSpec, Mixer, QkNorm};
 use crate::rope::{Rope, RopeScaling};
-use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use crate::spec::{Activation, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 /// Describes Llama 3.1 8B: the config.json of <https://huggingface.co/meta-llama/Llama-3.1-8B>.
 pub fn llama_3_1_8b() -> ModelSpec {
@@ -21,7 +22,7 @@ pub fn llama_3_2_1b() -> ModelSpec {
 pub fn qwen3_8b() -> ModelSpec {
     let rope = Rope::new(1_000_000.0, RopeScaling::Default, 128);
     let mut spec = spec([151_936, 4096, 12_288, 36, 40_960], false, rope, 1e-6);
-    spec.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::PerHead);
+    spec.attentions_mut().for_each(|attention| attention.qk_norm = QkNorm::PerHead);
     spec
 }
 
@@ -29,7 +30,7 @@ pub fn qwen3_8b() -> ModelSpec {
 pub fn mistral_7b() -> ModelSpec {
     let rope = Rope::new(10_000.0, RopeScaling::Default, 128);
     let mut spec = spec([32_000, 4096, 14_336, 32, 32_768], false, rope, 1e-5);
-    spec.layers.iter_mut().for_each(|layer| layer.attention.window = Some(4096));
+    spec.attentions_mut().for_each(|attention| attention.window = Some(4096));
     spec
 }
 
@@ -45,7 +46,7 @@ fn spec(sizes: [usize; 5], tie_word_embeddings: bool, rope: Rope, rms_norm_eps: 
     ModelSpec {
         vocab_size,
         hidden_size,
-        layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers],
+        layers: vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; layers],
         ropes: vec![rope],
         rms_norm_eps,
         norm_offset: 0.0,

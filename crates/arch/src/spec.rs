@@ -2,10 +2,12 @@
 //!
 //! A [`ModelSpec`] is data. A model family (`families/`) builds one from a `config.json`; the model crate builds layers from it, and
 //! everything that counts or lists tensors asks it. Sizes carry the names of Hugging Face's `config.json`.
-//! Not supported: encoders, cross attention, and anything that is not a stack of attention and MLP layers.
+//! Not supported: encoders, cross attention, and anything that is not a stack of layers with a mixer and an MLP each.
 
 use serde::{Deserialize, Serialize};
 
+use crate::mixer::{AttentionSpec, Mixer};
+use crate::modules::OutputOrder;
 use crate::rope::Rope;
 use crate::router::{RouterSpec, SharedExpertSpec};
 use crate::text_names::{is_expert, layer_of};
@@ -41,26 +43,26 @@ pub struct ModelSpec {
     pub initializer_range: f64,
 }
 
-/// One decoder layer: attention and MLP, each with its RMSNorms and added to the residual stream.
+/// One decoder layer: mixer and MLP, each with its RMSNorms and added to the residual stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerSpec {
-    /// Self attention.
-    pub attention: AttentionSpec,
+    /// What mixes tokens.
+    pub mixer: Mixer,
     /// The MLP.
     pub mlp: MlpSpec,
     /// The places of the RMSNorms.
     pub norms: LayerNorms,
 }
 
-/// The places where a layer normalizes: the inputs of attention and MLP, their outputs before they are added to the residual stream, or both.
+/// The places where a layer normalizes: the inputs of mixer and MLP, their outputs before they are added to the residual stream, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerNorms {
-    /// The inputs: `x + attention(norm(x))` (Llama).
+    /// The inputs: `x + mixer(norm(x))` (Llama).
     Pre,
-    /// The outputs: `x + norm(attention(x))` (OLMo 2).
+    /// The outputs: `x + norm(mixer(x))` (OLMo 2).
     Post,
-    /// Both: `x + norm(attention(norm(x)))` (Gemma 2).
+    /// Both: `x + norm(mixer(norm(x)))` (Gemma 2).
     PreAndPost,
     /// Both, with the names of GLM-4.
     PreAndPostGlm,
@@ -69,10 +71,10 @@ pub enum LayerNorms {
 /// Hugging Face's names of the RMSNorms of a layer over the hidden size, `None` where a layer has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NormNames {
-    /// Norm of attention's input.
-    pub before_attention: Option<&'static str>,
-    /// Norm of attention's output.
-    pub after_attention: Option<&'static str>,
+    /// Norm of the mixer's input.
+    pub before_mixer: Option<&'static str>,
+    /// Norm of the mixer's output.
+    pub after_mixer: Option<&'static str>,
     /// Norm of the MLP's input.
     pub before_mlp: Option<&'static str>,
     /// Norm of the MLP's output.
@@ -80,13 +82,13 @@ pub struct NormNames {
 }
 
 impl LayerNorms {
-    /// Returns the names of the norms in a checkpoint. `post_attention_layernorm` is the MLP's input norm in one family and attention's output
-    /// norm in another.
+    /// Returns the names of the norms in a checkpoint. `post_attention_layernorm` is the MLP's input norm in one family and the mixer's output norm
+    /// in another.
     pub const fn names(self) -> NormNames {
         const INPUT: &str = "input_layernorm";
         const POST: &str = "post_attention_layernorm";
         const OUTPUT: &str = "post_feedforward_layernorm";
-        let [before_attention, after_attention, before_mlp, after_mlp] = match self {
+        let [before_mixer, after_mixer, before_mlp, after_mlp] = match self {
             Self::Pre => [Some(INPUT), None, Some(POST), None],
             Self::Post => [None, Some(POST), None, Some(OUTPUT)],
             Self::PreAndPost => [Some(INPUT), Some(POST), Some("pre_feedforward_layernorm"), Some(OUTPUT)],
@@ -94,68 +96,14 @@ impl LayerNorms {
                 [Some(INPUT), Some("post_self_attn_layernorm"), Some(POST), Some("post_mlp_layernorm")]
             }
         };
-        NormNames { before_attention, after_attention, before_mlp, after_mlp }
+        NormNames { before_mixer, after_mixer, before_mlp, after_mlp }
     }
 }
 
 impl NormNames {
     /// Counts the normalized outputs: the backward reads each of them again, as it was before its norm.
     pub fn outputs(&self) -> usize {
-        [self.after_attention, self.after_mlp].iter().flatten().count()
-    }
-}
-
-/// Causal self attention with grouped key/value heads.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AttentionSpec {
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Width of one head.
-    pub head_dim: usize,
-    /// Index into [`ModelSpec::ropes`]; `None`: queries and keys are not rotated.
-    pub rope: Option<usize>,
-    /// Whether queries and keys are normalized before the rotation, and over what.
-    pub qk_norm: QkNorm,
-    /// Whether a checkpoint stores the query, key and value projections as one module, `qkv_proj` (Phi-3). LoRA then has one pair for it.
-    pub fused_qkv: bool,
-    /// Whether the query, key and value projections have a bias.
-    pub qkv_bias: bool,
-    /// Whether the output projection has a bias.
-    pub output_bias: bool,
-    /// Keys that a query sees, itself included; `None`: all earlier ones. Query `t` sees keys `t - window + 1 ..= t`.
-    pub window: Option<usize>,
-    /// Factor of the scores, usually `1 / sqrt(head_dim)`.
-    pub scale: f64,
-    /// `cap`, where scaled scores become `cap * tanh(scores / cap)` before the softmax (Gemma 2).
-    pub soft_cap: Option<f64>,
-    /// Whether the softmax of a query's scores has one more column: a trained logit per head, `self_attn.sinks` `[heads]`, without a value
-    /// (gpt-oss). Neither scaled nor capped.
-    pub sinks: bool,
-}
-
-/// RMSNorm of queries and keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum QkNorm {
-    /// None.
-    None,
-    /// Over each head, with one weight `[head_dim]` for all query heads and one for all key heads (Qwen3).
-    PerHead,
-    /// Over all query heads together and over all key heads together, with weights `[heads * head_dim]` and `[kv_heads * head_dim]`
-    /// (OLMo 2).
-    WholeProjection,
-}
-
-impl QkNorm {
-    /// Returns the widths of the query and key norm weights; `None` without norms.
-    pub fn widths(self, attention: &AttentionSpec) -> Option<[usize; 2]> {
-        match self {
-            Self::None => None,
-            Self::PerHead => Some([attention.head_dim; 2]),
-            Self::WholeProjection => Some([attention.query_size(), attention.kv_size()]),
-        }
+        [self.after_mixer, self.after_mlp].iter().flatten().count()
     }
 }
 
@@ -257,25 +205,6 @@ impl ExpertNames {
     }
 }
 
-/// Order of the outputs of a parameter of all experts in transformers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutputOrder {
-    /// That of the rows of an expert in a run.
-    AsInRun,
-    /// Gate's and up's in turn (gpt-oss), where the rows of a run are gate's and then up's.
-    InTurn,
-}
-
-impl OutputOrder {
-    /// Returns which of the parameter's outputs a row of an expert's matrix in a run computes.
-    pub fn output_of(self, row: usize, rows: usize) -> usize {
-        match self {
-            Self::AsInRun => row,
-            Self::InTurn => 2 * (row % (rows / 2)) + row / (rows / 2),
-        }
-    }
-}
-
 /// Activation function of a gated MLP: what is done to the gate, `a`, and to what it multiplies; plain `up` but for the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -331,41 +260,6 @@ impl Activation {
     }
 }
 
-impl AttentionSpec {
-    /// Describes attention as in most families: over all earlier tokens, rotated by the model's first rope, without norms and biases.
-    pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
-        Self {
-            heads,
-            kv_heads,
-            head_dim,
-            rope: Some(0),
-            qk_norm: QkNorm::None,
-            fused_qkv: false,
-            qkv_bias: false,
-            output_bias: false,
-            window: None,
-            scale: 1.0 / (head_dim as f64).sqrt(),
-            soft_cap: None,
-            sinks: false,
-        }
-    }
-
-    /// Returns the width of all query heads together.
-    pub fn query_size(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    /// Returns the width of all key heads (or of all value heads) together.
-    pub fn kv_size(&self) -> usize {
-        self.kv_heads * self.head_dim
-    }
-
-    /// Returns the window, if it hides anything in a document of `longest` tokens.
-    pub fn window_within(&self, longest: usize) -> Option<usize> {
-        self.window.filter(|&window| window < longest)
-    }
-}
-
 impl MlpSpec {
     /// Returns the hidden width of the MLP, or of one expert.
     pub fn intermediate_size(&self) -> usize {
@@ -412,11 +306,33 @@ impl MlpSpec {
 }
 
 impl ModelSpec {
+    /// Iterates over the attention of all layers that have one.
+    pub fn attentions(&self) -> impl DoubleEndedIterator<Item = &AttentionSpec> {
+        self.layers.iter().filter_map(|layer| layer.mixer.attention())
+    }
+
+    /// Iterates over them to change them.
+    pub fn attentions_mut(&mut self) -> impl Iterator<Item = &mut AttentionSpec> {
+        self.layers.iter_mut().filter_map(|layer| layer.mixer.attention_mut())
+    }
+
     /// Returns whether the tensor of this name is a weight of experts that the checkpoint stores in MXFP4: as long as it is frozen it stays so.
     pub fn is_mxfp4(&self, name: &str) -> bool {
-        let layer = layer_of(name).filter(|_| is_expert(name) && name.ends_with(".weight"));
-        let mlp = layer.and_then(|layer| self.layers.get(layer)).map(|layer| &layer.mlp);
-        matches!(mlp, Some(MlpSpec::Experts { mxfp4: true, .. }))
+        matches!(self.mixture_of(name), Some(MlpSpec::Experts { mxfp4: true, .. }))
+    }
+
+    /// Returns the number of matrices in the tensor of this name, if it is a weight of experts as a run has it.
+    pub fn experts_of(&self, name: &str) -> Option<usize> {
+        match self.mixture_of(name)? {
+            MlpSpec::Gated { .. } => None,
+            MlpSpec::Experts { count, .. } => Some(*count),
+        }
+    }
+
+    /// Returns the MLP that a weight of experts belongs to.
+    fn mixture_of(&self, name: &str) -> Option<&MlpSpec> {
+        let layer = layer_of(name).filter(|_| is_expert(name) && name.ends_with(".weight"))?;
+        self.layers.get(layer).map(|layer| &layer.mlp)
     }
 
     /// Returns whether any layer is a mixture of experts.

@@ -4,10 +4,9 @@
 //! Hugging Face's. A second list has the tensors of a run, in which the experts of a module are one tensor: a stack.
 //! Trade-off: the list is rebuilt on each call; a model has a few hundred tensors.
 
-use serde::{Deserialize, Serialize};
-
-use crate::groups::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
+use crate::modules::{GroupKind, GroupSpec, ModuleSpec, PieceSpec};
 use crate::spec::ModelSpec;
+use crate::tensor_spec::{Role, TensorSpec, layer_norm_name};
 
 /// Name of the embedding in a checkpoint.
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -16,65 +15,10 @@ pub const FINAL_NORM: &str = "model.norm.weight";
 /// Name of the head in a checkpoint; absent where it is tied to the embedding.
 pub const HEAD: &str = "lm_head.weight";
 
-/// The purpose of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// The table of token embeddings `[vocab, hidden]`.
-    Embedding,
-    /// Weight of an RMSNorm.
-    Norm,
-    /// Weight `[out, in]` of a linear module of a layer.
-    Projection,
-    /// Router `[experts, hidden]` of a mixture of experts, or the gate `[1, hidden]` of a shared expert: small, and never quantized.
-    Router,
-    /// Correction `[experts]` of the scores by which a router chooses: f32, and it never trains.
-    RouterCorrection,
-    /// Bias `[out]` of a linear module.
-    Bias,
-    /// Logits `[heads]` of attention's sinks: never quantized.
-    Sinks,
-    /// The output head `[vocab, hidden]`.
-    Head,
-    /// LoRA's A `[r, in]`.
-    LoraA,
-    /// LoRA's B `[out, r]`.
-    LoraB,
-    /// DoRA's magnitudes `[out]`.
-    LoraMagnitude,
-    /// Single rows of embedding or head that train, `[tokens, hidden]`.
-    TokenRows,
-}
-
 impl GroupKind {
     /// Returns the role of the weights of the group's modules.
     pub fn weight_role(self) -> Role {
         if matches!(self, Self::Router | Self::SharedGate) { Role::Router } else { Role::Projection }
-    }
-}
-
-/// A tensor of a model or of an adapter.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorSpec {
-    /// Name on disk.
-    pub name: String,
-    /// Shape on disk.
-    pub shape: Vec<usize>,
-    /// Its purpose.
-    pub role: Role,
-    /// The layer it belongs to; `None` for embedding, final norm and head.
-    pub layer: Option<usize>,
-}
-
-impl TensorSpec {
-    /// Returns the number of values; `usize::MAX` for more, which a hostile config.json can describe.
-    pub fn elements(&self) -> usize {
-        self.shape.iter().fold(1, |elements, &size| elements.saturating_mul(size))
-    }
-
-    /// Returns whether the tensor trains in full fine-tuning.
-    pub fn may_train(&self) -> bool {
-        self.role != Role::RouterCorrection
     }
 }
 
@@ -94,16 +38,6 @@ pub fn router_correction(layer: usize, router: &ModuleSpec) -> TensorSpec {
         role: Role::RouterCorrection,
         layer: Some(layer),
     }
-}
-
-/// Returns the name of a layer's norm, e.g. `layer_norm_name(0, "input_layernorm")`.
-pub fn layer_norm_name(layer: usize, norm: &str) -> String {
-    format!("model.layers.{layer}.{norm}.weight")
-}
-
-/// Returns the name of a layer's attention sinks.
-pub fn sinks_name(layer: usize) -> String {
-    format!("model.layers.{layer}.self_attn.sinks")
 }
 
 impl ModelSpec {
@@ -134,7 +68,6 @@ impl ModelSpec {
     }
 
     fn add_layer(&self, layer: usize, form: Form, tensors: &mut Vec<TensorSpec>) {
-        let attention = &self.layers[layer].attention;
         let names = self.layers[layer].norms.names();
         let norm = |name: &str, width| TensorSpec {
             name: layer_norm_name(layer, name),
@@ -144,8 +77,8 @@ impl ModelSpec {
         };
         for group in self.groups(layer) {
             let (before, after) = match group.kind {
-                GroupKind::Qkv => (names.before_attention, None),
-                GroupKind::AttentionOutput => (None, names.after_attention),
+                GroupKind::MixerInput => (names.before_mixer, None),
+                GroupKind::MixerOutput => (None, names.after_mixer),
                 GroupKind::GateUp | GroupKind::Router => (names.before_mlp, None),
                 GroupKind::Down => (None, names.after_mlp),
                 GroupKind::ExpertGateUp
@@ -160,16 +93,8 @@ impl ModelSpec {
             {
                 tensors.extend(group.modules.iter().map(|router| router_correction(layer, router)));
             }
-            if let (GroupKind::Qkv, Some([q, k])) = (group.kind, attention.qk_norm.widths(attention)) {
-                tensors.extend([norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)]);
-            }
-            if group.kind == GroupKind::Qkv && attention.sinks {
-                tensors.push(TensorSpec {
-                    name: sinks_name(layer),
-                    shape: vec![attention.heads],
-                    role: Role::Sinks,
-                    layer: Some(layer),
-                });
+            if group.kind == GroupKind::MixerInput {
+                tensors.extend(self.layers[layer].mixer.vectors(layer));
             }
             tensors.extend(after.map(|name| norm(name, self.hidden_size)));
         }

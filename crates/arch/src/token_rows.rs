@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use crate::config::tests::tiny;
     use crate::lora::LoraConfig;
-    use crate::tensors::Role;
+    use crate::tensor_spec::Role;
 
     fn lora(indices: serde_json::Value) -> LoraConfig {
         LoraConfig { trainable_token_indices: Some(from_value(indices).unwrap()), ..LoraConfig::default() }

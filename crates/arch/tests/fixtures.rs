@@ -8,9 +8,9 @@ use std::fs::{read, read_to_string};
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::{
-    Activation, AttentionSpec, ExpertGroups, ExpertNames, LayerNorms, LayerSpec, LoraConfig, MlpSpec, ModelConfig,
-    ModelSpec, QkNorm, QueryScale, Rope, RopeScaling, RouterScores, RouterSpec, SharedExpertSpec, SwigluConstants,
-    TargetModules, TensorSpec, TextLayout, adapter_layout, is_other_part, name_in_adapter,
+    Activation, AttentionSpec, ExpertGroups, ExpertNames, KeysAndValues, LayerNorms, LayerSpec, LoraConfig, Mixer,
+    MlpSpec, ModelConfig, ModelSpec, QkNorm, QueryScale, Rope, RopeScaling, RouterScores, RouterSpec, SharedExpertSpec,
+    SwigluConstants, TargetModules, TensorSpec, TextLayout, adapter_layout, is_other_part, name_in_adapter,
 };
 use serde_json::{Value, from_slice, from_str};
 
@@ -42,6 +42,7 @@ fn spec(name: &str) -> ModelSpec {
 /// Builds the spec that the fixtures share, plain Llama with four heads of 16 columns, with one change.
 fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
     let mut attention = AttentionSpec {
+        keys_and_values: KeysAndValues::Own,
         heads: 4,
         kv_heads: 2,
         head_dim: 16,
@@ -62,7 +63,7 @@ fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
     ModelSpec {
         vocab_size: 264,
         hidden_size: 64,
-        layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; 2],
+        layers: vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; 2],
         ropes: vec![rope],
         rms_norm_eps: 1e-6,
         norm_offset: 0.0,
@@ -143,7 +144,7 @@ fn tiny_smollm3_does_not_rotate_in_its_second_layer() {
     let mut expected = expected(|_| ());
     expected.ropes[0].theta = 2_000_000.0;
     expected.tie_word_embeddings = true;
-    expected.layers[1].attention.rope = None;
+    expected.attentions_mut().nth(1).unwrap().rope = None;
     assert_eq!(spec("tiny-smollm3"), expected);
 }
 
@@ -151,7 +152,8 @@ fn tiny_smollm3_does_not_rotate_in_its_second_layer() {
 fn tiny_olmo3_has_a_window_in_one_layer_and_a_scaled_rope_in_the_other() {
     let mut expected = expected(|attention| attention.qk_norm = QkNorm::WholeProjection);
     expected.layers.iter_mut().for_each(|layer| layer.norms = LayerNorms::Post);
-    (expected.layers[0].attention.window, expected.layers[0].attention.rope) = (Some(12), Some(1));
+    let attention = expected.attentions_mut().next().unwrap();
+    (attention.window, attention.rope) = (Some(12), Some(1));
     let scaling = RopeScaling::Yarn {
         factor: 8.0,
         beta_fast: 32.0,
@@ -167,8 +169,8 @@ fn tiny_olmo3_has_a_window_in_one_layer_and_a_scaled_rope_in_the_other() {
 #[test]
 fn tiny_granite_has_four_multipliers_and_biases() {
     let mut expected = expected(|attention| (attention.qkv_bias, attention.output_bias) = (true, true));
+    expected.attentions_mut().for_each(|attention| attention.scale = 0.15);
     for layer in &mut expected.layers {
-        layer.attention.scale = 0.15;
         layer.mlp = MlpSpec::Gated { intermediate_size: 96, activation: Activation::Silu, fused: false, bias: true };
     }
     (expected.rms_norm_eps, expected.embedding_scale) = (0.01 / (0.6 * 0.6), Some(1.3 / 0.6));
@@ -234,11 +236,11 @@ fn expected_gemma() -> ModelSpec {
     let mut expected = expected(|attention| attention.head_dim = 32);
     for layer in &mut expected.layers {
         layer.norms = LayerNorms::PreAndPost;
-        layer.attention.scale = 1.0 / 24_f64.sqrt();
         layer.mlp =
             MlpSpec::Gated { intermediate_size: 96, activation: Activation::GeluTanh, fused: false, bias: false };
     }
-    expected.layers[0].attention.window = Some(12);
+    expected.attentions_mut().next().unwrap().window = Some(12);
+    expected.attentions_mut().for_each(|attention| attention.scale = 1.0 / 24_f64.sqrt());
     (expected.norm_offset, expected.embedding_scale, expected.tie_word_embeddings) = (1.0, Some(8.0), true);
     expected
 }
@@ -246,7 +248,7 @@ fn expected_gemma() -> ModelSpec {
 #[test]
 fn tiny_gemma2_has_soft_caps_and_norms_around_attention_and_mlp() {
     let mut expected = expected_gemma();
-    expected.layers.iter_mut().for_each(|layer| layer.attention.soft_cap = Some(3.0));
+    expected.attentions_mut().for_each(|attention| attention.soft_cap = Some(3.0));
     expected.logit_soft_cap = Some(6.0);
     assert_eq!(spec("tiny-gemma2"), expected);
 }
@@ -254,8 +256,8 @@ fn tiny_gemma2_has_soft_caps_and_norms_around_attention_and_mlp() {
 #[test]
 fn tiny_gemma3_has_a_rope_for_each_type_of_layer_and_norms_of_heads() {
     let mut expected = expected_gemma();
-    expected.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::PerHead);
-    expected.layers[0].attention.rope = Some(1);
+    expected.attentions_mut().for_each(|attention| attention.qk_norm = QkNorm::PerHead);
+    expected.attentions_mut().next().unwrap().rope = Some(1);
     let scaling = RopeScaling::Linear { factor: 8.0 };
     expected.ropes.insert(0, Rope::new(1e6, scaling, 32));
     assert_eq!(spec("tiny-gemma3"), expected);
@@ -341,7 +343,7 @@ fn tiny_gpt_oss_has_sinks_windows_biases_and_experts_with_clamped_gates() {
         truncate: false,
     };
     (expected.ropes[0], expected.rms_norm_eps) = (Rope::new(150_000.0, scaling, 32), 1e-5);
-    expected.layers[0].attention.window = Some(12);
+    expected.attentions_mut().next().unwrap().window = Some(12);
     let mlp = |mxfp4| MlpSpec::Experts {
         count: 6,
         top_k: 2,

@@ -143,7 +143,8 @@ impl TokenOffsets<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::selection::{ASSISTANT, TrainOn};
+    use crate::record_format::ASSISTANT;
+    use crate::selection::TrainOn;
     use crate::test_tokenizer::{TEMPLATE, TestTokenizer};
 
     fn encode(

@@ -1,6 +1,4 @@
 //! Counts unusual records of a source, keeps the first places, and refuses a source with too many bad records.
-//!
-//! Trade-off: only the first few places of each kind are kept, which are enough to look at.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -14,8 +14,8 @@ use crate::conversation::{RecordTokens, TokenOffsets, encode_chat};
 use crate::error::DataError;
 use crate::finding::{Finding, FindingKind};
 use crate::pair::{PairCut, cut_pair};
-use crate::record_format::{Chat, Fields, RecordFormat, Row, fields_hash, headed_text};
-use crate::selection::{ASSISTANT, Selection, TrainOn};
+use crate::record_format::{ASSISTANT, Chat, Fields, RecordFormat, Row, fields_hash, headed_text};
+use crate::selection::{Selection, TrainOn};
 use crate::source::Record;
 use crate::tokenizer::Tokenizer;
 

@@ -34,8 +34,8 @@ impl EvalPrompt {
 mod tests {
     use super::*;
     use crate::conversation::encode_chat;
-    use crate::record_format::Chat;
-    use crate::selection::{ASSISTANT, Selection, TrainOn};
+    use crate::record_format::{ASSISTANT, Chat};
+    use crate::selection::{Selection, TrainOn};
     use crate::test_tokenizer::TestTokenizer;
 
     fn encode(tokenizer: &Tokenizer, chat: &Chat, train_on: TrainOn) -> Example {

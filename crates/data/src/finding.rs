@@ -1,6 +1,4 @@
 //! Findings: the unusual properties of a record, and why it was dropped, cut or doubted.
-//!
-//! Trade-off: the detail is text; programs decide by the kind.
 
 use serde::{Deserialize, Serialize};
 

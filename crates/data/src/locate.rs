@@ -16,8 +16,8 @@ use std::ops::Range;
 
 use crate::chat_template::{ChatTemplate, RenderedChat};
 use crate::error::DataError;
-use crate::record_format::Chat;
-use crate::selection::{ASSISTANT, Selection, Span};
+use crate::record_format::{ASSISTANT, Chat};
+use crate::selection::{Selection, Span};
 use learn::skeleton_of;
 use span_finder::SpanFinder;
 

@@ -142,7 +142,8 @@ mod tests {
 
     use super::*;
     use crate::conversation::encode_chat;
-    use crate::selection::{ASSISTANT, TrainOn};
+    use crate::record_format::ASSISTANT;
+    use crate::selection::TrainOn;
     use crate::test_tokenizer::{TEMPLATE, TestTokenizer};
 
     fn kinds(template: &str, chat: &Chat) -> Vec<FindingKind> {

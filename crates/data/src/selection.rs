@@ -6,10 +6,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::record_format::{Chat, Turn};
-
-/// The role whose text counts for `assistant`.
-pub(crate) const ASSISTANT: &str = "assistant";
+use crate::record_format::{ASSISTANT, Chat, Turn};
 
 /// Which tokens count in the loss. A training flag of a message (`train`, `training`, `trained`, or a `weight` of 0 or
 /// 1) takes precedence. For plain text, all tokens count.

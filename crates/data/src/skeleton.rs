@@ -16,8 +16,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::record_format::{Chat, Turn};
-use crate::selection::{ASSISTANT, Span};
+use crate::record_format::{ASSISTANT, Chat, Turn};
+use crate::selection::Span;
 use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END, common_prefix, find_mark, is_space};
 
 /// Ends the reasoning inside a content. Templates split contents there.

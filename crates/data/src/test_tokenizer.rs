@@ -1,6 +1,4 @@
 //! A tiny byte-level tokenizer folder for tests: 256 byte tokens, no merges, a few special tokens, a chat template.
-//!
-//! Trade-off: unlike a trained vocabulary, every byte is a token, so counts in tests are easy to read.
 
 use std::fs::{read, write};
 

@@ -165,10 +165,10 @@ fn errors_name_the_file_and_the_line_and_what_is_wrong() {
     }
 }
 
-/// Runs templates from seeds, some dozens in a process: 96, or as many as `FIREBRICK_FUZZ_EXECUTIONS` in a slow run.
+/// Runs templates from seeds, some in a process: 96, or as many as `FIREBRICK_FUZZ_EXECUTIONS` in a slow run.
 #[test]
 fn hostile_templates_end_in_bounded_time_and_memory() {
-    const IN_PROCESS: u64 = 32;
+    const IN_PROCESS: u64 = 16;
     let test = "hostile_templates_end_in_bounded_time_and_memory";
     if let Some(first) = env::var(CHILD).ok().and_then(|first| first.parse::<u64>().ok()) {
         let mut log = File::create(env::var_os(LOG).unwrap()).unwrap();

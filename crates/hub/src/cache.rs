@@ -58,7 +58,6 @@ impl RepoCache {
         self.root.join("snapshots").join(commit)
     }
 
-    /// Returns the path of a file.
     pub(crate) fn file(&self, commit: &str, path: &str) -> PathBuf {
         path.split('/').fold(self.snapshot(commit), |folder, part| folder.join(part))
     }

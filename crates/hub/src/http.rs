@@ -2,7 +2,6 @@
 //!
 //! Redirects are followed here, because only the Hub may receive the token, and because the content's name (its ETag) is in the Hub's response, not
 //! in the one of the storage that it redirects to.
-//! Trade-off: one file is downloaded over one connection.
 
 use std::io::{ErrorKind, Read};
 use std::sync::{Arc, LazyLock};

@@ -1,6 +1,4 @@
 //! A profile as lines for the terminal.
-//!
-//! Trade-off: peers and links are summed up; `--json` has all of them.
 
 use std::fmt;
 

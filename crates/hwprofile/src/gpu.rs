@@ -2,9 +2,8 @@
 //!
 //! Trade-off: one type for every maker; `None` for values that a maker's interface does not report.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::nvidia::PciPath;
 use crate::spec::{AcceleratorSpec, CardClocks, Feature, HardwareKind, Maker};
 
 /// One accelerator.
@@ -73,6 +72,24 @@ pub struct Peer {
     pub nvlinks: usize,
     /// The path between the two on the PCI bus.
     pub through: PciPath,
+}
+
+/// The path between two cards on the PCI bus, nearest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PciPath {
+    /// They are on one board.
+    SameBoard,
+    /// One PCIe switch.
+    OneSwitch,
+    /// Several PCIe switches, no host bridge.
+    Switches,
+    /// A host bridge.
+    HostBridge,
+    /// Several host bridges of one NUMA node.
+    NumaNode,
+    /// The link between processors.
+    System,
 }
 
 impl Gpu {

@@ -1,6 +1,4 @@
 //! Formats ranges for users: one unit for both ends, and no more digits than a forecast supports.
-//!
-//! Trade-off: two significant digits hide a difference of a few percent; `plan.toml` has all digits.
 
 use crate::forecast::Range;
 

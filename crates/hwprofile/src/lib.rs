@@ -28,7 +28,7 @@ use peaks::MeasuredPeaks;
 
 pub use adapter::{Adapter, AdapterKind};
 pub use cpu::{Cache, Cpu, SimdLevel};
-pub use gpu::{Gpu, NvLinks, Pcie, Peer};
+pub use gpu::{Gpu, NvLinks, PciPath, Pcie, Peer};
 pub use numa::NumaNode;
 pub use spec::AcceleratorSpec;
 

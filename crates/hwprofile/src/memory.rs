@@ -2,8 +2,6 @@
 //!
 //! Each backend states its own lines next to the code that allocates (`firebrick-kernels`); here are only the types of a line and an estimate, and
 //! the formatting of bytes.
-//! Trade-off: a line's name is a fixed string, so that plans and tests can search for it.
-//! Trade-off: a line's name is a fixed string, so that plans and tests can ask for it.
 
 use serde::Serialize;
 

@@ -1,6 +1,4 @@
 //! Reasons for low clocks of a card.
-//!
-//! Trade-off: finer distinctions of the drivers (heat of chip or memory, seen by hardware or driver) are one reason here.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,4 @@
 //! Checks that docs/hardware.md equals the tables. `UPDATE_GOLDEN=1 cargo test -p firebrick-hwprofile` writes it.
-//!
-//! Trade-off: the page repeats the tables, because they are long to read in code.
 
 use std::fmt::Write as _;
 use std::path::Path;

@@ -3,9 +3,9 @@
 //! Trade-off: partitions, NVLinks and a second card are added to the recording by hand, because that machine had none.
 
 use firebrick_hwprofile::nvidia::{
-    CudaEnvironment, NvLinkDescription, NvmlDescription, PathDescription, PciPath, SliceDescription, gpus,
+    CudaEnvironment, NvLinkDescription, NvmlDescription, PathDescription, SliceDescription, gpus,
 };
-use firebrick_hwprofile::{Gpu, Pcie};
+use firebrick_hwprofile::{Gpu, PciPath, Pcie};
 
 fn recorded() -> NvmlDescription {
     serde_json::from_str(include_str!("recorded/h100.json")).expect("a description")

@@ -1,6 +1,4 @@
 //! Tests sampling through NVML's calls, with a library of fixed answers (`fake_nvml.c`) in place of the driver's.
-//!
-//! Trade-off: the library answers as NVML's header documents; a real driver is tested on a card (`tests/tests/gpu`).
 #![cfg(unix)]
 
 use std::path::PathBuf;

@@ -5,6 +5,7 @@ pub mod backends;
 pub mod comm;
 #[cfg(feature = "flex")]
 pub mod conformance;
+pub mod conv;
 mod dtype;
 pub mod embedding;
 mod gradient;
@@ -14,6 +15,8 @@ pub mod memory;
 pub mod moe;
 pub mod norm;
 pub mod optimizer;
+pub mod payload;
+pub mod session;
 #[cfg(all(test, feature = "flex"))]
 mod testing;
 pub mod weights;
@@ -23,7 +26,8 @@ pub use attention::{
     StatisticsLayout,
 };
 pub use backends::{BackendKind, PLANNED_SHARED_BYTES, SelfTest, converted_weights_bytes, estimate, fp8_refusal};
-pub use comm::{COLLECTIVE, CommError, Communicator, Exchange, Loan, Payload, PayloadLayout};
+pub use comm::{COLLECTIVE, CommError, Communicator};
+pub use conv::{ConvInputs, ConvOps, ConvState};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
@@ -34,14 +38,17 @@ pub use linear::{
 pub use loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
 pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
-pub use memory::training_shape::{BaseStorage, DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
+pub use memory::training_shape::{DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
 pub use memory::work::{cuda_launches, step_work};
-pub use memory::{DeviceTime, GemmAlgorithms, Hint, HostBuffer, MemoryOps, Offloaded, Readback, RunShape};
+pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
 pub use moe::{MoeOps, Routing};
 pub use norm::{NormOps, NormWeight};
 pub use optimizer::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
+pub use payload::{Exchange, Loan, Payload, PayloadLayout};
+pub use session::{DeviceTime, GemmAlgorithms, Hint, RunShape, Session};
 pub use weights::{
-    BlockScales, MatrixScales, QuantizedWeight, Scales, Weight, WeightOps, evenly, matrix_scales, padded_codes,
+    BaseStorage, BlockScales, MatrixScales, QuantizedWeight, Scales, Storage, Weight, WeightOps, evenly, matrix_scales,
+    padded_codes,
 };
 
 /// Device time of one launch, with its unavoidable work: FLOPs and bytes.
@@ -66,7 +73,17 @@ pub struct TracedOperation {
 /// Inputs may be f32 or a half format; reductions, norms and exponentials are computed in f32, and results come back in the dtype of
 /// the first input unless an operation states otherwise. CubeCL does not check dtypes, so operations cast mixed operands themselves.
 pub trait Kernels:
-    MemoryOps + WeightOps + NormOps + LinearOps + MoeOps + AttentionOps + EmbeddingOps + LossOps + OptimizerOps
+    Session
+    + MemoryOps
+    + WeightOps
+    + NormOps
+    + LinearOps
+    + MoeOps
+    + AttentionOps
+    + ConvOps
+    + EmbeddingOps
+    + LossOps
+    + OptimizerOps
 {
     /// Runs `work` and records when and for how long the device runs each of its operations; the list is empty where
     /// the backend cannot trace. Waits for the device before and after `work`, not in between.

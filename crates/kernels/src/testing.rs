@@ -10,7 +10,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::{
-    AttentionOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, WeightOps,
+    AttentionOps, ConvOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps,
+    Session, WeightOps,
 };
 
 /// The backend under test.
@@ -18,12 +19,14 @@ pub(crate) type Plain = Flex;
 /// The same backend under autodiff: gradients by decomposition into Burn's own operations.
 pub(crate) type Recorded = Autodiff<Flex>;
 
+impl Session for Recorded {}
 impl MemoryOps for Recorded {}
 impl WeightOps for Recorded {}
 impl NormOps for Recorded {}
 impl LinearOps for Recorded {}
 impl AttentionOps for Recorded {}
 impl MoeOps for Recorded {}
+impl ConvOps for Recorded {}
 impl EmbeddingOps for Recorded {}
 impl LossOps for Recorded {}
 impl OptimizerOps for Recorded {}

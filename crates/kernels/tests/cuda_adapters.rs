@@ -17,8 +17,7 @@ use firebrick_arch::Activation;
 use firebrick_kernels::backends::cuda::Cuda;
 use firebrick_kernels::linear::reference;
 use firebrick_kernels::{
-    Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, MemoryOps, Module, Prologue, Weight, WeightGradient,
-    WeightOps,
+    Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, Prologue, Session, Weight, WeightGradient, WeightOps,
 };
 use firebrick_precision::QuantFormat;
 

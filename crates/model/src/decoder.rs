@@ -24,8 +24,9 @@ use half::{bf16, f16};
 use crate::division::{Blocks, Division};
 use crate::error::ModelError;
 use crate::experts::router_loss::{RouterLoss, RouterSums, with_router_loss};
-use crate::layer::{Attend, Context, Layer};
+use crate::layer::{Context, Layer};
 use crate::linear::{AdapterPass, Base, add_matrix, times_transposed, weight_gradient};
+use crate::mixer::{self, Attend, Published};
 use crate::norm::Norm;
 use crate::pass::{BackwardItems, PassOptions, SavedLayer, backward_layer, forward_layer};
 use crate::token_rows::TokenRows;
@@ -76,6 +77,7 @@ pub struct Tape<B: Kernels> {
     ids_n: Tensor<B, 1, Int>,
     slots_n: Option<Tensor<B, 1, Int>>,
     context: Context<B>,
+    published: Published<B>,
     adapters: AdapterPass,
     router_loss: Option<Tensor<B, 1>>,
 }
@@ -179,7 +181,7 @@ impl<B: Kernels> Decoder<B> {
         loss: LossOptions,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 1> {
-        self.begin_attention(batch);
+        self.begin_mixers(batch);
         let (loss_sum, router_loss) = B::section(&self.device, || {
             let (hidden_nd, tape) = self.forward(batch, pass);
             let (loss, router_loss) = (self.loss(hidden_nd, &batch.targets, loss, sink), tape.router_loss());
@@ -200,14 +202,13 @@ impl<B: Kernels> Decoder<B> {
         batch.router_loss = Some(RouterLoss::new(all, is_token, gradient_scale, &self.device));
     }
 
-    /// Starts the slow preparations for the attention of both passes over a micro-batch.
-    pub(crate) fn begin_attention(&self, batch: &MicroBatch<B>) {
+    /// Starts the slow preparations for the mixers in both passes over a micro-batch.
+    pub(crate) fn begin_mixers(&self, batch: &MicroBatch<B>) {
         let layers = &self.config.spec.layers;
         for (index, layer) in layers.iter().enumerate() {
-            // Consecutive layers mostly have the same kind of attention.
-            if index == 0 || layers[index - 1].attention != layer.attention {
-                let (dtype, documents) = (self.compute_dtype, &batch.context.documents);
-                B::hint(&self.device, Hint::Attention { spec: &layer.attention, dtype, documents });
+            // Consecutive layers mostly have the same mixer.
+            if index == 0 || layers[index - 1].mixer != layer.mixer {
+                mixer::prepare(&layer.mixer, self.compute_dtype, &batch.context.documents, &self.device);
             }
         }
     }
@@ -218,14 +219,13 @@ impl<B: Kernels> Decoder<B> {
         let context = &batch.context;
         let mut saved = Vec::with_capacity(self.layers.len());
         let mut sums = batch.router_loss.clone().map(RouterSums::new);
-        let mut blocks = self.blocks();
-        let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
-        while let Some((index, layer)) = schedule.next_item() {
+        let mut published = Published::default();
+        x_nd = self.each_layer(x_nd, |index, layer, x_nd| {
             let is_last = index + 1 == self.layers.len();
-            let (y_nd, of_layer) = forward_layer(&layer, x_nd, context, pass, is_last, sums.as_mut());
-            x_nd = y_nd;
+            let (y_nd, of_layer) = forward_layer(layer, x_nd, context, &mut published, pass, is_last, sums.as_mut());
             saved.push(Some(of_layer));
-        }
+            y_nd
+        });
         if pass.offload {
             // The last copies ran next to the last layer.
             B::hint(&self.device, Hint::ForwardDone);
@@ -237,6 +237,7 @@ impl<B: Kernels> Decoder<B> {
             ids_n: batch.ids_n.clone(),
             slots_n: batch.slots_n.clone(),
             context: Context { router_gradient, ..context.clone() },
+            published,
             adapters: pass.adapter_pass(),
             router_loss,
         };
@@ -296,12 +297,12 @@ impl<B: Kernels> Decoder<B> {
 
     /// Computes the gradients of all parameters below the head from the gradient of the hidden states that [`Decoder::forward`] returned.
     pub fn backward(&self, tape: Tape<B>, d_hidden_nd: Tensor<B, 2>, sink: &mut dyn GradientSink<B>) {
-        let Tape { saved, last_nd, ids_n, slots_n, context, adapters, .. } = tape;
+        let Tape { saved, last_nd, ids_n, slots_n, context, mut published, adapters, .. } = tape;
         let mut dx_nd = self.norm.backward(last_nd, d_hidden_nd, None, sink);
         let mut items = BackwardItems { blocks: self.blocks(), saved };
         let mut schedule = Schedule::new(&mut items, (0..self.layers.len()).rev(), 1);
         while let Some((_, (layer, saved))) = schedule.next_item() {
-            dx_nd = backward_layer(&layer, saved, &context, dx_nd, adapters, sink);
+            dx_nd = backward_layer(&layer, saved, &context, &mut published, dx_nd, adapters, sink);
         }
         if let Some(table) = self.embed_tokens.trained() {
             let (scale, rows) = (self.embedding_scale(), self.config.spec.vocab_size);
@@ -321,14 +322,26 @@ impl<B: Kernels> Decoder<B> {
     /// Computes the hidden states after the final norm, `[n, d]`, with or without adapters.
     pub(crate) fn hidden(&self, batch: &MicroBatch<B>, adapters: bool) -> Tensor<B, 2> {
         let adapters = AdapterPass { are_on: adapters, ..AdapterPass::PLAIN };
-        let mut x_nd = self.embed(batch.ids_n.clone());
+        let (context, mut published) = (&batch.context, Published::default());
+        let x_nd = self.each_layer(self.embed(batch.ids_n.clone()), |_, layer, x_nd| {
+            let attend = Attend::Documents(&context.documents);
+            layer.forward(x_nd, &context.rotary, attend, &mut published, adapters)
+        });
+        self.norm.forward(x_nd)
+    }
+
+    /// Runs the layers one after the other, gathered where ranks divide them; `run` computes the output of a layer from its input.
+    pub(crate) fn each_layer(
+        &self,
+        mut x_nd: Tensor<B, 2>,
+        mut run: impl FnMut(usize, &Layer<B>, Tensor<B, 2>) -> Tensor<B, 2>,
+    ) -> Tensor<B, 2> {
         let mut blocks = self.blocks();
         let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
-        while let Some((_, layer)) = schedule.next_item() {
-            let attend = Attend::Documents(&batch.context.documents);
-            x_nd = layer.forward(x_nd, &batch.context.rotary, attend, adapters);
+        while let Some((index, layer)) = schedule.next_item() {
+            x_nd = run(index, &layer, x_nd);
         }
-        self.norm.forward(x_nd)
+        x_nd
     }
 
     pub(crate) fn embed(&self, ids_n: Tensor<B, 1, Int>) -> Tensor<B, 2> {

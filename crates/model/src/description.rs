@@ -57,6 +57,7 @@ impl HfFolder {
                  that is stored. Set tie_word_embeddings to false there to say so"
             ));
         }
+        config.unquantized = self.unquantized(&config.spec);
         let skipped = self.names().filter(|name| config.skips(name)).count();
         if skipped > 0 {
             let (tensors, layers) = (counted(skipped, "tensor"), counted(config.skipped_layers.len(), "layer"));

@@ -12,15 +12,14 @@ use std::ops::ControlFlow;
 
 use burn_tensor::{Int, Tensor};
 use firebrick_arch::Rope;
-use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{CachedTokens, Documents, Kernels, NewTokens, RotaryTables};
 use rayon::prelude::*;
 
 use self::cache::Caches;
 use crate::decoder::{Decoder, rotary_tables};
 use crate::error::ModelError;
-use crate::layer::Attend;
 use crate::linear::AdapterPass;
+use crate::mixer::{Attend, Published};
 use crate::sampling::Sampler;
 
 /// When to stop and how to choose.
@@ -182,6 +181,7 @@ impl<B: Kernels> Decoder<B> {
         // The last token is read again in any case: its logits determine the next one.
         let common = prompt.iter().zip(&conversation.tokens).take_while(|(left, right)| left == right).count();
         let past = common.min(prompt.len() - 1);
+        let past = if conversation.caches.can_return_to(past, conversation.tokens.len()) { past } else { 0 };
         conversation.tokens.truncate(past);
         let running = Running {
             prompt: 0,
@@ -331,14 +331,11 @@ impl<B: Kernels> Batch<'_, B> {
     /// Computes the hidden states before the final norm, `[n, d]`, and adds the new tokens to the caches. Runs inside a section.
     fn layers(&mut self, pass: &Pass<B>) -> Tensor<B, 2> {
         let model = self.model;
-        let mut x_nd = model.embed(pass.ids_n.clone());
-        let mut blocks = model.blocks();
-        let mut schedule = Schedule::new(&mut blocks, 0..model.layers().len(), 1);
-        while let Some((index, layer)) = schedule.next_item() {
-            let (tokens, cache) = (&pass.tokens, &mut self.caches.layers[index]);
-            let attend = Attend::Cached { tokens, cache, prompts: pass.documents.as_ref() };
-            x_nd = layer.forward(x_nd, &pass.rotary, attend, AdapterPass::PLAIN);
-        }
-        x_nd
+        let mut published = Published::default();
+        model.each_layer(model.embed(pass.ids_n.clone()), |index, layer, x_nd| {
+            let cache = &mut self.caches.layers[layer.spec.mixer.cache_of(index)];
+            let attend = Attend::Cached { tokens: &pass.tokens, cache, prompts: pass.documents.as_ref() };
+            layer.forward(x_nd, &pass.rotary, attend, &mut published, AdapterPass::PLAIN)
+        })
     }
 }

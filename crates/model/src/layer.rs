@@ -1,8 +1,8 @@
 //! One transformer layer: forward, what it saves, and backward, side by side in the same order.
 //!
-//! A layer has two halves, attention and the MLP, which can be recomputed and run backward one at a time. Five calls forward, five back: the qkv
-//! group, attention, the output projection, the gate and up group, the down projection; or a mixture of experts (`experts.rs`) in place of the last
-//! two. Norms and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums are epilogues. Training,
+//! A layer has two halves, the mixer and the MLP, which can be recomputed and run backward one at a time. Five calls forward, five back: the mixer's
+//! first group, its operation (`mixer/`), its output projection, the gate and up group, the down projection; or a mixture of experts (`experts.rs`)
+//! in place of the last two. Norms and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums are epilogues. Training,
 //! recomputation and the cached forward of generation are one function, which differs in how it attends. Inside a section only operations of
 //! `Kernels` touch the device. Tensor suffixes as in `firebrick_kernels::linear`.
 //! Trade-off: the order of the five calls is fixed; layers with another order need a separate function.
@@ -10,17 +10,14 @@
 use burn_tensor::Tensor;
 use firebrick_arch::LayerSpec;
 use firebrick_kernels::linear::{into_parts, into_single};
-use firebrick_kernels::{
-    AttentionOutput, CachedTokens, Documents, Epilogue, GradientSink, HeadsEpilogue, Keep, Kernels, KvCache,
-    ProjectSaved, Prologue, QkNorms, Qkv, RotaryTables,
-};
+use firebrick_kernels::{Documents, Epilogue, GradientSink, Keep, Kernels, ProjectSaved, Prologue, RotaryTables};
 
 use crate::experts::router_loss::{RouterGradient, RouterSums};
 use crate::experts::{Experts, SavedExperts};
 use crate::linear::{AdapterPass, Linear, LinearGroup, mlp_backward};
+use crate::mixer::{Attend, Mixed, Mixer, Published, SavedMixer};
 use crate::norm::Norm;
 use crate::shared_expert::SharedExpert;
-use crate::sinks::AttentionSinks;
 
 /// Inputs that all layers share for one micro-batch.
 #[derive(Clone, Debug)]
@@ -38,18 +35,12 @@ pub struct Context<B: Kernels> {
 pub struct Layer<B: Kernels> {
     /// Its sizes and constants.
     pub spec: LayerSpec,
-    /// Norm of attention's input.
-    pub before_attention: Option<Norm<B>>,
-    /// Query, key and value projections.
-    pub qkv: LinearGroup<B>,
-    /// Norms of queries and keys.
-    pub qk_norm: Option<[Norm<B>; 2]>,
-    /// Sinks of attention.
-    pub sinks: Option<AttentionSinks<B>>,
-    /// Output projection of attention.
-    pub attention_output: LinearGroup<B>,
-    /// Norm of attention's output.
-    pub after_attention: Option<Norm<B>>,
+    /// Norm of the mixer's input.
+    pub before_mixer: Option<Norm<B>>,
+    /// The mixer.
+    pub mixer: Mixer<B>,
+    /// Norm of the mixer's output.
+    pub after_mixer: Option<Norm<B>>,
     /// Norm of the MLP's input.
     pub before_mlp: Option<Norm<B>>,
     /// The MLP.
@@ -99,17 +90,8 @@ impl<B: Kernels> Mlp<B> {
 /// The forward's results that one layer's backward needs.
 #[derive(Clone, Debug)]
 pub struct SavedForBackward<B: Kernels> {
-    attention: SavedAttention<B>,
+    mixer: SavedMixer<B>,
     mlp: SavedMlp<B>,
-}
-
-/// The forward's results that the backward of the attention half needs.
-#[derive(Clone, Debug)]
-pub(crate) struct SavedAttention<B: Kernels> {
-    qkv: Box<ProjectSaved<B>>,
-    heads: Qkv<B>,
-    output: AttentionOutput<B>,
-    attention_output: Box<ProjectSaved<B>>,
 }
 
 /// The forward's results that the backward of an MLP needs.
@@ -119,29 +101,31 @@ pub(crate) enum SavedMlp<B: Kernels> {
     Experts(Box<SavedExperts<B>>),
 }
 
-/// The results of the attention half.
-pub(crate) struct AfterAttention<B: Kernels> {
-    qkv: Option<Box<ProjectSaved<B>>>,
-    heads: Qkv<B>,
+/// The results of the mixer's half.
+pub(crate) struct AfterMixer<B: Kernels> {
+    input: Option<Box<ProjectSaved<B>>>,
+    parts: Vec<Tensor<B, 2>>,
     /// `None` over a cache.
-    output: Option<AttentionOutput<B>>,
-    attention_output: Option<Box<ProjectSaved<B>>>,
+    mixed: Option<Mixed<B>>,
+    output: Option<Box<ProjectSaved<B>>>,
     /// The residual stream.
     pub(crate) h_nd: Tensor<B, 2>,
 }
 
-impl<B: Kernels> AfterAttention<B> {
+impl<B: Kernels> AfterMixer<B> {
     /// Adds the MLP's saved results, which completes what the backward needs; `None` if nothing was saved.
     pub(crate) fn saved(self, mlp: Option<SavedMlp<B>>) -> Option<Box<SavedForBackward<B>>> {
-        let Self { qkv, heads, output, attention_output, .. } = self;
-        let attention = SavedAttention { qkv: qkv?, heads, output: output?, attention_output: attention_output? };
-        Some(Box::new(SavedForBackward { attention, mlp: mlp? }))
+        let Self { input, parts, mixed, output, .. } = self;
+        Some(Box::new(SavedForBackward {
+            mixer: SavedMixer { input: input?, parts, mixed: mixed?, output: output? },
+            mlp: mlp?,
+        }))
     }
 
-    /// Returns attention's output, the saved low-rank GEMM of its output projection, and the residual stream, which is the MLP's input.
-    pub(crate) fn into_outputs(self) -> (AttentionOutput<B>, LowRank<B>, Tensor<B, 2>) {
-        let output = self.output.expect("attention over documents returns what its backward reads");
-        (output, self.attention_output.and_then(|saved| saved.low_rank), self.h_nd)
+    /// Returns the mixer's result, the saved low-rank GEMM of its output projection, and the residual stream, which is the MLP's input.
+    pub(crate) fn into_outputs(self) -> (Mixed<B>, LowRank<B>, Tensor<B, 2>) {
+        let mixed = self.mixed.expect("a mixer over documents returns what its backward reads");
+        (mixed, self.output.and_then(|saved| saved.low_rank), self.h_nd)
     }
 }
 
@@ -155,15 +139,6 @@ fn kept_of_inputs(runs_again: bool) -> Keep {
 
 /// Message for results that exist under [`Keep::Inputs`] and [`Keep::Everything`].
 const KEPT: &str = "a group keeps what its backward needs";
-
-/// The keys that each query attends to.
-pub(crate) enum Attend<'a, B: Kernels> {
-    /// The earlier tokens of the same document.
-    Documents(&'a Documents<B>),
-    /// All earlier tokens of the same sequence, from the cache, which also stores the new ones. In a pass over prompts, each document begins a
-    /// sequence.
-    Cached { tokens: &'a CachedTokens<B>, cache: &'a mut KvCache<B>, prompts: Option<&'a Documents<B>> },
-}
 
 /// Builds the input of a group, normalized if there is a norm.
 fn input<B: Kernels>(x: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Prologue<B> {
@@ -194,9 +169,10 @@ impl<B: Kernels> Layer<B> {
         x_nd: Tensor<B, 2>,
         rotary: &[RotaryTables<B>],
         attend: Attend<'_, B>,
+        published: &mut Published<B>,
         adapters: AdapterPass,
     ) -> Tensor<B, 2> {
-        let after = self.forward_attention(x_nd, rotary, attend, Keep::Nothing, adapters);
+        let after = self.forward_mixer(x_nd, rotary, attend, published, Keep::Nothing, adapters);
         self.forward_mlp(after.h_nd.clone(), Keep::Nothing, adapters, None).0
     }
 
@@ -206,66 +182,63 @@ impl<B: Kernels> Layer<B> {
         x_nd: Tensor<B, 2>,
         low_rank: LowRank<B>,
         context: &Context<B>,
+        published: &mut Published<B>,
         adapters: AdapterPass,
     ) -> Box<SavedForBackward<B>> {
         let attend = Attend::Documents(&context.documents);
-        let after = self.forward_attention(x_nd, &context.rotary, attend, Keep::Inputs, adapters);
+        let after = self.forward_mixer(x_nd, &context.rotary, attend, published, Keep::Inputs, adapters);
         let mlp = self.recompute_mlp(after.h_nd.clone(), low_rank, adapters);
         after.saved(Some(mlp)).expect(KEPT)
     }
 
-    /// Computes the first half of the layer: from its input to the sum after attention. Under [`Keep::LowRank`] queries, keys and values run again.
-    pub(crate) fn forward_attention(
+    /// Computes the first half of the layer: from its input to the sum after the mixer. Under [`Keep::LowRank`] its first group runs again.
+    pub(crate) fn forward_mixer(
         &self,
         x_nd: Tensor<B, 2>,
         rotary: &[RotaryTables<B>],
         attend: Attend<'_, B>,
+        published: &mut Published<B>,
         keep: Keep,
         adapters: AdapterPass,
-    ) -> AfterAttention<B> {
-        let [of_qkv, of_output] = match keep {
-            Keep::LowRank => [Keep::Nothing, kept_of_inputs(self.after_attention.is_some())],
+    ) -> AfterMixer<B> {
+        let [of_input, of_output] = match keep {
+            Keep::LowRank => [Keep::Nothing, kept_of_inputs(self.after_mixer.is_some())],
             keep => [keep; 2],
         };
-        let prologue = input(x_nd.clone(), self.before_attention.as_ref());
-        let epilogue = Epilogue::Heads(self.heads_epilogue(rotary));
-        let (outputs, qkv) = B::project(prologue, &self.qkv.frozen(adapters), epilogue, of_qkv);
-        let [q, k, v] = into_parts(outputs);
-        let heads = Qkv { q, k, v };
-        let (o, output) = self.attend(&heads, attend);
-        let epilogue = added_to(x_nd, self.after_attention.as_ref());
-        let prologue = Prologue::None { x: o };
-        let (h_nd, attention_output) =
-            B::project(prologue, &self.attention_output.frozen(adapters), epilogue, of_output);
-        AfterAttention { qkv, heads, output, attention_output, h_nd: into_single(h_nd) }
+        let prologue = input(x_nd.clone(), self.before_mixer.as_ref());
+        let (parts, of_input) =
+            B::project(prologue, &self.mixer.input.frozen(adapters), self.mixer.epilogue(rotary), of_input);
+        let (x, mixed) = self.mixer.forward(&parts, attend, published);
+        let epilogue = added_to(x_nd, self.after_mixer.as_ref());
+        let prologue = Prologue::None { x };
+        let (h_nd, output) = B::project(prologue, &self.mixer.output.frozen(adapters), epilogue, of_output);
+        AfterMixer { input: of_input, parts, mixed, output, h_nd: into_single(h_nd) }
     }
 
-    /// Computes what the backward of the attention half needs, from its input and its saved results. The output projection runs only if its output is
+    /// Computes what the backward of the mixer's half needs, from its input and its saved results. The output projection runs only if its output is
     /// normalized: otherwise no caller reads the output again.
-    pub(crate) fn recompute_attention(
+    pub(crate) fn recompute_mixer(
         &self,
         x_nd: Tensor<B, 2>,
-        (output, low_rank): (AttentionOutput<B>, LowRank<B>),
+        (mixed, low_rank): (Mixed<B>, LowRank<B>),
         context: &Context<B>,
         adapters: AdapterPass,
-    ) -> SavedAttention<B> {
-        let prologue = input(x_nd.clone(), self.before_attention.as_ref());
-        let epilogue = Epilogue::Heads(self.heads_epilogue(&context.rotary));
-        let (outputs, qkv) = B::project(prologue, &self.qkv.frozen(adapters), epilogue, Keep::Inputs);
-        let [q, k, v] = into_parts(outputs);
-        let heads = Qkv { q, k, v };
-        let prologue = Prologue::None { x: output.o.clone() };
-        let attention_output = match &self.after_attention {
+    ) -> SavedMixer<B> {
+        let prologue = input(x_nd.clone(), self.before_mixer.as_ref());
+        let epilogue = self.mixer.epilogue(&context.rotary);
+        let (parts, of_input) = B::project(prologue, &self.mixer.input.frozen(adapters), epilogue, Keep::Inputs);
+        let prologue = Prologue::None { x: mixed.values_nm.clone() };
+        let output = match &self.after_mixer {
             None => ProjectSaved::of_inputs(prologue, low_rank),
             norm @ Some(_) => {
                 let epilogue = added_to(x_nd, norm.as_ref());
-                B::project(prologue, &self.attention_output.frozen(adapters), epilogue, Keep::Inputs).1.expect(KEPT)
+                B::project(prologue, &self.mixer.output.frozen(adapters), epilogue, Keep::Inputs).1.expect(KEPT)
             }
         };
-        SavedAttention { qkv: qkv.expect(KEPT), heads, output, attention_output }
+        SavedMixer { input: of_input.expect(KEPT), parts, mixed, output }
     }
 
-    /// Computes the second half of the layer: from the sum after attention to its output. A mixture adds its choices to `sums`.
+    /// Computes the second half of the layer: from the sum after the mixer to its output. A mixture adds its choices to `sums`.
     pub(crate) fn forward_mlp(
         &self,
         h_nd: Tensor<B, 2>,
@@ -346,16 +319,17 @@ impl<B: Kernels> Layer<B> {
         &self,
         saved: SavedForBackward<B>,
         context: &Context<B>,
+        published: &mut Published<B>,
         dy_nd: Tensor<B, 2>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
-        let SavedForBackward { attention, mlp } = saved;
+        let SavedForBackward { mixer, mlp } = saved;
         let dh_nd = self.backward_mlp(mlp, context, dy_nd, adapters, sink);
-        self.backward_attention(attention, context, dh_nd, adapters, sink)
+        self.backward_mixer(mixer, context, published, dh_nd, adapters, sink)
     }
 
-    /// Computes the gradient of the sum after attention from that of the output.
+    /// Computes the gradient of the sum after the mixer from that of the output.
     pub(crate) fn backward_mlp(
         &self,
         saved: SavedMlp<B>,
@@ -380,33 +354,24 @@ impl<B: Kernels> Layer<B> {
         }
     }
 
-    /// Computes the gradient of the input from that of the sum after attention.
-    pub(crate) fn backward_attention(
+    /// Computes the gradient of the input from that of the sum after the mixer.
+    pub(crate) fn backward_mixer(
         &self,
-        saved: SavedAttention<B>,
+        saved: SavedMixer<B>,
         context: &Context<B>,
+        published: &mut Published<B>,
         dh_nd: Tensor<B, 2>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
-        let SavedAttention { qkv, heads, output, attention_output } = saved;
-        let grads = self.attention_output.backward(*attention_output, vec![dh_nd.clone()], None, adapters, sink);
-        add_gradient(self.after_attention.as_ref(), grads.output_norm, sink);
-        let d_o = grads.input.plain();
-        let (sinks, spec) = (self.sinks.as_ref().map(AttentionSinks::operand), &self.spec.attention);
-        let (Qkv { q, k, v }, d_sinks) =
-            B::packed_attention_backward(heads, sinks.as_ref(), spec, output, d_o, &context.documents);
-        if let Some((sinks, gradient)) = self.sinks.as_ref().zip(d_sinks) {
-            sink.add(&sinks.logits, gradient);
-        }
+        let SavedMixer { input, parts, mixed, output } = saved;
+        let grads = self.mixer.output.backward(*output, vec![dh_nd.clone()], None, adapters, sink);
+        add_gradient(self.after_mixer.as_ref(), grads.output_norm, sink);
+        let d_parts = self.mixer.backward(parts, mixed, grads.input.plain(), &context.documents, published, sink);
 
-        let grads = self.qkv.backward(*qkv, vec![q, k, v], Some(dh_nd), adapters, sink);
-        add_gradient(self.before_attention.as_ref(), grads.norm, sink);
-        if let Some(norms) = &self.qk_norm {
-            for (norm, gradient) in norms.iter().zip(grads.qk_norm) {
-                norm.add_gradient(gradient, sink);
-            }
-        }
+        let grads = self.mixer.input.backward(*input, d_parts, Some(dh_nd), adapters, sink);
+        add_gradient(self.before_mixer.as_ref(), grads.norm, sink);
+        self.mixer.add_gradients(grads.qk_norm, sink);
         grads.input.plain()
     }
 
@@ -415,37 +380,14 @@ impl<B: Kernels> Layer<B> {
         self.before_mlp.as_ref().expect("every family with experts normalizes the input of its MLP")
     }
 
-    fn heads_epilogue(&self, rotary: &[RotaryTables<B>]) -> HeadsEpilogue<B> {
-        let attention = &self.spec.attention;
-        let norms = |[q, k]: &[Norm<B>; 2]| QkNorms { q: q.operand(), k: k.operand() };
-        HeadsEpilogue {
-            head_dim: attention.head_dim,
-            qk_norm: self.qk_norm.as_ref().map(norms),
-            rotary: attention.rope.map(|index| rotary[index].clone()),
-        }
-    }
-
-    fn attend(&self, heads: &Qkv<B>, attend: Attend<'_, B>) -> (Tensor<B, 2>, Option<AttentionOutput<B>>) {
-        let sinks = self.sinks.as_ref().map(AttentionSinks::operand);
-        match attend {
-            Attend::Documents(documents) => {
-                let output = B::packed_attention(heads, sinks.as_ref(), &self.spec.attention, documents);
-                (output.o.clone(), Some(output))
-            }
-            Attend::Cached { tokens, cache, prompts } => {
-                (B::cached_attention(heads, sinks.as_ref(), cache, tokens, prompts, &self.spec.attention), None)
-            }
-        }
-    }
-
     /// Iterates over the linear modules in the order of the forward pass, without a router.
     pub fn linears(&self) -> impl Iterator<Item = &Linear<B>> {
-        let groups = [&self.qkv, &self.attention_output].into_iter().chain(self.mlp.groups());
+        let groups = [&self.mixer.input, &self.mixer.output].into_iter().chain(self.mlp.groups());
         groups.flat_map(|group| &group.modules)
     }
 
     pub(crate) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear<B>> {
-        let groups = [&mut self.qkv, &mut self.attention_output].into_iter().chain(self.mlp.groups_mut());
+        let groups = [&mut self.mixer.input, &mut self.mixer.output].into_iter().chain(self.mlp.groups_mut());
         groups.flat_map(|group| &mut group.modules)
     }
 }

@@ -15,6 +15,7 @@ pub mod linear;
 mod load;
 mod merge;
 mod merge_noise;
+pub mod mixer;
 pub mod norm;
 mod parameters;
 mod pass;
@@ -24,7 +25,7 @@ pub mod sampling;
 mod save;
 mod score;
 pub mod shared_expert;
-pub mod sinks;
+
 mod stored_parts;
 #[cfg(test)]
 mod test_config;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::{OutputOrder, PieceSpec};
 use firebrick_kernels::linear::into_single;
+use firebrick_kernels::memory::slices;
 use firebrick_kernels::{
     Adapter, Bias, Dropout, Epilogue, ExpertRows, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels,
     Magnitude, Mask, Module, ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight,
@@ -226,8 +227,8 @@ fn stacked_norms<B: Kernels>(
     compute_dtype: DType,
 ) -> Tensor<B, 1> {
     let [all] = row_squares.dims();
-    let squares = B::slices(row_squares.clone(), &evenly(all, experts));
-    let [of_a, of_b] = [&adapter.a, &adapter.b].map(|x| B::slices(x.clone(), &evenly(x.dims()[0], experts)));
+    let squares = slices(row_squares.clone(), &evenly(all, experts));
+    let [of_a, of_b] = [&adapter.a, &adapter.b].map(|x| slices(x.clone(), &evenly(x.dims()[0], experts)));
     let pairs = of_a.into_iter().zip(of_b).map(|(a, b)| Adapter { a, b, ..adapter.clone() });
     let each = weight.matrices(experts).into_iter().zip(squares).zip(pairs);
     let norms = each.map(|((weight, squares), adapter)| {

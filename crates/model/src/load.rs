@@ -18,11 +18,9 @@ use std::num::NonZero;
 use std::thread::available_parallelism;
 
 use burn_tensor::DType;
-use firebrick_arch::{
-    EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, PieceSpec, Role, TensorSpec, saved_tensor_name,
-};
-use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_arch::{EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, Role, TensorSpec, saved_tensor_name};
+use firebrick_kernels::{BaseStorage, GemmFormat, Kernels, Storage};
+use firebrick_precision::{FloatType, Format, QuantFormat};
 
 use self::new_tokens::with_new_rows;
 use crate::decoder::Decoder;
@@ -94,12 +92,13 @@ impl<B: Kernels> Decoder<B> {
     /// Reads a model as [`Decoder::load`] does, with the layer weights divided over ranks. Every rank reads all of them, and uploads only its own.
     pub fn load_divided(
         folder: &HfFolder,
-        config: ModelConfig,
+        mut config: ModelConfig,
         options: &BuildOptions,
         division: Option<Division>,
         device: &B::Device,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, ModelError> {
+        config.unquantized = folder.unquantized(&config.spec);
         let readers = available_parallelism().map_or(1, NonZero::get).min(MAX_READERS);
         let quantizes_on_device = B::QUANTIZES_ON_DEVICE;
         let bytes = if quantizes_on_device { LOOK_AHEAD } else { LOOK_AHEAD_OF_HOST };
@@ -119,25 +118,17 @@ impl<B: Kernels> Decoder<B> {
     ) -> Result<Self, ModelError> {
         folder.check_complete(config)?;
         let tensors = config.stored_spec().tensors();
-        let is_dense = |tensor: &&TensorSpec| tensor.role == Role::Projection && folder.skips(&tensor.name);
-        let mut dense: BTreeSet<String> = tensors.iter().filter(is_dense).map(|tensor| tensor.name.clone()).collect();
-        for (stack, _) in config.spec.stacks() {
-            let pieces: Vec<String> = stack.pieces.iter().map(PieceSpec::weight_name).collect();
-            if pieces.iter().any(|piece| dense.contains(piece)) {
-                dense.extend(pieces.into_iter().chain([stack.weight_name()]));
-            }
-        }
+        let dense = config.dense_weights();
+        let storage = options.formats(&dense);
         let request = |tensor: &TensorSpec| {
-            let stays_dense = dense.contains(&tensor.name) || options.trains(&tensor.name);
-            let format = options.quantized(&config.spec, tensor).filter(|_| !stays_dense);
-            let dtype = options.dtype_to_read(tensor, format, quantizes_on_device);
+            let (format, dtype) = to_read(storage, &config.spec, tensor, quantizes_on_device);
             Request { name: tensor.name.clone(), shape: tensor.shape.clone(), dtype, format }
         };
         let mut requests: Vec<_> = tensors.iter().map(request).collect();
         if options.unties(&config.spec) {
             // The head starts as the table that it shared with the embedding.
             let head = TensorSpec { name: HEAD.to_owned(), ..tensors[0].clone() };
-            let dtype = options.dtype_to_read(&head, None, quantizes_on_device);
+            let (_, dtype) = to_read(storage, &config.spec, &head, quantizes_on_device);
             requests.push(Request { dtype, ..request(&tensors[0]) });
         }
         let allocate = |bytes| B::host_buffer(device, bytes);
@@ -162,37 +153,14 @@ impl<B: Kernels> Decoder<B> {
 }
 
 impl BuildOptions {
-    /// Returns the number format in which to read a tensor that is quantized to `format`; `None`: as it is stored.
-    fn dtype_to_read(
-        &self,
-        tensor: &TensorSpec,
-        format: Option<QuantFormat>,
-        quantizes_on_device: bool,
-    ) -> Option<DType> {
-        match tensor.role {
-            Role::Norm | Role::Bias | Role::RouterCorrection | Role::Sinks => Some(DType::F32),
-            // Widening on the device halves the bytes to upload.
-            _ if self.trains(&tensor.name) => (!quantizes_on_device).then_some(DType::F32),
-            _ if format.is_some() => None,
-            _ => Some(match self.compute_dtype {
-                dtype @ (DType::BF16 | DType::F16) => dtype,
-                _ => DType::F32,
-            }),
-        }
-    }
-
-    /// Returns the quantization format of a tensor of this model.
-    fn quantized(&self, spec: &ModelSpec, tensor: &TensorSpec) -> Option<QuantFormat> {
-        match self.storage {
-            BaseStorage::Frozen(_) if spec.is_mxfp4(&tensor.name) => Some(QuantFormat::Mxfp4),
-            BaseStorage::Frozen(Format::Quantized(format)) if tensor.role == Role::Projection => Some(format),
-            BaseStorage::Frozen(_) | BaseStorage::Trained => None,
-        }
-    }
-
-    /// Returns whether a tensor of the base trains.
-    fn trains(&self, name: &str) -> bool {
-        self.storage == BaseStorage::Trained || self.lora.as_ref().is_some_and(|lora| lora.saves_tensor(name))
+    /// Returns the settings that determine the format of each tensor; the weights named in `dense` are not quantized.
+    pub(crate) fn formats<'a>(&'a self, dense: &'a BTreeSet<String>) -> Storage<'a> {
+        let compute = match self.compute_dtype {
+            DType::BF16 => FloatType::Bf16,
+            DType::F16 => FloatType::F16,
+            _ => FloatType::F32,
+        };
+        Storage { base: self.storage, lora: self.lora.as_ref(), compute, dense }
     }
 
     /// Returns whether embedding and head are separate, although they share one table on disk.
@@ -202,14 +170,39 @@ impl BuildOptions {
 
     /// Returns the name under which a trained tensor of the base is saved.
     fn saved_name(&self, name: &str) -> String {
-        if self.lora.is_some() && self.trains(name) { saved_tensor_name(name) } else { name.to_owned() }
+        if self.lora.as_ref().is_some_and(|lora| lora.saves_tensor(name)) {
+            saved_tensor_name(name)
+        } else {
+            name.to_owned()
+        }
+    }
+}
+
+/// Returns the quantized format of a tensor, and the dtype in which to read it; `None`: as it is stored.
+fn to_read(
+    storage: Storage<'_>,
+    spec: &ModelSpec,
+    tensor: &TensorSpec,
+    quantizes_on_device: bool,
+) -> (Option<QuantFormat>, Option<DType>) {
+    match storage.storage_of(spec, &tensor.name, tensor.role) {
+        Format::Quantized(format) => (Some(format), None),
+        // Widening on the device halves the bytes to upload.
+        Format::Float(FloatType::F32)
+            if quantizes_on_device && tensor.shape.len() == 2 && storage.trains(&tensor.name) =>
+        {
+            (None, None)
+        }
+        Format::Float(FloatType::F32) => (None, Some(DType::F32)),
+        Format::Float(FloatType::Bf16) => (None, Some(DType::BF16)),
+        Format::Float(FloatType::F16) => (None, Some(DType::F16)),
     }
 }
 
 /// Source of a tensor's values. A folder's tensors come only in the order of `ModelSpec::tensors`.
 type Read<'a, 'v> = &'a mut dyn FnMut(&TensorSpec) -> Result<Values<'v>, ModelError>;
 
-struct Builder<'a, 'v, B: Kernels> {
+pub(crate) struct Builder<'a, 'v, B: Kernels> {
     config: &'a ModelConfig,
     options: &'a BuildOptions,
     division: Option<Division>,
@@ -221,6 +214,12 @@ struct Builder<'a, 'v, B: Kernels> {
     progress: &'a mut dyn FnMut(&str),
     /// The adapter that the run continues, if its modules started as parts of their weights; opened for the first of them.
     starts: Option<Shard>,
+}
+
+impl<B: Kernels> Builder<'_, '_, B> {
+    pub(crate) fn formats(&self) -> Storage<'_> {
+        self.options.formats(&self.dense)
+    }
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use crate::decoder::Decoder;
 use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Base, Linear, LinearGroup, Lora, LoraMagnitude, ModuleBias};
+use crate::mixer::Mixer;
 use crate::norm::Norm;
 use crate::shared_expert::SharedExpert;
-use crate::sinks::AttentionSinks;
 use crate::token_rows::TokenRows;
 
 macro_rules! lists {
@@ -34,13 +34,11 @@ macro_rules! lists {
         }
 
         impl<B: Kernels> Layer<B> {
-            /// Iterates over the norms first, then over the sinks and the linear modules with the router.
+            /// Iterates over the norms first, then over the mixer's other parameters and the linear modules with the router.
             pub(crate) fn $parameters(&$($mutable)? self) -> impl Iterator<Item = &$($mutable)? Parameter<B>> {
-                let Self { before_attention, after_attention, before_mlp, after_mlp, qk_norm, sinks, .. } = self;
-                let norms = [before_attention, after_attention, before_mlp, after_mlp].into_iter().flatten();
-                let norms = norms.chain(qk_norm.into_iter().flatten());
-                let sinks = sinks.into_iter().filter(|sinks| sinks.trains).map(|AttentionSinks { logits, .. }| logits);
-                let Self { qkv, attention_output, mlp, .. } = self;
+                let Self { before_mixer, after_mixer, before_mlp, after_mlp, mixer, mlp, .. } = self;
+                let norms = [before_mixer, after_mixer, before_mlp, after_mlp].into_iter().flatten();
+                let Mixer { input, kind, output } = mixer;
                 let mlp = match mlp {
                     Mlp::Gated { gate_up, down } => vec![gate_up, down],
                     Mlp::Experts(experts) => {
@@ -51,9 +49,9 @@ macro_rules! lists {
                         [router, gate_up, down].into_iter().chain(shared).collect()
                     }
                 };
-                let groups = [qkv, attention_output].into_iter().chain(mlp);
+                let groups = [input, output].into_iter().chain(mlp);
                 let linears = groups.flat_map(|LinearGroup { modules, .. }| modules);
-                norms.flat_map(Norm::$parameters).chain(sinks).chain(linears.flat_map(Linear::$parameters))
+                norms.flat_map(Norm::$parameters).chain(kind.$parameters()).chain(linears.flat_map(Linear::$parameters))
             }
         }
 

@@ -1,20 +1,19 @@
 //! A training pass through the layers: what each saves in the forward, where that waits, and how its backward gets it.
 //!
 //! Under [`Recompute::Projections`] the two halves of a layer run backward one after the other, and each is fetched separately: the input of the MLP
-//! arrives while the layer above runs backward, the inputs of the attention half while its MLP does. So the two halves are never recomputed at the
+//! arrives while the layer above runs backward, those of the mixer's half while its MLP does. So the two halves are never recomputed at the
 //! same time, and offloaded tensors are on the device only while their half runs.
 //! Trade-off: one policy decides what all layers save.
 
 use burn_tensor::Tensor;
 use firebrick_kernels::memory::prefetch::Store;
-use firebrick_kernels::{
-    AttentionOutput, GradientSink, Keep, Kernels, Offloaded, Payload, Recompute, SoftmaxStatistics,
-};
+use firebrick_kernels::{GradientSink, Keep, Kernels, Offloaded, Payload, Recompute, SoftmaxStatistics};
 
 use crate::division::{Blocks, LayerRef};
 use crate::experts::router_loss::RouterSums;
-use crate::layer::{Attend, Context, Layer, LowRank, SavedForBackward};
+use crate::layer::{Context, Layer, LowRank, SavedForBackward};
 use crate::linear::{AdapterPass, DropoutMasks};
+use crate::mixer::{Attend, Mixed, Published};
 
 /// Settings of a training pass through the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,30 +47,30 @@ pub(crate) enum SavedLayer<B: Kernels> {
     /// Its input.
     Input { x_nd: Offloaded<B>, low_rank: LowRank<B> },
     /// The inputs of its two halves.
-    Halves { attention: Box<AttentionInputs<B>>, h_nd: Offloaded<B>, low_rank: LowRank<B> },
+    Halves { mixer: Box<MixerInputs<B>>, h_nd: Offloaded<B>, low_rank: LowRank<B> },
     /// All that its backward needs, except for what is cheap to compute.
     Activations(Box<SavedForBackward<B>>),
 }
 
-/// The tensors from which the attention half is recomputed.
-pub(crate) struct AttentionInputs<B: Kernels> {
+/// The tensors from which the mixer's half is recomputed.
+pub(crate) struct MixerInputs<B: Kernels> {
     x_nd: Offloaded<B>,
-    o_nd: Offloaded<B>,
+    mixed_nm: Offloaded<B>,
     /// One value per head and token; they stay on the device.
-    statistics: SoftmaxStatistics<B>,
+    statistics: Option<SoftmaxStatistics<B>>,
     /// The low-rank result of the output projection; it stays on the device too.
     low_rank: LowRank<B>,
 }
 
-impl<B: Kernels> AttentionInputs<B> {
+impl<B: Kernels> MixerInputs<B> {
     fn prefetch(&mut self, device: &B::Device) {
-        self.o_nd.prefetch(device);
+        self.mixed_nm.prefetch(device);
         self.x_nd.prefetch(device);
     }
 
-    fn restore(self, device: &B::Device) -> (Tensor<B, 2>, (AttentionOutput<B>, LowRank<B>)) {
-        let o = self.o_nd.restore(device).into_values();
-        (self.x_nd.restore(device).into_values(), (AttentionOutput { o, statistics: self.statistics }, self.low_rank))
+    fn restore(self, device: &B::Device) -> (Tensor<B, 2>, (Mixed<B>, LowRank<B>)) {
+        let values_nm = self.mixed_nm.restore(device).into_values();
+        (self.x_nd.restore(device).into_values(), (Mixed { values_nm, statistics: self.statistics }, self.low_rank))
     }
 }
 
@@ -86,45 +85,48 @@ pub(crate) fn forward_layer<B: Kernels>(
     layer: &Layer<B>,
     x_nd: Tensor<B, 2>,
     context: &Context<B>,
+    published: &mut Published<B>,
     pass: PassOptions,
     is_last: bool,
     sums: Option<&mut RouterSums<B>>,
 ) -> (Tensor<B, 2>, SavedLayer<B>) {
     let adapters = pass.adapter_pass();
     let attend = || Attend::Documents(&context.documents);
-    let keeping = |x_nd, keep, sums| {
-        let after = layer.forward_attention(x_nd, &context.rotary, attend(), keep, adapters);
+    let keeping = |x_nd, keep, sums, published: &mut Published<B>| {
+        let after = layer.forward_mixer(x_nd, &context.rotary, attend(), published, keep, adapters);
         let (y_nd, mlp) = layer.forward_mlp(after.h_nd.clone(), keep, adapters, sums);
         let activations = after.saved(mlp).expect("a layer saves its activations under this policy");
         (y_nd, SavedLayer::Activations(activations))
     };
     match pass.recompute {
         Recompute::Full => {
-            let after = layer.forward_attention(x_nd.clone(), &context.rotary, attend(), Keep::Nothing, adapters);
+            let after =
+                layer.forward_mixer(x_nd.clone(), &context.rotary, attend(), published, Keep::Nothing, adapters);
             let (y_nd, low_rank) = layer.forward_mlp_of_inputs(after.into_outputs().2, adapters, sums);
             (y_nd, SavedLayer::Input { x_nd: put_away(x_nd, pass.offload && !is_last), low_rank })
         }
         Recompute::Projections => {
-            let after = layer.forward_attention(x_nd.clone(), &context.rotary, attend(), Keep::LowRank, adapters);
-            let (output, low_rank, h_nd) = after.into_outputs();
-            let attention = Box::new(AttentionInputs {
+            let after =
+                layer.forward_mixer(x_nd.clone(), &context.rotary, attend(), published, Keep::LowRank, adapters);
+            let (mixed, low_rank, h_nd) = after.into_outputs();
+            let mixer = Box::new(MixerInputs {
                 x_nd: put_away(x_nd, pass.offload),
-                o_nd: put_away(output.o, pass.offload),
-                statistics: output.statistics,
+                mixed_nm: put_away(mixed.values_nm, pass.offload),
+                statistics: mixed.statistics,
                 low_rank,
             });
             let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd.clone(), adapters, sums);
-            (y_nd, SavedLayer::Halves { attention, h_nd: put_away(h_nd, pass.offload && !is_last), low_rank })
+            (y_nd, SavedLayer::Halves { mixer, h_nd: put_away(h_nd, pass.offload && !is_last), low_rank })
         }
-        Recompute::Selective => keeping(x_nd, Keep::Inputs, sums),
-        Recompute::None => keeping(x_nd, Keep::Everything, sums),
+        Recompute::Selective => keeping(x_nd, Keep::Inputs, sums, published),
+        Recompute::None => keeping(x_nd, Keep::Everything, sums, published),
     }
 }
 
 /// The inputs of a layer's backward. Tensors are on the device, or on their way to it.
 pub(crate) enum Restored<B: Kernels> {
     Input { x_nd: Tensor<B, 2>, low_rank: LowRank<B> },
-    Halves { attention: Box<AttentionInputs<B>>, h_nd: Tensor<B, 2>, low_rank: LowRank<B> },
+    Halves { mixer: Box<MixerInputs<B>>, h_nd: Tensor<B, 2>, low_rank: LowRank<B> },
     Activations(Box<SavedForBackward<B>>),
 }
 
@@ -133,22 +135,23 @@ pub(crate) fn backward_layer<B: Kernels>(
     layer: &Layer<B>,
     saved: Restored<B>,
     context: &Context<B>,
+    published: &mut Published<B>,
     dy_nd: Tensor<B, 2>,
     adapters: AdapterPass,
     sink: &mut dyn GradientSink<B>,
 ) -> Tensor<B, 2> {
     let saved = match saved {
-        Restored::Input { x_nd, low_rank } => layer.recompute(x_nd, low_rank, context, adapters),
+        Restored::Input { x_nd, low_rank } => layer.recompute(x_nd, low_rank, context, published, adapters),
         Restored::Activations(activations) => activations,
-        Restored::Halves { attention, h_nd, low_rank } => {
+        Restored::Halves { mixer, h_nd, low_rank } => {
             let mlp = layer.recompute_mlp(h_nd, low_rank, adapters);
             let dh_nd = layer.backward_mlp(mlp, context, dy_nd, adapters, sink);
-            let (x_nd, computed) = attention.restore(&dh_nd.device());
-            let attention = layer.recompute_attention(x_nd, computed, context, adapters);
-            return layer.backward_attention(attention, context, dh_nd, adapters, sink);
+            let (x_nd, computed) = mixer.restore(&dh_nd.device());
+            let mixer = layer.recompute_mixer(x_nd, computed, context, adapters);
+            return layer.backward_mixer(mixer, context, published, dh_nd, adapters, sink);
         }
     };
-    layer.backward(*saved, context, dy_nd, adapters, sink)
+    layer.backward(*saved, context, published, dy_nd, adapters, sink)
 }
 
 /// The items that the backward fetches ahead: the layers, and their saved tensors.
@@ -176,10 +179,10 @@ impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
             SavedLayer::Input { x_nd, low_rank } => {
                 Restored::Input { x_nd: x_nd.restore(device).into_values(), low_rank }
             }
-            SavedLayer::Halves { mut attention, h_nd, low_rank } => {
+            SavedLayer::Halves { mut mixer, h_nd, low_rank } => {
                 let h_nd = h_nd.restore(device).into_values();
-                attention.prefetch(device);
-                Restored::Halves { attention, h_nd, low_rank }
+                mixer.prefetch(device);
+                Restored::Halves { mixer, h_nd, low_rank }
             }
             SavedLayer::Activations(activations) => Restored::Activations(activations),
         };

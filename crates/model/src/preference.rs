@@ -76,7 +76,7 @@ impl<B: Kernels> Decoder<B> {
         loss: LossOptions,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 1> {
-        self.begin_attention(&pairs.batch);
+        self.begin_mixers(&pairs.batch);
         let (numbers, router_loss) = B::section(self.device(), || {
             let reference = self.reference(pairs, loss.chunk_tokens);
             let (hidden_nd, tape) = self.forward(&pairs.batch, pass);

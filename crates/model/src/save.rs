@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use firebrick_kernels::memory::prefetch::Schedule;
+use firebrick_kernels::memory::slices;
 use firebrick_kernels::{Kernels, Parameter};
 use firebrick_precision::FloatType;
 
@@ -52,7 +53,7 @@ impl<B: Kernels> Decoder<B> {
                 Some(&(stack, index, parts)) => {
                     let stack = value(stack);
                     let elements = stack.dims()[0] / parts;
-                    B::slices(stack, &[(index * elements, elements)]).remove(0)
+                    slices(stack, &[(index * elements, elements)]).remove(0)
                 }
             };
             Ok(Fetched::Values(value.into_data().to_vec::<f32>().expect("parameters are f32")))

@@ -21,12 +21,12 @@ mod write;
 mod write_bnb;
 mod write_mxfp4;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 pub use firebrick_arch::folder::{INDEX_FILE, WEIGHTS_FILE};
 use firebrick_arch::json::{JsonObject, parse_object, read_text};
-use firebrick_arch::{TextLayout, is_other_part, text_name, text_name_in_adapter};
+use firebrick_arch::{ModelSpec, Role, TextLayout, is_other_part, text_name, text_name_in_adapter};
 use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
 use safetensors::Dtype;
 use serde_json::Value;
@@ -229,6 +229,12 @@ impl HfFolder {
     pub fn skips(&self, name: &str) -> bool {
         let is_bnb = |holder: &Holder| matches!(holder, Holder::Quantized(weight) if weight.is_bnb());
         matches!(self.holder.get(name), Some(Holder::Plain(_))) && self.holder.values().any(is_bnb)
+    }
+
+    /// Returns the projections that a bitsandbytes folder leaves unquantized.
+    pub(crate) fn unquantized(&self, spec: &ModelSpec) -> BTreeSet<String> {
+        let projections = spec.tensors().into_iter().filter(|tensor| tensor.role == Role::Projection);
+        projections.map(|tensor| tensor.name).filter(|name| self.skips(name)).collect()
     }
 
     /// Reads the codes and scales of a weight for which [`HfFolder::stored_format`] names a format.

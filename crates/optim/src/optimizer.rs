@@ -362,7 +362,8 @@ fn decays(role: Role) -> bool {
         | Role::LoraA
         | Role::LoraB
         | Role::LoraMagnitude
-        | Role::TokenRows => true,
+        | Role::TokenRows
+        | Role::Filters => true,
         Role::Norm | Role::Bias | Role::RouterCorrection | Role::Sinks => false,
     }
 }

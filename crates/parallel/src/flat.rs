@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use burn_tensor::Tensor;
 use firebrick_arch::Role;
+use firebrick_kernels::memory::slices;
 use firebrick_kernels::{GradientMap, Kernels, Parameter, RangeGradient};
 
 use crate::error::ParallelError;
@@ -87,7 +88,7 @@ impl<B: Kernels> FlatGradients<B> {
         let sum = ranks.all_reduce_sum::<B>(vec![sum])?.pop().expect("one tensor was summed");
         let (names, ranges): (Vec<_>, Vec<_>) =
             self.ranges.into_iter().map(|(name, range)| (name, (range.start, range.elements))).unzip();
-        for (name, gradient) in names.into_iter().zip(B::slices(sum, &ranges)) {
+        for (name, gradient) in names.into_iter().zip(slices(sum, &ranges)) {
             gradients.insert(name, gradient);
         }
         Ok(gradients)

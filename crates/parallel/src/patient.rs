@@ -2,7 +2,6 @@
 //!
 //! After a pause of the whole job, a clock would show a long silence of all other ranks. A wait counts once however long this process was suspended
 //! in it, so the others have time to show that they are there again.
-//! Trade-off: a wait that a signal interrupts begins again.
 
 use std::io::{self, Read, Write};
 

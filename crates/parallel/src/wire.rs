@@ -25,7 +25,6 @@ pub(crate) enum Message {
     Leaving,
 }
 
-/// Writes a message.
 pub(crate) fn write(stream: &mut impl Write, message: &Message) -> io::Result<()> {
     let (kind, name, bytes): (u8, &str, &[u8]) = match message {
         Message::Part { operation, bytes } => (1, operation, bytes),
@@ -45,7 +44,6 @@ pub(crate) fn write(stream: &mut impl Write, message: &Message) -> io::Result<()
     stream.write_all(bytes)
 }
 
-/// Reads a message.
 pub(crate) fn read(stream: &mut impl Read) -> io::Result<Message> {
     let mut header = [0; 10];
     stream.read_exact(&mut header)?;

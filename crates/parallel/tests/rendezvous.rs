@@ -1,6 +1,4 @@
 //! Tests of ranks that find each other over TCP, and of missing, foreign and lost ranks.
-//!
-//! Trade-off: ranks are threads here; the tests of `firebrick-train` start processes.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -2,7 +2,6 @@
 //!
 //! The model has a tied embedding, which gets two contributions per micro-batch; steps have several micro-batches; GEMMs add in place
 //! where a sink lends its sum. Most gradients are small integers: then sums are exact in f32 and independent of their order.
-//! Trade-off: ranks are threads on the CPU; libraries that move bytes between devices are tested in their own crates.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,6 +1,4 @@
 //! Layout of codes in bytes, and the loops that decode codes and block scales to values: one path for every weight format.
-//!
-//! Trade-off: only whole blocks can be decoded, not single values.
 
 use crate::workers;
 

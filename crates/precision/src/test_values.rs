@@ -1,6 +1,4 @@
 //! Seeded random numbers for the unit tests, the same on every machine.
-//!
-//! Trade-off: not a general generator; it only avoids a dependency.
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 pub(crate) struct Draws(pub(crate) u64);

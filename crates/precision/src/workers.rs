@@ -1,6 +1,4 @@
 //! Splits block-wise work over the cores with scoped threads. The result does not depend on the number of cores.
-//!
-//! Trade-off: no thread pool and no work stealing. All blocks cost the same, so equal spans finish together.
 
 use std::thread;
 

@@ -1,7 +1,5 @@
 //! Compares the narrow floating-point formats with ml_dtypes and PyTorch, code by code, and whole scaled matrices with numpy's f32
 //! arithmetic around ml_dtypes' conversions. `golden/make_float_goldens.py` wrote the files.
-//!
-//! Trade-off: a separate file next to `goldens.rs`, since it needs another library.
 
 // Each test file uses a part of it.
 #[allow(dead_code)]

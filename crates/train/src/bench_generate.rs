@@ -2,7 +2,6 @@
 //!
 //! Runs the code of `generate`, greedily, without tokenizer and text: reads prompts of one length, then generates the same number of tokens for each.
 //! One run warms up; the median of the timed runs counts. Speed is new tokens over the whole time, including that of reading the prompts.
-//! Trade-off: random weights generate random tokens, which costs the same.
 
 use std::fmt;
 use std::ops::ControlFlow;

@@ -5,6 +5,7 @@ pub mod bench_generate;
 pub mod chat;
 mod commands;
 pub mod compress;
+pub mod convert;
 pub mod export;
 pub mod inspect;
 pub mod page;

@@ -1,6 +1,4 @@
 //! The program `firebrick`. Its code is in the library, so that the binary `train` shares it.
-//!
-//! Trade-off: the allocator is a choice of the program, so each binary names it.
 
 use std::process::ExitCode;
 

@@ -1,7 +1,5 @@
 //! HTML pages as data: blocks that one template (`page.html`) renders. A page is one file with its style inside, no script and no external resources,
 //! in the colors of the reader's light or dark mode.
-//!
-//! Trade-off: no interaction beyond folding and tooltips, which a browser provides.
 
 use minijinja::{Environment, Error, Output, State, Value, context};
 use serde::Serialize;

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use burn_tensor::DType;
 use firebrick_kernels::backends::cuda::scratch_bytes;
 use firebrick_kernels::backends::{Cuda, Flex};
-use firebrick_kernels::{Kernels, MemoryOps};
+use firebrick_kernels::{Kernels, Session};
 use firebrick_model::{BatchLimits, Decoder, GenerateOptions, Sampler};
 use firebrick_precision::difference::worst;
 use firebrick_precision::{FloatType, Format, QuantFormat};
-use firebrick_tests::{FAMILIES, FROZEN, NF4, every_next_token, host, upload};
+use firebrick_tests::{FROZEN, NF4, every_next_token, host, some_in_turn, upload};
 
 use super::gradients::fill_adapters;
 use super::{BaseStorage, half, has_card, ids, random_model};
@@ -52,13 +52,10 @@ fn operations(model: &Decoder<Cuda>, prompts: &[Vec<u32>]) -> BTreeMap<&'static 
     counts
 }
 
-#[test]
-fn every_family_writes_through_the_caches_what_it_writes_without_them_and_uses_no_reference_body() {
-    if !has_card() {
-        return;
-    }
-    for family in FAMILIES {
-        for head_dim in [64, 128, 256] {
+/// The families take the widths of heads in turn.
+fn through_the_caches(families: Vec<&'static str>) {
+    for (turn, family) in families.into_iter().enumerate() {
+        for head_dim in some_in_turn(&[64, 128, 256], 1, turn) {
             for (dtype, tolerance) in [(DType::F32, 1e-3), (half(), 5e-2)] {
                 let mut model = random_model::<Cuda>(family, head_dim, dtype, NF4);
                 fill_adapters(&mut model);
@@ -84,6 +81,11 @@ fn every_family_writes_through_the_caches_what_it_writes_without_them_and_uses_n
         }
     }
 }
+
+over_families!(
+    every_family_writes_through_the_caches_what_it_writes_without_them_and_uses_no_reference_body,
+    through_the_caches
+);
 
 #[test]
 fn every_base_format_writes_with_few_rows_what_it_computes_with_many() {
@@ -114,13 +116,9 @@ fn every_base_format_writes_with_few_rows_what_it_computes_with_many() {
     }
 }
 
-#[test]
-fn the_card_writes_in_f32_what_the_cpu_writes_whatever_is_written_at_the_same_time() {
-    if !has_card() {
-        return;
-    }
+fn as_the_cpu(families: Vec<&'static str>) {
     let prompts = prompts(9);
-    for family in FAMILIES {
+    for family in families {
         let expected = written(&random_model::<Flex>(family, 64, DType::F32, FROZEN), &prompts, BatchLimits::NONE);
         let model = random_model::<Cuda>(family, 64, DType::F32, FROZEN);
         for limits in [BatchLimits::NONE, BatchLimits { sequences: 2, tokens: 90 }] {
@@ -128,6 +126,8 @@ fn the_card_writes_in_f32_what_the_cpu_writes_whatever_is_written_at_the_same_ti
         }
     }
 }
+
+over_families!(the_card_writes_in_f32_what_the_cpu_writes_whatever_is_written_at_the_same_time, as_the_cpu);
 
 #[test]
 fn generation_leaves_no_scratch_memory_behind() {

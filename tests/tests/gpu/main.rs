@@ -3,6 +3,33 @@
 //! Trade-off: without a card each test prints that and passes.
 #![cfg(feature = "cuda")]
 
+/// Makes a test of each share of the families, which run at the same time.
+macro_rules! over_families {
+    ($name:ident, $function:ident) => {
+        mod $name {
+            #[test]
+            fn in_the_first_share() {
+                super::$function(crate::share(0));
+            }
+
+            #[test]
+            fn in_the_second_share() {
+                super::$function(crate::share(1));
+            }
+
+            #[test]
+            fn in_the_third_share() {
+                super::$function(crate::share(2));
+            }
+
+            #[test]
+            fn in_the_last_share() {
+                super::$function(crate::share(3));
+            }
+        }
+    };
+}
+
 mod generation;
 mod gradients;
 mod graphs;
@@ -21,8 +48,8 @@ use firebrick_precision::QuantFormat;
 use firebrick_precision::difference::largest_difference;
 use firebrick_tests::{
     FAMILIES, FROZEN, Golden, MIXTURES, NEW, NF4, TRAINED, finish, finish_traced, fixture, host, host_gradients, load,
-    loss_and_scaled_gradients, metrics, packed, preference_loss, recipe, relative_difference, snapshot, step_losses,
-    upload,
+    loss_and_scaled_gradients, metrics, packed, preference_loss, recipe, relative_difference, snapshot, some_in_turn,
+    step_losses, upload,
 };
 use firebrick_trainer::run::peaks::measure_peaks;
 use firebrick_trainer::run::trace::TraceSteps;
@@ -39,27 +66,38 @@ fn has_card() -> bool {
     }
 }
 
-/// Returns the losses of twenty steps, in the 16-bit format of the card if `changes` name no other.
+/// Number of tests that share the families.
+const SHARES: usize = 4;
+/// Steps of a run that is compared: enough for the warm-up, and for losses that have moved.
+const STEPS: usize = 10;
+
+/// Returns a share of the families; none without a card.
+fn share(number: usize) -> Vec<&'static str> {
+    if has_card() { FAMILIES.into_iter().skip(number).step_by(SHARES).collect() } else { Vec::new() }
+}
+
+/// Returns the losses of ten steps, in the 16-bit format of the card if `changes` name no other.
 fn losses(backend: &str, changes: &[&str]) -> Vec<f64> {
     let output = tempdir().unwrap();
     let backend = format!("backend={backend}");
+    let count = format!("train.steps={STEPS}");
     let steps = [
         backend.as_str(),
         compute_half(),
-        "train.steps=20",
+        &count,
         "train.warmup_steps=2",
         "train.learning_rate=1e-3",
         "data.eval_fraction=",
     ];
     let summary = finish(recipe(output.path(), &[&steps, changes].concat()), NEW);
-    assert_eq!(summary.steps, 20);
+    assert_eq!(summary.steps, STEPS as u64);
     step_losses(&output.path().join("run"))
 }
 
 /// Asserts that every step's loss on the card is the CPU's, to this absolute tolerance.
 fn assert_agrees(changes: &[&str], tolerance: f64) {
     let (ours, expected) = (losses("cuda", changes), losses("flex", changes));
-    assert_eq!((ours.len(), expected.len()), (20, 20));
+    assert_eq!((ours.len(), expected.len()), (STEPS, STEPS));
     for (step, (ours, expected)) in ours.iter().zip(&expected).enumerate() {
         assert!(
             (ours - expected).abs() < tolerance,
@@ -76,10 +114,9 @@ fn model_of(family: &str) -> String {
 /// The CPU computes in f32 here. Rounding to bf16 moves single losses of these models (7.2 to 8.1) by up to 0.022, those of
 /// tiny-gemma3 most; of tiny-gpt-oss by twice as much, as it does in transformers (0.010 root mean square before training,
 /// 0.002 to 0.006 in others), because routers choose by logits that are close. In float16, a step that overflows is skipped.
-#[test]
-fn twenty_steps_of_qlora_of_every_family_in_bf16_have_the_losses_of_the_cpu() {
-    if has_card() && half() == DType::BF16 {
-        for family in FAMILIES {
+fn qlora_in_bf16(families: Vec<&'static str>) {
+    if !families.is_empty() && half() == DType::BF16 {
+        for family in families {
             print_attention(family, DType::BF16);
             let tolerance = if family == "tiny-gpt-oss" { 8e-2 } else { 4e-2 };
             assert_agrees(&[&model_of(family), "compute=bfloat16", "train.optimizer=paged_adamw_8bit"], tolerance);
@@ -87,18 +124,19 @@ fn twenty_steps_of_qlora_of_every_family_in_bf16_have_the_losses_of_the_cpu() {
     }
 }
 
-#[test]
-fn twenty_steps_of_qlora_of_every_family_in_f32_have_the_losses_of_the_cpu() {
-    if has_card() {
-        for family in FAMILIES {
-            print_attention(family, DType::F32);
-            assert_agrees(&[&model_of(family), "compute=float32"], 1e-2);
-        }
+over_families!(ten_steps_of_qlora_of_every_family_in_bf16_have_the_losses_of_the_cpu, qlora_in_bf16);
+
+fn qlora_in_f32(families: Vec<&'static str>) {
+    for family in families {
+        print_attention(family, DType::F32);
+        assert_agrees(&[&model_of(family), "compute=float32"], 1e-2);
     }
 }
 
+over_families!(ten_steps_of_qlora_of_every_family_in_f32_have_the_losses_of_the_cpu, qlora_in_f32);
+
 #[test]
-fn twenty_steps_over_a_base_in_every_format_have_the_losses_of_the_cpu() {
+fn ten_steps_over_a_base_in_every_format_have_the_losses_of_the_cpu() {
     if has_card() {
         for format in QuantFormat::ALL {
             for compute in ["compute=float32", compute_half()] {
@@ -110,19 +148,27 @@ fn twenty_steps_over_a_base_in_every_format_have_the_losses_of_the_cpu() {
 
 /// DoRA and rows of single tokens, on a quantized and on a dense base, with and without dropout and under each recompute policy. One id occurs in
 /// most texts, one in none.
-#[test]
-fn twenty_steps_of_dora_and_token_rows_have_the_losses_of_the_cpu() {
-    if has_card() {
-        let rows = "lora.trainable_token_indices=[97, 101, 102, 262]";
-        for compute in ["compute=float32", compute_half()] {
-            for base in [&[][..], &["bnb_4bit="]] {
-                for more in
-                    ["train.recompute=full", "train.recompute=projections", "train.recompute=none", "lora.dropout=0.1"]
-                {
-                    assert_agrees(&[&[compute, "lora.use_dora=true", rows, more], base].concat(), 2e-2);
-                }
-            }
+fn assert_dora_agrees(compute: &str) {
+    let rows = "lora.trainable_token_indices=[97, 101, 102, 262]";
+    for base in [&[][..], &["bnb_4bit="]] {
+        for more in ["train.recompute=full", "train.recompute=projections", "train.recompute=none", "lora.dropout=0.1"]
+        {
+            assert_agrees(&[&[compute, "lora.use_dora=true", rows, more], base].concat(), 2e-2);
         }
+    }
+}
+
+#[test]
+fn ten_steps_of_dora_and_token_rows_in_f32_have_the_losses_of_the_cpu() {
+    if has_card() {
+        assert_dora_agrees("compute=float32");
+    }
+}
+
+#[test]
+fn ten_steps_of_dora_and_token_rows_in_16_bits_have_the_losses_of_the_cpu() {
+    if has_card() {
+        assert_dora_agrees(compute_half());
     }
 }
 
@@ -130,26 +176,25 @@ fn twenty_steps_of_dora_and_token_rows_have_the_losses_of_the_cpu() {
 /// zero, bf16 turns whole weights the other way: its tolerance is six times that of f32. The loss of tiny-gemma halves in ten steps, and its weights are
 /// stored in bf16: an update below half the spacing of such values moves what the CPU computes with, but not yet what bf16 does. In float16, a step
 /// that overflows is skipped.
-#[test]
-fn twenty_steps_of_full_fine_tuning_of_every_family_have_the_losses_of_the_cpu() {
-    if has_card() {
-        for family in FAMILIES {
-            let tolerance = match family {
-                "tiny-gemma" => 3e-1,
-                "tiny-gpt-oss" => 1.2e-1,
-                _ => 6e-2,
-            };
-            let in_bf16 = (half() == DType::BF16).then_some(("bfloat16", tolerance));
-            for (compute, tolerance) in [("float32", 1e-2)].into_iter().chain(in_bf16) {
-                let compute = format!("compute={compute}");
-                assert_agrees(&[&model_of(family), &compute, "bnb_4bit=", "lora=", "mode=full"], tolerance);
-            }
+fn full_fine_tuning(families: Vec<&'static str>) {
+    for family in families {
+        let tolerance = match family {
+            "tiny-gemma" => 3e-1,
+            "tiny-gpt-oss" => 1.2e-1,
+            _ => 6e-2,
+        };
+        let in_bf16 = (half() == DType::BF16).then_some(("bfloat16", tolerance));
+        for (compute, tolerance) in [("float32", 1e-2)].into_iter().chain(in_bf16) {
+            let compute = format!("compute={compute}");
+            assert_agrees(&[&model_of(family), &compute, "bnb_4bit=", "lora=", "mode=full"], tolerance);
         }
     }
 }
 
+over_families!(ten_steps_of_full_fine_tuning_of_every_family_have_the_losses_of_the_cpu, full_fine_tuning);
+
 #[test]
-fn twenty_steps_in_f16_with_loss_scaling_have_the_losses_of_the_cpu() {
+fn ten_steps_in_f16_with_loss_scaling_have_the_losses_of_the_cpu() {
     if has_card() {
         for (changes, tolerance) in [(&["bnb_4bit={}"][..], 1e-2), (&["bnb_4bit=", "lora=", "mode=full"], 3e-2)] {
             assert_agrees(&[changes, &["compute=float16"]].concat(), tolerance);
@@ -158,11 +203,11 @@ fn twenty_steps_in_f16_with_loss_scaling_have_the_losses_of_the_cpu() {
 }
 
 #[test]
-fn twenty_steps_in_fp8_have_nearly_the_losses_of_bf16_in_every_mode() {
+fn ten_steps_in_fp8_have_nearly_the_losses_of_bf16_in_every_mode() {
     if !has_card() || !has_fp8() {
         return;
     }
-    // The largest observed differences are 1 % of the loss: 0.062 of 6.0 after 20 steps over NF4, and 0.054 in full fine-tuning, which takes the loss
+    // The largest differences in 20 steps are 1 % of the loss: 0.062 of 6.0 at the end over NF4, and 0.054 in full fine-tuning, which takes the loss
     // from 6.3 to 4.6 in five steps.
     let modes = [
         (&["bnb_4bit={}"][..], 0.1),
@@ -180,7 +225,7 @@ fn twenty_steps_in_fp8_have_nearly_the_losses_of_bf16_in_every_mode() {
             &["compute=bfloat16"],
         ]
         .map(|changes| losses("cuda", &[mode, changes].concat()));
-        for step in 0..20 {
+        for step in 0..STEPS {
             let all = (fp8[step], again[step], halves[step], bf16[step]);
             let is_near = |loss: f64| (loss - bf16[step]).abs() < tolerance;
             assert!(
@@ -360,7 +405,7 @@ fn evaluations_between_steps_change_no_loss() {
 fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage: BaseStorage) -> Decoder<B> {
     let mut config = ModelConfig::read(&fixture(family)).expect("the model has a readable config");
     config.spec.hidden_size = 256;
-    let narrow = config.spec.layers[0].attention.head_dim;
+    let narrow = config.spec.attentions().next().unwrap().head_dim;
     for rope in &mut config.spec.ropes {
         // The same share of each head.
         rope.rotary_dim = head_dim * rope.rotary_dim / narrow;
@@ -373,10 +418,11 @@ fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage
             long_factor.resize(rope.rotary_dim / 2, 7.0);
         }
     }
-    for layer in &mut config.spec.layers {
-        let attention = &mut layer.attention;
+    for attention in config.spec.attentions_mut() {
         (attention.heads, attention.kv_heads, attention.head_dim) = (4, 2, head_dim);
         attention.scale = AttentionSpec::new(4, 2, head_dim).scale;
+    }
+    for layer in &mut config.spec.layers {
         let (MlpSpec::Gated { intermediate_size, .. } | MlpSpec::Experts { intermediate_size, .. }) = &mut layer.mlp;
         *intermediate_size = 384;
     }
@@ -442,7 +488,7 @@ fn attention_is_fused(model: &Decoder<Cuda>, operations: &BTreeMap<&'static str,
 #[expect(clippy::print_stderr, reason = "which attention is tested must be seen")]
 fn print_attention(family: &str, dtype: DType) {
     let config = ModelConfig::read(&fixture(family)).expect("the model has a readable config");
-    let head_dim = config.spec.layers[0].attention.head_dim;
+    let head_dim = config.spec.attentions().next().unwrap().head_dim;
     let options = BuildOptions::new(TRAINED, dtype, 128);
     let model = Decoder::<Cuda>::random(config, &options, None, &Default::default()).expect("there is no adapter");
     let fused = attention_is_fused(&model, &operations(&model, &sequence_of(&[30, 34], None, 0)));
@@ -450,13 +496,9 @@ fn print_attention(family: &str, dtype: DType) {
     eprintln!("{family} in {dtype:?}: heads of {head_dim} go to {by}");
 }
 
-#[test]
-fn every_family_with_heads_of_64_and_128_runs_without_reference_bodies_and_has_the_gradients_of_the_cpu() {
-    if !has_card() {
-        return;
-    }
+fn heads_of_64_and_128(families: Vec<&'static str>) {
     let batch = sequence_of(&[40, 100, 61], None, 0);
-    for family in FAMILIES {
+    for family in families {
         for head_dim in [64, 128] {
             let reference = random_model::<Flex>(family, head_dim, DType::F32, TRAINED);
             let expected = loss_and_gradients(&reference, &batch, PassOptions::default());
@@ -484,15 +526,17 @@ fn every_family_with_heads_of_64_and_128_runs_without_reference_bodies_and_has_t
     }
 }
 
+over_families!(
+    every_family_with_heads_of_64_and_128_runs_without_reference_bodies_and_has_the_gradients_of_the_cpu,
+    heads_of_64_and_128
+);
+
 /// f32 is not TF32, whichever kernels or reference implementations a head width uses: 40 and others that are no multiple of 32 use the reference.
-#[test]
-fn every_family_in_f32_has_the_loss_and_the_gradients_of_the_cpu_at_every_head_width() {
-    if !has_card() {
-        return;
-    }
+/// The families take the widths in turn.
+fn every_head_width(families: Vec<&'static str>) {
     let batch = sequence_of(&[40, 29], None, 0);
-    for family in FAMILIES {
-        for head_dim in [16, 24, 40, 80, 96, 112, 256] {
+    for (turn, family) in families.into_iter().enumerate() {
+        for head_dim in some_in_turn(&[16, 24, 40, 80, 96, 112, 256], 3, turn) {
             let context = format!("{family}, heads of {head_dim}");
             let expected = loss_and_gradients(
                 &random_model::<Flex>(family, head_dim, DType::F32, TRAINED),
@@ -509,6 +553,8 @@ fn every_family_in_f32_has_the_loss_and_the_gradients_of_the_cpu_at_every_head_w
         }
     }
 }
+
+over_families!(every_family_in_f32_has_the_loss_and_the_gradients_of_the_cpu_at_every_head_width, every_head_width);
 
 /// Each thread has its own engine, and one runs Burn operations while the other is inside a section.
 #[test]
@@ -538,13 +584,9 @@ fn head_widths(family: &str) -> &'static [usize] {
     }
 }
 
-#[test]
-fn qlora_of_every_family_with_heads_of_its_published_widths_runs_without_reference_bodies() {
-    if !has_card() {
-        return;
-    }
+fn heads_of_published_widths(families: Vec<&'static str>) {
     let batch = sequence_of(&[40, 100, 61], None, 0);
-    for family in FAMILIES {
+    for family in families {
         for &head_dim in head_widths(family) {
             let reference = random_model::<Flex>(family, head_dim, DType::F32, NF4);
             let (expected, _) = loss_and_gradients(&reference, &batch, PassOptions::default());
@@ -559,6 +601,11 @@ fn qlora_of_every_family_with_heads_of_its_published_widths_runs_without_referen
         }
     }
 }
+
+over_families!(
+    qlora_of_every_family_with_heads_of_its_published_widths_runs_without_reference_bodies,
+    heads_of_published_widths
+);
 
 /// Computes the loss and the gradients of the adapter.
 fn preference<B: Kernels>(family: &str) -> (f32, BTreeMap<String, Vec<f32>>) {
@@ -684,7 +731,7 @@ fn a_run_on_a_card_reports_how_busy_the_card_was() {
     let model = tempdir().unwrap();
     wide_model(model.path());
     let model = format!("model='{}'", model.path().display());
-    let steps = ["train.steps=2000", "data.eval_fraction="];
+    let steps = ["train.steps=1000", "data.eval_fraction="];
     let changes = ["backend=cuda", compute_half(), &model, "init=random", "bnb_4bit=", "lora="];
     let changes = [&changes[..], &steps].concat();
     finish(recipe(output.path(), &changes), NEW);

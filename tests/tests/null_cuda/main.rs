@@ -19,9 +19,9 @@ use std::{env, fs};
 use burn_tensor::DType;
 use firebrick_kernels::backends::cuda::{RowScaling, scale_rows, use_graphs, watch_burn_operations};
 use firebrick_kernels::backends::{BackendKind, Cuda};
-use firebrick_kernels::{GemmFormat, MemoryOps, Recompute};
+use firebrick_kernels::{GemmFormat, Recompute, Session};
 use firebrick_model::{BatchLimits, GenerateOptions, PassOptions, Sampler};
-use firebrick_tests::{FAMILIES, FROZEN, MIXTURES, NF4, TRAINED, load_in, packed, trainer};
+use firebrick_tests::{FAMILIES, FROZEN, MIXTURES, NF4, TRAINED, load_in, packed, some_in_turn, trainer};
 use firebrick_trainer::run::step::Trainer;
 
 /// The file that the libraries count in.
@@ -94,14 +94,14 @@ impl Counts {
 #[test]
 fn steps_launch_what_the_one_before_launched_and_allocate_nothing_from_the_third_on() {
     let this = "steps_launch_what_the_one_before_launched_and_allocate_nothing_from_the_third_on";
-    over_null_cuda(this, "9.0", &[COUNTS], steps_of_every_family);
+    over_null_cuda(this, &["9.0"], &[COUNTS], steps_of_every_family);
 }
 
 #[test]
 fn plans_grow_with_tokens_as_allocations_do() {
     over_null_cuda(
         "plans_grow_with_tokens_as_allocations_do",
-        "9.0",
+        &["9.0"],
         &[COUNTS],
         memory::plans_grow_with_tokens_as_allocations_do,
     );
@@ -112,9 +112,7 @@ fn plans_grow_with_tokens_as_allocations_do() {
 #[test]
 fn the_launches_of_every_group_are_as_recorded() {
     let this = "the_launches_of_every_group_are_as_recorded";
-    for capability in launches::CAPABILITIES {
-        over_null_cuda(this, capability, &[COUNTS, LAUNCHES], launches::record);
-    }
+    over_null_cuda(this, &launches::CAPABILITIES, &[COUNTS, LAUNCHES], launches::record);
     if env::var_os(COUNTS).is_none() {
         launches::compare();
     }
@@ -124,35 +122,36 @@ fn the_launches_of_every_group_are_as_recorded() {
 #[test]
 fn steps_in_8_bit_floats_are_alike_on_every_generation_that_has_them() {
     let this = "steps_in_8_bit_floats_are_alike_on_every_generation_that_has_them";
-    for capability in ["8.9", "9.0", "10.0", "12.0"] {
-        over_null_cuda(this, capability, &[COUNTS], steps_in_8_bit_floats);
-    }
+    over_null_cuda(this, &["8.9", "9.0", "10.0", "12.0"], &[COUNTS], steps_in_8_bit_floats);
 }
 
-/// Runs `work` in a process that finds the driver of `null_cuda.c` on the loader's path and its libraries by `FIREBRICK_CUDA`, as a card of this
-/// compute capability, which write to these files; `test` calls this again there.
-fn over_null_cuda(test: &str, capability: &str, files: &[&str], work: fn()) {
+/// Runs `work` in processes that find the driver of `null_cuda.c` on the loader's path and its libraries by `FIREBRICK_CUDA`, each with a card of
+/// another of these compute capabilities, which write to these files; `test` calls this again there.
+fn over_null_cuda(test: &str, capabilities: &[&str], files: &[&str], work: fn()) {
     if env::var_os(COUNTS).is_some() {
-        if env::var(CAPABILITY).is_ok_and(|own| own == capability) {
-            watch_burn_operations();
-            work();
-        }
-        return;
+        watch_burn_operations();
+        return work();
     }
+    let libraries = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    build(libraries.path());
+    capabilities.iter().for_each(|capability| over_libraries(libraries.path(), test, capability, files));
+}
+
+/// Runs a test again in a process that finds these libraries, as a card of this compute capability.
+fn over_libraries(libraries: &Path, test: &str, capability: &str, files: &[&str]) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    build(folder.path());
     files.iter().for_each(|name| fs::write(folder.path().join(name), [0; size_of::<Counts>()]).unwrap());
     let text = folder.path().join("text");
-    let mut paths = vec![folder.path().to_owned()];
+    let mut paths = vec![libraries.to_owned()];
     paths.extend(env::var_os("LD_LIBRARY_PATH").iter().flat_map(env::split_paths));
     let output = fs::File::create(&text).unwrap();
     let mut running = Command::new(env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture"])
         .env("LD_LIBRARY_PATH", env::join_paths(paths).unwrap())
-        .env("FIREBRICK_CUDA", folder.path())
+        .env("FIREBRICK_CUDA", libraries)
         .env("FIREBRICK_CACHE", folder.path().join("cache"))
         // CubeCL searches this path for headers, which nothing reads here.
-        .env("CUDA_PATH", folder.path())
+        .env("CUDA_PATH", libraries)
         .envs(files.iter().map(|name| (name, folder.path().join(name))))
         .env(CAPABILITY, capability)
         .stdout(output.try_clone().unwrap())
@@ -183,12 +182,15 @@ fn build(folder: &Path) {
     fs::create_dir(folder.join("include")).unwrap();
 }
 
+/// Takes two of the passes for each kind of weights of a family, in turn.
 fn steps_of_every_family() {
     BackendKind::Cuda.probe().expect("the libraries are found");
+    let mut turn = 0;
     for family in FAMILIES.into_iter().filter(|family| !MIXTURES.contains(family)) {
         let adapter = format!("{family}-lora");
         for (storage, adapter) in [(NF4, Some(adapter.as_str())), (FROZEN, Some(&adapter)), (TRAINED, None)] {
-            for (recompute, offload, dtype) in PASSES {
+            turn += 1;
+            for (recompute, offload, dtype) in some_in_turn(&PASSES, 2, turn) {
                 let pass = PassOptions { recompute, offload, ..PassOptions::default() };
                 let case = format!("{family} {storage:?} {dtype:?} {pass:?}");
                 let lengths = if recompute == Recompute::None { [48, 48, 48] } else { [39, 29, 61] };

@@ -1,4 +1,5 @@
-//! The plan's memory next to what steps allocate: a dense model and a mixture of experts under every policy, in uniform and in packed rows.
+//! The plan's memory next to what steps allocate: a dense model and a mixture of experts under every policy, in uniform and in packed rows and in 8-bit
+//! floats, which the policies take in turn.
 //!
 //! Trade-off: models are shallow, so what does not grow with the tokens outweighs them; it is left out by comparing two sizes of a step.
 
@@ -7,9 +8,10 @@ use std::path::Path;
 
 use firebrick_arch::ModelConfig;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
-use firebrick_kernels::MemoryOps;
 use firebrick_kernels::backends::{BackendKind, Cuda};
+use firebrick_kernels::{MemoryOps, Session};
 use firebrick_parallel::Ranks;
+use firebrick_tests::some_in_turn;
 use firebrick_train::bench::Synthetic;
 use firebrick_trainer::config::RunConfig;
 use firebrick_trainer::plan::{DataShape, Plan, PlanInputs, PlanRequest};
@@ -22,6 +24,8 @@ use crate::Counts;
 const ROW: usize = 4096;
 /// Rows of a step, few and many: what does not grow with them, such as pages of pools that are not full, is left out.
 const ROWS: [usize; 2] = [4, 12];
+/// Compute formats, and documents per row.
+const ROWS_OF: [(&str, usize); 3] = [("bfloat16", 1), ("bfloat16", 7), ("fp8", 1)];
 /// What the plan grows by, over what allocations grow by: at least and at most.
 const RATIOS: [f64; 2] = [0.95, 1.05];
 
@@ -36,12 +40,13 @@ const EVERY_EXPERT: &str = "lora.target_parameters=['mlp.experts.gate_up_proj','
 
 pub(super) fn plans_grow_with_tokens_as_allocations_do() {
     BackendKind::Cuda.probe().expect("the libraries are found");
-    let mut wrong = Vec::new();
+    let (mut wrong, mut turn) = (Vec::new(), 0);
     for (name, config, experts) in [("dense", DENSE, None), ("mixture", MIXTURE, Some(EVERY_EXPERT))] {
         let folder = tempdir().unwrap();
         fs::write(folder.path().join("config.json"), config).unwrap();
         for policy in ["none", "selective", "projections", "full"] {
-            for (compute, documents) in [("bfloat16", 1), ("bfloat16", 7), ("fp8", 1)] {
+            turn += 1;
+            for (compute, documents) in some_in_turn(&ROWS_OF, 1, turn) {
                 let mut changes = vec![format!("train.recompute={policy}"), format!("compute={compute}")];
                 changes.extend(experts.map(str::to_owned));
                 if policy == "projections" || policy == "full" {

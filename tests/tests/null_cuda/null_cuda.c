@@ -192,6 +192,7 @@ static void place_rows(int32_t *starts, const int32_t *rows, unsigned experts) {
 API int cuLaunchKernel(const char *function, unsigned x, unsigned y, unsigned z, unsigned block_x, unsigned block_y, unsigned block_z,
                        unsigned shared, void *stream, void **arguments, void **extra) {
     const unsigned grid[] = {x, y, z}, block[] = {block_x, block_y, block_z};
+    if (!x || !y || !z) return 1; // CUDA_ERROR_INVALID_VALUE, as from a card
     record_kernel(function, grid, block, shared, stream, arguments);
     if (!strcmp(function, "ecount_rows")) count_rows(*(int32_t **)arguments[0], *(int64_t *)arguments[2], x);
     if (!strcmp(function, "eplace_rows")) place_rows(*(int32_t **)arguments[3], *(int32_t **)arguments[5], x);

@@ -4,7 +4,7 @@ use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{GradientMap, GradientSink, Kernels};
 use firebrick_model::{Decoder, LossOptions, PassOptions, Recompute};
 use firebrick_tests::{
-    FAMILIES, FROZEN, Golden, every_next_token, host, host_gradients, load, on_every_backend, packed, preference_loss,
+    FROZEN, Golden, every_next_token, families, host, host_gradients, load, on_every_backend, packed, preference_loss,
     upload,
 };
 
@@ -25,7 +25,7 @@ fn log_probs<B: Kernels>(model: &Decoder<B>, golden: &Golden, pass: PassOptions)
 }
 
 fn adapter_off<B: Kernels>() {
-    for family in FAMILIES {
+    for family in families::<B>() {
         let golden = Golden::open(family);
         let base = load::<B>(family, None, FROZEN);
         let adapted = load::<B>(family, Some(&format!("{family}-lora")), FROZEN);

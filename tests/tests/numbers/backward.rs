@@ -6,7 +6,7 @@ use firebrick_kernels::Kernels;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::{BuildOptions, Decoder, DropoutMasks, HfFolder, LoraConfig, ModelConfig, PassOptions, Recompute};
 use firebrick_tests::{
-    FAMILIES, FROZEN, Golden, NF4, TRAINED, every_next_token, fixture, in_turn, load, loss_and_gradients,
+    FAMILIES, FROZEN, Golden, NF4, TRAINED, every_next_token, families, fixture, in_turn, load, loss_and_gradients,
     on_every_backend, relative_difference,
 };
 
@@ -18,7 +18,8 @@ fn pass(recompute: Recompute) -> PassOptions {
     PassOptions { recompute, offload: recompute.may_offload(), adapters: true, dropout: None }
 }
 
-/// Asserts that under every recompute policy, the gradients are those of the golden file and no others. On wgpu the models take the policies in turn.
+/// Asserts that under every recompute policy, the gradients are those of the golden file and no others. On other
+/// backends than flex the models take the policies in turn.
 fn assert_gradients_agree<B: Kernels>(golden_name: &str, model: &Decoder<B>, turn: usize) {
     let golden = Golden::open(golden_name);
     let batch = every_next_token(&golden.ids("input_ids"), TOKENS);
@@ -36,7 +37,7 @@ fn assert_gradients_agree<B: Kernels>(golden_name: &str, model: &Decoder<B>, tur
 }
 
 fn gradients_of_adapters<B: Kernels>() {
-    for (turn, family) in FAMILIES.into_iter().enumerate() {
+    for (turn, family) in families::<B>().into_iter().enumerate() {
         let adapter = format!("{family}-lora");
         assert_gradients_agree(&adapter, &load::<B>(family, Some(&adapter), FROZEN), turn);
     }
@@ -84,7 +85,7 @@ fn dropout_in_training<B: Kernels>() {
 on_every_backend!(dropout_depends_on_its_seed_and_on_nothing_else, dropout_in_training);
 
 fn gradients_of_all_weights<B: Kernels>() {
-    for (turn, family) in FAMILIES.into_iter().enumerate() {
+    for (turn, family) in families::<B>().into_iter().enumerate() {
         let model = load::<B>(family, None, TRAINED);
         // Uses another policy than for the family's adapter.
         assert_gradients_agree(&format!("{family}-full-gradients"), &model, turn + 2);

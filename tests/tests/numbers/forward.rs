@@ -9,7 +9,7 @@ use firebrick_kernels::backends::Flex;
 use firebrick_model::{BaseStorage, ModelConfig};
 use firebrick_precision::FloatType;
 use firebrick_tests::{
-    FAMILIES, FROZEN, Golden, every_next_token, fixture, golden_file, host, in_turn, largest_difference, load,
+    FROZEN, Golden, every_next_token, families, fixture, golden_file, host, in_turn, largest_difference, load,
     on_every_backend, relative_difference, upload,
 };
 use firebrick_trainer::run::generate::LoadOptions;
@@ -59,7 +59,7 @@ fn assert_forward_agrees<B: Kernels>(golden: &str, model: &str, adapter: Option<
 }
 
 fn every_family<B: Kernels>() {
-    for family in FAMILIES {
+    for family in families::<B>() {
         assert_forward_agrees::<B>(family, family, None);
     }
 }
@@ -67,7 +67,7 @@ fn every_family<B: Kernels>() {
 on_every_backend!(logits_and_losses_of_every_family_equal_those_of_transformers, every_family);
 
 fn every_family_with_its_adapter<B: Kernels>() {
-    for family in FAMILIES {
+    for family in families::<B>() {
         let adapter = format!("{family}-lora");
         assert_forward_agrees::<B>(&adapter, family, Some(&adapter));
     }
@@ -131,7 +131,7 @@ fn rope_frequencies_equal_those_of_transformers_for_every_scaling() {
 
 /// Uses targets that transformers' logits predict at every second token, and miss at the others.
 fn score_of_every_family<B: Kernels>() {
-    for (turn, family) in FAMILIES.into_iter().enumerate() {
+    for (turn, family) in families::<B>().into_iter().enumerate() {
         let golden = Golden::open(family);
         let model = load::<B>(family, None, FROZEN);
         let batch = every_next_token(&golden.ids("input_ids"), TOKENS);

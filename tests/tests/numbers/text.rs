@@ -9,8 +9,8 @@ use firebrick_kernels::Kernels;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::{BatchLimits, Decoder, GenerateOptions, ModelError, Sampler};
 use firebrick_tests::{
-    FAMILIES, FROZEN, Golden, NF4, every_next_token, fixture, golden_file, host, is_wgpu, load, on_every_backend,
-    upload,
+    FAMILIES, FROZEN, Golden, NF4, every_next_token, families, fixture, golden_file, host, is_wgpu, load,
+    on_every_backend, some_in_turn, upload,
 };
 use serde_json::{Map, Value};
 
@@ -40,7 +40,7 @@ fn greedy_within<B: Kernels>(
 /// of the short one leaves the window after five.
 fn greedy_text<B: Kernels>() {
     let max_new_tokens = if is_wgpu::<B>() { 8 } else { 16 };
-    for family in FAMILIES {
+    for family in families::<B>() {
         let golden = Golden::open(&format!("{family}-generation"));
         let model = load::<B>(family, None, FROZEN);
         let stop_tokens = model.config.eos_token_ids.clone();
@@ -86,7 +86,8 @@ fn ragged(golden: &Golden) -> Vec<Vec<u32>> {
 
 #[test]
 fn a_text_does_not_depend_on_what_is_written_at_the_same_time() {
-    for family in FAMILIES {
+    let limits = [(usize::MAX, usize::MAX), (3, usize::MAX), (usize::MAX, 80), (2, 50), (0, 0)];
+    for (turn, family) in FAMILIES.into_iter().enumerate() {
         let model = load::<Flex>(family, Some(&format!("{family}-lora")), FROZEN);
         let prompts = ragged(&Golden::open(&format!("{family}-generation")));
         let alone: Vec<Vec<u32>> =
@@ -95,7 +96,7 @@ fn a_text_does_not_depend_on_what_is_written_at_the_same_time() {
         let stop = alone[2][4];
         let until = |tokens: &Vec<u32>| tokens.iter().take_while(|token| **token != stop).copied().collect();
         let expected: Vec<Vec<u32>> = alone.iter().map(until).collect();
-        for (sequences, tokens) in [(usize::MAX, usize::MAX), (3, usize::MAX), (usize::MAX, 80), (2, 50), (0, 0)] {
+        for (sequences, tokens) in some_in_turn(&limits, 2, turn) {
             let limits = BatchLimits { sequences, tokens };
             assert_eq!(greedy_within(&model, &prompts, vec![stop], limits), expected, "{family}, {limits:?}");
         }

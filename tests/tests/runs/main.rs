@@ -1,6 +1,6 @@
 //! Whole runs in this process: learning, files, resuming, refusals, and timing.
 //!
-//! Trade-off: signals and a full disk need separate processes: `terminal.rs` and `full_disk.rs` test them.
+//! Trade-off: signals and a full disk need separate processes: `tests/program` tests them.
 
 mod batch_size;
 mod bench;

@@ -31,12 +31,17 @@ const SCRIPT: &str = "\
 # several in Python environments, toolkits and on the loader's path, FIREBRICK_CUDA names the folder of those to test.
 cd \"$(dirname \"$0\")\" || exit 1
 export FIREBRICK_TESTS=\"$PWD/tests\"
+# Tests run at the same time, and each computes what it compares with on one core.
+export RAYON_NUM_THREADS=1
+cores=$(nproc 2> /dev/null || echo 4)
+# A program, and for a part of its tests the name of that and a filter.
 run() {
-  threads=4
+  threads=$cores
   # It counts the card's memory.
   [ \"$1\" = firebrick-cuda-gpu ] && threads=1
-  if \"./bin/$1\" --test-threads=$threads > \"$1.log\" 2>&1; then verdict=passed; else verdict=FAILED; fi
-  echo \"$verdict $1: $(grep '^test result' \"$1.log\")\"
+  log=$1$2.log
+  if \"./bin/$1\" --test-threads=$threads $3 > \"$log\" 2>&1; then verdict=passed; else verdict=FAILED; fi
+  echo \"$verdict $1: $(grep '^test result' \"$log\")\"
   [ \"$verdict\" = passed ]
 }
 failed=0
@@ -45,8 +50,16 @@ for program in firebrick-cuda-gpu firebrick-kernels-cuda; do run \"$program\" ||
 running=
 for program in bin/*; do
   program=$(basename \"$program\")
-  case \"$program\" in firebrick-cuda-gpu | firebrick-kernels-cuda) continue ;; esac
-  run \"$program\" &
+  case \"$program\" in
+  firebrick-cuda-gpu | firebrick-kernels-cuda) continue ;;
+  firebrick-tests-gpu)
+    # The steps of one process take turns on the card.
+    run \"$program\" -steps ten_steps &
+    running=\"$running $!\"
+    run \"$program\" -rest --skip=ten_steps &
+    ;;
+  *) run \"$program\" & ;;
+  esac
   running=\"$running $!\"
 done
 for process in $running; do wait \"$process\" || failed=1; done

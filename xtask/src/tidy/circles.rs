@@ -5,7 +5,7 @@
 //! need belongs in a third file below them. One kind of circle is allowed: a module file (`mod.rs`, `lib.rs`, `x.rs`) and
 //! its own direct children may use each other, because they are one subject in one place, as long as the children without
 //! the module file contain no circle of another kind. The top modules of `trainer` have no circle either: its README
-//! states them as a stack. How edges are found, and why re-exports are none, is in `modules`.
+//! states them as a stack. How edges are found, and which re-exports are edges, is in `modules`.
 //!
 //! Trade-off: a circle is reported as one of its shortest rings, with the other files of the same strongly connected
 //! component; when that ring is cut, the next one is reported.
@@ -26,7 +26,8 @@ pub(super) fn check(source_folder: &str, files: BTreeMap<String, FileNames>) -> 
     let graph = ModuleGraph::new(source_folder, files);
     let edges = graph.edges();
     let all: BTreeSet<usize> = (0..graph.len()).collect();
-    let circles = components(&edges, &all).into_iter().filter(|circle| !is_one_subject(&graph, &edges, circle));
+    let circles = components(&edges, &all).into_iter();
+    let circles = circles.filter(|circle| !is_one_subject(&graph, &edges, circle));
     let mut found: Vec<Finding> = circles.map(|circle| describe(source_folder, &graph, &edges, &circle)).collect();
     if source_folder == STACK {
         let edges = between_top_modules(&graph, &edges);
@@ -175,6 +176,24 @@ mod tests {
             ("a/deep.rs", "use crate::Top; pub fn h() {}"),
         ];
         assert_eq!((found("c/src", &through).len(), found("c/src", &grandchild).len()), (1, 1));
+    }
+
+    #[test]
+    fn a_reexport_closes_a_circle() {
+        let mut files = [
+            ("lib.rs", "mod a; mod b; pub use a::X;"),
+            ("a/mod.rs", "mod x; mod y; pub use x::X; pub use y::Y;"),
+            ("a/x.rs", "pub struct X;"),
+            ("a/y.rs", "use crate::b::B; pub struct Y;"),
+            ("b.rs", "use crate::a::X; pub struct B;"),
+        ];
+        let found_first = found("c/src", &files);
+        let ring = "a/mod.rs:1 -> a/y.rs:1 -> b.rs:1 -> a/mod.rs";
+        assert!(found_first.len() == 1 && found_first[0].contains(ring), "{found_first:?}");
+        // Past the index, only files count.
+        files[1].1 = "pub mod x; mod y; pub use x::X; pub use y::Y;";
+        files[4].1 = "use crate::a::x::X; pub struct B;";
+        assert_eq!(found("c/src", &files), [""; 0]);
     }
 
     #[test]

@@ -64,32 +64,25 @@ impl fmt::Display for Finding {
 struct Report {
     /// Broken rules.
     findings: Vec<Finding>,
-    /// Findings that should be fixed but do not fail.
-    warnings: Vec<Finding>,
     /// Long files, with their lines.
     long: Vec<(usize, String)>,
     /// Number of files that were read.
     files: usize,
 }
 
-/// Checks everything and prints the findings; returns true if there are none. `with_warnings` also prints the warnings, which never fail.
-pub(crate) fn run(workspace: &Workspace, with_warnings: bool) -> Result<bool> {
+/// Checks everything and prints the findings; returns true if there are none.
+pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
     let report = check(workspace)?;
     if !report.long.is_empty() {
         println!("over {} lines (not an error; is it still one subject?):", source::USUAL_LINES);
         report.long.iter().for_each(|(lines, path)| println!("  {lines:4} {path}"));
-    }
-    if with_warnings {
-        report.warnings.iter().for_each(|warning| println!("warning: {warning}"));
     }
     report.findings.iter().for_each(|finding| println!("{finding}"));
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     report.findings.iter().for_each(|finding| *counts.entry(finding.rule).or_default() += 1);
     let counts: Vec<String> = counts.iter().map(|(rule, count)| format!("{rule} {count}")).collect();
     let by_rule = if counts.is_empty() { String::new() } else { format!(" ({})", counts.join(", ")) };
-    let hint = if with_warnings { "" } else { " (`--all` prints them)" };
-    let Report { findings, warnings, files, .. } = &report;
-    println!("tidy: {files} files, {} findings{by_rule}, {} warnings{hint}", findings.len(), warnings.len());
+    println!("tidy: {} files, {} findings{by_rule}", report.files, report.findings.len());
     Ok(report.findings.is_empty())
 }
 
@@ -117,7 +110,6 @@ fn check(workspace: &Workspace) -> Result<Report> {
         if is_rust {
             report.findings.extend(source::check(&path, text, &source.code));
             report.findings.extend(comparisons.check(&path, &source.code));
-            report.warnings.extend(source::limits_not_stated(&path, text));
             report.long.extend(source::is_long(text).map(|lines| (lines, path.clone())));
             if let Some(folder) = source_folder(&path) {
                 let names = FileNames::read(text).with_context(|| format!("{path} is not well-formed Rust"))?;
@@ -130,7 +122,6 @@ fn check(workspace: &Workspace) -> Result<Report> {
     report.findings.sort();
     // Two marks of one rule on a line are one finding.
     report.findings.dedup();
-    report.warnings.sort();
     report.long.sort_by(|a, b| b.cmp(a));
     Ok(report)
 }

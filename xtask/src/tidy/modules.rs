@@ -1,9 +1,10 @@
 //! The module graph of one crate: which file uses items of which other file.
 //!
-//! An edge goes to the file that defines the item. A path that ends at a re-export is followed to the definition, and a
-//! module file that re-exports items of its own descendants gets no edge for that, so an index file such as `lib.rs` or
-//! `mod.rs` is not part of a circle only because others import through it. Naming a module (`use super::other;`) is no
-//! edge either; the items reached through it are. Test code does not count.
+//! An edge goes to the file that defines the item. A path that ends at a re-export is followed to the definition; the module
+//! files that re-export it get an edge too, from users outside of them: an import through `mod.rs` uses the folder, and the
+//! folder uses what any file that it re-exports uses. Inside a folder, importing through its `mod.rs` is no edge to that,
+//! and the root's re-exports are none. Naming a module (`use super::other;`) is no edge either; the items reached through it are.
+//! Test code does not count.
 //!
 //! Trade-off: files are found by their place (`a.rs`, `a/mod.rs`); `#[path]` is not supported. An item that cannot be
 //! found, such as one that a macro defines, counts as defined in the module that the path names.
@@ -101,8 +102,9 @@ impl ModuleGraph {
             found.extend(self.used_by(file, import).into_iter().map(|target| (target, import.line)));
         }
         for (path, line) in &names.paths {
-            if let Some(Target::Item(target)) = self.resolve(file, path, 0) {
-                found.push((target, *line));
+            let mut indexes = Vec::new();
+            if let Some(Target::Item(target)) = self.resolve(file, path, 0, &mut indexes) {
+                found.extend(self.with_indexes(file, target, indexes).map(|target| (target, *line)));
             }
         }
         let mut edges = BTreeMap::new();
@@ -115,40 +117,55 @@ impl ModuleGraph {
 
     /// Returns the files whose items `file` uses through `import`.
     fn used_by(&self, file: usize, import: &Import) -> Vec<usize> {
-        let names = &self.files[file].names;
-        let target = self.resolve(file, &import.path, 0);
+        let File { module, names, .. } = &self.files[file];
+        let mut indexes = Vec::new();
+        let target = self.resolve(file, &import.path, 0, &mut indexes);
+        let of_root = import.is_reexport && module.is_empty();
         if import.name != "*" {
             let Some(Target::Item(target)) = target else { return Vec::new() };
-            let only_passed_on = import.is_reexport
-                && self.is_inside(target, file)
-                && names.words.get(&import.name).is_none_or(|count| *count < 2);
-            return if only_passed_on { Vec::new() } else { vec![target] };
+            let only_passed_on = of_root && names.words.get(&import.name).is_none_or(|count| *count < 2);
+            return if only_passed_on { Vec::new() } else { self.with_indexes(file, target, indexes).collect() };
         }
         match target {
-            Some(Target::Item(target)) => vec![target],
-            Some(Target::Module(module)) if !(import.is_reexport && self.is_inside(module, file)) => {
-                let used = names.words.keys().filter(|word| !names.items.contains(*word));
-                let found = used.filter_map(|word| self.lookup(module, word, 0));
-                found.filter_map(|target| if let Target::Item(file) = target { Some(file) } else { None }).collect()
+            Some(Target::Item(target)) => self.with_indexes(file, target, indexes).collect(),
+            Some(Target::Module(inner)) if import.is_reexport && self.is_inside(inner, file) => {
+                (!of_root).then_some(inner).into_iter().collect()
             }
-            _ => Vec::new(),
+            Some(Target::Module(module)) => {
+                let used = names.words.keys().filter(|word| !names.items.contains(*word));
+                let found = used.filter_map(|word| {
+                    let mut indexes = vec![];
+                    match self.lookup(module, word, 0, &mut indexes)? {
+                        Target::Item(target) => Some(self.with_indexes(file, target, indexes)),
+                        Target::Module(_) => None,
+                    }
+                });
+                found.flatten().collect()
+            }
+            None => Vec::new(),
         }
     }
 
-    /// Resolves `path` in the module of `file`; `None` if it leads out of the crate.
-    fn resolve(&self, file: usize, path: &[String], followed: usize) -> Option<Target> {
+    /// Returns `target`, and the module files through which `file` reaches it, unless `file` is inside them.
+    fn with_indexes(&self, file: usize, target: usize, indexes: Vec<usize>) -> impl Iterator<Item = usize> {
+        let outside = indexes.into_iter().filter(move |index| !self.is_inside(file, *index));
+        std::iter::once(target).chain(outside)
+    }
+
+    /// Resolves `path` in the module of `file`; `None` if it leads out of the crate. The files whose imports it follows go into `indexes`.
+    fn resolve(&self, file: usize, path: &[String], followed: usize, indexes: &mut Vec<usize>) -> Option<Target> {
         let (first, mut rest) = path.split_first()?;
         let mut target = match first.as_str() {
             "crate" => Target::Module(*self.by_module.get(&Vec::new())?),
             "self" => Target::Module(file),
             "super" => Target::Module(self.parent(file)?),
-            name => self.lookup(file, name, followed)?,
+            name => self.lookup(file, name, followed, indexes)?,
         };
         while let (Target::Module(module), Some((name, after))) = (target, rest.split_first()) {
             rest = after;
             target = match name.as_str() {
                 "super" => Target::Module(self.parent(module)?),
-                name => self.lookup(module, name, followed).unwrap_or_else(|| self.unknown(module, name)),
+                name => self.lookup(module, name, followed, indexes).unwrap_or_else(|| self.unknown(module, name)),
             };
         }
         Some(target)
@@ -166,7 +183,7 @@ impl ModuleGraph {
     }
 
     /// Looks up `name` in the module of `file`.
-    fn lookup(&self, file: usize, name: &str, followed: usize) -> Option<Target> {
+    fn lookup(&self, file: usize, name: &str, followed: usize, indexes: &mut Vec<usize>) -> Option<Target> {
         if followed > MAX_REEXPORTS {
             return None;
         }
@@ -181,15 +198,20 @@ impl ModuleGraph {
         if let Some(import) = names.imports.iter().find(|import| import.name == name) {
             // Without another meaning of `name` here, `use name::...` refers to a crate, not to this import itself.
             let is_itself = import.path.first().is_some_and(|first| first == name);
-            return if is_itself { None } else { self.resolve(file, &import.path, followed + 1) };
+            indexes.extend((!is_itself).then_some(file));
+            return if is_itself { None } else { self.resolve(file, &import.path, followed + 1, indexes) };
         }
         let globs = names.imports.iter().filter(|import| import.name == "*");
         globs.into_iter().find_map(|import| {
             let is_itself = import.path.first().is_some_and(|first| first == name);
-            match (!is_itself).then(|| self.resolve(file, &import.path, followed + 4)).flatten()? {
-                Target::Module(module) if module != file => self.lookup(module, name, followed + 4),
-                _ => None,
-            }
+            let mut through = vec![file];
+            let found =
+                match (!is_itself).then(|| self.resolve(file, &import.path, followed + 4, &mut through)).flatten()? {
+                    Target::Module(module) if module != file => self.lookup(module, name, followed + 4, &mut through),
+                    _ => None,
+                };
+            indexes.extend(through.into_iter().filter(|_| found.is_some()));
+            found
         })
     }
 }
@@ -225,7 +247,8 @@ mod tests {
             ("b/mod.rs", "mod deep; pub use deep::B;"),
             ("b/deep.rs", "pub struct B;"),
         ];
-        assert_eq!(edges(&through_reexports), ["a.rs -> b/deep.rs"]);
+        let expected = ["a.rs -> b/mod.rs", "a.rs -> b/deep.rs", "b/mod.rs -> b/deep.rs"];
+        assert_eq!(edges(&through_reexports), expected);
         let used_where_it_is_reexported =
             [("lib.rs", "mod a; pub use a::A; fn f() -> A { A }"), ("a.rs", "pub struct A;")];
         assert_eq!(edges(&used_where_it_is_reexported), ["lib.rs -> a.rs"]);

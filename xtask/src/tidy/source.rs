@@ -19,9 +19,6 @@ const MAX_LINES: usize = 800;
 /// Longer files are listed, so that they are noticed before they reach the limit.
 pub(super) const USUAL_LINES: usize = 300;
 
-/// Longer library files must state a trade-off or a limit in their header.
-const SHORT_LINES: usize = 60;
-
 /// Code that is allowed in some files only.
 struct Rule {
     name: &'static str,
@@ -82,19 +79,8 @@ pub(super) fn is_long(text: &str) -> Option<usize> {
 fn header(path: &str, text: &str) -> Option<Finding> {
     let first = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
     let good = first.starts_with("//!") || first.starts_with("#![doc = include_str!(");
-    let message = "no `//!` header: begin with a sentence or two on what the file is for, and a line `Trade-off: ...`";
+    let message = "no `//!` header: begin with a sentence or two on what the file is for";
     (!good).then(|| Finding::new("header", path, 1, message))
-}
-
-/// Warns about a library file of some length whose header states no limits.
-pub(super) fn limits_not_stated(path: &str, text: &str) -> Option<Finding> {
-    let in_library = path.strip_prefix("crates/").is_some_and(|rest| rest.contains("/src/"));
-    let mut header = text.lines().take_while(|line| line.starts_with("//!") || line.trim().is_empty());
-    let states = header.any(|line| line.contains("Trade-off:") || line.contains("Not supported:"));
-    let included = text.starts_with("#![doc = include_str!(");
-    let message = "the header has no line `Trade-off: ...` or `Not supported: ...`";
-    (in_library && text.lines().count() > SHORT_LINES && !states && !included)
-        .then(|| Finding::new("limits", path, 1, message))
 }
 
 fn length(path: &str, text: &str) -> Option<Finding> {
@@ -150,18 +136,6 @@ mod tests {
             assert_eq!(found(text), [""; 0]);
         }
         assert_eq!((is_long(&lines(300)), is_long(&lines(301))), (None, Some(301)));
-    }
-
-    #[test]
-    fn a_long_library_file_states_its_limits_in_the_header() {
-        let of = |header: &str, lines: usize| format!("//! Header.\n//! {header}\n\n{}", "x\n".repeat(lines));
-        let path = "crates/data/src/a.rs";
-        assert!(limits_not_stated(path, &of("More.", 60)).is_some());
-        assert!(limits_not_stated(path, &of("More.", 60).replace("x\nx", "// Trade-off: late\nx")).is_some());
-        assert!(limits_not_stated(path, &of("More.", 57)).is_none());
-        assert!(limits_not_stated(path, &of("Trade-off: speed.", 60)).is_none());
-        assert!(limits_not_stated(path, &of("Not supported: sparse rows.", 60)).is_none());
-        assert!(limits_not_stated("crates/data/tests/a.rs", &of("More.", 60)).is_none());
     }
 
     #[test]

@@ -8,7 +8,8 @@ use super::keys::{activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, laye
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
+use crate::mixer::{AttentionSpec, Mixer};
+use crate::spec::{Activation, LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let hidden_size = size(json, "hidden_size")?;
@@ -24,7 +25,8 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         ..AttentionSpec::new(heads, kv_heads(json, heads, 16)?, head_dim)
     };
     let mlp = gated_mlp(json, activation(json)?)?;
-    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layer_count(json)?];
+    let layers =
+        vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; layer_count(json)?];
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
     Ok(ModelSpec {
         norm_offset: 1.0,
@@ -65,7 +67,10 @@ mod tests {
     fn absent_keys_default_as_transformers_does() {
         let absent = ["tie_word_embeddings", "max_position_embeddings", "rms_norm_eps", "hidden_act"];
         let spec = gemma(&absent.map(|key| (key, Value::Null))).unwrap().spec;
-        assert_eq!((spec.layers[0].attention.head_dim, spec.layers[0].attention.scale), (256, 1.0 / 16.0));
+        assert_eq!(
+            (spec.attentions().next().unwrap().head_dim, spec.attentions().next().unwrap().scale),
+            (256, 1.0 / 16.0)
+        );
         assert_eq!((spec.norm_offset, spec.embedding_scale), (1.0, Some(8_f64.sqrt())));
         assert_eq!((spec.tie_word_embeddings, spec.max_position_embeddings, spec.rms_norm_eps), (true, 8192, 1e-6));
         assert_eq!(spec.layers[0].mlp.activation(), Activation::GeluTanh);

@@ -11,7 +11,8 @@ use super::keys::{
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
+use crate::mixer::{AttentionSpec, Mixer};
+use crate::spec::{Activation, LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let hidden_size = size(json, "hidden_size")?;
@@ -32,7 +33,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let mlp = gated_mlp(json, activation_or(json, "hidden_activation", Activation::GeluTanh)?)?;
     let layer = |window| {
         let attention = AttentionSpec { window, ..attention.clone() };
-        LayerSpec { attention, mlp: mlp.clone(), norms: LayerNorms::PreAndPost }
+        LayerSpec { mixer: Mixer::Attention(attention), mlp: mlp.clone(), norms: LayerNorms::PreAndPost }
     };
     let layers = windows.into_iter().map(layer).collect();
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
@@ -62,7 +63,7 @@ mod tests {
     fn absent_keys_default_as_transformers_does() {
         let absent = ["tie_word_embeddings", "max_position_embeddings", "rms_norm_eps"];
         let spec = gemma2(&absent.map(|key| (key, Value::Null))).unwrap().spec;
-        let attention = &spec.layers[0].attention;
+        let attention = &spec.attentions().next().unwrap();
         assert_eq!((attention.head_dim, attention.scale, attention.soft_cap), (256, 1.0 / 16.0, Some(50.0)));
         assert_eq!(
             (spec.norm_offset, spec.embedding_scale, spec.logit_soft_cap),
@@ -70,7 +71,7 @@ mod tests {
         );
         assert_eq!((spec.tie_word_embeddings, spec.max_position_embeddings, spec.rms_norm_eps), (true, 8192, 1e-6));
         assert_eq!(spec.layers[0].mlp.activation(), Activation::GeluTanh);
-        let windows: Vec<_> = spec.layers.iter().map(|layer| layer.attention.window).collect();
+        let windows: Vec<_> = spec.attentions().map(|attention| attention.window).collect();
         assert_eq!(windows, [Some(4096), None]);
     }
 
@@ -82,7 +83,7 @@ mod tests {
         map.insert("final_logit_softcapping".to_owned(), json!(7.5));
         map.insert("query_pre_attn_scalar".to_owned(), json!(144));
         let spec = parse(&Value::from(map).to_string()).unwrap().spec;
-        let attention = &spec.layers[1].attention;
+        let attention = &spec.attentions().nth(1).unwrap();
         assert_eq!((attention.soft_cap, spec.logit_soft_cap, attention.scale), (None, Some(7.5), 1.0 / 12.0));
         assert!(refusal_of(gemma2(&[("attn_logit_softcapping", json!(0))])).contains("greater than zero"));
     }

@@ -12,7 +12,8 @@ use super::keys::{
 use super::rope_keys::ropes_by_layer_type;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, ModelSpec, QkNorm};
+use crate::mixer::{AttentionSpec, Mixer, QkNorm};
+use crate::spec::{Activation, LayerNorms, LayerSpec, ModelSpec};
 
 /// Indices into the ropes of a model.
 const FULL: usize = 0;
@@ -39,7 +40,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let layer = |window: Option<usize>| {
         let rope = Some(if window.is_some() { SLIDING } else { FULL });
         let attention = AttentionSpec { window, rope, ..attention.clone() };
-        LayerSpec { attention, mlp: mlp.clone(), norms: LayerNorms::PreAndPost }
+        LayerSpec { mixer: Mixer::Attention(attention), mlp: mlp.clone(), norms: LayerNorms::PreAndPost }
     };
     let layers = windows.into_iter().map(layer).collect();
     let ropes = ropes_by_layer_type(json, head_dim, max_position_embeddings, [1e6, 1e4])?.into();
@@ -71,11 +72,15 @@ mod tests {
         let spec = gemma3(&[("num_hidden_layers", json!(7)), ("rope_theta", Value::Null)]).unwrap().spec;
         for (index, layer) in spec.layers.iter().enumerate() {
             let expected = if index == 5 { (None, Some(FULL)) } else { (Some(4096), Some(SLIDING)) };
-            assert_eq!((layer.attention.window, layer.attention.rope), expected, "layer {index}");
+            assert_eq!(
+                (layer.mixer.attention().unwrap().window, layer.mixer.attention().unwrap().rope),
+                expected,
+                "layer {index}"
+            );
         }
         assert_eq!((spec.ropes[FULL].theta, spec.ropes[SLIDING].theta), (1e6, 1e4));
         let pattern = gemma3(&[("sliding_window_pattern", json!(2))]).unwrap().spec;
-        assert_eq!(pattern.layers[1].attention.window, None);
+        assert_eq!(pattern.attentions().nth(1).unwrap().window, None);
     }
 
     #[test]

@@ -8,8 +8,9 @@ use super::keys::{activation, bool_or, head_dim_or, kv_heads, layer_count, model
 use super::rope_keys::partial_rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
+use crate::mixer::{AttentionSpec, Mixer};
 use crate::rope::Rope;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::{LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let heads = size(json, "num_attention_heads")?;
@@ -26,7 +27,10 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         fused: true,
         bias: false,
     };
-    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::PreAndPostGlm }; layer_count(json)?];
+    let layers = vec![
+        LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::PreAndPostGlm };
+        layer_count(json)?
+    ];
     let rope = partial_rope(json, head_dim, max_position_embeddings, 0.5)?;
     let ropes = vec![Rope { interleaved: true, ..rope }];
     model(json, layers, ropes, max_position_embeddings, 1.5625e-7)
@@ -48,7 +52,7 @@ mod tests {
     fn absent_keys_default_as_transformers_does() {
         let absent = ["num_key_value_heads", "max_position_embeddings", "rms_norm_eps"];
         let spec = glm4(&absent.map(|key| (key, Value::Null))).unwrap().spec;
-        let attention = &spec.layers[0].attention;
+        let attention = &spec.attentions().next().unwrap();
         assert_eq!((attention.head_dim, attention.kv_heads), (128, 2));
         assert!(attention.qkv_bias && !attention.output_bias);
         assert_eq!((spec.ropes[0].rotary_dim, spec.ropes[0].interleaved), (64, true));

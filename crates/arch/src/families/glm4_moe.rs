@@ -11,8 +11,9 @@ use super::keys::{
 use super::rope_keys::partial_rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
+use crate::mixer::{AttentionSpec, Mixer, QkNorm};
 use crate::router::{ExpertGroups, RouterScores, RouterSpec, SharedExpertSpec};
-use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use crate::spec::{ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let heads = size(json, "num_attention_heads")?;
@@ -28,7 +29,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let dense_layers = json.usize("first_k_dense_replace")?.unwrap_or(1);
     let layer = |index: usize| {
         let mlp = if index < dense_layers { dense(json)? } else { mixture(json, layers)? };
-        Ok(LayerSpec { attention: attention.clone(), mlp, norms: LayerNorms::Pre })
+        Ok(LayerSpec { mixer: Mixer::Attention(attention.clone()), mlp, norms: LayerNorms::Pre })
     };
     let specs = (0..layers).map(layer).collect::<Result<_, ArchError>>()?;
     let ropes = vec![partial_rope(json, head_dim, max_position_embeddings, 0.5)?];
@@ -94,10 +95,10 @@ mod tests {
     use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
     use crate::error::ArchError;
     use crate::lora::LoraConfig;
+    use crate::mixer::QkNorm;
     use crate::module_names::TargetModules;
     use crate::router::{ExpertGroups, RouterScores};
-    use crate::spec::QkNorm;
-    use crate::tensors::Role;
+    use crate::tensor_spec::Role;
 
     fn few() -> Vec<(&'static str, Value)> {
         vec![
@@ -141,7 +142,7 @@ mod tests {
         ))
         .unwrap()
         .spec;
-        let (attention, mlp) = (&spec.layers[1].attention, &spec.layers[1].mlp);
+        let (attention, mlp) = (&spec.attentions().nth(1).unwrap(), &spec.layers[1].mlp);
         assert_eq!((attention.qk_norm, attention.qkv_bias, attention.output_bias), (QkNorm::None, false, false));
         assert_eq!((spec.ropes[0].rotary_dim, spec.ropes[0].interleaved), (attention.head_dim / 2, false));
         let router = mlp.router().unwrap();

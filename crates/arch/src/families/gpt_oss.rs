@@ -11,10 +11,11 @@ use super::keys::{
 use super::rope_keys::rope_with_theta;
 use crate::error::ArchError;
 use crate::json::JsonObject;
+use crate::mixer::{AttentionSpec, Mixer};
 use crate::quantization::{QUANTIZATION_CONFIG, Quantization};
 use crate::rope::{Rope, RopeScaling};
 use crate::router::RouterSpec;
-use crate::spec::{Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, SwigluConstants};
+use crate::spec::{Activation, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, SwigluConstants};
 
 /// The base where a config names none.
 const THETA: f64 = 150_000.0;
@@ -34,7 +35,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     };
     let mlp = mixture(json, count)?;
     let layer = |window: Option<usize>| LayerSpec {
-        attention: AttentionSpec { window, ..attention.clone() },
+        mixer: Mixer::Attention(AttentionSpec { window, ..attention.clone() }),
         mlp: mlp.clone(),
         norms: LayerNorms::Pre,
     };
@@ -164,7 +165,7 @@ mod tests {
     fn the_published_20b_has_its_parameters_windows_and_rope() {
         let spec = published().spec;
         assert_eq!(spec.parameters(), 20_914_757_184);
-        let windows: Vec<_> = spec.layers[..3].iter().map(|layer| layer.attention.window).collect();
+        let windows: Vec<_> = spec.attentions().take(3).map(|attention| attention.window).collect();
         assert_eq!(windows, [Some(128), None, Some(128)]);
         assert!(spec.layers.iter().all(|layer| matches!(layer.mlp, MlpSpec::Experts { mxfp4: true, .. })));
         let RopeScaling::Yarn { attention_factor, truncate, .. } = spec.ropes[0].scaling else { panic!("yarn") };

@@ -17,7 +17,7 @@ use crate::spec::ModelSpec;
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let mut model = llama::spec(json)?;
     let scale = positive_or(json, "attention_multiplier", 1.0)?;
-    model.layers.iter_mut().for_each(|layer| layer.attention.scale = scale);
+    model.attentions_mut().for_each(|attention| attention.scale = scale);
     let residual_multiplier = positive_or(json, "residual_multiplier", 1.0)?;
     let rms_norm_eps = model.rms_norm_eps / (residual_multiplier * residual_multiplier);
     if !rms_norm_eps.is_finite() {
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn absent_multipliers_are_one_as_in_transformers() {
         let spec = granite(&[]).unwrap().spec;
-        assert_eq!((spec.layers[0].attention.scale, spec.logits_scaling), (1.0, 1.0));
+        assert_eq!((spec.attentions().next().unwrap().scale, spec.logits_scaling), (1.0, 1.0));
         assert_eq!((spec.embedding_scale, spec.rounds_embedding_scale), (Some(1.0), false));
         assert_eq!(spec.rms_norm_eps, 1e-5);
     }
@@ -63,7 +63,7 @@ mod tests {
         .unwrap()
         .spec;
         assert_eq!((spec.embedding_scale, spec.rms_norm_eps), (Some(48.0), 16e-5));
-        assert_eq!((spec.layers[1].attention.scale, spec.logits_scaling), (1.0 / 64.0, 8.0));
+        assert_eq!((spec.attentions().nth(1).unwrap().scale, spec.logits_scaling), (1.0 / 64.0, 8.0));
     }
 
     #[test]

@@ -7,7 +7,8 @@ use super::keys::{activation, bool_or, head_dim_or_quotient, kv_heads, layer_cou
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::mixer::{AttentionSpec, Mixer};
+use crate::spec::{LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let heads = size(json, "num_attention_heads")?;
@@ -27,7 +28,8 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         fused: false,
         bias: bool_or(json, "mlp_bias", false)?,
     };
-    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layer_count(json)?];
+    let layers =
+        vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; layer_count(json)?];
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
     model(json, layers, ropes, max_position_embeddings, 1e-6)
 }
@@ -37,8 +39,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::config::tests::{layout_5, refusal_of, tiny};
+    use crate::mixer::{AttentionSpec, KeysAndValues, Mixer, QkNorm};
     use crate::rope::RopeScaling;
-    use crate::spec::{AttentionSpec, QkNorm};
     use crate::spec::{LayerSpec, MlpSpec};
 
     fn has_mlp_bias(layer: &LayerSpec) -> bool {
@@ -51,6 +53,7 @@ mod tests {
             ["num_key_value_heads", "rms_norm_eps", "rope_theta", "max_position_embeddings", "tie_word_embeddings"];
         let spec = tiny(&absent.map(|key| (key, Value::Null))).unwrap().spec;
         let attention = AttentionSpec {
+            keys_and_values: KeysAndValues::Own,
             heads: 4,
             kv_heads: 4,
             head_dim: 2,
@@ -64,7 +67,9 @@ mod tests {
             soft_cap: None,
             sinks: false,
         };
-        assert!(spec.layers.iter().all(|layer| layer.attention == attention && !has_mlp_bias(layer)));
+        assert!(
+            spec.layers.iter().all(|layer| layer.mixer == Mixer::Attention(attention.clone()) && !has_mlp_bias(layer))
+        );
         assert_eq!((spec.rms_norm_eps, spec.initializer_range), (1e-6, 0.02));
         assert_eq!((spec.max_position_embeddings, spec.tie_word_embeddings), (2048, false));
         let rope = &spec.ropes[0];
@@ -75,9 +80,17 @@ mod tests {
     fn attention_bias_covers_all_four_projections_and_mlp_bias_all_three() {
         let with = |key| tiny(&[(key, json!(true))]).unwrap().spec.layers[0].clone();
         let attention = with("attention_bias");
-        assert!(attention.attention.qkv_bias && attention.attention.output_bias && !has_mlp_bias(&attention));
+        assert!(
+            attention.mixer.attention().unwrap().qkv_bias
+                && attention.mixer.attention().unwrap().output_bias
+                && !has_mlp_bias(&attention)
+        );
         let mlp = with("mlp_bias");
-        assert!(has_mlp_bias(&mlp) && !mlp.attention.qkv_bias && !mlp.attention.output_bias);
+        assert!(
+            has_mlp_bias(&mlp)
+                && !mlp.mixer.attention().unwrap().qkv_bias
+                && !mlp.mixer.attention().unwrap().output_bias
+        );
     }
 
     #[test]

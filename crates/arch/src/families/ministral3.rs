@@ -11,7 +11,8 @@ use super::mistral::refuse_other_layer_types;
 use super::rope_keys::rope_with_query_scale;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
+use crate::mixer::{AttentionSpec, Mixer};
+use crate::spec::{LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let heads = size(json, "num_attention_heads")?;
@@ -26,7 +27,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 
     let attention = AttentionSpec { window, ..AttentionSpec::new(heads, kv_heads(json, heads, 8)?, head_dim) };
     let mlp = gated_mlp(json, activation(json)?)?;
-    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers];
+    let layers = vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; layers];
     let ropes = vec![rope_with_query_scale(json, head_dim, max_position_embeddings)?];
     model(json, layers, ropes, max_position_embeddings, 1e-5)
 }
@@ -67,7 +68,7 @@ mod tests {
         let heads = [("num_attention_heads", json!(16)), ("hidden_size", json!(32))];
         let changes = [&absent.map(|key| (key, Value::Null))[..], &heads].concat();
         let spec = ministral3(&changes).unwrap().spec;
-        let attention = &spec.layers[0].attention;
+        let attention = &spec.attentions().next().unwrap();
         assert_eq!((attention.head_dim, attention.kv_heads, attention.window), (128, 8, None));
         assert_eq!((spec.max_position_embeddings, spec.rms_norm_eps), (262_144, 1e-5));
         let rope = &spec.ropes[0];

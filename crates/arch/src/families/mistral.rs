@@ -10,7 +10,8 @@ use super::keys::{
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
+use crate::mixer::{AttentionSpec, Mixer};
+use crate::spec::{LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let heads = size(json, "num_attention_heads")?;
@@ -22,7 +23,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
 
     let attention = AttentionSpec { window, ..AttentionSpec::new(heads, kv_heads(json, heads, 8)?, head_dim) };
     let mlp = gated_mlp(json, activation(json)?)?;
-    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers];
+    let layers = vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; layers];
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
     model(json, layers, ropes, max_position_embeddings, 1e-6)
 }
@@ -62,8 +63,8 @@ mod tests {
             let mut map: serde_json::Map<String, Value> = serde_json::from_str(&text).unwrap();
             map.extend(value.map(|value| ("sliding_window".to_owned(), value)));
             let spec = parse(&Value::from(map).to_string()).unwrap().spec;
-            assert!(spec.layers.iter().all(|layer| layer.attention == spec.layers[0].attention));
-            spec.layers[0].attention.window
+            assert!(spec.attentions().all(|attention| attention == spec.attentions().next().unwrap()));
+            spec.attentions().next().unwrap().window
         };
         assert_eq!(window(Some(json!(16))), Some(16));
         assert_eq!(window(Some(Value::Null)), None);
@@ -75,8 +76,8 @@ mod tests {
         let absent = ["num_key_value_heads", "max_position_embeddings"].map(|key| (key, Value::Null));
         let changes = [&absent[..], &[("num_attention_heads", json!(16)), ("hidden_size", json!(32))]].concat();
         let spec = mistral(&changes).unwrap().spec;
-        assert_eq!((spec.layers[0].attention.kv_heads, spec.max_position_embeddings), (8, 131_072));
-        assert_eq!(mistral(&[("head_dim", json!(6))]).unwrap().spec.layers[0].attention.query_size(), 24);
+        assert_eq!((spec.attentions().next().unwrap().kv_heads, spec.max_position_embeddings), (8, 131_072));
+        assert_eq!(mistral(&[("head_dim", json!(6))]).unwrap().spec.attentions().next().unwrap().query_size(), 24);
     }
 
     #[test]

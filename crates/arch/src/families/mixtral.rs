@@ -8,8 +8,9 @@ use super::keys::{activation, experts, head_dim_or_quotient, kv_heads, layer_cou
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
+use crate::mixer::{AttentionSpec, Mixer};
 use crate::router::RouterSpec;
-use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::{ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let heads = size(json, "num_attention_heads")?;
@@ -39,7 +40,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         bias: false,
         mxfp4: false,
     };
-    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers];
+    let layers = vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; layers];
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
     model(json, layers, ropes, max_position_embeddings, 1e-5)
 }
@@ -52,7 +53,7 @@ mod tests {
     use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
     use crate::error::ArchError;
     use crate::spec::MlpSpec;
-    use crate::tensors::Role;
+    use crate::tensor_spec::Role;
 
     fn mixtral(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
         parse(&family_json("MixtralForCausalLM", "mixtral", changes))
@@ -70,8 +71,11 @@ mod tests {
         assert_eq!(experts(&[]), (8, 2));
         assert_eq!(experts(&[("num_local_experts", json!(4)), ("num_experts_per_tok", json!(1))]), (4, 1));
         assert_eq!(experts(&[("num_experts", json!(5))]), (5, 2), "the other name of the key");
-        assert_eq!(mixtral(&[]).unwrap().spec.layers[0].attention.window, None);
-        assert_eq!(mixtral(&[("sliding_window", json!(16))]).unwrap().spec.layers[0].attention.window, Some(16));
+        assert_eq!(mixtral(&[]).unwrap().spec.attentions().next().unwrap().window, None);
+        assert_eq!(
+            mixtral(&[("sliding_window", json!(16))]).unwrap().spec.attentions().next().unwrap().window,
+            Some(16)
+        );
     }
 
     #[test]

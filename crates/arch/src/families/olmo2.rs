@@ -8,7 +8,8 @@ use super::keys::{activation, bool_or, gated_mlp, head_dim_or_quotient, kv_heads
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec, QkNorm};
+use crate::mixer::{AttentionSpec, Mixer, QkNorm};
+use crate::spec::{LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let heads = size(json, "num_attention_heads")?;
@@ -24,7 +25,8 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         ..AttentionSpec::new(heads, kv_heads(json, heads, heads)?, head_dim)
     };
     let mlp = gated_mlp(json, activation(json)?)?;
-    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Post }; layer_count(json)?];
+    let layers =
+        vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Post }; layer_count(json)?];
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
     model(json, layers, ropes, max_position_embeddings, 1e-5)
 }
@@ -72,7 +74,7 @@ mod tests {
     fn absent_keys_default_as_transformers_does() {
         let absent = ["rms_norm_eps", "num_key_value_heads", "max_position_embeddings"];
         let spec = olmo2(&absent.map(|key| (key, Value::Null))).unwrap().spec;
-        assert_eq!((spec.rms_norm_eps, spec.layers[0].attention.kv_heads), (1e-5, 4));
+        assert_eq!((spec.rms_norm_eps, spec.attentions().next().unwrap().kv_heads), (1e-5, 4));
         assert_eq!(spec.max_position_embeddings, 2048);
     }
 

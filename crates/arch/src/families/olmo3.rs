@@ -11,7 +11,8 @@ use super::keys::{
 use super::rope_keys::ropes_by_layer_type;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec, QkNorm};
+use crate::mixer::{AttentionSpec, Mixer, QkNorm};
+use crate::spec::{LayerNorms, LayerSpec, ModelSpec};
 
 /// Indices into the ropes of a model.
 const FULL: usize = 0;
@@ -41,7 +42,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let layer = |window: Option<usize>| {
         let rope = Some(if window.is_some() { SLIDING } else { FULL });
         let attention = AttentionSpec { window, rope, ..attention.clone() };
-        LayerSpec { attention, mlp: mlp.clone(), norms: LayerNorms::Post }
+        LayerSpec { mixer: Mixer::Attention(attention), mlp: mlp.clone(), norms: LayerNorms::Post }
     };
     let layers = windows.into_iter().map(layer).collect();
     let ropes = ropes_by_layer_type(json, head_dim, max_position_embeddings, [THETA; 2])?.into();
@@ -85,7 +86,11 @@ mod tests {
         let spec = olmo3(&changes).unwrap().spec;
         for (index, layer) in spec.layers.iter().enumerate() {
             let expected = if index % 4 == 3 { (None, Some(FULL)) } else { (Some(4096), Some(SLIDING)) };
-            assert_eq!((layer.attention.window, layer.attention.rope), expected, "layer {index}");
+            assert_eq!(
+                (layer.mixer.attention().unwrap().window, layer.mixer.attention().unwrap().rope),
+                expected,
+                "layer {index}"
+            );
         }
         assert!(matches!(spec.ropes[FULL].scaling, RopeScaling::Yarn { attention_factor: 1.2, .. }));
         assert_eq!(spec.ropes[SLIDING].scaling, RopeScaling::Default);

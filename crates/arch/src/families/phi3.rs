@@ -9,8 +9,9 @@ use super::keys::{activation, head_dim_or_quotient, kv_heads, layer_count, model
 use super::rope_keys::partial_rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
+use crate::mixer::{AttentionSpec, Mixer};
 use crate::rope::{Rope, RopeScaling};
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::{LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let heads = size(json, "num_attention_heads")?;
@@ -26,7 +27,8 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         fused: true,
         bias: false,
     };
-    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layer_count(json)?];
+    let layers =
+        vec![LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre }; layer_count(json)?];
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
     model(json, layers, ropes, max_position_embeddings, 1e-5)
 }
@@ -97,7 +99,7 @@ mod tests {
         }
         let changes = [("hidden_size", json!(64)), ("rope_parameters", parameters)];
         assert_eq!(layout_5_of("Phi3ForCausalLM", "phi3", &changes).unwrap().spec, old);
-        assert_eq!(phi3(&[("sliding_window", json!(7))]).unwrap().spec.layers[1].attention.window, Some(7));
+        assert_eq!(phi3(&[("sliding_window", json!(7))]).unwrap().spec.attentions().nth(1).unwrap().window, Some(7));
     }
 
     #[test]

@@ -9,7 +9,8 @@ use super::keys::{
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
+use crate::mixer::{AttentionSpec, Mixer};
+use crate::spec::{LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let heads = size(json, "num_attention_heads")?;
@@ -21,7 +22,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let mlp = gated_mlp(json, activation(json)?)?;
     let layer = |window| {
         let attention = AttentionSpec { window, ..attention.clone() };
-        LayerSpec { attention, mlp: mlp.clone(), norms: LayerNorms::Pre }
+        LayerSpec { mixer: Mixer::Attention(attention), mlp: mlp.clone(), norms: LayerNorms::Pre }
     };
     let layers = windows.into_iter().map(layer).collect();
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
@@ -41,7 +42,7 @@ mod tests {
     }
 
     fn windows(changes: &[(&str, Value)]) -> Vec<Option<usize>> {
-        qwen2(changes).unwrap().spec.layers.iter().map(|layer| layer.attention.window).collect()
+        qwen2(changes).unwrap().spec.attentions().map(|attention| attention.window).collect()
     }
 
     #[test]
@@ -88,7 +89,7 @@ mod tests {
     fn key_and_value_heads_default_as_transformers_does() {
         let absent = ("num_key_value_heads", Value::Null);
         let wide = [absent.clone(), ("num_attention_heads", json!(64)), ("hidden_size", json!(128))];
-        assert_eq!(qwen2(&wide).unwrap().spec.layers[0].attention.kv_heads, 32);
+        assert_eq!(qwen2(&wide).unwrap().spec.attentions().next().unwrap().kv_heads, 32);
         let message = refusal_of(qwen2(&[absent]));
         assert!(message.contains("`num_key_value_heads` is 32"), "{message}");
     }

@@ -10,8 +10,9 @@ use super::qwen3_moe::{dense, mixture, mixture_layers};
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
+use crate::mixer::{AttentionSpec, Mixer};
 use crate::router::SharedExpertSpec;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
+use crate::spec::{LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let heads = size(json, "num_attention_heads")?;
@@ -29,7 +30,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
             false => dense(json, 5632)?,
         };
         let attention = AttentionSpec { window, ..attention.clone() };
-        Ok(LayerSpec { attention, mlp, norms: LayerNorms::Pre })
+        Ok(LayerSpec { mixer: Mixer::Attention(attention), mlp, norms: LayerNorms::Pre })
     };
     let kinds = mixture_layers(json, layers)?.into_iter().zip(windows(json, layers)?);
     let layers = kinds.map(layer).collect::<Result<_, ArchError>>()?;
@@ -64,7 +65,7 @@ mod tests {
     use crate::error::ArchError;
     use crate::lora::LoraConfig;
     use crate::module_names::TargetModules;
-    use crate::tensors::Role;
+    use crate::tensor_spec::Role;
 
     const FEW: [(&str, i32); 4] = [
         ("num_experts", 4),
@@ -114,12 +115,12 @@ mod tests {
             .spec;
         let mlp = &spec.layers[0].mlp;
         assert_eq!((mlp.rows_per_token(), mlp.intermediate_size()), (4, 1408));
-        assert!(!mlp.router().unwrap().normalizes && spec.layers[0].attention.qkv_bias);
-        assert_eq!(spec.layers[0].attention.window, None);
+        assert!(!mlp.router().unwrap().normalizes && spec.attentions().next().unwrap().qkv_bias);
+        assert_eq!(spec.attentions().next().unwrap().window, None);
         let windows = |changes: &[_]| {
             let changes = [&[("use_sliding_window", json!(true)), ("num_hidden_layers", json!(4))], changes].concat();
             let spec = qwen2_moe(&changes).unwrap().spec;
-            spec.layers.iter().map(|layer| layer.attention.window.is_some()).collect::<Vec<_>>()
+            spec.attentions().map(|attention| attention.window.is_some()).collect::<Vec<_>>()
         };
         assert_eq!(windows(&[]), [true, false, true, false]);
         assert_eq!(windows(&[("max_window_layers", json!(2))]), [true, false, false, false]);

@@ -9,7 +9,8 @@ use super::keys::{
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec, QkNorm};
+use crate::mixer::{AttentionSpec, Mixer, QkNorm};
+use crate::spec::{LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let heads = size(json, "num_attention_heads")?;
@@ -28,7 +29,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let mlp = gated_mlp(json, activation(json)?)?;
     let layer = |window| {
         let attention = AttentionSpec { window, ..attention.clone() };
-        LayerSpec { attention, mlp: mlp.clone(), norms: LayerNorms::Pre }
+        LayerSpec { mixer: Mixer::Attention(attention), mlp: mlp.clone(), norms: LayerNorms::Pre }
     };
     let layers = windows.into_iter().map(layer).collect();
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
@@ -49,7 +50,7 @@ mod tests {
 
     #[test]
     fn the_head_width_is_128_unless_given() {
-        let head_dim = |changes: &[_]| qwen3(changes).unwrap().spec.layers[0].attention.head_dim;
+        let head_dim = |changes: &[_]| qwen3(changes).unwrap().spec.attentions().next().unwrap().head_dim;
         assert_eq!(head_dim(&[]), 128);
         assert_eq!(head_dim(&[("head_dim", json!(6))]), 6);
         assert_eq!(qwen3(&[("head_dim", json!(6))]).unwrap().spec.ropes[0].rotary_dim, 6);
@@ -71,7 +72,7 @@ mod tests {
     #[test]
     fn attention_has_biases_only_where_the_key_asks_for_them() {
         let biases = |changes: &[_]| {
-            let attention = qwen3(changes).unwrap().spec.layers[0].attention.clone();
+            let attention = qwen3(changes).unwrap().spec.attentions().next().unwrap().clone();
             (attention.qkv_bias, attention.output_bias)
         };
         assert_eq!(biases(&[]), (false, false));

@@ -12,8 +12,9 @@ use super::keys::{
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
+use crate::mixer::{AttentionSpec, Mixer, QkNorm};
 use crate::router::{RouterSpec, SharedExpertSpec};
-use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use crate::spec::{ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let heads = size(json, "num_attention_heads")?;
@@ -33,7 +34,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     };
     let layer = |is_mixture: bool| {
         let mlp = if is_mixture { mixture(json, layers, [128, 8, 768], None)? } else { dense(json, 6144)? };
-        Ok(LayerSpec { attention: attention.clone(), mlp, norms: LayerNorms::Pre })
+        Ok(LayerSpec { mixer: Mixer::Attention(attention.clone()), mlp, norms: LayerNorms::Pre })
     };
     let layers = mixture_layers(json, layers)?.into_iter().map(layer).collect::<Result<_, ArchError>>()?;
     let ropes = vec![rope(json, head_dim, max_position_embeddings)?];

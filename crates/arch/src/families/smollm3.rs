@@ -11,7 +11,8 @@ use super::keys::{
 use super::rope_keys::rope_with_theta;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
+use crate::mixer::{AttentionSpec, Mixer};
+use crate::spec::{LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 /// The base of the frequencies when a config names none.
 const DEFAULT_THETA: f64 = 2_000_000.0;
@@ -39,7 +40,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     };
     let layer = |(&rotated, window): (&bool, Option<usize>)| {
         let attention = AttentionSpec { rope: rotated.then_some(0), window, ..attention.clone() };
-        LayerSpec { attention, mlp: mlp.clone(), norms: LayerNorms::Pre }
+        LayerSpec { mixer: Mixer::Attention(attention), mlp: mlp.clone(), norms: LayerNorms::Pre }
     };
     let layers = rotated.iter().zip(windows).map(layer).collect();
     let ropes = vec![rope_with_theta(json, head_dim, max_position_embeddings, DEFAULT_THETA)?];
@@ -101,7 +102,7 @@ mod tests {
 
     fn rotated(changes: &[(&str, Value)]) -> Vec<bool> {
         let more = [&[("num_hidden_layers", json!(5))], changes].concat();
-        smollm3(&more).unwrap().spec.layers.iter().map(|layer| layer.attention.rope.is_some()).collect()
+        smollm3(&more).unwrap().spec.attentions().map(|attention| attention.rope.is_some()).collect()
     }
 
     #[test]
@@ -116,7 +117,7 @@ mod tests {
         let windows = |changes: &[(&str, Value)]| -> Vec<_> {
             let on = [("no_rope_layers", json!([1, 0])), ("sliding_window", json!(7))];
             let spec = smollm3(&[&on[..], changes].concat()).unwrap().spec;
-            spec.layers.iter().map(|layer| layer.attention.window).collect()
+            spec.attentions().map(|attention| attention.window).collect()
         };
         let on = ("use_sliding_window", json!(true));
         assert_eq!(windows(&[]), [None, None]);
@@ -132,7 +133,7 @@ mod tests {
         let absent = ["rope_theta", "num_key_value_heads", "tie_word_embeddings", "max_position_embeddings"];
         let spec = smollm3(&absent.map(|key| (key, Value::Null))).unwrap().spec;
         assert_eq!((spec.ropes[0].theta, spec.tie_word_embeddings), (2_000_000.0, true));
-        assert_eq!((spec.layers[0].attention.kv_heads, spec.max_position_embeddings), (4, 32_768));
+        assert_eq!((spec.attentions().next().unwrap().kv_heads, spec.max_position_embeddings), (4, 32_768));
     }
 
     #[test]

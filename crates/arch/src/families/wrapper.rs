@@ -187,7 +187,7 @@ mod tests {
         assert_eq!((top.bos_token_id, &nested.eos_token_ids[..], nested.bos_token_id), (Some(1), &[2][..], Some(1)));
         assert_eq!(nested.dtype.as_deref(), Some("bfloat16"));
         assert_eq!(top.spec.ropes[0].scaling, RopeScaling::Default);
-        assert!(top.spec.layers[0].attention.qkv_bias);
+        assert!(top.spec.attentions().next().unwrap().qkv_bias);
     }
 
     #[test]
@@ -200,13 +200,13 @@ mod tests {
                 "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024
             }
         }));
-        let (spec, attention) = (&config.spec, &config.spec.layers[0].attention);
+        let (spec, attention) = (&config.spec, &config.spec.attentions().next().unwrap());
         assert_eq!(
             (attention.heads, attention.kv_heads, attention.head_dim, attention.window),
             (8, 4, 256, Some(1024))
         );
         assert_eq!((spec.vocab_size, spec.tie_word_embeddings, spec.layers.len()), (262_208, true, 34));
-        assert_eq!(spec.layers.iter().filter(|layer| layer.attention.window.is_none()).count(), 5);
+        assert_eq!(spec.attentions().filter(|attention| attention.window.is_none()).count(), 5);
         assert_eq!(spec.parameters(), 3_880_263_168);
         assert_eq!(config.eos_token_ids, [1, 106]);
     }

@@ -1,6 +1,4 @@
 //! Conversations and a tokenizer: either given on the command line, or generated from the text files of this repository.
-//!
-//! Trade-off: generated conversations have less regular text than real ones.
 
 use std::fs::{read_dir, read_to_string, write};
 use std::path::{Path, PathBuf};

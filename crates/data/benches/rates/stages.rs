@@ -1,6 +1,4 @@
 //! Rates of the whole pipeline and of the bare tokenizer, by template.
-//!
-//! Trade-off: the best of several turns counts, not the mean.
 
 use std::num::NonZeroUsize;
 use std::path::Path;

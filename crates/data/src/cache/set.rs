@@ -1,6 +1,4 @@
 //! All documents of a store, or some of them: both sides of a split share one store.
-//!
-//! Trade-off: a set has no order of its own. Documents keep the order of the store; the loader shuffles.
 
 use std::sync::Arc;
 

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use super::span_finder::SpanFinder;
 use crate::chat_template::RenderedChat;
-use crate::record_format::{Chat, Turn};
-use crate::selection::ASSISTANT;
+use crate::record_format::{ASSISTANT, Chat, Turn};
 use crate::skeleton::{Part, Skeleton};
 
 /// Returns the skeleton of a conversation; `None` if its messages are more than texts, or the template has no skeleton.

@@ -1,6 +1,4 @@
 //! Statistics of document lengths and of how well documents fill rows, for the report before a run and for `inspect`.
-//!
-//! Trade-off: no quantiles. The histogram has steps of half an octave.
 
 use crate::diagnose::grouped;
 use std::fmt::{Display, Formatter, Result as FormatResult};

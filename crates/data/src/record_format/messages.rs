@@ -9,11 +9,10 @@ use firebrick_arch::python_json;
 use serde_json::Value as Json;
 
 use super::fields::{Fields, MESSAGE_KEYS};
-use super::row::{Chat, Object, Turn};
+use super::row::{ASSISTANT, Chat, Object, Turn};
 use super::value::{
     Parsed, Reader, bad_value, check_writable, list, missing_key, string, text, without_nulls, wrong_type,
 };
-use crate::selection::ASSISTANT;
 use crate::source::Place;
 
 /// Keys of a message that contain its training flag: a boolean, or a weight of 0 or 1 (OpenAI; `loss_weight` in LLaMA-Factory). An assistant's

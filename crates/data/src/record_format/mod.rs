@@ -22,8 +22,8 @@ use value::{Parsed, Reader, names, unread_keys};
 
 pub use fields::Fields;
 pub(crate) use pairs::headed_text;
+pub(crate) use row::{ASSISTANT, Object, fields_hash, fields_weight, weight};
 pub use row::{Chat, Row, Turn};
-pub(crate) use row::{Object, fields_hash, fields_weight, weight};
 pub use value::RecordFormatError;
 
 /// The format of a source's records: which keys they have and what they mean.

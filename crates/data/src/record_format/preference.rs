@@ -20,9 +20,8 @@ use serde_json::Value as Json;
 use super::fields::{Fields, MESSAGE_KEYS};
 use super::messages::{self, parse_extras, parse_list, parse_message};
 use super::pairs::parse_question;
-use super::row::{Chat, Object, Row, Turn};
+use super::row::{ASSISTANT, Chat, Object, Row, Turn};
 use super::value::{Parsed, Reader, RecordFormatError, bad_value, is_text, missing_key, text, wrong_type};
-use crate::selection::ASSISTANT;
 use crate::source::Place;
 
 /// Keys of KTO sets that say whether the answer is good.

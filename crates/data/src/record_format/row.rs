@@ -8,6 +8,9 @@ use xxhash_rust::xxh3::Xxh3;
 /// The fields of a JSON object, in their order.
 pub(crate) type Object = Map<String, Json>;
 
+/// The role of a message that a model writes.
+pub(crate) const ASSISTANT: &str = "assistant";
+
 /// One message as the chat template sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Turn {

@@ -1,6 +1,4 @@
 //! Finds the files that a path stands for, in the order in which they are read.
-//!
-//! Trade-off: files are sorted by name, not by content, so the same folder gives the same rows everywhere.
 
 use std::collections::BTreeMap;
 use std::fs;

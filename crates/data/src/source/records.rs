@@ -1,6 +1,4 @@
 //! A source whose files are known, and the stream of its records.
-//!
-//! Trade-off: files are read one after another, on one thread.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,6 +1,4 @@
 //! Tests from files to documents: order, counts, refusals and their places, and the cache.
-//!
-//! Trade-off: small files; `cargo bench -p firebrick-data` measures large ones.
 
 use std::fs::{rename, write};
 use std::num::NonZeroUsize;

@@ -1,6 +1,4 @@
 //! Tests from records to examples: masks, lengths, dropped records with reasons, and the choice of the template.
-//!
-//! Trade-off: a small byte-level tokenizer instead of a trained vocabulary.
 
 use firebrick_data::{
     Batch, Chat, DataError, Diagnosis, DocumentSet, EncodeOptions, Encoded, Encoder, Fields, FindingCount, FindingKind,

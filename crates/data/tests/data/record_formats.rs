@@ -1,6 +1,4 @@
 //! Tests of records of every format, and of the errors about records without one.
-//!
-//! Trade-off: parsing only; `encoder.rs` covers tokens and masks.
 
 use firebrick_data::{Fields, Place, RecordFormat, RecordFormatError, Row, Turn};
 use serde_json::{Value as Json, json};

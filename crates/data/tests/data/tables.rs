@@ -1,6 +1,4 @@
 //! Rows of JSON as tables: Parquet and Arrow, in two batches, with null where a row or an object inside it lacks a key; and packed files.
-//!
-//! Trade-off: the first value of a column decides its type.
 
 use std::io::Write;
 use std::sync::Arc;

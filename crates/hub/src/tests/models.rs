@@ -1,6 +1,4 @@
 //! Tests of models: which files are downloaded, from where, and the errors when they are not.
-//!
-//! Trade-off: weights are some bytes; nothing here reads them.
 
 use std::fs;
 use std::path::Path;

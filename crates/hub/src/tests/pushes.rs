@@ -1,6 +1,4 @@
 //! Tests of pushes: what arrives, by which way, and the errors when the Hub refuses it.
-//!
-//! Trade-off: parts of a few bytes stand for parts of many.
 
 use std::fs;
 use std::path::Path;

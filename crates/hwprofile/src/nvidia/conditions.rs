@@ -1,6 +1,4 @@
 //! Momentary state of an NVIDIA card: clocks, power, temperature, and the reasons for low clocks.
-//!
-//! Trade-off: one reading, not a mean; events between two readings are not seen.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,4 @@
 //! NVML's data about the cards of a machine, as plain data: the only place that calls NVML, and the format of recordings for tests.
-//!
-//! Trade-off: everything is read at once, even if a caller does not use it; that takes some milliseconds per card.
 
 use nvml_wrapper::enum_wrappers::device::Clock;
 #[cfg(target_os = "linux")]
@@ -10,6 +8,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
 
+use crate::gpu::PciPath;
 use crate::spec::CardClocks;
 
 /// All of NVML's answers.
@@ -91,24 +90,6 @@ pub struct PathDescription {
     pub to: u32,
     /// The path between the two.
     pub through: PciPath,
-}
-
-/// The path between two cards on the PCI bus, nearest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PciPath {
-    /// They are on one board.
-    SameBoard,
-    /// One PCIe switch.
-    OneSwitch,
-    /// Several PCIe switches, no host bridge.
-    Switches,
-    /// A host bridge.
-    HostBridge,
-    /// Several host bridges of one NUMA node.
-    NumaNode,
-    /// The link between processors.
-    System,
 }
 
 /// A partition of a card.

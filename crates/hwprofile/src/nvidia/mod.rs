@@ -15,8 +15,7 @@ use crate::spec::{AcceleratorSpec, Maker};
 
 pub use conditions::{CardConditions, ConditionsReader};
 pub use description::{
-    CardDescription, NvLinkDescription, NvmlDescription, PathDescription, PciPath, PcieDescription, SliceDescription,
-    describe,
+    CardDescription, NvLinkDescription, NvmlDescription, PathDescription, PcieDescription, SliceDescription, describe,
 };
 pub use visible::CudaEnvironment;
 

@@ -2,7 +2,6 @@
 //!
 //! All rates are dense: makers print twice as much, with 2:4 sparsity, which training does not use. If a card has two rates by accumulator, the table
 //! has the one with f32 accumulation.
-//! Trade-off: a peak is a bound for planning before measurements; `sustained_bf16` is the best that a library was seen to reach.
 
 mod capability;
 mod figure;

@@ -1,6 +1,4 @@
 //! The sampled quantities: names, units, and how samples become one reading.
-//!
-//! Trade-off: one list for all makers; each maker's interface fills its part.
 
 /// A number that a machine reports about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

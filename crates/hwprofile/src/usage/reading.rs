@@ -1,6 +1,4 @@
 //! Samples, their sums, and the resulting reading.
-//!
-//! Trade-off: all samples of an interval have the same weight, however far apart they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -5,7 +5,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use burn_tensor::DType;
 use serde::{Deserialize, Serialize};
+
+use crate::linear::GemmFormat;
 
 /// A backend, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -87,6 +90,19 @@ impl FromStr for BackendKind {
         let unknown = || UnknownBackend { got: text.to_owned() };
         Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(unknown)
     }
+}
+
+/// What a [self-test](BackendKind::self_test) runs: operations in these formats that a model of this kind needs.
+#[derive(Clone, Copy, Debug)]
+pub struct SelfTest {
+    /// Format of activations.
+    pub dtype: DType,
+    /// Format of GEMMs.
+    pub gemms: GemmFormat,
+    /// Width of an attention head.
+    pub head_dim: usize,
+    /// Whether the model has experts, whose kernels take the longest to compile.
+    pub has_experts: bool,
 }
 
 #[cfg(test)]

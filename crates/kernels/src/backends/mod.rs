@@ -1,5 +1,5 @@
 //! The backends, one file or folder each, with their Burn types and the operations they override. `kind.rs` names them,
-//! and `planning/` states the memory that each needs.
+//! `planning/` states the memory that each needs, and `self_test.rs` is what a backend runs before it is trusted.
 //!
 //! Trade-off: the memory of every backend is stated even if it is not compiled in, so that a plan can be made without it.
 
@@ -11,6 +11,8 @@ pub mod cuda;
 mod flex;
 mod kind;
 mod planning;
+#[cfg(feature = "cuda")]
+mod self_test;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
@@ -20,30 +22,16 @@ pub use candle::Candle;
 pub use cuda::{Cuda, DeviceFailure};
 #[cfg(feature = "flex")]
 pub use flex::Flex;
-pub use kind::{BackendKind, UnknownBackend};
+pub use kind::{BackendKind, SelfTest, UnknownBackend};
 pub use planning::{PLANNED_SHARED_BYTES, converted_weights_bytes, estimate, fp8_refusal};
 #[cfg(feature = "wgpu")]
 pub use wgpu::Wgpu;
 
 use burn_tensor::DType;
 
-use crate::linear::GemmFormat;
 #[cfg(feature = "cuda")]
 use crate::memory::MemoryOps;
 use crate::{CommError, Communicator};
-
-/// What a [self-test](BackendKind::self_test) runs: operations in these formats that a model of this kind needs.
-#[derive(Clone, Copy, Debug)]
-pub struct SelfTest {
-    /// Format of activations.
-    pub dtype: DType,
-    /// Format of GEMMs.
-    pub gemms: GemmFormat,
-    /// Width of an attention head.
-    pub head_dim: usize,
-    /// Whether the model has experts, whose kernels take the longest to compile.
-    pub has_experts: bool,
-}
 
 impl BackendKind {
     /// Returns whether the backend computes in float16 on this machine. CPU backends could, but slower than in f32.

@@ -18,16 +18,20 @@ use firebrick_precision::{BlockScales as HostBlockScales, HostScales, Packing, Q
 
 use crate::memory::HostBuffer;
 use crate::weights::{BlockScales, QuantizedWeight, Scales, WeightOps, reference};
-use crate::{AttentionOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps};
+use crate::{
+    AttentionOps, ConvOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps, Session,
+};
 
 /// f32 values, i32 indices, booleans as u32: WebGPU has no 8-bit storage.
 pub type Wgpu = CubeBackend<WgpuRuntime, f32, i32, u32>;
 
+impl Session for Wgpu {}
 impl MemoryOps for Wgpu {}
 impl NormOps for Wgpu {}
 impl LinearOps for Wgpu {}
 impl AttentionOps for Wgpu {}
 impl MoeOps for Wgpu {}
+impl ConvOps for Wgpu {}
 impl EmbeddingOps for Wgpu {}
 impl LossOps for Wgpu {}
 impl OptimizerOps for Wgpu {}

@@ -6,8 +6,9 @@
 
 use burn_tensor::{Tensor, backend::Backend};
 
-use super::{CommError, Communicator, Exchange, Loan, Payload, reference};
-use crate::memory::MemoryOps;
+use super::{CommError, Communicator, reference};
+use crate::payload::{Exchange, Loan, Payload};
+use crate::session::Session;
 
 /// A collective operation on a list of tensors. Every rank lists the same ones in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +58,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CommError`] if a rank is gone or sends something else.
-    pub fn all_reduce_sum<B: MemoryOps>(&self, tensors: Vec<Tensor<B, 1>>) -> Result<Vec<Tensor<B, 1>>, CommError> {
+    pub fn all_reduce_sum<B: Session>(&self, tensors: Vec<Tensor<B, 1>>) -> Result<Vec<Tensor<B, 1>>, CommError> {
         let Some(device) = tensors.first().map(Tensor::device).filter(|_| self.world_size() > 1) else {
             return Ok(tensors);
         };
@@ -72,7 +73,7 @@ impl Communicator {
     ///
     /// # Errors
     /// The same as those of [`Communicator::all_reduce_sum`].
-    pub fn broadcast_each<B: MemoryOps>(
+    pub fn broadcast_each<B: Session>(
         &self,
         tensors: Vec<(Tensor<B, 1>, usize)>,
     ) -> Result<Vec<Tensor<B, 1>>, CommError> {
@@ -87,7 +88,7 @@ impl Communicator {
     ///
     /// # Errors
     /// The same as those of [`Communicator::all_reduce_sum`].
-    pub fn start_broadcast<B: MemoryOps>(
+    pub fn start_broadcast<B: Session>(
         &self,
         loans: Vec<Loan<B>>,
         device: &B::Device,
@@ -102,7 +103,7 @@ impl Communicator {
     ///
     /// # Errors
     /// The same as those of [`Communicator::all_reduce_sum`].
-    pub fn start_reduce<B: MemoryOps>(&self, tensors: Vec<(Tensor<B, 1>, usize)>) -> Result<Exchange<B>, CommError> {
+    pub fn start_reduce<B: Session>(&self, tensors: Vec<(Tensor<B, 1>, usize)>) -> Result<Exchange<B>, CommError> {
         let Some(device) = device_of(&tensors) else { return Ok(Exchange::done(Vec::new())) };
         match self.device_side::<B>() {
             Some(side) => side.start(self, Collective::Reduce, rooted(tensors), &device),

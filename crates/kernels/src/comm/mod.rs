@@ -7,7 +7,6 @@
 
 mod collectives;
 mod local;
-mod payload;
 pub mod reference;
 
 use std::any::Any;
@@ -21,7 +20,6 @@ use burn_tensor::backend::Backend;
 
 pub use collectives::{Collective, DeviceSide};
 pub use local::local_group;
-pub use payload::{Exchange, Loan, Payload, PayloadLayout};
 
 /// The name of all operations between devices in a trace.
 pub const COLLECTIVE: &str = "collective";

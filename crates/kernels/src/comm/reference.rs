@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use burn_tensor::{Tensor, TensorData, backend::Backend};
 
-use super::{CommError, Communicator, Loan, Payload};
+use super::{CommError, Communicator};
+use crate::payload::{Loan, Payload};
 
 /// Bytes of one value.
 const VALUE: usize = size_of::<f32>();

@@ -250,10 +250,10 @@ fn gated_and_rotary<B: Kernels>(check: &mut Check<'_, B>) {
         let (mut tables, mut expected_tables) = tables(check, rotated);
         (tables.interleaved, expected_tables.interleaved) = (interleaved, interleaved);
         let x = check.random([tokens, check.case.heads * head_dim], 1.0);
-        let y = B::rotary(x.0.clone(), &tables, head_dim);
-        check.compare(name, y, reference::rotary(x.1.clone(), &expected_tables, head_dim));
-        let dx = B::rotary_backward(x.0, &tables, head_dim);
-        let expected = reference::rotary_backward(x.1, &expected_tables, head_dim);
+        let y = B::rotary(x.0.clone(), &tables, head_dim, false);
+        check.compare(name, y, reference::rotary(x.1.clone(), &expected_tables, head_dim, false));
+        let dx = B::rotary(x.0, &tables, head_dim, true);
+        let expected = reference::rotary(x.1, &expected_tables, head_dim, true);
         check.compare(&format!("{name}, backward"), dx, expected);
     }
 }

@@ -27,6 +27,7 @@ pub use self::dropout::{Dropout, Mask, RowChoices};
 pub use self::expert_rows::ExpertRows;
 pub use self::magnitude::Magnitude;
 use crate::norm::{NormOps, NormWeight};
+use crate::session::Session;
 use crate::weights::{Weight, WeightOps};
 
 /// Linear modules that share an input, with their outputs side by side. Those of experts are stacks: every tensor of a module has the rows of all
@@ -369,7 +370,7 @@ pub fn into_single<T>(parts: Vec<T>) -> T {
 }
 
 /// Linear layers with their prologues and epilogues.
-pub trait LinearOps: NormOps + WeightOps {
+pub trait LinearOps: NormOps + Session + WeightOps {
     /// Runs prologue, GEMM of the whole group and epilogue; returns one `[n, part]` per part of the group, in the
     /// compute dtype (the dtype of the input). Under [`Keep::Nothing`] the saved value is `None`. A group of stacks has no epilogue and no norm.
     fn project(
@@ -450,13 +451,8 @@ pub trait LinearOps: NormOps + WeightOps {
     }
 
     /// Applies rotary position embedding (Su et al., RoFormer, 2021) to `[n, heads * head_dim]`, in the rotate-half form of most Hugging Face
-    /// checkpoints or of neighboring columns, to as many columns of each head as the tables have angles for.
-    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
-        reference::rotary(x, tables, head_dim)
-    }
-
-    /// Backward of [`LinearOps::rotary`]: the inverse rotation.
-    fn rotary_backward(dy: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
-        reference::rotary_backward(dy, tables, head_dim)
+    /// checkpoints or of neighboring columns, to as many columns of each head as the tables have angles for. Its backward is the inverse rotation.
+    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize, backward: bool) -> Tensor<Self, 2> {
+        reference::rotary(x, tables, head_dim, backward)
     }
 }

@@ -320,6 +320,11 @@ fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>,
             let output = B::rms_norm(raw.clone(), &norm, Some(residual));
             (vec![output], None, (keep != Keep::Nothing).then_some(SavedOutputNorm { norm, raw }))
         }
+        // Queries alone, of a layer that reads another's keys and values.
+        Epilogue::Heads(heads) if parts.len() == 1 => {
+            let q = query_scaled(rotated(into_single(parts), &heads), &heads);
+            (vec![q], Some(SavedHeads { epilogue: heads, raw: None }), None)
+        }
         Epilogue::Heads(heads) => {
             let [q, k, v] = into_parts(parts);
             let raw = (heads.qk_norm.is_some() && keep != Keep::Nothing).then(|| (q.clone(), k.clone()));
@@ -333,7 +338,7 @@ fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>,
 
 fn rotated<B: LinearOps>(x: Tensor<B, 2>, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
     match &heads.rotary {
-        Some(tables) => B::rotary(x, tables, heads.head_dim),
+        Some(tables) => B::rotary(x, tables, heads.head_dim, false),
         None => x,
     }
 }
@@ -363,11 +368,14 @@ fn heads_backward<B: LinearOps>(
     d_outputs: Vec<Tensor<B, 2>>,
 ) -> (Vec<Tensor<B, 2>>, [Option<Tensor<B, 1>>; 2]) {
     let SavedHeads { epilogue: heads, raw } = saved;
-    let [dq, dk, dv] = into_parts(d_outputs);
     let back = |d: Tensor<B, 2>| match &heads.rotary {
-        Some(tables) => B::rotary_backward(d, tables, heads.head_dim),
+        Some(tables) => B::rotary(d, tables, heads.head_dim, true),
         None => d,
     };
+    if d_outputs.len() == 1 {
+        return (vec![back(query_scaled(into_single(d_outputs), &heads))], [None, None]);
+    }
+    let [dq, dk, dv] = into_parts(d_outputs);
     let (dq, dk) = (back(query_scaled(dq, &heads)), back(dk));
     let Some(norms) = &heads.qk_norm else { return (vec![dq, dk, dv], [None, None]) };
     let (q, k) = raw.expect("normalized heads save queries and keys before their norm");
@@ -467,17 +475,9 @@ fn to_f32_mask<B: Backend>(mask_nf: Tensor<B, 2, Bool>) -> Tensor<B, 2> {
 }
 
 /// Implements [`LinearOps::rotary`]: halves `(a, b)` of the rotated columns in each head become `(a cos - b sin, b cos + a sin)`, or even and odd
-/// columns do.
-pub fn rotary<B: Backend>(x: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize) -> Tensor<B, 2> {
-    rotate(x, tables, tables.sin.clone(), head_dim)
-}
-
-/// Implements [`LinearOps::rotary_backward`].
-pub fn rotary_backward<B: Backend>(dy: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize) -> Tensor<B, 2> {
-    rotate(dy, tables, tables.sin.clone().neg(), head_dim)
-}
-
-fn rotate<B: Backend>(x: Tensor<B, 2>, tables: &RotaryTables<B>, sin: Tensor<B, 2>, head_dim: usize) -> Tensor<B, 2> {
+/// columns do; the backward has the opposite sine.
+pub fn rotary<B: Backend>(x: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize, backward: bool) -> Tensor<B, 2> {
+    let sin = if backward { tables.sin.clone().neg() } else { tables.sin.clone() };
     let (dtype, [tokens, width]) = (x.dtype(), x.dims());
     let [rows, half] = tables.cos.dims();
     assert!(

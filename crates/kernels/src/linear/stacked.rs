@@ -11,7 +11,8 @@ use super::{
     Adapter, Bias, Epilogue, ExpertRows, Group, InputGradient, Keep, LinearOps, Magnitude, Module, ModuleGradients,
     ProjectGradients, ProjectSaved, Prologue, WeightGradient,
 };
-use crate::memory::{Hint, MemoryOps};
+use crate::memory::slices;
+use crate::session::{Hint, Session};
 use crate::weights::evenly;
 
 /// Implements [`LinearOps::project`] for a group of stacks.
@@ -51,7 +52,7 @@ pub fn project_backward<B: LinearOps>(
     let (rows, device) = (rows_of(&group), d_outputs[0].device());
     let Experts { present, ranges, groups, absent } = Experts::of(&group, &rows);
     let saved = divided_saved(saved, &ranges);
-    let d_outputs = transposed(d_outputs.into_iter().map(|d_output| B::slices(d_output, &ranges)).collect());
+    let d_outputs = transposed(d_outputs.into_iter().map(|d_output| slices(d_output, &ranges)).collect());
     let gradients: Vec<_> = with_varying_sizes::<B, _>(&device, || {
         let each = groups.into_iter().zip(saved).zip(d_outputs);
         each.map(|((group, saved), d_outputs)| B::project_backward(saved, group, d_outputs, None)).collect()
@@ -104,8 +105,8 @@ impl<B: LinearOps> Experts<B> {
 
 /// Divides a stack into the modules of its experts.
 fn matrices<B: LinearOps>(module: &Module<B>, count: usize) -> Vec<Module<B>> {
-    let rows = |x: &Tensor<B, 2>| B::slices(x.clone(), &evenly(x.dims()[0], count)).into_iter();
-    let vectors = |x: &Tensor<B, 1>| B::slices(x.clone(), &evenly(x.dims()[0], count)).into_iter();
+    let rows = |x: &Tensor<B, 2>| slices(x.clone(), &evenly(x.dims()[0], count)).into_iter();
+    let vectors = |x: &Tensor<B, 1>| slices(x.clone(), &evenly(x.dims()[0], count)).into_iter();
     let mut sums = match &module.weight_gradient {
         WeightGradient::AddTo(sum) => Some(rows(sum)),
         WeightGradient::Frozen | WeightGradient::New => None,
@@ -214,9 +215,9 @@ fn joined_inputs<B: LinearOps>(inputs: Vec<InputGradient<B>>) -> InputGradient<B
 /// Returns the rows of each expert of a prologue's inputs.
 fn slices_of<B: LinearOps>(prologue: &Prologue<B>, ranges: &[(usize, usize)]) -> Vec<Prologue<B>> {
     match prologue {
-        Prologue::None { x } => B::slices(x.clone(), ranges).into_iter().map(|x| Prologue::None { x }).collect(),
+        Prologue::None { x } => slices(x.clone(), ranges).into_iter().map(|x| Prologue::None { x }).collect(),
         Prologue::Gated { gate, up, activation } => {
-            let [gates, ups] = [gate, up].map(|x| B::slices(x.clone(), ranges));
+            let [gates, ups] = [gate, up].map(|x| slices(x.clone(), ranges));
             let gated = |(gate, up)| Prologue::Gated { gate, up, activation: *activation };
             gates.into_iter().zip(ups).map(gated).collect()
         }
@@ -244,7 +245,7 @@ fn joined_saved<B: LinearOps>(prologue: Prologue<B>, saved: Vec<Box<ProjectSaved
 fn divided_saved<B: LinearOps>(saved: ProjectSaved<B>, ranges: &[(usize, usize)]) -> Vec<ProjectSaved<B>> {
     let ProjectSaved { prologue, prologue_output, low_rank, unscaled, .. } = saved;
     let [outputs, low_ranks, unscaled] = [prologue_output, low_rank, unscaled].map(|x| {
-        let parts = x.map(|x| B::slices(x, ranges).into_iter());
+        let parts = x.map(|x| slices(x, ranges).into_iter());
         std::iter::repeat_with(move || ()).scan(parts, |parts, ()| Some(parts.as_mut().and_then(Iterator::next)))
     });
     let each = slices_of(&prologue, ranges).into_iter().zip(outputs).zip(low_ranks).zip(unscaled);
@@ -270,10 +271,10 @@ fn transposed<T>(of_experts: Vec<Vec<T>>) -> Vec<Vec<T>> {
 }
 
 /// Runs work whose tensor sizes differ in every pass.
-fn with_varying_sizes<B: MemoryOps, R>(device: &B::Device, work: impl FnOnce() -> R) -> R {
+fn with_varying_sizes<B: Session, R>(device: &B::Device, work: impl FnOnce() -> R) -> R {
     /// Ends this mode, even if the work panics.
-    struct End<'a, B: MemoryOps>(&'a B::Device);
-    impl<B: MemoryOps> Drop for End<'_, B> {
+    struct End<'a, B: Session>(&'a B::Device);
+    impl<B: Session> Drop for End<'_, B> {
         fn drop(&mut self) {
             B::hint(self.0, Hint::VaryingSizes(false));
         }

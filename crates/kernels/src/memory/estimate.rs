@@ -5,11 +5,12 @@
 //! `cuda.rs`), and is compiled even if the backend is not. `training_shape.rs` describes how the model is trained.
 //! Trade-off: effects of the machine rather than the run, such as an allocator's rounding, are left out.
 
-use firebrick_arch::{GroupSpec, LoraConfig, MlpSpec, ModelSpec, QkNorm, Role};
+use firebrick_arch::{GroupSpec, LoraConfig, MlpSpec, ModelSpec, Role};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
-pub use super::training_shape::{BaseStorage, DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
+pub use super::training_shape::{DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
+pub use crate::weights::BaseStorage;
 pub use firebrick_hwprofile::memory::MemoryEstimate;
 
 /// Values per target of a pair: log-probabilities, the document, weights, and whether it belongs to the answer.
@@ -58,30 +59,28 @@ fn adapted_norms(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
 /// Values per token that a layer's forward computes and its backward reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LayerValues {
-    /// The layer's input; the sum after attention has the same width.
+    /// The layer's input; the sum after the mixer has the same width.
     input: u64,
-    /// Attention's output.
-    attended: u64,
+    /// The mixer's result.
+    mixed: u64,
     /// Outputs of GEMMs and attention: queries, keys and values (also those before their norm), attention output,
     /// outputs before a norm, the sum after attention, gate and up.
     computed: u64,
     /// Both normalized inputs, and the gated activation.
     elementwise: u64,
-    /// f32 log-sum-exp values of attention, one per head.
-    log_sums: u64,
+    /// What later layers read of this one.
+    published: u64,
+    /// f32 values that belong to the mixer's result.
+    statistics: u64,
 }
 
 /// Returns the values of layer `layer`, from the parts of its groups.
 pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
     let groups = model.layer_groups(layer);
-    let (qkv, output, [gate_up, down]) = (&groups.qkv, &groups.attention_output, groups.mlp_shapes());
-    let (attention, mlp) = (&model.layers[layer].attention, &model.layers[layer].mlp);
+    let (inputs, [gate_up, down]) = (&groups.mixer.input, groups.mlp_shapes());
+    let (mixer, mlp) = (model.layers[layer].mixer.values(), &model.layers[layer].mlp);
     let norms = model.layers[layer].norms.names();
-    let before_norm = match attention.qk_norm {
-        QkNorm::None => 0,
-        QkNorm::PerHead | QkNorm::WholeProjection => attention.query_size() + attention.kv_size(),
-    };
-    let before_norm = before_norm + norms.outputs() * model.hidden_size;
+    let before_norm = mixer.before_norm + norms.outputs() * model.hidden_size;
     let (rows, routed) = match mlp {
         MlpSpec::Gated { .. } => (1, 0),
         // The router's input; dispatched and returned rows; two f32 per expert, in 2-byte values.
@@ -92,23 +91,24 @@ pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
         let output = if shared.gated { model.hidden_size } else { 0 };
         [2 * shared.intermediate_size + output, shared.intermediate_size]
     });
-    let computed = qkv.out_features()
+    let computed = inputs.out_features()
         + before_norm
-        + output.in_features
+        + mixer.mixed
         + gate_up.in_features
         + rows * gate_up.out_features()
         + routed
         + shared;
     let normed = |name: Option<&str>, group: &GroupSpec| if name.is_some() { group.in_features } else { 0 };
     LayerValues {
-        input: qkv.in_features as u64,
-        attended: output.in_features as u64,
+        input: inputs.in_features as u64,
+        mixed: mixer.mixed as u64,
+        published: mixer.published as u64,
         computed: computed as u64,
-        elementwise: (normed(norms.before_attention, qkv)
+        elementwise: (normed(norms.before_mixer, inputs)
             + normed(norms.before_mlp, gate_up)
             + rows * down.in_features
             + activated) as u64,
-        log_sums: attention.heads as u64,
+        statistics: mixer.statistics as u64,
     }
 }
 
@@ -116,8 +116,8 @@ impl LayerValues {
     /// Returns the bytes per token that the forward saves until the backward, with `value` bytes per value.
     pub(crate) fn saved(&self, recompute: Recompute, value: u64) -> u64 {
         match recompute {
-            Recompute::Full => self.input * value,
-            Recompute::Projections => self.half_inputs() * value + 4 * self.log_sums,
+            Recompute::Full => (self.input + self.published) * value,
+            Recompute::Projections => (self.half_inputs() + self.published) * value + 4 * self.statistics,
             Recompute::Selective => self.selective(value),
             Recompute::None => self.everything(value),
         }
@@ -125,12 +125,12 @@ impl LayerValues {
 
     /// Returns the values of the inputs of both halves (attention and MLP) and of attention's output.
     fn half_inputs(&self) -> u64 {
-        2 * self.input + self.attended
+        2 * self.input + self.mixed
     }
 
     /// Returns the bytes per token of the input and of the outputs of GEMMs and attention.
     pub(crate) fn selective(&self, value: u64) -> u64 {
-        (self.input + self.computed) * value + 4 * self.log_sums
+        (self.input + self.computed) * value + 4 * self.statistics
     }
 
     /// Returns the bytes per token of everything that the backward reads.
@@ -149,13 +149,14 @@ pub(crate) fn sum(lines: &[MemoryLine]) -> u64 {
 
 fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 7] {
     let trained = training.trained_parameters(model);
-    let base = match training.stored_format() {
-        Format::Quantized(format) => format!(
+    let base = match training.base {
+        BaseStorage::Frozen(Format::Quantized(format)) => format!(
             "projections in {format}, {:.3} bits per parameter; the rest in {}",
             format.bits_per_value(),
             training.compute
         ),
-        format => format!("every parameter in {format}"),
+        BaseStorage::Frozen(format) => format!("every parameter in {format}"),
+        BaseStorage::Trained => String::new(),
     };
     let per_parameter = training.optimizer_bytes as f64 / trained.max(1) as f64;
     let paged = if training.paged_bytes > 0 { ", without what is paged" } else { "" };
@@ -218,7 +219,8 @@ fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine 
     let (layers, per_token) = match training.recompute {
         Recompute::Projections if is_offloaded => {
             let widest = values().map(|layer| layer.half_inputs()).max().unwrap_or(0);
-            (1, widest * value + 4 * values().map(|layer| layer.log_sums).sum::<u64>())
+            let published = values().map(|layer| layer.published).sum::<u64>();
+            (1, (widest + published) * value + 4 * values().map(|layer| layer.statistics).sum::<u64>())
         }
         _ if is_offloaded => (all.min(INPUTS_ON_DEVICE), of_layers(INPUTS_ON_DEVICE)),
         _ => (all, of_layers(all)),
@@ -256,8 +258,8 @@ fn offloaded_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryL
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use firebrick_arch::LayerNorms;
     use firebrick_arch::shapes::{llama_3_1_8b, qwen3_8b};
+    use firebrick_arch::{LayerNorms, QkNorm};
     use firebrick_precision::FloatType;
 
     use super::*;
@@ -305,9 +307,7 @@ pub(crate) mod tests {
     #[test]
     fn normalized_queries_and_keys_are_saved_twice() {
         let mut plain = qwen3_8b();
-        for layer in &mut plain.layers {
-            layer.attention.qk_norm = QkNorm::None;
-        }
+        plain.attentions_mut().for_each(|attention| attention.qk_norm = QkNorm::None);
         let saved = |model: &ModelSpec| layer_values(model, 0).saved(Recompute::Selective, 2);
         assert_eq!(saved(&qwen3_8b()) - saved(&plain), 2 * (4096 + 1024));
     }

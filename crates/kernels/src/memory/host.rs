@@ -9,7 +9,7 @@ use std::ops::{Deref, DerefMut};
 
 use burn_tensor::{Tensor, TensorData, backend::Backend};
 
-use crate::comm::Payload;
+use crate::payload::Payload;
 
 /// Bytes on the host, from [`crate::MemoryOps::host_buffer`]. Each access is a virtual call: take a slice once.
 pub struct HostBuffer {

@@ -1,4 +1,4 @@
-//! Placement of tensors in memory and order of device work: sections, host buffers, offloaded tensors, and estimates of a run's memory and work.
+//! Placement of tensors in memory: host buffers, offloaded tensors, and estimates of a run's memory and work.
 //!
 //! Trade-off: a backend without device memory of its own (the CPU) inherits bodies that move nothing.
 
@@ -8,59 +8,23 @@ pub mod estimate;
 pub mod evaluation;
 mod host;
 pub mod prefetch;
-mod run_shape;
 pub mod training_shape;
 pub mod work;
 
 use burn_tensor::{DType, Int, Tensor, TensorData, backend::Backend};
 
-use crate::comm::Payload;
+use crate::payload::Payload;
 pub use host::{HostBuffer, Offloaded, Readback};
-pub use run_shape::{DeviceTime, GemmAlgorithms, Hint, RunShape};
 
 #[cfg(feature = "cuda")]
 pub(crate) use host::{Elsewhere, Memory, Numbers};
 
-/// Memory and ordering of device work.
+/// Memory of tensors on the device and the host.
 pub trait MemoryOps: Backend {
     /// Returns the device of the rank with this local number.
     fn device_of(local_rank: usize) -> Self::Device {
         let _ = local_rank;
         Self::Device::default()
-    }
-
-    /// Announces how a run will use the device, before its model is built. Backends that prepare nothing ignore it.
-    fn open(device: &Self::Device, shape: &RunShape) {
-        let _ = (device, shape);
-    }
-
-    /// Announces what comes next, so that a backend can prepare for it; most ignore it.
-    fn hint(device: &Self::Device, hint: Hint<'_, Self>) {
-        let _ = (device, hint);
-    }
-
-    /// Runs a stretch of work in which only operations of `Kernels` touch the device.
-    ///
-    /// A backend with its own stream synchronizes with other work on the device only at the edges of a section, not around each
-    /// operation. Sections may nest; only the outermost synchronizes. Ordinary Burn operations belong in [`MemoryOps::pause`].
-    ///
-    /// Other threads may use Burn on the device at any time, with three limits. They must not receive a tensor that an unfinished section created.
-    /// The section must not receive a tensor that they changed in place after it began. A tensor that a section may update in place (parameters,
-    /// optimizer state, sums, inputs of a backward) must be kept as a clone by a thread that reads it until the values have arrived.
-    fn section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
-        let _ = device;
-        work()
-    }
-
-    /// Runs ordinary Burn operations inside a section, ordered after everything before them and before everything after them.
-    fn pause<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
-        let _ = device;
-        work()
-    }
-
-    /// Returns unused pool memory to the driver, after loading or when the sizes of tensors change.
-    fn release_memory(device: &Self::Device) {
-        Self::memory_cleanup(device);
     }
 
     /// Allocates host memory to be filled with a tensor's bytes for [`MemoryOps::upload`]; may be called from any thread.
@@ -103,13 +67,12 @@ pub trait MemoryOps: Backend {
     }
 
     /// Returns ranges of the first axis, in order, from starts and lengths. They share the tensor's memory where the backend can.
-    fn slices<const D: usize>(x: Tensor<Self, D>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, D>> {
-        ranges.iter().map(|&(start, length)| x.clone().narrow(0, start, length)).collect()
-    }
-
-    /// Returns ranges of codes, in order, from starts and lengths, as [`MemoryOps::slices`] does.
-    fn code_slices(x: Tensor<Self, 1, Int>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, 1, Int>> {
-        ranges.iter().map(|&(start, length)| x.clone().narrow(0, start, length)).collect()
+    fn slices<const D: usize>(x: Payload<Self, D>, ranges: &[(usize, usize)]) -> Vec<Payload<Self, D>> {
+        let slice = |&(start, length): &(usize, usize)| match &x {
+            Payload::Values(x) => Payload::Values(x.clone().narrow(0, start, length)),
+            Payload::Codes(x) => Payload::Codes(x.clone().narrow(0, start, length)),
+        };
+        ranges.iter().map(slice).collect()
     }
 
     /// Puts matrices below each other.
@@ -139,10 +102,9 @@ pub trait MemoryOps: Backend {
     fn read_later(values: Vec<Tensor<Self, 1>>) -> Readback {
         Readback::new(host::OnDevice(values))
     }
+}
 
-    /// Returns the device milliseconds since the last call with the same `of`, to be read later as one number; `None` if not measured.
-    fn device_time(device: &Self::Device, of: DeviceTime) -> Option<Readback> {
-        let _ = (device, of);
-        None
-    }
+/// Returns ranges of the first axis of values, as [`MemoryOps::slices`] does.
+pub fn slices<B: MemoryOps, const D: usize>(x: Tensor<B, D>, ranges: &[(usize, usize)]) -> Vec<Tensor<B, D>> {
+    B::slices(Payload::Values(x), ranges).into_iter().map(Payload::into_values).collect()
 }

@@ -3,14 +3,15 @@
 //!
 //! Trade-off: one struct with a field per decision, all of which the caller fills in, even for backends that read half of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use firebrick_arch::{EMBEDDING, GroupKind, GroupSpec, HEAD, LoraConfig, ModelSpec, NormNames, Role, TensorSpec};
-use firebrick_precision::{FloatType, Format, QuantFormat};
+use firebrick_arch::{GroupKind, GroupSpec, LoraConfig, ModelSpec, NormNames, Role};
+use firebrick_precision::FloatType;
 use serde::{Deserialize, Serialize};
 
 use super::evaluation::EvaluationShape;
 use crate::GemmFormat;
+use crate::weights::{BaseStorage, Storage};
 
 /// The values that a layer's forward pass saves for its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,7 +42,7 @@ impl Recompute {
     pub fn repeats(self, kind: GroupKind, norms: &NormNames) -> bool {
         match (self, kind) {
             (Self::Full | Self::Projections, GroupKind::Down) => norms.after_mlp.is_some(),
-            (Self::Projections, GroupKind::AttentionOutput) => norms.after_attention.is_some(),
+            (Self::Projections, GroupKind::MixerOutput) => norms.after_mixer.is_some(),
             (Self::Full | Self::Projections, _) => true,
             (Self::Selective | Self::None, _) => false,
         }
@@ -54,32 +55,13 @@ impl Recompute {
     }
 }
 
-/// Storage of the base weights on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BaseStorage {
-    /// Every weight trains, in f32.
-    Trained,
-    /// Frozen in this format; if it is a quantized one, only projections are quantized, and everything else has the compute format.
-    Frozen(Format),
-}
-
-impl BaseStorage {
-    /// Returns the format in which the weights of linear modules are stored, with or without adapters.
-    #[must_use]
-    pub fn stored_format(self, has_adapters: bool) -> Format {
-        match self {
-            Self::Frozen(format) if has_adapters => format,
-            Self::Frozen(_) | Self::Trained => Format::Float(FloatType::F32),
-        }
-    }
-}
-
 /// How a model is trained, as far as memory depends on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingShape {
     /// Storage of the base weights on the device.
     pub base: BaseStorage,
+    /// Projections that stay unquantized, as they are in the folder.
+    pub dense: BTreeSet<String>,
     /// The adapter; `None`: every parameter trains.
     pub lora: Option<LoraConfig>,
     /// Format of activations.
@@ -168,34 +150,14 @@ impl TrainingShape {
         self.compute.bytes() as u64
     }
 
-    /// Returns whether the weights of linear modules are stored in a different format than GEMMs read.
-    pub(crate) fn needs_conversion(&self) -> bool {
-        self.stored_format() != Format::Float(self.compute)
-    }
-
-    /// Returns the format in which the weights of linear modules are stored.
-    pub(crate) fn stored_format(&self) -> Format {
-        self.base.stored_format(self.lora.is_some())
+    /// Returns the settings that determine the format of each tensor of the base.
+    pub fn storage(&self) -> Storage<'_> {
+        Storage { base: self.base, lora: self.lora.as_ref(), compute: self.compute, dense: &self.dense }
     }
 
     /// Returns the bytes of the frozen base; 0 if every parameter trains.
     pub(crate) fn base_bytes(&self, model: &ModelSpec) -> u64 {
-        let Some(lora) = &self.lora else { return 0 };
-        let stored = self.stored_format();
-        let other = if matches!(stored, Format::Quantized(_)) { Format::Float(self.compute) } else { stored };
-        let bytes = |tensor: &TensorSpec| {
-            let format = match tensor.role {
-                Role::Projection if model.is_mxfp4(&tensor.name) => Format::Quantized(QuantFormat::Mxfp4),
-                Role::Projection => stored,
-                _ => other,
-            };
-            format.bytes(&tensor.shape) as u64
-        };
-        let tensors = model.stacked_tensors();
-        let frozen: u64 = tensors.iter().filter(|tensor| !lora.saves_tensor(&tensor.name)).map(bytes).sum();
-        // With tied tables, the head keeps its initial weight if only the embedding trains.
-        let keeps_head = model.tie_word_embeddings && lora.saves_tensor(EMBEDDING) && !lora.saves_tensor(HEAD);
-        frozen + if keeps_head { other.bytes(&[model.vocab_size, model.hidden_size]) as u64 } else { 0 }
+        self.storage().frozen_bytes(model)
     }
 
     /// Returns the bytes of the initial adapters that were subtracted from their base (PiSSA); they stay in host memory.
@@ -216,7 +178,7 @@ impl TrainingShape {
             Recompute::Projections => {
                 let mut outputs: BTreeMap<usize, usize> = BTreeMap::new();
                 for layer in &model.layers {
-                    *outputs.entry(layer.attention.query_size()).or_default() += 1;
+                    *outputs.entry(layer.mixer.values().mixed).or_default() += 1;
                 }
                 let sums = [layers, model.hidden_size];
                 [inputs, sums].into_iter().chain(outputs.into_iter().map(|(width, count)| [count, width])).collect()
@@ -254,9 +216,9 @@ pub(crate) fn scaled_widths(model: &ModelSpec, training: &TrainingShape, layer: 
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use firebrick_arch::TargetModules;
     use firebrick_arch::shapes::{llama_3_1_8b, llama_3_2_1b};
-    use firebrick_precision::QuantFormat;
+    use firebrick_arch::{TargetModules, TensorSpec};
+    use firebrick_precision::{Format, QuantFormat};
 
     use super::*;
     use crate::PLANNED_SHARED_BYTES;
@@ -264,6 +226,7 @@ pub(crate) mod tests {
     pub(crate) fn qlora(micro_batch_size: usize, recompute: Recompute) -> TrainingShape {
         TrainingShape {
             base: BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })),
+            dense: BTreeSet::new(),
             lora: Some(lora(TargetModules::AllLinear)),
             compute: FloatType::Bf16,
             gemms: GemmFormat::Compute,
@@ -289,7 +252,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn dense(format: FloatType) -> TrainingShape {
-        TrainingShape { base: BaseStorage::Frozen(Format::Float(format)), ..qlora(1, Recompute::Full) }
+        TrainingShape { base: BaseStorage::Frozen(Format::Float(format)), compute: format, ..qlora(1, Recompute::Full) }
     }
 
     pub(crate) fn full(compute: FloatType) -> TrainingShape {
@@ -316,7 +279,8 @@ pub(crate) mod tests {
     fn the_frozen_base_has_the_bytes_of_its_tensors() {
         let model = llama_3_1_8b();
         for (format, per_parameter) in [(FloatType::F32, 4), (FloatType::Bf16, 2)] {
-            assert_eq!(dense(format).base_bytes(&model), per_parameter * 8_030_261_248);
+            let norms = model.parameters_of(Role::Norm);
+            assert_eq!(dense(format).base_bytes(&model), per_parameter * (8_030_261_248 - norms) + 4 * norms);
         }
         let quantized = qlora(1, Recompute::Full).base_bytes(&model);
         let others = model.parameters() - model.parameters_of(Role::Projection);

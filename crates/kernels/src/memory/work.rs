@@ -7,6 +7,7 @@
 
 use firebrick_arch::{GroupSpec, MlpSpec, ModelSpec, ModuleSpec, Role};
 use firebrick_hwprofile::roofline::Work;
+use firebrick_precision::Format;
 
 use super::estimate::layer_values;
 use super::training_shape::{Recompute, TrainingShape, scaled_widths};
@@ -32,7 +33,7 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
         GemmFormat::Fp8 => (frozen, others),
         GemmFormat::Compute => (0.0, frozen + others),
     };
-    let attention = model.attention_forward_flops_per_token(document_tokens);
+    let attention = model.mixer_forward_flops_per_token(document_tokens);
     let attention_forwards = if training.recompute == Recompute::Full { 2.0 } else { 1.0 };
     Work {
         matmul_flops,
@@ -125,10 +126,15 @@ fn weight_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
         [1.0 + reference_passes(training) + recomputed(model, training) / all_projections(model), 1.0];
     let trained = 4.0 * training.trained_parameters(model) as f64;
     // Every expert is converted, however many tokens it gets.
-    let values = model.parameters_of(Role::Projection) as f64;
-    let is_converted = training.needs_conversion() || training.gemms == GemmFormat::Fp8;
-    let converted = if is_converted { values * converted_value_bytes(training) } else { 0.0 };
-    let stored = values * training.stored_format().bits_per_value() / 8.0;
+    let storage = training.storage();
+    let (mut stored, mut converted) = (0.0, 0.0);
+    for tensor in model.stacked_tensors().iter().filter(|tensor| tensor.role == Role::Projection) {
+        let (format, values) = (storage.storage_of(model, &tensor.name, tensor.role), tensor.elements() as f64);
+        stored += values * format.bits_per_value() / 8.0;
+        if format != Format::Float(training.compute) || training.gemms == GemmFormat::Fp8 {
+            converted += values * converted_value_bytes(training);
+        }
+    }
     let passes = forwards + backwards;
     let everything = passes * (training.base_bytes(model) as f64 + trained + 2.0 * converted);
     let [forward, backward] = kept_shares(model, training);

@@ -5,6 +5,7 @@
 use super::{Routing, reference};
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
+use crate::memory::slices;
 use burn_flex::Flex;
 use burn_tensor::{DType, Int, Tensor, TensorData};
 use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
@@ -70,7 +71,7 @@ fn routing<B: Kernels>(check: &mut Check<'_, B>, experts: usize, top_k: usize, r
     let expected_rows = reference::dispatch(x.1.clone(), &expected);
     check.compare("dispatch", rows.clone(), expected_rows.clone());
     let (_, ranges): (Vec<_>, Vec<_>) = got.rows.ranges().into_iter().unzip();
-    let joined = B::join_rows(B::slices(rows.clone(), &ranges));
+    let joined = B::join_rows(slices(rows.clone(), &ranges));
     check.compare("slices and join_rows", joined, expected_rows);
     let dy = check.random([tokens * top_k, width], 1.0);
     let sums = B::combine(dy.0.clone(), &got, None);

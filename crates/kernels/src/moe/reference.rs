@@ -204,6 +204,7 @@ pub fn combine_backward<B: Backend>(
 mod tests {
     use super::*;
     use crate::MemoryOps;
+    use crate::memory::slices;
     use crate::testing::{Plain, Recorded, assert_close, backward as recorded_backward, leaf, random};
 
     const TOKENS: usize = 9;
@@ -303,7 +304,7 @@ mod tests {
             let factor = |expert: usize| 1.0 + expert as f32;
             let apply = |rows_sd: Tensor<Plain, 2>| {
                 let (has_rows, ranges): (Vec<_>, Vec<_>) = routing.rows.ranges().into_iter().unzip();
-                let parts = Plain::slices(rows_sd, &ranges).into_iter().zip(has_rows);
+                let parts = slices(rows_sd, &ranges).into_iter().zip(has_rows);
                 Plain::join_rows(parts.map(|(part, e)| part.mul_scalar(factor(e))).collect())
             };
             let y_sd = apply(dispatch(x.clone(), &routing));

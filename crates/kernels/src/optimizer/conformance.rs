@@ -8,9 +8,10 @@ use firebrick_precision::DynamicMap;
 use firebrick_precision::blockwise::BLOCK_SIZE;
 
 use super::{AdamW, AdamWState, EightBitMoments, Moments, RangeGradient, reference};
+use crate::Kernels;
 use crate::conformance::check::Check;
+use crate::memory::slices;
 use crate::weights::reference::codes;
-use crate::{Kernels, MemoryOps};
 
 /// Sizes of more than one block of 8-bit moments, and of partial blocks.
 const SIZES: [usize; 3] = [5, 700, 4096 + 33];
@@ -66,8 +67,8 @@ fn ranges<B: Kernels>(check: &mut Check<'_, B>) {
         expected = Some(reference::accumulate_ranges(expected, length, references));
     }
     let (Some(ours), Some(expected)) = (ours, expected) else { return };
-    let ours = B::slices(ours, &starts);
-    for (ours, expected) in ours.into_iter().zip(Flex::slices(expected, &starts)) {
+    let ours = slices(ours, &starts);
+    for (ours, expected) in ours.into_iter().zip(slices(expected, &starts)) {
         check.compare("accumulate_ranges", ours, expected);
     }
 }

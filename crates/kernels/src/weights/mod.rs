@@ -7,12 +7,14 @@
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
 pub mod reference;
+mod storage;
 
 use burn_tensor::{DType, Int, IntDType, Shape, Tensor, backend::Backend};
 use firebrick_precision::{HostScales, QuantFormat, QuantizedTensor, blockwise};
 
-use crate::comm::{Payload, PayloadLayout};
-use crate::memory::{HostBuffer, MemoryOps};
+use crate::memory::{HostBuffer, MemoryOps, slices};
+use crate::payload::{Payload, PayloadLayout};
+pub use storage::{BaseStorage, Storage};
 
 /// A weight matrix `[out, in]`.
 #[derive(Clone, Debug)]
@@ -92,7 +94,7 @@ impl<B: WeightOps> Weight<B> {
     pub fn matrices(&self, count: usize) -> Vec<Self> {
         match self {
             Self::Dense(weight) => {
-                B::slices(weight.clone(), &evenly(weight.dims()[0], count)).into_iter().map(Self::Dense).collect()
+                slices(weight.clone(), &evenly(weight.dims()[0], count)).into_iter().map(Self::Dense).collect()
             }
             Self::Quantized(weight) => weight.matrices(count).into_iter().map(Self::Quantized).collect(),
         }
@@ -144,8 +146,11 @@ impl<B: WeightOps> QuantizedWeight<B> {
             self.shape,
             self.format
         );
-        let codes = |codes: &Tensor<B, 1, Int>| B::code_slices(codes.clone(), &evenly(codes.dims()[0], count));
-        let values = |values: &Tensor<B, 1>| B::slices(values.clone(), &evenly(values.dims()[0], count));
+        let codes = |codes: &Tensor<B, 1, Int>| {
+            let parts = B::slices(Payload::Codes(codes.clone()), &evenly(codes.dims()[0], count));
+            parts.into_iter().map(Payload::into_codes).collect::<Vec<_>>()
+        };
+        let values = |values: &Tensor<B, 1>| slices(values.clone(), &evenly(values.dims()[0], count));
         let scales: Vec<BlockScales<B>> = match &self.scales.block {
             BlockScales::Float(scales) => values(scales).into_iter().map(BlockScales::Float).collect(),
             BlockScales::Narrow { codes: of_blocks, map } => {
@@ -175,7 +180,7 @@ impl<B: Backend> QuantizedWeight<B> {
         self.format.blocks(self.shape[0] * self.shape[1], self.shape[1])
     }
 
-    /// Returns the bytes held on the device, without the lookup tables that weights share.
+    /// Returns the bytes held on the device, without the tables in which all weights of a format are looked up.
     pub fn bytes(&self) -> usize {
         let stored = |shape: Shape, dtype: DType| shape.num_elements() * dtype.size();
         let codes = |codes: &Tensor<B, 1, Int>| stored(codes.shape(), codes.dtype());
@@ -183,8 +188,10 @@ impl<B: Backend> QuantizedWeight<B> {
         codes(&self.codes)
             + match &self.scales.block {
                 BlockScales::Float(scales) => floats(scales),
-                BlockScales::Narrow { codes: scales, .. } => codes(scales),
-                BlockScales::Nested { codes: scales, absmax, .. } => codes(scales) + floats(absmax),
+                BlockScales::Narrow { codes: scales, map } => codes(scales) + floats(map),
+                BlockScales::Nested { codes: scales, absmax, offset, .. } => {
+                    codes(scales) + floats(absmax) + floats(offset)
+                }
             }
     }
 }

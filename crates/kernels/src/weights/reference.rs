@@ -148,9 +148,9 @@ mod tests {
         for format in QuantFormat::ALL {
             let host = format.quantize(&values, &[256, 512]).unwrap();
             let weight = QuantizedWeight::<Plain>::upload(&host, &Default::default());
-            // The offset and scale of a whole tensor are in the tables.
-            let difference = format.bytes(&[256, 512]) - weight.bytes();
-            assert!(difference <= 4, "{format}: {} bytes", weight.bytes());
+            // The scale of a whole tensor is in a table of 256.
+            let more = weight.bytes() - format.bytes(&[256, 512]).min(weight.bytes());
+            assert!(more <= 1024, "{format}: {} bytes", weight.bytes());
         }
     }
 }

@@ -8,12 +8,14 @@ use std::ops::Range;
 
 use burn_tensor::DType;
 use firebrick_arch::ModelSpec;
-use firebrick_kernels::{Kernels, KvCache};
+use firebrick_kernels::Kernels;
+
+use crate::mixer::Cache;
 
 /// One cache per layer, all with the same rows.
 #[derive(Debug)]
 pub(crate) struct Caches<B: Kernels> {
-    pub(crate) layers: Vec<KvCache<B>>,
+    pub(crate) layers: Vec<Cache<B>>,
     /// Free rows, as ascending ranges.
     free: Vec<Range<usize>>,
 }
@@ -27,9 +29,13 @@ impl<B: Kernels> Default for Caches<B> {
 
 impl<B: Kernels> Caches<B> {
     pub(crate) fn new(spec: &ModelSpec, rows: usize, dtype: DType, device: &B::Device) -> Self {
-        let cache = |width| KvCache::new([rows, width], dtype, device);
-        let layers = spec.layers.iter().map(|layer| cache(layer.attention.kv_size())).collect();
+        let layers = spec.layers.iter().map(|layer| Cache::new(&layer.mixer, rows, dtype, device)).collect();
         Self { layers, free: Vec::from_iter((rows > 0).then_some(0..rows)) }
+    }
+
+    /// Returns whether sequences of `read` tokens can go on after their first `past`: a state is that after the last token.
+    pub(crate) fn can_return_to(&self, past: usize, read: usize) -> bool {
+        past == read || self.layers.iter().all(|cache| matches!(cache, Cache::Rows(_)))
     }
 
     /// Takes `rows` consecutive rows and returns the first; `None` if there are not so many.

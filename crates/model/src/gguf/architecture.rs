@@ -6,7 +6,9 @@
 
 mod metadata;
 
-use firebrick_arch::{Activation, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling, SwigluConstants};
+use firebrick_arch::{
+    Activation, AttentionSpec, KeysAndValues, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling, SwigluConstants,
+};
 
 use crate::error::ModelError;
 
@@ -147,8 +149,11 @@ impl Architecture {
 
     fn check_layer(&self, spec: &ModelSpec, number: usize) -> Result<(), String> {
         let layer = &spec.layers[number];
-        let attention = &layer.attention;
         let is = |what: &str| Err(format!("{what} in layer {number}"));
+        let Some(attention) = layer.mixer.attention() else { return is("no attention") };
+        if attention.keys_and_values != KeysAndValues::Own {
+            return is("keys and values that layers share");
+        }
         let expected = self.attention_scale(spec);
         if expected.is_some_and(|expected| (attention.scale / expected - 1.0).abs() > 1e-6) {
             return is(&format!("attention scores times {}", attention.scale));
@@ -183,7 +188,7 @@ impl Architecture {
 
     /// Returns the factor of attention scores that llama.cpp has in a family; `None`: the file names it.
     fn attention_scale(&self, spec: &ModelSpec) -> Option<f64> {
-        let attention = &spec.layers[0].attention;
+        let attention = spec.attentions().next()?;
         let columns = match (self.name, spec.layers.len()) {
             ("granite", _) => return None,
             // The largest models of these families are known by their number of layers.
@@ -259,5 +264,10 @@ impl Architecture {
 
 /// Returns the smallest window that hides anything within the context.
 fn window(spec: &ModelSpec) -> Option<usize> {
-    spec.layers.iter().filter_map(|layer| layer.attention.window_within(spec.max_position_embeddings)).min()
+    spec.attentions().filter_map(|attention| attention.window_within(spec.max_position_embeddings)).min()
+}
+
+/// Returns the attention of the first layer; every layer was checked to have one.
+pub(super) fn first_attention(spec: &ModelSpec) -> &AttentionSpec {
+    spec.attentions().next().expect("every layer has attention")
 }

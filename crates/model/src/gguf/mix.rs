@@ -93,7 +93,7 @@ impl Mix {
         let (spec, layer) = (&config.spec, &config.spec.layers[0]);
         let experts = if let MlpSpec::Experts { count, .. } = layer.mlp { count } else { 0 };
         let shares = match config.model_type.as_str() {
-            "llama" | "mistral" => layer.attention.heads != layer.attention.kv_heads,
+            "llama" | "mistral" => spec.attentions().any(|attention| attention.heads != attention.kv_heads),
             "qwen2" => true,
             _ => false,
         };

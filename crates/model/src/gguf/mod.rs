@@ -19,7 +19,7 @@ use std::path::Path;
 use firebrick_arch::{ModelSpec, Role, TensorSpec};
 use firebrick_precision::QuantFormat;
 
-use self::architecture::Architecture;
+use self::architecture::{Architecture, first_attention};
 use self::blocks::GgmlType;
 use self::container::Entry;
 use self::k_quants::largest_of;
@@ -141,7 +141,7 @@ impl Source<'_> {
         }
         if self.architecture.reorders(&part.name) {
             let columns = part.shape.get(1).copied().unwrap_or(1);
-            values = neighbors_from_halves(&values, self.spec.layers[0].attention.head_dim, columns);
+            values = neighbors_from_halves(&values, first_attention(self.spec).head_dim, columns);
         }
         Ok(values)
     }

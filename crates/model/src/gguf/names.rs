@@ -84,10 +84,11 @@ fn name_of(spec: &ModelSpec, tensor: &TensorSpec) -> Option<String> {
 fn norm(spec: &ModelSpec, layer: usize, module: &str) -> Option<&'static str> {
     let names = spec.layers[layer].norms.names();
     // With sinks, which gpt-oss alone has, the name is that of attention's output norm.
-    let before_mlp = if spec.layers[layer].attention.sinks { "post_attention_norm" } else { "ffn_norm" };
+    let has_sinks = spec.layers[layer].mixer.attention().is_some_and(|attention| attention.sinks);
+    let before_mlp = if has_sinks { "post_attention_norm" } else { "ffn_norm" };
     let places = [
-        (names.before_attention, "attn_norm"),
-        (names.after_attention, "post_attention_norm"),
+        (names.before_mixer, "attn_norm"),
+        (names.after_mixer, "post_attention_norm"),
         (names.before_mlp, before_mlp),
         (names.after_mlp, "post_ffw_norm"),
     ];

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use firebrick_arch::{
     Activation, EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups,
     MlpSpec, ModelSpec, ModuleSpec, PieceSpec, Role, RouterSpec, SharedGroups, TensorSpec, layer_norm_name,
-    router_correction, sinks_name,
+    router_correction,
 };
 use firebrick_kernels::{GemmFormat, Kernels, Parameter};
 
@@ -18,9 +18,9 @@ use crate::error::ModelError;
 use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Linear, LinearGroup, ModuleBias, ParameterAdapter, Stack};
+use crate::mixer::Mixer;
 use crate::norm::Norm;
 use crate::shared_expert::SharedExpert;
-use crate::sinks::AttentionSinks;
 use crate::token_rows::TokenRows;
 
 /// Shorthand for a tensor to be read.
@@ -69,25 +69,20 @@ impl<B: Kernels> Builder<'_, '_, B> {
 
     /// Reads a layer's tensors in the order of `ModelSpec::tensors`: each norm where the forward pass meets it.
     fn layer(&mut self, spec: &ModelSpec, index: usize) -> Result<Layer<B>, ModelError> {
-        let LayerGroups { qkv, attention_output, mlp } = spec.layer_groups(index);
+        let LayerGroups { mixer, mlp } = spec.layer_groups(index);
         let layer: &LayerSpec = &spec.layers[index];
         let names = layer.norms.names();
         let hidden = spec.hidden_size;
         // Fields are read in the order in which they are written.
         Ok(Layer {
             spec: layer.clone(),
-            before_attention: self.layer_norm(index, names.before_attention, hidden)?,
-            qkv: self.group(&qkv)?,
-            qk_norm: match layer.attention.qk_norm.widths(&layer.attention) {
-                None => None,
-                Some([q, k]) => Some([
-                    self.norm(&layer_norm_name(index, "self_attn.q_norm"), q)?,
-                    self.norm(&layer_norm_name(index, "self_attn.k_norm"), k)?,
-                ]),
+            before_mixer: self.layer_norm(index, names.before_mixer, hidden)?,
+            mixer: Mixer {
+                input: self.group(&mixer.input)?,
+                kind: self.mixer(index, &layer.mixer)?,
+                output: self.group(&mixer.output)?,
             },
-            sinks: layer.attention.sinks.then(|| self.sinks(index, layer.attention.heads)).transpose()?,
-            attention_output: self.group(&attention_output)?,
-            after_attention: self.layer_norm(index, names.after_attention, hidden)?,
+            after_mixer: self.layer_norm(index, names.after_mixer, hidden)?,
             before_mlp: self.layer_norm(index, names.before_mlp, hidden)?,
             mlp: self.mlp(index, &layer.mlp, &mlp)?,
             after_mlp: self.layer_norm(index, names.after_mlp, hidden)?,
@@ -174,15 +169,13 @@ impl<B: Kernels> Builder<'_, '_, B> {
     }
 
     fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, ModelError> {
-        let weight = self.vector(&tensor(name, &[size], Role::Norm))?;
-        let ModelSpec { rms_norm_eps, norm_offset, .. } = self.config.spec;
-        Ok(Norm { weight, trains: self.options.trains(name), offset: norm_offset, epsilon: rms_norm_eps })
+        self.norm_of(&tensor(name, &[size], Role::Norm))
     }
 
-    fn sinks(&mut self, layer: usize, heads: usize) -> Result<AttentionSinks<B>, ModelError> {
-        let name = sinks_name(layer);
-        let logits = self.vector(&tensor(&name, &[heads], Role::Sinks))?;
-        Ok(AttentionSinks { logits, trains: self.options.trains(&name) })
+    pub(crate) fn norm_of(&mut self, tensor: &TensorSpec) -> Result<Norm<B>, ModelError> {
+        let weight = self.vector(tensor)?;
+        let ModelSpec { rms_norm_eps, norm_offset, .. } = self.config.spec;
+        Ok(Norm { weight, trains: self.formats().trains(&tensor.name), offset: norm_offset, epsilon: rms_norm_eps })
     }
 
     fn bias(&mut self, module: &ModuleSpec) -> Result<ModuleBias<B>, ModelError> {
@@ -190,6 +183,6 @@ impl<B: Kernels> Builder<'_, '_, B> {
         let piece = |piece: &PieceSpec| tensor(&piece.bias_name(), &[piece.rows], Role::Bias);
         let pieces: Vec<TensorSpec> = module.pieces.iter().map(piece).collect();
         let parameter = self.vector_of(&tensor(&name, &[module.rows()], Role::Bias), &pieces)?;
-        Ok(ModuleBias { parameter, trains: self.options.trains(&name) })
+        Ok(ModuleBias { parameter, trains: self.formats().trains(&name) })
     }
 }

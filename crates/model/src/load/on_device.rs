@@ -7,7 +7,9 @@ use firebrick_arch::{
     GroupSpec, LoraConfig, ModuleSpec, PieceSpec, Role, TensorSpec, lora_tensor_names, magnitude_tensor_name,
 };
 use firebrick_kernels::{BlockScales, Kernels, MatrixScales, Parameter, QuantizedWeight, Weight, matrix_scales};
-use firebrick_precision::{BlockScales as HostBlockScales, FloatType, HostScales, QuantFormat, QuantizedTensor};
+use firebrick_precision::{
+    BlockScales as HostBlockScales, FloatType, Format, HostScales, QuantFormat, QuantizedTensor,
+};
 use rand::Rng;
 
 use super::Builder;
@@ -71,16 +73,14 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         let values = self.read_all(tensor, &stored)?;
         let &[rows, columns] = tensor.shape.as_slice() else { unreachable!("a base weight is a matrix") };
         let is_elsewhere = self.division.as_ref().is_some_and(|division| division.is_elsewhere(&tensor.name));
-        let base = match (self.options.storage, self.format_of(tensor)) {
+        let base = match self.format_of(tensor) {
             _ if is_elsewhere => {
                 let has_codes = values.skip()?;
                 self.placeholder(weight, columns, has_codes)?
             }
-            _ if self.options.trains(&tensor.name) => Base::Trained(self.parameter(tensor, values)?),
-            (_, Some(format)) => Base::Frozen(Weight::Quantized(self.quantize(weight, values, format)?)),
-            (_, None) => {
-                Base::Frozen(Weight::Dense(self.upload([rows, columns], values, self.options.compute_dtype)?))
-            }
+            _ if self.formats().trains(&tensor.name) => Base::Trained(self.parameter(tensor, values)?),
+            Some(format) => Base::Frozen(Weight::Quantized(self.quantize(weight, values, format)?)),
+            None => Base::Frozen(Weight::Dense(self.upload([rows, columns], values, self.options.compute_dtype)?)),
         };
         stored.iter().for_each(|stored| (self.progress)(&stored.name));
         Ok(base)
@@ -102,7 +102,7 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         }
     }
 
-    pub(super) fn vector(&mut self, tensor: &TensorSpec) -> Result<Parameter<B>, ModelError> {
+    pub(crate) fn vector(&mut self, tensor: &TensorSpec) -> Result<Parameter<B>, ModelError> {
         self.vector_of(tensor, std::slice::from_ref(tensor))
     }
 
@@ -116,14 +116,17 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
 
     /// Returns the quantization format of a base weight.
     pub(super) fn format_of(&self, tensor: &TensorSpec) -> Option<QuantFormat> {
-        self.options.quantized(&self.config.spec, tensor).filter(|_| !self.dense.contains(&tensor.name))
+        match self.formats().storage_of(&self.config.spec, &tensor.name, tensor.role) {
+            Format::Quantized(format) => Some(format),
+            Format::Float(_) => None,
+        }
     }
 
     /// Builds a base whose values are on another rank. A quantized placeholder is one quantized row, which has the tables and the layout of all.
     /// `has_codes` says whether the folder stores codes that are kept.
     fn placeholder(&self, weight: &BaseSpec<'_>, columns: usize, has_codes: bool) -> Result<Base<B>, ModelError> {
         let tensor = &weight.tensor;
-        if self.options.trains(&tensor.name) {
+        if self.formats().trains(&tensor.name) {
             let (name, shape, role) = (self.options.saved_name(&tensor.name).into(), tensor.shape.clone(), tensor.role);
             let value = Tensor::zeros([1], (self.device, DType::F32));
             return Ok(Base::Trained(Parameter { name, shape, role, value }));

@@ -2,7 +2,7 @@
 //!
 //! Trade-off: the tiny model in every format, on flex only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
 
 use burn_tensor::{Tensor, TensorData};
@@ -15,6 +15,7 @@ use tempfile::{TempDir, tempdir};
 use super::synthetic::{normal, stream};
 use super::*;
 use crate::linear::Base;
+use crate::mixer::MixerKind;
 use crate::test_config::{build_options, encode, tiny};
 use crate::weights::{TensorInfo, WEIGHTS_FILE, write_safetensors};
 
@@ -97,10 +98,11 @@ fn data(model: &Decoder<Flex>) -> BTreeMap<String, Vec<TensorData>> {
     all.extend([base(EMBEDDING.to_owned(), &model.embed_tokens)]);
     all.extend(model.lm_head.iter().map(|head| base(HEAD.to_owned(), head)));
     for layer in &model.layers {
-        let norms = [&layer.before_attention, &layer.after_attention, &layer.before_mlp, &layer.after_mlp];
+        let norms = [&layer.before_mixer, &layer.after_mixer, &layer.before_mlp, &layer.after_mlp];
         all.extend(norms.into_iter().flatten().map(|norm| vector(&norm.weight)));
-        all.extend(layer.qk_norm.iter().flatten().map(|norm| vector(&norm.weight)));
-        all.extend(layer.sinks.iter().map(|sinks| vector(&sinks.logits)));
+        let MixerKind::Attention(attention) = &layer.mixer.kind else { unreachable!("tiny models have attention") };
+        all.extend(attention.qk_norm.iter().flatten().map(|norm| vector(&norm.weight)));
+        all.extend(attention.sinks.iter().map(|sinks| vector(&sinks.logits)));
         for linear in layer.linears() {
             all.extend([base(format!("{}.weight", linear.path), &linear.base)]);
             all.extend(linear.bias.iter().map(|bias| vector(&bias.parameter)));
@@ -117,7 +119,8 @@ fn one_by_one(
 ) -> Vec<TensorData> {
     let TensorSpec { name, shape, .. } = tensor;
     let (values, device) = (folder.read_f32(name, shape).unwrap(), Default::default());
-    if let Some(format) = options.quantized(&config.spec, tensor) {
+    let dense = BTreeSet::new();
+    if let Format::Quantized(format) = options.formats(&dense).storage_of(&config.spec, name, tensor.role) {
         let quantized = format.quantize(&values, shape).unwrap();
         return data_of_weight(Weight::Quantized(QuantizedWeight::<Flex>::upload(&quantized, &device)));
     }

@@ -1,6 +1,4 @@
 //! Tests of whole optimizer steps: saving, clipping, paging, scaling, skipping and refusals.
-//!
-//! Trade-off: flex only; the conformance checks of `kernels` compare what backends compute for a rule.
 
 use burn_flex::Flex;
 use firebrick_arch::TensorSpec;

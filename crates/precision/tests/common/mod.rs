@@ -1,6 +1,4 @@
 //! Reads the golden files, generates their inputs from integers exactly as `golden/make_goldens.py` does, and measures the difference of results.
-//!
-//! Trade-off: the generator exists twice, in exchange for small golden files.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,6 +1,4 @@
 //! The results of a benchmark, as a JSON object and as text.
-//!
-//! Trade-off: field names are stable, because files of results are compared across versions.
 
 use std::fmt::{self, Display, Formatter};
 

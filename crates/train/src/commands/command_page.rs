@@ -1,6 +1,4 @@
 //! docs/command-line.md: every command with its options, made from what the command line is read with, so that the page is never out of date.
-//!
-//! Trade-off: only the first paragraph of a help text is shown.
 
 use std::fs;
 use std::path::Path;

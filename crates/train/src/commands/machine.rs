@@ -1,6 +1,4 @@
 //! Describes this machine or a named one, measures its peaks, and checks what a run needs.
-//!
-//! Trade-off: a machine is named by a row of the table, not described by options.
 
 use std::process::ExitCode;
 

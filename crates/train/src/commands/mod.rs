@@ -1,6 +1,4 @@
 //! The commands of `firebrick`: their options, and the functions they call.
-//!
-//! Trade-off: options that two commands share come from one type, so their texts are the same for both.
 
 #[cfg(test)]
 mod command_page;

@@ -1,6 +1,4 @@
 //! Local ranks, for the commands that train and time.
-//!
-//! Trade-off: every rank is a process, on the CPU too.
 
 use std::ops::ControlFlow;
 use std::process::ExitCode;

@@ -1,6 +1,4 @@
 //! Commands about a model's output: continued prompts, a chat, and logits against a golden file.
-//!
-//! Trade-off: a model is loaded for one command and dropped with it.
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;

@@ -1,6 +1,4 @@
 //! Commands that time training steps and text generation.
-//!
-//! Trade-off: reports go to standard output as text or as one JSON object; there is no other format.
 
 use std::fmt::Display;
 use std::ops::ControlFlow;

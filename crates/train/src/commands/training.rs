@@ -1,6 +1,4 @@
 //! Commands on recipes: train one, plan it, show its data, write a new one.
-//!
-//! Trade-off: every command reads the recipe again.
 
 use std::fs;
 use std::io::Write;
@@ -13,7 +11,6 @@ use clap::Args;
 use firebrick_hwprofile::AcceleratorSpec;
 use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_trainer::config::RunConfig;
-use firebrick_trainer::config::convert::{Converted, Remark, convert};
 use firebrick_trainer::console::{Console, Outcome, program, shell_quoted};
 use firebrick_trainer::new_recipe::{NewRecipe, file_name, new_recipe};
 use firebrick_trainer::plan::{Plan, PlanRequest};
@@ -26,6 +23,7 @@ use firebrick_trainer::state::resume_point::ResumeFrom;
 
 use super::ranks::LocalRankCount;
 use super::takes_colors;
+use crate::convert::{Converted, Remark, convert};
 use crate::inspect::{Style, inspect};
 use crate::report::write_at_end;
 

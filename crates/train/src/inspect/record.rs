@@ -1,6 +1,4 @@
 //! Records with findings: dropped, cut, or trained without a part.
-//!
-//! Trade-off: the sources are read again, up to the last of these records.
 
 use std::ops::Range;
 

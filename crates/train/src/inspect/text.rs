@@ -1,6 +1,4 @@
 //! Formats the inspection as text: with colors on a terminal, with markers elsewhere.
-//!
-//! Trade-off: long rows are cut; the HTML page shows them completely.
 
 use super::{Inspection, SampleDocument, SampleRow, SetView, notes};
 use crate::plot::visible;

@@ -1,6 +1,4 @@
 //! The page: facts, plots, the planned memory part by part, every decision with its reason, and the recipe.
-//!
-//! Trade-off: a quantity that the run did not record has no plot, rather than an empty one.
 
 use firebrick_hwprofile::memory::human_bytes;
 use toml::Value;

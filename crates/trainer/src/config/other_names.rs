@@ -26,7 +26,7 @@ static NAMES: LazyLock<Names> =
 
 /// The equivalent of another trainer's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub enum Answer {
     /// This key, written `section.key`, and the form of its values if that differs.
     Key(&'static str, Option<&'static str>),
     /// This section.
@@ -60,7 +60,7 @@ fn place(path: &str, section: &str) -> String {
 }
 
 /// Returns the answer for the name of a key.
-pub(super) fn key(name: &str) -> Option<Answer> {
+pub fn key(name: &str) -> Option<Answer> {
     names().find(|(known, _)| *known == name).map(|(_, answer)| answer)
 }
 

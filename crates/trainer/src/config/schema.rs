@@ -61,7 +61,7 @@ fn remove_nulls(schema: &mut Value) {
 const MAX_LISTED: usize = 20;
 
 /// Keys by section; the keys outside of sections are under "".
-pub(super) type KnownKeys = BTreeMap<String, Vec<String>>;
+pub type KnownKeys = BTreeMap<String, Vec<String>>;
 
 /// Refuses keys that are not in the schema, all of them at once, and a section that is not a table.
 pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError> {
@@ -127,7 +127,7 @@ fn hint(known: &KnownKeys, section: &str, key: &str) -> String {
 }
 
 /// Reads the sections and their keys out of the schema.
-pub(super) fn known_keys() -> KnownKeys {
+pub fn known_keys() -> KnownKeys {
     let schema = schema();
     let properties = |of: &Value| -> Vec<(String, Value)> {
         let map = of.get("properties").and_then(Value::as_object);

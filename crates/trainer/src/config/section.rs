@@ -1,7 +1,6 @@
 //! The macro that defines a section of the recipe (each key with its doc, default and limit in one place), and the rules about several keys.
 //!
 //! Limits are far above any real run, and low enough that the plan's products of several numbers fit into 64 bits.
-//! Trade-off: a rule is evaluated even if an earlier one is already broken; there are a few dozen.
 
 use std::fmt;
 

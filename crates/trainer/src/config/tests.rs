@@ -1,6 +1,4 @@
 //! Tests of recipes that are read, and of recipes that are refused, with their messages.
-//!
-//! Trade-off: recipes go through the whole reader, so one test covers several files of this folder.
 
 use std::fs;
 use std::path::Path;

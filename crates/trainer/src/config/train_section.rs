@@ -1,6 +1,4 @@
 //! `[train]`: the training step and the number of steps.
-//!
-//! Trade-off: a pair of keys such as `steps` and `epochs` is two fields; a method combines them.
 
 use firebrick_kernels::Recompute;
 use firebrick_optim::{OptimizerKind, ScheduleKind};
@@ -18,7 +16,6 @@ use crate::config::{Init, RunConfig};
 
 /// Micro-batches of a step.
 const MICRO_BATCHES: u64 = 1 << 20;
-/// Tokens of a micro-batch.
 const MICRO_BATCH_TOKENS: u64 = 1 << 32;
 /// The fraction of a run that warms up if the recipe does not set it and the rate decreases afterwards.
 const DEFAULT_WARMUP_RATIO: f64 = 0.03;

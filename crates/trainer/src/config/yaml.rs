@@ -27,11 +27,11 @@ const MAX_COPIED: usize = 100_000;
 
 /// An error in a YAML file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct YamlError {
+pub struct YamlError {
     /// The line, from 1.
-    pub(super) line: usize,
+    pub line: usize,
     /// A sentence.
-    pub(super) message: String,
+    pub message: String,
 }
 
 /// Parses a YAML recipe. An empty file is an empty table, as in TOML.
@@ -40,8 +40,8 @@ pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, YamlError> {
 }
 
 /// Parses YAML of another program, which has a reader of version 1.1: `on` and `no` are booleans there. A number such as `.5` is left as the text that
-/// it is, and a [`TELLING_NULL`] as the text `null`.
-pub(super) fn parse_other(text: &str) -> Result<Spanned<DeTable<'_>>, YamlError> {
+/// it is, and a null of `max_length` as the text `null`.
+pub fn parse_other(text: &str) -> Result<Spanned<DeTable<'_>>, YamlError> {
     read(text, true)
 }
 

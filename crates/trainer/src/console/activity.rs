@@ -1,6 +1,4 @@
 //! Shows what a run is doing before its first step: a spinner on a terminal, a line every few seconds in a log file.
-//!
-//! Trade-off: a thread asks for the state twice per second, so that the work itself reports nothing.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -1,6 +1,4 @@
 //! The message for a device that fails in the middle of a run: expected memory, next smaller run, what is saved, and how to continue.
-//!
-//! Trade-off: the report is built before the run, because a failure takes the run's values with it.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,4 @@
 //! The output of a run for the user: sentences and tables on standard output, progress on standard error, and messages of failures.
-//!
-//! Trade-off: only this module of the library prints; everything else returns values.
 
 mod activity;
 mod download;

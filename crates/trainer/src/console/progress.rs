@@ -1,6 +1,4 @@
 //! Progress while a run trains: a bar on a terminal, a line every few seconds in a log file.
-//!
-//! Trade-off: a line in a log file may be late by some seconds.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};

@@ -1,6 +1,4 @@
 //! A file that grows by whole records. A record that a full disk cut off is removed, so later records follow whole ones.
-//!
-//! Trade-off: a file that cannot be shortened (a device) keeps the torn record.
 
 use std::fs::File;
 use std::io::Write;

@@ -2,7 +2,6 @@
 //!
 //! A line is written as soon as it is due and reaches the disk at the next flush; a checkpoint flushes first. A resumed run drops the lines after the
 //! step that it resumes from, because it writes them again.
-//! Trade-off: dropping lines reads the whole file.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -3,7 +3,6 @@
 //! The file begins with 7 bytes: `:W&B`, a magic number, a version. Records follow in blocks of 32 KiB, which the 7 bytes belong to: checksum
 //! (CRC-32 of type and data, u32), length (u16), type (u8) and data, little-endian. A record that does not fit into its block is cut into pieces, and
 //! fewer than 7 bytes at the end of a block are zeros. W&B's own program reads the file while it grows, so each record is one write.
-//! Trade-off: reading stops at the first damaged record.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -53,7 +52,6 @@ impl TransactionLog {
         Ok(Self { file: AppendedFile::new(file, path.to_path_buf()) })
     }
 
-    /// Appends a record.
     pub(super) fn append(&mut self, record: &[u8]) -> Result<(), StorageError> {
         let position = self.file.length() as usize;
         self.file.append(&framed(record, position))

@@ -338,7 +338,6 @@ fn close_earlier(path: &Path) -> Result<Option<u64>, StorageError> {
     Ok(rows.filter_map(|(_, row)| step_of(row)).max())
 }
 
-/// Returns the step of a row.
 fn step_of(row: &[u8]) -> Option<u64> {
     let (_, step) = fields(row)?.into_iter().find(|(number, _)| *number == 2)?;
     let number = fields(&step)?.into_iter().find(|(number, _)| *number == 1);

@@ -4,7 +4,6 @@
 //! All frozen projections have one storage format; the embedding and the head stay dense. An adapter that starts at zero is its own reference in
 //! every step, which costs a forward pass but no second copy of the base; precomputed log-probabilities cost that pass once per document instead of
 //! once per epoch.
-//! Trade-off: without an adapter these functions run all the same, and return nothing or the whole model.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,5 @@
 //! Chooses the backend of a run: the one that the recipe names, or the fastest that works here. Also decides what depends on the backend: the format
 //! of activations, and whether what layers save is offloaded.
-//!
-//! Trade-off: a backend is probed by opening its device, which takes some milliseconds.
 
 use firebrick_hwprofile::spec::{Engine, HardwareKind};
 use firebrick_hwprofile::{Gpu, HardwareProfile};

@@ -1,6 +1,4 @@
 //! Decisions that are made in order, since each counts the memory that the earlier ones need, and small ones that need no separate file.
-//!
-//! Trade-off: a decision that only repeats the recipe has the reason "the recipe".
 
 use firebrick_arch::{LongRopeFactors, MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
 use firebrick_hwprofile::memory::human_bytes;
@@ -29,8 +27,8 @@ impl<'a> Made<'a> {
         // Optimizer state of one rank: that of all trained tensors, unless ranks divide it.
         let stated = shapes::largest_share(config, &trained, world_size);
 
-        let training = shapes::training(config, compute.value, backend.value, data, &stated);
-        let divided = divided::divided_bytes(zero_stage, world_size, spec, training.base, lora.as_ref(), &trained);
+        let training = shapes::training(config, model, compute.value, backend.value, data, &stated);
+        let divided = divided::divided_bytes(zero_stage, world_size, spec, training.storage(), &trained);
         let (shared_bytes, has_wgmma) = (case.shared_bytes(), case.has_wgmma());
         let training = TrainingShape { divided, shared_bytes, has_wgmma, ..training };
         let gemms = fp8::gemms(config.compute(), &case, &training)?;

@@ -1,6 +1,4 @@
 //! Prints the plan as a table on the terminal, with its values in words.
-//!
-//! Trade-off: only the decisions that a user looks for are shown; `plan.toml` has all of them. Rows are read from the serialized plan by name.
 
 use std::fmt;
 

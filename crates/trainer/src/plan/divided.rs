@@ -6,10 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use firebrick_arch::{LoraConfig, ModelSpec, Role, TensorSpec};
-use firebrick_kernels::{BaseStorage, DividedBytes, TRAINED_BYTES};
+use firebrick_arch::{ModelSpec, Role, TensorSpec};
+use firebrick_kernels::{BaseStorage, DividedBytes, Storage, TRAINED_BYTES};
 use firebrick_parallel::{BUCKET_BYTES, owners};
-use firebrick_precision::Format;
 
 use crate::config::ZeroStage;
 
@@ -32,8 +31,7 @@ pub(super) fn divided_bytes(
     stage: ZeroStage,
     world_size: usize,
     spec: &ModelSpec,
-    base: BaseStorage,
-    lora: Option<&LoraConfig>,
+    storage: Storage<'_>,
     trained: &[TensorSpec],
 ) -> DividedBytes {
     let mut divided = DividedBytes::default();
@@ -44,8 +42,7 @@ pub(super) fn divided_bytes(
         (divided.gradients_elsewhere, divided.gradients_leaving) = gradients(trained, world_size);
     }
     if stage.divides_weights() {
-        let stored = base.stored_format(lora.is_some());
-        (divided.weights_elsewhere, divided.weights_borrowed) = weights(spec, lora.is_none(), stored, world_size);
+        (divided.weights_elsewhere, divided.weights_borrowed) = weights(spec, storage, world_size);
     }
     divided
 }
@@ -65,13 +62,13 @@ fn gradients(trained: &[TensorSpec], world_size: usize) -> (u64, u64) {
 }
 
 /// Returns the bytes of layer weights owned by other ranks, and those of the two consecutive layers that are gathered at a time.
-fn weights(spec: &ModelSpec, trains: bool, stored: Format, world_size: usize) -> (u64, u64) {
-    let owners = weight_owners(spec, trains, world_size);
+fn weights(spec: &ModelSpec, storage: Storage<'_>, world_size: usize) -> (u64, u64) {
+    let owners = weight_owners(spec, storage.base == BaseStorage::Trained, world_size);
     // Indexed by layer, then by rank.
     let mut bytes = vec![vec![0u64; world_size]; spec.layers.len()];
     for tensor in spec.stacked_tensors() {
         if let (Some(owner), Some(layer)) = (owners.get(&tensor.name), tensor.layer) {
-            bytes[layer][*owner] += stored.bytes(&tensor.shape) as u64;
+            bytes[layer][*owner] += storage.bytes(spec, &tensor);
         }
     }
     let of = |rank: usize| bytes.iter().map(|layer| layer[rank]).sum::<u64>();
@@ -88,10 +85,19 @@ fn weights(spec: &ModelSpec, trains: bool, stored: Format, world_size: usize) ->
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use firebrick_arch::LoraConfig;
     use firebrick_arch::shapes::llama_3_1_8b;
-    use firebrick_precision::QuantFormat;
+    use firebrick_precision::{FloatType, Format, QuantFormat};
 
     use super::*;
+
+    static NONE: BTreeSet<String> = BTreeSet::new();
+
+    fn storage(base: BaseStorage, dense: &BTreeSet<String>) -> Storage<'_> {
+        Storage { base, lora: None, compute: FloatType::Bf16, dense }
+    }
 
     #[test]
     fn shares_of_gradients_and_weights_are_nearly_even() {
@@ -111,10 +117,12 @@ mod tests {
     fn two_layers_are_borrowed_at_most() {
         let model = llama_3_1_8b();
         let format = Format::Quantized(QuantFormat::Nf4 { double_quant: true });
+        let lora = LoraConfig::default();
+        let storage = Storage { lora: Some(&lora), ..storage(BaseStorage::Frozen(format), &NONE) };
         let projections = model.tensors().into_iter().filter(|tensor| tensor.role == Role::Projection);
         let all: u64 = projections.map(|tensor| format.bytes(&tensor.shape) as u64).sum();
         for ranks in [2, 4, 8] {
-            let (elsewhere, borrowed) = weights(&model, false, format, ranks);
+            let (elsewhere, borrowed) = weights(&model, storage, ranks);
             let share = all - elsewhere;
             assert!(share * ranks as u64 >= all && share * ranks as u64 <= all * 11 / 10, "{ranks}: {share} of {all}");
             assert!(borrowed <= all / 16 && borrowed >= all / 16 / 3, "{ranks}: {borrowed}");
@@ -123,9 +131,10 @@ mod tests {
 
     #[test]
     fn one_rank_divides_nothing() {
-        let (model, base) = (llama_3_1_8b(), BaseStorage::Trained);
-        assert_eq!(divided_bytes(ZeroStage::WEIGHTS, 1, &model, base, None, &model.tensors()), DividedBytes::default());
-        let stage_1 = divided_bytes(ZeroStage::STATE, 4, &model, base, None, &model.tensors());
+        let (model, storage) = (llama_3_1_8b(), storage(BaseStorage::Trained, &NONE));
+        let divided = |stage, ranks| divided_bytes(stage, ranks, &model, storage, &model.tensors());
+        assert_eq!(divided(ZeroStage::WEIGHTS, 1), DividedBytes::default());
+        let stage_1 = divided(ZeroStage::STATE, 4);
         assert_eq!(stage_1, DividedBytes::default(), "stage 1 divides the state alone");
     }
 }

@@ -112,6 +112,12 @@ impl Case<'_> {
         self.estimate(training).total_bytes()
     }
 
+    /// Returns both, from one estimate.
+    pub(super) fn bytes_and_fit(&self, training: &TrainingShape) -> (u64, bool) {
+        let estimate = self.estimate(training);
+        (estimate.total_bytes(), self.shortage(&estimate).is_none())
+    }
+
     pub(super) fn estimate(&self, training: &TrainingShape) -> MemoryEstimate {
         let mut estimate = estimate(self.backend, self.spec, training);
         estimate.lines.extend(self.backend.memory_line_of_ranks(self.ranks));
@@ -422,7 +428,8 @@ mod tests {
         let example = Example::new(&full, 80, 512);
         let advice = |backend| {
             let trained = example.trained();
-            let training = shapes::training(&example.config, FloatType::Bf16, backend, &example.data, &trained);
+            let training =
+                shapes::training(&example.config, &example.model, FloatType::Bf16, backend, &example.data, &trained);
             other_runs(&Case { backend, ..example.case() }, &training)
         };
         assert!(advice(BackendKind::Cuda).contains("adamw_8bit") && advice(BackendKind::Flex).contains("adamw_8bit"));

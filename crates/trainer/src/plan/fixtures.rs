@@ -90,7 +90,7 @@ pub(super) fn resolve_for(model: &str, world_size: usize, changes: &[&str]) -> R
 pub(super) struct Example {
     pub(super) config: RunConfig,
     pub(super) profile: HardwareProfile,
-    model: ModelConfig,
+    pub(super) model: ModelConfig,
     pub(super) data: DataShape,
 }
 
@@ -128,6 +128,6 @@ impl Example {
     }
 
     pub(super) fn training(&self) -> TrainingShape {
-        shapes::training(&self.config, FloatType::Bf16, BackendKind::Cuda, &self.data, &self.trained())
+        shapes::training(&self.config, &self.model, FloatType::Bf16, BackendKind::Cuda, &self.data, &self.trained())
     }
 }

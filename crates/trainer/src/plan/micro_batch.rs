@@ -1,7 +1,7 @@
 //! Divides the rows of a step into micro-batches: `train.rows_per_step`, with a `train.micro_batch_size` that is given or "auto".
 //!
-//! Trade-off: every division is planned whole, with its own mix of what is saved and where, which takes milliseconds each; times are those of the
-//! forecast's model, and nothing is tried.
+//! Trade-off: every division up to the first that does not fit is planned whole, with its own mix of what is saved and where, which takes milliseconds
+//! each; times are those of the forecast's model, and nothing is tried.
 
 use crate::config::{MicroBatchSize, RunConfig};
 use crate::error::RunError;
@@ -37,13 +37,18 @@ pub(super) fn divided(inputs: PlanInputs<'_>) -> Result<Option<(RunConfig, Strin
         }
         return Ok(Some((in_micro_batches(config, rows, own), "the recipe".to_owned())));
     }
-    let sizes = (1..=own).filter(|rows| own.is_multiple_of(*rows));
-    let (fitting, refused): (Vec<_>, Vec<_>) = sizes.map(|rows| division(inputs, rows, own)).partition(Result::is_ok);
-    let fitting: Vec<Division> = fitting.into_iter().flatten().collect();
-    let Some(fastest) = fitting.iter().map(|division| division.seconds_per_row).min_by(f64::total_cmp) else {
-        // The refusal of single rows says what is missing.
-        return Err(refused.into_iter().find_map(Result::err).expect("a number has a divisor"));
-    };
+    let mut fitting: Vec<Division> = Vec::new();
+    for rows in (1..=own).filter(|rows| own.is_multiple_of(*rows)) {
+        match division(inputs, rows, own) {
+            Ok(division) => fitting.push(division),
+            // The refusal of single rows says what is missing.
+            Err(error) if fitting.is_empty() => return Err(error),
+            // More rows take more memory.
+            Err(_) => break,
+        }
+    }
+    let fastest = fitting.iter().map(|division| division.seconds_per_row).min_by(f64::total_cmp);
+    let fastest = fastest.expect("a number has a divisor");
     let as_fast = fitting.iter().filter(|division| division.seconds_per_row <= (1.0 + AS_FAST) * fastest);
     let chosen = as_fast.min_by_key(|division| division.bytes).expect("the fastest is as fast as itself");
     let others = fitting.iter().filter(|division| division.rows != chosen.rows);

@@ -107,10 +107,11 @@ impl Given<'_> {
         let (paging, training) = paging::decide(case, config, stated, training);
         let (kept_weights_bytes, training) = kept_weights::decide(case, config, training);
         let recompute = Chosen::new(recompute, description(recompute));
+        let (bytes, fits) = case.bytes_and_fit(&training);
         Candidate {
             mix: Mix { recompute, offload, answer_tokens, paging, kept_weights_bytes, warning: None },
-            bytes: case.bytes(&training),
-            fits: case.fits(&training),
+            bytes,
+            fits,
             seconds: forecast::compared_seconds(case, &training, data.documents_per_row),
             training,
         }

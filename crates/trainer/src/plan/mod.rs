@@ -202,6 +202,8 @@ plan! {
         shown "accumulation" as plain, may change "train.gradient_accumulation";
     /// Optimizer steps of the run.
     steps: Chosen<u64> = made.steps.clone(), shown "steps" as plain, may change "train.steps";
+    /// Hours after which the run saves everything and ends; none without such a limit.
+    max_time_hours: Option<Chosen<f64>> = made.config.train.max_time_hours.map(Chosen::recipe);
     /// Highest learning rate.
     learning_rate: Chosen<f64> = schedule::learning_rate(made.config, &made.default),
         shown "learning rate" as rate, may change "train.learning_rate";

@@ -98,7 +98,8 @@ mod tests {
         let example = Example::new(&[&full, changes].concat(), card_gib, 512);
         let case = fit::Case { backend, ..example.case() };
         let trained = example.trained();
-        let training = shapes::training(&example.config, FloatType::Bf16, backend, &example.data, &trained);
+        let training =
+            shapes::training(&example.config, &example.model, FloatType::Bf16, backend, &example.data, &trained);
         let (Paging { resident, paged }, training) = decide(&case, &example.config, &trained, training);
         (resident.value, paged.value, resident.reason + " / " + &paged.reason, training)
     }

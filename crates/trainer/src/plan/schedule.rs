@@ -1,6 +1,4 @@
 //! Decisions about the course of a run: its steps, the intervals between events, the learning rate, and the order of rows.
-//!
-//! Trade-off: lengths in epochs become whole steps here, so that only steps are counted after the plan.
 
 use crate::config::{Interval, Mode, RunConfig, RunLength, Warmup};
 use crate::plan::inputs::DataShape;

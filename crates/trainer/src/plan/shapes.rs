@@ -1,8 +1,6 @@
 //! Converts the recipe to the shapes that memory and work depend on.
-//!
-//! Trade-off: memory is planned for the row with the most documents, so data with one such row is planned too large.
 
-use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
+use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TensorSpec};
 use firebrick_kernels::{BackendKind, DividedBytes, GemmFormat, PLANNED_SHARED_BYTES, Recompute, TrainingShape};
 use firebrick_optim::OptimizerConfig;
 use firebrick_parallel::owners;
@@ -47,6 +45,7 @@ pub(super) fn largest_share(config: &RunConfig, trained: &[TensorSpec], world_si
 /// Returns how a recipe's model is trained on a backend, with all optimizer state there.
 pub(super) fn training(
     config: &RunConfig,
+    model: &ModelConfig,
     compute: FloatType,
     backend: BackendKind,
     data: &DataShape,
@@ -56,6 +55,7 @@ pub(super) fn training(
     let recompute = config.recompute().unwrap_or(Recompute::Full);
     TrainingShape {
         base: adapter::storage(config, compute),
+        dense: model.dense_weights(),
         lora: lora(config),
         compute,
         gemms: GemmFormat::Compute,

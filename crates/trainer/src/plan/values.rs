@@ -1,6 +1,4 @@
 //! Converts the plan to the types of the crates below, and to text.
-//!
-//! Trade-off: reading decisions by name serializes the whole plan, which happens a few times per run.
 
 use firebrick_optim::{OptimizerConfig, Schedule};
 use serde_json::{Map, Value};

@@ -30,7 +30,7 @@ pub fn prepare_process() {
 
 /// Returns what [`self_test`] runs for a model in these formats.
 pub fn tested(spec: &ModelSpec, dtype: DType, gemms: GemmFormat) -> SelfTest {
-    let head_dim = spec.layers.first().map_or(0, |layer| layer.attention.head_dim);
+    let head_dim = spec.attentions().next().map_or(0, |attention| attention.head_dim);
     SelfTest { dtype, gemms, head_dim, has_experts: spec.is_mixture() }
 }
 

@@ -210,7 +210,7 @@ mod tests {
         std::env::var_os(CHILD).is_some()
     }
 
-    /// Runs the calling test in a child process, which is told a number.
+    /// Runs the calling test in a child process, which receives a number.
     fn in_a_child(number: usize) -> Output {
         let name = std::thread::current().name().unwrap().to_string();
         let arguments = ["--exact", &name, "--nocapture"];

@@ -1,6 +1,4 @@
 //! Inputs that are too large or too regular to store as files: each is generated, with the errors that it must cause.
-//!
-//! Trade-off: every test run generates them again.
 
 pub(crate) mod files;
 pub(crate) mod templates;

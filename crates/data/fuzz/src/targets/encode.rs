@@ -1,6 +1,4 @@
 //! Records of every format, encoded as examples.
-//!
-//! Trade-off: the tokenizer has only single bytes.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

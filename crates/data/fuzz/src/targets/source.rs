@@ -1,6 +1,4 @@
 //! Data files of every format, compressed or not, folders that `datasets` saved, and listings of the Hub.
-//!
-//! Trade-off: the Hub is read from its cache.
 
 use firebrick_data::{FileFormat, Hub, HubSettings, Place, SourceError, SourceSpec, TextDocument};
 

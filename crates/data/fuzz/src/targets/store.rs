@@ -1,6 +1,4 @@
 //! Token files: arbitrary bytes, and valid files with changes and fixed checksums, so that the later checks are reached.
-//!
-//! Trade-off: the layout of the file is repeated here.
 
 use std::fs;
 

@@ -1,6 +1,4 @@
 //! Tests invariants for arbitrary bytes: no panic, bounded memory, an error that names the file and the line.
-//!
-//! Trade-off: one damage per file, in tables at every second byte. `tests/fuzz_corpus.rs` has records that never end.
 
 use super::super::FileFormat;
 use super::*;

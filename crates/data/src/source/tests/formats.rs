@@ -1,7 +1,5 @@
 //! Tests that all formats of the same rows give the same records, including files that `datasets` and `pyarrow` wrote (tests/golden/sources, with its
 //! script).
-//!
-//! Trade-off: one set of seven rows, one version of each library.
 
 use super::super::{FileFormat, TextDocument};
 use super::*;

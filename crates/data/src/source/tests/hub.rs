@@ -1,6 +1,4 @@
 //! Tests of Hub datasets: selected by configuration and split, fetched, and read offline; against a server on this machine.
-//!
-//! Trade-off: no TLS, which the client's library covers.
 
 use std::fs;
 

@@ -1,6 +1,4 @@
 //! Tests of mixtures: no row is lost, none is repeated unless configured, and the order is always the same.
-//!
-//! Trade-off: shares of random draws are checked with a tolerance.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,4 @@
 //! Invariants of the sources: formats, damage, paths, mixtures.
-//!
-//! Trade-off: small files that the tests write themselves.
 
 mod damage;
 mod formats;

@@ -1,6 +1,4 @@
 //! Tests of files, patterns and folders, and the order of their content.
-//!
-//! Trade-off: file names of ASCII only.
 
 use super::super::FileFormat;
 use super::*;

@@ -49,12 +49,12 @@ impl LinearOps for Flex {
         }
     }
 
-    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
-        if is_f32(&x) { rotated(x, tables, head_dim, 1.0) } else { reference::rotary(x, tables, head_dim) }
-    }
-
-    fn rotary_backward(dy: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
-        if is_f32(&dy) { rotated(dy, tables, head_dim, -1.0) } else { reference::rotary_backward(dy, tables, head_dim) }
+    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize, backward: bool) -> Tensor<Self, 2> {
+        if is_f32(&x) {
+            rotated(x, tables, head_dim, if backward { -1.0 } else { 1.0 })
+        } else {
+            reference::rotary(x, tables, head_dim, backward)
+        }
     }
 }
 

@@ -20,11 +20,13 @@ use burn_tensor::Tensor;
 use rayon::prelude::*;
 
 use crate::weights::{QuantizedWeight, WeightOps, reference};
-use crate::{EmbeddingOps, Kernels, MemoryOps, MoeOps};
+use crate::{ConvOps, EmbeddingOps, Kernels, MemoryOps, MoeOps, Session};
 use host::{Floats, TASK, bytes, tensor};
 
+impl Session for Flex {}
 impl MemoryOps for Flex {}
 impl MoeOps for Flex {}
+impl ConvOps for Flex {}
 impl EmbeddingOps for Flex {}
 impl Kernels for Flex {}
 

@@ -24,8 +24,8 @@ struct Routed {
 fn routed(model: &ModelSpec, training: &TrainingShape) -> Vec<Routed> {
     let planned = |group: GroupSpec| Routed {
         kind: group.kind,
-        shape: GroupShape::planned(&group, training),
-        route: Route::planned(&group, training),
+        shape: GroupShape::planned(model, &group, training),
+        route: Route::planned(model, &group, training),
     };
     model.all_groups().map(planned).collect()
 }
@@ -39,7 +39,7 @@ pub(super) fn saved_low_rank_bytes(model: &ModelSpec, training: &TrainingShape) 
     for layer in 0..model.layers.len() {
         let norms = model.layers[layer].norms.names();
         for group in model.groups(layer).iter().filter(|group| !training.recompute.repeats(group.kind, &norms)) {
-            let ranks = Route::planned(group, training).saved_ranks();
+            let ranks = Route::planned(model, group, training).saved_ranks();
             match group.experts {
                 None => saved.add(ranks),
                 Some(_) => saved.allocated += model.layers[layer].mlp.rows_per_token() * ranks,
@@ -56,7 +56,7 @@ fn most_expert_ranks(model: &ModelSpec, training: &TrainingShape) -> usize {
     let of_layer = |layer: usize| {
         let rows = model.layers[layer].mlp.rows_per_token();
         let groups = model.groups(layer).into_iter().filter(|group| group.experts.is_some());
-        groups.map(|group| rows * Route::planned(&group, training).saved_ranks()).sum::<usize>()
+        groups.map(|group| rows * Route::planned(model, &group, training).saved_ranks()).sum::<usize>()
     };
     (0..model.layers.len()).map(of_layer).max().unwrap_or(0)
 }
@@ -136,7 +136,7 @@ fn gated_sums(width: usize, pieces: usize, tokens: usize) -> usize {
 fn input_sums(Routed { kind, shape, route }: &Routed, tokens: usize) -> usize {
     let width = shape.in_features;
     let (pass, tile, tokens) = match (kind, route.copy_pass, route.gated_pass) {
-        (GroupKind::AttentionOutput, Some(tile), _) => (LowRankPass::INPUT, tile.ranks, tokens),
+        (GroupKind::MixerOutput, Some(tile), _) => (LowRankPass::INPUT, tile.ranks, tokens),
         (GroupKind::Down | GroupKind::ExpertDown | GroupKind::SharedDown, _, Some(pieces)) => {
             let pass = LowRankPass::gated(pieces);
             (pass, GATED_TILE, gated_tokens(pass, tokens, width))
@@ -152,7 +152,7 @@ pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Opti
     let groups = model.groups(0);
     let [mut appended, mut separate] = [Vec::new(), Vec::new()];
     for group in &groups {
-        let names: &mut Vec<&str> = match Route::planned(group, training).adapters {
+        let names: &mut Vec<&str> = match Route::planned(model, group, training).adapters {
             AdapterRoute::None | AdapterRoute::FewRows => continue,
             AdapterRoute::Appended { .. } | AdapterRoute::InCodes => &mut appended,
             AdapterRoute::Separate => &mut separate,

@@ -64,9 +64,10 @@ mod tests {
     use firebrick_precision::{FloatType, Format, QuantFormat};
 
     use super::*;
+    use crate::BaseStorage;
     use crate::backends::{BackendKind, estimate};
+    use crate::memory::training_shape::Recompute;
     use crate::memory::training_shape::tests::qlora;
-    use crate::memory::training_shape::{BaseStorage, Recompute};
 
     /// Returns a SmolLM2-135M with a vocabulary of this size.
     fn smollm(vocab_size: usize) -> ModelSpec {

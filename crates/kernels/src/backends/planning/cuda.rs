@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
+use firebrick_arch::{EMBEDDING, GroupSpec, HEAD, ModelSpec, QkNorm, Role};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
@@ -130,17 +130,17 @@ pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<Memo
 /// Returns the bytes of `v` that are kept with queries and keys saved before their norm, because one buffer stores all three.
 fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
     // Norms over all heads save dense copies of queries and keys instead.
-    let layers = model.layers.iter().filter(|layer| layer.attention.qk_norm == QkNorm::PerHead);
+    let normed = model.attentions().filter(|attention| attention.qk_norm == QkNorm::PerHead);
     let saved = if training.recompute.repeats_gemms() { 0 } else { usize::MAX };
-    layers.take(saved).map(|layer| layer.attention.kv_size() as u64).sum::<u64>() * training.activation_bytes()
+    normed.take(saved).map(|attention| attention.kv_size() as u64).sum::<u64>() * training.activation_bytes()
 }
 
 /// Returns the bytes of the buffer for the widest rows, which operations share: logits of a chunk, or joined QKV with adapters.
 fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
     let joined = (0..model.layers.len()).map(|layer| {
-        let qkv = model.layer_groups(layer).qkv;
-        row_stride(qkv.out_features(), Route::planned(&qkv, training).room()) as u64
+        let qkv = model.layer_groups(layer).mixer.input;
+        row_stride(qkv.out_features(), Route::planned(model, &qkv, training).room()) as u64
     });
     let joined = joined.max().unwrap_or(0) * training.tokens() * training.activation_bytes();
     (chunk * model.vocab_size as u64 * 4).max(joined)
@@ -149,7 +149,7 @@ fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
 /// Returns the workspace of attention's backward: an f32 gradient accumulator per query value, and gradients of keys and values for
 /// every query head before the sum over their group, in the compute format, or in f32 for packed documents.
 fn attention_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    let widest = model.layers.iter().map(|layer| layer.attention.query_size()).max().unwrap_or(0);
+    let widest = model.attentions().map(|attention| attention.query_size()).max().unwrap_or(0);
     let is_packed = training.documents > training.micro_batch_size;
     widest as u64 * (4 + 2 * if is_packed { 4 } else { training.activation_bytes() })
 }
@@ -161,19 +161,24 @@ fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     if all_stay(model, training) {
         return 0;
     }
-    let converts_all = training.needs_conversion() && training.gemms == GemmFormat::Compute;
     // Buffers of equal shape are shared.
     let mut shapes: BTreeSet<[usize; 2]> = BTreeSet::new();
     for group in model.all_groups() {
-        let route = Route::planned(&group, training);
+        let route = Route::planned(model, &group, training);
         let appended = route.room();
-        if !converts_all && route.weight != WeightRoute::WrittenOut {
+        let is_converted = match route.weight {
+            WeightRoute::WrittenOut => true,
+            WeightRoute::OneByOne => GroupShape::planned(model, &group, training).is_converted(training.compute),
+            WeightRoute::Stored | WeightRoute::Codes | WeightRoute::FewRows => false,
+        };
+        if !is_converted {
             continue;
         }
         let matrices = if route.is_grouped { group.matrices() } else { 1 };
         shapes.insert([matrices * (group.out_features() + appended), row_stride(group.in_features, appended)]);
     }
-    if training.needs_conversion() && training.lora.is_none() {
+    let (head, role) = if model.tie_word_embeddings { (EMBEDDING, Role::Embedding) } else { (HEAD, Role::Head) };
+    if training.storage().storage_of(model, head, role) != Format::Float(training.compute) {
         shapes.insert([model.vocab_size, model.hidden_size]);
     }
     shapes.iter().map(|[rows, columns]| (rows * columns) as u64).sum::<u64>() * training.activation_bytes()
@@ -189,35 +194,35 @@ fn all_stay(model: &ModelSpec, training: &TrainingShape) -> bool {
 /// format both share one buffer, counted as the forward's. 0 for weights that ranks divide, since each arrives in a new tensor.
 #[must_use]
 pub fn converted_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
-    let is_quantized = matches!(training.stored_format(), Format::Quantized(_));
-    if !is_quantized || training.divided.weights_elsewhere > 0 {
+    if training.divided.weights_elsewhere > 0 {
         return [0; 2];
     }
-    model.all_groups().fold([0; 2], |sum, group| {
+    let quantized = model.all_groups().filter(|group| Route::planned(model, group, training).is_quantized);
+    quantized.fold([0; 2], |sum, group| {
         let bytes = match training.gemms {
             GemmFormat::Compute => {
-                let values = group.matrices() * converted_values(&group, training);
+                let values = group.matrices() * converted_values(model, &group, training);
                 [values * training.activation_bytes() as usize, 0]
             }
-            GemmFormat::Fp8 => fp8_weight_bytes(&group, training).map(|bytes| group.matrices() * bytes),
+            GemmFormat::Fp8 => fp8_weight_bytes(model, &group, training).map(|bytes| group.matrices() * bytes),
         };
         [sum[0] + bytes[0] as u64, sum[1] + bytes[1] as u64]
     })
 }
 
 /// Counts the values of a group's converted weight with its adapters, in the compute format.
-fn converted_values(group: &GroupSpec, training: &TrainingShape) -> usize {
-    let appended = Route::planned(group, training).room();
+fn converted_values(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> usize {
+    let appended = Route::planned(model, group, training).room();
     (group.out_features() + appended) * row_stride(group.in_features, appended)
 }
 
 /// Returns the bytes of a group's weight in 8-bit codes with their scales, of one expert in a stack: for the forward, and transposed.
-fn fp8_weight_bytes(group: &GroupSpec, training: &TrainingShape) -> [usize; 2] {
-    let Route { ranks, is_grouped, .. } = Route::planned(group, training);
+fn fp8_weight_bytes(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> [usize; 2] {
+    let Route { ranks, is_grouped, .. } = Route::planned(model, group, training);
     let (outputs, inputs) = (group.out_features(), group.in_features);
     // The adapters in the compute format (at most all of B for each module), and the maxima.
     let around = if is_grouped {
-        let shape = GroupShape::planned(group, training);
+        let shape = GroupShape::planned(model, group, training);
         let b_values: usize = shape.adapted().map(|module| module.rank * module.columns.len()).sum();
         4 * (ranks * inputs + b_values) + 1024
     } else {
@@ -228,8 +233,8 @@ fn fp8_weight_bytes(group: &GroupSpec, training: &TrainingShape) -> [usize; 2] {
 }
 
 /// Returns the bytes of the longest row of codes that a group's GEMMs read.
-fn fp8_row_bytes(group: &GroupSpec, training: &TrainingShape) -> usize {
-    let Route { ranks, is_grouped, .. } = Route::planned(group, training);
+fn fp8_row_bytes(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> usize {
+    let Route { ranks, is_grouped, .. } = Route::planned(model, group, training);
     fp8_stride(group.in_features.max(group.out_features()), ranks, is_grouped) + 4
 }
 
@@ -244,12 +249,12 @@ fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
         let rows_per_token = model.layers[layer].mlp.rows_per_token();
         for group in model.groups(layer).into_iter().filter(|group| !group.kind.decides()) {
             // Experts that run one after the other share buffers, and have at most one row of a token each.
-            let is_grouped = Route::planned(&group, training).is_grouped;
+            let is_grouped = Route::planned(model, &group, training).is_grouped;
             let [matrices, rows] = if is_grouped { [group.matrices(), rows_per_token] } else { [1; 2] };
-            let bytes = fp8_weight_bytes(&group, training).map(|bytes| matrices * bytes);
+            let bytes = fp8_weight_bytes(model, &group, training).map(|bytes| matrices * bytes);
             // Buffers of equal shape are shared.
             weights.insert((matrices * group.out_features(), group.in_features, bytes));
-            row = row.max(rows * fp8_row_bytes(&group, training));
+            row = row.max(rows * fp8_row_bytes(model, &group, training));
         }
     }
     let weights = weights.iter().flat_map(|(.., bytes)| bytes).sum::<usize>() as u64;

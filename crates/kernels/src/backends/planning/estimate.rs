@@ -72,7 +72,7 @@ impl BackendKind {
     /// Returns why the experts of a mixture run one after the other; `None` if one launch computes all of them, or there are none.
     pub fn experts_one_by_one(self, model: &ModelSpec, training: &TrainingShape) -> Option<&'static str> {
         let group = model.all_groups().find(|group| group.experts.is_some())?;
-        let is_grouped = |group: &GroupSpec| Route::planned(group, training).is_grouped;
+        let is_grouped = |group: &GroupSpec| Route::planned(model, group, training).is_grouped;
         match self {
             Self::Flex | Self::Candle | Self::Wgpu => Some("this backend multiplies each expert's rows by themselves"),
             Self::Cuda if is_grouped(&group) => None,
@@ -87,8 +87,7 @@ impl BackendKind {
     /// Returns the kernels that compute attention with a soft cap, and the reason; `None` for models without a cap, and
     /// for backends with one implementation for all models.
     pub fn capped_attention(self, model: &ModelSpec) -> Option<[String; 2]> {
-        let mut capped =
-            model.layers.iter().map(|layer| &layer.attention).filter(|attention| attention.soft_cap.is_some());
+        let mut capped = model.attentions().filter(|attention| attention.soft_cap.is_some());
         let attention = capped.next().filter(|_| self == Self::Cuda)?;
         let head_dim = attention.head_dim;
         // Values of 16 bits are converted if only the f32 kernels support the heads.
@@ -242,8 +241,8 @@ mod tests {
         for (head_dim, expected) in
             [(256, "hand-written"), (128, "hand-written"), (32, "hand-written"), (24, "reference")]
         {
-            for layer in &mut model.layers {
-                (layer.attention.head_dim, layer.attention.soft_cap) = (head_dim, Some(50.0));
+            for attention in model.attentions_mut() {
+                (attention.head_dim, attention.soft_cap) = (head_dim, Some(50.0));
             }
             let [kernels, why] = BackendKind::Cuda.capped_attention(&model).unwrap();
             assert_eq!(kernels, expected);

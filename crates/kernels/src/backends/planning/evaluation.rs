@@ -56,15 +56,12 @@ fn answered(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, a
     let value = training.activation_bytes();
     // All prompts are read in one pass; later passes have one token each. A cache has rows for all tokens from the start.
     let pass = TrainingShape { micro_batch_size: 1, row_len: tokens, ..training.clone() };
-    let per_token: u64 = model.layers.iter().map(|layer| 2 * layer.attention.kv_size() as u64 * value).sum();
+    let caches = model.layers.iter().map(|layer| layer.mixer.cache());
+    let cached: usize = caches.map(|cache| tokens * cache.per_token + prompts * cache.per_sequence).sum();
     let mut lines = forward(backend, model, &pass);
     lines.extend([
         scores(backend, model, longest),
-        line(
-            "keys and values",
-            tokens as u64 * per_token,
-            format!("of {prompts} prompts and answers, {tokens} tokens"),
-        ),
+        line("keys and values", cached as u64 * value, format!("of {prompts} prompts and answers, {tokens} tokens")),
         line(
             "predictions",
             prompts as u64 * model.vocab_size as u64 * (value + 4),
@@ -98,8 +95,8 @@ fn forward(backend: BackendKind, model: &ModelSpec, pass: &TrainingShape) -> Vec
 fn widest_layer(model: &ModelSpec) -> u64 {
     let widths = (0..model.layers.len()).map(|layer| {
         let groups = model.layer_groups(layer);
-        let (qkv, [gate_up, down]) = (&groups.qkv, groups.mlp_shapes());
-        let heads = 2 * qkv.out_features() + groups.attention_output.in_features;
+        let (qkv, [gate_up, down]) = (&groups.mixer.input, groups.mlp_shapes());
+        let heads = 2 * qkv.out_features() + groups.mixer.output.in_features;
         let mlp = &model.layers[layer].mlp;
         let rows = mlp.rows_per_token();
         let routed = if mlp.is_mixture() { 3 * rows * model.hidden_size } else { 0 };

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use firebrick_arch::{GroupKind, GroupSpec, ModelSpec, QkNorm};
+use firebrick_arch::{AttentionSpec, GroupKind, GroupSpec, ModelSpec, QkNorm};
 use firebrick_precision::FloatType;
 
 use super::flash::{FlashTiles, flash_takes_f32};
@@ -28,8 +28,9 @@ const VARYING_SIZES: [usize; 2] = [1, 2];
 struct Layer {
     recompute: Recompute,
     hidden: usize,
-    query: usize,
-    key_value: usize,
+    /// What the mixer reads: outputs of its first group; and its result.
+    parts: Vec<usize>,
+    mixed: usize,
     /// Inputs of the query and key norms, which the backward reads again: joined with values, or dense copies of both.
     raw: Vec<usize>,
     /// Buffers that attention's backward converts to f32 if only the f32 kernels support the heads, as widths in the 16-bit format:
@@ -51,16 +52,13 @@ struct Layer {
 impl Layer {
     fn new(model: &ModelSpec, training: &TrainingShape, layer: usize) -> Self {
         let groups = model.layer_groups(layer);
-        let (qkv, [gate_up, down]) = (&groups.qkv, groups.mlp_shapes());
-        let (attention, mlp) = (&model.layers[layer].attention, &model.layers[layer].mlp);
-        let is_loop = mlp.is_mixture() && !Route::planned(gate_up, training).is_grouped;
+        let (inputs, [gate_up, down]) = (&groups.mixer.input, groups.mlp_shapes());
+        let (mixer, mlp) = (&model.layers[layer].mixer, &model.layers[layer].mlp);
+        let is_loop = mlp.is_mixture() && !Route::planned(model, gate_up, training).is_grouped;
         let rows = mlp.rows_per_token() * VARYING_SIZES[usize::from(is_loop)];
-        let appended = |group: &GroupSpec| Route::planned(group, training).room();
+        let appended = |group: &GroupSpec| Route::planned(model, group, training).room();
         let input = |group: &GroupSpec| row_stride(group.in_features, appended(group));
-        let has_room = appended(qkv) + appended(gate_up) > 0;
-        let only_in_f32 =
-            flash_takes_f32(attention.head_dim) && FlashTiles::of(attention.head_dim, training.shared_bytes).is_none();
-        let is_converted = training.compute != FloatType::F32 && only_in_f32;
+        let has_room = appended(inputs) + appended(gate_up) > 0;
         // Gate and up, the gated activation, the sum with the output or its gradient, and a gated output.
         let shared = groups.mlp.shared().flat_map(|group| match group.kind {
             GroupKind::SharedGateUp => vec![row_stride(group.out_features(), appended(group))],
@@ -68,20 +66,17 @@ impl Layer {
             _ => vec![model.hidden_size],
         });
         let shared = shared.collect();
-        let [query, key_value] = [attention.query_size(), attention.kv_size()];
+        let [raw, in_f32] =
+            mixer.attention().map_or_else(Default::default, |attention| of_attention(attention, inputs, training));
         Self {
             recompute: training.recompute,
             hidden: model.hidden_size,
-            query,
-            key_value,
-            raw: match attention.qk_norm {
-                QkNorm::None => Vec::new(),
-                QkNorm::PerHead => vec![qkv.out_features()],
-                QkNorm::WholeProjection => vec![query, key_value],
-            },
-            in_f32: if is_converted { [[2 * query; 4], [2 * key_value; 4]].concat() } else { Vec::new() },
+            parts: inputs.parts.clone(),
+            mixed: mixer.values().mixed,
+            raw,
+            in_f32,
             normed_outputs: model.layers[layer].norms.names().outputs(),
-            normed: [input(qkv), input(gate_up)],
+            normed: [input(inputs), input(gate_up)],
             gate_up: rows * row_stride(gate_up.out_features(), appended(gate_up)),
             activated: rows * input(down),
             routed: match (mlp.is_mixture(), training.recompute.repeats_gemms()) {
@@ -114,20 +109,19 @@ impl Layer {
 
     /// Lists the buffers that are alive at each moment: first in the forward, then in the backward.
     fn moments(&self) -> Vec<Vec<usize>> {
-        let Self { hidden, query, key_value, gate_up, activated, gradient, .. } = *self;
-        let [normed_qkv, normed_gate] = self.normed;
-        let heads = [query, key_value, key_value];
-        let raw = &self.raw[..];
+        let Self { hidden, mixed, gate_up, activated, gradient, .. } = *self;
+        let [normed_input, normed_gate] = self.normed;
+        let (parts, raw) = (&self.parts[..], &self.raw[..]);
         let normed_outputs = vec![hidden; self.normed_outputs];
         // Values that each half keeps from its (recomputed) forward to its backward; other policies save them, and count them there.
         // Where halves are recomputed one at a time, the MLP's values are alive together with the restored inputs of the next half.
-        let [in_attention, in_mlp]: [Vec<usize>; 2] = match self.recompute {
+        let [in_mixer, in_mlp]: [Vec<usize>; 2] = match self.recompute {
             Recompute::Full => {
-                let both = [&heads[..], raw, &[query, hidden], &normed_outputs].concat();
+                let both = [parts, raw, &[mixed, hidden], &normed_outputs].concat();
                 [both.clone(), both]
             }
             Recompute::Projections => {
-                [[&heads[..], raw, &normed_outputs].concat(), [&[hidden], &normed_outputs[..]].concat()]
+                [[parts, raw, &normed_outputs].concat(), [&[hidden], &normed_outputs[..]].concat()]
             }
             Recompute::Selective | Recompute::None => [Vec::new(), Vec::new()],
         };
@@ -135,7 +129,7 @@ impl Layer {
         // Norms and gated activations that the backward recomputes.
         let recomputed = |width: usize| if self.recompute == Recompute::None { vec![] } else { vec![width] };
         vec![
-            [&in_attention[..], &[normed_qkv]].concat(),
+            [&in_mixer[..], &[normed_input]].concat(),
             [&in_mlp[..], gate_up, &[normed_gate]].concat(),
             [&in_mlp[..], gate_up, &self.routed, &[activated, hidden], &normed_outputs[..self.normed_outputs.min(1)]]
                 .concat(),
@@ -144,10 +138,24 @@ impl Layer {
             [&in_mlp[..], gate_up, &self.routed, &[gradient, activated], &normed_outputs[..self.normed_outputs.min(1)]]
                 .concat(),
             [&in_mlp[..], gate_up, &[gradient, gradient], &recomputed(hidden)].concat(),
-            [&in_attention[..], &[gradient, query], &heads, &self.in_f32].concat(),
+            [&in_mixer[..], &[gradient, mixed], parts, &self.in_f32].concat(),
             [&[gradient, gradient][..], &recomputed(hidden), raw].concat(),
         ]
     }
+}
+
+/// Returns the inputs of the query and key norms, and the copies in f32 of attention's backward, as widths.
+fn of_attention(attention: &AttentionSpec, qkv: &GroupSpec, training: &TrainingShape) -> [Vec<usize>; 2] {
+    let [query, key_value] = [attention.query_size(), attention.kv_size()];
+    let raw = match attention.qk_norm {
+        QkNorm::None => Vec::new(),
+        QkNorm::PerHead => vec![qkv.out_features()],
+        QkNorm::WholeProjection => vec![query, key_value],
+    };
+    let only_in_f32 =
+        flash_takes_f32(attention.head_dim) && FlashTiles::of(attention.head_dim, training.shared_bytes).is_none();
+    let is_converted = training.compute != FloatType::F32 && only_in_f32;
+    [raw, if is_converted { [[2 * query; 4], [2 * key_value; 4]].concat() } else { Vec::new() }]
 }
 
 #[cfg(test)]
@@ -173,7 +181,7 @@ mod tests {
     fn heads_that_only_the_f32_kernels_take_count_in_both_formats() {
         let buffers = |head_dim, compute| {
             let mut model = llama_3_1_8b();
-            model.layers.iter_mut().for_each(|layer| layer.attention.head_dim = head_dim);
+            model.attentions_mut().for_each(|attention| attention.head_dim = head_dim);
             buffers_per_token(&model, &TrainingShape { compute, ..qlora(1, Recompute::Full) })
         };
         for head_dim in [32, 64, 96, 128, 160, 192, 224, 256] {

@@ -3,8 +3,9 @@
 //! Trade-off: on wgpu, allocator rounding, the optimizer's temporaries, and a device's context and libraries are not
 //! included; leave a tenth of the memory free.
 
-use firebrick_arch::ModelSpec;
+use firebrick_arch::{ModelSpec, ModuleSpec, Role};
 use firebrick_hwprofile::memory::MemoryLine;
+use firebrick_precision::Format;
 
 use super::cpu;
 use crate::backends::BackendKind;
@@ -18,7 +19,7 @@ pub(super) fn logit_copies(model: &ModelSpec) -> u64 {
 
 /// Counts the f32 copies of attention scores: scores, probabilities and gradient are alive together; under a soft cap also its slope.
 pub(super) fn score_copies(model: &ModelSpec) -> u64 {
-    if model.layers.iter().any(|layer| layer.attention.soft_cap.is_some()) { 4 } else { 3 }
+    if model.attentions().any(|attention| attention.soft_cap.is_some()) { 4 } else { 3 }
 }
 
 /// Returns the bytes of all copies of the scores over a document of `tokens` tokens; 0 if the backend computes them block by block.
@@ -26,7 +27,7 @@ pub(super) fn score_bytes(backend: BackendKind, model: &ModelSpec, tokens: usize
     if !backend.materializes_scores() {
         return 0;
     }
-    let heads = model.layers.iter().map(|layer| layer.attention.heads as u64).max().unwrap_or(0);
+    let heads = model.attentions().map(|attention| attention.heads as u64).max().unwrap_or(0);
     heads * (tokens as u64).pow(2) * 4 * score_copies(model)
 }
 
@@ -104,9 +105,13 @@ fn other_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
 
 /// Returns the line for weights of linear modules in the format of their GEMMs.
 pub(super) fn converted_line(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
-    let largest =
-        model.modules().map(|(module, in_features)| (module.out_features() * in_features) as u64).max().unwrap_or(0);
-    let bytes = if training.needs_conversion() { 2 * largest * training.activation_bytes() } else { 0 };
+    let (storage, compute) = (training.storage(), Format::Float(training.compute));
+    let is_converted =
+        |module: &ModuleSpec| storage.storage_of(model, &module.weight_name(), Role::Projection) != compute;
+    let values = |(module, inputs): (ModuleSpec, usize)| {
+        if is_converted(&module) { (module.out_features() * inputs) as u64 } else { 0 }
+    };
+    let bytes = 2 * model.modules().map(values).max().unwrap_or(0) * training.activation_bytes();
     line("converted weights", bytes, "two of the largest linear module in the compute format".to_owned())
 }
 

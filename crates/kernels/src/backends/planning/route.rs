@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use firebrick_arch::{GroupSpec, ModuleSpec};
+use firebrick_arch::{GroupKind, GroupSpec, ModelSpec, ModuleSpec};
 use firebrick_precision::{FloatType, Format, QuantFormat};
 
 use super::passes::{GATED_TILE, gated_pieces, low_rank_tile, stages};
@@ -210,12 +210,12 @@ impl Route {
     }
 
     /// Decides the route of a group in a run.
-    pub(super) fn planned(group: &GroupSpec, training: &TrainingShape) -> Self {
+    pub(in crate::backends) fn planned(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> Self {
         Self::new(
-            &GroupShape::planned(group, training),
+            &GroupShape::planned(model, group, training),
             How {
                 compute: training.compute,
-                gemms: training.gemms,
+                gemms: if group.kind.decides() { GemmFormat::Compute } else { training.gemms },
                 shared_bytes: training.shared_bytes,
                 has_wgmma: training.has_wgmma,
                 forward_rows: 0,
@@ -242,14 +242,15 @@ impl Route {
 
 impl GroupShape {
     /// Describes a group of a run.
-    pub(super) fn planned(group: &GroupSpec, training: &TrainingShape) -> Self {
-        let lora = training.lora.as_ref();
+    pub(in crate::backends) fn planned(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> Self {
+        let (lora, storage) = (training.lora.as_ref(), training.storage());
         let module = |module: &ModuleSpec| {
-            let adapter = lora.filter(|lora| lora.adapts(module.lora_path()));
+            let adapter = lora.filter(|lora| group.kind != GroupKind::Router && lora.adapts(module.lora_path()));
+            let name = module.weight_name();
             ModuleShape {
                 columns: module.columns.clone(),
-                storage: training.stored_format(),
-                trains: lora.is_none_or(|lora| lora.saves(module.lora_path())),
+                storage: storage.storage_of(model, &name, group.kind.weight_role()),
+                trains: storage.trains(&name),
                 rank: adapter.map_or(0, |lora| lora.rank_of(module.lora_path())),
                 has_magnitudes: adapter.is_some_and(|lora| lora.use_dora),
             }
@@ -262,6 +263,11 @@ impl GroupShape {
     /// Returns the total width of the outputs.
     pub(super) fn out_features(&self) -> usize {
         self.modules.last().map_or(0, |module| module.columns.end)
+    }
+
+    /// Returns whether GEMMs in the compute format read some weight in another format than it is stored in.
+    pub(super) fn is_converted(&self, compute: FloatType) -> bool {
+        self.modules.iter().any(|module| module.storage != Format::Float(compute))
     }
 
     /// Iterates over the modules that have adapters.
@@ -525,8 +531,9 @@ mod tests {
     #[test]
     fn the_plan_reads_the_decisions_about_the_groups_of_a_run() {
         let planned = |training: &TrainingShape| {
-            let groups = llama_3_1_8b().groups(0);
-            groups.iter().map(|group| Route::planned(group, training)).collect::<Vec<_>>()
+            let model = &llama_3_1_8b();
+            let groups = model.groups(0);
+            groups.iter().map(|group| Route::planned(model, group, training)).collect::<Vec<_>>()
         };
         let smallest = How { shared_bytes: PLANNED_SHARED_BYTES, ..H100 };
         let expected = [qkv(NF4, 16), group(4096, NF4, &[(4096, 16)]), gate_up(16), down(16)];

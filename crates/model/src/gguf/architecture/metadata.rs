@@ -10,7 +10,7 @@ use firebrick_arch::{MlpSpec, ModelConfig, ModelSpec, Rope, RopeScaling};
 use serde_json::Value as Json;
 
 use super::super::container::Value;
-use super::{Architecture, Windows, window};
+use super::{Architecture, Windows, first_attention, window};
 
 impl Architecture {
     /// Returns what the file says of the model, for llama.cpp's number of a file's type.
@@ -32,7 +32,7 @@ impl Architecture {
     fn sizes(&self, config: &ModelConfig) -> Vec<(&'static str, Value)> {
         let spec = &config.spec;
         let (layer, count) = (&spec.layers[0], |value: usize| Value::U32(value as u32));
-        let attention = &layer.attention;
+        let attention = first_attention(spec);
         let context = match (self.windows, window(spec)) {
             (Windows::Unknown, Some(window)) => window,
             _ => spec.max_position_embeddings,
@@ -66,15 +66,15 @@ impl Architecture {
         let (every, is_required) = match self.windows {
             // llama.cpp distinguishes versions of the family by it.
             Windows::Unknown if self.name == "phi3" => {
-                let window = spec.layers[0].attention.window.unwrap_or(0);
+                let window = first_attention(spec).window.unwrap_or(0);
                 return vec![(key, Value::U32(window as u32))];
             }
             Windows::Unknown => return Vec::new(),
             Windows::AllButEvery(every) => (every, false),
             Windows::AlwaysAllButEvery(every) => (every, true),
         };
-        let slides: Vec<bool> = spec.layers.iter().map(|layer| layer.attention.window.is_some()).collect();
-        let window = spec.layers.iter().find_map(|layer| layer.attention.window);
+        let slides: Vec<bool> = spec.attentions().map(|attention| attention.window.is_some()).collect();
+        let window = spec.attentions().find_map(|attention| attention.window);
         if window.is_none() && !is_required {
             return Vec::new();
         }
@@ -97,13 +97,13 @@ impl Architecture {
         keys.push(("attention.layer_norm_rms_epsilon", float(spec.rms_norm_eps * residual * residual)));
         if self.name == "granite" {
             keys.extend([
-                ("attention.scale", float(spec.layers[0].attention.scale)),
+                ("attention.scale", float(first_attention(spec).scale)),
                 ("embedding_scale", float(spec.embedding_scale.unwrap_or(1.0) * residual)),
                 ("residual_scale", float(residual)),
                 ("logit_scale", float(spec.logits_scaling)),
             ]);
         }
-        keys.extend(spec.layers[0].attention.soft_cap.map(|cap| ("attn_logit_softcapping", float(cap))));
+        keys.extend(first_attention(spec).soft_cap.map(|cap| ("attn_logit_softcapping", float(cap))));
         keys.extend(spec.logit_soft_cap.map(|cap| ("final_logit_softcapping", float(cap))));
         keys
     }

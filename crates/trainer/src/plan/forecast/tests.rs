@@ -1,6 +1,4 @@
 //! Tests forecasts of whole recipes on the machines of the table against measured speeds.
-//!
-//! Trade-off: nothing runs here, so only the rows of docs/roofline.md show whether a forecast is right.
 
 use firebrick_hwprofile::peaks::MeasuredGemm;
 use firebrick_hwprofile::spec::{CardClocks, Maker};

@@ -8,6 +8,7 @@ use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
 
 use super::Run;
+use super::first_loss;
 use crate::console::Console;
 use crate::error::RunError;
 use crate::metrics::{
@@ -15,11 +16,10 @@ use crate::metrics::{
     usage_target,
 };
 use crate::plan::Plan;
-use crate::run::first_loss;
-use crate::run::preference::StepCounts;
 use crate::run::prepare::Prepared;
+use crate::run::step::preference::StepCounts;
 use crate::run::step::{StepNumbers, StepOutcome};
-use crate::run::trace::NUMBERS;
+use crate::run::train_loop::trace::NUMBERS;
 use crate::state::checkpoint::RunState;
 use crate::state::run_folder::RunFolder;
 

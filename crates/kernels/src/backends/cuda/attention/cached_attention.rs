@@ -9,10 +9,12 @@ use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::AttentionSpec;
 use firebrick_cuda::LaunchShape;
 
+use super::matmul;
 use crate::attention::reference;
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, SoftCap, Source, arguments,
-    cached_queries, grid, int_tensor, matmul, tensor,
+    BlockArguments, Cuda, FlashVariant, Launch, MatrixView, ScratchSlot, SoftCap, Source, arguments, cached_queries,
+    grid, int_tensor, tensor,
 };
 use crate::{CachedTokens, KvCache, Sinks};
 
@@ -33,7 +35,7 @@ fn counted(keys: usize) -> usize {
     keys.next_multiple_of(if keys <= SEEN_STEP / 2 { SEEN_STEP / 2 } else { SEEN_STEP })
 }
 
-impl Engine {
+impl Device {
     pub(super) fn store_in_cache(
         &self,
         cache: &mut KvCache<Cuda>,

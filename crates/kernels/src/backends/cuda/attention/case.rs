@@ -3,7 +3,8 @@
 
 use firebrick_arch::AttentionSpec;
 
-use crate::backends::cuda::engine::{Cuda, Engine, MatrixView, SoftCap, tensor};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{Cuda, MatrixView, SoftCap, tensor};
 use crate::{Documents, Qkv};
 
 /// Sizes of a call.
@@ -71,8 +72,8 @@ pub(crate) struct Gradients {
 }
 
 impl Gradients {
-    pub(crate) fn new(engine: &Engine, inputs: &Inputs<'_>) -> Self {
-        let like = |input: &MatrixView| engine.empty_matrix(input.rows, input.width, input.dtype);
+    pub(crate) fn new(device: &Device, inputs: &Inputs<'_>) -> Self {
+        let like = |input: &MatrixView| device.empty_matrix(input.rows, input.width, input.dtype);
         Self { dq: like(inputs.q), dk: like(inputs.k), dv: like(inputs.v) }
     }
 

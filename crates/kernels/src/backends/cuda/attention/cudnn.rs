@@ -17,9 +17,9 @@ use firebrick_cuda::{CudaError, Cudnn};
 
 use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
 use super::library::parts_of;
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cost, Cuda, Engine, Launch, MAX_STRIDES, MatrixView, ScratchSlot, Source, arguments,
-    check, grid,
+    BlockArguments, Contents, Cost, Cuda, Launch, MAX_STRIDES, MatrixView, ScratchSlot, Source, arguments, check, grid,
 };
 use crate::{Documents, StatisticsLayout};
 
@@ -64,7 +64,7 @@ impl<P: Hash> Hash for Call<P> {
     }
 }
 
-impl Engine {
+impl Device {
     /// Returns the call as cuDNN plans it; `None` if another kernel runs it.
     pub(super) fn cudnn_shape(
         &self,
@@ -86,7 +86,7 @@ impl Engine {
         let layout = layout([documents.count(), documents.tokens(), documents.longest()], takes_packed);
         let is_packed = matches!(layout, Layout::Packed { .. });
         let is_short = documents.count() > 1
-            && documents.tokens() < self.cudnn_limits.get().min_mean_tokens * documents.count()
+            && documents.tokens() < self.library.limits.get().min_mean_tokens * documents.count()
             && self.flash_format(dtype, sizes.head_dim) == Some(dtype);
         if is_packed && (!takes_packed || is_short) {
             return None;
@@ -160,7 +160,7 @@ impl Engine {
     }
 
     fn backward_parts(&self, whole: AttentionShape, documents: &Documents<Cuda>) -> Vec<Part> {
-        backward_parts(whole, documents, self.cudnn_limits.get().max_backward_tokens)
+        backward_parts(whole, documents, self.library.limits.get().max_backward_tokens)
     }
 
     /// Runs cuDNN's backward pass.

@@ -8,8 +8,9 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::case::{BackwardInputs, Gradients, Inputs, Sizes};
 use crate::Documents;
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cost, Cuda, Engine, FlashVariant, Launch, MatrixView, ScratchSlot, Source, arguments,
+    BlockArguments, Cost, Cuda, FlashVariant, Launch, MatrixView, ScratchSlot, Source, arguments,
 };
 use crate::backends::planning::flash::{FlashTiles, flash_takes_f32};
 
@@ -27,7 +28,7 @@ fn f32_rows(heads: usize, rows: usize) -> LaunchShape {
     LaunchShape { grid: [rows.div_ceil(4) as u32, heads as u32, 1], block: [128, 1, 1], shared_bytes: 0 }
 }
 
-impl Engine {
+impl Device {
     /// Returns the format in which the kernels support heads of this width on this card: that of the values, or f32 after a conversion
     /// if only the f32 kernels support it. `None` for the reference body.
     pub(crate) fn flash_format(&self, dtype: DType, head_dim: usize) -> Option<DType> {

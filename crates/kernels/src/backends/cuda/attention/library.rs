@@ -15,6 +15,7 @@ pub(crate) struct Library {
     /// Set by tests: passes that count as rejected.
     pub(super) refuses_forward: Cell<bool>,
     pub(super) refuses_backward: Cell<bool>,
+    pub(crate) limits: Cell<CudnnLimits>,
 }
 
 impl Library {
@@ -25,7 +26,12 @@ impl Library {
             Err(CudaError::CudnnNotFound { .. } | CudaError::BrokenCudnn { .. }) => None,
             Err(error) => return Err(error),
         };
-        Ok(Self { cudnn, refuses_forward: Cell::new(false), refuses_backward: Cell::new(false) })
+        Ok(Self {
+            cudnn,
+            refuses_forward: Cell::new(false),
+            refuses_backward: Cell::new(false),
+            limits: Cell::default(),
+        })
     }
 
     /// Waits for plans that were started but not requested.

@@ -17,7 +17,8 @@ use burn_tensor::{DType, Tensor};
 use firebrick_arch::AttentionSpec;
 
 use crate::attention::reference;
-use crate::backends::cuda::engine::{Cuda, Engine, MatrixView, engine, matmul, tensor};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{Cuda, MatrixView, tensor};
 use crate::{
     AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, Qkv, Sinks, SoftmaxStatistics, StatisticsLayout,
 };
@@ -30,8 +31,8 @@ impl AttentionOps for Cuda {
         spec: &AttentionSpec,
         documents: &Documents<Self>,
     ) -> AttentionOutput<Self> {
-        let engine = engine(&qkv.q.device());
-        engine.section(|| engine.attention(qkv, sinks, spec, documents))
+        let device = Device::of(&qkv.q.device());
+        device.section(|| device.attention(qkv, sinks, spec, documents))
     }
 
     fn packed_attention_backward(
@@ -42,16 +43,16 @@ impl AttentionOps for Cuda {
         d_o: Tensor<Self, 2>,
         documents: &Documents<Self>,
     ) -> (Qkv<Self>, Option<Tensor<Self, 1>>) {
-        let engine = engine(&qkv.q.device());
-        engine.section(|| {
+        let device = Device::of(&qkv.q.device());
+        device.section(|| {
             let d_sinks = reference::trained(sinks).map(|sinks| {
                 let sizes = Sizes::new(spec, documents);
-                let [o, log_sum_exp] = [&output.o, &output.statistics.log_sum_exp].map(|x| engine.flat(x.clone()));
-                let d_o = engine.flat_as(d_o.clone(), o.dtype);
+                let [o, log_sum_exp] = [&output.o, &output.statistics.log_sum_exp].map(|x| device.flat(x.clone()));
+                let d_o = device.flat_as(d_o.clone(), o.dtype);
                 let statistics = (&log_sum_exp, output.statistics.layout);
-                engine.sinks_gradient(sinks, &sizes, [&o, &d_o], statistics, documents)
+                device.sinks_gradient(sinks, &sizes, [&o, &d_o], statistics, documents)
             });
-            (engine.attention_backward(qkv, sinks, spec, output, d_o, documents), d_sinks)
+            (device.attention_backward(qkv, sinks, spec, output, d_o, documents), d_sinks)
         })
     }
 
@@ -63,18 +64,18 @@ impl AttentionOps for Cuda {
         prompts: Option<&Documents<Self>>,
         spec: &AttentionSpec,
     ) -> Tensor<Self, 2> {
-        let engine = engine(&qkv.q.device());
-        engine.section(|| {
-            engine.store_in_cache(cache, qkv.k.clone(), qkv.v.clone(), tokens);
+        let device = Device::of(&qkv.q.device());
+        device.section(|| {
+            device.store_in_cache(cache, qkv.k.clone(), qkv.v.clone(), tokens);
             match prompts {
-                Some(documents) => engine.attention(qkv, sinks, spec, documents).o,
-                None => engine.cached_attention(qkv.q.clone(), sinks, cache, tokens, spec),
+                Some(documents) => device.attention(qkv, sinks, spec, documents).o,
+                None => device.cached_attention(qkv.q.clone(), sinks, cache, tokens, spec),
             }
         })
     }
 }
 
-impl Engine {
+impl Device {
     /// Starts the slow preparations for both passes over these documents.
     pub(super) fn prepare_attention(&self, spec: &AttentionSpec, dtype: DType, documents: &Documents<Cuda>) {
         self.begin_cudnn(&Sizes::new(spec, documents), dtype, documents);
@@ -181,6 +182,13 @@ impl Engine {
             reference::backward_by(matmul, qkv, spec, output, d_o, documents)
         })
     }
+}
+
+/// Computes `a b` for each matrix of the last two axes, `[g, m, n]` from `[g, m, k]` and `[g, k, n]`, for reference
+/// bodies: Burn's own matmul first rounds f32 to TF32.
+fn matmul(a: Tensor<Cuda, 3>, b: Tensor<Cuda, 3>) -> Tensor<Cuda, 3> {
+    let device = Device::of(&a.device());
+    device.section(|| device.batched_gemm(a, b))
 }
 
 /// Returns whether statistics are `[heads, tokens]`, as the flash kernels read them.

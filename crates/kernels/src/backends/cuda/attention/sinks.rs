@@ -6,9 +6,8 @@ use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::case::Sizes;
-use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MatrixView, ScratchSlot, Source, arguments, tensor,
-};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{BlockArguments, Cuda, Launch, MatrixView, ScratchSlot, Source, arguments, tensor};
 use crate::{Documents, Sinks, StatisticsLayout};
 
 /// Tokens of a block of the backward, at least.
@@ -16,7 +15,7 @@ const MIN_PART_TOKENS: usize = 64;
 /// Parts of the tokens in the backward, at most.
 const MAX_PARTS: usize = 64;
 
-impl Engine {
+impl Device {
     /// Adds sinks to the softmax of what a forward without sinks has computed.
     pub(super) fn add_sinks(
         &self,

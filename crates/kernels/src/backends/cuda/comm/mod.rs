@@ -16,9 +16,10 @@ use burn_tensor::{DType, TensorMetadata};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{CudaError, DevicePointer, Nccl, NcclCommunicator, NcclId, Stream};
 
-use crate::backends::cuda::engine::{Cost, Cuda, DeviceBlock, Engine, MatrixView, Primitive, engine, float, payload};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{Cost, Cuda, DeviceBlock, MatrixView, Primitive, payload, primitive};
 use crate::comm::{Collective, DeviceSide};
-use crate::{COLLECTIVE, CommError, Communicator, Exchange, Loan, Payload};
+use crate::{COLLECTIVE, CommError, Communicator, Exchange, Loan};
 
 /// Interval between checks for NCCL errors.
 const WATCH: Duration = Duration::from_millis(500);
@@ -54,7 +55,7 @@ pub(in crate::backends) fn connect(ranks: &Communicator, device: &CudaDevice) ->
     if std::env::var("FIREBRICK_COLLECTIVES").as_deref() == Ok("host") {
         return Ok("host memory and TCP, as FIREBRICK_COLLECTIVES says".to_owned());
     }
-    let engine = engine(device);
+    let device = Device::of(device);
     let refused = |error: CudaError| CommError::NoLibrary { rank: ranks.rank(), problem: error.to_string() };
     let nccl = Nccl::load().map_err(refused)?;
     let (major, minor, patch) = nccl.version().map_err(refused)?;
@@ -63,7 +64,7 @@ pub(in crate::backends) fn connect(ranks: &Communicator, device: &CudaDevice) ->
     let gathered = ranks.all_gather_bytes(operation, own)?;
     let mismatch = |_| CommError::Mismatch { rank: 0, operation, expected, got: gathered[0].len() };
     let id = NcclId(gathered[0][..].try_into().map_err(mismatch)?);
-    let nccl = nccl.connect(engine.context(), &id, ranks.rank(), ranks.world_size()).map_err(refused)?;
+    let nccl = nccl.connect(device.context(), &id, ranks.rank(), ranks.world_size()).map_err(refused)?;
     let connected = Arc::new(Connected { nccl, failure: Mutex::default() });
     let (watched, aborted) = (Arc::downgrade(&connected), Arc::downgrade(&connected));
     let thread = thread::Builder::new().name("nccl-watch".to_owned()).spawn(move || watch(&watched));
@@ -80,15 +81,15 @@ pub(in crate::backends) fn connect(ranks: &Communicator, device: &CudaDevice) ->
 
 /// Submits an operation between devices to the side stream of `collectives.rs`.
 fn on_side_stream(
-    engine: &Engine,
+    device: &Device,
     held: Vec<Primitive>,
     operation: impl FnOnce(&Stream) -> Result<(), CudaError>,
 ) -> Result<u64, CudaError> {
-    assert!(engine.is_in_section(), "an operation between devices is ordered by the section that it is in");
+    assert!(device.is_in_section(), "an operation between devices is ordered by the section that it is in");
     let bytes: usize = held.iter().map(|tensor| tensor.shape().num_elements() * tensor.dtype.size()).sum();
-    let submitted = engine.collectives.submit(engine.stream(), held, operation);
-    if let Some((start, end)) = engine.collectives.last_run() {
-        engine.trace.record(COLLECTIVE, Cost { bytes: bytes as f64, ..Cost::default() }, [start, end]);
+    let submitted = device.collectives.submit(device.stream(), held, operation);
+    if let Some((start, end)) = device.collectives.last_run() {
+        device.trace.record(COLLECTIVE, Cost { bytes: bytes as f64, ..Cost::default() }, [start, end]);
     }
     submitted
 }
@@ -116,11 +117,11 @@ impl DeviceSide<Cuda> for Connected {
         tensors: Vec<Loan<Cuda>>,
         device: &CudaDevice,
     ) -> Result<Exchange<Cuda>, CommError> {
-        let engine = engine(device);
-        engine.section(|| {
-            let parts: Vec<Part> = tensors.into_iter().map(|loan| Part::new(&engine, collective, loan)).collect();
+        let device = Device::of(device);
+        device.section(|| {
+            let parts: Vec<Part> = tensors.into_iter().map(|loan| Part::new(&device, collective, loan)).collect();
             let held = parts.iter().map(|part| part.matrix.tensor.clone()).collect();
-            let submitted = on_side_stream(&engine, held, |side| {
+            let submitted = on_side_stream(&device, held, |side| {
                 // SAFETY: the buffers are those of the tensors, which are held until the work is done. No operation of
                 // the section touches them before its end or the exchange's, except for reading what is lent, which its
                 // root only reads too; what others receive is new. Every rank lists the same tensors and roots in the
@@ -129,8 +130,8 @@ impl DeviceSide<Cuda> for Connected {
             });
             let ticket = submitted
                 .map_err(|error| ranks.lost(collective.name(), self.failure().unwrap_or_else(|| error.to_string())))?;
-            let device = device.clone();
-            let wait = Box::new(move || redeem(&device, ticket));
+            let of = device.device().clone();
+            let wait = Box::new(move || redeem(&of, ticket));
             let payloads = parts.into_iter().map(|part| payload(part.matrix.tensor, part.is_codes)).collect();
             Ok(Exchange { payloads, wait: Some(wait) })
         })
@@ -139,8 +140,8 @@ impl DeviceSide<Cuda> for Connected {
 
 /// Makes the engine's stream wait for an operation.
 fn redeem(device: &CudaDevice, ticket: u64) {
-    let engine = engine(device);
-    engine.collectives.redeem(ticket, engine.stream());
+    let device = Device::of(device);
+    device.collectives.redeem(ticket, device.stream());
 }
 
 /// A tensor of an exchange.
@@ -152,15 +153,11 @@ struct Part {
 
 impl Part {
     /// Allocates or takes the memory that the exchange uses; it writes all of it except what a root lends.
-    fn new(engine: &Engine, collective: Collective, Loan { root, layout, own }: Loan<Cuda>) -> Self {
-        let primitive = own.map(|payload| match payload {
-            Payload::Values(values) => float(values),
-            Payload::Codes(codes) => codes.into_primitive(),
-        });
-        let matrix = match (primitive, collective) {
-            (None, _) => engine.view_of(engine.empty([layout.elements], layout.dtype)),
-            (Some(own), Collective::Lend) => engine.dense(engine.view_of(own)),
-            (Some(own), _) => engine.view_of(engine.owned(own)),
+    fn new(device: &Device, collective: Collective, Loan { root, layout, own }: Loan<Cuda>) -> Self {
+        let matrix = match (own.map(|own| primitive(own).0), collective) {
+            (None, _) => device.view_of(device.empty([layout.elements], layout.dtype)),
+            (Some(own), Collective::Lend) => device.dense(device.view_of(own)),
+            (Some(own), _) => device.view_of(device.owned(own)),
         };
         Self { matrix, root, is_codes: layout.is_codes }
     }

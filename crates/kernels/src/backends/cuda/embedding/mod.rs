@@ -4,14 +4,15 @@
 use burn_tensor::{DType, Int, Tensor};
 
 use crate::EmbeddingOps;
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MatrixView, Source, arguments, engine, grid, tensor, threads_for,
+    BlockArguments, Cuda, Launch, MatrixView, Source, arguments, grid, tensor, threads_for,
 };
 
 impl EmbeddingOps for Cuda {
     fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, scale: f32, dtype: DType) -> Tensor<Self, 2> {
-        let engine = engine(&table_vd.device());
-        engine.section(|| tensor(engine.embed(&engine.flat(table_vd), &engine.int_matrix(ids_n), scale, dtype).tensor))
+        let device = Device::of(&table_vd.device());
+        device.section(|| tensor(device.embed(&device.flat(table_vd), &device.int_matrix(ids_n), scale, dtype).tensor))
     }
 
     fn embed_backward(
@@ -21,15 +22,15 @@ impl EmbeddingOps for Cuda {
         rows: usize,
         _may_be_none: bool,
     ) -> Tensor<Self, 2> {
-        let engine = engine(&dy_nd.device());
-        engine.section(|| {
-            let (ids, dy) = (engine.int_matrix(rows_n), engine.flat(dy_nd));
-            tensor(engine.embed_backward(&ids, &dy, scale, rows).tensor)
+        let device = Device::of(&dy_nd.device());
+        device.section(|| {
+            let (ids, dy) = (device.int_matrix(rows_n), device.flat(dy_nd));
+            tensor(device.embed_backward(&ids, &dy, scale, rows).tensor)
         })
     }
 }
 
-impl Engine {
+impl Device {
     /// Looks up rows of a table, times `scale`, in `dtype`.
     fn embed(&self, table: &MatrixView, ids: &MatrixView, scale: f32, dtype: DType) -> MatrixView {
         let y = self.empty_matrix(ids.width, table.width, dtype);

@@ -4,11 +4,11 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
 
+use super::Engine;
 use super::experts::OfExperts;
 use super::failure::check;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
 use super::trace::Cost;
-use super::{Engine, engine};
 
 /// `D = alpha op(A) op(B) + C + bias`, with `op(A)` `[m, k]` and `op(B)` `[k, n]`.
 #[derive(Clone, Copy, Debug)]
@@ -78,16 +78,9 @@ impl Gemm {
     }
 }
 
-/// Computes `a b` for each matrix of the last two axes, `[g, m, n]` from `[g, m, k]` and `[g, k, n]`, for reference
-/// bodies: Burn's own matmul first rounds f32 to TF32.
-pub(crate) fn matmul(a: Tensor<Cuda, 3>, b: Tensor<Cuda, 3>) -> Tensor<Cuda, 3> {
-    let engine = engine(&a.device());
-    engine.section(|| engine.batched_gemm(a, b))
-}
-
 impl Engine {
-    /// Runs one GEMM per matrix, after copying operands that are not contiguous.
-    fn batched_gemm(&self, a: Tensor<Cuda, 3>, b: Tensor<Cuda, 3>) -> Tensor<Cuda, 3> {
+    /// Runs one GEMM per matrix, `[g, m, n]` from `[g, m, k]` and `[g, k, n]`, after copying operands that are not contiguous.
+    pub(crate) fn batched_gemm(&self, a: Tensor<Cuda, 3>, b: Tensor<Cuda, 3>) -> Tensor<Cuda, 3> {
         let ([groups, m, k], [b_groups, b_k, n]) = (a.dims(), b.dims());
         assert_eq!((groups, k), (b_groups, b_k), "shapes of a GEMM's operands");
         let [a, b] = [self.flat(a), self.flat(b)];
@@ -97,16 +90,13 @@ impl Engine {
         };
         for group in 0..groups {
             let gemm = Gemm::input_gradient("matmul", of(&a, m, k, group), of(&b, k, n, group));
-            self.gemm(gemm, of(&result, m, n, group));
+            self.plain_gemm(gemm, of(&result, m, n, group));
         }
         tensor(result.tensor)
     }
 
-    /// Computes a GEMM into `d`.
-    pub(crate) fn gemm(&self, gemm: Gemm, d: DeviceBlock) {
-        if let Some(experts) = gemm.experts {
-            return self.expert_gemm(gemm, experts, d);
-        }
+    /// Computes a GEMM into `d` that is not over the rows of experts (`Device::gemm` is for both).
+    pub(crate) fn plain_gemm(&self, gemm: Gemm, d: DeviceBlock) {
         let Gemm { name, a, b, .. } = gemm;
         let [m, n, k] = gemm.sizes();
         if m == 0 || n == 0 {

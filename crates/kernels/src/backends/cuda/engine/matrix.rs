@@ -130,14 +130,6 @@ impl MatrixView {
     }
 }
 
-/// An allocation in which low-rank intermediates are saved, one after the other.
-#[derive(Debug)]
-pub(crate) struct LowRankChunk {
-    pub memory: MatrixView,
-    /// Ranks in use.
-    pub used: usize,
-}
-
 /// Returns the float primitive of a tensor.
 pub(crate) fn float<const D: usize>(tensor: Tensor<Cuda, D>) -> Primitive {
     match tensor.into_primitive() {
@@ -159,6 +151,14 @@ pub(crate) fn int_tensor<const D: usize>(primitive: Primitive) -> Tensor<Cuda, D
 /// Wraps a primitive as values or codes.
 pub(crate) fn payload<const D: usize>(primitive: Primitive, is_codes: bool) -> Payload<Cuda, D> {
     if is_codes { Payload::Codes(int_tensor(primitive)) } else { Payload::Values(tensor(primitive)) }
+}
+
+/// Returns the primitive of values or codes, and whether it is codes.
+pub(crate) fn primitive<const D: usize>(payload: Payload<Cuda, D>) -> (Primitive, bool) {
+    match payload {
+        Payload::Values(values) => (float(values), false),
+        Payload::Codes(codes) => (codes.into_primitive(), true),
+    }
 }
 
 /// Returns a view of a matrix's memory with another shape, offset by `start` values.

@@ -1,5 +1,5 @@
-//! State that the operations of one thread on one device share: the stream, the libraries, compiled programs, scratch
-//! memory, addresses and the trace.
+//! State that the operations of one thread on one device share: the stream, cuBLASLt, compiled programs, scratch memory,
+//! addresses and the trace. It knows nothing of the subjects, which keep their state next to it (`device.rs`).
 //!
 //! Invariants that every operation relies on:
 //! - All device work of the engine is on one stream, in the order of the calls; launches may wait on the host until something else is
@@ -26,15 +26,12 @@ mod gemm;
 mod handle_number;
 mod launch;
 mod matrix;
-mod pinned;
 mod program;
 mod recycled;
 mod scratch;
 mod section;
-mod tables;
 mod tensor;
 mod trace;
-mod upload;
 mod watch;
 
 pub(super) use constants::{
@@ -45,19 +42,18 @@ pub use every_program::every_program;
 pub(super) use experts::{OfExperts, WIDE_STAGES, expert_stages};
 pub use failure::DeviceFailure;
 pub(super) use failure::{check, check_launch};
-pub(super) use gemm::{Gemm, GemmScales, matmul};
+pub(super) use gemm::{Gemm, GemmScales};
 pub(super) use handle_number::Owner;
 pub(super) use launch::{BlockArguments, Launch, arguments, grid, rows_and_columns, threads_for};
 pub use matrix::Cuda;
-pub(super) use matrix::{DeviceBlock, LowRankChunk, MatrixView, Primitive, float, int_tensor, payload, tensor, view};
-pub(super) use pinned::{Lent, Pool, shared};
+pub(super) use matrix::{DeviceBlock, MatrixView, Primitive, float, int_tensor, payload, primitive, tensor, view};
 pub(super) use program::{FlashVariant, SoftCap, Source, WeightValues};
 pub(super) use scratch::{Contents, ScratchSlot};
 pub(super) use trace::Cost;
+pub(super) use watch::lock_of;
 pub use watch::watch_burn_operations;
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::panic::resume_unwind;
 use std::rc::Rc;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -72,19 +68,13 @@ use cubecl::prelude::Runtime;
 use cubecl::server::Handle;
 use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Libraries, Repeats, Stream, StreamHandoff};
 
-use crate::backends::cuda::attention::library::{CudnnLimits, Library};
-use crate::backends::cuda::comm::collectives::Collectives;
-use crate::backends::cuda::linear::operands::fp8::codes::{Fp8Scales, PreparedRows, RowScaling};
-use crate::backends::cuda::memory::host_copies::HostCopies;
-use crate::backends::cuda::memory::planned::{KeptWeights, Room};
 use address::Addresses;
 use handle_number::handle_number;
 use program::Programs;
 use recycled::{Recycled, uses};
 use scratch::Scratch;
-use tables::Tables;
 use trace::Trace;
-use watch::{BurnWatch, lock_of};
+use watch::BurnWatch;
 
 /// The state of one thread on one device.
 pub(super) struct Engine {
@@ -110,20 +100,7 @@ pub(super) struct Engine {
     pub(super) addresses: Addresses,
     pub(super) recycled: Recycled,
     pub(super) blas: RefCell<BlasLt>,
-    pub(super) library: Library,
-    pub(super) cudnn_limits: Cell<CudnnLimits>,
     pub(super) programs: Programs,
-    pub(super) fp8_scales: Fp8Scales,
-    pub(super) row_scaling: Cell<RowScaling>,
-    /// Rows in 8-bit floats for the next GEMM.
-    pub(super) prepared_rows: RefCell<Option<PreparedRows>>,
-    pub(super) kept: KeptWeights,
-    pub(super) room: Room,
-    /// Allocation in which the section saves low-rank intermediates.
-    pub(super) saved_low_rank: RefCell<Option<LowRankChunk>>,
-    pub(super) copies: HostCopies,
-    pub(super) collectives: Collectives,
-    pub(super) tables: Tables,
     /// Whether sizes of new tensors are rounded up to powers of two bytes, so that few sizes occur.
     pub(super) rounds_sizes: Cell<bool>,
     pub(super) trace: Trace,
@@ -131,10 +108,6 @@ pub(super) struct Engine {
 
 /// Bits of a CubeCL handle number: more than a process ever allocates.
 const NUMBER_BITS: u32 = 40;
-
-thread_local! {
-    static ENGINES: RefCell<HashMap<usize, Rc<Engine>>> = RefCell::new(HashMap::new());
-}
 
 /// Configures CubeCL for training, before anything else uses it: one stream for all threads, and buffers of exactly the requested
 /// size, kept for the next tensor of that size. CubeCL's default pools round up to pages of a quarter of the card.
@@ -173,59 +146,17 @@ pub(in crate::backends) fn format_refusal(device: &CudaDevice, dtype: DType) -> 
     program::format_refusal(dtype, info.compute_capability)
 }
 
-/// Makes this thread's attention on a device treat cuDNN's forward or backward as rejected, for tests of the fallbacks.
-pub fn refuse_cudnn(device: &CudaDevice, forward: bool, backward: bool) {
-    engine(device).library.refuse(forward, backward);
-}
-
-/// Sets whether this thread's repeated launches on a device are submitted as graphs (the default), for tests that graphs change no result.
-pub fn use_graphs(device: &CudaDevice, on: bool) {
-    engine(device).repeats.turn(on);
-}
-
-/// Returns the number of this thread's launches on a device that are in graphs, for tests that there are some.
-pub fn launches_in_graphs(device: &CudaDevice) -> usize {
-    engine(device).repeats.in_graphs()
-}
-
-/// Sets other cuDNN limits for this thread's attention on a device and returns the previous ones, for tests of both kernels on small documents.
-pub fn limit_cudnn(device: &CudaDevice, limits: CudnnLimits) -> CudnnLimits {
-    engine(device).cudnn_limits.replace(limits)
-}
-
-/// Limits the shared memory per block that this thread's launches on a device assume, or with `None` removes the limit,
-/// for tests of smaller cards. Returns the resulting bytes.
-pub fn limit_shared_memory(device: &CudaDevice, bytes: Option<usize>) -> usize {
-    let engine = engine(device);
-    engine.shared_bytes.set(bytes.unwrap_or(usize::MAX).min(engine.card_shared_bytes));
-    engine.shared_bytes()
-}
-
-/// Returns the bytes of scratch memory that this thread's engine holds on a device, for tests that it stays bounded.
-pub fn scratch_bytes(device: &CudaDevice) -> usize {
-    engine(device).scratch.bytes()
-}
-
-/// Returns this thread's engine for a device; the first call builds it.
-pub(super) fn engine(device: &CudaDevice) -> Rc<Engine> {
-    let known = ENGINES.with_borrow(|engines| engines.get(&device.index).cloned());
-    known.unwrap_or_else(|| {
-        // Another thread inside a section may be recording a graph, during which the driver rejects some calls.
-        let _turn = lock_of(device.index).lock().unwrap_or_else(PoisonError::into_inner);
-        let engine = Rc::new(check("starting CUDA", Engine::new(device)));
-        engine.tables.prepare(device);
-        ENGINES.with_borrow_mut(|engines| engines.insert(device.index, engine.clone()));
-        engine
-    })
-}
-
 /// Returns a thread's result, or continues its panic.
 fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 impl Engine {
-    fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+    /// Starts an engine. `beside` runs on another thread while the libraries load: they are large, and may have to be read from disk.
+    pub(super) fn new<T: Send>(
+        device: &CudaDevice,
+        beside: impl FnOnce(&Context) -> T + Send,
+    ) -> Result<(Self, T), CudaError> {
         handle_number::prepare();
         let driver = Driver::load()?;
         let info = driver.device(device.index)?;
@@ -235,30 +166,18 @@ impl Engine {
         context.reuse_in_stream_order_only()?;
         let stream = Arc::new(Stream::new(&context)?);
         let repeats = Rc::new(Repeats::new(stream.clone()));
-        // The libraries are large, and may have to be read from disk.
-        let (blas, library, programs) = std::thread::scope(|scope| {
+        let (blas, beside, programs) = std::thread::scope(|scope| {
             let blas = scope.spawn(|| BlasLt::new(&context));
-            let library = scope.spawn(|| Library::new(&context));
+            let beside = scope.spawn(|| beside(&context));
             let programs = Programs::new(&context);
-            (joined(blas), joined(library), programs)
+            (joined(blas), joined(beside), programs)
         });
-        Ok(Self {
+        let engine = Self {
             handoff: StreamHandoff::new(stream)?,
             blas: RefCell::new(blas?),
-            library: library?,
-            cudnn_limits: Cell::default(),
             programs: programs?,
             scratch: Scratch::new(&context, repeats.clone()),
             repeats,
-            fp8_scales: Fp8Scales::new(&context),
-            row_scaling: Cell::new(RowScaling::of(info.compute_capability)),
-            prepared_rows: RefCell::default(),
-            kept: KeptWeights::new(&context),
-            room: Room::default(),
-            saved_low_rank: RefCell::default(),
-            copies: HostCopies::new(&context)?,
-            collectives: Collectives::new(&context),
-            tables: Tables::default(),
             addresses: Addresses::new(&context, &client),
             recycled: Recycled::default(),
             multiprocessors: info.multiprocessors as usize,
@@ -274,7 +193,8 @@ impl Engine {
             device: device.clone(),
             client,
             context,
-        })
+        };
+        Ok((engine, beside))
     }
 
     /// Returns whether a section is open and not paused.
@@ -332,6 +252,11 @@ impl Engine {
     /// Returns the number of multiprocessors of the device.
     pub(super) fn multiprocessors(&self) -> usize {
         self.multiprocessors
+    }
+
+    /// Limits the shared memory per block that launches assume, or with `None` removes the limit.
+    pub(super) fn limit_shared_memory(&self, bytes: Option<usize>) {
+        self.shared_bytes.set(bytes.unwrap_or(usize::MAX).min(self.card_shared_bytes));
     }
 
     /// Returns the shared memory that a block may use.

@@ -1,4 +1,4 @@
-//! Sections: periods of work on the engine's stream that is ordered against CubeCL's stream only at their beginning and end.
+//! Sections: periods of work on the engine's stream that is ordered against CubeCL's stream only at their beginning and end (`Device::section`).
 //!
 //! At most one thread per device is inside a section: each device has a mutex that the outermost section holds. A pause
 //! releases it, so a thread that waits for another rank in a pause does not block others. Other threads may run Burn
@@ -25,19 +25,32 @@ impl Engine {
         self.scratch.enter(self.section_number());
     }
 
-    /// Runs `work` with the stream ordered after all earlier work of CubeCL, and later work of CubeCL after it. Inside
-    /// another section, just calls `work`.
-    pub(crate) fn section<R>(&self, work: impl FnOnce() -> R) -> R {
-        if self.is_in_section() {
-            return work();
-        }
+    /// Begins an outermost section, with the stream ordered after all earlier work of CubeCL.
+    pub(crate) fn open(&self) {
         self.count_section();
-        let open = Open::new(self);
-        let result = work();
-        self.copies.settle(self.stream());
-        self.collectives.settle(self.stream());
-        open.close();
-        result
+        self.begin();
+        self.depth.set(1);
+    }
+
+    /// Ends the outermost section, with later work of CubeCL ordered after it.
+    pub(crate) fn close(&self) {
+        self.depth.set(0);
+        let ended = self.end();
+        self.addresses.let_go();
+        check("ending a section", ended);
+    }
+
+    /// Ends the outermost section after a failure, so that CubeCL never overtakes submitted work. `drop_states` drops what the subjects keep.
+    pub(crate) fn abandon(&self, drop_states: impl FnOnce()) {
+        self.depth.set(0);
+        self.repeats.drop_waiting();
+        self.scratch.forget_contents();
+        drop_states();
+        // A failure here means that the context is lost, which the failure already unwinding reports better.
+        let _ = self.end();
+        self.recycled.release();
+        self.addresses.forget();
+        self.addresses.let_go();
     }
 
     /// Runs ordinary Burn operations in the middle of a section, after the work so far and before the work that follows.
@@ -82,51 +95,5 @@ impl Engine {
         let mut marker = self.marker.borrow_mut();
         let marker = marker.get_or_insert_with(|| self.client().empty(4));
         self.addresses.request(marker);
-    }
-}
-
-/// An outermost section. It also ends on error paths, so that a failure never lets CubeCL overtake submitted work.
-struct Open<'a> {
-    engine: &'a Engine,
-    is_closed: bool,
-}
-
-impl<'a> Open<'a> {
-    fn new(engine: &'a Engine) -> Self {
-        engine.begin();
-        engine.depth.set(1);
-        Self { engine, is_closed: false }
-    }
-
-    fn close(mut self) {
-        self.engine.watch.verify();
-        self.is_closed = true;
-        *self.engine.saved_low_rank.borrow_mut() = None;
-        self.engine.depth.set(0);
-        let ended = self.engine.end();
-        self.engine.addresses.let_go();
-        check("ending a section", ended);
-    }
-}
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        if !self.is_closed {
-            self.engine.depth.set(0);
-            self.engine.repeats.drop_waiting();
-            self.engine.scratch.forget_contents();
-            *self.engine.prepared_rows.borrow_mut() = None;
-            self.engine.fp8_scales.clear();
-            self.engine.kept.clear();
-            *self.engine.saved_low_rank.borrow_mut() = None;
-            // Copies between host and device may still use memory that unwinding frees. A failure here means that the
-            // context is lost, which the failure already unwinding reports better.
-            let _ = self.engine.copies.synchronize();
-            let _ = self.engine.collectives.synchronize();
-            let _ = self.engine.end();
-            self.engine.recycled.release();
-            self.engine.addresses.forget();
-            self.engine.addresses.let_go();
-        }
     }
 }

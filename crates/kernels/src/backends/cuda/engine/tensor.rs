@@ -5,11 +5,12 @@
 //! Trade-off: a tensor that is neither a matrix nor contiguous costs a copy in every call.
 
 use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Int, Shape, Tensor, TensorMetadata};
 use cubecl::server::Handle;
 
 use super::Engine;
-use super::failure::check;
+use super::failure::{check, check_launch};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor, view};
 use super::recycled::Taken;
 use super::scratch::ScratchSlot;
@@ -62,6 +63,23 @@ impl Engine {
         }
         self.watch.restart();
         handle
+    }
+
+    /// Returns unused pool memory if the device has less than a section needs now, because CubeCL's queue thread panics if it cannot allocate.
+    fn make_room_for(&self, bytes: usize) {
+        let free = || check("asking for free memory", self.context().memory()).free_bytes;
+        if free() >= bytes as u64 {
+            return;
+        }
+        check_launch(self.repeats.flush());
+        check("waiting for the device", self.context().synchronize());
+        self.repeats.release();
+        self.scratch.release_unused();
+        self.recycled.release_free();
+        Cuda::memory_cleanup(self.device());
+        self.wait_until_submitted();
+        // Memory that CubeCL has freed returns to the driver once the device is done.
+        check("waiting for the device", self.context().synchronize());
     }
 
     /// Allocates a matrix.

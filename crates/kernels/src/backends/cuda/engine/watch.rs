@@ -48,7 +48,7 @@ impl BurnWatch {
     }
 
     /// Panics if CubeCL has used a number since the last call.
-    pub(super) fn verify(&self) {
+    pub(crate) fn verify(&self) {
         let Some((last, ever)) = self.last.get() else { return };
         let found = next_number();
         if ENGINES_EVER.load(Ordering::SeqCst) != ever {
@@ -56,7 +56,7 @@ impl BurnWatch {
             return;
         }
         let is_next = found == Some(last + 1);
-        assert!(is_next, "a Burn operation ran inside a section of device work; wrap it in MemoryOps::pause");
+        assert!(is_next, "a Burn operation ran inside a section of device work; wrap it in Session::pause");
         self.last.set(found.map(|number| (number, ever)));
     }
 }
@@ -73,7 +73,7 @@ fn next_number() -> Option<usize> {
 }
 
 /// Returns the mutex of a device. One is leaked per device and process.
-pub(super) fn lock_of(device: usize) -> &'static Mutex<()> {
+pub(in crate::backends::cuda) fn lock_of(device: usize) -> &'static Mutex<()> {
     static LOCKS: Mutex<Vec<(usize, &'static Mutex<()>)>> = Mutex::new(Vec::new());
     let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, lock)) = locks.iter().find(|(index, _)| *index == device) {

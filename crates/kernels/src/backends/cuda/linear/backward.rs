@@ -13,7 +13,8 @@ use super::adapters::{GateUp, LowRankGradient, PreparedFactors};
 use super::forward::halves;
 use super::modules::Routed;
 use super::operands::GroupWeight;
-use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, OfExperts, Primitive, float, tensor};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{Cuda, DeviceBlock, Gemm, MatrixView, OfExperts, Primitive, float, tensor};
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, into_single};
 use crate::{Group, InputGradient, Mask, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient};
@@ -46,7 +47,7 @@ struct BehindMagnitudes {
     gradients: Vec<Option<Primitive>>,
 }
 
-impl Engine {
+impl Device {
     /// Computes [`crate::LinearOps::mlp_backward`].
     pub(super) fn mlp_backward(
         &self,

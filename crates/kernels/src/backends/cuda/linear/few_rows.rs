@@ -10,8 +10,9 @@ use firebrick_cuda::LaunchShape;
 use firebrick_precision::QuantFormat;
 
 use super::operands::write_out::StoredArgument;
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, WeightValues, arguments, grid,
+    BlockArguments, Cuda, DeviceBlock, Launch, MatrixView, ScratchSlot, Source, WeightValues, arguments, grid,
 };
 use crate::backends::planning::route::MAX_MODULES;
 use crate::{Group, Module, Weight};
@@ -72,7 +73,7 @@ struct Modules {
     _held: Vec<MatrixView>,
 }
 
-impl Engine {
+impl Device {
     /// Writes all outputs of a group side by side to `out`, plus a residual.
     pub(super) fn multiply_few_rows(
         &self,

@@ -12,7 +12,8 @@ use super::heads::projection_norms;
 use super::modules::Routed;
 use super::operands::GroupWeight;
 use super::operands::fp8::codes::RowLayout;
-use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, Gemm, MatrixView, OfExperts, engine, tensor};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{Cuda, DeviceBlock, Gemm, MatrixView, OfExperts, tensor};
 use crate::backends::planning::route::{AdapterRoute, WeightRoute};
 use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, reference, stacked};
 use crate::{
@@ -59,9 +60,9 @@ impl LinearOps for Cuda {
         epilogue: Epilogue<Self>,
         keep: Keep,
     ) -> (Vec<Tensor<Self, 2>>, Option<Box<ProjectSaved<Self>>>) {
-        let engine = engine(&prologue.first_input().device());
-        engine.section(|| match engine.is_loop(group, prologue.first_input(), keep) {
-            false => engine.project(prologue, group, epilogue, keep),
+        let device = Device::of(&prologue.first_input().device());
+        device.section(|| match device.is_loop(group, prologue.first_input(), keep) {
+            false => device.project(prologue, group, epilogue, keep),
             true => stacked::project(prologue, group, epilogue, keep),
         })
     }
@@ -72,9 +73,9 @@ impl LinearOps for Cuda {
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
     ) -> ProjectGradients<Self> {
-        let engine = engine(&saved.prologue.first_input().device());
-        engine.section(|| match engine.is_loop(&group, &d_outputs[0], Keep::Everything) {
-            false => engine.group_backward(saved, group, d_outputs, d_residual_ni, None, None),
+        let device = Device::of(&saved.prologue.first_input().device());
+        device.section(|| match device.is_loop(&group, &d_outputs[0], Keep::Everything) {
+            false => device.group_backward(saved, group, d_outputs, d_residual_ni, None, None),
             true => stacked::project_backward(saved, group, d_outputs, d_residual_ni),
         })
     }
@@ -85,17 +86,17 @@ impl LinearOps for Cuda {
         d_residual_ni: Option<Tensor<Self, 2>>,
         after_down: impl FnOnce(Vec<ModuleGradients<Self>>, Option<Tensor<Self, 1>>),
     ) -> ProjectGradients<Self> {
-        let engine = engine(&dy_no.device());
-        let is_loop = groups.iter().any(|(_, group)| engine.is_loop(group, &dy_no, Keep::Everything));
-        engine.section(|| match is_loop {
-            false => engine.mlp_backward(groups, dy_no, d_residual_ni, after_down),
+        let device = Device::of(&dy_no.device());
+        let is_loop = groups.iter().any(|(_, group)| device.is_loop(group, &dy_no, Keep::Everything));
+        device.section(|| match is_loop {
+            false => device.mlp_backward(groups, dy_no, d_residual_ni, after_down),
             true => reference::mlp_backward(groups, dy_no, d_residual_ni, after_down),
         })
     }
 
     fn row_squares(weight: &Weight<Self>, dtype: DType) -> Tensor<Self, 1> {
-        let engine = engine(&weight_device(weight));
-        engine.section(|| tensor(engine.row_squares(weight, dtype)))
+        let device = Device::of(&weight_device(weight));
+        device.section(|| tensor(device.row_squares(weight, dtype)))
     }
 
     fn adapted_norms(
@@ -104,18 +105,18 @@ impl LinearOps for Cuda {
         adapter: &Adapter<Self>,
         dtype: DType,
     ) -> Tensor<Self, 1> {
-        let engine = engine(&row_squares_o.device());
-        engine.section(|| tensor(engine.adapted_norms(weight, row_squares_o, adapter, dtype)))
+        let device = Device::of(&row_squares_o.device());
+        device.section(|| tensor(device.adapted_norms(weight, row_squares_o, adapter, dtype)))
     }
 
     fn dropped(x: Tensor<Self, 2>, mask: &Mask<Self>) -> Tensor<Self, 2> {
-        let engine = engine(&x.device());
-        engine.section(|| engine.dropped(x, mask))
+        let device = Device::of(&x.device());
+        device.section(|| device.dropped(x, mask))
     }
 
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
-        let engine = engine(&gate_nf.device());
-        engine.section(|| tensor(engine.gated(&engine.matrix(gate_nf), &engine.matrix(up_nf), activation, 0).tensor))
+        let device = Device::of(&gate_nf.device());
+        device.section(|| tensor(device.gated(&device.matrix(gate_nf), &device.matrix(up_nf), activation, 0).tensor))
     }
 
     fn gated_backward(
@@ -124,29 +125,24 @@ impl LinearOps for Cuda {
         activation: Activation,
         dy_nf: Tensor<Self, 2>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        let engine = engine(&gate_nf.device());
-        engine.section(|| {
+        let device = Device::of(&gate_nf.device());
+        device.section(|| {
             let width = gate_nf.dims()[1];
-            let dy = engine.matrix(dy_nf);
-            let both = engine.gated_backward(gate_nf, up_nf, activation, &dy, false);
-            halves(&engine, &both, width)
+            let dy = device.matrix(dy_nf);
+            let both = device.gated_backward(gate_nf, up_nf, activation, &dy, false);
+            halves(&device, &both, width)
         })
     }
 
-    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
-        let engine = engine(&x.device());
-        engine.section(|| tensor(engine.rotate(&engine.matrix(x), tables, head_dim, false).tensor))
-    }
-
-    fn rotary_backward(dy: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
-        let engine = engine(&dy.device());
-        engine.section(|| tensor(engine.rotate(&engine.matrix(dy), tables, head_dim, true).tensor))
+    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize, backward: bool) -> Tensor<Self, 2> {
+        let device = Device::of(&x.device());
+        device.section(|| tensor(device.rotate(&device.matrix(x), tables, head_dim, backward).tensor))
     }
 }
 
 /// Returns the two halves of a buffer as tensors.
-pub(super) fn halves(engine: &Engine, both: &MatrixView, width: usize) -> (Tensor<Cuda, 2>, Tensor<Cuda, 2>) {
-    let [first, second] = into_parts(engine.split(both, &[width, width]));
+pub(super) fn halves(device: &Device, both: &MatrixView, width: usize) -> (Tensor<Cuda, 2>, Tensor<Cuda, 2>) {
+    let [first, second] = into_parts(device.split(both, &[width, width]));
     (first, second)
 }
 
@@ -157,7 +153,7 @@ fn weight_device(weight: &Weight<Cuda>) -> cubecl::cuda::CudaDevice {
     }
 }
 
-impl Engine {
+impl Device {
     /// Returns whether a group is a stack whose experts run one after the other.
     fn is_loop(&self, group: &Group<Cuda>, rows: &Tensor<Cuda, 2>, keep: Keep) -> bool {
         let forward_rows = if keep == Keep::Nothing { rows.dims()[0] } else { 0 };

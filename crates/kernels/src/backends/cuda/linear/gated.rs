@@ -5,8 +5,9 @@ use burn_tensor::Tensor;
 use firebrick_arch::Activation;
 use firebrick_cuda::Arguments;
 
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Source, arguments, float, rows_and_columns,
+    BlockArguments, Cuda, DeviceBlock, Launch, MatrixView, Source, arguments, float, rows_and_columns,
 };
 
 /// Operands and targets of a gated activation's backward.
@@ -41,7 +42,7 @@ pub(super) fn gate_and_up(arguments: Arguments, [gate, up]: [DeviceBlock; 2]) ->
     }
 }
 
-impl Engine {
+impl Device {
     /// Computes `activation(gate) * up`, in rows with `room` columns after them.
     pub(crate) fn gated(&self, gate: &MatrixView, up: &MatrixView, activation: Activation, room: usize) -> MatrixView {
         assert!(gate.rows == up.rows && gate.width == up.width && gate.dtype == up.dtype, "gate and up have one shape");

@@ -10,9 +10,9 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
 
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid,
-    tensor,
+    BlockArguments, Cuda, DeviceBlock, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, tensor,
 };
 use crate::{HeadsEpilogue, NormWeight, QkNorms, RotaryTables};
 
@@ -53,7 +53,7 @@ struct Constants {
 
 impl Constants {
     fn new(
-        engine: &Engine,
+        device: &Device,
         norms: Option<&QkNorms<Cuda>>,
         rotary: Option<&RotaryTables<Cuda>>,
         [tokens, width]: [usize; 2],
@@ -61,9 +61,9 @@ impl Constants {
         assert!(width.is_multiple_of(2), "heads have an even width, got {width}");
         let norms = norms.map(|QkNorms { q, k }| {
             let scalars = [q.offset, k.offset, q.epsilon, k.epsilon].map(|value| value as f32);
-            ([q, k].map(|norm| engine.norm_weight(norm, width)), scalars)
+            ([q, k].map(|norm| device.norm_weight(norm, width)), scalars)
         });
-        let tables = rotary.map(|tables| [&tables.cos, &tables.sin].map(|table| engine.flat(table.clone())));
+        let tables = rotary.map(|tables| [&tables.cos, &tables.sin].map(|table| device.flat(table.clone())));
         let rotated = tables.as_ref().map_or(width / 2, |[cos, _]| cos.width);
         assert!(rotated <= width / 2, "rotary tables of {rotated} angles for heads of {width} columns");
         for table in tables.iter().flatten() {
@@ -71,7 +71,7 @@ impl Constants {
             assert_eq!(found, (tokens, rotated, DType::F32), "rotary tables: tokens, angles, f32");
         }
         let query_scale = rotary.and_then(|tables| tables.query_scale.clone());
-        let query_scale = query_scale.map(|scale| engine.flat_as(scale, DType::F32));
+        let query_scale = query_scale.map(|scale| device.flat_as(scale, DType::F32));
         if let Some(scale) = &query_scale {
             let found = (scale.rows * scale.width, rotated);
             assert_eq!(found, (tokens, width / 2), "factors of queries: tokens, all pairs of a head rotated");
@@ -123,7 +123,7 @@ fn token_grid(tokens: usize) -> LaunchShape {
     LaunchShape { block: [64, 4, 1], ..grid(tokens.div_ceil(4), 1) }
 }
 
-impl Engine {
+impl Device {
     /// Allocates the joined output of the GEMM: a tensor if the backward reads it again, else scratch memory.
     pub(super) fn joined_rows(
         &self,
@@ -157,7 +157,7 @@ impl Engine {
         Some([normalize((q, &norms.q)), normalize((k, &norms.k))])
     }
 
-    /// Backward of [`Engine::normalize_projections`], in place on the joined gradients; returns the gradients of norm weights that train.
+    /// Backward of [`Device::normalize_projections`], in place on the joined gradients; returns the gradients of norm weights that train.
     fn normalize_projections_backward(
         &self,
         joined: DeviceBlock,

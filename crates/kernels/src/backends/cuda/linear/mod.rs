@@ -11,6 +11,6 @@ mod few_rows;
 mod forward;
 mod gated;
 mod heads;
-mod modules;
+pub(super) mod modules;
 pub(super) mod operands;
 mod prologue_backward;

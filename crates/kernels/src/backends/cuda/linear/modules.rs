@@ -3,15 +3,40 @@
 //! Trade-off: every launch carries room for four modules, more than any group has. If appended, a dense weight is
 //! copied next to its adapter in every pass.
 
+use std::collections::BTreeSet;
+use std::mem;
 use std::ops::Deref;
+use std::sync::{Mutex, PoisonError};
 
 use burn_tensor::DType;
 use bytemuck::{NoUninit, Pod, Zeroable};
+use firebrick_arch::{GroupSpec, ModelSpec};
 use firebrick_precision::{FloatType, Format};
 
-use crate::backends::cuda::engine::{Cuda, Engine, MatrixView};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{Cuda, MatrixView};
 use crate::backends::planning::route::{GroupShape, How, MAX_MODULES, ModuleShape, Route};
-use crate::{Group, Module, Weight};
+use crate::{Group, Module, TrainingShape, Weight};
+
+/// The groups of training passes and their routes, in debug builds: what a test compares with the plan.
+static ROUTES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// Returns the groups of training passes so far with their routes, and forgets them. Only debug builds keep them.
+pub fn take_routes() -> BTreeSet<String> {
+    mem::take(&mut ROUTES.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Returns the groups of a run as it is planned, with their routes, as [`take_routes`] does.
+pub fn planned_routes(model: &ModelSpec, training: &TrainingShape) -> BTreeSet<String> {
+    let planned = |group: GroupSpec| {
+        in_words(&GroupShape::planned(model, &group, training), &Route::planned(model, &group, training))
+    };
+    model.all_groups().map(planned).collect()
+}
+
+fn in_words(shape: &GroupShape, route: &Route) -> String {
+    format!("{shape:?} {route:?}")
+}
 
 /// Alignment in bytes of the parts of a buffer, as GEMMs prefer it.
 pub(super) const PART_ALIGNMENT: usize = 256;
@@ -65,11 +90,16 @@ fn float_type(dtype: DType) -> FloatType {
     }
 }
 
-impl Engine {
+impl Device {
     /// Decides the route of a group with activations of this dtype. `forward_rows` has the meaning of [`How`].
     pub(super) fn route_of(&self, group: &Group<Cuda>, dtype: DType, forward_rows: usize) -> Route {
         let (compute, shared_bytes, has_wgmma) = (float_type(dtype), self.shared_bytes(), self.has_wide_experts());
-        Route::new(&shape(group), How { compute, gemms: group.gemms, shared_bytes, has_wgmma, forward_rows })
+        let shape = shape(group);
+        let route = Route::new(&shape, How { compute, gemms: group.gemms, shared_bytes, has_wgmma, forward_rows });
+        if cfg!(debug_assertions) && forward_rows == 0 {
+            ROUTES.lock().unwrap_or_else(PoisonError::into_inner).insert(in_words(&shape, &route));
+        }
+        route
     }
 
     /// Returns a group with its route.
@@ -101,7 +131,7 @@ pub(super) struct ModulesArgument {
     unused: i32,
 }
 
-impl Engine {
+impl Device {
     /// Returns the adapters of a group as arguments, and the owners of their memory.
     pub(super) fn modules_argument(&self, group: &Group<Cuda>) -> (ModulesArgument, Vec<MatrixView>) {
         assert!(group.modules.len() <= MAX_MODULES, "{} modules in a group", group.modules.len());

@@ -12,12 +12,13 @@ use super::adapters::GateUp;
 use super::adapters::gated_low_rank::GatedFactors;
 use super::backward::OutputGradient;
 use super::modules::Routed;
-use crate::backends::cuda::engine::{Cuda, DeviceBlock, Engine, MatrixView, Primitive, ScratchSlot};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{Cuda, DeviceBlock, MatrixView, Primitive, ScratchSlot};
 use crate::backends::cuda::norm::ScaledRows;
 use crate::backends::planning::rows::ROW_MULTIPLE;
 use crate::{ModuleGradients, NormWeight};
 
-impl Engine {
+impl Device {
     /// Backward of a group after a norm: returns the gradients of the norm's input, of its weight, and of the group's parameters.
     pub(super) fn norm_backward(
         &self,

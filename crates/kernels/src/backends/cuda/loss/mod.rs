@@ -12,9 +12,10 @@ use std::ops::Range;
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_cuda::LaunchShape;
 
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, CROSS_ENTROPY_THREADS, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, ScratchSlot, SoftCap,
-    Source, arguments, engine, float, grid, tensor,
+    BlockArguments, CROSS_ENTROPY_THREADS, Cuda, DeviceBlock, Gemm, Launch, MatrixView, ScratchSlot, SoftCap, Source,
+    arguments, float, grid, tensor,
 };
 use crate::backends::cuda::linear::operands::ReadyWeight;
 use crate::loss::pairs::{PairLogProbs, PairLoss, PairResult, PairTargets, PairWeights};
@@ -31,9 +32,9 @@ impl LossOps for Cuda {
         gradient_scale: Option<f64>,
         soft_cap: Option<f64>,
     ) -> (Tensor<Self, 1>, Option<Tensor<Self, 2>>) {
-        let engine = engine(&logits_cv.device());
+        let device = Device::of(&logits_cv.device());
         let of_loss = OfLoss { scale: gradient_scale, soft_cap: soft_cap.map(SoftCap::new) };
-        engine.section(|| engine.cross_entropy(logits_cv, targets_c, weights_c, of_loss))
+        device.section(|| device.cross_entropy(logits_cv, targets_c, weights_c, of_loss))
     }
 
     fn linear_cross_entropy(
@@ -43,9 +44,9 @@ impl LossOps for Cuda {
         options: CrossEntropyOptions<Self>,
     ) -> CrossEntropy<Self> {
         assert!(options.chunk_tokens > 0, "a chunk of logits needs at least one token");
-        let engine = engine(&hidden_nd.device());
-        engine.section(|| {
-            let pass = Pass::new(&engine, hidden_nd, head, targets, options);
+        let device = Device::of(&hidden_nd.device());
+        device.section(|| {
+            let pass = Pass::new(&device, hidden_nd, head, targets, options);
             pass.run()
         })
     }
@@ -64,8 +65,8 @@ impl LossOps for Cuda {
     }
 
     fn most_probable(logits_nv: Tensor<Self, 2>) -> Tensor<Self, 1, Int> {
-        let engine = engine(&logits_nv.device());
-        engine.section(|| engine.most_probable(&engine.matrix(logits_nv)))
+        let device = Device::of(&logits_nv.device());
+        device.section(|| device.most_probable(&device.matrix(logits_nv)))
     }
 }
 
@@ -80,7 +81,7 @@ struct HeadGradient {
 
 impl HeadGradient {
     fn new(
-        engine: &Engine,
+        device: &Device,
         gradient: WeightGradient<Cuda>,
         rows: Option<Vec<Range<usize>>>,
         [vocabulary, width]: [usize; 2],
@@ -89,19 +90,19 @@ impl HeadGradient {
         match gradient {
             WeightGradient::Frozen => None,
             WeightGradient::New => {
-                Some(Self { sum: engine.empty_matrix(count, width, DType::F32), rows, is_filled: false })
+                Some(Self { sum: device.empty_matrix(count, width, DType::F32), rows, is_filled: false })
             }
             WeightGradient::AddTo(sum) => {
-                Some(Self { sum: engine.view_of(engine.owned(float(sum))), rows, is_filled: true })
+                Some(Self { sum: device.view_of(device.owned(float(sum))), rows, is_filled: true })
             }
         }
     }
 
-    fn add(&mut self, engine: &Engine, d_logits: DeviceBlock, hidden: DeviceBlock) {
+    fn add(&mut self, device: &Device, d_logits: DeviceBlock, hidden: DeviceBlock) {
         let was_filled = std::mem::replace(&mut self.is_filled, true);
         let add = |d_logits: DeviceBlock, sum: DeviceBlock| {
             let c = was_filled.then_some(sum);
-            engine.gemm(Gemm { c, ..Gemm::token_sum("head gradient", d_logits, hidden) }, sum);
+            device.gemm(Gemm { c, ..Gemm::token_sum("head gradient", d_logits, hidden) }, sum);
         };
         let Some(rows) = &self.rows else { return add(d_logits, self.sum.block()) };
         // Adjacent rows are adjacent columns of the logits' gradient, without a copy.
@@ -112,9 +113,9 @@ impl HeadGradient {
         }
     }
 
-    fn into_tensor(self, engine: &Engine) -> Tensor<Cuda, 2> {
+    fn into_tensor(self, device: &Device) -> Tensor<Cuda, 2> {
         if !self.is_filled {
-            engine.fill(self.sum.block(), 0.0);
+            device.fill(self.sum.block(), 0.0);
         }
         tensor(self.sum.tensor)
     }
@@ -122,7 +123,7 @@ impl HeadGradient {
 
 /// State that all chunks share.
 struct Pass<'a> {
-    engine: &'a Engine,
+    device: &'a Device,
     hidden: MatrixView,
     head: ReadyWeight,
     count: usize,
@@ -145,28 +146,28 @@ struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     fn new(
-        engine: &'a Engine,
+        device: &'a Device,
         hidden_nd: Tensor<Cuda, 2>,
         head: &Weight<Cuda>,
         targets: &LossTargets<Cuda>,
         options: CrossEntropyOptions<Cuda>,
     ) -> Self {
-        let hidden = engine.flat(hidden_nd);
-        let ints = |values: &Tensor<Cuda, 1, Int>| engine.int_matrix(values.clone());
+        let hidden = device.flat(hidden_nd);
+        let ints = |values: &Tensor<Cuda, 1, Int>| device.int_matrix(values.clone());
         let (is_partial, is_empty) = (targets.count < hidden.rows, targets.count == 0);
         let zero = || {
-            let sum = engine.view_of(engine.empty([1], DType::F32));
-            engine.fill(sum.block(), 0.0);
+            let sum = device.view_of(device.empty([1], DType::F32));
+            device.fill(sum.block(), 0.0);
             sum
         };
         let (gradient, rows) = (options.gradient_scale.map(|_| options.weight_gradient), options.weight_rows);
-        let d_hidden = options.gradient_scale.map(|_| engine.empty_matrix(hidden.rows, hidden.width, hidden.dtype));
+        let d_hidden = options.gradient_scale.map(|_| device.empty_matrix(hidden.rows, hidden.width, hidden.dtype));
         if let Some(d_hidden) = d_hidden.as_ref().filter(|_| is_partial) {
-            engine.fill_zero(d_hidden.block());
+            device.fill_zero(d_hidden.block());
         }
         Self {
-            engine,
-            head: engine.base_weight(head, hidden.dtype),
+            device,
+            head: device.base_weight(head, hidden.dtype),
             count: targets.count,
             chunk_tokens: options.chunk_tokens,
             logit_scale: options.logit_scale,
@@ -176,10 +177,10 @@ impl<'a> Pass<'a> {
             },
             targets: (!is_empty).then(|| ints(&targets.targets_m)),
             positions: (is_partial && !is_empty).then(|| ints(&targets.positions_m)),
-            weights: targets.weights_m.clone().filter(|_| !is_empty).map(|weights| engine.flat_as(weights, DType::F32)),
-            d_head: gradient.and_then(|gradient| HeadGradient::new(engine, gradient, rows, head.shape())),
+            weights: targets.weights_m.clone().filter(|_| !is_empty).map(|weights| device.flat_as(weights, DType::F32)),
+            d_head: gradient.and_then(|gradient| HeadGradient::new(device, gradient, rows, head.shape())),
             d_hidden,
-            log_probs: options.log_probs.then(|| engine.view_of(engine.empty([targets.count], DType::F32))),
+            log_probs: options.log_probs.then(|| device.view_of(device.empty([targets.count], DType::F32))),
             loss_sum: zero(),
             correct: options.correct.then(zero),
             hidden,
@@ -190,19 +191,19 @@ impl<'a> Pass<'a> {
         for start in (0..self.count).step_by(self.chunk_tokens) {
             self.chunk(start, self.chunk_tokens.min(self.count - start));
         }
-        let engine = self.engine;
+        let device = self.device;
         CrossEntropy {
             loss_sum: tensor(self.loss_sum.tensor),
             log_probs_m: self.log_probs.map(|values| tensor(values.tensor)),
             correct: self.correct.map(|count| tensor(count.tensor)),
             d_hidden_nd: self.d_hidden.map(|matrix| tensor(matrix.tensor)),
-            d_weight_vd: self.d_head.map(|d_head| d_head.into_tensor(engine)),
+            d_weight_vd: self.d_head.map(|d_head| d_head.into_tensor(device)),
         }
     }
 
     /// Computes loss and gradients of the targets `start .. start + length`.
     fn chunk(&mut self, start: usize, length: usize) {
-        let engine = self.engine;
+        let device = self.device;
         let [vocabulary, width] = [self.head.block.rows, self.hidden.width];
         let dtype = self.hidden.dtype;
         let after = |values: &MatrixView| values.address + 4 * start as u64;
@@ -210,19 +211,19 @@ impl<'a> Pass<'a> {
             None => self.hidden.block().rows(start, length),
             Some(positions) => {
                 let bytes = self.chunk_tokens * width * dtype.size();
-                let address = engine.scratch.take(ScratchSlot::GatheredRows, bytes);
+                let address = device.scratch.take(ScratchSlot::GatheredRows, bytes);
                 let rows = DeviceBlock::dense(address, [length, width], dtype);
-                engine.gather_rows(self.hidden.block(), after(positions), rows);
+                device.gather_rows(self.hidden.block(), after(positions), rows);
                 rows
             }
         };
-        let address = engine.scratch.take(ScratchSlot::WideRows, self.chunk_tokens * vocabulary * 4);
+        let address = device.scratch.take(ScratchSlot::WideRows, self.chunk_tokens * vocabulary * 4);
         let logits = DeviceBlock::dense(address, [length, vocabulary], DType::F32);
-        engine.gemm(Gemm { alpha: self.logit_scale, ..Gemm::forward("head", hidden, self.head.block) }, logits);
+        device.gemm(Gemm { alpha: self.logit_scale, ..Gemm::forward("head", hidden, self.head.block) }, logits);
         // A row of gradients begins at the address of its row of logits.
         let d_logits = DeviceBlock { stride: vocabulary * 4 / dtype.size(), dtype, ..logits };
         // Scratch for unrequested log-probabilities, then one flag per row: is the target the argmax?
-        let scratch = engine.scratch.take(ScratchSlot::LogProbs, 2 * self.chunk_tokens * 4);
+        let scratch = device.scratch.take(ScratchSlot::LogProbs, 2 * self.chunk_tokens * 4);
         let is_highest = scratch + 4 * self.chunk_tokens as u64;
         let rows = Rows {
             targets: self.targets.as_ref().map_or(0, after),
@@ -230,20 +231,20 @@ impl<'a> Pass<'a> {
             log_probs: self.log_probs.as_ref().map_or(scratch, after),
             is_highest: if self.correct.is_some() { is_highest } else { 0 },
         };
-        engine.cross_entropy_rows(logits, self.d_hidden.as_ref().map(|_| d_logits), &rows, self.of_loss);
-        engine.add_sum(self.loss_sum.address, -1.0, rows.log_probs, rows.weights, length);
+        device.cross_entropy_rows(logits, self.d_hidden.as_ref().map(|_| d_logits), &rows, self.of_loss);
+        device.add_sum(self.loss_sum.address, -1.0, rows.log_probs, rows.weights, length);
         if let Some(correct) = &self.correct {
-            engine.add_sum(correct.address, 1.0, is_highest, 0, length);
+            device.add_sum(correct.address, 1.0, is_highest, 0, length);
         }
         let Some(d_hidden) = &self.d_hidden else { return };
         if let Some(d_head) = &mut self.d_head {
-            d_head.add(engine, d_logits, hidden);
+            d_head.add(device, d_logits, hidden);
         }
         // This was the last read of the gathered rows, so their gradients overwrite them.
         let out = if self.positions.is_some() { hidden } else { d_hidden.block().rows(start, length) };
-        engine.gemm(Gemm::input_gradient("head", d_logits, self.head.block), out);
+        device.gemm(Gemm::input_gradient("head", d_logits, self.head.block), out);
         if let Some(positions) = &self.positions {
-            engine.scatter_rows(out, after(positions), d_hidden.block());
+            device.scatter_rows(out, after(positions), d_hidden.block());
         }
     }
 }
@@ -268,7 +269,7 @@ struct Rows {
     is_highest: u64,
 }
 
-impl Engine {
+impl Device {
     fn cross_entropy(
         &self,
         logits_cv: Tensor<Cuda, 2>,

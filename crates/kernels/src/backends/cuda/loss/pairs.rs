@@ -5,8 +5,9 @@
 
 use burn_tensor::{DType, Tensor};
 
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MatrixView, PAIR_THREADS, Source, arguments, engine, grid, tensor,
+    BlockArguments, Cuda, Launch, MatrixView, PAIR_THREADS, Source, arguments, grid, tensor,
 };
 use crate::loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 
@@ -16,13 +17,13 @@ pub(super) fn document_sums(
     targets: &PairTargets<Cuda>,
     of_answers: bool,
 ) -> Tensor<Cuda, 1> {
-    let engine = engine(&values_m.device());
-    engine.section(|| {
+    let device = Device::of(&values_m.device());
+    device.section(|| {
         let documents = 2 * targets.pairs;
-        let values = engine.flat_as(values_m, DType::F32);
-        let marks = targets.answers_m.clone().filter(|_| of_answers).map(|marks| engine.flat_as(marks, DType::F32));
-        let begins = engine.int_matrix(targets.begins.clone());
-        let sums = engine.view_of(engine.empty([documents], DType::F32));
+        let values = device.flat_as(values_m, DType::F32);
+        let marks = targets.answers_m.clone().filter(|_| of_answers).map(|marks| device.flat_as(marks, DType::F32));
+        let begins = device.int_matrix(targets.begins.clone());
+        let sums = device.view_of(device.empty([documents], DType::F32));
         let launch = Launch {
             source: Source::Pairs,
             dtype: DType::F32,
@@ -35,7 +36,7 @@ pub(super) fn document_sums(
         };
         // SAFETY: there is one value and, unless null, one mark per target, one block and one sum per document, and documents + 1 begins,
         // which end at the number of targets.
-        unsafe { engine.launch(launch, &arguments) };
+        unsafe { device.launch(launch, &arguments) };
         tensor(sums.tensor)
     })
 }
@@ -47,12 +48,12 @@ pub(super) fn pair_loss(
     loss: PairLoss,
     weights: PairWeights<Cuda>,
 ) -> PairResult<Cuda> {
-    let engine = engine(&log_probs.answers.device());
-    engine.section(|| launch_pair_loss(&engine, log_probs, targets, loss, weights))
+    let device = Device::of(&log_probs.answers.device());
+    device.section(|| launch_pair_loss(&device, log_probs, targets, loss, weights))
 }
 
 fn launch_pair_loss(
-    engine: &Engine,
+    device: &Device,
     log_probs: PairLogProbs<Cuda>,
     targets: &PairTargets<Cuda>,
     loss: PairLoss,
@@ -60,16 +61,16 @@ fn launch_pair_loss(
 ) -> PairResult<Cuda> {
     let is_known = log_probs.reference.is_some() || loss.kind == PairLossKind::OddsRatio;
     assert!(is_known, "a loss of log ratios has a reference");
-    let flat = |values: Tensor<Cuda, 1>| engine.flat_as(values, DType::F32);
+    let flat = |values: Tensor<Cuda, 1>| device.flat_as(values, DType::F32);
     let answers = flat(log_probs.answers);
     let all = log_probs.all.map(flat);
     let reference = log_probs.reference.map(flat);
     let counts = flat(targets.answer_counts.clone());
     let marks = targets.answers_m.clone().map(flat);
     let factor = weights.factor.map(flat);
-    let begins = engine.int_matrix(targets.begins.clone());
-    let weights_m = engine.view_of(engine.empty([targets.count], DType::F32));
-    let numbers = engine.view_of(engine.empty([PAIR_NUMBERS], DType::F32));
+    let begins = device.int_matrix(targets.begins.clone());
+    let weights_m = device.view_of(device.empty([targets.count], DType::F32));
+    let numbers = device.view_of(device.empty([PAIR_NUMBERS], DType::F32));
     let launch = Launch {
         source: Source::Pairs,
         dtype: DType::F32,
@@ -87,7 +88,7 @@ fn launch_pair_loss(
     };
     // SAFETY: log-probabilities and counts have one value per document, marks and weights one per target, documents + 1 begins end at the
     // number of targets, and there are seven numbers.
-    unsafe { engine.launch(launch, &arguments) };
+    unsafe { device.launch(launch, &arguments) };
     PairResult { weights_m: tensor(weights_m.tensor), numbers: tensor(numbers.tensor) }
 }
 

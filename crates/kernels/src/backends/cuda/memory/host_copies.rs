@@ -18,7 +18,8 @@ use burn_tensor::{DType, TensorData};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{Context, CudaError, DevicePointer, Event, PinnedBuffer, Stream};
 
-use crate::backends::cuda::engine::{Lent, MatrixView, Pool, Primitive, check, shared};
+use super::pinned::{Lent, Pool, shared};
+use crate::backends::cuda::engine::{MatrixView, Primitive, check};
 use crate::memory::Numbers;
 
 /// Maximum tensors held for copies that may still run.
@@ -199,7 +200,7 @@ impl HostCopies {
     }
 
     /// Returns the bytes of unused pinned buffers.
-    pub(super) fn waiting_bytes(&self) -> u64 {
+    pub(crate) fn waiting_bytes(&self) -> u64 {
         self.free.bytes()
     }
 
@@ -215,7 +216,7 @@ impl HostCopies {
 
     /// Allocates the buffers before the first pass, on a separate thread: pinning 8 GiB of host memory takes about half
     /// a second. A failure appears when the first pass requests the missing buffers.
-    pub(super) fn reserve(&self, count: usize, bytes: usize) {
+    pub(crate) fn reserve(&self, count: usize, bytes: usize) {
         let (context, free) = (self.context.clone(), self.free.clone());
         let is_stopped = Arc::new(AtomicBool::new(false));
         let stop = is_stopped.clone();

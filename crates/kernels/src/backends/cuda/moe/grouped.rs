@@ -10,9 +10,10 @@ use bytemuck::{NoUninit, Pod, Zeroable};
 use firebrick_cuda::{ByteMatrices, DevicePointer, LaunchShape, TensorMap};
 
 use crate::ExpertRows;
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cost, Cuda, DeviceBlock, Engine, Gemm, GemmScales, Launch, OfExperts, Primitive,
-    ScratchSlot, Source, WIDE_STAGES, arguments, check, expert_stages, grid,
+    BlockArguments, Contents, Cost, Cuda, DeviceBlock, Gemm, GemmScales, Launch, OfExperts, Primitive, ScratchSlot,
+    Source, WIDE_STAGES, arguments, check, expert_stages, grid,
 };
 
 /// Threads of the kernel that lists tiles, and so the largest number of experts.
@@ -55,7 +56,15 @@ fn shared_bytes(columns: usize, stages: usize) -> u32 {
     (of_stages.max(of_sums) + ALIGNMENT) as u32
 }
 
-impl Engine {
+impl Device {
+    /// Computes a GEMM into `d`, over the rows of experts or over all rows.
+    pub(crate) fn gemm(&self, gemm: Gemm, d: DeviceBlock) {
+        match gemm.experts {
+            Some(experts) => self.expert_gemm(gemm, experts, d),
+            None => self.plain_gemm(gemm, d),
+        }
+    }
+
     /// Returns the rows of experts for launches over `rows` rows. The list of tiles is computed when the rows are first used.
     pub(crate) fn of_experts(&self, experts: &ExpertRows<Cuda>, rows: usize, dtype: DType) -> OfExperts {
         let (count, starts) = (experts.experts(), experts.starts.clone().into_primitive());
@@ -98,7 +107,7 @@ impl Engine {
     }
 
     /// Computes a GEMM of experts into `d`: `a` by each expert's `b`, or the sums over each expert's rows.
-    pub(in crate::backends::cuda) fn expert_gemm(&self, gemm: Gemm, experts: OfExperts, d: DeviceBlock) {
+    fn expert_gemm(&self, gemm: Gemm, experts: OfExperts, d: DeviceBlock) {
         let blocks = [Some(gemm.a), Some(gemm.b), gemm.c, Some(d)];
         let is_aligned = blocks.into_iter().flatten().all(|block| block.begins_on_vectors());
         assert!(is_aligned, "{}: operands of experts lie on the 16-byte grid", gemm.name);

@@ -9,9 +9,10 @@ mod grouped;
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::{ExpertGroups, RouterScores, RouterSpec};
 
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DISPATCHED_ROWS, Engine, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK,
-    arguments, engine, grid, int_tensor, tensor,
+    BlockArguments, Cuda, DISPATCHED_ROWS, Launch, MAX_EXPERTS, MatrixView, Source, TOKENS_PER_BLOCK, arguments, grid,
+    int_tensor, tensor,
 };
 use crate::backends::planning::rows::ROW_MULTIPLE;
 use crate::linear::ExpertRows;
@@ -25,10 +26,10 @@ impl MoeOps for Cuda {
         router: RouterSpec,
         correction_e: Option<Tensor<Self, 1>>,
     ) -> Routing<Self> {
-        let engine = engine(&logits_ne.device());
-        engine.section(|| {
-            let correction = correction_e.map(|correction| engine.flat(correction.unsqueeze::<2>()));
-            engine.route(&engine.flat(logits_ne), top_k, router, correction.as_ref())
+        let device = Device::of(&logits_ne.device());
+        device.section(|| {
+            let correction = correction_e.map(|correction| device.flat(correction.unsqueeze::<2>()));
+            device.route(&device.flat(logits_ne), top_k, router, correction.as_ref())
         })
     }
 
@@ -37,17 +38,17 @@ impl MoeOps for Cuda {
         d_weights_nk: Tensor<Self, 2>,
         like_nd: &Tensor<Self, 2>,
     ) -> Tensor<Self, 2> {
-        let engine = engine(&d_weights_nk.device());
-        engine.section(|| tensor(engine.route_backward(routing, &engine.flat(d_weights_nk), like_nd.dtype()).tensor))
+        let device = Device::of(&d_weights_nk.device());
+        device.section(|| tensor(device.route_backward(routing, &device.flat(d_weights_nk), like_nd.dtype()).tensor))
     }
 
     fn dispatch(x_nd: Tensor<Self, 2>, routing: &Routing<Self>) -> Tensor<Self, 2> {
-        let engine = engine(&x_nd.device());
-        engine.section(|| {
-            let (x, tokens) = (engine.flat(x_nd), engine.int_matrix(routing.tokens_s.clone()));
+        let device = Device::of(&x_nd.device());
+        device.section(|| {
+            let (x, tokens) = (device.flat(x_nd), device.int_matrix(routing.tokens_s.clone()));
             // Room for the low-rank columns of the experts that read the rows.
-            let rows = engine.empty_with_room([tokens.count(), x.width], ROW_MULTIPLE, x.dtype);
-            engine.dispatch_rows(&x, &tokens, &rows);
+            let rows = device.empty_with_room([tokens.count(), x.width], ROW_MULTIPLE, x.dtype);
+            device.dispatch_rows(&x, &tokens, &rows);
             tensor(rows.tensor)
         })
     }
@@ -57,14 +58,14 @@ impl MoeOps for Cuda {
         routing: &Routing<Self>,
         residual_nd: Option<Tensor<Self, 2>>,
     ) -> Tensor<Self, 2> {
-        let engine = engine(&y_sd.device());
-        engine.section(|| {
-            let y = engine.flat(y_sd);
+        let device = Device::of(&y_sd.device());
+        device.section(|| {
+            let y = device.flat(y_sd);
             let onto = residual_nd.map(|residual| {
-                let residual = engine.flat_as(residual, y.dtype);
-                (engine.flat(routing.weights_nk.clone()), residual)
+                let residual = device.flat_as(residual, y.dtype);
+                (device.flat(routing.weights_nk.clone()), residual)
             });
-            tensor(engine.combine_rows(&y, routing, onto.as_ref()).tensor)
+            tensor(device.combine_rows(&y, routing, onto.as_ref()).tensor)
         })
     }
 
@@ -73,11 +74,11 @@ impl MoeOps for Cuda {
         routing: &Routing<Self>,
         dy_nd: Tensor<Self, 2>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        let engine = engine(&y_sd.device());
-        engine.section(|| {
-            let y = engine.flat(y_sd);
-            let dy = engine.matrix_as(dy_nd, y.dtype);
-            let (dx, d_weights) = engine.combine_rows_backward(&y, routing, &dy);
+        let device = Device::of(&y_sd.device());
+        device.section(|| {
+            let y = device.flat(y_sd);
+            let dy = device.matrix_as(dy_nd, y.dtype);
+            let (dx, d_weights) = device.combine_rows_backward(&y, routing, &dy);
             (tensor(dx.tensor), tensor(d_weights.tensor))
         })
     }
@@ -99,7 +100,7 @@ fn int_data(matrix: MatrixView) -> Tensor<Cuda, 1, Int> {
     int_tensor(matrix.tensor)
 }
 
-impl Engine {
+impl Device {
     fn routing_launch(&self, name: &'static str, dtype: DType, blocks: usize, bytes: usize) -> Launch {
         Launch { source: Source::Routing, dtype, name, shape: grid(blocks, 256), bytes }
     }

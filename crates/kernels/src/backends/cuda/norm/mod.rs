@@ -4,9 +4,10 @@
 use burn_tensor::Tensor;
 use bytemuck::NoUninit;
 
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, engine,
-    grid, tensor, threads_for,
+    BlockArguments, Cuda, DeviceBlock, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, tensor,
+    threads_for,
 };
 use crate::{NormOps, NormWeight};
 
@@ -16,12 +17,12 @@ impl NormOps for Cuda {
         norm: &NormWeight<Self>,
         residual_nd: Option<Tensor<Self, 2>>,
     ) -> Tensor<Self, 2> {
-        let engine = engine(&x_nd.device());
-        engine.section(|| {
-            let x = engine.flat(x_nd);
+        let device = Device::of(&x_nd.device());
+        device.section(|| {
+            let x = device.flat(x_nd);
             let y = match residual_nd {
-                Some(residual_nd) => engine.rms_norm_add(&x, norm, residual_nd),
-                None => engine.rms_norm(&x, norm, 0),
+                Some(residual_nd) => device.rms_norm_add(&x, norm, residual_nd),
+                None => device.rms_norm(&x, norm, 0),
             };
             tensor(y.tensor)
         })
@@ -33,12 +34,12 @@ impl NormOps for Cuda {
         dy_nd: Tensor<Self, 2>,
         d_residual_nd: Option<Tensor<Self, 2>>,
     ) -> (Tensor<Self, 2>, Option<Tensor<Self, 1>>) {
-        let engine = engine(&x_nd.device());
-        engine.section(|| {
-            let (x, dy) = (engine.flat(x_nd), engine.matrix(dy_nd));
-            let residual = d_residual_nd.map(|residual| engine.matrix_as(residual, x.dtype));
-            let dx = engine.empty_matrix(x.rows, x.width, x.dtype);
-            let d_weight = engine.rms_norm_backward(dx.block(), &x, norm, dy.block(), residual.as_ref(), None);
+        let device = Device::of(&x_nd.device());
+        device.section(|| {
+            let (x, dy) = (device.flat(x_nd), device.matrix(dy_nd));
+            let residual = d_residual_nd.map(|residual| device.matrix_as(residual, x.dtype));
+            let dx = device.empty_matrix(x.rows, x.width, x.dtype);
+            let d_weight = device.rms_norm_backward(dx.block(), &x, norm, dy.block(), residual.as_ref(), None);
             (tensor(dx.tensor), d_weight.map(tensor))
         })
     }
@@ -69,7 +70,7 @@ impl From<ScaledRows> for LowRankRows {
     }
 }
 
-impl Engine {
+impl Device {
     /// Computes `x / rms(x) * (offset + weight)`, in rows with `room` columns after them.
     pub(super) fn rms_norm(&self, x: &MatrixView, norm: &NormWeight<Cuda>, room: usize) -> MatrixView {
         let y = self.empty_with_room([x.rows, x.width], room, x.dtype);

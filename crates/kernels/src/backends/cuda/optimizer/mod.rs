@@ -8,9 +8,10 @@ use burn_tensor::{DType, Tensor};
 use bytemuck::NoUninit;
 use firebrick_cuda::LaunchShape;
 
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    ADAMW_PIECE, BlockArguments, Cuda, Engine, Launch, MAX_TENSORS, MOMENT_BLOCK, MatrixView, NORM_PIECE, Primitive,
-    RANGE_PIECE, ScratchSlot, Source, arguments, engine, float, grid, int_tensor, tensor,
+    ADAMW_PIECE, BlockArguments, Cuda, Launch, MAX_TENSORS, MOMENT_BLOCK, MatrixView, NORM_PIECE, Primitive,
+    RANGE_PIECE, ScratchSlot, Source, arguments, float, grid, int_tensor, tensor,
 };
 use crate::{AdamW, AdamWState, EightBitMoments, Moments, OptimizerOps, RangeGradient};
 
@@ -75,12 +76,12 @@ impl Rates {
 
 impl OptimizerOps for Cuda {
     fn accumulate(sum: Tensor<Self, 1>, gradient: Tensor<Self, 1>) -> Tensor<Self, 1> {
-        let engine = engine(&sum.device());
-        engine.section(|| {
-            let gradient = engine.flat(gradient);
-            let sum = engine.view_of(engine.owned(float(sum)));
+        let device = Device::of(&sum.device());
+        device.section(|| {
+            let gradient = device.flat(gradient);
+            let sum = device.view_of(device.owned(float(sum)));
             assert_eq!((sum.dtype, gradient.dtype), (DType::F32, DType::F32), "gradients are f32");
-            engine.add_to(sum.address, gradient.address, gradient.width);
+            device.add_to(sum.address, gradient.address, gradient.width);
             tensor(sum.tensor)
         })
     }
@@ -90,46 +91,46 @@ impl OptimizerOps for Cuda {
         length: usize,
         gradients: Vec<RangeGradient<Self>>,
     ) -> Tensor<Self, 1> {
-        let engine = engine(&gradients[0].gradient.device());
-        engine.section(|| {
+        let device = Device::of(&gradients[0].gradient.device());
+        device.section(|| {
             let sum = match sum {
-                Some(sum) => engine.view_of(engine.owned(float(sum))),
-                None => engine.view_of(engine.empty([length], DType::F32)),
+                Some(sum) => device.view_of(device.owned(float(sum))),
+                None => device.view_of(device.empty([length], DType::F32)),
             };
             assert_eq!((sum.dtype, sum.count()), (DType::F32, length), "a sum is f32, of the length of its ranges");
-            gradients.chunks(MAX_TENSORS).for_each(|group| engine.add_to_ranges(&sum, group));
+            gradients.chunks(MAX_TENSORS).for_each(|group| device.add_to_ranges(&sum, group));
             tensor(sum.tensor)
         })
     }
 
     fn squared_norm(tensors: &[Tensor<Self, 1>]) -> Tensor<Self, 1> {
-        let engine = engine(&tensors[0].device());
-        engine.section(|| {
+        let device = Device::of(&tensors[0].device());
+        device.section(|| {
             let pieces: usize = tensors.iter().map(|values| values.dims()[0].div_ceil(NORM_PIECE)).sum();
-            let partial = engine.scratch.take(ScratchSlot::Partial, pieces * 4);
+            let partial = device.scratch.take(ScratchSlot::Partial, pieces * 4);
             let mut first = 0;
             for group in tensors.chunks(MAX_TENSORS) {
-                first += engine.partial_norms(group, partial, first);
+                first += device.partial_norms(group, partial, first);
             }
-            let out = engine.empty([1], DType::F32);
-            let sum = arguments! { out: address(engine.address(&out)), partial: address(partial), count: int(pieces) };
+            let out = device.empty([1], DType::F32);
+            let sum = arguments! { out: address(device.address(&out)), partial: address(partial), count: int(pieces) };
             // SAFETY: the partial sums were all written above; out is one f32.
-            unsafe { engine.launch(plain("sum_partials", grid(1, 1024), pieces * 4), &sum) };
+            unsafe { device.launch(plain("sum_partials", grid(1, 1024), pieces * 4), &sum) };
             tensor(out)
         })
     }
 
     fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
-        let engine = engine(&squared_norm.device());
-        engine.section(|| {
-            let squared_norm = engine.f32_values(squared_norm);
-            let [norm, factor] = [0, 1].map(|_: usize| engine.empty([1], DType::F32));
+        let device = Device::of(&squared_norm.device());
+        device.section(|| {
+            let squared_norm = device.f32_values(squared_norm);
+            let [norm, factor] = [0, 1].map(|_: usize| device.empty([1], DType::F32));
             let arguments = arguments! {
-                norm: address(engine.address(&norm)), factor: address(engine.address(&factor)),
+                norm: address(device.address(&norm)), factor: address(device.address(&factor)),
                 squared_norm: rows(&squared_norm), max_norm: float(max_norm),
             };
             // SAFETY: all three are one f32.
-            unsafe { engine.launch(plain("clip", grid(1, 1), 12), &arguments) };
+            unsafe { device.launch(plain("clip", grid(1, 1), 12), &arguments) };
             (tensor(norm), tensor(factor))
         })
     }
@@ -141,7 +142,7 @@ impl OptimizerOps for Cuda {
         hyper: &AdamW,
     ) -> Vec<AdamWState<Self>> {
         assert_eq!(states.len(), gradients.len(), "every parameter has a gradient");
-        let engine = engine(&gradient_scale.device());
+        let device = Device::of(&gradient_scale.device());
         let mut updated: Vec<Option<AdamWState<Self>>> = states.iter().map(|_| None).collect();
         let (mut in_f32, mut in_8_bits) = (Vec::new(), Vec::new());
         for (place, (AdamWState { parameter, moments }, gradient)) in states.into_iter().zip(gradients).enumerate() {
@@ -150,15 +151,15 @@ impl OptimizerOps for Cuda {
                 Moments::EightBit(moments) => in_8_bits.push((place, (parameter, moments, gradient))),
             }
         }
-        in_groups(&engine, in_f32, &mut updated, |group| engine.adamw_group(group, &gradient_scale, hyper));
-        in_groups(&engine, in_8_bits, &mut updated, |group| engine.adamw_8bit_group(group, &gradient_scale, hyper));
+        in_groups(&device, in_f32, &mut updated, |group| device.adamw_group(group, &gradient_scale, hyper));
+        in_groups(&device, in_8_bits, &mut updated, |group| device.adamw_8bit_group(group, &gradient_scale, hyper));
         updated.into_iter().map(|state| state.expect("every state was updated")).collect()
     }
 }
 
 /// Updates states, [`MAX_TENSORS`] at a time, and stores them at their indices.
 fn in_groups<S>(
-    engine: &Engine,
+    device: &Device,
     states: Vec<(usize, S)>,
     updated: &mut [Option<AdamWState<Cuda>>],
     update: impl Fn(&mut dyn Iterator<Item = S>) -> Vec<AdamWState<Cuda>>,
@@ -167,7 +168,7 @@ fn in_groups<S>(
         return;
     }
     let (places, states): (Vec<usize>, Vec<S>) = states.into_iter().unzip();
-    engine.section(|| {
+    device.section(|| {
         let (mut places, mut remaining) = (places.into_iter(), states.into_iter().peekable());
         while remaining.peek().is_some() {
             let group = update(&mut remaining.by_ref().take(MAX_TENSORS));
@@ -181,7 +182,7 @@ fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
     Launch { source: Source::Optimizer, dtype: DType::F32, name, shape, bytes }
 }
 
-impl Engine {
+impl Device {
     /// Computes partial sums of squares of up to [`MAX_TENSORS`] tensors; returns their number.
     fn partial_norms(&self, group: &[Tensor<Cuda, 1>], partial: u64, first: usize) -> usize {
         let mut table = NormTable {
@@ -373,11 +374,11 @@ struct Owned {
 }
 
 impl Owned {
-    fn new(engine: &Engine, parameter: Tensor<Cuda, 1>, moments: EightBitMoments<Cuda>) -> Self {
+    fn new(device: &Device, parameter: Tensor<Cuda, 1>, moments: EightBitMoments<Cuda>) -> Self {
         Self {
-            parameter: engine.owned(float(parameter)),
-            codes: [moments.first_codes, moments.second_codes].map(|codes| engine.owned(codes.into_primitive())),
-            absmax: [moments.first_absmax, moments.second_absmax].map(|absmax| engine.owned(float(absmax))),
+            parameter: device.owned(float(parameter)),
+            codes: [moments.first_codes, moments.second_codes].map(|codes| device.owned(codes.into_primitive())),
+            absmax: [moments.first_absmax, moments.second_absmax].map(|absmax| device.owned(float(absmax))),
         }
     }
 

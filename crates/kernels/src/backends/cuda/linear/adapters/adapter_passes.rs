@@ -4,12 +4,13 @@
 
 use super::Adapters;
 use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel};
-use crate::backends::cuda::engine::{BlockArguments, DeviceBlock, Engine, MatrixView, Source, arguments};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{BlockArguments, DeviceBlock, MatrixView, Source, arguments};
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::passes::LowRankPass;
 use crate::backends::planning::route::Tile;
 
-impl Engine {
+impl Device {
     /// Writes `dy s B` to `d_low`, and returns `dB` of each adapter in f32, from `low`, which is `x Aᵀ`. Returns `None`
     /// and writes nothing if GEMMs must compute this.
     pub(super) fn output_gradient_pass(

@@ -6,12 +6,13 @@
 
 use burn_tensor::Tensor;
 
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Launch, ScratchSlot, Source, arguments, rows_and_columns, tensor,
+    BlockArguments, Cuda, DeviceBlock, Launch, ScratchSlot, Source, arguments, rows_and_columns, tensor,
 };
 use crate::{Group, Mask};
 
-impl Engine {
+impl Device {
     /// Returns the adapters' input: `x` itself, or under dropout its masked copy in scratch memory.
     pub(crate) fn adapter_input(&self, x: DeviceBlock, group: &Group<Cuda>) -> DeviceBlock {
         let Some(mask) = &group.dropout else { return x };

@@ -13,12 +13,13 @@ use firebrick_arch::Activation;
 
 use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel};
 use super::{Adapters, GateUp, LowRankGradient, PreparedFactors};
-use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Engine, MatrixView, Source, arguments};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, MatrixView, Source, arguments};
 use crate::backends::cuda::linear::gated::{GatedOperands, gate_and_up};
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::passes::{GATED_STAGES, GATED_TILE, LowRankPass, gated_tokens};
 
-/// Adapter gradients that [`Engine::gated_backward_low_rank`] computes.
+/// Adapter gradients that [`Device::gated_backward_low_rank`] computes.
 pub(crate) struct GatedFactors {
     /// Gradients of gate and up, side by side, with their low-rank gradients after them.
     pub both: MatrixView,
@@ -45,7 +46,7 @@ struct OfGateUp {
     adapters: Adapters,
 }
 
-impl Engine {
+impl Device {
     /// Computes `activation(gate) * up`, with `x Aᵀ` of the one adapter that reads it in the columns after it. Returns
     /// `None` and writes nothing if this takes two passes.
     pub(crate) fn gated_low_rank(

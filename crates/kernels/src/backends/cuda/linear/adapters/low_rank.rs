@@ -10,9 +10,8 @@ use firebrick_arch::Activation;
 use firebrick_cuda::LaunchShape;
 
 use super::{Adapters, Place};
-use crate::backends::cuda::engine::{
-    BlockArguments, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, arguments,
-};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{BlockArguments, DeviceBlock, Launch, MatrixView, ScratchSlot, Source, arguments};
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::passes::{
     GATED_STAGES, LOW_RANK_WARPS, LowRankPass, TILE_TOKENS, gated_pieces, parts_of_tokens, stages,
@@ -156,7 +155,7 @@ impl AdaptersArgument {
     }
 }
 
-impl Engine {
+impl Device {
     /// Returns the sources of the passes that most runs launch; empty if blocks have too little shared memory.
     pub(crate) fn usual_low_rank(&self) -> Vec<Source> {
         let (ranks, shared) = (USUAL_RANKS, self.shared_bytes());

@@ -8,9 +8,10 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::LaunchShape;
 
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments,
-    grid, rows_and_columns, tensor,
+    BlockArguments, Cuda, DeviceBlock, Gemm, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid,
+    rows_and_columns, tensor,
 };
 use crate::backends::cuda::linear::modules::Routed;
 use crate::backends::planning::route::WeightRoute;
@@ -44,7 +45,7 @@ pub(crate) struct Unscaled {
     pub d_magnitudes: Vec<Option<Primitive>>,
 }
 
-impl Engine {
+impl Device {
     /// Writes all outputs of a group with magnitudes, plus a residual, to `out`. Returns the unscaled outputs.
     pub(crate) fn magnitude_forward(
         &self,

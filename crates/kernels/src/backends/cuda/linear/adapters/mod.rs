@@ -14,9 +14,9 @@ pub(super) mod magnitude;
 
 use burn_tensor::{DType, Tensor};
 
+use crate::backends::cuda::device::{Device, LowRankChunk};
 use crate::backends::cuda::engine::{
-    Contents, Cuda, DeviceBlock, Engine, Gemm, LowRankChunk, MatrixView, OfExperts, Primitive, ScratchSlot, tensor,
-    view,
+    Contents, Cuda, DeviceBlock, Gemm, MatrixView, OfExperts, Primitive, ScratchSlot, tensor, view,
 };
 use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::linear::operands::GroupWeight;
@@ -84,7 +84,7 @@ impl Adapters {
     }
 }
 
-impl Engine {
+impl Device {
     /// Returns the adapters of a group; `None` if it has none. `weight` is that of the whole group, if there is one.
     pub(crate) fn adapters(
         &self,

@@ -13,9 +13,10 @@ pub(super) mod write_out;
 use burn_tensor::{DType, Tensor};
 use firebrick_precision::{HostScales, QuantFormat};
 
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cuda, DeviceBlock, Engine, Launch, MatrixView, ScratchSlot, Source, arguments, engine,
-    float, grid, tensor,
+    BlockArguments, Contents, Cuda, DeviceBlock, Launch, MatrixView, ScratchSlot, Source, arguments, float, grid,
+    tensor,
 };
 use crate::backends::cuda::linear::modules::{Routed, rank};
 use crate::backends::cuda::memory::planned::{Held, Pass};
@@ -34,19 +35,19 @@ impl WeightOps for Cuda {
         shape: [usize; 2],
         device: &Self::Device,
     ) -> QuantizedWeight<Self> {
-        let engine = engine(device);
-        engine.section(|| engine.upload_codes(codes, scales, format, shape))
+        let device = Device::of(device);
+        device.section(|| device.upload_codes(codes, scales, format, shape))
     }
 
     fn quantize_weight(values_oi: Tensor<Self, 2>, format: QuantFormat) -> QuantizedWeight<Self> {
-        let engine = engine(&values_oi.device());
-        let table = engine.tables.byte_table(format);
-        engine.section(|| engine.quantize(values_oi, format, table))
+        let device = Device::of(&values_oi.device());
+        let table = device.tables.byte_table(format);
+        device.section(|| device.quantize(values_oi, format, table))
     }
 
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {
-        let engine = engine(&weight.codes.device());
-        engine.section(|| tensor(engine.dequantize(weight).tensor))
+        let device = Device::of(&weight.codes.device());
+        device.section(|| tensor(device.dequantize(weight).tensor))
     }
 }
 
@@ -141,7 +142,7 @@ impl GroupSources {
     }
 }
 
-impl Engine {
+impl Device {
     /// Returns the weights of a whole group; `None` if modules must run one by one.
     pub(super) fn group_weight(&self, group: &Routed<'_>, dtype: DType) -> Option<GroupWeight> {
         let (out_features, in_features, ranks) = (group.out_features(), group.in_features(), group.route.room());

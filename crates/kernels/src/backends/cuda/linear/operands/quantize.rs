@@ -2,13 +2,14 @@
 //! Trade-off: while a weight is quantized, both its values and its codes are on the device.
 
 use burn_tensor::{DType, Tensor};
-use firebrick_precision::{QuantFormat, blockwise, nf4};
+use firebrick_precision::{HostScales, QuantFormat, blockwise, nf4};
 
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, Engine, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, int_tensor,
-    tensor,
+    BlockArguments, Cuda, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, int_tensor, tensor,
 };
-use crate::{BlockScales, QuantizedWeight, Scales, Weight};
+use crate::weights::reference::scales_by;
+use crate::{BlockScales, HostBuffer, QuantizedWeight, Scales, Weight};
 
 /// The kernels that read weights of one kind.
 pub(super) struct WeightKernels {
@@ -57,7 +58,28 @@ fn of_source(values: &MatrixView, [bf16, f16, f32]: [&'static str; 3]) -> &'stat
     }
 }
 
-impl Engine {
+impl Device {
+    /// Uploads codes and scales from the host, in the layout of [`Device::quantize`].
+    pub(super) fn upload_codes(
+        &self,
+        codes: HostBuffer,
+        scales: &HostScales,
+        format: QuantFormat,
+        shape: [usize; 2],
+    ) -> QuantizedWeight<Cuda> {
+        let codes = int_tensor(self.uploaded(codes.into_memory().expect("a buffer of this backend"), DType::U8));
+        let padded = |codes: &[u8], count| {
+            let write = |bytes: &mut [u8]| {
+                let (given, padding) = bytes.split_at_mut(codes.len());
+                given.copy_from_slice(codes);
+                padding.fill(0);
+            };
+            int_tensor(self.written(count, DType::U8, write))
+        };
+        let scales = scales_by(scales, padded, |values| tensor(self.uploaded_values(values)), || self.tables.signed());
+        QuantizedWeight { format, codes, scales, table: self.tables.byte_table(format), shape }
+    }
+
     /// Quantizes a matrix; `table` is the lookup table of the dequantization.
     ///
     /// # Panics

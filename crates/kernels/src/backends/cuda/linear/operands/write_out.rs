@@ -6,7 +6,8 @@ use bytemuck::{Pod, Zeroable};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::quantize::kernels_of;
-use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Engine, Launch, MatrixView, Source, arguments};
+use crate::backends::cuda::device::Device;
+use crate::backends::cuda::engine::{BlockArguments, Cuda, DeviceBlock, Launch, MatrixView, Source, arguments};
 use crate::{Adapter, BlockScales, QuantizedWeight, Weight};
 
 /// The surroundings of one weight in its group's matrix; none by default.
@@ -58,7 +59,7 @@ impl StoredArgument {
     }
 }
 
-impl Engine {
+impl Device {
     /// Appends the argument that locates a stored weight. Returns its bytes; owners to hold until the launch are added to `held`.
     pub(super) fn weight_argument(
         &self,

@@ -29,9 +29,10 @@ use std::ops::Range;
 use burn_tensor::DType;
 use firebrick_cuda::{Arguments, LaunchShape};
 
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Contents, Cuda, DeviceBlock, Engine, Gemm, Launch, MatrixView, OfExperts, ScratchSlot, Source,
-    arguments, grid,
+    BlockArguments, Contents, Cuda, DeviceBlock, Gemm, Launch, MatrixView, OfExperts, ScratchSlot, Source, arguments,
+    grid,
 };
 use crate::backends::cuda::linear::adapters::Adapters;
 use crate::backends::cuda::linear::modules::{ModulesArgument, PART_ALIGNMENT, Routed};
@@ -80,7 +81,7 @@ fn matrices(group: &Group<Cuda>) -> usize {
     group.rows.as_ref().map_or(1, ExpertRows::experts)
 }
 
-impl Engine {
+impl Device {
     /// Writes all outputs of a group to `out`, plus bias and residual. Returns `x Aᵀ` of its adapters, in scratch memory.
     pub(crate) fn fp8_forward(
         &self,

@@ -18,9 +18,10 @@ use firebrick_cuda::{LaunchShape, Scaling};
 
 use super::codes::{Codes, PreparedRows, RowLayout, RowScaling};
 use crate::NormWeight;
+use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
-    BlockArguments, Cuda, DeviceBlock, Engine, Gemm, GemmScales, Launch, MatrixView, ScratchSlot, Source, arguments,
-    engine, grid, tensor, threads_for,
+    BlockArguments, Cuda, DeviceBlock, Gemm, GemmScales, Launch, MatrixView, ScratchSlot, Source, arguments, grid,
+    tensor, threads_for,
 };
 use crate::backends::cuda::linear::gated::gate_and_up;
 
@@ -36,22 +37,22 @@ const FAST: bool = true;
 /// Makes this thread's 8-bit GEMMs on a device scale rows in another card's way, and returns the previous way, for
 /// tests. Must not be called while converted weights are kept, whose codes would be outdated.
 pub fn scale_rows(device: &CudaDevice, scaling: RowScaling) -> RowScaling {
-    let engine = engine(device);
-    engine.scratch.forget_contents();
-    engine.fp8_scales.clear();
-    engine.row_scaling.replace(scaling)
+    let device = Device::of(device);
+    device.scratch.forget_contents();
+    device.fp8_scales.clear();
+    device.row_scaling.replace(scaling)
 }
 
 /// Returns the block scales that a GEMM reads for rows of `width` codes with these scales, for tests of their order.
 pub fn block_scales(scales_n: Tensor<Cuda, 1>, width: usize) -> Vec<u8> {
-    let engine = engine(&scales_n.device());
+    let device = Device::of(&scales_n.device());
     let rows = scales_n.dims()[0];
     let bytes = Scaling::Blocks32.bytes(rows, width);
-    let blocks = engine.section(|| {
-        let scales = engine.matrix(scales_n.reshape([1, rows]));
-        let address = engine.blocks_of(ScratchSlot::Fp8RowBlocks, scales.address, [rows, width]);
-        let out = engine.empty_matrix(1, bytes / 4, DType::F32);
-        engine.copy_rows(DeviceBlock::dense(address, [1, bytes / 4], DType::F32), out.block());
+    let blocks = device.section(|| {
+        let scales = device.matrix(scales_n.reshape([1, rows]));
+        let address = device.blocks_of(ScratchSlot::Fp8RowBlocks, scales.address, [rows, width]);
+        let out = device.empty_matrix(1, bytes / 4, DType::F32);
+        device.copy_rows(DeviceBlock::dense(address, [1, bytes / 4], DType::F32), out.block());
         tensor::<2>(out.tensor)
     });
     bytemuck::cast_slice(&blocks.into_data().to_vec::<f32>().expect("it was made in f32")).to_vec()
@@ -73,7 +74,7 @@ struct RowsOfCodes {
     unused: i32,
 }
 
-impl Engine {
+impl Device {
     fn argument(&self, layout: &RowLayout, codes: &Codes) -> RowsOfCodes {
         RowsOfCodes {
             codes: codes.block.address,
@@ -143,7 +144,7 @@ impl Engine {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// Runs [`Engine::rms_norm`], and also writes its result in codes if a block can keep a row in registers.
+    /// Runs [`Device::rms_norm`], and also writes its result in codes if a block can keep a row in registers.
     pub(crate) fn rms_norm_in_codes(&self, x: &MatrixView, norm: &NormWeight<Cuda>, layout: RowLayout) -> MatrixView {
         let weight = self.norm_weight(norm, x.width);
         if x.width > WIDEST_NORM || x.dtype.size() != 2 || !x.is_in_vectors() {
@@ -168,7 +169,7 @@ impl Engine {
         y
     }
 
-    /// Runs [`Engine::gated`], and also writes its result in codes if a block can keep a row in registers.
+    /// Runs [`Device::gated`], and also writes its result in codes if a block can keep a row in registers.
     pub(crate) fn gated_in_codes(
         &self,
         gate: &MatrixView,
@@ -198,7 +199,7 @@ impl Engine {
         y
     }
 
-    /// Runs [`Engine::gated_backward`], and also writes both gradients in codes, side by side, if a block can keep their rows in registers.
+    /// Runs [`Device::gated_backward`], and also writes both gradients in codes, side by side, if a block can keep their rows in registers.
     pub(crate) fn gated_backward_in_codes(
         &self,
         gate: Tensor<Cuda, 2>,

@@ -1,0 +1,170 @@
+//! Attention over the earlier tokens of a document: sizes, linear modules, other tensors, FLOPs, saved values and cache.
+
+use serde::{Deserialize, Serialize};
+
+use super::{CacheSize, MixerGroups, MixerValues, vector};
+use crate::modules::{GroupKind, group};
+use crate::tensor_spec::{Role, TensorSpec, layer_norm_name, sinks_name};
+
+/// Causal self attention with grouped key/value heads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Where keys and values come from.
+    pub keys_and_values: KeysAndValues,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Index into [`ModelSpec::ropes`](crate::ModelSpec::ropes); `None`: queries and keys are not rotated.
+    pub rope: Option<usize>,
+    /// Whether queries and keys are normalized before the rotation, and over what.
+    pub qk_norm: QkNorm,
+    /// Whether a checkpoint stores the query, key and value projections as one module, `qkv_proj` (Phi-3). LoRA then has one pair for it.
+    pub fused_qkv: bool,
+    /// Whether the query, key and value projections have a bias.
+    pub qkv_bias: bool,
+    /// Whether the output projection has a bias.
+    pub output_bias: bool,
+    /// Keys that a query sees, itself included; `None`: all earlier ones. Query `t` sees keys `t - window + 1 ..= t`.
+    pub window: Option<usize>,
+    /// Factor of the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f64,
+    /// `cap`, where scaled scores become `cap * tanh(scores / cap)` before the softmax (Gemma 2).
+    pub soft_cap: Option<f64>,
+    /// Whether the softmax of a query's scores has one more column: a trained logit per head, `self_attn.sinks` `[heads]`, without a value
+    /// (gpt-oss). Neither scaled nor capped.
+    pub sinks: bool,
+}
+
+/// The keys and values that a layer attends to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeysAndValues {
+    /// Its own.
+    #[default]
+    Own,
+    /// Its own, which later layers read, too: those of the layer with this number, which is this one's.
+    Published(usize),
+    /// Those of the earlier layer with this number, which publishes them; this layer has a projection of queries alone.
+    OfLayer(usize),
+}
+
+/// RMSNorm of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QkNorm {
+    /// None.
+    None,
+    /// Over each head, with one weight `[head_dim]` for all query heads and one for all key heads (Qwen3).
+    PerHead,
+    /// Over all query heads together and over all key heads together, with weights `[heads * head_dim]` and `[kv_heads * head_dim]`
+    /// (OLMo 2).
+    WholeProjection,
+}
+
+impl QkNorm {
+    /// Returns the widths of the query and key norm weights; `None` without norms.
+    pub fn widths(self, attention: &AttentionSpec) -> Option<[usize; 2]> {
+        match self {
+            Self::None => None,
+            Self::PerHead => Some([attention.head_dim; 2]),
+            Self::WholeProjection => Some([attention.query_size(), attention.kv_size()]),
+        }
+    }
+}
+
+impl AttentionSpec {
+    /// Describes attention as in most families: over all earlier tokens, rotated by the model's first rope, without norms and biases.
+    pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self {
+            heads,
+            kv_heads,
+            keys_and_values: KeysAndValues::Own,
+            head_dim,
+            rope: Some(0),
+            qk_norm: QkNorm::None,
+            fused_qkv: false,
+            qkv_bias: false,
+            output_bias: false,
+            window: None,
+            scale: 1.0 / (head_dim as f64).sqrt(),
+            soft_cap: None,
+            sinks: false,
+        }
+    }
+
+    /// Returns the width of all query heads together.
+    pub fn query_size(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Returns the width of all key heads (or of all value heads) together.
+    pub fn kv_size(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Returns the window, if it hides anything in a document of `longest` tokens.
+    pub fn window_within(&self, longest: usize) -> Option<usize> {
+        self.window.filter(|&window| window < longest)
+    }
+
+    /// Returns whether keys and values are those of an earlier layer.
+    pub fn reads_another(&self) -> bool {
+        matches!(self.keys_and_values, KeysAndValues::OfLayer(_))
+    }
+
+    /// Returns the groups of queries, keys and values, and of the output.
+    pub(super) fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
+        let (query, kv) = (self.query_size(), self.kv_size());
+        let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
+        let qkv = if self.reads_another() { &qkv[..1] } else { &qkv };
+        let fused = self.fused_qkv.then_some("self_attn.qkv_proj");
+        MixerGroups {
+            input: group(layer, GroupKind::MixerInput, hidden, qkv, fused, self.qkv_bias),
+            output: group(
+                layer,
+                GroupKind::MixerOutput,
+                query,
+                &[("self_attn.o_proj", hidden)],
+                None,
+                self.output_bias,
+            ),
+        }
+    }
+
+    /// Returns the norms of queries and keys, and the sinks.
+    pub fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
+        let norms = self.qk_norm.widths(self).map(|[q, k]| [("self_attn.q_norm", q), ("self_attn.k_norm", k)]);
+        let norm = |(name, width)| vector(layer, layer_norm_name(layer, name), width, Role::Norm);
+        let sinks = self.sinks.then(|| vector(layer, sinks_name(layer), self.heads, Role::Sinks));
+        norms.into_iter().flatten().map(norm).chain(sinks).collect()
+    }
+
+    /// Returns the forward FLOPs per token of the two GEMMs, for documents of `document_tokens` tokens. A GEMM takes `2 * keys * query_size` FLOPs
+    /// per query. A causal query sees half of its document on average, and no more than its window.
+    pub(super) fn forward_flops_per_token(&self, document_tokens: f64) -> f64 {
+        4.0 * mean_keys(self.window, document_tokens) * self.query_size() as f64
+    }
+
+    pub(super) fn values(&self) -> MixerValues {
+        let before_norm = if self.qk_norm == QkNorm::None { 0 } else { self.query_size() + self.kv_size() };
+        let is_published = matches!(self.keys_and_values, KeysAndValues::Published(_));
+        let published = if is_published { 2 * self.kv_size() } else { 0 };
+        MixerValues { mixed: self.query_size(), before_norm, published, statistics: self.heads }
+    }
+
+    pub(super) fn cache(&self) -> CacheSize {
+        CacheSize { per_token: if self.reads_another() { 0 } else { 2 * self.kv_size() }, per_sequence: 0 }
+    }
+}
+
+/// Returns the mean number of keys that a causal query sees in a document of `document_tokens` tokens.
+fn mean_keys(window: Option<usize>, document_tokens: f64) -> f64 {
+    match window.map(|window| window as f64).filter(|&window| window < document_tokens) {
+        // The first `window` queries see a triangle, the others a full window.
+        Some(window) => (window * window / 2.0 + (document_tokens - window) * window) / document_tokens,
+        None => document_tokens / 2.0,
+    }
+}

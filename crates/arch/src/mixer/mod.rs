@@ -1,0 +1,125 @@
+//! What mixes the tokens of a layer, and what depends on its kind: linear modules, other tensors, FLOPs, saved values and cache.
+//!
+//! A kind is one file here, one in the model crate's `mixer/`, and a folder of operations in the kernels crate; no other code asks which it is.
+
+mod attention;
+mod short_conv;
+
+use serde::{Deserialize, Serialize};
+
+pub use attention::{AttentionSpec, KeysAndValues, QkNorm};
+pub use short_conv::ShortConvSpec;
+
+use crate::modules::GroupSpec;
+use crate::tensor_spec::{Role, TensorSpec};
+
+/// The mixer of a layer: it reads the residual stream through one group of linear modules, and writes to it through another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mixer {
+    /// Causal self attention.
+    Attention(AttentionSpec),
+    /// A gated short convolution.
+    ShortConv(ShortConvSpec),
+}
+
+/// The linear modules of a mixer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MixerGroups {
+    /// From the layer's input to what the mixer reads, e.g. queries, keys and values.
+    pub input: GroupSpec,
+    /// From what it computes to the residual stream.
+    pub output: GroupSpec,
+}
+
+/// Values per token that a mixer's forward computes between its groups and its backward reads, besides the outputs of its first group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MixerValues {
+    /// Its result: the input of the output projection.
+    pub mixed: usize,
+    /// Outputs of the first group as they were before their norms.
+    pub before_norm: usize,
+    /// What later layers read; it is never computed again.
+    pub published: usize,
+    /// Values in f32 that belong to the result.
+    pub statistics: usize,
+}
+
+/// Values that a mixer keeps of earlier tokens in generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSize {
+    /// Of every token.
+    pub per_token: usize,
+    /// Of a sequence, whatever its length.
+    pub per_sequence: usize,
+}
+
+impl Mixer {
+    /// Returns attention, if that is what mixes tokens.
+    pub fn attention(&self) -> Option<&AttentionSpec> {
+        match self {
+            Self::Attention(attention) => Some(attention),
+            Self::ShortConv(_) => None,
+        }
+    }
+
+    /// Returns it to be changed.
+    pub fn attention_mut(&mut self) -> Option<&mut AttentionSpec> {
+        match self {
+            Self::Attention(attention) => Some(attention),
+            Self::ShortConv(_) => None,
+        }
+    }
+
+    /// Returns the linear modules of layer `layer`.
+    pub fn groups(&self, layer: usize, hidden: usize) -> MixerGroups {
+        match self {
+            Self::Attention(attention) => attention.groups(layer, hidden),
+            Self::ShortConv(conv) => conv.groups(layer, hidden),
+        }
+    }
+
+    /// Returns the tensors of layer `layer` besides those of linear modules; a folder is read in this order, after the first group.
+    pub fn vectors(&self, layer: usize) -> Vec<TensorSpec> {
+        match self {
+            Self::Attention(attention) => attention.vectors(layer),
+            Self::ShortConv(conv) => vec![conv.filters(layer)],
+        }
+    }
+
+    /// Returns the forward FLOPs per token between the two groups, for documents of `document_tokens` tokens.
+    pub fn forward_flops_per_token(&self, document_tokens: f64) -> f64 {
+        match self {
+            Self::Attention(attention) => attention.forward_flops_per_token(document_tokens),
+            Self::ShortConv(conv) => conv.forward_flops_per_token(),
+        }
+    }
+
+    /// Returns the values that may be saved for the backward.
+    pub fn values(&self) -> MixerValues {
+        match self {
+            Self::Attention(attention) => attention.values(),
+            Self::ShortConv(conv) => conv.values(),
+        }
+    }
+
+    /// Returns the layer whose cache the mixer of layer `layer` reads: its own, unless keys and values are another's.
+    pub fn cache_of(&self, layer: usize) -> usize {
+        match self.attention().map(|attention| attention.keys_and_values) {
+            Some(KeysAndValues::OfLayer(other)) => other,
+            _ => layer,
+        }
+    }
+
+    /// Returns the size of the cache.
+    pub fn cache(&self) -> CacheSize {
+        match self {
+            Self::Attention(attention) => attention.cache(),
+            Self::ShortConv(conv) => conv.cache(),
+        }
+    }
+}
+
+fn vector(layer: usize, name: String, width: usize, role: Role) -> TensorSpec {
+    TensorSpec { name, shape: vec![width], role, layer: Some(layer) }
+}

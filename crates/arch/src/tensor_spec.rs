@@ -1,0 +1,70 @@
+//! A tensor of a model: its name on disk, its shape, and its role.
+
+use serde::{Deserialize, Serialize};
+
+/// The purpose of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// The table of token embeddings `[vocab, hidden]`.
+    Embedding,
+    /// Weight of an RMSNorm.
+    Norm,
+    /// Weight `[out, in]` of a linear module of a layer.
+    Projection,
+    /// Router `[experts, hidden]` of a mixture of experts, or the gate `[1, hidden]` of a shared expert: small, and never quantized.
+    Router,
+    /// Correction `[experts]` of the scores by which a router chooses: f32, and it never trains.
+    RouterCorrection,
+    /// Bias `[out]` of a linear module.
+    Bias,
+    /// Filters `[channels, 1, width]` of a depthwise convolution: f32, and never quantized.
+    Filters,
+    /// Logits `[heads]` of attention's sinks: never quantized.
+    Sinks,
+    /// The output head `[vocab, hidden]`.
+    Head,
+    /// LoRA's A `[r, in]`.
+    LoraA,
+    /// LoRA's B `[out, r]`.
+    LoraB,
+    /// DoRA's magnitudes `[out]`.
+    LoraMagnitude,
+    /// Single rows of embedding or head that train, `[tokens, hidden]`.
+    TokenRows,
+}
+
+/// A tensor of a model or of an adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Name on disk.
+    pub name: String,
+    /// Shape on disk.
+    pub shape: Vec<usize>,
+    /// Its purpose.
+    pub role: Role,
+    /// The layer it belongs to; `None` for embedding, final norm and head.
+    pub layer: Option<usize>,
+}
+
+impl TensorSpec {
+    /// Returns the number of values; `usize::MAX` for more, which a hostile config.json can describe.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().fold(1, |elements, &size| elements.saturating_mul(size))
+    }
+
+    /// Returns whether the tensor trains in full fine-tuning.
+    pub fn may_train(&self) -> bool {
+        self.role != Role::RouterCorrection
+    }
+}
+
+/// Returns the name of a layer's norm, e.g. `layer_norm_name(0, "input_layernorm")`.
+pub fn layer_norm_name(layer: usize, norm: &str) -> String {
+    format!("model.layers.{layer}.{norm}.weight")
+}
+
+/// Returns the name of a layer's attention sinks.
+pub fn sinks_name(layer: usize) -> String {
+    format!("model.layers.{layer}.self_attn.sinks")
+}

@@ -1,0 +1,83 @@
+//! The protocol of a run on CUDA: what it announces, sections and pauses, release of memory, and waits that it reports.
+//!
+//! Trade-off: releasing memory waits for the device.
+
+use burn_tensor::backend::Backend;
+use cubecl::cuda::CudaDevice;
+
+use super::device::Device;
+use super::engine::{Cuda, check};
+use crate::Readback;
+use crate::session::{DeviceTime, GemmAlgorithms, Hint, RunShape, Session};
+
+impl Session for Cuda {
+    fn open(device: &CudaDevice, shape: &RunShape) {
+        let device = Device::of(device);
+        device.kept.allow(shape.kept_bytes);
+        let blas = device.blas.borrow();
+        match shape.gemm_algorithms {
+            GemmAlgorithms::Library => blas.use_proposed(),
+            GemmAlgorithms::Kept => blas.use_measured(),
+            GemmAlgorithms::Measured => blas.measure(),
+        }
+        device.room.expect(shape.pass_bytes, shape.pass_tokens);
+        shape.offloaded.iter().for_each(|&[count, bytes]| device.copies.reserve(count, bytes));
+    }
+
+    fn hint(device: &CudaDevice, hint: Hint<'_, Self>) {
+        let device = Device::of(device);
+        match hint {
+            Hint::Pass { tokens } => make_room(&device, tokens),
+            Hint::Attention { spec, dtype, documents } => device.prepare_attention(spec, dtype, documents),
+            Hint::ForwardDone => device.section(|| device.copies.settle(device.stream())),
+            Hint::VaryingSizes(vary) => device.rounds_sizes.set(vary),
+        }
+    }
+
+    fn section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
+        Device::of(device).section(work)
+    }
+
+    fn pause<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
+        Device::of(device).pause(work)
+    }
+
+    fn release_memory(device: &Self::Device) {
+        let device = Device::of(device);
+        release_pools(&device);
+        device.fp8_scales.clear();
+        device.kept.clear();
+    }
+
+    fn device_time(device: &CudaDevice, of: DeviceTime) -> Option<Readback> {
+        let device = Device::of(device);
+        Some(match of {
+            DeviceTime::RestoreWait => Readback::new(device.copies.take_waits()),
+            DeviceTime::RankWait => Readback::new(device.collectives.take_waits()),
+            DeviceTime::Collectives => Readback::new(device.collectives.take_runs()),
+        })
+    }
+}
+
+fn make_room(device: &Device, tokens: usize) {
+    let Some([needed, pinned]) = device.room.needed(tokens) else { return };
+    let free = check("asking for free memory", device.context().memory()).free_bytes;
+    if free < needed || device.copies.waiting_bytes() > pinned {
+        // Kept weights are the same for passes of every size.
+        release_pools(device);
+    }
+}
+
+/// Waits for the device, and frees buffers that wait for reuse at the same size.
+fn release_pools(device: &Device) {
+    device.while_idle(|| {
+        device.repeats.release();
+        device.scratch.release();
+        device.copies.release();
+        device.recycled.release();
+        device.addresses.forget();
+        Cuda::memory_cleanup(device.device());
+        // The next section, of any thread, must begin after the memory is freed.
+        device.wait_until_submitted();
+    });
+}

@@ -1,0 +1,25 @@
+//! The candle backend: every operation against the reference on burn-flex.
+//!
+//! Trade-off: f32 only, as in training on candle.
+
+use burn_tensor::DType;
+use firebrick_kernels::backends::Candle;
+use firebrick_kernels::conformance::{Case, every_operation, verdict};
+
+use crate::adamw_8bit;
+
+#[test]
+fn every_operation_equals_the_reference_on_flex() {
+    let small = || Case::small(DType::F32, 32);
+    let odd = Case { documents: vec![1, 9, 30], hidden_size: 33, intermediate_size: 67, rank: 3, ..small() };
+    for case in [small(), Case { window: Some(7), ..small() }, odd] {
+        let findings = every_operation::<Candle>(&case, &Default::default());
+        verdict(case.dtype, findings).unwrap_or_else(|problem| panic!("{case:?}: {problem}"));
+    }
+}
+
+#[test]
+fn steps_of_8_bit_adamw_equal_bitsandbytes_and_the_reference_up_to_rounding() {
+    adamw_8bit::assert_golden_steps::<Candle>();
+    adamw_8bit::assert_many_steps::<Candle>();
+}

@@ -1,0 +1,13 @@
+//! The flex backend: 8-bit AdamW against bitsandbytes. Its other operations are compared with their reference bodies next to them.
+//!
+//! Trade-off: this one operation is here, since its golden file is read in the same way for every backend.
+
+use firebrick_kernels::backends::Flex;
+
+use crate::adamw_8bit;
+
+#[test]
+fn steps_of_8_bit_adamw_equal_bitsandbytes_and_the_reference_up_to_rounding() {
+    adamw_8bit::assert_golden_steps::<Flex>();
+    adamw_8bit::assert_many_steps::<Flex>();
+}

@@ -1,0 +1,133 @@
+//! Attention as a mixer: norms and rotation of queries and keys, the operation forward and backward, sinks.
+
+use burn_tensor::Tensor;
+use firebrick_arch::{AttentionSpec, KeysAndValues};
+use firebrick_kernels::linear::{into_parts, into_single};
+use firebrick_kernels::{
+    AttentionOutput, Documents, Epilogue, GradientSink, HeadsEpilogue, Kernels, Parameter, QkNorms, Qkv, RotaryTables,
+    Sinks,
+};
+
+use super::{Attend, Cache, Mixed, Published};
+use crate::norm::Norm;
+
+/// Attention between the projections of queries, keys and values and that of the output.
+#[derive(Clone, Debug)]
+pub struct Attention<B: Kernels> {
+    /// Its sizes and constants.
+    pub spec: AttentionSpec,
+    /// Norms of queries and keys.
+    pub qk_norm: Option<[Norm<B>; 2]>,
+    /// Sinks of the softmax.
+    pub sinks: Option<AttentionSinks<B>>,
+}
+
+/// Logits `[heads]` of one more column in the softmax of each query's scores.
+#[derive(Clone, Debug)]
+pub struct AttentionSinks<B: Kernels> {
+    /// The logits, f32.
+    pub logits: Parameter<B>,
+    /// Full fine-tuning trains them, LoRA does not.
+    pub trains: bool,
+}
+
+impl<B: Kernels> Attention<B> {
+    /// Returns what is done to the outputs of the first group.
+    pub(super) fn epilogue(&self, rotary: &[RotaryTables<B>]) -> Epilogue<B> {
+        let norms = |[q, k]: &[Norm<B>; 2]| QkNorms { q: q.operand(), k: k.operand() };
+        Epilogue::Heads(HeadsEpilogue {
+            head_dim: self.spec.head_dim,
+            qk_norm: self.qk_norm.as_ref().map(norms),
+            rotary: self.spec.rope.map(|index| rotary[index].clone()),
+        })
+    }
+
+    pub(super) fn forward(
+        &self,
+        parts: &[Tensor<B, 2>],
+        attend: Attend<'_, B>,
+        published: &mut Published<B>,
+    ) -> (Tensor<B, 2>, Option<Mixed<B>>) {
+        let (heads, sinks) = (self.heads(parts.to_vec(), published), self.sinks());
+        if let KeysAndValues::Published(layer) = self.spec.keys_and_values {
+            published.values.insert(layer, [heads.k.clone(), heads.v.clone()]);
+        }
+        match attend {
+            Attend::Documents(documents) => {
+                let AttentionOutput { o, statistics } =
+                    B::packed_attention(&heads, sinks.as_ref(), &self.spec, documents);
+                (o.clone(), Some(Mixed { values_nm: o, statistics: Some(statistics) }))
+            }
+            Attend::Cached { cache: Cache::State(_), .. } => unreachable!("attention has a cache of rows"),
+            Attend::Cached { tokens, cache: Cache::Rows(cache), prompts } => {
+                (B::cached_attention(&heads, sinks.as_ref(), cache, tokens, prompts, &self.spec), None)
+            }
+        }
+    }
+
+    pub(super) fn backward(
+        &self,
+        parts: Vec<Tensor<B, 2>>,
+        mixed: Mixed<B>,
+        d_mixed_nm: Tensor<B, 2>,
+        documents: &Documents<B>,
+        published: &mut Published<B>,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Vec<Tensor<B, 2>> {
+        let statistics = mixed.statistics.expect("attention over documents returns what its backward reads");
+        let (sinks, output) = (self.sinks(), AttentionOutput { o: mixed.values_nm, statistics });
+        let (Qkv { q, k, v }, d_sinks) = B::packed_attention_backward(
+            self.heads(parts, published),
+            sinks.as_ref(),
+            &self.spec,
+            output,
+            d_mixed_nm,
+            documents,
+        );
+        if let Some((sinks, gradient)) = self.sinks.as_ref().zip(d_sinks) {
+            sink.add(&sinks.logits, gradient);
+        }
+        match self.spec.keys_and_values {
+            KeysAndValues::Own => vec![q, k, v],
+            KeysAndValues::OfLayer(layer) => {
+                let sum = match published.gradients.remove(&layer) {
+                    Some(sum) => added(sum, [k, v]),
+                    None => [k, v],
+                };
+                published.gradients.insert(layer, sum);
+                vec![q]
+            }
+            KeysAndValues::Published(layer) => match published.gradients.remove(&layer) {
+                Some(sum) => {
+                    let [k, v] = added(sum, [k, v]);
+                    vec![q, k, v]
+                }
+                None => vec![q, k, v],
+            },
+        }
+    }
+
+    /// Returns queries, keys and values: outputs of the first group, or of another layer's.
+    fn heads(&self, parts: Vec<Tensor<B, 2>>, published: &Published<B>) -> Qkv<B> {
+        match self.spec.keys_and_values {
+            KeysAndValues::OfLayer(layer) => {
+                let [k, v] = published.values[&layer].clone();
+                Qkv { q: into_single(parts), k, v }
+            }
+            KeysAndValues::Own | KeysAndValues::Published(_) => {
+                let [q, k, v] = into_parts(parts);
+                Qkv { q, k, v }
+            }
+        }
+    }
+
+    /// Returns the sinks as an operand: a handle, not a copy.
+    fn sinks(&self) -> Option<Sinks<B>> {
+        self.sinks.as_ref().map(|sinks| Sinks { logits_h: sinks.logits.value.clone(), trains: sinks.trains })
+    }
+}
+
+/// Adds gradients of keys and values; a section is paused for it.
+fn added<B: Kernels>([k, v]: [Tensor<B, 2>; 2], [more_k, more_v]: [Tensor<B, 2>; 2]) -> [Tensor<B, 2>; 2] {
+    B::pause(&k.device(), || [k.add(more_k), v.add(more_v)])
+}

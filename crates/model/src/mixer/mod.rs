@@ -1,0 +1,168 @@
+//! What mixes the tokens of a layer: a group of linear modules, an operation over tokens, and a group that leads back to the residual stream.
+//!
+//! The groups run alike whatever the operation is (`layer.rs`); a kind is one file here: what it does to the outputs of the first group, forward and
+//! backward, its further parameters, and its cache.
+
+mod attention;
+mod parts;
+mod short_conv;
+
+use std::collections::BTreeMap;
+
+use burn_tensor::{DType, Tensor};
+use firebrick_arch as arch;
+use firebrick_kernels::{
+    CachedTokens, ConvState, Documents, Epilogue, GradientSink, Hint, Kernels, KvCache, ProjectSaved, RotaryTables,
+    SoftmaxStatistics,
+};
+
+pub use attention::{Attention, AttentionSinks};
+pub use short_conv::ShortConv;
+
+use crate::linear::LinearGroup;
+
+/// The mixer of a layer.
+#[derive(Clone, Debug)]
+pub struct Mixer<B: Kernels> {
+    /// From the layer's input to what the operation reads, e.g. queries, keys and values.
+    pub input: LinearGroup<B>,
+    /// The operation.
+    pub kind: MixerKind<B>,
+    /// From what it computes to the residual stream.
+    pub output: LinearGroup<B>,
+}
+
+/// The operation of a mixer over tokens.
+#[derive(Clone, Debug)]
+pub enum MixerKind<B: Kernels> {
+    /// Causal self attention.
+    Attention(Box<Attention<B>>),
+    /// A gated short convolution.
+    ShortConv(ShortConv<B>),
+}
+
+/// The result of a mixer's operation.
+#[derive(Clone, Debug)]
+pub(crate) struct Mixed<B: Kernels> {
+    /// `[n, m]`, the input of the output projection.
+    pub(crate) values_nm: Tensor<B, 2>,
+    /// What attention's backward reads besides.
+    pub(crate) statistics: Option<SoftmaxStatistics<B>>,
+}
+
+/// The forward's results that the backward of a mixer needs.
+#[derive(Clone, Debug)]
+pub(crate) struct SavedMixer<B: Kernels> {
+    pub(crate) input: Box<ProjectSaved<B>>,
+    pub(crate) parts: Vec<Tensor<B, 2>>,
+    pub(crate) mixed: Mixed<B>,
+    pub(crate) output: Box<ProjectSaved<B>>,
+}
+
+/// What passes between layers besides the residual stream: keys and values that layers publish, by the number of the layer, and in the backward the
+/// sums of their gradients, until the publisher's own.
+#[derive(Clone, Debug)]
+pub(crate) struct Published<B: Kernels> {
+    pub(crate) values: BTreeMap<usize, [Tensor<B, 2>; 2]>,
+    pub(crate) gradients: BTreeMap<usize, [Tensor<B, 2>; 2]>,
+}
+
+impl<B: Kernels> Default for Published<B> {
+    fn default() -> Self {
+        Self { values: BTreeMap::new(), gradients: BTreeMap::new() }
+    }
+}
+
+/// What a mixer keeps of earlier tokens in generation.
+#[derive(Debug)]
+pub(crate) enum Cache<B: Kernels> {
+    /// Keys and values of every token.
+    Rows(KvCache<B>),
+    /// A state per sequence, whatever its length.
+    State(ConvState<B>),
+}
+
+/// The earlier tokens that a token is mixed with.
+pub(crate) enum Attend<'a, B: Kernels> {
+    /// Those of the same document.
+    Documents(&'a Documents<B>),
+    /// All of the same sequence, from the cache, which also stores the new ones. In a pass over prompts, each document begins a sequence.
+    Cached { tokens: &'a CachedTokens<B>, cache: &'a mut Cache<B>, prompts: Option<&'a Documents<B>> },
+}
+
+impl<B: Kernels> Mixer<B> {
+    /// Returns what is done to the outputs of the first group.
+    pub(crate) fn epilogue(&self, rotary: &[RotaryTables<B>]) -> Epilogue<B> {
+        match &self.kind {
+            MixerKind::Attention(attention) => attention.epilogue(rotary),
+            MixerKind::ShortConv(_) => Epilogue::None,
+        }
+    }
+
+    /// Mixes the tokens of the outputs of the first group; the result `[n, m]` is also what the backward needs, which has none over a cache.
+    pub(crate) fn forward(
+        &self,
+        parts: &[Tensor<B, 2>],
+        attend: Attend<'_, B>,
+        published: &mut Published<B>,
+    ) -> (Tensor<B, 2>, Option<Mixed<B>>) {
+        match &self.kind {
+            MixerKind::Attention(attention) => attention.forward(parts, attend, published),
+            MixerKind::ShortConv(conv) => conv.forward(parts, attend),
+        }
+    }
+
+    /// Computes the gradients of the outputs of the first group from that of the result; gradients of parameters go to the sink.
+    pub(crate) fn backward(
+        &self,
+        parts: Vec<Tensor<B, 2>>,
+        mixed: Mixed<B>,
+        d_mixed_nm: Tensor<B, 2>,
+        documents: &Documents<B>,
+        published: &mut Published<B>,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Vec<Tensor<B, 2>> {
+        match &self.kind {
+            MixerKind::Attention(attention) => attention.backward(parts, mixed, d_mixed_nm, documents, published, sink),
+            MixerKind::ShortConv(conv) => conv.backward(parts, d_mixed_nm, documents, sink),
+        }
+    }
+}
+
+impl<B: Kernels> Mixer<B> {
+    /// Hands the gradients of the norms in the epilogue of the first group to the sink.
+    pub(crate) fn add_gradients(&self, of_norms: [Option<Tensor<B, 1>>; 2], sink: &mut dyn GradientSink<B>) {
+        match &self.kind {
+            MixerKind::Attention(attention) => {
+                for (norm, gradient) in attention.qk_norm.iter().flatten().zip(of_norms) {
+                    norm.add_gradient(gradient, sink);
+                }
+            }
+            MixerKind::ShortConv(_) => {}
+        }
+    }
+}
+
+impl<B: Kernels> Cache<B> {
+    /// Allocates the cache of a mixer for this many tokens.
+    pub(crate) fn new(mixer: &arch::Mixer, rows: usize, dtype: DType, device: &B::Device) -> Self {
+        match mixer {
+            arch::Mixer::Attention(attention) => {
+                let rows = if attention.reads_another() { 0 } else { rows };
+                Self::Rows(KvCache::new([rows, attention.kv_size()], dtype, device))
+            }
+            arch::Mixer::ShortConv(_) => Self::State(ConvState::new()),
+        }
+    }
+}
+
+/// Starts the slow preparations for the passes of a mixer over these documents.
+pub(crate) fn prepare<B: Kernels>(mixer: &arch::Mixer, dtype: DType, documents: &Documents<B>, device: &B::Device) {
+    match mixer {
+        arch::Mixer::Attention(spec) => B::hint(device, Hint::Attention { spec, dtype, documents }),
+        arch::Mixer::ShortConv(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,59 @@
+//! What mixers have besides linear modules: how it is read from a folder, and which of it trains.
+
+use firebrick_arch::{Mixer as MixerSpec, QkNorm, TensorSpec};
+use firebrick_kernels::{Kernels, Parameter};
+
+use super::{Attention, AttentionSinks, MixerKind, ShortConv};
+use crate::error::ModelError;
+use crate::load::Builder;
+use crate::norm::Norm;
+
+impl<B: Kernels> Builder<'_, '_, B> {
+    /// Reads what a mixer has besides linear modules, in the order of its `vectors`.
+    pub(crate) fn mixer(&mut self, layer: usize, spec: &MixerSpec) -> Result<MixerKind<B>, ModelError> {
+        let spec = match spec {
+            MixerSpec::Attention(spec) => spec,
+            MixerSpec::ShortConv(spec) => {
+                let filters = spec.filters(layer);
+                let (trains, filters) = (self.formats().trains(&filters.name), self.vector(&filters)?);
+                return Ok(MixerKind::ShortConv(ShortConv { spec: spec.clone(), filters, trains }));
+            }
+        };
+        let mut vectors = spec.vectors(layer).into_iter();
+        let mut next = || vectors.next().expect("a mixer lists its vectors");
+        let qk_norm = match spec.qk_norm {
+            QkNorm::None => None,
+            _ => Some([self.norm_of(&next())?, self.norm_of(&next())?]),
+        };
+        let sinks = if spec.sinks { Some(self.sinks(&next())?) } else { None };
+        Ok(MixerKind::Attention(Box::new(Attention { spec: spec.clone(), qk_norm, sinks })))
+    }
+
+    fn sinks(&mut self, tensor: &TensorSpec) -> Result<AttentionSinks<B>, ModelError> {
+        Ok(AttentionSinks { logits: self.vector(tensor)?, trains: self.formats().trains(&tensor.name) })
+    }
+}
+
+macro_rules! lists {
+    ($parameters:ident $(, $mutable:tt)?) => {
+        impl<B: Kernels> MixerKind<B> {
+            pub(crate) fn $parameters(&$($mutable)? self) -> impl Iterator<Item = &$($mutable)? Parameter<B>> {
+                let (norms, logits, filters) = match self {
+                    Self::Attention(attention) => {
+                        let Attention { qk_norm, sinks, .. } = &$($mutable)? **attention;
+                        (Some(qk_norm), Some(sinks), None)
+                    }
+                    Self::ShortConv(conv) => (None, None, Some(conv)),
+                };
+                let norms = norms.into_iter().flatten().flatten().flat_map(Norm::$parameters);
+                let logits = logits.into_iter().flatten().filter(|sinks| sinks.trains);
+                let filters = filters.into_iter().filter(|conv| conv.trains);
+                let logits = logits.map(|AttentionSinks { logits, .. }| logits);
+                norms.chain(logits).chain(filters.map(|ShortConv { filters, .. }| filters))
+            }
+        }
+    };
+}
+
+lists!(parameters);
+lists!(parameters_mut, mut);

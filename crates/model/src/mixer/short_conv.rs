@@ -1,0 +1,58 @@
+//! The gated short convolution as a mixer: its filters, the operation forward and backward, and its state in generation.
+
+use burn_tensor::Tensor;
+use firebrick_arch::ShortConvSpec;
+use firebrick_kernels::{ConvInputs, Documents, GradientSink, Kernels, Parameter};
+
+use super::{Attend, Cache, Mixed};
+
+/// A gated short convolution between its two projections.
+#[derive(Clone, Debug)]
+pub struct ShortConv<B: Kernels> {
+    /// Its sizes.
+    pub spec: ShortConvSpec,
+    /// The filters, f32.
+    pub filters: Parameter<B>,
+    /// Full fine-tuning trains them, LoRA does not.
+    pub trains: bool,
+}
+
+impl<B: Kernels> ShortConv<B> {
+    pub(super) fn forward(&self, parts: &[Tensor<B, 2>], attend: Attend<'_, B>) -> (Tensor<B, 2>, Option<Mixed<B>>) {
+        let inputs = inputs(parts.to_vec());
+        match attend {
+            Attend::Documents(documents) => {
+                let values_nm = B::short_conv(&inputs, self.filters_dk(), documents);
+                (values_nm.clone(), Some(Mixed { values_nm, statistics: None }))
+            }
+            Attend::Cached { tokens, cache: Cache::State(state), .. } => {
+                (B::cached_short_conv(&inputs, self.filters_dk(), state, tokens), None)
+            }
+            Attend::Cached { cache: Cache::Rows(_), .. } => unreachable!("a convolution has a state"),
+        }
+    }
+
+    pub(super) fn backward(
+        &self,
+        parts: Vec<Tensor<B, 2>>,
+        dy_nd: Tensor<B, 2>,
+        documents: &Documents<B>,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Vec<Tensor<B, 2>> {
+        let (ConvInputs { b, c, x }, d_filters) =
+            B::short_conv_backward(inputs(parts), self.filters_dk(), dy_nd, documents);
+        if self.trains {
+            sink.add(&self.filters, d_filters.reshape([self.spec.channels * self.spec.width]));
+        }
+        vec![b, c, x]
+    }
+
+    fn filters_dk(&self) -> Tensor<B, 2> {
+        self.filters.value.clone().reshape([self.spec.channels, self.spec.width])
+    }
+}
+
+fn inputs<B: Kernels>(parts: Vec<Tensor<B, 2>>) -> ConvInputs<B> {
+    let [b, c, x] = parts.try_into().expect("the projection of a convolution has three parts");
+    ConvInputs { b, c, x }
+}

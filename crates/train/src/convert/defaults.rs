@@ -1,0 +1,218 @@
+//! What another trainer does where a key is absent, and what several keys mean together.
+
+use toml::{Table, Value};
+
+use super::datasets::{self, is_evaluated};
+use super::draft::Draft;
+use super::kind::Trainer;
+use super::setting::{Setting, number_of, text_of};
+use super::values;
+
+/// Keys that decide the same thing, so that a default of one is not added to another.
+const SAME: [[&str; 2]; 4] = [
+    ["train.epochs", "train.steps"],
+    ["train.warmup_steps", "train.warmup_ratio"],
+    ["checkpoint.every_epochs", "checkpoint.every_steps"],
+    ["eval.every_epochs", "eval.every_steps"],
+];
+/// Why a key is there that was not typed.
+const THEIRS: &str = "their default";
+
+/// Adds what follows from the defaults of the other trainer, and from keys together.
+pub(super) fn complete(all: &[Setting], draft: &mut Draft) {
+    let trainer = draft.trainer;
+    let has = |name: &str| all.iter().any(|setting| setting.path == name);
+    let is_of_peft = |setting: &Setting| setting.path.contains("peft_config.") || setting.path.contains("lora_config.");
+    let is_off = |setting: &Setting| setting.path == "use_peft" && setting.value.as_bool() == Some(false);
+    let has_peft = all.iter().any(is_of_peft) && !all.iter().any(is_off);
+    let has_adapter_by_default = match trainer {
+        _ if has_peft => true,
+        Trainer::LlamaFactory => !has("finetuning_type"),
+        Trainer::Swift => !has("tuner_type") && !has("train_type"),
+        _ => false,
+    };
+    if has_adapter_by_default && draft.problem.is_none() {
+        draft.add("lora", Table::new().into(), THEIRS);
+    }
+    complete_pairs(draft);
+    if draft.problem.is_none() {
+        complete_mode(draft);
+    }
+    complete_data(all, draft);
+    let (has_lora, has_base) = (draft.has("lora"), draft.has("bnb_4bit"));
+    let has_part =
+        [("defaults", true), ("peft", has_peft && has_lora), ("adapters", has_lora), ("quantized", has_base)];
+    for (table, _) in has_part.into_iter().filter(|(_, is_there)| *is_there) {
+        for (key, value) in values::defaults(table, trainer) {
+            // A length of null is none.
+            if key != "max_seq_len" || !has("max_length") {
+                add_default(draft, key, value.clone());
+            }
+        }
+    }
+    if draft.has("lora") && trainer == Trainer::LlamaFactory {
+        let rank = value_of(draft, "lora.r").and_then(Value::as_integer).unwrap_or(8);
+        draft.add("lora.alpha", rank.saturating_mul(2).into(), THEIRS);
+    }
+    complete_training(all, draft);
+    complete_evaluation(all, draft);
+    let revision = ["model_revision", "revision_of_model"].iter().find_map(|name| text_of(all, name));
+    if let (Some(revision), Some((_, Value::String(model), _))) =
+        (revision, draft.keys.iter_mut().find(|(key, ..)| key == "model"))
+    {
+        *model += &format!("@{revision}");
+    }
+    datasets::complete(all, draft);
+}
+
+fn add_default(draft: &mut Draft, key: &str, value: Value) {
+    let same = SAME.iter().find(|same| same.contains(&key));
+    if !same.is_some_and(|same| same.iter().any(|key| draft.has(key))) {
+        draft.add(key, value, THEIRS);
+    }
+}
+
+fn value_of<'a>(draft: &'a Draft, key: &str) -> Option<&'a Value> {
+    draft.keys.iter().find(|(name, ..)| name == key).map(|(_, value, _)| value)
+}
+
+/// Completes training on pairs of answers. TRL's configuration of DPO does not name it; elsewhere its keys mean nothing alone.
+fn complete_pairs(draft: &mut Draft) {
+    let is_pairs_key = |key: &str| key.starts_with("preference");
+    if draft.problem.is_some() {
+        return draft.leave("of a method that is not there", is_pairs_key);
+    }
+    match draft.trainer {
+        Trainer::Trl if draft.keys.iter().any(|(key, ..)| is_pairs_key(key)) => {
+            draft.add("preference.loss", "dpo".into(), "their trainer");
+        }
+        Trainer::Other => {}
+        _ if !draft.has("preference.loss") => draft.leave("no training on pairs of answers is named", is_pairs_key),
+        _ => {}
+    }
+    let is_orpo = value_of(draft, "preference.loss").and_then(Value::as_str) == Some("orpo");
+    if is_orpo && draft.trainer == Trainer::LlamaFactory {
+        draft.add("preference.prompt_loss", false.into(), THEIRS);
+    }
+    let dropout_is_on = draft.not_needed.iter().any(|remark| remark.setting.starts_with("disable_dropout: false"));
+    if draft.has("preference.loss") && !matches!(draft.trainer, Trainer::Torchtune | Trainer::Other) && !dropout_is_on {
+        if draft.has("lora") {
+            draft.add("lora.dropout", 0.0.into(), THEIRS);
+        }
+        if let Some((_, value, from)) = draft.keys.iter_mut().find(|(key, ..)| key == "lora.dropout") {
+            *value = 0.0.into();
+            from.path += ", off on pairs of answers";
+        }
+    }
+}
+
+/// Says what trains. Of an unknown trainer, keys of an adapter mean that there is one.
+fn complete_mode(draft: &mut Draft) {
+    let by_keys = draft.trainer == Trainer::Other;
+    let has_keys = draft.keys.iter().any(|(key, ..)| key.starts_with("lora.") && by_keys);
+    if !draft.has("lora") && !has_keys && !draft.has("mode") {
+        draft.add("mode", "full".into(), "no adapter");
+    }
+    if value_of(draft, "mode").and_then(Value::as_str) == Some("full") {
+        let is_of_base = |key: &str| key.starts_with("bnb_4bit") || key == "base" || key.starts_with("lora");
+        draft.leave("every weight trains, so there is no adapter and no frozen base", is_of_base);
+    } else if !draft.has("bnb_4bit") && !by_keys {
+        draft.leave("the base is not quantized by load_in_4bit", |key| key.starts_with("bnb_4bit."));
+    }
+}
+
+/// Says what counts in the loss and what becomes of long documents, where that depends on the data.
+fn complete_data(all: &[Setting], draft: &mut Draft) {
+    let has = |name: &str| all.iter().any(|setting| setting.path == name);
+    let is_text = |source: &Table| source.get("format").and_then(Value::as_str) == Some("text");
+    let texts = draft.sources[0].iter().filter(|source| is_text(source)).count();
+    let is_plain = text_of(all, "stage") == Some("pt");
+    match draft.trainer {
+        Trainer::Axolotl => {
+            // Completions are cut into pieces whatever excess_length_strategy says; only of streamed ones the rest is lost.
+            if texts > 0 {
+                draft.leave("texts are cut into pieces", |key| key == "data.overflow");
+            } else {
+                draft.add("data.overflow", "drop".into(), THEIRS);
+            }
+            if texts > 0 && texts < draft.sources[0].len() {
+                let note =
+                    "There a conversation beyond max_seq_len is left out; here it is cut, since texts are split.";
+                draft.notes.push(note.to_owned());
+            }
+            if has("pretraining_dataset") {
+                draft.add("pack", true.into(), "texts in a row");
+            }
+        }
+        Trainer::LlamaFactory => {
+            draft.add("pack", is_plain.into(), THEIRS);
+            if is_plain && value_of(draft, "pack").and_then(Value::as_bool) == Some(false) {
+                draft.add("data.overflow", "truncate".into(), "no packing");
+            }
+        }
+        Trainer::Trl if !draft.has("data.train_on") && !draft.has("preference.loss") => {
+            draft.add("data.train_on", "all".into(), THEIRS);
+            let note = "There every token of a conversation or a text counts in the loss, which data.train_on = \"all\" is. Of \
+                        records with prompt and completion the completion counts: remove the key for those.";
+            draft.notes.push(note.to_owned());
+        }
+        Trainer::Torchtune => {
+            let data = all.iter().find(|setting| setting.path == "dataset._component_");
+            if data.and_then(|setting| setting.value.as_str()).is_some_and(|name| name.contains("alpaca")) {
+                draft.add("data.train_on", "all".into(), THEIRS);
+                let note = "There the user's message is the Alpaca project's prompt, with its preamble and headings, in the chat \
+                            template; here it is the instruction with its input.";
+                draft.notes.push(note.to_owned());
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Adds what depends on the method: the learning rate, the rows of a step, the length of pairs.
+fn complete_training(all: &[Setting], draft: &mut Draft) {
+    let (has_adapter, has_pairs) = (draft.has("lora"), draft.has("preference.loss"));
+    match draft.trainer {
+        Trainer::Trl => draft.add("train.learning_rate", if has_pairs { 1e-6 } else { 2e-5 }.into(), THEIRS),
+        Trainer::Swift => {
+            draft.add("train.learning_rate", if has_adapter { 1e-4 } else { 1e-5 }.into(), THEIRS);
+            let rows = number_of(all, "per_device_train_batch_size").filter(|rows| *rows >= 1.0).unwrap_or(1.0);
+            draft.add("train.gradient_accumulation", ((16.0 / rows).ceil() as i64).into(), "their default on one card");
+        }
+        _ => {}
+    }
+    let length = draft.keys.iter_mut().find(|(key, ..)| key == "max_seq_len");
+    if let Some((_, Value::Integer(tokens), from)) = length.filter(|_| has_pairs) {
+        // There each answer has so many tokens; here both share a row.
+        *tokens = tokens.saturating_mul(2);
+        from.path += ", for both answers of a pair";
+    }
+}
+
+/// Says when a run evaluates, and on what; without that no checkpoint is the best.
+fn complete_evaluation(all: &[Setting], draft: &mut Draft) {
+    let is_held_out = is_evaluated(all, draft.trainer);
+    if is_held_out && draft.trainer == Trainer::Axolotl {
+        let why = "their default before version 0.10; later ones do not evaluate then";
+        if !draft.has("eval.every_steps") {
+            draft.add("eval.every_epochs", 1.0.into(), why);
+        }
+    }
+    if is_held_out && draft.trainer == Trainer::Swift && !draft.has("eval.every_epochs") {
+        let steps = value_of(draft, "checkpoint.every_steps").cloned().unwrap_or(500.into());
+        match value_of(draft, "checkpoint.every_epochs").cloned() {
+            Some(epochs) => draft.add("eval.every_epochs", epochs, THEIRS),
+            None => draft.add("eval.every_steps", steps, THEIRS),
+        }
+    }
+    let names_a_split = draft.has("data.eval_path") || draft.has("data.eval_fraction") || !draft.sources[1].is_empty();
+    if is_held_out && draft.trainer == Trainer::Trl && !names_a_split {
+        let at = Setting { path: THEIRS.to_owned(), value: "test".into(), line: 0 };
+        let split = datasets::test_split(Some("test"), all);
+        draft.take(&at, split);
+    }
+    let is_often = |key: &str| value_of(draft, key).is_some_and(|value| *value != Value::Integer(0));
+    if !is_held_out || !is_often("eval.every_steps") && !is_often("eval.every_epochs") {
+        draft.leave("nothing is evaluated during the run, so no weights are the best", |key| key.starts_with("best"));
+    }
+}

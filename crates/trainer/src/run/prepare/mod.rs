@@ -1,0 +1,330 @@
+//! Everything before the first weight is read: tokenizer, data, model config, headers of the weight files, and the plan.
+//!
+//! Trade-off: the data is read before the plan is made, because the plan depends on its size.
+
+pub mod data_sets;
+pub mod plan_for;
+pub mod together;
+mod weight_notes;
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use firebrick_arch::ModelConfig;
+use firebrick_data::{DocumentSet, PackOptions, PackedDataset, PairRows, SpecialToken, Tokenizer};
+use firebrick_hwprofile::HardwareProfile;
+use firebrick_model::peft::check_adapter;
+use firebrick_model::{Companions, HfFolder, ModelError, read_config};
+
+use self::weight_notes::{base_note, start_note};
+use crate::config::{Init, RunConfig};
+use crate::console::Console;
+use crate::error::RunError;
+use crate::hub::Need;
+use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
+use crate::run::step::evaluate::EvaluationSet;
+use crate::run::text::generate::check_vocabulary;
+use crate::run::text::sampling::{ChosenSampling, TypedSampling};
+use crate::run::text::{chat_settings, end_of_turn};
+use crate::storage::StorageError;
+
+/// A run that is ready to load its model.
+pub struct Prepared {
+    /// The recipe as typed. The run only saves it; everything else reads the plan.
+    pub recipe: RunConfig,
+    /// The plan.
+    pub plan: Plan,
+    /// The model's config; its end-of-text tokens include the recipe's, and those that end a turn in the data.
+    pub model_config: ModelConfig,
+    /// Files that are saved next to the trained weights.
+    pub companions: Companions,
+    /// The model's tokenizer.
+    pub tokenizer: Tokenizer,
+    /// When the run began, in seconds since 1970: the date that chat templates see.
+    pub date: i64,
+    /// The folder that caches tokens; `None` if none does.
+    pub cache: Option<PathBuf>,
+    /// Rows to train on.
+    pub train: Arc<PackedDataset>,
+    /// The data to evaluate on.
+    pub evaluation: EvaluationSet,
+    /// How the answers to sample prompts are chosen.
+    pub sampling: ChosenSampling,
+    /// Sentences to print about the data, and about a machine that is not this one.
+    pub data_notes: Vec<String>,
+}
+
+/// Prepares the plan of a new run that would begin now, as [`prepare`] does. The weights of a model on the Hub are not downloaded; an adapter to
+/// start from is, because its shapes are checked.
+pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) -> Result<Prepared, RunError> {
+    check_start(&recipe)?;
+    check_output(Path::new(&recipe.output_dir))?;
+    prepare(recipe, now(), world_size, request, Need::Description, None)
+}
+
+/// Refuses a folder of runs that is a file, or below one.
+fn check_output(output_dir: &Path) -> Result<(), RunError> {
+    match output_dir.ancestors().find(|path| path.exists()) {
+        Some(found) if !found.is_dir() => {
+            Err(StorageError::NotWritable { path: output_dir.to_owned(), source: ErrorKind::NotADirectory.into() }
+                .into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks that a new run can start from the adapter that its recipe names. A resumed run starts from its checkpoint.
+///
+/// # Errors
+/// An adapter that cannot be read, or was made with other settings or for another model.
+pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
+    let Some(from) = recipe.fetch_adapter(Need::Weights, Console::QUIET)? else { return Ok(()) };
+    let folder = recipe.model_folder()?;
+    let mut model = read_config(&folder)?;
+    let mut planned = recipe.clone();
+    recipe.lora.iter().for_each(|lora| model.spec.fuse_experts_for(lora));
+    if recipe.data.adds_tokens() {
+        let tokenizer = data_sets::tokenizer(recipe, &folder, now())?;
+        check_adapter_tokens(&from, &tokenizer)?;
+        planned = with_new_tokens(recipe, &tokenizer, &mut model)?;
+    }
+    match planned.adapter(&folder) {
+        Some(lora) => Ok(check_adapter(&from, &model.spec, &lora)?),
+        None => Ok(()),
+    }
+}
+
+/// Reads the data and makes the plan of a run of `world_size` processes that began at `date` (seconds since 1970; chat templates see it), on the
+/// machine and with the exceptions of `request`. `length_group` is that of a run that is continued.
+///
+/// # Errors
+/// Anything wrong with the recipe, the tokenizer, the data, the model's config or the machine.
+pub fn prepare(
+    recipe: RunConfig,
+    date: i64,
+    world_size: usize,
+    request: &PlanRequest,
+    need: Need,
+    length_group: Option<usize>,
+) -> Result<Prepared, RunError> {
+    let profile = request.profile();
+    let Read { planned, model_config, folder, weights, tokenizer, cache, held_out, train, packing, shape, notes } =
+        read(&recipe, date, &profile, need, (world_size, length_group))?;
+    let mut data_notes = notes;
+    let inputs =
+        PlanInputs { config: &planned, profile: &profile, model: &model_config, data: &shape, world_size, request };
+    let mut plan = Plan::resolve(inputs)?;
+    // The recipe may name the model by its id.
+    plan.model_folder.value.clone_from(&folder);
+    // The disk of another machine is unknown.
+    let of_disk = if profile.named.is_none() { plan.check_disk()? } else { None };
+    plan.warnings.extend(of_disk);
+    data_notes.extend(weights.and_then(|weights| base_note(&weights, &model_config, &plan)));
+    let evaluation = match held_out {
+        Some(documents) => {
+            let names: Vec<_> = recipe.data.held_out_sources().into_iter().map(|source| source.name).collect();
+            EvaluationSet::new(&plan, &documents, &names, &packing, &tokenizer)?
+        }
+        None => EvaluationSet::default(),
+    };
+    data_notes.extend(evaluation.note());
+    let sampling = ChosenSampling::resolve(&folder, None, TypedSampling::default())?;
+    if !plan.sample_prompts.value.is_empty() {
+        data_notes.extend(sampling.note());
+    }
+    let companions = Companions {
+        from: folder,
+        chat_template: chosen_template(&recipe, &tokenizer)?,
+        chat_settings: chat_settings::to_json(
+            &data_sets::template_defaults(&recipe),
+            plan.long_rope.as_ref().map(|_| plan.max_seq_len.value),
+        ),
+        tokenizer: tokenizer.changed_files()?,
+    };
+    Ok(Prepared {
+        recipe,
+        plan,
+        model_config,
+        companions,
+        tokenizer,
+        date,
+        cache,
+        train,
+        evaluation,
+        sampling,
+        data_notes,
+    })
+}
+
+/// What a plan is made from, and what else was read with it.
+struct Read {
+    /// The recipe with rows for new tokens, and with the folder of the adapter that it starts from.
+    planned: RunConfig,
+    model_config: ModelConfig,
+    folder: PathBuf,
+    weights: Option<HfFolder>,
+    tokenizer: Tokenizer,
+    cache: Option<PathBuf>,
+    held_out: Option<DocumentSet>,
+    train: Arc<PackedDataset>,
+    packing: PackOptions,
+    shape: DataShape,
+    /// Sentences to print.
+    notes: Vec<String>,
+}
+
+impl Read {
+    /// Returns the folder of the model.
+    fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+/// Reads the model's description, the tokenizer and the data, for this many ranks and with the length group of a run that is continued.
+fn read(
+    recipe: &RunConfig,
+    date: i64,
+    profile: &HardwareProfile,
+    need: Need,
+    (world_size, length_group): (usize, Option<usize>),
+) -> Result<Read, RunError> {
+    let found = recipe.fetch_model(need, Console::QUIET)?;
+    let folder = found.folder;
+    let mut model_config = read_config(&folder)?;
+    recipe.lora.iter().for_each(|lora| model_config.spec.fuse_experts_for(lora));
+    let (weights, no_weights) = match check_model(recipe, &folder, &model_config, found.missing_bytes == 0) {
+        // A plan needs no weights; errors in weights that are present are reported now.
+        Err(RunError::Model(error @ ModelError::NotThere { .. })) if need == Need::Description => (None, Some(error)),
+        weights => (weights?, None),
+    };
+    let tokenizer = data_sets::tokenizer(recipe, &folder, date)?;
+    let mut planned = with_new_tokens(recipe, &tokenizer, &mut model_config)?;
+    // A new run with a missing adapter was refused earlier. A resumed run needs the adapter only as the reference of a preference loss, and looks for
+    // it then.
+    let from = recipe.fetch_adapter(need, Console::QUIET).ok().flatten();
+    let start_note = from.as_deref().and_then(|from| start_note(from, &planned, &folder));
+    if let Some((lora, from)) = planned.lora.as_mut().zip(from) {
+        lora.init_from = Some(from.to_string_lossy().into_owned());
+    }
+    let data = data_sets::read(recipe, &tokenizer, plan::tokenizing(recipe, profile))?;
+    let mut notes = data.notes();
+    notes.extend(start_note);
+    notes.extend(no_weights.map(|error| format!("a run will not start: {error}")));
+    if recipe.init == Init::Pretrained && found.missing_bytes > 0 {
+        let gigabytes = found.missing_bytes as f64 / 1e9;
+        notes.push(format!("the weights of {} ({gigabytes:.2} GB) are on the Hub; a run downloads them", recipe.model));
+    }
+    if profile.named.is_some() {
+        notes.extend(profile.notes.iter().cloned());
+    }
+    let has_chats = data.has_chats(&tokenizer);
+    let mut ends = end_of_turn::trained(&data.train.documents, &tokenizer);
+    if ends.is_empty() && has_chats && recipe.data.train_end_of_turn {
+        ends.extend(end_of_turn::in_template(&tokenizer)?);
+    }
+    notes.extend(end_of_turn::note(&ends, &tokenizer)?);
+    model_config.add_eos_token_ids(tokenizer.chosen_token_id(SpecialToken::Eos));
+    tokenizer.chosen_token_id(SpecialToken::Pad).into_iter().for_each(|id| model_config.set_pad_token_id(id));
+    model_config.add_eos_token_ids(ends);
+    let mut packing = pack_options(recipe, &tokenizer, data.train.documents.len(), world_size);
+    packing.length_group = length_group.or(packing.length_group);
+    let train = Arc::new(PackedDataset::new(data.train.documents, packing.clone()));
+    let shape = DataShape::new(&train, has_chats);
+    let (cache, held_out) = (data.train.cache, data.held_out);
+    Ok(Read { planned, model_config, folder, weights, tokenizer, cache, held_out, train, packing, shape, notes })
+}
+
+/// Returns the text of the chat template if the recipe chose it.
+fn chosen_template(recipe: &RunConfig, tokenizer: &Tokenizer) -> Result<Option<String>, RunError> {
+    let template = recipe.data.chat_template.as_ref().map(|_| tokenizer.chat_template()).transpose()?;
+    Ok(template.map(|template| template.source().to_owned()))
+}
+
+/// Refuses adapter settings and weight files that do not fit the model, before the data is read, which may take long. Returns the weights that the
+/// run starts from, if they are here.
+fn check_model(
+    recipe: &RunConfig,
+    folder: &Path,
+    model_config: &ModelConfig,
+    has_weights: bool,
+) -> Result<Option<HfFolder>, RunError> {
+    if let Some(lora) = recipe.adapter(folder) {
+        lora.resolve(&model_config.spec)?.check_unordered(&model_config.spec)?;
+    }
+    if recipe.init != Init::Pretrained || !has_weights {
+        return Ok(None);
+    }
+    let weights = HfFolder::open(folder)?;
+    weights.check_complete(model_config)?;
+    let divides = recipe.lora.as_ref().is_some_and(|lora| !lora.init_lora_weights.is_uniform());
+    let quantized = weights.names().find(|name| divides && weights.stored_format(name).is_some()).map(str::to_owned);
+    match quantized {
+        Some(name) => Err(ModelError::PrincipalPartOfCodes { name }.into()),
+        None => Ok(Some(weights)),
+    }
+}
+
+/// Adds rows to the model for the tokens that were added to the tokenizer, and makes the recipe's adapter train them. Returns the recipe that the
+/// plan sees; the typed one stays as it is.
+///
+/// # Errors
+/// The tokenizer already had more tokens than the model has rows, or `lora.modules_to_save` names one of two tied tables.
+fn with_new_tokens(recipe: &RunConfig, tokenizer: &Tokenizer, model: &mut ModelConfig) -> Result<RunConfig, RunError> {
+    let ids: Vec<usize> = tokenizer.new_tokens().iter().map(|token| token.id as usize).collect();
+    let (tokens, rows) = (ids.first().copied().unwrap_or(tokenizer.vocab_size()), model.spec.vocab_size);
+    check_vocabulary(tokenizer, tokens, rows)?;
+    let mut planned = recipe.clone();
+    if let Some(lora) = &mut planned.lora {
+        *lora = lora.with_new_tokens(&ids, &model.spec)?;
+    }
+    model.add_tokens(&ids);
+    Ok(planned)
+}
+
+/// Checks that an adapter folder with a tokenizer assigns the new tokens the same ids as here, since its rows belong to its ids.
+///
+/// # Errors
+/// A tokenizer that cannot be read, or that gives one of them another id.
+fn check_adapter_tokens(adapter: &Path, tokenizer: &Tokenizer) -> Result<(), RunError> {
+    if tokenizer.new_tokens().is_empty() || !adapter.join("tokenizer.json").is_file() {
+        return Ok(());
+    }
+    let theirs = Tokenizer::from_folder(adapter)?;
+    for token in tokenizer.new_tokens() {
+        let id = theirs.token_to_id(&token.content);
+        if id != Some(token.id) {
+            let (token, here) = (&token.content, token.id);
+            let there = id.map_or("no token".to_owned(), |id| format!("token {id}"));
+            return Err(RunError::Refused(format!(
+                "the adapter in {} has {there} as {token:?}, which gets id {here} here: write data.new_tokens in the order in which it was \
+                 trained",
+                adapter.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the seconds since 1970.
+pub fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64)
+}
+
+/// Returns how the recipe packs this many documents into rows.
+pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer, documents: usize, world_size: usize) -> PackOptions {
+    let defaults = PackOptions::new(config.max_seq_len);
+    // A group has several steps, so that chance still decides which rows share one, and the data has several groups, of a whole step at least. How a
+    // step is divided into micro-batches and over ranks does not matter: a run that ran out of memory goes on with smaller ones.
+    let of_step = config.train.rows_per_step.unwrap_or(config.rows_per_step() * world_size);
+    let length_group = defaults.length_group.map(|rows| rows.max((4 * of_step).min(of_step.max(documents / 16))));
+    PackOptions {
+        pack: config.pack,
+        pad_token_id: tokenizer.pad_token_id(),
+        pad_to_multiple_of: config.data.pad_to_multiple_of,
+        pairs: config.preference.as_ref().map(|section| PairRows { prompt_loss: section.counts_prompt() }),
+        length_group,
+        ..defaults
+    }
+}

@@ -1,0 +1,398 @@
+//! The run loop: evaluate, step, log, evaluate, save, until the plan's last step or a signal.
+//!
+//! The numbers of a step come back through an event and are read once the next step has been queued, so that the device never waits for the host: it
+//! runs step N + 1 while the host logs step N and builds the batches of step N + 2. The checkpoint contains everything that a resumed run needs.
+//! Several ranks run this loop in step: rank 0 writes, and all end after the same step. `numbers.rs` handles the numbers, `saving.rs` what is saved.
+//! Trade-off: a step that is not finite is found one step late, but always before anything of it is saved.
+
+mod first_loss;
+pub(super) mod launch;
+mod numbers;
+mod reference;
+mod saving;
+mod start;
+pub mod trace;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use firebrick_data::{Batch, Cursor, Loader};
+use firebrick_hwprofile::usage::UsageMonitor;
+use firebrick_kernels::Kernels;
+use firebrick_parallel::{Limits, Ranks, Watchdog};
+
+use self::numbers::{Pending, Unreported, open_sinks, report_evaluation, watch_usage};
+use self::start::{Place, Start};
+use self::trace::{AGREE, DATA, HostSpans, QUEUE, RunTrace, TraceSteps, of_all_ranks};
+use crate::console::{Console, Outcome, Progress};
+use crate::error::RunError;
+use crate::metrics::{Evaluation, MemoryMeter, MetricSinks, RankMeter};
+use crate::run::device::{dtype_of, self_test, tested};
+use crate::run::interrupt::Interrupt;
+use crate::run::prepare::Prepared;
+use crate::run::step::Trainer;
+use crate::run::step::assemble;
+use crate::run::step::evaluate::Stage;
+use crate::run::step::preference::StepCounts;
+use crate::state::best::Best;
+use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights};
+use crate::state::reference_identity::ReferenceIdentity;
+use crate::state::run_folder::RunFolder;
+
+/// Writes a report of the run in a folder, once it has ended or was stopped, and returns a line to print. The text is the summary of a run that has
+/// ended; it will be the last file in the folder. A failed report does not fail the run.
+pub type ReportWriter = fn(&Path, Option<&str>) -> String;
+
+/// A run on a backend.
+struct Run<B: Kernels> {
+    prepared: Prepared,
+    folder: RunFolder,
+    console: Console,
+    trainer: Trainer<B>,
+    weights: SavedWeights,
+    sinks: MetricSinks,
+    state: RunState,
+    /// The file with the log-probabilities of the reference, if they were found.
+    reference_file: Option<PathBuf>,
+    interrupt: Interrupt,
+    loader: Loader,
+    meter: MemoryMeter,
+    /// Only on rank 0, which writes the metrics.
+    usage: Option<UsageMonitor>,
+    started: Instant,
+    wall_before: f64,
+    pending: Option<Pending>,
+    /// A step whose numbers have arrived, until those of the other ranks have too.
+    unreported: Option<Unreported>,
+    rank_meter: RankMeter,
+    watchdog: Watchdog,
+    /// Steps to trace.
+    trace: Option<TraceSteps>,
+    /// Host spans while steps are traced.
+    spans: Option<HostSpans>,
+    /// Whether the ranks agreed to end after this step.
+    ends_together: bool,
+    /// The last evaluation of this process and its step.
+    evaluated: Option<(u64, Evaluation)>,
+    /// The step of the best evaluation that a complete checkpoint is of.
+    best_saved: Option<u64>,
+    /// Whether a checkpoint is being written; it is finished even if another rank is lost.
+    is_saving: Arc<AtomicBool>,
+    /// Writes a report at the end.
+    report: Option<ReportWriter>,
+}
+
+impl<B: Kernels> Run<B> {
+    /// Loads the model and, for a resumed run, the checkpoint.
+    fn start(
+        mut prepared: Prepared,
+        place: Place,
+        ranks: Ranks,
+        console: Console,
+        interrupt: Interrupt,
+        started: Instant,
+    ) -> Result<Self, RunError> {
+        prepared.recipe.name = place.folder().name().to_owned();
+        let plan = &prepared.plan;
+        let reference = ReferenceIdentity::of(plan)?;
+        if let Some(note) = place.check_reference(reference.as_ref())? {
+            console.print(note);
+        }
+        let (device, backend) = (B::device_of(ranks.local_rank()), plan.backend.value);
+        if let Some(where_threads_are) = backend.stay_near(ranks.local_rank()) {
+            console.print(&where_threads_are);
+        }
+        let test = tested(&prepared.model_config.spec, dtype_of(plan.compute.value), plan.gemms.value);
+        if let Some(seconds) = self_test(backend, ranks.local_rank(), test)? {
+            console.print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
+        }
+        if let Some(carrier) = ranks.connect(backend)? {
+            let (all, here) = (ranks.world_size(), ranks.local_world_size());
+            console.print(&format!("{all} ranks, {here} of them here; gradients: {carrier}"));
+        }
+        let mut trainer = load::<B>(&prepared, place.checkpoint(), ranks, console, &device)?;
+        let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
+        let reference_file = reference::prepare(&mut prepared, &mut trainer, reference.as_ref(), console)?;
+        let Start { folder, state, resumed } =
+            Start::new(place, &prepared, &mut trainer, &weights, reference, console)?;
+        let mut sinks = if trainer.ranks.is_main() {
+            open_sinks(&folder, resumed, &state, &prepared.plan)?
+        } else {
+            MetricSinks::default()
+        };
+        if console.verbose {
+            sinks.push(Progress::start(prepared.plan.steps.value, state.step));
+        }
+        let watch = |limits| Watchdog::start(&trainer.ranks, limits);
+        let watchdog = Limits::from_environment().map_or_else(Watchdog::off, watch);
+        Ok(Self {
+            loader: assemble::loader(&prepared.plan, prepared.train.clone(), &trainer.ranks, state.cursor),
+            meter: MemoryMeter::new(prepared.plan.backend.value, trainer.ranks.local_rank()),
+            usage: trainer.ranks.is_main().then(|| watch_usage(&prepared, trainer.ranks.local_rank(), console)),
+            wall_before: state.wall_s,
+            best_saved: state.best.as_ref().map(|best| best.step),
+            prepared,
+            folder,
+            console,
+            interrupt,
+            trainer,
+            weights,
+            sinks,
+            state,
+            reference_file,
+            started,
+            pending: None,
+            unreported: None,
+            rank_meter: RankMeter::default(),
+            watchdog,
+            trace: None,
+            spans: None,
+            ends_together: false,
+            evaluated: None,
+            is_saving: Arc::default(),
+            report: None,
+        })
+    }
+
+    /// Trains to the plan's last step or to a signal.
+    fn train(mut self) -> Result<Outcome, RunError> {
+        self.interrupt.training_begins();
+        match self.take_steps() {
+            Ok(true) => self.finish(),
+            Ok(false) => Ok(self.interrupted()),
+            Err(error) => {
+                // All ranks end for such numbers, so the first to end is not a loss to the others.
+                if !error.is_of_numbers() {
+                    self.save_after_loss();
+                }
+                self.report_alone();
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes all steps, or ends early, and saves. Returns whether no signal ended the run before.
+    fn take_steps(&mut self) -> Result<bool, RunError> {
+        let total = self.prepared.plan.steps.value;
+        if self.state.evaluation_is_due && self.state.step < total {
+            if self.evaluate()? {
+                self.save()?;
+            }
+            if self.state.evaluation_is_due {
+                // The run was stopped again, so it still continues from the checkpoint that it started from.
+                return Ok(false);
+            }
+        }
+        while !self.is_over() {
+            let next = self.state.step + 1;
+            let is_stopped = match self.trace.take_if(|trace| trace.first == next) {
+                Some(steps) => self.advance_traced(steps)?,
+                None => self.advance()?,
+            };
+            if is_stopped {
+                return Ok(false);
+            }
+        }
+        if let Some(steps) = self.trace {
+            self.console.print(&format!("there is no trace: this process did not take step {}", steps.first));
+        }
+        if self.prepared.plan.best.is_some() && self.evaluated_now().is_none() {
+            // The last evaluation may be the best, and the checkpoint remembers it.
+            self.evaluate()?;
+            if self.state.evaluation_is_due {
+                self.save()?;
+                return Ok(false);
+            }
+        }
+        self.save()?;
+        Ok(true)
+    }
+
+    /// Returns whether no step is left to take.
+    fn is_over(&self) -> bool {
+        let plan = &self.prepared.plan;
+        self.state.step >= plan.steps.value
+            || Best::ends(self.state.best.as_ref(), plan.best.as_ref().map(|best| &best.value))
+    }
+
+    /// Returns the evaluation after the last step, if this process has made it.
+    fn evaluated_now(&self) -> Option<Evaluation> {
+        self.evaluated.clone().filter(|(step, _)| *step == self.state.step).map(|(_, evaluation)| evaluation)
+    }
+
+    /// Returns whether all ranks end after this step.
+    fn ends(&self) -> bool {
+        if self.trainer.ranks.world_size() == 1 { self.interrupt.is_requested() } else { self.ends_together }
+    }
+
+    /// Takes one step, with the evaluation and the checkpoint that are due after it. Returns whether a signal ends the run, which is then saved.
+    fn advance(&mut self) -> Result<bool, RunError> {
+        self.watchdog.step_begins(self.state.step + 1);
+        let started = Instant::now();
+        let (micro_batches, cursor) = self.next_micro_batches();
+        self.note(DATA, self.state.step + 1, started);
+        let queued = Instant::now();
+        let exchanged = self.trainer.ranks.exchanged();
+        let here = micro_batches.iter().map(|batch| batch.tokens() as u64).sum();
+        let (counts, tokens) = self.agree_on_step(StepCounts::of(&micro_batches), here)?;
+        if self.trainer.ranks.world_size() > 1 {
+            self.note(AGREE, self.state.step + 1, queued);
+        }
+        let queued = Instant::now();
+        let outcome = self.trainer.step_of(&micro_batches, counts)?;
+        self.note(QUEUE, outcome.step, queued);
+        let exchanged = self.trainer.ranks.exchanged() - exchanged;
+        self.state.step = outcome.step;
+        self.state.cursor = cursor;
+        self.state.loss_tokens += outcome.loss_tokens;
+        // Waits for the end of the previous step while the device runs this one: at most two steps are in flight.
+        if let Some(previous) = self.pending.take() {
+            self.log(previous)?;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        self.state.step_s += seconds;
+        self.state.step_tokens += tokens;
+        self.pending = Some(Pending { outcome, loss_tokens: self.state.loss_tokens, tokens, seconds, exchanged });
+        self.watchdog.step_ends();
+        if self.state.step == 1 {
+            // Nothing runs next to the first step, so that its loss is shown when it ends.
+            self.flush()?;
+        }
+        self.after_step()
+    }
+
+    /// Does what is due after a step. Returns whether a signal ends the run.
+    fn after_step(&mut self) -> Result<bool, RunError> {
+        let (step, total) = (self.state.step, self.prepared.plan.steps.value);
+        let is_due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
+        let is_best = is_due(self.prepared.plan.eval_every_steps.value) && self.evaluate()?;
+        if self.is_over() {
+            return Ok(false);
+        }
+        self.watch_the_time();
+        if self.ends() {
+            self.save()?;
+            return Ok(true);
+        }
+        if is_best {
+            // Unlike a save on the way it must not fail: the run would end with weights that are not there.
+            self.save()?;
+        } else if is_due(self.prepared.plan.checkpoint_every_steps.value) {
+            self.save_on_the_way()?;
+        }
+        Ok(false)
+    }
+
+    /// Requests the end of the run once it has taken `train.max_time_hours`. Each rank looks at its own clock, and the first one ends all.
+    fn watch_the_time(&self) {
+        let Some(hours) = self.prepared.plan.max_time_hours.as_ref().map(|hours| hours.value) else { return };
+        let is_up = self.started.elapsed().as_secs_f64() >= 3600.0 * hours;
+        if is_up && !self.interrupt.is_requested() {
+            self.console.print(&format!("train.max_time_hours = {hours} are over: saving everything"));
+            self.interrupt.time_is_up();
+        }
+    }
+
+    /// Evaluates after a step, unless the run is about to end: then the resumed run evaluates first. Returns whether this is the best evaluation so
+    /// far, the same on all ranks.
+    fn evaluate(&mut self) -> Result<bool, RunError> {
+        self.flush()?;
+        self.state.evaluation_is_due = true;
+        let evaluation = self.evaluation()?;
+        self.state.evaluation_is_due = evaluation.is_none();
+        let Some(evaluation) = evaluation else { return Ok(false) };
+        let step = self.state.step;
+        report_evaluation(&mut self.sinks, step, &evaluation);
+        let best = self.prepared.plan.best.as_ref();
+        let is_best = best.is_some_and(|best| Best::compare(&mut self.state.best, &best.value, step, &evaluation));
+        self.evaluated = Some((step, evaluation));
+        Ok(is_best)
+    }
+
+    /// Evaluates the model as it is; `None` if the run is about to end.
+    fn evaluation(&mut self) -> Result<Option<Evaluation>, RunError> {
+        let (interrupt, sinks) = (&self.interrupt, &mut self.sinks);
+        let watch = &mut |stage: Stage| {
+            sinks.activity(&stage.to_string());
+            if interrupt.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let (model, ranks) = (&self.trainer.model, &self.trainer.ranks);
+        let evaluation = self.prepared.evaluation.evaluate_watched(model, &self.prepared.tokenizer, ranks, watch)?;
+        if evaluation.is_none() {
+            self.agree_on_step(StepCounts::default(), 0)?;
+        }
+        Ok(evaluation)
+    }
+
+    /// Traces steps and writes the trace. The steps run like all others; the host waits for the device before the first and after the last.
+    fn advance_traced(&mut self, steps: TraceSteps) -> Result<bool, RunError> {
+        let device = self.trainer.model.device().clone();
+        let last = steps.last.min(self.prepared.plan.steps.value);
+        // The clocks of all ranks begin together.
+        self.trainer.ranks.barrier()?;
+        let (is_stopped, operations) = B::trace(&device, || {
+            self.spans = Some(HostSpans::start());
+            while self.state.step < last && !self.is_over() {
+                if self.advance()? {
+                    return Ok(true);
+                }
+            }
+            Ok::<_, RunError>(false)
+        });
+        let is_stopped = is_stopped?;
+        let host = self.spans.take().unwrap_or_else(HostSpans::start);
+        let trace = RunTrace { steps: TraceSteps { last, ..steps }, host, device: operations };
+        let ranks = &self.trainer.ranks;
+        let all = ranks.all_gather("trace", trace.events(ranks.rank()))?;
+        if ranks.is_main() {
+            self.folder.write("trace.json", &of_all_ranks(&all))?;
+        }
+        self.console.print(&format!("{trace}; {}", self.folder.path().join("trace.json").display()));
+        Ok(is_stopped)
+    }
+
+    /// Adds the host's work since `started` to the trace, if there is one.
+    fn note(&mut self, name: &'static str, step: u64, started: Instant) {
+        if let Some(spans) = &mut self.spans {
+            spans.add(name, step, started);
+        }
+    }
+
+    fn next_micro_batches(&mut self) -> (Vec<Batch>, Cursor) {
+        let count = self.prepared.plan.gradient_accumulation.value;
+        let mut cursor = self.state.cursor;
+        let batches = (0..count)
+            .map(|_| {
+                let (batch, after) = self.loader.next_batch().expect("the loader repeats its epochs without end");
+                cursor = after;
+                batch
+            })
+            .collect();
+        (batches, cursor)
+    }
+}
+
+/// Builds the trainer, and shows the progress of reading its weights.
+fn load<B: Kernels>(
+    prepared: &Prepared,
+    checkpoint: Option<&Path>,
+    ranks: Ranks,
+    console: Console,
+    device: &B::Device,
+) -> Result<Trainer<B>, RunError> {
+    let (mut plan, model) = (prepared.plan.clone(), &prepared.model_config);
+    if let (Some(lora), Some(checkpoint)) = (&mut plan.lora.value, checkpoint) {
+        // If the base lost a part to the adapter, the checkpoint determines that part.
+        lora.init_from = Some(checkpoint.join(ADAPTER).to_string_lossy().into_owned());
+    }
+    let (read, all) = (Arc::new(AtomicUsize::new(0)), model.spec.tensors().len());
+    let shown = Arc::clone(&read);
+    let _shown =
+        console.activity(move || format!("loading the model: {} of {all} tensors", shown.load(Ordering::Relaxed)));
+    assemble::trainer::<B>(&plan, model, plan.init.value.into(), ranks, device, &mut |_| {
+        read.fetch_add(1, Ordering::Relaxed);
+    })
+}
