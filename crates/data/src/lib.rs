@@ -3,7 +3,6 @@
 //! Not supported: images and sound. The README below lists the other limits.
 #![doc = include_str!("../README.md")]
 
-mod added_tokens;
 mod batch;
 mod cache;
 mod catch_panic;
@@ -27,7 +26,6 @@ mod record_format;
 mod selection;
 mod skeleton;
 mod source;
-mod special_tokens;
 mod text_marks;
 mod tokenizer;
 

@@ -12,8 +12,8 @@ use firebrick_arch::python_json::to_string_pretty;
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
-use crate::added_tokens::{bad_file, read_json};
 use crate::error::DataError;
+use crate::tokenizer::added_tokens::{bad_file, read_json};
 use crate::tokenizer::{NewToken, Tokenizer};
 
 impl Tokenizer {

@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod adapter;
-mod companions;
+mod checkpoint;
 mod compress;
 mod decoder;
 mod description;
@@ -22,17 +22,17 @@ mod pass;
 pub mod peft;
 mod preference;
 pub mod sampling;
-mod save;
 mod score;
 pub mod shared_expert;
 
-mod stored_parts;
 #[cfg(test)]
 mod test_config;
 mod token_rows;
 pub mod weights;
 
-pub use companions::{CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE, Companions};
+pub use checkpoint::companions::{CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE, Companions};
+pub use checkpoint::save::CollectedWeights;
+pub use checkpoint::stored_parts::StoredParts;
 pub use compress::{CompressReport, compress_folder, decompress_folder};
 pub use decoder::{Decoder, Loss, LossOptions, MicroBatch, Tape};
 pub use description::read_config;
@@ -49,7 +49,5 @@ pub use merge_noise::Mxfp4Noise;
 pub use pass::PassOptions;
 pub use preference::{PairBatch, PairReference};
 pub use sampling::{FolderSampling, Sampler, Sampling};
-pub use save::CollectedWeights;
 pub use score::Score;
-pub use stored_parts::StoredParts;
 pub use weights::{Bnb4bit, Codec, HfFolder, float_type_of};

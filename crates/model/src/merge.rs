@@ -19,11 +19,11 @@ use firebrick_precision::difference::{is_within, worst};
 use firebrick_precision::{FloatType, QuantFormat};
 use rayon::prelude::*;
 
-use crate::companions::Companions;
+use crate::checkpoint::companions::Companions;
+use crate::checkpoint::stored_parts::ParameterB;
 use crate::error::ModelError;
 use crate::merge_noise::{Mxfp4Noise, NoiseSums};
 use crate::peft::{check_adapter, grow_for_adapter, read_adapter};
-use crate::stored_parts::ParameterB;
 use crate::weights::{
     Bnb4bit, Fetched, HfFolder, TensorF32, float_type_of, stored_as, stored_format, write_bnb_folder, write_hf_folder,
     write_mxfp4_folder,

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Value, json, to_string_pretty};
 
-use crate::companions::Companions;
+use crate::checkpoint::companions::Companions;
 use crate::error::ModelError;
 use crate::load::BuildOptions;
 use crate::weights::{Fetched, write_hf_folder};

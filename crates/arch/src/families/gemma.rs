@@ -4,8 +4,8 @@
 //! latter, as in transformers. `hidden_activation`, which older versions read, may repeat it.
 //! Not supported: bidirectional attention, and `attention_dropout`, which is ignored.
 
+use super::keys::rope::rope;
 use super::keys::{activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, size, size_or};
-use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};

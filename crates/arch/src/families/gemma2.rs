@@ -4,11 +4,11 @@
 //! Defaults are those of transformers' `Gemma2Config`. The scale of attention scores is `1 / sqrt(query_pre_attn_scalar)`.
 //! Not supported: bidirectional attention, and `attention_dropout`, which is ignored.
 
+use super::keys::rope::rope;
 use super::keys::{
     activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, positive_or, size, size_or, soft_cap,
     windows_by_pattern,
 };
-use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};

@@ -5,11 +5,11 @@
 //! not apply it.
 //! Not supported: bidirectional attention, and `attention_dropout`, which is ignored.
 
+use super::keys::rope::ropes_by_layer_type;
 use super::keys::{
     activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, positive_or, size, size_or, soft_cap,
     windows_by_pattern,
 };
-use super::rope_keys::ropes_by_layer_type;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer, QkNorm};

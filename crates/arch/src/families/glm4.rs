@@ -4,8 +4,8 @@
 //! Defaults are those of transformers' `Glm4Config`. `attention_bias` is about queries, keys and values; the output projection has no bias.
 //! Not supported: the mixtures from GLM-4.5 on, and `attention_dropout`, which is ignored.
 
+use super::keys::rope::partial_rope;
 use super::keys::{activation, bool_or, head_dim_or, kv_heads, layer_count, model, size, size_or};
-use super::rope_keys::partial_rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};

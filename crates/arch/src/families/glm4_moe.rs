@@ -5,10 +5,10 @@
 //! router are computed in the compute format, which transformers computes in float32.
 //! Not supported: `attention_dropout`, which is ignored.
 
+use super::keys::rope::partial_rope;
 use super::keys::{
     activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, model, positive_or, size, size_or,
 };
-use super::rope_keys::partial_rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer, QkNorm};

@@ -4,11 +4,11 @@
 //! tensor on disk, in bfloat16 or as published in MXFP4; the model has the same modules for both.
 //! Not supported: `attention_dropout`, which is ignored.
 
+use super::keys::rope::rope_with_theta;
 use super::keys::{
     activation, bool_or, experts, head_dim_or, kv_heads, layer_count, layer_types, model, positive_or, size, size_or,
     sliding_window,
 };
-use super::rope_keys::rope_with_theta;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};

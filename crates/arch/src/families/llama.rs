@@ -3,8 +3,8 @@
 //! Defaults are those of transformers' `LlamaConfig`.
 //! Not supported: `attention_dropout`, and `pretraining_tp`, which changes the order of sums only; both are ignored.
 
+use super::keys::rope::rope;
 use super::keys::{activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or};
-use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};

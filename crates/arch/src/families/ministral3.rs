@@ -4,11 +4,11 @@
 //! config describes none.
 //! Not supported: `attention_dropout`, which is ignored.
 
+use super::keys::rope::rope_with_query_scale;
 use super::keys::{
     activation, gated_mlp, head_dim_or, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or,
 };
 use super::mistral::refuse_other_layer_types;
-use super::rope_keys::rope_with_query_scale;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};

@@ -3,11 +3,11 @@
 //! Defaults are those of transformers' `MistralConfig`: a null `sliding_window` means none, an absent one means 4096 tokens.
 //! Not supported: a window on some layers only (Ministral), and `attention_dropout`, which is ignored.
 
+use super::keys::rope::rope;
 use super::keys::{
     activation, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, size, size_or,
     sliding_window,
 };
-use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};

@@ -4,8 +4,8 @@
 //! add up to one.
 //! Not supported: `router_jitter_noise` in training, and `attention_dropout`, which is ignored.
 
+use super::keys::rope::rope;
 use super::keys::{activation, experts, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or};
-use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};

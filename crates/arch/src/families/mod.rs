@@ -26,7 +26,6 @@ mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
 mod recognize;
-mod rope_keys;
 mod smollm3;
 pub(crate) mod wrapper;
 

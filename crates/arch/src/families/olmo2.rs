@@ -4,8 +4,8 @@
 //! Defaults are those of transformers' `Olmo2Config`.
 //! Not supported: the sliding windows of OLMo 3, which is a family of its own, and `attention_dropout`, which is ignored.
 
+use super::keys::rope::rope;
 use super::keys::{activation, bool_or, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or};
-use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer, QkNorm};

@@ -4,11 +4,11 @@
 //! Not supported: another `rope_theta` than 500,000 in that layout if some layers have a window, because transformers 5 then rotates those by
 //! 500,000 all the same and other programs do not; `attention_dropout`, which is ignored.
 
+use super::keys::rope::ropes_by_layer_type;
 use super::keys::{
     activation, bool_or, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or,
     windows_by_pattern,
 };
-use super::rope_keys::ropes_by_layer_type;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer, QkNorm};

@@ -5,8 +5,8 @@
 //! Not supported: Phi-3-small, Phi-3.5-MoE and the multimodal models, which are architectures of their own; `resid_pdrop`, `embd_pdrop`
 //! and `attention_dropout`, which are ignored.
 
+use super::keys::rope::partial_rope;
 use super::keys::{activation, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or};
-use super::rope_keys::partial_rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};

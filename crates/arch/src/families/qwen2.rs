@@ -3,10 +3,10 @@
 //! Defaults are those of transformers' `Qwen2Config`.
 //! Not supported: `attention_dropout`, which is ignored.
 
+use super::keys::rope::rope;
 use super::keys::{
     activation, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or, windows_by_layer,
 };
-use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};

@@ -3,11 +3,11 @@
 //! Defaults are those of transformers' `Qwen2MoeConfig`. Which layers are mixtures is as in Qwen3-MoE.
 //! Not supported: `attention_dropout`, which is ignored.
 
+use super::keys::rope::rope;
 use super::keys::{
     bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, size, size_or, sliding_window,
 };
 use super::qwen3_moe::{dense, mixture, mixture_layers};
-use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};

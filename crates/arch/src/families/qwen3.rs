@@ -3,10 +3,10 @@
 //! Defaults are those of transformers' `Qwen3Config`: a head of 128 columns whatever the hidden size.
 //! Not supported: `attention_dropout`, which is ignored.
 
+use super::keys::rope::rope;
 use super::keys::{
     activation, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, size, size_or, windows_by_layer,
 };
-use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer, QkNorm};

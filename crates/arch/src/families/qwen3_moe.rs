@@ -6,10 +6,10 @@
 
 use serde_json::Value;
 
+use super::keys::rope::rope;
 use super::keys::{
     activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, model, size, size_or, sliding_window,
 };
-use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer, QkNorm};

@@ -5,10 +5,10 @@
 
 use serde_json::Value;
 
+use super::keys::rope::rope_with_theta;
 use super::keys::{
     activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, size, size_or, sliding_window,
 };
-use super::rope_keys::rope_with_theta;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::mixer::{AttentionSpec, Mixer};

@@ -68,10 +68,9 @@ fn weights_dequantized_on_the_device_equal_the_host_codec_in_the_bits_of_their_c
                 assert!(difference <= tolerance, "{format} {shape:?} element {index}: {value}, expected {expected}");
             }
             let bits = weight.codes.shape().num_elements() * 32;
-            assert!(
-                format.double_quant() || weight.bytes() <= format.bytes(&shape).next_multiple_of(256) + 8,
-                "{format}"
-            );
+            // Codes of scales have their values in a table of 256.
+            let most = format.bytes(&shape).next_multiple_of(256) + 8 + 1024;
+            assert!(format.double_quant() || weight.bytes() <= most, "{format}");
             let per_code = 8 / format.packing().codes_per_byte();
             assert!(
                 bits <= (shape[0] * shape[1]).next_multiple_of(64) * per_code,

@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::wrapper::{settings_for_text, settings_for_wrapper};
 use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, config_json, parse_config};
-use crate::companions::write_file;
+use crate::checkpoint::companions::write_file;
 use crate::error::ModelError;
 use crate::weights::{TensorF32, adapter_shapes, read_adapter_f32, safetensors_names, write_safetensors_f32};
 

@@ -21,7 +21,7 @@ use super::convert::{bytes_of, stored_as};
 use super::fuse::FusedTensors;
 use super::surroundings::Surroundings;
 use super::{HfFolder, INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE};
-use crate::companions::{Companions, write_file};
+use crate::checkpoint::companions::{Companions, write_file};
 use crate::error::ModelError;
 
 /// The largest shard of a saved model, in bytes.

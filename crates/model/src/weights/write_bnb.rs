@@ -16,7 +16,7 @@ use super::quantized::{EncodedPart, encode_bnb, encode_bnb_codes};
 use super::surroundings::Surroundings;
 use super::write::{MAX_SHARD_BYTES, shard_file, write_companions, write_index};
 use super::{Bnb4bit, Fetched, HfFolder, TensorInfo, write_folder, write_safetensors};
-use crate::companions::Companions;
+use crate::checkpoint::companions::Companions;
 use crate::error::ModelError;
 
 /// Writes a model as a folder of 4-bit weights. Projections that a bitsandbytes `base` leaves unquantized stay so; all other tensors are written in

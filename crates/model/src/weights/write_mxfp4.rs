@@ -15,7 +15,7 @@ use super::fuse::FusedTensors;
 use super::quantized::{MXFP4_BLOCK, MXFP4_CODES, MXFP4_SCALES};
 use super::write::{MAX_SHARD_BYTES, in_shards, write_companions, write_shards};
 use super::{Fetched, HfFolder, TensorInfo, stored_format, write_folder};
-use crate::companions::Companions;
+use crate::checkpoint::companions::Companions;
 use crate::error::ModelError;
 
 /// Writes a model whose experts `base` has in MXFP4 as such a folder, with the `quantization_config` of the base; all other tensors in `dtype`.

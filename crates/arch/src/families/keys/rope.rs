@@ -19,7 +19,11 @@ const QUERY_SCALE: &str = "llama_4_scaling_beta";
 ///
 /// # Errors
 /// Ill-typed keys, scalings that are not supported, rotation of a part of the head, and one rotary embedding per layer type.
-pub(super) fn rope(json: &JsonObject, head_dim: usize, max_position_embeddings: usize) -> Result<Rope, ArchError> {
+pub(in crate::families) fn rope(
+    json: &JsonObject,
+    head_dim: usize,
+    max_position_embeddings: usize,
+) -> Result<Rope, ArchError> {
     rope_with_theta(json, head_dim, max_position_embeddings, DEFAULT_THETA)
 }
 
@@ -27,7 +31,7 @@ pub(super) fn rope(json: &JsonObject, head_dim: usize, max_position_embeddings: 
 ///
 /// # Errors
 /// Those of [`rope`].
-pub(super) fn rope_with_theta(
+pub(in crate::families) fn rope_with_theta(
     json: &JsonObject,
     head_dim: usize,
     max_position_embeddings: usize,
@@ -44,7 +48,7 @@ pub(super) fn rope_with_theta(
 ///
 /// # Errors
 /// Those of [`rope`], and an embedding without the growth of queries, which transformers does not load.
-pub(super) fn rope_with_query_scale(
+pub(in crate::families) fn rope_with_query_scale(
     json: &JsonObject,
     head_dim: usize,
     max_position_embeddings: usize,
@@ -76,7 +80,7 @@ fn published_ministral3(json: &JsonObject, head_dim: usize) -> Result<Rope, Arch
 ///
 /// # Errors
 /// Those of [`rope`], and a share that is not above 0 and at most 1, or that gives an odd number of columns.
-pub(super) fn partial_rope(
+pub(in crate::families) fn partial_rope(
     json: &JsonObject,
     head_dim: usize,
     max_position_embeddings: usize,
@@ -104,7 +108,7 @@ pub(super) fn partial_rope(
 ///
 /// # Errors
 /// Those of [`rope`], and `rope_parameters` that are not nested by type.
-pub(super) fn ropes_by_layer_type(
+pub(in crate::families) fn ropes_by_layer_type(
     json: &JsonObject,
     head_dim: usize,
     max_position_embeddings: usize,

@@ -10,7 +10,7 @@ use firebrick_kernels::memory::slices;
 use firebrick_kernels::{Kernels, Parameter};
 use firebrick_precision::FloatType;
 
-use crate::companions::Companions;
+use crate::checkpoint::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::layer::{Layer, Mlp};

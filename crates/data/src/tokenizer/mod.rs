@@ -3,6 +3,9 @@
 //! `tokenizer.json` determines the tokens of a text, as in transformers; truncation and padding stored in it are ignored (sequences are cut and
 //! padded by this crate). Not supported: slow tokenizers. A folder with only `tokenizer.model` is refused.
 
+pub(crate) mod added_tokens;
+pub(crate) mod special_tokens;
+
 use std::collections::{BTreeMap, HashSet};
 use std::fs::read;
 use std::io::ErrorKind;
@@ -15,11 +18,11 @@ use serde_json::Value as Json;
 use tokenizers::{AddedToken, Encoding, PostProcessor, PostProcessorWrapper, Tokenizer as Inner};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::added_tokens::{OtherFiles, Outline, bad_file, read_json};
 use crate::catch_panic::catch_panic;
 use crate::chat_template::{BuiltIn, ChatTemplate, TemplateChoice, TemplateDefaults, TemplateSet};
 use crate::error::DataError;
 use crate::long_text::{PIECE_BYTES, encode_in_pieces};
+use crate::tokenizer::added_tokens::{OtherFiles, Outline, bad_file, read_json};
 
 /// Tokens that a post-processor may add to a text.
 const MAX_FRAME: usize = 1024;

@@ -3,6 +3,8 @@
 //! Every function names the key in its errors. Defaults that differ between families are arguments.
 //! Trade-off: sizes have generous upper limits, so that a damaged file is an error and not an allocation failure.
 
+pub(super) mod rope;
+
 use serde_json::Value;
 
 use crate::error::ArchError;
