@@ -16,7 +16,7 @@ mod located;
 mod quantized;
 mod read_ahead;
 mod shard;
-mod surroundings;
+mod wrapper_tensors;
 mod write;
 mod write_bnb;
 mod write_mxfp4;

@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json, to_string_pretty, to_vec};
 
 use super::convert::{bytes_of, stored_as};
 use super::fuse::FusedTensors;
-use super::surroundings::Surroundings;
+use super::wrapper_tensors::WrapperTensors;
 use super::{HfFolder, INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE};
 use crate::checkpoint::companions::{Companions, write_file};
 use crate::error::ModelError;
@@ -114,13 +114,13 @@ pub(super) fn write_sharded(
     max_shard_bytes: usize,
     mut fetch: impl FnMut(&str) -> Result<Fetched, ModelError>,
 ) -> Result<(), ModelError> {
-    let surroundings = Surroundings::new(config, base);
+    let wrapper_tensors = WrapperTensors::new(config, base);
     let fused = FusedTensors::of(&config.spec);
     let mut of_model = |name: &str| match fetch(name)? {
         Fetched::Values(values) => bytes_of(name, &values, stored_format(name, dtype)),
         Fetched::Bytes(bytes) => Ok(bytes),
     };
-    let mut read = |stored: &str| match surroundings.read(stored, dtype)? {
+    let mut read = |stored: &str| match wrapper_tensors.read(stored, dtype)? {
         Some(bytes) => Ok(bytes),
         None => {
             let name = text_name(stored);
@@ -128,7 +128,7 @@ pub(super) fn write_sharded(
         }
     };
     write_folder(dir, |partial| {
-        let infos = infos_of_model(config, &fused, surroundings, dtype).chain(surroundings.tensors(dtype)?);
+        let infos = infos_of_model(config, &fused, wrapper_tensors, dtype).chain(wrapper_tensors.tensors(dtype)?);
         write_shards(partial, &in_shards(infos, max_shard_bytes), &mut read)?;
         write_companions(partial, config, companions, &config.text_with(dtype.name(), None))
     })
@@ -185,12 +185,12 @@ fn header(order: &[(&String, &TensorInfo)], metadata: &BTreeMap<String, String>)
 fn infos_of_model(
     config: &ModelConfig,
     fused: &FusedTensors,
-    surroundings: Surroundings<'_>,
+    wrapper_tensors: WrapperTensors<'_>,
     dtype: FloatType,
 ) -> impl Iterator<Item = (String, TensorInfo)> {
     fused.stored(config.spec.tensors()).into_iter().map(move |(name, shape)| {
         let dtype = stored_as(stored_format(&name, dtype));
-        (surroundings.name_of(&name), TensorInfo { dtype, shape })
+        (wrapper_tensors.name_of(&name), TensorInfo { dtype, shape })
     })
 }
 

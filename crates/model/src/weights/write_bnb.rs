@@ -13,7 +13,7 @@ use firebrick_precision::FloatType;
 
 use super::convert::{bytes_of, stored_as};
 use super::quantized::{EncodedPart, encode_bnb, encode_bnb_codes};
-use super::surroundings::Surroundings;
+use super::wrapper_tensors::WrapperTensors;
 use super::write::{MAX_SHARD_BYTES, shard_file, write_companions, write_index};
 use super::{Bnb4bit, Fetched, HfFolder, TensorInfo, write_folder, write_safetensors};
 use crate::checkpoint::companions::Companions;
@@ -35,20 +35,20 @@ pub(crate) fn write_bnb_folder(
     }
     let tensors = config.spec.tensors();
     let is_skipped = |tensor: &&TensorSpec| tensor.role == Role::Projection && base.skips(&tensor.name);
-    let surroundings = Surroundings::new(config, Some(base));
-    let module = |tensor: &TensorSpec| surroundings.module(tensor.name.trim_end_matches(".weight"));
+    let wrapper_tensors = WrapperTensors::new(config, Some(base));
+    let module = |tensor: &TensorSpec| wrapper_tensors.module(tensor.name.trim_end_matches(".weight"));
     let skipped = tensors.iter().filter(is_skipped).map(module);
-    let skipped: Vec<String> = skipped.chain(surroundings.modules()).collect();
+    let skipped: Vec<String> = skipped.chain(wrapper_tensors.modules()).collect();
     write_folder(dir, |partial| {
         let mut shards = Shards::new(partial)?;
         for tensor in &tensors {
             let quantizes = tensor.role == Role::Projection && !base.skips(&tensor.name);
             for (name, info, bytes) in parts(tensor, quantizes, format, dtype, base, &mut fetch)? {
-                shards.push(surroundings.name_of(&name), info, &bytes)?;
+                shards.push(wrapper_tensors.name_of(&name), info, &bytes)?;
             }
         }
-        for (name, info) in surroundings.tensors(dtype)? {
-            let bytes = surroundings.read(&name, dtype)?.expect("it is a tensor of another part");
+        for (name, info) in wrapper_tensors.tensors(dtype)? {
+            let bytes = wrapper_tensors.read(&name, dtype)?.expect("it is a tensor of another part");
             shards.push(name, info, &bytes)?;
         }
         shards.finish()?;

@@ -62,7 +62,7 @@ pub(in crate::backends) struct ModuleShape {
 
 /// Formats and hardware limits of the computation.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::backends) struct How {
+pub(in crate::backends) struct RouteContext {
     /// Format of activations: f32, f16 or bf16.
     pub compute: FloatType,
     /// Operand format of the weight GEMMs.
@@ -153,13 +153,13 @@ pub(in crate::backends) struct Route {
 
 impl Route {
     /// Decides the route of a group.
-    pub(in crate::backends) fn new(group: &GroupShape, how: How) -> Self {
+    pub(in crate::backends) fn new(group: &GroupShape, context: RouteContext) -> Self {
         let GroupShape { in_features, ref modules, has_dropout, is_stack } = *group;
-        let How { compute, gemms, shared_bytes, forward_rows, .. } = how;
-        let has_few_rows = (1..=few_rows(group, how)).contains(&forward_rows);
+        let RouteContext { compute, gemms, shared_bytes, forward_rows, .. } = context;
+        let has_few_rows = (1..=few_rows(group, context)).contains(&forward_rows);
         let adapted: Vec<&ModuleShape> = group.adapted().collect();
         let ranks: Vec<usize> = adapted.iter().map(|module| module.rank).collect();
-        let is_grouped = is_grouped(group, how);
+        let is_grouped = is_grouped(group, context);
         let adapters = if has_few_rows && !ranks.is_empty() {
             AdapterRoute::FewRows
         } else if is_grouped && gemms == GemmFormat::Compute && !ranks.is_empty() {
@@ -193,7 +193,7 @@ impl Route {
         let is_written_out = is_appended || is_grouped;
         Self {
             is_grouped,
-            weight: if has_few_rows { WeightRoute::FewRows } else { weight_route(modules, how, is_written_out) },
+            weight: if has_few_rows { WeightRoute::FewRows } else { weight_route(modules, context, is_written_out) },
             is_quantized: modules.iter().all(ModuleShape::is_quantized),
             adapters,
             ranks: ranks.iter().sum(),
@@ -213,7 +213,7 @@ impl Route {
     pub(in crate::backends) fn planned(model: &ModelSpec, group: &GroupSpec, training: &TrainingShape) -> Self {
         Self::new(
             &GroupShape::planned(model, group, training),
-            How {
+            RouteContext {
                 compute: training.compute,
                 gemms: if group.kind.decides() { GemmFormat::Compute } else { training.gemms },
                 shared_bytes: training.shared_bytes,
@@ -292,10 +292,10 @@ fn adapter_route(gemms: GemmFormat, in_features: usize, ranks: &[usize]) -> Adap
 }
 
 /// Returns whether one launch computes all experts of a stack: activations in 16 bits, no magnitudes, and more rows than generation has.
-fn is_grouped(group: &GroupShape, how: How) -> bool {
-    let (multiple, has_kernel) = match how.gemms {
+fn is_grouped(group: &GroupShape, context: RouteContext) -> bool {
+    let (multiple, has_kernel) = match context.gemms {
         GemmFormat::Compute => (EXPERT_MULTIPLE, true),
-        GemmFormat::Fp8 => (EXPERT_CODES_MULTIPLE, how.has_wgmma),
+        GemmFormat::Fp8 => (EXPERT_CODES_MULTIPLE, context.has_wgmma),
     };
     let mut modules = group.modules.iter();
     let is_aligned = modules.all(|module| {
@@ -305,25 +305,25 @@ fn is_grouped(group: &GroupShape, how: How) -> bool {
     group.is_stack
         && is_aligned
         && group.in_features.is_multiple_of(multiple)
-        && how.compute != FloatType::F32
+        && context.compute != FloatType::F32
         && has_kernel
         && !group.modules.iter().any(|module| module.has_magnitudes)
-        && !(1..=MAX_FEW_ROWS).contains(&how.forward_rows)
+        && !(1..=MAX_FEW_ROWS).contains(&context.forward_rows)
 }
 
-fn weight_route(modules: &[ModuleShape], how: How, is_written_out: bool) -> WeightRoute {
+fn weight_route(modules: &[ModuleShape], context: RouteContext, is_written_out: bool) -> WeightRoute {
     match modules {
-        _ if how.gemms == GemmFormat::Fp8 => WeightRoute::Codes,
-        [module] if module.storage == Format::Float(how.compute) && module.rank == 0 => WeightRoute::Stored,
+        _ if context.gemms == GemmFormat::Fp8 => WeightRoute::Codes,
+        [module] if module.storage == Format::Float(context.compute) && module.rank == 0 => WeightRoute::Stored,
         _ if is_written_out => WeightRoute::WrittenOut,
-        [module] if module.storage == Format::Float(how.compute) => WeightRoute::Stored,
+        [module] if module.storage == Format::Float(context.compute) => WeightRoute::Stored,
         _ if modules.iter().all(ModuleShape::is_quantized) => WeightRoute::WrittenOut,
         _ => WeightRoute::OneByOne,
     }
 }
 
 /// Returns the maximum rows of a group in the few-row kernels; 0 if they cannot compute it.
-fn few_rows(group: &GroupShape, how: How) -> usize {
+fn few_rows(group: &GroupShape, context: RouteContext) -> usize {
     let Some(first) = group.modules.first() else { return 0 };
     // One kernel must be able to read all weights.
     let read_alike = |module: &ModuleShape| match (module.storage, first.storage) {
@@ -333,11 +333,11 @@ fn few_rows(group: &GroupShape, how: How) -> usize {
     let is_taken = !group.has_dropout
         && !group.is_stack
         && !group.modules.iter().any(|module| module.has_magnitudes)
-        && how.compute != FloatType::F32
-        && how.gemms == GemmFormat::Compute
+        && context.compute != FloatType::F32
+        && context.gemms == GemmFormat::Compute
         && group.modules.len() <= MAX_MODULES
         && group.in_features.is_multiple_of(FEW_ROWS_CHUNK)
-        && (first.is_quantized() || first.storage == Format::Float(how.compute))
+        && (first.is_quantized() || first.storage == Format::Float(context.compute))
         && group.modules.iter().all(read_alike);
     let is_bare = !first.is_quantized() && group.modules.iter().all(|module| module.rank == 0);
     match (is_taken, is_bare) {
@@ -363,14 +363,14 @@ mod tests {
 
     const NF4: Format = Format::Quantized(QuantFormat::Nf4 { double_quant: true });
     /// The configuration of an H100.
-    const H100: How = How {
+    const H100: RouteContext = RouteContext {
         compute: FloatType::Bf16,
         gemms: GemmFormat::Compute,
         shared_bytes: 232_448,
         has_wgmma: true,
         forward_rows: 0,
     };
-    const IN_FP8: How = How { gemms: GemmFormat::Fp8, ..H100 };
+    const IN_FP8: RouteContext = RouteContext { gemms: GemmFormat::Fp8, ..H100 };
 
     /// Builds a frozen group whose modules have these widths and ranks.
     fn group(in_features: usize, storage: Format, modules: &[(usize, usize)]) -> GroupShape {
@@ -428,9 +428,9 @@ mod tests {
         use WeightRoute::{Codes, OneByOne, Stored, WrittenOut};
         let columns = |columns| Appended { columns };
         let [bf16, f32] = [FloatType::Bf16, FloatType::F32].map(Format::Float);
-        let [in_f16, in_f32] = [FloatType::F16, FloatType::F32].map(|compute| How { compute, ..H100 });
-        let old_card = How { shared_bytes: 49_152, ..H100 };
-        for (name, group, how, weight, adapters, few_rows, expected) in [
+        let [in_f16, in_f32] = [FloatType::F16, FloatType::F32].map(|compute| RouteContext { compute, ..H100 });
+        let old_card = RouteContext { shared_bytes: 49_152, ..H100 };
+        for (name, group, context, weight, adapters, few_rows, expected) in [
             ("qkv", qkv(NF4, 16), H100, WrittenOut, columns(48), 64, "output scaled"),
             ("gate, up", gate_up(16), H100, WrittenOut, columns(32), 64, "output gate_up scaled"),
             ("down", down(16), H100, WrittenOut, columns(16), 64, "output copy gated d_a scaled"),
@@ -466,8 +466,8 @@ mod tests {
             ("f32", down(16), in_f32, WrittenOut, columns(16), 0, ""),
             ("small blocks", down(16), old_card, WrittenOut, columns(16), 64, ""),
         ] {
-            let route = Route::new(&group, how);
-            let got = (route.weight, route.adapters, super::few_rows(&group, how), passes(&route));
+            let route = Route::new(&group, context);
+            let got = (route.weight, route.adapters, super::few_rows(&group, context), passes(&route));
             assert_eq!(got, (weight, adapters, few_rows, expected.to_owned()), "{name}");
         }
     }
@@ -475,36 +475,40 @@ mod tests {
     #[test]
     fn experts_run_in_one_launch_where_a_kernel_reads_their_rows() {
         let stack = |widths: &[(usize, usize)]| GroupShape { is_stack: true, ..group(2048, NF4, widths) };
-        let route = |group: &GroupShape, how| {
-            let route = Route::new(group, how);
+        let route = |group: &GroupShape, context| {
+            let route = Route::new(group, context);
             (route.is_grouped, route.weight, route.adapters)
         };
         let gate_up = stack(&[(768, 16); 2]);
-        let [in_16_bits, in_codes] = [H100, IN_FP8].map(|how| route(&gate_up, how));
+        let [in_16_bits, in_codes] = [H100, IN_FP8].map(|context| route(&gate_up, context));
         assert_eq!(in_16_bits, (true, WeightRoute::WrittenOut, AdapterRoute::Appended { columns: 32 }));
         assert_eq!(in_codes, (true, WeightRoute::Codes, AdapterRoute::InCodes));
         // Expert by expert.
-        for (group, how) in [
-            (&gate_up, How { has_wgmma: false, ..IN_FP8 }),
-            (&gate_up, How { compute: FloatType::F32, ..IN_FP8 }),
+        for (group, context) in [
+            (&gate_up, RouteContext { has_wgmma: false, ..IN_FP8 }),
+            (&gate_up, RouteContext { compute: FloatType::F32, ..IN_FP8 }),
             (&stack(&[(776, 16); 2]), IN_FP8),
             (&stack(&[(768, 12); 2]), IN_FP8),
         ] {
-            assert_eq!(route(group, how), (false, WeightRoute::Codes, AdapterRoute::InCodes), "{group:?} {how:?}");
+            assert_eq!(
+                route(group, context),
+                (false, WeightRoute::Codes, AdapterRoute::InCodes),
+                "{group:?} {context:?}"
+            );
         }
         assert!(route(&stack(&[(776, 16); 2]), H100).0);
     }
 
     #[test]
     fn few_rows_without_a_backward_read_weights_as_they_are_stored() {
-        let route = |forward_rows| Route::new(&down(16), How { forward_rows, ..H100 });
+        let route = |forward_rows| Route::new(&down(16), RouteContext { forward_rows, ..H100 });
         for rows in [1, 64] {
             let route = route(rows);
             assert_eq!((route.weight, route.adapters), (WeightRoute::FewRows, AdapterRoute::FewRows), "{rows} rows");
             assert_eq!((route.room(), route.may_pass_input), (0, false), "{rows} rows");
         }
         assert_eq!(route(65), route(0));
-        let bare = Route::new(&qkv(NF4, 0), How { forward_rows: 1, ..H100 });
+        let bare = Route::new(&qkv(NF4, 0), RouteContext { forward_rows: 1, ..H100 });
         assert_eq!((bare.weight, bare.adapters), (WeightRoute::FewRows, AdapterRoute::None));
     }
 
@@ -535,7 +539,7 @@ mod tests {
             let groups = model.groups(0);
             groups.iter().map(|group| Route::planned(model, group, training)).collect::<Vec<_>>()
         };
-        let smallest = How { shared_bytes: PLANNED_SHARED_BYTES, ..H100 };
+        let smallest = RouteContext { shared_bytes: PLANNED_SHARED_BYTES, ..H100 };
         let expected = [qkv(NF4, 16), group(4096, NF4, &[(4096, 16)]), gate_up(16), down(16)];
         let expected: Vec<_> = expected.iter().map(|group| Route::new(group, smallest)).collect();
         assert_eq!(planned(&qlora(1, Recompute::Full)), expected);

@@ -9,7 +9,7 @@ use bytemuck::{NoUninit, Pod, Zeroable};
 use firebrick_cuda::LaunchShape;
 use firebrick_precision::QuantFormat;
 
-use super::operands::write_out::StoredArgument;
+use super::operands::dequantize::StoredArgument;
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, Launch, MatrixView, ScratchSlot, Source, WeightValues, arguments, grid,

@@ -15,7 +15,7 @@ use firebrick_precision::{FloatType, Format};
 
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{Cuda, MatrixView};
-use crate::backends::planning::route::{GroupShape, How, MAX_MODULES, ModuleShape, Route};
+use crate::backends::planning::route::{GroupShape, MAX_MODULES, ModuleShape, Route, RouteContext};
 use crate::{Group, Module, TrainingShape, Weight};
 
 /// The groups of training passes and their routes, in debug builds: what a test compares with the plan.
@@ -91,11 +91,12 @@ fn float_type(dtype: DType) -> FloatType {
 }
 
 impl Device {
-    /// Decides the route of a group with activations of this dtype. `forward_rows` has the meaning of [`How`].
+    /// Decides the route of a group with activations of this dtype. `forward_rows` has the meaning of [`RouteContext`].
     pub(super) fn route_of(&self, group: &Group<Cuda>, dtype: DType, forward_rows: usize) -> Route {
         let (compute, shared_bytes, has_wgmma) = (float_type(dtype), self.shared_bytes(), self.has_wide_experts());
         let shape = shape(group);
-        let route = Route::new(&shape, How { compute, gemms: group.gemms, shared_bytes, has_wgmma, forward_rows });
+        let route =
+            Route::new(&shape, RouteContext { compute, gemms: group.gemms, shared_bytes, has_wgmma, forward_rows });
         if cfg!(debug_assertions) && forward_rows == 0 {
             ROUTES.lock().unwrap_or_else(PoisonError::into_inner).insert(in_words(&shape, &route));
         }

@@ -9,7 +9,7 @@ use bytemuck::{NoUninit, Pod, Zeroable};
 use firebrick_arch::Activation;
 use firebrick_cuda::LaunchShape;
 
-use super::{Adapters, Place};
+use super::{AdapterSlot, Adapters};
 use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{BlockArguments, DeviceBlock, Launch, MatrixView, ScratchSlot, Source, arguments};
 use crate::backends::cuda::linear::modules::Routed;
@@ -95,7 +95,7 @@ impl AdapterArgument {
     }
 
     /// Returns an adapter whose `dB` and low-rank gradient are computed from its output gradient; `low` is `x Aᵀ` of all adapters.
-    pub(super) fn of_outputs(place: &Place, low: DeviceBlock, gradient: &MatrixView) -> Self {
+    pub(super) fn of_outputs(place: &AdapterSlot, low: DeviceBlock, gradient: &MatrixView) -> Self {
         let [first_column, width] = place.columns;
         let rank = place.ranks[1];
         let low = place.ranks_of(low);
@@ -181,7 +181,7 @@ impl Device {
         low: DeviceBlock,
         pass: LowRankPass,
     ) -> (Vec<(AdapterArgument, usize)>, Vec<MatrixView>) {
-        let argument = |place: &Place| {
+        let argument = |place: &AdapterSlot| {
             let [width, rank] = [place.columns[1], place.ranks[1]];
             let gradient = self.empty_matrix(width, rank, DType::F32);
             ((AdapterArgument::of_outputs(place, low, &gradient), pass.chunks(width)), gradient)

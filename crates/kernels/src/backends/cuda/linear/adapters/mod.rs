@@ -26,7 +26,7 @@ use crate::backends::planning::rows::SAVED_RANKS;
 /// The adapters of a group in the compute format.
 pub(crate) struct Adapters {
     /// One per adapted module, in column order.
-    pub places: Vec<Place>,
+    pub places: Vec<AdapterSlot>,
     /// All A, concatenated along rows, `[ranks, i]`.
     pub a: DeviceBlock,
     /// All `s B` as one matrix `[all o, ranks]` with zeros elsewhere, if the ranks are appended.
@@ -36,7 +36,7 @@ pub(crate) struct Adapters {
 }
 
 /// One adapter of a group.
-pub(crate) struct Place {
+pub(crate) struct AdapterSlot {
     /// Index of its module.
     pub module: usize,
     /// First column in the group's output, and number of columns.
@@ -217,7 +217,7 @@ impl Device {
             let low = low.unwrap_or_else(|| self.low_rank(x(), adapters));
             adapters.places.iter().map(|place| self.b_gradient(place, dy, low)).collect()
         });
-        let factors = |(place, d_b): (&Place, MatrixView)| {
+        let factors = |(place, d_b): (&AdapterSlot, MatrixView)| {
             let [first, rank] = place.ranks;
             (place.module, (tensor(self.row_range(&da, first, rank)), tensor(d_b.tensor)))
         };
@@ -246,7 +246,7 @@ impl Device {
         };
         let places = &gradient.adapters.places;
         let d_a = sums(places.iter().map(|place| (place.ranks_of(gradient.d_low), x, 1.0)).collect());
-        let of_b = |place: &Place| (place.columns_of(dy), place.ranks_of(low), place.scale);
+        let of_b = |place: &AdapterSlot| (place.columns_of(dy), place.ranks_of(low), place.scale);
         let d_b = sums(places.iter().map(of_b).collect());
         places.iter().zip(d_a.zip(d_b)).map(|(place, factors)| (place.module, factors)).collect()
     }
@@ -259,7 +259,7 @@ impl Device {
     }
 
     /// Computes `dB` of an adapter from `x Aᵀ`.
-    fn b_gradient(&self, place: &Place, dy: DeviceBlock, low: DeviceBlock) -> MatrixView {
+    fn b_gradient(&self, place: &AdapterSlot, dy: DeviceBlock, low: DeviceBlock) -> MatrixView {
         let d_b = self.empty_matrix(place.columns[1], place.ranks[1], DType::F32);
         let sum = Gemm::token_sum("lora gradient", place.columns_of(dy), place.ranks_of(low));
         self.gemm(Gemm { alpha: place.scale, ..sum }, d_b.block());
@@ -307,7 +307,7 @@ impl LowRankGradient {
     }
 }
 
-impl Place {
+impl AdapterSlot {
     /// Returns this module's columns of the group's output.
     fn columns_of(&self, all: DeviceBlock) -> DeviceBlock {
         all.columns(self.columns[0], self.columns[1])
@@ -330,13 +330,13 @@ fn appended(group: &Routed<'_>, weight: &GroupWeight, experts: Option<OfExperts>
 }
 
 /// Builds one place per adapted module; `b` returns its matrix from the module's index, its first rank and its rank.
-fn places(group: &Routed<'_>, mut b: impl FnMut(usize, [usize; 2]) -> DeviceBlock) -> Vec<Place> {
+fn places(group: &Routed<'_>, mut b: impl FnMut(usize, [usize; 2]) -> DeviceBlock) -> Vec<AdapterSlot> {
     let mut first = 0;
     let mut places = Vec::with_capacity(group.modules.len());
     for (index, module) in group.modules.iter().enumerate() {
         let Some(adapter) = &module.adapter else { continue };
         let (columns, ranks) = ([module.columns.start, module.columns.len()], [first, rank(module)]);
-        places.push(Place { module: index, columns, ranks, scale: adapter.scale, b: b(index, ranks) });
+        places.push(AdapterSlot { module: index, columns, ranks, scale: adapter.scale, b: b(index, ranks) });
         first += rank(module);
     }
     places

@@ -6,9 +6,9 @@
 //! kept from step to step (`memory/planned.rs`), where only the adapters are written again, once per step.
 //! Trade-off: the scratch memory of the largest group, and the copy.
 
+pub(super) mod dequantize;
 pub(crate) mod fp8;
 mod quantize;
-pub(super) mod write_out;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_precision::{HostScales, QuantFormat};
@@ -23,7 +23,7 @@ use crate::backends::cuda::memory::planned::{Held, Pass};
 use crate::backends::planning::route::WeightRoute;
 use crate::backends::planning::rows::row_stride;
 use crate::{Bias, ExpertRows, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps};
-use write_out::{Around, Stack};
+use dequantize::{Around, Stack};
 
 impl WeightOps for Cuda {
     const QUANTIZES_ON_DEVICE: bool = true;

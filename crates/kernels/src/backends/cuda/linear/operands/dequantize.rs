@@ -1,4 +1,4 @@
-//! Launches that read frozen weights: they materialize them for a GEMM with the adapter around them, or dequantize them. Kernels: `write_out.cu`.
+//! Dequantizes frozen weights, optionally with LoRA matrices next to them for one GEMM. Kernels: `write_out.cu`.
 //! Trade-off: dequantizing materializes in f32, so odd widths are written value by value.
 
 use burn_tensor::DType;

@@ -1,4 +1,4 @@
-//! What surrounds the tensors of a text model in the folder that is written: the names of its checkpoint, and the checkpoint's other parts.
+//! Names and non-text tensors of the checkpoint that is written around a text model.
 //!
 //! Other parts are copied byte for byte. Only what the base stores quantized is written in the format of the folder, whose config.json describes no
 //! quantization of theirs.
@@ -14,12 +14,12 @@ use crate::error::ModelError;
 
 /// The names and other parts of a written folder.
 #[derive(Clone, Copy)]
-pub(super) struct Surroundings<'a> {
+pub(super) struct WrapperTensors<'a> {
     base: Option<&'a HfFolder>,
     layout: TextLayout,
 }
 
-impl<'a> Surroundings<'a> {
+impl<'a> WrapperTensors<'a> {
     /// Describes a folder with the names and other parts of `base`; plain if the model is the whole checkpoint.
     pub(super) fn new(config: &ModelConfig, base: Option<&'a HfFolder>) -> Self {
         if config.wrapper.is_none() {
@@ -46,7 +46,7 @@ impl<'a> Surroundings<'a> {
         listed.collect()
     }
 
-    /// Reads a tensor of another part, as [`Surroundings::tensors`] lists it; `None` for the model's.
+    /// Reads a tensor of another part, as [`WrapperTensors::tensors`] lists it; `None` for the model's.
     pub(super) fn read(&self, name: &str, dtype: FloatType) -> Result<Option<Vec<u8>>, ModelError> {
         let Some(base) = self.base.filter(|_| is_other_part(name)) else { return Ok(None) };
         if base.is_quantized(name) {
