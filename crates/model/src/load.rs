@@ -155,11 +155,7 @@ impl<B: Kernels> Decoder<B> {
 impl BuildOptions {
     /// Returns the settings that determine the format of each tensor; the weights named in `dense` are not quantized.
     pub(crate) fn formats<'a>(&'a self, dense: &'a BTreeSet<String>) -> Storage<'a> {
-        let compute = match self.compute_dtype {
-            DType::BF16 => FloatType::Bf16,
-            DType::F16 => FloatType::F16,
-            _ => FloatType::F32,
-        };
+        let compute = float_type(self.compute_dtype);
         Storage { base: self.storage, lora: self.lora.as_ref(), compute, dense }
     }
 
@@ -175,6 +171,15 @@ impl BuildOptions {
         } else {
             name.to_owned()
         }
+    }
+}
+
+/// Converts Burn's dtype of values.
+fn float_type(dtype: DType) -> FloatType {
+    match dtype {
+        DType::BF16 => FloatType::Bf16,
+        DType::F16 => FloatType::F16,
+        _ => FloatType::F32,
     }
 }
 

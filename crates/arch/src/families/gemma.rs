@@ -67,10 +67,8 @@ mod tests {
     fn absent_keys_default_as_transformers_does() {
         let absent = ["tie_word_embeddings", "max_position_embeddings", "rms_norm_eps", "hidden_act"];
         let spec = gemma(&absent.map(|key| (key, Value::Null))).unwrap().spec;
-        assert_eq!(
-            (spec.attentions().next().unwrap().head_dim, spec.attentions().next().unwrap().scale),
-            (256, 1.0 / 16.0)
-        );
+        let attention = spec.attentions().next().unwrap();
+        assert_eq!((attention.head_dim, attention.scale), (256, 1.0 / 16.0));
         assert_eq!((spec.norm_offset, spec.embedding_scale), (1.0, Some(8_f64.sqrt())));
         assert_eq!((spec.tie_word_embeddings, spec.max_position_embeddings, spec.rms_norm_eps), (true, 8192, 1e-6));
         assert_eq!(spec.layers[0].mlp.activation(), Activation::GeluTanh);

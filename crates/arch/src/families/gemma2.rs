@@ -63,7 +63,7 @@ mod tests {
     fn absent_keys_default_as_transformers_does() {
         let absent = ["tie_word_embeddings", "max_position_embeddings", "rms_norm_eps"];
         let spec = gemma2(&absent.map(|key| (key, Value::Null))).unwrap().spec;
-        let attention = &spec.attentions().next().unwrap();
+        let attention = spec.attentions().next().unwrap();
         assert_eq!((attention.head_dim, attention.scale, attention.soft_cap), (256, 1.0 / 16.0, Some(50.0)));
         assert_eq!(
             (spec.norm_offset, spec.embedding_scale, spec.logit_soft_cap),
@@ -83,7 +83,7 @@ mod tests {
         map.insert("final_logit_softcapping".to_owned(), json!(7.5));
         map.insert("query_pre_attn_scalar".to_owned(), json!(144));
         let spec = parse(&Value::from(map).to_string()).unwrap().spec;
-        let attention = &spec.attentions().nth(1).unwrap();
+        let attention = spec.attentions().nth(1).unwrap();
         assert_eq!((attention.soft_cap, spec.logit_soft_cap, attention.scale), (None, Some(7.5), 1.0 / 12.0));
         assert!(refusal_of(gemma2(&[("attn_logit_softcapping", json!(0))])).contains("greater than zero"));
     }

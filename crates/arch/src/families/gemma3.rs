@@ -72,11 +72,8 @@ mod tests {
         let spec = gemma3(&[("num_hidden_layers", json!(7)), ("rope_theta", Value::Null)]).unwrap().spec;
         for (index, layer) in spec.layers.iter().enumerate() {
             let expected = if index == 5 { (None, Some(FULL)) } else { (Some(4096), Some(SLIDING)) };
-            assert_eq!(
-                (layer.mixer.attention().unwrap().window, layer.mixer.attention().unwrap().rope),
-                expected,
-                "layer {index}"
-            );
+            let attention = layer.mixer.attention().unwrap();
+            assert_eq!((attention.window, attention.rope), expected, "layer {index}");
         }
         assert_eq!((spec.ropes[FULL].theta, spec.ropes[SLIDING].theta), (1e6, 1e4));
         let pattern = gemma3(&[("sliding_window_pattern", json!(2))]).unwrap().spec;

@@ -52,7 +52,7 @@ mod tests {
     fn absent_keys_default_as_transformers_does() {
         let absent = ["num_key_value_heads", "max_position_embeddings", "rms_norm_eps"];
         let spec = glm4(&absent.map(|key| (key, Value::Null))).unwrap().spec;
-        let attention = &spec.attentions().next().unwrap();
+        let attention = spec.attentions().next().unwrap();
         assert_eq!((attention.head_dim, attention.kv_heads), (128, 2));
         assert!(attention.qkv_bias && !attention.output_bias);
         assert_eq!((spec.ropes[0].rotary_dim, spec.ropes[0].interleaved), (64, true));

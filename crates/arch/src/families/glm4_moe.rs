@@ -142,7 +142,7 @@ mod tests {
         ))
         .unwrap()
         .spec;
-        let (attention, mlp) = (&spec.attentions().nth(1).unwrap(), &spec.layers[1].mlp);
+        let (attention, mlp) = (spec.attentions().nth(1).unwrap(), &spec.layers[1].mlp);
         assert_eq!((attention.qk_norm, attention.qkv_bias, attention.output_bias), (QkNorm::None, false, false));
         assert_eq!((spec.ropes[0].rotary_dim, spec.ropes[0].interleaved), (attention.head_dim / 2, false));
         let router = mlp.router().unwrap();

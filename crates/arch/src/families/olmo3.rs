@@ -86,11 +86,8 @@ mod tests {
         let spec = olmo3(&changes).unwrap().spec;
         for (index, layer) in spec.layers.iter().enumerate() {
             let expected = if index % 4 == 3 { (None, Some(FULL)) } else { (Some(4096), Some(SLIDING)) };
-            assert_eq!(
-                (layer.mixer.attention().unwrap().window, layer.mixer.attention().unwrap().rope),
-                expected,
-                "layer {index}"
-            );
+            let attention = layer.mixer.attention().unwrap();
+            assert_eq!((attention.window, attention.rope), expected, "layer {index}");
         }
         assert!(matches!(spec.ropes[FULL].scaling, RopeScaling::Yarn { attention_factor: 1.2, .. }));
         assert_eq!(spec.ropes[SLIDING].scaling, RopeScaling::Default);

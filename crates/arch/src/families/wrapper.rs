@@ -200,7 +200,7 @@ mod tests {
                 "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024
             }
         }));
-        let (spec, attention) = (&config.spec, &config.spec.attentions().next().unwrap());
+        let (spec, attention) = (&config.spec, config.spec.attentions().next().unwrap());
         assert_eq!(
             (attention.heads, attention.kv_heads, attention.head_dim, attention.window),
             (8, 4, 256, Some(1024))

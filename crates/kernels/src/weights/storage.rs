@@ -8,7 +8,7 @@ use firebrick_arch::{EMBEDDING, HEAD, LoraConfig, ModelSpec, Role, TensorSpec};
 use firebrick_precision::{FloatType, Format, QuantFormat, blockwise};
 use serde::{Deserialize, Serialize};
 
-use super::{MatrixScales, matrix_scales};
+use super::{MatrixScales, matrix_scales, padded_codes};
 
 /// Storage of the base weights on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,7 +82,7 @@ impl Storage<'_> {
 /// Returns the bytes of a quantized matrix `[out, in]` on a device with bytes, or of a stack of `experts` of them: codes in whole blocks, and scales.
 fn quantized_bytes(format: QuantFormat, [rows, columns]: [usize; 2], experts: Option<usize>) -> usize {
     let blocks = format.blocks(rows * columns, columns);
-    let codes = blocks * format.block_size(columns) / format.packing().codes_per_byte();
+    let (codes, _) = padded_codes(format, &[rows, columns]);
     let nested = blocks.div_ceil(blockwise::BLOCK_SIZE);
     let is_float =
         experts.is_some_and(|experts| matrix_scales(format, [rows / experts, columns]) == MatrixScales::Float);

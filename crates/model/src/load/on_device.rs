@@ -7,13 +7,11 @@ use firebrick_arch::{
     GroupSpec, LoraConfig, ModuleSpec, PieceSpec, Role, TensorSpec, lora_tensor_names, magnitude_tensor_name,
 };
 use firebrick_kernels::{BlockScales, Kernels, MatrixScales, Parameter, QuantizedWeight, Weight, matrix_scales};
-use firebrick_precision::{
-    BlockScales as HostBlockScales, FloatType, Format, HostScales, QuantFormat, QuantizedTensor,
-};
+use firebrick_precision::{BlockScales as HostBlockScales, Format, HostScales, QuantFormat, QuantizedTensor};
 use rand::Rng;
 
-use super::Builder;
 use super::synthetic::stream;
+use super::{Builder, float_type};
 use crate::error::ModelError;
 use crate::linear::{Base, Lora, LoraMagnitude};
 use crate::weights::{CodesOrValues, Values, keeps_narrow_scales};
@@ -170,11 +168,7 @@ impl<'v, B: Kernels> Builder<'_, 'v, B> {
         if self.quantizes_on_device && scales == MatrixScales::OfFormat {
             return Ok(B::quantize_weight(B::upload(values, shape, dtype, self.device)?, format));
         }
-        let stored = match dtype {
-            DType::BF16 => FloatType::Bf16,
-            DType::F16 => FloatType::F16,
-            _ => FloatType::F32,
-        };
+        let stored = float_type(dtype);
         let buffer = values.into_buffer(&allocate)?;
         let refused = |source| ModelError::Quantize { name: weight.tensor.name.clone(), source };
         let quantized = format.quantize_bytes(&buffer, stored, &shape).map_err(refused)?;
