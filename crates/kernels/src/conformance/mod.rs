@@ -73,6 +73,13 @@ fn attention_in<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> 
     check.findings
 }
 
+/// Runs the products that reference bodies compose. A backend that overrides `project` whole never runs them.
+pub fn products<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
+    let mut check = Check::<B>::new(case, device, Extent::All);
+    crate::linear::conformance::products::check(&mut check);
+    check.findings
+}
+
 /// Names the first operation of a format whose error exceeds [`tolerance`].
 ///
 /// # Errors

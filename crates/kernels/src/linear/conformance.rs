@@ -2,6 +2,7 @@
 //!
 //! Trade-off: each feature is tested in one or two groups, not in every combination.
 
+pub(crate) mod products;
 mod scenario;
 
 use burn_flex::Flex;

@@ -7,7 +7,8 @@
 
 use burn_tensor::{DType, Tensor, backend::Backend};
 
-use super::{Adapter, LinearOps};
+use super::product::{self, Product, Side};
+use super::{Adapter, Group, LinearOps, Module};
 use crate::dtype::{to_dtype, to_f32};
 use crate::weights::Weight;
 use crate::weights::reference::dense;
@@ -38,6 +39,61 @@ impl<B: Backend> Magnitude<B> {
         let sums: Tensor<B, 1> = to_f32(dy_no).mul(to_f32(unscaled_no)).sum_dim(0).squeeze_dim(0);
         sums.div(self.norm.clone())
     }
+}
+
+/// Computes the outputs of a group with magnitudes, with biases, from the inputs of its weights and of its adapters.
+pub(super) fn outputs<B: LinearOps>(
+    x_ni: Tensor<B, 2>,
+    adapters_ni: Tensor<B, 2>,
+    group: &Group<B>,
+    low_rank_nr: Option<Tensor<B, 2>>,
+) -> Vec<Tensor<B, 2>> {
+    let products = |x_ni, low_rank| B::product(Product::new(group, Side::Output, vec![x_ni], low_rank));
+    let low_ranks = product::of_modules(low_rank_nr.clone(), group);
+    let outputs = match &group.dropout {
+        None => products(x_ni, low_rank_nr),
+        Some(_) => products(x_ni, None),
+    };
+    let dropped = group.dropout.as_ref().map(|_| products(adapters_ni, None));
+    let mut dropped = dropped.into_iter().flatten();
+    let of_module = |((module, y_no), low_nr): ((&Module<B>, Tensor<B, 2>), Option<Tensor<B, 2>>)| {
+        let adapter = module.adapter.as_ref().zip(low_nr);
+        let scaled = |pair: &Adapter<B>, z_no| match &pair.magnitude {
+            Some(magnitude) => magnitude.scaled(z_no),
+            None => z_no,
+        };
+        let y_no = match (adapter, dropped.next()) {
+            (None, _) => y_no,
+            (Some((pair, _)), None) => scaled(pair, y_no),
+            (Some((pair, low_nr)), Some(dropped_no)) => {
+                let z_no = dropped_no.clone().add(product::update(low_nr, pair));
+                y_no.add(scaled(pair, z_no).sub(dropped_no))
+            }
+        };
+        product::biased(y_no, module)
+    };
+    group.modules.iter().zip(outputs).zip(low_ranks).map(of_module).collect()
+}
+
+/// Computes the gradient of each module's sum of weight and adapter before its magnitudes, from that of its output; and of the magnitudes.
+pub(super) fn backward<B: LinearOps>(
+    dy: &[Tensor<B, 2>],
+    adapters_ni: &Tensor<B, 2>,
+    group: &Group<B>,
+    low_rank_nr: Option<&Tensor<B, 2>>,
+) -> (Vec<Tensor<B, 2>>, Vec<Option<Tensor<B, 1>>>) {
+    if !group.has_magnitudes() {
+        return (dy.to_vec(), vec![None; dy.len()]);
+    }
+    let product = Product::new(group, Side::Output, vec![adapters_ni.clone()], low_rank_nr.cloned());
+    let of_module = |((module, dy_no), unscaled_no): ((&Module<B>, &Tensor<B, 2>), _)| {
+        let magnitude = module.adapter.as_ref().and_then(|pair| pair.magnitude.as_ref());
+        match magnitude {
+            None => (dy_no.clone(), None),
+            Some(magnitude) => (magnitude.scaled(dy_no.clone()), Some(magnitude.gradient(dy_no.clone(), unscaled_no))),
+        }
+    };
+    group.modules.iter().zip(dy).zip(B::product(product)).map(of_module).unzip()
 }
 
 /// Implements [`LinearOps::row_squares`].

@@ -14,6 +14,7 @@ mod dropout;
 mod expert_rows;
 mod fp8_reference;
 pub mod magnitude;
+pub mod product;
 pub mod reference;
 pub mod stacked;
 
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 pub use self::dropout::{Dropout, Mask, RowChoices};
 pub use self::expert_rows::ExpertRows;
 pub use self::magnitude::Magnitude;
+pub use self::product::{GradientOperands, Product, Side};
 use crate::norm::{NormOps, NormWeight};
 use crate::session::Session;
 use crate::weights::{Weight, WeightOps};
@@ -58,6 +60,11 @@ pub enum GemmFormat {
 }
 
 impl<B: Backend> Group<B> {
+    /// Returns whether a module has magnitudes (DoRA).
+    pub fn has_magnitudes(&self) -> bool {
+        self.modules.iter().any(|module| module.adapter.as_ref().is_some_and(|pair| pair.magnitude.is_some()))
+    }
+
     /// Returns the total width of the outputs.
     pub fn out_features(&self) -> usize {
         self.parts.iter().sum()
@@ -410,6 +417,23 @@ pub trait LinearOps: NormOps + Session + WeightOps {
         after_down: impl FnOnce(Vec<ModuleGradients<Self>>, Option<Tensor<Self, 1>>),
     ) -> ProjectGradients<Self> {
         reference::mlp_backward([gate_up, down], dy_no, d_residual_ni, after_down)
+    }
+
+    /// Multiplies a group's input or the gradients of its outputs with its weights and adapters, all modules at once. The reference bodies of
+    /// [`LinearOps::project`] and its backward compose this operation and the next two, so a backend may override these alone.
+    fn product(product: Product<'_, Self>) -> Vec<Tensor<Self, 2>> {
+        product::product(product)
+    }
+
+    /// Computes the low-rank operand of [`LinearOps::product`], `[n, ranks]` with the columns of all adapters: `x Aᵀ` of the input, or `s dy B` of
+    /// one gradient per module. `None` if the group has no adapter.
+    fn low_rank(factors: &[Tensor<Self, 2>], group: &Group<Self>, side: Side) -> Option<Tensor<Self, 2>> {
+        product::low_rank(factors, group, side)
+    }
+
+    /// Computes the gradients of a group's parameters but for magnitudes, f32.
+    fn parameter_gradients(operands: GradientOperands<Self>, group: Group<Self>) -> Vec<ModuleGradients<Self>> {
+        product::parameter_gradients(operands, group)
     }
 
     /// Computes the squared norm of each row of a weight, `[o]` f32. A backend may first round the weight to `dtype`, the compute dtype.

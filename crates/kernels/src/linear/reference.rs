@@ -1,25 +1,22 @@
 //! Groups of linear modules in ordinary Burn operations; prologue and epilogue use the backend's own norm, gated activation and rotation.
 //!
-//! Forward of a module: `y = x Wᵀ + bias + s (x Aᵀ) Bᵀ`. Backward, with `u = x Aᵀ` and `t = s dy B`: `dx = dy W + t A`, `dA = tᵀ x`,
-//! `dB = s dyᵀ u`, `dW = dyᵀ x`, `dbias = Σ dy` over the tokens.
-//! Under dropout, `u`, `dA` and the part `t A` of `dx` go through its mask.
+//! `product.rs` has the products and the formulas. Under dropout, `u`, `dA` and the part `t A` of `dx` go through its mask.
 //! Trade-off: `u` is recomputed from the input; that costs less than saving its `r` values per token.
 
 use std::ops::Range;
 
 use burn_tensor::activation::sigmoid;
-use burn_tensor::{Bool, DType, Tensor, backend::Backend};
+use burn_tensor::{Bool, Tensor, backend::Backend};
 use firebrick_arch::Activation;
 
-use super::fp8_reference;
+use super::magnitude;
+use super::product::{GradientOperands, Product, Side};
 use super::{
-    Adapter, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Mask, Module, ModuleGradients,
-    ProjectGradients, ProjectSaved, Prologue, RotaryTables, RowChoices, SavedHeads, SavedOutputNorm, WeightGradient,
-    into_parts, into_single,
+    Epilogue, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Mask, ModuleGradients, ProjectGradients,
+    ProjectSaved, Prologue, RotaryTables, RowChoices, SavedHeads, SavedOutputNorm, into_parts, into_single,
 };
 use crate::dtype::{to_dtype, to_f32};
 use crate::norm::NormWeight;
-use crate::weights::reference::dense;
 
 /// Implements [`LinearOps::project`].
 pub fn project<B: LinearOps>(
@@ -30,8 +27,20 @@ pub fn project<B: LinearOps>(
 ) -> (Vec<Tensor<B, 2>>, Option<Box<ProjectSaved<B>>>) {
     let input_ni = prologue_output(&prologue);
     let adapters_ni = adapter_input(&input_ni, group);
-    let forward = |module| module_forward(&input_ni, &adapters_ni, module, group);
-    let outputs = group.modules.iter().map(forward).collect();
+    let low_rank = B::low_rank(&[adapters_ni.clone()], group, Side::Output);
+    let product = |low_rank, add| {
+        let product = Product::new(group, Side::Output, vec![input_ni.clone()], low_rank);
+        B::product(Product { has_bias: true, add, ..product })
+    };
+    let (outputs, epilogue) = match epilogue {
+        epilogue if group.has_magnitudes() => {
+            (magnitude::outputs(input_ni.clone(), adapters_ni, group, low_rank), epilogue)
+        }
+        Epilogue::Residual(residual_no) if group.modules.len() == 1 => {
+            (product(low_rank, Some(residual_no)), Epilogue::None)
+        }
+        epilogue => (product(low_rank, None), epilogue),
+    };
     let parts = regroup(outputs, &columns(group), &part_ranges(&group.parts));
     let (outputs, heads, output_norm) = apply_epilogue(parts, epilogue, keep);
     let saved = (keep != Keep::Nothing).then(|| {
@@ -68,21 +77,19 @@ pub fn project_backward<B: LinearOps>(
     let d_modules = regroup(d_parts, &part_ranges(&group.parts), &columns(&group));
     let input_ni = prologue_output.unwrap_or_else(|| self::prologue_output(&prologue));
     let adapters_ni = adapter_input(&input_ni, &group);
-    let (mut d_input, mut d_adapters): (Option<Tensor<B, 2>>, Option<Tensor<B, 2>>) = (None, None);
-    let mut modules = Vec::with_capacity(group.modules.len());
-    let how = (group.gemms, group.dropout.is_some());
-    for (module, dy_no) in group.modules.into_iter().zip(d_modules) {
-        let (dx_ni, through_ni, gradients) = module_backward(&input_ni, &adapters_ni, module, how, dy_no);
-        d_input = plus(d_input, Some(dx_ni));
-        d_adapters = plus(d_adapters, through_ni);
-        modules.push(gradients);
-    }
-    let d_adapters = match &group.dropout {
-        Some(mask) => d_adapters.map(|d_adapters| B::dropped(d_adapters, mask)),
-        None => d_adapters,
+    let low_rank = B::low_rank(&[adapters_ni.clone()], &group, Side::Output);
+    let (dz, magnitudes) = magnitude::backward(&d_modules, &adapters_ni, &group, low_rank.as_ref());
+    let d_low_rank = B::low_rank(&dz, &group, Side::Input);
+    // The gradient of a residual path around the whole group; one around a norm joins that norm's backward.
+    let (add, d_residual_ni) = match prologue {
+        Prologue::None { .. } => (d_residual_ni, None),
+        _ => (None, d_residual_ni),
     };
-    let d_input = plus(d_input, d_adapters).expect("a group has at least one module");
-    let (input, norm) = prologue_backward(prologue, d_input, d_residual_ni);
+    let d_input_ni = input_gradient([&d_modules, &dz], &group, d_low_rank.clone(), add);
+    let operands = GradientOperands { x: input_ni, adapters_x: adapters_ni, low_rank, dy: d_modules, dz, d_low_rank };
+    let mut modules = B::parameter_gradients(operands, group);
+    modules.iter_mut().zip(magnitudes).for_each(|(gradients, magnitude)| gradients.magnitude = magnitude);
+    let (input, norm) = prologue_backward(prologue, d_input_ni, d_residual_ni);
     ProjectGradients { input, norm, output_norm, qk_norm, modules }
 }
 
@@ -99,11 +106,28 @@ pub fn mlp_backward<B: LinearOps>(
     B::project_backward(saved_gate_up, gate_up, vec![d_gate, d_up], d_residual_ni)
 }
 
-/// Adds both if present.
-fn plus<B: Backend>(a: Option<Tensor<B, 2>>, b: Option<Tensor<B, 2>>) -> Option<Tensor<B, 2>> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.add(b)),
-        (a, b) => a.or(b),
+/// Computes the gradient of the group's input. Under dropout, adapters have another input than weights, and those with magnitudes read the weight
+/// a second time.
+fn input_gradient<B: LinearOps>(
+    [dy, dz]: [&[Tensor<B, 2>]; 2],
+    group: &Group<B>,
+    d_low_rank: Option<Tensor<B, 2>>,
+    add: Option<Tensor<B, 2>>,
+) -> Tensor<B, 2> {
+    let of = |factors: &[Tensor<B, 2>], low_rank, add| {
+        into_single(B::product(Product { add, ..Product::new(group, Side::Input, factors.to_vec(), low_rank) }))
+    };
+    let Some(mask) = group.dropout.as_ref().filter(|_| d_low_rank.is_some()) else { return of(dz, d_low_rank, add) };
+    let again: Vec<_> = if group.has_magnitudes() {
+        dz.iter().zip(dy).map(|(dz, dy)| dz.clone().sub(dy.clone())).collect()
+    } else {
+        Vec::new()
+    };
+    let d_adapters = B::dropped(of(&again, d_low_rank, None), mask);
+    let d_input = of(dy, None, None).add(d_adapters);
+    match add {
+        Some(add) => d_input.add(add),
+        None => d_input,
     }
 }
 
@@ -149,130 +173,13 @@ fn prologue_backward<B: LinearOps>(
             let (dx, d_weight) = B::rms_norm_backward(x, &norm, d_input_ni, d_residual_ni);
             (InputGradient::Plain(dx), d_weight)
         }
-        Prologue::None { .. } => {
-            let d_input_ni = match d_residual_ni {
-                Some(d_residual_ni) => d_input_ni.add(d_residual_ni),
-                None => d_input_ni,
-            };
-            (InputGradient::Plain(d_input_ni), None)
-        }
+        Prologue::None { .. } => (InputGradient::Plain(d_input_ni), None),
         Prologue::Gated { gate, up, activation } => {
             assert!(d_residual_ni.is_none(), "a gated prologue has no residual path around it");
             let (d_gate, d_up) = B::gated_backward(gate, up, activation, d_input_ni);
             (InputGradient::Gated { d_gate, d_up }, None)
         }
     }
-}
-
-/// Computes the output of one module, `[n, o]`.
-fn module_forward<B: LinearOps>(
-    x_ni: &Tensor<B, 2>,
-    adapters_ni: &Tensor<B, 2>,
-    module: &Module<B>,
-    group: &Group<B>,
-) -> Tensor<B, 2> {
-    let dtype = x_ni.dtype();
-    let mut y_no = base_output(x_ni.clone(), module, group.gemms);
-    if let Some(adapter) = &module.adapter {
-        let update_no = adapter_output(adapters_ni.clone(), adapter);
-        y_no = match &adapter.magnitude {
-            None => y_no.add(update_no),
-            Some(magnitude) if group.dropout.is_none() => magnitude.scaled(y_no.add(update_no)),
-            Some(magnitude) => {
-                let dropped_no = base_output(adapters_ni.clone(), module, group.gemms);
-                let scaled_no = magnitude.scaled(dropped_no.clone().add(update_no));
-                y_no.add(scaled_no.sub(dropped_no))
-            }
-        };
-    }
-    match &module.bias {
-        Some(bias) => y_no.add(to_dtype(bias.value.clone(), dtype).unsqueeze()),
-        None => y_no,
-    }
-}
-
-/// Computes `x Wᵀ`, `[n, o]`.
-fn base_output<B: LinearOps>(x_ni: Tensor<B, 2>, module: &Module<B>, gemms: GemmFormat) -> Tensor<B, 2> {
-    let dtype = x_ni.dtype();
-    match gemms {
-        GemmFormat::Compute => x_ni.matmul(dense(&module.weight, dtype).transpose()),
-        GemmFormat::Fp8 => fp8_reference::product(x_ni, &module.weight),
-    }
-}
-
-/// Computes `dy W`, `[n, i]`.
-fn base_input_gradient<B: LinearOps>(dy_no: Tensor<B, 2>, module: &Module<B>, gemms: GemmFormat) -> Tensor<B, 2> {
-    let dtype = dy_no.dtype();
-    match gemms {
-        GemmFormat::Compute => dy_no.matmul(dense(&module.weight, dtype)),
-        GemmFormat::Fp8 => fp8_reference::input_gradient(dy_no, &module.weight),
-    }
-}
-
-/// Computes `s (x Aᵀ) Bᵀ`, `[n, o]`.
-fn adapter_output<B: Backend>(x_ni: Tensor<B, 2>, adapter: &Adapter<B>) -> Tensor<B, 2> {
-    let dtype = x_ni.dtype();
-    low_rank(x_ni, adapter).matmul(scaled_b(adapter, dtype).transpose())
-}
-
-/// Computes `x Aᵀ`, `[n, r]`.
-fn low_rank<B: Backend>(x_ni: Tensor<B, 2>, adapter: &Adapter<B>) -> Tensor<B, 2> {
-    let dtype = x_ni.dtype();
-    x_ni.matmul(to_dtype(adapter.a.clone(), dtype).transpose())
-}
-
-/// Multiplies the scale into B, the smallest of the matrices.
-fn scaled_b<B: Backend>(adapter: &Adapter<B>, dtype: DType) -> Tensor<B, 2> {
-    to_dtype(adapter.b.clone().mul_scalar(adapter.scale), dtype)
-}
-
-/// Computes the gradients of the weight's input, of the adapter's input, and of the parameters.
-///
-/// # Panics
-/// If a weight with magnitudes trains.
-fn module_backward<B: LinearOps>(
-    x_ni: &Tensor<B, 2>,
-    adapters_ni: &Tensor<B, 2>,
-    mut module: Module<B>,
-    (gemms, is_dropped): (GemmFormat, bool),
-    dy_no: Tensor<B, 2>,
-) -> (Tensor<B, 2>, Option<Tensor<B, 2>>, ModuleGradients<B>) {
-    let dtype = dy_no.dtype();
-    let of_weight = || to_f32(dy_no.clone().transpose().matmul(x_ni.clone()));
-    let weight = match std::mem::replace(&mut module.weight_gradient, WeightGradient::Frozen) {
-        WeightGradient::Frozen => None,
-        WeightGradient::New => Some(of_weight()),
-        WeightGradient::AddTo(sum) => Some(sum.add(of_weight())),
-    };
-    let trained_bias = module.bias.as_ref().filter(|bias| bias.trains);
-    let bias = trained_bias.map(|_| to_f32(dy_no.clone()).sum_dim(0).squeeze_dim(0));
-    let Some(pair) = &module.adapter else {
-        let dx_ni = base_input_gradient(dy_no, &module, gemms);
-        return (dx_ni, None, ModuleGradients { weight, bias, adapter: None, magnitude: None });
-    };
-    // Gradient of the sum of weight and adapter, before magnitudes.
-    let dz_no = match &pair.magnitude {
-        Some(magnitude) => magnitude.scaled(dy_no.clone()),
-        None => dy_no.clone(),
-    };
-    let magnitude = pair.magnitude.as_ref().map(|magnitude| {
-        assert!(weight.is_none(), "a weight under magnitudes is frozen");
-        let base_no = base_output(adapters_ni.clone(), &module, gemms);
-        magnitude.gradient(dy_no.clone(), base_no.add(adapter_output(adapters_ni.clone(), pair)))
-    });
-    let dxa_nr = dz_no.clone().matmul(scaled_b(pair, dtype));
-    let mut through_ni = dxa_nr.clone().matmul(to_dtype(pair.a.clone(), dtype));
-    let dx_ni = if magnitude.is_some() && is_dropped {
-        let difference_no = dz_no.clone().sub(dy_no.clone());
-        through_ni = through_ni.add(base_input_gradient(difference_no, &module, gemms));
-        base_input_gradient(dy_no, &module, gemms)
-    } else {
-        base_input_gradient(dz_no.clone(), &module, gemms)
-    };
-    let xa_nr = low_rank(adapters_ni.clone(), pair);
-    let da_ri = to_f32(dxa_nr.transpose().matmul(adapters_ni.clone()));
-    let db_or = to_f32(dz_no.transpose().matmul(xa_nr)).mul_scalar(pair.scale);
-    (dx_ni, Some(through_ni), ModuleGradients { weight, bias, adapter: Some((da_ri, db_or)), magnitude })
 }
 
 fn columns<B: Backend>(group: &Group<B>) -> Vec<Range<usize>> {

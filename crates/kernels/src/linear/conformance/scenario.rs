@@ -366,7 +366,7 @@ fn compare<B: Kernels>(
     compare_modules(check, what, grads.modules, expected.modules);
 }
 
-fn compare_modules<B: Kernels>(
+pub(super) fn compare_modules<B: Kernels>(
     check: &mut Check<'_, B>,
     what: &str,
     grads: Vec<ModuleGradients<B>>,

@@ -6,7 +6,7 @@ use firebrick_arch::SwigluConstants;
 use firebrick_precision::QuantFormat;
 
 use super::*;
-use crate::linear::{Bias, Dropout, Magnitude, QkNorms};
+use crate::linear::{Adapter, Bias, Dropout, GemmFormat, Magnitude, Module, QkNorms, WeightGradient};
 use crate::testing::{Plain, Recorded, assert_close, backward as recorded_backward, leaf, random};
 use crate::weights::{QuantizedWeight, Weight};
 
