@@ -87,11 +87,20 @@ impl<B: Kernels> Mlp<B> {
     }
 }
 
-/// The forward's results that one layer's backward needs.
-#[derive(Clone, Debug)]
-pub struct SavedForBackward<B: Kernels> {
-    mixer: SavedMixer<B>,
-    mlp: SavedMlp<B>,
+/// What the forward left for the backward of a mixer's half, which recomputes the rest.
+pub(crate) enum MixerHalf<B: Kernels> {
+    /// All that it needs, except for what is cheap to compute.
+    Activations(Box<SavedMixer<B>>),
+    /// The layer's input, the operation's result, and the low-rank result of the output projection.
+    Inputs { x_nd: Tensor<B, 2>, mixed: Mixed<B>, low_rank: LowRank<B> },
+}
+
+/// What the forward left for the backward of an MLP's half, which recomputes the rest.
+pub(crate) enum MlpHalf<B: Kernels> {
+    /// All that it needs, except for what is cheap to compute.
+    Activations(SavedMlp<B>),
+    /// The sum after the mixer, and the low-rank result of the down projection.
+    Input { h_nd: Tensor<B, 2>, low_rank: LowRank<B> },
 }
 
 /// The forward's results that the backward of an MLP needs.
@@ -113,13 +122,15 @@ pub(crate) struct AfterMixer<B: Kernels> {
 }
 
 impl<B: Kernels> AfterMixer<B> {
-    /// Adds the MLP's saved results, which completes what the backward needs; `None` if nothing was saved.
-    pub(crate) fn saved(self, mlp: Option<SavedMlp<B>>) -> Option<Box<SavedForBackward<B>>> {
+    /// Returns what the mixer's half saved.
+    ///
+    /// # Panics
+    /// If it kept nothing.
+    pub(crate) fn into_saved(self) -> Box<SavedMixer<B>> {
         let Self { input, parts, mixed, output, .. } = self;
-        Some(Box::new(SavedForBackward {
-            mixer: SavedMixer { input: input?, parts, mixed: mixed?, output: output? },
-            mlp: mlp?,
-        }))
+        let all = input.zip(mixed).zip(output);
+        let ((input, mixed), output) = all.expect(KEPT);
+        Box::new(SavedMixer { input, parts, mixed, output })
     }
 
     /// Returns the mixer's result, the saved low-rank GEMM of its output projection, and the residual stream, which is the MLP's input.
@@ -176,21 +187,6 @@ impl<B: Kernels> Layer<B> {
         self.forward_mlp(after.h_nd.clone(), Keep::Nothing, adapters, None).0
     }
 
-    /// Computes what the backward needs from the layer's input and the low-rank result that [`Self::forward_mlp_of_inputs`] saved.
-    pub(crate) fn recompute(
-        &self,
-        x_nd: Tensor<B, 2>,
-        low_rank: LowRank<B>,
-        context: &Context<B>,
-        published: &mut Published<B>,
-        adapters: AdapterPass,
-    ) -> Box<SavedForBackward<B>> {
-        let attend = Attend::Documents(&context.documents);
-        let after = self.forward_mixer(x_nd, &context.rotary, attend, published, Keep::Inputs, adapters);
-        let mlp = self.recompute_mlp(after.h_nd.clone(), low_rank, adapters);
-        after.saved(Some(mlp)).expect(KEPT)
-    }
-
     /// Computes the first half of the layer: from its input to the sum after the mixer. Under [`Keep::LowRank`] its first group runs again.
     pub(crate) fn forward_mixer(
         &self,
@@ -217,10 +213,11 @@ impl<B: Kernels> Layer<B> {
 
     /// Computes what the backward of the mixer's half needs, from its input and its saved results. The output projection runs only if its output is
     /// normalized: otherwise no caller reads the output again.
-    pub(crate) fn recompute_mixer(
+    fn recompute_mixer(
         &self,
         x_nd: Tensor<B, 2>,
-        (mixed, low_rank): (Mixed<B>, LowRank<B>),
+        mixed: Mixed<B>,
+        low_rank: LowRank<B>,
         context: &Context<B>,
         adapters: AdapterPass,
     ) -> SavedMixer<B> {
@@ -276,7 +273,7 @@ impl<B: Kernels> Layer<B> {
 
     /// Computes what the backward of the MLP needs, from its input and the saved low-rank result. The output of a gated MLP is computed only if it is
     /// normalized: otherwise no caller reads it again.
-    pub(crate) fn recompute_mlp(&self, h_nd: Tensor<B, 2>, low_rank: LowRank<B>, adapters: AdapterPass) -> SavedMlp<B> {
+    fn recompute_mlp(&self, h_nd: Tensor<B, 2>, low_rank: LowRank<B>, adapters: AdapterPass) -> SavedMlp<B> {
         match &self.mlp {
             Mlp::Gated { gate_up, .. } if self.after_mlp.is_none() => {
                 let (gated, gate_up) = self.forward_gate(gate_up, h_nd, Keep::Inputs, adapters);
@@ -314,30 +311,19 @@ impl<B: Kernels> Layer<B> {
         (into_single(y_nd), gate_up.zip(down).map(|(gate_up, down)| SavedMlp::Gated { gate_up, down }))
     }
 
-    /// Computes the gradient of the input from that of the output; gradients of parameters go to the sink.
-    pub(crate) fn backward(
-        &self,
-        saved: SavedForBackward<B>,
-        context: &Context<B>,
-        published: &mut Published<B>,
-        dy_nd: Tensor<B, 2>,
-        adapters: AdapterPass,
-        sink: &mut dyn GradientSink<B>,
-    ) -> Tensor<B, 2> {
-        let SavedForBackward { mixer, mlp } = saved;
-        let dh_nd = self.backward_mlp(mlp, context, dy_nd, adapters, sink);
-        self.backward_mixer(mixer, context, published, dh_nd, adapters, sink)
-    }
-
-    /// Computes the gradient of the sum after the mixer from that of the output.
+    /// Computes the gradient of the sum after the mixer from that of the output; gradients of parameters go to the sink.
     pub(crate) fn backward_mlp(
         &self,
-        saved: SavedMlp<B>,
+        half: MlpHalf<B>,
         context: &Context<B>,
         dy_nd: Tensor<B, 2>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
+        let saved = match half {
+            MlpHalf::Activations(saved) => saved,
+            MlpHalf::Input { h_nd, low_rank } => self.recompute_mlp(h_nd, low_rank, adapters),
+        };
         match (&self.mlp, saved) {
             (Mlp::Gated { gate_up, down }, SavedMlp::Gated { gate_up: saved_gate_up, down: saved_down }) => {
                 let groups = [(gate_up, *saved_gate_up), (down, *saved_down)];
@@ -357,13 +343,19 @@ impl<B: Kernels> Layer<B> {
     /// Computes the gradient of the input from that of the sum after the mixer.
     pub(crate) fn backward_mixer(
         &self,
-        saved: SavedMixer<B>,
+        half: MixerHalf<B>,
         context: &Context<B>,
         published: &mut Published<B>,
         dh_nd: Tensor<B, 2>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
+        let saved = match half {
+            MixerHalf::Activations(saved) => *saved,
+            MixerHalf::Inputs { x_nd, mixed, low_rank } => {
+                self.recompute_mixer(x_nd, mixed, low_rank, context, adapters)
+            }
+        };
         let SavedMixer { input, parts, mixed, output } = saved;
         let grads = self.mixer.output.backward(*output, vec![dh_nd.clone()], None, adapters, sink);
         add_gradient(self.after_mixer.as_ref(), grads.output_norm, sink);

@@ -11,9 +11,9 @@ use firebrick_kernels::{GradientSink, Keep, Kernels, Offloaded, Payload, Recompu
 
 use crate::division::{Blocks, LayerRef};
 use crate::experts::router_loss::RouterSums;
-use crate::layer::{Context, Layer, LowRank, SavedForBackward};
+use crate::layer::{Context, Layer, LowRank, MixerHalf, MlpHalf, SavedMlp};
 use crate::linear::{AdapterPass, DropoutMasks};
-use crate::mixer::{Attend, Mixed, Published};
+use crate::mixer::{Attend, Mixed, Published, SavedMixer};
 
 /// Settings of a training pass through the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(crate) enum SavedLayer<B: Kernels> {
     /// The inputs of its two halves.
     Halves { mixer: Box<MixerInputs<B>>, h_nd: Offloaded<B>, low_rank: LowRank<B> },
     /// All that its backward needs, except for what is cheap to compute.
-    Activations(Box<SavedForBackward<B>>),
+    Activations(Box<SavedMixer<B>>, SavedMlp<B>),
 }
 
 /// The tensors from which the mixer's half is recomputed.
@@ -68,9 +68,10 @@ impl<B: Kernels> MixerInputs<B> {
         self.x_nd.prefetch(device);
     }
 
-    fn restore(self, device: &B::Device) -> (Tensor<B, 2>, (Mixed<B>, LowRank<B>)) {
+    fn restore(self, device: &B::Device) -> MixerHalf<B> {
         let values_nm = self.mixed_nm.restore(device).into_values();
-        (self.x_nd.restore(device).into_values(), (Mixed { values_nm, statistics: self.statistics }, self.low_rank))
+        let mixed = Mixed { values_nm, statistics: self.statistics };
+        MixerHalf::Inputs { x_nd: self.x_nd.restore(device).into_values(), mixed, low_rank: self.low_rank }
     }
 }
 
@@ -95,8 +96,8 @@ pub(crate) fn forward_layer<B: Kernels>(
     let keeping = |x_nd, keep, sums, published: &mut Published<B>| {
         let after = layer.forward_mixer(x_nd, &context.rotary, attend(), published, keep, adapters);
         let (y_nd, mlp) = layer.forward_mlp(after.h_nd.clone(), keep, adapters, sums);
-        let activations = after.saved(mlp).expect("a layer saves its activations under this policy");
-        (y_nd, SavedLayer::Activations(activations))
+        let mlp = mlp.expect("a layer saves its activations under this policy");
+        (y_nd, SavedLayer::Activations(after.into_saved(), mlp))
     };
     match pass.recompute {
         Recompute::Full => {
@@ -127,7 +128,7 @@ pub(crate) fn forward_layer<B: Kernels>(
 pub(crate) enum Restored<B: Kernels> {
     Input { x_nd: Tensor<B, 2>, low_rank: LowRank<B> },
     Halves { mixer: Box<MixerInputs<B>>, h_nd: Tensor<B, 2>, low_rank: LowRank<B> },
-    Activations(Box<SavedForBackward<B>>),
+    Activations(Box<SavedMixer<B>>, SavedMlp<B>),
 }
 
 /// Computes the gradient of a layer's input from that of its output.
@@ -140,18 +141,22 @@ pub(crate) fn backward_layer<B: Kernels>(
     adapters: AdapterPass,
     sink: &mut dyn GradientSink<B>,
 ) -> Tensor<B, 2> {
-    let saved = match saved {
-        Restored::Input { x_nd, low_rank } => layer.recompute(x_nd, low_rank, context, published, adapters),
-        Restored::Activations(activations) => activations,
+    let (mixer, mlp) = match saved {
+        Restored::Input { x_nd, low_rank } => {
+            let attend = Attend::Documents(&context.documents);
+            let after = layer.forward_mixer(x_nd, &context.rotary, attend, published, Keep::Inputs, adapters);
+            let h_nd = after.h_nd.clone();
+            (MixerHalf::Activations(after.into_saved()), MlpHalf::Input { h_nd, low_rank })
+        }
+        Restored::Activations(mixer, mlp) => (MixerHalf::Activations(mixer), MlpHalf::Activations(mlp)),
         Restored::Halves { mixer, h_nd, low_rank } => {
-            let mlp = layer.recompute_mlp(h_nd, low_rank, adapters);
-            let dh_nd = layer.backward_mlp(mlp, context, dy_nd, adapters, sink);
-            let (x_nd, computed) = mixer.restore(&dh_nd.device());
-            let mixer = layer.recompute_mixer(x_nd, computed, context, adapters);
+            let dh_nd = layer.backward_mlp(MlpHalf::Input { h_nd, low_rank }, context, dy_nd, adapters, sink);
+            let mixer = mixer.restore(&dh_nd.device());
             return layer.backward_mixer(mixer, context, published, dh_nd, adapters, sink);
         }
     };
-    layer.backward(*saved, context, published, dy_nd, adapters, sink)
+    let dh_nd = layer.backward_mlp(mlp, context, dy_nd, adapters, sink);
+    layer.backward_mixer(mixer, context, published, dh_nd, adapters, sink)
 }
 
 /// The items that the backward fetches ahead: the layers, and their saved tensors.
@@ -169,7 +174,7 @@ impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
             Some(SavedLayer::Input { x_nd, .. } | SavedLayer::Halves { h_nd: x_nd, .. }) => {
                 x_nd.prefetch(self.blocks.device);
             }
-            Some(SavedLayer::Activations(_)) | None => (),
+            Some(SavedLayer::Activations(..)) | None => (),
         }
     }
 
@@ -184,7 +189,7 @@ impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
                 mixer.prefetch(device);
                 Restored::Halves { mixer, h_nd, low_rank }
             }
-            SavedLayer::Activations(activations) => Restored::Activations(activations),
+            SavedLayer::Activations(mixer, mlp) => Restored::Activations(mixer, mlp),
         };
         (self.blocks.take(index), saved)
     }
