@@ -31,8 +31,8 @@ pub use conv::{ConvInputs, ConvOps, ConvState};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
-    Adapter, Bias, Dropout, Epilogue, ExpertRows, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps,
-    Magnitude, Mask, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables,
+    Adapter, Bias, Dropout, Epilogue, ExpertRows, GemmFormat, Group, HeadPart, HeadRole, HeadsEpilogue, InputGradient,
+    Keep, LinearOps, Magnitude, Mask, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, RotaryTables,
     RowChoices, WeightGradient,
 };
 pub use loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};

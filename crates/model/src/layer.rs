@@ -363,7 +363,7 @@ impl<B: Kernels> Layer<B> {
 
         let grads = self.mixer.input.backward(*input, d_parts, Some(dh_nd), adapters, sink);
         add_gradient(self.before_mixer.as_ref(), grads.norm, sink);
-        self.mixer.add_gradients(grads.qk_norm, sink);
+        self.mixer.add_gradients(grads.head_norms, sink);
         grads.input.plain()
     }
 

@@ -317,7 +317,7 @@ pub(crate) struct GroupBackward<B: Kernels> {
     pub(crate) input: InputGradient<B>,
     pub(crate) norm: Option<Tensor<B, 1>>,
     pub(crate) output_norm: Option<Tensor<B, 1>>,
-    pub(crate) qk_norm: [Option<Tensor<B, 1>>; 2],
+    pub(crate) head_norms: Vec<Option<Tensor<B, 1>>>,
 }
 
 impl<B: Kernels> LinearGroup<B> {
@@ -381,9 +381,9 @@ impl<B: Kernels> LinearGroup<B> {
         lent: Vec<bool>,
         sink: &mut dyn GradientSink<B>,
     ) -> GroupBackward<B> {
-        let ProjectGradients { input, norm, output_norm, qk_norm, modules } = gradients;
+        let ProjectGradients { input, norm, output_norm, head_norms, modules } = gradients;
         self.add_gradients(modules, lent, sink);
-        GroupBackward { input, norm, output_norm, qk_norm }
+        GroupBackward { input, norm, output_norm, head_norms }
     }
 
     fn add_gradients(&self, gradients: Vec<ModuleGradients<B>>, lent: Vec<bool>, sink: &mut dyn GradientSink<B>) {

@@ -183,29 +183,49 @@ pub enum Epilogue<B: Backend> {
         /// `[n, o]`; its gradient in the backward equals the gradient of the output.
         residual: Tensor<B, 2>,
     },
-    /// Normalizes and rotates queries and keys.
+    /// Normalizes and rotates heads.
     Heads(HeadsEpilogue<B>),
 }
 
-/// Norms and rotation of queries and keys. Requires a group with three parts.
+/// Norms and rotation of the parts of a group, each of whole heads.
 #[derive(Clone, Debug)]
 pub struct HeadsEpilogue<B: Backend> {
     /// Width of a head.
     pub head_dim: usize,
-    /// Norms of queries and keys, applied before the rotation.
-    pub qk_norm: Option<QkNorms<B>>,
+    /// What is done to each part of the group, in their order.
+    pub parts: Vec<HeadPart<B>>,
     /// Angles of each token; `None`: no rotation.
     pub rotary: Option<RotaryTables<B>>,
 }
 
-/// RMSNorms of queries and keys. The length of a weight determines the norm's extent: `[k]` norms each head, `[h * k]`
-/// and `[g * k]` norm all heads of a token together.
+/// What is done to a part of a group.
 #[derive(Clone, Debug)]
-pub struct QkNorms<B: Backend> {
-    /// Norm of the queries.
-    pub q: NormWeight<B>,
-    /// Norm of the keys.
-    pub k: NormWeight<B>,
+pub struct HeadPart<B: Backend> {
+    /// What its heads are.
+    pub role: HeadRole,
+    /// RMSNorm before the rotation. The length of its weight determines its extent: `[k]` norms each head, `[h * k]` or `[g * k]` norms all heads of
+    /// a token together.
+    pub norm: Option<NormWeight<B>>,
+}
+
+/// What heads are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadRole {
+    /// Queries: rotated, and multiplied by the factor of their token if the tables have any.
+    Query,
+    /// Keys: rotated.
+    Key,
+    /// Values.
+    Value,
+}
+
+impl<B: Backend> HeadsEpilogue<B> {
+    /// Builds the epilogue of queries, keys and values, with norms of queries and keys.
+    pub fn of_qkv(head_dim: usize, norms: Option<[NormWeight<B>; 2]>, rotary: Option<RotaryTables<B>>) -> Self {
+        let [q, k] = norms.map_or([None, None], |norms| norms.map(Some));
+        let parts = [(HeadRole::Query, q), (HeadRole::Key, k), (HeadRole::Value, None)];
+        Self { head_dim, parts: parts.map(|(role, norm)| HeadPart { role, norm }).into(), rotary }
+    }
 }
 
 /// Cosine and sine of each token's angles, `[n, rotated / 2]` f32 each. The first `rotated` columns of each head are
@@ -283,8 +303,8 @@ pub struct SavedOutputNorm<B: Backend> {
 pub struct SavedHeads<B: Backend> {
     /// The epilogue itself.
     pub epilogue: HeadsEpilogue<B>,
-    /// Queries and keys before their norm, `[n, h k]` and `[n, g k]`, if they are normalized.
-    pub raw: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
+    /// Each part before its norm, `[n, part]`, if it is normalized.
+    pub raw: Vec<Option<Tensor<B, 2>>>,
 }
 
 /// Result of [`LinearOps::project_backward`]. Gradients of parameters are f32.
@@ -296,8 +316,8 @@ pub struct ProjectGradients<B: Backend> {
     pub norm: Option<Tensor<B, 1>>,
     /// Gradient of the weight of the norm after the GEMM, if it trains.
     pub output_norm: Option<Tensor<B, 1>>,
-    /// Gradients of the q and k norm weights, if they train.
-    pub qk_norm: [Option<Tensor<B, 1>>; 2],
+    /// Gradients of the norm weights of a heads epilogue, by part, of those that train.
+    pub head_norms: Vec<Option<Tensor<B, 1>>>,
     /// Gradients of the modules, in the group's order.
     pub modules: Vec<ModuleGradients<B>>,
 }

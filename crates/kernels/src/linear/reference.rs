@@ -12,8 +12,8 @@ use firebrick_arch::Activation;
 use super::magnitude;
 use super::product::{GradientOperands, Product, Side};
 use super::{
-    Epilogue, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Mask, ModuleGradients, ProjectGradients,
-    ProjectSaved, Prologue, RotaryTables, RowChoices, SavedHeads, SavedOutputNorm, into_parts, into_single,
+    Epilogue, Group, HeadPart, HeadRole, HeadsEpilogue, InputGradient, Keep, LinearOps, Mask, ModuleGradients,
+    ProjectGradients, ProjectSaved, Prologue, RotaryTables, RowChoices, SavedHeads, SavedOutputNorm, into_single,
 };
 use crate::dtype::{to_dtype, to_f32};
 use crate::norm::NormWeight;
@@ -63,9 +63,9 @@ pub fn project_backward<B: LinearOps>(
 ) -> ProjectGradients<B> {
     assert_eq!(group.parts.len(), d_outputs.len(), "each part has one output, and each output one gradient");
     let ProjectSaved { prologue, prologue_output, heads, output_norm, .. } = saved;
-    let (d_parts, qk_norm) = match heads {
+    let (d_parts, head_norms) = match heads {
         Some(heads) => heads_backward(heads, d_outputs),
-        None => (d_outputs, [None, None]),
+        None => (d_outputs, Vec::new()),
     };
     let (d_parts, output_norm) = match output_norm {
         Some(SavedOutputNorm { norm, raw }) => {
@@ -90,7 +90,7 @@ pub fn project_backward<B: LinearOps>(
     let mut modules = B::parameter_gradients(operands, group);
     modules.iter_mut().zip(magnitudes).for_each(|(gradients, magnitude)| gradients.magnitude = magnitude);
     let (input, norm) = prologue_backward(prologue, d_input_ni, d_residual_ni);
-    ProjectGradients { input, norm, output_norm, qk_norm, modules }
+    ProjectGradients { input, norm, output_norm, head_norms, modules }
 }
 
 /// Implements [`LinearOps::mlp_backward`].
@@ -227,32 +227,42 @@ fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>,
             let output = B::rms_norm(raw.clone(), &norm, Some(residual));
             (vec![output], None, (keep != Keep::Nothing).then_some(SavedOutputNorm { norm, raw }))
         }
-        // Queries alone, of a layer that reads another's keys and values.
-        Epilogue::Heads(heads) if parts.len() == 1 => {
-            let q = query_scaled(rotated(into_single(parts), &heads), &heads);
-            (vec![q], Some(SavedHeads { epilogue: heads, raw: None }), None)
-        }
         Epilogue::Heads(heads) => {
-            let [q, k, v] = into_parts(parts);
-            let raw = (heads.qk_norm.is_some() && keep != Keep::Nothing).then(|| (q.clone(), k.clone()));
-            let norms = heads.qk_norm.as_ref();
-            let q = query_scaled(rotated(normalized(q, norms.map(|norms| &norms.q)), &heads), &heads);
-            let k = rotated(normalized(k, norms.map(|norms| &norms.k)), &heads);
-            (vec![q, k, v], Some(SavedHeads { epilogue: heads, raw }), None)
+            assert_eq!(heads.parts.len(), parts.len(), "each part of the group is one of the epilogue");
+            let is_saved = keep != Keep::Nothing;
+            let raw = parts
+                .iter()
+                .zip(&heads.parts)
+                .map(|(x, part)| part.norm.as_ref().filter(|_| is_saved).map(|_| x.clone()));
+            let raw = raw.collect();
+            let each = parts.into_iter().zip(&heads.parts);
+            let outputs = each.map(|(x, part)| turned(normalized(x, part.norm.as_ref()), part.role, &heads)).collect();
+            (outputs, Some(SavedHeads { epilogue: heads, raw }), None)
         }
     }
 }
 
-fn rotated<B: LinearOps>(x: Tensor<B, 2>, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
-    match &heads.rotary {
-        Some(tables) => B::rotary(x, tables, heads.head_dim, false),
-        None => x,
+/// Rotates heads by their role, and multiplies queries by the factor of their token.
+fn turned<B: LinearOps>(x: Tensor<B, 2>, role: HeadRole, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
+    match (role, &heads.rotary) {
+        (HeadRole::Value, _) | (_, None) => x,
+        (HeadRole::Key, Some(tables)) => B::rotary(x, tables, heads.head_dim, false),
+        (HeadRole::Query, Some(tables)) => query_scaled(B::rotary(x, tables, heads.head_dim, false), tables),
+    }
+}
+
+/// Backward of [`turned`].
+fn turned_backward<B: LinearOps>(d: Tensor<B, 2>, role: HeadRole, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
+    match (role, &heads.rotary) {
+        (HeadRole::Value, _) | (_, None) => d,
+        (HeadRole::Key, Some(tables)) => B::rotary(d, tables, heads.head_dim, true),
+        (HeadRole::Query, Some(tables)) => B::rotary(query_scaled(d, tables), tables, heads.head_dim, true),
     }
 }
 
 /// Multiplies rotated queries, or the gradient of them, by the factor of each token, if there is one.
-fn query_scaled<B: Backend>(q: Tensor<B, 2>, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
-    let Some(scale) = heads.rotary.as_ref().and_then(|tables| tables.query_scale.clone()) else { return q };
+fn query_scaled<B: Backend>(q: Tensor<B, 2>, tables: &RotaryTables<B>) -> Tensor<B, 2> {
+    let Some(scale) = tables.query_scale.clone() else { return q };
     let (dtype, [tokens, _]) = (q.dtype(), q.dims());
     to_dtype(to_f32(q).mul(scale.reshape([tokens, 1])), dtype)
 }
@@ -270,30 +280,21 @@ fn head_rows<B: Backend>(x: Tensor<B, 2>, norm: &NormWeight<B>) -> Tensor<B, 2> 
     x.reshape([tokens * width / normed, normed])
 }
 
+/// Computes the gradients of the parts before the epilogue, and of the norm weights that train.
 fn heads_backward<B: LinearOps>(
     saved: SavedHeads<B>,
     d_outputs: Vec<Tensor<B, 2>>,
-) -> (Vec<Tensor<B, 2>>, [Option<Tensor<B, 1>>; 2]) {
+) -> (Vec<Tensor<B, 2>>, Vec<Option<Tensor<B, 1>>>) {
     let SavedHeads { epilogue: heads, raw } = saved;
-    let back = |d: Tensor<B, 2>| match &heads.rotary {
-        Some(tables) => B::rotary(d, tables, heads.head_dim, true),
-        None => d,
-    };
-    if d_outputs.len() == 1 {
-        return (vec![back(query_scaled(into_single(d_outputs), &heads))], [None, None]);
-    }
-    let [dq, dk, dv] = into_parts(d_outputs);
-    let (dq, dk) = (back(query_scaled(dq, &heads)), back(dk));
-    let Some(norms) = &heads.qk_norm else { return (vec![dq, dk, dv], [None, None]) };
-    let (q, k) = raw.expect("normalized heads save queries and keys before their norm");
-    let through = |x: Tensor<B, 2>, norm: &NormWeight<B>, dy: Tensor<B, 2>| {
-        let shape = x.dims();
-        let (dx, d_weight) = B::rms_norm_backward(head_rows(x, norm), norm, head_rows(dy, norm), None);
+    let of_part = |((d_output, part), raw): ((_, &HeadPart<B>), Option<Tensor<B, 2>>)| {
+        let d = turned_backward(d_output, part.role, &heads);
+        let Some(norm) = &part.norm else { return (d, None) };
+        let raw = raw.expect("normalized heads are saved before their norm");
+        let shape = raw.dims();
+        let (dx, d_weight) = B::rms_norm_backward(head_rows(raw, norm), norm, head_rows(d, norm), None);
         (dx.reshape(shape), d_weight)
     };
-    let (dq, d_q_norm) = through(q, &norms.q, dq);
-    let (dk, d_k_norm) = through(k, &norms.k, dk);
-    (vec![dq, dk, dv], [d_q_norm, d_k_norm])
+    d_outputs.into_iter().zip(&heads.parts).zip(raw).map(of_part).unzip()
 }
 
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;

@@ -66,7 +66,7 @@ pub fn project_backward<B: LinearOps>(
         joined_gradients(all)
     });
     let modules = modules.collect();
-    ProjectGradients { input: joined_inputs(inputs), norm: None, output_norm: None, qk_norm: [None, None], modules }
+    ProjectGradients { input: joined_inputs(inputs), norm: None, output_norm: None, head_norms: Vec::new(), modules }
 }
 
 fn rows_of<B: Backend>(group: &Group<B>) -> ExpertRows<B> {

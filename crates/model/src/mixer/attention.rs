@@ -4,8 +4,7 @@ use burn_tensor::Tensor;
 use firebrick_arch::{AttentionSpec, KeysAndValues};
 use firebrick_kernels::linear::{into_parts, into_single};
 use firebrick_kernels::{
-    AttentionOutput, Documents, Epilogue, GradientSink, HeadsEpilogue, Kernels, Parameter, QkNorms, Qkv, RotaryTables,
-    Sinks,
+    AttentionOutput, Documents, Epilogue, GradientSink, HeadsEpilogue, Kernels, Parameter, Qkv, RotaryTables, Sinks,
 };
 
 use super::{Attend, Cache, Mixed, Published};
@@ -34,12 +33,13 @@ pub struct AttentionSinks<B: Kernels> {
 impl<B: Kernels> Attention<B> {
     /// Returns what is done to the outputs of the first group.
     pub(super) fn epilogue(&self, rotary: &[RotaryTables<B>]) -> Epilogue<B> {
-        let norms = |[q, k]: &[Norm<B>; 2]| QkNorms { q: q.operand(), k: k.operand() };
-        Epilogue::Heads(HeadsEpilogue {
-            head_dim: self.spec.head_dim,
-            qk_norm: self.qk_norm.as_ref().map(norms),
-            rotary: self.spec.rope.map(|index| rotary[index].clone()),
-        })
+        let norms = self.qk_norm.as_ref().map(|norms| norms.each_ref().map(Norm::operand));
+        let rotary = self.spec.rope.map(|index| rotary[index].clone());
+        let mut heads = HeadsEpilogue::of_qkv(self.spec.head_dim, norms, rotary);
+        if self.spec.reads_another() {
+            heads.parts.truncate(1);
+        }
+        Epilogue::Heads(heads)
     }
 
     pub(super) fn forward(

@@ -131,7 +131,7 @@ impl<B: Kernels> Mixer<B> {
 
 impl<B: Kernels> Mixer<B> {
     /// Hands the gradients of the norms in the epilogue of the first group to the sink.
-    pub(crate) fn add_gradients(&self, of_norms: [Option<Tensor<B, 1>>; 2], sink: &mut dyn GradientSink<B>) {
+    pub(crate) fn add_gradients(&self, of_norms: Vec<Option<Tensor<B, 1>>>, sink: &mut dyn GradientSink<B>) {
         match &self.kind {
             MixerKind::Attention(attention) => {
                 for (norm, gradient) in attention.qk_norm.iter().flatten().zip(of_norms) {

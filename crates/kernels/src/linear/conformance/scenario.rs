@@ -12,8 +12,8 @@ use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::linear::{
     Adapter, Bias, Epilogue, ExpertRows, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Magnitude, Module,
-    ModuleGradients, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, into_parts,
-    into_single, reference, stacked,
+    ModuleGradients, ProjectGradients, ProjectSaved, Prologue, RotaryTables, WeightGradient, into_parts, into_single,
+    reference, stacked,
 };
 use crate::norm::NormWeight;
 use crate::weights::{MatrixScales, QuantizedWeight, Weight, matrix_scales};
@@ -200,17 +200,14 @@ pub(super) fn heads<B: Kernels>(
     rotated: Option<usize>,
 ) -> Both<HeadsEpilogue<B>, HeadsEpilogue<Reference>> {
     let head_dim = check.case.head_dim;
-    let (qk_norm, expected_norm) = norms
+    let (norms, expected_norms) = norms
         .map(|[q, k]| {
             let (q, k) = (norm(check, q, true), norm(check, k, true));
-            (QkNorms { q: q.0, k: k.0 }, QkNorms { q: q.1, k: k.1 })
+            ([q.0, k.0], [q.1, k.1])
         })
         .unzip();
     let (rotary, expected_rotary) = rotated.map(|rotated| tables(check, rotated)).unzip();
-    (
-        HeadsEpilogue { head_dim, qk_norm, rotary },
-        HeadsEpilogue { head_dim, qk_norm: expected_norm, rotary: expected_rotary },
-    )
+    (HeadsEpilogue::of_qkv(head_dim, norms, rotary), HeadsEpilogue::of_qkv(head_dim, expected_norms, expected_rotary))
 }
 
 /// All inputs of a projection and its backward.
@@ -360,7 +357,8 @@ fn compare<B: Kernels>(
     }
     compare_parameter(check, &format!("{what}: norm"), grads.norm, expected.norm);
     compare_parameter(check, &format!("{what}: norm after"), grads.output_norm, expected.output_norm);
-    for (grad, expected) in grads.qk_norm.into_iter().zip(expected.qk_norm) {
+    check.same(&format!("{what}: head norms"), grads.head_norms.len() == expected.head_norms.len());
+    for (grad, expected) in grads.head_norms.into_iter().zip(expected.head_norms) {
         compare_parameter(check, &format!("{what}: head norm"), grad, expected);
     }
     compare_modules(check, what, grads.modules, expected.modules);

@@ -2,11 +2,12 @@
 //!
 //! Trade-off: f32 on the CPU only; other backends and formats are compared with these bodies in `conformance.rs`.
 
+use burn_tensor::DType;
 use firebrick_arch::SwigluConstants;
 use firebrick_precision::QuantFormat;
 
 use super::*;
-use crate::linear::{Adapter, Bias, Dropout, GemmFormat, Magnitude, Module, QkNorms, WeightGradient};
+use crate::linear::{Adapter, Bias, Dropout, GemmFormat, Magnitude, Module, WeightGradient, into_parts};
 use crate::testing::{Plain, Recorded, assert_close, backward as recorded_backward, leaf, random};
 use crate::weights::{QuantizedWeight, Weight};
 
@@ -180,8 +181,8 @@ fn head_norms_and_rotation(
 
     let (rx, rw, rn, rq, rk) = (leaf(&x), leaf(&weight), leaf(&input_norm), leaf(&q_norm), leaf(&k_norm));
     let norm = |weight: Tensor<Recorded, 1>| NormWeight { weight, offset: 0.0, epsilon: 1e-5, trains: true };
-    let qk_norm = Some(QkNorms { q: norm(rq.clone()), k: norm(rk.clone()) });
-    let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(recorded(&tables)) };
+    let norms = Some([norm(rq.clone()), norm(rk.clone())]);
+    let epilogue = HeadsEpilogue::of_qkv(head_dim, norms, Some(recorded(&tables)));
     let prologue = Prologue::Norm { x: rx.clone(), norm: norm(rn.clone()) };
     let one_module = vec![module(0..query + 2 * kv, Weight::Dense(rw.clone()))];
     let group = grouped(one_module, vec![query, kv, kv]);
@@ -195,8 +196,7 @@ fn head_norms_and_rotation(
     let expected = loss.backward();
 
     let norm = |weight: Tensor<Plain, 1>| NormWeight { weight, offset: 0.0, epsilon: 1e-5, trains: true };
-    let qk_norm = Some(QkNorms { q: norm(q_norm), k: norm(k_norm) });
-    let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(tables) };
+    let epilogue = HeadsEpilogue::of_qkv(head_dim, Some([norm(q_norm), norm(k_norm)]), Some(tables));
     let trained = Module { weight_gradient: WeightGradient::New, ..module(0..query + 2 * kv, Weight::Dense(weight)) };
     let group = grouped(vec![trained], vec![query, kv, kv]);
     let residual = random::<Plain, 2>(11, [TOKENS, INPUT]);
@@ -210,7 +210,9 @@ fn head_norms_and_rotation(
         assert_close(grads.input.plain(), expected_input, 1e-5);
         assert_close(grads.modules.remove(0).weight.unwrap(), rw.grad(&expected).unwrap(), 1e-5);
         assert_close(grads.norm.unwrap(), rn.grad(&expected).unwrap(), 1e-5);
-        let [dq, dk] = grads.qk_norm.map(Option::unwrap);
+        let [dq, dk, dv] = into_parts(grads.head_norms);
+        assert!(dv.is_none());
+        let [dq, dk] = [dq, dk].map(Option::unwrap);
         assert_close(dq, rq.grad(&expected).unwrap(), 1e-5);
         assert_close(dk, rk.grad(&expected).unwrap(), 1e-5);
     }

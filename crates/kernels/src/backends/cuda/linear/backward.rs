@@ -25,7 +25,7 @@ pub(crate) struct OutputGradient {
     pub dy: DeviceBlock,
     /// The owner of its memory, if that is not scratch.
     _owner: Option<MatrixView>,
-    qk_norm: [Option<Primitive>; 2],
+    head_norms: Vec<Option<Primitive>>,
     output_norm: Option<Primitive>,
     weight: Option<GroupWeight>,
     /// Destinations of the weight gradients, in the order of the modules.
@@ -116,9 +116,9 @@ impl Device {
                 (InputGradient::Gated { d_gate, d_up }, None, modules)
             }
         };
-        let qk_norm = gradient.qk_norm.map(|gradient| gradient.map(tensor));
+        let head_norms = gradient.head_norms.into_iter().map(|gradient| gradient.map(tensor)).collect();
         let output_norm = gradient.output_norm.map(tensor);
-        ProjectGradients { input, norm: norm.map(tensor), output_norm, qk_norm, modules }
+        ProjectGradients { input, norm: norm.map(tensor), output_norm, head_norms, modules }
     }
 
     /// Computes the gradient of the GEMM's output from the gradients of the epilogue's outputs.
@@ -135,20 +135,21 @@ impl Device {
     ) -> OutputGradient {
         let room = group.route.room();
         let mut d_output_norm = None;
-        let (dy, owner, qk_norm) = if let Some(SavedHeads { epilogue, raw }) = heads {
+        let (dy, owner, head_norms) = if let Some(SavedHeads { epilogue, raw }) = heads {
             let gradients = into_parts::<3, _>(d_outputs).map(|d_output| self.flat(d_output));
-            let raw = raw.map(|(q, k)| [self.matrix(q), self.matrix(k)]);
-            let (joined, qk_norm) = self.heads_backward(&gradients, &epilogue, raw.as_ref(), room);
-            (joined, None, qk_norm)
+            let raw: Vec<_> = raw.into_iter().flatten().map(|raw| self.matrix(raw)).collect();
+            let raw: Option<[MatrixView; 2]> = raw.try_into().ok();
+            let (joined, head_norms) = self.heads_backward(&gradients, &epilogue, raw.as_ref(), room);
+            (joined, None, head_norms.into())
         } else if let Some(SavedOutputNorm { norm, raw }) = output_norm {
             let (dy, raw) = (self.matrix(into_single(d_outputs)), self.flat(raw));
             let d_raw = self.empty_with_room([raw.rows, raw.width], room, raw.dtype);
             d_output_norm = self.rms_norm_backward(d_raw.block(), &raw, &norm, dy.block(), None, None);
-            (d_raw.block(), Some(d_raw), [None, None])
+            (d_raw.block(), Some(d_raw), Vec::new())
         } else {
             let whole = self.adjacent_columns(d_outputs.into_iter().map(|d_output| self.matrix(d_output)).collect());
             let (dy, owner) = self.with_room(whole, room);
-            (dy, owner, [None, None])
+            (dy, owner, Vec::new())
         };
         let (dy, owner, magnitudes) = match unscaled {
             None => (dy, owner, None),
@@ -172,7 +173,7 @@ impl Device {
         OutputGradient {
             dy,
             _owner: owner,
-            qk_norm,
+            head_norms,
             output_norm: d_output_norm,
             weight,
             sums,

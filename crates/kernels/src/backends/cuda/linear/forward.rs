@@ -8,7 +8,7 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::Activation;
 
-use super::heads::projection_norms;
+use super::heads::saves_joined;
 use super::modules::Routed;
 use super::operands::GroupWeight;
 use super::operands::fp8::codes::RowLayout;
@@ -265,17 +265,15 @@ impl Device {
     }
 
     fn project_heads(&self, x: Input, group: &Routed<'_>, epilogue: HeadsEpilogue<Cuda>, is_saved: bool) -> Projected {
-        let saves_raw = is_saved && epilogue.qk_norm.is_some() && projection_norms(&epilogue).is_none();
+        let saves_raw = is_saved && saves_joined(&epilogue);
         let (joined, owner) = self.joined_rows([x.rows.rows, group.out_features()], x.rows.dtype, saves_raw);
         let kept = self.group_forward(x, group, None, joined);
         let copies = self.normalize_projections(joined, &group.parts, &epilogue);
         let parts = self.heads_forward(joined, &group.parts, &epilogue);
-        let raw = owner.map(|joined| {
-            let [q, k] = into_parts(self.split(&joined, &group.parts[..2]));
-            (q, k)
-        });
-        let copies = copies.filter(|_| is_saved).map(|[q, k]| (tensor(q.tensor), tensor(k.tensor)));
-        let heads = Some(SavedHeads { epilogue, raw: raw.or(copies) });
+        let raw = owner.map(|joined| self.split(&joined, &group.parts[..2]));
+        let copies = copies.filter(|_| is_saved).map(|copies| copies.map(|copy| tensor(copy.tensor)).into());
+        let raw: Vec<_> = raw.or(copies).into_iter().flatten().map(Some).collect();
+        let heads = Some(SavedHeads { epilogue, raw });
         Projected { parts, heads, output_norm: None, kept }
     }
 

@@ -14,7 +14,7 @@ use crate::backends::cuda::device::Device;
 use crate::backends::cuda::engine::{
     BlockArguments, Cuda, DeviceBlock, Launch, MatrixView, Primitive, ScratchSlot, Source, arguments, grid, tensor,
 };
-use crate::{HeadsEpilogue, NormWeight, QkNorms, RotaryTables};
+use crate::{HeadRole, HeadsEpilogue, NormWeight, RotaryTables};
 
 /// Query, key and value heads of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -54,12 +54,12 @@ struct Constants {
 impl Constants {
     fn new(
         device: &Device,
-        norms: Option<&QkNorms<Cuda>>,
+        norms: Option<[&NormWeight<Cuda>; 2]>,
         rotary: Option<&RotaryTables<Cuda>>,
         [tokens, width]: [usize; 2],
     ) -> Self {
         assert!(width.is_multiple_of(2), "heads have an even width, got {width}");
-        let norms = norms.map(|QkNorms { q, k }| {
+        let norms = norms.map(|[q, k]| {
             let scalars = [q.offset, k.offset, q.epsilon, k.epsilon].map(|value| value as f32);
             ([q, k].map(|norm| device.norm_weight(norm, width)), scalars)
         });
@@ -104,18 +104,37 @@ impl Constants {
     }
 }
 
+/// Returns the norms of queries and keys of an epilogue.
+///
+/// # Panics
+/// If its parts are not queries, keys and values, or only one of the first two is normalized: the kernels know no other groups.
+fn qk_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<[&NormWeight<Cuda>; 2]> {
+    let roles: Vec<_> = epilogue.parts.iter().map(|part| part.role).collect();
+    assert_eq!(roles, [HeadRole::Query, HeadRole::Key, HeadRole::Value], "parts of a heads epilogue on CUDA");
+    match [0, 1, 2].map(|part: usize| epilogue.parts[part].norm.as_ref()) {
+        [None, None, None] => None,
+        [Some(q), Some(k), None] => Some([q, k]),
+        _ => panic!("queries and keys are normalized, or nothing is"),
+    }
+}
+
 /// Returns the norms of an epilogue that normalizes each head separately.
-fn head_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<&QkNorms<Cuda>> {
-    epilogue.qk_norm.as_ref().filter(|norms| norm_widths(norms) == [epilogue.head_dim; 2])
+fn head_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<[&NormWeight<Cuda>; 2]> {
+    qk_norms(epilogue).filter(|norms| norm_widths(norms) == [epilogue.head_dim; 2])
 }
 
 /// Returns the norms of an epilogue that normalizes all heads of a token together.
-pub(super) fn projection_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<&QkNorms<Cuda>> {
-    epilogue.qk_norm.as_ref().filter(|norms| norm_widths(norms) != [epilogue.head_dim; 2])
+fn projection_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<[&NormWeight<Cuda>; 2]> {
+    qk_norms(epilogue).filter(|norms| norm_widths(norms) != [epilogue.head_dim; 2])
 }
 
-fn norm_widths(norms: &QkNorms<Cuda>) -> [usize; 2] {
-    [&norms.q, &norms.k].map(|norm| norm.weight.dims()[0])
+/// Returns whether the joined rows themselves are saved for the backward: queries and keys before the norm of each head.
+pub(super) fn saves_joined(epilogue: &HeadsEpilogue<Cuda>) -> bool {
+    head_norms(epilogue).is_some()
+}
+
+fn norm_widths(norms: &[&NormWeight<Cuda>; 2]) -> [usize; 2] {
+    norms.map(|norm| norm.weight.dims()[0])
 }
 
 /// Returns a grid of four tokens per block of 256 threads.
@@ -145,7 +164,7 @@ impl Device {
         parts: &[usize],
         epilogue: &HeadsEpilogue<Cuda>,
     ) -> Option<[MatrixView; 2]> {
-        let norms = projection_norms(epilogue)?;
+        let [q_norm, k_norm] = projection_norms(epilogue)?;
         let columns = [joined.columns(0, parts[0]), joined.columns(parts[0], parts[1])];
         let normalize = |(columns, norm): (DeviceBlock, &NormWeight<Cuda>)| {
             let raw = self.empty_matrix(columns.rows, columns.width, columns.dtype);
@@ -154,7 +173,7 @@ impl Device {
             raw
         };
         let [q, k] = columns;
-        Some([normalize((q, &norms.q)), normalize((k, &norms.k))])
+        Some([normalize((q, q_norm)), normalize((k, k_norm))])
     }
 
     /// Backward of [`Device::normalize_projections`], in place on the joined gradients; returns the gradients of norm weights that train.
@@ -162,13 +181,13 @@ impl Device {
         &self,
         joined: DeviceBlock,
         raw: &[MatrixView; 2],
-        norms: &QkNorms<Cuda>,
+        [q_norm, k_norm]: [&NormWeight<Cuda>; 2],
     ) -> [Option<Primitive>; 2] {
         let [q, k] = raw;
         let columns = [joined.columns(0, q.width), joined.columns(q.width, k.width)];
         [
-            self.rms_norm_backward(columns[0], q, &norms.q, columns[0], None, None),
-            self.rms_norm_backward(columns[1], k, &norms.k, columns[1], None, None),
+            self.rms_norm_backward(columns[0], q, q_norm, columns[0], None, None),
+            self.rms_norm_backward(columns[1], k, k_norm, columns[1], None, None),
         ]
     }
 
@@ -224,7 +243,7 @@ impl Device {
     ) -> (DeviceBlock, [Option<Primitive>; 2]) {
         let [dq, dk, dv] = gradients;
         let parts = [dq.width, dk.width, dv.width];
-        assert_eq!(epilogue.qk_norm.is_some(), raw.is_some(), "normalized heads are saved before their norm");
+        assert_eq!(qk_norms(epilogue).is_some(), raw.is_some(), "normalized heads are saved before their norm");
         let heads = HeadCounts::of(&parts, epilogue.head_dim);
         let sizes = [dq.rows, epilogue.head_dim];
         let constants = Constants::new(self, head_norms(epilogue), epilogue.rotary.as_ref(), sizes);
@@ -254,12 +273,12 @@ impl Device {
             return (joined, self.normalize_projections_backward(joined, raw, norms));
         }
         let d_norms = match (raw_of_heads, head_norms(epilogue)) {
-            (Some([q, k]), Some(norms)) => {
+            (Some([q, k]), Some([q_norm, k_norm])) => {
                 let of = |(gradient, raw, norm): (_, _, &NormWeight<Cuda>), of_queries| {
                     let compute = || self.heads_norm_gradient([gradient, raw], norm, &constants, of_queries);
                     norm.trains.then(compute)
                 };
-                [of((dq, q, &norms.q), true), of((dk, k, &norms.k), false)]
+                [of((dq, q, q_norm), true), of((dk, k, k_norm), false)]
             }
             _ => [None, None],
         };
