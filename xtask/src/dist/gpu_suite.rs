@@ -97,7 +97,9 @@ fn write_script(path: &Path) -> Result<()> {
 fn build_args(package: &str, features: &str, tests: &[&str]) -> Vec<String> {
     let features = if features.is_empty() { String::new() } else { format!("--features {features}") };
     let tests: String = tests.iter().map(|test| format!(" --test {test}")).collect();
-    words(&format!("test --no-run --package {package} --message-format=json-render-diagnostics {features}{tests}"))
+    // What results are compared with is computed on the CPU, which takes minutes in unoptimized programs.
+    let command = "test --profile fast --no-run --message-format=json-render-diagnostics";
+    words(&format!("{command} --package {package} {features}{tests}"))
 }
 
 /// Builds test programs; each with its name.
@@ -120,8 +122,7 @@ mod tests {
     #[test]
     fn the_programs_of_each_suite_are_named_to_cargo() {
         let typed = build_args("firebrick-kernels", "cuda", &["cuda"]).join(" ");
-        let expected =
-            "test --no-run --package firebrick-kernels --message-format=json-render-diagnostics --features cuda";
+        let expected = "test --profile fast --no-run --message-format=json-render-diagnostics --package firebrick-kernels --features cuda";
         assert_eq!(typed, format!("{expected} --test cuda"));
         assert!(!build_args("firebrick-cuda", "", &["gpu"]).contains(&"--features".to_owned()));
     }
