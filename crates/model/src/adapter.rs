@@ -8,7 +8,7 @@ use firebrick_arch::{ModelConfig, lora_tensor_names};
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{Kernels, Parameter};
 
-use crate::checkpoint::companions::Companions;
+use crate::checkpoint::write::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::linear::Linear;

@@ -23,10 +23,10 @@ use firebrick_kernels::{BaseStorage, GemmFormat, Kernels, Storage};
 use firebrick_precision::{FloatType, Format, QuantFormat};
 
 use self::new_tokens::with_new_rows;
+use crate::checkpoint::{HfFolder, Limits, Request, Shard, Values, read_ahead};
 use crate::decoder::Decoder;
 use crate::division::Division;
 use crate::error::ModelError;
-use crate::weights::{HfFolder, Limits, Request, Shard, Values, read_ahead};
 
 /// Threads that read weights: a few saturate any link to a device, and more only compete for memory bandwidth.
 const MAX_READERS: usize = 8;

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use firebrick_arch::CONFIG_FILE;
 use firebrick_arch::folder::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, WEIGHTS_FILE};
+use firebrick_model::checkpoint::{TensorInfo, write_safetensors};
 use firebrick_model::peft::read_adapter;
-use firebrick_model::weights::{TensorInfo, write_safetensors};
 use firebrick_model::{Companions, HfFolder, Merge, MergeReport, ModelConfig, ModelError, merge_adapter};
 use firebrick_precision::{FloatType, QuantFormat};
 use safetensors::{Dtype, SafeTensors};

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use firebrick_arch::folder::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, PREPROCESSOR_FILES, WEIGHTS_FILE};
 use firebrick_arch::{CONFIG_FILE, TextLayout, is_other_part, name_in_adapter, text_name, text_name_in_adapter};
+use firebrick_model::checkpoint::{TensorBytes, TensorInfo, write_safetensors};
 use firebrick_model::peft::read_adapter;
-use firebrick_model::weights::{TensorBytes, TensorInfo, write_safetensors};
 use firebrick_model::{Bnb4bit, Companions, HfFolder, Merge, ModelConfig, merge_adapter};
 use safetensors::SafeTensors;
 use serde_json::{Value, from_str, json};

@@ -26,9 +26,9 @@ use self::k_quants::largest_of;
 pub use self::mix::GgufType;
 use self::mix::Mix;
 use self::names::NamedTensor;
-use crate::description::read_config;
+use crate::checkpoint::description::read_config;
+use crate::checkpoint::{HfFolder, not_writable};
 use crate::error::ModelError;
-use crate::weights::{HfFolder, not_writable};
 
 /// The tokens at which texts begin and end, and those that `tokenizer.json` lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

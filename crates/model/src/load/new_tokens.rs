@@ -10,9 +10,9 @@ use firebrick_arch::ModelConfig;
 use firebrick_kernels::HostBuffer;
 
 use super::synthetic::{normal, stream};
+use crate::checkpoint::Values;
+use crate::checkpoint::read::convert::{convert, element};
 use crate::error::ModelError;
-use crate::weights::Values;
-use crate::weights::convert::{convert, element};
 
 /// Scale of the covariance in transformers.
 const COVARIANCE_SCALE: f64 = 1e-9;

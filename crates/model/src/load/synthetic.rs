@@ -14,10 +14,10 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use super::{BuildOptions, Builder, Read};
+use crate::checkpoint::Values;
 use crate::decoder::Decoder;
 use crate::division::Division;
 use crate::error::ModelError;
-use crate::weights::Values;
 
 /// Number of values that the weights of a synthetic model repeat.
 const TILE: usize = (1 << 20) + 7;

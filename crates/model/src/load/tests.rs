@@ -14,10 +14,10 @@ use tempfile::{TempDir, tempdir};
 
 use super::synthetic::{normal, stream};
 use super::*;
+use crate::checkpoint::{TensorInfo, WEIGHTS_FILE, write_safetensors};
 use crate::linear::Base;
 use crate::mixer::MixerKind;
 use crate::test_config::{build_options, encode, tiny};
-use crate::weights::{TensorInfo, WEIGHTS_FILE, write_safetensors};
 
 fn storages() -> impl Iterator<Item = BaseStorage> {
     let quantized = QuantFormat::ALL.map(|format| BaseStorage::Frozen(Format::Quantized(format)));

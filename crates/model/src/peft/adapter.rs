@@ -19,9 +19,9 @@ use serde_json::json;
 
 use super::wrapper::{settings_for_text, settings_for_wrapper};
 use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, config_json, parse_config};
-use crate::checkpoint::companions::write_file;
+use crate::checkpoint::write::companions::write_file;
+use crate::checkpoint::{TensorF32, adapter_shapes, read_adapter_f32, safetensors_names, write_safetensors_f32};
 use crate::error::ModelError;
-use crate::weights::{TensorF32, adapter_shapes, read_adapter_f32, safetensors_names, write_safetensors_f32};
 
 /// PEFT's prefix of a module's path.
 const PREFIX: &str = "base_model.model.";

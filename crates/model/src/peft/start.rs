@@ -10,9 +10,9 @@ use std::path::Path;
 use firebrick_arch::lora_tensor_names;
 
 use super::ADAPTER_WEIGHTS_FILE;
+use crate::checkpoint::{Shard, TensorF32, open_adapter};
 use crate::error::ModelError;
 use crate::linear::StartPair;
-use crate::weights::{Shard, TensorF32, open_adapter};
 
 /// Combines a module's pair with its start pair.
 pub(crate) fn add_start(tensors: &mut BTreeMap<String, TensorF32>, path: &str, start: &StartPair) {

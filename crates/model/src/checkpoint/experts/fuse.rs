@@ -1,5 +1,5 @@
 //! Puts the tensors of single experts together for a folder that stores all of a layer in one, as gpt-oss does: the other direction of
-//! `fused_experts`.
+//! `fused`.
 //!
 //! Trade-off: the tensor of all experts of a layer is in memory at once, up to a few GB.
 
@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use firebrick_arch::{ExpertNames, MlpSpec, ModelSpec, TensorSpec};
 use firebrick_precision::{BlockScales, QuantizedTensor};
 
-use super::fused_experts::{Interleaved, name_of, projections};
+use crate::checkpoint::experts::fused::{Interleaved, name_of, projections};
 use crate::error::ModelError;
 
 /// The tensors of a model that hold all experts of a layer, by their names on disk.
 #[derive(Default)]
-pub(super) struct FusedTensors {
+pub(crate) struct FusedTensors {
     tensors: BTreeMap<String, FusedTensor>,
     /// The fused tensor of each tensor of one expert.
     of_parts: BTreeMap<String, String>,
@@ -35,7 +35,7 @@ struct FusedPart {
 
 impl FusedTensors {
     /// Lists those of a model; none unless its family stores them.
-    pub(super) fn of(spec: &ModelSpec) -> Self {
+    pub(crate) fn of(spec: &ModelSpec) -> Self {
         let mut all = Self::default();
         for (layer, of_layer) in spec.layers.iter().enumerate() {
             let MlpSpec::Experts { count, intermediate_size, names: ExpertNames::GptOss, .. } = of_layer.mlp else {
@@ -69,7 +69,7 @@ impl FusedTensors {
     }
 
     /// Returns names and shapes on disk of a model's tensors, in their order, each once.
-    pub(super) fn stored(&self, tensors: Vec<TensorSpec>) -> Vec<(String, Vec<usize>)> {
+    pub(crate) fn stored(&self, tensors: Vec<TensorSpec>) -> Vec<(String, Vec<usize>)> {
         let mut seen = BTreeSet::new();
         let stored = tensors.into_iter().filter_map(|TensorSpec { name, shape, .. }| {
             let Some(fused) = self.of_parts.get(&name) else { return Some((name, shape)) };
@@ -81,7 +81,7 @@ impl FusedTensors {
     }
 
     /// Reads a tensor on disk by its parts, each of which `read` returns as bytes; `None` if it is not fused.
-    pub(super) fn read(
+    pub(crate) fn read(
         &self,
         stored: &str,
         read: &mut impl FnMut(&str) -> Result<Vec<u8>, ModelError>,
@@ -102,12 +102,12 @@ impl FusedTensors {
     }
 
     /// Returns whether a tensor on disk holds weights of all experts of a layer, which are no biases.
-    pub(super) fn is_weight(&self, stored: &str) -> bool {
+    pub(crate) fn is_weight(&self, stored: &str) -> bool {
         self.tensors.get(stored).is_some_and(|fused| fused.sizes[1] > 1)
     }
 
     /// Reads codes and scales of the weights of all experts by those of each, which `read` returns in MXFP4.
-    pub(super) fn read_mxfp4(
+    pub(crate) fn read_mxfp4(
         &self,
         stored: &str,
         mut read: impl FnMut(&str) -> Result<QuantizedTensor, ModelError>,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use firebrick_arch::{HEAD, ModelConfig, TensorSpec};
 use firebrick_precision::QuantFormat;
 
-use super::HfFolder;
+use crate::checkpoint::read::HfFolder;
 use crate::error::ModelError;
 
 /// A buffer in old checkpoints; here it is computed from config.json instead.
@@ -50,7 +50,7 @@ impl HfFolder {
 }
 
 /// Returns the keys of config.json that decide a tensor's shape.
-pub(super) fn deciding_keys(name: &str) -> &'static str {
+pub(crate) fn deciding_keys(name: &str) -> &'static str {
     let module = name.trim_end_matches(".weight").trim_end_matches(".bias");
     match module.rsplit('.').next() {
         Some("embed_tokens" | "lm_head") => "vocab_size and hidden_size",

@@ -6,6 +6,8 @@
 //! Trade-off: rounding to a half format costs part of a small adapter; how much is measured on the same vectors and returned. The test vectors are
 //! smooth, not activations of the model.
 
+pub(crate) mod noise;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,15 +21,15 @@ use firebrick_precision::difference::{is_within, worst};
 use firebrick_precision::{FloatType, QuantFormat};
 use rayon::prelude::*;
 
-use crate::checkpoint::companions::Companions;
-use crate::checkpoint::stored_parts::ParameterB;
-use crate::error::ModelError;
-use crate::merge_noise::{Mxfp4Noise, NoiseSums};
-use crate::peft::{check_adapter, grow_for_adapter, read_adapter};
-use crate::weights::{
+use crate::checkpoint::experts::ParameterB;
+use crate::checkpoint::write::companions::Companions;
+use crate::checkpoint::{
     Bnb4bit, Fetched, HfFolder, TensorF32, float_type_of, stored_as, stored_format, write_bnb_folder, write_hf_folder,
     write_mxfp4_folder,
 };
+use crate::error::ModelError;
+use crate::merge::noise::{Mxfp4Noise, NoiseSums};
+use crate::peft::{check_adapter, grow_for_adapter, read_adapter};
 
 /// Vectors that the written weights are tested with.
 const PROBES: usize = 4;

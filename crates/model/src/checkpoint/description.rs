@@ -11,8 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use firebrick_arch::{EMBEDDING, HEAD, ModelConfig, Rope, RopeScaling};
 use firebrick_precision::difference::{is_within, relative_difference};
 
+use crate::checkpoint::{HfFolder, OLD_BUFFER};
 use crate::error::{ModelError, counted};
-use crate::weights::{HfFolder, OLD_BUFFER};
 
 /// Largest relative difference that rounding to a half format explains.
 const ROUNDING: f64 = 1e-2;
@@ -93,8 +93,8 @@ mod tests {
     use tempfile::tempdir;
 
     use super::*;
+    use crate::checkpoint::{TensorF32, WEIGHTS_FILE, write_safetensors_f32};
     use crate::test_config::{shapes, tiny};
-    use crate::weights::{TensorF32, WEIGHTS_FILE, write_safetensors_f32};
 
     /// Writes the tiny model with a tied config.json and these further tensors.
     fn folder(dir: &Path, more: &[(&str, TensorF32)]) -> ModelConfig {

@@ -14,8 +14,9 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::from_slice;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::compressed::{self, Compressed, Head};
-use super::{TensorBytes, convert};
+use crate::checkpoint::read::compressed::{self, Compressed, Head};
+use crate::checkpoint::read::convert;
+use crate::checkpoint::tensor::TensorBytes;
 use crate::error::ModelError;
 
 /// Bytes before the header: its length as a little-endian u64.
@@ -150,7 +151,7 @@ impl Shard {
     }
 
     /// Reads one tensor as stored. The caller has checked that it is here.
-    pub(super) fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
+    pub(crate) fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
         let info = self.known(name);
         let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
         self.read_into(name, &mut bytes)?;
@@ -158,19 +159,19 @@ impl Shard {
     }
 
     /// Reads the bytes of one tensor, as many as fit into `out`. The caller has checked that it is here.
-    pub(super) fn read_into(&self, name: &str, out: &mut [u8]) -> Result<(), ModelError> {
+    pub(crate) fn read_into(&self, name: &str, out: &mut [u8]) -> Result<(), ModelError> {
         self.read_from(name, 0, out)
     }
 
     /// Reads the bytes of one tensor from `begin` on, as many as fit into `out`. The caller has checked that they are here.
-    pub(super) fn read_from(&self, name: &str, begin: usize, out: &mut [u8]) -> Result<(), ModelError> {
+    pub(crate) fn read_from(&self, name: &str, begin: usize, out: &mut [u8]) -> Result<(), ModelError> {
         let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
         let mut file = self.reader((self.known(name).data_offsets.0 + begin) as u64).map_err(failed)?;
         file.read_exact(out).map_err(failed)
     }
 
     /// Compares the bytes of a tensor with those of one of another file, of the same size. The caller has checked that they are here.
-    pub(super) fn same_bytes(&self, name: &str, other: &Self, of_other: &str) -> Result<bool, ModelError> {
+    pub(crate) fn same_bytes(&self, name: &str, other: &Self, of_other: &str) -> Result<bool, ModelError> {
         let (start, end) = self.known(name).data_offsets;
         let mut blocks = [vec![0; BLOCK_BYTES.min(end - start)], vec![0; BLOCK_BYTES.min(end - start)]];
         let other_start = other.known(of_other).data_offsets.0 as u64;
@@ -218,7 +219,7 @@ impl Shard {
 
     /// Reads the elements of a tensor from `first` on, as many as fit into `out` in the number format `requested`, and checks that they are finite.
     /// The caller has checked that they are here, in a format that is read as weights. Returns the XXH3 of `out`.
-    pub(super) fn read_elements(
+    pub(crate) fn read_elements(
         &self,
         name: &str,
         first: usize,

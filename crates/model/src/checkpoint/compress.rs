@@ -14,11 +14,11 @@ use firebrick_arch::folder::ADDITIONAL_TEMPLATES;
 use firebrick_files::AtomicFile;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::error::ModelError;
-use crate::weights::compressed::{
+use crate::checkpoint::read::compressed::{
     CHUNK_BYTES, Chunk, ENTRY_BYTES, HASHED_HEAD_BYTES, HEAD_BYTES, MAGIC, VERSION, chunks, codec_of, split,
 };
-use crate::weights::{Codec, HfFolder, Shard, write_folder};
+use crate::checkpoint::{Codec, HfFolder, Shard, write_folder};
+use crate::error::ModelError;
 
 /// The result of compressing or restoring a folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -211,7 +211,7 @@ mod tests {
     use tempfile::{TempDir, tempdir};
 
     use super::*;
-    use crate::weights::{INDEX_FILE, TensorInfo, WEIGHTS_FILE, write_safetensors};
+    use crate::checkpoint::{INDEX_FILE, TensorInfo, WEIGHTS_FILE, write_safetensors};
 
     /// Returns a folder with tensors of every element size, one of them larger than a chunk, in one shard or with an index.
     fn folder(sharded: bool) -> (TempDir, PathBuf) {

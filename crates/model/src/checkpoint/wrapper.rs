@@ -8,8 +8,8 @@
 use firebrick_arch::{ModelConfig, TextLayout, is_other_part, other_modules};
 use firebrick_precision::FloatType;
 
-use super::convert::{bytes_of, stored_as};
-use super::{HfFolder, TensorInfo};
+use crate::checkpoint::read::convert::{bytes_of, stored_as};
+use crate::checkpoint::{HfFolder, TensorInfo};
 use crate::error::ModelError;
 
 /// The names and other parts of a written folder.

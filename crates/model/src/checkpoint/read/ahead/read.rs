@@ -9,10 +9,10 @@ use firebrick_kernels::{HostBuffer, padded_codes};
 use firebrick_precision::{HostScales, QuantFormat};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::super::convert;
-use super::super::located::Located;
-use super::super::quantized::QuantizedWeight;
-use super::super::shard::Shard;
+use crate::checkpoint::quantized::QuantizedWeight;
+use crate::checkpoint::read::convert;
+use crate::checkpoint::read::located::Located;
+use crate::checkpoint::read::shard::Shard;
 use crate::error::ModelError;
 
 /// A tensor to be read.

@@ -25,7 +25,7 @@ use super::{Content, Part, QuantizedWeight, Scheme, Shard, Unclaimed, matrix};
 use crate::error::ModelError;
 
 /// A tensor of the file: the suffix of its name after the weight's, its dtype and shape, and its bytes.
-pub(in crate::weights) type EncodedPart = (String, Dtype, Vec<usize>, Vec<u8>);
+pub(crate) type EncodedPart = (String, Dtype, Vec<usize>, Vec<u8>);
 
 /// The part of the JSON tensor's name between the weight's name and the format's.
 const STATE: &str = ".quant_state.bitsandbytes__";
@@ -261,7 +261,7 @@ impl Parts {
 }
 
 /// Quantizes a weight to the tensors of this format, by the suffixes of their names. `dtype` is torch's name for the format of the values.
-pub(in crate::weights) fn encode(
+pub(crate) fn encode(
     format: Bnb4bit,
     values: &[f32],
     shape: &[usize],
@@ -277,7 +277,7 @@ pub(in crate::weights) fn encode(
 }
 
 /// Encodes a weight that is quantized already.
-pub(in crate::weights) fn encode_codes(
+pub(crate) fn encode_codes(
     format: Bnb4bit,
     codes: Vec<u8>,
     scales: &BlockScales,

@@ -4,6 +4,11 @@
 //! writer: widest element type first, then by name.
 //! Trade-off: tensors are converted and written one after another, and saving waits for the disk.
 
+pub(crate) mod bnb;
+pub(crate) mod companions;
+pub(crate) mod mxfp4;
+pub(crate) mod save;
+
 use std::borrow::Borrow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -17,11 +22,11 @@ use firebrick_precision::FloatType;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json, to_string_pretty, to_vec};
 
-use super::convert::{bytes_of, stored_as};
-use super::fuse::FusedTensors;
-use super::wrapper_tensors::WrapperTensors;
-use super::{HfFolder, INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE};
-use crate::checkpoint::companions::{Companions, write_file};
+use crate::checkpoint::experts::fuse::FusedTensors;
+use crate::checkpoint::read::convert::{bytes_of, stored_as};
+use crate::checkpoint::wrapper::WrapperTensors;
+use crate::checkpoint::write::companions::{Companions, write_file};
+use crate::checkpoint::{HfFolder, INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE};
 use crate::error::ModelError;
 
 /// The largest shard of a saved model, in bytes.
@@ -256,8 +261,8 @@ mod tests {
     use tempfile::tempdir;
 
     use super::*;
+    use crate::checkpoint::HfFolder;
     use crate::test_config::{shapes, tiny, write_folder_of};
-    use crate::weights::HfFolder;
 
     fn fail<T>(name: &str) -> Result<T, ModelError> {
         Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() })

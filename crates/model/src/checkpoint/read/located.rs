@@ -6,12 +6,12 @@ use std::path::Path;
 
 use safetensors::tensor::TensorInfo;
 
-use super::fused_experts::ExpertSlice;
-use super::quantized::QuantizedWeight;
-use super::shard::Shard;
+use crate::checkpoint::experts::fused::ExpertSlice;
+use crate::checkpoint::quantized::QuantizedWeight;
+use crate::checkpoint::read::shard::Shard;
 
 /// A tensor of the model, found.
-pub(super) enum Located<'a> {
+pub(crate) enum Located<'a> {
     /// Unquantized.
     Plain(&'a Shard, &'a TensorInfo),
     /// In a tensor of all experts in one of these shards.
@@ -21,7 +21,7 @@ pub(super) enum Located<'a> {
 }
 
 impl Located<'_> {
-    pub(super) fn shape(&self) -> &[usize] {
+    pub(crate) fn shape(&self) -> &[usize] {
         match self {
             Self::Plain(_, info) => &info.shape,
             Self::OfExpert(slice, _) => &slice.shape,
@@ -29,7 +29,7 @@ impl Located<'_> {
         }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Plain(shard, _) => shard.path(),
             Self::OfExpert(slice, shards) => slice.path(shards),

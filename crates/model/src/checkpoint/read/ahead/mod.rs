@@ -23,8 +23,8 @@ use self::queue::Queue;
 pub(crate) use self::read::Request;
 use self::read::{Allocate, Job};
 pub(crate) use self::values::{CodesOrValues, Values, keeps_narrow_scales};
-use super::located::Located;
-use super::{HfFolder, convert};
+use crate::checkpoint::read::located::Located;
+use crate::checkpoint::read::{HfFolder, convert};
 use crate::error::ModelError;
 
 /// The consumer's end. When it is dropped, readers finish their current pieces and end.

@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
 
 pub use self::bnb::Bnb4bit;
-pub(super) use self::bnb::{EncodedPart, encode as encode_bnb, encode_codes as encode_bnb_codes};
-pub(super) use self::mxfp4::{BLOCK as MXFP4_BLOCK, CODES as MXFP4_CODES, SCALES as MXFP4_SCALES};
-use super::TensorBytes;
-use super::shard::Shard;
+pub(crate) use self::bnb::{EncodedPart, encode as encode_bnb, encode_codes as encode_bnb_codes};
+pub(crate) use self::mxfp4::{BLOCK as MXFP4_BLOCK, CODES as MXFP4_CODES, SCALES as MXFP4_SCALES};
+use crate::checkpoint::read::shard::Shard;
+use crate::checkpoint::tensor::TensorBytes;
 use crate::error::ModelError;
 
 /// A weight that consists of several tensors.

@@ -4,15 +4,18 @@
 //! A parameter of a stack is divided where it is saved and put together where it is read, so files are those of PEFT and Hugging Face.
 //! Trade-off: a stack that is put together is in host memory twice for a moment.
 
+pub(crate) mod fuse;
+pub(crate) mod fused;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use firebrick_arch::{OutputOrder, Role, lora_tensor_names};
 use firebrick_kernels::{Kernels, Parameter};
 
+use crate::checkpoint::tensor::TensorF32;
 use crate::decoder::Decoder;
 use crate::linear::Linear;
-use crate::weights::TensorF32;
 
 /// What the parameters of stacks are on disk, by their names.
 #[derive(Clone, Debug, Default)]

@@ -1,87 +1,36 @@
 //! Weights in a Hugging Face folder: `model.safetensors`, or shards with `model.safetensors.index.json`. Either may be compressed (`compressed`), and
-//! weights may be quantized (`quantized`) or experts in one tensor (`fused_experts`), which a caller need not know. The tensors of a text model in a
+//! weights may be quantized (`quantized`) or experts in one tensor (`experts::fused`), which a caller need not know. The tensors of a text model in a
 //! larger checkpoint have the names that they have alone.
 //!
 //! Opening a folder reads every shard's header and compares the file's length with it, so that an incomplete download is found before any weight is
-//! read. Tensors are then read with plain positioned reads, one at a time or by threads that read ahead within a bound (`read_ahead`): no `unsafe`
+//! read. Tensors are then read with plain positioned reads, one at a time or by threads that read ahead within a bound (`ahead`): no `unsafe`
 //! memory map is needed, and host memory is a choice.
 //! Not supported: PyTorch `.bin` files.
 
-mod complete;
+pub(crate) mod ahead;
+pub(crate) mod complete;
 pub(crate) mod compressed;
 pub(crate) mod convert;
-mod fuse;
-mod fused_experts;
 mod located;
-mod quantized;
-mod read_ahead;
-mod shard;
-mod wrapper_tensors;
-mod write;
-mod write_bnb;
-mod write_mxfp4;
+pub(crate) mod shard;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-pub use firebrick_arch::folder::{INDEX_FILE, WEIGHTS_FILE};
+use firebrick_arch::folder::{INDEX_FILE, WEIGHTS_FILE};
 use firebrick_arch::json::{JsonObject, parse_object, read_text};
 use firebrick_arch::{ModelSpec, Role, TextLayout, is_other_part, text_name, text_name_in_adapter};
 use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
 use safetensors::Dtype;
 use serde_json::Value;
 
-pub(crate) use self::complete::OLD_BUFFER;
 use self::complete::deciding_keys;
-pub use self::compressed::Codec;
-pub(crate) use self::convert::{not_writable, stored_as};
-use self::fused_experts::ExpertSlice;
 use self::located::Located;
-pub use self::quantized::Bnb4bit;
-use self::quantized::QuantizedWeight;
-pub(crate) use self::read_ahead::{CodesOrValues, Limits, Request, Values, keeps_narrow_scales, read_ahead};
-pub(crate) use self::shard::Shard;
-pub(crate) use self::write::{Fetched, stored_format, write_folder, write_hf_folder, write_safetensors_f32};
-pub use self::write::{float_type_of, write_safetensors};
-pub(crate) use self::write_bnb::write_bnb_folder;
-pub(crate) use self::write_mxfp4::write_mxfp4_folder;
+use self::shard::Shard;
+use crate::checkpoint::experts::fused::{self, ExpertSlice};
+use crate::checkpoint::quantized::{self, Bnb4bit, QuantizedWeight};
+use crate::checkpoint::tensor::{TensorBytes, TensorF32, TensorInfo};
 use crate::error::{ModelError, counted, first_few};
-
-/// Number format and shape of a stored tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// Number format of the elements.
-    pub dtype: Dtype,
-    /// Rows first, as in PyTorch.
-    pub shape: Vec<usize>,
-}
-
-impl TensorInfo {
-    /// Returns the bytes that the tensor takes in a file.
-    pub fn byte_len(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
-    }
-}
-
-/// A tensor as stored: little-endian bytes, row by row.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorBytes {
-    /// Number format of the elements.
-    pub dtype: Dtype,
-    /// Rows first, as in PyTorch.
-    pub shape: Vec<usize>,
-    /// The elements.
-    pub bytes: Vec<u8>,
-}
-
-/// A tensor in f32 on the host, row by row.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TensorF32 {
-    /// Rows first, as in PyTorch.
-    pub shape: Vec<usize>,
-    /// The elements; as many as the product of `shape`.
-    pub values: Vec<f32>,
-}
 
 /// The weights of a model folder, checked but not read.
 #[derive(Debug)]
@@ -104,6 +53,7 @@ enum Holder {
     /// In several tensors of the shards.
     Quantized(QuantizedWeight),
 }
+
 impl HfFolder {
     /// Opens a model folder. `model.safetensors` takes precedence over an index, as in transformers, and a file over its compressed form.
     ///
@@ -158,7 +108,7 @@ impl HfFolder {
         let mut places: BTreeMap<String, usize> =
             stored.iter().map(|(name, shard)| (text_name(name), *shard)).collect();
         let quantized = quantized::find(&dir, &shards, &mut places)?;
-        let of_experts = fused_experts::find(&shards, &mut places);
+        let of_experts = fused::find(&shards, &mut places);
         let mut holder: BTreeMap<_, _> = places.into_iter().map(|(name, shard)| (name, Holder::Plain(shard))).collect();
         holder.extend(of_experts.into_iter().map(|(name, slice)| (name, Holder::OfExpert(slice))));
         holder.extend(quantized.into_iter().map(|weight| (weight.name.clone(), Holder::Quantized(weight))));
@@ -407,6 +357,8 @@ mod tests {
     use tempfile::{TempDir, tempdir};
 
     use super::*;
+    use crate::checkpoint::read::ahead::{Limits, Request, read_ahead};
+    use crate::checkpoint::write::{self, Fetched, write_safetensors, write_safetensors_f32};
     use crate::test_config::{shapes, tiny, write_folder_of};
 
     fn values(name: &str, len: usize) -> Vec<f32> {

@@ -10,12 +10,12 @@ use firebrick_arch::ModelConfig;
 use firebrick_precision::{FloatType, QuantizedTensor};
 use safetensors::Dtype;
 
-use super::convert::{bytes_of, stored_as};
-use super::fuse::FusedTensors;
-use super::quantized::{MXFP4_BLOCK, MXFP4_CODES, MXFP4_SCALES};
-use super::write::{MAX_SHARD_BYTES, in_shards, write_companions, write_shards};
-use super::{Fetched, HfFolder, TensorInfo, stored_format, write_folder};
-use crate::checkpoint::companions::Companions;
+use crate::checkpoint::experts::fuse::FusedTensors;
+use crate::checkpoint::quantized::{MXFP4_BLOCK, MXFP4_CODES, MXFP4_SCALES};
+use crate::checkpoint::read::convert::{bytes_of, stored_as};
+use crate::checkpoint::write::companions::Companions;
+use crate::checkpoint::write::{MAX_SHARD_BYTES, in_shards, write_companions, write_shards};
+use crate::checkpoint::{Fetched, HfFolder, TensorInfo, stored_format, write_folder};
 use crate::error::ModelError;
 
 /// Writes a model whose experts `base` has in MXFP4 as such a folder, with the `quantization_config` of the base; all other tensors in `dtype`.

@@ -11,12 +11,12 @@ use std::path::Path;
 use firebrick_arch::{ModelConfig, Role, TensorSpec};
 use firebrick_precision::FloatType;
 
-use super::convert::{bytes_of, stored_as};
-use super::quantized::{EncodedPart, encode_bnb, encode_bnb_codes};
-use super::wrapper_tensors::WrapperTensors;
-use super::write::{MAX_SHARD_BYTES, shard_file, write_companions, write_index};
-use super::{Bnb4bit, Fetched, HfFolder, TensorInfo, write_folder, write_safetensors};
-use crate::checkpoint::companions::Companions;
+use crate::checkpoint::quantized::{EncodedPart, encode_bnb, encode_bnb_codes};
+use crate::checkpoint::read::convert::{bytes_of, stored_as};
+use crate::checkpoint::wrapper::WrapperTensors;
+use crate::checkpoint::write::companions::Companions;
+use crate::checkpoint::write::{MAX_SHARD_BYTES, shard_file, write_companions, write_index};
+use crate::checkpoint::{Bnb4bit, Fetched, HfFolder, TensorInfo, write_folder, write_safetensors};
 use crate::error::ModelError;
 
 /// Writes a model as a folder of 4-bit weights. Projections that a bitsandbytes `base` leaves unquantized stay so; all other tensors are written in

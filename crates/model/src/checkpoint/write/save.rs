@@ -10,11 +10,11 @@ use firebrick_kernels::memory::slices;
 use firebrick_kernels::{Kernels, Parameter};
 use firebrick_precision::FloatType;
 
-use crate::checkpoint::companions::Companions;
+use crate::checkpoint::write::companions::Companions;
+use crate::checkpoint::{Fetched, HfFolder, write_hf_folder};
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::layer::{Layer, Mlp};
-use crate::weights::{Fetched, HfFolder, write_hf_folder};
 
 /// Values of the trained parameters that ranks divide, in host memory, by their names on disk.
 pub type CollectedWeights = BTreeMap<Arc<str>, Vec<f32>>;

@@ -16,8 +16,8 @@ use safetensors::Dtype;
 use tempfile::{TempDir, tempdir};
 
 use super::*;
+use crate::checkpoint::{TensorInfo, WEIGHTS_FILE, write_safetensors};
 use crate::test_config::encode;
-use crate::weights::{TensorInfo, WEIGHTS_FILE, write_safetensors};
 
 const NARROW: Limits = Limits { readers: 3, bytes: 4_000, piece: 400 };
 const WIDE: Limits = Limits { readers: 8, bytes: 1 << 30, piece: 1 << 20 };

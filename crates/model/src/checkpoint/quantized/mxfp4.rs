@@ -8,17 +8,17 @@
 use firebrick_precision::{BlockScales, HostScales, NarrowFloat, QuantFormat, QuantizedTensor};
 use safetensors::Dtype;
 
-use super::super::fused_experts::{Interleaved, name_of, split};
 use super::{Content, Part, QuantizedWeight, Scheme, Shard, Unclaimed};
+use crate::checkpoint::experts::fused::{Interleaved, name_of, split};
 use crate::error::ModelError;
 
 /// Values that share a scale.
-pub(in super::super) const BLOCK: usize = 32;
+pub(crate) const BLOCK: usize = 32;
 /// Bytes of their codes.
 const BLOCK_BYTES: usize = BLOCK / 2;
 /// Suffixes of the names of codes and scales.
-pub(in super::super) const CODES: &str = "_blocks";
-pub(in super::super) const SCALES: &str = "_scales";
+pub(crate) const CODES: &str = "_blocks";
+pub(crate) const SCALES: &str = "_scales";
 
 /// The place of a weight in the tensors of all experts.
 #[derive(Debug)]

@@ -13,8 +13,9 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::shard::Shard;
-use super::{TensorBytes, convert};
+use crate::checkpoint::read::convert;
+use crate::checkpoint::read::shard::Shard;
+use crate::checkpoint::tensor::TensorBytes;
 use crate::error::ModelError;
 
 /// The part of a path before the name of a projection.
@@ -26,17 +27,17 @@ const TILE: usize = 16;
 
 /// The rows of one projection among those of its fused tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Interleaved {
+pub(crate) struct Interleaved {
     /// The projection's name in the model.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// Its first row.
-    pub(super) first: usize,
+    pub(crate) first: usize,
     /// Rows from one of its rows to the next.
-    pub(super) step: usize,
+    pub(crate) step: usize,
 }
 
 /// Returns the projections that a fused tensor holds; `None` for another name.
-pub(super) fn projections(fused: &str) -> Option<&'static [Interleaved]> {
+pub(crate) fn projections(fused: &str) -> Option<&'static [Interleaved]> {
     const GATE_UP: [Interleaved; 2] =
         [Interleaved { name: "gate_proj", first: 0, step: 2 }, Interleaved { name: "up_proj", first: 1, step: 2 }];
     const DOWN: [Interleaved; 1] = [Interleaved { name: "down_proj", first: 0, step: 1 }];
@@ -48,24 +49,24 @@ pub(super) fn projections(fused: &str) -> Option<&'static [Interleaved]> {
 }
 
 /// Splits the name of a fused tensor, without what follows the projection's name: the path of the experts, and its projections.
-pub(super) fn split(name: &str) -> Option<(&str, &'static [Interleaved])> {
+pub(crate) fn split(name: &str) -> Option<(&str, &'static [Interleaved])> {
     let (block, fused) = name.rsplit_once(EXPERTS)?;
     Some((block, projections(fused)?))
 }
 
 /// Returns the model's name for a tensor of one expert, `kind` being "weight" or "bias".
-pub(super) fn name_of(block: &str, expert: usize, projection: &str, kind: &str) -> String {
+pub(crate) fn name_of(block: &str, expert: usize, projection: &str, kind: &str) -> String {
     format!("{block}{EXPERTS}{expert}.{projection}.{kind}")
 }
 
 /// A tensor of one expert, inside a tensor of all experts.
 #[derive(Debug)]
-pub(super) struct ExpertSlice {
+pub(crate) struct ExpertSlice {
     shard: usize,
     /// The fused tensor.
     stored: String,
     /// Its shape in the model.
-    pub(super) shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     /// Elements of one expert in the fused tensor, and where they begin.
     count: usize,
     begin: usize,
@@ -75,7 +76,7 @@ pub(super) struct ExpertSlice {
 }
 
 /// Replaces fused tensors in `places`, which maps tensors to shards, by those of their experts.
-pub(super) fn find(shards: &[Shard], places: &mut BTreeMap<String, usize>) -> Vec<(String, ExpertSlice)> {
+pub(crate) fn find(shards: &[Shard], places: &mut BTreeMap<String, usize>) -> Vec<(String, ExpertSlice)> {
     let is_fused = |name: &&String| split(name.strip_suffix(BIAS).unwrap_or(name)).is_some();
     let fused: Vec<String> = places.keys().filter(is_fused).cloned().collect();
     let mut slices = Vec::new();
@@ -114,17 +115,17 @@ fn slices_of(stored: &str, shard: usize, shape: &[usize]) -> Vec<(String, Expert
 
 impl ExpertSlice {
     /// Returns the file with its elements.
-    pub(super) fn path<'a>(&self, shards: &'a [Shard]) -> &'a Path {
+    pub(crate) fn path<'a>(&self, shards: &'a [Shard]) -> &'a Path {
         shards[self.shard].path()
     }
 
     /// Returns the format of its elements.
-    pub(super) fn dtype(&self, shards: &[Shard]) -> Dtype {
+    pub(crate) fn dtype(&self, shards: &[Shard]) -> Dtype {
         shards[self.shard].known(&self.stored).dtype
     }
 
     /// Reads it in the format `dtype`, into `out`, and checks that all of the expert's elements are finite. Returns the XXH3 of `out`.
-    pub(super) fn read_elements(&self, shards: &[Shard], dtype: DType, out: &mut [u8]) -> Result<u64, ModelError> {
+    pub(crate) fn read_elements(&self, shards: &[Shard], dtype: DType, out: &mut [u8]) -> Result<u64, ModelError> {
         let mut of_expert = vec![0; self.count * dtype.size()];
         shards[self.shard].read_elements(&self.stored, self.begin, dtype, &mut of_expert)?;
         match dtype.size() {
@@ -136,7 +137,7 @@ impl ExpertSlice {
     }
 
     /// Reads it as stored.
-    pub(super) fn read(&self, name: &str, shards: &[Shard]) -> Result<TensorBytes, ModelError> {
+    pub(crate) fn read(&self, name: &str, shards: &[Shard]) -> Result<TensorBytes, ModelError> {
         let (stored, shape) = (self.device_dtype(name, shards)?, self.shape.clone());
         let mut bytes = vec![0; shape.iter().product::<usize>() * stored.size()];
         self.read_elements(shards, stored, &mut bytes)?;
@@ -154,7 +155,7 @@ impl ExpertSlice {
     }
 
     /// Reads it in f32.
-    pub(super) fn read_f32(&self, name: &str, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
+    pub(crate) fn read_f32(&self, name: &str, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
         self.device_dtype(name, shards)?;
         let mut bytes = vec![0; self.shape.iter().product::<usize>() * size_of::<f32>()];
         self.read_elements(shards, DType::F32, &mut bytes)?;
@@ -186,7 +187,7 @@ mod tests {
 
     use tempfile::tempdir;
 
-    use crate::weights::{HfFolder, TensorF32, WEIGHTS_FILE, write_safetensors_f32};
+    use crate::checkpoint::{HfFolder, TensorF32, WEIGHTS_FILE, write_safetensors_f32};
 
     #[test]
     fn experts_in_one_tensor_are_read_as_single_ones_with_gate_and_up_apart() {

@@ -162,7 +162,7 @@ struct Block {
 
 /// A compressed file whose table has been read.
 #[derive(Debug)]
-pub(super) struct Compressed {
+pub(crate) struct Compressed {
     codec: Codec,
     chunks: Vec<Chunk>,
     /// Blocks of all chunks, plane by plane.
@@ -172,11 +172,11 @@ pub(super) struct Compressed {
 }
 
 /// The fixed bytes at the beginning of a compressed file.
-pub(super) struct Head {
+pub(crate) struct Head {
     bytes: [u8; HEAD_BYTES],
     codec: Codec,
     /// Bytes of the safetensors file before its data.
-    pub(super) prefix: u64,
+    pub(crate) prefix: u64,
     data: u64,
     blocks: u64,
 }
@@ -190,7 +190,7 @@ impl Head {
     ///
     /// # Errors
     /// The problem, as a clause about the file.
-    pub(super) fn read(file: &mut impl Read, codec: Codec, length: u64) -> Result<Self, String> {
+    pub(crate) fn read(file: &mut impl Read, codec: Codec, length: u64) -> Result<Self, String> {
         let mut bytes = [0; HEAD_BYTES];
         file.read_exact(&mut bytes).map_err(|_| format!("it is {length} bytes, too short for a header"))?;
         if bytes[..4] == ZSTD_MAGIC {
@@ -229,7 +229,7 @@ impl Head {
     ///
     /// # Errors
     /// The problem, as a clause about the file.
-    pub(super) fn read_table(
+    pub(crate) fn read_table(
         self,
         file: &mut impl Read,
         prefix: &[u8],
@@ -278,7 +278,7 @@ impl Head {
 
 impl Compressed {
     /// Reads the data of the safetensors file from `start` on.
-    pub(super) fn reader(&self, file: File, start: u64) -> ChunkReader<'_> {
+    pub(crate) fn reader(&self, file: File, start: u64) -> ChunkReader<'_> {
         let next = self.chunks.partition_point(|chunk| chunk.start + chunk.bytes as u64 <= start);
         let skip = self.chunks.get(next).map_or(0, |chunk| start - chunk.start);
         ChunkReader { source: self, file, next, chunk: Vec::new(), at: 0, skip: skip as usize }
@@ -286,7 +286,7 @@ impl Compressed {
 }
 
 /// Data from some place on, chunk by chunk.
-pub(super) struct ChunkReader<'a> {
+pub(crate) struct ChunkReader<'a> {
     source: &'a Compressed,
     file: File,
     next: usize,

@@ -18,7 +18,7 @@ const _: () =
     assert!(cfg!(target_endian = "little"), "stored elements are uploaded without turning their bytes around");
 
 /// Returns the device's name of a stored format; `None` for formats that are not read as weights.
-pub(super) fn device_dtype(stored: Dtype) -> Option<DType> {
+pub(crate) fn device_dtype(stored: Dtype) -> Option<DType> {
     match stored {
         Dtype::F32 => Some(DType::F32),
         Dtype::BF16 => Some(DType::BF16),
@@ -40,7 +40,7 @@ pub(crate) fn stored_as(float: FloatType) -> Dtype {
 ///
 /// # Errors
 /// A value that is not finite, or that is too large for the format: nothing is ever written that cannot be read again.
-pub(super) fn bytes_of(name: &str, values: &[f32], float: FloatType) -> Result<Vec<u8>, ModelError> {
+pub(crate) fn bytes_of(name: &str, values: &[f32], float: FloatType) -> Result<Vec<u8>, ModelError> {
     let (bytes, dtype) = match float {
         FloatType::F32 => (from_f32(values, f32::to_le_bytes), DType::F32),
         FloatType::Bf16 => (from_f32(values, |value| bf16::from_f32(value).to_le_bytes()), DType::BF16),
@@ -58,13 +58,13 @@ pub(crate) fn not_writable(name: &str, index: usize, value: f32, format: &str) -
 }
 
 /// Builds the error for a value in a file that is not finite in this format.
-pub(super) fn not_finite(name: &str, path: &Path, index: usize, value: f32, format: &str) -> ModelError {
+pub(crate) fn not_finite(name: &str, path: &Path, index: usize, value: f32, format: &str) -> ModelError {
     let (name, path, format) = (name.to_owned(), path.to_path_buf(), format.to_owned());
     ModelError::NotFiniteWeight { name, path, index, value, format }
 }
 
 /// Checks values that were read from a tensor, from its element `first` on.
-pub(super) fn check_finite(name: &str, path: &Path, first: usize, values: &[f32]) -> Result<(), ModelError> {
+pub(crate) fn check_finite(name: &str, path: &Path, first: usize, values: &[f32]) -> Result<(), ModelError> {
     let largest = values.iter().fold(0, |largest, value| (value.to_bits() as i32 & 0x7FFF_FFFF).max(largest));
     match (largest >= 0x7F80_0000).then(|| values.iter().position(|value| !value.is_finite())).flatten() {
         None => Ok(()),
@@ -88,7 +88,7 @@ pub(crate) fn convert(stored: DType, bytes: &[u8], requested: DType, out: &mut [
 }
 
 /// Converts elements to f32.
-pub(super) fn to_f32(stored: DType, bytes: &[u8], out: &mut [f32]) {
+pub(crate) fn to_f32(stored: DType, bytes: &[u8], out: &mut [f32]) {
     match stored {
         DType::F32 => widened(bytes, out, f32::from_le_bytes),
         DType::BF16 => widened(bytes, out, widen),
@@ -104,7 +104,7 @@ fn widened<const N: usize>(bytes: &[u8], out: &mut [f32], to: impl Fn([u8; N]) -
 }
 
 /// Converts values to bytes with `to`, on all processors.
-pub(super) fn from_f32<const N: usize>(values: &[f32], to: impl Fn(f32) -> [u8; N] + Sync) -> Vec<u8> {
+pub(crate) fn from_f32<const N: usize>(values: &[f32], to: impl Fn(f32) -> [u8; N] + Sync) -> Vec<u8> {
     let mut bytes = vec![0; N * values.len()];
     let words = bytes.as_chunks_mut::<N>().0;
     words.par_iter_mut().zip(values).with_min_len(1 << 16).for_each(|(word, &value)| *word = to(value));
@@ -125,7 +125,7 @@ fn widen(word: [u8; 2]) -> f32 {
 }
 
 /// Finds the first NaN or infinity.
-pub(super) fn first_not_finite(bytes: &[u8], dtype: DType) -> Option<usize> {
+pub(crate) fn first_not_finite(bytes: &[u8], dtype: DType) -> Option<usize> {
     // Ignoring the sign, the bits of floats have the order of the floats, with infinity and NaN on top: so one maximum over signed integers, which
     // every vector extension has, decides for a block.
     match dtype {
