@@ -53,7 +53,7 @@ impl BlasLt {
     /// Opens the library and creates a handle, with 64 MiB of workspace from Hopper on and 16 MiB before.
     ///
     /// # Errors
-    /// Errors of [`crate::Libraries::find`], [`CudaError::BrokenBlasLt`], or errors of the driver or the library.
+    /// Errors of [`crate::Libraries::find`], [`CudaError::BrokenLibrary`], or errors of the driver or the library.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let device = context.driver().device(context.ordinal())?;
         let capability = device.compute_capability;

@@ -24,6 +24,7 @@ pub mod processors;
 mod repeats;
 mod stream;
 mod stream_handoff;
+mod symbols;
 mod tensor_map;
 
 pub use blaslt::{BlasLt, ElementType, Epilogue, Matmul, Operand, Pointers, PreparedMatmul, Scaling};

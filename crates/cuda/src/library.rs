@@ -13,6 +13,9 @@ use libloading::Library as SharedLibrary;
 pub(crate) struct Library {
     /// The name that messages use.
     pub(crate) name: &'static str,
+    /// What a file of it is, and what to reinstall if a function is missing there.
+    pub(crate) working: &'static str,
+    pub(crate) versions: &'static str,
     /// The package to install.
     pub(crate) package: &'static str,
     /// File names, the best first; `#` stands for the major version of CUDA.
@@ -23,6 +26,8 @@ pub(crate) struct Library {
 /// GEMMs.
 pub(crate) const CUBLASLT: Library = Library {
     name: "cuBLASLt",
+    working: "cuBLASLt",
+    versions: "cuBLAS 12 or 13",
     package: "libcublas-13-0 or libcublas-12-8 (apt, NVIDIA's repository), nvidia-cublas or nvidia-cublas-cu12 (pip)",
     unix_files: &["libcublasLt.so.#", "libcublasLt.so"],
     windows_files: &["cublasLt64_#.dll"],
@@ -31,6 +36,8 @@ pub(crate) const CUBLASLT: Library = Library {
 /// Attention.
 pub(crate) const CUDNN: Library = Library {
     name: "cuDNN",
+    working: "cuDNN 9",
+    versions: "cuDNN 9",
     package: "libcudnn9-cuda-13 or libcudnn9-cuda-12 (apt, NVIDIA's repository), nvidia-cudnn-cu13 or nvidia-cudnn-cu12 (pip)",
     unix_files: &["libcudnn.so.9", "libcudnn.so"],
     windows_files: &["cudnn64_9.dll"],
@@ -39,6 +46,8 @@ pub(crate) const CUDNN: Library = Library {
 /// Collectives between devices. NVIDIA provides it only for Linux.
 pub(crate) const NCCL: Library = Library {
     name: "NCCL",
+    working: "NCCL",
+    versions: "NCCL",
     package: "libnccl2 (apt, NVIDIA's repository), nvidia-nccl-cu13 or nvidia-nccl-cu12 (pip)",
     unix_files: &["libnccl.so.2", "libnccl.so"],
     windows_files: &["nccl.dll"],
@@ -47,6 +56,8 @@ pub(crate) const NCCL: Library = Library {
 /// Compiles kernels.
 pub(crate) const NVRTC: Library = Library {
     name: "NVRTC",
+    working: "NVRTC",
+    versions: "NVRTC",
     package: "cuda-nvrtc-13-0 or cuda-nvrtc-12-8 (apt, NVIDIA's repository), nvidia-cuda-nvrtc or nvidia-cuda-nvrtc-cu12 (pip)",
     unix_files: &["libnvrtc.so.#", "libnvrtc.so"],
     windows_files: &["nvrtc64_#0_0.dll"],

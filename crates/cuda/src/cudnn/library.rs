@@ -65,7 +65,7 @@ impl Cudnn {
     /// Finds and loads cuDNN and creates handles for the device of the context. Takes about a second the first time.
     ///
     /// # Errors
-    /// Errors of [`Libraries::find`], [`CudaError::CudnnNotFound`], [`CudaError::BrokenCudnn`], or errors of cuDNN or the driver.
+    /// Errors of [`Libraries::find`], [`CudaError::CudnnNotFound`], [`CudaError::BrokenLibrary`], or errors of cuDNN or the driver.
     pub fn load(context: &Context) -> Result<Self, CudaError> {
         let (symbols, version) = load_library(context.driver())?;
         let major = context.driver().device(context.ordinal())?.compute_capability.0;
@@ -200,10 +200,10 @@ fn made(plans: &mut HashMap<Key, Entry>, key: Key, make: impl FnOnce() -> Built)
     built
 }
 
-/// Looks up the functions of the library, which is never unloaded, and its version.
+/// Looks up the functions of the library and its version.
 fn load_library(driver: &Driver) -> Result<(Symbols, Version), CudaError> {
     let cudnn = Libraries::find(driver)?.cudnn()?;
-    let symbols = Symbols::look_up(cudnn.library, &cudnn.file)?;
+    let symbols = Symbols::look_up(cudnn)?;
     // SAFETY: has no arguments and accesses no device.
     let version = Version::unpack(unsafe { (symbols.get_version)() });
     Ok((symbols, version))
