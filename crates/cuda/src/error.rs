@@ -1,12 +1,9 @@
 //! The errors of CUDA and its libraries. Messages tell the user what to do next.
-//!
-//! Trade-off: one enum for the whole crate, since a caller treats errors of all libraries alike.
 
 /// An error of CUDA.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum CudaError {
-    /// No file of the driver library could be opened.
     #[error(
         "the NVIDIA driver was not found ({}; {}). Install the NVIDIA driver (package \
          nvidia-driver-570 or newer; in a container, start it with --gpus all), or train on the CPU with backend = \"flex\"",
@@ -18,7 +15,6 @@ pub enum CudaError {
         where_looked: String,
     },
 
-    /// The driver is too old.
     #[error(
         "the NVIDIA driver supports CUDA {}, but CUDA {} or newer is needed: update the driver to 535 or newer, or \
          train on the CPU with backend = \"flex\"",
@@ -37,7 +33,6 @@ pub enum CudaError {
     )]
     BrokenDriver { library: String, symbol: &'static str },
 
-    /// There is a driver but no device.
     #[error(
         "the NVIDIA driver found no GPU (CUDA_VISIBLE_DEVICES is {visible}): check with nvidia-smi, start a container with \
          --gpus all, or train on the CPU with backend = \"flex\""
@@ -47,15 +42,12 @@ pub enum CudaError {
         visible: String,
     },
 
-    /// A device number that is too high.
     #[error("there is no GPU {ordinal}: this machine has {count} GPUs, numbered from 0")]
     NoSuchDevice { ordinal: usize, count: usize },
 
-    /// An environment variable has a value without a meaning.
     #[error("{name} is {value:?}, but {expected} is expected: change it or unset it")]
     InvalidVariable { name: &'static str, value: String, expected: String },
 
-    /// Two handles belong to different devices.
     #[error("{call} was called with handles of different devices (GPU {first} and GPU {second})")]
     DifferentDevices { call: &'static str, first: usize, second: usize },
 
@@ -82,7 +74,6 @@ pub enum CudaError {
     )]
     MixedMajors { first: String, first_major: u32, second: String, second_major: u32 },
 
-    /// NVRTC is newer than the driver.
     #[error(
         "{file} is of CUDA {}.{}, and the driver supports CUDA {}.{} at most. Update the driver, or install an NVRTC that is not newer \
          than it: {package}; or train through Vulkan with backend = \"wgpu\" or on the CPU with backend = \"flex\"",
@@ -90,14 +81,12 @@ pub enum CudaError {
     )]
     NvrtcTooNew { file: String, found: (u32, u32), driver: (u32, u32), package: &'static str },
 
-    /// The loader refused a library that exists.
     #[error(
         "{file} could not be opened: {reason}. Reinstall it: {package}; or train through Vulkan with backend = \"wgpu\" or on \
          the CPU with backend = \"flex\""
     )]
     LibraryNotOpened { file: String, reason: String, package: &'static str },
 
-    /// cuDNN is not where the other libraries are, or could not be opened.
     #[error(
         "cuDNN was not found in {place}, where the other CUDA libraries are: {reason}. Install {package}, or attention uses \
          slower kernels"
@@ -108,7 +97,6 @@ pub enum CudaError {
     #[error("{file} is not a working {library}: its function {symbol} is missing. Remove it, or reinstall {versions}")]
     BrokenLibrary { file: String, library: &'static str, symbol: &'static str, versions: &'static str },
 
-    /// cuDNN returned an error code.
     #[error("cuDNN failed while {step}: {name} ({status}): {message}. CUDNN_LOGLEVEL_DBG=3 makes cuDNN print more")]
     Cudnn {
         step: String,
@@ -130,7 +118,6 @@ pub enum CudaError {
     #[error("this attention call is invalid: {reason}")]
     AttentionShape { reason: String },
 
-    /// cuBLASLt returned an error code.
     #[error(
         "cuBLASLt call {call} failed with {name} ({code}) for {requested}. CUBLASLT_LOG_LEVEL=5 makes cuBLASLt print more"
     )]
@@ -146,19 +133,15 @@ pub enum CudaError {
     #[error("this GEMM is invalid: {reason}. Requested: {requested}")]
     InvalidMatmul { requested: String, reason: String },
 
-    /// NCCL is not where the other libraries are, or could not be opened.
     #[error("NCCL was not found in {place}, where the other CUDA libraries are: {reason}. Install {package}")]
     NcclNotFound { place: String, reason: String, package: &'static str },
 
-    /// NCCL returned an error code.
     #[error("NCCL call {call} failed with {name} ({status}): {detail}. NCCL_DEBUG=INFO makes NCCL print more")]
     Nccl { call: &'static str, status: i32, name: String, detail: String },
 
-    /// The connection between devices was closed, because another rank is gone.
     #[error("the connection between the devices was ended, because another rank is gone")]
     NcclAborted,
 
-    /// NVRTC knows neither the card nor an older one.
     #[error(
         "this NVRTC does not compile for cards of compute capability {}: it knows {}. Install an older CUDA, or train through \
          Vulkan with backend = \"wgpu\" or on the CPU with backend = \"flex\"",
@@ -170,15 +153,12 @@ pub enum CudaError {
         known: Vec<u32>,
     },
 
-    /// A source did not compile.
     #[error("{program} did not compile: {log}")]
     Compilation { program: String, log: String },
 
-    /// A module has no kernel with this name.
     #[error("{program} has no kernel named {kernel}")]
     NoSuchKernel { kernel: String, program: String },
 
-    /// The arguments of a launch do not match the parameters of the kernel.
     #[error("kernel {kernel} expects parameters of {declared:?} bytes, got {given:?}")]
     WrongArguments {
         kernel: String,
@@ -187,11 +167,9 @@ pub enum CudaError {
         given: Vec<usize>,
     },
 
-    /// The device has too little free memory for an allocation.
     #[error("the GPU is out of memory: {requested_bytes} bytes were requested, {free_bytes} of {total_bytes} are free")]
     OutOfMemory { requested_bytes: u64, free_bytes: u64, total_bytes: u64 },
 
-    /// A driver call returned an error code.
     #[error("CUDA call {call} failed with {name} ({code}): {description}")]
     Call {
         call: &'static str,

@@ -3,8 +3,6 @@
 //! The places are, in this order: what `FIREBRICK_CUDA` names; the Python environment that this program is installed in; those
 //! of `VIRTUAL_ENV` and `CONDA_PREFIX`; the loader's path together with the CUDA toolkit. NVRTC and cuBLASLt are opened
 //! before cuDNN, which opens both by their bare names and then gets those that are open.
-//!
-//! Trade-off: found once per process; a later change of the environment has no effect.
 
 mod open;
 mod place;

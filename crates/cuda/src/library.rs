@@ -1,8 +1,6 @@
 //! NVIDIA's libraries: their file names on each system, the package that installs each, and how a file is opened.
 //!
 //! An opened library stays loaded, since unloading one that registered thread-local state or exit handlers is not safe.
-//!
-//! Trade-off: only the usual file names, so a library that was renamed is not found.
 
 use std::error::Error;
 use std::path::Path;

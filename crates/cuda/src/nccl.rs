@@ -2,7 +2,6 @@
 //!
 //! Each rank of a job has its own communicator, for one device. Rank 0 generates an id, every rank gets it over another
 //! connection, and all of them connect with it. AMD's RCCL exports the same functions under the same names.
-//! Trade-off: only one thread at a time may submit to a communicator, so it is behind a lock.
 
 mod symbols;
 

@@ -5,11 +5,12 @@
 
 #![allow(unsafe_code, reason = "GEMMs take addresses of device memory")]
 
+mod device;
 #[path = "blaslt_gpu/machine.rs"]
 mod machine;
 
 use firebrick_cuda::ElementType::{Bf16, E4m3, E5m2, F16, F32};
-use firebrick_cuda::{CudaError, Epilogue, Matmul, Operand, Pointers, Scaling};
+use firebrick_cuda::{CudaError, DeviceBuffer, Epilogue, Matmul, Operand, Pointers, Scaling};
 use firebrick_precision::difference::largest_difference;
 use machine::{Machine, decode, encode, ternary};
 
@@ -62,14 +63,14 @@ impl Case {
 
     /// Runs the GEMM on the device, into a D with contents `before`. C is D itself if `c` is `None`.
     fn run(&self, machine: &Machine, alpha: f32, beta: f32, before: &[f32], c: Option<&[f32]>) -> Vec<f32> {
-        let d = machine.upload(&encode(self.matmul.output, before));
-        let c = c.map(|c| machine.upload(&encode(self.matmul.output, c)));
-        let a = machine.upload(&encode(self.matmul.a.element, &self.a));
-        let b = machine.upload(&encode(self.matmul.b.element, &self.b));
-        let c_address = c.as_ref().map_or(d.address, |c| c.address);
-        let pointers = Pointers::new(a.address, b.address, c_address, d.address);
+        let d = machine.device.upload(&encode(self.matmul.output, before));
+        let c = c.map(|c| machine.device.upload(&encode(self.matmul.output, c)));
+        let a = machine.device.upload(&encode(self.matmul.a.element, &self.a));
+        let b = machine.device.upload(&encode(self.matmul.b.element, &self.b));
+        let c_address = at(c.as_ref().unwrap_or(&d));
+        let pointers = Pointers::new(at(&a), at(&b), c_address, at(&d));
         machine.run(&self.matmul, alpha, beta, pointers).unwrap_or_else(|error| panic!("{error}"));
-        decode(self.matmul.output, &machine.download(&d))
+        decode(self.matmul.output, &machine.device.download(&d))
     }
 }
 
@@ -79,6 +80,10 @@ fn with_gaps(rows: usize, columns: usize, leading: usize, seed: u32) -> Vec<f32>
         row[columns..].fill(GAP);
     }
     numbers
+}
+
+fn at(memory: &DeviceBuffer) -> u64 {
+    memory.pointer::<u8>().address()
 }
 
 /// Asserts equality, where NaN equals NaN.
@@ -122,13 +127,13 @@ fn addresses_that_are_only_aligned_to_an_element_give_the_same_result() {
     let shifted = |numbers: &[f32]| {
         let mut one_before = vec![GAP];
         one_before.extend_from_slice(numbers);
-        machine.upload(&encode(Bf16, &one_before))
+        machine.device.upload(&encode(Bf16, &one_before))
     };
     let old = vec![f32::NAN; case.c.len()];
     let (a, b, d) = (shifted(&case.a), shifted(&case.b), shifted(&old));
-    let pointers = Pointers::new(a.address + 2, b.address + 2, 0, d.address + 2);
+    let pointers = Pointers::new(at(&a) + 2, at(&b) + 2, 0, at(&d) + 2);
     machine.run(&case.matmul, 1.0, 0.0, pointers).expect("a GEMM of misaligned views");
-    let found = decode(Bf16, &machine.download(&d));
+    let found = decode(Bf16, &machine.device.download(&d));
     assert_eq!(found[0], GAP);
     assert_same(&found[1..], &case.expected(&old, |i, j| case.product_at(i, j)), "misaligned");
 }
@@ -202,12 +207,12 @@ fn run_with_vector(
     vector: &[f32],
 ) -> Result<(Vec<f32>, Vec<f32>), CudaError> {
     let (inputs, output) = (case.matmul.a.element, case.matmul.output);
-    let vector = machine.upload(&encode(output, vector));
-    let (a, b) = (machine.upload(&encode(inputs, &case.a)), machine.upload(&encode(inputs, &case.b)));
-    let d = machine.upload(&encode(output, &case.c));
-    let pointers = Pointers { bias: vector.address, ..Pointers::new(a.address, b.address, d.address, d.address) };
+    let vector = machine.device.upload(&encode(output, vector));
+    let (a, b) = (machine.device.upload(&encode(inputs, &case.a)), machine.device.upload(&encode(inputs, &case.b)));
+    let d = machine.device.upload(&encode(output, &case.c));
+    let pointers = Pointers { bias: at(&vector), ..Pointers::new(at(&a), at(&b), at(&d), at(&d)) };
     machine.run(&case.matmul, alpha, beta, pointers)?;
-    let read = |memory| decode(output, &machine.download(memory));
+    let read = |memory| decode(output, &machine.device.download(memory));
     Ok((read(&d), read(&vector)))
 }
 
@@ -235,14 +240,14 @@ fn eight_bit_inputs_are_scaled_by_tensor_and_by_row_and_column() {
         let (of_a, of_b) = if scaling == Scaling::OuterVector { (64, 48) } else { (1, 1) };
         let (a_scale, b_scale) = (powers(of_a), powers(of_b));
         let memory = [
-            machine.upload(&encode(inputs[0], &case.a)),
-            machine.upload(&encode(inputs[1], &case.b)),
-            machine.upload(&encode(Bf16, &case.c)),
-            machine.upload(&encode(F32, &a_scale)),
-            machine.upload(&encode(F32, &b_scale)),
+            machine.device.upload(&encode(inputs[0], &case.a)),
+            machine.device.upload(&encode(inputs[1], &case.b)),
+            machine.device.upload(&encode(Bf16, &case.c)),
+            machine.device.upload(&encode(F32, &a_scale)),
+            machine.device.upload(&encode(F32, &b_scale)),
         ];
-        let mut pointers = Pointers::new(memory[0].address, memory[1].address, 0, memory[2].address);
-        (pointers.a_scale, pointers.b_scale) = (memory[3].address, memory[4].address);
+        let mut pointers = Pointers::new(at(&memory[0]), at(&memory[1]), 0, at(&memory[2]));
+        (pointers.a_scale, pointers.b_scale) = (at(&memory[3]), at(&memory[4]));
         match machine.run(&matmul, 1.0, 0.0, pointers) {
             Ok(()) => {}
             // Scale vectors were added in cuBLASLt 12.9; older versions do not know the attribute.
@@ -254,7 +259,7 @@ fn eight_bit_inputs_are_scaled_by_tensor_and_by_row_and_column() {
             _ => a_scale[i % of_a] * b_scale[j % of_b],
         };
         let expected = case.expected(&case.c, |i, j| factor(i, j) * case.product_at(i, j));
-        assert_same(&decode(Bf16, &machine.download(&memory[2])), &expected, &matmul.to_string());
+        assert_same(&decode(Bf16, &machine.device.download(&memory[2])), &expected, &matmul.to_string());
     }
 }
 

@@ -2,7 +2,6 @@
 //!
 //! Each message says what was expected, what was found, in which file, and what to do next. Messages that wrap another error leave its text to the
 //! error chain (`source`), so a report that prints the chain says nothing twice.
-//! Trade-off: one enum for the whole crate, so a caller may match on variants that its function never returns.
 
 use std::io::{Error as IoError, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -13,13 +12,12 @@ use thiserror::Error;
 
 /// An error while a model or an adapter is read, checked, written or sampled from.
 #[derive(Debug, Error)]
-#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum ModelError {
     /// A config.json or adapter_config.json that cannot be used, or an adapter that does not fit the model.
     #[error(transparent)]
     Arch(#[from] ArchError),
 
-    /// The operating system refused a read or a write.
     #[error("cannot {action} `{}`{}", path.display(), io_advice(source))]
     Io {
         /// The verb of the sentence "cannot ... `path`".
@@ -28,17 +26,14 @@ pub enum ModelError {
         source: IoError,
     },
 
-    /// A folder that should hold a model or an adapter lacks the file that makes it one.
     #[error("`{}` has no {missing}. {advice}", dir.display())]
     NotThere { dir: PathBuf, missing: &'static str, advice: &'static str },
 
-    /// A model or tokenizer that a GGUF file cannot describe here.
     #[error(
         "no GGUF file can be written of {what}. llama.cpp's convert_hf_to_gguf.py knows more families and tokenizers"
     )]
     NoGguf { what: String },
 
-    /// A mixture of experts in bitsandbytes' 4 bits, which no version of transformers loads.
     #[error(
         "no 4-bit folder can be written of {family}, a mixture of experts: transformers 4 would expect its routers in 4 bits, and transformers \
          5 holds its experts in fused tensors that bitsandbytes does not read. Write it unquantized; [bnb_4bit] of a recipe and `generate \
@@ -46,7 +41,6 @@ pub enum ModelError {
     )]
     MixtureIn4Bits { family: String },
 
-    /// Experts are to be written in MXFP4, but the base has none in it.
     #[error(
         "`{}` has no experts in MXFP4 (quantization_config of its config.json names no mxfp4), so a merged model has none either. Leave \
          --mxfp4 out, or give the base as it is published",
@@ -54,11 +48,9 @@ pub enum ModelError {
     )]
     NotMxfp4 { dir: PathBuf },
 
-    /// The quantization does not accept a weight.
     #[error("`{name}` cannot be quantized as in training")]
     NotQuantizable { name: String, source: firebrick_precision::Error },
 
-    /// A merged weight does not compute what base and adapter compute.
     #[error(
         "`{name}` in `{}` is wrong: its outputs are {error:.1e} away from those of base and adapter, expected at most {bound:.0e}. Delete \
          the folder; merge again, to another disk if that does not help",
@@ -72,7 +64,6 @@ pub enum ModelError {
         bound: f64,
     },
 
-    /// Shards that the index names are not in the folder.
     #[error(
         "`{}` lacks {} that its model.safetensors.index.json names: {}. Download the missing files again into this \
          folder",
@@ -92,7 +83,6 @@ pub enum ModelError {
     )]
     OutsideFolder { path: PathBuf, tensor: String, file: String },
 
-    /// A safetensors file is shorter or longer than its own header says.
     #[error(
         "`{}` should be {expected} bytes by its own header but is {got} bytes: the download or copy did not finish, \
          or the file is damaged. Delete it and download it again",
@@ -100,15 +90,12 @@ pub enum ModelError {
     )]
     WrongLength { path: PathBuf, expected: u64, got: u64 },
 
-    /// A file is what Git LFS leaves where it has not fetched the file itself.
     #[error("`{}` is a Git LFS pointer, not the weights: run `git lfs pull` in its folder", path.display())]
     LfsPointer { path: PathBuf },
 
-    /// A file does not begin with a valid safetensors header.
     #[error("`{}` is not a safetensors file: {reason}. Delete it and download it again", path.display())]
     BadHeader { path: PathBuf, reason: String },
 
-    /// The index places tensors in a shard that does not hold them.
     #[error(
         "`{}` does not hold {} that model.safetensors.index.json places in it: {}. The index and the shards come from \
          different versions of the model: download the folder again",
@@ -116,11 +103,9 @@ pub enum ModelError {
     )]
     NotInShard { path: PathBuf, tensors: Vec<String> },
 
-    /// No file holds a requested tensor.
     #[error("no file in `{}` holds a tensor named `{name}`", dir.display())]
     MissingTensor { dir: PathBuf, name: String },
 
-    /// A tensor's shape differs from the one that config.json decides.
     #[error(
         "`{name}` in `{}` has shape {got:?}, but {keys} in config.json ask for {expected:?}. The weights and \
          config.json do not belong together: download both again from one place",
@@ -128,7 +113,6 @@ pub enum ModelError {
     )]
     WrongShape { name: String, path: PathBuf, expected: Vec<usize>, got: Vec<usize>, keys: &'static str },
 
-    /// A tensor is stored in a number format that cannot be read as weights.
     #[error(
         "`{name}` in `{}` is stored as {got}; supported: F32, BF16, F16. Use a checkpoint saved in one of these",
         path.display()
@@ -179,7 +163,6 @@ pub enum ModelError {
         format: String,
     },
 
-    /// The weights and config.json disagree in one or more tensors.
     #[error(
         "the weights in `{}` do not fit its config.json, {} at fault: {}. Download the weights and config.json \
          again from one place",
@@ -187,7 +170,6 @@ pub enum ModelError {
     )]
     DoesNotFit { dir: PathBuf, problems: Vec<String> },
 
-    /// A folder to be written is already there and not empty.
     #[error("`{}` already exists and is not empty: choose another folder, or delete this one first", dir.display())]
     AlreadyExists { dir: PathBuf },
 
@@ -220,7 +202,6 @@ pub enum ModelError {
     )]
     PrincipalPartOfCodes { name: String },
 
-    /// The matrices of experts do not begin with a block of the format.
     #[error(
         "the experts of `{name}` are matrices {shape:?}, which are not whole blocks of {format}: choose another format in base, or train without \
          [bnb_4bit]"
@@ -232,17 +213,14 @@ pub enum ModelError {
         format: QuantFormat,
     },
 
-    /// The experts of a module are stored in different number formats.
     #[error(
         "`{first}` and `{other}` are stored in different number formats, but `{name}` is one weight: convert the folder to one format"
     )]
     MixedExperts { name: String, first: String, other: String },
 
-    /// A weight cannot be packed into 4 bits.
     #[error("`{name}` cannot be stored in 4 bits: the weights are damaged, or train without [bnb_4bit]")]
     Quantize { name: String, source: firebrick_precision::Error },
 
-    /// A setting of the sampler is out of its range.
     #[error("`{key}` is {got}, but must be {expected}")]
     Sampling {
         /// `temperature`, `top_p`, `min_p` or `repetition_penalty`.
@@ -251,7 +229,6 @@ pub enum ModelError {
         expected: &'static str,
     },
 
-    /// A prompt is empty or leaves no room for the text to be written.
     #[error(
         "a prompt has {got} tokens, but must have from 1 to {room}: shorten it, ask for fewer new tokens, or raise the \
          longest row of the run"
@@ -265,7 +242,6 @@ pub enum ModelError {
     )]
     TokenOutsideVocabulary { id: u64, vocabulary: usize },
 
-    /// The model's logits are not finite, so no token can be chosen.
     #[error("logit {index} is {value}: the model's output is not finite. Lower the learning rate or check the weights")]
     NotFinite { index: usize, value: f32 },
 

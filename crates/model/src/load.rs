@@ -5,7 +5,6 @@
 //! ±1/sqrt(in), B zero, magnitudes the norms of the rows). Each has its own random stream, seeded by its name, so the set of adapted modules changes
 //! no other start. Weights that the folder stores in the format of the base are uploaded unchanged. The matrices of a mixture's experts are put
 //! together on the way.
-//! Trade-off: the model cannot run before its last tensor has arrived.
 
 mod layers;
 mod new_tokens;

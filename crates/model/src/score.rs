@@ -1,7 +1,6 @@
 //! Evaluation of a micro-batch: the loss without gradients, and the number of targets that the model would have chosen.
 //!
 //! Both come from the same logits, for a bounded number of rows at a time, in one pass over the head.
-//! Trade-off: nothing else is known about a wrong choice, such as its rank.
 
 use burn_tensor::Tensor;
 use firebrick_kernels::{CrossEntropy, CrossEntropyOptions, Kernels};

@@ -1,7 +1,6 @@
 //! No NaN and no infinity passes: neither in a folder that is read, nor in one that is written.
 //!
 //! Every float tensor of every fixture is damaged in turn, in the file: a third of them, and all with `cargo xtask test --slow`.
-//! Trade-off: one value per tensor; that it is found at every place is tested with the function that looks for it.
 
 use std::fmt::Debug;
 use std::fs::{copy, create_dir_all, read, read_dir, write};

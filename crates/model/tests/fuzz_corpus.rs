@@ -1,7 +1,5 @@
 //! Runs the inputs of the fuzz corpus, and variants with one changed byte, through their targets: no panic, bounded time, meaningful errors. `cargo
 //! xtask test --slow` runs all inputs, otherwise about ten per target with fewer changes. `fuzz/README.md` explains how inputs are found.
-//!
-//! Trade-off: long inputs are changed at some of their bytes only.
 
 #[path = "../../trainer/src/hostile_json.rs"]
 mod hostile_json;

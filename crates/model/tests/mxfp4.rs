@@ -1,7 +1,6 @@
 //! Experts of a gpt-oss that are merged back into MXFP4: written folders against exact merges and the base's bytes.
 //!
 //! transformers wrote the base, PEFT the adapters.
-//! Trade-off: no model is computed here; that folders in MXFP4 compute what transformers does is tested with all quantized folders.
 
 use std::collections::BTreeMap;
 use std::fs::{copy, create_dir_all, read, read_to_string};

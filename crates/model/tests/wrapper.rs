@@ -1,7 +1,6 @@
 //! Text models of larger checkpoints: tensors and adapters in every spelling, and folders that keep their other parts.
 //!
 //! transformers and PEFT wrote the fixtures.
-//! Trade-off: no model is computed here; the numbers of these checkpoints are tested with those of all families.
 
 use std::collections::BTreeMap;
 use std::fs::{copy, create_dir_all, read, read_to_string, write};

@@ -26,17 +26,14 @@ pub type StateDict = BTreeMap<String, HostTensor>;
 
 /// A saved optimizer state that does not fit the run.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum OptimError {
-    /// A tensor of the state is not there.
     #[error(
         "the optimizer state lacks `{name}`: the checkpoint was written with another recipe (LoRA targets or optimizer)"
     )]
     Missing { name: String },
-    /// A tensor of the state has another size or format.
     #[error("the optimizer state's `{name}` has {got}, expected {expected}: resume with the recipe that wrote it")]
     Mismatch { name: String, expected: String, got: String },
-    /// A tensor of the state belongs to no parameter of the run.
     #[error(
         "the optimizer state has `{name}`, which no parameter of this run needs: resume with the recipe that wrote it"
     )]

@@ -1,6 +1,4 @@
 //! Checks that all ranks are about to do the same: every rank lists the facts that its run depends on, and the lists must be equal.
-//!
-//! Trade-off: values are compared as text, and the first difference is reported, not all of them.
 
 use firebrick_kernels::Communicator;
 

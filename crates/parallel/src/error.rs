@@ -1,6 +1,4 @@
 //! Errors between ranks.
-//!
-//! Trade-off: a lost rank ends the run on every rank; nothing is repaired here.
 
 use std::time::Duration;
 
@@ -8,7 +6,7 @@ use firebrick_kernels::CommError;
 
 /// Ranks could not be started, do not find each other, do not belong to one job, or an exchange failed. No step may be taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum ParallelError {
     /// A rank is gone, or ranks disagree about what they exchange.
     #[error(transparent)]
@@ -16,13 +14,11 @@ pub enum ParallelError {
     /// The variables that a launcher sets are incomplete or wrong.
     #[error("this process was started as one of several ranks (by {launcher}), but {problem}")]
     Environment { launcher: &'static str, problem: String },
-    /// The master's address cannot be used on rank 0.
     #[error(
         "rank 0 cannot listen on {address}: {problem}. MASTER_ADDR must be an address of the machine of rank 0, and the port must be \
          free there: choose another with MASTER_PORT, or FIREBRICK_PORT where the launcher uses MASTER_PORT itself"
     )]
     Listen { address: String, problem: String },
-    /// Not all ranks came in time.
     #[error(
         "{missing} of {world_size} did not come to {address} within {}: {refused}look at their logs, check that MASTER_ADDR and \
          MASTER_PORT are the same on all ranks and that no firewall is between them; FIREBRICK_RENDEZVOUS_TIMEOUT (seconds) is how long \
@@ -37,7 +33,6 @@ pub enum ParallelError {
         /// Connections that were refused, in words; may be empty.
         refused: String,
     },
-    /// Rank 0 cannot be reached.
     #[error(
         "rank {rank} did not reach rank 0 at {address} within {}: {problem}. Look at the log of rank 0, check that MASTER_ADDR and \
          MASTER_PORT are the same on all ranks and that no firewall is between them", seconds(*.waited)
@@ -52,7 +47,6 @@ pub enum ParallelError {
          data. Nothing was trained"
     )]
     Differs { rank: usize, key: String, found: String, expected: String },
-    /// A local rank could not be started.
     #[error("rank {rank} could not be started as {program}: {problem}")]
     Start { rank: usize, program: String, problem: String },
 }

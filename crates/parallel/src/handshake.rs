@@ -8,7 +8,6 @@
 //!
 //! All lengths are fixed, so a stranger can make rank 0 read at most 82 bytes. Rank 0 waits for no connection: it polls each one, and refuses a
 //! handshake that takes longer than [`PATIENCE`].
-//! Trade-off: another version is refused, never translated.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

@@ -2,7 +2,6 @@
 //!
 //! Every turn is rendered from all messages, as in training, and the model reads only the tokens that differ from those it has already read. An
 //! answer stops where the model's folder says, and at the token with which the template closes a turn.
-//! Trade-off: one line is one message; a conversation that has filled its room must begin again.
 
 use std::io::{BufRead, Write};
 use std::ops::ControlFlow;

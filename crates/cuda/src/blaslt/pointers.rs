@@ -1,6 +1,4 @@
 //! The device addresses of one GEMM, and their alignment.
-//!
-//! Trade-off: addresses are plain integers without lifetimes. Callers of [`BlasLt::run`](crate::BlasLt::run) must guarantee that they are valid.
 
 use super::matmul::{Epilogue, Matmul, Scaling};
 use crate::error::CudaError;

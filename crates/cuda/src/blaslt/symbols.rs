@@ -3,8 +3,6 @@
 //! Constants are integers, not Rust enums: a newer library may return a value that an enum does not list, which would be
 //! undefined behavior. They are the same in CUDA 12 and 13; the scale modes came with 12.8 and 12.9, and an older library
 //! answers them with `CUBLAS_STATUS_INVALID_VALUE`.
-//!
-//! Trade-off: the compiler does not check the constants against the header.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;

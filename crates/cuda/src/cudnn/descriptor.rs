@@ -1,6 +1,4 @@
 //! Backend descriptors: cuDNN's attribute lists, which describe tensors, operations, graphs and plans alike.
-//!
-//! Trade-off: every descriptor has a label, a short allocation, so that errors can name it.
 
 use std::ffi::c_void;
 use std::ptr;

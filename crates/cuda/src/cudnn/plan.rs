@@ -1,6 +1,4 @@
 //! Compiles a finished graph: tries the engines that cuDNN proposes, in its order, until one accepts the graph.
-//!
-//! Trade-off: no measurements. The first engine that accepts is used, so runs repeat.
 
 use super::descriptor::Descriptor;
 use super::graph::{FinishedGraph, Source};

@@ -1,6 +1,4 @@
 //! Runs a plan: binds pointers to the tensors of its graph.
-//!
-//! Trade-off: pointers are plain addresses without lifetimes, so the calls are `unsafe`.
 
 use std::ffi::c_void;
 use std::hash::{Hash, Hasher};

@@ -1,6 +1,4 @@
 //! The shape of an attention call for which a plan is built: its sizes, the layout of its documents in memory, and derived values.
-//!
-//! Trade-off: packed documents have 32-bit offsets, so the largest of their buffers has at most 2^31 - 1 elements.
 
 use crate::error::CudaError;
 

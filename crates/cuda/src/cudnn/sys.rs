@@ -2,8 +2,6 @@
 //!
 //! The numbers are part of cuDNN's binary interface and do not change within a major version. They are listed here, not taken
 //! from bindings, so that errors can name them, and so that no binding loads the library implicitly.
-//!
-//! Trade-off: the compiler does not check them against the header.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 

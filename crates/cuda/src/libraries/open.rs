@@ -1,6 +1,4 @@
 //! Opens libraries by their paths, and calls the functions that return their versions.
-//!
-//! Trade-off: the memory of an opened library is leaked, since it is never unloaded.
 
 use std::ffi::c_int;
 use std::fs;

@@ -2,8 +2,6 @@
 //!
 //! The driver takes the address of each value, so the values are stored here one after another: inline up to [`INLINE`] words
 //! of 16 bytes, which suffices for most launches, and on the heap beyond that.
-//!
-//! Trade-off: at most [`MAX_ARGUMENTS`] arguments per launch.
 
 use std::ffi::c_void;
 use std::hash::{Hash, Hasher};

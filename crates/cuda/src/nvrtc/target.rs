@@ -1,6 +1,4 @@
 //! What a program is compiled to: machine code for the card, or PTX that the driver translates for it.
-//!
-//! Trade-off: a card that NVRTC does not know gets no instructions that are newer than the PTX.
 
 use crate::error::CudaError;
 

@@ -1,6 +1,4 @@
 //! Times attention calls of training size.
-//!
-//! Trade-off: prints rates and does not assert them, since they depend on the card.
 
 use firebrick_cuda::cudnn::{AttentionShape, Layout};
 use firebrick_cuda::{CudaError, Cudnn, Event};
@@ -49,18 +47,18 @@ fn time(gpu: &Gpu, cudnn: &Cudnn, shape: &AttentionShape, lengths: &[usize]) -> 
             // SAFETY: the buffers have the shape's sizes and outlive the wait below.
             unsafe {
                 if call {
-                    cudnn.forward(&gpu.stream, &forward, &buffers.pointers.forward)
+                    cudnn.forward(&gpu.device.stream, &forward, &buffers.pointers.forward)
                 } else {
-                    cudnn.backward(&gpu.stream, &backward, &buffers.pointers)
+                    cudnn.backward(&gpu.device.stream, &backward, &buffers.pointers)
                 }
             }
         };
-        let (start, end) = (Event::timed(gpu.stream.context())?, Event::timed(gpu.stream.context())?);
+        let (start, end) = (Event::timed(gpu.device.stream.context())?, Event::timed(gpu.device.stream.context())?);
         let repeats = 30;
         (0..5).try_for_each(|_| run())?;
-        gpu.stream.record(&start)?;
+        gpu.device.stream.record(&start)?;
         (0..repeats).try_for_each(|_| run())?;
-        gpu.stream.record(&end)?;
+        gpu.device.stream.record(&end)?;
         end.synchronize()?;
         let milliseconds = f64::from(end.milliseconds_since(&start)?) / f64::from(repeats);
         let rate = flops / milliseconds / 1e9;

@@ -2,7 +2,6 @@
 //!
 //! Norms, biases and routers stay in f32. The k-quants are mixes, as llama.cpp makes them: what matters most has more bits, which are values and the
 //! MLP's outputs of the first, the last and every third layer, and the head. Where rows are no multiple of 256, a type with blocks of 32 stands in.
-//! Trade-off: the types are chosen from names and shapes, not from values.
 
 use std::fmt;
 use std::str::FromStr;

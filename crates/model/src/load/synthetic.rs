@@ -1,7 +1,5 @@
 //! Models without a folder: with random weights for training, or with repeated weights for measurements; and the random numbers that every model
 //! starts from.
-//!
-//! Trade-off: random weights pass through host memory as f32, one tensor at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 

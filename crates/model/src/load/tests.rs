@@ -1,6 +1,4 @@
 //! Tests of the contents of a loaded model on the device, for each way that its tensors took there.
-//!
-//! Trade-off: the tiny model in every format, on flex only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;

@@ -3,7 +3,6 @@
 //! Each adapted module has `base_model.model.{path}.lora_A.weight` `[r, in]` and `.lora_B.weight` `[out, r]`, and those
 //! are the names of its tensors everywhere but in the files of adapters of larger checkpoints, whose paths are longer. PyTorch `.bin` adapters are not
 //! read.
-//! Trade-off: an adapter is held in host memory as a whole.
 
 use std::collections::BTreeMap;
 use std::fs::create_dir_all;

@@ -2,7 +2,6 @@
 //! minus its start value. That is PEFT's conversion (`subtract_mutated_init`).
 //!
 //! The saved adapter contains both pairs, so a checkpoint needs no other file.
-//! Trade-off: twice the adapter's size.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,6 +1,4 @@
 //! Inputs and results of timings: micro-batches of random tokens, where every next token counts in the loss, and the spread of repeated timings.
-//!
-//! Trade-off: five numbers describe a distribution; the samples themselves are not saved. The loss of random tokens stays that of guessing.
 
 use std::time::Instant;
 

@@ -1,6 +1,4 @@
 //! Shows where the time of a step goes, operation by operation, and how close each operation is to its peak rate.
-//!
-//! Trade-off: timing each launch makes the traced step a little slower than the others.
 
 use std::collections::BTreeMap;
 

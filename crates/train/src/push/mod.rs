@@ -34,19 +34,16 @@ pub struct PushOptions {
 
 /// The reasons why nothing was pushed.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum PushError {
-    /// The repository to push to is not a valid id.
     #[error("--to {to}: this is no repository. Write OWNER/NAME or OWNER/NAME@BRANCH")]
     NoRepository { to: String },
-    /// The folder to push contains no model.
     #[error(
         "{}: neither an adapter (adapter_config.json) nor a model (config.json) is in this folder, nor is it that of a run that \
          saved one",
         folder.display()
     )]
     NotPushable { folder: PathBuf },
-    /// The base of the adapter to push exists only on this machine.
     #[error(
         "{}: the adapter's base is `{base}`, a path of this machine, so it would not load anywhere else. Write the id of the base on the \
          Hub as base_model_name_or_path in its adapter_config.json, and in its README.md, which has the path too. \

@@ -2,7 +2,6 @@
 //!
 //! A run writes it when it ends or is stopped, and `firebrick report` writes it again, also during a run. It is built only from `metrics.jsonl`,
 //! `plan.toml`, `summary.json` and `config.toml`, so a page never shows more than the folder contains.
-//! Trade-off: one run per page; TensorBoard and MLflow compare runs.
 
 mod page;
 mod record;

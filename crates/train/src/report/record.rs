@@ -12,12 +12,10 @@ use serde_json::Value;
 
 /// The reasons why there is no report.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum ReportError {
-    /// The folder has no metrics.
     #[error("{path}: no metrics.jsonl to report on; give the folder of a run, such as runs/my-run ({source})")]
     NoMetrics { path: PathBuf, source: std::io::Error },
-    /// A file exists but cannot be parsed.
     #[error("{path}: expected {expected}: {problem}")]
     Malformed { path: PathBuf, expected: &'static str, problem: String },
     /// The page cannot be written.

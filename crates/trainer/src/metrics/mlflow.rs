@@ -37,7 +37,7 @@ fn default_experiment() -> String {
 
 /// The reasons why a run is not tracked.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the message of a variant says what its fields are")]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum MlflowError {
     /// The server refused a request or could not be reached.
     #[error(

@@ -5,7 +5,6 @@
 //! ```
 //!
 //! `checkpoint_folder` makes the folder complete or absent; this file defines its content.
-//! Trade-off: the whole optimizer state is copied to the host before it is written.
 
 use std::borrow::Cow;
 use std::fs;

@@ -3,7 +3,6 @@
 //! A checkpoint is written into `step-N.tmp`; every file, then the manifest, is flushed to the disk; then the folder is renamed; only then are older
 //! checkpoints removed. A failure before the rename leaves all earlier checkpoints as they were. If there is no room for both, the older checkpoints
 //! that a new one replaces are removed before it is written, but never the newest.
-//! Trade-off: writing waits for the disk; the run stands still meanwhile.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -2,7 +2,6 @@
 //!
 //! The manifest is the last file of a checkpoint; a folder without one is not a checkpoint. Checksums are xxh3 (64 bits), which finds damage, not
 //! forgery.
-//! Trade-off: a checkpoint is read once more after it was written, and once before it is resumed.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -6,7 +6,6 @@
 //!
 //! No run overwrites another: a run whose name is taken becomes `<name>-2`, `<name>-3`, …, one more than the highest that exists. The lock contains
 //! the name in the recipe, so that a recipe named `<name>-2` is not taken for a second run.
-//! Trade-off: one process at a time writes to a folder.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};

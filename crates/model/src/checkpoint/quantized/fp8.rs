@@ -4,7 +4,6 @@
 //! Mistral for the matrix) or `X.weight_scale` (compressed-tensors). Their shape says what shares one: `[]` or `[1]` the matrix, `[out, 1]` a row,
 //! `[out / 128, in / 128]`, rounded up, a block. A value is its code's value times its scale, in f32: despite the name of the first, scales
 //! multiply. `X.activation_scale` and `X.input_scale` are left out: activations are not quantized here.
-//! Trade-off: none of our formats has such scales, so the codes are never kept.
 
 use std::collections::BTreeMap;
 

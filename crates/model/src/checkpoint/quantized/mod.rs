@@ -3,7 +3,6 @@
 //! A quantized weight is several tensors of the file (codes, scales, tables). [`find`] combines them under the model's name for the weight, so that
 //! the rest of this crate sees the tensors of an unquantized checkpoint. If codes and scales are bit for bit those of one of our formats, they are
 //! kept; otherwise the weight is dequantized in f32 with the arithmetic of its format.
-//! Trade-off: a quantized weight is read whole, by one thread.
 
 mod bnb;
 mod fp8;

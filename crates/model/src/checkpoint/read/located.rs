@@ -1,6 +1,4 @@
 //! A located tensor of the model: one tensor of a file, a part of one, or several if it is quantized.
-//!
-//! Trade-off: a tensor is stored in one of these three ways, so a format with another needs a fourth variant.
 
 use std::path::Path;
 

@@ -2,7 +2,6 @@
 //!
 //! A file or folder appears under its name only when it is complete and on the disk. Equal tensors give equal bytes, in the layout of the reference
 //! writer: widest element type first, then by name.
-//! Trade-off: tensors are converted and written one after another, and saving waits for the disk.
 
 pub(crate) mod bnb;
 pub(crate) mod companions;

@@ -1,5 +1,4 @@
 //! Writes a fully trained model to a Hugging Face folder, and reads it back.
-//! Trade-off: every weight has to train; a model with a frozen part is saved as an adapter.
 
 use std::collections::BTreeMap;
 use std::path::Path;

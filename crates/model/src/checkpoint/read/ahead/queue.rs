@@ -1,6 +1,4 @@
 //! The queue between readers and consumer: pieces are claimed in order, within a bound in bytes, and taken in order.
-//!
-//! Trade-off: one lock for all; a piece takes milliseconds to read.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

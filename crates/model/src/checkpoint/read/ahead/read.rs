@@ -1,6 +1,4 @@
 //! The work of one reader: a piece of an unquantized tensor, or a whole quantized weight, is read, converted, checked and hashed.
-//!
-//! Trade-off: a quantized weight is read by one thread.
 
 use std::ops::Range;
 

@@ -1,6 +1,4 @@
 //! Tests that any number of readers, look-ahead and piece size reads the same bytes within the bound, and reports the folder's first error.
-//!
-//! Trade-off: tensors are small, so the bound is counted, not measured.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;

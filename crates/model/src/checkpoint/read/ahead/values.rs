@@ -1,6 +1,4 @@
 //! The values of a tensor for its consumer: pieces that are read ahead, or a buffer in memory.
-//!
-//! Trade-off: the caller takes all values of a tensor, in order, before it takes the next tensor.
 
 use std::collections::VecDeque;
 use std::ops::Range;
