@@ -142,9 +142,6 @@ impl Driver {
     }
 
     /// Lists all devices, in CUDA's order.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn devices(&self) -> Result<Vec<DeviceInfo>, CudaError> {
         (0..self.device_count()?).map(|ordinal| self.device(ordinal)).collect()
     }

@@ -86,9 +86,6 @@ impl Library {
 }
 
 /// Opens one file. A path is opened as it is; for a bare name the loader searches.
-///
-/// # Errors
-/// The loader's text.
 pub(crate) fn open_file(file: &Path) -> Result<SharedLibrary, String> {
     // SAFETY: opening runs the library's initializers. The names are those of NVIDIA's libraries, whose initializers
     // have no preconditions. The owner of the machine decides what file has such a name in the places that are searched.

@@ -58,9 +58,6 @@ impl Nccl {
     }
 
     /// Returns the major, minor and patch version.
-    ///
-    /// # Errors
-    /// [`CudaError::Nccl`].
     pub fn version(&self) -> Result<(u32, u32, u32), CudaError> {
         let mut code = 0;
         // SAFETY: the pointer is valid for a write.
@@ -130,9 +127,6 @@ impl NcclCommunicator {
     ///
     /// # Safety
     /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold.
-    ///
-    /// # Errors
-    /// The same as those of [`NcclCommunicator::all_reduce_sum`].
     pub unsafe fn reduce_sum(
         &self,
         stream: &Stream,
@@ -149,9 +143,6 @@ impl NcclCommunicator {
     ///
     /// # Safety
     /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold, in bytes.
-    ///
-    /// # Errors
-    /// The same as those of [`NcclCommunicator::all_reduce_sum`].
     pub unsafe fn broadcast(
         &self,
         stream: &Stream,

@@ -66,18 +66,12 @@ impl Mask {
 }
 
 /// Replaces the Linux version on other systems.
-///
-/// # Errors
-/// Always.
 #[cfg(not(target_os = "linux"))]
 pub fn allowed() -> io::Result<Vec<usize>> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Replaces the Linux version on other systems.
-///
-/// # Errors
-/// Always.
 #[cfg(not(target_os = "linux"))]
 pub fn keep_threads_on(_processors: &[usize]) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())

@@ -31,9 +31,6 @@ pub struct StreamHandoff {
 
 impl StreamHandoff {
     /// Creates the two events for `stream`.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn new(stream: impl Into<Arc<Stream>>) -> Result<Self, CudaError> {
         let stream = stream.into();
         let (begun, ended) = (Event::new(stream.context())?, Event::new(stream.context())?);
@@ -43,9 +40,6 @@ impl StreamHandoff {
     /// Orders the stream after everything submitted to the context so far. Until [`StreamHandoff::end`], no other work
     /// may use device memory of this section, because CubeCL reuses freed memory in the order of its own stream. No stream of the
     /// context may be recording a graph: an older driver waits.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn begin(&self) -> Result<(), CudaError> {
         let context = self.stream.context();
         // SAFETY: the stream retains the context, and the event was created in it.
@@ -55,9 +49,6 @@ impl StreamHandoff {
 
     /// Orders everything that is submitted to the context from now on after the stream's work so far. Must also be called
     /// when the section failed, or CubeCL runs ahead of work already submitted.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn end(&self) -> Result<(), CudaError> {
         self.stream.record(&self.ended)?;
         let context = self.stream.context();

@@ -22,7 +22,7 @@ macro_rules! symbols {
         impl Symbols {
             $struct_vis fn look_up(opened: &crate::libraries::Opened) -> Result<Self, CudaError> {
                 let library = &crate::library::$library;
-                // SAFETY: the types are the header's, which whoever writes the table has compared.
+                // SAFETY: the types are the header's, with which the author of the table compared them.
                 unsafe {
                     Ok(Self {
                         $($field: opened.function(library, $name)?,)*

@@ -257,6 +257,11 @@ impl ModelError {
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(IoError) -> Self {
         move |source| Self::Io { action, path: path.to_path_buf(), source }
     }
+
+    /// Builds the error of a tensor in the adapter file at `path`.
+    pub(crate) fn adapter_tensor(path: &Path, name: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::AdapterTensor { path: path.to_path_buf(), name: name.into(), problem: problem.into() }
+    }
 }
 
 /// Number of entries of a long list that a message shows.

@@ -94,7 +94,6 @@ impl Placement {
     }
 
     /// Returns the address on which rank 0 listens.
-    #[must_use]
     pub fn master(&self) -> String {
         if self.master_host.contains(':') {
             return format!("[{}]:{}", self.master_host, self.master_port);

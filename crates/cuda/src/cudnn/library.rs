@@ -125,9 +125,6 @@ impl Cudnn {
     }
 
     /// Returns the plan that computes the gradients of `shape`; the first call builds it.
-    ///
-    /// # Errors
-    /// The same as those of [`Self::forward_plan`].
     pub fn backward_plan(&self, shape: &AttentionShape) -> Result<Arc<Plan>, CudaError> {
         self.made((Pass::Backward, *shape))
     }

@@ -84,9 +84,6 @@ impl Cudnn {
 
     /// Submits a backward plan, which computes the gradients, to `stream`; the host does not wait.
     ///
-    /// # Errors
-    /// The same as those of [`Self::forward`].
-    ///
     /// # Safety
     /// The requirements of [`Self::forward`] must hold. Output and statistics must be those of the forward pass with
     /// the same scale and index; the statistics must be in the order of this plan's shape.

@@ -19,9 +19,6 @@ pub(crate) struct Opened {
 
 impl Opened {
     /// Opens a file.
-    ///
-    /// # Errors
-    /// The loader's text.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
         let library = Box::leak(Box::new(open_file(path)?));
         Ok(Self { library, file: path.display().to_string() })

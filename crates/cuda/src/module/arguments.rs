@@ -24,6 +24,18 @@ const INLINE: usize = 32;
 /// Maximum number of arguments.
 const MAX_ARGUMENTS: usize = 40;
 
+/// Defines a method per type of a number, named like the type.
+macro_rules! scalars {
+    ($($type:ident: $name:literal $kind:ident,)*) => {$(
+        #[doc = concat!("Adds ", $name, ".")]
+        #[inline(always)]
+        #[must_use]
+        pub fn $type(self, value: $type) -> Self {
+            self.add(Kind::$kind, &value)
+        }
+    )*};
+}
+
 /// Arguments of a launch, in the order in which the kernel declares its parameters.
 ///
 /// Each call adds one argument of exactly the type that the kernel declares: `i32` for `int`, `i64` for `long long`, an address
@@ -107,39 +119,12 @@ impl Arguments {
         &self.blocks
     }
 
-    /// Adds an `int`.
-    #[inline(always)]
-    #[must_use]
-    pub fn i32(self, value: i32) -> Self {
-        self.add(Kind::Int, &value)
-    }
-
-    /// Adds a `long long`.
-    #[inline(always)]
-    #[must_use]
-    pub fn i64(self, value: i64) -> Self {
-        self.add(Kind::Long, &value)
-    }
-
-    /// Adds an `unsigned int`.
-    #[inline(always)]
-    #[must_use]
-    pub fn u32(self, value: u32) -> Self {
-        self.add(Kind::Int, &value)
-    }
-
-    /// Adds an `unsigned long long`.
-    #[inline(always)]
-    #[must_use]
-    pub fn u64(self, value: u64) -> Self {
-        self.add(Kind::Long, &value)
-    }
-
-    /// Adds a `float`.
-    #[inline(always)]
-    #[must_use]
-    pub fn f32(self, value: f32) -> Self {
-        self.add(Kind::Float, &value)
+    scalars! {
+        i32: "an `int`" Int,
+        i64: "a `long long`" Long,
+        u32: "an `unsigned int`" Int,
+        u64: "an `unsigned long long`" Long,
+        f32: "a `float`" Float,
     }
 
     /// Adds a struct with the same layout in CUDA C++, `#[repr(C)]` and without padding. All parameters together may take 4096 bytes,
@@ -335,11 +320,6 @@ mod tests {
         assert_eq!(last(3), last(3));
         assert_ne!(last(3), last(4));
         assert_ne!(hash(Arguments::new().f32(0.0)), hash(Arguments::new().f32(-0.0)));
-    }
-
-    #[test]
-    fn no_arguments_have_no_addresses() {
-        Arguments::new().with_addresses(|addresses| assert!(addresses.is_empty()));
     }
 
     #[test]

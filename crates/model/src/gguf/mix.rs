@@ -51,7 +51,6 @@ impl GgufType {
     }
 
     /// Returns llama.cpp's name of the type.
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.known_as().0
     }

@@ -86,7 +86,7 @@ fn check_shapes(config: &LoraConfig, modules: &[String], path: &Path, shapes: &S
                 shapes.get(&name),
                 ids.len()
             );
-            return Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem });
+            return Err(ModelError::adapter_tensor(path, name, problem));
         }
     }
     Ok(())
@@ -121,7 +121,7 @@ pub fn grow_for_adapter(config: &mut ModelConfig, dir: &Path) -> Result<(), Mode
     for &table in tables.iter().filter(|table| saved(table).is_none()) {
         if let Some(id) = (stored..rows).find(|id| !trained(table).contains(id)) {
             let problem = format!("is missing for token {id}, and the base has {stored} rows");
-            return Err(ModelError::AdapterTensor { path, name: token_rows_name(table), problem });
+            return Err(ModelError::adapter_tensor(&path, token_rows_name(table), problem));
         }
     }
     config.grow_vocabulary(rows);
@@ -157,7 +157,7 @@ pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Res
             Some(shape) => format!("has shape {shape:?}, but this model needs {:?}{}", tensor.shape, of_base(&found)),
             None => "is missing, and this model needs it".to_owned(),
         };
-        return Err(ModelError::AdapterTensor { path, name: tensor.name, problem });
+        return Err(ModelError::adapter_tensor(&path, tensor.name, problem));
     }
     Ok(())
 }
@@ -281,15 +281,13 @@ fn module_paths(path: &Path, names: &[String], config: &LoraConfig) -> Result<Ve
             let problem = "adapts another part than the text model, which alone is loaded here. Train an adapter of the \
                            text model only, or merge this one into its base with PEFT and give the merged folder as \
                            the model";
-            let (path, name) = (path.to_path_buf(), name.clone());
-            Err(ModelError::AdapterTensor { path, name, problem: problem.to_owned() })
+            Err(ModelError::adapter_tensor(path, name, problem))
         }
         Some(name) => {
             let problem = "is not a LoRA matrix of a layer's linear module \
                            (base_model.model.model.layers.N.*.lora_A.weight or lora_B.weight), and modules_to_save does not \
                            name it. Merge this adapter into its base with PEFT and give the merged folder as the model";
-            let (path, name) = (path.to_path_buf(), name.clone());
-            Err(ModelError::AdapterTensor { path, name, problem: problem.to_owned() })
+            Err(ModelError::adapter_tensor(path, name, problem))
         }
         None => Ok(lora_modules(names)),
     }
@@ -325,10 +323,8 @@ fn check_targets(
 ) -> Result<(), ModelError> {
     let is_target = |module: &&String| config.adapts(module) || config.parameter_of(module).is_some();
     if let Some(module) = modules.iter().find(|module| !is_target(module)) {
-        let (path, name) = (weights_path.to_path_buf(), lora_tensor_names(module).0);
-        let problem =
-            "is not a target by the settings of adapter_config.json: the two files do not belong together".to_owned();
-        return Err(ModelError::AdapterTensor { path, name, problem });
+        let problem = "is not a target by the settings of adapter_config.json: the two files do not belong together";
+        return Err(ModelError::adapter_tensor(weights_path, lora_tensor_names(module).0, problem));
     }
     let TargetModules::Named(names) = &config.target_modules else { return Ok(()) };
     if config.exclude_modules.is_some() || config.modules_to_save.is_some() {
@@ -358,7 +354,7 @@ fn check_rank(path: &Path, shapes: &Shapes, name: String, rank_axis: usize, r: u
         Some(shape) if shape.len() == 2 && shape[rank_axis] == r => return Ok(()),
         Some(shape) => format!("has shape {shape:?}, but r in {ADAPTER_CONFIG_FILE} is {r}"),
     };
-    Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem })
+    Err(ModelError::adapter_tensor(path, name, problem))
 }
 
 /// Returns what an adapter whose shapes do not fit says of its base.
@@ -376,7 +372,7 @@ fn check_parameter(path: &Path, shapes: &Shapes, module: &str, r: usize) -> Resu
     let ranks = a.first().copied().unwrap_or(0);
     if ranks == 0 || !ranks.is_multiple_of(r) {
         let problem = format!("has shape {a:?}, which is no multiple of r = {r} in {ADAPTER_CONFIG_FILE}");
-        return Err(ModelError::AdapterTensor { path: path.to_path_buf(), name: a_name, problem });
+        return Err(ModelError::adapter_tensor(path, a_name, problem));
     }
     check_rank(path, shapes, b_name, 1, ranks)
 }
@@ -392,7 +388,7 @@ fn check_magnitude(path: &Path, shapes: &Shapes, module: &str, config: &LoraConf
         (None, true) => format!("is missing, though use_dora in {ADAPTER_CONFIG_FILE} is true"),
         (Some(_), false) => format!("belongs to DoRA, but use_dora in {ADAPTER_CONFIG_FILE} is not true"),
     };
-    Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem })
+    Err(ModelError::adapter_tensor(path, name, problem))
 }
 
 /// Builds a README.md with the front matter that model hubs read.

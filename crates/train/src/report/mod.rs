@@ -24,9 +24,6 @@ pub fn page(run: &Path) -> Result<String, ReportError> {
 }
 
 /// Writes the page of a run folder into it, or to `out`. Returns its path.
-///
-/// # Errors
-/// [`ReportError`].
 pub fn write(run: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
     let path = out.map_or_else(|| run.join(REPORT), Path::to_owned);
     save(path, &page(run)?)

@@ -189,21 +189,12 @@ pub enum RunEnd {
 /// A destination of metrics.
 pub trait MetricSink {
     /// Takes the numbers of a step.
-    ///
-    /// # Errors
-    /// [`StorageError`] if they cannot be written.
     fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError>;
 
     /// Takes the numbers of an evaluation.
-    ///
-    /// # Errors
-    /// [`StorageError`] if they cannot be written.
     fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError>;
 
     /// Waits until everything taken so far is on the disk.
-    ///
-    /// # Errors
-    /// [`StorageError`] if the disk refuses.
     fn flush(&mut self) -> Result<(), StorageError> {
         Ok(())
     }

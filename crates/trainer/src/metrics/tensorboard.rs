@@ -27,9 +27,6 @@ pub struct EventWriter {
 
 impl EventWriter {
     /// Creates an event file in a folder. `resumed_step` is the last step that older files keep, if there are any.
-    ///
-    /// # Errors
-    /// [`StorageError`] if the file cannot be created or written.
     pub fn create(folder: &Path, resumed_step: Option<u64>) -> Result<EventWriter, StorageError> {
         fs::create_dir_all(folder).map_err(|source| StorageError::io("create", folder, source))?;
         let (file, path) = new_file(folder)?;

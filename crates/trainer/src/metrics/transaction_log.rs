@@ -27,9 +27,6 @@ pub(super) struct TransactionLog {
 
 impl TransactionLog {
     /// Creates a log, which must not exist.
-    ///
-    /// # Errors
-    /// [`StorageError`] if it cannot be created or written.
     pub(super) fn create(path: &Path) -> Result<Self, StorageError> {
         let file = File::create_new(path).map_err(|source| StorageError::io("create", path, source))?;
         let mut file = AppendedFile::new(file, path.to_path_buf());
@@ -38,9 +35,6 @@ impl TransactionLog {
     }
 
     /// Opens a log to append to it. A piece of a record at its end is cut off.
-    ///
-    /// # Errors
-    /// [`StorageError`] if it cannot be read or written.
     pub(super) fn reopen(path: &Path) -> Result<Self, StorageError> {
         let end = read(path)?.1;
         let open = |path| {
@@ -64,9 +58,6 @@ impl TransactionLog {
 }
 
 /// Returns the whole records of a log, and the length of the file up to the end of the last one.
-///
-/// # Errors
-/// [`StorageError`] if the file cannot be read.
 pub(super) fn read(path: &Path) -> Result<(Vec<Vec<u8>>, usize), StorageError> {
     let file = fs::read(path).map_err(|source| StorageError::io("read", path, source))?;
     let (mut records, mut record, mut end) = (Vec::new(), Vec::new(), FILE_HEADER.len());

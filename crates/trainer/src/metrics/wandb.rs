@@ -88,9 +88,6 @@ pub struct Wandb {
 
 impl Wandb {
     /// Begins a log in the run folder, after those of earlier parts of a resumed run; starts W&B's program if the section says so.
-    ///
-    /// # Errors
-    /// [`StorageError`] if the log cannot be written, or an earlier one cannot be read.
     pub fn start(
         section: &WandbSection,
         (run_folder, name): (&Path, &str),

@@ -53,9 +53,6 @@ struct Version {
 
 impl Manifest {
     /// Describes the files of a folder.
-    ///
-    /// # Errors
-    /// [`StorageError::Io`] if a file cannot be read.
     pub fn of_folder(folder: &Path) -> Result<Self, StorageError> {
         let mut files = Vec::new();
         for path in files_below(folder)? {

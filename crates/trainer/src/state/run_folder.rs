@@ -137,9 +137,6 @@ impl RunFolder {
     }
 
     /// Renames the summary of a run that trains on, so that only the folder of a finished run contains a summary.
-    ///
-    /// # Errors
-    /// [`StorageError::Io`] if it cannot be renamed.
     pub fn set_summary_aside(&self) -> Result<(), StorageError> {
         let summary = self.summary_json();
         if summary.exists() { rename_durably(&summary, &self.path.join(EARLIER_SUMMARY)) } else { Ok(()) }

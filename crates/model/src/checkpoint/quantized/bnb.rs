@@ -15,13 +15,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use firebrick_precision::{
-    BlockScales, DynamicMap, Error as FormatError, HostScales, QuantFormat, QuantizedTensor, blockwise, fp4, nf4,
-};
+use firebrick_precision::{BlockScales, DynamicMap, Error as FormatError, QuantFormat, blockwise, fp4, nf4};
 use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::{Content, Part, QuantizedWeight, Scheme, Shard, Unclaimed, matrix};
+use super::{Part, QuantizedWeight, Scheme, Shard, Unclaimed, matrix};
 use crate::error::ModelError;
 
 /// A tensor of the file: the suffix of its name after the weight's, its dtype and shape, and its bytes.
@@ -60,7 +58,6 @@ impl Bnb4bit {
     ];
 
     /// Returns the name.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Nf4 { double_quant: true } => "nf4_double_quant",
@@ -139,7 +136,7 @@ struct State {
 /// The tensors of a weight.
 #[derive(Debug)]
 pub(super) struct Parts {
-    format: Bnb4bit,
+    pub(super) format: Bnb4bit,
     pub(super) codes: Part,
     absmax: Part,
     /// Scales of the scales, and the offset of each scale.
@@ -223,14 +220,6 @@ impl Parts {
         Ok(())
     }
 
-    pub(super) fn format(&self) -> Option<QuantFormat> {
-        self.format.format()
-    }
-
-    pub(super) fn stored_as(&self) -> &'static str {
-        self.format.name()
-    }
-
     /// Reads the format, the codes and the scales as they are stored.
     pub(super) fn stored(&self, shards: &[Shard]) -> Result<(Bnb4bit, Vec<u8>, BlockScales), ModelError> {
         let scales = self.scales(shards)?;
@@ -248,15 +237,10 @@ impl Parts {
         })
     }
 
-    pub(super) fn read(&self, shape: &[usize], shards: &[Shard]) -> Result<Content, ModelError> {
+    /// Reads the values of `fp4`; codes of `nf4` are ours.
+    pub(super) fn values(&self, shape: &[usize], shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
         let (_, codes, block) = self.stored(shards)?;
-        Ok(match self.format() {
-            Some(format) => {
-                let (scales, shape) = (HostScales { block }, shape.to_vec());
-                Content::Codes(QuantizedTensor { format, codes, scales, shape })
-            }
-            None => Content::Values(fp4::dequantize(&codes, &block.values(), shape.iter().product())),
-        })
+        Ok(fp4::dequantize(&codes, &block.values(), shape.iter().product()))
     }
 }
 

@@ -85,7 +85,7 @@ impl Parts {
         }
     }
 
-    pub(super) fn read(&self, shape: &[usize], shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
+    pub(super) fn values(&self, shape: &[usize], shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
         let (codes, scales) = (self.codes.bytes(shards)?, self.scales.floats(shards)?);
         let (columns, table, [high, wide]) = (shape[1], NarrowFloat::E4m3.table(), self.block);
         let rows = codes.chunks(columns * high).zip(scales.chunks(columns.div_ceil(wide)));

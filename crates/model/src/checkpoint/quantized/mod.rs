@@ -12,7 +12,7 @@ mod nvfp4;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
+use firebrick_precision::{BlockScales, HostScales, QuantFormat, QuantizedTensor};
 
 pub use self::bnb::Bnb4bit;
 pub(crate) use self::bnb::{EncodedPart, encode as encode_bnb, encode_codes as encode_bnb_codes};
@@ -39,20 +39,11 @@ enum Scheme {
     Nvfp4(nvfp4::Parts),
 }
 
-/// The contents of a quantized weight.
-#[derive(Debug)]
-pub(crate) enum Content {
-    /// Codes and scales as they are stored.
-    Codes(QuantizedTensor),
-    /// Values, row by row.
-    Values(Vec<f32>),
-}
-
 impl QuantizedWeight {
     /// Returns our format with bit for bit the same codes and scales.
     pub(super) fn format(&self) -> Option<QuantFormat> {
         match &self.scheme {
-            Scheme::Bnb(parts) => parts.format(),
+            Scheme::Bnb(parts) => parts.format.format(),
             Scheme::Fp8(_) => None,
             Scheme::Mxfp4(_) => Some(QuantFormat::Mxfp4),
             Scheme::Nvfp4(parts) => parts.format(),
@@ -62,7 +53,7 @@ impl QuantizedWeight {
     /// Names the stored format, for messages.
     pub(super) fn stored_as(&self) -> &'static str {
         match &self.scheme {
-            Scheme::Bnb(parts) => parts.stored_as(),
+            Scheme::Bnb(parts) => parts.format.name(),
             Scheme::Fp8(parts) => parts.stored_as(),
             Scheme::Mxfp4(_) => "mxfp4",
             Scheme::Nvfp4(_) => "nvfp4",
@@ -120,22 +111,25 @@ impl QuantizedWeight {
         Ok(scales)
     }
 
-    /// Reads it, as codes if [`QuantizedWeight::format`] names their format.
-    pub(super) fn read(&self, shards: &[Shard]) -> Result<Content, ModelError> {
-        match &self.scheme {
-            Scheme::Bnb(parts) => parts.read(&self.shape, shards),
-            Scheme::Fp8(parts) => parts.read(&self.shape, shards).map(Content::Values),
-            Scheme::Mxfp4(parts) => parts.read(shards),
-            Scheme::Nvfp4(parts) => parts.read(&self.shape, shards),
-        }
+    /// Reads codes and scales, if they are bit for bit those of [`QuantizedWeight::format`].
+    pub(super) fn read(&self, shards: &[Shard]) -> Result<Option<QuantizedTensor>, ModelError> {
+        let Some(format) = self.format() else { return Ok(None) };
+        let mut codes = vec![0; self.code_bytes(shards)];
+        let Some(block) = self.read_codes(shards, &mut codes)? else { return Ok(None) };
+        Ok(Some(QuantizedTensor { format, codes, scales: HostScales { block }, shape: self.shape.clone() }))
     }
 
     /// Reads its values in f32.
     pub(super) fn values(&self, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
-        Ok(match self.read(shards)? {
-            Content::Codes(codes) => codes.dequantize(),
-            Content::Values(values) => values,
-        })
+        if let Some(codes) = self.read(shards)? {
+            return Ok(codes.dequantize());
+        }
+        match &self.scheme {
+            Scheme::Bnb(parts) => parts.values(&self.shape, shards),
+            Scheme::Fp8(parts) => parts.values(&self.shape, shards),
+            Scheme::Mxfp4(_) => unreachable!("its codes are ours"),
+            Scheme::Nvfp4(parts) => parts.values(shards),
+        }
     }
 }
 

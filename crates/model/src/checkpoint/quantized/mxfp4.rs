@@ -5,10 +5,10 @@
 //! projection is one weight, whose rows are gathered. A value is its code's value times the scale: our MXFP4, so codes and scales are kept.
 //! Trade-off: gate and up of an expert are read with one another's rows, so those bytes are read twice.
 
-use firebrick_precision::{BlockScales, HostScales, NarrowFloat, QuantFormat, QuantizedTensor};
+use firebrick_precision::{BlockScales, NarrowFloat};
 use safetensors::Dtype;
 
-use super::{Content, Part, QuantizedWeight, Scheme, Shard, Unclaimed};
+use super::{Part, QuantizedWeight, Scheme, Shard, Unclaimed};
 use crate::checkpoint::experts::fused::{Interleaved, name_of, split};
 use crate::error::ModelError;
 
@@ -85,13 +85,6 @@ impl Parts {
         let mut codes = vec![0; self.shape[0] * self.row_blocks()];
         self.gather(&self.scales, shards, self.row_blocks(), &mut codes)?;
         Ok(BlockScales::Narrow { codes, format: NarrowFloat::E8m0, tensor: None })
-    }
-
-    pub(super) fn read(&self, shards: &[Shard]) -> Result<Content, ModelError> {
-        let mut codes = vec![0; self.code_bytes()];
-        self.read_codes(shards, &mut codes)?;
-        let (scales, shape) = (HostScales { block: self.scales(shards)? }, self.shape.to_vec());
-        Ok(Content::Codes(QuantizedTensor { format: QuantFormat::Mxfp4, codes, scales, shape }))
     }
 
     fn row_blocks(&self) -> usize {

@@ -6,10 +6,10 @@
 //! Trade-off: our format multiplies by a tensor's scale where this one divides, so the codes are kept only if both give the same scales: if the
 //! global scale is a power of two, or rounding happens to agree.
 
-use firebrick_precision::{BlockScales, HostScales, NarrowFloat, QuantFormat, QuantizedTensor, narrow_map};
+use firebrick_precision::{BlockScales, NarrowFloat, QuantFormat, narrow_map};
 use safetensors::Dtype;
 
-use super::{Content, Part, QuantizedWeight, Scheme, Shard, Unclaimed, matrix};
+use super::{Part, QuantizedWeight, Scheme, Shard, Unclaimed, matrix};
 use crate::error::ModelError;
 
 /// Values that share a scale.
@@ -90,13 +90,9 @@ impl Parts {
         Ok(are_ours.then_some(BlockScales::Narrow { codes, format: NarrowFloat::Ue4m3, tensor }))
     }
 
-    pub(super) fn read(&self, shape: &[usize], shards: &[Shard]) -> Result<Content, ModelError> {
-        let codes = self.codes.bytes(shards)?;
-        if let Some(block) = self.scales(shards)? {
-            let (format, scales, shape) = (QuantFormat::Nvfp4, HostScales { block }, shape.to_vec());
-            return Ok(Content::Codes(QuantizedTensor { format, codes, scales, shape }));
-        }
-        let scales = self.scales.bytes(shards)?;
+    /// Reads the values.
+    pub(super) fn values(&self, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
+        let (codes, scales) = (self.codes.bytes(shards)?, self.scales.bytes(shards)?);
         let (levels, map) = (QuantFormat::Nvfp4.levels(), self.map());
         let packing = QuantFormat::Nvfp4.packing();
         let mut values = Vec::with_capacity(2 * codes.len());
@@ -104,7 +100,7 @@ impl Parts {
             let scale = map[usize::from(scale)];
             values.extend(codes.iter().flat_map(|&byte| packing.codes(byte).map(|code| levels[code] * scale)));
         }
-        Ok(Content::Values(values))
+        Ok(values)
     }
 }
 

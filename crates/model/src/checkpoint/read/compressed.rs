@@ -49,7 +49,6 @@ impl Codec {
     pub const ALL: [Self; 2] = [Self::Zstd, Self::Lz4];
 
     /// Returns the file name extension after `.safetensors`, without the dot.
-    #[must_use]
     pub fn extension(self) -> &'static str {
         match self {
             Self::Zstd => "zst",

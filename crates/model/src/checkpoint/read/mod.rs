@@ -192,17 +192,13 @@ impl HfFolder {
     /// # Errors
     /// No such weight, a failed read, or a scale that is not finite.
     pub fn read_quantized(&self, name: &str) -> Result<Option<QuantizedTensor>, ModelError> {
-        match self.locate(name)? {
-            Located::Quantized(weight, shards) => match weight.read(shards)? {
-                quantized::Content::Codes(codes) => {
-                    let scales = codes.scales.block.values();
-                    convert::check_finite(&format!("{name} (scales)"), weight.path(shards), 0, &scales)?;
-                    Ok(Some(codes))
-                }
-                quantized::Content::Values(_) => Ok(None),
-            },
-            Located::Plain(..) | Located::OfExpert(..) => Ok(None),
+        let Located::Quantized(weight, shards) = self.locate(name)? else { return Ok(None) };
+        let codes = weight.read(shards)?;
+        if let Some(codes) = &codes {
+            let scales = codes.scales.block.values();
+            convert::check_finite(&format!("{name} (scales)"), weight.path(shards), 0, &scales)?;
         }
+        Ok(codes)
     }
 
     /// Reads format, codes and scales of a weight that bitsandbytes quantized; `None` for any other tensor.

@@ -41,7 +41,6 @@ pub(crate) enum Fetched {
 }
 
 /// Returns the number format of a saved model's weights, as its config.json names it; f32 if that names none.
-#[must_use]
 pub fn float_type_of(config: &ModelConfig) -> FloatType {
     let is_named = |float: &FloatType| config.dtype.as_deref() == Some(float.name());
     FloatType::ALL.into_iter().find(is_named).unwrap_or(FloatType::F32)
