@@ -6,7 +6,6 @@ use std::env;
 
 use crate::error::CudaError;
 
-/// What is imitated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Imitation {
     /// `FIREBRICK_CUDA_DRIVER`: the CUDA version of a driver, `1000 * major + 10 * minor`; functions that are newer are not used.

@@ -120,12 +120,10 @@ impl Libraries {
         found
     }
 
-    /// Returns NVRTC.
     pub(crate) fn nvrtc(&self) -> &Opened {
         &self.nvrtc
     }
 
-    /// Returns cuBLASLt.
     pub(crate) fn cublaslt(&self) -> &Opened {
         &self.cublaslt
     }

@@ -70,7 +70,6 @@ type Submit = dyn Fn(&Stream) -> Result<(), CudaError>;
 struct Known {
     by_hash: FxHashMap<u64, Sequence>,
     graphs: usize,
-    /// Launches in graphs.
     in_graphs: usize,
     /// Number of sequences so far.
     now: u64,

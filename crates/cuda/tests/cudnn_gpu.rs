@@ -1,13 +1,10 @@
 //! Attention by cuDNN on a GPU compared with a plain computation on the host.
 //!
 //! Without a driver or cuDNN, every test returns early. All cases are run and reported before a test fails, each in its own
-//! process, since each uses another kernel, and a kernel that fails would break the others. `FIREBRICK_BENCH=1` also times a few
-//! large calls; use `--nocapture` to see them.
+//! process, since each uses another kernel, and a kernel that fails would break the others.
 #![allow(unsafe_code, reason = "calls on device memory")]
 #![allow(clippy::print_stdout, reason = "the test reports each case")]
 
-#[path = "cudnn_gpu/bench.rs"]
-mod bench;
 #[path = "cudnn_gpu/buffers.rs"]
 mod buffers;
 #[path = "cudnn_gpu/cases.rs"]
@@ -24,18 +21,12 @@ mod memory;
 mod reference;
 
 use cases::Case;
-use device::Gpu;
 use firebrick_cuda::{CudaError, Cudnn};
 use memory::Device;
 
 #[test]
 fn attention_and_its_gradients_equal_the_plain_computation() {
     run_all(&cases::kinds());
-    if std::env::var_os("FIREBRICK_BENCH").is_some()
-        && let Some((device, cudnn)) = load()
-    {
-        bench::bench(&Gpu { device, fill: 0 }, &cudnn);
-    }
 }
 
 #[test]

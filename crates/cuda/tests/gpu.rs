@@ -50,13 +50,25 @@ fn module(gpu: &Device) -> Option<Module> {
     Some(Module::load(&gpu.context, &image).expect("it was compiled for this device"))
 }
 
+const SHAPE: LaunchShape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
+
+fn arguments_of_line(y: &DeviceBuffer, x: &DeviceBuffer, line: &Line) -> Arguments {
+    Arguments::new().pointer::<f32>(y.pointer()).pointer::<f32>(x.pointer()).value(line).i64(COUNT as i64)
+}
+
 fn launch_line(gpu: &Device, kernel: &Kernel, y: &DeviceBuffer, x: &DeviceBuffer) -> Result<(), CudaError> {
-    let line = Line { slope: 2.0, unused: [0xff; 4], offset: 0.5 };
-    let arguments =
-        Arguments::new().pointer::<f32>(y.pointer()).pointer::<f32>(x.pointer()).value(&line).i64(COUNT as i64);
-    let shape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
+    let arguments = arguments_of_line(y, x, &Line { slope: 2.0, unused: [0xff; 4], offset: 0.5 });
     // SAFETY: the arguments are those of `line`, both buffers have COUNT floats, and callers read after synchronizing.
-    unsafe { kernel.launch(&gpu.stream, shape, &arguments) }
+    unsafe { kernel.launch(&gpu.stream, SHAPE, &arguments) }
+}
+
+fn request_line(repeats: &Repeats, kernel: &Kernel, y: &DeviceBuffer, x: &DeviceBuffer, line: Line) {
+    let launch = (kernel.clone(), arguments_of_line(y, x, &line));
+    // SAFETY: the arguments are those of `line`, kernel and arguments are what is hashed, and the buffers outlive the work.
+    let requested = unsafe {
+        repeats.submit("line", launch, |(kernel, arguments), stream| kernel.launch(stream, SHAPE, arguments))
+    };
+    requested.expect("submitted");
 }
 
 fn values() -> Vec<f32> {
@@ -97,21 +109,11 @@ fn launches_that_come_again_are_repeated_as_a_graph_and_others_are_not() {
     let line = module.kernel("line").expect("it is in the program");
     let repeats = Repeats::new(gpu.stream.clone());
     let buffers: Vec<DeviceBuffer> = (0..5).map(|_| gpu.upload(&values())).collect();
-    let shape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
     // Each buffer becomes a line of the previous one; the last line changes from the fifth round on.
     let round = |number: usize| {
         for (index, pair) in buffers.windows(2).enumerate() {
             let slope = if index == 3 { number.max(3) as f32 } else { 2.0 };
-            let line_of = Line { slope, unused: [0; 4], offset: 0.5 };
-            let [x, y] = [0, 1].map(|which: usize| pair[which].pointer::<f32>());
-            let arguments = Arguments::new().pointer(y).pointer(x).value(&line_of).i64(COUNT as i64);
-            // SAFETY: the arguments are those of `line`, kernel and arguments are what is hashed, and the buffers outlive the work.
-            let requested = unsafe {
-                repeats.submit("line", (line.clone(), arguments), move |(kernel, arguments), stream| {
-                    kernel.launch(stream, shape, arguments)
-                })
-            };
-            requested.expect("submitted");
+            request_line(&repeats, &line, &pair[1], &pair[0], Line { slope, unused: [0; 4], offset: 0.5 });
         }
         repeats.flush().expect("submitted");
         (gpu.download::<f32>(&buffers[4])[7], repeats.in_graphs())
@@ -137,16 +139,7 @@ fn as_many_graphs_as_are_kept_take_little_memory() {
     let sequence = |number: usize, launches: usize| {
         for index in 0..launches {
             let of_sequence = Line { slope: number as f32, unused: [0; 4], offset: index as f64 };
-            let [from, to] = [&x, &y].map(|buffer| buffer.pointer::<f32>());
-            let arguments = Arguments::new().pointer(to).pointer(from).value(&of_sequence).i64(COUNT as i64);
-            let shape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
-            // SAFETY: as above.
-            let requested = unsafe {
-                repeats.submit("line", (line.clone(), arguments), move |(kernel, arguments), stream| {
-                    kernel.launch(stream, shape, arguments)
-                })
-            };
-            requested.expect("submitted");
+            request_line(&repeats, &line, &y, &x, of_sequence);
         }
         repeats.flush().expect("submitted");
     };

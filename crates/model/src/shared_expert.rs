@@ -37,7 +37,6 @@ pub(crate) struct SavedShared<B: Kernels> {
 struct SavedGate<B: Kernels> {
     projected: Box<ProjectSaved<B>>,
     weights: Routing<B>,
-    /// What the gate weights.
     y_nd: Tensor<B, 2>,
 }
 

@@ -98,7 +98,6 @@ impl<B: Kernels> LossScaler<B> {
         LossScaleState { scale: numbers[0], good_steps: numbers[1] as u32, skipped_steps }
     }
 
-    /// Continues from a checkpoint.
     pub(crate) fn restore(&mut self, state: LossScaleState) {
         let device = self.scale.device();
         self.scale = Tensor::from_floats([state.scale], &device);

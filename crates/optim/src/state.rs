@@ -224,7 +224,6 @@ impl<B: Kernels> StateTensor<B> {
         }
     }
 
-    /// Waits for the device.
     fn download(&self) -> HostTensor {
         match self {
             Self::F32(values) => host_f32(values.to_data()),

@@ -33,7 +33,6 @@ const LISTENER: &str = "what listens there";
 /// Longest reason of a refusal.
 const MAX_REASON: usize = 512;
 
-/// A failed handshake.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The connection failed; a retry may succeed.
@@ -77,7 +76,6 @@ pub(crate) struct Guest {
     length: usize,
 }
 
-/// State of a handshake.
 pub(crate) enum Progress {
     /// Not all bytes have arrived.
     Waits(Guest),

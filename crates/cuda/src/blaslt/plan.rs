@@ -88,7 +88,6 @@ impl Plan {
         Ok((Self { symbols, matmul: key.matmul, description, first, second, output }, proposed))
     }
 
-    /// Returns the GEMM.
     pub(super) fn matmul(&self) -> &Matmul {
         &self.matmul
     }

@@ -88,7 +88,6 @@ impl HeuristicResult {
 
 /// Sets one attribute of a descriptor or a preference: object, attribute, value, its bytes.
 pub(super) type SetAttribute = unsafe extern "C" fn(Opaque, u32, *const c_void, usize) -> Status;
-/// Destroys an object.
 pub(super) type Destroy = unsafe extern "C" fn(Opaque) -> Status;
 
 type Matmul = unsafe extern "C" fn(

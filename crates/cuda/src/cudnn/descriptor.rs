@@ -97,7 +97,6 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// Reads one 64-bit integer.
     pub(super) fn integer(&self, attribute: Attribute) -> Result<i64, CudaError> {
         let (mut count, mut value) = (0, 0_i64);
         let (name, of) = (attribute as i32, Type::Int64 as i32);

@@ -87,9 +87,7 @@ pub struct AttentionShape {
 /// Forward or backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Pass {
-    /// Output and statistics.
     Forward,
-    /// Gradients.
     Backward,
 }
 

@@ -9,16 +9,13 @@ use libloading::Library as SharedLibrary;
 use crate::error::CudaError;
 use crate::library::{Library, open_file};
 
-/// An opened library.
 #[derive(Clone)]
 pub(crate) struct Opened {
     library: &'static SharedLibrary,
-    /// Its path.
     pub(crate) file: String,
 }
 
 impl Opened {
-    /// Opens a file.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
         let library = Box::leak(Box::new(open_file(path)?));
         Ok(Self { library, file: path.display().to_string() })

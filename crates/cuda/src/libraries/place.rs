@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use super::python::{Folders, conda, python, site_folders, toolkit};
 use crate::library::Library;
 
-/// What determines the places.
 #[derive(Clone, Default)]
 pub(super) struct Environment {
     /// Whether files have the names and folders of Windows.

@@ -21,7 +21,6 @@ type Word = MaybeUninit<u128>;
 const EMPTY: Word = if cfg!(debug_assertions) { Word::zeroed() } else { Word::uninit() };
 /// Words that are stored inline.
 const INLINE: usize = 32;
-/// Maximum number of arguments.
 const MAX_ARGUMENTS: usize = 40;
 
 /// Defines a method per type of a number, named like the type.

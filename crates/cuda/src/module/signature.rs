@@ -14,7 +14,6 @@ pub(super) enum Kind {
     Struct,
 }
 
-/// A declared parameter.
 #[cfg_attr(not(debug_assertions), allow(dead_code, reason = "only debug builds compare them"))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Parameter {

@@ -4,7 +4,6 @@
 
 use firebrick_cuda::cudnn::{AttentionShape, Element, Layout, RowStrides};
 
-/// One call to check.
 #[derive(Clone)]
 pub(crate) struct Case {
     /// Unique, because a process selects its case by name.

@@ -6,7 +6,6 @@ use firebrick_cuda::cudnn::AttentionShape;
 use firebrick_precision::difference::worst as worst_of;
 use half::{bf16, f16};
 
-/// A 16-bit float type.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Half {
     Bf16,

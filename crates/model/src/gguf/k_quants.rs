@@ -11,7 +11,6 @@
 
 use half::f16;
 
-/// Values of a super-block.
 pub(super) const SUPER: usize = 256;
 /// Values of a sub-block of `q4_k` and `q5_k`.
 const SUB: usize = 32;
@@ -147,7 +146,7 @@ fn nearest(value: f32) -> f32 {
 }
 
 /// Returns what values are multiplied by before they are rounded to codes.
-fn inverse(scale: f32) -> f32 {
+pub(super) fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 

@@ -36,17 +36,17 @@ impl GgufType {
     pub const OFFERED: [Self; 8] =
         [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q6K, Self::Q5KM, Self::Q4KM, Self::Q4_0];
 
-    /// Returns llama.cpp's name and number of the type.
-    const fn known_as(self) -> (&'static str, u32) {
+    /// Returns llama.cpp's name and number of the type, and the type of most matrices.
+    const fn known_as(self) -> (&'static str, u32, GgmlType) {
         match self {
-            Self::F32 => ("f32", 0),
-            Self::F16 => ("f16", 1),
-            Self::Q4_0 => ("q4_0", 2),
-            Self::Q8_0 => ("q8_0", 7),
-            Self::Q4KM => ("q4_k_m", 15),
-            Self::Q5KM => ("q5_k_m", 17),
-            Self::Q6K => ("q6_k", 18),
-            Self::Bf16 => ("bf16", 32),
+            Self::F32 => ("f32", 0, GgmlType::F32),
+            Self::F16 => ("f16", 1, GgmlType::F16),
+            Self::Q4_0 => ("q4_0", 2, GgmlType::Q4_0),
+            Self::Q8_0 => ("q8_0", 7, GgmlType::Q8_0),
+            Self::Q4KM => ("q4_k_m", 15, GgmlType::Q4K),
+            Self::Q5KM => ("q5_k_m", 17, GgmlType::Q5K),
+            Self::Q6K => ("q6_k", 18, GgmlType::Q6K),
+            Self::Bf16 => ("bf16", 32, GgmlType::Bf16),
         }
     }
 
@@ -58,20 +58,6 @@ impl GgufType {
     /// Returns llama.cpp's number of the type.
     pub(super) fn number(self) -> u32 {
         self.known_as().1
-    }
-
-    /// Returns the type of most matrices.
-    const fn of_most(self) -> GgmlType {
-        match self {
-            Self::F32 => GgmlType::F32,
-            Self::F16 => GgmlType::F16,
-            Self::Bf16 => GgmlType::Bf16,
-            Self::Q8_0 => GgmlType::Q8_0,
-            Self::Q4_0 => GgmlType::Q4_0,
-            Self::Q4KM => GgmlType::Q4K,
-            Self::Q5KM => GgmlType::Q5K,
-            Self::Q6K => GgmlType::Q6K,
-        }
     }
 }
 
@@ -106,7 +92,7 @@ impl Mix {
         }
         let wanted = self.wanted(name);
         let columns = shape[shape.len() - 1];
-        let fits = |kind: GgmlType| columns.is_multiple_of(kind.block().0);
+        let fits = |kind: GgmlType| columns.is_multiple_of(kind.block());
         let stands_in = match wanted {
             kind if fits(kind) => kind,
             GgmlType::Q4K if !self.is_head(name) => GgmlType::Q5_0,
@@ -123,7 +109,7 @@ impl Mix {
 
     /// Returns the type of a matrix whose rows are whole blocks.
     fn wanted(&self, name: &str) -> GgmlType {
-        let most = self.kind.of_most();
+        let most = self.kind.known_as().2;
         let is_table = name == "token_embd.weight" || name == "output.weight";
         match self.kind {
             GgufType::Q4_0 if is_table => GgmlType::Q8_0,

@@ -123,7 +123,7 @@ impl Source<'_> {
                     let values = self.values(part)?;
                     let encoded = kind.encode(&values);
                     if let Some(index) = kind.first_not_finite(&encoded) {
-                        let block = &values[index..][..kind.block().0];
+                        let block = &values[index..][..kind.block()];
                         return Err(not_writable(&part.name, index, largest_of(block), &format!("{kind:?}")));
                     }
                     bytes.extend(encoded);

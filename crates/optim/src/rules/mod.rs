@@ -26,7 +26,6 @@ macro_rules! registry {
             }
         }
 
-        /// Returns the configured rule.
         pub(crate) fn rule<B: Kernels>(config: &OptimizerConfig) -> Box<dyn Rule<B>> {
             match config.kind {
                 $($(OptimizerKind::$kind)|+ => Box::new($rule(config)),)+

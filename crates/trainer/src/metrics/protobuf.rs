@@ -24,7 +24,6 @@ pub(super) fn float(field: u32, value: f32) -> Vec<u8> {
     [key(field, WIRE_FIXED_32), value.to_le_bytes().to_vec()].concat()
 }
 
-/// Encodes a text.
 pub(super) fn string(field: u32, text: &str) -> Vec<u8> {
     bytes(field, text.as_bytes())
 }

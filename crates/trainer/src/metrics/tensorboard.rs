@@ -50,7 +50,6 @@ impl EventWriter {
         self.record(&event(now(), step, &bytes(5, &summary)))
     }
 
-    /// Appends one record.
     fn record(&mut self, data: &[u8]) -> Result<(), StorageError> {
         let length = (data.len() as u64).to_le_bytes();
         let mut record = Vec::with_capacity(data.len() + 16);

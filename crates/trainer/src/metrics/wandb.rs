@@ -55,7 +55,6 @@ fn default_project() -> String {
     "firebrick".to_owned()
 }
 
-/// W&B's program.
 const PROGRAM: &str = "wandb";
 /// Longest wait for it at the end of a run.
 const PATIENCE: Duration = Duration::from_secs(30);

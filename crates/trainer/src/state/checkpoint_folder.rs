@@ -27,7 +27,6 @@ pub struct Keep {
 }
 
 impl From<usize> for Keep {
-    /// Keeps the newest ones.
     fn from(count: usize) -> Self {
         Self { count, best: None }
     }

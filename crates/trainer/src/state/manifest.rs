@@ -14,7 +14,6 @@ use crate::storage::{StorageError, write_atomically};
 
 /// Version of all files in a checkpoint folder. Incremented when an older program could not read it, or this one an older folder.
 pub const FORMAT_VERSION: u32 = 1;
-/// Name of the file.
 pub(crate) const MANIFEST: &str = "manifest.json";
 /// The marker of a complete checkpoint before manifests existed.
 const OLD_MARKER: &str = "DONE";

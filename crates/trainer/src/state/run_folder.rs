@@ -226,17 +226,6 @@ mod tests {
     }
 
     #[test]
-    fn taken_name_gets_a_number_and_says_so() {
-        let output = tempfile::tempdir().unwrap();
-        let first = RunFolder::create(output.path(), "run").unwrap();
-        assert_eq!((first.name(), first.notice()), ("run", None));
-        let second = RunFolder::create(output.path(), "run").unwrap();
-        assert_eq!(second.name(), "run-2");
-        assert!(second.notice().unwrap().contains("--resume"));
-        assert_eq!(RunFolder::create(output.path(), "run").unwrap().name(), "run-3");
-    }
-
-    #[test]
     fn empty_folder_is_taken_as_it_is() {
         let output = tempfile::tempdir().unwrap();
         fs::create_dir(output.path().join("run")).unwrap();

@@ -136,7 +136,6 @@ impl ExpertSlice {
         Ok(xxh3_64(out))
     }
 
-    /// Reads it as stored.
     pub(crate) fn read(&self, name: &str, shards: &[Shard]) -> Result<TensorBytes, ModelError> {
         let (stored, shape) = (self.device_dtype(name, shards)?, self.shape.clone());
         let mut bytes = vec![0; shape.iter().product::<usize>() * stored.size()];
@@ -154,7 +153,6 @@ impl ExpertSlice {
         convert::device_dtype(self.dtype(shards)).ok_or_else(unsupported)
     }
 
-    /// Reads it in f32.
     pub(crate) fn read_f32(&self, name: &str, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
         self.device_dtype(name, shards)?;
         let mut bytes = vec![0; self.shape.iter().product::<usize>() * size_of::<f32>()];

@@ -146,7 +146,6 @@ impl ParameterB {
         (0..self.experts).flat_map(|expert| self.rows_of(stored, expert, 0..all)).collect()
     }
 
-    /// Reverses [`Self::of_run`].
     fn of_file(self, run: &[f32]) -> Vec<f32> {
         let all = run.len() / (self.experts * self.r);
         let mut stored = vec![0.0; run.len()];

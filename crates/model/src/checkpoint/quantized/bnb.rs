@@ -123,7 +123,6 @@ impl FromStr for Bnb4bit {
     }
 }
 
-/// The JSON of `quant_state`.
 #[derive(Debug, Deserialize)]
 struct State {
     quant_type: String,

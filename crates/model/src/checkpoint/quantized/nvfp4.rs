@@ -90,7 +90,6 @@ impl Parts {
         Ok(are_ours.then_some(BlockScales::Narrow { codes, format: NarrowFloat::Ue4m3, tensor }))
     }
 
-    /// Reads the values.
     pub(super) fn values(&self, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
         let (codes, scales) = (self.codes.bytes(shards)?, self.scales.bytes(shards)?);
         let (levels, map) = (QuantFormat::Nvfp4.levels(), self.map());

@@ -87,7 +87,6 @@ pub(crate) fn convert(stored: DType, bytes: &[u8], requested: DType, out: &mut [
     }
 }
 
-/// Converts elements to f32.
 pub(crate) fn to_f32(stored: DType, bytes: &[u8], out: &mut [f32]) {
     match stored {
         DType::F32 => widened(bytes, out, f32::from_le_bytes),

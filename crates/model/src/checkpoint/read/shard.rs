@@ -121,7 +121,6 @@ impl Shard {
         &self.prefix
     }
 
-    /// Returns the parsed header.
     pub(crate) fn metadata(&self) -> &Metadata {
         &self.metadata
     }

@@ -24,7 +24,6 @@ const NOT_AFTER_SPECIAL: &str = "llama.cpp adds a space before a text that begin
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Prefix {
     Nothing,
-    /// A space.
     Space,
     /// A space, unless there is one.
     SpaceIfNone,

@@ -10,7 +10,6 @@ use crate::error::ModelError;
 /// Bounds of reading ahead: threads, bytes and pieces.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Threads that read.
     pub(crate) readers: usize,
     /// Bytes that are ready or being read; a single piece may be larger.
     pub(crate) bytes: usize,
@@ -72,7 +71,6 @@ impl<'a> Queue<'a> {
         Self { jobs, pieces, limits, allocate, state, room, arrival }
     }
 
-    /// Starts the readers.
     pub(super) fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         for reader in 0..self.limits.readers.clamp(1, self.pieces.len().max(1)) {
             let builder = thread::Builder::new().name(format!("weights {reader}"));
@@ -97,7 +95,6 @@ impl<'a> Queue<'a> {
         Ok(ready)
     }
 
-    /// Runs one reader.
     fn read(&self) {
         let _watch = Watch(self);
         while let Some(index) = self.claim() {

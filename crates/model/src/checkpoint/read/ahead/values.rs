@@ -33,8 +33,10 @@ enum Source<'a> {
 #[derive(Debug)]
 pub(crate) enum CodesOrValues<'a> {
     /// Codes in the requested format, padded to whole blocks with the codes of zero, and their scales.
-    Codes { codes: HostBuffer, scales: HostScales },
-    /// Elements.
+    Codes {
+        codes: HostBuffer,
+        scales: HostScales,
+    },
     Values(Values<'a>),
 }
 
@@ -105,7 +107,6 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Counts their bytes.
     fn bytes(&self) -> usize {
         match &self.source {
             Source::Here(buffer) => buffer.as_ref().map_or(0, |buffer| buffer.len()),
