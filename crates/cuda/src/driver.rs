@@ -125,11 +125,6 @@ impl Driver {
         (self.version / 1000, self.version % 1000 / 10)
     }
 
-    /// Returns whether a stream can be ordered against all other work of a context without a wait of the host.
-    pub fn orders_contexts(&self) -> bool {
-        self.symbols.context_events.is_some()
-    }
-
     /// Returns the driver without the functions that drivers before CUDA 12.5 lack.
     pub(crate) fn without_context_events(self) -> Self {
         Self { symbols: Symbols { context_events: None, ..self.symbols }, ..self }
@@ -203,7 +198,7 @@ impl Driver {
     }
 
     /// Records `event` after all work submitted to `context` so far, on any stream. Returns false, and records nothing, if the
-    /// driver does not [order contexts](Self::orders_contexts).
+    /// driver cannot order a stream against all other work of a context.
     ///
     /// # Safety
     /// Both handles must be alive, and `event` must have been created in `context`.
@@ -214,7 +209,7 @@ impl Driver {
     }
 
     /// Makes all work submitted to `context` from now on, to any stream, wait for `event`. Returns false, and does nothing, if the
-    /// driver does not [order contexts](Self::orders_contexts).
+    /// driver cannot order a stream against all other work of a context.
     ///
     /// # Safety
     /// Both handles must be alive, and `event` must have been created in `context`.

@@ -29,6 +29,7 @@ pub struct Libraries {
     cudnn: Result<Opened, CudaError>,
     /// Opened when it is needed.
     nccl: Option<PathBuf>,
+    /// The folder with NVIDIA's headers, such as `cuda_runtime.h`, if the place has some of this version.
     headers: Option<PathBuf>,
 }
 
@@ -86,11 +87,6 @@ impl Libraries {
     /// Returns their major version of CUDA; `None` if neither a file's name nor the library says.
     pub fn major(&self) -> Option<u32> {
         self.major
-    }
-
-    /// Returns the folder with NVIDIA's headers, such as `cuda_runtime.h`; `None` if the place has none of this version.
-    pub fn headers(&self) -> Option<&Path> {
-        self.headers.as_deref()
     }
 
     /// Lists what was found, with versions. Opens NCCL.

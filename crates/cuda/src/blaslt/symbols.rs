@@ -24,8 +24,8 @@ pub(super) const OPERATION_TRANSPOSE: i32 = 1;
 
 /// `CUBLAS_COMPUTE_32F`: multiplication and accumulation in f32; f32 inputs are not rounded to TF32.
 pub(super) const COMPUTE_F32: u32 = 68;
-/// `CUBLAS_COMPUTE_32F_FAST_TF32`.
-pub(super) const COMPUTE_TF32: u32 = 77;
+/// `CUBLASLT_EPILOGUE_BIAS`. Our A is cuBLASLt's B, as `descriptors.rs` explains, so a bias of columns is one of rows there.
+pub(super) const EPILOGUE_BIAS: u32 = 4;
 /// `CUDA_R_32F`, the type of alpha and beta.
 pub(super) const TYPE_F32: u32 = 0;
 

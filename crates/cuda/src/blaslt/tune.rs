@@ -90,7 +90,7 @@ impl Choices {
     /// Measures a shape, unless the limit is reached, and saves the choice.
     ///
     /// # Safety
-    /// The requirements of [`BlasLt::run`](crate::BlasLt::run) must hold for this call, for which the choice is due and
+    /// The requirements of [`BlasLt::prepare`](crate::BlasLt::prepare) must hold for this call, for which the choice is due and
     /// which the caller submits afterwards; its context must be current.
     pub(super) unsafe fn measure(
         &mut self,

@@ -115,7 +115,7 @@ impl Cudnn {
     }
 
     /// Returns the plan that computes output and statistics of `shape`. The first call builds it, which takes up to a
-    /// few seconds. The strides of the gradients and `deterministic` are ignored.
+    /// few seconds. The strides of the gradients are ignored.
     ///
     /// # Errors
     /// [`CudaError::CudnnUnsupported`] if cuDNN does not support this shape, [`CudaError::AttentionShape`] if the shape is
@@ -256,8 +256,7 @@ mod tests {
         let strides = RowStrides::contiguous(2, 1, 64);
         let element = Element::Bf16;
         let (query_heads, key_value_heads, head_dim) = (2, 1, 64);
-        let shape =
-            AttentionShape { element, layout, query_heads, key_value_heads, head_dim, strides, deterministic: false };
+        let shape = AttentionShape { element, layout, query_heads, key_value_heads, head_dim, strides };
         (Pass::Forward, shape)
     }
 

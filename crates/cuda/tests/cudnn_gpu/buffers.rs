@@ -38,8 +38,8 @@ impl Buffers {
         let output_gradient = gpu.buffer(tokens * shape.strides.output_gradient * 2);
         let bits: Vec<u16> = problem.output_gradient.iter().map(|&value| problem.half.to_bits(value)).collect();
         gpu.upload_rows(address(&output_gradient), shape.strides.output_gradient, query, &bits);
-        let statistics = gpu.buffer(shape.statistics_len() * 4);
-        let contents = if shape.is_packed() { shape.packed_index(&problem.lengths)? } else { vec![0] };
+        let statistics = gpu.buffer(tokens * shape.query_heads * 4);
+        let contents = if shape.is_packed() { packed_index(shape, &problem.lengths) } else { vec![0] };
         let index = gpu.device.upload(&contents);
         let workspace = gpu.buffer(workspace.max(256));
         let forward = ForwardPointers {
@@ -63,6 +63,20 @@ impl Buffers {
         shared.extend([output_gradient, index]);
         Ok(Self { pointers, _shared: shared, _gradients: gradients, workspace, output, statistics })
     }
+}
+
+/// Builds the index of documents of these lengths; those that are missing are empty and at the end.
+fn packed_index(shape: &AttentionShape, lengths: &[usize]) -> Vec<i32> {
+    const ALIGNMENT: usize = 4;
+    let mut index: Vec<i32> = lengths.iter().map(|&length| length as i32).collect();
+    index.resize(shape.documents().next_multiple_of(ALIGNMENT), 0);
+    for stride in shape.index_strides() {
+        let starts = (0..=shape.documents()).map(|document| lengths.iter().take(document).sum::<usize>());
+        index.extend(starts.map(|start| (start * stride) as i32));
+        index.resize(index.len().next_multiple_of(ALIGNMENT), 0);
+    }
+    assert_eq!(index.len(), shape.packed_index_len());
+    index
 }
 
 /// Returns one buffer for three column ranges if their row stride has room for all of them, else three buffers.
