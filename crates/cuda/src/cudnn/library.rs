@@ -168,7 +168,14 @@ impl Maker {
             // SAFETY: the handle is alive and locked.
             unsafe { Plan::build(self.symbols, self.version, pass, shape, handle.raw) }
         });
-        plan.map(Arc::new)
+        plan.map(Arc::new).map_err(|error| match error {
+            // CUDNN_STATUS_NOT_SUPPORTED and its variants: the graph is valid, but cuDNN does not support it.
+            CudaError::Cudnn { step, status: 3000..=3999, name, message } => CudaError::CudnnUnsupported {
+                case: shape.describe(pass),
+                reason: format!("cuDNN {} returned {name} while {step}: {message}", self.version),
+            },
+            other => other,
+        })
     }
 
     fn lock_handle(&self, pass: Pass) -> MutexGuard<'_, Handle> {

@@ -42,27 +42,6 @@ impl Plan {
         shape: AttentionShape,
         handle: Raw,
     ) -> Result<Self, CudaError> {
-        // SAFETY: the caller's promise.
-        let built = unsafe { Self::try_build(symbols, version, pass, shape, handle) };
-        built.map_err(|error| match error {
-            // CUDNN_STATUS_NOT_SUPPORTED and its variants: the graph is valid, but cuDNN does not support it.
-            CudaError::Cudnn { step, status: 3000..=3999, name, message } => CudaError::CudnnUnsupported {
-                case: shape.describe(pass),
-                reason: format!("cuDNN {version} returned {name} while {step}: {message}"),
-            },
-            other => other,
-        })
-    }
-
-    /// # Safety
-    /// The requirements of [`Self::build`] must hold.
-    unsafe fn try_build(
-        symbols: Symbols,
-        version: Version,
-        pass: Pass,
-        shape: AttentionShape,
-        handle: Raw,
-    ) -> Result<Self, CudaError> {
         let (graph, own_workspace, lengths, cleared) = match pass {
             Pass::Forward => (forward::graph(symbols, version, shape)?, 0, None, None),
             Pass::Backward => {

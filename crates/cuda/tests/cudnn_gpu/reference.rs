@@ -54,12 +54,12 @@ pub(crate) struct Problem {
 }
 
 /// Results in the same layout; statistics are `[token, head]`.
-pub(crate) struct Results {
-    pub(crate) output: Vec<f32>,
-    pub(crate) statistics: Vec<f32>,
-    pub(crate) query_gradient: Vec<f32>,
-    pub(crate) key_gradient: Vec<f32>,
-    pub(crate) value_gradient: Vec<f32>,
+pub(crate) struct Results<T = f32> {
+    pub(crate) output: Vec<T>,
+    pub(crate) statistics: Vec<T>,
+    pub(crate) query_gradient: Vec<T>,
+    pub(crate) key_gradient: Vec<T>,
+    pub(crate) value_gradient: Vec<T>,
 }
 
 impl Problem {
@@ -81,7 +81,7 @@ impl Problem {
     pub(crate) fn solve(&self) -> Results {
         let (tokens, width) = (self.tokens(), self.width);
         let (queries, keys) = (tokens * self.heads.0 * width, tokens * self.heads.1 * width);
-        let mut sums = Sums {
+        let mut sums = Results {
             output: vec![0.0; queries],
             statistics: vec![0.0; tokens * self.heads.0],
             query_gradient: vec![0.0; queries],
@@ -108,7 +108,7 @@ impl Problem {
     }
 
     /// Computes one query of one head against the keys from `first` to itself.
-    fn row(&self, sums: &mut Sums, first: usize, row: usize, head: usize) {
+    fn row(&self, sums: &mut Results<f64>, first: usize, row: usize, head: usize) {
         let (width, scale) = (self.width, f64::from(self.scale));
         let at = |token: usize, heads: usize, head: usize| {
             let start = (token * heads + head) * width;
@@ -137,14 +137,6 @@ impl Problem {
             add(&mut sums.key_gradient[key_at], score, query);
         }
     }
-}
-
-struct Sums {
-    output: Vec<f64>,
-    statistics: Vec<f64>,
-    query_gradient: Vec<f64>,
-    key_gradient: Vec<f64>,
-    value_gradient: Vec<f64>,
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {

@@ -7,7 +7,7 @@
 use std::fs::{copy, create_dir, read_dir};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::num::NonZero;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::{available_parallelism, scope};
 
 use firebrick_arch::folder::ADDITIONAL_TEMPLATES;
@@ -42,10 +42,11 @@ pub fn compress_folder(from: &Path, to: &Path, codec: Codec) -> Result<CompressR
     HfFolder::open(from)?;
     convert_folder(from, to, |file, name, to| {
         if !name.ends_with(".safetensors") {
-            return Ok(false);
+            return Ok(None);
         }
-        compress_file(file, &codec.path_of(&to.join(name)), codec)?;
-        Ok(true)
+        let to = codec.path_of(&to.join(name));
+        compress_file(file, &to, codec)?;
+        Ok(Some(to))
     })
 }
 
@@ -57,66 +58,56 @@ pub fn decompress_folder(from: &Path, to: &Path) -> Result<CompressReport, Model
     HfFolder::open(from)?;
     convert_folder(from, to, |file, name, to| {
         let Some((stem, _)) = name.rsplit_once('.').filter(|(stem, _)| stem.ends_with(".safetensors")) else {
-            return Ok(false);
+            return Ok(None);
         };
         if codec_of(file).is_none() {
-            return Ok(false);
+            return Ok(None);
         }
-        decompress_file(file, &to.join(stem))?;
-        Ok(true)
+        let to = to.join(stem);
+        decompress_file(file, &to)?;
+        Ok(Some(to))
     })
 }
 
-/// Copies a folder. `convert` writes the files that it knows, given their path, their name and the new folder.
+/// Copies a folder. `convert` writes the files that it knows, given their path, their name and the new folder; it returns where.
 fn convert_folder(
     from: &Path,
     to: &Path,
-    mut convert: impl FnMut(&Path, &str, &Path) -> Result<bool, ModelError>,
+    mut convert: impl FnMut(&Path, &str, &Path) -> Result<Option<PathBuf>, ModelError>,
 ) -> Result<CompressReport, ModelError> {
     let mut report = CompressReport::default();
     write_folder(to, |partial| {
         report = CompressReport::default();
-        for entry in read_dir(from).map_err(ModelError::io("list", from))? {
-            let path = entry.map_err(ModelError::io("list", from))?.path();
+        let size = |path: &Path| path.metadata().map(|metadata| metadata.len()).map_err(ModelError::io("read", path));
+        for path in paths_in(from)? {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() && name == ADDITIONAL_TEMPLATES {
                 copy_files(&path, &partial.join(&name))?;
             } else if path.is_dir() {
                 report.left_out.push(name);
-            } else if convert(&path, &name, partial)? {
+            } else if let Some(written) = convert(&path, &name, partial)? {
                 report.files += 1;
-                report.read += path.metadata().map_err(ModelError::io("read", &path))?.len();
+                report.read += size(&path)?;
+                report.written += size(&written)?;
             } else {
                 copy(&path, partial.join(&name)).map_err(ModelError::io("copy", &path))?;
             }
         }
-        report.written = written(partial)?;
         Ok(())
     })?;
     report.left_out.sort();
     Ok(report)
 }
 
-/// Sums the bytes of the weight files of a folder.
-fn written(dir: &Path) -> Result<u64, ModelError> {
-    let mut total = 0;
-    for entry in read_dir(dir).map_err(ModelError::io("list", dir))? {
-        let path = entry.map_err(ModelError::io("list", dir))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if name.ends_with(".safetensors") || name.contains(".safetensors.") && codec_of(&path).is_some() {
-            total += path.metadata().map_err(ModelError::io("read", &path))?.len();
-        }
-    }
-    Ok(total)
+fn paths_in(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let paths = read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
+    paths.map_err(ModelError::io("list", folder))
 }
 
 fn copy_files(from: &Path, to: &Path) -> Result<(), ModelError> {
     create_dir(to).map_err(ModelError::io("create", to))?;
-    for entry in read_dir(from).map_err(ModelError::io("list", from))? {
-        let entry = entry.map_err(ModelError::io("list", from))?;
-        if entry.path().is_file() {
-            copy(entry.path(), to.join(entry.file_name())).map_err(ModelError::io("copy", &entry.path()))?;
-        }
+    for path in paths_in(from)?.into_iter().filter(|path| path.is_file()) {
+        copy(&path, to.join(path.file_name().unwrap_or_default())).map_err(ModelError::io("copy", &path))?;
     }
     Ok(())
 }
@@ -205,7 +196,6 @@ fn decompress_file(from: &Path, to: &Path) -> Result<(), ModelError> {
 mod tests {
     use std::collections::BTreeMap;
     use std::fs::{read, write};
-    use std::path::PathBuf;
 
     use safetensors::Dtype;
     use tempfile::{TempDir, tempdir};

@@ -1,4 +1,4 @@
-//! Names and non-text tensors of the checkpoint that is written around a text model.
+//! Names and non-text tensors of the checkpoint being written.
 //!
 //! Other parts are copied byte for byte. Only what the base stores quantized is written in the format of the folder, whose config.json describes no
 //! quantization of theirs.

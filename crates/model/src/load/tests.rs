@@ -1,7 +1,6 @@
 //! Tests of the contents of a loaded model on the device, for each way that its tensors took there.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::OpenOptions;
 
 use burn_tensor::{Tensor, TensorData};
 use firebrick_kernels::backends::Flex;
@@ -195,32 +194,4 @@ fn progress_names_every_tensor_in_the_order_of_the_model() {
     Decoder::<Flex>::load(&folder, config.clone(), &options, &Default::default(), &mut progress).unwrap();
     let expected: Vec<_> = config.spec.tensors().into_iter().map(|tensor| tensor.name).collect();
     assert_eq!(seen, expected);
-}
-
-#[test]
-fn the_base_hash_depends_on_names_and_values_and_not_on_how_they_are_read() {
-    let hash = |damage: f32, limits| {
-        let source = folder(Dtype::F32, |name, values| {
-            if name == EMBEDDING {
-                values[3] += damage;
-            }
-        });
-        let options = options(BaseStorage::Frozen(Format::Float(FloatType::F32)), DType::F32);
-        load(&source, &options, false, limits).unwrap().base_hash().expect("a loaded model has a hash")
-    };
-    let one_reader = Limits { readers: 1, bytes: 1 << 30, ..NARROW };
-    assert_eq!(hash(0.0, NARROW), hash(0.0, one_reader));
-    assert_ne!(hash(0.0, one_reader), hash(1.0, one_reader));
-}
-
-#[test]
-fn a_file_cut_short_after_it_was_opened_is_named_with_a_tensor() {
-    let source = folder(Dtype::F32, |_, _| ());
-    let path = source.0.path().join(WEIGHTS_FILE);
-    let length = path.metadata().unwrap().len();
-    OpenOptions::new().write(true).open(&path).unwrap().set_len(length / 2).unwrap();
-    let error = load(&source, &options(BaseStorage::Trained, DType::F32), false, NARROW).unwrap_err();
-    let message = error.to_string();
-    assert!(message.contains("model.") && message.contains(&path.display().to_string()), "{message}");
-    assert!(matches!(error, ModelError::ReadTensor { .. }), "{message}");
 }

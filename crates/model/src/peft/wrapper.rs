@@ -43,8 +43,7 @@ fn targets(spec: &ModelSpec, paths: &BTreeMap<String, String>) -> TargetModules 
     if is_exact { TargetModules::Matching(pattern) } else { TargetModules::Named(paths.values().cloned().collect()) }
 }
 
-/// Returns the settings of an adapter that was made for a checkpoint in this layout as they are for its text model alone. `modules` are those of its
-/// matrices.
+/// Rewrites adapter settings to text-model names. `modules` are those of the adapter's matrices.
 pub(super) fn settings_for_text(config: LoraConfig, layout: TextLayout, modules: &[String]) -> LoraConfig {
     let paths = paths_in(layout, modules);
     let saved = config.modules_to_save.as_ref().map(|names| names.iter().map(|name| text_name(name)).collect());

@@ -167,20 +167,21 @@ fn complete(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
 
 /// Returns every path in a folder that is named like a checkpoint, oldest step first.
 fn named(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix(PREFIX)?.parse().ok();
-    let mut found: Vec<(u64, PathBuf)> =
-        list(folder)?.into_iter().filter_map(|path| Some((step(&path)?, path))).collect();
-    found.sort();
-    Ok(found)
+    by_step(folder, |name| name.parse().ok())
 }
 
 /// Returns the checkpoints in a folder that were set aside, oldest step first.
 fn set_aside(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let step = |path: &Path| {
-        let (step, time) = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split_once(SET_ASIDE)?;
+    by_step(folder, |name| {
+        let (step, time) = name.split_once(SET_ASIDE)?;
         let is_time = time.is_empty() || time.strip_prefix('-')?.parse::<u64>().is_ok();
-        if is_time { step.parse::<u64>().ok() } else { None }
-    };
+        if is_time { step.parse().ok() } else { None }
+    })
+}
+
+/// Returns the paths in a folder for which `step_of` finds a step in what follows the prefix, in the order of their steps.
+fn by_step(folder: &Path, step_of: impl Fn(&str) -> Option<u64>) -> Result<Vec<(u64, PathBuf)>, StorageError> {
+    let step = |path: &Path| step_of(path.file_name()?.to_str()?.strip_prefix(PREFIX)?);
     let mut found: Vec<(u64, PathBuf)> =
         list(folder)?.into_iter().filter_map(|path| Some((step(&path)?, path))).collect();
     found.sort();

@@ -1,7 +1,7 @@
-//! The matrices of a stack on disk: a module of a mixture is one tensor of a run, and one tensor per expert in folders of models and adapters,
-//! or PEFT's pair of a parameter of experts.
+//! Splits a stacked expert weight into per-expert tensors, and joins them.
 //!
-//! A parameter of a stack is divided where it is saved and put together where it is read, so files are those of PEFT and Hugging Face.
+//! A run has one tensor per module of a mixture; files are those of PEFT and Hugging Face, with one tensor per expert, or PEFT's pair of a parameter
+//! of experts.
 //! Trade-off: a stack that is put together is in host memory twice for a moment.
 
 pub(crate) mod fuse;
