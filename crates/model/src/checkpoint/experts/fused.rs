@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use burn_tensor::DType;
 use rayon::prelude::*;
@@ -62,7 +63,7 @@ pub(crate) fn name_of(block: &str, expert: usize, projection: &str, kind: &str) 
 /// A tensor of one expert, inside a tensor of all experts.
 #[derive(Debug)]
 pub(crate) struct ExpertSlice {
-    shard: usize,
+    shard: Arc<Shard>,
     /// The fused tensor.
     stored: String,
     /// Its shape in the model.
@@ -76,13 +77,12 @@ pub(crate) struct ExpertSlice {
 }
 
 /// Replaces fused tensors in `places`, which maps tensors to shards, by those of their experts.
-pub(crate) fn find(shards: &[Shard], places: &mut BTreeMap<String, usize>) -> Vec<(String, ExpertSlice)> {
+pub(crate) fn find(places: &mut BTreeMap<String, Arc<Shard>>) -> Vec<(String, ExpertSlice)> {
     let is_fused = |name: &&String| split(name.strip_suffix(BIAS).unwrap_or(name)).is_some();
     let fused: Vec<String> = places.keys().filter(is_fused).cloned().collect();
     let mut slices = Vec::new();
     for name in fused {
-        let shard = places[&name];
-        let found = slices_of(&name, shard, &shards[shard].known(&name).shape);
+        let found = slices_of(&name, &places[&name]);
         // A tensor of another shape keeps its name, and is refused with all tensors that do not fit.
         if !found.is_empty() {
             places.remove(&name);
@@ -92,10 +92,10 @@ pub(crate) fn find(shards: &[Shard], places: &mut BTreeMap<String, usize>) -> Ve
     slices
 }
 
-fn slices_of(stored: &str, shard: usize, shape: &[usize]) -> Vec<(String, ExpertSlice)> {
+fn slices_of(stored: &str, shard: &Arc<Shard>) -> Vec<(String, ExpertSlice)> {
     let is_bias = stored.ends_with(BIAS);
     let Some((block, projections)) = split(stored.strip_suffix(BIAS).unwrap_or(stored)) else { return Vec::new() };
-    let (experts, inputs, width) = match (is_bias, shape) {
+    let (experts, inputs, width) = match (is_bias, shard.known(stored).shape.as_slice()) {
         (false, &[experts, inputs, width]) => (experts, inputs, width),
         (true, &[experts, width]) => (experts, 1, width),
         _ => return Vec::new(),
@@ -106,7 +106,8 @@ fn slices_of(stored: &str, shard: usize, shape: &[usize]) -> Vec<(String, Expert
     let (rows, count, kind) = (width / projections.len(), inputs * width, if is_bias { "bias" } else { "weight" });
     let slice = |expert: usize, of: &Interleaved| {
         let shape = if is_bias { vec![rows] } else { vec![rows, inputs] };
-        let (begin, steps, stored) = (expert * count, [of.step, width], stored.to_owned());
+        let (shard, stored) = (Arc::clone(shard), stored.to_owned());
+        let (begin, steps) = (expert * count, [of.step, width]);
         let slice = ExpertSlice { shard, stored, shape, count, begin, first: of.first, steps };
         (name_of(block, expert, of.name, kind), slice)
     };
@@ -115,19 +116,19 @@ fn slices_of(stored: &str, shard: usize, shape: &[usize]) -> Vec<(String, Expert
 
 impl ExpertSlice {
     /// Returns the file with its elements.
-    pub(crate) fn path<'a>(&self, shards: &'a [Shard]) -> &'a Path {
-        shards[self.shard].path()
+    pub(crate) fn path(&self) -> &Path {
+        self.shard.path()
     }
 
     /// Returns the format of its elements.
-    pub(crate) fn dtype(&self, shards: &[Shard]) -> Dtype {
-        shards[self.shard].known(&self.stored).dtype
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.shard.known(&self.stored).dtype
     }
 
     /// Reads it in the format `dtype`, into `out`, and checks that all of the expert's elements are finite. Returns the XXH3 of `out`.
-    pub(crate) fn read_elements(&self, shards: &[Shard], dtype: DType, out: &mut [u8]) -> Result<u64, ModelError> {
+    pub(crate) fn read_elements(&self, dtype: DType, out: &mut [u8]) -> Result<u64, ModelError> {
         let mut of_expert = vec![0; self.count * dtype.size()];
-        shards[self.shard].read_elements(&self.stored, self.begin, dtype, &mut of_expert)?;
+        self.shard.read_elements(&self.stored, self.begin, dtype, &mut of_expert)?;
         match dtype.size() {
             4 => self.gather::<4>(&of_expert, out),
             2 => self.gather::<2>(&of_expert, out),
@@ -136,27 +137,27 @@ impl ExpertSlice {
         Ok(xxh3_64(out))
     }
 
-    pub(crate) fn read(&self, name: &str, shards: &[Shard]) -> Result<TensorBytes, ModelError> {
-        let (stored, shape) = (self.device_dtype(name, shards)?, self.shape.clone());
+    pub(crate) fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
+        let (stored, shape) = (self.device_dtype(name)?, self.shape.clone());
         let mut bytes = vec![0; shape.iter().product::<usize>() * stored.size()];
-        self.read_elements(shards, stored, &mut bytes)?;
-        Ok(TensorBytes { dtype: self.dtype(shards), shape, bytes })
+        self.read_elements(stored, &mut bytes)?;
+        Ok(TensorBytes { dtype: self.dtype(), shape, bytes })
     }
 
     /// Returns the format of its elements on a device.
-    fn device_dtype(&self, name: &str, shards: &[Shard]) -> Result<DType, ModelError> {
+    fn device_dtype(&self, name: &str) -> Result<DType, ModelError> {
         let unsupported = || ModelError::UnsupportedDtype {
             name: name.to_owned(),
-            path: self.path(shards).to_path_buf(),
-            got: format!("{:?}", self.dtype(shards)),
+            path: self.path().to_path_buf(),
+            got: format!("{:?}", self.dtype()),
         };
-        convert::device_dtype(self.dtype(shards)).ok_or_else(unsupported)
+        convert::device_dtype(self.dtype()).ok_or_else(unsupported)
     }
 
-    pub(crate) fn read_f32(&self, name: &str, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
-        self.device_dtype(name, shards)?;
+    pub(crate) fn read_f32(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        self.device_dtype(name)?;
         let mut bytes = vec![0; self.shape.iter().product::<usize>() * size_of::<f32>()];
-        self.read_elements(shards, DType::F32, &mut bytes)?;
+        self.read_elements(DType::F32, &mut bytes)?;
         Ok(bytes.as_chunks().0.iter().map(|value| f32::from_ne_bytes(*value)).collect())
     }
 

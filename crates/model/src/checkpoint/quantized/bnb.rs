@@ -19,7 +19,7 @@ use firebrick_precision::{BlockScales, DynamicMap, Error as FormatError, QuantFo
 use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::{Part, QuantizedWeight, Scheme, Shard, Unclaimed, matrix};
+use super::{Part, QuantizedWeight, Scheme, Unclaimed, matrix};
 use crate::error::ModelError;
 
 /// A tensor of the file: the suffix of its name after the weight's, its dtype and shape, and its bytes.
@@ -148,13 +148,12 @@ pub(super) fn is_mark(name: &str) -> bool {
 
 /// Finds the weight with this `quant_state`.
 pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<QuantizedWeight, ModelError> {
-    let shards = unclaimed.shards;
     let (name, kind) = mark.split_once(STATE).expect("a mark has it");
     let state = unclaimed.take(name, mark.to_owned())?;
-    if state.byte_len(shards) > MAX_STATE_BYTES {
-        return Err(unclaimed.bad(name, format!("`{mark}` has {} bytes", state.byte_len(shards))));
+    if state.byte_len() > MAX_STATE_BYTES {
+        return Err(unclaimed.bad(name, format!("`{mark}` has {} bytes", state.byte_len())));
     }
-    let parsed = serde_json::from_slice(&state.bytes(shards)?);
+    let parsed = serde_json::from_slice(&state.bytes()?);
     let state: State = parsed.map_err(|error| unclaimed.bad(name, format!("`{mark}` is invalid: {error}")))?;
     let part = |suffix: &str| format!("{name}.{suffix}");
     let double_quant = unclaimed.places.contains_key(&part("nested_absmax"));
@@ -174,24 +173,23 @@ pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<Quantize
             Some(nested)
         }
     };
-    if map.info(shards).shape != [16] || map.floats(shards)? != format.quant_type().1[..] {
+    if map.info().shape != [16] || map.floats()? != format.quant_type().1[..] {
         return Err(unclaimed.bad(name, format!("its quant_map is not that of {kind}")));
     }
     let parts = Parts { format, codes, absmax, nested };
-    parts.check(&state, shards).map_err(|problem| unclaimed.bad(name, problem))?;
+    parts.check(&state).map_err(|problem| unclaimed.bad(name, problem))?;
     Ok(QuantizedWeight { name: name.to_owned(), shape: state.shape, scheme: Scheme::Bnb(parts) })
 }
 
 fn check_nested_map(name: &str, map: &Part, unclaimed: &Unclaimed<'_>) -> Result<(), ModelError> {
     let is_near = |(stored, ours): (&f32, &f32)| (stored - ours).abs() <= MAP_TOLERANCE * ours.abs() || stored == ours;
-    let is_ours = map.info(unclaimed.shards).shape == [256]
-        && map.floats(unclaimed.shards)?.iter().zip(DynamicMap::signed().values()).all(is_near);
+    let is_ours = map.info().shape == [256] && map.floats()?.iter().zip(DynamicMap::signed().values()).all(is_near);
     if is_ours { Ok(()) } else { Err(unclaimed.bad(name, "its nested_quant_map is not the dynamic map".to_owned())) }
 }
 
 impl Parts {
     /// Checks that all parts have the sizes that follow from the state.
-    fn check(&self, state: &State, shards: &[Shard]) -> Result<(), String> {
+    fn check(&self, state: &State) -> Result<(), String> {
         let &State { blocksize, nested_blocksize, ref shape, .. } = state;
         if blocksize != nf4::BLOCK_SIZE || nested_blocksize.is_some_and(|size| size != blockwise::BLOCK_SIZE) {
             let nested = nested_blocksize.map_or(String::new(), |size| format!(", its nested blocksize {size}"));
@@ -208,7 +206,7 @@ impl Parts {
             }
         }
         for (part, dtype, bytes) in expected {
-            let (info, got) = (part.info(shards), part.byte_len(shards));
+            let (info, got) = (part.info(), part.byte_len());
             if got != bytes || dtype.is_some_and(|dtype| dtype != info.dtype) {
                 return Err(format!(
                     "`{}` is {got} bytes of {:?}, but its shape {shape:?} takes {bytes}",
@@ -220,25 +218,23 @@ impl Parts {
     }
 
     /// Reads the format, the codes and the scales as they are stored.
-    pub(super) fn stored(&self, shards: &[Shard]) -> Result<(Bnb4bit, Vec<u8>, BlockScales), ModelError> {
-        let scales = self.scales(shards)?;
-        Ok((self.format, self.codes.bytes(shards)?, scales))
+    pub(super) fn stored(&self) -> Result<(Bnb4bit, Vec<u8>, BlockScales), ModelError> {
+        let scales = self.scales()?;
+        Ok((self.format, self.codes.bytes()?, scales))
     }
 
-    pub(super) fn scales(&self, shards: &[Shard]) -> Result<BlockScales, ModelError> {
+    pub(super) fn scales(&self) -> Result<BlockScales, ModelError> {
         Ok(match &self.nested {
-            None => BlockScales::Float(self.absmax.floats(shards)?),
-            Some((nested, offset)) => BlockScales::Nested {
-                codes: self.absmax.bytes(shards)?,
-                absmax: nested.floats(shards)?,
-                offset: *offset,
-            },
+            None => BlockScales::Float(self.absmax.floats()?),
+            Some((nested, offset)) => {
+                BlockScales::Nested { codes: self.absmax.bytes()?, absmax: nested.floats()?, offset: *offset }
+            }
         })
     }
 
     /// Reads the values of `fp4`; codes of `nf4` are ours.
-    pub(super) fn values(&self, shape: &[usize], shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
-        let (_, codes, block) = self.stored(shards)?;
+    pub(super) fn values(&self, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let (_, codes, block) = self.stored()?;
         Ok(fp4::dequantize(&codes, &block.values(), shape.iter().product()))
     }
 }

@@ -6,6 +6,7 @@
 //! multiply. `X.activation_scale` and `X.input_scale` are left out: activations are not quantized here.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use firebrick_precision::NarrowFloat;
 use safetensors::Dtype;
@@ -33,17 +34,16 @@ pub(super) struct Parts {
 }
 
 /// Returns whether a tensor of these holds the scales of a weight.
-pub(super) fn is_mark(name: &str, places: &BTreeMap<String, usize>) -> bool {
+pub(super) fn is_mark(name: &str, places: &BTreeMap<String, Arc<Shard>>) -> bool {
     let of_weight = |weight: &str| weight.ends_with(".weight") && places.contains_key(weight);
     name.ends_with(".weight_scale_inv") || name.strip_suffix(SCALE).is_some_and(of_weight)
 }
 
 /// Finds the weight with these scales.
 pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<QuantizedWeight, ModelError> {
-    let shards = unclaimed.shards;
     let name = mark.strip_suffix(SCALE_INV).or_else(|| mark.strip_suffix(SCALE)).expect("a mark has one of them");
     let (codes, scales) = (unclaimed.take(name, name.to_owned())?, unclaimed.take(name, mark.to_owned())?);
-    let (codes_info, scales_info) = (codes.info(shards), scales.info(shards));
+    let (codes_info, scales_info) = (codes.info(), scales.info());
     let shape = codes_info.shape.clone();
     let problem = match matrix(&shape) {
         _ if codes_info.dtype != Dtype::F8_E4M3 => format!("it has scales but is stored as {:?}", codes_info.dtype),
@@ -85,8 +85,8 @@ impl Parts {
         }
     }
 
-    pub(super) fn values(&self, shape: &[usize], shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
-        let (codes, scales) = (self.codes.bytes(shards)?, self.scales.floats(shards)?);
+    pub(super) fn values(&self, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let (codes, scales) = (self.codes.bytes()?, self.scales.floats()?);
         let (columns, table, [high, wide]) = (shape[1], NarrowFloat::E4m3.table(), self.block);
         let rows = codes.chunks(columns * high).zip(scales.chunks(columns.div_ceil(wide)));
         let mut values = Vec::with_capacity(codes.len());

@@ -11,6 +11,7 @@ mod nvfp4;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use firebrick_precision::{BlockScales, HostScales, QuantFormat, QuantizedTensor};
 
@@ -65,16 +66,16 @@ impl QuantizedWeight {
     }
 
     /// Reads format, codes and scales of a bitsandbytes weight.
-    pub(super) fn read_bnb(&self, shards: &[Shard]) -> Result<Option<(Bnb4bit, Vec<u8>, BlockScales)>, ModelError> {
+    pub(super) fn read_bnb(&self) -> Result<Option<(Bnb4bit, Vec<u8>, BlockScales)>, ModelError> {
         match &self.scheme {
-            Scheme::Bnb(parts) => parts.stored(shards).map(Some),
+            Scheme::Bnb(parts) => parts.stored().map(Some),
             Scheme::Fp8(_) | Scheme::Mxfp4(_) | Scheme::Nvfp4(_) => Ok(None),
         }
     }
 
     /// Returns the file with its codes.
-    pub(super) fn path<'a>(&self, shards: &'a [Shard]) -> &'a Path {
-        shards[self.codes().shard].path()
+    pub(super) fn path(&self) -> &Path {
+        self.codes().shard.path()
     }
 
     fn codes(&self) -> &Part {
@@ -86,49 +87,49 @@ impl QuantizedWeight {
     }
 
     /// Returns the size of the stored codes in bytes.
-    pub(super) fn code_bytes(&self, shards: &[Shard]) -> usize {
+    pub(super) fn code_bytes(&self) -> usize {
         match &self.scheme {
             Scheme::Mxfp4(parts) => parts.code_bytes(),
-            _ => self.codes().byte_len(shards),
+            _ => self.codes().byte_len(),
         }
     }
 
     /// Reads its codes into `codes`, which has room for them, and returns its scales; `None` if they are not bit for bit those of
     /// [`QuantizedWeight::format`].
-    pub(super) fn read_codes(&self, shards: &[Shard], codes: &mut [u8]) -> Result<Option<BlockScales>, ModelError> {
+    pub(super) fn read_codes(&self, codes: &mut [u8]) -> Result<Option<BlockScales>, ModelError> {
         let scales = match &self.scheme {
-            Scheme::Bnb(parts) => Some(parts.scales(shards)?),
+            Scheme::Bnb(parts) => Some(parts.scales()?),
             Scheme::Fp8(_) => None,
             Scheme::Mxfp4(parts) => {
-                parts.read_codes(shards, codes)?;
-                return parts.scales(shards).map(Some);
+                parts.read_codes(codes)?;
+                return parts.scales().map(Some);
             }
-            Scheme::Nvfp4(parts) => parts.scales(shards)?,
+            Scheme::Nvfp4(parts) => parts.scales()?,
         };
         if scales.is_some() {
-            self.codes().read_into(shards, codes)?;
+            self.codes().read_into(codes)?;
         }
         Ok(scales)
     }
 
     /// Reads codes and scales, if they are bit for bit those of [`QuantizedWeight::format`].
-    pub(super) fn read(&self, shards: &[Shard]) -> Result<Option<QuantizedTensor>, ModelError> {
+    pub(super) fn read(&self) -> Result<Option<QuantizedTensor>, ModelError> {
         let Some(format) = self.format() else { return Ok(None) };
-        let mut codes = vec![0; self.code_bytes(shards)];
-        let Some(block) = self.read_codes(shards, &mut codes)? else { return Ok(None) };
+        let mut codes = vec![0; self.code_bytes()];
+        let Some(block) = self.read_codes(&mut codes)? else { return Ok(None) };
         Ok(Some(QuantizedTensor { format, codes, scales: HostScales { block }, shape: self.shape.clone() }))
     }
 
     /// Reads its values in f32.
-    pub(super) fn values(&self, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
-        if let Some(codes) = self.read(shards)? {
+    pub(super) fn values(&self) -> Result<Vec<f32>, ModelError> {
+        if let Some(codes) = self.read()? {
             return Ok(codes.dequantize());
         }
         match &self.scheme {
-            Scheme::Bnb(parts) => parts.values(&self.shape, shards),
-            Scheme::Fp8(parts) => parts.values(&self.shape, shards),
+            Scheme::Bnb(parts) => parts.values(&self.shape),
+            Scheme::Fp8(parts) => parts.values(&self.shape),
             Scheme::Mxfp4(_) => unreachable!("its codes are ours"),
-            Scheme::Nvfp4(parts) => parts.values(shards),
+            Scheme::Nvfp4(parts) => parts.values(),
         }
     }
 }
@@ -136,35 +137,35 @@ impl QuantizedWeight {
 /// One tensor of a quantized weight, or of several.
 #[derive(Clone, Debug)]
 struct Part {
-    shard: usize,
+    shard: Arc<Shard>,
     name: String,
 }
 
 impl Part {
-    fn info<'a>(&self, shards: &'a [Shard]) -> &'a safetensors::tensor::TensorInfo {
-        shards[self.shard].known(&self.name)
+    fn info(&self) -> &safetensors::tensor::TensorInfo {
+        self.shard.known(&self.name)
     }
 
-    fn bytes(&self, shards: &[Shard]) -> Result<Vec<u8>, ModelError> {
-        let TensorBytes { bytes, .. } = shards[self.shard].read(&self.name)?;
+    fn bytes(&self) -> Result<Vec<u8>, ModelError> {
+        let TensorBytes { bytes, .. } = self.shard.read(&self.name)?;
         Ok(bytes)
     }
 
-    fn read_into(&self, shards: &[Shard], out: &mut [u8]) -> Result<(), ModelError> {
-        shards[self.shard].read_into(&self.name, out)
+    fn read_into(&self, out: &mut [u8]) -> Result<(), ModelError> {
+        self.shard.read_into(&self.name, out)
     }
 
     /// Reads its bytes from `begin` on, as many as fit into `out`.
-    fn read_from(&self, shards: &[Shard], begin: usize, out: &mut [u8]) -> Result<(), ModelError> {
-        shards[self.shard].read_from(&self.name, begin, out)
+    fn read_from(&self, begin: usize, out: &mut [u8]) -> Result<(), ModelError> {
+        self.shard.read_from(&self.name, begin, out)
     }
 
-    fn floats(&self, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
-        shards[self.shard].read_f32(&self.name)
+    fn floats(&self) -> Result<Vec<f32>, ModelError> {
+        self.shard.read_f32(&self.name)
     }
 
-    fn byte_len(&self, shards: &[Shard]) -> usize {
-        let (start, end) = self.info(shards).data_offsets;
+    fn byte_len(&self) -> usize {
+        let (start, end) = self.info().data_offsets;
         end - start
     }
 }
@@ -172,8 +173,7 @@ impl Part {
 /// The tensors of a folder that belong to no weight yet.
 struct Unclaimed<'a> {
     dir: &'a Path,
-    shards: &'a [Shard],
-    places: &'a mut BTreeMap<String, usize>,
+    places: &'a mut BTreeMap<String, Arc<Shard>>,
 }
 
 impl Unclaimed<'_> {
@@ -193,16 +193,12 @@ impl Unclaimed<'_> {
 }
 
 /// Combines the parts of quantized weights and removes them from `places`, which maps tensors to shards.
-pub(super) fn find(
-    dir: &Path,
-    shards: &[Shard],
-    places: &mut BTreeMap<String, usize>,
-) -> Result<Vec<QuantizedWeight>, ModelError> {
+pub(super) fn find(dir: &Path, places: &mut BTreeMap<String, Arc<Shard>>) -> Result<Vec<QuantizedWeight>, ModelError> {
     let is_mark = |name: &&String| {
         bnb::is_mark(name) || fp8::is_mark(name, places) || mxfp4::is_mark(name) || nvfp4::is_mark(name)
     };
     let marks: Vec<String> = places.keys().filter(is_mark).cloned().collect();
-    let mut unclaimed = Unclaimed { dir, shards, places };
+    let mut unclaimed = Unclaimed { dir, places };
     let mut weights = Vec::new();
     for mark in marks {
         let found = if mxfp4::is_mark(&mark) {

@@ -8,7 +8,7 @@
 use firebrick_precision::{BlockScales, NarrowFloat};
 use safetensors::Dtype;
 
-use super::{Part, QuantizedWeight, Scheme, Shard, Unclaimed};
+use super::{Part, QuantizedWeight, Scheme, Unclaimed};
 use crate::checkpoint::experts::fused::{Interleaved, name_of, split};
 use crate::error::ModelError;
 
@@ -42,7 +42,7 @@ pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<Vec<Quan
     let fused = mark.strip_suffix(CODES).expect("a mark has it");
     let (block, projections) = split(fused).expect("a mark is that of experts");
     let (codes, scales) = (unclaimed.take(fused, mark.to_owned())?, unclaimed.take(fused, format!("{fused}{SCALES}"))?);
-    let (codes_info, scales_info) = (codes.info(unclaimed.shards), scales.info(unclaimed.shards));
+    let (codes_info, scales_info) = (codes.info(), scales.info());
     let [experts, fused_rows, columns] = match *codes_info.shape.as_slice() {
         [experts, rows, blocks, BLOCK_BYTES]
             if codes_info.dtype == Dtype::U8
@@ -77,13 +77,13 @@ impl Parts {
         self.shape[0] * self.row_blocks() * BLOCK_BYTES
     }
 
-    pub(super) fn read_codes(&self, shards: &[Shard], out: &mut [u8]) -> Result<(), ModelError> {
-        self.gather(&self.codes, shards, self.row_blocks() * BLOCK_BYTES, out)
+    pub(super) fn read_codes(&self, out: &mut [u8]) -> Result<(), ModelError> {
+        self.gather(&self.codes, self.row_blocks() * BLOCK_BYTES, out)
     }
 
-    pub(super) fn scales(&self, shards: &[Shard]) -> Result<BlockScales, ModelError> {
+    pub(super) fn scales(&self) -> Result<BlockScales, ModelError> {
         let mut codes = vec![0; self.shape[0] * self.row_blocks()];
-        self.gather(&self.scales, shards, self.row_blocks(), &mut codes)?;
+        self.gather(&self.scales, self.row_blocks(), &mut codes)?;
         Ok(BlockScales::Narrow { codes, format: NarrowFloat::E8m0, tensor: None })
     }
 
@@ -92,10 +92,10 @@ impl Parts {
     }
 
     /// Reads the expert's rows of a tensor, of `row_bytes` each, and keeps those of the projection.
-    fn gather(&self, part: &Part, shards: &[Shard], row_bytes: usize, out: &mut [u8]) -> Result<(), ModelError> {
+    fn gather(&self, part: &Part, row_bytes: usize, out: &mut [u8]) -> Result<(), ModelError> {
         let mut of_expert = vec![0; self.fused_rows * row_bytes];
         let begin = self.expert * of_expert.len();
-        part.read_from(shards, begin, &mut of_expert)?;
+        part.read_from(begin, &mut of_expert)?;
         let rows = of_expert.chunks_exact(row_bytes).skip(self.projection.first).step_by(self.projection.step);
         out.chunks_exact_mut(row_bytes).zip(rows).for_each(|(out, row)| out.copy_from_slice(row));
         Ok(())

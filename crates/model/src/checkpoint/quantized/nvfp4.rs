@@ -9,7 +9,7 @@
 use firebrick_precision::{BlockScales, NarrowFloat, QuantFormat, narrow_map};
 use safetensors::Dtype;
 
-use super::{Part, QuantizedWeight, Scheme, Shard, Unclaimed, matrix};
+use super::{Part, QuantizedWeight, Scheme, Unclaimed, matrix};
 use crate::error::ModelError;
 
 /// Values that share a scale.
@@ -31,14 +31,13 @@ pub(super) fn is_mark(name: &str) -> bool {
 
 /// Finds the weight with these codes.
 pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<QuantizedWeight, ModelError> {
-    let shards = unclaimed.shards;
     let module = mark.strip_suffix(SUFFIX).expect("a mark has it");
     let name = format!("{module}.weight");
     let codes = unclaimed.take(&name, mark.to_owned())?;
     let scales = unclaimed.take(&name, format!("{module}.weight_scale"))?;
     let global = unclaimed.take(&name, format!("{module}.weight_global_scale"))?;
     unclaimed.take_if_there(&format!("{module}.input_global_scale"));
-    let (codes_info, scales_info, global_info) = (codes.info(shards), scales.info(shards), global.info(shards));
+    let (codes_info, scales_info, global_info) = (codes.info(), scales.info(), global.info());
     let shape = match matrix(&codes_info.shape) {
         Some(([rows, bytes], count)) if count.checked_mul(2).is_some() => [rows, 2 * bytes],
         _ => return Err(unclaimed.bad(&name, format!("its codes have shape {:?}", codes_info.shape))),
@@ -61,7 +60,7 @@ pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<Quantize
         );
         return Err(unclaimed.bad(&name, problem));
     }
-    let global_scale = global.floats(shards)?[0];
+    let global_scale = global.floats()?[0];
     if !(global_scale.is_finite() && global_scale > 0.0) {
         return Err(unclaimed.bad(&name, format!("its global scale is {global_scale}")));
     }
@@ -83,15 +82,15 @@ impl Parts {
     }
 
     /// Returns the scales in our NVFP4 format; `None` if they do not fit, because one is negative for example.
-    pub(super) fn scales(&self, shards: &[Shard]) -> Result<Option<BlockScales>, ModelError> {
-        let codes = self.scales.bytes(shards)?;
+    pub(super) fn scales(&self) -> Result<Option<BlockScales>, ModelError> {
+        let codes = self.scales.bytes()?;
         let are_ours = self.format().is_some() && codes.iter().all(|&scale| usize::from(scale) < SIGN);
         let tensor = Some(1.0 / self.global_scale);
         Ok(are_ours.then_some(BlockScales::Narrow { codes, format: NarrowFloat::Ue4m3, tensor }))
     }
 
-    pub(super) fn values(&self, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
-        let (codes, scales) = (self.codes.bytes(shards)?, self.scales.bytes(shards)?);
+    pub(super) fn values(&self) -> Result<Vec<f32>, ModelError> {
+        let (codes, scales) = (self.codes.bytes()?, self.scales.bytes()?);
         let (levels, map) = (QuantFormat::Nvfp4.levels(), self.map());
         let packing = QuantFormat::Nvfp4.packing();
         let mut values = Vec::with_capacity(2 * codes.len());

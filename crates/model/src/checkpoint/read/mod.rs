@@ -11,11 +11,11 @@ pub(crate) mod ahead;
 pub(crate) mod complete;
 pub(crate) mod compressed;
 pub(crate) mod convert;
-mod located;
 pub(crate) mod shard;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use firebrick_arch::folder::{INDEX_FILE, WEIGHTS_FILE};
 use firebrick_arch::json::{JsonObject, parse_object, read_text};
@@ -25,7 +25,6 @@ use safetensors::Dtype;
 use serde_json::Value;
 
 use self::complete::deciding_keys;
-use self::located::Located;
 use self::shard::Shard;
 use crate::checkpoint::experts::fused::{self, ExpertSlice};
 use crate::checkpoint::quantized::{self, Bnb4bit, QuantizedWeight};
@@ -36,7 +35,6 @@ use crate::error::{ModelError, counted, first_few};
 #[derive(Debug)]
 pub struct HfFolder {
     dir: PathBuf,
-    shards: Vec<Shard>,
     /// The place of each tensor: those of the model by the model's names, those of a larger checkpoint's other parts by their own.
     holder: BTreeMap<String, Holder>,
     /// What the files call the tensors of the model.
@@ -45,13 +43,33 @@ pub struct HfFolder {
 
 /// The place of a tensor of the model.
 #[derive(Debug)]
-enum Holder {
+pub(crate) enum Holder {
     /// Unquantized, in this shard.
-    Plain(usize),
+    Plain(Arc<Shard>),
     /// A part of a tensor of all experts.
     OfExpert(ExpertSlice),
-    /// In several tensors of the shards.
+    /// In several tensors.
     Quantized(QuantizedWeight),
+}
+
+impl Holder {
+    /// Returns the shape of the tensor, which has this name.
+    fn shape(&self, name: &str) -> &[usize] {
+        match self {
+            Self::Plain(shard) => &shard.known(name).shape,
+            Self::OfExpert(slice) => &slice.shape,
+            Self::Quantized(weight) => &weight.shape,
+        }
+    }
+
+    /// Returns the file with its elements.
+    fn path(&self) -> &Path {
+        match self {
+            Self::Plain(shard) => shard.path(),
+            Self::OfExpert(slice) => slice.path(),
+            Self::Quantized(weight) => weight.path(),
+        }
+    }
 }
 
 impl HfFolder {
@@ -64,8 +82,9 @@ impl HfFolder {
         let dir = dir.to_path_buf();
         if let Some(path) = compressed::existing(&dir.join(WEIGHTS_FILE)) {
             let shard = Shard::open(&path)?;
-            let places = shard.names().map(|name| (name, 0)).collect();
-            return Self::assemble(dir, vec![shard], &places);
+            let names: Vec<String> = shard.names().collect();
+            let shard = Arc::new(shard.renamed(text_name)?);
+            return Self::assemble(dir, names.into_iter().map(|name| (name, Arc::clone(&shard))).collect());
         }
         if !dir.join(INDEX_FILE).is_file() {
             let missing = "model.safetensors and no model.safetensors.index.json";
@@ -87,7 +106,7 @@ impl HfFolder {
         if !missing.is_empty() {
             return Err(ModelError::MissingShards { dir, shards: missing });
         }
-        let (mut shards, mut places) = (Vec::new(), BTreeMap::new());
+        let mut places = BTreeMap::new();
         for (file, names) in by_shard {
             let path = dir.join(file);
             let shard = Shard::open(&compressed::existing(&path).unwrap_or(path))?;
@@ -95,24 +114,22 @@ impl HfFolder {
             if !absent.is_empty() {
                 return Err(ModelError::NotInShard { path: shard.path().to_path_buf(), tensors: absent });
             }
-            places.extend(names.into_iter().map(|name| (name, shards.len())));
-            shards.push(shard);
+            let shard = Arc::new(shard.renamed(text_name)?);
+            places.extend(names.into_iter().map(|name| (name, Arc::clone(&shard))));
         }
-        Self::assemble(dir, shards, &places)
+        Self::assemble(dir, places)
     }
 
     /// Gives the tensors the names of the model and puts quantized weights together. `stored` has the shard of each name in the files.
-    fn assemble(dir: PathBuf, shards: Vec<Shard>, stored: &BTreeMap<String, usize>) -> Result<Self, ModelError> {
+    fn assemble(dir: PathBuf, stored: BTreeMap<String, Arc<Shard>>) -> Result<Self, ModelError> {
         let layout = TextLayout::of(stored.keys().map(String::as_str));
-        let shards = shards.into_iter().map(|shard| shard.renamed(text_name)).collect::<Result<Vec<_>, _>>()?;
-        let mut places: BTreeMap<String, usize> =
-            stored.iter().map(|(name, shard)| (text_name(name), *shard)).collect();
-        let quantized = quantized::find(&dir, &shards, &mut places)?;
-        let of_experts = fused::find(&shards, &mut places);
+        let mut places = stored.into_iter().map(|(name, shard)| (text_name(&name), shard)).collect();
+        let quantized = quantized::find(&dir, &mut places)?;
+        let of_experts = fused::find(&mut places);
         let mut holder: BTreeMap<_, _> = places.into_iter().map(|(name, shard)| (name, Holder::Plain(shard))).collect();
         holder.extend(of_experts.into_iter().map(|(name, slice)| (name, Holder::OfExpert(slice))));
         holder.extend(quantized.into_iter().map(|weight| (weight.name.clone(), Holder::Quantized(weight))));
-        Ok(Self { dir, shards, holder, layout })
+        Ok(Self { dir, holder, layout })
     }
 
     /// Returns the folder that was opened.
@@ -145,11 +162,13 @@ impl HfFolder {
     /// # Errors
     /// No tensor of this name.
     pub fn info(&self, name: &str) -> Result<TensorInfo, ModelError> {
-        Ok(match self.locate(name)? {
-            Located::Plain(_, info) => TensorInfo { dtype: info.dtype, shape: info.shape.clone() },
-            Located::OfExpert(slice, shards) => TensorInfo { dtype: slice.dtype(shards), shape: slice.shape.clone() },
-            Located::Quantized(weight, _) => TensorInfo { dtype: Dtype::F32, shape: weight.shape.clone() },
-        })
+        let holder = self.locate(name)?;
+        let dtype = match holder {
+            Holder::Plain(shard) => shard.known(name).dtype,
+            Holder::OfExpert(slice) => slice.dtype(),
+            Holder::Quantized(_) => Dtype::F32,
+        };
+        Ok(TensorInfo { dtype, shape: holder.shape(name).to_vec() })
     }
 
     /// Returns the format in which the folder stores a weight, if it is one of ours, bit for bit.
@@ -192,11 +211,11 @@ impl HfFolder {
     /// # Errors
     /// No such weight, a failed read, or a scale that is not finite.
     pub fn read_quantized(&self, name: &str) -> Result<Option<QuantizedTensor>, ModelError> {
-        let Located::Quantized(weight, shards) = self.locate(name)? else { return Ok(None) };
-        let codes = weight.read(shards)?;
+        let Holder::Quantized(weight) = self.locate(name)? else { return Ok(None) };
+        let codes = weight.read()?;
         if let Some(codes) = &codes {
             let scales = codes.scales.block.values();
-            convert::check_finite(&format!("{name} (scales)"), weight.path(shards), 0, &scales)?;
+            convert::check_finite(&format!("{name} (scales)"), weight.path(), 0, &scales)?;
         }
         Ok(codes)
     }
@@ -204,7 +223,7 @@ impl HfFolder {
     /// Reads format, codes and scales of a weight that bitsandbytes quantized; `None` for any other tensor.
     pub(crate) fn read_bnb(&self, name: &str) -> Result<Option<(Bnb4bit, Vec<u8>, BlockScales)>, ModelError> {
         match self.holder.get(name) {
-            Some(Holder::Quantized(weight)) => weight.read_bnb(&self.shards),
+            Some(Holder::Quantized(weight)) => weight.read_bnb(),
             _ => Ok(None),
         }
     }
@@ -215,9 +234,9 @@ impl HfFolder {
     /// No tensor of this name, a failed read, or a value of the model that is not finite; other parts of a checkpoint are read as they are.
     pub fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
         match self.locate(name)? {
-            Located::Plain(shard, info) => {
+            Holder::Plain(shard) => {
                 let tensor = shard.read(name)?;
-                let dtype = convert::device_dtype(info.dtype).filter(|_| !is_other_part(name));
+                let dtype = convert::device_dtype(tensor.dtype).filter(|_| !is_other_part(name));
                 match dtype.and_then(|dtype| Some((dtype, convert::first_not_finite(&tensor.bytes, dtype)?))) {
                     None => Ok(tensor),
                     Some((dtype, index)) => {
@@ -226,9 +245,9 @@ impl HfFolder {
                     }
                 }
             }
-            Located::OfExpert(slice, shards) => slice.read(name, shards),
-            Located::Quantized(weight, shards) => {
-                let bytes = weight.values(shards)?.iter().flat_map(|value| value.to_le_bytes()).collect();
+            Holder::OfExpert(slice) => slice.read(name),
+            Holder::Quantized(weight) => {
+                let bytes = weight.values()?.iter().flat_map(|value| value.to_le_bytes()).collect();
                 Ok(TensorBytes { dtype: Dtype::F32, shape: weight.shape.clone(), bytes })
             }
         }
@@ -242,11 +261,11 @@ impl HfFolder {
     /// a failed read, or a value that is not finite.
     pub fn read_f32(&self, name: &str, expected_shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         match self.locate_shaped(name, expected_shape)? {
-            Located::Plain(shard, _) => shard.read_f32(name),
-            Located::OfExpert(slice, shards) => slice.read_f32(name, shards),
-            Located::Quantized(weight, shards) => {
-                let values = weight.values(shards)?;
-                convert::check_finite(name, weight.path(shards), 0, &values)?;
+            Holder::Plain(shard) => shard.read_f32(name),
+            Holder::OfExpert(slice) => slice.read_f32(name),
+            Holder::Quantized(weight) => {
+                let values = weight.values()?;
+                convert::check_finite(name, weight.path(), 0, &values)?;
                 Ok(values)
             }
         }
@@ -255,36 +274,32 @@ impl HfFolder {
     /// Returns whether two tensors hold the same values. Tensors of one format are read in blocks, up to the first difference.
     pub(crate) fn same_values(&self, one: &str, two: &str) -> Result<bool, ModelError> {
         match (self.locate(one)?, self.locate(two)?) {
-            (of_one, of_two) if of_one.shape() != of_two.shape() => Ok(false),
-            (Located::Plain(shard, info), Located::Plain(other, of_two)) if info.dtype == of_two.dtype => {
+            (of_one, of_two) if of_one.shape(one) != of_two.shape(two) => Ok(false),
+            (Holder::Plain(shard), Holder::Plain(other)) if shard.known(one).dtype == other.known(two).dtype => {
                 shard.same_bytes(one, other, two)
             }
-            (of_one, of_two) => Ok(self.read_f32(one, of_one.shape())? == self.read_f32(two, of_two.shape())?),
+            (of_one, of_two) => Ok(self.read_f32(one, of_one.shape(one))? == self.read_f32(two, of_two.shape(two))?),
         }
     }
 
     /// Locates a tensor and checks that it has the shape that config.json decides.
-    fn locate_shaped(&self, name: &str, expected_shape: &[usize]) -> Result<Located<'_>, ModelError> {
-        let located = self.locate(name)?;
-        if located.shape() == expected_shape {
-            return Ok(located);
+    fn locate_shaped(&self, name: &str, expected_shape: &[usize]) -> Result<&Holder, ModelError> {
+        let holder = self.locate(name)?;
+        if holder.shape(name) == expected_shape {
+            return Ok(holder);
         }
         Err(ModelError::WrongShape {
             name: name.to_owned(),
-            path: located.path().to_path_buf(),
+            path: holder.path().to_path_buf(),
             expected: expected_shape.to_vec(),
-            got: located.shape().to_vec(),
+            got: holder.shape(name).to_vec(),
             keys: deciding_keys(name),
         })
     }
 
-    fn locate(&self, name: &str) -> Result<Located<'_>, ModelError> {
+    fn locate(&self, name: &str) -> Result<&Holder, ModelError> {
         let missing = || ModelError::MissingTensor { dir: self.dir.clone(), name: name.to_owned() };
-        Ok(match self.holder.get(name).ok_or_else(missing)? {
-            Holder::Plain(shard) => Located::Plain(&self.shards[*shard], self.shards[*shard].known(name)),
-            Holder::OfExpert(slice) => Located::OfExpert(slice, &self.shards),
-            Holder::Quantized(weight) => Located::Quantized(weight, &self.shards),
-        })
+        self.holder.get(name).ok_or_else(missing)
     }
 }
 

@@ -23,7 +23,7 @@ use self::queue::Queue;
 pub(crate) use self::read::Request;
 use self::read::{Allocate, Job};
 pub(crate) use self::values::{CodesOrValues, Values, keeps_narrow_scales};
-use crate::checkpoint::read::located::Located;
+use crate::checkpoint::read::Holder;
 use crate::checkpoint::read::{HfFolder, convert};
 use crate::error::ModelError;
 
@@ -62,24 +62,22 @@ pub(crate) fn read_ahead<R>(
 impl HfFolder {
     /// Builds the job of a request, with the index of its first piece.
     fn job<'a>(&'a self, request: &'a Request, first_piece: usize) -> Result<Job<'a>, ModelError> {
-        let located = self.locate_shaped(&request.name, &request.shape)?;
+        let holder = self.locate_shaped(&request.name, &request.shape)?;
         let device_dtype = |dtype| {
             let unsupported = || ModelError::UnsupportedDtype {
                 name: request.name.clone(),
-                path: located.path().to_path_buf(),
+                path: holder.path().to_path_buf(),
                 got: format!("{dtype:?}"),
             };
             convert::device_dtype(dtype).ok_or_else(unsupported)
         };
-        let (stored, keeps) = match &located {
-            Located::Plain(_, info) => (device_dtype(info.dtype)?, None),
-            Located::OfExpert(slice, shards) => (device_dtype(slice.dtype(shards))?, None),
-            Located::Quantized(weight, _) => {
-                (DType::F32, weight.format().filter(|format| request.format == Some(*format)))
-            }
+        let (stored, keeps) = match holder {
+            Holder::Plain(shard) => (device_dtype(shard.known(&request.name).dtype)?, None),
+            Holder::OfExpert(slice) => (device_dtype(slice.dtype())?, None),
+            Holder::Quantized(weight) => (DType::F32, weight.format().filter(|format| request.format == Some(*format))),
         };
         let (dtype, pieces) = (request.dtype.unwrap_or(stored), first_piece..first_piece);
-        Ok(Job { name: &request.name, located, shape: &request.shape, dtype, keeps, pieces })
+        Ok(Job { name: &request.name, holder, shape: &request.shape, dtype, keeps, pieces })
     }
 }
 

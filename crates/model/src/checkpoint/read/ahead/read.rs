@@ -8,9 +8,7 @@ use firebrick_precision::{HostScales, QuantFormat};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::checkpoint::quantized::QuantizedWeight;
-use crate::checkpoint::read::convert;
-use crate::checkpoint::read::located::Located;
-use crate::checkpoint::read::shard::Shard;
+use crate::checkpoint::read::{Holder, convert};
 use crate::error::ModelError;
 
 /// A tensor to be read.
@@ -32,7 +30,7 @@ pub(super) type Allocate<'a> = &'a (dyn Fn(usize) -> HostBuffer + Sync);
 /// A tensor to be read, and the format it is converted to.
 pub(super) struct Job<'a> {
     pub(super) name: &'a str,
-    pub(super) located: Located<'a>,
+    pub(super) holder: &'a Holder,
     pub(super) shape: &'a [usize],
     pub(super) dtype: DType,
     /// The format in which codes are kept.
@@ -67,9 +65,9 @@ impl Job<'_> {
     pub(super) fn pieces(&self, index: usize, piece_bytes: usize) -> impl Iterator<Item = Piece> {
         let (all, size) = (self.elements(), self.dtype.size());
         let kept_bytes = self.keeps.map(|format| format.bytes(self.shape));
-        let per_piece = match self.located {
-            Located::Plain(..) => (piece_bytes / size).max(1),
-            Located::OfExpert(..) | Located::Quantized(..) => all.max(1),
+        let per_piece = match self.holder {
+            Holder::Plain(_) => (piece_bytes / size).max(1),
+            Holder::OfExpert(_) | Holder::Quantized(_) => all.max(1),
         };
         // A tensor without elements is one piece, too.
         (0..all.max(1)).step_by(per_piece).map(move |first| Piece {
@@ -80,29 +78,29 @@ impl Job<'_> {
     }
 
     /// Builds the error for a block whose scale is not finite, or a value outside the requested format.
-    fn not_finite(&self, weight: &QuantizedWeight, shards: &[Shard], index: usize, value: f32) -> ModelError {
-        convert::not_finite(self.name, weight.path(shards), index, value, &format!("{:?}", self.dtype))
+    fn not_finite(&self, weight: &QuantizedWeight, index: usize, value: f32) -> ModelError {
+        convert::not_finite(self.name, weight.path(), index, value, &format!("{:?}", self.dtype))
     }
 
     /// Reads a piece of this tensor into a buffer from `allocate`.
     pub(super) fn read(&self, piece: &Piece, allocate: Allocate<'_>) -> Result<Ready, ModelError> {
-        match &self.located {
-            Located::Plain(shard, _) => {
+        match self.holder {
+            Holder::Plain(shard) => {
                 let mut buffer = new_buffer(allocate, piece.bytes);
                 let hash = shard.read_elements(self.name, piece.first, self.dtype, &mut buffer)?;
                 Ok(Ready { buffer, scales: None, hash })
             }
-            Located::OfExpert(slice, shards) => {
+            Holder::OfExpert(slice) => {
                 let mut buffer = new_buffer(allocate, piece.bytes);
-                let hash = slice.read_elements(shards, self.dtype, &mut buffer)?;
+                let hash = slice.read_elements(self.dtype, &mut buffer)?;
                 Ok(Ready { buffer, scales: None, hash })
             }
-            Located::Quantized(weight, shards) => {
+            Holder::Quantized(weight) => {
                 let codes = match self.keeps {
-                    Some(format) => self.read_codes(format, weight, shards, allocate)?,
+                    Some(format) => self.read_codes(format, weight, allocate)?,
                     None => None,
                 };
-                codes.map_or_else(|| self.read_dequantized(weight, shards, allocate), Ok)
+                codes.map_or_else(|| self.read_dequantized(weight, allocate), Ok)
             }
         }
     }
@@ -112,18 +110,17 @@ impl Job<'_> {
         &self,
         format: QuantFormat,
         weight: &QuantizedWeight,
-        shards: &[Shard],
         allocate: Allocate<'_>,
     ) -> Result<Option<Ready>, ModelError> {
         let (bytes, fill) = padded_codes(format, self.shape);
         let mut buffer = new_buffer(allocate, bytes);
-        let (codes, padding) = buffer.split_at_mut(weight.code_bytes(shards));
+        let (codes, padding) = buffer.split_at_mut(weight.code_bytes());
         padding.fill(fill);
-        let Some(block) = weight.read_codes(shards, codes)? else { return Ok(None) };
+        let Some(block) = weight.read_codes(codes)? else { return Ok(None) };
         let scales = block.values();
         if let Some(index) = scales.iter().position(|scale| !scale.is_finite()) {
             let first = index * format.block_size(self.shape[1]);
-            return Err(self.not_finite(weight, shards, first, scales[index]));
+            return Err(self.not_finite(weight, first, scales[index]));
         }
         let mut hash = Xxh3::new();
         hash.update(codes);
@@ -132,13 +129,8 @@ impl Job<'_> {
     }
 
     /// Reads a quantized weight in the format of the request.
-    fn read_dequantized(
-        &self,
-        weight: &QuantizedWeight,
-        shards: &[Shard],
-        allocate: Allocate<'_>,
-    ) -> Result<Ready, ModelError> {
-        let values = weight.values(shards)?;
+    fn read_dequantized(&self, weight: &QuantizedWeight, allocate: Allocate<'_>) -> Result<Ready, ModelError> {
+        let values = weight.values()?;
         let bytes = convert::from_f32(&values, f32::to_le_bytes);
         let mut buffer = new_buffer(allocate, self.elements() * self.dtype.size());
         match self.dtype {
@@ -146,7 +138,7 @@ impl Job<'_> {
             dtype => convert::convert(DType::F32, &bytes, dtype, &mut buffer),
         }
         if let Some(index) = convert::first_not_finite(&buffer, self.dtype) {
-            return Err(self.not_finite(weight, shards, index, values[index]));
+            return Err(self.not_finite(weight, index, values[index]));
         }
         let hash = xxh3_64(&buffer);
         Ok(Ready { buffer, scales: None, hash })
