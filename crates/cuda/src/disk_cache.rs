@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_are_not_used_and_no_partial_file_is_left() {
+    fn damaged_files_are_not_used_and_none_is_partial() {
         let folder = tempdir().expect("a folder");
         let cache = Cache::in_folder(folder.path());
         let key = Key::of(["x"]);
@@ -205,7 +205,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn folder_and_files_are_private_also_if_the_folder_was_not() {
+    fn folder_and_files_become_private() {
         use std::os::unix::fs::PermissionsExt;
 
         let temp = tempdir().expect("a folder");
@@ -219,7 +219,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_file_that_others_can_write_is_not_used_and_is_replaced() {
+    fn a_file_that_others_can_write_is_replaced() {
         use std::os::unix::fs::PermissionsExt;
 
         let folder = tempdir().expect("a folder");

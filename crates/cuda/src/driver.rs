@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_of_a_missing_driver_names_the_files_the_package_and_an_alternative() {
+    fn a_missing_driver_is_an_error_with_advice() {
         let error = Driver::load_from(&["libcuda_that_is_not_there.so.1"]).err().expect("there is no such file");
         let message = error.to_string();
         for part in ["libcuda_that_is_not_there.so.1", "library folders", "nvidia-driver", "backend = \"flex\""] {
@@ -357,7 +357,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_library_that_is_not_a_driver_is_refused_with_the_missing_function() {
+    fn a_library_that_is_no_driver_is_refused() {
         let error = Driver::load_from(&["libc.so.6"]).err().expect("libc is no CUDA driver");
         assert_eq!(error, CudaError::BrokenDriver { library: "libc.so.6".to_string(), symbol: "cuDriverGetVersion" });
     }

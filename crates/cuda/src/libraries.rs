@@ -242,7 +242,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_file_that_is_no_library_is_refused_with_the_loaders_text() {
+    fn a_file_that_is_no_library_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["libnvrtc.so.13", "libcublasLt.so.13"] {
             fs::write(folder.path().join(name), "a text is no library").unwrap();
@@ -260,7 +260,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn the_environment_is_left_alone_where_another_thread_may_read_it() {
+    fn the_environment_is_not_set_under_other_threads() {
         // The test harness runs this test in a second thread.
         assert!(!is_single_threaded());
         let before = env::var_os("CUDA_PATH");

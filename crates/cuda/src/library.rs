@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_names_begin_with_the_newest_cuda_and_say_which_one_they_are_of() {
+    fn file_names_begin_with_the_newest_cuda() {
         let names = CUBLASLT.file_names(false);
         assert!(names.contains(&("libcublasLt.so.13".to_owned(), Some(13))));
         assert_eq!(names.last(), Some(&("libcublasLt.so".to_owned(), None)));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn only_libraries_that_are_numbered_like_cuda_have_its_version_in_their_name() {
+    fn only_some_file_names_have_the_version_of_cuda() {
         assert_eq!(NVRTC.major_of("libnvrtc.so.12.9.86"), Some(12));
         assert_eq!(NVRTC.major_of("libnvrtc.alt.so.12"), None);
         assert_eq!(CUDNN.major_of("libcudnn.so.9.18.0"), None);

@@ -291,7 +291,7 @@ mod tests {
 
     /// Needs NVRTC but no GPU; returns early without NVRTC.
     #[test]
-    fn a_card_newer_than_nvrtc_gets_a_text_that_ends_in_a_zero() {
+    fn ptx_for_newer_cards_ends_in_a_zero() {
         let Ok(compiler) = Compiler::with_cache(Cache::none()) else { return };
         assert!(compiler.architectures.contains(&90), "{:?}", compiler.architectures);
         let newest = compiler.architectures.iter().max().expect("it knows some");
@@ -324,7 +324,7 @@ mod tests {
 
     /// Needs NVRTC but no GPU; returns early without NVRTC.
     #[test]
-    fn the_error_of_a_program_that_does_not_compile_has_the_log() {
+    fn an_error_of_compilation_has_the_log() {
         let Ok(compiler) = Compiler::with_cache(Cache::none()) else { return };
         let error = compiler.compile(&program("int f( {"), (9, 0)).expect_err("not a program");
         assert!(error.to_string().contains("test.cu") && error.to_string().contains("error"), "{error}");

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_that_run_and_threads_that_start_later_are_kept_on_the_processors() {
+    fn new_and_old_threads_stay_on_the_processors() {
         let before = allowed().unwrap();
         let (stop, stopped) = channel::<()>();
         let earlier = thread::spawn(move || {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_that_do_not_exist_are_refused_and_change_nothing() {
+    fn processors_that_do_not_exist_change_nothing() {
         let before = allowed().unwrap();
         assert!(keep_threads_on(&[Mask::BITS - 1]).is_err());
         assert_eq!(allowed().unwrap(), before);

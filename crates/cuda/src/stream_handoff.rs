@@ -66,7 +66,7 @@ mod tests {
 
     /// Needs a GPU; returns early without one.
     #[test]
-    fn a_section_is_ordered_after_earlier_and_before_later_work_of_the_context() {
+    fn sections_are_ordered_with_all_work_of_the_context() {
         let Ok(driver) = Driver::load() else { return };
         sections_are_ordered(&driver);
         sections_are_ordered(&driver.without_context_events());

@@ -96,7 +96,7 @@ fn assert_same(found: &[f32], expected: &[f32], what: &str) {
 }
 
 #[test]
-fn gemms_equal_those_of_the_host_for_all_types_transposes_and_gaps() {
+fn gemms_equal_those_of_the_host() {
     let Some(machine) = Machine::find() else { return };
     for (inputs, output) in [(Bf16, Bf16), (Bf16, F32), (F16, F16), (F16, F32), (F32, F32)] {
         for transposes in [[false, false], [false, true], [true, false], [true, true]] {
@@ -121,7 +121,7 @@ fn gemms_equal_those_of_the_host_for_all_types_transposes_and_gaps() {
 }
 
 #[test]
-fn addresses_that_are_only_aligned_to_an_element_give_the_same_result() {
+fn misaligned_addresses_give_the_same_result() {
     let Some(machine) = Machine::find() else { return };
     let case = Case::new(Matmul::dense([64, 96, 128], Bf16, [false, true], Bf16));
     let shifted = |numbers: &[f32]| {
@@ -151,7 +151,7 @@ fn f32_keeps_its_precision() {
 }
 
 #[test]
-fn adapter_gradients_accumulate_over_long_reductions_exactly() {
+fn long_reductions_accumulate_exactly() {
     let Some(machine) = Machine::find() else { return };
     for (shape, transposes) in [([48, 512, 4096], [true, false]), ([512, 16, 4096], [true, false])] {
         let case = Case::new(Matmul::dense(shape, Bf16, transposes, F32));
@@ -164,7 +164,7 @@ fn adapter_gradients_accumulate_over_long_reductions_exactly() {
 }
 
 #[test]
-fn a_bias_is_added_to_every_row_also_when_the_gemm_adds_to_c() {
+fn a_bias_is_added_to_every_row() {
     let Some(machine) = Machine::find() else { return };
     for (transposes, inputs, output) in
         [([false, true], Bf16, Bf16), ([false, false], Bf16, Bf16), ([false, true], F32, F32)]
@@ -235,7 +235,7 @@ fn eight_bit_inputs_are_scaled_by_row_and_column() {
 }
 
 #[test]
-fn a_gemm_without_elements_does_nothing_and_one_with_empty_sums_is_an_error() {
+fn empty_gemms_do_nothing_and_empty_sums_are_errors() {
     let Some(machine) = Machine::find() else { return };
     let nothing = Pointers::new(0, 0, 0, 0);
     assert_eq!(machine.run(&Matmul::dense([0, 16, 32], Bf16, [false, false], Bf16), 1.0, 0.0, nothing), Ok(()));

@@ -25,7 +25,7 @@ use firebrick_cuda::{CudaError, Cudnn};
 use memory::Device;
 
 #[test]
-fn attention_and_its_gradients_equal_the_plain_computation() {
+fn attention_equals_the_plain_computation() {
     run_all(&cases::kinds());
 }
 

@@ -92,7 +92,7 @@ fn copies_through_pinned_memory_keep_every_byte() {
 }
 
 #[test]
-fn a_kernel_gets_its_arguments_and_outlives_its_module() {
+fn a_kernel_outlives_its_module() {
     let Some(gpu) = Device::find() else { return };
     let Some(module) = module(&gpu) else { return };
     let kernel = module.kernel("line").expect("it is in the program");
@@ -103,7 +103,7 @@ fn a_kernel_gets_its_arguments_and_outlives_its_module() {
 }
 
 #[test]
-fn launches_that_come_again_are_repeated_as_a_graph_and_others_are_not() {
+fn repeated_launches_become_a_graph() {
     let Some(gpu) = Device::find() else { return };
     let Some(module) = module(&gpu) else { return };
     let line = module.kernel("line").expect("it is in the program");
@@ -161,7 +161,7 @@ fn as_many_graphs_as_are_kept_take_little_memory() {
 }
 
 #[test]
-fn arguments_that_do_not_match_the_parameters_are_refused_before_the_launch() {
+fn wrong_arguments_are_refused_before_the_launch() {
     let Some(gpu) = Device::find() else { return };
     let Some(module) = module(&gpu) else { return };
     let kernel = module.kernel("reversed").expect("it is in the program");
@@ -177,7 +177,7 @@ fn arguments_that_do_not_match_the_parameters_are_refused_before_the_launch() {
 }
 
 #[test]
-fn more_than_48_kib_of_shared_memory_can_be_used_after_raising_the_limit() {
+fn shared_memory_grows_after_raising_the_limit() {
     let Some(gpu) = Device::find() else { return };
     let Some(module) = module(&gpu) else { return };
     let device = gpu.context.driver().device(0).expect("a device");
@@ -199,7 +199,7 @@ fn more_than_48_kib_of_shared_memory_can_be_used_after_raising_the_limit() {
 }
 
 #[test]
-fn an_allocation_larger_than_the_device_is_an_error_with_the_numbers() {
+fn an_allocation_beyond_the_device_is_an_error() {
     let Some(gpu) = Device::find() else { return };
     let memory = gpu.context.memory().expect("memory");
     let requested = usize::try_from(2 * memory.total_bytes).expect("64 bits");

@@ -264,7 +264,7 @@ mod tests {
                                layers_to_transform lora_alpha lora_dropout modules_to_save peft_type r target_modules task_type";
 
     #[test]
-    fn what_is_written_agrees_with_pefts_own_file_and_leaves_out_its_defaults() {
+    fn written_settings_agree_with_pefts() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama-rslora/adapter_config.json");
         let text = read_to_string(file).unwrap();
         let config = parse(&text).unwrap();
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_config_that_peft_accepts_needs_rank_and_alpha_here() {
+    fn the_smallest_config_of_peft_needs_rank_and_alpha() {
         let error = parse(r#"{"peft_type": "LORA", "target_modules": ["q_proj"]}"#).unwrap_err().to_string();
         assert!(error.contains("no key `r`"), "{error}");
     }
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_for_targets_are_read_and_one_that_only_python_reads_becomes_the_modules_that_the_adapter_has() {
+    fn rules_for_targets_are_read_or_resolved() {
         let read = |key, value| with(key, value).unwrap();
         let expression = TargetModules::from_text(".*layers.1.*up_proj").unwrap();
         assert_eq!(read("target_modules", json!(".*layers.1.*up_proj")).target_modules, expression);

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn frequencies_are_the_probabilities_of_the_definitions() {
+    fn frequencies_are_the_defined_probabilities() {
         for (temperature, top_p, top_k) in [
             (1.0, 1.0, 4),
             (0.5, 1.0, 4),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn min_p_keeps_what_has_a_part_of_the_largest_probability() {
+    fn min_p_is_relative_to_the_largest_probability() {
         let of = |min_p| Sampler::new(Sampling { temperature: 1.0, min_p, ..Sampling::GREEDY }, 7).unwrap();
         assert_close(&frequencies(of(0.5), 40_000), &[0.625, 0.375, 0.0, 0.0]);
         assert_close(&frequencies(of(0.29), 40_000), &[0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0.0]);
@@ -297,7 +297,7 @@ mod tests {
 
     /// transformers' RepetitionPenaltyLogitsProcessor gives these values by its definition.
     #[test]
-    fn tokens_that_are_there_are_penalized_whatever_the_sign_of_their_logit() {
+    fn tokens_that_are_there_are_penalized() {
         let greedy = Sampling { repetition_penalty: 2.0, ..Sampling::GREEDY };
         let after = |prompt: &[u32]| Sampler::new(greedy, 0).unwrap().after(prompt);
         assert_eq!(after(&[]).sample(&[3.0, 2.0, -1.0]).unwrap(), 0);

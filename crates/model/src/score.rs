@@ -49,7 +49,7 @@ mod tests {
     use crate::test_config::{build_options, tiny};
 
     #[test]
-    fn every_chunk_size_scores_alike_and_as_the_loss_of_training() {
+    fn every_chunk_size_scores_alike() {
         let options = build_options(BaseStorage::Frozen(Format::Float(FloatType::F32)), 64);
         let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, None, &Default::default()).unwrap();
         let ids: Vec<u32> = (0..20).map(|token| token * 7 % 11).collect();
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn without_targets_nothing_is_right_and_nothing_is_lost() {
+    fn without_targets_nothing_is_scored() {
         let options = build_options(BaseStorage::Trained, 8);
         let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, None, &Default::default()).unwrap();
         let score = model.score(&model.upload(&[1, 2], &[-100, -100], &[0, 1], &[0, 2]).unwrap(), 4);

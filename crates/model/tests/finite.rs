@@ -86,7 +86,7 @@ fn read_all(folder: &HfFolder) -> Result<(), ModelError> {
 }
 
 #[test]
-fn a_base_and_an_adapter_with_a_value_that_is_not_finite_are_refused() {
+fn values_that_are_not_finite_are_refused() {
     let count = refusals(WEIGHTS_FILE, |folder| read_all(&HfFolder::open(folder)?));
     assert!(count > 2_000 / step(), "{count} damaged tensors of models");
     let is_named = |error: &ModelError| assert!(matches!(error, ModelError::NotFiniteWeight { .. }), "{error}");

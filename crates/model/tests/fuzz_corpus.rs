@@ -42,7 +42,7 @@ fn changed(bytes: &[u8]) -> impl Iterator<Item = Vec<u8>> {
 }
 
 #[test]
-fn every_input_of_the_corpus_and_its_neighbors_are_handled_in_bounded_time() {
+fn the_corpus_is_handled_in_bounded_time() {
     for (name, target) in TARGETS {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
         let mut paths: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -61,7 +61,7 @@ fn every_input_of_the_corpus_and_its_neighbors_are_handled_in_bounded_time() {
 }
 
 #[test]
-fn the_corpus_holds_inputs_that_are_accepted_and_inputs_that_are_refused() {
+fn the_corpus_has_accepted_and_refused_inputs() {
     for (name, target) in TARGETS {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
         let entries = fs::read_dir(&folder).unwrap();

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn scale_and_count_follow_torch_over_good_and_skipped_steps() {
+    fn scale_and_count_follow_torch() {
         let scaling = LossScaling { growth_interval: 3, ..LossScaling::default() };
         let mut scaler = LossScaler::<Flex>::new(scaling, &Default::default());
         let (mut expected, mut skipped) = ((scaling.initial, 0), 0);

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_those_of_transformers_without_its_first_step_of_rate_zero() {
+    fn rates_are_those_of_transformers() {
         for kind in [ScheduleKind::Constant, ScheduleKind::Linear, ScheduleKind::Cosine] {
             for (warmup_steps, total_steps) in [(0, 9), (1, 9), (4, 12), (12, 12), (0, 1)] {
                 let schedule = Schedule { warmup_steps, total_steps, ..schedule(kind) };
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_decay_leads_to_the_lowest_rate_and_warmup_starts_from_zero() {
+    fn the_decay_leads_to_the_lowest_rate() {
         for kind in [ScheduleKind::Linear, ScheduleKind::Cosine] {
             let schedule = Schedule { peak: 2.0, lowest: 0.5, ..schedule(kind) };
             assert_eq!((schedule.rate(1), schedule.rate(4)), (0.5, 2.0));

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_may_take_five_seconds_in_all_however_it_is_delayed() {
+    fn a_handshake_takes_five_seconds_at_most() {
         let start = greeting();
         for (bytes, expected) in [
             (&start[..0], "it sent nothing for 5 s"),

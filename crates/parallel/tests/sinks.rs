@@ -144,7 +144,7 @@ fn one_rank_gives_the_sums_of_the_map_bit_for_bit() {
 }
 
 #[test]
-fn ranks_that_share_the_data_give_the_sums_of_one_rank_with_all_of_it() {
+fn shared_data_gives_the_sums_of_one_rank() {
     let expected = sums_of_a_map();
     for world_size in [2, 3, 6] {
         for bucket_bytes in BUCKETS {
@@ -156,7 +156,7 @@ fn ranks_that_share_the_data_give_the_sums_of_one_rank_with_all_of_it() {
 }
 
 #[test]
-fn every_rank_gets_the_same_bits_where_sums_are_rounded() {
+fn every_rank_gets_the_same_bits() {
     for world_size in [2, 3] {
         let sums = on_ranks(world_size, |ranks| bits(&reduce(&ranks, 200, fractions).unwrap()));
         assert!(sums.windows(2).all(|pair| pair[0] == pair[1]), "{world_size} ranks");
@@ -175,7 +175,7 @@ fn shard(ranks: &Ranks, bucket_bytes: usize, values: Values) -> Result<GradientM
 }
 
 #[test]
-fn the_shares_of_all_ranks_together_are_the_sums_of_one_rank_and_no_gradient_is_on_two() {
+fn shares_of_all_ranks_are_the_sums_of_one() {
     let expected = sums_of_a_map();
     for world_size in [2, 3, 6] {
         for bucket_bytes in BUCKETS {
@@ -191,7 +191,7 @@ fn the_shares_of_all_ranks_together_are_the_sums_of_one_rank_and_no_gradient_is_
 }
 
 #[test]
-fn divided_gradients_are_exchanged_in_every_micro_batch() {
+fn divided_gradients_are_exchanged_each_time() {
     let mirror = Arc::new(Mirror::default());
     let ranks = Ranks::new(Communicator::new(0, 2, mirror.clone()));
     let owners = parameters()[..4].iter().map(|parameter| (parameter.name.clone(), 0)).collect();
@@ -227,7 +227,7 @@ impl Transport for Mirror {
 }
 
 #[test]
-fn full_buckets_are_reduced_inside_the_last_backward_and_the_rest_at_the_end() {
+fn full_buckets_are_reduced_inside_the_backward() {
     let mirror = Arc::new(Mirror::default());
     let ranks = Ranks::new(Communicator::new(0, 2, mirror.clone()));
     let mut sink = ReducingSink::with_bucket_bytes(&ranks, contributions(), 200);
@@ -263,7 +263,7 @@ fn adapters_backward<S: GradientSink<Flex>>(sink: &mut S, micro_batches: &[usize
 }
 
 #[test]
-fn gradients_of_adapters_are_exchanged_as_one_tensor_at_the_end_and_are_the_sums_of_the_map() {
+fn adapters_are_exchanged_as_one_tensor() {
     let adapters = adapters();
     let parameters: Vec<_> = adapters.iter().collect();
     let elements: usize = adapters.iter().map(|adapter| adapter.elements().next_multiple_of(4)).sum();

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn every_element_is_ended_in_order_and_text_is_no_markup() {
+    fn every_element_ends_and_text_is_no_markup() {
         assert_eq!(still_open("<a><b/></a><!doctype html><c d=\"e\">").unwrap(), ["c"]);
         assert!(still_open("<a><b></a></b>").is_err());
         let page = page().render();

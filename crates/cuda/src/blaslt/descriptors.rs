@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_column_major_gemm_reads_and_writes_each_element_where_the_row_major_one_does() {
+    fn column_major_gemms_touch_the_same_elements() {
         let (m, n, k) = (3, 5, 7);
         for (transpose_a, transpose_b, wider) in
             [false, true].into_iter().flat_map(|a| [(a, false, 0), (a, true, 0), (a, false, 4), (a, true, 9)])
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_differ_exactly_if_another_algorithm_may_be_needed() {
+    fn keys_differ_where_algorithms_may_differ() {
         let matmul = Matmul::dense([32, 16, 8], Bf16, [false, true], Bf16);
         let key = |matmul, address| Key { matmul, alignment: Alignment::of(&Pointers::new(address, 512, 512, 512)) };
         let base = key(matmul, 4096);
@@ -265,7 +265,7 @@ mod tests {
 
     /// Needs the library but no GPU; returns early without the library.
     #[test]
-    fn the_library_accepts_every_descriptor_that_we_create() {
+    fn the_library_accepts_all_our_descriptors() {
         let Ok(symbols) = Symbols::load_alone() else { return };
         let workspace = Workspace { address: 1 << 20, bytes: 1 << 26 };
         let alignment = Alignment { bias: 16, ..Alignment::BEST };
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_wrong_size_is_an_error_and_names_the_attribute() {
+    fn a_value_of_wrong_size_is_an_error_by_attribute() {
         let Ok(symbols) = Symbols::load_alone() else { return };
         let matmul = Matmul::dense([3, 5, 7], F32, [false, false], F32);
         let key = Key { matmul, alignment: Alignment::BEST };

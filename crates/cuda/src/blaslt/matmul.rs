@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_without_the_instructions_is_refused_by_its_capability() {
+    fn cards_without_the_instructions_are_refused() {
         let narrow = |element, scaling| Matmul { scaling, ..Matmul::dense([4, 6, 64], element, [false, true], Bf16) };
         let accepts = |matmul: Matmul, capability| matmul.check_device(capability).is_ok();
         for (matmul, least, too_old) in [

@@ -97,13 +97,13 @@ mod tests {
     use crate::blaslt::matmul::ElementType::{Bf16, F32};
 
     #[test]
-    fn alignment_is_the_power_of_two_in_the_address_up_to_256() {
+    fn alignment_is_a_power_of_two_up_to_256() {
         let pointers = Pointers::new(0x7000_0000_0100, 0x7000_0000_0010, 0x7000_0000_0006, 1 << 40);
         assert_eq!(Alignment::of(&pointers), Alignment { b: 16, c: 2, ..Alignment::BEST });
     }
 
     #[test]
-    fn null_and_misaligned_addresses_are_refused_only_if_they_are_used() {
+    fn bad_addresses_are_refused_only_if_used() {
         let matmul = Matmul::dense([4, 6, 8], Bf16, [false, false], F32);
         let good = Pointers::new(256, 258, 0, 512).completed(0.0);
         assert_eq!(good.c, 512);

@@ -224,7 +224,7 @@ mod tests {
     use crate::blaslt::matmul::ElementType::Bf16;
 
     #[test]
-    fn another_algorithm_is_taken_only_if_it_is_clearly_faster() {
+    fn only_a_clearly_faster_algorithm_is_taken() {
         assert_eq!(choose(&[(0, 1.0), (3, 0.998), (5, 1.01)]), 0);
         assert_eq!(choose(&[(0, 1.0), (3, 0.98), (5, 0.97)]), 5);
         assert_eq!(choose(&[(2, 1.0), (3, 0.9)]), 3, "the library's first was refused");

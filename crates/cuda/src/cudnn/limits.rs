@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_limits_are_reported_as_unsupported_so_that_the_caller_can_fall_back() {
+    fn known_limits_are_reported_as_unsupported() {
         let shape = AttentionShape {
             element: Element::Bf16,
             layout: Layout::Packed { documents: 2, longest: 8, tokens: 10 },

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn forward_and_backward_find_their_offsets_at_the_same_places() {
+    fn both_passes_find_their_offsets_at_the_same_places() {
         let shape = packed(5, 8, 16);
         let forward = shape.without_gradients();
         for stride in [4, 64, 32] {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn statistics_are_ordered_by_document_for_uniform_and_by_token_for_packed_documents() {
+    fn the_layout_decides_the_order_of_statistics() {
         let shape = packed(2, 8, 10);
         assert_eq!(shape.statistics_layout(), StatisticsLayout::TokensHeads);
         let uniform = AttentionShape { layout: Layout::Uniform { documents: 2, length: 5 }, ..shape };

@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     #[cfg(debug_assertions)]
-    fn an_argument_of_another_kind_or_name_than_the_declared_parameter_is_refused() {
+    fn arguments_that_differ_from_parameters_are_refused() {
         let declared = |name: &str, kind| Parameter { name: name.to_owned(), kind };
         let declared = [declared("x", Kind::Pointer), declared("stride", Kind::Long), declared("", Kind::Int)];
         let pointer = || Arguments::new().pointer(DevicePointer::<f32>::from_address(64));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_word_beyond_the_inline_ones_keeps_the_earlier_words() {
+    fn more_words_than_fit_inline_keep_the_earlier_ones() {
         for count in [INLINE - 1, INLINE, INLINE + 1] {
             let arguments = (0..count).fold(Arguments::new(), |arguments, value| arguments.u32(value as u32));
             for value in 0..count {
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_hash_alike_exactly_if_all_their_bytes_are_alike() {
+    fn arguments_hash_alike_exactly_if_equal() {
         let hash = |arguments: Arguments| {
             let mut hasher = DefaultHasher::new();
             arguments.hash(&mut hasher);

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_folder_reads_as_it_was_and_comes_back_byte_for_byte() {
+    fn compression_gives_every_byte_back() {
         for (codec, sharded) in [(Codec::Zstd, false), (Codec::Lz4, true)] {
             let (temp, dir) = folder(sharded);
             let [packed, back] = ["packed", "back"].map(|name| temp.path().join(name));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_claims_to_hold_far_more_than_it_has_is_refused() {
+    fn a_file_that_claims_more_than_it_has_is_refused() {
         let (temp, dir) = folder(false);
         let packed = temp.path().join("packed");
         compress_folder(&dir, &packed, Codec::Zstd).unwrap();
@@ -313,7 +313,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_link_in_the_place_of_the_new_folder_is_not_written_through() {
+    fn a_link_is_not_written_through() {
         let (temp, dir) = folder(false);
         let outside = temp.path().join("outside");
         std::fs::create_dir(&outside).unwrap();

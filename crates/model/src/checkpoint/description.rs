@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn frequencies_of_old_checkpoints_are_compared_with_those_of_the_model() {
+    fn stored_frequencies_are_compared_with_the_model() {
         let (computed, _) = tiny(&[]).unwrap().spec.ropes[0].inverse_frequencies(0);
         for (factor, notes) in [(1.0, 0), (1.002, 0), (2.0, 1)] {
             let temp = tempdir().unwrap();

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_read_as_the_gguf_package_reads_them_and_are_closer_than_ggmls() {
+    fn k_quants_are_read_alike_and_closer_than_ggmls() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/gguf-k-quants.safetensors");
         let bytes = read(file).unwrap();
         let golden = SafeTensors::deserialize(&bytes).unwrap();

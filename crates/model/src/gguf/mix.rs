@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn values_and_the_outputs_of_mlps_have_six_bits_in_the_layers_that_matter_most() {
+    fn the_mix_has_more_bits_where_they_matter() {
         let mix = mix(GgufType::Q4KM, 16);
         let of = |module: &str, layer: usize| mix.type_of(&format!("blk.{layer}.{module}.weight"), &[256, 256]);
         let more: Vec<usize> = (0..16).filter(|&layer| of("attn_v", layer) == GgmlType::Q6K).collect();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_no_whole_blocks_get_the_type_that_stands_in() {
+    fn rows_of_no_whole_blocks_get_another_type() {
         let of = |kind, name: &str, columns| mix(kind, 16).type_of(name, &[64, columns]);
         assert_eq!(of(GgufType::Q4KM, "blk.3.attn_q.weight", 576), GgmlType::Q5_0);
         assert_eq!(of(GgufType::Q5KM, "blk.3.attn_q.weight", 576), GgmlType::Q5_1);

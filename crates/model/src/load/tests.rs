@@ -133,7 +133,7 @@ fn one_by_one(
 }
 
 #[test]
-fn every_tensor_is_what_it_would_be_by_itself_with_any_readers_and_packed_on_either_side() {
+fn every_tensor_loads_as_by_itself() {
     for stored in [Dtype::F32, Dtype::BF16, Dtype::F16] {
         let source = folder(stored, |_, _| ());
         for (storage, compute) in storages().flat_map(|s| [(s, DType::F32), (s, DType::BF16)]) {
@@ -176,7 +176,7 @@ fn a_nan_in_any_tensor_is_refused_by_its_name() {
 }
 
 #[test]
-fn rows_that_are_not_whole_blocks_are_refused_by_the_name_of_the_tensor() {
+fn rows_of_no_whole_blocks_are_refused_by_name() {
     let source = folder_of_width(48, Dtype::BF16, |_, _| ());
     for quantizes_on_device in [false, true] {
         let storage = BaseStorage::Frozen(Format::Quantized(QuantFormat::Mxfp4));
@@ -187,7 +187,7 @@ fn rows_that_are_not_whole_blocks_are_refused_by_the_name_of_the_tensor() {
 }
 
 #[test]
-fn progress_names_every_tensor_in_the_order_of_the_model() {
+fn progress_names_every_tensor_in_order() {
     let (_temp, folder, config) = folder(Dtype::F32, |_, _| ());
     let (options, mut seen) = (options(BaseStorage::Frozen(Format::Float(FloatType::F32)), DType::F32), Vec::new());
     let mut progress = |name: &str| seen.push(name.to_owned());

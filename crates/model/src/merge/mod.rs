@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merged_folder_computes_what_base_and_adapter_do_and_keeps_all_other_bytes() {
+    fn a_merge_computes_what_base_and_adapter_do() {
         for dtype in [FloatType::F32, FloatType::Bf16, FloatType::F16] {
             let temp = folders(dtype, 0.1, false);
             let report = merged(temp.path(), None, None).unwrap();
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_a_merged_dora_weight_have_the_norms_of_its_magnitudes_and_the_directions_of_its_sum() {
+    fn merged_dora_rows_have_norm_and_direction() {
         let [plain, temp] = [false, true].map(|use_dora| folders(FloatType::F32, 0.1, use_dora));
         merged(plain.path(), None, None).unwrap();
         assert_eq!(merged(temp.path(), None, None).unwrap().modules, 14);
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merge_into_dequantized_weights_is_one_into_what_was_trained_on_in_any_format() {
+    fn a_merge_may_be_into_the_dequantized_base() {
         let (name, shape) = ("model.layers.0.self_attn.o_proj.weight", [8, 8]);
         for format in QuantFormat::ALL.into_iter().filter(|format| format.check_columns(8).is_ok()) {
             let temp = folders(FloatType::F32, 0.1, false);
@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_before_anything_is_written() {
+    fn nothing_is_written_of_what_does_not_fit() {
         let temp = folders(FloatType::F32, 0.1, false);
         let path = temp.path().join("base/config.json");
         let text = read_to_string(&path).unwrap();

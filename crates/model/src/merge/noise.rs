@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn noise_is_relative_to_the_merged_weights_and_a_change_that_rounds_back_is_lost() {
+    fn noise_is_relative_to_the_merged_weights() {
         assert_eq!(NoiseSums::default().noise(), None);
         let mut sums = NoiseSums::default();
         // The first weight rounds back to the base, the second keeps its change.

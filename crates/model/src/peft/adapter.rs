@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn writing_again_replaces_with_equal_bytes_and_leaves_no_other_file() {
+    fn writing_again_gives_equal_bytes() {
         let (dir, lora, tensors) = written(&["all-linear"]);
         let before = read(dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap();
         write_adapter(dir.path(), &lora, &tiny(&[]).unwrap(), &tensors).unwrap();
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_is_a_start_only_for_its_own_settings_and_a_model_of_its_shapes() {
+    fn an_adapter_starts_only_its_own_settings() {
         let (dir, lora, _) = written(&["q_proj", "v_proj"]);
         let spec = tiny(&[]).unwrap().spec;
         check_adapter(dir.path(), &spec, &lora).unwrap();
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_of_a_larger_checkpoint_is_a_start_for_the_settings_that_wrote_it() {
+    fn an_adapter_of_a_wrapper_starts_its_settings() {
         let (dir, mut config) = (tempdir().unwrap(), tiny(&[]).unwrap());
         config.wrapper = WRAPPERS.first();
         let json = json!({
@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_that_are_not_lora_matrices_are_refused_by_name() {
+    fn what_is_no_lora_matrix_is_refused() {
         let names = [
             "base_model.model.model.embed_tokens.lora_embedding_A",
             "base_model.model.lm_head.lora_A.weight",
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn magnitudes_are_there_exactly_with_use_dora_and_one_per_output() {
+    fn magnitudes_are_there_exactly_with_use_dora() {
         let key = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector";
         let vector = |length| TensorF32 { shape: vec![length], values: vec![1.0; length] };
         let (dir, ..) = written(&["q_proj"]);
@@ -629,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_no_matrix_has_are_refused_before_anything_is_allocated() {
+    fn impossible_numbers_are_refused_before_allocation() {
         let (dir, lora, _) = written(&["q_proj"]);
         let path = dir.path().join(ADAPTER_CONFIG_FILE);
         let good: serde_json::Value = serde_json::from_str(&read_to_string(&path).unwrap()).unwrap();

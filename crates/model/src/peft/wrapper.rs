@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_for_a_wrapper_match_its_text_model_and_no_tower() {
+    fn settings_for_a_wrapper_match_no_tower() {
         let all = [
             json!({"target": "all-linear"}),
             json!({"target": ["q_proj", "down_proj"]}),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_and_whole_modules_keep_their_modules_on_a_wrapper_and_back() {
+    fn ranks_keep_their_modules_on_a_wrapper() {
         let config = settings(json!({
             "target": ["q_proj", "v_proj"], "r": 2, "rank_pattern": {"model.layers.1.self_attn.q_proj": 3, "v_proj": 4},
             "modules_to_save": ["embed_tokens", "model.norm"]

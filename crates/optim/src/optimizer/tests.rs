@@ -81,7 +81,7 @@ fn a_saved_and_loaded_optimizer_continues_bit_for_bit() {
 }
 
 #[test]
-fn optimizers_that_own_parts_make_the_update_and_the_state_of_one_that_owns_all() {
+fn optimizers_of_parts_update_as_one() {
     for kind in [OptimizerKind::AdamW, OptimizerKind::AdamW8bit] {
         let (mut whole, mut expected) = (Optimizer::new(config(kind, Some(1.0))), parameters());
         take_steps(&mut whole, &mut expected, 0..3);
@@ -132,7 +132,7 @@ fn state_tensors_are_named_by_parameter_and_part() {
 }
 
 #[test]
-fn clipping_scales_gradients_to_the_largest_allowed_norm() {
+fn clipping_scales_to_the_largest_norm() {
     // The first step depends on the scale of the gradient only through epsilon: compare first moments.
     let first_step = |max_grad_norm| {
         let mut parameters = parameters();
@@ -174,7 +174,7 @@ fn after_a_step<T>(
 }
 
 #[test]
-fn with_loraplus_b_and_vectors_move_by_the_ratio_and_everything_else_as_before() {
+fn loraplus_moves_b_and_vectors_by_the_ratio() {
     let optimizer = Optimizer::new(config(OptimizerKind::AdamW, None)).with_loraplus(16.0);
     // The first update of Adam is the learning rate, whatever the gradient.
     let roles = [(Role::LoraA, 1.0), (Role::LoraB, 16.0), (Role::Head, 1.0), (Role::Norm, 16.0)];
@@ -185,7 +185,7 @@ fn with_loraplus_b_and_vectors_move_by_the_ratio_and_everything_else_as_before()
 }
 
 #[test]
-fn weight_decay_applies_to_all_roles_but_norms_and_biases() {
+fn only_norms_and_biases_do_not_decay() {
     let roles = [
         (Role::Embedding, true),
         (Role::Projection, true),
@@ -203,7 +203,7 @@ fn weight_decay_applies_to_all_roles_but_norms_and_biases() {
 }
 
 #[test]
-fn a_non_finite_gradient_leaves_its_parameter_as_it_was_and_all_others_finite() {
+fn a_non_finite_gradient_leaves_its_parameter() {
     for max_grad_norm in [None, Some(1.0)] {
         for bad in [f32::NAN, f32::INFINITY] {
             let mut parameters = parameters();
@@ -238,7 +238,7 @@ fn large_parameters() -> Vec<Parameter<Flex>> {
 }
 
 #[test]
-fn paging_changes_no_bit_of_parameters_or_state_and_pages_what_the_plan_says() {
+fn paging_changes_no_bit() {
     let config = config(OptimizerKind::PagedAdamW8bit, Some(1.0));
     let tensor = |parameter: Parameter<Flex>| {
         let Parameter { name, shape, role, .. } = parameter;
@@ -275,7 +275,7 @@ fn scaled(gradients: &GradientMap<Flex>, parameters: &[Parameter<Flex>], by: f32
 }
 
 #[test]
-fn steps_with_loss_scaling_are_those_without_and_skip_overflows_whole() {
+fn loss_scaling_skips_overflows_whole() {
     for kind in [OptimizerKind::AdamW, OptimizerKind::AdamW8bit] {
         let config = config(kind, Some(1.0));
         let (mut plain, mut expected) = (Optimizer::<Flex>::new(config), parameters());

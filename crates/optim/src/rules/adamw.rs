@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_embedding_keeps_f32_moments_in_the_8_bit_optimizer_and_the_head_does_not() {
+    fn the_8_bit_embedding_keeps_f32_moments() {
         let parts: Vec<_> = rule().state(Role::Embedding, &[1000, 64]).iter().map(|state| state.part).collect();
         assert_eq!(parts, ["exp_avg", "exp_avg_sq"]);
         for role in [Role::Head, Role::Projection, Role::LoraA, Role::LoraB] {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_below_4096_elements_keep_f32_moments_in_the_8_bit_optimizer() {
+    fn small_parameters_keep_f32_moments() {
         assert!(!has_8bit_moments(Role::Projection, &[MIN_8BIT_ELEMENTS - 1]));
         assert!(has_8bit_moments(Role::Projection, &[MIN_8BIT_ELEMENTS]));
     }

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_says_what_sampling_costs_and_what_is_noise() {
+    fn the_report_says_what_sampling_costs() {
         let cost = UsageCost {
             steps: 30,
             sampled_step_s: 0.1002,

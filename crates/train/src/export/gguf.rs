@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_modelfile_is_named_by_the_whole_name_and_quotes_as_ollama_reads() {
+    fn a_modelfile_is_named_and_quoted_for_ollama() {
         let of = |out: &str| modelfile_of(Path::new(out)).display().to_string();
         assert_eq!(of("out/m.gguf"), "out/m.Modelfile");
         assert_eq!(of("out/Llama-3.1-8B"), "out/Llama-3.1-8B.Modelfile");

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_of_a_run_that_goes_on_is_read_up_to_its_last_whole_line() {
+    fn a_growing_run_is_read_to_its_last_whole_line() {
         let folder = tempfile::tempdir().unwrap();
         let text = "{\"step\":1,\"loss\":2.5,\"energy_j\":100.0,\"throttle\":[\"power_cap\"]}\n{\"step\":2,\"loss\":null,\"energy_j\":250.0}\n\
                     {\"step\":3,\"loss\":2.0,\"energy_j\":50.0}\n{\"step\":4,\"lo";
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_metrics_and_a_broken_line_are_named() {
+    fn missing_metrics_and_broken_lines_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let message = RunRecord::read(folder.path()).unwrap_err().to_string();
         assert!(message.contains("no metrics.jsonl"), "{message}");

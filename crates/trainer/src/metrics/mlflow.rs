@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_not_there_is_named_with_what_to_do() {
+    fn a_lost_server_is_named_with_what_to_do() {
         let section = MlflowSection { tracking_uri: "http://127.0.0.1:9".to_owned(), experiment_name: "e".to_owned() };
         let folder = tempfile::tempdir().unwrap();
         let error =

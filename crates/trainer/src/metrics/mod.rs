@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_reported_once_and_writing_goes_on_when_there_is_room() {
+    fn a_full_disk_is_reported_once() {
         let disk = Disk::default();
         let mut sinks = MetricSinks::default();
         sinks.push(disk.clone());

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_the_inverse_of_what_encodes_them_whatever_their_numbers_and_sizes() {
+    fn fields_are_the_inverse_of_their_encoding() {
         let long = "x".repeat(300);
         let message = [varint(1, 0), varint(200, u64::MAX), double(2, 1.5), float(3, -2.0), string(17, &long)].concat();
         let read = fields(&message).unwrap();

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn resumed_run_adds_a_file_that_starts_a_session_at_its_first_step() {
+    fn a_resumed_run_starts_a_session() {
         let folder = tempfile::tempdir().unwrap();
         EventWriter::create(folder.path(), None).unwrap();
         let second = EventWriter::create(folder.path(), Some(41)).unwrap();

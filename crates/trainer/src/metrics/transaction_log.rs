@@ -130,7 +130,7 @@ mod tests {
 
     /// The lengths end records exactly at, and up to 8 bytes before, the ends of blocks, and span several blocks.
     #[test]
-    fn records_of_every_length_around_the_ends_of_blocks_are_read_again() {
+    fn records_around_ends_of_blocks_are_read_again() {
         let folder = tempfile::tempdir().unwrap();
         for before_end in 0..16 {
             let path = folder.path().join(format!("{before_end}.wandb"));

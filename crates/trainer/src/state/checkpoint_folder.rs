@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn committed_checkpoint_is_the_latest_and_has_its_files() {
+    fn a_committed_checkpoint_is_the_latest() {
         let run = tempfile::tempdir().unwrap();
         assert_eq!(latest(run.path()).unwrap(), None);
         let folder = save(run.path(), 9, 3);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoints_that_were_set_aside_count_and_are_the_first_to_go() {
+    fn set_aside_checkpoints_are_the_first_to_go() {
         let run = tempfile::tempdir().unwrap();
         let sorted = || {
             let mut names = names(list(&run.path().join(CHECKPOINTS)).unwrap());
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_continues_removes_no_checkpoint_that_was_set_aside_before_and_names_all() {
+    fn set_aside_checkpoints_stay_and_are_named() {
         let run = tempfile::tempdir().unwrap();
         let mut expected = Vec::new();
         for name in ["step-2.set-aside", "step-2.set-aside-2", "step-2.set-aside-3"] {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn without_room_for_one_more_what_it_replaces_goes_first_if_that_is_enough_and_the_newest_stays() {
+    fn without_room_the_replaced_go_first() {
         let run = tempfile::tempdir().unwrap();
         for step in [1, 2, 3, 4] {
             save(run.path(), step, 9);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_checkpoint_stays_among_those_that_are_kept_and_next_to_the_newest_where_one_is() {
+    fn the_best_checkpoint_stays() {
         for (count, expected) in [(1, [2, 5].as_slice()), (2, &[2, 5]), (3, &[2, 4, 5])] {
             let run = tempfile::tempdir().unwrap();
             let keep = Keep { count, best: Some(2) };
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_checkpoint_does_not_count_and_is_removed_by_the_next() {
+    fn an_unfinished_checkpoint_does_not_count() {
         let run = tempfile::tempdir().unwrap();
         save(run.path(), 1, 3);
         let leftover = run.path().join("checkpoints/step-2.tmp");
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_write_leaves_earlier_checkpoints_as_they_were() {
+    fn a_failed_write_leaves_earlier_checkpoints() {
         let run = tempfile::tempdir().unwrap();
         save(run.path(), 1, 1);
         let writer = CheckpointWriter::begin(run.path(), 2, 0).unwrap();
@@ -420,7 +420,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn checkpoint_that_will_not_fit_is_refused_before_writing() {
+    fn what_will_not_fit_is_refused_before_writing() {
         let run = tempfile::tempdir().unwrap();
         save(run.path(), 1, 1);
         let error = CheckpointWriter::begin(run.path(), 2, u64::MAX).unwrap_err();

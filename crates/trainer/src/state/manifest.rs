@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_and_every_truncation_is_found_and_named() {
+    fn every_flipped_bit_is_found() {
         for name in ["state.json", "adapter/weights", MANIFEST] {
             let folder = checkpoint();
             let path = folder.path().join(name);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoints_of_other_versions_are_refused_with_their_format() {
+    fn checkpoints_of_other_versions_are_refused() {
         let folder = checkpoint();
         fs::write(folder.path().join(MANIFEST), "{\"format_version\": 2, \"shards\": []}").unwrap();
         let message = Manifest::check(folder.path()).unwrap_err().to_string();
@@ -254,7 +254,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_path_that_leads_out_of_the_checkpoint_is_not_opened() {
+    fn a_path_out_of_the_checkpoint_is_not_opened() {
         let (folder, outside) = (checkpoint(), tempfile::tempdir().unwrap());
         let secret = outside.path().join("secret");
         fs::write(&secret, "x").unwrap();

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_run_of_a_name_is_the_last_one_with_a_checkpoint() {
+    fn the_newest_run_has_a_checkpoint() {
         let output = tempfile::tempdir().unwrap();
         let newest = || newest_run(output.path(), "run").map_err(|error| error.to_string());
         assert!(newest().unwrap_err().contains("there is no such folder"));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_in_the_numbers_hides_no_run_and_is_not_filled() {
+    fn a_hole_in_the_numbers_hides_no_run() {
         let output = tempfile::tempdir().unwrap();
         for _ in 0..3 {
             save(&RunFolder::create(output.path(), "run").unwrap(), 1);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recipe_whose_name_ends_in_a_number_shares_no_run_with_the_one_without_it() {
+    fn names_that_end_in_numbers_share_no_run() {
         let output = tempfile::tempdir().unwrap();
         let newest = |name: &str| newest_run(output.path(), name).map_err(|error| error.to_string());
         let started = |name: &str| {
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_that_do_not_say_their_recipe_count_up_to_the_first_number_that_is_missing() {
+    fn unnamed_folders_count_to_the_first_gap() {
         let output = tempfile::tempdir().unwrap();
         for name in ["run", "run-2", "run-16"] {
             let run = RunFolder::create(output.path(), name).unwrap();

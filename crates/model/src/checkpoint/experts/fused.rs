@@ -189,7 +189,7 @@ mod tests {
     use crate::checkpoint::{HfFolder, TensorF32, WEIGHTS_FILE, write_safetensors_f32};
 
     #[test]
-    fn experts_in_one_tensor_are_read_as_single_ones_with_gate_and_up_apart() {
+    fn experts_in_one_tensor_are_read_apart() {
         const BLOCK: &str = "model.layers.0.mlp";
         let [experts, hidden, width] = [2, 40, 3];
         let tensor = |shape: &[usize]| {

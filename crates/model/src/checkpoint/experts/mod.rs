@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b_of_a_parameter_has_the_expert_as_its_fastest_column_and_gate_and_up_in_turn_where_the_model_has() {
+    fn columns_of_b_are_those_of_peft() {
         // Two experts, four outputs, rank 2: the value names expert, row of a run and rank.
         let value = |expert: usize, row: usize, rank: usize| (100 * expert + 10 * row + rank) as f32;
         let run: Vec<f32> = (0..16).map(|at| value(at / 8, at / 2 % 4, at % 2)).collect();

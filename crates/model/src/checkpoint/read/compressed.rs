@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_decompresses_to_another_size_is_refused() {
+    fn a_block_of_another_size_is_refused() {
         for codec in Codec::ALL {
             let packed = codec.compress(&[7; 1000]);
             let mut exact = [0; 1000];

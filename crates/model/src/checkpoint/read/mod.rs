@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_shard_is_named_with_the_tensors_that_need_it() {
+    fn a_missing_shard_is_named_with_its_tensors() {
         let (_temp, dir, _) = sharded();
         remove_file(dir.join("model-00002-of-00003.safetensors")).unwrap();
         let message = HfFolder::open(&dir).unwrap_err().to_string();
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_that_disagrees_with_the_config_names_the_keys() {
+    fn a_wrong_shape_names_the_keys() {
         let (_temp, dir, _) = sharded();
         let folder = HfFolder::open(&dir).unwrap();
         let message = folder.read_f32("model.layers.0.self_attn.k_proj.weight", &[8, 8]).unwrap_err().to_string();
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn an_untied_model_needs_its_head_and_a_tied_one_does_not() {
+    fn only_an_untied_model_needs_its_head() {
         let (temp, config) = (tempdir().unwrap(), tiny(&[("tie_word_embeddings", json!(true))]).unwrap());
         let dir = temp.path().join("tied");
         write_folder_of(0.0, &dir, &config, FloatType::F32, None).unwrap();

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_training_did_not_change_is_copied_byte_for_byte() {
+    fn untrained_tensors_are_copied_byte_for_byte() {
         let to = written(None, &[2], None);
         for (name, text) in FILES {
             assert_eq!(read_to_string(to.path().join(name)).unwrap(), text, "{name}");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_template_of_the_run_replaces_every_other_for_old_and_new_readers() {
+    fn the_template_of_the_run_replaces_all_others() {
         let to = written(Some("{{ new }}"), &[], None);
         assert_eq!(read_to_string(to.path().join(CHAT_TEMPLATE_FILE)).unwrap(), "{{ new }}");
         let config = read_to_string(to.path().join(TOKENIZER_CONFIG_FILE)).unwrap();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn generation_settings_gain_the_tokens_that_end_a_text() {
+    fn generation_settings_gain_the_end_tokens() {
         let of = |ids: &[u32], pad| json(&written(None, ids, pad), GENERATION_CONFIG_FILE);
         assert_eq!(of(&[2, 7], None), json!({"eos_token_id": [2, 7], "top_p": 0.9}));
         assert_eq!(of(&[2], Some(4)), json!({"eos_token_id": 2, "top_p": 0.9, "pad_token_id": 4}));

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_keeps_the_old_file_and_leaves_no_other() {
+    fn a_failed_write_keeps_the_old_file() {
         let temp = tempdir().unwrap();
         let path = temp.path().join("a.safetensors");
         write_safetensors_f32(&path, &one("x", 1.0), &BTreeMap::new()).unwrap();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_folder_holds_config_tokenizer_and_rounded_weights() {
+    fn a_saved_folder_is_complete_and_rounded() {
         let temp = tempdir().unwrap();
         let (from, dir) = (temp.path().join("from"), temp.path().join("to"));
         create_dir(&from).unwrap();
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_model_without_the_rest_of_its_checkpoint_has_the_names_that_transformers_loads() {
+    fn a_text_model_alone_has_the_names_of_transformers() {
         let (temp, mut config) = (tempdir().unwrap(), tiny(&[]).unwrap());
         config.wrapper = WRAPPERS.first();
         let dir = temp.path().join("to");
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_fails_does_not_touch_another_of_the_same_folder() {
+    fn a_failing_writer_touches_no_other() {
         let temp = tempdir().unwrap();
         let (dir, config) = (temp.path().join("to"), tiny(&[]).unwrap());
         let shapes = shapes(&config);

@@ -66,7 +66,7 @@ fn read_all(folder: &HfFolder, requests: &[Request], limits: Limits) -> Result<V
 }
 
 #[test]
-fn any_number_of_readers_and_any_look_ahead_read_the_same_bytes() {
+fn readers_and_look_ahead_change_no_byte() {
     let lengths = [5, 1, 64, 1000, 3, 700_001, 8, 0, 17];
     for stored in [Dtype::F32, Dtype::BF16, Dtype::F16] {
         let (temp, _) = folder(&lengths, stored, |_, _| ());
@@ -92,7 +92,7 @@ fn any_number_of_readers_and_any_look_ahead_read_the_same_bytes() {
 }
 
 #[test]
-fn a_nan_is_refused_by_tensor_and_place_after_the_tensors_before_it() {
+fn a_nan_is_refused_by_tensor_and_place() {
     let lengths = [40, 600_000, 40, 40];
     for (bad, dtype, limits) in [
         (f32::NAN, None, NARROW),
@@ -118,7 +118,7 @@ fn a_nan_is_refused_by_tensor_and_place_after_the_tensors_before_it() {
 }
 
 #[test]
-fn a_value_too_large_for_the_requested_format_is_refused_as_it_is_stored() {
+fn a_value_too_large_for_a_format_is_refused() {
     let (temp, _) = folder(&[9], Dtype::F32, |_, values| values[4] = 65536.0);
     let folder = HfFolder::open(temp.path()).unwrap();
     let message = read_all(&folder, &requests(&[9], Some(DType::F16)), NARROW).unwrap_err().to_string();
@@ -128,7 +128,7 @@ fn a_value_too_large_for_the_requested_format_is_refused_as_it_is_stored() {
 }
 
 #[test]
-fn a_read_that_fails_in_the_middle_names_file_and_tensor() {
+fn a_failed_read_names_file_and_tensor() {
     let lengths = [100; 20];
     for limits in [NARROW, Limits { readers: 1, bytes: 1, piece: 60 }, WIDE] {
         let (temp, path) = folder(&lengths, Dtype::F32, |_, _| ());
@@ -149,7 +149,7 @@ fn a_read_that_fails_in_the_middle_names_file_and_tensor() {
 }
 
 #[test]
-fn a_dropped_loader_joins_its_threads_before_they_have_read_everything() {
+fn a_dropped_loader_joins_its_threads() {
     let (lengths, started) = ([100; 50], AtomicUsize::new(0));
     let (temp, _) = folder(&lengths, Dtype::F32, |_, _| ());
     let (folder, requests) = (HfFolder::open(temp.path()).unwrap(), requests(&lengths, None));
@@ -182,7 +182,7 @@ fn what_lies_ahead_stays_within_the_bound() {
 }
 
 #[test]
-fn the_hash_depends_on_contents_and_pieces_and_not_on_readers_or_repeats() {
+fn the_hash_is_that_of_contents_and_pieces() {
     let lengths = [40, 700, 3];
     let hash = |damaged: usize, limits: Limits, again: bool| {
         let (temp, _) = folder(&lengths, Dtype::F32, |index, values| values[2] += (index == damaged) as u8 as f32);
@@ -249,7 +249,7 @@ fn a_panic_on_either_side_ends_the_other() {
 }
 
 #[test]
-fn what_cannot_be_a_weight_is_refused_before_anything_is_read() {
+fn what_cannot_be_a_weight_is_never_read() {
     let temp = tempdir().unwrap();
     let infos = [("t000", Dtype::F32), ("t001", Dtype::I64)]
         .map(|(name, dtype)| (name.to_owned(), TensorInfo { dtype, shape: vec![4] }));

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_of_several_matrices_have_the_values_of_each_bit_for_bit() {
+    fn joined_codes_keep_their_values() {
         for format in QuantFormat::ALL {
             let parts = [0, 1, 2].map(|index| quantized(format, index));
             let joined = joined(parts.iter().map(codes).collect(), format, SHAPE[1], &allocate).unwrap();
