@@ -33,7 +33,7 @@ unsafe impl Sync for Primary {}
 /// The current memory of a device, over all processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Free bytes.
+    /// Memory that no process has taken, in bytes.
     pub free_bytes: u64,
     /// Total bytes of the device.
     pub total_bytes: u64,

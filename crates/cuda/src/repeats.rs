@@ -111,9 +111,9 @@ impl Hasher for Key {
 /// A launch that the driver or a library rejected, or the first launch of a rejected graph.
 #[derive(Debug)]
 pub struct FailedLaunch {
-    /// The launch.
+    /// The name that was given to [`Repeats::submit`].
     pub name: &'static str,
-    /// The reason.
+    /// What the driver or a library answered.
     pub error: CudaError,
 }
 

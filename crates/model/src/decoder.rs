@@ -92,7 +92,7 @@ impl<B: Kernels> Tape<B> {
 /// A decoder-only transformer.
 #[derive(Clone, Debug)]
 pub struct Decoder<B: Kernels> {
-    /// The model's own description.
+    /// What config.json says of the model.
     pub config: ModelConfig,
     pub(crate) embed_tokens: Base<B>,
     /// Rows of the embedding that train alone; also the head's if it is tied.

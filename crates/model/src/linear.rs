@@ -60,7 +60,7 @@ impl<B: Kernels> Base<B> {
 pub struct ModuleBias<B: Kernels> {
     /// `..bias`.
     pub parameter: Parameter<B>,
-    /// Whether it trains.
+    /// Whether training changes it.
     pub trains: bool,
 }
 
@@ -155,9 +155,9 @@ pub struct Linear<B: Kernels> {
     pub stack: Option<Arc<Stack>>,
     /// The weight. Where ranks divide weights, its tensors are placeholders on all ranks but one.
     pub base: Base<B>,
-    /// The bias.
+    /// `[out]`; `None` without one.
     pub bias: Option<ModuleBias<B>>,
-    /// The adapter.
+    /// LoRA on this module; `None` without an adapter.
     pub lora: Option<Lora<B>>,
 }
 

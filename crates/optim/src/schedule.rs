@@ -27,7 +27,7 @@ pub enum ScheduleKind {
 pub struct Schedule {
     /// Shape of the decay.
     pub kind: ScheduleKind,
-    /// The highest rate.
+    /// The rate at the end of the warm-up.
     pub peak: f64,
     /// The final rate of the decay, one step after the last.
     pub lowest: f64,

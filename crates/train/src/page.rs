@@ -11,7 +11,7 @@ const TEMPLATE: &str = include_str!("page.html");
 /// A page.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// The heading.
+    /// Heading of the page.
     pub name: String,
     /// What the page shows, for the window's title.
     pub what: String,

@@ -49,9 +49,9 @@ pub enum Scale {
 pub struct Axis {
     /// The quantity it shows.
     pub title: String,
-    /// Its scale.
+    /// How values become places.
     pub scale: Scale,
-    /// Formats a value.
+    /// Writes the value of a tick or a point.
     pub label: fn(f64) -> String,
 }
 

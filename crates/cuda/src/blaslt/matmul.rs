@@ -62,7 +62,7 @@ impl fmt::Display for ElementType {
 /// An input matrix. `op(X)` is the matrix as stored, or its transpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
-    /// Its element type.
+    /// How its values are stored.
     pub element: ElementType,
     /// Whether `op` transposes: an `op(A)` of `m` x `k` is then stored as `[k, m]`.
     pub transposed: bool,
@@ -117,9 +117,9 @@ pub struct Matmul {
     pub n: usize,
     /// Columns of `op(A)`, rows of `op(B)`.
     pub k: usize,
-    /// The left operand.
+    /// The left operand, `op(A)`: `m` x `k`.
     pub a: Operand,
-    /// The right operand.
+    /// The right operand, `op(B)`: `k` x `n`.
     pub b: Operand,
     /// Distance between rows in elements, in both C and D.
     pub c_leading: usize,

@@ -12,7 +12,7 @@ pub struct Pointers {
     pub b: u64,
     /// C: may be D itself. Not read if beta is 0, and may then be 0.
     pub c: u64,
-    /// D.
+    /// D: `m` rows, `c_leading` elements apart.
     pub d: u64,
     /// The bias, `n` elements; 0 without one. Any beta may be combined with a bias.
     pub bias: u64,

@@ -36,13 +36,13 @@ pub enum Layout {
 /// Distance in elements between the rows of adjacent tokens, for each buffer. Within a row, heads are adjacent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowStrides {
-    /// Stride of the queries.
+    /// Of the queries, `[tokens, query_heads, head_dim]`.
     pub query: usize,
-    /// Stride of the keys.
+    /// Of the keys, `[tokens, key_value_heads, head_dim]`.
     pub key: usize,
-    /// Stride of the values.
+    /// Of the values, `[tokens, key_value_heads, head_dim]`.
     pub value: usize,
-    /// Stride of the output.
+    /// Of the output, `[tokens, query_heads, head_dim]`.
     pub output: usize,
     /// Stride of the output's gradient.
     pub output_gradient: usize,

@@ -23,7 +23,7 @@ use crate::error::ModelError;
 /// The result of compressing or restoring a folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompressReport {
-    /// Weight files.
+    /// Number of weight files.
     pub files: usize,
     /// Their bytes before.
     pub read: u64,

@@ -25,7 +25,7 @@ pub struct TensorBytes {
     pub dtype: Dtype,
     /// Rows first, as in PyTorch.
     pub shape: Vec<usize>,
-    /// The elements.
+    /// `shape`'s elements, row by row.
     pub bytes: Vec<u8>,
 }
 

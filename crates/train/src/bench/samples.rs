@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Seconds of repeated work. The median is reported; the minimum shows what the machine can do undisturbed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// Minimum.
+    /// Shortest sample, in seconds.
     pub min: f64,
     /// A quarter of the samples is below this.
     pub p25: f64,
@@ -16,7 +16,7 @@ pub struct Spread {
     pub median: f64,
     /// A quarter of the samples is above this.
     pub p75: f64,
-    /// Maximum.
+    /// Longest sample, in seconds.
     pub max: f64,
 }
 

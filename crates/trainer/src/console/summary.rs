@@ -44,7 +44,7 @@ pub struct Summary {
     pub tokens_per_s: f64,
     /// Seconds from start to end, over all resumed parts.
     pub wall_s: f64,
-    /// The backend.
+    /// Name of the backend, such as `cuda`.
     pub backend: String,
     /// Share of the operations of a step per number format, as the plan counts them.
     pub arithmetic: String,

@@ -47,7 +47,7 @@ pub struct StepMetrics {
     pub loss_tokens: u64,
     /// Input tokens of the step per second, without padding.
     pub tokens_per_s: f64,
-    /// Milliseconds of the step.
+    /// Wall time of the step, in milliseconds.
     pub ms: f64,
     /// Maximum bytes in use where tensors live: of the card as its driver counts, of this process on other backends.
     #[serde(rename = "memory")]

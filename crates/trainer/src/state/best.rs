@@ -17,7 +17,7 @@ pub struct Best {
     pub mode: BestMode,
     /// Steps taken before this evaluation: the checkpoint of this step has the best weights.
     pub step: u64,
-    /// Its numbers.
+    /// The numbers of this evaluation.
     pub evaluation: Evaluation,
     /// Evaluations since the metric last improved by more than the threshold.
     pub without_improvement: u64,

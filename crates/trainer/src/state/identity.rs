@@ -25,11 +25,11 @@ pub struct RunSettings(Map<String, Value>);
 /// A value that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The recipe's key.
+    /// Key of the recipe, such as `data.data_seed`.
     pub key: String,
-    /// The checkpoint's value.
+    /// Its value in the checkpoint.
     pub saved: String,
-    /// The current value.
+    /// Its value in the recipe.
     pub now: String,
 }
 

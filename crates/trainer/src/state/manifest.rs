@@ -38,7 +38,7 @@ pub struct Manifest {
 pub struct ManifestFile {
     /// Path inside the checkpoint folder, with `/`.
     pub path: String,
-    /// Size.
+    /// Size of the file.
     pub bytes: u64,
     /// Checksum of the content, 16 hexadecimal digits.
     pub xxh3: String,

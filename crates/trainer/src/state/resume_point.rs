@@ -23,9 +23,9 @@ pub enum ResumeFrom {
 /// A run that is resumed.
 #[derive(Debug)]
 pub struct ResumePoint {
-    /// Its folder.
+    /// The folder of the run, locked.
     pub folder: RunFolder,
-    /// The checkpoint.
+    /// The checkpoint that is read: `step-N`.
     pub checkpoint: PathBuf,
     /// The progress of the run there.
     pub state: RunState,
