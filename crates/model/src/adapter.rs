@@ -1,5 +1,4 @@
 //! The adapter of a model on the device, to and from PEFT's folder format.
-//! Trade-off: every matrix passes through host memory in f32, also where it is stored in 16 bits.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -8,7 +8,6 @@
 //!
 //! A caller opens one section around the three ([`Decoder::loss_and_gradients`] does). A custom loss is a function from the hidden states to their
 //! gradient. Peak memory is what the recompute policy saves of each layer, plus one layer. Parameters carry Hugging Face's names.
-//! Trade-off: there is one kind of decoder, layers one after another; anything that a family adds has to be a field of `ModelSpec`.
 
 use std::collections::BTreeMap;
 

@@ -5,7 +5,6 @@
 //! in place of the last two. Norms and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums are epilogues. Training,
 //! recomputation and the cached forward of generation are one function, which differs in how it attends. Inside a section only operations of
 //! `Kernels` touch the device. Tensor suffixes as in `firebrick_kernels::linear`.
-//! Trade-off: the order of the five calls is fixed; layers with another order need a separate function.
 
 use burn_tensor::Tensor;
 use firebrick_arch::LayerSpec;

@@ -3,7 +3,6 @@
 //!
 //! A group is what `Kernels::project` multiplies at once. Its backward hands every parameter's gradient to the sink; where the sink
 //! lends the running sum of a trained weight, the GEMM adds to it in place.
-//! Trade-off: modules of a group are always computed together, also where only one of them has an adapter.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -2,7 +2,6 @@
 //!
 //! Colors are CSS variables, so one drawing fits light and dark backgrounds. A long line is drawn as the mean of equal parts with a band from the
 //! lowest to the highest value of each, so that no spike is lost.
-//! Trade-off: proportions are fixed, so a narrow window shows smaller letters, and close points cover each other.
 
 /// Colors and rules of drawings, and the colors of the page around them. The lines have the colors of Okabe and Ito, which color-blind readers can
 /// distinguish, darkened or lightened for contrast.

@@ -1,6 +1,4 @@
 //! Tests of whole files: what llama.cpp's own conversion writes of the same models (`tests/golden/make_gguf_family_goldens.py`).
-//!
-//! Trade-off: values are compared by a sum that depends on their order, so that the golden file stays small.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{copy, create_dir, read, read_dir, read_to_string, write};

@@ -2,7 +2,6 @@
 //!
 //! The 8-bit form is that of bitsandbytes: dynamic maps and blocks of 256. As there and in Hugging Face's trainer, parameters of fewer
 //! than 4,096 elements and the embedding keep f32 moments. A tied head is the embedding.
-//! Trade-off: parameters with f32 and with 8-bit moments are in one list, which a backend may have to split.
 
 use burn_tensor::Tensor;
 use firebrick_arch::Role;

@@ -1,6 +1,4 @@
 //! `export --gguf`: a model as one GGUF file, and the Modelfile with its template and stops for Ollama.
-//!
-//! Trade-off: the Modelfile has no template where it has no form of Ollama's, which the command says; the GGUF file has the chat template as it is.
 
 use std::path::{Path, PathBuf};
 

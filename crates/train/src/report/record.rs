@@ -1,7 +1,6 @@
 //! Reads the content of a run folder: the lines of metrics, the plan, and the summary of a finished run.
 //!
 //! Files are read as plain data rather than as the types that wrote them, so that folders of other versions can be shown too.
-//! Trade-off: a number under another name is silently missing.
 
 use std::collections::BTreeSet;
 use std::fs;

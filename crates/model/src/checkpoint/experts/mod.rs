@@ -2,7 +2,6 @@
 //!
 //! A run has one tensor per module of a mixture; files are those of PEFT and Hugging Face, with one tensor per expert, or PEFT's pair of a parameter
 //! of experts.
-//! Trade-off: a stack that is put together is in host memory twice for a moment.
 
 pub(crate) mod fuse;
 pub(crate) mod fused;

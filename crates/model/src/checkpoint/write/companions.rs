@@ -2,7 +2,6 @@
 //! preprocessors, license.
 //!
 //! They are copied from the model's folder byte for byte, except for changes by training: another chat template, and more end-of-text tokens.
-//! Trade-off: each file is held in memory while it is copied; a tokenizer has 20 MB at most.
 
 use std::collections::BTreeMap;
 use std::fs::{create_dir_all, read, read_dir};
