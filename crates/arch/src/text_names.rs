@@ -46,7 +46,7 @@ impl TextLayout {
         }
     }
 
-    /// Returns the name in this layout of what the text model alone calls `name`.
+    /// Translates a text-model name into the checkpoint's.
     pub fn name_of(self, name: &str) -> String {
         match (self, name.strip_prefix("model.")) {
             (Self::ModelFirst, Some(inner)) => format!("{}{inner}", self.prefix()),

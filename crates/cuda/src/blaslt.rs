@@ -19,7 +19,7 @@ use std::hash::{Hash, Hasher};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub use matmul::{ElementType, Epilogue, Matmul, Operand, Scaling};
+pub use matmul::{ElementType, Matmul, Operand, Scaling};
 pub use pointers::Pointers;
 
 use crate::context::Context;
@@ -41,7 +41,7 @@ struct Plans {
 /// cuBLASLt on one device, with a workspace and the plans built so far.
 ///
 /// It can be used from all threads. There is one workspace, so all GEMMs must go to one stream, or to streams ordered by
-/// events: that is part of the contract of [`BlasLt::run`]. Streams that run concurrently need a `BlasLt` each.
+/// events: that is part of the contract of [`BlasLt::prepare`]. Streams that run concurrently need a `BlasLt` each.
 pub struct BlasLt {
     // Dropped in this order: the plans know the handle, and the handle may know the workspace.
     plans: Mutex<Plans>,
@@ -53,7 +53,7 @@ impl BlasLt {
     /// Opens the library and creates a handle, with 64 MiB of workspace from Hopper on and 16 MiB before.
     ///
     /// # Errors
-    /// Errors of [`crate::Libraries::find`], [`CudaError::BrokenBlasLt`], or errors of the driver or the library.
+    /// Errors of [`crate::Libraries::find`], [`CudaError::BrokenLibrary`], or errors of the driver or the library.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let device = context.driver().device(context.ordinal())?;
         let capability = device.compute_capability;
@@ -89,40 +89,17 @@ impl BlasLt {
         }
     }
 
-    /// Submits `D = alpha * op(A) op(B) + beta * C` (plus the bias, with [`Epilogue::Bias`]) to the stream; the host does not
-    /// wait. If D has no elements, this does nothing.
+    /// Prepares `D = alpha * op(A) op(B) + beta * C`, plus the bias if there is one, which is submitted later; `None` if D has no elements. If its
+    /// algorithms are to be measured, that happens now, on the stream that `to_measure` returns.
     ///
     /// # Safety
+    /// From now on until the prepared GEMM is submitted and done:
     /// - The addresses point to device memory of this context that is as large as `matmul` says (rows times `leading`, except
     ///   for the gap after the last row) and stays allocated until the stream has done the work.
     /// - Work that writes the inputs or uses D is ordered before this on the stream, and later uses are ordered after it.
     /// - D overlaps neither A nor B. C is D itself or does not overlap it.
     /// - Earlier GEMMs of this `BlasLt` were submitted to the same stream, or are ordered before this one by an event: they
     ///   share the workspace.
-    ///
-    /// # Errors
-    /// [`CudaError::InvalidMatmul`], [`CudaError::DifferentDevices`], or errors of the library.
-    pub unsafe fn run(
-        &self,
-        stream: &Stream,
-        matmul: &Matmul,
-        alpha: f32,
-        beta: f32,
-        pointers: Pointers,
-    ) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise is the one that is required.
-        match unsafe { self.prepare(|| stream, matmul, alpha, beta, pointers)? } {
-            // SAFETY: as above; the library's state is borrowed.
-            Some(prepared) => unsafe { prepared.submit(stream) },
-            None => Ok(()),
-        }
-    }
-
-    /// Prepares a GEMM that is submitted later; `None` if D has no elements. If its algorithms are to be measured, that
-    /// happens now, on the stream that `to_measure` returns.
-    ///
-    /// # Safety
-    /// The requirements of [`BlasLt::run`] must hold from now on until the prepared GEMM is submitted and done.
     ///
     /// # Errors
     /// [`CudaError::InvalidMatmul`], [`CudaError::DifferentDevices`], or errors of the library.
@@ -148,7 +125,7 @@ impl BlasLt {
     /// Returns the plan for a GEMM and its algorithm: cached, or built now, perhaps by trying algorithms on this call.
     ///
     /// # Safety
-    /// The requirements of [`BlasLt::run`] must hold for this call, which is submitted afterwards.
+    /// The requirements of [`BlasLt::prepare`] must hold for this call, which is submitted afterwards.
     unsafe fn plan<'a>(
         &self,
         matmul: &Matmul,
@@ -198,7 +175,7 @@ impl PreparedMatmul {
     /// Submits it to the stream; the host does not wait.
     ///
     /// # Safety
-    /// The requirements of [`BlasLt::run`] must hold, and the [`BlasLt`] that prepared it must be alive.
+    /// The requirements of [`BlasLt::prepare`] must hold, and the [`BlasLt`] that prepared it must be alive.
     ///
     /// # Errors
     /// [`CudaError::DifferentDevices`], or errors of the library.

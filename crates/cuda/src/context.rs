@@ -33,7 +33,7 @@ unsafe impl Sync for Primary {}
 /// The current memory of a device, over all processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Free bytes.
+    /// Memory that no process has taken, in bytes.
     pub free_bytes: u64,
     /// Total bytes of the device.
     pub total_bytes: u64,
@@ -63,9 +63,6 @@ impl Context {
     }
 
     /// Returns the free and total memory of the device.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn memory(&self) -> Result<DeviceMemory, CudaError> {
         let info = self.with_current(|| self.driver().checked("cuMemGetInfo", result::mem_get_info()))?;
         Ok(DeviceMemory { free_bytes: info.0 as u64, total_bytes: info.1 as u64 })
@@ -74,9 +71,6 @@ impl Context {
     /// Lets stream-ordered allocations (`cuMemAllocAsync`) reuse only memory whose release their stream is ordered
     /// after. By default the driver may also wait for another stream, or check whether it happens to be done; the
     /// memory would then depend on work that a second stream, ordered only by events, does not account for.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn reuse_in_stream_order_only(&self) -> Result<(), CudaError> {
         let mut pool = std::ptr::null_mut();
         // SAFETY: the pointer is valid for a write, and the device came from cuDeviceGet.
@@ -95,9 +89,6 @@ impl Context {
     }
 
     /// Waits until the device has finished all work submitted to this context, including CubeCL's.
-    ///
-    /// # Errors
-    /// Errors of the driver, including those of earlier kernels.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.with_current(|| self.driver().checked("cuCtxSynchronize", result::ctx::synchronize()))
     }

@@ -164,14 +164,9 @@ fn written_by_this_user_only(_file: &fs::Metadata) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use tempfile::tempdir;
 
-    /// Returns an empty folder of this test, which the test removes.
-    fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("firebrick-cache-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        folder
-    }
+    use super::*;
 
     #[test]
     fn parts_cannot_run_into_each_other() {
@@ -184,9 +179,9 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_are_not_used_and_no_partial_file_is_left() {
-        let folder = folder("damaged");
-        let cache = Cache::in_folder(&folder);
+    fn damaged_files_are_not_used_and_none_is_partial() {
+        let folder = tempdir().expect("a folder");
+        let cache = Cache::in_folder(folder.path());
         let key = Key::of(["x"]);
         assert_eq!(cache.read(&key), None);
         cache.write(&key, b"the image");
@@ -197,8 +192,7 @@ mod tests {
             fs::write(&file, damaged).expect("overwriting");
             assert_eq!(cache.read(&key), None);
         }
-        assert_eq!(fs::read_dir(&folder).expect("the folder").count(), 1);
-        fs::remove_dir_all(&folder).expect("cleaning up");
+        assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 1);
     }
 
     #[test]
@@ -211,33 +205,31 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn folder_and_files_are_private_also_if_the_folder_was_not() {
+    fn folder_and_files_become_private() {
         use std::os::unix::fs::PermissionsExt;
 
-        let folder = folder("private");
-        fs::create_dir(&folder).expect("a folder");
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("rights for all");
-        let (cache, key) = (Cache::in_folder(&folder), Key::of(["x"]));
+        let temp = tempdir().expect("a folder");
+        let folder = temp.path();
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).expect("rights for all");
+        let (cache, key) = (Cache::in_folder(folder), Key::of(["x"]));
         cache.write(&key, b"the image");
         let mode = |path: &Path| fs::metadata(path).expect("metadata").permissions().mode() & 0o777;
-        assert_eq!((mode(&folder), mode(&cache.file(&key).expect("a file"))), (0o700, 0o600));
-        fs::remove_dir_all(&folder).expect("cleaning up");
+        assert_eq!((mode(folder), mode(&cache.file(&key).expect("a file"))), (0o700, 0o600));
     }
 
     #[cfg(unix)]
     #[test]
-    fn a_file_that_others_can_write_is_not_used_and_is_replaced() {
+    fn a_file_that_others_can_write_is_replaced() {
         use std::os::unix::fs::PermissionsExt;
 
-        let folder = folder("writable");
-        let (cache, key) = (Cache::in_folder(&folder), Key::of(["x"]));
+        let folder = tempdir().expect("a folder");
+        let (cache, key) = (Cache::in_folder(folder.path()), Key::of(["x"]));
         cache.write(&key, b"the image");
         let file = cache.file(&key).expect("a file");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o620)).expect("rights for the group");
         assert_eq!(cache.read(&key), None);
         cache.write(&key, b"the image");
         assert_eq!(cache.read(&key).as_deref(), Some(b"the image".as_slice()));
-        fs::remove_dir_all(&folder).expect("cleaning up");
     }
 
     /// Only the superuser can give a folder to another user; returns early for others.
@@ -247,12 +239,10 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        let folder = folder("foreign");
-        fs::create_dir(&folder).expect("a folder");
-        std::os::unix::fs::chown(&folder, Some(12_345), None).expect("another owner");
-        let (cache, key) = (Cache::in_folder(&folder), Key::of(["x"]));
+        let folder = tempdir().expect("a folder");
+        std::os::unix::fs::chown(folder.path(), Some(12_345), None).expect("another owner");
+        let (cache, key) = (Cache::in_folder(folder.path()), Key::of(["x"]));
         cache.write(&key, b"the image");
-        assert_eq!((cache.read(&key), fs::read_dir(&folder).expect("the folder").count()), (None, 0));
-        fs::remove_dir_all(&folder).expect("cleaning up");
+        assert_eq!((cache.read(&key), fs::read_dir(folder.path()).expect("the folder").count()), (None, 0));
     }
 }

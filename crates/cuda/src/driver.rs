@@ -125,11 +125,6 @@ impl Driver {
         (self.version / 1000, self.version % 1000 / 10)
     }
 
-    /// Returns whether a stream can be ordered against all other work of a context without a wait of the host.
-    pub fn orders_contexts(&self) -> bool {
-        self.symbols.context_events.is_some()
-    }
-
     /// Returns the driver without the functions that drivers before CUDA 12.5 lack.
     pub(crate) fn without_context_events(self) -> Self {
         Self { symbols: Symbols { context_events: None, ..self.symbols }, ..self }
@@ -142,9 +137,6 @@ impl Driver {
     }
 
     /// Lists all devices, in CUDA's order.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn devices(&self) -> Result<Vec<DeviceInfo>, CudaError> {
         (0..self.device_count()?).map(|ordinal| self.device(ordinal)).collect()
     }
@@ -206,7 +198,7 @@ impl Driver {
     }
 
     /// Records `event` after all work submitted to `context` so far, on any stream. Returns false, and records nothing, if the
-    /// driver does not [order contexts](Self::orders_contexts).
+    /// driver cannot order a stream against all other work of a context.
     ///
     /// # Safety
     /// Both handles must be alive, and `event` must have been created in `context`.
@@ -217,7 +209,7 @@ impl Driver {
     }
 
     /// Makes all work submitted to `context` from now on, to any stream, wait for `event`. Returns false, and does nothing, if the
-    /// driver does not [order contexts](Self::orders_contexts).
+    /// driver cannot order a stream against all other work of a context.
     ///
     /// # Safety
     /// Both handles must be alive, and `event` must have been created in `context`.
@@ -355,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_of_a_missing_driver_names_the_files_the_package_and_an_alternative() {
+    fn a_missing_driver_is_an_error_with_advice() {
         let error = Driver::load_from(&["libcuda_that_is_not_there.so.1"]).err().expect("there is no such file");
         let message = error.to_string();
         for part in ["libcuda_that_is_not_there.so.1", "library folders", "nvidia-driver", "backend = \"flex\""] {
@@ -365,7 +357,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_library_that_is_not_a_driver_is_refused_with_the_missing_function() {
+    fn a_library_that_is_no_driver_is_refused() {
         let error = Driver::load_from(&["libc.so.6"]).err().expect("libc is no CUDA driver");
         assert_eq!(error, CudaError::BrokenDriver { library: "libc.so.6".to_string(), symbol: "cuDriverGetVersion" });
     }

@@ -1,11 +1,9 @@
 //! The errors of CUDA and its libraries. Messages tell the user what to do next.
-//!
-//! Trade-off: one enum for the whole crate, since a caller treats errors of all libraries alike.
 
 /// An error of CUDA.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum CudaError {
-    /// No file of the driver library could be opened.
     #[error(
         "the NVIDIA driver was not found ({}; {}). Install the NVIDIA driver (package \
          nvidia-driver-570 or newer; in a container, start it with --gpus all), or train on the CPU with backend = \"flex\"",
@@ -14,11 +12,9 @@ pub enum CudaError {
     DriverNotFound {
         /// The file names that were tried, each with the loader's reason.
         searched: Vec<String>,
-        /// Describes the folders that the loader searches.
         where_looked: String,
     },
 
-    /// The driver is too old.
     #[error(
         "the NVIDIA driver supports CUDA {}, but CUDA {} or newer is needed: update the driver to 535 or newer, or \
          train on the CPU with backend = \"flex\"",
@@ -27,7 +23,6 @@ pub enum CudaError {
     DriverTooOld {
         /// CUDA version that the driver supports, `1000 * major + 10 * minor`.
         found: u32,
-        /// The minimum, in the same form.
         needed: u32,
     },
 
@@ -36,14 +31,8 @@ pub enum CudaError {
         "{library} is not a working NVIDIA driver: its function {symbol} is missing or fails. Remove CUDA's \
          `stubs` folder from the library path, or reinstall the driver"
     )]
-    BrokenDriver {
-        /// File that was opened.
-        library: String,
-        /// The missing or failing function.
-        symbol: &'static str,
-    },
+    BrokenDriver { library: String, symbol: &'static str },
 
-    /// There is a driver but no device.
     #[error(
         "the NVIDIA driver found no GPU (CUDA_VISIBLE_DEVICES is {visible}): check with nvidia-smi, start a container with \
          --gpus all, or train on the CPU with backend = \"flex\""
@@ -53,36 +42,14 @@ pub enum CudaError {
         visible: String,
     },
 
-    /// A device number that is too high.
     #[error("there is no GPU {ordinal}: this machine has {count} GPUs, numbered from 0")]
-    NoSuchDevice {
-        /// The requested number.
-        ordinal: usize,
-        /// The number of devices.
-        count: usize,
-    },
+    NoSuchDevice { ordinal: usize, count: usize },
 
-    /// An environment variable has a value without a meaning.
     #[error("{name} is {value:?}, but {expected} is expected: change it or unset it")]
-    InvalidVariable {
-        /// The variable.
-        name: &'static str,
-        /// Its value.
-        value: String,
-        /// What it may be.
-        expected: String,
-    },
+    InvalidVariable { name: &'static str, value: String, expected: String },
 
-    /// Two handles belong to different devices.
     #[error("{call} was called with handles of different devices (GPU {first} and GPU {second})")]
-    DifferentDevices {
-        /// The driver function.
-        call: &'static str,
-        /// Device of the first handle.
-        first: usize,
-        /// Device of the second.
-        second: usize,
-    },
+    DifferentDevices { call: &'static str, first: usize, second: usize },
 
     /// No place has all libraries that are needed.
     #[error(
@@ -92,7 +59,6 @@ pub enum CudaError {
         supported(*.cuda_major), .places.join("; "), wheels(*.cuda_major)
     )]
     LibrariesNotFound {
-        /// The libraries without which nothing runs.
         needed: String,
         /// The places in their order, each with what it lacked.
         places: Vec<String>,
@@ -106,88 +72,43 @@ pub enum CudaError {
          of the two versions, or name a place that has one in FIREBRICK_CUDA; or train through Vulkan with \
          backend = \"wgpu\" or on the CPU with backend = \"flex\""
     )]
-    MixedMajors {
-        /// File of one library.
-        first: String,
-        /// Its major version of CUDA.
-        first_major: u32,
-        /// File of the other.
-        second: String,
-        /// Its major version of CUDA.
-        second_major: u32,
-    },
+    MixedMajors { first: String, first_major: u32, second: String, second_major: u32 },
 
-    /// NVRTC is newer than the driver.
     #[error(
         "{file} is of CUDA {}.{}, and the driver supports CUDA {}.{} at most. Update the driver, or install an NVRTC that is not newer \
          than it: {package}; or train through Vulkan with backend = \"wgpu\" or on the CPU with backend = \"flex\"",
         found.0, found.1, driver.0, driver.1
     )]
-    NvrtcTooNew {
-        /// NVRTC's file.
-        file: String,
-        /// Its version of CUDA.
-        found: (u32, u32),
-        /// The newest that the driver supports.
-        driver: (u32, u32),
-        /// How to install it.
-        package: &'static str,
-    },
+    NvrtcTooNew { file: String, found: (u32, u32), driver: (u32, u32), package: &'static str },
 
-    /// The loader refused a library that exists.
     #[error(
         "{file} could not be opened: {reason}. Reinstall it: {package}; or train through Vulkan with backend = \"wgpu\" or on \
          the CPU with backend = \"flex\""
     )]
-    LibraryNotOpened {
-        /// Its path.
-        file: String,
-        /// The loader's text.
-        reason: String,
-        /// The package to install.
-        package: &'static str,
-    },
+    LibraryNotOpened { file: String, reason: String, package: &'static str },
 
-    /// cuDNN is not where the other libraries are, or could not be opened.
     #[error(
         "cuDNN was not found in {place}, where the other CUDA libraries are: {reason}. Install {package}, or attention uses \
          slower kernels"
     )]
-    CudnnNotFound {
-        /// The place of the other libraries.
-        place: String,
-        /// That it is not there, or the loader's text.
-        reason: String,
-        /// The package to install.
-        package: &'static str,
-    },
+    CudnnNotFound { place: String, reason: String, package: &'static str },
 
-    /// A function that every cuDNN 9 has is missing.
-    #[error("{file} is not a working cuDNN 9: its function {symbol} is missing. Remove it, or reinstall cuDNN 9")]
-    BrokenCudnn {
-        /// File that was opened.
-        file: String,
-        /// The missing function.
-        symbol: &'static str,
-    },
+    /// A function that every supported version of a library has is missing.
+    #[error("{file} is not a working {library}: its function {symbol} is missing. Remove it, or reinstall {versions}")]
+    BrokenLibrary { file: String, library: &'static str, symbol: &'static str, versions: &'static str },
 
-    /// cuDNN returned an error code.
     #[error("cuDNN failed while {step}: {name} ({status}): {message}. CUDNN_LOGLEVEL_DBG=3 makes cuDNN print more")]
     Cudnn {
-        /// The step that failed, with the descriptor and the attribute.
         step: String,
-        /// `cudnnStatus_t`.
         status: i32,
         /// Name of the status, such as `CUDNN_STATUS_BAD_PARAM`.
         name: String,
-        /// The library's own last message.
         message: String,
     },
 
     /// cuDNN does not support this attention call; the caller must compute it in another way.
     #[error("cuDNN does not support this attention call: {case}: {reason}")]
     CudnnUnsupported {
-        /// Description of the call.
         case: String,
         /// The reason, from cuDNN or from our own rules.
         reason: String,
@@ -195,93 +116,32 @@ pub enum CudaError {
 
     /// An attention call that is invalid for any implementation.
     #[error("this attention call is invalid: {reason}")]
-    AttentionShape {
-        /// Describes the error, with the expected and the actual value.
-        reason: String,
-    },
+    AttentionShape { reason: String },
 
-    /// A function that every cuBLASLt since CUDA 12 has is missing.
-    #[error(
-        "{file} is not a working cuBLASLt: its function {symbol} is missing. Remove it, or reinstall cuBLAS 12 or 13"
-    )]
-    BrokenBlasLt {
-        /// File that was opened.
-        file: String,
-        /// The missing function.
-        symbol: &'static str,
-    },
-
-    /// cuBLASLt returned an error code.
     #[error(
         "cuBLASLt call {call} failed with {name} ({code}) for {requested}. CUBLASLT_LOG_LEVEL=5 makes cuBLASLt print more"
     )]
     BlasLt {
-        /// The library's function.
         call: &'static str,
-        /// `cublasStatus_t`.
         code: u32,
         /// Name of the code, such as `CUBLAS_STATUS_NOT_SUPPORTED`.
         name: String,
-        /// Description of the GEMM.
         requested: String,
     },
 
     /// A GEMM that is invalid, or that no version of the library supports.
     #[error("this GEMM is invalid: {reason}. Requested: {requested}")]
-    InvalidMatmul {
-        /// Description of the GEMM.
-        requested: String,
-        /// Describes the error.
-        reason: String,
-    },
+    InvalidMatmul { requested: String, reason: String },
 
-    /// NCCL is not where the other libraries are, or could not be opened.
     #[error("NCCL was not found in {place}, where the other CUDA libraries are: {reason}. Install {package}")]
-    NcclNotFound {
-        /// The place of the other libraries.
-        place: String,
-        /// That it is not there, or the loader's text.
-        reason: String,
-        /// The package to install.
-        package: &'static str,
-    },
+    NcclNotFound { place: String, reason: String, package: &'static str },
 
-    /// A function that every NCCL since 2.4 has is missing.
-    #[error("{file} is not a working NCCL: its function {symbol} is missing. Remove it, or reinstall NCCL")]
-    BrokenNccl {
-        /// File that was opened.
-        file: String,
-        /// The missing function.
-        symbol: &'static str,
-    },
-
-    /// NCCL returned an error code.
     #[error("NCCL call {call} failed with {name} ({status}): {detail}. NCCL_DEBUG=INFO makes NCCL print more")]
-    Nccl {
-        /// The library's function.
-        call: &'static str,
-        /// `ncclResult_t`.
-        status: i32,
-        /// Name of the status.
-        name: String,
-        /// The library's own last message.
-        detail: String,
-    },
+    Nccl { call: &'static str, status: i32, name: String, detail: String },
 
-    /// The connection between devices was closed, because another rank is gone.
     #[error("the connection between the devices was ended, because another rank is gone")]
     NcclAborted,
 
-    /// A function that every NVRTC since CUDA 11.1 has is missing.
-    #[error("{file} is not a working NVRTC: its function {symbol} is missing. Remove it, or reinstall NVRTC")]
-    BrokenNvrtc {
-        /// File that was opened.
-        file: String,
-        /// The missing function.
-        symbol: &'static str,
-    },
-
-    /// NVRTC knows neither the card nor an older one.
     #[error(
         "this NVRTC does not compile for cards of compute capability {}: it knows {}. Install an older CUDA, or train through \
          Vulkan with backend = \"wgpu\" or on the CPU with backend = \"flex\"",
@@ -290,60 +150,32 @@ pub enum CudaError {
     UnknownArchitecture {
         /// `10 * major + minor` of the compute capability.
         number: u32,
-        /// What NVRTC knows, in the same form.
         known: Vec<u32>,
     },
 
-    /// A source did not compile.
     #[error("{program} did not compile: {log}")]
-    Compilation {
-        /// The program.
-        program: String,
-        /// The messages of the compiler.
-        log: String,
-    },
+    Compilation { program: String, log: String },
 
-    /// A module has no kernel with this name.
     #[error("{program} has no kernel named {kernel}")]
-    NoSuchKernel {
-        /// The requested name.
-        kernel: String,
-        /// The program of the module.
-        program: String,
-    },
+    NoSuchKernel { kernel: String, program: String },
 
-    /// The arguments of a launch do not match the parameters of the kernel.
     #[error("kernel {kernel} expects parameters of {declared:?} bytes, got {given:?}")]
     WrongArguments {
-        /// The kernel.
         kernel: String,
         /// Bytes of each declared parameter; 0 if the driver cannot tell.
         declared: Vec<usize>,
-        /// Bytes of each argument.
         given: Vec<usize>,
     },
 
-    /// The device has too little free memory for an allocation.
     #[error("the GPU is out of memory: {requested_bytes} bytes were requested, {free_bytes} of {total_bytes} are free")]
-    OutOfMemory {
-        /// Requested bytes.
-        requested_bytes: u64,
-        /// Free bytes at this moment.
-        free_bytes: u64,
-        /// Total bytes of the device.
-        total_bytes: u64,
-    },
+    OutOfMemory { requested_bytes: u64, free_bytes: u64, total_bytes: u64 },
 
-    /// A driver call returned an error code.
     #[error("CUDA call {call} failed with {name} ({code}): {description}")]
     Call {
-        /// The driver function.
         call: &'static str,
-        /// `CUresult`.
         code: u32,
         /// Name of the code, such as `CUDA_ERROR_OUT_OF_MEMORY`.
         name: String,
-        /// The driver's description.
         description: String,
     },
 }

@@ -50,7 +50,6 @@ struct Recording<'a> {
     is_ended: bool,
 }
 
-/// A recorded graph.
 struct Recorded(CUgraph);
 
 impl<'a> Recording<'a> {

@@ -6,7 +6,6 @@ use std::env;
 
 use crate::error::CudaError;
 
-/// What is imitated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Imitation {
     /// `FIREBRICK_CUDA_DRIVER`: the CUDA version of a driver, `1000 * major + 10 * minor`; functions that are newer are not used.
@@ -102,12 +101,12 @@ mod tests {
     }
 
     #[test]
-    fn the_version_of_a_driver_is_read_like_the_driver_writes_its_own() {
+    fn versions_of_drivers_are_read_as_drivers_write_them() {
         assert_eq!(with("FIREBRICK_CUDA_DRIVER", "12.2").map(|imitation| imitation.driver), Ok(Some(12_020)));
     }
 
     #[test]
-    fn an_older_card_has_the_shared_memory_of_its_generation_or_less() {
+    fn an_older_card_has_no_more_shared_memory() {
         let h100 = ((9, 0), 232_448);
         let imitated = |capability, block_bytes| {
             let (mut own, mut own_bytes) = h100;
@@ -125,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_without_a_meaning_is_refused_with_its_variable() {
+    fn a_value_without_meaning_is_refused_by_variable() {
         let message = with("FIREBRICK_CUDA_BLOCK_BYTES", "64 KiB").expect_err("bytes").to_string();
         assert!(message.contains("FIREBRICK_CUDA_BLOCK_BYTES is \"64 KiB\""), "{message}");
         for value in ["12", "535.x", "new"] {

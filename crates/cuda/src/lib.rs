@@ -24,9 +24,10 @@ pub mod processors;
 mod repeats;
 mod stream;
 mod stream_handoff;
+mod symbols;
 mod tensor_map;
 
-pub use blaslt::{BlasLt, ElementType, Epilogue, Matmul, Operand, Pointers, PreparedMatmul, Scaling};
+pub use blaslt::{BlasLt, ElementType, Matmul, Operand, Pointers, PreparedMatmul, Scaling};
 pub use context::{Context, DeviceMemory};
 pub use cudnn::Cudnn;
 pub use driver::{DeviceInfo, Driver};

@@ -3,8 +3,6 @@
 //! The places are, in this order: what `FIREBRICK_CUDA` names; the Python environment that this program is installed in; those
 //! of `VIRTUAL_ENV` and `CONDA_PREFIX`; the loader's path together with the CUDA toolkit. NVRTC and cuBLASLt are opened
 //! before cuDNN, which opens both by their bare names and then gets those that are open.
-//!
-//! Trade-off: found once per process; a later change of the environment has no effect.
 
 mod open;
 mod place;
@@ -31,6 +29,7 @@ pub struct Libraries {
     cudnn: Result<Opened, CudaError>,
     /// Opened when it is needed.
     nccl: Option<PathBuf>,
+    /// The folder with NVIDIA's headers, such as `cuda_runtime.h`, if the place has some of this version.
     headers: Option<PathBuf>,
 }
 
@@ -90,11 +89,6 @@ impl Libraries {
         self.major
     }
 
-    /// Returns the folder with NVIDIA's headers, such as `cuda_runtime.h`; `None` if the place has none of this version.
-    pub fn headers(&self) -> Option<&Path> {
-        self.headers.as_deref()
-    }
-
     /// Lists what was found, with versions. Opens NCCL.
     pub fn report(&self) -> Vec<LibraryReport> {
         let report = |name, file: &str, version: Option<String>| LibraryReport {
@@ -122,12 +116,10 @@ impl Libraries {
         found
     }
 
-    /// Returns NVRTC.
     pub(crate) fn nvrtc(&self) -> &Opened {
         &self.nvrtc
     }
 
-    /// Returns cuBLASLt.
     pub(crate) fn cublaslt(&self) -> &Opened {
         &self.cublaslt
     }
@@ -250,7 +242,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_file_that_is_no_library_is_refused_with_the_loaders_text() {
+    fn a_file_that_is_no_library_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["libnvrtc.so.13", "libcublasLt.so.13"] {
             fs::write(folder.path().join(name), "a text is no library").unwrap();
@@ -268,7 +260,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn the_environment_is_left_alone_where_another_thread_may_read_it() {
+    fn the_environment_is_not_set_under_other_threads() {
         // The test harness runs this test in a second thread.
         assert!(!is_single_threaded());
         let before = env::var_os("CUDA_PATH");

@@ -1,8 +1,6 @@
 //! NVIDIA's libraries: their file names on each system, the package that installs each, and how a file is opened.
 //!
 //! An opened library stays loaded, since unloading one that registered thread-local state or exit handlers is not safe.
-//!
-//! Trade-off: only the usual file names, so a library that was renamed is not found.
 
 use std::error::Error;
 use std::path::Path;
@@ -13,6 +11,9 @@ use libloading::Library as SharedLibrary;
 pub(crate) struct Library {
     /// The name that messages use.
     pub(crate) name: &'static str,
+    /// What a file of it is, and what to reinstall if a function is missing there.
+    pub(crate) working: &'static str,
+    pub(crate) versions: &'static str,
     /// The package to install.
     pub(crate) package: &'static str,
     /// File names, the best first; `#` stands for the major version of CUDA.
@@ -23,6 +24,8 @@ pub(crate) struct Library {
 /// GEMMs.
 pub(crate) const CUBLASLT: Library = Library {
     name: "cuBLASLt",
+    working: "cuBLASLt",
+    versions: "cuBLAS 12 or 13",
     package: "libcublas-13-0 or libcublas-12-8 (apt, NVIDIA's repository), nvidia-cublas or nvidia-cublas-cu12 (pip)",
     unix_files: &["libcublasLt.so.#", "libcublasLt.so"],
     windows_files: &["cublasLt64_#.dll"],
@@ -31,6 +34,8 @@ pub(crate) const CUBLASLT: Library = Library {
 /// Attention.
 pub(crate) const CUDNN: Library = Library {
     name: "cuDNN",
+    working: "cuDNN 9",
+    versions: "cuDNN 9",
     package: "libcudnn9-cuda-13 or libcudnn9-cuda-12 (apt, NVIDIA's repository), nvidia-cudnn-cu13 or nvidia-cudnn-cu12 (pip)",
     unix_files: &["libcudnn.so.9", "libcudnn.so"],
     windows_files: &["cudnn64_9.dll"],
@@ -39,6 +44,8 @@ pub(crate) const CUDNN: Library = Library {
 /// Collectives between devices. NVIDIA provides it only for Linux.
 pub(crate) const NCCL: Library = Library {
     name: "NCCL",
+    working: "NCCL",
+    versions: "NCCL",
     package: "libnccl2 (apt, NVIDIA's repository), nvidia-nccl-cu13 or nvidia-nccl-cu12 (pip)",
     unix_files: &["libnccl.so.2", "libnccl.so"],
     windows_files: &["nccl.dll"],
@@ -47,6 +54,8 @@ pub(crate) const NCCL: Library = Library {
 /// Compiles kernels.
 pub(crate) const NVRTC: Library = Library {
     name: "NVRTC",
+    working: "NVRTC",
+    versions: "NVRTC",
     package: "cuda-nvrtc-13-0 or cuda-nvrtc-12-8 (apt, NVIDIA's repository), nvidia-cuda-nvrtc or nvidia-cuda-nvrtc-cu12 (pip)",
     unix_files: &["libnvrtc.so.#", "libnvrtc.so"],
     windows_files: &["nvrtc64_#0_0.dll"],
@@ -77,9 +86,6 @@ impl Library {
 }
 
 /// Opens one file. A path is opened as it is; for a bare name the loader searches.
-///
-/// # Errors
-/// The loader's text.
 pub(crate) fn open_file(file: &Path) -> Result<SharedLibrary, String> {
     // SAFETY: opening runs the library's initializers. The names are those of NVIDIA's libraries, whose initializers
     // have no preconditions. The owner of the machine decides what file has such a name in the places that are searched.
@@ -116,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_names_begin_with_the_newest_cuda_and_say_which_one_they_are_of() {
+    fn file_names_begin_with_the_newest_cuda() {
         let names = CUBLASLT.file_names(false);
         assert!(names.contains(&("libcublasLt.so.13".to_owned(), Some(13))));
         assert_eq!(names.last(), Some(&("libcublasLt.so".to_owned(), None)));
@@ -126,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn only_libraries_that_are_numbered_like_cuda_have_its_version_in_their_name() {
+    fn only_some_file_names_have_the_version_of_cuda() {
         assert_eq!(NVRTC.major_of("libnvrtc.so.12.9.86"), Some(12));
         assert_eq!(NVRTC.major_of("libnvrtc.alt.so.12"), None);
         assert_eq!(CUDNN.major_of("libcudnn.so.9.18.0"), None);

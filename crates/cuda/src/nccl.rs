@@ -2,7 +2,6 @@
 //!
 //! Each rank of a job has its own communicator, for one device. Rank 0 generates an id, every rank gets it over another
 //! connection, and all of them connect with it. AMD's RCCL exports the same functions under the same names.
-//! Trade-off: only one thread at a time may submit to a communicator, so it is behind a lock.
 
 mod symbols;
 
@@ -53,15 +52,12 @@ impl Nccl {
     /// Finds and opens the library.
     ///
     /// # Errors
-    /// Errors of [`crate::Driver::load`] and [`crate::Libraries::find`], [`CudaError::NcclNotFound`] or [`CudaError::BrokenNccl`].
+    /// Errors of [`crate::Driver::load`] and [`crate::Libraries::find`], [`CudaError::NcclNotFound`] or [`CudaError::BrokenLibrary`].
     pub fn load() -> Result<Self, CudaError> {
         Ok(Self { symbols: Symbols::load()? })
     }
 
     /// Returns the major, minor and patch version.
-    ///
-    /// # Errors
-    /// [`CudaError::Nccl`].
     pub fn version(&self) -> Result<(u32, u32, u32), CudaError> {
         let mut code = 0;
         // SAFETY: the pointer is valid for a write.
@@ -120,18 +116,10 @@ impl NcclCommunicator {
         stream: &Stream,
         buffers: &[(DevicePointer<f32>, usize)],
     ) -> Result<(), CudaError> {
-        self.submit("ncclAllReduce", stream, |comm| {
-            self.group(|| {
-                for &(buffer, count) in buffers {
-                    let data = address(buffer);
-                    // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
-                    let status = unsafe {
-                        (self.symbols.all_reduce)(data, data, count, FLOAT32, SUM, comm, stream.handle().cast())
-                    };
-                    self.symbols.checked("ncclAllReduce", status)?;
-                }
-                Ok(())
-            })
+        self.submit("ncclAllReduce", stream, buffers, |&(buffer, count), comm, stream| {
+            let data = address(buffer);
+            // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
+            unsafe { (self.symbols.all_reduce)(data, data, count, FLOAT32, SUM, comm, stream) }
         })
     }
 
@@ -139,24 +127,15 @@ impl NcclCommunicator {
     ///
     /// # Safety
     /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold.
-    ///
-    /// # Errors
-    /// The same as those of [`NcclCommunicator::all_reduce_sum`].
     pub unsafe fn reduce_sum(
         &self,
         stream: &Stream,
         buffers: &[(DevicePointer<f32>, usize, usize)],
     ) -> Result<(), CudaError> {
-        self.submit("ncclReduce", stream, |comm| {
-            self.group(|| {
-                for &(buffer, count, root) in buffers {
-                    let (data, root, stream) = (address(buffer), number(root), stream.handle().cast());
-                    // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
-                    let status = unsafe { (self.symbols.reduce)(data, data, count, FLOAT32, SUM, root, comm, stream) };
-                    self.symbols.checked("ncclReduce", status)?;
-                }
-                Ok(())
-            })
+        self.submit("ncclReduce", stream, buffers, |&(buffer, count, root), comm, stream| {
+            let (data, root) = (address(buffer), number(root));
+            // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
+            unsafe { (self.symbols.reduce)(data, data, count, FLOAT32, SUM, root, comm, stream) }
         })
     }
 
@@ -164,24 +143,15 @@ impl NcclCommunicator {
     ///
     /// # Safety
     /// The requirements of [`NcclCommunicator::all_reduce_sum`] must hold, in bytes.
-    ///
-    /// # Errors
-    /// The same as those of [`NcclCommunicator::all_reduce_sum`].
     pub unsafe fn broadcast(
         &self,
         stream: &Stream,
         buffers: &[(DevicePointer<u8>, usize, usize)],
     ) -> Result<(), CudaError> {
-        self.submit("ncclBroadcast", stream, |comm| {
-            self.group(|| {
-                for &(buffer, bytes, root) in buffers {
-                    let (data, root, stream) = (address(buffer), number(root), stream.handle().cast());
-                    // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
-                    let status = unsafe { (self.symbols.broadcast)(data, data, bytes, UINT8, root, comm, stream) };
-                    self.symbols.checked("ncclBroadcast", status)?;
-                }
-                Ok(())
-            })
+        self.submit("ncclBroadcast", stream, buffers, |&(buffer, bytes, root), comm, stream| {
+            let (data, root) = (address(buffer), number(root));
+            // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
+            unsafe { (self.symbols.broadcast)(data, data, bytes, UINT8, root, comm, stream) }
         })
     }
 
@@ -233,16 +203,19 @@ impl NcclCommunicator {
         called.and(ended)
     }
 
-    fn submit(
+    /// Submits a call per buffer as one group; `submit` gets communicator and stream.
+    fn submit<T>(
         &self,
         call: &'static str,
         stream: &Stream,
-        work: impl FnOnce(Opaque) -> Result<(), CudaError>,
+        buffers: &[T],
+        submit: impl Fn(&T, Opaque, Opaque) -> Status,
     ) -> Result<(), CudaError> {
         same_device(call, &self.context, stream.context())?;
         let handle: MutexGuard<'_, Option<Handle>> = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Handle(comm)) = *handle else { return Err(CudaError::NcclAborted) };
-        self.context.with_current(|| work(comm))
+        let submit = |buffer| self.symbols.checked(call, submit(buffer, comm, stream.handle().cast()));
+        self.context.with_current(|| self.group(|| buffers.iter().try_for_each(submit)))
     }
 }
 

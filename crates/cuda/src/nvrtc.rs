@@ -19,33 +19,41 @@ use crate::error::CudaError;
 use crate::imitation::Imitation;
 use crate::libraries::{Libraries, Opened};
 use crate::library::NVRTC;
+use crate::symbols::symbols;
 
 type Status = c_int;
 type Raw = *mut c_void;
 
-/// Functions of the library, looked up by name (nvrtc.h).
-#[derive(Clone, Copy)]
-struct Symbols {
-    create: unsafe extern "C" fn(
-        *mut Raw,
-        *const c_char,
-        *const c_char,
-        c_int,
-        *const *const c_char,
-        *const *const c_char,
-    ) -> Status,
-    compile: unsafe extern "C" fn(Raw, c_int, *const *const c_char) -> Status,
-    log_size: unsafe extern "C" fn(Raw, *mut usize) -> Status,
-    log: unsafe extern "C" fn(Raw, *mut c_char) -> Status,
-    ptx_size: unsafe extern "C" fn(Raw, *mut usize) -> Status,
-    ptx: unsafe extern "C" fn(Raw, *mut c_char) -> Status,
-    cubin_size: unsafe extern "C" fn(Raw, *mut usize) -> Status,
-    cubin: unsafe extern "C" fn(Raw, *mut c_char) -> Status,
-    /// Available since CUDA 11.2: the number of architectures, and each as `10 * major + minor`.
-    architectures: Option<(unsafe extern "C" fn(*mut c_int) -> Status, unsafe extern "C" fn(*mut c_int) -> Status)>,
-    destroy: unsafe extern "C" fn(*mut Raw) -> Status,
-    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+symbols! {
+    /// Functions of nvrtc.h. The last two came with CUDA 11.2: the number of architectures, and each as `10 * major + minor`.
+    #[derive(Clone, Copy)]
+    struct Symbols of NVRTC {
+        create: Create = "nvrtcCreateProgram",
+        compile: unsafe extern "C" fn(Raw, c_int, *const *const c_char) -> Status = "nvrtcCompileProgram",
+        log_size: unsafe extern "C" fn(Raw, *mut usize) -> Status = "nvrtcGetProgramLogSize",
+        log: unsafe extern "C" fn(Raw, *mut c_char) -> Status = "nvrtcGetProgramLog",
+        ptx_size: unsafe extern "C" fn(Raw, *mut usize) -> Status = "nvrtcGetPTXSize",
+        ptx: unsafe extern "C" fn(Raw, *mut c_char) -> Status = "nvrtcGetPTX",
+        cubin_size: unsafe extern "C" fn(Raw, *mut usize) -> Status = "nvrtcGetCUBINSize",
+        cubin: unsafe extern "C" fn(Raw, *mut c_char) -> Status = "nvrtcGetCUBIN",
+        destroy: unsafe extern "C" fn(*mut Raw) -> Status = "nvrtcDestroyProgram",
+        error_string: unsafe extern "C" fn(Status) -> *const c_char = "nvrtcGetErrorString",
+    }
+    optional {
+        architecture_count: unsafe extern "C" fn(*mut c_int) -> Status = "nvrtcGetNumSupportedArchs",
+        architecture_list: unsafe extern "C" fn(*mut c_int) -> Status = "nvrtcGetSupportedArchs",
+    }
 }
+
+/// Program, source, name, number of headers, headers and their names.
+type Create = unsafe extern "C" fn(
+    *mut Raw,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> Status;
 
 /// A source and how to compile it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -105,7 +113,7 @@ impl Compiler {
     /// user or cannot be written, nothing is cached, with a warning.
     ///
     /// # Errors
-    /// Errors of [`Libraries::find`], [`CudaError::BrokenNvrtc`], or [`CudaError::Compilation`] if it cannot compile anything.
+    /// Errors of [`Libraries::find`], [`CudaError::BrokenLibrary`], or [`CudaError::Compilation`] if it cannot compile anything.
     pub fn load() -> Result<Self, CudaError> {
         Self::with_cache(Cache::of("kernels"))
     }
@@ -115,7 +123,7 @@ impl Compiler {
             Ok(driver) => Libraries::find(&driver)?.nvrtc().clone(),
             Err(_) => Libraries::open_alone(&NVRTC)?,
         };
-        let symbols = Symbols::look_up(nvrtc.library, &nvrtc.file)?;
+        let symbols = Symbols::look_up(&nvrtc)?;
         let (build, architectures) = (build(&symbols)?, symbols.architectures());
         let is_imitation = Imitation::of_process()?.capability.is_some();
         Ok(Self { symbols, build, architectures, is_imitation, cache })
@@ -247,43 +255,9 @@ fn build(symbols: &Symbols) -> Result<String, CudaError> {
 }
 
 impl Symbols {
-    fn look_up(library: &libloading::Library, file: &str) -> Result<Self, CudaError> {
-        macro_rules! function {
-            ($name:literal) => {
-                // SAFETY: nvrtc.h declares the function with the type of the field that it is assigned to.
-                *unsafe { library.get(concat!($name, "\0").as_bytes()) }
-                    .map_err(|_| CudaError::BrokenNvrtc { file: file.to_owned(), symbol: $name })?
-            };
-        }
-        Ok(Self {
-            create: function!("nvrtcCreateProgram"),
-            compile: function!("nvrtcCompileProgram"),
-            log_size: function!("nvrtcGetProgramLogSize"),
-            log: function!("nvrtcGetProgramLog"),
-            ptx_size: function!("nvrtcGetPTXSize"),
-            ptx: function!("nvrtcGetPTX"),
-            cubin_size: function!("nvrtcGetCUBINSize"),
-            cubin: function!("nvrtcGetCUBIN"),
-            architectures: Self::look_up_architectures(library),
-            destroy: function!("nvrtcDestroyProgram"),
-            error_string: function!("nvrtcGetErrorString"),
-        })
-    }
-
-    fn look_up_architectures(
-        library: &libloading::Library,
-    ) -> Option<(unsafe extern "C" fn(*mut c_int) -> Status, unsafe extern "C" fn(*mut c_int) -> Status)> {
-        // SAFETY: nvrtc.h declares both functions with the types of the fields.
-        unsafe {
-            let count = library.get(b"nvrtcGetNumSupportedArchs\0").ok()?;
-            let list = library.get(b"nvrtcGetSupportedArchs\0").ok()?;
-            Some((*count, *list))
-        }
-    }
-
     /// Returns the architectures that the library compiles for, as `10 * major + minor`; none if it cannot tell.
     fn architectures(&self) -> Vec<u32> {
-        let Some((count, list)) = self.architectures else { return Vec::new() };
+        let Some((count, list)) = self.architecture_count.zip(self.architecture_list) else { return Vec::new() };
         let mut length: c_int = 0;
         // SAFETY: the pointer is valid for a write.
         let status = unsafe { count(&mut length) };
@@ -317,7 +291,7 @@ mod tests {
 
     /// Needs NVRTC but no GPU; returns early without NVRTC.
     #[test]
-    fn a_card_newer_than_nvrtc_gets_a_text_that_ends_in_a_zero() {
+    fn ptx_for_newer_cards_ends_in_a_zero() {
         let Ok(compiler) = Compiler::with_cache(Cache::none()) else { return };
         assert!(compiler.architectures.contains(&90), "{:?}", compiler.architectures);
         let newest = compiler.architectures.iter().max().expect("it knows some");
@@ -350,7 +324,7 @@ mod tests {
 
     /// Needs NVRTC but no GPU; returns early without NVRTC.
     #[test]
-    fn the_error_of_a_program_that_does_not_compile_has_the_log() {
+    fn an_error_of_compilation_has_the_log() {
         let Ok(compiler) = Compiler::with_cache(Cache::none()) else { return };
         let error = compiler.compile(&program("int f( {"), (9, 0)).expect_err("not a program");
         assert!(error.to_string().contains("test.cu") && error.to_string().contains("error"), "{error}");

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pointer_can_be_sent_to_any_thread_whatever_it_points_to() {
+    fn any_pointer_can_be_sent_to_a_thread() {
         fn check<T: Send + Sync>(_: T) {}
         check(DevicePointer::<std::rc::Rc<u8>>::from_address(0));
         assert_eq!(size_of::<DevicePointer<[u8; 100]>>(), 8, "the size of a CUdeviceptr");

@@ -66,18 +66,12 @@ impl Mask {
 }
 
 /// Replaces the Linux version on other systems.
-///
-/// # Errors
-/// Always.
 #[cfg(not(target_os = "linux"))]
 pub fn allowed() -> io::Result<Vec<usize>> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Replaces the Linux version on other systems.
-///
-/// # Errors
-/// Always.
 #[cfg(not(target_os = "linux"))]
 pub fn keep_threads_on(_processors: &[usize]) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
@@ -91,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_that_run_and_threads_that_start_later_are_kept_on_the_processors() {
+    fn new_and_old_threads_stay_on_the_processors() {
         let before = allowed().unwrap();
         let (stop, stopped) = channel::<()>();
         let earlier = thread::spawn(move || {
@@ -107,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_that_do_not_exist_are_refused_and_change_nothing() {
+    fn processors_that_do_not_exist_change_nothing() {
         let before = allowed().unwrap();
         assert!(keep_threads_on(&[Mask::BITS - 1]).is_err());
         assert_eq!(allowed().unwrap(), before);

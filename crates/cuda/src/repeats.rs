@@ -70,7 +70,6 @@ type Submit = dyn Fn(&Stream) -> Result<(), CudaError>;
 struct Known {
     by_hash: FxHashMap<u64, Sequence>,
     graphs: usize,
-    /// Launches in graphs.
     in_graphs: usize,
     /// Number of sequences so far.
     now: u64,
@@ -112,9 +111,9 @@ impl Hasher for Key {
 /// A launch that the driver or a library rejected, or the first launch of a rejected graph.
 #[derive(Debug)]
 pub struct FailedLaunch {
-    /// The launch.
+    /// The name that was given to [`Repeats::submit`].
     pub name: &'static str,
-    /// The reason.
+    /// What the driver or a library answered.
     pub error: CudaError,
 }
 

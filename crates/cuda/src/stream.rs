@@ -33,9 +33,6 @@ unsafe impl Sync for Event {}
 
 impl Stream {
     /// Creates an empty stream.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let create = || result::stream::create(result::stream::StreamKind::NonBlocking);
         let handle = context.with_current(|| context.driver().checked("cuStreamCreate", create()))?;
@@ -78,9 +75,6 @@ impl Stream {
     }
 
     /// Blocks the host until the stream's work is done.
-    ///
-    /// # Errors
-    /// Errors of the driver, including those of earlier kernels.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the handle is alive as long as `self`.
         let done = unsafe { result::stream::synchronize(self.handle) };
@@ -90,17 +84,11 @@ impl Stream {
 
 impl Event {
     /// Creates an event for ordering, without a time stamp, which makes it cheaper.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         Self::with_flags(context, CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
     /// Creates an event with a time stamp, for [`Event::milliseconds_since`].
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn timed(context: &Context) -> Result<Self, CudaError> {
         Self::with_flags(context, CUevent_flags::CU_EVENT_DEFAULT)
     }
@@ -111,9 +99,6 @@ impl Event {
     }
 
     /// Blocks the host until the marked work is done; returns at once if the event was never recorded.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the handle is alive as long as `self`.
         let done = unsafe { result::event::synchronize(self.handle) };

@@ -31,9 +31,6 @@ pub struct StreamHandoff {
 
 impl StreamHandoff {
     /// Creates the two events for `stream`.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn new(stream: impl Into<Arc<Stream>>) -> Result<Self, CudaError> {
         let stream = stream.into();
         let (begun, ended) = (Event::new(stream.context())?, Event::new(stream.context())?);
@@ -43,9 +40,6 @@ impl StreamHandoff {
     /// Orders the stream after everything submitted to the context so far. Until [`StreamHandoff::end`], no other work
     /// may use device memory of this section, because CubeCL reuses freed memory in the order of its own stream. No stream of the
     /// context may be recording a graph: an older driver waits.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn begin(&self) -> Result<(), CudaError> {
         let context = self.stream.context();
         // SAFETY: the stream retains the context, and the event was created in it.
@@ -55,9 +49,6 @@ impl StreamHandoff {
 
     /// Orders everything that is submitted to the context from now on after the stream's work so far. Must also be called
     /// when the section failed, or CubeCL runs ahead of work already submitted.
-    ///
-    /// # Errors
-    /// Errors of the driver.
     pub fn end(&self) -> Result<(), CudaError> {
         self.stream.record(&self.ended)?;
         let context = self.stream.context();
@@ -75,7 +66,7 @@ mod tests {
 
     /// Needs a GPU; returns early without one.
     #[test]
-    fn a_section_is_ordered_after_earlier_and_before_later_work_of_the_context() {
+    fn sections_are_ordered_with_all_work_of_the_context() {
         let Ok(driver) = Driver::load() else { return };
         sections_are_ordered(&driver);
         sections_are_ordered(&driver.without_context_events());

@@ -1,15 +1,10 @@
 //! Attention by cuDNN on a GPU compared with a plain computation on the host.
 //!
 //! Without a driver or cuDNN, every test returns early. All cases are run and reported before a test fails, each in its own
-//! process, since each uses another kernel, and a kernel that fails would break the others. `FIREBRICK_BENCH=1` also times a few
-//! large calls; use `--nocapture` to see them.
-//!
-//! Trade-off: a process per case takes a few seconds each.
+//! process, since each uses another kernel, and a kernel that fails would break the others.
 #![allow(unsafe_code, reason = "calls on device memory")]
 #![allow(clippy::print_stdout, reason = "the test reports each case")]
 
-#[path = "cudnn_gpu/bench.rs"]
-mod bench;
 #[path = "cudnn_gpu/buffers.rs"]
 mod buffers;
 #[path = "cudnn_gpu/cases.rs"]
@@ -20,20 +15,18 @@ mod check;
 mod device;
 #[path = "cudnn_gpu/isolate.rs"]
 mod isolate;
+#[path = "device/mod.rs"]
+mod memory;
 #[path = "cudnn_gpu/reference.rs"]
 mod reference;
 
 use cases::Case;
-use firebrick_cuda::{Context, CudaError, Cudnn, Driver};
+use firebrick_cuda::{CudaError, Cudnn};
+use memory::Device;
 
 #[test]
-fn attention_and_its_gradients_equal_the_plain_computation() {
+fn attention_equals_the_plain_computation() {
     run_all(&cases::kinds());
-    if std::env::var_os("FIREBRICK_BENCH").is_some()
-        && let Some((context, cudnn)) = load()
-    {
-        bench::bench(&device::Gpu::new(&context, 0).expect("a stream"), &cudnn);
-    }
 }
 
 #[test]
@@ -47,9 +40,8 @@ fn the_case_of_this_process() {
     let Some(name) = isolate::case_of_this_process() else { return };
     let case = cases::kinds().into_iter().chain(cases::arrangements()).find(|case| case.name == name);
     let case = case.expect("the parent names one of the cases");
-    let driver = Driver::load().expect("the parent has a driver");
-    let context = Context::retain(&driver, 0).expect("device 0 of a loaded driver");
-    match check::check(&context, &case, isolate::tell) {
+    let device = Device::find().expect("the parent has a driver");
+    match check::check(device, &case, isolate::tell) {
         Ok(()) => isolate::tell_passed(),
         Err(report) => {
             isolate::tell(&report);
@@ -78,19 +70,18 @@ fn no_two_cases_have_the_same_name() {
 }
 
 /// Returns the first device and its cuDNN, if both exist.
-fn load() -> Option<(Context, Cudnn)> {
-    let driver = Driver::load().ok()?;
-    let context = Context::retain(&driver, 0).expect("device 0 of a loaded driver");
-    match Cudnn::load(&context) {
-        Ok(cudnn) => Some((context, cudnn)),
+fn load() -> Option<(Device, Cudnn)> {
+    let device = Device::find()?;
+    match Cudnn::load(&device.context) {
+        Ok(cudnn) => Some((device, cudnn)),
         Err(CudaError::CudnnNotFound { .. } | CudaError::LibrariesNotFound { .. }) => None,
         Err(error) => panic!("{error}"),
     }
 }
 
 fn run_all(cases: &[Case]) {
-    let Some((context, cudnn)) = load() else { return };
-    let device = context.driver().device(0).expect("device 0");
+    let Some((device, cudnn)) = load() else { return };
+    let device = device.context.driver().device(0).expect("device 0");
     println!("cuDNN {:?} on {device:?}", cudnn.version());
     // Hopper with a recent cuDNN supports all cases; other GPUs lack some, such as wide heads, and older versions packed
     // documents.

@@ -6,11 +6,12 @@
 
 #![allow(unsafe_code, reason = "copies and launches are promises about memory, which the tests make")]
 
-use std::sync::Arc;
+mod device;
 
+use device::Device;
 use firebrick_cuda::{
-    Arguments, Compiler, Context, CudaError, DeviceBuffer, DevicePointer, Driver, Kernel, LaunchShape, Module,
-    PinnedBuffer, Program, Repeats, Stream,
+    Arguments, Compiler, CudaError, DeviceBuffer, DevicePointer, Kernel, LaunchShape, Module, PinnedBuffer, Program,
+    Repeats,
 };
 
 const COUNT: usize = 1000;
@@ -39,58 +40,35 @@ struct Line {
     offset: f64,
 }
 
-struct Gpu {
-    context: Context,
-    stream: Arc<Stream>,
+fn module(gpu: &Device) -> Option<Module> {
+    let compiler = Compiler::load().ok()?;
+    let device = gpu.context.driver().device(gpu.context.ordinal()).expect("a device");
+    let program = Program { name: "gpu.cu".to_string(), source: SOURCE.to_string(), options: Vec::new() };
+    let image = compiler.compile(&program, device.compute_capability).expect("it compiles");
+    let again = compiler.compile(&program, device.compute_capability).expect("it compiles");
+    assert_eq!(image, again, "a cached image equals a compiled one");
+    Some(Module::load(&gpu.context, &image).expect("it was compiled for this device"))
 }
 
-fn gpu() -> Option<Gpu> {
-    let driver = Driver::load().ok()?;
-    let context = Context::retain(&driver, 0).expect("device 0 of a loaded driver");
-    let stream = Arc::new(Stream::new(&context).expect("a stream"));
-    Some(Gpu { context, stream })
+const SHAPE: LaunchShape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
+
+fn arguments_of_line(y: &DeviceBuffer, x: &DeviceBuffer, line: &Line) -> Arguments {
+    Arguments::new().pointer::<f32>(y.pointer()).pointer::<f32>(x.pointer()).value(line).i64(COUNT as i64)
 }
 
-impl Gpu {
-    fn module(&self) -> Option<Module> {
-        let compiler = Compiler::load().ok()?;
-        let device = self.context.driver().device(self.context.ordinal()).expect("a device");
-        let program = Program { name: "gpu.cu".to_string(), source: SOURCE.to_string(), options: Vec::new() };
-        let image = compiler.compile(&program, device.compute_capability).expect("it compiles");
-        let again = compiler.compile(&program, device.compute_capability).expect("it compiles");
-        assert_eq!(image, again, "a cached image equals a compiled one");
-        Some(Module::load(&self.context, &image).expect("it was compiled for this device"))
-    }
+fn launch_line(gpu: &Device, kernel: &Kernel, y: &DeviceBuffer, x: &DeviceBuffer) -> Result<(), CudaError> {
+    let arguments = arguments_of_line(y, x, &Line { slope: 2.0, unused: [0xff; 4], offset: 0.5 });
+    // SAFETY: the arguments are those of `line`, both buffers have COUNT floats, and callers read after synchronizing.
+    unsafe { kernel.launch(&gpu.stream, SHAPE, &arguments) }
+}
 
-    fn upload(&self, values: &[f32]) -> DeviceBuffer {
-        let bytes = size_of_val(values);
-        let mut host = PinnedBuffer::new(&self.context, bytes).expect("pinned memory");
-        for (to, value) in host.chunks_exact_mut(4).zip(values) {
-            to.copy_from_slice(&value.to_ne_bytes());
-        }
-        let device = DeviceBuffer::new(&self.context, bytes).expect("device memory");
-        // SAFETY: both sides have the bytes and live until the stream is synchronized.
-        unsafe { self.stream.copy_to_device(device.pointer(), &host, bytes) }.expect("copied");
-        self.stream.synchronize().expect("synchronized");
-        device
-    }
-
-    fn download(&self, device: &DeviceBuffer) -> Vec<f32> {
-        let host = PinnedBuffer::new(&self.context, device.len_bytes()).expect("pinned memory");
-        // SAFETY: both sides have the bytes and live until the stream is synchronized; the host reads only then.
-        unsafe { self.stream.copy_to_host(&host, device.pointer(), device.len_bytes()) }.expect("copied");
-        self.stream.synchronize().expect("synchronized");
-        host.chunks_exact(4).map(|bytes| f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect()
-    }
-
-    fn launch_line(&self, kernel: &Kernel, y: &DeviceBuffer, x: &DeviceBuffer) -> Result<(), CudaError> {
-        let line = Line { slope: 2.0, unused: [0xff; 4], offset: 0.5 };
-        let arguments =
-            Arguments::new().pointer::<f32>(y.pointer()).pointer::<f32>(x.pointer()).value(&line).i64(COUNT as i64);
-        let shape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
-        // SAFETY: the arguments are those of `line`, both buffers have COUNT floats, and callers read after synchronizing.
-        unsafe { kernel.launch(&self.stream, shape, &arguments) }
-    }
+fn request_line(repeats: &Repeats, kernel: &Kernel, y: &DeviceBuffer, x: &DeviceBuffer, line: Line) {
+    let launch = (kernel.clone(), arguments_of_line(y, x, &line));
+    // SAFETY: the arguments are those of `line`, kernel and arguments are what is hashed, and the buffers outlive the work.
+    let requested = unsafe {
+        repeats.submit("line", launch, |(kernel, arguments), stream| kernel.launch(stream, SHAPE, arguments))
+    };
+    requested.expect("submitted");
 }
 
 fn values() -> Vec<f32> {
@@ -99,56 +77,46 @@ fn values() -> Vec<f32> {
 
 #[test]
 fn copies_through_pinned_memory_keep_every_byte() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = Device::find() else { return };
     // The driver's memory, pages that one thread writes, and pages that several do.
     for count in [COUNT, 1_500_001, 9_000_001] {
         let values: Vec<f32> = (0..count).map(|value| value as f32).collect();
         let fresh = PinnedBuffer::new(&gpu.context, 4 * count).expect("pinned memory");
         assert!(fresh.iter().all(|byte| *byte == 0) && fresh.len() == 4 * count);
         let first = gpu.upload(&values);
-        assert_eq!(gpu.download(&first), values);
+        assert_eq!(gpu.download::<f32>(&first), values);
         let second = gpu.upload(&vec![0.0; count]);
-        assert!(gpu.download(&second).iter().all(|value| *value == 0.0));
-        assert_eq!(gpu.download(&first), values);
+        assert!(gpu.download::<f32>(&second).iter().all(|value| *value == 0.0));
+        assert_eq!(gpu.download::<f32>(&first), values);
     }
 }
 
 #[test]
-fn a_kernel_gets_its_arguments_and_outlives_its_module() {
-    let Some(gpu) = gpu() else { return };
-    let Some(module) = gpu.module() else { return };
+fn a_kernel_outlives_its_module() {
+    let Some(gpu) = Device::find() else { return };
+    let Some(module) = module(&gpu) else { return };
     let kernel = module.kernel("line").expect("it is in the program");
     drop(module);
     let (x, y) = (gpu.upload(&values()), gpu.upload(&vec![f32::NAN; COUNT]));
-    gpu.launch_line(&kernel, &y, &x).expect("launched");
-    assert_eq!(gpu.download(&y), values().iter().map(|x| 2.0 * x + 0.5).collect::<Vec<_>>());
+    launch_line(&gpu, &kernel, &y, &x).expect("launched");
+    assert_eq!(gpu.download::<f32>(&y), values().iter().map(|x| 2.0 * x + 0.5).collect::<Vec<_>>());
 }
 
 #[test]
-fn launches_that_come_again_are_repeated_as_a_graph_and_others_are_not() {
-    let Some(gpu) = gpu() else { return };
-    let Some(module) = gpu.module() else { return };
+fn repeated_launches_become_a_graph() {
+    let Some(gpu) = Device::find() else { return };
+    let Some(module) = module(&gpu) else { return };
     let line = module.kernel("line").expect("it is in the program");
     let repeats = Repeats::new(gpu.stream.clone());
     let buffers: Vec<DeviceBuffer> = (0..5).map(|_| gpu.upload(&values())).collect();
-    let shape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
     // Each buffer becomes a line of the previous one; the last line changes from the fifth round on.
     let round = |number: usize| {
         for (index, pair) in buffers.windows(2).enumerate() {
             let slope = if index == 3 { number.max(3) as f32 } else { 2.0 };
-            let line_of = Line { slope, unused: [0; 4], offset: 0.5 };
-            let [x, y] = [0, 1].map(|which: usize| pair[which].pointer::<f32>());
-            let arguments = Arguments::new().pointer(y).pointer(x).value(&line_of).i64(COUNT as i64);
-            // SAFETY: the arguments are those of `line`, kernel and arguments are what is hashed, and the buffers outlive the work.
-            let requested = unsafe {
-                repeats.submit("line", (line.clone(), arguments), move |(kernel, arguments), stream| {
-                    kernel.launch(stream, shape, arguments)
-                })
-            };
-            requested.expect("submitted");
+            request_line(&repeats, &line, &pair[1], &pair[0], Line { slope, unused: [0; 4], offset: 0.5 });
         }
         repeats.flush().expect("submitted");
-        (gpu.download(&buffers[4])[7], repeats.in_graphs())
+        (gpu.download::<f32>(&buffers[4])[7], repeats.in_graphs())
     };
     let rounds: Vec<_> = (0..8).map(round).collect();
     let expected = |slope: f32| slope * (2.0 * (2.0 * (2.0 * 7.0 + 0.5) + 0.5) + 0.5) + 0.5;
@@ -162,8 +130,8 @@ fn launches_that_come_again_are_repeated_as_a_graph_and_others_are_not() {
 
 #[test]
 fn as_many_graphs_as_are_kept_take_little_memory() {
-    let Some(gpu) = gpu() else { return };
-    let Some(module) = gpu.module() else { return };
+    let Some(gpu) = Device::find() else { return };
+    let Some(module) = module(&gpu) else { return };
     let line = module.kernel("line").expect("it is in the program");
     let repeats = Repeats::new(gpu.stream.clone());
     let [x, y] = [0, 1].map(|_: usize| gpu.upload(&values()));
@@ -171,16 +139,7 @@ fn as_many_graphs_as_are_kept_take_little_memory() {
     let sequence = |number: usize, launches: usize| {
         for index in 0..launches {
             let of_sequence = Line { slope: number as f32, unused: [0; 4], offset: index as f64 };
-            let [from, to] = [&x, &y].map(|buffer| buffer.pointer::<f32>());
-            let arguments = Arguments::new().pointer(to).pointer(from).value(&of_sequence).i64(COUNT as i64);
-            let shape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
-            // SAFETY: as above.
-            let requested = unsafe {
-                repeats.submit("line", (line.clone(), arguments), move |(kernel, arguments), stream| {
-                    kernel.launch(stream, shape, arguments)
-                })
-            };
-            requested.expect("submitted");
+            request_line(&repeats, &line, &y, &x, of_sequence);
         }
         repeats.flush().expect("submitted");
     };
@@ -202,9 +161,9 @@ fn as_many_graphs_as_are_kept_take_little_memory() {
 }
 
 #[test]
-fn arguments_that_do_not_match_the_parameters_are_refused_before_the_launch() {
-    let Some(gpu) = gpu() else { return };
-    let Some(module) = gpu.module() else { return };
+fn wrong_arguments_are_refused_before_the_launch() {
+    let Some(gpu) = Device::find() else { return };
+    let Some(module) = module(&gpu) else { return };
     let kernel = module.kernel("reversed").expect("it is in the program");
     let shape = LaunchShape { grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
     let null = DevicePointer::<f32>::from_address(0);
@@ -218,9 +177,9 @@ fn arguments_that_do_not_match_the_parameters_are_refused_before_the_launch() {
 }
 
 #[test]
-fn more_than_48_kib_of_shared_memory_can_be_used_after_raising_the_limit() {
-    let Some(gpu) = gpu() else { return };
-    let Some(module) = gpu.module() else { return };
+fn shared_memory_grows_after_raising_the_limit() {
+    let Some(gpu) = Device::find() else { return };
+    let Some(module) = module(&gpu) else { return };
     let device = gpu.context.driver().device(0).expect("a device");
     assert!(device.l2_bytes > 0 && device.shared_memory_per_block_bytes >= 48 << 10, "{device:?}");
     let bytes = device.shared_memory_per_block_bytes;
@@ -235,13 +194,13 @@ fn more_than_48_kib_of_shared_memory_can_be_used_after_raising_the_limit() {
     let arguments = Arguments::new().pointer::<f32>(x.pointer()).i32(count as i32);
     // SAFETY: the arguments are those of `reversed`, and the buffer has `count` floats until the download has synchronized.
     unsafe { kernel.launch(&gpu.stream, shape, &arguments) }.expect("launched: the limit was not lowered");
-    assert_eq!(gpu.download(&x), values.into_iter().rev().collect::<Vec<_>>());
+    assert_eq!(gpu.download::<f32>(&x), values.into_iter().rev().collect::<Vec<_>>());
     assert!(kernel.set_dynamic_shared_memory(bytes + 1024).is_err(), "more than the device has");
 }
 
 #[test]
-fn an_allocation_larger_than_the_device_is_an_error_with_the_numbers() {
-    let Some(gpu) = gpu() else { return };
+fn an_allocation_beyond_the_device_is_an_error() {
+    let Some(gpu) = Device::find() else { return };
     let memory = gpu.context.memory().expect("memory");
     let requested = usize::try_from(2 * memory.total_bytes).expect("64 bits");
     let error = DeviceBuffer::new(&gpu.context, requested).err().expect("twice what there is");

@@ -1,5 +1,4 @@
 //! The adapter of a model on the device, to and from PEFT's folder format.
-//! Trade-off: every matrix passes through host memory in f32, also where it is stored in 16 bits.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +7,7 @@ use firebrick_arch::{ModelConfig, lora_tensor_names};
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{Kernels, Parameter};
 
-use crate::checkpoint::companions::Companions;
+use crate::checkpoint::write::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::linear::Linear;
@@ -63,6 +62,7 @@ impl<B: Kernels> Decoder<B> {
     /// A folder that is not a readable adapter, or one whose modules or ranks are not the ones this model was built with.
     pub fn load_adapter(&mut self, dir: &Path) -> Result<(), ModelError> {
         let (config, mut tensors) = peft::read_adapter(dir)?;
+        let path = &dir.join(peft::ADAPTER_WEIGHTS_FILE);
         let device = self.device.clone();
         for linear in self.layers.iter_mut().flat_map(|layer| layer.linears_mut()) {
             let paths: Vec<String> = linear.lora_paths().into_iter().map(str::to_owned).collect();
@@ -71,10 +71,14 @@ impl<B: Kernels> Decoder<B> {
                 lora.scale = config.scaling_of(&paths[0]);
             }
             let rank = lora.b.shape[1];
-            for (path, start) in paths.iter().zip(&lora.starts) {
-                if peft::take_start(&mut tensors, path, rank).as_ref() != Some(start) {
-                    let name = lora_tensor_names(path).0;
-                    return Err(adapter_problem(dir, &name, "started as another part of the base than this run's"));
+            for (module, start) in paths.iter().zip(&lora.starts) {
+                if peft::take_start(&mut tensors, module, rank).as_ref() != Some(start) {
+                    let name = lora_tensor_names(module).0;
+                    return Err(ModelError::adapter_tensor(
+                        path,
+                        name,
+                        "started as another part of the base than this run's",
+                    ));
                 }
             }
         }
@@ -90,16 +94,12 @@ impl<B: Kernels> Decoder<B> {
                         values.extend(tensor.values);
                         continue;
                     }
-                    Some(tensor) => {
-                        format!(
-                            "has shape {:?}, but this model needs {shape:?}{}",
-                            tensor.shape,
-                            peft::of_base(&config)
-                        )
+                    Some(TensorF32 { shape: found, .. }) => {
+                        format!("has shape {found:?}, but this model needs {shape:?}{}", peft::of_base(&config))
                     }
                     None => "is missing".to_owned(),
                 };
-                return Err(adapter_problem(dir, stored, &problem));
+                return Err(ModelError::adapter_tensor(path, stored, problem));
             }
             let shape = parameter.shape.clone();
             let values = parts.put_together(&name, values);
@@ -107,7 +107,9 @@ impl<B: Kernels> Decoder<B> {
         }
         self.refresh_adapter();
         match tensors.into_keys().next() {
-            Some(name) => Err(adapter_problem(dir, &name, "belongs to a module that this run does not adapt")),
+            Some(name) => {
+                Err(ModelError::adapter_tensor(path, name, "belongs to a module that this run does not adapt"))
+            }
             None => Ok(()),
         }
     }
@@ -145,12 +147,4 @@ impl<B: Kernels> Decoder<B> {
 fn host_tensor<B: Kernels>(parameter: &Parameter<B>) -> (String, TensorF32) {
     let values = parameter.value.to_data().to_vec::<f32>().expect("parameters are f32");
     (parameter.name.to_string(), TensorF32 { shape: parameter.shape.clone(), values })
-}
-
-fn adapter_problem(dir: &Path, name: &str, problem: &str) -> ModelError {
-    ModelError::AdapterTensor {
-        path: dir.join(peft::ADAPTER_WEIGHTS_FILE),
-        name: name.to_owned(),
-        problem: problem.to_owned(),
-    }
 }

@@ -8,7 +8,6 @@
 //!
 //! A caller opens one section around the three ([`Decoder::loss_and_gradients`] does). A custom loss is a function from the hidden states to their
 //! gradient. Peak memory is what the recompute policy saves of each layer, plus one layer. Parameters carry Hugging Face's names.
-//! Trade-off: there is one kind of decoder, layers one after another; anything that a family adds has to be a field of `ModelSpec`.
 
 use std::collections::BTreeMap;
 
@@ -92,7 +91,7 @@ impl<B: Kernels> Tape<B> {
 /// A decoder-only transformer.
 #[derive(Clone, Debug)]
 pub struct Decoder<B: Kernels> {
-    /// The model's own description.
+    /// What config.json says of the model.
     pub config: ModelConfig,
     pub(crate) embed_tokens: Base<B>,
     /// Rows of the embedding that train alone; also the head's if it is tied.

@@ -19,7 +19,7 @@ use crate::linear::{Base, Linear};
 /// The owner of each base weight of the layers.
 #[derive(Clone, Debug)]
 pub struct Division {
-    /// The ranks.
+    /// Exchanges weights among the ranks.
     pub communicator: Communicator,
     /// The rank that has each divided tensor, by name; the same on every rank.
     pub owners: BTreeMap<String, usize>,

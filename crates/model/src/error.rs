@@ -2,7 +2,6 @@
 //!
 //! Each message says what was expected, what was found, in which file, and what to do next. Messages that wrap another error leave its text to the
 //! error chain (`source`), so a report that prints the chain says nothing twice.
-//! Trade-off: one enum for the whole crate, so a caller may match on variants that its function never returns.
 
 use std::io::{Error as IoError, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -13,98 +12,64 @@ use thiserror::Error;
 
 /// An error while a model or an adapter is read, checked, written or sampled from.
 #[derive(Debug, Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum ModelError {
     /// A config.json or adapter_config.json that cannot be used, or an adapter that does not fit the model.
     #[error(transparent)]
     Arch(#[from] ArchError),
 
-    /// The operating system refused a read or a write.
     #[error("cannot {action} `{}`{}", path.display(), io_advice(source))]
     Io {
         /// The verb of the sentence "cannot ... `path`".
         action: &'static str,
-        /// The file or folder.
         path: PathBuf,
-        /// The error of the operating system.
         source: IoError,
     },
 
-    /// A folder that should hold a model or an adapter lacks the file that makes it one.
     #[error("`{}` has no {missing}. {advice}", dir.display())]
-    NotThere {
-        /// The folder that was given.
-        dir: PathBuf,
-        /// The file or files that were looked for.
-        missing: &'static str,
-        /// Advice to the user.
-        advice: &'static str,
-    },
+    NotThere { dir: PathBuf, missing: &'static str, advice: &'static str },
 
-    /// A model or tokenizer that a GGUF file cannot describe here.
     #[error(
         "no GGUF file can be written of {what}. llama.cpp's convert_hf_to_gguf.py knows more families and tokenizers"
     )]
-    NoGguf {
-        /// The obstacle.
-        what: String,
-    },
+    NoGguf { what: String },
 
-    /// A mixture of experts in bitsandbytes' 4 bits, which no version of transformers loads.
     #[error(
         "no 4-bit folder can be written of {family}, a mixture of experts: transformers 4 would expect its routers in 4 bits, and transformers \
          5 holds its experts in fused tensors that bitsandbytes does not read. Write it unquantized; [bnb_4bit] of a recipe and `generate \
          --nf4` quantize it while it is read"
     )]
-    MixtureIn4Bits {
-        /// The family of the model.
-        family: String,
-    },
+    MixtureIn4Bits { family: String },
 
-    /// Experts are to be written in MXFP4, but the base has none in it.
     #[error(
         "`{}` has no experts in MXFP4 (quantization_config of its config.json names no mxfp4), so a merged model has none either. Leave \
          --mxfp4 out, or give the base as it is published",
         dir.display()
     )]
-    NotMxfp4 {
-        /// The folder of the base.
-        dir: PathBuf,
-    },
+    NotMxfp4 { dir: PathBuf },
 
-    /// The quantization does not accept a weight.
     #[error("`{name}` cannot be quantized as in training")]
-    NotQuantizable {
-        /// The tensor.
-        name: String,
-        /// The reason.
-        source: firebrick_precision::Error,
-    },
+    NotQuantizable { name: String, source: firebrick_precision::Error },
 
-    /// A merged weight does not compute what base and adapter compute.
     #[error(
         "`{name}` in `{}` is wrong: its outputs are {error:.1e} away from those of base and adapter, expected at most {bound:.0e}. Delete \
          the folder; merge again, to another disk if that does not help",
         dir.display()
     )]
     MergedWrong {
-        /// The merged folder.
         dir: PathBuf,
-        /// The tensor.
         name: String,
         /// Relative difference of outputs.
         error: f64,
-        /// The most that rounding explains.
         bound: f64,
     },
 
-    /// Shards that the index names are not in the folder.
     #[error(
         "`{}` lacks {} that its model.safetensors.index.json names: {}. Download the missing files again into this \
          folder",
         dir.display(), counted(shards.len(), "shard"), first_few(shards)
     )]
     MissingShards {
-        /// The model folder.
         dir: PathBuf,
         /// One line for each missing shard: its name and the tensors that need it.
         shards: Vec<String>,
@@ -116,128 +81,57 @@ pub enum ModelError {
          not use it if it still says so",
         path.display()
     )]
-    OutsideFolder {
-        /// The index.
-        path: PathBuf,
-        /// The first tensor that it places there.
-        tensor: String,
-        /// The file that it names.
-        file: String,
-    },
+    OutsideFolder { path: PathBuf, tensor: String, file: String },
 
-    /// A safetensors file is shorter or longer than its own header says.
     #[error(
         "`{}` should be {expected} bytes by its own header but is {got} bytes: the download or copy did not finish, \
          or the file is damaged. Delete it and download it again",
         path.display()
     )]
-    WrongLength {
-        /// The safetensors file.
-        path: PathBuf,
-        /// Bytes that the header accounts for.
-        expected: u64,
-        /// Bytes in the file.
-        got: u64,
-    },
+    WrongLength { path: PathBuf, expected: u64, got: u64 },
 
-    /// A file is what Git LFS leaves where it has not fetched the file itself.
     #[error("`{}` is a Git LFS pointer, not the weights: run `git lfs pull` in its folder", path.display())]
-    LfsPointer {
-        /// The file.
-        path: PathBuf,
-    },
+    LfsPointer { path: PathBuf },
 
-    /// A file does not begin with a valid safetensors header.
     #[error("`{}` is not a safetensors file: {reason}. Delete it and download it again", path.display())]
-    BadHeader {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
-    },
+    BadHeader { path: PathBuf, reason: String },
 
-    /// The index places tensors in a shard that does not hold them.
     #[error(
         "`{}` does not hold {} that model.safetensors.index.json places in it: {}. The index and the shards come from \
          different versions of the model: download the folder again",
         path.display(), counted(tensors.len(), "tensor"), first_few(tensors)
     )]
-    NotInShard {
-        /// The shard.
-        path: PathBuf,
-        /// The tensors it lacks.
-        tensors: Vec<String>,
-    },
+    NotInShard { path: PathBuf, tensors: Vec<String> },
 
-    /// No file holds a requested tensor.
     #[error("no file in `{}` holds a tensor named `{name}`", dir.display())]
-    MissingTensor {
-        /// The model folder.
-        dir: PathBuf,
-        /// The tensor.
-        name: String,
-    },
+    MissingTensor { dir: PathBuf, name: String },
 
-    /// A tensor's shape differs from the one that config.json decides.
     #[error(
         "`{name}` in `{}` has shape {got:?}, but {keys} in config.json ask for {expected:?}. The weights and \
          config.json do not belong together: download both again from one place",
         path.display()
     )]
-    WrongShape {
-        /// The tensor.
-        name: String,
-        /// The file that holds it.
-        path: PathBuf,
-        /// The shape by config.json.
-        expected: Vec<usize>,
-        /// The shape in the file.
-        got: Vec<usize>,
-        /// The keys of config.json that decide the shape.
-        keys: &'static str,
-    },
+    WrongShape { name: String, path: PathBuf, expected: Vec<usize>, got: Vec<usize>, keys: &'static str },
 
-    /// A tensor is stored in a number format that cannot be read as weights.
     #[error(
         "`{name}` in `{}` is stored as {got}; supported: F32, BF16, F16. Use a checkpoint saved in one of these",
         path.display()
     )]
-    UnsupportedDtype {
-        /// The tensor.
-        name: String,
-        /// The file that holds it.
-        path: PathBuf,
-        /// The format in the file, as safetensors names it.
-        got: String,
-    },
+    UnsupportedDtype { name: String, path: PathBuf, got: String },
 
     /// The parts of a quantized weight are missing or do not belong together, or are in a variant that is not read.
     #[error(
         "the quantized weight `{name}` in `{}` cannot be read: {problem}. Download the folder again, or use the unquantized model",
         dir.display()
     )]
-    QuantizedWeight {
-        /// The model folder.
-        dir: PathBuf,
-        /// The weight.
-        name: String,
-        /// The problem, as a clause.
-        problem: String,
-    },
+    QuantizedWeight { dir: PathBuf, name: String, problem: String },
 
     /// The operating system refused to read a tensor of a file that was whole when it was opened.
     #[error(
         "cannot read `{name}` from `{}`{}; if the file has been changed or cut short, download it again",
         path.display(), io_advice(source)
     )]
-    ReadTensor {
-        /// The tensor.
-        name: String,
-        /// The file that holds it.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: IoError,
-    },
+    ReadTensor { name: String, path: PathBuf, source: IoError },
 
     /// A weight is NaN or infinite, or too large for its number format on the device.
     #[error(
@@ -246,15 +140,11 @@ pub enum ModelError {
         path.display()
     )]
     NotFiniteWeight {
-        /// The tensor.
         name: String,
-        /// The file that holds it.
         path: PathBuf,
         /// Flat, row-major index of the first such value.
         index: usize,
-        /// The value in the file.
         value: f32,
-        /// The number format on the device.
         format: String,
     },
 
@@ -265,42 +155,28 @@ pub enum ModelError {
         else { "The weights that it is computed from do not fit together, or come from a run that diverged" }
     )]
     NotWritable {
-        /// The tensor.
         name: String,
         /// Flat, row-major index of the first such value.
         index: usize,
         /// The value before it is rounded.
         value: f32,
-        /// The format of the file.
         format: String,
     },
 
-    /// The weights and config.json disagree in one or more tensors.
     #[error(
         "the weights in `{}` do not fit its config.json, {} at fault: {}. Download the weights and config.json \
          again from one place",
         dir.display(), counted(problems.len(), "tensor"), first_few(problems)
     )]
-    DoesNotFit {
-        /// The model folder.
-        dir: PathBuf,
-        /// One line for each tensor.
-        problems: Vec<String>,
-    },
+    DoesNotFit { dir: PathBuf, problems: Vec<String> },
 
-    /// A folder to be written is already there and not empty.
     #[error("`{}` already exists and is not empty: choose another folder, or delete this one first", dir.display())]
-    AlreadyExists {
-        /// The folder.
-        dir: PathBuf,
-    },
+    AlreadyExists { dir: PathBuf },
 
     /// An adapter file holds a tensor that does not belong in a LoRA adapter of this model, or lacks one that does.
     #[error("`{}`: tensor `{name}` {problem}", path.display())]
     AdapterTensor {
-        /// The adapter file.
         path: PathBuf,
-        /// The tensor, as named in the file.
         name: String,
         /// The rest of the sentence.
         problem: String,
@@ -312,7 +188,6 @@ pub enum ModelError {
         dir.display(), differences.join("; ")
     )]
     OtherAdapter {
-        /// The adapter folder.
         dir: PathBuf,
         /// One entry for each setting: the adapter's value, and the requested one.
         differences: Vec<String>,
@@ -325,105 +200,67 @@ pub enum ModelError {
         "`{name}` is stored quantized, and init_lora_weights = \"pissa\" takes the principal part out of unquantized weights: give the \
          model that the folder was quantized from, and quantize it in the run ([bnb_4bit], base)"
     )]
-    PrincipalPartOfCodes {
-        /// The tensor.
-        name: String,
-    },
+    PrincipalPartOfCodes { name: String },
 
-    /// The matrices of experts do not begin with a block of the format.
     #[error(
         "the experts of `{name}` are matrices {shape:?}, which are not whole blocks of {format}: choose another format in base, or train without \
          [bnb_4bit]"
     )]
     ExpertBlocks {
-        /// The stack.
         name: String,
         /// `[out, in]` of one expert.
         shape: [usize; 2],
-        /// The format.
         format: QuantFormat,
     },
 
-    /// The experts of a module are stored in different number formats.
     #[error(
         "`{first}` and `{other}` are stored in different number formats, but `{name}` is one weight: convert the folder to one format"
     )]
-    MixedExperts {
-        /// The stack.
-        name: String,
-        /// The first matrix.
-        first: String,
-        /// One with another format.
-        other: String,
-    },
+    MixedExperts { name: String, first: String, other: String },
 
-    /// A weight cannot be packed into 4 bits.
     #[error("`{name}` cannot be stored in 4 bits: the weights are damaged, or train without [bnb_4bit]")]
-    Quantize {
-        /// The tensor.
-        name: String,
-        /// The reason.
-        source: firebrick_precision::Error,
-    },
+    Quantize { name: String, source: firebrick_precision::Error },
 
-    /// A setting of the sampler is out of its range.
     #[error("`{key}` is {got}, but must be {expected}")]
     Sampling {
         /// `temperature`, `top_p`, `min_p` or `repetition_penalty`.
         key: &'static str,
-        /// The value that was given.
         got: f32,
-        /// The range.
         expected: &'static str,
     },
 
-    /// A prompt is empty or leaves no room for the text to be written.
     #[error(
         "a prompt has {got} tokens, but must have from 1 to {room}: shorten it, ask for fewer new tokens, or raise the \
          longest row of the run"
     )]
-    PromptLength {
-        /// Tokens of the prompt.
-        got: usize,
-        /// The most that fit.
-        room: usize,
-    },
+    PromptLength { got: usize, room: usize },
 
     /// Embedding and head have no row for a token.
     #[error(
         "token id {id} is outside the model's vocabulary of {vocabulary} tokens: the tokenizer and the model do not belong together. Take \
          tokenizer.json from the model's own folder; if it is from there, its post_processor may add the token to every text"
     )]
-    TokenOutsideVocabulary {
-        /// The highest such id.
-        id: u64,
-        /// Rows of the embedding.
-        vocabulary: usize,
-    },
+    TokenOutsideVocabulary { id: u64, vocabulary: usize },
 
-    /// The model's logits are not finite, so no token can be chosen.
     #[error("logit {index} is {value}: the model's output is not finite. Lower the learning rate or check the weights")]
-    NotFinite {
-        /// The token id of the first bad logit.
-        index: usize,
-        /// Its value.
-        value: f32,
-    },
+    NotFinite { index: usize, value: f32 },
 
     /// The same error when tokens are chosen on the device.
     #[error(
         "the logits after prompt {prompt} are not finite (prompts count from 0). Lower the learning rate or check the weights"
     )]
-    LogitsNotFinite {
-        /// Index of the prompt.
-        prompt: usize,
-    },
+    LogitsNotFinite { prompt: usize },
 }
 
 impl ModelError {
     /// Builds the error "cannot `action` `path`": for use in `map_err`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(IoError) -> Self {
         move |source| Self::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// Builds the error of a tensor in the adapter file at `path`.
+    pub(crate) fn adapter_tensor(path: &Path, name: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::AdapterTensor { path: path.to_path_buf(), name: name.into(), problem: problem.into() }
     }
 }
 

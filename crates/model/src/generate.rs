@@ -55,7 +55,6 @@ struct Running {
     first_row: usize,
     /// Rows that are its own.
     room: usize,
-    /// Tokens in the caches.
     past: usize,
     /// Tokens of the next pass.
     new: Vec<u32>,

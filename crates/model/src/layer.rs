@@ -5,7 +5,6 @@
 //! in place of the last two. Norms and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums are epilogues. Training,
 //! recomputation and the cached forward of generation are one function, which differs in how it attends. Inside a section only operations of
 //! `Kernels` touch the device. Tensor suffixes as in `firebrick_kernels::linear`.
-//! Trade-off: the order of the five calls is fixed; layers with another order need a separate function.
 
 use burn_tensor::Tensor;
 use firebrick_arch::LayerSpec;
@@ -37,13 +36,13 @@ pub struct Layer<B: Kernels> {
     pub spec: LayerSpec,
     /// Norm of the mixer's input.
     pub before_mixer: Option<Norm<B>>,
-    /// The mixer.
+    /// Attention, or a short convolution.
     pub mixer: Mixer<B>,
     /// Norm of the mixer's output.
     pub after_mixer: Option<Norm<B>>,
     /// Norm of the MLP's input.
     pub before_mlp: Option<Norm<B>>,
-    /// The MLP.
+    /// A gated MLP, or a mixture of experts.
     pub mlp: Mlp<B>,
     /// Norm of the MLP's output.
     pub after_mlp: Option<Norm<B>>,
@@ -54,9 +53,9 @@ pub struct Layer<B: Kernels> {
 pub enum Mlp<B: Kernels> {
     /// Gate and up projections, then the down projection.
     Gated {
-        /// Gate and up.
+        /// Gate and up, `[width, hidden]` each.
         gate_up: LinearGroup<B>,
-        /// Down.
+        /// Down, `[hidden, width]`.
         down: LinearGroup<B>,
     },
     /// A mixture of experts.

@@ -1,10 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 mod adapter;
-mod checkpoint;
-mod compress;
+pub mod checkpoint;
 mod decoder;
-mod description;
 mod division;
 pub mod error;
 pub mod experts;
@@ -14,7 +12,6 @@ pub mod layer;
 pub mod linear;
 mod load;
 mod merge;
-mod merge_noise;
 pub mod mixer;
 pub mod norm;
 mod parameters;
@@ -28,14 +25,14 @@ pub mod shared_expert;
 #[cfg(test)]
 mod test_config;
 mod token_rows;
-pub mod weights;
 
-pub use checkpoint::companions::{CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE, Companions};
-pub use checkpoint::save::CollectedWeights;
-pub use checkpoint::stored_parts::StoredParts;
-pub use compress::{CompressReport, compress_folder, decompress_folder};
+pub use checkpoint::compress::{CompressReport, compress_folder, decompress_folder};
+pub use checkpoint::description::read_config;
+pub use checkpoint::experts::StoredParts;
+pub use checkpoint::write::companions::{CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE, Companions};
+pub use checkpoint::write::save::CollectedWeights;
+pub use checkpoint::{Bnb4bit, Codec, HfFolder, float_type_of};
 pub use decoder::{Decoder, Loss, LossOptions, MicroBatch, Tape};
-pub use description::read_config;
 pub use division::Division;
 pub use error::ModelError;
 pub use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TargetModules};
@@ -44,10 +41,9 @@ pub use generate::{BatchLimits, Conversation, GenerateOptions};
 pub use gguf::{GgufEnds, GgufType, check_gguf, write_gguf};
 pub use linear::DropoutMasks;
 pub use load::{BuildOptions, HASHED_PIECE};
+pub use merge::noise::Mxfp4Noise;
 pub use merge::{Merge, MergeReport, merge_adapter, quantize_folder};
-pub use merge_noise::Mxfp4Noise;
 pub use pass::PassOptions;
 pub use preference::{PairBatch, PairReference};
 pub use sampling::{FolderSampling, Sampler, Sampling};
 pub use score::Score;
-pub use weights::{Bnb4bit, Codec, HfFolder, float_type_of};

@@ -3,7 +3,6 @@
 //!
 //! A group is what `Kernels::project` multiplies at once. Its backward hands every parameter's gradient to the sink; where the sink
 //! lends the running sum of a trained weight, the GEMM adds to it in place.
-//! Trade-off: modules of a group are always computed together, also where only one of them has an adapter.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -60,7 +59,7 @@ impl<B: Kernels> Base<B> {
 pub struct ModuleBias<B: Kernels> {
     /// `..bias`.
     pub parameter: Parameter<B>,
-    /// Whether it trains.
+    /// Whether training changes it.
     pub trains: bool,
 }
 
@@ -155,9 +154,9 @@ pub struct Linear<B: Kernels> {
     pub stack: Option<Arc<Stack>>,
     /// The weight. Where ranks divide weights, its tensors are placeholders on all ranks but one.
     pub base: Base<B>,
-    /// The bias.
+    /// `[out]`; `None` without one.
     pub bias: Option<ModuleBias<B>>,
-    /// The adapter.
+    /// LoRA on this module; `None` without an adapter.
     pub lora: Option<Lora<B>>,
 }
 

@@ -5,7 +5,6 @@
 //! ±1/sqrt(in), B zero, magnitudes the norms of the rows). Each has its own random stream, seeded by its name, so the set of adapted modules changes
 //! no other start. Weights that the folder stores in the format of the base are uploaded unchanged. The matrices of a mixture's experts are put
 //! together on the way.
-//! Trade-off: the model cannot run before its last tensor has arrived.
 
 mod layers;
 mod new_tokens;
@@ -23,10 +22,10 @@ use firebrick_kernels::{BaseStorage, GemmFormat, Kernels, Storage};
 use firebrick_precision::{FloatType, Format, QuantFormat};
 
 use self::new_tokens::with_new_rows;
+use crate::checkpoint::{HfFolder, Limits, Request, Shard, Values, read_ahead};
 use crate::decoder::Decoder;
 use crate::division::Division;
 use crate::error::ModelError;
-use crate::weights::{HfFolder, Limits, Request, Shard, Values, read_ahead};
 
 /// Threads that read weights: a few saturate any link to a device, and more only compete for memory bandwidth.
 const MAX_READERS: usize = 8;

@@ -6,7 +6,7 @@ use firebrick_kernels::{GradientSink, Kernels, NormWeight, Parameter};
 /// An RMSNorm weight `[d]`.
 #[derive(Clone, Debug)]
 pub struct Norm<B: Kernels> {
-    /// The weight, f32.
+    /// `[d]`, f32.
     pub weight: Parameter<B>,
     /// Full fine-tuning trains it, LoRA does not.
     pub trains: bool,

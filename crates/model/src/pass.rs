@@ -3,7 +3,6 @@
 //! Under [`Recompute::Projections`] the two halves of a layer run backward one after the other, and each is fetched separately: the input of the MLP
 //! arrives while the layer above runs backward, those of the mixer's half while its MLP does. So the two halves are never recomputed at the
 //! same time, and offloaded tensors are on the device only while their half runs.
-//! Trade-off: one policy decides what all layers save.
 
 use burn_tensor::Tensor;
 use firebrick_kernels::memory::prefetch::Store;

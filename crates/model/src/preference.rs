@@ -34,7 +34,7 @@ pub enum PairReference<B: Kernels> {
 /// A micro-batch of pairs on the device.
 #[derive(Clone, Debug)]
 pub struct PairBatch<B: Kernels> {
-    /// The tokens.
+    /// The tokens of both answers of each pair.
     pub batch: MicroBatch<B>,
     /// Assigns targets to answers; `None` if a rank has nothing but padding.
     pub targets: Option<PairTargets<B>>,

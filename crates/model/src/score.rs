@@ -1,7 +1,6 @@
 //! Evaluation of a micro-batch: the loss without gradients, and the number of targets that the model would have chosen.
 //!
 //! Both come from the same logits, for a bounded number of rows at a time, in one pass over the head.
-//! Trade-off: nothing else is known about a wrong choice, such as its rank.
 
 use burn_tensor::Tensor;
 use firebrick_kernels::{CrossEntropy, CrossEntropyOptions, Kernels};
@@ -50,7 +49,7 @@ mod tests {
     use crate::test_config::{build_options, tiny};
 
     #[test]
-    fn every_chunk_size_scores_alike_and_as_the_loss_of_training() {
+    fn every_chunk_size_scores_alike() {
         let options = build_options(BaseStorage::Frozen(Format::Float(FloatType::F32)), 64);
         let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, None, &Default::default()).unwrap();
         let ids: Vec<u32> = (0..20).map(|token| token * 7 % 11).collect();
@@ -72,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn without_targets_nothing_is_right_and_nothing_is_lost() {
+    fn without_targets_nothing_is_scored() {
         let options = build_options(BaseStorage::Trained, 8);
         let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, None, &Default::default()).unwrap();
         let score = model.score(&model.upload(&[1, 2], &[-100, -100], &[0, 1], &[0, 2]).unwrap(), 4);

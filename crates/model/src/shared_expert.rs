@@ -14,9 +14,9 @@ use crate::linear::{AdapterPass, LinearGroup, mlp_backward};
 /// A shared expert.
 #[derive(Clone, Debug)]
 pub struct SharedExpert<B: Kernels> {
-    /// Gate and up.
+    /// Gate and up, `[width, hidden]` each.
     pub gate_up: LinearGroup<B>,
-    /// Down.
+    /// Down, `[hidden, width]`.
     pub down: LinearGroup<B>,
     /// The gate of its output.
     pub gate: Option<LinearGroup<B>>,
@@ -37,7 +37,6 @@ pub(crate) struct SavedShared<B: Kernels> {
 struct SavedGate<B: Kernels> {
     projected: Box<ProjectSaved<B>>,
     weights: Routing<B>,
-    /// What the gate weights.
     y_nd: Tensor<B, 2>,
 }
 

@@ -11,10 +11,10 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Value, json, to_string_pretty};
 
-use crate::checkpoint::companions::Companions;
+use crate::checkpoint::write::companions::Companions;
+use crate::checkpoint::{Fetched, write_hf_folder};
 use crate::error::ModelError;
 use crate::load::BuildOptions;
-use crate::weights::{Fetched, write_hf_folder};
 
 /// Returns a tiny Llama's `config.json` with some keys replaced; a null removes the key.
 pub(crate) fn tiny(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {

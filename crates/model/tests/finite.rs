@@ -1,7 +1,6 @@
 //! No NaN and no infinity passes: neither in a folder that is read, nor in one that is written.
 //!
 //! Every float tensor of every fixture is damaged in turn, in the file: a third of them, and all with `cargo xtask test --slow`.
-//! Trade-off: one value per tensor; that it is found at every place is tested with the function that looks for it.
 
 use std::fmt::Debug;
 use std::fs::{copy, create_dir_all, read, read_dir, write};
@@ -87,7 +86,7 @@ fn read_all(folder: &HfFolder) -> Result<(), ModelError> {
 }
 
 #[test]
-fn a_base_and_an_adapter_with_a_value_that_is_not_finite_are_refused() {
+fn values_that_are_not_finite_are_refused() {
     let count = refusals(WEIGHTS_FILE, |folder| read_all(&HfFolder::open(folder)?));
     assert!(count > 2_000 / step(), "{count} damaged tensors of models");
     let is_named = |error: &ModelError| assert!(matches!(error, ModelError::NotFiniteWeight { .. }), "{error}");

@@ -1,7 +1,6 @@
 //! Experts of a gpt-oss that are merged back into MXFP4: written folders against exact merges and the base's bytes.
 //!
 //! transformers wrote the base, PEFT the adapters.
-//! Trade-off: no model is computed here; that folders in MXFP4 compute what transformers does is tested with all quantized folders.
 
 use std::collections::BTreeMap;
 use std::fs::{copy, create_dir_all, read, read_to_string};
@@ -9,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use firebrick_arch::CONFIG_FILE;
 use firebrick_arch::folder::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, WEIGHTS_FILE};
+use firebrick_model::checkpoint::{TensorInfo, write_safetensors};
 use firebrick_model::peft::read_adapter;
-use firebrick_model::weights::{TensorInfo, write_safetensors};
 use firebrick_model::{Companions, HfFolder, Merge, MergeReport, ModelConfig, ModelError, merge_adapter};
 use firebrick_precision::{FloatType, QuantFormat};
 use safetensors::{Dtype, SafeTensors};
@@ -92,7 +91,7 @@ impl Merged {
 }
 
 #[test]
-fn a_merge_into_mxfp4_has_the_names_and_config_of_the_base_and_keeps_the_bytes_of_all_without_an_adapter() {
+fn a_merge_into_mxfp4_keeps_what_has_no_adapter() {
     let merged = Merged::new(&fixture(OF_EXPERTS));
     assert_eq!(changed(&merged.mxfp4), CHANGED);
     let config = |folder: &Path| from_str::<Value>(&read_to_string(folder.join(CONFIG_FILE)).unwrap()).unwrap();
@@ -152,7 +151,7 @@ fn scaled(factor: f32) -> TempDir {
 }
 
 #[test]
-fn the_reported_noise_is_that_of_the_files_and_small_changes_are_reported_as_lost() {
+fn the_reported_noise_is_that_of_the_files() {
     for (factor, is_lost) in [(10.0, false), (1.0, false), (0.03, true)] {
         let Merged { report, experts, .. } = Merged::new(scaled(factor).path());
         let mut sums = [0.0; 3];
@@ -170,7 +169,7 @@ fn the_reported_noise_is_that_of_the_files_and_small_changes_are_reported_as_los
 }
 
 #[test]
-fn an_adapter_of_attention_leaves_all_experts_as_they_are() {
+fn an_adapter_of_attention_leaves_all_experts() {
     let temp = tempdir().unwrap();
     let to = temp.path().join("merged");
     let report = merged(&fixture(BASE), &fixture("tiny-gpt-oss-lora"), None, true, &to).unwrap();
@@ -180,7 +179,7 @@ fn an_adapter_of_attention_leaves_all_experts_as_they_are() {
 }
 
 #[test]
-fn a_base_without_experts_in_mxfp4_is_refused_before_anything_is_written() {
+fn a_base_without_mxfp4_is_refused() {
     let temp = tempdir().unwrap();
     let to = temp.path().join("merged");
     for (base, adapter) in [("tiny-gpt-oss", OF_EXPERTS), ("tiny-llama", "tiny-llama-rslora")] {

@@ -1,7 +1,6 @@
 //! Text models of larger checkpoints: tensors and adapters in every spelling, and folders that keep their other parts.
 //!
 //! transformers and PEFT wrote the fixtures.
-//! Trade-off: no model is computed here; the numbers of these checkpoints are tested with those of all families.
 
 use std::collections::BTreeMap;
 use std::fs::{copy, create_dir_all, read, read_to_string, write};
@@ -9,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use firebrick_arch::folder::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, PREPROCESSOR_FILES, WEIGHTS_FILE};
 use firebrick_arch::{CONFIG_FILE, TextLayout, is_other_part, name_in_adapter, text_name, text_name_in_adapter};
+use firebrick_model::checkpoint::{TensorBytes, TensorInfo, write_safetensors};
 use firebrick_model::peft::read_adapter;
-use firebrick_model::weights::{TensorBytes, TensorInfo, write_safetensors};
 use firebrick_model::{Bnb4bit, Companions, HfFolder, Merge, ModelConfig, merge_adapter};
 use safetensors::SafeTensors;
 use serde_json::{Value, from_str, json};
@@ -81,7 +80,7 @@ fn write_adapter(name: &str, layout: TextLayout, targets: &Value, to: &Path) {
 }
 
 #[test]
-fn the_text_model_is_read_from_every_layout_and_the_rest_set_aside() {
+fn every_layout_gives_the_text_model() {
     for (name, layout) in LAYOUTS {
         let (folder, config) = (HfFolder::open(&fixture(name)).unwrap(), ModelConfig::read(&fixture(name)).unwrap());
         folder.check_complete(&config).unwrap();
@@ -96,7 +95,7 @@ fn the_text_model_is_read_from_every_layout_and_the_rest_set_aside() {
 }
 
 #[test]
-fn a_tower_that_config_json_does_not_describe_is_refused_and_never_dropped() {
+fn an_undescribed_tower_is_refused() {
     let (temp, from) = (tempdir().unwrap(), fixture("tiny-qwen2-5-vl"));
     copy(from.join(WEIGHTS_FILE), temp.path().join(WEIGHTS_FILE)).unwrap();
     copy(fixture("tiny-qwen2").join(CONFIG_FILE), temp.path().join(CONFIG_FILE)).unwrap();
@@ -107,7 +106,7 @@ fn a_tower_that_config_json_does_not_describe_is_refused_and_never_dropped() {
 }
 
 #[test]
-fn a_merged_checkpoint_keeps_its_names_its_tower_and_its_preprocessors() {
+fn a_merge_keeps_names_tower_and_preprocessors() {
     for (name, _) in LAYOUTS {
         let temp = tempdir().unwrap();
         let (base, merged) = (fixture(name), temp.path().join("merged"));
@@ -127,7 +126,7 @@ fn a_merged_checkpoint_keeps_its_names_its_tower_and_its_preprocessors() {
 }
 
 #[test]
-fn a_checkpoint_merged_in_4_bits_keeps_its_tower_and_names_it_as_unquantized() {
+fn a_4_bit_merge_keeps_its_tower() {
     let temp = tempdir().unwrap();
     let (base, merged) = (fixture("tiny-gemma3-vl"), temp.path().join("merged"));
     merge(&base, &fixture("tiny-gemma3-vl-lora"), &merged, Some(Bnb4bit::Nf4 { double_quant: true }));
@@ -175,7 +174,7 @@ fn an_adapter_is_read_in_every_spelling() {
 }
 
 #[test]
-fn an_adapter_of_the_text_model_alone_merges_into_the_checkpoint_and_the_other_way_round() {
+fn adapters_merge_into_text_model_and_wrapper() {
     let temp = tempdir().unwrap();
     let path = |name: &str| temp.path().join(name);
     write_text_model("tiny-gemma3-vl", &path("text"));

@@ -1,6 +1,4 @@
 //! The optimizer of a run and its constants.
-//!
-//! Trade-off: all rules share one set of constants, and each ignores those that it does not use.
 
 use serde::{Deserialize, Serialize};
 

@@ -98,7 +98,6 @@ impl<B: Kernels> LossScaler<B> {
         LossScaleState { scale: numbers[0], good_steps: numbers[1] as u32, skipped_steps }
     }
 
-    /// Continues from a checkpoint.
     pub(crate) fn restore(&mut self, state: LossScaleState) {
         let device = self.scale.device();
         self.scale = Tensor::from_floats([state.scale], &device);
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn scale_and_count_follow_torch_over_good_and_skipped_steps() {
+    fn scale_and_count_follow_torch() {
         let scaling = LossScaling { growth_interval: 3, ..LossScaling::default() };
         let mut scaler = LossScaler::<Flex>::new(scaling, &Default::default());
         let (mut expected, mut skipped) = ((scaling.initial, 0), 0);

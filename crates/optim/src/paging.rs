@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn state_is_paged_from_the_last_name_on_until_the_budget_is_met() {
+    fn state_is_paged_from_the_last_name_on() {
         let layouts = layouts(&[("a", 1 << 20), ("b", 1 << 20), ("c", 1000), ("d", 1 << 20)]);
         let total: u64 = layouts.values().flatten().map(|spec| spec.bytes(1)).sum();
         assert_eq!(choose(&layouts, total), [""; 0]);

@@ -27,7 +27,7 @@ pub enum ScheduleKind {
 pub struct Schedule {
     /// Shape of the decay.
     pub kind: ScheduleKind,
-    /// The highest rate.
+    /// The rate at the end of the warm-up.
     pub peak: f64,
     /// The final rate of the decay, one step after the last.
     pub lowest: f64,
@@ -68,22 +68,6 @@ mod tests {
         Schedule { kind, peak: 1.0, lowest: 0.0, warmup_steps: 4, total_steps: 12 }
     }
 
-    #[test]
-    fn warmup_increases_linearly_to_the_peak() {
-        let rates: Vec<f64> = (1..=4).map(|step| schedule(ScheduleKind::Cosine).rate(step)).collect();
-        assert_eq!(rates, [0.25, 0.5, 0.75, 1.0]);
-    }
-
-    #[test]
-    fn the_rate_falls_at_every_step_of_the_decay_and_is_above_zero_at_the_last() {
-        for kind in [ScheduleKind::Linear, ScheduleKind::Cosine] {
-            let rates: Vec<f64> = (4..=12).map(|step| schedule(kind).rate(step)).collect();
-            assert!(rates.windows(2).all(|pair| pair[1] < pair[0]), "{rates:?}");
-            assert!(*rates.last().unwrap() > 0.0 && schedule(kind).rate(13) < 1e-12);
-        }
-        assert_eq!(schedule(ScheduleKind::Constant).rate(12), 1.0);
-    }
-
     /// Computes the factor of `get_linear_schedule_with_warmup` and `get_cosine_schedule_with_warmup` for a step that counts from 0.
     fn of_transformers(kind: ScheduleKind, step: u64, warmup: u64, total: u64) -> f64 {
         if step < warmup {
@@ -101,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_those_of_transformers_without_its_first_step_of_rate_zero() {
+    fn rates_are_those_of_transformers() {
         for kind in [ScheduleKind::Constant, ScheduleKind::Linear, ScheduleKind::Cosine] {
             for (warmup_steps, total_steps) in [(0, 9), (1, 9), (4, 12), (12, 12), (0, 1)] {
                 let schedule = Schedule { warmup_steps, total_steps, ..schedule(kind) };
@@ -117,17 +101,11 @@ mod tests {
     }
 
     #[test]
-    fn the_decay_leads_to_the_lowest_rate_and_warmup_starts_from_zero() {
+    fn the_decay_leads_to_the_lowest_rate() {
         for kind in [ScheduleKind::Linear, ScheduleKind::Cosine] {
             let schedule = Schedule { peak: 2.0, lowest: 0.5, ..schedule(kind) };
             assert_eq!((schedule.rate(1), schedule.rate(4)), (0.5, 2.0));
             assert!((schedule.rate(13) - 0.5).abs() < 1e-12 && schedule.rate(12) > 0.5);
         }
-    }
-
-    #[test]
-    fn cosine_is_half_the_peak_in_the_middle_of_the_decay() {
-        let schedule = Schedule { peak: 2.0, warmup_steps: 0, total_steps: 8, ..schedule(ScheduleKind::Cosine) };
-        assert!((schedule.rate(5) - 1.0).abs() < 1e-12);
     }
 }

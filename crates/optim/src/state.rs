@@ -26,33 +26,18 @@ pub type StateDict = BTreeMap<String, HostTensor>;
 
 /// A saved optimizer state that does not fit the run.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum OptimError {
-    /// A tensor of the state is not there.
     #[error(
         "the optimizer state lacks `{name}`: the checkpoint was written with another recipe (LoRA targets or optimizer)"
     )]
-    Missing {
-        /// Name inside the state file.
-        name: String,
-    },
-    /// A tensor of the state has another size or format.
+    Missing { name: String },
     #[error("the optimizer state's `{name}` has {got}, expected {expected}: resume with the recipe that wrote it")]
-    Mismatch {
-        /// Name inside the state file.
-        name: String,
-        /// Size and format that the run needs.
-        expected: String,
-        /// Size and format in the file.
-        got: String,
-    },
-    /// A tensor of the state belongs to no parameter of the run.
+    Mismatch { name: String, expected: String, got: String },
     #[error(
         "the optimizer state has `{name}`, which no parameter of this run needs: resume with the recipe that wrote it"
     )]
-    Unexpected {
-        /// Name inside the state file.
-        name: String,
-    },
+    Unexpected { name: String },
 }
 
 /// The format of a state tensor and the value that each of its elements starts with.
@@ -239,7 +224,6 @@ impl<B: Kernels> StateTensor<B> {
         }
     }
 
-    /// Waits for the device.
     fn download(&self) -> HostTensor {
         match self {
             Self::F32(values) => host_f32(values.to_data()),

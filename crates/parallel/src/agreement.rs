@@ -1,6 +1,4 @@
 //! Checks that all ranks are about to do the same: every rank lists the facts that its run depends on, and the lists must be equal.
-//!
-//! Trade-off: values are compared as text, and the first difference is reported, not all of them.
 
 use firebrick_kernels::Communicator;
 
@@ -81,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_facts_pass_and_the_first_difference_is_the_same_error_on_all_ranks() {
+    fn the_first_difference_is_the_error_of_all() {
         let same = facts(&[("seed", "7"), ("data", "é")]);
         assert_eq!(compared(|_| same.clone()), [Ok(()), Ok(()), Ok(())]);
         let results = compared(|rank| facts(&[("seed", "7"), ("lr", if rank == 2 { "2e-4" } else { "1e-4" })]));

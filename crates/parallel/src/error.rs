@@ -1,6 +1,4 @@
 //! Errors between ranks.
-//!
-//! Trade-off: a lost rank ends the run on every rank; nothing is repaired here.
 
 use std::time::Duration;
 
@@ -8,30 +6,19 @@ use firebrick_kernels::CommError;
 
 /// Ranks could not be started, do not find each other, do not belong to one job, or an exchange failed. No step may be taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum ParallelError {
     /// A rank is gone, or ranks disagree about what they exchange.
     #[error(transparent)]
     Comm(#[from] CommError),
     /// The variables that a launcher sets are incomplete or wrong.
     #[error("this process was started as one of several ranks (by {launcher}), but {problem}")]
-    Environment {
-        /// Whose variables were found.
-        launcher: &'static str,
-        /// The problem, expected and found, and advice.
-        problem: String,
-    },
-    /// The master's address cannot be used on rank 0.
+    Environment { launcher: &'static str, problem: String },
     #[error(
         "rank 0 cannot listen on {address}: {problem}. MASTER_ADDR must be an address of the machine of rank 0, and the port must be \
          free there: choose another with MASTER_PORT, or FIREBRICK_PORT where the launcher uses MASTER_PORT itself"
     )]
-    Listen {
-        /// The address on which it tried to listen.
-        address: String,
-        /// The error of the system.
-        problem: String,
-    },
-    /// Not all ranks came in time.
+    Listen { address: String, problem: String },
     #[error(
         "{missing} of {world_size} did not come to {address} within {}: {refused}look at their logs, check that MASTER_ADDR and \
          MASTER_PORT are the same on all ranks and that no firewall is between them; FIREBRICK_RENDEZVOUS_TIMEOUT (seconds) is how long \
@@ -40,65 +27,28 @@ pub enum ParallelError {
     Missing {
         /// The ranks, in words.
         missing: String,
-        /// Number of ranks of the job.
         world_size: usize,
-        /// The address on which rank 0 listened.
         address: String,
-        /// Time that it waited.
         waited: Duration,
         /// Connections that were refused, in words; may be empty.
         refused: String,
     },
-    /// Rank 0 cannot be reached.
     #[error(
         "rank {rank} did not reach rank 0 at {address} within {}: {problem}. Look at the log of rank 0, check that MASTER_ADDR and \
          MASTER_PORT are the same on all ranks and that no firewall is between them", seconds(*.waited)
     )]
-    Unreachable {
-        /// This rank.
-        rank: usize,
-        /// The expected address of rank 0.
-        address: String,
-        /// Time that it tried.
-        waited: Duration,
-        /// Error of the last attempt.
-        problem: String,
-    },
+    Unreachable { rank: usize, address: String, waited: Duration, problem: String },
     /// Rank 0 did not accept this rank, or is not the expected rank 0.
     #[error("rank {rank} was not accepted into the job at {address}: {reason}")]
-    Refused {
-        /// This rank.
-        rank: usize,
-        /// Address of rank 0.
-        address: String,
-        /// The reason, and advice.
-        reason: String,
-    },
+    Refused { rank: usize, address: String, reason: String },
     /// A rank would not compute the same run.
     #[error(
         "rank {rank} has {key} = {found}, rank 0 has {expected}: all ranks must run the same program with the same recipe, model and \
          data. Nothing was trained"
     )]
-    Differs {
-        /// The first rank that differs from rank 0.
-        rank: usize,
-        /// The key that differs.
-        key: String,
-        /// The value of that rank.
-        found: String,
-        /// The value of rank 0.
-        expected: String,
-    },
-    /// A local rank could not be started.
+    Differs { rank: usize, key: String, found: String, expected: String },
     #[error("rank {rank} could not be started as {program}: {problem}")]
-    Start {
-        /// The rank.
-        rank: usize,
-        /// The program.
-        program: String,
-        /// The error of the system.
-        problem: String,
-    },
+    Start { rank: usize, program: String, problem: String },
 }
 
 fn seconds(duration: Duration) -> String {

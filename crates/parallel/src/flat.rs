@@ -55,7 +55,6 @@ impl<B: Kernels> FlatGradients<B> {
         Self { ranges, length, sum: None, waiting: Vec::new() }
     }
 
-    /// Adds a contribution.
     pub(crate) fn add(&mut self, parameter: &Parameter<B>, gradient: Tensor<B, 1>) {
         let range = self.ranges.get_mut(&parameter.name).expect("a gradient belongs to a parameter that trains");
         assert_eq!(gradient.dims()[0], range.elements, "elements of the gradient of {}", parameter.name);

@@ -8,7 +8,6 @@
 //!
 //! All lengths are fixed, so a stranger can make rank 0 read at most 82 bytes. Rank 0 waits for no connection: it polls each one, and refuses a
 //! handshake that takes longer than [`PATIENCE`].
-//! Trade-off: another version is refused, never translated.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -34,7 +33,6 @@ const LISTENER: &str = "what listens there";
 /// Longest reason of a refusal.
 const MAX_REASON: usize = 512;
 
-/// A failed handshake.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The connection failed; a retry may succeed.
@@ -78,7 +76,6 @@ pub(crate) struct Guest {
     length: usize,
 }
 
-/// State of a handshake.
 pub(crate) enum Progress {
     /// Not all bytes have arrived.
     Waits(Guest),
@@ -276,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_may_take_five_seconds_in_all_however_it_is_delayed() {
+    fn a_handshake_takes_five_seconds_at_most() {
         let start = greeting();
         for (bytes, expected) in [
             (&start[..0], "it sent nothing for 5 s"),

@@ -34,7 +34,6 @@ pub(crate) struct Links {
     changed: Condvar,
 }
 
-/// Another rank.
 struct Peer {
     rank: usize,
     address: String,
@@ -143,7 +142,6 @@ impl Links {
         problem
     }
 
-    /// Implements `Transport::when_lost`.
     pub(crate) fn when_lost(&self, watcher: Watcher) {
         let mut state = self.state();
         match state.lost.clone() {

@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_parameter_has_an_owner_whatever_the_order_of_the_list() {
+    fn every_parameter_has_an_owner() {
         let sizes = [("embedding", 100), ("a", 30), ("b", 30), ("c", 30), ("norm", 1), ("d", 30)];
         let found = owners(sizes, 3);
         let mut reversed = owners(sizes.into_iter().rev(), 3);
@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn one_rank_owns_all_and_more_ranks_than_parameters_leave_some_without() {
+    fn one_rank_owns_all_and_some_of_many_own_none() {
         assert_eq!(owners([("a", 1), ("b", 2)], 1), [0, 0]);
         assert_eq!(owners([("a", 1), ("b", 2)], 4), [1, 0]);
     }

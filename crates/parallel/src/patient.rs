@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn only_waits_in_a_row_are_counted_and_each_as_one_however_long_it_was() {
+    fn waits_in_a_row_are_counted() {
         let waits = |count, waits| {
             let kinds = [vec![io::ErrorKind::WouldBlock; count], vec![io::ErrorKind::Interrupted; 9]].concat();
             let mut found = [0; 3];

@@ -94,7 +94,6 @@ impl Placement {
     }
 
     /// Returns the address on which rank 0 listens.
-    #[must_use]
     pub fn master(&self) -> String {
         if self.master_host.contains(':') {
             return format!("[{}]:{}", self.master_host, self.master_port);
@@ -245,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_a_launcher_and_a_job_of_one_rank_join_nothing() {
+    fn without_a_launcher_there_is_one_rank() {
         for alone in [
             &[][..],
             &[("RANK", "0"), ("WORLD_SIZE", "1")],
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn torchruns_variables_are_read_and_its_own_port_is_avoided() {
+    fn torchruns_variables_are_read() {
         let ranks = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4"), TOKEN];
         let master = [("MASTER_ADDR", "10.0.0.7"), ("MASTER_PORT", "4000")];
         let variables = [&ranks[..], &master[..]].concat();
@@ -270,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn sruns_variables_are_read_and_its_first_node_is_the_master() {
+    fn sruns_variables_are_read() {
         let variables = [
             ("SLURM_STEP_ID", "0"),
             ("SLURM_PROCID", "6"),
@@ -288,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn mpiruns_variables_are_read_and_one_machine_needs_no_address() {
+    fn mpiruns_variables_are_read() {
         let variables = [
             ("OMPI_COMM_WORLD_RANK", "1"),
             ("OMPI_COMM_WORLD_SIZE", "2"),

@@ -1,7 +1,6 @@
 //! This rank, the number of ranks, and the small exchanges that are not gradients: counts, loss sums, barriers.
 //!
 //! Every rank calls the same exchanges in the same order.
-//! Trade-off: counts go through host memory, one message per call; there are a few per step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

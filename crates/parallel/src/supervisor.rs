@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_get_their_place_and_their_lines_are_passed_on() {
+    fn ranks_get_their_place_and_pass_lines_on() {
         let (lines, print) = log();
         let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR ${#FIREBRICK_JOB_TOKEN} $EXTRA; echo e >&2";
         assert_eq!(supervise(&shell(2, script), &channel().1, print).unwrap(), 0);
@@ -323,7 +323,7 @@ mod tests {
 
     /// The stopped rank does not shorten the time of the others.
     #[test]
-    fn a_stopped_rank_is_killed_soon_after_the_others_have_left_which_is_said() {
+    fn a_stopped_rank_is_killed_and_named() {
         let (started, (lines, print)) = (Instant::now(), log());
         let script = "case $RANK in 0) kill -STOP $$;; 1) sleep 0.5; exit 7;; *) sleep 2.5; echo saved; exit 1;; esac";
         assert_eq!(supervise(&shell(3, script), &channel().1, print).unwrap(), 7);

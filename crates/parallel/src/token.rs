@@ -47,7 +47,6 @@ impl JobToken {
     }
 
     /// Returns the secret itself, to hand it to another rank.
-    #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -86,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_proof_is_accepted_only_with_the_same_token_over_the_same_parts() {
+    fn a_proof_needs_the_same_token_and_parts() {
         let (token, other) = (JobToken::random(), JobToken::random());
         let proof = token.prove(&[b"rank", b"1"]);
         assert!(token.accepts(&[b"rank", b"1"], &proof));

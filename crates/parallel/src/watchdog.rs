@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_stuck_after_the_least_time_or_four_times_the_longest() {
+    fn a_step_is_stuck_after_four_times_the_longest() {
         assert_eq!(in_step_for(10, 1).look(Instant::now(), false, LIMITS), None);
         let problem = in_step_for(3000, 1).look(Instant::now(), false, LIMITS).unwrap();
         assert!(problem.starts_with("it is stuck in step 7: nothing for 3 s"), "{problem}");
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_exchanges_does_not_count_and_a_device_has_longer() {
+    fn time_in_exchanges_does_not_count() {
         let mut state = in_step_for(3000, 1);
         assert_eq!(state.look(Instant::now(), true, LIMITS), None);
         assert_eq!(state.look(Instant::now(), false, LIMITS), None);
@@ -226,13 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_stuck_between_steps_and_before_two_were_taken() {
+    fn nothing_is_stuck_between_steps() {
         assert_eq!(State { taken: 9, ..State::default() }.look(Instant::now(), false, LIMITS), None);
         assert_eq!(State { taken: 1, ..in_step_for(3000, 1) }.look(Instant::now(), false, LIMITS), None);
     }
 
     #[test]
-    fn time_in_which_the_process_was_suspended_counts_neither_as_stuck_nor_as_a_long_step() {
+    fn suspended_time_does_not_count() {
         let began = Instant::now();
         let at = |ms| began + Duration::from_millis(ms);
         let seen = Some((began, Duration::from_millis(5)));

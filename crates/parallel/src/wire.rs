@@ -11,12 +11,7 @@ const MAX_BYTES: u64 = 1 << 36;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// A part of an exchange, or its result.
-    Part {
-        /// Name of the exchange.
-        operation: String,
-        /// The content.
-        bytes: Vec<u8>,
-    },
+    Part { operation: String, bytes: Vec<u8> },
     /// The sender lives.
     Heartbeat,
     /// The job cannot go on, and why.

@@ -41,7 +41,7 @@ fn is_reachable(port: u16) -> bool {
 }
 
 #[test]
-fn ranks_that_start_in_any_order_exchange_bytes_numbers_and_tensors_in_rank_order() {
+fn ranks_start_in_any_order_and_exchange() {
     let results = on_ranks(placements(4), |placement| {
         // Rank 0 comes last.
         thread::sleep(Duration::from_millis(60 * (4 - placement.rank as u64)));
@@ -67,7 +67,7 @@ fn ranks_that_start_in_any_order_exchange_bytes_numbers_and_tensors_in_rank_orde
 
 /// The stuck rank's connections are alive; the other rank waits for it in an exchange, and is not blamed.
 #[test]
-fn a_rank_that_is_stuck_in_a_step_ends_the_job_and_says_so() {
+fn a_stuck_rank_ends_the_job_and_says_so() {
     let limits = Limits { least: Duration::from_millis(300), device: Duration::from_millis(100) };
     let (done, is_done) = channel::<()>();
     let is_done = std::sync::Mutex::new(is_done);
@@ -97,7 +97,7 @@ fn a_rank_that_is_stuck_in_a_step_ends_the_job_and_says_so() {
 }
 
 #[test]
-fn strangers_garbage_and_wrong_tokens_are_refused_without_ending_the_job() {
+fn strangers_are_refused_without_ending_the_job() {
     let all = placements(2);
     let (master, member) = (all[0].clone(), all[1].clone());
     let port = master.master_port;
@@ -127,7 +127,7 @@ fn strangers_garbage_and_wrong_tokens_are_refused_without_ending_the_job() {
 
 /// There are more strangers than rank 0 listens to at once. Some are silent; the others send a byte of a rank's message now and then.
 #[test]
-fn slow_strangers_keep_no_rank_out_and_rank_0_waits_no_longer_for_them() {
+fn slow_strangers_keep_no_rank_out() {
     let all = placements(2);
     let (master, member) = (all[0].clone(), all[1].clone());
     let impatient = Placement { timeout: Duration::from_secs(2), ..placements(2)[0].clone() };
@@ -206,14 +206,14 @@ fn without_rank_0_the_others_say_where_they_looked() {
 }
 
 #[test]
-fn an_address_that_is_not_of_this_machine_is_a_clear_error_on_rank_0() {
+fn rank_0_needs_an_address_of_this_machine() {
     let placement = Placement { master_host: "192.0.2.1".to_owned(), ..placements(2)[0].clone() };
     let message = Ranks::join(&placement).unwrap_err().to_string();
     assert!(message.contains("rank 0 cannot listen on 192.0.2.1:"), "{message}");
 }
 
 #[test]
-fn a_rank_that_is_lost_or_fails_ends_the_exchanges_of_all_with_its_reason() {
+fn a_lost_rank_ends_all_with_its_reason() {
     for says_why in [true, false] {
         let (sender, watched) = channel();
         let results = on_ranks(placements(4), |placement| {
@@ -246,7 +246,7 @@ fn a_rank_that_is_lost_or_fails_ends_the_exchanges_of_all_with_its_reason() {
 }
 
 #[test]
-fn rank_0_that_is_lost_ends_all_and_ranks_in_different_operations_are_named() {
+fn a_lost_rank_0_ends_all() {
     let results = on_ranks(placements(3), |placement| {
         let ranks = Ranks::join(&placement).unwrap();
         if ranks.rank() == 0 {
@@ -280,7 +280,7 @@ fn a_rank_that_ends_after_leaving_is_no_loss() {
 }
 
 #[test]
-fn ranks_that_would_compute_something_else_are_refused() {
+fn ranks_with_other_settings_are_refused() {
     let results = on_ranks(placements(2), |placement| {
         let ranks = Ranks::join(&placement).unwrap();
         let mut facts = Facts::default();

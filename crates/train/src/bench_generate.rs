@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shipped_model_is_measured_with_and_without_adapters() {
+    fn the_shipped_model_is_measured() {
         let options = GenerationOptions {
             model: concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama").into(),
             random_base: true,

@@ -2,7 +2,6 @@
 //!
 //! Every turn is rendered from all messages, as in training, and the model reads only the tokens that differ from those it has already read. An
 //! answer stops where the model's folder says, and at the token with which the template closes a turn.
-//! Trade-off: one line is one message; a conversation that has filled its room must begin again.
 
 use std::io::{BufRead, Write};
 use std::ops::ControlFlow;
@@ -123,7 +122,6 @@ impl<B: Kernels> Talk<'_, B> {
         }
     }
 
-    /// Answers a message.
     fn turn(&mut self, text: &str, terminal: &mut ChatTerminal<'_>) -> Result<(), RunError> {
         self.messages.push(message("user", text));
         let rendered = self.tokenizer.chat_template()?.render(&Chat::from_messages(self.messages.clone()), true)?;
@@ -238,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_answer_is_what_generate_writes_and_a_reset_begins_again() {
+    fn a_first_answer_is_that_of_generate() {
         let request = request(256);
         let [first, second] = ["Spell stove backwards.", "Spell rovis backwards."].map(|text| alone(&request, text));
         let said =
@@ -248,7 +246,7 @@ mod tests {
 
     /// Continues in a second turn from what was read in the first one.
     #[test]
-    fn a_second_answer_is_that_of_a_conversation_that_was_read_at_once() {
+    fn a_second_answer_is_that_of_one_conversation() {
         let request = request(256);
         let said = say(&request, "Spell stove backwards.\nSpell rovis backwards.\n", false);
         let (first, second) = said.split_once("\n\n").unwrap();
@@ -274,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_beyond_the_positions_is_noted_once_and_one_far_beyond_is_refused() {
+    fn a_long_conversation_is_noted_then_refused() {
         let request = ChatRequest { max_new_tokens: 1, ..request(4096) };
         let [beyond, far_beyond] = [200, 800].map(|words| "ab ".repeat(words));
         let said = say(&request, &format!("{beyond}\nShort.\n{far_beyond}\n"), false);
@@ -283,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_stopped_has_one_token_and_a_full_conversation_says_so() {
+    fn a_stopped_answer_has_one_token() {
         let stopped = say(&request(256), "Spell stove backwards.\n", true);
         let whole = say(&request(256), "Spell stove backwards.\n", false);
         assert!(stopped.trim_end().len() < whole.trim_end().len() && whole.starts_with(stopped.trim_end()));

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_base_is_named_by_the_format_that_it_had_in_training() {
+    fn a_base_is_named_by_its_format_in_training() {
         for format in QuantFormat::ALL {
             let base: MergeBase = format.name().parse().unwrap();
             assert_eq!((base, base.to_string()), (MergeBase::Dequantized(format), format.name().to_owned()));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_not_written_to_a_folder_nor_a_folder_to_a_file() {
+    fn files_and_folders_do_not_replace_each_other() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "").unwrap();
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_printed_with_three_digits_next_to_the_change_and_a_lost_change_is_said_plainly() {
+    fn noise_is_printed_next_to_the_change() {
         let printed = |rounding, change| text_of_experts(Some(Mxfp4Noise { rounding, change }));
         let kept = printed(0.1123, 0.5);
         assert!(kept.contains("by 11.2 %, the adapter by 50.0 %") && !kept.contains("lost"), "{kept}");

@@ -11,7 +11,7 @@ const TEMPLATE: &str = include_str!("page.html");
 /// A page.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// The heading.
+    /// Heading of the page.
     pub name: String,
     /// What the page shows, for the window's title.
     pub what: String,
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn every_element_is_ended_in_order_and_text_is_no_markup() {
+    fn every_element_ends_and_text_is_no_markup() {
         assert_eq!(still_open("<a><b/></a><!doctype html><c d=\"e\">").unwrap(), ["c"]);
         assert!(still_open("<a><b></a></b>").is_err());
         let page = page().render();

@@ -2,7 +2,6 @@
 //!
 //! Colors are CSS variables, so one drawing fits light and dark backgrounds. A long line is drawn as the mean of equal parts with a band from the
 //! lowest to the highest value of each, so that no spike is lost.
-//! Trade-off: proportions are fixed, so a narrow window shows smaller letters, and close points cover each other.
 
 /// Colors and rules of drawings, and the colors of the page around them. The lines have the colors of Okabe and Ito, which color-blind readers can
 /// distinguish, darkened or lightened for contrast.
@@ -49,9 +48,9 @@ pub enum Scale {
 pub struct Axis {
     /// The quantity it shows.
     pub title: String,
-    /// Its scale.
+    /// How values become places.
     pub scale: Scale,
-    /// Formats a value.
+    /// Writes the value of a tick or a point.
     pub label: fn(f64) -> String,
 }
 
@@ -453,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_ratios_are_equal_distances_on_a_logarithmic_axis() {
+    fn equal_ratios_are_equal_distances() {
         let axis = Range { is_log: true, values: [1.0, 1000.0], place: [0.0, 300.0] };
         assert!((axis.at(10.0) - 100.0).abs() < 1e-9 && (axis.at(100.0) - 200.0).abs() < 1e-9);
         assert_eq!(Range::around(&[0.0, f64::NAN], Scale::Log, [0.0, 1.0]), None);
@@ -466,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn every_point_is_inside_of_the_drawing_and_names_are_not_interpreted() {
+    fn every_point_is_inside_of_the_drawing() {
         let roofline = Reference::Roofline { name: "<f32>".to_owned(), slope: 10.0, peak: 40.0 };
         for (scale, references) in [
             (Scale::FromZero, Vec::new()),
@@ -496,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_draw_is_no_figure_and_one_point_is_a_dot() {
+    fn nothing_to_draw_is_no_figure() {
         assert_eq!(plot(Scale::FromZero, Vec::new(), vec![Reference::Limit(1.0)]).figure(), "");
         assert!(plot(Scale::FromZero, vec![[7.0, 7.0]], Vec::new()).svg().contains("<circle"));
     }

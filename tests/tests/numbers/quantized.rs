@@ -7,7 +7,7 @@ use std::path::Path;
 
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{BlockScales, Kernels, Weight};
-use firebrick_model::weights::{TensorInfo, write_safetensors};
+use firebrick_model::checkpoint::{TensorInfo, write_safetensors};
 use firebrick_model::{
     BaseStorage, Bnb4bit, Companions, HfFolder, Merge, ModelConfig, ModelError, float_type_of, merge_adapter,
     quantize_folder,

@@ -8,7 +8,7 @@
 
 use std::ptr;
 
-use super::matmul::{ElementType, Epilogue, Matmul, Operand, Scaling};
+use super::matmul::{ElementType, Matmul, Operand, Scaling};
 use super::pointers::Alignment;
 use super::symbols::{self, Destroy, Opaque, SetAttribute, Status, Symbols, description, preference};
 use crate::error::CudaError;
@@ -74,10 +74,10 @@ pub(super) struct Key {
 
 /// Describes the GEMM for messages, with the rules of 8-bit kernels if they apply.
 pub(super) fn requested(matmul: &Matmul) -> String {
-    if !matmul.a.element.is_narrow() {
+    if !matmul.a.element.is_fp8() {
         return matmul.to_string();
     }
-    format!("{matmul} (8-bit and 4-bit kernels need A untransposed, B transposed, and n and k to be multiples of 16)")
+    format!("{matmul} (8-bit kernels need A untransposed, B transposed, and n and k to be multiples of 16)")
 }
 
 /// Builds the operation's descriptor: compute type, transposes, epilogue, scaling.
@@ -88,18 +88,16 @@ pub(super) fn describe(
     workspace: Workspace,
 ) -> Result<Object, CudaError> {
     let matmul = &key.matmul;
-    let tf32 = matmul.a.element == ElementType::F32 && matmul.allow_tf32;
-    let compute = if tf32 { symbols::COMPUTE_TF32 } else { symbols::COMPUTE_F32 };
     let object = Object::new(symbols.description_destroy, |handle| {
         // SAFETY: the pointer is valid for a write, and the codes are those of cublasComputeType_t and cudaDataType_t.
-        let status = unsafe { (symbols.description_create)(handle, compute, symbols::TYPE_F32) };
+        let status = unsafe { (symbols.description_create)(handle, symbols::COMPUTE_F32, symbols::TYPE_F32) };
         symbols.checked("cublasLtMatmulDescCreate", status, || requested(matmul))
     })?;
     let operation = |transposed| if transposed { symbols::OPERATION_TRANSPOSE } else { symbols::OPERATION_NONE };
     object.set_description(symbols, matmul, description::TRANSPOSE_A, operation(mapped.first_transposed))?;
     object.set_description(symbols, matmul, description::TRANSPOSE_B, operation(mapped.second_transposed))?;
-    if matmul.epilogue != Epilogue::None {
-        object.set_description(symbols, matmul, description::EPILOGUE, matmul.epilogue.code())?;
+    if matmul.bias {
+        object.set_description(symbols, matmul, description::EPILOGUE, symbols::EPILOGUE_BIAS)?;
         // The heuristic uses only the alignment of this address, so any address with the alignment of the real one will do.
         // The workspace is aligned to at least 256 bytes.
         let step = u64::from(key.alignment.bias) % 256;
@@ -206,7 +204,7 @@ impl Drop for Object {
 
 #[cfg(test)]
 mod tests {
-    use super::ElementType::{Bf16, E2m1, E4m3, F32};
+    use super::ElementType::{Bf16, E4m3, F32};
     use super::*;
     use crate::blaslt::pointers::Pointers;
 
@@ -222,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_column_major_gemm_reads_and_writes_each_element_where_the_row_major_one_does() {
+    fn column_major_gemms_touch_the_same_elements() {
         let (m, n, k) = (3, 5, 7);
         for (transpose_a, transpose_b, wider) in
             [false, true].into_iter().flat_map(|a| [(a, false, 0), (a, true, 0), (a, false, 4), (a, true, 9)])
@@ -254,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_differ_exactly_if_another_algorithm_may_be_needed() {
+    fn keys_differ_where_algorithms_may_differ() {
         let matmul = Matmul::dense([32, 16, 8], Bf16, [false, true], Bf16);
         let key = |matmul, address| Key { matmul, alignment: Alignment::of(&Pointers::new(address, 512, 512, 512)) };
         let base = key(matmul, 4096);
@@ -262,12 +260,12 @@ mod tests {
         assert_ne!(base, key(matmul, 4096 + 16));
         assert_ne!(base, key(Matmul { m: 33, ..matmul }, 4096));
         assert_ne!(base, key(Matmul { c_leading: 17, ..matmul }, 4096));
-        assert_ne!(base, key(Matmul { allow_tf32: true, ..matmul }, 4096));
+        assert_ne!(base, key(Matmul { bias: true, ..matmul }, 4096));
     }
 
     /// Needs the library but no GPU; returns early without the library.
     #[test]
-    fn the_library_accepts_every_descriptor_that_we_create() {
+    fn the_library_accepts_all_our_descriptors() {
         let Ok(symbols) = Symbols::load_alone() else { return };
         let workspace = Workspace { address: 1 << 20, bytes: 1 << 26 };
         let alignment = Alignment { bias: 16, ..Alignment::BEST };
@@ -275,13 +273,11 @@ mod tests {
         let half = Matmul::dense([64, 32, 128], Bf16, [true, false], F32);
         for matmul in [
             half,
-            Matmul { epilogue: Epilogue::Bias, ..half },
-            Matmul { epilogue: Epilogue::BiasGradient, ..half },
-            Matmul { allow_tf32: true, ..Matmul::dense([3, 5, 7], F32, [false, false], F32) },
-            Matmul { scaling: Scaling::Tensor, fast_accumulation: true, ..fp8 },
+            Matmul { bias: true, ..half },
+            Matmul::dense([3, 5, 7], F32, [false, false], F32),
+            Matmul { fast_accumulation: true, ..fp8 },
             Matmul { scaling: Scaling::OuterVector, ..fp8 },
             Matmul { scaling: Scaling::Blocks32, ..fp8 },
-            Matmul { scaling: Scaling::Blocks16, ..Matmul::dense([64, 32, 128], E2m1, [false, true], Bf16) },
         ] {
             let key = Key { matmul, alignment };
             let mapped = ColumnMajor::of(&matmul);
@@ -294,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_wrong_size_is_an_error_and_names_the_attribute() {
+    fn a_value_of_wrong_size_is_an_error_by_attribute() {
         let Ok(symbols) = Symbols::load_alone() else { return };
         let matmul = Matmul::dense([3, 5, 7], F32, [false, false], F32);
         let key = Key { matmul, alignment: Alignment::BEST };

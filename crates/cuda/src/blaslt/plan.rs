@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use super::descriptors::{ColumnMajor, Key, Object, Workspace, describe, lay_out, prefer, requested};
-use super::matmul::{Epilogue, Matmul, Scaling};
+use super::matmul::{Matmul, Scaling};
 use super::pointers::Pointers;
 use super::symbols::{Algorithm, HeuristicResult, Opaque, Status, Symbols, description};
 use crate::error::CudaError;
@@ -88,7 +88,6 @@ impl Plan {
         Ok((Self { symbols, matmul: key.matmul, description, first, second, output }, proposed))
     }
 
-    /// Returns the GEMM.
     pub(super) fn matmul(&self) -> &Matmul {
         &self.matmul
     }
@@ -96,7 +95,7 @@ impl Plan {
     /// Submits the GEMM with one of the algorithms that were proposed for it.
     ///
     /// # Safety
-    /// The requirements of [`BlasLt::run`](crate::BlasLt::run) must hold; the handle and workspace of `call` must be
+    /// The requirements of [`BlasLt::prepare`](crate::BlasLt::prepare) must hold; the handle and workspace of `call` must be
     /// alive, with their context current. The algorithm must have been proposed for this plan.
     pub(super) unsafe fn submit(&self, algorithm: &Algorithm, call: &Call, stream: &Stream) -> Result<(), CudaError> {
         // After a panic of another call, the addresses in the descriptor are stale; they are set again below.
@@ -132,7 +131,7 @@ impl Plan {
     /// Sets the addresses of the bias and the scales of this call.
     fn set_addresses(&self, description: &Object, pointers: &Pointers) -> Result<(), CudaError> {
         let set = |attribute, address: u64| description.set_description(self.symbols, &self.matmul, attribute, address);
-        if self.matmul.epilogue != Epilogue::None {
+        if self.matmul.bias {
             set(description::BIAS_POINTER, pointers.bias)?;
         }
         if self.matmul.scaling != Scaling::None {

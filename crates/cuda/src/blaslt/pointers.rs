@@ -1,8 +1,6 @@
 //! The device addresses of one GEMM, and their alignment.
-//!
-//! Trade-off: addresses are plain integers without lifetimes. Callers of [`BlasLt::run`](crate::BlasLt::run) must guarantee that they are valid.
 
-use super::matmul::{Epilogue, Matmul, Scaling};
+use super::matmul::{Matmul, Scaling};
 use crate::error::CudaError;
 
 /// The device addresses of one call.
@@ -14,10 +12,9 @@ pub struct Pointers {
     pub b: u64,
     /// C: may be D itself. Not read if beta is 0, and may then be 0.
     pub c: u64,
-    /// D.
+    /// D: `m` rows, `c_leading` elements apart.
     pub d: u64,
-    /// The bias (`n` elements, read) or its gradient (`m` elements, written), depending on the [`Epilogue`]; 0 without
-    /// one. Any beta may be combined with a bias.
+    /// The bias, `n` elements; 0 without one. Any beta may be combined with a bias.
     pub bias: u64,
     /// Scales of A, in the layout of [`Scaling`]; 0 without.
     pub a_scale: u64,
@@ -41,15 +38,14 @@ impl Pointers {
 
     /// Rejects null and misaligned addresses, which would cause a fault on the device or in the library.
     pub(super) fn check(&self, matmul: &Matmul) -> Result<(), CudaError> {
-        let output = matmul.output.address_multiple();
-        let with_bias = matmul.epilogue != Epilogue::None;
+        let output = matmul.output.bytes();
         let scaled = matmul.scaling != Scaling::None;
         let all = [
-            ("A", self.a, matmul.a.element.address_multiple(), true),
-            ("B", self.b, matmul.b.element.address_multiple(), true),
+            ("A", self.a, matmul.a.element.bytes(), true),
+            ("B", self.b, matmul.b.element.bytes(), true),
             ("C", self.c, output, true),
             ("D", self.d, output, true),
-            ("the bias", self.bias, output, with_bias),
+            ("the bias", self.bias, output, matmul.bias),
             ("the scale of A", self.a_scale, matmul.scaling.address_multiple(), scaled),
             ("the scale of B", self.b_scale, matmul.scaling.address_multiple(), scaled),
         ];
@@ -101,13 +97,13 @@ mod tests {
     use crate::blaslt::matmul::ElementType::{Bf16, F32};
 
     #[test]
-    fn alignment_is_the_power_of_two_in_the_address_up_to_256() {
+    fn alignment_is_a_power_of_two_up_to_256() {
         let pointers = Pointers::new(0x7000_0000_0100, 0x7000_0000_0010, 0x7000_0000_0006, 1 << 40);
         assert_eq!(Alignment::of(&pointers), Alignment { b: 16, c: 2, ..Alignment::BEST });
     }
 
     #[test]
-    fn null_and_misaligned_addresses_are_refused_only_if_they_are_used() {
+    fn bad_addresses_are_refused_only_if_used() {
         let matmul = Matmul::dense([4, 6, 8], Bf16, [false, false], F32);
         let good = Pointers::new(256, 258, 0, 512).completed(0.0);
         assert_eq!(good.c, 512);
@@ -115,7 +111,7 @@ mod tests {
         assert!(Pointers::new(256, 258, 0, 512).completed(1.0).check(&matmul).is_err(), "C is read when beta is 1");
         assert!(Pointers { a: 257, ..good }.check(&matmul).is_err());
         assert!(Pointers { d: 514, ..good }.check(&matmul).is_err(), "f32 at an odd multiple of two");
-        let with_bias = Matmul { epilogue: Epilogue::Bias, ..matmul };
+        let with_bias = Matmul { bias: true, ..matmul };
         assert!(good.check(&with_bias).is_err());
         assert_eq!(Pointers { bias: 1024, ..good }.check(&with_bias), Ok(()));
         let added = Pointers { bias: 1024, ..Pointers::new(256, 258, 768, 512) }.completed(1.0);

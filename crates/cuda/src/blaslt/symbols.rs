@@ -3,17 +3,14 @@
 //! Constants are integers, not Rust enums: a newer library may return a value that an enum does not list, which would be
 //! undefined behavior. They are the same in CUDA 12 and 13; the scale modes came with 12.8 and 12.9, and an older library
 //! answers them with `CUBLAS_STATUS_INVALID_VALUE`.
-//!
-//! Trade-off: the compiler does not check the constants against the header.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-use libloading::Library;
-
 use crate::driver::Driver;
 use crate::error::CudaError;
 use crate::libraries::Libraries;
+use crate::symbols::symbols;
 
 /// `cublasStatus_t`.
 pub(super) type Status = u32;
@@ -27,8 +24,8 @@ pub(super) const OPERATION_TRANSPOSE: i32 = 1;
 
 /// `CUBLAS_COMPUTE_32F`: multiplication and accumulation in f32; f32 inputs are not rounded to TF32.
 pub(super) const COMPUTE_F32: u32 = 68;
-/// `CUBLAS_COMPUTE_32F_FAST_TF32`.
-pub(super) const COMPUTE_TF32: u32 = 77;
+/// `CUBLASLT_EPILOGUE_BIAS`. Our A is cuBLASLt's B, as `descriptors.rs` explains, so a bias of columns is one of rows there.
+pub(super) const EPILOGUE_BIAS: u32 = 4;
 /// `CUDA_R_32F`, the type of alpha and beta.
 pub(super) const TYPE_F32: u32 = 0;
 
@@ -91,7 +88,6 @@ impl HeuristicResult {
 
 /// Sets one attribute of a descriptor or a preference: object, attribute, value, its bytes.
 pub(super) type SetAttribute = unsafe extern "C" fn(Opaque, u32, *const c_void, usize) -> Status;
-/// Destroys an object.
 pub(super) type Destroy = unsafe extern "C" fn(Opaque) -> Status;
 
 type Matmul = unsafe extern "C" fn(
@@ -126,36 +122,39 @@ type Heuristic = unsafe extern "C" fn(
     *mut c_int, // how many were written
 ) -> Status;
 
-/// Functions of the loaded library.
-pub(super) struct Symbols {
-    pub(super) create: unsafe extern "C" fn(*mut Opaque) -> Status,
-    pub(super) destroy: Destroy,
-    pub(super) description_create: unsafe extern "C" fn(*mut Opaque, u32, u32) -> Status,
-    pub(super) description_destroy: Destroy,
-    pub(super) description_set: SetAttribute,
-    pub(super) layout_create: unsafe extern "C" fn(*mut Opaque, u32, u64, u64, i64) -> Status,
-    pub(super) layout_destroy: Destroy,
-    pub(super) preference_create: unsafe extern "C" fn(*mut Opaque) -> Status,
-    pub(super) preference_destroy: Destroy,
-    pub(super) preference_set: SetAttribute,
-    pub(super) heuristic: Heuristic,
-    pub(super) matmul: Matmul,
-    pub(super) version: unsafe extern "C" fn() -> usize,
-    status_name: unsafe extern "C" fn(Status) -> *const c_char,
+symbols! {
+    /// Functions of cublasLt.h.
+    pub(super) struct Symbols of CUBLASLT {
+        pub(super) create: unsafe extern "C" fn(*mut Opaque) -> Status = "cublasLtCreate",
+        pub(super) destroy: Destroy = "cublasLtDestroy",
+        pub(super) description_create: unsafe extern "C" fn(*mut Opaque, u32, u32) -> Status = "cublasLtMatmulDescCreate",
+        pub(super) description_destroy: Destroy = "cublasLtMatmulDescDestroy",
+        pub(super) description_set: SetAttribute = "cublasLtMatmulDescSetAttribute",
+        pub(super) layout_create: unsafe extern "C" fn(*mut Opaque, u32, u64, u64, i64) -> Status = "cublasLtMatrixLayoutCreate",
+        pub(super) layout_destroy: Destroy = "cublasLtMatrixLayoutDestroy",
+        pub(super) preference_create: unsafe extern "C" fn(*mut Opaque) -> Status = "cublasLtMatmulPreferenceCreate",
+        pub(super) preference_destroy: Destroy = "cublasLtMatmulPreferenceDestroy",
+        pub(super) preference_set: SetAttribute = "cublasLtMatmulPreferenceSetAttribute",
+        pub(super) heuristic: Heuristic = "cublasLtMatmulAlgoGetHeuristic",
+        pub(super) matmul: Matmul = "cublasLtMatmul",
+        pub(super) version: unsafe extern "C" fn() -> usize = "cublasLtGetVersion",
+        status_name: unsafe extern "C" fn(Status) -> *const c_char = "cublasLtGetStatusName",
+    }
+    optional {}
 }
 
 impl Symbols {
     /// Opens the library that this driver can run, once per process.
     ///
     /// # Errors
-    /// Errors of [`Libraries::find`], or [`CudaError::BrokenBlasLt`].
+    /// Errors of [`Libraries::find`], or [`CudaError::BrokenLibrary`].
     pub(super) fn load(driver: &Driver) -> Result<&'static Self, CudaError> {
         static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
         if let Some(symbols) = SYMBOLS.get() {
             return Ok(symbols);
         }
         let cublaslt = Libraries::find(driver)?.cublaslt();
-        let symbols = Self::look_up(cublaslt.library, &cublaslt.file)?;
+        let symbols = Self::look_up(cublaslt)?;
         Ok(SYMBOLS.get_or_init(|| symbols))
     }
 
@@ -163,30 +162,7 @@ impl Symbols {
     #[cfg(test)]
     pub(super) fn load_alone() -> Result<&'static Self, CudaError> {
         let cublaslt = Libraries::open_alone(&crate::library::CUBLASLT)?;
-        Ok(Box::leak(Box::new(Self::look_up(cublaslt.library, &cublaslt.file)?)))
-    }
-
-    fn look_up(library: &Library, file: &str) -> Result<Self, CudaError> {
-        // SAFETY: the fields' types are the declarations of cublasLt.h, with its enums as the 32-bit integers that they are in
-        // C, and the library is never unloaded once this has succeeded.
-        unsafe {
-            Ok(Self {
-                create: symbol(library, file, "cublasLtCreate")?,
-                destroy: symbol(library, file, "cublasLtDestroy")?,
-                description_create: symbol(library, file, "cublasLtMatmulDescCreate")?,
-                description_destroy: symbol(library, file, "cublasLtMatmulDescDestroy")?,
-                description_set: symbol(library, file, "cublasLtMatmulDescSetAttribute")?,
-                layout_create: symbol(library, file, "cublasLtMatrixLayoutCreate")?,
-                layout_destroy: symbol(library, file, "cublasLtMatrixLayoutDestroy")?,
-                preference_create: symbol(library, file, "cublasLtMatmulPreferenceCreate")?,
-                preference_destroy: symbol(library, file, "cublasLtMatmulPreferenceDestroy")?,
-                preference_set: symbol(library, file, "cublasLtMatmulPreferenceSetAttribute")?,
-                heuristic: symbol(library, file, "cublasLtMatmulAlgoGetHeuristic")?,
-                matmul: symbol(library, file, "cublasLtMatmul")?,
-                version: symbol(library, file, "cublasLtGetVersion")?,
-                status_name: symbol(library, file, "cublasLtGetStatusName")?,
-            })
-        }
+        Ok(Box::leak(Box::new(Self::look_up(&cublaslt)?)))
     }
 
     /// Turns a status into a result; `requested` is only called for an error.
@@ -216,16 +192,6 @@ impl Symbols {
         // SAFETY: not null, so a constant string that ends in a zero.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
-}
-
-/// Looks up a function of the library.
-///
-/// # Safety
-/// `F` is the type of the function that cublasLt.h declares under this name, and is not used after the library is unloaded.
-unsafe fn symbol<F: Copy>(library: &Library, file: &str, name: &'static str) -> Result<F, CudaError> {
-    // SAFETY: the caller's promise.
-    let found = unsafe { library.get::<F>(name.as_bytes()) };
-    found.map(|function| *function).map_err(|_| CudaError::BrokenBlasLt { file: file.to_string(), symbol: name })
 }
 
 #[cfg(test)]

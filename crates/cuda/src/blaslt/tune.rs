@@ -90,7 +90,7 @@ impl Choices {
     /// Measures a shape, unless the limit is reached, and saves the choice.
     ///
     /// # Safety
-    /// The requirements of [`BlasLt::run`](crate::BlasLt::run) must hold for this call, for which the choice is due and
+    /// The requirements of [`BlasLt::prepare`](crate::BlasLt::prepare) must hold for this call, for which the choice is due and
     /// which the caller submits afterwards; its context must be current.
     pub(super) unsafe fn measure(
         &mut self,
@@ -224,7 +224,7 @@ mod tests {
     use crate::blaslt::matmul::ElementType::Bf16;
 
     #[test]
-    fn another_algorithm_is_taken_only_if_it_is_clearly_faster() {
+    fn only_a_clearly_faster_algorithm_is_taken() {
         assert_eq!(choose(&[(0, 1.0), (3, 0.998), (5, 1.01)]), 0);
         assert_eq!(choose(&[(0, 1.0), (3, 0.98), (5, 0.97)]), 5);
         assert_eq!(choose(&[(2, 1.0), (3, 0.9)]), 3, "the library's first was refused");

@@ -1,8 +1,8 @@
 //! The graph of the backward pass, as in cudnn-frontend 1.23 (`CompositeSDPABackwardNode`).
 //!
 //! Probabilities are recomputed from queries, keys and statistics. With `p` the probabilities and `g` the gradient of the output:
-//! `dv = p^T g`, `ds = p * (g v^T - rowsum(g * output))`, `dk = scale * ds^T q`, `dq = scale * ds k`. Row sums and, unless the
-//! pass is deterministic, an f32 accumulator of `dq` are in the workspace. With grouped heads, `dk` and `dv` of all query heads
+//! `dv = p^T g`, `ds = p * (g v^T - rowsum(g * output))`, `dk = scale * ds^T q`, `dq = scale * ds k`. Row sums and an
+//! f32 accumulator of `dq`, to which blocks are added in any order, are in the workspace. With grouped heads, `dk` and `dv` of all query heads
 //! are computed first and then summed over each group.
 //!
 //! Trade-off: the accumulators make the workspace several times as large as the gradients.
@@ -72,7 +72,7 @@ pub(super) fn graph(symbols: Symbols, version: Version, shape: AttentionShape) -
         graph: attention.graph,
         workspace: workspace.0,
         lengths: lengths_at.map(|at| (at, shape.longest() as u32)),
-        cleared: accumulator.filter(|_| version.needs_cleared_accumulator()),
+        cleared: version.needs_cleared_accumulator().then_some(accumulator),
     })
 }
 
@@ -205,13 +205,13 @@ fn all_heads(
     attention.graph.inner(&name, Form::new(attention.element(), whole, strides))
 }
 
-/// Computes `scores . key`. Returns the byte offset and size of the accumulator, if there is one.
+/// Computes `scores . key`. Returns the byte offset and size of the accumulator.
 fn query_side(
     attention: &mut Attention,
     scores: Node,
     key: Node,
     workspace: &mut Workspace,
-) -> Result<Option<(usize, usize)>, CudaError> {
+) -> Result<(usize, usize), CudaError> {
     let sizes = attention.sizes();
     let stride = attention.shape.strides.query_gradient;
     let untransposed = Form { element: Data::Float, ..attention.graph.form(key).transposed() };
@@ -219,10 +219,6 @@ fn query_side(
     let form = attention.rows("query gradient", sizes.query_heads, stride)?;
     let overrides = attention.overrides(Side::Query, Side::Width, Side::Key);
     let gradient = attention.graph.device("query gradient", form, Source::QueryGradient)?;
-    if attention.shape.deterministic {
-        attention.graph.matmul("query gradient", scores, key, gradient, overrides)?;
-        return Ok(None);
-    }
     let (accumulator, count) = if accumulates_by_token(attention) {
         (Form { element: Data::Float, ..form }, whole_tiles(&attention.shape) * stride)
     } else {
@@ -236,7 +232,7 @@ fn query_side(
     let accumulator = attention.graph.device("accumulated query gradient", accumulator, Source::Workspace(at))?;
     attention.graph.matmul("accumulated query gradient", scores, key, accumulator, overrides)?;
     attention.graph.pointwise("query gradient", Pointwise::Identity, Data::Float, &[accumulator], gradient)?;
-    Ok(Some((at, bytes)))
+    Ok((at, bytes))
 }
 
 /// Returns whether accumulators of packed documents are laid out by token. This is known to be wrong for head widths

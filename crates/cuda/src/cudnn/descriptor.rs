@@ -1,6 +1,4 @@
 //! Backend descriptors: cuDNN's attribute lists, which describe tensors, operations, graphs and plans alike.
-//!
-//! Trade-off: every descriptor has a label, a short allocation, so that errors can name it.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -99,7 +97,6 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// Reads one 64-bit integer.
     pub(super) fn integer(&self, attribute: Attribute) -> Result<i64, CudaError> {
         let (mut count, mut value) = (0, 0_i64);
         let (name, of) = (attribute as i32, Type::Int64 as i32);

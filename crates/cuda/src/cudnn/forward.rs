@@ -1,6 +1,4 @@
 //! The graph of the forward pass: scores, masks, softmax, values (FlashAttention-2, <https://arxiv.org/abs/2307.08691>).
-//!
-//! Trade-off: the log-sum-exp of each row is always computed, since the backward pass needs it.
 
 use super::attention::{Attention, Side};
 use super::graph::{Graph, Node, Source};

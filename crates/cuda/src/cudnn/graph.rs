@@ -2,8 +2,6 @@
 //!
 //! All tensors have four dimensions. Virtual tensors exist only inside a kernel; all others are bound to device memory or to a
 //! scalar on the host when the plan runs.
-//!
-//! Trade-off: operations in f32 only, as cuDNN's attention graphs need them.
 
 use super::descriptor::Descriptor;
 use super::sys::{Attribute, Data, Kind, Pointwise, Raw, Reduction, Symbols, Type};

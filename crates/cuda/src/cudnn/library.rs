@@ -65,7 +65,7 @@ impl Cudnn {
     /// Finds and loads cuDNN and creates handles for the device of the context. Takes about a second the first time.
     ///
     /// # Errors
-    /// Errors of [`Libraries::find`], [`CudaError::CudnnNotFound`], [`CudaError::BrokenCudnn`], or errors of cuDNN or the driver.
+    /// Errors of [`Libraries::find`], [`CudaError::CudnnNotFound`], [`CudaError::BrokenLibrary`], or errors of cuDNN or the driver.
     pub fn load(context: &Context) -> Result<Self, CudaError> {
         let (symbols, version) = load_library(context.driver())?;
         let major = context.driver().device(context.ordinal())?.compute_capability.0;
@@ -115,7 +115,7 @@ impl Cudnn {
     }
 
     /// Returns the plan that computes output and statistics of `shape`. The first call builds it, which takes up to a
-    /// few seconds. The strides of the gradients and `deterministic` are ignored.
+    /// few seconds. The strides of the gradients are ignored.
     ///
     /// # Errors
     /// [`CudaError::CudnnUnsupported`] if cuDNN does not support this shape, [`CudaError::AttentionShape`] if the shape is
@@ -125,9 +125,6 @@ impl Cudnn {
     }
 
     /// Returns the plan that computes the gradients of `shape`; the first call builds it.
-    ///
-    /// # Errors
-    /// The same as those of [`Self::forward_plan`].
     pub fn backward_plan(&self, shape: &AttentionShape) -> Result<Arc<Plan>, CudaError> {
         self.made((Pass::Backward, *shape))
     }
@@ -171,7 +168,14 @@ impl Maker {
             // SAFETY: the handle is alive and locked.
             unsafe { Plan::build(self.symbols, self.version, pass, shape, handle.raw) }
         });
-        plan.map(Arc::new)
+        plan.map(Arc::new).map_err(|error| match error {
+            // CUDNN_STATUS_NOT_SUPPORTED and its variants: the graph is valid, but cuDNN does not support it.
+            CudaError::Cudnn { step, status: 3000..=3999, name, message } => CudaError::CudnnUnsupported {
+                case: shape.describe(pass),
+                reason: format!("cuDNN {} returned {name} while {step}: {message}", self.version),
+            },
+            other => other,
+        })
     }
 
     fn lock_handle(&self, pass: Pass) -> MutexGuard<'_, Handle> {
@@ -200,10 +204,10 @@ fn made(plans: &mut HashMap<Key, Entry>, key: Key, make: impl FnOnce() -> Built)
     built
 }
 
-/// Looks up the functions of the library, which is never unloaded, and its version.
+/// Looks up the functions of the library and its version.
 fn load_library(driver: &Driver) -> Result<(Symbols, Version), CudaError> {
     let cudnn = Libraries::find(driver)?.cudnn()?;
-    let symbols = Symbols::look_up(cudnn.library, &cudnn.file)?;
+    let symbols = Symbols::look_up(cudnn)?;
     // SAFETY: has no arguments and accesses no device.
     let version = Version::unpack(unsafe { (symbols.get_version)() });
     Ok((symbols, version))
@@ -259,8 +263,7 @@ mod tests {
         let strides = RowStrides::contiguous(2, 1, 64);
         let element = Element::Bf16;
         let (query_heads, key_value_heads, head_dim) = (2, 1, 64);
-        let shape =
-            AttentionShape { element, layout, query_heads, key_value_heads, head_dim, strides, deterministic: false };
+        let shape = AttentionShape { element, layout, query_heads, key_value_heads, head_dim, strides };
         (Pass::Forward, shape)
     }
 

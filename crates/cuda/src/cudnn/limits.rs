@@ -51,7 +51,7 @@ impl fmt::Display for Version {
 
 /// The first version that is used for packed documents. On Hopper, earlier versions read workspace that they have not written in
 /// the backward pass and return NaN (<https://github.com/NVIDIA/TransformerEngine/issues/2186>), and 9.14 was wrong for wide
-/// heads and deterministic sums.
+/// heads.
 const PACKED_SINCE: Version = Version(9, 18, 0);
 
 /// A wrong backward pass is rejected with one warning per process, because the replacement is slower than the forward pass suggests.
@@ -111,9 +111,6 @@ impl AttentionShape {
                 "the backward pass of 2^31 elements or more is wrong in cuDNN, got {found}: use shorter rows"
             ));
         }
-        if pass == Pass::Backward && self.deterministic && major >= 10 {
-            return no("cuDNN's heuristics do not choose the deterministic backward pass on this GPU".to_string());
-        }
         Ok(())
     }
 }
@@ -124,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_limits_are_reported_as_unsupported_so_that_the_caller_can_fall_back() {
+    fn known_limits_are_reported_as_unsupported() {
         let shape = AttentionShape {
             element: Element::Bf16,
             layout: Layout::Packed { documents: 2, longest: 8, tokens: 10 },
@@ -132,7 +129,6 @@ mod tests {
             key_value_heads: 2,
             head_dim: 8,
             strides: RowStrides::contiguous(4, 2, 8),
-            deterministic: false,
         };
         let unsupported = |shape: &AttentionShape, version, major| {
             let error = shape.check_known_limits(Pass::Backward, version, major);

@@ -1,6 +1,4 @@
 //! Compiles a finished graph: tries the engines that cuDNN proposes, in its order, until one accepts the graph.
-//!
-//! Trade-off: no measurements. The first engine that accepts is used, so runs repeat.
 
 use super::descriptor::Descriptor;
 use super::graph::{FinishedGraph, Source};
@@ -38,27 +36,6 @@ impl Plan {
     /// # Safety
     /// `handle` must be live and used by no other thread.
     pub(super) unsafe fn build(
-        symbols: Symbols,
-        version: Version,
-        pass: Pass,
-        shape: AttentionShape,
-        handle: Raw,
-    ) -> Result<Self, CudaError> {
-        // SAFETY: the caller's promise.
-        let built = unsafe { Self::try_build(symbols, version, pass, shape, handle) };
-        built.map_err(|error| match error {
-            // CUDNN_STATUS_NOT_SUPPORTED and its variants: the graph is valid, but cuDNN does not support it.
-            CudaError::Cudnn { step, status: 3000..=3999, name, message } => CudaError::CudnnUnsupported {
-                case: shape.describe(pass),
-                reason: format!("cuDNN {version} returned {name} while {step}: {message}"),
-            },
-            other => other,
-        })
-    }
-
-    /// # Safety
-    /// The requirements of [`Self::build`] must hold.
-    unsafe fn try_build(
         symbols: Symbols,
         version: Version,
         pass: Pass,

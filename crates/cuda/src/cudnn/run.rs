@@ -1,6 +1,4 @@
 //! Runs a plan: binds pointers to the tensors of its graph.
-//!
-//! Trade-off: pointers are plain addresses without lifetimes, so the calls are `unsafe`.
 
 use std::ffi::c_void;
 use std::hash::{Hash, Hasher};
@@ -27,9 +25,9 @@ pub struct ForwardPointers {
     pub value: CUdeviceptr,
     /// `[tokens, query_heads, head_dim]`, written.
     pub output: CUdeviceptr,
-    /// [`super::AttentionShape::statistics_len`] f32 values in the order of [`super::AttentionShape::statistics_layout`], written.
+    /// `tokens * query_heads` f32 values in the order of [`super::AttentionShape::statistics_layout`], written.
     pub statistics: CUdeviceptr,
-    /// The index of [`super::AttentionShape::packed_index`], read; ignored for uniform documents.
+    /// The index of packed documents ([`super::AttentionShape::packed_index_len`]), read; ignored for uniform documents.
     pub index: CUdeviceptr,
     /// [`Plan::workspace_bytes`] bytes on a 256-byte boundary, overwritten; ignored if there are none.
     pub workspace: CUdeviceptr,
@@ -85,9 +83,6 @@ impl Cudnn {
     }
 
     /// Submits a backward plan, which computes the gradients, to `stream`; the host does not wait.
-    ///
-    /// # Errors
-    /// The same as those of [`Self::forward`].
     ///
     /// # Safety
     /// The requirements of [`Self::forward`] must hold. Output and statistics must be those of the forward pass with

@@ -1,6 +1,4 @@
 //! The shape of an attention call for which a plan is built: its sizes, the layout of its documents in memory, and derived values.
-//!
-//! Trade-off: packed documents have 32-bit offsets, so the largest of their buffers has at most 2^31 - 1 elements.
 
 use crate::error::CudaError;
 
@@ -24,7 +22,7 @@ pub enum Layout {
         length: usize,
     },
     /// Documents of different lengths, back to back. The numbers are upper bounds, so that one plan serves many batches:
-    /// missing documents have length 0 and come last (see [`AttentionShape::packed_index`]).
+    /// missing documents have length 0 and come last (see [`AttentionShape::packed_index_len`]).
     Packed {
         /// Maximum number of documents.
         documents: usize,
@@ -38,13 +36,13 @@ pub enum Layout {
 /// Distance in elements between the rows of adjacent tokens, for each buffer. Within a row, heads are adjacent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowStrides {
-    /// Stride of the queries.
+    /// Of the queries, `[tokens, query_heads, head_dim]`.
     pub query: usize,
-    /// Stride of the keys.
+    /// Of the keys, `[tokens, key_value_heads, head_dim]`.
     pub key: usize,
-    /// Stride of the values.
+    /// Of the values, `[tokens, key_value_heads, head_dim]`.
     pub value: usize,
-    /// Stride of the output.
+    /// Of the output, `[tokens, query_heads, head_dim]`.
     pub output: usize,
     /// Stride of the output's gradient.
     pub output_gradient: usize,
@@ -82,16 +80,12 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Row strides, each a multiple of 8.
     pub strides: RowStrides,
-    /// Whether the backward pass must give the same bits every time. This is slower, since sums cannot use atomic adds.
-    pub deterministic: bool,
 }
 
 /// Forward or backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Pass {
-    /// Output and statistics.
     Forward,
-    /// Gradients.
     Backward,
 }
 
@@ -153,13 +147,8 @@ impl AttentionShape {
         }
     }
 
-    /// Returns the number of f32 values of the softmax statistics, in the order of [`Self::statistics_layout`]: for each query head
-    /// and token, the natural logarithm of the sum of exponentials of its scaled, masked scores (log-sum-exp).
-    pub fn statistics_len(&self) -> usize {
-        self.tokens() * self.query_heads
-    }
-
-    /// Returns the order of the softmax statistics, which the forward pass writes and the backward pass reads. Other
+    /// Returns the order of the softmax statistics, of which there is one for each query head and token: the natural logarithm of the sum of
+    /// exponentials of its scaled, masked scores (log-sum-exp), which the forward pass writes and the backward pass reads. Other
     /// kernels may use other orders, so keep the order with the statistics.
     pub fn statistics_layout(&self) -> StatisticsLayout {
         match self.layout {
@@ -168,51 +157,16 @@ impl AttentionShape {
         }
     }
 
-    /// Returns whether calls need the index of [`Self::packed_index`].
+    /// Returns whether calls need an index.
     pub fn is_packed(&self) -> bool {
         matches!(self.layout, Layout::Packed { .. })
     }
 
-    /// Returns the number of 32-bit integers in the index; 0 for uniform documents.
+    /// Returns the number of 32-bit integers in the index; 0 for uniform documents. The index has the lengths of the documents, in their order, then
+    /// for each of [`Self::index_strides`] their offsets in elements, each part filled up to 16 bytes. Every call of the batch gets it, forward and
+    /// backward. Rows after the last document are neither read nor written.
     pub fn packed_index_len(&self) -> usize {
         if self.is_packed() { self.part_start(self.index_strides().len()) } else { 0 }
-    }
-
-    /// Builds the index of packed documents of these lengths, in their order: first the lengths, then for each of
-    /// [`Self::index_strides`] the offsets of the documents in elements. Upload it once and pass it to every call of
-    /// the batch, forward and backward. Rows after the last document are neither read nor written.
-    ///
-    /// # Errors
-    /// [`CudaError::AttentionShape`] if the documents do not fit the shape, or the shape is not packed.
-    pub fn packed_index(&self, lengths: &[usize]) -> Result<Vec<i32>, CudaError> {
-        self.check()?;
-        let Layout::Packed { documents, longest, tokens } = self.layout else {
-            return Err(refused("uniform documents have no index: give the layout as packed"));
-        };
-        if lengths.len() > documents || lengths.iter().any(|&length| length > longest) {
-            let most = lengths.iter().max().copied().unwrap_or(0);
-            let found = format!("{} documents of up to {most} tokens", lengths.len());
-            return Err(refused(format!(
-                "the plan has room for {documents} documents of up to {longest} tokens, got {found}"
-            )));
-        }
-        let total: usize = lengths.iter().sum();
-        if total > tokens {
-            return Err(refused(format!("the plan has room for {tokens} tokens, the documents have {total}")));
-        }
-        let strides = self.index_strides();
-        let mut index = vec![0_i32; self.part_start(strides.len())];
-        for (slot, &length) in index.iter_mut().zip(lengths) {
-            *slot = small(length);
-        }
-        for (part, stride) in strides.into_iter().enumerate() {
-            let mut start = 0;
-            for (document, slot) in index[self.part_start(part)..].iter_mut().take(documents + 1).enumerate() {
-                *slot = small(start * stride);
-                start += lengths.get(document).copied().unwrap_or(0);
-            }
-        }
-        Ok(index)
     }
 
     /// Returns the byte offset, in the index, of the offsets for buffers with this row stride.
@@ -255,7 +209,6 @@ impl AttentionShape {
         self.strides.query_gradient = query;
         self.strides.key_gradient = self.strides.key;
         self.strides.value_gradient = self.strides.value;
-        self.deterministic = false;
         self
     }
 
@@ -289,18 +242,12 @@ impl AttentionShape {
     /// Describes the call, for errors.
     pub(super) fn describe(&self, pass: Pass) -> String {
         let Self { element, layout, query_heads, key_value_heads, head_dim, .. } = self;
-        let repeatable = if self.deterministic { ", deterministic" } else { "" };
-        format!("{pass:?} {element:?} {query_heads}/{key_value_heads} heads of {head_dim}, {layout:?}{repeatable}")
+        format!("{pass:?} {element:?} {query_heads}/{key_value_heads} heads of {head_dim}, {layout:?}")
     }
 }
 
 fn refused(reason: impl Into<String>) -> CudaError {
     CudaError::AttentionShape { reason: reason.into() }
-}
-
-/// Converts to i32, which always fits: `check` bounds all lengths and offsets by 2^31 - 1.
-fn small(value: usize) -> i32 {
-    i32::try_from(value).expect("bounded by AttentionShape::check")
 }
 
 #[cfg(test)]
@@ -312,47 +259,15 @@ mod tests {
         (strides.query, strides.key, strides.value) = (64, 64, 64);
         let layout = Layout::Packed { documents, longest, tokens };
         let (query_heads, key_value_heads, head_dim) = (4, 2, 8);
-        AttentionShape {
-            element: Element::Bf16,
-            layout,
-            query_heads,
-            key_value_heads,
-            head_dim,
-            strides,
-            deterministic: false,
-        }
+        AttentionShape { element: Element::Bf16, layout, query_heads, key_value_heads, head_dim, strides }
     }
 
     #[test]
-    fn the_index_has_lengths_and_offsets_in_elements_with_missing_documents_empty_at_the_end() {
-        let shape = packed(4, 8, 16);
-        let index = shape.packed_index(&[3, 1, 5]).expect("fits");
-        assert_eq!(index.len(), shape.packed_index_len());
-        assert_eq!(index[..4], [3, 1, 5, 0]);
-        for (row_stride, expected) in
-            [(4, [0, 12, 16, 36, 36]), (64, [0, 192, 256, 576, 576]), (16, [0, 48, 64, 144, 144])]
-        {
-            let at = shape.offsets_at(row_stride) / size_of::<i32>();
-            assert_eq!(at % INDEX_ALIGNMENT, 0);
-            assert_eq!(index[at..at + 5], expected, "row stride {row_stride}");
-        }
-    }
-
-    #[test]
-    fn forward_and_backward_find_their_offsets_at_the_same_places() {
+    fn both_passes_find_their_offsets_at_the_same_places() {
         let shape = packed(5, 8, 16);
         let forward = shape.without_gradients();
         for stride in [4, 64, 32] {
             assert_eq!(shape.offsets_at(stride), forward.offsets_at(stride));
-        }
-    }
-
-    #[test]
-    fn documents_that_do_not_fit_are_refused_with_the_numbers() {
-        let shape = packed(2, 8, 10);
-        for lengths in [&[1, 1, 1][..], &[9], &[8, 3]] {
-            let message = shape.packed_index(lengths).expect_err("does not fit").to_string();
-            assert!(message.contains("the plan has room for"), "{message}");
         }
     }
 
@@ -374,11 +289,10 @@ mod tests {
     }
 
     #[test]
-    fn statistics_are_ordered_by_document_for_uniform_and_by_token_for_packed_documents() {
+    fn the_layout_decides_the_order_of_statistics() {
         let shape = packed(2, 8, 10);
         assert_eq!(shape.statistics_layout(), StatisticsLayout::TokensHeads);
         let uniform = AttentionShape { layout: Layout::Uniform { documents: 2, length: 5 }, ..shape };
         assert_eq!(uniform.statistics_layout(), StatisticsLayout::DocumentsHeadsTokens);
-        assert_eq!([shape, uniform].map(|shape| shape.statistics_len()), [40, 40]);
     }
 }

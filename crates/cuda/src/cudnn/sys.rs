@@ -2,14 +2,11 @@
 //!
 //! The numbers are part of cuDNN's binary interface and do not change within a major version. They are listed here, not taken
 //! from bindings, so that errors can name them, and so that no binding loads the library implicitly.
-//!
-//! Trade-off: the compiler does not check them against the header.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use libloading::Library;
-
 use crate::error::CudaError;
+use crate::symbols::symbols;
 
 /// `cudnnHandle_t`, `cudnnBackendDescriptor_t` and `cudaStream_t` are all opaque pointers.
 pub(super) type Raw = *mut c_void;
@@ -144,45 +141,27 @@ pub(super) enum Heuristic {
     A = 3,
 }
 
-/// Functions of the library, which is never unloaded.
-#[derive(Clone, Copy)]
-pub(super) struct Symbols {
-    pub(super) get_version: unsafe extern "C" fn() -> usize,
-    pub(super) get_error_string: unsafe extern "C" fn(Status) -> *const c_char,
-    pub(super) get_last_error_string: unsafe extern "C" fn(*mut c_char, usize),
-    pub(super) create: unsafe extern "C" fn(*mut Raw) -> Status,
-    pub(super) destroy: unsafe extern "C" fn(Raw) -> Status,
-    pub(super) set_stream: unsafe extern "C" fn(Raw, Raw) -> Status,
-    pub(super) create_descriptor: unsafe extern "C" fn(c_int, *mut Raw) -> Status,
-    pub(super) destroy_descriptor: unsafe extern "C" fn(Raw) -> Status,
-    pub(super) finalize: unsafe extern "C" fn(Raw) -> Status,
-    pub(super) set_attribute: unsafe extern "C" fn(Raw, c_int, c_int, i64, *const c_void) -> Status,
-    pub(super) get_attribute: unsafe extern "C" fn(Raw, c_int, c_int, i64, *mut i64, *mut c_void) -> Status,
-    pub(super) execute: unsafe extern "C" fn(Raw, Raw, Raw) -> Status,
+symbols! {
+    /// Functions of cuDNN 9's cudnn_graph.h.
+    #[derive(Clone, Copy)]
+    pub(super) struct Symbols of CUDNN {
+        pub(super) get_version: unsafe extern "C" fn() -> usize = "cudnnGetVersion",
+        pub(super) get_error_string: unsafe extern "C" fn(Status) -> *const c_char = "cudnnGetErrorString",
+        pub(super) get_last_error_string: unsafe extern "C" fn(*mut c_char, usize) = "cudnnGetLastErrorString",
+        pub(super) create: unsafe extern "C" fn(*mut Raw) -> Status = "cudnnCreate",
+        pub(super) destroy: unsafe extern "C" fn(Raw) -> Status = "cudnnDestroy",
+        pub(super) set_stream: unsafe extern "C" fn(Raw, Raw) -> Status = "cudnnSetStream",
+        pub(super) create_descriptor: unsafe extern "C" fn(c_int, *mut Raw) -> Status = "cudnnBackendCreateDescriptor",
+        pub(super) destroy_descriptor: unsafe extern "C" fn(Raw) -> Status = "cudnnBackendDestroyDescriptor",
+        pub(super) finalize: unsafe extern "C" fn(Raw) -> Status = "cudnnBackendFinalize",
+        pub(super) set_attribute: unsafe extern "C" fn(Raw, c_int, c_int, i64, *const c_void) -> Status = "cudnnBackendSetAttribute",
+        pub(super) get_attribute: unsafe extern "C" fn(Raw, c_int, c_int, i64, *mut i64, *mut c_void) -> Status = "cudnnBackendGetAttribute",
+        pub(super) execute: unsafe extern "C" fn(Raw, Raw, Raw) -> Status = "cudnnBackendExecute",
+    }
+    optional {}
 }
 
 impl Symbols {
-    /// Looks all functions up in an opened library.
-    pub(super) fn look_up(library: &Library, file: &str) -> Result<Self, CudaError> {
-        // SAFETY: the fields' types are the declarations of cuDNN 9's cudnn_graph.h, with its enums as the C ints they are.
-        unsafe {
-            Ok(Self {
-                get_version: symbol(library, file, "cudnnGetVersion")?,
-                get_error_string: symbol(library, file, "cudnnGetErrorString")?,
-                get_last_error_string: symbol(library, file, "cudnnGetLastErrorString")?,
-                create: symbol(library, file, "cudnnCreate")?,
-                destroy: symbol(library, file, "cudnnDestroy")?,
-                set_stream: symbol(library, file, "cudnnSetStream")?,
-                create_descriptor: symbol(library, file, "cudnnBackendCreateDescriptor")?,
-                destroy_descriptor: symbol(library, file, "cudnnBackendDestroyDescriptor")?,
-                finalize: symbol(library, file, "cudnnBackendFinalize")?,
-                set_attribute: symbol(library, file, "cudnnBackendSetAttribute")?,
-                get_attribute: symbol(library, file, "cudnnBackendGetAttribute")?,
-                execute: symbol(library, file, "cudnnBackendExecute")?,
-            })
-        }
-    }
-
     /// Converts `status` to a result; `step` describes the step for errors.
     pub(super) fn check(&self, status: Status, step: impl FnOnce() -> String) -> Result<(), CudaError> {
         if status == 0 { Ok(()) } else { Err(self.error(status, step())) }
@@ -205,14 +184,4 @@ impl Symbols {
         let message = String::from_utf8_lossy(&buffer[..end]).trim().to_string();
         CudaError::Cudnn { step, status, name, message }
     }
-}
-
-/// Looks up a function of the cuDNN library.
-///
-/// # Safety
-/// `F` is the type of the function that cudnn_graph.h declares under this name, and the library is never unloaded.
-unsafe fn symbol<F: Copy>(library: &Library, file: &str, name: &'static str) -> Result<F, CudaError> {
-    // SAFETY: the caller's promise.
-    let found = unsafe { library.get::<F>(name.as_bytes()) };
-    found.map(|function| *function).map_err(|_| CudaError::BrokenCudnn { file: file.to_string(), symbol: name })
 }

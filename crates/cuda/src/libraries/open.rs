@@ -1,6 +1,4 @@
 //! Opens libraries by their paths, and calls the functions that return their versions.
-//!
-//! Trade-off: the memory of an opened library is leaked, since it is never unloaded.
 
 use std::ffi::c_int;
 use std::fs;
@@ -8,21 +6,16 @@ use std::path::Path;
 
 use libloading::Library as SharedLibrary;
 
-use crate::library::open_file;
+use crate::error::CudaError;
+use crate::library::{Library, open_file};
 
-/// An opened library.
 #[derive(Clone)]
 pub(crate) struct Opened {
-    pub(crate) library: &'static SharedLibrary,
-    /// Its path.
+    library: &'static SharedLibrary,
     pub(crate) file: String,
 }
 
 impl Opened {
-    /// Opens a file.
-    ///
-    /// # Errors
-    /// The loader's text.
     pub(super) fn open(path: &Path) -> Result<Self, String> {
         let library = Box::leak(Box::new(open_file(path)?));
         Ok(Self { library, file: path.display().to_string() })
@@ -49,6 +42,17 @@ impl Opened {
             function.ok()?(&mut major, &mut minor)
         };
         if status == 0 { Some((major.try_into().ok()?, minor.try_into().ok()?)) } else { None }
+    }
+
+    /// Looks up a function of this library.
+    ///
+    /// # Safety
+    /// `F` is the type of the function that the library's header declares under this name.
+    pub(crate) unsafe fn function<F: Copy>(&self, of: &Library, symbol: &'static str) -> Result<F, CudaError> {
+        // SAFETY: the caller's promise; the library is never unloaded.
+        let found = unsafe { self.library.get::<F>(symbol.as_bytes()) };
+        let (file, library, versions) = (self.file.clone(), of.working, of.versions);
+        found.map(|function| *function).map_err(|_| CudaError::BrokenLibrary { file, library, symbol, versions })
     }
 
     /// Returns the result of `size_t name(void)`, which is the form of the functions of cuBLASLt and cuDNN for versions.

@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use super::python::{Folders, conda, python, site_folders, toolkit};
 use crate::library::Library;
 
-/// What determines the places.
 #[derive(Clone, Default)]
 pub(super) struct Environment {
     /// Whether files have the names and folders of Windows.
@@ -178,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cache_of_ldconfig_gives_each_folder_once_in_its_order() {
+    fn ldconfig_gives_each_folder_once_in_order() {
         let cache =
             b"glibc-ld.so.cache1.1\0\x02\0\0\0\0libb.so\0/opt/b/libb.so\0liba.so\0/lib/liba.so\0/opt/b/libc.so\0";
         assert_eq!(cached_folders(cache), ["/opt/b", "/lib"].map(PathBuf::from));
@@ -203,7 +202,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_name_without_a_version_has_the_one_of_the_file_that_it_links_to() {
+    fn a_link_has_the_version_of_its_target() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("libnvrtc.so.12.9.86"), "").unwrap();
         std::os::unix::fs::symlink("libnvrtc.so.12.9.86", folder.path().join("libnvrtc.so")).unwrap();

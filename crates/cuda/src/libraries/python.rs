@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn wheels_are_found_below_site_packages_and_below_debians_dist_packages() {
+    fn wheels_are_found_in_site_and_dist_packages() {
         let folder = tempfile::tempdir().unwrap();
         let prefix = folder.path();
         make(prefix, &["lib/python3.12/site-packages/nvidia/cublas/lib", "lib/python3/dist-packages/torch/lib"]);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_environment_has_the_packages_of_its_python_only_if_it_uses_them() {
+    fn only_an_environment_that_says_so_has_its_base() {
         let folder = tempfile::tempdir().unwrap();
         let (environment, base) = (folder.path().join("environment"), folder.path().join("base"));
         make(&environment, &["lib/python3.12/site-packages"]);

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_without_cudnn_does_not_hide_a_complete_toolkit() {
+    fn half_an_environment_hides_no_complete_toolkit() {
         let mut machine = Machine::new(&TOOLKIT);
         machine.add_wheels("venv", 13);
         fs::remove_file(machine.path(&format!("venv/{SITE}/nvidia/cudnn/lib/libcudnn.so.9"))).unwrap();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_versions_the_newest_is_taken_that_driver_and_cudnn_are_of() {
+    fn the_newest_version_that_driver_and_cudnn_have_wins() {
         let mut machine = Machine::new(&[]);
         machine.add_wheels("venv", 12);
         machine.add_wheels("venv", 13);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_without_a_common_version_are_refused_with_both_files() {
+    fn libraries_without_a_common_version_are_refused() {
         let mut machine = Machine::new(&["both/libcublasLt.so.12", "both/libnvrtc.so.13"]);
         machine.environment.loader = vec![machine.path("both")];
         let message = machine.refusal(13);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_place_that_lacks_something_is_an_error_and_not_skipped() {
+    fn an_incomplete_named_place_is_an_error() {
         let mut machine = Machine::new(&TOOLKIT);
         fs::create_dir(machine.path("empty")).unwrap();
         machine.environment.named = Some(machine.path("empty"));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn with_nothing_installed_every_place_is_listed_with_what_it_lacks() {
+    fn every_place_is_listed_with_what_it_lacks() {
         let mut machine = Machine::new(&[]);
         machine.add_wheels("venv", 13);
         machine.environment.virtual_env = Some(machine.path("venv"));

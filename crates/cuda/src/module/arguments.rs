@@ -2,8 +2,6 @@
 //!
 //! The driver takes the address of each value, so the values are stored here one after another: inline up to [`INLINE`] words
 //! of 16 bytes, which suffices for most launches, and on the heap beyond that.
-//!
-//! Trade-off: at most [`MAX_ARGUMENTS`] arguments per launch.
 
 use std::ffi::c_void;
 use std::hash::{Hash, Hasher};
@@ -23,8 +21,19 @@ type Word = MaybeUninit<u128>;
 const EMPTY: Word = if cfg!(debug_assertions) { Word::zeroed() } else { Word::uninit() };
 /// Words that are stored inline.
 const INLINE: usize = 32;
-/// Maximum number of arguments.
 const MAX_ARGUMENTS: usize = 40;
+
+/// Defines a method per type of a number, named like the type.
+macro_rules! scalars {
+    ($($type:ident: $name:literal $kind:ident,)*) => {$(
+        #[doc = concat!("Adds ", $name, ".")]
+        #[inline(always)]
+        #[must_use]
+        pub fn $type(self, value: $type) -> Self {
+            self.add(Kind::$kind, &value)
+        }
+    )*};
+}
 
 /// Arguments of a launch, in the order in which the kernel declares its parameters.
 ///
@@ -109,39 +118,12 @@ impl Arguments {
         &self.blocks
     }
 
-    /// Adds an `int`.
-    #[inline(always)]
-    #[must_use]
-    pub fn i32(self, value: i32) -> Self {
-        self.add(Kind::Int, &value)
-    }
-
-    /// Adds a `long long`.
-    #[inline(always)]
-    #[must_use]
-    pub fn i64(self, value: i64) -> Self {
-        self.add(Kind::Long, &value)
-    }
-
-    /// Adds an `unsigned int`.
-    #[inline(always)]
-    #[must_use]
-    pub fn u32(self, value: u32) -> Self {
-        self.add(Kind::Int, &value)
-    }
-
-    /// Adds an `unsigned long long`.
-    #[inline(always)]
-    #[must_use]
-    pub fn u64(self, value: u64) -> Self {
-        self.add(Kind::Long, &value)
-    }
-
-    /// Adds a `float`.
-    #[inline(always)]
-    #[must_use]
-    pub fn f32(self, value: f32) -> Self {
-        self.add(Kind::Float, &value)
+    scalars! {
+        i32: "an `int`" Int,
+        i64: "a `long long`" Long,
+        u32: "an `unsigned int`" Int,
+        u64: "an `unsigned long long`" Long,
+        f32: "a `float`" Float,
     }
 
     /// Adds a struct with the same layout in CUDA C++, `#[repr(C)]` and without padding. All parameters together may take 4096 bytes,
@@ -284,7 +266,7 @@ mod tests {
 
     #[test]
     #[cfg(debug_assertions)]
-    fn an_argument_of_another_kind_or_name_than_the_declared_parameter_is_refused() {
+    fn arguments_that_differ_from_parameters_are_refused() {
         let declared = |name: &str, kind| Parameter { name: name.to_owned(), kind };
         let declared = [declared("x", Kind::Pointer), declared("stride", Kind::Long), declared("", Kind::Int)];
         let pointer = || Arguments::new().pointer(DevicePointer::<f32>::from_address(64));
@@ -316,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_word_beyond_the_inline_ones_keeps_the_earlier_words() {
+    fn more_words_than_fit_inline_keep_the_earlier_ones() {
         for count in [INLINE - 1, INLINE, INLINE + 1] {
             let arguments = (0..count).fold(Arguments::new(), |arguments, value| arguments.u32(value as u32));
             for value in 0..count {
@@ -326,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_hash_alike_exactly_if_all_their_bytes_are_alike() {
+    fn arguments_hash_alike_exactly_if_equal() {
         let hash = |arguments: Arguments| {
             let mut hasher = DefaultHasher::new();
             arguments.hash(&mut hasher);
@@ -337,11 +319,6 @@ mod tests {
         assert_eq!(last(3), last(3));
         assert_ne!(last(3), last(4));
         assert_ne!(hash(Arguments::new().f32(0.0)), hash(Arguments::new().f32(-0.0)));
-    }
-
-    #[test]
-    fn no_arguments_have_no_addresses() {
-        Arguments::new().with_addresses(|addresses| assert!(addresses.is_empty()));
     }
 
     #[test]

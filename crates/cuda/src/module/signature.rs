@@ -14,7 +14,6 @@ pub(super) enum Kind {
     Struct,
 }
 
-/// A declared parameter.
 #[cfg_attr(not(debug_assertions), allow(dead_code, reason = "only debug builds compare them"))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Parameter {
@@ -139,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_are_found_in_the_definition_of_a_function() {
+    fn parameters_are_found_in_a_definition() {
         let source = "device int sum(int a);\nint twice(int x) { return sum(x) + sum(x); }\n\
             extern \"C\" __global__ void __launch_bounds__(64, 2)\n    sum(Pack<T, 4> *y, const float (*x)[2], int n) {}\n\
             extern \"C\" __global__ void nothing( ) {}";
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_found_where_macros_define_the_function() {
+    fn parameters_are_found_where_macros_define() {
         let source = "#define CAST(NAME, E)   \\\n    KERNEL NAME(E *y, const float *x,  \\\n    int n) { cast(y, x, n); }\n\
             #define ROWS(WRITE, ROW)  \\\n    KERNEL ROW(int n) { each(n); }\n\
             #define WRITES(WRITE, ROW)  \\\n    KERNEL WRITE(int n, int m) { write(n, m); }\n\

@@ -6,12 +6,11 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-use libloading::Library;
-
 use super::NcclId;
 use crate::driver::Driver;
 use crate::error::CudaError;
 use crate::libraries::Libraries;
+use crate::symbols::symbols;
 
 /// `ncclResult_t`.
 pub(super) type Status = c_int;
@@ -40,57 +39,36 @@ type Reduce = unsafe extern "C" fn(Data, Data, usize, c_int, c_int, Opaque, Opaq
 /// The same with the root after the operation.
 type ReduceTo = unsafe extern "C" fn(Data, Data, usize, c_int, c_int, c_int, Opaque, Opaque) -> Status;
 
-/// Functions of the loaded library.
-pub(super) struct Symbols {
-    pub(super) get_version: unsafe extern "C" fn(*mut c_int) -> Status,
-    pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
-    pub(super) comm_init_rank: unsafe extern "C" fn(*mut Opaque, c_int, UniqueId, c_int) -> Status,
-    pub(super) comm_abort: unsafe extern "C" fn(Opaque) -> Status,
-    pub(super) get_async_error: unsafe extern "C" fn(Opaque, *mut Status) -> Status,
-    pub(super) group_start: unsafe extern "C" fn() -> Status,
-    pub(super) group_end: unsafe extern "C" fn() -> Status,
-    pub(super) all_reduce: Reduce,
-    pub(super) reduce: ReduceTo,
-    pub(super) broadcast: Reduce,
-    error_string: unsafe extern "C" fn(Status) -> *const c_char,
-    /// Since NCCL 2.13; only messages use it.
-    last_error: Option<unsafe extern "C" fn(Opaque) -> *const c_char>,
+symbols! {
+    /// Functions of nccl.h; `broadcast` has the root where the reductions have their operation. `last_error` came with NCCL 2.13.
+    pub(super) struct Symbols of NCCL {
+        pub(super) get_version: unsafe extern "C" fn(*mut c_int) -> Status = "ncclGetVersion",
+        pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status = "ncclGetUniqueId",
+        pub(super) comm_init_rank: unsafe extern "C" fn(*mut Opaque, c_int, UniqueId, c_int) -> Status = "ncclCommInitRank",
+        pub(super) comm_abort: unsafe extern "C" fn(Opaque) -> Status = "ncclCommAbort",
+        pub(super) get_async_error: unsafe extern "C" fn(Opaque, *mut Status) -> Status = "ncclCommGetAsyncError",
+        pub(super) group_start: unsafe extern "C" fn() -> Status = "ncclGroupStart",
+        pub(super) group_end: unsafe extern "C" fn() -> Status = "ncclGroupEnd",
+        pub(super) all_reduce: Reduce = "ncclAllReduce",
+        pub(super) reduce: ReduceTo = "ncclReduce",
+        pub(super) broadcast: Reduce = "ncclBroadcast",
+        error_string: unsafe extern "C" fn(Status) -> *const c_char = "ncclGetErrorString",
+    }
+    optional { last_error: unsafe extern "C" fn(Opaque) -> *const c_char = "ncclGetLastError", }
 }
 
 impl Symbols {
     /// Opens the library, once per process.
     ///
     /// # Errors
-    /// Errors of [`Driver::load`] and [`Libraries::find`], [`CudaError::NcclNotFound`] or [`CudaError::BrokenNccl`].
+    /// Errors of [`Driver::load`] and [`Libraries::find`], [`CudaError::NcclNotFound`] or [`CudaError::BrokenLibrary`].
     pub(super) fn load() -> Result<&'static Self, CudaError> {
         static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
         if let Some(symbols) = SYMBOLS.get() {
             return Ok(symbols);
         }
-        let nccl = Libraries::find(&Driver::load()?)?.nccl()?;
-        let symbols = Self::look_up(nccl.library, &nccl.file)?;
+        let symbols = Self::look_up(&Libraries::find(&Driver::load()?)?.nccl()?)?;
         Ok(SYMBOLS.get_or_init(|| symbols))
-    }
-
-    fn look_up(library: &Library, file: &str) -> Result<Self, CudaError> {
-        // SAFETY: the fields' types are the declarations of nccl.h, with its enums as the integers that they are in C (`broadcast`
-        // has the root where the reductions have their operation), and the library is never unloaded once this has succeeded.
-        unsafe {
-            Ok(Self {
-                get_version: symbol(library, file, "ncclGetVersion")?,
-                get_unique_id: symbol(library, file, "ncclGetUniqueId")?,
-                comm_init_rank: symbol(library, file, "ncclCommInitRank")?,
-                comm_abort: symbol(library, file, "ncclCommAbort")?,
-                get_async_error: symbol(library, file, "ncclCommGetAsyncError")?,
-                group_start: symbol(library, file, "ncclGroupStart")?,
-                group_end: symbol(library, file, "ncclGroupEnd")?,
-                all_reduce: symbol(library, file, "ncclAllReduce")?,
-                reduce: symbol(library, file, "ncclReduce")?,
-                broadcast: symbol(library, file, "ncclBroadcast")?,
-                error_string: symbol(library, file, "ncclGetErrorString")?,
-                last_error: symbol(library, file, "ncclGetLastError").ok(),
-            })
-        }
     }
 
     /// Turns a status into a result.
@@ -119,16 +97,6 @@ fn text(string: *const c_char) -> String {
     }
     // SAFETY: not null, so a string of the library that ends in a zero, copied before anything else is called.
     unsafe { CStr::from_ptr(string) }.to_string_lossy().trim().to_owned()
-}
-
-/// Looks up a function of the library.
-///
-/// # Safety
-/// `F` is the type of the function that nccl.h declares under this name, and is not used after the library is unloaded.
-unsafe fn symbol<F: Copy>(library: &Library, file: &str, name: &'static str) -> Result<F, CudaError> {
-    // SAFETY: the caller's promise.
-    let found = unsafe { library.get::<F>(name.as_bytes()) };
-    found.map(|function| *function).map_err(|_| CudaError::BrokenNccl { file: file.to_string(), symbol: name })
 }
 
 #[cfg(test)]

@@ -1,6 +1,4 @@
 //! What a program is compiled to: machine code for the card, or PTX that the driver translates for it.
-//!
-//! Trade-off: a card that NVRTC does not know gets no instructions that are newer than the PTX.
 
 use crate::error::CudaError;
 
@@ -50,14 +48,14 @@ mod tests {
     }
 
     #[test]
-    fn architecture_specific_instructions_are_enabled_from_hopper_on() {
+    fn special_instructions_are_enabled_from_hopper_on() {
         for (capability, expected) in [((8, 0), "sm_80"), ((9, 0), "sm_90a"), ((12, 0), "sm_120a")] {
             assert_eq!(name(capability, &[], false).as_deref(), Ok(expected), "no list refuses anything");
         }
     }
 
     #[test]
-    fn a_card_that_nvrtc_does_not_know_gets_ptx_of_the_newest_older_one() {
+    fn unknown_cards_get_ptx_of_the_newest_older_one() {
         assert_eq!(name((9, 0), &KNOWN, false).as_deref(), Ok("sm_90a"));
         assert_eq!(name((12, 0), &KNOWN, false).as_deref(), Ok("compute_90"));
         assert_eq!(name((8, 7), &KNOWN, false).as_deref(), Ok("compute_86"));

@@ -1,15 +1,14 @@
 //! Runs one case and compares all of its results.
-//!
-//! Trade-off: tolerances are those of the 16-bit types, not of the sizes of the case.
 
 use std::sync::Arc;
 
 use firebrick_cuda::cudnn::{AttentionShape, Element, Plan, StatisticsLayout};
-use firebrick_cuda::{Context, CudaError, Cudnn};
+use firebrick_cuda::{CudaError, Cudnn};
 
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, address};
 use crate::cases::{Case, Clean};
 use crate::device::{Gpu, NAN};
+use crate::memory::Device;
 use crate::reference::{Difference, Half, Problem, Random, Results};
 
 /// A case on the device.
@@ -25,8 +24,8 @@ struct Run<'a> {
 }
 
 /// Runs the case and reports each pass that succeeded. Waits for the device after each pass, so that errors belong to it.
-pub(crate) fn check(context: &Context, case: &Case, tell: impl Fn(&str)) -> Result<(), String> {
-    let run = Run::prepare(context, case).map_err(say)?;
+pub(crate) fn check(device: Device, case: &Case, tell: impl Fn(&str)) -> Result<(), String> {
+    let run = Run::prepare(device, case).map_err(say)?;
     let mebibytes = |plan: &Plan| plan.workspace_bytes() as f64 / f64::from(1 << 20);
     tell(&format!("planned, workspace {:.2} and {:.2} MiB", mebibytes(&run.forward), mebibytes(&run.backward)));
     let report = run.forward().map_err(|report| format!("forward: {report}"))?;
@@ -41,10 +40,10 @@ fn say(error: CudaError) -> String {
 }
 
 impl<'a> Run<'a> {
-    fn prepare(context: &Context, case: &'a Case) -> Result<Self, CudaError> {
+    fn prepare(device: Device, case: &'a Case) -> Result<Self, CudaError> {
         let shape = &case.shape;
-        let cudnn = Cudnn::load(context)?;
-        let gpu = Gpu::new(context, if case.clean == Clean::Everything { 0 } else { NAN })?;
+        let cudnn = Cudnn::load(&device.context)?;
+        let gpu = Gpu { device, fill: if case.clean == Clean::Everything { 0 } else { NAN } };
         let half = if shape.element == Element::Bf16 { Half::Bf16 } else { Half::F16 };
         let problem = Problem::random(&mut Random::new(&case.name), half, shape, &case.lengths);
         let expected = problem.solve();
@@ -55,14 +54,15 @@ impl<'a> Run<'a> {
     }
 
     fn forward(&self) -> Result<String, String> {
-        self.clean_workspace(&self.forward).map_err(say)?;
+        self.clean_workspace(&self.forward);
         // SAFETY: the buffers have the shape's sizes and outlive the wait below.
-        unsafe { self.cudnn.forward(&self.gpu.stream, &self.forward, &self.buffers.pointers.forward).map_err(say)? };
-        self.gpu.stream.synchronize().map_err(say)?;
+        unsafe {
+            self.cudnn.forward(&self.gpu.device.stream, &self.forward, &self.buffers.pointers.forward).map_err(say)?
+        };
+        self.gpu.device.stream.synchronize().map_err(say)?;
         let (shape, heads) = (&self.case.shape, self.case.shape.query_heads);
-        let output = self.rows("output", self.buffers.output.address, shape.strides.output, heads)?;
-        let statistics = self.gpu.download_floats(self.buffers.statistics.address, shape.statistics_len());
-        let statistics = by_token(shape, &statistics.map_err(say)?, self.problem.tokens());
+        let output = self.rows("output", address(&self.buffers.output), shape.strides.output, heads)?;
+        let statistics = by_token(shape, &self.gpu.device.download(&self.buffers.statistics), self.problem.tokens());
         let tolerance = self.tolerance();
         compare(&[
             ("o", &self.expected.output, &output, tolerance),
@@ -75,25 +75,15 @@ impl<'a> Run<'a> {
         let expected = [&self.expected.query_gradient, &self.expected.key_gradient, &self.expected.value_gradient];
         let lists: Vec<_> =
             (0..3).map(|at| (GRADIENTS[at], &expected[at][..], &found[at][..], self.tolerance())).collect();
-        let report = compare(&lists)?;
-        if !self.case.shape.deterministic {
-            return Ok(report);
-        }
-        let again = self.gradients()?;
-        for (name, (first, second)) in GRADIENTS.into_iter().zip(found.iter().zip(&again)) {
-            if first.iter().zip(second).any(|(first, second)| first.to_bits() != second.to_bits()) {
-                return Err(format!("{name} differs between two runs"));
-            }
-        }
-        Ok(format!("{report}, same bits in two runs"))
+        compare(&lists)
     }
 
     /// Computes the gradients of queries, keys and values.
     fn gradients(&self) -> Result<[Vec<f32>; 3], String> {
-        self.clean_workspace(&self.backward).map_err(say)?;
+        self.clean_workspace(&self.backward);
         // SAFETY: the buffers have the shape's sizes and outlive the wait below.
-        unsafe { self.cudnn.backward(&self.gpu.stream, &self.backward, &self.buffers.pointers).map_err(say)? };
-        self.gpu.stream.synchronize().map_err(say)?;
+        unsafe { self.cudnn.backward(&self.gpu.device.stream, &self.backward, &self.buffers.pointers).map_err(say)? };
+        self.gpu.device.stream.synchronize().map_err(say)?;
         let (shape, pointers) = (&self.case.shape, &self.buffers.pointers);
         let (queries, keys, strides) = (shape.query_heads, shape.key_value_heads, shape.strides);
         Ok([
@@ -103,18 +93,17 @@ impl<'a> Run<'a> {
         ])
     }
 
-    fn clean_workspace(&self, plan: &Plan) -> Result<(), CudaError> {
+    fn clean_workspace(&self, plan: &Plan) {
         if self.case.clean == Clean::Workspace {
-            self.gpu.clear(&self.buffers.workspace, plan.workspace_bytes())?;
+            self.gpu.device.write(address(&self.buffers.workspace), &vec![0_u8; plan.workspace_bytes()]);
         }
-        Ok(())
     }
 
     /// Downloads rows; fails if a row after the last document was written.
     fn rows(&self, name: &str, address: u64, stride: usize, heads: usize) -> Result<Vec<f32>, String> {
         let shape = &self.case.shape;
         let width = heads * shape.head_dim;
-        let bits = self.gpu.download_rows(address, stride, width, shape.tokens()).map_err(say)?;
+        let bits = self.gpu.download_rows(address, stride, width, shape.tokens());
         let (inside, outside) = bits.split_at(self.problem.tokens() * width);
         if let Some(at) = outside.iter().position(|&bits| bits != self.gpu.untouched()) {
             return Err(format!("{name}: row {} after the last document was written", at / width));

@@ -1,6 +1,4 @@
 //! Runs each case in its own process: a kernel that ends in an error leaves a context in which nothing else can run.
-//!
-//! Trade-off: the processes share one device and compete for its memory.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};

@@ -1,13 +1,11 @@
 //! Attention and its gradients from their definitions, in f64, one row of scores at a time.
-//!
-//! Trade-off: quadratic in the tokens and not vectorized, so only for small cases.
 
 use std::fmt;
 
 use firebrick_cuda::cudnn::AttentionShape;
 use firebrick_precision::difference::worst as worst_of;
+use half::{bf16, f16};
 
-/// A 16-bit float type.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Half {
     Bf16,
@@ -15,31 +13,12 @@ pub(crate) enum Half {
 }
 
 impl Half {
-    /// Rounds to nearest, ties to even; f16 values below the normal range become 0.
     pub(crate) fn to_bits(self, value: f32) -> u16 {
-        let bits = value.to_bits();
-        let (dropped, bias) = if self == Self::Bf16 { (16, 0) } else { (13, (127 - 15) << 10) };
-        if self == Self::F16 && value.abs() < 6.2e-5 {
-            return 0;
-        }
-        let sign = bits >> 31 << 15;
-        let magnitude = bits & 0x7FFF_FFFF;
-        let rounded = (magnitude + (1 << (dropped - 1)) - 1 + (magnitude >> dropped & 1)) >> dropped;
-        (sign | (rounded - bias)) as u16
+        if self == Self::Bf16 { bf16::from_f32(value).to_bits() } else { f16::from_f32(value).to_bits() }
     }
 
     pub(crate) fn value_of(self, bits: u16) -> f32 {
-        let (sign, magnitude) = (u32::from(bits >> 15) << 31, u32::from(bits & 0x7FFF));
-        if self == Self::Bf16 {
-            return f32::from_bits(sign | magnitude << 16);
-        }
-        let exponent = magnitude >> 10;
-        let value = match exponent {
-            0 => magnitude as f32 * 2.0_f32.powi(-24),
-            31 => f32::NAN,
-            _ => f32::from_bits((magnitude << 13) + ((127 - 15) << 23)),
-        };
-        if sign == 0 { value } else { -value }
+        if self == Self::Bf16 { bf16::from_bits(bits).to_f32() } else { f16::from_bits(bits).to_f32() }
     }
 }
 
@@ -75,12 +54,12 @@ pub(crate) struct Problem {
 }
 
 /// Results in the same layout; statistics are `[token, head]`.
-pub(crate) struct Results {
-    pub(crate) output: Vec<f32>,
-    pub(crate) statistics: Vec<f32>,
-    pub(crate) query_gradient: Vec<f32>,
-    pub(crate) key_gradient: Vec<f32>,
-    pub(crate) value_gradient: Vec<f32>,
+pub(crate) struct Results<T = f32> {
+    pub(crate) output: Vec<T>,
+    pub(crate) statistics: Vec<T>,
+    pub(crate) query_gradient: Vec<T>,
+    pub(crate) key_gradient: Vec<T>,
+    pub(crate) value_gradient: Vec<T>,
 }
 
 impl Problem {
@@ -102,7 +81,7 @@ impl Problem {
     pub(crate) fn solve(&self) -> Results {
         let (tokens, width) = (self.tokens(), self.width);
         let (queries, keys) = (tokens * self.heads.0 * width, tokens * self.heads.1 * width);
-        let mut sums = Sums {
+        let mut sums = Results {
             output: vec![0.0; queries],
             statistics: vec![0.0; tokens * self.heads.0],
             query_gradient: vec![0.0; queries],
@@ -129,7 +108,7 @@ impl Problem {
     }
 
     /// Computes one query of one head against the keys from `first` to itself.
-    fn row(&self, sums: &mut Sums, first: usize, row: usize, head: usize) {
+    fn row(&self, sums: &mut Results<f64>, first: usize, row: usize, head: usize) {
         let (width, scale) = (self.width, f64::from(self.scale));
         let at = |token: usize, heads: usize, head: usize| {
             let start = (token * heads + head) * width;
@@ -158,14 +137,6 @@ impl Problem {
             add(&mut sums.key_gradient[key_at], score, query);
         }
     }
-}
-
-struct Sums {
-    output: Vec<f64>,
-    statistics: Vec<f64>,
-    query_gradient: Vec<f64>,
-    key_gradient: Vec<f64>,
-    value_gradient: Vec<f64>,
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {
@@ -211,22 +182,5 @@ impl Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{:.1e} (worst {:.1e} at {})", self.relative, self.worst, self.at)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sixteen_bit_floats_survive_the_way_there_and_back() {
-        for half in [Half::Bf16, Half::F16] {
-            for value in [0.0_f32, 1.0, -1.0, 0.5, 1.5, -0.078_125, 2.0] {
-                assert_eq!(half.value_of(half.to_bits(value)), value);
-            }
-        }
-        assert_eq!(Half::F16.to_bits(1.0), 0x3C00);
-        assert_eq!(Half::Bf16.to_bits(1.0), 0x3F80);
-        assert!(Half::F16.value_of(0xFFFF).is_nan() && Half::Bf16.value_of(0xFFFF).is_nan());
     }
 }

@@ -6,8 +6,8 @@
 use std::fs;
 use std::path::Path;
 
+use firebrick_model::checkpoint::{INDEX_FILE, WEIGHTS_FILE};
 use firebrick_model::peft::read_adapter;
-use firebrick_model::weights::{INDEX_FILE, WEIGHTS_FILE};
 use firebrick_model::{HfFolder, ModelConfig, ModelError};
 
 /// A target takes any bytes.

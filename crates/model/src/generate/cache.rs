@@ -21,7 +21,6 @@ pub(crate) struct Caches<B: Kernels> {
 }
 
 impl<B: Kernels> Default for Caches<B> {
-    /// Creates caches without layers.
     fn default() -> Self {
         Self { layers: Vec::new(), free: Vec::new() }
     }

@@ -13,9 +13,8 @@ use firebrick_precision::{BlockScales, QuantizedTensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::k_quants::{SUPER, largest_of, q4_k, q5_k, q6_k};
+use super::k_quants::{SUPER, inverse, largest_of, q4_k, q5_k, q6_k};
 
-/// Values of a block.
 pub(super) const BLOCK: usize = 32;
 
 /// The storage type of a tensor.
@@ -46,42 +45,36 @@ pub(super) enum GgmlType {
 }
 
 impl GgmlType {
-    /// Returns ggml's number of the type.
-    pub(super) fn number(self) -> u32 {
+    /// Returns ggml's number of the type, and the values and bytes of a block.
+    const fn layout(self) -> (u32, usize, usize) {
         match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Q4_0 => 2,
-            Self::Q5_0 => 6,
-            Self::Q5_1 => 7,
-            Self::Q8_0 => 8,
-            Self::Q4K => 12,
-            Self::Q5K => 13,
-            Self::Q6K => 14,
-            Self::Bf16 => 30,
-            Self::Mxfp4 => 39,
+            Self::F32 => (0, 1, 4),
+            Self::F16 => (1, 1, 2),
+            Self::Q4_0 => (2, BLOCK, 18),
+            Self::Q5_0 => (6, BLOCK, 22),
+            Self::Q5_1 => (7, BLOCK, 24),
+            Self::Q8_0 => (8, BLOCK, 34),
+            Self::Q4K => (12, SUPER, 144),
+            Self::Q5K => (13, SUPER, 176),
+            Self::Q6K => (14, SUPER, 210),
+            Self::Bf16 => (30, 1, 2),
+            Self::Mxfp4 => (39, BLOCK, 17),
         }
     }
 
-    /// Returns the number of values of a block, which a row has to be a multiple of, and the bytes of a block.
-    pub(super) const fn block(self) -> (usize, usize) {
-        match self {
-            Self::F32 => (1, 4),
-            Self::F16 | Self::Bf16 => (1, 2),
-            Self::Mxfp4 => (BLOCK, 17),
-            Self::Q4_0 => (BLOCK, 18),
-            Self::Q5_0 => (BLOCK, 22),
-            Self::Q5_1 => (BLOCK, 24),
-            Self::Q8_0 => (BLOCK, 34),
-            Self::Q4K => (SUPER, 144),
-            Self::Q5K => (SUPER, 176),
-            Self::Q6K => (SUPER, 210),
-        }
+    /// Returns ggml's number of the type.
+    pub(super) fn number(self) -> u32 {
+        self.layout().0
+    }
+
+    /// Returns the number of values of a block, which a row has to be a multiple of.
+    pub(super) const fn block(self) -> usize {
+        self.layout().1
     }
 
     /// Returns the size of this many values in bytes.
     pub(super) fn bytes_of(self, values: usize) -> usize {
-        let (count, bytes) = self.block();
+        let (_, count, bytes) = self.layout();
         values / count * bytes
     }
 
@@ -104,7 +97,7 @@ impl GgmlType {
 
     /// Finds the first value that these encoded bytes hold as infinity or NaN, or as a part of a block with such a scale.
     pub(super) fn first_not_finite(self, bytes: &[u8]) -> Option<usize> {
-        let (values, size) = self.block();
+        let (_, values, size) = self.layout();
         let (numbers, exponent) = match self {
             Self::F32 => return bytes.as_chunks().0.iter().position(|value| !f32::from_le_bytes(*value).is_finite()),
             // Stored scales were checked when they were read.
@@ -135,11 +128,15 @@ pub(super) fn mxfp4(stored: &QuantizedTensor) -> Vec<u8> {
     scales.iter().zip(stored.codes.chunks_exact(BLOCK / 2)).flat_map(block).collect()
 }
 
-fn q8_0(block: &[f32]) -> [u8; 34] {
-    let scale = block.iter().fold(0.0_f32, |largest, value| largest.max(value.abs())) / 127.0;
-    let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    let mut bytes = [0; 34];
+/// Returns the bytes of a block that begin with its scale, and what values are multiplied by before they are rounded.
+fn scaled_by<const BYTES: usize>(scale: f32) -> ([u8; BYTES], f32) {
+    let mut bytes = [0; BYTES];
     bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+    (bytes, inverse(scale))
+}
+
+fn q8_0(block: &[f32]) -> [u8; 34] {
+    let (mut bytes, factor) = scaled_by(largest_of(block).abs() / 127.0);
     for (code, value) in bytes[2..].iter_mut().zip(block) {
         // Half away from zero.
         *code = (value * factor).round() as i8 as u8;
@@ -148,11 +145,8 @@ fn q8_0(block: &[f32]) -> [u8; 34] {
 }
 
 fn q4_0(block: &[f32]) -> [u8; 18] {
-    let scale = largest_of(block) / -8.0;
-    let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    let (mut bytes, factor) = scaled_by(largest_of(block) / -8.0);
     let code = |value: f32| ((value * factor + 8.5) as u8).min(15);
-    let mut bytes = [0; 18];
-    bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
     let (low, high) = block.split_at(BLOCK / 2);
     for (byte, (low, high)) in bytes[2..].iter_mut().zip(low.iter().zip(high)) {
         *byte = code(*low) | code(*high) << 4;
@@ -161,10 +155,7 @@ fn q4_0(block: &[f32]) -> [u8; 18] {
 }
 
 fn q5_0(block: &[f32]) -> [u8; 22] {
-    let scale = largest_of(block) / -16.0;
-    let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    let mut bytes = [0; 22];
-    bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+    let (mut bytes, factor) = scaled_by(largest_of(block) / -16.0);
     put_5_bits(&mut bytes[2..], block, |value| ((value * factor + 16.5) as u8).min(31));
     bytes
 }
@@ -172,10 +163,7 @@ fn q5_0(block: &[f32]) -> [u8; 22] {
 fn q5_1(block: &[f32]) -> [u8; 24] {
     let least = block.iter().fold(f32::INFINITY, |least, &value| least.min(value));
     let most = block.iter().fold(f32::NEG_INFINITY, |most, &value| most.max(value));
-    let scale = (most - least) / 31.0;
-    let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    let mut bytes = [0; 24];
-    bytes[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+    let (mut bytes, factor) = scaled_by((most - least) / 31.0);
     bytes[2..4].copy_from_slice(&f16::from_f32(least).to_le_bytes());
     put_5_bits(&mut bytes[4..], block, |value| (((value - least) * factor + 0.5) as u8).min(31));
     bytes

@@ -1,6 +1,4 @@
 //! The GGUF container, version 3: metadata, the list of tensors, their bytes.
-//!
-//! Trade-off: sizes and offsets are computed before any tensor is read, so one tensor is in memory at a time.
 
 use std::io::Write;
 use std::path::Path;

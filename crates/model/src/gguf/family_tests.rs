@@ -1,6 +1,4 @@
 //! Tests of whole files: what llama.cpp's own conversion writes of the same models (`tests/golden/make_gguf_family_goldens.py`).
-//!
-//! Trade-off: values are compared by a sum that depends on their order, so that the golden file stays small.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{copy, create_dir, read, read_dir, read_to_string, write};
@@ -139,7 +137,7 @@ fn is_close(got: &Json, expected: &Json) -> bool {
 }
 
 #[test]
-fn files_of_every_family_hold_what_llama_cpps_conversion_writes_of_the_same_models() {
+fn every_family_is_written_as_llama_cpp_does() {
     let golden = read_to_string(tests_folder().join("golden/gguf-families.json")).unwrap();
     let golden: Map<String, Json> = from_str(&golden).unwrap();
     for (name, golden) in &golden {
@@ -174,7 +172,7 @@ fn files_of_every_family_hold_what_llama_cpps_conversion_writes_of_the_same_mode
 }
 
 #[test]
-fn the_quickstarts_model_is_written_though_its_vocabulary_has_no_merges() {
+fn a_vocabulary_without_merges_is_written() {
     let temp = tempdir().unwrap();
     let path = temp.path().join("m.gguf");
     write_gguf(&tests_folder().join("../assets/quickstart/base"), &path, GgufType::F16, GgufEnds::default()).unwrap();

@@ -11,7 +11,6 @@
 
 use half::f16;
 
-/// Values of a super-block.
 pub(super) const SUPER: usize = 256;
 /// Values of a sub-block of `q4_k` and `q5_k`.
 const SUB: usize = 32;
@@ -147,7 +146,7 @@ fn nearest(value: f32) -> f32 {
 }
 
 /// Returns what values are multiplied by before they are rounded to codes.
-fn inverse(scale: f32) -> f32 {
+pub(super) fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 
@@ -293,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_read_as_the_gguf_package_reads_them_and_are_closer_than_ggmls() {
+    fn k_quants_are_read_alike_and_closer_than_ggmls() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/gguf-k-quants.safetensors");
         let bytes = read(file).unwrap();
         let golden = SafeTensors::deserialize(&bytes).unwrap();

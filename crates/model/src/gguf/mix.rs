@@ -2,7 +2,6 @@
 //!
 //! Norms, biases and routers stay in f32. The k-quants are mixes, as llama.cpp makes them: what matters most has more bits, which are values and the
 //! MLP's outputs of the first, the last and every third layer, and the head. Where rows are no multiple of 256, a type with blocks of 32 stands in.
-//! Trade-off: the types are chosen from names and shapes, not from values.
 
 use std::fmt;
 use std::str::FromStr;
@@ -37,22 +36,21 @@ impl GgufType {
     pub const OFFERED: [Self; 8] =
         [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q6K, Self::Q5KM, Self::Q4KM, Self::Q4_0];
 
-    /// Returns llama.cpp's name and number of the type.
-    const fn known_as(self) -> (&'static str, u32) {
+    /// Returns llama.cpp's name and number of the type, and the type of most matrices.
+    const fn known_as(self) -> (&'static str, u32, GgmlType) {
         match self {
-            Self::F32 => ("f32", 0),
-            Self::F16 => ("f16", 1),
-            Self::Q4_0 => ("q4_0", 2),
-            Self::Q8_0 => ("q8_0", 7),
-            Self::Q4KM => ("q4_k_m", 15),
-            Self::Q5KM => ("q5_k_m", 17),
-            Self::Q6K => ("q6_k", 18),
-            Self::Bf16 => ("bf16", 32),
+            Self::F32 => ("f32", 0, GgmlType::F32),
+            Self::F16 => ("f16", 1, GgmlType::F16),
+            Self::Q4_0 => ("q4_0", 2, GgmlType::Q4_0),
+            Self::Q8_0 => ("q8_0", 7, GgmlType::Q8_0),
+            Self::Q4KM => ("q4_k_m", 15, GgmlType::Q4K),
+            Self::Q5KM => ("q5_k_m", 17, GgmlType::Q5K),
+            Self::Q6K => ("q6_k", 18, GgmlType::Q6K),
+            Self::Bf16 => ("bf16", 32, GgmlType::Bf16),
         }
     }
 
     /// Returns llama.cpp's name of the type.
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.known_as().0
     }
@@ -60,20 +58,6 @@ impl GgufType {
     /// Returns llama.cpp's number of the type.
     pub(super) fn number(self) -> u32 {
         self.known_as().1
-    }
-
-    /// Returns the type of most matrices.
-    const fn of_most(self) -> GgmlType {
-        match self {
-            Self::F32 => GgmlType::F32,
-            Self::F16 => GgmlType::F16,
-            Self::Bf16 => GgmlType::Bf16,
-            Self::Q8_0 => GgmlType::Q8_0,
-            Self::Q4_0 => GgmlType::Q4_0,
-            Self::Q4KM => GgmlType::Q4K,
-            Self::Q5KM => GgmlType::Q5K,
-            Self::Q6K => GgmlType::Q6K,
-        }
     }
 }
 
@@ -108,7 +92,7 @@ impl Mix {
         }
         let wanted = self.wanted(name);
         let columns = shape[shape.len() - 1];
-        let fits = |kind: GgmlType| columns.is_multiple_of(kind.block().0);
+        let fits = |kind: GgmlType| columns.is_multiple_of(kind.block());
         let stands_in = match wanted {
             kind if fits(kind) => kind,
             GgmlType::Q4K if !self.is_head(name) => GgmlType::Q5_0,
@@ -125,7 +109,7 @@ impl Mix {
 
     /// Returns the type of a matrix whose rows are whole blocks.
     fn wanted(&self, name: &str) -> GgmlType {
-        let most = self.kind.of_most();
+        let most = self.kind.known_as().2;
         let is_table = name == "token_embd.weight" || name == "output.weight";
         match self.kind {
             GgufType::Q4_0 if is_table => GgmlType::Q8_0,
@@ -190,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn values_and_the_outputs_of_mlps_have_six_bits_in_the_layers_that_matter_most() {
+    fn the_mix_has_more_bits_where_they_matter() {
         let mix = mix(GgufType::Q4KM, 16);
         let of = |module: &str, layer: usize| mix.type_of(&format!("blk.{layer}.{module}.weight"), &[256, 256]);
         let more: Vec<usize> = (0..16).filter(|&layer| of("attn_v", layer) == GgmlType::Q6K).collect();
@@ -207,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_no_whole_blocks_get_the_type_that_stands_in() {
+    fn rows_of_no_whole_blocks_get_another_type() {
         let of = |kind, name: &str, columns| mix(kind, 16).type_of(name, &[64, columns]);
         assert_eq!(of(GgufType::Q4KM, "blk.3.attn_q.weight", 576), GgmlType::Q5_0);
         assert_eq!(of(GgufType::Q5KM, "blk.3.attn_q.weight", 576), GgmlType::Q5_1);

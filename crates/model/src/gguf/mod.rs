@@ -26,9 +26,9 @@ use self::k_quants::largest_of;
 pub use self::mix::GgufType;
 use self::mix::Mix;
 use self::names::NamedTensor;
-use crate::description::read_config;
+use crate::checkpoint::description::read_config;
+use crate::checkpoint::{HfFolder, not_writable};
 use crate::error::ModelError;
-use crate::weights::{HfFolder, not_writable};
 
 /// The tokens at which texts begin and end, and those that `tokenizer.json` lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,7 +123,7 @@ impl Source<'_> {
                     let values = self.values(part)?;
                     let encoded = kind.encode(&values);
                     if let Some(index) = kind.first_not_finite(&encoded) {
-                        let block = &values[index..][..kind.block().0];
+                        let block = &values[index..][..kind.block()];
                         return Err(not_writable(&part.name, index, largest_of(block), &format!("{kind:?}")));
                     }
                     bytes.extend(encoded);
@@ -180,14 +180,14 @@ mod tests {
     }
 
     #[test]
-    fn a_title_has_phi_3_in_it_if_special_tokens_take_white_space() {
+    fn a_title_names_phi_3_if_tokens_take_spaces() {
         let of = |file: &str, strips| title_of(Path::new(file), strips);
         assert_eq!([of("out/mine.gguf", true), of("my-Phi-3.gguf", true)], ["Phi-3 mine", "my-Phi-3"]);
         assert_eq!([of("out/mine.q8_0.gguf", false), of("my-Phi3", false)], ["mine.q8_0", "my-phi 3"]);
     }
 
     #[test]
-    fn a_file_begins_as_gguf_says_and_holds_every_tensor_at_its_place() {
+    fn a_file_holds_every_tensor_at_its_place() {
         let temp = tempdir().unwrap();
         let (folder, file) = (temp.path().join("m"), temp.path().join("m.gguf"));
         let config = tiny(&[]).unwrap();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_llama_cpp_computes_differently_is_refused_by_name() {
+    fn what_llama_cpp_does_otherwise_is_refused() {
         let refused = |folder: &Path| {
             write_gguf(folder, &folder.join("x.gguf"), GgufType::Q8_0, GgufEnds::default()).unwrap_err().to_string()
         };

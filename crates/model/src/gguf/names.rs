@@ -1,7 +1,6 @@
 //! llama.cpp's names of tensors, and the tensors of a checkpoint that each is made of.
 //!
 //! The experts of a module are one tensor, a stack; every other tensor is one of the checkpoint's.
-//! Trade-off: names are looked up by text, once per tensor of a file.
 
 use firebrick_arch::{EMBEDDING, FINAL_NORM, HEAD, ModelSpec, TensorSpec};
 

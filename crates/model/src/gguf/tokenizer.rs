@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_that_take_white_space_are_those_of_phi_3_or_refused() {
+    fn tokens_take_spaces_as_in_phi_3_or_are_refused() {
         let of = |tokens: Json| strips_spaces(json!({ "added_tokens": tokens }).as_object().unwrap());
         let token = |content: &str, rstrip: bool| json!({ "content": content, "lstrip": false, "rstrip": rstrip });
         assert_eq!(of(json!([token("<s>", false), token("<|end|>", false)])), Ok(false));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_token_that_llama_cpp_would_take_for_special_is_unused() {
+    fn ordinary_tokens_with_special_names_are_unused() {
         let json = json!({ "added_tokens": [{ "id": 2, "content": "<|im_end|>", "special": true }] });
         let model = json!({ "vocab": { "a": 0, "</s>": 1, "<eos>": 3 } });
         let [json, model] = [&json, &model].map(|json| json.as_object().unwrap());

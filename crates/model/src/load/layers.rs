@@ -1,6 +1,4 @@
 //! The layers of a decoder, module by module, in the order of `ModelSpec::tensors`.
-//!
-//! Trade-off: a folder is read in this order only, so the fields of `Layer` are written in reading order.
 
 use std::sync::Arc;
 

@@ -10,9 +10,9 @@ use firebrick_arch::ModelConfig;
 use firebrick_kernels::HostBuffer;
 
 use super::synthetic::{normal, stream};
+use crate::checkpoint::Values;
+use crate::checkpoint::read::convert::{convert, element};
 use crate::error::ModelError;
-use crate::weights::Values;
-use crate::weights::convert::{convert, element};
 
 /// Scale of the covariance in transformers.
 const COVARIANCE_SCALE: f64 = 1e-9;
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn new_rows_lie_around_the_mean_of_the_table_and_the_others_stay() {
+    fn new_rows_lie_around_the_mean() {
         for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::BF16, 1e-2), (DType::F16, 1e-2)] {
             let (old, grown) = (table(&[], dtype), table(&[11, 12], dtype));
             let width = old.len() / 11;
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_spread_as_the_table_does_times_the_square_root_of_the_scale() {
+    fn new_rows_spread_as_the_table_does() {
         let (rows, width, count) = (400, 3, 64);
         let values = normal(rows * width, 1.0, &mut stream(1, "table"));
         let bytes: Vec<u8> =

@@ -12,9 +12,9 @@ use rand::Rng;
 
 use super::synthetic::stream;
 use super::{Builder, float_type};
+use crate::checkpoint::{CodesOrValues, Values, keeps_narrow_scales};
 use crate::error::ModelError;
 use crate::linear::{Base, Lora, LoraMagnitude};
-use crate::weights::{CodesOrValues, Values, keeps_narrow_scales};
 
 /// A base weight, and what the folder stores its rows as.
 pub(super) struct BaseSpec<'a> {

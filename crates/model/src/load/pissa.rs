@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pair_is_the_principal_part_and_the_base_is_the_rest() {
+    fn the_pair_is_the_principal_part_of_the_base() {
         for (outputs, inputs, niter) in [(40, 24, None), (24, 40, None), (300, 256, None), (300, 256, Some(4))] {
             let (sum, parts) = weight(outputs, inputs, 12);
             let (rank, scale) = (3, 2.0);

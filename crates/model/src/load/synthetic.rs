@@ -1,7 +1,5 @@
 //! Models without a folder: with random weights for training, or with repeated weights for measurements; and the random numbers that every model
 //! starts from.
-//!
-//! Trade-off: random weights pass through host memory as f32, one tensor at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,10 +12,10 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use super::{BuildOptions, Builder, Read};
+use crate::checkpoint::Values;
 use crate::decoder::Decoder;
 use crate::division::Division;
 use crate::error::ModelError;
-use crate::weights::Values;
 
 /// Number of values that the weights of a synthetic model repeat.
 const TILE: usize = (1 << 20) + 7;

@@ -24,7 +24,7 @@ pub struct Attention<B: Kernels> {
 /// Logits `[heads]` of one more column in the softmax of each query's scores.
 #[derive(Clone, Debug)]
 pub struct AttentionSinks<B: Kernels> {
-    /// The logits, f32.
+    /// `[heads]`, f32.
     pub logits: Parameter<B>,
     /// Full fine-tuning trains them, LoRA does not.
     pub trains: bool,

@@ -26,7 +26,7 @@ use crate::linear::LinearGroup;
 pub struct Mixer<B: Kernels> {
     /// From the layer's input to what the operation reads, e.g. queries, keys and values.
     pub input: LinearGroup<B>,
-    /// The operation.
+    /// Attention, or a short convolution.
     pub kind: MixerKind<B>,
     /// From what it computes to the residual stream.
     pub output: LinearGroup<B>,

@@ -61,7 +61,7 @@ fn assert_near(found: &[f32], expected: &[f32], what: &str) {
 }
 
 #[test]
-fn packed_documents_train_as_by_themselves_under_every_policy() {
+fn packed_documents_train_as_by_themselves() {
     packed_as_by_themselves(&model(None), "model.layers.0.conv.conv.weight");
     packed_as_by_themselves(&model_of(sharing(), None), "model.layers.0.self_attn.v_proj.weight");
 }
@@ -142,7 +142,7 @@ fn is_written_as_read(model: &Decoder<Flex>) {
 }
 
 #[test]
-fn a_conversation_goes_on_from_its_state_or_from_its_start() {
+fn a_conversation_goes_on_or_starts_again() {
     let model = model(None);
     let options = |max_new_tokens| GenerateOptions {
         max_new_tokens,

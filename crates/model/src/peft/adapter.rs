@@ -3,7 +3,6 @@
 //! Each adapted module has `base_model.model.{path}.lora_A.weight` `[r, in]` and `.lora_B.weight` `[out, r]`, and those
 //! are the names of its tensors everywhere but in the files of adapters of larger checkpoints, whose paths are longer. PyTorch `.bin` adapters are not
 //! read.
-//! Trade-off: an adapter is held in host memory as a whole.
 
 use std::collections::BTreeMap;
 use std::fs::create_dir_all;
@@ -19,9 +18,9 @@ use serde_json::json;
 
 use super::wrapper::{settings_for_text, settings_for_wrapper};
 use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, config_json, parse_config};
-use crate::checkpoint::companions::write_file;
+use crate::checkpoint::write::companions::write_file;
+use crate::checkpoint::{TensorF32, adapter_shapes, read_adapter_f32, safetensors_names, write_safetensors_f32};
 use crate::error::ModelError;
-use crate::weights::{TensorF32, adapter_shapes, read_adapter_f32, safetensors_names, write_safetensors_f32};
 
 /// PEFT's prefix of a module's path.
 const PREFIX: &str = "base_model.model.";
@@ -87,7 +86,7 @@ fn check_shapes(config: &LoraConfig, modules: &[String], path: &Path, shapes: &S
                 shapes.get(&name),
                 ids.len()
             );
-            return Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem });
+            return Err(ModelError::adapter_tensor(path, name, problem));
         }
     }
     Ok(())
@@ -122,7 +121,7 @@ pub fn grow_for_adapter(config: &mut ModelConfig, dir: &Path) -> Result<(), Mode
     for &table in tables.iter().filter(|table| saved(table).is_none()) {
         if let Some(id) = (stored..rows).find(|id| !trained(table).contains(id)) {
             let problem = format!("is missing for token {id}, and the base has {stored} rows");
-            return Err(ModelError::AdapterTensor { path, name: token_rows_name(table), problem });
+            return Err(ModelError::adapter_tensor(&path, token_rows_name(table), problem));
         }
     }
     config.grow_vocabulary(rows);
@@ -158,7 +157,7 @@ pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Res
             Some(shape) => format!("has shape {shape:?}, but this model needs {:?}{}", tensor.shape, of_base(&found)),
             None => "is missing, and this model needs it".to_owned(),
         };
-        return Err(ModelError::AdapterTensor { path, name: tensor.name, problem });
+        return Err(ModelError::adapter_tensor(&path, tensor.name, problem));
     }
     Ok(())
 }
@@ -282,15 +281,13 @@ fn module_paths(path: &Path, names: &[String], config: &LoraConfig) -> Result<Ve
             let problem = "adapts another part than the text model, which alone is loaded here. Train an adapter of the \
                            text model only, or merge this one into its base with PEFT and give the merged folder as \
                            the model";
-            let (path, name) = (path.to_path_buf(), name.clone());
-            Err(ModelError::AdapterTensor { path, name, problem: problem.to_owned() })
+            Err(ModelError::adapter_tensor(path, name, problem))
         }
         Some(name) => {
             let problem = "is not a LoRA matrix of a layer's linear module \
                            (base_model.model.model.layers.N.*.lora_A.weight or lora_B.weight), and modules_to_save does not \
                            name it. Merge this adapter into its base with PEFT and give the merged folder as the model";
-            let (path, name) = (path.to_path_buf(), name.clone());
-            Err(ModelError::AdapterTensor { path, name, problem: problem.to_owned() })
+            Err(ModelError::adapter_tensor(path, name, problem))
         }
         None => Ok(lora_modules(names)),
     }
@@ -326,10 +323,8 @@ fn check_targets(
 ) -> Result<(), ModelError> {
     let is_target = |module: &&String| config.adapts(module) || config.parameter_of(module).is_some();
     if let Some(module) = modules.iter().find(|module| !is_target(module)) {
-        let (path, name) = (weights_path.to_path_buf(), lora_tensor_names(module).0);
-        let problem =
-            "is not a target by the settings of adapter_config.json: the two files do not belong together".to_owned();
-        return Err(ModelError::AdapterTensor { path, name, problem });
+        let problem = "is not a target by the settings of adapter_config.json: the two files do not belong together";
+        return Err(ModelError::adapter_tensor(weights_path, lora_tensor_names(module).0, problem));
     }
     let TargetModules::Named(names) = &config.target_modules else { return Ok(()) };
     if config.exclude_modules.is_some() || config.modules_to_save.is_some() {
@@ -359,7 +354,7 @@ fn check_rank(path: &Path, shapes: &Shapes, name: String, rank_axis: usize, r: u
         Some(shape) if shape.len() == 2 && shape[rank_axis] == r => return Ok(()),
         Some(shape) => format!("has shape {shape:?}, but r in {ADAPTER_CONFIG_FILE} is {r}"),
     };
-    Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem })
+    Err(ModelError::adapter_tensor(path, name, problem))
 }
 
 /// Returns what an adapter whose shapes do not fit says of its base.
@@ -377,7 +372,7 @@ fn check_parameter(path: &Path, shapes: &Shapes, module: &str, r: usize) -> Resu
     let ranks = a.first().copied().unwrap_or(0);
     if ranks == 0 || !ranks.is_multiple_of(r) {
         let problem = format!("has shape {a:?}, which is no multiple of r = {r} in {ADAPTER_CONFIG_FILE}");
-        return Err(ModelError::AdapterTensor { path: path.to_path_buf(), name: a_name, problem });
+        return Err(ModelError::adapter_tensor(path, a_name, problem));
     }
     check_rank(path, shapes, b_name, 1, ranks)
 }
@@ -393,7 +388,7 @@ fn check_magnitude(path: &Path, shapes: &Shapes, module: &str, config: &LoraConf
         (None, true) => format!("is missing, though use_dora in {ADAPTER_CONFIG_FILE} is true"),
         (Some(_), false) => format!("belongs to DoRA, but use_dora in {ADAPTER_CONFIG_FILE} is not true"),
     };
-    Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem })
+    Err(ModelError::adapter_tensor(path, name, problem))
 }
 
 /// Builds a README.md with the front matter that model hubs read.
@@ -504,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn writing_again_replaces_with_equal_bytes_and_leaves_no_other_file() {
+    fn writing_again_gives_equal_bytes() {
         let (dir, lora, tensors) = written(&["all-linear"]);
         let before = read(dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap();
         write_adapter(dir.path(), &lora, &tiny(&[]).unwrap(), &tensors).unwrap();
@@ -514,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_is_a_start_only_for_its_own_settings_and_a_model_of_its_shapes() {
+    fn an_adapter_starts_only_its_own_settings() {
         let (dir, lora, _) = written(&["q_proj", "v_proj"]);
         let spec = tiny(&[]).unwrap().spec;
         check_adapter(dir.path(), &spec, &lora).unwrap();
@@ -532,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_of_a_larger_checkpoint_is_a_start_for_the_settings_that_wrote_it() {
+    fn an_adapter_of_a_wrapper_starts_its_settings() {
         let (dir, mut config) = (tempdir().unwrap(), tiny(&[]).unwrap());
         config.wrapper = WRAPPERS.first();
         let json = json!({
@@ -565,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_that_are_not_lora_matrices_are_refused_by_name() {
+    fn what_is_no_lora_matrix_is_refused() {
         let names = [
             "base_model.model.model.embed_tokens.lora_embedding_A",
             "base_model.model.lm_head.lora_A.weight",
@@ -593,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn magnitudes_are_there_exactly_with_use_dora_and_one_per_output() {
+    fn magnitudes_are_there_exactly_with_use_dora() {
         let key = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector";
         let vector = |length| TensorF32 { shape: vec![length], values: vec![1.0; length] };
         let (dir, ..) = written(&["q_proj"]);
@@ -634,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_no_matrix_has_are_refused_before_anything_is_allocated() {
+    fn impossible_numbers_are_refused_before_allocation() {
         let (dir, lora, _) = written(&["q_proj"]);
         let path = dir.path().join(ADAPTER_CONFIG_FILE);
         let good: serde_json::Value = serde_json::from_str(&read_to_string(&path).unwrap()).unwrap();

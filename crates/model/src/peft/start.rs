@@ -2,7 +2,6 @@
 //! minus its start value. That is PEFT's conversion (`subtract_mutated_init`).
 //!
 //! The saved adapter contains both pairs, so a checkpoint needs no other file.
-//! Trade-off: twice the adapter's size.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,9 +9,9 @@ use std::path::Path;
 use firebrick_arch::lora_tensor_names;
 
 use super::ADAPTER_WEIGHTS_FILE;
+use crate::checkpoint::{Shard, TensorF32, open_adapter};
 use crate::error::ModelError;
 use crate::linear::StartPair;
-use crate::weights::{Shard, TensorF32, open_adapter};
 
 /// Combines a module's pair with its start pair.
 pub(crate) fn add_start(tensors: &mut BTreeMap<String, TensorF32>, path: &str, start: &StartPair) {
@@ -57,7 +56,7 @@ pub(crate) fn read_start(shard: &Shard, path: &str, shape: [usize; 2], rank: usi
     for (name, shape) in [(a_name, [2 * rank, shape[1]]), (b_name, [shape[0], 2 * rank])] {
         if shard.info(&name).is_none_or(|info| info.shape != shape) {
             let problem = format!("is missing, or has another shape than {shape:?}: two pairs of rank {rank}");
-            return Err(ModelError::AdapterTensor { path: shard.path().to_owned(), name, problem });
+            return Err(ModelError::adapter_tensor(shard.path(), name, problem));
         }
         let values = shard.read_f32(&name)?;
         tensors.insert(name, TensorF32 { shape: shape.to_vec(), values });

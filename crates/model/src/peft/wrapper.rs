@@ -43,8 +43,7 @@ fn targets(spec: &ModelSpec, paths: &BTreeMap<String, String>) -> TargetModules 
     if is_exact { TargetModules::Matching(pattern) } else { TargetModules::Named(paths.values().cloned().collect()) }
 }
 
-/// Returns the settings of an adapter that was made for a checkpoint in this layout as they are for its text model alone. `modules` are those of its
-/// matrices.
+/// Rewrites adapter settings to text-model names. `modules` are those of the adapter's matrices.
 pub(super) fn settings_for_text(config: LoraConfig, layout: TextLayout, modules: &[String]) -> LoraConfig {
     let paths = paths_in(layout, modules);
     let saved = config.modules_to_save.as_ref().map(|names| names.iter().map(|name| text_name(name)).collect());
@@ -94,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_for_a_wrapper_match_its_text_model_and_no_tower() {
+    fn settings_for_a_wrapper_match_no_tower() {
         let all = [
             json!({"target": "all-linear"}),
             json!({"target": ["q_proj", "down_proj"]}),
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_and_whole_modules_keep_their_modules_on_a_wrapper_and_back() {
+    fn ranks_keep_their_modules_on_a_wrapper() {
         let config = settings(json!({
             "target": ["q_proj", "v_proj"], "r": 2, "rank_pattern": {"model.layers.1.self_attn.q_proj": 3, "v_proj": 4},
             "modules_to_save": ["embed_tokens", "model.norm"]

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_says_how_it_samples_with_the_defaults_of_transformers() {
+    fn sampling_defaults_are_those_of_transformers() {
         let sampling = |temperature, top_p, top_k| Some(Sampling { temperature, top_p, top_k, ..Sampling::GREEDY });
         let llama = r#"{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2]}"#;
         assert_eq!(of(llama).unwrap(), sampling(0.6, 0.9, 50));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_does_not_sample_is_greedy_whatever_else_it_names() {
+    fn a_folder_that_does_not_sample_is_greedy() {
         for text in ["{}", r#"{"temperature": 0.6, "top_p": 0.9}"#, r#"{"do_sample": false, "top_k": 5}"#] {
             assert_eq!(of(text).unwrap(), Some(Sampling::GREEDY), "{text}");
         }
@@ -117,13 +117,13 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_would_change_the_choice_and_are_not_applied_are_named() {
+    fn keys_that_are_not_applied_are_named() {
         let text = r#"{"do_sample": true, "typical_p": 0.9, "num_beams": 1, "no_repeat_ngram_size": 3}"#;
         assert_eq!(read(text).unwrap().unwrap().not_applied, ["no_repeat_ngram_size", "typical_p"]);
     }
 
     #[test]
-    fn values_that_cannot_be_are_refused_with_file_and_key() {
+    fn impossible_values_are_refused_by_file_and_key() {
         for (key, named) in [
             (r#""temperature": 0"#, "temperature"),
             (r#""temperature": -1"#, "temperature"),

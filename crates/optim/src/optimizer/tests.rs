@@ -81,7 +81,7 @@ fn a_saved_and_loaded_optimizer_continues_bit_for_bit() {
 }
 
 #[test]
-fn optimizers_that_own_parts_make_the_update_and_the_state_of_one_that_owns_all() {
+fn optimizers_of_parts_update_as_one() {
     for kind in [OptimizerKind::AdamW, OptimizerKind::AdamW8bit] {
         let (mut whole, mut expected) = (Optimizer::new(config(kind, Some(1.0))), parameters());
         take_steps(&mut whole, &mut expected, 0..3);
@@ -132,7 +132,7 @@ fn state_tensors_are_named_by_parameter_and_part() {
 }
 
 #[test]
-fn clipping_scales_gradients_to_the_largest_allowed_norm() {
+fn clipping_scales_to_the_largest_norm() {
     // The first step depends on the scale of the gradient only through epsilon: compare first moments.
     let first_step = |max_grad_norm| {
         let mut parameters = parameters();
@@ -152,28 +152,40 @@ fn clipping_scales_gradients_to_the_largest_allowed_norm() {
     assert_eq!(below_the_limit, unscaled);
 }
 
-#[test]
-fn with_loraplus_b_and_vectors_move_by_the_ratio_and_everything_else_as_before() {
+/// Returns the values of a parameter of each role after one step, in which all gradients are this large.
+fn after_a_step<T>(
+    mut optimizer: Optimizer<Flex>,
+    roles: &[(Role, T)],
+    values_before: [f32; 2],
+    gradient: f32,
+) -> Vec<Vec<f32>> {
     let device = Default::default();
-    let shapes =
-        [(Role::LoraA, vec![1, 2]), (Role::LoraB, vec![2, 1]), (Role::Head, vec![1, 2]), (Role::Norm, vec![2])];
-    let mut parameters: Vec<Parameter<Flex>> =
-        shapes.map(|(role, shape)| Parameter::from_host(format!("{role:?}"), &shape, role, [0.0, 0.0], &device)).into();
+    let parameter = |&(role, _): &(Role, T)| {
+        let shape: &[usize] = if [Role::Norm, Role::Bias].contains(&role) { &[2] } else { &[1, 2] };
+        Parameter::from_host(format!("{role:?}"), shape, role, values_before, &device)
+    };
+    let mut parameters: Vec<Parameter<Flex>> = roles.iter().map(parameter).collect();
     let mut gradients = GradientMap::default();
     for parameter in &parameters {
-        gradients.add(parameter, Tensor::<Flex, 1>::ones([2], &device));
+        gradients.add(parameter, Tensor::<Flex, 1>::full([2], gradient, &device));
     }
-    let mut optimizer = Optimizer::new(config(OptimizerKind::AdamW, None)).with_loraplus(16.0);
     optimizer.step(parameters.iter_mut().collect(), gradients, 1e-2);
+    values(&parameters)
+}
+
+#[test]
+fn loraplus_moves_b_and_vectors_by_the_ratio() {
+    let optimizer = Optimizer::new(config(OptimizerKind::AdamW, None)).with_loraplus(16.0);
     // The first update of Adam is the learning rate, whatever the gradient.
-    let moved: Vec<f32> = values(&parameters).iter().map(|values| -values[0] / 1e-2).collect();
-    for (moved, expected) in moved.into_iter().zip([1.0, 16.0, 1.0, 16.0]) {
+    let roles = [(Role::LoraA, 1.0), (Role::LoraB, 16.0), (Role::Head, 1.0), (Role::Norm, 16.0)];
+    for ((_, expected), values) in roles.iter().zip(after_a_step(optimizer, &roles, [0.0, 0.0], 1.0)) {
+        let moved = -values[0] / 1e-2;
         assert!((moved - expected).abs() < 1e-4, "{moved} instead of {expected}");
     }
 }
 
 #[test]
-fn weight_decay_applies_to_all_roles_but_norms_and_biases() {
+fn only_norms_and_biases_do_not_decay() {
     let roles = [
         (Role::Embedding, true),
         (Role::Projection, true),
@@ -183,23 +195,15 @@ fn weight_decay_applies_to_all_roles_but_norms_and_biases() {
         (Role::Norm, false),
         (Role::Bias, false),
     ];
-    let device = Default::default();
-    let mut parameters: Vec<Parameter<Flex>> =
-        roles.map(|(role, _)| Parameter::from_host(format!("{role:?}"), &[1, 2], role, [0.5, -2.0], &device)).into();
-    let mut gradients = GradientMap::default();
-    for parameter in &parameters {
-        gradients.add(parameter, Tensor::<Flex, 1>::zeros([2], &device));
-    }
-    let mut optimizer = Optimizer::new(config(OptimizerKind::AdamW, None));
-    optimizer.step(parameters.iter_mut().collect(), gradients, 1e-2);
-    for ((role, decays), values) in roles.into_iter().zip(values(&parameters)) {
-        let factor = if decays { 1.0 - 1e-2 * 0.1 } else { 1.0 };
+    let optimizer = Optimizer::new(config(OptimizerKind::AdamW, None));
+    for ((role, decays), values) in roles.iter().zip(after_a_step(optimizer, &roles, [0.5, -2.0], 0.0)) {
+        let factor = if *decays { 1.0 - 1e-2 * 0.1 } else { 1.0 };
         assert!((values[0] - 0.5 * factor).abs() < 1e-7 && (values[1] + 2.0 * factor).abs() < 1e-6, "{role:?}");
     }
 }
 
 #[test]
-fn a_non_finite_gradient_leaves_its_parameter_as_it_was_and_all_others_finite() {
+fn a_non_finite_gradient_leaves_its_parameter() {
     for max_grad_norm in [None, Some(1.0)] {
         for bad in [f32::NAN, f32::INFINITY] {
             let mut parameters = parameters();
@@ -234,7 +238,7 @@ fn large_parameters() -> Vec<Parameter<Flex>> {
 }
 
 #[test]
-fn paging_changes_no_bit_of_parameters_or_state_and_pages_what_the_plan_says() {
+fn paging_changes_no_bit() {
     let config = config(OptimizerKind::PagedAdamW8bit, Some(1.0));
     let tensor = |parameter: Parameter<Flex>| {
         let Parameter { name, shape, role, .. } = parameter;
@@ -271,7 +275,7 @@ fn scaled(gradients: &GradientMap<Flex>, parameters: &[Parameter<Flex>], by: f32
 }
 
 #[test]
-fn steps_with_loss_scaling_are_those_without_and_skip_overflows_whole() {
+fn loss_scaling_skips_overflows_whole() {
     for kind in [OptimizerKind::AdamW, OptimizerKind::AdamW8bit] {
         let config = config(kind, Some(1.0));
         let (mut plain, mut expected) = (Optimizer::<Flex>::new(config), parameters());

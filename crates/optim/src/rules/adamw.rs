@@ -2,7 +2,6 @@
 //!
 //! The 8-bit form is that of bitsandbytes: dynamic maps and blocks of 256. As there and in Hugging Face's trainer, parameters of fewer
 //! than 4,096 elements and the embedding keep f32 moments. A tied head is the embedding.
-//! Trade-off: parameters with f32 and with 8-bit moments are in one list, which a backend may have to split.
 
 use burn_tensor::Tensor;
 use firebrick_arch::Role;
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_embedding_keeps_f32_moments_in_the_8_bit_optimizer_and_the_head_does_not() {
+    fn the_8_bit_embedding_keeps_f32_moments() {
         let parts: Vec<_> = rule().state(Role::Embedding, &[1000, 64]).iter().map(|state| state.part).collect();
         assert_eq!(parts, ["exp_avg", "exp_avg_sq"]);
         for role in [Role::Head, Role::Projection, Role::LoraA, Role::LoraB] {
@@ -123,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_below_4096_elements_keep_f32_moments_in_the_8_bit_optimizer() {
+    fn small_parameters_keep_f32_moments() {
         assert!(!has_8bit_moments(Role::Projection, &[MIN_8BIT_ELEMENTS - 1]));
         assert!(has_8bit_moments(Role::Projection, &[MIN_8BIT_ELEMENTS]));
     }

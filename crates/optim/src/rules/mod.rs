@@ -3,7 +3,6 @@
 //! A rule is two traits. [`StateLayout`] lists the state tensors of a parameter and depends on no backend, so that a plan can compute the cost of an
 //! optimizer. [`Rule`] takes a step over a list of parameters, all with the same [`StepNumbers`]. A new optimizer is a file here, a line in the
 //! registry below, and a variant of [`OptimizerKind`](crate::OptimizerKind).
-//! Trade-off: state is passed as a list in the order of the layout; a rule that destructures it must agree with its own layout.
 
 pub(crate) mod adamw;
 
@@ -27,7 +26,6 @@ macro_rules! registry {
             }
         }
 
-        /// Returns the configured rule.
         pub(crate) fn rule<B: Kernels>(config: &OptimizerConfig) -> Box<dyn Rule<B>> {
             match config.kind {
                 $($(OptimizerKind::$kind)|+ => Box::new($rule(config)),)+

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_need_two_tokens_and_offloading_gemms_that_run_again() {
+    fn documents_need_two_tokens() {
         let refusal = |words: &str| parse(words).unwrap().recipe(FloatType::Bf16).unwrap_err().to_string();
         assert!(refusal("--seq 8 --documents 5").contains("at least two tokens"));
         for (policy, is_allowed) in [("none", false), ("selective", false), ("projections", true), ("full", true)] {

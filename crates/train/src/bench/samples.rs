@@ -1,6 +1,4 @@
 //! Inputs and results of timings: micro-batches of random tokens, where every next token counts in the loss, and the spread of repeated timings.
-//!
-//! Trade-off: five numbers describe a distribution; the samples themselves are not saved. The loss of random tokens stays that of guessing.
 
 use std::time::Instant;
 
@@ -10,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Seconds of repeated work. The median is reported; the minimum shows what the machine can do undisturbed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// Minimum.
+    /// Shortest sample, in seconds.
     pub min: f64,
     /// A quarter of the samples is below this.
     pub p25: f64,
@@ -18,7 +16,7 @@ pub struct Spread {
     pub median: f64,
     /// A quarter of the samples is above this.
     pub p75: f64,
-    /// Maximum.
+    /// Longest sample, in seconds.
     pub max: f64,
 }
 
@@ -107,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_not_moved_by_one_slow_sample_and_quartiles_are_those_of_numpy() {
+    fn spreads_are_those_of_numpy() {
         let spread = Spread::of(vec![2.0, 900.0, 1.0]);
         assert_eq!((spread.min, spread.median, spread.max), (1.0, 2.0, 900.0));
         // numpy.percentile([1, 2, 3, 4, 10], [25, 75]) is [2, 4]; for [1, 2, 3, 4] it is [1.75, 3.25].
@@ -119,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn every_next_token_inside_a_document_is_in_the_loss_and_a_seed_repeats_batches() {
+    fn every_next_token_of_a_document_is_in_the_loss() {
         for documents in [1, 3, 5] {
             let mut one = Synthetic { rows: 2, row_len: 10, documents, vocab_size: 7, seed: 1 };
             let (mut other, batch) = (one, one.next_batch());

@@ -15,7 +15,6 @@ use firebrick_trainer::RunError;
 use firebrick_trainer::metrics::usage_target;
 use firebrick_trainer::run::step::Trainer;
 
-/// Blocks of each kind.
 const BLOCKS: usize = 5;
 /// Approximate seconds of a block.
 const BLOCK_S: f64 = 3.0;
@@ -98,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_says_what_sampling_costs_and_what_is_noise() {
+    fn the_report_says_what_sampling_costs() {
         let cost = UsageCost {
             steps: 30,
             sampled_step_s: 0.1002,

@@ -1,6 +1,4 @@
 //! The program `firebrick` under its other name: `cargo run --bin train`.
-//!
-//! Trade-off: the same code is linked a second time.
 
 use std::process::ExitCode;
 

@@ -15,10 +15,8 @@ pub(super) fn is_decisive(key: &str) -> bool {
     key.starts_with("lora") || key.starts_with("preference") || DECISIVE.split(' ').any(|known| known == key)
 }
 
-/// A recipe under construction.
 #[derive(Default)]
 pub(super) struct Draft {
-    /// Who wrote the configuration.
     pub(super) trainer: Trainer,
     /// Keys as `section.key` with their values and the settings that they come from.
     pub(super) keys: Vec<(String, Value, Setting)>,

@@ -13,7 +13,7 @@ fn converted(text: &str) -> Converted {
 }
 
 #[test]
-fn a_configuration_of_llama_factory_finds_its_data_in_dataset_info() {
+fn llama_factory_finds_its_data_in_dataset_info() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(root.path().join("data")).unwrap();
     let info = r#"{"mine": {"file_name": "mine.json", "formatting": "sharegpt", "ranking": true,
@@ -62,7 +62,7 @@ deepspeed: examples/deepspeed/ds_z3_config.json
 }
 
 #[test]
-fn what_has_another_method_is_not_complete_and_says_so() {
+fn another_method_is_not_complete_and_says_so() {
     let data = "base_model: a/b\ndatasets: [{path: d.jsonl, type: alpaca}]\n";
     let of = |text: &str| convert(&format!("{data}{text}"), Path::new("x")).unwrap();
     for text in ["plugins: [mine.Plugin]", "unfrozen_parameters: [a]", "unknown_key: 1", "profiler: {warmup_steps: 3}"]
@@ -91,7 +91,7 @@ fn what_has_another_method_is_not_complete_and_says_so() {
 }
 
 #[test]
-fn a_refused_key_that_decides_what_trains_is_a_problem_and_no_secret_is_shown() {
+fn refused_keys_are_problems_and_no_secret_is_shown() {
     let data = "base_model: a/b\nadapter: lora\n";
     let cases = [
         ("datasets: [{path: d, type: chat_template, roles_to_train: []}]", "datasets.roles_to_train: "),
@@ -154,7 +154,7 @@ fn same(shown: &str, typed: &str) -> bool {
 }
 
 #[test]
-fn every_value_that_the_trainers_allow_is_translated_or_commented() {
+fn every_allowed_value_is_translated_or_commented() {
     let groups: Table = include_str!("theirs.toml").parse().unwrap();
     let (mut wrong, mut count) = (Vec::new(), 0);
     for (name, group) in &groups {
@@ -208,7 +208,7 @@ fn no_key_vanishes_whatever_is_around_it() {
 }
 
 #[test]
-fn whole_configurations_mean_here_what_they_mean_there() {
+fn whole_configurations_mean_the_same_here() {
     let cases: Table = include_str!("meanings.toml").parse().unwrap();
     for (text, keys) in &cases {
         let recipe = converted(text).recipe;

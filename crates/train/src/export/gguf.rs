@@ -1,6 +1,4 @@
 //! `export --gguf`: a model as one GGUF file, and the Modelfile with its template and stops for Ollama.
-//!
-//! Trade-off: the Modelfile has no template where it has no form of Ollama's, which the command says; the GGUF file has the chat template as it is.
 
 use std::path::{Path, PathBuf};
 
@@ -79,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_modelfile_is_named_by_the_whole_name_and_quotes_as_ollama_reads() {
+    fn a_modelfile_is_named_and_quoted_for_ollama() {
         let of = |out: &str| modelfile_of(Path::new(out)).display().to_string();
         assert_eq!(of("out/m.gguf"), "out/m.Modelfile");
         assert_eq!(of("out/Llama-3.1-8B"), "out/Llama-3.1-8B.Modelfile");

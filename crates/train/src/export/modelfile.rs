@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_of_turns_has_ollamas_form_also_with_a_default_system_message_and_a_token_before_the_text() {
+    fn a_template_of_turns_has_ollamas_form() {
         let rest = "{{ range .Messages }}{{ if eq .Role \"user\" }}<|im_start|>user\n{{ .Content }}<|im_end|>\n{{ else if eq .Role \"assistant\" }}\
                     <|im_start|>assistant\n{{ .Content }}<|im_end|>\n{{ end }}{{ end }}<|im_start|>assistant\n";
         let system = "{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ else }}{{ end }}";

@@ -207,13 +207,11 @@ fn date_note(tokenizer: &Tokenizer, data: &DataSets) -> Option<String> {
 
 impl Inspection {
     /// Formats the inspection for a terminal or a file.
-    #[must_use]
     pub fn text(&self, style: Style) -> String {
         text::render(self, style)
     }
 
     /// Formats the inspection as one self-contained HTML page.
-    #[must_use]
     pub fn page(&self) -> String {
         page::render(self)
     }

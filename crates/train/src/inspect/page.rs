@@ -188,7 +188,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn page_is_self_contained_with_counts_tokens_and_findings() {
+    fn a_page_has_counts_tokens_and_findings() {
         let page = inspection("question").page();
         for outside in ["http", "//", "src=", "href=", "url(", "@import", "<script", "<link"] {
             assert!(!page.contains(outside), "{outside:?} in the page");

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn colors_surround_the_loss_tokens_and_long_rows_are_cut() {
+    fn colors_surround_the_loss_tokens() {
         let text = inspection(&"x".repeat(9000)).text(Style::Colors);
         assert!(
             text.contains("\u{1b}[2mxxx") && text.contains("x…\u{1b}[0m") && text.contains("1 more documents"),

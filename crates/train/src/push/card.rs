@@ -1,6 +1,4 @@
 //! Writes the model card (README.md) of a folder without one: known facts about base, data and license, and how to use the model.
-//!
-//! Trade-off: unknown facts are left out; nothing is guessed from names.
 
 use std::fmt::Write as _;
 use std::fs;

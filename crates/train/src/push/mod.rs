@@ -34,36 +34,23 @@ pub struct PushOptions {
 
 /// The reasons why nothing was pushed.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum PushError {
-    /// The repository to push to is not a valid id.
     #[error("--to {to}: this is no repository. Write OWNER/NAME or OWNER/NAME@BRANCH")]
-    NoRepository {
-        /// The text that was typed.
-        to: String,
-    },
-    /// The folder to push contains no model.
+    NoRepository { to: String },
     #[error(
         "{}: neither an adapter (adapter_config.json) nor a model (config.json) is in this folder, nor is it that of a run that \
          saved one",
         folder.display()
     )]
-    NotPushable {
-        /// The folder.
-        folder: PathBuf,
-    },
-    /// The base of the adapter to push exists only on this machine.
+    NotPushable { folder: PathBuf },
     #[error(
         "{}: the adapter's base is `{base}`, a path of this machine, so it would not load anywhere else. Write the id of the base on the \
          Hub as base_model_name_or_path in its adapter_config.json, and in its README.md, which has the path too. \
          lora.base_model_name_or_path = \"OWNER/NAME\" in a recipe writes both",
         folder.display()
     )]
-    LocalBase {
-        /// The folder.
-        folder: PathBuf,
-        /// The base that its settings name.
-        base: String,
-    },
+    LocalBase { folder: PathBuf, base: String },
     /// An error in the folder's files.
     #[error(transparent)]
     Folder(#[from] ArchError),

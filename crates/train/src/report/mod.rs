@@ -2,7 +2,6 @@
 //!
 //! A run writes it when it ends or is stopped, and `firebrick report` writes it again, also during a run. It is built only from `metrics.jsonl`,
 //! `plan.toml`, `summary.json` and `config.toml`, so a page never shows more than the folder contains.
-//! Trade-off: one run per page; TensorBoard and MLflow compare runs.
 
 mod page;
 mod record;
@@ -25,9 +24,6 @@ pub fn page(run: &Path) -> Result<String, ReportError> {
 }
 
 /// Writes the page of a run folder into it, or to `out`. Returns its path.
-///
-/// # Errors
-/// [`ReportError`].
 pub fn write(run: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
     let path = out.map_or_else(|| run.join(REPORT), Path::to_owned);
     save(path, &page(run)?)

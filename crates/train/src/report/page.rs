@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_run_has_its_facts_and_what_was_planned_of_them() {
+    fn a_finished_run_has_its_facts() {
         let page = render(&run());
         for part in [
             "finished: 50 steps",

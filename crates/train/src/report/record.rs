@@ -1,7 +1,6 @@
 //! Reads the content of a run folder: the lines of metrics, the plan, and the summary of a finished run.
 //!
 //! Files are read as plain data rather than as the types that wrote them, so that folders of other versions can be shown too.
-//! Trade-off: a number under another name is silently missing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,25 +11,12 @@ use serde_json::Value;
 
 /// The reasons why there is no report.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum ReportError {
-    /// The folder has no metrics.
     #[error("{path}: no metrics.jsonl to report on; give the folder of a run, such as runs/my-run ({source})")]
-    NoMetrics {
-        /// The folder.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// A file exists but cannot be parsed.
+    NoMetrics { path: PathBuf, source: std::io::Error },
     #[error("{path}: expected {expected}: {problem}")]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// The expected content.
-        expected: &'static str,
-        /// The problem.
-        problem: String,
-    },
+    Malformed { path: PathBuf, expected: &'static str, problem: String },
     /// The page cannot be written.
     #[error(transparent)]
     Write(#[from] StorageError),
@@ -135,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_of_a_run_that_goes_on_is_read_up_to_its_last_whole_line() {
+    fn a_growing_run_is_read_to_its_last_whole_line() {
         let folder = tempfile::tempdir().unwrap();
         let text = "{\"step\":1,\"loss\":2.5,\"energy_j\":100.0,\"throttle\":[\"power_cap\"]}\n{\"step\":2,\"loss\":null,\"energy_j\":250.0}\n\
                     {\"step\":3,\"loss\":2.0,\"energy_j\":50.0}\n{\"step\":4,\"lo";
@@ -159,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_metrics_and_a_broken_line_are_named() {
+    fn missing_metrics_and_broken_lines_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let message = RunRecord::read(folder.path()).unwrap_err().to_string();
         assert!(message.contains("no metrics.jsonl"), "{message}");

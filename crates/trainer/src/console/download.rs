@@ -1,6 +1,4 @@
 //! Transfers from and to the Hub: a bar on a terminal, a line every few seconds in a log file.
-//!
-//! Trade-off: what is sent again after a failure is counted again, so a bar may be early.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};

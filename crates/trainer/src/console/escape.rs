@@ -43,7 +43,7 @@ mod tests {
     use crate::console::error_message;
 
     #[test]
-    fn nothing_of_others_moves_the_cursor_or_reorders_text_and_own_colors_stay() {
+    fn texts_of_others_have_no_escapes() {
         let hostile = "a\u{1b}[2J\u{1b}]0;t\u{7}\rb\u{8}\u{9b}1m\u{202e}c\u{2066}\0";
         let shown = "a\\u001b[2J\\u001b]0;t\\u0007\\u000db\\u0008\\u009b1m\\u202ec\\u2066\\u0000";
         let (error, path) = (io::Error::other(hostile), std::path::Path::new(hostile));

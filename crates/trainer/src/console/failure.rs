@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn out_of_memory_names_the_next_smaller_run_and_how_to_continue() {
+    fn out_of_memory_names_the_next_smaller_run() {
         let folder = run_with_a_checkpoint();
         let message = report(Some(folder.path().to_owned())).error(failure(true)).to_string();
         for part in ["linear", "CUDA_ERROR", "base weights", "train.recompute=full", "step 20", "--resume"] {

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_has_a_bound_and_keeps_its_beginning_and_its_end() {
+    fn a_long_message_keeps_beginning_and_end() {
         let long = format!("what {} do this", "é".repeat(300_000));
         let message = error_message(&io::Error::other(long));
         assert!(message.starts_with("what ") && message.ends_with(" do this"), "{}", message.len());

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn log_file_has_the_first_and_last_step_and_evaluations_and_no_time_before_it_is_known() {
+    fn a_log_has_first_and_last_step_and_evaluations() {
         let written = Written::default();
         let mut progress = Progress::lines(10, Box::new(written.clone()));
         for step in 1..=10 {
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_how_busy_the_card_was_when_last_sampled() {
+    fn a_line_says_how_busy_the_card_was() {
         let written = Written::default();
         let mut progress = Progress::lines(2, Box::new(written.clone()));
         let usage = Usage::of([(Gauge::GpuUtil, 98.0), (Gauge::PowerW, 650.0)], [Throttle::PowerCap]);

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_with_spaces_quotes_and_brackets_are_quoted_for_the_shell() {
+    fn words_are_quoted_for_the_shell() {
         assert_eq!(shell_quoted("train.steps=3"), "train.steps=3");
         assert_eq!(shell_quoted("eval.prompts=[\"it's\"]"), "'eval.prompts=[\"it'\\''s\"]'");
         assert_eq!((shell_quoted("a b"), shell_quoted("")), ("'a b'".to_owned(), "''".to_owned()));

@@ -44,7 +44,7 @@ pub struct Summary {
     pub tokens_per_s: f64,
     /// Seconds from start to end, over all resumed parts.
     pub wall_s: f64,
-    /// The backend.
+    /// Name of the backend, such as `cuda`.
     pub backend: String,
     /// Share of the operations of a step per number format, as the plan counts them.
     pub arithmetic: String,
@@ -69,30 +69,25 @@ impl fmt::Display for Summary {
             self.wall_s,
             self.backend
         )?;
-        let loss = |loss: f64| format!("{loss:.4}");
-        let share = |share: f64| format!("{:.1} %", 100.0 * share);
-        change(formatter, "held-out loss", self.eval_loss_before.map(loss), self.eval_loss_after.map(loss))?;
-        change(
-            formatter,
-            "token accuracy",
-            self.token_accuracy_before.map(share),
-            self.token_accuracy_after.map(share),
-        )?;
-        change(formatter, "exact match", self.exact_match_before.map(share), self.exact_match_after.map(share))?;
-        let margin = |pairs: &PairMetrics| format!("{:.4}", pairs.margin);
-        change(
-            formatter,
-            "reward margin",
-            self.pairs_before.as_deref().map(margin),
-            self.pairs_after.as_deref().map(margin),
-        )?;
-        let accuracy = |pairs: &PairMetrics| share(pairs.accuracy);
-        change(
-            formatter,
-            "pairs ranked",
-            self.pairs_before.as_deref().map(accuracy),
-            self.pairs_after.as_deref().map(accuracy),
-        )?;
+        let loss = |value: Option<f64>| value.map(|loss| format!("{loss:.4}"));
+        let share = |value: Option<f64>| value.map(|share| format!("{:.1} %", 100.0 * share));
+        let of_pairs = |number: fn(&PairMetrics) -> f64| {
+            [&self.pairs_before, &self.pairs_after].map(|pairs| pairs.as_deref().map(number))
+        };
+        let changes = [
+            ("held-out loss", [self.eval_loss_before, self.eval_loss_after].map(loss)),
+            ("token accuracy", [self.token_accuracy_before, self.token_accuracy_after].map(share)),
+            ("exact match", [self.exact_match_before, self.exact_match_after].map(share)),
+            ("reward margin", of_pairs(|pairs| pairs.margin).map(loss)),
+            ("pairs ranked", of_pairs(|pairs| pairs.accuracy).map(share)),
+        ];
+        for (name, numbers) in changes {
+            match numbers {
+                [Some(before), Some(after)] => write!(formatter, "\n  {name:<14} {before} -> {after}")?,
+                [None, Some(after)] => write!(formatter, "\n  {name:<14} {after}")?,
+                [_, None] => {}
+            }
+        }
         write!(formatter, "\n  arithmetic     {}", self.arithmetic)?;
         if let Some(ranks) = &self.ranks {
             write!(formatter, "\n  ranks          {ranks}")?;
@@ -109,20 +104,6 @@ impl fmt::Display for Summary {
             ),
             _ => Ok(()),
         }
-    }
-}
-
-/// Writes a line "name  before -> after", or only the number after training if there is none before.
-fn change(
-    formatter: &mut fmt::Formatter<'_>,
-    name: &str,
-    before: Option<String>,
-    after: Option<String>,
-) -> fmt::Result {
-    match (before, after) {
-        (Some(before), Some(after)) => write!(formatter, "\n  {name:<14} {before} -> {after}"),
-        (None, Some(after)) => write!(formatter, "\n  {name:<14} {after}"),
-        (_, None) => Ok(()),
     }
 }
 

@@ -22,9 +22,6 @@ pub struct JsonLines {
 impl JsonLines {
     /// Opens the file to append to it. With `resumed_step`, the lines of later steps and a last line that a crash cut off are dropped first.
     /// Returns also the step of the last evaluation that stays.
-    ///
-    /// # Errors
-    /// [`StorageError`] if the file cannot be read or written.
     pub fn open(path: &Path, resumed_step: Option<u64>) -> Result<(JsonLines, Option<u64>), StorageError> {
         let evaluated = match resumed_step.filter(|_| path.exists()) {
             Some(step) => drop_later_lines(path, step)?,

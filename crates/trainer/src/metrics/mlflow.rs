@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use base64::prelude::{BASE64_STANDARD, Engine};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -37,20 +38,14 @@ fn default_experiment() -> String {
 
 /// The reasons why a run is not tracked.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "messages say what variants and their fields are")]
 pub enum MlflowError {
     /// The server refused a request or could not be reached.
     #[error(
         "mlflow.tracking_uri = \"{uri}\": {problem} ({request}). Start the server (`mlflow server`), correct the address, or leave \
          [mlflow] out"
     )]
-    Server {
-        /// Its address.
-        uri: String,
-        /// The request of MLflow's REST API.
-        request: &'static str,
-        /// The server's or the system's message.
-        problem: String,
-    },
+    Server { uri: String, request: &'static str, problem: String },
     /// The run's identifier cannot be written to the run folder.
     #[error(transparent)]
     Note(#[from] StorageError),
@@ -266,7 +261,7 @@ impl Client {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let basic = || {
             let (user, password) = (variable("MLFLOW_TRACKING_USERNAME")?, variable("MLFLOW_TRACKING_PASSWORD")?);
-            Some(format!("Basic {}", base64(format!("{user}:{password}").as_bytes())))
+            Some(format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}"))))
         };
         let bearer = variable("MLFLOW_TRACKING_TOKEN").map(|token| format!("Bearer {token}"));
         Self { uri: uri.trim_end_matches('/').to_owned(), authorization: bearer.or_else(basic) }
@@ -300,7 +295,7 @@ impl Client {
     /// Returns the identifier of an experiment; `None` if none has that name.
     fn find_experiment(&self, name: &str) -> Result<Option<String>, MlflowError> {
         const GET: &str = "experiments/get-by-name";
-        let (status, answer) = self.get(GET, &format!("experiment_name={}", percent_encoded(name)))?;
+        let (status, answer) = self.get(GET, "experiment_name", name)?;
         if status == 200 {
             let found = text(&answer["experiment"]["experiment_id"]);
             let found = found.ok_or_else(|| self.error(GET, "the answer has no experiment.experiment_id".to_owned()));
@@ -315,7 +310,7 @@ impl Client {
     /// Returns the last step of each metric of a run.
     fn last_steps(&self, run_id: &str) -> Result<BTreeMap<String, u64>, MlflowError> {
         const GET: &str = "runs/get";
-        let (status, answer) = self.get(GET, &format!("run_id={}", percent_encoded(run_id)))?;
+        let (status, answer) = self.get(GET, "run_id", run_id)?;
         if status != 200 {
             return Err(self.refused(GET, status, &answer));
         }
@@ -325,8 +320,9 @@ impl Client {
         Ok(metrics.filter_map(|metric| Some((text(&metric["key"])?, number(&metric["step"])))).collect())
     }
 
-    fn get(&self, request: &'static str, query: &str) -> Result<(u16, Value), MlflowError> {
-        let mut call = firebrick_hub::http_agent().get(format!("{}/api/2.0/mlflow/{request}?{query}", self.uri));
+    fn get(&self, request: &'static str, key: &str, value: &str) -> Result<(u16, Value), MlflowError> {
+        let mut call =
+            firebrick_hub::http_agent().get(format!("{}/api/2.0/mlflow/{request}", self.uri)).query(key, value);
         if let Some(authorization) = &self.authorization {
             call = call.header("authorization", authorization);
         }
@@ -381,39 +377,9 @@ fn shortened(value: &str) -> String {
     value.chars().take(VALUE_LETTERS).collect()
 }
 
-/// Percent-encodes a text as a part of an address (RFC 3986).
-fn percent_encoded(text: &str) -> String {
-    let byte = |byte: u8| {
-        let is_plain = byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-        if is_plain { char::from(byte).to_string() } else { format!("%{byte:02X}") }
-    };
-    text.bytes().map(byte).collect()
-}
-
-/// Encodes Base64 with padding (RFC 4648), for basic authentication.
-fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let group = |group: &[u8]| {
-        let bits = (0..3).fold(0u32, |bits, at| bits << 8 | u32::from(group.get(at).copied().unwrap_or(0)));
-        (0..4)
-            .map(|at| if at <= group.len() { char::from(LETTERS[(bits >> (18 - 6 * at) & 63) as usize]) } else { '=' })
-            .collect::<String>()
-    };
-    bytes.chunks(3).map(group).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn text_is_encoded_as_the_standards_say() {
-        assert_eq!(
-            ["", "f", "fo", "foo", "foob"].map(|text| base64(text.as_bytes())),
-            ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]
-        );
-        assert_eq!(percent_encoded("a b/ü~"), "a%20b%2F%C3%BC~");
-    }
 
     #[test]
     fn a_note_names_a_run_of_its_own_server_only() {
@@ -426,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_not_there_is_named_with_what_to_do() {
+    fn a_lost_server_is_named_with_what_to_do() {
         let section = MlflowSection { tracking_uri: "http://127.0.0.1:9".to_owned(), experiment_name: "e".to_owned() };
         let folder = tempfile::tempdir().unwrap();
         let error =

@@ -47,7 +47,7 @@ pub struct StepMetrics {
     pub loss_tokens: u64,
     /// Input tokens of the step per second, without padding.
     pub tokens_per_s: f64,
-    /// Milliseconds of the step.
+    /// Wall time of the step, in milliseconds.
     pub ms: f64,
     /// Maximum bytes in use where tensors live: of the card as its driver counts, of this process on other backends.
     #[serde(rename = "memory")]
@@ -189,21 +189,12 @@ pub enum RunEnd {
 /// A destination of metrics.
 pub trait MetricSink {
     /// Takes the numbers of a step.
-    ///
-    /// # Errors
-    /// [`StorageError`] if they cannot be written.
     fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError>;
 
     /// Takes the numbers of an evaluation.
-    ///
-    /// # Errors
-    /// [`StorageError`] if they cannot be written.
     fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError>;
 
     /// Waits until everything taken so far is on the disk.
-    ///
-    /// # Errors
-    /// [`StorageError`] if the disk refuses.
     fn flush(&mut self) -> Result<(), StorageError> {
         Ok(())
     }
@@ -342,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_reported_once_and_writing_goes_on_when_there_is_room() {
+    fn a_full_disk_is_reported_once() {
         let disk = Disk::default();
         let mut sinks = MetricSinks::default();
         sinks.push(disk.clone());

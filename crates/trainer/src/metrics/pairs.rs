@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loss_is_the_mean_over_pairs_and_the_weighted_cross_entropy_per_token() {
+    fn the_loss_is_the_mean_over_pairs() {
         let (loss, metrics) = PairMetrics::new([3.0, 40.0, 1.0, -2.0, 1.0, -8.0, -6.0], [2, 10], 0.5);
         assert_eq!(loss, 1.5 + 0.5 * 4.0);
         assert_eq!((metrics.margin, metrics.accuracy, metrics.nll_loss), (1.5, 0.5, 4.0));

@@ -24,7 +24,6 @@ pub(super) fn float(field: u32, value: f32) -> Vec<u8> {
     [key(field, WIRE_FIXED_32), value.to_le_bytes().to_vec()].concat()
 }
 
-/// Encodes a text.
 pub(super) fn string(field: u32, text: &str) -> Vec<u8> {
     bytes(field, text.as_bytes())
 }
@@ -92,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_the_inverse_of_what_encodes_them_whatever_their_numbers_and_sizes() {
+    fn fields_are_the_inverse_of_their_encoding() {
         let long = "x".repeat(300);
         let message = [varint(1, 0), varint(200, u64::MAX), double(2, 1.5), float(3, -2.0), string(17, &long)].concat();
         let read = fields(&message).unwrap();

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_rank_is_the_one_with_the_longest_own_time() {
+    fn the_slowest_rank_has_the_longest_own_time() {
         let metrics = RankMetrics::new(&[times(90.0, 4.0, 10.0), times(99.0, 2.0, 1.0), times(95.0, 3.0, 5.0)]);
         assert_eq!((metrics.slowest, metrics.fastest()), (1, 0));
         let text = metrics.to_string();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_leaves_the_first_step_out_if_there_are_others() {
+    fn the_mean_leaves_the_first_step_out() {
         let mut meter = RankMeter::default();
         assert_eq!(meter.mean(), None);
         meter.add(&[times(1000.0, 0.0, 0.0), times(900.0, 0.0, 100.0)]);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn times_survive_the_way_between_ranks_to_the_microsecond() {
+    fn times_survive_to_the_microsecond() {
         let sent = times(760.1234, 0.71, 0.0);
         assert_eq!(RankTimes::from_microseconds(sent.to_microseconds()), times(760.123, 0.71, 0.0));
     }

@@ -27,9 +27,6 @@ pub struct EventWriter {
 
 impl EventWriter {
     /// Creates an event file in a folder. `resumed_step` is the last step that older files keep, if there are any.
-    ///
-    /// # Errors
-    /// [`StorageError`] if the file cannot be created or written.
     pub fn create(folder: &Path, resumed_step: Option<u64>) -> Result<EventWriter, StorageError> {
         fs::create_dir_all(folder).map_err(|source| StorageError::io("create", folder, source))?;
         let (file, path) = new_file(folder)?;
@@ -53,7 +50,6 @@ impl EventWriter {
         self.record(&event(now(), step, &bytes(5, &summary)))
     }
 
-    /// Appends one record.
     fn record(&mut self, data: &[u8]) -> Result<(), StorageError> {
         let length = (data.len() as u64).to_le_bytes();
         let mut record = Vec::with_capacity(data.len() + 16);
@@ -167,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn resumed_run_adds_a_file_that_starts_a_session_at_its_first_step() {
+    fn a_resumed_run_starts_a_session() {
         let folder = tempfile::tempdir().unwrap();
         EventWriter::create(folder.path(), None).unwrap();
         let second = EventWriter::create(folder.path(), Some(41)).unwrap();

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn partitions_and_cards_without_an_interface_leave_the_process() {
+    fn partitions_leave_the_process() {
         let mut slice = machine(&[Maker::Nvidia]);
         slice.gpus[0].is_partition = true;
         let (target, note) = of_card(&slice, Some(0));

@@ -55,7 +55,6 @@ fn default_project() -> String {
     "firebrick".to_owned()
 }
 
-/// W&B's program.
 const PROGRAM: &str = "wandb";
 /// Longest wait for it at the end of a run.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -88,9 +87,6 @@ pub struct Wandb {
 
 impl Wandb {
     /// Begins a log in the run folder, after those of earlier parts of a resumed run; starts W&B's program if the section says so.
-    ///
-    /// # Errors
-    /// [`StorageError`] if the log cannot be written, or an earlier one cannot be read.
     pub fn start(
         section: &WandbSection,
         (run_folder, name): (&Path, &str),

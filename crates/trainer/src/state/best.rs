@@ -17,7 +17,7 @@ pub struct Best {
     pub mode: BestMode,
     /// Steps taken before this evaluation: the checkpoint of this step has the best weights.
     pub step: u64,
-    /// Its numbers.
+    /// The numbers of this evaluation.
     pub evaluation: Evaluation,
     /// Evaluations since the metric last improved by more than the threshold.
     pub without_improvement: u64,
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_counts_evaluations_without_improvement_and_any_improvement_begins_again() {
+    fn patience_counts_evaluations_without_improvement() {
         let section = BestSection { patience: Some(2), ..BestSection::default() };
         let expected = [(1, 0, false), (1, 1, false), (3, 0, false), (3, 1, false), (3, 2, true)];
         assert_eq!(course(&section, &[2.0, 2.5, 1.0, 1.0, f64::NAN]), expected);
@@ -94,14 +94,14 @@ mod tests {
 
     /// The values are those of transformers 5.24: `EarlyStoppingCallback` with `early_stopping_threshold=0.1`.
     #[test]
-    fn improvements_below_the_threshold_are_the_best_and_do_not_begin_again() {
+    fn small_improvements_do_not_begin_again() {
         let section = BestSection { patience: Some(2), threshold: 0.1, ..BestSection::default() };
         assert_eq!(course(&section, &[1.0, 0.95, 0.8, 0.75, 0.7]).last(), Some(&(5, 2, true)));
         assert_eq!(course(&section, &[1.0, 0.95, 0.8]), [(1, 0, false), (2, 1, false), (3, 0, false)]);
     }
 
     #[test]
-    fn mode_max_prefers_larger_values_and_is_the_default_of_shares() {
+    fn mode_max_prefers_larger_values() {
         let section = BestSection { metric: BestMetric::TokenAccuracy, ..BestSection::default() };
         let share = |share: f64| Evaluation { token_accuracy: Some(share), ..loss(1.0) };
         let mut best = None;
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn an_evaluation_counts_once_and_another_metric_starts_over() {
+    fn an_evaluation_counts_once() {
         let section = BestSection { patience: Some(1), ..BestSection::default() };
         let mut best = None;
         assert!(Best::compare(&mut best, &section, 2, &loss(1.0)));

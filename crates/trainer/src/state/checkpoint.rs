@@ -5,7 +5,6 @@
 //! ```
 //!
 //! `checkpoint_folder` makes the folder complete or absent; this file defines its content.
-//! Trade-off: the whole optimizer state is copied to the host before it is written.
 
 use std::borrow::Cow;
 use std::fs;
@@ -39,9 +38,9 @@ const STATE: &str = "state.json";
 /// The progress of a run, in addition to its tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunState {
-    /// Steps taken.
+    /// Optimizer steps taken so far.
     pub step: u64,
-    /// The next row.
+    /// The next row that training reads.
     pub cursor: Cursor,
     /// Tokens that counted in the loss so far.
     pub loss_tokens: u64,

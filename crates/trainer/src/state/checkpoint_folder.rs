@@ -3,7 +3,6 @@
 //! A checkpoint is written into `step-N.tmp`; every file, then the manifest, is flushed to the disk; then the folder is renamed; only then are older
 //! checkpoints removed. A failure before the rename leaves all earlier checkpoints as they were. If there is no room for both, the older checkpoints
 //! that a new one replaces are removed before it is written, but never the newest.
-//! Trade-off: writing waits for the disk; the run stands still meanwhile.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -28,7 +27,6 @@ pub struct Keep {
 }
 
 impl From<usize> for Keep {
-    /// Keeps the newest ones.
     fn from(count: usize) -> Self {
         Self { count, best: None }
     }
@@ -70,9 +68,6 @@ impl CheckpointWriter {
     }
 
     /// Writes a whole file.
-    ///
-    /// # Errors
-    /// [`StorageError::DiskFull`] or [`StorageError::Io`].
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
         write_atomically(&self.file(name), bytes)
     }
@@ -111,9 +106,6 @@ impl Drop for CheckpointWriter {
 }
 
 /// Removes checkpoints that the next one, of about `bytes`, would replace, if it fits only without them.
-///
-/// # Errors
-/// [`StorageError::Io`] if the folder cannot be listed, or a checkpoint not be removed.
 pub fn make_room(run_folder: &Path, bytes: u64, keep: Keep) -> Result<(), StorageError> {
     let folder = run_folder.join(CHECKPOINTS);
     remove_unfinished(&folder)?;
@@ -129,9 +121,6 @@ pub fn make_room(run_folder: &Path, bytes: u64, keep: Keep) -> Result<(), Storag
 }
 
 /// Returns the complete checkpoints of a run folder, oldest first: steps and folders. Their files are not checked.
-///
-/// # Errors
-/// [`StorageError::Io`] if the folder cannot be listed.
 pub fn checkpoints(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     complete(&run_folder.join(CHECKPOINTS))
 }
@@ -143,9 +132,6 @@ pub fn checkpoint_of(run_folder: &Path, step: u64) -> PathBuf {
 
 /// Returns the folders named like checkpoints that have no manifest, oldest first. A checkpoint gets its name only with a manifest in it, so
 /// something has removed the manifest.
-///
-/// # Errors
-/// [`StorageError::Io`] if the folder cannot be listed.
 pub fn without_manifest(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
     let mut found = named(&run_folder.join(CHECKPOINTS))?;
     found.retain(|(_, path)| path.is_dir() && !Manifest::is_in(path));
@@ -153,18 +139,12 @@ pub fn without_manifest(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, Storag
 }
 
 /// Returns the newest complete checkpoint of a run folder: its step and folder.
-///
-/// # Errors
-/// [`StorageError::Io`] if the folder cannot be listed.
 pub fn latest(run_folder: &Path) -> Result<Option<(u64, PathBuf)>, StorageError> {
     Ok(checkpoints(run_folder)?.pop())
 }
 
 /// Renames the checkpoints after `step` to `step-N.set-aside`, or `step-N.set-aside-2` if that is taken and so on, so that a run that continues from
 /// `step` does not mix with them. Returns all folders that are set aside, including those of earlier times.
-///
-/// # Errors
-/// [`StorageError::Io`] if a folder cannot be renamed.
 pub fn set_aside_after(run_folder: &Path, step: u64) -> Result<Vec<PathBuf>, StorageError> {
     for (later, path) in checkpoints(run_folder)?.into_iter().filter(|(later, _)| *later > step) {
         let name = |time: u64| match time {
@@ -187,20 +167,21 @@ fn complete(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
 
 /// Returns every path in a folder that is named like a checkpoint, oldest step first.
 fn named(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix(PREFIX)?.parse().ok();
-    let mut found: Vec<(u64, PathBuf)> =
-        list(folder)?.into_iter().filter_map(|path| Some((step(&path)?, path))).collect();
-    found.sort();
-    Ok(found)
+    by_step(folder, |name| name.parse().ok())
 }
 
 /// Returns the checkpoints in a folder that were set aside, oldest step first.
 fn set_aside(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let step = |path: &Path| {
-        let (step, time) = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split_once(SET_ASIDE)?;
+    by_step(folder, |name| {
+        let (step, time) = name.split_once(SET_ASIDE)?;
         let is_time = time.is_empty() || time.strip_prefix('-')?.parse::<u64>().is_ok();
-        if is_time { step.parse::<u64>().ok() } else { None }
-    };
+        if is_time { step.parse().ok() } else { None }
+    })
+}
+
+/// Returns the paths in a folder for which `step_of` finds a step in what follows the prefix, in the order of their steps.
+fn by_step(folder: &Path, step_of: impl Fn(&str) -> Option<u64>) -> Result<Vec<(u64, PathBuf)>, StorageError> {
+    let step = |path: &Path| step_of(path.file_name()?.to_str()?.strip_prefix(PREFIX)?);
     let mut found: Vec<(u64, PathBuf)> =
         list(folder)?.into_iter().filter_map(|path| Some((step(&path)?, path))).collect();
     found.sort();
@@ -298,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn committed_checkpoint_is_the_latest_and_has_its_files() {
+    fn a_committed_checkpoint_is_the_latest() {
         let run = tempfile::tempdir().unwrap();
         assert_eq!(latest(run.path()).unwrap(), None);
         let folder = save(run.path(), 9, 3);
@@ -321,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoints_that_were_set_aside_count_and_are_the_first_to_go() {
+    fn set_aside_checkpoints_are_the_first_to_go() {
         let run = tempfile::tempdir().unwrap();
         let sorted = || {
             let mut names = names(list(&run.path().join(CHECKPOINTS)).unwrap());
@@ -339,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_continues_removes_no_checkpoint_that_was_set_aside_before_and_names_all() {
+    fn set_aside_checkpoints_stay_and_are_named() {
         let run = tempfile::tempdir().unwrap();
         let mut expected = Vec::new();
         for name in ["step-2.set-aside", "step-2.set-aside-2", "step-2.set-aside-3"] {
@@ -355,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn without_room_for_one_more_what_it_replaces_goes_first_if_that_is_enough_and_the_newest_stays() {
+    fn without_room_the_replaced_go_first() {
         let run = tempfile::tempdir().unwrap();
         for step in [1, 2, 3, 4] {
             save(run.path(), step, 9);
@@ -380,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_checkpoint_stays_among_those_that_are_kept_and_next_to_the_newest_where_one_is() {
+    fn the_best_checkpoint_stays() {
         for (count, expected) in [(1, [2, 5].as_slice()), (2, &[2, 5]), (3, &[2, 4, 5])] {
             let run = tempfile::tempdir().unwrap();
             let keep = Keep { count, best: Some(2) };
@@ -399,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_checkpoint_does_not_count_and_is_removed_by_the_next() {
+    fn an_unfinished_checkpoint_does_not_count() {
         let run = tempfile::tempdir().unwrap();
         save(run.path(), 1, 3);
         let leftover = run.path().join("checkpoints/step-2.tmp");
@@ -413,15 +394,6 @@ mod tests {
     }
 
     #[test]
-    fn dropped_writer_leaves_nothing() {
-        let run = tempfile::tempdir().unwrap();
-        let writer = CheckpointWriter::begin(run.path(), 4, 0).unwrap();
-        writer.write("state.json", b"half").unwrap();
-        drop(writer);
-        assert_eq!(list(&run.path().join(CHECKPOINTS)).unwrap(), Vec::<PathBuf>::new());
-    }
-
-    #[test]
     fn complete_checkpoint_of_the_same_step_is_kept() {
         let run = tempfile::tempdir().unwrap();
         save(run.path(), 4, 3);
@@ -432,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_write_leaves_earlier_checkpoints_as_they_were() {
+    fn a_failed_write_leaves_earlier_checkpoints() {
         let run = tempfile::tempdir().unwrap();
         save(run.path(), 1, 1);
         let writer = CheckpointWriter::begin(run.path(), 2, 0).unwrap();
@@ -446,24 +418,9 @@ mod tests {
         assert_eq!(list(&run.path().join(CHECKPOINTS)).unwrap().len(), 1);
     }
 
-    #[test]
-    fn later_checkpoints_are_set_aside_and_do_not_count_any_more() {
-        let run = tempfile::tempdir().unwrap();
-        for step in [1, 2, 3] {
-            save(run.path(), step, 9);
-        }
-        let renamed = set_aside_after(run.path(), 1).unwrap();
-        assert_eq!(renamed.len(), 2);
-        assert!(renamed[1].ends_with("step-3.set-aside") && renamed[1].is_dir());
-        assert_eq!(steps(run.path()), [1]);
-        save(run.path(), 2, 9);
-        assert_eq!(steps(run.path()), [1, 2]);
-        assert!(renamed[0].is_dir());
-    }
-
     #[cfg(unix)]
     #[test]
-    fn checkpoint_that_will_not_fit_is_refused_before_writing() {
+    fn what_will_not_fit_is_refused_before_writing() {
         let run = tempfile::tempdir().unwrap();
         save(run.path(), 1, 1);
         let error = CheckpointWriter::begin(run.path(), 2, u64::MAX).unwrap_err();

@@ -25,11 +25,11 @@ pub struct RunSettings(Map<String, Value>);
 /// A value that differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The recipe's key.
+    /// Key of the recipe, such as `data.data_seed`.
     pub key: String,
-    /// The checkpoint's value.
+    /// Its value in the checkpoint.
     pub saved: String,
-    /// The current value.
+    /// Its value in the recipe.
     pub now: String,
 }
 
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_run_says_where_the_rate_goes_and_the_same_run_says_nothing() {
+    fn a_longer_run_says_where_the_rate_goes() {
         let settings = |steps: u64| {
             let values = json!({
                 "train.schedule": "linear", "train.learning_rate": 0.01, "train.min_lr": 0.0, "train.warmup_steps": 0, "train.steps": steps,
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_difference_is_named_by_its_recipe_key_in_plain_values() {
+    fn the_first_difference_is_named_by_its_key() {
         let changed = |key: &str, value: Value| identity().check(&with(key, value)).unwrap_err().to_string();
         let message = changed("train.optimizer", json!("adamw_8bit"));
         assert!(message.contains("made with train.optimizer = adamw, now it is adamw_8bit"), "{message}");

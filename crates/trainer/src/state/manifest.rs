@@ -2,7 +2,6 @@
 //!
 //! The manifest is the last file of a checkpoint; a folder without one is not a checkpoint. Checksums are xxh3 (64 bits), which finds damage, not
 //! forgery.
-//! Trade-off: a checkpoint is read once more after it was written, and once before it is resumed.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -15,7 +14,6 @@ use crate::storage::{StorageError, write_atomically};
 
 /// Version of all files in a checkpoint folder. Incremented when an older program could not read it, or this one an older folder.
 pub const FORMAT_VERSION: u32 = 1;
-/// Name of the file.
 pub(crate) const MANIFEST: &str = "manifest.json";
 /// The marker of a complete checkpoint before manifests existed.
 const OLD_MARKER: &str = "DONE";
@@ -40,7 +38,7 @@ pub struct Manifest {
 pub struct ManifestFile {
     /// Path inside the checkpoint folder, with `/`.
     pub path: String,
-    /// Size.
+    /// Size of the file.
     pub bytes: u64,
     /// Checksum of the content, 16 hexadecimal digits.
     pub xxh3: String,
@@ -54,9 +52,6 @@ struct Version {
 
 impl Manifest {
     /// Describes the files of a folder.
-    ///
-    /// # Errors
-    /// [`StorageError::Io`] if a file cannot be read.
     pub fn of_folder(folder: &Path) -> Result<Self, StorageError> {
         let mut files = Vec::new();
         for path in files_below(folder)? {
@@ -224,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_and_every_truncation_is_found_and_named() {
+    fn every_flipped_bit_is_found() {
         for name in ["state.json", "adapter/weights", MANIFEST] {
             let folder = checkpoint();
             let path = folder.path().join(name);
@@ -246,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn checkpoints_of_other_versions_are_refused_with_their_format() {
+    fn checkpoints_of_other_versions_are_refused() {
         let folder = checkpoint();
         fs::write(folder.path().join(MANIFEST), "{\"format_version\": 2, \"shards\": []}").unwrap();
         let message = Manifest::check(folder.path()).unwrap_err().to_string();
@@ -259,7 +254,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_path_that_leads_out_of_the_checkpoint_is_not_opened() {
+    fn a_path_out_of_the_checkpoint_is_not_opened() {
         let (folder, outside) = (checkpoint(), tempfile::tempdir().unwrap());
         let secret = outside.path().join("secret");
         fs::write(&secret, "x").unwrap();

@@ -1,6 +1,4 @@
 //! The files of a run on disk: its folder, its checkpoints, and the checks whether a checkpoint can be resumed.
-//!
-//! Trade-off: one process writes; several ranks share the main rank's folder.
 
 pub mod best;
 pub mod checkpoint;

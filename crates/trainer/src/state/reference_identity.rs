@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reference_survives_json_and_only_itself_continues_it() {
+    fn only_the_same_reference_continues() {
         let text = serde_json::to_string(&identity()).unwrap();
         let saved: ReferenceIdentity = serde_json::from_str(&text).unwrap();
         assert_eq!(ReferenceIdentity::check(Some(&saved), Some(&identity())).unwrap(), None);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_that_does_not_say_its_reference_is_continued_with_a_note() {
+    fn a_missing_reference_is_noted() {
         assert!(ReferenceIdentity::check(None, Some(&identity())).unwrap().unwrap().contains("taken to be"));
         assert_eq!(ReferenceIdentity::check(None, None).unwrap(), None);
     }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_is_its_matrices_and_the_settings_that_it_computes_with() {
+    fn an_adapter_is_its_matrices_and_settings() {
         let folder = tempfile::tempdir().unwrap();
         let fixture = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama-lora"));
         for name in [ADAPTER_WEIGHTS_FILE, ADAPTER_CONFIG_FILE] {

@@ -23,9 +23,9 @@ pub enum ResumeFrom {
 /// A run that is resumed.
 #[derive(Debug)]
 pub struct ResumePoint {
-    /// Its folder.
+    /// The folder of the run, locked.
     pub folder: RunFolder,
-    /// The checkpoint.
+    /// The checkpoint that is read: `step-N`.
     pub checkpoint: PathBuf,
     /// The progress of the run there.
     pub state: RunState,
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_found_by_recipe_name_folder_and_checkpoint() {
+    fn a_run_is_found_by_name_folder_or_checkpoint() {
         let output = tempfile::tempdir().unwrap();
         let folder = run(output.path(), &[1, 2]);
         for (from, step) in [
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_newest_checkpoint_leads_to_the_older_one_and_is_reported() {
+    fn a_damaged_checkpoint_leads_to_the_older_one() {
         let output = tempfile::tempdir().unwrap();
         let folder = run(output.path(), &[1, 2]);
         let weights = |step: u64| folder.join(format!("checkpoints/step-{step}/weights"));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_from_before_weights_were_hashed_in_pieces_is_read_and_says_so() {
+    fn a_state_without_pieces_is_read() {
         let mut saved = serde_json::to_value(state(3)).unwrap();
         assert!(saved.as_object_mut().unwrap().remove("hashed_piece").is_some());
         let read: RunState = serde_json::from_value(saved).unwrap();
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_no_run_saves_are_refused_with_file_and_value() {
+    fn impossible_numbers_are_refused_by_file() {
         let good = json!(state(3));
         assert!(reopened(&good).is_ok());
         for (pointer, value) in [

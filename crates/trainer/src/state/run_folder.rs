@@ -6,7 +6,6 @@
 //!
 //! No run overwrites another: a run whose name is taken becomes `<name>-2`, `<name>-3`, …, one more than the highest that exists. The lock contains
 //! the name in the recipe, so that a recipe named `<name>-2` is not taken for a second run.
-//! Trade-off: one process at a time writes to a folder.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -138,9 +137,6 @@ impl RunFolder {
     }
 
     /// Renames the summary of a run that trains on, so that only the folder of a finished run contains a summary.
-    ///
-    /// # Errors
-    /// [`StorageError::Io`] if it cannot be renamed.
     pub fn set_summary_aside(&self) -> Result<(), StorageError> {
         let summary = self.summary_json();
         if summary.exists() { rename_durably(&summary, &self.path.join(EARLIER_SUMMARY)) } else { Ok(()) }
@@ -230,17 +226,6 @@ mod tests {
     }
 
     #[test]
-    fn taken_name_gets_a_number_and_says_so() {
-        let output = tempfile::tempdir().unwrap();
-        let first = RunFolder::create(output.path(), "run").unwrap();
-        assert_eq!((first.name(), first.notice()), ("run", None));
-        let second = RunFolder::create(output.path(), "run").unwrap();
-        assert_eq!(second.name(), "run-2");
-        assert!(second.notice().unwrap().contains("--resume"));
-        assert_eq!(RunFolder::create(output.path(), "run").unwrap().name(), "run-3");
-    }
-
-    #[test]
     fn empty_folder_is_taken_as_it_is() {
         let output = tempfile::tempdir().unwrap();
         fs::create_dir(output.path().join("run")).unwrap();
@@ -261,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_run_of_a_name_is_the_last_one_with_a_checkpoint() {
+    fn the_newest_run_has_a_checkpoint() {
         let output = tempfile::tempdir().unwrap();
         let newest = || newest_run(output.path(), "run").map_err(|error| error.to_string());
         assert!(newest().unwrap_err().contains("there is no such folder"));
@@ -274,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_in_the_numbers_hides_no_run_and_is_not_filled() {
+    fn a_hole_in_the_numbers_hides_no_run() {
         let output = tempfile::tempdir().unwrap();
         for _ in 0..3 {
             save(&RunFolder::create(output.path(), "run").unwrap(), 1);
@@ -292,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recipe_whose_name_ends_in_a_number_shares_no_run_with_the_one_without_it() {
+    fn names_that_end_in_numbers_share_no_run() {
         let output = tempfile::tempdir().unwrap();
         let newest = |name: &str| newest_run(output.path(), name).map_err(|error| error.to_string());
         let started = |name: &str| {
@@ -314,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_that_do_not_say_their_recipe_count_up_to_the_first_number_that_is_missing() {
+    fn unnamed_folders_count_to_the_first_gap() {
         let output = tempfile::tempdir().unwrap();
         for name in ["run", "run-2", "run-16"] {
             let run = RunFolder::create(output.path(), name).unwrap();

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_matter_whether_pieces_are_merged_if_merges_give_every_token() {
+    fn merges_that_give_every_token_fit_either_way() {
         let of = |vocab: Json, merges: &[(&str, &str)], rule: &str| {
             let json = json!({ "pre_tokenizer": split(rule), "model": { "ignore_merges": true, "vocab": vocab } });
             let model = json["model"].as_object().unwrap();

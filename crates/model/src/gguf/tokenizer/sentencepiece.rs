@@ -24,7 +24,6 @@ const NOT_AFTER_SPECIAL: &str = "llama.cpp adds a space before a text that begin
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Prefix {
     Nothing,
-    /// A space.
     Space,
     /// A space, unless there is one.
     SpaceIfNone,
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_before_a_text_is_read_from_all_forms_of_the_file() {
+    fn the_prefix_is_read_from_all_forms() {
         let prepend = json!({ "type": "Prepend", "prepend": SPACE });
         let both = json!({ "type": "Sequence", "normalizers": [prepend, replace()] });
         let metaspace = |scheme: &str, split: bool| json!({ "type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": split });
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_follow_the_merges_and_a_pair_that_is_left_out_is_refused() {
+    fn scores_follow_the_merges() {
         let texts = ["a", "b", "c", "ab", "abc", "bc"].map(str::to_owned);
         let merges = [("b", "c"), ("a", "b"), ("a", "bc"), ("ab", "c")];
         assert_eq!(scores(&merges, &texts, &[NORMAL; 6]), Ok(vec![0.0, 0.0, 0.0, -1.0, -2.0, 0.0]));

@@ -35,7 +35,7 @@ pub(super) fn takes_whole(path: &str) -> bool {
     matches!(path, "train_dataset" | "deepspeed" | "gradient_checkpointing_kwargs")
 }
 
-/// Returns what becomes of a setting among `all`; data sets go into `draft` at once.
+/// Translates one setting of `all`; dataset settings go straight into `draft`.
 pub(super) fn outcome(setting: &Setting, all: &[Setting], draft: &mut Draft, file: &Path) -> Outcome {
     let trainer = draft.trainer;
     let mut of_path = values::of_path(trainer, setting);

@@ -58,7 +58,7 @@ fn a_run_is_written_as_the_package_of_wandb_writes_it() {
 }
 
 #[test]
-fn a_resumed_run_goes_on_in_the_same_run_without_the_steps_that_it_has() {
+fn a_resumed_run_writes_no_step_twice() {
     let folder = tempfile::tempdir().unwrap();
     let mut killed = started(folder.path(), false);
     for number in 1..=4 {
@@ -89,7 +89,7 @@ fn a_run_that_fails_says_so() {
 
 #[cfg(unix)]
 #[test]
-fn the_program_gets_the_log_and_is_waited_for_until_all_is_sent() {
+fn the_program_is_waited_for() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("wandb.sh");

@@ -98,7 +98,6 @@ impl Device {
             key_value_heads: sizes.key_value_heads,
             head_dim: sizes.head_dim,
             strides: RowStrides::contiguous(sizes.query_heads, sizes.key_value_heads, sizes.head_dim),
-            deterministic: false,
         })
     }
 

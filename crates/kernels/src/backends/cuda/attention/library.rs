@@ -23,7 +23,7 @@ impl Library {
         let cudnn = match Cudnn::load(context) {
             Ok(cudnn) => Some(Arc::new(cudnn)),
             // A run's plan reports that attention is slower without it, and what to install.
-            Err(CudaError::CudnnNotFound { .. } | CudaError::BrokenCudnn { .. }) => None,
+            Err(CudaError::CudnnNotFound { .. } | CudaError::BrokenLibrary { .. }) => None,
             Err(error) => return Err(error),
         };
         Ok(Self {

@@ -2,7 +2,7 @@
 //! Trade-off: 8-bit operands are E4M3; no other 8-bit format is used.
 
 use burn_tensor::{DType, Tensor};
-use firebrick_cuda::{ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
+use firebrick_cuda::{ElementType, Matmul, Operand, Pointers, Scaling};
 
 use super::Engine;
 use super::experts::OfExperts;
@@ -112,9 +112,8 @@ impl Engine {
             b: Operand { element: element(b.dtype), transposed: gemm.b_transposed, leading: b.stride },
             c_leading: d.stride,
             output: element(d.dtype),
-            epilogue: if gemm.bias.is_some() { Epilogue::Bias } else { Epilogue::None },
+            bias: gemm.bias.is_some(),
             scaling: gemm.scales.map_or(Scaling::None, |scales| scales.scaling),
-            allow_tf32: false,
             fast_accumulation: gemm.is_fast,
         };
         let c = gemm.c.unwrap_or(d);

@@ -1,0 +1,224 @@
+//! Experts of a layer that a folder stores in one tensor, as gpt-oss does: found by their names, and read as the tensors of single experts.
+//!
+//! `X.experts.gate_up_proj` is `[experts, in, 2 * out]` with the columns of gate and up in turn, `X.experts.down_proj` `[experts, in, out]`, and
+//! `_bias` after either name is `[experts, 2 * out]` and `[experts, out]`. The model knows them as `X.experts.N.gate_proj.weight` `[out, in]` and so
+//! on, so the rest of this crate sees what other mixtures store.
+//! Trade-off: gate and up of an expert are read with one another's columns, so those bytes are read twice.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use burn_tensor::DType;
+use rayon::prelude::*;
+use safetensors::Dtype;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::checkpoint::read::convert;
+use crate::checkpoint::read::shard::Shard;
+use crate::checkpoint::tensor::TensorBytes;
+use crate::error::ModelError;
+
+/// The part of a path before the name of a projection.
+const EXPERTS: &str = ".experts.";
+/// Suffix of the names of biases.
+const BIAS: &str = "_bias";
+/// Columns that are gathered together, so that they come from few cache lines at a time.
+const TILE: usize = 16;
+
+/// The rows of one projection among those of its fused tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Interleaved {
+    /// The projection's name in the model.
+    pub(crate) name: &'static str,
+    /// Its first row.
+    pub(crate) first: usize,
+    /// Rows from one of its rows to the next.
+    pub(crate) step: usize,
+}
+
+/// Returns the projections that a fused tensor holds; `None` for another name.
+pub(crate) fn projections(fused: &str) -> Option<&'static [Interleaved]> {
+    const GATE_UP: [Interleaved; 2] =
+        [Interleaved { name: "gate_proj", first: 0, step: 2 }, Interleaved { name: "up_proj", first: 1, step: 2 }];
+    const DOWN: [Interleaved; 1] = [Interleaved { name: "down_proj", first: 0, step: 1 }];
+    match fused {
+        "gate_up_proj" => Some(&GATE_UP),
+        "down_proj" => Some(&DOWN),
+        _ => None,
+    }
+}
+
+/// Splits the name of a fused tensor, without what follows the projection's name: the path of the experts, and its projections.
+pub(crate) fn split(name: &str) -> Option<(&str, &'static [Interleaved])> {
+    let (block, fused) = name.rsplit_once(EXPERTS)?;
+    Some((block, projections(fused)?))
+}
+
+/// Returns the model's name for a tensor of one expert, `kind` being "weight" or "bias".
+pub(crate) fn name_of(block: &str, expert: usize, projection: &str, kind: &str) -> String {
+    format!("{block}{EXPERTS}{expert}.{projection}.{kind}")
+}
+
+/// A tensor of one expert, inside a tensor of all experts.
+#[derive(Debug)]
+pub(crate) struct ExpertSlice {
+    shard: Arc<Shard>,
+    /// The fused tensor.
+    stored: String,
+    /// Its shape in the model.
+    pub(crate) shape: Vec<usize>,
+    /// Elements of one expert in the fused tensor, and where they begin.
+    count: usize,
+    begin: usize,
+    /// Offset of the first element among them, and the steps to the next row and column.
+    first: usize,
+    steps: [usize; 2],
+}
+
+/// Replaces fused tensors in `places`, which maps tensors to shards, by those of their experts.
+pub(crate) fn find(places: &mut BTreeMap<String, Arc<Shard>>) -> Vec<(String, ExpertSlice)> {
+    let is_fused = |name: &&String| split(name.strip_suffix(BIAS).unwrap_or(name)).is_some();
+    let fused: Vec<String> = places.keys().filter(is_fused).cloned().collect();
+    let mut slices = Vec::new();
+    for name in fused {
+        let found = slices_of(&name, &places[&name]);
+        // A tensor of another shape keeps its name, and is refused with all tensors that do not fit.
+        if !found.is_empty() {
+            places.remove(&name);
+            slices.extend(found);
+        }
+    }
+    slices
+}
+
+fn slices_of(stored: &str, shard: &Arc<Shard>) -> Vec<(String, ExpertSlice)> {
+    let is_bias = stored.ends_with(BIAS);
+    let Some((block, projections)) = split(stored.strip_suffix(BIAS).unwrap_or(stored)) else { return Vec::new() };
+    let (experts, inputs, width) = match (is_bias, shard.known(stored).shape.as_slice()) {
+        (false, &[experts, inputs, width]) => (experts, inputs, width),
+        (true, &[experts, width]) => (experts, 1, width),
+        _ => return Vec::new(),
+    };
+    if !width.is_multiple_of(projections.len()) {
+        return Vec::new();
+    }
+    let (rows, count, kind) = (width / projections.len(), inputs * width, if is_bias { "bias" } else { "weight" });
+    let slice = |expert: usize, of: &Interleaved| {
+        let shape = if is_bias { vec![rows] } else { vec![rows, inputs] };
+        let (shard, stored) = (Arc::clone(shard), stored.to_owned());
+        let (begin, steps) = (expert * count, [of.step, width]);
+        let slice = ExpertSlice { shard, stored, shape, count, begin, first: of.first, steps };
+        (name_of(block, expert, of.name, kind), slice)
+    };
+    (0..experts).flat_map(|expert| projections.iter().map(move |of| slice(expert, of))).collect()
+}
+
+impl ExpertSlice {
+    /// Returns the file with its elements.
+    pub(crate) fn path(&self) -> &Path {
+        self.shard.path()
+    }
+
+    /// Returns the format of its elements.
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.shard.known(&self.stored).dtype
+    }
+
+    /// Reads it in the format `dtype`, into `out`, and checks that all of the expert's elements are finite. Returns the XXH3 of `out`.
+    pub(crate) fn read_elements(&self, dtype: DType, out: &mut [u8]) -> Result<u64, ModelError> {
+        let mut of_expert = vec![0; self.count * dtype.size()];
+        self.shard.read_elements(&self.stored, self.begin, dtype, &mut of_expert)?;
+        match dtype.size() {
+            4 => self.gather::<4>(&of_expert, out),
+            2 => self.gather::<2>(&of_expert, out),
+            size => unreachable!("weights are f32, bf16 or f16, not {size} bytes"),
+        }
+        Ok(xxh3_64(out))
+    }
+
+    pub(crate) fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
+        let (stored, shape) = (self.device_dtype(name)?, self.shape.clone());
+        let mut bytes = vec![0; shape.iter().product::<usize>() * stored.size()];
+        self.read_elements(stored, &mut bytes)?;
+        Ok(TensorBytes { dtype: self.dtype(), shape, bytes })
+    }
+
+    /// Returns the format of its elements on a device.
+    fn device_dtype(&self, name: &str) -> Result<DType, ModelError> {
+        let unsupported = || ModelError::UnsupportedDtype {
+            name: name.to_owned(),
+            path: self.path().to_path_buf(),
+            got: format!("{:?}", self.dtype()),
+        };
+        convert::device_dtype(self.dtype()).ok_or_else(unsupported)
+    }
+
+    pub(crate) fn read_f32(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        self.device_dtype(name)?;
+        let mut bytes = vec![0; self.shape.iter().product::<usize>() * size_of::<f32>()];
+        self.read_elements(DType::F32, &mut bytes)?;
+        Ok(bytes.as_chunks().0.iter().map(|value| f32::from_ne_bytes(*value)).collect())
+    }
+
+    /// Gathers elements of `N` bytes.
+    fn gather<const N: usize>(&self, of_expert: &[u8], out: &mut [u8]) {
+        let (from, columns) = (of_expert.as_chunks::<N>().0, self.shape.get(1).copied().unwrap_or(1));
+        let [row_step, column_step] = self.steps;
+        let rows_at_once = (1 << 14) / columns.max(1) + 1;
+        let parts = out.as_chunks_mut::<N>().0.par_chunks_mut(rows_at_once * columns).enumerate();
+        parts.for_each(|(part, out)| {
+            for tile in (0..columns).step_by(TILE) {
+                for (row, out) in out.chunks_exact_mut(columns).enumerate() {
+                    let first = self.first + (part * rows_at_once + row) * row_step;
+                    for (column, out) in out.iter_mut().enumerate().skip(tile).take(TILE) {
+                        *out = from[first + column * column_step];
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use tempfile::tempdir;
+
+    use crate::checkpoint::{HfFolder, TensorF32, WEIGHTS_FILE, write_safetensors_f32};
+
+    #[test]
+    fn experts_in_one_tensor_are_read_apart() {
+        const BLOCK: &str = "model.layers.0.mlp";
+        let [experts, hidden, width] = [2, 40, 3];
+        let tensor = |shape: &[usize]| {
+            let values = (0..shape.iter().product::<usize>()).map(|value| value as f32).collect();
+            TensorF32 { shape: shape.to_vec(), values }
+        };
+        let tensors = [
+            ("gate_up_proj", tensor(&[experts, hidden, 2 * width])),
+            ("gate_up_proj_bias", tensor(&[experts, 2 * width])),
+            ("down_proj", tensor(&[experts, width, hidden])),
+            ("down_proj_bias", tensor(&[experts, hidden])),
+        ];
+        let tensors: BTreeMap<_, _> =
+            tensors.into_iter().map(|(name, tensor)| (format!("{BLOCK}.experts.{name}"), tensor)).collect();
+        let temp = tempdir().unwrap();
+        write_safetensors_f32(&temp.path().join(WEIGHTS_FILE), &tensors, &BTreeMap::new()).unwrap();
+        let folder = HfFolder::open(temp.path()).unwrap();
+        assert_eq!(folder.names().count(), experts * 6);
+        let read = |name: &str, shape: &[usize]| folder.read_f32(&format!("{BLOCK}.experts.1.{name}"), shape).unwrap();
+        let up = read("up_proj.weight", &[width, hidden]);
+        for row in 0..width {
+            for column in 0..hidden {
+                let stored = hidden * 2 * width + column * 2 * width + 2 * row + 1;
+                assert_eq!(up[row * hidden + column], stored as f32);
+            }
+        }
+        assert_eq!(read("gate_proj.bias", &[width]), [6.0, 8.0, 10.0]);
+        let down = read("down_proj.weight", &[hidden, width]);
+        assert_eq!(down[..4], [120.0, 160.0, 200.0, 121.0]);
+        assert_eq!(read("down_proj.bias", &[hidden])[..2], [40.0, 41.0]);
+    }
+}

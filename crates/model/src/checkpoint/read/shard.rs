@@ -1,0 +1,259 @@
+//! One safetensors file, as it is or compressed: its header, checked against its length, and reads of single tensors.
+//!
+//! The file is opened again for each read: that costs microseconds, needs no lock between threads, and works the same on every system.
+//! Trade-off: a file that is replaced between its header and a read is not noticed.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Result as IoResult, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use burn_tensor::DType;
+use rayon::prelude::*;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde_json::from_slice;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::checkpoint::read::compressed::{self, Compressed, Head};
+use crate::checkpoint::read::convert;
+use crate::checkpoint::tensor::TensorBytes;
+use crate::error::ModelError;
+
+/// Bytes before the header: its length as a little-endian u64.
+const LENGTH_BYTES: u64 = 8;
+/// The largest header that the safetensors format allows.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// Bytes read from the file at a time; a multiple of every element size.
+const BLOCK_BYTES: usize = 1 << 20;
+/// Elements that one processor reads at a time.
+const PART: usize = 4 << 20;
+/// First bytes of a Git LFS pointer, which stands for a file that is not yet fetched.
+const GIT_LFS_POINTER: &[u8] = b"version ";
+
+/// A safetensors file whose header has been read.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    path: PathBuf,
+    metadata: Metadata,
+    /// The bytes before the data: the length of the header, and the header.
+    prefix: Vec<u8>,
+    data: Data,
+}
+
+/// Location of a file's data.
+#[derive(Debug)]
+enum Data {
+    /// In the file, after the header.
+    Plain,
+    /// In compressed blocks.
+    Compressed(Compressed),
+}
+
+impl Shard {
+    /// Reads and checks the header.
+    pub(crate) fn open(path: &Path) -> Result<Self, ModelError> {
+        let bad = |reason: String| ModelError::BadHeader { path: path.to_path_buf(), reason };
+        let mut file = File::open(path).map_err(ModelError::io("open", path))?;
+        let length = file.metadata().map_err(ModelError::io("read", path))?.len();
+        let Some(codec) = compressed::codec_of(path) else {
+            let (prefix, metadata) = Self::read_header(path, &mut file, length)?;
+            let expected = (prefix.len() + metadata.data_len()) as u64;
+            if expected != length {
+                return Err(ModelError::WrongLength { path: path.to_path_buf(), expected, got: length });
+            }
+            return Ok(Self { path: path.to_path_buf(), metadata, prefix, data: Data::Plain });
+        };
+        let head = Head::read(&mut file, codec, length).map_err(bad)?;
+        let (prefix, metadata) = Self::read_header(path, &mut file, head.prefix)?;
+        if prefix.len() as u64 != head.prefix {
+            return Err(bad(format!("its header is {} bytes instead of {}", prefix.len(), head.prefix)));
+        }
+        let data = head.read_table(&mut file, &prefix, &metadata, length).map_err(bad)?;
+        Ok(Self { path: path.to_path_buf(), metadata, prefix, data: Data::Compressed(data) })
+    }
+
+    /// Reads the header of a file of `length` bytes; returns its bytes and the parsed header.
+    fn read_header(path: &Path, file: &mut File, length: u64) -> Result<(Vec<u8>, Metadata), ModelError> {
+        let bad = |reason: String| ModelError::BadHeader { path: path.to_path_buf(), reason };
+        if length < LENGTH_BYTES {
+            return Err(bad(format!("it is {length} bytes, too short for a header")));
+        }
+        let mut header_length = [0; LENGTH_BYTES as usize];
+        file.read_exact(&mut header_length).map_err(ModelError::io("read", path))?;
+        if header_length == GIT_LFS_POINTER {
+            return Err(ModelError::LfsPointer { path: path.to_path_buf() });
+        }
+        let mut prefix = header_length.to_vec();
+        let header_length = u64::from_le_bytes(header_length);
+        if header_length > MAX_HEADER_BYTES {
+            return Err(bad(format!("its first bytes announce a header of {header_length} bytes")));
+        }
+        let start = LENGTH_BYTES + header_length;
+        if start > length {
+            return Err(ModelError::WrongLength { path: path.to_path_buf(), expected: start, got: length });
+        }
+        prefix.resize(start as usize, 0);
+        let header = &mut prefix[LENGTH_BYTES as usize..];
+        file.read_exact(header).map_err(ModelError::io("read", path))?;
+        let metadata =
+            from_slice::<Metadata>(header).map_err(|error| bad(format!("its header is invalid: {error}")))?;
+        Ok((prefix, metadata))
+    }
+
+    /// Returns the same file with its tensors under other names.
+    pub(crate) fn renamed(mut self, name_of: impl Fn(&str) -> String) -> Result<Self, ModelError> {
+        let bad = |reason: String| ModelError::BadHeader { path: self.path.clone(), reason };
+        let (names, infos) = (self.metadata.offset_keys(), self.metadata.tensors());
+        let mut renamed = BTreeMap::new();
+        for name in &names {
+            if let Some(other) = renamed.insert(name_of(name), name) {
+                return Err(bad(format!("`{other}` and `{name}` are the same tensor of the text model")));
+            }
+        }
+        let tensors = names.iter().map(|name| (name_of(name), infos[name].clone())).collect();
+        let metadata = Metadata::new(self.metadata.metadata().clone(), tensors);
+        self.metadata = metadata.map_err(|error| bad(format!("its header is invalid: {error}")))?;
+        Ok(self)
+    }
+
+    /// Returns the bytes before the data of the safetensors file.
+    pub(crate) fn prefix(&self) -> &[u8] {
+        &self.prefix
+    }
+
+    pub(crate) fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Reads the data of the safetensors file from `start` on.
+    pub(crate) fn reader(&self, start: u64) -> IoResult<Box<dyn Read + '_>> {
+        let mut file = File::open(&self.path)?;
+        Ok(match &self.data {
+            Data::Plain => {
+                file.seek(SeekFrom::Start(self.prefix.len() as u64 + start))?;
+                Box::new(file)
+            }
+            Data::Compressed(compressed) => Box::new(compressed.reader(file, start)),
+        })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = String> {
+        self.metadata.offset_keys().into_iter()
+    }
+
+    pub(crate) fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.metadata.info(name)
+    }
+
+    /// Reads one tensor as stored. The caller has checked that it is here.
+    pub(crate) fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
+        let info = self.known(name);
+        let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
+        self.read_into(name, &mut bytes)?;
+        Ok(TensorBytes { dtype: info.dtype, shape: info.shape.clone(), bytes })
+    }
+
+    /// Reads the bytes of one tensor, as many as fit into `out`. The caller has checked that it is here.
+    pub(crate) fn read_into(&self, name: &str, out: &mut [u8]) -> Result<(), ModelError> {
+        self.read_from(name, 0, out)
+    }
+
+    /// Reads the bytes of one tensor from `begin` on, as many as fit into `out`. The caller has checked that they are here.
+    pub(crate) fn read_from(&self, name: &str, begin: usize, out: &mut [u8]) -> Result<(), ModelError> {
+        let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
+        let mut file = self.reader((self.known(name).data_offsets.0 + begin) as u64).map_err(failed)?;
+        file.read_exact(out).map_err(failed)
+    }
+
+    /// Compares the bytes of a tensor with those of one of another file, of the same size. The caller has checked that they are here.
+    pub(crate) fn same_bytes(&self, name: &str, other: &Self, of_other: &str) -> Result<bool, ModelError> {
+        let (start, end) = self.known(name).data_offsets;
+        let mut blocks = [vec![0; BLOCK_BYTES.min(end - start)], vec![0; BLOCK_BYTES.min(end - start)]];
+        let other_start = other.known(of_other).data_offsets.0 as u64;
+        let mut file = self.reader(start as u64).map_err(ModelError::io("read", &self.path))?;
+        let mut of_other = other.reader(other_start).map_err(ModelError::io("read", &other.path))?;
+        for first in (start..end).step_by(BLOCK_BYTES) {
+            let count = BLOCK_BYTES.min(end - first);
+            file.read_exact(&mut blocks[0][..count]).map_err(ModelError::io("read", &self.path))?;
+            of_other.read_exact(&mut blocks[1][..count]).map_err(ModelError::io("read", &other.path))?;
+            if blocks[0][..count] != blocks[1][..count] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads one tensor into f32, on all processors, and checks that it is finite. The caller has checked that it is here.
+    pub(crate) fn read_f32(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let info = self.known(name);
+        let Some(stored) = convert::device_dtype(info.dtype) else {
+            let (name, path, got) = (name.to_owned(), self.path.clone(), format!("{:?}", info.dtype));
+            return Err(ModelError::UnsupportedDtype { name, path, got });
+        };
+        let mut values = vec![0.0; info.shape.iter().product()];
+        let part = |(index, out): (usize, &mut [f32])| {
+            let start = info.data_offsets.0 + index * PART * stored.size();
+            self.read_part(start, stored, out).map_err(ModelError::io("read", &self.path))?;
+            convert::check_finite(name, &self.path, index * PART, out)
+        };
+        values.par_chunks_mut(PART).enumerate().try_for_each(part)?;
+        Ok(values)
+    }
+
+    /// Reads elements from the byte `start` of the data on, as many as fit into `out`.
+    fn read_part(&self, start: usize, stored: DType, out: &mut [f32]) -> IoResult<()> {
+        let mut file = self.reader(start as u64)?;
+        let mut block = vec![0; BLOCK_BYTES.min(out.len() * stored.size())];
+        for out in out.chunks_mut(BLOCK_BYTES / stored.size()) {
+            let block = &mut block[..out.len() * stored.size()];
+            file.read_exact(block)?;
+            convert::to_f32(stored, block, out);
+        }
+        Ok(())
+    }
+
+    /// Reads the elements of a tensor from `first` on, as many as fit into `out` in the number format `requested`, and checks that they are finite.
+    /// The caller has checked that they are here, in a format that is read as weights. Returns the XXH3 of `out`.
+    pub(crate) fn read_elements(
+        &self,
+        name: &str,
+        first: usize,
+        requested: DType,
+        out: &mut [u8],
+    ) -> Result<u64, ModelError> {
+        let info = self.known(name);
+        let stored = convert::device_dtype(info.dtype).expect("callers have checked the format");
+        let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
+        let mut file = self.reader((info.data_offsets.0 + first * stored.size()) as u64).map_err(failed)?;
+        let block_elements = BLOCK_BYTES / stored.size();
+        let mut scratch = vec![0; if stored == requested { 0 } else { BLOCK_BYTES }];
+        let mut hash = Xxh3::new();
+        for (block, out) in out.chunks_mut(block_elements * requested.size()).enumerate() {
+            let elements = out.len() / requested.size();
+            if stored == requested {
+                file.read_exact(out).map_err(failed)?;
+            } else {
+                let scratch = &mut scratch[..elements * stored.size()];
+                file.read_exact(scratch).map_err(failed)?;
+                convert::convert(stored, scratch, requested, out);
+            }
+            if let Some(index) = convert::first_not_finite(out, requested) {
+                let value = convert::element(if stored == requested { out } else { &scratch }, stored, index);
+                let index = first + block * block_elements + index;
+                return Err(convert::not_finite(name, &self.path, index, value, &format!("{requested:?}")));
+            }
+            // The block is still in the processor's cache.
+            hash.update(out);
+        }
+        Ok(hash.digest())
+    }
+
+    /// Returns the info of a tensor that the caller knows to be here.
+    pub(crate) fn known(&self, name: &str) -> &TensorInfo {
+        self.info(name).expect("callers ask a shard only for tensors that it holds")
+    }
+}
