@@ -31,8 +31,8 @@ pub(super) struct Environment {
     pub(super) headers: Vec<PathBuf>,
 }
 
-/// Folders that count as one place.
-pub(super) struct Place {
+/// Folders that are searched together, and named as one place.
+pub(super) struct SearchedFolders {
     /// The name that messages use.
     pub(super) label: String,
     /// Whether it is taken only if it has cuDNN: a Python environment with half of the libraries would hide a complete toolkit.
@@ -71,7 +71,7 @@ impl Environment {
     }
 
     /// Returns the places in their order. `FIREBRICK_CUDA` leaves only the one that it names.
-    pub(super) fn places(&self) -> Vec<Place> {
+    pub(super) fn places(&self) -> Vec<SearchedFolders> {
         if let Some(root) = &self.named {
             let flat = Folders { libraries: vec![root.clone()], headers: vec![root.clone()] };
             let folders = flat.and(toolkit(root, self.windows)).and(python(root, self.windows)).and(conda(root));
@@ -86,7 +86,7 @@ impl Environment {
         places
     }
 
-    fn environments(&self) -> Vec<Place> {
+    fn environments(&self) -> Vec<SearchedFolders> {
         let with_sites = |prefix: &&Path| !site_folders(prefix, self.windows).is_empty();
         let own = self.executable.as_deref().and_then(|file| file.ancestors().nth(2)).filter(with_sites);
         let variables = [("VIRTUAL_ENV", &self.virtual_env), ("CONDA_PREFIX", &self.conda_prefix)];
@@ -106,12 +106,12 @@ impl Environment {
         distinct.map(place).collect()
     }
 
-    fn place(&self, label: String, needs_cudnn: bool, folders: Folders) -> Place {
-        Place { label, needs_cudnn, folders, windows: self.windows }
+    fn place(&self, label: String, needs_cudnn: bool, folders: Folders) -> SearchedFolders {
+        SearchedFolders { label, needs_cudnn, folders, windows: self.windows }
     }
 }
 
-impl Place {
+impl SearchedFolders {
     /// Returns the files of a library in the order of the folders.
     pub(super) fn files(&self, library: &Library) -> Vec<FoundFile> {
         let names = library.file_names(self.windows);

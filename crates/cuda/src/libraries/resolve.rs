@@ -6,13 +6,13 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::place::{FoundFile, Place};
+use super::place::{FoundFile, SearchedFolders};
 use crate::error::CudaError;
 use crate::library::{CUDNN, Library};
 
 /// The place and the version that were chosen.
 pub(super) struct Choice {
-    pub(super) place: Place,
+    pub(super) place: SearchedFolders,
     /// Major version of CUDA; `None` if no name of a file contains it.
     pub(super) major: Option<u32>,
 }
@@ -33,7 +33,7 @@ impl Choice {
 /// # Errors
 /// [`CudaError::LibrariesNotFound`] or [`CudaError::MixedMajors`].
 pub(super) fn resolve(
-    places: Vec<Place>,
+    places: Vec<SearchedFolders>,
     needed: &[&Library],
     driver_major: Option<u32>,
     cudnn_major: &dyn Fn(&Path) -> Option<u32>,
@@ -60,13 +60,13 @@ pub(super) fn resolve(
 }
 
 /// Returns the files of a library that the driver supports.
-fn usable(place: &Place, library: &Library, driver_major: Option<u32>) -> Vec<FoundFile> {
+fn usable(place: &SearchedFolders, library: &Library, driver_major: Option<u32>) -> Vec<FoundFile> {
     let supported = |major: Option<u32>| major.is_none_or(|major| driver_major.is_none_or(|driver| major <= driver));
     place.files(library).into_iter().filter(|file| supported(file.major)).collect()
 }
 
 /// Describes a library that has no usable file: there is none, or the driver is too old for it.
-fn lack(place: &Place, library: &Library) -> String {
+fn lack(place: &SearchedFolders, library: &Library) -> String {
     match place.files(library).first() {
         None => format!("no {}", library.name),
         Some(file) => format!("{} is too new for the driver", file.path.display()),

@@ -63,7 +63,7 @@ impl GgufType {
 
 /// What the types of a file's tensors depend on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mix {
+pub(super) struct TypesByTensor {
     kind: GgufType,
     layers: usize,
     experts: usize,
@@ -72,7 +72,7 @@ pub(super) struct Mix {
     values_are_few: bool,
 }
 
-impl Mix {
+impl TypesByTensor {
     pub(super) fn new(kind: GgufType, config: &ModelConfig) -> Self {
         let (spec, layer) = (&config.spec, &config.spec.layers[0]);
         let experts = if let MlpSpec::Experts { count, .. } = layer.mlp { count } else { 0 };
@@ -169,8 +169,8 @@ mod tests {
     use super::*;
     use crate::test_config::tiny;
 
-    fn mix(kind: GgufType, layers: usize) -> Mix {
-        Mix { layers, ..Mix::new(kind, &tiny(&[("tie_word_embeddings", json!(false))]).unwrap()) }
+    fn mix(kind: GgufType, layers: usize) -> TypesByTensor {
+        TypesByTensor { layers, ..TypesByTensor::new(kind, &tiny(&[("tie_word_embeddings", json!(false))]).unwrap()) }
     }
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
         assert!((0..16).all(|layer| of("attn_q", layer) == GgmlType::Q4K));
         assert_eq!(mix.type_of("output.weight", &[9, 256]), GgmlType::Q6K);
         assert_eq!(mix.type_of("token_embd.weight", &[9, 256]), GgmlType::Q4K);
-        let tied = Mix { is_tied: true, ..mix };
+        let tied = TypesByTensor { is_tied: true, ..mix };
         assert_eq!(tied.type_of("token_embd.weight", &[9, 256]), GgmlType::Q6K);
         assert_eq!(mix.type_of("blk.0.attn_norm.weight", &[256]), GgmlType::F32);
         assert_eq!(mix.type_of("blk.0.ffn_gate_inp.weight", &[8, 256]), GgmlType::F32);

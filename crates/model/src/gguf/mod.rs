@@ -24,7 +24,7 @@ use self::blocks::GgmlType;
 use self::container::Entry;
 use self::k_quants::largest_of;
 pub use self::mix::GgufType;
-use self::mix::Mix;
+use self::mix::TypesByTensor;
 use self::names::NamedTensor;
 use crate::checkpoint::description::read_config;
 use crate::checkpoint::{HfFolder, not_writable};
@@ -68,7 +68,7 @@ pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> R
     metadata.extend(vocabulary.metadata);
 
     let source = Source { weights: &weights, spec: &config.spec, architecture };
-    let (tensors, mix) = (names::tensors(&config.spec)?, Mix::new(kind, &config));
+    let (tensors, mix) = (names::tensors(&config.spec)?, TypesByTensor::new(kind, &config));
     let mut entries: Vec<Entry> = tensors.iter().map(|tensor| source.entry(tensor, &mix)).collect();
     let divisors = architecture.divisors(&config.spec);
     entries.extend(divisors.iter().map(|(name, values)| Entry {
@@ -104,7 +104,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    fn entry(&self, tensor: &NamedTensor, mix: &Mix) -> Entry {
+    fn entry(&self, tensor: &NamedTensor, mix: &TypesByTensor) -> Entry {
         let is_mxfp4 =
             tensor.parts.iter().all(|part| self.weights.stored_format(&part.name) == Some(QuantFormat::Mxfp4));
         let kind = if is_mxfp4 { GgmlType::Mxfp4 } else { mix.type_of(&tensor.name, &tensor.shape) };
